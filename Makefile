@@ -1,0 +1,106 @@
+# Everything runs in a virtual environment of this checkout, .venv, that these targets make and fill.
+# Nothing outside the checkout changes, so a system Python that forbids `pip install` does as well.
+#
+#   make demo     train a small network on handwritten digits
+#   make test     run the tests, but for the slow ones
+#   make help     the rest
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+VENV ?= .venv
+# The interpreter that .venv is made with; empty: the first fitting one of those below.
+PYTHON ?=
+PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
+CXX ?= g++
+
+# Extras of setup.cfg to install beside those that a target needs. With an NVIDIA driver, the GPU's.
+CUDA_MAJOR := $(shell nvidia-smi 2>/dev/null | sed -nE 's/.*CUDA [A-Za-z ]*Version: *([0-9]+)\..*/\1/p')
+EXTRAS ?= $(if $(filter 12,$(CUDA_MAJOR)),cuda12,$(if $(CUDA_MAJOR),cuda13))
+
+DEMO_FLAGS ?=
+PYTEST_FLAGS ?=
+
+comma := ,
+installed = $(VENV)/.installed-$(1)$(if $(EXTRAS),$(comma)$(EXTRAS))
+run = $(VENV)/bin/python -m
+
+.PHONY: help demo test test-slow test-gpu doctor docs lint dist clean
+help:
+	@echo "make demo       train a small network on handwritten digits (DEMO_FLAGS='--device cpu')"
+	@echo "make test       run the tests, but for the slow ones (PYTEST_FLAGS='-k conv')"
+	@echo "make test-slow  run the slow tests"
+	@echo "make test-gpu   run the tests that need a GPU"
+	@echo "make doctor     show which libraries were found, and what is missing"
+	@echo "make docs       build the documentation into docs/_build/html"
+	@echo "make lint       check style and types"
+	@echo "make dist       build the wheel and the source distribution into dist/"
+	@echo "make clean      remove .venv and all that was built"
+	@echo
+	@echo "Variables: PYTHON=python3.12 chooses the interpreter; EXTRAS=cuda13 installs more extras."
+
+demo: $(call installed,demo)
+	@$(run) dnnops demo $(DEMO_FLAGS)
+
+test: $(call installed,test$(comma)demo)
+	@$(run) pytest -m "not slow" $(PYTEST_FLAGS)
+
+test-slow: $(call installed,test$(comma)demo)
+	@$(run) pytest -m slow $(PYTEST_FLAGS)
+
+test-gpu: $(call installed,test$(comma)demo)
+	@$(run) pytest -m gpu $(PYTEST_FLAGS)
+
+doctor: $(call installed,demo)
+	@$(run) dnnops doctor
+
+docs: $(call installed,docs)
+	@$(run) sphinx -W --keep-going -b html docs docs/_build/html
+
+lint: $(call installed,dev)
+	@$(run) ruff check .
+	@$(run) ruff format --check .
+	@$(run) mypy
+
+dist: $(call installed,dev)
+	@rm -rf dist
+	@$(run) build
+
+clean:
+	rm -rf $(VENV) build dist docs/_build *.egg-info
+
+# One stamp for each set of extras: newer than setup.cfg means that there is nothing to install.
+$(VENV)/.installed-%: setup.cfg pyproject.toml | $(VENV)/.made
+	@echo "Installing dnnops with [$*] into $(VENV); the first time this takes a few minutes."
+	@$(run) pip install --disable-pip-version-check --no-input -e '.[$*]'
+	@touch '$@'
+
+# Everything that could be missing is reported at once, before anything is downloaded.
+$(VENV)/.made:
+	@python=; missing=; \
+	for candidate in $(PYTHONS); do \
+	  if "$$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+	      >/dev/null 2>&1; then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "error: no Python 3.11, 3.12 or 3.13 (tried: $(PYTHONS))." >&2; \
+	  echo "Install one, for example with: apt-get install python3 python3-venv python3-dev" >&2; \
+	  echo "or name it: make PYTHON=/path/to/python3.12 ..." >&2; \
+	  exit 1; \
+	fi; \
+	package=$$(basename "$$python"); \
+	need() { echo "error: $$1" >&2; missing="$$missing $$2"; }; \
+	"$$python" -c 'import ensurepip, venv' >/dev/null 2>&1 \
+	  || need "$$python cannot make virtual environments." "$$package-venv"; \
+	"$$python" -c 'import os, sysconfig as s; open(os.path.join(s.get_path("include"), "Python.h"))' \
+	  >/dev/null 2>&1 || need "Python.h, the headers of $$python, is missing." "$$package-dev"; \
+	command -v $(CXX) >/dev/null 2>&1 \
+	  || need "the C++ compiler $(CXX) is missing." "g++"; \
+	if [ -n "$$missing" ]; then \
+	  echo "Install what is missing, as root, then run make again. On Debian and Ubuntu:" >&2; \
+	  echo "    apt-get install$$missing" >&2; \
+	  exit 1; \
+	fi; \
+	echo "Making $(VENV) with $$("$$python" --version)"; \
+	"$$python" -m venv --clear $(VENV); \
+	touch '$@'

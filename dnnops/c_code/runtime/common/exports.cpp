@@ -1,0 +1,6 @@
+// What every runtime library exports besides its Ops' functions.
+#include "error.hpp"
+
+DNNOPS_EXPORT const char *dnnops_last_error(void) { return dnnops::last_error().c_str(); }
+
+DNNOPS_EXPORT void dnnops_state_free(void *state) { delete static_cast<dnnops::State *>(state); }

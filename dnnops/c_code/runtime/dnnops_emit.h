@@ -1,0 +1,88 @@
+/* What the C code that an Op emits consists of, for operands that are NumPy arrays. */
+#ifndef DNNOPS_EMIT_H
+#define DNNOPS_EMIT_H
+
+#include <Python.h>
+#include <numpy/arrayobject.h>
+
+#include "dnnops_runtime.h"
+
+#define DNNOPS_CONTIGUOUS 0
+#define DNNOPS_CHANNELS_LAST 1
+
+/* Sets the Python exception of a status; failed is the function that returned it. */
+static inline void dnnops_raise(int status, const char *message) {
+  PyObject *module = PyImport_ImportModule("dnnops.errors");
+  if (!module) return;
+  PyObject *error = PyObject_CallMethod(module, "error_from_status", "is", status, message);
+  Py_DECREF(module);
+  if (!error) return;
+  PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+  Py_DECREF(error);
+}
+
+static inline int dnnops_ndarray_read(PyArrayObject *array, int64_t dtype, dnnops_tensor *tensor) {
+  if (PyArray_NDIM(array) > DNNOPS_MAX_NDIM) {
+    PyErr_Format(PyExc_ValueError, "arrays of more than %d dimensions are not taken", DNNOPS_MAX_NDIM);
+    return -1;
+  }
+  tensor->data = PyArray_DATA(array);
+  tensor->dtype = dtype;
+  tensor->ndim = PyArray_NDIM(array);
+  for (int i = 0; i < PyArray_NDIM(array); ++i) {
+    tensor->shape[i] = PyArray_DIM(array, i);
+    tensor->strides[i] = PyArray_STRIDE(array, i);
+  }
+  return 0;
+}
+
+/* Makes *array the output that tensor's dtype, ndim and shape ask for, keeping the one that is
+ * there if it fits, and fills in data and strides. */
+static inline int dnnops_ndarray_prepare(PyArrayObject **array, int format, dnnops_tensor *tensor) {
+  static const int npy_types[] = {NPY_FLOAT32, NPY_FLOAT64, NPY_FLOAT16, -1,      NPY_INT8,
+                                  NPY_UINT8,   NPY_INT32,   NPY_INT64,   NPY_BOOL};
+  const int type = npy_types[tensor->dtype], ndim = (int)tensor->ndim;
+  npy_intp shape[DNNOPS_MAX_NDIM], strides[DNNOPS_MAX_NDIM];
+  int order[DNNOPS_MAX_NDIM]; /* axes from the outermost in memory to the innermost */
+  for (int i = 0; i < ndim; ++i) {
+    shape[i] = (npy_intp)tensor->shape[i];
+    order[i] = i;
+  }
+  if (format == DNNOPS_CHANNELS_LAST && ndim > 2) {
+    for (int i = 1; i < ndim - 1; ++i) order[i] = i + 1;
+    order[ndim - 1] = 1;
+  }
+  npy_intp step = (npy_intp)(tensor->dtype == DNNOPS_FLOAT64 || tensor->dtype == DNNOPS_INT64   ? 8
+                             : tensor->dtype == DNNOPS_FLOAT32 || tensor->dtype == DNNOPS_INT32 ? 4
+                             : tensor->dtype == DNNOPS_FLOAT16                                  ? 2
+                                                                                                : 1);
+  for (int i = ndim - 1; i >= 0; --i) {
+    strides[order[i]] = step;
+    step *= shape[order[i]] > 0 ? shape[order[i]] : 1;
+  }
+  int fits = *array && PyArray_TYPE(*array) == type && PyArray_NDIM(*array) == ndim &&
+             PyArray_ISBEHAVED(*array);
+  for (int i = 0; fits && i < ndim; ++i)
+    fits = PyArray_DIM(*array, i) == shape[i] && (PyArray_STRIDE(*array, i) == strides[i] || shape[i] == 1);
+  if (!fits) {
+    Py_XDECREF(*array);
+    if (format == DNNOPS_CONTIGUOUS) {
+      *array = (PyArrayObject *)PyArray_EMPTY(ndim, shape, type, 0);
+    } else {
+      /* The memory is that of a contiguous array with its axes in memory's order. */
+      npy_intp permuted[DNNOPS_MAX_NDIM], back[DNNOPS_MAX_NDIM];
+      for (int i = 0; i < ndim; ++i) {
+        permuted[i] = shape[order[i]];
+        back[order[i]] = i;
+      }
+      PyArrayObject *memory = (PyArrayObject *)PyArray_EMPTY(ndim, permuted, type, 0);
+      PyArray_Dims axes = {back, ndim};
+      *array = memory ? (PyArrayObject *)PyArray_Transpose(memory, &axes) : NULL;
+      Py_XDECREF(memory);
+    }
+    if (!*array) return -1;
+  }
+  return dnnops_ndarray_read(*array, tensor->dtype, tensor);
+}
+
+#endif

@@ -1,0 +1,76 @@
+/* The plain C interface between Ops and the runtime libraries.
+ *
+ * Every function that an Op calls has one of two shapes:
+ *
+ *   int dnnops_X_shape(const dnnops_context *, const int64_t *params,
+ *                      const dnnops_tensor *inputs, dnnops_tensor *outputs);
+ *   int dnnops_X(const dnnops_context *, const int64_t *params,
+ *                const dnnops_tensor *inputs, dnnops_tensor *outputs);
+ *
+ * The first checks the operands and fills in dtype, ndim and shape of each output; the
+ * second computes into outputs that the caller has allocated.  Both return DNNOPS_OK or a
+ * dnnops_status, and then dnnops_last_error() tells why.  So one piece of emitted C, one
+ * ctypes call and one Numba dispatch serve every Op.
+ */
+#ifndef DNNOPS_RUNTIME_H
+#define DNNOPS_RUNTIME_H
+
+#include <stdint.h>
+
+#define DNNOPS_MAX_NDIM 8
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Only 8-byte fields: an int64 array of DNNOPS_TENSOR_WORDS elements can stand in for it. */
+typedef struct dnnops_tensor {
+  void *data;
+  int64_t dtype; /* a dnnops_dtype */
+  int64_t ndim;
+  int64_t shape[DNNOPS_MAX_NDIM];
+  int64_t strides[DNNOPS_MAX_NDIM]; /* in bytes, any sign, as NumPy counts them */
+} dnnops_tensor;
+
+#define DNNOPS_TENSOR_WORDS (3 + 2 * DNNOPS_MAX_NDIM)
+
+typedef enum dnnops_dtype {
+  DNNOPS_FLOAT32 = 0,
+  DNNOPS_FLOAT64 = 1,
+  DNNOPS_FLOAT16 = 2,
+  DNNOPS_BFLOAT16 = 3,
+  DNNOPS_INT8 = 4,
+  DNNOPS_UINT8 = 5,
+  DNNOPS_INT32 = 6,
+  DNNOPS_INT64 = 7,
+  DNNOPS_BOOL = 8
+} dnnops_dtype;
+
+typedef enum dnnops_status {
+  DNNOPS_OK = 0,
+  DNNOPS_VALUE_ERROR = 1,   /* operands that cannot be right: shapes, parameters */
+  DNNOPS_TYPE_ERROR = 2,    /* a dtype or rank that the function does not take */
+  DNNOPS_NOT_SUPPORTED = 3, /* right, but the library has no way to run it */
+  DNNOPS_LIBRARY_ERROR = 4, /* the library failed: the message has its status and its own words */
+  DNNOPS_OUT_OF_MEMORY = 5
+} dnnops_status;
+
+/* What a call needs besides its operands. */
+typedef struct dnnops_context {
+  /* A slot of the calling node, NULL at first: the function may keep there what it
+   * prepared for the last operands.  NULL instead of a slot: keep nothing. */
+  void **state;
+  void *stream;   /* the CUDA stream; NULL on the CPU */
+  int64_t device; /* the CUDA device's number; 0 on the CPU */
+} dnnops_context;
+
+/* Words about this thread's last failure: valid until its next one. */
+const char *dnnops_last_error(void);
+
+/* Frees what a node's slot holds. */
+void dnnops_state_free(void *state);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

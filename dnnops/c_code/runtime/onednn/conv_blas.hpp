@@ -1,0 +1,16 @@
+// float64 convolution, which oneDNN does not have, as matrix products.
+#ifndef DNNOPS_ONEDNN_CONV_BLAS_HPP
+#define DNNOPS_ONEDNN_CONV_BLAS_HPP
+
+#include "../common/conv_problem.hpp"
+
+namespace dnnops {
+
+// Fortran's dgemm with 32-bit integers.
+using Dgemm = void (*)(char *, char *, int *, int *, int *, double *, double *, int *, double *, int *, double *,
+                       double *, int *);
+
+void conv_blas(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output);
+
+}  // namespace dnnops
+#endif

@@ -1,0 +1,52 @@
+// What a node keeps between calls: the plan of its last operands, so that a call on the same
+// shapes looks nothing up.
+#ifndef DNNOPS_ONEDNN_NODE_STATE_HPP
+#define DNNOPS_ONEDNN_NODE_STATE_HPP
+
+#include <cstring>
+#include <memory>
+
+#include "plan.hpp"
+
+namespace dnnops {
+
+// Entry holds a Plan as its base or member `plan`.
+template <class Key, class Entry>
+struct NodeState : State {
+  Key key;
+  std::shared_ptr<Entry> entry;
+  std::unique_ptr<PlanRun> run;
+};
+
+// Calls use(entry, run) with the entry for key: the node's last, one of the cache, or a new
+// one from make().
+template <class Key, class Entry, class Make, class Use>
+void with_entry(const dnnops_context *context, LruCache<Key, Entry, WordHash<Key>> &cache, const Key &key,
+                Make &&make, Use &&use) {
+  using Node = NodeState<Key, Entry>;
+  Node *node = context->state ? static_cast<Node *>(static_cast<State *>(*context->state)) : nullptr;
+  if (node && std::memcmp(&node->key, &key, sizeof key) == 0) {
+    use(*node->entry, *node->run);
+    return;
+  }
+  std::shared_ptr<Entry> entry = cache.get(key, make);
+  // The entry owns its plan; the run's pointer to the plan keeps the entry alive.
+  auto run = std::make_unique<PlanRun>(std::shared_ptr<const Plan>(entry, &entry->plan));
+  use(*entry, *run);
+  if (!context->state) return;
+  if (!node) *context->state = static_cast<State *>(node = new Node);
+  node->key = key;
+  node->entry = std::move(entry);
+  node->run = std::move(run);
+}
+
+}  // namespace dnnops
+
+// Exports a cache's statistics (size, capacity, hits, misses, evictions) and its clearing.
+#define DNNOPS_EXPORT_CACHE(name, cache)                                 \
+  DNNOPS_EXPORT void name##_cache(int64_t *statistics) {                  \
+    const ::dnnops::CacheStatistics now = (cache).statistics();           \
+    std::memcpy(statistics, &now, sizeof now);                            \
+  }                                                                       \
+  DNNOPS_EXPORT void name##_cache_clear(void) { (cache).clear(); }
+#endif

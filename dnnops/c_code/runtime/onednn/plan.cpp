@@ -1,0 +1,238 @@
+#include "plan.hpp"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "../common/error.hpp"
+
+namespace dnnops {
+
+void check_dnnl(dnnl_status_t status, const char *call) {
+  if (status == dnnl_success) return;
+  int kind = status == dnnl_out_of_memory  ? DNNOPS_OUT_OF_MEMORY
+             : status == dnnl_unimplemented ? DNNOPS_NOT_SUPPORTED
+                                            : DNNOPS_LIBRARY_ERROR;
+  static const char *const names[] = {"dnnl_success",        "dnnl_out_of_memory", "dnnl_invalid_arguments",
+                                      "dnnl_unimplemented",  "dnnl_last_impl_reached", "dnnl_runtime_error",
+                                      "dnnl_not_required",   "dnnl_invalid_graph", "dnnl_invalid_graph_op",
+                                      "dnnl_invalid_shape",  "dnnl_invalid_data_type"};
+  const char *name = status >= 0 && status < 11 ? names[status] : "unknown status";
+  fail(kind, "oneDNN answered %s to %.200s", name, call);
+}
+
+dnnl_engine_t cpu_engine() {
+  // Never destroyed: primitives of other static objects may outlive it.
+  static dnnl_engine_t engine = [] {
+    dnnl_engine_t made;
+    DNNL_CHECK(dnnl_engine_create(&made, dnnl_cpu, 0));
+    return made;
+  }();
+  return engine;
+}
+
+namespace {
+struct Stream {
+  dnnl_stream_t stream = nullptr;
+  ~Stream() {
+    if (stream) dnnl_stream_destroy(stream);
+  }
+};
+}  // namespace
+
+dnnl_stream_t cpu_stream() {
+  static thread_local Stream own;
+  if (!own.stream) DNNL_CHECK(dnnl_stream_create(&own.stream, cpu_engine(), dnnl_stream_default_flags));
+  return own.stream;
+}
+
+Attributes user_scratchpad() {
+  dnnl_primitive_attr_t attributes;
+  DNNL_CHECK(dnnl_primitive_attr_create(&attributes));
+  Attributes owned(attributes);
+  DNNL_CHECK(dnnl_primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user));
+  return owned;
+}
+
+dnnl_data_type_t dnnl_dtype(int64_t dtype) {
+  if (dtype == DNNOPS_FLOAT32) return dnnl_f32;
+  fail(DNNOPS_TYPE_ERROR, "oneDNN runs this in float32, not in %s", dtype_name(dtype));
+}
+
+MemoryDesc memory_desc(int64_t ndim, const int64_t *shape, const int64_t *strides) {
+  dnnl_memory_desc_t desc;
+  if (strides)
+    DNNL_CHECK(dnnl_memory_desc_create_with_strides(&desc, (int)ndim, shape, dnnl_f32, strides));
+  else
+    DNNL_CHECK(dnnl_memory_desc_create_with_tag(&desc, (int)ndim, shape, dnnl_f32, dnnl_format_tag_any));
+  return MemoryDesc(desc);
+}
+
+void contiguous_strides(int64_t ndim, const int64_t *shape, int64_t *strides) {
+  int64_t step = 1;
+  for (int64_t i = ndim - 1; i >= 0; --i) {
+    strides[i] = step;
+    step *= shape[i] > 0 ? shape[i] : 1;
+  }
+}
+
+bool addressable_strides(const dnnops_tensor &tensor, int64_t *strides) {
+  const int64_t size = item_size(tensor.dtype);
+  for (int64_t i = 0; i < tensor.ndim; ++i) {
+    if (tensor.shape[i] == 1) {
+      // A stride that is never used may be anything; oneDNN wants a plausible one.
+      strides[i] = 1;
+      for (int64_t j = i + 1; j < tensor.ndim; ++j) strides[i] *= tensor.shape[j];
+      continue;
+    }
+    if (tensor.strides[i] <= 0 || tensor.strides[i] % size) return false;
+    strides[i] = tensor.strides[i] / size;
+  }
+  return reinterpret_cast<uintptr_t>(tensor.data) % size == 0;
+}
+
+namespace {
+template <class T>
+void pack_rows(const dnnops_tensor &from, T *to, bool flip_spatial) {
+  const int64_t ndim = from.ndim, rows = from.shape[0];
+  int64_t row_size = 1;
+  for (int64_t i = 1; i < ndim; ++i) row_size *= from.shape[i];
+#pragma omp parallel for if (rows * row_size > 16384)
+  for (int64_t row = 0; row < rows; ++row) {
+    T *target = to + row * row_size;
+    int64_t index[DNNOPS_MAX_NDIM] = {0};
+    for (int64_t done = 0; done < row_size;) {
+      const char *source = static_cast<const char *>(from.data) + row * from.strides[0];
+      for (int64_t i = 1; i < ndim - 1; ++i) {
+        int64_t at = flip_spatial && i >= 2 ? from.shape[i] - 1 - index[i] : index[i];
+        source += at * from.strides[i];
+      }
+      const int64_t length = ndim > 1 ? from.shape[ndim - 1] : 1;
+      int64_t step = ndim > 1 ? from.strides[ndim - 1] : 0;
+      if (flip_spatial && ndim > 2) {
+        source += (length - 1) * step;
+        step = -step;
+      }
+      for (int64_t k = 0; k < length; ++k) target[done + k] = *reinterpret_cast<const T *>(source + k * step);
+      done += length;
+      for (int64_t i = ndim - 2; i >= 1; --i) {
+        if (++index[i] < from.shape[i]) break;
+        index[i] = 0;
+      }
+    }
+  }
+}
+}  // namespace
+
+void pack(const dnnops_tensor &from, void *to, bool flip_spatial) {
+  for (int64_t i = 0; i < from.ndim; ++i)
+    if (from.shape[i] == 0) return;
+  if (item_size(from.dtype) == 4)
+    pack_rows(from, static_cast<uint32_t *>(to), flip_spatial);
+  else
+    pack_rows(from, static_cast<uint64_t *>(to), flip_spatial);
+}
+
+namespace {
+struct Scratch {
+  char *data = nullptr;
+  size_t size = 0;
+  ~Scratch() { std::free(data); }
+};
+}  // namespace
+
+char *thread_scratch(size_t bytes) {
+  static thread_local Scratch own;
+  if (bytes > own.size) {
+    std::free(own.data);
+    own.data = nullptr;
+    own.size = 0;
+    void *data = nullptr;
+    if (posix_memalign(&data, 64, bytes)) fail(DNNOPS_OUT_OF_MEMORY, "no %zu bytes of scratch memory", bytes);
+    own.data = static_cast<char *>(data);
+    own.size = bytes;
+  }
+  return own.data;
+}
+
+int Plan::add_array(MemoryDesc desc) {
+  buffers_.push_back({std::move(desc), true, 0});
+  return (int)buffers_.size() - 1;
+}
+
+size_t Plan::add_bytes(size_t bytes) {
+  size_t offset = scratch_bytes_;
+  scratch_bytes_ += (bytes + 63) / 64 * 64;
+  return offset;
+}
+
+int Plan::add_scratch(const_dnnl_memory_desc_t desc) {
+  dnnl_memory_desc_t copy;
+  DNNL_CHECK(dnnl_memory_desc_clone(&copy, desc));
+  MemoryDesc owned(copy);
+  size_t offset = add_bytes(dnnl_memory_desc_get_size(desc));
+  buffers_.push_back({std::move(owned), false, offset});
+  return (int)buffers_.size() - 1;
+}
+
+void Plan::add_reorder(int from, int to) {
+  Attributes attributes = user_scratchpad();
+  dnnl_primitive_desc_t desc;
+  DNNL_CHECK(dnnl_reorder_primitive_desc_create(&desc, buffers_[from].desc.get(), cpu_engine(),
+                                                buffers_[to].desc.get(), cpu_engine(), attributes.get()));
+  add_primitive(PrimitiveDesc(desc), {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}});
+}
+
+int Plan::reordered_input(int array, const_dnnl_memory_desc_t wanted) {
+  if (dnnl_memory_desc_equal(desc(array), wanted)) return array;
+  int copy = add_scratch(wanted);
+  add_reorder(array, copy);
+  return copy;
+}
+
+int Plan::output_buffer(int array, const_dnnl_memory_desc_t wanted) {
+  return dnnl_memory_desc_equal(desc(array), wanted) ? array : add_scratch(wanted);
+}
+
+void Plan::finish_output(int buffer, int array) {
+  if (buffer != array) add_reorder(buffer, array);
+}
+
+void Plan::add_primitive(const PrimitiveDesc &desc, std::initializer_list<std::pair<int, int>> arguments) {
+  dnnl_primitive_t primitive;
+  DNNL_CHECK(dnnl_primitive_create(&primitive, desc.get()));
+  Step step{Primitive(primitive), arguments};
+  const_dnnl_memory_desc_t scratchpad =
+      dnnl_primitive_desc_query_md(desc.get(), dnnl_query_scratchpad_md, 0);
+  if (scratchpad && dnnl_memory_desc_get_size(scratchpad) > 0)
+    step.arguments.emplace_back(DNNL_ARG_SCRATCHPAD, add_scratch(scratchpad));
+  steps_.push_back(std::move(step));
+}
+
+PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
+  for (const Plan::Buffer &buffer : plan_->buffers_) {
+    dnnl_memory_t memory;
+    DNNL_CHECK(dnnl_memory_create(&memory, buffer.desc.get(), cpu_engine(), DNNL_MEMORY_NONE));
+    memories_.emplace_back(memory);
+  }
+  for (const Plan::Step &step : plan_->steps_) {
+    std::vector<dnnl_exec_arg_t> list;
+    for (auto [argument, buffer] : step.arguments) list.push_back({argument, memories_[buffer].get()});
+    arguments_.push_back(std::move(list));
+  }
+}
+
+void PlanRun::operator()(std::initializer_list<void *> arrays, char *scratch) {
+  auto array = arrays.begin();
+  for (size_t i = 0; i < memories_.size(); ++i) {
+    const Plan::Buffer &buffer = plan_->buffers_[i];
+    void *data = buffer.is_array ? *array++ : scratch + buffer.offset;
+    DNNL_CHECK(dnnl_memory_set_data_handle(memories_[i].get(), data));
+  }
+  dnnl_stream_t stream = cpu_stream();
+  for (size_t i = 0; i < arguments_.size(); ++i)
+    DNNL_CHECK(dnnl_primitive_execute(plan_->steps_[i].primitive.get(), stream, (int)arguments_[i].size(),
+                                      arguments_[i].data()));
+  DNNL_CHECK(dnnl_stream_wait(stream));
+}
+
+}  // namespace dnnops

@@ -1,0 +1,161 @@
+// Softmax, log-softmax and their gradients over one axis or several neighboring ones.
+#include <cstring>
+
+#include "node_state.hpp"
+
+namespace dnnops {
+namespace {
+
+// An n-d array seen as (outer, axis, inner); strides in elements.
+struct View {
+  int64_t shape[3], strides[3];
+};
+struct Key {
+  View views[3];  // forward: x, y; backward: output's gradient, output, x's gradient
+  int64_t log, backward;
+};
+bool operator==(const Key &a, const Key &b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+
+struct Entry {
+  Plan plan;
+};
+
+LruCache<Key, Entry, WordHash<Key>> &cache() {
+  static auto *plans = new LruCache<Key, Entry, WordHash<Key>>(256);
+  return *plans;
+}
+
+// params: first axis, last axis + 1, whether it is the logarithm.
+View contiguous_view(const int64_t *params, const dnnops_tensor &tensor) {
+  View view{{1, 1, 1}, {0, 0, 0}};
+  for (int64_t i = 0; i < tensor.ndim; ++i)
+    view.shape[i < params[0] ? 0 : i < params[1] ? 1 : 2] *= tensor.shape[i];
+  contiguous_strides(3, view.shape, view.strides);
+  return view;
+}
+
+// The view of an array without copying it, or false: axes that are merged have to follow
+// each other in memory.
+bool strided_view(const int64_t *params, const dnnops_tensor &tensor, View &view) {
+  int64_t strides[DNNOPS_MAX_NDIM];
+  view = contiguous_view(params, tensor);
+  if (!addressable_strides(tensor, strides)) return false;
+  const int64_t bounds[4] = {0, params[0], params[1], tensor.ndim};
+  for (int part = 0; part < 3; ++part) {
+    int64_t merged = 0, next = 0;  // of the axes that are longer than 1
+    for (int64_t i = bounds[part + 1] - 1; i >= bounds[part]; --i) {
+      if (tensor.shape[i] == 1) continue;
+      if (merged == 0)
+        merged = strides[i];
+      else if (strides[i] != next)
+        return false;
+      next = strides[i] * tensor.shape[i];
+    }
+    if (merged) view.strides[part] = merged;
+  }
+  return true;
+}
+
+std::shared_ptr<Entry> make_entry(const Key &key) {
+  auto entry = std::make_shared<Entry>();
+  Plan &plan = entry->plan;
+  int arrays[3] = {0, 0, 0};
+  for (int i = 0; i < (key.backward ? 3 : 2); ++i)
+    arrays[i] = plan.add_array(memory_desc(3, key.views[i].shape, key.views[i].strides));
+  const int output = key.backward ? arrays[2] : arrays[1], result = arrays[1];
+  const dnnl_alg_kind_t algorithm = key.log ? dnnl_softmax_log : dnnl_softmax_accurate;
+  Attributes attributes = user_scratchpad();
+  dnnl_primitive_desc_t made;
+  DNNL_CHECK(dnnl_softmax_forward_primitive_desc_create(
+      &made, cpu_engine(), key.backward ? dnnl_forward_training : dnnl_forward_inference, algorithm,
+      plan.desc(key.backward ? output : arrays[0]), plan.desc(result), 1, attributes.get()));
+  PrimitiveDesc forward(made);
+  if (!key.backward) {
+    plan.add_primitive(forward, {{DNNL_ARG_SRC, arrays[0]}, {DNNL_ARG_DST, result}});
+    return entry;
+  }
+  DNNL_CHECK(dnnl_softmax_backward_primitive_desc_create(&made, cpu_engine(), algorithm, plan.desc(output),
+                                                         plan.desc(arrays[0]), plan.desc(result), 1, forward.get(),
+                                                         attributes.get()));
+  PrimitiveDesc backward(made);
+  plan.add_primitive(backward,
+                     {{DNNL_ARG_DIFF_DST, arrays[0]}, {DNNL_ARG_DST, result}, {DNNL_ARG_DIFF_SRC, output}});
+  return entry;
+}
+
+void run(const dnnops_context *context, const int64_t *params, const dnnops_tensor *inputs, int input_count,
+         dnnops_tensor &output) {
+  for (int64_t i = 0; i < output.ndim; ++i)
+    if (output.shape[i] == 0) return;
+  Key key;
+  std::memset(&key, 0, sizeof key);
+  key.log = params[2];
+  key.backward = input_count == 2;
+  size_t bytes = 0, size = item_size(output.dtype);
+  for (int64_t i = 0; i < output.ndim; ++i) size *= output.shape[i];
+  size = (size + 63) / 64 * 64;
+  bool packed[2] = {false, false};
+  for (int i = 0; i < input_count; ++i) {
+    packed[i] = !strided_view(params, inputs[i], key.views[i]);
+    if (packed[i]) {
+      key.views[i] = contiguous_view(params, inputs[i]);
+      bytes += size;
+    }
+  }
+  key.views[input_count] = contiguous_view(params, output);
+  with_entry(context, cache(), key, [&] { return make_entry(key); }, [&](Entry &entry, PlanRun &plan_run) {
+    const size_t plan_bytes = (entry.plan.scratch_bytes() + 63) / 64 * 64;
+    char *scratch = thread_scratch(plan_bytes + bytes), *next = scratch + plan_bytes;
+    void *data[2] = {nullptr, nullptr};
+    for (int i = 0; i < input_count; ++i) {
+      data[i] = inputs[i].data;
+      if (!packed[i]) continue;
+      pack(inputs[i], data[i] = next, false);
+      next += size;
+    }
+    if (input_count == 1)
+      plan_run({data[0], output.data}, scratch);
+    else
+      plan_run({data[0], data[1], output.data}, scratch);
+  });
+}
+
+void shape(const int64_t *params, const dnnops_tensor *inputs, int input_count, dnnops_tensor &output) {
+  dnnl_dtype(inputs[0].dtype);
+  if (params[0] < 0 || params[1] > inputs[0].ndim || params[0] >= params[1])
+    fail(DNNOPS_VALUE_ERROR, "axes %lld to %lld of an array of %lld dimensions", (long long)params[0],
+         (long long)params[1] - 1, (long long)inputs[0].ndim);
+  for (int i = 1; i < input_count; ++i)
+    if (inputs[i].ndim != inputs[0].ndim || inputs[i].dtype != inputs[0].dtype ||
+        std::memcmp(inputs[i].shape, inputs[0].shape, inputs[0].ndim * sizeof(int64_t)))
+      fail(DNNOPS_VALUE_ERROR, "the output's gradient and the output have to have one shape and dtype");
+  output.dtype = inputs[0].dtype;
+  output.ndim = inputs[0].ndim;
+  std::memcpy(output.shape, inputs[0].shape, output.ndim * sizeof(int64_t));
+}
+
+}  // namespace
+}  // namespace dnnops
+
+using namespace dnnops;
+
+DNNOPS_EXPORT int dnnops_onednn_softmax_shape(const dnnops_context *, const int64_t *params,
+                                              const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  return guarded("OneDnnSoftmax", inputs, 1, [&] { shape(params, inputs, 1, outputs[0]); });
+}
+DNNOPS_EXPORT int dnnops_onednn_softmax(const dnnops_context *context, const int64_t *params,
+                                        const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  return guarded("OneDnnSoftmax", inputs, 1, [&] { run(context, params, inputs, 1, outputs[0]); });
+}
+
+// Inputs: the output's gradient, the output.
+DNNOPS_EXPORT int dnnops_onednn_softmax_grad_shape(const dnnops_context *, const int64_t *params,
+                                                   const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  return guarded("OneDnnSoftmaxGrad", inputs, 2, [&] { shape(params, inputs, 2, outputs[0]); });
+}
+DNNOPS_EXPORT int dnnops_onednn_softmax_grad(const dnnops_context *context, const int64_t *params,
+                                             const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  return guarded("OneDnnSoftmaxGrad", inputs, 2, [&] { run(context, params, inputs, 2, outputs[0]); });
+}
+
+DNNOPS_EXPORT_CACHE(dnnops_onednn_softmax, cache())

@@ -1,0 +1,366 @@
+"""Convolution and its two gradients, in one, two or three spatial dimensions.
+
+The Ops here say what is computed and run in plain NumPy; rewrites replace them by Ops that
+call oneDNN or cuDNN.  `Conv` is bilinear, and `ConvGradInputs` and `ConvGradWeights` are its
+two adjoints, so that the derivatives of each, of any order, are made of the three.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.gradient import disconnected_type
+from pytensor.graph.basic import Apply
+from pytensor.tensor.variable import TensorVariable
+
+from dnnops.errors import DnnNotSupportedError, DnnValueError
+from dnnops.nnet._validate import (
+    accumulator_dtype,
+    float_tensor,
+    int_vector,
+    narrow,
+    require_same_dtype,
+    spatial_shape,
+    static_vector,
+    vector_entries,
+)
+from dnnops.nnet.conv_base import ConvBase
+from dnnops.nnet.conv_geometry import conv_output_shape, resolve_padding
+
+__all__ = [
+    "Conv",
+    "ConvBase",
+    "ConvGradInputs",
+    "ConvGradWeights",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_output_shape",
+    "resolve_padding",
+]
+
+
+class Conv(ConvBase):
+    """Convolution: ``Conv(...)(img, kern)``.
+
+    `img` is (batch, in channels, spatial...), `kern` is
+    (out channels, in channels // num_groups, spatial...), both of one floating-point dtype;
+    the output is (batch, out channels, spatial...).  Parameters as for `ConvBase`.
+    """
+
+    def make_node(self, img: Any, kern: Any) -> Apply:
+        img = float_tensor(self.where, "the image", img, self.ndim + 2)
+        kern = float_tensor(self.where, "the filters", kern, self.ndim + 2)
+        dtype = require_same_dtype(self.where, image=img, filters=kern)
+        shape = self.check_shapes(img.type.shape, kern.type.shape)
+        return Apply(self, [img, kern], [pt.tensor(dtype=dtype, shape=shape)])
+
+    def infer_shape(self, fgraph, node, shapes):
+        return [self.output_shape(*shapes)]
+
+    def connection_pattern(self, node):
+        return [[True], [True]]
+
+    def pullback(self, inputs, outputs, cotangents):
+        img, kern = inputs
+        (topgrad,) = cotangents
+        return [
+            self._sibling(ConvGradInputs)(kern, topgrad, spatial_shape(img)),
+            self._sibling(ConvGradWeights)(img, topgrad, spatial_shape(kern)),
+        ]
+
+    def perform(self, node, inputs, output_storage):
+        img, kern = inputs
+        top_shape = self.check_shapes(img.shape, kern.shape)
+        dtype = accumulator_dtype(img.dtype)
+        padded, inside = self._pad(img.shape, kern.shape[2:], dtype)
+        padded[inside] = img
+        kern = kern.astype(dtype, copy=False)
+        top = np.zeros(top_shape, dtype)
+        grouped_top = self._grouped(top, 1)
+        for tap, window in self._taps(kern.shape[2:], top_shape[2:]):
+            grouped_top += self._grouped(kern[tap], 0) @ self._grouped(padded[window], 1)
+        output_storage[0][0] = top.astype(img.dtype, copy=False)
+
+
+class ConvGradInputs(ConvBase):
+    """The gradient of `Conv` by its image: ``ConvGradInputs(...)(kern, topgrad, shape)``.
+
+    `kern` is as for `Conv`, `topgrad` has the shape of its output, and `shape` is an int64
+    vector with the image's spatial sizes (with a stride, several sizes fit one `topgrad`).
+    Parameters as for `ConvBase`: those of the convolution.
+    """
+
+    def make_node(self, kern: Any, topgrad: Any, shape: Any) -> Apply:
+        kern = float_tensor(self.where, "the filters", kern, self.ndim + 2)
+        topgrad = float_tensor(self.where, "the gradient by the output", topgrad, self.ndim + 2)
+        dtype = require_same_dtype(self.where, filters=kern, gradient=topgrad)
+        shape = int_vector(self.where, "the image's spatial shape", shape, self.ndim)
+        img_shape = self._img_shape(
+            kern.type.shape, topgrad.type.shape, static_vector(shape, self.ndim)
+        )
+        self.check_shapes(img_shape, kern.type.shape, topgrad.type.shape)
+        return Apply(self, [kern, topgrad, shape], [pt.tensor(dtype=dtype, shape=img_shape)])
+
+    def _img_shape(self, kern, topgrad, spatial):
+        channels = None if kern[1] is None else kern[1] * self.num_groups
+        return (topgrad[0], channels, *spatial)
+
+    def infer_shape(self, fgraph, node, shapes):
+        kern, topgrad, _ = shapes
+        return [self._img_shape(kern, topgrad, vector_entries(node.inputs[2], self.ndim))]
+
+    def connection_pattern(self, node):
+        return [[True], [True], [False]]
+
+    def pullback(self, inputs, outputs, cotangents):
+        kern, topgrad, _ = inputs
+        (img,) = cotangents
+        return [
+            self._sibling(ConvGradWeights)(img, topgrad, spatial_shape(kern)),
+            self._sibling(Conv)(img, kern),
+            disconnected_type(),
+        ]
+
+    def perform(self, node, inputs, output_storage):
+        kern, topgrad, spatial = inputs
+        img_shape = self._img_shape(kern.shape, topgrad.shape, spatial.tolist())
+        self.check_shapes(img_shape, kern.shape, topgrad.shape)
+        dtype = accumulator_dtype(kern.dtype)
+        padded, inside = self._pad(img_shape, kern.shape[2:], dtype)
+        kern = kern.astype(dtype, copy=False)
+        grouped_top = self._grouped(topgrad.astype(dtype, copy=False), 1)
+        for tap, window in self._taps(kern.shape[2:], topgrad.shape[2:]):
+            part = self._grouped(kern[tap], 0).mT @ grouped_top
+            padded[window] += part.reshape(*img_shape[:2], *topgrad.shape[2:])
+        output_storage[0][0] = np.ascontiguousarray(padded[inside], dtype=topgrad.dtype)
+
+
+class ConvGradWeights(ConvBase):
+    """The gradient of `Conv` by its filters: ``ConvGradWeights(...)(img, topgrad, shape)``.
+
+    `img` is as for `Conv`, `topgrad` has the shape of its output, and `shape` is an int64
+    vector with the filters' spatial sizes.  Parameters as for `ConvBase`: those of the
+    convolution.
+    """
+
+    def make_node(self, img: Any, topgrad: Any, shape: Any) -> Apply:
+        img = float_tensor(self.where, "the image", img, self.ndim + 2)
+        topgrad = float_tensor(self.where, "the gradient by the output", topgrad, self.ndim + 2)
+        dtype = require_same_dtype(self.where, image=img, gradient=topgrad)
+        shape = int_vector(self.where, "the filters' spatial shape", shape, self.ndim)
+        kern_shape = self._kern_shape(
+            img.type.shape, topgrad.type.shape, static_vector(shape, self.ndim)
+        )
+        self.check_shapes(img.type.shape, kern_shape, topgrad.type.shape)
+        return Apply(self, [img, topgrad, shape], [pt.tensor(dtype=dtype, shape=kern_shape)])
+
+    def _kern_shape(self, img, topgrad, spatial):
+        channels = None if img[1] is None else img[1] // self.num_groups
+        return (topgrad[1], channels, *spatial)
+
+    def infer_shape(self, fgraph, node, shapes):
+        img, topgrad, _ = shapes
+        return [self._kern_shape(img, topgrad, vector_entries(node.inputs[2], self.ndim))]
+
+    def connection_pattern(self, node):
+        return [[True], [True], [False]]
+
+    def pullback(self, inputs, outputs, cotangents):
+        img, topgrad, _ = inputs
+        (kern,) = cotangents
+        return [
+            self._sibling(ConvGradInputs)(kern, topgrad, spatial_shape(img)),
+            self._sibling(Conv)(img, kern),
+            disconnected_type(),
+        ]
+
+    def perform(self, node, inputs, output_storage):
+        img, topgrad, spatial = inputs
+        kern_shape = self._kern_shape(img.shape, topgrad.shape, spatial.tolist())
+        self.check_shapes(img.shape, kern_shape, topgrad.shape)
+        dtype = accumulator_dtype(img.dtype)
+        padded, inside = self._pad(img.shape, kern_shape[2:], dtype)
+        padded[inside] = img
+        kern = np.zeros(kern_shape, dtype)
+        grouped_top = self._grouped(topgrad.astype(dtype, copy=False), 1)
+        for tap, window in self._taps(kern_shape[2:], topgrad.shape[2:]):
+            products = grouped_top @ self._grouped(padded[window], 1).mT
+            kern[tap] = products.sum(axis=0).reshape(kern_shape[:2])
+        output_storage[0][0] = kern.astype(img.dtype, copy=False)
+
+
+def conv_operands(where: str, ndim: int, **operands: Any) -> list[TensorVariable]:
+    """Check rank and dtype of each operand, and cast them to the widest of their dtypes.
+
+    Raises
+    ------
+    DnnTypeError
+        If the rank isn't `ndim` + 2, or the dtype no floating-point one.
+    """
+    tensors = [float_tensor(where, name, x, ndim + 2) for name, x in operands.items()]
+    dtype = np.result_type(*(x.type.dtype for x in tensors)).name
+    return [x if x.type.dtype == dtype else pt.cast(x, dtype) for x in tensors]
+
+
+def refuse_unshared(where: str, unshared: bool) -> None:
+    """Raise DnnNotSupportedError if `unshared` is true."""
+    if unshared:
+        raise DnnNotSupportedError(
+            f"{where}: unshared=True (locally connected filters) is not supported: neither "
+            "cuDNN nor oneDNN has such a layer"
+        )
+
+
+def _convolve(where, ndim, input, filters, input_shape, filter_shape, **params):
+    op = Conv(ndim, **params)
+    input, filters = conv_operands(where, ndim, input=input, filters=filters)
+    input = narrow(where, "input", input, "input_shape", input_shape)
+    filters = narrow(where, "filters", filters, "filter_shape", filter_shape)
+    return op(input, filters)
+
+
+def conv1d(
+    input: Any,
+    filters: Any,
+    input_shape: Any = None,
+    filter_shape: Any = None,
+    border_mode: Any = "valid",
+    subsample: Any = 1,
+    filter_flip: bool = True,
+    filter_dilation: Any = 1,
+    num_groups: int = 1,
+) -> TensorVariable:
+    """Convolve a batch of sequences of several channels with filters.
+
+    As `conv2d`, with one spatial axis: `input` is (batch, input channels, length), `filters`
+    (output channels, input channels // num_groups, filter length).  `subsample`,
+    `filter_dilation` and `border_mode` may be ints as well as tuples of one entry.
+    """
+    return _convolve(
+        "conv1d",
+        1,
+        input,
+        filters,
+        input_shape,
+        filter_shape,
+        border_mode=border_mode,
+        subsample=subsample,
+        filter_flip=filter_flip,
+        filter_dilation=filter_dilation,
+        num_groups=num_groups,
+    )
+
+
+def conv2d(
+    input: Any,
+    filters: Any,
+    input_shape: Any = None,
+    filter_shape: Any = None,
+    border_mode: Any = "valid",
+    subsample: Any = (1, 1),
+    filter_flip: bool = True,
+    image_shape: Any = None,
+    filter_dilation: Any = (1, 1),
+    num_groups: int = 1,
+    unshared: bool = False,
+) -> TensorVariable:
+    """Convolve a batch of images of several channels with filters.
+
+    Parameters
+    ----------
+    input : tensor_like, (batch, input channels, rows, columns)
+        The images: float16, float32 or float64.
+    filters : tensor_like, (output channels, input channels // num_groups, rows, columns)
+        The filters.  Of two different dtypes, the wider one is that of the result.
+    input_shape, filter_shape : None, or sequence of 4 entries
+        What is known of the shapes when the graph is built, each entry an int, a symbolic
+        int or None.  It becomes part of the static type, and is checked at run time.
+    border_mode : {'valid', 'half', 'full'}, int, or tuple of 2 ints or pairs of ints
+        The zero padding of the images.  'valid': none.  'half': half the filter's (dilated)
+        size, rounded down, on every side; an odd filter then keeps the image's size.
+        'full': the filter's (dilated) size less one.  An int: on every side.  A tuple: for
+        rows and columns, either an int or a pair (before, after).
+    subsample : int or tuple of 2 ints
+        The stride of the filters.
+    filter_flip : bool
+        Whether the filters are flipped along their spatial axes, as convolution proper has
+        it; False computes the cross-correlation.
+    image_shape : None, or sequence of 4 entries
+        Another name of `input_shape`, of Theano's.
+    filter_dilation : int or tuple of 2 ints
+        The distance between neighboring filter taps.
+    num_groups : int
+        The number of groups that channels and filters are split into, each convolved on its
+        own.  As many as there are channels: a depthwise convolution.
+    unshared : bool
+        Locally connected filters: not supported.
+
+    Returns
+    -------
+    TensorVariable, (batch, output channels, rows, columns)
+        On each spatial axis the size is
+        ``(image + padding - ((filter - 1) * dilation + 1)) // stride + 1``.
+
+    Raises
+    ------
+    DnnTypeError
+        If a rank or a dtype is another one.
+    DnnValueError
+        If parameters are out of bounds, or shapes don't fit together; at the call, if the
+        static shapes don't tell.
+    DnnNotSupportedError
+        If `unshared` is true.
+    """
+    refuse_unshared("conv2d", unshared)
+    if image_shape is not None:
+        if input_shape is not None:
+            raise DnnValueError("conv2d: input_shape and image_shape are the same: give one")
+        input_shape = image_shape
+    return _convolve(
+        "conv2d",
+        2,
+        input,
+        filters,
+        input_shape,
+        filter_shape,
+        border_mode=border_mode,
+        subsample=subsample,
+        filter_flip=filter_flip,
+        filter_dilation=filter_dilation,
+        num_groups=num_groups,
+    )
+
+
+def conv3d(
+    input: Any,
+    filters: Any,
+    input_shape: Any = None,
+    filter_shape: Any = None,
+    border_mode: Any = "valid",
+    subsample: Any = (1, 1, 1),
+    filter_flip: bool = True,
+    filter_dilation: Any = (1, 1, 1),
+    num_groups: int = 1,
+) -> TensorVariable:
+    """Convolve a batch of volumes of several channels with filters.
+
+    As `conv2d`, with three spatial axes: `input` is
+    (batch, input channels, depth, rows, columns), `filters`
+    (output channels, input channels // num_groups, depth, rows, columns).
+    """
+    return _convolve(
+        "conv3d",
+        3,
+        input,
+        filters,
+        input_shape,
+        filter_shape,
+        border_mode=border_mode,
+        subsample=subsample,
+        filter_flip=filter_flip,
+        filter_dilation=filter_dilation,
+        num_groups=num_groups,
+    )

@@ -1,0 +1,224 @@
+"""What the Ops of convolution share: parameters, shapes, checks and the walk over filter taps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from pytensor.gradient import DisconnectedType, disconnected_type
+from pytensor.graph.basic import Variable
+from pytensor.graph.op import Op
+
+from dnnops.errors import DnnValueError
+from dnnops.nnet._validate import Shape, show_shape
+from dnnops.nnet.conv_geometry import (
+    canonical_conv_params,
+    conv_output_shape,
+    resolve_padding,
+)
+
+
+class ConvBase(Op):
+    """What the three Ops of a convolution share: parameters, shapes, checks.
+
+    Parameters
+    ----------
+    ndim : {1, 2, 3}
+        The number of spatial axes.
+    border_mode : {'valid', 'half', 'full'}, int, or tuple of ints or pairs of ints
+        The zero padding; see `conv2d`.
+    subsample : int or tuple of int
+        The stride.
+    filter_flip : bool
+        Whether the filters are flipped, as convolution proper has it, or not (correlation).
+    filter_dilation : int or tuple of int
+        The distance between neighboring filter taps.
+    num_groups : int
+        The number of groups into which the channels are split.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If a parameter is of another kind, or out of bounds.
+    """
+
+    __props__: tuple[str, ...] = (
+        "ndim",
+        "border_mode",
+        "subsample",
+        "filter_flip",
+        "filter_dilation",
+        "num_groups",
+    )
+    # The spatial size of a gradient is the value of an operand.
+    _output_type_depends_on_input_value = True
+
+    def __init__(
+        self,
+        ndim: int = 2,
+        border_mode: Any = "valid",
+        subsample: Any = 1,
+        filter_flip: bool = True,
+        filter_dilation: Any = 1,
+        num_groups: int = 1,
+    ):
+        params = canonical_conv_params(
+            type(self).__name__,
+            ndim,
+            border_mode,
+            subsample,
+            filter_flip,
+            filter_dilation,
+            num_groups,
+        )
+        self.__dict__.update(params)
+
+    @property
+    def where(self) -> str:
+        """The name that messages give: ``Conv2d`` for `Conv` of two spatial axes."""
+        return f"{type(self).__name__}{self.ndim}d"
+
+    def conv_params(self) -> dict[str, Any]:
+        """Return the parameters, as keyword arguments of any Op of this family."""
+        return {name: getattr(self, name) for name in ConvBase.__props__}
+
+    def geometry(self) -> np.ndarray:
+        """Return the parameters as the 16 int64 words that the runtime libraries read.
+
+        ``[ndim, border, num_groups, filter_flip, stride[3], dilation[3], pad_begin[3],
+        pad_end[3]]``, where border is 0 for explicit padding, 1 for 'half' and 2 for 'full'.
+        """
+        border = {"half": 1, "full": 2}.get(self.border_mode, 0)
+        pads = self.border_mode if border == 0 else ((0, 0),) * self.ndim
+        unused = 3 - self.ndim
+        words = [self.ndim, border, self.num_groups, int(self.filter_flip)]
+        words += [*self.subsample, *(1,) * unused]
+        words += [*self.filter_dilation, *(1,) * unused]
+        words += [*(begin for begin, _ in pads), *(0,) * unused]
+        words += [*(end for _, end in pads), *(0,) * unused]
+        return np.array(words, dtype="int64")
+
+    def padding(self, kernel_spatial: Sequence[Any]) -> tuple[tuple[Any, Any], ...]:
+        """Return the padding before and after each spatial axis for filters of this size."""
+        return resolve_padding(self.border_mode, kernel_spatial, self.filter_dilation)
+
+    def output_shape(self, img_shape: Sequence[Any], kern_shape: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the convolution's output shape, of ints, symbolic sizes or None."""
+        return conv_output_shape(
+            img_shape, kern_shape, self.border_mode, self.subsample, self.filter_dilation
+        )
+
+    def check_shapes(
+        self,
+        img: Sequence[int | None],
+        kern: Sequence[int | None],
+        topgrad: Sequence[int | None] | None = None,
+    ) -> Shape:
+        """Check as much of the shapes of image, filters and output as is known.
+
+        Parameters
+        ----------
+        img, kern : sequence of int or None
+            (batch, in channels, spatial...) and
+            (out channels, in channels per group, spatial...).
+        topgrad : sequence of int or None, optional
+            The shape of the gradient by the output, which must be the output's.
+
+        Returns
+        -------
+        tuple of int or None
+            The output's shape.
+
+        Raises
+        ------
+        DnnValueError
+            If they don't fit together.
+        """
+
+        def fail(problem: str) -> None:
+            top = "" if topgrad is None else f", gradient by the output {show_shape(topgrad)}"
+            raise DnnValueError(
+                f"{self.where}: {problem}; image {show_shape(img)}, filters {show_shape(kern)}"
+                f"{top}, border_mode={self.border_mode}, subsample={self.subsample}, "
+                f"filter_dilation={self.filter_dilation}, num_groups={self.num_groups}"
+            )
+
+        groups = self.num_groups
+        for size, what in ((img[1], "input channels"), (kern[0], "filters")):
+            if size is not None and size % groups:
+                fail(f"num_groups {groups} does not divide the {size} {what}")
+        if img[1] is not None and kern[1] is not None and img[1] != kern[1] * groups:
+            fail(
+                f"the image has {img[1]} channels, but filters of {kern[1]} channels in "
+                f"{groups} group(s) need {kern[1] * groups}"
+            )
+        axes = zip(img[2:], kern[2:], self.padding(kern[2:]), self.filter_dilation, strict=True)
+        for axis, (size, kernel, (begin, end), dilation) in enumerate(axes):
+            if size is not None and size < 0:
+                fail(f"the image's size on spatial axis {axis} is negative")
+            if kernel is None:
+                continue
+            if kernel < 1:
+                fail(f"the filters' size on spatial axis {axis} must be at least 1")
+            extent = (kernel - 1) * dilation + 1
+            if size is not None and extent > size + begin + end:
+                fail(
+                    f"the filters' extent {extent} on spatial axis {axis} is larger than the "
+                    f"padded image's {size + begin + end}"
+                )
+        top = self.output_shape(img, kern)
+        if topgrad is not None:
+            for found, expected in zip(topgrad, top, strict=True):
+                if None not in (found, expected) and found != expected:
+                    fail(f"the gradient by the output must have the shape {show_shape(top)}")
+        return top
+
+    def pushforward(
+        self, inputs: Sequence[Variable], outputs: Sequence[Variable], tangents: Sequence[Variable]
+    ) -> list[Variable]:
+        # Each Op is bilinear in its first two operands.
+        first, second, *shape = inputs
+        terms = []
+        if not isinstance(tangents[0].type, DisconnectedType):
+            terms.append(self(tangents[0], second, *shape))
+        if not isinstance(tangents[1].type, DisconnectedType):
+            terms.append(self(first, tangents[1], *shape))
+        if not terms:
+            return [disconnected_type()]
+        return [terms[0] if len(terms) == 1 else terms[0] + terms[1]]
+
+    def _sibling(self, cls: type[ConvBase]) -> ConvBase:
+        return cls(**self.conv_params())
+
+    def _grouped(self, array: np.ndarray, axis: int) -> np.ndarray:
+        # Split the channels on `axis` into (groups, channels), and flatten what follows.
+        shape = array.shape
+        inner = (self.num_groups, shape[axis] // self.num_groups)
+        return array.reshape(*shape[:axis], *inner, int(np.prod(shape[axis + 1 :])))
+
+    def _taps(
+        self, kernel_spatial: Sequence[int], top_spatial: Sequence[int]
+    ) -> Iterator[tuple[tuple, tuple]]:
+        # Yield, for each filter tap, its index in the filters and the part of the padded
+        # image that it is multiplied with.
+        for offset in np.ndindex(*kernel_spatial):
+            tap = offset
+            if self.filter_flip:
+                tap = tuple(k - 1 - i for k, i in zip(kernel_spatial, offset, strict=True))
+            window = tuple(
+                slice(i * dilation, i * dilation + (size - 1) * stride + 1, stride)
+                for i, dilation, size, stride in zip(
+                    offset, self.filter_dilation, top_spatial, self.subsample, strict=True
+                )
+            )
+            yield (..., *tap), (..., *window)
+
+    def _pad(self, img_shape: Sequence[int], kernel_spatial: Sequence[int], dtype: np.dtype):
+        # A zero array of the padded image's shape, and its part that is the image.
+        pads = self.padding(kernel_spatial)
+        padded = [n + begin + end for n, (begin, end) in zip(img_shape[2:], pads, strict=True)]
+        inside = [
+            slice(begin, begin + n) for n, (begin, _) in zip(img_shape[2:], pads, strict=True)
+        ]
+        return np.zeros((*img_shape[:2], *padded), dtype), (..., *inside)

@@ -1,0 +1,165 @@
+"""Sizes and padding of convolutions, for ints and for symbolic sizes alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.nnet._validate import MAX_PARAMETER, int_tuple, is_int
+
+#: A canonical border mode: a name, or (begin, end) for each spatial axis.
+BorderMode = Literal["half", "full"] | tuple[tuple[int, int], ...]
+
+
+def canonical_border_mode(border_mode: Any, ndim: int, where: str = "convolution") -> BorderMode:
+    """Bring every way to write a border mode into one form.
+
+    Parameters
+    ----------
+    border_mode : {'valid', 'half', 'full'}, int, or tuple
+        A tuple has one entry for each spatial axis: an int, the padding on both sides, or a
+        pair of ints, the padding before and after.
+    ndim : int
+        The number of spatial axes.
+    where : str
+        What a message names.
+
+    Returns
+    -------
+    'half', 'full', or tuple of (int, int)
+        'valid' is zero padding.
+
+    Raises
+    ------
+    DnnTypeError
+        If an entry is neither an int nor a pair of ints.
+    DnnValueError
+        If the name is unknown, the number of entries is wrong or the padding is negative.
+    """
+    if isinstance(border_mode, str):
+        if border_mode == "valid":
+            return ((0, 0),) * ndim
+        if border_mode == "half" or border_mode == "full":
+            return border_mode
+    elif is_int(border_mode):
+        border_mode = (border_mode,) * ndim
+    elif not isinstance(border_mode, (tuple, list)):
+        raise DnnTypeError(
+            f"{where}: border_mode must be 'valid', 'half', 'full', an int, or a tuple of ints "
+            f"or of pairs of ints, got {border_mode!r}"
+        )
+    if isinstance(border_mode, str) or len(border_mode) != ndim:
+        raise DnnValueError(
+            f"{where}: border_mode must be 'valid', 'half', 'full', an int, or a tuple of "
+            f"{ndim} ints or pairs of ints, got {border_mode!r}"
+        )
+    pairs = tuple(int_tuple(where, "padding (border_mode)", e, 2, 0) for e in border_mode)
+    return tuple((begin, end) for begin, end in pairs)
+
+
+def resolve_padding(
+    border_mode: Any, kernel_spatial: Sequence[Any], dilation: Sequence[int] | None = None
+) -> tuple[tuple[Any, Any], ...]:
+    """Return the padding before and after each spatial axis.
+
+    Parameters
+    ----------
+    border_mode : {'valid', 'half', 'full'}, int, or tuple
+        As `conv2d` takes it.
+    kernel_spatial : sequence of int, symbolic int or None
+        The filters' size on each spatial axis.
+    dilation : sequence of int, optional
+        The filters' dilation on each spatial axis; 1 if not given.
+
+    Returns
+    -------
+    tuple of pairs
+        Of ints if the padding doesn't depend on a symbolic size; ``(None, None)`` where it
+        depends on a size that is None.
+    """
+    dilation = dilation or (1,) * len(kernel_spatial)
+    mode = canonical_border_mode(border_mode, len(kernel_spatial))
+    if not isinstance(mode, str):
+        return mode
+    pads: list[tuple[Any, Any]] = []
+    for size, step in zip(kernel_spatial, dilation, strict=True):
+        pad = None
+        if size is not None:
+            reach = (size - 1) * step
+            pad = reach if mode == "full" else (reach + 1) // 2
+        pads.append((pad, pad))
+    return tuple(pads)
+
+
+def conv_output_shape(
+    img_shape: Sequence[Any],
+    kern_shape: Sequence[Any],
+    border_mode: Any = "valid",
+    subsample: Sequence[int] | None = None,
+    filter_dilation: Sequence[int] | None = None,
+) -> tuple[Any, ...]:
+    """Return the shape of a convolution's output.
+
+    Parameters
+    ----------
+    img_shape : sequence of int, symbolic int or None
+        (batch, in channels, spatial...).
+    kern_shape : sequence of int, symbolic int or None
+        (out channels, in channels per group, spatial...).
+    border_mode : {'valid', 'half', 'full'}, int, or tuple
+        As `conv2d` takes it.
+    subsample, filter_dilation : sequence of int, optional
+        For each spatial axis; 1 if not given.
+
+    Returns
+    -------
+    tuple
+        (batch, out channels, spatial...): ints where everything that matters is an int,
+        None where something is None.  A spatial size below 1 means that the filters are
+        larger than the padded image; that isn't checked here.
+    """
+    ndim = len(img_shape) - 2
+    subsample = subsample or (1,) * ndim
+    filter_dilation = filter_dilation or (1,) * ndim
+    pads = resolve_padding(border_mode, kern_shape[2:], filter_dilation)
+    spatial = []
+    for size, kernel, (begin, end), stride, dilation in zip(
+        img_shape[2:], kern_shape[2:], pads, subsample, filter_dilation, strict=True
+    ):
+        if size is None or kernel is None:
+            spatial.append(None)
+        else:
+            room = size + (begin + end) - (kernel - 1) * dilation - 1
+            spatial.append((room if stride == 1 else room // stride) + 1)
+    return (img_shape[0], kern_shape[0], *spatial)
+
+
+def canonical_conv_params(
+    where: str,
+    ndim: Any,
+    border_mode: Any,
+    subsample: Any,
+    filter_flip: Any,
+    filter_dilation: Any,
+    num_groups: Any,
+) -> dict[str, Any]:
+    """Check the parameters of a convolution and bring them into hashable form.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If a parameter is of another kind, or out of bounds.
+    """
+    if ndim not in (1, 2, 3):
+        raise DnnValueError(f"{where}: ndim, the number of spatial axes, must be 1, 2 or 3")
+    if not (is_int(num_groups) and 1 <= num_groups <= MAX_PARAMETER):
+        raise DnnValueError(f"{where}: num_groups must be a positive int, got {num_groups!r}")
+    return {
+        "ndim": int(ndim),
+        "border_mode": canonical_border_mode(border_mode, ndim, where),
+        "subsample": int_tuple(where, "subsample", subsample, ndim, 1),
+        "filter_flip": bool(filter_flip),
+        "filter_dilation": int_tuple(where, "filter_dilation", filter_dilation, ndim, 1),
+        "num_groups": int(num_groups),
+    }

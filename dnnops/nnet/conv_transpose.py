@@ -1,0 +1,313 @@
+"""The gradients of convolution as functions of their own, and transposed convolution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.tensor.variable import TensorVariable
+
+from dnnops.errors import DnnValueError
+from dnnops.nnet._validate import narrow, shape_argument
+from dnnops.nnet.conv import ConvGradInputs, ConvGradWeights, conv_operands, refuse_unshared
+
+__all__ = [
+    "conv2d_grad_wrt_inputs",
+    "conv2d_grad_wrt_weights",
+    "conv2d_transpose",
+    "conv3d_grad_wrt_inputs",
+    "conv3d_grad_wrt_weights",
+    "conv3d_transpose",
+]
+
+
+def _apply_gradient(where, op, first, second, shape_name, shape):
+    # The spatial part of the wanted shape is an operand; the rest narrows the result's type.
+    entries = shape_argument(where, shape_name, shape, op.ndim + 2)
+    spatial = entries[2:]
+    if None in spatial:
+        raise DnnValueError(
+            f"{where}: {shape_name} must give the {op.ndim} spatial sizes, because several are "
+            f"possible; got {shape!r}"
+        )
+    result = op(first, second, pt.as_tensor_variable(spatial, dtype="int64"))
+    wanted = (*entries[:2], *(None,) * op.ndim)
+    return narrow(where, "the result", result, shape_name, wanted)
+
+
+def _grad_wrt_inputs(
+    where, ndim, output_grad, filters, shape_name, input_shape, filter_shape, **params
+):
+    op = ConvGradInputs(ndim, **params)
+    output_grad, filters = conv_operands(where, ndim, output_grad=output_grad, filters=filters)
+    filters = narrow(where, "filters", filters, "filter_shape", filter_shape)
+    return _apply_gradient(where, op, filters, output_grad, shape_name, input_shape)
+
+
+def _grad_wrt_weights(where, ndim, input, output_grad, filter_shape, input_shape, **params):
+    op = ConvGradWeights(ndim, **params)
+    input, output_grad = conv_operands(where, ndim, input=input, output_grad=output_grad)
+    input = narrow(where, "input", input, "input_shape", input_shape)
+    return _apply_gradient(where, op, input, output_grad, "filter_shape", filter_shape)
+
+
+def conv2d_grad_wrt_inputs(
+    output_grad: Any,
+    filters: Any,
+    input_shape: Any,
+    filter_shape: Any = None,
+    border_mode: Any = "valid",
+    subsample: Any = (1, 1),
+    filter_flip: bool = True,
+    filter_dilation: Any = (1, 1),
+    num_groups: int = 1,
+    unshared: bool = False,
+) -> TensorVariable:
+    """Return the gradient of a 2-d convolution by its input.
+
+    Parameters
+    ----------
+    output_grad : tensor_like, (batch, output channels, rows, columns)
+        The gradient by the convolution's output.
+    filters : tensor_like, (output channels, input channels // num_groups, rows, columns)
+        The convolution's filters.
+    input_shape : sequence of 4 entries
+        The shape of the convolution's input: two ints, symbolic ints or None, and two ints
+        or symbolic ints, which are needed because with a stride several sizes are possible.
+    filter_shape : None, or sequence of 4 entries
+        What is known of the filters' shape when the graph is built.
+    border_mode, subsample, filter_flip, filter_dilation, num_groups, unshared
+        Of the convolution: see `conv2d`.
+
+    Returns
+    -------
+    TensorVariable, of the shape of the convolution's input
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError, DnnNotSupportedError
+        As `conv2d`; also if `output_grad` has not the shape that the convolution of an input
+        of `input_shape` gives.
+    """
+    refuse_unshared("conv2d_grad_wrt_inputs", unshared)
+    return _grad_wrt_inputs(
+        "conv2d_grad_wrt_inputs",
+        2,
+        output_grad,
+        filters,
+        "input_shape",
+        input_shape,
+        filter_shape,
+        border_mode=border_mode,
+        subsample=subsample,
+        filter_flip=filter_flip,
+        filter_dilation=filter_dilation,
+        num_groups=num_groups,
+    )
+
+
+def conv3d_grad_wrt_inputs(
+    output_grad: Any,
+    filters: Any,
+    input_shape: Any,
+    filter_shape: Any = None,
+    border_mode: Any = "valid",
+    subsample: Any = (1, 1, 1),
+    filter_flip: bool = True,
+    filter_dilation: Any = (1, 1, 1),
+    num_groups: int = 1,
+) -> TensorVariable:
+    """Return the gradient of a 3-d convolution by its input.
+
+    As `conv2d_grad_wrt_inputs`, with three spatial axes and shapes of 5 entries.
+    """
+    return _grad_wrt_inputs(
+        "conv3d_grad_wrt_inputs",
+        3,
+        output_grad,
+        filters,
+        "input_shape",
+        input_shape,
+        filter_shape,
+        border_mode=border_mode,
+        subsample=subsample,
+        filter_flip=filter_flip,
+        filter_dilation=filter_dilation,
+        num_groups=num_groups,
+    )
+
+
+def conv2d_grad_wrt_weights(
+    input: Any,
+    output_grad: Any,
+    filter_shape: Any,
+    input_shape: Any = None,
+    border_mode: Any = "valid",
+    subsample: Any = (1, 1),
+    filter_flip: bool = True,
+    filter_dilation: Any = (1, 1),
+    num_groups: int = 1,
+    unshared: bool = False,
+) -> TensorVariable:
+    """Return the gradient of a 2-d convolution by its filters.
+
+    Parameters
+    ----------
+    input : tensor_like, (batch, input channels, rows, columns)
+        The convolution's input.
+    output_grad : tensor_like, (batch, output channels, rows, columns)
+        The gradient by the convolution's output.
+    filter_shape : sequence of 4 entries
+        The shape of the filters: two ints, symbolic ints or None, and two ints or symbolic
+        ints, which are needed because with a stride several sizes are possible.
+    input_shape : None, or sequence of 4 entries
+        What is known of the input's shape when the graph is built.
+    border_mode, subsample, filter_flip, filter_dilation, num_groups, unshared
+        Of the convolution: see `conv2d`.
+
+    Returns
+    -------
+    TensorVariable, of the shape of the filters
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError, DnnNotSupportedError
+        As `conv2d`; also if `output_grad` has not the shape that the convolution with filters
+        of `filter_shape` gives.
+    """
+    refuse_unshared("conv2d_grad_wrt_weights", unshared)
+    return _grad_wrt_weights(
+        "conv2d_grad_wrt_weights",
+        2,
+        input,
+        output_grad,
+        filter_shape,
+        input_shape,
+        border_mode=border_mode,
+        subsample=subsample,
+        filter_flip=filter_flip,
+        filter_dilation=filter_dilation,
+        num_groups=num_groups,
+    )
+
+
+def conv3d_grad_wrt_weights(
+    input: Any,
+    output_grad: Any,
+    filter_shape: Any,
+    input_shape: Any = None,
+    border_mode: Any = "valid",
+    subsample: Any = (1, 1, 1),
+    filter_flip: bool = True,
+    filter_dilation: Any = (1, 1, 1),
+    num_groups: int = 1,
+) -> TensorVariable:
+    """Return the gradient of a 3-d convolution by its filters.
+
+    As `conv2d_grad_wrt_weights`, with three spatial axes and shapes of 5 entries.
+    """
+    return _grad_wrt_weights(
+        "conv3d_grad_wrt_weights",
+        3,
+        input,
+        output_grad,
+        filter_shape,
+        input_shape,
+        border_mode=border_mode,
+        subsample=subsample,
+        filter_flip=filter_flip,
+        filter_dilation=filter_dilation,
+        num_groups=num_groups,
+    )
+
+
+def conv2d_transpose(
+    input: Any,
+    filters: Any,
+    output_shape: Any,
+    filter_shape: Any = None,
+    border_mode: Any = "valid",
+    input_dilation: Any = (1, 1),
+    filter_flip: bool = True,
+    filter_dilation: Any = (1, 1),
+    num_groups: int = 1,
+    unshared: bool = False,
+) -> TensorVariable:
+    """Transposed convolution: what maps the output of a convolution back to its input.
+
+    It is `conv2d_grad_wrt_inputs` under other names; some call it deconvolution.
+
+    Parameters
+    ----------
+    input : tensor_like, (batch, input channels, rows, columns)
+        The images.
+    filters : tensor_like, (input channels, output channels // num_groups, rows, columns)
+        The filters: in the order that the convolution takes which is transposed.
+    output_shape : sequence of 4 entries
+        The shape of the result: two ints, symbolic ints or None, and two ints or symbolic
+        ints.
+    filter_shape : None, or sequence of 4 entries
+        What is known of the filters' shape when the graph is built.
+    border_mode : {'valid', 'half', 'full'}, int, or tuple
+        The padding of the convolution that is transposed: it is cut off from the result.
+    input_dilation : int or tuple of 2 ints
+        The stride of the convolution that is transposed: the distance between the images'
+        pixels in the result.
+    filter_flip, filter_dilation, num_groups, unshared
+        See `conv2d`.
+
+    Returns
+    -------
+    TensorVariable, (batch, output channels, rows, columns)
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError, DnnNotSupportedError
+        As `conv2d_grad_wrt_inputs`.
+    """
+    refuse_unshared("conv2d_transpose", unshared)
+    return _grad_wrt_inputs(
+        "conv2d_transpose",
+        2,
+        input,
+        filters,
+        "output_shape",
+        output_shape,
+        filter_shape,
+        border_mode=border_mode,
+        subsample=input_dilation,
+        filter_flip=filter_flip,
+        filter_dilation=filter_dilation,
+        num_groups=num_groups,
+    )
+
+
+def conv3d_transpose(
+    input: Any,
+    filters: Any,
+    output_shape: Any,
+    filter_shape: Any = None,
+    border_mode: Any = "valid",
+    input_dilation: Any = (1, 1, 1),
+    filter_flip: bool = True,
+    filter_dilation: Any = (1, 1, 1),
+    num_groups: int = 1,
+) -> TensorVariable:
+    """Transposed convolution in three spatial dimensions.
+
+    As `conv2d_transpose`, with three spatial axes and shapes of 5 entries.
+    """
+    return _grad_wrt_inputs(
+        "conv3d_transpose",
+        3,
+        input,
+        filters,
+        "output_shape",
+        output_shape,
+        filter_shape,
+        border_mode=border_mode,
+        subsample=input_dilation,
+        filter_flip=filter_flip,
+        filter_dilation=filter_dilation,
+        num_groups=num_groups,
+    )

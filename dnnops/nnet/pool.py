@@ -1,0 +1,436 @@
+"""Max, sum and average pooling in one, two or three spatial dimensions, and its gradients.
+
+The Ops here say what is computed and run in plain NumPy; rewrites replace them by Ops that
+call oneDNN or cuDNN.  Of several equal maxima in a window the first in C order gets the
+gradient, and NaN counts as the maximum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.gradient import DisconnectedType, disconnected_type
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
+from pytensor.tensor.variable import TensorVariable
+
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.nnet._validate import (
+    MAX_PARAMETER,
+    Shape,
+    accumulator_dtype,
+    float_tensor,
+    int_vector,
+    is_int,
+    merge_shapes,
+    require_same_dtype,
+    show_shape,
+    static_vector,
+    vector_entries,
+)
+from dnnops.nnet.pool_geometry import POOL_MODES, Windows, pool_output_shape
+
+__all__ = [
+    "POOL_MODES",
+    "AveragePoolGrad",
+    "MaxPoolGrad",
+    "MaxPoolGradGrad",
+    "Pool",
+    "pool_2d",
+    "pool_3d",
+    "pool_output_shape",
+]
+
+
+class PoolBase(Op):
+    """What the Ops of pooling share: operands, shapes, checks.
+
+    Each takes its data operands and then `ws`, `stride` and `pad`, int64 vectors with an
+    entry for each spatial axis: the windows' size, the distance between them, and the zero
+    padding on both sides of the image.
+
+    Parameters
+    ----------
+    ndim : {1, 2, 3}
+        The number of spatial axes.
+    ignore_border : bool
+        Whether windows that reach over the end of the padded image are left out.  If not,
+        what lies inside the image is used of them, and padding is not possible.
+
+    Raises
+    ------
+    DnnValueError
+        If `ndim` is another number.
+    """
+
+    __props__: tuple[str, ...] = ("ndim", "ignore_border")
+    # The size of the output depends on the values of ws, stride and pad.
+    _output_type_depends_on_input_value = True
+
+    #: The data operands; those in `pooled` have the shape of the pooling's output.
+    operands: tuple[str, ...]
+    pooled: tuple[str, ...] = ("maxout", "gz")
+    #: Whether the result has the shape of the pooling's output, or that of the image.
+    pooled_result: bool
+    #: The data operands that the result depends on in a differentiable way.
+    connected: tuple[str, ...]
+
+    def __init__(self, ndim: int, ignore_border: bool):
+        if ndim not in (1, 2, 3):
+            raise DnnValueError(
+                f"{type(self).__name__}: ndim, the number of spatial axes, must be 1, 2 or 3, "
+                f"got {ndim!r}"
+            )
+        self.ndim = int(ndim)
+        self.ignore_border = bool(ignore_border)
+
+    @property
+    def where(self) -> str:
+        """The name that messages give: ``Pool2d`` for `Pool` of two spatial axes."""
+        return f"{type(self).__name__}{self.ndim}d"
+
+    def make_node(self, *inputs: Any) -> Apply:
+        names = (*self.operands, "ws", "stride", "pad")
+        if len(inputs) != len(names):
+            raise DnnTypeError(
+                f"{self.where}: expected the operands {', '.join(names)}, got {len(inputs)} of them"
+            )
+        count = len(self.operands)
+        data = {
+            name: float_tensor(self.where, name, x, self.ndim + 2)
+            for name, x in zip(self.operands, inputs[:count], strict=True)
+        }
+        dtype = require_same_dtype(self.where, **data)
+        vectors = [
+            int_vector(self.where, name, value, self.ndim)
+            for name, value in zip(names[count:], inputs[count:], strict=True)
+        ]
+        img_shape, out_shape = self.check_shapes(
+            [x.type.shape for x in data.values()], *(static_vector(v, self.ndim) for v in vectors)
+        )
+        shape = out_shape if self.pooled_result else img_shape
+        return Apply(self, [*data.values(), *vectors], [pt.tensor(dtype=dtype, shape=shape)])
+
+    def check_shapes(
+        self,
+        data: Sequence[Sequence[int | None]],
+        ws: Sequence[int | None],
+        stride: Sequence[int | None],
+        pad: Sequence[int | None],
+    ) -> tuple[Shape, Shape]:
+        """Check as much of the shapes and parameters as is known.
+
+        Parameters
+        ----------
+        data : sequence of shapes
+            Those of the data operands, in order.
+        ws, stride, pad : sequence of int or None
+            For each spatial axis.
+
+        Returns
+        -------
+        img_shape, out_shape : tuple of int or None
+
+        Raises
+        ------
+        DnnValueError
+            If they don't fit together.
+        """
+        shapes = dict(zip(self.operands, data, strict=True))
+        img = merge_shapes(self.where, **{n: s for n, s in shapes.items() if n not in self.pooled})
+
+        def fail(problem: str) -> None:
+            raise DnnValueError(
+                f"{self.where}: {problem}; image {show_shape(img)}, ws={show_shape(ws)}, "
+                f"stride={show_shape(stride)}, pad={show_shape(pad)}, "
+                f"ignore_border={self.ignore_border}"
+            )
+
+        for name, values, minimum in (("ws", ws, 1), ("stride", stride, 1), ("pad", pad, 0)):
+            if any(v is not None and not minimum <= v <= MAX_PARAMETER for v in values):
+                fail(f"{name} must be between {minimum} and {MAX_PARAMETER}")
+        if not self.ignore_border and any(pad):
+            fail("padding needs ignore_border=True")
+        for axis, (size, w, p) in enumerate(zip(img[2:], ws, pad, strict=True)):
+            if None not in (w, p) and p >= w:
+                fail(
+                    "pad must be smaller than ws, or a window can lie wholly in the padding "
+                    f"(spatial axis {axis})"
+                )
+            if size == 0:
+                fail(f"the image is empty on spatial axis {axis}")
+            if self.ignore_border and None not in (size, w, p) and size + 2 * p < w:
+                fail(
+                    f"the window of {w} is larger than the padded image's {size + 2 * p} on "
+                    f"spatial axis {axis}"
+                )
+        out = pool_output_shape(img, ws, stride, pad, self.ignore_border)
+        pooled = {n: s for n, s in shapes.items() if n in self.pooled}
+        return img, merge_shapes(self.where, output=out, **pooled)
+
+    def infer_shape(self, fgraph, node, shapes):
+        if not self.pooled_result:
+            return [shapes[0]]
+        vectors = (vector_entries(v, self.ndim) for v in node.inputs[-3:])
+        return [pool_output_shape(shapes[0], *vectors, self.ignore_border)]
+
+    def connection_pattern(self, node):
+        return [[name in self.connected] for name in (*self.operands, "ws", "stride", "pad")]
+
+    def pushforward(
+        self, inputs: Sequence[Variable], outputs: Sequence[Variable], tangents: Sequence[Variable]
+    ) -> list[Variable]:
+        # Linear in the last data operand, piecewise constant in the others that are connected.
+        last = len(self.operands) - 1
+        if not isinstance(tangents[last].type, DisconnectedType):
+            return [self(*inputs[:last], tangents[last], *inputs[last + 1 :])]
+        connected = [
+            t for t, name in zip(tangents, self.operands, strict=False) if name in self.connected
+        ]
+        if all(isinstance(t.type, DisconnectedType) for t in connected):
+            return [disconnected_type()]
+        return [outputs[0].zeros_like()]
+
+    def perform(self, node, inputs, output_storage):
+        cut = len(self.operands)
+        data, vectors = inputs[:cut], [v.tolist() for v in inputs[cut:]]
+        img_shape, out_shape = self.check_shapes([x.shape for x in data], *vectors)
+        windows = Windows(img_shape, out_shape, *vectors)
+        result = self._compute(windows, *data)
+        output_storage[0][0] = result.astype(data[0].dtype, copy=False)
+
+
+class ModePoolBase(PoolBase):
+    """A `PoolBase` of several modes.
+
+    Parameters
+    ----------
+    ndim : {1, 2, 3}
+        The number of spatial axes.
+    mode : str
+        One of `modes`.
+    ignore_border : bool
+        As for `PoolBase`.
+
+    Raises
+    ------
+    DnnValueError
+        If `ndim` or `mode` is another one.
+    """
+
+    __props__ = ("ndim", "mode", "ignore_border")
+    #: The modes that there are.
+    modes: tuple[str, ...] = POOL_MODES
+
+    def __init__(self, ndim: int, mode: str, ignore_border: bool):
+        super().__init__(ndim, ignore_border)
+        if mode not in self.modes:
+            raise DnnValueError(
+                f"{self.where}: mode must be one of {', '.join(self.modes)}, got {mode!r}"
+            )
+        self.mode = mode
+
+
+class Pool(ModePoolBase):
+    """Pooling: ``Pool(ndim, mode, ignore_border)(x, ws, stride, pad)``.
+
+    `x` is (batch, channels, spatial...), of a floating-point dtype.  Of each window, the
+    output has the maximum, the sum, or the sum divided by the window's number of elements
+    ('average_inc_pad') or by the number of those inside the image ('average_exc_pad').
+    Without `ignore_border` there is no padding, and the two averages are the same.
+    """
+
+    operands = ("x",)
+    pooled_result = True
+    connected = ("x",)
+
+    def pullback(self, inputs, outputs, cotangents):
+        x, *vectors = inputs
+        (gz,) = cotangents
+        if self.mode == "max":
+            grad = MaxPoolGrad(self.ndim, self.ignore_border)(x, outputs[0], gz, *vectors)
+        else:
+            op = AveragePoolGrad(self.ndim, self.mode, self.ignore_border)
+            grad = op(x, gz, *vectors)
+        return [grad, *(disconnected_type() for _ in vectors)]
+
+    def pushforward(self, inputs, outputs, tangents):
+        if self.mode != "max" or isinstance(tangents[0].type, DisconnectedType):
+            return super().pushforward(inputs, outputs, tangents)
+        x, *vectors = inputs
+        op = MaxPoolGradGrad(self.ndim, self.ignore_border)
+        return [op(x, outputs[0], tangents[0], *vectors)]
+
+    def _compute(self, windows: Windows, x: np.ndarray) -> np.ndarray:
+        if self.mode == "max":
+            return windows.of(x, fill=-np.inf).max(axis=-1)
+        total = windows.of(x, fill=0).sum(axis=-1, dtype=accumulator_dtype(x.dtype))
+        return total / windows.divisor(self.mode, self.ignore_border)
+
+
+class MaxPoolGrad(PoolBase):
+    """The gradient of max pooling: ``MaxPoolGrad(...)(x, maxout, gz, ws, stride, pad)``.
+
+    `maxout` is the pooling's output and `gz` the gradient by it.  The derivatives by `x` are
+    zero, and `maxout` is no variable of its own but what it has to be for that `x`.
+    """
+
+    operands = ("x", "maxout", "gz")
+    pooled_result = False
+    connected = ("x", "gz")
+
+    def pullback(self, inputs, outputs, cotangents):
+        x, maxout, _, *vectors = inputs
+        op = MaxPoolGradGrad(self.ndim, self.ignore_border)
+        return [
+            x.zeros_like(),
+            disconnected_type(),
+            op(x, maxout, cotangents[0], *vectors),
+            *(disconnected_type() for _ in vectors),
+        ]
+
+    def _compute(self, windows: Windows, x: np.ndarray, maxout: np.ndarray, gz: np.ndarray):
+        chosen = windows.first_maximum(x)
+        count = int(np.prod(windows.ws))
+        parts = (np.where(chosen == element, gz, 0) for element in range(count))
+        return windows.scatter(parts, accumulator_dtype(x.dtype))
+
+
+class AveragePoolGrad(ModePoolBase):
+    """The gradient of sum and average pooling: ``AveragePoolGrad(...)(x, gz, ws, stride, pad)``.
+
+    Only the shape of `x` matters, the pooling's input; `gz` is the gradient by the output.
+    """
+
+    modes = tuple(mode for mode in POOL_MODES if mode != "max")
+    operands = ("x", "gz")
+    pooled_result = False
+    connected = ("gz",)
+
+    def pullback(self, inputs, outputs, cotangents):
+        _, _, *vectors = inputs
+        op = Pool(self.ndim, self.mode, self.ignore_border)
+        grad = op(cotangents[0], *vectors)
+        return [disconnected_type(), grad, *(disconnected_type() for _ in vectors)]
+
+    def _compute(self, windows: Windows, x: np.ndarray, gz: np.ndarray) -> np.ndarray:
+        dtype = accumulator_dtype(x.dtype)
+        share = gz.astype(dtype) / windows.divisor(self.mode, self.ignore_border).astype(dtype)
+        return windows.scatter([share] * int(np.prod(windows.ws)), dtype)
+
+
+class MaxPoolGradGrad(PoolBase):
+    """The gradient of max pooling's gradient, which is also max pooling's pushforward.
+
+    ``MaxPoolGradGrad(...)(x, maxout, ggx, ws, stride, pad)``: of each window, the element of
+    `ggx` (of the shape of `x`) where `x` has its first maximum.
+    """
+
+    operands = ("x", "maxout", "ggx")
+    pooled_result = True
+    connected = ("x", "ggx")
+
+    def pullback(self, inputs, outputs, cotangents):
+        x, maxout, _, *vectors = inputs
+        op = MaxPoolGrad(self.ndim, self.ignore_border)
+        return [
+            x.zeros_like(),
+            disconnected_type(),
+            op(x, maxout, cotangents[0], *vectors),
+            *(disconnected_type() for _ in vectors),
+        ]
+
+    def _compute(self, windows: Windows, x: np.ndarray, maxout: np.ndarray, ggx: np.ndarray):
+        chosen = windows.first_maximum(x)
+        return np.take_along_axis(windows.of(ggx, fill=0), chosen[..., None], axis=-1)[..., 0]
+
+
+def _pool(where, ndim, input, ws, ignore_border, stride, pad, mode):
+    op = Pool(ndim, mode, bool(ignore_border))
+    x = float_tensor(where, "input", input)
+    lead = x.type.ndim - ndim
+    if lead < 0:
+        raise DnnTypeError(
+            f"{where}: input must have at least {ndim} dimensions, got {x.type.ndim}"
+        )
+    if ws is None:
+        raise DnnValueError(f"{where}: ws, the size of the windows, must be given")
+    vectors = [
+        (value,) * ndim if is_int(value) else value
+        for value in (ws, ws if stride is None else stride, pad)
+    ]
+    if lead == 2:
+        return op(x, *vectors)
+    if lead < 2:
+        missing = tuple(range(2 - lead))
+        return op(pt.expand_dims(x, missing), *vectors).squeeze(missing)
+    # The last leading axis is taken as the channels, all before it as the batch.
+    sizes = [x.shape[i] if n is None else n for i, n in enumerate(x.type.shape)]
+    batch = sizes[0]
+    for size in sizes[1 : lead - 1]:
+        batch = batch * size
+    out = op(x.reshape((batch, *sizes[lead - 1 :])), *vectors)
+    pooled = [out.shape[i] if n is None else n for i, n in enumerate(out.type.shape)]
+    return out.reshape((*sizes[: lead - 1], *pooled[1:]))
+
+
+def pool_2d(
+    input: Any,
+    ws: Any = None,
+    ignore_border: bool | None = None,
+    stride: Any = None,
+    pad: Any = (0, 0),
+    mode: str = "max",
+) -> TensorVariable:
+    """Pool over windows of the last two axes.
+
+    Parameters
+    ----------
+    input : tensor_like, (..., rows, columns)
+        float16, float32 or float64, of two or more dimensions; pooling is along the last two.
+    ws : int, sequence of 2 ints, or int vector
+        The windows' size.
+    ignore_border : bool, optional
+        Whether windows that reach over the end are left out.  If not (None is False too),
+        they have fewer elements, and `pad` must be 0.
+    stride : int, sequence of 2 ints, or int vector, optional
+        The distance between windows; `ws` if not given: windows that don't overlap.
+    pad : int, sequence of 2 ints, or int vector
+        The padding on both sides of rows and columns, less than `ws`.  It never is a maximum,
+        and adds nothing to a sum.
+    mode : {'max', 'sum', 'average_inc_pad', 'average_exc_pad'}
+        What is taken of each window; an average counts the padding, or does not.
+
+    Returns
+    -------
+    TensorVariable, (..., windows over the rows, windows over the columns)
+        With `ignore_border` there are ``(size + 2 * pad - ws) // stride + 1`` windows.  Without,
+        as many as start in the image, but if they overlap only as many as cover it.
+
+    Raises
+    ------
+    DnnTypeError
+        If the dtype, the rank or the kind of a parameter is another one.
+    DnnValueError
+        If a parameter is out of bounds, or a window is larger than the padded image; at the
+        call, if the static shapes don't tell.
+    """
+    return _pool("pool_2d", 2, input, ws, ignore_border, stride, pad, mode)
+
+
+def pool_3d(
+    input: Any,
+    ws: Any = None,
+    ignore_border: bool | None = None,
+    stride: Any = None,
+    pad: Any = (0, 0, 0),
+    mode: str = "max",
+) -> TensorVariable:
+    """Pool over windows of the last three axes.
+
+    As `pool_2d`, with parameters of 3 entries and an input of three or more dimensions.
+    """
+    return _pool("pool_3d", 3, input, ws, ignore_border, stride, pad, mode)

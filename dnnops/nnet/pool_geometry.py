@@ -1,0 +1,139 @@
+"""Sizes of pooling windows: which there are, where they lie, what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from numpy.lib.stride_tricks import sliding_window_view
+
+#: What a pooling computes of each window.
+POOL_MODES = ("max", "sum", "average_inc_pad", "average_exc_pad")
+
+
+def pool_output_shape(
+    img_shape: Sequence[Any],
+    ws: Sequence[Any],
+    stride: Sequence[Any],
+    pad: Sequence[Any],
+    ignore_border: bool,
+) -> tuple[Any, ...]:
+    """Return the shape of a pooling's output.
+
+    Parameters
+    ----------
+    img_shape : sequence of int, symbolic int or None
+        (batch, channels, spatial...).
+    ws, stride, pad : sequence of int, symbolic int or None
+        For each spatial axis.
+    ignore_border : bool
+        Whether windows that reach over the end of the (padded) image are left out.
+
+    Returns
+    -------
+    tuple
+        (batch, channels, spatial...): ints where everything that matters is an int, None
+        where something is None.
+    """
+    spatial = tuple(
+        None if None in map(_none_or_zero, axis) else _axis_windows(*axis, ignore_border)
+        for axis in zip(img_shape[2:], ws, stride, pad, strict=True)
+    )
+    return (*img_shape[:2], *spatial)
+
+
+def _none_or_zero(value: Any) -> int | None:
+    # `None in (...)` would compare symbolic values, which is no question.
+    return None if value is None else 0
+
+
+def _axis_windows(size: Any, ws: Any, stride: Any, pad: Any, ignore_border: bool) -> Any:
+    if ignore_border:
+        return (size + 2 * pad - ws) // stride + 1
+    # As many windows as start inside the image; of overlapping ones, only as many as are
+    # needed to cover it.
+    starting = (size - 1) // stride + 1
+    covering = (size - 1 - ws) // stride + 2
+    if all(isinstance(v, (int, np.integer)) for v in (size, ws, stride)):
+        return starting if stride >= ws else max(covering, 1)
+    return pt.switch(pt.ge(stride, ws), starting, pt.maximum(covering, 1))
+
+
+class Windows:
+    """The windows of one pooling of NumPy arrays.
+
+    Parameters
+    ----------
+    img_shape, out_shape : sequence of int
+        (batch, channels, spatial...) of the image and of the pooled image.
+    ws, stride, pad : sequence of int
+        For each spatial axis.
+    """
+
+    def __init__(
+        self,
+        img_shape: Sequence[int],
+        out_shape: Sequence[int],
+        ws: Sequence[int],
+        stride: Sequence[int],
+        pad: Sequence[int],
+    ):
+        self.img_shape = tuple(img_shape)
+        self.out_shape = tuple(out_shape)
+        self.ws = tuple(ws)
+        self.stride = tuple(stride)
+        axes = list(zip(img_shape[2:], out_shape[2:], ws, stride, pad, strict=True))
+        # Long enough for the image and for every window, be it the larger at either end.
+        self._extent = tuple(max((o - 1) * s + w, n + p) for n, o, w, s, p in axes)
+        self._inside = (..., *(slice(p, p + n) for n, _, _, _, p in axes))
+
+    def of(self, array: np.ndarray, fill: float) -> np.ndarray:
+        """Return a view (..., windows..., elements of a window) of an array of images."""
+        ndim = len(self.ws)
+        lead = array.shape[: array.ndim - ndim]
+        extended = np.full((*lead, *self._extent), fill, dtype=array.dtype)
+        extended[self._inside] = array
+        axes = tuple(range(-ndim, 0))
+        every = sliding_window_view(extended, self.ws, axis=axes)
+        chosen = tuple(
+            slice(0, (o - 1) * s + 1, s)
+            for o, s in zip(self.out_shape[2:], self.stride, strict=True)
+        )
+        windows = every[(..., *chosen, *(slice(None),) * ndim)]
+        return windows.reshape(*windows.shape[:-ndim], int(np.prod(self.ws)))
+
+    def inside(self) -> np.ndarray:
+        """Return a bool array (windows..., elements of a window): what lies in the image."""
+        return self.of(np.ones(self.img_shape[2:], dtype=bool), fill=False)
+
+    def first_maximum(self, x: np.ndarray) -> np.ndarray:
+        """Return each window's index of its first maximum; NaN counts as the maximum."""
+        windows = self.of(x, fill=-np.inf)
+        is_maximum = (windows == windows.max(axis=-1, keepdims=True)) | np.isnan(windows)
+        # Of a window of -inf, the padding is not the maximum.
+        return (is_maximum & self.inside()).argmax(axis=-1)
+
+    def divisor(self, mode: str, ignore_border: bool) -> np.ndarray:
+        """Return what the sum over each window is divided by."""
+        if mode == "sum":
+            return np.ones(self.out_shape[2:], dtype="int64")
+        if mode == "average_inc_pad" and ignore_border:
+            return np.full(self.out_shape[2:], np.prod(self.ws))
+        # Without padding, the part of a window that is beyond the end is not counted.
+        return self.inside().sum(axis=-1)
+
+    def scatter(self, parts: Iterable[np.ndarray], dtype: np.dtype) -> np.ndarray:
+        """Add up, for each pixel, what the windows over it give to it.
+
+        `parts` has, for each element of a window in C order, an array of the pooled shape.
+        """
+        total = np.zeros((*self.img_shape[:2], *self._extent), dtype=dtype)
+        for offset, part in zip(np.ndindex(*self.ws), parts, strict=True):
+            where = tuple(
+                slice(i, i + (o - 1) * s + 1, s)
+                for i, o, s in zip(offset, self.out_shape[2:], self.stride, strict=True)
+            )
+            total[(..., *where)] += part
+        return np.ascontiguousarray(total[self._inside])

@@ -1,0 +1,154 @@
+"""The gradients of softmax and log-softmax.
+
+The forward Ops are PyTensor's own, `pytensor.tensor.special.Softmax` and `LogSoftmax`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from numpy.exceptions import AxisError
+from numpy.lib.array_utils import normalize_axis_tuple
+from pytensor.gradient import DisconnectedType, disconnected_type
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
+
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.nnet._validate import (
+    accumulator_dtype,
+    float_tensor,
+    is_int,
+    merge_shapes,
+    require_same_dtype,
+)
+
+__all__ = ["LogSoftmaxGrad", "SoftmaxGrad"]
+
+
+class SoftmaxGradBase(Op):
+    """What the two gradients share: the axes, the type and the checks.
+
+    Parameters
+    ----------
+    axis : None, int or tuple of int
+        The axes over which the softmax is taken; None for all.
+
+    Raises
+    ------
+    DnnTypeError
+        If `axis` is something else.
+    """
+
+    __props__ = ("axis",)
+    #: What messages call the second operand.
+    output_name: str
+
+    def __init__(self, axis: int | tuple[int, ...] | None):
+        axes = (axis,) if is_int(axis) else axis
+        if axes is not None:
+            if not isinstance(axes, (tuple, list)) or not all(is_int(a) for a in axes):
+                raise DnnTypeError(
+                    f"{type(self).__name__}: axis must be None, an int or a tuple of ints, "
+                    f"got {axis!r}"
+                )
+            axes = tuple(int(a) for a in axes)
+        self.axis = axes
+
+    def make_node(self, gz: Any, output: Any) -> Apply:
+        name = type(self).__name__
+        gz = float_tensor(name, "gz", gz)
+        output = float_tensor(name, self.output_name, output, gz.type.ndim)
+        dtype = require_same_dtype(name, **{"gz": gz, self.output_name: output})
+        if self.axis is not None:
+            try:
+                normalize_axis_tuple(self.axis, gz.type.ndim)
+            except (AxisError, ValueError) as error:
+                raise DnnValueError(
+                    f"{name}: axis {self.axis} does not fit {gz.type.ndim} dimensions: {error}"
+                ) from error
+        shape = merge_shapes(name, **{"gz": gz.type.shape, self.output_name: output.type.shape})
+        return Apply(self, [gz, output], [pt.tensor(dtype=dtype, shape=shape)])
+
+    def infer_shape(self, fgraph, node, shapes):
+        return [shapes[1]]
+
+    def connection_pattern(self, node):
+        return [[True], [True]]
+
+    def pullback(self, inputs, outputs, cotangents):
+        (g,) = cotangents
+        return [self._by_gz(inputs, g), self._by_output(inputs, g)]
+
+    def pushforward(
+        self, inputs: Sequence[Variable], outputs: Sequence[Variable], tangents: Sequence[Variable]
+    ) -> list[Variable]:
+        terms = []
+        if not isinstance(tangents[0].type, DisconnectedType):
+            terms.append(self(tangents[0], inputs[1]))
+        if not isinstance(tangents[1].type, DisconnectedType):
+            terms.append(self._tangent_by_output(inputs, tangents[1]))
+        if not terms:
+            return [disconnected_type()]
+        return [terms[0] if len(terms) == 1 else terms[0] + terms[1]]
+
+    def perform(self, node, inputs, output_storage):
+        gz, output = inputs
+        merge_shapes(type(self).__name__, **{"gz": gz.shape, self.output_name: output.shape})
+        dtype = accumulator_dtype(gz.dtype)
+        result = self._compute(gz.astype(dtype, copy=False), output.astype(dtype, copy=False))
+        output_storage[0][0] = np.asarray(result, dtype=gz.dtype)
+
+    def _sum(self, x: Any) -> Any:
+        return x.sum(axis=self.axis, keepdims=True)
+
+
+class SoftmaxGrad(SoftmaxGradBase):
+    """The gradient of softmax: ``SoftmaxGrad(axis)(gz, sm)``.
+
+    `gz` is the gradient by the output `sm`; the result is
+    ``sm * (gz - sum(gz * sm, axis))``.  Parameters as for `SoftmaxGradBase`.
+    """
+
+    output_name = "sm"
+
+    def _by_gz(self, inputs, g):
+        # The Jacobian of softmax is symmetric.
+        return self(g, inputs[1])
+
+    def _by_output(self, inputs, g):
+        gz, sm = inputs
+        return g * (gz - self._sum(gz * sm)) - gz * self._sum(g * sm)
+
+    def _tangent_by_output(self, inputs, tangent):
+        gz, sm = inputs
+        return tangent * (gz - self._sum(gz * sm)) - sm * self._sum(gz * tangent)
+
+    def _compute(self, gz, sm):
+        return sm * (gz - self._sum(gz * sm))
+
+
+class LogSoftmaxGrad(SoftmaxGradBase):
+    """The gradient of log-softmax: ``LogSoftmaxGrad(axis)(gz, logsm)``.
+
+    `gz` is the gradient by the output `logsm`; the result is
+    ``gz - exp(logsm) * sum(gz, axis)``.  Parameters as for `SoftmaxGradBase`.
+    """
+
+    output_name = "logsm"
+
+    def _by_gz(self, inputs, g):
+        return g - self._sum(g * pt.exp(inputs[1]))
+
+    def _by_output(self, inputs, g):
+        gz, logsm = inputs
+        return -g * pt.exp(logsm) * self._sum(gz)
+
+    def _tangent_by_output(self, inputs, tangent):
+        # The same: each element of `logsm` alters one element of the result.
+        return self._by_output(inputs, tangent)
+
+    def _compute(self, gz, logsm):
+        return gz - np.exp(logsm) * self._sum(gz)

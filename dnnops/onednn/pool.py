@@ -1,0 +1,47 @@
+"""Pooling and its gradients: oneDNN where it has them, plain loops otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.onednn.base import OneDnnOp
+
+__all__ = [
+    "OneDnnAveragePoolGrad",
+    "OneDnnMaxPoolGrad",
+    "OneDnnMaxPoolGradGrad",
+    "OneDnnPool",
+]
+
+_MODES = ("max", "sum", "average_inc_pad", "average_exc_pad")
+
+
+class _OneDnnPoolOp(OneDnnOp):
+    def parameters(self) -> list[int]:
+        op: Any = self
+        return [op.ndim, _MODES.index(getattr(op, "mode", "max")), int(op.ignore_border)]
+
+
+class OneDnnPool(_OneDnnPoolOp, Pool):
+    """`Pool` by ``dnnl_pooling_forward`` (float32 maxima and averages) or plain loops."""
+
+    function = "dnnops_onednn_pool"
+
+
+class OneDnnMaxPoolGrad(_OneDnnPoolOp, MaxPoolGrad):
+    """`MaxPoolGrad` by plain loops, which need no workspace from the forward pass."""
+
+    function = "dnnops_onednn_max_pool_grad"
+
+
+class OneDnnMaxPoolGradGrad(_OneDnnPoolOp, MaxPoolGradGrad):
+    """`MaxPoolGradGrad` by plain loops."""
+
+    function = "dnnops_onednn_max_pool_grad_grad"
+
+
+class OneDnnAveragePoolGrad(_OneDnnPoolOp, AveragePoolGrad):
+    """`AveragePoolGrad` by ``dnnl_pooling_backward`` (float32 averages) or plain loops."""
+
+    function = "dnnops_onednn_average_pool_grad"

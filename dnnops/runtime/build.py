@@ -1,0 +1,172 @@
+"""The runtime libraries: C++ sources of ``c_code/runtime``, compiled once and kept.
+
+A library lies in PyTensor's compiledir under a name that holds a hash of all that it was made of, so
+that a change of source, compiler, flags or library version makes a new one beside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from dnnops.errors import DnnUnavailableError
+from dnnops.runtime.find import Library, find_cuda, find_cudnn, find_onednn
+
+__all__ = ["CUDNN", "ONEDNN", "RuntimeLibrary", "c_code_dir"]
+
+
+def c_code_dir() -> Path:
+    """Directory of the C and C++ sources that the package ships."""
+    return Path(__file__).resolve().parents[1] / "c_code"
+
+
+@dataclass(frozen=True)
+class RuntimeLibrary:
+    """One runtime library: its sources and what it is linked with.
+
+    Attributes
+    ----------
+    name : str
+        Directory below ``c_code/runtime`` and part of the file's name.
+    find : callable
+        Finds the libraries that it is linked with.
+    on_load : list of callable
+        Called once with the loaded library, to register what it needs from Python.
+    """
+
+    name: str
+    find: Callable[[], tuple[Library, ...]]
+    compile_args: tuple[str, ...] = ()
+    on_load: list[Callable[[ctypes.CDLL], None]] = field(default_factory=list)
+
+    @cached_property
+    def sources(self) -> list[Path]:
+        """The library's C++ files."""
+        runtime = c_code_dir() / "runtime"
+        return [*sorted((runtime / self.name).glob("*.cpp")), runtime / "common" / "exports.cpp"]
+
+    @cached_property
+    def source_hash(self) -> str:
+        """Hash of the sources and headers: enters the key of every C module that links it."""
+        runtime = c_code_dir() / "runtime"
+        digest = hashlib.sha256()
+        for directory in (runtime, runtime / "common", runtime / self.name):
+            for file in sorted(directory.glob("*.[hc]*")):
+                digest.update(file.name.encode())
+                digest.update(file.read_bytes())
+        return digest.hexdigest()[:16]
+
+    @cached_property
+    def path(self) -> Path:
+        """The shared library, compiled at the first use.
+
+        Raises
+        ------
+        DnnUnavailableError
+            If a library, the compiler, or a writable compiledir is missing, or if it fails to compile.
+        """
+        from pytensor import config
+        from pytensor.compile.compilelock import lock_ctx
+
+        if not config.cxx:
+            raise DnnUnavailableError(
+                "dnnops needs a C++ compiler: install g++ (on Debian and Ubuntu `apt install g++`), or"
+                " point PyTensor's flag cxx to one"
+            )
+        libraries = self.find()
+        arguments = self._arguments(libraries)
+        digest = hashlib.sha256(
+            repr((self.source_hash, config.cxx, config.gcc_version_str, arguments,
+                  [(lib.library, lib.version) for lib in libraries])).encode()
+        ).hexdigest()[:16]
+        directory = Path(config.compiledir) / "dnnops"
+        target = directory / f"libdnnops_{self.name}_{digest}.so"
+        if target.is_file():
+            return target
+        try:
+            with lock_ctx():
+                if not target.is_file():
+                    directory.mkdir(parents=True, exist_ok=True)
+                    self._compile(config.cxx, arguments, libraries, target)
+        except OSError as error:
+            raise DnnUnavailableError(
+                f"the runtime library of {self.name} cannot be written to {directory}: {error}; point"
+                " PyTensor's flag base_compiledir to a writable directory"
+            ) from error
+        return target
+
+    @cached_property
+    def library(self) -> ctypes.CDLL:
+        """The loaded library.
+
+        Raises
+        ------
+        DnnUnavailableError
+            If it cannot be made (see `path`) or loaded.
+        """
+        try:
+            loaded = ctypes.CDLL(str(self.path))
+        except OSError as error:
+            raise DnnUnavailableError(f"the runtime library of {self.name} cannot be loaded: {error}") from error
+        loaded.dnnops_last_error.restype = ctypes.c_char_p
+        for register in self.on_load:
+            register(loaded)
+        return loaded
+
+    def _arguments(self, libraries: tuple[Library, ...]) -> list[str]:
+        from pytensor.link.c.cmodule import GCC_compiler
+
+        # PyTensor's own flags hold -march of this machine, so that a shared home stays right.
+        own = [flag for flag in GCC_compiler.compile_args() if not flag.startswith("-fvisibility")]
+        includes = [f"-I{directory}" for lib in libraries for directory in lib.include_dirs]
+        return [*own, "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", *self.compile_args, *includes]
+
+    def _compile(self, cxx: str, arguments: list[str], libraries: tuple[Library, ...], target: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix="building_") as scratch:
+            objects = [Path(scratch) / f"{source.stem}.o" for source in self.sources]
+            commands = [
+                [cxx, *arguments, "-c", str(source), "-o", str(made)]
+                for source, made in zip(self.sources, objects, strict=True)
+            ]
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(self._run, commands))
+            linked = Path(scratch) / target.name
+            rpaths = dict.fromkeys(f"-Wl,-rpath,{lib.library.parent}" for lib in libraries)
+            self._run(
+                [cxx, "-shared", "-Wl,-Bsymbolic", f"-Wl,-soname,{target.name}", *self.compile_args,
+                 *map(str, objects), *(str(lib.library) for lib in libraries), *rpaths, "-ldl", "-o", str(linked)]
+            )
+            linked.replace(target)
+
+    def _run(self, command: list[str]) -> None:
+        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+        if finished.returncode:
+            raise DnnUnavailableError(
+                f"the runtime library of {self.name} failed to compile:\n{' '.join(command)}\n{finished.stderr}"
+            )
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+def _register_dgemm(library: ctypes.CDLL) -> None:
+    """Give the float64 convolution SciPy's BLAS, which is there wherever PyTensor is."""
+    from scipy.linalg import cython_blas
+
+    capsule = cython_blas.__pyx_capi__["dgemm"]
+    name = ctypes.pythonapi.PyCapsule_GetName
+    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    library.dnnops_onednn_set_dgemm(ctypes.c_void_p(pointer(capsule, name(capsule))))
+
+
+ONEDNN = RuntimeLibrary("onednn", lambda: (find_onednn(),), ("-fopenmp",), [_register_dgemm])
+CUDNN = RuntimeLibrary("cudnn", lambda: (find_cudnn(), find_cuda()))

@@ -1,0 +1,279 @@
+"""Where the libraries and their headers are.
+
+Wheels come first, then the environment variables that NVIDIA's and Intel's installers set, conda,
+and the system's directories. For cuDNN, ``dnn.base_path`` and its kin come before all of these when
+they are set: somebody who sets a path means it.
+
+Nothing is loaded here: versions are read from the headers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import site
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from dnnops.errors import DnnUnavailableError
+
+__all__ = ["Library", "find_cuda", "find_cuda_headers", "find_cudnn", "find_onednn"]
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library with its headers.
+
+    Attributes
+    ----------
+    name : str
+        The library's name, as its makers write it.
+    include_dirs : tuple of Path
+        Directories for ``-I``.
+    library : Path
+        The shared library to link and load.
+    version : tuple of int
+        Major, minor and patch number, from the headers.
+    origin : str
+        Where it was found, in words: ``wheel``, ``flag dnn.base_path``, ``CUDNN_PATH``, ...
+    """
+
+    name: str
+    include_dirs: tuple[Path, ...]
+    library: Path
+    version: tuple[int, int, int]
+    origin: str
+
+    @property
+    def version_text(self) -> str:
+        """The version with dots."""
+        return ".".join(map(str, self.version))
+
+
+def _roots(variables: Iterable[str]) -> Iterator[tuple[Path, str]]:
+    """Directories with ``include`` and ``lib`` below them, best first."""
+    for prefix in dict.fromkeys((sys.prefix, sys.base_prefix, site.USER_BASE or sys.prefix)):
+        yield Path(prefix), "wheel"
+    # `pip install --target` puts a wheel's lib and include beside the packages.
+    for entry in sys.path:
+        if entry and Path(entry).is_dir():
+            yield Path(entry), "wheel"
+    for variable in (*variables, "CONDA_PREFIX"):
+        if value := os.environ.get(variable):
+            yield Path(value), variable
+    for prefix in ("/usr/local/cuda", "/usr/local", "/usr"):
+        yield Path(prefix), "system"
+
+
+def _library_dirs(root: Path) -> list[Path]:
+    machine = f"{os.uname().machine}-linux-gnu"
+    return [root / "lib", root / "lib64", root / "lib" / machine, root / "targets" / machine / "lib"]
+
+
+def _first_file(directories: Iterable[Path], names: Iterable[str]) -> Path | None:
+    names = tuple(names)
+    for directory in directories:
+        for name in names:
+            if (candidate := directory / name).is_file():
+                return candidate.resolve()
+    return None
+
+
+def _version(header: Path, prefix: str) -> tuple[int, int, int]:
+    text = header.read_text(encoding="utf-8", errors="replace")
+
+    def number(part: str) -> int:
+        match = re.search(rf"^\s*#\s*define\s+{prefix}_{part}\w*\s+(\d+)", text, re.MULTILINE)
+        if match is None:
+            raise DnnUnavailableError(f"{header} does not define {prefix}_{part}")
+        return int(match[1])
+
+    return number("MAJOR"), number("MINOR"), number("PATCH")
+
+
+@lru_cache(maxsize=1)
+def find_onednn() -> Library:
+    """Find oneDNN 3 with its headers.
+
+    Returns
+    -------
+    Library
+        The first installation that has both.
+
+    Raises
+    ------
+    DnnUnavailableError
+        If there is none; the message says what installs it.
+    """
+    for root, origin in _roots(("DNNLROOT", "ONEAPI_ROOT")):
+        library = _first_file(_library_dirs(root), ("libdnnl.so.3",))
+        header = _first_file([root / "include" / "oneapi" / "dnnl"], ("dnnl_version.h",))
+        if library is None or header is None:
+            continue
+        include = header.parents[2]
+        # Debian keeps the numbers in a header of their own.
+        for name in ("dnnl_version.h", "dnnl_config.h"):
+            try:
+                version = _version(header.parent / name, "DNNL_VERSION")
+            except (DnnUnavailableError, OSError):
+                continue
+            if version[0] == 3:
+                return Library("oneDNN", (include,), library, version, origin)
+    raise DnnUnavailableError(
+        "oneDNN 3 and its headers were not found in the wheels' directories, DNNLROOT, CONDA_PREFIX"
+        " or the system's; `pip install onednn-cpu-gomp onednn-devel-cpu-gomp` installs both"
+    )
+
+
+def _flag(name: str) -> str:
+    from pytensor import config
+
+    return str(getattr(config, f"dnn__{name}", "") or "")
+
+
+def _nvidia_wheels() -> Iterator[Path]:
+    """The ``nvidia`` directories that NVIDIA's wheels share."""
+    for entry in dict.fromkeys([*sys.path, *site.getsitepackages()]):
+        directory = Path(entry or ".") / "nvidia"
+        if directory.is_dir():
+            yield directory
+
+
+def find_cudnn() -> Library:
+    """Find cuDNN 9 with its headers.
+
+    Returns
+    -------
+    Library
+        The first installation that has both.
+
+    Raises
+    ------
+    DnnUnavailableError
+        If there is none; the message says where it was looked for and what installs it.
+    """
+    return _find_cudnn(_flag("base_path"), _flag("include_path"), _flag("library_path"))
+
+
+@lru_cache(maxsize=8)
+def _find_cudnn(base_path: str, include_path: str, library_path: str) -> Library:
+    names = ("libcudnn.so.9", "libcudnn.so")
+    places: list[tuple[list[Path], list[Path], str]] = []
+    if base_path or include_path or library_path:
+        base = [Path(base_path)] if base_path else []
+        includes = [Path(include_path)] if include_path else [root / "include" for root in base]
+        libraries = (
+            [Path(library_path)]
+            if library_path
+            else [directory for root in base for directory in _library_dirs(root)]
+        )
+        places.append((includes, libraries, "flag dnn.base_path, dnn.include_path or dnn.library_path"))
+    for nvidia in _nvidia_wheels():
+        places.append(([nvidia / "cudnn" / "include"], [nvidia / "cudnn" / "lib"], "wheel"))
+    for root, origin in _roots(("CUDNN_PATH", "CUDNN_HOME", "CUDA_PATH", "CUDA_HOME")):
+        includes = [root / "include", root / "include" / f"{os.uname().machine}-linux-gnu"]
+        places.append((includes, _library_dirs(root), origin))
+    for includes, libraries, origin in places:
+        header = _first_file(includes, ("cudnn_version.h",))
+        library = _first_file(libraries, names)
+        if header is None or library is None:
+            if origin.startswith("flag"):
+                raise DnnUnavailableError(
+                    f"cuDNN: no cudnn_version.h in {list(map(str, includes))} or no {names[0]} in"
+                    f" {list(map(str, libraries))}, where the flags dnn.base_path, dnn.include_path"
+                    " and dnn.library_path point"
+                )
+            continue
+        version = _version(header, "CUDNN")
+        if version[0] >= 9:
+            return Library("cuDNN", (header.parent,), library, version, origin)
+    raise DnnUnavailableError(
+        "cuDNN 9 and its headers were not found in the wheels' directories, CUDNN_PATH, CUDA_PATH,"
+        " CONDA_PREFIX or the system's; `pip install dnnops[cuda13]` (or [cuda12]) installs both"
+    )
+
+
+def find_cuda_headers() -> tuple[Path, ...]:
+    """Directories with CUDA's runtime headers, complete enough to compile.
+
+    Returns
+    -------
+    tuple of Path
+        Directories for ``-I``.
+
+    Raises
+    ------
+    DnnUnavailableError
+        If ``cuda_runtime_api.h`` or ``crt/host_defines.h`` is missing.
+    """
+    return find_cuda().include_dirs
+
+
+@lru_cache(maxsize=1)
+def find_cuda() -> Library:
+    """Find CUDA's runtime library with its headers, of the major version that CuPy is for.
+
+    Returns
+    -------
+    Library
+        ``libcudart`` and the header directories.
+
+    Raises
+    ------
+    DnnUnavailableError
+        If CuPy, the library, or a header is missing; the message says which.
+    """
+    major = _cupy_cuda_major()
+    name = f"libcudart.so.{major}"
+    missing: list[str] = []
+    for includes, libraries, origin in _cuda_places(major):
+        library = _first_file(libraries, (name,))
+        header = _first_file(includes, ("cuda_runtime_api.h",))
+        if library is None or header is None:
+            continue
+        if _first_file(includes, ("crt/host_defines.h",)) is None:
+            # The runtime's headers include it, and their wheel does not have it.
+            missing.append(f"{header.parent} lacks crt/host_defines.h")
+            continue
+        text = header.read_text(encoding="utf-8", errors="replace")
+        match = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
+        number = int(match[1]) if match else 0
+        if number // 1000 != major:
+            missing.append(f"{header} is for CUDA {number // 1000}, CuPy for CUDA {major}")
+            continue
+        version = (number // 1000, number % 1000 // 10, number % 10)
+        found = tuple(d for d in includes if d.is_dir())
+        return Library("CUDA runtime", found, library, version, origin)
+    detail = f" ({'; '.join(missing)})" if missing else ""
+    raise DnnUnavailableError(
+        f"CUDA {major}'s runtime library {name} with its headers was not found{detail};"
+        f" `pip install dnnops[cuda{major}]` installs it"
+    )
+
+
+def _cupy_cuda_major() -> int:
+    try:
+        from cupy_backends.cuda.api import runtime
+    except ImportError as error:
+        raise DnnUnavailableError(
+            f"CuPy cannot be imported ({error}); `pip install dnnops[cuda13]` (or [cuda12]) installs it"
+        ) from error
+    return int(runtime._getLocalRuntimeVersion() if hasattr(runtime, "_getLocalRuntimeVersion") else runtime.runtimeGetVersion()) // 1000
+
+
+def _cuda_places(major: int) -> Iterator[tuple[list[Path], list[Path], str]]:
+    for nvidia in _nvidia_wheels():
+        # Since CUDA 13 all wheels share one directory; before, each had its own.
+        shared = nvidia / f"cu{major}"
+        runtime, compiler = nvidia / "cuda_runtime", nvidia / "cuda_nvcc"
+        yield [shared / "include"], [shared / "lib"], "wheel"
+        yield [runtime / "include", compiler / "include"], [runtime / "lib"], "wheel"
+        # Libraries from a wheel, headers from a toolkit.
+        for root in ("/usr/local/cuda", os.environ.get("CUDA_PATH", "")):
+            if root:
+                yield [Path(root) / "include"], [shared / "lib", runtime / "lib"], "wheel and toolkit"
+    for root, origin in _roots(("CUDA_PATH", "CUDA_HOME")):
+        yield [root / "include"], _library_dirs(root), origin

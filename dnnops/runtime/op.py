@@ -1,0 +1,277 @@
+"""The base class of all backend Ops: one mechanism for emitted C, ctypes and errors.
+
+A backend Op is a pair of functions of a runtime library (``c_code/runtime/dnnops_runtime.h``): one
+that checks the operands and gives the outputs' shapes, one that computes. What an Op adds is its
+parameters, as 64-bit words, and its symbolic side.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any, ClassVar
+
+import numpy as np
+from pytensor.graph.basic import Apply
+from pytensor.link.c.op import COp
+from pytensor.link.c.params_type import ParamsType
+from pytensor.tensor.type import TensorType
+
+from dnnops.errors import DnnTypeError, error_from_status
+from dnnops.runtime.build import RuntimeLibrary, c_code_dir
+
+__all__ = ["DTYPE_CODES", "MAX_NDIM", "OperandAccess", "RuntimeOp", "operand_access", "raise_status"]
+
+#: ``dnnops_dtype`` of each dtype's name.
+DTYPE_CODES = {
+    "float32": 0,
+    "float64": 1,
+    "float16": 2,
+    "bfloat16": 3,
+    "int8": 4,
+    "uint8": 5,
+    "int32": 6,
+    "int64": 7,
+    "bool": 8,
+}
+MAX_NDIM = 8
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int64),
+        ("ndim", ctypes.c_int64),
+        ("shape", ctypes.c_int64 * MAX_NDIM),
+        ("strides", ctypes.c_int64 * MAX_NDIM),
+    ]
+
+
+class _Context(ctypes.Structure):
+    _fields_ = [
+        ("state", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+        ("device", ctypes.c_int64),
+    ]
+
+
+@dataclass(frozen=True)
+class OperandAccess:
+    """How arrays of one PyTensor Type are read and allocated.
+
+    Attributes
+    ----------
+    header : str
+        C header that declares the functions below.
+    read, prepare : str
+        C functions: ``int read(array, dtype, dnnops_tensor *)`` and
+        ``int prepare(array *, format, dnnops_tensor *)``; both set a Python exception and return -1
+        on failure.
+    pointer : callable
+        Address of an array's first element.
+    empty : callable
+        Makes an uninitialized array from shape, dtype and memory format.
+    """
+
+    header: str
+    read: str
+    prepare: str
+    pointer: Callable[[Any], int]
+    empty: Callable[[tuple[int, ...], str, str], Any]
+
+
+def permuted_empty(empty: Callable[..., Any], shape: tuple[int, ...], dtype: Any, memory_format: str) -> Any:
+    """Allocate an array whose memory has the axes in the order of a memory format."""
+    if memory_format == "contiguous" or len(shape) < 3:
+        return empty(shape, dtype)
+    order = (0, *range(2, len(shape)), 1)
+    memory = empty(tuple(shape[axis] for axis in order), dtype)
+    return memory.transpose([order.index(axis) for axis in range(len(shape))])
+
+
+@singledispatch
+def operand_access(type_: Any) -> OperandAccess:
+    """The access functions for operands of a PyTensor Type."""
+    raise DnnTypeError(f"an operand of type {type_} has no access functions")
+
+
+@operand_access.register(TensorType)
+def _(type_: TensorType) -> OperandAccess:
+    return OperandAccess(
+        header="dnnops_emit.h",
+        read="dnnops_ndarray_read",
+        prepare="dnnops_ndarray_prepare",
+        pointer=lambda array: array.ctypes.data,
+        empty=lambda shape, dtype, memory_format: permuted_empty(np.empty, shape, dtype, memory_format),
+    )
+
+
+def raise_status(library: RuntimeLibrary, status: int) -> None:
+    """Raise the exception of a status that a function of a runtime library returned.
+
+    Parameters
+    ----------
+    library : RuntimeLibrary
+        The library that failed in this thread.
+    status : int
+        What its function returned; 0 raises nothing.
+
+    Raises
+    ------
+    DnnError
+        The subclass that belongs to the status, with the library's words.
+    """
+    if status:
+        raise error_from_status(status, library.library.dnnops_last_error().decode(errors="replace"))
+
+
+class RuntimeOp(COp):
+    """An Op that is computed by a function of a runtime library.
+
+    Subclasses set `library` and `function`, define :meth:`parameters` and ``make_node``, and may set
+    ``destroy_map`` ``{0: [i]}``: then input ``i``'s array becomes the output.
+    """
+
+    library: ClassVar[RuntimeLibrary]
+    #: Name of the C function that computes; the one that gives shapes has ``_shape`` appended.
+    function: ClassVar[str]
+    #: Order in memory of the first output's axes: ``contiguous`` or ``channels_last``.
+    memory_format: str = "contiguous"
+
+    params_type = ParamsType(words=TensorType("int64", shape=(None,)))
+    # float16 operands are the library's affair, so PyTensor needn't keep C away from them.
+    _f16_ok = True
+
+    def parameters(self) -> list[int]:
+        """The parameters of the C functions, as 64-bit words."""
+        return []
+
+    @property
+    def words(self) -> np.ndarray:
+        """The parameters as the vector that C code gets."""
+        return np.array(self.parameters(), dtype=np.int64)
+
+    def context(self, node: Apply, inputs: list[Any]) -> tuple[int, int]:
+        """Stream and device of a call, for :meth:`perform`."""
+        return 0, 0
+
+    #: C expressions of the stream and the device; `sub` of :meth:`c_code` is not needed for them.
+    c_stream: ClassVar[str] = "NULL"
+
+    def c_device(self, node: Apply) -> str:
+        """C expression of the device's number."""
+        return "0"
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        functions = self.library.library
+        tensors = (_Tensor * len(inputs))()
+        for variable, value, tensor in zip(node.inputs, inputs, tensors, strict=True):
+            _describe(operand_access(variable.type), value, variable.type.dtype, tensor)
+        results = (_Tensor * len(node.outputs))()
+        words = self.words
+        stream, device = self.context(node, inputs)
+        context = _Context(None, stream, device)
+        arguments = (
+            ctypes.byref(context),
+            ctypes.c_void_p(words.ctypes.data),
+            tensors,
+            results,
+        )
+        raise_status(self.library, getattr(functions, f"{self.function}_shape")(*arguments))
+        for index, (variable, tensor) in enumerate(zip(node.outputs, results, strict=True)):
+            access = operand_access(variable.type)
+            if index in self.destroy_map:
+                array = inputs[self.destroy_map[index][0]]
+            else:
+                shape = tuple(tensor.shape[: tensor.ndim])
+                memory_format = self.memory_format if index == 0 else "contiguous"
+                array = access.empty(shape, variable.type.dtype, memory_format)
+            _describe(access, array, variable.type.dtype, tensor)
+            output_storage[index][0] = array
+        raise_status(self.library, getattr(functions, self.function)(*arguments))
+
+    def c_code_cache_version(self) -> tuple[Hashable, ...]:
+        return (1, self.library.source_hash)
+
+    def c_headers(self, **kwargs: Any) -> list[str]:
+        return ["dnnops_emit.h"]
+
+    def c_header_dirs(self, **kwargs: Any) -> list[str]:
+        return [str(c_code_dir() / "runtime"), str(c_code_dir() / "gpuarray")]
+
+    def c_libraries(self, **kwargs: Any) -> list[str]:
+        return [f":{self.library.path.name}"]
+
+    def c_lib_dirs(self, **kwargs: Any) -> list[str]:
+        return [str(self.library.path.parent)]
+
+    def c_compile_args(self, **kwargs: Any) -> list[str]:
+        # Loading it here makes sure that what it needs from Python is registered.
+        self.library.library  # noqa: B018
+        return [f"-Wl,-rpath,{self.library.path.parent}"]
+
+    def c_support_code(self, **kwargs: Any) -> str:
+        functions = (f"{self.function}_shape", self.function)
+        declarations = "\n".join(
+            f"int {name}(const dnnops_context *, const int64_t *, const dnnops_tensor *, dnnops_tensor *);"
+            for name in functions
+        )
+        return f'extern "C" {{\n{declarations}\n}}\n'
+
+    def c_support_code_struct(self, node: Apply, name: str) -> str:
+        return f"void *state_{name};\n"
+
+    def c_init_code_struct(self, node: Apply, name: str, sub: dict[str, str]) -> str:
+        return f"state_{name} = NULL;\n"
+
+    def c_cleanup_code_struct(self, node: Apply, name: str) -> str:
+        return f"if (state_{name}) dnnops_state_free(state_{name});\n"
+
+    def c_code(self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: dict[str, str]) -> str:
+        fail = sub["fail"]
+        reads = "".join(
+            f"if ({operand_access(v.type).read}({c_name}, {DTYPE_CODES[v.type.dtype]}, &in[{i}])) {{ {fail} }}\n"
+            for i, (v, c_name) in enumerate(zip(node.inputs, inputs, strict=True))
+        )
+        prepares = "".join(
+            self._c_prepare(node, index, inputs, c_name, fail) for index, c_name in enumerate(outputs)
+        )
+        arguments = f"(&context, (const int64_t *)PyArray_DATA({sub['params']}->words), in, out)"
+        return f"""
+{{
+dnnops_tensor in[{max(1, len(inputs))}], out[{len(outputs)}];
+dnnops_context context = {{&state_{name}, {self.c_stream}, {self.c_device(node)}}};
+int status;
+{reads}
+status = {self.function}_shape{arguments};
+if (status) {{ dnnops_raise(status, dnnops_last_error()); {fail} }}
+{prepares}
+Py_BEGIN_ALLOW_THREADS
+status = {self.function}{arguments};
+Py_END_ALLOW_THREADS
+if (status) {{ dnnops_raise(status, dnnops_last_error()); {fail} }}
+}}
+"""
+
+    def _c_prepare(self, node: Apply, index: int, inputs: list[str], c_name: str, fail: str) -> str:
+        if index in self.destroy_map:
+            source = self.destroy_map[index][0]
+            return (
+                f"Py_XDECREF({c_name}); {c_name} = {inputs[source]}; Py_INCREF({c_name});\n"
+                f"out[{index}] = in[{source}];\n"
+            )
+        access = operand_access(node.outputs[index].type)
+        memory_format = (self.memory_format if index == 0 else "contiguous").upper()
+        return f"if ({access.prepare}(&{c_name}, DNNOPS_{memory_format}, &out[{index}])) {{ {fail} }}\n"
+
+
+def _describe(access: OperandAccess, array: Any, dtype: str, tensor: _Tensor) -> None:
+    if array.ndim > MAX_NDIM:
+        raise DnnTypeError(f"arrays of more than {MAX_NDIM} dimensions are not taken, got {array.ndim}")
+    tensor.data = access.pointer(array)
+    tensor.dtype = DTYPE_CODES[dtype]
+    tensor.ndim = array.ndim
+    tensor.shape[: array.ndim] = array.shape
+    tensor.strides[: array.ndim] = array.strides
