@@ -14,5 +14,6 @@ register_flags()
 
 __version__ = "0.1.0"
 
+import dnnops.rewriting.softmax_grad  # noqa: E402
 import dnnops.rewriting.to_onednn  # noqa: E402
 from dnnops import nnet  # noqa: E402

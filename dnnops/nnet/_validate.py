@@ -20,7 +20,8 @@ FLOAT_DTYPES = ("float16", "float32", "float64")
 #: cuDNN and oneDNN take sizes as 32-bit integers.
 MAX_PARAMETER = 2**31 - 1
 
-Shape = tuple[int | None, ...]
+#: Sizes: ints, and None for those not yet known.
+Shape = tuple[Any, ...]
 
 
 def show_shape(shape: Sequence[int | None]) -> str:
@@ -148,8 +149,10 @@ def static_int(value: Any) -> int | None:
         return None
 
 
-def vector_entries(vector: Variable, length: int) -> tuple[int | TensorVariable, ...]:
+def vector_entries(vector: Any, length: int) -> tuple[int | TensorVariable, ...]:
     """Return the entries of an int vector: ints where they are constant."""
+    if isinstance(vector, Constant):
+        return tuple(vector.data.tolist())
     entries = []
     for i in range(length):
         entry = vector[i]
@@ -158,7 +161,7 @@ def vector_entries(vector: Variable, length: int) -> tuple[int | TensorVariable,
     return tuple(entries)
 
 
-def static_vector(vector: Variable, length: int) -> Shape:
+def static_vector(vector: Any, length: int) -> Shape:
     """Return the entries of an int vector, None where they are not constant."""
     entries = vector_entries(vector, length)
     return tuple(e if isinstance(e, int) else None for e in entries)
@@ -199,7 +202,7 @@ def shape_argument(
     if shape is None:
         return (None,) * ndim
     expected = f"{where}: {name} must have {ndim} entries, each an int, a symbolic int or None"
-    if isinstance(shape, Variable):
+    if isinstance(shape, TensorVariable):
         try:
             length = get_vector_length(shape)
         except ValueError as error:

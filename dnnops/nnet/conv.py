@@ -50,20 +50,20 @@ class Conv(ConvBase):
     the output is (batch, out channels, spatial...).  Parameters as for `ConvBase`.
     """
 
-    def make_node(self, img: Any, kern: Any) -> Apply:
+    def make_node(self, img: Any, kern: Any) -> Apply:  # type: ignore[override]
         img = float_tensor(self.where, "the image", img, self.ndim + 2)
         kern = float_tensor(self.where, "the filters", kern, self.ndim + 2)
         dtype = require_same_dtype(self.where, image=img, filters=kern)
         shape = self.check_shapes(img.type.shape, kern.type.shape)
         return Apply(self, [img, kern], [pt.tensor(dtype=dtype, shape=shape)])
 
-    def infer_shape(self, fgraph, node, shapes):
+    def infer_shape(self, fgraph: Any, node: Apply, shapes: Any) -> list[Any]:
         return [self.output_shape(*shapes)]
 
-    def connection_pattern(self, node):
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[True], [True]]
 
-    def pullback(self, inputs, outputs, cotangents):
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         img, kern = inputs
         (topgrad,) = cotangents
         return [
@@ -71,7 +71,7 @@ class Conv(ConvBase):
             self._sibling(ConvGradWeights)(img, topgrad, spatial_shape(kern)),
         ]
 
-    def perform(self, node, inputs, output_storage):
+    def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         img, kern = inputs
         top_shape = self.check_shapes(img.shape, kern.shape)
         dtype = accumulator_dtype(img.dtype)
@@ -93,7 +93,7 @@ class ConvGradInputs(ConvBase):
     Parameters as for `ConvBase`: those of the convolution.
     """
 
-    def make_node(self, kern: Any, topgrad: Any, shape: Any) -> Apply:
+    def make_node(self, kern: Any, topgrad: Any, shape: Any) -> Apply:  # type: ignore[override]
         kern = float_tensor(self.where, "the filters", kern, self.ndim + 2)
         topgrad = float_tensor(self.where, "the gradient by the output", topgrad, self.ndim + 2)
         dtype = require_same_dtype(self.where, filters=kern, gradient=topgrad)
@@ -104,18 +104,18 @@ class ConvGradInputs(ConvBase):
         self.check_shapes(img_shape, kern.type.shape, topgrad.type.shape)
         return Apply(self, [kern, topgrad, shape], [pt.tensor(dtype=dtype, shape=img_shape)])
 
-    def _img_shape(self, kern, topgrad, spatial):
+    def _img_shape(self, kern: Any, topgrad: Any, spatial: Any) -> tuple[Any, ...]:
         channels = None if kern[1] is None else kern[1] * self.num_groups
         return (topgrad[0], channels, *spatial)
 
-    def infer_shape(self, fgraph, node, shapes):
+    def infer_shape(self, fgraph: Any, node: Apply, shapes: Any) -> list[Any]:
         kern, topgrad, _ = shapes
         return [self._img_shape(kern, topgrad, vector_entries(node.inputs[2], self.ndim))]
 
-    def connection_pattern(self, node):
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[True], [True], [False]]
 
-    def pullback(self, inputs, outputs, cotangents):
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         kern, topgrad, _ = inputs
         (img,) = cotangents
         return [
@@ -124,7 +124,7 @@ class ConvGradInputs(ConvBase):
             disconnected_type(),
         ]
 
-    def perform(self, node, inputs, output_storage):
+    def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         kern, topgrad, spatial = inputs
         img_shape = self._img_shape(kern.shape, topgrad.shape, spatial.tolist())
         self.check_shapes(img_shape, kern.shape, topgrad.shape)
@@ -146,7 +146,7 @@ class ConvGradWeights(ConvBase):
     convolution.
     """
 
-    def make_node(self, img: Any, topgrad: Any, shape: Any) -> Apply:
+    def make_node(self, img: Any, topgrad: Any, shape: Any) -> Apply:  # type: ignore[override]
         img = float_tensor(self.where, "the image", img, self.ndim + 2)
         topgrad = float_tensor(self.where, "the gradient by the output", topgrad, self.ndim + 2)
         dtype = require_same_dtype(self.where, image=img, gradient=topgrad)
@@ -157,18 +157,18 @@ class ConvGradWeights(ConvBase):
         self.check_shapes(img.type.shape, kern_shape, topgrad.type.shape)
         return Apply(self, [img, topgrad, shape], [pt.tensor(dtype=dtype, shape=kern_shape)])
 
-    def _kern_shape(self, img, topgrad, spatial):
+    def _kern_shape(self, img: Any, topgrad: Any, spatial: Any) -> tuple[Any, ...]:
         channels = None if img[1] is None else img[1] // self.num_groups
         return (topgrad[1], channels, *spatial)
 
-    def infer_shape(self, fgraph, node, shapes):
+    def infer_shape(self, fgraph: Any, node: Apply, shapes: Any) -> list[Any]:
         img, topgrad, _ = shapes
         return [self._kern_shape(img, topgrad, vector_entries(node.inputs[2], self.ndim))]
 
-    def connection_pattern(self, node):
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[True], [True], [False]]
 
-    def pullback(self, inputs, outputs, cotangents):
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         img, topgrad, _ = inputs
         (kern,) = cotangents
         return [
@@ -177,7 +177,7 @@ class ConvGradWeights(ConvBase):
             disconnected_type(),
         ]
 
-    def perform(self, node, inputs, output_storage):
+    def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         img, topgrad, spatial = inputs
         kern_shape = self._kern_shape(img.shape, topgrad.shape, spatial.tolist())
         self.check_shapes(img.shape, kern_shape, topgrad.shape)
@@ -214,8 +214,16 @@ def refuse_unshared(where: str, unshared: bool) -> None:
         )
 
 
-def _convolve(where, ndim, input, filters, input_shape, filter_shape, **params):
-    op = Conv(ndim, **params)
+def _convolve(
+    where: str,
+    ndim: int,
+    input: Any,
+    filters: Any,
+    input_shape: Any,
+    filter_shape: Any,
+    **params: Any,
+) -> TensorVariable:
+    op: Any = Conv(ndim, **params)
     input, filters = conv_operands(where, ndim, input=input, filters=filters)
     input = narrow(where, "input", input, "input_shape", input_shape)
     filters = narrow(where, "filters", filters, "filter_shape", filter_shape)

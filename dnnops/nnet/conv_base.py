@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 from pytensor.gradient import DisconnectedType, disconnected_type
-from pytensor.graph.basic import Variable
 from pytensor.graph.op import Op
 
 from dnnops.errors import DnnValueError
-from dnnops.nnet._validate import Shape, show_shape
+from dnnops.nnet._validate import show_shape
 from dnnops.nnet.conv_geometry import (
+    BorderMode,
     canonical_conv_params,
     conv_output_shape,
     resolve_padding,
@@ -54,6 +54,13 @@ class ConvBase(Op):
     # The spatial size of a gradient is the value of an operand.
     _output_type_depends_on_input_value = True
 
+    ndim: int
+    border_mode: BorderMode
+    subsample: tuple[int, ...]
+    filter_flip: bool
+    filter_dilation: tuple[int, ...]
+    num_groups: int
+
     def __init__(
         self,
         ndim: int = 2,
@@ -89,8 +96,10 @@ class ConvBase(Op):
         ``[ndim, border, num_groups, filter_flip, stride[3], dilation[3], pad_begin[3],
         pad_end[3]]``, where border is 0 for explicit padding, 1 for 'half' and 2 for 'full'.
         """
-        border = {"half": 1, "full": 2}.get(self.border_mode, 0)
-        pads = self.border_mode if border == 0 else ((0, 0),) * self.ndim
+        if isinstance(self.border_mode, str):
+            border, pads = {"half": 1, "full": 2}[self.border_mode], ((0, 0),) * self.ndim
+        else:
+            border, pads = 0, self.border_mode
         unused = 3 - self.ndim
         words = [self.ndim, border, self.num_groups, int(self.filter_flip)]
         words += [*self.subsample, *(1,) * unused]
@@ -114,7 +123,7 @@ class ConvBase(Op):
         img: Sequence[int | None],
         kern: Sequence[int | None],
         topgrad: Sequence[int | None] | None = None,
-    ) -> Shape:
+    ) -> tuple[Any, ...]:
         """Check as much of the shapes of image, filters and output as is known.
 
         Parameters
@@ -174,12 +183,10 @@ class ConvBase(Op):
                     fail(f"the gradient by the output must have the shape {show_shape(top)}")
         return top
 
-    def pushforward(
-        self, inputs: Sequence[Variable], outputs: Sequence[Variable], tangents: Sequence[Variable]
-    ) -> list[Variable]:
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
         # Each Op is bilinear in its first two operands.
         first, second, *shape = inputs
-        terms = []
+        terms: list[Any] = []
         if not isinstance(tangents[0].type, DisconnectedType):
             terms.append(self(tangents[0], second, *shape))
         if not isinstance(tangents[1].type, DisconnectedType):
@@ -214,7 +221,9 @@ class ConvBase(Op):
             )
             yield (..., *tap), (..., *window)
 
-    def _pad(self, img_shape: Sequence[int], kernel_spatial: Sequence[int], dtype: np.dtype):
+    def _pad(
+        self, img_shape: Sequence[int], kernel_spatial: Sequence[int], dtype: np.dtype
+    ) -> tuple[np.ndarray, tuple]:
         # A zero array of the padded image's shape, and its part that is the image.
         pads = self.padding(kernel_spatial)
         padded = [n + begin + end for n, (begin, end) in zip(img_shape[2:], pads, strict=True)]

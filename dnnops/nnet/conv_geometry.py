@@ -40,8 +40,10 @@ def canonical_border_mode(border_mode: Any, ndim: int, where: str = "convolution
     if isinstance(border_mode, str):
         if border_mode == "valid":
             return ((0, 0),) * ndim
-        if border_mode == "half" or border_mode == "full":
-            return border_mode
+        if border_mode == "half":
+            return "half"
+        if border_mode == "full":
+            return "full"
     elif is_int(border_mode):
         border_mode = (border_mode,) * ndim
     elif not isinstance(border_mode, (tuple, list)):
@@ -123,7 +125,7 @@ def conv_output_shape(
     subsample = subsample or (1,) * ndim
     filter_dilation = filter_dilation or (1,) * ndim
     pads = resolve_padding(border_mode, kern_shape[2:], filter_dilation)
-    spatial = []
+    spatial: list[Any] = []
     for size, kernel, (begin, end), stride, dilation in zip(
         img_shape[2:], kern_shape[2:], pads, subsample, filter_dilation, strict=True
     ):

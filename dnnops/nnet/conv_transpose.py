@@ -21,10 +21,12 @@ __all__ = [
 ]
 
 
-def _apply_gradient(where, op, first, second, shape_name, shape):
+def _apply_gradient(
+    where: str, op: Any, first: Any, second: Any, shape_name: str, shape: Any
+) -> TensorVariable:
     # The spatial part of the wanted shape is an operand; the rest narrows the result's type.
     entries = shape_argument(where, shape_name, shape, op.ndim + 2)
-    spatial = entries[2:]
+    spatial: Any = entries[2:]
     if None in spatial:
         raise DnnValueError(
             f"{where}: {shape_name} must give the {op.ndim} spatial sizes, because several are "
@@ -36,15 +38,30 @@ def _apply_gradient(where, op, first, second, shape_name, shape):
 
 
 def _grad_wrt_inputs(
-    where, ndim, output_grad, filters, shape_name, input_shape, filter_shape, **params
-):
+    where: str,
+    ndim: int,
+    output_grad: Any,
+    filters: Any,
+    shape_name: str,
+    input_shape: Any,
+    filter_shape: Any,
+    **params: Any,
+) -> TensorVariable:
     op = ConvGradInputs(ndim, **params)
     output_grad, filters = conv_operands(where, ndim, output_grad=output_grad, filters=filters)
     filters = narrow(where, "filters", filters, "filter_shape", filter_shape)
     return _apply_gradient(where, op, filters, output_grad, shape_name, input_shape)
 
 
-def _grad_wrt_weights(where, ndim, input, output_grad, filter_shape, input_shape, **params):
+def _grad_wrt_weights(
+    where: str,
+    ndim: int,
+    input: Any,
+    output_grad: Any,
+    filter_shape: Any,
+    input_shape: Any,
+    **params: Any,
+) -> TensorVariable:
     op = ConvGradWeights(ndim, **params)
     input, output_grad = conv_operands(where, ndim, input=input, output_grad=output_grad)
     input = narrow(where, "input", input, "input_shape", input_shape)

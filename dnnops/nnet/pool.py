@@ -7,13 +7,13 @@ gradient, and NaN counts as the maximum.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_type
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.tensor.variable import TensorVariable
 
@@ -78,6 +78,9 @@ class PoolBase(Op):
     #: The data operands that the result depends on in a differentiable way.
     connected: tuple[str, ...]
 
+    # Of a subclass: the Op itself in NumPy, given the windows and the data operands.
+    _compute: Callable[..., np.ndarray]
+
     def __init__(self, ndim: int, ignore_border: bool):
         if ndim not in (1, 2, 3):
             raise DnnValueError(
@@ -116,10 +119,10 @@ class PoolBase(Op):
 
     def check_shapes(
         self,
-        data: Sequence[Sequence[int | None]],
-        ws: Sequence[int | None],
-        stride: Sequence[int | None],
-        pad: Sequence[int | None],
+        data: Sequence[Sequence[Any]],
+        ws: Sequence[Any],
+        stride: Sequence[Any],
+        pad: Sequence[Any],
     ) -> tuple[Shape, Shape]:
         """Check as much of the shapes and parameters as is known.
 
@@ -171,18 +174,16 @@ class PoolBase(Op):
         pooled = {n: s for n, s in shapes.items() if n in self.pooled}
         return img, merge_shapes(self.where, output=out, **pooled)
 
-    def infer_shape(self, fgraph, node, shapes):
+    def infer_shape(self, fgraph: Any, node: Apply, shapes: Any) -> list[Any]:
         if not self.pooled_result:
             return [shapes[0]]
-        vectors = (vector_entries(v, self.ndim) for v in node.inputs[-3:])
-        return [pool_output_shape(shapes[0], *vectors, self.ignore_border)]
+        ws, stride, pad = (vector_entries(v, self.ndim) for v in node.inputs[-3:])
+        return [pool_output_shape(shapes[0], ws, stride, pad, self.ignore_border)]
 
-    def connection_pattern(self, node):
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[name in self.connected] for name in (*self.operands, "ws", "stride", "pad")]
 
-    def pushforward(
-        self, inputs: Sequence[Variable], outputs: Sequence[Variable], tangents: Sequence[Variable]
-    ) -> list[Variable]:
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
         # Linear in the last data operand, piecewise constant in the others that are connected.
         last = len(self.operands) - 1
         if not isinstance(tangents[last].type, DisconnectedType):
@@ -194,7 +195,7 @@ class PoolBase(Op):
             return [disconnected_type()]
         return [outputs[0].zeros_like()]
 
-    def perform(self, node, inputs, output_storage):
+    def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         cut = len(self.operands)
         data, vectors = inputs[:cut], [v.tolist() for v in inputs[cut:]]
         img_shape, out_shape = self.check_shapes([x.shape for x in data], *vectors)
@@ -247,7 +248,7 @@ class Pool(ModePoolBase):
     pooled_result = True
     connected = ("x",)
 
-    def pullback(self, inputs, outputs, cotangents):
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         x, *vectors = inputs
         (gz,) = cotangents
         if self.mode == "max":
@@ -257,7 +258,7 @@ class Pool(ModePoolBase):
             grad = op(x, gz, *vectors)
         return [grad, *(disconnected_type() for _ in vectors)]
 
-    def pushforward(self, inputs, outputs, tangents):
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
         if self.mode != "max" or isinstance(tangents[0].type, DisconnectedType):
             return super().pushforward(inputs, outputs, tangents)
         x, *vectors = inputs
@@ -282,7 +283,7 @@ class MaxPoolGrad(PoolBase):
     pooled_result = False
     connected = ("x", "gz")
 
-    def pullback(self, inputs, outputs, cotangents):
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         x, maxout, _, *vectors = inputs
         op = MaxPoolGradGrad(self.ndim, self.ignore_border)
         return [
@@ -292,7 +293,9 @@ class MaxPoolGrad(PoolBase):
             *(disconnected_type() for _ in vectors),
         ]
 
-    def _compute(self, windows: Windows, x: np.ndarray, maxout: np.ndarray, gz: np.ndarray):
+    def _compute(
+        self, windows: Windows, x: np.ndarray, maxout: np.ndarray, gz: np.ndarray
+    ) -> np.ndarray:
         chosen = windows.first_maximum(x)
         count = int(np.prod(windows.ws))
         parts = (np.where(chosen == element, gz, 0) for element in range(count))
@@ -310,7 +313,7 @@ class AveragePoolGrad(ModePoolBase):
     pooled_result = False
     connected = ("gz",)
 
-    def pullback(self, inputs, outputs, cotangents):
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         _, _, *vectors = inputs
         op = Pool(self.ndim, self.mode, self.ignore_border)
         grad = op(cotangents[0], *vectors)
@@ -333,7 +336,7 @@ class MaxPoolGradGrad(PoolBase):
     pooled_result = True
     connected = ("x", "ggx")
 
-    def pullback(self, inputs, outputs, cotangents):
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         x, maxout, _, *vectors = inputs
         op = MaxPoolGrad(self.ndim, self.ignore_border)
         return [
@@ -343,13 +346,24 @@ class MaxPoolGradGrad(PoolBase):
             *(disconnected_type() for _ in vectors),
         ]
 
-    def _compute(self, windows: Windows, x: np.ndarray, maxout: np.ndarray, ggx: np.ndarray):
+    def _compute(
+        self, windows: Windows, x: np.ndarray, maxout: np.ndarray, ggx: np.ndarray
+    ) -> np.ndarray:
         chosen = windows.first_maximum(x)
         return np.take_along_axis(windows.of(ggx, fill=0), chosen[..., None], axis=-1)[..., 0]
 
 
-def _pool(where, ndim, input, ws, ignore_border, stride, pad, mode):
-    op = Pool(ndim, mode, bool(ignore_border))
+def _pool(
+    where: str,
+    ndim: int,
+    input: Any,
+    ws: Any,
+    ignore_border: bool | None,
+    stride: Any,
+    pad: Any,
+    mode: str,
+) -> TensorVariable:
+    op: Any = Pool(ndim, mode, bool(ignore_border))
     x = float_tensor(where, "input", input)
     lead = x.type.ndim - ndim
     if lead < 0:

@@ -87,7 +87,7 @@ class Windows:
         axes = list(zip(img_shape[2:], out_shape[2:], ws, stride, pad, strict=True))
         # Long enough for the image and for every window, be it the larger at either end.
         self._extent = tuple(max((o - 1) * s + w, n + p) for n, o, w, s, p in axes)
-        self._inside = (..., *(slice(p, p + n) for n, _, _, _, p in axes))
+        self._inside: Any = (..., *(slice(p, p + n) for n, _, _, _, p in axes))
 
     def of(self, array: np.ndarray, fill: float) -> np.ndarray:
         """Return a view (..., windows..., elements of a window) of an array of images."""
@@ -97,7 +97,7 @@ class Windows:
         extended[self._inside] = array
         axes = tuple(range(-ndim, 0))
         every = sliding_window_view(extended, self.ws, axis=axes)
-        chosen = tuple(
+        chosen: Any = tuple(
             slice(0, (o - 1) * s + 1, s)
             for o, s in zip(self.out_shape[2:], self.stride, strict=True)
         )
@@ -131,7 +131,7 @@ class Windows:
         """
         total = np.zeros((*self.img_shape[:2], *self._extent), dtype=dtype)
         for offset, part in zip(np.ndindex(*self.ws), parts, strict=True):
-            where = tuple(
+            where: Any = tuple(
                 slice(i, i + (o - 1) * s + 1, s)
                 for i, o, s in zip(offset, self.out_shape[2:], self.stride, strict=True)
             )

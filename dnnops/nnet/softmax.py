@@ -5,7 +5,7 @@ The forward Ops are PyTensor's own, `pytensor.tensor.special.Softmax` and `LogSo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pytensor.tensor as pt
 from numpy.exceptions import AxisError
 from numpy.lib.array_utils import normalize_axis_tuple
 from pytensor.gradient import DisconnectedType, disconnected_type
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 
 from dnnops.errors import DnnTypeError, DnnValueError
@@ -46,8 +46,15 @@ class SoftmaxGradBase(Op):
     #: What messages call the second operand.
     output_name: str
 
+    # Of a subclass: the two gradients, the tangent along the second operand (along the first
+    # the Op is linear), and the Op itself in NumPy.
+    _by_gz: Callable[[Any, Any], Any]
+    _by_output: Callable[[Any, Any], Any]
+    _tangent_by_output: Callable[[Any, Any], Any]
+    _compute: Callable[[np.ndarray, np.ndarray], np.ndarray]
+
     def __init__(self, axis: int | tuple[int, ...] | None):
-        axes = (axis,) if is_int(axis) else axis
+        axes: Any = (axis,) if is_int(axis) else axis
         if axes is not None:
             if not isinstance(axes, (tuple, list)) or not all(is_int(a) for a in axes):
                 raise DnnTypeError(
@@ -57,7 +64,7 @@ class SoftmaxGradBase(Op):
             axes = tuple(int(a) for a in axes)
         self.axis = axes
 
-    def make_node(self, gz: Any, output: Any) -> Apply:
+    def make_node(self, gz: Any, output: Any) -> Apply:  # type: ignore[override]
         name = type(self).__name__
         gz = float_tensor(name, "gz", gz)
         output = float_tensor(name, self.output_name, output, gz.type.ndim)
@@ -72,20 +79,18 @@ class SoftmaxGradBase(Op):
         shape = merge_shapes(name, **{"gz": gz.type.shape, self.output_name: output.type.shape})
         return Apply(self, [gz, output], [pt.tensor(dtype=dtype, shape=shape)])
 
-    def infer_shape(self, fgraph, node, shapes):
+    def infer_shape(self, fgraph: Any, node: Apply, shapes: Any) -> list[Any]:
         return [shapes[1]]
 
-    def connection_pattern(self, node):
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[True], [True]]
 
-    def pullback(self, inputs, outputs, cotangents):
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         (g,) = cotangents
         return [self._by_gz(inputs, g), self._by_output(inputs, g)]
 
-    def pushforward(
-        self, inputs: Sequence[Variable], outputs: Sequence[Variable], tangents: Sequence[Variable]
-    ) -> list[Variable]:
-        terms = []
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
+        terms: list[Any] = []
         if not isinstance(tangents[0].type, DisconnectedType):
             terms.append(self(tangents[0], inputs[1]))
         if not isinstance(tangents[1].type, DisconnectedType):
@@ -94,7 +99,7 @@ class SoftmaxGradBase(Op):
             return [disconnected_type()]
         return [terms[0] if len(terms) == 1 else terms[0] + terms[1]]
 
-    def perform(self, node, inputs, output_storage):
+    def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         gz, output = inputs
         merge_shapes(type(self).__name__, **{"gz": gz.shape, self.output_name: output.shape})
         dtype = accumulator_dtype(gz.dtype)
@@ -114,19 +119,19 @@ class SoftmaxGrad(SoftmaxGradBase):
 
     output_name = "sm"
 
-    def _by_gz(self, inputs, g):
+    def _by_gz(self, inputs: Any, g: Any) -> Any:
         # The Jacobian of softmax is symmetric.
         return self(g, inputs[1])
 
-    def _by_output(self, inputs, g):
+    def _by_output(self, inputs: Any, g: Any) -> Any:
         gz, sm = inputs
         return g * (gz - self._sum(gz * sm)) - gz * self._sum(g * sm)
 
-    def _tangent_by_output(self, inputs, tangent):
+    def _tangent_by_output(self, inputs: Any, tangent: Any) -> Any:
         gz, sm = inputs
         return tangent * (gz - self._sum(gz * sm)) - sm * self._sum(gz * tangent)
 
-    def _compute(self, gz, sm):
+    def _compute(self, gz: np.ndarray, sm: np.ndarray) -> np.ndarray:
         return sm * (gz - self._sum(gz * sm))
 
 
@@ -139,16 +144,16 @@ class LogSoftmaxGrad(SoftmaxGradBase):
 
     output_name = "logsm"
 
-    def _by_gz(self, inputs, g):
+    def _by_gz(self, inputs: Any, g: Any) -> Any:
         return g - self._sum(g * pt.exp(inputs[1]))
 
-    def _by_output(self, inputs, g):
+    def _by_output(self, inputs: Any, g: Any) -> Any:
         gz, logsm = inputs
         return -g * pt.exp(logsm) * self._sum(gz)
 
-    def _tangent_by_output(self, inputs, tangent):
+    def _tangent_by_output(self, inputs: Any, tangent: Any) -> Any:
         # The same: each element of `logsm` alters one element of the result.
         return self._by_output(inputs, tangent)
 
-    def _compute(self, gz, logsm):
+    def _compute(self, gz: np.ndarray, logsm: np.ndarray) -> np.ndarray:
         return gz - np.exp(logsm) * self._sum(gz)

@@ -45,12 +45,14 @@ def _add_symbol(name: str) -> None:
 
 
 @intrinsic(prefer_literal=True)
-def _call_runtime(typingctx, name, context_words, parameters, inputs, outputs):
+def _call_runtime(  # type: ignore[no-untyped-def]
+    typingctx, name, context_words, parameters, inputs, outputs
+):
     """Call a function of the runtime library and raise what its status says."""
     signature = types.void(name, context_words, parameters, inputs, outputs)
     function_name = name.literal_value
 
-    def codegen(context, builder, signature, arguments):
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = ir.IntType(8).as_pointer()
         pointers = [
             builder.bitcast(context.make_array(array_type)(context, builder, value).data, pointer)
@@ -130,11 +132,15 @@ def _source(op: OneDnnOp, node: Apply) -> str:
 
 
 @register_funcify_and_cache_key(OneDnnOp)
-def numba_funcify_onednn(op: OneDnnOp, node: Apply, **kwargs: Any) -> tuple[Callable[..., Any], str]:
+def numba_funcify_onednn(
+    op: OneDnnOp, node: Apply, **kwargs: Any
+) -> tuple[Callable[..., Any], str]:
     """Make the Numba function of an Op on oneDNN, and its key for Numba's cache."""
     for name in (f"{op.function}_shape", op.function):
         _add_symbol(name)
     source = _source(op, node)
-    key = sha256(repr((_VERSION, numba.__version__, source, ONEDNN.source_hash)).encode()).hexdigest()
+    key = sha256(
+        repr((_VERSION, numba.__version__, source, ONEDNN.source_hash)).encode()
+    ).hexdigest()
     namespace = {"np": np, "call": _call_runtime}
     return numba_njit(compile_numba_function_src(source, "onednn_op", namespace)), key

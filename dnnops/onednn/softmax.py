@@ -65,14 +65,14 @@ class OneDnnSoftmax(_OneDnnSoftmaxOp):
         x = as_tensor_variable(x)
         return Apply(self, [x], [x.type()])
 
-    def infer_shape(self, fgraph, node, shapes):
+    def infer_shape(self, fgraph: Any, node: Apply, shapes: list[Any]) -> list[Any]:
         return shapes
 
-    def pullback(self, inputs, outputs, cotangents):
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         grad = (LogSoftmaxGrad if self.log else SoftmaxGrad)(self.axis)
         return [grad(cotangents[0], outputs[0])]
 
-    def pushforward(self, inputs, outputs, tangents):
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
         if isinstance(tangents[0].type, DisconnectedType):
             return [disconnected_type()]
         if not self.log:  # its Jacobian is symmetric

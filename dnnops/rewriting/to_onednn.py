@@ -10,7 +10,12 @@ from pytensor import config
 from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace, dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import (
+    GraphRewriter,
+    copy_stack_trace,
+    dfs_rewriter,
+    node_rewriter,
+)
 from pytensor.tensor.basic import cast
 from pytensor.tensor.special import LogSoftmax, Softmax
 
@@ -98,11 +103,13 @@ class ToOneDnn(GraphRewriter):
             self._substitute.apply(fgraph)
             return
         if "onednn" in config.optimizer_including.split(":"):
-            raise DnnUnavailableError(f"optimizer_including=onednn, but oneDNN cannot be used: {reason}")
+            raise DnnUnavailableError(
+                f"optimizer_including=onednn, but oneDNN cannot be used: {reason}"
+            )
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"oneDNN cannot be used, so neural-network Ops run as plain NumPy, slowly: {reason}",
+                f"oneDNN cannot be used: neural-network Ops run as plain NumPy, slowly. {reason}",
                 stacklevel=2,
             )
 
@@ -120,5 +127,5 @@ class RegisterNumbaDispatch(GraphRewriter):
 
 
 # After elementwise fusion and after graphs have moved to the GPU, before Ops become in-place.
-optdb.register("onednn", ToOneDnn(), "fast_run", position=49.3)
-optdb.register("onednn_numba_dispatch", RegisterNumbaDispatch(), "numba", position=100.1)
+optdb.register("to_onednn", ToOneDnn(), "fast_run", "onednn", position=49.3)
+optdb.register("numba_dispatch_onednn", RegisterNumbaDispatch(), "numba", position=100.1)

@@ -1,1 +1,1 @@
-"""Finding libraries, building the runtime libraries, and the base class of the Ops that call them."""
+"""Finding libraries, building the runtime libraries, and the base class of the Ops on them."""

@@ -1,7 +1,7 @@
 """The runtime libraries: C++ sources of ``c_code/runtime``, compiled once and kept.
 
-A library lies in PyTensor's compiledir under a name that holds a hash of all that it was made of, so
-that a change of source, compiler, flags or library version makes a new one beside it.
+A library lies in PyTensor's compiledir under a name that holds a hash of all that it was made of,
+so that a change of source, compiler, flags or library version makes a new one beside it.
 """
 
 from __future__ import annotations
@@ -70,21 +70,28 @@ class RuntimeLibrary:
         Raises
         ------
         DnnUnavailableError
-            If a library, the compiler, or a writable compiledir is missing, or if it fails to compile.
+            If a library, the compiler, or a writable compiledir is missing, or if compiling fails.
         """
         from pytensor import config
         from pytensor.compile.compilelock import lock_ctx
 
         if not config.cxx:
             raise DnnUnavailableError(
-                "dnnops needs a C++ compiler: install g++ (on Debian and Ubuntu `apt install g++`), or"
-                " point PyTensor's flag cxx to one"
+                "dnnops needs a C++ compiler: install g++ (on Debian and Ubuntu `apt install"
+                " g++`), or point PyTensor's flag cxx to one"
             )
         libraries = self.find()
         arguments = self._arguments(libraries)
         digest = hashlib.sha256(
-            repr((self.source_hash, config.cxx, config.gcc_version_str, arguments,
-                  [(lib.library, lib.version) for lib in libraries])).encode()
+            repr(
+                (
+                    self.source_hash,
+                    config.cxx,
+                    config.gcc_version_str,
+                    arguments,
+                    [(lib.library, lib.version) for lib in libraries],
+                )
+            ).encode()
         ).hexdigest()[:16]
         directory = Path(config.compiledir) / "dnnops"
         target = directory / f"libdnnops_{self.name}_{digest}.so"
@@ -97,8 +104,8 @@ class RuntimeLibrary:
                     self._compile(config.cxx, arguments, libraries, target)
         except OSError as error:
             raise DnnUnavailableError(
-                f"the runtime library of {self.name} cannot be written to {directory}: {error}; point"
-                " PyTensor's flag base_compiledir to a writable directory"
+                f"the runtime library of {self.name} cannot be written to {directory}: {error};"
+                " point PyTensor's flag base_compiledir to a writable directory"
             ) from error
         return target
 
@@ -114,7 +121,9 @@ class RuntimeLibrary:
         try:
             loaded = ctypes.CDLL(str(self.path))
         except OSError as error:
-            raise DnnUnavailableError(f"the runtime library of {self.name} cannot be loaded: {error}") from error
+            raise DnnUnavailableError(
+                f"the runtime library of {self.name} cannot be loaded: {error}"
+            ) from error
         loaded.dnnops_last_error.restype = ctypes.c_char_p
         for register in self.on_load:
             register(loaded)
@@ -126,9 +135,19 @@ class RuntimeLibrary:
         # PyTensor's own flags hold -march of this machine, so that a shared home stays right.
         own = [flag for flag in GCC_compiler.compile_args() if not flag.startswith("-fvisibility")]
         includes = [f"-I{directory}" for lib in libraries for directory in lib.include_dirs]
-        return [*own, "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", *self.compile_args, *includes]
+        return [
+            *own,
+            "-std=c++17",
+            "-O3",
+            "-fPIC",
+            "-fvisibility=hidden",
+            *self.compile_args,
+            *includes,
+        ]
 
-    def _compile(self, cxx: str, arguments: list[str], libraries: tuple[Library, ...], target: Path) -> None:
+    def _compile(
+        self, cxx: str, arguments: list[str], libraries: tuple[Library, ...], target: Path
+    ) -> None:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="building_") as scratch:
             objects = [Path(scratch) / f"{source.stem}.o" for source in self.sources]
             commands = [
@@ -140,8 +159,19 @@ class RuntimeLibrary:
             linked = Path(scratch) / target.name
             rpaths = dict.fromkeys(f"-Wl,-rpath,{lib.library.parent}" for lib in libraries)
             self._run(
-                [cxx, "-shared", "-Wl,-Bsymbolic", f"-Wl,-soname,{target.name}", *self.compile_args,
-                 *map(str, objects), *(str(lib.library) for lib in libraries), *rpaths, "-ldl", "-o", str(linked)]
+                [
+                    cxx,
+                    "-shared",
+                    "-Wl,-Bsymbolic",
+                    f"-Wl,-soname,{target.name}",
+                    *self.compile_args,
+                    *map(str, objects),
+                    *(str(lib.library) for lib in libraries),
+                    *rpaths,
+                    "-ldl",
+                    "-o",
+                    str(linked),
+                ]
             )
             linked.replace(target)
 
@@ -149,7 +179,8 @@ class RuntimeLibrary:
         finished = subprocess.run(command, capture_output=True, text=True, check=False)
         if finished.returncode:
             raise DnnUnavailableError(
-                f"the runtime library of {self.name} failed to compile:\n{' '.join(command)}\n{finished.stderr}"
+                f"the runtime library of {self.name} failed to compile:\n"
+                f"{' '.join(command)}\n{finished.stderr}"
             )
 
     def __hash__(self) -> int:

@@ -70,7 +70,12 @@ def _roots(variables: Iterable[str]) -> Iterator[tuple[Path, str]]:
 
 def _library_dirs(root: Path) -> list[Path]:
     machine = f"{os.uname().machine}-linux-gnu"
-    return [root / "lib", root / "lib64", root / "lib" / machine, root / "targets" / machine / "lib"]
+    return [
+        root / "lib",
+        root / "lib64",
+        root / "lib" / machine,
+        root / "targets" / machine / "lib",
+    ]
 
 
 def _first_file(directories: Iterable[Path], names: Iterable[str]) -> Path | None:
@@ -170,7 +175,9 @@ def _find_cudnn(base_path: str, include_path: str, library_path: str) -> Library
             if library_path
             else [directory for root in base for directory in _library_dirs(root)]
         )
-        places.append((includes, libraries, "flag dnn.base_path, dnn.include_path or dnn.library_path"))
+        places.append(
+            (includes, libraries, "flag dnn.base_path, dnn.include_path or dnn.library_path")
+        )
     for nvidia in _nvidia_wheels():
         places.append(([nvidia / "cudnn" / "include"], [nvidia / "cudnn" / "lib"], "wheel"))
     for root, origin in _roots(("CUDNN_PATH", "CUDNN_HOME", "CUDA_PATH", "CUDA_HOME")):
@@ -259,9 +266,10 @@ def _cupy_cuda_major() -> int:
         from cupy_backends.cuda.api import runtime
     except ImportError as error:
         raise DnnUnavailableError(
-            f"CuPy cannot be imported ({error}); `pip install dnnops[cuda13]` (or [cuda12]) installs it"
+            f"CuPy cannot be imported ({error}); `pip install dnnops[cuda13]` or dnnops[cuda12]"
+            " installs it"
         ) from error
-    return int(runtime._getLocalRuntimeVersion() if hasattr(runtime, "_getLocalRuntimeVersion") else runtime.runtimeGetVersion()) // 1000
+    return runtime.runtimeGetVersion() // 1000
 
 
 def _cuda_places(major: int) -> Iterator[tuple[list[Path], list[Path], str]]:
@@ -272,8 +280,9 @@ def _cuda_places(major: int) -> Iterator[tuple[list[Path], list[Path], str]]:
         yield [shared / "include"], [shared / "lib"], "wheel"
         yield [runtime / "include", compiler / "include"], [runtime / "lib"], "wheel"
         # Libraries from a wheel, headers from a toolkit.
-        for root in ("/usr/local/cuda", os.environ.get("CUDA_PATH", "")):
-            if root:
-                yield [Path(root) / "include"], [shared / "lib", runtime / "lib"], "wheel and toolkit"
+        for toolkit in ("/usr/local/cuda", os.environ.get("CUDA_PATH", "")):
+            if toolkit:
+                libraries = [shared / "lib", runtime / "lib"]
+                yield [Path(toolkit) / "include"], libraries, "wheel and toolkit"
     for root, origin in _roots(("CUDA_PATH", "CUDA_HOME")):
         yield [root / "include"], _library_dirs(root), origin

@@ -22,7 +22,14 @@ from pytensor.tensor.type import TensorType
 from dnnops.errors import DnnTypeError, error_from_status
 from dnnops.runtime.build import RuntimeLibrary, c_code_dir
 
-__all__ = ["DTYPE_CODES", "MAX_NDIM", "OperandAccess", "RuntimeOp", "operand_access", "raise_status"]
+__all__ = [
+    "DTYPE_CODES",
+    "MAX_NDIM",
+    "OperandAccess",
+    "RuntimeOp",
+    "operand_access",
+    "raise_status",
+]
 
 #: ``dnnops_dtype`` of each dtype's name.
 DTYPE_CODES = {
@@ -82,7 +89,9 @@ class OperandAccess:
     empty: Callable[[tuple[int, ...], str, str], Any]
 
 
-def permuted_empty(empty: Callable[..., Any], shape: tuple[int, ...], dtype: Any, memory_format: str) -> Any:
+def permuted_empty(
+    empty: Callable[..., Any], shape: tuple[int, ...], dtype: Any, memory_format: str
+) -> Any:
     """Allocate an array whose memory has the axes in the order of a memory format."""
     if memory_format == "contiguous" or len(shape) < 3:
         return empty(shape, dtype)
@@ -104,7 +113,9 @@ def _(type_: TensorType) -> OperandAccess:
         read="dnnops_ndarray_read",
         prepare="dnnops_ndarray_prepare",
         pointer=lambda array: array.ctypes.data,
-        empty=lambda shape, dtype, memory_format: permuted_empty(np.empty, shape, dtype, memory_format),
+        empty=lambda shape, dtype, memory_format: permuted_empty(
+            np.empty, shape, dtype, memory_format
+        ),
     )
 
 
@@ -124,14 +135,16 @@ def raise_status(library: RuntimeLibrary, status: int) -> None:
         The subclass that belongs to the status, with the library's words.
     """
     if status:
-        raise error_from_status(status, library.library.dnnops_last_error().decode(errors="replace"))
+        raise error_from_status(
+            status, library.library.dnnops_last_error().decode(errors="replace")
+        )
 
 
 class RuntimeOp(COp):
     """An Op that is computed by a function of a runtime library.
 
-    Subclasses set `library` and `function`, define :meth:`parameters` and ``make_node``, and may set
-    ``destroy_map`` ``{0: [i]}``: then input ``i``'s array becomes the output.
+    Subclasses set `library` and `function`, define :meth:`parameters` and ``make_node``, and may
+    set ``destroy_map`` ``{0: [i]}``: then input ``i``'s array becomes the output.
     """
 
     library: ClassVar[RuntimeLibrary]
@@ -215,7 +228,8 @@ class RuntimeOp(COp):
     def c_support_code(self, **kwargs: Any) -> str:
         functions = (f"{self.function}_shape", self.function)
         declarations = "\n".join(
-            f"int {name}(const dnnops_context *, const int64_t *, const dnnops_tensor *, dnnops_tensor *);"
+            f"int {name}(const dnnops_context *, const int64_t *, const dnnops_tensor *,"
+            " dnnops_tensor *);"
             for name in functions
         )
         return f'extern "C" {{\n{declarations}\n}}\n'
@@ -229,14 +243,18 @@ class RuntimeOp(COp):
     def c_cleanup_code_struct(self, node: Apply, name: str) -> str:
         return f"if (state_{name}) dnnops_state_free(state_{name});\n"
 
-    def c_code(self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: dict[str, str]) -> str:
+    def c_code(
+        self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: dict[str, str]
+    ) -> str:
         fail = sub["fail"]
-        reads = "".join(
-            f"if ({operand_access(v.type).read}({c_name}, {DTYPE_CODES[v.type.dtype]}, &in[{i}])) {{ {fail} }}\n"
-            for i, (v, c_name) in enumerate(zip(node.inputs, inputs, strict=True))
-        )
+        reads = ""
+        for i, (variable, c_name) in enumerate(zip(node.inputs, inputs, strict=True)):
+            read = operand_access(variable.type).read
+            code = DTYPE_CODES[variable.type.dtype]
+            reads += f"if ({read}({c_name}, {code}, &in[{i}])) {{ {fail} }}\n"
         prepares = "".join(
-            self._c_prepare(node, index, inputs, c_name, fail) for index, c_name in enumerate(outputs)
+            self._c_prepare(node, index, inputs, c_name, fail)
+            for index, c_name in enumerate(outputs)
         )
         arguments = f"(&context, (const int64_t *)PyArray_DATA({sub['params']}->words), in, out)"
         return f"""
@@ -264,12 +282,15 @@ if (status) {{ dnnops_raise(status, dnnops_last_error()); {fail} }}
             )
         access = operand_access(node.outputs[index].type)
         memory_format = (self.memory_format if index == 0 else "contiguous").upper()
-        return f"if ({access.prepare}(&{c_name}, DNNOPS_{memory_format}, &out[{index}])) {{ {fail} }}\n"
+        arguments = f"(&{c_name}, DNNOPS_{memory_format}, &out[{index}])"
+        return f"if ({access.prepare}{arguments}) {{ {fail} }}\n"
 
 
 def _describe(access: OperandAccess, array: Any, dtype: str, tensor: _Tensor) -> None:
     if array.ndim > MAX_NDIM:
-        raise DnnTypeError(f"arrays of more than {MAX_NDIM} dimensions are not taken, got {array.ndim}")
+        raise DnnTypeError(
+            f"arrays of more than {MAX_NDIM} dimensions are not taken, got {array.ndim}"
+        )
     tensor.data = access.pointer(array)
     tensor.dtype = DTYPE_CODES[dtype]
     tensor.ndim = array.ndim

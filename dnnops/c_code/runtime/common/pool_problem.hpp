@@ -42,6 +42,7 @@ inline PoolProblem pool_problem(const int64_t *parameters, const dnnops_tensor &
   std::copy(problem.image, problem.image + 2, problem.top);
   for (int64_t i = 0; i < spatial; ++i) {
     const int64_t size = problem.image[2 + i], ws = problem.window[i], st = problem.stride[i], padding = problem.pad[i];
+    if (size < 1) fail(DNNOPS_VALUE_ERROR, "spatial axis %lld of the image is empty", (long long)i);
     if (padding >= ws)
       fail(DNNOPS_VALUE_ERROR, "pad %lld has to be smaller than ws %lld", (long long)padding, (long long)ws);
     if (padding && !problem.ignore_border)
@@ -52,9 +53,9 @@ inline PoolProblem pool_problem(const int64_t *parameters, const dnnops_tensor &
              (long long)ws, (long long)(size + 2 * padding), (long long)i);
       problem.top[2 + i] = (size + 2 * padding - ws) / st + 1;
     } else if (st >= ws) {
-      problem.top[2 + i] = size > 0 ? (size - 1) / st + 1 : 0;
+      problem.top[2 + i] = (size - 1) / st + 1;
     } else {
-      problem.top[2 + i] = size > 0 ? std::max<int64_t>(0, (size - 1 - ws + st) / st) + 1 : 0;
+      problem.top[2 + i] = std::max<int64_t>(0, (size - 1 - ws + st) / st) + 1;
     }
   }
   return problem;

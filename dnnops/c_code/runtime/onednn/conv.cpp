@@ -75,7 +75,7 @@ PrimitiveDesc forward_desc(const ConvProblem &problem, dnnl_prop_kind_t kind, co
 
 PrimitiveDesc direction_desc(const ConvProblem &problem, const MemoryDesc any[3]) {
   Attributes attributes = user_scratchpad();
-  if (problem.direction == CONV_FORWARD) return forward_desc(problem, dnnl_forward_inference, any, attributes);
+  if (problem.direction == CONV_FORWARD) return forward_desc(problem, dnnl_forward_training, any, attributes);
   PrimitiveDesc hint = forward_desc(problem, dnnl_forward_training, any, attributes);
   int64_t dilates[3];
   for (int i = 0; i < 3; ++i) dilates[i] = problem.geometry.dilation[i] - 1;

@@ -1,5 +1,5 @@
-// Pooling and its gradients: oneDNN where it has them (float32; maxima and averages forward,
-// averages backward), plain loops for float64, sums and the gradients of maxima.
+// Pooling and its gradients: oneDNN for float32 averages, forward and backward; loops for float64,
+// sums and maxima, of which oneDNN loses NaNs and needs a workspace to go backward.
 #include <cstring>
 
 #include "node_state.hpp"
@@ -34,7 +34,8 @@ void end_padding(const PoolProblem &problem, int64_t *padding) {
 }
 
 bool onednn_can(const PoolProblem &problem, int64_t dtype) {
-  if (dtype != DNNOPS_FLOAT32 || problem.mode == POOL_SUM) return false;
+  // Its maxima lose NaNs, and it has no sums.
+  if (dtype != DNNOPS_FLOAT32 || problem.mode == POOL_SUM || problem.mode == POOL_MAX) return false;
   int64_t padding[3];
   end_padding(problem, padding);
   for (int64_t i = 0; i < problem.spatial_ndim; ++i) {
@@ -46,9 +47,8 @@ bool onednn_can(const PoolProblem &problem, int64_t dtype) {
 }
 
 dnnl_alg_kind_t algorithm(const PoolProblem &problem) {
-  return problem.mode == POOL_MAX               ? dnnl_pooling_max
-         : problem.mode == POOL_AVERAGE_INC_PAD ? dnnl_pooling_avg_include_padding
-                                                : dnnl_pooling_avg_exclude_padding;
+  return problem.mode == POOL_AVERAGE_INC_PAD ? dnnl_pooling_avg_include_padding
+                                              : dnnl_pooling_avg_exclude_padding;
 }
 
 std::shared_ptr<Entry> make_entry(const Key &key) {

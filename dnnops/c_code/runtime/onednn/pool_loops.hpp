@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
+#include <utility>
+#include <vector>
 
 #include "../common/pool_problem.hpp"
 
@@ -76,73 +79,143 @@ inline int64_t divisor(const PoolProblem &problem, const WindowSpan &depth, cons
   return (depth.end - depth.begin) * (height.end - height.begin) * (width.end - width.begin);
 }
 
+// The outputs along the last axis whose window has its element number `tap` inside the image.
+inline std::pair<int64_t, int64_t> reached(const PoolAxes &axes, int64_t tap) {
+  const int64_t stride = axes.stride[2], offset = tap - axes.pad[2];  // output w meets w * stride + offset
+  const int64_t first = offset >= 0 ? 0 : (stride - 1 - offset) / stride;
+  const int64_t room = axes.image[2] - offset;
+  const int64_t last = room <= 0 ? 0 : (room + stride - 1) / stride;
+  return {first, std::min(last, axes.top[2])};
+}
+
+// to[w] = combine(to[w], from[w * stride]), for a compiler that turns known strides into vectors.
+template <class T, class Combine>
+inline void combine_row(T *to, const T *from, int64_t stride, int64_t count, Combine combine) {
+  if (stride == 1)
+    for (int64_t w = 0; w < count; ++w) to[w] = combine(to[w], from[w]);
+  else if (stride == 2)
+    for (int64_t w = 0; w < count; ++w) to[w] = combine(to[w], from[2 * w]);
+  else
+    for (int64_t w = 0; w < count; ++w) to[w] = combine(to[w], from[w * stride]);
+}
+
+// Walks the windows of a plane, a row of outputs at a time: begin_row(index of its first output),
+// then visit(index of an output, index of the pixel it meets, count) for each tap, in C order:
+// the next count outputs meet pixels one stride apart.
+template <class Begin, class Visit>
+void for_rows(const PoolAxes &axes, int64_t plane, Begin &&begin_row, Visit &&visit) {
+  int64_t row = plane * axes.top_plane;
+  for (int64_t d = 0; d < axes.top[0]; ++d) {
+    const WindowSpan depth = axes.span(0, d);
+    for (int64_t h = 0; h < axes.top[1]; ++h, row += axes.top[2]) {
+      const WindowSpan height = axes.span(1, h);
+      begin_row(row);
+      for (int64_t i = depth.begin; i < depth.end; ++i)
+        for (int64_t j = height.begin; j < height.end; ++j) {
+          const int64_t line = plane * axes.image_plane + (i * axes.image[1] + j) * axes.image[2] - axes.pad[2];
+          for (int64_t tap = 0; tap < axes.window[2]; ++tap) {
+            const auto [first, last] = reached(axes, tap);
+            visit(row + first, line + tap + first * axes.stride[2], last - first);
+          }
+        }
+    }
+  }
+}
+
+// Combines each window's elements, starting from `start`: whole rows at a time.
+template <class T, class Combine>
+void combine_windows(const PoolAxes &axes, const T *image, T *top, T start, Combine combine) {
+#pragma omp parallel for
+  for (int64_t plane = 0; plane < axes.planes; ++plane)
+    for_rows(
+        axes, plane, [&](int64_t row) { std::fill(top + row, top + row + axes.top[2], start); },
+        [&](int64_t top_at, int64_t image_at, int64_t count) {
+          combine_row(top + top_at, image + image_at, axes.stride[2], count, combine);
+        });
+}
+
 template <class T>
 void pool_forward(const PoolProblem &problem, const T *image, T *top) {
   const PoolAxes axes(problem);
+  if (problem.mode == POOL_MAX) {
+    // A NaN is the maximum, and stays so.
+    combine_windows(axes, image, top, -std::numeric_limits<T>::infinity(),
+                    [](T best, T x) { return (x > best) | (x != x) ? x : best; });
+    return;
+  }
+  combine_windows(axes, image, top, T(0), [](T sum, T x) { return sum + x; });
+  if (problem.mode == POOL_SUM) return;
 #pragma omp parallel for
   for (int64_t plane = 0; plane < axes.planes; ++plane) {
-    const T *from = image + plane * axes.image_plane;
     T *to = top + plane * axes.top_plane;
     for_windows(axes, [&](int64_t at, const WindowSpan &depth, const WindowSpan &height, const WindowSpan &width) {
-      if (problem.mode == POOL_MAX) {
-        T best = from[(depth.begin * axes.image[1] + height.begin) * axes.image[2] + width.begin];
-        for_elements(axes, depth, height, width, [&](int64_t i) {
-          if (from[i] > best || from[i] != from[i]) best = from[i];
-          return best != best;  // a NaN is the maximum
-        });
-        to[at] = best;
-      } else {
-        T sum = 0;
-        for_elements(axes, depth, height, width, [&](int64_t i) {
-          sum += from[i];
-          return false;
-        });
-        to[at] = sum / (T)divisor(problem, depth, height, width);
-      }
+      to[at] /= (T)divisor(problem, depth, height, width);
     });
   }
 }
 
-// The position of a window's maximum: of the first one, if there are several.
-template <class T>
-inline int64_t first_maximum(const PoolAxes &axes, const T *image, T maximum, const WindowSpan &depth,
-                             const WindowSpan &height, const WindowSpan &width) {
-  int64_t found = -1;
-  for_elements(axes, depth, height, width, [&](int64_t i) {
-    const bool hit = image[i] == maximum || image[i] != image[i];
-    if (hit) found = i;
-    return hit;
-  });
-  return found;
-}
-
+// The gradient goes to the first maximum: what a window still has to give is given to the first
+// element that equals its maximum, and then is zero.
 template <class T>
 void max_pool_grad(const PoolProblem &problem, const T *image, const T *maximum, const T *top_grad, T *image_grad) {
   const PoolAxes axes(problem);
-#pragma omp parallel for
-  for (int64_t plane = 0; plane < axes.planes; ++plane) {
-    const T *from = image + plane * axes.image_plane;
-    T *to = image_grad + plane * axes.image_plane;
-    const int64_t top_offset = plane * axes.top_plane;
-    std::memset(to, 0, axes.image_plane * sizeof(T));
-    for_windows(axes, [&](int64_t at, const WindowSpan &depth, const WindowSpan &height, const WindowSpan &width) {
-      const int64_t i = first_maximum(axes, from, maximum[top_offset + at], depth, height, width);
-      if (i >= 0) to[i] += top_grad[top_offset + at];
-    });
+  std::memset(image_grad, 0, axes.planes * axes.image_plane * sizeof(T));
+#pragma omp parallel
+  {
+    std::vector<T> to_give(axes.top[2]);
+#pragma omp for
+    for (int64_t plane = 0; plane < axes.planes; ++plane) {
+      int64_t row = 0;
+      for_rows(
+          axes, plane,
+          [&](int64_t begin) {
+            row = begin;
+            std::copy(top_grad + begin, top_grad + begin + axes.top[2], to_give.begin());
+          },
+          [&](int64_t top_at, int64_t image_at, int64_t count) {
+            const T *x = image + image_at, *best = maximum + top_at;
+            T *to = image_grad + image_at, *rest = to_give.data() + (top_at - row);
+            const int64_t stride = axes.stride[2];
+            for (int64_t w = 0; w < count; ++w) {
+              const T value = x[w * stride];
+              const bool hit = (value == best[w]) | (value != value);
+              to[w * stride] += hit ? rest[w] : T(0);
+              rest[w] = hit ? T(0) : rest[w];
+            }
+          });
+    }
   }
 }
 
 template <class T>
 void max_pool_grad_grad(const PoolProblem &problem, const T *image, const T *maximum, const T *direction, T *top) {
   const PoolAxes axes(problem);
-#pragma omp parallel for
-  for (int64_t plane = 0; plane < axes.planes; ++plane) {
-    const T *from = image + plane * axes.image_plane, *along = direction + plane * axes.image_plane;
-    const int64_t top_offset = plane * axes.top_plane;
-    for_windows(axes, [&](int64_t at, const WindowSpan &depth, const WindowSpan &height, const WindowSpan &width) {
-      const int64_t i = first_maximum(axes, from, maximum[top_offset + at], depth, height, width);
-      top[top_offset + at] = i >= 0 ? along[i] : T(0);
-    });
+#pragma omp parallel
+  {
+    std::vector<char> found(axes.top[2]);
+#pragma omp for
+    for (int64_t plane = 0; plane < axes.planes; ++plane) {
+      int64_t row = 0;
+      for_rows(
+          axes, plane,
+          [&](int64_t begin) {
+            row = begin;
+            std::fill(found.begin(), found.end(), 0);
+            std::fill(top + begin, top + begin + axes.top[2], T(0));
+          },
+          [&](int64_t top_at, int64_t image_at, int64_t count) {
+            const T *x = image + image_at, *best = maximum + top_at, *along = direction + image_at;
+            T *to = top + top_at;
+            char *done = found.data() + (top_at - row);
+            const int64_t stride = axes.stride[2];
+            for (int64_t w = 0; w < count; ++w) {
+              const T value = x[w * stride];
+              const bool hit = ((value == best[w]) | (value != value)) & !done[w];
+              to[w] = hit ? along[w * stride] : to[w];
+              done[w] |= (char)hit;
+            }
+          });
+    }
   }
 }
 

@@ -1,0 +1,121 @@
+"""The modes ``DNN``, ``CUDNN`` and ``ONEDNN``, and what the flag ``device`` does.
+
+A mode's rewrites are chosen when it is used, not when it is made: whether there is a GPU is probed
+only then.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pytensor import config
+from pytensor.compile.mode import (
+    OPT_FAST_RUN,
+    Mode,
+    predefined_modes,
+    register_mode,
+)
+from pytensor.graph.rewriting.basic import GraphRewriter
+from pytensor.graph.rewriting.db import RewriteDatabase, RewriteDatabaseQuery
+from pytensor.link.basic import Linker
+
+from dnnops.errors import DnnUnavailableError
+
+__all__ = ["CudnnMode", "DnnMode", "OneDnnMode", "register_modes", "use_device"]
+
+
+class DnnMode(Mode):
+    """Runs graphs on cuDNN where there is a GPU, else on oneDNN; registered as ``DNN``.
+
+    The linker is PyTensor's CVM, which runs emitted C. PyTensor's flags ``optimizer_including``,
+    ``optimizer_excluding`` and ``optimizer_requiring`` apply.
+
+    Parameters
+    ----------
+    linker : str or Linker
+        Another linker.
+    optimizer : str or RewriteDatabaseQuery
+        Other rewrites to begin with.
+    """
+
+    #: Rewrites by tag, besides those of the query.
+    backend: ClassVar[str] = "auto"
+
+    def __init__(
+        self,
+        linker: str | Linker = "cvm",
+        optimizer: str | RewriteDatabaseQuery = OPT_FAST_RUN,
+        db: RewriteDatabase | None = None,
+    ):
+        super().__init__(linker, optimizer, db)
+
+    @property
+    def optimizer(self) -> GraphRewriter:
+        """The rewrites, with those of the backend."""
+        query: Any = self._optimizer
+        if not isinstance(query, RewriteDatabaseQuery):
+            return query
+        for flag, extend in (
+            (config.optimizer_excluding, "excluding"),
+            (config.optimizer_including, "including"),
+            (config.optimizer_requiring, "requiring"),
+        ):
+            if flag:
+                query = getattr(query, extend)(*flag.split(":"))
+        return self.optdb.query(query.including(*self._backend_tags()))
+
+    def _backend_tags(self) -> tuple[str, ...]:
+        from dnnops.dnn import dnn_available
+
+        return ("gpu", "cudnn") if dnn_available() else ("onednn",)
+
+
+class CudnnMode(DnnMode):
+    """Runs graphs on the GPU with cuDNN; registered as ``CUDNN``.
+
+    Compiling a function raises `DnnUnavailableError` where cuDNN cannot be used.
+    """
+
+    def _backend_tags(self) -> tuple[str, ...]:
+        from dnnops.dnn import dnn_available
+
+        if not dnn_available():
+            raise DnnUnavailableError(f"cuDNN cannot be used: {dnn_available.msg}")
+        return ("gpu", "cudnn")
+
+
+class OneDnnMode(DnnMode):
+    """Runs graphs on the CPU with oneDNN; registered as ``ONEDNN``.
+
+    Compiling a function raises `DnnUnavailableError` where oneDNN cannot be used.
+    """
+
+    def _backend_tags(self) -> tuple[str, ...]:
+        from dnnops.onednn.base import onednn_available
+
+        available, reason = onednn_available()
+        if not available:
+            raise DnnUnavailableError(f"oneDNN cannot be used: {reason}")
+        return ("onednn",)
+
+
+def register_modes() -> None:
+    """Make the modes known to PyTensor by name; do nothing for those that are."""
+    for name, mode in (("DNN", DnnMode), ("CUDNN", CudnnMode), ("ONEDNN", OneDnnMode)):
+        if name not in predefined_modes:
+            register_mode(name, mode())
+
+
+def use_device() -> None:
+    """Do what the flag ``device`` says, at import: under ``cuda`` graphs run on the GPU by default.
+
+    The default mode becomes `CudnnMode`, unless the flag ``mode`` was set, and ``pytensor.shared``
+    makes variables on the device.
+    """
+    if config.device == "cpu":
+        return
+    if config.mode == "Mode":
+        config.mode = predefined_modes["CUDNN"]
+    from dnnops.gpuarray.shared import use_gpu_shared_variables
+
+    use_gpu_shared_variables()

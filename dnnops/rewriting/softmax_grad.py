@@ -1,0 +1,123 @@
+"""Recognize the gradients of softmax and log-softmax, which PyTensor writes out as arithmetic.
+
+``gz * sm - sm * sum(gz * sm)`` is the gradient of a softmax ``sm``, and ``gz - sum(gz) * sm`` that
+of its logarithm. They are looked for after PyTensor has simplified and stabilized the graph:
+before, ``log(softmax(x))`` has a gradient that divides by the softmax, which must not be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pytensor.compile.mode import optdb
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import NodeRewriter, copy_stack_trace, dfs_rewriter
+from pytensor.scalar.basic import Mul
+from pytensor.tensor.basic import ones_like
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import Sum, mul, sub
+from pytensor.tensor.special import LogSoftmax, Softmax
+
+from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad
+from dnnops.onednn.softmax import neighboring_axes
+
+__all__ = ["LocalSoftmaxGrad"]
+
+
+def _factors(x: Variable) -> list[Variable]:
+    """The factors of a product; the variable itself if it is none."""
+    if (
+        x.owner is not None
+        and isinstance(x.owner.op, Elemwise)
+        and isinstance(x.owner.op.scalar_op, Mul)
+    ):
+        return list(x.owner.inputs)
+    return [x]
+
+
+def _summed(x: Variable, axis: tuple[int, ...]) -> Variable | None:
+    """What `x` is the sum of, over `axis` with the axes kept."""
+    if x.owner is None or not isinstance(x.owner.op, DimShuffle):
+        return None
+    total = x.owner.inputs[0]
+    if total.owner is None or not isinstance(total.owner.op, Sum):
+        return None
+    summand = total.owner.inputs[0]
+    ndim = summand.type.ndim
+    summed = total.owner.op.axis
+    summed = tuple(range(ndim)) if summed is None else tuple(sorted(summed))
+    kept = iter(range(total.type.ndim))
+    order = tuple("x" if i in summed else next(kept) for i in range(ndim))
+    return summand if summed == axis and x.owner.op.new_order == order else None
+
+
+def _product(factors: list[Variable]) -> Variable:
+    return factors[0] if len(factors) == 1 else mul(*factors)
+
+
+class LocalSoftmaxGrad(NodeRewriter):
+    """Replace the arithmetic of a softmax's gradient by `SoftmaxGrad` or `LogSoftmaxGrad`.
+
+    Parameters
+    ----------
+    takes_dtype : callable
+        Says whether gradients of a dtype are wanted.
+    """
+
+    def __init__(self, takes_dtype: Callable[[str], bool]):
+        super().__init__()
+        self.takes_dtype = takes_dtype
+
+    def tracks(self) -> list[Any]:
+        return [sub]
+
+    def transform(
+        self, fgraph: FunctionGraph, node: Apply, enforce_tracks: bool = False
+    ) -> list[Variable] | None:
+        if node.op != sub or not self.takes_dtype(node.outputs[0].type.dtype):
+            return None
+        minuend, subtrahend = node.inputs
+        factors = _factors(subtrahend)
+        if len(factors) != 2:
+            return None
+        for sm, kept_sum in (factors, factors[::-1]):
+            if sm.owner is None or type(sm.owner.op) is not Softmax:
+                continue
+            axis = neighboring_axes(sm.owner.op.axis, sm.type.ndim)
+            if axis is None or _summed(kept_sum, axis) is not minuend:
+                continue
+            result = self._grad(minuend, sm, axis)
+            if result.type.dtype != node.outputs[0].type.dtype:
+                return None
+            copy_stack_trace(node.outputs[0], result)
+            return [result]
+        return None
+
+    def _grad(self, minuend: Variable, sm: Variable, axis: tuple[int, ...]) -> Variable:
+        others = _factors(minuend)
+        if sm in others:
+            others.remove(sm)
+            gz = _product(others)
+            if gz.type.broadcastable != sm.type.broadcastable:
+                # The product with the softmax has broadcast it.
+                gz = gz * ones_like(sm)
+            return SoftmaxGrad(axis)(gz, sm)
+        return LogSoftmaxGrad(axis)(minuend, LogSoftmax(axis=axis)(sm.owner.inputs[0]))
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype.startswith("float")
+
+
+optdb.register(
+    "onednn_softmax_grad",
+    dfs_rewriter(LocalSoftmaxGrad(lambda dtype: dtype == "float32")),
+    "fast_run",
+    "onednn",
+    position=1.8,
+)
+optdb.register(
+    "gpu_softmax_grad", dfs_rewriter(LocalSoftmaxGrad(_is_float)), "gpu", "cudnn", position=1.81
+)

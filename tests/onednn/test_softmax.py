@@ -1,0 +1,107 @@
+"""Softmax on oneDNN: recognized in graphs, against NumPy in float64."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.tensor.special import log_softmax, softmax
+
+from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad
+from dnnops.onednn.softmax import OneDnnLogSoftmaxGrad, OneDnnSoftmax, OneDnnSoftmaxGrad
+from tests.onednn.test_conv import restrided
+from tests.oracle import PERFORM_MODE, assert_close, run_op
+
+AXES = [0, 1, 3, (1, 2), (2, 3), (0, 1, 2, 3), None]
+
+
+def reference(x: np.ndarray, axis, log: bool) -> np.ndarray:
+    x = x.astype("float64")
+    axis = tuple(range(x.ndim)) if axis is None else axis
+    shifted = x - x.max(axis=axis, keepdims=True)
+    logarithm = shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
+    return logarithm if log else np.exp(logarithm)
+
+
+def ops_of(fn) -> set[str]:
+    return {type(node.op).__name__ for node in fn.maker.fgraph.apply_nodes}
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("axis", AXES)
+def test_op(axis, log):
+    rng = np.random.default_rng(5)
+    normalized = tuple(range(4)) if axis is None else np.atleast_1d(axis)
+    op = OneDnnSoftmax(tuple(int(a) for a in normalized), log)
+    backward = (OneDnnLogSoftmaxGrad if log else OneDnnSoftmaxGrad)(op.axis)
+    abstract = (LogSoftmaxGrad if log else SoftmaxGrad)(op.axis)
+    for _ in range(15):
+        x = (3 * rng.standard_normal(rng.integers(1, 7, 4))).astype("float32")
+        gz = rng.standard_normal(x.shape).astype("float32")
+        out = run_op(op, restrided(rng, x))
+        expected = reference(x, axis, log)
+        assert_close(out, expected, allow_zero=True)
+        grad = run_op(backward, restrided(rng, gz), restrided(rng, out))
+        oracle = run_op(abstract, gz.astype("float64"), out.astype("float64"))
+        # A single class has a gradient of zero, up to the rounding of its terms.
+        scale = max(np.linalg.norm(oracle), 0.1 * np.linalg.norm(gz))
+        assert np.linalg.norm(grad - oracle) <= 1e-5 * scale
+
+
+@pytest.mark.parametrize("mode", ["CVM", None])
+@pytest.mark.parametrize("log", [False, True])
+def test_graph_and_gradients(mode, log):
+    x, t = pt.tensor3("x", dtype="float32"), pt.tensor3("t", dtype="float32")
+    out = (log_softmax if log else softmax)(x, axis=1)
+    grad = pytensor.grad((out * t).sum(), x)
+    second = pytensor.grad((grad**2).sum(), x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fn = pytensor.function([x, t], [out, grad, second], mode=mode)
+    expected_ops = {"OneDnnSoftmax", "OneDnnLogSoftmaxGrad" if log else "OneDnnSoftmaxGrad"}
+    assert expected_ops <= ops_of(fn)
+    plain = pytensor.function([x, t], [out, grad, second], mode=PERFORM_MODE)
+    rng = np.random.default_rng(1)
+    for _ in range(10):
+        shape = rng.integers(2, 9, 3)
+        arrays = [rng.standard_normal(shape).astype("float32") for _ in range(2)]
+        for result, expected in zip(fn(*arrays), plain(*arrays), strict=True):
+            assert_close(result, expected, bound=2e-5)
+
+
+def test_cross_entropy_is_stable():
+    """The gradient of log(softmax) must not divide by a softmax that underflows."""
+    x, target = pt.matrix("x", dtype="float32"), pt.ivector("target")
+    p = softmax(x, axis=1)
+    loss = -pt.log(p)[pt.arange(target.shape[0]), target].mean()
+    fn = pytensor.function([x, target], [loss, pytensor.grad(loss, x)], mode="CVM")
+    assert {"OneDnnSoftmax", "OneDnnLogSoftmaxGrad"} <= ops_of(fn)
+    value, grad = fn(np.array([[1000.0, 0.0], [0.0, 1000.0]], "float32"), np.array([1, 1], "int32"))
+    assert value == pytest.approx(500)
+    np.testing.assert_allclose(grad, [[0.5, -0.5], [0, 0]], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "axis"), [("float64", 1), ("float32", (0, 2))], ids=["float64", "scattered axes"]
+)
+def test_left_to_pytensor(dtype, axis):
+    x = pt.tensor3("x", dtype=dtype)
+    out = softmax(x, axis=axis)
+    fn = pytensor.function([x], [out, pytensor.grad((out**2).sum(), x)], mode="CVM")
+    assert not any("OneDnn" in name or "SoftmaxGrad" in name for name in ops_of(fn))
+
+
+def test_excluded():
+    x = pt.matrix("x", dtype="float32")
+    mode = pytensor.compile.get_mode("CVM").excluding("onednn")
+    out = softmax(x, axis=1)
+    fn = pytensor.function([x], [out, pytensor.grad((out**2).sum(), x)], mode=mode)
+    assert not any("OneDnn" in name or "SoftmaxGrad" in name for name in ops_of(fn))
+
+
+def test_empty():
+    fn_input = np.zeros((0, 3), "float32")
+    assert run_op(OneDnnSoftmax((1,)), fn_input).shape == (0, 3)

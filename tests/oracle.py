@@ -1,0 +1,471 @@
+"""What the tests share: random cases, running an Op in NumPy, comparing, differentiating.
+
+Each abstract Op's `perform`, in float64, is the reference of the backends; the tests of
+`dnnops.nnet` compare it with references of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from hypothesis import given, note, seed, settings
+from hypothesis import strategies as st
+from pytensor.compile.mode import Mode
+from pytensor.gradient import pushforward
+
+from dnnops.nnet.conv import conv_output_shape
+from dnnops.nnet.conv_geometry import resolve_padding
+from dnnops.nnet.pool import POOL_MODES, pool_output_shape
+
+#: Of this session's random cases. Set DNNOPS_TEST_SEED to repeat another session's.
+SEED = int(os.environ.get("DNNOPS_TEST_SEED") or random.SystemRandom().randrange(2**32))
+
+#: Runs each Op's `perform` as it stands in the graph: no rewrites, nothing compiled.
+PERFORM_MODE = Mode(linker="py", optimizer=None)
+
+#: The largest ||out - ref|| / ||ref||.
+RELATIVE_ERROR = {
+    "float64": 1e-12,
+    "float32": 1e-5,
+    "tf32": 1e-3,
+    "float16": 2e-3,
+    "bfloat16": 1e-2,
+}
+#: For algorithms that transform their operands: FFT and Winograd.
+TRANSFORM_RELATIVE_ERROR = {**RELATIVE_ERROR, "float64": 1e-10, "float32": 1e-4}
+
+
+# -- random cases ------------------------------------------------------------------------
+
+
+def repeat_command() -> str:
+    """Return the command line that repeats the test that is running, random cases included."""
+    test = os.environ.get("PYTEST_CURRENT_TEST", "tests").rsplit(" (", 1)[0]
+    return f"DNNOPS_TEST_SEED={SEED} python -m pytest {test!r}"
+
+
+def fuzz(max_examples: int = 50, **strategies: st.SearchStrategy) -> Callable:
+    """Decorate a test to run on random arguments, and to print how to repeat a failure.
+
+    Parameters
+    ----------
+    max_examples : int
+        How many random arguments.
+    **strategies
+        As for `hypothesis.given`.
+    """
+
+    def decorate(test: Callable) -> Callable:
+        @functools.wraps(test)
+        def run(*args: Any, **kwargs: Any) -> None:
+            note(f"repeat with: {repeat_command()}")
+            test(*args, **kwargs)
+
+        # No database: what an earlier run left there would not be repeated by the seed.
+        options = settings(max_examples=max_examples, deadline=None, print_blob=True, database=None)
+        return seed(SEED)(options(given(**strategies)(run)))
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class ConvCase:
+    """A convolution whose shapes and parameters fit together."""
+
+    img_shape: tuple[int, ...]
+    kern_shape: tuple[int, ...]
+    border_mode: Any
+    subsample: tuple[int, ...]
+    filter_flip: bool
+    filter_dilation: tuple[int, ...]
+    num_groups: int
+    seed: int
+
+    @property
+    def ndim(self) -> int:
+        """The number of spatial axes."""
+        return len(self.img_shape) - 2
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Keyword arguments of `Conv`, its gradients, and the backends' Ops."""
+        names = ("border_mode", "subsample", "filter_flip", "filter_dilation", "num_groups")
+        return {"ndim": self.ndim, **{name: getattr(self, name) for name in names}}
+
+    @property
+    def padding(self) -> tuple[tuple[int, int], ...]:
+        """The padding before and after each spatial axis."""
+        return resolve_padding(self.border_mode, self.kern_shape[2:], self.filter_dilation)
+
+    @property
+    def top_shape(self) -> tuple[int, ...]:
+        """The shape of the output."""
+        return conv_output_shape(
+            self.img_shape,
+            self.kern_shape,
+            self.border_mode,
+            self.subsample,
+            self.filter_dilation,
+        )
+
+    def arrays(self, dtype: str = "float64", integers: bool = False) -> tuple[np.ndarray, ...]:
+        """Return an image, filters and a gradient by the output."""
+        rng = np.random.default_rng(self.seed)
+        make = small_integers if integers else normal
+        return tuple(
+            make(rng, shape, dtype) for shape in (self.img_shape, self.kern_shape, self.top_shape)
+        )
+
+
+@st.composite
+def conv_cases(
+    draw: st.DrawFn,
+    ndim: int | None = None,
+    max_channels: int = 3,
+    max_size: int = 6,
+    max_kernel: int = 3,
+    border_modes: Sequence[str] = ("valid", "half", "full", "int", "ints", "pairs"),
+    max_stride: int = 3,
+    max_dilation: int = 2,
+    max_groups: int = 3,
+    empty: bool = False,
+) -> ConvCase:
+    """Strategy of `ConvCase`: all of them valid, none is drawn in vain.
+
+    Parameters
+    ----------
+    ndim : {1, 2, 3}, optional
+        The number of spatial axes; random if not given.
+    max_channels : int
+        Of each group, in and out.
+    max_size : int
+        How much larger than necessary the image can be.
+    border_modes : sequence of str
+        The kinds of padding to choose from.
+    max_kernel, max_stride, max_dilation, max_groups : int
+        The largest values; the smallest are 1.
+    empty : bool
+        Whether batch and channels may be 0.
+    """
+    ndim = draw(st.integers(1, 3)) if ndim is None else ndim
+    least = 0 if empty else 1
+
+    def per_axis(low: int, high: int) -> tuple[int, ...]:
+        return tuple(draw(st.integers(low, high)) for _ in range(ndim))
+
+    kernel, dilation = per_axis(1, max_kernel), per_axis(1, max_dilation)
+    kind = draw(st.sampled_from(list(border_modes)))
+    border_mode: Any = kind
+    if kind == "int":
+        border_mode = draw(st.integers(0, 2))
+    elif kind == "ints":
+        border_mode = per_axis(0, 2)
+    elif kind == "pairs":
+        border_mode = tuple(zip(per_axis(0, 2), per_axis(0, 2), strict=True))
+    pads = resolve_padding(border_mode, kernel, dilation)
+    smallest = [
+        max(1, (k - 1) * d + 1 - sum(pad)) for k, d, pad in zip(kernel, dilation, pads, strict=True)
+    ]
+    spatial = tuple(n + draw(st.integers(0, max_size - 1)) for n in smallest)
+    groups = draw(st.integers(1, max_groups))
+    channels_in = draw(st.integers(least, max_channels))
+    channels_out = groups * draw(st.integers(least, max_channels))
+    return ConvCase(
+        img_shape=(draw(st.integers(least, 3)), groups * channels_in, *spatial),
+        kern_shape=(channels_out, channels_in, *kernel),
+        border_mode=border_mode,
+        subsample=per_axis(1, max_stride),
+        filter_flip=draw(st.booleans()),
+        filter_dilation=dilation,
+        num_groups=groups,
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )
+
+
+@dataclass(frozen=True)
+class PoolCase:
+    """A pooling whose shapes and parameters fit together."""
+
+    img_shape: tuple[int, ...]
+    ws: tuple[int, ...]
+    stride: tuple[int, ...]
+    pad: tuple[int, ...]
+    mode: str
+    ignore_border: bool
+    seed: int
+
+    @property
+    def ndim(self) -> int:
+        """The number of spatial axes."""
+        return len(self.img_shape) - 2
+
+    @property
+    def vectors(self) -> tuple[np.ndarray, ...]:
+        """The operands ws, stride and pad."""
+        return tuple(np.array(v, dtype="int64") for v in (self.ws, self.stride, self.pad))
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """The shape of the output."""
+        return pool_output_shape(self.img_shape, self.ws, self.stride, self.pad, self.ignore_border)
+
+    def arrays(self, dtype: str = "float64", ties: bool = False) -> tuple[np.ndarray, ...]:
+        """Return an image, a gradient by the output, and one by the image's gradient.
+
+        Without `ties` no two pixels are closer to each other than 1/64.
+        """
+        rng = np.random.default_rng(self.seed)
+        if ties:
+            x = small_integers(rng, self.img_shape, dtype)
+        else:
+            count = int(np.prod(self.img_shape))
+            steps = rng.permutation(count).reshape(self.img_shape) - count // 2
+            x = (steps / 64).astype(dtype)
+        return x, normal(rng, self.out_shape, dtype), normal(rng, self.img_shape, dtype)
+
+
+@st.composite
+def pool_cases(
+    draw: st.DrawFn,
+    ndim: int | None = None,
+    modes: Sequence[str] = POOL_MODES,
+    ignore_border: bool | None = None,
+    max_channels: int = 2,
+    max_size: int = 5,
+    max_window: int = 3,
+    empty: bool = False,
+) -> PoolCase:
+    """Strategy of `PoolCase`: all of them valid, none is drawn in vain.
+
+    Parameters
+    ----------
+    ndim : {1, 2, 3}, optional
+        The number of spatial axes; random if not given.
+    modes : sequence of str
+        The modes to choose from.
+    ignore_border : bool, optional
+        Random if not given.
+    max_size : int
+        How much larger than necessary the image can be.
+    max_channels, max_window : int
+        The largest values; the smallest are 1.
+    empty : bool
+        Whether batch and channels may be 0.
+    """
+    ndim = draw(st.integers(1, 3)) if ndim is None else ndim
+    ignore_border = draw(st.booleans()) if ignore_border is None else ignore_border
+    least = 0 if empty else 1
+
+    def per_axis(low: int, high: int) -> tuple[int, ...]:
+        return tuple(draw(st.integers(low, high)) for _ in range(ndim))
+
+    ws = per_axis(1, max_window)
+    pad = tuple(draw(st.integers(0, w - 1)) if ignore_border else 0 for w in ws)
+    smallest = [max(1, w - 2 * p) if ignore_border else 1 for w, p in zip(ws, pad, strict=True)]
+    return PoolCase(
+        img_shape=(
+            draw(st.integers(least, 2)),
+            draw(st.integers(least, max_channels)),
+            *(n + draw(st.integers(0, max_size - 1)) for n in smallest),
+        ),
+        ws=ws,
+        stride=per_axis(1, max_window + 1),
+        pad=pad,
+        mode=draw(st.sampled_from(list(modes))),
+        ignore_border=ignore_border,
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )
+
+
+# -- arrays ------------------------------------------------------------------------------
+
+
+def normal(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> np.ndarray:
+    """Return normally distributed numbers."""
+    return rng.standard_normal(tuple(shape)).astype(dtype)
+
+
+def small_integers(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> np.ndarray:
+    """Return integers of -3 to 3, of which sums of products are exact in any float dtype."""
+    return rng.integers(-3, 4, size=tuple(shape)).astype(dtype)
+
+
+def assert_close(
+    out: np.ndarray,
+    ref: np.ndarray,
+    dtype: str | None = None,
+    bound: float | None = None,
+    allow_zero: bool = False,
+) -> None:
+    """Compare a result with its reference by ``||out - ref|| / ||ref||``.
+
+    Parameters
+    ----------
+    out, ref : ndarray
+        Of one shape.
+    dtype : str, optional
+        The key of `RELATIVE_ERROR` that gives the bound; that of `out` if not given.
+    bound : float, optional
+        Another bound.
+    allow_zero : bool
+        Whether most of the reference may be zero.  A reference of zeros compares nothing,
+        so it has to be said where that is right.
+    """
+    assert out.shape == ref.shape, f"shape {out.shape}, expected {ref.shape}"
+    if ref.size == 0:
+        return
+    if bound is None:
+        bound = RELATIVE_ERROR[dtype or out.dtype.name]
+    ref = ref.astype("float64")
+    out = out.astype("float64")
+    assert np.isfinite(ref).all(), "the reference is not finite"
+    if not allow_zero:
+        zeros = np.mean(ref == 0)
+        assert zeros <= 0.8, f"{zeros:.0%} of the reference is zero: this compares too little"
+    norm = np.linalg.norm(ref.ravel())
+    error = np.linalg.norm((out - ref).ravel())
+    # Written so that NaN fails.
+    assert error <= bound * norm, (
+        f"relative error {error / norm if norm else np.inf:.3g} > {bound:.3g}; "
+        f"largest difference {np.max(np.abs(out - ref)):.3g}"
+    )
+
+
+# -- running and differentiating ---------------------------------------------------------
+
+
+def run_op(op: Any, *arrays: np.ndarray) -> np.ndarray:
+    """Run an Op's `perform`, and check the static shape that it infers from constants."""
+    node = op.make_node(*arrays)
+    storage: list[list] = [[None]]
+    op.perform(node, [np.asarray(a) for a in arrays], storage)
+    out = storage[0][0]
+    assert isinstance(out, np.ndarray)
+    assert out.dtype.name == node.outputs[0].type.dtype
+    assert out.shape == node.outputs[0].type.shape
+    return out
+
+
+def evaluate(outputs: Any, values: dict) -> Any:
+    """Compute variables by the `perform` of each Op."""
+    fn = pytensor.function(list(values), outputs, mode=PERFORM_MODE, on_unused_input="ignore")
+    return fn(*values.values())
+
+
+def check_infer_shape(op: Any, *arrays: np.ndarray) -> None:
+    """Check an Op's `infer_shape` for operands of no static shape, and its output's type.
+
+    Integer vectors are given as constants first and as variables then.
+    """
+    for symbolic_vectors in (False, True):
+        inputs: list[Any] = []
+        values = {}
+        for array in arrays:
+            if array.dtype.kind == "i" and not symbolic_vectors:
+                inputs.append(pt.constant(array))
+                continue
+            variable = pt.tensor(dtype=array.dtype, shape=(None,) * array.ndim)
+            values[variable] = array
+            inputs.append(variable)
+        node = op.make_node(*inputs)
+        shapes = [tuple(v.shape[i] for i in range(v.type.ndim)) for v in node.inputs]
+        (inferred,) = op.infer_shape(None, node, shapes)
+        inferred = [pt.as_tensor_variable(size, dtype="int64") for size in inferred]
+        *sizes, out = evaluate([*inferred, node.outputs[0]], values)
+        assert tuple(int(size) for size in sizes) == out.shape
+        static = node.outputs[0].type.shape
+        assert all(s is None or s == n for s, n in zip(static, out.shape, strict=True))
+
+
+def pullback_of(fun: Callable, n_inputs: int) -> Callable:
+    """Return the function of `fun`'s inputs and a cotangent that is all its gradients, flat."""
+
+    def gradients(*args: Any) -> Any:
+        inputs, cotangent = args[:n_inputs], args[n_inputs]
+        grads = pytensor.gradient.grad(
+            None, list(inputs), known_grads={fun(*inputs): cotangent}, disconnected_inputs="ignore"
+        )
+        return pt.concatenate([g.flatten() for g in grads])
+
+    return gradients
+
+
+def check_gradient(
+    fun: Callable,
+    points: Sequence[np.ndarray],
+    seed: int = 0,
+    eps: float = 1e-4,
+    bound: float = 1e-6,
+    allow_zero: bool = False,
+) -> None:
+    """Compare `fun`'s pullback and pushforward with central differences, in float64.
+
+    Parameters
+    ----------
+    fun : callable
+        Takes variables, returns one.
+    points : sequence of ndarray
+        Where.
+    seed : int
+        Of the random direction and cotangent.
+    eps, bound : float
+        The step, and the largest relative error.
+    allow_zero : bool
+        Whether most of the derivative may be zero.
+    """
+    rng = np.random.default_rng(seed)
+    points = [np.asarray(p, dtype="float64") for p in points]
+    inputs = [pt.tensor(dtype="float64", shape=(None,) * p.ndim) for p in points]
+    steps = [rng.standard_normal(p.shape) for p in points]
+    tangents = [pt.tensor(dtype="float64", shape=(None,) * p.ndim) for p in points]
+    out = fun(*inputs)
+    cotangent = pt.tensor(dtype="float64", shape=(None,) * out.type.ndim)
+    values = dict(zip(inputs, points, strict=True))
+
+    def at(step: float) -> np.ndarray:
+        moved = [p + step * v for p, v in zip(points, steps, strict=True)]
+        return evaluate(out, dict(zip(inputs, moved, strict=True)))
+
+    numeric = (at(eps) - at(-eps)) / (2 * eps)
+
+    forward = pushforward(
+        out, inputs, tangents, disconnected_outputs="ignore", use_op_pushforward=True
+    )
+    forward = evaluate(forward, {**values, **dict(zip(tangents, steps, strict=True))})
+    assert_close(forward, numeric, bound=bound, allow_zero=allow_zero)
+
+    u = rng.standard_normal(numeric.shape)
+    grads = pytensor.gradient.grad(
+        None, inputs, known_grads={out: cotangent}, disconnected_inputs="ignore"
+    )
+    grads = evaluate(grads, {**values, cotangent: u})
+    for grad, point in zip(grads, points, strict=True):
+        assert grad.shape == point.shape
+    backward = sum(np.vdot(g, v) for g, v in zip(grads, steps, strict=True))
+    scale = np.linalg.norm(u.ravel()) * np.linalg.norm(numeric.ravel())
+    assert abs(backward - np.vdot(u, numeric)) <= bound * scale, (
+        f"<cotangent, J tangent>: by pullback {backward}, by differences {np.vdot(u, numeric)}"
+    )
+
+
+def check_second_derivatives(
+    fun: Callable, points: Sequence[np.ndarray], seed: int = 0, **kwargs: Any
+) -> None:
+    """Compare the derivatives of `fun`'s pullback with central differences.
+
+    Arguments as for `check_gradient`.
+    """
+    points = list(points)
+    inputs = [pt.tensor(dtype="float64", shape=(None,) * np.ndim(p)) for p in points]
+    out = evaluate(fun(*inputs), dict(zip(inputs, points, strict=True)))
+    cotangent = np.random.default_rng(seed + 1).standard_normal(out.shape)
+    gradients = pullback_of(fun, len(points))
+    check_gradient(gradients, [*points, cotangent], seed, **kwargs)
