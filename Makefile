@@ -16,13 +16,15 @@ CXX ?= g++
 
 # Extras of setup.cfg to install beside those that a target needs. With an NVIDIA driver, the GPU's.
 CUDA_MAJOR := $(shell nvidia-smi 2>/dev/null | sed -nE 's/.*CUDA [A-Za-z ]*Version: *([0-9]+)\..*/\1/p')
-EXTRAS ?= $(if $(filter 12,$(CUDA_MAJOR)),cuda12,$(if $(CUDA_MAJOR),cuda13))
+EXTRAS ?= $(if $(filter 12,$(CUDA_MAJOR)),cuda12,$(if $(filter-out 9 10 11,$(CUDA_MAJOR)),cuda13))
 
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 
 comma := ,
-installed = $(VENV)/.installed-$(1)$(if $(EXTRAS),$(comma)$(EXTRAS))
+space := $(subst ,, )
+# The stamp of a list of extras, each named once and in order, so that equal sets share it.
+installed = $(VENV)/.installed-$(subst $(space),$(comma),$(sort $(1) $(subst $(comma), ,$(EXTRAS))))
 run = $(VENV)/bin/python -m
 
 .PHONY: help demo test test-slow test-gpu doctor docs lint dist clean
@@ -42,13 +44,13 @@ help:
 demo: $(call installed,demo)
 	@$(run) dnnops demo $(DEMO_FLAGS)
 
-test: $(call installed,test$(comma)demo)
+test: $(call installed,test demo)
 	@$(run) pytest -m "not slow" $(PYTEST_FLAGS)
 
-test-slow: $(call installed,test$(comma)demo)
+test-slow: $(call installed,test demo)
 	@$(run) pytest -m slow $(PYTEST_FLAGS)
 
-test-gpu: $(call installed,test$(comma)demo)
+test-gpu: $(call installed,test demo)
 	@$(run) pytest -m gpu $(PYTEST_FLAGS)
 
 doctor: $(call installed,demo)

@@ -12,8 +12,46 @@ with quiet_unknown_flag_warnings():
     import pytensor  # noqa: F401
 register_flags()
 
+# Rewrites are registered by importing the modules that hold them.
+import dnnops.rewriting.conv_merge
+import dnnops.rewriting.inplace
+import dnnops.rewriting.softmax
+import dnnops.rewriting.to_cudnn
+import dnnops.rewriting.to_gpu
+import dnnops.rewriting.to_onednn  # noqa: F401
+from dnnops import dnn, gpuarray, nnet
+from dnnops.dnn import (
+    dnn_available,
+    dnn_conv,
+    dnn_conv3d,
+    dnn_gradinput,
+    dnn_gradinput3d,
+    dnn_gradweight,
+    dnn_gradweight3d,
+    dnn_pool,
+    dnn_present,
+    version,
+)
+from dnnops.modes import register_modes, use_device
+
+register_modes()
+use_device()
+
 __version__ = "0.1.0"
 
-import dnnops.rewriting.softmax_grad  # noqa: E402
-import dnnops.rewriting.to_onednn  # noqa: E402
-from dnnops import nnet  # noqa: E402
+__all__ = [
+    "__version__",
+    "dnn",
+    "dnn_available",
+    "dnn_conv",
+    "dnn_conv3d",
+    "dnn_gradinput",
+    "dnn_gradinput3d",
+    "dnn_gradweight",
+    "dnn_gradweight3d",
+    "dnn_pool",
+    "dnn_present",
+    "gpuarray",
+    "nnet",
+    "version",
+]

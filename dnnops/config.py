@@ -209,7 +209,12 @@ FLAGS: tuple[Flag, ...] = (
     Flag("dnn.base_path", "", PATH, "Folder that holds include/ and lib/ (or lib64/) of cuDNN."),
     Flag("dnn.include_path", "", PATH, "Folder that holds cudnn.h."),
     Flag("dnn.library_path", "", PATH, "Folder that holds libcudnn."),
-    Flag("dnn.bin_path", "", PATH, "Folder that holds cuDNN's DLLs, where a system has those."),
+    Flag(
+        "dnn.bin_path",
+        "",
+        PATH,
+        "Folder of cuDNN's DLLs. Theano had it for Windows; Linux has no use for it.",
+    ),
     Flag(
         "dnn.conv.algo_fwd",
         "small",

@@ -31,6 +31,13 @@ class DnnUnavailableError(DnnError, RuntimeError):
     """A library, a compiler or a device that is needed is missing; the message says which."""
 
 
+class DnnRequiredError(DnnUnavailableError, AssertionError):
+    """A library that ``optimizer_including`` asks for cannot be used.
+
+    An `AssertionError` too, because PyTensor logs other exceptions of a rewrite and goes on.
+    """
+
+
 #: Exception class of each ``dnnops_status`` of ``c_code/runtime/dnnops_runtime.h``.
 STATUS_ERRORS: dict[int, type[DnnError]] = {
     1: DnnValueError,

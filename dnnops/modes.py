@@ -6,7 +6,7 @@ only then.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from pytensor import config
 from pytensor.compile.mode import (
@@ -16,12 +16,13 @@ from pytensor.compile.mode import (
     register_mode,
 )
 from pytensor.graph.rewriting.basic import GraphRewriter
-from pytensor.graph.rewriting.db import RewriteDatabase, RewriteDatabaseQuery
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.link.basic import Linker
 
+from dnnops.config import flag_value
 from dnnops.errors import DnnUnavailableError
 
-__all__ = ["CudnnMode", "DnnMode", "OneDnnMode", "register_modes", "use_device"]
+__all__ = ["CudnnMode", "DeviceMode", "DnnMode", "OneDnnMode", "register_modes", "use_device"]
 
 
 class DnnMode(Mode):
@@ -38,14 +39,11 @@ class DnnMode(Mode):
         Other rewrites to begin with.
     """
 
-    #: Rewrites by tag, besides those of the query.
-    backend: ClassVar[str] = "auto"
-
     def __init__(
         self,
         linker: str | Linker = "cvm",
         optimizer: str | RewriteDatabaseQuery = OPT_FAST_RUN,
-        db: RewriteDatabase | None = None,
+        db: Any = None,
     ):
         super().__init__(linker, optimizer, db)
 
@@ -62,12 +60,13 @@ class DnnMode(Mode):
         ):
             if flag:
                 query = getattr(query, extend)(*flag.split(":"))
-        return self.optdb.query(query.including(*self._backend_tags()))
+        database: Any = self.optdb
+        return database.query(query.including(*self._backend_tags()))
 
     def _backend_tags(self) -> tuple[str, ...]:
-        from dnnops.dnn import dnn_available
+        from dnnops.cudnn.base import cudnn_usable
 
-        return ("gpu", "cudnn") if dnn_available() else ("onednn",)
+        return ("gpu", "cudnn") if cudnn_usable(_device())[0] else ("onednn",)
 
 
 class CudnnMode(DnnMode):
@@ -77,11 +76,30 @@ class CudnnMode(DnnMode):
     """
 
     def _backend_tags(self) -> tuple[str, ...]:
-        from dnnops.dnn import dnn_available
+        from dnnops.cudnn.base import cudnn_usable
 
-        if not dnn_available():
-            raise DnnUnavailableError(f"cuDNN cannot be used: {dnn_available.msg}")
+        usable, reason = cudnn_usable(_device())
+        if not usable:
+            raise DnnUnavailableError(f"cuDNN cannot be used: {reason}")
         return ("gpu", "cudnn")
+
+
+class DeviceMode(DnnMode):
+    """The default mode under ``device=cuda``: on the GPU, with cuDNN unless that is disabled.
+
+    Compiling a function raises `DnnUnavailableError` where there is no GPU, or where cuDNN cannot
+    be used and ``dnn.enabled`` isn't False.
+    """
+
+    def _backend_tags(self) -> tuple[str, ...]:
+        from dnnops.cudnn.base import cudnn_usable
+
+        usable, reason = cudnn_usable(_device())
+        if usable:
+            return ("gpu", "cudnn")
+        if flag_value("dnn.enabled") != "False":
+            raise DnnUnavailableError(f"device={flag_value('device')}: {reason}")
+        return ("gpu",)
 
 
 class OneDnnMode(DnnMode):
@@ -99,6 +117,13 @@ class OneDnnMode(DnnMode):
         return ("onednn",)
 
 
+def _device() -> int:
+    """The number of the flag's CUDA device; the first one if the flag names none."""
+    from dnnops.gpuarray.device import device_from_target
+
+    return device_from_target(flag_value("device")) or 0
+
+
 def register_modes() -> None:
     """Make the modes known to PyTensor by name; do nothing for those that are."""
     for name, mode in (("DNN", DnnMode), ("CUDNN", CudnnMode), ("ONEDNN", OneDnnMode)):
@@ -109,13 +134,13 @@ def register_modes() -> None:
 def use_device() -> None:
     """Do what the flag ``device`` says, at import: under ``cuda`` graphs run on the GPU by default.
 
-    The default mode becomes `CudnnMode`, unless the flag ``mode`` was set, and ``pytensor.shared``
+    The default mode becomes `DeviceMode`, unless the flag ``mode`` was set, and ``pytensor.shared``
     makes variables on the device.
     """
-    if config.device == "cpu":
+    if flag_value("device") == "cpu":
         return
     if config.mode == "Mode":
-        config.mode = predefined_modes["CUDNN"]
-    from dnnops.gpuarray.shared import use_gpu_shared_variables
+        config.mode = DeviceMode()  # type: ignore[assignment]
+    from dnnops.gpuarray.shared import put_shared_on_gpu
 
-    use_gpu_shared_variables()
+    put_shared_on_gpu(True, _device())

@@ -377,7 +377,7 @@ def check_infer_shape(op: Any, *arrays: np.ndarray) -> None:
             inputs.append(variable)
         node = op.make_node(*inputs)
         shapes = [tuple(v.shape[i] for i in range(v.type.ndim)) for v in node.inputs]
-        (inferred,) = op.infer_shape(None, node, shapes)
+        (inferred,) = op.infer_shape(node, shapes)
         inferred = [pt.as_tensor_variable(size, dtype="int64") for size in inferred]
         *sizes, out = evaluate([*inferred, node.outputs[0]], values)
         assert tuple(int(size) for size in sizes) == out.shape

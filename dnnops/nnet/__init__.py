@@ -30,7 +30,7 @@ from dnnops.nnet.pool import (
     pool_3d,
     pool_output_shape,
 )
-from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad
+from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 
 __all__ = [
     "AveragePoolGrad",
@@ -42,6 +42,7 @@ __all__ = [
     "MaxPoolGradGrad",
     "Pool",
     "SoftmaxGrad",
+    "WholeSoftmax",
     "conv1d",
     "conv2d",
     "conv2d_grad_wrt_inputs",

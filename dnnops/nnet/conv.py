@@ -15,6 +15,7 @@ from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply
 from pytensor.tensor.variable import TensorVariable
 
+from dnnops.compat import shape_inference
 from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.nnet._validate import (
     accumulator_dtype,
@@ -57,7 +58,8 @@ class Conv(ConvBase):
         shape = self.check_shapes(img.type.shape, kern.type.shape)
         return Apply(self, [img, kern], [pt.tensor(dtype=dtype, shape=shape)])
 
-    def infer_shape(self, fgraph: Any, node: Apply, shapes: Any) -> list[Any]:
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
         return [self.output_shape(*shapes)]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
@@ -108,7 +110,8 @@ class ConvGradInputs(ConvBase):
         channels = None if kern[1] is None else kern[1] * self.num_groups
         return (topgrad[0], channels, *spatial)
 
-    def infer_shape(self, fgraph: Any, node: Apply, shapes: Any) -> list[Any]:
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
         kern, topgrad, _ = shapes
         return [self._img_shape(kern, topgrad, vector_entries(node.inputs[2], self.ndim))]
 
@@ -161,7 +164,8 @@ class ConvGradWeights(ConvBase):
         channels = None if img[1] is None else img[1] // self.num_groups
         return (topgrad[1], channels, *spatial)
 
-    def infer_shape(self, fgraph: Any, node: Apply, shapes: Any) -> list[Any]:
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
         img, topgrad, _ = shapes
         return [self._kern_shape(img, topgrad, vector_entries(node.inputs[2], self.ndim))]
 

@@ -17,6 +17,7 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.tensor.variable import TensorVariable
 
+from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import (
     MAX_PARAMETER,
@@ -174,7 +175,8 @@ class PoolBase(Op):
         pooled = {n: s for n, s in shapes.items() if n in self.pooled}
         return img, merge_shapes(self.where, output=out, **pooled)
 
-    def infer_shape(self, fgraph: Any, node: Apply, shapes: Any) -> list[Any]:
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
         if not self.pooled_result:
             return [shapes[0]]
         ws, stride, pad = (vector_entries(v, self.ndim) for v in node.inputs[-3:])

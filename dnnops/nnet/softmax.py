@@ -1,6 +1,8 @@
-"""The gradients of softmax and log-softmax.
+"""Softmax, log-softmax and their gradients.
 
-The forward Ops are PyTensor's own, `pytensor.tensor.special.Softmax` and `LogSoftmax`.
+Users' graphs have PyTensor's own `pytensor.tensor.special.Softmax` and `LogSoftmax`. Newer releases
+of PyTensor write these out as arithmetic, to be fused with what stands around them: `WholeSoftmax`
+takes their place before that happens, where a library is to compute them.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 
+from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import (
     accumulator_dtype,
@@ -25,7 +28,55 @@ from dnnops.nnet._validate import (
     require_same_dtype,
 )
 
-__all__ = ["LogSoftmaxGrad", "SoftmaxGrad"]
+__all__ = ["LogSoftmaxGrad", "SoftmaxGrad", "WholeSoftmax"]
+
+
+class WholeSoftmax(Op):
+    """Softmax, or its logarithm, as one Op: ``WholeSoftmax(axis, log)(x)``.
+
+    Parameters
+    ----------
+    axis : tuple of int
+        The axes over which the softmax sums to one.
+    log : bool
+        Whether the result is the logarithm.
+    """
+
+    __props__: tuple[str, ...] = ("axis", "log")
+
+    def __init__(self, axis: tuple[int, ...], log: bool = False):
+        self.axis = tuple(int(a) for a in axis)
+        self.log = bool(log)
+
+    def make_node(self, x: Any) -> Apply:
+        x = float_tensor(type(self).__name__, "x", x)
+        return Apply(self, [x], [pt.tensor(dtype=x.type.dtype, shape=x.type.shape)])
+
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
+        return [shapes[0]]
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        gradient = LogSoftmaxGrad if self.log else SoftmaxGrad
+        return [gradient(self.axis)(cotangents[0], outputs[0])]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
+        (tangent,) = tangents
+        if isinstance(tangent.type, DisconnectedType):
+            return [disconnected_type()]
+        if not self.log:  # its Jacobian is symmetric
+            return self.pullback(inputs, outputs, tangents)
+        weighted = pt.exp(outputs[0]) * tangent
+        return [tangent - weighted.sum(axis=self.axis, keepdims=True)]
+
+    def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
+        (x,) = inputs
+        exponents = x.astype(accumulator_dtype(x.dtype), copy=False)
+        if x.size:
+            exponents = exponents - exponents.max(axis=self.axis, keepdims=True)
+        total = np.exp(exponents).sum(axis=self.axis, keepdims=True)
+        result = exponents - np.log(total) if self.log else np.exp(exponents) / total
+        output_storage[0][0] = np.asarray(result, dtype=x.dtype)
 
 
 class SoftmaxGradBase(Op):
@@ -79,7 +130,8 @@ class SoftmaxGradBase(Op):
         shape = merge_shapes(name, **{"gz": gz.type.shape, self.output_name: output.type.shape})
         return Apply(self, [gz, output], [pt.tensor(dtype=dtype, shape=shape)])
 
-    def infer_shape(self, fgraph: Any, node: Apply, shapes: Any) -> list[Any]:
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
         return [shapes[1]]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:

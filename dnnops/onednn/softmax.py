@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pytensor.gradient import DisconnectedType, disconnected_type
-from pytensor.graph.basic import Apply
-from pytensor.tensor.basic import as_tensor_variable
-
-from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad
+from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.onednn.base import OneDnnOp
 
 __all__ = ["OneDnnLogSoftmaxGrad", "OneDnnSoftmax", "OneDnnSoftmaxGrad", "neighboring_axes"]
@@ -43,42 +37,18 @@ class _OneDnnSoftmaxOp(OneDnnOp):
         return [axis[0], axis[-1] + 1, int(self.log)]
 
 
-class OneDnnSoftmax(_OneDnnSoftmaxOp):
-    """Softmax or its logarithm by ``dnnl_softmax_forward``.
+class OneDnnSoftmax(_OneDnnSoftmaxOp, WholeSoftmax):
+    """`WholeSoftmax` by ``dnnl_softmax_forward``.
 
     Parameters
     ----------
     axis : tuple of int
-        Neighboring axes in ascending order, over which the output's exponentials sum to one.
+        Neighboring axes in ascending order.
     log : bool
-        Whether to give the logarithm.
+        Whether the result is the logarithm.
     """
 
-    __props__ = ("axis", "log")
     function = "dnnops_onednn_softmax"
-
-    def __init__(self, axis: tuple[int, ...], log: bool = False):
-        self.axis = tuple(axis)
-        self.log = bool(log)
-
-    def make_node(self, x: Any) -> Apply:
-        x = as_tensor_variable(x)
-        return Apply(self, [x], [x.type()])
-
-    def infer_shape(self, fgraph: Any, node: Apply, shapes: list[Any]) -> list[Any]:
-        return shapes
-
-    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
-        grad = (LogSoftmaxGrad if self.log else SoftmaxGrad)(self.axis)
-        return [grad(cotangents[0], outputs[0])]
-
-    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
-        if isinstance(tangents[0].type, DisconnectedType):
-            return [disconnected_type()]
-        if not self.log:  # its Jacobian is symmetric
-            return self.pullback(inputs, outputs, tangents)
-        weighted = type(self)(self.axis)(inputs[0]) * tangents[0]
-        return [tangents[0] - weighted.sum(axis=self.axis, keepdims=True)]
 
 
 class OneDnnSoftmaxGrad(_OneDnnSoftmaxOp, SoftmaxGrad):

@@ -12,19 +12,23 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import (
     GraphRewriter,
+    NodeProcessingGraphRewriter,
     copy_stack_trace,
     dfs_rewriter,
     node_rewriter,
 )
 from pytensor.tensor.basic import cast
-from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.blas import Dot22, Gemm
+from pytensor.tensor.math import Dot, Sum
 
-from dnnops.errors import DnnUnavailableError
+from dnnops.errors import DnnRequiredError
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
-from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad
+from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.onednn.base import OneDnnOp, onednn_available
+from dnnops.onednn.channel_sum import OneDnnChannelSum
 from dnnops.onednn.conv import OneDnnConv, OneDnnConvGradInputs, OneDnnConvGradWeights
+from dnnops.onednn.gemm import OneDnnDot, OneDnnGemm
 from dnnops.onednn.pool import (
     OneDnnAveragePoolGrad,
     OneDnnMaxPoolGrad,
@@ -50,11 +54,10 @@ SAME_PARAMETERS: dict[type, type[OneDnnOp]] = {
     MaxPoolGradGrad: OneDnnMaxPoolGradGrad,
     AveragePoolGrad: OneDnnAveragePoolGrad,
 }
-SOFTMAXES: dict[type, Callable[[tuple[int, ...]], OneDnnOp]] = {
-    Softmax: OneDnnSoftmax,
-    LogSoftmax: lambda axis: OneDnnSoftmax(axis, log=True),
-    SoftmaxGrad: OneDnnSoftmaxGrad,
-    LogSoftmaxGrad: OneDnnLogSoftmaxGrad,
+SOFTMAXES: dict[type, Callable[[Any, tuple[int, ...]], OneDnnOp]] = {
+    WholeSoftmax: lambda op, axis: OneDnnSoftmax(axis, op.log),
+    SoftmaxGrad: lambda op, axis: OneDnnSoftmaxGrad(axis),
+    LogSoftmaxGrad: lambda op, axis: OneDnnLogSoftmaxGrad(axis),
 }
 
 
@@ -62,7 +65,7 @@ SOFTMAXES: dict[type, Callable[[tuple[int, ...]], OneDnnOp]] = {
 def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace an abstract Op in float32 or float64 by the one on oneDNN.
 
-    float16 is computed in float32. A softmax in float64 stays PyTensor's, which is compiled.
+    float16 is computed in float32.
     """
     abstract = type(node.op)
     dtype = node.outputs[0].type.dtype
@@ -71,7 +74,7 @@ def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
         axis = neighboring_axes(node.op.axis, node.inputs[0].type.ndim)
         if axis is None or dtype != "float32":
             return None
-        op = SOFTMAXES[abstract](axis)
+        op = SOFTMAXES[abstract](node.op, axis)
     elif abstract in SAME_PARAMETERS:
         op = SAME_PARAMETERS[abstract].from_abstract(node.op)
     else:  # a subclass: a backend Op already
@@ -86,12 +89,33 @@ def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
     return [output]
 
 
+@node_rewriter([Dot, Dot22, Gemm, Sum])
+def local_dense_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace a float32 matrix product or sum of channels by one in oneDNN's threads."""
+    if any(x.type.dtype != "float32" for x in (*node.inputs, *node.outputs)):
+        return None
+    if isinstance(node.op, Sum):
+        ndim = node.inputs[0].type.ndim
+        if ndim < 3 or node.op.axis is None or sorted(node.op.axis) != [0, *range(2, ndim)]:
+            return None
+        output = OneDnnChannelSum()(*node.inputs)
+    elif isinstance(node.op, Gemm):
+        output = OneDnnGemm(node.op.inplace)(*node.inputs)
+    elif all(x.type.ndim == 2 for x in node.inputs):
+        output = OneDnnDot()(*node.inputs)
+    else:
+        return None
+    copy_stack_trace(node.outputs[0], output)
+    return [output]
+
+
 class ToOneDnn(GraphRewriter):
     """Apply `local_to_onednn` to a graph that has something for it, if oneDNN can be used."""
 
     def __init__(self) -> None:
         super().__init__()
         self._substitute = dfs_rewriter(local_to_onednn)
+        self._substitute_dense = dfs_rewriter(local_dense_to_onednn)
         self._warned = False
 
     def apply(self, fgraph: FunctionGraph) -> None:
@@ -101,9 +125,12 @@ class ToOneDnn(GraphRewriter):
         available, reason = onednn_available()
         if available:
             self._substitute.apply(fgraph)
+            # Only beside other Ops on oneDNN: alone, the BLAS that PyTensor has does as well.
+            if any(isinstance(node.op, OneDnnOp) for node in fgraph.apply_nodes):
+                self._substitute_dense.apply(fgraph)
             return
         if "onednn" in config.optimizer_including.split(":"):
-            raise DnnUnavailableError(
+            raise DnnRequiredError(
                 f"optimizer_including=onednn, but oneDNN cannot be used: {reason}"
             )
         if not self._warned:
@@ -126,6 +153,25 @@ class RegisterNumbaDispatch(GraphRewriter):
             import dnnops.onednn.numba_dispatch  # noqa: F401
 
 
+@node_rewriter([OneDnnGemm])
+def local_gemm_inplace(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Let a product overwrite what it is added to."""
+    if node.op.inplace:
+        return None
+    output = OneDnnGemm(inplace=True)(*node.inputs)
+    copy_stack_trace(node.outputs[0], output)
+    return [output]
+
+
 # After elementwise fusion and after graphs have moved to the GPU, before Ops become in-place.
 optdb.register("to_onednn", ToOneDnn(), "fast_run", "onednn", position=49.3)
 optdb.register("numba_dispatch_onednn", RegisterNumbaDispatch(), "numba", position=100.1)
+# Where PyTensor makes its own Gemm in-place.
+optdb.register(
+    "onednn_gemm_inplace",
+    dfs_rewriter(local_gemm_inplace, failure_callback=NodeProcessingGraphRewriter.warn_inplace),
+    "fast_run",
+    "onednn",
+    "inplace",
+    position=70.0,
+)

@@ -7,9 +7,6 @@
 
 #include "dnnops_runtime.h"
 
-#define DNNOPS_CONTIGUOUS 0
-#define DNNOPS_CHANNELS_LAST 1
-
 /* Sets the Python exception of a status; failed is the function that returned it. */
 static inline void dnnops_raise(int status, const char *message) {
   PyObject *module = PyImport_ImportModule("dnnops.errors");
@@ -38,7 +35,7 @@ static inline int dnnops_ndarray_read(PyArrayObject *array, int64_t dtype, dnnop
 
 /* Makes *array the output that tensor's dtype, ndim and shape ask for, keeping the one that is
  * there if it fits, and fills in data and strides. */
-static inline int dnnops_ndarray_prepare(PyArrayObject **array, int format, dnnops_tensor *tensor) {
+static inline int dnnops_ndarray_prepare(PyArrayObject **array, dnnops_memory_format format, dnnops_tensor *tensor) {
   static const int npy_types[] = {NPY_FLOAT32, NPY_FLOAT64, NPY_FLOAT16, -1,      NPY_INT8,
                                   NPY_UINT8,   NPY_INT32,   NPY_INT64,   NPY_BOOL};
   const int type = npy_types[tensor->dtype], ndim = (int)tensor->ndim;

@@ -46,6 +46,12 @@ typedef enum dnnops_dtype {
   DNNOPS_BOOL = 8
 } dnnops_dtype;
 
+/* The order of an array's axes in memory; its shape is batch, channel, spatial... in both. */
+typedef enum dnnops_memory_format {
+  DNNOPS_CONTIGUOUS = 0,
+  DNNOPS_CHANNELS_LAST = 1 /* batch, spatial..., channel */
+} dnnops_memory_format;
+
 typedef enum dnnops_status {
   DNNOPS_OK = 0,
   DNNOPS_VALUE_ERROR = 1,   /* operands that cannot be right: shapes, parameters */

@@ -132,6 +132,16 @@ void pack(const dnnops_tensor &from, void *to, bool flip_spatial) {
     pack_rows(from, static_cast<uint64_t *>(to), flip_spatial);
 }
 
+void copy_matrix(const dnnops_tensor &from, const dnnops_tensor &to) {
+  for (int64_t i = 0; i < from.shape[0]; ++i) {
+    const char *source = static_cast<const char *>(from.data) + i * from.strides[0];
+    char *target = static_cast<char *>(to.data) + i * to.strides[0];
+    for (int64_t j = 0; j < from.shape[1]; ++j)
+      *reinterpret_cast<float *>(target + j * to.strides[1]) =
+          *reinterpret_cast<const float *>(source + j * from.strides[1]);
+  }
+}
+
 namespace {
 struct Scratch {
   char *data = nullptr;

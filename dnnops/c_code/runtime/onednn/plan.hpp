@@ -52,6 +52,9 @@ bool addressable_strides(const dnnops_tensor &tensor, int64_t *strides);
 // if asked for.
 void pack(const dnnops_tensor &from, void *to, bool flip_spatial);
 
+// Copies a float32 matrix of any strides to another of the same shape.
+void copy_matrix(const dnnops_tensor &from, const dnnops_tensor &to);
+
 // Scratch memory of this thread, aligned to 64 bytes, valid until the next call.
 char *thread_scratch(size_t bytes);
 

@@ -1,5 +1,6 @@
-"""Recognize the gradients of softmax and log-softmax, which PyTensor writes out as arithmetic.
+"""Recognize softmax, log-softmax and their gradients, for a library to compute.
 
+PyTensor writes the gradients out as arithmetic:
 ``gz * sm - sm * sum(gz * sm)`` is the gradient of a softmax ``sm``, and ``gz - sum(gz) * sm`` that
 of its logarithm. They are looked for after PyTensor has simplified and stabilized the graph:
 before, ``log(softmax(x))`` has a gradient that divides by the softmax, which must not be kept.
@@ -20,10 +21,10 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Sum, mul, sub
 from pytensor.tensor.special import LogSoftmax, Softmax
 
-from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad
+from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.onednn.softmax import neighboring_axes
 
-__all__ = ["LocalSoftmaxGrad"]
+__all__ = ["LocalSoftmaxGrad", "LocalWholeSoftmax"]
 
 
 def _factors(x: Variable) -> list[Variable]:
@@ -107,17 +108,59 @@ class LocalSoftmaxGrad(NodeRewriter):
         return LogSoftmaxGrad(axis)(minuend, LogSoftmax(axis=axis)(sm.owner.inputs[0]))
 
 
+class LocalWholeSoftmax(NodeRewriter):
+    """Replace PyTensor's Softmax and LogSoftmax by `WholeSoftmax`, which isn't inlined.
+
+    Parameters
+    ----------
+    takes_dtype : callable
+        Says whether those of a dtype are wanted.
+    """
+
+    def __init__(self, takes_dtype: Callable[[str], bool]):
+        super().__init__()
+        self.takes_dtype = takes_dtype
+
+    def tracks(self) -> list[Any]:
+        return [Softmax, LogSoftmax]
+
+    def transform(
+        self, fgraph: FunctionGraph, node: Apply, enforce_tracks: bool = False
+    ) -> list[Variable] | None:
+        if type(node.op) not in (Softmax, LogSoftmax):
+            return None
+        (x,) = node.inputs
+        axis = neighboring_axes(node.op.axis, x.type.ndim)
+        if axis is None or not self.takes_dtype(x.type.dtype):
+            return None
+        result = WholeSoftmax(axis, type(node.op) is LogSoftmax)(x)
+        copy_stack_trace(node.outputs[0], result)
+        return [result]
+
+
+def _is_float32(dtype: str) -> bool:
+    return dtype == "float32"
+
+
 def _is_float(dtype: str) -> bool:
     return dtype.startswith("float")
 
 
-optdb.register(
-    "onednn_softmax_grad",
-    dfs_rewriter(LocalSoftmaxGrad(lambda dtype: dtype == "float32")),
-    "fast_run",
-    "onednn",
-    position=1.8,
-)
-optdb.register(
-    "gpu_softmax_grad", dfs_rewriter(LocalSoftmaxGrad(_is_float)), "gpu", "cudnn", position=1.81
-)
+# oneDNN's are in float32; in float64 PyTensor's own, which is compiled, stays. Gradients are looked
+# for after stabilization (1.5), forward Ops are taken just before elementwise fusion (49).
+for _name, _takes_dtype, _tags in (
+    ("onednn", _is_float32, ("fast_run", "onednn")),
+    ("cudnn", _is_float, ("gpu", "cudnn")),
+):
+    optdb.register(
+        f"{_name}_softmax_grad",
+        dfs_rewriter(LocalSoftmaxGrad(_takes_dtype)),
+        *_tags,
+        position=1.8,
+    )
+    optdb.register(
+        f"{_name}_softmax",
+        dfs_rewriter(LocalWholeSoftmax(_takes_dtype)),
+        *_tags,
+        position=48.5,
+    )

@@ -1,0 +1,333 @@
+"""Processes that hold one library each, and the timing of what they hold in turns."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+import multiprocessing
+import os
+import statistics
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "BenchmarkError",
+    "Measurement",
+    "RemoteTask",
+    "Session",
+    "Settings",
+    "Task",
+    "Worker",
+    "check_agreement",
+    "measure",
+]
+
+# Between turns: OpenMP's threads of the process that has just worked still spin for a while.
+PAUSE_S = 0.02
+
+
+class BenchmarkError(RuntimeError):
+    """A worker failed, or libraries disagree about a result."""
+
+
+class Task:
+    """Something to be timed, in the process that has its library.
+
+    Subclasses define `call`, which returns when the work is done, or `times`.
+    """
+
+    def call(self) -> None:
+        """Do the work once."""
+        raise NotImplementedError
+
+    def times(self, calls: int) -> list[float]:
+        """Do the work some times.
+
+        Parameters
+        ----------
+        calls : int
+            How often.
+
+        Returns
+        -------
+        list of float
+            The seconds of each call.
+        """
+        seconds = []
+        for _ in range(calls):
+            start = time.perf_counter()
+            self.call()
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    def results(self) -> dict[str, np.ndarray]:
+        """What has to be the same in every library, by name."""
+        return {}
+
+    def facts(self) -> dict[str, Any]:
+        """What others have to know about the task."""
+        return {}
+
+
+def _serve(connection: Connection, module_name: str) -> None:
+    """Answer requests until the other side hangs up: the main program of a worker."""
+    module: Any = None
+    tasks: dict[int, Task] = {}
+    numbers = itertools.count()
+    while True:
+        try:
+            verb, name, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            if module is None:
+                module = importlib.import_module(module_name)
+            answer: Any = None
+            if verb == "open":
+                answer = next(numbers)
+                tasks[answer] = module.make_task(*arguments)
+            elif verb == "close":
+                del tasks[name]
+            elif verb == "call":
+                answer = getattr(module, name)(*arguments)
+            else:
+                answer = getattr(tasks[name], verb)(*arguments)
+            connection.send((True, answer))
+        except Exception:
+            connection.send((False, traceback.format_exc()))
+
+
+class Worker:
+    """A process with one library.
+
+    Parameters
+    ----------
+    module : str
+        The module of `benchmarks.peers` that it runs.
+    """
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+        # A forked process would share what the parent has loaded.
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(theirs, f"benchmarks.peers.{module}"), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    def _request(self, verb: str, name: Any, *arguments: Any) -> Any:
+        try:
+            self._connection.send((verb, name, arguments))
+            succeeded, answer = self._connection.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            raise BenchmarkError(
+                f"the process of {self.module} ended with exit status {self._process.exitcode}"
+            ) from None
+        if not succeeded:
+            raise BenchmarkError(f"in the process of {self.module}:\n{answer}")
+        return answer
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """Call a function of the module there and return what it does.
+
+        Raises
+        ------
+        BenchmarkError
+            If it raises, or if the process dies.
+        """
+        return self._request("call", function, *arguments)
+
+    def open(self, case: Mapping[str, Any]) -> RemoteTask:
+        """Prepare a case there; raises as `call` does."""
+        return RemoteTask(self, self._request("open", None, dict(case)))
+
+    def stop(self) -> None:
+        """End the process."""
+        self._connection.close()
+        self._process.join(timeout=10)
+        if self._process.is_alive():
+            self._process.terminate()
+
+
+@dataclass(frozen=True)
+class RemoteTask:
+    """A task in a worker; methods as those of `Task`."""
+
+    worker: Worker
+    number: int
+
+    def times(self, calls: int) -> list[float]:
+        return self.worker._request("times", self.number, calls)
+
+    def results(self) -> dict[str, np.ndarray]:
+        return self.worker._request("results", self.number)
+
+    def facts(self) -> dict[str, Any]:
+        return self.worker._request("facts", self.number)
+
+    def close(self) -> None:
+        """Forget the task there."""
+        self.worker._request("close", self.number)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long is measured.
+
+    Attributes
+    ----------
+    rounds : int
+        How often each library has its turn.
+    turn_s : float
+        About how long a turn is.
+    max_calls : int
+        Most calls in a turn.
+    """
+
+    rounds: int = 7
+    turn_s: float = 0.4
+    max_calls: int = 200
+
+
+@dataclass
+class Session:
+    """The workers of one run, started when they are first needed, and its settings.
+
+    Attributes
+    ----------
+    environment : dict
+        Environment variables of the workers.
+    settings : Settings
+        How long is measured.
+    small : bool
+        Whether sizes are small: to try the programs, not to measure.
+    """
+
+    environment: dict[str, str]
+    settings: Settings
+    small: bool = False
+    workers: dict[tuple[str, str], Worker] = field(default_factory=dict)
+
+    def worker(self, module: str, purpose: str = "") -> Worker:
+        """The process of a module of `benchmarks.peers`; another one for each purpose."""
+        key = (module, purpose)
+        if key not in self.workers:
+            os.environ.update(self.environment)
+            self.workers[key] = Worker(module)
+        return self.workers[key]
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers.values():
+            worker.stop()
+        self.workers.clear()
+
+
+def check_agreement(
+    results: Mapping[str, Mapping[str, np.ndarray]], tolerance: float, each: bool = False
+) -> None:
+    """Compare the results of libraries.
+
+    Parameters
+    ----------
+    results : mapping
+        By library, then by name; the first library's are what the others are compared with.
+    tolerance : float
+        Largest relative difference, of an array's 2-norm or, with `each`, of each element.
+    each : bool
+        Whether each element has to agree.
+
+    Raises
+    ------
+    BenchmarkError
+        If results differ, in shape or more than `tolerance`, or are not finite.
+    """
+    (reference, expected), *others = results.items()
+    for library, found in others:
+        for name in sorted({*expected, *found}):
+            if name not in expected or name not in found:
+                raise BenchmarkError(f"{name}: only one of {reference} and {library} has it")
+            a = np.asarray(expected[name], dtype="float64")
+            b = np.asarray(found[name], dtype="float64")
+            if a.shape != b.shape:
+                raise BenchmarkError(
+                    f"{name}: {reference} gives the shape {a.shape}, {library} {b.shape}"
+                )
+            if each:
+                difference = float(np.max(np.abs(a - b) / np.abs(b)))
+            else:
+                difference = float(np.linalg.norm(a - b) / np.linalg.norm(b))
+            # Written so that NaN fails.
+            if not difference <= tolerance:
+                raise BenchmarkError(
+                    f"{name}: {reference} and {library} differ by {difference:.2g}, relatively; "
+                    f"at most {tolerance:g} is expected"
+                )
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The seconds of every timed call, by library."""
+
+    samples: dict[str, list[float]]
+
+    def medians(self, unit: str) -> dict[str, float]:
+        """The medians as entries of a row: ``NAME_unit``."""
+        factor = {"s": 1, "ms": 1e3, "us": 1e6}[unit]
+        return {
+            f"{name}_{unit}": factor * statistics.median(seconds)
+            for name, seconds in self.samples.items()
+        }
+
+    def spread_pct(self) -> float:
+        """The widest interquartile range of any library, in percent of its median."""
+        widest = 0.0
+        for seconds in self.samples.values():
+            low, middle, high = np.percentile(seconds, (25, 50, 75))
+            widest = max(widest, float(100 * (high - low) / middle))
+        return round(widest, 1)
+
+
+def measure(tasks: Mapping[str, RemoteTask], settings: Settings) -> Measurement:
+    """Time tasks in turns, so that whatever else the machine does falls on all of them.
+
+    Parameters
+    ----------
+    tasks : mapping
+        By the name of the library.
+    settings : Settings
+        How long.
+
+    Returns
+    -------
+    Measurement
+        Without the calls that warm up: two at first, and one at the beginning of each turn.
+    """
+    calls = {}
+    for name, task in tasks.items():
+        task.times(1)
+        start = time.perf_counter()
+        task.times(1)
+        # What a call takes with what it isn't timed for.
+        once = time.perf_counter() - start
+        calls[name] = max(1, min(settings.max_calls, math.ceil(settings.turn_s / once)))
+    samples: dict[str, list[float]] = {name: [] for name in tasks}
+    order = list(tasks)
+    for _ in range(settings.rounds):
+        for name in order:
+            time.sleep(PAUSE_S)
+            samples[name] += tasks[name].times(1 + calls[name])[1:]
+        order.append(order.pop(0))
+    return Measurement(samples)

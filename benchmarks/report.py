@@ -1,0 +1,219 @@
+"""Tables on the terminal, and the files of ``docs/benchmarks``."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "draw_growth",
+    "draw_ratios",
+    "draw_times",
+    "print_table",
+    "ratios",
+    "write_benchmark",
+]
+
+Row = dict[str, Any]
+_UNITS = ("s", "ms", "us")
+
+
+def times(row: Row) -> dict[str, float]:
+    """The times of the libraries in a row, by name, dnnops first."""
+    found = {}
+    for unit in _UNITS:
+        if f"dnnops_{unit}" in row:
+            for key, value in row.items():
+                name, _, suffix = key.rpartition("_")
+                if suffix == unit:
+                    found[name] = value
+    return found
+
+
+def ratios(row: Row) -> dict[str, float]:
+    """How many times as fast as each peer dnnops is, by the peer's name."""
+    found = times(row)
+    ours = found.pop("dnnops", None)
+    return {name: value / ours for name, value in found.items()} if ours else {}
+
+
+def print_table(title: str, rows: Sequence[Row]) -> None:
+    """Print rows with their ratios; those below 1 stand out."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    heads = list(dict.fromkeys(key for row in rows for key in row))
+    peers = list(dict.fromkeys(name for row in rows for name in ratios(row)))
+    for head in heads:
+        table.add_column(head, justify="left" if isinstance(rows[0].get(head), str) else "right")
+    for peer in peers:
+        table.add_column(f"{peer} / dnnops", justify="right")
+    for row in rows:
+        cells = [_show(row.get(head, "")) for head in heads]
+        for peer in peers:
+            ratio = ratios(row).get(peer)
+            if ratio is None:
+                cells.append("")
+            else:
+                color = "red" if ratio < 1 else "green"
+                cells.append(f"[{color}]{ratio:.2f}[/]")
+        table.add_row(*cells)
+    console = Console()
+    # Away from a terminal nothing is to be cut off.
+    (console if console.is_terminal else Console(width=240)).print(table)
+
+
+def _show(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def draw_ratios(title: str, rows: Sequence[Row]) -> Figure:
+    """Draw how fast dnnops is beside each peer, the worst row at the top.
+
+    Parameters
+    ----------
+    title : str
+        Written above.
+    rows : sequence of dict
+        With times ``NAME_ms`` or ``NAME_us``; the first peer decides the order.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    words = "time of the other library / time of dnnops (above 1: dnnops is faster)"
+    figure = _draw_bars(title, rows, ratios, words)
+    figure.axes[0].axvline(1, color="black", linewidth=1, zorder=0.5)
+    return figure
+
+
+def draw_times(title: str, rows: Sequence[Row]) -> Figure:
+    """Draw what each library takes, the row where dnnops does worst at the top; as `draw_ratios`."""
+    unit = next(unit for unit in _UNITS if f"dnnops_{unit}" in rows[0])
+    return _draw_bars(title, rows, times, unit)
+
+
+def _draw_bars(
+    title: str, rows: Sequence[Row], values: Callable[[Row], dict[str, float]], words: str
+) -> Figure:
+    from matplotlib.figure import Figure
+
+    rows = sorted(rows, key=lambda row: next(iter(ratios(row).values())))
+    names = list(dict.fromkeys(name for row in rows for name in values(row)))
+    height = 0.8 / len(names)
+    figure = Figure(figsize=(10, 1.6 + 0.3 * len(rows) * len(names)), layout="constrained")
+    axes = figure.subplots()
+    for i, name in enumerate(names):
+        places = [j + (i - (len(names) - 1) / 2) * height for j in range(len(rows))]
+        lengths = [values(row).get(name, float("nan")) for row in rows]
+        bars = axes.barh(places, lengths, height, label=name.replace("_", " "))
+        axes.bar_label(bars, fmt="{:.2f}", padding=3, fontsize=8)
+    axes.set_yticks(range(len(rows)), [row["case"] for row in rows], fontsize=9)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.margins(x=0.08)
+    axes.set_xlim(left=0)
+    axes.set(xlabel=words)
+    axes.set_title(title, loc="left")
+    figure.legend(loc="outside lower right", ncols=len(names), frameon=False)
+    return figure
+
+
+def draw_growth(title: str, rows: Sequence[Row]) -> Figure:
+    """Draw how memory changes with the number of calls, from the first row of each function on.
+
+    Parameters
+    ----------
+    title : str
+        Written above.
+    rows : sequence of dict
+        With ``calls`` and quantities ``NAME_mib``; rows of one function have the same ``case``.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    quantities = [key for key in rows[0] if key.endswith("_mib")]
+    for case in dict.fromkeys(row["case"] for row in rows):
+        own = [row for row in rows if row["case"] == case]
+        for quantity in quantities:
+            change = [row[quantity] - own[0][quantity] for row in own]
+            name = quantity.removesuffix("_mib").replace("_", " ")
+            label = f"{case}: {name}, {own[0][quantity]:.0f} MiB at first"
+            axes.plot([row["calls"] for row in own], change, marker="o", label=label)
+    axes.set(xscale="log", xlabel="calls", ylabel=f"change since call {rows[0]['calls']} (MiB)")
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(min(bottom, -5), max(top, 5))
+    axes.set_title(title, loc="left")
+    axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def write_benchmark(
+    directory: Path,
+    name: str,
+    title: str,
+    machine: dict[str, Any],
+    rows: Sequence[Row],
+    draw: Callable[[str, Sequence[Row]], Figure],
+) -> Path:
+    """Write ``NAME.json`` and ``NAME.png``; each appears whole or not at all.
+
+    Parameters
+    ----------
+    directory : Path
+        Where; made if it isn't there.
+    name : str
+        Of the files.
+    title : str
+        Of the picture.
+    machine : dict
+        What was measured on.
+    rows : sequence of dict
+        What was measured: words, numbers and raw medians.
+    draw : callable
+        `draw_ratios` or `draw_growth`.
+
+    Returns
+    -------
+    Path
+        The JSON file.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    directory.mkdir(parents=True, exist_ok=True)
+    figure = draw(title, rows)
+    FigureCanvasAgg(figure)
+    text = json.dumps({"machine": machine, "rows": list(rows)}, indent=1, allow_nan=False)
+    path = directory / f"{name}.json"
+    with _replacing(directory / f"{name}.png") as scratch:
+        figure.savefig(scratch, format="png", dpi=110)
+    with _replacing(path) as scratch:
+        scratch.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Give a file to write, which then takes the place of `path`."""
+    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        yield Path(scratch)
+        Path(scratch).chmod(0o644)
+        os.replace(scratch, path)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,163 @@
+"""The command line that the benchmarks share."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness import BenchmarkError, Session, Settings
+from benchmarks.machine import describe_machine
+from benchmarks.report import Row, draw_ratios, print_table, ratios, write_benchmark
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Part", "at_least", "main"]
+
+OUTPUT = Path(__file__).parents[1] / "docs" / "benchmarks"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A benchmark with a file of its own.
+
+    Attributes
+    ----------
+    name : str
+        What the command line calls it.
+    file : str
+        What its files are called.
+    title : str
+        What its table and picture are called.
+    cases : callable
+        Gives the cases of a session: a dict each, with ``case``, the words that name it.
+    measure : callable
+        Gives the rows of a case.
+    misses : callable
+        Says which rows are not as good as they have to be, and why.
+    draw : callable
+        Makes the picture.
+    """
+
+    name: str
+    file: str
+    title: str
+    cases: Callable[[Session], list[dict[str, Any]]]
+    measure: Callable[[Session, dict[str, Any]], list[Row]]
+    misses: Callable[[Sequence[Row]], list[str]] = field(default=lambda rows: [])
+    draw: Callable[[str, Sequence[Row]], Figure] = draw_ratios
+
+
+def at_least(target: float, peer: str = "torch") -> Callable[[Sequence[Row]], list[str]]:
+    """Make a `Part.misses` for a speed that dnnops has to have beside a peer's."""
+
+    def misses(rows: Sequence[Row]) -> list[str]:
+        return [
+            f"{row['case']}: {ratios(row)[peer]:.2f} times as fast as {peer}, not {target:g} times"
+            for row in rows
+            if ratios(row)[peer] < target
+        ]
+
+    return misses
+
+
+def main(
+    description: str,
+    parts: Sequence[Part],
+    environment: Callable[[int], dict[str, str]],
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """Measure what the command line asks for.
+
+    Parameters
+    ----------
+    description : str
+        For ``--help``.
+    parts : sequence of Part
+        What there is.
+    environment : callable
+        Environment variables of the workers for a number of threads.
+    arguments : sequence of str, optional
+        Instead of those of the command line.
+
+    Returns
+    -------
+    int
+        Exit status: 1 if something failed or is not as good as it has to be.
+    """
+    names = [part.name for part in parts]
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"what to measure, of {', '.join(names)}"
+    )
+    parser.add_argument(
+        "--only",
+        metavar="PATTERN",
+        help="only cases whose part or words contain it; prints, and writes nothing",
+    )
+    parser.add_argument("--threads", type=int, default=2, help="threads of each library")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each library")
+    parser.add_argument("--turn", type=float, default=0.4, metavar="S", help="seconds of a turn")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="where the files go")
+    parser.add_argument(
+        "--small", action="store_true", help="small sizes, to try the program; writes nothing"
+    )
+    args = parser.parse_args(arguments)
+    if unknown := set(args.parts) - set(names):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    for package in ("matplotlib", "rich"):
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            parser.error(f"{package} is missing: pip install 'dnnops[demo]'")
+
+    problems: list[str] = []
+    for part in parts:
+        if args.parts and part.name not in args.parts:
+            continue
+        settings = Settings(args.rounds, args.turn)
+        with Session(environment(args.threads), settings, args.small) as session:
+            cases = part.cases(session)
+            if args.only:
+                cases = [
+                    c for c in cases if args.only.lower() in f"{part.name} {c['case']}".lower()
+                ]
+            if cases:
+                problems += _run(part, cases, session, args)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _run(
+    part: Part, cases: Sequence[dict[str, Any]], session: Session, args: argparse.Namespace
+) -> list[str]:
+    """Measure a part and return what is wrong."""
+    machine = describe_machine(args.threads)
+    rows: list[Row] = []
+    try:
+        for case in cases:
+            start = time.perf_counter()
+            new = part.measure(session, case)
+            rows += new
+            # Should a later case fail, what was measured so far can be read above.
+            for row in new:
+                print(f"{time.perf_counter() - start:6.1f} s  {json.dumps(row)}", flush=True)
+        for worker in list(session.workers.values()):
+            machine.update(worker.call("versions"))
+    except BenchmarkError as error:
+        return [f"error: {part.name}: {error}"]
+    print_table(part.title, rows)
+    if not (args.only or args.small):
+        path = write_benchmark(args.output, part.file, part.title, machine, rows, part.draw)
+        print(f"wrote {path}")
+    return [f"missed: {part.name}: {miss}" for miss in part.misses(rows)]

@@ -1,0 +1,47 @@
+"""``python -m dnnops COMMAND``, also installed as ``dnnops``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from dnnops.cli import demo, doctor
+from dnnops.errors import DnnError
+
+COMMANDS = {"doctor": doctor, "demo": demo}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Arguments without the program's name; those of the process by default.
+
+    Returns
+    -------
+    int
+        Exit status: 0 for success, 1 for a failure that was reported, 2 for a wrong command line.
+    """
+    parser = argparse.ArgumentParser(
+        prog="dnnops", description="Neural-network operations for PyTensor on cuDNN and oneDNN."
+    )
+    commands = parser.add_subparsers(title="commands", dest="command", required=True)
+    for name, module in COMMANDS.items():
+        module.add_arguments(
+            commands.add_parser(name, help=module.HELP, description=module.__doc__)
+        )
+    args = parser.parse_args(argv)
+    try:
+        return COMMANDS[args.command].run(args)
+    except DnnError as error:
+        print(f"dnnops {args.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

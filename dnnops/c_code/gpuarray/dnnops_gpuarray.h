@@ -1,0 +1,342 @@
+/* Device arrays (cupy.ndarray) as emitted C sees them.
+ *
+ * A variable of GpuArrayType is a PyObject * in an Op's C code.  CuPy has no C headers, so
+ * its arrays are read through attributes: the names are interned once, and reading address,
+ * shape and strides costs about 0.2 us.  All functions need the GIL; those that return int
+ * give 0, or -1 with a Python exception set.
+ */
+#ifndef DNNOPS_GPUARRAY_H
+#define DNNOPS_GPUARRAY_H
+
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "dnnops_runtime.h"
+
+/* References to an Op's output that only that Op's thunk holds: its storage, and the two
+ * that PyTensor's generated code takes.  One more, and somebody else uses the array. */
+#define DNNOPS_THUNK_REFERENCES 3
+
+#define DNNOPS_DTYPE_COUNT 9
+
+static const int dnnops_itemsizes[DNNOPS_DTYPE_COUNT] = {4, 8, 2, 2, 1, 1, 4, 8, 1};
+
+static const char *const dnnops_dtype_names[DNNOPS_DTYPE_COUNT] = {
+    "float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"};
+
+/* Python objects that every call needs, looked up at the first one and kept. */
+typedef struct dnnops_python {
+  PyObject *data, *ptr, *shape, *strides, *dtype, *device, *id; /* attribute names */
+  PyObject *order_k;                                            /* {"order": "K"} */
+  PyObject *ndarray, *copy; /* the class cupy.ndarray and its method */
+  PyObject *get_device, *set_device;
+  intptr_t (*current_stream)(void); /* NULL: ask Python */
+  PyObject *dtypes[DNNOPS_DTYPE_COUNT];
+  int ready;
+} dnnops_python;
+
+static dnnops_python dnnops_py; /* zero: static storage; one per module, guarded by the GIL */
+
+static inline PyObject *dnnops_import(const char *module, const char *attribute) {
+  PyObject *imported = PyImport_ImportModule(module);
+  if (imported == NULL) return NULL;
+  PyObject *found = PyObject_GetAttrString(imported, attribute);
+  Py_DECREF(imported);
+  return found;
+}
+
+/* CuPy's own C function for the current stream, from the table that Cython exports.  Its
+ * signature is the capsule's name: anything else, and the slower way through Python stays. */
+static inline void dnnops_find_current_stream(dnnops_python *py) {
+  PyObject *table = dnnops_import("cupy.cuda.stream", "__pyx_capi__");
+  PyObject *capsule =
+      table && PyDict_Check(table) ? PyDict_GetItemString(table, "get_current_stream_ptr") : NULL;
+  if (capsule && PyCapsule_IsValid(capsule, "intptr_t (void)"))
+    py->current_stream = (intptr_t (*)(void))PyCapsule_GetPointer(capsule, "intptr_t (void)");
+  Py_XDECREF(table);
+  PyErr_Clear();
+}
+
+static inline int dnnops_python_init(void) {
+  dnnops_python *py = &dnnops_py;
+  if (py->ready) return 0;
+  /* A failed attempt leaves what it found; the next one fills in the rest. */
+#define DNNOPS_KEEP(field, expression) \
+  if (py->field == NULL && (py->field = (expression)) == NULL) return -1
+  DNNOPS_KEEP(data, PyUnicode_InternFromString("data"));
+  DNNOPS_KEEP(ptr, PyUnicode_InternFromString("ptr"));
+  DNNOPS_KEEP(shape, PyUnicode_InternFromString("shape"));
+  DNNOPS_KEEP(strides, PyUnicode_InternFromString("strides"));
+  DNNOPS_KEEP(dtype, PyUnicode_InternFromString("dtype"));
+  DNNOPS_KEEP(device, PyUnicode_InternFromString("device"));
+  DNNOPS_KEEP(id, PyUnicode_InternFromString("id"));
+  DNNOPS_KEEP(order_k, Py_BuildValue("{s:s}", "order", "K"));
+  DNNOPS_KEEP(ndarray, dnnops_import("cupy", "ndarray"));
+  DNNOPS_KEEP(copy, PyObject_GetAttrString(py->ndarray, "copy"));
+  DNNOPS_KEEP(get_device, dnnops_import("cupy_backends.cuda.api.runtime", "getDevice"));
+  DNNOPS_KEEP(set_device, dnnops_import("cupy_backends.cuda.api.runtime", "setDevice"));
+#undef DNNOPS_KEEP
+  dnnops_find_current_stream(py);
+  py->ready = 1;
+  return 0;
+}
+
+/* The NumPy dtype object of a code: borrowed. */
+static inline PyObject *dnnops_numpy_dtype(int64_t code) {
+  if (code < 0 || code >= DNNOPS_DTYPE_COUNT) {
+    PyErr_Format(PyExc_SystemError, "dnnops: no dtype has the code %lld", (long long)code);
+    return NULL;
+  }
+  PyObject **slot = &dnnops_py.dtypes[code];
+  if (*slot == NULL) {
+    PyObject *dtype = dnnops_import("numpy", "dtype");
+    if (dtype == NULL) return NULL;
+    PyObject *argument = code == DNNOPS_BFLOAT16 ? dnnops_import("ml_dtypes", "bfloat16")
+                                                 : PyUnicode_FromString(dnnops_dtype_names[code]);
+    if (argument != NULL) {
+      *slot = PyObject_CallFunctionObjArgs(dtype, argument, NULL);
+      Py_DECREF(argument);
+    }
+    Py_DECREF(dtype);
+  }
+  return *slot;
+}
+
+/* Copies a tuple of ints, a shape or strides; gives its length, or -1. */
+static inline Py_ssize_t dnnops_read_lengths(PyObject *array, PyObject *name, int64_t *lengths) {
+  PyObject *tuple = PyObject_GetAttr(array, name);
+  if (tuple == NULL) return -1;
+  Py_ssize_t ndim = -1;
+  if (!PyTuple_Check(tuple)) {
+    PyErr_Format(PyExc_TypeError, "%S of %.100s isn't a tuple", name, Py_TYPE(array)->tp_name);
+  } else if (PyTuple_GET_SIZE(tuple) > DNNOPS_MAX_NDIM) {
+    PyErr_Format(PyExc_ValueError, "an array of %zd dimensions; at most %d are supported",
+                 PyTuple_GET_SIZE(tuple), DNNOPS_MAX_NDIM);
+  } else {
+    ndim = PyTuple_GET_SIZE(tuple);
+    for (Py_ssize_t axis = 0; axis < ndim; ++axis) {
+      lengths[axis] = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, axis));
+      if (lengths[axis] == -1 && PyErr_Occurred()) {
+        ndim = -1;
+        break;
+      }
+    }
+  }
+  Py_DECREF(tuple);
+  return ndim;
+}
+
+/* Describes an array.  dtype_code is known from the variable's type, and isn't read again. */
+static inline int dnnops_gpuarray_read(PyObject *array, int64_t dtype_code, dnnops_tensor *t) {
+  if (array == NULL) {
+    PyErr_SetString(PyExc_ValueError, "dnnops: an operand has no value");
+    return -1;
+  }
+  if (dnnops_python_init() < 0) return -1;
+  PyObject *memory = PyObject_GetAttr(array, dnnops_py.data);
+  if (memory == NULL) return -1;
+  PyObject *address = PyObject_GetAttr(memory, dnnops_py.ptr);
+  Py_DECREF(memory);
+  if (address == NULL) return -1;
+  t->data = PyLong_AsVoidPtr(address);
+  Py_DECREF(address);
+  if (t->data == NULL && PyErr_Occurred()) return -1;
+  t->dtype = dtype_code;
+  Py_ssize_t ndim = dnnops_read_lengths(array, dnnops_py.shape, t->shape);
+  if (ndim < 0 || dnnops_read_lengths(array, dnnops_py.strides, t->strides) < 0) return -1;
+  t->ndim = ndim;
+  return 0;
+}
+
+/* The strides in bytes of a dense array. */
+static inline void dnnops_dense_strides(const dnnops_tensor *t, dnnops_memory_format format,
+                                 int64_t *strides) {
+  int64_t step = dnnops_itemsizes[t->dtype];
+  if (format == DNNOPS_CHANNELS_LAST && t->ndim > 2) {
+    strides[1] = step;
+    step *= t->shape[1];
+    for (int64_t axis = t->ndim - 1; axis >= 2; --axis) {
+      strides[axis] = step;
+      step *= t->shape[axis];
+    }
+    strides[0] = step;
+    return;
+  }
+  for (int64_t axis = t->ndim - 1; axis >= 0; --axis) {
+    strides[axis] = step;
+    step *= t->shape[axis];
+  }
+}
+
+/* Whether strides are those of a dense array; those of axes of length 1 don't matter, and
+ * those of an empty array neither. */
+static inline int dnnops_has_strides(const dnnops_tensor *t, const int64_t *strides) {
+  for (int64_t axis = 0; axis < t->ndim; ++axis)
+    if (t->shape[axis] == 0) return 1;
+  for (int64_t axis = 0; axis < t->ndim; ++axis)
+    if (t->shape[axis] != 1 && t->strides[axis] != strides[axis]) return 0;
+  return 1;
+}
+
+static inline int dnnops_on_device(PyObject *array, int64_t device) {
+  PyObject *owner = PyObject_GetAttr(array, dnnops_py.device);
+  if (owner == NULL) return -1;
+  PyObject *id = PyObject_GetAttr(owner, dnnops_py.id);
+  Py_DECREF(owner);
+  if (id == NULL) return -1;
+  int64_t number = PyLong_AsLongLong(id);
+  Py_DECREF(id);
+  if (number == -1 && PyErr_Occurred()) return -1;
+  return number == device;
+}
+
+/* Whether *out can take the wanted result: 1, 0, or -1 for an error. */
+static inline int dnnops_gpuarray_reusable(PyObject *out, const dnnops_tensor *want,
+                                    const int64_t *strides, int64_t device, dnnops_tensor *have) {
+  if (out == NULL || out == Py_None || Py_REFCNT(out) > DNNOPS_THUNK_REFERENCES) return 0;
+  if (dnnops_gpuarray_read(out, want->dtype, have) < 0) return -1;
+  if (have->ndim != want->ndim ||
+      memcmp(have->shape, want->shape, (size_t)want->ndim * sizeof(int64_t)) != 0 ||
+      !dnnops_has_strides(have, strides))
+    return 0;
+  PyObject *dtype = PyObject_GetAttr(out, dnnops_py.dtype);
+  if (dtype == NULL) return -1;
+  int same = dtype == dnnops_numpy_dtype(want->dtype);
+  Py_DECREF(dtype);
+  if (!same) return PyErr_Occurred() ? -1 : 0;
+  return dnnops_on_device(out, device);
+}
+
+/* A new array from CuPy's pool, on the current device; NHWC memory is a transposed view. */
+static inline PyObject *dnnops_gpuarray_new(const dnnops_tensor *want, dnnops_memory_format format) {
+  PyObject *dtype = dnnops_numpy_dtype(want->dtype);
+  if (dtype == NULL) return NULL;
+  int permuted = format == DNNOPS_CHANNELS_LAST && want->ndim > 2;
+  int64_t ndim = want->ndim, order[DNNOPS_MAX_NDIM];
+  for (int64_t axis = 0; axis < ndim; ++axis) order[axis] = axis;
+  if (permuted) {
+    for (int64_t axis = 1; axis < ndim - 1; ++axis) order[axis] = axis + 1;
+    order[ndim - 1] = 1;
+  }
+  PyObject *shape = PyTuple_New(ndim);
+  if (shape == NULL) return NULL;
+  for (int64_t axis = 0; axis < ndim; ++axis) {
+    PyObject *length = PyLong_FromLongLong(want->shape[order[axis]]);
+    if (length == NULL) {
+      Py_DECREF(shape);
+      return NULL;
+    }
+    PyTuple_SET_ITEM(shape, axis, length);
+  }
+  PyObject *array = PyObject_CallFunctionObjArgs(dnnops_py.ndarray, shape, dtype, NULL);
+  Py_DECREF(shape);
+  if (array == NULL || !permuted) return array;
+  PyObject *inverse = PyTuple_New(ndim);
+  PyObject *view = NULL;
+  if (inverse != NULL) {
+    for (int64_t axis = 0; axis < ndim; ++axis) {
+      /* Axis 1 lies last in memory, axes 2... one place before their own. */
+      int64_t place = axis == 0 ? 0 : (axis == 1 ? ndim - 1 : axis - 1);
+      PyTuple_SET_ITEM(inverse, axis, PyLong_FromLongLong(place)); /* small: never fails */
+    }
+    view = PyObject_CallMethod(array, "transpose", "O", inverse);
+    Py_DECREF(inverse);
+  }
+  Py_DECREF(array);
+  return view;
+}
+
+/* Makes *out an array for the result that t tells: dtype, ndim and shape are given, address
+ * and strides are filled in.  *out is kept if it fits and nobody else uses it.  device must
+ * be the current one. */
+static inline int dnnops_gpuarray_prepare(PyObject **out, dnnops_tensor *t, dnnops_memory_format format,
+                                   int64_t device) {
+  if (dnnops_python_init() < 0) return -1;
+  if (t->ndim < 0 || t->ndim > DNNOPS_MAX_NDIM) {
+    PyErr_Format(PyExc_SystemError, "dnnops: an output of %lld dimensions", (long long)t->ndim);
+    return -1;
+  }
+  if (dnnops_numpy_dtype(t->dtype) == NULL) return -1;
+  int64_t strides[DNNOPS_MAX_NDIM];
+  dnnops_dense_strides(t, format, strides);
+  dnnops_tensor have;
+  int reusable = dnnops_gpuarray_reusable(*out, t, strides, device, &have);
+  if (reusable < 0) return -1;
+  if (!reusable) {
+    Py_XDECREF(*out);
+    *out = dnnops_gpuarray_new(t, format);
+    if (*out == NULL) return -1;
+    return dnnops_gpuarray_read(*out, t->dtype, t);
+  }
+  *t = have;
+  return 0;
+}
+
+/* A copy that keeps the memory format: a new reference. */
+static inline PyObject *dnnops_gpuarray_copy(PyObject *array) {
+  if (dnnops_python_init() < 0) return NULL;
+  PyObject *arguments = PyTuple_Pack(1, array);
+  if (arguments == NULL) return NULL;
+  PyObject *copied = PyObject_Call(dnnops_py.copy, arguments, dnnops_py.order_k);
+  Py_DECREF(arguments);
+  return copied;
+}
+
+/* Only the shape; ndim is a npy_intp. */
+static inline int dnnops_gpuarray_shape(PyObject *array, int64_t *lengths, Py_ssize_t *ndim) {
+  if (dnnops_python_init() < 0) return -1;
+  *ndim = dnnops_read_lengths(array, dnnops_py.shape, lengths);
+  return *ndim < 0 ? -1 : 0;
+}
+
+/* The stream that CuPy uses now in this thread on the current device.  NULL is the default
+ * stream: look at PyErr_Occurred(). */
+static inline void *dnnops_gpuarray_stream(void) {
+  if (dnnops_python_init() < 0) return NULL;
+  if (dnnops_py.current_stream != NULL) return (void *)dnnops_py.current_stream();
+  PyObject *get = dnnops_import("cupy.cuda", "get_current_stream");
+  if (get == NULL) return NULL;
+  PyObject *stream = PyObject_CallNoArgs(get);
+  Py_DECREF(get);
+  if (stream == NULL) return NULL;
+  PyObject *address = PyObject_GetAttr(stream, dnnops_py.ptr);
+  Py_DECREF(stream);
+  if (address == NULL) return NULL;
+  void *found = PyLong_AsVoidPtr(address);
+  Py_DECREF(address);
+  return found;
+}
+
+static inline int dnnops_set_device(int64_t device) {
+  PyObject *number = PyLong_FromLongLong(device);
+  if (number == NULL) return -1;
+  PyObject *done = PyObject_CallFunctionObjArgs(dnnops_py.set_device, number, NULL);
+  Py_DECREF(number);
+  Py_XDECREF(done);
+  return done == NULL ? -1 : 0;
+}
+
+/* Makes device current; gives the one that was, for dnnops_gpuarray_leave_device, or -1. */
+static inline int64_t dnnops_gpuarray_enter_device(int64_t device) {
+  if (dnnops_python_init() < 0) return -1;
+  PyObject *number = PyObject_CallNoArgs(dnnops_py.get_device);
+  if (number == NULL) return -1;
+  int64_t previous = PyLong_AsLongLong(number);
+  Py_DECREF(number);
+  if (previous == -1 && PyErr_Occurred()) return -1;
+  if (previous != device && dnnops_set_device(device) < 0) return -1;
+  return previous;
+}
+
+/* Keeps an exception that is set already. */
+static inline int dnnops_gpuarray_leave_device(int64_t previous, int64_t device) {
+  if (previous < 0 || previous == device) return 0;
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  int failed = dnnops_set_device(previous);
+  if (type != NULL) PyErr_Restore(type, value, traceback);
+  return failed;
+}
+
+#endif

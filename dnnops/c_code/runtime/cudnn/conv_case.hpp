@@ -1,0 +1,74 @@
+// A convolution as the planners see it, and the words by which a caller chooses a plan.
+#ifndef DNNOPS_CUDNN_CONV_CASE_HPP
+#define DNNOPS_CUDNN_CONV_CASE_HPP
+
+#include "../common/conv_problem.hpp"
+#include "tensor.hpp"
+
+namespace dnnops {
+
+// The arrays of a convolution in any direction, and the ids of the graph's tensors.
+enum Role { ROLE_IMAGE = 0, ROLE_FILTERS = 1, ROLE_TOP = 2 };
+
+enum Api : int64_t { API_LEGACY = 0, API_GRAPH = 1 };
+
+constexpr int MAX_KNOBS = 16;
+
+// What identifies a plan in every process: enough to build it again.
+struct PlanSpec {
+  int64_t api;
+  int64_t id;          // the legacy algorithm's number, or the engine's
+  int64_t knob_count;  // of an engine
+  int64_t knobs[2 * MAX_KNOBS];  // type, value, type, value, ...
+};
+
+// The type that is computed in, where it follows the arrays'; other values are a dnnops_dtype.
+enum Precision : int64_t { PRECISION_AS_INPUT_F32 = -1, PRECISION_AS_INPUT = -2 };
+
+// What a caller asks for; dnnops/cudnn/algorithms.py has the same numbers.
+enum Wish : int64_t {
+  WISH_NONE = 0,
+  WISH_SMALL = 1,
+  WISH_LARGE = 2,
+  WISH_FFT = 3,
+  WISH_FFT_TILING = 4,
+  WISH_WINOGRAD = 5,
+  WISH_WINOGRAD_NON_FUSED = 6,
+  WISH_DETERMINISTIC = 7,
+  WISH_GUESS_ONCE = 8,
+  WISH_GUESS_ON_SHAPE_CHANGE = 9,
+  WISH_TIME_ONCE = 10,
+  WISH_TIME_ON_SHAPE_CHANGE = 11,
+  WISH_PLAN = 12,  // the given one
+};
+
+// The parameters of the Ops, word by word: dnnops/cudnn/conv.py writes them.
+struct ConvParams {
+  ConvGeometry geometry;
+  int64_t direction;
+  int64_t precision;  // a dnnops_dtype or a Precision
+  int64_t allow_tf32;
+  int64_t deterministic;
+  int64_t workspace_limit;  // in bytes; -1: what can be allocated
+  int64_t has_out;          // the last three inputs are alpha, beta, out; else the last one is alpha
+  int64_t channels_last;    // the output's memory format
+  int64_t verbose;
+  int64_t wish;
+  PlanSpec plan;  // for WISH_PLAN
+};
+
+// Everything that decides how a convolution can be run; only 8-byte fields and no padding.
+struct ConvCase {
+  int64_t direction, spatial_ndim, dtype, compute, groups, flip;
+  int64_t stride[3], dilation[3], pad_begin[3], pad_end[3];
+  Tensor tensors[3];  // by Role
+  int64_t allow_tf32, deterministic, workspace_limit;
+  // A graph-API plan has its scaling factors built in.  Where they keep changing, fixed_scalars is
+  // 0, both factors are 0 here, and only the legacy API, which takes them with each call, is offered.
+  int64_t fixed_scalars;
+  double alpha, beta;
+  int64_t handle;  // the number of the handle that plans are made with
+};
+
+}  // namespace dnnops
+#endif

@@ -1,0 +1,84 @@
+// The functions of cuDNN's legacy API that are called here.
+//
+// NVIDIA has deprecated them, and newer releases may drop them from header and library.  So they
+// are declared here, with opaque descriptors, and looked up when the library is loaded: what is
+// missing is a null pointer, and only the Op that needs it fails, saying so.
+#ifndef DNNOPS_CUDNN_LEGACY_HPP
+#define DNNOPS_CUDNN_LEGACY_HPP
+
+#include "check.hpp"
+
+namespace dnnops {
+namespace legacy {
+
+using Handle = cudnnHandle_t;
+using Descriptor = void *;
+
+// X(name, parameters)
+#define DNNOPS_LEGACY_FUNCTIONS(X)                                                                                   \
+  X(cudnnCreateTensorDescriptor, (Descriptor *))                                                                     \
+  X(cudnnDestroyTensorDescriptor, (Descriptor))                                                                      \
+  X(cudnnSetTensorNdDescriptor, (Descriptor, int dtype, int ndim, const int *shape, const int *strides))             \
+  X(cudnnScaleTensor, (Handle, Descriptor, void *, const void *alpha))                                               \
+  X(cudnnCreateFilterDescriptor, (Descriptor *))                                                                     \
+  X(cudnnDestroyFilterDescriptor, (Descriptor))                                                                      \
+  X(cudnnSetFilterNdDescriptor, (Descriptor, int dtype, int format, int ndim, const int *shape))                     \
+  X(cudnnCreateConvolutionDescriptor, (Descriptor *))                                                                \
+  X(cudnnDestroyConvolutionDescriptor, (Descriptor))                                                                 \
+  X(cudnnSetConvolutionNdDescriptor,                                                                                 \
+    (Descriptor, int ndim, const int *pad, const int *stride, const int *dilation, int mode, int compute))           \
+  X(cudnnSetConvolutionGroupCount, (Descriptor, int))                                                                \
+  X(cudnnSetConvolutionMathType, (Descriptor, int))                                                                  \
+  X(cudnnGetConvolutionNdForwardOutputDim, (Descriptor conv, Descriptor x, Descriptor w, int ndim, int *shape))      \
+  X(cudnnGetConvolutionForwardWorkspaceSize,                                                                         \
+    (Handle, Descriptor x, Descriptor w, Descriptor conv, Descriptor y, int algo, size_t *))                         \
+  X(cudnnConvolutionForward,                                                                                         \
+    (Handle, const void *alpha, Descriptor, const void *x, Descriptor, const void *w, Descriptor conv, int algo,     \
+     void *workspace, size_t, const void *beta, Descriptor, void *y))                                                \
+  X(cudnnGetConvolutionBackwardDataWorkspaceSize,                                                                    \
+    (Handle, Descriptor w, Descriptor dy, Descriptor conv, Descriptor dx, int algo, size_t *))                       \
+  X(cudnnConvolutionBackwardData,                                                                                    \
+    (Handle, const void *alpha, Descriptor, const void *w, Descriptor, const void *dy, Descriptor conv, int algo,    \
+     void *workspace, size_t, const void *beta, Descriptor, void *dx))                                               \
+  X(cudnnGetConvolutionBackwardFilterWorkspaceSize,                                                                  \
+    (Handle, Descriptor x, Descriptor dy, Descriptor conv, Descriptor dw, int algo, size_t *))                       \
+  X(cudnnConvolutionBackwardFilter,                                                                                  \
+    (Handle, const void *alpha, Descriptor, const void *x, Descriptor, const void *dy, Descriptor conv, int algo,    \
+     void *workspace, size_t, const void *beta, Descriptor, void *dw))                                               \
+  X(cudnnCreatePoolingDescriptor, (Descriptor *))                                                                    \
+  X(cudnnDestroyPoolingDescriptor, (Descriptor))                                                                     \
+  X(cudnnSetPoolingNdDescriptor,                                                                                     \
+    (Descriptor, int mode, int nan, int ndim, const int *window, const int *pad, const int *stride))                 \
+  X(cudnnPoolingForward,                                                                                             \
+    (Handle, Descriptor, const void *alpha, Descriptor, const void *x, const void *beta, Descriptor, void *y))       \
+  X(cudnnPoolingBackward,                                                                                            \
+    (Handle, Descriptor, const void *alpha, Descriptor, const void *y, Descriptor, const void *dy, Descriptor,       \
+     const void *x, const void *beta, Descriptor, void *dx))                                                         \
+  X(cudnnSoftmaxForward,                                                                                             \
+    (Handle, int algo, int mode, const void *alpha, Descriptor, const void *x, const void *beta, Descriptor,         \
+     void *y))                                                                                                       \
+  X(cudnnSoftmaxBackward,                                                                                            \
+    (Handle, int algo, int mode, const void *alpha, Descriptor, const void *y, Descriptor, const void *dy,           \
+     const void *beta, Descriptor, void *dx))
+
+#define DNNOPS_DECLARE(name, parameters) extern cudnnStatus_t(*const name) parameters;
+DNNOPS_LEGACY_FUNCTIONS(DNNOPS_DECLARE)
+#undef DNNOPS_DECLARE
+
+// Throws for a function that this cuDNN doesn't have.
+[[noreturn]] void fail_missing(const char *name);
+
+template <class Function>
+Function require(Function function, const char *name) {
+  if (!function) fail_missing(name);
+  return function;
+}
+
+}  // namespace legacy
+
+// Calls a legacy function, checks that it exists, and its status.
+#define DNNOPS_LEGACY(name, ...) \
+  ::dnnops::check(::dnnops::legacy::require(::dnnops::legacy::name, #name)(__VA_ARGS__), #name "(" #__VA_ARGS__ ")")
+
+}  // namespace dnnops
+#endif

@@ -1,0 +1,128 @@
+// float32 matrix products, in the threads that the other Ops on oneDNN use.
+#include <cstring>
+
+#include "plan.hpp"
+
+namespace dnnops {
+namespace {
+
+// A matrix as dnnl_sgemm takes it: row-major, possibly transposed.
+struct Matrix {
+  const float *data;
+  int64_t leading;
+  char transposed;
+};
+
+// The matrix without a copy, or false: one of its axes has to be contiguous.
+bool as_stored(const dnnops_tensor &tensor, Matrix &matrix) {
+  int64_t strides[2];
+  const int64_t rows = tensor.shape[0], columns = tensor.shape[1];
+  if (!addressable_strides(tensor, strides)) return false;
+  matrix.data = static_cast<const float *>(tensor.data);
+  if ((columns == 1 || strides[1] == 1) && (rows == 1 || strides[0] >= columns)) {
+    matrix.transposed = 'N';
+    matrix.leading = rows == 1 ? columns : strides[0];
+    return true;
+  }
+  if ((rows == 1 || strides[0] == 1) && (columns == 1 || strides[1] >= rows)) {
+    matrix.transposed = 'T';
+    matrix.leading = columns == 1 ? rows : strides[1];
+    return true;
+  }
+  return false;
+}
+
+float scalar(const dnnops_tensor &operand) {
+  if (operand.dtype != DNNOPS_FLOAT32 || operand.ndim != 0)
+    fail(DNNOPS_TYPE_ERROR, "alpha and beta have to be float32 scalars");
+  return *static_cast<const float *>(operand.data);
+}
+
+// params: whether there are z, alpha and beta: then inputs are z, alpha, x, y, beta, as
+// PyTensor's Gemm has them; else x, y.
+struct Operands {
+  const dnnops_tensor *x, *y, *z = nullptr;
+  float alpha = 1, beta = 0;
+  Operands(const int64_t *params, const dnnops_tensor *inputs) : x(inputs), y(inputs + 1) {
+    if (params[0]) {
+      z = inputs;
+      alpha = scalar(inputs[1]);
+      x = inputs + 2;
+      y = inputs + 3;
+      beta = scalar(inputs[4]);
+    }
+  }
+};
+
+void shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor &output) {
+  const Operands operands(params, inputs);
+  for (const dnnops_tensor *matrix : {operands.x, operands.y, operands.z ? operands.z : operands.x}) {
+    dnnl_dtype(matrix->dtype);
+    if (matrix->ndim != 2) fail(DNNOPS_TYPE_ERROR, "expected matrices, got %s", describe(*matrix).c_str());
+  }
+  if (operands.x->shape[1] != operands.y->shape[0])
+    fail(DNNOPS_VALUE_ERROR, "%s and %s do not match", list_of(operands.x->shape, 2).c_str(),
+         list_of(operands.y->shape, 2).c_str());
+  output.dtype = DNNOPS_FLOAT32;
+  output.ndim = 2;
+  output.shape[0] = operands.x->shape[0];
+  output.shape[1] = operands.y->shape[1];
+  if (operands.z && std::memcmp(operands.z->shape, output.shape, 2 * sizeof(int64_t)))
+    fail(DNNOPS_VALUE_ERROR, "%s has to be added to a product of shape %s", list_of(operands.z->shape, 2).c_str(),
+         list_of(output.shape, 2).c_str());
+}
+
+void run(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor &output) {
+  const Operands operands(params, inputs);
+  const int64_t m = output.shape[0], n = output.shape[1], k = operands.x->shape[1];
+  if (m == 0 || n == 0) return;
+  Matrix x, y, target;
+  const bool x_stored = as_stored(*operands.x, x), y_stored = as_stored(*operands.y, y);
+  const bool in_place = as_stored(output, target) && target.transposed == 'N';
+  const auto bytes = [](int64_t rows, int64_t columns) { return (size_t)(rows * columns) * sizeof(float); };
+  const size_t x_bytes = x_stored ? 0 : bytes(m, k), y_bytes = y_stored ? 0 : bytes(k, n);
+  char *scratch = thread_scratch(x_bytes + y_bytes + (in_place ? 0 : bytes(m, n)));
+  if (!x_stored) {
+    pack(*operands.x, scratch, false);
+    x = {reinterpret_cast<float *>(scratch), k, 'N'};
+  }
+  if (!y_stored) {
+    pack(*operands.y, scratch + x_bytes, false);
+    y = {reinterpret_cast<float *>(scratch + x_bytes), n, 'N'};
+  }
+  float *result = in_place ? static_cast<float *>(output.data) : reinterpret_cast<float *>(scratch + x_bytes + y_bytes);
+  const int64_t leading = in_place ? target.leading : n;
+  dnnops_tensor product = output;
+  product.data = result;
+  product.strides[0] = leading * (int64_t)sizeof(float);
+  product.strides[1] = sizeof(float);
+  if (operands.z && operands.beta != 0 && operands.z->data != result) copy_matrix(*operands.z, product);
+  if (k == 0) {
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < n; ++j) {
+        float &value = result[i * leading + j];
+        value = operands.beta == 0 ? 0 : operands.beta * value;
+      }
+  } else {
+    DNNL_CHECK(dnnl_sgemm(x.transposed, y.transposed, m, n, k, operands.alpha, x.data, x.leading, y.data, y.leading,
+                          operands.beta, result, leading));
+  }
+  if (!in_place) copy_matrix(product, output);
+}
+
+}  // namespace
+}  // namespace dnnops
+
+using namespace dnnops;
+
+DNNOPS_EXPORT int dnnops_onednn_gemm_shape(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
+                                           dnnops_tensor *outputs) {
+  return guarded(params[0] ? "OneDnnGemm" : "OneDnnDot", inputs, params[0] ? 5 : 2,
+                 [&] { shape(params, inputs, outputs[0]); });
+}
+
+DNNOPS_EXPORT int dnnops_onednn_gemm(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
+                                     dnnops_tensor *outputs) {
+  return guarded(params[0] ? "OneDnnGemm" : "OneDnnDot", inputs, params[0] ? 5 : 2,
+                 [&] { run(params, inputs, outputs[0]); });
+}

@@ -1,0 +1,45 @@
+// Between NCHW images and transformed tiles, [36 positions][channel block][tile][16 channels].
+#ifndef DNNOPS_ONEDNN_WINOGRAD_TILES_HPP
+#define DNNOPS_ONEDNN_WINOGRAD_TILES_HPP
+
+#include <cstdint>
+
+namespace dnnops::winograd {
+
+// Contiguous images of one size.
+struct Images {
+  float *data;
+  int64_t channels, height, width;
+  int64_t blocks() const { return (channels + 15) / 16; }
+};
+
+// A rectangle of tiles of one image.
+struct Strip {
+  int64_t image, row, rows, column, columns;
+  int64_t tiles() const { return rows * columns; }
+};
+
+// Transformed tiles: those of a position are `position_stride` floats from the next one's.
+struct Tiles {
+  float *data;
+  int64_t position_stride, tile_stride;
+  float *at(int64_t block, int64_t tile) const { return data + (block * tile_stride + tile) * 16; }
+};
+
+// Floats of the scratch memory, `pixels`, that the functions below need for a strip.
+int64_t strip_pixels(int64_t rows, int64_t columns);
+
+// The 6 x 6 inputs of each tile of a strip, transformed; the padding is of zeros.
+void transform_inputs(const Images &images, int64_t pad_top, int64_t pad_left, const Strip &strip,
+                      float *pixels, const Tiles &tiles, int64_t first_tile);
+
+// The gradients by the 4 x 4 outputs of each tile of a strip, transformed.
+void transform_output_gradients(const Images &images, const Strip &strip, float *pixels, const Tiles &tiles,
+                                int64_t first_tile);
+
+// The outputs of a strip.
+void inverse_outputs(const Tiles &tiles, int64_t first_tile, const Strip &strip, float *pixels,
+                     const Images &images);
+
+}  // namespace dnnops::winograd
+#endif

@@ -1,0 +1,284 @@
+"""What the doctor looks at: one function for each thing that a CPU or a GPU run needs."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from dnnops.errors import DnnUnavailableError
+
+if TYPE_CHECKING:
+    from dnnops.runtime.find import Library
+
+__all__ = ["CPU_CHECKS", "GPU_CHECKS", "Finding"]
+
+# dnnl_cpu_isa_t of dnnl_types.h.
+_INSTRUCTION_SETS = {
+    0x1: "SSE4.1",
+    0x3: "AVX",
+    0x7: "AVX2",
+    0xF: "AVX2 with VNNI",
+    0x1F: "AVX2 with VNNI 2",
+    0x27: "AVX-512",
+    0x67: "AVX-512 with VNNI",
+    0xE7: "AVX-512 with bfloat16",
+    0x1EF: "AVX-512 with float16",
+    0xFEF: "AVX-512 with AMX",
+    0x1FEF: "AVX-512 with AMX float16",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes
+    ----------
+    name : str
+        What was looked for.
+    status : {"ok", "advice", "missing"}
+        Found; usable, but something could be better; or not usable, with the reason in `value`.
+    value : str
+        Version, name, or what is wrong.
+    where : str
+        Path, if there is one.
+    install : str
+        The command that would mend it.
+    """
+
+    name: str
+    status: Literal["ok", "advice", "missing"]
+    value: str
+    where: str = ""
+    install: str = ""
+
+
+def check_python() -> Iterator[Finding]:
+    """Report the versions of Python, PyTensor and NumPy."""
+    yield Finding("Python", "ok", platform.python_version(), sys.executable)
+    for package in ("PyTensor", "NumPy"):
+        yield Finding(package, "ok", importlib.metadata.version(package.lower()))
+
+
+def check_compiler() -> Iterator[Finding]:
+    """Look for the C++ compiler that PyTensor uses, and for Python's headers."""
+    from pytensor.configdefaults import config
+
+    if config.cxx:
+        version = _first_line([config.cxx, "--version"])
+        yield Finding("C++ compiler", "ok", version or "of unknown version", config.cxx)
+    else:
+        yield Finding("C++ compiler", "missing", "no g++ on the PATH", "", "apt-get install g++")
+
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if header.exists():
+        yield Finding("Python headers", "ok", sysconfig.get_python_version(), str(header.parent))
+    else:
+        package = "python3-dev" if sys.prefix == "/usr" else f"python{_python_series()}-dev"
+        yield Finding("Python headers", "missing", f"no {header}", "", f"apt-get install {package}")
+
+
+def check_blas() -> Iterator[Finding]:
+    """Report the BLAS that PyTensor links; dnnops itself works without."""
+    from pytensor.configdefaults import config
+
+    with warnings.catch_warnings():
+        # PyTensor warns at length when it finds none, which is what this line reports.
+        warnings.simplefilter("ignore")
+        flags = config.blas__ldflags
+    if flags:
+        yield Finding("BLAS", "ok", flags)
+    else:
+        yield Finding(
+            "BLAS",
+            "advice",
+            "PyTensor found none to link: dense layers are slow outside of Numba",
+            "",
+            "apt-get install libopenblas-dev; export PYTENSOR_FLAGS=blas__ldflags=-lopenblas",
+        )
+
+
+def check_onednn() -> Iterator[Finding]:
+    """Look for oneDNN, load it, and ask for its instruction set."""
+    from dnnops.runtime.find import find_onednn
+
+    def describe(library: Library) -> str:
+        handle = ctypes.CDLL(str(library.library))
+        isa = handle.dnnl_get_effective_cpu_isa()
+        return f"{library.version_text}, {_INSTRUCTION_SETS.get(isa, f'instruction set {isa:#x}')}"
+
+    command = "pip install onednn-cpu-gomp onednn-devel-cpu-gomp"
+    yield _check_library("oneDNN", find_onednn, describe, command)
+    threads = os.environ.get("OMP_NUM_THREADS")
+    cores = len(os.sched_getaffinity(0))
+    yield Finding(
+        "CPU threads",
+        "ok",
+        f"{threads} (OMP_NUM_THREADS)" if threads else f"{cores} (OMP_NUM_THREADS is not set)",
+    )
+
+
+def check_driver() -> Iterator[Finding]:
+    """Look for NVIDIA's driver without needing anything else of CUDA."""
+    version = driver_cuda_version()
+    if version:
+        try:
+            text = Path("/proc/driver/nvidia/version").read_text()
+        except OSError:
+            text = ""
+        number = re.search(r"\b\d{3,}\.\d[\d.]*", text)
+        cuda = f"CUDA {version[0]}.{version[1]}"
+        yield Finding("NVIDIA driver", "ok", f"{number[0]}, {cuda}" if number else cuda)
+    elif _has_nvidia_device():
+        yield Finding(
+            "NVIDIA driver",
+            "missing",
+            "libcuda.so.1 is missing",
+            "",
+            "apt-get install nvidia-driver",
+        )
+    else:
+        yield Finding("NVIDIA driver", "missing", "no NVIDIA GPU in this machine")
+
+
+def check_cupy() -> Iterator[Finding]:
+    """Look for CuPy, and through it for devices."""
+    try:
+        import cupy
+    except Exception as error:  # A CuPy that does not fit its CUDA fails in many ways.
+        yield Finding("CuPy", "missing", _first_words(error), "", _pip_extra())
+        return
+    yield Finding("CuPy", "ok", cupy.__version__, str(Path(cupy.__file__).parent))
+    runtime = cupy.cuda.runtime
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        yield Finding("GPU", "missing", _first_words(error))
+        return
+    for index in range(count):
+        properties = runtime.getDeviceProperties(index)
+        yield Finding(
+            f"GPU {index}",
+            "ok",
+            f"{properties['name'].decode()}, compute capability "
+            f"{properties['major']}.{properties['minor']}, "
+            f"{properties['totalGlobalMem'] / 2**30:.0f} GiB",
+        )
+
+
+def check_cuda_headers() -> Iterator[Finding]:
+    """Look for CUDA's headers and runtime library, which is loaded only where there is a GPU."""
+    from dnnops.runtime.find import find_cuda
+
+    try:
+        cuda = find_cuda()
+    except DnnUnavailableError as error:
+        yield Finding("CUDA headers", "missing", _first_words(error), "", _pip_extra())
+    else:
+        yield Finding("CUDA headers", "ok", cuda.version_text, str(cuda.include_dirs[0]))
+
+
+def check_cudnn() -> Iterator[Finding]:
+    """Look for cuDNN and load it."""
+    from dnnops.runtime.find import find_cudnn
+
+    def describe(library: Library) -> str:
+        handle = ctypes.CDLL(str(library.library))
+        handle.cudnnGetVersion.restype = ctypes.c_size_t
+        loaded = handle.cudnnGetVersion()
+        version = (loaded // 10000, loaded // 100 % 100, loaded % 100)
+        if version != library.version:
+            raise DnnUnavailableError(
+                f"headers of {library.version_text}, library of {'.'.join(map(str, version))}"
+            )
+        return library.version_text
+
+    yield _check_library("cuDNN", find_cudnn, describe, _pip_extra())
+
+
+CPU_CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    check_python,
+    check_compiler,
+    check_blas,
+    check_onednn,
+)
+GPU_CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    check_driver,
+    check_cupy,
+    check_cuda_headers,
+    check_cudnn,
+)
+
+
+def driver_cuda_version() -> tuple[int, int] | None:
+    """Ask the driver for the newest CUDA that it supports; None without a driver."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    if cuda.cuDriverGetVersion(ctypes.byref(version)) != 0 or version.value == 0:
+        return None
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def _check_library(
+    name: str, find: Callable[[], Library], describe: Callable[[Library], str], install: str
+) -> Finding:
+    try:
+        library = find()
+    except DnnUnavailableError as error:
+        return Finding(name, "missing", _first_words(error), "", install)
+    where = str(library.library)
+    try:
+        return Finding(name, "ok", describe(library), where)
+    except (OSError, DnnUnavailableError) as error:
+        if "libgomp" in str(error):
+            install = "apt-get install libgomp1"
+        return Finding(name, "missing", _first_words(error), where, install)
+
+
+def _pip_extra() -> str:
+    """Return the command that installs what a GPU needs and that fits the driver."""
+    version = driver_cuda_version()
+    return f"pip install 'dnnops[{'cuda12' if version and version[0] == 12 else 'cuda13'}]'"
+
+
+def _has_nvidia_device() -> bool:
+    """Tell whether a display or 3D controller of NVIDIA is on the PCI bus."""
+    for device in Path("/sys/bus/pci/devices").glob("*"):
+        try:
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+        except OSError:
+            continue
+        if vendor == "0x10de" and kind.startswith("0x03"):
+            return True
+    return False
+
+
+def _first_words(error: BaseException) -> str:
+    """Return an error's first paragraph in one line, or its type where it says nothing."""
+    return " ".join(str(error).strip().split("\n\n")[0].split()) or type(error).__name__
+
+
+def _first_line(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except OSError:
+        return ""
+    return done.stdout.partition("\n")[0]
+
+
+def _python_series() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"

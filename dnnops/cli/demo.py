@@ -1,0 +1,210 @@
+"""Train a small convolutional network on handwritten digits and show how well it reads them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import time
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dnnops.cli import digits
+from dnnops.config import FLAGS
+from dnnops.errors import DnnUnavailableError, DnnValueError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+HELP = "train a small network on handwritten digits"
+
+
+@dataclass
+class History:
+    """What happened while training: one entry an epoch."""
+
+    losses: list[float] = field(default_factory=list)
+    train_accuracies: list[float] = field(default_factory=list)
+    test_accuracies: list[float] = field(default_factory=list)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument(
+        "--device",
+        type=_device,
+        default="auto",
+        metavar="{auto,cpu,cuda}",
+        help="where to train; auto is the GPU if cuDNN can be used, else the CPU",
+    )
+    parser.add_argument("--epochs", type=_positive, default=15, help="passes over the images")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed, the same result")
+    parser.add_argument(
+        "--output", type=Path, default=Path("demo.png"), help="picture to write (default demo.png)"
+    )
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        try:
+            next(flag for flag in FLAGS if flag.name == "device").parse(name)
+        except DnnValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    return name
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        With the attributes `device`, `epochs`, `seed` and `output`.
+
+    Returns
+    -------
+    int
+        Exit status.
+
+    Raises
+    ------
+    DnnUnavailableError
+        If a package that the demo needs, or the device, is missing.
+    """
+    start = time.perf_counter()
+    console = _require_packages()
+    device = _choose_device(args.device)
+    data = digits.load_digits(args.seed)
+    with console.status("compiling"), warnings.catch_warnings():
+        # The dense layer is too small for this to matter, and the doctor reports it.
+        warnings.filterwarnings("ignore", "PyTensor could not link to a BLAS")
+        logging.getLogger("pytensor.tensor.blas").setLevel(logging.ERROR)
+        trainer = digits.Trainer(device, args.seed)
+    calls = ", ".join(f"{name} x{count}" for name, count in trainer.library_ops().items())
+    console.print(f"One training step calls: {calls or 'neither cuDNN nor oneDNN'}", soft_wrap=True)
+
+    history = _train(trainer, data, args.epochs, console)
+    probabilities = trainer.probabilities(data.test_images)
+    seconds = time.perf_counter() - start
+    _draw(args.output, history, data, probabilities)
+    console.print(f"wrote {args.output}", soft_wrap=True, highlight=False)
+    accuracy = 100 * np.mean(probabilities.argmax(axis=1) == data.test_classes)
+    print(f"test accuracy {accuracy:.1f} % on {device} ({_library(device)}), {seconds:.1f} s")
+    return 0
+
+
+def _require_packages() -> Console:
+    try:
+        for name in ("matplotlib", "rich", "sklearn"):
+            importlib.import_module(name)
+    except ImportError as error:
+        raise digits.missing_dependency(error) from None
+    from rich.console import Console
+
+    return Console()
+
+
+def _choose_device(name: str) -> str:
+    from dnnops.dnn import dnn_available
+
+    if name == "cpu":
+        return name
+    if name == "auto":
+        return "cuda" if dnn_available() else "cpu"
+    if not dnn_available(name):
+        reason = dnn_available.msg  # type: ignore[attr-defined]
+        raise DnnUnavailableError(f"cannot train on {name}: {reason}")
+    return name
+
+
+def _library(device: str) -> str:
+    from dnnops.runtime.find import find_cudnn, find_onednn
+
+    name, library = ("oneDNN", find_onednn()) if device == "cpu" else ("cuDNN", find_cudnn())
+    return f"{name} {library.version_text}"
+
+
+def _train(trainer: digits.Trainer, data: digits.Digits, epochs: int, console: Console) -> History:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("epoch"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("loss {task.fields[loss]:.4f}  test accuracy {task.fields[accuracy]:.1f} %"),
+    )
+    history = History()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("training", total=epochs, loss=np.nan, accuracy=np.nan)
+        for epoch in range(1, epochs + 1):
+            # The steps get smaller to zero, so that the result does not depend on the last few.
+            rate = digits.LEARNING_RATE * (1 - (epoch - 1) / epochs)
+            steps = [
+                trainer.train(*batch, rate)
+                for batch in trainer.batches(data.train_images, data.train_classes)
+            ]
+            loss, train_accuracy = (float(mean) for mean in np.mean(steps, axis=0))
+            guesses = trainer.probabilities(data.test_images).argmax(axis=1)
+            test_accuracy = float(np.mean(guesses == data.test_classes))
+            history.losses.append(loss)
+            history.train_accuracies.append(train_accuracy)
+            history.test_accuracies.append(test_accuracy)
+            progress.update(task, advance=1, loss=loss, accuracy=100 * test_accuracy)
+            if not console.is_terminal:
+                # A progress bar is of no use in a log.
+                print(
+                    f"epoch {epoch}/{epochs}  loss {loss:.4f}  "
+                    f"test accuracy {100 * test_accuracy:.1f} %",
+                    flush=True,
+                )
+    return history
+
+
+def _draw(path: Path, history: History, data: digits.Digits, probabilities: np.ndarray) -> None:
+    """Write a picture with the learning curve and classified digits, the mistakes first."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    halves: Any = figure.subfigures(1, 2, width_ratios=(1, 1.1))
+    left, right = halves
+
+    epochs = range(1, len(history.losses) + 1)
+    axes = left.subplots()
+    axes.plot(epochs, history.losses, color="tab:red", marker=".", label="training loss")
+    axes.set(xlabel="epoch", ylabel="loss", ylim=(0, None))
+    accuracy = axes.twinx()
+    for values, name, style in (
+        (history.train_accuracies, "training accuracy", "--"),
+        (history.test_accuracies, "test accuracy", "-"),
+    ):
+        accuracy.plot(epochs, 100 * np.array(values), style, color="tab:blue", label=name)
+    accuracy.set(ylabel="accuracy (%)", ylim=(None, 100.5))
+    left.legend(loc="outside lower center", ncols=3, frameon=False)
+
+    guesses = probabilities.argmax(axis=1)
+    wrong_first = np.argsort(guesses == data.test_classes, kind="stable")
+    for axes, index in zip(right.subplots(3, 6).flat, wrong_first, strict=False):
+        image, truth, guess = data.test_images[index, 0], data.test_classes[index], guesses[index]
+        axes.imshow(image, cmap="gray_r")
+        axes.set_axis_off()
+        right_guess = guess == truth
+        axes.set_title(
+            f"{guess}" if right_guess else f"{guess}, is {truth}",
+            color="black" if right_guess else "tab:red",
+            fontsize=9,
+        )
+    right.suptitle("what the network reads (mistakes first)", fontsize=10)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,168 @@
+"""Show which compiler, libraries and devices were found, and how to install a missing one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+
+from dnnops.cli.checks import CPU_CHECKS, GPU_CHECKS, Finding
+
+HELP = "show what was found, and what is missing"
+
+_MARKS = {"ok": ("ok", "green"), "advice": ("warning", "yellow"), "missing": ("no", "red")}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether graphs run on a device.
+
+    Attributes
+    ----------
+    works : bool
+        They do.
+    reason : str
+        What was run, or why it cannot run.
+    """
+
+    works: bool
+    reason: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        With the attribute `json`.
+
+    Returns
+    -------
+    int
+        0 if graphs run on the CPU, whatever the GPU does; else 1.
+    """
+    on_cpu = [finding for check in CPU_CHECKS for finding in check()]
+    on_gpu = [finding for check in GPU_CHECKS for finding in check()]
+    verdicts = {"cpu": judge_cpu(on_cpu), "gpu": judge_gpu(on_gpu)}
+    if args.json:
+        report = {
+            "checks": [asdict(finding) for finding in on_cpu + on_gpu],
+            "verdicts": {device: asdict(verdict) for device, verdict in verdicts.items()},
+        }
+        print(json.dumps(report, indent=2))
+    else:
+        print_report({"the CPU": on_cpu, "a GPU": on_gpu}, verdicts)
+    return 0 if verdicts["cpu"].works else 1
+
+
+def judge_cpu(findings: list[Finding]) -> Verdict:
+    """Compute a convolution with oneDNN, unless something that it needs is missing.
+
+    Parameters
+    ----------
+    findings : list of Finding
+        Results of the checks for the CPU.
+
+    Returns
+    -------
+    Verdict
+        Whether the result was right, or why there is none.
+    """
+    if missing := _missing(findings):
+        return Verdict(False, missing)
+    import numpy as np
+    import pytensor
+    import pytensor.tensor as pt
+
+    from dnnops.nnet import conv2d
+
+    image = np.arange(25, dtype="float32").reshape(1, 1, 5, 5)
+    filters = np.ones((1, 1, 3, 3), dtype="float32")
+    expected = np.lib.stride_tricks.sliding_window_view(image, (3, 3), axis=(2, 3)).sum((-1, -2))
+    x, w = pt.ftensor4("x"), pt.ftensor4("w")
+    try:
+        convolve = pytensor.function([x, w], conv2d(x, w), mode="ONEDNN")
+        result = convolve(image, filters)
+    except Exception as error:  # Whatever fails here is what the user wants to know.
+        return Verdict(False, f"a convolution failed: {error}")
+    nodes = [type(node.op).__name__ for node in convolve.maker.fgraph.toposort()]
+    used = [name for name in nodes if name.startswith("OneDnn")]
+    if not used:
+        return Verdict(False, f"a convolution did not use oneDNN, but {', '.join(nodes)}")
+    if not np.array_equal(result, expected):
+        return Verdict(False, "a convolution gave a wrong result")
+    return Verdict(True, "a convolution ran in oneDNN and gave the right result")
+
+
+def judge_gpu(findings: list[Finding]) -> Verdict:
+    """Ask whether cuDNN can be used, unless something that it needs is missing.
+
+    Parameters
+    ----------
+    findings : list of Finding
+        Results of the checks for the GPU.
+
+    Returns
+    -------
+    Verdict
+        What `dnnops.dnn.dnn_available` says.
+    """
+    if missing := _missing(findings):
+        return Verdict(False, missing)
+    from dnnops.dnn import dnn_available
+
+    if dnn_available():
+        return Verdict(True, "cuDNN can be used")
+    return Verdict(False, dnn_available.msg)  # type: ignore[attr-defined]
+
+
+def _missing(findings: list[Finding]) -> str:
+    return "; ".join(f"{f.name}: {f.value}" for f in findings if f.status == "missing")
+
+
+def print_report(findings: dict[str, list[Finding]], verdicts: dict[str, Verdict]) -> None:
+    """Print the findings as a table, then the commands to install, then the verdicts.
+
+    Parameters
+    ----------
+    findings : dict
+        Findings of each device, in the order in which to show them.
+    verdicts : dict
+        Verdict of each device.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # Off a terminal, nothing is wrapped, so that paths stay whole for grep.
+    console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for title in ("", "status", "found", "where"):
+        table.add_column(title, overflow="fold")
+    for finding in (finding for found in findings.values() for finding in found):
+        word, color = _MARKS[finding.status]
+        table.add_row(finding.name, Text(word, color), Text(finding.value), Text(finding.where))
+    with console.capture() as capture:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+    for device, found in findings.items():
+        commands: dict[str, list[str]] = {}
+        for finding in found:
+            if finding.install:
+                commands.setdefault(finding.install, []).append(finding.name)
+        if commands:
+            print(f"\nTo install for {device}:")
+        for command, names in commands.items():
+            print(f"    {command}    # {', '.join(names)}")
+    print()
+    for device, verdict in verdicts.items():
+        answer = "works" if verdict.works else "does not work"
+        print(f"{device.upper()}: {answer}: {verdict.reason}")

@@ -1,0 +1,73 @@
+"""What differs between the supported releases of PyTensor."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from pytensor.tensor.elemwise import Elemwise
+
+__all__ = ["existing", "inferred_shapes", "shape_inference"]
+
+#: Whether ``Op.infer_shape`` is given the graph, as before PyTensor 3.1.
+_TAKES_FGRAPH = "fgraph" in inspect.signature(Elemwise.infer_shape).parameters
+
+
+def shape_inference(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate an Op's ``infer_shape(self, node, shapes)`` for the installed PyTensor.
+
+    Parameters
+    ----------
+    method : callable
+        Takes the node and the shapes of its inputs, and gives those of the outputs.
+
+    Returns
+    -------
+    callable
+        The method with the parameters that PyTensor passes.
+    """
+    if not _TAKES_FGRAPH:
+        return method
+
+    @wraps(method)
+    def infer_shape(self: Any, *arguments: Any) -> Any:
+        return method(self, *arguments[-2:])
+
+    return infer_shape
+
+
+def inferred_shapes(op: Any, node: Any, shapes: Any) -> Any:
+    """Call an Op's ``infer_shape``.
+
+    Parameters
+    ----------
+    op : Op
+        One that has the method.
+    node : Apply
+    shapes : list of tuple
+        Of the inputs.
+
+    Returns
+    -------
+    list of tuple
+        The shapes of the outputs.
+    """
+    return op.infer_shape(None, node, shapes) if _TAKES_FGRAPH else op.infer_shape(node, shapes)
+
+
+def existing(module: Any, *names: str) -> tuple[type, ...]:
+    """Those of a module's classes that the installed PyTensor has.
+
+    Parameters
+    ----------
+    module : module
+    *names : str
+        Classes that a release has dropped, or not had yet.
+
+    Returns
+    -------
+    tuple of type
+    """
+    return tuple(getattr(module, name) for name in names if hasattr(module, name))

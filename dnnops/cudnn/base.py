@@ -1,0 +1,327 @@
+"""What the Ops on cuDNN share: device operands, workspaces, and whether cuDNN works."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import hashlib
+from collections.abc import Hashable
+from functools import cache
+from typing import Any, ClassVar
+
+from pytensor.graph.basic import Apply
+
+import dnnops.gpuarray.variable  # noqa: F401  gives GpuArrayType its variables
+from dnnops.config import flag_value
+from dnnops.errors import DnnError, DnnTypeError, DnnUnavailableError
+from dnnops.gpuarray.c_interface import HEADER_VERSION
+from dnnops.gpuarray.device import on_device
+from dnnops.gpuarray.dtypes import FLOAT_DTYPES, numpy_dtype
+from dnnops.gpuarray.op import infer_device, is_on_device
+from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
+from dnnops.gpuarray.type import GpuArrayType
+from dnnops.runtime.build import CUDNN, RuntimeLibrary, c_code_dir
+from dnnops.runtime.op import OperandAccess, RuntimeOp, operand_access, permuted_empty, raise_status
+
+__all__ = [
+    "CudnnOp",
+    "as_gradient",
+    "check_cudnn",
+    "cudnn_status",
+    "cudnn_usable",
+    "cudnn_version",
+    "device_operands",
+    "free_workspaces",
+    "gradient_like",
+]
+
+
+@operand_access.register(GpuArrayType)
+def _(type_: GpuArrayType) -> OperandAccess:
+    return OperandAccess(
+        header="dnnops_cudnn_emit.h",
+        read="dnnops_cudnn_read",
+        prepare="dnnops_cudnn_prepare",
+        pointer=lambda array: array.data.ptr,
+        empty=_empty,
+    )
+
+
+def _empty(shape: tuple[int, ...], dtype: str, memory_format: str) -> Any:
+    import cupy
+
+    return permuted_empty(cupy.empty, shape, numpy_dtype(dtype), memory_format)
+
+
+class CudnnOp(RuntimeOp):
+    """An Op that runs on cuDNN, with operands in the memory of one device.
+
+    What a subclass declares is the same as for any `RuntimeOp`. Operands of `TensorType`, as sizes
+    and scaling factors are, stay on the host.
+    """
+
+    library: ClassVar[RuntimeLibrary] = CUDNN
+    #: Whether device operands have to be contiguous, instead of dense in any memory format.
+    contiguous_only: ClassVar[bool] = False
+
+    c_stream: ClassVar[str] = "stream"
+
+    def node_device(self, node: Apply) -> int:
+        """The device of a node's operands."""
+        return infer_device(*node.outputs)
+
+    def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
+        """Never: a graph has to compile on a machine without a GPU."""
+        return False
+
+    def context(self, node: Apply, inputs: list[Any]) -> tuple[int, int]:
+        import cupy
+
+        return cupy.cuda.get_current_stream().ptr, self.node_device(node)
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        with on_device(self.node_device(node)):
+            inputs = [
+                self._accepted(value) if is_on_device(variable) else value
+                for variable, value in zip(node.inputs, inputs, strict=True)
+            ]
+            super().perform(node, inputs, output_storage)
+
+    def _accepted(self, array: Any) -> Any:
+        """The array, or a contiguous copy, as ``dnnops_cudnn_read_dense`` decides in C."""
+        if array.flags.c_contiguous:
+            return array
+        if not self.contiguous_only:
+            axes = range(1, array.ndim)
+            for order in ([*axes], [*axes[1:], 1]):
+                if len(order) > 0 and array[:1].transpose([0, *order]).flags.c_contiguous:
+                    dense = array[:1].size * array.itemsize
+                    if array.shape[0] == 1 or array.strides[0] >= dense:
+                        return array
+        import cupy
+
+        return cupy.ascontiguousarray(array)
+
+    def c_code_cache_version(self) -> tuple[Hashable, ...]:
+        return (*super().c_code_cache_version(), _emit_version(), HEADER_VERSION)
+
+    def c_headers(self, **kwargs: Any) -> list[str]:
+        return ['"dnnops_cudnn_emit.h"']
+
+    def c_header_dirs(self, **kwargs: Any) -> list[str]:
+        return [*super().c_header_dirs(**kwargs), str(c_code_dir() / "cudnn")]
+
+    def c_device(self, node: Apply) -> str:
+        return "device"
+
+    def c_code(
+        self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: dict[str, str]
+    ) -> str:
+        arrays = [i for i, x in enumerate(node.inputs) if is_on_device(x)]
+        names = [f"array{i}" if i in arrays else c_name for i, c_name in enumerate(inputs)]
+        take = "".join(
+            f"PyObject *array{i} = {inputs[i]};\nPy_XINCREF(array{i});\n" for i in arrays
+        )
+        leave = "".join(f"Py_XDECREF(array{i});\n" for i in arrays)
+        leave += "dnnops_gpuarray_leave_device(previous, device);\n"
+        fail = f"{leave}{sub['fail']}"
+        inner = super().c_code(node, name, names, outputs, {**sub, "fail": fail})
+        return f"""
+{{
+const int64_t device = {self.node_device(node)};
+const int accepted = {0 if self.contiguous_only else 3};
+const int64_t previous = dnnops_gpuarray_enter_device(device);
+if (previous < 0) {{ {sub["fail"]} }}
+{take}
+void *const stream = dnnops_gpuarray_stream();
+if (stream == NULL && PyErr_Occurred()) {{ {fail} }}
+(void)accepted;
+{inner}
+{leave}
+}}
+"""
+
+
+@cache
+def _emit_version() -> str:
+    header = c_code_dir() / "cudnn" / "dnnops_cudnn_emit.h"
+    return hashlib.sha256(header.read_bytes()).hexdigest()[:16]
+
+
+def device_operands(where: str, ndim: int | None, **values: Any) -> list[Any]:
+    """Make device variables of an Op's operands, of one device and one floating-point dtype.
+
+    Parameters
+    ----------
+    where : str
+        The Op, for messages.
+    ndim : int or None
+        The rank that all have to have; None for any.
+    **values
+        Variables, or what can be made one, by name.
+
+    Returns
+    -------
+    list of GpuArrayVariable
+
+    Raises
+    ------
+    DnnTypeError
+        If ranks or dtypes are others, or if they are on several devices.
+    """
+    devices = [x for x in values.values() if is_on_device(x)]
+    device = infer_device(*devices) if devices else 0
+    arrays = {name: as_gpuarray_variable(x, device) for name, x in values.items()}
+    for name, x in arrays.items():
+        if ndim is not None and x.type.ndim != ndim:
+            raise DnnTypeError(
+                f"{where}: {name} must have {ndim} dimensions, got {x.type.ndim} ({x.type})"
+            )
+        if x.type.dtype not in FLOAT_DTYPES:
+            raise DnnTypeError(
+                f"{where}: {name} has dtype {x.type.dtype}; expected one of "
+                f"{', '.join(sorted(FLOAT_DTYPES))} (cast it first)"
+            )
+    found = {name: x.type.dtype for name, x in arrays.items()}
+    if len(set(found.values())) > 1:
+        dtypes = ", ".join(f"{name} {dtype}" for name, dtype in found.items())
+        raise DnnTypeError(f"{where}: the operands must have one dtype, got {dtypes}")
+    return list(arrays.values())
+
+
+def gradient_like(gradient: Any, x: Any) -> Any:
+    """Bring the gradient by a device variable `x` to its device and dtype, to compute with it."""
+    return cast(as_gpuarray_variable(gradient, x.type.device), x.type.dtype)
+
+
+def as_gradient(x: Any) -> Any:
+    """Give a gradient the dtype that `pytensor.grad` accepts: float32 instead of bfloat16."""
+    return cast(x, "float32") if x.type.dtype == "bfloat16" else x
+
+
+# -- the runtime library -------------------------------------------------------------------
+
+_ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+_FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+_workspaces: dict[int, Any] = {}
+
+
+@_ALLOCATE
+def _allocate(size: int, device: int, stream: int | None) -> int | None:
+    # Called from C: whatever goes wrong means that there is no memory.
+    try:
+        import cupy
+
+        on_stream = cupy.cuda.ExternalStream(stream) if stream else cupy.cuda.Stream.null
+        with cupy.cuda.Device(device), on_stream:
+            memory = cupy.cuda.alloc(size)
+    except Exception:
+        return None
+    _workspaces[memory.ptr] = memory
+    return memory.ptr
+
+
+@_FREE
+def _free(pointer: int) -> None:
+    _workspaces.pop(pointer, None)
+
+
+def _register(library: ctypes.CDLL) -> None:
+    """Take workspaces from CuPy's pool, and say when the process ends."""
+    library.dnnops_cudnn_set_allocator(_allocate, _free)
+    library.dnnops_cudnn_probe.argtypes = [ctypes.c_int64]
+    library.dnnops_cudnn_workspace_bytes.argtypes = [ctypes.c_int64]
+    library.dnnops_cudnn_conv_algorithm.argtypes = [ctypes.c_int64, ctypes.c_int64]
+    for name in ("version", "header_version", "cudart_version", "workspace_bytes"):
+        getattr(library, f"dnnops_cudnn_{name}").restype = ctypes.c_int64
+    for name in ("last_plan", "conv_algorithm"):
+        getattr(library, f"dnnops_cudnn_{name}").restype = ctypes.c_char_p
+    atexit.register(library.dnnops_cudnn_shutdown)
+
+
+CUDNN.on_load.append(_register)
+
+
+def free_workspaces() -> None:
+    """Give the scratch memory that no call is using back to CuPy's pool."""
+    CUDNN.library.dnnops_cudnn_free_workspaces()
+
+
+def cudnn_version() -> int:
+    """The version of the cuDNN that is loaded, as cuDNN writes it: 92800 is 9.28.0.
+
+    Raises
+    ------
+    DnnUnavailableError
+        If cuDNN isn't installed, or can't be loaded.
+    """
+    return CUDNN.library.dnnops_cudnn_version()
+
+
+# -- whether cuDNN works -------------------------------------------------------------------
+
+
+@cache
+def cudnn_status(device: int = 0) -> str:
+    """Try cuDNN on a device; the answer is remembered.
+
+    Parameters
+    ----------
+    device : int
+        The number of the CUDA device.
+
+    Returns
+    -------
+    str
+        Why cuDNN can't be used there; empty if it can.
+    """
+    try:
+        with on_device(device):
+            library = CUDNN.library
+            built, loaded = library.dnnops_cudnn_header_version(), cudnn_version()
+            if loaded // 10000 != built // 10000:
+                return f"cuDNN's headers are of version {built}, the library is {loaded}"
+            raise_status(CUDNN, library.dnnops_cudnn_probe(device))
+    except DnnError as error:
+        return str(error)
+    except Exception as error:  # what a half-installed CuPy raises is of any type
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def cudnn_usable(device: int = 0) -> tuple[bool, str]:
+    """Whether the Ops on cuDNN are to be used on a device, as the flag ``dnn.enabled`` has it.
+
+    Parameters
+    ----------
+    device : int
+        The number of the CUDA device.
+
+    Returns
+    -------
+    usable : bool
+    reason : str
+        Why not; empty if they are.
+
+    Raises
+    ------
+    DnnUnavailableError
+        If the flag is True, and cuDNN doesn't work.
+    """
+    enabled = flag_value("dnn.enabled")
+    if enabled == "False":
+        return False, "disabled by the flag dnn.enabled=False"
+    if enabled == "no_check":
+        return True, ""
+    reason = cudnn_status(device)
+    if reason and enabled == "True":
+        raise DnnUnavailableError(f"dnn.enabled=True, but cuDNN cannot be used: {reason}")
+    return not reason, reason
+
+
+def check_cudnn(device: int = 0) -> None:
+    """Raise `DnnUnavailableError` unless cuDNN is to be used on a device."""
+    usable, reason = cudnn_usable(device)
+    if not usable:
+        raise DnnUnavailableError(f"cuDNN cannot be used on cuda{device}: {reason}")

@@ -1,0 +1,358 @@
+"""Convolution and its two gradients on cuDNN.
+
+Each Op computes ``alpha * convolution + beta * out``: the scaling factor `alpha` is 1 and there is
+no `out` unless they are given, by hand or by the rewrites that merge what follows a convolution
+into it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.gradient import DisconnectedType, disconnected_type
+from pytensor.graph.basic import Apply, Constant, Variable
+
+from dnnops.compat import shape_inference
+from dnnops.config import flag_value
+from dnnops.cudnn.algorithms import (
+    DIRECTIONS,
+    algorithm_flag,
+    check_precision,
+    parse_algorithm,
+    precision_word,
+)
+from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.gpuarray.type import GpuArrayType
+from dnnops.nnet._validate import (
+    int_vector,
+    merge_shapes,
+    spatial_shape,
+    static_vector,
+    vector_entries,
+)
+from dnnops.nnet.conv_base import ConvBase
+
+__all__ = ["GpuDnnConv", "GpuDnnConvBase", "GpuDnnConvGradI", "GpuDnnConvGradW"]
+
+MEMORY_FORMATS = ("contiguous", "channels_last")
+
+
+class GpuDnnConvBase(CudnnOp, ConvBase):
+    """What the three Ops share; called as ``op(first, second, [shape,] alpha, beta, out)``.
+
+    Parameters
+    ----------
+    ndim, border_mode, subsample, filter_flip, filter_dilation, num_groups
+        As for `dnnops.nnet.conv.ConvBase`.
+    algo : str or int, optional
+        What chooses the plan (see `dnnops.cudnn.algorithms`). Default: the flag
+        ``dnn.conv.algo_fwd``, ``algo_bwd_data`` or ``algo_bwd_filter``.
+    precision : str, optional
+        The type that is computed in. Default: the flag ``dnn.conv.precision``.
+    memory_format : {'contiguous', 'channels_last'}
+        The order in memory of a result that is allocated. Operands may have either.
+    accumulate : bool
+        Whether there are operands `beta` and `out`.
+    inplace : bool
+        Whether the result is written into `out`.
+    allow_tf32, deterministic : bool, optional
+        Default: the flags ``dnn.allow_tf32`` and ``dnn.deterministic``.
+    workspace_limit : int, optional
+        In bytes; -1 for what can be allocated. Default: the flag ``dnn.conv.workspace_limit``.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If a parameter is of another kind, or out of bounds.
+    """
+
+    __props__ = (
+        *ConvBase.__props__,
+        "algo",
+        "precision",
+        "memory_format",
+        "accumulate",
+        "inplace",
+        "allow_tf32",
+        "deterministic",
+        "workspace_limit",
+    )
+    function = "dnnops_cudnn_conv"
+    #: An entry of `DIRECTIONS`.
+    direction: str
+    #: What messages call the first two operands.
+    operand_names: tuple[str, str]
+    #: How many operands there are before `alpha`.
+    leading: int
+
+    def __init__(
+        self,
+        ndim: int = 2,
+        border_mode: Any = "valid",
+        subsample: Any = 1,
+        filter_flip: bool = True,
+        filter_dilation: Any = 1,
+        num_groups: int = 1,
+        algo: Any = None,
+        precision: str | None = None,
+        memory_format: str = "contiguous",
+        accumulate: bool = False,
+        inplace: bool = False,
+        allow_tf32: bool | None = None,
+        deterministic: bool | None = None,
+        workspace_limit: Any = None,
+    ):
+        ConvBase.__init__(
+            self, ndim, border_mode, subsample, filter_flip, filter_dilation, num_groups
+        )
+        self.algo = str(algorithm_flag(self.direction) if algo is None else algo)
+        parse_algorithm(self.algo, self.direction)
+        self.precision = flag_value("dnn.conv.precision") if precision is None else precision
+        precision_word(self.precision)
+        if memory_format not in MEMORY_FORMATS:
+            raise DnnValueError(
+                f"{self.where}: memory_format must be one of {', '.join(MEMORY_FORMATS)}, "
+                f"got {memory_format!r}"
+            )
+        self.memory_format = memory_format
+        self.accumulate = bool(accumulate)
+        self.inplace = bool(inplace)
+        if self.inplace and not self.accumulate:
+            raise DnnValueError(f"{self.where}: inplace needs accumulate, an operand to write into")
+        self.allow_tf32 = bool(flag_value("dnn.allow_tf32") if allow_tf32 is None else allow_tf32)
+        self.deterministic = bool(
+            flag_value("dnn.deterministic") if deterministic is None else deterministic
+        )
+        if workspace_limit is None:
+            workspace_limit = flag_value("dnn.conv.workspace_limit")
+        self.workspace_limit = -1 if workspace_limit == "auto" else int(workspace_limit)
+        if self.inplace:
+            self.destroy_map = {0: [self.leading + 2]}
+
+    def __str__(self) -> str:
+        plain = type(self)(self.ndim)
+        shown = [
+            f"{name}={getattr(self, name)!r}"
+            for name in self.__props__
+            if name in ("ndim", "algo") or getattr(self, name) != getattr(plain, name)
+        ]
+        return f"{type(self).__name__}{{{', '.join(shown)}}}"
+
+    def replace(self, **changes: Any) -> GpuDnnConvBase:
+        """Copy the Op with other parameters."""
+        own = {name: getattr(self, name) for name in self.__props__}
+        return type(self)(**{**own, **changes})
+
+    @classmethod
+    def from_abstract(cls, op: ConvBase) -> GpuDnnConvBase:
+        """Make the Op with the parameters of an abstract one."""
+        return cls(**op.conv_params())
+
+    def parameters(self) -> list[int]:
+        # In the order of ConvParams in c_code/runtime/cudnn/conv_case.hpp.
+        return [
+            *self.geometry(),
+            DIRECTIONS.index(self.direction),
+            precision_word(self.precision),
+            int(self.allow_tf32),
+            int(self.deterministic),
+            self.workspace_limit,
+            int(self.accumulate),
+            int(self.memory_format == "channels_last"),
+            int(flag_value("dnn.verbose")),
+            *parse_algorithm(self.algo, self.direction).words(),
+        ]
+
+    # Of a subclass: the result's static shape, checked, from those of the operands and the
+    # entries of the shape operand; and the shape of symbolic sizes.
+    def _static_shape(self, first: Any, second: Any, sizes: Any) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def _result_shape(self, first: Any, second: Any, sizes: Any) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def make_node(self, first: Any, second: Any, *others: Any) -> Apply:
+        shape, others = self._split_shape(others)
+        alpha, beta, out = (*others, *(1.0, 1.0, None)[len(others) :])
+        if (out is not None) != self.accumulate:
+            return self.replace(accumulate=out is not None, inplace=False).make_node(
+                first, second, *shape, alpha, beta, out
+            )
+        names = self.operand_names
+        arrays = {names[0]: first, names[1]: second} | ({"out": out} if self.accumulate else {})
+        first, second, *rest = device_operands(self.where, self.ndim + 2, **arrays)
+        dtype = first.type.dtype
+        check_precision(self.where, self.precision, dtype)
+        sizes = static_vector(shape[0], self.ndim) if shape else None
+        static = self._static_shape(first.type.shape, second.type.shape, sizes)
+        inputs = [first, second, *shape, self._scalar("alpha", alpha)]
+        if self.accumulate:
+            static = merge_shapes(self.where, result=static, out=rest[0].type.shape)
+            inputs += [self._scalar("beta", beta), rest[0]]
+        output_type = GpuArrayType(dtype, static, first.type.device)
+        return Apply(self, inputs, [output_type()])
+
+    def _split_shape(self, others: tuple[Any, ...]) -> tuple[list[Any], tuple[Any, ...]]:
+        count = self.leading - 2
+        if not count <= len(others) <= count + 3:
+            expected = ", ".join((*self.operand_names, *("shape",) * count))
+            raise DnnTypeError(
+                f"{self.where}: expected the operands {expected}, alpha, beta and out, the last"
+                f" three of them optional; got {2 + len(others)}"
+            )
+        shape = [int_vector(self.where, "the spatial shape", x, self.ndim) for x in others[:count]]
+        return shape, others[count:]
+
+    def _scalar(self, name: str, value: Any) -> Variable:
+        scalar = pt.as_tensor_variable(value)
+        if scalar.type.ndim != 0:
+            raise DnnTypeError(f"{self.where}: {name} must be a scalar, got {scalar.type}")
+        if isinstance(scalar, Constant):
+            return pt.constant(scalar.data, dtype="float64")
+        return scalar.astype("float64")
+
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
+        if self.accumulate:
+            return [shapes[-1]]
+        sizes = vector_entries(node.inputs[2], self.ndim) if self.leading == 3 else None
+        return [self._result_shape(shapes[0], shapes[1], sizes)]
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        return [[i != 2 or self.leading == 2] for i in range(len(node.inputs))]
+
+    # The gradients by the first two operands of the convolution alone, times alpha.
+    def _adjoints(self, first: Any, second: Any, g: Any, alpha: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def _plain(self) -> GpuDnnConvBase:
+        return self.replace(accumulate=False, inplace=False)
+
+    def _sibling(self, cls: type) -> Any:
+        names = ("precision", "memory_format", "allow_tf32", "deterministic", "workspace_limit")
+        return cls(**self.conv_params(), **{name: getattr(self, name) for name in names})
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
+        first, second, *others = inputs
+        shape, (alpha, *rest) = others[: self.leading - 2], others[self.leading - 2 :]
+        g = gradient_like(cotangents[0], first)
+        adjoints = [as_gradient(x) for x in self._adjoints(first, second, g, alpha)]
+        by_alpha = _inner_product(g, self._plain()(first, second, *shape))
+        gradients = [*adjoints, *(disconnected_type() for _ in shape), by_alpha]
+        if self.accumulate:
+            beta, out = rest
+            scaled = gradient_like(pt.as_tensor_variable(g) * beta.astype("float32"), out)
+            gradients += [_inner_product(g, out), as_gradient(scaled)]
+        return gradients
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
+        first, second, *others = inputs
+        shape, (alpha, *rest) = others[: self.leading - 2], others[self.leading - 2 :]
+        plain = self._plain()
+        at = self.leading
+        terms: list[Any] = []
+
+        def moves(i: int) -> bool:
+            return not isinstance(tangents[i].type, DisconnectedType)
+
+        if moves(0):
+            terms.append(plain(gradient_like(tangents[0], first), second, *shape, alpha))
+        if moves(1):
+            terms.append(plain(first, gradient_like(tangents[1], second), *shape, alpha))
+        if moves(at):
+            terms.append(plain(first, second, *shape, tangents[at]))
+        if self.accumulate:
+            beta, out = rest
+            if moves(at + 1):
+                terms.append(gradient_like(pt.as_tensor_variable(out) * tangents[at + 1], out))
+            if moves(at + 2):
+                terms.append(gradient_like(pt.as_tensor_variable(tangents[at + 2]) * beta, out))
+        if not terms:
+            return [disconnected_type()]
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
+        return [total]
+
+
+def _inner_product(x: Any, y: Any) -> Any:
+    product = pt.as_tensor_variable(x) * pt.as_tensor_variable(y)
+    return product.sum(dtype="float64")
+
+
+class GpuDnnConv(GpuDnnConvBase):
+    """`Conv` by cuDNN: ``GpuDnnConv(...)(img, kerns, alpha=1, beta=1, out=None)``.
+
+    Parameters as for `GpuDnnConvBase`. The result is
+    ``alpha * convolution(img, kerns) + beta * out``.
+    """
+
+    direction = "forward"
+    operand_names = ("img", "kerns")
+    leading = 2
+
+    def _static_shape(self, first: Any, second: Any, sizes: Any) -> tuple[Any, ...]:
+        return self.check_shapes(first, second)
+
+    def _result_shape(self, first: Any, second: Any, sizes: Any) -> tuple[Any, ...]:
+        return self.output_shape(first, second)
+
+    def _adjoints(self, first: Any, second: Any, g: Any, alpha: Any) -> list[Any]:
+        return [
+            self._sibling(GpuDnnConvGradI)(second, g, spatial_shape(first), alpha),
+            self._sibling(GpuDnnConvGradW)(first, g, spatial_shape(second), alpha),
+        ]
+
+
+class GpuDnnConvGradI(GpuDnnConvBase):
+    """`ConvGradInputs` by cuDNN: ``(kerns, topgrad, shape, alpha=1, beta=1, out=None)``.
+
+    Parameters as for `GpuDnnConvBase`; `shape` is an int64 vector with the image's spatial sizes.
+    """
+
+    direction = "grad_inputs"
+    operand_names = ("kerns", "topgrad")
+    leading = 3
+
+    def _result_shape(self, first: Any, second: Any, sizes: Any) -> tuple[Any, ...]:
+        channels = None if first[1] is None else first[1] * self.num_groups
+        return (second[0], channels, *sizes)
+
+    def _static_shape(self, first: Any, second: Any, sizes: Any) -> tuple[Any, ...]:
+        shape = self._result_shape(first, second, sizes)
+        self.check_shapes(shape, first, second)
+        return shape
+
+    def _adjoints(self, first: Any, second: Any, g: Any, alpha: Any) -> list[Any]:
+        return [
+            self._sibling(GpuDnnConvGradW)(g, second, spatial_shape(first), alpha),
+            self._sibling(GpuDnnConv)(g, first, alpha),
+        ]
+
+
+class GpuDnnConvGradW(GpuDnnConvBase):
+    """`ConvGradWeights` by cuDNN: ``(img, topgrad, shape, alpha=1, beta=1, out=None)``.
+
+    Parameters as for `GpuDnnConvBase`; `shape` is an int64 vector with the filters' spatial sizes.
+    """
+
+    direction = "grad_weights"
+    operand_names = ("img", "topgrad")
+    leading = 3
+
+    def _result_shape(self, first: Any, second: Any, sizes: Any) -> tuple[Any, ...]:
+        channels = None if first[1] is None else first[1] // self.num_groups
+        return (second[1], channels, *sizes)
+
+    def _static_shape(self, first: Any, second: Any, sizes: Any) -> tuple[Any, ...]:
+        shape = self._result_shape(first, second, sizes)
+        self.check_shapes(first, shape, second)
+        return shape
+
+    def _adjoints(self, first: Any, second: Any, g: Any, alpha: Any) -> list[Any]:
+        return [
+            self._sibling(GpuDnnConvGradI)(g, second, spatial_shape(first), alpha),
+            self._sibling(GpuDnnConv)(first, g, alpha),
+        ]

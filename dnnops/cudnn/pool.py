@@ -1,0 +1,160 @@
+"""Pooling and its gradient on cuDNN."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pytensor.gradient import disconnected_type
+from pytensor.graph.basic import Apply, Variable
+
+from dnnops.config import flag_value
+from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.errors import DnnTypeError
+from dnnops.gpuarray.type import GpuArrayType
+from dnnops.nnet._validate import int_vector, static_vector
+from dnnops.nnet.pool import ModePoolBase
+from dnnops.nnet.pool_geometry import POOL_MODES
+
+__all__ = ["GpuDnnPool", "GpuDnnPoolBase", "GpuDnnPoolGrad"]
+
+
+class GpuPoolOperands(ModePoolBase):
+    """The symbolic side of a pooling Op whose data operands are in device memory."""
+
+    def make_node(self, *inputs: Any) -> Apply:
+        names = (*self.operands, "ws", "stride", "pad")
+        if len(inputs) != len(names):
+            raise DnnTypeError(
+                f"{self.where}: expected the operands {', '.join(names)}, got {len(inputs)} of them"
+            )
+        count = len(self.operands)
+        data = device_operands(
+            self.where, self.ndim + 2, **dict(zip(self.operands, inputs[:count], strict=True))
+        )
+        vectors = [
+            int_vector(self.where, name, value, self.ndim)
+            for name, value in zip(names[count:], inputs[count:], strict=True)
+        ]
+        img_shape, out_shape = self.check_shapes(
+            [x.type.shape for x in data], *(static_vector(v, self.ndim) for v in vectors)
+        )
+        shape = out_shape if self.pooled_result else img_shape
+        output_type = GpuArrayType(data[0].type.dtype, shape, data[0].type.device)
+        return Apply(self, [*data, *vectors], [output_type()])
+
+
+class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
+    """What pooling and its gradient share.
+
+    Parameters
+    ----------
+    ndim : {1, 2, 3}
+        The number of spatial axes.
+    mode : {'max', 'sum', 'average_inc_pad', 'average_exc_pad'}
+    ignore_border : bool
+        Whether windows that reach over the end are left out. If not, cuDNN takes only images that
+        have no such windows, and anything else raises DnnNotSupportedError at the call;
+        `dnnops.cudnn.pool_kernels` has Ops that take them.
+    deterministic : bool, optional
+        Whether the gradient of maxima is to be the same bits in every run. Default: the flag
+        ``dnn.deterministic``.
+    memory_format : {'contiguous', 'channels_last'}
+        The order in memory of the result. The operands may have either.
+
+    Raises
+    ------
+    DnnValueError
+        If a parameter is another one.
+    """
+
+    __props__ = ("ndim", "mode", "ignore_border", "deterministic", "memory_format")
+    function = "dnnops_cudnn_pool"
+    is_gradient: ClassVar[bool]
+
+    def __init__(
+        self,
+        ndim: int = 2,
+        mode: str = "max",
+        ignore_border: bool = True,
+        deterministic: bool | None = None,
+        memory_format: str = "contiguous",
+    ):
+        ModePoolBase.__init__(self, ndim, mode, ignore_border)
+        if deterministic is None:
+            deterministic = flag_value("dnn.deterministic")
+        self.deterministic = bool(deterministic)
+        self.memory_format = memory_format
+
+    def parameters(self) -> list[int]:
+        return [
+            self.ndim,
+            POOL_MODES.index(self.mode),
+            int(self.ignore_border),
+            int(self.is_gradient),
+            int(self.deterministic),
+        ]
+
+    def _sibling(self, cls: type[GpuDnnPoolBase]) -> GpuDnnPoolBase:
+        return cls(**{name: getattr(self, name) for name in self.__props__})
+
+
+class GpuDnnPool(GpuDnnPoolBase):
+    """`Pool` by cuDNN: ``GpuDnnPool(ndim, mode)(x, ws, stride, pad)``.
+
+    Parameters as for `GpuDnnPoolBase`; `x` is (batch, channels, spatial...), the others are int64
+    vectors with an entry for each spatial axis.
+    """
+
+    operands = ("x",)
+    pooled_result = True
+    connected = ("x",)
+    is_gradient = False
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
+        x, *vectors = inputs
+        op = self._sibling(GpuDnnPoolGrad)
+        gz = gradient_like(cotangents[0], x)
+        return [
+            as_gradient(op(x, outputs[0], gz, *vectors)),
+            *(disconnected_type() for _ in vectors),
+        ]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
+        if self.mode == "max":
+            from dnnops.cudnn.pool_kernels import GpuMaxPoolGradGrad
+
+            x, *vectors = inputs
+            op = GpuMaxPoolGradGrad(self.ndim, self.mode, self.ignore_border)
+            return [op(x, outputs[0], gradient_like(tangents[0], x), *vectors)]
+        return super().pushforward(inputs, outputs, tangents)
+
+
+class GpuDnnPoolGrad(GpuDnnPoolBase):
+    """The gradient of pooling by cuDNN: ``(x, out, gz, ws, stride, pad)``.
+
+    Parameters as for `GpuDnnPoolBase`. `out` is the pooling's output, of which only maxima need the
+    values, and `gz` the gradient by it.
+    """
+
+    operands = ("x", "maxout", "gz")
+    pooled_result = False
+    connected = ("x", "gz")
+    is_gradient = True
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
+        x, out, _, *vectors = inputs
+        g = gradient_like(cotangents[0], x)
+        if self.mode == "max":
+            from dnnops.cudnn.pool_kernels import GpuMaxPoolGradGrad
+
+            op = GpuMaxPoolGradGrad(self.ndim, self.mode, self.ignore_border)
+            by_gz = op(x, out, g, *vectors)
+        else:
+            by_gz = self._sibling(GpuDnnPool)(g, *vectors)
+        # Piecewise constant in x, whose values only select.
+        return [
+            as_gradient(gradient_like(x.zeros_like(), x)),
+            disconnected_type(),
+            as_gradient(by_gz),
+            *(disconnected_type() for _ in vectors),
+        ]

@@ -1,0 +1,248 @@
+"""Ops on device arrays that move or make data: shapes, views, allocation, joining."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pytensor.graph.basic import Apply, Variable
+from pytensor.tensor.basic import infer_static_shape
+from pytensor.tensor.shape import SpecifyShape
+
+from dnnops.compat import shape_inference
+from dnnops.errors import DnnValueError
+from dnnops.gpuarray.op import GpuOp, MirrorOp, infer_device
+from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
+from dnnops.gpuarray.type import GpuArrayType
+
+
+class GpuDimShuffle(MirrorOp):
+    """`DimShuffle` on the device: a view."""
+
+    def compute(self, node: Apply, x: Any) -> Any:
+        host_op = self.host_op
+        for axis in host_op.drop:
+            if x.shape[axis] != 1:
+                raise DnnValueError(
+                    f"{self}: axis {axis} is dropped and must have length 1; got shape {x.shape}"
+                )
+        x = x.transpose(host_op.shuffle + host_op.drop)
+        if not host_op.drop and not host_op.augment:
+            return x
+        # An index rather than a reshape, which copies some non-contiguous arrays.
+        index = tuple(None if axis == "x" else slice(None) for axis in host_op.new_order)
+        return x[index + (0,) * len(host_op.drop)]
+
+    def __str__(self) -> str:
+        return f"GpuDimShuffle{{{','.join(map(str, self.host_op.new_order))}}}"
+
+
+class GpuReshape(MirrorOp):
+    """`Reshape` on the device: a view where the strides allow it, else a copy."""
+
+    def compute(self, node: Apply, x: Any, shape: Any) -> Any:
+        return x.reshape(tuple(int(length) for length in shape))
+
+    def __str__(self) -> str:
+        return f"GpuReshape{{{self.host_op.ndim}}}"
+
+
+class GpuSpecifyShape(MirrorOp):
+    """`SpecifyShape` on the device: the array itself, its shape checked."""
+
+    def compute(self, node: Apply, x: Any, *shape: Any) -> Any:
+        if any(
+            want is not None and have != want for have, want in zip(x.shape, shape, strict=True)
+        ):
+            wanted = tuple(None if s is None else int(s) for s in shape)
+            raise AssertionError(f"SpecifyShape: got shape {x.shape}, expected {wanted}")
+        return x
+
+    def __str__(self) -> str:
+        return "GpuSpecifyShape"
+
+
+class GpuAlloc(MirrorOp):
+    """`Alloc` on the device: an array filled with a device array or with a host scalar.
+
+    Unlike the other Ops it may have only host operands; then `device` tells where it runs.
+    """
+
+    __props__: ClassVar[tuple[str, ...]] = ("host_op", "device")
+
+    def __init__(self, host_op: Any, device: int = 0):
+        super().__init__(host_op)
+        self.device = device
+
+    def make_node(self, value: Any, *shape: Any) -> Apply:
+        """Take the value to fill with, a device variable or a host tensor, and int64 scalars."""
+        node = self.host_node(value, *shape)
+        if value.type.ndim:
+            value = as_gpuarray_variable(value, self.device)
+        output_type = GpuArrayType(value.type.dtype, node.outputs[0].type.shape, self.device)
+        return Apply(self, [value, *node.inputs[1:]], [output_type()])
+
+    def compute(self, node: Apply, value: Any, *shape: Any) -> Any:
+        import cupy
+
+        lengths = tuple(int(length) for length in shape)
+        out_type = node.outputs[0].type
+        if value.ndim == 0 and not isinstance(value, cupy.ndarray):
+            return cupy.full(lengths, value[()], dtype=out_type.numpy_dtype)
+        self._check_broadcast(node, value, lengths)
+        out = cupy.empty(lengths, dtype=out_type.numpy_dtype)
+        out[...] = value
+        return out
+
+    def _check_broadcast(self, node: Apply, value: Any, lengths: tuple[int, ...]) -> None:
+        known = node.inputs[0].type.shape
+        for axis in range(-value.ndim, 0):
+            if known[axis] != 1 and value.shape[axis] != lengths[axis]:
+                raise DnnValueError(
+                    f"GpuAlloc: a value of shape {value.shape} doesn't fill {lengths}; only"
+                    " dimensions that are known to have length 1 are broadcast"
+                )
+
+    def __str__(self) -> str:
+        return "GpuAlloc"
+
+
+class GpuAllocEmpty(GpuOp):
+    """Allocate a device array without filling it.
+
+    Parameters
+    ----------
+    dtype : str
+        Its dtype.
+    device : int, default 0
+        Number of the device.
+    """
+
+    __props__: ClassVar[tuple[str, ...]] = ("dtype", "device")
+    _output_type_depends_on_input_value = True
+
+    def __init__(self, dtype: str, device: int = 0):
+        self.dtype = dtype
+        self.device = device
+
+    def make_node(self, *shape: Any) -> Apply:
+        """Take int64 scalars."""
+        lengths, static_shape = infer_static_shape(shape)
+        return Apply(self, list(lengths), [GpuArrayType(self.dtype, static_shape, self.device)()])
+
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> Any:
+        """The operands are the shape."""
+        return [node.inputs]
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        """The content doesn't depend on the operands."""
+        return [[False] for _ in node.inputs]
+
+    def compute(self, node: Apply, *shape: Any) -> Any:
+        import cupy
+
+        lengths = tuple(int(length) for length in shape)
+        return cupy.empty(lengths, dtype=node.outputs[0].type.numpy_dtype)
+
+
+class GpuARange(MirrorOp):
+    """`ARange` on a device, of host scalars."""
+
+    __props__: ClassVar[tuple[str, ...]] = ("host_op", "device")
+
+    def __init__(self, host_op: Any, device: int = 0):
+        super().__init__(host_op)
+        self.device = device
+
+    def make_node(self, start: Any, stop: Any, step: Any) -> Apply:
+        """Take host scalars."""
+        node = self.host_node(start, stop, step)
+        (out,) = node.outputs
+        return Apply(
+            self, node.inputs, [GpuArrayType(out.type.dtype, out.type.shape, self.device)()]
+        )
+
+    def compute(self, node: Apply, start: Any, stop: Any, step: Any) -> Any:
+        import cupy
+
+        dtype = node.outputs[0].type.numpy_dtype
+        return cupy.arange(start.item(), stop.item(), step.item(), dtype=dtype)
+
+    def __str__(self) -> str:
+        return "GpuARange"
+
+
+class GpuJoin(MirrorOp):
+    """`Join` on the device; the axis is a host integer."""
+
+    def compute(self, node: Apply, axis: Any, *arrays: Any) -> Any:
+        import cupy
+
+        dtype = node.outputs[0].type.numpy_dtype
+        arrays = tuple(a if a.dtype == dtype else a.astype(dtype) for a in arrays)
+        return cupy.concatenate(arrays, axis=int(axis))
+
+    def __str__(self) -> str:
+        return "GpuJoin"
+
+
+class GpuContiguous(GpuOp):
+    """Give a C-contiguous array: the operand itself if it is one, else a copy."""
+
+    __props__: ClassVar[tuple[str, ...]] = ()
+    view_map: ClassVar[dict[int, list[int]]] = {0: [0]}
+
+    def make_node(self, x: Any) -> Apply:
+        """Take a device variable."""
+        x = as_gpuarray_variable(x)
+        return Apply(self, [x], [x.type()])
+
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> Any:
+        """The shape stays."""
+        return shapes
+
+    def pullback(self, inputs: Any, outputs: Any, output_grads: Any) -> list[Variable]:
+        """The value stays, and so does the gradient."""
+        (x,), (gradient,) = inputs, output_grads
+        gradient = as_gpuarray_variable(gradient, x.type.device)
+        return [cast(gradient, "float32") if x.type.dtype == "bfloat16" else gradient]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
+        """The value stays, and so does the tangent."""
+        return list(tangents)
+
+    def compute(self, node: Apply, x: Any) -> Any:
+        return x if x.flags.c_contiguous else x.copy()
+
+
+def specify_gpu_shape(x: Any, shape: tuple[int | None, ...]) -> Any:
+    """Check at run time that a device variable has the lengths that `shape` knows.
+
+    Parameters
+    ----------
+    x : GpuArrayVariable
+    shape : tuple of int or None
+
+    Returns
+    -------
+    GpuArrayVariable
+        Its type has the static shape of both.
+    """
+    lengths = [known if known is not None else x.type.shape[i] for i, known in enumerate(shape)]
+    return GpuSpecifyShape(SpecifyShape())(x, *lengths)
+
+
+__all__ = [
+    "GpuARange",
+    "GpuAlloc",
+    "GpuAllocEmpty",
+    "GpuContiguous",
+    "GpuDimShuffle",
+    "GpuJoin",
+    "GpuReshape",
+    "GpuSpecifyShape",
+    "as_gpuarray_variable",
+    "infer_device",
+    "specify_gpu_shape",
+]

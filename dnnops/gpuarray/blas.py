@@ -1,0 +1,176 @@
+"""Matrix products on the device, by cuBLAS through CuPy."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply
+
+from dnnops.errors import DnnValueError
+from dnnops.gpuarray.op import MirrorOp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def _precision(allow_tf32: bool) -> Iterator[None]:
+    """Let cuBLAS round the operands of float32 products to TF32, or not."""
+    from cupy._core import _routines_linalg as linalg
+
+    previous = linalg.get_compute_type("float32")
+    if (previous == linalg.COMPUTE_TYPE_TF32) == allow_tf32:
+        yield
+        return
+    wanted = linalg.COMPUTE_TYPE_TF32 if allow_tf32 else linalg.COMPUTE_TYPE_DEFAULT
+    linalg.set_compute_type("float32", wanted)
+    try:
+        yield
+    finally:
+        linalg.set_compute_type("float32", previous)
+
+
+class _Product(MirrorOp):
+    """A matrix product.
+
+    Parameters
+    ----------
+    host_op : Op
+    allow_tf32 : bool, optional
+        Whether float32 operands may be rounded to TF32. Default: the flag ``dnn.allow_tf32``.
+    """
+
+    __props__: ClassVar[tuple[str, ...]] = ("host_op", "allow_tf32")
+
+    def __init__(self, host_op: Any, allow_tf32: bool | None = None):
+        super().__init__(host_op)
+        if allow_tf32 is None:
+            allow_tf32 = getattr(config, "dnn__allow_tf32", False)
+        self.allow_tf32 = bool(allow_tf32)
+
+    def product(self, x: Any, y: Any) -> Any:
+        """Multiply two matrices, or a matrix and a vector, or two vectors."""
+        if x.shape[-1] != y.shape[0]:
+            raise DnnValueError(f"{self}: shapes {x.shape} and {y.shape} can't be multiplied")
+        with _precision(self.allow_tf32):
+            return x.dot(y)
+
+    def __str__(self) -> str:
+        tf32 = "TF32" if self.allow_tf32 else ""
+        return f"{type(self).__name__}{{{tf32}}}" if tf32 else type(self).__name__
+
+
+class GpuDot(_Product):
+    """`Dot`, `Dot22` and `Dot22Scalar`: the product of matrices and vectors."""
+
+    def compute(self, node: Apply, x: Any, y: Any, *factor: Any) -> Any:
+        result = self.product(x, y)
+        if factor:
+            result *= _scalar(factor[0])
+        return result
+
+
+class GpuBatchedDot(_Product):
+    """`BatchedDot`, and `Blockwise` of a matrix product: products along leading dimensions."""
+
+    def compute(self, node: Apply, x: Any, y: Any) -> Any:
+        import cupy
+
+        self._check(node, x.shape, y.shape)
+        with _precision(self.allow_tf32):
+            if x.dtype == "bfloat16":
+                # CuPy 14 has no batched product of bfloat16 matrices.
+                return cupy.matmul(x.astype("float32"), y.astype("float32")).astype(x.dtype)
+            return cupy.matmul(x, y)
+
+    def _check(self, node: Apply, x: tuple[int, ...], y: tuple[int, ...]) -> None:
+        batch = [v.type.broadcastable[:-2] for v in node.inputs]
+        fits = x[-1] == y[-2] and all(
+            m == n or (one_x and m == 1) or (one_y and n == 1)
+            for m, n, one_x, one_y in zip(x[:-2], y[:-2], *batch, strict=True)
+        )
+        if not fits:
+            raise DnnValueError(f"{self}: shapes {x} and {y} can't be multiplied")
+
+
+class GpuGemm(_Product):
+    """`Gemm` on the device: ``beta * z + alpha * dot(x, y)``, in place if the host's Op is.
+
+    alpha and beta are host scalars, or 0-d device arrays.
+    """
+
+    def compute(self, node: Apply, z: Any, alpha: Any, x: Any, y: Any, beta: Any) -> Any:
+        from cupy import cublas
+
+        shape = (x.shape[0], y.shape[1])
+        if x.shape[1] != y.shape[0] or not _fills(z.shape, shape, node.inputs[0]):
+            raise DnnValueError(
+                f"{self}: z of shape {z.shape} and the product of shapes {x.shape} and {y.shape}"
+            )
+        alpha, beta = _scalar(alpha), _scalar(beta)
+        out = _target(z, shape, self.host_op.inplace)
+        if x.dtype.char not in "fd" or self.allow_tf32 or 0 in (*shape, x.shape[1]):
+            # cuBLAS's plain gemm knows neither the short floats nor TF32; and leaves no
+            # doubt about empty products here.
+            return _accumulate(out, beta, self.product(x, y) * alpha)
+        return cublas.gemm("N", "N", x, y, out=out, alpha=alpha, beta=beta)
+
+    def __str__(self) -> str:
+        return f"GpuGemm{{{'inplace' if self.host_op.inplace else 'no_inplace'}}}"
+
+
+class GpuGemv(_Product):
+    """`Gemv` on the device: ``beta * y + alpha * dot(A, x)``."""
+
+    def compute(self, node: Apply, y: Any, alpha: Any, A: Any, x: Any, beta: Any) -> Any:  # noqa: N803
+        shape = (A.shape[0],)
+        if not _fills(y.shape, shape, node.inputs[0]):
+            raise DnnValueError(f"{self}: y of shape {y.shape}, A of shape {A.shape}")
+        product = self.product(A, x)
+        product *= _scalar(alpha)
+        return _accumulate(_target(y, shape, self.host_op.inplace), _scalar(beta), product)
+
+
+class GpuGer(_Product):
+    """`Ger` on the device: ``A + alpha * outer(x, y)``."""
+
+    def compute(self, node: Apply, A: Any, alpha: Any, x: Any, y: Any) -> Any:  # noqa: N803
+        if A.shape != (*x.shape, *y.shape):
+            raise DnnValueError(f"{self}: A of shape {A.shape}, x {x.shape}, y {y.shape}")
+        out = _target(A, A.shape, self.host_op.destructive)
+        out += (x * _scalar(alpha))[:, None] * y[None, :]
+        return out
+
+
+def _scalar(value: Any) -> Any:
+    """Make a NumPy scalar of a 0-d host array; a device array stays one."""
+    import cupy
+
+    return value if isinstance(value, cupy.ndarray) else value[()]
+
+
+def _accumulate(out: Any, beta: Any, product: Any) -> Any:
+    """Compute ``out = beta * out + product``; with beta 0, `out` may hold NaN, as in BLAS."""
+    if isinstance(beta, np.generic) and beta == 0:
+        out[...] = product
+    else:
+        out *= beta
+        out += product
+    return out
+
+
+def _fills(have: tuple[int, ...], want: tuple[int, ...], variable: Any) -> bool:
+    ones = variable.type.broadcastable
+    return all(h == w or (one and h == 1) for h, w, one in zip(have, want, ones, strict=True))
+
+
+def _target(z: Any, shape: tuple[int, ...], inplace: bool) -> Any:
+    """Give the array that becomes the result: `z` itself, or a copy."""
+    import cupy
+
+    if z.shape != shape:
+        return cupy.ascontiguousarray(cupy.broadcast_to(z, shape))
+    return z if inplace else z.copy()

@@ -1,0 +1,246 @@
+"""CUDA C++ for PyTensor's scalar Ops.
+
+A scalar Op, or a whole `Composite`, becomes the body of a CuPy kernel: each scalar Op's own
+``c_code`` in order. float16 and bfloat16 values are loaded as float, computed with in float, and
+rounded only when the result is stored.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.utils import MethodNotDefined
+from pytensor.scalar import ScalarType, get_scalar_type
+from pytensor.scalar.basic import Cast, Composite, Pow, ScalarOp, Trunc, identity
+
+from dnnops.errors import DnnNotSupportedError
+from dnnops.gpuarray.dtypes import DTYPES
+
+#: In which C type a kernel computes with a dtype's values.
+C_TYPES: dict[str, str] = {
+    "bool": "bool",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int16": "short",
+    "uint16": "unsigned short",
+    "int32": "int",
+    "uint32": "unsigned int",
+    "int64": "long long",
+    "uint64": "unsigned long long",
+    "float16": "float",
+    "bfloat16": "float",
+    "float32": "float",
+    "float64": "double",
+}
+
+#: What the scalar Ops' C code takes for granted. ``KERNEL`` makes integer division by zero go
+#: on, as in CUDA, instead of raising a Python exception.
+PREAMBLE = "\n".join(
+    [
+        "#define KERNEL",
+        "#define WITHIN_KERNEL __device__",
+        "#define ga_float float",
+        "#define ga_double double",
+        "#ifndef INFINITY\n#define INFINITY __int_as_float(0x7f800000)\n#endif",
+        "#ifndef NAN\n#define NAN __int_as_float(0x7fffffff)\n#endif",
+        *(f"typedef {c_type} npy_{name};" for name, c_type in C_TYPES.items()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class ScalarCode:
+    """The code of a scalar Op.
+
+    Attributes
+    ----------
+    operation : str
+        Statements that read ``in0``, ``in1``... and assign to ``out0``...
+    support : str
+        Functions and macros that they use, for the kernel's preamble.
+    """
+
+    operation: str
+    support: str
+
+
+def compute_dtype(dtype: str) -> str:
+    """Give the dtype of the arithmetic with values of `dtype`."""
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+def scalar_code(scalar_op: ScalarOp, in_dtypes: tuple[str, ...]) -> ScalarCode:
+    """Generate the CUDA code of a scalar Op.
+
+    Parameters
+    ----------
+    scalar_op : ScalarOp
+        Any Op of `pytensor.scalar` that has C code, or a `Composite` of such.
+    in_dtypes : tuple of str
+        The operands' dtypes.
+
+    Returns
+    -------
+    ScalarCode
+
+    Raises
+    ------
+    DnnNotSupportedError
+        If the Op has no C code, or C code that a kernel can't hold: then it has to stay on the
+        host. Complex numbers have no device dtype.
+    """
+    if unknown := set(in_dtypes) - DTYPES:
+        raise DnnNotSupportedError(f"no CUDA code of {scalar_op} for dtypes {sorted(unknown)}")
+    inputs, outputs, nodes = _scalar_graph(scalar_op, in_dtypes)
+    names: dict[Variable, str] = {}
+    lines: list[str] = []
+    for i, x in enumerate(inputs):
+        names[x] = f"_x{i}"
+        lines.append(f"const {_c_type(x)} _x{i} = in{i};")
+    support: dict[str, None] = {}
+    for number, node in enumerate(nodes):
+        lines += _node_code(node, number, names, support)
+    lines += [f"out{i} = {_name(z, names)};" for i, z in enumerate(outputs)]
+    return ScalarCode("\n".join(lines), "\n".join(support))
+
+
+def _scalar_graph(
+    scalar_op: ScalarOp, in_dtypes: tuple[str, ...]
+) -> tuple[list[Variable], list[Variable], list[Apply]]:
+    """Give inputs, outputs and nodes of the Op's graph, with float for every float16."""
+    inputs: list[Any] = [get_scalar_type(compute_dtype(dtype))() for dtype in in_dtypes]
+    if not isinstance(scalar_op, Composite):
+        node = _retyped(scalar_op, inputs)
+        return inputs, list(node.outputs), [node]
+    new: dict[Variable, Variable] = dict(zip(scalar_op.fgraph.inputs, inputs, strict=True))
+    nodes = []
+    for old in scalar_op.fgraph.toposort():
+        node = _retyped(old.op, [new.get(x, x) for x in old.inputs])
+        nodes.append(node)
+        new.update(zip(old.outputs, node.outputs, strict=True))
+    return inputs, [new.get(z, z) for z in scalar_op.fgraph.outputs], nodes
+
+
+def _retyped(op: ScalarOp, inputs: list[Any]) -> Apply:
+    if isinstance(op, Cast) and op.o_type.dtype == "float16":
+        op = Cast(get_scalar_type("float32")) if inputs[0].type.dtype != "float32" else identity
+    inputs = [
+        get_scalar_type("float32").make_constant(np.float32(x.data))
+        if isinstance(x, Constant) and x.type.dtype == "float16"
+        else x
+        for x in inputs
+    ]
+    return op.make_node(*inputs)
+
+
+def _node_code(
+    node: Apply, number: int, names: dict[Variable, str], support: dict[str, None]
+) -> list[str]:
+    lines = []
+    for i, z in enumerate(node.outputs):
+        names[z] = f"_t{number}_{i}"
+        lines.append(f"{_c_type(z)} {names[z]};")
+    op, nodename = node.op, f"dnnops_scalar{number}"
+    sub = {"fail": "", "id": str(number)}
+    special = _SPECIAL.get(type(op))
+    if special is not None:
+        code, function = special(node, [_name(x, names) for x in node.inputs], names)
+        support.update({function: None} if function else {})
+        return [*lines, code]
+    try:
+        code = op.c_code(
+            node,
+            nodename,
+            [_name(x, names) for x in node.inputs],
+            [names[z] for z in node.outputs],
+            sub,
+        )
+        functions = [op.c_support_code(), op.c_support_code_apply(node, nodename)]
+    except (NotImplementedError, MethodNotDefined) as error:
+        raise DnnNotSupportedError(f"scalar Op {op} has no C code: {error}") from error
+    for function in functions:
+        # The host's special functions come as whole files that need the C library.
+        if "#include" in function or len(function) > 8000:
+            raise DnnNotSupportedError(f"scalar Op {op}: its C code is the host's only")
+        if function.strip():
+            support[function] = None
+    return [*lines, "{", code, "}"]
+
+
+# Where the host's C code calls a function of <math.h> with integers, C converts them; CUDA's
+# overloads make such a call ambiguous.
+
+_INTEGER_POWER = """
+template <typename T> __device__ T dnnops_integer_power(T base, T exponent) {
+  if (exponent < 0) return base == 1 ? 1 : (base == -1 ? (exponent % 2 ? -1 : 1) : 0);
+  T result = 1;
+  for (; exponent; exponent /= 2, base *= base)
+    if (exponent % 2) result *= base;
+  return result;
+}
+"""
+
+
+def _power(node: Apply, operands: list[str], names: dict[Variable, str]) -> tuple[str, str]:
+    (z,) = node.outputs
+    x, y = (f"({_c_type(z)}){operand}" for operand in operands)
+    if z.type.dtype.startswith("float"):
+        return f"{names[z]} = pow({x}, {y});", ""
+    return f"{names[z]} = dnnops_integer_power<{_c_type(z)}>({x}, {y});", _INTEGER_POWER
+
+
+def _truncation(node: Apply, operands: list[str], names: dict[Variable, str]) -> tuple[str, str]:
+    (z,) = node.outputs
+    value = (
+        f"trunc(({_c_type(z)}){operands[0]})" if z.type.dtype.startswith("float") else operands[0]
+    )
+    return f"{names[z]} = {value};", ""
+
+
+_SPECIAL = {Pow: _power, Trunc: _truncation}
+
+
+def _c_type(variable: Any) -> str:
+    dtype = variable.type.dtype
+    if not isinstance(variable.type, ScalarType) or dtype not in C_TYPES:
+        raise DnnNotSupportedError(f"no CUDA code for values of {variable.type}")
+    return C_TYPES[dtype]
+
+
+def _name(variable: Any, names: dict[Variable, str]) -> str:
+    if variable in names:
+        return names[variable]
+    if not isinstance(variable, Constant):
+        raise DnnNotSupportedError(f"{variable} is neither computed nor constant")
+    return c_literal(variable.data, variable.type.dtype)
+
+
+def c_literal(value: Any, dtype: str) -> str:
+    """Write a number as a C++ expression of the type that `dtype` is computed in.
+
+    Parameters
+    ----------
+    value : number
+        Infinities and NaN too.
+    dtype : str
+        A dtype of real numbers.
+    """
+    c_type = C_TYPES[dtype]
+    if c_type not in ("float", "double"):
+        if dtype == "uint64":
+            return f"((unsigned long long){int(value)}ULL)"
+        # The most negative number isn't a literal: C knows only the minus of a positive one.
+        low = int(value) == -(2**63)
+        return f"((long long)({int(value) + 1}LL - 1))" if low else f"(({c_type}){int(value)}LL)"
+    number = float(value)
+    if math.isnan(number):
+        text = "NAN"
+    elif math.isinf(number):
+        text = "INFINITY" if number > 0 else "-INFINITY"
+    else:
+        text = repr(number)
+    return f"(({c_type})({text}))"

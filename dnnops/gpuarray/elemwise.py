@@ -1,0 +1,236 @@
+"""`GpuElemwise`: elementwise operations on the device, as one CUDA kernel each."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from pytensor.graph.basic import Apply
+from pytensor.scalar import get_scalar_type
+from pytensor.scalar.basic import ScalarOp
+from pytensor.tensor.type import TensorType
+
+from dnnops.compat import shape_inference
+from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
+from dnnops.gpuarray.codegen import C_TYPES, PREAMBLE, scalar_code
+from dnnops.gpuarray.dtypes import host_dtype
+from dnnops.gpuarray.layout import common_order, inverse
+from dnnops.gpuarray.op import GpuOp, infer_device, is_on_device
+from dnnops.gpuarray.type import GpuArrayType
+
+
+class GpuElemwise(GpuOp):
+    """Apply a scalar Op to each element of device arrays.
+
+    Operands are device arrays of equal rank, broadcast along dimensions whose static length is
+    1, and 0-d host tensors, which become arguments of the kernel. bfloat16 operands count as
+    float32. Results have the memory order of the operands: `channels_last` stays.
+
+    Parameters
+    ----------
+    scalar_op : ScalarOp
+        What to compute; a `Composite` makes one kernel of many operations.
+    inplace_pattern : iterable of (int, int)
+        Pairs of an output's index and the index of the operand that it overwrites.
+    """
+
+    __props__: ClassVar[tuple[str, ...]] = ("scalar_op", "inplace_pattern")
+
+    def __init__(self, scalar_op: ScalarOp, inplace_pattern: Iterable[tuple[int, int]] = ()):
+        self.scalar_op = scalar_op
+        self.inplace_pattern = tuple(sorted((int(o), int(i)) for o, i in inplace_pattern))
+        if self.inplace_pattern:
+            self.destroy_map = {o: [i] for o, i in self.inplace_pattern}
+
+    def make_node(self, *inputs: Any) -> Apply:
+        """Take the operands; at least one must be a device variable.
+
+        Raises
+        ------
+        DnnTypeError
+            If an operand is neither a device variable nor a 0-d host tensor, if ranks differ,
+            or if an output can't overwrite its operand.
+        DnnValueError
+            If static shapes contradict each other.
+        DnnNotSupportedError
+            If the scalar Op has no CUDA code for these dtypes.
+        """
+        device = infer_device(*inputs)
+        for x in inputs:
+            if not is_on_device(x) and not (isinstance(x.type, TensorType) and x.type.ndim == 0):
+                raise DnnTypeError(
+                    f"{self}: {x} of type {x.type} is neither a device array nor a host scalar"
+                )
+        ranks = {x.type.ndim for x in inputs if is_on_device(x)}
+        if len(ranks) != 1:
+            raise DnnTypeError(f"{self}: operands of ranks {sorted(ranks)}; dimshuffle them first")
+        scalar_code(self.scalar_op, tuple(x.type.dtype for x in inputs))
+        shape = self._static_shape([x.type.shape for x in inputs if is_on_device(x)])
+        scalars = [get_scalar_type(host_dtype(x.type.dtype))() for x in inputs]
+        dtypes = [z.type.dtype for z in self.scalar_op.make_node(*scalars).outputs]
+        outputs = [GpuArrayType(dtype, shape, device)() for dtype in dtypes]
+        for o, i in self.inplace_pattern:
+            have, want = inputs[i].type, outputs[o].type
+            if not isinstance(have, GpuArrayType) or (have.dtype, have.broadcastable) != (
+                want.dtype,
+                want.broadcastable,
+            ):
+                raise DnnTypeError(f"{self}: output {o}, {want}, can't overwrite {have}")
+        return Apply(self, list(inputs), outputs)
+
+    def _static_shape(self, shapes: list[tuple[int | None, ...]]) -> tuple[int | None, ...]:
+        result = []
+        for lengths in zip(*shapes, strict=True):
+            known = {length for length in lengths if length not in (None, 1)}
+            if len(known) > 1:
+                raise DnnValueError(f"{self}: shapes {shapes} can't be broadcast")
+            all_ones = all(length == 1 for length in lengths)
+            result.append(known.pop() if known else (1 if all_ones else None))
+        return tuple(result)
+
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> Any:
+        """Each dimension is that of an operand that isn't broadcast along it."""
+        operands = [
+            (x.type.broadcastable, shape)
+            for x, shape in zip(node.inputs, shapes, strict=True)
+            if is_on_device(x)
+        ]
+        shape = tuple(
+            next((s[axis] for ones, s in operands if not ones[axis]), 1)
+            for axis in range(node.outputs[0].type.ndim)
+        )
+        return [shape for _ in node.outputs]
+
+    def compute(self, node: Apply, *inputs: Any) -> Any:
+        """Launch the kernel."""
+        plan = _plans.get(node)
+        if plan is None:
+            plan = _plans[node] = _Plan(self, node)
+        return plan(inputs)
+
+    def __str__(self) -> str:
+        inplace = f",inplace{dict(self.inplace_pattern)}" if self.inplace_pattern else ""
+        return f"GpuElemwise{{{self.scalar_op}{inplace}}}"
+
+
+class _Plan:
+    """What of a node's execution doesn't depend on the operands' values."""
+
+    def __init__(self, op: GpuElemwise, node: Apply):
+        self.name = str(op)
+        self.on_device = [is_on_device(x) for x in node.inputs]
+        self.broadcastable = [
+            x.type.broadcastable if is_on_device(x) else None for x in node.inputs
+        ]
+        self.inplace = dict(op.inplace_pattern)
+        self.out_dtypes = [z.type.numpy_dtype for z in node.outputs]
+        self.kernel = elementwise_kernel(
+            op.scalar_op,
+            tuple(x.type.dtype for x in node.inputs),
+            tuple(z.type.dtype for z in node.outputs),
+        )
+
+    def __call__(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        arrays = [x for x, device in zip(inputs, self.on_device, strict=True) if device]
+        shape = arrays[0].shape
+        if any(x.shape != shape for x in arrays[1:]):
+            shape = self._broadcast_shape(arrays)
+        order = common_order(arrays, shape)
+        # The kernel sees all arrays with the axes in the order of the memory, so that
+        # neighboring threads read and write neighboring elements.
+        operands = [
+            (x if order is None else x.transpose(order)) if device else x[()]
+            for x, device in zip(inputs, self.on_device, strict=True)
+        ]
+        results, targets = [], []
+        for number, dtype in enumerate(self.out_dtypes):
+            if number in self.inplace:
+                result = inputs[self.inplace[number]]
+                target = operands[self.inplace[number]]
+            else:
+                result, target = _empty(shape, dtype, order)
+            results.append(result)
+            targets.append(target)
+        self.kernel(*operands, *targets)
+        return tuple(results)
+
+    def _broadcast_shape(self, arrays: list[Any]) -> tuple[int, ...]:
+        patterns = [ones for ones in self.broadcastable if ones is not None]
+        shape = [1] * arrays[0].ndim
+        for x, ones in zip(arrays, patterns, strict=True):
+            for axis, length in enumerate(x.shape):
+                if not ones[axis]:
+                    shape[axis] = length
+        for x, ones in zip(arrays, patterns, strict=True):
+            for axis, length in enumerate(x.shape):
+                if length != (1 if ones[axis] else shape[axis]):
+                    raise DnnValueError(
+                        f"{self.name}: shapes {[a.shape for a in arrays]} can't be broadcast;"
+                        " only dimensions that are known to have length 1 are"
+                    )
+        return tuple(shape)
+
+
+# Kernels can't be pickled with a function, so plans don't live on the nodes.
+_plans: WeakKeyDictionary[Apply, _Plan] = WeakKeyDictionary()
+
+
+def _empty(
+    shape: tuple[int, ...], dtype: np.dtype, order: tuple[int, ...] | None
+) -> tuple[Any, Any]:
+    """Allocate an array, and give it with its axes in logical and in memory order."""
+    import cupy
+
+    if order is None:
+        array = cupy.ndarray(shape, dtype)
+        return array, array
+    memory = cupy.ndarray(tuple(shape[axis] for axis in order), dtype)
+    return memory.transpose(inverse(order)), memory
+
+
+@functools.lru_cache(maxsize=1024)
+def elementwise_kernel(
+    scalar_op: ScalarOp, in_dtypes: tuple[str, ...], out_dtypes: tuple[str, ...]
+) -> Any:
+    """Make the CuPy kernel of a scalar Op.
+
+    Parameters
+    ----------
+    scalar_op : ScalarOp
+    in_dtypes, out_dtypes : tuple of str
+        Dtypes of operands and results in memory.
+
+    Returns
+    -------
+    cupy.ElementwiseKernel
+        Its parameters are ``in0``, ``in1``... and ``z0``, ``z1``...; results may overwrite
+        operands.
+    """
+    import cupy
+
+    code = scalar_code(scalar_op, in_dtypes)
+    # Results go to local variables first: a target may be an operand too.
+    lines = [f"{C_TYPES[dtype]} out{i};" for i, dtype in enumerate(out_dtypes)]
+    lines.append(code.operation)
+    lines += [f"z{i} = out{i};" for i in range(len(out_dtypes))]
+    return cupy.ElementwiseKernel(
+        ", ".join(f"{dtype} in{i}" for i, dtype in enumerate(in_dtypes)),
+        ", ".join(f"{dtype} z{i}" for i, dtype in enumerate(out_dtypes)),
+        "\n".join(lines),
+        name="dnnops_elementwise",
+        preamble=f"{PREAMBLE}\n{code.support}",
+        no_return=True,
+    )
+
+
+def can_run(scalar_op: ScalarOp, in_dtypes: tuple[str, ...]) -> bool:
+    """Tell whether a scalar Op has CUDA code for operands of these dtypes."""
+    try:
+        scalar_code(scalar_op, in_dtypes)
+    except DnnNotSupportedError:
+        return False
+    return True

@@ -1,0 +1,157 @@
+"""Reductions on the device: sums, products, extrema, logic, and the place of the maximum."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+from pytensor.graph.basic import Apply
+from pytensor.scalar.basic import (
+    AND,
+    OR,
+    XOR,
+    Add,
+    Mul,
+    ScalarMaximum,
+    ScalarMinimum,
+    ScalarOp,
+)
+
+from dnnops.errors import DnnNotSupportedError, DnnValueError
+from dnnops.gpuarray.codegen import C_TYPES, PREAMBLE, c_literal
+from dnnops.gpuarray.layout import dense_order
+from dnnops.gpuarray.op import MirrorOp
+
+
+class _Reduction(NamedTuple):
+    expression: str  # of a and b
+    identity: float | str  # "lowest", "highest": of the dtype, and then empty input is an error
+    accumulates: bool  # whether a wider accumulator changes the result
+
+
+_EXTREMUM = "((a != a || a {} b) ? a : b)"  # NaN wins, as in NumPy
+
+_REDUCTIONS: dict[type[ScalarOp], _Reduction] = {
+    Add: _Reduction("(a + b)", 0, True),
+    Mul: _Reduction("(a * b)", 1, True),
+    ScalarMaximum: _Reduction(_EXTREMUM.format(">"), "lowest", False),
+    ScalarMinimum: _Reduction(_EXTREMUM.format("<"), "highest", False),
+    AND: _Reduction("(a & b)", -1, False),
+    OR: _Reduction("(a | b)", 0, False),
+    XOR: _Reduction("(a ^ b)", 0, False),
+}
+
+
+def can_reduce(scalar_op: ScalarOp) -> bool:
+    """Tell whether :class:`GpuCAReduce` knows a scalar Op."""
+    return type(scalar_op) in _REDUCTIONS
+
+
+class GpuCAReduce(MirrorOp):
+    """`CAReduce` on the device, with its accumulator's dtype.
+
+    float16 and bfloat16 are accumulated in at least float32.
+
+    Raises
+    ------
+    DnnValueError
+        When run, for the extremum of no elements.
+    """
+
+    def compute(self, node: Apply, x: Any) -> Any:
+        host_op = self.host_op
+        axes = host_op.axis
+        axes = tuple(range(x.ndim)) if axes is None else tuple(axes)
+        kept = [length for axis, length in enumerate(x.shape) if axis not in axes]
+        identity = _REDUCTIONS[type(host_op.scalar_op)].identity
+        if isinstance(identity, str) and x.size == 0 and 0 not in kept:
+            raise DnnValueError(f"{self}: no elements to reduce; shape {x.shape}, axes {axes}")
+        kernel = reduction_kernel(
+            host_op.scalar_op,
+            node.inputs[0].type.dtype,
+            host_op.acc_dtype or node.outputs[0].type.dtype,
+            node.outputs[0].type.dtype,
+        )
+        if not kept:
+            # The order doesn't matter then: take that of the memory.
+            order = dense_order(x)
+            x = x if order is None else x.transpose(order)
+        return kernel(x, axis=axes)
+
+    def __str__(self) -> str:
+        return f"GpuCAReduce{{{self.host_op}}}"
+
+
+@functools.lru_cache(maxsize=256)
+def reduction_kernel(scalar_op: ScalarOp, in_dtype: str, acc_dtype: str, out_dtype: str) -> Any:
+    """Make the CuPy kernel of a reduction.
+
+    Parameters
+    ----------
+    scalar_op : ScalarOp
+        One that :func:`can_reduce`.
+    in_dtype, acc_dtype, out_dtype : str
+        Dtypes of operand, accumulator and result.
+
+    Returns
+    -------
+    cupy.ReductionKernel
+
+    Raises
+    ------
+    DnnNotSupportedError
+        If the scalar Op isn't a reduction that is known here.
+    """
+    import cupy
+
+    reduction = _REDUCTIONS.get(type(scalar_op))
+    if reduction is None:
+        raise DnnNotSupportedError(f"no reduction on the GPU by {scalar_op}")
+    accumulator = C_TYPES[acc_dtype if reduction.accumulates else in_dtype]
+    return cupy.ReductionKernel(
+        f"{in_dtype} in0",
+        f"{out_dtype} out0",
+        f"({accumulator})({C_TYPES[in_dtype]})in0",
+        reduction.expression,
+        f"out0 = ({C_TYPES[out_dtype]})a",
+        _identity(reduction, in_dtype, acc_dtype),
+        name="dnnops_reduction",
+        reduce_type=accumulator,
+        preamble=PREAMBLE,
+    )
+
+
+def _identity(reduction: _Reduction, in_dtype: str, acc_dtype: str) -> str:
+    if reduction.accumulates:
+        return c_literal(reduction.identity, acc_dtype)
+    if not isinstance(reduction.identity, str):
+        all_ones = reduction.identity == -1
+        if in_dtype == "bool":
+            return "true" if all_ones else "false"
+        return f"(({C_TYPES[in_dtype]})~0ULL)" if all_ones else "0"
+    if in_dtype == "bool":
+        return "false" if reduction.identity == "lowest" else "true"
+    if in_dtype in ("float16", "bfloat16", "float32", "float64"):
+        return c_literal(-np.inf if reduction.identity == "lowest" else np.inf, in_dtype)
+    limits = np.iinfo(in_dtype)
+    return c_literal(limits.min if reduction.identity == "lowest" else limits.max, in_dtype)
+
+
+class GpuArgmax(MirrorOp):
+    """`Argmax` on the device: int64 indices, of the first maximum in C order."""
+
+    def compute(self, node: Apply, x: Any) -> Any:
+        axes = self.host_op.axis
+        axes = tuple(range(x.ndim)) if axes is None else tuple(axes)
+        kept = tuple(axis for axis in range(x.ndim) if axis not in axes)
+        if x.dtype == "bfloat16":
+            x = x.astype("float32", order="K")
+        if len(axes) != 1:
+            x = x.transpose(kept + axes)
+            x = x.reshape(*x.shape[: len(kept)], -1)
+            axes = (x.ndim - 1,)
+        return x.argmax(axis=axes[0])
+
+    def __str__(self) -> str:
+        return f"GpuArgmax{{{self.host_op.axis}}}"

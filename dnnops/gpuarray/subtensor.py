@@ -1,0 +1,150 @@
+"""Indexing of device arrays.
+
+Numbers and slices stay on the host; index arrays are on the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from pytensor.graph.basic import Apply
+from pytensor.tensor.subtensor import unflatten_index_variables
+
+from dnnops.errors import DnnValueError
+from dnnops.gpuarray.deferred import DnnIndexError, check_indices
+from dnnops.gpuarray.op import MirrorOp
+
+
+def _int(index: Any) -> Any:
+    """Make a Python int of a NumPy one: CuPy slices with nothing else."""
+    return None if index is None else int(index)
+
+
+class _GpuIndexing(MirrorOp):
+    """An Op with ``idx_list``, the pattern that its index operands fill in."""
+
+    def index(self, node: Apply, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Give the index that the operands make."""
+        return tuple(
+            slice(_int(entry.start), _int(entry.stop), _int(entry.step))
+            if isinstance(entry, slice)
+            else entry
+            for entry in unflatten_index_variables(operands, self.host_op.idx_list)
+        )
+
+    def target(self, x: Any) -> Any:
+        """Give the array to change: `x` itself if the Op is in place."""
+        return x if self.host_op.inplace else x.copy(order="K")
+
+    def __str__(self) -> str:
+        inplace = ",inplace" if getattr(self.host_op, "inplace", False) else ""
+        change = ""
+        if hasattr(self.host_op, "set_instead_of_inc"):
+            change = ",set" if self.host_op.set_instead_of_inc else ",inc"
+        return f"{type(self).__name__}{{{self.host_op.idx_list}{change}{inplace}}}"
+
+
+class GpuSubtensor(_GpuIndexing):
+    """`Subtensor` on the device: a view."""
+
+    def compute(self, node: Apply, x: Any, *indices: Any) -> Any:
+        index = self.index(node, indices)
+        return x[tuple(i if isinstance(i, slice) else int(i) for i in index)]
+
+
+class GpuIncSubtensor(_GpuIndexing):
+    """`IncSubtensor` on the device: add to a part of an array, or set it."""
+
+    def compute(self, node: Apply, x: Any, y: Any, *indices: Any) -> Any:
+        index = self.index(node, indices)
+        out = self.target(x)
+        part = out[tuple(i if isinstance(i, slice) else int(i) for i in index)]
+        if self.host_op.set_instead_of_inc:
+            part[...] = _value(y)
+        else:
+            part += _value(y)
+        return out
+
+
+class _GpuAdvancedIndexing(_GpuIndexing):
+    """An Op that takes index arrays.
+
+    CuPy wraps indices around that are out of bounds, so the device checks them beside; the
+    error is raised at the next transfer to the host.
+    """
+
+    def checked_index(self, node: Apply, x: Any, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Give the index, with the check of its arrays on its way."""
+        index = []
+        axis = 0
+        for entry in self.index(node, operands):
+            if isinstance(entry, slice):
+                axis += 1
+            elif entry.dtype == bool:
+                shape = x.shape[axis : axis + entry.ndim]
+                if entry.shape != shape:
+                    raise DnnValueError(
+                        f"{self}: a mask of shape {entry.shape} for axes of shape {shape}"
+                    )
+                axis += entry.ndim
+            else:
+                length = x.shape[axis]
+                if entry.ndim == 0:  # a number, nearly always the host's
+                    entry = int(entry)
+                    if not -length <= entry < length:
+                        raise DnnIndexError(self._message(x, axis))
+                else:
+                    check_indices(entry, length, self._message(x, axis))
+                axis += 1
+            index.append(entry)
+        return tuple(index)
+
+    def _message(self, x: Any, axis: int) -> str:
+        return f"{self}: index out of bounds for axis {axis} of shape {x.shape}"
+
+
+class GpuAdvancedSubtensor(_GpuAdvancedIndexing):
+    """`AdvancedSubtensor` and `AdvancedSubtensor1` on the device."""
+
+    def compute(self, node: Apply, x: Any, *indices: Any) -> Any:
+        index = self.checked_index(node, x, indices)
+        result = x[index]
+        # Without an index array that was a view, which the Op doesn't promise.
+        return result if any(getattr(i, "ndim", 0) for i in index) else result.copy()
+
+
+class GpuAdvancedIncSubtensor(_GpuAdvancedIndexing):
+    """`AdvancedIncSubtensor` and `AdvancedIncSubtensor1` on the device; repeated indices add up."""
+
+    def compute(self, node: Apply, x: Any, y: Any, *indices: Any) -> Any:
+        import cupyx
+
+        index = self.checked_index(node, x, indices)
+        y = _value(y)
+        if self.host_op.set_instead_of_inc:
+            out = self.target(x)
+            out[index] = y
+        elif getattr(self.host_op, "ignore_duplicates", False):
+            out = self.target(x)
+            out[index] += y
+        elif x.dtype.name in _ATOMIC:
+            out = self.target(x)
+            cupyx.scatter_add(out, index, y)
+        else:
+            # No atomic addition of this dtype: add in a wider one.
+            wide = x.astype("uint64" if x.dtype.kind in "iub" else "float32", order="K")
+            cupyx.scatter_add(wide, index, y)
+            out = x if self.host_op.inplace else wide.astype(x.dtype, order="K")
+            if out is x:
+                out[...] = wide
+        return out
+
+
+# What CUDA's atomicAdd adds, as CuPy offers it.
+_ATOMIC = frozenset({"float32", "float64", "int32", "uint32", "uint64"})
+
+
+def _value(y: Any) -> Any:
+    """Make a NumPy scalar, which CuPy takes, of a 0-d host array."""
+    return y[()] if isinstance(y, np.ndarray) else y

@@ -1,0 +1,255 @@
+"""Ops that move arrays between host and device and between devices, and casts on the device."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from pytensor.gradient import DisconnectedType, disconnected_type
+from pytensor.graph.basic import Apply, Variable
+from pytensor.tensor import as_tensor_variable
+from pytensor.tensor.basic import register_transfer
+from pytensor.tensor.type import TensorType
+
+from dnnops.compat import shape_inference
+from dnnops.errors import DnnTypeError
+from dnnops.gpuarray.deferred import raise_deferred
+from dnnops.gpuarray.device import check_device, device_from_target
+from dnnops.gpuarray.dtypes import FLOAT_DTYPES, dtype_name
+from dnnops.gpuarray.op import GpuOp, infer_device, is_on_device
+from dnnops.gpuarray.type import GpuArrayType, as_host_array
+
+
+class _Conversion(GpuOp):
+    """An Op of one input whose output has the same shape, and which is linear in it."""
+
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> Any:
+        """The shape stays."""
+        return shapes
+
+    def back(self, x: Variable, gradient: Any) -> Variable:
+        """Turn the output's gradient into `x`'s."""
+        raise NotImplementedError
+
+    def pullback(self, inputs: Any, outputs: Any, output_grads: Any) -> list[Variable]:
+        """Convert the gradient the other way; it stays float32 where the input is bfloat16."""
+        (x,), (gradient,) = inputs, output_grads
+        if isinstance(gradient.type, DisconnectedType):
+            return [disconnected_type()]
+        return [self.back(x, gradient)]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
+        """Convert the tangent as the value."""
+        (tangent,) = tangents
+        if isinstance(tangent.type, DisconnectedType):
+            return [disconnected_type()]
+        return [self(tangent)]
+
+
+class GpuFromHost(_Conversion):
+    """Copy a host tensor to a device.
+
+    Parameters
+    ----------
+    device : int, default 0
+        Number of the CUDA device.
+    """
+
+    __props__: ClassVar[tuple[str, ...]] = ("device",)
+
+    def __init__(self, device: int = 0):
+        self.device = check_device(device)
+
+    def make_node(self, x: Any) -> Apply:
+        """Take a tensor; the output has its dtype and static shape."""
+        x = as_tensor_variable(x)
+        return Apply(self, [x], [GpuArrayType(x.type.dtype, x.type.shape, self.device)()])
+
+    def back(self, x: Variable, gradient: Any) -> Variable:
+        return as_tensor_variable(gradient)
+
+    def compute(self, node: Apply, x: Any) -> Any:
+        import cupy
+
+        return cupy.asarray(x)
+
+    def __str__(self) -> str:
+        return f"GpuFromHost{{cuda{self.device}}}"
+
+
+class HostFromGpu(_Conversion):
+    """Copy a device array to the host; bfloat16, which the host lacks, must be cast before."""
+
+    __props__: ClassVar[tuple[str, ...]] = ()
+
+    def make_node(self, x: Any) -> Apply:
+        """Take a device variable; the output is a tensor of its dtype and static shape."""
+        if not is_on_device(x):
+            raise DnnTypeError(f"HostFromGpu expects a device variable, got {x}")
+        if x.type.dtype == "bfloat16":
+            raise DnnTypeError(
+                "HostFromGpu: a host tensor can't be bfloat16; cast to float32 first, as"
+                " as_tensor_variable does"
+            )
+        return Apply(self, [x], [TensorType(x.type.dtype, shape=x.type.shape)()])
+
+    def back(self, x: Variable, gradient: Any) -> Variable:
+        return to_device(gradient, x.type.device)
+
+    def node_device(self, node: Apply) -> int:
+        return node.inputs[0].type.device
+
+    def compute(self, node: Apply, x: Any) -> Any:
+        host = as_host_array(x)
+        raise_deferred()
+        return host
+
+
+class GpuToGpu(_Conversion):
+    """Copy a device array to another device.
+
+    Parameters
+    ----------
+    device : int
+        Number of the device to copy to.
+    """
+
+    __props__: ClassVar[tuple[str, ...]] = ("device",)
+
+    def __init__(self, device: int):
+        self.device = check_device(device)
+
+    def make_node(self, x: Any) -> Apply:
+        """Take a device variable of any device."""
+        if not is_on_device(x):
+            raise DnnTypeError(f"GpuToGpu expects a device variable, got {x}")
+        return Apply(self, [x], [x.type.clone(device=self.device)()])
+
+    def back(self, x: Variable, gradient: Any) -> Variable:
+        return to_device(gradient, x.type.device)
+
+    def compute(self, node: Apply, x: Any) -> Any:
+        import cupy
+
+        return cupy.array(x, order="K") if x.device.id != self.device else x.copy(order="K")
+
+    def __str__(self) -> str:
+        return f"GpuToGpu{{cuda{self.device}}}"
+
+
+class GpuCast(_Conversion):
+    """Convert the dtype of a device array.
+
+    Parameters
+    ----------
+    dtype : str
+        Any dtype of a device array, bfloat16 included.
+    """
+
+    __props__: ClassVar[tuple[str, ...]] = ("dtype",)
+
+    def __init__(self, dtype: str):
+        self.dtype = dtype_name(dtype)
+
+    def make_node(self, x: Any) -> Apply:
+        """Take a device variable."""
+        infer_device(x)
+        return Apply(self, [x], [x.type.clone(dtype=self.dtype)()])
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        """A cast to or from integers has no gradient."""
+        return [[self.dtype in FLOAT_DTYPES and node.inputs[0].type.dtype in FLOAT_DTYPES]]
+
+    def back(self, x: Any, gradient: Any) -> Variable:
+        gradient = to_device(gradient, x.type.device)
+        if self.dtype not in FLOAT_DTYPES or x.type.dtype not in FLOAT_DTYPES:
+            return disconnected_type()
+        # pytensor.grad accepts no bfloat16 terms; float32 is the better gradient anyway.
+        return cast(gradient, "float32" if x.type.dtype == "bfloat16" else x.type.dtype)
+
+    def compute(self, node: Apply, x: Any) -> Any:
+        return x.astype(node.outputs[0].type.numpy_dtype, order="K")
+
+    def __str__(self) -> str:
+        return f"GpuCast{{{self.dtype}}}"
+
+
+def host_from_gpu(x: Any) -> Any:
+    """Give the host tensor of a device variable; of a bfloat16 one, a float32 tensor.
+
+    Parameters
+    ----------
+    x : GpuArrayVariable
+
+    Returns
+    -------
+    TensorVariable
+        ``HostFromGpu(x)``, of a cast to float32 if need be.
+    """
+    return HostFromGpu()(cast(x, "float32") if x.type.dtype == "bfloat16" else x)
+
+
+def to_device(x: Any, device: int) -> Any:
+    """Give `x`, a host or device variable or a value, on a device.
+
+    Returns
+    -------
+    GpuArrayVariable
+        `x` itself if it is there already.
+    """
+    if is_on_device(x):
+        return x if x.type.device == device else GpuToGpu(device)(x)
+    return GpuFromHost(device)(as_tensor_variable(x))
+
+
+def cast(x: Any, dtype: str) -> Any:
+    """Cast a device variable; gives `x` itself if it has the dtype."""
+    return x if x.type.dtype == dtype else GpuCast(dtype)(x)
+
+
+def as_gpuarray_variable(x: Any, device: int | None = None) -> Any:
+    """Make a device variable of anything symbolic or numeric.
+
+    Parameters
+    ----------
+    x : Variable or array_like
+        A device variable is moved only if `device` names another one. An array, of the host
+        or of a device, becomes a constant.
+    device : int, optional
+        Default: the variable's own, else 0.
+
+    Returns
+    -------
+    GpuArrayVariable
+    """
+    if isinstance(x, Variable):
+        if is_on_device(x):
+            return x if device is None else to_device(x, device)
+        return to_device(x, device or 0)
+    if not hasattr(x, "dtype"):
+        x = np.asarray(x)
+        if x.dtype.kind == "f":
+            x = x.astype(dtype_name("floatX"))
+    type_ = GpuArrayType(str(x.dtype).rpartition(".")[2], (None,) * len(x.shape), device or 0)
+    return type_.make_constant(x)
+
+
+def _transfer(x: Variable, target: str) -> Any:
+    """Serve ``x.transfer("cuda1")``."""
+    device = device_from_target(target)
+    return None if device is None else to_device(x, device)
+
+
+register_transfer(_transfer)
+
+__all__ = [
+    "GpuCast",
+    "GpuFromHost",
+    "GpuToGpu",
+    "HostFromGpu",
+    "as_gpuarray_variable",
+    "cast",
+    "host_from_gpu",
+    "to_device",
+]

@@ -1,0 +1,393 @@
+"""`GpuArrayType`: the PyTensor type of arrays in a GPU's memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pytensor.graph.basic import Variable
+from pytensor.graph.type import HasDataType, HasShape
+from pytensor.link.c.type import CType
+from pytensor.tensor.type import TensorType
+
+from dnnops.errors import DnnTypeError, DnnUnavailableError
+from dnnops.gpuarray.c_interface import (
+    HEADER_DIRS,
+    HEADER_VERSION,
+    HEADERS,
+    c_cleanup,
+    c_declare,
+    c_extract,
+    c_init,
+    c_sync,
+)
+from dnnops.gpuarray.device import check_device, on_device
+from dnnops.gpuarray.dtypes import dtype_name, host_dtype, numpy_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# DLPack's numbers of memory that a CUDA device addresses (kDLCUDA, kDLCUDAManaged).
+_DLPACK_CUDA = (2, 13)
+
+
+class GpuArrayType(CType[Any], HasDataType, HasShape):
+    """Type of variables whose values are ``cupy.ndarray`` on one device.
+
+    Parameters
+    ----------
+    dtype : str, numpy.dtype or type
+        float16, float32, float64, bfloat16 (which `TensorType` doesn't have), an integer
+        dtype, or bool.
+    shape : iterable of int or None
+        Static shape; None where a length isn't known. True and False stand for 1 and None.
+    device : int, default 0
+        Number of the CUDA device.
+    name : str, optional
+        A name to print for the type.
+
+    Raises
+    ------
+    DnnTypeError
+        If no device array has that dtype, or if `shape` isn't a static shape.
+    DnnValueError
+        If `device` isn't a device's number.
+    """
+
+    __props__ = ("dtype", "shape", "device")
+
+    def __init__(
+        self,
+        dtype: Any,
+        shape: Iterable[int | bool | None] | None = None,
+        device: int = 0,
+        name: str | None = None,
+    ):
+        if shape is None:
+            raise DnnTypeError("GpuArrayType needs a shape, e.g. (None, None) for a matrix")
+        self.dtype = dtype_name(dtype)
+        self.shape = tuple(_static_length(length) for length in shape)
+        self.ndim = len(self.shape)
+        self.device = check_device(device)
+        self.name = name
+
+    @property
+    def broadcastable(self) -> tuple[bool, ...]:
+        """Which dimensions are known to have length 1."""
+        return tuple(length == 1 for length in self.shape)
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        """The values' dtype; ``ml_dtypes.bfloat16`` for bfloat16."""
+        return numpy_dtype(self.dtype)
+
+    @property
+    def host_type(self) -> TensorType:
+        """The `TensorType` of this type's values on the host; bfloat16 becomes float32."""
+        return TensorType(host_dtype(self.dtype), shape=self.shape)
+
+    def clone(  # type: ignore[override]
+        self,
+        dtype: Any = None,
+        shape: Iterable[int | bool | None] | None = None,
+        device: int | None = None,
+        **kwargs: Any,
+    ) -> GpuArrayType:
+        """Copy the type, with another dtype, static shape or device."""
+        return type(self)(
+            self.dtype if dtype is None else dtype,
+            self.shape if shape is None else shape,
+            self.device if device is None else device,
+            name=self.name,
+        )
+
+    def __call__(self, name: str | None = None, *, shape: Any = None, **kwargs: Any) -> Any:
+        """Make a variable of this type, or of this type with a more specific static `shape`."""
+        if shape is None:
+            return super().__call__(name, **kwargs)
+        narrowed = self.clone(shape=shape)
+        if not self.is_super(narrowed):
+            raise ValueError(f"{shape=} contradicts the static shape of {self}")
+        return narrowed(name, **kwargs)
+
+    # Values
+
+    def filter(self, data: Any, strict: bool = False, allow_downcast: bool | None = None) -> Any:
+        """Check a value, or make one of it.
+
+        Parameters
+        ----------
+        data : object
+            A ``cupy.ndarray`` is returned as it is if dtype, rank and device fit. Anything
+            else on a CUDA device that has ``__dlpack__`` or ``__cuda_array_interface__``
+            (PyTorch, JAX, Numba) is wrapped without a copy. Whatever NumPy makes an array of
+            is copied to the device.
+        strict : bool, default False
+            Refuse what would need a conversion of the dtype, or a copy from the host.
+        allow_downcast : bool, optional
+            As for `TensorType`: True accepts a loss of precision. A bfloat16 type always
+            rounds host floats, since NumPy has no bfloat16 of its own.
+
+        Returns
+        -------
+        cupy.ndarray
+
+        Raises
+        ------
+        DnnTypeError
+            For a wrong device, dtype, rank or static shape: says what was expected and given.
+        DnnUnavailableError
+            If there is no such device.
+        """
+        if isinstance(data, Variable):
+            raise DnnTypeError(f"{self} expects an array, got the symbolic variable {data}")
+        array = as_device_array(data)
+        if array is None:
+            if strict:
+                raise DnnTypeError(f"{self} expects an array on cuda{self.device}, got {_of(data)}")
+            host = self._filter_host(data, allow_downcast)
+            with on_device(self.device) as cupy:
+                return cupy.asarray(host)
+        if array.device.id != self.device:
+            raise DnnTypeError(
+                f"{self} expects an array on cuda{self.device}, got one on cuda{array.device.id}"
+            )
+        if array.dtype != self.numpy_dtype:
+            array = self._convert_dtype(array, strict, allow_downcast)
+        self._check_shape(array.shape)
+        return array
+
+    def _filter_host(self, data: Any, allow_downcast: bool | None) -> np.ndarray:
+        """Make the host array that is to be copied to the device."""
+        if getattr(data, "dtype", None) == self.numpy_dtype:
+            host = np.asarray(data)
+        elif self.dtype == "bfloat16":
+            host = np.asarray(data)
+            if host.dtype.kind not in "fiub":
+                raise DnnTypeError(f"{self} expects real numbers, got {_of(data)}")
+            host = host.astype(self.numpy_dtype)
+        else:
+            host_type = TensorType(self.dtype, shape=(None,) * np.ndim(data))
+            try:
+                host = host_type.filter(data, strict=False, allow_downcast=allow_downcast)
+            except TypeError as error:
+                raise DnnTypeError(
+                    f"{self} expects dtype {self.dtype}, got {_of(data)}, which doesn't convert"
+                    " without loss; convert it yourself, or allow a downcast"
+                ) from error
+        self._check_shape(host.shape)
+        return host
+
+    def _convert_dtype(self, array: Any, strict: bool, allow_downcast: bool | None) -> Any:
+        lossless = np.result_type(array.dtype, self.numpy_dtype) == self.numpy_dtype
+        if strict or not (allow_downcast or lossless):
+            raise DnnTypeError(f"{self} expects dtype {self.dtype}, got {array.dtype}")
+        with on_device(self.device):
+            return array.astype(self.numpy_dtype)
+
+    def _check_shape(self, shape: tuple[int, ...]) -> None:
+        if len(shape) != self.ndim:
+            raise DnnTypeError(
+                f"{self} expects {self.ndim} dimensions, got {len(shape)}: shape {tuple(shape)}"
+            )
+        if any(s is not None and s != length for s, length in zip(self.shape, shape, strict=True)):
+            raise DnnTypeError(f"{self} expects shape {self.shape}, got {tuple(shape)}")
+
+    @classmethod
+    def values_eq(cls, a: Any, b: Any, force_same_dtype: bool = True) -> bool:
+        """Compare two device arrays on the host; NaN equals NaN."""
+        if a.dtype != b.dtype and force_same_dtype:
+            return False
+        a, b = as_host_array(a), as_host_array(b)
+        return bool(np.array_equal(a, b, equal_nan="f" in (a.dtype.kind, b.dtype.kind)))
+
+    @classmethod
+    def values_eq_approx(cls, a: Any, b: Any, **tolerances: Any) -> bool:
+        """Compare two device arrays as `TensorType.values_eq_approx` does.
+
+        Two bfloat16 arrays are compared with a relative tolerance of two units in the last
+        place, unless `tolerances` says otherwise.
+        """
+        if a.dtype != b.dtype:
+            return False
+        if a.dtype == "bfloat16":
+            tolerances = {"rtol": 2.0**-7, "atol": 2.0**-7, **tolerances}
+        return bool(TensorType.values_eq_approx(as_host_array(a), as_host_array(b), **tolerances))
+
+    @staticmethod
+    def may_share_memory(a: Any, b: Any) -> bool:
+        """Tell whether the address ranges of two device arrays overlap."""
+        cupy = _cupy_or_none()
+        if cupy is None or not (isinstance(a, cupy.ndarray) and isinstance(b, cupy.ndarray)):
+            return False
+        return bool(a.device == b.device and cupy.may_share_memory(a, b))
+
+    def get_shape_info(self, obj: Any) -> tuple[int, ...]:
+        """Give what :meth:`get_size` needs; for PyTensor's memory profile."""
+        return tuple(obj.shape)
+
+    def get_size(self, shape_info: tuple[int, ...]) -> int:
+        """Give the bytes of a value of that shape."""
+        return int(np.prod(shape_info, dtype="int64")) * self.numpy_dtype.itemsize
+
+    # Variables
+
+    def in_same_class(self, otype: Any) -> bool:
+        """Tell whether `otype` differs in nothing but static lengths other than 1."""
+        return (
+            isinstance(otype, GpuArrayType)
+            and otype.dtype == self.dtype
+            and otype.device == self.device
+            and otype.broadcastable == self.broadcastable
+        )
+
+    def is_super(self, otype: Any) -> bool:
+        """Tell whether every value of `otype` is one of this type."""
+        return (
+            isinstance(otype, GpuArrayType)
+            and otype.dtype == self.dtype
+            and otype.device == self.device
+            and otype.ndim == self.ndim
+            and all(s is None or s == o for s, o in zip(self.shape, otype.shape, strict=True))
+        )
+
+    def filter_variable(self, other: Any, allow_convert: bool = True) -> Any:
+        """Make a variable of this type.
+
+        A value becomes a constant. A `TensorVariable` is transferred to the device, a variable
+        of another device is transferred between devices, and one whose static shape is less
+        specific gets a check of the shape. bfloat16 and float32 are cast into each other, so
+        that a float32 expression can update a bfloat16 variable.
+
+        Raises
+        ------
+        DnnTypeError
+            If `other` has another dtype or rank, or a contradicting static shape.
+        """
+        if not isinstance(other, Variable):
+            return self.make_constant(other)
+        if other.type == self:
+            return other
+        converted = self.convert_variable(other) if allow_convert else None
+        if converted is None:
+            raise DnnTypeError(f"can't convert {other} of type {other.type} into {self}")
+        return converted
+
+    def convert_variable(self, var: Variable) -> Any:
+        """Convert `var` into a variable of this type, or of a narrower one; None if impossible."""
+        if self.is_super(var.type):
+            return var
+        from dnnops.gpuarray.basic import specify_gpu_shape
+        from dnnops.gpuarray.transfer import cast, to_device
+
+        if not isinstance(var.type, TensorType | GpuArrayType) or var.type.ndim != self.ndim:
+            return None
+        if host_dtype(var.type.dtype) != host_dtype(self.dtype):
+            return None
+        known = zip(self.shape, var.type.shape, strict=True)
+        if any(None not in (s, v) and s != v for s, v in known):
+            return None
+        moved = cast(to_device(var, self.device), self.dtype)
+        return moved if self.is_super(moved.type) else specify_gpu_shape(moved, self.shape)
+
+    def __str__(self) -> str:
+        if self.name:
+            return self.name
+        shape = str(self.shape).replace("None", "?")
+        return f"GpuArray(cuda{self.device}, {self.dtype}, shape={shape})"
+
+    def __repr__(self) -> str:
+        return f"GpuArrayType({self.dtype!r}, {self.shape}, device={self.device})"
+
+    # C code: a variable is a ``PyObject *``, an owned reference to the cupy.ndarray or NULL.
+
+    def c_declare(self, name: str, sub: dict[str, str], check_input: bool = True) -> str:
+        return c_declare(name)
+
+    def c_init(self, name: str, sub: dict[str, str]) -> str:
+        return c_init(name)
+
+    def c_extract(
+        self, name: str, sub: dict[str, str], check_input: bool = True, **kwargs: Any
+    ) -> str:
+        return c_extract(name, sub["fail"])
+
+    def c_sync(self, name: str, sub: dict[str, str]) -> str:
+        return c_sync(name)
+
+    def c_cleanup(self, name: str, sub: dict[str, str]) -> str:
+        return c_cleanup(name)
+
+    def c_headers(self, **kwargs: Any) -> list[str]:
+        return list(HEADERS)
+
+    def c_header_dirs(self, **kwargs: Any) -> list[str]:
+        return list(HEADER_DIRS)
+
+    def c_code_cache_version(self) -> tuple[Any, ...]:
+        return (1, HEADER_VERSION)
+
+
+def _static_length(length: Any) -> int | None:
+    if isinstance(length, bool | np.bool_):
+        return 1 if length else None
+    if length is None:
+        return None
+    if isinstance(length, int | np.integer) and length >= 0:
+        return int(length)
+    raise DnnTypeError(f"a static length is an int, a bool or None; got {length!r}")
+
+
+def _of(data: Any) -> str:
+    """Describe a value in an error message."""
+    words = [type(data).__name__]
+    for attribute in ("dtype", "shape"):
+        if hasattr(data, attribute):
+            words.append(f"{attribute} {getattr(data, attribute)}")
+    return ", ".join(words)
+
+
+def _cupy_or_none() -> Any:
+    try:
+        import cupy
+    except ImportError:
+        return None
+    return cupy
+
+
+def as_device_array(data: Any) -> Any:
+    """Give `data` as a ``cupy.ndarray`` without a copy.
+
+    Parameters
+    ----------
+    data : object
+        A ``cupy.ndarray``, or an object with ``__dlpack__`` or ``__cuda_array_interface__``.
+
+    Returns
+    -------
+    cupy.ndarray or None
+        None if `data` isn't in the memory of a CUDA device.
+
+    Raises
+    ------
+    DnnUnavailableError
+        If it is, but CuPy is missing.
+    """
+    cupy = _cupy_or_none()
+    if cupy is not None and isinstance(data, cupy.ndarray):
+        return data
+    # DLPack first: it hands over bfloat16 and the producer's stream.
+    locate = getattr(data, "__dlpack_device__", None)
+    dlpack = locate is not None and int(locate()[0]) in _DLPACK_CUDA
+    if not dlpack and not hasattr(data, "__cuda_array_interface__"):
+        return None
+    if cupy is None:
+        raise DnnUnavailableError(f"{_of(data)}: arrays on a CUDA device need CuPy")
+    return cupy.from_dlpack(data) if dlpack else cupy.asarray(data)
+
+
+def as_host_array(array: Any) -> np.ndarray:
+    """Copy a ``cupy.ndarray`` to the host; bfloat16 becomes float32."""
+    if array.dtype == "bfloat16":
+        array = array.astype("float32")
+    return array.get()

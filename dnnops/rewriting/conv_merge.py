@@ -1,0 +1,251 @@
+"""Let convolutions on cuDNN scale their result and add it to another array.
+
+cuDNN computes ``alpha * convolution + beta * out`` for the price of the convolution. So a factor
+and a sum that follow one, as in ``velocity = mu * velocity - lr * gradient``, become part of it,
+which saves a pass over the arrays and, as the sum can be written over `out`, memory. Where an
+elementwise loop runs over the result or the addend anyway, factor and sum cost nothing in it, and
+stay there.
+
+This happens before PyTensor fuses elementwise operations, which would hide the factor and the sum
+in one loop with others, and so before the graph moves to the GPU: the merged convolution stands
+between transfers, which the move then removes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pytensor.compile.mode import optdb
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import (
+    GraphRewriter,
+    NodeRewriter,
+    WalkingGraphRewriter,
+    copy_stack_trace,
+)
+from pytensor.graph.rewriting.db import RewriteDatabase
+from pytensor.graph.traversal import ancestors
+from pytensor.scalar.basic import Add, Mul, Neg, Sub, TrueDiv
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.type import TensorType
+
+from dnnops.cudnn.base import cudnn_usable
+from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.gpuarray.op import is_on_device
+from dnnops.gpuarray.transfer import HostFromGpu, host_from_gpu, to_device
+from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.rewriting.lifting import _graph_device
+from dnnops.rewriting.to_cudnn import needs_flipped_filters
+
+__all__ = ["LocalConvMerge"]
+
+_GPU_OPS: dict[type, Any] = {
+    Conv: GpuDnnConv,
+    ConvGradInputs: GpuDnnConvGradI,
+    ConvGradWeights: GpuDnnConvGradW,
+}
+_MERGED = tuple(_GPU_OPS.values())
+
+
+@dataclass
+class _Term:
+    """A factor times a variable: one term of a sum."""
+
+    factor: Any
+    variable: Any
+
+    def times(self, factor: Any) -> _Term:
+        return _Term(_product(self.factor, factor), self.variable)
+
+
+def _product(a: Any, b: Any) -> Any:
+    return (
+        b
+        if isinstance(a, float) and a == 1.0
+        else a
+        if isinstance(b, float) and b == 1.0
+        else a * b
+    )
+
+
+def _scalar_op(x: Variable, *classes: type) -> Any:
+    """The node that computes `x`, if it is an elementwise one of these scalar Ops."""
+    node = x.owner
+    is_one = node is not None and isinstance(node.op, Elemwise)
+    return node if is_one and isinstance(node.op.scalar_op, classes) else None
+
+
+def _host_scalar(x: Any) -> Any:
+    """Give a factor that is the same for all elements as a float or a scalar of the host, or None.
+
+    A scalar that is computed from arrays may end up on the device, from where reading it for each
+    call would make the host wait.
+    """
+    if not isinstance(x.type, TensorType) or not all(x.type.broadcastable):
+        return None
+    if isinstance(x, Constant):
+        return float(x.data.item())
+    scalar = x.squeeze() if x.type.ndim else x
+    if scalar.type.ndim:
+        return None
+    for variable in ancestors([x]):
+        if is_on_device(variable):
+            return None
+        if not isinstance(variable.type, TensorType) or not all(variable.type.broadcastable):
+            return None
+    return scalar
+
+
+class LocalConvMerge(NodeRewriter):
+    """Merge a factor or a sum into the convolution that it is applied to.
+
+    Parameters
+    ----------
+    device : int
+        The device on which the convolution will run.
+    """
+
+    def __init__(self, device: int):
+        super().__init__()
+        self.device = device
+
+    def tracks(self) -> list[Any]:
+        return [Elemwise]
+
+    def transform(self, fgraph: FunctionGraph, node: Apply, enforce_tracks: bool = False) -> Any:
+        """Rewrite the node of a product, quotient, negation, sum or difference."""
+        if not isinstance(node.op, Elemwise) or len(node.outputs) != 1:
+            return None
+        (old,) = node.outputs
+        if self._feeds_a_loop(fgraph, old):
+            return None
+        if isinstance(node.op.scalar_op, Add | Sub):
+            merged = self._sum(fgraph, node)
+        elif isinstance(node.op.scalar_op, Mul | Neg | TrueDiv):
+            merged = self._scaled(fgraph, node)
+        else:
+            return None
+        if merged is None or merged.type.dtype != old.type.dtype:
+            return None
+        copy_stack_trace(old, merged)
+        return [merged]
+
+    def _scaled(self, fgraph: FunctionGraph, node: Apply) -> Any:
+        term = self._term(fgraph, node.outputs[0], top=True)
+        if not self._is_conv(fgraph, term.variable):
+            return None
+        return self._build(term, None)
+
+    def _sum(self, fgraph: FunctionGraph, node: Apply) -> Any:
+        if len(node.inputs) != 2 or node.inputs[0] is node.inputs[1]:
+            return None
+        (out,) = node.outputs
+        second_sign = -1.0 if isinstance(node.op.scalar_op, Sub) else 1.0
+        first = self._term(fgraph, node.inputs[0])
+        second = self._term(fgraph, node.inputs[1]).times(second_sign)
+        for conv, addend in ((first, second), (second, first)):
+            array = addend.variable
+            if (
+                self._is_conv(fgraph, conv.variable)
+                and not isinstance(array, Constant)
+                and array.type.dtype == out.type.dtype
+                and array.type.broadcastable == out.type.broadcastable
+                and not self._joins_a_loop(fgraph, array)
+            ):
+                return self._build(conv, addend)
+        return None
+
+    def _joins_a_loop(self, fgraph: FunctionGraph, x: Variable) -> bool:
+        """Whether `x` comes from an elementwise loop that the sum could be fused into."""
+        node = x.owner
+        return node is not None and isinstance(node.op, Elemwise) and len(fgraph.clients[x]) == 1
+
+    def _feeds_a_loop(self, fgraph: FunctionGraph, x: Variable) -> bool:
+        """Whether what is done to `x` next is an elementwise loop, where a factor costs nothing."""
+        return any(isinstance(client.op, Elemwise) for client, _ in fgraph.clients[x])
+
+    def _term(self, fgraph: FunctionGraph, x: Variable, top: bool = False) -> _Term:
+        """Read `x` as a factor times a variable; only the `top` may have other uses."""
+        whole = _Term(1.0, x)
+        node = _scalar_op(x, Mul, Neg, TrueDiv)
+        if node is None or (not top and len(fgraph.clients[x]) != 1):
+            return whole
+        factor: Any = 1.0
+        arrays = list(node.inputs)
+        if isinstance(node.op.scalar_op, Neg):
+            factor = -1.0
+        elif isinstance(node.op.scalar_op, TrueDiv):
+            divisor = _host_scalar(arrays.pop())
+            if divisor is None or (isinstance(divisor, float) and divisor == 0.0):
+                return whole
+            factor = 1.0 / divisor
+        else:
+            scalars = {y: _host_scalar(y) for y in arrays}
+            arrays = [y for y in arrays if scalars[y] is None]
+            for scalar in scalars.values():
+                factor = factor if scalar is None else _product(factor, scalar)
+        if len(arrays) != 1 or arrays[0].type.broadcastable != x.type.broadcastable:
+            return whole
+        return self._term(fgraph, arrays[0]).times(factor)
+
+    def _is_conv(self, fgraph: FunctionGraph, x: Variable) -> bool:
+        node = x.owner
+        if node is None or len(fgraph.clients[x]) != 1:
+            return False
+        if type(node.op) in _GPU_OPS:
+            return not needs_flipped_filters(node.op)
+        # One that was merged before, or that a user put there.
+        inner = node.inputs[0].owner if isinstance(node.op, HostFromGpu) else None
+        return inner is not None and isinstance(inner.op, _MERGED) and not inner.op.accumulate
+
+    def _build(self, term: _Term, addend: _Term | None) -> Any:
+        node = term.variable.owner
+        alpha = term.factor
+        if isinstance(node.op, HostFromGpu):
+            node = node.inputs[0].owner
+            op, inputs = node.op, list(node.inputs)
+            alpha = _product(inputs.pop(), alpha)
+            inputs = inputs[: op.leading]
+        else:
+            op = _GPU_OPS[type(node.op)].from_abstract(node.op)
+            first, second, *sizes = node.inputs
+            inputs = [to_device(first, self.device), to_device(second, self.device), *sizes]
+        if addend is None:
+            return host_from_gpu(op(*inputs, alpha))
+        out = to_device(addend.variable, inputs[0].type.device)
+        return host_from_gpu(op(*inputs, alpha, addend.factor, out))
+
+
+class ConvMerge(GraphRewriter):
+    """Apply `LocalConvMerge` to a graph that has convolutions, if cuDNN can be used."""
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        """Rewrite `fgraph`."""
+        if not any(type(n.op) in _GPU_OPS or isinstance(n.op, _MERGED) for n in fgraph.apply_nodes):
+            return
+        device = _graph_device(fgraph)
+        usable, _ = cudnn_usable(device)
+        if usable:
+            WalkingGraphRewriter(
+                LocalConvMerge(device), order="in_to_out", ignore_newtrees=False
+            ).apply(fgraph)
+
+
+class _Nothing(GraphRewriter):
+    def apply(self, fgraph: FunctionGraph) -> None:
+        pass
+
+
+class ConvMergeDB(RewriteDatabase):
+    """The entry ``"conv_merge"`` of PyTensor's database: nothing where ``cudnn`` is excluded."""
+
+    def query(self, *tags: Any, **kwtags: Any) -> GraphRewriter:
+        """Make the rewriter for a query."""
+        excluded = getattr(tags[0], "exclude", ()) if tags else ()
+        return _Nothing() if "cudnn" in excluded else ConvMerge()
+
+
+# Before elemwise_fusion (49), with the modes that move a graph to the GPU.
+optdb.register("conv_merge", ConvMergeDB(), "gpu", position=48.95)

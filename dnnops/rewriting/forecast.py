@@ -1,0 +1,84 @@
+"""Which nodes of a graph will move to the device."""
+
+from __future__ import annotations
+
+import itertools
+
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph, Output
+
+from dnnops.gpuarray.op import is_on_device
+from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu
+from dnnops.rewriting.lifters import expansion_of, lifters_of
+
+
+class Forecast:
+    """Which nodes will move, as far as their lifters' declarations tell.
+
+    Attributes
+    ----------
+    pulled : set of Apply, or None
+        Nodes that move because all that uses them does. None if nothing moves at all.
+    """
+
+    def __init__(self, fgraph: FunctionGraph, order: list[Apply], excluded_tags: frozenset[str]):
+        self.lifters = {node: lifters_of(node, excluded_tags) for node in order}
+        self.on_device = {x for x in fgraph.variables if is_on_device(x)}
+        self.moved: set[Apply] = set()
+        # Made of numbers and constants alone: moving it moves no array.
+        self.made: set[Variable] = set()
+        self.pulled: set[Apply] | None = None
+        for node in order:
+            self._move(node)
+        if not self.on_device:
+            return
+        self.pulled = {node for node in reversed(order) if self._is_pulled(fgraph, node)}
+
+    def _move(self, node: Apply) -> None:
+        if isinstance(node.op, HostFromGpu):
+            self.on_device.update(node.outputs)
+        if self._is_made(node) and not all(map(self._is_number, (*node.inputs, *node.outputs))):
+            self.made.update(node.outputs)
+        expands = expansion_of(node.op) is not None
+        moves = expands and not self.on_device.isdisjoint(node.inputs)
+        moves = moves or any(
+            lifter.is_heavy(node)
+            or any(node.inputs[i] in self.on_device for i in lifter.operand_indices(node))
+            for lifter in self.lifters[node]
+        )
+        if moves:
+            self.moved.add(node)
+            self.on_device.update(node.outputs)
+
+    def _is_number(self, x: Variable) -> bool:
+        return isinstance(x, Constant) or all(getattr(x.type, "broadcastable", ()))
+
+    def _is_made(self, node: Apply) -> bool:
+        return bool(self.lifters[node]) and all(
+            x in self.made or self._is_number(x) for x in node.inputs
+        )
+
+    def _can_be_pulled(self, node: Apply) -> bool:
+        if any(lifter.can_be_pulled(node) for lifter in self.lifters[node]):
+            return True
+        return not self.made.isdisjoint(node.outputs)
+
+    def _is_pulled(self, fgraph: FunctionGraph, node: Apply) -> bool:
+        if node in self.moved or not self._can_be_pulled(node):
+            return False
+        clients = list(itertools.chain.from_iterable(fgraph.clients[z] for z in node.outputs))
+        pulled = bool(clients) and all(map(self._takes_on_device, clients))
+        if pulled:
+            self.moved.add(node)
+        return pulled
+
+    def _takes_on_device(self, client: tuple[Apply, int]) -> bool:
+        node, index = client
+        if isinstance(node.op, Output):
+            return False
+        if isinstance(node.op, GpuFromHost):
+            return True
+        return node in self.moved and (
+            expansion_of(node.op) is not None
+            or any(lifter.takes_on_device(node, index) for lifter in self.lifters[node])
+        )

@@ -1,0 +1,341 @@
+"""The lifters of PyTensor's own tensor Ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.raise_op import CheckAndRaise
+from pytensor.scalar.basic import Add, Mul
+from pytensor.tensor import as_tensor_variable, blas
+from pytensor.tensor import subtensor as indexing
+from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Join
+from pytensor.tensor.blas import BatchedDot, Dot22, Dot22Scalar, Gemm, Gemv
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Argmax, Dot, exp, log
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedSubtensor,
+    IncSubtensor,
+    Subtensor,
+)
+from pytensor.tensor.type import TensorType
+
+from dnnops.compat import existing
+from dnnops.gpuarray.basic import (
+    GpuAlloc,
+    GpuAllocEmpty,
+    GpuARange,
+    GpuDimShuffle,
+    GpuJoin,
+    GpuReshape,
+    GpuSpecifyShape,
+)
+from dnnops.gpuarray.blas import GpuBatchedDot, GpuDot, GpuGemm, GpuGemv, GpuGer
+from dnnops.gpuarray.dtypes import DTYPES, FLOAT_DTYPES
+from dnnops.gpuarray.elemwise import GpuElemwise
+from dnnops.gpuarray.op import MirrorOp, is_on_device
+from dnnops.gpuarray.reduction import GpuArgmax, GpuCAReduce, can_reduce
+from dnnops.gpuarray.subtensor import (
+    GpuAdvancedIncSubtensor,
+    GpuAdvancedSubtensor,
+    GpuIncSubtensor,
+    GpuSubtensor,
+)
+from dnnops.gpuarray.transfer import GpuCast
+from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.rewriting.lifting import (
+    LiftContext,
+    LiftFunction,
+    register_expansion,
+    register_lifter,
+)
+
+# A product of matrices with more multiplications than this repays the transfer of both.
+_HEAVY_PRODUCT = 2**24
+
+
+def _always(node: Apply) -> bool:
+    return True
+
+
+def _every_input(node: Apply) -> range:
+    return range(len(node.inputs))
+
+
+def _mirror(op_class: type[MirrorOp]) -> LiftFunction:
+    """Make a lifter that wraps the node's Op and changes nothing else."""
+
+    def lift(node: Apply, inputs: list[Any], context: LiftContext) -> Sequence[Variable]:
+        return op_class(node.op).make_node(*inputs).outputs
+
+    return lift
+
+
+register_lifter(DimShuffle, operands=(0,), pulled=True)(_mirror(GpuDimShuffle))
+register_lifter(Reshape, operands=(0,), pulled=True)(_mirror(GpuReshape))
+register_lifter(SpecifyShape, operands=(0,), pulled=True)(_mirror(GpuSpecifyShape))
+register_lifter(Subtensor, operands=(0,))(_mirror(GpuSubtensor))
+register_lifter(Argmax, operands=(0,))(_mirror(GpuArgmax))
+register_lifter(Join, operands=lambda node: range(1, len(node.inputs)))(_mirror(GpuJoin))
+
+
+def _is_scalar(x: Any) -> bool:
+    """Tell whether a host variable has one element, known from its type."""
+    return isinstance(x.type, TensorType) and all(x.type.broadcastable)
+
+
+def _as_host_scalar(x: Any) -> Any:
+    """Give a one-element host variable without its dimensions."""
+    while x.owner is not None and isinstance(x.owner.op, DimShuffle):
+        x = x.owner.inputs[0]
+    if isinstance(x, Constant):
+        return as_tensor_variable(np.asarray(x.data).reshape(()))
+    return x.dimshuffle() if x.type.ndim else x
+
+
+def _scalar_or_device(x: Any, context: LiftContext, device: int) -> Any:
+    if not is_on_device(x) and _is_scalar(x):
+        return _as_host_scalar(x)
+    return context.to_device(x, device)
+
+
+def _device_of(values: Sequence[Any], context: LiftContext) -> int:
+    return next((x.type.device for x in values if is_on_device(x)), context.device)
+
+
+def _without_cast(x: Any) -> Any:
+    """Let a kernel load bfloat16 itself, rather than read a float32 copy of it."""
+    node = x.owner
+    if node is not None and isinstance(node.op, GpuCast) and node.op.dtype == "float32":
+        (original,) = node.inputs
+        if original.type.dtype == "bfloat16":
+            return original
+    return x
+
+
+@register_lifter(Elemwise, operands=_every_input, pulled=True, convert=False)
+def lift_elemwise(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
+    """Elemwise: host operands of one element become arguments of the kernel."""
+    if any(x.type.dtype not in DTYPES for x in inputs):
+        return None
+    device = _device_of(inputs, context)
+    operands = [_without_cast(_scalar_or_device(x, context, device)) for x in inputs]
+    if not any(map(is_on_device, operands)):
+        return None
+    return GpuElemwise(node.op.scalar_op).make_node(*operands).outputs
+
+
+@register_lifter(CAReduce, operands=(0,))
+def lift_reduction(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
+    """CAReduce, of the scalar Ops that the device knows."""
+    if not can_reduce(node.op.scalar_op):
+        return None
+    if node.op.dtype == "float32" and isinstance(node.op.scalar_op, Add | Mul):
+        inputs = [_without_cast(x) for x in inputs]
+    return GpuCAReduce(node.op).make_node(*inputs).outputs
+
+
+# Products
+
+
+def _heavy_product(*indices: int) -> Any:
+    def heavy(node: Apply) -> bool:
+        x, y = (node.inputs[i].type.shape for i in indices)
+        lengths = (*x, *y[-1:])
+        return None not in lengths and int(np.prod(lengths, dtype="int64")) >= _HEAVY_PRODUCT
+
+    return heavy
+
+
+def _all_float(node: Apply) -> bool:
+    return all(x.type.dtype in FLOAT_DTYPES for x in node.inputs)
+
+
+@register_lifter(Dot, Dot22, operands=(0, 1), heavy=_heavy_product(0, 1))
+def lift_dot(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
+    """Dot of floats; cuBLAS multiplies no integers."""
+    return GpuDot(node.op).make_node(*inputs).outputs if _all_float(node) else None
+
+
+@register_lifter(BatchedDot, operands=(0, 1), heavy=_heavy_product(0, 1))
+def lift_batched_dot(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
+    """BatchedDot of floats."""
+    return GpuBatchedDot(node.op).make_node(*inputs).outputs if _all_float(node) else None
+
+
+@register_lifter(Blockwise, operands=(0, 1), heavy=False)
+def lift_blockwise(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
+    """Blockwise, of a product of matrices only."""
+    if not isinstance(node.op.core_op, Dot) or not _all_float(node):
+        return None
+    return GpuBatchedDot(node.op).make_node(*inputs).outputs
+
+
+def _blas(op_class: type[MirrorOp], scalars: tuple[int, ...]) -> LiftFunction:
+    """Make the lifter of a BLAS Op whose scalar factors stay where they are."""
+
+    def lift(node: Apply, inputs: list[Any], context: LiftContext) -> Sequence[Variable]:
+        device = _device_of(inputs, context)
+        operands = [
+            x if i in scalars else context.to_device(x, device) for i, x in enumerate(inputs)
+        ]
+        return op_class(node.op).make_node(*operands).outputs
+
+    return lift
+
+
+register_lifter(Dot22Scalar, operands=(0, 1), heavy=_heavy_product(0, 1), convert=False)(
+    _blas(GpuDot, (2,))
+)
+register_lifter(Gemm, operands=(0, 2, 3), heavy=_heavy_product(2, 3), convert=False)(
+    _blas(GpuGemm, (1, 4))
+)
+register_lifter(Gemv, operands=(0, 2, 3), convert=False)(_blas(GpuGemv, (1, 4)))
+register_lifter(*existing(blas, "Ger"), operands=(0, 2, 3), convert=False)(_blas(GpuGer, (1,)))
+
+
+# Allocation
+
+
+@register_lifter(Alloc, operands=(0,), pulled=_always, convert=False)
+def lift_alloc(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable]:
+    """Alloc: filled on the device with a host's number or a device array."""
+    device = _device_of(inputs[:1], context)
+    value = _scalar_or_device(inputs[0], context, device)
+    shape = [context.to_host(x) for x in inputs[1:]]
+    return GpuAlloc(node.op, device).make_node(value, *shape).outputs
+
+
+@register_lifter(AllocEmpty, operands=(), pulled=_always)
+def lift_alloc_empty(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable]:
+    """AllocEmpty."""
+    return GpuAllocEmpty(node.op.dtype, context.device).make_node(*inputs).outputs
+
+
+@register_lifter(ARange, operands=(), pulled=_always)
+def lift_arange(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable]:
+    """ARange."""
+    return GpuARange(node.op, context.device).make_node(*inputs).outputs
+
+
+# Indexing
+
+
+def _device_indices(indices: list[Any], context: LiftContext, device: int) -> list[Any]:
+    """Put index arrays on the device; numbers and parts of slices belong on the host."""
+    return [
+        context.to_device(i, device)
+        if is_on_device(i) or (isinstance(i.type, TensorType) and i.type.ndim)
+        else i
+        for i in indices
+    ]
+
+
+def _index_arrays(first: int) -> Any:
+    def indices(node: Apply) -> list[int]:
+        return [
+            i
+            for i, x in enumerate(node.inputs)
+            if i >= first and isinstance(x.type, TensorType) and x.type.ndim
+        ]
+
+    return indices
+
+
+@register_lifter(
+    AdvancedSubtensor,
+    *existing(indexing, "AdvancedSubtensor1"),
+    operands=(0,),
+    takes=_index_arrays(1),
+    convert=False,
+)
+def lift_advanced_subtensor(
+    node: Apply, inputs: list[Any], context: LiftContext
+) -> list[Variable] | None:
+    """AdvancedSubtensor of a device array."""
+    device = _device_of(inputs[:1], context)
+    x = context.to_device(inputs[0], device)
+    indices = _device_indices(inputs[1:], context, device)
+    return GpuAdvancedSubtensor(node.op).make_node(x, *indices).outputs
+
+
+def _lift_change(op_class: type[MirrorOp]) -> LiftFunction:
+    def lift(node: Apply, inputs: list[Any], context: LiftContext) -> Sequence[Variable]:
+        device = _device_of(inputs[:2], context)
+        x = context.to_device(inputs[0], device)
+        y = _scalar_or_device(inputs[1], context, device)
+        indices = _device_indices(inputs[2:], context, device)
+        return op_class(node.op).make_node(x, y, *indices).outputs
+
+    return lift
+
+
+register_lifter(IncSubtensor, operands=(0, 1), pulled=True, convert=False)(
+    _lift_change(GpuIncSubtensor)
+)
+register_lifter(
+    AdvancedIncSubtensor,
+    *existing(indexing, "AdvancedIncSubtensor1"),
+    operands=(0, 1),
+    takes=_index_arrays(2),
+    pulled=True,
+    convert=False,
+)(_lift_change(GpuAdvancedIncSubtensor))
+
+
+# Shapes, whose result is the host's
+
+
+@register_lifter(Shape_i, operands=(0,), convert=False)
+def lift_shape_i(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
+    """Shape_i reads a device array's shape where it is: on the host."""
+    return [node.op(inputs[0])] if is_on_device(inputs[0]) else None
+
+
+@register_lifter(Shape, operands=(0,), convert=False)
+def lift_shape(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
+    """Shape, likewise."""
+    (x,) = inputs
+    # Not node.op(x): Shape.make_node would transfer its operand to the host.
+    return list(Apply(node.op, [x], [node.outputs[0].type()]).outputs) if is_on_device(x) else None
+
+
+@register_lifter(CheckAndRaise, operands=(0,), convert=False)
+def lift_check(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
+    """Assert and its kin hand any value on; the conditions are the host's."""
+    x, *conditions = inputs
+    if not is_on_device(x):
+        return None
+    return node.op.make_node(x, *[context.to_host(c) for c in conditions]).outputs
+
+
+# What no lifter takes when cuDNN is excluded or can't do it
+
+
+@register_expansion(SoftmaxGrad)
+def expand_softmax_grad(node: Apply, inputs: list[Any]) -> list[Variable]:
+    """SoftmaxGrad in elementwise Ops and sums."""
+    gz, sm = inputs
+    return [sm * (gz - (gz * sm).sum(axis=node.op.axis, keepdims=True))]
+
+
+@register_expansion(LogSoftmaxGrad)
+def expand_log_softmax_grad(node: Apply, inputs: list[Any]) -> list[Variable]:
+    """LogSoftmaxGrad in elementwise Ops and sums."""
+    gz, logsm = inputs
+    return [gz - exp(logsm) * gz.sum(axis=node.op.axis, keepdims=True)]
+
+
+@register_expansion(WholeSoftmax)
+def expand_softmax(node: Apply, inputs: list[Any]) -> list[Variable]:
+    """WholeSoftmax in elementwise Ops, a maximum and a sum."""
+    (x,) = inputs
+    axis = node.op.axis
+    shifted = x - x.max(axis=axis, keepdims=True)
+    total = exp(shifted).sum(axis=axis, keepdims=True)
+    return [shifted - log(total) if node.op.log else exp(shifted) / total]

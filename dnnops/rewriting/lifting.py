@@ -1,0 +1,235 @@
+"""The pass that moves a graph to the GPU.
+
+A *lifter* is a function that gives the device's version of a node. The pass decides which nodes
+move, hands each lifter operands that are on the device already, and adds transfers where host and
+device meet: one per variable and direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytensor.configdefaults import config
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
+from pytensor.graph.rewriting.db import RewriteDatabase
+from pytensor.graph.traversal import toposort
+
+from dnnops.errors import DnnNotSupportedError
+from dnnops.gpuarray.device import device_from_target
+from dnnops.gpuarray.op import is_on_device
+from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu, cast, host_from_gpu, to_device
+from dnnops.gpuarray.type import GpuArrayType
+from dnnops.rewriting.forecast import Forecast
+from dnnops.rewriting.lifters import (
+    Lifter,
+    LiftFunction,
+    expansion_of,
+    lifters_of,
+    register_expansion,
+    register_lifter,
+)
+
+__all__ = [
+    "GpuDB",
+    "GraphToGpu",
+    "LiftContext",
+    "LiftFunction",
+    "Lifter",
+    "register_expansion",
+    "register_lifter",
+]
+
+
+@dataclass
+class LiftContext:
+    """What a lifter can ask the pass.
+
+    Attributes
+    ----------
+    device : int
+        The device to which the graph moves.
+    """
+
+    device: int
+    _device_values: dict[tuple[Variable, int], Any] = field(default_factory=dict)
+    _host_values: dict[Variable, Any] = field(default_factory=dict)
+
+    def to_device(self, x: Any, device: int | None = None) -> Any:
+        """Give a variable on the device, by a transfer if need be; constants are moved once."""
+        device = self.device if device is None else device
+        if is_on_device(x) and x.type.device == device:
+            return x
+        key = (x, device)
+        if key not in self._device_values:
+            if isinstance(x, Constant) and not is_on_device(x):
+                moved = GpuArrayType(x.type.dtype, x.type.shape, device).make_constant(x.data)
+            else:
+                moved = to_device(x, device)
+                copy_stack_trace(x, moved)
+            self._device_values[key] = moved
+        return self._device_values[key]
+
+    def to_host(self, x: Any) -> Any:
+        """Give a variable on the host, by a transfer if need be."""
+        if not is_on_device(x):
+            return x
+        if x not in self._host_values:
+            host = host_from_gpu(x)
+            copy_stack_trace(x, host)
+            self._host_values[x] = host
+            self._device_values[host, x.type.device] = cast(x, host.type.dtype)
+        return self._host_values[x]
+
+
+class GraphToGpu(GraphRewriter):
+    """Move to a GPU what of a graph runs there, or what is worth the transfer.
+
+    Integers of shapes, random generators and whatever has no lifter stay on the host.
+
+    Parameters
+    ----------
+    excluded_tags : collection of str
+        Lifters with one of these tags aren't asked.
+    """
+
+    def __init__(self, excluded_tags: Iterable[str] = ()):
+        super().__init__()
+        self.excluded_tags = frozenset(excluded_tags)
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        """Rewrite `fgraph`."""
+        order = fgraph.toposort()
+        pulled = Forecast(fgraph, order, self.excluded_tags).pulled
+        if pulled is None:
+            return
+        lifting = _Lifting(self, LiftContext(_graph_device(fgraph)), pulled)
+        for node in order:
+            lifting.visit(node)
+        replacements = [
+            (old, lifting.final(old)) for old in dict.fromkeys(fgraph.outputs) if old.owner
+        ]
+        fgraph.replace_all_validate(
+            [(old, new) for old, new in replacements if old is not new], reason="to_gpu"
+        )
+
+
+def _graph_device(fgraph: FunctionGraph) -> int:
+    """Give the device of the graph's device variables, else that of the flag, else 0."""
+    devices = {x.type.device for x in fgraph.variables if is_on_device(x)}
+    wanted = device_from_target(str(getattr(config, "device", "cpu")))
+    if len(devices) == 1:
+        return devices.pop()
+    return wanted if wanted is not None else min(devices, default=0)
+
+
+class _Lifting:
+    """The second half of the pass: build the new graph."""
+
+    def __init__(self, rewriter: GraphToGpu, context: LiftContext, pulled: set[Apply]):
+        self.rewriter = rewriter
+        self.context = context
+        self.pulled = pulled
+        # Each old variable's new one: on the device if it was computed there.
+        self.new: dict[Variable, Any] = {}
+
+    def value(self, old: Variable) -> Any:
+        return self.new.get(old, old)
+
+    def final(self, old: Variable) -> Any:
+        """Give a variable's new one where the old one was."""
+        new = self.value(old)
+        if is_on_device(old):
+            return self.context.to_device(new, old.type.device)
+        return self.context.to_host(new)
+
+    def visit(self, node: Apply) -> None:
+        """Set the new variables of a node's outputs."""
+        if isinstance(node.op, HostFromGpu):
+            new = [self.final(node.inputs[0])]
+        elif isinstance(node.op, GpuFromHost):
+            new = [self.context.to_device(self.value(node.inputs[0]), node.op.device)]
+        else:
+            new = self.lifted(node) or self.expanded(node) or self.rebuilt(node)
+        self.new.update(zip(node.outputs, new, strict=True))
+
+    def rebuilt(self, node: Apply) -> list[Any]:
+        """Leave the Op as it is, on new inputs."""
+        inputs = [self.final(x) for x in node.inputs]
+        if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
+            return list(node.outputs)
+        outputs = node.clone_with_new_inputs(inputs, strict=False).outputs
+        return self._labeled(node, outputs)
+
+    def lifted(self, node: Apply) -> list[Any] | None:
+        """Ask the node's lifters; None if it stays on the host."""
+        for lifter in lifters_of(node, self.rewriter.excluded_tags):
+            indices = lifter.operand_indices(node)
+            operands = [self.value(node.inputs[i]) for i in indices]
+            resident = [x.type.device for x in operands if is_on_device(x)]
+            if not (resident or node in self.pulled or lifter.is_heavy(node)):
+                continue
+            outputs = self._ask(lifter, node, indices, resident)
+            if outputs is not None:
+                return self._labeled(node, outputs)
+        return None
+
+    def _ask(
+        self, lifter: Lifter, node: Apply, indices: tuple[int, ...], resident: list[int]
+    ) -> Sequence[Variable] | None:
+        context = self.context
+        device = resident[0] if resident else context.device
+        inputs = [self.value(x) for x in node.inputs]
+        if lifter.convert:
+            inputs = [
+                context.to_device(x, device) if i in indices else context.to_host(x)
+                for i, x in enumerate(inputs)
+            ]
+        try:
+            outputs = lifter.lift(node, inputs, context)
+        except DnnNotSupportedError:
+            # E.g. a scalar Op without CUDA code: the host runs it.
+            return None
+        if outputs is not None:
+            for old, z in zip(node.outputs, outputs, strict=True):
+                if (z.type.dtype, z.type.ndim) != (old.type.dtype, old.type.ndim):
+                    raise TypeError(f"the lifter of {node.op} made a {z.type} of a {old.type}")
+        return outputs
+
+    @staticmethod
+    def _labeled(node: Apply, outputs: Sequence[Variable]) -> list[Any]:
+        for old, new in zip(node.outputs, outputs, strict=True):
+            if new.owner is not None:
+                copy_stack_trace(old, new)
+                new.name = new.name or old.name
+        return list(outputs)
+
+    def expanded(self, node: Apply) -> list[Any] | None:
+        """Write a node out that no lifter took, and lift what it is made of."""
+        values = [self.value(x) for x in node.inputs]
+        expand = expansion_of(node.op)
+        if expand is None or not any(map(is_on_device, values)):
+            return None
+        hosts = [self.context.to_host(x) for x in values]
+        # What the expression's nodes see is the device's value; transfers that stay unused
+        # are no part of the graph.
+        self.new.update(zip(hosts, values, strict=True))
+        outputs = list(expand(node, hosts))
+        for inner in toposort(outputs, blockers=hosts):
+            self.visit(inner)
+        return self._labeled(node, [self.value(z) for z in outputs])
+
+
+class GpuDB(RewriteDatabase):
+    """The entry ``"gpu"`` of PyTensor's database of rewrites.
+
+    It passes the tags that a mode excludes on to the lifters.
+    """
+
+    def query(self, *tags: Any, **kwtags: Any) -> GraphToGpu:
+        """Make the rewriter for a query."""
+        excluded = getattr(tags[0], "exclude", ()) if tags else ()
+        return GraphToGpu(excluded)

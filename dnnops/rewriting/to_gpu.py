@@ -1,0 +1,69 @@
+"""The rewrite that moves a graph to the GPU.
+
+It is registered in PyTensor's database of rewrites as ``"gpu"``, after the fusion of elementwise
+operations and before anything is done in place. No mode of PyTensor includes it by itself: a mode
+has to ask for the tag, ``mode.including("gpu")``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytensor.compile.mode import optdb
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import node_rewriter
+from pytensor.tensor.rewriting.basic import register_canonicalize, register_specialize
+
+import dnnops.rewriting.gpu_lifters  # fills the registry
+import dnnops.rewriting.inplace  # noqa: F401 - registers what follows
+from dnnops.gpuarray.transfer import GpuFromHost, GpuToGpu, HostFromGpu
+from dnnops.rewriting.lifting import (
+    GpuDB,
+    GraphToGpu,
+    LiftContext,
+    Lifter,
+    register_lifter,
+)
+
+__all__ = ["GpuDB", "GraphToGpu", "LiftContext", "Lifter", "register_lifter"]
+
+#: After elemwise_fusion (49), before add_destroy_handler (49.5).
+GPU_POSITION = 49.2
+
+optdb.register("gpu_lift", GpuDB(), "gpu", position=GPU_POSITION)
+
+
+@register_canonicalize
+@register_specialize
+@node_rewriter([GpuFromHost, HostFromGpu, GpuToGpu])
+def local_cut_transfers(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """There and back again is nowhere: ``HostFromGpu(GpuFromHost(x))`` is `x`, and so on.
+
+    Early, because what stands between the two halves of an expression keeps PyTensor's
+    rewrites from seeing it as one.
+    """
+    (x,) = node.inputs
+    if x.owner is None or not isinstance(x.owner.op, GpuFromHost | HostFromGpu | GpuToGpu):
+        return None
+    (origin,) = x.owner.inputs
+    (out,) = node.outputs
+    if origin.type == out.type:
+        return [origin]
+    return None
+
+
+def gpu_transfers(fgraph: FunctionGraph) -> list[Any]:
+    """List the nodes of a graph that move data between host and device, or between devices.
+
+    Parameters
+    ----------
+    fgraph : FunctionGraph
+
+    Returns
+    -------
+    list of Apply
+        In topological order.
+    """
+    kinds = GpuFromHost | HostFromGpu | GpuToGpu
+    return [node for node in fgraph.toposort() if isinstance(node.op, kinds)]

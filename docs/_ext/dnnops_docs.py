@@ -1,0 +1,180 @@
+"""Directives that make parts of the documentation from the code and from recorded runs.
+
+``flags-table`` shows `dnnops.config.FLAGS`, ``example-output`` runs a file of ``examples/`` and
+shows what it prints, ``gpu-record`` shows ``gpu_record.json``, and ``benchmarks`` shows the files
+of ``benchmarks/``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from dnnops.config import FLAGS
+
+DOCS = Path(__file__).parents[1]
+NO_RECORD = "There is no record yet."
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> nodes.table:
+    """Make a table of texts."""
+    group = nodes.tgroup(cols=len(head))
+    for column in zip(head, *rows, strict=True):
+        group += nodes.colspec(colwidth=max(map(len, column)))
+    for part, content in ((nodes.thead(), [head]), (nodes.tbody(), rows)):
+        for cells in content:
+            row = nodes.row()
+            for cell in cells:
+                row += nodes.entry("", nodes.paragraph(text=cell))
+            part += row
+        group += part
+    return nodes.table("", group, classes=["colwidths-auto"])
+
+
+def literals(title: str, words: Iterable[str], rest: str = "") -> nodes.paragraph:
+    """Make a paragraph of comma-separated literals, with plain text at its end."""
+    paragraph = nodes.paragraph("", "", nodes.emphasis(text=title), nodes.Text(" "))
+    parts: list[nodes.Node] = [nodes.literal(text=word) for word in words]
+    if rest:
+        parts.append(nodes.Text(rest))
+    for number, part in enumerate(parts):
+        if number:
+            paragraph += nodes.Text(", ")
+        paragraph += part
+    return paragraph
+
+
+class FlagsTable(SphinxDirective):
+    """Each flag with its meaning, values and default."""
+
+    def run(self) -> list[nodes.Node]:
+        self.env.note_dependency(sys.modules["dnnops.config"].__file__)
+        terms = nodes.definition_list()
+        for flag in FLAGS:
+            if flag.follows:
+                default = literals("Default:", [], f"that of {flag.follows}")
+            elif flag.default_doc or not flag.default:
+                default = literals("Default:", [], flag.default_doc or "empty")
+            else:
+                default = literals("Default:", [str(flag.default)])
+            values = literals("Values:", flag.values.words, flag.values.others)
+            term = nodes.term("", "", nodes.literal(text=flag.name), ids=[f"flag-{flag.key}"])
+            definition = nodes.definition("", nodes.paragraph(text=flag.doc), values, default)
+            terms += nodes.definition_list_item("", term, definition)
+        return [terms]
+
+
+class ExampleOutput(SphinxDirective):
+    """What ``examples/NAME`` prints when it is run; an error when it fails."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        path = DOCS.parent / "examples" / self.arguments[0]
+        self.env.note_dependency(str(path))
+        done = subprocess.run(
+            [sys.executable, str(path)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONPATH": str(DOCS.parent)},
+            timeout=300,
+        )
+        if done.returncode != 0:
+            raise self.error(f"{path} failed:\n{done.stderr}")
+        block = nodes.literal_block(done.stdout, done.stdout)
+        block["language"] = "text"
+        return [block]
+
+
+class GpuRecord(SphinxDirective):
+    """The last run of the tests on a GPU."""
+
+    def run(self) -> list[nodes.Node]:
+        path = DOCS / "gpu_record.json"
+        self.env.note_dependency(str(path))
+        if not path.exists():
+            return [nodes.paragraph(text=NO_RECORD)]
+        record = json.loads(path.read_text())
+        skipped = record.pop("skipped", [])
+        reasons = count_reasons(skipped)
+        rows = [(key, str(value)) for key, value in record.items()]
+        rows.append(("skipped", str(sum(reasons.values()))))
+        result: list[nodes.Node] = [table(("what", "value"), rows)]
+        if reasons:
+            result.append(nodes.paragraph(text="Why tests were skipped:"))
+            counts = [(reason, str(count)) for reason, count in reasons.most_common()]
+            result.append(table(("reason", "tests"), counts))
+        return result
+
+
+def count_reasons(skipped: Any) -> Counter[str]:
+    """Count skipped tests by reason, from a mapping to counts or a list of reasons or of tests."""
+    if isinstance(skipped, dict):
+        return Counter(
+            {
+                reason: tests if isinstance(tests, int) else len(tests)
+                for reason, tests in skipped.items()
+            }
+        )
+    return Counter(entry["reason"] if isinstance(entry, dict) else str(entry) for entry in skipped)
+
+
+class Benchmarks(SphinxDirective):
+    """Every ``benchmarks/NAME.json``, with the picture beside it and ratios of the times."""
+
+    def run(self) -> list[nodes.Node]:
+        self.env.note_reread()
+        result: list[nodes.Node] = []
+        for path in sorted((DOCS / "benchmarks").glob("*.json")):
+            record = json.loads(path.read_text())
+            section = nodes.section(ids=[nodes.make_id(f"benchmark-{path.stem}")])
+            section += nodes.title(text=path.stem.replace("_", " "))
+            section += nodes.paragraph(
+                text="; ".join(f"{key}: {value}" for key, value in record["machine"].items())
+            )
+            for suffix in (".svg", ".png"):
+                if path.with_suffix(suffix).exists():
+                    uri = f"benchmarks/{path.stem}{suffix}"
+                    section += nodes.image(uri=uri, alt=path.stem)
+                    break
+            rows = [with_ratios(row) for row in record["rows"]]
+            head = list(dict.fromkeys(key for row in rows for key in row))
+            section += table(head, [[show(row.get(key, "")) for key in head] for row in rows])
+            result.append(section)
+        return result or [nodes.paragraph(text=NO_RECORD)]
+
+
+def with_ratios(row: dict[str, Any]) -> dict[str, Any]:
+    """Add the ratio of each peer's time to ours: ``dnnops_ms`` and ``PEER_ms``, or ``_us``."""
+    ratios = {}
+    for key, value in row.items():
+        peer, _, unit = key.rpartition("_")
+        ours = row.get(f"dnnops_{unit}")
+        if peer not in ("", "dnnops") and unit in ("ms", "us", "s") and ours and value:
+            ratios[f"{peer} / dnnops"] = value / ours
+    return {**row, **ratios}
+
+
+def show(value: Any) -> str:
+    """Write a cell: measured numbers with three significant digits."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the directives."""
+    app.add_directive("flags-table", FlagsTable)
+    app.add_directive("example-output", ExampleOutput)
+    app.add_directive("gpu-record", GpuRecord)
+    app.add_directive("benchmarks", Benchmarks)
+    return {"parallel_read_safe": True}

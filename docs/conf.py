@@ -1,0 +1,32 @@
+"""Configuration of Sphinx."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+import dnnops
+
+project = "dnnops"
+author = "The dnnops developers"
+copyright = f"2026, {author}"
+release = version = dnnops.__version__
+
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "dnnops_docs"]
+exclude_patterns = ["_build"]
+default_role = "py:obj"
+nitpicky = False
+
+autodoc_member_order = "bysource"
+# PyTensor documents the methods that every Op has.
+autodoc_inherit_docstrings = False
+# Types are given in the docstrings, with what they mean.
+autodoc_typehints = "none"
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+
+html_theme = "furo"
+html_title = f"dnnops {release}"
+html_show_sourcelink = False

@@ -1,0 +1,111 @@
+"""Running Ops on a GPU in tests, and comparing them with the float64 oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dnnops.gpuarray.dtypes import numpy_dtype
+from dnnops.gpuarray.type import GpuArrayType
+from tests.oracle import RELATIVE_ERROR, assert_close, run_op
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
+    """An array's values in `dtype`, as float64."""
+    return array.astype(numpy_dtype(dtype)).astype("float64")
+
+
+def on_gpu(array: np.ndarray, dtype: str, memory_format: str = "contiguous") -> Any:
+    """Copy an array to the device in a dtype and memory format."""
+    import cupy
+
+    array = array.astype(numpy_dtype(dtype))
+    if memory_format == "channels_last" and array.ndim > 2:
+        order = (0, *range(2, array.ndim), 1)
+        memory = cupy.asarray(np.ascontiguousarray(array.transpose(order)))
+        return memory.transpose([order.index(axis) for axis in range(array.ndim)])
+    return cupy.asarray(array)
+
+
+def restrided(rng: np.random.Generator, array: Any) -> Any:
+    """Give a device array other strides: permuted, every second element, reversed, broadcast."""
+    import cupy
+
+    kind = rng.integers(5)
+    if kind == 0:
+        order = tuple(int(i) for i in rng.permutation(array.ndim))
+        back = tuple(int(i) for i in np.argsort(order))
+        return cupy.ascontiguousarray(array.transpose(order)).transpose(back)
+    if kind == 1:
+        wide = cupy.full([2 * n for n in array.shape], np.nan, array.dtype)
+        view = wide[tuple(slice(None, None, 2) for _ in array.shape)]
+        view[...] = array
+        return view
+    if kind == 2:
+        axis = int(rng.integers(array.ndim))
+        return cupy.flip(cupy.flip(array, axis).copy(), axis)
+    if kind == 3:  # part of a larger batch's channels
+        wide = cupy.full(
+            (array.shape[0], array.shape[1] + 3, *array.shape[2:]), np.nan, array.dtype
+        )
+        view = wide[:, 1 : 1 + array.shape[1]]
+        view[...] = array
+        return view
+    return array
+
+
+def poison() -> None:
+    """Leave NaN in the memory that the next allocations get."""
+    import cupy
+
+    for size in (1 << 10, 1 << 14, 1 << 18):
+        blocks = [cupy.full(size, np.nan, "float32") for _ in range(4)]
+        del blocks
+
+
+def apply_op(op: Any, *operands: Any) -> Any:
+    """Run an Op's `perform` on device arrays and host values; gives the device array."""
+    import cupy
+
+    variables = [
+        GpuArrayType(str(x.dtype), (None,) * x.ndim)() if isinstance(x, cupy.ndarray) else x
+        for x in operands
+    ]
+    node = op.make_node(*variables)
+    # make_node adds the scaling factors.
+    values = [x if isinstance(x, cupy.ndarray) else np.asarray(x) for x in operands]
+    values += [v.data for v in node.inputs[len(values) :]]
+    storage: list[list[Any]] = [[None]]
+    node.op.perform(node, values, storage)
+    out = storage[0][0]
+    assert out.dtype == node.outputs[0].type.numpy_dtype
+    static = node.outputs[0].type.shape
+    assert all(s is None or s == n for s, n in zip(static, out.shape, strict=True))
+    return out
+
+
+def host(array: Any) -> np.ndarray:
+    """A device array as float64 on the host."""
+    return array.get().astype("float64")
+
+
+def check(out: Any, reference: np.ndarray, dtype: str, bound: float | None = None) -> None:
+    """Compare a device array with the oracle's result."""
+    bound = RELATIVE_ERROR[dtype] if bound is None else bound
+    assert_close(host(out), reference, bound=bound, allow_zero=True)
+
+
+__all__ = [
+    "DTYPES",
+    "apply_op",
+    "check",
+    "host",
+    "on_gpu",
+    "poison",
+    "restrided",
+    "rounded",
+    "run_op",
+]

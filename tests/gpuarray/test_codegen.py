@@ -1,0 +1,127 @@
+"""CUDA source of scalar Ops and reductions, compiled by NVRTC for an H200; no GPU needed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytensor.scalar as ps
+import pytest
+from pytensor.scalar.basic import Composite
+
+from dnnops.errors import DnnNotSupportedError
+from dnnops.gpuarray.codegen import c_literal, scalar_code
+from dnnops.gpuarray.elemwise import can_run, elementwise_kernel
+from tests.gpuarray.cuda_source import compile_log, elementwise_source, reduction_source
+
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+INTEGERS = ["bool", "int8", "uint8", "int32", "int64", "uint64"]
+
+FLOAT_OPS = [
+    ps.add, ps.sub, ps.mul, ps.true_div, ps.pow, ps.maximum, ps.minimum, ps.neg, ps.abs,
+    ps.sign, ps.exp, ps.expm1, ps.log, ps.log1p, ps.sqrt, ps.sqr, ps.sigmoid, ps.softplus,
+    ps.tanh, ps.sin, ps.arctan2, ps.erf, ps.erfc, ps.gammaln, ps.psi, ps.floor, ps.ceil,
+    ps.trunc, ps.round_half_to_even, ps.isnan, ps.isinf, ps.eq, ps.lt, ps.switch, ps.clip,
+    ps.int_div, ps.mod, ps.identity, ps.reciprocal, ps.second,
+]  # fmt: skip
+INTEGER_OPS = [
+    ps.add, ps.mul, ps.maximum, ps.minimum, ps.eq, ps.ge, ps.switch, ps.true_div,
+    ps.int_div, ps.mod, ps.pow, ps.identity, ps.trunc, ps.exp, ps.and_, ps.or_, ps.xor,
+    ps.invert,
+]  # fmt: skip
+
+
+def scalar(dtype):
+    return ps.get_scalar_type("float32" if dtype == "bfloat16" else dtype)()
+
+
+def kernel_of(op, dtype):
+    pytest.importorskip("cupy")
+    operands = [scalar(dtype)] * (op.nin if op.nin > 0 else 2)
+    outputs = tuple(z.type.dtype for z in op.make_node(*operands).outputs)
+    return elementwise_kernel(op, (dtype,) * len(operands), outputs)
+
+
+@pytest.mark.parametrize(
+    ("op", "dtypes"), [(op, FLOATS) for op in FLOAT_OPS] + [(op, INTEGERS) for op in INTEGER_OPS]
+)
+def test_kernels_compile(op, dtypes):
+    for dtype in dtypes:
+        if dtype == "float16" and op in (ps.int_div, ps.mod):
+            continue  # PyTensor's type inference has no float16 for them
+        kernel = kernel_of(op, dtype)
+        assert not compile_log(elementwise_source(kernel, 2, True)), dtype
+
+
+def test_strided_operands_and_host_scalars_compile():
+    kernel = kernel_of(ps.add, "bfloat16")
+    assert not compile_log(elementwise_source(kernel, 4, False))
+    assert not compile_log(elementwise_source(kernel, 4, False, scalars=(1,)))
+
+
+def composite():
+    x, y = ps.float32("x"), ps.float32("y")
+    low = ps.Cast(ps.float16)(x * y)
+    return Composite([x, y], [ps.exp(low) + np.float32(0.5), x > y, ps.pow(x, np.int8(2))])
+
+
+def test_composite_compiles():
+    op = composite()
+    outputs = tuple(z.type.dtype for z in op.outputs)
+    kernel = elementwise_kernel(op, ("float32", "bfloat16"), outputs)
+    assert not compile_log(elementwise_source(kernel, 3, False))
+    # The inner float16 is computed with as float, and costs no rounding.
+    assert "half" not in kernel.operation
+
+
+def test_host_only_code_is_refused():
+    assert not can_run(ps.gammainc, ("float32", "float32"))
+    assert not can_run(ps.jv, ("float64", "float64"))
+    with pytest.raises(DnnNotSupportedError, match="complex64"):
+        scalar_code(ps.add, ("complex64", "complex64"))
+
+
+def test_kernels_are_cached():
+    assert kernel_of(ps.add, "float32") is kernel_of(ps.add, "float32")
+    assert kernel_of(ps.add, "float32") is not kernel_of(ps.add, "float64")
+    assert kernel_of(ps.add, "float32") is not kernel_of(ps.mul, "float32")
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "text"),
+    [
+        (1, "float32", "((float)(1.0))"),
+        (0.1, "float64", "((double)(0.1))"),
+        (np.inf, "float32", "((float)(INFINITY))"),
+        (-np.inf, "float64", "((double)(-INFINITY))"),
+        (np.nan, "float32", "((float)(NAN))"),
+        (True, "bool", "((bool)1LL)"),
+        (-3, "int8", "((signed char)-3LL)"),
+        (2**64 - 1, "uint64", f"((unsigned long long){2**64 - 1}ULL)"),
+        (-(2**63), "int64", f"((long long)({-(2**63) + 1}LL - 1))"),
+    ],
+)
+def test_literals(value, dtype, text):
+    assert c_literal(value, dtype) == text
+
+
+@pytest.mark.parametrize("op", [ps.add, ps.mul, ps.maximum, ps.minimum, ps.and_, ps.or_, ps.xor])
+def test_reductions_compile(op):
+    pytest.importorskip("cupy")
+    from dnnops.gpuarray.reduction import reduction_kernel
+
+    bitwise = op in (ps.and_, ps.or_, ps.xor)
+    accumulators = dict.fromkeys(INTEGERS, "int64") | dict.fromkeys(FLOATS, "float64")
+    for dtype in INTEGERS if bitwise else INTEGERS + FLOATS:
+        accumulates = op in (ps.add, ps.mul)
+        out = "int64" if accumulates and dtype in INTEGERS else dtype
+        kernel = reduction_kernel(op, dtype, accumulators[dtype], out)
+        for ndim in (1, 3):
+            assert not compile_log(reduction_source(kernel, ndim)), dtype
+
+
+def test_index_check_compiles():
+    pytest.importorskip("cupy")
+    from dnnops.gpuarray.deferred import check_kernel
+
+    for dtype in ("int32", "int64", "uint8"):
+        source = elementwise_source(check_kernel(dtype), 1, True, scalars=(1, 2, 3))
+        assert not compile_log(source)

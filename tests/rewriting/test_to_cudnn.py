@@ -1,0 +1,270 @@
+"""Graphs on cuDNN: which nodes they get, without a GPU; what they compute, with one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile.aliasing import add_supervisor_to_fgraph
+from pytensor.compile.io import In
+from pytensor.compile.mode import get_mode
+from pytensor.graph.fg import FunctionGraph
+
+import dnnops.rewriting.conv_merge
+import dnnops.rewriting.to_cudnn  # noqa: F401
+from dnnops import nnet
+from dnnops.cudnn.base import CudnnOp
+from dnnops.errors import DnnUnavailableError
+from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu
+from dnnops.gpuarray.type import GpuArrayType
+from tests.conftest import gpu_missing
+from tests.oracle import assert_close
+
+GPU_MODE = get_mode("FAST_RUN").including("gpu")
+
+
+@pytest.fixture(autouse=True)
+def without_probing():
+    """Rewrite as if cuDNN worked, on machines without a GPU too."""
+    with pytensor.config.change_flags(dnn__enabled="no_check", floatX="float32"):
+        yield
+
+
+def tensors(count: int, dtype: str = "float32") -> list:
+    return [pt.tensor(dtype=dtype, shape=(None,) * 4) for _ in range(count)]
+
+
+def rewritten(inputs, outputs, mode=GPU_MODE, mutable=()) -> FunctionGraph:
+    fgraph = FunctionGraph(inputs, outputs, clone=True)
+    specs = [In(copy, mutable=x in mutable) for x, copy in zip(inputs, fgraph.inputs, strict=True)]
+    add_supervisor_to_fgraph(fgraph, specs, accept_inplace=True)
+    mode.optimizer.rewrite(fgraph)
+    return fgraph
+
+
+def nodes(fgraph: FunctionGraph, name: str) -> list:
+    return [n for n in fgraph.toposort() if type(n.op).__name__ == name]
+
+
+def names(fgraph: FunctionGraph) -> set[str]:
+    return {type(n.op).__name__ for n in fgraph.apply_nodes}
+
+
+def transfers(fgraph: FunctionGraph) -> tuple[int, int]:
+    kinds = [type(n.op) for n in fgraph.apply_nodes]
+    return kinds.count(GpuFromHost), kinds.count(HostFromGpu)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_convolution_and_gradients(dtype):
+    x, w, top = tensors(3, dtype)
+    out = nnet.conv2d(x, w, border_mode="half", num_groups=2)
+    grads = pytensor.grad(None, [x, w], known_grads={out: top})
+    fgraph = rewritten([x, w, top], [out, *grads])
+    assert names(fgraph) >= {"GpuDnnConv", "GpuDnnConvGradI", "GpuDnnConvGradW"}
+    assert transfers(fgraph) == (3, 3)
+    (node,) = nodes(fgraph, "GpuDnnConv")
+    assert node.op.border_mode == "half"
+    assert node.op.num_groups == 2
+    assert [z.type.dtype for z in fgraph.outputs] == [dtype] * 3
+
+
+def test_a_network_moves_as_a_whole():
+    x, w = tensors(2)
+    y = nnet.pool_2d(nnet.conv2d(x, w), (2, 2), ignore_border=True)
+    p = pt.special.softmax(y.flatten(2), axis=1)
+    loss = (p**2).sum()
+    grads = pytensor.grad(loss, [x, w])
+    fgraph = rewritten([x, w], [loss, *grads])
+    assert names(fgraph) >= {
+        "GpuDnnConv", "GpuDnnPool", "GpuDnnSoftmax",
+        "GpuDnnConvGradI", "GpuDnnConvGradW", "GpuDnnPoolGrad", "GpuDnnSoftmaxGrad",
+    }  # fmt: skip
+    assert transfers(fgraph) == (2, 3)
+    assert not any(isinstance(n.op, nnet.Conv) for n in fgraph.apply_nodes)
+
+
+def test_excluded():
+    x, w = tensors(2)
+    out = nnet.pool_2d(nnet.conv2d(x, w) * np.float32(2), (2, 2), ignore_border=True)
+    fgraph = rewritten([x, w], [out], GPU_MODE.excluding("cudnn"))
+    assert not any(isinstance(n.op, CudnnOp) for n in fgraph.apply_nodes)
+
+
+def test_disabled():
+    x, w = tensors(2)
+    with pytensor.config.change_flags(dnn__enabled="False"):
+        fgraph = rewritten([x, w], [nnet.conv2d(x, w)])
+    assert not any(isinstance(n.op, CudnnOp) for n in fgraph.apply_nodes)
+
+
+def test_required():
+    x, w = tensors(2)
+    mode = GPU_MODE.including("cudnn")
+    rewritten([x, w], [nnet.conv2d(x, w)], mode)
+    with (
+        pytensor.config.change_flags(dnn__enabled="False"),
+        pytest.raises(DnnUnavailableError, match=r"optimizer_including=cudnn: .*dnn\.enabled"),
+    ):
+        rewritten([x, w], [nnet.conv2d(x, w)], mode)
+
+
+@pytest.mark.skipif(not gpu_missing(), reason="there is a GPU")
+def test_required_without_a_gpu():
+    x, w = tensors(2)
+    for enabled in ("auto", "True"):
+        with (
+            pytensor.config.change_flags(dnn__enabled=enabled),
+            pytest.raises(DnnUnavailableError, match="cuDNN cannot be used"),
+        ):
+            rewritten([x, w], [nnet.conv2d(x, w)], GPU_MODE.including("cudnn"))
+
+
+def test_asymmetric_padding_flips_the_filters_first():
+    x, w, top = tensors(3)
+    out = nnet.conv2d(x, w, border_mode=((0, 1), (2, 0)))
+    grads = pytensor.grad(None, [x, w], known_grads={out: top})
+    fgraph = rewritten([x, w, top], [out, *grads])
+    for name in ("GpuDnnConv", "GpuDnnConvGradI", "GpuDnnConvGradW"):
+        (node,) = nodes(fgraph, name)
+        assert not node.op.filter_flip
+    assert len(nodes(fgraph, "GpuSubtensor")) == 2
+    fgraph = rewritten([x, w], [nnet.conv2d(x, w, border_mode=(1, 2))])
+    assert nodes(fgraph, "GpuDnnConv")[0].op.filter_flip
+    assert not nodes(fgraph, "GpuSubtensor")
+
+
+@pytest.mark.parametrize("mode", ["max", "sum", "average_inc_pad", "average_exc_pad"])
+def test_pooling(mode):
+    x = GpuArrayType("float32", (None,) * 4)()
+    even = GpuArrayType("float32", (None, None, 6, 4))()
+    odd = GpuArrayType("float32", (None, None, 6, 5))()
+    for image, ignore_border, kind in (
+        (x, True, "GpuDnnPool"),
+        (x, False, "GpuPool"),
+        (even, False, "GpuDnnPool"),
+        (odd, False, "GpuPool"),
+    ):
+        out = nnet.pool_2d(image, (2, 2), ignore_border=ignore_border, mode=mode)
+        grad = pytensor.grad((out**2).sum(), image)
+        found = names(rewritten([image], [out, grad]))
+        assert {kind, kind + "Grad"} <= found
+        other = {"GpuDnnPool": "GpuPool", "GpuPool": "GpuDnnPool"}[kind]
+        assert not {other, other + "Grad"} & found
+
+
+def test_softmax_axes():
+    host = pt.tensor3("x", dtype="float32")
+    x = GpuArrayType("float32", (None,) * 3)()
+    for axis, axes in ((1, (1,)), (-1, (2,)), (None, (0, 1, 2))):
+        for fn, algo in ((pt.special.softmax, "accurate"), (pt.special.log_softmax, "log")):
+            (node,) = nodes(rewritten([x], [fn(x, axis=axis)]), "GpuDnnSoftmax")
+            assert (node.op.axes(3)[0], node.op.axes(3)[-1]) == (axes[0], axes[-1])
+            assert node.op.algo == algo
+            # Not worth a transfer.
+            assert not nodes(rewritten([host], [fn(host, axis=axis)]), "GpuDnnSoftmax")
+
+
+# -- merging -------------------------------------------------------------------------------
+
+
+def sgd(mu: float, rate):
+    x, w, v = tensors(3)
+    loss = (nnet.conv2d(x, w) ** 2).sum()
+    g = pytensor.grad(loss, w)
+    return x, w, v, np.float32(mu) * v - rate * g
+
+
+def test_momentum_update_is_one_convolution():
+    rate = pt.fscalar("rate")
+    x, w, v, update = sgd(0.9, rate)
+    fgraph = rewritten([x, w, v, rate], [update], mutable=(v,))
+    (node,) = nodes(fgraph, "GpuDnnConvGradW")
+    assert node.op.accumulate
+    alpha, beta = node.inputs[3:5]
+    assert float(beta.data) == np.float32(0.9)
+    assert not any(type(n.op).__name__ == "GpuElemwise" and n.op is not node.op for n in
+                   (c for c, _ in fgraph.clients[node.outputs[0]]))  # fmt: skip
+    assert alpha.type.ndim == 0
+    assert alpha.type.dtype == "float64"
+
+
+def test_an_overwritten_addend_is_in_place():
+    x, w, v, update = sgd(1.0, np.float32(0.1))
+    fgraph = rewritten([x, w, v], [update])
+    (node,) = nodes(fgraph, "GpuDnnConvGradW")
+    # The operand is the transfer's result, which nothing else needs.
+    assert node.op.inplace
+    assert node.op.destroy_map == {0: [5]}
+
+
+@pytest.mark.parametrize("form", ["product", "quotient", "negation"])
+def test_factor(form):
+    x, w = tensors(2)
+    y = nnet.conv2d(x, w)
+    out, alpha = {
+        "product": (np.float32(3) * y, 3),
+        "quotient": (y / np.float32(4), 0.25),
+        "negation": (-y, -1),
+    }[form]
+    fgraph = rewritten([x, w], [out])
+    (node,) = nodes(fgraph, "GpuDnnConv")
+    assert float(node.inputs[2].data) == alpha
+    assert not nodes(fgraph, "GpuElemwise")
+
+
+def test_what_is_not_merged():
+    x, w, v = tensors(3)
+    y = nnet.conv2d(x, w)
+    vector = pt.vector(dtype="float32")
+    for outputs in (
+        [pt.tanh(y * np.float32(2))],  # the loop takes the factor
+        [y * np.float32(2), y],  # the convolution is needed as it is
+        [y + vector.dimshuffle("x", 0, "x", "x")],  # a bias
+        [y * v],
+        [y + pt.tanh(v)],  # the loop takes the sum
+        [y * y.max()],  # a scalar that is computed on the device
+    ):
+        fgraph = rewritten([x, w, v, vector], outputs)
+        (node,) = nodes(fgraph, "GpuDnnConv")
+        assert not node.op.accumulate
+        assert float(node.inputs[2].data) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mu", [1.0, 0.9])
+def test_merged_updates_compute_the_same(mu):
+    rate = pt.fscalar("rate")
+    x, w, v, update = sgd(mu, rate)
+    factor = -(nnet.conv2d(x, w)) / np.float32(3)
+    f = pytensor.function([x, w, v, rate], [update, factor], mode=GPU_MODE)
+    g = pytensor.function([x, w, v, rate], [update, factor], mode=get_mode("FAST_COMPILE"))
+    rng = np.random.default_rng(0)
+    arrays = [
+        rng.standard_normal(shape).astype("float32")
+        for shape in ((4, 3, 9, 9), (5, 3, 3, 3), (5, 3, 3, 3))
+    ]
+    for step in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7):
+        for result, expected in zip(f(*arrays, step), g(*arrays, step), strict=True):
+            assert_close(result, expected, bound=2e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ignore_border", [False, True])
+@pytest.mark.parametrize("mode", ["max", "sum", "average_inc_pad", "average_exc_pad"])
+def test_network_computes_the_same(mode, ignore_border):
+    x, w = tensors(2)
+    y = nnet.conv2d(x, w, border_mode=((1, 0), (0, 2)))
+    y = nnet.pool_2d(y, (3, 2), stride=(2, 2), ignore_border=ignore_border, mode=mode)
+    p = pt.special.log_softmax(y, axis=1)
+    loss = (p**2).mean()
+    outputs = [loss, *pytensor.grad(loss, [x, w])]
+    f = pytensor.function([x, w], outputs, mode=GPU_MODE)
+    g = pytensor.function([x, w], outputs, mode=get_mode("FAST_COMPILE"))
+    rng = np.random.default_rng(0)
+    for size in (8, 9, 11):
+        image = rng.standard_normal((2, 3, size, size)).astype("float32")
+        filters = rng.standard_normal((4, 3, 3, 3)).astype("float32")
+        for result, expected in zip(f(image, filters), g(image, filters), strict=True):
+            assert_close(np.asarray(result), np.asarray(expected), bound=3e-5)

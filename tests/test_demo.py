@@ -1,0 +1,121 @@
+"""The demo: its network, its result, its picture and its last line."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", reason="needs the extra `demo`")
+pytest.importorskip("matplotlib", reason="needs the extra `demo`")
+
+from dnnops.__main__ import main
+from dnnops.cli import digits
+
+LAST_LINE = r"test accuracy (\d+\.\d) % on cpu \(oneDNN \d+\.\d+\.\d+\), (\d+\.\d) s"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory):
+    """Run the whole demo once; what it printed, and its picture."""
+    picture = tmp_path_factory.mktemp("demo") / "digits.png"
+    with pytest.MonkeyPatch.context() as patch:
+        lines: list[str] = []
+        patch.setattr(sys, "stdout", _Lines(lines))
+        assert main(["demo", "--device", "cpu", "--output", str(picture)]) == 0
+    return lines, picture
+
+
+class _Lines:
+    """A stream that is no terminal and keeps its lines."""
+
+    encoding = "utf-8"
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines, self.rest = lines, ""
+
+    def write(self, text: str) -> None:
+        *whole, self.rest = (self.rest + text).split("\n")
+        self.lines += whole
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return False
+
+
+def test_accuracy_and_time(demo):
+    match = re.fullmatch(LAST_LINE, demo[0][-1])
+    assert match, demo[0][-1]
+    assert 97 <= float(match[1]) <= 100
+    assert float(match[2]) < 60
+
+
+def test_loss_and_accuracy_are_shown_for_every_epoch(demo):
+    epochs = [line for line in demo[0] if line.startswith("epoch ")]
+    assert len(epochs) == 15
+    losses = [float(re.search(r"loss (\d+\.\d+)", line)[1]) for line in epochs]
+    assert losses[-1] < losses[0] / 10
+
+
+def test_the_training_step_calls_onednn(demo):
+    calls = next(line for line in demo[0] if line.startswith("One training step calls:"))
+    for name in ("OneDnnConv", "OneDnnPool"):
+        assert name in calls
+
+
+def test_picture(demo):
+    from matplotlib.image import imread
+
+    picture = imread(demo[1])
+    assert picture.shape[0] > 300
+    assert picture.shape[1] > 2 * 300
+    # Both halves have something on them.
+    for half in np.array_split(picture[..., :3], 2, axis=1):
+        assert half.std() > 0.05
+
+
+def test_same_seed_same_losses_and_other_seed_others():
+    first, second, other = (digits.train("cpu", seed, steps=3) for seed in (1, 1, 2))
+    assert first == second
+    assert first != other
+
+
+def test_split_covers_all_images_once():
+    data = digits.load_digits(seed=3)
+    assert len(data.train_images) + len(data.test_images) == 1797
+    assert data.train_images.dtype == data.test_images.dtype == np.float32
+    assert data.train_images.shape[1:] == (1, 8, 8)
+    again = digits.load_digits(seed=3)
+    np.testing.assert_array_equal(data.test_classes, again.test_classes)
+    assert not np.array_equal(data.test_classes, digits.load_digits(seed=4).test_classes)
+
+
+@pytest.mark.parametrize("package", ["sklearn", "matplotlib", "rich"])
+def test_missing_package(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["demo", "--device", "cpu"]) == 1
+    err = capsys.readouterr().err
+    assert package in err
+    assert "pip install 'dnnops[demo]'" in err
+
+
+def test_a_device_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    import dnnops.dnn
+
+    def dnn_available(context_name: str) -> bool:
+        return False
+
+    dnn_available.msg = "the GPU is on holiday"
+    monkeypatch.setattr(dnnops.dnn, "dnn_available", dnn_available)
+    assert main(["demo", "--device", "cuda", "--output", str(tmp_path / "x.png")]) == 1
+    assert "cannot train on cuda: the GPU is on holiday" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
