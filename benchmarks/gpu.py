@@ -123,7 +123,7 @@ def measure_demo(session: Session, case: dict[str, Any]) -> list[Row]:
     return [
         {
             "case": case["case"],
-            "plan": ", ".join(f"{name} x{count}" for name, count in sorted(ops.items())),
+            "ops": ", ".join(f"{name} x{count}" for name, count in sorted(ops.items())),
             "compared_steps": steps,
             "loss_at_first": float(on_device[0]),
             "loss_at_last": float(on_device[-1]),

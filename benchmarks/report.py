@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 Row = dict[str, Any]
-_UNITS = ("s", "ms", "us")
+_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 
 
 def times(row: Row) -> dict[str, float]:
@@ -97,9 +97,12 @@ def draw_ratios(title: str, rows: Sequence[Row]) -> Figure:
 
 
 def draw_times(title: str, rows: Sequence[Row]) -> Figure:
-    """Draw what each library takes, the row where dnnops does worst at the top; as `draw_ratios`."""
+    """Draw what each library takes, the row where dnnops does worst at the top.
+
+    Parameters and result as those of `draw_ratios`; all times have to be in one unit.
+    """
     unit = next(unit for unit in _UNITS if f"dnnops_{unit}" in rows[0])
-    return _draw_bars(title, rows, times, unit)
+    return _draw_bars(title, rows, times, _UNITS[unit])
 
 
 def _draw_bars(

@@ -60,7 +60,7 @@ class DnnMode(Mode):
         ):
             if flag:
                 query = getattr(query, extend)(*flag.split(":"))
-        database: Any = self.optdb
+        database: Any = getattr(self, "optdb")  # noqa: B009 - untyped in PyTensor
         return database.query(query.including(*self._backend_tags()))
 
     def _backend_tags(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@
 #include "../common/conv_problem.hpp"
 #include "conv_blas.hpp"
 #include "node_state.hpp"
+#include "winograd.hpp"
 
 namespace dnnops {
 namespace {
@@ -159,6 +160,10 @@ void run(const dnnops_context *context, const int64_t *params, const dnnops_tens
     return;
   }
   dnnl_dtype(inputs[0].dtype);
+  if (winograd_suits(problem)) {
+    conv_winograd(problem, inputs, output);
+    return;
+  }
 
   const Roles roles = roles_of(problem.direction);
   const dnnops_tensor *tensors[3];

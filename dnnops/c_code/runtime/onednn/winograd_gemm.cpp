@@ -12,6 +12,8 @@ namespace {
 // With 14 x 2 sums two more registers hold the filters; a multiplication needs 16 loads per 28
 // multiplications, which leaves the load ports half idle.
 constexpr int kMaxTiles = 14;
+// How many input channels ahead filters are fetched; tiles are fetched a block of channels ahead.
+constexpr int kAhead = 16;
 
 template <int Tiles, int Blocks>
 void tiles_by_filters(int64_t tile_stride, int64_t in_blocks, const float *tiles, const float *filters,
@@ -21,8 +23,12 @@ void tiles_by_filters(int64_t tile_stride, int64_t in_blocks, const float *tiles
 #pragma GCC unroll 2
     for (int channel = 0; channel < kLanes; ++channel, filters += Blocks * kLanes) {
       Vec right[Blocks];
+      if (channel < Tiles) prefetch(tiles + (tile_stride + channel) * kLanes);
 #pragma GCC unroll 2
-      for (int j = 0; j < Blocks; ++j) right[j] = load(filters + j * kLanes);
+      for (int j = 0; j < Blocks; ++j) {
+        prefetch(filters + (kAhead * Blocks + j) * kLanes);
+        right[j] = load(filters + j * kLanes);
+      }
 #pragma GCC unroll 14
       for (int i = 0; i < Tiles; ++i) {
         const Vec left = broadcast(tiles[i * kLanes + channel]);

@@ -14,6 +14,7 @@ constexpr int kLanes = 16;
 
 inline Vec load(const float *from) { return _mm512_loadu_ps(from); }
 inline void store(float *to, Vec value) { _mm512_storeu_ps(to, value); }
+inline void prefetch(const float *at) { _mm_prefetch(reinterpret_cast<const char *>(at), _MM_HINT_T0); }
 inline Vec broadcast(float value) { return _mm512_set1_ps(value); }
 // a * b + c; contraction of the operators is off in standard C++.
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }

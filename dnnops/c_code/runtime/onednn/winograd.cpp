@@ -1,0 +1,301 @@
+#include "winograd.hpp"
+
+#include <algorithm>
+#include <atomic>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#include <sys/mman.h>
+
+#include "plan.hpp"
+#include "winograd_filters.hpp"
+#include "winograd_gemm.hpp"
+#include "winograd_tiles.hpp"
+
+DNNOPS_EXPORT int64_t dnnops_wino_T, dnnops_wino_T2;
+int64_t dnnops_wino_T = 0, dnnops_wino_T2 = 0;
+
+namespace dnnops {
+namespace {
+
+std::atomic<int> winograd_enabled{1};
+
+#ifdef __AVX512F__
+using namespace winograd;
+
+constexpr int64_t kTileSize = 4, kPositionCount = 36, kBlock = 16;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int thread_count() {
+#ifdef _OPENMP
+  return omp_get_max_threads();
+#else
+  return 1;
+#endif
+}
+
+int thread_number() {
+#ifdef _OPENMP
+  return omp_get_thread_num();
+#else
+  return 0;
+#endif
+}
+
+// How the tiles of a batch of images are cut into chunks: of whole rows of tiles, or of segments
+// of a row where images are wide.
+struct Cut {
+  int64_t rows, columns, segments, units, chunks;
+
+  Cut(int64_t batch, int64_t height, int64_t width, int64_t wanted_tiles, int64_t threads) {
+    rows = ceil_div(height, kTileSize);
+    columns = ceil_div(width, kTileSize);
+    segments = ceil_div(columns, wanted_tiles);
+    units = batch * rows * segments;
+    chunks = ceil_div(units, std::max<int64_t>(1, wanted_tiles / columns));
+    // Every thread the same.
+    chunks = std::min(ceil_div(chunks, threads) * threads, units);
+  }
+
+  int64_t first_unit(int64_t chunk) const { return chunk * units / chunks; }
+  int64_t max_rows() const { return std::min(ceil_div(units, chunks), rows); }
+  int64_t max_columns() const { return ceil_div(columns, segments); }
+  int64_t max_tiles() const { return ceil_div(units, chunks) * max_columns(); }
+
+  // Calls visit(strip, number of tiles before it) for the strips of a chunk; returns its tiles.
+  template <class Visit>
+  int64_t for_strips(int64_t chunk, Visit &&visit) const {
+    int64_t tiles = 0;
+    for (int64_t unit = first_unit(chunk), last = first_unit(chunk + 1); unit < last;) {
+      const int64_t segment = unit % segments, row = unit / segments % rows;
+      Strip strip{unit / (segments * rows), row, 1, segment * columns / segments, 0};
+      if (segments == 1) strip.rows = std::min(last - unit, rows - row);
+      strip.columns = (segment + 1) * columns / segments - strip.column;
+      visit(strip, tiles);
+      tiles += strip.tiles();
+      unit += strip.rows;
+    }
+    return tiles;
+  }
+};
+
+// Pieces of one block of scratch memory, in floats.
+class Layout {
+ public:
+  int64_t add(int64_t floats) {
+    const int64_t offset = size_;
+    size_ += ceil_div(floats, kBlock) * kBlock;
+    return offset;
+  }
+  int64_t size() const { return size_; }
+  float *allocate() const {
+    const size_t bytes = size_ * sizeof(float);
+    char *data = thread_scratch(bytes);
+#ifdef MADV_HUGEPAGE
+    // Positions are far from each other: with small pages each would take a TLB entry of its own.
+    const uintptr_t page = 4096, first = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+    if (bytes > 2 * page) madvise(reinterpret_cast<void *>(first), bytes - page, MADV_HUGEPAGE);
+#endif
+    return reinterpret_cast<float *>(data);
+  }
+
+ private:
+  int64_t size_ = 0;
+};
+
+bool is_contiguous(const dnnops_tensor &tensor) {
+  int64_t step = sizeof(float);
+  for (int64_t i = tensor.ndim - 1; i >= 0; --i) {
+    if (tensor.shape[i] != 1 && tensor.strides[i] != step) return false;
+    step *= tensor.shape[i];
+  }
+  return reinterpret_cast<uintptr_t>(tensor.data) % sizeof(float) == 0;
+}
+
+void unpack(const float *from, const dnnops_tensor &to) {
+  const int64_t *shape = to.shape, *strides = to.strides;
+#pragma omp parallel for collapse(2)
+  for (int64_t i = 0; i < shape[0]; ++i)
+    for (int64_t j = 0; j < shape[1]; ++j) {
+      const float *row = from + (i * shape[1] + j) * shape[2] * shape[3];
+      char *plane = static_cast<char *>(to.data) + i * strides[0] + j * strides[1];
+      for (int64_t k = 0; k < shape[2]; ++k)
+        for (int64_t l = 0; l < shape[3]; ++l, ++row)
+          std::memcpy(plane + k * strides[2] + l * strides[3], row, sizeof(float));
+    }
+}
+
+// The operands as contiguous arrays, copied into scratch memory where they aren't.
+struct Operands {
+  const dnnops_tensor *tensors[3];  // two inputs and the output
+  bool copied[3];
+  int64_t offsets[3] = {0, 0, 0};
+  float *data[3];
+
+  Operands(const dnnops_tensor *inputs, const dnnops_tensor &output, Layout &layout)
+      : tensors{&inputs[0], &inputs[1], &output} {
+    for (int i = 0; i < 3; ++i) {
+      copied[i] = !is_contiguous(*tensors[i]);
+      if (copied[i]) offsets[i] = layout.add(element_count(tensors[i]->shape, 4));
+    }
+  }
+  void read(float *scratch) {
+    for (int i = 0; i < 3; ++i) {
+      data[i] = copied[i] ? scratch + offsets[i] : static_cast<float *>(tensors[i]->data);
+      if (copied[i] && i < 2) pack(*tensors[i], data[i], false);
+    }
+  }
+  void write() const {
+    if (copied[2]) unpack(data[2], *tensors[2]);
+  }
+};
+
+Images images_of(const int64_t *shape, float *data = nullptr) { return {data, shape[1], shape[2], shape[3]}; }
+
+// A chunk's transformed tiles in the memory of a thread.
+Tiles chunk_tiles(const Cut &cut, int64_t blocks, float *data = nullptr) {
+  const int64_t tiles = cut.max_tiles();
+  // A line more, lest all positions of a tile fall on the same set of a cache.
+  return {data, tiles * blocks * kBlock + kBlock, tiles};
+}
+
+// Forward, or the gradient by inputs: a forward convolution of the output's gradient with
+// reversed filters.
+void correlate(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output) {
+  const bool forward = problem.direction == CONV_FORWARD;
+  const int64_t threads = thread_count(), taps = 9;
+  Images in = images_of(forward ? problem.image : problem.top), out = images_of(forward ? problem.top : problem.image);
+  const int64_t by_out = problem.filters[1] * taps;
+  Filters filters{nullptr, in.channels, forward ? taps : by_out, out.channels, forward ? by_out : taps,
+                  (problem.geometry.filter_flip != 0) == forward};
+  int64_t pad[2];
+  for (int i = 0; i < 2; ++i) pad[i] = forward ? problem.geometry.pad_begin[i] : 2 - problem.geometry.pad_begin[i];
+
+  const Cut cut(problem.image[0], out.height, out.width, dnnops_wino_T ? dnnops_wino_T : 56, threads);
+  const int64_t filter_stride = transformed_filter_size(in.blocks(), out.blocks());
+  Tiles in_tiles = chunk_tiles(cut, in.blocks()), out_tiles = chunk_tiles(cut, out.blocks());
+  Layout layout, own;
+  Operands operands(inputs, output, layout);
+  const int64_t filters_at = layout.add(kPositionCount * filter_stride);
+  const int64_t in_at = own.add(kPositionCount * in_tiles.position_stride);
+  const int64_t out_at = own.add(kPositionCount * out_tiles.position_stride);
+  const int64_t pixels_at = own.add(strip_pixels(cut.max_rows(), cut.max_columns()));
+  const int64_t own_at = layout.add(threads * own.size());
+  float *scratch = layout.allocate();
+  operands.read(scratch);
+  in.data = operands.data[forward ? 0 : 1];
+  filters.data = operands.data[forward ? 1 : 0];
+  out.data = operands.data[2];
+
+#pragma omp parallel num_threads(threads) firstprivate(in_tiles, out_tiles)
+  {
+#pragma omp for schedule(static)
+    for (int64_t block = 0; block < in.blocks(); ++block)
+      transform_filters(filters, block, block + 1, scratch + filters_at);
+    float *mine = scratch + own_at + thread_number() * own.size();
+    in_tiles.data = mine + in_at;
+    out_tiles.data = mine + out_at;
+    // Each chunk's result is the same whichever thread computes it.
+#pragma omp for schedule(dynamic)
+    for (int64_t chunk = 0; chunk < cut.chunks; ++chunk) {
+      const int64_t tiles = cut.for_strips(chunk, [&](const Strip &strip, int64_t first) {
+        transform_inputs(in, pad[0], pad[1], strip, mine + pixels_at, in_tiles, first);
+      });
+      for (int64_t i = 0; i < kPositionCount; ++i)
+        multiply_filters(tiles, in_tiles.tile_stride, in.blocks(), out.blocks(),
+                         in_tiles.data + i * in_tiles.position_stride, scratch + filters_at + i * filter_stride,
+                         out_tiles.data + i * out_tiles.position_stride);
+      cut.for_strips(chunk, [&](const Strip &strip, int64_t first) {
+        inverse_outputs(out_tiles, first, strip, mine + pixels_at, out);
+      });
+    }
+  }
+  operands.write();
+}
+
+void grad_weights(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output) {
+  const int64_t threads = thread_count(), taps = 9;
+  Images image = images_of(problem.image), top = images_of(problem.top);
+  Filters filters{nullptr, image.channels, taps, top.channels, problem.filters[1] * taps,
+                  problem.geometry.filter_flip != 0};
+  const Cut cut(problem.image[0], top.height, top.width, dnnops_wino_T2 ? dnnops_wino_T2 : 56, threads);
+  // A part sums over every parts-th chunk: the result depends on the number of threads only.
+  const int64_t parts = std::min(threads, cut.chunks);
+  const int64_t position_stride = transformed_filter_size(image.blocks(), top.blocks());
+  Tiles image_tiles = chunk_tiles(cut, image.blocks()), top_tiles = chunk_tiles(cut, top.blocks());
+  Layout layout, own;
+  Operands operands(inputs, output, layout);
+  const int64_t image_at = own.add(kPositionCount * image_tiles.position_stride);
+  const int64_t top_at = own.add(kPositionCount * top_tiles.position_stride);
+  const int64_t pixels_at = own.add(strip_pixels(cut.max_rows(), cut.max_columns()));
+  const int64_t sums_at = own.add(kPositionCount * position_stride);
+  const int64_t own_at = layout.add(parts * own.size());
+  float *scratch = layout.allocate();
+  operands.read(scratch);
+  image.data = operands.data[0];
+  top.data = operands.data[1];
+  filters.data = operands.data[2];
+
+#pragma omp parallel num_threads(threads) firstprivate(image_tiles, top_tiles)
+  {
+#pragma omp for schedule(static, 1)
+    for (int64_t part = 0; part < parts; ++part) {
+      float *mine = scratch + own_at + part * own.size();
+      image_tiles.data = mine + image_at;
+      top_tiles.data = mine + top_at;
+      for (int64_t chunk = part; chunk < cut.chunks; chunk += parts) {
+        const int64_t tiles = cut.for_strips(chunk, [&](const Strip &strip, int64_t first) {
+          transform_inputs(image, problem.geometry.pad_begin[0], problem.geometry.pad_begin[1], strip,
+                           mine + pixels_at, image_tiles, first);
+          transform_output_gradients(top, strip, mine + pixels_at, top_tiles, first);
+        });
+        for (int64_t i = 0; i < kPositionCount; ++i)
+          multiply_tiles(tiles, image_tiles.tile_stride, image.blocks(), top.blocks(),
+                         image_tiles.data + i * image_tiles.position_stride,
+                         top_tiles.data + i * top_tiles.position_stride, mine + sums_at + i * position_stride,
+                         chunk != part);
+      }
+    }
+#pragma omp for collapse(2) schedule(static)
+    for (int64_t block = 0; block < top.blocks(); ++block)
+      for (int64_t channel = 0; channel < image.channels; channel += kBlock)
+        inverse_filters(scratch + own_at + sums_at, position_stride, parts, own.size(), block, channel,
+                        std::min(channel + kBlock, image.channels), filters);
+  }
+  operands.write();
+}
+#endif  // __AVX512F__
+
+}  // namespace
+
+#ifdef __AVX512F__
+bool winograd_suits(const ConvProblem &problem) {
+  const ConvGeometry &geometry = problem.geometry;
+  if (!winograd_enabled.load(std::memory_order_relaxed) || geometry.spatial_ndim != 2 || geometry.groups != 1)
+    return false;
+  for (int i = 0; i < 2; ++i)
+    if (problem.filters[2 + i] != 3 || geometry.stride[i] != 1 || geometry.dilation[i] != 1 ||
+        geometry.pad_begin[i] < 0 || geometry.pad_begin[i] > 2 || geometry.pad_end[i] < 0 || geometry.pad_end[i] > 2)
+      return false;
+  return problem.filters[0] >= 32 && problem.filters[1] >= 32;
+}
+
+void conv_winograd(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output) {
+  if (problem.direction == CONV_GRAD_WEIGHTS)
+    grad_weights(problem, inputs, output);
+  else
+    correlate(problem, inputs, output);
+}
+#else
+bool winograd_suits(const ConvProblem &) { return false; }
+
+void conv_winograd(const ConvProblem &, const dnnops_tensor *, dnnops_tensor &) {
+  fail(DNNOPS_NOT_SUPPORTED, "this library was compiled for a processor without AVX-512");
+}
+#endif
+
+}  // namespace dnnops
+
+DNNOPS_EXPORT void dnnops_onednn_set_winograd(int enabled) { dnnops::winograd_enabled.store(enabled); }

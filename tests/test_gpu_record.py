@@ -1,0 +1,204 @@
+"""The command that records a run on a GPU, on tests that need none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import gpu_record
+
+DEVICE = {
+    "device": "a device",
+    "driver": "1.2",
+    "cuda": "13.0",
+    "cudnn": "9.19.0",
+    "pytensor": "3.0",
+    "cupy": "14.2",
+}
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CONFIG = "[pytest]\nmarkers = gpu: needs a GPU\naddopts = --strict-markers\n"
+HEAD = "import pytest\npytestmark = pytest.mark.gpu\n"
+PASSING = "def test_right(): pass\n"
+SKIPPED = """
+@pytest.mark.parametrize("i", range(3))
+@pytest.mark.skip(reason="too slow, & <odd>")
+def test_slow(i): pass
+"""
+FAILING = """
+def test_wrong(): assert False
+
+@pytest.fixture
+def fragile():
+    yield
+    raise RuntimeError("teardown")
+
+def test_fragile(fragile): pass
+"""
+
+
+class Checkout:
+    """A directory with a suite of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.record_path = root / "docs" / "gpu_record.json"
+        (root / "tests").mkdir()
+        (root / "docs").mkdir()
+        (root / "pytest.ini").write_text(CONFIG)
+
+    def write_tests(self, *parts: str) -> None:
+        (self.root / "tests" / "test_it.py").write_text(HEAD + "\n".join(parts))
+
+    def record(self) -> dict:
+        return json.loads(self.record_path.read_text())
+
+    def git(self, *arguments: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        command = ["git", *identity, *arguments]
+        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
+    """A checkout on a machine with a GPU."""
+    monkeypatch.setattr(gpu_record, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu_record, "describe_device", lambda: dict(DEVICE))
+    return Checkout(tmp_path)
+
+
+def test_record_of_a_run(checkout: Checkout):
+    checkout.write_tests(PASSING, SKIPPED, "def test_more(): pass")
+    # What is not marked is not recorded.
+    (checkout.root / "tests" / "test_cpu.py").write_text("def test_cpu(): pass\n")
+    assert gpu_record.main(["--commit", COMMIT]) == 0
+    record = checkout.record()
+    assert list(record) == ["date", *DEVICE, "passed", "failed", "skipped", "commit"]
+    assert record.pop("date").startswith("20")
+    assert record == {
+        **DEVICE,
+        "passed": 2,
+        "failed": 0,
+        "skipped": {"too slow, & <odd>": 3},
+        "commit": COMMIT,
+    }
+    assert [path.name for path in checkout.record_path.parent.iterdir()] == ["gpu_record.json"]
+
+
+def test_failures_are_recorded(checkout: Checkout):
+    checkout.write_tests(PASSING, FAILING)
+    assert gpu_record.main(["--commit", COMMIT]) == 1
+    record = checkout.record()
+    # A test whose teardown fails has not passed.
+    assert (record["passed"], record["failed"], record["skipped"]) == (1, 2, {})
+
+
+def test_module_that_cannot_be_imported(checkout: Checkout, capsys: pytest.CaptureFixture[str]):
+    checkout.write_tests(PASSING)
+    (checkout.root / "tests" / "test_broken.py").write_text("import a_module_that_is_not_there\n")
+    assert gpu_record.main(["--commit", COMMIT]) == 2
+    assert "did not finish" in capsys.readouterr().err
+    assert not checkout.record_path.exists()
+
+
+def test_several_processes(checkout: Checkout):
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    checkout.write_tests(PASSING, SKIPPED)
+    assert gpu_record.main(["--commit", COMMIT, "-n", "1"]) == 0
+    assert checkout.record()["passed"] == 1
+    assert checkout.record()["skipped"] == {"too slow, & <odd>": 3}
+
+
+@pytest.mark.parametrize(
+    ("tests", "words"),
+    [
+        ((SKIPPED,), "3 tests: too slow, & <odd>"),
+        (("pytestmark = []", PASSING), "no tests marked gpu"),
+        (("import os", "def test_exit(): os._exit(3)"), "did not finish: exit status 3"),
+    ],
+)
+def test_nothing_ran(
+    checkout: Checkout, tests: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+):
+    checkout.write_tests(*tests)
+    checkout.record_path.write_text("the record before")
+    assert gpu_record.main(["--commit", COMMIT]) == 2
+    assert words in capsys.readouterr().err
+    assert checkout.record_path.read_text() == "the record before"
+
+
+def test_no_gpu(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def describe_device() -> dict[str, str]:
+        raise gpu_record.RecordError("no GPU: the driver is missing")
+
+    monkeypatch.setattr(gpu_record, "describe_device", describe_device)
+    checkout.write_tests(PASSING)
+    assert gpu_record.main(["--commit", COMMIT]) == 2
+    assert "not written: no GPU: the driver is missing" in capsys.readouterr().err
+    assert not checkout.record_path.exists()
+
+
+@pytest.mark.gpu
+def test_description_of_a_gpu():
+    description = gpu_record.describe_device()
+    assert list(description) == list(DEVICE)
+    assert all(description.values())
+
+
+def test_description_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", lambda: 0)
+    with pytest.raises(gpu_record.RecordError, match="no GPU"):
+        gpu_record.describe_device()
+
+
+@pytest.mark.parametrize("commit", ["HEAD", "", "012345", "0123456g"])
+def test_commit_that_is_no_hash(
+    checkout: Checkout, commit: str, capsys: pytest.CaptureFixture[str]
+):
+    checkout.write_tests(PASSING)
+    assert gpu_record.main(["--commit", commit]) == 2
+    assert "is not the hash of a commit" in capsys.readouterr().err
+    assert not checkout.record_path.exists()
+
+
+def test_commit_is_unknown(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    checkout.write_tests(PASSING)
+    # The directory is no repository, also where one is above it; then there is no Git at all.
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(checkout.root.parent))
+    for path in (None, "/nonexistent"):
+        if path:
+            monkeypatch.setenv("PATH", path)
+        assert gpu_record.main([]) == 2
+        assert "the commit is unknown; give it with --commit" in capsys.readouterr().err
+        assert not checkout.record_path.exists()
+
+
+def test_commit_of_a_checkout(checkout: Checkout, capsys: pytest.CaptureFixture[str]):
+    checkout.write_tests(PASSING)
+    (checkout.root / ".gitignore").write_text("__pycache__\n.pytest_cache\n")
+    try:
+        checkout.git("init", "--quiet")
+    except OSError:
+        pytest.skip("Git is not installed")
+    checkout.git("add", ".")
+    checkout.git("commit", "--quiet", "-m", "all")
+    commit = checkout.git("rev-parse", "HEAD")
+    assert gpu_record.main([]) == 0
+    assert checkout.record()["commit"] == commit
+    # The record itself, now a change, doesn't prevent another one.
+    assert gpu_record.main([]) == 0
+
+    (checkout.root / "pytest.ini").write_text(CONFIG + "\n")
+    before = checkout.record_path.read_text()
+    assert gpu_record.main([]) == 2
+    assert "not committed:\n M pytest.ini" in capsys.readouterr().err
+    assert checkout.record_path.read_text() == before
+    assert gpu_record.main(["--commit", COMMIT]) == 0
