@@ -3,6 +3,9 @@
 // A tile of 4 x 4 outputs takes 36 multiplications a pair of channels instead of 144.  S. Winograd,
 // Arithmetic Complexity of Computations (1980); A. Lavin and S. Gray, Fast Algorithms for
 // Convolutional Neural Networks (CVPR 2016).
+//
+// A pixel that is not finite spoils all outputs of the tiles that read it, so some that a direct
+// convolution would leave alone.  The same number of threads gives the same bits.
 #ifndef DNNOPS_ONEDNN_WINOGRAD_HPP
 #define DNNOPS_ONEDNN_WINOGRAD_HPP
 

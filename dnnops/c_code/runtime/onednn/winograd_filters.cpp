@@ -12,8 +12,6 @@ namespace {
 
 constexpr int kFilterTaps = kTaps * kTaps;
 
-int64_t blocks_of(int64_t channels) { return (channels + kLanes - 1) / kLanes; }
-
 }  // namespace
 
 int64_t transformed_filter_size(int64_t summed_blocks, int64_t kept_blocks) {
@@ -21,21 +19,22 @@ int64_t transformed_filter_size(int64_t summed_blocks, int64_t kept_blocks) {
   return summed_blocks * kept_blocks * kLanes * kLanes + kLanes;
 }
 
-void transform_filters(const Filters &filters, int64_t first_block, int64_t last_block, float *transformed) {
+void transform_filters(const Filters &filters, int64_t kept_block, int64_t first_channel, int64_t last_channel,
+                       float *transformed) {
   const int64_t kept_blocks = blocks_of(filters.kept), summed_blocks = blocks_of(filters.summed);
   const int64_t position_stride = transformed_filter_size(summed_blocks, kept_blocks);
-  for (int64_t channel = first_block * kLanes; channel < last_block * kLanes; ++channel)
-    for (int64_t block = 0; block < kept_blocks; ++block) {
-      const int64_t rows = channel < filters.summed ? std::min<int64_t>(filters.kept - block * kLanes, kLanes) : 0;
-      Vec tap[12];
-      load_columns<3>(filters.data + channel * filters.summed_stride + block * kLanes * filters.kept_stride,
-                      filters.kept_stride, rows, kFilterTaps, tap);
-      float *to = transformed + filter_offset(summed_blocks * kLanes, kept_blocks, channel, block);
-      const int first = filters.reversed ? kFilterTaps - 1 : 0, step = filters.reversed ? -1 : 1;
-      transform_2d<TransformFilter>(
-          [&](int y, int x) { return tap[first + step * (y * kTaps + x)]; },
-          [&](int y, int x, Vec value) { store(to + (y * kPatch + x) * position_stride, value); });
-    }
+  const float *block = filters.data + kept_block * kLanes * filters.kept_stride;
+  for (int64_t channel = first_channel; channel < last_channel; ++channel) {
+    const int64_t rows =
+        channel < filters.summed ? std::min<int64_t>(filters.kept - kept_block * kLanes, kLanes) : 0;
+    Vec tap[12];
+    load_columns<3>(block + channel * filters.summed_stride, filters.kept_stride, rows, kFilterTaps, tap);
+    float *to = transformed + filter_offset(summed_blocks * kLanes, kept_blocks, channel, kept_block);
+    const int first = filters.reversed ? kFilterTaps - 1 : 0, step = filters.reversed ? -1 : 1;
+    transform_2d<TransformFilter>(
+        [&](int y, int x) { return tap[first + step * (y * kTaps + x)]; },
+        [&](int y, int x, Vec value) { store(to + (y * kPatch + x) * position_stride, value); });
+  }
 }
 
 void inverse_filters(const float *transformed, int64_t position_stride, int64_t parts, int64_t part_stride,

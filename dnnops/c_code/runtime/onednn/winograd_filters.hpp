@@ -2,7 +2,7 @@
 #ifndef DNNOPS_ONEDNN_WINOGRAD_FILTERS_HPP
 #define DNNOPS_ONEDNN_WINOGRAD_FILTERS_HPP
 
-#include <cstdint>
+#include "winograd_sizes.hpp"
 
 namespace dnnops::winograd {
 
@@ -17,9 +17,10 @@ struct Filters {
 // Floats of one position of transformed filters, and from one position to the next.
 int64_t transformed_filter_size(int64_t summed_blocks, int64_t kept_blocks);
 
-// Transforms the filters of some blocks of 16 summed channels into the layout of
+// Transforms the filters of 16 kept and of some summed channels into the layout of
 // multiply_filters(): the channels that fill up the last blocks are zeros.
-void transform_filters(const Filters &filters, int64_t first_block, int64_t last_block, float *transformed);
+void transform_filters(const Filters &filters, int64_t kept_block, int64_t first_channel, int64_t last_channel,
+                       float *transformed);
 
 // The gradient by the filters: the sum over `parts` transformed gradients, each
 // [position][kept block][summed channel][16] and part_stride floats from the next.

@@ -5,7 +5,7 @@
 #ifndef DNNOPS_ONEDNN_WINOGRAD_GEMM_HPP
 #define DNNOPS_ONEDNN_WINOGRAD_GEMM_HPP
 
-#include <cstdint>
+#include "winograd_sizes.hpp"
 
 namespace dnnops::winograd {
 
@@ -16,7 +16,7 @@ constexpr int64_t kPanel = 2;
 // one position: [panel][input channel][2 blocks][16], a last odd block alone.
 inline int64_t filter_offset(int64_t in_channels, int64_t out_blocks, int64_t channel, int64_t block) {
   const int64_t panel = block / kPanel, width = out_blocks - panel * kPanel < kPanel ? 1 : kPanel;
-  return (panel * kPanel * in_channels + channel * width + block % kPanel) * 16;
+  return (panel * kPanel * in_channels + channel * width + block % kPanel) * kLanes;
 }
 
 // result[out block][tile] = sum over in channels of tiles[channel / 16][tile][channel % 16] * filters.

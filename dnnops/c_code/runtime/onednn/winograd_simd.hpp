@@ -2,15 +2,13 @@
 #ifndef DNNOPS_ONEDNN_WINOGRAD_SIMD_HPP
 #define DNNOPS_ONEDNN_WINOGRAD_SIMD_HPP
 
-#include <cstdint>
-#include <cstring>
-
 #include <immintrin.h>
+
+#include "winograd_sizes.hpp"
 
 namespace dnnops::winograd {
 
 using Vec = __m512;
-constexpr int kLanes = 16;
 
 inline Vec load(const float *from) { return _mm512_loadu_ps(from); }
 inline void store(float *to, Vec value) { _mm512_storeu_ps(to, value); }

@@ -2,7 +2,7 @@
 #ifndef DNNOPS_ONEDNN_WINOGRAD_TILES_HPP
 #define DNNOPS_ONEDNN_WINOGRAD_TILES_HPP
 
-#include <cstdint>
+#include "winograd_sizes.hpp"
 
 namespace dnnops::winograd {
 
@@ -10,7 +10,7 @@ namespace dnnops::winograd {
 struct Images {
   float *data;
   int64_t channels, height, width;
-  int64_t blocks() const { return (channels + 15) / 16; }
+  int64_t blocks() const { return blocks_of(channels); }
 };
 
 // A rectangle of tiles of one image.
@@ -23,7 +23,7 @@ struct Strip {
 struct Tiles {
   float *data;
   int64_t position_stride, tile_stride;
-  float *at(int64_t block, int64_t tile) const { return data + (block * tile_stride + tile) * 16; }
+  float *at(int64_t block, int64_t tile) const { return data + (block * tile_stride + tile) * kLanes; }
 };
 
 // Floats of the scratch memory, `pixels`, that the functions below need for a strip.

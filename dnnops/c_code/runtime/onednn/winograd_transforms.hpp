@@ -10,14 +10,9 @@
 
 namespace dnnops::winograd {
 
-constexpr int kTile = 4;                      // outputs of a tile, along one axis
-constexpr int kTaps = 3;                      // filter taps
-constexpr int kPatch = kTile + kTaps - 1;     // inputs of a tile
-constexpr int kPositions = kPatch * kPatch;   // of a transformed tile
-
 constexpr float kA = 0.70710678118654752440f, kB = 1.41421356237309504880f;
 constexpr float kA2 = 0.5f, kB2 = 2.0f, kA3 = kA2 * kA, kB3 = kB2 * kB;
-// 1 / product of the differences from the other points, up to the sign's pair.
+// 1 / product of the differences of +a (or -a) from the other points, and of +b (or -b).
 constexpr float kNormA = 1 / (2 * kA2 * (kA2 - kB2)), kNormB = 1 / (2 * kB2 * (kB2 - kA2));
 
 // Six inputs of a tile: B' d.
