@@ -20,6 +20,7 @@ EXTRAS ?= $(if $(filter 12,$(CUDA_MAJOR)),cuda12,$(if $(filter-out 9 10 11,$(CUD
 
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
+RECORD_FLAGS ?=
 
 comma := ,
 space := $(subst ,, )
@@ -27,12 +28,13 @@ space := $(subst ,, )
 installed = $(VENV)/.installed-$(subst $(space),$(comma),$(sort $(1) $(subst $(comma), ,$(EXTRAS))))
 run = $(VENV)/bin/python -m
 
-.PHONY: help demo test test-slow test-gpu doctor docs lint dist clean
+.PHONY: help demo test test-slow test-gpu gpu-record doctor docs lint dist clean
 help:
 	@echo "make demo       train a small network on handwritten digits (DEMO_FLAGS='--device cpu')"
 	@echo "make test       run the tests, but for the slow ones (PYTEST_FLAGS='-k conv')"
 	@echo "make test-slow  run the slow tests"
 	@echo "make test-gpu   run the tests that need a GPU"
+	@echo "make gpu-record run them and write docs/gpu_record.json"
 	@echo "make doctor     show which libraries were found, and what is missing"
 	@echo "make docs       build the documentation into docs/_build/html"
 	@echo "make lint       check style and types"
@@ -52,6 +54,9 @@ test-slow: $(call installed,test demo)
 
 test-gpu: $(call installed,test demo)
 	@$(run) pytest -m gpu $(PYTEST_FLAGS)
+
+gpu-record: $(call installed,test demo)
+	@$(run) tests.gpu_record $(RECORD_FLAGS)
 
 doctor: $(call installed,demo)
 	@$(run) dnnops doctor

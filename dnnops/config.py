@@ -274,6 +274,13 @@ FLAGS: tuple[Flag, ...] = (
         BOOLEAN,
         "Whether only algorithms that give the same bits in every run are used.",
     ),
+    Flag(
+        "onednn.conv.algo",
+        "auto",
+        Values(("auto", "direct")),
+        "Algorithm of float32 convolutions on the CPU: Winograd's for 3x3 filters where it is "
+        "faster (auto), or the direct one always.",
+    ),
     Flag("dnn.verbose", "False", BOOLEAN, "Whether choices of plans are printed as they are made."),
     Flag(
         "dnn.cuda_graph",

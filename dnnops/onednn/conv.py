@@ -2,34 +2,67 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
+from dnnops.config import flag_value
+from dnnops.errors import DnnValueError
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.conv_base import ConvBase
 from dnnops.onednn.base import OneDnnOp
 
 __all__ = ["OneDnnConv", "OneDnnConvGradInputs", "OneDnnConvGradWeights"]
 
+#: In the order of ConvAlgorithm in c_code/runtime/onednn/conv_params.hpp.
+ALGORITHMS = ("auto", "direct")
 
-class OneDnnConv(OneDnnOp, Conv):
-    """`Conv` by ``dnnl_convolution_forward`` (float32) or matrix products (float64)."""
 
+class _OneDnnConvOp(OneDnnOp, ConvBase):
+    __props__ = (*ConvBase.__props__, "algo")
     function = "dnnops_onednn_conv"
+    #: In the order of ConvDirection in c_code/runtime/common/conv_problem.hpp.
+    direction: ClassVar[int]
+
+    def __init__(self, *args: Any, algo: str | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.algo = flag_value("onednn.conv.algo") if algo is None else algo
+        if self.algo not in ALGORITHMS:
+            raise DnnValueError(
+                f"{self.where}: algo must be one of {', '.join(ALGORITHMS)}, got {algo!r}"
+            )
 
     def parameters(self) -> list[int]:
-        return [0, *self.geometry()]
+        return [self.direction, ALGORITHMS.index(self.algo), *self.geometry()]
 
 
-class OneDnnConvGradInputs(OneDnnOp, ConvGradInputs):
-    """`ConvGradInputs` by ``dnnl_convolution_backward_data`` or matrix products."""
+class OneDnnConv(_OneDnnConvOp, Conv):
+    """`Conv` by ``dnnl_convolution_forward`` (float32) or matrix products (float64).
 
-    function = "dnnops_onednn_conv"
+    Parameters
+    ----------
+    *args, **kwargs
+        Those of `Conv`.
+    algo : {'auto', 'direct'}, optional
+        Whether Winograd's algorithm may be used for 3x3 filters in float32, where it is faster. It
+        is an implementation of our own; its relative error is below 1e-5, that of the direct
+        algorithm below 1e-6. Default: the flag ``onednn.conv.algo``.
+    """
 
-    def parameters(self) -> list[int]:
-        return [1, *self.geometry()]
+    direction = 0
 
 
-class OneDnnConvGradWeights(OneDnnOp, ConvGradWeights):
-    """`ConvGradWeights` by ``dnnl_convolution_backward_weights`` or matrix products."""
+class OneDnnConvGradInputs(_OneDnnConvOp, ConvGradInputs):
+    """`ConvGradInputs` by ``dnnl_convolution_backward_data`` or matrix products.
 
-    function = "dnnops_onednn_conv"
+    Parameters as for `OneDnnConv`.
+    """
 
-    def parameters(self) -> list[int]:
-        return [2, *self.geometry()]
+    direction = 1
+
+
+class OneDnnConvGradWeights(_OneDnnConvOp, ConvGradWeights):
+    """`ConvGradWeights` by ``dnnl_convolution_backward_weights`` or matrix products.
+
+    Parameters as for `OneDnnConv`.
+    """
+
+    direction = 2

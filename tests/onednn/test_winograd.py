@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytensor
 import pytest
 from hypothesis import strategies as st
 
@@ -30,9 +31,7 @@ def two_threads() -> Iterator[None]:
     """Run with two threads, wherever: what is used depends on their number."""
     before = ONEDNN.library.omp_get_max_threads()
     ONEDNN.library.omp_set_num_threads(THREADS)
-    was_enabled = ONEDNN.library.dnnops_onednn_set_winograd(1)
     yield
-    ONEDNN.library.dnnops_onednn_set_winograd(was_enabled)
     ONEDNN.library.omp_set_num_threads(before)
 
 
@@ -246,19 +245,25 @@ def test_other_geometries_do_not_suit():
 
 
 @DIRECTIONS
-def test_switch(index):
-    """Switched off, it isn't used: the result is oneDNN's, to the last bit another one."""
+def test_direct(index):
+    """Not wanted, it isn't used: the result is oneDNN's, to the last bit another one."""
     case = make_case(index, 8, (32, 32), (16, 16))
     backend = PAIRS[index][0](**case.params)
     arrays = operands(case, index, "float32")
     out = run_op(backend, *arrays)
-    assert ONEDNN.library.dnnops_onednn_set_winograd(0) == 1
-    assert not uses_winograd(backend, *arrays)
-    direct = run_op(backend, *arrays)
-    assert ONEDNN.library.dnnops_onednn_set_winograd(1) == 0
+    with pytensor.config.change_flags(onednn__conv__algo="direct"):
+        by_flag = PAIRS[index][0](**case.params)
+    assert by_flag == PAIRS[index][0](**case.params, algo="direct") != backend
+    assert uses_winograd(backend, *arrays)
+    assert not uses_winograd(by_flag, *arrays)
+    direct = run_op(by_flag, *arrays)
     assert_close(direct, out)
     assert (direct != out).any()
-    np.testing.assert_array_equal(run_op(backend, *arrays), out)
+
+
+def test_unknown_algorithm():
+    with pytest.raises(DnnValueError, match="algo must be one of auto, direct, got 'fast'"):
+        OneDnnConv(2, algo="fast")
 
 
 def test_errors_are_the_same():

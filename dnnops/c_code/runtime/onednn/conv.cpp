@@ -1,16 +1,13 @@
 // Convolution and its two gradients on oneDNN (float32) and BLAS (float64).
 #include <cstring>
 
-#include "../common/conv_problem.hpp"
 #include "conv_blas.hpp"
+#include "conv_params.hpp"
 #include "node_state.hpp"
 #include "winograd.hpp"
 
 namespace dnnops {
 namespace {
-
-// params: direction, then the 16 words of the geometry.
-constexpr int kGeometry = 1;
 
 // Arrays are numbered by role, whichever the direction computes.
 enum Role { IMAGE, FILTERS, TOP };
@@ -146,9 +143,9 @@ void fill_zeros(const dnnops_tensor &output, const int64_t *shape, int64_t ndim)
   std::memset(output.data, 0, element_count(shape, ndim) * item_size(output.dtype));
 }
 
-void run(const dnnops_context *context, const int64_t *params, const dnnops_tensor *inputs,
+void run(const dnnops_context *context, const ConvParams &params, const dnnops_tensor *inputs,
          dnnops_tensor &output) {
-  const ConvProblem problem = conv_problem(params[0], params + kGeometry, inputs);
+  const ConvProblem problem = problem_of(params, inputs);
   const int64_t *result = conv_result_shape(problem);
   if (element_count(result, problem.ndim) == 0) return;
   if (element_count(inputs[0].shape, problem.ndim) == 0 || element_count(inputs[1].shape, problem.ndim) == 0) {
@@ -160,7 +157,7 @@ void run(const dnnops_context *context, const int64_t *params, const dnnops_tens
     return;
   }
   dnnl_dtype(inputs[0].dtype);
-  if (winograd_suits(problem)) {
+  if (params.algorithm == ALGORITHM_AUTO && winograd_suits(problem)) {
     conv_winograd(problem, inputs, output);
     return;
   }
@@ -213,7 +210,7 @@ static const char *conv_name(const int64_t *params) {
 DNNOPS_EXPORT int dnnops_onednn_conv_shape(const dnnops_context *, const int64_t *params,
                                            const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded(conv_name(params), inputs, 2, [&] {
-    const ConvProblem problem = conv_problem(params[0], params + kGeometry, inputs);
+    const ConvProblem problem = problem_of(conv_params(params), inputs);
     outputs[0].dtype = inputs[0].dtype;
     outputs[0].ndim = problem.ndim;
     std::memcpy(outputs[0].shape, conv_result_shape(problem), problem.ndim * sizeof(int64_t));
@@ -222,7 +219,7 @@ DNNOPS_EXPORT int dnnops_onednn_conv_shape(const dnnops_context *, const int64_t
 
 DNNOPS_EXPORT int dnnops_onednn_conv(const dnnops_context *context, const int64_t *params,
                                      const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded(conv_name(params), inputs, 2, [&] { run(context, params, inputs, outputs[0]); });
+  return guarded(conv_name(params), inputs, 2, [&] { run(context, conv_params(params), inputs, outputs[0]); });
 }
 
 DNNOPS_EXPORT_CACHE(dnnops_onednn_conv, cache())

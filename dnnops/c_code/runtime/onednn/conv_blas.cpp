@@ -86,15 +86,6 @@ void columns_to_image(const Spatial &s, int64_t channels, double *columns, doubl
   });
 }
 
-bool is_contiguous(const dnnops_tensor &tensor) {
-  int64_t step = item_size(tensor.dtype);
-  for (int64_t i = tensor.ndim - 1; i >= 0; --i) {
-    if (tensor.shape[i] != 1 && tensor.strides[i] != step) return false;
-    step *= tensor.shape[i];
-  }
-  return true;
-}
-
 }  // namespace
 
 void conv_blas(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output) {

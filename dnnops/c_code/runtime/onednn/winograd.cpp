@@ -1,13 +1,13 @@
 #include "winograd.hpp"
 
 #include <algorithm>
-#include <atomic>
 
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 #include <sys/mman.h>
 
+#include "conv_params.hpp"
 #include "plan.hpp"
 #include "winograd_filters.hpp"
 #include "winograd_gemm.hpp"
@@ -16,7 +16,6 @@
 namespace dnnops {
 namespace {
 
-std::atomic<int> winograd_enabled{1};
 
 #ifdef __AVX512F__
 using namespace winograd;
@@ -108,15 +107,6 @@ class Layout {
  private:
   int64_t size_ = 0;
 };
-
-bool is_contiguous(const dnnops_tensor &tensor) {
-  int64_t step = sizeof(float);
-  for (int64_t i = tensor.ndim - 1; i >= 0; --i) {
-    if (tensor.shape[i] != 1 && tensor.strides[i] != step) return false;
-    step *= tensor.shape[i];
-  }
-  return reinterpret_cast<uintptr_t>(tensor.data) % sizeof(float) == 0;
-}
 
 void unpack(const float *from, const dnnops_tensor &to) {
   const int64_t *shape = to.shape, *strides = to.strides;
@@ -278,8 +268,7 @@ void grad_weights(const ConvProblem &problem, const dnnops_tensor *inputs, dnnop
 #ifdef __AVX512F__
 bool winograd_suits(const ConvProblem &problem) {
   const ConvGeometry &geometry = problem.geometry;
-  if (!winograd_enabled.load(std::memory_order_relaxed) || geometry.spatial_ndim != 2 || geometry.groups != 1)
-    return false;
+  if (geometry.spatial_ndim != 2 || geometry.groups != 1) return false;
   for (int i = 0; i < 2; ++i)
     if (problem.filters[2 + i] != 3 || geometry.stride[i] != 1 || geometry.dilation[i] != 1 ||
         geometry.pad_begin[i] < 0 || geometry.pad_begin[i] > 2 || geometry.pad_end[i] < 0 || geometry.pad_end[i] > 2)
@@ -322,15 +311,13 @@ void conv_winograd(const ConvProblem &, const dnnops_tensor *, dnnops_tensor &) 
 
 }  // namespace dnnops
 
-// Lets convolutions use Winograd's algorithm or not; returns what was before.
-DNNOPS_EXPORT int dnnops_onednn_set_winograd(int enabled) { return dnnops::winograd_enabled.exchange(enabled); }
-
 // Whether dnnops_onednn_conv() uses it for these arguments: 1 or 0, -1 for arguments that are wrong.
 DNNOPS_EXPORT int dnnops_onednn_conv_uses_winograd(const int64_t *params, const dnnops_tensor *inputs) {
   int uses = 0;
   const int status = dnnops::guarded("OneDnnConv", inputs, 2, [&] {
-    const dnnops::ConvProblem problem = dnnops::conv_problem(params[0], params + 1, inputs);
-    uses = inputs[0].dtype == DNNOPS_FLOAT32 && dnnops::winograd_suits(problem);
+    const dnnops::ConvParams &wanted = dnnops::conv_params(params);
+    uses = inputs[0].dtype == DNNOPS_FLOAT32 && wanted.algorithm == dnnops::ALGORITHM_AUTO &&
+           dnnops::winograd_suits(dnnops::problem_of(wanted, inputs));
   });
   return status == DNNOPS_OK ? uses : -1;
 }

@@ -1,0 +1,24 @@
+// The parameters of the convolution Ops on oneDNN, as words.
+#ifndef DNNOPS_ONEDNN_CONV_PARAMS_HPP
+#define DNNOPS_ONEDNN_CONV_PARAMS_HPP
+
+#include "../common/conv_problem.hpp"
+
+namespace dnnops {
+
+enum ConvAlgorithm : int64_t { ALGORITHM_AUTO = 0, ALGORITHM_DIRECT = 1 };
+
+// What parameters() in dnnops/onednn/conv.py gives.
+struct ConvParams {
+  int64_t direction, algorithm;
+  ConvGeometry geometry;
+};
+
+inline const ConvParams &conv_params(const int64_t *words) { return *reinterpret_cast<const ConvParams *>(words); }
+
+inline ConvProblem problem_of(const ConvParams &params, const dnnops_tensor *inputs) {
+  return conv_problem(params.direction, reinterpret_cast<const int64_t *>(&params.geometry), inputs);
+}
+
+}  // namespace dnnops
+#endif
