@@ -36,6 +36,10 @@ __all__ = [
 ]
 
 
+# In dnnops_cudnn_emit.h: layouts of an operand that are taken as they are.
+_CONTIGUOUS, _CHANNELS_LAST, _GAPS = 1, 2, 4
+
+
 @operand_access.register(GpuArrayType)
 def _(type_: GpuArrayType) -> OperandAccess:
     return OperandAccess(
@@ -63,6 +67,9 @@ class CudnnOp(RuntimeOp):
     library: ClassVar[RuntimeLibrary] = CUDNN
     #: Whether device operands have to be contiguous, instead of dense in any memory format.
     contiguous_only: ClassVar[bool] = False
+    #: Numbers of the operands whose memory has to be without gaps, also along the first axis. cuDNN
+    #: wants filters so.
+    packed_operands: ClassVar[tuple[int, ...]] = ()
 
     c_stream: ClassVar[str] = "stream"
 
@@ -82,22 +89,29 @@ class CudnnOp(RuntimeOp):
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         with on_device(self.node_device(node)):
             inputs = [
-                self._accepted(value) if is_on_device(variable) else value
-                for variable, value in zip(node.inputs, inputs, strict=True)
+                self._accepted(value, self._layouts(i)) if is_on_device(variable) else value
+                for i, (variable, value) in enumerate(zip(node.inputs, inputs, strict=True))
             ]
             super().perform(node, inputs, output_storage)
 
-    def _accepted(self, array: Any) -> Any:
+    def _layouts(self, operand: int) -> int:
+        """How an operand may lie in memory, for ``dnnops_cudnn_read_dense``."""
+        if self.contiguous_only:
+            return _CONTIGUOUS
+        either = _CONTIGUOUS | _CHANNELS_LAST
+        return either if operand in self.packed_operands else either | _GAPS
+
+    def _accepted(self, array: Any, layouts: int) -> Any:
         """The array, or a contiguous copy, as ``dnnops_cudnn_read_dense`` decides in C."""
         if array.flags.c_contiguous:
             return array
-        if not self.contiguous_only:
-            axes = range(1, array.ndim)
-            for order in ([*axes], [*axes[1:], 1]):
-                if len(order) > 0 and array[:1].transpose([0, *order]).flags.c_contiguous:
-                    dense = array[:1].size * array.itemsize
-                    if array.shape[0] == 1 or array.strides[0] >= dense:
-                        return array
+        axes = range(1, array.ndim)
+        for layout, order in ((_CONTIGUOUS, [*axes]), (_CHANNELS_LAST, [*axes[1:], *axes[:1]])):
+            # One entry along the first axis, whose stride is looked at by itself.
+            if layouts & layout and array[:1].transpose([0, *order]).flags.c_contiguous:
+                stride, dense = array.strides[0], array[:1].size * array.itemsize
+                if array.shape[0] == 1 or stride == dense or (layouts & _GAPS and stride > dense):
+                    return array
         import cupy
 
         return cupy.ascontiguousarray(array)
@@ -114,13 +128,30 @@ class CudnnOp(RuntimeOp):
     def c_device(self, node: Apply) -> str:
         return "device"
 
+    def c_support_code_struct(self, node: Apply, name: str) -> str:
+        return super().c_support_code_struct(node, name) + (
+            f"dnnops_kept kept_{name}[{len(node.outputs)}];\n"
+        )
+
+    def c_init_code_struct(self, node: Apply, name: str, sub: dict[str, str]) -> str:
+        return super().c_init_code_struct(node, name, sub) + (
+            f"memset(kept_{name}, 0, sizeof kept_{name});\n"
+        )
+
+    def c_cleanup_code_struct(self, node: Apply, name: str) -> str:
+        return super().c_cleanup_code_struct(node, name) + "".join(
+            f"dnnops_kept_clear(&kept_{name}[{i}]);\n" for i in range(len(node.outputs))
+        )
+
     def c_code(
         self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: dict[str, str]
     ) -> str:
         arrays = [i for i, x in enumerate(node.inputs) if is_on_device(x)]
         names = [f"array{i}" if i in arrays else c_name for i, c_name in enumerate(inputs)]
         take = "".join(
-            f"PyObject *array{i} = {inputs[i]};\nPy_XINCREF(array{i});\n" for i in arrays
+            f"PyObject *array{i} = {inputs[i]};\nPy_XINCREF(array{i});\n"
+            f"const int layouts_array{i} = {self._layouts(i)};\n"
+            for i in arrays
         )
         leave = "".join(f"Py_XDECREF(array{i});\n" for i in arrays)
         leave += "dnnops_gpuarray_leave_device(previous, device);\n"
@@ -129,13 +160,12 @@ class CudnnOp(RuntimeOp):
         return f"""
 {{
 const int64_t device = {self.node_device(node)};
-const int accepted = {0 if self.contiguous_only else 3};
 const int64_t previous = dnnops_gpuarray_enter_device(device);
 if (previous < 0) {{ {sub["fail"]} }}
 {take}
 void *const stream = dnnops_gpuarray_stream();
 if (stream == NULL && PyErr_Occurred()) {{ {fail} }}
-(void)accepted;
+dnnops_kept *const kept = kept_{name};
 {inner}
 {leave}
 }}
@@ -207,13 +237,24 @@ _FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _workspaces: dict[int, Any] = {}
 
 
+class _Stream:
+    """An address in the form of the CUDA stream protocol."""
+
+    def __init__(self, address: int):
+        self.address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
+
+
 @_ALLOCATE
 def _allocate(size: int, device: int, stream: int | None) -> int | None:
     # Called from C: whatever goes wrong means that there is no memory.
     try:
         import cupy
 
-        on_stream = cupy.cuda.ExternalStream(stream) if stream else cupy.cuda.Stream.null
+        null = cupy.cuda.Stream.null
+        on_stream = cupy.cuda.Stream.from_external(_Stream(stream)) if stream else null
         with cupy.cuda.Device(device), on_stream:
             memory = cupy.cuda.alloc(size)
     except Exception:

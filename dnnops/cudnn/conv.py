@@ -23,7 +23,8 @@ from dnnops.cudnn.algorithms import (
     precision_word,
 )
 from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
-from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.cudnn.conv_padding import is_asymmetric, padded_explicitly
+from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import (
     int_vector,
@@ -41,6 +42,10 @@ MEMORY_FORMATS = ("contiguous", "channels_last")
 
 class GpuDnnConvBase(CudnnOp, ConvBase):
     """What the three Ops share; called as ``op(first, second, [shape,] alpha, beta, out)``.
+
+    Padding that differs before and after an axis is not left to cuDNN: such an Op, when called,
+    pads the image on the device and applies an Op of symmetric padding to it (the reason is in
+    `dnnops.cudnn.conv_padding`).
 
     Parameters
     ----------
@@ -66,6 +71,8 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
     ------
     DnnTypeError, DnnValueError
         If a parameter is of another kind, or out of bounds.
+    DnnNotSupportedError
+        From ``make_node``, if padding differs before and after an axis.
     """
 
     __props__ = (
@@ -173,7 +180,17 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
     def _result_shape(self, first: Any, second: Any, sizes: Any) -> tuple[Any, ...]:
         raise NotImplementedError
 
+    def __call__(self, *operands: Any, **kwargs: Any) -> Any:
+        if is_asymmetric(self) and len(operands) >= self.leading:
+            return padded_explicitly(self, operands, **kwargs)
+        return super().__call__(*operands, **kwargs)
+
     def make_node(self, first: Any, second: Any, *others: Any) -> Apply:
+        if is_asymmetric(self):
+            raise DnnNotSupportedError(
+                f"{self.where}: cuDNN is not used for padding that differs before and after an"
+                f" axis, as border_mode={self.border_mode} does; call the Op, which pads the image"
+            )
         shape, others = self._split_shape(others)
         alpha, beta, out = (*others, *(1.0, 1.0, None)[len(others) :])
         if (out is not None) != self.accumulate:
@@ -292,6 +309,7 @@ class GpuDnnConv(GpuDnnConvBase):
     direction = "forward"
     operand_names = ("img", "kerns")
     leading = 2
+    packed_operands = (1,)
 
     def _static_shape(self, first: Any, second: Any, sizes: Any) -> tuple[Any, ...]:
         return self.check_shapes(first, second)
@@ -315,6 +333,7 @@ class GpuDnnConvGradI(GpuDnnConvBase):
     direction = "grad_inputs"
     operand_names = ("kerns", "topgrad")
     leading = 3
+    packed_operands = (0,)
 
     def _result_shape(self, first: Any, second: Any, sizes: Any) -> tuple[Any, ...]:
         channels = None if first[1] is None else first[1] * self.num_groups
@@ -341,6 +360,7 @@ class GpuDnnConvGradW(GpuDnnConvBase):
     direction = "grad_weights"
     operand_names = ("img", "topgrad")
     leading = 3
+    packed_operands = (5,)
 
     def _result_shape(self, first: Any, second: Any, sizes: Any) -> tuple[Any, ...]:
         channels = None if first[1] is None else first[1] // self.num_groups

@@ -30,6 +30,8 @@ _C_TYPES = {
     "float64": ("double", "double"),
 }
 _BLOCK = 256
+#: ``Geometry`` in ``pool_kernels.cuh``.
+_GEOMETRY = np.dtype([("words", "int64", 15)])
 
 
 def kernel_source() -> str:
@@ -83,7 +85,8 @@ class GpuKernelPool(GpuOp, GpuPoolOperands):
                 (pad, 0),
             )
         ]
-        geometry = np.array(words, dtype="int64").ravel()  # CuPy passes a NumPy array by value
+        # CuPy passes a NumPy array by value if it has one element: here a struct of 15 words.
+        geometry = np.array(words, dtype="int64").reshape(-1).view(_GEOMETRY)
         function = _module().get_function(f"{self.kernel}<{', '.join(_C_TYPES[dtype])}>")
         arguments = (*mode, *(cupy.ascontiguousarray(a) for a in self._read(arrays)), out)
         blocks = -(-out.size // _BLOCK)

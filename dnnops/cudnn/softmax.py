@@ -27,8 +27,10 @@ class GpuDnnSoftmaxBase(CudnnOp):
     Parameters
     ----------
     algo : {'fast', 'accurate', 'log'}
-        'fast' computes exponentials as they are, which overflow for large operands; 'accurate'
-        subtracts the maximum first; 'log' gives the logarithm of the softmax.
+        'fast' computes exponentials as they are, and cuDNN keeps them in the arrays' dtype:
+        operands over 11 overflow in float16, over 88 in float32, and the result then has
+        infinities or NaN; 'accurate' subtracts the maximum first; 'log' gives the logarithm of
+        the softmax.
     mode : {'channel', 'instance'}
         Over which axes the results sum to one: axis 1, or all axes but the first.
     axis : int, tuple of int, or None

@@ -172,14 +172,21 @@ class GpuARange(MirrorOp):
         return "GpuARange"
 
 
-class GpuJoin(MirrorOp):
-    """`Join` on the device; the axis is a host integer."""
+def first_joined(op: Any) -> int:
+    """The number of the first operand of a `Join` that is joined: after the axis, if it is one."""
+    return 0 if hasattr(op, "axis") else 1
 
-    def compute(self, node: Apply, axis: Any, *arrays: Any) -> Any:
+
+class GpuJoin(MirrorOp):
+    """`Join` on the device; the axis is a host integer, or a parameter since PyTensor 3.3."""
+
+    def compute(self, node: Apply, *operands: Any) -> Any:
         import cupy
 
+        first = first_joined(self.host_op)
+        axis = operands[0] if first else self.host_op.axis
         dtype = node.outputs[0].type.numpy_dtype
-        arrays = tuple(a if a.dtype == dtype else a.astype(dtype) for a in arrays)
+        arrays = tuple(a if a.dtype == dtype else a.astype(dtype) for a in operands[first:])
         return cupy.concatenate(arrays, axis=int(axis))
 
     def __str__(self) -> str:
@@ -243,6 +250,7 @@ __all__ = [
     "GpuReshape",
     "GpuSpecifyShape",
     "as_gpuarray_variable",
+    "first_joined",
     "infer_device",
     "specify_gpu_shape",
 ]

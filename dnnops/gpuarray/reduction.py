@@ -109,12 +109,14 @@ def reduction_kernel(scalar_op: ScalarOp, in_dtype: str, acc_dtype: str, out_dty
     if reduction is None:
         raise DnnNotSupportedError(f"no reduction on the GPU by {scalar_op}")
     accumulator = C_TYPES[acc_dtype if reduction.accumulates else in_dtype]
+    # Not in0 and out0: CuPy 14.2 takes for granted that the types of operands with these names are
+    # declared, as those of its own reductions are; its code for large arrays then doesn't compile.
     return cupy.ReductionKernel(
-        f"{in_dtype} in0",
-        f"{out_dtype} out0",
-        f"({accumulator})({C_TYPES[in_dtype]})in0",
+        f"{in_dtype} operand",
+        f"{out_dtype} result",
+        f"({accumulator})({C_TYPES[in_dtype]})operand",
         reduction.expression,
-        f"out0 = ({C_TYPES[out_dtype]})a",
+        f"result = ({C_TYPES[out_dtype]})a",
         _identity(reduction, in_dtype, acc_dtype),
         name="dnnops_reduction",
         reduce_type=accumulator,

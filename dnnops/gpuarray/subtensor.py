@@ -118,7 +118,7 @@ class GpuAdvancedIncSubtensor(_GpuAdvancedIndexing):
     """`AdvancedIncSubtensor` and `AdvancedIncSubtensor1` on the device; repeated indices add up."""
 
     def compute(self, node: Apply, x: Any, y: Any, *indices: Any) -> Any:
-        import cupyx
+        import cupy
 
         index = self.checked_index(node, x, indices)
         y = _value(y)
@@ -130,11 +130,11 @@ class GpuAdvancedIncSubtensor(_GpuAdvancedIndexing):
             out[index] += y
         elif x.dtype.name in _ATOMIC:
             out = self.target(x)
-            cupyx.scatter_add(out, index, y)
+            cupy.add.at(out, index, y)
         else:
             # No atomic addition of this dtype: add in a wider one.
             wide = x.astype("uint64" if x.dtype.kind in "iub" else "float32", order="K")
-            cupyx.scatter_add(wide, index, y)
+            cupy.add.at(wide, index, y)
             out = x if self.host_op.inplace else wide.astype(x.dtype, order="K")
             if out is x:
                 out[...] = wide

@@ -37,7 +37,6 @@ from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import HostFromGpu, host_from_gpu, to_device
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.rewriting.lifting import _graph_device
-from dnnops.rewriting.to_cudnn import needs_flipped_filters
 
 __all__ = ["LocalConvMerge"]
 
@@ -195,7 +194,7 @@ class LocalConvMerge(NodeRewriter):
         if node is None or len(fgraph.clients[x]) != 1:
             return False
         if type(node.op) in _GPU_OPS:
-            return not needs_flipped_filters(node.op)
+            return True
         # One that was merged before, or that a user put there.
         inner = node.inputs[0].owner if isinstance(node.op, HostFromGpu) else None
         return inner is not None and isinstance(inner.op, _MERGED) and not inner.op.accumulate

@@ -34,6 +34,7 @@ from dnnops.gpuarray.basic import (
     GpuJoin,
     GpuReshape,
     GpuSpecifyShape,
+    first_joined,
 )
 from dnnops.gpuarray.blas import GpuBatchedDot, GpuDot, GpuGemm, GpuGemv, GpuGer
 from dnnops.gpuarray.dtypes import DTYPES, FLOAT_DTYPES
@@ -81,7 +82,9 @@ register_lifter(Reshape, operands=(0,), pulled=True)(_mirror(GpuReshape))
 register_lifter(SpecifyShape, operands=(0,), pulled=True)(_mirror(GpuSpecifyShape))
 register_lifter(Subtensor, operands=(0,))(_mirror(GpuSubtensor))
 register_lifter(Argmax, operands=(0,))(_mirror(GpuArgmax))
-register_lifter(Join, operands=lambda node: range(1, len(node.inputs)))(_mirror(GpuJoin))
+register_lifter(Join, operands=lambda node: range(first_joined(node.op), len(node.inputs)))(
+    _mirror(GpuJoin)
+)
 
 
 def _is_scalar(x: Any) -> bool:

@@ -21,7 +21,6 @@ from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
 from dnnops.cudnn.pool_kernels import GpuMaxPoolGradGrad, GpuPool, GpuPoolGrad
 from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
 from dnnops.errors import DnnRequiredError, DnnUnavailableError
-from dnnops.gpuarray.subtensor import GpuSubtensor
 from dnnops.nnet._validate import static_vector
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
@@ -29,7 +28,7 @@ from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.rewriting.inplace import register_gpu_inplace
 from dnnops.rewriting.lifting import LiftContext, LiftFunction, _graph_device, register_lifter
 
-__all__ = ["RequireCudnn", "needs_flipped_filters"]
+__all__ = ["RequireCudnn"]
 
 Build = Callable[[Any, list[Any]], Sequence[Variable] | None]
 
@@ -52,45 +51,16 @@ def _register(
 # -- convolution ---------------------------------------------------------------------------
 
 
-def needs_flipped_filters(op: Any) -> bool:
-    """Whether cuDNN is given flipped filters instead of being asked to flip them.
-
-    Asymmetric padding is known to the graph API alone, whose engines take cross-correlations.
-    """
-    return (
-        op.filter_flip
-        and not isinstance(op.border_mode, str)
-        and any(b != e for b, e in op.border_mode)
-    )
-
-
-def _reversed(x: Any) -> Any:
-    """Reverse the spatial axes of a device variable."""
-    host = x.type.host_type()
-    spatial = (slice(None, None, -1),) * (x.type.ndim - 2)
-    node = host[(slice(None), slice(None), *spatial)].owner
-    return GpuSubtensor(node.op)(x, *node.inputs[1:])
-
-
-def _build_conv(cls: type[GpuDnnConvBase], filters: int | None) -> Build:
-    """Make the builder of an Op whose operand number `filters` is the filters, None: the result."""
-
+def _build_conv(cls: type[GpuDnnConvBase]) -> Build:
     def build(abstract: Any, inputs: list[Any]) -> list[Variable]:
-        op = cls.from_abstract(abstract)
-        if not needs_flipped_filters(abstract):
-            return [op(*inputs)]
-        op = op.replace(filter_flip=False)
-        if filters is None:
-            return [_reversed(op(*inputs))]
-        inputs = [_reversed(x) if i == filters else x for i, x in enumerate(inputs)]
-        return [op(*inputs)]
+        return [cls.from_abstract(abstract)(*inputs)]
 
     return build
 
 
-_register(Conv, _build_conv(GpuDnnConv, 1), heavy=True)
-_register(ConvGradInputs, _build_conv(GpuDnnConvGradI, 0), operands=(0, 1), heavy=True)
-_register(ConvGradWeights, _build_conv(GpuDnnConvGradW, None), operands=(0, 1), heavy=True)
+_register(Conv, _build_conv(GpuDnnConv), heavy=True)
+_register(ConvGradInputs, _build_conv(GpuDnnConvGradI), operands=(0, 1), heavy=True)
+_register(ConvGradWeights, _build_conv(GpuDnnConvGradW), operands=(0, 1), heavy=True)
 
 
 @register_gpu_inplace(GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW)

@@ -16,7 +16,8 @@ from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.tensor.rewriting.basic import register_canonicalize, register_specialize
 
 import dnnops.rewriting.gpu_lifters  # fills the registry
-import dnnops.rewriting.inplace  # noqa: F401 - registers what follows
+import dnnops.rewriting.inplace
+import dnnops.rewriting.linkers  # noqa: F401 - both register what follows
 from dnnops.gpuarray.transfer import GpuFromHost, GpuToGpu, HostFromGpu
 from dnnops.rewriting.lifting import (
     GpuDB,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from pytensor.graph.traversal import toposort
 
 from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.type import GpuArrayType
@@ -67,22 +68,30 @@ def poison() -> None:
 
 
 def apply_op(op: Any, *operands: Any) -> Any:
-    """Run an Op's `perform` on device arrays and host values; gives the device array."""
+    """Apply an Op to device arrays and host values, and run `perform`; gives the device array.
+
+    An Op may put others around itself when it is called, as convolutions do for asymmetric padding.
+    """
     import cupy
 
     variables = [
         GpuArrayType(str(x.dtype), (None,) * x.ndim)() if isinstance(x, cupy.ndarray) else x
         for x in operands
     ]
-    node = op.make_node(*variables)
-    # make_node adds the scaling factors.
-    values = [x if isinstance(x, cupy.ndarray) else np.asarray(x) for x in operands]
-    values += [v.data for v in node.inputs[len(values) :]]
-    storage: list[list[Any]] = [[None]]
-    node.op.perform(node, values, storage)
-    out = storage[0][0]
-    assert out.dtype == node.outputs[0].type.numpy_dtype
-    static = node.outputs[0].type.shape
+    result = op(*variables)
+    values = {
+        variable: value
+        for variable, value in zip(variables, operands, strict=True)
+        if isinstance(value, cupy.ndarray)
+    }
+    for node in toposort([result]):
+        storage: list[list[Any]] = [[None] for _ in node.outputs]
+        inputs = [values[x] if x in values else np.asarray(x.data) for x in node.inputs]
+        node.op.perform(node, inputs, storage)
+        values.update(zip(node.outputs, (cell[0] for cell in storage), strict=True))
+    out = values[result]
+    assert out.dtype == result.type.numpy_dtype
+    static = result.type.shape
     assert all(s is None or s == n for s, n in zip(static, out.shape, strict=True))
     return out
 

@@ -36,7 +36,10 @@ def cases(draw):
 def test_random(dtype, algo, case):
     shape, axes, seed = case
     rng = np.random.default_rng(seed)
-    x = rounded(normal(rng, shape, "float64") * 3, dtype)
+    x = normal(rng, shape, "float64") * 3
+    if algo == "fast":
+        x = x.clip(-8, 8)  # what exp() keeps within float16, where cuDNN then puts it
+    x = rounded(x, dtype)
     gz = rounded(normal(rng, shape, "float64"), dtype)
     expected = softmax(x, axes)
     if algo == "log":

@@ -67,7 +67,7 @@ def assert_near(got, wanted, tolerance):
     finite = np.isfinite(wanted)
     np.testing.assert_array_equal(got[~finite], wanted[~finite])
     norm = np.linalg.norm(wanted[finite])
-    assert np.linalg.norm((got - wanted)[finite]) <= tolerance * max(norm, 1e-30)
+    assert np.linalg.norm(got[finite] - wanted[finite]) <= tolerance * max(norm, 1e-30)
 
 
 def compare(build, *values, dtype=None, tolerance=None, mode=GPU_MODE):

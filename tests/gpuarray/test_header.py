@@ -48,6 +48,7 @@ class Prepare(COp):
     """Allocate an output like the input, and report what the header's functions said."""
 
     __props__ = ("memory_format",)
+    _f16_ok = True
 
     def __init__(self, memory_format: str):
         self.memory_format = memory_format

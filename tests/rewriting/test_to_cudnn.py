@@ -21,7 +21,7 @@ from dnnops.gpuarray.type import GpuArrayType
 from tests.conftest import gpu_missing
 from tests.oracle import assert_close
 
-GPU_MODE = get_mode("FAST_RUN").including("gpu")
+GPU_MODE = get_mode("CVM").including("gpu")
 
 
 @pytest.fixture(autouse=True)
@@ -121,18 +121,30 @@ def test_required_without_a_gpu():
             rewritten([x, w], [nnet.conv2d(x, w)], GPU_MODE.including("cudnn"))
 
 
-def test_asymmetric_padding_flips_the_filters_first():
+def test_asymmetric_padding_is_done_on_the_device():
     x, w, top = tensors(3)
-    out = nnet.conv2d(x, w, border_mode=((0, 1), (2, 0)))
+    out = nnet.conv2d(x, w, border_mode=((0, 1), (2, 1)))
     grads = pytensor.grad(None, [x, w], known_grads={out: top})
     fgraph = rewritten([x, w, top], [out, *grads])
     for name in ("GpuDnnConv", "GpuDnnConvGradI", "GpuDnnConvGradW"):
         (node,) = nodes(fgraph, name)
-        assert not node.op.filter_flip
-    assert len(nodes(fgraph, "GpuSubtensor")) == 2
+        assert node.op.border_mode == ((0, 0), (1, 1))
+    pads = {n.op.pads for n in nodes(fgraph, "GpuPad")}
+    assert pads == {((0, 0), (0, 0), (0, 1), (1, 0)), ((0, 0), (0, 0), (0, -1), (-1, 0))}
+    assert len(nodes(fgraph, "GpuPad")) == 2  # both uses of the image share one
+    assert transfers(fgraph) == (3, 3)
     fgraph = rewritten([x, w], [nnet.conv2d(x, w, border_mode=(1, 2))])
-    assert nodes(fgraph, "GpuDnnConv")[0].op.filter_flip
-    assert not nodes(fgraph, "GpuSubtensor")
+    assert not nodes(fgraph, "GpuPad")
+
+
+def test_asymmetric_padding_merges_too():
+    x, w, v = tensors(3)
+    out = nnet.conv2d(x, w, border_mode=((0, 1), (2, 1)))
+    fgraph = rewritten([x, w, v], [v - np.float32(2) * out])
+    (node,) = nodes(fgraph, "GpuDnnConv")
+    assert node.op.accumulate
+    assert float(node.inputs[2].data) == -2
+    assert not nodes(fgraph, "GpuElemwise")
 
 
 @pytest.mark.parametrize("mode", ["max", "sum", "average_inc_pad", "average_exc_pad"])

@@ -191,6 +191,12 @@ static inline int dnnops_on_device(PyObject *array, int64_t device) {
   return number == device;
 }
 
+/* Whether references to an array tell who uses its memory.  One in channels-last order is a
+ * transposed view: views of it refer to the array below, and not to it. */
+static inline int dnnops_counts_references(const dnnops_tensor *t, dnnops_memory_format format) {
+  return format == DNNOPS_CONTIGUOUS || t->ndim < 3;
+}
+
 /* Whether *out can take the wanted result: 1, 0, or -1 for an error. */
 static inline int dnnops_gpuarray_reusable(PyObject *out, const dnnops_tensor *want,
                                     const int64_t *strides, int64_t device, dnnops_tensor *have) {
@@ -261,7 +267,8 @@ static inline int dnnops_gpuarray_prepare(PyObject **out, dnnops_tensor *t, dnno
   int64_t strides[DNNOPS_MAX_NDIM];
   dnnops_dense_strides(t, format, strides);
   dnnops_tensor have;
-  int reusable = dnnops_gpuarray_reusable(*out, t, strides, device, &have);
+  int reusable =
+      dnnops_counts_references(t, format) ? dnnops_gpuarray_reusable(*out, t, strides, device, &have) : 0;
   if (reusable < 0) return -1;
   if (!reusable) {
     Py_XDECREF(*out);
@@ -270,6 +277,57 @@ static inline int dnnops_gpuarray_prepare(PyObject **out, dnnops_tensor *t, dnno
     return dnnops_gpuarray_read(*out, t->dtype, t);
   }
   *t = have;
+  return 0;
+}
+
+/* An output that a node keeps for its next call.  PyTensor gives intermediate results back after
+ * each call; making a small array anew costs more than the call of a library does.  Larger ones
+ * are not kept: their memory matters, and the kernels take longer than the allocation. */
+#define DNNOPS_KEPT_BYTES ((int64_t)1 << 20)
+
+typedef struct dnnops_kept {
+  PyObject *array; /* owned, or NULL */
+  dnnops_tensor tensor;
+  dnnops_memory_format format;
+  int64_t device;
+  void *stream;
+} dnnops_kept;
+
+static inline void dnnops_kept_clear(dnnops_kept *kept) {
+  Py_CLEAR(kept->array);
+}
+
+/* As dnnops_gpuarray_prepare, but takes the kept array if nobody else holds it.  The stream has
+ * to be the same: on another one, work that reads the array may not have been done. */
+static inline int dnnops_gpuarray_prepare_kept(PyObject **out, dnnops_tensor *t, dnnops_memory_format format,
+                                               int64_t device, void *stream, dnnops_kept *kept) {
+  if (kept->array != NULL) {
+    const Py_ssize_t references = *out == kept->array ? DNNOPS_THUNK_REFERENCES + 1 : 1;
+    const dnnops_tensor *have = &kept->tensor;
+    if (Py_REFCNT(kept->array) <= references && kept->format == format && kept->device == device &&
+        kept->stream == stream && have->dtype == t->dtype && have->ndim == t->ndim &&
+        memcmp(have->shape, t->shape, (size_t)t->ndim * sizeof(int64_t)) == 0) {
+      if (*out != kept->array) {
+        Py_XDECREF(*out);
+        Py_INCREF(kept->array);
+        *out = kept->array;
+      }
+      *t = *have;
+      return 0;
+    }
+    dnnops_kept_clear(kept);
+  }
+  if (dnnops_gpuarray_prepare(out, t, format, device) < 0) return -1;
+  int64_t bytes = dnnops_itemsizes[t->dtype];
+  for (int64_t axis = 0; axis < t->ndim; ++axis) bytes *= t->shape[axis];
+  if (bytes <= DNNOPS_KEPT_BYTES && dnnops_counts_references(t, format)) {
+    Py_INCREF(*out);
+    kept->array = *out;
+    kept->tensor = *t;
+    kept->format = format;
+    kept->device = device;
+    kept->stream = stream;
+  }
   return 0;
 }
 

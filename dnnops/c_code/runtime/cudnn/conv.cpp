@@ -105,6 +105,21 @@ LruCache<PlanKey, Plan, WordHash<PlanKey>> &plans() {
   return *cache;
 }
 
+// The problem of a call.  Padding that differs before and after an axis is refused: the legacy API can't
+// express it, and with the graph API cuDNN 9.19 computed wrong gradients by the filters, without an error.
+// The Ops pad the image themselves instead (dnnops/cudnn/conv_padding.py).
+ConvProblem checked_problem(const ConvParams &params, const dnnops_tensor *inputs) {
+  const ConvProblem problem = conv_problem(params.direction, reinterpret_cast<const int64_t *>(&params.geometry), inputs);
+  const ConvGeometry &geometry = problem.geometry;
+  for (int64_t i = 0; i < geometry.spatial_ndim; ++i)
+    if (geometry.pad_begin[i] != geometry.pad_end[i])
+      fail(DNNOPS_NOT_SUPPORTED,
+           "padding of %lld before and %lld after spatial axis %lld: cuDNN %zu is not used for asymmetric padding, with"
+           " which its gradients were found to be wrong; pad the image with zeros",
+           (long long)geometry.pad_begin[i], (long long)geometry.pad_end[i], (long long)i, cudnnGetVersion());
+  return problem;
+}
+
 // The type that arrays of a dtype are computed with in.
 int64_t compute_dtype(int64_t precision, int64_t dtype) {
   const bool widens = dtype == DNNOPS_FLOAT16 || dtype == DNNOPS_BFLOAT16;
@@ -134,8 +149,7 @@ void describe_case(ConvCase &conv, const ConvProblem &problem, const Call &call,
   conv.flip = geometry.filter_flip && element_count(problem.filters + 2, spatial) > 1;
   widen(geometry.stride, spatial, 1, conv.stride);
   widen(geometry.dilation, spatial, 1, conv.dilation);
-  widen(geometry.pad_begin, spatial, 0, conv.pad_begin);
-  widen(geometry.pad_end, spatial, 0, conv.pad_end);
+  widen(geometry.pad_begin, spatial, 0, conv.pad);
   Tensor *tensors[3];
   for (int role = 0; role < 3; ++role) {
     conv.tensors[role] = read_tensor(call.of_role(role));
@@ -201,7 +215,7 @@ void prepare(ConvState &state, const CallKey &key, const Call &call, const Launc
   state.scalar_changes += state.ready && state.todo == Todo::RUN && !std::memcmp(&state.key, &key, sizeof key);
   state.ready = false;
   const ConvParams &params = call.params;
-  const ConvProblem problem = conv_problem(params.direction, reinterpret_cast<const int64_t *>(&params.geometry), call.inputs);
+  const ConvProblem problem = checked_problem(params, call.inputs);
   compute_dtype(params.precision, call.inputs[0].dtype);
   cudnn_dtype(call.inputs[0].dtype);
   const int64_t *shape = conv_result_shape(problem);
@@ -229,14 +243,22 @@ void prepare(ConvState &state, const CallKey &key, const Call &call, const Launc
   state.ready = true;
 }
 
+// A dense array as rows, one for each entry of its first axis, with gaps between them or not.
+struct Rows {
+  int64_t count, bytes;
+  explicit Rows(const dnnops_tensor &array)
+      : count(array.shape[0]), bytes(element_count(array.shape + 1, array.ndim - 1) * item_size(array.dtype)) {}
+  int64_t pitch(const dnnops_tensor &array) const { return count == 1 ? bytes : array.strides[0]; }
+};
+
 // Nothing is summed: the result is zero, or beta times out.
 void scale_out(const Call &call, const Handle &handle) {
   const Tensor output = read_tensor(call.output);
   if (call.beta == 1) return;
   if (call.beta == 0) {
-    if (!is_packed(output)) fail(DNNOPS_NOT_SUPPORTED, "the output has to be dense");
-    DNNOPS_CHECK(cudaMemsetAsync(call.output.data, 0, elements(output) * item_size(call.output.dtype),
-                                 static_cast<cudaStream_t>(handle.stream)));
+    const Rows rows(call.output);
+    DNNOPS_CHECK(cudaMemset2DAsync(call.output.data, rows.pitch(call.output), 0, rows.bytes, rows.count,
+                                   static_cast<cudaStream_t>(handle.stream)));
     return;
   }
   const TensorDescriptor descriptor = tensor_descriptor(output, call.output.dtype);
@@ -247,13 +269,10 @@ void scale_out(const Call &call, const Handle &handle) {
 // The Op is not in place: what is to be added to is copied into the output first.
 void copy_out(const Call &call, const Handle &handle) {
   if (!call.out || call.beta == 0 || call.out->data == call.output.data) return;
-  const Tensor out = read_tensor(*call.out);
-  if (!elements(out)) return;
-  const int64_t item = item_size(call.out->dtype);
-  const int64_t row = elements(out) / out.shape[0] * item;
-  const bool one = out.shape[0] == 1;
-  DNNOPS_CHECK(cudaMemcpy2DAsync(call.output.data, one ? row : call.output.strides[0], call.out->data,
-                                 one ? row : call.out->strides[0], row, out.shape[0], cudaMemcpyDeviceToDevice,
+  const Rows rows(*call.out);
+  if (!rows.count || !rows.bytes) return;
+  DNNOPS_CHECK(cudaMemcpy2DAsync(call.output.data, rows.pitch(call.output), call.out->data, rows.pitch(*call.out),
+                                 rows.bytes, rows.count, cudaMemcpyDeviceToDevice,
                                  static_cast<cudaStream_t>(handle.stream)));
 }
 
@@ -306,7 +325,7 @@ DNNOPS_EXPORT int dnnops_cudnn_conv_shape(const dnnops_context *, const int64_t 
   using namespace dnnops;
   const ConvParams &params = params_of(words);
   return guarded(op_names[params.direction], inputs, input_count(params), [&] {
-    const ConvProblem problem = conv_problem(params.direction, words, inputs);
+    const ConvProblem problem = checked_problem(params, inputs);
     cudnn_dtype(inputs[0].dtype);
     int64_t format = params.channels_last ? FORMAT_CHANNELS_LAST : FORMAT_CONTIGUOUS;
     if (params.has_out && dense_formats(read_tensor(inputs[input_count(params) + 2])) == FORMAT_CHANNELS_LAST)
@@ -331,7 +350,7 @@ DNNOPS_EXPORT int dnnops_cudnn_conv_describe(const dnnops_context *, const int64
   const ConvParams &params = params_of(words);
   return guarded(op_names[params.direction], inputs, input_count(params), [&] {
     const Call call(params, inputs, outputs);
-    const ConvProblem problem = conv_problem(params.direction, words, inputs);
+    const ConvProblem problem = checked_problem(params, inputs);
     ConvCase conv;
     describe_case(conv, problem, call, 0);
     int64_t shape[MAX_RANK];

@@ -60,7 +60,7 @@ struct ConvParams {
 // Everything that decides how a convolution can be run; only 8-byte fields and no padding.
 struct ConvCase {
   int64_t direction, spatial_ndim, dtype, compute, groups, flip;
-  int64_t stride[3], dilation[3], pad_begin[3], pad_end[3];
+  int64_t stride[3], dilation[3], pad[3];  // the same padding on both sides
   Tensor tensors[3];  // by Role
   int64_t allow_tf32, deterministic, workspace_limit;
   // A graph-API plan has its scaling factors built in.  Where they keep changing, fixed_scalars is

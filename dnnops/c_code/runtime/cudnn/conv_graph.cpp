@@ -56,8 +56,8 @@ BackendDescriptor convolution_node(const ConvCase &conv) {
   node.set_int64(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, spatial);
   node.set(CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, spatial, conv.dilation);
   node.set(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, spatial, conv.stride);
-  node.set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, spatial, conv.pad_begin);
-  node.set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, spatial, conv.pad_end);
+  node.set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, spatial, conv.pad);
+  node.set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, spatial, conv.pad);
   node.finalize("cudnnBackendFinalize(convolution)");
   return node;
 }

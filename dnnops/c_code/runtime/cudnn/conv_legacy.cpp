@@ -43,10 +43,8 @@ struct LegacyCase {
  private:
   void set_convolution(const ConvCase &of) {
     const int spatial = static_cast<int>(of.spatial_ndim);
-    for (int i = 0; i < spatial; ++i)
-      if (of.pad_begin[i] != of.pad_end[i]) fail(DNNOPS_NOT_SUPPORTED, "the legacy API has no asymmetric padding");
     int pad[3], stride[3], dilation[3];
-    to_int(of.pad_begin, spatial, pad);
+    to_int(of.pad, spatial, pad);
     to_int(of.stride, spatial, stride);
     to_int(of.dilation, spatial, dilation);
     DNNOPS_LEGACY(cudnnSetConvolutionNdDescriptor, conv, spatial, pad, stride, dilation,

@@ -73,9 +73,15 @@ std::shared_ptr<Plan> fastest_plan(const Choosing &choosing, const std::vector<s
                                                                     : ROLE_FILTERS;
   Arena &arena = *choosing.launch.handle->arena;
   // A plan that adds to its output is timed on scratch memory: it must not add twice.
-  Workspace scratch(arena, choosing.launch.beta == 0 ? 0 : extent_in_bytes(choosing.conv.tensors[result], choosing.conv.dtype));
+  const int64_t scratch_bytes =
+      choosing.launch.beta == 0 ? 0 : extent_in_bytes(choosing.conv.tensors[result], choosing.conv.dtype);
+  Workspace scratch(arena, scratch_bytes);
   Launch launch = choosing.launch;
-  if (scratch.pointer()) launch.pointers[result] = scratch.pointer();
+  if (scratch.pointer()) {
+    // What is added to is read: let it be numbers, not what was left there.
+    DNNOPS_CHECK(cudaMemsetAsync(scratch.pointer(), 0, scratch_bytes, static_cast<cudaStream_t>(launch.handle->stream)));
+    launch.pointers[result] = scratch.pointer();
+  }
   std::shared_ptr<Plan> best;
   float best_time = HUGE_VALF;
   const auto start = std::chrono::steady_clock::now();

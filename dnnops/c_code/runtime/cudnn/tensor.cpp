@@ -18,6 +18,7 @@ bool is_dense(const Tensor &tensor, int64_t format) {
   int order[MAX_RANK];
   axis_order(tensor.ndim, format, order);
   int64_t expected = 1;
+  if (!elements(tensor)) return true;  // whatever its strides
   for (int i = 0; i < tensor.ndim - 1; ++i) {
     const int axis = order[i];
     if (tensor.shape[axis] != 1 && tensor.strides[axis] != expected) return false;
@@ -46,11 +47,13 @@ Tensor read_tensor(const dnnops_tensor &operand) {
   if (tensor.ndim < 4 || tensor.ndim > MAX_RANK)
     fail(DNNOPS_TYPE_ERROR, "expected an array of 3 to %d dimensions, got %s", MAX_RANK, describe(operand).c_str());
   const int64_t item = item_size(operand.dtype);
+  const bool empty = !element_count(operand.shape, operand.ndim);
   for (int64_t i = 0; i < operand.ndim; ++i) {
     const int64_t axis = i + (widen && i == 2);
     tensor.shape[axis] = operand.shape[i];
     tensor.strides[axis] = operand.strides[i] / item;
-    if (operand.shape[i] > 1 && (operand.strides[i] <= 0 || operand.strides[i] % item))
+    // An empty array's strides mean nothing; CuPy's may be 0.
+    if (!empty && operand.shape[i] > 1 && (operand.strides[i] <= 0 || operand.strides[i] % item))
       fail(DNNOPS_NOT_SUPPORTED, "cuDNN takes positive strides that are multiples of the item size, got %s",
            describe(operand).c_str());
   }
@@ -89,9 +92,8 @@ void canonicalize_together(Tensor *const *tensors, int count) {
 }
 
 bool is_packed(const Tensor &tensor) {
-  int64_t product = 1;
-  for (int64_t i = 1; i < tensor.ndim; ++i) product *= tensor.shape[i];
-  return dense_formats(tensor) && (tensor.shape[0] == 1 || tensor.strides[0] == product);
+  const int64_t count = elements(tensor);
+  return dense_formats(tensor) && (!count || tensor.shape[0] == 1 || tensor.strides[0] == count / tensor.shape[0]);
 }
 
 int64_t elements(const Tensor &tensor) {

@@ -28,10 +28,11 @@ inline int64_t alignment_of(const void *pointer) {
 }
 
 // Reads an operand: rank 3 becomes 4 by a unit axis before the spatial one.  Throws if a stride
-// is not positive, or no multiple of the item size.
+// is not positive, or no multiple of the item size, unless the array is empty.
 Tensor read_tensor(const dnnops_tensor &operand);
 
 // The formats, as a bit mask, in which an array is dense; its first axis may have any larger stride.
+// An empty array is dense in all of them.
 int64_t dense_formats(const Tensor &tensor);
 
 // Sets the strides of unit axes, which may have any value, to those of a dense array.
