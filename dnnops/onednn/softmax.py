@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.onednn.base import OneDnnOp
+from dnnops.runtime.op import MAX_NDIM
 
 __all__ = ["OneDnnLogSoftmaxGrad", "OneDnnSoftmax", "OneDnnSoftmaxGrad", "neighboring_axes"]
 
 
 def neighboring_axes(axis: tuple[int, ...] | None, ndim: int) -> tuple[int, ...] | None:
-    """Normalize the axes of a softmax if they follow each other.
+    """Normalize the axes of a softmax if a library can take them: they follow each other.
 
     Parameters
     ----------
@@ -21,8 +22,11 @@ def neighboring_axes(axis: tuple[int, ...] | None, ndim: int) -> tuple[int, ...]
     Returns
     -------
     tuple of int or None
-        The axes in ascending order; None if there are none or others lie between them.
+        The axes in ascending order; None if there are none or others lie between them, or if the
+        array has more dimensions than the runtime libraries take.
     """
+    if ndim > MAX_NDIM:
+        return None
     axes = tuple(range(ndim)) if axis is None else tuple(sorted(a % ndim for a in axis))
     if not axes or axes != tuple(range(axes[0], axes[0] + len(axes))):
         return None

@@ -41,6 +41,7 @@ from dnnops.onednn.softmax import (
     OneDnnSoftmaxGrad,
     neighboring_axes,
 )
+from dnnops.runtime.op import MAX_NDIM
 
 __all__ = ["local_to_onednn"]
 
@@ -96,7 +97,11 @@ def local_dense_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] 
         return None
     if isinstance(node.op, Sum):
         ndim = node.inputs[0].type.ndim
-        if ndim < 3 or node.op.axis is None or sorted(node.op.axis) != [0, *range(2, ndim)]:
+        if (
+            not 3 <= ndim <= MAX_NDIM
+            or node.op.axis is None
+            or sorted(node.op.axis) != [0, *range(2, ndim)]
+        ):
             return None
         output = OneDnnChannelSum()(*node.inputs)
     elif isinstance(node.op, Gemm):

@@ -94,6 +94,13 @@ def test_left_to_pytensor(dtype, axis):
     assert not any("OneDnn" in name or "SoftmaxGrad" in name for name in ops_of(fn))
 
 
+def test_many_dimensions_are_left_to_pytensor():
+    x = pt.tensor("x", dtype="float32", shape=(None,) * 9)
+    fn = pytensor.function([x], softmax(x, axis=3), mode="CVM")
+    out = fn(np.ones((1, 1, 1, 4, 1, 1, 1, 1, 2), "float32"))
+    np.testing.assert_allclose(out, np.full_like(out, 0.25))
+
+
 def test_excluded():
     x = pt.matrix("x", dtype="float32")
     mode = pytensor.compile.get_mode("CVM").excluding("onednn")
