@@ -120,3 +120,22 @@ def test_linkers(mode, pool_mode):
         fn(image, np.array([1, 1]), np.array([1, 1]), np.array([1, 0]), gz)
     with pytest.raises(DnnValueError, match="positive"):
         fn(image, np.array([0, 1]), np.array([1, 1]), np.array([0, 0]), gz)
+
+
+def test_windows_far_larger_than_the_image():
+    x = np.random.default_rng(0).standard_normal((2, 3, 6, 6)).astype("float32")
+    vectors = [np.array(v) for v in ([2, 10**9], [1, 1], [0, 0])]
+    out = run_op(OneDnnPool(2, "max", False), x, *vectors)
+    assert out.shape[-1] == 1
+    np.testing.assert_array_equal(out[..., 0], np.maximum(x[:, :, 1:], x[:, :, :-1]).max(-1))
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_windows_past_32_bits_are_refused(which):
+    x = pt.tensor4("x", dtype="float32")
+    vectors = [pt.lvector() for _ in range(3)]
+    fn = pytensor.function([x, *vectors], OneDnnPool(2, "max", True)(x, *vectors), mode="CVM")
+    values = [np.array(v) for v in ([2, 2], [1, 1], [0, 0])]
+    values[which][1] = 2**31
+    with pytest.raises(DnnValueError, match=r"less than 2\*\*31"):
+        fn(np.ones((1, 1, 4, 4), "float32"), *values)

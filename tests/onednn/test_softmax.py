@@ -10,6 +10,7 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.tensor.special import log_softmax, softmax
 
+from dnnops.errors import DnnTypeError
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad
 from dnnops.onednn.softmax import OneDnnLogSoftmaxGrad, OneDnnSoftmax, OneDnnSoftmaxGrad
 from tests.onednn.test_conv import restrided
@@ -99,6 +100,14 @@ def test_many_dimensions_are_left_to_pytensor():
     fn = pytensor.function([x], softmax(x, axis=3), mode="CVM")
     out = fn(np.ones((1, 1, 1, 4, 1, 1, 1, 1, 2), "float32"))
     np.testing.assert_allclose(out, np.full_like(out, 0.25))
+
+
+def test_many_dimensions_are_refused_under_numba():
+    # The rewrites leave such a graph alone; one made by hand would overrun the descriptions.
+    x = pt.tensor("x", dtype="float32", shape=(None,) * 9)
+    out = OneDnnSoftmax((3,))(x)
+    with pytest.raises(DnnTypeError, match="more than 8 dimensions"):
+        pytensor.function([x], out, mode="NUMBA")
 
 
 def test_excluded():

@@ -2,6 +2,7 @@
 #ifndef DNNOPS_ERROR_HPP
 #define DNNOPS_ERROR_HPP
 
+#include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <exception>
@@ -108,7 +109,38 @@ int guarded(const char *op, const dnnops_tensor *inputs, int input_count, Body &
 
 // What a node's slot points to.
 struct State {
+  std::atomic_flag in_use = ATOMIC_FLAG_INIT;
   virtual ~State() = default;
+};
+
+// A call's hold on its node's state.  The interpreter's lock is released while a function runs,
+// so a second thread may call the same node: it does without the state.
+template <class NodeState>
+class StateLease {
+ public:
+  explicit StateLease(void **slot) {
+    if (!slot) return;
+    void *found = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
+    if (!found) {
+      State *made = new NodeState;
+      if (__atomic_compare_exchange_n(slot, &found, static_cast<void *>(made), false, __ATOMIC_ACQ_REL,
+                                      __ATOMIC_ACQUIRE))
+        found = made;
+      else
+        delete made;
+    }
+    auto *state = static_cast<NodeState *>(static_cast<State *>(found));
+    if (!state->in_use.test_and_set(std::memory_order_acquire)) state_ = state;
+  }
+  ~StateLease() {
+    if (state_) state_->in_use.clear(std::memory_order_release);
+  }
+  StateLease(const StateLease &) = delete;
+  StateLease &operator=(const StateLease &) = delete;
+  NodeState *get() const { return state_; }  // null: there is none, or another thread has it
+
+ private:
+  NodeState *state_ = nullptr;
 };
 
 }  // namespace dnnops

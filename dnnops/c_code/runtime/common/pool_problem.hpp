@@ -34,10 +34,11 @@ inline PoolProblem pool_problem(const int64_t *parameters, const dnnops_tensor &
   const char *names[] = {"ws", "stride", "pad"};
   for (int which = 0; which < 3; ++which) {
     read_vector(names[which], *vectors[which], spatial, targets[which]);
+    // cuDNN and oneDNN count in 32 bits.
     for (int64_t i = 0; i < spatial; ++i)
-      if (targets[which][i] < (which == 2 ? 0 : 1))
-        fail(DNNOPS_VALUE_ERROR, "%s has to be %s, got %s", names[which], which == 2 ? "at least 0" : "positive",
-             list_of(targets[which], spatial).c_str());
+      if (targets[which][i] < (which == 2 ? 0 : 1) || targets[which][i] > INT32_MAX)
+        fail(DNNOPS_VALUE_ERROR, "%s has to be %s and less than 2**31, got %s", names[which],
+             which == 2 ? "at least 0" : "positive", list_of(targets[which], spatial).c_str());
   }
   std::copy(problem.image, problem.image + 2, problem.top);
   for (int64_t i = 0; i < spatial; ++i) {

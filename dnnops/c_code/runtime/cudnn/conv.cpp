@@ -302,8 +302,8 @@ void execute_within_memory(ConvState &state, const Call &call, Launch launch) {
 void run(const dnnops_context &context, const Call &call) {
   const DeviceGuard device(context.device);
   Handle &handle = handle_for(context.device, context.stream);
-  ConvState local;
-  ConvState &state = node_state(context, local);
+  HeldState<ConvState> held(context);
+  ConvState &state = *held;
   Launch launch{&handle, {}, call.alpha, call.beta, nullptr};
   for (int role = 0; role < 3; ++role) launch.pointers[role] = call.of_role(role).data;
   CallKey key;

@@ -3,6 +3,8 @@
 #ifndef DNNOPS_CUDNN_NODE_STATE_HPP
 #define DNNOPS_CUDNN_NODE_STATE_HPP
 
+#include <optional>
+
 #include "tensor.hpp"
 
 namespace dnnops {
@@ -22,13 +24,19 @@ inline void read_key(OperandKey &key, const dnnops_tensor &operand) {
   key.alignment = alignment_of(operand.data);
 }
 
-// The node's state, made at its first execution; `local` if the caller gave no slot for one.
+// The node's state; one for this call if the caller gave no slot, or if another thread has it.
 template <class NodeState>
-NodeState &node_state(const dnnops_context &context, NodeState &local) {
-  if (!context.state) return local;
-  if (!*context.state) *context.state = static_cast<State *>(new NodeState);
-  return *static_cast<NodeState *>(static_cast<State *>(*context.state));
-}
+class HeldState {
+ public:
+  explicit HeldState(const dnnops_context &context) : lease_(context.state) {
+    if (!lease_.get()) local_.emplace();
+  }
+  NodeState &operator*() { return lease_.get() ? *lease_.get() : *local_; }
+
+ private:
+  StateLease<NodeState> lease_;
+  std::optional<NodeState> local_;
+};
 
 }  // namespace dnnops
 #endif

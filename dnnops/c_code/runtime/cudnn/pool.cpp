@@ -143,8 +143,8 @@ void prepare(PoolState &state, const PoolKey &key, const PoolCall &call) {
 void run(const dnnops_context &context, const PoolCall &call) {
   const DeviceGuard device(context.device);
   const Handle &handle = handle_for(context.device, context.stream);
-  PoolState local;
-  PoolState &state = node_state(context, local);
+  HeldState<PoolState> held(context);
+  PoolState &state = *held;
   PoolKey key;
   read_key(key, call, handle);
   if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, call);

@@ -81,8 +81,8 @@ void run(const dnnops_context &context, const SoftmaxParams &params, const dnnop
          const dnnops_tensor &output) {
   const DeviceGuard device(context.device);
   const Handle &handle = handle_for(context.device, context.stream);
-  SoftmaxState local;
-  SoftmaxState &state = node_state(context, local);
+  HeldState<SoftmaxState> held(context);
+  SoftmaxState &state = *held;
   SoftmaxKey key;
   key.handle = handle.number;
   read_key(key.arrays[0], inputs[0]);

@@ -24,6 +24,7 @@ Roles roles_of(int64_t direction) {
 struct Key {
   ConvProblem problem;
   int64_t strides[3][5];  // in elements; zeros for an array that has to be packed first
+  int64_t threads;
 };
 bool operator==(const Key &a, const Key &b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
@@ -173,6 +174,7 @@ void run(const dnnops_context *context, const ConvParams &params, const dnnops_t
   Key key;
   std::memset(&key, 0, sizeof key);
   key.problem = problem;
+  key.threads = thread_count();
   for (int role = 0; role < 3; ++role)
     if ((role == FILTERS && flip) || !addressable_strides(*tensors[role], key.strides[role]))
       std::memset(key.strides[role], 0, sizeof key.strides[role]);

@@ -23,9 +23,9 @@ struct NodeState : State {
 template <class Key, class Entry, class Make, class Use>
 void with_entry(const dnnops_context *context, LruCache<Key, Entry, WordHash<Key>> &cache, const Key &key,
                 Make &&make, Use &&use) {
-  using Node = NodeState<Key, Entry>;
-  Node *node = context->state ? static_cast<Node *>(static_cast<State *>(*context->state)) : nullptr;
-  if (node && std::memcmp(&node->key, &key, sizeof key) == 0) {
+  const StateLease<NodeState<Key, Entry>> lease(context->state);
+  NodeState<Key, Entry> *node = lease.get();
+  if (node && node->run && std::memcmp(&node->key, &key, sizeof key) == 0) {
     use(*node->entry, *node->run);
     return;
   }
@@ -33,8 +33,7 @@ void with_entry(const dnnops_context *context, LruCache<Key, Entry, WordHash<Key
   // The entry owns its plan; the run's pointer to the plan keeps the entry alive.
   auto run = std::make_unique<PlanRun>(std::shared_ptr<const Plan>(entry, &entry->plan));
   use(*entry, *run);
-  if (!context->state) return;
-  if (!node) *context->state = static_cast<State *>(node = new Node);
+  if (!node) return;
   node->key = key;
   node->entry = std::move(entry);
   node->run = std::move(run);

@@ -1,7 +1,11 @@
 #include "plan.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+
+#include <omp.h>
+#include <pthread.h>
 
 #include "../common/error.hpp"
 
@@ -31,6 +35,9 @@ dnnl_engine_t cpu_engine() {
 }
 
 namespace {
+// A forked child has none of its parent's OpenMP threads, and would wait for them for ever.
+[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { omp_set_num_threads(1); });
+
 struct Stream {
   dnnl_stream_t stream = nullptr;
   ~Stream() {
@@ -84,20 +91,31 @@ bool is_contiguous(const dnnops_tensor &tensor) {
   return reinterpret_cast<uintptr_t>(tensor.data) % item_size(tensor.dtype) == 0;
 }
 
+bool nest_strides(int64_t ndim, const int64_t *shape, int64_t *strides) {
+  int64_t order[DNNOPS_MAX_NDIM], count = 0;
+  for (int64_t i = 0; i < ndim; ++i)
+    if (shape[i] != 1) order[count++] = i;
+  std::sort(order, order + count, [&](int64_t a, int64_t b) { return strides[a] < strides[b]; });
+  int64_t reach = 1;
+  for (int64_t i = 0; i < count; ++i) {
+    if (strides[order[i]] < reach) return false;
+    reach = strides[order[i]] * shape[order[i]];
+  }
+  for (int64_t i = 0; i < ndim; ++i)
+    if (shape[i] == 1) strides[i] = reach;
+  return true;
+}
+
 bool addressable_strides(const dnnops_tensor &tensor, int64_t *strides) {
   const int64_t size = item_size(tensor.dtype);
   for (int64_t i = 0; i < tensor.ndim; ++i) {
-    if (tensor.shape[i] == 1) {
-      // A stride that is never used may be anything; oneDNN wants a plausible one.
-      strides[i] = 1;
-      for (int64_t j = i + 1; j < tensor.ndim; ++j) strides[i] *= tensor.shape[j];
-      continue;
-    }
-    if (tensor.strides[i] <= 0 || tensor.strides[i] % size) return false;
+    if (tensor.shape[i] != 1 && (tensor.strides[i] <= 0 || tensor.strides[i] % size)) return false;
     strides[i] = tensor.strides[i] / size;
   }
-  return reinterpret_cast<uintptr_t>(tensor.data) % size == 0;
+  return reinterpret_cast<uintptr_t>(tensor.data) % size == 0 && nest_strides(tensor.ndim, tensor.shape, strides);
 }
+
+int64_t thread_count() { return omp_get_max_threads(); }
 
 namespace {
 template <class T>

@@ -50,6 +50,13 @@ bool is_contiguous(const dnnops_tensor &tensor);
 // Element strides that oneDNN can address, or false: then the array has to be packed.
 bool addressable_strides(const dnnops_tensor &tensor, int64_t *strides);
 
+// Whether each axis steps over all that the axes inside of it reach, as oneDNN wants it: there are
+// views, overlapping or not, of which that isn't true.  Axes of length 1 get a stride that fits.
+bool nest_strides(int64_t ndim, const int64_t *shape, int64_t *strides);
+
+// How many threads a plan is made for.
+int64_t thread_count();
+
 // Copies an array of any strides into a contiguous one, each filter's spatial axes reversed
 // if asked for.
 void pack(const dnnops_tensor &from, void *to, bool flip_spatial);

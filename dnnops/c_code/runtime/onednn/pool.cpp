@@ -12,6 +12,7 @@ struct Key {
   PoolProblem problem;
   int64_t backward;
   int64_t strides[5];  // of the input, in elements; zeros if it has to be packed first
+  int64_t threads;
 };
 bool operator==(const Key &a, const Key &b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
@@ -97,6 +98,7 @@ void run_onednn(const dnnops_context *context, const PoolProblem &problem, bool 
   std::memset(&key, 0, sizeof key);
   key.problem = problem;
   key.backward = backward;
+  key.threads = thread_count();
   if (!addressable_strides(in, key.strides)) std::memset(key.strides, 0, sizeof key.strides);
   with_entry(context, cache(), key, [&] { return make_entry(key); }, [&](Entry &entry, PlanRun &plan_run) {
     char *scratch = thread_scratch(entry.plan.scratch_bytes());
@@ -111,11 +113,13 @@ struct Packed {
   const void *data[3];
   Packed(std::initializer_list<const dnnops_tensor *> tensors) {
     size_t bytes = 0;
-    for (const dnnops_tensor *tensor : tensors) bytes += size_of(*tensor);
+    for (const dnnops_tensor *tensor : tensors)
+      if (!is_contiguous(*tensor)) bytes += size_of(*tensor);
     char *scratch = thread_scratch(bytes);
     int i = 0;
     for (const dnnops_tensor *tensor : tensors) {
-      data[i++] = scratch;
+      data[i++] = is_contiguous(*tensor) ? tensor->data : scratch;
+      if (is_contiguous(*tensor)) continue;
       pack(*tensor, scratch, false);
       scratch += size_of(*tensor);
     }

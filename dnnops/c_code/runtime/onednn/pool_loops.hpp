@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include <omp.h>
+
 #include "../common/pool_problem.hpp"
 
 namespace dnnops {
@@ -113,7 +115,10 @@ void for_rows(const PoolAxes &axes, int64_t plane, Begin &&begin_row, Visit &&vi
       for (int64_t i = depth.begin; i < depth.end; ++i)
         for (int64_t j = height.begin; j < height.end; ++j) {
           const int64_t line = plane * axes.image_plane + (i * axes.image[1] + j) * axes.image[2] - axes.pad[2];
-          for (int64_t tap = 0; tap < axes.window[2]; ++tap) {
+          // Taps before and after these meet no pixel.
+          const int64_t first_tap = std::max<int64_t>(0, axes.pad[2] - (axes.top[2] - 1) * axes.stride[2]);
+          const int64_t end_tap = std::min(axes.window[2], axes.image[2] + axes.pad[2]);
+          for (int64_t tap = first_tap; tap < end_tap; ++tap) {
             const auto [first, last] = reached(axes, tap);
             visit(row + first, line + tap + first * axes.stride[2], last - first);
           }
@@ -160,9 +165,10 @@ template <class T>
 void max_pool_grad(const PoolProblem &problem, const T *image, const T *maximum, const T *top_grad, T *image_grad) {
   const PoolAxes axes(problem);
   std::memset(image_grad, 0, axes.planes * axes.image_plane * sizeof(T));
+  std::vector<T> buffers(omp_get_max_threads() * axes.top[2]);  // made here: no exception may leave a thread
 #pragma omp parallel
   {
-    std::vector<T> to_give(axes.top[2]);
+    T *const to_give = buffers.data() + omp_get_thread_num() * axes.top[2];
 #pragma omp for
     for (int64_t plane = 0; plane < axes.planes; ++plane) {
       int64_t row = 0;
@@ -170,11 +176,11 @@ void max_pool_grad(const PoolProblem &problem, const T *image, const T *maximum,
           axes, plane,
           [&](int64_t begin) {
             row = begin;
-            std::copy(top_grad + begin, top_grad + begin + axes.top[2], to_give.begin());
+            std::copy(top_grad + begin, top_grad + begin + axes.top[2], to_give);
           },
           [&](int64_t top_at, int64_t image_at, int64_t count) {
             const T *x = image + image_at, *best = maximum + top_at;
-            T *to = image_grad + image_at, *rest = to_give.data() + (top_at - row);
+            T *to = image_grad + image_at, *rest = to_give + (top_at - row);
             const int64_t stride = axes.stride[2];
             for (int64_t w = 0; w < count; ++w) {
               const T value = x[w * stride];
@@ -190,9 +196,10 @@ void max_pool_grad(const PoolProblem &problem, const T *image, const T *maximum,
 template <class T>
 void max_pool_grad_grad(const PoolProblem &problem, const T *image, const T *maximum, const T *direction, T *top) {
   const PoolAxes axes(problem);
+  std::vector<char> buffers(omp_get_max_threads() * axes.top[2]);
 #pragma omp parallel
   {
-    std::vector<char> found(axes.top[2]);
+    char *const found = buffers.data() + omp_get_thread_num() * axes.top[2];
 #pragma omp for
     for (int64_t plane = 0; plane < axes.planes; ++plane) {
       int64_t row = 0;
@@ -200,13 +207,13 @@ void max_pool_grad_grad(const PoolProblem &problem, const T *image, const T *max
           axes, plane,
           [&](int64_t begin) {
             row = begin;
-            std::fill(found.begin(), found.end(), 0);
+            std::fill(found, found + axes.top[2], 0);
             std::fill(top + begin, top + begin + axes.top[2], T(0));
           },
           [&](int64_t top_at, int64_t image_at, int64_t count) {
             const T *x = image + image_at, *best = maximum + top_at, *along = direction + image_at;
             T *to = top + top_at;
-            char *done = found.data() + (top_at - row);
+            char *done = found + (top_at - row);
             const int64_t stride = axes.stride[2];
             for (int64_t w = 0; w < count; ++w) {
               const T value = x[w * stride];

@@ -1,4 +1,6 @@
 // Softmax, log-softmax and their gradients over one axis or several neighboring ones.
+#include <cfloat>
+#include <cmath>
 #include <cstring>
 
 #include "node_state.hpp"
@@ -12,7 +14,7 @@ struct View {
 };
 struct Key {
   View views[3];  // forward: x, y; backward: output's gradient, output, x's gradient
-  int64_t log, backward;
+  int64_t log, backward, threads;
 };
 bool operator==(const Key &a, const Key &b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
@@ -53,7 +55,35 @@ bool strided_view(const int64_t *params, const dnnops_tensor &tensor, View &view
     }
     if (merged) view.strides[part] = merged;
   }
-  return true;
+  return nest_strides(3, view.shape, view.strides);
+}
+
+// oneDNN's softmax along a dense axis hides NaNs and infinities.  Where SciPy's is NaN throughout, so
+// is ours: where there is a NaN or an infinity, or nothing but negative infinities.
+void spread_nan(const View &x_view, const float *x, const View &y_view, float *y) {
+  const int64_t outer = x_view.shape[0], length = x_view.shape[1], inner = x_view.shape[2];
+  const int64_t step = x_view.strides[1];
+#pragma omp parallel for if (outer * length * inner > 16384)
+  for (int64_t i = 0; i < outer; ++i)
+    for (int64_t j = 0; j < inner; ++j) {
+      const float *row = x + i * x_view.strides[0] + j * x_view.strides[2];
+      int unbounded = 0, above = 0;
+      if (step == 1) {
+#pragma omp simd reduction(| : unbounded, above)
+        for (int64_t k = 0; k < length; ++k) {
+          unbounded |= !(row[k] <= FLT_MAX);
+          above |= row[k] >= -FLT_MAX;
+        }
+      } else {
+        for (int64_t k = 0; k < length; ++k) {
+          unbounded |= !(row[k * step] <= FLT_MAX);
+          above |= row[k * step] >= -FLT_MAX;
+        }
+      }
+      if (!unbounded && above) continue;
+      float *result = y + i * y_view.strides[0] + j * y_view.strides[2];
+      for (int64_t k = 0; k < length; ++k) result[k * y_view.strides[1]] = NAN;
+    }
 }
 
 std::shared_ptr<Entry> make_entry(const Key &key) {
@@ -90,6 +120,7 @@ void run(const dnnops_context *context, const int64_t *params, const dnnops_tens
   Key key;
   std::memset(&key, 0, sizeof key);
   key.log = params[2];
+  key.threads = thread_count();
   key.backward = input_count == 2;
   size_t bytes = 0, size = item_size(output.dtype);
   for (int64_t i = 0; i < output.ndim; ++i) size *= output.shape[i];
@@ -113,9 +144,10 @@ void run(const dnnops_context *context, const int64_t *params, const dnnops_tens
       pack(inputs[i], data[i] = next, false);
       next += size;
     }
-    if (input_count == 1)
+    if (input_count == 1) {
       plan_run({data[0], output.data}, scratch);
-    else
+      spread_nan(key.views[0], static_cast<const float *>(data[0]), key.views[1], static_cast<float *>(output.data));
+    } else
       plan_run({data[0], data[1], output.data}, scratch);
   });
 }

@@ -30,14 +30,6 @@ int64_t wanted_tiles(const ConvProblem &problem, int64_t threads) {
                            std::max<int64_t>(28, kMaxFloats / (threads * kPositions * channels)));
 }
 
-int thread_count() {
-#ifdef _OPENMP
-  return omp_get_max_threads();
-#else
-  return 1;
-#endif
-}
-
 int thread_number() {
 #ifdef _OPENMP
   return omp_get_thread_num();

@@ -1,0 +1,74 @@
+"""Softmax of NaNs, infinities and very many dimensions: what SciPy gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from scipy.special import log_softmax, softmax
+
+from dnnops.nnet import conv2d
+
+FUNCTIONS = {
+    "softmax": (pt.special.softmax, softmax),
+    "log_softmax": (pt.special.log_softmax, log_softmax),
+}
+NAN, INF = np.nan, np.inf
+ROWS = (
+    [NAN, 1, 2],
+    [1, NAN],
+    [*range(40), NAN],
+    [NAN, *range(40)],
+    [NAN] * 20,
+    [INF, 1],
+    [-INF, 3],
+    [-INF, -INF],
+    [1e38, -1e38, 3e38],
+    [0, -104, -88, -87.4],
+)
+
+
+@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_special_values_along_the_last_axis(name, mode):
+    symbolic, reference = FUNCTIONS[name]
+    v = pt.fvector("v")
+    function = pytensor.function([v], symbolic(v), mode=mode)
+    for row in ROWS:
+        values = np.array(row, dtype="float32")
+        with np.errstate(all="ignore"):
+            expected = reference(values)
+        result = function(values)
+        # A NaN must not become a probability.
+        np.testing.assert_array_equal(np.isnan(result), np.isnan(expected), err_msg=str(row))
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-30, err_msg=str(row))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, (0, 1)])
+def test_a_nan_spoils_its_own_row_only(axis):
+    x = pt.tensor3("x", dtype="float32")
+    function = pytensor.function([x], pt.special.softmax(x, axis=axis), mode="CVM")
+    values = np.random.default_rng(0).standard_normal((3, 17, 4)).astype("float32")
+    values[1, 5, 2] = np.nan
+    np.testing.assert_allclose(function(values), softmax(values, axis=axis), rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+@pytest.mark.parametrize("ndim", [8, 9, 12])
+def test_softmax_of_many_dimensions(ndim, mode):
+    x = pt.tensor("x", dtype="float32", shape=(None,) * ndim)
+    function = pytensor.function([x], pt.special.softmax(x, axis=-1), mode=mode)
+    values = np.random.default_rng(1).standard_normal((2,) * ndim).astype("float32")
+    np.testing.assert_allclose(function(values), softmax(values, axis=-1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+def test_sum_of_many_dimensions_beside_a_convolution(mode):
+    x = pt.tensor("x", dtype="float32", shape=(None,) * 9)
+    image = pt.tensor4("image", dtype="float32")
+    axes = (0, *range(2, 9))
+    function = pytensor.function([x, image], [x.sum(axis=axes), conv2d(image, image)], mode=mode)
+    values = np.random.default_rng(2).standard_normal((2,) * 9).astype("float32")
+    total, _ = function(values, np.ones((1, 1, 2, 2), "float32"))
+    np.testing.assert_allclose(total, values.sum(axis=axes), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,98 @@
+"""Threads that share a function, processes forked after use, thread counts that change."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from dnnops.nnet import conv2d
+
+#: A process of its own: what is tested would take the test run with it.
+PRELUDE = """
+import multiprocessing, sys, threading
+import numpy as np, pytensor, pytensor.tensor as pt, dnnops
+from dnnops.nnet import conv2d, pool_2d
+x, k = (pt.tensor(dtype=DTYPE, shape=(None,) * 4) for _ in range(2))
+"""
+
+FORK = """
+f = pytensor.function([x, k], conv2d(x, k), mode=MODE)
+image, filters = np.ones((4, 8, 24, 24), DTYPE), np.ones((16, 8, 3, 3), DTYPE)
+expected = f(image, filters)
+def child():
+    sys.exit(0 if np.array_equal(f(image, filters), expected) else 1)
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start()
+process.join(30)
+if process.is_alive():
+    process.kill()
+    sys.exit("the child hangs")
+sys.exit(process.exitcode)
+"""
+
+SHARED = """
+f = pytensor.function([x, k], pool_2d(conv2d(x, k, border_mode=1), (2, 2), True), mode=MODE)
+rng = np.random.default_rng(0)
+def work(first):
+    for i in range(400):
+        n = 1 + (i * 7 + first) % 5
+        f(np.ones((n, 8, 16 + i % 3, 16), DTYPE), np.ones((16, 8, 3, 3), DTYPE))
+threads = [threading.Thread(target=work, args=(3 * i,)) for i in range(2)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+"""
+
+
+def run(script: str, mode: str | None, dtype: str) -> subprocess.CompletedProcess:
+    head = PRELUDE.replace("DTYPE", repr(dtype)).replace("MODE", repr(mode))
+    body = script.replace("DTYPE", repr(dtype)).replace("MODE", repr(mode))
+    return subprocess.run(
+        [sys.executable, "-c", head + body],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+def test_forked_child_computes(mode, dtype):
+    finished = run(FORK, mode, dtype)
+    assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+def test_two_threads_in_one_function_do_not_crash(mode):
+    finished = run(SHARED, mode, "float32")
+    assert finished.returncode == 0, finished.stderr
+    assert "Error" not in finished.stderr
+
+
+def test_thread_count_set_later_is_honored():
+    x, k = (pt.tensor(dtype="float32", shape=(None,) * 4) for _ in range(2))
+    function = pytensor.function([x, k], conv2d(x, k), mode="CVM")
+    openmp = ctypes.CDLL("libgomp.so.1")
+    before = openmp.omp_get_max_threads()
+    if before < 2:
+        pytest.skip("one OpenMP thread only")
+    image = np.ones((16, 64, 48, 48), "float32")
+    filters = np.ones((64, 64, 5, 5), "float32")
+    function(image, filters)
+    openmp.omp_set_num_threads(1)
+    try:
+        function(image, filters)
+        own, everybody = time.thread_time(), time.process_time()
+        for _ in range(5):
+            function(image, filters)
+        own, everybody = time.thread_time() - own, time.process_time() - everybody
+    finally:
+        openmp.omp_set_num_threads(before)
+    assert everybody < 1.2 * own
