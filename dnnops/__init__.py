@@ -32,8 +32,9 @@ from dnnops.dnn import (
     dnn_present,
     version,
 )
-from dnnops.modes import register_modes, use_device
+from dnnops.modes import keep_from_other_linkers, register_modes, use_device
 
+keep_from_other_linkers()
 register_modes()
 use_device()
 

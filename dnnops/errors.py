@@ -31,6 +31,10 @@ class DnnUnavailableError(DnnError, RuntimeError):
     """A library, a compiler or a device that is needed is missing; the message says which."""
 
 
+class DnnBusyError(DnnUnavailableError):
+    """Another process is compiling for longer than was waited for; trying later may do."""
+
+
 class DnnRequiredError(DnnUnavailableError, AssertionError):
     """A library that ``optimizer_including`` asks for cannot be used.
 

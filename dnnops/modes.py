@@ -10,6 +10,7 @@ from typing import Any
 
 from pytensor import config
 from pytensor.compile.mode import (
+    _CACHED_RUNTIME_MODES,
     OPT_FAST_RUN,
     Mode,
     predefined_modes,
@@ -17,12 +18,21 @@ from pytensor.compile.mode import (
 )
 from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
-from pytensor.link.basic import Linker
+from pytensor.link.basic import JITLinker, Linker
+from pytensor.link.numba.linker import NumbaLinker
 
 from dnnops.config import flag_value
 from dnnops.errors import DnnUnavailableError
 
-__all__ = ["CudnnMode", "DeviceMode", "DnnMode", "OneDnnMode", "register_modes", "use_device"]
+__all__ = [
+    "CudnnMode",
+    "DeviceMode",
+    "DnnMode",
+    "OneDnnMode",
+    "keep_from_other_linkers",
+    "register_modes",
+    "use_device",
+]
 
 
 class DnnMode(Mode):
@@ -129,6 +139,20 @@ def register_modes() -> None:
     for name, mode in (("DNN", DnnMode), ("CUDNN", CudnnMode), ("ONEDNN", OneDnnMode)):
         if name not in predefined_modes:
             register_mode(name, mode())
+
+
+def keep_from_other_linkers() -> None:
+    """Keep oneDNN's Ops out of graphs for JAX, PyTorch and MLX, which can't run them.
+
+    PyTensor's linkers name the rewrites that don't go with them, and a mode leaves those out when
+    it is made. So the predefined modes are set up anew, in place: users may have imported them.
+    """
+    for linker in JITLinker.__subclasses__():
+        if linker is not NumbaLinker and "onednn" not in linker.incompatible_rewrites:
+            linker.incompatible_rewrites = (*linker.incompatible_rewrites, "onednn")
+    for mode in (*predefined_modes.values(), *_CACHED_RUNTIME_MODES.values()):
+        if isinstance(mode.linker, JITLinker) and not isinstance(mode.linker, NumbaLinker):
+            mode.__setstate__(mode.__getstate__())
 
 
 def use_device() -> None:

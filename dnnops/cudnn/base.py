@@ -13,7 +13,7 @@ from pytensor.graph.basic import Apply
 
 import dnnops.gpuarray.variable  # noqa: F401  gives GpuArrayType its variables
 from dnnops.config import flag_value
-from dnnops.errors import DnnError, DnnTypeError, DnnUnavailableError
+from dnnops.errors import DnnBusyError, DnnError, DnnTypeError, DnnUnavailableError
 from dnnops.gpuarray.c_interface import HEADER_VERSION
 from dnnops.gpuarray.device import on_device
 from dnnops.gpuarray.dtypes import FLOAT_DTYPES, numpy_dtype
@@ -303,9 +303,8 @@ def cudnn_version() -> int:
 # -- whether cuDNN works -------------------------------------------------------------------
 
 
-@cache
 def cudnn_status(device: int = 0) -> str:
-    """Try cuDNN on a device; the answer is remembered.
+    """Try cuDNN on a device; the answer is remembered if it is final.
 
     Parameters
     ----------
@@ -318,12 +317,22 @@ def cudnn_status(device: int = 0) -> str:
         Why cuDNN can't be used there; empty if it can.
     """
     try:
+        return _final_status(device)
+    except DnnBusyError as error:
+        return str(error)
+
+
+@cache
+def _final_status(device: int) -> str:
+    try:
         with on_device(device):
             library = CUDNN.library
             built, loaded = library.dnnops_cudnn_header_version(), cudnn_version()
             if loaded // 10000 != built // 10000:
                 return f"cuDNN's headers are of version {built}, the library is {loaded}"
             raise_status(CUDNN, library.dnnops_cudnn_probe(device))
+    except DnnBusyError:
+        raise
     except DnnError as error:
         return str(error)
     except Exception as error:  # what a half-installed CuPy raises is of any type

@@ -3,6 +3,7 @@
 The Ops run in NumPy as they are; rewrites replace them by Ops that call oneDNN or cuDNN.
 """
 
+import dnnops.nnet.vectorize  # noqa: F401 - registers with vectorize_graph
 from dnnops.nnet.conv import (
     Conv,
     ConvGradInputs,

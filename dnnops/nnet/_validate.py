@@ -44,9 +44,14 @@ def float_tensor(where: str, name: str, value: Any, ndim: int | None = None) -> 
     Raises
     ------
     DnnTypeError
-        If the rank or the dtype is another one.
+        If it is no tensor, or if the rank or the dtype is another one.
     """
-    x = pt.as_tensor_variable(value)
+    try:
+        x = pt.as_tensor_variable(value)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise DnnTypeError(
+            f"{where}: {name} must be a tensor, or numbers that make one, got {value!r}"
+        ) from error
     if ndim is not None and x.type.ndim != ndim:
         raise DnnTypeError(
             f"{where}: {name} must have {ndim} dimensions, got {x.type.ndim} "
@@ -94,6 +99,19 @@ def int_tuple(where: str, name: str, value: Any, ndim: int, minimum: int) -> tup
             f"{where}: {name} must be between {minimum} and {MAX_PARAMETER}, got {value!r}"
         )
     return tuple(int(e) for e in entries)
+
+
+def switch(where: str, name: str, value: Any) -> bool:
+    """Return `value`, a bool of Python or NumPy or one of the ints 0 and 1, as a bool.
+
+    Raises
+    ------
+    DnnTypeError
+        If it is anything else.
+    """
+    if isinstance(value, (bool, np.bool_)) or (is_int(value) and value in (0, 1)):
+        return bool(value)
+    raise DnnTypeError(f"{where}: {name} must be True or False, got {value!r}")
 
 
 def is_int(value: Any) -> bool:

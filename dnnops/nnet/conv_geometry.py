@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import MAX_PARAMETER, int_tuple, is_int
+from dnnops.nnet._validate import MAX_PARAMETER, int_tuple, is_int, switch
 
 #: A canonical border mode: a name, or (begin, end) for each spatial axis.
 BorderMode = Literal["half", "full"] | tuple[tuple[int, int], ...]
@@ -161,7 +161,7 @@ def canonical_conv_params(
         "ndim": int(ndim),
         "border_mode": canonical_border_mode(border_mode, ndim, where),
         "subsample": int_tuple(where, "subsample", subsample, ndim, 1),
-        "filter_flip": bool(filter_flip),
+        "filter_flip": switch(where, "filter_flip", filter_flip),
         "filter_dilation": int_tuple(where, "filter_dilation", filter_dilation, ndim, 1),
         "num_groups": int(num_groups),
     }

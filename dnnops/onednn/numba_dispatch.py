@@ -25,6 +25,7 @@ from pytensor.graph.basic import Apply
 from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 
+from dnnops.errors import DnnTypeError
 from dnnops.onednn.base import OneDnnOp
 from dnnops.runtime.build import ONEDNN
 from dnnops.runtime.op import DTYPE_CODES, MAX_NDIM, raise_status
@@ -102,6 +103,12 @@ def _empty_source(words: str, dtype: str, ndim: int, memory_format: str) -> str:
 
 
 def _source(op: OneDnnOp, node: Apply) -> str:
+    for variable in (*node.inputs, *node.outputs):
+        if variable.type.ndim > MAX_NDIM:
+            raise DnnTypeError(
+                f"{op}: arrays of more than {MAX_NDIM} dimensions are not taken, got {variable} of"
+                f" type {variable.type}"
+            )
     names = [f"x{i}" for i in range(len(node.inputs))]
     parameters = op.parameters()
     body = [

@@ -1,13 +1,16 @@
 """The runtime libraries: C++ sources of ``c_code/runtime``, compiled once and kept.
 
 A library lies in PyTensor's compiledir under a name that holds a hash of all that it was made of,
-so that a change of source, compiler, flags or library version makes a new one beside it.
+so that a change of source, compiler, flags or library version makes a new one beside it. A file
+with its size and checksum lies there too: a damaged library, which could crash the process that
+loads it, is made anew.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -16,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from dnnops.errors import DnnUnavailableError
+from dnnops.errors import DnnBusyError, DnnUnavailableError
 from dnnops.runtime.find import Library, find_cuda, find_cudnn, find_onednn
 
 __all__ = ["CUDNN", "ONEDNN", "RuntimeLibrary", "c_code_dir"]
@@ -25,6 +28,30 @@ __all__ = ["CUDNN", "ONEDNN", "RuntimeLibrary", "c_code_dir"]
 def c_code_dir() -> Path:
     """Directory of the C and C++ sources that the package ships."""
     return Path(__file__).resolve().parents[1] / "c_code"
+
+
+_INSTALL_COMPILER = (
+    "install g++ (on Debian and Ubuntu `apt install g++`), or point PyTensor's flag cxx to one"
+)
+#: How much a failed compilation's message quotes of what the compiler said.
+_REASON_LINES = 12
+
+
+def _checksum_file(library: Path) -> Path:
+    return library.with_name(f"{library.name}.sha256")
+
+
+def _checksum(library: Path) -> str:
+    content = library.read_bytes()
+    return f"{len(content)} {hashlib.sha256(content).hexdigest()}\n"
+
+
+def _is_intact(library: Path) -> bool:
+    """Whether a library is there and is what was built."""
+    try:
+        return _checksum_file(library).read_text() == _checksum(library)
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 @dataclass(frozen=True)
@@ -71,42 +98,12 @@ class RuntimeLibrary:
         ------
         DnnUnavailableError
             If a library, the compiler, or a writable compiledir is missing, or if compiling fails.
+        DnnBusyError
+            If another process is compiling for longer than the flag ``compile__timeout`` allows.
         """
-        from pytensor import config
-        from pytensor.compile.compilelock import lock_ctx
-
-        if not config.cxx:
-            raise DnnUnavailableError(
-                "dnnops needs a C++ compiler: install g++ (on Debian and Ubuntu `apt install"
-                " g++`), or point PyTensor's flag cxx to one"
-            )
-        libraries = self.find()
-        arguments = self._arguments(libraries)
-        digest = hashlib.sha256(
-            repr(
-                (
-                    self.source_hash,
-                    config.cxx,
-                    config.gcc_version_str,
-                    arguments,
-                    [(lib.library, lib.version) for lib in libraries],
-                )
-            ).encode()
-        ).hexdigest()[:16]
-        directory = Path(config.compiledir) / "dnnops"
-        target = directory / f"libdnnops_{self.name}_{digest}.so"
-        if target.is_file():
-            return target
-        try:
-            with lock_ctx():
-                if not target.is_file():
-                    directory.mkdir(parents=True, exist_ok=True)
-                    self._compile(config.cxx, arguments, libraries, target)
-        except OSError as error:
-            raise DnnUnavailableError(
-                f"the runtime library of {self.name} cannot be written to {directory}: {error};"
-                " point PyTensor's flag base_compiledir to a writable directory"
-            ) from error
+        target = self._recipe[-1]
+        if not _is_intact(target):
+            self._build(keep_intact=True)
         return target
 
     @cached_property
@@ -118,16 +115,91 @@ class RuntimeLibrary:
         DnnUnavailableError
             If it cannot be made (see `path`) or loaded.
         """
+        name = str(self.path)
         try:
-            loaded = ctypes.CDLL(str(self.path))
-        except OSError as error:
-            raise DnnUnavailableError(
-                f"the runtime library of {self.name} cannot be loaded: {error}"
-            ) from error
+            loaded = ctypes.CDLL(name)
+        except OSError:
+            # Once more from its sources: what it was linked with may have changed since.
+            self._build(keep_intact=False)
+            try:
+                loaded = ctypes.CDLL(name)
+            except OSError as error:
+                raise DnnUnavailableError(
+                    f"the runtime library of {self.name} cannot be loaded: {error}"
+                ) from error
         loaded.dnnops_last_error.restype = ctypes.c_char_p
         for register in self.on_load:
             register(loaded)
         return loaded
+
+    @cached_property
+    def _recipe(self) -> tuple[str, list[str], tuple[Library, ...], Path]:
+        """Compiler, its arguments, the libraries to link, and the file to make of that."""
+        from pytensor import config
+
+        if not config.cxx:
+            raise DnnUnavailableError(f"dnnops needs a C++ compiler: {_INSTALL_COMPILER}")
+        if shutil.which(config.cxx) is None:
+            raise DnnUnavailableError(
+                f"the C++ compiler {config.cxx}, which PyTensor's flag cxx names, was not found:"
+                f" {_INSTALL_COMPILER}"
+            )
+        libraries = self.find()
+        try:
+            arguments = self._arguments(libraries)
+        except OSError as error:
+            raise self._unusable_compiler(config.cxx, error) from error
+        digest = hashlib.sha256(
+            repr(
+                (
+                    self.source_hash,
+                    config.cxx,
+                    config.gcc_version_str,
+                    arguments,
+                    [(lib.library, lib.version) for lib in libraries],
+                )
+            ).encode()
+        ).hexdigest()[:16]
+        target = Path(config.compiledir) / "dnnops" / f"libdnnops_{self.name}_{digest}.so"
+        return config.cxx, arguments, libraries, target
+
+    def _build(self, keep_intact: bool) -> None:
+        """Make the library under PyTensor's lock, unless another process just has.
+
+        A process that has loaded the old file is not disturbed: the new one takes its name only.
+        """
+        from filelock import Timeout
+        from pytensor import config
+        from pytensor.compile.compilelock import lock_ctx
+
+        directory = self._recipe[-1].parent
+        try:
+            with lock_ctx():
+                if keep_intact and _is_intact(self._recipe[-1]):
+                    return
+                directory.mkdir(parents=True, exist_ok=True)
+                # Who holds the lock is the only one who builds: these are of killed processes.
+                for leftover in directory.glob("building_*"):
+                    shutil.rmtree(leftover, ignore_errors=True)
+                self._compile(*self._recipe)
+        except Timeout as error:  # an OSError, too
+            raise DnnBusyError(
+                f"another process is compiling in {config.compiledir}: its lock was not free after"
+                f" {config.compile__timeout} seconds; try again later, or wait for longer with"
+                " PyTensor's flag compile__timeout"
+            ) from error
+        except OSError as error:
+            raise DnnUnavailableError(
+                f"the runtime library of {self.name} cannot be written to {directory}: {error};"
+                " point PyTensor's flag base_compiledir to a directory that is writable and has"
+                " space"
+            ) from error
+
+    @staticmethod
+    def _unusable_compiler(cxx: str, error: OSError) -> DnnUnavailableError:
+        return DnnUnavailableError(
+            f"the C++ compiler {cxx} cannot be run: {error}; {_INSTALL_COMPILER}"
+        )
 
     def _arguments(self, libraries: tuple[Library, ...]) -> list[str]:
         from pytensor.link.c.cmodule import GCC_compiler
@@ -173,14 +245,24 @@ class RuntimeLibrary:
                     str(linked),
                 ]
             )
+            checksum = _checksum_file(linked)
+            checksum.write_text(_checksum(linked))
             linked.replace(target)
+            checksum.replace(_checksum_file(target))
 
     def _run(self, command: list[str]) -> None:
-        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            finished = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", check=False
+            )
+        except OSError as error:
+            raise self._unusable_compiler(command[0], error) from error
         if finished.returncode:
+            said = finished.stderr.strip().splitlines()[-_REASON_LINES:]
+            reason = "\n".join(said) or f"the compiler's exit status is {finished.returncode}"
             raise DnnUnavailableError(
-                f"the runtime library of {self.name} failed to compile:\n"
-                f"{' '.join(command)}\n{finished.stderr}"
+                f"the runtime library of {self.name} failed to compile: {reason}\n"
+                f"The command was: {' '.join(command)}"
             )
 
     def __hash__(self) -> int:

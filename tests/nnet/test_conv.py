@@ -28,6 +28,7 @@ from dnnops.nnet import (
     conv3d_grad_wrt_weights,
     conv3d_transpose,
     conv_output_shape,
+    pool_2d,
     resolve_padding,
 )
 from tests.oracle import (
@@ -501,6 +502,32 @@ def test_messages_name_the_op_the_shapes_and_the_parameters():
 def test_wrong_operands(img, kern, message):
     with pytest.raises(DnnTypeError, match=message):
         conv2d(img, kern)
+
+
+@pytest.mark.parametrize(
+    "value", [None, "image", {}, [[1.0, 2.0], [3.0]], pt.random.type.RandomGeneratorType()("rng")]
+)
+def test_what_is_no_tensor(value):
+    with pytest.raises(DnnTypeError, match="conv2d: input must be a tensor"):
+        conv2d(value, KERN)
+    with pytest.raises(DnnTypeError, match="conv2d: filters must be a tensor"):
+        conv2d(IMG, value)
+    with pytest.raises(DnnTypeError, match="Conv2d: the image must be a tensor"):
+        Conv(2)(value, KERN)
+    with pytest.raises(DnnTypeError, match="pool_2d: input must be a tensor"):
+        pool_2d(value, (2, 2))
+
+
+@pytest.mark.parametrize("value", ["no", None, 2, 1.0, [True]])
+def test_filter_flip_is_a_bool(value):
+    with pytest.raises(DnnTypeError, match="filter_flip must be True or False"):
+        conv2d(IMG, KERN, filter_flip=value)
+
+
+@pytest.mark.parametrize("value", [True, np.True_, 1, np.int8(1)])
+def test_filter_flip_is_canonical(value):
+    assert Conv(2, filter_flip=value) == Conv(2)
+    assert Conv(2, filter_flip=value).filter_flip is True
 
 
 def test_ops_want_one_dtype():

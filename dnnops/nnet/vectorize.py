@@ -1,0 +1,124 @@
+"""``pytensor.graph.vectorize_graph`` over convolutions and pooling.
+
+PyTensor would loop over the extra axes in Python, with the Ops in NumPy. Here these axes become
+part of the batch, or of the channels with a group for each entry, so that one call of a library is
+left. Where neither does, PyTensor's loop stays: axes whose sizes aren't known when the graph is
+built and that filters have, or parameters with such axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply
+from pytensor.graph.replace import _vectorize_node
+from pytensor.tensor.blockwise import vectorize_node_fallback
+
+from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.conv_base import ConvBase
+from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool, PoolBase
+
+__all__ = ["vectorize_conv", "vectorize_pool"]
+
+#: The data operands of each Op, and its result.
+ROLES: dict[type, tuple[str, str, str]] = {
+    Conv: ("image", "filters", "image"),
+    ConvGradInputs: ("filters", "image", "image"),
+    ConvGradWeights: ("image", "image", "filters"),
+}
+POOLING = (Pool, MaxPoolGrad, AveragePoolGrad, MaxPoolGradGrad)
+
+
+def _sizes(x: Any) -> list[Any]:
+    """The shape of `x`: ints where they are known."""
+    return [x.shape[i] if n is None else n for i, n in enumerate(x.type.shape)]
+
+
+def _with_extra_axes(data: Sequence[Any], core: int) -> tuple[list[Any], list[Any]]:
+    """Broadcast the axes before the last `core` ones; return them and the operands."""
+    lead = max(x.type.ndim for x in data) - core
+    padded = [pt.shape_padleft(x, lead + core - x.type.ndim) for x in data]
+    extra: list[Any] = []
+    for axis in range(lead):
+        # As in Elemwise, only what is known to be 1 is broadcast.
+        sizes = [_sizes(x)[axis] for x in padded if x.type.shape[axis] != 1]
+        known = [size for size in sizes if isinstance(size, int)]
+        extra.append((known or sizes or [1])[0])
+    spread = []
+    for x in padded:
+        pairs = zip(x.type.shape[:lead], extra, strict=True)
+        if any(n == 1 and size != 1 for n, size in pairs):
+            x = pt.broadcast_to(x, (*extra, *_sizes(x)[lead:]))
+        spread.append(x)
+    return extra, spread
+
+
+def _into_batch(x: Any, extra: Sequence[Any]) -> Any:
+    batch, *rest = _sizes(x)[len(extra) :]
+    return x.reshape((prod(extra) * batch, *rest))
+
+
+def _into_channels(x: Any, extra: Sequence[Any]) -> Any:
+    batch, channels, *spatial = _sizes(x)[len(extra) :]
+    count = prod(extra)
+    x = x.reshape((count, batch, channels, *spatial)).swapaxes(0, 1)
+    return x.reshape((batch, count * channels, *spatial))
+
+
+def _out_of_channels(x: Any, extra: Sequence[Any]) -> Any:
+    batch, channels, *spatial = _sizes(x)
+    count = prod(extra)
+    x = x.reshape((batch, count, channels // count, *spatial)).swapaxes(0, 1)
+    return x.reshape((*extra, batch, channels // count, *spatial))
+
+
+@_vectorize_node.register(ConvBase)
+def vectorize_conv(op: ConvBase, node: Apply, *inputs: Any) -> Any:
+    """Vectorize a convolution or its gradient: extra axes become part of batch or channels."""
+    roles = ROLES.get(type(op))
+    data, shape = list(inputs[:2]), inputs[2:]
+    if roles is None or any(vector.type.ndim != 1 for vector in shape):
+        return vectorize_node_fallback(op, node, *inputs)
+    core = op.ndim + 2
+    if all(x.type.ndim == core for x in data):
+        return op.make_node(*inputs)
+    if "filters" in roles[:2] and data[roles.index("filters")].type.ndim == core:
+        image = data[roles.index("image")]
+        extra = _sizes(image)[:-core]
+        folded = [
+            _into_batch(x, extra) if role == "image" else x
+            for x, role in zip(data, roles, strict=False)
+        ]
+        out: Any = op(*folded, *shape)
+        return [out.reshape((*extra, _sizes(image)[-core], *_sizes(out)[1:]))]
+    extra, data = _with_extra_axes(data, core)
+    if not all(isinstance(size, int) and size > 0 for size in extra):
+        return vectorize_node_fallback(op, node, *inputs)
+    parameters = {name: getattr(op, name) for name in op.__props__}
+    parameters["num_groups"] *= prod(extra)
+    fold = {"image": _into_channels, "filters": _into_batch}
+    folded = [fold[role](x, extra) for x, role in zip(data, roles, strict=False)]
+    grouped: Any = type(op)(**parameters)
+    out = grouped(*folded, *shape)
+    if roles[2] == "image":
+        return [_out_of_channels(out, extra)]
+    filters, *rest = _sizes(out)
+    return [out.reshape((*extra, filters // prod(extra), *rest))]
+
+
+@_vectorize_node.register(PoolBase)
+def vectorize_pool(op: PoolBase, node: Apply, *inputs: Any) -> Any:
+    """Vectorize a pooling or its gradient: extra axes become part of the batch."""
+    count = len(op.operands)
+    data, vectors = list(inputs[:count]), inputs[count:]
+    if type(op) not in POOLING or any(vector.type.ndim != 1 for vector in vectors):
+        return vectorize_node_fallback(op, node, *inputs)
+    core = op.ndim + 2
+    if all(x.type.ndim == core for x in data):
+        return op.make_node(*inputs)
+    extra, data = _with_extra_axes(data, core)
+    out: Any = op(*(_into_batch(x, extra) for x in data), *vectors)
+    return [out.reshape((*extra, _sizes(data[0])[-core], *_sizes(out)[1:]))]

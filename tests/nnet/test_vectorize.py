@@ -1,0 +1,105 @@
+"""vectorize_graph over convolutions and pooling: one Op, what a loop gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.graph.replace import vectorize_graph
+from pytensor.tensor.blockwise import Blockwise
+
+from dnnops.nnet import (
+    AveragePoolGrad,
+    Conv,
+    ConvGradInputs,
+    ConvGradWeights,
+    MaxPoolGrad,
+    MaxPoolGradGrad,
+    Pool,
+)
+
+PARAMETERS = {"border_mode": ((1, 0), (2, 1)), "subsample": (2, 1), "num_groups": 2}
+IMG, KERN, TOP = (3, 4, 6, 5), (6, 2, 2, 3), (3, 6, 3, 6)
+POOLED = (3, 4, 3, 2)
+POOL = ([2, 2], [2, 2], [0, 0])
+
+CONV: dict = {
+    "conv": (Conv(2, **PARAMETERS), (IMG, KERN), ()),
+    "grad inputs": (ConvGradInputs(2, **PARAMETERS), (KERN, TOP), (IMG[2:],)),
+    "grad weights": (ConvGradWeights(2, **PARAMETERS), (IMG, TOP), (KERN[2:],)),
+}
+POOLING = {
+    "max": (Pool(2, "max", True), (IMG,), POOL),
+    "average": (Pool(2, "average_inc_pad", True), (IMG,), POOL),
+    "max grad": (MaxPoolGrad(2, True), (IMG, POOLED, POOLED), POOL),
+    "average grad": (AveragePoolGrad(2, "average_inc_pad", True), (IMG, POOLED), POOL),
+    "max grad grad": (MaxPoolGradGrad(2, True), (IMG, POOLED, IMG), POOL),
+}
+CASES = {**CONV, **POOLING}
+
+
+def check(op, shapes, rest, lead, static=True, loops=False):
+    """Compare with a loop over the extra axes, `lead[i]` those of operand i."""
+    rng = np.random.default_rng(0)
+    data = [
+        rng.standard_normal((*extra, *shape)) for extra, shape in zip(lead, shapes, strict=True)
+    ]
+    inner = [pt.tensor(shape=(None,) * 4) for _ in data]
+    outer = [pt.tensor(shape=x.shape if static else (None,) * x.ndim) for x in data]
+    vectors = [np.array(v) for v in rest]
+    out = op(*inner, *vectors)
+    vectorized = vectorize_graph(out, dict(zip(inner, outer, strict=True)))
+    function = pytensor.function(outer, vectorized, mode="FAST_COMPILE")
+    kinds = [type(node.op) for node in function.maker.fgraph.apply_nodes]
+    assert (Blockwise in kinds) == loops
+    assert kinds.count(type(op)) == (not loops)
+
+    one = pytensor.function(inner, out, mode="FAST_COMPILE")
+    batch = np.broadcast_shapes(*lead)
+    spread = [np.broadcast_to(x, (*batch, *x.shape[-4:])) for x in data]
+    expected = np.array([one(*(x[i] for x in spread)) for i in np.ndindex(batch)])
+    result = function(*data)
+    np.testing.assert_allclose(result, expected.reshape(*batch, *expected.shape[1:]), atol=1e-12)
+    assert vectorized.type.ndim == result.ndim
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_operands(name):
+    op, shapes, rest = CASES[name]
+    check(op, shapes, rest, [(2, 3)] * len(shapes))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_operand(name):
+    op, shapes, rest = CASES[name]
+    for i in range(len(shapes)):
+        check(op, shapes, rest, [(2,) if i == j else () for j in range(len(shapes))])
+
+
+@pytest.mark.parametrize("name", ["conv", "grad inputs", *POOLING])
+def test_images_whose_shapes_are_unknown(name):
+    op, shapes, rest = CASES[name]
+    check(op, shapes, rest, [() if s == KERN else (2, 2) for s in shapes], static=False)
+
+
+@pytest.mark.parametrize("name", ["conv", "grad weights", "max grad"])
+def test_broadcast_axes(name):
+    op, shapes, rest = CASES[name]
+    check(op, shapes, rest, [(1, 3), (2, 1), (3,)][: len(shapes)])
+
+
+def test_filters_whose_number_is_unknown_are_left_to_pytensor():
+    op, shapes, rest = CONV["conv"]
+    check(op, shapes, rest, [(2,), (2,)], static=False, loops=True)
+
+
+def test_other_sizes_are_refused():
+    # 2 * 3 images against 3 * 2: as many, but not the same.
+    x, gz = (pt.tensor(shape=(None,) * 4) for _ in range(2))
+    grad = AveragePoolGrad(2, "sum", True)(x, gz, *map(np.array, POOL))
+    outer = [pt.tensor(shape=(None,) * 5) for _ in range(2)]
+    vectorized = vectorize_graph(grad, {x: outer[0], gz: outer[1]})
+    function = pytensor.function(outer, vectorized, mode="FAST_COMPILE")
+    with pytest.raises(ValueError, match=r"reshape|size"):
+        function(np.ones((2, 3, 1, 2, 2)), np.ones((3, 2, 1, 1, 1)))
