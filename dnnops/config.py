@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytensor.configparser import ConfigParam, PyTensorConfigParser
 
 __all__ = [
+    "ALGORITHM_WORDS",
     "FLAGS",
     "Flag",
     "Values",
@@ -42,7 +43,7 @@ class Values:
     Attributes
     ----------
     words : tuple of str
-        Values that are taken literally, the default first.
+        Values that are taken literally.
     others : str
         What else is accepted, in words, for messages and for the documentation.
     convert : callable, optional
@@ -123,9 +124,10 @@ def _matching(pattern: str) -> Callable[[str], str]:
 
 BOOLEAN = Values(("False", "True"), convert=_boolean)
 PATH = Values(others="a path (empty: search)", convert=os.path.expanduser)
-_ALGORITHMS = (
-    "small",
+#: In the order of ``Wish`` in c_code/runtime/cudnn/conv_case.hpp.
+ALGORITHM_WORDS = (
     "none",
+    "small",
     "large",
     "fft",
     "fft_tiling",
@@ -140,7 +142,7 @@ _ALGORITHMS = (
 # A plan's name is an engine with its knobs, or an algorithm of the legacy API in capitals.
 _PLAN_NAME = r"engine\d+(?:_k\d+=-?\d+)*|[A-Z][A-Z0-9_]+"
 ALGORITHM = Values(
-    _ALGORITHMS,
+    ALGORITHM_WORDS,
     others="a number, a plan's name (engine7_k2=4, ALGO_WINOGRAD)",
     convert=_matching(rf"\d+|{_PLAN_NAME}"),
 )

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from dnnops.config import flag_value
+from dnnops.config import ALGORITHM_WORDS, flag_value
 from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.runtime.build import CUDNN
 
@@ -33,20 +33,7 @@ __all__ = [
 DIRECTIONS = ("forward", "grad_inputs", "grad_weights")
 
 #: Words that say which plan is wanted, in the order of ``Wish``.
-WISHES = (
-    "none",
-    "small",
-    "large",
-    "fft",
-    "fft_tiling",
-    "winograd",
-    "winograd_non_fused",
-    "deterministic",
-    "guess_once",
-    "guess_on_shape_change",
-    "time_once",
-    "time_on_shape_change",
-)
+WISHES = ALGORITHM_WORDS
 _WISH_PLAN = len(WISHES)
 
 #: Names of the legacy API's algorithms, by number.

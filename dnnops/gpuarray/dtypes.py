@@ -1,4 +1,4 @@
-"""The dtypes of device arrays: names, NumPy dtypes, and the codes of the C runtime interface."""
+"""The dtypes of device arrays: names and NumPy dtypes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,10 @@ import functools
 import numpy as np
 
 from dnnops.errors import DnnTypeError, DnnUnavailableError
-
-#: dtype name -> ``dnnops_dtype`` of ``c_code/runtime/dnnops_runtime.h``.  The dtypes that only
-#: tensor Ops use have no code: no library function takes them.
-RUNTIME_CODES: dict[str, int] = {
-    "float32": 0,
-    "float64": 1,
-    "float16": 2,
-    "bfloat16": 3,
-    "int8": 4,
-    "uint8": 5,
-    "int32": 6,
-    "int64": 7,
-    "bool": 8,
-}
+from dnnops.runtime.op import DTYPE_CODES
 
 #: Every dtype that a :class:`~dnnops.gpuarray.type.GpuArrayType` can have.
-DTYPES: frozenset[str] = frozenset(RUNTIME_CODES) | {"int16", "uint16", "uint32", "uint64"}
+DTYPES: frozenset[str] = frozenset(DTYPE_CODES) | {"int16", "uint16", "uint32", "uint64"}
 
 FLOAT_DTYPES: frozenset[str] = frozenset({"float16", "bfloat16", "float32", "float64"})
 

@@ -14,7 +14,7 @@ from pytensor.link.vm import VMLinker
 from pytensor.tensor.type import lvector
 
 from dnnops.gpuarray import GpuArrayType
-from dnnops.gpuarray.dtypes import RUNTIME_CODES
+from dnnops.runtime.op import DTYPE_CODES
 from tests.gpuarray.graphs import to_device
 
 CODE = """
@@ -67,7 +67,7 @@ class Prepare(COp):
             x=inputs[0],
             z=outputs[0],
             report=outputs[1],
-            dtype=RUNTIME_CODES[node.inputs[0].type.dtype],
+            dtype=DTYPE_CODES[node.inputs[0].type.dtype],
             format=f"DNNOPS_{self.memory_format}",
             fail=sub["fail"],
         )
@@ -87,7 +87,7 @@ def test_compiles_and_links(dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", sorted(RUNTIME_CODES))
+@pytest.mark.parametrize("dtype", sorted(DTYPE_CODES))
 @pytest.mark.parametrize("memory_format", ["CONTIGUOUS", "CHANNELS_LAST"])
 def test_prepare(dtype, memory_format):
     import cupy
@@ -100,7 +100,7 @@ def test_prepare(dtype, memory_format):
     item = value.dtype.itemsize
     wanted = (60, 1, 15, 3) if memory_format == "CHANNELS_LAST" else (60, 20, 5, 1)
     assert out.strides == tuple(item * step for step in wanted)
-    assert list(report[:3]) == [0, RUNTIME_CODES[dtype], 4]
+    assert list(report[:3]) == [0, DTYPE_CODES[dtype], 4]
     assert report[3] == cupy.cuda.get_current_stream().ptr
     assert report[4] == out.data.ptr
     assert tuple(report[5:]) == out.strides

@@ -25,7 +25,8 @@ from dnnops.gpuarray import (
     infer_device,
 )
 from dnnops.gpuarray.basic import GpuSpecifyShape
-from dnnops.gpuarray.dtypes import DTYPES, RUNTIME_CODES, numpy_dtype
+from dnnops.gpuarray.dtypes import DTYPES, numpy_dtype
+from dnnops.runtime.op import DTYPE_CODES
 from tests.conftest import gpu_missing
 
 
@@ -49,7 +50,7 @@ def test_runtime_codes_are_those_of_the_header():
 
     header = Path(dnnops.__file__).parent / "c_code/runtime/dnnops_runtime.h"
     text = header.read_text()
-    for name, code in RUNTIME_CODES.items():
+    for name, code in DTYPE_CODES.items():
         assert f"DNNOPS_{name.upper()} = {code}" in text
 
 
