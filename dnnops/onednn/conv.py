@@ -43,8 +43,8 @@ class OneDnnConv(_OneDnnConvOp, Conv):
         Those of `Conv`.
     algo : {'auto', 'direct'}, optional
         Whether Winograd's algorithm may be used for 3x3 filters in float32, where it is faster. It
-        is an implementation of our own; its relative error is below 1e-5, that of the direct
-        algorithm below 1e-6. Default: the flag ``onednn.conv.algo``.
+        is an implementation of our own, tested to a relative error of 1e-5. Default: the flag
+        ``onednn.conv.algo``.
     """
 
     direction = 0

@@ -171,7 +171,7 @@ def local_gemm_inplace(fgraph: FunctionGraph, node: Apply) -> list[Variable] | N
 # After elementwise fusion and after graphs have moved to the GPU, before Ops become in-place.
 optdb.register("to_onednn", ToOneDnn(), "fast_run", "onednn", position=49.3)
 optdb.register("numba_dispatch_onednn", RegisterNumbaDispatch(), "numba", position=100.1)
-# Where PyTensor makes its own Gemm in-place.
+# After PyTensor has made its own Gemm in-place, before it does so with elementwise Ops.
 optdb.register(
     "onednn_gemm_inplace",
     dfs_rewriter(local_gemm_inplace, failure_callback=NodeProcessingGraphRewriter.warn_inplace),
