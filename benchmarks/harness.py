@@ -25,6 +25,7 @@ __all__ = [
     "Settings",
     "Task",
     "Worker",
+    "WorkerLostError",
     "check_agreement",
     "measure",
 ]
@@ -35,6 +36,10 @@ PAUSE_S = 0.02
 
 class BenchmarkError(RuntimeError):
     """A worker failed, or libraries disagree about a result."""
+
+
+class WorkerLostError(BenchmarkError):
+    """A worker ended, or had to be ended."""
 
 
 class Task:
@@ -75,9 +80,14 @@ class Task:
         """What others have to know about the task."""
         return {}
 
+    def close(self) -> None:
+        """Give back what the task holds, where forgetting it isn't enough."""
 
-def _serve(connection: Connection, module_name: str) -> None:
+
+def _serve(connection: Connection, module_name: str, environment: dict[str, str]) -> None:
     """Answer requests until the other side hangs up: the main program of a worker."""
+    # Before any library is loaded.
+    os.environ.update(environment)
     module: Any = None
     tasks: dict[int, Task] = {}
     numbers = itertools.count()
@@ -94,7 +104,7 @@ def _serve(connection: Connection, module_name: str) -> None:
                 answer = next(numbers)
                 tasks[answer] = module.make_task(*arguments)
             elif verb == "close":
-                del tasks[name]
+                tasks.pop(name).close()
             elif verb == "call":
                 answer = getattr(module, name)(*arguments)
             else:
@@ -111,15 +121,25 @@ class Worker:
     ----------
     module : str
         The module of `benchmarks.peers` that it runs.
+    environment : mapping, optional
+        Environment variables that it has beside this process's.
+
+    Attributes
+    ----------
+    limit_s : float or None
+        How long to wait for an answer.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
         self.module = module
+        self.limit_s: float | None = None
         # A forked process would share what the parent has loaded.
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(theirs, f"benchmarks.peers.{module}"), daemon=True
+            target=_serve,
+            args=(theirs, f"benchmarks.peers.{module}", dict(environment or {})),
+            daemon=True,
         )
         self._process.start()
         theirs.close()
@@ -127,10 +147,13 @@ class Worker:
     def _request(self, verb: str, name: Any, *arguments: Any) -> Any:
         try:
             self._connection.send((verb, name, arguments))
+            if not self._connection.poll(self.limit_s):
+                self.kill()
+                raise WorkerLostError(f"{self.module} did not answer within {self.limit_s:.0f} s")
             succeeded, answer = self._connection.recv()
         except (EOFError, OSError):
             self._process.join()
-            raise BenchmarkError(
+            raise WorkerLostError(
                 f"the process of {self.module} ended with exit status {self._process.exitcode}"
             ) from None
         if not succeeded:
@@ -158,6 +181,12 @@ class Worker:
         if self._process.is_alive():
             self._process.terminate()
 
+    def kill(self) -> None:
+        """End the process, whatever it is doing."""
+        self._process.kill()
+        self._process.join()
+        self._connection.close()
+
 
 @dataclass(frozen=True)
 class RemoteTask:
@@ -174,6 +203,10 @@ class RemoteTask:
 
     def facts(self) -> dict[str, Any]:
         return self.worker._request("facts", self.number)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Call another method of the task."""
+        return self.worker._request(method, self.number, *arguments)
 
     def close(self) -> None:
         """Forget the task there."""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 
-from benchmarks import cpu, gpu
+from benchmarks import conv_suite, cpu, gpu
+from benchmarks.conv_rows import draw_suite
 from benchmarks.report import write_benchmark
 from benchmarks.runner import OUTPUT
 
 
 def main() -> None:
-    for part in (*cpu.PARTS, *gpu.PARTS):
-        path = OUTPUT / f"{part.file}.json"
+    pictures = [(part.file, part.title, part.draw) for part in (*cpu.PARTS, *gpu.PARTS)]
+    pictures.append((conv_suite.FILE, conv_suite.TITLE, draw_suite))
+    for file, title, draw in pictures:
+        path = OUTPUT / f"{file}.json"
         if path.exists():
             found = json.loads(path.read_text(encoding="utf-8"))
-            write_benchmark(
-                OUTPUT, part.file, part.title, found["machine"], found["rows"], part.draw
-            )
+            write_benchmark(OUTPUT, file, title, found["machine"], found["rows"], draw)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import dnnops.rewriting.to_cudnn
 import dnnops.rewriting.to_gpu
 import dnnops.rewriting.to_onednn  # noqa: F401
 from dnnops import dnn, gpuarray, nnet
+from dnnops.chosen import chosen_plans
 from dnnops.dnn import (
     dnn_available,
     dnn_conv,
@@ -33,6 +34,7 @@ from dnnops.dnn import (
     version,
 )
 from dnnops.modes import keep_from_other_linkers, register_modes, use_device
+from dnnops.plans import conv_plans, flag_choices
 
 keep_from_other_linkers()
 register_modes()
@@ -42,6 +44,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "__version__",
+    "chosen_plans",
+    "conv_plans",
     "dnn",
     "dnn_available",
     "dnn_conv",
@@ -52,6 +56,7 @@ __all__ = [
     "dnn_gradweight3d",
     "dnn_pool",
     "dnn_present",
+    "flag_choices",
     "gpuarray",
     "nnet",
     "version",

@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from dnnops.cli import demo, doctor
+from dnnops.cli import algos, cache, demo, doctor
 from dnnops.errors import DnnError
 
-COMMANDS = {"doctor": doctor, "demo": demo}
+COMMANDS = {"doctor": doctor, "demo": demo, "algos": algos, "cache": cache}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

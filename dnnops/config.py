@@ -111,6 +111,19 @@ def _size(text: str) -> int:
     return int(float(match[1]) * _SIZE_UNITS[match[2]])
 
 
+def _cache_path(text: str) -> str:
+    if not text or text.lower() in ("off", "false", "none"):
+        raise ValueError(text)
+    return os.path.expanduser(text)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < 1e6:
+        raise ValueError(text)
+    return seconds
+
+
 def _matching(pattern: str) -> Callable[[str], str]:
     """Make a converter that accepts the strings that match `pattern` as they are."""
 
@@ -140,7 +153,10 @@ ALGORITHM_WORDS = (
     "time_on_shape_change",
 )
 # A plan's name is an engine with its knobs, or an algorithm of the legacy API in capitals.
-_PLAN_NAME = r"engine\d+(?:_k\d+=-?\d+)*|[A-Z][A-Z0-9_]+"
+_PLAN_NAME = (
+    r"(?:(?:engine|depthwise|gemm)\d{1,9}(?:_k\d{1,9}=-?\d{1,9})*|[A-Z][A-Z0-9_]+)"
+    r"(?:_channels_last|_contiguous)?"
+)
 ALGORITHM = Values(
     ALGORITHM_WORDS,
     others="a number, a plan's name (engine7_k2=4, ALGO_WINOGRAD)",
@@ -264,9 +280,16 @@ FLAGS: tuple[Flag, ...] = (
         "size. MB is 1000 * 1000 bytes, MiB 1024 * 1024.",
     ),
     Flag(
+        "dnn.conv.time_limit",
+        "2",
+        Values(others="seconds, more than 0", convert=_seconds),
+        "How long the timing of plans for one choice (time_once, time_on_shape_change) may take. "
+        "What is being built or timed when the time is up is finished.",
+    ),
+    Flag(
         "dnn.conv.cache",
         _default_cache,
-        Values(("off",), "a path", os.path.expanduser),
+        Values(("off",), "a path", _cache_path),
         "Folder that keeps the plans chosen for convolutions from one process to the next, or off.",
         default_doc="dnnops-plans, beside the compiledir",
     ),

@@ -1,4 +1,4 @@
-"""The exceptions that dnnops raises when a library or an operand is at fault."""
+"""The exceptions and the warning of dnnops: a library, an operand or a file is at fault."""
 
 from __future__ import annotations
 
@@ -35,11 +35,19 @@ class DnnBusyError(DnnUnavailableError):
     """Another process is compiling for longer than was waited for; trying later may do."""
 
 
+class DnnCacheError(DnnError, RuntimeError):
+    """The cache of plans, or a file that it is exported to, cannot be read or written."""
+
+
 class DnnRequiredError(DnnUnavailableError, AssertionError):
     """A library that ``optimizer_including`` asks for cannot be used.
 
     An `AssertionError` too, because PyTensor logs other exceptions of a rewrite and goes on.
     """
+
+
+class DnnWarning(UserWarning):
+    """Something that dnnops goes on without; the message says what, and what happens instead."""
 
 
 #: Exception class of each ``dnnops_status`` of ``c_code/runtime/dnnops_runtime.h``.

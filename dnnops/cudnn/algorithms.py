@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dnnops.config import ALGORITHM_WORDS, flag_value
@@ -23,6 +23,7 @@ __all__ = [
     "WISHES",
     "AlgorithmChoice",
     "cache_statistics",
+    "choice_statistics",
     "clear_cache",
     "last_plan",
     "parse_algorithm",
@@ -66,7 +67,21 @@ _FLAGS = {
     "grad_weights": "dnn.conv.algo_bwd_filter",
 }
 _MAX_KNOBS = 16
-_LEGACY, _GRAPH = 0, 1
+
+#: Whose a plan is, in the order of ``Api``.
+APIS = ("legacy", "graph", "dnnops", "cublaslt")
+_LEGACY = 0
+# How names of plans that are numbered begin, with the API that they are of.
+_PREFIXES = {"engine": 1, "depthwise": 2, "gemm": 3}
+_KNOB = r"_k(\d{1,9})=(-?\d{1,9})"
+_NUMBERED = re.compile(rf"({'|'.join(_PREFIXES)})(\d{{1,9}})((?:{_KNOB})*)")
+
+#: Names of ``cudnnMathType_t``, by number.
+MATH_TYPES = ("DEFAULT_MATH", "TENSOR_OP_MATH", "TENSOR_OP_MATH_ALLOW_CONVERSION", "FMA_MATH")
+_USUAL_MATH = -1
+
+#: Memory formats that arrays may be transposed to first, by the number of ``Format``.
+FORMATS = {1: "contiguous", 2: "channels_last"}
 
 
 @dataclass(frozen=True)
@@ -78,23 +93,34 @@ class AlgorithmChoice:
     wish : int
         An index of `WISHES`, or one past them for a given plan.
     api : int
-        0 for the legacy API, 1 for the graph API; of a given plan.
+        An index of `APIS`; of a given plan.
     number : int
-        Of the legacy algorithm, or of the engine.
+        Of the legacy algorithm, engine, kernel or algorithm of cuBLASLt.
+    format : int
+        Of `FORMATS`: arrays are transposed to it first; 0 if they are taken as they are.
+    math : int
+        An index of `MATH_TYPES`, or -1 for the one that goes with dtype and flags; of a legacy
+        algorithm.
     knobs : tuple of (int, int)
-        Types and values of the engine's knobs.
+        Types and values of its knobs.
     """
 
     wish: int
     api: int = 0
     number: int = 0
+    format: int = 0
+    math: int = _USUAL_MATH
     knobs: tuple[tuple[int, int], ...] = ()
+
+    def spec(self) -> list[int]:
+        """The words of ``PlanSpec``."""
+        knobs = [word for knob in self.knobs for word in knob]
+        knobs += [0] * (2 * _MAX_KNOBS - len(knobs))
+        return [self.api, self.number, self.format, self.math, len(self.knobs), *knobs]
 
     def words(self) -> list[int]:
         """The members ``wish`` and ``plan`` of ``ConvParams``."""
-        knobs = [word for knob in self.knobs for word in knob]
-        knobs += [0] * (2 * _MAX_KNOBS - len(knobs))
-        return [self.wish, self.api, self.number, len(self.knobs), *knobs]
+        return [self.wish, *self.spec()]
 
 
 def algorithm_flag(direction: str) -> str:
@@ -108,8 +134,11 @@ def parse_algorithm(algo: Any, direction: str) -> AlgorithmChoice:
     Parameters
     ----------
     algo : str or int
-        One of `WISHES`, the number or the name of a legacy algorithm, or the name of an engine with
-        its knobs (``engine7_k2=4``).
+        One of `WISHES`, the number or the name of a legacy algorithm, to which a name of
+        `MATH_TYPES` may be added (``FFT_FMA_MATH``), or the name of an engine with its knobs
+        (``engine7_k2=4``), of an algorithm of cuBLASLt (``gemm20_k1=17``) or of a kernel of our own
+        (``depthwise1_k0=8``). To each of these ``_channels_last`` or ``_contiguous`` may be added:
+        arrays are transposed to that format first.
     direction : str
         One of `DIRECTIONS`.
 
@@ -127,24 +156,35 @@ def parse_algorithm(algo: Any, direction: str) -> AlgorithmChoice:
     text = str(algo)
     if text in WISHES:
         return AlgorithmChoice(WISHES.index(text))
+    for number, memory_format in FORMATS.items():
+        name = text.removesuffix(f"_{memory_format}")
+        if name != text and name not in WISHES and not name.isdecimal():
+            choice = parse_algorithm(name, direction)
+            if not choice.format:
+                return replace(choice, format=number)
     names = LEGACY_ALGORITHMS[direction]
     if text.isdecimal() and int(text) < len(names):
         return AlgorithmChoice(_WISH_PLAN, _LEGACY, int(text))
     if text in names:
         return AlgorithmChoice(_WISH_PLAN, _LEGACY, names.index(text))
-    engine = re.fullmatch(r"engine(\d+)((?:_k\d+=-?\d+)*)", text)
-    if engine is None:
+    for math, suffix in enumerate(MATH_TYPES):
+        name = text.removesuffix(f"_{suffix}")
+        if name != text and name in names:
+            return AlgorithmChoice(_WISH_PLAN, _LEGACY, names.index(name), math=math)
+    numbered = _NUMBERED.fullmatch(text)
+    if numbered is None:
         raise DnnValueError(
-            f"{text!r} is no algorithm of direction {direction}. Give one of {', '.join(WISHES)}; a"
-            f" number from 0 to {len(names) - 1} or its name, one of {', '.join(names)}; or an"
-            " engine with its knobs, as engine7_k2=4"
+            f"{text!r} is no algorithm of direction {direction} (argument algo, or flag"
+            f" {_FLAGS[direction]}). Give one of {', '.join(WISHES)}; a"
+            f" number from 0 to {len(names) - 1} or its name, one of {', '.join(names)}, with or"
+            f" without a math type, as {names[0]}_FMA_MATH; or the name of another plan, as"
+            " engine7_k2=4. A plan's name may end in _channels_last or _contiguous, the format that"
+            " arrays are transposed to first"
         )
-    knobs = tuple(
-        (int(kind), int(value)) for kind, value in re.findall(r"_k(\d+)=(-?\d+)", engine[2])
-    )
+    knobs = tuple((int(kind), int(value)) for kind, value in re.findall(_KNOB, numbered[3]))
     if len(knobs) > _MAX_KNOBS:
         raise DnnNotSupportedError(f"{text}: at most {_MAX_KNOBS} knobs are supported")
-    return AlgorithmChoice(_WISH_PLAN, _GRAPH, int(engine[1]), knobs)
+    return AlgorithmChoice(_WISH_PLAN, _PREFIXES[numbered[1]], int(numbered[2]), knobs=knobs)
 
 
 #: Types that a convolution may compute in, by the arrays' dtype.
@@ -193,12 +233,21 @@ def last_plan() -> str:
 
 def cache_statistics() -> dict[str, int]:
     """Size, capacity, hits, misses and evictions of the process's table of plans."""
+    return _statistics("dnnops_cudnn_plan_cache")
+
+
+def choice_statistics() -> dict[str, int]:
+    """As `cache_statistics`, of the table of what was chosen by timing, which all threads share."""
+    return _statistics("dnnops_cudnn_choice_cache")
+
+
+def _statistics(function: str) -> dict[str, int]:
     names = ("size", "capacity", "hits", "misses", "evictions")
     numbers = (ctypes.c_int64 * len(names))()
-    CUDNN.library.dnnops_cudnn_plan_cache(numbers)
+    getattr(CUDNN.library, function)(numbers)
     return dict(zip(names, numbers, strict=True))
 
 
 def clear_cache() -> None:
-    """Forget all plans; Ops keep the ones that they are using."""
+    """Forget all plans, and what was chosen by timing; Ops keep the plans that they are using."""
     CUDNN.library.dnnops_cudnn_clear_plan_cache()

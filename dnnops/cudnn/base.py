@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import hashlib
 from collections.abc import Hashable
+from contextlib import suppress
 from functools import cache
 from typing import Any, ClassVar
 
@@ -268,17 +269,45 @@ def _free(pointer: int) -> None:
     _workspaces.pop(pointer, None)
 
 
+_INT64, _POINTER = ctypes.c_int64, ctypes.c_void_p
+_PLAN_LIST_ARGUMENTS = {
+    "open": [_POINTER] * 5,
+    "close": [_POINTER],
+    "size": [_POINTER],
+    "row": [_POINTER, _INT64, _POINTER],
+    "time": [_POINTER, _INT64],
+    "run": [_POINTER, _INT64, _INT64],
+    "search": [_POINTER, ctypes.c_double],
+    "choose": [_POINTER, _INT64, _POINTER, _POINTER],
+}
+
+
 def _register(library: ctypes.CDLL) -> None:
     """Take workspaces from CuPy's pool, and say when the process ends."""
     library.dnnops_cudnn_set_allocator(_allocate, _free)
     library.dnnops_cudnn_probe.argtypes = [ctypes.c_int64]
     library.dnnops_cudnn_workspace_bytes.argtypes = [ctypes.c_int64]
     library.dnnops_cudnn_conv_algorithm.argtypes = [ctypes.c_int64, ctypes.c_int64]
-    for name in ("version", "header_version", "cudart_version", "workspace_bytes"):
+    for name, arguments in _PLAN_LIST_ARGUMENTS.items():
+        getattr(library, f"dnnops_cudnn_plan_list_{name}").argtypes = arguments
+    for name in (
+        "version",
+        "header_version",
+        "cudart_version",
+        "workspace_bytes",
+        "plan_list_size",
+        "cublaslt_version",
+    ):
         getattr(library, f"dnnops_cudnn_{name}").restype = ctypes.c_int64
     for name in ("last_plan", "conv_algorithm"):
         getattr(library, f"dnnops_cudnn_{name}").restype = ctypes.c_char_p
     atexit.register(library.dnnops_cudnn_shutdown)
+    # The runtime library asks the loader for cuBLASLt by its name alone; without it there are fewer
+    # plans.
+    with suppress(Exception):
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        load_nvidia_dynamic_lib("cublasLt")
 
 
 CUDNN.on_load.append(_register)

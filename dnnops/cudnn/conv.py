@@ -13,6 +13,8 @@ import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Apply, Constant, Variable
 
+import dnnops.cudnn.kernels
+import dnnops.cudnn.stored_choices  # noqa: F401  both register with the runtime library
 from dnnops.compat import shape_inference
 from dnnops.config import flag_value
 from dnnops.cudnn.algorithms import (
@@ -87,6 +89,8 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
         "workspace_limit",
     )
     function = "dnnops_cudnn_conv"
+    #: `node` of ConvParams in c_code/runtime/cudnn/conv_case.hpp.
+    node_word = 24
     #: An entry of `DIRECTIONS`.
     direction: str
     #: What messages call the first two operands.
@@ -169,6 +173,8 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
             int(self.accumulate),
             int(self.memory_format == "channels_last"),
             int(flag_value("dnn.verbose")),
+            0,
+            round(flag_value("dnn.conv.time_limit") * 1e6),
             *parse_algorithm(self.algo, self.direction).words(),
         ]
 

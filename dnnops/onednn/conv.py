@@ -19,6 +19,7 @@ ALGORITHMS = ("auto", "direct")
 class _OneDnnConvOp(OneDnnOp, ConvBase):
     __props__ = (*ConvBase.__props__, "algo")
     function = "dnnops_onednn_conv"
+    node_word = -1
     #: In the order of ConvDirection in c_code/runtime/common/conv_problem.hpp.
     direction: ClassVar[int]
 
@@ -31,7 +32,9 @@ class _OneDnnConvOp(OneDnnOp, ConvBase):
             )
 
     def parameters(self) -> list[int]:
-        return [self.direction, ALGORITHMS.index(self.algo), *self.geometry()]
+        # In the order of ConvParams in c_code/runtime/onednn/conv_params.hpp.
+        verbose = int(flag_value("dnn.verbose"))
+        return [self.direction, ALGORITHMS.index(self.algo), *self.geometry(), verbose, 0]
 
 
 class OneDnnConv(_OneDnnConvOp, Conv):

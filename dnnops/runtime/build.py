@@ -77,7 +77,11 @@ class RuntimeLibrary:
     def sources(self) -> list[Path]:
         """The library's C++ files."""
         runtime = c_code_dir() / "runtime"
-        return [*sorted((runtime / self.name).glob("*.cpp")), runtime / "common" / "exports.cpp"]
+        return [
+            source
+            for part in (self.name, "common")
+            for source in sorted((runtime / part).glob("*.cpp"))
+        ]
 
     @cached_property
     def source_hash(self) -> str:
@@ -131,6 +135,11 @@ class RuntimeLibrary:
         for register in self.on_load:
             register(loaded)
         return loaded
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether `library` has been asked for, so that it is there at no cost."""
+        return "library" in self.__dict__
 
     @cached_property
     def _recipe(self) -> tuple[str, list[str], tuple[Library, ...], Path]:

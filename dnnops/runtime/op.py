@@ -8,7 +8,7 @@ parameters, as 64-bit words, and its symbolic side.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any, ClassVar
@@ -16,11 +16,12 @@ from typing import Any, ClassVar
 import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.link.c.op import COp
-from pytensor.link.c.params_type import ParamsType
+from pytensor.link.c.params_type import Params, ParamsType
 from pytensor.tensor.type import TensorType
 
 from dnnops.errors import DnnTypeError, error_from_status
 from dnnops.runtime.build import RuntimeLibrary, c_code_dir
+from dnnops.runtime.nodes import compiling, number_node
 
 __all__ = [
     "DTYPE_CODES",
@@ -119,6 +120,19 @@ def _(type_: TensorType) -> OperandAccess:
     )
 
 
+def describe_operands(variables: Sequence[Any], values: Sequence[Any]) -> Any:
+    """Make the ``dnnops_tensor`` array that C functions take of the values of variables."""
+    tensors = (_Tensor * len(values))()
+    for variable, value, tensor in zip(variables, values, tensors, strict=True):
+        _describe(operand_access(variable.type), value, variable.type.dtype, tensor)
+    return tensors
+
+
+def make_context(stream: int, device: int) -> Any:
+    """Make the ``dnnops_context`` of a call that keeps nothing."""
+    return _Context(None, stream, device)
+
+
 def raise_status(library: RuntimeLibrary, status: int) -> None:
     """Raise the exception of a status that a function of a runtime library returned.
 
@@ -152,6 +166,9 @@ class RuntimeOp(COp):
     function: ClassVar[str]
     #: Order in memory of the first output's axes: ``contiguous`` or ``channels_last``.
     memory_format: str = "contiguous"
+    #: Which word of :meth:`parameters`, 0 there, is the node's number in C code that a linker makes
+    #: (see `dnnops.runtime.nodes`); None: the Op's C functions take none.
+    node_word: ClassVar[int | None] = None
 
     params_type = ParamsType(words=TensorType("int64", shape=(None,)))
     # float16 operands are the library's affair, so PyTensor needn't keep C away from them.
@@ -166,6 +183,16 @@ class RuntimeOp(COp):
         """The parameters as the vector that C code gets."""
         return np.array(self.parameters(), dtype=np.int64)
 
+    def get_params(self, node: Apply) -> Params:
+        words = self.words
+        if self.node_word is not None:
+            words[self.node_word] = number_node(node)
+        return self.params_type.get_params(words=words)
+
+    def make_c_thunk(self, node: Apply, *arguments: Any, **keywords: Any) -> Any:
+        with compiling(node):
+            return super().make_c_thunk(node, *arguments, **keywords)
+
     def context(self, node: Apply, inputs: list[Any]) -> tuple[int, int]:
         """Stream and device of a call, for :meth:`perform`."""
         return 0, 0
@@ -179,13 +206,10 @@ class RuntimeOp(COp):
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         functions = self.library.library
-        tensors = (_Tensor * len(inputs))()
-        for variable, value, tensor in zip(node.inputs, inputs, tensors, strict=True):
-            _describe(operand_access(variable.type), value, variable.type.dtype, tensor)
+        tensors = describe_operands(node.inputs, inputs)
         results = (_Tensor * len(node.outputs))()
         words = self.words
-        stream, device = self.context(node, inputs)
-        context = _Context(None, stream, device)
+        context = make_context(*self.context(node, inputs))
         arguments = (
             ctypes.byref(context),
             ctypes.c_void_p(words.ctypes.data),

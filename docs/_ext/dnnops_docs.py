@@ -17,12 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from sphinx.addnodes import download_reference
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from dnnops.config import FLAGS
 
 DOCS = Path(__file__).parents[1]
+# The benchmarks are no part of the package.
+sys.path.append(str(DOCS.parent))
+
+from benchmarks import conv_rows  # noqa: E402
+
+#: The benchmark whose rows are too many for a table.
+CONV_SUITE = "conv_suite"
 NO_RECORD = "There is no record yet."
 
 
@@ -148,11 +156,40 @@ class Benchmarks(SphinxDirective):
                     uri = f"benchmarks/{path.stem}{suffix}"
                     section += nodes.image(uri=uri, alt=path.stem)
                     break
-            rows = [with_ratios(row) for row in record["rows"]]
-            head = list(dict.fromkeys(key for row in rows for key in row))
-            section += table(head, [[show(row.get(key, "")) for key in head] for row in rows])
+            if path.stem == CONV_SUITE:
+                section += suite_nodes(record["rows"])
+            else:
+                rows = [with_ratios(row) for row in record["rows"]]
+                head = list(dict.fromkeys(key for row in rows for key in row))
+                section += table(head, [[show(row.get(key, "")) for key in head] for row in rows])
             result.append(section)
         return result or [nodes.paragraph(text=NO_RECORD)]
+
+
+def suite_nodes(rows: Sequence[dict[str, Any]]) -> list[nodes.Node]:
+    """What the many rows of the convolution suite come to, its losses, and where all rows are."""
+    figures = [(words, str(count), figure) for words, count, figure in conv_rows.summary(rows)]
+    uri = f"benchmarks/{CONV_SUITE}.json"
+    link = download_reference("", "", nodes.literal(text=f"{CONV_SUITE}.json"), reftarget=uri)
+    found: list[nodes.Node] = [
+        table(("figure", "rows", "value"), figures),
+        nodes.paragraph("", "", nodes.Text(f"All {len(rows)} rows are in "), link, nodes.Text(".")),
+    ]
+    if lost := conv_rows.losses(rows):
+        words = f"Rows below {conv_rows.LOSS} times the speed of the faster peer, the worst first:"
+        found.append(nodes.paragraph(text=words))
+        head = ("case", "direction", "precision", "layout", "time_ms", "torch_ms", "jax_ms")
+        cells = [
+            [
+                *(show("" if row.get(key) is None else row[key]) for key in head),
+                show(conv_rows.ratio(row) or 0.0),
+                row.get("plan") or "",
+                row.get("why") or conv_rows.why(row),
+            ]
+            for row in lost
+        ]
+        found.append(table((*head, "faster peer / dnnops", "plan", "why"), cells))
+    return found
 
 
 def with_ratios(row: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from pytensor.graph.basic import Apply
 from pytensor.graph.traversal import toposort
 
 from dnnops.gpuarray.dtypes import numpy_dtype
@@ -67,6 +68,19 @@ def poison() -> None:
         del blocks
 
 
+def make_node(op: Any, *operands: Any) -> tuple[Apply, list[Any]]:
+    """Apply an Op to device arrays and host values: its node, and the values of that's inputs."""
+    import cupy
+
+    variables = [
+        GpuArrayType(str(x.dtype), (None,) * x.ndim)() if isinstance(x, cupy.ndarray) else x
+        for x in operands
+    ]
+    node = op.make_node(*variables)
+    values = {v: x for v, x in zip(variables, operands, strict=True) if v is not x}
+    return node, [values[v] if v in values else np.asarray(v.data) for v in node.inputs]
+
+
 def apply_op(op: Any, *operands: Any) -> Any:
     """Apply an Op to device arrays and host values, and run `perform`; gives the device array.
 
@@ -112,6 +126,7 @@ __all__ = [
     "apply_op",
     "check",
     "host",
+    "make_node",
     "on_gpu",
     "poison",
     "restrided",

@@ -12,64 +12,28 @@ from hypothesis import strategies as st
 
 from dnnops.cudnn import algorithms
 from dnnops.cudnn.base import free_workspaces
-from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.cudnn.conv import GpuDnnConv
 from dnnops.cudnn.conv_padding import is_asymmetric
 from dnnops.errors import DnnMemoryError, DnnNotSupportedError, DnnValueError
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.runtime.build import CUDNN
-from tests.cudnn.device import DTYPES, apply_op, check, host, on_gpu, poison, restrided, rounded
-from tests.oracle import TRANSFORM_RELATIVE_ERROR, ConvCase, conv_cases, fuzz, run_op
-
-pytestmark = pytest.mark.gpu
-
-PAIRS = (
-    (GpuDnnConv, Conv),
-    (GpuDnnConvGradI, ConvGradInputs),
-    (GpuDnnConvGradW, ConvGradWeights),
+from tests.cudnn.convolutions import (
+    NAMES,
+    PAIRS,
+    every_op,
+    in_dtype,
+    large_case,
+    moved,
+    operands,
+    reference,
 )
-NAMES = [pair[0].__name__ for pair in PAIRS]
-every_op = pytest.mark.parametrize("index", range(3), ids=NAMES)
+from tests.cudnn.device import DTYPES, apply_op, check, host, on_gpu, poison, restrided, rounded
+from tests.oracle import TRANSFORM_RELATIVE_ERROR, conv_cases, fuzz, run_op
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_stored_plans")]
+
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
-
-
-def operands(case: ConvCase, index: int, integers: bool = False) -> tuple:
-    """The Op's arrays, in float64, and sizes."""
-    img, kern, top = case.arrays("float64", integers)
-    return (
-        (img, kern),
-        (kern, top, np.array(case.img_shape[2:])),
-        (img, top, np.array(case.kern_shape[2:])),
-    )[index]
-
-
-def in_dtype(arrays: tuple, dtype: str) -> list[np.ndarray]:
-    return [rounded(a, dtype) if a.dtype.kind == "f" else a for a in arrays]
-
-
-def moved(arrays: list, dtype: str, memory_format: str = "contiguous") -> list:
-    return [on_gpu(a, dtype, memory_format) if a.dtype.kind == "f" else a for a in arrays]
-
-
-def reference(case: ConvCase, index: int, arrays: list) -> np.ndarray:
-    return run_op(PAIRS[index][1](**case.params), *arrays)
-
-
-def large_case(**params) -> ConvCase:
-    """A convolution of which algorithms differ in workspace and speed."""
-    return ConvCase(
-        **{
-            "img_shape": (8, 32, 30, 30),
-            "kern_shape": (16, 32, 5, 5),
-            "border_mode": ((2, 2), (2, 2)),
-            "subsample": (1, 1),
-            "filter_flip": True,
-            "filter_dilation": (1, 1),
-            "num_groups": 1,
-            "seed": 1,
-            **params,
-        }
-    )
 
 
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
@@ -251,7 +215,7 @@ def test_words(index):
         check(out, ref, "float32", bound=TRANSFORM_RELATIVE_ERROR["float32"])
         ran.append((word, algorithms.last_plan()))
     assert len(ran) >= 4, refused
-    assert all("These can: " in words for words in refused.values())
+    assert all("These can, fastest first: " in words for words in refused.values())
     assert set(refused) <= {"fft", "fft_tiling", "winograd", "winograd_non_fused"}
     names = dict(ran)
     first = {"forward": "IMPLICIT_GEMM"}.get(cls.direction, "ALGO_0")
@@ -275,7 +239,9 @@ def test_words_on_random_cases(word, case, index, dtype, memory_format):
     op = cls(**case.params, algo=word, memory_format=memory_format)
     poison()
     try:
-        out = apply_op(op, *moved(arrays, dtype, memory_format))
+        # Also a refusal times plans, to say which are fast.
+        with pytensor.config.change_flags(dnn__conv__time_limit=0.05):
+            out = apply_op(op, *moved(arrays, dtype, memory_format))
     except DnnNotSupportedError:
         assert word.startswith(("fft", "winograd"))
         return

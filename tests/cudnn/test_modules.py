@@ -10,7 +10,6 @@ from pytensor.graph.basic import Constant
 from pytensor.graph.fg import FunctionGraph
 from pytensor.link.c.basic import CLinker
 
-from dnnops.cudnn.algorithms import AlgorithmChoice, parse_algorithm
 from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
 from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
@@ -86,25 +85,6 @@ def test_flags_are_read_when_the_op_is_made():
     assert forward.deterministic
     assert forward.workspace_limit == 1 << 20
     assert GpuDnnConv(algo="fft").algo == "fft"
-
-
-@pytest.mark.parametrize("direction", ["forward", "grad_inputs", "grad_weights"])
-def test_algorithms(direction):
-    assert parse_algorithm("small", direction) == AlgorithmChoice(1)
-    assert parse_algorithm(1, direction) == AlgorithmChoice(12, 0, 1)
-    assert parse_algorithm("FFT", direction).number == parse_algorithm("FFT", direction).words()[2]
-    choice = parse_algorithm("engine7_k2=4_k13=-1", direction)
-    assert choice == AlgorithmChoice(12, 1, 7, ((2, 4), (13, -1)))
-    assert choice.words()[:8] == [12, 1, 7, 2, 2, 4, 13, -1]
-    for bad in ("fastest", "engine", "99", "engine7_k2"):
-        with pytest.raises(DnnValueError, match=f"{bad}.*{direction}.*guess_once"):
-            parse_algorithm(bad, direction)
-
-
-def test_a_name_of_another_direction():
-    with pytest.raises(DnnValueError, match="ALGO_0"):
-        GpuDnnConv(algo="ALGO_0")
-    assert GpuDnnConvGradI(algo="ALGO_0").algo == "ALGO_0"
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,33 @@ class LruCache {
     return value;
   }
 
+  // The value, or null.
+  std::shared_ptr<Value> find(const Key &key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = index_.find(key);
+    if (found == index_.end()) {
+      ++misses_;
+      return nullptr;
+    }
+    ++hits_;
+    order_.splice(order_.begin(), order_, found->second);
+    return found->second->second;
+  }
+
+  // Sets the value, also where there is one.
+  void put(const Key &key, std::shared_ptr<Value> value) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    erase(key);
+    order_.emplace_front(key, std::move(value));
+    index_[key] = order_.begin();
+    trim();
+  }
+
+  void remove(const Key &key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    erase(key);
+  }
+
   void clear() {
     std::lock_guard<std::mutex> lock(mutex_);
     index_.clear();
@@ -63,6 +90,13 @@ class LruCache {
 
  private:
   using Item = std::pair<Key, std::shared_ptr<Value>>;
+
+  void erase(const Key &key) {
+    auto found = index_.find(key);
+    if (found == index_.end()) return;
+    order_.erase(found->second);
+    index_.erase(found);
+  }
 
   void trim() {
     while (order_.size() > capacity_) {

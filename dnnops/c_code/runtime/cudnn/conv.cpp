@@ -1,53 +1,17 @@
 // The convolution Ops: one function for forward and both gradients.
 #include <cmath>
 
+#include "../common/chosen.hpp"
 #include "../common/lru_cache.hpp"
-#include "conv_plan.hpp"
+#include "conv_call.hpp"
+#include "conv_choices.hpp"
 #include "node_state.hpp"
 
 namespace dnnops {
 
 namespace {
 
-const char *const op_names[] = {"GpuDnnConv", "GpuDnnConvGradI", "GpuDnnConvGradW"};
-
-// Which input or output an array of each role is; 2 is the output.
-const int operand_of_role[3][3] = {{0, 1, 2}, {2, 0, 1}, {0, 2, 1}};
-
 constexpr int MAX_SCALAR_CHANGES = 4;
-
-const ConvParams &params_of(const int64_t *words) { return *reinterpret_cast<const ConvParams *>(words); }
-
-int input_count(const ConvParams &params) { return params.direction == CONV_FORWARD ? 2 : 3; }
-
-double scalar_operand(const dnnops_tensor &operand) {
-  if (operand.dtype != DNNOPS_FLOAT64) fail(DNNOPS_TYPE_ERROR, "alpha and beta have to be float64 scalars");
-  return *static_cast<const double *>(operand.data);
-}
-
-// The operands of a call in one place.
-struct Call {
-  const ConvParams &params;
-  const dnnops_tensor *inputs;
-  dnnops_tensor &output;
-  const dnnops_tensor *out;  // to be added to, or null
-  double alpha, beta;
-
-  Call(const ConvParams &params_, const dnnops_tensor *inputs_, dnnops_tensor *outputs)
-      : params(params_), inputs(inputs_), output(outputs[0]), out(nullptr), beta(0) {
-    const int first = input_count(params);
-    alpha = scalar_operand(inputs[first]);
-    if (params.has_out) {
-      beta = scalar_operand(inputs[first + 1]);
-      out = &inputs[first + 2];
-    }
-  }
-
-  const dnnops_tensor &of_role(int role) const {
-    const int operand = operand_of_role[params.direction][role];
-    return operand == 2 ? output : inputs[operand];
-  }
-};
 
 // What has to be the same for a prepared plan to be used again.
 struct CallKey {
@@ -80,15 +44,19 @@ struct ConvState : State {
   CallKey key;
   Todo todo = Todo::NOTHING;
   ConvCase conv;
-  std::shared_ptr<Plan> plan;
+  Choice choice;
   PointerPack pack;
   int scalar_changes = 0;
   bool has_chosen = false;
   PlanSpec chosen;  // for the wishes that choose once
+  const char *chosen_by = "";  // a Choice's source
+  bool is_provisional = false;  // guessed where nothing could be timed: the next call chooses anew
+  bool is_kept = false;  // it is the node's, not this call's only
+  ChosenRow row;
 
   bool fits(const CallKey &now, const Call &call) const {
     return ready && !std::memcmp(&key, &now, sizeof key) &&
-           (todo != Todo::RUN || plan->takes_scalars || (conv.alpha == call.alpha && conv.beta == call.beta));
+           (todo != Todo::RUN || choice.plan->takes_scalars || (conv.alpha == call.alpha && conv.beta == call.beta));
   }
 };
 
@@ -100,66 +68,9 @@ struct PlanKey {
   bool operator==(const PlanKey &other) const { return !std::memcmp(this, &other, sizeof *this); }
 };
 
-LruCache<PlanKey, Plan, WordHash<PlanKey>> &plans() {
-  static auto *cache = new LruCache<PlanKey, Plan, WordHash<PlanKey>>(1024);
+LruCache<PlanKey, Choice, WordHash<PlanKey>> &plans() {
+  static auto *cache = new LruCache<PlanKey, Choice, WordHash<PlanKey>>(1024);
   return *cache;
-}
-
-// The problem of a call.  Padding that differs before and after an axis is refused: the legacy API can't
-// express it, and with the graph API cuDNN 9.19 computed wrong gradients by the filters, without an error.
-// The Ops pad the image themselves instead (dnnops/cudnn/conv_padding.py).
-ConvProblem checked_problem(const ConvParams &params, const dnnops_tensor *inputs) {
-  const ConvProblem problem = conv_problem(params.direction, reinterpret_cast<const int64_t *>(&params.geometry), inputs);
-  const ConvGeometry &geometry = problem.geometry;
-  for (int64_t i = 0; i < geometry.spatial_ndim; ++i)
-    if (geometry.pad_begin[i] != geometry.pad_end[i])
-      fail(DNNOPS_NOT_SUPPORTED,
-           "padding of %lld before and %lld after spatial axis %lld: cuDNN %zu is not used for asymmetric padding, with"
-           " which its gradients were found to be wrong; pad the image with zeros",
-           (long long)geometry.pad_begin[i], (long long)geometry.pad_end[i], (long long)i, cudnnGetVersion());
-  return problem;
-}
-
-// The type that arrays of a dtype are computed with in.
-int64_t compute_dtype(int64_t precision, int64_t dtype) {
-  const bool widens = dtype == DNNOPS_FLOAT16 || dtype == DNNOPS_BFLOAT16;
-  if (precision == PRECISION_AS_INPUT_F32) return widens ? +DNNOPS_FLOAT32 : dtype;
-  if (precision == PRECISION_AS_INPUT) return dtype == DNNOPS_BFLOAT16 ? +DNNOPS_FLOAT32 : dtype;
-  if (precision != dtype && !(widens && precision == DNNOPS_FLOAT32))
-    fail(DNNOPS_VALUE_ERROR, "precision %s does not go with %s arrays", dtype_name(precision), dtype_name(dtype));
-  return precision;
-}
-
-// A spatial parameter; one axis becomes two, as read_tensor() widens arrays.
-void widen(const int64_t *from, int64_t spatial, int64_t unit, int64_t *to) {
-  to[0] = unit;
-  std::memcpy(spatial == 1 ? to + 1 : to, from, spatial * sizeof(int64_t));
-}
-
-void describe_case(ConvCase &conv, const ConvProblem &problem, const Call &call, int64_t handle) {
-  std::memset(&conv, 0, sizeof conv);
-  const ConvGeometry &geometry = problem.geometry;
-  const ConvParams &params = call.params;
-  const int64_t spatial = geometry.spatial_ndim;
-  conv.direction = params.direction;
-  conv.spatial_ndim = spatial == 1 ? 2 : spatial;
-  conv.dtype = call.inputs[0].dtype;
-  conv.compute = compute_dtype(params.precision, conv.dtype);
-  conv.groups = geometry.groups;
-  conv.flip = geometry.filter_flip && element_count(problem.filters + 2, spatial) > 1;
-  widen(geometry.stride, spatial, 1, conv.stride);
-  widen(geometry.dilation, spatial, 1, conv.dilation);
-  widen(geometry.pad_begin, spatial, 0, conv.pad);
-  Tensor *tensors[3];
-  for (int role = 0; role < 3; ++role) {
-    conv.tensors[role] = read_tensor(call.of_role(role));
-    tensors[role] = &conv.tensors[role];
-  }
-  canonicalize_together(tensors, 3);
-  conv.allow_tf32 = params.allow_tf32;
-  conv.deterministic = params.deterministic || params.wish == WISH_DETERMINISTIC;
-  conv.workspace_limit = params.workspace_limit;
-  conv.handle = handle;
 }
 
 // `out` and the output have to be dense in one format, so that one can be copied to the other.
@@ -172,43 +83,62 @@ void require_same_format(const Call &call) {
     fail(DNNOPS_NOT_SUPPORTED, "out has to be dense, contiguous or channels last, got %s", describe(*call.out).c_str());
 }
 
-std::shared_ptr<Plan> find_plan(ConvState &state, const Call &call, const Launch &launch) {
+Choice find_plan(ConvState &state, const Call &call, const Launch &launch) {
   const ConvParams &params = call.params;
-  const Choosing choosing{state.conv, params, launch};
+  Choosing choosing{state.conv, params, launch};
+  state.is_provisional = false;
   PlanKey key;
   std::memset(&key, 0, sizeof key);
   key.conv = state.conv;
   key.wish = params.wish;
+  const auto chosen = [&] {
+    return *plans().get(key, [&] { return std::make_shared<Choice>(choose_plan(choosing, key.wish, key.spec)); });
+  };
   const bool once = params.wish == WISH_GUESS_ONCE || params.wish == WISH_TIME_ONCE;
   if (params.wish == WISH_PLAN) key.spec = params.plan;
   if (once && state.has_chosen) {
     key.wish = WISH_PLAN;
     key.spec = state.chosen;
+    choosing.explain = false;
     try {
-      return plans().get(key, [&] { return choose_plan(choosing, WISH_PLAN, key.spec); });
+      Choice choice = chosen();
+      choice.source = state.chosen_by;
+      return choice;
     } catch (const Error &) {
       // What was chosen for the first shape can't run this one: choose anew.
       std::memset(&key.spec, 0, sizeof key.spec);
     }
+    choosing.explain = true;
   }
   if (once) key.wish = params.wish == WISH_GUESS_ONCE ? WISH_GUESS_ON_SHAPE_CHANGE : WISH_TIME_ON_SHAPE_CHANGE;
-  auto plan = plans().get(key, [&] { return choose_plan(choosing, key.wish, key.spec); });
+  // What is guessed because nothing can be timed now must not be taken for what was timed.
+  state.is_provisional = is_timed(key.wish) && is_capturing(launch.handle->stream);
+  if (state.is_provisional) return choose_plan(choosing, key.wish, key.spec);
+  Choice choice = chosen();
   state.has_chosen = true;
-  state.chosen = plan->spec;
-  return plan;
+  state.chosen = choice.plan->spec;
+  state.chosen_by = choice.source;
+  return choice;
 }
 
 thread_local std::string last_plan;
 
 void set_plan(ConvState &state, const Call &call, const Launch &launch) {
-  state.plan = find_plan(state, call, launch);
-  last_plan = state.plan->name;
-  if (call.params.verbose)
-    std::fprintf(stderr, "dnnops: %s of image %s and filters %s: %s, workspace %lld bytes\n",
-                 op_names[call.params.direction],
-                 list_of(state.conv.tensors[ROLE_IMAGE].shape, state.conv.tensors[ROLE_IMAGE].ndim).c_str(),
-                 list_of(state.conv.tensors[ROLE_FILTERS].shape, state.conv.tensors[ROLE_FILTERS].ndim).c_str(),
-                 state.plan->name.c_str(), (long long)state.plan->workspace);
+  const ConvParams &params = call.params;
+  state.choice = find_plan(state, call, launch);
+  const Plan &plan = *state.choice.plan;
+  last_plan = plan.name;
+  if (!params.verbose && !(state.is_kept && params.node)) return;
+  Chosen chosen = make_chosen(params.direction, call.of_role(ROLE_IMAGE), call.of_role(ROLE_FILTERS),
+                              call.of_role(ROLE_TOP), plan.name, state.choice.source);
+  chosen.workspace = plan.workspace;
+  chosen.time_ms = state.choice.milliseconds;
+  if (state.is_kept) state.row.remember(params.node, chosen);
+  if (!params.verbose) return;
+  if (state.is_kept)
+    print_chosen(conv_op_names[params.direction], chosen);
+  else
+    print_chosen_once(conv_op_names[params.direction], chosen);
 }
 
 void prepare(ConvState &state, const CallKey &key, const Call &call, const Launch &launch) {
@@ -232,15 +162,11 @@ void prepare(ConvState &state, const CallKey &key, const Call &call, const Launc
   } else {
     state.todo = Todo::RUN;
     describe_case(state.conv, problem, call, launch.handle->number);
-    state.conv.fixed_scalars = state.scalar_changes <= MAX_SCALAR_CHANGES;
-    if (state.conv.fixed_scalars) {
-      state.conv.alpha = call.alpha;
-      state.conv.beta = call.beta;
-    }
+    if (state.scalar_changes <= MAX_SCALAR_CHANGES) fix_scalars(state.conv, call);
     set_plan(state, call, launch);
   }
   state.key = key;
-  state.ready = true;
+  state.ready = !state.is_provisional;
 }
 
 // A dense array as rows, one for each entry of its first axis, with gaps between them or not.
@@ -280,22 +206,22 @@ void copy_out(const Call &call, const Handle &handle) {
 void execute_within_memory(ConvState &state, const Call &call, Launch launch) {
   for (;;) {
     try {
-      Workspace workspace(*launch.handle->arena, state.plan->workspace);
+      Workspace workspace(*launch.handle->arena, state.choice.plan->workspace);
       launch.workspace = workspace.pointer();
-      return state.plan->execute(launch, state.pack);
+      return state.choice.plan->execute(launch, state.pack);
     } catch (const Error &error) {
-      if (error.status != DNNOPS_OUT_OF_MEMORY || state.plan->workspace == 0 || call.params.wish == WISH_PLAN) throw;
+      if (error.status != DNNOPS_OUT_OF_MEMORY || state.choice.plan->workspace == 0 || call.params.wish == WISH_PLAN) throw;
     }
     state.ready = false;  // unless a smaller plan is found
     plans().clear();
-    state.conv.workspace_limit = state.plan->workspace < (1 << 20) ? 0 : state.plan->workspace / 2;
+    state.conv.workspace_limit = state.choice.plan->workspace < (1 << 20) ? 0 : state.choice.plan->workspace / 2;
     try {
       set_plan(state, call, launch);
     } catch (const Error &error) {
       fail(DNNOPS_OUT_OF_MEMORY, "no device memory for the workspace of %lld bytes of plan %s, and no plan with less: %s",
-           (long long)state.plan->workspace, state.plan->name.c_str(), error.what());
+           (long long)state.choice.plan->workspace, state.choice.plan->name.c_str(), error.what());
     }
-    state.ready = true;
+    state.ready = !state.is_provisional;
   }
 }
 
@@ -304,8 +230,9 @@ void run(const dnnops_context &context, const Call &call) {
   Handle &handle = handle_for(context.device, context.stream);
   HeldState<ConvState> held(context);
   ConvState &state = *held;
+  state.is_kept = held.is_kept();
   Launch launch{&handle, {}, call.alpha, call.beta, nullptr};
-  for (int role = 0; role < 3; ++role) launch.pointers[role] = call.of_role(role).data;
+  call.read_pointers(launch);
   CallKey key;
   read_key(key, call, handle);
   if (!state.fits(key, call)) prepare(state, key, call, launch);
@@ -323,8 +250,8 @@ void run(const dnnops_context &context, const Call &call) {
 DNNOPS_EXPORT int dnnops_cudnn_conv_shape(const dnnops_context *, const int64_t *words, const dnnops_tensor *inputs,
                                           dnnops_tensor *outputs) {
   using namespace dnnops;
-  const ConvParams &params = params_of(words);
-  return guarded(op_names[params.direction], inputs, input_count(params), [&] {
+  const ConvParams &params = conv_params_of(words);
+  return guarded(conv_op_names[params.direction], inputs, input_count(params), [&] {
     const ConvProblem problem = checked_problem(params, inputs);
     cudnn_dtype(inputs[0].dtype);
     int64_t format = params.channels_last ? FORMAT_CHANNELS_LAST : FORMAT_CONTIGUOUS;
@@ -337,8 +264,8 @@ DNNOPS_EXPORT int dnnops_cudnn_conv_shape(const dnnops_context *, const int64_t 
 DNNOPS_EXPORT int dnnops_cudnn_conv(const dnnops_context *context, const int64_t *words, const dnnops_tensor *inputs,
                                     dnnops_tensor *outputs) {
   using namespace dnnops;
-  const ConvParams &params = params_of(words);
-  return guarded(op_names[params.direction], inputs, input_count(params),
+  const ConvParams &params = conv_params_of(words);
+  return guarded(conv_op_names[params.direction], inputs, input_count(params),
                  [&] { run(*context, Call(params, inputs, outputs)); });
 }
 
@@ -347,8 +274,8 @@ DNNOPS_EXPORT int dnnops_cudnn_conv(const dnnops_context *context, const int64_t
 DNNOPS_EXPORT int dnnops_cudnn_conv_describe(const dnnops_context *, const int64_t *words, const dnnops_tensor *inputs,
                                              dnnops_tensor *outputs) {
   using namespace dnnops;
-  const ConvParams &params = params_of(words);
-  return guarded(op_names[params.direction], inputs, input_count(params), [&] {
+  const ConvParams &params = conv_params_of(words);
+  return guarded(conv_op_names[params.direction], inputs, input_count(params), [&] {
     const Call call(params, inputs, outputs);
     const ConvProblem problem = checked_problem(params, inputs);
     ConvCase conv;
@@ -374,8 +301,21 @@ DNNOPS_EXPORT void dnnops_cudnn_plan_cache(int64_t *statistics) {
   std::memcpy(statistics, &now, sizeof now);
 }
 
-DNNOPS_EXPORT void dnnops_cudnn_clear_plan_cache(void) { dnnops::plans().clear(); }
+// The table of what was chosen by timing.
+DNNOPS_EXPORT void dnnops_cudnn_choice_cache(int64_t *statistics) {
+  const dnnops::CacheStatistics now = dnnops::choice_statistics();
+  std::memcpy(statistics, &now, sizeof now);
+}
+
+DNNOPS_EXPORT void dnnops_cudnn_clear_plan_cache(void) {
+  dnnops::plans().clear();
+  dnnops::clear_choices();
+}
 
 DNNOPS_EXPORT void dnnops_cudnn_resize_plan_cache(int64_t capacity) {
   dnnops::plans().set_capacity(capacity > 0 ? static_cast<size_t>(capacity) : 1);
+}
+
+DNNOPS_EXPORT void dnnops_cudnn_resize_choice_cache(int64_t capacity) {
+  dnnops::resize_choices(capacity > 0 ? static_cast<size_t>(capacity) : 1);
 }

@@ -10,15 +10,20 @@ namespace dnnops {
 // The arrays of a convolution in any direction, and the ids of the graph's tensors.
 enum Role { ROLE_IMAGE = 0, ROLE_FILTERS = 1, ROLE_TOP = 2 };
 
-enum Api : int64_t { API_LEGACY = 0, API_GRAPH = 1 };
+// Whose a plan is: cuDNN's legacy or graph API's, our own kernel's, or cuBLASLt's.
+enum Api : int64_t { API_LEGACY = 0, API_GRAPH = 1, API_KERNEL = 2, API_CUBLASLT = 3 };
 
 constexpr int MAX_KNOBS = 16;
+
+constexpr int64_t USUAL_MATH = -1;
 
 // What identifies a plan in every process: enough to build it again.
 struct PlanSpec {
   int64_t api;
-  int64_t id;          // the legacy algorithm's number, or the engine's
-  int64_t knob_count;  // of an engine
+  int64_t id;          // the number of the legacy algorithm, engine, kernel or cuBLASLt's algorithm
+  int64_t format;      // a Format that arrays are transposed to before; 0: they are taken as they are
+  int64_t math;        // of a legacy algorithm: a cudnnMathType_t, or the one that goes with dtype and flags
+  int64_t knob_count;  // of any but a legacy algorithm
   int64_t knobs[2 * MAX_KNOBS];  // type, value, type, value, ...
 };
 
@@ -53,6 +58,8 @@ struct ConvParams {
   int64_t has_out;          // the last three inputs are alpha, beta, out; else the last one is alpha
   int64_t channels_last;    // the output's memory format
   int64_t verbose;
+  int64_t node;        // the number of the compiled node; 0: none
+  int64_t time_limit;  // of the timing of all plans for one choice, in microseconds
   int64_t wish;
   PlanSpec plan;  // for WISH_PLAN
 };
@@ -67,6 +74,7 @@ struct ConvCase {
   // 0, both factors are 0 here, and only the legacy API, which takes them with each call, is offered.
   int64_t fixed_scalars;
   double alpha, beta;
+  int64_t time_limit;  // of timing, in microseconds, where plans are timed; else 0
   int64_t handle;  // the number of the handle that plans are made with
 };
 

@@ -1,24 +1,15 @@
 // From what a caller wishes to a plan: candidates of both APIs, refused with reasons or taken.
 #include <algorithm>
+#include <mutex>
 
-#include "conv_plan.hpp"
+#include "conv_choices.hpp"
 
 namespace dnnops {
-
-std::string plan_name(const PlanSpec &spec, int64_t direction) {
-  if (spec.api == API_LEGACY) {
-    const char *name = legacy_algorithm_name(direction, spec.id);
-    return name ? name : "algorithm " + std::to_string(spec.id);
-  }
-  std::string name = "engine" + std::to_string(spec.id);
-  for (int64_t i = 0; i < spec.knob_count; ++i)
-    name += "_k" + std::to_string(spec.knobs[2 * i]) + "=" + std::to_string(spec.knobs[2 * i + 1]);
-  return name;
-}
 
 namespace {
 
 constexpr int END = -1;
+constexpr int64_t MIN_FAST_CHANNELS = 16;
 
 // The legacy algorithms that each of Theano's words stands for, in the order in which they are
 // tried, by direction and wish.  The words fft to winograd_non_fused name one algorithm; the
@@ -46,119 +37,92 @@ int status_of(const Refusals &refusals) {
   return memory ? DNNOPS_OUT_OF_MEMORY : DNNOPS_NOT_SUPPORTED;
 }
 
-PlanSpec legacy_spec(int64_t id) {
-  PlanSpec spec;
-  std::memset(&spec, 0, sizeof spec);
-  spec.api = API_LEGACY;
-  spec.id = id;
-  return spec;
+// Legacy algorithms that are usually faster in float32 than what cuDNN's heuristics put first: they
+// multiply less, which without tensor cores is what counts.
+std::vector<int64_t> fast_algorithms(const ConvCase &conv) {
+  const Tensor &filters = conv.tensors[ROLE_FILTERS];
+  const bool plain = conv.dtype == DNNOPS_FLOAT32 && !conv.allow_tf32 && conv.groups == 1 && conv.spatial_ndim == 2 &&
+                     conv.stride[0] == 1 && conv.stride[1] == 1 && conv.dilation[0] == 1 && conv.dilation[1] == 1;
+  const int64_t height = filters.shape[2], width = filters.shape[3];
+  if (!plain || height != width || std::min(filters.shape[0], filters.shape[1]) < MIN_FAST_CHANNELS) return {};
+  static const int winograd[3] = {7, 5, 5}, fft_tiling[3] = {5, 3, 6};  // by direction
+  if (height == 3 || height == 5) return {winograd[conv.direction]};
+  if (height >= 7) return {fft_tiling[conv.direction]};
+  return {};
 }
 
-// Builds plans of one case and keeps the reasons of those that can't be.
-class Builder {
- public:
-  Builder(const ConvCase &conv, const Handle &handle, Refusals &refusals)
-      : conv_(conv), handle_(handle), refusals_(refusals) {}
-
-  // The plan, or null if it was refused.
-  std::shared_ptr<Plan> from_spec(const PlanSpec &spec) {
-    return attempt(plan_name(spec, conv_.direction), [&]() -> std::shared_ptr<Plan> {
-      if (spec.api == API_LEGACY) return checked(make_legacy_plan(conv_, handle_, spec.id));
-      if (!graph()) return nullptr;
-      return from_candidate(graph()->from_spec(spec));
-    });
-  }
-  std::shared_ptr<Plan> legacy(int64_t id) { return from_spec(legacy_spec(id)); }
-
-  // Visits the candidates of a heuristics mode; stops where `visit` returns true.
-  template <class Visit>
-  void heuristics(cudnnBackendHeurMode_t mode, Visit visit) {
-    if (!graph()) return;
-    std::vector<ConvGraph::Candidate> candidates;
-    attempt("graph API", [&]() -> std::shared_ptr<Plan> {
-      candidates = graph()->heuristics(mode);
-      return nullptr;
-    });
-    for (const auto &candidate : candidates) {
-      // An engine without a full spec can't be told from another: it is refused each time.
-      const bool seen = !candidate.too_many_knobs && std::any_of(seen_.begin(), seen_.end(), [&](const PlanSpec &other) {
-        return !std::memcmp(&other, &candidate.spec, sizeof(PlanSpec));
-      });
-      if (seen) continue;
-      seen_.push_back(candidate.spec);
-      auto plan = attempt(plan_name(candidate.spec, conv_.direction), [&] { return from_candidate(candidate); });
-      if (plan && visit(plan)) return;
-    }
-  }
-
- private:
-  template <class Make>
-  std::shared_ptr<Plan> attempt(const std::string &name, Make make) {
-    try {
-      return make();
-    } catch (const Error &error) {
-      refusals_.push_back({name, error.message, error.status});
-      return nullptr;
-    }
-  }
-
-  std::shared_ptr<Plan> from_candidate(const ConvGraph::Candidate &candidate) {
-    if (candidate.too_many_knobs) fail(DNNOPS_NOT_SUPPORTED, "it has more than %d knobs", MAX_KNOBS);
-    if (const char *reason = forbidden(conv_, candidate.notes)) fail(DNNOPS_NOT_SUPPORTED, "%s", reason);
-    return checked(graph()->make_plan(candidate));
-  }
-
-  // Throws unless the workspace is within the limit, or without one can be allocated.
-  std::shared_ptr<Plan> checked(std::shared_ptr<Plan> plan) {
-    if (conv_.workspace_limit >= 0 && plan->workspace > conv_.workspace_limit)
-      fail(DNNOPS_NOT_SUPPORTED, "its workspace of %lld bytes is over the limit of %lld", (long long)plan->workspace,
-           (long long)conv_.workspace_limit);
-    Workspace(*handle_.arena, plan->workspace);
-    return plan;
-  }
-
-  ConvGraph *graph() {
-    if (!graph_made_) {
-      graph_made_ = true;
-      if (!conv_.fixed_scalars)
-        refusals_.push_back({"graph API", "not offered, as alpha or beta differ from call to call", DNNOPS_NOT_SUPPORTED});
-      else
-        attempt("graph API", [&]() -> std::shared_ptr<Plan> {
-          graph_.reset(new ConvGraph(conv_, handle_));
-          return nullptr;
-        });
-    }
-    return graph_.get();
-  }
-
-  const ConvCase &conv_;
-  const Handle &handle_;
-  Refusals &refusals_;
-  bool graph_made_ = false;
-  std::unique_ptr<ConvGraph> graph_;
-  std::vector<PlanSpec> seen_;
-};
-
-std::shared_ptr<Plan> guess(Builder &builder, int64_t direction) {
+std::shared_ptr<Plan> guess(PlanBuilder &builder, const ConvCase &conv) {
   std::shared_ptr<Plan> found;
   const auto take = [&](std::shared_ptr<Plan> plan) {
     found = std::move(plan);
     return true;
   };
-  builder.heuristics(CUDNN_HEUR_MODE_A, take);
-  if (!found) builder.heuristics(CUDNN_HEUR_MODE_FALLBACK, take);
-  for (int id = 0; !found && id < legacy_algorithm_count(direction); ++id) found = builder.legacy(id);
+  if (builder.depthwise_kernels(take)) return found;
+  // cuBLAS has by far the better kernels for float32; with tensor cores cuDNN's are as good.
+  if (conv.dtype == DNNOPS_FLOAT32 && !conv.allow_tf32 && builder.matrix_products(take)) return found;
+  for (int64_t id : fast_algorithms(conv))
+    if ((found = builder.from_spec(legacy_spec(id)))) return found;
+  builder.all(take);
   return found;
 }
 
-[[noreturn]] void fail_refused(const Choosing &choosing, const Refusals &refusals, const std::string &wanted) {
-  Refusals others;
-  std::string able;
-  for (const auto &plan : all_plans(choosing.conv, *choosing.launch.handle, others))
-    able += (able.empty() ? "" : ", ") + plan->name;
-  fail(status_of(refusals), "%s cannot run this convolution:%s\nThese can: %s", wanted.c_str(),
-       list_refusals(refusals).c_str(), able.empty() ? "none" : able.c_str());
+// What can run a case, in words; fastest first unless that can't be known now.
+std::string list_able(const Choosing &choosing) {
+  constexpr size_t MAX_SHOWN = 12;
+  Refusals ignored;
+  std::vector<TimedPlan> able;
+  const Handle &handle = *choosing.launch.handle;
+  if (is_capturing(handle.stream))
+    PlanBuilder(choosing.conv, handle, ignored).all([&](std::shared_ptr<Plan> plan) {
+      able.push_back({std::move(plan), NAN});
+      return false;
+    });
+  else
+    able = search_plans(choosing.conv, choosing.launch, choosing.params.time_limit * 1e-6, ignored);
+  std::string text;
+  for (size_t i = 0; i < able.size() && i < MAX_SHOWN; ++i) {
+    char time[32] = "";
+    if (std::isfinite(able[i].milliseconds)) std::snprintf(time, sizeof time, " (%.4g ms)", able[i].milliseconds);
+    text += (i ? ", " : "") + able[i].plan->name + time;
+  }
+  if (able.size() > MAX_SHOWN) text += ", and " + std::to_string(able.size() - MAX_SHOWN) + " more";
+  return able.empty() ? "none" : text;
 }
+
+[[noreturn]] void fail_refused(const Choosing &choosing, const Refusals &refusals, const std::string &wanted) {
+  std::string words = wanted + " cannot run this convolution:" + list_refusals(refusals);
+  if (choosing.explain) words += "\nThese can, fastest first: " + list_able(choosing);
+  throw Error(status_of(refusals), words);
+}
+
+// The fastest plan by what was timed before, here or in another process; null if nothing was.
+Choice remembered(const Choosing &choosing, PlanBuilder &builder) {
+  const Handle &handle = *choosing.launch.handle;
+  const auto stored = find_choice(choosing.conv, handle);
+  if (!stored) return {};
+  for (const StoredPlan &candidate : stored->plans)
+    if (auto plan = builder.from_spec(candidate.spec))
+      return {plan, candidate.milliseconds, stored->from_disk ? "cache" : "timed"};
+  drop_choice(choosing.conv, handle);
+  return {};
+}
+
+Choice timed_choice(const Choosing &choosing, PlanBuilder &builder, Refusals &refusals) {
+  const Handle &handle = *choosing.launch.handle;
+  Choice choice = remembered(choosing, builder);
+  if (choice.plan || is_capturing(handle.stream)) return choice;
+  // Threads that time at once would disturb each other.  Nobody waits here with Python's lock.
+  static std::mutex timing;
+  std::lock_guard<std::mutex> lock(timing);
+  choice = remembered(choosing, builder);
+  if (choice.plan) return choice;
+  const auto timed = search_plans(choosing.conv, choosing.launch, choosing.params.time_limit * 1e-6, refusals);
+  if (timed.empty()) return {};
+  store_choice(choosing.conv, handle, timed);
+  return {timed.front().plan, timed.front().milliseconds, "timed"};
+}
+
+}  // namespace
 
 bool is_capturing(void *stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -166,45 +130,33 @@ bool is_capturing(void *stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-}  // namespace
+bool is_timed(int64_t wish) { return wish == WISH_TIME_ONCE || wish == WISH_TIME_ON_SHAPE_CHANGE; }
 
-std::vector<std::shared_ptr<Plan>> all_plans(const ConvCase &conv, const Handle &handle, Refusals &refusals) {
-  Builder builder(conv, handle, refusals);
-  std::vector<std::shared_ptr<Plan>> plans;
-  const auto collect = [&](std::shared_ptr<Plan> plan) {
-    plans.push_back(std::move(plan));
-    return false;
-  };
-  for (cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_B, CUDNN_HEUR_MODE_FALLBACK})
-    builder.heuristics(mode, collect);
-  for (int id = 0; id < legacy_algorithm_count(conv.direction); ++id)
-    if (auto plan = builder.legacy(id)) plans.push_back(std::move(plan));
-  return plans;
-}
-
-std::shared_ptr<Plan> choose_plan(const Choosing &choosing, int64_t wish, const PlanSpec &spec) {
+Choice choose_plan(const Choosing &choosing, int64_t wish, const PlanSpec &spec) {
   const ConvCase &conv = choosing.conv;
   Refusals refusals;
-  Builder builder(conv, *choosing.launch.handle, refusals);
-  std::shared_ptr<Plan> plan;
+  PlanBuilder builder(conv, *choosing.launch.handle, refusals);
   if (wish == WISH_PLAN) {
-    plan = builder.from_spec(spec);
+    auto plan = builder.from_spec(spec);
     if (!plan) fail_refused(choosing, refusals, "The plan " + plan_name(spec, conv.direction));
-    return plan;
+    return {plan, NAN, "given"};
   }
+  std::shared_ptr<Plan> plan;
   if (wish < WISH_GUESS_ONCE) {
-    for (const int *id = word_algorithms[conv.direction][wish]; !plan && *id != END; ++id) plan = builder.legacy(*id);
+    for (const int *id = word_algorithms[conv.direction][wish]; !plan && *id != END; ++id)
+      plan = builder.from_spec(legacy_spec(*id));
     if (!plan && names_one_algorithm(wish)) fail_refused(choosing, refusals, "The algorithm " + refusals.front().name);
+    if (plan) return {plan, NAN, "given"};
   }
-  if ((wish == WISH_TIME_ONCE || wish == WISH_TIME_ON_SHAPE_CHANGE) && !is_capturing(choosing.launch.handle->stream)) {
-    const auto plans = all_plans(conv, *choosing.launch.handle, refusals);
-    if (!plans.empty()) plan = fastest_plan(choosing, plans, refusals);
+  if (is_timed(wish)) {
+    Choice choice = timed_choice(choosing, builder, refusals);
+    if (choice.plan) return choice;
   }
-  if (!plan) plan = guess(builder, conv.direction);
+  plan = guess(builder, conv);
   if (!plan)
-    fail(status_of(refusals), "cuDNN %zu has no way to run this convolution:%s", cudnnGetVersion(),
-         list_refusals(refusals).c_str());
-  return plan;
+    throw Error(status_of(refusals), "cuDNN " + std::to_string(cudnnGetVersion()) +
+                                         " has no way to run this convolution:" + list_refusals(refusals));
+  return {plan, NAN, "guessed"};
 }
 
 }  // namespace dnnops

@@ -95,6 +95,7 @@ int64_t notes_of(const BackendDescriptor &engine) {
 bool read_spec(PlanSpec &spec, const BackendDescriptor &config, const BackendDescriptor &engine) {
   std::memset(&spec, 0, sizeof spec);
   spec.api = API_GRAPH;
+  spec.math = USUAL_MATH;
   spec.id = engine.get_int64(CUDNN_ATTR_ENGINE_GLOBAL_INDEX);
   std::vector<BackendDescriptor> choices;
   std::vector<cudnnBackendDescriptor_t> slots;
@@ -177,11 +178,39 @@ std::vector<ConvGraph::Candidate> ConvGraph::heuristics(cudnnBackendHeurMode_t m
   return candidates;
 }
 
-ConvGraph::Candidate ConvGraph::from_spec(const PlanSpec &spec) const {
+int64_t ConvGraph::engine_count() const { return graph_.get_int64(CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT); }
+
+BackendDescriptor ConvGraph::engine(int64_t id) const {
   BackendDescriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   engine.set(CUDNN_ATTR_ENGINE_OPERATION_GRAPH, graph_);
-  engine.set_int64(CUDNN_ATTR_ENGINE_GLOBAL_INDEX, spec.id);
+  engine.set_int64(CUDNN_ATTR_ENGINE_GLOBAL_INDEX, id);
   engine.finalize("cudnnBackendFinalize(engine)");
+  return engine;
+}
+
+std::vector<Knob> ConvGraph::knobs(int64_t id) const {
+  const BackendDescriptor of = engine(id);
+  std::vector<BackendDescriptor> infos;
+  std::vector<cudnnBackendDescriptor_t> slots;
+  for (int i = 0; i < CUDNN_KNOB_TYPE_COUNTS; ++i) {
+    infos.emplace_back(CUDNN_BACKEND_KNOB_INFO_DESCRIPTOR);
+    slots.push_back(infos.back().get());
+  }
+  const int64_t count =
+      of.get(CUDNN_ATTR_ENGINE_KNOB_INFO, CUDNN_TYPE_BACKEND_DESCRIPTOR, CUDNN_KNOB_TYPE_COUNTS, slots.data());
+  std::vector<Knob> found;
+  for (int64_t i = 0; i < count; ++i) {
+    cudnnBackendKnobType_t type;
+    infos[i].get(CUDNN_ATTR_KNOB_INFO_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &type);
+    found.push_back({type, infos[i].get_int64(CUDNN_ATTR_KNOB_INFO_MINIMUM_VALUE),
+                     infos[i].get_int64(CUDNN_ATTR_KNOB_INFO_MAXIMUM_VALUE),
+                     infos[i].get_int64(CUDNN_ATTR_KNOB_INFO_STRIDE)});
+  }
+  return found;
+}
+
+ConvGraph::Candidate ConvGraph::from_spec(const PlanSpec &spec) const {
+  BackendDescriptor engine = this->engine(spec.id);
   BackendDescriptor config(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
   config.set(CUDNN_ATTR_ENGINECFG_ENGINE, engine);
   std::vector<BackendDescriptor> choices;

@@ -21,8 +21,9 @@ const NameTable tables[] = {{forward_names, 8}, {grad_inputs_names, 6}, {grad_we
 
 // In the order of cudnnMathType_t.
 enum Math { MATH_DEFAULT = 0, MATH_TENSOR_OP = 1, MATH_FMA = 3 };
+const char *const math_names[] = {"DEFAULT_MATH", "TENSOR_OP_MATH", "TENSOR_OP_MATH_ALLOW_CONVERSION", "FMA_MATH"};
 
-int math_type(const ConvCase &conv) {
+int usual_math_type(const ConvCase &conv) {
   if (conv.dtype == DNNOPS_FLOAT32) return conv.allow_tf32 ? MATH_DEFAULT : MATH_FMA;  // default math may be TF32
   return conv.dtype == DNNOPS_FLOAT64 ? MATH_DEFAULT : MATH_TENSOR_OP;
 }
@@ -33,15 +34,15 @@ struct LegacyCase {
   FilterDescriptor filters;
   ConvolutionDescriptor conv;
 
-  explicit LegacyCase(const ConvCase &conv_case) {
-    set_convolution(conv_case);
+  LegacyCase(const ConvCase &conv_case, int64_t math) {
+    set_convolution(conv_case, math);
     set_filters(conv_case);
     set_descriptor(image, conv_case.tensors[ROLE_IMAGE], conv_case.dtype);
     set_descriptor(top, conv_case.tensors[ROLE_TOP], conv_case.dtype);
   }
 
  private:
-  void set_convolution(const ConvCase &of) {
+  void set_convolution(const ConvCase &of, int64_t math) {
     const int spatial = static_cast<int>(of.spatial_ndim);
     int pad[3], stride[3], dilation[3];
     to_int(of.pad, spatial, pad);
@@ -50,7 +51,7 @@ struct LegacyCase {
     DNNOPS_LEGACY(cudnnSetConvolutionNdDescriptor, conv, spatial, pad, stride, dilation,
                   of.flip ? CUDNN_CONVOLUTION : CUDNN_CROSS_CORRELATION, cudnn_dtype(of.compute));
     DNNOPS_LEGACY(cudnnSetConvolutionGroupCount, conv, static_cast<int>(of.groups));
-    DNNOPS_LEGACY(cudnnSetConvolutionMathType, conv, math_type(of));
+    DNNOPS_LEGACY(cudnnSetConvolutionMathType, conv, static_cast<int>(math));
   }
 
   // Filters have a format instead of strides.
@@ -71,11 +72,11 @@ struct LegacyCase {
 
 class LegacyPlan : public Plan {
  public:
-  LegacyPlan(const ConvCase &conv, const Handle &handle, int64_t id)
-      : direction_(conv.direction), dtype_(conv.dtype), algorithm_(static_cast<int>(id)), case_(conv) {
+  LegacyPlan(const ConvCase &conv, const Handle &handle, int64_t id, int64_t math_type)
+      : direction_(conv.direction), dtype_(conv.dtype), algorithm_(static_cast<int>(id)), case_(conv, math_type) {
     takes_scalars = true;
     deterministic = legacy_is_deterministic(conv.direction, id);
-    math = math_type(conv);
+    math = math_type;
     size_t size = 0;
     if (direction_ == CONV_FORWARD)
       DNNOPS_LEGACY(cudnnGetConvolutionForwardWorkspaceSize, handle.cudnn, case_.image, case_.filters, case_.conv,
@@ -122,7 +123,7 @@ const char *legacy_algorithm_name(int64_t direction, int64_t id) {
 }
 
 void legacy_output_shape(const ConvCase &conv, int64_t *shape) {
-  const LegacyCase described(conv);
+  const LegacyCase described(conv, usual_math_type(conv));
   const int ndim = static_cast<int>(conv.tensors[ROLE_TOP].ndim);
   int sizes[MAX_RANK];
   DNNOPS_LEGACY(cudnnGetConvolutionNdForwardOutputDim, described.conv, described.image, described.filters, ndim,
@@ -137,18 +138,37 @@ bool legacy_is_deterministic(int64_t direction, int64_t id) {
   return true;
 }
 
-std::shared_ptr<Plan> make_legacy_plan(const ConvCase &conv, const Handle &handle, int64_t id) {
-  const char *name = legacy_algorithm_name(conv.direction, id);
+PlanSpec legacy_spec(int64_t id, int64_t math) {
+  PlanSpec spec;
+  std::memset(&spec, 0, sizeof spec);
+  spec.api = API_LEGACY;
+  spec.id = id;
+  spec.math = math;
+  return spec;
+}
+
+const char *legacy_math_name(int64_t math) { return math >= 0 && math < 4 ? math_names[math] : nullptr; }
+
+std::vector<int64_t> other_math_types(const ConvCase &conv) {
+  std::vector<int64_t> others;
+  for (int64_t math : {MATH_DEFAULT, MATH_TENSOR_OP, MATH_FMA})
+    if (math != usual_math_type(conv)) others.push_back(math);
+  return others;
+}
+
+std::shared_ptr<Plan> make_legacy_plan(const ConvCase &conv, const Handle &handle, const PlanSpec &spec) {
+  const char *name = legacy_algorithm_name(conv.direction, spec.id);
   if (!name)
     fail(DNNOPS_VALUE_ERROR, "cuDNN's algorithms for this direction are numbered 0 to %d, not %lld",
-         legacy_algorithm_count(conv.direction) - 1, (long long)id);
-  if (conv.deterministic && !legacy_is_deterministic(conv.direction, id))
+         legacy_algorithm_count(conv.direction) - 1, (long long)spec.id);
+  if (conv.deterministic && !legacy_is_deterministic(conv.direction, spec.id))
     fail(DNNOPS_NOT_SUPPORTED, "not deterministic");
-  auto plan = std::make_shared<LegacyPlan>(conv, handle, id);
-  std::memset(&plan->spec, 0, sizeof plan->spec);
-  plan->spec.api = API_LEGACY;
-  plan->spec.id = id;
-  plan->name = name;
+  const int64_t math = spec.math == USUAL_MATH ? usual_math_type(conv) : spec.math;
+  if (conv.dtype == DNNOPS_FLOAT32 && !conv.allow_tf32 && math != MATH_FMA)
+    fail(DNNOPS_NOT_SUPPORTED, "it may compute in TF32, and dnn.allow_tf32 is False");
+  auto plan = std::make_shared<LegacyPlan>(conv, handle, spec.id, math);
+  plan->spec = spec;
+  plan->name = plan_name(spec, conv.direction);
   return plan;
 }
 

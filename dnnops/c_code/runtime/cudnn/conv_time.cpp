@@ -1,7 +1,6 @@
-// The fastest of several plans, measured on the operands of a call.
+// The fastest of the plans of a case, measured on the operands of a call.
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 
 #include "conv_plan.hpp"
 
@@ -10,8 +9,24 @@ namespace dnnops {
 namespace {
 
 constexpr int ROUNDS = 5;
-constexpr float HOPELESS = 4;  // times the best so far, in the warm-up round after the first run
-constexpr double BUDGET_SECONDS = 2;
+// A run after the first that takes this many times the best so far settles it.
+constexpr double HOPELESS = 1.5;
+// Plans this close to the fastest are timed a second time, in turns.
+constexpr double CLOSE = 1.1;
+constexpr int FINALISTS = 4;
+constexpr int FINAL_ROUNDS = 3;
+// Engines whose fastest configuration is this close are tried with other values of their knobs.
+constexpr double PROMISING = 1.3;
+constexpr size_t STARTS = 3;
+// Executions between two events are as many as take this long, so that the events don't count.
+constexpr double BATCH_MS = 0.2;
+constexpr int MAX_BATCH = 20;
+// Kernels shorter than this may wait for the host to launch them: the device is kept busy meanwhile, by
+// filling memory, which on an H200 takes about 9 us each time.
+constexpr double HOST_BOUND_MS = 0.04;
+constexpr int64_t DELAY_BYTES = int64_t(32) << 20;
+constexpr int64_t DELAY_FILLS = 24;
+constexpr int MAX_DELAYED_BATCH = 10;
 
 class Event {
  public:
@@ -25,37 +40,8 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-class Stopwatch {
- public:
-  explicit Stopwatch(const Launch &launch) : launch_(launch), stream_(static_cast<cudaStream_t>(launch.handle->stream)) {}
-
-  // Milliseconds of one execution.
-  float run(Plan &plan) {
-    DNNOPS_CHECK(cudaEventRecord(start_, stream_));
-    plan.execute(launch_, pack_);
-    DNNOPS_CHECK(cudaEventRecord(stop_, stream_));
-    DNNOPS_CHECK(cudaEventSynchronize(stop_));
-    float milliseconds = 0;
-    DNNOPS_CHECK(cudaEventElapsedTime(&milliseconds, start_, stop_));
-    return milliseconds;
-  }
-
- private:
-  const Launch &launch_;
-  cudaStream_t stream_;
-  Event start_, stop_;
-  PointerPack pack_;
-};
-
-// The median, or infinity as soon as it is clear that the plan is not the best.
-float time_plan(Plan &plan, const Launch &launch, float best) {
-  Stopwatch stopwatch(launch);
-  stopwatch.run(plan);  // loads the kernels
-  if (stopwatch.run(plan) > HOPELESS * best) return HUGE_VALF;
-  float times[ROUNDS];
-  for (float &time : times) time = stopwatch.run(plan);
-  std::sort(times, times + ROUNDS);
-  return times[ROUNDS / 2];
+Role result_role(int64_t direction) {
+  return direction == CONV_FORWARD ? ROLE_TOP : direction == CONV_GRAD_INPUTS ? ROLE_IMAGE : ROLE_FILTERS;
 }
 
 int64_t extent_in_bytes(const Tensor &tensor, int64_t dtype) {
@@ -64,44 +50,186 @@ int64_t extent_in_bytes(const Tensor &tensor, int64_t dtype) {
   return (last + 1) * item_size(dtype);
 }
 
+// A plan that adds to its output is timed on scratch memory: it must not add twice.
+int64_t scratch_bytes(const ConvCase &conv, const Launch &launch) {
+  return launch.beta == 0 ? 0 : extent_in_bytes(conv.tensors[result_role(conv.direction)], conv.dtype);
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 }  // namespace
 
-std::shared_ptr<Plan> fastest_plan(const Choosing &choosing, const std::vector<std::shared_ptr<Plan>> &plans,
-                                   Refusals &refusals) {
-  const Role result = choosing.conv.direction == CONV_FORWARD       ? ROLE_TOP
-                      : choosing.conv.direction == CONV_GRAD_INPUTS ? ROLE_IMAGE
-                                                                    : ROLE_FILTERS;
-  Arena &arena = *choosing.launch.handle->arena;
-  // A plan that adds to its output is timed on scratch memory: it must not add twice.
-  const int64_t scratch_bytes =
-      choosing.launch.beta == 0 ? 0 : extent_in_bytes(choosing.conv.tensors[result], choosing.conv.dtype);
-  Workspace scratch(arena, scratch_bytes);
-  Launch launch = choosing.launch;
-  if (scratch.pointer()) {
-    // What is added to is read: let it be numbers, not what was left there.
-    DNNOPS_CHECK(cudaMemsetAsync(scratch.pointer(), 0, scratch_bytes, static_cast<cudaStream_t>(launch.handle->stream)));
-    launch.pointers[result] = scratch.pointer();
+struct PlanTimer::Clock {
+  Event start, stop;
+};
+
+PlanTimer::PlanTimer(const ConvCase &conv, const Launch &launch)
+    : launch_(launch), scratch_(*launch.handle->arena, scratch_bytes(conv, launch)), clock_(new Clock) {
+  if (!scratch_.pointer()) return;
+  // What is added to is read: let it be numbers, not what was left there.
+  DNNOPS_CHECK(cudaMemsetAsync(scratch_.pointer(), 0, scratch_bytes(conv, launch),
+                               static_cast<cudaStream_t>(launch.handle->stream)));
+  launch_.pointers[result_role(conv.direction)] = scratch_.pointer();
+}
+
+PlanTimer::~PlanTimer() = default;
+
+// Milliseconds of one of several executions in a row.
+double PlanTimer::batch(Plan &plan, int count, bool delayed) {
+  const cudaStream_t stream = static_cast<cudaStream_t>(launch_.handle->stream);
+  if (delayed) delay();
+  DNNOPS_CHECK(cudaEventRecord(clock_->start, stream));
+  for (int i = 0; i < count; ++i) plan.execute(launch_, pack_);
+  DNNOPS_CHECK(cudaEventRecord(clock_->stop, stream));
+  DNNOPS_CHECK(cudaEventSynchronize(clock_->stop));
+  float milliseconds = 0;
+  DNNOPS_CHECK(cudaEventElapsedTime(&milliseconds, clock_->start, clock_->stop));
+  return milliseconds / count;
+}
+
+// Keeps the device busy while the host launches what is timed.
+void PlanTimer::delay() {
+  try {
+    const Workspace filled(*launch_.handle->arena, DELAY_BYTES);
+    for (int i = 0; i < DELAY_FILLS; ++i)
+      DNNOPS_CHECK(cudaMemsetAsync(filled.pointer(), 0, DELAY_BYTES, static_cast<cudaStream_t>(launch_.handle->stream)));
+  } catch (const Error &error) {
+    if (error.status != DNNOPS_OUT_OF_MEMORY) throw;  // without the delay the times are those of the host
   }
-  std::shared_ptr<Plan> best;
-  float best_time = HUGE_VALF;
-  const auto start = std::chrono::steady_clock::now();
-  for (const auto &plan : plans) {
-    if (best && std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > BUDGET_SECONDS) break;
+}
+
+double PlanTimer::time(Plan &plan, double hopeless) {
+  const Workspace workspace(*launch_.handle->arena, plan.workspace);
+  launch_.workspace = workspace.pointer();
+  batch(plan, 1, false);  // loads the kernels
+  const double once = batch(plan, 1, false);
+  const bool host_bound = once < HOST_BOUND_MS;
+  if (once > hopeless && !host_bound) return HUGE_VAL;
+  const int most = host_bound ? MAX_DELAYED_BATCH : MAX_BATCH;
+  const int count = std::max(1, std::min(most, static_cast<int>(std::ceil(BATCH_MS / once))));
+  double times[ROUNDS];
+  for (double &time : times) time = batch(plan, count, host_bound);
+  std::sort(times, times + ROUNDS);
+  return times[ROUNDS / 2];
+}
+
+void PlanTimer::run(Plan &plan, int64_t repeats) {
+  const Workspace workspace(*launch_.handle->arena, plan.workspace);
+  launch_.workspace = workspace.pointer();
+  for (int64_t i = 0; i < repeats; ++i) plan.execute(launch_, pack_);
+  DNNOPS_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(launch_.handle->stream)));
+}
+
+namespace {
+
+// A search for the fastest plan of one case, until its time is up.
+class Search {
+ public:
+  Search(const ConvCase &conv, const Launch &launch, double seconds, Refusals &refusals)
+      : refusals_(refusals), builder_(conv, *launch.handle, refusals), timer_(conv, launch), seconds_(seconds) {}
+
+  std::vector<TimedPlan> run() {
+    const auto visit = [this](std::shared_ptr<Plan> plan) { return time(std::move(plan)); };
+    bool out_of_time = builder_.all(visit);
+    for (const PlanSpec &start : promising()) {
+      if (out_of_time) break;
+      out_of_time = descend(start);
+    }
+    sort();
     try {
-      Workspace workspace(arena, plan->workspace);
-      launch.workspace = workspace.pointer();
-      const float time = time_plan(*plan, launch, best_time);
-      if (time < best_time) {
-        best_time = time;
-        best = plan;
-      }
-      if (choosing.params.verbose) std::fprintf(stderr, "dnnops:   %s: %.4f ms\n", plan->name.c_str(), time);
+      settle();
+    } catch (const Error &) {
+      // What was measured before stands.
+    }
+    timed_.insert(timed_.end(), hopeless_.begin(), hopeless_.end());
+    return std::move(timed_);
+  }
+
+ private:
+  // Returns whether the time is up.
+  bool time(std::shared_ptr<Plan> plan) {
+    try {
+      const double milliseconds = timer_.time(*plan, HOPELESS * best_);
+      best_ = std::min(best_, milliseconds);
+      (milliseconds < HUGE_VAL ? timed_ : hopeless_).push_back({std::move(plan), milliseconds});
     } catch (const Error &error) {
-      refusals.push_back({plan->name, error.message, error.status});
+      refusals_.push_back({plan->name, error.message, error.status, plan->spec, plan->notes});
+    }
+    return best_ < HUGE_VAL && seconds_since(start_) > seconds_;
+  }
+
+  void sort() {
+    std::stable_sort(timed_.begin(), timed_.end(),
+                     [](const TimedPlan &a, const TimedPlan &b) { return a.milliseconds < b.milliseconds; });
+  }
+
+  // Of each of the fastest engines the fastest configuration.
+  std::vector<PlanSpec> promising() {
+    sort();
+    std::vector<PlanSpec> found;
+    for (const TimedPlan &timed : timed_) {
+      const PlanSpec &spec = timed.plan->spec;
+      if (found.size() == STARTS || timed.milliseconds > PROMISING * best_) break;
+      const bool known = std::any_of(found.begin(), found.end(), [&](const PlanSpec &other) {
+        return other.api == spec.api && other.id == spec.id && other.format == spec.format;
+      });
+      if (!known) found.push_back(spec);
+    }
+    return found;
+  }
+
+  // From one configuration of an engine by steps of one knob, as long as that makes it faster.
+  bool descend(PlanSpec from) {
+    for (;;) {
+      const size_t before = timed_.size();
+      if (builder_.neighbors(from, [this](std::shared_ptr<Plan> plan) { return time(std::move(plan)); })) return true;
+      const TimedPlan *fastest = nullptr;
+      double reached = HUGE_VAL;
+      for (const TimedPlan &timed : timed_)
+        if (same_spec(timed.plan->spec, from)) reached = timed.milliseconds;
+      for (size_t i = before; i < timed_.size(); ++i)
+        if (timed_[i].milliseconds < reached) {
+          fastest = &timed_[i];
+          reached = fastest->milliseconds;
+        }
+      if (!fastest) return false;
+      from = fastest->plan->spec;
     }
   }
-  arena.free_idle();  // the largest workspace may have been that of a plan not taken
-  return best;
+
+  // Times those that are close to the fastest once more, in turns, so that what the device does in between
+  // falls on all of them.
+  void settle() {
+    size_t count = 0;
+    while (count < timed_.size() && count < FINALISTS && timed_[count].milliseconds <= CLOSE * best_) ++count;
+    if (count < 2) return;
+    std::vector<std::vector<double>> rounds(count);
+    for (int round = 0; round < FINAL_ROUNDS; ++round)
+      for (size_t i = 0; i < count; ++i) rounds[i].push_back(timer_.time(*timed_[i].plan));
+    for (size_t i = 0; i < count; ++i) {
+      std::sort(rounds[i].begin(), rounds[i].end());
+      timed_[i].milliseconds = rounds[i][FINAL_ROUNDS / 2];
+    }
+    sort();
+  }
+
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  Refusals &refusals_;
+  PlanBuilder builder_;
+  PlanTimer timer_;
+  const double seconds_;
+  std::vector<TimedPlan> timed_, hopeless_;
+  double best_ = HUGE_VAL;
+};
+
+}  // namespace
+
+std::vector<TimedPlan> search_plans(const ConvCase &conv, const Launch &launch, double seconds, Refusals &refusals) {
+  std::vector<TimedPlan> timed = Search(conv, launch, seconds, refusals).run();
+  launch.handle->arena->free_idle();  // the largest workspace may have been that of a plan not taken
+  return timed;
 }
 
 }  // namespace dnnops

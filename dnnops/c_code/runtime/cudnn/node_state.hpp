@@ -31,6 +31,8 @@ class HeldState {
   explicit HeldState(const dnnops_context &context) : lease_(context.state) {
     if (!lease_.get()) local_.emplace();
   }
+  // Whether the state is the node's, and not made for this call only.
+  bool is_kept() const { return lease_.get(); }
   NodeState &operator*() { return lease_.get() ? *lease_.get() : *local_; }
 
  private:

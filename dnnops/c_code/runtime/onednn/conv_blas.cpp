@@ -86,6 +86,32 @@ void columns_to_image(const Spatial &s, int64_t channels, double *columns, doubl
   });
 }
 
+// What conv_blas() copies, and where its scratch memory has which piece: the columns, then a
+// contiguous copy of each operand that needs one, then the result if its filters are reversed.
+struct Scratch {
+  bool pointwise;  // the columns are the image itself
+  bool copied[2], flip_result;
+  int filters_at;  // the input that is filters, or -1
+  size_t offsets[3], bytes;
+
+  Scratch(const ConvProblem &problem, const Spatial &s, const dnnops_tensor *inputs) {
+    const int64_t direction = problem.direction;
+    const bool flip = problem.geometry.filter_flip && s.filter_count > 1;
+    pointwise = s.filter_count == 1;
+    for (int i = 0; i < 3; ++i) pointwise = pointwise && s.stride[i] == 1 && s.pad[i] == 0 && s.image[i] == s.top[i];
+    filters_at = direction == CONV_GRAD_INPUTS ? 0 : direction == CONV_FORWARD ? 1 : -1;
+    flip_result = direction == CONV_GRAD_WEIGHTS && flip;
+    bytes = pointwise ? 0 : problem.filters[1] * s.filter_count * s.top_count * sizeof(double);
+    for (int i = 0; i < 2; ++i) {
+      copied[i] = !is_contiguous(inputs[i]) || (i == filters_at && flip);
+      offsets[i] = bytes;
+      if (copied[i]) bytes += element_count(inputs[i].shape, inputs[i].ndim) * sizeof(double);
+    }
+    offsets[2] = bytes;
+    if (flip_result) bytes += element_count(problem.filters, problem.ndim) * sizeof(double);
+  }
+};
+
 }  // namespace
 
 void conv_blas(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output) {
@@ -94,30 +120,19 @@ void conv_blas(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_t
   const int64_t groups = problem.geometry.groups, batch = problem.image[0];
   const int64_t in_channels = problem.filters[1], out_channels = problem.filters[0] / groups;
   const int64_t depth = in_channels * s.filter_count;
-  const bool flip = problem.geometry.filter_flip && s.filter_count > 1;
-  bool pointwise = s.filter_count == 1;  // then the columns are the image itself
-  for (int i = 0; i < 3; ++i) pointwise = pointwise && s.stride[i] == 1 && s.pad[i] == 0 && s.image[i] == s.top[i];
-
-  // Scratch: the columns, then a contiguous copy of each operand that needs one.
   const int64_t direction = problem.direction;
-  const int filters_at = direction == CONV_GRAD_INPUTS ? 0 : direction == CONV_FORWARD ? 1 : -1;
-  size_t bytes = pointwise ? 0 : depth * s.top_count * sizeof(double), offsets[3] = {0, 0, 0};
-  bool copied[3];
-  for (int i = 0; i < 2; ++i) {
-    copied[i] = !is_contiguous(inputs[i]) || (i == filters_at && flip);
-    offsets[i] = bytes;
-    if (copied[i]) bytes += element_count(inputs[i].shape, inputs[i].ndim) * sizeof(double);
-  }
-  const bool flip_result = direction == CONV_GRAD_WEIGHTS && flip;
-  offsets[2] = bytes;
-  if (flip_result) bytes += element_count(problem.filters, problem.ndim) * sizeof(double);
-  char *scratch = thread_scratch(bytes);
+  const Scratch pieces(problem, s, inputs);
+  char *scratch = thread_scratch(pieces.bytes);
   double *columns = reinterpret_cast<double *>(scratch), *operands[2];
   for (int i = 0; i < 2; ++i) {
-    operands[i] = copied[i] ? reinterpret_cast<double *>(scratch + offsets[i]) : static_cast<double *>(inputs[i].data);
-    if (copied[i]) pack(inputs[i], operands[i], i == filters_at && flip);
+    const bool flip = i == pieces.filters_at && problem.geometry.filter_flip;
+    operands[i] = static_cast<double *>(inputs[i].data);
+    if (!pieces.copied[i]) continue;
+    operands[i] = reinterpret_cast<double *>(scratch + pieces.offsets[i]);
+    pack(inputs[i], operands[i], flip);
   }
-  double *result = flip_result ? reinterpret_cast<double *>(scratch + offsets[2]) : static_cast<double *>(output.data);
+  double *result = pieces.flip_result ? reinterpret_cast<double *>(scratch + pieces.offsets[2])
+                                      : static_cast<double *>(output.data);
   double *image = direction == CONV_GRAD_INPUTS ? result : operands[0];
   double *filters = direction == CONV_FORWARD ? operands[1] : direction == CONV_GRAD_INPUTS ? operands[0] : result;
   double *top = direction == CONV_FORWARD ? result : operands[1];
@@ -127,23 +142,27 @@ void conv_blas(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_t
       double *image_part = image + (n * groups + g) * in_channels * s.image_count;
       double *top_part = top + (n * groups + g) * out_channels * s.top_count;
       double *filters_part = filters + g * out_channels * depth;
-      double *matrix = pointwise ? image_part : columns;
+      double *matrix = pieces.pointwise ? image_part : columns;
       if (direction == CONV_GRAD_INPUTS) {
         gemm(true, false, depth, s.top_count, out_channels, filters_part, top_part, 0, matrix);
-        if (!pointwise) columns_to_image(s, in_channels, columns, image_part);
+        if (!pieces.pointwise) columns_to_image(s, in_channels, columns, image_part);
         continue;
       }
-      if (!pointwise) image_to_columns(s, in_channels, image_part, columns);
+      if (!pieces.pointwise) image_to_columns(s, in_channels, image_part, columns);
       if (direction == CONV_FORWARD)
         gemm(false, false, out_channels, s.top_count, depth, filters_part, matrix, 0, top_part);
       else
         gemm(false, true, out_channels, depth, s.top_count, top_part, matrix, n ? 1 : 0, filters_part);
     }
-  if (flip_result) {
+  if (pieces.flip_result) {
     dnnops_tensor computed = output;
     computed.data = result;
     pack(computed, output.data, true);
   }
+}
+
+int64_t blas_scratch_bytes(const ConvProblem &problem, const dnnops_tensor *inputs) {
+  return (int64_t)Scratch(problem, Spatial(problem), inputs).bytes;
 }
 
 }  // namespace dnnops

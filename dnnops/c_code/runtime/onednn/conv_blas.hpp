@@ -12,5 +12,8 @@ using Dgemm = void (*)(char *, char *, int *, int *, int *, double *, double *, 
 
 void conv_blas(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output);
 
+// The scratch memory that this takes.
+int64_t blas_scratch_bytes(const ConvProblem &problem, const dnnops_tensor *inputs);
+
 }  // namespace dnnops
 #endif

@@ -12,6 +12,8 @@ enum ConvAlgorithm : int64_t { ALGORITHM_AUTO = 0, ALGORITHM_DIRECT = 1 };
 struct ConvParams {
   int64_t direction, algorithm;
   ConvGeometry geometry;
+  int64_t verbose;
+  int64_t node;  // the node's number; 0: none
 };
 
 inline const ConvParams &conv_params(const int64_t *words) { return *reinterpret_cast<const ConvParams *>(words); }

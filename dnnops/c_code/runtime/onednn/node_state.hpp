@@ -19,12 +19,10 @@ struct NodeState : State {
 };
 
 // Calls use(entry, run) with the entry for key: the node's last, one of the cache, or a new
-// one from make().
+// one from make().  A null node: nothing is kept.
 template <class Key, class Entry, class Make, class Use>
-void with_entry(const dnnops_context *context, LruCache<Key, Entry, WordHash<Key>> &cache, const Key &key,
-                Make &&make, Use &&use) {
-  const StateLease<NodeState<Key, Entry>> lease(context->state);
-  NodeState<Key, Entry> *node = lease.get();
+void with_entry(NodeState<Key, Entry> *node, LruCache<Key, Entry, WordHash<Key>> &cache, const Key &key, Make &&make,
+                Use &&use) {
   if (node && node->run && std::memcmp(&node->key, &key, sizeof key) == 0) {
     use(*node->entry, *node->run);
     return;
@@ -37,6 +35,13 @@ void with_entry(const dnnops_context *context, LruCache<Key, Entry, WordHash<Key
   node->key = key;
   node->entry = std::move(entry);
   node->run = std::move(run);
+}
+
+template <class Key, class Entry, class Make, class Use>
+void with_entry(const dnnops_context *context, LruCache<Key, Entry, WordHash<Key>> &cache, const Key &key,
+                Make &&make, Use &&use) {
+  const StateLease<NodeState<Key, Entry>> lease(context->state);
+  with_entry(lease.get(), cache, key, make, use);
 }
 
 }  // namespace dnnops

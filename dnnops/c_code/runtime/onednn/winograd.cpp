@@ -84,8 +84,9 @@ class Layout {
     return offset;
   }
   int64_t size() const { return size_; }
+  int64_t bytes() const { return size_ * (int64_t)sizeof(float); }
   float *allocate() const {
-    const size_t bytes = size_ * sizeof(float);
+    const size_t bytes = this->bytes();
     char *data = thread_scratch(bytes);
 #ifdef MADV_HUGEPAGE
     // Positions are far from each other: with small pages each would take a TLB entry of its own.
@@ -147,9 +148,12 @@ Tiles chunk_tiles(const Cut &cut, int64_t blocks, float *data = nullptr) {
   return {data, tiles * blocks * kLanes + kLanes, tiles};
 }
 
+// Whether to compute, or only to say how much scratch memory that takes.
+enum class Purpose { COMPUTE, SIZE };
+
 // Forward, or the gradient by inputs: a forward convolution of the output's gradient with
-// reversed filters.
-void correlate(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output) {
+// reversed filters.  Gives the bytes of scratch memory.
+int64_t correlate(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output, Purpose purpose) {
   const bool forward = problem.direction == CONV_FORWARD;
   const int64_t threads = thread_count(), taps = kTaps * kTaps;
   Images in = images_of(forward ? problem.image : problem.top), out = images_of(forward ? problem.top : problem.image);
@@ -169,6 +173,7 @@ void correlate(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_t
   const int64_t out_at = own.add(kPositions * out_tiles.position_stride);
   const int64_t pixels_at = own.add(strip_pixels(cut.max_rows(), cut.max_columns()));
   const int64_t own_at = layout.add(threads * own.size());
+  if (purpose == Purpose::SIZE) return layout.bytes();
   float *scratch = layout.allocate();
   operands.read(scratch);
   in.data = operands.data[forward ? 0 : 1];
@@ -200,9 +205,10 @@ void correlate(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_t
     }
   }
   operands.write();
+  return layout.bytes();
 }
 
-void grad_weights(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output) {
+int64_t grad_weights(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output, Purpose purpose) {
   const int64_t threads = thread_count(), taps = kTaps * kTaps;
   Images image = images_of(problem.image), top = images_of(problem.top);
   Filters filters{nullptr, image.channels, taps, top.channels, problem.filters[1] * taps,
@@ -219,6 +225,7 @@ void grad_weights(const ConvProblem &problem, const dnnops_tensor *inputs, dnnop
   const int64_t pixels_at = own.add(strip_pixels(cut.max_rows(), cut.max_columns()));
   const int64_t sums_at = own.add(kPositions * position_stride);
   const int64_t own_at = layout.add(parts * own.size());
+  if (purpose == Purpose::SIZE) return layout.bytes();
   float *scratch = layout.allocate();
   operands.read(scratch);
   image.data = operands.data[0];
@@ -252,53 +259,75 @@ void grad_weights(const ConvProblem &problem, const dnnops_tensor *inputs, dnnop
                         std::min(channel + kLanes, image.channels), filters);
   }
   operands.write();
+  return layout.bytes();
 }
 #endif  // __AVX512F__
 
 }  // namespace
 
 #ifdef __AVX512F__
-bool winograd_suits(const ConvProblem &problem) {
+const char *winograd_obstacle(const ConvProblem &problem) {
   const ConvGeometry &geometry = problem.geometry;
-  if (geometry.spatial_ndim != 2 || geometry.groups != 1) return false;
-  for (int i = 0; i < 2; ++i)
-    if (problem.filters[2 + i] != 3 || geometry.stride[i] != 1 || geometry.dilation[i] != 1 ||
-        geometry.pad_begin[i] < 0 || geometry.pad_begin[i] > 2 || geometry.pad_end[i] < 0 || geometry.pad_end[i] > 2)
-      return false;
+  if (geometry.spatial_ndim != 2) return "it is for two spatial axes";
+  if (geometry.groups != 1) return "it is for one group of channels";
+  for (int i = 0; i < 2; ++i) {
+    if (problem.filters[2 + i] != kTaps) return "it is for 3 x 3 filters";
+    if (geometry.stride[i] != 1 || geometry.dilation[i] != 1) return "it is for stride and dilation 1";
+    if (geometry.pad_begin[i] < 0 || geometry.pad_begin[i] > 2 || geometry.pad_end[i] < 0 || geometry.pad_end[i] > 2)
+      return "it is for padding up to 2";
+  }
+  return nullptr;
+}
+
+const char *winograd_drawback(const ConvProblem &problem) {
   // Where it is faster, measured on two AVX-512 cores of 190 GFLOP/s and 2 MiB of L2 cache against
   // oneDNN 3.2, whose direct algorithm runs at their peak.  16 to 16 channels on 14 x 14 or larger
   // images: 1.2 to 1.6 times faster; 8 to 8 up to 1.7 times slower.
   const int64_t channels = std::min(problem.filters[0], problem.filters[1]);
-  if (channels < 16) return false;
+  if (channels < 16) return "not used for less than 16 channels";
   // Tiles that reach far over the images' edge are in vain.  From 64 channels on, half of them may be:
   // 6 x 6 images are 1.4 to 1.6 times faster, 5 x 5 ones 0.9 to 1.2 times.  32 to 32 channels are
   // not faster on 3 x 3 images, and 1.4 to 1.8 times on 7 x 7 ones.
   const int64_t *out = problem.direction == CONV_GRAD_INPUTS ? problem.image : problem.top;
   const int64_t tiles = ceil_div(out[2], kTile) * ceil_div(out[3], kTile);
   const double used = (double)(out[2] * out[3]) / (double)(tiles * kTile * kTile);
-  if (used < (channels < 64 ? 0.6 : 0.5)) return false;
+  if (used < (channels < 64 ? 0.6 : 0.5)) return "not used where 4 x 4 tiles reach far over the edge";
   // With few tiles the filters' transform is not paid back: a thread's 16 tiles are between 0.9 and
   // 1.6 times as fast, 24 at least 1.15 times, 64 from 1.5 times on.
   const int64_t threads = thread_count();
-  if (problem.image[0] * tiles < 24 * threads) return false;
+  if (problem.image[0] * tiles < 24 * threads) return "not used for less than 24 tiles of 4 x 4 a thread";
   // Each thread has sums of its own for the gradient by weights.
   constexpr int64_t kMaxSums = (int64_t)1 << 29;
-  return problem.direction != CONV_GRAD_WEIGHTS ||
-         threads * kPositions * problem.filters[0] * problem.filters[1] * (int64_t)sizeof(float) <= kMaxSums;
+  if (problem.direction == CONV_GRAD_WEIGHTS &&
+      threads * kPositions * problem.filters[0] * problem.filters[1] * (int64_t)sizeof(float) > kMaxSums)
+    return "not used where its sums take more than 512 MiB";
+  return nullptr;
 }
+
+namespace {
+int64_t convolve(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output, Purpose purpose) {
+  const bool by_weights = problem.direction == CONV_GRAD_WEIGHTS;
+  return (by_weights ? grad_weights : correlate)(problem, inputs, output, purpose);
+}
+}  // namespace
 
 void conv_winograd(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output) {
-  if (problem.direction == CONV_GRAD_WEIGHTS)
-    grad_weights(problem, inputs, output);
-  else
-    correlate(problem, inputs, output);
+  convolve(problem, inputs, output, Purpose::COMPUTE);
+}
+
+int64_t winograd_scratch_bytes(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output) {
+  return convolve(problem, inputs, output, Purpose::SIZE);
 }
 #else
-bool winograd_suits(const ConvProblem &) { return false; }
+const char *winograd_obstacle(const ConvProblem &) { return "the library was compiled for a processor without AVX-512"; }
 
-void conv_winograd(const ConvProblem &, const dnnops_tensor *, dnnops_tensor &) {
-  fail(DNNOPS_NOT_SUPPORTED, "this library was compiled for a processor without AVX-512");
+const char *winograd_drawback(const ConvProblem &) { return nullptr; }
+
+void conv_winograd(const ConvProblem &problem, const dnnops_tensor *, dnnops_tensor &) {
+  fail(DNNOPS_NOT_SUPPORTED, "Winograd's algorithm: %s", winograd_obstacle(problem));
 }
+
+int64_t winograd_scratch_bytes(const ConvProblem &, const dnnops_tensor *, dnnops_tensor &) { return 0; }
 #endif
 
 }  // namespace dnnops

@@ -13,11 +13,19 @@
 
 namespace dnnops {
 
-// Whether conv_winograd() computes this float32 problem, and faster than oneDNN does.
-bool winograd_suits(const ConvProblem &problem);
+// Why conv_winograd() can't compute this float32 problem; null if it can.
+const char *winograd_obstacle(const ConvProblem &problem);
+// Why it isn't used for one that it can compute, where oneDNN is faster; null if it is used.
+const char *winograd_drawback(const ConvProblem &problem);
+inline bool winograd_suits(const ConvProblem &problem) {
+  return !winograd_obstacle(problem) && !winograd_drawback(problem);
+}
 
 // Inputs and output of any strides, as the Ops get them.
 void conv_winograd(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output);
+
+// The scratch memory that this takes.
+int64_t winograd_scratch_bytes(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output);
 
 }  // namespace dnnops
 #endif

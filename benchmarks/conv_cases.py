@@ -1,0 +1,305 @@
+"""The convolutions of the suite, and in what order its rows are measured."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+__all__ = [
+    "CASES",
+    "DIRECTIONS",
+    "LAYOUTS",
+    "PRECISIONS",
+    "README_CASE",
+    "ConvCase",
+    "row_key",
+    "rows_in_order",
+    "small_cases",
+]
+
+DIRECTIONS = ("forward", "backward_data", "backward_filter")
+PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
+LAYOUTS = ("channels_last", "contiguous")
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ConvCase:
+    """A convolution's sizes; spatial ones have an entry for each axis, height before width.
+
+    Attributes
+    ----------
+    network : str
+        Where it comes from.
+    batch, channels, filters, groups : int
+        Of the images, of the result, and into how many groups both are split.
+    size, kernel, pad, stride, dilation : tuple of int
+        Pads are the same on both sides.
+    """
+
+    network: str
+    batch: int
+    channels: int
+    size: Sizes
+    filters: int
+    kernel: Sizes
+    pad: Sizes
+    stride: Sizes
+    dilation: Sizes
+    groups: int = 1
+
+    @property
+    def image_shape(self) -> Sizes:
+        return (self.batch, self.channels, *self.size)
+
+    @property
+    def filters_shape(self) -> Sizes:
+        return (self.filters, self.channels // self.groups, *self.kernel)
+
+    @property
+    def output_size(self) -> Sizes:
+        axes = zip(self.size, self.kernel, self.pad, self.stride, self.dilation, strict=True)
+        return tuple((n + 2 * pad - (k - 1) * d - 1) // s + 1 for n, k, pad, s, d in axes)
+
+    @property
+    def output_shape(self) -> Sizes:
+        return (self.batch, self.filters, *self.output_size)
+
+    @property
+    def words(self) -> str:
+        """The name that rows have in their ``case``."""
+        parts = [
+            f"{self.network}: {_times(self.image_shape)}",
+            f"{self.filters} of {_times(self.kernel)}",
+        ]
+        for name, sizes, usual in (
+            ("pad", self.pad, 0),
+            ("stride", self.stride, 1),
+            ("dilation", self.dilation, 1),
+        ):
+            if any(size != usual for size in sizes):
+                same = len(set(sizes)) == 1
+                parts.append(f"{name} {sizes[0] if same else _times(sizes)}")
+        if self.groups > 1:
+            parts.append(f"groups {self.groups}")
+        return ", ".join(parts)
+
+    def terms(self, direction: str) -> int:
+        """About how many products an entry of the result is the sum of."""
+        if direction == "forward":
+            return self.channels // self.groups * prod(self.kernel)
+        if direction == "backward_data":
+            strides = prod(self.stride)
+            return max(1, self.filters // self.groups * prod(self.kernel) // strides)
+        return self.batch * prod(self.output_size)
+
+    def description(self) -> dict[str, Any]:
+        """The sizes, as peers take them."""
+        return {
+            "image_shape": self.image_shape,
+            "filters_shape": self.filters_shape,
+            "output_shape": self.output_shape,
+            "pad": self.pad,
+            "stride": self.stride,
+            "dilation": self.dilation,
+            "groups": self.groups,
+        }
+
+
+def _times(sizes: Sequence[int]) -> str:
+    return "x".join(map(str, sizes))
+
+
+def _case(
+    network: str,
+    batch: int,
+    channels: int,
+    size: int | Sizes,
+    filters: int,
+    kernel: int | Sizes = 3,
+    pad: int | Sizes | None = None,
+    stride: int = 1,
+    dilation: int = 1,
+    groups: int = 1,
+    ndim: int = 2,
+) -> ConvCase:
+    """A case whose axes are alike unless they are given; without `pad` it is half of the kernel."""
+
+    def each(value: int | Sizes) -> Sizes:
+        return value if isinstance(value, tuple) else (value,) * ndim
+
+    kernels = each(kernel)
+    pads = tuple(k // 2 * dilation for k in kernels) if pad is None else each(pad)
+    return ConvCase(
+        network,
+        batch,
+        channels,
+        each(size),
+        filters,
+        kernels,
+        pads,
+        each(stride),
+        each(dilation),
+        groups,
+    )
+
+
+#: The convolution of cudnn-python-wrappers' README, of which the suite expects most.
+README_CASE = _case("cudnn-python-wrappers", 64, 128, 112, 128, 7)
+
+
+def _resnet50() -> Iterator[ConvCase]:
+    """Each distinct layer, with the strides of the 3x3 convolutions (version 1.5)."""
+
+    def layer(*sizes: int, **others: int) -> ConvCase:
+        return _case("ResNet-50", 64, *sizes, **others)
+
+    yield layer(3, 224, 64, 7, stride=2)
+    inputs = 64
+    for size, width in ((56, 64), (28, 128), (14, 256), (7, 512)):
+        first = width == 64
+        before = size if first else 2 * size
+        yield layer(inputs, before, width, 1)
+        if not first:
+            yield layer(width, before, width, 3, stride=2)
+            yield layer(inputs, before, 4 * width, 1, stride=2)
+        yield layer(width, size, width, 3)
+        # In the first stage also the shortcut.
+        yield layer(width, size, 4 * width, 1)
+        yield layer(4 * width, size, width, 1)
+        inputs = 4 * width
+
+
+def _vgg16() -> Iterator[ConvCase]:
+    layers: tuple[tuple[int, int, int], ...]
+    layers = ((3, 224, 64), (64, 224, 64), (64, 112, 128), (128, 112, 128), (128, 56, 256))
+    layers += ((256, 56, 256), (256, 28, 512), (512, 28, 512), (512, 14, 512))
+    for layer in layers:
+        yield _case("VGG-16", 32, *layer)
+
+
+def _mobilenet() -> Iterator[ConvCase]:
+    version1 = ((32, 112, 1), (64, 112, 2), (128, 56, 1), (256, 28, 1), (256, 28, 2), (512, 14, 1))
+    for channels, size, stride in (*version1, (1024, 7, 1)):
+        yield _case("MobileNet", 64, channels, size, channels, stride=stride, groups=channels)
+    for channels, size, stride in ((96, 112, 2), (144, 56, 1), (576, 14, 2), (960, 7, 1)):
+        yield _case("MobileNetV2", 64, channels, size, channels, stride=stride, groups=channels)
+
+
+def _unet() -> Iterator[ConvCase]:
+    """Of a 3-d U-Net whose patches have 128 voxels along each axis."""
+    layers: tuple[tuple[int, int, int, int], ...]
+    layers = ((1, 128, 32, 1), (32, 128, 32, 1), (32, 128, 64, 2), (64, 64, 64, 1))
+    layers += ((128, 32, 128, 1), (320, 16, 256, 1), (320, 8, 320, 1))
+    for channels, size, filters, stride in layers:
+        yield _case("3-d U-Net", 2, channels, size, filters, stride=stride, ndim=3)
+
+
+def _deeplab() -> Iterator[ConvCase]:
+    """Images of 513x513, at an eighth and a sixteenth of that."""
+    layers: tuple[tuple[int, int, int, int], ...]
+    layers = ((256, 65, 256, 2), (512, 65, 512, 4), (512, 33, 512, 2))
+    layers += ((2048, 33, 256, 6), (2048, 33, 256, 18))
+    for channels, size, filters, dilation in layers:
+        yield _case("DeepLab", 8, channels, size, filters, dilation=dilation)
+
+
+def _resnext() -> Iterator[ConvCase]:
+    layers = ((128, 56, 1), (256, 56, 2), (256, 28, 1), (512, 14, 1), (1024, 7, 1))
+    for channels, size, stride in layers:
+        yield _case("ResNeXt-50", 64, channels, size, channels, stride=stride, groups=32)
+
+
+def _deepbench() -> Iterator[ConvCase]:
+    """Of its training set, with the largest batch of each: speech, text, faces, vision, ResNet.
+
+    Numbers are in its order: width, height, channels, batch, filters, kernel width and height,
+    pad, stride. Layers of VGG and of ResNet that are above are left out.
+    """
+    layers = (
+        (700, 161, 1, 32, 32, 20, 5, 0, 2),
+        (341, 79, 32, 32, 32, 10, 5, 0, 2),
+        (700, 161, 1, 16, 64, 5, 5, 1, 2),
+        (350, 80, 64, 16, 64, 3, 3, 1, 1),
+        (350, 80, 64, 16, 128, 5, 5, 1, 2),
+        (175, 40, 128, 16, 128, 3, 3, 1, 1),
+        (84, 20, 256, 16, 512, 5, 5, 1, 2),
+        (42, 10, 512, 16, 512, 3, 3, 1, 1),
+        (480, 48, 1, 16, 16, 3, 3, 1, 1),
+        (120, 12, 32, 16, 64, 3, 3, 1, 1),
+        (108, 108, 3, 8, 64, 3, 3, 1, 2),
+        (27, 27, 128, 8, 128, 3, 3, 1, 1),
+        (28, 28, 192, 16, 32, 5, 5, 2, 1),
+        (14, 14, 512, 16, 192, 1, 1, 0, 1),
+        (7, 7, 832, 16, 128, 5, 5, 2, 1),
+        (112, 112, 64, 16, 64, 1, 1, 0, 1),
+        (7, 7, 2048, 16, 512, 1, 1, 3, 2),
+    )
+    for width, height, channels, batch, filters, k_width, k_height, pad, stride in layers:
+        kernel = (k_height, k_width)
+        yield _case("DeepBench", batch, channels, (height, width), filters, kernel, pad, stride)
+
+
+CASES: tuple[ConvCase, ...] = (
+    README_CASE,
+    # The first notebook of cuDNN's front end.
+    _case("cudnn-frontend", 8, 64, 56, 64),
+    *_resnet50(),
+    *_vgg16(),
+    *_mobilenet(),
+    *_unet(),
+    *_deeplab(),
+    *_resnext(),
+    *_deepbench(),
+)
+
+
+def small_cases() -> tuple[ConvCase, ...]:
+    """Cases of every kind that take a processor no time, to try the program."""
+    return (
+        _case("plain", 2, 4, 10, 6, 3),
+        _case("strided", 2, 3, (9, 8), 4, (3, 2), (1, 0), 2),
+        _case("dilated", 1, 4, 11, 4, 3, dilation=2),
+        _case("grouped", 2, 8, 7, 8, 3, groups=4),
+        _case("depthwise", 2, 6, 8, 6, 3, stride=2, groups=6),
+        _case("3-d", 1, 2, 6, 3, 3, ndim=3),
+    )
+
+
+def row_key(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    """What a row is told by from others."""
+    return (row["case"], row["direction"], row["precision"], row["layout"])
+
+
+def rows_in_order(cases: Sequence[ConvCase], seed: int = 3) -> list[tuple[ConvCase, str, str, str]]:
+    """All combinations, in an order whose beginnings are samples of all.
+
+    Parameters
+    ----------
+    cases : sequence of ConvCase
+        What is combined with each direction, precision and layout.
+    seed : int
+        Of the permutations.
+
+    Returns
+    -------
+    list of tuple
+        Case, direction, precision and layout. Each case comes once before any comes twice, each
+        time with another combination, and combinations are as even.
+    """
+    rng = random.Random(seed)
+    combinations = list(product(DIRECTIONS, PRECISIONS, LAYOUTS))
+    order = list(cases)
+    rng.shuffle(combinations)
+    rng.shuffle(order)
+    count = len(combinations)
+    return [
+        (case, *combinations[(place + turn) % count])
+        for turn in range(count)
+        for place, case in enumerate(order)
+    ]

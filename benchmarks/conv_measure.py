@@ -1,0 +1,342 @@
+"""One GPU of the convolution suite: the processes of its libraries, and the measuring of a row."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.conv_cases import ConvCase
+from benchmarks.conv_data import difference
+from benchmarks.harness import (
+    BenchmarkError,
+    Measurement,
+    RemoteTask,
+    Worker,
+    WorkerLostError,
+)
+from benchmarks.report import Row
+
+__all__ = ["DeadlinePassedError", "Gpu", "SuiteSettings", "calls_in_a_turn", "environment"]
+
+#: Milliseconds that a turn takes at least, if the most calls suffice.
+_TURN_MS = 2.0
+_MIN_CALLS, _MAX_CALLS = 2, 24
+#: How long a library may take for one answer: to choose among its ways, and to compile.
+_LIMIT_S = 90.0
+_START_LIMIT_S = 300.0
+#: What a row that has begun may take after the deadline.
+_GRACE_S = 20.0
+#: Percent of spread from which a row gets more rounds, and how many times as many at most.
+_WIDE_PCT = 4.0
+_MORE_ROUNDS = 3
+#: With these words, a process can't use its GPU any longer.
+_FATAL = ("CUDA error", "illegal", "launch failure", "cudaError", "CUDA_ERROR", "EXECUTION_FAILED")
+
+_ALGOS = {"time": "time_on_shape_change", "guess": "guess_on_shape_change"}
+_MODULES = {
+    "time": "conv_dnnops",
+    "guess": "conv_dnnops",
+    "torch": "conv_torch",
+    "jax": "conv_jax",
+}
+
+
+class DeadlinePassedError(BenchmarkError):
+    """There is no time to measure a row to its end."""
+
+
+@dataclass(frozen=True)
+class SuiteSettings:
+    """How rows are measured.
+
+    Attributes
+    ----------
+    timer : str
+        Path of `device_timer`'s library.
+    device : str
+        ``cuda``, or ``cpu`` to try the program.
+    rounds : int
+        How many turns each library has at least.
+    slopes : bool
+        Whether the host's clock is asked too, for comparison.
+    deadline : float
+        When to end, by `time.monotonic`.
+    """
+
+    timer: str
+    device: str = "cuda"
+    rounds: int = 5
+    slopes: bool = False
+    deadline: float = math.inf
+
+
+def environment(module: str, device: str, gpu: int) -> dict[str, str]:
+    """Environment variables of a library's process.
+
+    Parameters
+    ----------
+    module : str
+        Of `benchmarks.peers`.
+    device : str
+        ``cuda`` or ``cpu``.
+    gpu : int
+        The only one that the process sees; one of those that this process sees.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    number = visible[gpu] if len(visible) > gpu and visible[gpu] else str(gpu)
+    variables = {"CUDA_VISIBLE_DEVICES": number if device == "cuda" else ""}
+    if module == "conv_jax":
+        variables |= {
+            "JAX_PLATFORMS": device,
+            # Three processes share the memory.
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            # Each kernel is launched by itself, and a custom call is where it stands: kernels that
+            # XLA makes a CUDA graph of may run beside each other.
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_enable_command_buffer=",
+        }
+    if module == "conv_dnnops":
+        flags = [os.environ.get("PYTENSOR_FLAGS", ""), "dnn__conv__cache=off"]
+        variables["PYTENSOR_FLAGS"] = ",".join(flag for flag in flags if flag)
+    return variables
+
+
+def calls_in_a_turn(seconds: float) -> int:
+    """How many calls to time at once, if one takes so long."""
+    return max(_MIN_CALLS, min(_MAX_CALLS, math.ceil(_TURN_MS / 1e3 / seconds)))
+
+
+@dataclass
+class Gpu:
+    """The processes on one GPU, started when they are first needed, or again after they were lost.
+
+    Attributes
+    ----------
+    number : int
+        Of the GPU.
+    settings : SuiteSettings
+        How rows are measured.
+    start_worker : callable
+        Makes a `Worker` of a module and an environment.
+    """
+
+    number: int
+    settings: SuiteSettings
+    start_worker: Callable[[str, Mapping[str, str]], Worker] = Worker
+    workers: dict[str, Worker] = field(default_factory=dict)
+
+    def __enter__(self) -> Gpu:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers.values():
+            worker.stop()
+        self.workers.clear()
+
+    def worker(self, module: str) -> Worker:
+        """The process of a library, given no more time than there is."""
+        left = self.settings.deadline + _GRACE_S - time.monotonic()
+        if left <= 0:
+            raise DeadlinePassedError("the deadline has passed")
+        if module not in self.workers:
+            settings = self.settings
+            variables = environment(module, settings.device, self.number)
+            self.workers[module] = self.start_worker(module, variables)
+        self.workers[module].limit_s = min(_LIMIT_S, left)
+        return self.workers[module]
+
+    def versions(self) -> dict[str, Any]:
+        """What the libraries say of themselves and of the machine."""
+        workers = {module: self.worker(module) for module in dict.fromkeys(_MODULES.values())}
+
+        def ask(module: str) -> dict[str, Any]:
+            # The first of all compiles the runtime library.
+            workers[module].limit_s = _START_LIMIT_S
+            try:
+                return workers[module].call("versions", self.settings.device)
+            except BenchmarkError as error:
+                self._lost(module)
+                return {f"{module}_missing": _last_line(error)}
+
+        # Importing takes seconds: the libraries do it beside each other.
+        with ThreadPoolExecutor() as pool:
+            found = list(pool.map(ask, workers))
+        return {key: value for answer in found for key, value in answer.items()}
+
+    def _lost(self, module: str) -> None:
+        if module in self.workers:
+            self.workers.pop(module).kill()
+
+    def _attempt(self, name: str, reasons: dict[str, str], work: Callable[[], Any]) -> Any:
+        """Do what may fail for one library alone; None, and the reason, if it does."""
+        module = _MODULES[name]
+        try:
+            return work()
+        except DeadlinePassedError:
+            raise
+        except BenchmarkError as error:
+            if time.monotonic() > self.settings.deadline:
+                raise DeadlinePassedError(str(error)) from error
+            text = _last_line(error)
+            reasons[name] = text
+            if isinstance(error, WorkerLostError) or any(word in text for word in _FATAL):
+                self._lost(module)
+            elif module in self.workers:
+                self._attempt(name, {}, lambda: self.worker(module).call("clear"))
+        return None
+
+    def measure(self, case: ConvCase, direction: str, precision: str, layout: str) -> Row:
+        """Measure one row.
+
+        Parameters
+        ----------
+        case : ConvCase
+            The convolution.
+        direction, precision, layout : str
+            Of `conv_cases`.
+
+        Returns
+        -------
+        dict
+            What a library can't do is None, and ``reasons`` says why.
+
+        Raises
+        ------
+        DeadlinePassedError
+            If time is over before the row is complete.
+        """
+        start = time.perf_counter()
+        settings = self.settings
+        words = {"direction": direction, "precision": precision, "layout": layout}
+        described = {
+            **case.description(),
+            **words,
+            "terms": case.terms(direction),
+            "device": settings.device,
+            "timer": settings.timer,
+        }
+        reasons: dict[str, str] = {}
+        tasks: dict[str, RemoteTask] = {}
+        facts: dict[str, dict[str, Any]] = {}
+
+        def prepare(name: str, **more: Any) -> None:
+            def work() -> dict[str, Any]:
+                tasks[name] = self.worker(_MODULES[name]).open({**described, **more})
+                return tasks[name].facts()
+
+            found = self._attempt(name, reasons, work)
+            if found is None:
+                tasks.pop(name, None)
+            else:
+                facts[name] = found
+
+        # One after the other: while a library tries its ways, no other is to use the GPU.
+        prepare("time", algo=_ALGOS["time"])
+        prepare("guess", algo=_ALGOS["guess"])
+        prepare("torch")
+        known = [found["seconds"] for found in facts.values()]
+        calls = calls_in_a_turn(min(known)) if known else _MIN_CALLS
+        prepare("jax", calls=calls)
+        prepared = time.perf_counter()
+
+        self._times(tasks, reasons, calls, rounds=1)
+        samples = self._times(tasks, reasons, calls, settings.rounds)
+        for _ in range(_MORE_ROUNDS - 1):
+            if Measurement(samples).spread_pct() <= _WIDE_PCT:
+                break
+            more = self._times(tasks, reasons, calls, settings.rounds)
+            samples = {name: samples[name] + seconds for name, seconds in more.items()}
+        row: Row = {"case": case.words, **words}
+        medians = Measurement(samples).medians("ms")
+        ours = facts.get("time", {}) if "time" in samples else {}
+        guess = facts.get("guess", {}) if "guess" in samples else {}
+        others = {name: facts[name] if name in samples else {} for name in ("torch", "jax")}
+        row |= {
+            "time_ms": medians.get("time_ms"),
+            "plan": ours.get("plan"),
+            "guess_ms": medians.get("guess_ms"),
+            "guess_plan": guess.get("plan"),
+            "torch_ms": medians.get("torch_ms"),
+            "jax_ms": medians.get("jax_ms"),
+            "choose_s": ours.get("prepare_s"),
+            "guess_s": guess.get("prepare_s"),
+            "torch_s": others["torch"].get("prepare_s"),
+            "jax_s": others["jax"].get("prepare_s"),
+            "workspace": ours.get("workspace"),
+            "spread_pct": Measurement(samples).spread_pct() if samples else None,
+            **_errors(facts),
+            "torch_backend": others["torch"].get("backend"),
+            "jax_plan": others["jax"].get("plan"),
+            "jax_others": others["jax"].get("others"),
+            "jax_timer": others["jax"].get("timer"),
+            "calls": calls,
+            "sets": max((found["sets"] for found in facts.values()), default=None),
+            "rounds": max((len(seconds) for seconds in samples.values()), default=0),
+        }
+        if settings.slopes:
+            for name in samples:
+                slope = self._attempt(name, reasons, lambda t=tasks[name]: t.ask("slope", calls))
+                row[f"{name}_slope_ms"] = slope and 1e3 * slope
+        for name, task in tasks.items():
+            if found := self._attempt(name, reasons, lambda t=task: (t.ask("waits"), t.close())):
+                row["waits"] = row.get("waits", 0) + found[0]
+        row["reasons"] = reasons
+        row["measure_s"] = round(time.perf_counter() - prepared, 3)
+        row["all_s"] = round(time.perf_counter() - start, 3)
+        return _rounded(row)
+
+    def _times(
+        self, tasks: dict[str, RemoteTask], reasons: dict[str, str], calls: int, rounds: int
+    ) -> dict[str, list[float]]:
+        """Let tasks take turns; those that fail are left out from then on."""
+        samples: dict[str, list[float]] = {name: [] for name in tasks}
+        order = list(tasks)
+        for _ in range(rounds):
+            for name in tuple(order):
+                found = self._attempt(name, reasons, lambda t=tasks[name]: t.times(calls))
+                if found is None:
+                    # The process may be another by now.
+                    lost = [key for key in order if _MODULES[key] == _MODULES[name]]
+                    for key in lost:
+                        reasons.setdefault(key, reasons[name])
+                        order.remove(key)
+                        del samples[key], tasks[key]
+                    break
+                samples[name] += found
+            order = order[1:] + order[:1]
+        return samples
+
+
+def _errors(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Relative differences to PyTorch's result; to JAX's where PyTorch has none."""
+    reference = next((name for name in ("torch", "jax") if name in facts), None)
+    found: dict[str, Any] = {}
+    for name, key in (("time", "error"), ("guess", "guess_error"), ("jax", "jax_error")):
+        found[key] = None
+        if reference and name in facts and name != reference:
+            error = difference(facts[name]["sketch"], facts[reference]["sketch"])
+            # JSON has no word for what isn't a number.
+            found[key] = error if math.isfinite(error) else "not finite"
+    return found
+
+
+def _rounded(row: Row) -> Row:
+    return {
+        key: float(f"{value:.5g}") if isinstance(value, float) else value
+        for key, value in row.items()
+    }
+
+
+def _last_line(error: BaseException) -> str:
+    """The line of a message, which may have a traceback in it, that names the error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    text = (named or lines or [type(error).__name__])[-1]
+    return text.removeprefix("benchmarks.harness.BenchmarkError: ")[:300]

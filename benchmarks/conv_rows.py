@@ -1,0 +1,314 @@
+"""The rows of the convolution suite: kept in a file as they come, summed up, and drawn."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.conv_cases import DIRECTIONS, LAYOUTS, PRECISIONS, README_CASE, row_key
+from benchmarks.report import Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "draw_suite",
+    "geometric_mean",
+    "losses",
+    "merge",
+    "misses",
+    "ratio",
+    "read_rows",
+    "summary",
+    "why",
+]
+
+PEERS = ("torch_ms", "jax_ms")
+
+# What is to be reached.
+TIME_GOAL = 1.1
+GUESS_GOAL = 0.95
+LOSS = 0.95
+README_GOALS = {"torch_ms": 8.0, "jax_ms": 1.9}
+#: Largest relative difference to PyTorch's result; both are rounded.
+TOLERANCES = {"float32": 1e-4, "tf32": 2e-3, "float16": 4e-3, "bfloat16": 1.5e-2}
+
+#: Why there are losses: conditions on a row, and words. The first that fits holds; if none does,
+#: `why` says what the row knows.
+NOTES: tuple[tuple[Callable[[Row], bool], str], ...] = ()
+
+_SHOWN_LOSSES = 40
+
+
+def read_rows(paths: Iterable[Path]) -> tuple[dict[str, Any], list[Row]]:
+    """Read files of JSON lines, or of a finished benchmark.
+
+    Parameters
+    ----------
+    paths : iterable of Path
+        Later ones hold where they have the same rows.
+
+    Returns
+    -------
+    machine : dict
+        What was measured on.
+    rows : list of dict
+        As `merge` gives them.
+    """
+    machine: dict[str, Any] = {}
+    rows: list[Row] = []
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            found = json.loads(text)
+            machine |= found["machine"]
+            rows += found["rows"]
+            continue
+        for line in text.splitlines():
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # a line that was being written when its process was ended
+            if "machine" in entry:
+                machine |= entry["machine"]
+            else:
+                rows.append(entry)
+    return machine, merge(rows)
+
+
+def merge(rows: Iterable[Row]) -> list[Row]:
+    """Keep the last of rows with the same key; in the order of cases and of their combinations."""
+    found = {row_key(row): row for row in rows}
+
+    def place(row: Row) -> tuple[Any, ...]:
+        return (
+            row["case"],
+            DIRECTIONS.index(row["direction"]),
+            PRECISIONS.index(row["precision"]),
+            LAYOUTS.index(row["layout"]),
+        )
+
+    return sorted(found.values(), key=place)
+
+
+def ratio(row: Row, ours: str = "time_ms", peers: Sequence[str] = PEERS) -> float | None:
+    """How many times as fast as the fastest of these peers; None if one side has no time."""
+    theirs = [row[peer] for peer in peers if row.get(peer)]
+    return min(theirs) / row[ours] if theirs and row.get(ours) else None
+
+
+def ratios(rows: Iterable[Row], ours: str = "time_ms", peers: Sequence[str] = PEERS) -> list[float]:
+    """Those that there are."""
+    return [found for row in rows if (found := ratio(row, ours, peers)) is not None]
+
+
+def geometric_mean(numbers: Sequence[float]) -> float:
+    """The geometric mean, or not a number if there are none."""
+    if not numbers:
+        return math.nan
+    return math.exp(statistics.fmean(math.log(number) for number in numbers))
+
+
+def losses(rows: Iterable[Row]) -> list[Row]:
+    """Rows in which the faster peer is faster than `LOSS` allows, or dnnops has no time."""
+    lost = []
+    for row in rows:
+        found = ratio(row)
+        if found is None and not row.get("time_ms") and _has_peer(row):
+            found = 0.0
+        if found is not None and found < LOSS:
+            lost.append((found, row))
+    return [row for _, row in sorted(lost, key=lambda pair: pair[0])]
+
+
+def _has_peer(row: Row) -> bool:
+    return any(row.get(peer) for peer in PEERS)
+
+
+def why(row: Row) -> str:
+    """Why a row is lost, as far as it is known."""
+    for applies, words in NOTES:
+        if applies(row):
+            return words
+    if not row.get("time_ms"):
+        return row.get("reasons", {}).get("time", "dnnops has no time")
+    torch_ms, jax_ms = row.get("torch_ms"), row.get("jax_ms")
+    if torch_ms and (not jax_ms or torch_ms <= jax_ms):
+        backend = row.get("torch_backend") or ""
+        if backend and not backend.startswith(("Cudnn", "Overrideable")):
+            return f"PyTorch's own kernel ({backend})"
+        return "PyTorch runs another plan of cuDNN, or the same one in less time"
+    theirs = row.get("jax_plan") or ""
+    if not theirs:
+        return "XLA's own kernel, no convolution of cuDNN"
+    if theirs == row.get("plan"):
+        return "XLA runs the same plan in less time"
+    return f"XLA runs {theirs}"
+
+
+def summary(rows: Sequence[Row]) -> list[tuple[str, int, str]]:
+    """What the rows come to: words, the number of rows, and a figure."""
+    lines: list[tuple[str, int, str]] = []
+
+    def mean(words: str, chosen: Sequence[Row], ours: str, peers: Sequence[str]) -> None:
+        found = ratios(chosen, ours, peers)
+        if found:
+            lines.append((words, len(found), f"{geometric_mean(found):.3f}"))
+
+    mean("time_*, times as fast as the faster peer", rows, "time_ms", PEERS)
+    mean("time_*, times as fast as PyTorch", rows, "time_ms", ["torch_ms"])
+    mean("time_*, times as fast as JAX", rows, "time_ms", ["jax_ms"])
+    mean("guess_*, times as fast as PyTorch", rows, "guess_ms", ["torch_ms"])
+    mean("guess_*, times as fast as time_*", rows, "guess_ms", ["time_ms"])
+    for key, values in (("precision", PRECISIONS), ("layout", LAYOUTS), ("direction", DIRECTIONS)):
+        for value in values:
+            own = [row for row in rows if row[key] == value]
+            mean(f"time_* beside the faster peer, {value}", own, "time_ms", PEERS)
+    for row in _readme_rows(rows):
+        for peer, name in (("torch_ms", "PyTorch"), ("jax_ms", "JAX")):
+            if (found := ratio(row, "time_ms", [peer])) is not None:
+                words = f"{README_CASE.words}, {row['layout']}, float32: times as fast as {name}"
+                lines.append((words, 1, f"{found:.2f}"))
+    lines.append((f"below {LOSS} of the faster peer", len(rows), str(len(losses(rows)))))
+    seconds = [row["choose_s"] for row in rows if row.get("choose_s")]
+    if seconds:
+        median, most = statistics.median(seconds), max(seconds)
+        lines.append(("seconds of a choice by time_*", len(seconds), f"{median:.2f} to {most:.2f}"))
+    for name, words in (("time", "dnnops"), ("torch", "PyTorch"), ("jax", "JAX")):
+        missing = sum(not row.get(f"{name}_ms") for row in rows)
+        lines.append((f"without a time of {words}", len(rows), str(missing)))
+    return lines
+
+
+def _readme_rows(rows: Iterable[Row]) -> list[Row]:
+    """Of the README's convolution, forward in float32, the contiguous one first."""
+    found = [
+        row
+        for row in rows
+        if row["case"] == README_CASE.words
+        and row["precision"] == "float32"
+        and row["direction"] == "forward"
+    ]
+    return sorted(found, key=lambda row: row["layout"] != "contiguous")
+
+
+def misses(rows: Sequence[Row]) -> list[str]:
+    """What is not as good as it has to be."""
+    found = []
+    mean = geometric_mean(ratios(rows))
+    if not mean >= TIME_GOAL:
+        found.append(f"time_*: {mean:.3f} times as fast as the faster peer, not {TIME_GOAL} times")
+    mean = geometric_mean(ratios(rows, "guess_ms", ["torch_ms"]))
+    if not mean >= GUESS_GOAL:
+        found.append(f"guess_*: {mean:.3f} times as fast as PyTorch, not {GUESS_GOAL} times")
+    if lost := losses(rows):
+        found.append(f"{len(lost)} rows are below {LOSS} times the faster peer")
+    for row in _readme_rows(rows)[:1]:
+        for peer, goal in README_GOALS.items():
+            speed = ratio(row, "time_ms", [peer])
+            if speed is not None and speed < goal:
+                found.append(f"{row['case']}: {speed:.2f} times {peer.split('_')[0]}, not {goal:g}")
+    for row in rows:
+        for key in ("error", "guess_error"):
+            error = row.get(key)
+            if error is not None and (
+                error == "not finite" or error > TOLERANCES[row["precision"]]
+            ):
+                found.append(f"{', '.join(row_key(row))}: {key} {error}")
+    return found
+
+
+# -- the picture -----------------------------------------------------------------------------
+
+
+def draw_suite(title: str, rows: Sequence[Row]) -> Figure:
+    """Draw the losses, worst first, and below them the distribution of all ratios.
+
+    Parameters
+    ----------
+    title : str
+        Written above.
+    rows : sequence of dict
+        Of the suite.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    from matplotlib.figure import Figure
+
+    lost = losses(rows)
+    shown = lost[:_SHOWN_LOSSES]
+    upper = 0.6 + 0.22 * max(1, len(shown))
+    lower = 5.5
+    figure = Figure(figsize=(12, upper + lower + 1), layout="constrained")
+    # Apart, so that the long names of losses leave the other one its width.
+    above, below = figure.subfigures(2, 1, height_ratios=[upper, lower])
+    _draw_losses(above.subplots(), shown, len(lost), len(rows))
+    _draw_distribution(below.subplots(), rows)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    return figure
+
+
+def _draw_losses(axes: Any, shown: Sequence[Row], count: int, total: int) -> None:
+    values = [ratio(row) or 0.0 for row in shown]
+    bars = axes.barh(range(len(shown)), values, color="#c44e52")
+    axes.bar_label(
+        bars,
+        [f"{v:.2f}  {why(r)}" for v, r in zip(values, shown, strict=True)],
+        padding=3,
+        fontsize=7,
+        backgroundcolor="white",
+    )
+    names = [", ".join(row_key(row)).replace("_", " ") for row in shown]
+    axes.set_yticks(range(len(shown)), names, fontsize=7)
+    axes.set_ylim(max(1, len(shown)) - 0.4, -0.6)
+    axes.set_xlim(0, 1.6)
+    axes.axvline(1, color="black", linewidth=1, zorder=0.5)
+    more = f"; the worst {len(shown)}" if count > len(shown) else ""
+    axes.set_title(
+        f"Below {LOSS} of the faster peer: {count} of {total} rows{more}", loc="left", fontsize=10
+    )
+    if not shown:
+        axes.set_axis_off()
+
+
+def _draw_distribution(axes: Any, rows: Sequence[Row]) -> None:
+    colors = ("#4c72b0", "#dd8452", "#55a868")
+    ticks, labels = [], []
+    for place, (precision, layout) in enumerate((p, f) for p in PRECISIONS for f in LAYOUTS):
+        group = [r for r in rows if r["precision"] == precision and r["layout"] == layout]
+        for number, (direction, color) in enumerate(zip(DIRECTIONS, colors, strict=True)):
+            values = ratios(r for r in group if r["direction"] == direction)
+            at = place + (number - 1) * 0.26
+            if not values:
+                continue
+            # Points beside each other, in an order that says nothing.
+            spread = [at + 0.18 * ((i * 0.618) % 1 - 0.5) for i in range(len(values))]
+            axes.scatter(spread, values, s=5, color=color, alpha=0.45, linewidths=0)
+            mean = geometric_mean(values)
+            axes.plot([at - 0.12, at + 0.12], [mean, mean], color="black", linewidth=1.6)
+            axes.annotate(
+                f"{mean:.2f}",
+                (at, mean),
+                (0, 3),
+                textcoords="offset points",
+                ha="center",
+                fontsize=7,
+            )
+        ticks.append(place)
+        labels.append(f"{precision}\n{layout}".replace("_", " "))
+    for direction, color in zip(DIRECTIONS, colors, strict=True):
+        axes.scatter([], [], s=14, color=color, label=direction.replace("_", " "))
+    axes.set_yscale("log", base=2)
+    axes.set_yticks([0.5, 0.7, 1, 1.4, 2, 4, 8], ["0.5", "0.7", "1", "1.4", "2", "4", "8"])
+    axes.axhline(1, color="black", linewidth=1, zorder=0.5)
+    axes.axhline(LOSS, color="#c44e52", linewidth=1, linestyle="--", zorder=0.5)
+    axes.set_xticks(ticks, labels, fontsize=8)
+    axes.set_ylabel("time of the faster peer / time of dnnops")
+    axes.set_title("All rows; lines are geometric means", loc="left", fontsize=10)
+    axes.legend(frameon=False, fontsize=8, loc="upper right", ncols=3)

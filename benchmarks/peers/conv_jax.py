@@ -1,0 +1,283 @@
+"""JAX in the convolution suite: XLA with its own choice of algorithms.
+
+JAX's stream can't be asked for. So what is timed is one compiled function: it shuts the gate of
+`device_timer`, computes some convolutions, each after the one before and on operands of its own,
+and opens the gate; custom calls that do nothing else on the device order them so.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import time
+from functools import cache, partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from benchmarks import conv_data
+from benchmarks.harness import BenchmarkError
+from benchmarks.peers.conv_turns import ConvTask
+
+# Only for the sums of a sketch.
+jax.config.update("jax_enable_x64", True)
+
+_CALLS = ("timer_start_call", "timer_fence_call", "timer_stop_call")
+_PRECISIONS = {"float32": lax.Precision.HIGHEST}
+_SPECS = {
+    ("contiguous", 2): ("NCHW", "OIHW", "NCHW"),
+    ("contiguous", 3): ("NCDHW", "OIDHW", "NCDHW"),
+    # Filters as cuDNN wants them beside such images, so that XLA needn't move them.
+    ("channels_last", 2): ("NHWC", "OHWI", "NHWC"),
+    ("channels_last", 3): ("NDHWC", "ODHWI", "NDHWC"),
+}
+
+
+def versions(device: str) -> dict[str, Any]:
+    """Name what is measured."""
+    jax.devices()  # now, and not with the first row
+    return {"jax": jax.__version__}
+
+
+def _hash_words(index: Any, seed: Any) -> Any:
+    """As `conv_data.hash_words`."""
+    word, multiplier, half = index, jnp.uint32(conv_data.MULTIPLIER), jnp.uint32(16)
+    for _ in range(2):
+        word = ((word >> half) ^ word) * multiplier
+    word = word ^ seed
+    for _ in range(2):
+        word = ((word >> half) ^ word) * multiplier
+    return (word >> half) ^ word
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def values(shape: tuple[int, ...], seed: Any, scale: Any, dtype: str) -> Any:
+    """As `conv_data.values`, of this shape; `seed` is uint32 and `scale` float32."""
+    index = lax.iota(jnp.uint32, prod(shape))
+    total = jnp.full(index.shape, -conv_data.OFFSET, jnp.int32)
+    for word_seed in (seed, seed + jnp.uint32(conv_data.SECOND_WORD)):
+        word = _hash_words(index, word_seed)
+        total += (word & jnp.uint32(0xFFFF)).astype(jnp.int32)
+        total += (word >> jnp.uint32(16)).astype(jnp.int32)
+    numbers = total.astype(jnp.float32) * (scale / jnp.float32(conv_data.STEPS))
+    return numbers.astype(dtype).reshape(shape)
+
+
+@jax.jit
+def sketch(array: Any) -> Any:
+    """As `conv_data.sketch`, of an array of any shape."""
+    flat = array.reshape(-1)
+    size = conv_data.SKETCH_SIZE
+    place = lax.iota(jnp.uint32, flat.size)
+    bit = _hash_words(place, jnp.uint32(conv_data.SIGN_SEED)) & jnp.uint32(1)
+    signed = flat.astype(jnp.float64) * (bit.astype(jnp.float64) * 2 - 1)
+    signed = jnp.pad(signed, (0, -flat.size % size))
+    return signed.reshape(-1, size).sum(axis=0)
+
+
+@cache
+def register(path: str, platform: str) -> str:
+    """Make the timer's custom calls known; say why there are none."""
+    import ctypes
+
+    library = ctypes.CDLL(path)
+    for name in _CALLS:
+        if not hasattr(library, name):
+            return "the timer was built without JAX's headers"
+        handler = jax.ffi.pycapsule(getattr(library, name))
+        jax.ffi.register_ffi_target(name, handler, platform=platform)
+    return ""
+
+
+def _passed(name: str, arrays: list[Any], others: list[Any]) -> list[Any]:
+    """Arrays after a custom call that they pass through, and that waits for others too."""
+    call = jax.ffi.ffi_call(
+        name,
+        [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays],
+        has_side_effect=True,
+        input_output_aliases={i: i for i in range(len(arrays))},
+    )
+    return list(call(*arrays, *others))
+
+
+class Convolution(ConvTask):
+    """A convolution or one of its gradients, some times in a row in one compiled function.
+
+    ``case`` also has ``calls``, how many times.
+    """
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        super().__init__(case)
+        platform = "CUDA" if case["device"] == "cuda" else "cpu"
+        self.without_events = register(case["timer"], platform)
+        self.calls = case["calls"]
+        # As many as a turn has, which take turns among all.
+        self.used = min(self.calls, self.sets)
+        self.arrays = [
+            [self._made(name, number) for name in self.read] for number in range(self.sets)
+        ]
+        self.single: Any = None
+        self.kept: list[Any] = []
+        self.chain: Any = None
+        self.synchronize()
+        start = time.perf_counter()
+        if self.without_events:
+            function = self._single()
+            self.prepare_s = time.perf_counter() - start
+            result = function(*self.arrays[0])
+        else:
+            self.chain = self._compiled_chain()
+            self.prepare_s = time.perf_counter() - start
+            result = self._turn()
+        self.sketch = [float(number) for number in sketch(result)]
+        del result
+        self.next = 0
+
+    def _made(self, operand: str, number: int) -> Any:
+        seed = jnp.uint32(conv_data.operand_seed(operand, number))
+        scale = jnp.float32(self.scales[operand])
+        return values(self.physical_shape(operand), seed, scale, self.dtype)
+
+    def convolution(self, first: Any, second: Any) -> Any:
+        """What is timed, of the arrays in `read`."""
+        case = self.case
+
+        def forward(image: Any, filters: Any) -> Any:
+            return lax.conv_general_dilated(
+                image,
+                filters,
+                tuple(case["stride"]),
+                [(pad, pad) for pad in case["pad"]],
+                rhs_dilation=tuple(case["dilation"]),
+                dimension_numbers=_SPECS[case["layout"], len(case["pad"])],
+                feature_group_count=case["groups"],
+                precision=_PRECISIONS.get(case["precision"], lax.Precision.DEFAULT),
+            )
+
+        if case["direction"] == "forward":
+            return forward(first, second)
+        # Linear in what the gradient is by: its transpose is the gradient and nothing more.
+        shape = jax.ShapeDtypeStruct(self.physical_shape(self.written), self.dtype)
+        if case["direction"] == "backward_data":
+            return jax.linear_transpose(lambda image: forward(image, first), shape)(second)[0]
+        return jax.linear_transpose(lambda filters: forward(first, filters), shape)(second)[0]
+
+    def _chain(self, *arrays: Any) -> tuple[Any, ...]:
+        """Work on the sets in turns, between start and stop; give them back, and a result."""
+        flat = _passed("timer_start_call", list(arrays), [])
+        sets = [flat[i : i + 2] for i in range(0, len(flat), 2)]
+        results: list[Any] = []
+        for call in range(self.calls):
+            results.append(self.convolution(*sets[call % self.used]))
+            if call + 1 < self.calls:
+                # Results take turns as well: each is held until its set's next turn.
+                held = results[-self.used :]
+                following = (call + 1) % self.used
+                sets[following] = _passed("timer_fence_call", sets[following], held)
+        flat = _passed("timer_stop_call", [x for pair in sets for x in pair], results[-self.used :])
+        return (*flat, results[0])
+
+    def _compiled_chain(self) -> Any:
+        arrays = [array for pair in self.arrays[: self.used] for array in pair]
+        donated = tuple(range(len(arrays)))
+        return jax.jit(self._chain, donate_argnums=donated).lower(*arrays).compile()
+
+    def _turn(self) -> Any:
+        """Run the chain on the next sets, and give its first result."""
+        numbers = [(self.next + i) % self.sets for i in range(self.used)]
+        arrays = [array for number in numbers for array in self.arrays[number]]
+        # The chain takes their memory.
+        for number in numbers:
+            self.arrays[number] = []
+        *flat, result = self.chain(*arrays)
+        for i, number in enumerate(numbers):
+            self.arrays[number] = flat[2 * i : 2 * i + 2]
+        self.next = (self.next + self.calls) % self.sets
+        return result
+
+    def times(self, calls: int) -> list[float]:
+        if self.without_events:
+            return [self.slope(calls)]
+        if calls != self.calls:
+            raise BenchmarkError(f"compiled for {self.calls} calls, not for {calls}")
+        for _ in range(self.attempts):
+            result = self._turn()
+            # What is launched, is launched by another thread.
+            jax.block_until_ready(result)
+            milliseconds = self.timer.milliseconds()
+            if self.timer.queued:
+                break
+        else:
+            self.unqueued += 1
+        return [milliseconds / 1e3 / calls]
+
+    def _single(self) -> Any:
+        if self.single is None:
+            self.single = jax.jit(self.convolution).lower(*self.arrays[0]).compile()
+            self.kept = [self.single(*self.arrays[0])] * self.sets
+        return self.single
+
+    def run(self, number: int) -> None:
+        self.kept[number] = self._single()(*self.arrays[number])
+
+    def slope(self, calls: int) -> float:
+        self._single()
+        return super().slope(calls)
+
+    def synchronize(self) -> None:
+        jax.block_until_ready([self.arrays, self.kept])
+
+    def _text(self) -> str:
+        return (self.chain or self._single()).as_text()
+
+    def facts(self) -> dict[str, Any]:
+        text = self._text()
+        return {
+            "prepare_s": self.prepare_s,
+            "sketch": self.sketch,
+            "plan": plan_of(text),
+            "others": other_kernels(text, 1 if self.chain is None else self.calls),
+            "timer": "slope" if self.without_events else "events",
+            "without_events": self.without_events,
+            "sets": self.sets,
+        }
+
+    def close(self) -> None:
+        """Give the memory back to JAX's pool."""
+        self.arrays.clear()
+        self.kept = []
+        self.chain = self.single = None
+
+
+def plan_of(text: str) -> str:
+    """Name the algorithm of the first convolution in an optimized module, as dnnops would."""
+    algorithm = re.search(r'"algorithm":\{[^}]*"algo_id":"(\d+)"[^}]*', text)
+    if not algorithm:
+        targets = re.findall(r'custom_call_target="(__cu[^"]*|__triton[^"]*)"', text)
+        return targets[0] if targets else ""
+    if '"is_cudnn_frontend":false' in algorithm[0]:
+        return f"legacy {algorithm[1]}"
+    knobs = re.search(r'"tuning_knobs":\{([^}]*)', algorithm[0])
+    pairs = re.findall(r'"(\d+)":"(-?\d+)"', knobs[1] if knobs else "")
+    ordered = sorted((int(kind), int(value)) for kind, value in pairs)
+    return f"engine{algorithm[1]}" + "".join(f"_k{kind}={value}" for kind, value in ordered)
+
+
+def other_kernels(text: str, calls: int) -> float:
+    """How many fusions, copies and transpositions there are to a convolution."""
+    entry = text[text.find("\nENTRY") :]
+    found = re.findall(r"= [^=\n]*? (?:fusion|copy|transpose|pad|reduce|convert)\(", entry)
+    return round(len(found) / calls, 2)
+
+
+def make_task(case: dict[str, Any]) -> ConvTask:
+    """Prepare a row of the suite."""
+    return Convolution(case)
+
+
+def clear() -> None:
+    """Give back what a failed row has left."""
+    gc.collect()

@@ -1,0 +1,210 @@
+// What the depthwise kernels share: types, vectors of channels, copies between global and shared
+// memory.  dnnops/cudnn/kernels.py compiles this with CuPy, and tests for the host.
+//
+// Macros that c_code/runtime/cudnn/conv_depthwise.cpp sets: DTYPE (a dnnops_dtype), CHANNELS_LAST, FLIP,
+// UP (the gradient by the image), filters KH x KW, strides SH, SW, dilations DH, DW; a thread's tile of
+// TH x TW units and V channels; THREADS, the most of a block; and some of each kernel's own.
+#ifdef __CUDACC__
+#define DEVICE __device__ __forceinline__
+#define KERNEL extern "C" __global__
+#define UNROLL _Pragma("unroll")
+#endif
+
+#if DTYPE == 1
+using Bits = double;
+using Acc = double;
+#elif DTYPE == 0
+using Bits = float;
+using Acc = float;
+#else
+using Bits = unsigned short;  // as it lies in memory
+using Acc = float;
+#endif
+
+constexpr int TAPS = KH * KW;
+constexpr int VECTOR_BYTES = V * (int)sizeof(Bits);
+
+#ifdef __CUDACC__
+DEVICE float low_half(unsigned word) {
+  float value;
+#if DTYPE == 2
+  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(value) : "r"(word));
+#else
+  value = __uint_as_float(word << 16);
+#endif
+  return value;
+}
+DEVICE float high_half(unsigned word) {
+  float value;
+#if DTYPE == 2
+  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(value) : "r"(word));
+#else
+  value = __uint_as_float(word & 0xffff0000u);
+#endif
+  return value;
+}
+DEVICE unsigned short half_bits(float value) {
+  unsigned short bits;
+#if DTYPE == 2
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+#else
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+#endif
+  return bits;
+}
+
+// From global to shared memory, without waiting.
+DEVICE void copy_16_bytes(char *to, const char *from) {
+  const unsigned address = (unsigned)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+}
+DEVICE void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+DEVICE void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+#endif
+
+// V channels of a pixel, or one, as loaded.
+struct Raw {
+  unsigned words[(VECTOR_BYTES + 3) / 4];
+};
+
+DEVICE Acc element(const Raw &raw, int i) {
+#if DTYPE == 0
+  return __uint_as_float(raw.words[i]);
+#elif DTYPE == 1
+  return __hiloint2double(raw.words[2 * i + 1], raw.words[2 * i]);
+#else
+  return i % 2 ? high_half(raw.words[i / 2]) : low_half(raw.words[i / 2]);
+#endif
+}
+
+DEVICE Acc to_acc(Bits bits) {
+#if DTYPE < 2
+  return bits;
+#else
+  return low_half(bits);
+#endif
+}
+
+DEVICE Bits from_acc(Acc value) {
+#if DTYPE < 2
+  return value;
+#else
+  return half_bits(value);
+#endif
+}
+
+DEVICE Raw load_vector(const Bits *from) {
+  Raw raw;
+  if constexpr (VECTOR_BYTES == 16) {
+    const uint4 q = __ldg(reinterpret_cast<const uint4 *>(from));
+    raw.words[0] = q.x, raw.words[1] = q.y, raw.words[2] = q.z, raw.words[3] = q.w;
+  } else if constexpr (VECTOR_BYTES == 8) {
+    const uint2 q = __ldg(reinterpret_cast<const uint2 *>(from));
+    raw.words[0] = q.x, raw.words[1] = q.y;
+  } else if constexpr (VECTOR_BYTES == 4) {
+    raw.words[0] = __ldg(reinterpret_cast<const unsigned *>(from));
+  } else {
+    raw.words[0] = __ldg(reinterpret_cast<const unsigned short *>(from));
+  }
+  return raw;
+}
+
+DEVICE Raw load_shared(const Bits *from) {
+  static_assert(V == 1 || CHANNELS_LAST, "");
+  Raw raw;
+#if DTYPE == 0
+  raw.words[0] = __float_as_uint(*from);
+#elif DTYPE == 1
+  raw.words[0] = __double2loint(*from);
+  raw.words[1] = __double2hiint(*from);
+#else
+  raw.words[0] = *from;
+#endif
+  return raw;
+}
+
+// to = alpha * sums + beta * to, where beta of 0 doesn't read it.
+DEVICE void store_vector(Bits *to, const Acc (&sums)[V], Acc alpha, Acc beta) {
+  Acc values[V];
+  UNROLL for (int v = 0; v < V; ++v) values[v] = alpha * sums[v];
+  if (beta != 0) {
+    const Raw old = load_vector(to);
+    UNROLL for (int v = 0; v < V; ++v) values[v] += beta * element(old, v);
+  }
+  unsigned words[(VECTOR_BYTES + 3) / 4];
+#if DTYPE == 0
+  UNROLL for (int v = 0; v < V; ++v) words[v] = __float_as_uint(values[v]);
+#elif DTYPE == 1
+  UNROLL for (int v = 0; v < V; ++v) {
+    words[2 * v] = __double2loint(values[v]);
+    words[2 * v + 1] = __double2hiint(values[v]);
+  }
+#else
+  UNROLL for (int v = 0; v < V; v += 2) {
+    words[v / 2] = half_bits(values[v]);
+    if (v + 1 < V) words[v / 2] |= (unsigned)half_bits(values[v + 1]) << 16;
+  }
+#endif
+  if constexpr (VECTOR_BYTES == 16)
+    *reinterpret_cast<uint4 *>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+  else if constexpr (VECTOR_BYTES == 8)
+    *reinterpret_cast<uint2 *>(to) = make_uint2(words[0], words[1]);
+  else if constexpr (VECTOR_BYTES == 4)
+    *reinterpret_cast<unsigned *>(to) = words[0];
+  else
+    *reinterpret_cast<unsigned short *>(to) = (unsigned short)words[0];
+}
+
+// A range of an array and its copy in shared memory agree in their addresses modulo 16.
+DEVICE int skew_of(const Bits *from) { return (int)(reinterpret_cast<unsigned long long>(from) & 15); }
+
+DEVICE int chunks_of(const Bits *from, int count) { return (skew_of(from) + count * (int)sizeof(Bits) + 15) >> 4; }
+
+// Copies the 16 aligned bytes number `chunk` of a range; where they reach over the array [begin, end),
+// its elements only.
+DEVICE void copy_chunk_in(char *to, const Bits *from, int chunk, const Bits *begin, const Bits *end) {
+  const char *source = reinterpret_cast<const char *>(from) - skew_of(from) + 16 * (long long)chunk;
+  to += 16 * chunk;
+  if (source >= reinterpret_cast<const char *>(begin) && source + 16 <= reinterpret_cast<const char *>(end)) {
+    copy_16_bytes(to, source);
+  } else {
+    for (int b = 0; b < 16; b += sizeof(Bits))
+      if (source + b >= reinterpret_cast<const char *>(begin) && source + b < reinterpret_cast<const char *>(end))
+        *reinterpret_cast<Bits *>(to + b) = *reinterpret_cast<const Bits *>(source + b);
+  }
+}
+
+// Copies a whole range by all threads of the block.
+DEVICE void copy_in(char *to, const Bits *from, int count, const Bits *begin, const Bits *end) {
+  const int chunks = chunks_of(from, count);
+  for (int chunk = threadIdx.x; chunk < chunks; chunk += blockDim.x) copy_chunk_in(to, from, chunk, begin, end);
+}
+
+// And back; a range's first and last 16 bytes may be shared with other blocks.
+DEVICE void copy_out(Bits *to, const char *from, int count) {
+  const int skew = skew_of(to), bytes = skew + count * (int)sizeof(Bits), chunks = (bytes + 15) >> 4;
+  char *target = reinterpret_cast<char *>(to) - skew;
+  for (int chunk = threadIdx.x; chunk < chunks; chunk += blockDim.x) {
+    const int at = 16 * chunk;
+    if (at >= skew && at + 16 <= bytes) {
+      *reinterpret_cast<uint4 *>(target + at) = *reinterpret_cast<const uint4 *>(from + at);
+    } else {
+      for (int b = at; b < at + 16; b += sizeof(Bits))
+        if (b >= skew && b < bytes) *reinterpret_cast<Bits *>(target + b) = *reinterpret_cast<const Bits *>(from + b);
+    }
+  }
+}
+
+// The filters of V channels, lying one after the other, in the order in which they are applied.
+DEVICE void load_filters(Acc (&filters)[TAPS][V], const Bits *from) {
+  UNROLL for (int m = 0; m < TAPS; ++m) {
+    const Raw raw = load_vector(from + m * V);
+    UNROLL for (int e = 0; e < V; ++e) {
+      const int v = (m * V + e) / TAPS, k = (m * V + e) % TAPS;
+      filters[FLIP ? TAPS - 1 - k : k][v] = element(raw, e);
+    }
+  }
+}

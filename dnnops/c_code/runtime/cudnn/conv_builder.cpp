@@ -1,0 +1,324 @@
+// Plans of both APIs, built one after the other, or refused with a reason.
+#include <algorithm>
+
+#include "conv_depthwise.hpp"
+#include "conv_relayout.hpp"
+
+namespace dnnops {
+
+namespace {
+
+// Of one knob as many values are tried, spread over its range.
+constexpr int64_t MAX_KNOB_VALUES = 16;
+
+int64_t free_device_bytes() {
+  size_t available = 0, total = 0;
+  DNNOPS_CHECK(cudaMemGetInfo(&available, &total));
+  return static_cast<int64_t>(available);
+}
+
+// Of plans' names, by Api; dnnops/cudnn/algorithms.py has the same.
+const char *const api_prefixes[] = {"", "engine", "depthwise", "gemm"};
+
+PlanSpec unspecific(Api api, int64_t id = -1) {
+  PlanSpec spec;
+  std::memset(&spec, 0, sizeof spec);
+  spec.api = api;
+  spec.id = id;
+  spec.math = USUAL_MATH;
+  return spec;
+}
+
+// Engines that were found to compute wrong results.
+struct WrongEngine {
+  int64_t direction, id;
+  size_t first_version, last_version;  // of cuDNN
+  const char *evidence;
+};
+const WrongEngine wrong_engines[] = {
+    {CONV_FORWARD, 72, 91900, 91999,
+     "known to be wrong: on an H200, image (1, 8, 17, 7), filters (8, 8, 3, 7), padding (0, 2), float16: relative"
+     " error 12 (cuDNN 9.19)"},
+};
+
+const char *known_wrong(const ConvCase &conv, const PlanSpec &spec) {
+  for (const WrongEngine &wrong : wrong_engines)
+    if (spec.api == API_GRAPH && spec.id == wrong.id && conv.direction == wrong.direction &&
+        cudnnGetVersion() >= wrong.first_version && cudnnGetVersion() <= wrong.last_version)
+      return wrong.evidence;
+  return nullptr;
+}
+
+}  // namespace
+
+bool same_spec(const PlanSpec &a, const PlanSpec &b) { return !std::memcmp(&a, &b, sizeof a); }
+
+std::string plan_name(const PlanSpec &spec, int64_t direction) {
+  std::string name;
+  if (spec.api == API_LEGACY) {
+    const char *algorithm = legacy_algorithm_name(direction, spec.id), *math = legacy_math_name(spec.math);
+    name = algorithm ? algorithm : "algorithm " + std::to_string(spec.id);
+    if (math) name += std::string("_") + math;
+  } else {
+    name = api_prefixes[spec.api];
+    if (spec.id >= 0) name += std::to_string(spec.id);
+  }
+  for (int64_t i = 0; i < spec.knob_count; ++i)
+    name += "_k" + std::to_string(spec.knobs[2 * i]) + "=" + std::to_string(spec.knobs[2 * i + 1]);
+  if (spec.format) name += spec.format == FORMAT_CHANNELS_LAST ? "_channels_last" : "_contiguous";
+  return name;
+}
+
+// The same case in the other memory format, whose plans become this one's with transpositions around them.
+struct PlanBuilder::Twin {
+  Relayout relayout;
+  Refusals refusals;
+  PlanBuilder builder;
+
+  Twin(const ConvCase &conv, const Handle &handle)
+      : relayout(make_relayout(conv)), builder(relayout.inner, handle, refusals) {}
+};
+
+PlanBuilder::PlanBuilder(const ConvCase &conv, const Handle &handle, Refusals &refusals)
+    : conv_(conv), handle_(handle), refusals_(refusals) {}
+PlanBuilder::~PlanBuilder() = default;
+
+template <class Make>
+std::shared_ptr<Plan> PlanBuilder::attempt(const PlanSpec &spec, Make make) {
+  try {
+    return make();
+  } catch (const Error &error) {
+    refusals_.push_back({plan_name(spec, conv_.direction), error.message, error.status, spec, 0});
+    return nullptr;
+  }
+}
+
+ConvGraph *PlanBuilder::graph() {
+  if (!graph_made_) {
+    graph_made_ = true;
+    try {
+      if (!conv_.fixed_scalars) fail(DNNOPS_NOT_SUPPORTED, "not offered, as alpha or beta differ from call to call");
+      graph_.reset(new ConvGraph(conv_, handle_));
+    } catch (const Error &error) {
+      refusals_.push_back({"graph API", error.message, error.status, unspecific(API_GRAPH), 0});
+    }
+  }
+  return graph_.get();
+}
+
+// Throws if the workspace is over the limit, or is more than the device has.
+std::shared_ptr<Plan> PlanBuilder::checked(std::shared_ptr<Plan> plan) const {
+  if (conv_.workspace_limit >= 0 && plan->workspace > conv_.workspace_limit)
+    fail(DNNOPS_NOT_SUPPORTED, "its workspace of %lld bytes is over the limit of %lld (flag dnn.conv.workspace_limit)",
+         (long long)plan->workspace, (long long)conv_.workspace_limit);
+  // What the allocator keeps for later counts as free too: only it knows.
+  if (plan->workspace > free_device_bytes()) {
+    Workspace(*handle_.arena, plan->workspace);
+    handle_.arena->free_idle();
+  }
+  return plan;
+}
+
+std::shared_ptr<Plan> PlanBuilder::from_candidate(const ConvGraph::Candidate &candidate) {
+  const auto refuse = [&](int status, const std::string &reason) {
+    refusals_.push_back(
+        {plan_name(candidate.spec, conv_.direction), reason, status, candidate.spec, candidate.notes});
+    return nullptr;
+  };
+  if (candidate.too_many_knobs)
+    return refuse(DNNOPS_NOT_SUPPORTED, "it has more than " + std::to_string(MAX_KNOBS) + " knobs");
+  if (const char *reason = known_wrong(conv_, candidate.spec)) return refuse(DNNOPS_NOT_SUPPORTED, reason);
+  if (const char *reason = forbidden(conv_, candidate.notes)) return refuse(DNNOPS_NOT_SUPPORTED, reason);
+  try {
+    return checked(graph()->make_plan(candidate));
+  } catch (const Error &error) {
+    return refuse(error.status, error.message);
+  }
+}
+
+PlanBuilder::Twin *PlanBuilder::twin() {
+  if (!twin_made_) {
+    twin_made_ = true;
+    try {
+      twin_.reset(new Twin(conv_, handle_));
+    } catch (const Error &error) {
+      refusals_.push_back({"other memory format", error.message, error.status, unspecific(API_GRAPH), 0});
+    }
+  }
+  return twin_.get();
+}
+
+// Runs `body(builder, visit)` with the builder of the case in the other format and a visit for its plans.
+template <class Body>
+bool PlanBuilder::in_twin(const Visit &visit, Body body) {
+  if (!twin()) return false;
+  const int64_t format = twin_->relayout.format;
+  const bool ended = body(twin_->builder, [&](std::shared_ptr<Plan> inner) {
+    PlanSpec spec = inner->spec;
+    spec.format = format;
+    if (!is_new(spec)) return false;
+    auto plan = attempt(spec, [&] {
+      return checked(make_relayout_plan(conv_, twin_->relayout, handle_, std::move(inner)));
+    });
+    return plan && visit(std::move(plan));
+  });
+  for (Refusal &refusal : twin_->refusals) {
+    refusal.spec.format = format;
+    refusal.name += format == FORMAT_CHANNELS_LAST ? "_channels_last" : "_contiguous";
+    refusals_.push_back(std::move(refusal));
+  }
+  twin_->refusals.clear();
+  return ended;
+}
+
+std::shared_ptr<Plan> PlanBuilder::from_spec(const PlanSpec &spec) {
+  if (spec.format) {
+    std::shared_ptr<Plan> found;
+    PlanSpec inner = spec;
+    inner.format = 0;
+    if (twin() && twin_->relayout.format != spec.format)
+      return attempt(spec, []() -> std::shared_ptr<Plan> {
+        fail(DNNOPS_NOT_SUPPORTED, "the arrays are in this memory format already");
+      });
+    const auto seen = seen_;  // asked for again, it is built again
+    seen_.clear();
+    in_twin([&](std::shared_ptr<Plan> plan) { found = std::move(plan); return true; },
+            [&](PlanBuilder &builder, const Visit &visit) {
+              auto plan = builder.from_spec(inner);
+              return plan && visit(std::move(plan));
+            });
+    seen_ = seen;
+    return found;
+  }
+  if (spec.api == API_LEGACY)
+    return attempt(spec, [&] { return checked(make_legacy_plan(conv_, handle_, spec)); });
+  if (spec.api == API_KERNEL)
+    return attempt(spec, [&] { return checked(make_depthwise_plan(conv_, handle_, spec)); });
+  if (spec.api == API_CUBLASLT) return attempt(spec, [&] { return checked(make_gemm_plan(conv_, handle_, spec)); });
+  if (!graph()) return nullptr;
+  return attempt(spec, [&] { return from_candidate(graph()->from_spec(spec)); });
+}
+
+bool PlanBuilder::is_new(const PlanSpec &spec) {
+  if (std::any_of(seen_.begin(), seen_.end(), [&](const PlanSpec &other) { return same_spec(spec, other); }))
+    return false;
+  seen_.push_back(spec);
+  return true;
+}
+
+bool PlanBuilder::visit_spec(const PlanSpec &spec, const Visit &visit) {
+  if (!is_new(spec)) return false;
+  auto plan = from_spec(spec);
+  return plan && visit(std::move(plan));
+}
+
+bool PlanBuilder::heuristics(cudnnBackendHeurMode_t mode, const Visit &visit) {
+  if (!graph()) return false;
+  std::vector<ConvGraph::Candidate> candidates;
+  try {
+    candidates = graph()->heuristics(mode);
+  } catch (const Error &error) {
+    refusals_.push_back({"graph API", error.message, error.status, unspecific(API_GRAPH), 0});
+  }
+  for (const auto &candidate : candidates) {
+    // An engine without a full spec can't be told from another: it is refused each time.
+    if (!candidate.too_many_knobs && !is_new(candidate.spec)) continue;
+    auto plan = from_candidate(candidate);
+    if (plan && visit(std::move(plan))) return true;
+  }
+  return false;
+}
+
+bool PlanBuilder::matrix_products(const Visit &visit) {
+  std::vector<PlanSpec> specs;
+  attempt(unspecific(API_CUBLASLT), [&]() -> std::shared_ptr<Plan> {
+    specs = gemm_specs(conv_, handle_);
+    return nullptr;
+  });
+  for (const PlanSpec &spec : specs)
+    if (visit_spec(spec, visit)) return true;
+  return false;
+}
+
+bool PlanBuilder::depthwise_kernels(const Visit &visit) {
+  for (const PlanSpec &spec : depthwise_specs(conv_))
+    if (visit_spec(spec, visit)) return true;
+  return false;
+}
+
+bool PlanBuilder::other_format(const Visit &visit) {
+  return in_twin(visit, [](PlanBuilder &builder, const Visit &inner) {
+    return builder.heuristics(CUDNN_HEUR_MODE_A, inner) || builder.matrix_products(inner) ||
+           builder.heuristics(CUDNN_HEUR_MODE_B, inner);
+  });
+}
+
+bool PlanBuilder::legacy_algorithms(const Visit &visit) {
+  for (int id = 0; id < legacy_algorithm_count(conv_.direction); ++id)
+    if (visit_spec(legacy_spec(id), visit)) return true;
+  return false;
+}
+
+bool PlanBuilder::legacy_math_types(const Visit &visit) {
+  for (int64_t math : other_math_types(conv_))
+    for (int id = 0; id < legacy_algorithm_count(conv_.direction); ++id)
+      if (visit_spec(legacy_spec(id, math), visit)) return true;
+  return false;
+}
+
+bool PlanBuilder::other_engines(const Visit &visit) {
+  if (!graph()) return false;
+  int64_t count = 0;
+  attempt(unspecific(API_GRAPH), [&]() -> std::shared_ptr<Plan> {
+    count = graph()->engine_count();
+    return nullptr;
+  });
+  for (int64_t id = 0; id < count; ++id) {
+    const bool proposed = std::any_of(seen_.begin(), seen_.end(), [&](const PlanSpec &spec) {
+      return spec.api == API_GRAPH && spec.id == id;
+    });
+    if (!proposed && visit_spec(unspecific(API_GRAPH, id), visit)) return true;
+  }
+  return false;
+}
+
+bool PlanBuilder::all(const Visit &visit) {
+  return heuristics(CUDNN_HEUR_MODE_A, visit) || depthwise_kernels(visit) || matrix_products(visit) ||
+         other_format(visit) || legacy_algorithms(visit) ||
+         heuristics(CUDNN_HEUR_MODE_B, visit) ||
+         heuristics(CUDNN_HEUR_MODE_FALLBACK, visit) || other_engines(visit) || legacy_math_types(visit);
+}
+
+bool PlanBuilder::neighbors(const PlanSpec &spec, const Visit &visit) {
+  if (spec.format) {
+    PlanSpec inner = spec;
+    inner.format = 0;
+    return in_twin(visit, [&](PlanBuilder &builder, const Visit &wrap) { return builder.neighbors(inner, wrap); });
+  }
+  if (spec.api != API_GRAPH || !graph()) return false;
+  std::vector<Knob> knobs;
+  attempt(spec, [&]() -> std::shared_ptr<Plan> {
+    knobs = graph()->knobs(spec.id);
+    return nullptr;
+  });
+  for (int64_t i = 0; i < spec.knob_count; ++i)
+    for (const Knob &knob : knobs) {
+      if (knob.type != spec.knobs[2 * i]) continue;
+      const int64_t stride = std::max<int64_t>(knob.stride, 1);
+      const int64_t count = (knob.maximum - knob.minimum) / stride + 1;
+      const int64_t step = (count + MAX_KNOB_VALUES - 1) / MAX_KNOB_VALUES * stride;
+      for (int64_t value = knob.minimum; value <= knob.maximum; value += step) {
+        PlanSpec other = spec;
+        other.knobs[2 * i + 1] = value;
+        if (!is_new(other)) continue;
+        // Most combinations do not go together: they are no refusals worth telling.
+        const size_t before = refusals_.size();
+        auto plan = from_spec(other);
+        refusals_.resize(before);
+        if (plan && visit(std::move(plan))) return true;
+      }
+    }
+  return false;
+}
+
+}  // namespace dnnops

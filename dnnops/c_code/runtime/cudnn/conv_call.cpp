@@ -1,0 +1,103 @@
+#include "conv_call.hpp"
+
+#include <cmath>
+
+namespace dnnops {
+
+const char *const conv_op_names[3] = {"GpuDnnConv", "GpuDnnConvGradI", "GpuDnnConvGradW"};
+
+namespace {
+
+// Which input or output an array of each role is; 2 is the output.
+const int operand_of_role[3][3] = {{0, 1, 2}, {2, 0, 1}, {0, 2, 1}};
+
+double scalar_operand(const dnnops_tensor &operand) {
+  if (operand.dtype != DNNOPS_FLOAT64) fail(DNNOPS_TYPE_ERROR, "alpha and beta have to be float64 scalars");
+  return *static_cast<const double *>(operand.data);
+}
+
+// A spatial parameter; one axis becomes two, as read_tensor() widens arrays.
+void widen(const int64_t *from, int64_t spatial, int64_t unit, int64_t *to) {
+  to[0] = unit;
+  std::memcpy(spatial == 1 ? to + 1 : to, from, spatial * sizeof(int64_t));
+}
+
+}  // namespace
+
+Call::Call(const ConvParams &params_, const dnnops_tensor *inputs_, dnnops_tensor *outputs)
+    : params(params_), inputs(inputs_), output(outputs[0]), out(nullptr), beta(0) {
+  const int first = input_count(params);
+  alpha = scalar_operand(inputs[first]);
+  if (params.has_out) {
+    beta = scalar_operand(inputs[first + 1]);
+    out = &inputs[first + 2];
+  }
+}
+
+const dnnops_tensor &Call::of_role(int role) const {
+  const int operand = operand_of_role[params.direction][role];
+  return operand == 2 ? output : inputs[operand];
+}
+
+void Call::read_pointers(Launch &launch) const {
+  for (int role = 0; role < 3; ++role) launch.pointers[role] = of_role(role).data;
+}
+
+// The problem of a call.  Padding that differs before and after an axis is refused: the legacy API can't
+// express it, and with the graph API cuDNN 9.19 computed wrong gradients by the filters, without an error.
+// The Ops pad the image themselves instead (dnnops/cudnn/conv_padding.py).
+ConvProblem checked_problem(const ConvParams &params, const dnnops_tensor *inputs) {
+  const ConvProblem problem = conv_problem(params.direction, reinterpret_cast<const int64_t *>(&params.geometry), inputs);
+  const ConvGeometry &geometry = problem.geometry;
+  for (int64_t i = 0; i < geometry.spatial_ndim; ++i)
+    if (geometry.pad_begin[i] != geometry.pad_end[i])
+      fail(DNNOPS_NOT_SUPPORTED,
+           "padding of %lld before and %lld after spatial axis %lld: cuDNN %zu is not used for asymmetric padding, with"
+           " which its gradients were found to be wrong; pad the image with zeros",
+           (long long)geometry.pad_begin[i], (long long)geometry.pad_end[i], (long long)i, cudnnGetVersion());
+  return problem;
+}
+
+int64_t compute_dtype(int64_t precision, int64_t dtype) {
+  const bool widens = dtype == DNNOPS_FLOAT16 || dtype == DNNOPS_BFLOAT16;
+  if (precision == PRECISION_AS_INPUT_F32) return widens ? +DNNOPS_FLOAT32 : dtype;
+  if (precision == PRECISION_AS_INPUT) return dtype == DNNOPS_BFLOAT16 ? +DNNOPS_FLOAT32 : dtype;
+  if (precision != dtype && !(widens && precision == DNNOPS_FLOAT32))
+    fail(DNNOPS_VALUE_ERROR, "precision %s does not go with %s arrays", dtype_name(precision), dtype_name(dtype));
+  return precision;
+}
+
+void describe_case(ConvCase &conv, const ConvProblem &problem, const Call &call, int64_t handle) {
+  std::memset(&conv, 0, sizeof conv);
+  const ConvGeometry &geometry = problem.geometry;
+  const ConvParams &params = call.params;
+  const int64_t spatial = geometry.spatial_ndim;
+  conv.direction = params.direction;
+  conv.spatial_ndim = spatial == 1 ? 2 : spatial;
+  conv.dtype = call.inputs[0].dtype;
+  conv.compute = compute_dtype(params.precision, conv.dtype);
+  conv.groups = geometry.groups;
+  conv.flip = geometry.filter_flip && element_count(problem.filters + 2, spatial) > 1;
+  widen(geometry.stride, spatial, 1, conv.stride);
+  widen(geometry.dilation, spatial, 1, conv.dilation);
+  widen(geometry.pad_begin, spatial, 0, conv.pad);
+  Tensor *tensors[3];
+  for (int role = 0; role < 3; ++role) {
+    conv.tensors[role] = read_tensor(call.of_role(role));
+    tensors[role] = &conv.tensors[role];
+  }
+  canonicalize_together(tensors, 3);
+  conv.allow_tf32 = params.allow_tf32;
+  conv.deterministic = params.deterministic || params.wish == WISH_DETERMINISTIC;
+  conv.workspace_limit = params.workspace_limit;
+  conv.time_limit = is_timed(params.wish) ? params.time_limit : 0;
+  conv.handle = handle;
+}
+
+void fix_scalars(ConvCase &conv, const Call &call) {
+  conv.fixed_scalars = 1;
+  conv.alpha = call.alpha;
+  conv.beta = call.beta;
+}
+
+}  // namespace dnnops

@@ -1,0 +1,95 @@
+#include "conv_choices.hpp"
+
+#include <algorithm>
+#include <atomic>
+
+namespace dnnops {
+
+namespace {
+
+// Where choices are kept from one process to the next.  `find` fills in at most `capacity` plans and
+// returns how many it has; `store` with none of them drops what is kept.
+struct Storage {
+  int64_t (*find)(const ConvCase *conv, int64_t device, StoredPlan *plans, int64_t capacity);
+  void (*store)(const ConvCase *conv, int64_t device, const StoredPlan *plans, int64_t count);
+};
+std::atomic<const Storage *> storage{nullptr};
+
+// Only 8-byte fields and no padding.
+struct ChoiceKey {
+  ConvCase conv;
+  int64_t device;
+  bool operator==(const ChoiceKey &other) const { return !std::memcmp(this, &other, sizeof *this); }
+};
+
+LruCache<ChoiceKey, StoredChoice, WordHash<ChoiceKey>> &choices() {
+  static auto *cache = new LruCache<ChoiceKey, StoredChoice, WordHash<ChoiceKey>>(4096);
+  return *cache;
+}
+
+// The same for all threads, and for all scaling factors that have the same work done.
+ChoiceKey choice_key(const ConvCase &conv, const Handle &handle) {
+  ChoiceKey key;
+  std::memset(&key, 0, sizeof key);
+  key.conv = conv;
+  key.conv.handle = 0;
+  if (conv.fixed_scalars) {
+    key.conv.alpha = 1;
+    key.conv.beta = conv.beta != 0;
+  }
+  key.device = handle.device;
+  return key;
+}
+
+}  // namespace
+
+std::shared_ptr<StoredChoice> find_choice(const ConvCase &conv, const Handle &handle) {
+  const ChoiceKey key = choice_key(conv, handle);
+  if (auto found = choices().find(key)) return found;
+  const Storage *from = storage.load();
+  if (!from) return nullptr;
+  auto choice = std::make_shared<StoredChoice>();
+  choice->from_disk = true;
+  choice->plans.resize(MAX_STORED_PLANS);
+  choice->plans.resize(from->find(&key.conv, key.device, choice->plans.data(), MAX_STORED_PLANS));
+  if (choice->plans.empty()) return nullptr;
+  choices().put(key, choice);
+  return choice;
+}
+
+void store_choice(const ConvCase &conv, const Handle &handle, const std::vector<TimedPlan> &timed) {
+  const ChoiceKey key = choice_key(conv, handle);
+  auto choice = std::make_shared<StoredChoice>();
+  for (size_t i = 0; i < timed.size() && i < MAX_STORED_PLANS && std::isfinite(timed[i].milliseconds); ++i) {
+    StoredPlan stored;
+    std::memset(&stored, 0, sizeof stored);
+    stored.spec = timed[i].plan->spec;
+    stored.milliseconds = timed[i].milliseconds;
+    stored.workspace = timed[i].plan->workspace;
+    std::strncpy(stored.name, timed[i].plan->name.c_str(), MAX_PLAN_NAME - 1);
+    choice->plans.push_back(stored);
+  }
+  choices().put(key, choice);
+  if (const Storage *to = storage.load())
+    to->store(&key.conv, key.device, choice->plans.data(), static_cast<int64_t>(choice->plans.size()));
+}
+
+void drop_choice(const ConvCase &conv, const Handle &handle) {
+  const ChoiceKey key = choice_key(conv, handle);
+  choices().remove(key);
+  if (const Storage *from = storage.load()) from->store(&key.conv, key.device, nullptr, 0);
+}
+
+CacheStatistics choice_statistics() { return choices().statistics(); }
+void clear_choices() { choices().clear(); }
+void resize_choices(size_t capacity) { choices().set_capacity(capacity); }
+
+}  // namespace dnnops
+
+// Null pointers: choices are kept in this process only.
+DNNOPS_EXPORT void dnnops_cudnn_set_choice_storage(
+    int64_t (*find)(const dnnops::ConvCase *, int64_t, dnnops::StoredPlan *, int64_t),
+    void (*store)(const dnnops::ConvCase *, int64_t, const dnnops::StoredPlan *, int64_t)) {
+  // Never freed: another thread may be reading it.
+  dnnops::storage.store(find && store ? new dnnops::Storage{find, store} : nullptr);
+}

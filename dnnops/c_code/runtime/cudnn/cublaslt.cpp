@@ -1,0 +1,60 @@
+#include "cublaslt.hpp"
+
+#include <dlfcn.h>
+
+#include <map>
+#include <mutex>
+
+namespace dnnops {
+namespace cublaslt {
+
+namespace {
+
+Functions load() {
+  const std::string name = "libcublasLt.so." + std::to_string(CUDART_VERSION / 1000);
+  void *library = dlopen(name.c_str(), RTLD_NOW);
+  if (!library) fail(DNNOPS_NOT_SUPPORTED, "cuBLASLt cannot be loaded: %s", dlerror());
+  Functions found;
+#define DNNOPS_LOOK_UP(function, parameters)                                                \
+  found.function = reinterpret_cast<decltype(found.function)>(dlsym(library, #function));   \
+  if (!found.function) fail(DNNOPS_NOT_SUPPORTED, "%s has no %s", name.c_str(), #function);
+  DNNOPS_LOOK_UP(cublasLtGetVersion, )
+  DNNOPS_CUBLASLT_FUNCTIONS(DNNOPS_LOOK_UP)
+#undef DNNOPS_LOOK_UP
+  return found;
+}
+
+}  // namespace
+
+const Functions &functions() {
+  static const Functions found = load();
+  return found;
+}
+
+Handle handle_of(int device) {
+  static std::mutex mutex;
+  static auto *handles = new std::map<int, Handle>;
+  std::lock_guard<std::mutex> lock(mutex);
+  Handle &handle = (*handles)[device];
+  if (!handle) DNNOPS_CUBLASLT(cublasLtCreate, &handle);
+  return handle;
+}
+
+void fail_status(Status status, const char *call) {
+  const int kind = status == ALLOC_FAILED    ? DNNOPS_OUT_OF_MEMORY
+                   : status == NOT_SUPPORTED ? DNNOPS_NOT_SUPPORTED
+                                             : DNNOPS_LIBRARY_ERROR;
+  fail(kind, "%s failed with status %d%s", call, status, status == NOT_SUPPORTED ? " (not supported)" : "");
+}
+
+}  // namespace cublaslt
+}  // namespace dnnops
+
+// 0 where cuBLASLt can't be loaded.
+DNNOPS_EXPORT int64_t dnnops_cudnn_cublaslt_version(void) {
+  try {
+    return static_cast<int64_t>(dnnops::cublaslt::functions().cublasLtGetVersion());
+  } catch (const dnnops::Error &) {
+    return 0;
+  }
+}

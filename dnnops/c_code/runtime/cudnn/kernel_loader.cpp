@@ -1,0 +1,122 @@
+#include "kernel_loader.hpp"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "conv_plan.hpp"
+
+namespace dnnops {
+
+namespace {
+
+// Gives a CUfunction, or null and the reason.
+using GetKernel = void *(*)(const char *program, const char *name, const char *options, int64_t device, char *reason,
+                            int64_t capacity);
+
+std::atomic<GetKernel> get_kernel{nullptr};
+
+// The few functions of the driver's library that are needed.  It isn't linked, as machines that compile this need
+// not have it.
+struct Driver {
+  int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                void **) = nullptr;
+  int (*get_attribute)(int *, int, void *) = nullptr;
+  int (*set_attribute)(void *, int, int) = nullptr;
+  int (*error_name)(int, const char **) = nullptr;
+
+  Driver() {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) return;
+    const auto find = [&](auto &function, const char *name) {
+      function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+    };
+    find(launch, "cuLaunchKernel");
+    find(get_attribute, "cuFuncGetAttribute");
+    find(set_attribute, "cuFuncSetAttribute");
+    find(error_name, "cuGetErrorName");
+  }
+};
+
+constexpr int DRIVER_SHARED_BYTES = 1, DRIVER_MAX_DYNAMIC_SHARED_BYTES = 8;  // of CUfunction_attribute
+constexpr int DRIVER_INVALID_CONTEXT = 201;
+
+const Driver &driver() {
+  static const Driver found;
+  if (!found.launch || !found.get_attribute || !found.set_attribute || !found.error_name)
+    fail(DNNOPS_NOT_SUPPORTED, "the driver's library libcuda.so.1 was not found, or lacks functions");
+  return found;
+}
+
+void check_driver(int status, const char *call) {
+  if (!status) return;
+  const char *name = nullptr;
+  driver().error_name(status, &name);
+  fail(DNNOPS_LIBRARY_ERROR, "%s returned %s", call, name ? name : std::to_string(status).c_str());
+}
+
+using KernelKey = std::tuple<int, std::string, std::string, std::string>;
+
+struct Kernels {
+  std::mutex mutex;
+  std::map<KernelKey, KernelFunction> loaded;
+};
+
+// Never destroyed: threads may outlive static objects.
+Kernels &kernels() {
+  static Kernels *all = new Kernels;
+  return *all;
+}
+
+// By default a block may have 48 KB.
+void allow_all_shared_memory(KernelFunction function, int device) {
+  int all = 0, used = 0;
+  DNNOPS_CHECK(cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  check_driver(driver().get_attribute(&used, DRIVER_SHARED_BYTES, function), "cuFuncGetAttribute");
+  check_driver(driver().set_attribute(function, DRIVER_MAX_DYNAMIC_SHARED_BYTES, all - used), "cuFuncSetAttribute");
+}
+
+}  // namespace
+
+KernelFunction load_kernel(const Handle &handle, const char *program, const char *name, const std::string &options) {
+  const KernelKey key(handle.device, program, name, options);
+  {
+    std::lock_guard<std::mutex> lock(kernels().mutex);
+    const auto found = kernels().loaded.find(key);
+    if (found != kernels().loaded.end()) return found->second;
+  }
+  driver();
+  if (!get_kernel) fail(DNNOPS_NOT_SUPPORTED, "nothing is registered that compiles kernels");
+  if (is_capturing(handle.stream))
+    fail(DNNOPS_NOT_SUPPORTED, "its kernel is not loaded, and can't be while a CUDA graph is captured");
+  // No lock is held: this has to wait for Python's interpreter lock.
+  char reason[2048] = "";
+  const KernelFunction function =
+      get_kernel.load()(program, name, options.c_str(), handle.device, reason, sizeof reason);
+  if (!function) throw Error(DNNOPS_NOT_SUPPORTED, std::string("its kernel can't be compiled: ") + reason);
+  allow_all_shared_memory(function, handle.device);
+  std::lock_guard<std::mutex> lock(kernels().mutex);
+  kernels().loaded[key] = function;
+  return function;
+}
+
+void launch_kernel(KernelFunction function, unsigned blocks, unsigned threads, unsigned shared_bytes, void *stream,
+                   void **arguments) {
+  const auto launch = [&] {
+    return driver().launch(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, arguments, nullptr);
+  };
+  int status = launch();
+  if (__builtin_expect(status == DRIVER_INVALID_CONTEXT, 0)) {
+    // This thread hasn't used the device yet: the runtime makes its context current.
+    DNNOPS_CHECK(cudaFree(nullptr));
+    status = launch();
+  }
+  check_driver(status, "cuLaunchKernel");
+}
+
+}  // namespace dnnops
+
+DNNOPS_EXPORT void dnnops_cudnn_set_kernel_compiler(dnnops::GetKernel function) { dnnops::get_kernel = function; }

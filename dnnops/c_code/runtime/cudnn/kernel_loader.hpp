@@ -1,0 +1,23 @@
+// Kernels that are compiled at run time, by Python, and launched through the driver.
+#ifndef DNNOPS_CUDNN_KERNEL_LOADER_HPP
+#define DNNOPS_CUDNN_KERNEL_LOADER_HPP
+
+#include <string>
+
+#include "handle.hpp"
+
+namespace dnnops {
+
+// A CUfunction.
+using KernelFunction = void *;
+
+// The kernel `name` of the source file group that Python knows by `program`, compiled with these
+// options for the handle's device; kept by the process.  Throws DNNOPS_NOT_SUPPORTED with the compiler's words,
+// or if work on the handle's stream is being captured and the kernel isn't there yet.
+KernelFunction load_kernel(const Handle &handle, const char *program, const char *name, const std::string &options);
+
+void launch_kernel(KernelFunction function, unsigned blocks, unsigned threads, unsigned shared_bytes, void *stream,
+                   void **arguments);
+
+}  // namespace dnnops
+#endif

@@ -1,0 +1,189 @@
+// Every way to run one convolution on the CPU: listed, run and timed one by one.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+
+#include "conv_blas.hpp"
+#include "conv_entry.hpp"
+#include "winograd.hpp"
+
+namespace dnnops {
+namespace {
+
+// What Python reads; dnnops/onednn/plan_list.py has the same fields.
+struct ListedPlan {
+  char name[128];
+  char remark[128];
+  char reason[512];  // why it can't be run; empty if it can
+  int64_t way;       // a ConvWay
+  int64_t scratch_bytes;
+  int64_t reordered[3];  // by Role: whether a copy in another layout is made
+};
+
+struct Item {
+  ListedPlan listed;
+  std::shared_ptr<ConvEntry> entry;  // of oneDNN's
+  std::unique_ptr<PlanRun> run;
+};
+
+void copy_text(char *target, size_t size, const std::string &text) {
+  const size_t length = std::min(text.size(), size - 1);
+  std::memcpy(target, text.data(), length);
+  target[length] = 0;
+}
+
+class ConvList {
+ public:
+  ConvList(const ConvParams &params, const dnnops_tensor *inputs, const dnnops_tensor &output)
+      : params_(params), problem_(problem_of(params, inputs)), inputs_{inputs[0], inputs[1]}, output_(output) {
+    const int64_t *result = conv_result_shape(problem_);
+    if (output.dtype != inputs[0].dtype || output.ndim != problem_.ndim ||
+        !std::equal(result, result + problem_.ndim, output.shape))
+      fail(DNNOPS_VALUE_ERROR, "the output has to be %s%s", dtype_name(inputs[0].dtype),
+           list_of(result, problem_.ndim).c_str());
+    for (const int64_t *shape : {problem_.image, problem_.filters, problem_.top})
+      if (element_count(shape, problem_.ndim) == 0) fail(DNNOPS_VALUE_ERROR, "an empty array leaves nothing to choose");
+    if (conv_way(params, problem_, inputs[0].dtype) == ConvWay::BLAS) {
+      if (!is_contiguous(output)) fail(DNNOPS_VALUE_ERROR, "in float64 the output has to be contiguous");
+      add(ConvWay::BLAS, BLAS_NAME).listed.scratch_bytes = blas_scratch_bytes(problem_, inputs_);
+      return;
+    }
+    if (const char *obstacle = winograd_obstacle(problem_)) {
+      copy_text(add(ConvWay::WINOGRAD, WINOGRAD_NAME).listed.reason, sizeof(ListedPlan::reason), obstacle);
+    } else {
+      Item &winograd = add(ConvWay::WINOGRAD, WINOGRAD_NAME);
+      winograd.listed.scratch_bytes = winograd_scratch_bytes(problem_, inputs_, output_);
+      if (const char *drawback = winograd_drawback(problem_))
+        copy_text(winograd.listed.remark, sizeof(ListedPlan::remark), drawback);
+    }
+    const NoPrimitiveCache no_cache;
+    const std::vector<std::string> names = conv_implementations(problem_, no_cache);
+    const ConvKey key = conv_key(problem_, inputs_, output_);
+    for (size_t i = 0; i < names.size(); ++i) {
+      const int64_t before = std::count(names.begin(), names.begin() + i, names[i]);
+      Item &item = add(ConvWay::ONEDNN, before ? names[i] + "#" + std::to_string(before + 1) : names[i]);
+      try {
+        item.entry = make_conv_entry(key, (int64_t)i);
+        item.run = std::make_unique<PlanRun>(std::shared_ptr<const Plan>(item.entry, &item.entry->plan));
+        item.listed.scratch_bytes = (int64_t)item.entry->plan.scratch_bytes();
+        for (int role = 0; role < 3; ++role)
+          item.listed.reordered[role] = item.entry->reordered[role] || item.entry->packed[role];
+      } catch (const Error &error) {
+        copy_text(item.listed.reason, sizeof item.listed.reason, error.message);
+      }
+    }
+  }
+
+  int64_t size() const { return (int64_t)items_.size(); }
+
+  // What the Op would run, if it was asked for this algorithm.
+  int64_t chosen(int64_t algorithm) const {
+    ConvParams params = params_;
+    params.algorithm = algorithm;
+    const auto way = (int64_t)conv_way(params, problem_, inputs_[0].dtype);
+    return std::find_if(items_.begin(), items_.end(), [&](const Item &item) { return item.listed.way == way; }) -
+           items_.begin();
+  }
+
+  const ListedPlan &listed(int64_t index) const { return items_.at(index).listed; }
+
+  void run(int64_t index) {
+    Item &item = items_.at(index);
+    if (item.listed.reason[0]) fail(DNNOPS_NOT_SUPPORTED, "%s can't be run: %s", item.listed.name, item.listed.reason);
+    if (item.entry)
+      run_conv_entry(*item.entry, *item.run, problem_, inputs_, output_);
+    else if (item.listed.way == (int64_t)ConvWay::WINOGRAD)
+      conv_winograd(problem_, inputs_, output_);
+    else
+      conv_blas(problem_, inputs_, output_);
+  }
+
+ private:
+  Item &add(ConvWay way, const std::string &name) {
+    items_.emplace_back();
+    Item &item = items_.back();
+    std::memset(&item.listed, 0, sizeof item.listed);
+    item.listed.way = (int64_t)way;
+    copy_text(item.listed.name, sizeof item.listed.name, name);
+    return item;
+  }
+
+  ConvParams params_;
+  ConvProblem problem_;
+  dnnops_tensor inputs_[2], output_;
+  std::vector<Item> items_;  // of each way, what the Op would take comes first
+};
+
+double milliseconds(std::chrono::steady_clock::duration duration) {
+  return std::chrono::duration<double, std::milli>(duration).count();
+}
+
+// The median of single calls after two to warm up.  Slow ones get fewer: about `budget` milliseconds
+// together, one call at least.
+double time_call(ConvList &list, int64_t index, double budget) {
+  constexpr size_t FEWEST = 7, MOST = 200;
+  constexpr double ENOUGH = 200;
+  const auto call = [&] {
+    const auto start = std::chrono::steady_clock::now();
+    list.run(index);
+    return milliseconds(std::chrono::steady_clock::now() - start);
+  };
+  double spent = call();
+  if (spent < budget / 2) spent += call();
+  std::vector<double> times;
+  while (times.size() < MOST && (times.empty() || spent + times.back() < (times.size() < FEWEST ? budget : ENOUGH))) {
+    times.push_back(call());
+    spent += times.back();
+  }
+  std::sort(times.begin(), times.end());
+  const size_t half = times.size() / 2;
+  return times.size() % 2 ? times[half] : (times[half - 1] + times[half]) / 2;
+}
+
+template <class Body>
+int guarded_list(Body &&body) {
+  return guarded("plans of a convolution", nullptr, 0, body);
+}
+
+}  // namespace
+}  // namespace dnnops
+
+using dnnops::ConvList;
+using dnnops::guarded_list;
+
+// The operands have to stay where they are as long as the list is used, which is by one thread at a
+// time; the output is written to.
+DNNOPS_EXPORT int dnnops_onednn_conv_list_open(const int64_t *words, const dnnops_tensor *inputs,
+                                               const dnnops_tensor *outputs, ConvList **list) {
+  return dnnops::guarded("plans of a convolution", inputs, 2,
+                         [&] { *list = new ConvList(dnnops::conv_params(words), inputs, outputs[0]); });
+}
+
+DNNOPS_EXPORT int dnnops_onednn_conv_list_close(ConvList *list) {
+  delete list;
+  return DNNOPS_OK;
+}
+
+DNNOPS_EXPORT int dnnops_onednn_conv_list_size(const ConvList *list, int64_t *size) {
+  return guarded_list([&] { *size = list->size(); });
+}
+
+// The number of the plan that the Op would run, if its parameter were this ConvAlgorithm.
+DNNOPS_EXPORT int dnnops_onednn_conv_list_chosen(const ConvList *list, int64_t algorithm, int64_t *index) {
+  return guarded_list([&] { *index = list->chosen(algorithm); });
+}
+
+DNNOPS_EXPORT int dnnops_onednn_conv_list_plan(const ConvList *list, int64_t index, dnnops::ListedPlan *plan) {
+  return guarded_list([&] { *plan = list->listed(index); });
+}
+
+DNNOPS_EXPORT int dnnops_onednn_conv_list_run(ConvList *list, int64_t index, int64_t repeats) {
+  return guarded_list([&] {
+    for (int64_t i = 0; i < repeats; ++i) list->run(index);
+  });
+}
+
+DNNOPS_EXPORT int dnnops_onednn_conv_list_time(ConvList *list, int64_t index, double budget, double *time) {
+  return guarded_list([&] { *time = dnnops::time_call(*list, index, budget); });
+}

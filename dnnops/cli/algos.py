@@ -1,0 +1,209 @@
+"""List every way to run one convolution, time each, and tell what each flag value would choose."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dnnops.errors import DnnTypeError, DnnValueError
+
+if TYPE_CHECKING:
+    from dnnops.plan_cases import PlanCase
+    from dnnops.plans import Progress, Survey
+
+HELP = "list and time the plans of a convolution"
+
+_LIST = re.compile(r"-?\d+(?:[,x]-?\d+)*")
+_PAIRS = re.compile(r"\d+(?::\d+)?(?:[,x]\d+(?::\d+)?)*")
+_SEPARATOR = re.compile("[,x]")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    shape = parser.add_argument_group("the convolution")
+    shape.add_argument(
+        "--input",
+        required=True,
+        metavar="N,C,H,W",
+        help="shape of the images: batch, channels, one to three spatial sizes",
+    )
+    shape.add_argument(
+        "--filter",
+        required=True,
+        metavar="K,C,R,S",
+        help="shape of the filters: output channels, input channels of a group, spatial sizes",
+    )
+    shape.add_argument(
+        "--pad",
+        default="valid",
+        metavar="P",
+        help="padding: valid, half, full, 3, or one an axis, as 3,1 or 0:2,1:1 (before:after)",
+    )
+    shape.add_argument("--stride", default="1", metavar="S", help="one for all axes, or one each")
+    shape.add_argument("--dilation", default="1", metavar="D", help="the same of the filters' taps")
+    shape.add_argument("--groups", default="1", metavar="G", help="groups of channels")
+    shape.add_argument(
+        "--no-flip", action="store_true", help="correlation: the filters are not reversed"
+    )
+    shape.add_argument(
+        "--direction",
+        default="forward",
+        metavar="D",
+        help="forward (default), backward_data, backward_filter or all",
+    )
+    shape.add_argument(
+        "--dtype", default="float32", metavar="T", help="float16, bfloat16, float32 or float64"
+    )
+    shape.add_argument(
+        "--memory-format",
+        default="contiguous",
+        metavar="F",
+        help="contiguous (default) or channels_last",
+    )
+    settings = parser.add_argument_group("cuDNN's settings (default: the flags)")
+    settings.add_argument("--precision", metavar="P", help="as the flag dnn.conv.precision")
+    settings.add_argument(
+        "--allow-tf32",
+        action=argparse.BooleanOptionalAction,
+        help="whether float32 may be rounded to TF32",
+    )
+    settings.add_argument(
+        "--deterministic",
+        action=argparse.BooleanOptionalAction,
+        help="whether only plans that always give the same bits may be used",
+    )
+    settings.add_argument(
+        "--workspace-limit", metavar="SIZE", help="as 512MB: plans that need more are not used"
+    )
+    output = parser.add_argument_group("what is done")
+    output.add_argument(
+        "--device", metavar="D", help="cpu, cuda, cuda1...; default: cuda if cuDNN works, else cpu"
+    )
+    output.add_argument("--no-time", action="store_true", help="list only, run nothing")
+    output.add_argument(
+        "--energy", action="store_true", help="measure millijoules a call, where a GPU tells them"
+    )
+    output.add_argument("--json", action="store_true", help="print one JSON object instead")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        With the attributes that `add_arguments` declares.
+
+    Returns
+    -------
+    int
+        0; 1 if there is a direction in which nothing can be run; 2 if an argument can't be right.
+
+    Raises
+    ------
+    DnnError
+        If a library or the device can't be used.
+    """
+    try:
+        cases = _cases(args)
+    except (DnnValueError, DnnTypeError) as error:
+        print(f"dnnops algos: {error}", file=sys.stderr)
+        return 2
+    from dnnops.cli import algos_report
+    from dnnops.plans import survey
+
+    found: list[Survey] = []
+    for case in cases:
+        with _progress_bar(case) as progress:
+            result = survey(case, time=not args.no_time, energy=args.energy, progress=progress)
+        if not args.json:
+            if not found:
+                print(algos_report.heading(case))
+            algos_report.print_survey(result)
+        found.append(result)
+    if args.json:
+        print(json.dumps(algos_report.as_json(found), indent=2))
+    some_cannot = any(all(plan.reason for plan in result.plans) for result in found)
+    return 1 if some_cannot else 0
+
+
+def _cases(args: argparse.Namespace) -> list[PlanCase]:
+    """Make the convolutions that the command line describes, one a direction."""
+    from dnnops.plan_arguments import DIRECTION_NAMES, make_case
+    from dnnops.plan_cases import DIRECTIONS
+
+    if args.direction not in (*DIRECTION_NAMES, "all"):
+        names = ", ".join(dict.fromkeys([*DIRECTIONS.values(), *DIRECTION_NAMES, "all"]))
+        raise DnnValueError(f"--direction must be one of {names}; got {args.direction!r}")
+    shared = {
+        "input_shape": _integers("--input", args.input, 1),
+        "filter_shape": _integers("--filter", args.filter, 1),
+        "border_mode": _padding(args.pad),
+        "subsample": _one_or_each("--stride", args.stride),
+        "filter_dilation": _one_or_each("--dilation", args.dilation),
+        "num_groups": _one("--groups", args.groups),
+        "filter_flip": not args.no_flip,
+        "dtype": args.dtype,
+        "precision": args.precision,
+        "memory_format": args.memory_format,
+        "allow_tf32": args.allow_tf32,
+        "deterministic": args.deterministic,
+        "workspace_limit": args.workspace_limit,
+        "device": args.device,
+    }
+    wanted = DIRECTIONS if args.direction == "all" else [args.direction]
+    return [make_case(**shared, direction=direction) for direction in wanted]
+
+
+def _integers(option: str, text: str, minimum: int) -> tuple[int, ...]:
+    if not _LIST.fullmatch(text):
+        raise DnnValueError(f"{option} must be integers with commas between them; got {text!r}")
+    numbers = tuple(map(int, _SEPARATOR.split(text)))
+    if min(numbers) < minimum:
+        raise DnnValueError(f"{option}: numbers must be at least {minimum}; got {text!r}")
+    return numbers
+
+
+def _one(option: str, text: str) -> int:
+    numbers = _integers(option, text, 1)
+    if len(numbers) > 1:
+        raise DnnValueError(f"{option} must be one integer; got {text!r}")
+    return numbers[0]
+
+
+def _one_or_each(option: str, text: str) -> int | tuple[int, ...]:
+    numbers = _integers(option, text, 1)
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _padding(text: str) -> Any:
+    if text in ("valid", "half", "full"):
+        return text
+    if not _PAIRS.fullmatch(text):
+        raise DnnValueError(
+            "--pad must be valid, half, full, or integers from 0 on, one for all axes or one each,"
+            f" as 3,1 or 0:2,1:1 (before:after); got {text!r}"
+        )
+    entries = [tuple(map(int, entry.split(":"))) for entry in _SEPARATOR.split(text)]
+    pads = [entry if len(entry) == 2 else entry[0] for entry in entries]
+    return pads[0] if len(pads) == 1 and isinstance(pads[0], int) else tuple(pads)
+
+
+@contextmanager
+def _progress_bar(case: PlanCase) -> Iterator[Progress | None]:
+    """Show on a terminal how far the timing has got."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"plans, {case.direction}", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

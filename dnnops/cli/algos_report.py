@@ -1,0 +1,293 @@
+"""What ``python -m dnnops algos`` prints."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from dnnops.config import flag_value
+from dnnops.plan_cases import DIRECTIONS, PlanCase
+from dnnops.plans import ConvPlan, Survey
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+#: A title, the side to which cells are aligned, and the cells.
+_Column = tuple[str, str, list[str]]
+#: Columns whose cells may take several lines, and what they need at least, if they have as much.
+_FOLDED = {"plan": 24, "notes": 20}
+#: What a narrow terminal doesn't get, in this order; notes are long.
+_FIRST_DROPPED = ("no.", "math", "notes", "API", "x best", "determ.")
+
+
+def heading(case: PlanCase) -> str:
+    """Say where the plans are run."""
+    return f"{case.device}: {case.library()}"
+
+
+def describe(case: PlanCase) -> str:
+    """Say in one line what is computed."""
+    op = case.op
+
+    def shown(shape: Iterable[int]) -> str:
+        return "x".join(map(str, shape))
+
+    parts = [
+        f"{DIRECTIONS[case.direction]}: {case.dtype}",
+        f"image {shown(case.input_shape)}",
+        f"filters {shown(case.filter_shape)}",
+        f"output {shown(case.output_shape)}",
+    ]
+    if op.border_mode != ((0, 0),) * op.ndim:
+        parts.append(f"pad {_padding(op.border_mode)}")
+    for name, values in (("stride", op.subsample), ("dilation", op.filter_dilation)):
+        if set(values) != {1}:
+            parts.append(f"{name} {_short(values)}")
+    if op.num_groups != 1:
+        parts.append(f"{op.num_groups} groups")
+    if not op.filter_flip:
+        parts.append("correlation")
+    if case.memory_format != "contiguous":
+        parts.append(case.memory_format)
+    return ", ".join([*parts, _operations(case.flops)])
+
+
+def as_json(surveys: list[Survey]) -> dict[str, Any]:
+    """Give everything that is known, for programs.
+
+    Returns
+    -------
+    dict
+        ``device``, ``library``, ``dtype``, ``memory_format``, the parameters of the convolution,
+        and ``directions``: for each its name as cuDNN has it, shapes, ``flops``, ``remark``,
+        ``plans`` (the fields of `ConvPlan`, ``relative`` to the fastest, ``tflops``), ``flag``,
+        its value now, ``choices`` (``plan``, or null and the ``reason``) and ``energy_reason``.
+    """
+    case = surveys[0].case
+    parameters = {name: value for name, value in case.op.conv_params().items() if name != "ndim"}
+    return {
+        "device": case.device,
+        "library": case.library(),
+        "dtype": case.dtype,
+        "memory_format": case.memory_format,
+        **parameters,
+        "directions": [_direction_as_json(survey) for survey in surveys],
+    }
+
+
+def _direction_as_json(survey: Survey) -> dict[str, Any]:
+    case, best = survey.case, _best(survey.plans)
+    return {
+        "direction": DIRECTIONS[case.direction],
+        "input_shape": case.input_shape,
+        "filter_shape": case.filter_shape,
+        "output_shape": case.output_shape,
+        "flops": case.flops,
+        "remark": case.remark,
+        "plans": [
+            {
+                **asdict(plan),
+                "direction": DIRECTIONS[plan.direction],
+                "relative": plan.time_ms and best and plan.time_ms / best,
+                "tflops": plan.time_ms and case.flops / plan.time_ms / 1e9,
+            }
+            for plan in survey.plans
+        ],
+        "flag": case.flag,
+        "flag_value": flag_value(case.flag),
+        "choices": {
+            value: {"plan": str(choice) or None, "reason": choice.reason}
+            for value, choice in survey.choices.items()
+        },
+        "energy_reason": survey.energy_reason,
+    }
+
+
+def print_survey(survey: Survey) -> None:
+    """Print what was found out about one direction: plans, refusals, what the flag chooses."""
+    from rich.console import Console
+
+    # Off a terminal nothing is wrapped, so that names stay whole for grep.
+    console = Console(width=None if sys.stdout.isatty() else 100_000, highlight=False)
+    case = survey.case
+    sections: list[Any] = [_text(describe(case), "bold")]
+    if case.remark:
+        sections.append(_text(case.remark, "yellow"))
+    runnable = [plan for plan in survey.plans if not plan.reason]
+    if runnable:
+        table, dropped = _plan_table(case, runnable, console.width)
+        sections += ["", table]
+        if dropped:
+            sections.append(_text(f"a wider terminal also shows: {', '.join(dropped)}", "dim"))
+    else:
+        sections += ["", _text("no plan can be run", "red")]
+    if survey.energy_reason:
+        sections.append(_text(f"no energy was measured: {survey.energy_reason}", "yellow"))
+    refused = _by(survey.plans, lambda plan: plan.reason)
+    if refused:
+        count = sum(map(len, refused.values()))
+        sections += ["", _text(f"cannot be run: {count}", "bold"), _refusal_table(refused)]
+    if survey.choices:
+        title = f"{case.flag} would choose (it is {flag_value(case.flag)} now)"
+        sections += ["", _text(title, "bold"), _choice_table(survey)]
+    with console.capture() as capture:
+        console.print()
+        for section in sections:
+            console.print(section)
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+# -- tables --------------------------------------------------------------------------------
+
+
+def _plan_table(case: PlanCase, plans: list[ConvPlan], width: int) -> tuple[Table, list[str]]:
+    """Make the table of the plans that can be run, and name the columns that found no room."""
+    best = _best(plans)
+    times = [plan.time_ms for plan in plans if plan.time_ms is not None]
+    decimals = max(0, 3 - math.floor(math.log10(min(times)))) if times else 0
+    fast = best is not None and case.flops / best >= 1e9
+    unit, scale = ("T", 1e9) if fast else ("G", 1e6)
+    columns: list[_Column] = [
+        ("plan", "left", [plan.name for plan in plans]),
+        ("no.", "right", ["" if plan.number is None else str(plan.number) for plan in plans]),
+        ("API", "left", [plan.api for plan in plans]),
+        ("ms", "right", [_number(plan.time_ms, decimals) for plan in plans]),
+        ("x best", "right", [_number(plan.time_ms, 2, best) for plan in plans]),
+        (f"{unit}FLOP/s", "right", [_rate(case, plan, scale) for plan in plans]),
+        ("mJ", "right", [_significant(plan.energy_mj) for plan in plans]),
+        ("workspace", "right", [_size(plan.workspace_bytes) for plan in plans]),
+        ("determ.", "left", [_yes_or_no(plan.deterministic) for plan in plans]),
+        ("math", "left", [plan.math_type for plan in plans]),
+        ("notes", "left", ["; ".join(plan.notes).replace("_", " ") for plan in plans]),
+    ]
+    # A column in which there is nothing isn't shown.
+    shown = [column for column in columns if any(column[2])]
+    dropped = []
+    for title in _FIRST_DROPPED:
+        if _least_width(shown) <= width:
+            break
+        dropped += [name for name, _, _ in shown if name == title]
+        shown = [column for column in shown if column[0] != title]
+    table = _table()
+    for title, side, cells in shown:
+        table.add_column(
+            title,
+            justify="right" if side == "right" else "left",
+            no_wrap=title not in _FOLDED,
+            overflow="fold",
+            min_width=_least_width([(title, side, cells)]) if title in _FOLDED else None,
+        )
+    for index, row in enumerate(zip(*(column[2] for column in shown), strict=True)):
+        fastest = index == 0 and plans[0].time_ms is not None
+        table.add_row(*map(_text, row), style="green" if fastest else None)
+    return table, dropped
+
+
+def _least_width(columns: list[_Column]) -> int:
+    """Characters that a table takes if what can be folded is."""
+    widths = [
+        min(max(map(len, [title, *cells])), _FOLDED.get(title, sys.maxsize))
+        for title, _, cells in columns
+    ]
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _refusal_table(refused: dict[str, list[ConvPlan]]) -> Table:
+    table = _table(header=False)
+    table.add_column(overflow="fold", ratio=2)
+    table.add_column(overflow="fold", ratio=3)
+    for reason, plans in sorted(refused.items(), key=lambda pair: -len(pair[1])):
+        names = ", ".join(plan.name for plan in plans)
+        table.add_row(_text(names), _text(" ".join(reason.split())), style="dim")
+    return table
+
+
+def _choice_table(survey: Survey) -> Table:
+    table = _table(header=False)
+    table.add_column(overflow="fold", min_width=12)
+    table.add_column(overflow="fold")
+    chosen = _by(survey.choices, lambda value: str(survey.choices[value]))
+    order = {plan.name: index for index, plan in enumerate(survey.plans)}
+    for name in sorted(chosen, key=lambda name: order.get(name, len(order))):
+        table.add_row(_text(name), _text(", ".join(chosen[name])))
+    without = [value for value, choice in survey.choices.items() if not choice]
+    for reason, values in _by(without, lambda value: survey.choices[value].reason).items():
+        cells = f"{', '.join(values)}: {' '.join(reason.split())}"
+        table.add_row(_text("no plan"), _text(cells), style="dim")
+    return table
+
+
+def _table(header: bool = True) -> Table:
+    from rich.table import Table
+
+    return Table(box=None, pad_edge=False, show_header=header, header_style="bold")
+
+
+def _text(words: str, style: str = "") -> Any:
+    from rich.text import Text
+
+    return Text(words, style)
+
+
+# -- words ---------------------------------------------------------------------------------
+
+
+def _by(items: Iterable[Any], key: Callable[[Any], str]) -> dict[str, list[Any]]:
+    """Group items by a text that isn't empty."""
+    groups: dict[str, list[Any]] = {}
+    for item in items:
+        if key(item):
+            groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def _best(plans: list[ConvPlan]) -> float | None:
+    return min((plan.time_ms for plan in plans if plan.time_ms is not None), default=None)
+
+
+def _number(value: float | None, decimals: int, unit: float | None = 1.0) -> str:
+    return "" if value is None or unit is None else f"{value / unit:.{decimals}f}"
+
+
+def _significant(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def _rate(case: PlanCase, plan: ConvPlan, scale: float) -> str:
+    return "" if plan.time_ms is None else _significant(case.flops / plan.time_ms / scale)
+
+
+def _operations(flops: int) -> str:
+    for power, unit in ((12, "TFLOP"), (9, "GFLOP"), (6, "MFLOP"), (3, "kFLOP")):
+        if flops >= 10**power:
+            return f"{flops / 10**power:.3g} {unit}"
+    return f"{flops} FLOP"
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return ""
+    if size < 1024:
+        return f"{size} B" if size else "0"
+    power = min(int(math.log2(size) // 10), len(_UNITS) - 1)
+    return f"{size / 1024**power:.1f} {_UNITS[power]}"
+
+
+def _yes_or_no(value: bool | None) -> str:
+    return "?" if value is None else "yes" if value else "no"
+
+
+def _padding(border_mode: Any) -> str:
+    if isinstance(border_mode, str):
+        return border_mode
+    return _short([begin if begin == end else f"{begin}:{end}" for begin, end in border_mode])
+
+
+def _short(values: Iterable[Any]) -> str:
+    values = [str(value) for value in values]
+    return values[0] if len(set(values)) == 1 else ",".join(values)

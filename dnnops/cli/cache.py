@@ -1,0 +1,211 @@
+"""Show, clear, export or import the plans that are kept from one process to the next."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dnnops.errors import DnnValueError
+
+if TYPE_CHECKING:
+    from dnnops.cudnn.plan_cache import CacheFile, PlanCache
+
+HELP = "show, clear, export or import the plans chosen for convolutions"
+
+_AGES = (("day", 24 * 3600), ("hour", 3600), ("minute", 60), ("second", 1))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print one JSON object instead")
+    common.add_argument(
+        "--path",
+        type=os.path.expanduser,
+        metavar="DIR",
+        help="folder of the cache (default: the one that the flag dnn.conv.cache names)",
+    )
+    actions = parser.add_subparsers(title="actions", dest="action", required=True)
+    actions.add_parser("show", parents=[common], help="list what is in the cache")
+    actions.add_parser("clear", parents=[common], help="remove all that is in the cache")
+    export = actions.add_parser("export", parents=[common], help="write all plans to one file")
+    export.add_argument("file", type=Path, metavar="FILE", help="JSON file to write")
+    export.add_argument("--force", action="store_true", help="replace the file if it is there")
+    import_ = actions.add_parser(
+        "import",
+        parents=[common],
+        help="add the plans of an exported file; the newer ones win",
+    )
+    import_.add_argument("file", type=Path, metavar="FILE", help="JSON file to read")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        With the attributes `action`, `json` and `path`; of export and import `file`, of export
+        `force`.
+
+    Returns
+    -------
+    int
+        0 if all went well, 1 if entries of an imported file were refused.
+
+    Raises
+    ------
+    DnnError
+        If the cache is off, or it or a file cannot be used; the message says why.
+    """
+    report, lines, status = _ACTIONS[args.action](_open_cache(args.path), args)
+    if args.json:
+        print(json.dumps(report, indent=2))
+    else:
+        print("\n".join(lines))
+    return status
+
+
+def _open_cache(path: str | None) -> PlanCache:
+    from dnnops.cudnn.plan_cache import PlanCache, plan_cache
+
+    if path is not None:
+        return PlanCache(path)
+    cache = plan_cache()
+    if cache is None:
+        raise DnnValueError("the flag dnn.conv.cache is off; name a folder with --path")
+    return cache
+
+
+# The result of an action: its report in JSON, the same for people, and the exit status.
+_Result = tuple[dict[str, Any], list[str], int]
+
+
+def _show(cache: PlanCache, args: argparse.Namespace) -> _Result:
+    files = list(cache.files())
+    intact = [(file, _describe(file)) for file in files if file.entry is not None]
+    rows = [row for _, row in sorted(intact, key=lambda pair: (pair[1]["gpu"], pair[1]["case"]))]
+    damaged = [file for file in files if file.entry is None]
+    size = sum(file.size for file in files)
+    report = {
+        "path": str(cache.path),
+        "number": len(files),
+        "size_bytes": size,
+        "capacity_bytes": cache.capacity_bytes,
+        "entries": rows,
+        "unusable": [{"file": str(file.path), "reason": file.reason} for file in damaged],
+    }
+    lines = _table(rows) if rows else []
+    lines += [f"{file.path} is ignored: {file.reason}" for file in damaged]
+    capacity = f"{_size_words(size)} of at most {_size_words(cache.capacity_bytes)}"
+    place = f"{cache.path}{'' if cache.path.exists() else ', which does not exist'}"
+    lines.append(f"{_entries(len(files))} in {place}, {capacity}")
+    return report, lines, 0
+
+
+def _clear(cache: PlanCache, args: argparse.Namespace) -> _Result:
+    removed = cache.clear()
+    report = {"path": str(cache.path), "removed": removed}
+    return report, [f"removed {_entries(removed)} from {cache.path}"], 0
+
+
+def _export(cache: PlanCache, args: argparse.Namespace) -> _Result:
+    exported = cache.export(args.file, force=args.force)
+    report = {"path": str(cache.path), "file": str(args.file), "exported": exported}
+    return report, [f"wrote {_entries(exported)} of {cache.path} to {args.file}"], 0
+
+
+def _import(cache: PlanCache, args: argparse.Namespace) -> _Result:
+    counts = cache.import_(args.file)
+    report = {
+        "path": str(cache.path),
+        "file": str(args.file),
+        "imported": counts.imported,
+        "kept": counts.kept,
+        "refused": list(counts.refused),
+    }
+    lines = [f"refused {reason}" for reason in counts.refused]
+    lines.append(
+        f"{args.file}: {_entries(counts.imported)} imported into {cache.path}, {counts.kept} not"
+        f" newer than those there, {len(counts.refused)} refused"
+    )
+    return report, lines, 1 if counts.refused else 0
+
+
+_ACTIONS = {"show": _show, "clear": _clear, "export": _export, "import": _import}
+
+
+def _describe(file: CacheFile) -> dict[str, Any]:
+    """One row of the table, with more for those who read JSON."""
+    from dnnops.cli.case_words import case_words, cudnn_words
+
+    entry = file.entry
+    assert entry is not None
+    return {
+        "case": case_words(entry.key),
+        "gpu": str(entry.key.get("gpu", "")),
+        "driver": str(entry.key.get("driver", "")),
+        "cudnn": cudnn_words(entry.key.get("cudnn", "")),
+        "plans": [plan._asdict() for plan in entry.choice.plans],
+        "date": entry.date.isoformat(),
+        "dnnops": entry.version,
+        "file": str(file.path),
+        "key": entry.key,
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("convolution", overflow="fold")
+    for title in ("GPU", "cuDNN", "best plan"):
+        table.add_column(title, overflow="fold")
+    for title in ("time", "plans", "age"):
+        table.add_column(title, justify="right", no_wrap=True)
+    now = datetime.now(UTC)
+    for row in rows:
+        best = row["plans"][0]
+        age = _age_words((now - datetime.fromisoformat(row["date"])).total_seconds())
+        cells = (
+            row["case"],
+            row["gpu"],
+            row["cudnn"],
+            best["name"],
+            f"{best['time_ms']:.4g} ms",
+            str(len(row["plans"])),
+            age,
+        )
+        # Text: what stands in a file is not markup.
+        table.add_row(*map(Text, cells))
+    # Off a terminal, nothing is wrapped, so that a line is an entry for grep.
+    console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
+    with console.capture() as capture:
+        console.print(table)
+    return [*(line.rstrip() for line in capture.get().splitlines()), ""]
+
+
+def _entries(number: int) -> str:
+    return f"{number} {'entry' if number == 1 else 'entries'}"
+
+
+def _size_words(size: int) -> str:
+    for unit, scale in (("MiB", 1024**2), ("KiB", 1024)):
+        if size >= scale:
+            return f"{size / scale:.4g} {unit}"
+    return f"{size} bytes"
+
+
+def _age_words(seconds: float) -> str:
+    for unit, length in _AGES:
+        if seconds >= length:
+            number = int(seconds // length)
+            return f"{number} {unit}{'' if number == 1 else 's'}"
+    return "now"

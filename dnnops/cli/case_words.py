@@ -1,0 +1,128 @@
+"""A convolution's key in the cache of plans, in words.
+
+Keys come from files, and their members change with versions: what is missing or of another kind
+than expected is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["case_words", "cudnn_words"]
+
+_DIRECTIONS = {"grad_inputs": "backward_data", "grad_weights": "backward_filter"}
+_USUAL_COMPUTE = {"float16": "float32", "bfloat16": "float32"}
+_LONGEST = 120
+
+
+def case_words(key: Mapping[str, Any]) -> str:
+    """Describe the convolution that a key stands for.
+
+    Parameters
+    ----------
+    key : dict
+        With the members that `dnnops.cudnn.plan_cache` documents, or others.
+
+    Returns
+    -------
+    str
+        Such as ``forward 64x128x28x28, 128 filters 3x3, pad 1, float16 channels_last``.
+    """
+    case = key.get("case")
+    if not isinstance(case, Mapping):
+        return _shortened(key)
+    image, filters = _shape(case, "image"), _shape(case, "filters")
+    if len(image) < 3 or len(filters) != len(image):
+        return _shortened(case)
+    direction = str(case.get("direction", ""))
+    parts = [
+        f"{_DIRECTIONS.get(direction, direction)} {_times(image)}".strip(),
+        f"{filters[0]} filters {_times(filters[2:])}",
+    ]
+    for name, usual in (("pad", 0), ("stride", 1), ("dilation", 1)):
+        values = _integers(case.get(name))
+        if any(value != usual for value in values):
+            parts.append(f"{name} {_once(values)}")
+    if case.get("groups", 1) != 1:
+        parts.append(f"{case['groups']} groups")
+    if case.get("flip"):
+        parts.append("flipped")
+    parts.append(f"{case.get('dtype', '')} {_layout(case['image'])}".strip())
+    parts += _settings(case)
+    wish = key.get("wish", "time")
+    if wish != "time":
+        parts.append(f"by {wish}")
+    return ", ".join(parts)
+
+
+def _settings(case: Mapping[str, Any]) -> list[str]:
+    dtype, compute = case.get("dtype"), case.get("compute")
+    settings = []
+    if compute not in (None, _USUAL_COMPUTE.get(str(dtype), dtype)):
+        settings.append(f"computed in {compute}")
+    if case.get("allow_tf32") and dtype == "float32":
+        settings.append("TF32")
+    if case.get("deterministic"):
+        settings.append("deterministic")
+    limit = case.get("workspace_limit", -1)
+    if isinstance(limit, int) and limit >= 0:
+        settings.append(f"workspace up to {limit / 1024**2:.4g} MiB")
+    if case.get("beta"):
+        settings.append(f"beta {case['beta']}")
+    return settings
+
+
+def cudnn_words(version: Any) -> str:
+    """Turn cuDNN's number of its version, as 91900, into words, as 9.19.0."""
+    if not isinstance(version, int):
+        return str(version)
+    # Up to cuDNN 8, the number has a digit less for the major version's part.
+    major, rest = divmod(version, 10000 if version >= 90000 else 1000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _shortened(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _integers(value: Any) -> tuple[int, ...]:
+    if isinstance(value, Sequence) and all(isinstance(item, int) for item in value):
+        return tuple(value)
+    return ()
+
+
+def _shape(case: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    tensor = case.get(name)
+    return _integers(tensor.get("shape")) if isinstance(tensor, Mapping) else ()
+
+
+def _times(values: Sequence[int]) -> str:
+    return "x".join(map(str, values))
+
+
+def _once(values: Sequence[int]) -> str:
+    return str(values[0]) if len(set(values)) == 1 else _times(values)
+
+
+def _layout(tensor: Mapping[str, Any]) -> str:
+    """Name a tensor's memory format, from its shape and its strides in elements."""
+    shape, strides = _integers(tensor.get("shape")), _integers(tensor.get("strides"))
+    if len(shape) != len(strides):
+        return ""
+    rank = len(shape)
+    orders = {"contiguous": range(rank), "channels_last": (0, *range(2, rank), 1)}
+    dense = [name for name, order in orders.items() if _is_dense(shape, strides, order)]
+    return dense[0] if dense else "strided"
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int], order: Sequence[int]) -> bool:
+    """Whether the axes lie densely in this order; an axis of length 1 may have any stride."""
+    expected = 1
+    for axis in reversed(order):
+        if shape[axis] != 1 and strides[axis] != expected:
+            return False
+        expected *= shape[axis]
+    return True

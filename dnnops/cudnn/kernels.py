@@ -1,0 +1,95 @@
+"""Our own CUDA kernels: compiled with CuPy at run time when the runtime library asks for one.
+
+CuPy keeps what it has compiled on disk, so that a later process only loads it. The kernels'
+configuration (dtype, filter size, tile sizes) is a part of the compiler's options.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from functools import cache
+from typing import Any
+
+from dnnops.runtime.build import CUDNN, c_code_dir
+
+__all__ = ["kernel_source", "kernels_version"]
+
+#: Files of each program, below ``c_code``.
+_PROGRAMS = {
+    "depthwise": (
+        "runtime/cudnn/depthwise_params.hpp",
+        "cudnn/depthwise.cuh",
+        "cudnn/depthwise_data.cuh",
+        "cudnn/depthwise_filter.cuh",
+    ),
+    "transpose": ("cudnn/transpose.cuh",),
+}
+
+
+@cache
+def kernel_source(program: str) -> str:
+    """The CUDA source of a program.
+
+    Parameters
+    ----------
+    program : str
+        Its name, as the runtime library calls it.
+
+    Returns
+    -------
+    str
+    """
+    files = (c_code_dir() / file for file in _PROGRAMS[program])
+    return "".join(file.read_text(encoding="utf-8") for file in files)
+
+
+@cache
+def kernels_version() -> str:
+    """A hash of all kernels' sources: what was timed with others does not hold any more."""
+    sources = sorted((c_code_dir() / "cudnn").glob("*.cuh"))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+
+
+@cache
+def _module(program: str, options: str) -> Any:
+    import cupy
+
+    return cupy.RawModule(
+        code=kernel_source(program), options=tuple(options.split()), backend="nvrtc"
+    )
+
+
+_GET_KERNEL = ctypes.CFUNCTYPE(
+    ctypes.c_void_p,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_int64,
+    ctypes.c_void_p,
+    ctypes.c_int64,
+)
+
+
+@_GET_KERNEL
+def _get_kernel(
+    program: bytes, name: bytes, options: bytes, device: int, reason: int, capacity: int
+) -> int | None:
+    # Called from C: whatever goes wrong becomes a reason.
+    try:
+        import cupy
+
+        with cupy.cuda.Device(device):
+            kernel = _module(program.decode(), options.decode()).get_function(name.decode())
+            return kernel.kernel.ptr
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".encode()[: capacity - 1]
+        ctypes.memmove(reason, text + b"\0", len(text) + 1)
+        return None
+
+
+def _register(library: ctypes.CDLL) -> None:
+    library.dnnops_cudnn_set_kernel_compiler(_get_kernel)
+
+
+CUDNN.on_load.append(_register)

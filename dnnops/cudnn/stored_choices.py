@@ -1,0 +1,232 @@
+"""Keeps what was chosen by timing from one process to the next, for the runtime library.
+
+The library asks here for a convolution that it has not timed itself, and tells what it has timed.
+What is kept where is the matter of `dnnops.cudnn.plan_cache`; this module turns the library's words
+into keys and plans' names, and back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import traceback
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dnnops.cudnn.algorithms import DIRECTIONS, parse_algorithm
+from dnnops.cudnn.kernels import kernels_version
+from dnnops.cudnn.plan_cache import CachedChoice, CachedPlan, plan_cache
+from dnnops.errors import DnnError
+from dnnops.runtime.build import CUDNN
+from dnnops.runtime.op import DTYPE_CODES
+
+__all__ = ["case_key"]
+
+_DTYPES = {code: name for name, code in DTYPE_CODES.items()}
+_MAX_RANK = 5
+_SPATIAL = ctypes.c_int64 * 3
+_AXES = ctypes.c_int64 * _MAX_RANK
+_MAX_KNOBS = 16
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("ndim", ctypes.c_int64),
+        ("shape", _AXES),
+        ("strides", _AXES),
+        ("alignment", ctypes.c_int64),
+    ]
+
+
+class _ConvCase(ctypes.Structure):
+    # ConvCase of c_code/runtime/cudnn/conv_case.hpp.
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("direction", "spatial_ndim", "dtype", "compute")),
+        ("groups", ctypes.c_int64),
+        ("flip", ctypes.c_int64),
+        ("stride", _SPATIAL),
+        ("dilation", _SPATIAL),
+        ("pad", _SPATIAL),
+        ("tensors", _Tensor * 3),
+        ("allow_tf32", ctypes.c_int64),
+        ("deterministic", ctypes.c_int64),
+        ("workspace_limit", ctypes.c_int64),
+        ("fixed_scalars", ctypes.c_int64),
+        ("alpha", ctypes.c_double),
+        ("beta", ctypes.c_double),
+        ("time_limit", ctypes.c_int64),
+        ("handle", ctypes.c_int64),
+    ]
+
+
+class _PlanSpec(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("api", "id", "format", "math", "knob_count")),
+        ("knobs", ctypes.c_int64 * (2 * _MAX_KNOBS)),
+    ]
+
+
+class _StoredPlan(ctypes.Structure):
+    # StoredPlan of c_code/runtime/cudnn/conv_choices.hpp.
+    _fields_ = [
+        ("spec", _PlanSpec),
+        ("milliseconds", ctypes.c_double),
+        ("workspace", ctypes.c_int64),
+        ("name", ctypes.c_char * 256),
+    ]
+
+
+_FIND = ctypes.CFUNCTYPE(
+    ctypes.c_int64,
+    ctypes.POINTER(_ConvCase),
+    ctypes.c_int64,
+    ctypes.POINTER(_StoredPlan),
+    ctypes.c_int64,
+)
+_STORE = ctypes.CFUNCTYPE(
+    None, ctypes.POINTER(_ConvCase), ctypes.c_int64, ctypes.POINTER(_StoredPlan), ctypes.c_int64
+)
+
+
+@cache
+def _describe_device(device: int) -> dict[str, Any]:
+    """What the speed of plans depends on besides the convolution."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    properties = runtime.getDeviceProperties(device)
+    return {
+        "gpu": properties["name"].decode(),
+        # Fewer than the model has, if it is a slice of one.
+        "multiprocessors": properties["multiProcessorCount"],
+        "driver": _driver_version(),
+        "cuda": runtime.driverGetVersion(),
+        "cudnn": CUDNN.library.dnnops_cudnn_version(),
+        "cublaslt": CUDNN.library.dnnops_cudnn_cublaslt_version(),
+        "kernels": kernels_version(),
+    }
+
+
+def _driver_version() -> str:
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return "unknown"
+    words = text.partition("\n")[0].split()
+    return next((word for word in words if word[:1].isdigit() and "." in word), "unknown")
+
+
+def _describe_tensor(tensor: _Tensor) -> dict[str, Any]:
+    return {
+        "shape": tensor.shape[: tensor.ndim],
+        "strides": tensor.strides[: tensor.ndim],
+        "alignment": tensor.alignment,
+    }
+
+
+def case_key(case: Any, device: dict[str, Any]) -> dict[str, Any]:
+    """The key of a convolution's choice.
+
+    Parameters
+    ----------
+    case : ctypes structure
+        ``ConvCase`` of the runtime library.
+    device : dict
+        What is known of the device, its driver and cuDNN.
+
+    Returns
+    -------
+    dict
+        Numbers and names only, for JSON.
+    """
+    spatial = case.spatial_ndim
+    image, filters, top = (_describe_tensor(tensor) for tensor in case.tensors)
+    return {
+        **device,
+        "wish": "time",
+        "case": {
+            "direction": DIRECTIONS[case.direction],
+            "dtype": _DTYPES[case.dtype],
+            "compute": _DTYPES[case.compute],
+            "groups": case.groups,
+            "flip": case.flip,
+            "stride": case.stride[:spatial],
+            "dilation": case.dilation[:spatial],
+            "pad": case.pad[:spatial],
+            "image": image,
+            "filters": filters,
+            "top": top,
+            "allow_tf32": case.allow_tf32,
+            "deterministic": case.deterministic,
+            "workspace_limit": case.workspace_limit,
+            "fixed_scalars": case.fixed_scalars,
+            "beta": case.beta,
+            "time_limit": case.time_limit,
+        },
+    }
+
+
+def _report(error: BaseException) -> None:
+    """Say what went wrong where nothing can be raised: the caller is C code."""
+    if isinstance(error, KeyboardInterrupt):
+        import _thread
+
+        _thread.interrupt_main()  # once the interpreter is back in Python code
+    else:
+        traceback.print_exception(error)
+
+
+@_FIND
+def _find(case: Any, device: int, plans: Any, capacity: int) -> int:
+    try:
+        kept = plan_cache()
+        if kept is None:
+            return 0
+        choice = kept.find(case_key(case.contents, _describe_device(device)))
+        return 0 if choice is None else _fill(choice, case.contents, plans, capacity)
+    except BaseException as error:
+        _report(error)
+        return 0
+
+
+def _fill(choice: CachedChoice, case: Any, plans: Any, capacity: int) -> int:
+    count = 0
+    for plan in choice.plans[:capacity]:
+        try:
+            parsed = parse_algorithm(plan.name, DIRECTIONS[case.direction])
+        except DnnError:
+            continue  # of a name that this version doesn't know
+        stored = plans[count]
+        ctypes.memset(ctypes.byref(stored), 0, ctypes.sizeof(stored))
+        stored.spec = _PlanSpec.from_buffer_copy((ctypes.c_int64 * 37)(*parsed.spec()))
+        stored.milliseconds = plan.time_ms
+        stored.workspace = plan.workspace_bytes
+        stored.name = plan.name.encode()[:255]
+        count += 1
+    return count
+
+
+@_STORE
+def _store(case: Any, device: int, plans: Any, count: int) -> None:
+    try:
+        kept = plan_cache()
+        if kept is None:
+            return
+        key = case_key(case.contents, _describe_device(device))
+        if count == 0:
+            kept.drop(key)
+            return
+        kept.store(
+            key,
+            CachedChoice(
+                tuple(
+                    CachedPlan(plan.name.decode(), plan.milliseconds, plan.workspace)
+                    for plan in plans[:count]
+                )
+            ),
+        )
+    except BaseException as error:
+        _report(error)
+
+
+CUDNN.on_load.append(lambda library: library.dnnops_cudnn_set_choice_storage(_find, _store))
