@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, product
 from math import prod
 from typing import Any
 
@@ -16,9 +17,11 @@ __all__ = [
     "PRECISIONS",
     "README_CASE",
     "ConvCase",
+    "Work",
     "row_key",
     "rows_in_order",
     "small_cases",
+    "units",
 ]
 
 DIRECTIONS = ("forward", "backward_data", "backward_filter")
@@ -184,33 +187,30 @@ def _vgg16() -> Iterator[ConvCase]:
 
 
 def _mobilenet() -> Iterator[ConvCase]:
-    version1 = ((32, 112, 1), (64, 112, 2), (128, 56, 1), (256, 28, 1), (256, 28, 2), (512, 14, 1))
-    for channels, size, stride in (*version1, (1024, 7, 1)):
+    for channels, size, stride in ((64, 112, 2), (128, 56, 1), (512, 14, 1)):
         yield _case("MobileNet", 64, channels, size, channels, stride=stride, groups=channels)
-    for channels, size, stride in ((96, 112, 2), (144, 56, 1), (576, 14, 2), (960, 7, 1)):
+    for channels, size, stride in ((144, 56, 1), (576, 14, 2), (960, 7, 1)):
         yield _case("MobileNetV2", 64, channels, size, channels, stride=stride, groups=channels)
 
 
 def _unet() -> Iterator[ConvCase]:
     """Of a 3-d U-Net whose patches have 128 voxels along each axis."""
     layers: tuple[tuple[int, int, int, int], ...]
-    layers = ((1, 128, 32, 1), (32, 128, 32, 1), (32, 128, 64, 2), (64, 64, 64, 1))
-    layers += ((128, 32, 128, 1), (320, 16, 256, 1), (320, 8, 320, 1))
+    layers = ((1, 128, 32, 1), (32, 128, 32, 1), (32, 128, 64, 2))
+    layers += ((128, 32, 128, 1), (320, 8, 320, 1))
     for channels, size, filters, stride in layers:
         yield _case("3-d U-Net", 2, channels, size, filters, stride=stride, ndim=3)
 
 
 def _deeplab() -> Iterator[ConvCase]:
     """Images of 513x513, at an eighth and a sixteenth of that."""
-    layers: tuple[tuple[int, int, int, int], ...]
-    layers = ((256, 65, 256, 2), (512, 65, 512, 4), (512, 33, 512, 2))
-    layers += ((2048, 33, 256, 6), (2048, 33, 256, 18))
+    layers = ((256, 65, 256, 2), (512, 65, 512, 4), (2048, 33, 256, 6))
     for channels, size, filters, dilation in layers:
         yield _case("DeepLab", 8, channels, size, filters, dilation=dilation)
 
 
 def _resnext() -> Iterator[ConvCase]:
-    layers = ((128, 56, 1), (256, 56, 2), (256, 28, 1), (512, 14, 1), (1024, 7, 1))
+    layers = ((128, 56, 1), (256, 56, 2), (512, 14, 1), (1024, 7, 1))
     for channels, size, stride in layers:
         yield _case("ResNeXt-50", 64, channels, size, channels, stride=stride, groups=32)
 
@@ -219,25 +219,17 @@ def _deepbench() -> Iterator[ConvCase]:
     """Of its training set, with the largest batch of each: speech, text, faces, vision, ResNet.
 
     Numbers are in its order: width, height, channels, batch, filters, kernel width and height,
-    pad, stride. Layers of VGG and of ResNet that are above are left out.
+    pad, stride. Of each of its networks, the layers that differ most from those above.
     """
     layers = (
         (700, 161, 1, 32, 32, 20, 5, 0, 2),
         (341, 79, 32, 32, 32, 10, 5, 0, 2),
-        (700, 161, 1, 16, 64, 5, 5, 1, 2),
-        (350, 80, 64, 16, 64, 3, 3, 1, 1),
         (350, 80, 64, 16, 128, 5, 5, 1, 2),
-        (175, 40, 128, 16, 128, 3, 3, 1, 1),
-        (84, 20, 256, 16, 512, 5, 5, 1, 2),
         (42, 10, 512, 16, 512, 3, 3, 1, 1),
         (480, 48, 1, 16, 16, 3, 3, 1, 1),
-        (120, 12, 32, 16, 64, 3, 3, 1, 1),
         (108, 108, 3, 8, 64, 3, 3, 1, 2),
         (27, 27, 128, 8, 128, 3, 3, 1, 1),
         (28, 28, 192, 16, 32, 5, 5, 2, 1),
-        (14, 14, 512, 16, 192, 1, 1, 0, 1),
-        (7, 7, 832, 16, 128, 5, 5, 2, 1),
-        (112, 112, 64, 16, 64, 1, 1, 0, 1),
         (7, 7, 2048, 16, 512, 1, 1, 3, 2),
     )
     for width, height, channels, batch, filters, k_width, k_height, pad, stride in layers:
@@ -271,12 +263,16 @@ def small_cases() -> tuple[ConvCase, ...]:
     )
 
 
+#: Case, direction, precision and layout.
+Work = tuple[ConvCase, str, str, str]
+
+
 def row_key(row: dict[str, Any]) -> tuple[str, str, str, str]:
     """What a row is told by from others."""
     return (row["case"], row["direction"], row["precision"], row["layout"])
 
 
-def rows_in_order(cases: Sequence[ConvCase], seed: int = 3) -> list[tuple[ConvCase, str, str, str]]:
+def rows_in_order(cases: Sequence[ConvCase], seed: int = 3) -> list[Work]:
     """All combinations, in an order whose beginnings are samples of all.
 
     Parameters
@@ -284,22 +280,34 @@ def rows_in_order(cases: Sequence[ConvCase], seed: int = 3) -> list[tuple[ConvCa
     cases : sequence of ConvCase
         What is combined with each direction, precision and layout.
     seed : int
-        Of the permutations.
+        Of the permutation.
 
     Returns
     -------
     list of tuple
-        Case, direction, precision and layout. Each case comes once before any comes twice, each
-        time with another combination, and combinations are as even.
+        Case, direction, precision and layout. Those of a case and direction are together, because
+        they share what libraries have to prepare: see `units`. The beginning has of each network
+        about the share that it has of all. `README_CASE`, which takes longest, is the first, so
+        that no GPU is left alone with it at the end.
     """
     rng = random.Random(seed)
-    combinations = list(product(DIRECTIONS, PRECISIONS, LAYOUTS))
-    order = list(cases)
-    rng.shuffle(combinations)
-    rng.shuffle(order)
-    count = len(combinations)
+    networks = defaultdict(list)
+    for pair in product(cases, DIRECTIONS):
+        networks[pair[0].network].append(pair)
+    places: list[tuple[float, ConvCase, str]] = []
+    for network, pairs in networks.items():
+        rng.shuffle(pairs)
+        for number, (case, direction) in enumerate(pairs):
+            place = -1.0 if network == README_CASE.network else (number + rng.random()) / len(pairs)
+            places.append((place, case, direction))
+    places.sort(key=lambda entry: entry[0])
     return [
-        (case, *combinations[(place + turn) % count])
-        for turn in range(count)
-        for place, case in enumerate(order)
+        (case, direction, precision, layout)
+        for _, case, direction in places
+        for precision, layout in product(PRECISIONS, LAYOUTS)
     ]
+
+
+def units(rows: Sequence[Work]) -> list[list[Work]]:
+    """Rows that one GPU measures one after the other: those of a case and direction."""
+    return [list(group) for _, group in groupby(rows, key=lambda row: row[:2])]

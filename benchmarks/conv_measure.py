@@ -22,11 +22,21 @@ from benchmarks.harness import (
 )
 from benchmarks.report import Row
 
-__all__ = ["DeadlinePassedError", "Gpu", "SuiteSettings", "calls_in_a_turn", "environment"]
+__all__ = [
+    "DeadlinePassedError",
+    "Gpu",
+    "SuiteSettings",
+    "calls_and_gates",
+    "cores_of",
+    "environment",
+]
 
-#: Milliseconds that a turn takes at least, if the most calls suffice.
+#: Milliseconds that a turn takes at least, if the most calls and gates suffice.
 _TURN_MS = 2.0
-_MIN_CALLS, _MAX_CALLS = 2, 24
+#: Calls behind one gate, and gates in a turn. XLA builds a plan for each of the calls that it
+#: compiles; some of cuDNN's for depthwise convolutions take 0.13 s.
+_MAX_CALLS, _MAX_DEPTHWISE_CALLS = 8, 4
+_MAX_GATES = 3
 #: How long a library may take for one answer: to choose among its ways, and to compile.
 _LIMIT_S = 90.0
 _START_LIMIT_S = 300.0
@@ -35,6 +45,8 @@ _GRACE_S = 20.0
 #: Percent of spread from which a row gets more rounds, and how many times as many at most.
 _WIDE_PCT = 4.0
 _MORE_ROUNDS = 3
+#: How many times as many rounds a row has that is measured again.
+_AGAIN_ROUNDS = 3
 #: With these words, a process can't use its GPU any longer.
 _FATAL = ("CUDA error", "illegal", "launch failure", "cudaError", "CUDA_ERROR", "EXECUTION_FAILED")
 
@@ -67,6 +79,10 @@ class SuiteSettings:
         Whether the host's clock is asked too, for comparison.
     deadline : float
         When to end, by `time.monotonic`.
+    gpus : int
+        How many GPUs share the processor's cores.
+    again : bool
+        Whether rows have been measured before: they get more rounds, and say so.
     """
 
     timer: str
@@ -74,6 +90,8 @@ class SuiteSettings:
     rounds: int = 5
     slopes: bool = False
     deadline: float = math.inf
+    gpus: int = 1
+    again: bool = False
 
 
 def environment(module: str, device: str, gpu: int) -> dict[str, str]:
@@ -91,6 +109,9 @@ def environment(module: str, device: str, gpu: int) -> dict[str, str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     number = visible[gpu] if len(visible) > gpu and visible[gpu] else str(gpu)
     variables = {"CUDA_VISIBLE_DEVICES": number if device == "cuda" else ""}
+    # Nothing that is timed runs on the processor, where threads would wait for work by spinning.
+    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    variables |= dict.fromkeys(threads, "1")
     if module == "conv_jax":
         variables |= {
             "JAX_PLATFORMS": device,
@@ -108,9 +129,21 @@ def environment(module: str, device: str, gpu: int) -> dict[str, str]:
     return variables
 
 
-def calls_in_a_turn(seconds: float) -> int:
-    """How many calls to time at once, if one takes so long."""
-    return max(_MIN_CALLS, min(_MAX_CALLS, math.ceil(_TURN_MS / 1e3 / seconds)))
+def cores_of(gpu: int, gpus: int) -> tuple[int, ...]:
+    """The processor's cores for the processes of a GPU: a part that no other GPU's have.
+
+    All of them, if there are fewer than two for each.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // gpus
+    return tuple(cores[gpu * share : (gpu + 1) * share] if share >= 2 else cores)
+
+
+def calls_and_gates(seconds: float, depthwise: bool) -> tuple[int, int]:
+    """How many calls to time at once, if one takes so long, and how often in a turn."""
+    wanted = math.ceil(_TURN_MS / 1e3 / seconds)
+    calls = max(1, min(_MAX_DEPTHWISE_CALLS if depthwise else _MAX_CALLS, wanted))
+    return calls, max(1, min(_MAX_GATES, math.ceil(wanted / calls)))
 
 
 @dataclass
@@ -124,12 +157,12 @@ class Gpu:
     settings : SuiteSettings
         How rows are measured.
     start_worker : callable
-        Makes a `Worker` of a module and an environment.
+        Makes a `Worker` of a module, an environment and cores.
     """
 
     number: int
     settings: SuiteSettings
-    start_worker: Callable[[str, Mapping[str, str]], Worker] = Worker
+    start_worker: Callable[[str, Mapping[str, str], tuple[int, ...]], Worker] = Worker
     workers: dict[str, Worker] = field(default_factory=dict)
 
     def __enter__(self) -> Gpu:
@@ -148,7 +181,8 @@ class Gpu:
         if module not in self.workers:
             settings = self.settings
             variables = environment(module, settings.device, self.number)
-            self.workers[module] = self.start_worker(module, variables)
+            cores = cores_of(self.number, settings.gpus)
+            self.workers[module] = self.start_worker(module, variables, cores)
         self.workers[module].limit_s = min(_LIMIT_S, left)
         return self.workers[module]
 
@@ -225,13 +259,16 @@ class Gpu:
         reasons: dict[str, str] = {}
         tasks: dict[str, RemoteTask] = {}
         facts: dict[str, dict[str, Any]] = {}
+        opened: dict[str, float] = {}
 
         def prepare(name: str, **more: Any) -> None:
             def work() -> dict[str, Any]:
                 tasks[name] = self.worker(_MODULES[name]).open({**described, **more})
                 return tasks[name].facts()
 
+            begun = time.perf_counter()
             found = self._attempt(name, reasons, work)
+            opened[name] = round(time.perf_counter() - begun, 3)
             if found is None:
                 tasks.pop(name, None)
             else:
@@ -242,16 +279,24 @@ class Gpu:
         prepare("guess", algo=_ALGOS["guess"])
         prepare("torch")
         known = [found["seconds"] for found in facts.values()]
-        calls = calls_in_a_turn(min(known)) if known else _MIN_CALLS
+        depthwise = case.groups == case.channels > 1
+        calls, gates = calls_and_gates(min(known, default=_TURN_MS / 1e3), depthwise)
         prepare("jax", calls=calls)
         prepared = time.perf_counter()
 
-        self._times(tasks, reasons, calls, rounds=1)
-        samples = self._times(tasks, reasons, calls, settings.rounds)
+        def warm(task: RemoteTask) -> list[float]:
+            return task.ask("warm", calls)
+
+        def turn(task: RemoteTask) -> list[float]:
+            return task.ask("turn", calls, gates)
+
+        self._turns(tasks, reasons, warm, 1)
+        rounds = settings.rounds * (_AGAIN_ROUNDS if settings.again else 1)
+        samples = self._turns(tasks, reasons, turn, rounds)
         for _ in range(_MORE_ROUNDS - 1):
             if Measurement(samples).spread_pct() <= _WIDE_PCT:
                 break
-            more = self._times(tasks, reasons, calls, settings.rounds)
+            more = self._turns(tasks, reasons, turn, rounds)
             samples = {name: samples[name] + seconds for name, seconds in more.items()}
         row: Row = {"case": case.words, **words}
         medians = Measurement(samples).medians("ms")
@@ -277,9 +322,12 @@ class Gpu:
             "jax_others": others["jax"].get("others"),
             "jax_timer": others["jax"].get("timer"),
             "calls": calls,
+            "gates": gates,
             "sets": max((found["sets"] for found in facts.values()), default=None),
-            "rounds": max((len(seconds) for seconds in samples.values()), default=0),
+            "rounds": max((len(seconds) for seconds in samples.values()), default=0) // gates,
         }
+        if settings.again:
+            row["remeasured"] = True
         if settings.slopes:
             for name in samples:
                 slope = self._attempt(name, reasons, lambda t=tasks[name]: t.ask("slope", calls))
@@ -288,19 +336,24 @@ class Gpu:
             if found := self._attempt(name, reasons, lambda t=task: (t.ask("waits"), t.close())):
                 row["waits"] = row.get("waits", 0) + found[0]
         row["reasons"] = reasons
+        row["open_s"] = opened
         row["measure_s"] = round(time.perf_counter() - prepared, 3)
         row["all_s"] = round(time.perf_counter() - start, 3)
         return _rounded(row)
 
-    def _times(
-        self, tasks: dict[str, RemoteTask], reasons: dict[str, str], calls: int, rounds: int
+    def _turns(
+        self,
+        tasks: dict[str, RemoteTask],
+        reasons: dict[str, str],
+        turn: Callable[[RemoteTask], list[float]],
+        rounds: int,
     ) -> dict[str, list[float]]:
         """Let tasks take turns; those that fail are left out from then on."""
         samples: dict[str, list[float]] = {name: [] for name in tasks}
         order = list(tasks)
         for _ in range(rounds):
             for name in tuple(order):
-                found = self._attempt(name, reasons, lambda t=tasks[name]: t.times(calls))
+                found = self._attempt(name, reasons, lambda t=tasks[name]: turn(t))
                 if found is None:
                     # The process may be another by now.
                     lost = [key for key in order if _MODULES[key] == _MODULES[name]]

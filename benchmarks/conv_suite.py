@@ -9,11 +9,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from benchmarks.conv_cases import CASES, row_key, rows_in_order, small_cases
+from benchmarks.conv_cases import CASES, Work, row_key, rows_in_order, small_cases, units
 from benchmarks.conv_measure import DeadlinePassedError, Gpu, SuiteSettings
 from benchmarks.conv_rows import (
     draw_suite,
@@ -39,9 +41,6 @@ TITLE = "Convolutions on the GPU, beside the faster of PyTorch and JAX"
 #: Seconds between two lines that tell how far it is.
 _REPORT_S = 15.0
 
-#: Case, direction, precision and layout.
-Work = tuple[Any, str, str, str]
-
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
@@ -66,8 +65,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--retry", action="store_true", help="measure rows again in which a library failed"
     )
+    parser.add_argument(
+        "--retry-losses",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="measure those rows of these files a second time that are below the loss limit,"
+        " with more rounds; the second measurement holds, whatever it says",
+    )
     parser.add_argument("--deadline", type=float, metavar="S", help="end after so many seconds")
-    parser.add_argument("--shard", default="0/1", metavar="I/N", help="only every Nth row")
+    parser.add_argument(
+        "--shard", default="0/1", metavar="I/N", help="only every Nth case and direction"
+    )
     parser.add_argument(
         "--only",
         nargs="+",
@@ -113,7 +123,13 @@ def selected(args: argparse.Namespace, done: Sequence[Row]) -> list[Work]:
             if all(word.lower() in " ".join((row[0].words, *row[1:])).lower() for word in args.only)
         ]
     shard, shards = args.shard
-    rows = rows[shard::shards]
+    rows = [row for unit in units(rows)[shard::shards] for row in unit]
+    if args.retry_losses:
+        _, first = read_rows(args.retry_losses)
+        # Not a third time: that would go on until a row has luck.
+        wanted = {row_key(row) for row in losses(first) if not row.get("remeasured")}
+        rows = [row for row in rows if (row[0].words, *row[1:]) in wanted]
+        done = [row for row in done if row.get("remeasured")]
     if args.count is not None:
         rows = rows[: args.count]
     known = {row_key(row) for row in done if not (args.retry and row.get("reasons"))}
@@ -160,7 +176,7 @@ class Writer:
 def work_through(
     gpus: Sequence[Gpu], work: Sequence[Work], writer: Writer, deadline: float
 ) -> list[str]:
-    """Measure rows on all GPUs, each taking the next one.
+    """Measure rows on all GPUs, each taking the next case and direction.
 
     Parameters
     ----------
@@ -178,28 +194,30 @@ def work_through(
     list of str
         What broke a GPU's work off.
     """
-    remaining: Iterator[Work] = iter(work)
-    lock = threading.Lock()
+    # Both ends of a deque may be used by several threads.
+    remaining = deque(units(work))
     problems: list[str] = []
 
-    def next_row() -> Work | None:
-        with lock:
-            return next(remaining, None)
-
     def serve(gpu: Gpu) -> None:
+        rows: deque[Work] = deque()
         try:
             with gpu:
-                if gpu is not gpus[0]:
-                    gpu.versions()
-                while time.monotonic() < deadline and (row := next_row()):
-                    writer.row(gpu.measure(*row))
+                versions = gpu.versions()
+                if gpu is gpus[0]:
+                    writer.machine({**versions, "gpus": len(gpus)})
+                while time.monotonic() < deadline and (rows or remaining):
+                    if not rows:
+                        with suppress(IndexError):  # another one took the last
+                            rows.extend(remaining.popleft())
+                        continue
+                    writer.row(gpu.measure(*rows.popleft()))
         except DeadlinePassedError:
             pass
         except Exception as error:  # the other GPUs go on
             problems.append(f"error: GPU {gpu.number}: {type(error).__name__}: {error}")
+            if rows:
+                remaining.appendleft(list(rows))
 
-    # The first one builds what the others then find, and says what is measured on.
-    writer.machine({**gpus[0].versions(), "gpus": len(gpus)})
     threads = [threading.Thread(target=serve, args=(gpu,)) for gpu in gpus]
     for thread in threads:
         thread.start()
@@ -212,7 +230,8 @@ def measure(args: argparse.Namespace, make_gpu: Callable[..., Gpu] = Gpu) -> lis
     """Measure what the command line asks for, show what comes out, and say what is wrong."""
     start = time.monotonic()
     deadline = start + args.deadline if args.deadline else float("inf")
-    known = [path for path in (*args.resume, args.rows) if path.exists()]
+    before = (*args.retry_losses, *args.resume, args.rows)
+    known = [path for path in dict.fromkeys(before) if path.exists()]
     _, done = read_rows(known)
     work = selected(args, done)
     print(f"{len(work)} rows to measure, {len(done)} known", flush=True)
@@ -221,7 +240,15 @@ def measure(args: argparse.Namespace, make_gpu: Callable[..., Gpu] = Gpu) -> lis
         timer, without_jax = build(Path(directory), device == "cuda")
         if without_jax:
             print(f"JAX is timed by the host's clock: {without_jax}", file=sys.stderr)
-        settings = SuiteSettings(str(timer), device, args.rounds, args.slopes, deadline)
+        settings = SuiteSettings(
+            str(timer),
+            device,
+            args.rounds,
+            args.slopes,
+            deadline,
+            args.gpus,
+            again=bool(args.retry_losses),
+        )
         with args.rows.open("a", encoding="utf-8") as file:
             writer = Writer(file, len(work))
             writer.machine(describe_machine(1))

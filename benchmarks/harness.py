@@ -10,7 +10,7 @@ import os
 import statistics
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -84,10 +84,14 @@ class Task:
         """Give back what the task holds, where forgetting it isn't enough."""
 
 
-def _serve(connection: Connection, module_name: str, environment: dict[str, str]) -> None:
+def _serve(
+    connection: Connection, module_name: str, environment: dict[str, str], cores: Collection[int]
+) -> None:
     """Answer requests until the other side hangs up: the main program of a worker."""
     # Before any library is loaded.
     os.environ.update(environment)
+    if cores:
+        os.sched_setaffinity(0, cores)
     module: Any = None
     tasks: dict[int, Task] = {}
     numbers = itertools.count()
@@ -123,6 +127,8 @@ class Worker:
         The module of `benchmarks.peers` that it runs.
     environment : mapping, optional
         Environment variables that it has beside this process's.
+    cores : collection of int, optional
+        The processor's cores that it may run on, if not all.
 
     Attributes
     ----------
@@ -130,7 +136,12 @@ class Worker:
         How long to wait for an answer.
     """
 
-    def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        module: str,
+        environment: Mapping[str, str] | None = None,
+        cores: Collection[int] = (),
+    ) -> None:
         self.module = module
         self.limit_s: float | None = None
         # A forked process would share what the parent has loaded.
@@ -138,7 +149,7 @@ class Worker:
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
             target=_serve,
-            args=(theirs, f"benchmarks.peers.{module}", dict(environment or {})),
+            args=(theirs, f"benchmarks.peers.{module}", dict(environment or {}), tuple(cores)),
             daemon=True,
         )
         self._process.start()

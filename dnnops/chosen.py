@@ -213,6 +213,8 @@ def _measure(op: Any, device: str, row: ChosenPlan) -> float | None:
         return None
     named = ("precision", "allow_tf32", "deterministic", "workspace_limit")
     settings: dict[str, Any] = {name: getattr(op, name) for name in named if hasattr(op, name)}
+    if settings.get("workspace_limit") == -1:
+        settings["workspace_limit"] = "auto"
     settings |= {name: value for name, value in op.conv_params().items() if name != "ndim"}
     settings |= {"input_shape": row.input_shape, "filter_shape": row.filter_shape}
     plans = conv_plans(

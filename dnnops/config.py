@@ -159,7 +159,7 @@ _PLAN_NAME = (
 )
 ALGORITHM = Values(
     ALGORITHM_WORDS,
-    others="a number, a plan's name (engine7_k2=4, ALGO_WINOGRAD)",
+    others="a number, a plan's name (engine7_k2=4, WINOGRAD)",
     convert=_matching(rf"\d+|{_PLAN_NAME}"),
 )
 

@@ -26,15 +26,17 @@ class ConvPlan:
     Attributes
     ----------
     name : str
-        What the flags ``dnn.conv.algo_*`` take: an algorithm of cuDNN's legacy API (``FFT_TILING``)
-        or an engine of its graph API (``engine7_k2=4``). On the CPU an implementation of oneDNN, as
-        oneDNN calls it, or one of our own (``winograd``, ``gemm (BLAS)``).
+        What the flags ``dnn.conv.algo_*`` take: an algorithm of cuDNN's legacy API (``FFT_TILING``,
+        ``FFT_FMA_MATH``), an engine of its graph API (``engine7_k2=4``), an algorithm of cuBLASLt
+        (``gemm20_k1=17``) or a kernel of our own (``depthwise1_k0=8``). It ends in
+        ``_channels_last`` or ``_contiguous`` where arrays are copied to that format first. On the
+        CPU an implementation of oneDNN, as oneDNN calls it, or one of our own.
     direction : {'forward', 'grad_inputs', 'grad_weights'}
         What is computed.
-    api : {'legacy', 'graph', 'onednn', 'dnnops'}
-        Whose it is.
+    api : {'legacy', 'graph', 'cublaslt', 'onednn', 'dnnops'}
+        Whose it is; ``dnnops`` for our own.
     number : int or None
-        Of the legacy algorithm or of the engine.
+        Of the legacy algorithm, engine, kernel or algorithm of cuBLASLt.
     workspace_bytes : int or None
         Memory that it needs besides the operands. On the CPU that includes copies of operands in
         other memory layouts. None if it can't be told.

@@ -19,7 +19,7 @@ import numpy as np
 import dnnops
 from benchmarks import conv_data
 from benchmarks.harness import BenchmarkError
-from benchmarks.peers.conv_turns import ITEM_SIZE, ConvTask, storage_dtype
+from benchmarks.peers.conv_turns import ITEM_SIZE, KEPT_BYTES, OPERANDS, ConvTask, storage_dtype
 from dnnops.cudnn.algorithms import clear_cache, last_plan
 from dnnops.cudnn.base import check_cudnn, free_workspaces
 from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
@@ -46,8 +46,12 @@ def versions(device: str) -> dict[str, Any]:
         return {"dnnops": dnnops.__version__}
     from benchmarks.peers.dnnops_gpu import versions as on_gpu
 
-    # Now, and not in the time of the first choice, cuDNN is loaded.
+    # Now, and not in the time of the first choice, cuDNN is loaded and CuPy's kernels compiled.
     check_cudnn()
+    import cupy
+
+    for dtype in ITEM_SIZE:
+        conv_data.sketch(cupy, conv_data.values(cupy, 1000, 1, 1.0, dtype))
     return on_gpu()
 
 
@@ -105,7 +109,7 @@ class Convolution(ConvTask):
         sizes = self.shape(self.written)[2:]
         self.sizes = np.array(sizes, "int64")
         self.alpha = np.ones((), "float64")
-        self.arrays = [self._arrays(number) for number in range(self.sets)]
+        self.arrays: list[dict[str, Any]] = self.operands(self._arrays)
         self.tensors = [self._tensors(arrays) for arrays in self.arrays]
         # The node's slot, and the dnnops_context that points to it.
         self.state = np.zeros(1, "int64")
@@ -198,14 +202,16 @@ class Convolution(ConvTask):
         if self.state[0]:
             self.library.library.dnnops_state_free(ctypes.c_void_p(int(self.state[0])))
             self.state[0] = 0
-        self.arrays.clear()
+        self.arrays = []
         if self.on_gpu:
             clear_cache()
             self._free()
 
     def _free(self) -> None:
         free_workspaces()
-        self.xp.get_default_memory_pool().free_all_blocks()
+        pool = self.xp.get_default_memory_pool()
+        if pool.free_bytes() > KEPT_BYTES:
+            pool.free_all_blocks()
 
 
 def make_task(case: dict[str, Any]) -> ConvTask:
@@ -215,6 +221,7 @@ def make_task(case: dict[str, Any]) -> ConvTask:
 
 def clear() -> None:
     """Give back what a failed row has left."""
+    OPERANDS.clear()
     gc.collect()
     clear_cache()
     free_workspaces()

@@ -8,6 +8,7 @@ and opens the gate; custom calls that do nothing else on the device order them s
 from __future__ import annotations
 
 import gc
+import json
 import re
 import time
 from functools import cache, partial
@@ -16,11 +17,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from benchmarks import conv_data
 from benchmarks.harness import BenchmarkError
-from benchmarks.peers.conv_turns import ConvTask
+from benchmarks.peers.conv_turns import ITEM_SIZE, OPERANDS, ConvTask
 
 # Only for the sums of a sketch.
 jax.config.update("jax_enable_x64", True)
@@ -38,7 +40,9 @@ _SPECS = {
 
 def versions(device: str) -> dict[str, Any]:
     """Name what is measured."""
-    jax.devices()  # now, and not with the first row
+    # Now, and not with the first row, the device is set up.
+    for dtype in ITEM_SIZE:
+        sketch(values((1000,), np.uint32(1), np.float32(1), dtype)).block_until_ready()
     return {"jax": jax.__version__}
 
 
@@ -64,6 +68,12 @@ def values(shape: tuple[int, ...], seed: Any, scale: Any, dtype: str) -> Any:
         total += (word >> jnp.uint32(16)).astype(jnp.int32)
     numbers = total.astype(jnp.float32) * (scale / jnp.float32(conv_data.STEPS))
     return numbers.astype(dtype).reshape(shape)
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def set_of_operands(counts: tuple[int, ...], seeds: Any, scales: Any, dtype: str) -> list[Any]:
+    """`values` of several arrays of one axis, by one program."""
+    return [values((n,), seeds[i], scales[i], dtype) for i, n in enumerate(counts)]
 
 
 @jax.jit
@@ -116,9 +126,7 @@ class Convolution(ConvTask):
         self.calls = case["calls"]
         # As many as a turn has, which take turns among all.
         self.used = min(self.calls, self.sets)
-        self.arrays = [
-            [self._made(name, number) for name in self.read] for number in range(self.sets)
-        ]
+        self.arrays: list[list[Any]] = self.operands(self._made)
         self.single: Any = None
         self.kept: list[Any] = []
         self.chain: Any = None
@@ -131,19 +139,32 @@ class Convolution(ConvTask):
         else:
             self.chain = self._compiled_chain()
             self.prepare_s = time.perf_counter() - start
-            result = self._turn()
-        self.sketch = [float(number) for number in sketch(result)]
+            # Memory is asked for, and kernels are loaded.
+            with self.ungated():
+                result = self._turn()
+                jax.block_until_ready((result, self.arrays))
+        self.sketch = np.asarray(sketch(result)).tolist()
         del result
         self.next = 0
 
-    def _made(self, operand: str, number: int) -> Any:
-        seed = jnp.uint32(conv_data.operand_seed(operand, number))
-        scale = jnp.float32(self.scales[operand])
-        return values(self.physical_shape(operand), seed, scale, self.dtype)
+    def _made(self, number: int) -> list[Any]:
+        """The operands of a set, in the order of memory.
 
-    def convolution(self, first: Any, second: Any) -> Any:
-        """What is timed, of the arrays in `read`."""
+        They are of one axis, so that rows that differ in the layout alone can share them and the
+        programs that make them.
+        """
+        counts = tuple(prod(self.shape(name)) for name in self.read)
+        seeds = np.array([conv_data.operand_seed(name, number) for name in self.read], "uint32")
+        scales = np.array([self.scales[name] for name in self.read], "float32")
+        return set_of_operands(counts, seeds, scales, self.dtype)
+
+    def convolution(self, *flat: Any) -> Any:
+        """What is timed, of the arrays in `read`; all of one axis."""
         case = self.case
+        first, second = (
+            array.reshape(self.physical_shape(name))
+            for name, array in zip(self.read, flat, strict=True)
+        )
 
         def forward(image: Any, filters: Any) -> Any:
             return lax.conv_general_dilated(
@@ -158,12 +179,14 @@ class Convolution(ConvTask):
             )
 
         if case["direction"] == "forward":
-            return forward(first, second)
+            return forward(first, second).reshape(-1)
         # Linear in what the gradient is by: its transpose is the gradient and nothing more.
         shape = jax.ShapeDtypeStruct(self.physical_shape(self.written), self.dtype)
         if case["direction"] == "backward_data":
-            return jax.linear_transpose(lambda image: forward(image, first), shape)(second)[0]
-        return jax.linear_transpose(lambda filters: forward(first, filters), shape)(second)[0]
+            transposed = jax.linear_transpose(lambda image: forward(image, first), shape)
+        else:
+            transposed = jax.linear_transpose(lambda filters: forward(first, filters), shape)
+        return transposed(second)[0].reshape(-1)
 
     def _chain(self, *arrays: Any) -> tuple[Any, ...]:
         """Work on the sets in turns, between start and stop; give them back, and a result."""
@@ -197,6 +220,10 @@ class Convolution(ConvTask):
             self.arrays[number] = flat[2 * i : 2 * i + 2]
         self.next = (self.next + self.calls) % self.sets
         return result
+
+    def warm(self, calls: int) -> list[float]:
+        # The first turn was.
+        return []
 
     def times(self, calls: int) -> list[float]:
         if self.without_events:
@@ -247,23 +274,26 @@ class Convolution(ConvTask):
 
     def close(self) -> None:
         """Give the memory back to JAX's pool."""
-        self.arrays.clear()
+        self.arrays = []
         self.kept = []
         self.chain = self.single = None
 
 
 def plan_of(text: str) -> str:
-    """Name the algorithm of the first convolution in an optimized module, as dnnops would."""
-    algorithm = re.search(r'"algorithm":\{[^}]*"algo_id":"(\d+)"[^}]*', text)
+    """Name the plan of the first convolution in an optimized module, as dnnops would.
+
+    XLA runs convolutions by engines of cuDNN's graph API alone, and writes their number as
+    ``algo_id``; its ``is_cudnn_frontend`` is false beside knobs, too, which only engines have.
+    """
+    algorithm = re.search(r'"algorithm":\s*(?=\{)', text)
     if not algorithm:
         targets = re.findall(r'custom_call_target="(__cu[^"]*|__triton[^"]*)"', text)
         return targets[0] if targets else ""
-    if '"is_cudnn_frontend":false' in algorithm[0]:
-        return f"legacy {algorithm[1]}"
-    knobs = re.search(r'"tuning_knobs":\{([^}]*)', algorithm[0])
-    pairs = re.findall(r'"(\d+)":"(-?\d+)"', knobs[1] if knobs else "")
-    ordered = sorted((int(kind), int(value)) for kind, value in pairs)
-    return f"engine{algorithm[1]}" + "".join(f"_k{kind}={value}" for kind, value in ordered)
+    # An object of JSON, with what follows it; what is 0 may be left out.
+    found, _ = json.JSONDecoder().raw_decode(text[algorithm.end() :])
+    knobs = {int(kind): int(value) for kind, value in found.get("tuning_knobs", {}).items()}
+    words = "".join(f"_k{kind}={value}" for kind, value in sorted(knobs.items()))
+    return f"engine{found.get('algo_id', 0)}{words}"
 
 
 def other_kernels(text: str, calls: int) -> float:
@@ -280,4 +310,5 @@ def make_task(case: dict[str, Any]) -> ConvTask:
 
 def clear() -> None:
     """Give back what a failed row has left."""
+    OPERANDS.clear()
     gc.collect()

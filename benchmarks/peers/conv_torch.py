@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks import conv_data
-from benchmarks.peers.conv_turns import ConvTask
+from benchmarks.peers.conv_turns import ITEM_SIZE, KEPT_BYTES, OPERANDS, ConvTask
 
 # It chooses the fastest of the plans that cuDNN's heuristics propose, and so many at most.
 torch.backends.cudnn.benchmark = True
@@ -27,6 +27,9 @@ _WORD = 0xFFFFFFFF
 
 def versions(device: str) -> dict[str, Any]:
     """Name what is measured."""
+    # Now, and not with the first row, PyTorch loads its kernels.
+    for dtype in ITEM_SIZE:
+        sketch(values(1000, 1, 1.0, dtype, device))
     return {"torch": torch.__version__, "torch_cudnn": torch.backends.cudnn.version()}
 
 
@@ -79,8 +82,9 @@ class Convolution(ConvTask):
         torch.backends.cudnn.allow_tf32 = case["precision"] == "tf32"
         self.device = case["device"]
         # A gradient also takes what it is the gradient by, of which only the shape is looked at.
-        self.operands = [
-            {name: self._made(name, number) for name in self.read} for number in range(self.sets)
+        flat = self.operands(self._made)
+        self.sets_of_operands = [
+            {name: self._shaped(name, array) for name, array in arrays.items()} for arrays in flat
         ]
         shape = self.physical_shape(self.written)
         unread = torch.empty(shape, dtype=getattr(torch, self.dtype), device=self.device)
@@ -93,8 +97,7 @@ class Convolution(ConvTask):
         self.prepare_s = time.perf_counter() - start
         self.sketch = sketch(self._flat(self.kept[0]))
         self.seconds = self.rough_seconds()
-        if self.device == "cuda":
-            torch.cuda.empty_cache()
+        self._free()
 
     def _logical(self, array: torch.Tensor) -> torch.Tensor:
         """The array with its channels second, in the memory that it has."""
@@ -102,11 +105,16 @@ class Convolution(ConvTask):
             return array
         return array.permute(0, array.ndim - 1, *range(1, array.ndim - 1))
 
-    def _made(self, operand: str, number: int) -> torch.Tensor:
-        shape = self.physical_shape(operand)
-        seed = conv_data.operand_seed(operand, number)
-        flat = values(prod(shape), seed, self.scales[operand], self.dtype, self.device)
-        return self._logical(flat.reshape(shape))
+    def _made(self, number: int) -> dict[str, torch.Tensor]:
+        """The operands of a set, in the order of memory."""
+        made = {}
+        for name in self.read:
+            count, seed = prod(self.shape(name)), conv_data.operand_seed(name, number)
+            made[name] = values(count, seed, self.scales[name], self.dtype, self.device)
+        return made
+
+    def _shaped(self, operand: str, flat: torch.Tensor) -> torch.Tensor:
+        return self._logical(flat.reshape(self.physical_shape(operand)))
 
     def _flat(self, result: torch.Tensor | None) -> torch.Tensor:
         """The result's entries in the order of the suite's memory format, whatever its own is."""
@@ -116,7 +124,7 @@ class Convolution(ConvTask):
         return result.contiguous().reshape(-1)
 
     def _arguments(self, number: int) -> tuple[Any, ...]:
-        case, operands = self.case, {**self.unread, **self.operands[number]}
+        case, operands = self.case, {**self.unread, **self.sets_of_operands[number]}
         zeros = [0] * len(case["pad"])
         params = (case["stride"], case["pad"], case["dilation"], False, zeros, case["groups"])
         if case["direction"] == "forward":
@@ -143,7 +151,7 @@ class Convolution(ConvTask):
 
     def backend(self) -> str:
         """Which of its implementations PyTorch takes."""
-        case, operands = self.case, {**self.unread, **self.operands[0]}
+        case, operands = self.case, {**self.unread, **self.sets_of_operands[0]}
         zeros = [0] * len(case["pad"])
         params = (case["stride"], case["pad"], case["dilation"], False, zeros, case["groups"])
         # Not public, and for information.
@@ -164,11 +172,16 @@ class Convolution(ConvTask):
         }
 
     def close(self) -> None:
-        """Give all memory back to the device."""
-        self.operands.clear()
+        """Give memory back to PyTorch and, if it is much, to the device."""
+        self.sets_of_operands.clear()
         self.unread.clear()
         self.kept.clear()
-        if self.device == "cuda":
+        self._free()
+
+    def _free(self) -> None:
+        if self.device != "cuda":
+            return
+        if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > KEPT_BYTES:
             torch.cuda.empty_cache()
 
 
@@ -179,6 +192,7 @@ def make_task(case: dict[str, Any]) -> ConvTask:
 
 def clear() -> None:
     """Give back what a failed row has left."""
+    OPERANDS.clear()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

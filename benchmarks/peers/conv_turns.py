@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -10,9 +12,11 @@ from benchmarks import conv_data
 from benchmarks.harness import Task
 from benchmarks.peers.device_timer import DeviceTimer
 
-__all__ = ["ITEM_SIZE", "ConvTask", "operands_of", "storage_dtype"]
+__all__ = ["ITEM_SIZE", "KEPT_BYTES", "OPERANDS", "ConvTask", "operands_of", "storage_dtype"]
 
 ITEM_SIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+#: How much memory that it doesn't use a library may keep, so as not to ask for it again.
+KEPT_BYTES = 4 << 30
 
 #: Names of the arrays that a direction reads, and of the one that it writes.
 _READ = {
@@ -31,6 +35,29 @@ def storage_dtype(precision: str) -> str:
 def operands_of(case: dict[str, Any]) -> tuple[tuple[str, ...], str]:
     """Names of the arrays that are read, and of the one that is written."""
     return _READ[case["direction"]], _WRITTEN[case["direction"]]
+
+
+class _Operands:
+    """The sets of operands made last, which the next row may have as well."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self._key: Any = object()
+        self._sets: Any = None
+
+    def get(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What was made for an equal `key`; else `make` makes it, after the last has gone."""
+        if key != self._key:
+            self.clear()
+            self._sets = make()
+            self._key = key
+        return self._sets
+
+
+#: A process has those of one row.
+OPERANDS = _Operands()
 
 
 class ConvTask(Task):
@@ -56,6 +83,12 @@ class ConvTask(Task):
         self.sets = conv_data.ring_size(size) if case["device"] == "cuda" else 2
         self.next = 0
         self.unqueued = 0
+
+    def operands(self, make: Callable[[int], Any]) -> list[Any]:
+        """What `make` gives for the number of each set, made anew if the last row's was other."""
+        counts = [prod(self.shape(name)) for name in (*self.read, self.written)]
+        key = (type(self), self.case["direction"], self.dtype, self.sets, self.scales, counts)
+        return OPERANDS.get(key, lambda: [make(number) for number in range(self.sets)])
 
     def shape(self, operand: str) -> tuple[int, ...]:
         """The shape of an operand, channels second."""
@@ -86,6 +119,26 @@ class ConvTask(Task):
             self.run(self.next)
             self.next = (self.next + 1) % self.sets
 
+    @contextmanager
+    def ungated(self) -> Iterator[None]:
+        """Let the timer do nothing meanwhile."""
+        self.timer.enable(False)
+        try:
+            yield
+        finally:
+            self.timer.enable(True)
+
+    def warm(self, calls: int) -> list[float]:
+        """Launch once what a turn has, without a gate: memory may be asked for, kernels loaded."""
+        with self.ungated():
+            self.launch(calls)
+            self.synchronize()
+        return []
+
+    def turn(self, calls: int, gates: int) -> list[float]:
+        """As `times`, so many times."""
+        return [seconds for _ in range(gates) for seconds in self.times(calls)]
+
     def times(self, calls: int) -> list[float]:
         """The device's seconds for a call: one mean over `calls` in a row."""
         for _ in range(self.attempts):
@@ -113,8 +166,7 @@ class ConvTask(Task):
 
         For comparison with `times`. Where launching takes longer than running, it is launching.
         """
-        self.timer.enable(False)
-        try:
+        with self.ungated():
             found = []
             for turns in (1, 3):
                 self.synchronize()
@@ -123,11 +175,9 @@ class ConvTask(Task):
                     self.launch(calls)
                 self.synchronize()
                 found.append(time.perf_counter() - start)
-        finally:
-            self.timer.enable(True)
         return (found[1] - found[0]) / (2 * calls)
 
     def rough_seconds(self) -> float:
         """About what a call takes, to decide how many to time at once."""
-        self.times(1)
+        self.warm(2)
         return min(self.times(2)[0] for _ in range(2))

@@ -301,9 +301,11 @@ def test_gpu_compiler(layer):
         case = depthwise_case(shapes[0], kernel, stride, pad)
         plan = depthwise_plans(OPS[index](**case.params), [*inputs, np.array(1.0)], result)[0]
         log = compile_log(kernel_source("depthwise"), plan.options)
-        spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", log)]
-        assert spilled, log
-        assert max(spilled) <= 64, f"{plan.name} of {plan.options}: {log}"
+        # Arrays that the compiler could not keep in registers count as the stack.
+        for used in (r"(\d+) bytes spill stores", r"(\d+) bytes stack frame"):
+            found = [int(n) for n in re.findall(used, log)]
+            assert found, log
+            assert max(found) <= 64, f"{plan.name} of {plan.options}: {log}"
 
 
 def compile_log(source: str, options: str) -> str:
@@ -321,23 +323,28 @@ def compile_log(source: str, options: str) -> str:
 # -- on a GPU ------------------------------------------------------------------------------
 
 
+def with_plan(run: Run, plan: Plan, memory_format: str) -> Any:
+    """The Op of a run that gives the plan what it was suggested for: filters are contiguous."""
+    wanted = memory_format if run.index < 2 else "contiguous"
+    return run.op.replace(algo=plan.name, memory_format=wanted)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("memory_format", FORMATS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("index", range(3), ids=[op.__name__ for op in OPS])
 def test_on_a_gpu(index, dtype, memory_format):
-    """All suggested plans of random cases, by their names."""
+    """Suggested plans of random cases, by their names: few, since each one gets compiled."""
     rng = random.Random(SEED)
-    for _ in range(6):
+    for _ in range(3):
         case = random_case(rng)
         run = Run(case, index, dtype, memory_format)
         reference = run_op(ORACLES[index](**case.params), *run.inputs(run.values))
         formats = (memory_format, "contiguous", memory_format)
         given = run.inputs([on_gpu(a, dtype, f) for a, f in zip(run.values, formats, strict=True)])
-        for plan in run.plans():
-            op = run.op.replace(
-                algo=plan.name, memory_format=memory_format if index < 2 else "contiguous"
-            )
+        plans = run.plans()
+        for plan in (plans[0], rng.choice(plans)):
+            op = with_plan(run, plan, memory_format)
             poison()
             check(apply_op(op, *given), reference, dtype)
             assert last_plan() == plan.name
@@ -354,7 +361,7 @@ def test_same_bits(index):
         given = run.inputs(
             [on_gpu(a, "float32", f) for a, f in zip(run.values, formats, strict=True)]
         )
-        for plan in run.plans():
-            op = run.op.replace(algo=plan.name)
+        for plan in run.plans()[:2]:
+            op = with_plan(run, plan, memory_format)
             first, second = (host(apply_op(op, *given)) for _ in range(2))
             np.testing.assert_array_equal(first, second)

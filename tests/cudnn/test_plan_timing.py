@@ -229,9 +229,9 @@ def test_threads_that_time_the_same(algo, stored, tmp_path):
         if stored:
             # With and without something to add to; on any stream.
             assert len(list(plan_cache().entries())) == 2
-    # A thread that comes later has nothing to time.
-    before = choice_statistics()
-    in_threads(1, lambda _: conv.run(algo=algo))
-    after = choice_statistics()
-    assert after["misses"] == before["misses"]
-    assert after["size"] == before["size"]
+        # A thread that comes later has nothing to time.
+        before = choice_statistics()
+        in_threads(1, lambda _: conv.run(algo=algo))
+        after = choice_statistics()
+        assert after["misses"] == before["misses"]
+        assert after["size"] == before["size"]

@@ -71,7 +71,7 @@ DEVICE void gather_tile(const Acc (&filters)[TAPS][V], int y, int height, int x,
 #if CHANNELS_LAST
 
 // Threads are numbered by vector of channels (of a group of them), tile along the columns, along the
-// rows, image, and group.
+// rows, group, and image: groups share what is read from memory where they begin anywhere in it.
 KERNEL void __launch_bounds__(THREADS) depthwise_data(const DepthwiseParams p) {
   unsigned rest = blockIdx.x * (unsigned)blockDim.x + threadIdx.x;
   const int vector = rest % p.group;
@@ -80,8 +80,8 @@ KERNEL void __launch_bounds__(THREADS) depthwise_data(const DepthwiseParams p) {
   rest /= p.tiles[1];
   const int tile_h = rest % p.tiles[0];
   rest /= p.tiles[0];
-  const int image = rest % p.batch, group = rest / p.batch;
-  if (group >= p.groups) return;
+  const int group = rest % p.groups, image = rest / p.groups;
+  if (image >= p.batch) return;
   const int channel = (group * p.group + vector) * V;
 
   Acc filters[TAPS][V];

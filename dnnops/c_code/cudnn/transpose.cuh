@@ -1,4 +1,7 @@
-// Transposes each of a batch of matrices: dst[b][column][row] = src[b][row][column].
+// Copies each of a batch of matrices with its axes exchanged: dst[b][column][row] = src[b][row][column].
+// Rows of dst may be wider than src has rows: the rest becomes zero.  Rows of src may be wider than what
+// is copied of them.
+//
 // WIDTH is the size of an element in bytes; LOAD and STORE are how many of them move at once.
 #if WIDTH == 2
 typedef unsigned short element;
@@ -19,8 +22,11 @@ union pair_of_elements {
   element each[2];
 };
 
+// TransposeParams of c_code/runtime/cudnn/conv_relayout.cpp.
 struct transpose_params {
-  long long rows, columns;
+  long long rows, columns;           // of what is copied
+  long long src_pitch, dst_pitch;    // elements from one row to the next
+  long long dst_width;               // elements to write of each row of dst
   long long src_stride, dst_stride;  // from one matrix to the next
   int row_tiles, column_tiles;
 };
@@ -41,15 +47,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) transpose(const element *_
 #pragma unroll
     for (int i = 0; i < TILE / DOWN; ++i) {
       const int r = y + i * DOWN;
-      if (row0 + r >= p.rows || column0 + x >= p.columns) continue;
-      const element *from = src + (row0 + r) * p.columns + column0 + x;
+      if (column0 + x >= p.columns) continue;
+      const bool inside = row0 + r < p.rows;
+      const element *from = src + (row0 + r) * p.src_pitch + column0 + x;
 #if LOAD == 2
-      pair_of_elements loaded;
-      loaded.both = *reinterpret_cast<const pair *>(from);
+      pair_of_elements loaded = {};
+      if (inside) loaded.both = *reinterpret_cast<const pair *>(from);
       tile[r][x] = loaded.each[0];
       tile[r][x + 1] = loaded.each[1];
 #else
-      tile[r][x] = *from;
+      tile[r][x] = inside ? *from : 0;
 #endif
     }
   }
@@ -60,8 +67,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) transpose(const element *_
 #pragma unroll
     for (int i = 0; i < TILE / DOWN; ++i) {
       const int c = y + i * DOWN;
-      if (column0 + c >= p.columns || row0 + x >= p.rows) continue;
-      element *to = dst + (column0 + c) * p.rows + row0 + x;
+      if (column0 + c >= p.columns || row0 + x >= p.dst_width) continue;
+      element *to = dst + (column0 + c) * p.dst_pitch + row0 + x;
 #if STORE == 2
       pair_of_elements stored;
       stored.each[0] = tile[x][c];
@@ -74,44 +81,57 @@ extern "C" __global__ void __launch_bounds__(THREADS) transpose(const element *_
   }
 }
 
-// For matrices with few columns (of which `row_tiles` is a number of slabs of TILE rows): a slab is
-// contiguous in src.  BACK transposes the other way: few rows, slabs of columns that are contiguous in dst.
 constexpr int NARROW = 32;
 
+// For matrices with few columns: slabs of TILE rows, of which `row_tiles` is the number, are contiguous in src.
+// BACK is for few rows: slabs of columns, which are contiguous in dst.
 extern "C" __global__ void __launch_bounds__(THREADS) transpose_narrow(const element *__restrict__ src,
                                                                        element *__restrict__ dst,
                                                                        transpose_params p) {
   __shared__ element slab[TILE * (NARROW + 1)];
-#if BACK
-  const int narrow = (int)p.rows;
-  const long long wide = p.columns;
-#else
-  const int narrow = (int)p.columns;
-  const long long wide = p.rows;
-#endif
   const int tile = blockIdx.x % p.row_tiles;
-  const long long matrix = blockIdx.x / p.row_tiles;
+  const long long matrix = blockIdx.x / p.row_tiles, first = (long long)tile * TILE;
   src += matrix * p.src_stride;
   dst += matrix * p.dst_stride;
-  const long long first = (long long)tile * TILE;
-  const int count = wide - first < TILE ? (int)(wide - first) : TILE;
-  // In shared memory as slab[i * (narrow | 1) + j]: an odd pitch, i along the wide side.
-  const int pitch = narrow | 1;
-  for (int k = threadIdx.x; k < count * narrow; k += THREADS) {
+  const auto in_tile = [first](long long size) { return (int)(size - first < TILE ? size - first : TILE); };
+  // In shared memory as slab[i * pitch + j], i along the wide side; an odd pitch.
 #if BACK
+  const int narrow = (int)p.rows, pitch = narrow | 1, count = in_tile(p.columns), width = (int)p.dst_width;
+  for (int k = threadIdx.x; k < count * narrow; k += THREADS) {
     const int i = k % count, j = k / count;
-    slab[i * pitch + j] = src[j * wide + first + i];
-#else
-    slab[k / narrow * pitch + k % narrow] = src[first * narrow + k];
-#endif
+    slab[i * pitch + j] = src[j * p.src_pitch + first + i];
   }
   __syncthreads();
-  for (int k = threadIdx.x; k < count * narrow; k += THREADS) {
-#if BACK
-    dst[first * narrow + k] = slab[k / narrow * pitch + k % narrow];
+  for (int k = threadIdx.x; k < count * width; k += THREADS) {
+    const int i = k / width, j = k % width;
+    dst[(first + i) * p.dst_pitch + j] = j < narrow ? slab[i * pitch + j] : 0;
+  }
 #else
-    const int i = k % count, j = k / count;
-    dst[j * wide + first + i] = slab[i * pitch + j];
+  const int narrow = (int)p.columns, pitch = narrow | 1, width = (int)p.src_pitch;
+  const int count = p.rows > first ? in_tile(p.rows) : 0, written = in_tile(p.dst_width);
+  for (int k = threadIdx.x; k < count * width; k += THREADS) {
+    const int i = k / width, j = k % width;
+    const element value = src[first * width + k];
+    if (j < narrow) slab[i * pitch + j] = value;
+  }
+  __syncthreads();
+  for (int k = threadIdx.x; k < written * narrow; k += THREADS) {
+    const int i = k % written, j = k / written;
+    dst[j * p.dst_pitch + first + i] = i < count ? slab[i * pitch + j] : 0;
+  }
 #endif
+}
+
+// Without an exchange of axes: rows of `columns` elements become rows of `dst_width`.
+extern "C" __global__ void __launch_bounds__(THREADS) change_pitch(const element *__restrict__ src,
+                                                                   element *__restrict__ dst, transpose_params p) {
+  const int tile = blockIdx.x % p.row_tiles;
+  const long long matrix = blockIdx.x / p.row_tiles, first = (long long)tile * TILE;
+  src += matrix * p.src_stride;
+  dst += matrix * p.dst_stride;
+  const int count = (int)(p.rows - first < TILE ? p.rows - first : TILE), width = (int)p.dst_width;
+  for (int k = threadIdx.x; k < count * width; k += THREADS) {
+    const int i = k / width, j = k % width;
+    dst[(first + i) * p.dst_pitch + j] = j < p.columns ? src[(first + i) * p.src_pitch + j] : 0;
   }
 }

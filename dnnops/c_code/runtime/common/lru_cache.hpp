@@ -57,6 +57,13 @@ class LruCache {
     return found->second->second;
   }
 
+  // The same without counting or using it.
+  std::shared_ptr<Value> peek(const Key &key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = index_.find(key);
+    return found == index_.end() ? nullptr : found->second->second;
+  }
+
   // Sets the value, also where there is one.
   void put(const Key &key, std::shared_ptr<Value> value) {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -57,6 +57,10 @@ std::shared_ptr<StoredChoice> find_choice(const ConvCase &conv, const Handle &ha
   return choice;
 }
 
+std::shared_ptr<StoredChoice> find_new_choice(const ConvCase &conv, const Handle &handle) {
+  return choices().peek(choice_key(conv, handle));
+}
+
 void store_choice(const ConvCase &conv, const Handle &handle, const std::vector<TimedPlan> &timed) {
   const ChoiceKey key = choice_key(conv, handle);
   auto choice = std::make_shared<StoredChoice>();

@@ -25,6 +25,8 @@ struct StoredChoice {
 
 // The plans that were the fastest for a case in this process or an earlier one; null if it was not timed.
 std::shared_ptr<StoredChoice> find_choice(const ConvCase &conv, const Handle &handle);
+// Of this process only, where nothing was found a moment ago: another thread may have timed since.
+std::shared_ptr<StoredChoice> find_new_choice(const ConvCase &conv, const Handle &handle);
 void store_choice(const ConvCase &conv, const Handle &handle, const std::vector<TimedPlan> &timed);
 // Forgets a choice of which no plan can be built any more.
 void drop_choice(const ConvCase &conv, const Handle &handle);

@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "conv_choices.hpp"
+#include "conv_depthwise.hpp"
 
 namespace dnnops {
 
@@ -46,8 +47,8 @@ std::vector<int64_t> fast_algorithms(const ConvCase &conv) {
   const int64_t height = filters.shape[2], width = filters.shape[3];
   if (!plain || height != width || std::min(filters.shape[0], filters.shape[1]) < MIN_FAST_CHANNELS) return {};
   static const int winograd[3] = {7, 5, 5}, fft_tiling[3] = {5, 3, 6};  // by direction
-  if (height == 3 || height == 5) return {winograd[conv.direction]};
-  if (height >= 7) return {fft_tiling[conv.direction]};
+  if (height == 3) return {winograd[conv.direction]};
+  if (height >= 5) return {fft_tiling[conv.direction]};
   return {};
 }
 
@@ -57,12 +58,13 @@ std::shared_ptr<Plan> guess(PlanBuilder &builder, const ConvCase &conv) {
     found = std::move(plan);
     return true;
   };
-  if (builder.depthwise_kernels(take)) return found;
+  const std::vector<PlanSpec> kernels = depthwise_specs(conv);
+  if (!kernels.empty() && depthwise_is_fast(conv, kernels.front()) && builder.depthwise_kernels(take)) return found;
   // cuBLAS has by far the better kernels for float32; with tensor cores cuDNN's are as good.
   if (conv.dtype == DNNOPS_FLOAT32 && !conv.allow_tf32 && builder.matrix_products(take)) return found;
   for (int64_t id : fast_algorithms(conv))
     if ((found = builder.from_spec(legacy_spec(id)))) return found;
-  builder.all(take);
+  builder.trusted(take);
   return found;
 }
 
@@ -95,26 +97,27 @@ std::string list_able(const Choosing &choosing) {
   throw Error(status_of(refusals), words);
 }
 
-// The fastest plan by what was timed before, here or in another process; null if nothing was.
-Choice remembered(const Choosing &choosing, PlanBuilder &builder) {
-  const Handle &handle = *choosing.launch.handle;
-  const auto stored = find_choice(choosing.conv, handle);
-  if (!stored) return {};
-  for (const StoredPlan &candidate : stored->plans)
-    if (auto plan = builder.from_spec(candidate.spec))
-      return {plan, candidate.milliseconds, stored->from_disk ? "cache" : "timed"};
-  drop_choice(choosing.conv, handle);
+// The fastest plan by what was timed before, here or in another process; none if nothing was, or if no
+// such plan can be built any more.
+Choice fastest_of(const std::shared_ptr<StoredChoice> &stored, PlanBuilder &builder) {
+  if (stored)
+    for (const StoredPlan &candidate : stored->plans)
+      if (auto plan = builder.from_spec(candidate.spec))
+        return {plan, candidate.milliseconds, stored->from_disk ? "cache" : "timed"};
   return {};
 }
 
 Choice timed_choice(const Choosing &choosing, PlanBuilder &builder, Refusals &refusals) {
   const Handle &handle = *choosing.launch.handle;
-  Choice choice = remembered(choosing, builder);
-  if (choice.plan || is_capturing(handle.stream)) return choice;
+  const auto stored = find_choice(choosing.conv, handle);
+  Choice choice = fastest_of(stored, builder);
+  if (choice.plan) return choice;
+  if (stored) drop_choice(choosing.conv, handle);
+  if (is_capturing(handle.stream)) return {};
   // Threads that time at once would disturb each other.  Nobody waits here with Python's lock.
   static std::mutex timing;
   std::lock_guard<std::mutex> lock(timing);
-  choice = remembered(choosing, builder);
+  choice = fastest_of(find_new_choice(choosing.conv, handle), builder);
   if (choice.plan) return choice;
   const auto timed = search_plans(choosing.conv, choosing.launch, choosing.params.time_limit * 1e-6, refusals);
   if (timed.empty()) return {};

@@ -40,6 +40,9 @@ DepthwiseWork depthwise_work(const ConvCase &conv, const PlanSpec &spec);
 // The plans worth trying, the most promising one first; empty where there are none.
 std::vector<PlanSpec> depthwise_specs(const ConvCase &conv);
 
+// Whether the first of these plans is surely faster than all of cuDNN's.
+bool depthwise_is_fast(const ConvCase &conv, const PlanSpec &spec);
+
 // Compiles the kernels unless this process has; throws with the reason if that fails.
 std::shared_ptr<Plan> make_depthwise_plan(const ConvCase &conv, const Handle &handle, const PlanSpec &spec);
 

@@ -129,12 +129,15 @@ class PlanBuilder {
   bool legacy_algorithms(const Visit &visit);
   bool legacy_math_types(const Visit &visit);
   bool other_engines(const Visit &visit);
-  // All that a user may choose from: the above in the order in which they would be tried.
+  // All that a user may choose from by name: the above in the order in which they would be tried.
   bool all(const Visit &visit);
+  // Those among which may be chosen.
+  bool trusted(const Visit &visit);
   // The same engine with other values of one knob at a time.
   bool neighbors(const PlanSpec &spec, const Visit &visit);
 
  private:
+  bool proposed(const Visit &visit);
   template <class Make>
   std::shared_ptr<Plan> attempt(const PlanSpec &spec, Make make);
   std::shared_ptr<Plan> from_candidate(const ConvGraph::Candidate &candidate);

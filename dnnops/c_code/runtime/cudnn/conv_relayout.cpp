@@ -1,18 +1,20 @@
 #include "conv_relayout.hpp"
 
+#include <cstdio>
+
 #include "kernel_loader.hpp"
 
 namespace dnnops {
 
 namespace {
 
-// In transpose.cuh.
+// As in transpose.cuh.
 constexpr int64_t NARROW = 32;
 constexpr unsigned THREADS = 256;
 constexpr int64_t ALIGNMENT = 256;
 
 struct TransposeParams {
-  int64_t rows, columns, src_stride, dst_stride;
+  int64_t rows, columns, src_pitch, dst_pitch, dst_width, src_stride, dst_stride;
   int32_t row_tiles, column_tiles;
 };
 
@@ -24,43 +26,68 @@ Role result_role(int64_t direction) {
   return direction == CONV_FORWARD ? ROLE_TOP : direction == CONV_GRAD_INPUTS ? ROLE_IMAGE : ROLE_FILTERS;
 }
 
-// Between an array and its image in a workspace that is dense in the other format.
-class Transposition {
- public:
-  Transposition() = default;
-  // From `array`, which is dense in the other format than `format`, to that one; or back.
-  Transposition(const Handle &handle, const Tensor &array, int64_t dtype, int64_t format, bool back) {
-    const int64_t channels = array.shape[1], positions = element_count(array.shape + 2, array.ndim - 2);
-    const bool rows_are_channels = (format == FORMAT_CHANNELS_LAST) != back;
-    params_.rows = rows_are_channels ? channels : positions;
-    params_.columns = rows_are_channels ? positions : channels;
-    const int64_t outer = array.strides[0], inner = channels * positions;
-    params_.src_stride = back ? inner : outer;
-    params_.dst_stride = back ? outer : inner;
-    const int64_t width = item_size(dtype), tile = width == 8 ? 32 : 64, batch = array.shape[0];
-    const bool narrow = params_.columns <= NARROW, narrow_back = !narrow && params_.rows <= NARROW;
-    const auto vector = [&](int64_t size, int64_t stride, int64_t alignment) {
-      return size % 2 == 0 && stride % 2 == 0 && alignment >= 2 * width ? 2 : 1;
-    };
-    // The side in the workspace is aligned; the array may not be.
-    const int64_t alignment = array.alignment;
-    const int load = vector(params_.columns, params_.src_stride, back ? 16 : alignment);
-    const int store = vector(params_.rows, params_.dst_stride, back ? alignment : 16);
-    const std::string options = "-DWIDTH=" + std::to_string(width) + " -DLOAD=" + std::to_string(load) +
-                                " -DSTORE=" + std::to_string(store) + " -DBACK=" + (narrow_back ? "1" : "0");
-    kernel_ = load_kernel(handle, "transpose", narrow || narrow_back ? "transpose_narrow" : "transpose", options);
-    int64_t blocks = batch;
-    if (narrow || narrow_back) {
-      params_.row_tiles = static_cast<int32_t>(tiles(narrow ? params_.rows : params_.columns, tile));
-      blocks *= params_.row_tiles;
-    } else {
-      params_.row_tiles = static_cast<int32_t>(tiles(params_.rows, tile));
-      params_.column_tiles = static_cast<int32_t>(tiles(params_.columns, tile));
-      blocks *= int64_t(params_.row_tiles) * params_.column_tiles;
-    }
-    if (blocks > INT32_MAX) fail(DNNOPS_NOT_SUPPORTED, "the arrays are too large to be transposed");
-    blocks_ = static_cast<unsigned>(blocks);
+// How an array and its image in a workspace, which is dense in another format, or has more channels, or both,
+// are copied one to the other.
+struct MoveWork {
+  const char *kernel = "transpose";
+  std::string options;
+  int64_t blocks;
+  TransposeParams params = {};
+};
+
+// From `array`, which is dense in `format`, to `inner`, dense in `inner_format`; or back.
+MoveWork move_work(const Tensor &array, int64_t format, const Tensor &inner, int64_t inner_format, int64_t dtype,
+                   bool back) {
+  MoveWork work;
+  TransposeParams &params = work.params;
+  const int64_t channels = array.shape[1], width = item_size(dtype), tile = width == 8 ? 32 : 64;
+  const int64_t positions = element_count(array.shape + 2, array.ndim - 2);
+  const Tensor &source = back ? inner : array, &target = back ? array : inner;
+  const int64_t source_format = back ? inner_format : format, target_format = back ? format : inner_format;
+  params.src_stride = source.strides[0];
+  params.dst_stride = target.strides[0];
+  const bool rows_are_channels = source_format == FORMAT_CONTIGUOUS;
+  params.rows = rows_are_channels ? channels : positions;
+  params.columns = rows_are_channels ? positions : channels;
+  params.src_pitch = source_format == FORMAT_CHANNELS_LAST ? source.shape[1] : positions;
+  params.dst_pitch = params.dst_width = target_format == FORMAT_CHANNELS_LAST ? target.shape[1] : positions;
+  bool few_rows = false;
+  work.blocks = array.shape[0];
+  if (source_format == target_format) {
+    work.kernel = "change_pitch";
+    params.row_tiles = static_cast<int32_t>(tiles(params.rows, tile));
+  } else if (params.columns <= NARROW) {
+    work.kernel = "transpose_narrow";
+    params.row_tiles = static_cast<int32_t>(tiles(params.dst_width, tile));
+  } else if (params.rows <= NARROW) {
+    work.kernel = "transpose_narrow";
+    few_rows = true;
+    params.row_tiles = static_cast<int32_t>(tiles(params.columns, tile));
+  } else {
+    params.row_tiles = static_cast<int32_t>(tiles(params.dst_width, tile));
+    params.column_tiles = static_cast<int32_t>(tiles(params.columns, tile));
+    work.blocks *= params.column_tiles;
   }
+  work.blocks *= params.row_tiles;
+  // A block counts the elements of a tile's rows in 32 bits.
+  const bool too_wide = source_format == target_format && params.dst_width > INT32_MAX / tile;
+  if (work.blocks > INT32_MAX || too_wide) fail(DNNOPS_NOT_SUPPORTED, "the arrays are too large to be transposed");
+  const auto vector = [width](int64_t size, int64_t pitch, int64_t stride, int64_t alignment) {
+    return size % 2 == 0 && pitch % 2 == 0 && stride % 2 == 0 && alignment >= 2 * width ? "2" : "1";
+  };
+  work.options = "-DWIDTH=" + std::to_string(width) + " -DBACK=" + (few_rows ? "1" : "0") + " -DLOAD=" +
+                 vector(params.columns, params.src_pitch, params.src_stride, source.alignment) + " -DSTORE=" +
+                 vector(params.dst_width, params.dst_pitch, params.dst_stride, target.alignment);
+  return work;
+}
+
+class Move {
+ public:
+  Move() = default;
+  Move(const Handle &handle, const MoveWork &work)
+      : kernel_(load_kernel(handle, "transpose", work.kernel, work.options)),
+        params_(work.params),
+        blocks_(static_cast<unsigned>(work.blocks)) {}
 
   void run(const void *source, void *target, void *stream) {
     void *arguments[] = {&source, &target, &params_};
@@ -72,6 +99,11 @@ class Transposition {
   TransposeParams params_ = {};
   unsigned blocks_ = 0;
 };
+
+int64_t format_of(const Tensor &array, int64_t preferred) {
+  const int64_t formats = dense_formats(array);
+  return formats & preferred ? preferred : formats;
+}
 
 class RelayoutPlan : public Plan {
  public:
@@ -87,10 +119,11 @@ class RelayoutPlan : public Plan {
     for (int role = 0; role < 3; ++role) {
       moves_[role] = relayout.moves[role];
       if (!moves_[role]) continue;
-      const Tensor &array = conv.tensors[role];
-      transpositions_[role] = Transposition(handle, array, conv.dtype, relayout.format, role == result_);
+      const Tensor &array = conv.tensors[role], &inside = relayout.inner.tensors[role];
+      copies_[role] = Move(handle, move_work(array, format_of(array, relayout.format), inside, relayout.format,
+                                             conv.dtype, role == result_));
       offsets_[role] = workspace;
-      workspace += aligned(elements(array) * item_size(conv.dtype));
+      workspace += aligned(elements(inside) * item_size(conv.dtype));
     }
   }
 
@@ -101,21 +134,31 @@ class RelayoutPlan : public Plan {
       if (!moves_[role]) continue;
       inner.pointers[role] = base + offsets_[role];
       if (role != result_)
-        transpositions_[role].run(launch.pointers[role], inner.pointers[role], launch.handle->stream);
+        copies_[role].run(launch.pointers[role], inner.pointers[role], launch.handle->stream);
     }
     inner.workspace = inner_->workspace ? base : nullptr;
     inner_->execute(inner, pack);
     if (moves_[result_])
-      transpositions_[result_].run(inner.pointers[result_], launch.pointers[result_], launch.handle->stream);
+      copies_[result_].run(inner.pointers[result_], launch.pointers[result_], launch.handle->stream);
   }
 
  private:
   std::shared_ptr<Plan> inner_;
   Role result_;
   bool moves_[3];
-  Transposition transpositions_[3];
+  Move copies_[3];
   int64_t offsets_[3] = {};
 };
+
+// Tensor cores want channels in fours or eights: where the image has a few less, zeros are added.
+int64_t padded_channels(const ConvCase &conv) {
+  const int64_t channels = conv.tensors[ROLE_IMAGE].shape[1];
+  const bool is_half = conv.dtype == DNNOPS_FLOAT16 || conv.dtype == DNNOPS_BFLOAT16;
+  if (conv.groups != 1 || !(is_half || (conv.dtype == DNNOPS_FLOAT32 && conv.allow_tf32))) return channels;
+  const int64_t unit = is_half && channels > 4 ? 8 : 4;
+  const int64_t padded = (channels + unit - 1) / unit * unit;
+  return 2 * padded <= 3 * channels ? padded : channels;
+}
 
 void set_dense_strides(Tensor &tensor, int64_t format) {
   int64_t step = 1;
@@ -140,12 +183,16 @@ Relayout make_relayout(const ConvCase &conv) {
   for (int role = 0; role < 3; ++role) common &= formats[role] = dense_formats(conv.tensors[role]);
   if (common == (FORMAT_CONTIGUOUS | FORMAT_CHANNELS_LAST))
     fail(DNNOPS_NOT_SUPPORTED, "the arrays lie in both memory formats already");
-  relayout.format = common == FORMAT_CHANNELS_LAST ? FORMAT_CONTIGUOUS : FORMAT_CHANNELS_LAST;
+  const int64_t channels = padded_channels(conv);
+  const bool is_padded = channels != conv.tensors[ROLE_IMAGE].shape[1];
+  relayout.format = common == FORMAT_CHANNELS_LAST && !is_padded ? FORMAT_CONTIGUOUS : FORMAT_CHANNELS_LAST;
   for (int role = 0; role < 3; ++role) {
     Tensor &array = relayout.inner.tensors[role];
-    relayout.moves[role] = !(formats[role] & relayout.format);
+    const bool widens = is_padded && relayout.format == FORMAT_CHANNELS_LAST && role != ROLE_TOP;
+    relayout.moves[role] = widens || !(formats[role] & relayout.format);
     if (relayout.moves[role]) {
       if (!formats[role]) fail(DNNOPS_NOT_SUPPORTED, "the arrays are not dense");
+      if (widens) array.shape[1] = channels;
       set_dense_strides(array, relayout.format);
       array.alignment = 16;
     } else {
@@ -161,3 +208,34 @@ std::shared_ptr<Plan> make_relayout_plan(const ConvCase &conv, const Relayout &r
 }
 
 }  // namespace dnnops
+
+namespace {
+
+// What a test gets of a copy, to run its kernel elsewhere.
+struct MoveRow {
+  char kernel[32], options[128];
+  int64_t blocks, threads;
+  dnnops::TransposeParams params;
+};
+
+}  // namespace
+
+// Describes, without a GPU, the copy of an array to its image in a format, with this number of channels; or back.
+DNNOPS_EXPORT int dnnops_cudnn_move_row(const dnnops_tensor *operand, int64_t format, int64_t channels, int64_t back,
+                                        MoveRow *row) {
+  using namespace dnnops;
+  return guarded("move", operand, 1, [&] {
+    const Tensor array = read_tensor(*operand);
+    if (!dense_formats(array)) fail(DNNOPS_NOT_SUPPORTED, "the array is not dense");
+    Tensor inner = array;
+    inner.shape[1] = channels;
+    set_dense_strides(inner, format);
+    inner.alignment = 16;
+    const MoveWork work = move_work(array, format_of(array, format), inner, format, operand->dtype, back);
+    std::snprintf(row->kernel, sizeof row->kernel, "%s", work.kernel);
+    std::snprintf(row->options, sizeof row->options, "%s", work.options.c_str());
+    row->blocks = work.blocks;
+    row->threads = THREADS;
+    row->params = work.params;
+  });
+}

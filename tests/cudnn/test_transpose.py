@@ -1,0 +1,235 @@
+"""The kernels that copy arrays between memory formats, run on the host and compiled for a GPU."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import pytest
+
+from dnnops.cudnn.kernels import kernel_source
+from dnnops.errors import DnnNotSupportedError
+from tests.cudnn.calls import channels_last, device_tensor, host_tensor
+from tests.cudnn.host_transpose import (
+    KERNELS,
+    OPTIONS,
+    FencedMemory,
+    HostKernels,
+    Move,
+    move_of,
+)
+from tests.oracle import SEED, repeat_command
+
+DTYPES = {2: "float16", 4: "float32", 8: "float64"}
+#: On each side of a target, in elements, more than a tile has: must stay as it is.
+GUARD = 64 * 160
+FENCED = FencedMemory(1 << 20)
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory) -> HostKernels:
+    return HostKernels(tmp_path_factory.mktemp("transpose"), OPTIONS)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the elements of an array lie."""
+
+    shape: tuple[int, ...]
+    memory_format: str
+    #: Elements between the end of an image and the next.
+    gap: int = 0
+
+    @property
+    def batch_stride(self) -> int:
+        return prod(self.shape[1:]) + self.gap
+
+    @property
+    def extent(self) -> int:
+        """Elements from the first to the last one."""
+        return (self.shape[0] - 1) * self.batch_stride + prod(self.shape[1:])
+
+    def view(self, memory: np.ndarray) -> np.ndarray:
+        """The array in its elements' memory, of which it takes the beginning."""
+        axes = list(range(1, len(self.shape)))
+        order = [*axes[1:], axes[0]] if self.memory_format == "channels_last" else axes
+        strides = {0: self.batch_stride}
+        step = 1
+        for axis in reversed(order):
+            strides[axis] = step
+            step *= self.shape[axis]
+        in_bytes = [strides[i] * memory.itemsize for i in range(len(self.shape))]
+        assert len(memory) == self.extent
+        return np.lib.stride_tricks.as_strided(memory, self.shape, in_bytes)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An array, its image in a workspace, and which way it is copied."""
+
+    array: Layout
+    inner_format: str
+    inner_channels: int
+    back: bool
+    width: int
+    #: In elements, of the array.
+    misaligned: int = 0
+    at_end: bool = True
+    seed: int = 0
+
+    @property
+    def inner(self) -> Layout:
+        batch, _, *spatial = self.array.shape
+        return Layout((batch, self.inner_channels, *spatial), self.inner_format)
+
+    def check(self, kernels: HostKernels) -> Move:
+        """Run the copy and compare all of the target's memory, guards and gaps included."""
+        rng = np.random.default_rng(self.seed)
+        words = np.dtype(f"u{self.width}")
+        source, target = (self.inner, self.array) if self.back else (self.array, self.inner)
+        fenced = self.source_memory(source, 0 if self.back else self.misaligned)
+        fenced[:] = np.frombuffer(rng.bytes(fenced.nbytes), words)
+        given = source.view(fenced)
+
+        start = GUARD + (self.misaligned if self.back else 0)
+        memory = np.empty(start + target.extent + GUARD + 16, words)
+        memory = memory[-(memory.ctypes.data // self.width) % (16 // self.width) :]
+        memory[:] = np.frombuffer(rng.bytes(memory.nbytes), words)
+        inside = slice(start, start + target.extent)
+        expected = memory.copy()
+        wanted = target.view(expected[inside])
+        wanted[...] = 0
+        channels = self.array.shape[1]
+        wanted[:, :channels] = given[:, :channels]
+
+        array = target.view(memory[inside]) if self.back else given
+        described = host_tensor(array.view(DTYPES[self.width]))
+        move = move_of(described, self.inner_format, self.inner_channels, self.back)
+        kernels.run(move, fenced.ctypes.data, memory[inside].ctypes.data, self.seed)
+        np.testing.assert_array_equal(memory, expected, err_msg=self.words(move))
+        return move
+
+    def source_memory(self, source: Layout, misaligned: int) -> np.ndarray:
+        """Memory whose neighbors can't be read on one side."""
+        size = (source.extent + misaligned) * self.width
+        fenced = FENCED.at_end(size, 16) if self.at_end else FENCED.at_start(size)
+        return fenced.view(f"u{self.width}")[misaligned:]
+
+    def words(self, move: Move) -> str:
+        params = {name: getattr(move.params, name) for name, _ in move.params._fields_}
+        return (
+            f"{self}: {move.blocks} blocks of {move.kernel.decode()} {move.options.decode()} "
+            f"{params}\nrepeat with {repeat_command()}"
+        )
+
+
+def random_spatial(rng: random.Random) -> tuple[int, ...]:
+    """One to three sizes, at most 150 positions."""
+    positions = rng.choice([1, 4, 31, 32, 33, 49, 64, 65, 128, 150, *[rng.randint(1, 150)] * 10])
+    sizes = []
+    for _ in range(rng.randrange(3)):
+        sizes.append(rng.choice([n for n in range(1, positions + 1) if positions % n == 0]))
+        positions //= sizes[-1]
+    sizes.insert(rng.randrange(len(sizes) + 1), positions)
+    return tuple(sizes)
+
+
+def random_case(rng: random.Random) -> Case:
+    memory_format, inner_format = rng.choice(
+        [
+            ("contiguous", "channels_last"),
+            ("contiguous", "channels_last"),
+            ("channels_last", "contiguous"),
+            ("channels_last", "contiguous"),
+            ("channels_last", "channels_last"),
+            ("contiguous", "contiguous"),
+        ]
+    )
+    channels = rng.choice([3, 7, 20, 30, 32, 33, 34, 62, 64, 65, *[rng.randint(1, 80)] * 10])
+    unit = rng.choice([1, 4, 8]) if inner_format == "channels_last" else 1
+    shape = (rng.randint(1, 3), channels, *random_spatial(rng))
+    return Case(
+        array=Layout(shape, memory_format, gap=rng.choice([0, 0, 0, 1, 2, 17, 64])),
+        inner_format=inner_format,
+        inner_channels=-(-channels // unit) * unit,
+        back=rng.random() < 0.5,
+        width=rng.choice(list(DTYPES)),
+        misaligned=rng.choice([0, 0, 0, 1, 2]),
+        at_end=rng.random() < 0.7,
+        seed=rng.randrange(2**31),
+    )
+
+
+def test_random_arrays(kernels):
+    """Whatever the shapes: the same elements in their new places, zeros for padding, no more."""
+    rng = random.Random(SEED)
+    moves = [random_case(rng).check(kernels) for _ in range(400)]
+    assert {move.kernel.decode() for move in moves} == set(KERNELS)
+    tiled = {move.options for move in moves if move.kernel == b"transpose"}
+    assert len(tiled) > 8
+    assert any(b"BACK=1" in move.options for move in moves)
+
+
+@pytest.mark.parametrize("width", DTYPES)
+@pytest.mark.parametrize("back", [False, True], ids=["in", "back"])
+@pytest.mark.parametrize(("channels", "padded"), [(3, 4), (20, 24), (62, 64), (63, 72)])
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
+def test_padding(kernels, memory_format, channels, padded, back, width):
+    """Channels of zeros are added, and left out again."""
+    for spatial in ((1, 1), (3, 3), (5, 8), (2, 7, 10)):
+        array = Layout((2, channels, *spatial), memory_format)
+        Case(array, "channels_last", padded, back, width).check(kernels)
+
+
+@pytest.mark.parametrize("width", DTYPES)
+def test_vectors(kernels, width):
+    """Two elements move at once where all addresses allow it: sizes, strides, the array's own."""
+
+    def options(case: Case) -> tuple[bool, bool]:
+        move = case.check(kernels)
+        assert move.kernel == b"transpose"
+        return b"LOAD=2" in move.options, b"STORE=2" in move.options
+
+    def case(shape: tuple[int, ...], gap: int = 0, misaligned: int = 0) -> Case:
+        channels = -(-shape[1] // 4) * 4
+        layout = Layout(shape, "contiguous", gap)
+        return Case(layout, "channels_last", channels, False, width, misaligned)
+
+    assert options(case((2, 40, 6, 7))) == (True, True)
+    assert options(case((2, 40, 5, 7))) == (False, True)
+    assert options(case((2, 39, 6, 7))) == (True, True)  # a padded row
+    assert options(case((2, 40, 6, 7), gap=1)) == (False, True)
+    assert options(case((2, 40, 6, 7), gap=2)) == (True, True)
+    assert options(case((2, 40, 6, 7), misaligned=1)) == (False, True)
+    back = Case(Layout((2, 39, 6, 7), "channels_last"), "contiguous", 39, True, width)
+    assert options(back) == (True, False)
+
+
+def test_refusals():
+    """Arrays that are not dense, and those whose blocks can't be counted."""
+    spread = device_tensor((2, 4, 5, 6), strides=(500, 60, 12, 2))
+    with pytest.raises(DnnNotSupportedError, match="not dense"):
+        move_of(spread, "channels_last", 4, False)
+    huge = device_tensor((2**20, 64, 2**10, 2**10))
+    with pytest.raises(DnnNotSupportedError, match="too large"):
+        move_of(huge, "channels_last", 64, False)
+    wide = channels_last((1, 2**25 - 1, 8, 8), "float16")
+    with pytest.raises(DnnNotSupportedError, match="too large"):
+        move_of(wide, "channels_last", 2**25, False)
+
+
+def test_gpu_compiler():
+    """NVRTC compiles all kernels with all options, without a GPU."""
+    from cupy.cuda import nvrtc
+
+    for options in OPTIONS:
+        program = nvrtc.createProgram(kernel_source("transpose"), "transpose.cu", (), ())
+        try:
+            nvrtc.compileProgram(program, ("-arch=sm_90", "-Xptxas=-v", *options.split()))
+        except nvrtc.NVRTCError:
+            pytest.fail(f"{options}: {nvrtc.getProgramLog(program)}")
+        log = nvrtc.getProgramLog(program)
+        nvrtc.destroyProgram(program)
+        assert log.count(" 0 bytes spill stores") == len(KERNELS), f"{options}: {log}"
