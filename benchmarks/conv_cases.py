@@ -287,8 +287,8 @@ def rows_in_order(cases: Sequence[ConvCase], seed: int = 3) -> list[Work]:
     list of tuple
         Case, direction, precision and layout. Those of a case and direction are together, because
         they share what libraries have to prepare: see `units`. The beginning has of each network
-        about the share that it has of all. `README_CASE`, which takes longest, is the first, so
-        that no GPU is left alone with it at the end.
+        about the share that it has of all. `README_CASE`, which takes longest, comes in the middle:
+        no GPU is left alone with it at the end, and a run that is cut short has other rows, too.
     """
     rng = random.Random(seed)
     networks = defaultdict(list)
@@ -298,7 +298,9 @@ def rows_in_order(cases: Sequence[ConvCase], seed: int = 3) -> list[Work]:
     for network, pairs in networks.items():
         rng.shuffle(pairs)
         for number, (case, direction) in enumerate(pairs):
-            place = -1.0 if network == README_CASE.network else (number + rng.random()) / len(pairs)
+            place = (number + rng.random()) / len(pairs)
+            if network == README_CASE.network:
+                place = 0.5
             places.append((place, case, direction))
     places.sort(key=lambda entry: entry[0])
     return [

@@ -100,10 +100,12 @@ def test_order_has_every_row_once_and_each_beginning_is_a_sample():
     parts = units(rows)
     assert [row for unit in parts for row in unit] == rows
     assert {len(unit) for unit in parts} == {len(PRECISIONS) * len(LAYOUTS)}
-    assert [unit[0][0] for unit in parts[:3]] == [README_CASE] * 3
+    places = [place for place, unit in enumerate(parts) if unit[0][0] == README_CASE]
+    assert len(places) == 3
+    assert all(0.4 < place / len(parts) < 0.6 for place in places)
     everywhere = Counter(case.network for case in CASES)
     for count in (46, 92, 137):
-        seen = Counter(unit[0][0].network for unit in parts[3 : 3 + count])
+        seen = Counter(unit[0][0].network for unit in parts[:count])
         for network in set(everywhere) - {README_CASE.network}:
             assert abs(seen[network] - everywhere[network] * 3 * count / len(parts)) < 2
         directions = Counter(unit[0][1] for unit in parts[:count])

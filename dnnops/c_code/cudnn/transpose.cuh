@@ -32,6 +32,44 @@ struct transpose_params {
 };
 
 // Tiles pass through shared memory, so that both sides move along their rows.
+#if WIDTH == 2 && LOAD == 2 && STORE == 2
+// Two by two elements change places in registers, so that shared memory is used by words: the word of column c
+// and rows 2q, 2q + 1 is words[c][q].
+extern "C" __global__ void __launch_bounds__(THREADS) transpose(const element *__restrict__ src,
+                                                                element *__restrict__ dst, transpose_params p) {
+  __shared__ pair words[TILE][TILE / 2 + 1];
+  const int column_tile = blockIdx.x % p.column_tiles, rest = blockIdx.x / p.column_tiles;
+  const int row_tile = rest % p.row_tiles;
+  const long long matrix = rest / p.row_tiles;
+  src += matrix * p.src_stride;
+  dst += matrix * p.dst_stride;
+  const long long row0 = (long long)row_tile * TILE, column0 = (long long)column_tile * TILE;
+  const int across = threadIdx.x % (TILE / 2), down = threadIdx.x / (TILE / 2);
+  constexpr int DOWN = THREADS / (TILE / 2), STEPS = TILE / 2 / DOWN;
+  pair above[STEPS], below[STEPS];
+#pragma unroll
+  for (int i = 0; i < STEPS; ++i) {
+    const long long r = row0 + 2 * (down + i * DOWN), c = column0 + 2 * across;
+    const bool inside = c < p.columns;
+    above[i] = inside && r < p.rows ? *reinterpret_cast<const pair *>(src + r * p.src_pitch + c) : 0;
+    below[i] = inside && r + 1 < p.rows ? *reinterpret_cast<const pair *>(src + (r + 1) * p.src_pitch + c) : 0;
+  }
+#pragma unroll
+  for (int i = 0; i < STEPS; ++i) {
+    const int q = down + i * DOWN;
+    words[2 * across][q] = (above[i] & 0xffff) | below[i] << 16;
+    words[2 * across + 1][q] = above[i] >> 16 | (below[i] & 0xffff0000);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < TILE / DOWN; ++i) {
+    const int c = down + i * DOWN;
+    const long long r = row0 + 2 * across;
+    if (column0 + c < p.columns && r < p.dst_width)
+      *reinterpret_cast<pair *>(dst + (column0 + c) * p.dst_pitch + r) = words[c][across];
+  }
+}
+#else
 extern "C" __global__ void __launch_bounds__(THREADS) transpose(const element *__restrict__ src,
                                                                 element *__restrict__ dst, transpose_params p) {
   __shared__ element tile[TILE][TILE + 4 / (WIDTH < 4 ? WIDTH : 4)];
@@ -80,6 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) transpose(const element *_
     }
   }
 }
+#endif
 
 constexpr int NARROW = 32;
 
