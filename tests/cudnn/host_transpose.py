@@ -61,6 +61,8 @@ class Params(ctypes.Structure):
         ("dst_stride", ctypes.c_int64),
         ("row_tiles", ctypes.c_int32),
         ("column_tiles", ctypes.c_int32),
+        ("slab_rows", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
     ]
 
 

@@ -195,8 +195,9 @@ def test_configurations(seed):
         PAIRS[c.index][0](**c.settings)
 
 
-PLAN = ConvPlan("engine7_k2=4", "forward", "graph", 7, 0, True)
+PLAN = ConvPlan("engine7_k2=4", "forward", "graph", 7, 0, True, notes=("tensor_core",))
 FFT = replace(PLAN, name="engine8", notes=("fft",))
+OTHER = replace(PLAN, notes=())
 EXPECTED = small_integers(np.random.default_rng(0), (2, 3, 4, 5), "float64")
 
 
@@ -222,6 +223,7 @@ def test_right_results():
     assert complaints(FFT, EXPECTED * (1 + 5e-5), exact=True) == []
     named = replace(PLAN, name="FFT_TILING", api="legacy")
     assert complaints(named, EXPECTED * (1 + 5e-5), exact=True) == []
+    assert complaints(OTHER, EXPECTED * (1 + 5e-6), exact=True) == []
     assert complaints(replace(PLAN, deterministic=False), EXPECTED, EXPECTED * (1 + 1e-6)) == []
 
 
@@ -232,6 +234,7 @@ def test_right_results():
         (PLAN, [0 * EXPECTED], {}, "relative error 1 > 1e-05"),
         (FFT, [EXPECTED * (1 + 2e-4)], {}, "relative error 0.0002 > 0.0001"),
         (PLAN, [EXPECTED + 2.0**-20], {"exact": True}, "inexact for small integers"),
+        (OTHER, [EXPECTED * (1 + 2e-5)], {"exact": True}, "relative error 2e-05 > 1e-05"),
         (PLAN, [np.where(EXPECTED == 3, np.nan, EXPECTED)], {}, "are not written"),
         (PLAN, [EXPECTED], {"beside": True}, "writes beside its output"),
         (PLAN, [EXPECTED, EXPECTED * (1 + 1e-6)], {}, "its bits differ from run to run"),

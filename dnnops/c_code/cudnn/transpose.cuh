@@ -29,12 +29,13 @@ struct transpose_params {
   long long dst_width;               // elements to write of each row of dst
   long long src_stride, dst_stride;  // from one matrix to the next
   int row_tiles, column_tiles;
+  int slab_rows;  // of transpose_narrow
 };
 
 // Tiles pass through shared memory, so that both sides move along their rows.
-#if WIDTH == 2 && LOAD == 2 && STORE == 2
-// Two by two elements change places in registers, so that shared memory is used by words: the word of column c
-// and rows 2q, 2q + 1 is words[c][q].
+#if WIDTH == 2
+// Elements of two rows make a word, so that shared memory is used by words: words[c][q] is column c of the rows
+// 2q and 2q + 1.
 extern "C" __global__ void __launch_bounds__(THREADS) transpose(const element *__restrict__ src,
                                                                 element *__restrict__ dst, transpose_params p) {
   __shared__ pair words[TILE][TILE / 2 + 1];
@@ -44,29 +45,47 @@ extern "C" __global__ void __launch_bounds__(THREADS) transpose(const element *_
   src += matrix * p.src_stride;
   dst += matrix * p.dst_stride;
   const long long row0 = (long long)row_tile * TILE, column0 = (long long)column_tile * TILE;
-  const int across = threadIdx.x % (TILE / 2), down = threadIdx.x / (TILE / 2);
-  constexpr int DOWN = THREADS / (TILE / 2), STEPS = TILE / 2 / DOWN;
-  pair above[STEPS], below[STEPS];
+  {
+#if LOAD == 2
+    typedef pair loaded;
+#else
+    typedef element loaded;
+#endif
+    constexpr int ACROSS = TILE / LOAD, DOWN = THREADS / ACROSS, STEPS = TILE / 2 / DOWN;
+    const int x = threadIdx.x % ACROSS * LOAD, y = threadIdx.x / ACROSS;
+    pair above[STEPS], below[STEPS];
 #pragma unroll
-  for (int i = 0; i < STEPS; ++i) {
-    const long long r = row0 + 2 * (down + i * DOWN), c = column0 + 2 * across;
-    const bool inside = c < p.columns;
-    above[i] = inside && r < p.rows ? *reinterpret_cast<const pair *>(src + r * p.src_pitch + c) : 0;
-    below[i] = inside && r + 1 < p.rows ? *reinterpret_cast<const pair *>(src + (r + 1) * p.src_pitch + c) : 0;
-  }
+    for (int i = 0; i < STEPS; ++i) {
+      const long long r = row0 + 2 * (y + i * DOWN), c = column0 + x;
+      const element *from = src + r * p.src_pitch + c;
+      const bool inside = c < p.columns;
+      above[i] = inside && r < p.rows ? *reinterpret_cast<const loaded *>(from) : 0;
+      below[i] = inside && r + 1 < p.rows ? *reinterpret_cast<const loaded *>(from + p.src_pitch) : 0;
+    }
 #pragma unroll
-  for (int i = 0; i < STEPS; ++i) {
-    const int q = down + i * DOWN;
-    words[2 * across][q] = (above[i] & 0xffff) | below[i] << 16;
-    words[2 * across + 1][q] = above[i] >> 16 | (below[i] & 0xffff0000);
+    for (int i = 0; i < STEPS; ++i) {
+      const int q = y + i * DOWN;
+      words[x][q] = (above[i] & 0xffff) | below[i] << 16;
+#if LOAD == 2
+      words[x + 1][q] = above[i] >> 16 | (below[i] & 0xffff0000);
+#endif
+    }
   }
   __syncthreads();
+  {
+    constexpr int ACROSS = TILE / STORE, DOWN = THREADS / ACROSS;
+    const int x = threadIdx.x % ACROSS * STORE, y = threadIdx.x / ACROSS;
 #pragma unroll
-  for (int i = 0; i < TILE / DOWN; ++i) {
-    const int c = down + i * DOWN;
-    const long long r = row0 + 2 * across;
-    if (column0 + c < p.columns && r < p.dst_width)
-      *reinterpret_cast<pair *>(dst + (column0 + c) * p.dst_pitch + r) = words[c][across];
+    for (int i = 0; i < TILE / DOWN; ++i) {
+      const int c = y + i * DOWN;
+      if (column0 + c >= p.columns || row0 + x >= p.dst_width) continue;
+      element *to = dst + (column0 + c) * p.dst_pitch + row0 + x;
+#if STORE == 2
+      *reinterpret_cast<pair *>(to) = words[c][x / 2];
+#else
+      *to = (element)(words[c][x / 2] >> 16 * (x % 2));
+#endif
+    }
   }
 }
 #else
@@ -121,18 +140,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) transpose(const element *_
 #endif
 
 constexpr int NARROW = 32;
+constexpr int SLAB = 64 * (NARROW + 1);
 
-// For matrices with few columns: slabs of TILE rows, of which `row_tiles` is the number, are contiguous in src.
+// For matrices with few columns: slabs of rows, of which `row_tiles` is the number, are contiguous in src.
 // BACK is for few rows: slabs of columns, which are contiguous in dst.
 extern "C" __global__ void __launch_bounds__(THREADS) transpose_narrow(const element *__restrict__ src,
                                                                        element *__restrict__ dst,
                                                                        transpose_params p) {
-  __shared__ element slab[TILE * (NARROW + 1)];
+  __shared__ element slab[SLAB];
   const int tile = blockIdx.x % p.row_tiles;
-  const long long matrix = blockIdx.x / p.row_tiles, first = (long long)tile * TILE;
+  const long long matrix = blockIdx.x / p.row_tiles, first = (long long)tile * p.slab_rows;
   src += matrix * p.src_stride;
   dst += matrix * p.dst_stride;
-  const auto in_tile = [first](long long size) { return (int)(size - first < TILE ? size - first : TILE); };
+  const auto in_tile = [&](long long size) { return (int)(size - first < p.slab_rows ? size - first : p.slab_rows); };
   // In shared memory as slab[i * pitch + j], i along the wide side; an odd pitch.
 #if BACK
   const int narrow = (int)p.rows, pitch = narrow | 1, count = in_tile(p.columns), width = (int)p.dst_width;

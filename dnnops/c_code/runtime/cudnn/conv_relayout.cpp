@@ -10,12 +10,14 @@ namespace {
 
 // As in transpose.cuh.
 constexpr int64_t NARROW = 32;
+constexpr int64_t SLAB = 64 * (NARROW + 1);
 constexpr unsigned THREADS = 256;
 constexpr int64_t ALIGNMENT = 256;
+constexpr int64_t MIN_BLOCKS = 1024;
 
 struct TransposeParams {
   int64_t rows, columns, src_pitch, dst_pitch, dst_width, src_stride, dst_stride;
-  int32_t row_tiles, column_tiles;
+  int32_t row_tiles, column_tiles, slab_rows, unused;
 };
 
 int64_t aligned(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
@@ -34,6 +36,13 @@ struct MoveWork {
   int64_t blocks;
   TransposeParams params = {};
 };
+
+// As many as shared memory holds, but fewer where that would leave multiprocessors without work.
+int32_t slab_rows(int64_t wide, int64_t narrow, int64_t matrices) {
+  int64_t rows = 64;
+  while (2 * rows * (narrow | 1) <= SLAB && matrices * tiles(wide, 2 * rows) >= MIN_BLOCKS) rows *= 2;
+  return static_cast<int32_t>(rows);
+}
 
 // From `array`, which is dense in `format`, to `inner`, dense in `inner_format`; or back.
 MoveWork move_work(const Tensor &array, int64_t format, const Tensor &inner, int64_t inner_format, int64_t dtype,
@@ -56,13 +65,12 @@ MoveWork move_work(const Tensor &array, int64_t format, const Tensor &inner, int
   if (source_format == target_format) {
     work.kernel = "change_pitch";
     params.row_tiles = static_cast<int32_t>(tiles(params.rows, tile));
-  } else if (params.columns <= NARROW) {
+  } else if (params.columns <= NARROW || params.rows <= NARROW) {
     work.kernel = "transpose_narrow";
-    params.row_tiles = static_cast<int32_t>(tiles(params.dst_width, tile));
-  } else if (params.rows <= NARROW) {
-    work.kernel = "transpose_narrow";
-    few_rows = true;
-    params.row_tiles = static_cast<int32_t>(tiles(params.columns, tile));
+    few_rows = params.columns > NARROW;
+    const int64_t wide = few_rows ? params.columns : params.dst_width;
+    params.slab_rows = slab_rows(wide, few_rows ? params.rows : params.columns, work.blocks);
+    params.row_tiles = static_cast<int32_t>(tiles(wide, params.slab_rows));
   } else {
     params.row_tiles = static_cast<int32_t>(tiles(params.dst_width, tile));
     params.column_tiles = static_cast<int32_t>(tiles(params.columns, tile));

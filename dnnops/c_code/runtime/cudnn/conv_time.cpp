@@ -22,11 +22,12 @@ constexpr size_t STARTS = 3;
 constexpr double BATCH_MS = 0.2;
 constexpr int MAX_BATCH = 20;
 // Kernels shorter than this may wait for the host to launch them: the device is kept busy meanwhile, by
-// filling memory, which on an H200 takes about 9 us each time.
+// filling memory, which on an H200 takes about 18 us each time.  That empties the cache of what the last
+// execution left there, too, so they are executed one by one.
 constexpr double HOST_BOUND_MS = 0.04;
-constexpr int64_t DELAY_BYTES = int64_t(32) << 20;
-constexpr int64_t DELAY_FILLS = 24;
-constexpr int MAX_DELAYED_BATCH = 10;
+constexpr int64_t DELAY_BYTES = int64_t(64) << 20;
+constexpr int64_t DELAY_FILLS = 8;
+constexpr int DELAYED_ROUNDS = 9;
 
 class Event {
  public:
@@ -107,12 +108,11 @@ double PlanTimer::time(Plan &plan, double hopeless) {
   const double once = batch(plan, 1, false);
   const bool host_bound = once < HOST_BOUND_MS;
   if (once > hopeless && !host_bound) return HUGE_VAL;
-  const int most = host_bound ? MAX_DELAYED_BATCH : MAX_BATCH;
-  const int count = std::max(1, std::min(most, static_cast<int>(std::ceil(BATCH_MS / once))));
-  double times[ROUNDS];
+  const int count = host_bound ? 1 : std::max(1, std::min(MAX_BATCH, static_cast<int>(std::ceil(BATCH_MS / once))));
+  std::vector<double> times(host_bound ? DELAYED_ROUNDS : ROUNDS);
   for (double &time : times) time = batch(plan, count, host_bound);
-  std::sort(times, times + ROUNDS);
-  return times[ROUNDS / 2];
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
 }
 
 void PlanTimer::run(Plan &plan, int64_t repeats) {
