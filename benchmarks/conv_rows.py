@@ -6,6 +6,7 @@ import json
 import math
 import re
 import statistics
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -53,6 +54,7 @@ _KINDS = {
 _LEGACY = "an algorithm of cuDNN's legacy API"
 
 _SHOWN_LOSSES = 40
+_SHOWN_CHARACTERS = 60
 
 
 def read_rows(paths: Iterable[Path]) -> tuple[dict[str, Any], list[Row]]:
@@ -316,12 +318,18 @@ def draw_suite(title: str, rows: Sequence[Row]) -> Figure:
     return figure
 
 
+def _shorter(reason: str) -> str:
+    """The reason of a loss without values of knobs; the documentation has all of it."""
+    reason = re.sub(r"(?:_k\d+=-?\d+)+", "", reason)
+    return textwrap.shorten(reason, _SHOWN_CHARACTERS, placeholder=" ...")
+
+
 def _draw_losses(axes: Any, shown: Sequence[Row], count: int, total: int) -> None:
     values = [ratio(row) or 0.0 for row in shown]
     bars = axes.barh(range(len(shown)), values, color="#c44e52")
     axes.bar_label(
         bars,
-        [f"{v:.2f}  {why(r)}" for v, r in zip(values, shown, strict=True)],
+        [f"{v:.2f}  {_shorter(why(r))}" for v, r in zip(values, shown, strict=True)],
         padding=3,
         fontsize=7,
         backgroundcolor="white",
@@ -329,7 +337,7 @@ def _draw_losses(axes: Any, shown: Sequence[Row], count: int, total: int) -> Non
     names = [", ".join(row_key(row)).replace("_", " ") for row in shown]
     axes.set_yticks(range(len(shown)), names, fontsize=7)
     axes.set_ylim(max(1, len(shown)) - 0.4, -0.6)
-    axes.set_xlim(0, 1.6)
+    axes.set_xlim(0, 2.2)
     axes.axvline(1, color="black", linewidth=1, zorder=0.5)
     more = f"; the worst {len(shown)}" if count > len(shown) else ""
     axes.set_title(
