@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import ctypes
 import hashlib
+import threading
 from collections.abc import Hashable
 from contextlib import suppress
 from functools import cache
@@ -34,6 +36,7 @@ __all__ = [
     "device_operands",
     "free_workspaces",
     "gradient_like",
+    "interrupt_later",
 ]
 
 
@@ -248,6 +251,18 @@ class _Stream:
         return 0, self.address
 
 
+def interrupt_later() -> None:
+    """Raise the KeyboardInterrupt that was caught in a callback of C code once more, a bit later.
+
+    Not at once: the callback itself would be interrupted, and ctypes then returns what happens to
+    be in memory.
+    """
+    threading.Timer(_INTERRUPT_DELAY, _thread.interrupt_main).start()
+
+
+_INTERRUPT_DELAY = 0.05  # seconds
+
+
 @_ALLOCATE
 def _allocate(size: int, device: int, stream: int | None) -> int | None:
     # Called from C: whatever goes wrong means that there is no memory.
@@ -258,10 +273,12 @@ def _allocate(size: int, device: int, stream: int | None) -> int | None:
         on_stream = cupy.cuda.Stream.from_external(_Stream(stream)) if stream else null
         with cupy.cuda.Device(device), on_stream:
             memory = cupy.cuda.alloc(size)
-    except Exception:
+        _workspaces[memory.ptr] = memory
+        return memory.ptr
+    except BaseException as error:  # one that escaped would leave C code with any address
+        if isinstance(error, KeyboardInterrupt):
+            interrupt_later()
         return None
-    _workspaces[memory.ptr] = memory
-    return memory.ptr
 
 
 @_FREE

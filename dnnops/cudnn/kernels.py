@@ -11,6 +11,7 @@ import hashlib
 from functools import cache
 from typing import Any
 
+from dnnops.cudnn.base import interrupt_later
 from dnnops.runtime.build import CUDNN, c_code_dir
 
 __all__ = ["kernel_source", "kernels_version"]
@@ -60,6 +61,9 @@ def _module(program: str, options: str) -> Any:
     )
 
 
+# The library keeps the addresses: CuPy would unload the modules upon cupy.clear_memo().
+_functions: list[Any] = []
+
 _GET_KERNEL = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
     ctypes.c_char_p,
@@ -81,8 +85,12 @@ def _get_kernel(
 
         with cupy.cuda.Device(device):
             kernel = _module(program.decode(), options.decode()).get_function(name.decode())
-            return kernel.kernel.ptr
-    except Exception as error:
+            function = kernel.kernel
+            _functions.append(function)
+            return function.ptr
+    except BaseException as error:  # one that escaped would leave C code with any address
+        if isinstance(error, KeyboardInterrupt):
+            interrupt_later()
         text = f"{type(error).__name__}: {error}".encode()[: capacity - 1]
         ctypes.memmove(reason, text + b"\0", len(text) + 1)
         return None

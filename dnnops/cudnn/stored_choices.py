@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dnnops.cudnn.algorithms import DIRECTIONS, parse_algorithm
+from dnnops.cudnn.base import interrupt_later
 from dnnops.cudnn.kernels import kernels_version
 from dnnops.cudnn.plan_cache import CachedChoice, CachedPlan, plan_cache
 from dnnops.errors import DnnError
@@ -169,9 +170,7 @@ def case_key(case: Any, device: dict[str, Any]) -> dict[str, Any]:
 def _report(error: BaseException) -> None:
     """Say what went wrong where nothing can be raised: the caller is C code."""
     if isinstance(error, KeyboardInterrupt):
-        import _thread
-
-        _thread.interrupt_main()  # once the interpreter is back in Python code
+        interrupt_later()
     else:
         traceback.print_exception(error)
 

@@ -50,7 +50,7 @@ struct ConvState : State {
   bool has_chosen = false;
   PlanSpec chosen;  // for the wishes that choose once
   const char *chosen_by = "";  // a Choice's source
-  bool is_provisional = false;  // guessed where nothing could be timed: the next call chooses anew
+  bool is_provisional = false;  // chosen while a CUDA graph was captured: the next call chooses anew
   bool is_kept = false;  // it is the node's, not this call's only
   ChosenRow row;
 
@@ -111,8 +111,8 @@ Choice find_plan(ConvState &state, const Call &call, const Launch &launch) {
     choosing.explain = true;
   }
   if (once) key.wish = params.wish == WISH_GUESS_ONCE ? WISH_GUESS_ON_SHAPE_CHANGE : WISH_TIME_ON_SHAPE_CHANGE;
-  // What is guessed because nothing can be timed now must not be taken for what was timed.
-  state.is_provisional = is_timed(key.wish) && is_capturing(launch.handle->stream);
+  // While a CUDA graph is captured nothing can be timed, nor kernels compiled: what is chosen then is not kept.
+  state.is_provisional = params.wish != WISH_PLAN && is_capturing(launch.handle->stream);
   if (state.is_provisional) return choose_plan(choosing, key.wish, key.spec);
   Choice choice = chosen();
   state.has_chosen = true;

@@ -51,9 +51,7 @@ const WrongPlan wrong_float32_5x5[] = {
     {API_LEGACY, CONV_GRAD_WEIGHTS, 5, "6e-4"},
 };
 
-void refuse_known_wrong(const ConvCase &conv, const PlanSpec &spec, int64_t notes) {
-  if (spec.api == API_GRAPH && !spec.knob_count && notes >> CUDNN_NUMERICAL_NOTE_TENSOR_CORE & 1)
-    fail(DNNOPS_NOT_SUPPORTED, "%s", knobless);
+void refuse_known_wrong(const ConvCase &conv, const PlanSpec &spec) {
   const Tensor &filters = conv.tensors[ROLE_FILTERS];
   if (conv.dtype != DNNOPS_FLOAT32 || conv.spatial_ndim != 2 || filters.shape[2] != 5 || filters.shape[3] != 5) return;
   for (const WrongPlan &wrong : wrong_float32_5x5)
@@ -147,7 +145,7 @@ std::shared_ptr<Plan> PlanBuilder::from_candidate(const ConvGraph::Candidate &ca
     return refuse(DNNOPS_NOT_SUPPORTED, "it has more than " + std::to_string(MAX_KNOBS) + " knobs");
   if (const char *reason = forbidden(conv_, candidate.notes)) return refuse(DNNOPS_NOT_SUPPORTED, reason);
   try {
-    refuse_known_wrong(conv_, candidate.spec, candidate.notes);
+    refuse_known_wrong(conv_, candidate.spec);
     return checked(graph()->make_plan(candidate));
   } catch (const Error &error) {
     return refuse(error.status, error.message);
@@ -210,14 +208,35 @@ std::shared_ptr<Plan> PlanBuilder::from_spec(const PlanSpec &spec) {
   }
   if (spec.api == API_LEGACY)
     return attempt(spec, [&] {
-      refuse_known_wrong(conv_, spec, 0);
+      refuse_known_wrong(conv_, spec);
       return checked(make_legacy_plan(conv_, handle_, spec));
     });
   if (spec.api == API_KERNEL)
     return attempt(spec, [&] { return checked(make_depthwise_plan(conv_, handle_, spec)); });
   if (spec.api == API_CUBLASLT) return attempt(spec, [&] { return checked(make_gemm_plan(conv_, handle_, spec)); });
   if (!graph()) return nullptr;
-  return attempt(spec, [&] { return from_candidate(graph()->from_spec(spec)); });
+  return attempt(spec, [&] {
+    const ConvGraph::Candidate candidate = graph()->from_spec(spec);
+    const bool is_suspect = !spec.knob_count && candidate.notes >> CUDNN_NUMERICAL_NOTE_TENSOR_CORE & 1;
+    if (is_suspect && !is_proposed(spec)) fail(DNNOPS_NOT_SUPPORTED, "%s", knobless);
+    return from_candidate(candidate);
+  });
+}
+
+// Whether one of cuDNN's heuristics has this very configuration.
+bool PlanBuilder::is_proposed(const PlanSpec &spec) {
+  if (!proposals_read_) {
+    proposals_read_ = true;
+    for (cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_B, CUDNN_HEUR_MODE_FALLBACK}) {
+      try {
+        for (const auto &candidate : graph()->heuristics(mode)) proposals_.push_back(candidate.spec);
+      } catch (const Error &) {
+        // Then it proposes nothing.
+      }
+    }
+  }
+  return std::any_of(proposals_.begin(), proposals_.end(),
+                     [&](const PlanSpec &other) { return same_spec(spec, other); });
 }
 
 bool PlanBuilder::is_new(const PlanSpec &spec) {

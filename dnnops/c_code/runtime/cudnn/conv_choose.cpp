@@ -112,8 +112,8 @@ Choice timed_choice(const Choosing &choosing, PlanBuilder &builder, Refusals &re
   const auto stored = find_choice(choosing.conv, handle);
   Choice choice = fastest_of(stored, builder);
   if (choice.plan) return choice;
+  if (is_capturing(handle.stream)) return {};  // what can't be built now may be built later: kernels aren't loaded
   if (stored) drop_choice(choosing.conv, handle);
-  if (is_capturing(handle.stream)) return {};
   // Threads that time at once would disturb each other.  Nobody waits here with Python's lock.
   static std::mutex timing;
   std::lock_guard<std::mutex> lock(timing);

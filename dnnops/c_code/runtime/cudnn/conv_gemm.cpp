@@ -237,9 +237,10 @@ class GemmPlan : public Plan {
     workspace = static_cast<int64_t>(checked.workspace_bytes);
     takes_scalars = true;
     const int64_t scheme = knob_value(of, cublaslt::REDUCTION_SCHEME);
-    if (scheme & ~int64_t(reduction_schemes(conv))) fail(DNNOPS_NOT_SUPPORTED, "it sums in a narrower type than asked for");
+    if (scheme & ~int64_t(reduction_schemes(conv))) fail(DNNOPS_NOT_SUPPORTED, "it sums in a narrower type than asked for (flag dnn.conv.precision)");
     deterministic = scheme != cublaslt::IN_PLACE;
-    if (conv.deterministic && !deterministic) fail(DNNOPS_NOT_SUPPORTED, "not deterministic");
+    if (!deterministic) notes |= int64_t(1) << CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
+    if (conv.deterministic && !deterministic) fail(DNNOPS_NOT_SUPPORTED, "not deterministic (flag dnn.deterministic)");
     const bool wide = conv.dtype == conv.compute && product_.compute != cublaslt::COMPUTE_32F_FAST_TF32;
     require_alignment(conv, cublaslt::NEEDED_ALIGNMENT_A, product_.product.left_role);
     require_alignment(conv, cublaslt::NEEDED_ALIGNMENT_B, product_.product.right_role);

@@ -245,12 +245,12 @@ std::shared_ptr<Plan> ConvGraph::make_plan(const Candidate &candidate) const {
 
 const char *forbidden(const ConvCase &conv, int64_t notes) {
   const auto has = [notes](cudnnBackendNumericalNote_t note) { return notes >> note & 1; };
-  if (conv.deterministic && has(CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC)) return "not deterministic";
+  if (conv.deterministic && has(CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC)) return "not deterministic (flag dnn.deterministic)";
   if (has(CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS)) return "it rounds its inputs to a narrower type";
   if (conv.dtype == DNNOPS_FLOAT32 && !conv.allow_tf32 && has(CUDNN_NUMERICAL_NOTE_TENSOR_CORE))
     return "it computes in TF32, and dnn.allow_tf32 is False";
   if (conv.compute != DNNOPS_FLOAT16 && has(CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION))
-    return "it sums in a narrower type than asked for";
+    return "it sums in a narrower type than asked for (flag dnn.conv.precision)";
   return nullptr;
 }
 

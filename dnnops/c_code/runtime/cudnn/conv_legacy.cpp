@@ -20,7 +20,7 @@ struct NameTable {
 const NameTable tables[] = {{forward_names, 8}, {grad_inputs_names, 6}, {grad_weights_names, 7}};
 
 // In the order of cudnnMathType_t.
-enum Math { MATH_DEFAULT = 0, MATH_TENSOR_OP = 1, MATH_FMA = 3 };
+enum Math { MATH_DEFAULT = 0, MATH_TENSOR_OP = 1, MATH_ALLOW_CONVERSION = 2, MATH_FMA = 3 };
 const char *const math_names[] = {"DEFAULT_MATH", "TENSOR_OP_MATH", "TENSOR_OP_MATH_ALLOW_CONVERSION", "FMA_MATH"};
 
 int usual_math_type(const ConvCase &conv) {
@@ -162,10 +162,11 @@ std::shared_ptr<Plan> make_legacy_plan(const ConvCase &conv, const Handle &handl
     fail(DNNOPS_VALUE_ERROR, "cuDNN's algorithms for this direction are numbered 0 to %d, not %lld",
          legacy_algorithm_count(conv.direction) - 1, (long long)spec.id);
   if (conv.deterministic && !legacy_is_deterministic(conv.direction, spec.id))
-    fail(DNNOPS_NOT_SUPPORTED, "not deterministic");
+    fail(DNNOPS_NOT_SUPPORTED, "not deterministic (flag dnn.deterministic)");
   const int64_t math = spec.math == USUAL_MATH ? usual_math_type(conv) : spec.math;
   if (conv.dtype == DNNOPS_FLOAT32 && !conv.allow_tf32 && math != MATH_FMA)
     fail(DNNOPS_NOT_SUPPORTED, "it may compute in TF32, and dnn.allow_tf32 is False");
+  if (math == MATH_ALLOW_CONVERSION) fail(DNNOPS_NOT_SUPPORTED, "it may round its inputs to a narrower type");
   auto plan = std::make_shared<LegacyPlan>(conv, handle, spec.id, math);
   plan->spec = spec;
   plan->name = plan_name(spec, conv.direction);

@@ -107,7 +107,10 @@ class PlanList {
       for (const Listed &listed : rows_)
         if (listed.plan && listed.milliseconds >= 0 && (!fastest || listed.milliseconds < fastest->milliseconds))
           fastest = &listed;
-    return chosen_ = fastest ? fastest->name : choose_plan({conv_, params_, launch_}, wish, spec).plan->name;
+    ConvCase conv = conv_;  // as describe_case() has it for this wish
+    conv.deterministic = params_.deterministic || wish == WISH_DETERMINISTIC;
+    conv.time_limit = is_timed(wish) ? params_.time_limit : 0;
+    return chosen_ = fastest ? fastest->name : choose_plan({conv, params_, launch_}, wish, spec).plan->name;
   }
 
  private:

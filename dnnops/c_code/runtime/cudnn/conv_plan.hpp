@@ -144,6 +144,7 @@ class PlanBuilder {
   std::shared_ptr<Plan> checked(std::shared_ptr<Plan> plan) const;
   bool visit_spec(const PlanSpec &spec, const Visit &visit);
   bool is_new(const PlanSpec &spec);
+  bool is_proposed(const PlanSpec &spec);
   ConvGraph *graph();
   struct Twin;
   Twin *twin();
@@ -158,6 +159,8 @@ class PlanBuilder {
   bool twin_made_ = false;
   std::unique_ptr<Twin> twin_;
   std::vector<PlanSpec> seen_;
+  bool proposals_read_ = false;
+  std::vector<PlanSpec> proposals_;
 };
 
 // conv_time.cpp
@@ -171,8 +174,8 @@ class PlanTimer {
  public:
   PlanTimer(const ConvCase &conv, const Launch &launch);
   ~PlanTimer();
-  // The median of some rounds, or infinity as soon as it is clear that it is over `hopeless`.
-  double time(Plan &plan, double hopeless = HUGE_VAL);
+  // The median of some rounds, or infinity as soon as it is clear that it is far over `best`, another plan's.
+  double time(Plan &plan, double best = HUGE_VAL);
   void run(Plan &plan, int64_t repeats);
 
  private:

@@ -25,6 +25,7 @@ constexpr int MAX_BATCH = 20;
 // filling memory, which on an H200 takes about 18 us each time.  That empties the cache of what the last
 // execution left there, too, so they are executed one by one.
 constexpr double HOST_BOUND_MS = 0.04;
+constexpr double HOST_SLACK_MS = 0.1;
 constexpr int64_t DELAY_BYTES = int64_t(64) << 20;
 constexpr int64_t DELAY_FILLS = 8;
 constexpr int DELAYED_ROUNDS = 9;
@@ -101,13 +102,15 @@ void PlanTimer::delay() {
   }
 }
 
-double PlanTimer::time(Plan &plan, double hopeless) {
+double PlanTimer::time(Plan &plan, double best) {
   const Workspace workspace(*launch_.handle->arena, plan.workspace);
   launch_.workspace = workspace.pointer();
   batch(plan, 1, false);  // loads the kernels
   const double once = batch(plan, 1, false);
-  const bool host_bound = once < HOST_BOUND_MS;
-  if (once > hopeless && !host_bound) return HUGE_VAL;
+  // All plans of a case are timed in the same way as the best one, or they could not be compared.
+  const bool host_bound = std::min(once, best) < HOST_BOUND_MS;
+  // Where the host is the slower one, that is what this run may have measured.
+  if (once > HOPELESS * best + (host_bound ? HOST_SLACK_MS : 0)) return HUGE_VAL;
   const int count = host_bound ? 1 : std::max(1, std::min(MAX_BATCH, static_cast<int>(std::ceil(BATCH_MS / once))));
   std::vector<double> times(host_bound ? DELAYED_ROUNDS : ROUNDS);
   for (double &time : times) time = batch(plan, count, host_bound);
@@ -151,7 +154,7 @@ class Search {
   // Returns whether the time is up.
   bool time(std::shared_ptr<Plan> plan) {
     try {
-      const double milliseconds = timer_.time(*plan, HOPELESS * best_);
+      const double milliseconds = timer_.time(*plan, best_);
       best_ = std::min(best_, milliseconds);
       (milliseconds < HUGE_VAL ? timed_ : hopeless_).push_back({std::move(plan), milliseconds});
     } catch (const Error &error) {
@@ -207,7 +210,7 @@ class Search {
     if (count < 2) return;
     std::vector<std::vector<double>> rounds(count);
     for (int round = 0; round < FINAL_ROUNDS; ++round)
-      for (size_t i = 0; i < count; ++i) rounds[i].push_back(timer_.time(*timed_[i].plan));
+      for (size_t i = 0; i < count; ++i) rounds[i].push_back(timer_.time(*timed_[i].plan, best_));
     for (size_t i = 0; i < count; ++i) {
       std::sort(rounds[i].begin(), rounds[i].end());
       timed_[i].milliseconds = rounds[i][FINAL_ROUNDS / 2];
