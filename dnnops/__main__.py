@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -23,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        Exit status: 0 for success, 1 for a failure that was reported, 2 for a wrong command line.
+        Exit status: 0 for success, 1 for a failure that was reported, 2 for a wrong command line,
+        130 if it was interrupted, 141 if nobody reads what it prints.
     """
     parser = argparse.ArgumentParser(
         prog="dnnops", description="Neural-network operations for PyTensor on cuDNN and oneDNN."
@@ -34,13 +36,31 @@ def main(argv: Sequence[str] | None = None) -> int:
             commands.add_parser(name, help=module.HELP, description=module.__doc__)
         )
     args = parser.parse_args(argv)
+    if sys.stdout is None:  # closed by who called
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
-        return COMMANDS[args.command].run(args)
+        status = COMMANDS[args.command].run(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        _drop_output()
+        return 141
+    except OSError as error:
+        _drop_output()
+        print(f"dnnops {args.command}: {error}", file=sys.stderr)
+        return 1
     except DnnError as error:
         print(f"dnnops {args.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _drop_output() -> None:
+    """Have nothing left to write, which would fail again when the interpreter ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ class Values:
             return text
         raise DnnValueError(
             f"flag {name}: {text!r} is not accepted. Give one of: {self.describe()}"
-        )
+        ) from None
 
 
 _BOOLEANS = {"0": False, "false": False, "1": True, "true": True}

@@ -207,3 +207,21 @@ def test_help_of_the_module():
     )
     assert "doctor" in done.stdout
     assert "demo" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "words"),
+    [("| true", 141, ""), ("> /dev/full", 1, "No space left on device"), (">&-", 0, "")],
+)
+def test_output_that_cannot_be_written(output: str, status: int, words: str, tmp_path: Path):
+    command = f"{sys.executable} -m dnnops cache show --path {tmp_path} {output}"
+    done = subprocess.run(
+        ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[1],
+    )
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    assert words in done.stderr

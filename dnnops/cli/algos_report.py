@@ -22,7 +22,10 @@ _Column = tuple[str, str, list[str]]
 #: Columns whose cells may take several lines, and what they need at least, if they have as much.
 _FOLDED = {"plan": 24, "notes": 20}
 #: What a narrow terminal doesn't get, in this order; notes are long.
-_FIRST_DROPPED = ("no.", "math", "notes", "API", "x best", "determ.")
+_FIRST_DROPPED = (
+    *("no.", "math", "notes", "API", "x best", "determ."),
+    *("GFLOP/s", "TFLOP/s", "workspace"),
+)
 
 
 def heading(case: PlanCase) -> str:
