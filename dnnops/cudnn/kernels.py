@@ -48,8 +48,8 @@ def kernel_source(program: str) -> str:
 @cache
 def kernels_version() -> str:
     """A hash of all kernels' sources: what was timed with others does not hold any more."""
-    sources = sorted((c_code_dir() / "cudnn").glob("*.cuh"))
-    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    sources = "".join(map(kernel_source, sorted(_PROGRAMS)))
+    return hashlib.sha256(sources.encode()).hexdigest()[:16]
 
 
 @cache

@@ -156,10 +156,12 @@ from tests.cudnn.device import apply_op
 seconds = seconds_of(lambda: apply_op(op, *conv.given))
 conv.check(apply_op(op, *conv.given))
 cache = plan_cache()
-print(json.dumps({
-    "plan": algorithms.last_plan(), "seconds": seconds,
-    "statistics": cache.statistics if cache else None,
-}))
+statistics = dict(cache.statistics) if cache else None
+plan = algorithms.last_plan()
+# Once more, with all loaded that cuDNN needs for the plan.
+algorithms.clear_cache()
+again = seconds_of(lambda: apply_op(op, *conv.given))
+print(json.dumps({"plan": plan, "seconds": seconds, "again": again, "statistics": statistics}))
 """
 
 
@@ -190,8 +192,7 @@ def test_the_next_process_times_nothing(tmp_path):
     first, second = (finish(start(tmp_path / "plans")) for _ in range(2))
     assert (first["source"], second["source"]) == ("timed", "cache")
     assert second["plan"] == first["plan"]
-    # Both load what cuDNN needs for the plan.
-    assert second["seconds"] < first["seconds"]
+    assert second["again"] < 0.2 * first["seconds"]
     assert (first["statistics"]["stores"], first["statistics"]["misses"]) == (1, 1)
     assert (second["statistics"]["stores"], second["statistics"]["hits"]) == (0, 1)
     # Another file system may not tell who may read it; this one does.

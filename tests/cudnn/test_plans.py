@@ -197,7 +197,7 @@ def test_configurations(seed):
 
 PLAN = ConvPlan("engine7_k2=4", "forward", "graph", 7, 0, True, notes=("tensor_core",))
 FFT = replace(PLAN, name="engine8", notes=("fft",))
-OTHER = replace(PLAN, notes=())
+OTHER = replace(PLAN, name="engine4", number=4, notes=())
 EXPECTED = small_integers(np.random.default_rng(0), (2, 3, 4, 5), "float64")
 
 
@@ -234,6 +234,12 @@ def test_right_results():
         (PLAN, [0 * EXPECTED], {}, "relative error 1 > 1e-05"),
         (FFT, [EXPECTED * (1 + 2e-4)], {}, "relative error 0.0002 > 0.0001"),
         (PLAN, [EXPECTED + 2.0**-20], {"exact": True}, "inexact for small integers"),
+        (
+            replace(PLAN, notes=()),
+            [EXPECTED + 2.0**-20],
+            {"exact": True},
+            "inexact for small integers",
+        ),
         (OTHER, [EXPECTED * (1 + 2e-5)], {"exact": True}, "relative error 2e-05 > 1e-05"),
         (PLAN, [np.where(EXPECTED == 3, np.nan, EXPECTED)], {}, "are not written"),
         (PLAN, [EXPECTED], {"beside": True}, "writes beside its output"),
