@@ -155,7 +155,7 @@ ALGORITHM_WORDS = (
 # A plan's name is an engine with its knobs, or an algorithm of the legacy API in capitals.
 _PLAN_NAME = (
     r"(?:(?:engine|depthwise|gemm)\d{1,9}(?:_k\d{1,9}=-?\d{1,9})*|[A-Z][A-Z0-9_]+)"
-    r"(?:_channels_last|_contiguous)?"
+    r"(?:_channels_last|_contiguous|_as_forward)?"
 )
 ALGORITHM = Values(
     ALGORITHM_WORDS,

@@ -29,8 +29,9 @@ class ConvPlan:
         What the flags ``dnn.conv.algo_*`` take: an algorithm of cuDNN's legacy API (``FFT_TILING``,
         ``FFT_FMA_MATH``), an engine of its graph API (``engine7_k2=4``), an algorithm of cuBLASLt
         (``gemm20_k1=17``) or a kernel of our own (``depthwise1_k0=8``). It ends in
-        ``_channels_last`` or ``_contiguous`` where arrays are copied to that format first. On the
-        CPU an implementation of oneDNN, as oneDNN calls it, or one of our own.
+        ``_channels_last`` or ``_contiguous`` where arrays are copied to that format first, in
+        ``_as_forward`` where a forward convolution with turned filters computes the gradient. On
+        the CPU an implementation of oneDNN, as oneDNN calls it, or one of our own.
     direction : {'forward', 'grad_inputs', 'grad_weights'}
         What is computed.
     api : {'legacy', 'graph', 'cublaslt', 'onednn', 'dnnops'}

@@ -313,7 +313,9 @@ def test_functions_without_convolutions():
     assert str(rows) == "no convolutions"
 
 
-@pytest.mark.parametrize("wrong", [None, 3, tensors("x")[0], np.sum, "f"], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [None, 3, tensors("x")[0], np.sum, "f"], ids=lambda wrong: type(wrong).__name__
+)
 def test_what_is_no_function(wrong):
     with pytest.raises(DnnTypeError, match=r"compiled function, which pytensor\.function gives"):
         dnnops.chosen_plans(wrong)

@@ -80,8 +80,9 @@ _NUMBERED = re.compile(rf"({'|'.join(_PREFIXES)})(\d{{1,9}})((?:{_KNOB})*)")
 MATH_TYPES = ("DEFAULT_MATH", "TENSOR_OP_MATH", "TENSOR_OP_MATH_ALLOW_CONVERSION", "FMA_MATH")
 _USUAL_MATH = -1
 
-#: Memory formats that arrays may be transposed to first, by the number of ``Format``.
-FORMATS = {1: "contiguous", 2: "channels_last"}
+#: What names of plans on copies of the arrays end in, by the number of ``PlanSpec``'s format: the memory
+#: format of the copies, or that a gradient is computed as a forward convolution.
+FORMATS = {1: "contiguous", 2: "channels_last", 4: "as_forward"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class AlgorithmChoice:
     number : int
         Of the legacy algorithm, engine, kernel or algorithm of cuBLASLt.
     format : int
-        Of `FORMATS`: arrays are transposed to it first; 0 if they are taken as they are.
+        Of `FORMATS`; 0 if arrays are taken as they are.
     math : int
         An index of `MATH_TYPES`, or -1 for the one that goes with dtype and flags; of a legacy
         algorithm.
@@ -138,7 +139,9 @@ def parse_algorithm(algo: Any, direction: str) -> AlgorithmChoice:
         `MATH_TYPES` may be added (``FFT_FMA_MATH``), or the name of an engine with its knobs
         (``engine7_k2=4``), of an algorithm of cuBLASLt (``gemm20_k1=17``) or of a kernel of our own
         (``depthwise1_k0=8``). To each of these ``_channels_last`` or ``_contiguous`` may be added:
-        arrays are transposed to that format first.
+        arrays are transposed to that format first. To an engine of the gradient with respect to
+        the inputs ``_as_forward`` may be added: it is an engine of forward convolutions, run on
+        turned filters, all in channels-last format.
     direction : str
         One of `DIRECTIONS`.
 
@@ -156,8 +159,8 @@ def parse_algorithm(algo: Any, direction: str) -> AlgorithmChoice:
     text = str(algo)
     if text in WISHES:
         return AlgorithmChoice(WISHES.index(text))
-    for number, memory_format in FORMATS.items():
-        name = text.removesuffix(f"_{memory_format}")
+    for number, suffix in FORMATS.items():
+        name = text.removesuffix(f"_{suffix}")
         if name != text and name not in WISHES and not name.isdecimal():
             choice = parse_algorithm(name, direction)
             if not choice.format:
@@ -179,7 +182,7 @@ def parse_algorithm(algo: Any, direction: str) -> AlgorithmChoice:
             f" number from 0 to {len(names) - 1} or its name, one of {', '.join(names)}, with or"
             f" without a math type, as {names[0]}_FMA_MATH; or the name of another plan, as"
             " engine7_k2=4. A plan's name may end in _channels_last or _contiguous, the format that"
-            " arrays are transposed to first"
+            " arrays are transposed to first, or in _as_forward"
         )
     knobs = tuple((int(kind), int(value)) for kind, value in re.findall(_KNOB, numbered[3]))
     if len(knobs) > _MAX_KNOBS:

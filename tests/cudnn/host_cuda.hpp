@@ -15,6 +15,8 @@
 #define DEVICE inline
 #define KERNEL static
 #define UNROLL
+#define UNROLL_4
+#define GRID_CONSTANT
 #define __launch_bounds__(threads)
 #define __shared__ static
 

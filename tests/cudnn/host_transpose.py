@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import re
 import subprocess
-from collections.abc import Iterable
-from itertools import product
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,39 +16,46 @@ from dnnops.runtime.build import CUDNN
 from dnnops.runtime.op import _Tensor
 
 FORMAT_CODES = {"contiguous": 1, "channels_last": 2}
-KERNELS = ("transpose", "transpose_narrow", "change_pitch")
 
-#: All that may be asked of the compiler.
-OPTIONS = [
-    f"-DWIDTH={width} -DBACK={back} -DLOAD={load} -DSTORE={store}"
-    for width, back, load, store in product((2, 4, 8), (0, 1), (1, 2), (1, 2))
+#: ``CopyKind``: kinds, and what may be added to that of 16-bit elements.
+NO_COPY = -1
+TILES, SLABS_OF_ROWS, SLABS_OF_COLUMNS, SAME_AXES = KINDS = range(4)
+LOADS_PAIRS, STORES_PAIRS, NARROW_TILES = 4, 8, 16
+
+#: All kinds that there are, by the size of an element.
+COPY_KINDS = {
+    2: (
+        *(TILES + pairs for pairs in (0, LOADS_PAIRS, STORES_PAIRS, LOADS_PAIRS + STORES_PAIRS)),
+        *(TILES + NARROW_TILES + pairs for pairs in (0, STORES_PAIRS)),
+        *(SLABS_OF_ROWS + pairs for pairs in (0, STORES_PAIRS)),
+        *(SLABS_OF_COLUMNS + pairs for pairs in (0, LOADS_PAIRS)),
+        SAME_AXES,
+    ),
+    4: KINDS,
+    8: KINDS,
+}
+
+#: Of one copy, and of some pairs, what is asked of the compiler.
+CONFIGURATIONS = [
+    *((width, kind, NO_COPY) for width, kinds in COPY_KINDS.items() for kind in kinds),
+    *((2, kind, kind) for kind in COPY_KINDS[2]),
+    (4, TILES, TILES),
+    (4, TILES, SLABS_OF_ROWS),
 ]
-
-_MACROS = ("WIDTH", "BACK", "LOAD", "STORE")
-
-#: What a block may have without asking for more.
-_SHARED_BYTES = 48 << 10
 
 _ENTRY = """
 }}
-extern "C" int run_{number}(const char *kernel, const void *source, void *target,
-                          const void *params, unsigned blocks, unsigned threads, unsigned seed) {{
+extern "C" int run_{number}(const void *launch, unsigned threads, unsigned shared, unsigned seed) {{
   using namespace configuration_{number};
-  const auto run = [&](auto function) {{
-    const auto copy = [&](const transpose_params &p) {{
-      function(static_cast<const element *>(source), static_cast<element *>(target), p);
-    }};
-    const auto &given = *static_cast<const transpose_params *>(params);
-    return run_grid(copy, given, blocks, threads, {shared}, seed);
-  }};
-  {kernels}
-  return 2;
+  const auto &given = *static_cast<const copy_launch *>(launch);
+  const unsigned blocks = given.copies[0].blocks + (SECOND == NO_COPY ? 0 : given.copies[1].blocks);
+  return run_grid(copy_arrays, given, blocks, threads, shared, seed);
 }}
 """
 
 
 class Params(ctypes.Structure):
-    """``TransposeParams``."""
+    """``CopyParams``."""
 
     _fields_ = [
         *(
@@ -59,38 +64,52 @@ class Params(ctypes.Structure):
         ),
         ("src_stride", ctypes.c_int64),
         ("dst_stride", ctypes.c_int64),
-        ("row_tiles", ctypes.c_int32),
-        ("column_tiles", ctypes.c_int32),
-        ("slab_rows", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("turn", "period", "row_tiles", "column_tiles", "slab_shift", "blocks")
+        ),
     ]
 
 
-class Move(ctypes.Structure):
-    """``MoveRow``: which kernel copies an array, how it is compiled and how it is launched."""
+class Copy(ctypes.Structure):
+    """``CopyRow``: which kernel copies an array, and how it is launched."""
 
     _fields_ = [
-        ("kernel", ctypes.c_char * 32),
-        ("options", ctypes.c_char * 128),
-        ("blocks", ctypes.c_int64),
+        ("kind", ctypes.c_int64),
         ("threads", ctypes.c_int64),
+        ("shared_bytes", ctypes.c_int64),
         ("params", Params),
     ]
 
 
-def move_of(array: _Tensor, inner_format: str, inner_channels: int, back: bool) -> Move:
-    """How an array is copied to its image in a workspace, or back."""
-    row = Move()
-    status = CUDNN.library.dnnops_cudnn_move_row(
-        ctypes.byref(array),
-        ctypes.c_int64(FORMAT_CODES[inner_format]),
-        ctypes.c_int64(inner_channels),
-        ctypes.c_int64(back),
-        ctypes.byref(row),
+class _Launch(ctypes.Structure):
+    """``copy_launch``."""
+
+    _fields_ = [
+        ("sources", ctypes.c_void_p * 2),
+        ("targets", ctypes.c_void_p * 2),
+        ("copies", Params * 2),
+    ]
+
+
+def _copy_row(array: _Tensor, *arguments: int) -> Copy:
+    row = Copy()
+    status = CUDNN.library.dnnops_cudnn_copy_row(
+        ctypes.byref(array), *map(ctypes.c_int64, arguments), ctypes.byref(row)
     )
     if status:
         raise error_from_status(status, CUDNN.library.dnnops_last_error().decode())
     return row
+
+
+def copy_of(array: _Tensor, inner_format: str, inner_channels: int, back: bool) -> Copy:
+    """How an array is copied to its image in a workspace, or back."""
+    return _copy_row(array, FORMAT_CODES[inner_format], inner_channels, back, 0, 0)
+
+
+def exchange_of(filters: _Tensor, groups: int, reverse: bool) -> Copy:
+    """How filters are copied with inputs' and outputs' channels exchanged."""
+    return _copy_row(filters, FORMAT_CODES["channels_last"], 0, 0, groups, reverse)
 
 
 class FencedMemory:
@@ -117,16 +136,16 @@ class FencedMemory:
 
 
 class HostKernels:
-    """The kernels, compiled for the host with all of some options.
+    """The kernels, compiled for the host in some configurations: an element's size, two kinds.
 
     Addresses that are no multiples of what is loaded from there, and indexes beyond shared memory's
     arrays, end the process.
     """
 
-    def __init__(self, folder: Path, options: Iterable[str]):
-        self._numbers = {text: i for i, text in enumerate(options)}
+    def __init__(self, folder: Path, configurations: Iterable[tuple[int, int, int]]):
+        self._numbers = {key: number for number, key in enumerate(configurations)}
         source = '#include "host_cuda.hpp"\n' + "".join(
-            self._configuration(text, number) for text, number in self._numbers.items()
+            self._configuration(key, number) for key, number in self._numbers.items()
         )
         (folder / "transpose.cpp").write_text(source)
         library = folder / "transpose.so"
@@ -142,33 +161,29 @@ class HostKernels:
         self._library = ctypes.CDLL(str(library))
 
     @staticmethod
-    def _configuration(options: str, number: int) -> str:
-        given = [word[2:].split("=") for word in options.split()]
-        assert tuple(name for name, _ in given) == _MACROS
-        defines = "".join(f"#define {name} {value}\n" for name, value in given)
-        source = kernel_source("transpose").replace('extern "C" __global__', "KERNEL")
-        # Each block's shared memory begins as NaNs, as that which is asked for at a launch.
-        source, count = re.subn(
-            r"__shared__ element (\w+)((?:\[[^]]*\])+);",
-            r"auto &\1 = *reinterpret_cast<element(*)\2>(Block::dynamic.data());",
-            source,
-        )
-        assert count == 2
-        runs = "".join(f'if (!std::strcmp(kernel, "{n}")) return run({n});\n' for n in KERNELS)
-        undefine = "".join(f"#undef {name}\n" for name in _MACROS)
-        entry = _ENTRY.format(number=number, kernels=runs, shared=_SHARED_BYTES)
+    def _configuration(key: tuple[int, int, int], number: int) -> str:
+        macros = dict(zip(("WIDTH", "FIRST", "SECOND"), key, strict=True))
+        defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
+        declared = "extern __shared__ uint4 shared[];"
+        source = kernel_source("transpose")
+        assert source.count(declared) == 1
+        source = source.replace(declared, "uint4 *const shared = Block::dynamic.data();")
+        undefine = "".join(f"#undef {name}\n" for name in macros)
+        entry = _ENTRY.format(number=number)
         return f"namespace configuration_{number} {{\n{defines}{source}{entry}{undefine}"
 
-    def run(self, move: Move, source: int, target: int, seed: int) -> None:
-        """Copy from an address to another one."""
-        run = getattr(self._library, f"run_{self._numbers[move.options.decode()]}")
+    def run(self, width: int, copies: Sequence[tuple[Copy, int, int]], seed: int) -> None:
+        """Make one or two copies, each from an address to another one, by one launch."""
+        launch = _Launch()
+        kinds = [NO_COPY, NO_COPY]
+        for i, (copy, source, target) in enumerate(copies):
+            launch.sources[i], launch.targets[i], launch.copies[i] = source, target, copy.params
+            kinds[i] = copy.kind
+        run = getattr(self._library, f"run_{self._numbers[(width, *kinds)]}")
         status = run(
-            move.kernel,
-            ctypes.c_void_p(source),
-            ctypes.c_void_p(target),
-            ctypes.byref(move.params),
-            ctypes.c_uint(move.blocks),
-            ctypes.c_uint(move.threads),
+            ctypes.byref(launch),
+            ctypes.c_uint(copies[0][0].threads),
+            ctypes.c_uint(max(copy.shared_bytes for copy, _, _ in copies)),
             ctypes.c_uint(seed),
         )
         assert status == 0

@@ -113,7 +113,8 @@ def is_exact(plan: ConvPlan, dtype: str) -> bool:
     Those that work on transformed operands do not, nor the legacy algorithms that add up partial
     sums in the result as they come, if it is of 16 bits.
     """
-    unnoted = plan.api == "graph" and (plan.direction, plan.number) in INEXACT_ENGINES
+    direction = "forward" if plan.name.endswith("_as_forward") else plan.direction
+    unnoted = plan.api == "graph" and (direction, plan.number) in INEXACT_ENGINES
     in_result = plan.api == "legacy" and not plan.deterministic and dtype.endswith("16")
     return not (transforms(plan) or unnoted or in_result)
 

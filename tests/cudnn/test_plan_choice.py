@@ -22,12 +22,64 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_stored_plans")]
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 TIMED = ("time_once", "time_on_shape_change")
+#: Of a 3-d convolution.
+THREE_AXES = {
+    "border_mode": ((1, 1),) * 3,
+    "subsample": (1, 1, 1),
+    "filter_dilation": (1, 1, 1),
+}
 ONCE = ("guess_once", "time_once")
 
 
 def time_limit(seconds: float):
     """Let timing, and the lists of errors, take no longer."""
     return config.change_flags(dnn__conv__time_limit=seconds)
+
+
+# -- backward data as a forward convolution ------------------------------------------------
+
+
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"filter_flip": False},
+        {"kern_shape": (16, 32, 5, 3), "border_mode": ((4, 4), (0, 0)), "filter_flip": False},
+        {"filter_dilation": (2, 3), "kern_shape": (16, 32, 3, 3)},
+        {"num_groups": 2, "kern_shape": (48, 16, 3, 3), "filter_flip": False},
+        {"kern_shape": (16, 32, 1, 1), "border_mode": ((0, 0), (0, 0))},
+        {"img_shape": (2, 24, 9, 10, 11), "kern_shape": (16, 24, 3, 2, 3), **THREE_AXES},
+    ],
+    ids=["flipped", "plain", "padding", "dilation", "groups", "1x1", "3-d"],
+)
+def test_as_forward(params, dtype, memory_format):
+    """Engines of forward convolutions, on turned filters, give the gradient by the inputs."""
+    conv = Convolution(large_case(**params), 1, dtype, memory_format)
+    allow_tf32 = dtype == "float32"
+    plans = conv.runnable(allow_tf32=allow_tf32)
+    names = [name for name in plans if name.endswith("_as_forward")]
+    assert names or dtype == "bfloat16"
+    bound = {"float32": 2e-3}.get(dtype)
+    for name in names:
+        out = apply_op(conv.op(algo=name, allow_tf32=allow_tf32), *conv.given)
+        conv.check(out, bound=bound)
+
+
+@pytest.mark.parametrize(
+    ("index", "params", "reason"),
+    [
+        (0, {}, "only the gradient with respect to the inputs"),
+        (2, {}, "only the gradient with respect to the inputs"),
+        (1, {"subsample": (1, 2)}, "can't undo strides"),
+        (1, {"border_mode": ((2, 2), (5, 5))}, "the padding is larger than the filters"),
+    ],
+)
+def test_not_as_forward(index, params, reason):
+    conv = Convolution(large_case(**params), index)
+    with time_limit(0.01):
+        assert reason in conv.refusal(algo="engine1_as_forward")
 
 
 # -- the same bits -------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -13,24 +14,31 @@ from dnnops.cudnn.kernels import kernel_source
 from dnnops.errors import DnnNotSupportedError
 from tests.cudnn.calls import channels_last, device_tensor, host_tensor
 from tests.cudnn.host_transpose import (
-    KERNELS,
-    OPTIONS,
+    CONFIGURATIONS,
+    COPY_KINDS,
+    KINDS,
+    LOADS_PAIRS,
+    NO_COPY,
+    SAME_AXES,
+    STORES_PAIRS,
+    TILES,
+    Copy,
     FencedMemory,
     HostKernels,
-    Move,
-    move_of,
+    copy_of,
+    exchange_of,
 )
 from tests.oracle import SEED, repeat_command
 
 DTYPES = {2: "float16", 4: "float32", 8: "float64"}
 #: On each side of a target, in elements, more than a tile has: must stay as it is.
 GUARD = 64 * 160
-FENCED = FencedMemory(1 << 20)
+FENCED = FencedMemory(1 << 22)
 
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory) -> HostKernels:
-    return HostKernels(tmp_path_factory.mktemp("transpose"), OPTIONS)
+    return HostKernels(tmp_path_factory.mktemp("transpose"), CONFIGURATIONS)
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ class Case:
         batch, _, *spatial = self.array.shape
         return Layout((batch, self.inner_channels, *spatial), self.inner_format)
 
-    def check(self, kernels: HostKernels) -> Move:
+    def check(self, kernels: HostKernels) -> Copy:
         """Run the copy and compare all of the target's memory, guards and gaps included."""
         rng = np.random.default_rng(self.seed)
         words = np.dtype(f"u{self.width}")
@@ -106,10 +114,11 @@ class Case:
 
         array = target.view(memory[inside]) if self.back else given
         described = host_tensor(array.view(DTYPES[self.width]))
-        move = move_of(described, self.inner_format, self.inner_channels, self.back)
-        kernels.run(move, fenced.ctypes.data, memory[inside].ctypes.data, self.seed)
-        np.testing.assert_array_equal(memory, expected, err_msg=self.words(move))
-        return move
+        copy = copy_of(described, self.inner_format, self.inner_channels, self.back)
+        given = (copy, fenced.ctypes.data, memory[inside].ctypes.data)
+        kernels.run(self.width, [given], self.seed)
+        np.testing.assert_array_equal(memory, expected, err_msg=self.words(copy))
+        return copy
 
     def source_memory(self, source: Layout, misaligned: int) -> np.ndarray:
         """Memory whose neighbors can't be read on one side."""
@@ -117,12 +126,9 @@ class Case:
         fenced = FENCED.at_end(size, 16) if self.at_end else FENCED.at_start(size)
         return fenced.view(f"u{self.width}")[misaligned:]
 
-    def words(self, move: Move) -> str:
-        params = {name: getattr(move.params, name) for name, _ in move.params._fields_}
-        return (
-            f"{self}: {move.blocks} blocks of {move.kernel.decode()} {move.options.decode()} "
-            f"{params}\nrepeat with {repeat_command()}"
-        )
+    def words(self, copy: Copy) -> str:
+        params = {name: getattr(copy.params, name) for name, _ in copy.params._fields_}
+        return f"{self}: kind {copy.kind} {params}\nrepeat with {repeat_command()}"
 
 
 def random_spatial(rng: random.Random) -> tuple[int, ...]:
@@ -165,11 +171,9 @@ def random_case(rng: random.Random) -> Case:
 def test_random_arrays(kernels):
     """Whatever the shapes: the same elements in their new places, zeros for padding, no more."""
     rng = random.Random(SEED)
-    moves = [random_case(rng).check(kernels) for _ in range(400)]
-    assert {move.kernel.decode() for move in moves} == set(KERNELS)
-    tiled = {move.options for move in moves if move.kernel == b"transpose"}
-    assert len(tiled) > 8
-    assert any(b"BACK=1" in move.options for move in moves)
+    copies = [random_case(rng).check(kernels) for _ in range(400)]
+    assert {copy.kind % len(KINDS) for copy in copies} == set(KINDS)
+    assert len({copy.kind for copy in copies}) > 8
 
 
 @pytest.mark.parametrize("width", DTYPES)
@@ -183,53 +187,147 @@ def test_padding(kernels, memory_format, channels, padded, back, width):
         Case(array, "channels_last", padded, back, width).check(kernels)
 
 
-@pytest.mark.parametrize("width", DTYPES)
-def test_vectors(kernels, width):
-    """Two elements move at once where all addresses allow it: sizes, strides, the array's own."""
+def test_pairs(kernels):
+    """Two 16-bit elements move at once where all addresses allow it: sizes, strides, arrays."""
 
-    def options(case: Case) -> tuple[bool, bool]:
-        move = case.check(kernels)
-        assert move.kernel == b"transpose"
-        return b"LOAD=2" in move.options, b"STORE=2" in move.options
+    def pairs(case: Case) -> tuple[bool, bool]:
+        copy = case.check(kernels)
+        assert copy.kind % len(KINDS) == TILES
+        return bool(copy.kind & LOADS_PAIRS), bool(copy.kind & STORES_PAIRS)
 
     def case(shape: tuple[int, ...], gap: int = 0, misaligned: int = 0) -> Case:
         channels = -(-shape[1] // 4) * 4
         layout = Layout(shape, "contiguous", gap)
-        return Case(layout, "channels_last", channels, False, width, misaligned)
+        return Case(layout, "channels_last", channels, False, 2, misaligned)
 
-    assert options(case((2, 40, 6, 7))) == (True, True)
-    assert options(case((2, 40, 5, 7))) == (False, True)
-    assert options(case((2, 39, 6, 7))) == (True, True)  # a padded row
-    assert options(case((2, 40, 6, 7), gap=1)) == (False, True)
-    assert options(case((2, 40, 6, 7), gap=2)) == (True, True)
-    assert options(case((2, 40, 6, 7), misaligned=1)) == (False, True)
-    back = Case(Layout((2, 39, 6, 7), "channels_last"), "contiguous", 39, True, width)
-    assert options(back) == (True, False)
+    assert pairs(case((2, 60, 6, 7))) == (True, True)
+    assert pairs(case((2, 60, 5, 7))) == (False, True)
+    assert pairs(case((2, 59, 6, 7))) == (True, True)  # a padded row
+    assert pairs(case((2, 60, 6, 7), gap=1)) == (False, True)
+    assert pairs(case((2, 60, 6, 7), gap=2)) == (True, True)
+    assert pairs(case((2, 60, 6, 7), misaligned=1)) == (False, True)
+    back = Case(Layout((2, 59, 6, 10), "channels_last"), "contiguous", 59, True, 2)
+    assert pairs(back) == (True, False)
+
+
+def test_all_kinds(kernels):
+    """Every kind is chosen for something: few and many blocks, few rows or columns, odd sizes."""
+    kinds = set()
+    for channels, positions in ((7, 65), (8, 66), (65, 7), (66, 8), (67, 71), (72, 66), (72, 71)):
+        for batch, (memory_format, other), back in product(
+            (1, 70),
+            (("contiguous", "channels_last"), ("channels_last", "contiguous")),
+            (False, True),
+        ):
+            array = Layout((batch, channels, positions), memory_format)
+            kinds.add(Case(array, other, channels, back, 2).check(kernels).kind)
+    assert kinds == set(COPY_KINDS[2]) - {SAME_AXES}
+
+
+def aligned(count: int, width: int) -> np.ndarray:
+    """Elements at an address that is a multiple of 16."""
+    memory = np.empty(count + 16 // width, f"u{width}")
+    start = -(memory.ctypes.data // width) % (16 // width)
+    return memory[start : start + count]
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Filters whose inputs' and outputs' channels are exchanged within each group."""
+
+    shape: tuple[int, ...]  # outputs and inputs of a group, then the spatial axes
+    groups: int
+    memory_format: str
+    reverse: bool
+    width: int
+    misaligned: int = 0
+
+    def prepared(self, seed: int) -> tuple[Copy, np.ndarray, np.ndarray, np.ndarray]:
+        """How it is copied, the source, the target's memory, and what that has to become."""
+        outputs, inputs, *spatial = self.shape
+        layout = Layout((self.groups * outputs, inputs, *spatial), self.memory_format)
+        rng = np.random.default_rng(seed)
+        size = layout.extent
+        source = aligned(self.misaligned + size, self.width)[self.misaligned :]
+        target = aligned(size + 2 * GUARD, self.width)
+        for memory in (source, target):
+            memory[:] = np.frombuffer(rng.bytes(memory.nbytes), memory.dtype)
+        given = layout.view(source).reshape(self.groups, outputs, inputs, -1)
+        turned = given[..., ::-1] if self.reverse else given
+        expected = target.copy()
+        expected[GUARD : GUARD + size] = turned.transpose(0, 2, 3, 1).ravel()
+        described = host_tensor(layout.view(source).view(DTYPES[self.width]))
+        copy = exchange_of(described, self.groups, self.reverse)
+        return copy, source, target, expected
+
+
+def random_filters(rng: random.Random, width: int) -> Filters:
+    spatial = rng.choice([(1,), (3, 3), (5, 4), (2, 3, 3), (7, 7)])
+    groups = rng.choice([1, 1, 2, 3])
+    shape = (rng.choice([1, 8, 33, 64, rng.randint(1, 80)]), rng.choice([1, 3, 16, 30]), *spatial)
+    memory_format = rng.choice(["contiguous", "channels_last"])
+    return Filters(shape, groups, memory_format, rng.random() < 0.6, width, rng.choice([0, 0, 1]))
+
+
+def test_exchanged_filters(kernels):
+    """The channels' axes are exchanged and positions reversed, whatever the format and groups."""
+    rng = random.Random(SEED + 1)
+    for number in range(120):
+        filters = random_filters(rng, rng.choice(list(DTYPES)))
+        copy, source, target, expected = filters.prepared(number)
+        kernels.run(filters.width, [(copy, source.ctypes.data, target[GUARD:].ctypes.data)], number)
+        np.testing.assert_array_equal(target, expected, err_msg=f"{filters}, {repeat_command()}")
+
+
+def test_two_copies_at_once(kernels):
+    """One launch copies two arrays, whatever the number of blocks of each."""
+    rng = random.Random(SEED + 2)
+    ran = 0
+    for number in range(400):
+        width = rng.choice([2, 4])
+        both = [random_filters(rng, width) for _ in range(2)]
+        prepared = [filters.prepared(number + i) for i, filters in enumerate(both)]
+        kinds = [copy.kind for copy, *_ in prepared]
+        if (width, *kinds) not in CONFIGURATIONS or NO_COPY in kinds:
+            continue
+        ran += 1
+        kernels.run(
+            width,
+            [
+                (copy, source.ctypes.data, target[GUARD:].ctypes.data)
+                for copy, source, target, _ in prepared
+            ],
+            number,
+        )
+        for _, _, target, expected in prepared:
+            np.testing.assert_array_equal(target, expected, err_msg=f"{both}, {repeat_command()}")
+    assert ran > 20
 
 
 def test_refusals():
     """Arrays that are not dense, and those whose blocks can't be counted."""
     spread = device_tensor((2, 4, 5, 6), strides=(500, 60, 12, 2))
     with pytest.raises(DnnNotSupportedError, match="not dense"):
-        move_of(spread, "channels_last", 4, False)
+        copy_of(spread, "channels_last", 4, False)
     huge = device_tensor((2**20, 64, 2**10, 2**10))
     with pytest.raises(DnnNotSupportedError, match="too large"):
-        move_of(huge, "channels_last", 64, False)
+        copy_of(huge, "channels_last", 64, False)
     wide = channels_last((1, 2**25 - 1, 8, 8), "float16")
     with pytest.raises(DnnNotSupportedError, match="too large"):
-        move_of(wide, "channels_last", 2**25, False)
+        copy_of(wide, "channels_last", 2**25, False)
 
 
 def test_gpu_compiler():
-    """NVRTC compiles all kernels with all options, without a GPU."""
+    """NVRTC compiles all kinds, without a GPU, so that a multiprocessor has all its threads."""
     from cupy.cuda import nvrtc
 
-    for options in OPTIONS:
+    for width, first, second in CONFIGURATIONS:
+        macros = (f"-DWIDTH={width}", f"-DFIRST={first}", f"-DSECOND={second}")
         program = nvrtc.createProgram(kernel_source("transpose"), "transpose.cu", (), ())
         try:
-            nvrtc.compileProgram(program, ("-arch=sm_90", "-Xptxas=-v", *options.split()))
+            nvrtc.compileProgram(program, ("-arch=sm_90", "-Xptxas=-v", *macros))
         except nvrtc.NVRTCError:
-            pytest.fail(f"{options}: {nvrtc.getProgramLog(program)}")
+            pytest.fail(f"{macros}: {nvrtc.getProgramLog(program)}")
         log = nvrtc.getProgramLog(program)
         nvrtc.destroyProgram(program)
-        assert log.count(" 0 bytes spill stores") == len(KERNELS), f"{options}: {log}"
+        assert log.count(" 0 bytes spill stores") == 1, f"{macros}: {log}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import numpy as np
 import pytensor
@@ -555,7 +556,7 @@ def test_ndim(ndim):
         (5, DnnTypeError, "vector of 2 integers"),
         (object(), DnnTypeError, "vector of 2 integers"),
     ],
-    ids=str,
+    ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value)),
 )
 def test_wrong_image_shape(shape, error, message):
     with pytest.raises(error, match=f"ConvGradInputs2d.*{message}"):

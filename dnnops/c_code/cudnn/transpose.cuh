@@ -1,196 +1,362 @@
-// Copies each of a batch of matrices with its axes exchanged: dst[b][column][row] = src[b][row][column].
-// Rows of dst may be wider than src has rows: the rest becomes zero.  Rows of src may be wider than what
-// is copied of them.
+// Copies of arrays between memory formats, each as a batch of matrices whose axes are exchanged:
+// dst[b][column][row] = src[b][row][column].  Rows of dst may be wider than src has rows: the rest becomes
+// zero.  Rows of src may be wider than what is copied of them.
 //
-// WIDTH is the size of an element in bytes; LOAD and STORE are how many of them move at once.
-#if WIDTH == 2
-typedef unsigned short element;
-typedef unsigned int pair;
-#elif WIDTH == 4
-typedef unsigned int element;
-typedef unsigned long long pair;
-#else
-typedef unsigned long long element;
-typedef ulonglong2 pair;
+// One launch makes one or two copies: blocks are those of the first, then those of the second.
+// dnnops/cudnn/kernels.py compiles this with CuPy, and tests for the host.  Macros: WIDTH, the size of an
+// element in bytes; FIRST and SECOND, the kind of each copy, or NO_COPY.  What differs between kinds is known
+// when they are compiled: a block lives for so short a time that asking makes a difference.
+#ifdef __CUDACC__
+#define DEVICE __device__ __forceinline__
+#define KERNEL extern "C" __global__
+#define UNROLL _Pragma("unroll")
+#define UNROLL_4 _Pragma("unroll 4")
+#define GRID_CONSTANT __grid_constant__
 #endif
 
-constexpr int TILE = WIDTH == 8 ? 32 : 64;
+#if WIDTH == 2
+typedef unsigned short element;
+#elif WIDTH == 4
+typedef unsigned int element;
+#else
+typedef unsigned long long element;
+#endif
+typedef unsigned int word;
+
+// As in c_code/runtime/cudnn/copies.cpp.
 constexpr int THREADS = 256;
-
-union pair_of_elements {
-  pair both;
-  element each[2];
+// Kinds of copies, and of 16-bit elements what may be added to them.
+enum copy_kind {
+  NO_COPY = -1,
+  TILES = 0,
+  SLABS_OF_ROWS = 1,
+  SLABS_OF_COLUMNS = 2,
+  SAME_AXES = 3,
+  KINDS = 4,
+  LOADS_PAIRS = 4,    // rows of src begin at even elements of aligned memory
+  STORES_PAIRS = 8,   // those of dst do
+  NARROW_TILES = 16,  // for small arrays
 };
+enum copy_turn { NOT_TURNED = 0, TURNED_CONTIGUOUS = 1, TURNED_CHANNELS_LAST = 2, EXCHANGED_CHANNELS_LAST = 3 };
 
-// TransposeParams of c_code/runtime/cudnn/conv_relayout.cpp.
-struct transpose_params {
+struct copy_params {
   long long rows, columns;           // of what is copied
   long long src_pitch, dst_pitch;    // elements from one row to the next
   long long dst_width;               // elements to write of each row of dst
   long long src_stride, dst_stride;  // from one matrix to the next
+  int turn, period;                  // of filters: see turned_row
   int row_tiles, column_tiles;
-  int slab_rows;  // of transpose_narrow
+  int slab_shift;  // slabs have 64 << slab_shift rows or columns
+  int blocks;
 };
 
+struct copy_launch {
+  const element *src[2];
+  element *dst[2];
+  copy_params copies[2];
+};
+
+constexpr int WARPS = THREADS / 32;
+
+DEVICE int lane() { return threadIdx.x % 32; }
+DEVICE int warp() { return threadIdx.x / 32; }
+
+// How many of `size` elements, counted from `first`, are within the next `most`.
+DEVICE int within(long long size, long long first, int most) {
+  return size - first < most ? (size > first ? (int)(size - first) : 0) : most;
+}
+
+// The row of dst that a column of filters becomes.  A column is channel * positions + position, or
+// position * channels + channel, and becomes the first of these, with the order of positions reversed or not.  The
+// period is the number of positions, or of channels.
+DEVICE long long turned_row(const copy_params &p, long long column) {
+  const int high = (int)column / p.period, low = (int)column % p.period;
+  if (p.turn == TURNED_CONTIGUOUS) return (long long)high * p.period + p.period - 1 - low;
+  const int positions = (int)p.columns / p.period;
+  return (long long)low * positions + (p.turn == TURNED_CHANNELS_LAST ? positions - 1 - high : high);
+}
+
 // Tiles pass through shared memory, so that both sides move along their rows.
+constexpr int TILE_ROWS = 64;
+
 #if WIDTH == 2
 // Elements of two rows make a word, so that shared memory is used by words: words[c][q] is column c of the rows
 // 2q and 2q + 1.
-extern "C" __global__ void __launch_bounds__(THREADS) transpose(const element *__restrict__ src,
-                                                                element *__restrict__ dst, transpose_params p) {
-  __shared__ pair words[TILE][TILE / 2 + 1];
-  const int column_tile = blockIdx.x % p.column_tiles, rest = blockIdx.x / p.column_tiles;
-  const int row_tile = rest % p.row_tiles;
+template <int KIND>
+DEVICE void copy_tile(const element *src, element *dst, const copy_params &p, int block, void *shared) {
+  constexpr int COLUMNS = KIND & NARROW_TILES ? 32 : 64, STEPS = TILE_ROWS / 2 / WARPS;
+  // A lane's elements of a row: a pair, or each 32nd.
+  constexpr int EACH = COLUMNS / 32;
+  auto &words = *reinterpret_cast<word(*)[COLUMNS][TILE_ROWS / 2 + 1]>(shared);
+  const int column_tile = block % p.column_tiles, rest = block / p.column_tiles;
+  const long long row0 = (long long)(rest % p.row_tiles) * TILE_ROWS, column0 = (long long)column_tile * COLUMNS;
   const long long matrix = rest / p.row_tiles;
-  src += matrix * p.src_stride;
-  dst += matrix * p.dst_stride;
-  const long long row0 = (long long)row_tile * TILE, column0 = (long long)column_tile * TILE;
+  const int rows = within(p.rows, row0, TILE_ROWS), columns = within(p.columns, column0, COLUMNS);
   {
-#if LOAD == 2
-    typedef pair loaded;
-#else
-    typedef element loaded;
-#endif
-    constexpr int ACROSS = TILE / LOAD, DOWN = THREADS / ACROSS, STEPS = TILE / 2 / DOWN;
-    const int x = threadIdx.x % ACROSS * LOAD, y = threadIdx.x / ACROSS;
-    pair above[STEPS], below[STEPS];
-#pragma unroll
-    for (int i = 0; i < STEPS; ++i) {
-      const long long r = row0 + 2 * (y + i * DOWN), c = column0 + x;
-      const element *from = src + r * p.src_pitch + c;
-      const bool inside = c < p.columns;
-      above[i] = inside && r < p.rows ? *reinterpret_cast<const loaded *>(from) : 0;
-      below[i] = inside && r + 1 < p.rows ? *reinterpret_cast<const loaded *>(from + p.src_pitch) : 0;
+    const element *from = src + matrix * p.src_stride + (row0 + 2 * warp()) * p.src_pitch + column0;
+    word above[STEPS][EACH], below[STEPS][EACH];
+    UNROLL
+    for (int i = 0; i < STEPS; ++i, from += 2 * WARPS * p.src_pitch) {
+      const int r = 2 * (warp() + i * WARPS);
+      if constexpr (KIND & LOADS_PAIRS) {
+        const bool inside = 2 * lane() < columns;
+        const word *const pairs = reinterpret_cast<const word *>(from) + lane();
+        above[i][0] = inside && r < rows ? *pairs : 0;
+        below[i][0] = inside && r + 1 < rows ? pairs[p.src_pitch / 2] : 0;
+      } else {
+        UNROLL
+        for (int j = 0; j < EACH; ++j) {
+          const int x = lane() + 32 * j;
+          above[i][j] = x < columns && r < rows ? from[x] : 0;
+          below[i][j] = x < columns && r + 1 < rows ? from[x + p.src_pitch] : 0;
+        }
+      }
     }
-#pragma unroll
+    UNROLL
     for (int i = 0; i < STEPS; ++i) {
-      const int q = y + i * DOWN;
-      words[x][q] = (above[i] & 0xffff) | below[i] << 16;
-#if LOAD == 2
-      words[x + 1][q] = above[i] >> 16 | (below[i] & 0xffff0000);
-#endif
+      const int q = warp() + i * WARPS;
+      if constexpr (KIND & LOADS_PAIRS) {
+        words[2 * lane()][q] = (above[i][0] & 0xffff) | below[i][0] << 16;
+        words[2 * lane() + 1][q] = above[i][0] >> 16 | (below[i][0] & 0xffff0000);
+      } else {
+        UNROLL
+        for (int j = 0; j < EACH; ++j) words[lane() + 32 * j][q] = above[i][j] | below[i][j] << 16;
+      }
     }
   }
   __syncthreads();
-  {
-    constexpr int ACROSS = TILE / STORE, DOWN = THREADS / ACROSS;
-    const int x = threadIdx.x % ACROSS * STORE, y = threadIdx.x / ACROSS;
-#pragma unroll
-    for (int i = 0; i < TILE / DOWN; ++i) {
-      const int c = y + i * DOWN;
-      if (column0 + c >= p.columns || row0 + x >= p.dst_width) continue;
-      element *to = dst + (column0 + c) * p.dst_pitch + row0 + x;
-#if STORE == 2
-      *reinterpret_cast<pair *>(to) = words[c][x / 2];
-#else
-      *to = (element)(words[c][x / 2] >> 16 * (x % 2));
-#endif
+  const int width = within(p.dst_width, row0, TILE_ROWS), x = 2 * lane();
+  dst += matrix * p.dst_stride + row0;
+  UNROLL
+  for (int i = 0; i < COLUMNS / WARPS; ++i) {
+    const int c = warp() + i * WARPS;
+    if (c >= columns) break;
+    element *const to = dst + (p.turn ? turned_row(p, column0 + c) : column0 + c) * p.dst_pitch;
+    const word value = words[c][lane()];
+    if (KIND & STORES_PAIRS || ((size_t)to & 2) == 0) {
+      if (x + 1 < width)
+        *reinterpret_cast<word *>(to + x) = value;
+      else if (!(KIND & STORES_PAIRS) && x < width)
+        to[x] = (element)value;
+    } else {
+      // Of a row that begins at an odd address, pairs are one element and the one before.
+      if (x == 0) {
+        if (width) to[0] = (element)value;
+      } else {
+        const word before = words[c][lane() - 1];
+        if (x < width)
+          *reinterpret_cast<word *>(to + x - 1) = before >> 16 | value << 16;
+        else if (x - 1 < width)
+          to[x - 1] = (element)(before >> 16);
+      }
+      if (x + 1 == TILE_ROWS - 1 && x + 1 < width) to[x + 1] = (element)(value >> 16);
     }
   }
 }
 #else
-extern "C" __global__ void __launch_bounds__(THREADS) transpose(const element *__restrict__ src,
-                                                                element *__restrict__ dst, transpose_params p) {
-  __shared__ element tile[TILE][TILE + 4 / (WIDTH < 4 ? WIDTH : 4)];
-  const int column_tile = blockIdx.x % p.column_tiles, rest = blockIdx.x / p.column_tiles;
-  const int row_tile = rest % p.row_tiles;
+template <int KIND>
+DEVICE void copy_tile(const element *src, element *dst, const copy_params &p, int block, void *shared) {
+  constexpr int COLUMNS = 64, STEPS = TILE_ROWS / WARPS;
+  auto &elements = *reinterpret_cast<element(*)[TILE_ROWS][COLUMNS + 1]>(shared);
+  const int column_tile = block % p.column_tiles, rest = block / p.column_tiles;
+  const long long row0 = (long long)(rest % p.row_tiles) * TILE_ROWS, column0 = (long long)column_tile * COLUMNS;
   const long long matrix = rest / p.row_tiles;
-  src += matrix * p.src_stride;
-  dst += matrix * p.dst_stride;
-  const long long row0 = (long long)row_tile * TILE, column0 = (long long)column_tile * TILE;
+  const int rows = within(p.rows, row0, TILE_ROWS), columns = within(p.columns, column0, COLUMNS);
   {
-    constexpr int ACROSS = TILE / LOAD, DOWN = THREADS / ACROSS;
-    const int x = threadIdx.x % ACROSS * LOAD, y = threadIdx.x / ACROSS;
-#pragma unroll
-    for (int i = 0; i < TILE / DOWN; ++i) {
-      const int r = y + i * DOWN;
-      if (column0 + x >= p.columns) continue;
-      const bool inside = row0 + r < p.rows;
-      const element *from = src + (row0 + r) * p.src_pitch + column0 + x;
-#if LOAD == 2
-      pair_of_elements loaded = {};
-      if (inside) loaded.both = *reinterpret_cast<const pair *>(from);
-      tile[r][x] = loaded.each[0];
-      tile[r][x + 1] = loaded.each[1];
-#else
-      tile[r][x] = inside ? *from : 0;
-#endif
+    const element *from = src + matrix * p.src_stride + (row0 + warp()) * p.src_pitch + column0 + lane();
+    element loaded[2][STEPS];
+    UNROLL
+    for (int i = 0; i < STEPS; ++i, from += WARPS * p.src_pitch) {
+      const bool inside = warp() + i * WARPS < rows;
+      loaded[0][i] = inside && lane() < columns ? from[0] : 0;
+      loaded[1][i] = inside && lane() + 32 < columns ? from[32] : 0;
+    }
+    UNROLL
+    for (int i = 0; i < STEPS; ++i) {
+      elements[warp() + i * WARPS][lane()] = loaded[0][i];
+      elements[warp() + i * WARPS][lane() + 32] = loaded[1][i];
     }
   }
   __syncthreads();
-  {
-    constexpr int ACROSS = TILE / STORE, DOWN = THREADS / ACROSS;
-    const int x = threadIdx.x % ACROSS * STORE, y = threadIdx.x / ACROSS;
-#pragma unroll
-    for (int i = 0; i < TILE / DOWN; ++i) {
-      const int c = y + i * DOWN;
-      if (column0 + c >= p.columns || row0 + x >= p.dst_width) continue;
-      element *to = dst + (column0 + c) * p.dst_pitch + row0 + x;
-#if STORE == 2
-      pair_of_elements stored;
-      stored.each[0] = tile[x][c];
-      stored.each[1] = tile[x + 1][c];
-      *reinterpret_cast<pair *>(to) = stored.both;
-#else
-      *to = tile[x][c];
-#endif
-    }
+  const int width = within(p.dst_width, row0, TILE_ROWS);
+  dst += matrix * p.dst_stride + row0;
+  UNROLL
+  for (int i = 0; i < COLUMNS / WARPS; ++i) {
+    const int c = warp() + i * WARPS;
+    if (c >= columns) break;
+    element *const to = dst + (p.turn ? turned_row(p, column0 + c) : column0 + c) * p.dst_pitch;
+    if (lane() < width) to[lane()] = elements[lane()][c];
+    if (lane() + 32 < width) to[lane() + 32] = elements[lane() + 32][c];
   }
 }
 #endif
 
-constexpr int NARROW = 32;
-constexpr int SLAB = 64 * (NARROW + 1);
+// Where the element k of a slab lies in shared memory.  An odd pitch makes good use of all banks; others are
+// skewed.
+template <bool SKEWED>
+DEVICE int slab_index(int k) {
+  if (!SKEWED) return k;
+  return WIDTH == 2 ? k + k / 64 * 2 : WIDTH == 4 ? k + k / 32 : k + k / 16;
+}
 
-// For matrices with few columns: slabs of rows, of which `row_tiles` is the number, are contiguous in src.
-// BACK is for few rows: slabs of columns, which are contiguous in dst.
-extern "C" __global__ void __launch_bounds__(THREADS) transpose_narrow(const element *__restrict__ src,
-                                                                       element *__restrict__ dst,
-                                                                       transpose_params p) {
-  __shared__ element slab[SLAB];
-  const int tile = blockIdx.x % p.row_tiles;
-  const long long matrix = blockIdx.x / p.row_tiles, first = (long long)tile * p.slab_rows;
-  src += matrix * p.src_stride;
-  dst += matrix * p.dst_stride;
-  const auto in_tile = [&](long long size) { return (int)(size - first < p.slab_rows ? size - first : p.slab_rows); };
-  // In shared memory as slab[i * pitch + j], i along the wide side; an odd pitch.
-#if BACK
-  const int narrow = (int)p.rows, pitch = narrow | 1, count = in_tile(p.columns), width = (int)p.dst_width;
-  for (int k = threadIdx.x; k < count * narrow; k += THREADS) {
-    const int i = k % count, j = k / count;
-    slab[i * pitch + j] = src[j * p.src_pitch + first + i];
+constexpr int VECTOR = 16 / WIDTH;  // what moves at once
+
+// Between consecutive elements in memory and those of a slab.
+template <bool SKEWED>
+DEVICE void read_slab(const element *from, int count, element *slab) {
+  const int vectors = ((size_t)from & 15) == 0 ? count / VECTOR : 0;
+  UNROLL_4
+  for (int k = threadIdx.x; k < vectors; k += THREADS) {
+    const uint4 loaded = reinterpret_cast<const uint4 *>(from)[k];
+    word *const to = reinterpret_cast<word *>(slab + slab_index<SKEWED>(k * VECTOR));
+    to[0] = loaded.x;
+    to[1] = loaded.y;
+    to[2] = loaded.z;
+    to[3] = loaded.w;
+  }
+  UNROLL_4
+  for (int k = vectors * VECTOR + threadIdx.x; k < count; k += THREADS) slab[slab_index<SKEWED>(k)] = from[k];
+}
+
+template <bool SKEWED>
+DEVICE void write_slab(element *to, int count, const element *slab) {
+  const int vectors = ((size_t)to & 15) == 0 ? count / VECTOR : 0;
+  UNROLL_4
+  for (int k = threadIdx.x; k < vectors; k += THREADS) {
+    const word *const from = reinterpret_cast<const word *>(slab + slab_index<SKEWED>(k * VECTOR));
+    reinterpret_cast<uint4 *>(to)[k] = make_uint4(from[0], from[1], from[2], from[3]);
+  }
+  UNROLL_4
+  for (int k = vectors * VECTOR + threadIdx.x; k < count; k += THREADS) to[k] = slab[slab_index<SKEWED>(k)];
+}
+
+// The part of a slab, of 64 elements along its long side, that a warp begins with, and the first of the short
+// side's that it takes: warps that have the same part share these.
+struct Share {
+  int part, start, step, parts_step;
+  DEVICE Share(int shift) {
+    const int parts = 1 << shift;
+    part = warp() & (parts - 1);
+    start = warp() >> shift;
+    step = parts < WARPS ? WARPS >> shift : 1;
+    parts_step = WARPS;
+  }
+};
+
+// Rows of a matrix with few columns, which are contiguous in src; each column becomes a row of dst.
+template <int KIND, bool SKEWED>
+DEVICE void copy_slab_of_rows(const element *src, element *dst, const copy_params &p, int block, element *slab) {
+  const int most = 64 << p.slab_shift, pitch = (int)p.src_pitch, columns = (int)p.columns;
+  const long long matrix = block / p.row_tiles, first = (long long)(block % p.row_tiles) * most;
+  const int count = within(p.rows, first, most), written = within(p.dst_width, first, most);
+  read_slab<SKEWED>(src + matrix * p.src_stride + first * pitch, count * pitch, slab);
+  __syncthreads();
+  const Share share(p.slab_shift);
+  for (int part = share.part; part < 1 << p.slab_shift; part += share.parts_step) {
+    constexpr int APART = KIND & STORES_PAIRS ? 1 : 32;
+    const int x = part * 64 + (KIND & STORES_PAIRS ? 2 : 1) * lane(), other = x + APART;
+    const bool has[2] = {x < count, other < count};
+    const int from[2] = {x * pitch, other * pitch};
+    element *to = dst + matrix * p.dst_stride + first + share.start * p.dst_pitch + x;
+    UNROLL_4
+    for (int c = share.start; c < columns; c += share.step, to += share.step * p.dst_pitch) {
+      const element a = has[0] ? slab[slab_index<SKEWED>(from[0] + c)] : 0;
+      const element b = has[1] ? slab[slab_index<SKEWED>(from[1] + c)] : 0;
+      if constexpr (KIND & STORES_PAIRS) {
+        if (x < written) *reinterpret_cast<word *>(to) = a | (word)b << 16;
+      } else {
+        if (x < written) to[0] = a;
+        if (other < written) to[APART] = b;
+      }
+    }
+  }
+}
+
+// Columns of a matrix with few rows; they become rows of dst, which are contiguous there.
+template <int KIND, bool SKEWED>
+DEVICE void copy_slab_of_columns(const element *src, element *dst, const copy_params &p, int block, element *slab) {
+  const int most = 64 << p.slab_shift, width = (int)p.dst_width, rows = (int)p.rows;
+  const long long matrix = block / p.row_tiles, first = (long long)(block % p.row_tiles) * most;
+  const int count = within(p.columns, first, most);
+  src += matrix * p.src_stride + first;
+  const Share share(p.slab_shift);
+  for (int part = share.part; part < 1 << p.slab_shift; part += share.parts_step) {
+    constexpr int APART = KIND & LOADS_PAIRS ? 1 : 32, AT_ONCE = 4;
+    const int x = part * 64 + (KIND & LOADS_PAIRS ? 2 : 1) * lane(), other = x + APART;
+    const int to[2] = {x * width, other * width};
+    for (int r0 = share.start; r0 < width; r0 += AT_ONCE * share.step) {
+      word loaded[AT_ONCE];
+      element others[AT_ONCE];
+      element elements[AT_ONCE];
+      UNROLL
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const int r = r0 + i * share.step;
+        const element *const from = src + r * p.src_pitch + x;
+        if constexpr (KIND & LOADS_PAIRS) {
+          loaded[i] = r < rows && x < count ? *reinterpret_cast<const word *>(from) : 0;
+        } else {
+          elements[i] = r < rows && x < count ? from[0] : 0;
+          others[i] = r < rows && other < count ? from[APART] : 0;
+        }
+      }
+      UNROLL
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const int r = r0 + i * share.step;
+        if constexpr (KIND & LOADS_PAIRS) {
+          elements[i] = (element)loaded[i];
+          others[i] = (element)(loaded[i] >> 16);
+        }
+        if (r < width && x < count) slab[slab_index<SKEWED>(to[0] + r)] = elements[i];
+        if (r < width && other < count) slab[slab_index<SKEWED>(to[1] + r)] = others[i];
+      }
+    }
   }
   __syncthreads();
-  for (int k = threadIdx.x; k < count * width; k += THREADS) {
-    const int i = k / width, j = k % width;
-    dst[(first + i) * p.dst_pitch + j] = j < narrow ? slab[i * pitch + j] : 0;
-  }
-#else
-  const int narrow = (int)p.columns, pitch = narrow | 1, width = (int)p.src_pitch;
-  const int count = p.rows > first ? in_tile(p.rows) : 0, written = in_tile(p.dst_width);
-  for (int k = threadIdx.x; k < count * width; k += THREADS) {
-    const int i = k / width, j = k % width;
-    const element value = src[first * width + k];
-    if (j < narrow) slab[i * pitch + j] = value;
-  }
-  __syncthreads();
-  for (int k = threadIdx.x; k < written * narrow; k += THREADS) {
-    const int i = k % written, j = k / written;
-    dst[j * p.dst_pitch + first + i] = i < count ? slab[i * pitch + j] : 0;
-  }
-#endif
+  write_slab<SKEWED>(dst + matrix * p.dst_stride + first * width, count * width, slab);
 }
 
 // Without an exchange of axes: rows of `columns` elements become rows of `dst_width`.
-extern "C" __global__ void __launch_bounds__(THREADS) change_pitch(const element *__restrict__ src,
-                                                                   element *__restrict__ dst, transpose_params p) {
-  const int tile = blockIdx.x % p.row_tiles;
-  const long long matrix = blockIdx.x / p.row_tiles, first = (long long)tile * TILE;
-  src += matrix * p.src_stride;
-  dst += matrix * p.dst_stride;
-  const int count = (int)(p.rows - first < TILE ? p.rows - first : TILE), width = (int)p.dst_width;
+DEVICE void copy_same_axes(const element *src, element *dst, const copy_params &p, int block) {
+  const int most = 64 << p.slab_shift;
+  const long long matrix = block / p.row_tiles, first = (long long)(block % p.row_tiles) * most;
+  const int count = within(p.rows, first, most), width = (int)p.dst_width;
+  src += matrix * p.src_stride + first * p.src_pitch;
+  dst += matrix * p.dst_stride + first * p.dst_pitch;
+  UNROLL_4
   for (int k = threadIdx.x; k < count * width; k += THREADS) {
     const int i = k / width, j = k % width;
-    dst[(first + i) * p.dst_pitch + j] = j < p.columns ? src[(first + i) * p.src_pitch + j] : 0;
+    dst[i * p.dst_pitch + j] = j < p.columns ? src[i * p.src_pitch + j] : 0;
+  }
+}
+
+template <int KIND>
+DEVICE void copy_array(const element *__restrict__ src, element *__restrict__ dst, const copy_params &p, int block,
+                       uint4 *shared) {
+  element *const slab = reinterpret_cast<element *>(shared);
+  if constexpr (KIND % KINDS == TILES) copy_tile<KIND>(src, dst, p, block, shared);
+  if constexpr (KIND % KINDS == SLABS_OF_ROWS) {
+    if (p.src_pitch % 2)
+      copy_slab_of_rows<KIND, false>(src, dst, p, block, slab);
+    else
+      copy_slab_of_rows<KIND, true>(src, dst, p, block, slab);
+  }
+  if constexpr (KIND % KINDS == SLABS_OF_COLUMNS) {
+    if (p.dst_width % 2)
+      copy_slab_of_columns<KIND, false>(src, dst, p, block, slab);
+    else
+      copy_slab_of_columns<KIND, true>(src, dst, p, block, slab);
+  }
+  if constexpr (KIND % KINDS == SAME_AXES) copy_same_axes(src, dst, p, block);
+}
+
+KERNEL void __launch_bounds__(THREADS) copy_arrays(const GRID_CONSTANT copy_launch launch) {
+  extern __shared__ uint4 shared[];
+  const int block = (int)blockIdx.x, first = launch.copies[0].blocks;
+  if constexpr (SECOND == NO_COPY) {
+    copy_array<FIRST>(launch.src[0], launch.dst[0], launch.copies[0], block, shared);
+  } else if (block < first) {
+    copy_array<FIRST>(launch.src[0], launch.dst[0], launch.copies[0], block, shared);
+  } else {
+    copy_array<SECOND>(launch.src[1], launch.dst[1], launch.copies[1], block - first, shared);
   }
 }

@@ -17,11 +17,14 @@ constexpr int MAX_KNOBS = 16;
 
 constexpr int64_t USUAL_MATH = -1;
 
+// The gradient by the image as a forward convolution: see make_forward_relayout.
+constexpr int64_t FORMAT_AS_FORWARD = 4;
+
 // What identifies a plan in every process: enough to build it again.
 struct PlanSpec {
   int64_t api;
   int64_t id;          // the number of the legacy algorithm, engine, kernel or cuBLASLt's algorithm
-  int64_t format;      // a Format that arrays are transposed to before; 0: they are taken as they are
+  int64_t format;      // a Format that arrays are transposed to before, or FORMAT_AS_FORWARD; 0: they are taken as they are
   int64_t math;        // of a legacy algorithm: a cudnnMathType_t, or the one that goes with dtype and flags
   int64_t knob_count;  // of any but a legacy algorithm
   int64_t knobs[2 * MAX_KNOBS];  // type, value, type, value, ...

@@ -119,7 +119,13 @@ Choice timed_choice(const Choosing &choosing, PlanBuilder &builder, Refusals &re
   std::lock_guard<std::mutex> lock(timing);
   choice = fastest_of(find_new_choice(choosing.conv, handle), builder);
   if (choice.plan) return choice;
-  const auto timed = search_plans(choosing.conv, choosing.launch, choosing.params.time_limit * 1e-6, refusals);
+  std::vector<TimedPlan> timed;
+  try {
+    timed = search_plans(choosing.conv, choosing.launch, choosing.params.time_limit * 1e-6, refusals);
+  } catch (const Error &error) {
+    // Without memory for a result to time on, nothing can be measured; the convolution itself needs less.
+    if (error.status != DNNOPS_OUT_OF_MEMORY) throw;
+  }
   if (timed.empty()) return {};
   store_choice(choosing.conv, handle, timed);
   return {timed.front().plan, timed.front().milliseconds, "timed"};

@@ -208,12 +208,14 @@ cublaslt::Algorithm algorithm_of(const PlanSpec &spec, const MatrixProduct &prod
   cublaslt::Algorithm algorithm;
   DNNOPS_CUBLASLT(cublasLtMatmulAlgoInit, handle, product.compute, product.scale, product.type, product.type,
                   product.type, product.type, static_cast<int>(spec.id), &algorithm);
-  for (int64_t i = 0; i < spec.knob_count; ++i)
-    for (const Attribute &attribute : config_attributes) {
-      if (attribute.name != spec.knobs[2 * i]) continue;
-      const int32_t value = static_cast<int32_t>(spec.knobs[2 * i + 1]);
-      DNNOPS_CUBLASLT(cublasLtMatmulAlgoConfigSetAttribute, &algorithm, attribute.name, &value, attribute.size);
-    }
+  for (int64_t i = 0; i < spec.knob_count; ++i) {
+    const auto attribute = std::find_if(std::begin(config_attributes), std::end(config_attributes),
+                                        [&](const Attribute &known) { return known.name == spec.knobs[2 * i]; });
+    if (attribute == std::end(config_attributes))
+      fail(DNNOPS_NOT_SUPPORTED, "algorithms of cuBLASLt have no knob %lld", (long long)spec.knobs[2 * i]);
+    const int32_t value = static_cast<int32_t>(spec.knobs[2 * i + 1]);
+    DNNOPS_CUBLASLT(cublasLtMatmulAlgoConfigSetAttribute, &algorithm, attribute->name, &value, attribute->size);
+  }
   return algorithm;
 }
 

@@ -126,6 +126,8 @@ class PlanBuilder {
   bool matrix_products(const Visit &visit);
   // With the arrays transposed to the other memory format.
   bool other_format(const Visit &visit);
+  // The gradient by the image as a forward convolution.
+  bool as_forward(const Visit &visit);
   bool legacy_algorithms(const Visit &visit);
   bool legacy_math_types(const Visit &visit);
   bool other_engines(const Visit &visit);
@@ -147,17 +149,21 @@ class PlanBuilder {
   bool is_proposed(const PlanSpec &spec);
   ConvGraph *graph();
   struct Twin;
-  Twin *twin();
+  enum TwinKind { OTHER_FORMAT = 0, AS_FORWARD = 1 };
+  static TwinKind kind_of(const PlanSpec &spec) {
+    return spec.format == FORMAT_AS_FORWARD ? AS_FORWARD : OTHER_FORMAT;
+  }
+  Twin *twin(TwinKind kind);
   template <class Body>
-  bool in_twin(const Visit &visit, Body body);
+  bool in_twin(TwinKind kind, const Visit &visit, Body body);
 
   const ConvCase &conv_;
   const Handle &handle_;
   Refusals &refusals_;
   bool graph_made_ = false;
   std::unique_ptr<ConvGraph> graph_;
-  bool twin_made_ = false;
-  std::unique_ptr<Twin> twin_;
+  bool twin_made_[2] = {};
+  std::unique_ptr<Twin> twins_[2];
   std::vector<PlanSpec> seen_;
   bool proposals_read_ = false;
   std::vector<PlanSpec> proposals_;
@@ -179,8 +185,8 @@ class PlanTimer {
   void run(Plan &plan, int64_t repeats);
 
  private:
-  void delay();
-  double batch(Plan &plan, int count, bool delayed);
+  void fill(int times);
+  double once(Plan &plan, int fills);
 
   Launch launch_;
   Workspace scratch_;

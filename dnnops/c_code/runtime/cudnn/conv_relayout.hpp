@@ -1,5 +1,5 @@
-// Convolutions in the other memory format: arrays are transposed before and after, and get some channels of
-// zeros where that makes their number one that tensor cores like.
+// Convolutions of copies: in the other memory format, with some channels of zeros where that makes their number one
+// that tensor cores like; or as a convolution in another direction.
 #ifndef DNNOPS_CUDNN_CONV_RELAYOUT_HPP
 #define DNNOPS_CUDNN_CONV_RELAYOUT_HPP
 
@@ -7,17 +7,23 @@
 
 namespace dnnops {
 
-// A case, and the same with its arrays in another format or with more channels.
+// A case, and another one on copies of its arrays that has the same result.
 struct Relayout {
   ConvCase inner;
-  int64_t format;   // of the inner case
-  bool moves[3];    // by Role: the array is copied; others are as the inner case wants them
+  int64_t format;       // of PlanSpec
+  int64_t copy_format;  // that copies are dense in
+  // By Role of the case: the array is copied; others are as the inner case wants them.
+  bool copied[3];
+  Role inner_role[3];  // what it is there
 };
 
-// Throws with the reason where a case can't be run so.
+// These throw with the reason where a case can't be run so.
 Relayout make_relayout(const ConvCase &conv);
+// The gradient by the image as a forward convolution of the output's gradient, with filters that are turned around
+// and have their channels exchanged; of channels-last arrays.
+Relayout make_forward_relayout(const ConvCase &conv);
 
-// `inner` is a plan of the relayout's case.  Throws if the kernels that transpose can't be had.
+// `inner` is a plan of the relayout's case.  Throws if the kernels that copy can't be had.
 std::shared_ptr<Plan> make_relayout_plan(const ConvCase &conv, const Relayout &relayout, const Handle &handle,
                                          std::shared_ptr<Plan> inner);
 

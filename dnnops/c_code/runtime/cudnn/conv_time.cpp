@@ -8,7 +8,6 @@ namespace dnnops {
 
 namespace {
 
-constexpr int ROUNDS = 5;
 // A run after the first that takes this many times the best so far settles it.
 constexpr double HOPELESS = 1.5;
 // Plans this close to the fastest are timed a second time, in turns.
@@ -18,17 +17,16 @@ constexpr int FINAL_ROUNDS = 3;
 // Engines whose fastest configuration is this close are tried with other values of their knobs.
 constexpr double PROMISING = 1.3;
 constexpr size_t STARTS = 3;
-// Executions between two events are as many as take this long, so that the events don't count.
-constexpr double BATCH_MS = 0.2;
-constexpr int MAX_BATCH = 20;
-// Kernels shorter than this may wait for the host to launch them: the device is kept busy meanwhile, by
-// filling memory, which on an H200 takes about 18 us each time.  That empties the cache of what the last
-// execution left there, too, so they are executed one by one.
+// Before each execution, memory is filled, which on an H200 takes about 18 us each time.  That empties the cache of
+// what the last execution left there, as whatever runs between two executions in a network does; and it keeps the
+// device busy while the host launches what is timed, for which short kernels would have to wait.
+constexpr int64_t FILL_BYTES = int64_t(64) << 20;
 constexpr double HOST_BOUND_MS = 0.04;
 constexpr double HOST_SLACK_MS = 0.1;
-constexpr int64_t DELAY_BYTES = int64_t(64) << 20;
-constexpr int64_t DELAY_FILLS = 8;
-constexpr int DELAYED_ROUNDS = 9;
+constexpr int FILLS = 2, HOST_BOUND_FILLS = 8;
+// Executions that are timed, of short ones more.
+constexpr double SHORT_MS = 0.2;
+constexpr int ROUNDS = 5, SHORT_ROUNDS = 9;
 
 class Event {
  public:
@@ -78,42 +76,42 @@ PlanTimer::PlanTimer(const ConvCase &conv, const Launch &launch)
 
 PlanTimer::~PlanTimer() = default;
 
-// Milliseconds of one of several executions in a row.
-double PlanTimer::batch(Plan &plan, int count, bool delayed) {
+// Milliseconds of one execution.
+double PlanTimer::once(Plan &plan, int fills) {
   const cudaStream_t stream = static_cast<cudaStream_t>(launch_.handle->stream);
-  if (delayed) delay();
+  fill(fills);
   DNNOPS_CHECK(cudaEventRecord(clock_->start, stream));
-  for (int i = 0; i < count; ++i) plan.execute(launch_, pack_);
+  plan.execute(launch_, pack_);
   DNNOPS_CHECK(cudaEventRecord(clock_->stop, stream));
   DNNOPS_CHECK(cudaEventSynchronize(clock_->stop));
   float milliseconds = 0;
   DNNOPS_CHECK(cudaEventElapsedTime(&milliseconds, clock_->start, clock_->stop));
-  return milliseconds / count;
+  return milliseconds;
 }
 
-// Keeps the device busy while the host launches what is timed.
-void PlanTimer::delay() {
+void PlanTimer::fill(int times) {
+  if (!times) return;
   try {
-    const Workspace filled(*launch_.handle->arena, DELAY_BYTES);
-    for (int i = 0; i < DELAY_FILLS; ++i)
-      DNNOPS_CHECK(cudaMemsetAsync(filled.pointer(), 0, DELAY_BYTES, static_cast<cudaStream_t>(launch_.handle->stream)));
+    const Workspace filled(*launch_.handle->arena, FILL_BYTES);
+    for (int i = 0; i < times; ++i)
+      DNNOPS_CHECK(cudaMemsetAsync(filled.pointer(), 0, FILL_BYTES, static_cast<cudaStream_t>(launch_.handle->stream)));
   } catch (const Error &error) {
-    if (error.status != DNNOPS_OUT_OF_MEMORY) throw;  // without the delay the times are those of the host
+    if (error.status != DNNOPS_OUT_OF_MEMORY) throw;  // then the times may be those of the host
   }
 }
 
 double PlanTimer::time(Plan &plan, double best) {
   const Workspace workspace(*launch_.handle->arena, plan.workspace);
   launch_.workspace = workspace.pointer();
-  batch(plan, 1, false);  // loads the kernels
-  const double once = batch(plan, 1, false);
+  once(plan, 0);  // loads the kernels
+  const double first = once(plan, 0);
   // All plans of a case are timed in the same way as the best one, or they could not be compared.
-  const bool host_bound = std::min(once, best) < HOST_BOUND_MS;
+  const double expected = std::min(first, best);
+  const bool host_bound = expected < HOST_BOUND_MS;
   // Where the host is the slower one, that is what this run may have measured.
-  if (once > HOPELESS * best + (host_bound ? HOST_SLACK_MS : 0)) return HUGE_VAL;
-  const int count = host_bound ? 1 : std::max(1, std::min(MAX_BATCH, static_cast<int>(std::ceil(BATCH_MS / once))));
-  std::vector<double> times(host_bound ? DELAYED_ROUNDS : ROUNDS);
-  for (double &time : times) time = batch(plan, count, host_bound);
+  if (first > HOPELESS * best + (host_bound ? HOST_SLACK_MS : 0)) return HUGE_VAL;
+  std::vector<double> times(expected < SHORT_MS ? SHORT_ROUNDS : ROUNDS);
+  for (double &time : times) time = once(plan, host_bound ? HOST_BOUND_FILLS : FILLS);
   std::sort(times.begin(), times.end());
   return times[times.size() / 2];
 }

@@ -69,6 +69,17 @@ int64_t dense_formats(const Tensor &tensor) {
   return formats;
 }
 
+void set_dense_strides(Tensor &tensor, int64_t format) {
+  int order[MAX_RANK];
+  axis_order(tensor.ndim, format, order);
+  int64_t step = 1;
+  for (int i = 0; i < tensor.ndim - 1; ++i) {
+    tensor.strides[order[i]] = step;
+    step *= tensor.shape[order[i]];
+  }
+  tensor.strides[0] = step;
+}
+
 void canonicalize(Tensor &tensor, int64_t format) {
   int order[MAX_RANK];
   axis_order(tensor.ndim, format, order);

@@ -35,6 +35,15 @@ Tensor read_tensor(const dnnops_tensor &operand);
 // An empty array is dense in all of them.
 int64_t dense_formats(const Tensor &tensor);
 
+// Of these formats the preferred one, if the array is dense in it.
+inline int64_t dense_format(const Tensor &tensor, int64_t preferred) {
+  const int64_t formats = dense_formats(tensor);
+  return formats & preferred ? preferred : formats;
+}
+
+// Makes an array dense.
+void set_dense_strides(Tensor &tensor, int64_t format);
+
 // Sets the strides of unit axes, which may have any value, to those of a dense array.
 void canonicalize(Tensor &tensor, int64_t format);
 

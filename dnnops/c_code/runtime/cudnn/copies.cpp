@@ -1,0 +1,188 @@
+#include "copies.hpp"
+
+#include <algorithm>
+
+namespace dnnops {
+
+namespace {
+
+// As in transpose.cuh.
+constexpr unsigned THREADS = 256;
+constexpr int64_t TILE_ROWS = 64, TILE_COLUMNS = 64, NARROW_COLUMNS = 32, SLAB = 64;
+enum CopyKind {
+  NO_COPY = -1,
+  TILES = 0,
+  SLABS_OF_ROWS = 1,
+  SLABS_OF_COLUMNS = 2,
+  SAME_AXES = 3,
+  LOADS_PAIRS = 4,
+  STORES_PAIRS = 8,
+  NARROW_TILES = 16,
+};
+enum CopyTurn { NOT_TURNED = 0, TURNED_CONTIGUOUS = 1, TURNED_CHANNELS_LAST = 2, EXCHANGED_CHANNELS_LAST = 3 };
+
+// From measurements on an H200.  Matrices with so few columns or rows are copied by slabs.
+constexpr int64_t FEW_COLUMNS = 32, FEW_ROWS = 56;
+constexpr int64_t MAX_SLAB_BYTES = 24 << 10, MAX_SLAB_SHIFT = 4;
+// Slabs are made larger as long as there are so many blocks; with fewer blocks than these, tiles are smaller.
+constexpr int64_t ENOUGH_SLABS = 384, ENOUGH_TILES = 264;
+
+int64_t divided(int64_t size, int64_t by) { return (size + by - 1) / by; }
+
+bool is_even(int64_t a, int64_t b, int64_t c) { return a % 2 == 0 && b % 2 == 0 && c % 2 == 0; }
+
+int32_t slab_shift(int64_t along, int64_t across, int64_t matrices, int64_t width) {
+  int32_t shift = 0;
+  while (shift < MAX_SLAB_SHIFT && (2 * SLAB << shift) * across * width <= MAX_SLAB_BYTES &&
+         matrices * divided(along, 2 * SLAB << shift) >= ENOUGH_SLABS)
+    ++shift;
+  return shift;
+}
+
+// The kind, the blocks and what they share.
+Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t width, int64_t src_alignment,
+               int64_t dst_alignment) {
+  Copy copy = {TILES, params, 0};
+  CopyParams &p = copy.params;
+  if (width == 2) {
+    if (is_even(p.columns, p.src_pitch, p.src_stride) && src_alignment >= 4) copy.kind |= LOADS_PAIRS;
+    if (is_even(p.dst_width, p.dst_pitch, p.dst_stride) && dst_alignment >= 4) copy.kind |= STORES_PAIRS;
+  }
+  const auto slabs = [&](int kind, int64_t along, int64_t across) {
+    copy.kind += kind;
+    p.slab_shift = slab_shift(along, across, matrices, width);
+    p.row_tiles = static_cast<int32_t>(divided(along, SLAB << p.slab_shift));
+    const int64_t elements = (SLAB << p.slab_shift) * across;
+    copy.shared_bytes = static_cast<unsigned>((elements + elements / 16 + 1) * width);  // skewed, at most
+  };
+  p.column_tiles = 1;
+  if (same_axes) {
+    copy.kind = 0;
+    slabs(SAME_AXES, p.rows, 0);
+    // A block counts the elements of a slab's rows in 32 bits.
+    if (p.dst_width > INT32_MAX / (SLAB << p.slab_shift))
+      fail(DNNOPS_NOT_SUPPORTED, "the arrays are too large to be transposed");
+  } else if (!p.turn && p.columns <= FEW_COLUMNS && p.src_pitch <= FEW_ROWS) {
+    copy.kind &= ~LOADS_PAIRS;
+    slabs(SLABS_OF_ROWS, p.dst_width, p.src_pitch);
+  } else if (!p.turn && p.dst_width <= FEW_ROWS) {
+    copy.kind &= ~STORES_PAIRS;
+    slabs(SLABS_OF_COLUMNS, p.columns, p.dst_width);
+  } else {
+    const int64_t rows = divided(p.dst_width, TILE_ROWS);
+    int64_t columns = TILE_COLUMNS;
+    if (width == 2 && !(copy.kind & LOADS_PAIRS) && matrices * rows * divided(p.columns, columns) < ENOUGH_TILES) {
+      copy.kind |= NARROW_TILES;
+      columns = NARROW_COLUMNS;
+    }
+    p.row_tiles = static_cast<int32_t>(rows);
+    p.column_tiles = static_cast<int32_t>(divided(p.columns, columns));
+    copy.shared_bytes =
+        static_cast<unsigned>(width == 2 ? columns * (TILE_ROWS / 2 + 1) * 4 : TILE_ROWS * (columns + 1) * width);
+  }
+  const double blocks = double(matrices) * divided(p.dst_width, TILE_ROWS) * divided(p.columns, NARROW_COLUMNS);
+  const int64_t exact = blocks > INT64_MAX / 4 ? INT64_MAX : matrices * p.row_tiles * p.column_tiles;
+  // A launch may have two such copies.
+  if (exact > INT32_MAX / 2) fail(DNNOPS_NOT_SUPPORTED, "the arrays are too large to be transposed");
+  p.blocks = static_cast<int32_t>(exact);
+  return copy;
+}
+
+}  // namespace
+
+Copy make_copy(const Tensor &array, int64_t format, const Tensor &inner, int64_t inner_format, int64_t dtype,
+               bool back) {
+  const int64_t channels = array.shape[1], positions = element_count(array.shape + 2, array.ndim - 2);
+  const Tensor &source = back ? inner : array, &target = back ? array : inner;
+  const int64_t source_format = back ? inner_format : format, target_format = back ? format : inner_format;
+  const bool rows_are_channels = source_format == FORMAT_CONTIGUOUS;
+  CopyParams params = {};
+  params.src_stride = source.strides[0];
+  params.dst_stride = target.strides[0];
+  params.rows = rows_are_channels ? channels : positions;
+  params.columns = rows_are_channels ? positions : channels;
+  params.src_pitch = source_format == FORMAT_CHANNELS_LAST ? source.shape[1] : positions;
+  params.dst_pitch = params.dst_width = target_format == FORMAT_CHANNELS_LAST ? target.shape[1] : positions;
+  return plan_copy(params, array.shape[0], source_format == target_format, item_size(dtype), source.alignment,
+                   target.alignment);
+}
+
+Copy make_exchange(const Tensor &filters, int64_t format, int64_t groups, bool reversed, int64_t dtype) {
+  const int64_t rows = filters.shape[0] / groups, positions = element_count(filters.shape + 2, filters.ndim - 2);
+  const bool is_channels_last = format == FORMAT_CHANNELS_LAST;
+  CopyParams params = {};
+  params.rows = rows;
+  params.columns = filters.shape[1] * positions;
+  if (params.columns > INT32_MAX) fail(DNNOPS_NOT_SUPPORTED, "the filters are too large to be transposed");
+  params.src_pitch = filters.strides[0];
+  params.src_stride = rows * filters.strides[0];
+  params.dst_pitch = params.dst_width = rows;
+  params.dst_stride = rows * params.columns;
+  if (is_channels_last)
+    params.turn = reversed ? TURNED_CHANNELS_LAST : EXCHANGED_CHANNELS_LAST;
+  else
+    params.turn = reversed ? TURNED_CONTIGUOUS : NOT_TURNED;
+  params.period = static_cast<int32_t>(is_channels_last ? filters.shape[1] : positions);
+  // A slab's rows have to be contiguous.
+  if (!params.turn && params.src_pitch != params.columns) fail(DNNOPS_NOT_SUPPORTED, "the filters are not packed");
+  return plan_copy(params, groups, false, item_size(dtype), filters.alignment, 16);
+}
+
+Copies::Copies(const Handle &handle, const std::vector<Copy> &copies, int64_t dtype) {
+  int kinds[2] = {NO_COPY, NO_COPY};
+  for (size_t i = 0; i < copies.size(); ++i) {
+    kinds[i] = copies[i].kind;
+    arguments_.copies[i] = copies[i].params;
+    blocks_ += copies[i].params.blocks;
+    shared_bytes_ = std::max(shared_bytes_, copies[i].shared_bytes);
+  }
+  if (copies.empty()) return;
+  kernel_ = load_kernel(handle, "transpose", "copy_arrays",
+                        "-DWIDTH=" + std::to_string(item_size(dtype)) + " -DFIRST=" +
+                            std::to_string(kinds[0]) + " -DSECOND=" + std::to_string(kinds[1]));
+}
+
+void Copies::run(const void *const *sources, void *const *targets, void *stream) {
+  if (!blocks_) return;
+  std::copy(sources, sources + 2, arguments_.sources);
+  std::copy(targets, targets + 2, arguments_.targets);
+  void *arguments[] = {&arguments_};
+  launch_kernel(kernel_, blocks_, THREADS, shared_bytes_, stream, arguments);
+}
+
+}  // namespace dnnops
+
+namespace {
+
+// What a test gets of a copy, to run its kernel elsewhere.
+struct CopyRow {
+  int64_t kind, threads, shared_bytes;
+  dnnops::CopyParams params;
+};
+
+}  // namespace
+
+// Describes, without a GPU, the copy of an array to its image in a format, with this number of channels; or back.
+// With groups, of filters whose channels are exchanged, and whose positions are reversed or not.
+DNNOPS_EXPORT int dnnops_cudnn_copy_row(const dnnops_tensor *operand, int64_t format, int64_t channels, int64_t back,
+                                        int64_t groups, int64_t reversed, CopyRow *row) {
+  using namespace dnnops;
+  return guarded("copy", operand, 1, [&] {
+    const Tensor array = read_tensor(*operand);
+    if (!dense_formats(array)) fail(DNNOPS_NOT_SUPPORTED, "the array is not dense");
+    Copy copy;
+    if (groups) {
+      copy = make_exchange(array, dense_format(array, FORMAT_CHANNELS_LAST), groups, reversed, operand->dtype);
+    } else {
+      Tensor inner = array;
+      inner.shape[1] = channels;
+      set_dense_strides(inner, format);
+      inner.alignment = 16;
+      copy = make_copy(array, dense_format(array, format), inner, format, operand->dtype, back);
+    }
+    row->kind = copy.kind;
+    row->threads = THREADS;
+    row->shared_bytes = copy.shared_bytes;
+    row->params = copy.params;
+  });
+}

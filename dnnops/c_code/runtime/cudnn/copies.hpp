@@ -1,0 +1,53 @@
+// Copies of arrays between memory formats by kernels of our own: c_code/cudnn/transpose.cuh.
+#ifndef DNNOPS_CUDNN_COPIES_HPP
+#define DNNOPS_CUDNN_COPIES_HPP
+
+#include <vector>
+
+#include "kernel_loader.hpp"
+#include "tensor.hpp"
+
+namespace dnnops {
+
+// A copy as its kernel takes it: copy_params there.
+struct CopyParams {
+  int64_t rows, columns, src_pitch, dst_pitch, dst_width, src_stride, dst_stride;
+  int32_t turn, period, row_tiles, column_tiles, slab_shift, blocks;
+};
+
+struct Copy {
+  int kind;
+  CopyParams params;
+  unsigned shared_bytes;
+};
+
+// From `array`, which is dense in `format`, to `inner`, dense in `inner_format`, maybe with more channels, which
+// become zero; or back.  Throws if they are too large.
+Copy make_copy(const Tensor &array, int64_t format, const Tensor &inner, int64_t inner_format, int64_t dtype,
+               bool back);
+
+// From filters, dense in `format`, to those in channels-last format whose inputs' and outputs' channels are
+// exchanged within each group; with the order of positions reversed unless they are flipped already.
+Copy make_exchange(const Tensor &filters, int64_t format, int64_t groups, bool reversed, int64_t dtype);
+
+// One or two copies by one launch.
+class Copies {
+ public:
+  Copies() = default;
+  // Throws if the kernel can't be had.
+  Copies(const Handle &handle, const std::vector<Copy> &copies, int64_t dtype);
+  void run(const void *const *sources, void *const *targets, void *stream);
+
+ private:
+  struct Arguments {
+    const void *sources[2];
+    void *targets[2];
+    CopyParams copies[2];
+  };
+  KernelFunction kernel_ = nullptr;
+  Arguments arguments_ = {};
+  unsigned blocks_ = 0, shared_bytes_ = 0;
+};
+
+}  // namespace dnnops
+#endif
