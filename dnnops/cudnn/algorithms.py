@@ -80,8 +80,8 @@ _NUMBERED = re.compile(rf"({'|'.join(_PREFIXES)})(\d{{1,9}})((?:{_KNOB})*)")
 MATH_TYPES = ("DEFAULT_MATH", "TENSOR_OP_MATH", "TENSOR_OP_MATH_ALLOW_CONVERSION", "FMA_MATH")
 _USUAL_MATH = -1
 
-#: What names of plans on copies of the arrays end in, by the number of ``PlanSpec``'s format: the memory
-#: format of the copies, or that a gradient is computed as a forward convolution.
+#: What names of plans on copies of the arrays end in, by the number of ``PlanSpec``'s format: the
+#: memory format of the copies, or that a gradient is computed as a forward convolution.
 FORMATS = {1: "contiguous", 2: "channels_last", 4: "as_forward"}
 
 

@@ -17,7 +17,7 @@
 #define UNROLL
 #define UNROLL_4
 #define GRID_CONSTANT
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __shared__ static
 
 struct Dim3 {

@@ -168,7 +168,7 @@ class HostKernels:
         source = kernel_source("transpose")
         assert source.count(declared) == 1
         source = source.replace(declared, "uint4 *const shared = Block::dynamic.data();")
-        undefine = "".join(f"#undef {name}\n" for name in macros)
+        undefine = "".join(f"#undef {name}\n" for name in (*macros, "BOUNDS"))
         entry = _ENTRY.format(number=number)
         return f"namespace configuration_{number} {{\n{defines}{source}{entry}{undefine}"
 

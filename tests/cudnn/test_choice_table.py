@@ -35,7 +35,8 @@ int64_t find(const ConvCase *conv, int device, StoredPlan *plans) {
   std::copy(found->plans.begin(), found->plans.end(), plans);
   return static_cast<int64_t>(found->plans.size()) + 100 * found->from_disk;
 }
-void store(const ConvCase *conv, int device, const StoredPlan *plans, int64_t count) {
+void store(const ConvCase *conv, int device, const StoredPlan *plans, int64_t count,
+           int64_t is_lasting) {
   Handle handle;
   handle.device = device;
   std::vector<TimedPlan> timed;
@@ -46,7 +47,7 @@ void store(const ConvCase *conv, int device, const StoredPlan *plans, int64_t co
     plan->workspace = plans[i].workspace;
     timed.push_back({plan, plans[i].milliseconds});
   }
-  store_choice(*conv, handle, timed);
+  store_choice(*conv, handle, timed, is_lasting);
 }
 void drop(const ConvCase *conv, int device) {
   Handle handle;
@@ -90,10 +91,11 @@ class Table:
         found = plans[: max(0, count - 100 * from_disk)]
         return [(plan.name, plan.milliseconds, plan.workspace) for plan in found], from_disk
 
-    def store(self, case: Any, *names: str, device: int = 0) -> None:
+    def store(self, case: Any, *names: str, device: int = 0, is_lasting: bool = True) -> None:
         plans = [stored_plan(name, "forward", 1.0 + i, i) for i, name in enumerate(names)]
         given = (stored_choices._StoredPlan * len(plans))(*plans)
-        self.library.store(ctypes.byref(case), device, given, ctypes.c_int64(len(plans)))
+        count, lasting = ctypes.c_int64(len(plans)), ctypes.c_int64(is_lasting)
+        self.library.store(ctypes.byref(case), device, given, count, lasting)
 
     def drop(self, case: Any) -> None:
         self.library.drop(ctypes.byref(case), 0)
@@ -183,6 +185,12 @@ def test_a_new_process_finds_it_on_disk(table: Table, cache: PlanCache):
     assert table.find(case_of()) == (found, True)
     assert cache.statistics["hits"] == hits == 1
     assert table.find(case_of(), device=1) == ([], False)
+
+
+def test_what_is_not_lasting_stays_in_the_process(table: Table, cache: PlanCache):
+    table.store(case_of(), ENGINE[0], is_lasting=False)
+    assert table.find(case_of()) == ([(ENGINE[1], 1.0, 0)], False)
+    assert list(cache.entries()) == []
 
 
 def test_plans_that_can_be_built_no_more_are_dropped(table: Table, cache: PlanCache):

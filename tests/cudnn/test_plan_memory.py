@@ -182,8 +182,8 @@ def finish(process: subprocess.Popen) -> dict[str, Any]:
     """What a process did, and the source of its choice."""
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
-    line, again = [line for line in lines_of(errors) if not line.endswith("(guessed)")]
-    assert again.endswith("(cache)")
+    line, *again = [line for line in lines_of(errors) if not line.endswith("(guessed)")]
+    assert all(line.endswith("(cache)") for line in again)
     result = json.loads(output.splitlines()[-1])
     assert f": {result['plan']}," in line
     return {**result, "source": line.rpartition("(")[2].rstrip(")"), "errors": errors}

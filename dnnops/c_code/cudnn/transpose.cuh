@@ -349,7 +349,13 @@ DEVICE void copy_array(const element *__restrict__ src, element *__restrict__ ds
   if constexpr (KIND % KINDS == SAME_AXES) copy_same_axes(src, dst, p, block);
 }
 
-KERNEL void __launch_bounds__(THREADS) copy_arrays(const GRID_CONSTANT copy_launch launch) {
+// Told how many blocks are enough, the compiler keeps all that a thread loads in registers.
+#if WIDTH == 2
+#define BOUNDS __launch_bounds__(THREADS)
+#else
+#define BOUNDS __launch_bounds__(THREADS, WIDTH == 4 ? 5 : 3)
+#endif
+KERNEL void BOUNDS copy_arrays(const GRID_CONSTANT copy_launch launch) {
   extern __shared__ uint4 shared[];
   const int block = (int)blockIdx.x, first = launch.copies[0].blocks;
   if constexpr (SECOND == NO_COPY) {

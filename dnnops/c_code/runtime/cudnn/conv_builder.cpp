@@ -11,11 +11,10 @@ namespace {
 // Of one knob as many values are tried, spread over its range.
 constexpr int64_t MAX_KNOB_VALUES = 16;
 
-int64_t free_device_bytes() {
-  size_t available = 0, total = 0;
-  DNNOPS_CHECK(cudaMemGetInfo(&available, &total));
-  return static_cast<int64_t>(available);
-}
+struct DeviceMemory {
+  size_t free = 0, total = 0;
+  DeviceMemory() { DNNOPS_CHECK(cudaMemGetInfo(&free, &total)); }
+};
 
 // Of plans' names, by Api; dnnops/cudnn/algorithms.py has the same.
 const char *const api_prefixes[] = {"", "engine", "depthwise", "gemm"};
@@ -141,8 +140,11 @@ std::shared_ptr<Plan> PlanBuilder::checked(std::shared_ptr<Plan> plan) const {
   if (conv_.workspace_limit >= 0 && plan->workspace > conv_.workspace_limit)
     fail(DNNOPS_NOT_SUPPORTED, "its workspace of %lld bytes is over the limit of %lld (flag dnn.conv.workspace_limit)",
          (long long)plan->workspace, (long long)conv_.workspace_limit);
+  const DeviceMemory memory;
+  if (plan->workspace > static_cast<int64_t>(memory.total))
+    fail(DNNOPS_NOT_SUPPORTED, "its workspace of %lld bytes is more than the device has", (long long)plan->workspace);
   // What the allocator keeps for later counts as free too: only it knows.
-  if (plan->workspace > free_device_bytes()) {
+  if (plan->workspace > static_cast<int64_t>(memory.free)) {
     Workspace(*handle_.arena, plan->workspace);
     handle_.arena->free_idle();
   }

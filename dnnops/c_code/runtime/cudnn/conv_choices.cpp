@@ -61,7 +61,7 @@ std::shared_ptr<StoredChoice> find_new_choice(const ConvCase &conv, const Handle
   return choices().peek(choice_key(conv, handle));
 }
 
-void store_choice(const ConvCase &conv, const Handle &handle, const std::vector<TimedPlan> &timed) {
+void store_choice(const ConvCase &conv, const Handle &handle, const std::vector<TimedPlan> &timed, bool is_lasting) {
   const ChoiceKey key = choice_key(conv, handle);
   auto choice = std::make_shared<StoredChoice>();
   for (size_t i = 0; i < timed.size() && i < MAX_STORED_PLANS && std::isfinite(timed[i].milliseconds); ++i) {
@@ -74,7 +74,8 @@ void store_choice(const ConvCase &conv, const Handle &handle, const std::vector<
     choice->plans.push_back(stored);
   }
   choices().put(key, choice);
-  if (const Storage *to = storage.load())
+  const Storage *to = storage.load();
+  if (to && is_lasting)
     to->store(&key.conv, key.device, choice->plans.data(), static_cast<int64_t>(choice->plans.size()));
 }
 

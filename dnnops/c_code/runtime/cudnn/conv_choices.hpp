@@ -27,7 +27,8 @@ struct StoredChoice {
 std::shared_ptr<StoredChoice> find_choice(const ConvCase &conv, const Handle &handle);
 // Of this process only, where nothing was found a moment ago: another thread may have timed since.
 std::shared_ptr<StoredChoice> find_new_choice(const ConvCase &conv, const Handle &handle);
-void store_choice(const ConvCase &conv, const Handle &handle, const std::vector<TimedPlan> &timed);
+// For later processes, too, if it is lasting.
+void store_choice(const ConvCase &conv, const Handle &handle, const std::vector<TimedPlan> &timed, bool is_lasting);
 // Forgets a choice of which no plan can be built any more.
 void drop_choice(const ConvCase &conv, const Handle &handle);
 

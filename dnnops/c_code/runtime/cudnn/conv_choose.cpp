@@ -127,7 +127,8 @@ Choice timed_choice(const Choosing &choosing, PlanBuilder &builder, Refusals &re
     if (error.status != DNNOPS_OUT_OF_MEMORY) throw;
   }
   if (timed.empty()) return {};
-  store_choice(choosing.conv, handle, timed);
+  // Another process may have the memory that some plans lacked.
+  store_choice(choosing.conv, handle, timed, status_of(refusals) != DNNOPS_OUT_OF_MEMORY);
   return {timed.front().plan, timed.front().milliseconds, "timed"};
 }
 
