@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -17,22 +18,29 @@ from dnnops.runtime.op import _Tensor
 
 FORMAT_CODES = {"contiguous": 1, "channels_last": 2}
 
-#: ``CopyKind``: kinds, and what may be added to that of 16-bit elements.
+#: ``CopyKind``: kinds, and what may be added to them.
 NO_COPY = -1
 TILES, SLABS_OF_ROWS, SLABS_OF_COLUMNS, SAME_AXES = KINDS = range(4)
-LOADS_PAIRS, STORES_PAIRS, NARROW_TILES = 4, 8, 16
+LOADS_PAIRS, LOADS_QUADS, STORES_PAIRS, STORES_QUADS, NARROW_TILES = (4 << i for i in range(5))
+
+
+def _tiles(loads: Sequence[int], stores: Sequence[int]) -> Iterator[int]:
+    for load, store in product(loads, stores):
+        yield TILES + load + store
+        if not load:
+            yield TILES + store + NARROW_TILES
+
 
 #: All kinds that there are, by the size of an element.
 COPY_KINDS = {
     2: (
-        *(TILES + pairs for pairs in (0, LOADS_PAIRS, STORES_PAIRS, LOADS_PAIRS + STORES_PAIRS)),
-        *(TILES + NARROW_TILES + pairs for pairs in (0, STORES_PAIRS)),
+        *_tiles((0, LOADS_PAIRS, LOADS_QUADS), (0, STORES_PAIRS, STORES_QUADS)),
         *(SLABS_OF_ROWS + pairs for pairs in (0, STORES_PAIRS)),
         *(SLABS_OF_COLUMNS + pairs for pairs in (0, LOADS_PAIRS)),
         SAME_AXES,
     ),
-    4: KINDS,
-    8: KINDS,
+    4: (*_tiles((0, LOADS_QUADS), (0, STORES_QUADS)), *KINDS[1:]),
+    8: (*_tiles((0,), (0,)), *KINDS[1:]),
 }
 
 #: Of one copy, and of some pairs, what is asked of the compiler.

@@ -18,9 +18,11 @@ from tests.cudnn.host_transpose import (
     COPY_KINDS,
     KINDS,
     LOADS_PAIRS,
+    LOADS_QUADS,
     NO_COPY,
     SAME_AXES,
     STORES_PAIRS,
+    STORES_QUADS,
     TILES,
     Copy,
     FencedMemory,
@@ -173,7 +175,7 @@ def test_random_arrays(kernels):
     rng = random.Random(SEED)
     copies = [random_case(rng).check(kernels) for _ in range(400)]
     assert {copy.kind % len(KINDS) for copy in copies} == set(KINDS)
-    assert len({copy.kind for copy in copies}) > 8
+    assert len({copy.kind for copy in copies}) > 10
 
 
 @pytest.mark.parametrize("width", DTYPES)
@@ -187,41 +189,51 @@ def test_padding(kernels, memory_format, channels, padded, back, width):
         Case(array, "channels_last", padded, back, width).check(kernels)
 
 
-def test_pairs(kernels):
-    """Two 16-bit elements move at once where all addresses allow it: sizes, strides, arrays."""
+def test_vectors(kernels):
+    """Two or four elements move at once where all addresses allow it: sizes, strides, arrays."""
 
-    def pairs(case: Case) -> tuple[bool, bool]:
+    def sizes(case: Case) -> tuple[int, int]:
         copy = case.check(kernels)
         assert copy.kind % len(KINDS) == TILES
-        return bool(copy.kind & LOADS_PAIRS), bool(copy.kind & STORES_PAIRS)
+        load = 4 if copy.kind & LOADS_QUADS else 2 if copy.kind & LOADS_PAIRS else 1
+        store = 4 if copy.kind & STORES_QUADS else 2 if copy.kind & STORES_PAIRS else 1
+        return load, store
 
-    def case(shape: tuple[int, ...], gap: int = 0, misaligned: int = 0) -> Case:
+    def case(shape: tuple[int, ...], gap: int = 0, misaligned: int = 0, width: int = 2) -> Case:
         channels = -(-shape[1] // 4) * 4
         layout = Layout(shape, "contiguous", gap)
-        return Case(layout, "channels_last", channels, False, 2, misaligned)
+        return Case(layout, "channels_last", channels, False, width, misaligned)
 
-    assert pairs(case((2, 60, 6, 7))) == (True, True)
-    assert pairs(case((2, 60, 5, 7))) == (False, True)
-    assert pairs(case((2, 59, 6, 7))) == (True, True)  # a padded row
-    assert pairs(case((2, 60, 6, 7), gap=1)) == (False, True)
-    assert pairs(case((2, 60, 6, 7), gap=2)) == (True, True)
-    assert pairs(case((2, 60, 6, 7), misaligned=1)) == (False, True)
+    assert sizes(case((2, 60, 6, 6))) == (4, 4)
+    assert sizes(case((2, 60, 6, 7))) == (2, 4)
+    assert sizes(case((2, 60, 5, 7))) == (1, 4)
+    assert sizes(case((2, 59, 6, 6))) == (4, 4)  # a padded row
+    assert sizes(case((2, 60, 6, 6), gap=1)) == (1, 4)
+    assert sizes(case((2, 60, 6, 6), gap=2)) == (2, 4)
+    assert sizes(case((2, 60, 6, 6), misaligned=1)) == (1, 4)
+    assert sizes(case((2, 60, 6, 6), misaligned=2)) == (2, 4)
+    assert sizes(case((2, 60, 6, 6), width=4)) == (4, 4)
+    assert sizes(case((2, 60, 6, 7), width=4)) == (1, 4)
+    assert sizes(case((2, 60, 6, 6), misaligned=2, width=4)) == (1, 4)
+    assert sizes(case((2, 60, 6, 6), width=8)) == (1, 1)
     back = Case(Layout((2, 59, 6, 10), "channels_last"), "contiguous", 59, True, 2)
-    assert pairs(back) == (True, False)
+    assert sizes(back) == (4, 1)
 
 
-def test_all_kinds(kernels):
+@pytest.mark.parametrize("width", DTYPES)
+def test_all_kinds(kernels, width):
     """Every kind is chosen for something: few and many blocks, few rows or columns, odd sizes."""
     kinds = set()
-    for channels, positions in ((7, 65), (8, 66), (65, 7), (66, 8), (67, 71), (72, 66), (72, 71)):
-        for batch, (memory_format, other), back in product(
-            (1, 70),
-            (("contiguous", "channels_last"), ("channels_last", "contiguous")),
-            (False, True),
+    # By what the sizes can be divided: 1, 2 or 4.
+    sizes = (7, 8, 67, 66, 68, 74)
+    for channels, positions, batch in product(sizes, sizes, (1, 70)):
+        for memory_format, other in (
+            ("contiguous", "channels_last"),
+            ("channels_last", "contiguous"),
         ):
             array = Layout((batch, channels, positions), memory_format)
-            kinds.add(Case(array, other, channels, back, 2).check(kernels).kind)
-    assert kinds == set(COPY_KINDS[2]) - {SAME_AXES}
+            kinds.add(Case(array, other, channels, False, width).check(kernels).kind)
+    assert kinds == set(COPY_KINDS[width]) - {SAME_AXES}
 
 
 def aligned(count: int, width: int) -> np.ndarray:

@@ -25,7 +25,8 @@ typedef unsigned int word;
 
 // As in c_code/runtime/cudnn/copies.cpp.
 constexpr int THREADS = 256;
-// Kinds of copies, and of 16-bit elements what may be added to them.
+// Kinds of copies, and what may be added to them: how many elements of a row of src are loaded at once, and of a
+// row of dst stored, if addresses are multiples of their size.
 enum copy_kind {
   NO_COPY = -1,
   TILES = 0,
@@ -33,9 +34,11 @@ enum copy_kind {
   SLABS_OF_COLUMNS = 2,
   SAME_AXES = 3,
   KINDS = 4,
-  LOADS_PAIRS = 4,    // rows of src begin at even elements of aligned memory
-  STORES_PAIRS = 8,   // those of dst do
-  NARROW_TILES = 16,  // for small arrays
+  LOADS_PAIRS = 4,  // pairs are of 16-bit elements
+  LOADS_QUADS = 8,  // of 16 or 32 bits, in tiles
+  STORES_PAIRS = 16,
+  STORES_QUADS = 32,
+  NARROW_TILES = 64,  // for small arrays
 };
 enum copy_turn { NOT_TURNED = 0, TURNED_CONTIGUOUS = 1, TURNED_CHANNELS_LAST = 2, EXCHANGED_CHANNELS_LAST = 3 };
 
@@ -76,120 +79,97 @@ DEVICE long long turned_row(const copy_params &p, long long column) {
   return (long long)low * positions + (p.turn == TURNED_CHANNELS_LAST ? positions - 1 - high : high);
 }
 
-// Tiles pass through shared memory, so that both sides move along their rows.
-constexpr int TILE_ROWS = 64;
+// Tiles pass through shared memory, so that both sides move along their rows.  There, four rows of a column make a
+// unit, and a column's units are permuted: neither those of several columns nor of several rows meet in one bank.
+constexpr int TILE_ROWS = 64, UNITS = TILE_ROWS / 4;
 
-#if WIDTH == 2
-// Elements of two rows make a word, so that shared memory is used by words: words[c][q] is column c of the rows
-// 2q and 2q + 1.
+template <int COUNT>
+struct alignas(COUNT * WIDTH < 16 ? COUNT * WIDTH : 16) vector {
+  element of[COUNT];
+};
+using quad = vector<4>;
+
+DEVICE int unit_at(int column, int unit) { return column * UNITS + (unit ^ column >> 2 ^ (column & 3) << 2); }
+
 template <int KIND>
-DEVICE void copy_tile(const element *src, element *dst, const copy_params &p, int block, void *shared) {
-  constexpr int COLUMNS = KIND & NARROW_TILES ? 32 : 64, STEPS = TILE_ROWS / 2 / WARPS;
-  // A lane's elements of a row: a pair, or each 32nd.
-  constexpr int EACH = COLUMNS / 32;
-  auto &words = *reinterpret_cast<word(*)[COLUMNS][TILE_ROWS / 2 + 1]>(shared);
+DEVICE void copy_tile(const element *src, element *dst, const copy_params &p, int block, uint4 *shared) {
+  constexpr int LOAD = KIND & LOADS_QUADS ? 4 : KIND & LOADS_PAIRS ? 2 : 1;
+  constexpr int COLUMNS = KIND & NARROW_TILES ? 32 : 64, ACROSS = COLUMNS / LOAD, ITEMS = UNITS * ACROSS / THREADS;
+  quad *const units = reinterpret_cast<quad *>(shared);
   const int column_tile = block % p.column_tiles, rest = block / p.column_tiles;
   const long long row0 = (long long)(rest % p.row_tiles) * TILE_ROWS, column0 = (long long)column_tile * COLUMNS;
   const long long matrix = rest / p.row_tiles;
   const int rows = within(p.rows, row0, TILE_ROWS), columns = within(p.columns, column0, COLUMNS);
   {
-    const element *from = src + matrix * p.src_stride + (row0 + 2 * warp()) * p.src_pitch + column0;
-    word above[STEPS][EACH], below[STEPS][EACH];
+    const int x = (int)threadIdx.x % ACROSS * LOAD, y = (int)threadIdx.x / ACROSS;
+    const element *from = src + matrix * p.src_stride + (row0 + 4 * y) * p.src_pitch + column0 + x;
+    vector<LOAD> loaded[ITEMS][4];
     UNROLL
-    for (int i = 0; i < STEPS; ++i, from += 2 * WARPS * p.src_pitch) {
-      const int r = 2 * (warp() + i * WARPS);
-      if constexpr (KIND & LOADS_PAIRS) {
-        const bool inside = 2 * lane() < columns;
-        const word *const pairs = reinterpret_cast<const word *>(from) + lane();
-        above[i][0] = inside && r < rows ? *pairs : 0;
-        below[i][0] = inside && r + 1 < rows ? pairs[p.src_pitch / 2] : 0;
-      } else {
-        UNROLL
-        for (int j = 0; j < EACH; ++j) {
-          const int x = lane() + 32 * j;
-          above[i][j] = x < columns && r < rows ? from[x] : 0;
-          below[i][j] = x < columns && r + 1 < rows ? from[x + p.src_pitch] : 0;
-        }
+    for (int i = 0; i < ITEMS; ++i, from += THREADS / ACROSS * 4 * p.src_pitch) {
+      const int r = 4 * (y + i * (THREADS / ACROSS));
+      UNROLL
+      for (int j = 0; j < 4; ++j) {
+        loaded[i][j] = {};
+        if (x < columns && r + j < rows)
+          loaded[i][j] = *reinterpret_cast<const vector<LOAD> *>(from + j * p.src_pitch);
       }
     }
     UNROLL
-    for (int i = 0; i < STEPS; ++i) {
-      const int q = warp() + i * WARPS;
-      if constexpr (KIND & LOADS_PAIRS) {
-        words[2 * lane()][q] = (above[i][0] & 0xffff) | below[i][0] << 16;
-        words[2 * lane() + 1][q] = above[i][0] >> 16 | (below[i][0] & 0xffff0000);
-      } else {
-        UNROLL
-        for (int j = 0; j < EACH; ++j) words[lane() + 32 * j][q] = above[i][j] | below[i][j] << 16;
-      }
-    }
-  }
-  __syncthreads();
-  const int width = within(p.dst_width, row0, TILE_ROWS), x = 2 * lane();
-  dst += matrix * p.dst_stride + row0;
-  UNROLL
-  for (int i = 0; i < COLUMNS / WARPS; ++i) {
-    const int c = warp() + i * WARPS;
-    if (c >= columns) break;
-    element *const to = dst + (p.turn ? turned_row(p, column0 + c) : column0 + c) * p.dst_pitch;
-    const word value = words[c][lane()];
-    if (KIND & STORES_PAIRS || ((size_t)to & 2) == 0) {
-      if (x + 1 < width)
-        *reinterpret_cast<word *>(to + x) = value;
-      else if (!(KIND & STORES_PAIRS) && x < width)
-        to[x] = (element)value;
-    } else {
-      // Of a row that begins at an odd address, pairs are one element and the one before.
-      if (x == 0) {
-        if (width) to[0] = (element)value;
-      } else {
-        const word before = words[c][lane() - 1];
-        if (x < width)
-          *reinterpret_cast<word *>(to + x - 1) = before >> 16 | value << 16;
-        else if (x - 1 < width)
-          to[x - 1] = (element)(before >> 16);
-      }
-      if (x + 1 == TILE_ROWS - 1 && x + 1 < width) to[x + 1] = (element)(value >> 16);
-    }
-  }
-}
-#else
-template <int KIND>
-DEVICE void copy_tile(const element *src, element *dst, const copy_params &p, int block, void *shared) {
-  constexpr int COLUMNS = 64, STEPS = TILE_ROWS / WARPS;
-  auto &elements = *reinterpret_cast<element(*)[TILE_ROWS][COLUMNS + 1]>(shared);
-  const int column_tile = block % p.column_tiles, rest = block / p.column_tiles;
-  const long long row0 = (long long)(rest % p.row_tiles) * TILE_ROWS, column0 = (long long)column_tile * COLUMNS;
-  const long long matrix = rest / p.row_tiles;
-  const int rows = within(p.rows, row0, TILE_ROWS), columns = within(p.columns, column0, COLUMNS);
-  {
-    const element *from = src + matrix * p.src_stride + (row0 + warp()) * p.src_pitch + column0 + lane();
-    element loaded[2][STEPS];
-    UNROLL
-    for (int i = 0; i < STEPS; ++i, from += WARPS * p.src_pitch) {
-      const bool inside = warp() + i * WARPS < rows;
-      loaded[0][i] = inside && lane() < columns ? from[0] : 0;
-      loaded[1][i] = inside && lane() + 32 < columns ? from[32] : 0;
-    }
-    UNROLL
-    for (int i = 0; i < STEPS; ++i) {
-      elements[warp() + i * WARPS][lane()] = loaded[0][i];
-      elements[warp() + i * WARPS][lane() + 32] = loaded[1][i];
-    }
+    for (int i = 0; i < ITEMS; ++i)
+      UNROLL
+      for (int k = 0; k < LOAD; ++k)
+        units[unit_at(x + k, y + i * (THREADS / ACROSS))] = {
+            {loaded[i][0].of[k], loaded[i][1].of[k], loaded[i][2].of[k], loaded[i][3].of[k]}};
   }
   __syncthreads();
   const int width = within(p.dst_width, row0, TILE_ROWS);
   dst += matrix * p.dst_stride + row0;
-  UNROLL
-  for (int i = 0; i < COLUMNS / WARPS; ++i) {
-    const int c = warp() + i * WARPS;
-    if (c >= columns) break;
-    element *const to = dst + (p.turn ? turned_row(p, column0 + c) : column0 + c) * p.dst_pitch;
-    if (lane() < width) to[lane()] = elements[lane()][c];
-    if (lane() + 32 < width) to[lane() + 32] = elements[lane() + 32][c];
+  const auto row_of_dst = [&](int c) {
+    return dst + (p.turn ? turned_row(p, column0 + c) : column0 + c) * p.dst_pitch;
+  };
+  if constexpr (KIND & STORES_QUADS) {
+    UNROLL
+    for (int i = 0; i < COLUMNS * UNITS / THREADS; ++i) {
+      const int c = (int)threadIdx.x / UNITS + i * (THREADS / UNITS), unit = threadIdx.x % UNITS;
+      if (c < columns && 4 * unit < width)
+        *reinterpret_cast<quad *>(row_of_dst(c) + 4 * unit) = units[unit_at(c, unit)];
+    }
+  } else {
+    UNROLL
+    for (int i = 0; i < COLUMNS / WARPS; ++i) {
+      const int c = warp() + i * WARPS;
+      if (c >= columns) break;
+      element *const to = row_of_dst(c);
+#if WIDTH == 2
+      const auto pair = [&](int k) { return reinterpret_cast<const word *>(units + unit_at(c, k / 2))[k % 2]; };
+      const int x = 2 * lane();
+      const word value = pair(lane());
+      if (KIND & STORES_PAIRS || ((size_t)to & 2) == 0) {
+        if (x + 1 < width)
+          *reinterpret_cast<word *>(to + x) = value;
+        else if (!(KIND & STORES_PAIRS) && x < width)
+          to[x] = (element)value;
+      } else {
+        // Of a row that begins at an odd address, pairs are one element and the one before.
+        if (x == 0) {
+          if (width) to[0] = (element)value;
+        } else if (x - 1 < width) {
+          const word before = pair(lane() - 1);
+          if (x < width)
+            *reinterpret_cast<word *>(to + x - 1) = before >> 16 | value << 16;
+          else
+            to[x - 1] = (element)(before >> 16);
+        }
+        if (x + 1 == TILE_ROWS - 1 && x + 1 < width) to[x + 1] = (element)(value >> 16);
+      }
+#else
+      UNROLL
+      for (int x = lane(); x < TILE_ROWS; x += 32)
+        if (x < width) to[x] = units[unit_at(c, x / 4)].of[x % 4];
+#endif
+    }
   }
 }
-#endif
 
 // Where the element k of a slab lies in shared memory.  An odd pitch makes good use of all banks; others are
 // skewed.
@@ -199,7 +179,7 @@ DEVICE int slab_index(int k) {
   return WIDTH == 2 ? k + k / 64 * 2 : WIDTH == 4 ? k + k / 32 : k + k / 16;
 }
 
-constexpr int VECTOR = 16 / WIDTH;  // what moves at once
+constexpr int VECTOR = 16 / WIDTH;  // what moves at once, between memory and a slab
 
 // Between consecutive elements in memory and those of a slab.
 template <bool SKEWED>

@@ -16,6 +16,24 @@ struct DeviceMemory {
   DeviceMemory() { DNNOPS_CHECK(cudaMemGetInfo(&free, &total)); }
 };
 
+constexpr int64_t MIN_FAST_CHANNELS = 16;
+
+// Legacy algorithms that are usually faster in float32 than what cuDNN's heuristics put first: they
+// multiply less, which without tensor cores is what counts.
+std::vector<PlanSpec> fast_algorithms(const ConvCase &conv) {
+  const Tensor &filters = conv.tensors[ROLE_FILTERS];
+  const bool plain = conv.dtype == DNNOPS_FLOAT32 && !conv.allow_tf32 && conv.groups == 1 && conv.spatial_ndim == 2 &&
+                     conv.stride[0] == 1 && conv.stride[1] == 1 && conv.dilation[0] == 1 && conv.dilation[1] == 1;
+  const int64_t height = filters.shape[2], width = filters.shape[3];
+  if (!plain || height != width || std::min(filters.shape[0], filters.shape[1]) < MIN_FAST_CHANNELS) return {};
+  static const int winograd[3] = {7, 5, 5}, fft_tiling[3] = {5, 3, 6};  // by direction
+  if (height == 3) return {legacy_spec(winograd[conv.direction])};
+  if (height < 5) return {};
+  PlanSpec tiling = legacy_spec(fft_tiling[conv.direction]), transposed = tiling;
+  transposed.format = FORMAT_CONTIGUOUS;  // all that it takes
+  return {tiling, transposed};
+}
+
 // Of plans' names, by Api; dnnops/cudnn/algorithms.py has the same.
 const char *const api_prefixes[] = {"", "engine", "depthwise", "gemm"};
 
@@ -361,8 +379,19 @@ bool PlanBuilder::all(const Visit &visit) {
   return proposed(visit) || other_engines(visit) || legacy_math_types(visit);
 }
 
+// What guess_* takes where cuDNN's heuristics are known to put something slower first.
+bool PlanBuilder::likely(const Visit &visit) {
+  const std::vector<PlanSpec> kernels = depthwise_specs(conv_);
+  if (!kernels.empty() && depthwise_is_fast(conv_, kernels.front()) && depthwise_kernels(visit)) return true;
+  // cuBLAS has by far the better kernels for float32; with tensor cores cuDNN's are as good.
+  if (conv_.dtype == DNNOPS_FLOAT32 && !conv_.allow_tf32 && matrix_products(visit)) return true;
+  for (const PlanSpec &spec : fast_algorithms(conv_))
+    if (visit_spec(spec, visit)) return true;
+  return false;
+}
+
 bool PlanBuilder::proposed(const Visit &visit) {
-  return heuristics(CUDNN_HEUR_MODE_A, visit) || depthwise_kernels(visit) || matrix_products(visit) ||
+  return likely(visit) || heuristics(CUDNN_HEUR_MODE_A, visit) || depthwise_kernels(visit) || matrix_products(visit) ||
          other_format(visit) || as_forward(visit) || legacy_algorithms(visit) ||
          heuristics(CUDNN_HEUR_MODE_B, visit) ||
          heuristics(CUDNN_HEUR_MODE_FALLBACK, visit);

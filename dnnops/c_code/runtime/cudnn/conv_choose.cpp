@@ -3,14 +3,12 @@
 #include <mutex>
 
 #include "conv_choices.hpp"
-#include "conv_depthwise.hpp"
 
 namespace dnnops {
 
 namespace {
 
 constexpr int END = -1;
-constexpr int64_t MIN_FAST_CHANNELS = 16;
 
 // The legacy algorithms that each of Theano's words stands for, in the order in which they are
 // tried, by direction and wish.  The words fft to winograd_non_fused name one algorithm; the
@@ -38,33 +36,12 @@ int status_of(const Refusals &refusals) {
   return memory ? DNNOPS_OUT_OF_MEMORY : DNNOPS_NOT_SUPPORTED;
 }
 
-// Legacy algorithms that are usually faster in float32 than what cuDNN's heuristics put first: they
-// multiply less, which without tensor cores is what counts.
-std::vector<int64_t> fast_algorithms(const ConvCase &conv) {
-  const Tensor &filters = conv.tensors[ROLE_FILTERS];
-  const bool plain = conv.dtype == DNNOPS_FLOAT32 && !conv.allow_tf32 && conv.groups == 1 && conv.spatial_ndim == 2 &&
-                     conv.stride[0] == 1 && conv.stride[1] == 1 && conv.dilation[0] == 1 && conv.dilation[1] == 1;
-  const int64_t height = filters.shape[2], width = filters.shape[3];
-  if (!plain || height != width || std::min(filters.shape[0], filters.shape[1]) < MIN_FAST_CHANNELS) return {};
-  static const int winograd[3] = {7, 5, 5}, fft_tiling[3] = {5, 3, 6};  // by direction
-  if (height == 3) return {winograd[conv.direction]};
-  if (height >= 5) return {fft_tiling[conv.direction]};
-  return {};
-}
-
-std::shared_ptr<Plan> guess(PlanBuilder &builder, const ConvCase &conv) {
+std::shared_ptr<Plan> guess(PlanBuilder &builder) {
   std::shared_ptr<Plan> found;
-  const auto take = [&](std::shared_ptr<Plan> plan) {
+  builder.trusted([&](std::shared_ptr<Plan> plan) {
     found = std::move(plan);
     return true;
-  };
-  const std::vector<PlanSpec> kernels = depthwise_specs(conv);
-  if (!kernels.empty() && depthwise_is_fast(conv, kernels.front()) && builder.depthwise_kernels(take)) return found;
-  // cuBLAS has by far the better kernels for float32; with tensor cores cuDNN's are as good.
-  if (conv.dtype == DNNOPS_FLOAT32 && !conv.allow_tf32 && builder.matrix_products(take)) return found;
-  for (int64_t id : fast_algorithms(conv))
-    if ((found = builder.from_spec(legacy_spec(id)))) return found;
-  builder.trusted(take);
+  });
   return found;
 }
 
@@ -162,7 +139,7 @@ Choice choose_plan(const Choosing &choosing, int64_t wish, const PlanSpec &spec)
     Choice choice = timed_choice(choosing, builder, refusals);
     if (choice.plan) return choice;
   }
-  plan = guess(builder, conv);
+  plan = guess(builder);
   if (!plan)
     throw Error(status_of(refusals), "cuDNN " + std::to_string(cudnnGetVersion()) +
                                          " has no way to run this convolution:" + list_refusals(refusals));

@@ -133,12 +133,13 @@ class PlanBuilder {
   bool other_engines(const Visit &visit);
   // All that a user may choose from by name: the above in the order in which they would be tried.
   bool all(const Visit &visit);
-  // Those among which may be chosen.
+  // Those among which may be chosen; first what guess_* takes, so that timing finds nothing slower.
   bool trusted(const Visit &visit);
   // The same engine with other values of one knob at a time.
   bool neighbors(const PlanSpec &spec, const Visit &visit);
 
  private:
+  bool likely(const Visit &visit);
   bool proposed(const Visit &visit);
   template <class Make>
   std::shared_ptr<Plan> attempt(const PlanSpec &spec, Make make);

@@ -24,9 +24,12 @@ constexpr int64_t FILL_BYTES = int64_t(64) << 20;
 constexpr double HOST_BOUND_MS = 0.04;
 constexpr double HOST_SLACK_MS = 0.1;
 constexpr int FILLS = 2, HOST_BOUND_FILLS = 8;
-// Executions that are timed, of short ones more.
-constexpr double SHORT_MS = 0.2;
+// Executions that are timed, of short ones more; long ones hardly vary, and cost the time of others: of these the
+// one after the first counts.
+constexpr double SHORT_MS = 0.2, LONG_MS = 20;
 constexpr int ROUNDS = 5, SHORT_ROUNDS = 9;
+// The first execution also loads the kernels, for which it may take so much longer.
+constexpr double LOADING_MS = 200;
 
 class Event {
  public:
@@ -103,13 +106,14 @@ void PlanTimer::fill(int times) {
 double PlanTimer::time(Plan &plan, double best) {
   const Workspace workspace(*launch_.handle->arena, plan.workspace);
   launch_.workspace = workspace.pointer();
-  once(plan, 0);  // loads the kernels
+  if (once(plan, 0) > HOPELESS * best + LOADING_MS) return HUGE_VAL;
   const double first = once(plan, 0);
   // All plans of a case are timed in the same way as the best one, or they could not be compared.
   const double expected = std::min(first, best);
   const bool host_bound = expected < HOST_BOUND_MS;
   // Where the host is the slower one, that is what this run may have measured.
   if (first > HOPELESS * best + (host_bound ? HOST_SLACK_MS : 0)) return HUGE_VAL;
+  if (first > LONG_MS) return first;
   std::vector<double> times(expected < SHORT_MS ? SHORT_ROUNDS : ROUNDS);
   for (double &time : times) time = once(plan, host_bound ? HOST_BOUND_FILLS : FILLS);
   std::sort(times.begin(), times.end());
@@ -205,7 +209,7 @@ class Search {
   void settle() {
     size_t count = 0;
     while (count < timed_.size() && count < FINALISTS && timed_[count].milliseconds <= CLOSE * best_) ++count;
-    if (count < 2) return;
+    if (count < 2 || best_ > LONG_MS) return;
     std::vector<std::vector<double>> rounds(count);
     for (int round = 0; round < FINAL_ROUNDS; ++round)
       for (size_t i = 0; i < count; ++i) rounds[i].push_back(timer_.time(*timed_[i].plan, best_));

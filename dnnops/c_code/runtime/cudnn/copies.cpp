@@ -16,8 +16,10 @@ enum CopyKind {
   SLABS_OF_COLUMNS = 2,
   SAME_AXES = 3,
   LOADS_PAIRS = 4,
-  STORES_PAIRS = 8,
-  NARROW_TILES = 16,
+  LOADS_QUADS = 8,
+  STORES_PAIRS = 16,
+  STORES_QUADS = 32,
+  NARROW_TILES = 64,
 };
 enum CopyTurn { NOT_TURNED = 0, TURNED_CONTIGUOUS = 1, TURNED_CHANNELS_LAST = 2, EXCHANGED_CHANNELS_LAST = 3 };
 
@@ -29,7 +31,13 @@ constexpr int64_t ENOUGH_SLABS = 384, ENOUGH_TILES = 264;
 
 int64_t divided(int64_t size, int64_t by) { return (size + by - 1) / by; }
 
-bool is_even(int64_t a, int64_t b, int64_t c) { return a % 2 == 0 && b % 2 == 0 && c % 2 == 0; }
+// How many elements move at once along rows of this length: 4, 2 (of 16 bits only) or 1.
+int64_t vector_size(int64_t length, int64_t pitch, int64_t stride, int64_t alignment, int64_t width) {
+  const auto fits = [&](int64_t size) {
+    return length % size == 0 && pitch % size == 0 && stride % size == 0 && alignment >= size * width;
+  };
+  return width <= 4 && fits(4) ? 4 : width == 2 && fits(2) ? 2 : 1;
+}
 
 int32_t slab_shift(int64_t along, int64_t across, int64_t matrices, int64_t width) {
   int32_t shift = 0;
@@ -44,10 +52,8 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
                int64_t dst_alignment) {
   Copy copy = {TILES, params, 0};
   CopyParams &p = copy.params;
-  if (width == 2) {
-    if (is_even(p.columns, p.src_pitch, p.src_stride) && src_alignment >= 4) copy.kind |= LOADS_PAIRS;
-    if (is_even(p.dst_width, p.dst_pitch, p.dst_stride) && dst_alignment >= 4) copy.kind |= STORES_PAIRS;
-  }
+  const int64_t load = vector_size(p.columns, p.src_pitch, p.src_stride, src_alignment, width);
+  const int64_t store = vector_size(p.dst_width, p.dst_pitch, p.dst_stride, dst_alignment, width);
   const auto slabs = [&](int kind, int64_t along, int64_t across) {
     copy.kind += kind;
     p.slab_shift = slab_shift(along, across, matrices, width);
@@ -57,28 +63,28 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
   };
   p.column_tiles = 1;
   if (same_axes) {
-    copy.kind = 0;
     slabs(SAME_AXES, p.rows, 0);
     // A block counts the elements of a slab's rows in 32 bits.
     if (p.dst_width > INT32_MAX / (SLAB << p.slab_shift))
       fail(DNNOPS_NOT_SUPPORTED, "the arrays are too large to be transposed");
   } else if (!p.turn && p.columns <= FEW_COLUMNS && p.src_pitch <= FEW_ROWS) {
-    copy.kind &= ~LOADS_PAIRS;
+    if (width == 2 && store > 1) copy.kind |= STORES_PAIRS;
     slabs(SLABS_OF_ROWS, p.dst_width, p.src_pitch);
   } else if (!p.turn && p.dst_width <= FEW_ROWS) {
-    copy.kind &= ~STORES_PAIRS;
+    if (width == 2 && load > 1) copy.kind |= LOADS_PAIRS;
     slabs(SLABS_OF_COLUMNS, p.columns, p.dst_width);
   } else {
+    copy.kind |= load == 4 ? LOADS_QUADS : load == 2 ? LOADS_PAIRS : 0;
+    copy.kind |= store == 4 ? STORES_QUADS : store == 2 ? STORES_PAIRS : 0;
     const int64_t rows = divided(p.dst_width, TILE_ROWS);
     int64_t columns = TILE_COLUMNS;
-    if (width == 2 && !(copy.kind & LOADS_PAIRS) && matrices * rows * divided(p.columns, columns) < ENOUGH_TILES) {
+    if (load == 1 && matrices * rows * divided(p.columns, columns) < ENOUGH_TILES) {
       copy.kind |= NARROW_TILES;
       columns = NARROW_COLUMNS;
     }
     p.row_tiles = static_cast<int32_t>(rows);
     p.column_tiles = static_cast<int32_t>(divided(p.columns, columns));
-    copy.shared_bytes =
-        static_cast<unsigned>(width == 2 ? columns * (TILE_ROWS / 2 + 1) * 4 : TILE_ROWS * (columns + 1) * width);
+    copy.shared_bytes = static_cast<unsigned>(TILE_ROWS * columns * width);
   }
   const double blocks = double(matrices) * divided(p.dst_width, TILE_ROWS) * divided(p.columns, NARROW_COLUMNS);
   const int64_t exact = blocks > INT64_MAX / 4 ? INT64_MAX : matrices * p.row_tiles * p.column_tiles;
