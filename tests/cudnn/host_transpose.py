@@ -72,9 +72,13 @@ class Params(ctypes.Structure):
         ),
         ("src_stride", ctypes.c_int64),
         ("dst_stride", ctypes.c_int64),
+        ("order", ctypes.c_int32),
+        ("period", ctypes.c_int32),
+        ("sizes", ctypes.c_int32 * 2),
+        ("steps", ctypes.c_int32 * 3),
         *(
             (name, ctypes.c_int32)
-            for name in ("turn", "period", "row_tiles", "column_tiles", "slab_shift", "blocks")
+            for name in ("row_tiles", "column_tiles", "slab_shift", "blocks", "unused")
         ),
     ]
 
@@ -100,10 +104,18 @@ class _Launch(ctypes.Structure):
     ]
 
 
-def _copy_row(array: _Tensor, *arguments: int) -> Copy:
+def _copy_row(
+    array: _Tensor,
+    *arguments: int,
+    strides: Sequence[int] | None = None,
+    sizes: Sequence[int] | None = None,
+) -> Copy:
     row = Copy()
     status = CUDNN.library.dnnops_cudnn_copy_row(
-        ctypes.byref(array), *map(ctypes.c_int64, arguments), ctypes.byref(row)
+        ctypes.byref(array),
+        *map(ctypes.c_int64, arguments),
+        *(None if given is None else (ctypes.c_int64 * 3)(*given) for given in (strides, sizes)),
+        ctypes.byref(row),
     )
     if status:
         raise error_from_status(status, CUDNN.library.dnnops_last_error().decode())
@@ -118,6 +130,14 @@ def copy_of(array: _Tensor, inner_format: str, inner_channels: int, back: bool) 
 def exchange_of(filters: _Tensor, groups: int, reverse: bool) -> Copy:
     """How filters are copied with inputs' and outputs' channels exchanged."""
     return _copy_row(filters, FORMAT_CODES["channels_last"], 0, 0, groups, reverse)
+
+
+def spread_of(array: _Tensor, strides: Sequence[int], sizes: Sequence[int]) -> Copy:
+    """How an array is copied to those positions of a larger one that are multiples of strides."""
+    channels = array.shape[1]
+    return _copy_row(
+        array, FORMAT_CODES["channels_last"], channels, 0, 0, 0, strides=strides, sizes=sizes
+    )
 
 
 class FencedMemory:

@@ -29,6 +29,7 @@ from tests.cudnn.host_transpose import (
     HostKernels,
     copy_of,
     exchange_of,
+    spread_of,
 )
 from tests.oracle import SEED, repeat_command
 
@@ -289,6 +290,33 @@ def test_exchanged_filters(kernels):
         copy, source, target, expected = filters.prepared(number)
         kernels.run(filters.width, [(copy, source.ctypes.data, target[GUARD:].ctypes.data)], number)
         np.testing.assert_array_equal(target, expected, err_msg=f"{filters}, {repeat_command()}")
+
+
+def test_spread_images(kernels):
+    """Elements go to multiples of the strides; what is in between stays as it is."""
+    rng = random.Random(SEED + 3)
+    for number in range(80):
+        width, memory_format = rng.choice([2, 4]), rng.choice(["contiguous", "channels_last"])
+        ndim = rng.choice([2, 2, 3])
+        spatial = [rng.randint(1, 9) for _ in range(ndim)]
+        strides = [rng.randint(1, 3) for _ in range(ndim)]
+        sizes = [(n - 1) * s + 1 + rng.randrange(s) for n, s in zip(spatial, strides, strict=True)]
+        layout = Layout((rng.randint(1, 3), rng.choice([1, 8, 30, 65]), *spatial), memory_format)
+        source, size = aligned(layout.extent, width), prod((*layout.shape[:2], *sizes))
+        target = aligned(size + 2 * GUARD, width)
+        for memory in (source, target):
+            memory[:] = np.frombuffer(rng.randbytes(memory.nbytes), memory.dtype)
+        expected = target.copy()
+        inside = expected[GUARD : GUARD + size].reshape(layout.shape[0], *sizes, -1)
+        places = tuple(
+            slice(None, (n - 1) * s + 1, s) for n, s in zip(spatial, strides, strict=True)
+        )
+        given = layout.view(source)
+        inside[(slice(None), *places)] = np.moveaxis(given, 1, -1)
+        copy = spread_of(host_tensor(given.view(DTYPES[width])), strides, sizes)
+        kernels.run(width, [(copy, source.ctypes.data, target[GUARD:].ctypes.data)], number)
+        words = f"{layout} {strides} {sizes}, {repeat_command()}"
+        np.testing.assert_array_equal(target, expected, err_msg=words)
 
 
 def test_two_copies_at_once(kernels):

@@ -40,14 +40,22 @@ enum copy_kind {
   STORES_QUADS = 32,
   NARROW_TILES = 64,  // for small arrays
 };
-enum copy_turn { NOT_TURNED = 0, TURNED_CONTIGUOUS = 1, TURNED_CHANNELS_LAST = 2, EXCHANGED_CHANNELS_LAST = 3 };
+enum copy_order {
+  IN_ORDER = 0,
+  TURNED_CONTIGUOUS = 1,  // of filters
+  TURNED_CHANNELS_LAST = 2,
+  EXCHANGED_CHANNELS_LAST = 3,
+  SPREAD = 4,  // of images
+};
 
 struct copy_params {
   long long rows, columns;           // of what is copied
   long long src_pitch, dst_pitch;    // elements from one row to the next
   long long dst_width;               // elements to write of each row of dst
   long long src_stride, dst_stride;  // from one matrix to the next
-  int turn, period;                  // of filters: see turned_row
+  int order;                         // of dst's rows: see row_of_dst
+  int period;                        // of filters: of positions, or of channels
+  int sizes[2], steps[3];            // of images, from the last axis on
   int row_tiles, column_tiles;
   int slab_shift;  // slabs have 64 << slab_shift rows or columns
   int blocks;
@@ -69,14 +77,20 @@ DEVICE int within(long long size, long long first, int most) {
   return size - first < most ? (size > first ? (int)(size - first) : 0) : most;
 }
 
-// The row of dst that a column of filters becomes.  A column is channel * positions + position, or
-// position * channels + channel, and becomes the first of these, with the order of positions reversed or not.  The
-// period is the number of positions, or of channels.
-DEVICE long long turned_row(const copy_params &p, long long column) {
-  const int high = (int)column / p.period, low = (int)column % p.period;
-  if (p.turn == TURNED_CONTIGUOUS) return (long long)high * p.period + p.period - 1 - low;
+// Which row of dst a column of src becomes.  That of filters is channel * positions + position, or
+// position * channels + channel, and becomes the first of these, with the order of positions reversed or not.  That of
+// an image is a position, and positions of dst in between are left out.
+DEVICE long long row_of_dst(const copy_params &p, long long column) {
+  if (p.order == IN_ORDER) return column;
+  const int c = (int)column;
+  if (p.order == SPREAD) {
+    const int x = c % p.sizes[0], rest = c / p.sizes[0], y = rest % p.sizes[1], z = rest / p.sizes[1];
+    return (long long)z * p.steps[2] + (long long)y * p.steps[1] + x * p.steps[0];
+  }
+  const int high = c / p.period, low = c % p.period;
+  if (p.order == TURNED_CONTIGUOUS) return (long long)high * p.period + p.period - 1 - low;
   const int positions = (int)p.columns / p.period;
-  return (long long)low * positions + (p.turn == TURNED_CHANNELS_LAST ? positions - 1 - high : high);
+  return (long long)low * positions + (p.order == TURNED_CHANNELS_LAST ? positions - 1 - high : high);
 }
 
 // Tiles pass through shared memory, so that both sides move along their rows.  There, four rows of a column make a
@@ -124,22 +138,20 @@ DEVICE void copy_tile(const element *src, element *dst, const copy_params &p, in
   __syncthreads();
   const int width = within(p.dst_width, row0, TILE_ROWS);
   dst += matrix * p.dst_stride + row0;
-  const auto row_of_dst = [&](int c) {
-    return dst + (p.turn ? turned_row(p, column0 + c) : column0 + c) * p.dst_pitch;
-  };
+  const auto place = [&](int c) { return dst + row_of_dst(p, column0 + c) * p.dst_pitch; };
   if constexpr (KIND & STORES_QUADS) {
     UNROLL
     for (int i = 0; i < COLUMNS * UNITS / THREADS; ++i) {
       const int c = (int)threadIdx.x / UNITS + i * (THREADS / UNITS), unit = threadIdx.x % UNITS;
       if (c < columns && 4 * unit < width)
-        *reinterpret_cast<quad *>(row_of_dst(c) + 4 * unit) = units[unit_at(c, unit)];
+        *reinterpret_cast<quad *>(place(c) + 4 * unit) = units[unit_at(c, unit)];
     }
   } else {
     UNROLL
     for (int i = 0; i < COLUMNS / WARPS; ++i) {
       const int c = warp() + i * WARPS;
       if (c >= columns) break;
-      element *const to = row_of_dst(c);
+      element *const to = place(c);
 #if WIDTH == 2
       const auto pair = [&](int k) { return reinterpret_cast<const word *>(units + unit_at(c, k / 2))[k % 2]; };
       const int x = 2 * lane();
@@ -301,11 +313,11 @@ DEVICE void copy_same_axes(const element *src, element *dst, const copy_params &
   const long long matrix = block / p.row_tiles, first = (long long)(block % p.row_tiles) * most;
   const int count = within(p.rows, first, most), width = (int)p.dst_width;
   src += matrix * p.src_stride + first * p.src_pitch;
-  dst += matrix * p.dst_stride + first * p.dst_pitch;
+  dst += matrix * p.dst_stride;
   UNROLL_4
   for (int k = threadIdx.x; k < count * width; k += THREADS) {
     const int i = k / width, j = k % width;
-    dst[i * p.dst_pitch + j] = j < p.columns ? src[i * p.src_pitch + j] : 0;
+    dst[row_of_dst(p, first + i) * p.dst_pitch + j] = j < p.columns ? src[i * p.src_pitch + j] : 0;
   }
 }
 

@@ -21,6 +21,7 @@ Copy copy_of(const ConvCase &conv, const Relayout &relayout, int role) {
   const int64_t format = dense_format(array, relayout.copy_format);
   if (role == ROLE_FILTERS && relayout.format == FORMAT_AS_FORWARD)
     return make_exchange(array, format, conv.groups, !conv.flip, conv.dtype);
+  if (role == ROLE_TOP && relayout.is_spread) return make_spread(array, format, inside, conv.stride, conv.dtype);
   return make_copy(array, format, inside, relayout.copy_format, conv.dtype, role == result_role(conv.direction));
 }
 
@@ -42,7 +43,9 @@ class RelayoutPlan : public Plan {
       if (!is_copied_[role]) continue;
       (role == result_ ? after : before).push_back(copy_of(conv, relayout, role));
       offsets_[role] = workspace;
-      workspace += aligned(elements(relayout.inner.tensors[inner_role_[role]]) * item_size(conv.dtype));
+      const int64_t bytes = elements(relayout.inner.tensors[inner_role_[role]]) * item_size(conv.dtype);
+      workspace += aligned(bytes);
+      if (role == ROLE_TOP && relayout.is_spread) spread_bytes_ = bytes;
     }
     // Operands are copied by one launch: the first of two would wait for the other.
     before_ = Copies(handle, before, conv.dtype);
@@ -62,6 +65,9 @@ class RelayoutPlan : public Plan {
       sources[count] = launch.pointers[role];
       targets[count++] = pointer;
     }
+    if (spread_bytes_)
+      DNNOPS_CHECK(cudaMemsetAsync(inner.pointers[inner_role_[ROLE_TOP]], 0, spread_bytes_,
+                                   static_cast<cudaStream_t>(launch.handle->stream)));
     before_.run(sources, targets, launch.handle->stream);
     inner.workspace = inner_->workspace ? base : nullptr;
     inner_->execute(inner, pack);
@@ -76,6 +82,7 @@ class RelayoutPlan : public Plan {
   Role inner_role_[3];
   bool is_copied_[3];
   int64_t offsets_[3] = {};
+  int64_t spread_bytes_ = 0;  // of the copy that gets zeros between its elements
   Copies before_, after_;
 };
 
@@ -94,16 +101,15 @@ void require_fixed_product(const ConvCase &conv) {
   if (conv.beta != 0) fail(DNNOPS_NOT_SUPPORTED, "a result that is added to is not transposed");
 }
 
-// The array as the inner case has it: itself, or its copy with these sizes of the first two axes.
-Tensor inner_tensor(const Tensor &array, bool is_copied, int64_t first, int64_t channels, int64_t format) {
+// The array as the inner case has it: itself, or its copy of this shape.
+Tensor inner_tensor(const Tensor &array, bool is_copied, const int64_t *shape, int64_t format) {
   Tensor inner = array;
   if (!is_copied) {
     canonicalize(inner, format);
     return inner;
   }
   if (!dense_formats(array)) fail(DNNOPS_NOT_SUPPORTED, "the arrays are not dense");
-  inner.shape[0] = first;
-  inner.shape[1] = channels;
+  std::copy(shape, shape + array.ndim, inner.shape);
   set_dense_strides(inner, format);
   inner.alignment = 16;
   return inner;
@@ -128,8 +134,9 @@ Relayout make_relayout(const ConvCase &conv) {
     const Tensor &array = conv.tensors[role];
     relayout.inner_role[role] = static_cast<Role>(role);
     relayout.copied[role] = widens || !(formats[role] & relayout.format);
-    relayout.inner.tensors[role] = inner_tensor(array, relayout.copied[role], array.shape[0],
-                                                widens ? channels : array.shape[1], relayout.copy_format);
+    Tensor wanted = array;
+    if (widens) wanted.shape[1] = channels;
+    relayout.inner.tensors[role] = inner_tensor(array, relayout.copied[role], wanted.shape, relayout.copy_format);
   }
   return relayout;
 }
@@ -147,19 +154,30 @@ Relayout make_forward_relayout(const ConvCase &conv) {
   inner.direction = CONV_FORWARD;
   inner.flip = 0;
   for (int64_t i = 0; i < conv.spatial_ndim; ++i) {
-    if (conv.stride[i] != 1) fail(DNNOPS_NOT_SUPPORTED, "a forward convolution can't undo strides");
+    relayout.is_spread = relayout.is_spread || conv.stride[i] != 1;
+    inner.stride[i] = 1;
     inner.pad[i] = (filters.shape[2 + i] - 1) * conv.dilation[i] - conv.pad[i];
     if (inner.pad[i] < 0) fail(DNNOPS_NOT_SUPPORTED, "the padding is larger than the filters");
   }
+  // Zeros are put in between, and multiplied: only with groups is cuDNN's own way that slow.
+  if (relayout.is_spread && conv.groups == 1)
+    fail(DNNOPS_NOT_SUPPORTED, "not offered for strides without groups");
   const Role roles[3] = {ROLE_TOP, ROLE_FILTERS, ROLE_IMAGE};
   for (int role = 0; role < 3; ++role) {
     const Tensor &array = conv.tensors[role];
     relayout.inner_role[role] = roles[role];
-    relayout.copied[role] = role == ROLE_FILTERS || !(dense_formats(array) & FORMAT_CHANNELS_LAST);
-    const bool is_filters = role == ROLE_FILTERS;
-    inner.tensors[roles[role]] =
-        inner_tensor(array, relayout.copied[role], is_filters ? conv.tensors[ROLE_IMAGE].shape[1] : array.shape[0],
-                     is_filters ? array.shape[0] / conv.groups : array.shape[1], FORMAT_CHANNELS_LAST);
+    relayout.copied[role] = role == ROLE_FILTERS || (role == ROLE_TOP && relayout.is_spread) ||
+                            !(dense_formats(array) & FORMAT_CHANNELS_LAST);
+    Tensor wanted = array;
+    if (role == ROLE_FILTERS) {
+      wanted.shape[0] = conv.tensors[ROLE_IMAGE].shape[1];
+      wanted.shape[1] = array.shape[0] / conv.groups;
+    }
+    // As large as the forward convolution wants it: what strides cut off at the end is zero, too.
+    for (int64_t i = 0; role == ROLE_TOP && i < conv.spatial_ndim; ++i)
+      wanted.shape[2 + i] =
+          conv.tensors[ROLE_IMAGE].shape[2 + i] + 2 * conv.pad[i] - (filters.shape[2 + i] - 1) * conv.dilation[i];
+    inner.tensors[roles[role]] = inner_tensor(array, relayout.copied[role], wanted.shape, FORMAT_CHANNELS_LAST);
   }
   return relayout;
 }

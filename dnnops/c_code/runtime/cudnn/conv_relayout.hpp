@@ -15,6 +15,7 @@ struct Relayout {
   // By Role of the case: the array is copied; others are as the inner case wants them.
   bool copied[3];
   Role inner_role[3];  // what it is there
+  bool is_spread = false;  // the output's gradient gets zeros between its elements, for strides
 };
 
 // These throw with the reason where a case can't be run so.

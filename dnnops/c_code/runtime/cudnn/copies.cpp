@@ -21,7 +21,13 @@ enum CopyKind {
   STORES_QUADS = 32,
   NARROW_TILES = 64,
 };
-enum CopyTurn { NOT_TURNED = 0, TURNED_CONTIGUOUS = 1, TURNED_CHANNELS_LAST = 2, EXCHANGED_CHANNELS_LAST = 3 };
+enum CopyOrder {
+  IN_ORDER = 0,
+  TURNED_CONTIGUOUS = 1,
+  TURNED_CHANNELS_LAST = 2,
+  EXCHANGED_CHANNELS_LAST = 3,
+  SPREAD = 4,
+};
 
 // From measurements on an H200.  Matrices with so few columns or rows are copied by slabs.
 constexpr int64_t FEW_COLUMNS = 32, FEW_ROWS = 56;
@@ -67,10 +73,10 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
     // A block counts the elements of a slab's rows in 32 bits.
     if (p.dst_width > INT32_MAX / (SLAB << p.slab_shift))
       fail(DNNOPS_NOT_SUPPORTED, "the arrays are too large to be transposed");
-  } else if (!p.turn && p.columns <= FEW_COLUMNS && p.src_pitch <= FEW_ROWS) {
+  } else if (!p.order && p.columns <= FEW_COLUMNS && p.src_pitch <= FEW_ROWS) {
     if (width == 2 && store > 1) copy.kind |= STORES_PAIRS;
     slabs(SLABS_OF_ROWS, p.dst_width, p.src_pitch);
-  } else if (!p.turn && p.dst_width <= FEW_ROWS) {
+  } else if (!p.order && p.dst_width <= FEW_ROWS) {
     if (width == 2 && load > 1) copy.kind |= LOADS_PAIRS;
     slabs(SLABS_OF_COLUMNS, p.columns, p.dst_width);
   } else {
@@ -94,10 +100,8 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
   return copy;
 }
 
-}  // namespace
-
-Copy make_copy(const Tensor &array, int64_t format, const Tensor &inner, int64_t inner_format, int64_t dtype,
-               bool back) {
+// The sizes, pitches and strides of a copy of an array, or back.
+CopyParams matrices_of(const Tensor &array, int64_t format, const Tensor &inner, int64_t inner_format, bool back) {
   const int64_t channels = array.shape[1], positions = element_count(array.shape + 2, array.ndim - 2);
   const Tensor &source = back ? inner : array, &target = back ? array : inner;
   const int64_t source_format = back ? inner_format : format, target_format = back ? format : inner_format;
@@ -109,8 +113,31 @@ Copy make_copy(const Tensor &array, int64_t format, const Tensor &inner, int64_t
   params.columns = rows_are_channels ? positions : channels;
   params.src_pitch = source_format == FORMAT_CHANNELS_LAST ? source.shape[1] : positions;
   params.dst_pitch = params.dst_width = target_format == FORMAT_CHANNELS_LAST ? target.shape[1] : positions;
-  return plan_copy(params, array.shape[0], source_format == target_format, item_size(dtype), source.alignment,
-                   target.alignment);
+  return params;
+}
+
+}  // namespace
+
+Copy make_copy(const Tensor &array, int64_t format, const Tensor &inner, int64_t inner_format, int64_t dtype,
+               bool back) {
+  const Tensor &source = back ? inner : array, &target = back ? array : inner;
+  return plan_copy(matrices_of(array, format, inner, inner_format, back), array.shape[0], format == inner_format,
+                   item_size(dtype), source.alignment, target.alignment);
+}
+
+Copy make_spread(const Tensor &array, int64_t format, const Tensor &inner, const int64_t *strides, int64_t dtype) {
+  CopyParams params = matrices_of(array, format, inner, FORMAT_CHANNELS_LAST, false);
+  if (elements(inner) / inner.shape[0] > INT32_MAX) fail(DNNOPS_NOT_SUPPORTED, "the arrays are too large to be transposed");
+  params.order = SPREAD;
+  params.sizes[0] = params.sizes[1] = 1;
+  int64_t step = 1;
+  for (int64_t axis = array.ndim - 1, i = 0; axis > 1; --axis, ++i) {
+    if (i < 2) params.sizes[i] = static_cast<int32_t>(array.shape[axis]);
+    params.steps[i] = static_cast<int32_t>(step * strides[axis - 2]);
+    step *= inner.shape[axis];
+  }
+  return plan_copy(params, array.shape[0], format == FORMAT_CHANNELS_LAST, item_size(dtype), array.alignment,
+                   inner.alignment);
 }
 
 Copy make_exchange(const Tensor &filters, int64_t format, int64_t groups, bool reversed, int64_t dtype) {
@@ -125,12 +152,12 @@ Copy make_exchange(const Tensor &filters, int64_t format, int64_t groups, bool r
   params.dst_pitch = params.dst_width = rows;
   params.dst_stride = rows * params.columns;
   if (is_channels_last)
-    params.turn = reversed ? TURNED_CHANNELS_LAST : EXCHANGED_CHANNELS_LAST;
+    params.order = reversed ? TURNED_CHANNELS_LAST : EXCHANGED_CHANNELS_LAST;
   else
-    params.turn = reversed ? TURNED_CONTIGUOUS : NOT_TURNED;
+    params.order = reversed ? TURNED_CONTIGUOUS : IN_ORDER;
   params.period = static_cast<int32_t>(is_channels_last ? filters.shape[1] : positions);
   // A slab's rows have to be contiguous.
-  if (!params.turn && params.src_pitch != params.columns) fail(DNNOPS_NOT_SUPPORTED, "the filters are not packed");
+  if (!params.order && params.src_pitch != params.columns) fail(DNNOPS_NOT_SUPPORTED, "the filters are not packed");
   return plan_copy(params, groups, false, item_size(dtype), filters.alignment, 16);
 }
 
@@ -169,9 +196,11 @@ struct CopyRow {
 }  // namespace
 
 // Describes, without a GPU, the copy of an array to its image in a format, with this number of channels; or back.
-// With groups, of filters whose channels are exchanged, and whose positions are reversed or not.
+// With groups, of filters whose channels are exchanged, and whose positions are reversed or not.  With strides, to the
+// positions of an array of these sizes that are multiples of them.
 DNNOPS_EXPORT int dnnops_cudnn_copy_row(const dnnops_tensor *operand, int64_t format, int64_t channels, int64_t back,
-                                        int64_t groups, int64_t reversed, CopyRow *row) {
+                                        int64_t groups, int64_t reversed, const int64_t *strides, const int64_t *sizes,
+                                        CopyRow *row) {
   using namespace dnnops;
   return guarded("copy", operand, 1, [&] {
     const Tensor array = read_tensor(*operand);
@@ -182,9 +211,13 @@ DNNOPS_EXPORT int dnnops_cudnn_copy_row(const dnnops_tensor *operand, int64_t fo
     } else {
       Tensor inner = array;
       inner.shape[1] = channels;
+      if (sizes) std::copy(sizes, sizes + array.ndim - 2, inner.shape + 2);
       set_dense_strides(inner, format);
       inner.alignment = 16;
-      copy = make_copy(array, dense_format(array, format), inner, format, operand->dtype, back);
+      if (strides)
+        copy = make_spread(array, dense_format(array, format), inner, strides, operand->dtype);
+      else
+        copy = make_copy(array, dense_format(array, format), inner, format, operand->dtype, back);
     }
     row->kind = copy.kind;
     row->threads = THREADS;

@@ -12,7 +12,7 @@ namespace dnnops {
 // A copy as its kernel takes it: copy_params there.
 struct CopyParams {
   int64_t rows, columns, src_pitch, dst_pitch, dst_width, src_stride, dst_stride;
-  int32_t turn, period, row_tiles, column_tiles, slab_shift, blocks;
+  int32_t order, period, sizes[2], steps[3], row_tiles, column_tiles, slab_shift, blocks, unused;
 };
 
 struct Copy {
@@ -29,6 +29,10 @@ Copy make_copy(const Tensor &array, int64_t format, const Tensor &inner, int64_t
 // From filters, dense in `format`, to those in channels-last format whose inputs' and outputs' channels are
 // exchanged within each group; with the order of positions reversed unless they are flipped already.
 Copy make_exchange(const Tensor &filters, int64_t format, int64_t groups, bool reversed, int64_t dtype);
+
+// From `array`, which is dense in `format`, to the positions of `inner`, which is in channels-last format, whose indexes
+// are multiples of the strides; others are left as they are.
+Copy make_spread(const Tensor &array, int64_t format, const Tensor &inner, const int64_t *strides, int64_t dtype);
 
 // One or two copies by one launch.
 class Copies {
