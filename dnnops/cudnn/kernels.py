@@ -20,11 +20,12 @@ __all__ = ["kernel_source", "kernels_version"]
 _PROGRAMS = {
     "depthwise": (
         "runtime/cudnn/depthwise_params.hpp",
+        "cudnn/kernel.cuh",
         "cudnn/depthwise.cuh",
         "cudnn/depthwise_data.cuh",
         "cudnn/depthwise_filter.cuh",
     ),
-    "transpose": ("cudnn/transpose.cuh",),
+    "transpose": ("cudnn/kernel.cuh", "cudnn/transpose.cuh"),
 }
 
 

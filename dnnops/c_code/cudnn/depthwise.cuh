@@ -4,11 +4,6 @@
 // Macros that c_code/runtime/cudnn/conv_depthwise.cpp sets: DTYPE (a dnnops_dtype), CHANNELS_LAST, FLIP,
 // UP (the gradient by the image), filters KH x KW, strides SH, SW, dilations DH, DW; a thread's tile of
 // TH x TW units and V channels; THREADS, the most of a block; and some of each kernel's own.
-#ifdef __CUDACC__
-#define DEVICE __device__ __forceinline__
-#define KERNEL extern "C" __global__
-#define UNROLL _Pragma("unroll")
-#endif
 
 #if DTYPE == 1
 using Bits = double;

@@ -6,13 +6,6 @@
 // dnnops/cudnn/kernels.py compiles this with CuPy, and tests for the host.  Macros: WIDTH, the size of an
 // element in bytes; FIRST and SECOND, the kind of each copy, or NO_COPY.  What differs between kinds is known
 // when they are compiled: a block lives for so short a time that asking makes a difference.
-#ifdef __CUDACC__
-#define DEVICE __device__ __forceinline__
-#define KERNEL extern "C" __global__
-#define UNROLL _Pragma("unroll")
-#define UNROLL_4 _Pragma("unroll 4")
-#define GRID_CONSTANT __grid_constant__
-#endif
 
 #if WIDTH == 2
 typedef unsigned short element;
@@ -349,6 +342,7 @@ DEVICE void copy_array(const element *__restrict__ src, element *__restrict__ ds
 #endif
 KERNEL void BOUNDS copy_arrays(const GRID_CONSTANT copy_launch launch) {
   extern __shared__ uint4 shared[];
+  wait_for_stream();
   const int block = (int)blockIdx.x, first = launch.copies[0].blocks;
   if constexpr (SECOND == NO_COPY) {
     copy_array<FIRST>(launch.src[0], launch.dst[0], launch.copies[0], block, shared);

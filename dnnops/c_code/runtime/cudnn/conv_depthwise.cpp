@@ -19,7 +19,7 @@ class DepthwisePlan : public Plan {
     workspace = work_.workspace;
     takes_scalars = true;
     for (const DepthwiseLaunch &launch : work_.launches)
-      functions_.push_back(load_kernel(handle, "depthwise", launch.kernel, work_.options));
+      kernels_.push_back(load_kernel(handle, "depthwise", launch.kernel, work_.options));
   }
 
   void execute(const Launch &launch, PointerPack &) override {
@@ -33,16 +33,16 @@ class DepthwisePlan : public Plan {
     params.alpha = launch.alpha;
     params.beta = launch.beta;
     void *arguments[] = {&params};
-    for (size_t i = 0; i < functions_.size(); ++i) {
-      const DepthwiseLaunch &kernel = work_.launches[i];
-      launch_kernel(functions_[i], kernel.grid, kernel.block, kernel.shared, launch.handle->stream, arguments);
+    for (size_t i = 0; i < kernels_.size(); ++i) {
+      const DepthwiseLaunch &work = work_.launches[i];
+      launch_kernel(kernels_[i], work.grid, work.block, work.shared, launch.handle->stream, arguments);
     }
   }
 
  private:
   int64_t direction_;
   DepthwiseWork work_;
-  std::vector<KernelFunction> functions_;
+  std::vector<Kernel> kernels_;
 };
 
 }  // namespace

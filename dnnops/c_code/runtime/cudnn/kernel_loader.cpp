@@ -19,11 +19,18 @@ using GetKernel = void *(*)(const char *program, const char *name, const char *o
 
 std::atomic<GetKernel> get_kernel{nullptr};
 
+// CUlaunchConfig; the runtime's attributes are the driver's.
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  void *stream;
+  cudaLaunchAttribute *attributes;
+  unsigned attribute_count;
+};
+
 // The few functions of the driver's library that are needed.  It isn't linked, as machines that compile this need
 // not have it.
 struct Driver {
-  int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
-                void **) = nullptr;
+  int (*launch)(const LaunchConfig *, void *, void **, void **) = nullptr;
   int (*get_attribute)(int *, int, void *) = nullptr;
   int (*set_attribute)(void *, int, int) = nullptr;
   int (*error_name)(int, const char **) = nullptr;
@@ -34,7 +41,7 @@ struct Driver {
     const auto find = [&](auto &function, const char *name) {
       function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
     };
-    find(launch, "cuLaunchKernel");
+    find(launch, "cuLaunchKernelEx");
     find(get_attribute, "cuFuncGetAttribute");
     find(set_attribute, "cuFuncSetAttribute");
     find(error_name, "cuGetErrorName");
@@ -62,7 +69,7 @@ using KernelKey = std::tuple<int, std::string, std::string, std::string>;
 
 struct Kernels {
   std::mutex mutex;
-  std::map<KernelKey, KernelFunction> loaded;
+  std::map<KernelKey, Kernel> loaded;
 };
 
 // Never destroyed: threads may outlive static objects.
@@ -71,8 +78,15 @@ Kernels &kernels() {
   return *all;
 }
 
+// griddepcontrol, by which kernels wait, is there from compute capability 9.0 on.
+bool can_wait(int device) {
+  int major = 0;
+  DNNOPS_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  return major >= 9;
+}
+
 // By default a block may have 48 KB.
-void allow_all_shared_memory(KernelFunction function, int device) {
+void allow_all_shared_memory(void *function, int device) {
   int all = 0, used = 0;
   DNNOPS_CHECK(cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   check_driver(driver().get_attribute(&used, DRIVER_SHARED_BYTES, function), "cuFuncGetAttribute");
@@ -81,7 +95,7 @@ void allow_all_shared_memory(KernelFunction function, int device) {
 
 }  // namespace
 
-KernelFunction load_kernel(const Handle &handle, const char *program, const char *name, const std::string &options) {
+Kernel load_kernel(const Handle &handle, const char *program, const char *name, const std::string &options) {
   const KernelKey key(handle.device, program, name, options);
   {
     std::lock_guard<std::mutex> lock(kernels().mutex);
@@ -94,27 +108,29 @@ KernelFunction load_kernel(const Handle &handle, const char *program, const char
     fail(DNNOPS_NOT_SUPPORTED, "its kernel is not loaded, and can't be while a CUDA graph is captured");
   // No lock is held: this has to wait for Python's interpreter lock.
   char reason[2048] = "";
-  const KernelFunction function =
+  void *const function =
       get_kernel.load()(program, name, options.c_str(), handle.device, reason, sizeof reason);
   if (!function) throw Error(DNNOPS_NOT_SUPPORTED, std::string("its kernel can't be compiled: ") + reason);
   allow_all_shared_memory(function, handle.device);
+  const Kernel kernel = {function, can_wait(handle.device)};
   std::lock_guard<std::mutex> lock(kernels().mutex);
-  kernels().loaded[key] = function;
-  return function;
+  return kernels().loaded[key] = kernel;
 }
 
-void launch_kernel(KernelFunction function, unsigned blocks, unsigned threads, unsigned shared_bytes, void *stream,
+void launch_kernel(const Kernel &kernel, unsigned blocks, unsigned threads, unsigned shared_bytes, void *stream,
                    void **arguments) {
-  const auto launch = [&] {
-    return driver().launch(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, arguments, nullptr);
-  };
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  const LaunchConfig config = {{blocks, 1, 1}, {threads, 1, 1}, shared_bytes, stream, &attribute, kernel.waits ? 1u : 0u};
+  const auto launch = [&] { return driver().launch(&config, kernel.function, arguments, nullptr); };
   int status = launch();
   if (__builtin_expect(status == DRIVER_INVALID_CONTEXT, 0)) {
     // This thread hasn't used the device yet: the runtime makes its context current.
     DNNOPS_CHECK(cudaFree(nullptr));
     status = launch();
   }
-  check_driver(status, "cuLaunchKernel");
+  check_driver(status, "cuLaunchKernelEx");
 }
 
 }  // namespace dnnops
