@@ -151,7 +151,7 @@ class PlanList:
         Returns
         -------
         float
-            Milliseconds of one execution: the median of some rounds.
+            Milliseconds of one execution: the median of some rounds, or a long plan's single time.
 
         Raises
         ------

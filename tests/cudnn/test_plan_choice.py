@@ -50,10 +50,21 @@ def time_limit(seconds: float):
         {"filter_dilation": (2, 3), "kern_shape": (16, 32, 3, 3)},
         {"num_groups": 2, "kern_shape": (48, 16, 3, 3), "filter_flip": False},
         {"num_groups": 4, "kern_shape": (48, 8, 3, 3), "subsample": (2, 3)},
+        {"num_groups": 2, "kern_shape": (8, 16, 5, 4), "subsample": (3, 1), "filter_flip": False},
         {"kern_shape": (16, 32, 1, 1), "border_mode": ((0, 0), (0, 0))},
         {"img_shape": (2, 24, 9, 10, 11), "kern_shape": (16, 24, 3, 2, 3), **THREE_AXES},
     ],
-    ids=["flipped", "plain", "padding", "dilation", "groups", "strides", "1x1", "3-d"],
+    ids=[
+        "flipped",
+        "plain",
+        "padding",
+        "dilation",
+        "groups",
+        "strides",
+        "other strides",
+        "1x1",
+        "3-d",
+    ],
 )
 def test_as_forward(params, dtype, memory_format):
     """Engines of forward convolutions, on turned filters, give the gradient by the inputs."""

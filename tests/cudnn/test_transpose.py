@@ -254,14 +254,16 @@ class Filters:
     reverse: bool
     width: int
     misaligned: int = 0
+    #: Elements between the end of an output's filters and the next.
+    gap: int = 0
 
     def prepared(self, seed: int) -> tuple[Copy, np.ndarray, np.ndarray, np.ndarray]:
         """How it is copied, the source, the target's memory, and what that has to become."""
         outputs, inputs, *spatial = self.shape
-        layout = Layout((self.groups * outputs, inputs, *spatial), self.memory_format)
+        shape = (self.groups * outputs, inputs, *spatial)
+        layout, size = Layout(shape, self.memory_format, self.gap), prod(shape)
         rng = np.random.default_rng(seed)
-        size = layout.extent
-        source = aligned(self.misaligned + size, self.width)[self.misaligned :]
+        source = aligned(self.misaligned + layout.extent, self.width)[self.misaligned :]
         target = aligned(size + 2 * GUARD, self.width)
         for memory in (source, target):
             memory[:] = np.frombuffer(rng.bytes(memory.nbytes), memory.dtype)
@@ -279,7 +281,15 @@ def random_filters(rng: random.Random, width: int) -> Filters:
     groups = rng.choice([1, 1, 2, 3])
     shape = (rng.choice([1, 8, 33, 64, rng.randint(1, 80)]), rng.choice([1, 3, 16, 30]), *spatial)
     memory_format = rng.choice(["contiguous", "channels_last"])
-    return Filters(shape, groups, memory_format, rng.random() < 0.6, width, rng.choice([0, 0, 1]))
+    return Filters(
+        shape,
+        groups,
+        memory_format,
+        rng.random() < 0.6,
+        width,
+        misaligned=rng.choice([0, 0, 1]),
+        gap=rng.choice([0, 0, 1, 4]),
+    )
 
 
 def test_exchanged_filters(kernels):
@@ -296,13 +306,16 @@ def test_spread_images(kernels):
     """Elements go to multiples of the strides; what is in between stays as it is."""
     rng = random.Random(SEED + 3)
     for number in range(80):
-        width, memory_format = rng.choice([2, 4]), rng.choice(["contiguous", "channels_last"])
-        ndim = rng.choice([2, 2, 3])
+        width, memory_format = rng.choice([2, 4, 8]), rng.choice(["contiguous", "channels_last"])
+        ndim = rng.choice([1, 2, 2, 3])
         spatial = [rng.randint(1, 9) for _ in range(ndim)]
         strides = [rng.randint(1, 3) for _ in range(ndim)]
         sizes = [(n - 1) * s + 1 + rng.randrange(s) for n, s in zip(spatial, strides, strict=True)]
-        layout = Layout((rng.randint(1, 3), rng.choice([1, 8, 30, 65]), *spatial), memory_format)
-        source, size = aligned(layout.extent, width), prod((*layout.shape[:2], *sizes))
+        shape = (rng.randint(1, 3), rng.choice([1, 8, 30, 65]), *spatial)
+        layout = Layout(shape, memory_format, gap=rng.choice([0, 0, 1, 4]))
+        misaligned = rng.choice([0, 0, 1])
+        source = aligned(misaligned + layout.extent, width)[misaligned:]
+        size = prod((*shape[:2], *sizes))
         target = aligned(size + 2 * GUARD, width)
         for memory in (source, target):
             memory[:] = np.frombuffer(rng.randbytes(memory.nbytes), memory.dtype)
@@ -313,7 +326,8 @@ def test_spread_images(kernels):
         )
         given = layout.view(source)
         inside[(slice(None), *places)] = np.moveaxis(given, 1, -1)
-        copy = spread_of(host_tensor(given.view(DTYPES[width])), strides, sizes)
+        unit = [1] * (2 - ndim)  # the library gives a single spatial axis another one
+        copy = spread_of(host_tensor(given.view(DTYPES[width])), unit + strides, unit + sizes)
         kernels.run(width, [(copy, source.ctypes.data, target[GUARD:].ctypes.data)], number)
         words = f"{layout} {strides} {sizes}, {repeat_command()}"
         np.testing.assert_array_equal(target, expected, err_msg=words)

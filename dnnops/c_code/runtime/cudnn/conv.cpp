@@ -50,7 +50,7 @@ struct ConvState : State {
   bool has_chosen = false;
   PlanSpec chosen;  // for the wishes that choose once
   const char *chosen_by = "";  // a Choice's source
-  bool is_provisional = false;  // chosen while a CUDA graph was captured: the next call chooses anew
+  bool is_provisional = false;  // chosen where nothing could be timed: the next call chooses anew
   bool is_kept = false;  // it is the node's, not this call's only
   ChosenRow row;
 
@@ -115,6 +115,11 @@ Choice find_plan(ConvState &state, const Call &call, const Launch &launch) {
   state.is_provisional = params.wish != WISH_PLAN && is_capturing(launch.handle->stream);
   if (state.is_provisional) return choose_plan(choosing, key.wish, key.spec);
   Choice choice = chosen();
+  if (!choice.lasts) {
+    plans().remove(key);
+    state.is_provisional = true;
+    return choice;
+  }
   state.has_chosen = true;
   state.chosen = choice.plan->spec;
   state.chosen_by = choice.source;

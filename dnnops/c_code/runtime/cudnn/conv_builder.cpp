@@ -16,6 +16,15 @@ struct DeviceMemory {
   DeviceMemory() { DNNOPS_CHECK(cudaMemGetInfo(&free, &total)); }
 };
 
+// What the driver, libraries' kernels and the like take.
+constexpr int64_t RESERVED_BYTES = int64_t(1) << 30;
+
+int64_t operand_bytes(const ConvCase &conv) {
+  int64_t bytes = 0;
+  for (const Tensor &array : conv.tensors) bytes += elements(array) * item_size(conv.dtype);
+  return bytes;
+}
+
 constexpr int64_t MIN_FAST_CHANNELS = 16;
 
 // Legacy algorithms that are usually faster in float32 than what cuDNN's heuristics put first: they
@@ -29,9 +38,10 @@ std::vector<PlanSpec> fast_algorithms(const ConvCase &conv) {
   static const int winograd[3] = {7, 5, 5}, fft_tiling[3] = {5, 3, 6};  // by direction
   if (height == 3) return {legacy_spec(winograd[conv.direction])};
   if (height < 5) return {};
-  PlanSpec tiling = legacy_spec(fft_tiling[conv.direction]), transposed = tiling;
-  transposed.format = FORMAT_CONTIGUOUS;  // all that it takes
-  return {tiling, transposed};
+  PlanSpec tiling = legacy_spec(fft_tiling[conv.direction]);
+  for (const Tensor &array : conv.tensors)
+    if (!(dense_formats(array) & FORMAT_CONTIGUOUS)) tiling.format = FORMAT_CONTIGUOUS;  // all that it takes
+  return {tiling};
 }
 
 // Of plans' names, by Api; dnnops/cudnn/algorithms.py has the same.
@@ -159,8 +169,9 @@ std::shared_ptr<Plan> PlanBuilder::checked(std::shared_ptr<Plan> plan) const {
     fail(DNNOPS_NOT_SUPPORTED, "its workspace of %lld bytes is over the limit of %lld (flag dnn.conv.workspace_limit)",
          (long long)plan->workspace, (long long)conv_.workspace_limit);
   const DeviceMemory memory;
-  if (plan->workspace > static_cast<int64_t>(memory.total))
-    fail(DNNOPS_NOT_SUPPORTED, "its workspace of %lld bytes is more than the device has", (long long)plan->workspace);
+  if (plan->workspace > static_cast<int64_t>(memory.total) - operand_bytes(conv_) - RESERVED_BYTES)
+    fail(DNNOPS_NOT_SUPPORTED, "its workspace of %lld bytes is more than the device has besides the operands",
+         (long long)plan->workspace);
   // What the allocator keeps for later counts as free too: only it knows.
   if (plan->workspace > static_cast<int64_t>(memory.free)) {
     Workspace(*handle_.arena, plan->workspace);
@@ -312,6 +323,8 @@ bool PlanBuilder::heuristics(cudnnBackendHeurMode_t mode, const Visit &visit) {
 }
 
 bool PlanBuilder::matrix_products(const Visit &visit) {
+  if (products_visited_) return false;
+  products_visited_ = true;
   std::vector<PlanSpec> specs;
   attempt(unspecific(API_CUBLASLT), [&]() -> std::shared_ptr<Plan> {
     specs = gemm_specs(conv_, handle_);
@@ -423,7 +436,9 @@ bool PlanBuilder::neighbors(const PlanSpec &spec, const Visit &visit) {
         // Most combinations do not go together: they are no refusals worth telling.
         const size_t before = refusals_.size();
         auto plan = from_spec(other);
-        refusals_.resize(before);
+        refusals_.erase(std::remove_if(refusals_.begin() + before, refusals_.end(),
+                                       [](const Refusal &refusal) { return refusal.status != DNNOPS_OUT_OF_MEMORY; }),
+                        refusals_.end());
         if (plan && visit(std::move(plan))) return true;
       }
     }

@@ -29,11 +29,14 @@ std::string list_refusals(const Refusals &refusals) {
   return text;
 }
 
-// Out of memory if that was the reason of any refusal: with more, there would be a plan.
+bool lacked_memory(const Refusals &refusals) {
+  return std::any_of(refusals.begin(), refusals.end(),
+                     [](const Refusal &refusal) { return refusal.status == DNNOPS_OUT_OF_MEMORY; });
+}
+
+// With more memory, there would be a plan.
 int status_of(const Refusals &refusals) {
-  const bool memory = std::any_of(refusals.begin(), refusals.end(),
-                                  [](const Refusal &refusal) { return refusal.status == DNNOPS_OUT_OF_MEMORY; });
-  return memory ? DNNOPS_OUT_OF_MEMORY : DNNOPS_NOT_SUPPORTED;
+  return lacked_memory(refusals) ? DNNOPS_OUT_OF_MEMORY : DNNOPS_NOT_SUPPORTED;
 }
 
 std::shared_ptr<Plan> guess(PlanBuilder &builder) {
@@ -90,7 +93,8 @@ Choice timed_choice(const Choosing &choosing, PlanBuilder &builder, Refusals &re
   Choice choice = fastest_of(stored, builder);
   if (choice.plan) return choice;
   if (is_capturing(handle.stream)) return {};  // what can't be built now may be built later: kernels aren't loaded
-  if (stored) drop_choice(choosing.conv, handle);
+  // What lacked memory only may be built later, or by another process.
+  if (stored && !lacked_memory(refusals)) drop_choice(choosing.conv, handle);
   // Threads that time at once would disturb each other.  Nobody waits here with Python's lock.
   static std::mutex timing;
   std::lock_guard<std::mutex> lock(timing);
@@ -102,10 +106,12 @@ Choice timed_choice(const Choosing &choosing, PlanBuilder &builder, Refusals &re
   } catch (const Error &error) {
     // Without memory for a result to time on, nothing can be measured; the convolution itself needs less.
     if (error.status != DNNOPS_OUT_OF_MEMORY) throw;
+    choice.lasts = false;
+    return choice;
   }
   if (timed.empty()) return {};
   // Another process may have the memory that some plans lacked.
-  store_choice(choosing.conv, handle, timed, status_of(refusals) != DNNOPS_OUT_OF_MEMORY);
+  store_choice(choosing.conv, handle, timed, !lacked_memory(refusals));
   return {timed.front().plan, timed.front().milliseconds, "timed"};
 }
 
@@ -129,6 +135,7 @@ Choice choose_plan(const Choosing &choosing, int64_t wish, const PlanSpec &spec)
     return {plan, NAN, "given"};
   }
   std::shared_ptr<Plan> plan;
+  bool lasts = true;
   if (wish < WISH_GUESS_ONCE) {
     for (const int *id = word_algorithms[conv.direction][wish]; !plan && *id != END; ++id)
       plan = builder.from_spec(legacy_spec(*id));
@@ -138,12 +145,13 @@ Choice choose_plan(const Choosing &choosing, int64_t wish, const PlanSpec &spec)
   if (is_timed(wish)) {
     Choice choice = timed_choice(choosing, builder, refusals);
     if (choice.plan) return choice;
+    lasts = choice.lasts;
   }
   plan = guess(builder);
   if (!plan)
     throw Error(status_of(refusals), "cuDNN " + std::to_string(cudnnGetVersion()) +
                                          " has no way to run this convolution:" + list_refusals(refusals));
-  return {plan, NAN, "guessed"};
+  return {plan, NAN, "guessed", lasts};
 }
 
 }  // namespace dnnops

@@ -165,6 +165,7 @@ class PlanBuilder {
   std::unique_ptr<ConvGraph> graph_;
   bool twin_made_[2] = {};
   std::unique_ptr<Twin> twins_[2];
+  bool products_visited_ = false;
   std::vector<PlanSpec> seen_;
   bool proposals_read_ = false;
   std::vector<PlanSpec> proposals_;
@@ -181,7 +182,8 @@ class PlanTimer {
  public:
   PlanTimer(const ConvCase &conv, const Launch &launch);
   ~PlanTimer();
-  // The median of some rounds, or infinity as soon as it is clear that it is far over `best`, another plan's.
+  // The median of some rounds, or of a long one a single time; infinity as soon as it is clear that it is far over
+  // `best`, another plan's.
   double time(Plan &plan, double best = HUGE_VAL);
   void run(Plan &plan, int64_t repeats);
 
@@ -191,6 +193,8 @@ class PlanTimer {
 
   Launch launch_;
   Workspace scratch_;
+  std::unique_ptr<Workspace> filled_;
+  int64_t fill_bytes_ = 0;
   PointerPack pack_;
   struct Clock;
   std::unique_ptr<Clock> clock_;
@@ -211,6 +215,7 @@ struct Choice {
   std::shared_ptr<Plan> plan;  // null: none
   double milliseconds = NAN;   // NaN: not timed
   const char *source = "";     // timed, cache, guessed or given
+  bool lasts = true;           // else the next call is to choose anew
 };
 // The plan that a wish stands for; throws with the reasons if there is none.
 Choice choose_plan(const Choosing &choosing, int64_t wish, const PlanSpec &spec);

@@ -20,7 +20,7 @@ constexpr size_t STARTS = 3;
 // Before each execution, memory is filled, which on an H200 takes about 18 us each time.  That empties the cache of
 // what the last execution left there, as whatever runs between two executions in a network does; and it keeps the
 // device busy while the host launches what is timed, for which short kernels would have to wait.
-constexpr int64_t FILL_BYTES = int64_t(64) << 20;
+constexpr int64_t MIN_FILL_BYTES = int64_t(64) << 20;
 constexpr double HOST_BOUND_MS = 0.04;
 constexpr double HOST_SLACK_MS = 0.1;
 constexpr int FILLS = 2, HOST_BOUND_FILLS = 8;
@@ -29,7 +29,7 @@ constexpr int FILLS = 2, HOST_BOUND_FILLS = 8;
 constexpr double SHORT_MS = 0.2, LONG_MS = 20;
 constexpr int ROUNDS = 5, SHORT_ROUNDS = 9;
 // The first execution also loads the kernels, for which it may take so much longer.
-constexpr double LOADING_MS = 200;
+constexpr double LOADING_MS = 1000;
 
 class Event {
  public:
@@ -70,6 +70,15 @@ struct PlanTimer::Clock {
 
 PlanTimer::PlanTimer(const ConvCase &conv, const Launch &launch)
     : launch_(launch), scratch_(*launch.handle->arena, scratch_bytes(conv, launch)), clock_(new Clock) {
+  // For all plans or for none: times with an empty and a full cache can't be compared.
+  int cache_bytes = 0;
+  DNNOPS_CHECK(cudaDeviceGetAttribute(&cache_bytes, cudaDevAttrL2CacheSize, launch.handle->device));
+  fill_bytes_ = std::max(MIN_FILL_BYTES, int64_t(cache_bytes) * 5 / 4);
+  try {
+    filled_.reset(new Workspace(*launch.handle->arena, fill_bytes_));
+  } catch (const Error &error) {
+    if (error.status != DNNOPS_OUT_OF_MEMORY) throw;  // then the times may be those of the host
+  }
   if (!scratch_.pointer()) return;
   // What is added to is read: let it be numbers, not what was left there.
   DNNOPS_CHECK(cudaMemsetAsync(scratch_.pointer(), 0, scratch_bytes(conv, launch),
@@ -93,14 +102,9 @@ double PlanTimer::once(Plan &plan, int fills) {
 }
 
 void PlanTimer::fill(int times) {
-  if (!times) return;
-  try {
-    const Workspace filled(*launch_.handle->arena, FILL_BYTES);
-    for (int i = 0; i < times; ++i)
-      DNNOPS_CHECK(cudaMemsetAsync(filled.pointer(), 0, FILL_BYTES, static_cast<cudaStream_t>(launch_.handle->stream)));
-  } catch (const Error &error) {
-    if (error.status != DNNOPS_OUT_OF_MEMORY) throw;  // then the times may be those of the host
-  }
+  for (int i = 0; filled_ && i < times; ++i)
+    DNNOPS_CHECK(
+        cudaMemsetAsync(filled_->pointer(), 0, fill_bytes_, static_cast<cudaStream_t>(launch_.handle->stream)));
 }
 
 double PlanTimer::time(Plan &plan, double best) {

@@ -55,7 +55,7 @@ int32_t slab_shift(int64_t along, int64_t across, int64_t matrices, int64_t widt
 
 // The kind, the blocks and what they share.
 Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t width, int64_t src_alignment,
-               int64_t dst_alignment) {
+               int64_t dst_alignment, bool has_gaps = false) {
   Copy copy = {TILES, params, 0};
   CopyParams &p = copy.params;
   const int64_t load = vector_size(p.columns, p.src_pitch, p.src_stride, src_alignment, width);
@@ -71,9 +71,9 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
   if (same_axes) {
     slabs(SAME_AXES, p.rows, 0);
     // A block counts the elements of a slab's rows in 32 bits.
-    if (p.dst_width > INT32_MAX / (SLAB << p.slab_shift))
+    if (p.dst_width > (INT32_MAX - THREADS) / (SLAB << p.slab_shift))
       fail(DNNOPS_NOT_SUPPORTED, "the arrays are too large to be transposed");
-  } else if (!p.order && p.columns <= FEW_COLUMNS && p.src_pitch <= FEW_ROWS) {
+  } else if (!p.order && !has_gaps && p.columns <= FEW_COLUMNS && p.src_pitch <= FEW_ROWS) {
     if (width == 2 && store > 1) copy.kind |= STORES_PAIRS;
     slabs(SLABS_OF_ROWS, p.dst_width, p.src_pitch);
   } else if (!p.order && p.dst_width <= FEW_ROWS) {
@@ -156,9 +156,9 @@ Copy make_exchange(const Tensor &filters, int64_t format, int64_t groups, bool r
   else
     params.order = reversed ? TURNED_CONTIGUOUS : IN_ORDER;
   params.period = static_cast<int32_t>(is_channels_last ? filters.shape[1] : positions);
-  // A slab's rows have to be contiguous.
-  if (!params.order && params.src_pitch != params.columns) fail(DNNOPS_NOT_SUPPORTED, "the filters are not packed");
-  return plan_copy(params, groups, false, item_size(dtype), filters.alignment, 16);
+  // A slab of rows is read with what is between them.
+  const bool has_gaps = params.src_pitch != params.columns;
+  return plan_copy(params, groups, false, item_size(dtype), filters.alignment, 16, has_gaps);
 }
 
 Copies::Copies(const Handle &handle, const std::vector<Copy> &copies, int64_t dtype) {

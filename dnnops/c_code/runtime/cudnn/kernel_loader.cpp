@@ -48,7 +48,8 @@ struct Driver {
   }
 };
 
-constexpr int DRIVER_SHARED_BYTES = 1, DRIVER_MAX_DYNAMIC_SHARED_BYTES = 8;  // of CUfunction_attribute
+// Of CUfunction_attribute.
+constexpr int DRIVER_SHARED_BYTES = 1, DRIVER_PTX_VERSION = 5, DRIVER_MAX_DYNAMIC_SHARED_BYTES = 8;
 constexpr int DRIVER_INVALID_CONTEXT = 201;
 
 const Driver &driver() {
@@ -78,11 +79,12 @@ Kernels &kernels() {
   return *all;
 }
 
-// griddepcontrol, by which kernels wait, is there from compute capability 9.0 on.
-bool can_wait(int device) {
-  int major = 0;
+// griddepcontrol, by which kernels wait, is there from compute capability 9.0 on, of the code and the device.
+bool does_wait(void *function, int device) {
+  int major = 0, version = 0;
   DNNOPS_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  return major >= 9;
+  check_driver(driver().get_attribute(&version, DRIVER_PTX_VERSION, function), "cuFuncGetAttribute");
+  return major >= 9 && version >= 90;
 }
 
 // By default a block may have 48 KB.
@@ -112,7 +114,7 @@ Kernel load_kernel(const Handle &handle, const char *program, const char *name, 
       get_kernel.load()(program, name, options.c_str(), handle.device, reason, sizeof reason);
   if (!function) throw Error(DNNOPS_NOT_SUPPORTED, std::string("its kernel can't be compiled: ") + reason);
   allow_all_shared_memory(function, handle.device);
-  const Kernel kernel = {function, can_wait(handle.device)};
+  const Kernel kernel = {function, does_wait(function, handle.device)};
   std::lock_guard<std::mutex> lock(kernels().mutex);
   return kernels().loaded[key] = kernel;
 }
@@ -122,7 +124,9 @@ void launch_kernel(const Kernel &kernel, unsigned blocks, unsigned threads, unsi
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
-  const LaunchConfig config = {{blocks, 1, 1}, {threads, 1, 1}, shared_bytes, stream, &attribute, kernel.waits ? 1u : 0u};
+  // Not every driver can record early launches into a CUDA graph, least of all behind a fill.
+  const bool early = kernel.waits && !is_capturing(stream);
+  const LaunchConfig config = {{blocks, 1, 1}, {threads, 1, 1}, shared_bytes, stream, &attribute, early ? 1u : 0u};
   const auto launch = [&] { return driver().launch(&config, kernel.function, arguments, nullptr); };
   int status = launch();
   if (__builtin_expect(status == DRIVER_INVALID_CONTEXT, 0)) {
