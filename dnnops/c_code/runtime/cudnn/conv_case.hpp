@@ -10,6 +10,11 @@ namespace dnnops {
 // The arrays of a convolution in any direction, and the ids of the graph's tensors.
 enum Role { ROLE_IMAGE = 0, ROLE_FILTERS = 1, ROLE_TOP = 2 };
 
+// What is computed.
+inline Role result_role(int64_t direction) {
+  return direction == CONV_FORWARD ? ROLE_TOP : direction == CONV_GRAD_INPUTS ? ROLE_IMAGE : ROLE_FILTERS;
+}
+
 // Whose a plan is: cuDNN's legacy or graph API's, our own kernel's, or cuBLASLt's.
 enum Api : int64_t { API_LEGACY = 0, API_GRAPH = 1, API_KERNEL = 2, API_CUBLASLT = 3 };
 

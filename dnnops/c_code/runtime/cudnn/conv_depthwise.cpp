@@ -26,9 +26,7 @@ class DepthwisePlan : public Plan {
     DepthwiseParams params = work_.params;
     params.in = launch.pointers[direction_ == CONV_GRAD_INPUTS ? ROLE_TOP : ROLE_IMAGE];
     params.other = launch.pointers[direction_ == CONV_GRAD_WEIGHTS ? ROLE_TOP : ROLE_FILTERS];
-    params.result = launch.pointers[direction_ == CONV_FORWARD       ? ROLE_TOP
-                                    : direction_ == CONV_GRAD_INPUTS ? ROLE_IMAGE
-                                                                     : ROLE_FILTERS];
+    params.result = launch.pointers[result_role(direction_)];
     params.partial = launch.workspace;
     params.alpha = launch.alpha;
     params.beta = launch.beta;

@@ -12,10 +12,6 @@ constexpr int64_t ALIGNMENT = 256;
 
 int64_t aligned(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
-Role result_role(int64_t direction) {
-  return direction == CONV_FORWARD ? ROLE_TOP : direction == CONV_GRAD_INPUTS ? ROLE_IMAGE : ROLE_FILTERS;
-}
-
 Copy copy_of(const ConvCase &conv, const Relayout &relayout, int role) {
   const Tensor &array = conv.tensors[role], &inside = relayout.inner.tensors[relayout.inner_role[role]];
   const int64_t format = dense_format(array, relayout.copy_format);

@@ -43,10 +43,6 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-Role result_role(int64_t direction) {
-  return direction == CONV_FORWARD ? ROLE_TOP : direction == CONV_GRAD_INPUTS ? ROLE_IMAGE : ROLE_FILTERS;
-}
-
 int64_t extent_in_bytes(const Tensor &tensor, int64_t dtype) {
   int64_t last = 0;
   for (int64_t i = 0; i < tensor.ndim; ++i) last += (tensor.shape[i] - 1) * tensor.strides[i];
