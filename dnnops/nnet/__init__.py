@@ -4,6 +4,13 @@ The Ops run in NumPy as they are; rewrites replace them by Ops that call oneDNN 
 """
 
 import dnnops.nnet.vectorize  # noqa: F401 - registers with vectorize_graph
+from dnnops.nnet.batchnorm import (
+    BatchNormInference,
+    BatchNormTrain,
+    BatchNormTrainGrad,
+    batch_normalization_test,
+    batch_normalization_train,
+)
 from dnnops.nnet.conv import (
     Conv,
     ConvGradInputs,
@@ -35,6 +42,9 @@ from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 
 __all__ = [
     "AveragePoolGrad",
+    "BatchNormInference",
+    "BatchNormTrain",
+    "BatchNormTrainGrad",
     "Conv",
     "ConvGradInputs",
     "ConvGradWeights",
@@ -44,6 +54,8 @@ __all__ = [
     "Pool",
     "SoftmaxGrad",
     "WholeSoftmax",
+    "batch_normalization_test",
+    "batch_normalization_train",
     "conv1d",
     "conv2d",
     "conv2d_grad_wrt_inputs",

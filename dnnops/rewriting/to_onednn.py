@@ -22,10 +22,17 @@ from pytensor.tensor.blas import Dot22, Gemm
 from pytensor.tensor.math import Dot, Sum
 
 from dnnops.errors import DnnRequiredError
+from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.onednn.base import OneDnnOp, onednn_available
+from dnnops.onednn.batchnorm import (
+    OneDnnBatchNormInference,
+    OneDnnBatchNormTrain,
+    OneDnnBatchNormTrainGrad,
+    has_neighboring_statistics,
+)
 from dnnops.onednn.channel_sum import OneDnnChannelSum
 from dnnops.onednn.conv import OneDnnConv, OneDnnConvGradInputs, OneDnnConvGradWeights
 from dnnops.onednn.gemm import OneDnnDot, OneDnnGemm
@@ -60,6 +67,11 @@ SOFTMAXES: dict[type, Callable[[Any, tuple[int, ...]], OneDnnOp]] = {
     SoftmaxGrad: lambda op, axis: OneDnnSoftmaxGrad(axis),
     LogSoftmaxGrad: lambda op, axis: OneDnnLogSoftmaxGrad(axis),
 }
+BATCH_NORMALIZATIONS: dict[type, type[OneDnnOp]] = {
+    BatchNormTrain: OneDnnBatchNormTrain,
+    BatchNormTrainGrad: OneDnnBatchNormTrainGrad,
+    BatchNormInference: OneDnnBatchNormInference,
+}
 
 
 @node_rewriter([*SAME_PARAMETERS, *SOFTMAXES])
@@ -90,6 +102,22 @@ def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
     return [output]
 
 
+@node_rewriter(list(BATCH_NORMALIZATIONS))
+def local_batchnorm_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace a float32 batch normalization by the one on oneDNN."""
+    x = node.inputs[0].type
+    backend = BATCH_NORMALIZATIONS.get(type(node.op))
+    if (
+        backend is None
+        or x.dtype != "float32"
+        or not has_neighboring_statistics(node.op.axes, x.ndim)
+    ):
+        return None
+    outputs = backend.from_abstract(node.op).make_node(*node.inputs).outputs
+    copy_stack_trace(node.outputs, outputs)
+    return outputs
+
+
 @node_rewriter([Dot, Dot22, Gemm, Sum])
 def local_dense_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace a float32 matrix product or sum of channels by one in oneDNN's threads."""
@@ -115,16 +143,16 @@ def local_dense_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] 
 
 
 class ToOneDnn(GraphRewriter):
-    """Apply `local_to_onednn` to a graph that has something for it, if oneDNN can be used."""
+    """Apply the rewrites above to a graph that has something for it, if oneDNN can be used."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._substitute = dfs_rewriter(local_to_onednn)
+        self._substitute = dfs_rewriter(local_to_onednn, local_batchnorm_to_onednn)
         self._substitute_dense = dfs_rewriter(local_dense_to_onednn)
         self._warned = False
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        kinds = {*SAME_PARAMETERS, *SOFTMAXES}
+        kinds = {*SAME_PARAMETERS, *SOFTMAXES, *BATCH_NORMALIZATIONS}
         if not any(type(node.op) in kinds for node in fgraph.apply_nodes):
             return
         available, reason = onednn_available()

@@ -4,16 +4,13 @@
 #include <cstring>
 
 #include "node_state.hpp"
+#include "views.hpp"
 
 namespace dnnops {
 namespace {
 
-// An n-d array seen as (outer, axis, inner); strides in elements.
-struct View {
-  int64_t shape[3], strides[3];
-};
 struct Key {
-  View views[3];  // forward: x, y; backward: output's gradient, output, x's gradient
+  View views[3];  // as (outer, axis, inner); forward: x, y; backward: output's gradient, output, x's gradient
   int64_t log, backward, threads;
 };
 bool operator==(const Key &a, const Key &b) { return std::memcmp(&a, &b, sizeof a) == 0; }
@@ -25,37 +22,6 @@ struct Entry {
 LruCache<Key, Entry, WordHash<Key>> &cache() {
   static auto *plans = new LruCache<Key, Entry, WordHash<Key>>(256);
   return *plans;
-}
-
-// params: first axis, last axis + 1, whether it is the logarithm.
-View contiguous_view(const int64_t *params, const dnnops_tensor &tensor) {
-  View view{{1, 1, 1}, {0, 0, 0}};
-  for (int64_t i = 0; i < tensor.ndim; ++i)
-    view.shape[i < params[0] ? 0 : i < params[1] ? 1 : 2] *= tensor.shape[i];
-  contiguous_strides(3, view.shape, view.strides);
-  return view;
-}
-
-// The view of an array without copying it, or false: axes that are merged have to follow
-// each other in memory.
-bool strided_view(const int64_t *params, const dnnops_tensor &tensor, View &view) {
-  int64_t strides[DNNOPS_MAX_NDIM];
-  view = contiguous_view(params, tensor);
-  if (!addressable_strides(tensor, strides)) return false;
-  const int64_t bounds[4] = {0, params[0], params[1], tensor.ndim};
-  for (int part = 0; part < 3; ++part) {
-    int64_t merged = 0, next = 0;  // of the axes that are longer than 1
-    for (int64_t i = bounds[part + 1] - 1; i >= bounds[part]; --i) {
-      if (tensor.shape[i] == 1) continue;
-      if (merged == 0)
-        merged = strides[i];
-      else if (strides[i] != next)
-        return false;
-      next = strides[i] * tensor.shape[i];
-    }
-    if (merged) view.strides[part] = merged;
-  }
-  return nest_strides(3, view.shape, view.strides);
 }
 
 // oneDNN's softmax along a dense axis hides NaNs and infinities.  Where SciPy's is NaN throughout, so
@@ -113,6 +79,7 @@ std::shared_ptr<Entry> make_entry(const Key &key) {
   return entry;
 }
 
+// params: first axis, last axis + 1, whether it is the logarithm.
 void run(const dnnops_context *context, const int64_t *params, const dnnops_tensor *inputs, int input_count,
          dnnops_tensor &output) {
   for (int64_t i = 0; i < output.ndim; ++i)
@@ -122,18 +89,19 @@ void run(const dnnops_context *context, const int64_t *params, const dnnops_tens
   key.log = params[2];
   key.threads = thread_count();
   key.backward = input_count == 2;
+  const int64_t bounds[4] = {0, params[0], params[1], output.ndim};
   size_t bytes = 0, size = item_size(output.dtype);
   for (int64_t i = 0; i < output.ndim; ++i) size *= output.shape[i];
   size = (size + 63) / 64 * 64;
   bool packed[2] = {false, false};
   for (int i = 0; i < input_count; ++i) {
-    packed[i] = !strided_view(params, inputs[i], key.views[i]);
+    packed[i] = !strided_view(bounds, inputs[i], key.views[i]);
     if (packed[i]) {
-      key.views[i] = contiguous_view(params, inputs[i]);
+      key.views[i] = contiguous_view(bounds, inputs[i]);
       bytes += size;
     }
   }
-  key.views[input_count] = contiguous_view(params, output);
+  key.views[input_count] = contiguous_view(bounds, output);
   with_entry(context, cache(), key, [&] { return make_entry(key); }, [&](Entry &entry, PlanRun &plan_run) {
     const size_t plan_bytes = (entry.plan.scratch_bytes() + 63) / 64 * 64;
     char *scratch = thread_scratch(plan_bytes + bytes), *next = scratch + plan_bytes;
