@@ -20,7 +20,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import float_tensor, is_int, show_shape
+from dnnops.nnet._validate import float_tensor, is_int, require_same_dtype, show_shape
 from dnnops.nnet.batchnorm_base import BatchNormBase, float64_scalar, is_connected
 
 __all__ = [
@@ -206,10 +206,12 @@ class BatchNormInference(BatchNormBase):
 
 def _axes(where: str, axes: Any, ndim: int) -> tuple[int, ...]:
     """Return the axes of a user's argument for an input of `ndim` dimensions."""
-    if axes == "per-activation":
+    if isinstance(axes, str) and axes == "per-activation":
         return (0,)
-    if axes == "spatial":
+    if isinstance(axes, str) and axes == "spatial":
         return (0, *range(2, ndim))
+    if isinstance(axes, np.ndarray) and axes.ndim == 1:
+        axes = axes.tolist()
     if not isinstance(axes, (tuple, list)) or not all(is_int(a) for a in axes):
         raise DnnTypeError(
             f"{where}: axes must be 'per-activation', 'spatial' or a tuple of ints, got {axes!r}"
@@ -245,6 +247,14 @@ def _operands(
                 f"the axes {canonical}; got {parameter.type.ndim}"
             )
         padded.append(parameter)
+    # The Ops check this too, but name their own operands.
+    dtype = require_same_dtype(where, **dict(zip(parameters, padded, strict=True)))
+    if dtype != x.type.dtype and (x.type.dtype, dtype) != ("float16", "float32"):
+        wanted = "float16 or float32" if x.type.dtype == "float16" else x.type.dtype
+        raise DnnTypeError(
+            f"{where}: {', '.join(parameters)} have dtype {dtype}, and inputs {x.type.dtype}; cast"
+            f" them to {wanted} first"
+        )
     return x, canonical, padded
 
 
@@ -299,7 +309,12 @@ def batch_normalization_train(
     Notes
     -----
     A shared variable takes a new running average as its update if its type says where it has
-    size 1: ``pytensor.shared(array, shape=(1, None, 1, 1))`` for 'spatial' and images.
+    size 1: ``pytensor.shared(array, shape=(1, None, 1, 1))`` for 'spatial' and images. A vector
+    takes ``new_running_mean.squeeze((0, 2, 3))``.
+
+    The gradient takes `mean` and `invstd` as they were returned. Where the mean is many times the
+    deviation, what rounding took of it shows in the gradient by `gamma`, as in other libraries.
+    Numba, PyTensor's default linker, knows no float16.
 
     After Ioffe and Szegedy, Batch Normalization: Accelerating Deep Network Training by Reducing
     Internal Covariate Shift (2015).

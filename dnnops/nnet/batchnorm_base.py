@@ -201,10 +201,12 @@ class BatchNormBase(Op):
         return tuple(1 if axis in self.axes else size for axis, size in enumerate(shape))
 
     def _arrays(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The operands' values, checked, in the dtype to compute in."""
+        """The operands' values, checked, in float64.
+
+        A variance has twice the digits of its mean, which sums of float32 do not leave.
+        """
         self._merge({o: x.shape for o, x in zip(self.operands, inputs, strict=True)})
-        dtype = accumulator_dtype(inputs[0].dtype)
-        return [np.asarray(x).astype(dtype, copy=False) for x in inputs]
+        return [np.asarray(x).astype("float64", copy=False) for x in inputs]
 
     def _variables(self, inputs: Sequence[Any]) -> list[Any]:
         """The operands to write expressions with: `_arrays`'s counterpart."""

@@ -60,7 +60,7 @@ class OneDnnBatchNormTrain(_OneDnnBatchNormOp, BatchNormTrain):
 
 
 class OneDnnBatchNormTrainGrad(_OneDnnBatchNormOp, BatchNormTrainGrad):
-    """`BatchNormTrainGrad` by ``dnnl_batch_normalization_backward``."""
+    """`BatchNormTrainGrad` in loops of our own, with sums in float64."""
 
     function = "dnnops_onednn_batchnorm_train_grad"
 

@@ -354,7 +354,9 @@ def test_errors_of_functions(function):
             call(first=bad)
     with pytest.raises(DnnTypeError, match="the operands must have one dtype"):
         call(first=ones.astype("float64"))
-    with pytest.raises(DnnTypeError, match="have dtype float64; expected float32"):
+    with pytest.raises(
+        DnnTypeError, match="have dtype float64, and inputs float32; cast them to float32"
+    ):
         call(first=ones.astype("float64"), others=ones.astype("float64"))
     with pytest.raises(DnnValueError, match="must have size 1 on the axes"):
         call(first=np.ones(4, "float32"))
@@ -366,6 +368,25 @@ def test_errors_of_functions(function):
             call(epsilon=epsilon)
     for epsilon in (0, 1, 0.5, np.float32(0.5), pt.constant(0.5)):
         call(epsilon=epsilon)
+
+
+def test_axes_may_be_an_array():
+    x, parameter = pt.dtensor4(), pt.dvector()
+    given = np.array([0, 2, 3])
+    out, *_ = batch_normalization_train(x, parameter, parameter, given)
+    assert out.owner.op.axes == (0, 2, 3)
+
+
+def test_statistics_of_many_single_precision_elements():
+    """Sums in float32 would leave three digits of the variance."""
+    x = (10 + np.random.default_rng(4).standard_normal((1_000_000, 2))).astype("float32")
+    parameters = np.ones((1, 2), "float32"), np.zeros((1, 2), "float32")
+    out, mean, invstd = run(BatchNormTrain((0,)), x, *parameters, 1e-4)
+    centered = x.astype("float64") - x.mean(axis=0, dtype="float64")
+    expected = 1 / np.sqrt((centered**2).mean(axis=0) + 1e-4)
+    np.testing.assert_allclose(invstd[0], expected, rtol=2e-7)
+    np.testing.assert_allclose(out, centered * expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(mean[0], x.mean(axis=0, dtype="float64"), rtol=2e-7)
 
 
 def test_errors_of_running_averages():

@@ -3,24 +3,21 @@
 // The axes that keep their statistics apart follow each other, so that every array is seen as
 // (batch, channel, inner): a statistic is over batch and inner.
 //
-// Statistics are summed here, in float64, and oneDNN normalizes by them.  Its own ones are sums in
+// All sums are made here, in float64, and oneDNN normalizes by them.  Its own ones are sums in
 // float32, of which the variance of a million elements keeps three digits.
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
+#include "batchnorm_loops.hpp"
 #include "node_state.hpp"
-#include "views.hpp"
 
 namespace dnnops {
 namespace {
 
-enum Kind : int64_t { FORWARD = 0, GRAD = 1 };
-
 struct Key {
-  View views[2];  // as (batch, channel, inner): of x and, in the gradient, of the output's gradient
-  int64_t kind, threads;
+  View view;  // of x, as (batch, channel, inner)
+  int64_t threads;
 };
 bool operator==(const Key &a, const Key &b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
@@ -51,73 +48,6 @@ void axis_bounds(const int64_t *params, int64_t ndim, int64_t *bounds) {
   bounds[0] = 0, bounds[1] = begin, bounds[2] = end, bounds[3] = ndim;
 }
 
-// -- statistics --------------------------------------------------------------------------------
-
-struct Statistics {
-  std::vector<double> mean, variance;
-};
-
-// By one pass: the sums of what a channel's values differ from its first one, and of the squares of that, in as many
-// slices as there are threads, or with channels in blocks where that is too few.  Rounding depends on the number of
-// threads only.
-Statistics take_statistics(const View &view, const float *data) {
-  const int64_t batch = view.shape[0], channels = view.shape[1], inner = view.shape[2];
-  const int64_t threads = batch * channels * inner > 16384 ? thread_count() : 1;
-  // Along whichever axis is dense: inner, or else the channels.
-  const bool by_rows = view.strides[2] == 1 && inner > 1;
-  constexpr int64_t kRow = 4096;
-  const int64_t pieces = by_rows ? (inner + kRow - 1) / kRow : inner, rows = batch * pieces;
-  const int64_t slices = std::min(rows, threads), blocks = std::min(channels, (threads + slices - 1) / slices);
-  std::vector<double> sums(slices * channels), squares(slices * channels), origin(channels);
-  const int64_t step = view.strides[1];
-  for (int64_t c = 0; c < channels; ++c) origin[c] = data[c * step];
-#pragma omp parallel for if (threads > 1)
-  for (int64_t task = 0; task < slices * blocks; ++task) {
-    const int64_t slice = task / blocks, block = task % blocks;
-    const int64_t first = channels * block / blocks, last = channels * (block + 1) / blocks;
-    double *sum = sums.data() + slice * channels, *square = squares.data() + slice * channels;
-    for (int64_t row = rows * slice / slices; row < rows * (slice + 1) / slices; ++row) {
-      const float *start = data + row / pieces * view.strides[0];
-      if (by_rows) {
-        const int64_t begin = row % pieces * kRow, end = std::min(inner, begin + kRow);
-        for (int64_t c = first; c < last; ++c) {
-          const float *values = start + c * step;
-          const double from = origin[c];
-          double total = 0, total_square = 0;
-#pragma omp simd reduction(+ : total, total_square)
-          for (int64_t i = begin; i < end; ++i) {
-            const double away = values[i] - from;
-            total += away;
-            total_square += away * away;
-          }
-          sum[c] += total;
-          square[c] += total_square;
-        }
-      } else {
-        const float *values = start + row % pieces * view.strides[2];
-        for (int64_t c = first; c < last; ++c) {
-          const double away = values[c * step] - origin[c];
-          sum[c] += away;
-          square[c] += away * away;
-        }
-      }
-    }
-  }
-  const double count = (double)(batch * inner);
-  Statistics found;
-  for (int64_t c = 0; c < channels; ++c) {
-    double sum = 0, square = 0;
-    for (int64_t slice = 0; slice < slices; ++slice) {
-      sum += sums[slice * channels + c];
-      square += squares[slice * channels + c];
-    }
-    const double mean = sum / count, variance = square / count - mean * mean;
-    found.mean.push_back(origin[c] + mean);
-    found.variance.push_back(variance < 0 ? 0 : variance);  // NaN stays
-  }
-  return found;
-}
-
 // -- plans -------------------------------------------------------------------------------------
 
 double read_scalar(const dnnops_tensor &tensor) { return *static_cast<const double *>(tensor.data); }
@@ -131,108 +61,103 @@ MemoryDesc image_desc(const int64_t *shape, const int64_t *strides) {
   return memory_desc(3, swapped_shape, swapped_strides);
 }
 
-// Arrays of the plans.  Forward: x, out, mean, variance, scale, bias.  Gradient: x, out's gradient,
-// mean, variance, scale, the gradients of x, scale and bias.
+// Arrays of the plan: x, out, mean, variance, scale, bias.
 std::shared_ptr<Entry> make_entry(const Key &key) {
   auto entry = std::make_shared<Entry>();
   Plan &plan = entry->plan;
-  const bool grad = key.kind == GRAD;
-  const int64_t *shape = key.views[0].shape, channels = shape[1], one = 1;
+  const int64_t *shape = key.view.shape, channels = shape[1], one = 1;
   int64_t dense[3];
   contiguous_strides(3, shape, dense);
   const auto add_vector = [&] { return plan.add_array(memory_desc(1, &channels, &one)); };
-  const int x = plan.add_array(image_desc(shape, key.views[0].strides));
-  const int top = plan.add_array(image_desc(shape, grad ? key.views[1].strides : dense));
-  const int mean = add_vector(), variance = add_vector(), scale = add_vector();
   const MemoryDesc contiguous = image_desc(shape, dense);
-
+  const int x = plan.add_array(image_desc(shape, key.view.strides)), out = plan.add_array(image_desc(shape, dense));
+  const int mean = add_vector(), variance = add_vector(), scale = add_vector(), bias = add_vector();
   // What epsilon is added to is added up before.
   const float epsilon = 0;
-  const unsigned flags = dnnl_use_scale | dnnl_use_shift | (grad ? 0u : dnnl_use_global_stats);
   Attributes attributes = user_scratchpad();
   dnnl_primitive_desc_t made;
   DNNL_CHECK(dnnl_batch_normalization_forward_primitive_desc_create(
-      &made, cpu_engine(), grad ? dnnl_forward_training : dnnl_forward_inference, contiguous.get(),
-      contiguous.get(), epsilon, flags, attributes.get()));
+      &made, cpu_engine(), dnnl_forward_inference, contiguous.get(), contiguous.get(), epsilon,
+      dnnl_use_scale | dnnl_use_shift | dnnl_use_global_stats, attributes.get()));
   PrimitiveDesc forward(made);
-  const int dense_x = plan.reordered_input(x, contiguous.get());
-  if (!grad) {
-    const int bias = add_vector();
-    plan.add_primitive(forward, {{DNNL_ARG_SRC, dense_x},
-                                 {DNNL_ARG_DST, top},
-                                 {DNNL_ARG_MEAN, mean},
-                                 {DNNL_ARG_VARIANCE, variance},
-                                 {DNNL_ARG_SCALE, scale},
-                                 {DNNL_ARG_SHIFT, bias}});
-    return entry;
-  }
-  DNNL_CHECK(dnnl_batch_normalization_backward_primitive_desc_create(
-      &made, cpu_engine(), dnnl_backward, contiguous.get(), contiguous.get(), contiguous.get(), epsilon, flags,
-      forward.get(), attributes.get()));
-  PrimitiveDesc backward(made);
-  const int dense_top = plan.reordered_input(top, contiguous.get());
-  const int dx = plan.add_array(image_desc(shape, dense)), dscale = add_vector(), dbias = add_vector();
-  plan.add_primitive(backward, {{DNNL_ARG_SRC, dense_x},
-                                {DNNL_ARG_DIFF_DST, dense_top},
-                                {DNNL_ARG_MEAN, mean},
-                                {DNNL_ARG_VARIANCE, variance},
-                                {DNNL_ARG_SCALE, scale},
-                                {DNNL_ARG_DIFF_SRC, dx},
-                                {DNNL_ARG_DIFF_SCALE, dscale},
-                                {DNNL_ARG_DIFF_SHIFT, dbias}});
+  plan.add_primitive(forward, {{DNNL_ARG_SRC, plan.reordered_input(x, contiguous.get())},
+                               {DNNL_ARG_DST, out},
+                               {DNNL_ARG_MEAN, mean},
+                               {DNNL_ARG_VARIANCE, variance},
+                               {DNNL_ARG_SCALE, scale},
+                               {DNNL_ARG_SHIFT, bias}});
   return entry;
 }
 
-// What a plan runs on.
+// What the Ops work on: images as their views say, parameters contiguous.
 struct Operands {
-  const View *views;  // of the images
-  void *data[5];      // the inputs, contiguous but for images that are as views say
-  float *spare[2];    // memory for two parameters
-  char *scratch;      // the plan's
+  View views[2];
+  float *data[5];
+  float *spare[2];  // memory for two parameters
+  char *scratch;    // the plan's
 };
 
-// Calls use(plan_run, operands) with the plan of a kind for inputs, of which image_count images come
-// first and the others up to count are parameters.
-template <class Use>
-void with_plan(const dnnops_context *context, const int64_t *params, Kind kind, const dnnops_tensor *inputs,
-               int image_count, int count, Use &&use) {
-  int64_t bounds[4];
-  axis_bounds(params, inputs[0].ndim, bounds);
-  Key key;
-  std::memset(&key, 0, sizeof key);
-  key.kind = kind;
-  key.threads = thread_count();
-  const auto padded = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
-  const auto size = [&](int i) { return padded(element_count(inputs[i].shape, inputs[i].ndim) * sizeof(float)); };
-  bool packed[5];
-  size_t bytes = 0;
-  for (int i = 0; i < count; ++i) {
-    if (i < image_count) {
-      packed[i] = !strided_view(bounds, inputs[i], key.views[i]);
-      if (packed[i]) key.views[i] = contiguous_view(bounds, inputs[i]);
-    } else {
-      packed[i] = !is_contiguous(inputs[i]);
+size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Packs what can't be used as it lies, of inputs of which image_count images come first and the others up to count
+// are parameters.
+class PackedInputs {
+ public:
+  PackedInputs(const int64_t *params, const dnnops_tensor *inputs, int image_count, int count)
+      : inputs_(inputs), count_(count) {
+    int64_t bounds[4];
+    axis_bounds(params, inputs[0].ndim, bounds);
+    for (int i = 0; i < count; ++i) {
+      if (i < image_count) {
+        is_packed_[i] = !strided_view(bounds, inputs[i], operands.views[i]);
+        if (is_packed_[i]) operands.views[i] = contiguous_view(bounds, inputs[i]);
+      } else {
+        is_packed_[i] = !is_contiguous(inputs[i]);
+      }
     }
-    if (packed[i]) bytes += size(i);
   }
-  const size_t spare = padded(key.views[0].shape[1] * sizeof(float));
-  with_entry(context, cache(), key, [&] { return make_entry(key); }, [&](Entry &entry, PlanRun &plan_run) {
-    const size_t plan_bytes = padded(entry.plan.scratch_bytes());
-    Operands operands;
-    operands.views = key.views;
-    operands.scratch = thread_scratch(plan_bytes + 2 * spare + bytes);
-    char *next = operands.scratch + plan_bytes;
+
+  // With so many bytes of scratch memory for a plan.
+  const Operands &pack_all(size_t plan_bytes) {
+    const size_t spare = padded(operands.views[0].shape[1] * sizeof(float));
+    size_t bytes = padded(plan_bytes) + 2 * spare;
+    for (int i = 0; i < count_; ++i) bytes += is_packed_[i] ? size(i) : 0;
+    operands.scratch = thread_scratch(bytes);
+    char *next = operands.scratch + padded(plan_bytes);
     for (float *&memory : operands.spare) {
       memory = reinterpret_cast<float *>(next);
       next += spare;
     }
-    for (int i = 0; i < count; ++i) {
-      operands.data[i] = inputs[i].data;
-      if (!packed[i]) continue;
-      pack(inputs[i], operands.data[i] = next, false);
+    for (int i = 0; i < count_; ++i) {
+      operands.data[i] = static_cast<float *>(inputs_[i].data);
+      if (!is_packed_[i]) continue;
+      pack(inputs_[i], next, false);
+      operands.data[i] = reinterpret_cast<float *>(next);
       next += size(i);
     }
-    use(plan_run, operands);
+    return operands;
+  }
+
+  Operands operands;
+
+ private:
+  size_t size(int i) const { return padded(element_count(inputs_[i].shape, inputs_[i].ndim) * sizeof(float)); }
+
+  const dnnops_tensor *inputs_;
+  int count_;
+  bool is_packed_[5];
+};
+
+// Calls use(plan_run, operands) with the plan that normalizes the first input.
+template <class Use>
+void with_plan(const dnnops_context *context, const int64_t *params, const dnnops_tensor *inputs, int count, Use &&use) {
+  PackedInputs packed(params, inputs, 1, count);
+  Key key;
+  std::memset(&key, 0, sizeof key);
+  key.view = packed.operands.views[0];
+  key.threads = thread_count();
+  with_entry(context, cache(), key, [&] { return make_entry(key); }, [&](Entry &entry, PlanRun &plan_run) {
+    use(plan_run, packed.pack_all(entry.plan.scratch_bytes()));
   });
 }
 
@@ -261,9 +186,9 @@ void train(const dnnops_context *context, const int64_t *params, const dnnops_te
   const int64_t channels = element_count(outputs[1].shape, outputs[1].ndim);
   if (channels == 0) return;
   const double epsilon = read_scalar(inputs[3]);
-  with_plan(context, params, FORWARD, inputs, 1, 3, [&](PlanRun &plan_run, const Operands &operands) {
-    const Statistics found = take_statistics(operands.views[0], floats(operands.data[0]));
-    const float *scale = floats(operands.data[1]), *bias = floats(operands.data[2]);
+  with_plan(context, params, inputs, 3, [&](PlanRun &plan_run, const Operands &operands) {
+    const Statistics found = take_statistics(operands.views[0], operands.data[0]);
+    const float *scale = operands.data[1], *bias = operands.data[2];
     float *mean = floats(outputs[1].data), *invstd = floats(outputs[2].data);
     float *variance = operands.spare[0], *shift = operands.spare[1];
     for (int64_t c = 0; c < channels; ++c) {
@@ -293,14 +218,11 @@ void train_grad(const dnnops_context *context, const int64_t *params, const dnno
     for (int i = 1; i < 3; ++i) std::memset(outputs[i].data, 0, channels * sizeof(float));
     return;
   }
-  with_plan(context, params, GRAD, inputs, 2, 5, [&](PlanRun &plan_run, const Operands &operands) {
-    const float *invstd = floats(operands.data[4]);
-    float *variance = operands.spare[0];
-    for (int64_t c = 0; c < channels; ++c) variance[c] = (float)(1 / ((double)invstd[c] * invstd[c]));
-    plan_run({operands.data[0], operands.data[1], operands.data[3], variance, operands.data[2], outputs[0].data,
-              outputs[1].data, outputs[2].data},
-             operands.scratch);
-  });
+  PackedInputs packed(params, inputs, 2, 5);
+  const Operands &operands = packed.pack_all(0);
+  const float *const *data = operands.data;
+  normalization_gradient({operands.views[0], operands.views[1], data[0], data[1], data[2], data[3], data[4]},
+                         floats(outputs[0].data), floats(outputs[1].data), floats(outputs[2].data));
 }
 
 // Inputs: x, scale, bias, mean, variance, epsilon.
@@ -308,8 +230,8 @@ void infer(const dnnops_context *context, const int64_t *params, const dnnops_te
   if (element_count(outputs[0].shape, outputs[0].ndim) == 0) return;
   const int64_t channels = element_count(inputs[1].shape, inputs[1].ndim);
   const double epsilon = read_scalar(inputs[5]);
-  with_plan(context, params, FORWARD, inputs, 1, 5, [&](PlanRun &plan_run, const Operands &operands) {
-    const float *given = floats(operands.data[4]);
+  with_plan(context, params, inputs, 5, [&](PlanRun &plan_run, const Operands &operands) {
+    const float *given = operands.data[4];
     float *variance = operands.spare[0];
     for (int64_t c = 0; c < channels; ++c) variance[c] = (float)(given[c] + epsilon);
     plan_run({operands.data[0], outputs[0].data, operands.data[3], variance, operands.data[1], operands.data[2]},
