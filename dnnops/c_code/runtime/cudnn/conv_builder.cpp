@@ -65,44 +65,6 @@ const char *format_suffix(int64_t format) {
   }
 }
 
-// Plans that were found to compute wrong results, with cuDNN 9.19 on an H200 by tests/cudnn/test_plans.py.
-// They are refused with any version, as long as none was shown to be right.
-
-// Where a heuristic proposes an engine of tensor cores, it gives values for its knobs.  Of the others, which
-// can only be had by their number, five computed something else than the convolution.
-const char *const knobless =
-    "known to be wrong: no heuristic of cuDNN proposes it without values for its knobs, and such engines of tensor"
-    " cores gave relative errors of 0.3 to 12 (71 and 72 forward, 77 and 78 backward data, 69 backward filter; cuDNN"
-    " 9.19)";
-
-// Winograd's algorithm with tiles of 13x13.
-struct WrongPlan {
-  int64_t api, direction, id;
-  const char *error;
-};
-const WrongPlan wrong_float32_5x5[] = {
-    {API_GRAPH, CONV_FORWARD, 6, "7e-4"},
-    {API_GRAPH, CONV_GRAD_INPUTS, 7, "6e-4"},
-    {API_GRAPH, CONV_GRAD_WEIGHTS, 17, "1e-3"},
-    {API_LEGACY, CONV_FORWARD, 7, "7e-4"},
-    {API_LEGACY, CONV_GRAD_INPUTS, 5, "1e-3"},
-    {API_LEGACY, CONV_GRAD_WEIGHTS, 5, "6e-4"},
-};
-
-void refuse_known_wrong(const ConvCase &conv, const PlanSpec &spec) {
-  const Tensor &filters = conv.tensors[ROLE_FILTERS];
-  if (spec.api == API_GRAPH && spec.id == 70 && conv.direction == CONV_GRAD_WEIGHTS && conv.groups > 1)
-    fail(DNNOPS_NOT_SUPPORTED,
-         "known to be wrong: it left 512 of 1536 results unwritten for image (1, 16, 7, 11), filters (32, 8, 3, 2), 2"
-         " groups, strides of 2, bfloat16 (cuDNN 9.19)");
-  if (conv.dtype != DNNOPS_FLOAT32 || conv.spatial_ndim != 2 || filters.shape[2] != 5 || filters.shape[3] != 5) return;
-  for (const WrongPlan &wrong : wrong_float32_5x5)
-    if (spec.api == wrong.api && spec.id == wrong.id && conv.direction == wrong.direction)
-      fail(DNNOPS_NOT_SUPPORTED,
-           "known to be wrong: relative error %s for image (8, 32, 30, 30), filters (16, 32, 5, 5), float32 (cuDNN 9.19)",
-           wrong.error);
-}
-
 // Engines that none of cuDNN's heuristics proposes are not what it tests most: several gave wrong results.
 // They are chosen by time only where all of them were compared with the oracle.
 bool trusts_other_engines() { return cudnnGetVersion() / 100 == 919; }
@@ -271,7 +233,7 @@ std::shared_ptr<Plan> PlanBuilder::from_spec(const PlanSpec &spec) {
   return attempt(spec, [&] {
     const ConvGraph::Candidate candidate = graph()->from_spec(spec);
     const bool is_suspect = !spec.knob_count && candidate.notes >> CUDNN_NUMERICAL_NOTE_TENSOR_CORE & 1;
-    if (is_suspect && !is_proposed(spec)) fail(DNNOPS_NOT_SUPPORTED, "%s", knobless);
+    if (is_suspect && !is_proposed(spec)) refuse_knobless();
     return from_candidate(candidate);
   });
 }

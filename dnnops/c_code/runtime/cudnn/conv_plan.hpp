@@ -107,6 +107,12 @@ const char *forbidden(const ConvCase &conv, int64_t notes);
 std::vector<PlanSpec> gemm_specs(const ConvCase &conv, const Handle &handle);
 std::shared_ptr<Plan> make_gemm_plan(const ConvCase &conv, const Handle &handle, const PlanSpec &spec);
 
+// conv_wrong.cpp
+// Throws with the evidence if the plan is known to compute wrong results for such a case.
+void refuse_known_wrong(const ConvCase &conv, const PlanSpec &spec);
+// Throws: of an engine of tensor cores without knobs that no heuristic proposes.
+[[noreturn]] void refuse_knobless();
+
 // conv_builder.cpp
 // Builds plans of one case and keeps the reasons of those that can't be.
 class PlanBuilder {
