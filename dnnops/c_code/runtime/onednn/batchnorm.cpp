@@ -21,14 +21,7 @@ struct Key {
 };
 bool operator==(const Key &a, const Key &b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
-struct Entry {
-  Plan plan;
-};
-
-LruCache<Key, Entry, WordHash<Key>> &cache() {
-  static auto *plans = new LruCache<Key, Entry, WordHash<Key>>(256);
-  return *plans;
-}
+LruCache<Key, PlanEntry, WordHash<Key>> &cache() { return entry_cache<Key, PlanEntry>(); }
 
 // params: a bit for each axis that statistics are over; whether there are running averages.
 bool is_reduced(const int64_t *params, int64_t axis) { return params[0] >> axis & 1; }
@@ -62,8 +55,8 @@ MemoryDesc image_desc(const int64_t *shape, const int64_t *strides) {
 }
 
 // Arrays of the plan: x, out, mean, variance, scale, bias.
-std::shared_ptr<Entry> make_entry(const Key &key) {
-  auto entry = std::make_shared<Entry>();
+std::shared_ptr<PlanEntry> make_entry(const Key &key) {
+  auto entry = std::make_shared<PlanEntry>();
   Plan &plan = entry->plan;
   const int64_t *shape = key.view.shape, channels = shape[1], one = 1;
   int64_t dense[3];
@@ -156,7 +149,7 @@ void with_plan(const dnnops_context *context, const int64_t *params, const dnnop
   std::memset(&key, 0, sizeof key);
   key.view = packed.operands.views[0];
   key.threads = thread_count();
-  with_entry(context, cache(), key, [&] { return make_entry(key); }, [&](Entry &entry, PlanRun &plan_run) {
+  with_entry(context, cache(), key, [&] { return make_entry(key); }, [&](PlanEntry &entry, PlanRun &plan_run) {
     use(plan_run, packed.pack_all(entry.plan.scratch_bytes()));
   });
 }

@@ -10,6 +10,18 @@
 
 namespace dnnops {
 
+// What is kept of a plan that needs nothing else.
+struct PlanEntry {
+  Plan plan;
+};
+
+// The entries of one kind of keys; never destroyed, as threads may outlive static objects.
+template <class Key, class Entry>
+LruCache<Key, Entry, WordHash<Key>> &entry_cache() {
+  static auto *entries = new LruCache<Key, Entry, WordHash<Key>>(256);
+  return *entries;
+}
+
 // Entry holds a Plan as its base or member `plan`.
 template <class Key, class Entry>
 struct NodeState : State {

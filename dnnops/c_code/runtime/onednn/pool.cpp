@@ -22,10 +22,7 @@ struct Entry {
   size_t pack_offset = 0;
 };
 
-LruCache<Key, Entry, WordHash<Key>> &cache() {
-  static auto *plans = new LruCache<Key, Entry, WordHash<Key>>(256);
-  return *plans;
-}
+LruCache<Key, Entry, WordHash<Key>> &cache() { return entry_cache<Key, Entry>(); }
 
 // What padding at the end makes oneDNN's output as large as ours.
 void end_padding(const PoolProblem &problem, int64_t *padding) {

@@ -15,14 +15,7 @@ struct Key {
 };
 bool operator==(const Key &a, const Key &b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
-struct Entry {
-  Plan plan;
-};
-
-LruCache<Key, Entry, WordHash<Key>> &cache() {
-  static auto *plans = new LruCache<Key, Entry, WordHash<Key>>(256);
-  return *plans;
-}
+LruCache<Key, PlanEntry, WordHash<Key>> &cache() { return entry_cache<Key, PlanEntry>(); }
 
 // oneDNN's softmax along a dense axis hides NaNs and infinities.  Where SciPy's is NaN throughout, so
 // is ours: where there is a NaN or an infinity, or nothing but negative infinities.
@@ -52,8 +45,8 @@ void spread_nan(const View &x_view, const float *x, const View &y_view, float *y
     }
 }
 
-std::shared_ptr<Entry> make_entry(const Key &key) {
-  auto entry = std::make_shared<Entry>();
+std::shared_ptr<PlanEntry> make_entry(const Key &key) {
+  auto entry = std::make_shared<PlanEntry>();
   Plan &plan = entry->plan;
   int arrays[3] = {0, 0, 0};
   for (int i = 0; i < (key.backward ? 3 : 2); ++i)
@@ -102,7 +95,7 @@ void run(const dnnops_context *context, const int64_t *params, const dnnops_tens
     }
   }
   key.views[input_count] = contiguous_view(bounds, output);
-  with_entry(context, cache(), key, [&] { return make_entry(key); }, [&](Entry &entry, PlanRun &plan_run) {
+  with_entry(context, cache(), key, [&] { return make_entry(key); }, [&](PlanEntry &entry, PlanRun &plan_run) {
     const size_t plan_bytes = (entry.plan.scratch_bytes() + 63) / 64 * 64;
     char *scratch = thread_scratch(plan_bytes + bytes), *next = scratch + plan_bytes;
     void *data[2] = {nullptr, nullptr};
