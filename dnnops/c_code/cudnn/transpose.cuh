@@ -218,13 +218,12 @@ DEVICE void write_slab(element *to, int count, const element *slab) {
 // The part of a slab, of 64 elements along its long side, that a warp begins with, and the first of the short
 // side's that it takes: warps that have the same part share these.
 struct Share {
-  int part, start, step, parts_step;
+  int part, start, step;
   DEVICE Share(int shift) {
     const int parts = 1 << shift;
     part = warp() & (parts - 1);
     start = warp() >> shift;
     step = parts < WARPS ? WARPS >> shift : 1;
-    parts_step = WARPS;
   }
 };
 
@@ -237,7 +236,7 @@ DEVICE void copy_slab_of_rows(const element *src, element *dst, const copy_param
   read_slab<SKEWED>(src + matrix * p.src_stride + first * pitch, count * pitch, slab);
   __syncthreads();
   const Share share(p.slab_shift);
-  for (int part = share.part; part < 1 << p.slab_shift; part += share.parts_step) {
+  for (int part = share.part; part < 1 << p.slab_shift; part += WARPS) {
     constexpr int APART = KIND & STORES_PAIRS ? 1 : 32;
     const int x = part * 64 + (KIND & STORES_PAIRS ? 2 : 1) * lane(), other = x + APART;
     const bool has[2] = {x < count, other < count};
@@ -265,7 +264,7 @@ DEVICE void copy_slab_of_columns(const element *src, element *dst, const copy_pa
   const int count = within(p.columns, first, most);
   src += matrix * p.src_stride + first;
   const Share share(p.slab_shift);
-  for (int part = share.part; part < 1 << p.slab_shift; part += share.parts_step) {
+  for (int part = share.part; part < 1 << p.slab_shift; part += WARPS) {
     constexpr int APART = KIND & LOADS_PAIRS ? 1 : 32, AT_ONCE = 4;
     const int x = part * 64 + (KIND & LOADS_PAIRS ? 2 : 1) * lane(), other = x + APART;
     const int to[2] = {x * width, other * width};
@@ -342,7 +341,6 @@ DEVICE void copy_array(const element *__restrict__ src, element *__restrict__ ds
 #endif
 KERNEL void BOUNDS copy_arrays(const GRID_CONSTANT copy_launch launch) {
   extern __shared__ uint4 shared[];
-  wait_for_stream();
   const int block = (int)blockIdx.x, first = launch.copies[0].blocks;
   if constexpr (SECOND == NO_COPY) {
     copy_array<FIRST>(launch.src[0], launch.dst[0], launch.copies[0], block, shared);

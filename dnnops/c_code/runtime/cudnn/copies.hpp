@@ -48,7 +48,7 @@ class Copies {
     void *targets[2];
     CopyParams copies[2];
   };
-  Kernel kernel_;
+  Kernel kernel_ = nullptr;
   Arguments arguments_ = {};
   unsigned blocks_ = 0, shared_bytes_ = 0;
 };

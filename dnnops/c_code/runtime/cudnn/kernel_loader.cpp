@@ -19,18 +19,11 @@ using GetKernel = void *(*)(const char *program, const char *name, const char *o
 
 std::atomic<GetKernel> get_kernel{nullptr};
 
-// CUlaunchConfig; the runtime's attributes are the driver's.
-struct LaunchConfig {
-  unsigned grid[3], block[3], shared_bytes;
-  void *stream;
-  cudaLaunchAttribute *attributes;
-  unsigned attribute_count;
-};
-
 // The few functions of the driver's library that are needed.  It isn't linked, as machines that compile this need
 // not have it.
 struct Driver {
-  int (*launch)(const LaunchConfig *, void *, void **, void **) = nullptr;
+  int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                void **) = nullptr;
   int (*get_attribute)(int *, int, void *) = nullptr;
   int (*set_attribute)(void *, int, int) = nullptr;
   int (*error_name)(int, const char **) = nullptr;
@@ -41,15 +34,14 @@ struct Driver {
     const auto find = [&](auto &function, const char *name) {
       function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
     };
-    find(launch, "cuLaunchKernelEx");
+    find(launch, "cuLaunchKernel");
     find(get_attribute, "cuFuncGetAttribute");
     find(set_attribute, "cuFuncSetAttribute");
     find(error_name, "cuGetErrorName");
   }
 };
 
-// Of CUfunction_attribute.
-constexpr int DRIVER_SHARED_BYTES = 1, DRIVER_PTX_VERSION = 5, DRIVER_MAX_DYNAMIC_SHARED_BYTES = 8;
+constexpr int DRIVER_SHARED_BYTES = 1, DRIVER_MAX_DYNAMIC_SHARED_BYTES = 8;  // of CUfunction_attribute
 constexpr int DRIVER_INVALID_CONTEXT = 201;
 
 const Driver &driver() {
@@ -79,20 +71,12 @@ Kernels &kernels() {
   return *all;
 }
 
-// griddepcontrol, by which kernels wait, is there from compute capability 9.0 on, of the code and the device.
-bool does_wait(void *function, int device) {
-  int major = 0, version = 0;
-  DNNOPS_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  check_driver(driver().get_attribute(&version, DRIVER_PTX_VERSION, function), "cuFuncGetAttribute");
-  return major >= 9 && version >= 90;
-}
-
 // By default a block may have 48 KB.
-void allow_all_shared_memory(void *function, int device) {
+void allow_all_shared_memory(Kernel kernel, int device) {
   int all = 0, used = 0;
   DNNOPS_CHECK(cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  check_driver(driver().get_attribute(&used, DRIVER_SHARED_BYTES, function), "cuFuncGetAttribute");
-  check_driver(driver().set_attribute(function, DRIVER_MAX_DYNAMIC_SHARED_BYTES, all - used), "cuFuncSetAttribute");
+  check_driver(driver().get_attribute(&used, DRIVER_SHARED_BYTES, kernel), "cuFuncGetAttribute");
+  check_driver(driver().set_attribute(kernel, DRIVER_MAX_DYNAMIC_SHARED_BYTES, all - used), "cuFuncSetAttribute");
 }
 
 }  // namespace
@@ -110,31 +94,25 @@ Kernel load_kernel(const Handle &handle, const char *program, const char *name, 
     fail(DNNOPS_NOT_SUPPORTED, "its kernel is not loaded, and can't be while a CUDA graph is captured");
   // No lock is held: this has to wait for Python's interpreter lock.
   char reason[2048] = "";
-  void *const function =
-      get_kernel.load()(program, name, options.c_str(), handle.device, reason, sizeof reason);
-  if (!function) throw Error(DNNOPS_NOT_SUPPORTED, std::string("its kernel can't be compiled: ") + reason);
-  allow_all_shared_memory(function, handle.device);
-  const Kernel kernel = {function, does_wait(function, handle.device)};
+  const Kernel kernel = get_kernel.load()(program, name, options.c_str(), handle.device, reason, sizeof reason);
+  if (!kernel) throw Error(DNNOPS_NOT_SUPPORTED, std::string("its kernel can't be compiled: ") + reason);
+  allow_all_shared_memory(kernel, handle.device);
   std::lock_guard<std::mutex> lock(kernels().mutex);
   return kernels().loaded[key] = kernel;
 }
 
-void launch_kernel(const Kernel &kernel, unsigned blocks, unsigned threads, unsigned shared_bytes, void *stream,
+void launch_kernel(Kernel kernel, unsigned blocks, unsigned threads, unsigned shared_bytes, void *stream,
                    void **arguments) {
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  // Not every driver can record early launches into a CUDA graph, least of all behind a fill.
-  const bool early = kernel.waits && !is_capturing(stream);
-  const LaunchConfig config = {{blocks, 1, 1}, {threads, 1, 1}, shared_bytes, stream, &attribute, early ? 1u : 0u};
-  const auto launch = [&] { return driver().launch(&config, kernel.function, arguments, nullptr); };
+  const auto launch = [&] {
+    return driver().launch(kernel, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, arguments, nullptr);
+  };
   int status = launch();
   if (__builtin_expect(status == DRIVER_INVALID_CONTEXT, 0)) {
     // This thread hasn't used the device yet: the runtime makes its context current.
     DNNOPS_CHECK(cudaFree(nullptr));
     status = launch();
   }
-  check_driver(status, "cuLaunchKernelEx");
+  check_driver(status, "cuLaunchKernel");
 }
 
 }  // namespace dnnops
