@@ -45,7 +45,11 @@ TOLERANCES = {"float32": 1e-4, "tf32": 2e-3, "float16": 4e-3, "bfloat16": 1.5e-2
 #: `why` says what the row knows. `plan_kind` tells plans apart.
 NOTES: tuple[tuple[Callable[[Row], bool], str], ...] = ()
 
-_FORMATS = {"_channels_last": "channels last", "_contiguous": "contiguous"}
+_FORMATS = {
+    "_channels_last": "channels last",
+    "_contiguous": "contiguous",
+    "_as_forward": "a forward convolution",
+}
 _KINDS = {
     "engine": "an engine of cuDNN's graph API",
     "gemm": "cuBLASLt",
@@ -158,9 +162,9 @@ def plan_kind(plan: str | None) -> tuple[str, str, str]:
     kind : str
         Whose it is, in words; empty if there is no plan.
     name : str
-        Its name without a memory format.
+        Its name without what it ends in for copies.
     format : str
-        What arrays are transposed to first, in words; empty if they are taken as they are.
+        What arrays are copied for first, in words; empty if they are taken as they are.
     """
     name, words = plan or "", ""
     for suffix, meaning in _FORMATS.items():
@@ -232,7 +236,7 @@ def summary(rows: Sequence[Row]) -> list[tuple[str, int, str]]:
         if kind:
             lines.append((f"rows for which time_* takes {kind}", len(rows), str(count)))
     transposed = sum(bool(plan_kind(row.get("plan"))[2]) for row in rows)
-    lines.append(("rows for which time_* transposes arrays first", len(rows), str(transposed)))
+    lines.append(("rows for which time_* copies arrays first", len(rows), str(transposed)))
     seconds = [row["choose_s"] for row in rows if row.get("choose_s")]
     if seconds:
         median, most = statistics.median(seconds), max(seconds)

@@ -313,6 +313,7 @@ def test_losses_say_why(values, words):
     [
         ("engine7_k2=4_k12=-1", "graph API", "engine7_k2=4_k12=-1", ""),
         ("engine0_channels_last", "graph API", "engine0", "channels last"),
+        ("engine67_k2=9_as_forward", "graph API", "engine67_k2=9", "a forward convolution"),
         ("gemm20_k1=17", "cuBLASLt", "gemm20_k1=17", ""),
         ("gemm20_k1=17_contiguous", "cuBLASLt", "gemm20_k1=17", "contiguous"),
         ("depthwise1_k0=8", "depthwise kernels", "depthwise1_k0=8", ""),
