@@ -140,6 +140,20 @@ def test_the_time_limit():
     assert seconds[0.05] < 0.8 * seconds[20]
 
 
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("name", CASES)
+@every_op
+def test_timing_begins_with_the_guess(index, name, memory_format):
+    """With time for one plan only, it is that which would be guessed."""
+    conv = Convolution(large_case(**CASES[name]), index, "float32", memory_format)
+    conv.run(algo="guess_on_shape_change")
+    guessed = algorithms.last_plan()
+    algorithms.clear_cache()
+    with config.change_flags(dnn__conv__time_limit=1e-6):
+        conv.run(algo="time_on_shape_change")
+    assert algorithms.last_plan() == guessed
+
+
 def test_not_while_a_graph_is_recorded():
     """Then a plan is guessed; it is timed when nothing is recorded."""
     import cupy
