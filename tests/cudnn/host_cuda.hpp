@@ -17,6 +17,7 @@
 #define UNROLL
 #define UNROLL_4
 #define GRID_CONSTANT
+inline void wait_for_stream() {}
 #define __launch_bounds__(...)
 #define __shared__ static
 

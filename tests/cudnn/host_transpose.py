@@ -21,7 +21,9 @@ FORMAT_CODES = {"contiguous": 1, "channels_last": 2}
 #: ``CopyKind``: kinds, and what may be added to them.
 NO_COPY = -1
 TILES, SLABS_OF_ROWS, SLABS_OF_COLUMNS, SAME_AXES = KINDS = range(4)
-LOADS_PAIRS, LOADS_QUADS, STORES_PAIRS, STORES_QUADS, NARROW_TILES = (4 << i for i in range(5))
+LOADS_PAIRS, LOADS_QUADS, STORES_PAIRS, STORES_QUADS, NARROW_TILES, FILLS_GAPS = (
+    4 << i for i in range(6)
+)
 
 
 def _tiles(loads: Sequence[int], stores: Sequence[int]) -> Iterator[int]:
@@ -31,6 +33,9 @@ def _tiles(loads: Sequence[int], stores: Sequence[int]) -> Iterator[int]:
             yield TILES + store + NARROW_TILES
 
 
+#: Of images that are spread, without an exchange of axes.
+SPREADS = (SAME_AXES + FILLS_GAPS, SAME_AXES + FILLS_GAPS + LOADS_QUADS)
+
 #: All kinds that there are, by the size of an element.
 COPY_KINDS = {
     2: (
@@ -38,9 +43,10 @@ COPY_KINDS = {
         *(SLABS_OF_ROWS + pairs for pairs in (0, STORES_PAIRS)),
         *(SLABS_OF_COLUMNS + pairs for pairs in (0, LOADS_PAIRS)),
         SAME_AXES,
+        *SPREADS,
     ),
-    4: (*_tiles((0, LOADS_QUADS), (0, STORES_QUADS)), *KINDS[1:]),
-    8: (*_tiles((0,), (0,)), *KINDS[1:]),
+    4: (*_tiles((0, LOADS_QUADS), (0, STORES_QUADS)), *KINDS[1:], *SPREADS),
+    8: (*_tiles((0,), (0,)), *KINDS[1:], SPREADS[0]),
 }
 
 #: Of one copy, and of some pairs, what is asked of the compiler.
@@ -78,7 +84,7 @@ class Params(ctypes.Structure):
         ("steps", ctypes.c_int32 * 3),
         *(
             (name, ctypes.c_int32)
-            for name in ("row_tiles", "column_tiles", "slab_shift", "blocks", "unused")
+            for name in ("row_tiles", "column_tiles", "slab_shift", "lane_shift", "blocks")
         ),
     ]
 

@@ -16,11 +16,13 @@ from tests.cudnn.calls import channels_last, device_tensor, host_tensor
 from tests.cudnn.host_transpose import (
     CONFIGURATIONS,
     COPY_KINDS,
+    FILLS_GAPS,
     KINDS,
     LOADS_PAIRS,
     LOADS_QUADS,
     NO_COPY,
     SAME_AXES,
+    SPREADS,
     STORES_PAIRS,
     STORES_QUADS,
     TILES,
@@ -234,7 +236,7 @@ def test_all_kinds(kernels, width):
         ):
             array = Layout((batch, channels, positions), memory_format)
             kinds.add(Case(array, other, channels, False, width).check(kernels).kind)
-    assert kinds == set(COPY_KINDS[width]) - {SAME_AXES}
+    assert kinds == set(COPY_KINDS[width]) - {SAME_AXES, *SPREADS}
 
 
 def aligned(count: int, width: int) -> np.ndarray:
@@ -303,9 +305,10 @@ def test_exchanged_filters(kernels):
 
 
 def test_spread_images(kernels):
-    """Elements go to multiples of the strides; what is in between stays as it is."""
+    """Elements go to multiples of the strides; what is in between becomes zero, or stays."""
     rng = random.Random(SEED + 3)
-    for number in range(80):
+    kinds = set()
+    for number in range(120):
         width, memory_format = rng.choice([2, 4, 8]), rng.choice(["contiguous", "channels_last"])
         ndim = rng.choice([1, 2, 2, 3])
         spatial = [rng.randint(1, 9) for _ in range(ndim)]
@@ -325,12 +328,17 @@ def test_spread_images(kernels):
             slice(None, (n - 1) * s + 1, s) for n, s in zip(spatial, strides, strict=True)
         )
         given = layout.view(source)
-        inside[(slice(None), *places)] = np.moveaxis(given, 1, -1)
         unit = [1] * (2 - ndim)  # the library gives a single spatial axis another one
         copy = spread_of(host_tensor(given.view(DTYPES[width])), unit + strides, unit + sizes)
+        kinds.add((width, copy.kind))
+        if copy.kind & FILLS_GAPS:
+            inside[...] = 0
+        inside[(slice(None), *places)] = np.moveaxis(given, 1, -1)
         kernels.run(width, [(copy, source.ctypes.data, target[GUARD:].ctypes.data)], number)
         words = f"{layout} {strides} {sizes}, {repeat_command()}"
         np.testing.assert_array_equal(target, expected, err_msg=words)
+    spreads = {(width, kind) for width in DTYPES for kind in SPREADS if kind in COPY_KINDS[width]}
+    assert spreads <= kinds
 
 
 def test_two_copies_at_once(kernels):
@@ -382,6 +390,8 @@ def test_gpu_compiler():
             nvrtc.compileProgram(program, ("-arch=sm_90", "-Xptxas=-v", *macros))
         except nvrtc.NVRTCError:
             pytest.fail(f"{macros}: {nvrtc.getProgramLog(program)}")
-        log = nvrtc.getProgramLog(program)
+        log, code = nvrtc.getProgramLog(program), str(nvrtc.getPTX(program))
         nvrtc.destroyProgram(program)
+        # What is launched early waits before it reads or writes.
+        assert 0 < code.find("griddepcontrol.wait") < min(map(code.find, ("ld.global", "st.global")))
         assert log.count(" 0 bytes spill stores") == 1, f"{macros}: {log}"

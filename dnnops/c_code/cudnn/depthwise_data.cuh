@@ -73,6 +73,7 @@ DEVICE void gather_tile(const Acc (&filters)[TAPS][V], int y, int height, int x,
 // Threads are numbered by vector of channels (of a group of them), tile along the columns, along the
 // rows, group, and image: groups share what is read from memory where they begin anywhere in it.
 KERNEL void __launch_bounds__(THREADS) depthwise_data(const DepthwiseParams p) {
+  wait_for_stream();
   unsigned rest = blockIdx.x * (unsigned)blockDim.x + threadIdx.x;
   const int vector = rest % p.group;
   rest /= p.group;
@@ -113,6 +114,7 @@ KERNEL void __launch_bounds__(THREADS) depthwise_data(const DepthwiseParams p) {
 // they pass through shared memory in vectors of 16 bytes.
 KERNEL void __launch_bounds__(THREADS) depthwise_data(const DepthwiseParams p) {
   extern __shared__ uint4 shared[];
+  wait_for_stream();
   char *const space = reinterpret_cast<char *>(shared);
   const int chunk = blockIdx.x % p.chunks, first_plane = blockIdx.x / p.chunks * p.group;
   const int all_planes = p.batch * p.channels;

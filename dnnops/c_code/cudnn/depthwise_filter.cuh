@@ -67,6 +67,7 @@ DEVICE void store_sum(const DepthwiseParams &p, int split, int channel, int k, A
 // Threads of a block are numbered by vector of channels, then tile; blocks by group of vectors, then split.
 KERNEL void __launch_bounds__(THREADS) depthwise_filter(const DepthwiseParams p) {
   extern __shared__ uint4 shared[];
+  wait_for_stream();
   const int vector = threadIdx.x % p.group, lane = threadIdx.x / p.group, lanes = blockDim.x / p.group;
   const int first_channel = blockIdx.x % p.groups * p.group * V, split = blockIdx.x / p.groups;
   const int channel = first_channel + vector * V;
@@ -119,6 +120,7 @@ KERNEL void __launch_bounds__(THREADS) depthwise_filter(const DepthwiseParams p)
 // While it adds up, the next planes are on their way.
 KERNEL void __launch_bounds__(THREADS) depthwise_filter(const DepthwiseParams p) {
   extern __shared__ uint4 shared[];
+  wait_for_stream();
   char *const space = reinterpret_cast<char *>(shared);
   const int split = blockIdx.x / p.groups, first_channel = blockIdx.x % p.groups * p.group;
   const int channels = min(p.group, p.channels - first_channel);
@@ -247,6 +249,7 @@ KERNEL void __launch_bounds__(THREADS) depthwise_filter(const DepthwiseParams p)
 constexpr int SUM_PARTS = 8;
 KERNEL void __launch_bounds__(32 * SUM_PARTS) depthwise_sum(const DepthwiseParams p) {
   __shared__ Acc table[SUM_PARTS][32];
+  wait_for_stream();
   const int column = threadIdx.x % 32, part = threadIdx.x / 32;
   const int count = p.channels * TAPS, at = blockIdx.x * 32 + column;
   Acc sum = 0;

@@ -6,4 +6,12 @@
 #define UNROLL _Pragma("unroll")
 #define UNROLL_4 _Pragma("unroll 4")
 #define GRID_CONSTANT __grid_constant__
+
+// Kernels are launched before the work ahead of them in the stream has ended (launch_kernel in
+// c_code/runtime/cudnn/kernel_loader.cpp), so each begins by waiting for it.
+DEVICE void wait_for_stream() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 #endif

@@ -32,6 +32,7 @@ enum copy_kind {
   STORES_PAIRS = 16,
   STORES_QUADS = 32,
   NARROW_TILES = 64,  // for small arrays
+  FILLS_GAPS = 128,   // SAME_AXES, spread: all rows of dst are written
 };
 enum copy_order {
   IN_ORDER = 0,
@@ -51,6 +52,7 @@ struct copy_params {
   int sizes[2], steps[3];            // of images, from the last axis on
   int row_tiles, column_tiles;
   int slab_shift;  // slabs have 64 << slab_shift rows or columns
+  int lane_shift;  // 1 << lane_shift threads copy a row, if gaps are filled
   int blocks;
 };
 
@@ -313,6 +315,35 @@ DEVICE void copy_same_axes(const element *src, element *dst, const copy_params &
   }
 }
 
+// Which row of src a row of dst is, if positions are spread; -1 for those in between.
+DEVICE int row_of_src(const copy_params &p, int row) {
+  const int z = row / p.steps[2], in_slice = row - z * p.steps[2];
+  const int y = in_slice / p.steps[1], in_line = in_slice - y * p.steps[1];
+  const int x = in_line / p.steps[0];
+  if (in_line % p.steps[0] || x >= p.sizes[0] || y >= p.sizes[1]) return -1;
+  return (z * p.sizes[1] + y) * p.sizes[0] + x;
+}
+
+// Without an exchange of axes: rows of src with rows of zeros between.
+template <int COUNT>
+DEVICE void copy_with_gaps(const element *src, element *dst, const copy_params &p, int block) {
+  const int most = 64 << p.slab_shift;
+  const long long matrix = block / p.row_tiles, first = (long long)(block % p.row_tiles) * most;
+  const int count = within(p.rows, first, most), width = (int)p.columns;
+  const int lanes = 1 << p.lane_shift, start = COUNT * ((int)threadIdx.x & (lanes - 1));
+  src += matrix * p.src_stride;
+  dst += matrix * p.dst_stride + first * p.dst_pitch;
+  UNROLL_4
+  for (int i = (int)threadIdx.x >> p.lane_shift; i < count; i += THREADS >> p.lane_shift) {
+    const int row = row_of_src(p, (int)first + i);
+    for (int k = start; k < width; k += COUNT * lanes) {
+      vector<COUNT> loaded = {};
+      if (row >= 0) loaded = *reinterpret_cast<const vector<COUNT> *>(src + row * p.src_pitch + k);
+      *reinterpret_cast<vector<COUNT> *>(dst + i * p.dst_pitch + k) = loaded;
+    }
+  }
+}
+
 template <int KIND>
 DEVICE void copy_array(const element *__restrict__ src, element *__restrict__ dst, const copy_params &p, int block,
                        uint4 *shared) {
@@ -330,7 +361,12 @@ DEVICE void copy_array(const element *__restrict__ src, element *__restrict__ ds
     else
       copy_slab_of_columns<KIND, true>(src, dst, p, block, slab);
   }
-  if constexpr (KIND % KINDS == SAME_AXES) copy_same_axes(src, dst, p, block);
+  if constexpr (KIND % KINDS == SAME_AXES) {
+    if constexpr (KIND & FILLS_GAPS)
+      copy_with_gaps<KIND & LOADS_QUADS ? 4 : 1>(src, dst, p, block);
+    else
+      copy_same_axes(src, dst, p, block);
+  }
 }
 
 // Told how many blocks are enough, the compiler keeps all that a thread loads in registers.
@@ -341,6 +377,7 @@ DEVICE void copy_array(const element *__restrict__ src, element *__restrict__ ds
 #endif
 KERNEL void BOUNDS copy_arrays(const GRID_CONSTANT copy_launch launch) {
   extern __shared__ uint4 shared[];
+  wait_for_stream();
   const int block = (int)blockIdx.x, first = launch.copies[0].blocks;
   if constexpr (SECOND == NO_COPY) {
     copy_array<FIRST>(launch.src[0], launch.dst[0], launch.copies[0], block, shared);

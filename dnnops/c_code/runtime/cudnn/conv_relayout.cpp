@@ -37,11 +37,12 @@ class RelayoutPlan : public Plan {
       inner_role_[role] = relayout.inner_role[role];
       is_copied_[role] = relayout.copied[role];
       if (!is_copied_[role]) continue;
-      (role == result_ ? after : before).push_back(copy_of(conv, relayout, role));
+      const Copy copy = copy_of(conv, relayout, role);
+      (role == result_ ? after : before).push_back(copy);
       offsets_[role] = workspace;
       const int64_t bytes = elements(relayout.inner.tensors[inner_role_[role]]) * item_size(conv.dtype);
       workspace += aligned(bytes);
-      if (role == ROLE_TOP && relayout.is_spread) spread_bytes_ = bytes;
+      if (role == ROLE_TOP && relayout.is_spread && !copy.fills_gaps) spread_bytes_ = bytes;
     }
     // Operands are copied by one launch: the first of two would wait for the other.
     before_ = Copies(handle, before, conv.dtype);

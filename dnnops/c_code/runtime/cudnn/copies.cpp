@@ -20,6 +20,7 @@ enum CopyKind {
   STORES_PAIRS = 16,
   STORES_QUADS = 32,
   NARROW_TILES = 64,
+  FILLS_GAPS = 128,
 };
 enum CopyOrder {
   IN_ORDER = 0,
@@ -56,7 +57,7 @@ int32_t slab_shift(int64_t along, int64_t across, int64_t matrices, int64_t widt
 // The kind, the blocks and what they share.
 Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t width, int64_t src_alignment,
                int64_t dst_alignment, bool has_gaps = false) {
-  Copy copy = {TILES, params, 0};
+  Copy copy = {TILES, params, 0, false};
   CopyParams &p = copy.params;
   const int64_t load = vector_size(p.columns, p.src_pitch, p.src_stride, src_alignment, width);
   const int64_t store = vector_size(p.dst_width, p.dst_pitch, p.dst_stride, dst_alignment, width);
@@ -70,6 +71,12 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
   p.column_tiles = 1;
   if (same_axes) {
     slabs(SAME_AXES, p.rows, 0);
+    if (p.order == SPREAD) {
+      const bool quads = load == 4 && store == 4;
+      copy.fills_gaps = true;
+      copy.kind |= FILLS_GAPS | (quads ? LOADS_QUADS : 0);
+      while (p.lane_shift < 5 && p.columns > (quads ? 4 : 1) << p.lane_shift) ++p.lane_shift;
+    }
     // A block counts the elements of a slab's rows in 32 bits.
     if (p.dst_width > (INT32_MAX - THREADS) / (SLAB << p.slab_shift))
       fail(DNNOPS_NOT_SUPPORTED, "the arrays are too large to be transposed");
@@ -127,7 +134,9 @@ Copy make_copy(const Tensor &array, int64_t format, const Tensor &inner, int64_t
 
 Copy make_spread(const Tensor &array, int64_t format, const Tensor &inner, const int64_t *strides, int64_t dtype) {
   CopyParams params = matrices_of(array, format, inner, FORMAT_CHANNELS_LAST, false);
-  if (elements(inner) / inner.shape[0] > INT32_MAX) fail(DNNOPS_NOT_SUPPORTED, "the arrays are too large to be transposed");
+  if (elements(inner) / inner.shape[0] > INT32_MAX)
+    fail(DNNOPS_NOT_SUPPORTED, "the arrays are too large to be transposed");
+  const bool same_axes = format == FORMAT_CHANNELS_LAST;
   params.order = SPREAD;
   params.sizes[0] = params.sizes[1] = 1;
   int64_t step = 1;
@@ -136,8 +145,9 @@ Copy make_spread(const Tensor &array, int64_t format, const Tensor &inner, const
     params.steps[i] = static_cast<int32_t>(step * strides[axis - 2]);
     step *= inner.shape[axis];
   }
-  return plan_copy(params, array.shape[0], format == FORMAT_CHANNELS_LAST, item_size(dtype), array.alignment,
-                   inner.alignment);
+  if (array.ndim < 5) params.steps[2] = static_cast<int32_t>(step);
+  if (same_axes) params.rows = step;
+  return plan_copy(params, array.shape[0], same_axes, item_size(dtype), array.alignment, inner.alignment);
 }
 
 Copy make_exchange(const Tensor &filters, int64_t format, int64_t groups, bool reversed, int64_t dtype) {

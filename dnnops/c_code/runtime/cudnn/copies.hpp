@@ -12,13 +12,14 @@ namespace dnnops {
 // A copy as its kernel takes it: copy_params there.
 struct CopyParams {
   int64_t rows, columns, src_pitch, dst_pitch, dst_width, src_stride, dst_stride;
-  int32_t order, period, sizes[2], steps[3], row_tiles, column_tiles, slab_shift, blocks, unused;
+  int32_t order, period, sizes[2], steps[3], row_tiles, column_tiles, slab_shift, lane_shift, blocks;
 };
 
 struct Copy {
   int kind;
   CopyParams params;
   unsigned shared_bytes;
+  bool fills_gaps;  // of a spread: it writes the zeros, too
 };
 
 // From `array`, which is dense in `format`, to `inner`, dense in `inner_format`, maybe with more channels, which
@@ -31,7 +32,7 @@ Copy make_copy(const Tensor &array, int64_t format, const Tensor &inner, int64_t
 Copy make_exchange(const Tensor &filters, int64_t format, int64_t groups, bool reversed, int64_t dtype);
 
 // From `array`, which is dense in `format`, to the positions of `inner`, which is in channels-last format, whose indexes
-// are multiples of the strides; others are left as they are.
+// are multiples of the strides; whether others become zero or are left as they are, fills_gaps says.
 Copy make_spread(const Tensor &array, int64_t format, const Tensor &inner, const int64_t *strides, int64_t dtype);
 
 // One or two copies by one launch.
@@ -48,7 +49,7 @@ class Copies {
     void *targets[2];
     CopyParams copies[2];
   };
-  Kernel kernel_ = nullptr;
+  Kernel kernel_;
   Arguments arguments_ = {};
   unsigned blocks_ = 0, shared_bytes_ = 0;
 };

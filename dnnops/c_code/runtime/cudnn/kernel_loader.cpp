@@ -19,11 +19,18 @@ using GetKernel = void *(*)(const char *program, const char *name, const char *o
 
 std::atomic<GetKernel> get_kernel{nullptr};
 
+// CUlaunchConfig; the runtime's attributes are the driver's.
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  void *stream;
+  cudaLaunchAttribute *attributes;
+  unsigned attribute_count;
+};
+
 // The few functions of the driver's library that are needed.  It isn't linked, as machines that compile this need
 // not have it.
 struct Driver {
-  int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
-                void **) = nullptr;
+  int (*launch)(const LaunchConfig *, void *, void **, void **) = nullptr;
   int (*get_attribute)(int *, int, void *) = nullptr;
   int (*set_attribute)(void *, int, int) = nullptr;
   int (*error_name)(int, const char **) = nullptr;
@@ -34,7 +41,7 @@ struct Driver {
     const auto find = [&](auto &function, const char *name) {
       function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
     };
-    find(launch, "cuLaunchKernel");
+    find(launch, "cuLaunchKernelEx");
     find(get_attribute, "cuFuncGetAttribute");
     find(set_attribute, "cuFuncSetAttribute");
     find(error_name, "cuGetErrorName");
@@ -71,12 +78,20 @@ Kernels &kernels() {
   return *all;
 }
 
+// Kernels can wait from compute capability 9.0 on, and CUDA graphs know of it from CUDA 12.3 on.
+bool can_wait(int device) {
+  int major = 0, version = 0;
+  DNNOPS_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  DNNOPS_CHECK(cudaDriverGetVersion(&version));
+  return major >= 9 && version >= 12030;
+}
+
 // By default a block may have 48 KB.
-void allow_all_shared_memory(Kernel kernel, int device) {
+void allow_all_shared_memory(void *function, int device) {
   int all = 0, used = 0;
   DNNOPS_CHECK(cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  check_driver(driver().get_attribute(&used, DRIVER_SHARED_BYTES, kernel), "cuFuncGetAttribute");
-  check_driver(driver().set_attribute(kernel, DRIVER_MAX_DYNAMIC_SHARED_BYTES, all - used), "cuFuncSetAttribute");
+  check_driver(driver().get_attribute(&used, DRIVER_SHARED_BYTES, function), "cuFuncGetAttribute");
+  check_driver(driver().set_attribute(function, DRIVER_MAX_DYNAMIC_SHARED_BYTES, all - used), "cuFuncSetAttribute");
 }
 
 }  // namespace
@@ -94,25 +109,29 @@ Kernel load_kernel(const Handle &handle, const char *program, const char *name, 
     fail(DNNOPS_NOT_SUPPORTED, "its kernel is not loaded, and can't be while a CUDA graph is captured");
   // No lock is held: this has to wait for Python's interpreter lock.
   char reason[2048] = "";
-  const Kernel kernel = get_kernel.load()(program, name, options.c_str(), handle.device, reason, sizeof reason);
-  if (!kernel) throw Error(DNNOPS_NOT_SUPPORTED, std::string("its kernel can't be compiled: ") + reason);
-  allow_all_shared_memory(kernel, handle.device);
+  void *const function = get_kernel.load()(program, name, options.c_str(), handle.device, reason, sizeof reason);
+  if (!function) throw Error(DNNOPS_NOT_SUPPORTED, std::string("its kernel can't be compiled: ") + reason);
+  allow_all_shared_memory(function, handle.device);
+  const Kernel kernel = {function, can_wait(handle.device)};
   std::lock_guard<std::mutex> lock(kernels().mutex);
   return kernels().loaded[key] = kernel;
 }
 
-void launch_kernel(Kernel kernel, unsigned blocks, unsigned threads, unsigned shared_bytes, void *stream,
+void launch_kernel(const Kernel &kernel, unsigned blocks, unsigned threads, unsigned shared_bytes, void *stream,
                    void **arguments) {
-  const auto launch = [&] {
-    return driver().launch(kernel, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, arguments, nullptr);
-  };
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  const unsigned attribute_count = kernel.waits ? 1 : 0;
+  const LaunchConfig config = {{blocks, 1, 1}, {threads, 1, 1}, shared_bytes, stream, &attribute, attribute_count};
+  const auto launch = [&] { return driver().launch(&config, kernel.function, arguments, nullptr); };
   int status = launch();
   if (__builtin_expect(status == DRIVER_INVALID_CONTEXT, 0)) {
     // This thread hasn't used the device yet: the runtime makes its context current.
     DNNOPS_CHECK(cudaFree(nullptr));
     status = launch();
   }
-  check_driver(status, "cuLaunchKernel");
+  check_driver(status, "cuLaunchKernelEx");
 }
 
 }  // namespace dnnops
