@@ -21,9 +21,8 @@ FORMAT_CODES = {"contiguous": 1, "channels_last": 2}
 #: ``CopyKind``: kinds, and what may be added to them.
 NO_COPY = -1
 TILES, SLABS_OF_ROWS, SLABS_OF_COLUMNS, SAME_AXES = KINDS = range(4)
-LOADS_PAIRS, LOADS_QUADS, STORES_PAIRS, STORES_QUADS, NARROW_TILES, FILLS_GAPS = (
-    4 << i for i in range(6)
-)
+LOADS_PAIRS, LOADS_QUADS, STORES_PAIRS, STORES_QUADS, *_OTHERS = (4 << i for i in range(6))
+NARROW_TILES, FILLS_GAPS = _OTHERS
 
 
 def _tiles(loads: Sequence[int], stores: Sequence[int]) -> Iterator[int]:
@@ -33,8 +32,10 @@ def _tiles(loads: Sequence[int], stores: Sequence[int]) -> Iterator[int]:
             yield TILES + store + NARROW_TILES
 
 
-#: Of images that are spread, without an exchange of axes.
-SPREADS = (SAME_AXES + FILLS_GAPS, SAME_AXES + FILLS_GAPS + LOADS_QUADS)
+def _rows(loads: Sequence[int], stores: Sequence[int]) -> Iterator[int]:
+    for load, store, fills in product(loads, stores, (0, FILLS_GAPS)):
+        yield SAME_AXES + load + store + fills
+
 
 #: All kinds that there are, by the size of an element.
 COPY_KINDS = {
@@ -42,11 +43,14 @@ COPY_KINDS = {
         *_tiles((0, LOADS_PAIRS, LOADS_QUADS), (0, STORES_PAIRS, STORES_QUADS)),
         *(SLABS_OF_ROWS + pairs for pairs in (0, STORES_PAIRS)),
         *(SLABS_OF_COLUMNS + pairs for pairs in (0, LOADS_PAIRS)),
-        SAME_AXES,
-        *SPREADS,
+        *_rows((0, LOADS_QUADS), (0, STORES_QUADS)),
     ),
-    4: (*_tiles((0, LOADS_QUADS), (0, STORES_QUADS)), *KINDS[1:], *SPREADS),
-    8: (*_tiles((0,), (0,)), *KINDS[1:], SPREADS[0]),
+    4: (
+        *_tiles((0, LOADS_QUADS), (0, STORES_QUADS)),
+        *KINDS[1:3],
+        *_rows((0, LOADS_QUADS), (0, STORES_QUADS)),
+    ),
+    8: (*_tiles((0,), (0,)), *KINDS[1:3], *_rows((0,), (0,))),
 }
 
 #: Of one copy, and of some pairs, what is asked of the compiler.
@@ -84,8 +88,10 @@ class Params(ctypes.Structure):
         ("steps", ctypes.c_int32 * 3),
         *(
             (name, ctypes.c_int32)
-            for name in ("row_tiles", "column_tiles", "slab_shift", "lane_shift", "blocks")
+            for name in ("row_tiles", "column_tiles", "tile_rows", "tile_columns", "slab_shift")
         ),
+        ("lane_shift", ctypes.c_int32),
+        ("blocks", ctypes.c_int32),
     ]
 
 

@@ -10,7 +10,7 @@ from pytensor import config
 
 from dnnops.cudnn import algorithms
 from dnnops.cudnn.algorithms import LEGACY_ALGORITHMS, WISHES
-from dnnops.cudnn.base import free_workspaces
+from dnnops.cudnn.base import cudnn_version, free_workspaces
 from dnnops.cudnn.plan_cache import CachedChoice, plan_cache
 from dnnops.errors import DnnError, DnnNotSupportedError, DnnValueError
 from dnnops.runtime.build import CUDNN
@@ -92,6 +92,27 @@ def test_not_as_forward(index, params, reason):
     conv = Convolution(large_case(**params), index)
     with time_limit(0.01):
         assert reason in conv.refusal(algo="engine1_as_forward")
+
+
+# -- precision -----------------------------------------------------------------------------
+
+
+def test_first_layers():
+    """Engine 63 sums in float32, whatever cuDNN notes of it: its error is that of rounding."""
+    if cudnn_version() // 100 != 919:
+        pytest.skip("the engine has this number in cuDNN 9.19")
+    case = large_case(
+        img_shape=(16, 3, 64, 64),
+        kern_shape=(64, 3, 7, 7),
+        border_mode=((3, 3), (3, 3)),
+        subsample=(2, 2),
+    )
+    for memory_format in ("contiguous", "channels_last"):
+        conv = Convolution(case, 0, "float16", memory_format)
+        names = [name for name in conv.runnable() if name.startswith("engine63")]
+        assert names
+        for name in names:
+            conv.check(apply_op(conv.op(algo=name), *conv.given), bound=3e-4)
 
 
 # -- the same bits -------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from tests.cudnn.host_transpose import (
     LOADS_QUADS,
     NO_COPY,
     SAME_AXES,
-    SPREADS,
     STORES_PAIRS,
     STORES_QUADS,
     TILES,
@@ -236,7 +235,24 @@ def test_all_kinds(kernels, width):
         ):
             array = Layout((batch, channels, positions), memory_format)
             kinds.add(Case(array, other, channels, False, width).check(kernels).kind)
-    assert kinds == set(COPY_KINDS[width]) - {SAME_AXES, *SPREADS}
+    assert kinds == {kind for kind in COPY_KINDS[width] if kind % len(KINDS) != SAME_AXES}
+
+
+def test_rows(kernels):
+    """Rows that only become wider or narrower: four elements at once on one side, both or none."""
+    kinds = set()
+    for channels, padded in ((3, 4), (8, 8), (7, 7), (20, 24), (130, 136)):
+        for back, misaligned, width in product((False, True), (0, 1), DTYPES):
+            array = Layout((2, channels, 5, 13), "channels_last")
+            case = Case(array, "channels_last", padded, back, width, misaligned)
+            kinds.add((width, case.check(kernels).kind))
+    wanted = {
+        (width, kind)
+        for width in DTYPES
+        for kind in COPY_KINDS[width]
+        if kind % len(KINDS) == SAME_AXES and not kind & FILLS_GAPS
+    }
+    assert kinds == wanted
 
 
 def aligned(count: int, width: int) -> np.ndarray:
@@ -308,7 +324,7 @@ def test_spread_images(kernels):
     """Elements go to multiples of the strides; what is in between becomes zero, or stays."""
     rng = random.Random(SEED + 3)
     kinds = set()
-    for number in range(120):
+    for number in range(400):
         width, memory_format = rng.choice([2, 4, 8]), rng.choice(["contiguous", "channels_last"])
         ndim = rng.choice([1, 2, 2, 3])
         spatial = [rng.randint(1, 9) for _ in range(ndim)]
@@ -337,8 +353,7 @@ def test_spread_images(kernels):
         kernels.run(width, [(copy, source.ctypes.data, target[GUARD:].ctypes.data)], number)
         words = f"{layout} {strides} {sizes}, {repeat_command()}"
         np.testing.assert_array_equal(target, expected, err_msg=words)
-    spreads = {(width, kind) for width in DTYPES for kind in SPREADS if kind in COPY_KINDS[width]}
-    assert spreads <= kinds
+    assert len([kind for _, kind in kinds if kind & FILLS_GAPS]) >= 7
 
 
 def test_two_copies_at_once(kernels):
@@ -374,9 +389,9 @@ def test_refusals():
     huge = device_tensor((2**20, 64, 2**10, 2**10))
     with pytest.raises(DnnNotSupportedError, match="too large"):
         copy_of(huge, "channels_last", 64, False)
-    wide = channels_last((1, 2**25 - 1, 8, 8), "float16")
+    wide = channels_last((1, 2**31 - 5, 1, 1), "float16")
     with pytest.raises(DnnNotSupportedError, match="too large"):
-        copy_of(wide, "channels_last", 2**25, False)
+        copy_of(wide, "channels_last", 2**31 - 4, False)
 
 
 def test_gpu_compiler():
@@ -393,5 +408,6 @@ def test_gpu_compiler():
         log, code = nvrtc.getProgramLog(program), str(nvrtc.getPTX(program))
         nvrtc.destroyProgram(program)
         # What is launched early waits before it reads or writes.
-        assert 0 < code.find("griddepcontrol.wait") < min(map(code.find, ("ld.global", "st.global")))
+        wait, load, store = map(code.find, ("griddepcontrol.wait", "ld.global", "st.global"))
+        assert 0 < wait < min(load, store)
         assert log.count(" 0 bytes spill stores") == 1, f"{macros}: {log}"

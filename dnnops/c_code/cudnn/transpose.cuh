@@ -28,7 +28,7 @@ enum copy_kind {
   SAME_AXES = 3,
   KINDS = 4,
   LOADS_PAIRS = 4,  // pairs are of 16-bit elements
-  LOADS_QUADS = 8,  // of 16 or 32 bits, in tiles
+  LOADS_QUADS = 8,  // of 16 or 32 bits
   STORES_PAIRS = 16,
   STORES_QUADS = 32,
   NARROW_TILES = 64,  // for small arrays
@@ -51,8 +51,10 @@ struct copy_params {
   int period;                        // of filters: of positions, or of channels
   int sizes[2], steps[3];            // of images, from the last axis on
   int row_tiles, column_tiles;
+  // Of each tile but the last.  Of a slab: those of a matrix, where slabs cross from one matrix to the next.
+  int tile_rows, tile_columns;
   int slab_shift;  // slabs have 64 << slab_shift rows or columns
-  int lane_shift;  // 1 << lane_shift threads copy a row, if gaps are filled
+  int lane_shift;  // 1 << lane_shift threads copy a row, if axes are not exchanged
   int blocks;
 };
 
@@ -90,7 +92,7 @@ DEVICE long long row_of_dst(const copy_params &p, long long column) {
 
 // Tiles pass through shared memory, so that both sides move along their rows.  There, four rows of a column make a
 // unit, and a column's units are permuted: neither those of several columns nor of several rows meet in one bank.
-constexpr int TILE_ROWS = 64, UNITS = TILE_ROWS / 4;
+constexpr int TILE_ROWS = 64, UNITS = TILE_ROWS / 4;  // at most
 
 template <int COUNT>
 struct alignas(COUNT * WIDTH < 16 ? COUNT * WIDTH : 16) vector {
@@ -103,12 +105,13 @@ DEVICE int unit_at(int column, int unit) { return column * UNITS + (unit ^ colum
 template <int KIND>
 DEVICE void copy_tile(const element *src, element *dst, const copy_params &p, int block, uint4 *shared) {
   constexpr int LOAD = KIND & LOADS_QUADS ? 4 : KIND & LOADS_PAIRS ? 2 : 1;
-  constexpr int COLUMNS = KIND & NARROW_TILES ? 32 : 64, ACROSS = COLUMNS / LOAD, ITEMS = UNITS * ACROSS / THREADS;
+  constexpr int COLUMNS = KIND & NARROW_TILES ? 32 : 64;
+  constexpr int ACROSS = COLUMNS / LOAD, ITEMS = UNITS * ACROSS / THREADS;
   quad *const units = reinterpret_cast<quad *>(shared);
   const int column_tile = block % p.column_tiles, rest = block / p.column_tiles;
-  const long long row0 = (long long)(rest % p.row_tiles) * TILE_ROWS, column0 = (long long)column_tile * COLUMNS;
-  const long long matrix = rest / p.row_tiles;
-  const int rows = within(p.rows, row0, TILE_ROWS), columns = within(p.columns, column0, COLUMNS);
+  const long long row0 = (long long)(rest % p.row_tiles) * p.tile_rows;
+  const long long column0 = (long long)column_tile * p.tile_columns, matrix = rest / p.row_tiles;
+  const int rows = within(p.rows, row0, p.tile_rows), columns = within(p.columns, column0, p.tile_columns);
   {
     const int x = (int)threadIdx.x % ACROSS * LOAD, y = (int)threadIdx.x / ACROSS;
     const element *from = src + matrix * p.src_stride + (row0 + 4 * y) * p.src_pitch + column0 + x;
@@ -131,7 +134,7 @@ DEVICE void copy_tile(const element *src, element *dst, const copy_params &p, in
             {loaded[i][0].of[k], loaded[i][1].of[k], loaded[i][2].of[k], loaded[i][3].of[k]}};
   }
   __syncthreads();
-  const int width = within(p.dst_width, row0, TILE_ROWS);
+  const int width = within(p.dst_width, row0, p.tile_rows);
   dst += matrix * p.dst_stride + row0;
   const auto place = [&](int c) { return dst + row_of_dst(p, column0 + c) * p.dst_pitch; };
   if constexpr (KIND & STORES_QUADS) {
@@ -243,7 +246,12 @@ DEVICE void copy_slab_of_rows(const element *src, element *dst, const copy_param
     const int x = part * 64 + (KIND & STORES_PAIRS ? 2 : 1) * lane(), other = x + APART;
     const bool has[2] = {x < count, other < count};
     const int from[2] = {x * pitch, other * pitch};
-    element *to = dst + matrix * p.dst_stride + first + share.start * p.dst_pitch + x;
+    const auto place = [&](int i) {
+      const int row = (int)first + i;
+      return row / p.tile_rows * p.dst_stride + row % p.tile_rows;
+    };
+    element *to = dst + matrix * p.dst_stride + share.start * p.dst_pitch + place(x);
+    const long long apart = KIND & STORES_PAIRS ? 1 : place(other) - place(x);
     UNROLL_4
     for (int c = share.start; c < columns; c += share.step, to += share.step * p.dst_pitch) {
       const element a = has[0] ? slab[slab_index<SKEWED>(from[0] + c)] : 0;
@@ -252,7 +260,7 @@ DEVICE void copy_slab_of_rows(const element *src, element *dst, const copy_param
         if (x < written) *reinterpret_cast<word *>(to) = a | (word)b << 16;
       } else {
         if (x < written) to[0] = a;
-        if (other < written) to[APART] = b;
+        if (other < written) to[apart] = b;
       }
     }
   }
@@ -264,12 +272,17 @@ DEVICE void copy_slab_of_columns(const element *src, element *dst, const copy_pa
   const int most = 64 << p.slab_shift, width = (int)p.dst_width, rows = (int)p.rows;
   const long long matrix = block / p.row_tiles, first = (long long)(block % p.row_tiles) * most;
   const int count = within(p.columns, first, most);
-  src += matrix * p.src_stride + first;
+  src += matrix * p.src_stride;
   const Share share(p.slab_shift);
   for (int part = share.part; part < 1 << p.slab_shift; part += WARPS) {
     constexpr int APART = KIND & LOADS_PAIRS ? 1 : 32, AT_ONCE = 4;
+    const auto place = [&](int i) {
+      const int column = (int)first + i;
+      return column / p.tile_columns * p.src_stride + column % p.tile_columns;
+    };
     const int x = part * 64 + (KIND & LOADS_PAIRS ? 2 : 1) * lane(), other = x + APART;
     const int to[2] = {x * width, other * width};
+    const long long from_place = place(x), apart = KIND & LOADS_PAIRS ? 1 : place(other) - from_place;
     for (int r0 = share.start; r0 < width; r0 += AT_ONCE * share.step) {
       word loaded[AT_ONCE];
       element others[AT_ONCE];
@@ -277,12 +290,12 @@ DEVICE void copy_slab_of_columns(const element *src, element *dst, const copy_pa
       UNROLL
       for (int i = 0; i < AT_ONCE; ++i) {
         const int r = r0 + i * share.step;
-        const element *const from = src + r * p.src_pitch + x;
+        const element *const from = src + r * p.src_pitch + from_place;
         if constexpr (KIND & LOADS_PAIRS) {
           loaded[i] = r < rows && x < count ? *reinterpret_cast<const word *>(from) : 0;
         } else {
           elements[i] = r < rows && x < count ? from[0] : 0;
-          others[i] = r < rows && other < count ? from[APART] : 0;
+          others[i] = r < rows && other < count ? from[apart] : 0;
         }
       }
       UNROLL
@@ -301,20 +314,6 @@ DEVICE void copy_slab_of_columns(const element *src, element *dst, const copy_pa
   write_slab<SKEWED>(dst + matrix * p.dst_stride + first * width, count * width, slab);
 }
 
-// Without an exchange of axes: rows of `columns` elements become rows of `dst_width`.
-DEVICE void copy_same_axes(const element *src, element *dst, const copy_params &p, int block) {
-  const int most = 64 << p.slab_shift;
-  const long long matrix = block / p.row_tiles, first = (long long)(block % p.row_tiles) * most;
-  const int count = within(p.rows, first, most), width = (int)p.dst_width;
-  src += matrix * p.src_stride + first * p.src_pitch;
-  dst += matrix * p.dst_stride;
-  UNROLL_4
-  for (int k = threadIdx.x; k < count * width; k += THREADS) {
-    const int i = k / width, j = k % width;
-    dst[row_of_dst(p, first + i) * p.dst_pitch + j] = j < p.columns ? src[i * p.src_pitch + j] : 0;
-  }
-}
-
 // Which row of src a row of dst is, if positions are spread; -1 for those in between.
 DEVICE int row_of_src(const copy_params &p, int row) {
   const int z = row / p.steps[2], in_slice = row - z * p.steps[2];
@@ -324,22 +323,52 @@ DEVICE int row_of_src(const copy_params &p, int row) {
   return (z * p.sizes[1] + y) * p.sizes[0] + x;
 }
 
-// Without an exchange of axes: rows of src with rows of zeros between.
-template <int COUNT>
-DEVICE void copy_with_gaps(const element *src, element *dst, const copy_params &p, int block) {
+// Without an exchange of axes: rows of `columns` elements become rows of `dst_width`; or, if gaps are filled, some
+// rows of dst are those of src, and others are zero.
+template <int KIND>
+DEVICE void copy_rows(const element *src, element *dst, const copy_params &p, int block) {
+  constexpr bool LOADS = KIND & LOADS_QUADS, STORES = KIND & STORES_QUADS;
+  constexpr int COUNT = LOADS || STORES ? 4 : 1, AT_ONCE = 4;
   const int most = 64 << p.slab_shift;
   const long long matrix = block / p.row_tiles, first = (long long)(block % p.row_tiles) * most;
-  const int count = within(p.rows, first, most), width = (int)p.columns;
-  const int lanes = 1 << p.lane_shift, start = COUNT * ((int)threadIdx.x & (lanes - 1));
-  src += matrix * p.src_stride;
+  const int count = within(p.rows, first, most), columns = (int)p.columns, width = (int)p.dst_width;
+  const int lanes = 1 << p.lane_shift, step = THREADS >> p.lane_shift;
+  src += matrix * p.src_stride + (KIND & FILLS_GAPS ? 0 : first * p.src_pitch);
   dst += matrix * p.dst_stride + first * p.dst_pitch;
-  UNROLL_4
-  for (int i = (int)threadIdx.x >> p.lane_shift; i < count; i += THREADS >> p.lane_shift) {
-    const int row = row_of_src(p, (int)first + i);
-    for (int k = start; k < width; k += COUNT * lanes) {
-      vector<COUNT> loaded = {};
-      if (row >= 0) loaded = *reinterpret_cast<const vector<COUNT> *>(src + row * p.src_pitch + k);
-      *reinterpret_cast<vector<COUNT> *>(dst + i * p.dst_pitch + k) = loaded;
+  for (int start = (int)threadIdx.x >> p.lane_shift; start < count; start += AT_ONCE * step) {
+    int from[AT_ONCE];
+    UNROLL
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int row = start + i * step;
+      from[i] = row >= count ? -1 : KIND & FILLS_GAPS ? row_of_src(p, (int)first + row) : row;
+    }
+    for (int k = COUNT * ((int)threadIdx.x & (lanes - 1)); k < width; k += COUNT * lanes) {
+      vector<COUNT> loaded[AT_ONCE];
+      UNROLL
+      for (int i = 0; i < AT_ONCE; ++i) {
+        loaded[i] = {};
+        if (from[i] < 0 || k >= columns) continue;
+        const element *const at = src + from[i] * p.src_pitch + k;
+        if constexpr (LOADS) {
+          loaded[i] = *reinterpret_cast<const vector<COUNT> *>(at);
+        } else {
+          UNROLL
+          for (int c = 0; c < COUNT; ++c) loaded[i].of[c] = k + c < columns ? at[c] : 0;
+        }
+      }
+      UNROLL
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const int row = start + i * step;
+        if (row >= count) continue;
+        element *const to = dst + row * p.dst_pitch + k;
+        if constexpr (STORES) {
+          *reinterpret_cast<vector<COUNT> *>(to) = loaded[i];
+        } else {
+          UNROLL
+          for (int c = 0; c < COUNT; ++c)
+            if (k + c < width) to[c] = loaded[i].of[c];
+        }
+      }
     }
   }
 }
@@ -361,12 +390,7 @@ DEVICE void copy_array(const element *__restrict__ src, element *__restrict__ ds
     else
       copy_slab_of_columns<KIND, true>(src, dst, p, block, slab);
   }
-  if constexpr (KIND % KINDS == SAME_AXES) {
-    if constexpr (KIND & FILLS_GAPS)
-      copy_with_gaps<KIND & LOADS_QUADS ? 4 : 1>(src, dst, p, block);
-    else
-      copy_same_axes(src, dst, p, block);
-  }
+  if constexpr (KIND % KINDS == SAME_AXES) copy_rows<KIND>(src, dst, p, block);
 }
 
 // Told how many blocks are enough, the compiler keeps all that a thread loads in registers.

@@ -25,6 +25,16 @@ int64_t operand_bytes(const ConvCase &conv) {
   return bytes;
 }
 
+bool uses_tensor_cores(const ConvCase &conv) {
+  return conv.dtype == DNNOPS_FLOAT16 || conv.dtype == DNNOPS_BFLOAT16 ||
+         (conv.dtype == DNNOPS_FLOAT32 && conv.allow_tf32);
+}
+
+bool are_channels_last(const ConvCase &conv) {
+  return std::all_of(conv.tensors, conv.tensors + 3,
+                     [](const Tensor &array) { return dense_formats(array) & FORMAT_CHANNELS_LAST; });
+}
+
 constexpr int64_t MIN_FAST_CHANNELS = 16;
 
 // Legacy algorithms that are usually faster in float32 than what cuDNN's heuristics put first: they
@@ -150,7 +160,7 @@ std::shared_ptr<Plan> PlanBuilder::from_candidate(const ConvGraph::Candidate &ca
   };
   if (candidate.too_many_knobs)
     return refuse(DNNOPS_NOT_SUPPORTED, "it has more than " + std::to_string(MAX_KNOBS) + " knobs");
-  if (const char *reason = forbidden(conv_, candidate.notes)) return refuse(DNNOPS_NOT_SUPPORTED, reason);
+  if (const char *reason = forbidden(conv_, candidate.spec, candidate.notes)) return refuse(DNNOPS_NOT_SUPPORTED, reason);
   try {
     refuse_known_wrong(conv_, candidate.spec);
     return checked(graph()->make_plan(candidate));
@@ -267,20 +277,27 @@ bool PlanBuilder::visit_spec(const PlanSpec &spec, const Visit &visit) {
   return plan && visit(std::move(plan));
 }
 
-bool PlanBuilder::heuristics(cudnnBackendHeurMode_t mode, const Visit &visit) {
+bool PlanBuilder::heuristics(const std::vector<cudnnBackendHeurMode_t> &modes, const Visit &visit) {
   if (!graph()) return false;
-  std::vector<ConvGraph::Candidate> candidates;
-  try {
-    candidates = graph()->heuristics(mode);
-  } catch (const Error &error) {
-    refusals_.push_back({"graph API", error.message, error.status, unspecific(API_GRAPH), 0});
-  }
-  for (const auto &candidate : candidates) {
-    // An engine without a full spec can't be told from another: it is refused each time.
-    if (!candidate.too_many_knobs && !is_new(candidate.spec)) continue;
-    auto plan = from_candidate(candidate);
-    if (plan && visit(std::move(plan))) return true;
-  }
+  std::vector<std::vector<ConvGraph::Candidate>> proposals(modes.size());
+  size_t most = 1;  // as far as is known
+  for (size_t i = 0; i < most; ++i)
+    for (size_t mode = 0; mode < modes.size(); ++mode) {
+      if (i == 0) {
+        try {
+          proposals[mode] = graph()->heuristics(modes[mode]);
+        } catch (const Error &error) {
+          refusals_.push_back({"graph API", error.message, error.status, unspecific(API_GRAPH), 0});
+        }
+        most = std::max(most, proposals[mode].size());
+      }
+      if (i >= proposals[mode].size()) continue;
+      const ConvGraph::Candidate &candidate = proposals[mode][i];
+      // An engine without a full spec can't be told from another: it is refused each time.
+      if (!candidate.too_many_knobs && !is_new(candidate.spec)) continue;
+      auto plan = from_candidate(candidate);
+      if (plan && visit(std::move(plan))) return true;
+    }
   return false;
 }
 
@@ -305,16 +322,27 @@ bool PlanBuilder::depthwise_kernels(const Visit &visit) {
 
 bool PlanBuilder::other_format(const Visit &visit) {
   return in_twin(OTHER_FORMAT, visit, [](PlanBuilder &builder, const Visit &inner) {
-    return builder.heuristics(CUDNN_HEUR_MODE_A, inner) || builder.matrix_products(inner) ||
-           builder.heuristics(CUDNN_HEUR_MODE_B, inner);
+    return builder.heuristics({CUDNN_HEUR_MODE_A}, inner) || builder.matrix_products(inner) ||
+           builder.heuristics({CUDNN_HEUR_MODE_B}, inner);
   });
 }
 
 bool PlanBuilder::as_forward(const Visit &visit) {
   if (conv_.direction != CONV_GRAD_INPUTS) return false;
   return in_twin(AS_FORWARD, visit, [](PlanBuilder &builder, const Visit &inner) {
-    return builder.heuristics(CUDNN_HEUR_MODE_A, inner) || builder.heuristics(CUDNN_HEUR_MODE_B, inner);
+    return builder.heuristics({CUDNN_HEUR_MODE_A}, inner) || builder.heuristics({CUDNN_HEUR_MODE_B}, inner);
   });
+}
+
+bool PlanBuilder::fallbacks(const Visit &visit) {
+  const auto fallback = [](PlanBuilder &builder, const Visit &inner) {
+    return builder.heuristics({CUDNN_HEUR_MODE_FALLBACK}, inner);
+  };
+  const auto fallback_and_legacy = [&](PlanBuilder &builder, const Visit &inner) {
+    return fallback(builder, inner) || builder.legacy_algorithms(inner);
+  };
+  return fallback(*this, visit) || in_twin(OTHER_FORMAT, visit, fallback_and_legacy) ||
+         (conv_.direction == CONV_GRAD_INPUTS && in_twin(AS_FORWARD, visit, fallback));
 }
 
 bool PlanBuilder::legacy_algorithms(const Visit &visit) {
@@ -366,10 +394,15 @@ bool PlanBuilder::likely(const Visit &visit) {
 }
 
 bool PlanBuilder::proposed(const Visit &visit) {
-  return likely(visit) || heuristics(CUDNN_HEUR_MODE_A, visit) || depthwise_kernels(visit) || matrix_products(visit) ||
-         other_format(visit) || as_forward(visit) || legacy_algorithms(visit) ||
-         heuristics(CUDNN_HEUR_MODE_B, visit) ||
-         heuristics(CUDNN_HEUR_MODE_FALLBACK, visit);
+  if (likely(visit)) return true;
+  // What is most promising comes first, as time may end.  To tensor cores, contiguous arrays rarely are.
+  const std::vector<cudnnBackendHeurMode_t> both = {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_B};
+  if (uses_tensor_cores(conv_) && are_channels_last(conv_))
+    return heuristics(both, visit) || depthwise_kernels(visit) || matrix_products(visit) || as_forward(visit) ||
+           legacy_algorithms(visit) || other_format(visit) || fallbacks(visit);
+  return heuristics({CUDNN_HEUR_MODE_A}, visit) || depthwise_kernels(visit) || matrix_products(visit) ||
+         other_format(visit) || as_forward(visit) || legacy_algorithms(visit) || heuristics(both, visit) ||
+         fallbacks(visit);
 }
 
 bool PlanBuilder::neighbors(const PlanSpec &spec, const Visit &visit) {

@@ -100,7 +100,7 @@ class ConvGraph {
 };
 
 // Whether the settings of a case allow an engine with these numerical notes; else why not.
-const char *forbidden(const ConvCase &conv, int64_t notes);
+const char *forbidden(const ConvCase &conv, const PlanSpec &spec, int64_t notes);
 
 // conv_gemm.cpp
 // What cuBLASLt proposes; throws with the reason where a case is no matrix product.
@@ -127,13 +127,17 @@ class PlanBuilder {
   std::shared_ptr<Plan> from_spec(const PlanSpec &spec);
 
   // These build what was not built before, and return whether a visit ended them.
-  bool heuristics(cudnnBackendHeurMode_t mode, const Visit &visit);
+  // What cuDNN proposes in these modes, in turns.
+  bool heuristics(const std::vector<cudnnBackendHeurMode_t> &modes, const Visit &visit);
   bool depthwise_kernels(const Visit &visit);
   bool matrix_products(const Visit &visit);
   // With the arrays transposed to the other memory format.
   bool other_format(const Visit &visit);
   // The gradient by the image as a forward convolution.
   bool as_forward(const Visit &visit);
+  // What cuDNN proposes if nothing else runs, for the arrays as they are and for their copies; for these also
+  // legacy algorithms.
+  bool fallbacks(const Visit &visit);
   bool legacy_algorithms(const Visit &visit);
   bool legacy_math_types(const Visit &visit);
   bool other_engines(const Visit &visit);
@@ -183,6 +187,8 @@ struct TimedPlan {
   double milliseconds;
 };
 
+class CacheFiller;
+
 // Times plans of one case, on its operands but with a result of its own where the call's is added to.
 class PlanTimer {
  public:
@@ -194,13 +200,15 @@ class PlanTimer {
   void run(Plan &plan, int64_t repeats);
 
  private:
-  void fill(int times);
-  double once(Plan &plan, int fills);
+  // In milliseconds; the host's is that of the launch.
+  struct Times {
+    double device, host;
+  };
+  Times once(Plan &plan, double launch_milliseconds);
 
   Launch launch_;
   Workspace scratch_;
-  std::unique_ptr<Workspace> filled_;
-  int64_t fill_bytes_ = 0;
+  std::unique_ptr<CacheFiller> filler_;
   PointerPack pack_;
   struct Clock;
   std::unique_ptr<Clock> clock_;

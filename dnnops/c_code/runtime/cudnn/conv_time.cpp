@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "cache.hpp"
 #include "conv_plan.hpp"
 
 namespace dnnops {
@@ -12,36 +13,22 @@ namespace {
 constexpr double HOPELESS = 1.5;
 // Plans this close to the fastest are timed a second time, in turns.
 constexpr double CLOSE = 1.1;
-constexpr int FINALISTS = 4;
-constexpr int FINAL_ROUNDS = 3;
+constexpr int FINALISTS = 8;
+constexpr int FINAL_ROUNDS = 5;
+constexpr double FINAL_SECONDS = 0.2;
 // Engines whose fastest configuration is this close are tried with other values of their knobs.
 constexpr double PROMISING = 1.3;
 constexpr size_t STARTS = 3;
-// Before each execution, memory is filled, which on an H200 takes about 18 us each time.  That empties the cache of
-// what the last execution left there, as whatever runs between two executions in a network does; and it keeps the
-// device busy while the host launches what is timed, for which short kernels would have to wait.
-constexpr int64_t MIN_FILL_BYTES = int64_t(64) << 20;
-constexpr double HOST_BOUND_MS = 0.04;
-constexpr double HOST_SLACK_MS = 0.1;
-constexpr int FILLS = 2, HOST_BOUND_FILLS = 8;
+// Before each execution the cache is emptied of what the last one left there, as whatever runs between two executions in
+// a network does.  The device is kept busy with it for this many times as long as the host takes to launch what is
+// timed: otherwise what is measured is the host.
+constexpr double LAUNCH_MARGIN = 1.5;
 // Executions that are timed, of short ones more; long ones hardly vary, and cost the time of others: of these the
 // one after the first counts.
 constexpr double SHORT_MS = 0.2, LONG_MS = 20;
 constexpr int ROUNDS = 5, SHORT_ROUNDS = 9;
 // The first execution also loads the kernels, for which it may take so much longer.
 constexpr double LOADING_MS = 1000;
-
-class Event {
- public:
-  Event() { DNNOPS_CHECK(cudaEventCreate(&event_)); }
-  ~Event() { cudaEventDestroy(event_); }
-  Event(const Event &) = delete;
-  Event &operator=(const Event &) = delete;
-  operator cudaEvent_t() const { return event_; }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
 
 int64_t extent_in_bytes(const Tensor &tensor, int64_t dtype) {
   int64_t last = 0;
@@ -65,16 +52,10 @@ struct PlanTimer::Clock {
 };
 
 PlanTimer::PlanTimer(const ConvCase &conv, const Launch &launch)
-    : launch_(launch), scratch_(*launch.handle->arena, scratch_bytes(conv, launch)), clock_(new Clock) {
-  // For all plans or for none: times with an empty and a full cache can't be compared.
-  int cache_bytes = 0;
-  DNNOPS_CHECK(cudaDeviceGetAttribute(&cache_bytes, cudaDevAttrL2CacheSize, launch.handle->device));
-  fill_bytes_ = std::max(MIN_FILL_BYTES, int64_t(cache_bytes) * 5 / 4);
-  try {
-    filled_.reset(new Workspace(*launch.handle->arena, fill_bytes_));
-  } catch (const Error &error) {
-    if (error.status != DNNOPS_OUT_OF_MEMORY) throw;  // then the times may be those of the host
-  }
+    : launch_(launch),
+      scratch_(*launch.handle->arena, scratch_bytes(conv, launch)),
+      filler_(new CacheFiller(*launch.handle)),
+      clock_(new Clock) {
   if (!scratch_.pointer()) return;
   // What is added to is read: let it be numbers, not what was left there.
   DNNOPS_CHECK(cudaMemsetAsync(scratch_.pointer(), 0, scratch_bytes(conv, launch),
@@ -84,38 +65,28 @@ PlanTimer::PlanTimer(const ConvCase &conv, const Launch &launch)
 
 PlanTimer::~PlanTimer() = default;
 
-// Milliseconds of one execution.
-double PlanTimer::once(Plan &plan, int fills) {
+// One execution, while the host is given so long to launch it.
+PlanTimer::Times PlanTimer::once(Plan &plan, double launch_milliseconds) {
   const cudaStream_t stream = static_cast<cudaStream_t>(launch_.handle->stream);
-  fill(fills);
+  filler_->run(LAUNCH_MARGIN * launch_milliseconds);
+  const auto start = std::chrono::steady_clock::now();
   DNNOPS_CHECK(cudaEventRecord(clock_->start, stream));
   plan.execute(launch_, pack_);
   DNNOPS_CHECK(cudaEventRecord(clock_->stop, stream));
-  DNNOPS_CHECK(cudaEventSynchronize(clock_->stop));
-  float milliseconds = 0;
-  DNNOPS_CHECK(cudaEventElapsedTime(&milliseconds, clock_->start, clock_->stop));
-  return milliseconds;
-}
-
-void PlanTimer::fill(int times) {
-  for (int i = 0; filled_ && i < times; ++i)
-    DNNOPS_CHECK(
-        cudaMemsetAsync(filled_->pointer(), 0, fill_bytes_, static_cast<cudaStream_t>(launch_.handle->stream)));
+  const double host = 1e3 * seconds_since(start);
+  return {milliseconds_between(clock_->start, clock_->stop), host};
 }
 
 double PlanTimer::time(Plan &plan, double best) {
   const Workspace workspace(*launch_.handle->arena, plan.workspace);
   launch_.workspace = workspace.pointer();
-  if (once(plan, 0) > HOPELESS * best + LOADING_MS) return HUGE_VAL;
-  const double first = once(plan, 0);
-  // All plans of a case are timed in the same way as the best one, or they could not be compared.
-  const double expected = std::min(first, best);
-  const bool host_bound = expected < HOST_BOUND_MS;
-  // Where the host is the slower one, that is what this run may have measured.
-  if (first > HOPELESS * best + (host_bound ? HOST_SLACK_MS : 0)) return HUGE_VAL;
-  if (first > LONG_MS) return first;
-  std::vector<double> times(expected < SHORT_MS ? SHORT_ROUNDS : ROUNDS);
-  for (double &time : times) time = once(plan, host_bound ? HOST_BOUND_FILLS : FILLS);
+  if (once(plan, 0).device > HOPELESS * best + LOADING_MS) return HUGE_VAL;
+  const Times first = once(plan, 0);
+  // All of the host's time may be in it.
+  if (first.device - first.host > HOPELESS * best) return HUGE_VAL;
+  if (first.device > LONG_MS) return first.device;
+  std::vector<double> times(std::min(first.device, best) < SHORT_MS ? SHORT_ROUNDS : ROUNDS);
+  for (double &time : times) time = once(plan, first.host).device;
   std::sort(times.begin(), times.end());
   return times[times.size() / 2];
 }
@@ -230,11 +201,12 @@ class Search {
     while (count < timed_.size() && count < FINALISTS && timed_[count].milliseconds <= CLOSE * best_) ++count;
     if (count < 2 || best_ > LONG_MS) return;
     std::vector<std::vector<double>> rounds(count);
-    for (int round = 0; round < FINAL_ROUNDS; ++round)
+    const auto start = std::chrono::steady_clock::now();
+    for (int round = 0; round < FINAL_ROUNDS && seconds_since(start) < FINAL_SECONDS; ++round)
       for (size_t i = 0; i < count; ++i) rounds[i].push_back(timer_.time(*timed_[i].plan, best_));
     for (size_t i = 0; i < count; ++i) {
       std::sort(rounds[i].begin(), rounds[i].end());
-      timed_[i].milliseconds = rounds[i][FINAL_ROUNDS / 2];
+      timed_[i].milliseconds = rounds[i][rounds[i].size() / 2];
     }
     sort();
   }

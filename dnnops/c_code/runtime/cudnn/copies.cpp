@@ -36,6 +36,9 @@ constexpr int64_t MAX_SLAB_BYTES = 24 << 10, MAX_SLAB_SHIFT = 4;
 // Slabs are made larger as long as there are so many blocks; with fewer blocks than these, tiles are smaller.
 constexpr int64_t ENOUGH_SLABS = 384, ENOUGH_TILES = 264;
 
+// What a block copies of rows without an exchange of axes, at most, and how many blocks are enough of them.
+constexpr int64_t MAX_ROWS_BYTES = 32 << 10, ENOUGH_ROWS = 2112;
+
 int64_t divided(int64_t size, int64_t by) { return (size + by - 1) / by; }
 
 // How many elements move at once along rows of this length: 4, 2 (of 16 bits only) or 1.
@@ -45,6 +48,10 @@ int64_t vector_size(int64_t length, int64_t pitch, int64_t stride, int64_t align
   };
   return width <= 4 && fits(4) ? 4 : width == 2 && fits(2) ? 2 : 1;
 }
+
+// What each of so many tiles has of a size, the last one maybe less: as blocks run beside each other, they are to take
+// about the same time.  Four elements move at once.
+int32_t even_tile(int64_t size, int64_t tiles) { return static_cast<int32_t>(divided(divided(size, tiles), 4) * 4); }
 
 int32_t slab_shift(int64_t along, int64_t across, int64_t matrices, int64_t width) {
   int32_t shift = 0;
@@ -59,10 +66,12 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
                int64_t dst_alignment, bool has_gaps = false) {
   Copy copy = {TILES, params, 0, false};
   CopyParams &p = copy.params;
-  const int64_t load = vector_size(p.columns, p.src_pitch, p.src_stride, src_alignment, width);
+  // Copies of rows may read what follows the channels in an array with more of them.
+  const int64_t load = vector_size(same_axes ? p.src_pitch : p.columns, p.src_pitch, p.src_stride, src_alignment, width);
   const int64_t store = vector_size(p.dst_width, p.dst_pitch, p.dst_stride, dst_alignment, width);
   const auto slabs = [&](int kind, int64_t along, int64_t across) {
     copy.kind += kind;
+    if (along > INT32_MAX) fail(DNNOPS_NOT_SUPPORTED, "the arrays are too large to be transposed");
     p.slab_shift = slab_shift(along, across, matrices, width);
     p.row_tiles = static_cast<int32_t>(divided(along, SLAB << p.slab_shift));
     const int64_t elements = (SLAB << p.slab_shift) * across;
@@ -70,21 +79,36 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
   };
   p.column_tiles = 1;
   if (same_axes) {
-    slabs(SAME_AXES, p.rows, 0);
-    if (p.order == SPREAD) {
-      const bool quads = load == 4 && store == 4;
-      copy.fills_gaps = true;
-      copy.kind |= FILLS_GAPS | (quads ? LOADS_QUADS : 0);
-      while (p.lane_shift < 5 && p.columns > (quads ? 4 : 1) << p.lane_shift) ++p.lane_shift;
-    }
-    // A block counts the elements of a slab's rows in 32 bits.
-    if (p.dst_width > (INT32_MAX - THREADS) / (SLAB << p.slab_shift))
-      fail(DNNOPS_NOT_SUPPORTED, "the arrays are too large to be transposed");
+    copy.kind = SAME_AXES | (load == 4 ? LOADS_QUADS : 0) | (store == 4 ? STORES_QUADS : 0);
+    copy.fills_gaps = p.order == SPREAD;
+    if (copy.fills_gaps) copy.kind |= FILLS_GAPS;
+    // A thread counts the elements of a row in 32 bits.
+    if (p.dst_width > INT32_MAX / 2) fail(DNNOPS_NOT_SUPPORTED, "the arrays are too large to be transposed");
+    const int64_t at_once = copy.kind & (LOADS_QUADS | STORES_QUADS) ? 4 : 1;
+    while (p.lane_shift < 5 && p.dst_width > at_once << p.lane_shift) ++p.lane_shift;
+    while (p.slab_shift < MAX_SLAB_SHIFT && (2 * SLAB << p.slab_shift) * p.dst_width * width <= MAX_ROWS_BYTES &&
+           matrices * divided(p.rows, 2 * SLAB << p.slab_shift) >= ENOUGH_ROWS)
+      ++p.slab_shift;
+    p.row_tiles = static_cast<int32_t>(divided(p.rows, SLAB << p.slab_shift));
   } else if (!p.order && !has_gaps && p.columns <= FEW_COLUMNS && p.src_pitch <= FEW_ROWS) {
     if (width == 2 && store > 1) copy.kind |= STORES_PAIRS;
+    p.tile_rows = INT32_MAX;
+    const bool is_dense = p.src_stride == p.rows * p.src_pitch && p.dst_width == p.rows;
+    if (is_dense && matrices * p.rows <= INT32_MAX) {
+      p.tile_rows = static_cast<int32_t>(p.rows);
+      p.rows = p.dst_width = matrices * p.rows;
+      matrices = 1;
+    }
     slabs(SLABS_OF_ROWS, p.dst_width, p.src_pitch);
   } else if (!p.order && p.dst_width <= FEW_ROWS) {
     if (width == 2 && load > 1) copy.kind |= LOADS_PAIRS;
+    p.tile_columns = INT32_MAX;
+    const bool is_dense = p.dst_stride == p.columns * p.dst_width;
+    if (is_dense && matrices * p.columns <= INT32_MAX) {
+      p.tile_columns = static_cast<int32_t>(p.columns);
+      p.columns = matrices * p.columns;
+      matrices = 1;
+    }
     slabs(SLABS_OF_COLUMNS, p.columns, p.dst_width);
   } else {
     copy.kind |= load == 4 ? LOADS_QUADS : load == 2 ? LOADS_PAIRS : 0;
@@ -97,6 +121,8 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
     }
     p.row_tiles = static_cast<int32_t>(rows);
     p.column_tiles = static_cast<int32_t>(divided(p.columns, columns));
+    p.tile_rows = even_tile(p.dst_width, p.row_tiles);
+    p.tile_columns = even_tile(p.columns, p.column_tiles);
     copy.shared_bytes = static_cast<unsigned>(TILE_ROWS * columns * width);
   }
   const double blocks = double(matrices) * divided(p.dst_width, TILE_ROWS) * divided(p.columns, NARROW_COLUMNS);

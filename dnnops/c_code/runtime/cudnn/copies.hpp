@@ -12,7 +12,8 @@ namespace dnnops {
 // A copy as its kernel takes it: copy_params there.
 struct CopyParams {
   int64_t rows, columns, src_pitch, dst_pitch, dst_width, src_stride, dst_stride;
-  int32_t order, period, sizes[2], steps[3], row_tiles, column_tiles, slab_shift, lane_shift, blocks;
+  int32_t order, period, sizes[2], steps[3], row_tiles, column_tiles, tile_rows, tile_columns, slab_shift,
+      lane_shift, blocks;
 };
 
 struct Copy {
