@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from functools import lru_cache
 
 import pytest
 
+
+def gpu_of_worker(environment: Mapping[str, str]) -> str:
+    """The only GPU that a process of pytest-xdist is to see; empty if it is to see all.
+
+    Parameters
+    ----------
+    environment : mapping
+        ``DNNOPS_TEST_GPUS`` says over how many GPUs the processes are spread.
+
+    Returns
+    -------
+    str
+        An entry of ``CUDA_VISIBLE_DEVICES``, if that is set, else a number.
+    """
+    worker = environment.get("PYTEST_XDIST_WORKER")
+    gpus = environment.get("DNNOPS_TEST_GPUS")
+    if not worker or not gpus:
+        return ""
+    number = int(worker.removeprefix("gw")) % int(gpus)
+    visible = [entry for entry in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
+    return visible[number] if visible else str(number)
+
+
+# Before CUDA is used for the first time.
+if _gpu := gpu_of_worker(os.environ):
+    os.environ["CUDA_VISIBLE_DEVICES"] = _gpu
+
 # Before any test imports PyTensor, so that the flags of dnnops are known to it.
-import dnnops  # noqa: F401
+import dnnops  # noqa: E402, F401
 
 
 @lru_cache(maxsize=1)

@@ -146,13 +146,15 @@ def _git(*arguments: str) -> str:
     return done.stdout
 
 
-def run_tests(workers: int | None) -> Outcome:
+def run_tests(workers: int | None, gpus: int | None = None) -> Outcome:
     """Run the tests marked ``gpu`` in a process of their own.
 
     Parameters
     ----------
     workers : int or None
         How many processes share them, through pytest-xdist; None to do without it.
+    gpus : int or None
+        Over how many GPUs these are spread; None if all of them use the first.
 
     Returns
     -------
@@ -171,6 +173,8 @@ def run_tests(workers: int | None) -> Outcome:
         report = Path(directory, "report.xml")
         # Options in the environment could leave out tests.
         environment = {key: v for key, v in os.environ.items() if key != "PYTEST_ADDOPTS"}
+        if gpus is not None:
+            environment["DNNOPS_TEST_GPUS"] = str(gpus)
         done = subprocess.run(
             [*command, f"--junit-xml={report}"], cwd=ROOT, env=environment, check=False
         )
@@ -240,13 +244,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--commit", metavar="HASH", help="the commit, where Git is not to be asked")
     parser.add_argument("-n", type=int, dest="workers", help="processes, through pytest-xdist")
+    parser.add_argument("--gpus", type=int, help="GPUs that the processes are spread over")
     args = parser.parse_args(arguments)
     try:
         # What would prevent a record is better said before the tests run than after.
         commit = find_commit(args.commit)
         device = describe_device()
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        outcome = run_tests(args.workers)
+        outcome = run_tests(args.workers, args.gpus)
     except RecordError as error:
         print(f"{RECORD} is not written: {error}", file=sys.stderr)
         return 2

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import gpu_record
+from tests.conftest import gpu_of_worker
 
 DEVICE = {
     "device": "a device",
@@ -37,6 +38,16 @@ def fragile():
 
 def test_fragile(fragile): pass
 """
+
+
+def test_gpu_of_worker():
+    """Processes are spread over GPUs only where that is asked for, and only over visible ones."""
+    given = {"PYTEST_XDIST_WORKER": "gw6", "DNNOPS_TEST_GPUS": "4"}
+    assert gpu_of_worker(given) == "2"
+    assert gpu_of_worker({**given, "CUDA_VISIBLE_DEVICES": "5,GPU-1,7,3"}) == "7"
+    assert gpu_of_worker({**given, "CUDA_VISIBLE_DEVICES": ""}) == "2"
+    for missing in given:
+        assert gpu_of_worker({key: v for key, v in given.items() if key != missing}) == ""
 
 
 class Checkout:
