@@ -38,6 +38,9 @@ TIME_GOAL = 1.1
 GUESS_GOAL = 0.95
 LOSS = 0.95
 README_GOALS = {"torch_ms": 8.0, "jax_ms": 1.9}
+#: XLA's result was had with less precision, if it differs from PyTorch's so many times as much as
+#: dnnops', and so many times as much as what says nothing.
+LESS_PRECISE, SMALL_ERROR = 5.0, 5e-5
 #: Largest relative difference to PyTorch's result; both are rounded.
 TOLERANCES = {"float32": 1e-4, "tf32": 2e-3, "float16": 4e-3, "bfloat16": 1.5e-2}
 
@@ -199,7 +202,12 @@ def why(row: Row) -> str:
     others = row.get("jax_others") or 0
     beside = f" with {others:g} kernels of its own beside it, as transpositions" if others else ""
     same = theirs == name and bool(others) == bool(transposed)
-    return f"XLA runs {'the same plan in less time' if same else theirs}{beside}"
+    words = f"XLA runs {'the same plan in less time' if same else theirs}{beside}"
+    ours, xlas = row.get("error"), row.get("jax_error")
+    numbers = isinstance(ours, float) and isinstance(xlas, float)
+    if numbers and xlas > LESS_PRECISE * max(ours, SMALL_ERROR):
+        words += f"; its result differs from PyTorch's by {xlas:.1e}, dnnops' by {ours:.1e}"
+    return words
 
 
 def summary(rows: Sequence[Row]) -> list[tuple[str, int, str]]:

@@ -166,7 +166,8 @@ def run_tests(workers: int | None, gpus: int | None = None) -> Outcome:
     RecordError
         If pytest did not run to its end, or no test did.
     """
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests"]
+    # Verbose: each failure has a line as soon as it is there, should the run not reach its end.
+    command = [sys.executable, "-m", "pytest", "-v", "--durations=30", "-m", "gpu", "tests"]
     if workers is not None:
         command += ["-p", "xdist", "-n", str(workers)]
     with tempfile.TemporaryDirectory() as directory:

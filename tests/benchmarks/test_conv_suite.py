@@ -302,6 +302,10 @@ def test_losses_are_listed_worst_first_and_a_missing_time_is_one():
             "same plan in less time with 2 kernels",
         ),
         ({"jax_ms": 0.5, "guess_ms": 0.5, "guess_plan": "gemm1"}, "gemm1, which guess_* takes"),
+        (
+            {"jax_ms": 0.5, "jax_plan": "engine4", "error": 1e-6, "jax_error": 8e-4},
+            "differs from PyTorch's by 8.0e-04, dnnops' by 1.0e-06",
+        ),
     ],
 )
 def test_losses_say_why(values, words):
