@@ -29,6 +29,7 @@ from dnnops.nnet.conv_transpose import (
     conv3d_grad_wrt_weights,
     conv3d_transpose,
 )
+from dnnops.nnet.ctc import CTC, ctc
 from dnnops.nnet.pool import (
     AveragePoolGrad,
     MaxPoolGrad,
@@ -41,6 +42,7 @@ from dnnops.nnet.pool import (
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 
 __all__ = [
+    "CTC",
     "AveragePoolGrad",
     "BatchNormInference",
     "BatchNormTrain",
@@ -66,6 +68,7 @@ __all__ = [
     "conv3d_grad_wrt_weights",
     "conv3d_transpose",
     "conv_output_shape",
+    "ctc",
     "pool_2d",
     "pool_3d",
     "pool_output_shape",

@@ -24,6 +24,7 @@ from pytensor.tensor.math import Dot, Sum
 from dnnops.errors import DnnRequiredError
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.ctc import CTC
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.onednn.base import OneDnnOp, onednn_available
@@ -35,6 +36,7 @@ from dnnops.onednn.batchnorm import (
 )
 from dnnops.onednn.channel_sum import OneDnnChannelSum
 from dnnops.onednn.conv import OneDnnConv, OneDnnConvGradInputs, OneDnnConvGradWeights
+from dnnops.onednn.ctc import OneDnnCTC
 from dnnops.onednn.gemm import OneDnnDot, OneDnnGemm
 from dnnops.onednn.pool import (
     OneDnnAveragePoolGrad,
@@ -118,6 +120,20 @@ def local_batchnorm_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variab
     return outputs
 
 
+@node_rewriter([CTC])
+def local_ctc_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace a CTC loss by the one in oneDNN's threads; float16 is computed in float32."""
+    if type(node.op) is not CTC:
+        return None
+    activations, *integers = node.inputs
+    if activations.type.dtype == "float16":
+        activations = cast(activations, "float32")
+    outputs = OneDnnCTC.from_abstract(node.op).make_node(activations, *integers).outputs
+    outputs = [cast(new, old.type.dtype) for new, old in zip(outputs, node.outputs, strict=True)]
+    copy_stack_trace(node.outputs, outputs)
+    return outputs
+
+
 @node_rewriter([Dot, Dot22, Gemm, Sum])
 def local_dense_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace a float32 matrix product or sum of channels by one in oneDNN's threads."""
@@ -147,12 +163,14 @@ class ToOneDnn(GraphRewriter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._substitute = dfs_rewriter(local_to_onednn, local_batchnorm_to_onednn)
+        self._substitute = dfs_rewriter(
+            local_to_onednn, local_batchnorm_to_onednn, local_ctc_to_onednn
+        )
         self._substitute_dense = dfs_rewriter(local_dense_to_onednn)
         self._warned = False
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        kinds = {*SAME_PARAMETERS, *SOFTMAXES, *BATCH_NORMALIZATIONS}
+        kinds = {*SAME_PARAMETERS, *SOFTMAXES, *BATCH_NORMALIZATIONS, CTC}
         if not any(type(node.op) in kinds for node in fgraph.apply_nodes):
             return
         available, reason = onednn_available()
