@@ -308,4 +308,5 @@ def ctc(
     if label_lengths is not None:
         operands.append(_integer_tensor(where, "label_lengths", label_lengths, 1))
     op = CTC(with_label_lengths=label_lengths is not None)
-    return op.make_node(*operands).outputs[0]
+    costs: Any = op.make_node(*operands).outputs[0]
+    return costs

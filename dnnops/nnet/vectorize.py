@@ -1,4 +1,4 @@
-"""``pytensor.graph.vectorize_graph`` over convolutions and pooling.
+"""``pytensor.graph.vectorize_graph`` over convolutions, pooling and the CTC loss.
 
 PyTensor would loop over the extra axes in Python, with the Ops in NumPy. Here these axes become
 part of the batch, or of the channels with a group for each entry, so that one call of a library is
@@ -19,9 +19,10 @@ from pytensor.tensor.blockwise import vectorize_node_fallback
 
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.conv_base import ConvBase
+from dnnops.nnet.ctc import CTC
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool, PoolBase
 
-__all__ = ["vectorize_conv", "vectorize_pool"]
+__all__ = ["vectorize_conv", "vectorize_ctc", "vectorize_pool"]
 
 #: The data operands of each Op, and its result.
 ROLES: dict[type, tuple[str, str, str]] = {
@@ -37,10 +38,15 @@ def _sizes(x: Any) -> list[Any]:
     return [x.shape[i] if n is None else n for i, n in enumerate(x.type.shape)]
 
 
-def _with_extra_axes(data: Sequence[Any], core: int) -> tuple[list[Any], list[Any]]:
-    """Broadcast the axes before the last `core` ones; return them and the operands."""
-    lead = max(x.type.ndim for x in data) - core
-    padded = [pt.shape_padleft(x, lead + core - x.type.ndim) for x in data]
+def _with_extra_axes(data: Sequence[Any], *cores: int) -> tuple[list[Any], list[Any]]:
+    """Broadcast the axes before each operand's last ones; return them and the operands.
+
+    `cores` says how many the last ones are: one number for all, or one for each.
+    """
+    cores = cores * len(data) if len(cores) == 1 else cores
+    pairs = list(zip(data, cores, strict=True))
+    lead = max(x.type.ndim - core for x, core in pairs)
+    padded = [pt.shape_padleft(x, lead + core - x.type.ndim) for x, core in pairs]
     extra: list[Any] = []
     for axis in range(lead):
         # As in Elemwise, only what is known to be 1 is broadcast.
@@ -49,8 +55,7 @@ def _with_extra_axes(data: Sequence[Any], core: int) -> tuple[list[Any], list[An
         extra.append((known or sizes or [1])[0])
     spread = []
     for x in padded:
-        pairs = zip(x.type.shape[:lead], extra, strict=True)
-        if any(n == 1 and size != 1 for n, size in pairs):
+        if any(n == 1 and size != 1 for n, size in zip(x.type.shape[:lead], extra, strict=True)):
             x = pt.broadcast_to(x, (*extra, *_sizes(x)[lead:]))
         spread.append(x)
     return extra, spread
@@ -122,3 +127,20 @@ def vectorize_pool(op: PoolBase, node: Apply, *inputs: Any) -> Any:
     extra, data = _with_extra_axes(data, core)
     out: Any = op(*(_into_batch(x, extra) for x in data), *vectors)
     return [out.reshape((*extra, _sizes(data[0])[-core], *_sizes(out)[1:]))]
+
+
+@_vectorize_node.register(CTC)
+def vectorize_ctc(op: CTC, node: Apply, *inputs: Any) -> Any:
+    """Vectorize the CTC loss: extra axes become part of the batch, which is not the first axis."""
+    cores = [x.type.ndim for x in node.inputs]
+    if all(x.type.ndim == core for x, core in zip(inputs, cores, strict=True)):
+        return op.make_node(*inputs)
+    extra, (activations, *rest) = _with_extra_axes(inputs, *cores)
+    steps, batch, classes = _sizes(activations)[-3:]
+    sequences = pt.moveaxis(activations, -3, 0).reshape((steps, prod(extra) * batch, classes))
+    outputs: list[Any] = op.make_node(sequences, *(_into_batch(x, extra) for x in rest)).outputs
+    vectorized = [outputs[0].reshape((*extra, batch))]
+    for gradients in outputs[1:]:
+        spread = gradients.reshape((steps, *extra, batch, classes))
+        vectorized.append(pt.moveaxis(spread, 0, -3))
+    return vectorized
