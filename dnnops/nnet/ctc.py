@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.gradient import DisconnectedType, disconnected_type, grad_not_implemented
+from pytensor.gradient import disconnected_type, grad_not_implemented
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.tensor.variable import TensorVariable
@@ -20,15 +20,12 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import accumulator_dtype, float_tensor, show_shape
+from dnnops.nnet.batchnorm_base import is_connected
 
 __all__ = ["CTC", "ctc"]
 
 #: The integers that labels and lengths may be; those that int32 cannot hold become int64.
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
-
-
-def _is_connected(variable: Any) -> bool:
-    return not isinstance(variable.type, DisconnectedType)
 
 
 def _integer_tensor(where: str, name: str, value: Any, ndim: int) -> TensorVariable:
@@ -147,16 +144,16 @@ class CTC(Op):
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         rest: list[Any] = [disconnected_type() for _ in inputs[1:]]
-        if any(_is_connected(g) for g in cotangents[1:]):
+        if any(is_connected(g) for g in cotangents[1:]):
             return [self._no_second_derivative(inputs), *rest]
-        if not _is_connected(cotangents[0]):
+        if not is_connected(cotangents[0]):
             return [disconnected_type(), *rest]
         gradients = self._gradients(inputs, outputs)
         weighted = cotangents[0].dimshuffle("x", 0, "x") * gradients
         return [pt.cast(weighted, inputs[0].type.dtype), *rest]
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
-        if not _is_connected(tangents[0]):
+        if not is_connected(tangents[0]):
             return [disconnected_type() for _ in outputs]
         dtype = outputs[0].type.dtype
         moved = pt.cast(self._gradients(inputs, outputs), dtype) * pt.cast(tangents[0], dtype)
