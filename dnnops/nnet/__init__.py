@@ -39,6 +39,15 @@ from dnnops.nnet.pool import (
     pool_output_shape,
 )
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.spatial_transformer import (
+    SpatialTransformerGrid,
+    SpatialTransformerGridGrad,
+    SpatialTransformerSampler,
+    SpatialTransformerSamplerGrad,
+    affine_grid,
+    grid_sample,
+    spatial_transformer,
+)
 
 __all__ = [
     "AveragePoolGrad",
@@ -53,7 +62,12 @@ __all__ = [
     "MaxPoolGradGrad",
     "Pool",
     "SoftmaxGrad",
+    "SpatialTransformerGrid",
+    "SpatialTransformerGridGrad",
+    "SpatialTransformerSampler",
+    "SpatialTransformerSamplerGrad",
     "WholeSoftmax",
+    "affine_grid",
     "batch_normalization_test",
     "batch_normalization_train",
     "conv1d",
@@ -66,8 +80,10 @@ __all__ = [
     "conv3d_grad_wrt_weights",
     "conv3d_transpose",
     "conv_output_shape",
+    "grid_sample",
     "pool_2d",
     "pool_3d",
     "pool_output_shape",
     "resolve_padding",
+    "spatial_transformer",
 ]

@@ -26,6 +26,12 @@ from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormT
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.spatial_transformer import (
+    SpatialTransformerGrid,
+    SpatialTransformerGridGrad,
+    SpatialTransformerSampler,
+    SpatialTransformerSamplerGrad,
+)
 from dnnops.onednn.base import OneDnnOp, onednn_available
 from dnnops.onednn.batchnorm import (
     OneDnnBatchNormInference,
@@ -48,6 +54,13 @@ from dnnops.onednn.softmax import (
     OneDnnSoftmaxGrad,
     neighboring_axes,
 )
+from dnnops.onednn.spatial_transformer import (
+    OneDnnSpatialTransformerGrid,
+    OneDnnSpatialTransformerGridGrad,
+    OneDnnSpatialTransformerSampler,
+    OneDnnSpatialTransformerSamplerGradGrid,
+    OneDnnSpatialTransformerSamplerGradImage,
+)
 from dnnops.runtime.op import MAX_NDIM
 
 __all__ = ["local_to_onednn"]
@@ -61,6 +74,9 @@ SAME_PARAMETERS: dict[type, type[OneDnnOp]] = {
     MaxPoolGrad: OneDnnMaxPoolGrad,
     MaxPoolGradGrad: OneDnnMaxPoolGradGrad,
     AveragePoolGrad: OneDnnAveragePoolGrad,
+    SpatialTransformerGrid: OneDnnSpatialTransformerGrid,
+    SpatialTransformerGridGrad: OneDnnSpatialTransformerGridGrad,
+    SpatialTransformerSampler: OneDnnSpatialTransformerSampler,
 }
 SOFTMAXES: dict[type, Callable[[Any, tuple[int, ...]], OneDnnOp]] = {
     WholeSoftmax: lambda op, axis: OneDnnSoftmax(axis, op.log),
@@ -118,6 +134,26 @@ def local_batchnorm_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variab
     return outputs
 
 
+@node_rewriter([SpatialTransformerSamplerGrad])
+def local_sampler_grad_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace the gradients of a sampler by an Op for each: the one that nobody uses is left out.
+
+    float16 is computed in float32.
+    """
+    dtype = node.outputs[0].type.dtype
+    inputs = [cast(x, "float32") for x in node.inputs] if dtype == "float16" else node.inputs
+    outputs: list[Any] = []
+    for op, output in zip(
+        (OneDnnSpatialTransformerSamplerGradImage(), OneDnnSpatialTransformerSamplerGradGrid()),
+        node.outputs,
+        strict=True,
+    ):
+        found = op(*inputs)
+        outputs.append(cast(found, dtype) if dtype == "float16" else found)
+        copy_stack_trace(output, outputs[-1])
+    return outputs
+
+
 @node_rewriter([Dot, Dot22, Gemm, Sum])
 def local_dense_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace a float32 matrix product or sum of channels by one in oneDNN's threads."""
@@ -147,12 +183,19 @@ class ToOneDnn(GraphRewriter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._substitute = dfs_rewriter(local_to_onednn, local_batchnorm_to_onednn)
+        self._substitute = dfs_rewriter(
+            local_to_onednn, local_batchnorm_to_onednn, local_sampler_grad_to_onednn
+        )
         self._substitute_dense = dfs_rewriter(local_dense_to_onednn)
         self._warned = False
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        kinds = {*SAME_PARAMETERS, *SOFTMAXES, *BATCH_NORMALIZATIONS}
+        kinds = {
+            *SAME_PARAMETERS,
+            *SOFTMAXES,
+            *BATCH_NORMALIZATIONS,
+            SpatialTransformerSamplerGrad,
+        }
         if not any(type(node.op) in kinds for node in fgraph.apply_nodes):
             return
         available, reason = onednn_available()
