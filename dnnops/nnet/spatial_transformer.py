@@ -196,7 +196,7 @@ class SamplerBase(Op):
 
     @staticmethod
     def _corners(img: np.ndarray, grid: np.ndarray) -> list[Corner]:
-        with np.errstate(invalid="ignore"):  # infinity in an image of one pixel
+        with np.errstate(invalid="ignore", over="ignore"):  # infinity, and what becomes so
             return list(corners(np, grid.astype("float64"), *img.shape[2:]))
 
 
@@ -302,16 +302,18 @@ class SpatialTransformerSamplerGrad(SamplerBase):
         self._check([x.shape for x in inputs])
         gradient = gout.astype("float64")
         by_img = np.zeros(img.shape)
-        by_grid = np.zeros(grid.shape)
+        slopes = np.zeros((2, *gout.shape))  # of the samples, as their points move along x and y
+        lost = np.zeros(grid.shape[:3], dtype=bool)
         for corner in self._corners(img, grid):
             met = (corner.inside & (corner.weight != 0))[:, None]
             share = np.where(met, corner.weight[:, None], 0) * np.where(met, gradient, 0)
             # With the channels last, as the corner's indices select them.
             np.add.at(by_img, corner.index(img.shape), share.transpose(0, 2, 3, 1))
-            product = (gradient * corner.pixels(img, corner.inside)).sum(axis=1)
-            by_grid[..., 0] += corner.by_x * product
-            by_grid[..., 1] += corner.by_y * product
-            by_grid[np.isnan(corner.weight)] = np.nan
+            pixels = corner.pixels(img, corner.inside)
+            slopes += np.stack([corner.by_x, corner.by_y])[:, :, None] * pixels
+            lost |= np.isnan(corner.weight)
+        by_grid = np.moveaxis((gradient * slopes).sum(axis=2), 0, -1)
+        by_grid[lost] = np.nan
         output_storage[0][0] = by_img.astype(img.dtype)
         output_storage[1][0] = by_grid.astype(grid.dtype)
 
@@ -421,8 +423,8 @@ def spatial_transformer(
     -------
     TensorVariable, (batch, channels, ceil(rows * scale_height), ceil(columns * scale_width))
         Interpolated linearly between the pixels; what lies outside of the image is zero.  The
-        sizes are rounded up, as in Theano, from a product in float64: 10 rows times 1.1, which is
-        more than 11 there, are 12.
+        sizes are rounded up, as in Theano, from a product in float64: 100 rows times 1.1, which
+        is more than 110 there, are 111.
 
     Raises
     ------
@@ -446,7 +448,9 @@ def spatial_transformer(
     require_same_dtype(where, img=img, theta=theta)
     sizes = []
     for axis, name, value in ((2, "scale_height", scale_height), (3, "scale_width", scale_width)):
-        scale = float64_scalar(where, name, value)
+        # PyTensor would make a float32 of a Python number where that is its floatX.
+        number = np.float64(value) if isinstance(value, float) else value
+        scale = float64_scalar(where, name, number)
         if isinstance(scale, Constant) and float(scale.data) <= 0:
             raise DnnValueError(f"{where}: {name} must be more than 0, got {float(scale.data):g}")
         known = img.type.shape[axis]

@@ -30,6 +30,9 @@ void share(int64_t count, int64_t team, Body &&body) {
     body(member, count * member / team, count * (member + 1) / team);
 }
 
+// From so many channels on it is faster to go along them than along the points.
+constexpr int64_t kSideBySide = 8;
+
 // -- operands ----------------------------------------------------------------------------------
 
 // Which axes are merged: (batch, channel, point) and (batch, point, coordinate).
@@ -78,6 +81,7 @@ class Operands {
   int64_t channels() const { return inputs_[0].shape[1]; }
   int64_t plane() const { return inputs_[0].shape[2] * inputs_[0].shape[3]; }
   int64_t point_count() const { return views[1].shape[1]; }
+  bool has_dense_channels() const { return channels() >= kSideBySide && views[0].strides[1] == 1; }
   int64_t threads() const { return threads_for(batch() * channels() * point_count()); }
 
   View views[3];
@@ -104,12 +108,17 @@ void for_offset(int64_t rows, int64_t columns, int64_t row_step, int64_t column_
     loops(int64_t{});
 }
 
-// Calls body(begin, taps) for tiles of the points [begin, end).
+// Tiles are where they are whatever the number of threads: so a point is always at the same place in a loop, of which
+// the vectors may round otherwise than what is left over.
+inline int64_t tile_count(int64_t points) { return (points + kTile - 1) / kTile; }
+
+// Calls body(begin, taps) for the tiles [first, last) of so many points.
 template <bool skip_zeros, class Offset, class T, class Pixel, class Body>
-void for_tiles(const Pixels<Pixel> &image, const Points<T> &points, int64_t begin, int64_t end, Body &&body) {
+void for_tiles(const Pixels<Pixel> &image, const Points<T> &points, int64_t count, int64_t first, int64_t last,
+               Body &&body) {
   Taps<T, Offset> taps;
-  for (; begin < end; begin += kTile) {
-    find_taps<skip_zeros>(image, points, begin, std::min(kTile, end - begin), taps);
+  for (int64_t begin = first * kTile; begin < std::min(count, last * kTile); begin += kTile) {
+    find_taps<skip_zeros>(image, points, begin, std::min(kTile, count - begin), taps);
     body(begin, taps);
   }
 }
@@ -120,36 +129,35 @@ template <class T>
 void sample(const dnnops_tensor *inputs, T *output) {
   Operands<T> operands(inputs, 2);
   const int64_t channels = operands.channels(), count = operands.point_count(), threads = operands.threads();
-  const bool dense = channels > 1 && operands.views[0].strides[1] == 1;
+  const bool dense = operands.has_dense_channels();
   operands.pack_all(dense ? channels * (1 + threads * kTile) : 0);
   T *const zeros = operands.scratch, *const rooms = zeros + channels;
   if (dense) std::fill(zeros, zeros + channels, T(0));
-  const Pixels<const T> first = operands.image(0);
-  for_offset(first.rows, first.columns, first.row_step, first.column_step, [&](auto offset) {
+  const Pixels<const T> any = operands.image(0);
+  for_offset(any.rows, any.columns, any.row_step, any.column_step, [&](auto offset) {
     for_images(operands.batch(), threads, [&](int64_t n, int64_t slot, int64_t team) {
       const Pixels<const T> image = operands.image(n);
       const Samples<T> to{output + n * channels * count, count, 1};
-      share(count, team, [&](int64_t member, int64_t begin, int64_t end) {
+      share(tile_count(count), team, [&](int64_t member, int64_t first, int64_t last) {
         T *const room = dense ? rooms + (slot + member) * channels * kTile : nullptr;
-        for_tiles<true, decltype(offset)>(image, operands.points(n), begin, end, [&](int64_t at, const auto &taps) {
+        const auto take = [&](int64_t at, const auto &taps) {
           if (dense)
             sample_pixels(image, taps, zeros, room, to, at);
           else
             sample_planes(image, taps, to, at);
-        });
+        };
+        for_tiles<true, decltype(offset)>(image, operands.points(n), count, first, last, take);
       });
     });
   });
 }
 
-// From so many channels on, sums are made with the channels side by side, and brought into order at the end.
-constexpr int64_t kSideBySide = 8;
-
+// With enough channels, sums are made with these side by side, and brought into order at the end.
 template <class T>
 void sample_grad_image(const dnnops_tensor *inputs, T *output) {
   Operands<T> operands(inputs, 3);
   const int64_t channels = operands.channels(), plane = operands.plane(), threads = operands.threads();
-  const int64_t rows = inputs[0].shape[2], columns = inputs[0].shape[3];
+  const int64_t rows = inputs[0].shape[2], columns = inputs[0].shape[3], count = operands.point_count();
   const bool dense = channels >= kSideBySide;
   const int64_t slots = operands.batch() < threads ? 1 : threads;
   operands.pack_all(dense ? slots * channels * (plane + kTile) : 0);
@@ -173,7 +181,7 @@ void sample_grad_image(const dnnops_tensor *inputs, T *output) {
           else
             spread_planes(image, taps, top, at);
         };
-        for_tiles<true, decltype(offset)>(image, operands.points(n), 0, operands.point_count(), spread);
+        for_tiles<true, decltype(offset)>(image, operands.points(n), count, 0, tile_count(count), spread);
         if (!dense) return;
         for (int64_t i = 0; i < plane; i += columns)
           for (int64_t c = 0; c < width; ++c)
@@ -187,19 +195,19 @@ template <class T>
 void sample_grad_grid(const dnnops_tensor *inputs, T *output) {
   Operands<T> operands(inputs, 3);
   const int64_t channels = operands.channels(), count = operands.point_count(), threads = operands.threads();
-  const bool dense = channels > 1 && operands.views[0].strides[1] == 1;
+  const bool dense = operands.has_dense_channels();
   operands.pack_all(dense ? channels * (1 + threads * kTile) : 0);
   T *const zeros = operands.scratch, *const rooms = zeros + channels;
   if (dense) std::fill(zeros, zeros + channels, T(0));
-  const Pixels<const T> first = operands.image(0);
-  const T half_width = T(0.5) * (T)(first.columns - 1), half_height = T(0.5) * (T)(first.rows - 1);
-  for_offset(first.rows, first.columns, first.row_step, first.column_step, [&](auto offset) {
+  const Pixels<const T> any = operands.image(0);
+  const T half_width = T(0.5) * (T)(any.columns - 1), half_height = T(0.5) * (T)(any.rows - 1);
+  for_offset(any.rows, any.columns, any.row_step, any.column_step, [&](auto offset) {
     for_images(operands.batch(), threads, [&](int64_t n, int64_t slot, int64_t team) {
       const Pixels<const T> image = operands.image(n);
       const Samples<const T> top = operands.top(n);
-      share(count, team, [&](int64_t member, int64_t begin, int64_t end) {
+      share(tile_count(count), team, [&](int64_t member, int64_t first, int64_t last) {
         T *const room = dense ? rooms + (slot + member) * channels * kTile : nullptr;
-        for_tiles<false, decltype(offset)>(image, operands.points(n), begin, end, [&](int64_t at, const auto &taps) {
+        const auto slope = [&](int64_t at, const auto &taps) {
           T along_x[kTile] = {}, along_y[kTile] = {};
           if (dense)
             slope_pixels(image, taps, zeros, top, room, at, along_x, along_y);
@@ -212,7 +220,8 @@ void sample_grad_grid(const dnnops_tensor *inputs, T *output) {
             to[2 * i] = along_x[i] * half_width + lost;
             to[2 * i + 1] = along_y[i] * half_height + lost;
           }
-        });
+        };
+        for_tiles<false, decltype(offset)>(image, operands.points(n), count, first, last, slope);
       });
     });
   });

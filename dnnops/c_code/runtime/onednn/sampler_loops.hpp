@@ -164,20 +164,24 @@ void spread_planes(const Pixels<T> &image, const Taps<T, Offset> &taps, const Sa
   for (; c < image.channels; ++c) spread_over<1>(image, taps, top, begin, c);
 }
 
+// Some points' values with dense channels: where they are, or copied to room.
+template <class T>
+Samples<const T> side_by_side(const Samples<const T> &top, int64_t begin, int64_t count, int64_t channels, T *room) {
+  const T *from = top.data + begin * top.point_step;
+  if (top.channel_step == 1) return {from, 1, top.point_step};
+  for (int64_t c = 0; c < channels; ++c)
+    for (int64_t i = 0; i < count; ++i) room[i * channels + c] = from[c * top.channel_step + i * top.point_step];
+  return {room, 1, channels};
+}
+
 // Adds to an image whose channels are dense; room is for a tile of points.
 template <class T, class Offset>
 void spread_pixels(const Pixels<T> &image, const Taps<T, Offset> &taps, const Samples<const T> &top, T *room,
                    int64_t begin) {
   const int64_t channels = image.channels;
-  const T *from = top.data + begin * top.point_step;
-  int64_t step = top.point_step;
-  if (top.channel_step != 1) {
-    for (int64_t c = 0; c < channels; ++c)
-      for (int64_t i = 0; i < taps.count; ++i) room[i * channels + c] = from[c * top.channel_step + i * step];
-    from = room;
-    step = channels;
-  }
-  for (int64_t i = 0; i < taps.count; ++i, from += step)
+  const Samples<const T> dense = side_by_side(top, begin, taps.count, channels, room);
+  const T *from = dense.data;
+  for (int64_t i = 0; i < taps.count; ++i, from += dense.point_step)
     for (int k = 0; k < 4; ++k) {
       if (taps.offset[k][i] < 0) continue;
       T *at = image.data + taps.offset[k][i];
@@ -215,15 +219,9 @@ template <class T, class Offset>
 void slope_pixels(const Pixels<const T> &image, const Taps<T, Offset> &taps, const T *zeros,
                   const Samples<const T> &top, T *room, int64_t begin, T *along_x, T *along_y) {
   const int64_t channels = image.channels;
-  const T *from = top.data + begin * top.point_step;
-  int64_t step = top.point_step;
-  if (top.channel_step != 1) {
-    for (int64_t c = 0; c < channels; ++c)
-      for (int64_t i = 0; i < taps.count; ++i) room[i * channels + c] = from[c * top.channel_step + i * step];
-    from = room;
-    step = channels;
-  }
-  for (int64_t i = 0; i < taps.count; ++i, from += step) {
+  const Samples<const T> dense = side_by_side(top, begin, taps.count, channels, room);
+  const T *from = dense.data;
+  for (int64_t i = 0; i < taps.count; ++i, from += dense.point_step) {
     const T *v[4];
     for (int k = 0; k < 4; ++k) v[k] = taps.offset[k][i] >= 0 ? image.data + taps.offset[k][i] : zeros;
     const T across = taps.across[i], down = taps.down[i];
