@@ -161,7 +161,11 @@ template <class T, class Offset>
 void spread_planes(const Pixels<T> &image, const Taps<T, Offset> &taps, const Samples<const T> &top, int64_t begin) {
   int64_t c = 0;
   for (; c + 4 <= image.channels; c += 4) spread_over<4>(image, taps, top, begin, c);
-  for (; c < image.channels; ++c) spread_over<1>(image, taps, top, begin, c);
+  switch (image.channels - c) {
+    case 3: return spread_over<3>(image, taps, top, begin, c);
+    case 2: return spread_over<2>(image, taps, top, begin, c);
+    case 1: return spread_over<1>(image, taps, top, begin, c);
+  }
 }
 
 // Some points' values with dense channels: where they are, or copied to room.
