@@ -40,6 +40,15 @@ from dnnops.nnet.pool import (
     pool_output_shape,
 )
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.spatial_transformer import (
+    SpatialTransformerGrid,
+    SpatialTransformerGridGrad,
+    SpatialTransformerSampler,
+    SpatialTransformerSamplerGrad,
+    affine_grid,
+    grid_sample,
+    spatial_transformer,
+)
 
 __all__ = [
     "CTC",
@@ -55,7 +64,12 @@ __all__ = [
     "MaxPoolGradGrad",
     "Pool",
     "SoftmaxGrad",
+    "SpatialTransformerGrid",
+    "SpatialTransformerGridGrad",
+    "SpatialTransformerSampler",
+    "SpatialTransformerSamplerGrad",
     "WholeSoftmax",
+    "affine_grid",
     "batch_normalization_test",
     "batch_normalization_train",
     "conv1d",
@@ -69,8 +83,10 @@ __all__ = [
     "conv3d_transpose",
     "conv_output_shape",
     "ctc",
+    "grid_sample",
     "pool_2d",
     "pool_3d",
     "pool_output_shape",
     "resolve_padding",
+    "spatial_transformer",
 ]

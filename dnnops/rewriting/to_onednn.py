@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from pytensor import config
@@ -27,6 +28,12 @@ from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.ctc import CTC
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.spatial_transformer import (
+    SpatialTransformerGrid,
+    SpatialTransformerGridGrad,
+    SpatialTransformerSampler,
+    SpatialTransformerSamplerGrad,
+)
 from dnnops.onednn.base import OneDnnOp, onednn_available
 from dnnops.onednn.batchnorm import (
     OneDnnBatchNormInference,
@@ -50,9 +57,38 @@ from dnnops.onednn.softmax import (
     OneDnnSoftmaxGrad,
     neighboring_axes,
 )
+from dnnops.onednn.spatial_transformer import (
+    OneDnnSpatialTransformerGrid,
+    OneDnnSpatialTransformerGridGrad,
+    OneDnnSpatialTransformerSampler,
+    OneDnnSpatialTransformerSamplerGradGrid,
+    OneDnnSpatialTransformerSamplerGradImage,
+)
 from dnnops.runtime.op import MAX_NDIM
 
 __all__ = ["local_to_onednn"]
+
+Substitute = Callable[[FunctionGraph, Apply], list[Variable] | None]
+
+_rewriters: list[Any] = []
+_kinds: set[type] = set()
+
+
+def _substitutes(*op_classes: type) -> Callable[[Substitute], Any]:
+    """Register what takes the place of nodes of some Ops; not of subclasses: backend Ops are."""
+
+    def register(substitute: Substitute) -> Any:
+        @wraps(substitute)
+        def of_these(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+            return substitute(fgraph, node) if type(node.op) in op_classes else None
+
+        rewriter = node_rewriter(list(op_classes))(of_these)
+        _rewriters.append(rewriter)
+        _kinds.update(op_classes)
+        return rewriter
+
+    return register
+
 
 #: What stays of an abstract Op's parameters makes the Op on oneDNN.
 SAME_PARAMETERS: dict[type, type[OneDnnOp]] = {
@@ -63,6 +99,9 @@ SAME_PARAMETERS: dict[type, type[OneDnnOp]] = {
     MaxPoolGrad: OneDnnMaxPoolGrad,
     MaxPoolGradGrad: OneDnnMaxPoolGradGrad,
     AveragePoolGrad: OneDnnAveragePoolGrad,
+    SpatialTransformerGrid: OneDnnSpatialTransformerGrid,
+    SpatialTransformerGridGrad: OneDnnSpatialTransformerGridGrad,
+    SpatialTransformerSampler: OneDnnSpatialTransformerSampler,
 }
 SOFTMAXES: dict[type, Callable[[Any, tuple[int, ...]], OneDnnOp]] = {
     WholeSoftmax: lambda op, axis: OneDnnSoftmax(axis, op.log),
@@ -76,7 +115,7 @@ BATCH_NORMALIZATIONS: dict[type, type[OneDnnOp]] = {
 }
 
 
-@node_rewriter([*SAME_PARAMETERS, *SOFTMAXES])
+@_substitutes(*SAME_PARAMETERS, *SOFTMAXES)
 def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace an abstract Op in float32 or float64 by the one on oneDNN.
 
@@ -90,10 +129,8 @@ def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
         if axis is None or dtype != "float32":
             return None
         op = SOFTMAXES[abstract](node.op, axis)
-    elif abstract in SAME_PARAMETERS:
+    else:
         op = SAME_PARAMETERS[abstract].from_abstract(node.op)
-    else:  # a subclass: a backend Op already
-        return None
     inputs: list[Any] = list(node.inputs)
     if dtype == "float16":
         inputs = [cast(x, "float32") if x.type.dtype == dtype else x for x in inputs]
@@ -104,33 +141,47 @@ def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
     return [output]
 
 
-@node_rewriter(list(BATCH_NORMALIZATIONS))
+@_substitutes(*BATCH_NORMALIZATIONS)
 def local_batchnorm_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace a float32 batch normalization by the one on oneDNN."""
     x = node.inputs[0].type
-    backend = BATCH_NORMALIZATIONS.get(type(node.op))
-    if (
-        backend is None
-        or x.dtype != "float32"
-        or not has_neighboring_statistics(node.op.axes, x.ndim)
-    ):
+    if x.dtype != "float32" or not has_neighboring_statistics(node.op.axes, x.ndim):
         return None
+    backend = BATCH_NORMALIZATIONS[type(node.op)]
     outputs = backend.from_abstract(node.op).make_node(*node.inputs).outputs
     copy_stack_trace(node.outputs, outputs)
     return outputs
 
 
-@node_rewriter([CTC])
+@_substitutes(CTC)
 def local_ctc_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace a CTC loss by the one in oneDNN's threads; float16 is computed in float32."""
-    if type(node.op) is not CTC:
-        return None
     activations, *integers = node.inputs
     if activations.type.dtype == "float16":
         activations = cast(activations, "float32")
     outputs = OneDnnCTC.from_abstract(node.op).make_node(activations, *integers).outputs
     outputs = [cast(new, old.type.dtype) for new, old in zip(outputs, node.outputs, strict=True)]
     copy_stack_trace(node.outputs, outputs)
+    return outputs
+
+
+@_substitutes(SpatialTransformerSamplerGrad)
+def local_sampler_grad_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace the gradients of a sampler by an Op for each: the one that nobody uses is left out.
+
+    float16 is computed in float32.
+    """
+    dtype = node.outputs[0].type.dtype
+    inputs = [cast(x, "float32") for x in node.inputs] if dtype == "float16" else node.inputs
+    outputs: list[Any] = []
+    for op, output in zip(
+        (OneDnnSpatialTransformerSamplerGradImage(), OneDnnSpatialTransformerSamplerGradGrid()),
+        node.outputs,
+        strict=True,
+    ):
+        found = op(*inputs)
+        outputs.append(cast(found, dtype) if dtype == "float16" else found)
+        copy_stack_trace(output, outputs[-1])
     return outputs
 
 
@@ -163,15 +214,12 @@ class ToOneDnn(GraphRewriter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._substitute = dfs_rewriter(
-            local_to_onednn, local_batchnorm_to_onednn, local_ctc_to_onednn
-        )
+        self._substitute = dfs_rewriter(*_rewriters)
         self._substitute_dense = dfs_rewriter(local_dense_to_onednn)
         self._warned = False
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        kinds = {*SAME_PARAMETERS, *SOFTMAXES, *BATCH_NORMALIZATIONS, CTC}
-        if not any(type(node.op) in kinds for node in fgraph.apply_nodes):
+        if not any(type(node.op) in _kinds for node in fgraph.apply_nodes):
             return
         available, reason = onednn_available()
         if available:
