@@ -4,6 +4,16 @@ The Ops run in NumPy as they are; rewrites replace them by Ops that call oneDNN 
 """
 
 import dnnops.nnet.vectorize  # noqa: F401 - registers with vectorize_graph
+from dnnops.nnet.activation import (
+    Activation,
+    ActivationGrad,
+    clipped_relu,
+    elu,
+    relu,
+    sigmoid,
+    swish,
+    tanh,
+)
 from dnnops.nnet.batchnorm import (
     BatchNormInference,
     BatchNormTrain,
@@ -29,6 +39,7 @@ from dnnops.nnet.conv_transpose import (
     conv3d_grad_wrt_weights,
     conv3d_transpose,
 )
+from dnnops.nnet.dropout import Dropout, DropoutGrad, dropout, dropout_state
 from dnnops.nnet.pool import (
     AveragePoolGrad,
     MaxPoolGrad,
@@ -41,6 +52,8 @@ from dnnops.nnet.pool import (
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 
 __all__ = [
+    "Activation",
+    "ActivationGrad",
     "AveragePoolGrad",
     "BatchNormInference",
     "BatchNormTrain",
@@ -48,6 +61,8 @@ __all__ = [
     "Conv",
     "ConvGradInputs",
     "ConvGradWeights",
+    "Dropout",
+    "DropoutGrad",
     "LogSoftmaxGrad",
     "MaxPoolGrad",
     "MaxPoolGradGrad",
@@ -56,6 +71,7 @@ __all__ = [
     "WholeSoftmax",
     "batch_normalization_test",
     "batch_normalization_train",
+    "clipped_relu",
     "conv1d",
     "conv2d",
     "conv2d_grad_wrt_inputs",
@@ -66,8 +82,15 @@ __all__ = [
     "conv3d_grad_wrt_weights",
     "conv3d_transpose",
     "conv_output_shape",
+    "dropout",
+    "dropout_state",
+    "elu",
     "pool_2d",
     "pool_3d",
     "pool_output_shape",
+    "relu",
     "resolve_padding",
+    "sigmoid",
+    "swish",
+    "tanh",
 ]

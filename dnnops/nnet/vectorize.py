@@ -1,4 +1,4 @@
-"""``pytensor.graph.vectorize_graph`` over convolutions and pooling.
+"""``pytensor.graph.vectorize_graph`` over convolutions, pooling and activations.
 
 PyTensor would loop over the extra axes in Python, with the Ops in NumPy. Here these axes become
 part of the batch, or of the channels with a group for each entry, so that one call of a library is
@@ -17,11 +17,12 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.replace import _vectorize_node
 from pytensor.tensor.blockwise import vectorize_node_fallback
 
+from dnnops.nnet.activation import Activation, ActivationGrad
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.conv_base import ConvBase
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool, PoolBase
 
-__all__ = ["vectorize_conv", "vectorize_pool"]
+__all__ = ["vectorize_activation", "vectorize_conv", "vectorize_pool"]
 
 #: The data operands of each Op, and its result.
 ROLES: dict[type, tuple[str, str, str]] = {
@@ -122,3 +123,11 @@ def vectorize_pool(op: PoolBase, node: Apply, *inputs: Any) -> Any:
     extra, data = _with_extra_axes(data, core)
     out: Any = op(*(_into_batch(x, extra) for x in data), *vectors)
     return [out.reshape((*extra, _sizes(data[0])[-core], *_sizes(out)[1:]))]
+
+
+@_vectorize_node.register(Activation)
+@_vectorize_node.register(ActivationGrad)
+def vectorize_activation(op: Activation | ActivationGrad, node: Apply, *inputs: Any) -> Any:
+    """Vectorize an activation or its gradient, which are elementwise."""
+    _, spread = _with_extra_axes(inputs, node.inputs[0].type.ndim)
+    return op.make_node(*spread)
