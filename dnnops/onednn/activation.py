@@ -10,7 +10,7 @@ from dnnops.onednn.base import OneDnnOp
 __all__ = ["OneDnnActivation", "OneDnnActivationGrad"]
 
 #: What the C functions take, in their order.
-MODES = ("tanh", "sigmoid", "elu", "swish")
+MODES = ("tanh", "sigmoid", "swish", "elu")
 
 
 class _OneDnnActivationOp(OneDnnOp):
@@ -29,7 +29,7 @@ class _OneDnnActivationOp(OneDnnOp):
 
 
 class OneDnnActivation(_OneDnnActivationOp, Activation):
-    """`Activation` by ``dnnl_eltwise_forward``.
+    """`Activation` by ``dnnl_eltwise_forward``; elu in a loop of our own.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class OneDnnActivationGrad(_OneDnnActivationOp, ActivationGrad):
 
     Parameters
     ----------
-    mode : {'tanh', 'sigmoid', 'elu', 'swish'}
+    mode : {'tanh', 'sigmoid', 'swish'}
     coef : float
     inplace : bool
         Whether the result overwrites `gy`.

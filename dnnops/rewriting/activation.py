@@ -1,7 +1,7 @@
 """Activations on the CPU: oneDNN's where they are faster, elementwise Ops otherwise.
 
-PyTensor has fused elementwise Ops when a library's Ops take their places, so what is put into the
-graph after that is fused once more.
+PyTensor has fused elementwise Ops when a library's Ops take their places. Where elementwise Ops are
+put into the graph after that, or taken out, what has been fused is taken apart and fused anew.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from pytensor.scalar.basic import Composite, Tanh
 from pytensor.scalar.math import Sigmoid
 from pytensor.tensor.basic import constant
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.rewriting.elemwise import FusionOptimizer, local_useless_composite_outputs
+from pytensor.tensor.rewriting.elemwise import (
+    FusionOptimizer,
+    local_inline_composite_constants,
+    local_useless_composite_outputs,
+)
 
 from dnnops.nnet.activation import Activation, ActivationGrad
 from dnnops.onednn.activation import OneDnnActivation, OneDnnActivationGrad
@@ -98,16 +102,15 @@ def local_elemwise_activation(fgraph: FunctionGraph, node: Apply) -> list[Variab
         for inner in scalar_op.fgraph.apply_nodes
     ):
         return None
-    outputs = _taken_apart(node)
-    if not all(old.type.is_super(new.type) for old, new in zip(node.outputs, outputs, strict=True)):
-        return None
-    copy_stack_trace(node.outputs, outputs)
     _altered.add(fgraph)
-    return outputs
+    return local_take_apart.transform(fgraph, node)
 
 
-def _taken_apart(node: Apply) -> list[Variable]:
-    """What a fused node computes, as a node for each of its scalar Ops."""
+@node_rewriter([Elemwise])
+def local_take_apart(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace a fused node by a node for each of its scalar Ops."""
+    if not isinstance(node.op.scalar_op, Composite):
+        return None
     inner_graph = node.op.scalar_op.fgraph
     ndim = node.outputs[0].type.ndim
     known = dict(zip(inner_graph.inputs, node.inputs, strict=True))
@@ -124,7 +127,11 @@ def _taken_apart(node: Apply) -> list[Variable]:
     for inner in inner_graph.toposort():
         made = Elemwise(inner.op).make_node(*map(outer, inner.inputs))
         known |= zip(inner.outputs, made.outputs, strict=True)
-    return [outer(variable) for variable in inner_graph.outputs]
+    outputs = [outer(variable) for variable in inner_graph.outputs]
+    if not all(old.type.is_super(new.type) for old, new in zip(node.outputs, outputs, strict=True)):
+        return None
+    copy_stack_trace(node.outputs, outputs)
+    return outputs
 
 
 class ExpandActivations(GraphRewriter):
@@ -140,18 +147,23 @@ class ExpandActivations(GraphRewriter):
 
 
 class FuseAgain(GraphRewriter):
-    """Fuse elementwise Ops in graphs that the rewrites above have altered."""
+    """Fuse elementwise Ops anew in graphs that the rewrites above have altered."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._fuse = FusionOptimizer()
-        self._drop_unused = dfs_rewriter(local_useless_composite_outputs)
+        # Fused nodes of several outputs would not be fused with others.
+        self._steps = (
+            dfs_rewriter(local_take_apart),
+            FusionOptimizer(),
+            dfs_rewriter(local_useless_composite_outputs),
+            dfs_rewriter(local_inline_composite_constants, ignore_newtrees=True),
+        )
 
     def apply(self, fgraph: FunctionGraph) -> None:
         if fgraph in _altered:
             _altered.discard(fgraph)
-            self._fuse.apply(fgraph)
-            self._drop_unused.apply(fgraph)
+            for step in self._steps:
+                step.apply(fgraph)
 
 
 # After to_onednn (49.3), before add_destroy_handler (49.5).

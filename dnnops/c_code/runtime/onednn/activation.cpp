@@ -1,4 +1,4 @@
-// Activations of which oneDNN's are faster than compiled elementwise code, and the gradient of one.
+// Activations with an exponential, which compiled elementwise code computes slowly: oneDNN's, and an elu of our own.
 #include <cstring>
 
 #include "node_state.hpp"
@@ -7,9 +7,9 @@
 namespace dnnops {
 namespace {
 
-// The order of `MODES` in dnnops/onednn/activation.py.
-constexpr dnnl_alg_kind_t kAlgorithms[] = {dnnl_eltwise_tanh, dnnl_eltwise_logistic, dnnl_eltwise_elu,
-                                           dnnl_eltwise_swish};
+// The order of `MODES` in dnnops/onednn/activation.py; elu comes after them.
+constexpr dnnl_alg_kind_t kAlgorithms[] = {dnnl_eltwise_tanh, dnnl_eltwise_logistic, dnnl_eltwise_swish};
+constexpr int64_t kElu = sizeof kAlgorithms / sizeof *kAlgorithms;
 
 struct Key {
   int64_t count, mode, coef, backward, threads;  // the coefficient's bits
@@ -18,6 +18,12 @@ bool operator==(const Key &a, const Key &b) { return std::memcmp(&a, &b, sizeof 
 
 LruCache<Key, PlanEntry, WordHash<Key>> &cache() { return entry_cache<Key, PlanEntry>(); }
 
+double coefficient(int64_t bits) {
+  double coef;
+  std::memcpy(&coef, &bits, sizeof coef);
+  return coef;
+}
+
 std::shared_ptr<PlanEntry> make_entry(const Key &key) {
   auto entry = std::make_shared<PlanEntry>();
   Plan &plan = entry->plan;
@@ -25,25 +31,57 @@ std::shared_ptr<PlanEntry> make_entry(const Key &key) {
   int arrays[3];
   for (int i = 0; i < (key.backward ? 3 : 2); ++i) arrays[i] = plan.add_array(memory_desc(1, &key.count, &one));
   const_dnnl_memory_desc_t desc = plan.desc(arrays[0]);
-  double coef;
-  std::memcpy(&coef, &key.coef, sizeof coef);
+  const float coef = (float)coefficient(key.coef);
   const dnnl_alg_kind_t algorithm = kAlgorithms[key.mode];
   Attributes attributes = user_scratchpad();
   dnnl_primitive_desc_t made;
   DNNL_CHECK(dnnl_eltwise_forward_primitive_desc_create(
-      &made, cpu_engine(), key.backward ? dnnl_forward_training : dnnl_forward_inference, algorithm, desc, desc,
-      (float)coef, 0, attributes.get()));
+      &made, cpu_engine(), key.backward ? dnnl_forward_training : dnnl_forward_inference, algorithm, desc, desc, coef,
+      0, attributes.get()));
   PrimitiveDesc forward(made);
   if (!key.backward) {
     plan.add_primitive(forward, {{DNNL_ARG_SRC, arrays[0]}, {DNNL_ARG_DST, arrays[1]}});
     return entry;
   }
-  DNNL_CHECK(dnnl_eltwise_backward_primitive_desc_create(&made, cpu_engine(), algorithm, desc, desc, desc, (float)coef,
-                                                         0, forward.get(), attributes.get()));
+  DNNL_CHECK(dnnl_eltwise_backward_primitive_desc_create(&made, cpu_engine(), algorithm, desc, desc, desc, coef, 0,
+                                                         forward.get(), attributes.get()));
   PrimitiveDesc backward(made);
   plan.add_primitive(backward,
                      {{DNNL_ARG_SRC, arrays[0]}, {DNNL_ARG_DIFF_DST, arrays[1]}, {DNNL_ARG_DIFF_SRC, arrays[2]}});
   return entry;
+}
+
+// exp(x) - 1 of x <= 0.  oneDNN's elu subtracts the 1, and of a small x it keeps few digits.
+inline float negative_expm1(float x) {
+  const float bounded = x < -20.0f ? -20.0f : x;  // NaN stays
+  const float magic = 12582912.0f;                 // adding 1.5 * 2^23 rounds, and leaves the integer in the low bits
+  const float shifted = bounded * 1.44269504f + magic, n = shifted - magic;
+  const float r = (bounded - n * 0.693145752f) - n * 1.42860677e-6f;
+  const float tail =
+      0.5f + r * (1.66666667e-1f + r * (4.16666667e-2f + r * (8.33333333e-3f + r * (1.38888889e-3f + r * 1.98412698e-4f))));
+  int32_t bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits = (int32_t)(((uint32_t)bits << 23) + 0x3f800000u);
+  float power;  // 2^n
+  std::memcpy(&power, &bits, sizeof power);
+  return power * (r + r * r * tail) + (power - 1.0f);
+}
+
+void elu(const float *from, float *to, int64_t count, float alpha) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) {
+    const float x = from[i], below = alpha * negative_expm1(x > 0 ? 0.0f : x);
+    to[i] = x > 0 ? x : below;
+  }
+}
+
+void run_elu(double alpha, const dnnops_tensor &x, const dnnops_tensor &y) {
+  const Pieces<float> source(x), result(y);
+  by_pieces(element_count(y.shape, y.ndim), [&](int64_t begin, int64_t count) {
+    float read[kPiece], written[kPiece];
+    elu(source.read(begin, count, read), result.target(begin, written), count, (float)alpha);
+    result.finish(begin, count, written);
+  });
 }
 
 // params: mode, the coefficient's bits.  Inputs: x; backward: x, y, the output's gradient.
@@ -51,6 +89,7 @@ void run(const dnnops_context *context, const int64_t *params, const dnnops_tens
          const dnnops_tensor &output) {
   const int64_t count = element_count(output.shape, output.ndim);
   if (count == 0) return;
+  if (params[0] == kElu) return run_elu(coefficient(params[1]), inputs[0], output);
   const Key key{count, params[0], params[1], is_backward, thread_count()};
   const dnnops_tensor *const operands[] = {&inputs[0], is_backward ? &inputs[2] : &output, &output};
   const int arrays = is_backward ? 3 : 2;
@@ -78,7 +117,7 @@ void run(const dnnops_context *context, const int64_t *params, const dnnops_tens
 }
 
 void shape(const int64_t *params, const dnnops_tensor *inputs, int input_count, dnnops_tensor &output) {
-  if (params[0] < 0 || params[0] >= (int64_t)(sizeof kAlgorithms / sizeof *kAlgorithms))
+  if (params[0] < 0 || params[0] > kElu || (params[0] == kElu && input_count > 1))
     fail(DNNOPS_VALUE_ERROR, "there is no mode %lld", (long long)params[0]);
   for (int i = 0; i < input_count; ++i) {
     dnnl_dtype(inputs[i].dtype);

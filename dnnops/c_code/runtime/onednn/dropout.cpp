@@ -1,14 +1,11 @@
 // Dropout and its gradient: random numbers by Philox4x32-10, as dnnops/nnet/dropout.py describes them.
-#include <algorithm>
-#include <cmath>
-
 #include "pieces.hpp"
 
 namespace dnnops {
 namespace {
 
 constexpr int64_t kGroup = 64, kBlocks = 16;
-constexpr int64_t kPiece = 64 * kGroup;  // what a thread works on at a time
+static_assert(kPiece % kGroup == 0, "groups would be cut");
 
 // Of a sequence of random numbers.
 struct Place {
@@ -50,14 +47,6 @@ uint8_t bits_of(const uint8_t *flags) {
   for (int i = 0; i < 8; ++i) bits |= (uint8_t)(flags[i] << i);
 #endif
   return bits;
-}
-
-// Calls body(begin, count) for pieces of the elements, in all threads.
-template <class Body>
-void by_pieces(int64_t count, Body &&body) {
-  const int64_t pieces = (count + kPiece - 1) / kPiece;
-#pragma omp parallel for if (count > 16384)
-  for (int64_t piece = 0; piece < pieces; ++piece) body(piece * kPiece, std::min(kPiece, count - piece * kPiece));
 }
 
 // Functions of their own for the loops below: a compiler can't keep in registers what a lambda has captured.

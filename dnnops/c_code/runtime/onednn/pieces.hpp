@@ -2,6 +2,7 @@
 #ifndef DNNOPS_ONEDNN_PIECES_HPP
 #define DNNOPS_ONEDNN_PIECES_HPP
 
+#include <algorithm>
 #include <cstring>
 
 #include "plan.hpp"
@@ -12,8 +13,6 @@ template <class T>
 class Pieces {
  public:
   explicit Pieces(const dnnops_tensor &tensor) : tensor_(tensor), is_contiguous_(is_contiguous(tensor)) {}
-
-  bool is_contiguous_memory() const { return is_contiguous_; }
 
   // The elements from begin on: where they lie, or copied to the buffer.
   const T *read(int64_t begin, int64_t count, T *buffer) const {
@@ -44,7 +43,7 @@ class Pieces {
     for (int64_t done = 0; done < count;) {
       char *row = static_cast<char *>(tensor_.data);
       for (int64_t axis = 0; axis <= last; ++axis) row += index[axis] * tensor_.strides[axis];
-      const int64_t left = tensor_.shape[last] - index[last], length = left < count - done ? left : count - done;
+      const int64_t left = tensor_.shape[last] - index[last], length = std::min(left, count - done);
       for (int64_t i = 0; i < length; ++i) body(done + i, row + i * tensor_.strides[last]);
       done += length;
       index[last] = 0;
@@ -58,6 +57,17 @@ class Pieces {
   const dnnops_tensor &tensor_;
   bool is_contiguous_;
 };
+
+// How many elements a thread works on at a time.
+constexpr int64_t kPiece = 4096;
+
+// Calls body(begin, count) for pieces of the elements, in all threads.
+template <class Body>
+void by_pieces(int64_t count, Body &&body) {
+  const int64_t pieces = (count + kPiece - 1) / kPiece;
+#pragma omp parallel for if (count > 16384)
+  for (int64_t piece = 0; piece < pieces; ++piece) body(piece * kPiece, std::min(kPiece, count - piece * kPiece));
+}
 
 }  // namespace dnnops
 #endif
