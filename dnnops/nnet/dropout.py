@@ -19,15 +19,17 @@ from typing import Any
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from pytensor.gradient import DisconnectedType, disconnected_type, grad_undefined
+from pytensor.gradient import disconnected_type, grad_undefined
 from pytensor.graph.basic import Apply, Constant
 from pytensor.graph.op import Op
+from pytensor.tensor.basic import get_scalar_constant_value
+from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.compat import set_default_update, shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import accumulator_dtype, float_tensor, int_vector, is_int, show_shape
-from dnnops.nnet.batchnorm_base import float64_scalar
+from dnnops.nnet.batchnorm_base import float64_scalar, is_connected
 
 __all__ = ["Dropout", "DropoutGrad", "dropout", "dropout_state", "philox4x32"]
 
@@ -125,17 +127,16 @@ class Dropout(Op):
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         p = inputs[1]
-        if isinstance(cotangents[0].type, DisconnectedType):
+        if not is_connected(cotangents[0]):
             return [disconnected_type() for _ in inputs]
         gx = DropoutGrad()(cotangents[0], p, outputs[1])
-        undefined = grad_undefined(self, 1, p, "which elements are dropped depends on it")
-        return [gx, undefined, disconnected_type()]
+        return [gx, _undefined(self, p), disconnected_type()]
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
         tangent: Any = disconnected_type()
-        if not isinstance(tangents[1].type, DisconnectedType):
-            tangent = grad_undefined(self, 1, inputs[1], "which elements are dropped depends on it")
-        elif not isinstance(tangents[0].type, DisconnectedType):
+        if _moves(tangents[1]):
+            tangent = _undefined(self, inputs[1])
+        elif is_connected(tangents[0]):
             tangent = DropoutGrad()(tangents[0], inputs[1], outputs[1])
         return [tangent, disconnected_type(), disconnected_type()]
 
@@ -182,13 +183,13 @@ class DropoutGrad(Op):
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         _, p, reserve = inputs
-        undefined = grad_undefined(self, 1, p, "which elements are dropped depends on it")
-        return [self(cotangents[0], p, reserve), undefined, disconnected_type()]
+        gradient = self(cotangents[0], p, reserve)
+        return [gradient, _undefined(self, p), disconnected_type()]
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
-        if not isinstance(tangents[1].type, DisconnectedType):
-            return [grad_undefined(self, 1, inputs[1], "which elements are dropped depends on it")]
-        if isinstance(tangents[0].type, DisconnectedType):
+        if _moves(tangents[1]):
+            return [_undefined(self, inputs[1])]
+        if not is_connected(tangents[0]):
             return [disconnected_type()]
         return [self(tangents[0], *inputs[1:])]
 
@@ -203,6 +204,20 @@ class DropoutGrad(Op):
             )
         kept = np.unpackbits(reserve, count=gy.size, bitorder="little").astype(bool)
         output_storage[0][0] = _scaled(gy, p, kept)
+
+
+def _undefined(op: Op, p: Any) -> Any:
+    return grad_undefined(op, 1, p, "which elements are dropped depends on it")
+
+
+def _moves(tangent: Any) -> bool:
+    """Whether there is a tangent; of operands that are constants there is one that is zero."""
+    if not is_connected(tangent):
+        return False
+    try:
+        return bool(get_scalar_constant_value(tangent) != 0)
+    except NotScalarConstantError:
+        return True
 
 
 def _reserve_length(count: Any) -> Any:

@@ -106,9 +106,9 @@ def test_derivatives(mode, coef, case):
 
 def test_pushforward_along_nothing():
     x = pt.dvector()
-    node = Activation("tanh").make_node(x)
+    forward = Activation("tanh").make_node(x)
     grad = ActivationGrad("tanh").make_node(x, x, x)
-    for node, count in ((node, 1), (grad, 3)):
+    for node, count in ((forward, 1), (grad, 3)):
         tangents = [disconnected_type()] * count
         (tangent,) = node.op.pushforward(node.inputs, node.outputs, tangents)
         assert isinstance(tangent.type, DisconnectedType)

@@ -8,6 +8,7 @@ import pytensor.tensor as pt
 import pytest
 from hypothesis import strategies as st
 from pytensor.gradient import DisconnectedType, NullTypeGradError, disconnected_type
+from pytensor.graph.null_type import NullType
 
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet import Dropout, DropoutGrad, dropout, dropout_state
@@ -133,13 +134,13 @@ def test_derivatives():
     )
     reserve = pt.constant(np.array([0b10110, 0b1], dtype="uint8"))
     check_gradient(
-        lambda gy: DropoutGrad()(gy, 0.4, reserve), [normal(rng, 9, "float64")], allow_zero=True
+        lambda gy: DropoutGrad()(gy, 0.4, reserve), [normal(rng, (9,), "float64")], allow_zero=True
     )
 
 
 def test_what_has_no_derivative():
     x, p = pt.dvector(), pt.dscalar()
-    y, reserve, next_state = Dropout()(x, p, state(1))
+    y, reserve, _ = Dropout()(x, p, state(1))
     with pytest.raises(NullTypeGradError, match="which elements are dropped depends on it"):
         pytensor.grad(y.sum(), p)
     node = y.owner
@@ -151,6 +152,9 @@ def test_what_has_no_derivative():
     gradient = DropoutGrad().make_node(x, p, reserve)
     assert gradient.op.connection_pattern(gradient) == [[True], [True], [False]]
     for apply in (node, gradient):
+        moving = [disconnected_type(), pt.dscalar(), disconnected_type()]
+        undefined, *_ = apply.op.pushforward(apply.inputs, apply.outputs, moving)
+        assert isinstance(undefined.type, NullType)
         tangents = apply.op.pushforward(
             apply.inputs, apply.outputs, [disconnected_type() for _ in apply.inputs]
         )

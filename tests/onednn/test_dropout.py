@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import warnings
@@ -93,7 +94,7 @@ print(hash(storage[1][0].tobytes()), storage[2][0])
 
 
 def test_any_number_of_threads_gives_the_same():
-    environment = {**__import__("os").environ, "PYTHONHASHSEED": "0"}
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
     outputs = {
         subprocess.run(
             [sys.executable, "-c", PROGRAM],
@@ -176,12 +177,10 @@ def node_ops(inputs: Any, outputs: Any, mode: Any) -> list[Any]:
 def test_other_dtypes_and_excluded():
     half, double = pt.matrix(dtype="float16"), pt.dmatrix()
     arrays = [np.random.default_rng(3).standard_normal((20, 9)).astype(t) for t in ("f2", "f8")]
-    outputs = [dropout(v, 0.3, seed=4) for v in (half, double)]
-    outputs += [
-        pytensor.grad(o.sum(dtype="float64"), v)
-        for o, v in zip(outputs, (half, double), strict=True)
-    ]
-    fn = pytensor.function([half, double], outputs, mode="CVM")
+    variables = [half, double]
+    outputs = [dropout(v, 0.3, seed=4) for v in variables]
+    outputs += pytensor.grad(sum(o.sum(dtype="float64") for o in outputs), variables)
+    fn = pytensor.function(variables, outputs, mode="CVM")
     assert ops_of(fn).count("OneDnnDropout") == ops_of(fn).count("OneDnnDropoutGrad") == 2
     y, z, gy, gz = fn(*arrays)
     assert (y.dtype, gy.dtype) == ("float16", "float16")
