@@ -50,13 +50,9 @@ MIN_ELEMENTS = 512
 _altered: WeakSet[FunctionGraph] = WeakSet()
 
 
-def _is_taken(x: Any) -> bool:
+def _is_worth_a_call(x: Any) -> bool:
     sizes = x.type.shape
-    return (
-        x.type.dtype == "float32"
-        and len(sizes) <= MAX_NDIM
-        and (None in sizes or prod(sizes) >= MIN_ELEMENTS)
-    )
+    return len(sizes) <= MAX_NDIM and (None in sizes or prod(sizes) >= MIN_ELEMENTS)
 
 
 def onednn_activation(node: Apply) -> OneDnnOp | None:
@@ -71,7 +67,10 @@ def onednn_activation(node: Apply) -> OneDnnOp | None:
     OneDnnOp or None
     """
     backend, modes = FASTER.get(type(node.op), (OneDnnOp, ()))
-    if getattr(node.op, "mode", None) not in modes or not _is_taken(node.outputs[0]):
+    if getattr(node.op, "mode", None) not in modes:
+        return None
+    (output,) = node.outputs
+    if output.type.dtype != "float32" or not _is_worth_a_call(output):
         return None
     return backend.from_abstract(node.op)
 
@@ -91,7 +90,7 @@ def local_expand_activation(fgraph: FunctionGraph, node: Apply) -> list[Variable
 def local_elemwise_activation(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace a float32 tanh or sigmoid by oneDNN's, also one that has been fused with others."""
     scalar_op = node.op.scalar_op
-    if not _is_taken(node.outputs[0]) or node.outputs[0].type.ndim == 0:
+    if not _is_worth_a_call(node.outputs[0]):
         return None
     if type(scalar_op) in SCALAR_OPS and node.inputs[0].type.dtype == "float32":
         output = OneDnnActivation(SCALAR_OPS[type(scalar_op)])(*node.inputs)

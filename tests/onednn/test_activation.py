@@ -163,6 +163,22 @@ def test_small_arrays_stay_elementwise():
     assert sorted(ops_of(fn)) == ["Elemwise", "OneDnnActivation"]
 
 
+def test_mode_dnn():
+    x = pt.fmatrix("x")
+    fn = pytensor.function([x], nnet.relu(nnet.sigmoid(x) - 0.5), mode="DNN")
+    if not any(name.startswith("Gpu") for name in ops_of(fn)):
+        assert sorted(ops_of(fn)) == ["Elemwise", "OneDnnActivation"]
+    values = np.array([[-1, 0, 30]], "float32")
+    np.testing.assert_allclose(fn(values), [[0, 0, 0.5]], atol=1e-6)
+
+
+def test_scalars():
+    x = np.array(0.5, "float32")
+    for mode, coef in FORWARD:
+        expected = run_op(Activation(mode, coef), *in_double(x))
+        np.testing.assert_allclose(run_op(OneDnnActivation(mode, coef), x), expected, 1e-6)
+
+
 def test_elementwise_in_other_dtypes_and_without_onednn():
     mode = pytensor.compile.get_mode("CVM")
     for dtype, used in [

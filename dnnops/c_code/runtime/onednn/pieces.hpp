@@ -34,7 +34,8 @@ class Pieces {
   template <class Body>
   void each(int64_t begin, int64_t count, Body &&body) const {
     if (count == 0) return;
-    const int64_t last = tensor_.ndim - 1;  // a scalar is contiguous
+    if (tensor_.ndim == 0) return body(0, static_cast<char *>(tensor_.data));
+    const int64_t last = tensor_.ndim - 1;
     int64_t index[DNNOPS_MAX_NDIM], rest = begin;
     for (int64_t axis = last; axis >= 0; --axis) {
       index[axis] = rest % tensor_.shape[axis];
