@@ -4,6 +4,16 @@ The Ops run in NumPy as they are; rewrites replace them by Ops that call oneDNN 
 """
 
 import dnnops.nnet.vectorize  # noqa: F401 - registers with vectorize_graph
+from dnnops.nnet.activation import (
+    Activation,
+    ActivationGrad,
+    clipped_relu,
+    elu,
+    relu,
+    sigmoid,
+    swish,
+    tanh,
+)
 from dnnops.nnet.batchnorm import (
     BatchNormInference,
     BatchNormTrain,
@@ -30,6 +40,7 @@ from dnnops.nnet.conv_transpose import (
     conv3d_transpose,
 )
 from dnnops.nnet.ctc import CTC, ctc
+from dnnops.nnet.dropout import Dropout, DropoutGrad, dropout, dropout_state
 from dnnops.nnet.pool import (
     AveragePoolGrad,
     MaxPoolGrad,
@@ -52,6 +63,8 @@ from dnnops.nnet.spatial_transformer import (
 
 __all__ = [
     "CTC",
+    "Activation",
+    "ActivationGrad",
     "AveragePoolGrad",
     "BatchNormInference",
     "BatchNormTrain",
@@ -59,6 +72,8 @@ __all__ = [
     "Conv",
     "ConvGradInputs",
     "ConvGradWeights",
+    "Dropout",
+    "DropoutGrad",
     "LogSoftmaxGrad",
     "MaxPoolGrad",
     "MaxPoolGradGrad",
@@ -72,6 +87,7 @@ __all__ = [
     "affine_grid",
     "batch_normalization_test",
     "batch_normalization_train",
+    "clipped_relu",
     "conv1d",
     "conv2d",
     "conv2d_grad_wrt_inputs",
@@ -83,10 +99,17 @@ __all__ = [
     "conv3d_transpose",
     "conv_output_shape",
     "ctc",
+    "dropout",
+    "dropout_state",
+    "elu",
     "grid_sample",
     "pool_2d",
     "pool_3d",
     "pool_output_shape",
+    "relu",
     "resolve_padding",
+    "sigmoid",
     "spatial_transformer",
+    "swish",
+    "tanh",
 ]

@@ -1,4 +1,4 @@
-"""``pytensor.graph.vectorize_graph`` over convolutions, pooling and the CTC loss.
+"""``pytensor.graph.vectorize_graph`` over convolutions, pooling, activations and the CTC loss.
 
 PyTensor would loop over the extra axes in Python, with the Ops in NumPy. Here these axes become
 part of the batch, or of the channels with a group for each entry, so that one call of a library is
@@ -17,12 +17,13 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.replace import _vectorize_node
 from pytensor.tensor.blockwise import vectorize_node_fallback
 
+from dnnops.nnet.activation import Activation, ActivationGrad
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.conv_base import ConvBase
 from dnnops.nnet.ctc import CTC
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool, PoolBase
 
-__all__ = ["vectorize_conv", "vectorize_ctc", "vectorize_pool"]
+__all__ = ["vectorize_activation", "vectorize_conv", "vectorize_ctc", "vectorize_pool"]
 
 #: The data operands of each Op, and its result.
 ROLES: dict[type, tuple[str, str, str]] = {
@@ -144,3 +145,11 @@ def vectorize_ctc(op: CTC, node: Apply, *inputs: Any) -> Any:
         spread = gradients.reshape((steps, *extra, batch, classes))
         vectorized.append(pt.moveaxis(spread, 0, -3))
     return vectorized
+
+
+@_vectorize_node.register(Activation)
+@_vectorize_node.register(ActivationGrad)
+def vectorize_activation(op: Activation | ActivationGrad, node: Apply, *inputs: Any) -> Any:
+    """Vectorize an activation or its gradient, which are elementwise."""
+    _, spread = _with_extra_axes(inputs, *(x.type.ndim for x in node.inputs))
+    return op.make_node(*spread)

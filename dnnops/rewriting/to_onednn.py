@@ -23,9 +23,11 @@ from pytensor.tensor.blas import Dot22, Gemm
 from pytensor.tensor.math import Dot, Sum
 
 from dnnops.errors import DnnRequiredError
+from dnnops.nnet.activation import Activation, ActivationGrad
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.ctc import CTC
+from dnnops.nnet.dropout import Dropout, DropoutGrad
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.nnet.spatial_transformer import (
@@ -34,6 +36,7 @@ from dnnops.nnet.spatial_transformer import (
     SpatialTransformerSampler,
     SpatialTransformerSamplerGrad,
 )
+from dnnops.onednn.activation import OneDnnActivation, OneDnnActivationGrad
 from dnnops.onednn.base import OneDnnOp, onednn_available
 from dnnops.onednn.batchnorm import (
     OneDnnBatchNormInference,
@@ -44,6 +47,7 @@ from dnnops.onednn.batchnorm import (
 from dnnops.onednn.channel_sum import OneDnnChannelSum
 from dnnops.onednn.conv import OneDnnConv, OneDnnConvGradInputs, OneDnnConvGradWeights
 from dnnops.onednn.ctc import OneDnnCTC
+from dnnops.onednn.dropout import OneDnnDropout, OneDnnDropoutGrad
 from dnnops.onednn.gemm import OneDnnDot, OneDnnGemm
 from dnnops.onednn.pool import (
     OneDnnAveragePoolGrad,
@@ -64,6 +68,7 @@ from dnnops.onednn.spatial_transformer import (
     OneDnnSpatialTransformerSamplerGradGrid,
     OneDnnSpatialTransformerSamplerGradImage,
 )
+from dnnops.rewriting.activation import local_elemwise_activation, onednn_activation
 from dnnops.runtime.op import MAX_NDIM
 
 __all__ = ["local_to_onednn"]
@@ -113,6 +118,15 @@ BATCH_NORMALIZATIONS: dict[type, type[OneDnnOp]] = {
     BatchNormTrainGrad: OneDnnBatchNormTrainGrad,
     BatchNormInference: OneDnnBatchNormInference,
 }
+#: Ops on oneDNN that can overwrite an operand.
+INPLACE: list[type[OneDnnOp]] = [
+    OneDnnGemm,
+    OneDnnActivation,
+    OneDnnActivationGrad,
+    OneDnnDropout,
+    OneDnnDropoutGrad,
+]
+DROPOUTS: dict[type, type[OneDnnOp]] = {Dropout: OneDnnDropout, DropoutGrad: OneDnnDropoutGrad}
 
 
 @_substitutes(*SAME_PARAMETERS, *SOFTMAXES)
@@ -161,6 +175,33 @@ def local_ctc_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | 
         activations = cast(activations, "float32")
     outputs = OneDnnCTC.from_abstract(node.op).make_node(activations, *integers).outputs
     outputs = [cast(new, old.type.dtype) for new, old in zip(outputs, node.outputs, strict=True)]
+    copy_stack_trace(node.outputs, outputs)
+    return outputs
+
+
+@node_rewriter([Activation, ActivationGrad])
+def local_activation_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace an activation by the one on oneDNN where that is faster."""
+    op = onednn_activation(node)
+    if op is None:
+        return None
+    output = op(*node.inputs)
+    copy_stack_trace(node.outputs[0], output)
+    return [output]
+
+
+@_substitutes(*DROPOUTS)
+def local_dropout_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace dropout by the one in compiled loops; float16 is computed in float32."""
+    backend = DROPOUTS[type(node.op)]
+    x, *others = node.inputs
+    if x.type.ndim > MAX_NDIM:
+        return None
+    dtype = x.type.dtype
+    x = cast(x, "float32") if dtype == "float16" else x
+    outputs = backend().make_node(x, *others).outputs
+    if dtype == "float16":
+        outputs = [cast(outputs[0], dtype), *outputs[1:]]
     copy_stack_trace(node.outputs, outputs)
     return outputs
 
@@ -214,19 +255,23 @@ class ToOneDnn(GraphRewriter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._substitute = dfs_rewriter(*_rewriters)
-        self._substitute_dense = dfs_rewriter(local_dense_to_onednn)
+        self._substitute = dfs_rewriter(*_rewriters, local_activation_to_onednn)
+        self._substitute_beside = dfs_rewriter(local_dense_to_onednn, local_elemwise_activation)
         self._warned = False
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        if not any(type(node.op) in _kinds for node in fgraph.apply_nodes):
+        if not any(
+            type(node.op) in _kinds or onednn_activation(node) is not None
+            for node in fgraph.apply_nodes
+        ):
             return
         available, reason = onednn_available()
         if available:
             self._substitute.apply(fgraph)
-            # Only beside other Ops on oneDNN: alone, the BLAS that PyTensor has does as well.
+            # Only beside other Ops on oneDNN: alone, the BLAS that PyTensor has does as well, and
+            # graphs that are nobody's neural network stay what they are.
             if any(isinstance(node.op, OneDnnOp) for node in fgraph.apply_nodes):
-                self._substitute_dense.apply(fgraph)
+                self._substitute_beside.apply(fgraph)
             return
         if "onednn" in config.optimizer_including.split(":"):
             raise DnnRequiredError(
@@ -252,14 +297,15 @@ class RegisterNumbaDispatch(GraphRewriter):
             import dnnops.onednn.numba_dispatch  # noqa: F401
 
 
-@node_rewriter([OneDnnGemm])
-def local_gemm_inplace(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Let a product overwrite what it is added to."""
+@node_rewriter(INPLACE)
+def local_onednn_inplace(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Let an Op overwrite one of its operands."""
     if node.op.inplace:
         return None
-    output = OneDnnGemm(inplace=True)(*node.inputs)
-    copy_stack_trace(node.outputs[0], output)
-    return [output]
+    props = {name: getattr(node.op, name) for name in node.op.__props__}
+    outputs = type(node.op)(**props | {"inplace": True}).make_node(*node.inputs).outputs
+    copy_stack_trace(node.outputs, outputs)
+    return outputs
 
 
 # After elementwise fusion and after graphs have moved to the GPU, before Ops become in-place.
@@ -267,8 +313,8 @@ optdb.register("to_onednn", ToOneDnn(), "fast_run", "onednn", position=49.3)
 optdb.register("numba_dispatch_onednn", RegisterNumbaDispatch(), "numba", position=100.1)
 # After PyTensor has made its own Gemm in-place, before it does so with elementwise Ops.
 optdb.register(
-    "onednn_gemm_inplace",
-    dfs_rewriter(local_gemm_inplace, failure_callback=NodeProcessingGraphRewriter.warn_inplace),
+    "onednn_inplace",
+    dfs_rewriter(local_onednn_inplace, failure_callback=NodeProcessingGraphRewriter.warn_inplace),
     "fast_run",
     "onednn",
     "inplace",
