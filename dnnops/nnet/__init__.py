@@ -29,6 +29,12 @@ from dnnops.nnet.conv_transpose import (
     conv3d_grad_wrt_weights,
     conv3d_transpose,
 )
+from dnnops.nnet.divisive_normalization import (
+    DivisiveNormalization,
+    DivisiveNormalizationGrad,
+    divisive_normalization,
+)
+from dnnops.nnet.lrn import LRN, LRNGrad, local_response_normalization
 from dnnops.nnet.pool import (
     AveragePoolGrad,
     MaxPoolGrad,
@@ -41,6 +47,7 @@ from dnnops.nnet.pool import (
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 
 __all__ = [
+    "LRN",
     "AveragePoolGrad",
     "BatchNormInference",
     "BatchNormTrain",
@@ -48,6 +55,9 @@ __all__ = [
     "Conv",
     "ConvGradInputs",
     "ConvGradWeights",
+    "DivisiveNormalization",
+    "DivisiveNormalizationGrad",
+    "LRNGrad",
     "LogSoftmaxGrad",
     "MaxPoolGrad",
     "MaxPoolGradGrad",
@@ -66,6 +76,8 @@ __all__ = [
     "conv3d_grad_wrt_weights",
     "conv3d_transpose",
     "conv_output_shape",
+    "divisive_normalization",
+    "local_response_normalization",
     "pool_2d",
     "pool_3d",
     "pool_output_shape",

@@ -24,6 +24,9 @@ from pytensor.tensor.math import Dot, Sum
 from dnnops.errors import DnnRequiredError
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
+from dnnops.nnet.lrn import LRN, LRNGrad
+from dnnops.nnet.lrn_base import WindowSum
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.onednn.base import OneDnnOp, onednn_available
@@ -35,7 +38,12 @@ from dnnops.onednn.batchnorm import (
 )
 from dnnops.onednn.channel_sum import OneDnnChannelSum
 from dnnops.onednn.conv import OneDnnConv, OneDnnConvGradInputs, OneDnnConvGradWeights
+from dnnops.onednn.divisive_normalization import (
+    OneDnnDivisiveNormalization,
+    OneDnnDivisiveNormalizationGrad,
+)
 from dnnops.onednn.gemm import OneDnnDot, OneDnnGemm
+from dnnops.onednn.lrn import OneDnnLRN, OneDnnLRNGrad, OneDnnWindowSum
 from dnnops.onednn.pool import (
     OneDnnAveragePoolGrad,
     OneDnnMaxPoolGrad,
@@ -61,6 +69,11 @@ SAME_PARAMETERS: dict[type, type[OneDnnOp]] = {
     MaxPoolGrad: OneDnnMaxPoolGrad,
     MaxPoolGradGrad: OneDnnMaxPoolGradGrad,
     AveragePoolGrad: OneDnnAveragePoolGrad,
+    LRN: OneDnnLRN,
+    LRNGrad: OneDnnLRNGrad,
+    WindowSum: OneDnnWindowSum,
+    DivisiveNormalization: OneDnnDivisiveNormalization,
+    DivisiveNormalizationGrad: OneDnnDivisiveNormalizationGrad,
 }
 SOFTMAXES: dict[type, Callable[[Any, tuple[int, ...]], OneDnnOp]] = {
     WholeSoftmax: lambda op, axis: OneDnnSoftmax(axis, op.log),
@@ -88,18 +101,18 @@ def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
         if axis is None or dtype != "float32":
             return None
         op = SOFTMAXES[abstract](node.op, axis)
-    elif abstract in SAME_PARAMETERS:
+    elif abstract in SAME_PARAMETERS and node.inputs[0].type.ndim <= MAX_NDIM:
         op = SAME_PARAMETERS[abstract].from_abstract(node.op)
-    else:  # a subclass: a backend Op already
+    else:  # a subclass, which is a backend Op already, or too many dimensions
         return None
     inputs: list[Any] = list(node.inputs)
     if dtype == "float16":
         inputs = [cast(x, "float32") if x.type.dtype == dtype else x for x in inputs]
-        output = cast(op(*inputs), dtype)
+        outputs = [cast(output, dtype) for output in op.make_node(*inputs).outputs]
     else:
-        output = op(*inputs)
-    copy_stack_trace(node.outputs[0], output)
-    return [output]
+        outputs = op.make_node(*inputs).outputs
+    copy_stack_trace(node.outputs, outputs)
+    return outputs
 
 
 @node_rewriter(list(BATCH_NORMALIZATIONS))
