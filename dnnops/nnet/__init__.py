@@ -4,6 +4,7 @@ The Ops run in NumPy as they are; rewrites replace them by Ops that call oneDNN 
 """
 
 import dnnops.nnet.vectorize  # noqa: F401 - registers with vectorize_graph
+from dnnops.nnet.attention import Attention, AttentionGrad, scaled_dot_product_attention
 from dnnops.nnet.batchnorm import (
     BatchNormInference,
     BatchNormTrain,
@@ -48,6 +49,8 @@ from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 
 __all__ = [
     "LRN",
+    "Attention",
+    "AttentionGrad",
     "AveragePoolGrad",
     "BatchNormInference",
     "BatchNormTrain",
@@ -82,4 +85,5 @@ __all__ = [
     "pool_3d",
     "pool_output_shape",
     "resolve_padding",
+    "scaled_dot_product_attention",
 ]

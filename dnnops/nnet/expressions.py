@@ -27,6 +27,9 @@ class ExpressionOp(Op):
     ones overrides :meth:`pullback`.
     """
 
+    #: Whether all Ops of the expressions have a pushforward: otherwise it is two pullbacks.
+    has_pushforwards = True
+
     # Of a subclass: the results, as expressions of the operands.
     _expressions: Callable[..., list[Any]]
 
@@ -41,31 +44,36 @@ class ExpressionOp(Op):
         results = [result.copy() for result in self._expressions(*own)]
         known = {r: g for r, g in zip(results, cotangents, strict=True) if is_connected(g)}
         stand_ins = {g: g.type() for g in known.values()}
+        pattern = self.connection_pattern(outputs[0].owner)
+        by = [i for i in range(len(own)) if any(pattern[i])]
         gradients: Any = pytensor.gradient.grad(
             None,
-            own,
+            [own[i] for i in by],
             known_grads={r: stand_ins[g] for r, g in known.items()},
             disconnected_inputs="ignore",
             return_disconnected="disconnected",
         )
         replacements = {**dict(zip(own, inputs, strict=True)), **_swapped(stand_ins)}
-        return _as_dtypes_of(inputs, _replace(gradients, replacements))
+        found = dict(zip(by, _replace(gradients, replacements), strict=True))
+        by_inputs = [found.get(i, disconnected_type()) for i in range(len(own))]
+        return _as_dtypes_of(inputs, by_inputs)
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
         own = [x.type() for x in inputs]
         results = self._expressions(*own)
-        along = [i for i, tangent in enumerate(tangents) if is_connected(tangent)]
+        pattern = self.connection_pattern(outputs[0].owner)
+        # Integers have tangents too, of which nothing depends.
+        along = [i for i, t in enumerate(tangents) if is_connected(t) and any(pattern[i])]
         if not along:
             return [disconnected_type() for _ in outputs]
         stand_ins = [tangents[i].type() for i in along]
-        pattern = self.connection_pattern(outputs[0].owner)
         moved = [k for k in range(len(outputs)) if any(pattern[i][k] for i in along)]
         moving: Any = pytensor.gradient.pushforward(
             [results[k] for k in moved],
             [own[i] for i in along],
             stand_ins,
             disconnected_outputs="ignore",
-            use_op_pushforward=True,
+            use_op_pushforward=self.has_pushforwards,
         )
         replacements = dict(zip(own, inputs, strict=True))
         replacements |= {s: tangents[i] for s, i in zip(stand_ins, along, strict=True)}

@@ -22,6 +22,7 @@ from pytensor.tensor.blas import Dot22, Gemm
 from pytensor.tensor.math import Dot, Sum
 
 from dnnops.errors import DnnRequiredError
+from dnnops.nnet.attention import Attention, AttentionGrad
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
@@ -29,6 +30,7 @@ from dnnops.nnet.lrn import LRN, LRNGrad
 from dnnops.nnet.lrn_base import WindowSum
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.onednn.attention import OneDnnAttention, OneDnnAttentionGrad
 from dnnops.onednn.base import OneDnnOp, onednn_available
 from dnnops.onednn.batchnorm import (
     OneDnnBatchNormInference,
@@ -74,7 +76,11 @@ SAME_PARAMETERS: dict[type, type[OneDnnOp]] = {
     WindowSum: OneDnnWindowSum,
     DivisiveNormalization: OneDnnDivisiveNormalization,
     DivisiveNormalizationGrad: OneDnnDivisiveNormalizationGrad,
+    Attention: OneDnnAttention,
+    AttentionGrad: OneDnnAttentionGrad,
 }
+#: Those of them that are not in float64.
+NOT_FLOAT64 = (Attention, AttentionGrad)
 SOFTMAXES: dict[type, Callable[[Any, tuple[int, ...]], OneDnnOp]] = {
     WholeSoftmax: lambda op, axis: OneDnnSoftmax(axis, op.log),
     SoftmaxGrad: lambda op, axis: OneDnnSoftmaxGrad(axis),
@@ -102,6 +108,8 @@ def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
             return None
         op = SOFTMAXES[abstract](node.op, axis)
     elif abstract in SAME_PARAMETERS and node.inputs[0].type.ndim <= MAX_NDIM:
+        if abstract in NOT_FLOAT64 and dtype == "float64":
+            return None
         op = SAME_PARAMETERS[abstract].from_abstract(node.op)
     else:  # a subclass, which is a backend Op already, or too many dimensions
         return None
