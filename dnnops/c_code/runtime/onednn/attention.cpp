@@ -30,6 +30,21 @@ inline float exponential(float x) {
   return x == x ? power : x;
 }
 
+// The largest of some numbers that is no NaN, minus infinity if there is none.  By lanes, because compilers make no
+// vector code of a maximum that minds NaNs.
+inline float largest_of(const float *values, int64_t count) {
+  constexpr int kLanes = 32;
+  float lanes[kLanes], largest = kHidden;
+  std::fill(lanes, lanes + kLanes, kHidden);
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes)
+#pragma omp simd
+    for (int j = 0; j < kLanes; ++j) lanes[j] = values[i + j] > lanes[j] ? values[i + j] : lanes[j];
+  for (; i < count; ++i) largest = values[i] > largest ? values[i] : largest;
+  for (const float lane : lanes) largest = lane > largest ? lane : largest;
+  return largest;
+}
+
 // params: the factor's bits, whether it is given, whether attention is causal, a bit for each of mask, query_lengths
 // and key_lengths.
 struct Problem {
@@ -215,9 +230,7 @@ void forward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *
         }
         block_scores(problem, in[0], in[1], n, head, begin, last, count, scores);
         for (int64_t i = begin; i < last; ++i) {
-          float *row = scores + (i - begin) * count, largest = kHidden, total = 0;
-#pragma omp simd reduction(max : largest)
-          for (int64_t j = 0; j < count; ++j) largest = std::max(largest, row[j]);
+          float *row = scores + (i - begin) * count, largest = largest_of(row, count), total = 0;
           if (largest == kHidden) largest = 0;
 #pragma omp simd reduction(+ : total)
           for (int64_t j = 0; j < count; ++j) total += row[j] = exponential(row[j] - largest);
