@@ -22,7 +22,7 @@ class _OneDnnAttentionOp(OneDnnOp):
 
 
 class OneDnnAttention(_OneDnnAttentionOp, Attention):
-    """`Attention` by ``dnnl_sgemm`` and a pass over the scores of 64 queries at a time."""
+    """`Attention` by ``dnnl_sgemm`` and a pass over the scores of 128 queries at a time."""
 
     function = "dnnops_onednn_attention"
 

@@ -12,7 +12,7 @@
 namespace dnnops {
 namespace {
 
-constexpr int64_t kRows = 64;
+constexpr int64_t kRows = 128;
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
 // e^x of what is not positive, as vector code; 0 below the least normal number.
@@ -222,7 +222,7 @@ void forward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *
         const int64_t head = task / blocks % problem.heads, n = task / blocks / problem.heads;
         const int64_t last = std::max(begin, std::min(end, problem.query_count(n)));
         const int64_t count = problem.key_count(n, last), shared = head / (problem.heads / problem.shared_heads);
-        float *block_stats = stats + (n * problem.heads + head) * queries, *scores = memory.data();
+        float *block_stats = stats + (n * problem.heads + head) * queries, *scores = memory.data(), inverses[kRows];
         std::fill(block_stats + begin, block_stats + end, kHidden);
         if (last == begin || count == 0 || (int64_t)memory.size() < kRows * problem.keys) {
           std::fill(out.at(n, head, begin), out.at(n, head, begin) + (end - begin) * width, 0.f);
@@ -231,17 +231,23 @@ void forward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *
         block_scores(problem, in[0], in[1], n, head, begin, last, count, scores);
         for (int64_t i = begin; i < last; ++i) {
           float *row = scores + (i - begin) * count, largest = largest_of(row, count), total = 0;
+          inverses[i - begin] = 1;
           if (largest == kHidden) largest = 0;
 #pragma omp simd reduction(+ : total)
           for (int64_t j = 0; j < count; ++j) total += row[j] = exponential(row[j] - largest);
           if (total == 0) continue;  // nothing is seen: the weights are zeros
-          const float inverse = 1 / total;
-#pragma omp simd
-          for (int64_t j = 0; j < count; ++j) row[j] *= inverse;
+          inverses[i - begin] = 1 / total;
           block_stats[i] = largest + std::log(total);
         }
         product('N', 'N', last - begin, width, count, 1, scores, count, in[2].at(n, shared), in[2].leading(width), 0,
                 out.at(n, head, begin), std::max<int64_t>(width, 1));
+        // The output's rows are divided, which are shorter than those of the weights.
+        for (int64_t i = begin; i < last; ++i) {
+          float *row = out.at(n, head, i);
+          const float inverse = inverses[i - begin];
+#pragma omp simd
+          for (int64_t j = 0; j < width; ++j) row[j] *= inverse;
+        }
         std::fill(out.at(n, head, last), out.at(n, head, last) + (end - last) * width, 0.f);
       });
     }
