@@ -14,6 +14,7 @@ from dnnops.nnet.activation import (
     swish,
     tanh,
 )
+from dnnops.nnet.attention import Attention, AttentionGrad, scaled_dot_product_attention
 from dnnops.nnet.batchnorm import (
     BatchNormInference,
     BatchNormTrain,
@@ -40,7 +41,13 @@ from dnnops.nnet.conv_transpose import (
     conv3d_transpose,
 )
 from dnnops.nnet.ctc import CTC, ctc
+from dnnops.nnet.divisive_normalization import (
+    DivisiveNormalization,
+    DivisiveNormalizationGrad,
+    divisive_normalization,
+)
 from dnnops.nnet.dropout import Dropout, DropoutGrad, dropout, dropout_state
+from dnnops.nnet.lrn import LRN, LRNGrad, local_response_normalization
 from dnnops.nnet.pool import (
     AveragePoolGrad,
     MaxPoolGrad,
@@ -63,8 +70,11 @@ from dnnops.nnet.spatial_transformer import (
 
 __all__ = [
     "CTC",
+    "LRN",
     "Activation",
     "ActivationGrad",
+    "Attention",
+    "AttentionGrad",
     "AveragePoolGrad",
     "BatchNormInference",
     "BatchNormTrain",
@@ -72,8 +82,11 @@ __all__ = [
     "Conv",
     "ConvGradInputs",
     "ConvGradWeights",
+    "DivisiveNormalization",
+    "DivisiveNormalizationGrad",
     "Dropout",
     "DropoutGrad",
+    "LRNGrad",
     "LogSoftmaxGrad",
     "MaxPoolGrad",
     "MaxPoolGradGrad",
@@ -99,15 +112,18 @@ __all__ = [
     "conv3d_transpose",
     "conv_output_shape",
     "ctc",
+    "divisive_normalization",
     "dropout",
     "dropout_state",
     "elu",
     "grid_sample",
+    "local_response_normalization",
     "pool_2d",
     "pool_3d",
     "pool_output_shape",
     "relu",
     "resolve_padding",
+    "scaled_dot_product_attention",
     "sigmoid",
     "spatial_transformer",
     "swish",

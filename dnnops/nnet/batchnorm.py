@@ -21,7 +21,8 @@ from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import float_tensor, is_int, require_same_dtype, show_shape
-from dnnops.nnet.batchnorm_base import BatchNormBase, float64_scalar, is_connected
+from dnnops.nnet.batchnorm_base import BatchNormBase, float64_scalar
+from dnnops.nnet.expressions import is_connected
 
 __all__ = [
     "BatchNormInference",

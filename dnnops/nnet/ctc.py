@@ -20,7 +20,7 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import accumulator_dtype, float_tensor, show_shape
-from dnnops.nnet.batchnorm_base import is_connected
+from dnnops.nnet.expressions import is_connected
 
 __all__ = ["CTC", "ctc"]
 

@@ -33,8 +33,9 @@ from dnnops.nnet._validate import (
     static_vector,
     vector_entries,
 )
-from dnnops.nnet.batchnorm_base import float64_scalar, is_connected
+from dnnops.nnet.batchnorm_base import float64_scalar
 from dnnops.nnet.bilinear import Corner, along_grid, corners, grid_coordinates
+from dnnops.nnet.expressions import is_connected
 
 __all__ = [
     "SpatialTransformerGrid",

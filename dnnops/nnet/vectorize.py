@@ -1,4 +1,4 @@
-"""``pytensor.graph.vectorize_graph`` over convolutions, pooling, activations and the CTC loss.
+"""``pytensor.graph.vectorize_graph`` over convolutions, pooling and other Ops of a batch.
 
 PyTensor would loop over the extra axes in Python, with the Ops in NumPy. Here these axes become
 part of the batch, or of the channels with a group for each entry, so that one call of a library is
@@ -21,9 +21,16 @@ from dnnops.nnet.activation import Activation, ActivationGrad
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.conv_base import ConvBase
 from dnnops.nnet.ctc import CTC
+from dnnops.nnet.lrn_base import WindowNormBase, WindowSum
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool, PoolBase
 
-__all__ = ["vectorize_activation", "vectorize_conv", "vectorize_ctc", "vectorize_pool"]
+__all__ = [
+    "vectorize_activation",
+    "vectorize_conv",
+    "vectorize_ctc",
+    "vectorize_pool",
+    "vectorize_window_norm",
+]
 
 #: The data operands of each Op, and its result.
 ROLES: dict[type, tuple[str, str, str]] = {
@@ -153,3 +160,16 @@ def vectorize_activation(op: Activation | ActivationGrad, node: Apply, *inputs: 
     """Vectorize an activation or its gradient, which are elementwise."""
     _, spread = _with_extra_axes(inputs, *(x.type.ndim for x in node.inputs))
     return op.make_node(*spread)
+
+
+@_vectorize_node.register(WindowNormBase)
+@_vectorize_node.register(WindowSum)
+def vectorize_window_norm(op: WindowNormBase | WindowSum, node: Apply, *inputs: Any) -> Any:
+    """Vectorize local response or divisive normalization: extra axes become part of the batch."""
+    core = node.inputs[0].type.ndim
+    if all(x.type.ndim == core for x in inputs):
+        return op.make_node(*inputs)
+    extra, data = _with_extra_axes(inputs, *(core for _ in inputs))
+    outputs: list[Any] = op.make_node(*(_into_batch(x, extra) for x in data)).outputs
+    batch = _sizes(data[0])[-core]
+    return [out.reshape((*extra, batch, *_sizes(out)[1:])) for out in outputs]

@@ -24,10 +24,14 @@ from pytensor.tensor.math import Dot, Sum
 
 from dnnops.errors import DnnRequiredError
 from dnnops.nnet.activation import Activation, ActivationGrad
+from dnnops.nnet.attention import Attention, AttentionGrad
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.ctc import CTC
+from dnnops.nnet.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
 from dnnops.nnet.dropout import Dropout, DropoutGrad
+from dnnops.nnet.lrn import LRN, LRNGrad
+from dnnops.nnet.lrn_base import WindowSum
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.nnet.spatial_transformer import (
@@ -37,6 +41,7 @@ from dnnops.nnet.spatial_transformer import (
     SpatialTransformerSamplerGrad,
 )
 from dnnops.onednn.activation import OneDnnActivation, OneDnnActivationGrad
+from dnnops.onednn.attention import OneDnnAttention, OneDnnAttentionGrad
 from dnnops.onednn.base import OneDnnOp, onednn_available
 from dnnops.onednn.batchnorm import (
     OneDnnBatchNormInference,
@@ -47,8 +52,13 @@ from dnnops.onednn.batchnorm import (
 from dnnops.onednn.channel_sum import OneDnnChannelSum
 from dnnops.onednn.conv import OneDnnConv, OneDnnConvGradInputs, OneDnnConvGradWeights
 from dnnops.onednn.ctc import OneDnnCTC
+from dnnops.onednn.divisive_normalization import (
+    OneDnnDivisiveNormalization,
+    OneDnnDivisiveNormalizationGrad,
+)
 from dnnops.onednn.dropout import OneDnnDropout, OneDnnDropoutGrad
 from dnnops.onednn.gemm import OneDnnDot, OneDnnGemm
+from dnnops.onednn.lrn import OneDnnLRN, OneDnnLRNGrad, OneDnnWindowSum
 from dnnops.onednn.pool import (
     OneDnnAveragePoolGrad,
     OneDnnMaxPoolGrad,
@@ -107,7 +117,16 @@ SAME_PARAMETERS: dict[type, type[OneDnnOp]] = {
     SpatialTransformerGrid: OneDnnSpatialTransformerGrid,
     SpatialTransformerGridGrad: OneDnnSpatialTransformerGridGrad,
     SpatialTransformerSampler: OneDnnSpatialTransformerSampler,
+    LRN: OneDnnLRN,
+    LRNGrad: OneDnnLRNGrad,
+    WindowSum: OneDnnWindowSum,
+    DivisiveNormalization: OneDnnDivisiveNormalization,
+    DivisiveNormalizationGrad: OneDnnDivisiveNormalizationGrad,
+    Attention: OneDnnAttention,
+    AttentionGrad: OneDnnAttentionGrad,
 }
+#: Those of them that are not in float64.
+NOT_FLOAT64 = (Attention, AttentionGrad)
 SOFTMAXES: dict[type, Callable[[Any, tuple[int, ...]], OneDnnOp]] = {
     WholeSoftmax: lambda op, axis: OneDnnSoftmax(axis, op.log),
     SoftmaxGrad: lambda op, axis: OneDnnSoftmaxGrad(axis),
@@ -144,15 +163,17 @@ def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
             return None
         op = SOFTMAXES[abstract](node.op, axis)
     else:
+        if node.inputs[0].type.ndim > MAX_NDIM or (abstract in NOT_FLOAT64 and dtype == "float64"):
+            return None
         op = SAME_PARAMETERS[abstract].from_abstract(node.op)
     inputs: list[Any] = list(node.inputs)
     if dtype == "float16":
         inputs = [cast(x, "float32") if x.type.dtype == dtype else x for x in inputs]
-        output = cast(op(*inputs), dtype)
+        outputs = [cast(output, dtype) for output in op.make_node(*inputs).outputs]
     else:
-        output = op(*inputs)
-    copy_stack_trace(node.outputs[0], output)
-    return [output]
+        outputs = op.make_node(*inputs).outputs
+    copy_stack_trace(node.outputs, outputs)
+    return outputs
 
 
 @_substitutes(*BATCH_NORMALIZATIONS)
