@@ -38,6 +38,8 @@ from dnnops.nnet.pool import (
     pool_3d,
     pool_output_shape,
 )
+from dnnops.nnet.rnn import RNNBlock
+from dnnops.nnet.rnn_ops import RNNBackward, RNNForward
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 
 __all__ = [
@@ -52,6 +54,9 @@ __all__ = [
     "MaxPoolGrad",
     "MaxPoolGradGrad",
     "Pool",
+    "RNNBackward",
+    "RNNBlock",
+    "RNNForward",
     "SoftmaxGrad",
     "WholeSoftmax",
     "batch_normalization_test",
