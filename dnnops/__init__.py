@@ -15,6 +15,7 @@ register_flags()
 # Rewrites are registered by importing the modules that hold them.
 import dnnops.rewriting.conv_merge
 import dnnops.rewriting.inplace
+import dnnops.rewriting.rnn
 import dnnops.rewriting.softmax
 import dnnops.rewriting.to_cudnn
 import dnnops.rewriting.to_gpu

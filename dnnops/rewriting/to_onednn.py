@@ -25,6 +25,7 @@ from dnnops.errors import DnnRequiredError
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.nnet.rnn_ops import RNNBackward, RNNForward
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.onednn.base import OneDnnOp, onednn_available
 from dnnops.onednn.batchnorm import (
@@ -42,6 +43,7 @@ from dnnops.onednn.pool import (
     OneDnnMaxPoolGradGrad,
     OneDnnPool,
 )
+from dnnops.onednn.rnn import OneDnnRNNBackward, OneDnnRNNForward
 from dnnops.onednn.softmax import (
     OneDnnLogSoftmaxGrad,
     OneDnnSoftmax,
@@ -71,6 +73,10 @@ BATCH_NORMALIZATIONS: dict[type, type[OneDnnOp]] = {
     BatchNormTrain: OneDnnBatchNormTrain,
     BatchNormTrainGrad: OneDnnBatchNormTrainGrad,
     BatchNormInference: OneDnnBatchNormInference,
+}
+RECURRENT_NETWORKS: dict[type, type[OneDnnOp]] = {
+    RNNForward: OneDnnRNNForward,
+    RNNBackward: OneDnnRNNBackward,
 }
 
 
@@ -118,6 +124,23 @@ def local_batchnorm_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variab
     return outputs
 
 
+@node_rewriter(list(RECURRENT_NETWORKS))
+def local_rnn_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace a recurrent network by the one on oneDNN; float16 is computed in float32."""
+    backend = RECURRENT_NETWORKS.get(type(node.op))
+    if backend is None:
+        return None
+    inputs = [cast(x, "float32") if x.type.dtype == "float16" else x for x in node.inputs]
+    outputs = [
+        cast(new, old.type.dtype) if new.type.dtype != old.type.dtype else new
+        for new, old in zip(
+            backend.from_abstract(node.op).make_node(*inputs).outputs, node.outputs, strict=True
+        )
+    ]
+    copy_stack_trace(node.outputs, outputs)
+    return outputs
+
+
 @node_rewriter([Dot, Dot22, Gemm, Sum])
 def local_dense_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace a float32 matrix product or sum of channels by one in oneDNN's threads."""
@@ -147,12 +170,14 @@ class ToOneDnn(GraphRewriter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._substitute = dfs_rewriter(local_to_onednn, local_batchnorm_to_onednn)
+        self._substitute = dfs_rewriter(
+            local_to_onednn, local_batchnorm_to_onednn, local_rnn_to_onednn
+        )
         self._substitute_dense = dfs_rewriter(local_dense_to_onednn)
         self._warned = False
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        kinds = {*SAME_PARAMETERS, *SOFTMAXES, *BATCH_NORMALIZATIONS}
+        kinds = {*SAME_PARAMETERS, *SOFTMAXES, *BATCH_NORMALIZATIONS, *RECURRENT_NETWORKS}
         if not any(type(node.op) in kinds for node in fgraph.apply_nodes):
             return
         available, reason = onednn_available()
