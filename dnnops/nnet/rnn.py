@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -397,6 +398,9 @@ class RNNBlock:
         """A shared variable that counts calls, far from those that were made before."""
         first = self.dropout_seed + (len(self.dropout_states) << 40)
         state = pytensor.shared(np.array(first, dtype="int64"), name="dropout_state")
-        state.default_update = state + np.int64(1)
+        with warnings.catch_warnings():
+            # PyTensor warns of its use, but its own RandomStream has nothing else either.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            state.default_update = state + np.int64(1)
         self.dropout_states.append(state)
         return state

@@ -3,8 +3,8 @@
 The parameters are one vector, in the order in which cuDNN has them. A *pseudo-layer* is one
 direction of one layer: layer 0 forward, layer 0 backward, layer 1 forward, and so on. First come
 the matrices of each pseudo-layer: those of the input for all gates, those of the recurrence for all
-gates, and the projection; then for each pseudo-layer the biases of the input for all gates and those
-of the recurrence for all gates. A matrix is (outputs, inputs), row by row.
+gates, and the projection; then for each pseudo-layer the biases of the input for all gates, and
+those of the recurrence for all gates. A matrix is (outputs, inputs), row by row.
 """
 
 from __future__ import annotations

@@ -344,8 +344,8 @@ class RNNBackward(RNNBase):
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> NoReturn:
         raise DnnNotSupportedError(
-            f"{type(self).__name__}: second derivatives of a recurrent network are not there, as in "
-            "cuDNN; write the network as a scan for them"
+            f"{type(self).__name__}: second derivatives of a recurrent network are not there, as "
+            "in cuDNN; write the network as a scan for them"
         )
 
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
