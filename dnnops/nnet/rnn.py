@@ -359,7 +359,7 @@ class RNNBlock:
         given = {"w": (w, 1), "x": (x, 3), "hx": (hx, 3)}
         if cx is not None:
             given["cx"] = (cx, 3)
-        inputs = []
+        inputs: list[Any] = []
         for name, (value, ndim) in given.items():
             variable = float_tensor(where, name, value, ndim)
             if variable.type.dtype != self.dtype:
@@ -388,8 +388,8 @@ class RNNBlock:
             inputs.append(
                 self._new_state() if seed is None else int64_variable(where, "seed", seed, 0)
             )
-        y, *states = op.make_node(*inputs).outputs
-        states = states if inference else states[:-1]
+        outputs: list[Any] = op.make_node(*inputs).outputs
+        y, *states = outputs if inference else outputs[:-1]
         if self.batch_first:
             y = y.dimshuffle(1, 0, 2)
         return [y, *states]

@@ -350,7 +350,13 @@ class RNNBackward(RNNBase):
 
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         problem, values = self._problem(self.all_operands, inputs)
-        gradients = [values[name] for name in ("y", "reserve", "gy", "ghy")]
-        dw, dx, dhx, dcx = rnn_backward(problem, *gradients, values.get("gcy"))
+        dw, dx, dhx, dcx = rnn_backward(
+            problem,
+            values["y"],
+            values["reserve"],
+            values["gy"],
+            values["ghy"],
+            values.get("gcy"),
+        )
         found = {"w": dw, "hx": dhx, "cx": dcx, "x": dx}
         self._store(node, output_storage, [found[name] for name in self.results])
