@@ -55,6 +55,12 @@ void transpose(int64_t rows, int64_t columns, const T *from, T *to) {
           to[column * rows + row] = from[row * columns + column];
 }
 
+// What follows divides a lot: a quarter less time in whole AVX-512 vectors, which GCC avoids by itself.
+#ifdef __AVX512F__
+#pragma GCC push_options
+#pragma GCC target("prefer-vector-width=512")
+#endif
+
 // -- functions, of float without branches so that loops of them become vectors ------------------
 
 template <class To, class From>
@@ -191,6 +197,10 @@ void plain_gradient(int64_t size, bool relu, const T *__restrict h, const T *__r
 #pragma omp simd
   for (int64_t j = 0; j < size; ++j) dgate[j] = dh[j] * (1 - h[j] * h[j]);
 }
+
+#ifdef __AVX512F__
+#pragma GCC pop_options
+#endif
 
 // -- whole arrays ------------------------------------------------------------------------------
 
