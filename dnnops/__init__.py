@@ -16,6 +16,7 @@ register_flags()
 import dnnops.rewriting.conv_merge
 import dnnops.rewriting.ctc
 import dnnops.rewriting.inplace
+import dnnops.rewriting.rnn
 import dnnops.rewriting.softmax
 import dnnops.rewriting.to_cudnn
 import dnnops.rewriting.to_gpu

@@ -57,6 +57,8 @@ from dnnops.nnet.pool import (
     pool_3d,
     pool_output_shape,
 )
+from dnnops.nnet.rnn import RNNBlock
+from dnnops.nnet.rnn_ops import RNNBackward, RNNForward
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.nnet.spatial_transformer import (
     SpatialTransformerGrid,
@@ -91,6 +93,9 @@ __all__ = [
     "MaxPoolGrad",
     "MaxPoolGradGrad",
     "Pool",
+    "RNNBackward",
+    "RNNBlock",
+    "RNNForward",
     "SoftmaxGrad",
     "SpatialTransformerGrid",
     "SpatialTransformerGridGrad",

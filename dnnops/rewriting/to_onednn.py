@@ -33,6 +33,7 @@ from dnnops.nnet.dropout import Dropout, DropoutGrad
 from dnnops.nnet.lrn import LRN, LRNGrad
 from dnnops.nnet.lrn_base import WindowSum
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.nnet.rnn_ops import RNNBackward, RNNForward
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.nnet.spatial_transformer import (
     SpatialTransformerGrid,
@@ -65,6 +66,7 @@ from dnnops.onednn.pool import (
     OneDnnMaxPoolGradGrad,
     OneDnnPool,
 )
+from dnnops.onednn.rnn import OneDnnRNNBackward, OneDnnRNNForward
 from dnnops.onednn.softmax import (
     OneDnnLogSoftmaxGrad,
     OneDnnSoftmax,
@@ -146,6 +148,10 @@ INPLACE: list[type[OneDnnOp]] = [
     OneDnnDropoutGrad,
 ]
 DROPOUTS: dict[type, type[OneDnnOp]] = {Dropout: OneDnnDropout, DropoutGrad: OneDnnDropoutGrad}
+RECURRENT_NETWORKS: dict[type, type[OneDnnOp]] = {
+    RNNForward: OneDnnRNNForward,
+    RNNBackward: OneDnnRNNBackward,
+}
 
 
 @_substitutes(*SAME_PARAMETERS, *SOFTMAXES)
@@ -244,6 +250,21 @@ def local_sampler_grad_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Var
         found = op(*inputs)
         outputs.append(cast(found, dtype) if dtype == "float16" else found)
         copy_stack_trace(output, outputs[-1])
+    return outputs
+
+
+@_substitutes(*RECURRENT_NETWORKS)
+def local_rnn_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace a recurrent network by the one on oneDNN; float16 is computed in float32."""
+    backend = RECURRENT_NETWORKS[type(node.op)]
+    inputs = [cast(x, "float32") if x.type.dtype == "float16" else x for x in node.inputs]
+    outputs = [
+        cast(new, old.type.dtype) if new.type.dtype != old.type.dtype else new
+        for new, old in zip(
+            backend.from_abstract(node.op).make_node(*inputs).outputs, node.outputs, strict=True
+        )
+    ]
+    copy_stack_trace(node.outputs, outputs)
     return outputs
 
 
