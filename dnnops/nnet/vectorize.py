@@ -1,9 +1,10 @@
-"""``pytensor.graph.vectorize_graph`` over convolutions and pooling.
+"""``pytensor.graph.vectorize_graph`` over convolutions, pooling and batch normalization.
 
 PyTensor would loop over the extra axes in Python, with the Ops in NumPy. Here these axes become
 part of the batch, or of the channels with a group for each entry, so that one call of a library is
-left. Where neither does, PyTensor's loop stays: axes whose sizes aren't known when the graph is
-built and that filters have, or parameters with such axes.
+left; a batch normalization just has more axes that keep their statistics. Where neither does,
+PyTensor's loop stays: axes whose sizes aren't known when the graph is built and that filters have,
+or parameters with such axes.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.replace import _vectorize_node
 from pytensor.tensor.blockwise import vectorize_node_fallback
 
+from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
+from dnnops.nnet.batchnorm_base import BatchNormBase
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.conv_base import ConvBase
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool, PoolBase
 
-__all__ = ["vectorize_conv", "vectorize_pool"]
+__all__ = ["vectorize_batchnorm", "vectorize_conv", "vectorize_pool"]
 
 #: The data operands of each Op, and its result.
 ROLES: dict[type, tuple[str, str, str]] = {
@@ -29,6 +32,7 @@ ROLES: dict[type, tuple[str, str, str]] = {
     ConvGradInputs: ("filters", "image", "image"),
     ConvGradWeights: ("image", "image", "filters"),
 }
+NORMALIZATIONS = (BatchNormTrain, BatchNormTrainGrad, BatchNormInference)
 POOLING = (Pool, MaxPoolGrad, AveragePoolGrad, MaxPoolGradGrad)
 
 
@@ -122,3 +126,25 @@ def vectorize_pool(op: PoolBase, node: Apply, *inputs: Any) -> Any:
     extra, data = _with_extra_axes(data, core)
     out: Any = op(*(_into_batch(x, extra) for x in data), *vectors)
     return [out.reshape((*extra, _sizes(data[0])[-core], *_sizes(out)[1:]))]
+
+
+@_vectorize_node.register(BatchNormBase)
+def vectorize_batchnorm(op: BatchNormBase, node: Apply, *inputs: Any) -> Any:
+    """Vectorize a batch normalization or its gradient: extra axes have statistics of their own."""
+    named = dict(zip(op.operands, inputs, strict=True))
+    core = node.inputs[0].type.ndim
+    if type(op) not in NORMALIZATIONS or any(named[name].type.ndim for name in op.scalars):
+        return vectorize_node_fallback(op, node, *inputs)
+    arrays = {name: x for name, x in named.items() if name not in op.scalars}
+    extra, spread = _with_extra_axes(list(arrays.values()), core)
+    if not extra:
+        return op.make_node(*inputs)
+    # Beside the axes that keep their statistics: a library wants these together.
+    lead, place = len(extra), next((i for i in range(core) if i not in op.axes), 0)
+    order = [*range(lead, lead + place), *range(lead), *range(lead + place, lead + core)]
+    back = [order.index(i) for i in range(lead + core)]
+    named |= {name: x.dimshuffle(order) for name, x in zip(arrays, spread, strict=True)}
+    parameters = {name: getattr(op, name) for name in op.__props__}
+    parameters["axes"] = tuple(back[axis + lead] for axis in op.axes)
+    whole: Any = type(op)(**parameters).make_node(*named.values())
+    return [out.dimshuffle(back) for out in whole.outputs]

@@ -186,7 +186,7 @@ def _replacements(fgraph: FunctionGraph, form: Normalization) -> list[tuple[Vari
         numbers = ValueNumbers(fgraph)
         # Not the sum of what is not this normalization's gradient.
         telling = _telling_leaves(template, gradients)
-        for gradient in _gradients_of_output(numbers, fgraph, template, list(gradients.values())):
+        for gradient in _gradients_of_output(numbers, template, list(gradients.values())):
             by_leaves = list(_find(numbers, template, gradients, gradient))
             if not telling.isdisjoint(f.leaf for f in by_leaves):
                 found += by_leaves
@@ -238,10 +238,7 @@ def _telling_leaves(template: _Template, gradients: dict[Variable, Any]) -> set[
 
 
 def _gradients_of_output(
-    numbers: ValueNumbers,
-    fgraph: FunctionGraph,
-    template: _Template,
-    gradients: list[Any],
+    numbers: ValueNumbers, template: _Template, gradients: list[Any]
 ) -> Iterator[Variable]:
     """What may be the gradient of the normalization's output: what is used like one."""
     given = {own: leaf for leaf, own in template.own.items()}
@@ -260,7 +257,7 @@ def _gradients_of_output(
         others = [i for i, x in enumerate(user.inputs) if x is not template.gradient]
         place = user.inputs.index(template.gradient)
         wanted = numbers.of([user.inputs[i] for i in others], given)
-        for node in fgraph.toposort():
+        for node in numbers.nodes:
             if node.op != user.op or len(node.inputs) != len(user.inputs):
                 continue
             x = node.inputs[place]

@@ -42,6 +42,8 @@ class ValueNumbers:
     ----------
     variables : dict
         The graph's variables with each number, in topological order.
+    nodes : list of Apply
+        The graph's nodes in that order.
     """
 
     def __init__(self, fgraph: FunctionGraph):
@@ -51,7 +53,8 @@ class ValueNumbers:
         self.variables: dict[int, list[Variable]] = {}
         for x in fgraph.inputs:
             self._add(x, self._known)
-        for node in fgraph.toposort():
+        self.nodes = fgraph.toposort()
+        for node in self.nodes:
             for x in (*node.inputs, *node.outputs):
                 if x not in self._known:
                     self._add(x, self._known)
