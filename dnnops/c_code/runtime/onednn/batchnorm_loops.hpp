@@ -120,6 +120,42 @@ inline Statistics take_statistics(const View &view, const float *data) {
   return found;
 }
 
+// What each channel becomes: (x - center) * factor + bias.
+struct Normalization {
+  std::vector<float> center, factor, bias;
+  explicit Normalization(int64_t channels) : center(channels), factor(channels), bias(channels) {}
+};
+
+// out is contiguous.
+inline void normalize(const View &view, const float *data, const Normalization &by, float *out) {
+  const Partition partition(view, is_along_inner(view));
+  const int64_t step = view.strides[1];
+  View out_view = view;
+  contiguous_strides(3, out_view.shape, out_view.strides);
+  const int64_t out_step = out_view.strides[1];
+  const float *center = by.center.data(), *factor = by.factor.data(), *bias = by.bias.data();
+  partition.run([&](int64_t, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {
+    if (!partition.along_inner) {
+      const float *values = element(view, data, n, 0, begin);
+      float *results = const_cast<float *>(element(out_view, out, n, 0, begin));
+      by_channel(step == 1 && out_step == 1, [&](auto is_dense) {
+#pragma omp simd
+        for (int64_t c = first; c < last; ++c)
+          results[is_dense ? c : c * out_step] =
+              (values[is_dense ? c : c * step] - center[c]) * factor[c] + bias[c];
+      });
+      return;
+    }
+    for (int64_t c = first; c < last; ++c) {
+      const float *values = element(view, data, n, c, begin);
+      float *results = const_cast<float *>(element(out_view, out, n, c, begin));
+      const float from = center[c], times = factor[c], plus = bias[c];
+#pragma omp simd
+      for (int64_t i = 0; i < end - begin; ++i) results[i] = (values[i] - from) * times + plus;
+    }
+  });
+}
+
 // The operands of the gradient: x and the output's gradient, as (batch, channel, inner), and parameters.
 struct NormalizationGradient {
   View x_view, top_view;
