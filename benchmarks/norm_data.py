@@ -1,4 +1,4 @@
-"""Cases of batch normalization and pooling, and their data: NumPy only, the same for every library."""
+"""Cases of batch normalization and pooling with their data, for every library: NumPy only."""
 
 from __future__ import annotations
 
