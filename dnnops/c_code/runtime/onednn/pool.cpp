@@ -44,6 +44,11 @@ bool onednn_can(const PoolProblem &problem, int64_t dtype) {
   return true;
 }
 
+// Over the whole image oneDNN 3.2 has but its reference implementation for the gradient.
+bool has_one_window(const PoolProblem &problem) {
+  return element_count(problem.top + 2, problem.spatial_ndim) == 1;
+}
+
 dnnl_alg_kind_t algorithm(const PoolProblem &problem) {
   return problem.mode == POOL_AVERAGE_INC_PAD ? dnnl_pooling_avg_include_padding
                                               : dnnl_pooling_avg_exclude_padding;
@@ -244,7 +249,7 @@ DNNOPS_EXPORT int dnnops_onednn_average_pool_grad(const dnnops_context *context,
     const PoolProblem problem = problem_of(params, inputs, 2);
     expect_shape("the output's gradient", inputs[1], problem.top, inputs[0].ndim, inputs[0].dtype);
     if (element_count(problem.image, inputs[0].ndim) == 0) return;
-    if (onednn_can(problem, inputs[0].dtype) && element_count(problem.top, inputs[0].ndim))
+    if (onednn_can(problem, inputs[0].dtype) && element_count(problem.top, inputs[0].ndim) && !has_one_window(problem))
       return run_onednn(context, problem, true, inputs[1], outputs[0]);
     const Packed packed{&inputs[1]};
     for_dtype(inputs[0].dtype, [&](auto zero) {
