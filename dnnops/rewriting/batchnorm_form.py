@@ -1,201 +1,34 @@
-"""Read an elementwise expression as a batch normalization.
-
-What a user writes has many forms: parameters may be spread over the axes by `dimshuffle` at any
-place, factors may come in any order, and the whole may be folded into one factor and one term. So
-an expression is read as a sum of products of *views*: of variables whose axes have been moved, down
-to the statistics and parameters that the products are made of.
-"""
+"""Read an expression as a batch normalization."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite, prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.scalar.basic import (
-    Add,
-    Cast,
-    Mul,
-    Neg,
-    Pow,
-    Reciprocal,
-    Sqr,
-    Sqrt,
-    Sub,
-    TrueDiv,
-)
+from pytensor.scalar.basic import Add, Cast, Mul, Neg, Sub, TrueDiv
 from pytensor.tensor.basic import alloc, cast, constant
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.math import Sum
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
 from dnnops.onednn.batchnorm import has_neighboring_statistics
+from dnnops.rewriting.products import (
+    Product,
+    View,
+    is_sum,
+    product_of,
+    root_of,
+    square_of,
+    terms_of,
+)
 
 __all__ = ["Normalization", "read_normalization"]
-
-
-class View(NamedTuple):
-    """A variable with its axes moved: for each axis of the view the variable's, or ``"x"``."""
-
-    variable: Any
-    order: tuple[Any, ...]
-
-    @staticmethod
-    def of(x: Any) -> View:
-        return View(x, tuple(range(x.type.ndim))).settled()
-
-    def settled(self) -> View:
-        """The same view of what a `DimShuffle` was applied to."""
-        x, order = self
-        while x.owner is not None and isinstance(x.owner.op, DimShuffle):
-            inner = x.owner.op.new_order
-            order = tuple(i if i == "x" else inner[i] for i in order)
-            (x,) = x.owner.inputs
-        return View(x, order)
-
-    def inputs_of(self, *kinds: type) -> list[View] | None:
-        """Views of the operands, if the variable is computed by one of these scalar Ops."""
-        node: Apply | None = self.variable.owner
-        if (
-            node is None
-            or not isinstance(node.op, Elemwise)
-            or not isinstance(node.op.scalar_op, kinds)
-        ):
-            return None
-        return [View(x, self.order).settled() for x in node.inputs]
-
-    def number(self) -> float | None:
-        """The number that this is, if it is a constant one."""
-        x = self.variable
-        if isinstance(x, Constant) and np.size(x.data) == 1:
-            return float(np.asarray(x.data).item())
-        return None
-
-    def is_one_on(self, axis: int) -> bool:
-        """Whether the view is known to have size 1 on an axis."""
-        i = self.order[axis]
-        return i == "x" or self.variable.type.shape[i] == 1
-
-    def build(self) -> Any:
-        """The variable that this is."""
-        return self.variable.dimshuffle(self.order)
-
-    def undo(self, x: Any) -> Any:
-        """Move the axes of `x`, which are this view's, to where the variable has them."""
-        if self.order == tuple(range(self.variable.type.ndim)):
-            return x
-        return x.dimshuffle(
-            [self.order.index(i) if i in self.order else "x" for i in range(self.variable.ndim)]
-        )
-
-
-@dataclass
-class Product:
-    """A signed product of factors and their inverses."""
-
-    sign: int = 1
-    factors: list[View] = field(default_factory=list)
-    divisors: list[View] = field(default_factory=list)
-
-    def without(self, factor: View) -> Product:
-        factors = list(self.factors)
-        factors.remove(factor)
-        return Product(self.sign, factors, list(self.divisors))
-
-    def views(self) -> Iterator[View]:
-        yield from self.factors
-        yield from self.divisors
-
-    def build(self, values: dict[Any, Any]) -> Any:
-        """The product, with other variables for those in `values`; None if it is empty."""
-        product: Any = None
-        for view in self.factors:
-            x = View(values.get(view.variable, view.variable), view.order).build()
-            product = x if product is None else product * x
-        for view in self.divisors:
-            x = View(values.get(view.variable, view.variable), view.order).build()
-            product = (constant(np.float32(1)) if product is None else product) / x
-        if self.sign < 0:
-            product = constant(np.float32(-1)) if product is None else -product
-        return product
-
-
-def _terms(view: View, sign: int = 1) -> Iterator[tuple[int, View]]:
-    if inputs := view.inputs_of(Add):
-        for x in inputs:
-            yield from _terms(x, sign)
-    elif inputs := view.inputs_of(Sub):
-        yield from _terms(inputs[0], sign)
-        yield from _terms(inputs[1], -sign)
-    elif inputs := view.inputs_of(Neg):
-        yield from _terms(inputs[0], -sign)
-    else:
-        yield sign, view
-
-
-def _is_sum(view: View) -> bool:
-    node = view.variable.owner
-    return node is not None and isinstance(node.op, Sum)
-
-
-def _product(
-    start: View, sign: int = 1, atoms: Collection[Any] = (), whole_means: bool = True
-) -> Product:
-    """Read a view as a product in which `atoms`, and quotients of sums, stay whole."""
-    product = Product(sign)
-
-    def multiply(view: View, inverse: bool) -> None:
-        is_atom = view.variable in atoms and view is not start
-        if not is_atom and (inputs := view.inputs_of(Mul)):
-            for x in inputs:
-                multiply(x, inverse)
-        elif (
-            not is_atom
-            and (inputs := view.inputs_of(TrueDiv))
-            and not (whole_means and _is_sum(inputs[0]))
-        ):
-            multiply(inputs[0], inverse)
-            multiply(inputs[1], not inverse)
-        elif inputs := view.inputs_of(Reciprocal):
-            multiply(inputs[0], not inverse)
-        elif not is_atom and (inputs := view.inputs_of(Neg)):
-            product.sign = -product.sign
-            multiply(inputs[0], inverse)
-        elif view.number() != 1:
-            (product.divisors if inverse else product.factors).append(view)
-
-    multiply(start, False)
-    return product
-
-
-def _root(view: View) -> tuple[View, bool] | None:
-    """What a square root is of, and whether it is the inverse of one."""
-    if inputs := view.inputs_of(Sqrt):
-        return inputs[0], False
-    if inputs := view.inputs_of(Pow):
-        exponent = inputs[1].number()
-        if exponent in (0.5, -0.5):
-            return inputs[0], exponent < 0
-    return None
-
-
-def _square(view: View) -> View | None:
-    """What a square is of."""
-    if inputs := view.inputs_of(Sqr):
-        return inputs[0]
-    inputs = view.inputs_of(Pow)
-    if inputs and inputs[1].number() == 2:
-        return inputs[0]
-    inputs = view.inputs_of(Mul)
-    if inputs and len(inputs) == 2 and inputs[0] == inputs[1]:
-        return inputs[0]
-    return None
 
 
 def _count_factors(view: View) -> Iterator[View]:
@@ -244,11 +77,11 @@ def _mean(view: View, x: Any) -> tuple[Any, tuple[int, ...]] | None:
 
     The axes are in their places, those of the mean with size 1.
     """
-    product = _product(view, whole_means=False)
+    product = product_of(view, whole_means=False)
     if product.sign != 1 or len(product.factors) != 1:
         return None
     (total,) = product.factors
-    if not _is_sum(total) or total.variable.type.dtype != x.type.dtype:
+    if not is_sum(total) or total.variable.type.dtype != x.type.dtype:
         return None
     counts = [factor for view in product.divisors for factor in _count_factors(view)]
     (summand,) = total.variable.owner.inputs
@@ -285,18 +118,18 @@ def _is_variance_of(view: View, x: Any, axes: tuple[int, ...]) -> bool:
     found = _mean(view, x)
     if found is not None:
         summand, over = found
-        centered = _square(View.of(summand))
+        centered = square_of(View.of(summand))
         inputs = centered.inputs_of(Sub) if centered is not None and over == axes else None
         return inputs is not None and inputs[0] == whole and _is_mean_of(inputs[1], x, axes)
     # The mean of the squares less the square of the mean.
     inputs = view.inputs_of(Sub)
     if not inputs:
         return False
-    found, mean = _mean(inputs[0], x), _square(inputs[1])
+    found, mean = _mean(inputs[0], x), square_of(inputs[1])
     return (
         found is not None
         and found[1] == axes
-        and _square(View.of(found[0])) == whole
+        and square_of(View.of(found[0])) == whole
         and mean is not None
         and _is_mean_of(mean, x, axes)
     )
@@ -386,11 +219,12 @@ class Normalization:
 
 
 def _fits(normalization: Normalization) -> bool:
-    """Whether all parameters are such: none has a size of its own on the axes."""
+    """Whether all parameters are such: of size 1 on the axes, and nowhere larger than `x`."""
     products = [normalization.scale, *normalization.bias]
     views = [view for product in products for view in product.views()]
     views += [normalization.mean, normalization.var]
-    axes = normalization.axes
+    shape = normalization.x.type.shape
+    axes = {*normalization.axes, *(i for i, n in enumerate(shape) if n == 1)}
     return all(
         (view.variable.type.dtype == "float32" or view.number() is not None)
         and all(view.is_one_on(axis) for axis in axes)
@@ -402,7 +236,7 @@ def _split_deviation(product: Product) -> tuple[Product, View, float] | None:
     """Take ``1 / sqrt(var + epsilon)`` from a product; return the rest, variance and epsilon."""
     for views, inverse in ((product.divisors, False), (product.factors, True)):
         for view in views:
-            root = _root(view)
+            root = root_of(view)
             if root is None or root[1] is not inverse:
                 continue
             inputs = root[0].inputs_of(Add)
@@ -486,7 +320,7 @@ def read_normalization(out: Any, summed: Collection[Any] = ()) -> Normalization 
     view = View(out, tuple(range(ndim)))
     if view.inputs_of(Add, Sub, Mul, TrueDiv) is None:
         return None
-    products = [_product(term, sign, summed) for sign, term in _terms(view)]
+    products = [product_of(term, sign, summed) for sign, term in terms_of(view)]
     for x, mean, rest, others in _readings(products, ndim):
         split = _split_deviation(rest)
         if x.variable.type.dtype != "float32" or isinstance(x.variable, Constant) or split is None:

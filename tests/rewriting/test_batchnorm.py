@@ -476,6 +476,16 @@ def test_near_misses(written):
     check([x, p, q], [out, pytensor.grad(pt.sqr(out).sum(), x)], {}, bound=1e-4)
 
 
+def test_parameters_that_broadcast_the_input():
+    x = pt.tensor(dtype="float32", shape=(None, 1, None, None))
+    gamma, beta = tensor(1), tensor(1)
+    for out in (multiplied_first(x, gamma, beta), divided(x, gamma, beta, gamma, beta)):
+        function = pytensor.function([x, gamma, beta], out, mode=PERFORM)
+        three = np.ones(3, "float32")
+        assert function(np.ones((2, 1, 4, 4), "float32"), three, three).shape == (2, 3, 4, 4)
+        assert INFERENCE not in ops(function)
+
+
 def test_parts_with_other_uses():
     x, gamma, beta = tensor(4), tensor(1), tensor(1)
     mean, var = moments(x)
