@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from math import isfinite, prod
 from typing import Any
 
@@ -133,6 +134,10 @@ def _is_variance_of(view: View, x: Any, axes: tuple[int, ...]) -> bool:
         and mean is not None
         and _is_mean_of(mean, x, axes)
     )
+
+
+#: So many terms no normalization has; longer sums need not be looked at again for each beginning.
+MAX_TERMS = 8
 
 
 @dataclass
@@ -320,7 +325,10 @@ def read_normalization(out: Any, summed: Collection[Any] = ()) -> Normalization 
     view = View(out, tuple(range(ndim)))
     if view.inputs_of(Add, Sub, Mul, TrueDiv) is None:
         return None
-    products = [product_of(term, sign, summed) for sign, term in terms_of(view)]
+    terms = list(islice(terms_of(view), MAX_TERMS + 1))
+    if len(terms) > MAX_TERMS:
+        return None
+    products = [product_of(term, sign, summed) for sign, term in terms]
     for x, mean, rest, others in _readings(products, ndim):
         split = _split_deviation(rest)
         if x.variable.type.dtype != "float32" or isinstance(x.variable, Constant) or split is None:

@@ -20,6 +20,10 @@ from pytensor.tensor.math import Sum
 __all__ = ["Product", "View", "is_sum", "product_of", "root_of", "square_of", "terms_of"]
 
 
+#: From how many factors on a product isn't taken apart any further.
+MAX_FACTORS = 16
+
+
 class View(NamedTuple):
     """A variable with its axes moved: for each axis of the view the variable's, or ``"x"``."""
 
@@ -107,16 +111,19 @@ class Product:
 
 
 def terms_of(view: View, sign: int = 1) -> Iterator[tuple[int, View]]:
-    if inputs := view.inputs_of(Add):
-        for x in inputs:
-            yield from terms_of(x, sign)
-    elif inputs := view.inputs_of(Sub):
-        yield from terms_of(inputs[0], sign)
-        yield from terms_of(inputs[1], -sign)
-    elif inputs := view.inputs_of(Neg):
-        yield from terms_of(inputs[0], -sign)
-    else:
-        yield sign, view
+    """The terms of a sum, or the view itself, with their signs."""
+    # Not recursive: sums may be nested deeper than calls.
+    waiting = [(sign, view)]
+    while waiting:
+        sign, view = waiting.pop()
+        if inputs := view.inputs_of(Add):
+            waiting += [(sign, x) for x in reversed(inputs)]
+        elif inputs := view.inputs_of(Sub):
+            waiting += [(-sign, inputs[1]), (sign, inputs[0])]
+        elif inputs := view.inputs_of(Neg):
+            waiting.append((-sign, inputs[0]))
+        else:
+            yield sign, view
 
 
 def is_sum(view: View) -> bool:
@@ -129,28 +136,26 @@ def product_of(
 ) -> Product:
     """Read a view as a product in which `atoms`, and quotients of sums, stay whole."""
     found = Product(sign)
-
-    def multiply(view: View, inverse: bool) -> None:
+    waiting = [(start, False)]
+    while waiting:
+        view, inverse = waiting.pop()
         is_atom = view.variable in atoms and view is not start
+        is_atom |= len(waiting) + len(found.factors) + len(found.divisors) > MAX_FACTORS
         if not is_atom and (inputs := view.inputs_of(Mul)):
-            for x in inputs:
-                multiply(x, inverse)
+            waiting += [(x, inverse) for x in reversed(inputs)]
         elif (
             not is_atom
             and (inputs := view.inputs_of(TrueDiv))
             and not (whole_means and is_sum(inputs[0]))
         ):
-            multiply(inputs[0], inverse)
-            multiply(inputs[1], not inverse)
+            waiting += [(inputs[1], not inverse), (inputs[0], inverse)]
         elif inputs := view.inputs_of(Reciprocal):
-            multiply(inputs[0], not inverse)
+            waiting.append((inputs[0], not inverse))
         elif not is_atom and (inputs := view.inputs_of(Neg)):
             found.sign = -found.sign
-            multiply(inputs[0], inverse)
+            waiting.append((inputs[0], inverse))
         elif view.number() != 1:
             (found.divisors if inverse else found.factors).append(view)
-
-    multiply(start, False)
     return found
 
 

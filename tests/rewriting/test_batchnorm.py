@@ -12,6 +12,7 @@ import pytest
 from pytensor.compile.mode import Mode
 from pytensor.graph.fg import FunctionGraph
 
+from dnnops.rewriting.batchnorm import RecognizeBatchNorm
 from dnnops.rewriting.value_numbers import ValueNumbers
 from tests.oracle import assert_close
 
@@ -484,6 +485,16 @@ def test_parameters_that_broadcast_the_input():
         three = np.ones(3, "float32")
         assert function(np.ones((2, 1, 4, 4), "float32"), three, three).shape == (2, 3, 4, 4)
         assert INFERENCE not in ops(function)
+
+
+def test_long_sums_and_products():
+    x = pt.vector()
+    out = product = pt.sqrt(x)
+    for _ in range(1500):
+        out, product = out + x, product * x
+    fgraph = FunctionGraph([x], [out, product])
+    RecognizeBatchNorm().apply(fgraph)
+    assert len(fgraph.apply_nodes) == 3001
 
 
 def test_parts_with_other_uses():
