@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "huge_pages.hpp"
 #include "views.hpp"
 
 namespace dnnops {
@@ -133,6 +134,7 @@ inline void normalize(const View &view, const float *data, const Normalization &
   View out_view = view;
   contiguous_strides(3, out_view.shape, out_view.strides);
   const int64_t out_step = out_view.strides[1];
+  prefer_huge_pages(out, element_count(view.shape, 3) * sizeof(float));
   const float *center = by.center.data(), *factor = by.factor.data(), *bias = by.bias.data();
   partition.run([&](int64_t, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {
     if (!partition.along_inner) {
@@ -215,6 +217,7 @@ inline void normalization_gradient(const NormalizationGradient &of, float *dx, f
     average[c] = (float)(total / count - lack * slope[c]);
     factor[c] = of.scale[c] * of.invstd[c];
   }
+  prefer_huge_pages(dx, element_count(x_view.shape, 3) * sizeof(float));
   View dx_view = x_view;
   contiguous_strides(3, dx_view.shape, dx_view.strides);
   partition.run([&](int64_t, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {
