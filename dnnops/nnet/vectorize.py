@@ -2,8 +2,9 @@
 
 PyTensor would loop over the extra axes in Python, with the Ops in NumPy. Here these axes become
 part of the batch, or of the channels with a group for each entry, so that one call of a library is
-left. Where neither does, PyTensor's loop stays: axes whose sizes aren't known when the graph is
-built and that filters have, or parameters with such axes.
+left; a batch normalization just has more axes that keep their statistics. Where neither does,
+PyTensor's loop stays: axes whose sizes aren't known when the graph is built and that filters have,
+or parameters with such axes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pytensor.graph.replace import _vectorize_node
 from pytensor.tensor.blockwise import vectorize_node_fallback
 
 from dnnops.nnet.activation import Activation, ActivationGrad
+from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
+from dnnops.nnet.batchnorm_base import BatchNormBase
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.conv_base import ConvBase
 from dnnops.nnet.ctc import CTC
@@ -26,6 +29,7 @@ from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 
 __all__ = [
     "vectorize_activation",
+    "vectorize_batchnorm",
     "vectorize_conv",
     "vectorize_ctc",
     "vectorize_pool",
@@ -38,6 +42,7 @@ ROLES: dict[type, tuple[str, str, str]] = {
     ConvGradInputs: ("filters", "image", "image"),
     ConvGradWeights: ("image", "image", "filters"),
 }
+NORMALIZATIONS = (BatchNormTrain, BatchNormTrainGrad, BatchNormInference)
 POOLING = (Pool, MaxPoolGrad, AveragePoolGrad, MaxPoolGradGrad)
 
 
@@ -173,3 +178,25 @@ def vectorize_window_norm(op: WindowNormBase | WindowSum, node: Apply, *inputs: 
     outputs: list[Any] = op.make_node(*(_into_batch(x, extra) for x in data)).outputs
     batch = _sizes(data[0])[-core]
     return [out.reshape((*extra, batch, *_sizes(out)[1:])) for out in outputs]
+
+
+@_vectorize_node.register(BatchNormBase)
+def vectorize_batchnorm(op: BatchNormBase, node: Apply, *inputs: Any) -> Any:
+    """Vectorize a batch normalization or its gradient: extra axes have statistics of their own."""
+    named = dict(zip(op.operands, inputs, strict=True))
+    core = node.inputs[0].type.ndim
+    if type(op) not in NORMALIZATIONS or any(named[name].type.ndim for name in op.scalars):
+        return vectorize_node_fallback(op, node, *inputs)
+    arrays = {name: x for name, x in named.items() if name not in op.scalars}
+    extra, spread = _with_extra_axes(list(arrays.values()), *(core for _ in arrays))
+    if not extra:
+        return op.make_node(*inputs)
+    # Beside the axes that keep their statistics: a library wants these together.
+    lead, place = len(extra), next((i for i in range(core) if i not in op.axes), 0)
+    order = [*range(lead, lead + place), *range(lead), *range(lead + place, lead + core)]
+    back = [order.index(i) for i in range(lead + core)]
+    named |= {name: x.dimshuffle(order) for name, x in zip(arrays, spread, strict=True)}
+    parameters = {name: getattr(op, name) for name in op.__props__}
+    parameters["axes"] = tuple(back[axis + lead] for axis in op.axes)
+    whole: Any = type(op)(**parameters).make_node(*named.values())
+    return [out.dimshuffle(back) for out in whole.outputs]
