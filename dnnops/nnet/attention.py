@@ -22,6 +22,7 @@ from dnnops.nnet._validate import (
     accumulator_dtype,
     float_tensor,
     merge_shapes,
+    named_operands,
     require_same_dtype,
     show_shape,
     switch,
@@ -77,12 +78,7 @@ class AttentionBase(ExpressionOp):
 
     def make_node(self, *inputs: Any) -> Apply:
         name = type(self).__name__
-        if len(inputs) != len(self.operands):
-            raise DnnTypeError(
-                f"{name}: expected the operands {', '.join(self.operands)}, "
-                f"got {len(inputs)} of them"
-            )
-        given: dict[str, Any] = dict(zip(self.operands, inputs, strict=True))
+        given = named_operands(name, self.operands, inputs)
         for operand, value in given.items():
             if operand == "mask":
                 given[operand] = _mask(name, value)

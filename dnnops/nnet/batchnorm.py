@@ -20,8 +20,14 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import float_tensor, is_int, require_same_dtype, show_shape
-from dnnops.nnet.batchnorm_base import BatchNormBase, float64_scalar
+from dnnops.nnet._validate import (
+    float64_scalar,
+    float_tensor,
+    is_int,
+    require_same_dtype,
+    show_shape,
+)
+from dnnops.nnet.batchnorm_base import BatchNormBase
 from dnnops.nnet.expressions import is_connected
 
 __all__ = [

@@ -3,47 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite, prod
+from math import prod
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Constant
-from pytensor.tensor.variable import TensorVariable
+from pytensor.graph.basic import Apply
 
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import (
     Shape,
     accumulator_dtype,
+    float64_scalar,
     float_tensor,
     is_int,
     merge_shapes,
+    named_operands,
     require_same_dtype,
     show_shape,
 )
 from dnnops.nnet.expressions import ExpressionOp
 
-__all__ = ["BatchNormBase", "float64_scalar"]
-
-
-def float64_scalar(where: str, name: str, value: Any, minimum: float = -np.inf) -> TensorVariable:
-    """Return a number or scalar variable as a float64 scalar; a constant one is checked."""
-    expected = f"{where}: {name} must be a number or a real scalar variable"
-    try:
-        x = pt.as_tensor_variable(value)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise DnnTypeError(f"{expected}, got {value!r}") from error
-    dtype = np.dtype(x.type.dtype)
-    if x.type.ndim != 0 or dtype.kind not in "iuf":
-        raise DnnTypeError(f"{expected}, got {x.type}")
-    if isinstance(x, Constant):
-        number = float(x.data)
-        if not isfinite(number) or number < minimum:
-            at_least = "" if minimum == -np.inf else f" and at least {minimum:g}"
-            raise DnnValueError(f"{where}: {name} must be finite{at_least}, got {number}")
-        return pt.constant(number, dtype="float64")
-    return x if dtype == np.float64 else pt.cast(x, "float64")
+__all__ = ["BatchNormBase"]
 
 
 class BatchNormBase(ExpressionOp):
@@ -90,12 +72,7 @@ class BatchNormBase(ExpressionOp):
 
     def make_node(self, *inputs: Any) -> Apply:
         name = type(self).__name__
-        if len(inputs) != len(self.operands):
-            raise DnnTypeError(
-                f"{name}: expected the operands {', '.join(self.operands)}, "
-                f"got {len(inputs)} of them"
-            )
-        given = dict(zip(self.operands, inputs, strict=True))
+        given = named_operands(name, self.operands, inputs)
         first = self.data[0]
         given[first] = float_tensor(name, first, given[first])
         ndim = given[first].type.ndim

@@ -19,7 +19,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import accumulator_dtype, float_tensor, show_shape
+from dnnops.nnet._validate import accumulator_dtype, float_tensor, named_operands, show_shape
 from dnnops.nnet.expressions import is_connected
 
 __all__ = ["CTC", "ctc"]
@@ -117,15 +117,10 @@ class CTC(Op):
         names = ["activations", "labels", "input_lengths"]
         if self.with_label_lengths:
             names.append("label_lengths")
-        if len(inputs) != len(names):
-            raise DnnTypeError(
-                f"{name}: expected the operands {', '.join(names)}, got {len(inputs)} of them"
-            )
-        activations = float_tensor(name, "activations", inputs[0], 3)
-        operands = [activations, _integer_tensor(name, "labels", inputs[1], 2)]
-        operands += [
-            _integer_tensor(name, n, x, 1) for n, x in zip(names[2:], inputs[2:], strict=True)
-        ]
+        given = named_operands(name, names, inputs)
+        activations = float_tensor(name, "activations", given.pop("activations"), 3)
+        operands = [activations, _integer_tensor(name, "labels", given.pop("labels"), 2)]
+        operands += [_integer_tensor(name, n, x, 1) for n, x in given.items()]
         batch = self._check_shapes([x.type.shape for x in operands])
         steps, _, classes = activations.type.shape
         dtype = activations.type.dtype

@@ -28,8 +28,14 @@ from pytensor.tensor.variable import TensorVariable
 
 from dnnops.compat import set_default_update, shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import accumulator_dtype, float_tensor, int_vector, is_int, show_shape
-from dnnops.nnet.batchnorm_base import float64_scalar
+from dnnops.nnet._validate import (
+    accumulator_dtype,
+    float64_scalar,
+    float_tensor,
+    int_vector,
+    is_int,
+    show_shape,
+)
 from dnnops.nnet.expressions import is_connected
 
 __all__ = ["Dropout", "DropoutGrad", "dropout", "dropout_state", "philox4x32"]

@@ -26,6 +26,7 @@ from dnnops.nnet._validate import (
     float_tensor,
     is_int,
     merge_shapes,
+    named_operands,
     require_same_dtype,
 )
 from dnnops.nnet.expressions import ExpressionOp, is_connected
@@ -107,14 +108,9 @@ class WindowNormBase(ExpressionOp):
 
     def make_node(self, *inputs: Any) -> Apply:
         name = type(self).__name__
-        if len(inputs) != len(self.operands):
-            raise DnnTypeError(
-                f"{name}: expected the operands {', '.join(self.operands)}, "
-                f"got {len(inputs)} of them"
-            )
         given: dict[str, TensorVariable] = {}
         ndim = None
-        for operand, value in zip(self.operands, inputs, strict=True):
+        for operand, value in named_operands(name, self.operands, inputs).items():
             given[operand] = float_tensor(name, operand, value, ndim)
             ndim = given[operand].type.ndim
         least, most = self.ndim_bounds

@@ -16,6 +16,7 @@ from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.nnet._validate import (
     accumulator_dtype,
     float_tensor,
+    named_operands,
     require_same_dtype,
     show_shape,
     switch,
@@ -127,12 +128,8 @@ class RNNBase(Op):
     def _read(self, names: tuple[str, ...], values: Any) -> dict[str, Any]:
         """Return the operands by name, checked as far as they are known."""
         where = type(self).__name__
-        if len(values) != len(names):
-            raise DnnTypeError(
-                f"{where}: expected the operands {', '.join(names)}, got {len(values)} of them"
-            )
         given: dict[str, Any] = {}
-        for name, value in zip(names, values, strict=True):
+        for name, value in named_operands(where, names, values).items():
             if name in ("lengths", "seed"):
                 given[name] = int64_variable(where, name, value, int(name == "lengths"))
             else:

@@ -25,6 +25,7 @@ from dnnops.errors import DnnValueError
 from dnnops.nnet._validate import (
     MAX_PARAMETER,
     Shape,
+    float64_scalar,
     float_tensor,
     int_vector,
     merge_shapes,
@@ -33,7 +34,6 @@ from dnnops.nnet._validate import (
     static_vector,
     vector_entries,
 )
-from dnnops.nnet.batchnorm_base import float64_scalar
 from dnnops.nnet.bilinear import Corner, along_grid, corners, grid_coordinates
 from dnnops.nnet.expressions import is_connected
 
