@@ -153,6 +153,8 @@ class Block {
 };
 
 inline void __syncthreads() { Block::running->barrier(); }
+// All of a block wait, not only the warp: it must be what each thread comes to.
+inline void __syncwarp() { Block::running->barrier(); }
 
 // Shared memory begins as NaNs, and is as long as asked for; what follows it must stay as it is.
 template <class Kernel, class Params>

@@ -26,13 +26,17 @@ enum copy_kind {
   SLABS_OF_ROWS = 1,
   SLABS_OF_COLUMNS = 2,
   SAME_AXES = 3,
-  KINDS = 4,
-  LOADS_PAIRS = 4,  // pairs are of 16-bit elements
-  LOADS_QUADS = 8,  // of 16 or 32 bits
-  STORES_PAIRS = 16,
-  STORES_QUADS = 32,
-  NARROW_TILES = 64,  // for small arrays
-  FILLS_GAPS = 128,   // SAME_AXES, spread: all rows of dst are written
+  STRIPS_OF_ROWS = 4,
+  STRIPS_OF_COLUMNS = 5,
+  KINDS = 8,
+  LOADS_PAIRS = 8,  // pairs are of 16-bit elements
+  LOADS_QUADS = 16,  // of 16 or 32 bits
+  STORES_PAIRS = 32,
+  STORES_QUADS = 64,
+  NARROW_TILES = 128,  // for small arrays
+  FILLS_GAPS = 256,    // SAME_AXES, spread: all rows of dst are written
+  HALF_VECTORS = 512,  // strips: vectors have 8 bytes instead of 16
+  VECTORS = 1024,      // times how many of them the short side of a strip has
 };
 enum copy_order {
   IN_ORDER = 0,
@@ -51,7 +55,7 @@ struct copy_params {
   int period;                        // of filters: of positions, or of channels
   int sizes[2], steps[3];            // of images, from the last axis on
   int row_tiles, column_tiles;
-  // Of each tile but the last.  Of a slab: those of a matrix, where slabs cross from one matrix to the next.
+  // Of each tile but the last.  Of a slab or strips: those of a matrix, where these cross from one matrix to the next.
   int tile_rows, tile_columns;
   int slab_shift;  // slabs have 64 << slab_shift rows or columns
   int lane_shift;  // 1 << lane_shift threads copy a row, if axes are not exchanged
@@ -189,35 +193,35 @@ DEVICE int slab_index(int k) {
   return WIDTH == 2 ? k + k / 64 * 2 : WIDTH == 4 ? k + k / 32 : k + k / 16;
 }
 
-constexpr int VECTOR = 16 / WIDTH;  // what moves at once, between memory and a slab
+constexpr int SLAB_VECTOR = 16 / WIDTH;  // what moves at once, between memory and a slab
 
 // Between consecutive elements in memory and those of a slab.
 template <bool SKEWED>
 DEVICE void read_slab(const element *from, int count, element *slab) {
-  const int vectors = ((size_t)from & 15) == 0 ? count / VECTOR : 0;
+  const int vectors = ((size_t)from & 15) == 0 ? count / SLAB_VECTOR : 0;
   UNROLL_4
   for (int k = threadIdx.x; k < vectors; k += THREADS) {
     const uint4 loaded = reinterpret_cast<const uint4 *>(from)[k];
-    word *const to = reinterpret_cast<word *>(slab + slab_index<SKEWED>(k * VECTOR));
+    word *const to = reinterpret_cast<word *>(slab + slab_index<SKEWED>(k * SLAB_VECTOR));
     to[0] = loaded.x;
     to[1] = loaded.y;
     to[2] = loaded.z;
     to[3] = loaded.w;
   }
   UNROLL_4
-  for (int k = vectors * VECTOR + threadIdx.x; k < count; k += THREADS) slab[slab_index<SKEWED>(k)] = from[k];
+  for (int k = vectors * SLAB_VECTOR + threadIdx.x; k < count; k += THREADS) slab[slab_index<SKEWED>(k)] = from[k];
 }
 
 template <bool SKEWED>
 DEVICE void write_slab(element *to, int count, const element *slab) {
-  const int vectors = ((size_t)to & 15) == 0 ? count / VECTOR : 0;
+  const int vectors = ((size_t)to & 15) == 0 ? count / SLAB_VECTOR : 0;
   UNROLL_4
   for (int k = threadIdx.x; k < vectors; k += THREADS) {
-    const word *const from = reinterpret_cast<const word *>(slab + slab_index<SKEWED>(k * VECTOR));
+    const word *const from = reinterpret_cast<const word *>(slab + slab_index<SKEWED>(k * SLAB_VECTOR));
     reinterpret_cast<uint4 *>(to)[k] = make_uint4(from[0], from[1], from[2], from[3]);
   }
   UNROLL_4
-  for (int k = vectors * VECTOR + threadIdx.x; k < count; k += THREADS) to[k] = slab[slab_index<SKEWED>(k)];
+  for (int k = vectors * SLAB_VECTOR + threadIdx.x; k < count; k += THREADS) to[k] = slab[slab_index<SKEWED>(k)];
 }
 
 // The part of a slab, of 64 elements along its long side, that a warp begins with, and the first of the short
@@ -275,7 +279,7 @@ DEVICE void copy_slab_of_columns(const element *src, element *dst, const copy_pa
   src += matrix * p.src_stride;
   const Share share(p.slab_shift);
   for (int part = share.part; part < 1 << p.slab_shift; part += WARPS) {
-    constexpr int APART = KIND & LOADS_PAIRS ? 1 : 32, AT_ONCE = 4;
+    constexpr int APART = KIND & LOADS_PAIRS ? 1 : 32, AT_ONCE = 7;  // 56 rows, by 8 warps
     const auto place = [&](int i) {
       const int column = (int)first + i;
       return column / p.tile_columns * p.src_stride + column % p.tile_columns;
@@ -312,6 +316,107 @@ DEVICE void copy_slab_of_columns(const element *src, element *dst, const copy_pa
   }
   __syncthreads();
   write_slab<SKEWED>(dst + matrix * p.dst_stride + first * width, count * width, slab);
+}
+
+// Strips are 32 columns, or rows, of a matrix whose other side is short and made of whole vectors: a warp has one, and
+// waits for no other warp.
+template <int KIND>
+struct Strip {
+  static constexpr int LENGTH = (KIND & HALF_VECTORS ? 8 : 16) / WIDTH, COUNT = KIND / VECTORS, ACROSS = COUNT * LENGTH;
+  static constexpr int AT_ONCE = ACROSS < 16 ? 16 / ACROSS : 1;  // of a warp, for enough to be on its way
+  using Vector = vector<LENGTH>;
+
+  // Where a vector lies in shared memory: neither those of one column nor the same of several meet in one bank.
+  static DEVICE int at(int column, int k) {
+    if constexpr ((COUNT & (COUNT - 1)) == 0) k ^= column * COUNT / 8 & (COUNT - 1);
+    return column * COUNT + k;
+  }
+};
+
+// Columns, which are rows of dst there.
+template <int KIND>
+DEVICE void copy_strips_of_columns(const element *src, element *dst, const copy_params &p, int block, uint4 *shared) {
+  using S = Strip<KIND>;
+  using Vector = typename S::Vector;
+  Vector *const own = reinterpret_cast<Vector *>(shared) + warp() * 32 * S::COUNT;
+  const long long matrix = block / p.row_tiles;
+  const int first = block % p.row_tiles * (THREADS * S::AT_ONCE), columns = (int)p.columns, rows = (int)p.rows;
+  src += matrix * p.src_stride;
+  vector<S::ACROSS> loaded[S::AT_ONCE];
+  UNROLL
+  for (int i = 0; i < S::AT_ONCE; ++i) {
+    const int column = first + i * THREADS + (int)threadIdx.x;
+    const element *const from = src + column / p.tile_columns * p.src_stride + column % p.tile_columns;
+    UNROLL
+    for (int r = 0; r < S::ACROSS; ++r) loaded[i].of[r] = column < columns && r < rows ? from[r * p.src_pitch] : 0;
+  }
+  UNROLL
+  for (int i = 0; i < S::AT_ONCE; ++i) {
+    const int start = first + i * THREADS + 32 * warp(), count = within(columns, start, 32);
+    Vector *const to = reinterpret_cast<Vector *>(dst + matrix * p.dst_stride + start * p.dst_width);
+    if constexpr (S::COUNT > 1) __syncwarp();
+    UNROLL
+    for (int k = 0; k < S::COUNT; ++k) {
+      Vector v;
+      UNROLL
+      for (int j = 0; j < S::LENGTH; ++j) v.of[j] = loaded[i].of[k * S::LENGTH + j];
+      if constexpr (S::COUNT > 1)
+        own[S::at(lane(), k)] = v;
+      else if (lane() < count)
+        to[lane()] = v;
+    }
+    if constexpr (S::COUNT > 1) {
+      __syncwarp();
+      UNROLL
+      for (int k = 0; k < S::COUNT; ++k) {
+        const int q = 32 * k + lane(), c = q / S::COUNT;
+        if (c < count) to[q] = own[S::at(c, q % S::COUNT)];
+      }
+    }
+  }
+}
+
+// Rows, whose columns become rows of dst.
+template <int KIND>
+DEVICE void copy_strips_of_rows(const element *src, element *dst, const copy_params &p, int block, uint4 *shared) {
+  using S = Strip<KIND>;
+  using Vector = typename S::Vector;
+  Vector *const own = reinterpret_cast<Vector *>(shared) + warp() * 32 * S::COUNT;
+  const long long matrix = block / p.row_tiles;
+  const int first = block % p.row_tiles * (THREADS * S::AT_ONCE), columns = (int)p.columns, rows = (int)p.rows;
+  dst += matrix * p.dst_stride;
+  Vector loaded[S::AT_ONCE][S::COUNT];
+  UNROLL
+  for (int i = 0; i < S::AT_ONCE; ++i) {
+    const int start = first + i * THREADS + 32 * warp(), count = within(rows, start, 32);
+    const Vector *const from =
+        reinterpret_cast<const Vector *>(src + matrix * p.src_stride + start * p.src_pitch);
+    UNROLL
+    for (int k = 0; k < S::COUNT; ++k) {
+      const int q = 32 * k + lane();
+      loaded[i][k] = {};
+      if (q / S::COUNT < count) loaded[i][k] = from[q];
+    }
+  }
+  UNROLL
+  for (int i = 0; i < S::AT_ONCE; ++i) {
+    if constexpr (S::COUNT > 1) {
+      __syncwarp();
+      UNROLL
+      for (int k = 0; k < S::COUNT; ++k) {
+        const int q = 32 * k + lane();
+        own[S::at(q / S::COUNT, q % S::COUNT)] = loaded[i][k];
+      }
+      __syncwarp();
+      UNROLL
+      for (int k = 0; k < S::COUNT; ++k) loaded[i][k] = own[S::at(lane(), k)];
+    }
+    const int row = first + i * THREADS + (int)threadIdx.x;
+    element *const to = dst + row / p.tile_rows * p.dst_stride + row % p.tile_rows;
+    UNROLL
+    for (int c = 0; c < S::ACROSS; ++c)
+      if (row < rows && c < columns) to[c * p.dst_pitch] = loaded[i][c / S::LENGTH].of[c % S::LENGTH];
+  }
 }
 
 // Which row of src a row of dst is, if positions are spread; -1 for those in between.
@@ -390,6 +495,8 @@ DEVICE void copy_array(const element *__restrict__ src, element *__restrict__ ds
     else
       copy_slab_of_columns<KIND, true>(src, dst, p, block, slab);
   }
+  if constexpr (KIND % KINDS == STRIPS_OF_ROWS) copy_strips_of_rows<KIND>(src, dst, p, block, shared);
+  if constexpr (KIND % KINDS == STRIPS_OF_COLUMNS) copy_strips_of_columns<KIND>(src, dst, p, block, shared);
   if constexpr (KIND % KINDS == SAME_AXES) copy_rows<KIND>(src, dst, p, block);
 }
 
@@ -397,7 +504,7 @@ DEVICE void copy_array(const element *__restrict__ src, element *__restrict__ ds
 #if WIDTH == 2
 #define BOUNDS __launch_bounds__(THREADS)
 #else
-#define BOUNDS __launch_bounds__(THREADS, WIDTH == 4 ? 5 : 3)
+#define BOUNDS __launch_bounds__(THREADS, WIDTH == 8 ? 3 : FIRST % KINDS == SLABS_OF_COLUMNS ? 3 : 5)
 #endif
 KERNEL void BOUNDS copy_arrays(const GRID_CONSTANT copy_launch launch) {
   extern __shared__ uint4 shared[];

@@ -15,12 +15,16 @@ enum CopyKind {
   SLABS_OF_ROWS = 1,
   SLABS_OF_COLUMNS = 2,
   SAME_AXES = 3,
-  LOADS_PAIRS = 4,
-  LOADS_QUADS = 8,
-  STORES_PAIRS = 16,
-  STORES_QUADS = 32,
-  NARROW_TILES = 64,
-  FILLS_GAPS = 128,
+  STRIPS_OF_ROWS = 4,
+  STRIPS_OF_COLUMNS = 5,
+  LOADS_PAIRS = 8,
+  LOADS_QUADS = 16,
+  STORES_PAIRS = 32,
+  STORES_QUADS = 64,
+  NARROW_TILES = 128,
+  FILLS_GAPS = 256,
+  HALF_VECTORS = 512,
+  VECTORS = 1024,
 };
 enum CopyOrder {
   IN_ORDER = 0,
@@ -32,6 +36,12 @@ enum CopyOrder {
 
 // From measurements on an H200.  Matrices with so few columns or rows are copied by slabs.
 constexpr int64_t FEW_COLUMNS = 32, FEW_ROWS = 56;
+// What strips and slabs move along, counted in 32 bits.
+constexpr int64_t MAX_ALONG = INT32_MAX - (1 << 16);
+// What a thread moves at once, at least.
+constexpr int64_t STRIP_ELEMENTS = 16;
+// Or by strips, if such a row or column is one of these numbers of vectors.
+const std::vector<int64_t> STRIP_VECTORS = {1, 2, 3, 4, 6, 8}, STRIP_HALF_VECTORS = {1, 3};
 constexpr int64_t MAX_SLAB_BYTES = 24 << 10, MAX_SLAB_SHIFT = 4;
 // Slabs are made larger as long as there are so many blocks; with fewer blocks than these, tiles are smaller.
 constexpr int64_t ENOUGH_SLABS = 384, ENOUGH_TILES = 264;
@@ -61,6 +71,19 @@ int32_t slab_shift(int64_t along, int64_t across, int64_t matrices, int64_t widt
   return shift;
 }
 
+// Of how many vectors a row of so many elements is made, if strips have kernels for that: as a part of the kind; 0 if not.
+int strip_vectors(int64_t length, int64_t stride, int64_t alignment, int64_t width) {
+  if (width > 4 || length > FEW_ROWS) return 0;
+  const auto count = [&](int64_t bytes, const std::vector<int64_t> &counts) {
+    if (length * width % bytes || stride * width % bytes || alignment < bytes) return int64_t(0);
+    const int64_t vectors = length * width / bytes;
+    return std::count(counts.begin(), counts.end(), vectors) ? vectors : 0;
+  };
+  if (const int64_t vectors = count(16, STRIP_VECTORS)) return static_cast<int>(vectors * VECTORS);
+  const int64_t halves = count(8, STRIP_HALF_VECTORS);
+  return halves ? static_cast<int>(halves * VECTORS | HALF_VECTORS) : 0;
+}
+
 // The kind, the blocks and what they share.
 Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t width, int64_t src_alignment,
                int64_t dst_alignment, bool has_gaps = false) {
@@ -77,6 +100,32 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
     const int64_t elements = (SLAB << p.slab_shift) * across;
     copy.shared_bytes = static_cast<unsigned>((elements + elements / 16 + 1) * width);  // skewed, at most
   };
+  // Slabs and strips cross from one matrix to the next where these follow each other in memory.
+  const auto cross_rows = [&] {
+    p.tile_rows = INT32_MAX;
+    if (p.src_stride != p.rows * p.src_pitch || p.dst_width != p.rows || matrices * p.rows > MAX_ALONG) return;
+    p.tile_rows = static_cast<int32_t>(p.rows);
+    p.rows = p.dst_width = matrices * p.rows;
+    matrices = 1;
+  };
+  const auto cross_columns = [&] {
+    p.tile_columns = INT32_MAX;
+    if (p.dst_stride != p.columns * p.dst_width || matrices * p.columns > MAX_ALONG) return;
+    p.tile_columns = static_cast<int32_t>(p.columns);
+    p.columns = matrices * p.columns;
+    matrices = 1;
+  };
+  const auto strips = [&](int kind, int64_t along, int64_t across) {
+    copy.kind = kind;
+    const int64_t at_once = across < STRIP_ELEMENTS ? STRIP_ELEMENTS / across : 1;
+    p.row_tiles = static_cast<int32_t>(divided(along, THREADS * at_once));
+    copy.shared_bytes = kind / VECTORS > 1 ? static_cast<unsigned>(THREADS * across * width) : 0;
+  };
+  const bool are_short = !same_axes && !p.order && std::max(p.rows, p.columns) <= MAX_ALONG;
+  const int row_vectors = are_short && !has_gaps && p.dst_width == p.rows
+                              ? strip_vectors(p.src_pitch, p.src_stride, src_alignment, width)
+                              : 0;
+  const int column_vectors = are_short ? strip_vectors(p.dst_width, p.dst_stride, dst_alignment, width) : 0;
   p.column_tiles = 1;
   if (same_axes) {
     copy.kind = SAME_AXES | (load == 4 ? LOADS_QUADS : 0) | (store == 4 ? STORES_QUADS : 0);
@@ -90,25 +139,19 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
            matrices * divided(p.rows, 2 * SLAB << p.slab_shift) >= ENOUGH_ROWS)
       ++p.slab_shift;
     p.row_tiles = static_cast<int32_t>(divided(p.rows, SLAB << p.slab_shift));
+  } else if (const int vectors = row_vectors) {
+    cross_rows();
+    strips(STRIPS_OF_ROWS | vectors, p.rows, p.src_pitch);
+  } else if (const int vectors = column_vectors) {
+    cross_columns();
+    strips(STRIPS_OF_COLUMNS | vectors, p.columns, p.dst_width);
   } else if (!p.order && !has_gaps && p.columns <= FEW_COLUMNS && p.src_pitch <= FEW_ROWS) {
     if (width == 2 && store > 1) copy.kind |= STORES_PAIRS;
-    p.tile_rows = INT32_MAX;
-    const bool is_dense = p.src_stride == p.rows * p.src_pitch && p.dst_width == p.rows;
-    if (is_dense && matrices * p.rows <= INT32_MAX) {
-      p.tile_rows = static_cast<int32_t>(p.rows);
-      p.rows = p.dst_width = matrices * p.rows;
-      matrices = 1;
-    }
+    cross_rows();
     slabs(SLABS_OF_ROWS, p.dst_width, p.src_pitch);
   } else if (!p.order && p.dst_width <= FEW_ROWS) {
     if (width == 2 && load > 1) copy.kind |= LOADS_PAIRS;
-    p.tile_columns = INT32_MAX;
-    const bool is_dense = p.dst_stride == p.columns * p.dst_width;
-    if (is_dense && matrices * p.columns <= INT32_MAX) {
-      p.tile_columns = static_cast<int32_t>(p.columns);
-      p.columns = matrices * p.columns;
-      matrices = 1;
-    }
+    cross_columns();
     slabs(SLABS_OF_COLUMNS, p.columns, p.dst_width);
   } else {
     copy.kind |= load == 4 ? LOADS_QUADS : load == 2 ? LOADS_PAIRS : 0;
