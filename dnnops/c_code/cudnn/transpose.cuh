@@ -35,8 +35,9 @@ enum copy_kind {
   STORES_QUADS = 64,
   NARROW_TILES = 128,  // for small arrays
   FILLS_GAPS = 256,    // SAME_AXES, spread: all rows of dst are written
-  HALF_VECTORS = 512,  // strips: vectors have 8 bytes instead of 16
-  VECTORS = 1024,      // times how many of them the short side of a strip has
+  CROSSES = 512,       // slabs and strips go on from one matrix to the next
+  HALF_VECTORS = 1024,  // strips: vectors have 8 bytes instead of 16
+  VECTORS = 2048,       // times how many of them the short side of a strip has
 };
 enum copy_order {
   IN_ORDER = 0,
@@ -55,7 +56,7 @@ struct copy_params {
   int period;                        // of filters: of positions, or of channels
   int sizes[2], steps[3];            // of images, from the last axis on
   int row_tiles, column_tiles;
-  // Of each tile but the last.  Of a slab or strips: those of a matrix, where these cross from one matrix to the next.
+  // Of each tile but the last.  Of a slab or strips: those of a matrix, where these cross from one to the next.
   int tile_rows, tile_columns;
   int slab_shift;  // slabs have 64 << slab_shift rows or columns
   int lane_shift;  // 1 << lane_shift threads copy a row, if axes are not exchanged
@@ -185,6 +186,13 @@ DEVICE void copy_tile(const element *src, element *dst, const copy_params &p, in
   }
 }
 
+// Where a row or column begins, if each matrix has so many and they may be those of the next one.
+template <int KIND>
+DEVICE long long place_of(int i, int in_matrix, long long stride) {
+  if constexpr (!(KIND & CROSSES)) return i;
+  return i / in_matrix * stride + i % in_matrix;
+}
+
 // Where the element k of a slab lies in shared memory.  An odd pitch makes good use of all banks; others are
 // skewed.
 template <bool SKEWED>
@@ -202,11 +210,15 @@ DEVICE void read_slab(const element *from, int count, element *slab) {
   UNROLL_4
   for (int k = threadIdx.x; k < vectors; k += THREADS) {
     const uint4 loaded = reinterpret_cast<const uint4 *>(from)[k];
-    word *const to = reinterpret_cast<word *>(slab + slab_index<SKEWED>(k * SLAB_VECTOR));
-    to[0] = loaded.x;
-    to[1] = loaded.y;
-    to[2] = loaded.z;
-    to[3] = loaded.w;
+    if constexpr (!SKEWED) {
+      reinterpret_cast<uint4 *>(slab)[k] = loaded;
+    } else {
+      word *const to = reinterpret_cast<word *>(slab + slab_index<SKEWED>(k * SLAB_VECTOR));
+      to[0] = loaded.x;
+      to[1] = loaded.y;
+      to[2] = loaded.z;
+      to[3] = loaded.w;
+    }
   }
   UNROLL_4
   for (int k = vectors * SLAB_VECTOR + threadIdx.x; k < count; k += THREADS) slab[slab_index<SKEWED>(k)] = from[k];
@@ -217,8 +229,12 @@ DEVICE void write_slab(element *to, int count, const element *slab) {
   const int vectors = ((size_t)to & 15) == 0 ? count / SLAB_VECTOR : 0;
   UNROLL_4
   for (int k = threadIdx.x; k < vectors; k += THREADS) {
-    const word *const from = reinterpret_cast<const word *>(slab + slab_index<SKEWED>(k * SLAB_VECTOR));
-    reinterpret_cast<uint4 *>(to)[k] = make_uint4(from[0], from[1], from[2], from[3]);
+    if constexpr (!SKEWED) {
+      reinterpret_cast<uint4 *>(to)[k] = reinterpret_cast<const uint4 *>(slab)[k];
+    } else {
+      const word *const from = reinterpret_cast<const word *>(slab + slab_index<SKEWED>(k * SLAB_VECTOR));
+      reinterpret_cast<uint4 *>(to)[k] = make_uint4(from[0], from[1], from[2], from[3]);
+    }
   }
   UNROLL_4
   for (int k = vectors * SLAB_VECTOR + threadIdx.x; k < count; k += THREADS) to[k] = slab[slab_index<SKEWED>(k)];
@@ -250,10 +266,7 @@ DEVICE void copy_slab_of_rows(const element *src, element *dst, const copy_param
     const int x = part * 64 + (KIND & STORES_PAIRS ? 2 : 1) * lane(), other = x + APART;
     const bool has[2] = {x < count, other < count};
     const int from[2] = {x * pitch, other * pitch};
-    const auto place = [&](int i) {
-      const int row = (int)first + i;
-      return row / p.tile_rows * p.dst_stride + row % p.tile_rows;
-    };
+    const auto place = [&](int i) { return place_of<KIND>((int)first + i, p.tile_rows, p.dst_stride); };
     element *to = dst + matrix * p.dst_stride + share.start * p.dst_pitch + place(x);
     const long long apart = KIND & STORES_PAIRS ? 1 : place(other) - place(x);
     UNROLL_4
@@ -280,10 +293,7 @@ DEVICE void copy_slab_of_columns(const element *src, element *dst, const copy_pa
   const Share share(p.slab_shift);
   for (int part = share.part; part < 1 << p.slab_shift; part += WARPS) {
     constexpr int APART = KIND & LOADS_PAIRS ? 1 : 32, AT_ONCE = 7;  // 56 rows, by 8 warps
-    const auto place = [&](int i) {
-      const int column = (int)first + i;
-      return column / p.tile_columns * p.src_stride + column % p.tile_columns;
-    };
+    const auto place = [&](int i) { return place_of<KIND>((int)first + i, p.tile_columns, p.src_stride); };
     const int x = part * 64 + (KIND & LOADS_PAIRS ? 2 : 1) * lane(), other = x + APART;
     const int to[2] = {x * width, other * width};
     const long long from_place = place(x), apart = KIND & LOADS_PAIRS ? 1 : place(other) - from_place;
@@ -346,7 +356,7 @@ DEVICE void copy_strips_of_columns(const element *src, element *dst, const copy_
   UNROLL
   for (int i = 0; i < S::AT_ONCE; ++i) {
     const int column = first + i * THREADS + (int)threadIdx.x;
-    const element *const from = src + column / p.tile_columns * p.src_stride + column % p.tile_columns;
+    const element *const from = src + place_of<KIND>(column, p.tile_columns, p.src_stride);
     UNROLL
     for (int r = 0; r < S::ACROSS; ++r) loaded[i].of[r] = column < columns && r < rows ? from[r * p.src_pitch] : 0;
   }
@@ -412,7 +422,7 @@ DEVICE void copy_strips_of_rows(const element *src, element *dst, const copy_par
       for (int k = 0; k < S::COUNT; ++k) loaded[i][k] = own[S::at(lane(), k)];
     }
     const int row = first + i * THREADS + (int)threadIdx.x;
-    element *const to = dst + row / p.tile_rows * p.dst_stride + row % p.tile_rows;
+    element *const to = dst + place_of<KIND>(row, p.tile_rows, p.dst_stride);
     UNROLL
     for (int c = 0; c < S::ACROSS; ++c)
       if (row < rows && c < columns) to[c * p.dst_pitch] = loaded[i][c / S::LENGTH].of[c % S::LENGTH];

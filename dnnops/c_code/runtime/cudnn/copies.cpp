@@ -23,8 +23,9 @@ enum CopyKind {
   STORES_QUADS = 64,
   NARROW_TILES = 128,
   FILLS_GAPS = 256,
-  HALF_VECTORS = 512,
-  VECTORS = 1024,
+  CROSSES = 512,
+  HALF_VECTORS = 1024,
+  VECTORS = 2048,
 };
 enum CopyOrder {
   IN_ORDER = 0,
@@ -34,8 +35,9 @@ enum CopyOrder {
   SPREAD = 4,
 };
 
-// From measurements on an H200.  Matrices with so few columns or rows are copied by slabs.
-constexpr int64_t FEW_COLUMNS = 32, FEW_ROWS = 56;
+// From measurements on an H200.  Matrices with so few columns, of more if odd pitches need no skew, or rows are copied by
+// slabs.
+constexpr int64_t FEW_COLUMNS = 32, FEW_ODD_COLUMNS = 56, FEW_ROWS = 56;
 // What strips and slabs move along, counted in 32 bits.
 constexpr int64_t MAX_ALONG = INT32_MAX - (1 << 16);
 // What a thread moves at once, at least.
@@ -50,6 +52,9 @@ constexpr int64_t ENOUGH_SLABS = 384, ENOUGH_TILES = 264;
 constexpr int64_t MAX_ROWS_BYTES = 32 << 10, ENOUGH_ROWS = 2112;
 
 int64_t divided(int64_t size, int64_t by) { return (size + by - 1) / by; }
+
+// Whether much of the last of these blocks would have nothing to do.
+bool is_wasteful(int64_t size, int64_t block) { return size % block && size < 8 * block; }
 
 // How many elements move at once along rows of this length: 4, 2 (of 16 bits only) or 1.
 int64_t vector_size(int64_t length, int64_t pitch, int64_t stride, int64_t alignment, int64_t width) {
@@ -66,7 +71,7 @@ int32_t even_tile(int64_t size, int64_t tiles) { return static_cast<int32_t>(div
 int32_t slab_shift(int64_t along, int64_t across, int64_t matrices, int64_t width) {
   int32_t shift = 0;
   while (shift < MAX_SLAB_SHIFT && (2 * SLAB << shift) * across * width <= MAX_SLAB_BYTES &&
-         matrices * divided(along, 2 * SLAB << shift) >= ENOUGH_SLABS)
+         matrices * divided(along, 2 * SLAB << shift) >= ENOUGH_SLABS && !is_wasteful(along, 2 * SLAB << shift))
     ++shift;
   return shift;
 }
@@ -100,20 +105,28 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
     const int64_t elements = (SLAB << p.slab_shift) * across;
     copy.shared_bytes = static_cast<unsigned>((elements + elements / 16 + 1) * width);  // skewed, at most
   };
-  // Slabs and strips cross from one matrix to the next where these follow each other in memory.
+  const bool are_short = !same_axes && !p.order && std::max(p.rows, p.columns) <= MAX_ALONG;
+  const int row_vectors = are_short && !has_gaps && p.dst_width == p.rows
+                              ? strip_vectors(p.src_pitch, p.src_stride, src_alignment, width)
+                              : 0;
+  const int column_vectors = are_short ? strip_vectors(p.dst_width, p.dst_stride, dst_alignment, width) : 0;
+  // Slabs and strips cross from one matrix to the next where these follow each other in memory and fill few blocks.
+  const auto crosses = [&](int64_t along, bool is_dense) {
+    return is_dense && is_wasteful(along, row_vectors | column_vectors ? THREADS : SLAB) && matrices * along <= MAX_ALONG;
+  };
   const auto cross_rows = [&] {
-    p.tile_rows = INT32_MAX;
-    if (p.src_stride != p.rows * p.src_pitch || p.dst_width != p.rows || matrices * p.rows > MAX_ALONG) return;
+    if (!crosses(p.rows, p.src_stride == p.rows * p.src_pitch && p.dst_width == p.rows)) return 0;
     p.tile_rows = static_cast<int32_t>(p.rows);
     p.rows = p.dst_width = matrices * p.rows;
     matrices = 1;
+    return int(CROSSES);
   };
   const auto cross_columns = [&] {
-    p.tile_columns = INT32_MAX;
-    if (p.dst_stride != p.columns * p.dst_width || matrices * p.columns > MAX_ALONG) return;
+    if (!crosses(p.columns, p.dst_stride == p.columns * p.dst_width)) return 0;
     p.tile_columns = static_cast<int32_t>(p.columns);
     p.columns = matrices * p.columns;
     matrices = 1;
+    return int(CROSSES);
   };
   const auto strips = [&](int kind, int64_t along, int64_t across) {
     copy.kind = kind;
@@ -121,11 +134,6 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
     p.row_tiles = static_cast<int32_t>(divided(along, THREADS * at_once));
     copy.shared_bytes = kind / VECTORS > 1 ? static_cast<unsigned>(THREADS * across * width) : 0;
   };
-  const bool are_short = !same_axes && !p.order && std::max(p.rows, p.columns) <= MAX_ALONG;
-  const int row_vectors = are_short && !has_gaps && p.dst_width == p.rows
-                              ? strip_vectors(p.src_pitch, p.src_stride, src_alignment, width)
-                              : 0;
-  const int column_vectors = are_short ? strip_vectors(p.dst_width, p.dst_stride, dst_alignment, width) : 0;
   p.column_tiles = 1;
   if (same_axes) {
     copy.kind = SAME_AXES | (load == 4 ? LOADS_QUADS : 0) | (store == 4 ? STORES_QUADS : 0);
@@ -140,18 +148,19 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
       ++p.slab_shift;
     p.row_tiles = static_cast<int32_t>(divided(p.rows, SLAB << p.slab_shift));
   } else if (const int vectors = row_vectors) {
-    cross_rows();
-    strips(STRIPS_OF_ROWS | vectors, p.rows, p.src_pitch);
+    const int crossing = cross_rows();
+    strips(STRIPS_OF_ROWS | vectors | crossing, p.rows, p.src_pitch);
   } else if (const int vectors = column_vectors) {
-    cross_columns();
-    strips(STRIPS_OF_COLUMNS | vectors, p.columns, p.dst_width);
-  } else if (!p.order && !has_gaps && p.columns <= FEW_COLUMNS && p.src_pitch <= FEW_ROWS) {
+    const int crossing = cross_columns();
+    strips(STRIPS_OF_COLUMNS | vectors | crossing, p.columns, p.dst_width);
+  } else if (!p.order && !has_gaps && p.columns <= (p.src_pitch % 2 ? FEW_ODD_COLUMNS : FEW_COLUMNS) &&
+             p.src_pitch <= FEW_ROWS) {
     if (width == 2 && store > 1) copy.kind |= STORES_PAIRS;
-    cross_rows();
+    copy.kind |= cross_rows();
     slabs(SLABS_OF_ROWS, p.dst_width, p.src_pitch);
   } else if (!p.order && p.dst_width <= FEW_ROWS) {
     if (width == 2 && load > 1) copy.kind |= LOADS_PAIRS;
-    cross_columns();
+    copy.kind |= cross_columns();
     slabs(SLABS_OF_COLUMNS, p.columns, p.dst_width);
   } else {
     copy.kind |= load == 4 ? LOADS_QUADS : load == 2 ? LOADS_PAIRS : 0;
