@@ -34,8 +34,8 @@ def kind_of(copy: Copy) -> int:
 def _tiles(loads: Sequence[int], stores: Sequence[int]) -> Iterator[int]:
     for load, store in product(loads, stores):
         yield TILES + load + store
-        if not load:
-            yield TILES + store + NARROW_TILES
+        if load != LOADS_QUADS:
+            yield TILES + load + store + NARROW_TILES
 
 
 def _rows(loads: Sequence[int], stores: Sequence[int]) -> Iterator[int]:

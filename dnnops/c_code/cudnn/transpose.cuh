@@ -207,17 +207,25 @@ constexpr int SLAB_VECTOR = 16 / WIDTH;  // what moves at once, between memory a
 template <bool SKEWED>
 DEVICE void read_slab(const element *from, int count, element *slab) {
   const int vectors = ((size_t)from & 15) == 0 ? count / SLAB_VECTOR : 0;
-  UNROLL_4
-  for (int k = threadIdx.x; k < vectors; k += THREADS) {
-    const uint4 loaded = reinterpret_cast<const uint4 *>(from)[k];
-    if constexpr (!SKEWED) {
-      reinterpret_cast<uint4 *>(slab)[k] = loaded;
-    } else {
-      word *const to = reinterpret_cast<word *>(slab + slab_index<SKEWED>(k * SLAB_VECTOR));
-      to[0] = loaded.x;
-      to[1] = loaded.y;
-      to[2] = loaded.z;
-      to[3] = loaded.w;
+  constexpr int AT_ONCE = 4;
+  for (int k0 = threadIdx.x; k0 < vectors; k0 += AT_ONCE * THREADS) {
+    uint4 loaded[AT_ONCE];
+    UNROLL
+    for (int i = 0; i < AT_ONCE; ++i)
+      if (k0 + i * THREADS < vectors) loaded[i] = reinterpret_cast<const uint4 *>(from)[k0 + i * THREADS];
+    UNROLL
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int k = k0 + i * THREADS;
+      if (k >= vectors) break;
+      if constexpr (!SKEWED) {
+        reinterpret_cast<uint4 *>(slab)[k] = loaded[i];
+      } else {
+        word *const to = reinterpret_cast<word *>(slab + slab_index<SKEWED>(k * SLAB_VECTOR));
+        to[0] = loaded[i].x;
+        to[1] = loaded[i].y;
+        to[2] = loaded[i].z;
+        to[3] = loaded[i].w;
+      }
     }
   }
   UNROLL_4
@@ -510,9 +518,10 @@ DEVICE void copy_array(const element *__restrict__ src, element *__restrict__ ds
   if constexpr (KIND % KINDS == SAME_AXES) copy_rows<KIND>(src, dst, p, block);
 }
 
-// Told how many blocks are enough, the compiler keeps all that a thread loads in registers.
+// Told how many blocks of a multiprocessor are enough, the compiler keeps all that a thread loads in registers; told none
+// for slabs of columns, it took so many for 16-bit elements that a fourth block had no place.
 #if WIDTH == 2
-#define BOUNDS __launch_bounds__(THREADS)
+#define BOUNDS __launch_bounds__(THREADS, FIRST % KINDS == SLABS_OF_COLUMNS ? 4 : 1)
 #else
 #define BOUNDS __launch_bounds__(THREADS, WIDTH == 8 ? 3 : FIRST % KINDS == SLABS_OF_COLUMNS ? 3 : 5)
 #endif

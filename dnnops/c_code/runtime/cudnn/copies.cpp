@@ -163,14 +163,16 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
     copy.kind |= cross_columns();
     slabs(SLABS_OF_COLUMNS, p.columns, p.dst_width);
   } else {
-    copy.kind |= load == 4 ? LOADS_QUADS : load == 2 ? LOADS_PAIRS : 0;
-    copy.kind |= store == 4 ? STORES_QUADS : store == 2 ? STORES_PAIRS : 0;
     const int64_t rows = divided(p.dst_width, TILE_ROWS);
     int64_t columns = TILE_COLUMNS;
-    if (load == 1 && matrices * rows * divided(p.columns, columns) < ENOUGH_TILES) {
+    int64_t at_once = load;
+    if ((load == 1 || width == 2) && matrices * rows * divided(p.columns, columns) < ENOUGH_TILES) {
       copy.kind |= NARROW_TILES;
       columns = NARROW_COLUMNS;
+      at_once = std::min<int64_t>(load, 2);  // so that there is something for each thread
     }
+    copy.kind |= at_once == 4 ? LOADS_QUADS : at_once == 2 ? LOADS_PAIRS : 0;
+    copy.kind |= store == 4 ? STORES_QUADS : store == 2 ? STORES_PAIRS : 0;
     p.row_tiles = static_cast<int32_t>(rows);
     p.column_tiles = static_cast<int32_t>(divided(p.columns, columns));
     p.tile_rows = even_tile(p.dst_width, p.row_tiles);
