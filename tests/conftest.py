@@ -31,7 +31,36 @@ def gpu_of_worker(environment: Mapping[str, str]) -> str:
     return visible[number] if visible else str(number)
 
 
-# Before CUDA is used for the first time.
+#: Processes of pytest-xdist that share what is compiled. One at a time compiles.
+WORKERS_OF_A_COMPILEDIR = 4
+
+
+def flags_of_worker(environment: Mapping[str, str]) -> str:
+    """PyTensor's flags for a process of pytest-xdist; empty if they are to stay as they are.
+
+    Parameters
+    ----------
+    environment : mapping
+        ``DNNOPS_TEST_COMPILEDIRS`` is a folder for the directories of compiled modules, of which
+        many processes have several, as each of them is locked while a module is compiled.
+
+    Returns
+    -------
+    str
+        ``PYTENSOR_FLAGS``.
+    """
+    worker = environment.get("PYTEST_XDIST_WORKER")
+    folder = environment.get("DNNOPS_TEST_COMPILEDIRS")
+    if not worker or not folder:
+        return ""
+    number = int(worker.removeprefix("gw")) // WORKERS_OF_A_COMPILEDIR
+    flags = [flag for flag in environment.get("PYTENSOR_FLAGS", "").split(",") if flag]
+    return ",".join([*flags, f"base_compiledir={folder}/{number}"])
+
+
+# Before CUDA is used for the first time, and PyTensor is imported.
+if _flags := flags_of_worker(os.environ):
+    os.environ["PYTENSOR_FLAGS"] = _flags
 if _gpu := gpu_of_worker(os.environ):
     os.environ["CUDA_VISIBLE_DEVICES"] = _gpu
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import gpu_record
-from tests.conftest import gpu_of_worker
+from tests.conftest import flags_of_worker, gpu_of_worker
 
 DEVICE = {
     "device": "a device",
@@ -48,6 +48,17 @@ def test_gpu_of_worker():
     assert gpu_of_worker({**given, "CUDA_VISIBLE_DEVICES": ""}) == "2"
     for missing in given:
         assert gpu_of_worker({key: v for key, v in given.items() if key != missing}) == ""
+
+
+def test_flags_of_worker():
+    """Some processes share a directory of compiled modules; flags that are given stay."""
+    given = {"PYTEST_XDIST_WORKER": "gw6", "DNNOPS_TEST_COMPILEDIRS": "/folder"}
+    assert flags_of_worker(given) == "base_compiledir=/folder/1"
+    assert flags_of_worker({**given, "PYTEST_XDIST_WORKER": "gw4"}) == flags_of_worker(given)
+    flags = flags_of_worker({**given, "PYTENSOR_FLAGS": "floatX=float32"})
+    assert flags == "floatX=float32,base_compiledir=/folder/1"
+    for missing in given:
+        assert flags_of_worker({key: v for key, v in given.items() if key != missing}) == ""
 
 
 class Checkout:
