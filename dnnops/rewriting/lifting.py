@@ -211,7 +211,9 @@ class _Lifting:
         """Write a node out that no lifter took, and lift what it is made of."""
         values = [self.value(x) for x in node.inputs]
         expand = expansion_of(node.op)
-        if expand is None or not any(map(is_on_device, values)):
+        # An abstract Op's subclass on the device has been put there on purpose.
+        stays = expand is None or any(map(is_on_device, node.outputs))
+        if stays or not any(map(is_on_device, values)):
             return None
         hosts = [self.context.to_host(x) for x in values]
         # What the expression's nodes see is the device's value; transfers that stay unused
