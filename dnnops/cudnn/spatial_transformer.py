@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
 from pytensor.gradient import disconnected_type
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor import as_tensor_variable
 
 from dnnops.config import flag_value
@@ -97,10 +98,12 @@ class GpuDnnTransformerGrid(_TransformerOp, SpatialTransformerGrid):
     def make_node(self, theta: Any, out_dims: Any) -> Apply:  # type: ignore[override]
         name = type(self).__name__
         (theta,) = device_operands(name, 3, theta=theta)
-        if isinstance(out_dims, tuple | list):
-            out_dims = out_dims[2:] if len(out_dims) == 4 else out_dims
-        elif getattr(as_tensor_variable(out_dims).type, "shape", None) == (4,):
-            out_dims = as_tensor_variable(out_dims)[2:]
+        if not isinstance(out_dims, tuple | list):
+            out_dims = as_tensor_variable(out_dims)
+            if isinstance(out_dims, Constant):
+                out_dims = out_dims.data
+        length = out_dims.type.shape if isinstance(out_dims, Variable) else np.shape(out_dims)
+        out_dims = out_dims[2:] if length == (4,) else out_dims
         out_shape = int_vector(name, "out_dims", out_dims, 2)
         shape = self._check(theta.type.shape, static_vector(out_shape, 2))
         return Apply(self, [theta, out_shape], [self._output(theta, shape)])

@@ -57,6 +57,7 @@ class LiftContext:
     device: int
     _device_values: dict[tuple[Variable, int], Any] = field(default_factory=dict)
     _host_values: dict[Variable, Any] = field(default_factory=dict)
+    _applied: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def to_device(self, x: Any, device: int | None = None) -> Any:
         """Give a variable on the device, by a transfer if need be; constants are moved once."""
@@ -72,6 +73,13 @@ class LiftContext:
                 copy_stack_trace(x, moved)
             self._device_values[key] = moved
         return self._device_values[key]
+
+    def apply_once(self, op: Any, *inputs: Any) -> Any:
+        """Apply an Op, or give what it gave for the same inputs before."""
+        key = (op, *inputs)
+        if key not in self._applied:
+            self._applied[key] = op(*inputs)
+        return self._applied[key]
 
     def to_host(self, x: Any) -> Any:
         """Give a variable on the host, by a transfer if need be."""

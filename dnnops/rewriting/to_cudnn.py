@@ -183,19 +183,20 @@ _register(LogSoftmaxGrad, _build_softmax(GpuDnnSoftmaxGrad, lambda op: "log"))
 # -- normalization by windows -----------------------------------------------------------------
 
 
-def _build_lrn(op: Any, inputs: list[Any]) -> list[Variable]:
-    return [GpuDnnLRN(op.n, op.alpha, op.beta, op.k)(*inputs)]
-
-
-def _build_lrn_grad(op: Any, inputs: list[Any]) -> list[Variable]:
-    x, gy = inputs
+@register_lifter(LRN, LRNGrad, tags=("cudnn",), priority=10)
+def lift_lrn(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
+    """LRN; its gradient takes the output, too, which mostly is there already."""
+    op = node.op
+    if type(op) not in (LRN, LRNGrad) or not cudnn_usable(context.device)[0]:
+        return None
     parameters = (op.n, op.alpha, op.beta, op.k)
-    # Where the output is needed elsewhere, too, PyTensor merges the two nodes.
-    return [GpuDnnLRNGrad(*parameters)(x, GpuDnnLRN(*parameters)(x), gy)]
+    out = context.apply_once(GpuDnnLRN(*parameters), inputs[0])
+    if type(op) is LRN:
+        return [out]
+    x, gy = inputs
+    return [GpuDnnLRNGrad(*parameters)(x, out, gy)]
 
 
-_register(LRN, _build_lrn)
-_register(LRNGrad, _build_lrn_grad)
 _kernel(WindowSum, lambda op, x: GpuWindowSum(op.n, op.axes, op.backward)(*x), (0,))
 
 
