@@ -19,6 +19,7 @@ from dnnops.cudnn.spatial_transformer import (
     GpuTransformerSampler,
 )
 from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.spatial_transformer import (
     SpatialTransformerGrid,
@@ -30,7 +31,7 @@ from dnnops.runtime.op import DTYPE_CODES
 from tests.cudnn.calls import call, device_tensor, shape_of
 from tests.cudnn.compiled import check_module, compile_program
 from tests.cudnn.device import DTYPES, apply_all, host, on_gpu, poison, restrided, rounded
-from tests.cudnn.host_sampler import Runner, build_sampler
+from tests.cudnn.host_kernels import HostOp
 from tests.nnet.spatial_transformer_cases import Case, cases
 from tests.nnet.test_ctc import run
 from tests.oracle import RELATIVE_ERROR, fuzz
@@ -84,34 +85,42 @@ def of_case(case: Case, dtype: str):
 # -- without a GPU -------------------------------------------------------------------------
 
 
+KERNELS = (
+    *("make_grid", "grid_gradient", "take_samples", "image_gradient", "image_gradient_in_order"),
+    *("round_gradient", "points_gradient"),
+)
+
+
 @pytest.fixture(scope="module")
-def host_kernels(tmp_path_factory):
-    return build_sampler(tmp_path_factory.mktemp("sampler"), DTYPES)
+def on_host(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sampler")
+    return HostOp(folder, "spatial_transformer", "sampler", "SamplerParams", KERNELS, DTYPES)
 
 
-def check_host(library, dtype, results, what):
-    runner = Runner(library, dtype)
-    (theta, sizes), expected = results[0]
-    compare(runner.grid(theta, *sizes), expected[0], dtype, f"grid {what}")
-    (grid,), expected = results[1]
-    compare(runner.grid_gradient(grid), expected[0], dtype, f"theta {what}", np.linalg.norm(grid))
-    arrays, expected = results[2]
-    compare(runner.samples(*arrays), expected[0], dtype, f"samples {what}")
-    arrays, expected = results[3]
-    for in_order in (False, True):
-        for name, out, ref in zip(
-            ("image", "points"), runner.gradients(*arrays, in_order), expected, strict=True
-        ):
-            compare(out, ref, dtype, f"{name} {what}")
+def check_op(run_op, op, dtype, arrays, expected, what):
+    """Run an Op by ``run_op(op, arrays)``."""
+    found = run_op(op, arrays)
+    for index, (out, ref) in enumerate(zip(found, expected, strict=True)):
+        # Sums of the gradient by the grid cancel.
+        scale = 2 * np.linalg.norm(arrays[0]) if type(op) in (KERNEL_OPS[1], CUDNN_OPS[1]) else None
+        compare(out, ref, dtype, f"{op} output {index} {dtype} {what}", scale)
+
+
+def check_host(on_host, dtype, results, what, ops=KERNEL_OPS):
+    def run_op(op, arrays):
+        return on_host.run(
+            op, *(a if a.dtype == "int64" else a.astype(numpy_dtype(dtype)) for a in arrays)
+        )
+
+    for cls, (arrays, expected) in zip(ops, results, strict=True):
+        for op in (cls(True), cls(False)) if cls is GpuTransformerGradI else (cls(),):
+            check_op(run_op, op, dtype, arrays, expected, what)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_kernels_on_the_host(host_kernels, dtype):
-    @fuzz(max_examples=30, case=cases(max_channels=5))
-    def compare_with_the_oracle(case):
-        check_host(host_kernels, dtype, of_case(case, dtype), str(case))
-
-    compare_with_the_oracle()
+@fuzz(max_examples=30, case=cases(max_channels=9, empty=True))
+def test_kernels_on_the_host(on_host, dtype, case):
+    check_host(on_host, dtype, of_case(case, dtype), str(case))
 
 
 def special_case():
@@ -125,16 +134,19 @@ def special_case():
     return theta, (4, 5), img, grid, gout
 
 
-def test_special_values_on_the_host(host_kernels):
+def special_results(dtype):
+    """Of the sampler and its gradients; of the latter only points are infinite or NaN."""
     theta, sizes, img, grid, gout = special_case()
-    (arrays, expected) = oracle("float64", theta, sizes, img, grid, gout)[2]
-    compare(Runner(host_kernels, "float64").samples(*arrays), expected[0], "float64", "")
     finite = np.where(np.isfinite(img), img, 1)
-    (arrays, expected) = oracle("float64", theta, sizes, finite, grid, gout)[3]
-    for in_order in (False, True):
-        found = Runner(host_kernels, "float64").gradients(*arrays, in_order)
-        for out, ref in zip(found, expected, strict=True):
-            compare(out, ref, "float64", "")
+    return [
+        oracle(dtype, theta, sizes, img, grid, gout)[2],
+        oracle(dtype, theta, sizes, finite, grid, gout)[3],
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_special_values_on_the_host(on_host):
+    check_host(on_host, "float64", special_results("float64"), "special", KERNEL_OPS[2:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -236,18 +248,20 @@ def test_bad_shapes(op, shapes, words):
 
 def check_gpu(ops, dtype, results, what, seed=0):
     rng = np.random.default_rng(seed)
-    for kind, (cls, (arrays, expected)) in enumerate(zip(ops, results, strict=False)):
-        op = cls(bool(seed % 2)) if cls is GpuTransformerGradI else cls()
-        operands = [
-            a if a.dtype == "int64" else restrided(rng, on_gpu(a, dtype)) if a.size else
-            on_gpu(a, dtype) for a in arrays
-        ]  # fmt: skip
+
+    def operand(a):
+        if a.dtype == "int64":
+            return a
+        return restrided(rng, on_gpu(a, dtype)) if a.size else on_gpu(a, dtype)
+
+    def run_op(op, arrays):
+        operands = [operand(a) for a in arrays]
         poison()
-        found = apply_all(op, *operands)
-        for index, (out, ref) in enumerate(zip(found, expected, strict=True)):
-            # Sums of the gradient by the grid cancel.
-            scale = np.linalg.norm(arrays[0]) * 2 if kind == 1 else None
-            compare(host(out), ref, dtype, f"{op} output {index} {dtype} {what}", scale)
+        return [host(out) for out in apply_all(op, *operands)]
+
+    for cls, (arrays, expected) in zip(ops, results, strict=True):
+        op = cls(bool(seed % 2)) if cls is GpuTransformerGradI else cls()
+        check_op(run_op, op, dtype, arrays, expected, what)
 
 
 @pytest.mark.gpu
@@ -262,8 +276,12 @@ def test_kernels(dtype, case):
 @pytest.mark.parametrize("kind", range(4), ids=["grid", "theta", "samples", "gradients"])
 @fuzz(max_examples=70, case=cases(max_channels=9, max_size=12))
 def test_cudnn(kind, dtype, case):
-    if 1 in (*case.img_shape[2:], *case.out_shape):
-        return
+    batch, channels, *sizes = case.img_shape
+    case = Case(
+        (batch, channels, *(max(2, n) for n in sizes)),
+        tuple(max(2, n) for n in case.out_shape),
+        case.seed,
+    )
     check_gpu(CUDNN_OPS[kind : kind + 1], dtype, of_case(case, dtype)[kind:][:1], str(case))
 
 
@@ -288,15 +306,11 @@ def test_sizes(ops, channels):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_special_values(dtype):
-    theta, sizes, img, grid, gout = special_case()
-    samples = oracle(dtype, theta, sizes, img, grid, gout)[2]
-    check_gpu([GpuTransformerSampler], dtype, [samples], "special")
-    finite = np.where(np.isfinite(img), img, 1)
-    gradients = oracle(dtype, theta, sizes, finite, grid, gout)[3]
-    for seed in range(2):
-        check_gpu([GpuTransformerGradI], dtype, [gradients], "special", seed)
+    for seed in range(2):  # by atomics, and in order
+        check_gpu(KERNEL_OPS[2:], dtype, special_results(dtype), "special", seed)
 
 
 @pytest.mark.gpu
