@@ -16,31 +16,57 @@ import pytensor.tensor as pt
 from dnnops.config import flag_value
 from dnnops.cudnn.base import cudnn_usable, cudnn_version, device_operands
 from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.cudnn.ctc import GpuDnnCTC
+from dnnops.cudnn.divisive_normalization import (
+    GpuDnnDivisiveNormalization,
+    GpuDnnDivisiveNormalizationGrad,
+)
+from dnnops.cudnn.lrn import GpuDnnLRN, GpuDnnLRNGrad
 from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
 from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
+from dnnops.cudnn.spatial_transformer import (
+    GpuDnnTransformerGradI,
+    GpuDnnTransformerGradT,
+    GpuDnnTransformerGrid,
+    GpuDnnTransformerSampler,
+)
 from dnnops.errors import DnnError, DnnUnavailableError, DnnValueError
 from dnnops.gpuarray.device import check_device, device_from_target
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
-from dnnops.nnet._validate import is_int, spatial_shape
+from dnnops.nnet._validate import is_int, require_same_dtype, spatial_shape
+from dnnops.nnet.spatial_transformer import scaled_sizes
 from dnnops.runtime.build import CUDNN
 
 __all__ = [
+    "GpuDnnCTC",
     "GpuDnnConv",
     "GpuDnnConvGradI",
     "GpuDnnConvGradW",
+    "GpuDnnDivisiveNormalization",
+    "GpuDnnDivisiveNormalizationGrad",
+    "GpuDnnLRN",
+    "GpuDnnLRNGrad",
     "GpuDnnPool",
     "GpuDnnPoolGrad",
     "GpuDnnSoftmax",
     "GpuDnnSoftmaxGrad",
+    "GpuDnnTransformerGradI",
+    "GpuDnnTransformerGradT",
+    "GpuDnnTransformerGrid",
+    "GpuDnnTransformerSampler",
     "dnn_available",
     "dnn_conv",
     "dnn_conv3d",
+    "dnn_ctc",
+    "dnn_divisive_normalization",
     "dnn_gradinput",
     "dnn_gradinput3d",
     "dnn_gradweight",
     "dnn_gradweight3d",
+    "dnn_lrn",
     "dnn_pool",
     "dnn_present",
+    "dnn_spatialtf",
     "version",
 ]
 
@@ -479,3 +505,135 @@ def dnn_pool(img: Any, ws: Any, stride: Any = None, mode: str = "max", pad: Any 
     stride = (1,) * ndim if stride is None else stride
     pad = (0,) * ndim if pad is None else pad
     return GpuDnnPool(ndim, mode)(img, ws, stride, pad)
+
+
+# -- normalization by windows, spatial transformers, the CTC loss --------------------------------
+
+
+def dnn_lrn(img: Any, n: int = 5, alpha: float = 1e-4, beta: float = 0.75, k: float = 2.0) -> Any:
+    """Normalize each element by the squares of its neighbors in other channels, on cuDNN.
+
+    Parameters
+    ----------
+    img : (batch, channels, ...)
+        float16, float32 or float64.
+    n, alpha, beta, k
+        As for `dnnops.nnet.local_response_normalization`.
+
+    Returns
+    -------
+    GpuArrayVariable
+        Of the shape of `img`.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If an operand or a parameter is of another kind, or out of its bounds.
+    """
+    op: Any = GpuDnnLRN(n, alpha, beta, k)
+    return op(img)
+
+
+def dnn_divisive_normalization(
+    img: Any,
+    means: Any = None,
+    n: int = 5,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    k: float = 2.0,
+) -> Any:
+    """Divide each element by a power of the mean of squares around it, on cuDNN.
+
+    Parameters
+    ----------
+    img : (batch, channels, two or three spatial axes)
+        float16, float32 or float64.
+    means : variable of the same type, optional
+        What is subtracted from each element before it is squared.
+    n, alpha, beta, k
+        As for `dnnops.nnet.divisive_normalization`.
+
+    Returns
+    -------
+    GpuArrayVariable
+        Of the shape of `img`.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If an operand or a parameter is of another kind, or out of its bounds.
+    """
+    op: Any = GpuDnnDivisiveNormalization(n, alpha, beta, k, means is not None)
+    return op(img) if means is None else op(img, means)
+
+
+def dnn_spatialtf(img: Any, theta: Any, scale_width: Any = 1, scale_height: Any = 1) -> Any:
+    """Transform images by affine transformations, on cuDNN: a spatial transformer.
+
+    Parameters
+    ----------
+    img : (batch, channels, rows, columns)
+        float16, float32 or float64.
+    theta : (batch, 2, 3)
+        The transformations, in the dtype of `img`: where in the image a point (x, y) of the output
+        comes from is ``theta @ (x, y, 1)``.
+    scale_width, scale_height : number or scalar variable
+        The output's size in relation to the input's, more than 0.
+
+    Returns
+    -------
+    GpuArrayVariable, (batch, channels, ceil(rows * scale_height), ceil(columns * scale_width))
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If an operand or a parameter is of another kind, or if they don't fit together.
+
+    See Also
+    --------
+    dnnops.nnet.spatial_transformer : what is computed.
+    """
+    where = "dnn_spatialtf"
+    (img,) = device_operands(where, 4, img=img)
+    (theta,) = device_operands(where, 3, theta=theta)
+    require_same_dtype(where, img=img, theta=theta)
+    sizes = scaled_sizes(where, img, scale_width, scale_height)
+    return GpuDnnTransformerSampler()(img, GpuDnnTransformerGrid()(theta, sizes))
+
+
+def dnn_ctc(
+    activations: Any,
+    labels: Any,
+    input_lengths: Any,
+    label_lengths: Any = None,
+    deterministic: bool | None = None,
+) -> Any:
+    """Compute the CTC loss of each sequence of a batch, on cuDNN.
+
+    Parameters
+    ----------
+    activations : (steps, batch, classes)
+        float32, before the softmax, which is part of the loss. Class 0 is the blank.
+    labels : integer matrix, (batch, columns)
+        A label of at most 255 symbols in each row. Negative entries are padding.
+    input_lengths : integer vector, (batch,)
+        How many steps of each sequence count.
+    label_lengths : integer vector, (batch,), optional
+        How many entries of each row are its label.
+    deterministic : bool, optional
+        Whether the gradient is to be the same bits in every run. Default: the flag
+        ``dnn.deterministic``.
+
+    Returns
+    -------
+    GpuArrayVariable, (batch,)
+        Minus the logarithm of each label's probability.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        As `dnnops.nnet.ctc`, which takes other dtypes and longer labels.
+    """
+    op = GpuDnnCTC(True, label_lengths is not None, deterministic)
+    lengths = [input_lengths] if label_lengths is None else [input_lengths, label_lengths]
+    return op.make_node(activations, labels, *lengths).outputs[0]

@@ -57,6 +57,7 @@ class LiftContext:
     device: int
     _device_values: dict[tuple[Variable, int], Any] = field(default_factory=dict)
     _host_values: dict[Variable, Any] = field(default_factory=dict)
+    _applied: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def to_device(self, x: Any, device: int | None = None) -> Any:
         """Give a variable on the device, by a transfer if need be; constants are moved once."""
@@ -72,6 +73,13 @@ class LiftContext:
                 copy_stack_trace(x, moved)
             self._device_values[key] = moved
         return self._device_values[key]
+
+    def apply_once(self, op: Any, *inputs: Any) -> Any:
+        """Apply an Op, or give what it gave for the same inputs before."""
+        key = (op, *inputs)
+        if key not in self._applied:
+            self._applied[key] = op(*inputs)
+        return self._applied[key]
 
     def to_host(self, x: Any) -> Any:
         """Give a variable on the host, by a transfer if need be."""
@@ -211,7 +219,9 @@ class _Lifting:
         """Write a node out that no lifter took, and lift what it is made of."""
         values = [self.value(x) for x in node.inputs]
         expand = expansion_of(node.op)
-        if expand is None or not any(map(is_on_device, values)):
+        # An abstract Op's subclass on the device has been put there on purpose.
+        stays = expand is None or any(map(is_on_device, node.outputs))
+        if stays or not any(map(is_on_device, values)):
             return None
         hosts = [self.context.to_host(x) for x in values]
         # What the expression's nodes see is the device's value; transfers that stay unused

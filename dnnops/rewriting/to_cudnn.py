@@ -17,16 +17,41 @@ from pytensor.graph.rewriting.basic import GraphRewriter
 
 from dnnops.cudnn.base import check_cudnn, cudnn_usable
 from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvBase, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.cudnn.ctc import GpuCTC
+from dnnops.cudnn.lrn import GpuDnnLRN, GpuDnnLRNGrad
 from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
 from dnnops.cudnn.pool_kernels import GpuMaxPoolGradGrad, GpuPool, GpuPoolGrad
 from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
+from dnnops.cudnn.spatial_transformer import (
+    GpuTransformerGradI,
+    GpuTransformerGradT,
+    GpuTransformerGrid,
+    GpuTransformerSampler,
+)
+from dnnops.cudnn.window_sum import GpuWindowSum
 from dnnops.errors import DnnRequiredError, DnnUnavailableError
 from dnnops.nnet._validate import static_vector
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.ctc import CTC
+from dnnops.nnet.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
+from dnnops.nnet.lrn import LRN, LRNGrad
+from dnnops.nnet.lrn_base import WindowNormBase, WindowSum
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.spatial_transformer import (
+    SpatialTransformerGrid,
+    SpatialTransformerGridGrad,
+    SpatialTransformerSampler,
+    SpatialTransformerSamplerGrad,
+)
 from dnnops.rewriting.inplace import register_gpu_inplace
-from dnnops.rewriting.lifting import LiftContext, LiftFunction, _graph_device, register_lifter
+from dnnops.rewriting.lifting import (
+    LiftContext,
+    LiftFunction,
+    _graph_device,
+    register_expansion,
+    register_lifter,
+)
 
 __all__ = ["RequireCudnn"]
 
@@ -153,6 +178,52 @@ def _build_softmax(cls: type, algo: Callable[[Any], str]) -> Build:
 _register(WholeSoftmax, _build_softmax(GpuDnnSoftmax, lambda op: "log" if op.log else "accurate"))
 _register(SoftmaxGrad, _build_softmax(GpuDnnSoftmaxGrad, lambda op: "accurate"))
 _register(LogSoftmaxGrad, _build_softmax(GpuDnnSoftmaxGrad, lambda op: "log"))
+
+
+# -- normalization by windows -----------------------------------------------------------------
+
+
+@register_lifter(LRN, LRNGrad, tags=("cudnn",), priority=10)
+def lift_lrn(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
+    """LRN; its gradient takes the output, too, which mostly is there already."""
+    op = node.op
+    if type(op) not in (LRN, LRNGrad) or not cudnn_usable(context.device)[0]:
+        return None
+    parameters = (op.n, op.alpha, op.beta, op.k)
+    out = context.apply_once(GpuDnnLRN(*parameters), inputs[0])
+    if type(op) is LRN:
+        return [out]
+    x, gy = inputs
+    return [GpuDnnLRNGrad(*parameters)(x, out, gy)]
+
+
+_kernel(WindowSum, lambda op, x: GpuWindowSum(op.n, op.axes, op.backward)(*x), (0,))
+
+
+@register_expansion(LRN, LRNGrad, DivisiveNormalization, DivisiveNormalizationGrad)
+def expand_window_norm(node: Apply, inputs: list[Any]) -> list[Variable]:
+    """A normalization that cuDNN does not take, in elementwise Ops and sums over windows."""
+    op: WindowNormBase = node.op
+    return op.expressions(*inputs)
+
+
+# -- spatial transformers and the CTC loss ------------------------------------------------------
+
+# By kernels of our own, which know what cuDNN does not: NaN, infinity, a single row or column;
+# labels of any length, other dtypes, and labels that infinite activations rule out.
+
+
+def _register_outputs(
+    op_class: type, make: Callable[[Any], Any], operands: tuple[int, ...] | None = None
+) -> None:
+    _register(op_class, lambda op, inputs: make(op).make_node(*inputs).outputs, operands)
+
+
+_register_outputs(SpatialTransformerGrid, lambda op: GpuTransformerGrid(), (0,))
+_register_outputs(SpatialTransformerGridGrad, lambda op: GpuTransformerGradT())
+_register_outputs(SpatialTransformerSampler, lambda op: GpuTransformerSampler())
+_register_outputs(SpatialTransformerSamplerGrad, lambda op: GpuTransformerGradI())
+_register_outputs(CTC, lambda op: GpuCTC(op.with_gradients, op.with_label_lengths), (0,))
 
 
 # -- requiring cuDNN -----------------------------------------------------------------------

@@ -93,6 +93,12 @@ inline unsigned short to_bfloat(float value) {
   return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// Blocks and their threads take turns.
+template <class T>
+void atomicAdd(T *to, T value) {
+  *to += value;
+}
+
 inline void copy_16_bytes(char *to, const char *from) {
   if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) std::abort();
   std::memcpy(to, from, 16);

@@ -13,7 +13,7 @@ from pytensor.graph.fg import FunctionGraph
 
 import dnnops.rewriting.conv_merge
 import dnnops.rewriting.to_cudnn  # noqa: F401
-from dnnops import nnet
+from dnnops import dnn, nnet
 from dnnops.cudnn.base import CudnnOp
 from dnnops.errors import DnnUnavailableError
 from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu
@@ -289,3 +289,79 @@ def test_network_computes_the_same(mode, ignore_border):
         filters = rng.standard_normal((4, 3, 3, 3)).astype("float32")
         for result, expected in zip(f(image, filters), g(image, filters), strict=True):
             assert_close(np.asarray(result), np.asarray(expected), bound=3e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_window_normalizations(dtype):
+    x, means = (GpuArrayType(dtype, (None,) * 4)() for _ in range(2))
+    host, around = pt.as_tensor_variable(x), pt.as_tensor_variable(means)
+    out = nnet.local_response_normalization(host)
+    grad = pytensor.grad((out**2).sum(), x)
+    fgraph = rewritten([x], [out, grad])
+    assert names(fgraph) == {"GpuDnnLRN", "GpuDnnLRNGrad", "GpuElemwise", "HostFromGpu"}
+    assert len(nodes(fgraph, "GpuDnnLRN")) == 1
+    for out in (
+        nnet.divisive_normalization(host),
+        nnet.divisive_normalization(host, means=around),
+        pt.as_tensor_variable(grad),
+    ):
+        fgraph = rewritten([x, means], [pytensor.grad((out**2).sum(), x)])
+        assert "GpuWindowSum" in names(fgraph)
+        assert transfers(fgraph) == (0, 0)
+
+
+def test_a_normalization_without_cudnn_is_written_out():
+    x = GpuArrayType("float32", (None,) * 4)()
+    out = nnet.local_response_normalization(pt.as_tensor_variable(x))
+    with pytensor.config.change_flags(dnn__enabled="False"):
+        fgraph = rewritten([x], [out, pytensor.grad((out**2).sum(), x)])
+    assert names(fgraph) == {"GpuElemwise", "GpuWindowSum", "HostFromGpu"}
+
+
+def test_spatial_transformer():
+    x, theta = GpuArrayType("float32", (None,) * 4)(), GpuArrayType("float32", (None, 2, 3))()
+    out = nnet.spatial_transformer(pt.as_tensor_variable(x), pt.as_tensor_variable(theta), 2, 0.5)
+    fgraph = rewritten([x, theta], [out, *pytensor.grad((out**2).sum(), [x, theta])])
+    wanted = {f"GpuTransformer{what}" for what in ("Grid", "Sampler", "GradI", "GradT")}
+    assert wanted <= names(fgraph)
+    assert not any("SpatialTransformer" in name for name in names(fgraph))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_ctc(dtype):
+    x = GpuArrayType(dtype, (None,) * 3)()
+    integers = [pt.imatrix(), pt.ivector(), pt.lvector()]
+    costs = nnet.ctc(pt.as_tensor_variable(x), *integers)
+    fgraph = rewritten([x, *integers], [costs, pytensor.grad(costs.sum(), x)])
+    assert names(fgraph) <= {"GpuCTC", "HostFromGpu", "GpuElemwise"}
+    fgraph = rewritten([x, *integers], [costs])
+    (node,) = nodes(fgraph, "GpuCTC")
+    assert not node.op.with_gradients
+
+
+def test_what_was_put_on_cudnn_by_hand_stays():
+    x, theta = GpuArrayType("float32", (None,) * 4)(), GpuArrayType("float32", (None, 2, 3))()
+    for out, wanted in (
+        (dnn.dnn_lrn(x), {"GpuDnnLRN", "GpuDnnLRNGrad"}),
+        (
+            dnn.dnn_divisive_normalization(x, x),
+            {"GpuDnnDivisiveNormalization", "GpuDnnDivisiveNormalizationGrad"},
+        ),
+        (
+            dnn.dnn_spatialtf(x, theta),
+            {f"GpuDnnTransformer{what}" for what in ("Grid", "Sampler", "GradI")},
+        ),
+    ):
+        grad = pytensor.grad((pt.as_tensor_variable(out) ** 2).sum(), x)
+        found = names(rewritten([x, theta], [out, grad]))
+        assert wanted <= found
+        assert "GpuWindowSum" not in found
+    activations, labels, lengths = (
+        GpuArrayType("float32", (None,) * 3)(),
+        pt.imatrix(),
+        pt.ivector(),
+    )
+    costs = dnn.dnn_ctc(activations, labels, lengths, deterministic=True)
+    (node,) = nodes(rewritten([activations, labels, lengths], [costs]), "GpuDnnCTC")
+    assert node.op.deterministic
+    assert not node.op.with_gradients

@@ -59,7 +59,42 @@ using Descriptor = void *;
      void *y))                                                                                                       \
   X(cudnnSoftmaxBackward,                                                                                            \
     (Handle, int algo, int mode, const void *alpha, Descriptor, const void *y, Descriptor, const void *dy,           \
-     const void *beta, Descriptor, void *dx))
+     const void *beta, Descriptor, void *dx))                                                                        \
+  X(cudnnCreateCTCLossDescriptor, (Descriptor *))                                                                    \
+  X(cudnnDestroyCTCLossDescriptor, (Descriptor))                                                                     \
+  X(cudnnSetCTCLossDescriptor_v8, (Descriptor, int dtype, int normalization, int nan, int longest_label))            \
+  X(cudnnSetCTCLossDescriptor_v9, (Descriptor, int dtype, int normalization, int out_of_bounds, int longest_label))  \
+  X(cudnnGetCTCLossWorkspaceSize_v8,                                                                                 \
+    (Handle, int algo, Descriptor, Descriptor x, Descriptor dx, size_t *))                                           \
+  X(cudnnCTCLoss_v8,                                                                                                 \
+    (Handle, int algo, Descriptor, Descriptor, const void *x, const int *labels, const int *label_lengths,           \
+     const int *input_lengths, void *costs, Descriptor, void *dx, size_t, void *workspace))                          \
+  X(cudnnCreateSpatialTransformerDescriptor, (Descriptor *))                                                         \
+  X(cudnnDestroySpatialTransformerDescriptor, (Descriptor))                                                          \
+  X(cudnnSetSpatialTransformerNdDescriptor, (Descriptor, int sampler, int dtype, int ndim, const int *shape))        \
+  X(cudnnSpatialTfGridGeneratorForward, (Handle, Descriptor, const void *theta, void *grid))                         \
+  X(cudnnSpatialTfGridGeneratorBackward, (Handle, Descriptor, const void *dgrid, void *dtheta))                      \
+  X(cudnnSpatialTfSamplerForward,                                                                                    \
+    (Handle, Descriptor, const void *alpha, Descriptor, const void *x, const void *grid, const void *beta,           \
+     Descriptor, void *y))                                                                                           \
+  X(cudnnSpatialTfSamplerBackward,                                                                                   \
+    (Handle, Descriptor, const void *alpha, Descriptor, const void *x, const void *beta, Descriptor, void *dx,       \
+     const void *alpha_grid, Descriptor, const void *dy, const void *grid, const void *beta_grid, void *dgrid))      \
+  X(cudnnCreateLRNDescriptor, (Descriptor *))                                                                        \
+  X(cudnnDestroyLRNDescriptor, (Descriptor))                                                                         \
+  X(cudnnSetLRNDescriptor, (Descriptor, unsigned n, double alpha, double beta, double k))                            \
+  X(cudnnLRNCrossChannelForward,                                                                                     \
+    (Handle, Descriptor, int mode, const void *alpha, Descriptor, const void *x, const void *beta, Descriptor,       \
+     void *y))                                                                                                       \
+  X(cudnnLRNCrossChannelBackward,                                                                                    \
+    (Handle, Descriptor, int mode, const void *alpha, Descriptor, const void *y, Descriptor, const void *dy,         \
+     Descriptor, const void *x, const void *beta, Descriptor, void *dx))                                             \
+  X(cudnnDivisiveNormalizationForward,                                                                               \
+    (Handle, Descriptor, int mode, const void *alpha, Descriptor, const void *x, const void *means, void *temp,      \
+     void *temp2, const void *beta, Descriptor, void *y))                                                            \
+  X(cudnnDivisiveNormalizationBackward,                                                                              \
+    (Handle, Descriptor, int mode, const void *alpha, Descriptor, const void *x, const void *means, const void *dy,  \
+     void *temp, void *temp2, const void *beta, Descriptor, void *dx, void *dmeans))
 
 #define DNNOPS_DECLARE(name, parameters) extern cudnnStatus_t(*const name) parameters;
 DNNOPS_LEGACY_FUNCTIONS(DNNOPS_DECLARE)

@@ -1,0 +1,190 @@
+// Local response normalization across channels, divisive normalization within them, and their gradients.
+#include "handle.hpp"
+#include "node_state.hpp"
+
+namespace dnnops {
+
+namespace {
+
+// The words of both; the last one is the divisive one's only.
+struct NormParams {
+  int64_t n;
+  double alpha, beta, k;
+  int64_t gradient, has_means;
+};
+
+const NormParams &params_of(const int64_t *words) { return *reinterpret_cast<const NormParams *>(words); }
+
+constexpr int CROSS_CHANNEL = 0, PRECOMPUTED_MEANS = 0;
+
+bool same_shape(const dnnops_tensor &a, const dnnops_tensor &b) {
+  return a.dtype == b.dtype && a.ndim == b.ndim && !std::memcmp(a.shape, b.shape, a.ndim * sizeof(int64_t));
+}
+
+void check_operands(const dnnops_tensor *inputs, int count) {
+  cudnn_dtype(inputs[0].dtype);
+  for (int i = 1; i < count; ++i)
+    if (!same_shape(inputs[i], inputs[0]))
+      fail(DNNOPS_VALUE_ERROR, "operands have to have one dtype and shape");
+}
+
+void describe_like(dnnops_tensor &output, const dnnops_tensor &x) {
+  output.dtype = x.dtype;
+  output.ndim = x.ndim;
+  std::memcpy(output.shape, x.shape, x.ndim * sizeof(int64_t));
+}
+
+struct NormKey {
+  int64_t handle;
+  OperandKey x;
+};
+
+struct NormState : State {
+  bool ready = false;
+  NormKey key;
+  bool empty = false;
+  TensorDescriptor array;
+  LRNDescriptor norm;
+};
+
+// All arrays are contiguous and have x's shape, so that one descriptor does for all; `tensor` makes it.
+template <class MakeTensor>
+void prepare(NormState &state, const NormKey &key, const NormParams &params, const dnnops_tensor &x,
+             MakeTensor &&tensor) {
+  state.ready = false;
+  state.empty = !element_count(x.shape, x.ndim);
+  if (!state.empty) {
+    set_descriptor(state.array, tensor(), x.dtype);
+    DNNOPS_LEGACY(cudnnSetLRNDescriptor, state.norm, static_cast<unsigned>(params.n), params.alpha, params.beta,
+                  params.k);
+  }
+  state.key = key;
+  state.ready = true;
+}
+
+// Calls body(handle, descriptors) with what the node has kept, unless the arrays are empty.
+template <class MakeTensor, class Body>
+void run(const dnnops_context &context, const NormParams &params, const dnnops_tensor *inputs, int count,
+         MakeTensor &&tensor, Body &&body) {
+  check_operands(inputs, count);
+  const DeviceGuard device(context.device);
+  const Handle &handle = handle_for(context.device, context.stream);
+  HeldState<NormState> held(context);
+  NormState &state = *held;
+  NormKey key;
+  key.handle = handle.number;
+  read_key(key.x, inputs[0]);
+  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, params, inputs[0], tensor);
+  if (!state.empty) body(handle, state);
+}
+
+// -- across channels -------------------------------------------------------------------------------
+
+// Forward: x; gradient: x, y, and the gradient by y.
+int lrn_input_count(const NormParams &params) { return params.gradient ? 3 : 1; }
+
+const char *lrn_name(const NormParams &params) { return params.gradient ? "GpuDnnLRNGrad" : "GpuDnnLRN"; }
+
+// The axes after the channels as one.
+Tensor merged(const dnnops_tensor &x) {
+  const int64_t channels = x.shape[1], inner = element_count(x.shape + 2, x.ndim - 2);
+  return {4, {x.shape[0], channels, inner, 1, 0}, {channels * inner, inner, 1, 1, 0}, 16};
+}
+
+void check_lrn(const NormParams &params, const dnnops_tensor *inputs) {
+  if (inputs[0].ndim < 2)
+    fail(DNNOPS_TYPE_ERROR, "expected an array of at least 2 dimensions, got %s", describe(inputs[0]).c_str());
+  check_operands(inputs, lrn_input_count(params));
+}
+
+void run_lrn(const dnnops_context &context, const NormParams &params, const dnnops_tensor *inputs,
+             dnnops_tensor &output) {
+  const auto tensor = [&] { return merged(inputs[0]); };
+  run(context, params, inputs, lrn_input_count(params), tensor, [&](const Handle &handle, NormState &state) {
+    const Scalar one(1, output.dtype), zero(0, output.dtype);
+    if (params.gradient)
+      DNNOPS_LEGACY(cudnnLRNCrossChannelBackward, handle.cudnn, state.norm, CROSS_CHANNEL, one.pointer(), state.array,
+                    inputs[1].data, state.array, inputs[2].data, state.array, inputs[0].data, zero.pointer(),
+                    state.array, output.data);
+    else
+      DNNOPS_LEGACY(cudnnLRNCrossChannelForward, handle.cudnn, state.norm, CROSS_CHANNEL, one.pointer(), state.array,
+                    inputs[0].data, zero.pointer(), state.array, output.data);
+  });
+}
+
+// -- within channels -------------------------------------------------------------------------------
+
+// Forward: x, and means if there are any; gradient: also the gradient by the output.
+int divisive_input_count(const NormParams &params) { return 1 + (params.has_means != 0) + (params.gradient != 0); }
+
+int divisive_output_count(const NormParams &params) { return params.gradient && params.has_means ? 2 : 1; }
+
+const char *divisive_name(const NormParams &params) {
+  return params.gradient ? "GpuDnnDivisiveNormalizationGrad" : "GpuDnnDivisiveNormalization";
+}
+
+void check_divisive(const NormParams &params, const dnnops_tensor *inputs) {
+  if (inputs[0].ndim != 4 && inputs[0].ndim != 5)
+    fail(DNNOPS_TYPE_ERROR, "cuDNN takes arrays of two or three spatial axes, got %s", describe(inputs[0]).c_str());
+  check_operands(inputs, divisive_input_count(params));
+}
+
+void run_divisive(const dnnops_context &context, const NormParams &params, const dnnops_tensor *inputs,
+                  dnnops_tensor *outputs) {
+  const dnnops_tensor &x = inputs[0];
+  const auto tensor = [&] {
+    Tensor dense = read_tensor(x);
+    set_dense_strides(dense, FORMAT_CONTIGUOUS);
+    return dense;
+  };
+  run(context, params, inputs, divisive_input_count(params), tensor, [&](const Handle &handle, NormState &state) {
+    const int64_t bytes = (element_count(x.shape, x.ndim) * item_size(x.dtype) + 255) / 256 * 256;
+    const Workspace workspace(*handle.arena, 2 * bytes);
+    char *const scratch = static_cast<char *>(workspace.pointer());
+    const void *const means = params.has_means ? inputs[1].data : nullptr;
+    const Scalar one(1, x.dtype), zero(0, x.dtype);
+    if (params.gradient)
+      DNNOPS_LEGACY(cudnnDivisiveNormalizationBackward, handle.cudnn, state.norm, PRECOMPUTED_MEANS, one.pointer(),
+                    state.array, x.data, means, inputs[1 + params.has_means].data, scratch, scratch + bytes,
+                    zero.pointer(), state.array, outputs[0].data, params.has_means ? outputs[1].data : nullptr);
+    else
+      DNNOPS_LEGACY(cudnnDivisiveNormalizationForward, handle.cudnn, state.norm, PRECOMPUTED_MEANS, one.pointer(),
+                    state.array, x.data, means, scratch, scratch + bytes, zero.pointer(), state.array,
+                    outputs[0].data);
+  });
+}
+
+}  // namespace
+
+}  // namespace dnnops
+
+using namespace dnnops;
+
+DNNOPS_EXPORT int dnnops_cudnn_lrn_shape(const dnnops_context *, const int64_t *words, const dnnops_tensor *inputs,
+                                         dnnops_tensor *outputs) {
+  const NormParams &params = params_of(words);
+  return guarded(lrn_name(params), inputs, lrn_input_count(params), [&] {
+    check_lrn(params, inputs);
+    describe_like(outputs[0], inputs[0]);
+  });
+}
+DNNOPS_EXPORT int dnnops_cudnn_lrn(const dnnops_context *context, const int64_t *words, const dnnops_tensor *inputs,
+                                   dnnops_tensor *outputs) {
+  const NormParams &params = params_of(words);
+  return guarded(lrn_name(params), inputs, lrn_input_count(params),
+                 [&] { run_lrn(*context, params, inputs, outputs[0]); });
+}
+DNNOPS_EXPORT int dnnops_cudnn_divisive_normalization_shape(const dnnops_context *, const int64_t *words,
+                                                            const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  const NormParams &params = params_of(words);
+  return guarded(divisive_name(params), inputs, divisive_input_count(params), [&] {
+    check_divisive(params, inputs);
+    for (int i = 0; i < divisive_output_count(params); ++i) describe_like(outputs[i], inputs[0]);
+  });
+}
+DNNOPS_EXPORT int dnnops_cudnn_divisive_normalization(const dnnops_context *context, const int64_t *words,
+                                                      const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  const NormParams &params = params_of(words);
+  return guarded(divisive_name(params), inputs, divisive_input_count(params),
+                 [&] { run_divisive(*context, params, inputs, outputs); });
+}
