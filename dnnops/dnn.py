@@ -9,7 +9,7 @@ Results are device variables.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytensor.tensor as pt
 
@@ -17,11 +17,16 @@ from dnnops.config import flag_value
 from dnnops.cudnn.base import cudnn_usable, cudnn_version, device_operands
 from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
+from dnnops.cudnn.rnn import GpuDnnRNNBackward, GpuDnnRNNForward
 from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
-from dnnops.errors import DnnError, DnnUnavailableError, DnnValueError
+from dnnops.errors import DnnError, DnnTypeError, DnnUnavailableError, DnnValueError
 from dnnops.gpuarray.device import check_device, device_from_target
+from dnnops.gpuarray.dtypes import dtype_name
+from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.nnet._validate import is_int, spatial_shape
+from dnnops.nnet.rnn import RNNBlock as _HostRNNBlock
+from dnnops.nnet.rnn_ops import RANKS
 from dnnops.runtime.build import CUDNN
 
 __all__ = [
@@ -30,8 +35,11 @@ __all__ = [
     "GpuDnnConvGradW",
     "GpuDnnPool",
     "GpuDnnPoolGrad",
+    "GpuDnnRNNBackward",
+    "GpuDnnRNNForward",
     "GpuDnnSoftmax",
     "GpuDnnSoftmaxGrad",
+    "RNNBlock",
     "dnn_available",
     "dnn_conv",
     "dnn_conv3d",
@@ -479,3 +487,35 @@ def dnn_pool(img: Any, ws: Any, stride: Any = None, mode: str = "max", pad: Any 
     stride = (1,) * ndim if stride is None else stride
     pad = (0,) * ndim if pad is None else pad
     return GpuDnnPool(ndim, mode)(img, ws, stride, pad)
+
+
+# -- recurrent networks --------------------------------------------------------------------
+
+
+class RNNBlock(_HostRNNBlock):
+    """A recurrent network on cuDNN whose parameters are one vector.
+
+    As `dnnops.nnet.RNNBlock`, but `apply` takes operands on a device, or transfers them, and gives
+    device variables; in bfloat16, too. `context_name` is the device where no operand is on one.
+    """
+
+    dtypes: ClassVar[tuple[str, ...]] = (*_HostRNNBlock.dtypes, "bfloat16")
+    _forward = GpuDnnRNNForward
+
+    def _dtype_name(self, dtype: Any) -> str:
+        return dtype_name(dtype)
+
+    def _operands(self, where: str, named: dict[str, Any]) -> list[Any]:
+        arrays = [x for x in named.values() if is_on_device(x)]
+        device = infer_device(*arrays) if arrays else _device(self.context_name)
+        moved = {name: as_gpuarray_variable(x, device) for name, x in named.items()}
+        found = device_operands(where, None, **moved)
+        for (name, x), ndim in zip(moved.items(), (RANKS.get(n, 3) for n in moved), strict=True):
+            if x.type.ndim != ndim:
+                raise DnnTypeError(
+                    f"{where}: {name} must have {ndim} dimensions, got {x.type.ndim} ({x.type})"
+                )
+        return found
+
+    def _swapped(self, x: Any) -> Any:
+        return _swapped(x)

@@ -19,13 +19,16 @@ from dnnops.cudnn.base import check_cudnn, cudnn_usable
 from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvBase, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
 from dnnops.cudnn.pool_kernels import GpuMaxPoolGradGrad, GpuPool, GpuPoolGrad
+from dnnops.cudnn.rnn import GpuDnnRNNBackward, GpuDnnRNNBase, GpuDnnRNNForward
 from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
 from dnnops.errors import DnnRequiredError, DnnUnavailableError
 from dnnops.nnet._validate import static_vector
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.nnet.rnn_ops import INT_OPERANDS, RNNBackward, RNNForward
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.rewriting.inplace import register_gpu_inplace
+from dnnops.rewriting.lifters import Operands
 from dnnops.rewriting.lifting import LiftContext, LiftFunction, _graph_device, register_lifter
 
 __all__ = ["RequireCudnn"]
@@ -34,7 +37,7 @@ Build = Callable[[Any, list[Any]], Sequence[Variable] | None]
 
 
 def _register(
-    op_class: type, build: Build, operands: tuple[int, ...] | None = None, heavy: bool = False
+    op_class: type, build: Build, operands: Operands | None = None, heavy: bool = False
 ) -> None:
     """Register ``build(op, inputs)`` as the lifter of an abstract Op to cuDNN."""
 
@@ -153,6 +156,36 @@ def _build_softmax(cls: type, algo: Callable[[Any], str]) -> Build:
 _register(WholeSoftmax, _build_softmax(GpuDnnSoftmax, lambda op: "log" if op.log else "accurate"))
 _register(SoftmaxGrad, _build_softmax(GpuDnnSoftmaxGrad, lambda op: "accurate"))
 _register(LogSoftmaxGrad, _build_softmax(GpuDnnSoftmaxGrad, lambda op: "log"))
+
+
+# -- recurrent networks --------------------------------------------------------------------
+
+
+def _build_rnn(cls: type[GpuDnnRNNBase]) -> Build:
+    def build(abstract: Any, inputs: list[Any]) -> Sequence[Variable] | None:
+        if inputs[1].type.shape[2] == 0:  # cuDNN has no inputs without elements
+            return None
+        own = {n: getattr(abstract, n) for n in type(abstract).__props__}
+        return cls(**own).make_node(*inputs).outputs
+
+    return build
+
+
+def _rnn_arrays(node: Apply) -> list[int]:
+    names = getattr(node.op, "all_operands", node.op.operands)
+    return [i for i, name in enumerate(names) if name not in INT_OPERANDS]
+
+
+# Both or none: the reserve of one library means nothing to another.
+_register(RNNForward, _build_rnn(GpuDnnRNNForward), operands=_rnn_arrays, heavy=True)
+_register(RNNBackward, _build_rnn(GpuDnnRNNBackward), operands=_rnn_arrays, heavy=True)
+
+
+@register_gpu_inplace(GpuDnnRNNBackward)
+def inplace_rnn_backward(fgraph: FunctionGraph, node: Apply) -> Op:
+    """A gradient may overwrite a reserve that nobody needs after it."""
+    names = {n: getattr(node.op, n) for n in node.op.__props__}
+    return GpuDnnRNNBackward(**{**names, "inplace": True})
 
 
 # -- requiring cuDNN -----------------------------------------------------------------------
