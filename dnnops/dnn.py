@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
 
 from dnnops.config import flag_value
 from dnnops.cudnn.base import cudnn_usable, cudnn_version, device_operands
@@ -519,3 +520,9 @@ class RNNBlock(_HostRNNBlock):
 
     def _swapped(self, x: Any) -> Any:
         return _swapped(x)
+
+    def split_params(self, w: Any, layer: int, input_size: Any) -> list[Any]:
+        """As `dnnops.nnet.RNNBlock.split_params`; of a device variable, too."""
+        if is_on_device(w) and not isinstance(w, SharedVariable):
+            w = pt.as_tensor_variable(w)
+        return super().split_params(w, layer, input_size)

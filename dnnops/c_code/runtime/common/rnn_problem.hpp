@@ -112,8 +112,8 @@ inline void check_operands(const Problem &p, const dnnops_tensor *inputs) {
   check_operand("lengths", inputs[p.lengths_at()], DNNOPS_INT64, {p.batch});
   for (int64_t length : lengths_of(p, inputs))
     if (length < 1 || length > p.steps)
-      fail(DNNOPS_VALUE_ERROR, "lengths have to be between 1 and the number of steps, %lld, got %lld", (long long)p.steps,
-           (long long)length);
+      fail(DNNOPS_VALUE_ERROR, "lengths have to be between 1 and the number of steps, %lld, got %lld",
+           (long long)p.steps, (long long)length);
 }
 
 inline void set_shape(dnnops_tensor &output, const dnnops_tensor &like) {

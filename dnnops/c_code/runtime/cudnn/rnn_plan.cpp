@@ -58,7 +58,8 @@ Key make_key(const Problem &p, const Settings &settings, int64_t device, int64_t
          "cuDNN takes networks in which steps x batch x the largest of input, output and all gates is less than 2**31,"
          " got %lld x %lld x %lld",
          (long long)p.steps, (long long)p.batch, (long long)widest);
-  if (p.input < 1) fail(DNNOPS_NOT_SUPPORTED, "cuDNN takes inputs of a size of at least 1, got %lld", (long long)p.input);
+  if (p.input < 1)
+    fail(DNNOPS_NOT_SUPPORTED, "cuDNN takes inputs of a size of at least 1, got %lld", (long long)p.input);
   Key key;
   std::memset(&key, 0, sizeof key);
   key.device = device;
