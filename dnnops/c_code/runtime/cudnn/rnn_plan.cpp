@@ -32,6 +32,14 @@ Tensor state_shape(const Key &key, int64_t size) {
   return {3, {key.layers * key.directions, key.batch, size, 0, 0}, {key.batch * size, size, 1, 0, 0}, 16};
 }
 
+// What only the standard algorithm takes.
+void check_algorithm(const Key &key) {
+  if (key.algo == CUDNN_RNN_ALGO_STANDARD) return;
+  if (key.padded) fail(DNNOPS_NOT_SUPPORTED, "the sequences' lengths differ, or are less than the number of steps");
+  if (key.projected) fail(DNNOPS_NOT_SUPPORTED, "the network has a projection");
+  if (key.dtype == DNNOPS_FLOAT64) fail(DNNOPS_NOT_SUPPORTED, "its operands are float64");
+}
+
 // Says of a failure that another algorithm would do.
 template <class Body>
 void with_algorithm(int64_t algo, Body &&body) {
@@ -82,6 +90,7 @@ Key make_key(const Problem &p, const Settings &settings, int64_t device, int64_t
 
 Plan::Plan(const Key &key, const Handle &handle, const std::vector<int64_t> &lengths) : key_(key) {
   with_algorithm(key.algo, [&] {
+    check_algorithm(key);
     set_descriptor(hidden_, state_shape(key, key.projected ? key.projected : key.hidden), key.dtype);
     if (key.mode == LSTM) set_descriptor(cell_, state_shape(key, key.hidden), key.dtype);
     if (key.dropout > 0) DNNOPS_CHECK(cudnnDropoutGetStatesSize(handle.cudnn, &generators_));
