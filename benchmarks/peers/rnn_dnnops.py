@@ -14,6 +14,7 @@ from benchmarks.harness import Task
 from benchmarks.peers import dnnops_cpu, dnnops_gpu
 from benchmarks.peers.graphs import library_ops
 from benchmarks.rnn_data import LEARNING_RATE, rnn_arrays
+from dnnops import dnn
 from dnnops.gpuarray import GpuArrayType, shared
 from dnnops.nnet import RNNBlock
 
@@ -32,17 +33,18 @@ class Step(Task):
 
     prefix = "OneDnn"
     mode: str | None = None
+    block_class: type[RNNBlock] = RNNBlock
 
     def __init__(self, case: dict[str, Any]) -> None:
         arrays = rnn_arrays(case)
         dtype = case["dtype"]
-        self.block = RNNBlock(dtype, case["hidden"], case["layers"], case["mode"])
+        block = self.block_class(dtype, case["hidden"], case["layers"], case["mode"])
         states = (case["layers"], case["batch"], case["hidden"])
         self.w = self.parameters(arrays.w.astype(dtype))
         self.given = [self.moved(a.astype(dtype)) for a in (arrays.x, arrays.gy)]
         self.given.append(self.moved(np.zeros(states, dtype)))
         x, gy, start = (self.variable(dtype) for _ in self.given)
-        y, *_ = self.block.apply(self.w, x, start, *([start] if case["mode"] == "lstm" else []))
+        y, *_ = block.apply(self.w, x, start, *([start] if case["mode"] == "lstm" else []))
         gw, gx = pytensor.grad(None, [self.w, x], known_grads={y: gy})
         step = self.w - np.asarray(LEARNING_RATE, dtype) * gw
         self.function = pytensor.function(
@@ -72,6 +74,7 @@ class GpuStep(Step):
 
     prefix = "GpuDnn"
     mode = "CUDNN"
+    block_class = dnn.RNNBlock  # whose results stay on the device
 
     def variable(self, dtype: str) -> Any:
         return GpuArrayType(dtype, (None,) * 3)()
