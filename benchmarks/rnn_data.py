@@ -7,10 +7,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["LEARNING_RATE", "RNNArrays", "cpu_cases", "gpu_cases", "parameter_shapes", "rnn_arrays"]
+__all__ = [
+    "LEARNING_RATE",
+    "RNNArrays",
+    "compared",
+    "cpu_cases",
+    "gpu_cases",
+    "parameter_shapes",
+    "rnn_arrays",
+]
 
 SEED = 40
-LEARNING_RATE = 1e-3
+#: So small that after many steps the network still is about the one that it was at first.
+LEARNING_RATE = 1e-6
 GATES = {"lstm": 4, "gru": 3}
 
 #: Batch and steps.
@@ -89,3 +98,13 @@ def rnn_arrays(case: dict[str, Any]) -> RNNArrays:
         rng.standard_normal(shape, dtype="float32"),
         rng.standard_normal(shape, dtype="float32"),
     )
+
+
+def compared(w: np.ndarray, after: np.ndarray) -> dict[str, np.ndarray]:
+    """What of the parameters before and after a step has to be the same in every library.
+
+    In float32 the difference tells the gradient; in float16 it is as small as the rounding.
+    """
+    if after.dtype == np.float16:
+        return {"w": after}
+    return {"gw": (w.astype("float64") - after) / LEARNING_RATE}

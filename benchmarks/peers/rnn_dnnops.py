@@ -13,7 +13,7 @@ import pytensor.tensor as pt
 from benchmarks.harness import Task
 from benchmarks.peers import dnnops_cpu, dnnops_gpu
 from benchmarks.peers.graphs import library_ops
-from benchmarks.rnn_data import LEARNING_RATE, rnn_arrays
+from benchmarks.rnn_data import LEARNING_RATE, compared, rnn_arrays
 from dnnops import dnn
 from dnnops.gpuarray import GpuArrayType, shared
 from dnnops.nnet import RNNBlock
@@ -65,8 +65,12 @@ class Step(Task):
         self.function(*self.given)
 
     def results(self) -> dict[str, np.ndarray]:
-        y, gx = self.function(*self.given)
-        return {"y": np.asarray(y), "gx": np.asarray(gx), "w": self.w.get_value()}
+        before = np.asarray(self.w.get_value())
+        y, gx = map(self.fetched, self.function(*self.given))
+        return {"y": y, "gx": gx, **compared(before, np.asarray(self.w.get_value()))}
+
+    def fetched(self, array: Any) -> np.ndarray:
+        return np.asarray(array)
 
 
 class GpuStep(Step):
@@ -100,9 +104,8 @@ class GpuStep(Step):
         pairs = itertools.pairwise(events)
         return [cupy.cuda.get_elapsed_time(a, b) / 1000 for a, b in pairs]
 
-    def results(self) -> dict[str, np.ndarray]:
-        y, gx = self.function(*self.given)
-        return {"y": y.get(), "gx": gx.get(), "w": np.asarray(self.w.get_value())}
+    def fetched(self, array: Any) -> np.ndarray:
+        return array.get()
 
     def facts(self) -> dict[str, Any]:
         """The algorithm, the most memory that a step has in use, and its host's time."""

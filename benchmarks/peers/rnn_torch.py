@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks.harness import Task
 from benchmarks.peers.torch_cpu import versions
-from benchmarks.rnn_data import LEARNING_RATE, parameter_shapes, rnn_arrays
+from benchmarks.rnn_data import LEARNING_RATE, compared, parameter_shapes, rnn_arrays
 
 __all__ = ["make_task", "versions"]
 
@@ -56,11 +56,16 @@ class Step(Task):
         self.optimizer.step()
         return y
 
+    def parameters(self) -> np.ndarray:
+        """All parameters, in the order of `parameter_shapes`."""
+        pieces = [getattr(self.network, name).detach().flatten() for name in self.names]
+        return torch.cat(pieces).cpu().numpy()
+
     def results(self) -> dict[str, np.ndarray]:
+        before = self.parameters()
         y = self.call().detach()
-        w = [getattr(self.network, name).detach().flatten() for name in self.names]
-        tensors = {"y": y, "gx": self.x.grad, "w": torch.cat(w)}
-        return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+        y, gx = (z.cpu().numpy() for z in (y, self.x.grad))
+        return {"y": y, "gx": gx, **compared(before, self.parameters())}
 
 
 class GpuStep(Step):
