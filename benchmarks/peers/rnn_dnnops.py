@@ -67,7 +67,7 @@ class Step(Task):
     def results(self) -> dict[str, np.ndarray]:
         before = np.asarray(self.w.get_value())
         y, gx = map(self.fetched, self.function(*self.given))
-        return {"y": y, "gx": gx, **compared(before, np.asarray(self.w.get_value()))}
+        return compared(before, np.asarray(self.w.get_value()), y, gx)
 
     def fetched(self, array: Any) -> np.ndarray:
         return np.asarray(array)

@@ -95,7 +95,7 @@ class Step(Task):
     def results(self) -> dict[str, np.ndarray]:
         before = np.array(self.w)  # its memory is taken by the step
         y, gx = map(np.asarray, self._run())
-        return {"y": y, "gx": gx, **compared(before, np.asarray(self.w))}
+        return compared(before, np.asarray(self.w), y, gx)
 
     def close(self) -> None:
         """Forget the arrays."""

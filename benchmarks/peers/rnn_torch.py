@@ -65,7 +65,7 @@ class Step(Task):
         before = self.parameters()
         y = self.call().detach()
         y, gx = (z.cpu().numpy() for z in (y, self.x.grad))
-        return {"y": y, "gx": gx, **compared(before, self.parameters())}
+        return compared(before, self.parameters(), y, gx)
 
 
 class GpuStep(Step):
