@@ -18,8 +18,9 @@ __all__ = [
 ]
 
 SEED = 40
-#: So small that after many steps the network still is about the one that it was at first.
-LEARNING_RATE = 1e-6
+#: Small, so that hundreds of steps on the same data lead nowhere; and so large that the parameters'
+#: change in float32 tells the gradient.
+LEARNING_RATE = 1e-5
 GATES = {"lstm": 4, "gru": 3}
 #: Of how many sequences results are compared, and of every how many-th parameter.
 COMPARED_SEQUENCES, COMPARED_STEP = 8, 97
