@@ -13,7 +13,7 @@ from math import exp, log
 from typing import Any
 
 from benchmarks import cpu, gpu
-from benchmarks.harness import Session, check_agreement, measure
+from benchmarks.harness import BenchmarkError, RemoteTask, Session, check_agreement, measure
 from benchmarks.report import Row, ratios
 from benchmarks.rnn_data import cpu_cases, gpu_cases
 from benchmarks.runner import Part, at_least
@@ -29,8 +29,18 @@ TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
 
 def measure_case(session: Session, case: dict[str, Any], device: str) -> list[Row]:
     """Check that the libraries do the same, and time their steps in turns."""
-    names = ["dnnops", "torch", *(["jax"] if case["jax"] else [])]
-    tasks = {name: session.worker(f"rnn_{name}").open({**case, "device": device}) for name in names}
+
+    def opened(name: str) -> RemoteTask:
+        return session.worker(f"rnn_{name}").open({**case, "device": device})
+
+    tasks = {name: opened(name) for name in ("dnnops", "torch")}
+    if case["jax"]:
+        try:
+            tasks["jax"] = opened("jax")
+        except BenchmarkError as error:  # it is for information
+            print(f"without JAX: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
+            # It would not tell its version either.
+            session.workers.pop(("rnn_jax", "")).stop()
     check_agreement({n: t.results() for n, t in tasks.items()}, TOLERANCE[case["dtype"]])
     # Of one step, when all that is made once is there.
     facts = {name: task.facts() for name, task in tasks.items()}
