@@ -9,9 +9,10 @@ Results are device variables.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
 
 from dnnops.config import flag_value
 from dnnops.cudnn.base import cudnn_usable, cudnn_version, device_operands
@@ -23,6 +24,7 @@ from dnnops.cudnn.divisive_normalization import (
 )
 from dnnops.cudnn.lrn import GpuDnnLRN, GpuDnnLRNGrad
 from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
+from dnnops.cudnn.rnn import GpuDnnRNNBackward, GpuDnnRNNForward
 from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
 from dnnops.cudnn.spatial_transformer import (
     GpuDnnTransformerGradI,
@@ -30,10 +32,14 @@ from dnnops.cudnn.spatial_transformer import (
     GpuDnnTransformerGrid,
     GpuDnnTransformerSampler,
 )
-from dnnops.errors import DnnError, DnnUnavailableError, DnnValueError
+from dnnops.errors import DnnError, DnnTypeError, DnnUnavailableError, DnnValueError
 from dnnops.gpuarray.device import check_device, device_from_target
+from dnnops.gpuarray.dtypes import dtype_name
+from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.nnet._validate import is_int, require_same_dtype, spatial_shape
+from dnnops.nnet.rnn import RNNBlock as _HostRNNBlock
+from dnnops.nnet.rnn_ops import RANKS
 from dnnops.nnet.spatial_transformer import scaled_sizes
 from dnnops.runtime.build import CUDNN
 
@@ -48,12 +54,15 @@ __all__ = [
     "GpuDnnLRNGrad",
     "GpuDnnPool",
     "GpuDnnPoolGrad",
+    "GpuDnnRNNBackward",
+    "GpuDnnRNNForward",
     "GpuDnnSoftmax",
     "GpuDnnSoftmaxGrad",
     "GpuDnnTransformerGradI",
     "GpuDnnTransformerGradT",
     "GpuDnnTransformerGrid",
     "GpuDnnTransformerSampler",
+    "RNNBlock",
     "dnn_available",
     "dnn_conv",
     "dnn_conv3d",
@@ -637,3 +646,41 @@ def dnn_ctc(
     op = GpuDnnCTC(True, label_lengths is not None, deterministic)
     lengths = [input_lengths] if label_lengths is None else [input_lengths, label_lengths]
     return op.make_node(activations, labels, *lengths).outputs[0]
+
+
+# -- recurrent networks --------------------------------------------------------------------
+
+
+class RNNBlock(_HostRNNBlock):
+    """A recurrent network on cuDNN whose parameters are one vector.
+
+    As `dnnops.nnet.RNNBlock`, but `apply` takes operands on a device, or transfers them, and gives
+    device variables; in bfloat16, too. `context_name` is the device where no operand is on one.
+    """
+
+    dtypes: ClassVar[tuple[str, ...]] = (*_HostRNNBlock.dtypes, "bfloat16")
+    _forward = GpuDnnRNNForward
+
+    def _dtype_name(self, dtype: Any) -> str:
+        return dtype_name(dtype)
+
+    def _operands(self, where: str, named: dict[str, Any]) -> list[Any]:
+        arrays = [x for x in named.values() if is_on_device(x)]
+        device = infer_device(*arrays) if arrays else _device(self.context_name)
+        moved = {name: as_gpuarray_variable(x, device) for name, x in named.items()}
+        found = device_operands(where, None, **moved)
+        for (name, x), ndim in zip(moved.items(), (RANKS.get(n, 3) for n in moved), strict=True):
+            if x.type.ndim != ndim:
+                raise DnnTypeError(
+                    f"{where}: {name} must have {ndim} dimensions, got {x.type.ndim} ({x.type})"
+                )
+        return found
+
+    def _swapped(self, x: Any) -> Any:
+        return _swapped(x)
+
+    def split_params(self, w: Any, layer: int, input_size: Any) -> list[Any]:
+        """As `dnnops.nnet.RNNBlock.split_params`; of a device variable, too."""
+        if is_on_device(w) and not isinstance(w, SharedVariable):
+            w = pt.as_tensor_variable(w)
+        return super().split_params(w, layer, input_size)

@@ -21,6 +21,7 @@ from dnnops.cudnn.ctc import GpuCTC
 from dnnops.cudnn.lrn import GpuDnnLRN, GpuDnnLRNGrad
 from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
 from dnnops.cudnn.pool_kernels import GpuMaxPoolGradGrad, GpuPool, GpuPoolGrad
+from dnnops.cudnn.rnn import GpuDnnRNNBackward, GpuDnnRNNBase, GpuDnnRNNForward
 from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
 from dnnops.cudnn.spatial_transformer import (
     GpuTransformerGradI,
@@ -37,6 +38,7 @@ from dnnops.nnet.divisive_normalization import DivisiveNormalization, DivisiveNo
 from dnnops.nnet.lrn import LRN, LRNGrad
 from dnnops.nnet.lrn_base import WindowNormBase, WindowSum
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.nnet.rnn_ops import INT_OPERANDS, RNNBackward, RNNForward
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.nnet.spatial_transformer import (
     SpatialTransformerGrid,
@@ -45,6 +47,7 @@ from dnnops.nnet.spatial_transformer import (
     SpatialTransformerSamplerGrad,
 )
 from dnnops.rewriting.inplace import register_gpu_inplace
+from dnnops.rewriting.lifters import Operands
 from dnnops.rewriting.lifting import (
     LiftContext,
     LiftFunction,
@@ -59,7 +62,7 @@ Build = Callable[[Any, list[Any]], Sequence[Variable] | None]
 
 
 def _register(
-    op_class: type, build: Build, operands: tuple[int, ...] | None = None, heavy: bool = False
+    op_class: type, build: Build, operands: Operands | None = None, heavy: bool = False
 ) -> None:
     """Register ``build(op, inputs)`` as the lifter of an abstract Op to cuDNN."""
 
@@ -224,6 +227,36 @@ _register_outputs(SpatialTransformerGridGrad, lambda op: GpuTransformerGradT())
 _register_outputs(SpatialTransformerSampler, lambda op: GpuTransformerSampler())
 _register_outputs(SpatialTransformerSamplerGrad, lambda op: GpuTransformerGradI())
 _register_outputs(CTC, lambda op: GpuCTC(op.with_gradients, op.with_label_lengths), (0,))
+
+
+# -- recurrent networks --------------------------------------------------------------------
+
+
+def _build_rnn(cls: type[GpuDnnRNNBase]) -> Build:
+    def build(abstract: Any, inputs: list[Any]) -> Sequence[Variable] | None:
+        if inputs[1].type.shape[2] == 0:  # cuDNN has no inputs without elements
+            return None
+        own = {n: getattr(abstract, n) for n in type(abstract).__props__}
+        return cls(**own).make_node(*inputs).outputs
+
+    return build
+
+
+def _rnn_arrays(node: Apply) -> list[int]:
+    names = getattr(node.op, "all_operands", node.op.operands)
+    return [i for i, name in enumerate(names) if name not in INT_OPERANDS]
+
+
+# Both or none: the reserve of one library means nothing to another.
+_register(RNNForward, _build_rnn(GpuDnnRNNForward), operands=_rnn_arrays, heavy=True)
+_register(RNNBackward, _build_rnn(GpuDnnRNNBackward), operands=_rnn_arrays, heavy=True)
+
+
+@register_gpu_inplace(GpuDnnRNNBackward)
+def inplace_rnn_backward(fgraph: FunctionGraph, node: Apply) -> Op:
+    """A gradient may overwrite a reserve that nobody needs after it."""
+    names = {n: getattr(node.op, n) for n in node.op.__props__}
+    return GpuDnnRNNBackward(**{**names, "inplace": True})
 
 
 # -- requiring cuDNN -----------------------------------------------------------------------
