@@ -21,9 +21,16 @@ _PROGRAMS = {
     "depthwise": (
         "runtime/cudnn/depthwise_params.hpp",
         "cudnn/kernel.cuh",
+        "cudnn/numbers.cuh",
         "cudnn/depthwise.cuh",
         "cudnn/depthwise_data.cuh",
         "cudnn/depthwise_filter.cuh",
+    ),
+    "batchnorm": (
+        "runtime/cudnn/batchnorm_params.hpp",
+        "cudnn/kernel.cuh",
+        "cudnn/numbers.cuh",
+        "cudnn/batchnorm.cuh",
     ),
     "cache": ("cudnn/kernel.cuh", "cudnn/cache.cuh"),
     "transpose": ("cudnn/kernel.cuh", "cudnn/transpose.cuh"),

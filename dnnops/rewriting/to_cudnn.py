@@ -16,16 +16,26 @@ from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import GraphRewriter
 
 from dnnops.cudnn.base import check_cudnn, cudnn_usable
+from dnnops.cudnn.batchnorm import (
+    GpuDnnBatchNorm,
+    GpuDnnBatchNormGrad,
+    GpuDnnBatchNormInference,
+    parameter_dtype,
+)
 from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvBase, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
 from dnnops.cudnn.pool_kernels import GpuMaxPoolGradGrad, GpuPool, GpuPoolGrad
 from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
 from dnnops.errors import DnnRequiredError, DnnUnavailableError
+from dnnops.gpuarray.transfer import cast
 from dnnops.nnet._validate import static_vector
+from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.onednn.batchnorm import has_neighboring_statistics
 from dnnops.rewriting.inplace import register_gpu_inplace
+from dnnops.rewriting.lifters import Operands
 from dnnops.rewriting.lifting import LiftContext, LiftFunction, _graph_device, register_lifter
 
 __all__ = ["RequireCudnn"]
@@ -34,7 +44,7 @@ Build = Callable[[Any, list[Any]], Sequence[Variable] | None]
 
 
 def _register(
-    op_class: type, build: Build, operands: tuple[int, ...] | None = None, heavy: bool = False
+    op_class: type, build: Build, operands: Operands | None = None, heavy: bool = False
 ) -> None:
     """Register ``build(op, inputs)`` as the lifter of an abstract Op to cuDNN."""
 
@@ -153,6 +163,41 @@ def _build_softmax(cls: type, algo: Callable[[Any], str]) -> Build:
 _register(WholeSoftmax, _build_softmax(GpuDnnSoftmax, lambda op: "log" if op.log else "accurate"))
 _register(SoftmaxGrad, _build_softmax(GpuDnnSoftmaxGrad, lambda op: "accurate"))
 _register(LogSoftmaxGrad, _build_softmax(GpuDnnSoftmaxGrad, lambda op: "log"))
+
+
+# -- batch normalization -------------------------------------------------------------------
+
+
+def _build_batch_norm(make: Callable[[Any], Any]) -> Build:
+    def build(op: Any, inputs: list[Any]) -> list[Variable] | None:
+        x = inputs[0]
+        if not has_neighboring_statistics(op.axes, x.type.ndim):
+            return None
+        given = dict(zip(op.operands, inputs, strict=True))
+        dtype = given[op.parameter_operands[0]].type.dtype
+        wanted = parameter_dtype(x.type.dtype)
+        for operand in op.parameter_operands:
+            given[operand] = cast(given[operand], wanted)
+        results = make(op).make_node(*given.values()).outputs
+        return [
+            result if is_data else cast(result, dtype)
+            for is_data, result in zip(op.data_results, results, strict=True)
+        ]
+
+    return build
+
+
+def _arrays(node: Apply) -> list[int]:
+    """The operands of batch normalization that are no scalars."""
+    return [i for i, operand in enumerate(node.op.operands) if operand not in node.op.scalars]
+
+
+for _abstract, _make in (
+    (BatchNormTrain, lambda op: GpuDnnBatchNorm("spatial", op.running, op.axes)),
+    (BatchNormTrainGrad, lambda op: GpuDnnBatchNormGrad("spatial", op.axes)),
+    (BatchNormInference, lambda op: GpuDnnBatchNormInference("spatial", op.axes)),
+):
+    _register(_abstract, _build_batch_norm(_make), operands=_arrays)
 
 
 # -- requiring cuDNN -----------------------------------------------------------------------

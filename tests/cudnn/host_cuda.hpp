@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <random>
+#include <utility>
 #include <vector>
 
 #define DEVICE inline
@@ -153,6 +154,27 @@ class Block {
 };
 
 inline void __syncthreads() { Block::running->barrier(); }
+
+// All threads of the block take part, which is more than a GPU asks for.
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int apart) {
+  static T values[1024];
+  values[threadIdx.x] = value;
+  __syncthreads();
+  const T other = values[threadIdx.x ^ (unsigned)apart];
+  __syncthreads();
+  return other;
+}
+
+// Blocks run one after the other: what one waits for has to be there.
+inline void pause() { std::abort(); }
+inline void __threadfence() {}
+inline unsigned atomicAdd(unsigned *to, unsigned value) { return std::exchange(*to, *to + value); }
+inline unsigned atomicExch(unsigned *to, unsigned value) { return std::exchange(*to, value); }
+template <class T>
+T __ldcg(const T *from) {
+  return *from;
+}
 
 // Shared memory begins as NaNs, and is as long as asked for; what follows it must stay as it is.
 template <class Kernel, class Params>

@@ -1,0 +1,225 @@
+// Batch normalization in training, its gradient, and by given statistics, by kernels of our own.
+#include "../common/batchnorm_problem.hpp"
+
+#include <algorithm>
+
+#include "batchnorm_work.hpp"
+#include "kernel_loader.hpp"
+#include "node_state.hpp"
+
+namespace dnnops {
+
+namespace {
+
+// Words after those of batchnorm_problem.hpp.
+enum BatchNormWord { WORD_RUNNING = 1, WORD_KIND = 2 };
+
+constexpr int MAX_OPERANDS = 12;
+constexpr int BLOCKS_OF_MULTIPROCESSOR = 8;
+
+struct BatchNormCall {
+  const int64_t *words;
+  const dnnops_tensor *inputs;
+  dnnops_tensor *outputs;
+
+  int64_t kind() const { return words[WORD_KIND]; }
+  bool has_running() const { return words[WORD_RUNNING]; }
+  int input_count() const {
+    static const int counts[] = {4, 5, 6};
+    return has_running() ? 7 : counts[kind()];
+  }
+  int output_count() const { return kind() == BATCHNORM_INFERENCE ? 1 : has_running() ? 5 : 3; }
+  // Arrays of x's shape come first, among inputs and among outputs.
+  int image_count() const { return kind() == BATCHNORM_GRADIENT ? 2 : 1; }
+  const char *op_name() const {
+    static const char *const names[] = {"GpuDnnBatchNorm", "GpuDnnBatchNormGrad", "GpuDnnBatchNormInference"};
+    return names[kind()];
+  }
+
+  void describe_outputs() const;
+};
+
+// Parameters of 16-bit arrays are of float32, as sums over them are.
+void check_dtypes(const dnnops_tensor &x, const dnnops_tensor &parameter) {
+  const int64_t expected = item_size(x.dtype) == 2 ? int64_t(DNNOPS_FLOAT32) : x.dtype;
+  cudnn_dtype(x.dtype);
+  if (parameter.dtype != expected)
+    fail(DNNOPS_TYPE_ERROR, "parameters of %s arrays have to be %s, got %s", dtype_name(x.dtype), dtype_name(expected),
+         dtype_name(parameter.dtype));
+}
+
+void BatchNormCall::describe_outputs() const {
+  switch (kind()) {
+    case BATCHNORM_TRAIN: return batchnorm_train_shape(words, inputs, outputs, check_dtypes);
+    case BATCHNORM_GRADIENT: return batchnorm_gradient_shape(words, inputs, outputs, check_dtypes);
+    default: return batchnorm_inference_shape(words, inputs, outputs, check_dtypes);
+  }
+}
+
+void require_contiguous(const dnnops_tensor &array) {
+  int64_t stride = item_size(array.dtype);
+  for (int64_t i = array.ndim - 1; i >= 0; --i) {
+    if (array.shape[i] != 1 && array.strides[i] != stride)
+      fail(DNNOPS_NOT_SUPPORTED, "expected contiguous arrays, got %s", describe(array).c_str());
+    stride *= array.shape[i];
+  }
+}
+
+struct BatchNormKey {
+  int64_t handle;
+  OperandKey operands[MAX_OPERANDS];
+};
+
+struct BatchNormState : State {
+  bool ready = false;
+  BatchNormKey key;
+  BatchNormWork work;
+  Kernel kernel;
+  int64_t channels = 0;
+  bool empty = false;
+};
+
+// Calls f for all arrays on the device.
+template <class F>
+void for_arrays(const BatchNormCall &call, F f) {
+  for (int i = 0; i < call.input_count(); ++i)
+    if (call.inputs[i].ndim) f(call.inputs[i]);
+  for (int i = 0; i < call.output_count(); ++i) f(call.outputs[i]);
+}
+
+void prepare(BatchNormState &state, const BatchNormKey &key, const BatchNormCall &call, const Handle &handle) {
+  state.ready = false;
+  dnnops_tensor described[5];
+  const BatchNormCall fresh = {call.words, call.inputs, described};
+  fresh.describe_outputs();
+  for (int i = 0; i < call.output_count(); ++i)
+    if (call.outputs[i].dtype != described[i].dtype || call.outputs[i].ndim != described[i].ndim ||
+        std::memcmp(call.outputs[i].shape, described[i].shape, described[i].ndim * sizeof(int64_t)))
+      fail(DNNOPS_VALUE_ERROR, "output %d has to have the shape %s", i,
+           list_of(described[i].shape, described[i].ndim).c_str());
+  const dnnops_tensor &x = call.inputs[0];
+  int64_t bounds[4];
+  axis_bounds(call.words, x.ndim, bounds);
+  const auto product = [&](int part) { return element_count(x.shape + bounds[part], bounds[part + 1] - bounds[part]); };
+  BatchNormCase of = {call.kind(), x.dtype, product(0), product(1), product(2), 16};
+  state.channels = of.channels;
+  state.empty = element_count(x.shape, x.ndim) == 0;
+  if (!state.empty) {
+    for_arrays(call, [](const dnnops_tensor &array) { require_contiguous(array); });
+    for (int i = 0; i < call.image_count(); ++i) of.alignment = std::min(of.alignment, alignment_of(call.inputs[i].data));
+    of.alignment = std::min(of.alignment, alignment_of(call.outputs[0].data));
+    int processors = 0;
+    DNNOPS_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, handle.device));
+    state.work = batchnorm_work(of, int64_t(processors) * BLOCKS_OF_MULTIPROCESSOR);
+    state.kernel = load_kernel(handle, "batchnorm", "batchnorm", state.work.options);
+  }
+  state.key = key;
+  state.ready = true;
+}
+
+double read_scalar(const dnnops_tensor &tensor) { return *static_cast<const double *>(tensor.data); }
+
+// The addresses and scalars of a call.
+void fill_in(BatchNormParams &p, const BatchNormCall &call) {
+  const dnnops_tensor *in = call.inputs, *out = call.outputs;
+  p.x = in[0].data;
+  p.out = out[0].data;
+  if (call.kind() == BATCHNORM_GRADIENT) {
+    p.gradient = in[1].data;
+    p.scale = in[2].data;
+    p.mean = in[3].data;
+    p.spread = in[4].data;
+  } else {
+    p.scale = in[1].data;
+    p.bias = in[2].data;
+  }
+  if (call.kind() == BATCHNORM_INFERENCE) {
+    p.mean = in[3].data;
+    p.spread = in[4].data;
+    p.epsilon = read_scalar(in[5]);
+    return;
+  }
+  for (int i = 0; i < 2; ++i) p.results[i] = out[1 + i].data;
+  if (call.kind() == BATCHNORM_TRAIN) p.epsilon = read_scalar(in[3]);
+  if (!call.has_running()) return;
+  p.factor = read_scalar(in[4]);
+  for (int i = 0; i < 2; ++i) {
+    p.running[i] = in[5 + i].data;
+    p.new_running[i] = out[3 + i].data;
+  }
+}
+
+void run(const dnnops_context &context, const BatchNormCall &call) {
+  const DeviceGuard device(context.device);
+  const Handle &handle = handle_for(context.device, context.stream);
+  const cudaStream_t stream = static_cast<cudaStream_t>(context.stream);
+  HeldState<BatchNormState> held(context);
+  BatchNormState &state = *held;
+  BatchNormKey key;
+  std::memset(&key, 0, sizeof key);
+  key.handle = handle.number;
+  int count = 0;
+  for_arrays(call, [&](const dnnops_tensor &array) { read_key(key.operands[count++], array); });
+  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, call, handle);
+  if (state.empty) {
+    if (call.kind() == BATCHNORM_GRADIENT)  // sums over nothing
+      for (int i = 1; i < 3; ++i)
+        DNNOPS_CHECK(cudaMemsetAsync(call.outputs[i].data, 0, state.channels * item_size(call.outputs[i].dtype), stream));
+    return;
+  }
+  const BatchNormWork &work = state.work;
+  BatchNormParams params = work.params;
+  fill_in(params, call);
+  const Workspace workspace(*handle.arena, work.workspace);
+  params.workspace = workspace.pointer();
+  if (work.zero_bytes)
+    DNNOPS_CHECK(cudaMemsetAsync(static_cast<char *>(params.workspace) + work.workspace - work.zero_bytes, 0,
+                                 work.zero_bytes, stream));
+  void *arguments[] = {&params};
+  launch_kernel(state.kernel, work.grid, BATCHNORM_THREADS, 0, context.stream, arguments);
+}
+
+}  // namespace
+
+}  // namespace dnnops
+
+namespace {
+
+// What a test gets of a case, to run its kernel elsewhere.
+struct BatchNormRow {
+  char options[256];
+  int64_t grid, threads, workspace, zero_bytes;
+  BatchNormParams params;
+};
+
+}  // namespace
+
+DNNOPS_EXPORT int dnnops_cudnn_batchnorm_shape(const dnnops_context *, const int64_t *words,
+                                               const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  using namespace dnnops;
+  const BatchNormCall call = {words, inputs, outputs};
+  return guarded(call.op_name(), inputs, call.input_count(), [&] { call.describe_outputs(); });
+}
+
+DNNOPS_EXPORT int dnnops_cudnn_batchnorm(const dnnops_context *context, const int64_t *words,
+                                         const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  using namespace dnnops;
+  const BatchNormCall call = {words, inputs, outputs};
+  return guarded(call.op_name(), inputs, call.input_count(), [&] { run(*context, call); });
+}
+
+// Describes, without a GPU, the work on arrays of a dtype seen as (batch, channel, inner), if so many blocks run at once.
+DNNOPS_EXPORT int dnnops_cudnn_batchnorm_row(const int64_t *sizes, int64_t kind, int64_t dtype, int64_t alignment,
+                                             int64_t blocks, BatchNormRow *row) {
+  using namespace dnnops;
+  return guarded("batch normalization", nullptr, 0, [&] {
+    const BatchNormWork work = batchnorm_work({kind, dtype, sizes[0], sizes[1], sizes[2], alignment}, blocks);
+    std::memset(static_cast<void *>(row), 0, sizeof *row);
+    std::snprintf(row->options, sizeof row->options, "%s", work.options.c_str());
+    row->grid = work.grid;
+    row->threads = BATCHNORM_THREADS;
+    row->workspace = work.workspace;
+    row->zero_bytes = work.zero_bytes;
+    row->params = work.params;
+  });
+}
