@@ -13,8 +13,11 @@ with quiet_unknown_flag_warnings():
 register_flags()
 
 # Rewrites are registered by importing the modules that hold them.
+import dnnops.rewriting.batchnorm
 import dnnops.rewriting.conv_merge
+import dnnops.rewriting.ctc
 import dnnops.rewriting.inplace
+import dnnops.rewriting.rnn
 import dnnops.rewriting.softmax
 import dnnops.rewriting.to_cudnn
 import dnnops.rewriting.to_gpu

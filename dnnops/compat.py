@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.elemwise import Elemwise
 
-__all__ = ["existing", "inferred_shapes", "shape_inference"]
+from dnnops.errors import DnnNotSupportedError
+
+__all__ = ["existing", "inferred_shapes", "set_default_update", "shape_inference"]
 
 #: Whether ``Op.infer_shape`` is given the graph, as before PyTensor 3.1.
 _TAKES_FGRAPH = "fgraph" in inspect.signature(Elemwise.infer_shape).parameters
@@ -71,3 +75,26 @@ def existing(module: Any, *names: str) -> tuple[type, ...]:
     tuple of type
     """
     return tuple(getattr(module, name) for name in names if hasattr(module, name))
+
+
+def set_default_update(variable: Any, update: Any) -> None:
+    """Let each function that uses a shared variable update it, unless it says otherwise.
+
+    Parameters
+    ----------
+    variable : SharedVariable
+    update : Variable
+
+    Raises
+    ------
+    DnnNotSupportedError
+        If the installed PyTensor has no default updates: it has deprecated them.
+    """
+    if not hasattr(SharedVariable, "default_update"):
+        raise DnnNotSupportedError(
+            "this release of PyTensor has no default updates of shared variables: pass a state,"
+            " and the one that follows as its update"
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        variable.default_update = update

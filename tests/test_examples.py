@@ -45,6 +45,12 @@ def test_quickstart_learns():
     assert float(last) < float(first) / 10
 
 
+def test_recurrent_network_learns():
+    costs = [float(cost) for cost in re.findall(r"steps: (\S+)", run("examples/recurrent.py"))]
+    assert len(costs) == 3
+    assert costs[-1] < costs[0] / 10
+
+
 def test_the_readmes_program_runs():
     (program,) = blocks(r"\.\. code-block:: python")
     run("-c", program)

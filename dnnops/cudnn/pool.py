@@ -9,9 +9,8 @@ from pytensor.graph.basic import Apply, Variable
 
 from dnnops.config import flag_value
 from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
-from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet._validate import int_vector, static_vector
+from dnnops.nnet._validate import int_vector, named_operands, static_vector
 from dnnops.nnet.pool import ModePoolBase
 from dnnops.nnet.pool_geometry import POOL_MODES
 
@@ -23,10 +22,7 @@ class GpuPoolOperands(ModePoolBase):
 
     def make_node(self, *inputs: Any) -> Apply:
         names = (*self.operands, "ws", "stride", "pad")
-        if len(inputs) != len(names):
-            raise DnnTypeError(
-                f"{self.where}: expected the operands {', '.join(names)}, got {len(inputs)} of them"
-            )
+        named_operands(self.where, names, inputs)
         count = len(self.operands)
         data = device_operands(
             self.where, self.ndim + 2, **dict(zip(self.operands, inputs[:count], strict=True))

@@ -11,7 +11,7 @@ from pytensor.tensor import as_tensor_variable
 from dnnops.compat import shape_inference
 from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import is_int, merge_shapes
+from dnnops.nnet._validate import is_int, merge_shapes, named_operands
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad
 
 __all__ = ["ALGORITHMS", "GpuDnnSoftmax", "GpuDnnSoftmaxBase", "GpuDnnSoftmaxGrad"]
@@ -88,11 +88,7 @@ class GpuDnnSoftmaxBase(CudnnOp):
 
     def make_node(self, *inputs: Any) -> Apply:
         name = type(self).__name__
-        if len(inputs) != len(self.operands):
-            raise DnnTypeError(
-                f"{name}: expected the operands {', '.join(self.operands)}, got {len(inputs)}"
-            )
-        data = device_operands(name, None, **dict(zip(self.operands, inputs, strict=True)))
+        data = device_operands(name, None, **named_operands(name, self.operands, inputs))
         if len({x.type.ndim for x in data}) > 1:
             raise DnnTypeError(f"{name}: the operands must have one rank, got {data}")
         axes = self.axes(data[0].type.ndim)

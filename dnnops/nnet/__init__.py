@@ -4,6 +4,17 @@ The Ops run in NumPy as they are; rewrites replace them by Ops that call oneDNN 
 """
 
 import dnnops.nnet.vectorize  # noqa: F401 - registers with vectorize_graph
+from dnnops.nnet.activation import (
+    Activation,
+    ActivationGrad,
+    clipped_relu,
+    elu,
+    relu,
+    sigmoid,
+    swish,
+    tanh,
+)
+from dnnops.nnet.attention import Attention, AttentionGrad, scaled_dot_product_attention
 from dnnops.nnet.batchnorm import (
     BatchNormInference,
     BatchNormTrain,
@@ -29,6 +40,14 @@ from dnnops.nnet.conv_transpose import (
     conv3d_grad_wrt_weights,
     conv3d_transpose,
 )
+from dnnops.nnet.ctc import CTC, ctc
+from dnnops.nnet.divisive_normalization import (
+    DivisiveNormalization,
+    DivisiveNormalizationGrad,
+    divisive_normalization,
+)
+from dnnops.nnet.dropout import Dropout, DropoutGrad, dropout, dropout_state
+from dnnops.nnet.lrn import LRN, LRNGrad, local_response_normalization
 from dnnops.nnet.pool import (
     AveragePoolGrad,
     MaxPoolGrad,
@@ -38,9 +57,26 @@ from dnnops.nnet.pool import (
     pool_3d,
     pool_output_shape,
 )
+from dnnops.nnet.rnn import RNNBlock
+from dnnops.nnet.rnn_ops import RNNBackward, RNNForward
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.spatial_transformer import (
+    SpatialTransformerGrid,
+    SpatialTransformerGridGrad,
+    SpatialTransformerSampler,
+    SpatialTransformerSamplerGrad,
+    affine_grid,
+    grid_sample,
+    spatial_transformer,
+)
 
 __all__ = [
+    "CTC",
+    "LRN",
+    "Activation",
+    "ActivationGrad",
+    "Attention",
+    "AttentionGrad",
     "AveragePoolGrad",
     "BatchNormInference",
     "BatchNormTrain",
@@ -48,14 +84,28 @@ __all__ = [
     "Conv",
     "ConvGradInputs",
     "ConvGradWeights",
+    "DivisiveNormalization",
+    "DivisiveNormalizationGrad",
+    "Dropout",
+    "DropoutGrad",
+    "LRNGrad",
     "LogSoftmaxGrad",
     "MaxPoolGrad",
     "MaxPoolGradGrad",
     "Pool",
+    "RNNBackward",
+    "RNNBlock",
+    "RNNForward",
     "SoftmaxGrad",
+    "SpatialTransformerGrid",
+    "SpatialTransformerGridGrad",
+    "SpatialTransformerSampler",
+    "SpatialTransformerSamplerGrad",
     "WholeSoftmax",
+    "affine_grid",
     "batch_normalization_test",
     "batch_normalization_train",
+    "clipped_relu",
     "conv1d",
     "conv2d",
     "conv2d_grad_wrt_inputs",
@@ -66,8 +116,21 @@ __all__ = [
     "conv3d_grad_wrt_weights",
     "conv3d_transpose",
     "conv_output_shape",
+    "ctc",
+    "divisive_normalization",
+    "dropout",
+    "dropout_state",
+    "elu",
+    "grid_sample",
+    "local_response_normalization",
     "pool_2d",
     "pool_3d",
     "pool_output_shape",
+    "relu",
     "resolve_padding",
+    "scaled_dot_product_attention",
+    "sigmoid",
+    "spatial_transformer",
+    "swish",
+    "tanh",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,21 @@ Shape = tuple[Any, ...]
 def show_shape(shape: Sequence[int | None]) -> str:
     """Write a shape for a message, ``?`` standing for a size not yet known."""
     return "(" + ", ".join("?" if s is None else str(s) for s in shape) + ")"
+
+
+def named_operands(where: str, names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    """Return an Op's operands by name.
+
+    Raises
+    ------
+    DnnTypeError
+        If there are more or fewer than names.
+    """
+    if len(values) != len(names):
+        raise DnnTypeError(
+            f"{where}: expected the operands {', '.join(names)}, got {len(values)} of them"
+        )
+    return dict(zip(names, values, strict=True))
 
 
 def float_tensor(where: str, name: str, value: Any, ndim: int | None = None) -> TensorVariable:
@@ -279,3 +295,22 @@ def merge_shapes(where: str, **shapes: Sequence[int | None]) -> Shape:
             raise DnnValueError(f"{where}: the operands must have one shape, got {found}")
         merged.append(known.pop() if known else None)
     return tuple(merged)
+
+
+def float64_scalar(where: str, name: str, value: Any, minimum: float = -np.inf) -> TensorVariable:
+    """Return a number or scalar variable as a float64 scalar; a constant one is checked."""
+    expected = f"{where}: {name} must be a number or a real scalar variable"
+    try:
+        x = pt.as_tensor_variable(value)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise DnnTypeError(f"{expected}, got {value!r}") from error
+    dtype = np.dtype(x.type.dtype)
+    if x.type.ndim != 0 or dtype.kind not in "iuf":
+        raise DnnTypeError(f"{expected}, got {x.type}")
+    if isinstance(x, Constant):
+        number = float(x.data)
+        if not isfinite(number) or number < minimum:
+            at_least = "" if minimum == -np.inf else f" and at least {minimum:g}"
+            raise DnnValueError(f"{where}: {name} must be finite{at_least}, got {number}")
+        return pt.constant(number, dtype="float64")
+    return x if dtype == np.float64 else pt.cast(x, "float64")

@@ -20,8 +20,15 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import float_tensor, is_int, require_same_dtype, show_shape
-from dnnops.nnet.batchnorm_base import BatchNormBase, float64_scalar, is_connected
+from dnnops.nnet._validate import (
+    float64_scalar,
+    float_tensor,
+    is_int,
+    require_same_dtype,
+    show_shape,
+)
+from dnnops.nnet.batchnorm_base import BatchNormBase
+from dnnops.nnet.expressions import is_connected
 
 __all__ = [
     "BatchNormInference",
@@ -139,7 +146,8 @@ class BatchNormTrainGrad(BatchNormBase):
 
     ``BatchNormTrainGrad(axes)(x, gout, scale, mean, invstd)`` gives the gradients by ``x``,
     ``scale`` and ``bias``: `gout` is the one by ``out``, and `mean` and `invstd` are what
-    `BatchNormTrain` gave.
+    `BatchNormTrain` gave.  What rounding took of the mean is made good: values are counted from
+    `mean`, and then from their own mean.
     """
 
     data = ("x", "gout")
@@ -160,7 +168,8 @@ class BatchNormTrainGrad(BatchNormBase):
         x, gout, scale, mean, invstd = self._arrays(inputs)
         # Without elements the sums are zero, and there is no dx.
         count = max(prod(x.shape[axis] for axis in self.axes), 1)
-        normalized = (x - mean) * invstd
+        centered = x - mean
+        normalized = (centered - self._sum(centered) / count) * invstd
         dbias = self._sum(gout)
         dscale = self._sum(gout * normalized)
         dx = (gout - dbias / count - normalized * (dscale / count)) * (scale * invstd)
@@ -170,7 +179,8 @@ class BatchNormTrainGrad(BatchNormBase):
         x, gout, scale, mean, invstd = self._variables(inputs)
         dtype, parameter_dtype = inputs[0].type.dtype, inputs[2].type.dtype
         count = self._count(x)
-        normalized = (x - mean) * invstd
+        centered = x - mean
+        normalized = (centered - self._sum(centered) / count) * invstd
         dbias = self._sum(gout)
         dscale = self._sum(gout * normalized)
         dx = (gout - dbias / count - normalized * (dscale / count)) * (scale * invstd)
@@ -312,8 +322,8 @@ def batch_normalization_train(
     size 1: ``pytensor.shared(array, shape=(1, None, 1, 1))`` for 'spatial' and images. A vector
     takes ``new_running_mean.squeeze((0, 2, 3))``.
 
-    The gradient takes `mean` and `invstd` as they were returned. Where the mean is many times the
-    deviation, what rounding took of it shows in the gradient by `gamma`, as in other libraries.
+    Where the mean is many times the deviation, what rounding took of it would show in the gradient
+    by `gamma`, as it does in other libraries; here the gradient makes it good.
     Numba, PyTensor's default linker, knows no float16.
 
     After Ioffe and Szegedy, Batch Normalization: Accelerating Deep Network Training by Reducing

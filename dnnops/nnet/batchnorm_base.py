@@ -1,60 +1,35 @@
-"""What the Ops of batch normalization share: operands, checks of shapes and dtypes, derivatives."""
+"""What the Ops of batch normalization share: operands, checks of shapes and dtypes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import isfinite, prod
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
-import pytensor.gradient
 import pytensor.tensor as pt
-from pytensor.gradient import DisconnectedType, disconnected_type
-from pytensor.graph.basic import Apply, Constant
-from pytensor.graph.op import Op
-from pytensor.graph.replace import graph_replace
-from pytensor.tensor.variable import TensorVariable
+from pytensor.graph.basic import Apply
 
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import (
     Shape,
     accumulator_dtype,
+    float64_scalar,
     float_tensor,
     is_int,
     merge_shapes,
+    named_operands,
     require_same_dtype,
     show_shape,
 )
+from dnnops.nnet.expressions import ExpressionOp
 
-__all__ = ["BatchNormBase", "float64_scalar", "is_connected"]
-
-
-def is_connected(variable: Any) -> bool:
-    return not isinstance(variable.type, DisconnectedType)
+__all__ = ["BatchNormBase"]
 
 
-def float64_scalar(where: str, name: str, value: Any, minimum: float = -np.inf) -> TensorVariable:
-    """Return a number or scalar variable as a float64 scalar; a constant one is checked."""
-    expected = f"{where}: {name} must be a number or a real scalar variable"
-    try:
-        x = pt.as_tensor_variable(value)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise DnnTypeError(f"{expected}, got {value!r}") from error
-    dtype = np.dtype(x.type.dtype)
-    if x.type.ndim != 0 or dtype.kind not in "iuf":
-        raise DnnTypeError(f"{expected}, got {x.type}")
-    if isinstance(x, Constant):
-        number = float(x.data)
-        if not isfinite(number) or number < minimum:
-            at_least = "" if minimum == -np.inf else f" and at least {minimum:g}"
-            raise DnnValueError(f"{where}: {name} must be finite{at_least}, got {number}")
-        return pt.constant(number, dtype="float64")
-    return x if dtype == np.float64 else pt.cast(x, "float64")
-
-
-class BatchNormBase(Op):
-    """What the Ops of batch normalization share: axes, operands, checks and derivatives.
+class BatchNormBase(ExpressionOp):
+    """What the Ops of batch normalization share: axes, operands and checks.
 
     Each takes its `data` operands, which have one shape and one dtype; its `parameter_operands`, of
     as many dimensions, of size 1 on `axes` and of the data's sizes elsewhere, with a dtype of their
@@ -85,9 +60,6 @@ class BatchNormBase(Op):
     #: Which results have the data's shape; the others have that of the parameters.
     data_results: tuple[bool, ...]
 
-    # Of a subclass: the results, as expressions of the operands. What it is differentiated by.
-    _expressions: Callable[..., list[Any]]
-
     def __init__(self, axes: Sequence[int]):
         name = type(self).__name__
         if not isinstance(axes, (tuple, list)) or not all(is_int(a) for a in axes):
@@ -100,12 +72,7 @@ class BatchNormBase(Op):
 
     def make_node(self, *inputs: Any) -> Apply:
         name = type(self).__name__
-        if len(inputs) != len(self.operands):
-            raise DnnTypeError(
-                f"{name}: expected the operands {', '.join(self.operands)}, "
-                f"got {len(inputs)} of them"
-            )
-        given = dict(zip(self.operands, inputs, strict=True))
+        given = named_operands(name, self.operands, inputs)
         first = self.data[0]
         given[first] = float_tensor(name, first, given[first])
         ndim = given[first].type.ndim
@@ -136,49 +103,6 @@ class BatchNormBase(Op):
         shape = shapes[self.operands.index(self.data[0])]
         parameter_shape = self._reduced(shape)
         return [shape if is_data else parameter_shape for is_data in self.data_results]
-
-    def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        return [[True] * len(node.outputs) for _ in node.inputs]
-
-    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
-        # Of variables of its own, because one input may depend on another one.
-        own = [x.type() for x in inputs]
-        # Copies, because one result may be part of another one, and a gradient that is given for
-        # it would stand instead of what comes through the other one.
-        results = [result.copy() for result in self._expressions(*own)]
-        known = {r: g for r, g in zip(results, cotangents, strict=True) if is_connected(g)}
-        stand_ins = {g: g.type() for g in known.values()}
-        gradients: Any = pytensor.gradient.grad(
-            None,
-            own,
-            known_grads={r: stand_ins[g] for r, g in known.items()},
-            disconnected_inputs="ignore",
-            return_disconnected="disconnected",
-        )
-        replacements = {**dict(zip(own, inputs, strict=True)), **_swapped(stand_ins)}
-        return _as_dtypes_of(inputs, _replace(gradients, replacements))
-
-    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
-        own = [x.type() for x in inputs]
-        results = self._expressions(*own)
-        along = [i for i, tangent in enumerate(tangents) if is_connected(tangent)]
-        if not along:
-            return [disconnected_type() for _ in outputs]
-        stand_ins = [tangents[i].type() for i in along]
-        pattern = self.connection_pattern(outputs[0].owner)
-        moved = [k for k in range(len(outputs)) if any(pattern[i][k] for i in along)]
-        moving: Any = pytensor.gradient.pushforward(
-            [results[k] for k in moved],
-            [own[i] for i in along],
-            stand_ins,
-            disconnected_outputs="ignore",
-            use_op_pushforward=True,
-        )
-        replacements = dict(zip(own, inputs, strict=True))
-        replacements |= {s: tangents[i] for s, i in zip(stand_ins, along, strict=True)}
-        found = dict(zip(moved, _replace(moving, replacements), strict=True))
-        along_outputs = [found.get(k, disconnected_type()) for k in range(len(outputs))]
-        return _as_dtypes_of(outputs, along_outputs)
 
     def _merge(self, shapes: dict[str, Shape]) -> tuple[Shape, Shape]:
         """Check the operands' shapes; return what is known of the data's and parameters' ones."""
@@ -224,23 +148,3 @@ class BatchNormBase(Op):
 
     def _sum(self, x: Any) -> Any:
         return x.sum(axis=self.axes, keepdims=True)
-
-
-def _swapped(mapping: dict[Any, Any]) -> dict[Any, Any]:
-    return {value: key for key, value in mapping.items()}
-
-
-def _replace(variables: Sequence[Any], replacements: dict[Any, Any]) -> list[Any]:
-    """Put `replacements` into those variables that are connected."""
-    connected = [v for v in variables if is_connected(v)]
-    replaced = iter(graph_replace(connected, replacements, strict=False))
-    return [next(replaced) if is_connected(v) else v for v in variables]
-
-
-def _as_dtypes_of(variables: Sequence[Any], derivatives: Sequence[Any]) -> list[Any]:
-    """Cast derivatives, where connected, to the dtypes of what they belong to."""
-    # PyTensor's derivative of a cast has the dtype of the result, not of the operand.
-    return [
-        pt.cast(d, v.type.dtype) if is_connected(d) else d
-        for v, d in zip(variables, derivatives, strict=True)
-    ]

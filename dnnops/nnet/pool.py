@@ -27,6 +27,7 @@ from dnnops.nnet._validate import (
     int_vector,
     is_int,
     merge_shapes,
+    named_operands,
     require_same_dtype,
     show_shape,
     static_vector,
@@ -98,10 +99,7 @@ class PoolBase(Op):
 
     def make_node(self, *inputs: Any) -> Apply:
         names = (*self.operands, "ws", "stride", "pad")
-        if len(inputs) != len(names):
-            raise DnnTypeError(
-                f"{self.where}: expected the operands {', '.join(names)}, got {len(inputs)} of them"
-            )
+        named_operands(self.where, names, inputs)
         count = len(self.operands)
         data = {
             name: float_tensor(self.where, name, x, self.ndim + 2)

@@ -1,9 +1,10 @@
-"""``pytensor.graph.vectorize_graph`` over convolutions and pooling.
+"""``pytensor.graph.vectorize_graph`` over convolutions, pooling and other Ops of a batch.
 
 PyTensor would loop over the extra axes in Python, with the Ops in NumPy. Here these axes become
 part of the batch, or of the channels with a group for each entry, so that one call of a library is
-left. Where neither does, PyTensor's loop stays: axes whose sizes aren't known when the graph is
-built and that filters have, or parameters with such axes.
+left; a batch normalization just has more axes that keep their statistics. Where neither does,
+PyTensor's loop stays: axes whose sizes aren't known when the graph is built and that filters have,
+or parameters with such axes.
 """
 
 from __future__ import annotations
@@ -17,11 +18,23 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.replace import _vectorize_node
 from pytensor.tensor.blockwise import vectorize_node_fallback
 
+from dnnops.nnet.activation import Activation, ActivationGrad
+from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
+from dnnops.nnet.batchnorm_base import BatchNormBase
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.conv_base import ConvBase
+from dnnops.nnet.ctc import CTC
+from dnnops.nnet.lrn_base import WindowNormBase, WindowSum
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool, PoolBase
 
-__all__ = ["vectorize_conv", "vectorize_pool"]
+__all__ = [
+    "vectorize_activation",
+    "vectorize_batchnorm",
+    "vectorize_conv",
+    "vectorize_ctc",
+    "vectorize_pool",
+    "vectorize_window_norm",
+]
 
 #: The data operands of each Op, and its result.
 ROLES: dict[type, tuple[str, str, str]] = {
@@ -29,6 +42,7 @@ ROLES: dict[type, tuple[str, str, str]] = {
     ConvGradInputs: ("filters", "image", "image"),
     ConvGradWeights: ("image", "image", "filters"),
 }
+NORMALIZATIONS = (BatchNormTrain, BatchNormTrainGrad, BatchNormInference)
 POOLING = (Pool, MaxPoolGrad, AveragePoolGrad, MaxPoolGradGrad)
 
 
@@ -37,10 +51,15 @@ def _sizes(x: Any) -> list[Any]:
     return [x.shape[i] if n is None else n for i, n in enumerate(x.type.shape)]
 
 
-def _with_extra_axes(data: Sequence[Any], core: int) -> tuple[list[Any], list[Any]]:
-    """Broadcast the axes before the last `core` ones; return them and the operands."""
-    lead = max(x.type.ndim for x in data) - core
-    padded = [pt.shape_padleft(x, lead + core - x.type.ndim) for x in data]
+def _with_extra_axes(data: Sequence[Any], *cores: int) -> tuple[list[Any], list[Any]]:
+    """Broadcast the axes before each operand's last ones; return them and the operands.
+
+    `cores` says how many the last ones are: one number for all, or one for each.
+    """
+    cores = cores * len(data) if len(cores) == 1 else cores
+    pairs = list(zip(data, cores, strict=True))
+    lead = max(x.type.ndim - core for x, core in pairs)
+    padded = [pt.shape_padleft(x, lead + core - x.type.ndim) for x, core in pairs]
     extra: list[Any] = []
     for axis in range(lead):
         # As in Elemwise, only what is known to be 1 is broadcast.
@@ -49,8 +68,7 @@ def _with_extra_axes(data: Sequence[Any], core: int) -> tuple[list[Any], list[An
         extra.append((known or sizes or [1])[0])
     spread = []
     for x in padded:
-        pairs = zip(x.type.shape[:lead], extra, strict=True)
-        if any(n == 1 and size != 1 for n, size in pairs):
+        if any(n == 1 and size != 1 for n, size in zip(x.type.shape[:lead], extra, strict=True)):
             x = pt.broadcast_to(x, (*extra, *_sizes(x)[lead:]))
         spread.append(x)
     return extra, spread
@@ -122,3 +140,63 @@ def vectorize_pool(op: PoolBase, node: Apply, *inputs: Any) -> Any:
     extra, data = _with_extra_axes(data, core)
     out: Any = op(*(_into_batch(x, extra) for x in data), *vectors)
     return [out.reshape((*extra, _sizes(data[0])[-core], *_sizes(out)[1:]))]
+
+
+@_vectorize_node.register(CTC)
+def vectorize_ctc(op: CTC, node: Apply, *inputs: Any) -> Any:
+    """Vectorize the CTC loss: extra axes become part of the batch, which is not the first axis."""
+    cores = [x.type.ndim for x in node.inputs]
+    if all(x.type.ndim == core for x, core in zip(inputs, cores, strict=True)):
+        return op.make_node(*inputs)
+    extra, (activations, *rest) = _with_extra_axes(inputs, *cores)
+    steps, batch, classes = _sizes(activations)[-3:]
+    sequences = pt.moveaxis(activations, -3, 0).reshape((steps, prod(extra) * batch, classes))
+    outputs: list[Any] = op.make_node(sequences, *(_into_batch(x, extra) for x in rest)).outputs
+    vectorized = [outputs[0].reshape((*extra, batch))]
+    for gradients in outputs[1:]:
+        spread = gradients.reshape((steps, *extra, batch, classes))
+        vectorized.append(pt.moveaxis(spread, 0, -3))
+    return vectorized
+
+
+@_vectorize_node.register(Activation)
+@_vectorize_node.register(ActivationGrad)
+def vectorize_activation(op: Activation | ActivationGrad, node: Apply, *inputs: Any) -> Any:
+    """Vectorize an activation or its gradient, which are elementwise."""
+    _, spread = _with_extra_axes(inputs, *(x.type.ndim for x in node.inputs))
+    return op.make_node(*spread)
+
+
+@_vectorize_node.register(WindowNormBase)
+@_vectorize_node.register(WindowSum)
+def vectorize_window_norm(op: WindowNormBase | WindowSum, node: Apply, *inputs: Any) -> Any:
+    """Vectorize local response or divisive normalization: extra axes become part of the batch."""
+    core = node.inputs[0].type.ndim
+    if all(x.type.ndim == core for x in inputs):
+        return op.make_node(*inputs)
+    extra, data = _with_extra_axes(inputs, *(core for _ in inputs))
+    outputs: list[Any] = op.make_node(*(_into_batch(x, extra) for x in data)).outputs
+    batch = _sizes(data[0])[-core]
+    return [out.reshape((*extra, batch, *_sizes(out)[1:])) for out in outputs]
+
+
+@_vectorize_node.register(BatchNormBase)
+def vectorize_batchnorm(op: BatchNormBase, node: Apply, *inputs: Any) -> Any:
+    """Vectorize a batch normalization or its gradient: extra axes have statistics of their own."""
+    named = dict(zip(op.operands, inputs, strict=True))
+    core = node.inputs[0].type.ndim
+    if type(op) not in NORMALIZATIONS or any(named[name].type.ndim for name in op.scalars):
+        return vectorize_node_fallback(op, node, *inputs)
+    arrays = {name: x for name, x in named.items() if name not in op.scalars}
+    extra, spread = _with_extra_axes(list(arrays.values()), *(core for _ in arrays))
+    if not extra:
+        return op.make_node(*inputs)
+    # Beside the axes that keep their statistics: a library wants these together.
+    lead, place = len(extra), next((i for i in range(core) if i not in op.axes), 0)
+    order = [*range(lead, lead + place), *range(lead), *range(lead + place, lead + core)]
+    back = [order.index(i) for i in range(lead + core)]
+    named |= {name: x.dimshuffle(order) for name, x in zip(arrays, spread, strict=True)}
+    parameters = {name: getattr(op, name) for name in op.__props__}
+    parameters["axes"] = tuple(back[axis + lead] for axis in op.axes)
+    whole: Any = type(op)(**parameters).make_node(*named.values())
+    return [out.dimshuffle(back) for out in whole.outputs]

@@ -1,4 +1,4 @@
-"""Batch normalization and its gradient on oneDNN, in float32."""
+"""Batch normalization and its gradient in the threads of oneDNN, in float32."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _OneDnnBatchNormOp(OneDnnOp):
 
 
 class OneDnnBatchNormTrain(_OneDnnBatchNormOp, BatchNormTrain):
-    """`BatchNormTrain`: statistics in float64, by which ``dnnl_batch_normalization_forward`` goes.
+    """`BatchNormTrain` in loops of our own, with statistics in float64.
 
     Parameters
     ----------
@@ -66,6 +66,6 @@ class OneDnnBatchNormTrainGrad(_OneDnnBatchNormOp, BatchNormTrainGrad):
 
 
 class OneDnnBatchNormInference(_OneDnnBatchNormOp, BatchNormInference):
-    """`BatchNormInference` by ``dnnl_batch_normalization_forward``."""
+    """`BatchNormInference` in loops of our own."""
 
     function = "dnnops_onednn_batchnorm_inference"

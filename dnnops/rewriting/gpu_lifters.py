@@ -48,6 +48,7 @@ from dnnops.gpuarray.subtensor import (
     GpuSubtensor,
 )
 from dnnops.gpuarray.transfer import GpuCast
+from dnnops.nnet.activation import Activation, ActivationGrad
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.rewriting.lifting import (
     LiftContext,
@@ -342,3 +343,9 @@ def expand_softmax(node: Apply, inputs: list[Any]) -> list[Variable]:
     shifted = x - x.max(axis=axis, keepdims=True)
     total = exp(shifted).sum(axis=axis, keepdims=True)
     return [shifted - log(total) if node.op.log else exp(shifted) / total]
+
+
+@register_expansion(Activation, ActivationGrad)
+def expand_activation(node: Apply, inputs: list[Any]) -> list[Variable]:
+    """An activation, or its gradient, in elementwise Ops."""
+    return [node.op.expression(*inputs)]

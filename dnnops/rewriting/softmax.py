@@ -23,6 +23,7 @@ from pytensor.tensor.special import LogSoftmax, Softmax
 
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.onednn.softmax import neighboring_axes
+from dnnops.runtime.op import MAX_NDIM
 
 __all__ = ["LocalSoftmaxGrad", "LocalWholeSoftmax"]
 
@@ -52,6 +53,26 @@ def _summed(x: Variable, axis: tuple[int, ...]) -> Variable | None:
     kept = iter(range(total.type.ndim))
     order = tuple("x" if i in summed else next(kept) for i in range(ndim))
     return summand if summed == axis and x.owner.op.new_order == order else None
+
+
+def _axes(axis: tuple[int, ...] | None, ndim: int) -> tuple[int, ...] | None:
+    """The axes of a softmax in ascending order, if a library can take them once they are moved."""
+    if ndim > MAX_NDIM:
+        return None
+    axes = tuple(range(ndim)) if axis is None else tuple(sorted(a % ndim for a in axis))
+    return axes or None
+
+
+def _with_neighbors(
+    op: Callable[[tuple[int, ...]], Any], axes: tuple[int, ...], *inputs: Any
+) -> Variable:
+    """Apply the Op of some axes, which are moved to the end if others lie between them."""
+    ndim = inputs[0].type.ndim
+    if neighboring_axes(axes, ndim) is not None:
+        return op(axes)(*inputs)
+    order = [*(i for i in range(ndim) if i not in axes), *axes]
+    moved = op(tuple(range(ndim - len(axes), ndim)))(*(x.dimshuffle(order) for x in inputs))
+    return moved.dimshuffle([order.index(i) for i in range(ndim)])
 
 
 def _product(factors: list[Variable]) -> Variable:
@@ -86,7 +107,7 @@ class LocalSoftmaxGrad(NodeRewriter):
         for sm, kept_sum in (factors, factors[::-1]):
             if sm.owner is None or type(sm.owner.op) is not Softmax:
                 continue
-            axis = neighboring_axes(sm.owner.op.axis, sm.type.ndim)
+            axis = _axes(sm.owner.op.axis, sm.type.ndim)
             if axis is None or _summed(kept_sum, axis) is not minuend:
                 continue
             result = self._grad(minuend, sm, axis)
@@ -104,8 +125,9 @@ class LocalSoftmaxGrad(NodeRewriter):
             if gz.type.broadcastable != sm.type.broadcastable:
                 # The product with the softmax has broadcast it.
                 gz = gz * ones_like(sm)
-            return SoftmaxGrad(axis)(gz, sm)
-        return LogSoftmaxGrad(axis)(minuend, LogSoftmax(axis=axis)(sm.owner.inputs[0]))
+            return _with_neighbors(SoftmaxGrad, axis, gz, sm)
+        log_sm = LogSoftmax(axis=axis)(sm.owner.inputs[0])
+        return _with_neighbors(LogSoftmaxGrad, axis, minuend, log_sm)
 
 
 class LocalWholeSoftmax(NodeRewriter):
@@ -130,10 +152,11 @@ class LocalWholeSoftmax(NodeRewriter):
         if type(node.op) not in (Softmax, LogSoftmax):
             return None
         (x,) = node.inputs
-        axis = neighboring_axes(node.op.axis, x.type.ndim)
+        axis = _axes(node.op.axis, x.type.ndim)
         if axis is None or not self.takes_dtype(x.type.dtype):
             return None
-        result = WholeSoftmax(axis, type(node.op) is LogSoftmax)(x)
+        log = type(node.op) is LogSoftmax
+        result = _with_neighbors(lambda axes: WholeSoftmax(axes, log), axis, x)
         copy_stack_trace(node.outputs[0], result)
         return [result]
 

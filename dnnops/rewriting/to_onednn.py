@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from pytensor import config
@@ -22,10 +23,26 @@ from pytensor.tensor.blas import Dot22, Gemm
 from pytensor.tensor.math import Dot, Sum
 
 from dnnops.errors import DnnRequiredError
+from dnnops.nnet.activation import Activation, ActivationGrad
+from dnnops.nnet.attention import Attention, AttentionGrad
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.ctc import CTC
+from dnnops.nnet.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
+from dnnops.nnet.dropout import Dropout, DropoutGrad
+from dnnops.nnet.lrn import LRN, LRNGrad
+from dnnops.nnet.lrn_base import WindowSum
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.nnet.rnn_ops import RNNBackward, RNNForward
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.spatial_transformer import (
+    SpatialTransformerGrid,
+    SpatialTransformerGridGrad,
+    SpatialTransformerSampler,
+    SpatialTransformerSamplerGrad,
+)
+from dnnops.onednn.activation import OneDnnActivation, OneDnnActivationGrad
+from dnnops.onednn.attention import OneDnnAttention, OneDnnAttentionGrad
 from dnnops.onednn.base import OneDnnOp, onednn_available
 from dnnops.onednn.batchnorm import (
     OneDnnBatchNormInference,
@@ -35,22 +52,60 @@ from dnnops.onednn.batchnorm import (
 )
 from dnnops.onednn.channel_sum import OneDnnChannelSum
 from dnnops.onednn.conv import OneDnnConv, OneDnnConvGradInputs, OneDnnConvGradWeights
+from dnnops.onednn.ctc import OneDnnCTC
+from dnnops.onednn.divisive_normalization import (
+    OneDnnDivisiveNormalization,
+    OneDnnDivisiveNormalizationGrad,
+)
+from dnnops.onednn.dropout import OneDnnDropout, OneDnnDropoutGrad
 from dnnops.onednn.gemm import OneDnnDot, OneDnnGemm
+from dnnops.onednn.lrn import OneDnnLRN, OneDnnLRNGrad, OneDnnWindowSum
 from dnnops.onednn.pool import (
     OneDnnAveragePoolGrad,
     OneDnnMaxPoolGrad,
     OneDnnMaxPoolGradGrad,
     OneDnnPool,
 )
+from dnnops.onednn.rnn import OneDnnRNNBackward, OneDnnRNNForward
 from dnnops.onednn.softmax import (
     OneDnnLogSoftmaxGrad,
     OneDnnSoftmax,
     OneDnnSoftmaxGrad,
     neighboring_axes,
 )
+from dnnops.onednn.spatial_transformer import (
+    OneDnnSpatialTransformerGrid,
+    OneDnnSpatialTransformerGridGrad,
+    OneDnnSpatialTransformerSampler,
+    OneDnnSpatialTransformerSamplerGradGrid,
+    OneDnnSpatialTransformerSamplerGradImage,
+)
+from dnnops.rewriting.activation import local_elemwise_activation, onednn_activation
 from dnnops.runtime.op import MAX_NDIM
 
 __all__ = ["local_to_onednn"]
+
+Substitute = Callable[[FunctionGraph, Apply], list[Variable] | None]
+
+_rewriters: list[Any] = []
+_kinds: set[type] = set()
+
+
+def _substitutes(*op_classes: type) -> Callable[[Substitute], Any]:
+    """Register what takes the place of nodes of some Ops; not of subclasses: backend Ops are."""
+
+    def register(substitute: Substitute) -> Any:
+        @wraps(substitute)
+        def of_these(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+            return substitute(fgraph, node) if type(node.op) in op_classes else None
+
+        rewriter = node_rewriter(list(op_classes))(of_these)
+        _rewriters.append(rewriter)
+        _kinds.update(op_classes)
+        return rewriter
+
+    return register
+
 
 #: What stays of an abstract Op's parameters makes the Op on oneDNN.
 SAME_PARAMETERS: dict[type, type[OneDnnOp]] = {
@@ -61,7 +116,19 @@ SAME_PARAMETERS: dict[type, type[OneDnnOp]] = {
     MaxPoolGrad: OneDnnMaxPoolGrad,
     MaxPoolGradGrad: OneDnnMaxPoolGradGrad,
     AveragePoolGrad: OneDnnAveragePoolGrad,
+    SpatialTransformerGrid: OneDnnSpatialTransformerGrid,
+    SpatialTransformerGridGrad: OneDnnSpatialTransformerGridGrad,
+    SpatialTransformerSampler: OneDnnSpatialTransformerSampler,
+    LRN: OneDnnLRN,
+    LRNGrad: OneDnnLRNGrad,
+    WindowSum: OneDnnWindowSum,
+    DivisiveNormalization: OneDnnDivisiveNormalization,
+    DivisiveNormalizationGrad: OneDnnDivisiveNormalizationGrad,
+    Attention: OneDnnAttention,
+    AttentionGrad: OneDnnAttentionGrad,
 }
+#: Those of them that are not in float64.
+NOT_FLOAT64 = (Attention, AttentionGrad)
 SOFTMAXES: dict[type, Callable[[Any, tuple[int, ...]], OneDnnOp]] = {
     WholeSoftmax: lambda op, axis: OneDnnSoftmax(axis, op.log),
     SoftmaxGrad: lambda op, axis: OneDnnSoftmaxGrad(axis),
@@ -72,9 +139,22 @@ BATCH_NORMALIZATIONS: dict[type, type[OneDnnOp]] = {
     BatchNormTrainGrad: OneDnnBatchNormTrainGrad,
     BatchNormInference: OneDnnBatchNormInference,
 }
+#: Ops on oneDNN that can overwrite an operand.
+INPLACE: list[type[OneDnnOp]] = [
+    OneDnnGemm,
+    OneDnnActivation,
+    OneDnnActivationGrad,
+    OneDnnDropout,
+    OneDnnDropoutGrad,
+]
+DROPOUTS: dict[type, type[OneDnnOp]] = {Dropout: OneDnnDropout, DropoutGrad: OneDnnDropoutGrad}
+RECURRENT_NETWORKS: dict[type, type[OneDnnOp]] = {
+    RNNForward: OneDnnRNNForward,
+    RNNBackward: OneDnnRNNBackward,
+}
 
 
-@node_rewriter([*SAME_PARAMETERS, *SOFTMAXES])
+@_substitutes(*SAME_PARAMETERS, *SOFTMAXES)
 def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace an abstract Op in float32 or float64 by the one on oneDNN.
 
@@ -88,32 +168,102 @@ def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
         if axis is None or dtype != "float32":
             return None
         op = SOFTMAXES[abstract](node.op, axis)
-    elif abstract in SAME_PARAMETERS:
+    else:
+        if node.inputs[0].type.ndim > MAX_NDIM or (abstract in NOT_FLOAT64 and dtype == "float64"):
+            return None
         op = SAME_PARAMETERS[abstract].from_abstract(node.op)
-    else:  # a subclass: a backend Op already
-        return None
     inputs: list[Any] = list(node.inputs)
     if dtype == "float16":
         inputs = [cast(x, "float32") if x.type.dtype == dtype else x for x in inputs]
-        output = cast(op(*inputs), dtype)
+        outputs = [cast(output, dtype) for output in op.make_node(*inputs).outputs]
     else:
-        output = op(*inputs)
+        outputs = op.make_node(*inputs).outputs
+    copy_stack_trace(node.outputs, outputs)
+    return outputs
+
+
+@_substitutes(*BATCH_NORMALIZATIONS)
+def local_batchnorm_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace a float32 batch normalization by the one on oneDNN."""
+    x = node.inputs[0].type
+    if x.dtype != "float32" or not has_neighboring_statistics(node.op.axes, x.ndim):
+        return None
+    backend = BATCH_NORMALIZATIONS[type(node.op)]
+    outputs = backend.from_abstract(node.op).make_node(*node.inputs).outputs
+    copy_stack_trace(node.outputs, outputs)
+    return outputs
+
+
+@_substitutes(CTC)
+def local_ctc_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace a CTC loss by the one in oneDNN's threads; float16 is computed in float32."""
+    activations, *integers = node.inputs
+    if activations.type.dtype == "float16":
+        activations = cast(activations, "float32")
+    outputs = OneDnnCTC.from_abstract(node.op).make_node(activations, *integers).outputs
+    outputs = [cast(new, old.type.dtype) for new, old in zip(outputs, node.outputs, strict=True)]
+    copy_stack_trace(node.outputs, outputs)
+    return outputs
+
+
+@node_rewriter([Activation, ActivationGrad])
+def local_activation_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace an activation by the one on oneDNN where that is faster."""
+    op = onednn_activation(node)
+    if op is None:
+        return None
+    output = op(*node.inputs)
     copy_stack_trace(node.outputs[0], output)
     return [output]
 
 
-@node_rewriter(list(BATCH_NORMALIZATIONS))
-def local_batchnorm_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a float32 batch normalization by the one on oneDNN."""
-    x = node.inputs[0].type
-    backend = BATCH_NORMALIZATIONS.get(type(node.op))
-    if (
-        backend is None
-        or x.dtype != "float32"
-        or not has_neighboring_statistics(node.op.axes, x.ndim)
-    ):
+@_substitutes(*DROPOUTS)
+def local_dropout_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace dropout by the one in compiled loops; float16 is computed in float32."""
+    backend = DROPOUTS[type(node.op)]
+    x, *others = node.inputs
+    if x.type.ndim > MAX_NDIM:
         return None
-    outputs = backend.from_abstract(node.op).make_node(*node.inputs).outputs
+    dtype = x.type.dtype
+    x = cast(x, "float32") if dtype == "float16" else x
+    outputs = backend().make_node(x, *others).outputs
+    if dtype == "float16":
+        outputs = [cast(outputs[0], dtype), *outputs[1:]]
+    copy_stack_trace(node.outputs, outputs)
+    return outputs
+
+
+@_substitutes(SpatialTransformerSamplerGrad)
+def local_sampler_grad_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace the gradients of a sampler by an Op for each: the one that nobody uses is left out.
+
+    float16 is computed in float32.
+    """
+    dtype = node.outputs[0].type.dtype
+    inputs = [cast(x, "float32") for x in node.inputs] if dtype == "float16" else node.inputs
+    outputs: list[Any] = []
+    for op, output in zip(
+        (OneDnnSpatialTransformerSamplerGradImage(), OneDnnSpatialTransformerSamplerGradGrid()),
+        node.outputs,
+        strict=True,
+    ):
+        found = op(*inputs)
+        outputs.append(cast(found, dtype) if dtype == "float16" else found)
+        copy_stack_trace(output, outputs[-1])
+    return outputs
+
+
+@_substitutes(*RECURRENT_NETWORKS)
+def local_rnn_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace a recurrent network by the one on oneDNN; float16 is computed in float32."""
+    backend = RECURRENT_NETWORKS[type(node.op)]
+    inputs = [cast(x, "float32") if x.type.dtype == "float16" else x for x in node.inputs]
+    outputs = [
+        cast(new, old.type.dtype) if new.type.dtype != old.type.dtype else new
+        for new, old in zip(
+            backend.from_abstract(node.op).make_node(*inputs).outputs, node.outputs, strict=True
+        )
+    ]
     copy_stack_trace(node.outputs, outputs)
     return outputs
 
@@ -147,20 +297,23 @@ class ToOneDnn(GraphRewriter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._substitute = dfs_rewriter(local_to_onednn, local_batchnorm_to_onednn)
-        self._substitute_dense = dfs_rewriter(local_dense_to_onednn)
+        self._substitute = dfs_rewriter(*_rewriters, local_activation_to_onednn)
+        self._substitute_beside = dfs_rewriter(local_dense_to_onednn, local_elemwise_activation)
         self._warned = False
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        kinds = {*SAME_PARAMETERS, *SOFTMAXES, *BATCH_NORMALIZATIONS}
-        if not any(type(node.op) in kinds for node in fgraph.apply_nodes):
+        if not any(
+            type(node.op) in _kinds or onednn_activation(node) is not None
+            for node in fgraph.apply_nodes
+        ):
             return
         available, reason = onednn_available()
         if available:
             self._substitute.apply(fgraph)
-            # Only beside other Ops on oneDNN: alone, the BLAS that PyTensor has does as well.
+            # Only beside other Ops on oneDNN: alone, the BLAS that PyTensor has does as well, and
+            # graphs that are nobody's neural network stay what they are.
             if any(isinstance(node.op, OneDnnOp) for node in fgraph.apply_nodes):
-                self._substitute_dense.apply(fgraph)
+                self._substitute_beside.apply(fgraph)
             return
         if "onednn" in config.optimizer_including.split(":"):
             raise DnnRequiredError(
@@ -186,14 +339,15 @@ class RegisterNumbaDispatch(GraphRewriter):
             import dnnops.onednn.numba_dispatch  # noqa: F401
 
 
-@node_rewriter([OneDnnGemm])
-def local_gemm_inplace(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Let a product overwrite what it is added to."""
+@node_rewriter(INPLACE)
+def local_onednn_inplace(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Let an Op overwrite one of its operands."""
     if node.op.inplace:
         return None
-    output = OneDnnGemm(inplace=True)(*node.inputs)
-    copy_stack_trace(node.outputs[0], output)
-    return [output]
+    props = {name: getattr(node.op, name) for name in node.op.__props__}
+    outputs = type(node.op)(**props | {"inplace": True}).make_node(*node.inputs).outputs
+    copy_stack_trace(node.outputs, outputs)
+    return outputs
 
 
 # After elementwise fusion and after graphs have moved to the GPU, before Ops become in-place.
@@ -201,8 +355,8 @@ optdb.register("to_onednn", ToOneDnn(), "fast_run", "onednn", position=49.3)
 optdb.register("numba_dispatch_onednn", RegisterNumbaDispatch(), "numba", position=100.1)
 # After PyTensor has made its own Gemm in-place, before it does so with elementwise Ops.
 optdb.register(
-    "onednn_gemm_inplace",
-    dfs_rewriter(local_gemm_inplace, failure_callback=NodeProcessingGraphRewriter.warn_inplace),
+    "onednn_inplace",
+    dfs_rewriter(local_onednn_inplace, failure_callback=NodeProcessingGraphRewriter.warn_inplace),
     "fast_run",
     "onednn",
     "inplace",

@@ -290,5 +290,8 @@ def _register_dgemm(library: ctypes.CDLL) -> None:
     library.dnnops_onednn_set_dgemm(ctypes.c_void_p(pointer(capsule, name(capsule))))
 
 
-ONEDNN = RuntimeLibrary("onednn", lambda: (find_onednn(),), ("-fopenmp",), [_register_dgemm])
+# Without errno, which nobody reads, a loop over square roots becomes vector code.
+ONEDNN = RuntimeLibrary(
+    "onednn", lambda: (find_onednn(),), ("-fopenmp", "-fno-math-errno"), [_register_dgemm]
+)
 CUDNN = RuntimeLibrary("cudnn", lambda: (find_cudnn(), find_cuda()))

@@ -11,6 +11,9 @@ from pytensor.tensor.blockwise import Blockwise
 
 from dnnops.nnet import (
     AveragePoolGrad,
+    BatchNormInference,
+    BatchNormTrain,
+    BatchNormTrainGrad,
     Conv,
     ConvGradInputs,
     ConvGradWeights,
@@ -103,3 +106,85 @@ def test_other_sizes_are_refused():
     function = pytensor.function(outer, vectorized, mode="FAST_COMPILE")
     with pytest.raises(ValueError, match=r"reshape|size"):
         function(np.ones((2, 3, 1, 2, 2)), np.ones((3, 2, 1, 1, 1)))
+
+
+# -- batch normalization ---------------------------------------------------------------------
+
+NORMALIZATIONS = {
+    "train": BatchNormTrain,
+    "running": lambda axes: BatchNormTrain(axes, True),
+    "grad": BatchNormTrainGrad,
+    "inference": BatchNormInference,
+}
+
+
+def check_batchnorm(op, lead, shape=(4, 3, 5, 2), static=False, loops=False):
+    """Compare with a loop over the extra axes, `lead[name]` those of an operand."""
+    rng = np.random.default_rng(0)
+    parameter_shape = tuple(1 if i in op.axes else n for i, n in enumerate(shape))
+    data, inner, outer = {}, {}, {}
+    for name in op.operands:
+        core = () if name in op.scalars else shape if name in op.data else parameter_shape
+        data[name] = rng.uniform(0.5, 2, (*lead.get(name, ()), *core))
+        inner[name] = pt.tensor(shape=(None,) * len(core))
+        lead_shape = lead.get(name, ())
+        outer[name] = pt.tensor(
+            shape=(
+                data[name].shape
+                if static
+                else [1 if n == 1 else None for n in lead_shape] + [None] * len(core)
+            )
+        )
+    out = op.make_node(*inner.values()).outputs
+    vectorized = vectorize_graph(out, {inner[name]: outer[name] for name in op.operands})
+    function = pytensor.function(list(outer.values()), vectorized, mode="FAST_COMPILE")
+    kinds = [type(node.op) for node in function.maker.fgraph.apply_nodes]
+    assert (Blockwise in kinds) == loops
+    assert kinds.count(type(op)) == (not loops)
+
+    one = pytensor.function(list(inner.values()), out, mode="FAST_COMPILE")
+    batch = np.broadcast_shapes(*lead.values())
+    spread = {
+        name: np.broadcast_to(x, (*batch, *x.shape[len(lead.get(name, ())) :]))
+        for name, x in data.items()
+    }
+    expected = [one(*(x[i] for x in spread.values())) for i in np.ndindex(batch)]
+    for result, variable, parts in zip(
+        function(*data.values()), vectorized, zip(*expected, strict=True), strict=True
+    ):
+        assert variable.type.ndim == result.ndim
+        reference = np.array(parts).reshape(*batch, *parts[0].shape)
+        np.testing.assert_allclose(result, reference, atol=1e-12)
+
+
+@pytest.mark.parametrize("axes", [(0, 2, 3), (0,), (0, 1, 2, 3), (1, 3)])
+@pytest.mark.parametrize("name", NORMALIZATIONS)
+def test_batch_normalization(name, axes):
+    op = NORMALIZATIONS[name](axes)
+    operands = [o for o in op.operands if o not in op.scalars]
+    check_batchnorm(op, dict.fromkeys(operands, (2, 3)))
+    check_batchnorm(op, dict.fromkeys(operands, (2, 3)), static=True)
+
+
+@pytest.mark.parametrize("name", NORMALIZATIONS)
+def test_batch_normalization_of_one_operand(name):
+    op = NORMALIZATIONS[name]((0, 2, 3))
+    for operand in op.operands:
+        # A number cannot have axes of its own.
+        check_batchnorm(op, {operand: (2,)}, loops=operand in op.scalars)
+
+
+def test_batch_normalization_with_broadcast_axes():
+    check_batchnorm(BatchNormTrain((0, 2, 3)), {"x": (1, 3), "scale": (2, 1), "bias": (3,)})
+
+
+def test_axes_of_a_vectorized_batch_normalization_are_neighbors():
+    x, scale = (pt.tensor(shape=(None,) * 4) for _ in range(2))
+    out = BatchNormTrain((0, 2, 3))(x, scale, scale, 1e-4)[0]
+    many = pt.tensor(shape=(None,) * 6)
+    (node,) = [
+        v.owner
+        for v in pytensor.graph.ancestors([vectorize_graph(out, {x: many})])
+        if v.owner is not None and isinstance(v.owner.op, BatchNormTrain)
+    ][:1]
+    assert node.op.axes == (0, 4, 5)

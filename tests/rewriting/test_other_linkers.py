@@ -11,6 +11,7 @@ from pytensor.link.jax.linker import JAXLinker
 from pytensor.link.pytorch.linker import PytorchLinker
 from scipy.special import softmax
 
+from dnnops import nnet
 from dnnops.nnet.softmax import WholeSoftmax
 from dnnops.onednn.softmax import OneDnnSoftmax
 
@@ -46,6 +47,16 @@ def test_other_rewrites_of_the_modes_stay():
     query = modes.PYTORCH._optimizer
     assert "fast_run" in query.include
     assert {"cxx_only", "inplace", "onednn"} <= set(query.exclude)
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_activations_are_written_out(name):
+    x = pt.fmatrix("x")
+    y = nnet.relu(nnet.tanh(x))
+    graph = pytensor.graph.FunctionGraph([x], [y, pytensor.grad(y.sum(), x)], clone=True)
+    MODES[name].excluding("inplace").optimizer.rewrite(graph)
+    ops = {type(node.op).__name__ for node in graph.apply_nodes}
+    assert not [op for op in ops if "Activation" in op]
 
 
 def test_softmax_runs_in_pytorch():

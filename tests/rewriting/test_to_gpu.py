@@ -16,7 +16,7 @@ from pytensor.tensor.elemwise import Elemwise
 from dnnops.gpuarray import GpuArrayType, GpuFromHost, GpuToGpu, HostFromGpu, shared
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.op import MirrorOp
-from dnnops.nnet import conv2d, pool_2d
+from dnnops.nnet import Activation, conv2d, pool_2d
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool import MaxPoolGrad, Pool
 from dnnops.rewriting import lifters, lifting
@@ -112,6 +112,16 @@ def test_transfers_there_and_back_vanish():
     assert not transfers(rewritten([w], [there]))
     # Also early, so that the host's rewrites see one expression.
     assert not transfers(rewritten([x], [back + 1], HOST_MODE))
+
+
+@pytest.mark.parametrize("mode", ["relu", "tanh", "swish"])
+def test_activations_are_written_out(mode):
+    w, g = on_gpu(None, None), on_gpu(None, None)
+    y = Activation(mode, float(mode == "swish"))(w)
+    grad = pytensor.grad(None, w, known_grads={y: pt.as_tensor_variable(g)})
+    graph = rewritten([w, g], [y.transfer("cuda"), grad.transfer("cuda")])
+    assert not transfers(graph)
+    assert set(ops(graph)) == {"GpuElemwise"}
 
 
 def test_scalars_of_the_host_become_arguments():

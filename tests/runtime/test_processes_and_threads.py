@@ -50,6 +50,45 @@ threads = [threading.Thread(target=work, args=(3 * i,)) for i in range(2)]
 """
 
 
+NORMALIZATION = """
+from dnnops.nnet import batch_normalization_test, batch_normalization_train
+x, top = (pt.tensor(dtype=DTYPE, shape=(None,) * 4) for _ in range(2))
+parameters = [pt.tensor(dtype=DTYPE, shape=(None,)) for _ in range(4)]
+out, mean, invstd = batch_normalization_train(x, *parameters[:2], axes="spatial")
+grads = pytensor.grad(None, [x, *parameters[:2]], known_grads={out: top})
+train = pytensor.function([x, top, *parameters[:2]], [out, mean, invstd, *grads], mode=MODE)
+out = batch_normalization_test(x, *parameters, axes="spatial")
+infer = pytensor.function([x, *parameters], out, mode=MODE)
+assert any("OneDnn" in str(node.op) for f in (train, infer) for node in f.maker.fgraph.apply_nodes)
+rng = np.random.default_rng(0)
+# Some are for several threads, and some have to be packed.
+shapes = [(4, 8, 40, 33), (3, 5, 7, 7), (64, 32, 1, 1), (2, 16, 50, 64)]
+cases = []
+for i, shape in enumerate(shapes):
+    images = [rng.standard_normal(shape).astype(DTYPE) for _ in range(2)]
+    if i % 2:
+        images = [np.moveaxis(np.ascontiguousarray(np.moveaxis(a, 1, 3)), 3, 1) for a in images]
+    vectors = [rng.uniform(0.5, 2, shape[1]).astype(DTYPE) for _ in range(4)]
+    arrays = [(*images, *vectors[:2]), (images[0], *vectors)]
+    cases += [(k, a, f(*a)) for k, (f, a) in enumerate(zip((train, infer), arrays))]
+wrong, done = [], []
+# One function keeps one set of operands: each thread has functions of its own.
+def work(first, functions):
+    for i in range(150):
+        k, arrays, expected = cases[(i * 3 + first) % len(cases)]
+        results = functions[k](*arrays)
+        pairs = zip(results, expected) if k == 0 else [(results, expected)]
+        wrong.extend(1 for a, b in pairs if not np.allclose(a, b, rtol=1e-4, atol=1e-4))
+    done.append(first)
+threads = [
+    threading.Thread(target=work, args=(i, [f.copy() for f in (train, infer)])) for i in range(2)
+]
+[t.start() for t in threads]
+[t.join() for t in threads]
+sys.exit(bool(wrong) or len(done) < 2)
+"""
+
+
 def run(script: str, mode: str | None, dtype: str) -> subprocess.CompletedProcess:
     head = PRELUDE.replace("DTYPE", repr(dtype)).replace("MODE", repr(mode))
     body = script.replace("DTYPE", repr(dtype)).replace("MODE", repr(mode))
@@ -72,6 +111,13 @@ def test_forked_child_computes(mode, dtype):
 @pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 def test_two_threads_in_one_function_do_not_crash(mode):
     finished = run(SHARED, mode, "float32")
+    assert finished.returncode == 0, finished.stderr
+    assert "Error" not in finished.stderr
+
+
+@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+def test_batch_normalizations_in_threads_are_right(mode):
+    finished = run(NORMALIZATION, mode, "float32")
     assert finished.returncode == 0, finished.stderr
     assert "Error" not in finished.stderr
 

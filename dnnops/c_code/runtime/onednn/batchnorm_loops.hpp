@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "huge_pages.hpp"
 #include "views.hpp"
 
 namespace dnnops {
@@ -47,17 +48,17 @@ inline const float *element(const View &view, const float *data, int64_t n, int6
   return data + n * view.strides[0] + channel * view.strides[1] + i * view.strides[2];
 }
 
-// Two sums for each channel, of each slice apart: rounding depends on the number of threads only.
+// Sums for each channel, of each slice apart: rounding depends on the number of threads only.
+template <int count>
 struct Sums {
-  std::vector<double> first, second;
-  explicit Sums(const Partition &partition)
-      : first(partition.slices * partition.channels), second(partition.slices * partition.channels) {}
+  std::vector<double> of[count];
+  explicit Sums(const Partition &partition) {
+    for (auto &sums : of) sums.resize(partition.slices * partition.channels);
+  }
   // Over the slices; they end in the first ones.
   void add_up(const Partition &partition) {
-    for (int64_t i = partition.channels; i < (int64_t)first.size(); ++i) {
-      first[i % partition.channels] += first[i];
-      second[i % partition.channels] += second[i];
-    }
+    for (auto &sums : of)
+      for (int64_t i = partition.channels; i < (int64_t)sums.size(); ++i) sums[i % partition.channels] += sums[i];
   }
 };
 
@@ -78,11 +79,11 @@ struct Statistics {
 inline Statistics take_statistics(const View &view, const float *data) {
   const Partition partition(view, is_along_inner(view));
   const int64_t channels = view.shape[1];
-  Sums sums(partition);
+  Sums<2> sums(partition);
   std::vector<double> origin(channels);
   for (int64_t c = 0; c < channels; ++c) origin[c] = *element(view, data, 0, c, 0);
   partition.run([&](int64_t slice, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {
-    double *totals = sums.first.data() + slice * channels, *all_squares = sums.second.data() + slice * channels;
+    double *totals = sums.of[0].data() + slice * channels, *all_squares = sums.of[1].data() + slice * channels;
     if (!partition.along_inner) {
       const float *values = element(view, data, n, 0, begin);
       const int64_t step = view.strides[1];
@@ -113,11 +114,48 @@ inline Statistics take_statistics(const View &view, const float *data) {
   const double count = (double)(view.shape[0] * view.shape[2]);
   Statistics found;
   for (int64_t c = 0; c < channels; ++c) {
-    const double mean = sums.first[c] / count, variance = sums.second[c] / count - mean * mean;
+    const double mean = sums.of[0][c] / count, variance = sums.of[1][c] / count - mean * mean;
     found.mean.push_back(origin[c] + mean);
     found.variance.push_back(variance < 0 ? 0 : variance);  // NaN stays
   }
   return found;
+}
+
+// What each channel becomes: (x - center) * factor + bias.
+struct Normalization {
+  std::vector<float> center, factor, bias;
+  explicit Normalization(int64_t channels) : center(channels), factor(channels), bias(channels) {}
+};
+
+// out is contiguous.
+inline void normalize(const View &view, const float *data, const Normalization &by, float *out) {
+  const Partition partition(view, is_along_inner(view));
+  const int64_t step = view.strides[1];
+  View out_view = view;
+  contiguous_strides(3, out_view.shape, out_view.strides);
+  const int64_t out_step = out_view.strides[1];
+  prefer_huge_pages(out, element_count(view.shape, 3) * sizeof(float));
+  const float *center = by.center.data(), *factor = by.factor.data(), *bias = by.bias.data();
+  partition.run([&](int64_t, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {
+    if (!partition.along_inner) {
+      const float *values = element(view, data, n, 0, begin);
+      float *results = const_cast<float *>(element(out_view, out, n, 0, begin));
+      by_channel(step == 1 && out_step == 1, [&](auto is_dense) {
+#pragma omp simd
+        for (int64_t c = first; c < last; ++c)
+          results[is_dense ? c : c * out_step] =
+              (values[is_dense ? c : c * step] - center[c]) * factor[c] + bias[c];
+      });
+      return;
+    }
+    for (int64_t c = first; c < last; ++c) {
+      const float *values = element(view, data, n, c, begin);
+      float *results = const_cast<float *>(element(out_view, out, n, c, begin));
+      const float from = center[c], times = factor[c], plus = bias[c];
+#pragma omp simd
+      for (int64_t i = 0; i < end - begin; ++i) results[i] = (values[i] - from) * times + plus;
+    }
+  });
 }
 
 // The operands of the gradient: x and the output's gradient, as (batch, channel, inner), and parameters.
@@ -126,23 +164,26 @@ struct NormalizationGradient {
   const float *x, *top, *scale, *mean, *invstd;
 };
 
-// dx is contiguous.
+// The mean is a rounded one: what it lacks is found beside the sums.  dx is contiguous.
 inline void normalization_gradient(const NormalizationGradient &of, float *dx, float *dscale, float *dbias) {
   const View &x_view = of.x_view, &top_view = of.top_view;
   const float *x = of.x, *top = of.top, *mean = of.mean;
   const int64_t channels = x_view.shape[1];
   const Partition partition(x_view, is_along_inner(x_view) && is_along_inner(top_view));
   const int64_t x_step = x_view.strides[1], top_step = top_view.strides[1];
-  Sums sums(partition);
+  Sums<3> sums(partition);
   partition.run([&](int64_t slice, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {
-    double *totals = sums.first.data() + slice * channels, *all_products = sums.second.data() + slice * channels;
+    double *totals = sums.of[0].data() + slice * channels, *all_products = sums.of[1].data() + slice * channels;
+    double *all_distances = sums.of[2].data() + slice * channels;
     if (!partition.along_inner) {
       const float *values = element(x_view, x, n, 0, begin), *gradients = element(top_view, top, n, 0, begin);
       by_channel(x_step == 1 && top_step == 1, [&](auto is_dense) {
         for (int64_t c = first; c < last; ++c) {
           const double gradient = gradients[is_dense ? c : c * top_step];
+          const double away = (double)values[is_dense ? c : c * x_step] - mean[c];
           totals[c] += gradient;
-          all_products[c] += gradient * ((double)values[is_dense ? c : c * x_step] - mean[c]);
+          all_products[c] += gradient * away;
+          all_distances[c] += away;
         }
       });
       return;
@@ -150,28 +191,33 @@ inline void normalization_gradient(const NormalizationGradient &of, float *dx, f
     for (int64_t c = first; c < last; ++c) {
       const float *values = element(x_view, x, n, c, begin), *gradients = element(top_view, top, n, c, begin);
       const double center = mean[c];
-      double total = 0, products = 0;
-#pragma omp simd reduction(+ : total, products)
+      double total = 0, products = 0, distances = 0;
+#pragma omp simd reduction(+ : total, products, distances)
       for (int64_t i = 0; i < end - begin; ++i) {
+        const double away = values[i] - center;
         total += gradients[i];
-        products += gradients[i] * (values[i] - center);
+        products += gradients[i] * away;
+        distances += away;
       }
       totals[c] += total;
       all_products[c] += products;
+      all_distances[c] += distances;
     }
   });
   sums.add_up(partition);
   const double count = (double)(x_view.shape[0] * x_view.shape[2]);
-  // dx = (top - average - (x - mean) * slope) * factor
+  // dx = (top - average - (x - mean) * slope) * factor, where the average has what the mean lacks, times the slope
   std::vector<float> average(channels), slope(channels), factor(channels);
   for (int64_t c = 0; c < channels; ++c) {
-    const double by_scale = sums.second[c] * of.invstd[c];
+    const double total = sums.of[0][c], lack = sums.of[2][c] / count;
+    const double by_scale = (sums.of[1][c] - lack * total) * of.invstd[c];
     dscale[c] = (float)by_scale;
-    dbias[c] = (float)sums.first[c];
-    average[c] = (float)(sums.first[c] / count);
+    dbias[c] = (float)total;
     slope[c] = (float)(by_scale / count * of.invstd[c]);
+    average[c] = (float)(total / count - lack * slope[c]);
     factor[c] = of.scale[c] * of.invstd[c];
   }
+  prefer_huge_pages(dx, element_count(x_view.shape, 3) * sizeof(float));
   View dx_view = x_view;
   contiguous_strides(3, dx_view.shape, dx_view.strides);
   partition.run([&](int64_t, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {

@@ -1,5 +1,6 @@
 #include "conv_blas.hpp"
 
+#include <algorithm>
 #include <climits>
 #include <cstring>
 
@@ -10,16 +11,26 @@ namespace {
 
 Dgemm dgemm = nullptr;
 
-// Row-major C (m x n) = op(A) op(B) + beta C; Fortran sees the transposed product.
-void gemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, double *a, double *b, double beta,
-          double *c) {
-  if (m > INT_MAX || n > INT_MAX || k > INT_MAX)
+}  // namespace
+
+// Fortran sees the transposed product.
+void blas_gemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const double *a, int64_t lda,
+               const double *b, int64_t ldb, double beta, double *c, int64_t ldc) {
+  if (std::max({m, n, k, lda, ldb, ldc}) > INT_MAX)
     fail(DNNOPS_NOT_SUPPORTED, "a matrix product of more than 2^31 rows or columns");
   char first = trans_b ? 'T' : 'N', second = trans_a ? 'T' : 'N';
-  int rows = (int)n, columns = (int)m, inner = (int)k;
-  int lda = (int)(trans_b ? k : n), ldb = (int)(trans_a ? m : k), ldc = (int)n;
+  int rows = (int)n, columns = (int)m, inner = (int)k, stride_a = (int)lda, stride_b = (int)ldb, stride_c = (int)ldc;
   double one = 1;
-  dgemm(&first, &second, &rows, &columns, &inner, &one, b, &lda, a, &ldb, &beta, c, &ldc);
+  dgemm(&first, &second, &rows, &columns, &inner, &one, const_cast<double *>(b), &stride_b, const_cast<double *>(a),
+        &stride_a, &beta, c, &stride_c);
+}
+
+namespace {
+
+// Row-major C (m x n) = op(A) op(B) + beta C, without distances between rows.
+void gemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, double *a, double *b, double beta,
+          double *c) {
+  blas_gemm(trans_a, trans_b, m, n, k, a, trans_a ? m : k, b, trans_b ? k : n, beta, c, n);
 }
 
 // The three spatial axes of a problem, missing ones in front with size 1.

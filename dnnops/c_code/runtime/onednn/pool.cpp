@@ -2,6 +2,7 @@
 // sums and maxima, of which oneDNN loses NaNs and needs a workspace to go backward.
 #include <cstring>
 
+#include "huge_pages.hpp"
 #include "node_state.hpp"
 #include "pool_loops.hpp"
 
@@ -42,6 +43,11 @@ bool onednn_can(const PoolProblem &problem, int64_t dtype) {
     if (problem.mode == POOL_AVERAGE_INC_PAD && padding[i] > problem.pad[i]) return false;
   }
   return true;
+}
+
+// Over the whole image oneDNN 3.2 has but its reference implementation for the gradient.
+bool has_one_window(const PoolProblem &problem) {
+  return element_count(problem.top + 2, problem.spatial_ndim) == 1;
 }
 
 dnnl_alg_kind_t algorithm(const PoolProblem &problem) {
@@ -146,6 +152,10 @@ void set_output(dnnops_tensor &output, const dnnops_tensor &like, const int64_t 
   std::memcpy(output.shape, shape, like.ndim * sizeof(int64_t));
 }
 
+void expect_large(dnnops_tensor &output) {
+  prefer_huge_pages(output.data, element_count(output.shape, output.ndim) * item_size(output.dtype));
+}
+
 // Calls loops(T{}) with the element type of a checked dtype.
 template <class Loops>
 void for_dtype(int64_t dtype, Loops &&loops) {
@@ -173,6 +183,7 @@ DNNOPS_EXPORT int dnnops_onednn_pool(const dnnops_context *context, const int64_
   return guarded("OneDnnPool", inputs, 1, [&] {
     const PoolProblem problem = problem_of(params, inputs, 1);
     if (element_count(problem.top, inputs[0].ndim) == 0) return;
+    expect_large(outputs[0]);
     if (onednn_can(problem, inputs[0].dtype)) return run_onednn(context, problem, false, inputs[0], outputs[0]);
     const Packed packed{&inputs[0]};
     for_dtype(inputs[0].dtype, [&](auto zero) {
@@ -197,6 +208,7 @@ DNNOPS_EXPORT int dnnops_onednn_max_pool_grad(const dnnops_context *, const int6
     const PoolProblem problem = problem_of(params, inputs, 3);
     expect_shape("the maximum", inputs[1], problem.top, inputs[0].ndim, inputs[0].dtype);
     expect_shape("the maximum's gradient", inputs[2], problem.top, inputs[0].ndim, inputs[0].dtype);
+    expect_large(outputs[0]);
     const Packed packed{&inputs[0], &inputs[1], &inputs[2]};
     for_dtype(inputs[0].dtype, [&](auto zero) {
       using T = decltype(zero);
@@ -244,7 +256,8 @@ DNNOPS_EXPORT int dnnops_onednn_average_pool_grad(const dnnops_context *context,
     const PoolProblem problem = problem_of(params, inputs, 2);
     expect_shape("the output's gradient", inputs[1], problem.top, inputs[0].ndim, inputs[0].dtype);
     if (element_count(problem.image, inputs[0].ndim) == 0) return;
-    if (onednn_can(problem, inputs[0].dtype) && element_count(problem.top, inputs[0].ndim))
+    expect_large(outputs[0]);
+    if (onednn_can(problem, inputs[0].dtype) && element_count(problem.top, inputs[0].ndim) && !has_one_window(problem))
       return run_onednn(context, problem, true, inputs[1], outputs[0]);
     const Packed packed{&inputs[1]};
     for_dtype(inputs[0].dtype, [&](auto zero) {

@@ -1,0 +1,396 @@
+"""Activations: relu, clipped relu, tanh, sigmoid, elu and swish, and their gradients.
+
+They are elementwise, on arrays of any number of dimensions. A NaN stays one. Where relu and clipped
+relu bend, at 0 and at the ceiling, the slope is 0; that of elu at 0 is alpha.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.gradient import DisconnectedType, disconnected_type
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
+from pytensor.tensor.variable import TensorVariable
+
+from dnnops.compat import shape_inference
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.nnet._validate import (
+    accumulator_dtype,
+    float_tensor,
+    merge_shapes,
+    require_same_dtype,
+)
+
+__all__ = [
+    "ACTIVATION_MODES",
+    "Activation",
+    "ActivationGrad",
+    "clipped_relu",
+    "elu",
+    "relu",
+    "sigmoid",
+    "swish",
+    "tanh",
+]
+
+#: What the coefficient of each mode is called; those without one have the coefficient 0.
+ACTIVATION_MODES: dict[str, str | None] = {
+    "relu": None,
+    "clipped_relu": "ceiling",
+    "tanh": None,
+    "sigmoid": None,
+    "elu": "alpha",
+    "swish": "beta",
+}
+
+
+class ActivationBase(Op):
+    """What an activation and its gradient share: mode, coefficient, types.
+
+    Parameters
+    ----------
+    mode : {'relu', 'clipped_relu', 'tanh', 'sigmoid', 'elu', 'swish'}
+    coef : float
+        The ceiling of clipped relu, alpha of elu or beta of swish; 0 for the others.
+
+    Raises
+    ------
+    DnnTypeError
+        If `coef` is no number.
+    DnnValueError
+        If there is no such mode, or if the coefficient is not finite, a ceiling not positive, or
+        another than 0 where the mode has none.
+    """
+
+    __props__: tuple[str, ...] = ("mode", "coef")
+
+    def __init__(self, mode: str, coef: float = 0.0):
+        name = type(self).__name__
+        if mode not in ACTIVATION_MODES:
+            raise DnnValueError(
+                f"{name}: mode must be one of {', '.join(ACTIVATION_MODES)}, got {mode!r}"
+            )
+        self.mode = mode
+        self.coef = _coefficient(name, mode, coef)
+
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
+        return [shapes[0]]
+
+
+def _coefficient(where: str, mode: str, value: Any) -> float:
+    """Return a coefficient as a float, checked."""
+    name = ACTIVATION_MODES[mode] or "coef"
+    if isinstance(value, (bool, np.bool_)) or not isinstance(
+        value, (int, float, np.integer, np.floating)
+    ):
+        raise DnnTypeError(f"{where}: {name} must be a number, got {value!r}")
+    number = float(value)
+    if not isfinite(number):
+        raise DnnValueError(f"{where}: {name} must be finite, got {number}")
+    if mode == "clipped_relu" and number <= 0:
+        raise DnnValueError(f"{where}: ceiling must be positive, got {number}")
+    if ACTIVATION_MODES[mode] is None and number:
+        raise DnnValueError(f"{where}: {mode} has no coefficient, got {number}")
+    return number
+
+
+class Activation(ActivationBase):
+    """One of the activations: ``Activation(mode, coef)(x)``.
+
+    Parameters as for `ActivationBase`.
+    """
+
+    def make_node(self, x: Any) -> Apply:  # type: ignore[override]
+        x = float_tensor(type(self).__name__, "x", x)
+        return Apply(self, [x], [pt.tensor(dtype=x.type.dtype, shape=x.type.shape)])
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        return [ActivationGrad(self.mode, self.coef)(inputs[0], outputs[0], cotangents[0])]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
+        if isinstance(tangents[0].type, DisconnectedType):
+            return [disconnected_type()]
+        return self.pullback(inputs, outputs, tangents)  # its Jacobian is diagonal
+
+    def expression(self, x: Any) -> TensorVariable:
+        """What the Op computes, in PyTensor's elementwise Ops.
+
+        Parameters
+        ----------
+        x : TensorVariable
+
+        Returns
+        -------
+        TensorVariable
+        """
+        dtype = x.type.dtype
+        x = pt.cast(x, accumulator_dtype(dtype))
+        coef, zero = _constants(x, self.coef, 0)
+        if self.mode == "relu":
+            y = pt.switch(x <= zero, zero, x)
+        elif self.mode == "clipped_relu":
+            y = pt.switch(x <= zero, zero, pt.switch(x >= coef, coef, x))
+        elif self.mode == "tanh":
+            y = pt.tanh(x)
+        elif self.mode == "sigmoid":
+            y = pt.sigmoid(x)
+        elif self.mode == "elu":
+            y = pt.switch(x > zero, x, coef * pt.expm1(x))
+        else:
+            y = x * pt.sigmoid(x if self.coef == 1 else coef * x)
+        return pt.cast(y, dtype)
+
+    def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
+        (x,) = inputs
+        wide = x.astype(accumulator_dtype(x.dtype), copy=False)
+        coef = wide.dtype.type(self.coef)
+        if self.mode == "relu":
+            y = np.maximum(wide, 0)
+        elif self.mode == "clipped_relu":
+            y = np.clip(wide, 0, coef)
+        elif self.mode == "tanh":
+            y = np.tanh(wide)
+        elif self.mode == "sigmoid":
+            y = _sigmoid(wide)
+        elif self.mode == "elu":
+            y = np.where(wide > 0, wide, coef * np.expm1(np.minimum(wide, 0)))
+        else:
+            y = wide * _sigmoid(coef * wide)
+        output_storage[0][0] = np.asarray(y, dtype=x.dtype)
+
+
+class ActivationGrad(ActivationBase):
+    """The gradient of an activation: ``ActivationGrad(mode, coef)(x, y, gy)``.
+
+    `gy` is the gradient by the output `y`. The slope is taken from `y` for tanh and sigmoid, from
+    `x` for relu, clipped relu and swish, and from both for elu. Parameters as for `ActivationBase`.
+    """
+
+    def make_node(self, x: Any, y: Any, gy: Any) -> Apply:  # type: ignore[override]
+        name = type(self).__name__
+        x = float_tensor(name, "x", x)
+        operands = {
+            "x": x,
+            "y": float_tensor(name, "y", y, x.type.ndim),
+            "gy": float_tensor(name, "gy", gy, x.type.ndim),
+        }
+        dtype = require_same_dtype(name, **operands)
+        shape = merge_shapes(name, **{key: v.type.shape for key, v in operands.items()})
+        return Apply(self, list(operands.values()), [pt.tensor(dtype=dtype, shape=shape)])
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        return [[True], [True], [True]]
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        (x, y, gy), (g,) = inputs, cotangents
+        return [self._by_x(x, gy, g), self._by_y(x, y, gy, g), self(x, y, g)]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
+        # Each Jacobian is diagonal: cotangents and tangents are multiplied by the same.
+        x, y, gy = inputs
+        makers = (
+            lambda t: self._by_x(x, gy, t),
+            lambda t: self._by_y(x, y, gy, t),
+            lambda t: self(x, y, t),
+        )
+        terms = [
+            make(tangent)
+            for make, tangent in zip(makers, tangents, strict=True)
+            if not isinstance(tangent.type, DisconnectedType)
+        ]
+        return [sum(terms[1:], terms[0]) if terms else disconnected_type()]
+
+    def _by_x(self, x: Any, gy: Any, g: Any) -> Any:
+        if self.mode != "swish":
+            return pt.zeros_like(x)
+        beta, one, two = _constants(x, self.coef, 1, 2)
+        s = Activation("sigmoid")(beta * x)
+        return gy * g * beta * s * (one - s) * (two + beta * x * (one - two * s))
+
+    def _by_y(self, x: Any, y: Any, gy: Any, g: Any) -> Any:
+        zero, one, two = _constants(y, 0, 1, 2)
+        if self.mode == "tanh":
+            return -two * y * gy * g
+        if self.mode == "sigmoid":
+            return gy * g * (one - two * y)
+        if self.mode == "elu":
+            return pt.switch(x > zero, zero, gy * g)
+        return pt.zeros_like(y)
+
+    def expression(self, x: Any, y: Any, gy: Any) -> TensorVariable:
+        """What the Op computes, in PyTensor's elementwise Ops.
+
+        Parameters
+        ----------
+        x, y, gy : TensorVariable
+
+        Returns
+        -------
+        TensorVariable
+        """
+        dtype = x.type.dtype
+        x, y, gy = (pt.cast(v, accumulator_dtype(dtype)) for v in (x, y, gy))
+        coef, zero, one = _constants(x, self.coef, 0, 1)
+        if self.mode == "relu":
+            gx = pt.switch(x <= zero, zero, gy)
+        elif self.mode == "clipped_relu":
+            gx = pt.switch((x <= zero) | (x >= coef), zero, gy)
+        elif self.mode == "tanh":
+            gx = gy * (one - y * y)
+        elif self.mode == "sigmoid":
+            gx = gy * (y * (one - y))
+        elif self.mode == "elu":
+            gx = pt.switch(x > zero, gy, gy * (y + coef))
+        else:
+            s = pt.sigmoid(coef * x)
+            gx = gy * (s * (one + coef * x * (one - s)))
+        return pt.cast(gx, dtype)
+
+    def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
+        name = type(self).__name__
+        merge_shapes(name, **{k: v.shape for k, v in zip(("x", "y", "gy"), inputs, strict=True)})
+        dtype = inputs[0].dtype
+        x, y, gy = (v.astype(accumulator_dtype(dtype), copy=False) for v in inputs)
+        coef = x.dtype.type(self.coef)
+        if self.mode == "relu":
+            gx = np.where(x <= 0, 0, gy)
+        elif self.mode == "clipped_relu":
+            gx = np.where((x <= 0) | (x >= coef), 0, gy)
+        elif self.mode == "tanh":
+            gx = gy * (1 - y * y)
+        elif self.mode == "sigmoid":
+            gx = gy * y * (1 - y)
+        elif self.mode == "elu":
+            gx = gy * np.where(x > 0, 1, y + coef)
+        else:
+            s = _sigmoid(coef * x)
+            gx = gy * s * (1 + coef * x * (1 - s))
+        output_storage[0][0] = np.asarray(gx, dtype=dtype)
+
+
+def _constants(x: Any, *numbers: float) -> list[Any]:
+    """Numbers of the dtype of `x`, which they don't widen, and of its dimensions, to be fused."""
+    shape = (1,) * x.type.ndim
+    return [pt.constant(np.full(shape, number, dtype=x.type.dtype)) for number in numbers]
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    """The logistic function, of which no exponential overflows."""
+    small = np.exp(-np.abs(x))
+    return np.where(x < 0, small, 1) / (1 + small)
+
+
+def _apply(where: str, mode: str, x: Any, coef: Any = 0.0) -> TensorVariable:
+    x = float_tensor(where, "x", x)
+    op: Any = Activation(mode, _coefficient(where, mode, coef))
+    return op(x)
+
+
+def relu(x: Any) -> TensorVariable:
+    """Rectified linear unit, ``max(x, 0)``.
+
+    Parameters
+    ----------
+    x : tensor_like
+        float16, float32 or float64, of any number of dimensions.
+
+    Returns
+    -------
+    TensorVariable
+        Of the shape and dtype of `x`.  The gradient at 0 is 0.
+
+    Raises
+    ------
+    DnnTypeError
+        If `x` has another dtype.
+    """
+    return _apply("relu", "relu", x)
+
+
+def clipped_relu(x: Any, ceiling: float) -> TensorVariable:
+    """Rectified linear unit with an upper bound, ``min(max(x, 0), ceiling)``.
+
+    Parameters
+    ----------
+    x : tensor_like
+        As for `relu`.
+    ceiling : float
+        A positive number.
+
+    Returns
+    -------
+    TensorVariable
+        Of the shape and dtype of `x`.  The gradient at 0 and at the ceiling is 0.
+
+    Raises
+    ------
+    DnnTypeError
+        If `x` has another dtype, or `ceiling` is no number.
+    DnnValueError
+        If `ceiling` is not finite or not positive.
+    """
+    return _apply("clipped_relu", "clipped_relu", x, ceiling)
+
+
+def tanh(x: Any) -> TensorVariable:
+    """Hyperbolic tangent; arguments and errors as for `relu`."""
+    return _apply("tanh", "tanh", x)
+
+
+def sigmoid(x: Any) -> TensorVariable:
+    """Logistic function, ``1 / (1 + exp(-x))``; arguments and errors as for `relu`."""
+    return _apply("sigmoid", "sigmoid", x)
+
+
+def elu(x: Any, alpha: float = 1.0) -> TensorVariable:
+    """Exponential linear unit: `x` where that is positive, elsewhere ``alpha * (exp(x) - 1)``.
+
+    Parameters
+    ----------
+    x : tensor_like
+        As for `relu`.
+    alpha : float
+        What the function tends to at minus infinity, negated.
+
+    Returns
+    -------
+    TensorVariable
+        Of the shape and dtype of `x`.  The gradient at 0 is `alpha`.
+
+    Raises
+    ------
+    DnnTypeError
+        If `x` has another dtype, or `alpha` is no number.
+    DnnValueError
+        If `alpha` is not finite.
+    """
+    return _apply("elu", "elu", x, alpha)
+
+
+def swish(x: Any, beta: float = 1.0) -> TensorVariable:
+    """Swish, ``x * sigmoid(beta * x)``; with `beta` 1 it is known as SiLU.
+
+    Parameters
+    ----------
+    x : tensor_like
+        As for `relu`.
+    beta : float
+
+    Returns
+    -------
+    TensorVariable
+        Of the shape and dtype of `x`.
+
+    Raises
+    ------
+    DnnTypeError
+        If `x` has another dtype, or `beta` is no number.
+    DnnValueError
+        If `beta` is not finite.
+    """
+    return _apply("swish", "swish", x, beta)

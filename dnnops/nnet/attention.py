@@ -1,0 +1,381 @@
+"""Scaled dot-product attention and its gradient.
+
+The Ops here say what is computed and run in plain NumPy; rewrites replace them by Ops that call a
+library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.gradient import disconnected_type
+from pytensor.graph.basic import Apply
+from pytensor.tensor.variable import TensorVariable
+
+from dnnops.compat import shape_inference
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.nnet._validate import (
+    accumulator_dtype,
+    float_tensor,
+    merge_shapes,
+    named_operands,
+    require_same_dtype,
+    show_shape,
+    switch,
+)
+from dnnops.nnet.expressions import ExpressionOp, is_connected
+
+__all__ = ["Attention", "AttentionGrad", "scaled_dot_product_attention"]
+
+#: The operands that need not be there, in their order.
+OPTIONAL = ("mask", "query_lengths", "key_lengths")
+
+
+class AttentionBase(ExpressionOp):
+    """What attention and its gradient share: parameters, operands, checks and the scores.
+
+    Parameters
+    ----------
+    scale : float or None
+        The factor of the scores; None for the inverse root of the depth.
+    is_causal : bool
+        Whether a query sees only the keys up to its own place.
+    optional : sequence of str
+        Which of `OPTIONAL` are among the operands.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If a parameter is anything else.
+    """
+
+    __props__ = ("scale", "is_causal", "optional")
+
+    has_pushforwards = False  # PyTensor's product of more than two axes has none
+    #: The operands after those that may be missing, and the results.
+    last_operands: tuple[str, ...] = ()
+    results: tuple[str, ...]
+
+    def __init__(
+        self, scale: float | None = None, is_causal: bool = False, optional: Sequence[str] = ()
+    ):
+        name = type(self).__name__
+        number = (int, float, np.integer, np.floating)
+        if scale is not None and (isinstance(scale, bool) or not isinstance(scale, number)):
+            raise DnnTypeError(f"{name}: scale must be a number or None, got {scale!r}")
+        if scale is not None and not isfinite(scale):
+            raise DnnValueError(f"{name}: scale must be finite, got {scale!r}")
+        if not set(optional) <= set(OPTIONAL):
+            raise DnnValueError(f"{name}: optional must be of {OPTIONAL}, got {optional!r}")
+        self.scale = None if scale is None else float(scale)
+        self.is_causal = switch(name, "is_causal", is_causal)
+        self.optional = tuple(o for o in OPTIONAL if o in optional)
+        self.operands = ("query", "key", "value", *self.optional, *self.last_operands)
+
+    def make_node(self, *inputs: Any) -> Apply:
+        name = type(self).__name__
+        given = named_operands(name, self.operands, inputs)
+        for operand, value in given.items():
+            if operand == "mask":
+                given[operand] = _mask(name, value)
+            elif operand in OPTIONAL:
+                given[operand] = _lengths(name, operand, value)
+            else:
+                ndim = 3 if operand == "stats" else 4
+                given[operand] = float_tensor(name, operand, value, ndim)
+        floats = {o: x for o, x in given.items() if o not in OPTIONAL}
+        if "mask" in given and given["mask"].type.dtype != "bool":
+            floats["mask"] = given["mask"]
+        dtype = require_same_dtype(name, **floats)
+        shapes = self._shapes({o: x.type.shape for o, x in given.items()})
+        results = [pt.tensor(dtype=dtype, shape=tuple(shapes[r])) for r in self.results]
+        return Apply(self, list(given.values()), results)
+
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
+        given = dict(zip(self.operands, shapes, strict=True))
+        out = (*given["query"][:3], given["value"][3])
+        inferred = {"out": out, "stats": out[:3]}
+        inferred |= {f"d{operand}": given[operand] for operand in ("query", "key", "value")}
+        return [inferred[result] for result in self.results]
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        return [[x.type.dtype not in ("bool", "int64")] * len(self.results) for x in node.inputs]
+
+    def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
+        self._shapes({o: x.shape for o, x in zip(self.operands, inputs, strict=True)})
+        dtype = accumulator_dtype(inputs[0].dtype)
+        arrays = [x.astype(dtype, copy=False) if x.dtype.kind == "f" else x for x in inputs]
+        results = self._compute(*arrays)
+        for storage, result in zip(output_storage, results, strict=True):
+            storage[0] = np.asarray(result, dtype=inputs[0].dtype)
+
+    def _expressions(self, *inputs: Any) -> list[Any]:
+        dtype = inputs[0].type.dtype
+        wide = accumulator_dtype(dtype).name
+        results = self._compute(
+            *(x if x.type.dtype in ("bool", "int64") else pt.cast(x, wide) for x in inputs)
+        )
+        return [pt.cast(result, dtype) for result in results]
+
+    # Of a subclass: the results, of arrays or of variables.
+    def _compute(self, *inputs: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def _shapes(self, shapes: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+        """Check the operands' shapes; return what is known of the results' ones."""
+        name = type(self).__name__
+        found = ", ".join(f"{o} {show_shape(shape)}" for o, shape in shapes.items())
+        query, key, value = (shapes[o] for o in ("query", "key", "value"))
+
+        def same(what: str, *sizes: int | None) -> int | None:
+            known = {size for size in sizes if size is not None}
+            if len(known) > 1:
+                raise DnnValueError(f"{name}: {what} must be the same in all operands, got {found}")
+            return known.pop() if known else None
+
+        lengths = [shapes[o][0] for o in ("query_lengths", "key_lengths") if o in shapes]
+        batch = same("the batch size", query[0], key[0], value[0], *lengths)
+        heads = same("the number of heads of key and value", key[1], value[1])
+        keys = same("the number of keys and values", key[2], value[2])
+        depth = same("the depth of query and key", query[3], key[3])
+        if None not in (query[1], heads) and (heads == 0 or query[1] % heads):  # type: ignore[operator]
+            raise DnnValueError(
+                f"{name}: the heads of query must be a multiple of those of key and value, got "
+                f"{found}"
+            )
+        scores = (batch, query[1], query[2], keys)
+        for size, other in zip(shapes.get("mask", ()), scores, strict=False):
+            if None not in (size, other) and size not in (1, other):
+                raise DnnValueError(
+                    f"{name}: mask must have shape {show_shape(scores)}, or 1 in the place of a "
+                    f"size; got {found}"
+                )
+        out = (batch, query[1], query[2], value[3])
+        if "gout" in shapes:
+            out = merge_shapes(name, expected=out, out=shapes["out"], gout=shapes["gout"])
+            merge_shapes(name, expected=out[:3], stats=shapes["stats"])
+        return {
+            "out": out,
+            "stats": out[:3],
+            "dquery": (*out[:3], depth),
+            "dkey": (batch, heads, keys, depth),
+            "dvalue": (batch, heads, keys, value[3]),
+        }
+
+    def _scores(self, given: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+        """The scores, minus infinity where they don't count; keys, values and scale for them."""
+        query = given["query"]
+        library: Any = np if isinstance(query, np.ndarray) else pt
+        group = query.shape[1] // given["key"].shape[1]
+        key, value = (library.repeat(given[o], group, axis=1) for o in ("key", "value"))
+        scale: Any = self.scale
+        if scale is None:
+            depth = query.shape[3]
+            is_array = isinstance(query, np.ndarray)
+            scale = depth**-0.5 if is_array else pt.cast(depth, query.type.dtype) ** -0.5
+        scores = (query * scale) @ key.swapaxes(2, 3)
+        rows = library.arange(query.shape[2])[:, None]
+        columns = library.arange(key.shape[2])
+        allowed = []
+        if "mask" in given and str(given["mask"].dtype) == "bool":
+            allowed.append(given["mask"])
+        elif "mask" in given:
+            scores = scores + given["mask"]
+        if self.is_causal:
+            allowed.append((columns <= rows)[None, None])
+        for operand, places in (("query_lengths", rows), ("key_lengths", columns)):
+            if operand in given:
+                allowed.append(places < given[operand][:, None, None, None])
+        for where in allowed:
+            scores = library.where(where, scores, _number(-np.inf, scores))
+        return scores, key, value, scale
+
+
+class Attention(AttentionBase):
+    """Attention: ``Attention(scale, is_causal, optional)(query, key, value, ...)``.
+
+    The results are the output, and for each query the logarithm of the sum of its scores'
+    exponentials, minus infinity if there are none, which the gradient takes.  Parameters as for
+    `AttentionBase`; what it computes is in `scaled_dot_product_attention`.
+    """
+
+    results = ("out", "stats")
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        out, stats = outputs
+        gout, gstats = cotangents
+        gradients: list[Any] = [disconnected_type() for _ in inputs]
+        if is_connected(gstats):
+            gradients = super().pullback(inputs, outputs, [disconnected_type(), gstats])
+        if is_connected(gout):
+            op = AttentionGrad(self.scale, self.is_causal, self.optional)
+            terms: list[Any] = list(op.make_node(*inputs, out, stats, gout).outputs)
+            if "mask" in self.optional and inputs[3].type.dtype != "bool":
+                terms.append(op.mask_gradient(*inputs, out, stats, gout))
+            for i, term in enumerate(terms):
+                gradients[i] = gradients[i] + term if is_connected(gradients[i]) else term
+        return gradients
+
+    def _compute(self, *inputs: Any) -> list[Any]:
+        scores, _, value, _ = self._scores(dict(zip(self.operands, inputs, strict=True)))
+        library: Any = np if isinstance(scores, np.ndarray) else pt
+        # A row that sees nothing has no maximum, and gives zeros.
+        largest = _without_infinity(library, scores.max(axis=3, keepdims=True))
+        weights = library.exp(scores - largest)
+        total = weights.sum(axis=3, keepdims=True)
+        safe = library.where(total > 0, total, _number(1, total))
+        stats = library.where(total > 0, library.log(safe) + largest, _number(-np.inf, total))
+        return [(weights / safe) @ value, stats[:, :, :, 0]]
+
+
+class AttentionGrad(AttentionBase):
+    """The gradients of `Attention` by query, key and value.
+
+    ``AttentionGrad(scale, is_causal, optional)(query, key, value, ..., out, stats, gout)``: `out`
+    and `stats` are what `Attention` gave, `gout` is the gradient by `out`.  Parameters as for
+    `AttentionBase`.
+    """
+
+    last_operands = ("out", "stats", "gout")
+    results = ("dquery", "dkey", "dvalue")
+
+    def mask_gradient(self, *inputs: Any) -> Any:
+        """Write the gradient by an additive mask as an expression of all operands."""
+        mask = inputs[3]
+        score_gradient = self._weights_and_gradients(inputs)[1]
+        axes = [axis for axis, size in enumerate(mask.type.shape) if size == 1]
+        return score_gradient.sum(axis=axes, keepdims=True, dtype=mask.type.dtype)
+
+    def _weights_and_gradients(self, inputs: Any) -> tuple[Any, Any, Any, Any]:
+        given = dict(zip(self.operands, inputs, strict=True))
+        scores, key, value, scale = self._scores(given)
+        library: Any = np if isinstance(scores, np.ndarray) else pt
+        stats, gout = given["stats"][:, :, :, None], given["gout"]
+        distances = _without_infinity(library, scores) - _without_infinity(library, stats)
+        counts = scores > _number(-np.inf, scores)
+        weights = library.where(counts, library.exp(distances), _number(0, scores))
+        shared = (gout * given["out"]).sum(axis=3, keepdims=True)
+        return weights, weights * (gout @ value.swapaxes(2, 3) - shared), key, scale
+
+    def _compute(self, *inputs: Any) -> list[Any]:
+        given = dict(zip(self.operands, inputs, strict=True))
+        weights, score_gradient, key, scale = self._weights_and_gradients(inputs)
+        dquery = (score_gradient @ key) * scale
+        dkey = score_gradient.swapaxes(2, 3) @ (given["query"] * scale)
+        dvalue = weights.swapaxes(2, 3) @ given["gout"]
+        # Of the heads that share a key.
+        batch, heads = given["key"].shape[:2]
+        group = given["query"].shape[1] // heads
+        summed = [
+            x.reshape((batch, heads, group, *x.shape[2:])).sum(axis=2) for x in (dkey, dvalue)
+        ]
+        return [dquery, *summed]
+
+
+def _number(value: float, like: Any) -> np.ndarray:
+    """A scalar of the dtype of an array or a variable, which it does not widen."""
+    return np.asarray(value, dtype=str(like.dtype))
+
+
+def _without_infinity(library: Any, x: Any) -> Any:
+    """Put zeros in the place of negative infinities."""
+    return (
+        library.where(x == -np.inf, _number(0, x), x)
+        if library is np
+        else pt.switch(pt.eq(x, _number(-np.inf, x)), _number(0, x), x)
+    )
+
+
+def _mask(where: str, value: Any) -> TensorVariable:
+    try:
+        mask = pt.as_tensor_variable(value)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise DnnTypeError(f"{where}: mask must be a tensor, got {value!r}") from error
+    if mask.type.ndim != 4:
+        raise DnnTypeError(
+            f"{where}: mask must have 4 dimensions (batch, heads, queries, keys), got "
+            f"{mask.type.ndim}"
+        )
+    return mask if mask.type.dtype == "bool" else float_tensor(where, "mask", mask)
+
+
+def _lengths(where: str, name: str, value: Any) -> TensorVariable:
+    try:
+        lengths = pt.as_tensor_variable(value)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise DnnTypeError(f"{where}: {name} must be a vector of ints, got {value!r}") from error
+    if lengths.type.ndim != 1 or lengths.type.dtype not in pt.type.integer_dtypes:
+        raise DnnTypeError(f"{where}: {name} must be a vector of ints, got {lengths.type}")
+    return lengths if lengths.type.dtype == "int64" else pt.cast(lengths, "int64")
+
+
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    query_lengths: Any = None,
+    key_lengths: Any = None,
+) -> TensorVariable:
+    """Attend: the mean of values, weighted by a softmax of products of queries and keys.
+
+    ``softmax(query @ key.swapaxes(2, 3) * scale + mask) @ value``, for each batch entry and head.
+    A query for which no key counts gives zeros.
+
+    Parameters
+    ----------
+    query : tensor_like, (batch, heads, queries, depth)
+        Of float16, float32 or float64.
+    key : tensor_like, (batch, heads, keys, depth)
+    value : tensor_like, (batch, heads, keys, value depth)
+    mask : tensor_like, optional
+        Of shape (batch, heads, queries, keys), each of which may be 1: bool, True where a key
+        counts, or of the dtype of `query`, and added to the scores.
+    is_causal : bool
+        Whether query ``i`` sees the keys 0 to ``i`` only. If there is a mask, both hold.
+    scale : float, optional
+        The factor of the products; ``depth**-0.5`` if not given.
+    enable_gqa : bool
+        Whether key and value may have fewer heads than query, each for as many heads of it that
+        follow each other.
+    query_lengths, key_lengths : int vector, optional
+        How many queries and keys of each batch entry count; the output is zero for the queries
+        after those.
+
+    Returns
+    -------
+    TensorVariable, (batch, heads, queries, value depth)
+
+    Raises
+    ------
+    DnnTypeError
+        If an operand has another dtype or rank, or a parameter is something else.
+    DnnValueError
+        If shapes don't fit, or `scale` is not finite.
+
+    Notes
+    -----
+    It is ``torch.nn.functional.scaled_dot_product_attention`` but for the lengths and dropout.
+    """
+    where = "scaled_dot_product_attention"
+    switch(where, "enable_gqa", enable_gqa)
+    given = {"mask": mask, "query_lengths": query_lengths, "key_lengths": key_lengths}
+    given = {name: operand for name, operand in given.items() if operand is not None}
+    node: Any = Attention(scale, is_causal, tuple(given)).make_node(
+        query, key, value, *given.values()
+    )
+    heads = [x.type.shape[1] for x in node.inputs[:2]]
+    if not enable_gqa and None not in heads and heads[0] != heads[1]:
+        raise DnnValueError(
+            f"{where}: query has {heads[0]} heads, and key and value {heads[1]}; give "
+            "enable_gqa=True if several heads of query are to share a key"
+        )
+    return node.outputs[0]

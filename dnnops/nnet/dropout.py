@@ -1,0 +1,339 @@
+"""Dropout: elements become zero at random, and the others are scaled so that the mean stays.
+
+The random numbers are Philox4x32-10 of Salmon, Moraes, Dror and Shaw, Parallel Random Numbers: As
+Easy as 1, 2, 3 (2011): a function of a key and a counter. So an element's fate depends on the seed,
+on how many elements were drawn before, and on its place in the array in C order, but neither on
+threads nor on how the array lies in memory.
+
+The state is an int64 vector of two entries, read as unsigned: the seed, which is the key, and an
+offset, the counter of the next call's first block. Of an array in C order, 64 elements take the
+four 32-bit words of 16 blocks: the first 16 take the blocks' first words, the next 16 the second
+ones, and so on. An element is dropped if its word is less than ``floor(p * 2**32)``.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.gradient import disconnected_type, grad_undefined
+from pytensor.graph.basic import Apply, Constant
+from pytensor.graph.op import Op
+from pytensor.tensor.basic import get_scalar_constant_value
+from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.variable import TensorVariable
+
+from dnnops.compat import set_default_update, shape_inference
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.nnet._validate import (
+    accumulator_dtype,
+    float64_scalar,
+    float_tensor,
+    int_vector,
+    is_int,
+    show_shape,
+)
+from dnnops.nnet.expressions import is_connected
+
+__all__ = ["Dropout", "DropoutGrad", "dropout", "dropout_state", "philox4x32"]
+
+#: How many elements, and how many blocks of random numbers, are drawn together.
+GROUP, BLOCKS = 64, 16
+
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+
+
+def philox4x32(counter: np.ndarray, key: tuple[int, int], rounds: int = 10) -> np.ndarray:
+    """Compute blocks of four random 32-bit words.
+
+    Parameters
+    ----------
+    counter : ndarray of uint32, shape (..., 4)
+    key : tuple of two ints less than 2**32
+    rounds : int
+
+    Returns
+    -------
+    ndarray of uint32, shape (..., 4)
+    """
+    a, b, c, d = (counter[..., i].astype("uint64") for i in range(4))
+    for step in range(rounds):
+        first, second = (
+            np.uint64((k + step * by) & 0xFFFFFFFF) for k, by in zip(key, _KEY_STEPS, strict=True)
+        )
+        low, high = _MULTIPLIERS[0] * a, _MULTIPLIERS[1] * c
+        a, b = (high >> _HALF) ^ b ^ first, high & _LOW
+        c, d = (low >> _HALF) ^ d ^ second, low & _LOW
+    return np.stack([a, b, c, d], axis=-1).astype("uint32")
+
+
+def _words(state: np.ndarray, count: int) -> np.ndarray:
+    """The random words of `count` elements in C order."""
+    seed, offset = (int(word) for word in state.view("uint64"))
+    groups = -(-count // GROUP)
+    blocks = np.arange(groups * BLOCKS, dtype="uint64") + np.uint64(offset)
+    counter = np.zeros((blocks.size, 4), dtype="uint32")
+    counter[:, 0], counter[:, 1] = blocks & _LOW, blocks >> _HALF
+    words = philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32))
+    return words.reshape(groups, BLOCKS, 4).swapaxes(1, 2).ravel()[:count]
+
+
+def _checked_p(where: str, p: float) -> float:
+    if not 0 <= p < 1:  # so that NaN is refused, too
+        raise DnnValueError(f"{where}: p must be at least 0 and less than 1, got {p}")
+    return p
+
+
+def _probability(where: str, p: Any) -> TensorVariable:
+    p = float64_scalar(where, "p", p)
+    if isinstance(p, Constant):
+        _checked_p(where, float(p.data))
+    return p
+
+
+class Dropout(Op):
+    """Dropout: ``Dropout()(x, p, state)`` gives ``y``, ``reserve`` and ``next_state``.
+
+    `p` is the probability, a float64 scalar, with which an element becomes 0; the others are
+    multiplied by ``1 / (1 - p)``. `reserve` is what `DropoutGrad` needs, an uint8 vector: here a
+    bit for each element in C order, the first one the lowest, 1 for what was kept. `next_state` is
+    the state for the next call.
+    """
+
+    __props__: tuple[str, ...] = ()
+
+    def make_node(self, x: Any, p: Any, state: Any) -> Apply:  # type: ignore[override]
+        name = type(self).__name__
+        x = float_tensor(name, "x", x)
+        p = _probability(name, p)
+        state = _state_vector(name, state)
+        sizes = x.type.shape
+        length = None if None in sizes else _reserve_length(prod(sizes))
+        return Apply(
+            self,
+            [x, p, state],
+            [
+                pt.tensor(dtype=x.type.dtype, shape=sizes),
+                pt.tensor(dtype="uint8", shape=(length,)),
+                pt.tensor(dtype="int64", shape=(2,)),
+            ],
+        )
+
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
+        return [shapes[0], (_reserve_length(prod(shapes[0])),), (2,)]
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        return [[True, False, False], [True, False, False], [False, False, True]]
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        p = inputs[1]
+        if not is_connected(cotangents[0]):
+            return [disconnected_type() for _ in inputs]
+        gx = DropoutGrad()(cotangents[0], p, outputs[1])
+        return [gx, _undefined(self, p), disconnected_type()]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
+        tangent: Any = disconnected_type()
+        if _moves(tangents[1]):
+            tangent = _undefined(self, inputs[1])
+        elif is_connected(tangents[0]):
+            tangent = DropoutGrad()(tangents[0], inputs[1], outputs[1])
+        return [tangent, disconnected_type(), disconnected_type()]
+
+    def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
+        x, p, state = inputs
+        name = type(self).__name__
+        p = _checked_p(name, float(p))
+        state = np.ascontiguousarray(state)
+        if state.shape != (2,):
+            raise DnnValueError(f"{name}: state must have 2 entries, got {state.size}")
+        kept = _words(state, x.size) >= np.uint32(int(p * 2**32))
+        reserve = np.packbits(kept, bitorder="little")
+        next_state = state.copy()
+        blocks = np.array([BLOCKS * -(-x.size // GROUP)], dtype="uint64")
+        next_state[1:] = (state[1:].view("uint64") + blocks).view("int64")
+        output_storage[0][0] = _scaled(x, p, kept)
+        output_storage[1][0] = reserve
+        output_storage[2][0] = next_state
+
+
+class DropoutGrad(Op):
+    """The gradient of dropout: ``DropoutGrad()(gy, p, reserve)``.
+
+    `gy` is the gradient by the output, `p` and `reserve` are those of the `Dropout`.
+    """
+
+    __props__: tuple[str, ...] = ()
+
+    def make_node(self, gy: Any, p: Any, reserve: Any) -> Apply:  # type: ignore[override]
+        name = type(self).__name__
+        gy = float_tensor(name, "gy", gy)
+        p = _probability(name, p)
+        reserve = pt.as_tensor_variable(reserve)
+        if reserve.type.ndim != 1 or reserve.type.dtype != "uint8":
+            raise DnnTypeError(f"{name}: reserve must be an uint8 vector, got {reserve.type}")
+        return Apply(self, [gy, p, reserve], [pt.tensor(dtype=gy.type.dtype, shape=gy.type.shape)])
+
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
+        return [shapes[0]]
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        return [[True], [True], [False]]
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        _, p, reserve = inputs
+        gradient = self(cotangents[0], p, reserve)
+        return [gradient, _undefined(self, p), disconnected_type()]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
+        if _moves(tangents[1]):
+            return [_undefined(self, inputs[1])]
+        if not is_connected(tangents[0]):
+            return [disconnected_type()]
+        return [self(tangents[0], *inputs[1:])]
+
+    def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
+        gy, p, reserve = inputs
+        name = type(self).__name__
+        p = _checked_p(name, float(p))
+        if reserve.size != _reserve_length(gy.size):
+            raise DnnValueError(
+                f"{name}: reserve has {reserve.size} bytes, expected {_reserve_length(gy.size)} "
+                f"for gy of shape {show_shape(gy.shape)}"
+            )
+        kept = np.unpackbits(reserve, count=gy.size, bitorder="little").astype(bool)
+        output_storage[0][0] = _scaled(gy, p, kept)
+
+
+def _undefined(op: Op, p: Any) -> Any:
+    return grad_undefined(op, 1, p, "which elements are dropped depends on it")
+
+
+def _moves(tangent: Any) -> bool:
+    """Whether there is a tangent; of operands that are constants there is one that is zero."""
+    if not is_connected(tangent):
+        return False
+    try:
+        return bool(get_scalar_constant_value(tangent) != 0)
+    except NotScalarConstantError:
+        return True
+
+
+def _reserve_length(count: Any) -> Any:
+    return (count + 7) // 8
+
+
+def _scaled(x: np.ndarray, p: float, kept: np.ndarray) -> np.ndarray:
+    wide = accumulator_dtype(x.dtype)
+    scaled = x.astype(wide, copy=False) * wide.type(1 / (1 - p))
+    return np.where(kept.reshape(x.shape), scaled, 0).astype(x.dtype)
+
+
+def _state_vector(where: str, state: Any) -> TensorVariable:
+    vector = int_vector(where, "state", state, 2)
+    if pt.as_tensor_variable(state).type.dtype != "int64":
+        raise DnnTypeError(f"{where}: state must have dtype int64, got {state.type.dtype}")
+    return vector
+
+
+def dropout_state(seed: int, name: str | None = None) -> Any:
+    """Make the state of dropout, as a shared variable.
+
+    Parameters
+    ----------
+    seed : int
+        From 0 to ``2**64 - 1``.
+    name : str, optional
+        The variable's name.
+
+    Returns
+    -------
+    TensorSharedVariable
+        An int64 vector of two entries: the seed, and where in its sequence of random numbers the
+        next call begins. ``set_value(get_value())`` of a saved one repeats what came after.
+
+    Raises
+    ------
+    DnnTypeError
+        If `seed` is no int.
+    DnnValueError
+        If it is out of bounds.
+    """
+    return pytensor.shared(_initial_state("dropout_state", seed), name=name, shape=(2,))
+
+
+def _initial_state(where: str, seed: Any) -> np.ndarray:
+    if not is_int(seed):
+        raise DnnTypeError(f"{where}: seed must be an int, got {seed!r}")
+    if not 0 <= seed < 2**64:
+        raise DnnValueError(f"{where}: seed must be from 0 to 2**64 - 1, got {seed}")
+    return np.array([seed, 0], dtype="uint64").view("int64")
+
+
+def dropout(x: Any, p: Any = 0.5, seed: int | None = None, state: Any = None) -> Any:
+    """Set elements to zero at random and scale the others, so that the mean stays.
+
+    Parameters
+    ----------
+    x : tensor_like
+        float16, float32 or float64, of any number of dimensions.
+    p : number or scalar variable
+        The probability with which an element becomes 0, at least 0 and less than 1.
+    seed : int, optional
+        From 0 to ``2**64 - 1``. The state is kept by this function's result: each call of a
+        compiled function draws anew, and compiling the same program again repeats its sequence.
+    state : int64 vector, optional
+        In place of a seed: a state, such as `dropout_state` makes. Then the state that follows is
+        returned, too, and has to be used: as the update of the shared variable, or as the state of
+        the next dropout.
+
+    Returns
+    -------
+    y : TensorVariable
+        Of the shape and dtype of `x`: 0, or ``x / (1 - p)``. Its gradient passes through the same
+        elements.
+    next_state : TensorVariable
+        Only if `state` was given.
+
+    Raises
+    ------
+    DnnTypeError
+        If a dtype is another one, or the seed is no int.
+    DnnValueError
+        If `p` or `seed` is out of bounds, or not just one of `seed` and `state` is given. A
+        symbolic `p` is checked at the call.
+
+    Notes
+    -----
+    Two layers with one seed drop the same elements of arrays of one shape: give each its own, or
+    pass one state from one to the other.
+
+    Examples
+    --------
+    >>> y = dropout(x, 0.2, seed=1)
+    >>> state = dropout_state(seed=1)
+    >>> y, next_state = dropout(x, 0.2, state=state)
+    >>> z, next_state = dropout(y @ w, 0.5, state=next_state)
+    >>> f = pytensor.function([x], z, updates={state: next_state})
+    """
+    where = "dropout"
+    if (seed is None) == (state is None):
+        given = "neither" if seed is None else "both"
+        raise DnnValueError(f"{where}: give either a seed or a state, got {given}")
+    x = float_tensor(where, "x", x)
+    p = _probability(where, p)
+    if state is not None:
+        y, _, next_state = Dropout().make_node(x, p, _state_vector(where, state)).outputs
+        return y, next_state
+    own = pytensor.shared(_initial_state(where, seed), shape=(2,))
+    y, _, next_state = Dropout().make_node(x, p, own).outputs
+    set_default_update(own, next_state)
+    return y

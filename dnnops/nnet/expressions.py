@@ -1,0 +1,102 @@
+"""Ops whose derivatives come from writing their results as expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytensor.gradient
+import pytensor.tensor as pt
+from pytensor.gradient import DisconnectedType, disconnected_type
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
+from pytensor.graph.replace import graph_replace
+
+__all__ = ["ExpressionOp", "is_connected"]
+
+
+def is_connected(variable: Any) -> bool:
+    """Tell whether a derivative, or its stand-in, is one of something that is connected."""
+    return not isinstance(variable.type, DisconnectedType)
+
+
+class ExpressionOp(Op):
+    """An Op that PyTensor can differentiate because its results are written as expressions.
+
+    It is those of other Ops that the derivatives consist of: a subclass for which there are faster
+    ones overrides :meth:`pullback`.
+    """
+
+    #: Whether all Ops of the expressions have a pushforward: otherwise it is two pullbacks.
+    has_pushforwards = True
+
+    # Of a subclass: the results, as expressions of the operands.
+    _expressions: Callable[..., list[Any]]
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        return [[True] * len(node.outputs) for _ in node.inputs]
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        # Of variables of its own, because one input may depend on another one.
+        own = [x.type() for x in inputs]
+        # Copies, because one result may be part of another one, and a gradient that is given for
+        # it would stand instead of what comes through the other one.
+        results = [result.copy() for result in self._expressions(*own)]
+        known = {r: g for r, g in zip(results, cotangents, strict=True) if is_connected(g)}
+        stand_ins = {g: g.type() for g in known.values()}
+        pattern = self.connection_pattern(outputs[0].owner)
+        by = [i for i in range(len(own)) if any(pattern[i])]
+        gradients: Any = pytensor.gradient.grad(
+            None,
+            [own[i] for i in by],
+            known_grads={r: stand_ins[g] for r, g in known.items()},
+            disconnected_inputs="ignore",
+            return_disconnected="disconnected",
+        )
+        replacements = {**dict(zip(own, inputs, strict=True)), **_swapped(stand_ins)}
+        found = dict(zip(by, _replace(gradients, replacements), strict=True))
+        by_inputs = [found.get(i, disconnected_type()) for i in range(len(own))]
+        return _as_dtypes_of(inputs, by_inputs)
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
+        own = [x.type() for x in inputs]
+        results = self._expressions(*own)
+        pattern = self.connection_pattern(outputs[0].owner)
+        # Integers have tangents too, of which nothing depends.
+        along = [i for i, t in enumerate(tangents) if is_connected(t) and any(pattern[i])]
+        if not along:
+            return [disconnected_type() for _ in outputs]
+        stand_ins = [tangents[i].type() for i in along]
+        moved = [k for k in range(len(outputs)) if any(pattern[i][k] for i in along)]
+        moving: Any = pytensor.gradient.pushforward(
+            [results[k] for k in moved],
+            [own[i] for i in along],
+            stand_ins,
+            disconnected_outputs="ignore",
+            use_op_pushforward=self.has_pushforwards,
+        )
+        replacements = dict(zip(own, inputs, strict=True))
+        replacements |= {s: tangents[i] for s, i in zip(stand_ins, along, strict=True)}
+        found = dict(zip(moved, _replace(moving, replacements), strict=True))
+        along_outputs = [found.get(k, disconnected_type()) for k in range(len(outputs))]
+        return _as_dtypes_of(outputs, along_outputs)
+
+
+def _swapped(mapping: dict[Any, Any]) -> dict[Any, Any]:
+    return {value: key for key, value in mapping.items()}
+
+
+def _replace(variables: Sequence[Any], replacements: dict[Any, Any]) -> list[Any]:
+    """Put `replacements` into those variables that are connected."""
+    connected = [v for v in variables if is_connected(v)]
+    replaced = iter(graph_replace(connected, replacements, strict=False))
+    return [next(replaced) if is_connected(v) else v for v in variables]
+
+
+def _as_dtypes_of(variables: Sequence[Any], derivatives: Sequence[Any]) -> list[Any]:
+    """Cast derivatives, where connected, to the dtypes of what they belong to."""
+    # PyTensor's derivative of a cast has the dtype of the result, not of the operand.
+    return [
+        pt.cast(d, v.type.dtype) if is_connected(d) else d
+        for v, d in zip(variables, derivatives, strict=True)
+    ]

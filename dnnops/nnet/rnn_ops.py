@@ -1,0 +1,359 @@
+"""The Ops of recurrent networks: forward, and the gradient. `dnnops.nnet.RNNBlock` makes them."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any, NoReturn
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.gradient import DisconnectedType, disconnected_type
+from pytensor.graph.basic import Apply, Constant
+from pytensor.graph.op import Op
+
+from dnnops.compat import shape_inference
+from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
+from dnnops.nnet._validate import (
+    accumulator_dtype,
+    float_tensor,
+    named_operands,
+    require_same_dtype,
+    show_shape,
+    switch,
+)
+from dnnops.nnet.rnn_layout import RNNLayout
+from dnnops.nnet.rnn_reference import RNNProblem, rnn_backward, rnn_forward
+
+__all__ = ["RNNBackward", "RNNForward"]
+
+_RANKS = {"w": 1, "reserve": 1}
+
+
+def check_dropout(where: str, dropout: Any) -> float:
+    """Return a probability of dropout as a float; raise if it is none, or 1."""
+    if isinstance(dropout, bool) or not isinstance(dropout, (int, float, np.number)):
+        raise DnnTypeError(f"{where}: dropout must be a number, got {dropout!r}")
+    if not (isfinite(dropout) and 0 <= dropout < 1):
+        raise DnnValueError(f"{where}: dropout must be at least 0 and less than 1, got {dropout}")
+    return float(dropout)
+
+
+def int64_variable(where: str, name: str, value: Any, ndim: int) -> Any:
+    """Return integers, a scalar or a vector, as an int64 variable."""
+    try:
+        x = pt.as_tensor_variable(value)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise DnnTypeError(f"{where}: {name} must be integers, got {value!r}") from error
+    if x.type.ndim != ndim or x.type.dtype not in pt.type.integer_dtypes:
+        kind = "an integer scalar" if ndim == 0 else "a vector of integers"
+        raise DnnTypeError(f"{where}: {name} must be {kind}, got {x.type}")
+    if x.type.dtype == "int64":
+        return x
+    if isinstance(x, Constant):
+        return pt.constant(x.data.astype("int64"))
+    return pt.cast(x, "int64")
+
+
+class RNNBase(Op):
+    """What the two Ops share: the network, its operands and their checks.
+
+    The operands are `w` (parameters,), `x` (steps, batch, input), `hx` (pseudo-layers, batch,
+    output size), for an LSTM `cx` (pseudo-layers, batch, hidden size), if there are lengths
+    `lengths` (batch,), if there is dropout `seed`.
+
+    Parameters
+    ----------
+    rnn_mode, hidden_size, num_layers, bidirectional, skip_input, proj_size
+        As for `RNNLayout`.
+    dropout : float
+        The probability with which an output between two layers is dropped.
+    has_lengths : bool
+        Whether the sequences have lengths of their own.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError, DnnNotSupportedError
+        As `RNNLayout` does, or if `dropout` is not in [0, 1).
+    """
+
+    __props__: tuple[str, ...] = (
+        "rnn_mode",
+        "hidden_size",
+        "num_layers",
+        "bidirectional",
+        "skip_input",
+        "proj_size",
+        "dropout",
+        "has_lengths",
+    )
+
+    def __init__(
+        self,
+        rnn_mode: str,
+        hidden_size: int,
+        num_layers: int,
+        bidirectional: bool = False,
+        skip_input: bool = False,
+        proj_size: int = 0,
+        dropout: float = 0.0,
+        has_lengths: bool = False,
+    ):
+        name = type(self).__name__
+        self.bidirectional = switch(name, "bidirectional", bidirectional)
+        self.skip_input = switch(name, "skip_input", skip_input)
+        self.layout = RNNLayout(
+            rnn_mode, hidden_size, num_layers, self.bidirectional, self.skip_input, proj_size
+        )
+        self.rnn_mode = rnn_mode
+        self.hidden_size = self.layout.hidden_size
+        self.num_layers = self.layout.num_layers
+        self.proj_size = self.layout.proj_size
+        # There is nothing between the layers of a single one.
+        self.dropout = check_dropout(name, dropout) if self.num_layers > 1 else 0.0
+        self.has_lengths = switch(name, "has_lengths", has_lengths)
+        self.operands = (
+            "w",
+            "x",
+            "hx",
+            *(("cx",) if self.layout.has_cell else ()),
+            *(("lengths",) if self.has_lengths else ()),
+            *(("seed",) if self.dropout else ()),
+        )
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """The parameters of the network: those that both Ops have."""
+        return {name: getattr(self, name) for name in RNNBase.__props__}
+
+    def _read(self, names: tuple[str, ...], values: Any) -> dict[str, Any]:
+        """Return the operands by name, checked as far as they are known."""
+        where = type(self).__name__
+        given: dict[str, Any] = {}
+        for name, value in named_operands(where, names, values).items():
+            if name in ("lengths", "seed"):
+                given[name] = int64_variable(where, name, value, int(name == "lengths"))
+            else:
+                given[name] = float_tensor(where, name, value, _RANKS.get(name, 3))
+        floats = {n: x for n, x in given.items() if x.type.dtype.startswith("float")}
+        floats.pop("reserve", None)
+        dtype = require_same_dtype(where, **floats)
+        if "reserve" in given and given["reserve"].type.dtype != accumulator_dtype(dtype):
+            raise DnnTypeError(
+                f"{where}: reserve has dtype {given['reserve'].type.dtype}, expected "
+                f"{accumulator_dtype(dtype)}"
+            )
+        self._check_shapes({n: x.type.shape for n, x in given.items()})
+        return given
+
+    def _check_shapes(self, shapes: dict[str, Any]) -> None:
+        """Raise DnnValueError if shapes, None where not known, do not belong together."""
+        where, layout = type(self).__name__, self.layout
+        steps, batch, input_size = shapes["x"]
+        layout.check_input_size(where, input_size)
+        hidden = (layout.state_count, batch, layout.output_size)
+        expected = {
+            "w": (None if input_size is None else layout.param_size(input_size),),
+            "hx": hidden,
+            "cx": (layout.state_count, batch, layout.hidden_size),
+            "lengths": (batch,),
+            "y": (steps, batch, layout.directions * layout.output_size),
+            "reserve": (None if None in (steps, batch) else steps * batch * layout.reserve_size,),
+        }
+        if layout.skip_input:
+            expected["w"] = (layout.param_size(layout.hidden_size),)
+        expected |= {f"g{name}": expected[of] for name, of in _STATES_AND_OUTPUT}
+        for name, shape in shapes.items():
+            if any(
+                None not in (found, wanted) and found != wanted
+                for found, wanted in zip(shape, expected.get(name, shape), strict=True)
+            ):
+                raise DnnValueError(
+                    f"{where}: {name} has shape {show_shape(shape)}, expected "
+                    f"{show_shape(expected[name])} for x of shape {show_shape(shapes['x'])}, "
+                    f"{self}"
+                )
+
+    def _problem(self, names: tuple[str, ...], inputs: Any) -> tuple[RNNProblem, dict[str, Any]]:
+        """The network with its operands' values, checked, and the operands by name."""
+        values = dict(zip(names, inputs, strict=True))
+        self._check_shapes({name: value.shape for name, value in values.items()})
+        dtype = accumulator_dtype(values["x"].dtype)
+        for name, value in values.items():
+            if name not in ("lengths", "seed"):
+                values[name] = value.astype(dtype, copy=False)
+        steps, batch = values["x"].shape[:2]
+        lengths = values.get("lengths", np.full(batch, steps))
+        if self.has_lengths and batch and not (lengths.min() >= 1 and lengths.max() <= steps):
+            raise DnnValueError(
+                f"{type(self).__name__}: lengths must be between 1 and the number of steps "
+                f"{steps}, got {lengths.tolist()}"
+            )
+        problem = RNNProblem(
+            layout=self.layout,
+            w=values["w"],
+            x=values["x"],
+            hx=values["hx"],
+            cx=values.get("cx"),
+            lengths=lengths,
+            dropout=self.dropout,
+            seed=int(values.get("seed", 0)),
+        )
+        return problem, values
+
+    def _store(self, node: Apply, output_storage: Any, results: list[Any]) -> None:
+        for output, storage, result in zip(node.outputs, output_storage, results, strict=True):
+            storage[0] = np.asarray(result, dtype=output.type.dtype)
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> NoReturn:
+        raise DnnNotSupportedError(
+            f"{type(self).__name__}: derivatives in forward mode (pushforward, Rop) of a recurrent "
+            "network are not there; write the network as a scan for them"
+        )
+
+
+_STATES_AND_OUTPUT = (("y", "y"), ("hy", "hx"), ("cy", "cx"))
+
+
+class RNNForward(RNNBase):
+    """A recurrent network: ``RNNForward(...)(w, x, hx, [cx], [lengths], [seed])``.
+
+    The results are `y` (steps, batch, directions * output size), `hy` of the shape of `hx`, for an
+    LSTM `cy` of the shape of `cx`, and, if asked for, the *reserve*: a vector with what the
+    gradient needs, whose contents are the affair of what computes it.
+
+    Parameters
+    ----------
+    rnn_mode, hidden_size, num_layers, bidirectional, skip_input, proj_size, dropout, has_lengths
+        As for `RNNBase`.
+    keeps_reserve : bool
+        Whether there is a reserve. Without it the gradient computes the network a second time.
+    """
+
+    __props__ = (*RNNBase.__props__, "keeps_reserve")
+
+    def __init__(self, *network: Any, keeps_reserve: bool = True, **more_network: Any):
+        super().__init__(*network, **more_network)
+        self.keeps_reserve = switch(type(self).__name__, "keeps_reserve", keeps_reserve)
+
+    def make_node(self, *inputs: Any) -> Apply:
+        given = self._read(self.operands, inputs)
+        layout = self.layout
+        steps, batch, _ = given["x"].type.shape
+        batch = given["hx"].type.shape[1] if batch is None else batch
+        shapes = [
+            (steps, batch, layout.directions * layout.output_size),
+            (layout.state_count, batch, layout.output_size),
+        ]
+        if layout.has_cell:
+            shapes.append((layout.state_count, batch, layout.hidden_size))
+        dtype = given["x"].type.dtype
+        outputs = [pt.tensor(dtype=dtype, shape=shape) for shape in shapes]
+        if self.keeps_reserve:
+            size = None if None in (steps, batch) else steps * batch * layout.reserve_size
+            outputs.append(pt.tensor(dtype=accumulator_dtype(dtype).name, shape=(size,)))
+        return Apply(self, list(given.values()), outputs)
+
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
+        layout = self.layout
+        steps, batch, _ = shapes[1]
+        found = [(steps, batch, layout.directions * layout.output_size), shapes[2]]
+        if layout.has_cell:
+            found.append(shapes[3])
+        if self.keeps_reserve:
+            found.append((steps * batch * layout.reserve_size,))
+        return found
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        count = len(node.outputs)
+        row = [not (self.keeps_reserve and k == count - 1) for k in range(count)]
+        return [
+            [connected and name not in ("lengths", "seed") for connected in row]
+            for name in self.operands
+        ]
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        if not self.keeps_reserve:
+            # The merge of equal nodes does not see that this computes the same and more.
+            outputs = RNNForward(**self.network).make_node(*inputs).outputs
+        states = 3 if self.layout.has_cell else 2
+        dtype = inputs[1].type.dtype
+        given = [
+            pt.zeros_like(result)
+            if isinstance(cotangent.type, DisconnectedType)
+            else pt.cast(cotangent, dtype)
+            for result, cotangent in zip(outputs[:states], cotangents[:states], strict=True)
+        ]
+        backward = RNNBackward(**self.network).make_node(
+            *inputs, outputs[0], outputs[states], *given
+        )
+        names = ("w", "hx", "cx", "x") if self.layout.has_cell else ("w", "hx", "x")
+        gradients = dict(zip(names, backward.outputs, strict=True))
+        return [gradients.get(name, disconnected_type()) for name in self.operands]
+
+    def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
+        problem, _ = self._problem(self.operands, inputs)
+        y, hy, cy, reserve = rnn_forward(problem)
+        results = [y, hy, *([] if cy is None else [cy])]
+        self._store(node, output_storage, [*results, reserve] if self.keeps_reserve else results)
+
+
+class RNNBackward(RNNBase):
+    """The gradient of `RNNForward`.
+
+    ``RNNBackward(...)(w, x, hx, [cx], [lengths], [seed], y, reserve, gy, ghy, [gcy])`` gives the
+    gradients by `w`, by `hx`, for an LSTM by `cx`, and, if asked for, by `x`; `gy` and so on are
+    those by the results of `RNNForward`.
+
+    Parameters
+    ----------
+    rnn_mode, hidden_size, num_layers, bidirectional, skip_input, proj_size, dropout, has_lengths
+        As for `RNNBase`.
+    by_x : bool
+        Whether the gradient by `x` is wanted.
+    """
+
+    __props__ = (*RNNBase.__props__, "by_x")
+
+    def __init__(self, *network: Any, by_x: bool = True, **more_network: Any):
+        super().__init__(*network, **more_network)
+        self.by_x = switch(type(self).__name__, "by_x", by_x)
+        states = ("gy", "ghy", "gcy") if self.layout.has_cell else ("gy", "ghy")
+        self.all_operands = (*self.operands, "y", "reserve", *states)
+        self.results = ("w", *(("hx", "cx") if self.layout.has_cell else ("hx",)))
+        if self.by_x:
+            self.results = (*self.results, "x")
+
+    def make_node(self, *inputs: Any) -> Apply:
+        given = self._read(self.all_operands, inputs)
+        outputs = [
+            pt.tensor(dtype=given[name].type.dtype, shape=given[name].type.shape)
+            for name in self.results
+        ]
+        return Apply(self, list(given.values()), outputs)
+
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
+        return [shapes[self.all_operands.index(name)] for name in self.results]
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        return [[name not in ("lengths", "seed")] * len(node.outputs) for name in self.all_operands]
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> NoReturn:
+        raise DnnNotSupportedError(
+            f"{type(self).__name__}: second derivatives of a recurrent network are not there, as "
+            "in cuDNN; write the network as a scan for them"
+        )
+
+    def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
+        problem, values = self._problem(self.all_operands, inputs)
+        dw, dx, dhx, dcx = rnn_backward(
+            problem,
+            values["y"],
+            values["reserve"],
+            values["gy"],
+            values["ghy"],
+            values.get("gcy"),
+        )
+        found = {"w": dw, "hx": dhx, "cx": dcx, "x": dx}
+        self._store(node, output_storage, [found[name] for name in self.results])

@@ -1,0 +1,33 @@
+"""Scaled dot-product attention and its gradients on the CPU, in float32."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dnnops.nnet.attention import OPTIONAL, Attention, AttentionGrad
+from dnnops.onednn.base import OneDnnOp
+
+__all__ = ["OneDnnAttention", "OneDnnAttentionGrad"]
+
+
+class _OneDnnAttentionOp(OneDnnOp):
+    scale: float | None
+    is_causal: bool
+    optional: tuple[str, ...]
+
+    def parameters(self) -> list[int]:
+        (bits,) = np.array([self.scale or 0.0]).view("int64").tolist()
+        given = sum(1 << OPTIONAL.index(name) for name in self.optional)
+        return [bits, int(self.scale is not None), int(self.is_causal), given]
+
+
+class OneDnnAttention(_OneDnnAttentionOp, Attention):
+    """`Attention` by ``dnnl_sgemm`` and a pass over the scores of 128 queries at a time."""
+
+    function = "dnnops_onednn_attention"
+
+
+class OneDnnAttentionGrad(_OneDnnAttentionOp, AttentionGrad):
+    """`AttentionGrad`, which computes the scores anew."""
+
+    function = "dnnops_onednn_attention_grad"

@@ -1,0 +1,28 @@
+"""Divisive normalization and its gradients on the CPU, in loops of our own."""
+
+from __future__ import annotations
+
+from dnnops.nnet.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
+from dnnops.onednn.base import OneDnnOp
+from dnnops.onednn.lrn import window_norm_parameters
+
+__all__ = ["OneDnnDivisiveNormalization", "OneDnnDivisiveNormalizationGrad"]
+
+
+class _OneDnnDivisiveNormalizationOp(OneDnnOp):
+    has_means: bool
+
+    def parameters(self) -> list[int]:
+        return [*window_norm_parameters(self), int(self.has_means)]
+
+
+class OneDnnDivisiveNormalization(_OneDnnDivisiveNormalizationOp, DivisiveNormalization):
+    """`DivisiveNormalization` in float32 or float64."""
+
+    function = "dnnops_onednn_divisive_normalization"
+
+
+class OneDnnDivisiveNormalizationGrad(_OneDnnDivisiveNormalizationOp, DivisiveNormalizationGrad):
+    """`DivisiveNormalizationGrad` in float32 or float64."""
+
+    function = "dnnops_onednn_divisive_normalization_grad"

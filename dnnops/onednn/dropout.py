@@ -1,0 +1,41 @@
+"""Dropout and its gradient in loops of our own, in float32 and float64."""
+
+from __future__ import annotations
+
+from dnnops.nnet.dropout import Dropout, DropoutGrad
+from dnnops.onednn.base import OneDnnOp
+
+__all__ = ["OneDnnDropout", "OneDnnDropoutGrad"]
+
+
+class _OneDnnDropoutOp(OneDnnOp):
+    __props__ = ("inplace",)
+
+    def __init__(self, inplace: bool = False):
+        self.inplace = bool(inplace)
+        if self.inplace:
+            self.destroy_map = {0: [0]}
+
+
+class OneDnnDropout(_OneDnnDropoutOp, Dropout):
+    """`Dropout`, with the same random numbers.
+
+    Parameters
+    ----------
+    inplace : bool
+        Whether the result overwrites `x`.
+    """
+
+    function = "dnnops_onednn_dropout"
+
+
+class OneDnnDropoutGrad(_OneDnnDropoutOp, DropoutGrad):
+    """`DropoutGrad`.
+
+    Parameters
+    ----------
+    inplace : bool
+        Whether the result overwrites `gy`.
+    """
+
+    function = "dnnops_onednn_dropout_grad"

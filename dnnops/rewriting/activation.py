@@ -1,0 +1,170 @@
+"""Activations on the CPU: oneDNN's where they are faster, elementwise Ops otherwise.
+
+PyTensor has fused elementwise Ops when a library's Ops take their places. Where elementwise Ops are
+put into the graph after that, or taken out, what has been fused is taken apart and fused anew.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+from weakref import WeakSet
+
+from pytensor.compile.mode import optdb
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import (
+    GraphRewriter,
+    copy_stack_trace,
+    dfs_rewriter,
+    node_rewriter,
+)
+from pytensor.scalar.basic import Composite, Tanh
+from pytensor.scalar.math import Sigmoid
+from pytensor.tensor.basic import constant
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.rewriting.elemwise import (
+    FusionOptimizer,
+    local_inline_composite_constants,
+    local_useless_composite_outputs,
+)
+
+from dnnops.nnet.activation import Activation, ActivationGrad
+from dnnops.onednn.activation import OneDnnActivation, OneDnnActivationGrad
+from dnnops.onednn.base import OneDnnOp
+from dnnops.runtime.op import MAX_NDIM
+
+__all__ = ["local_elemwise_activation", "onednn_activation"]
+
+#: Where oneDNN is faster, by measurements that docs/decisions.rst tells: where there is an
+#: exponential. The others cost no more than reading and writing, which fusion saves.
+FASTER: dict[type, tuple[type[OneDnnOp], tuple[str, ...]]] = {
+    Activation: (OneDnnActivation, ("tanh", "sigmoid", "elu", "swish")),
+    ActivationGrad: (OneDnnActivationGrad, ("swish",)),
+}
+SCALAR_OPS: dict[type, str] = {Tanh: "tanh", Sigmoid: "sigmoid"}
+#: Of arrays known to be smaller, a call of oneDNN takes longer than compiled code.
+MIN_ELEMENTS = 512
+
+#: Graphs that have something new to fuse.
+_altered: WeakSet[FunctionGraph] = WeakSet()
+
+
+def _is_worth_a_call(x: Any) -> bool:
+    sizes = x.type.shape
+    return len(sizes) <= MAX_NDIM and (None in sizes or prod(sizes) >= MIN_ELEMENTS)
+
+
+def onednn_activation(node: Apply) -> OneDnnOp | None:
+    """The Op on oneDNN for an activation or its gradient; None where that is not the faster one.
+
+    Parameters
+    ----------
+    node : Apply
+
+    Returns
+    -------
+    OneDnnOp or None
+    """
+    backend, modes = FASTER.get(type(node.op), (OneDnnOp, ()))
+    if getattr(node.op, "mode", None) not in modes:
+        return None
+    (output,) = node.outputs
+    if output.type.dtype != "float32" or not _is_worth_a_call(output):
+        return None
+    return backend.from_abstract(node.op)
+
+
+@node_rewriter([Activation, ActivationGrad])
+def local_expand_activation(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace an activation, or its gradient, by elementwise Ops."""
+    if type(node.op) not in FASTER:
+        return None
+    output = node.op.expression(*node.inputs)
+    copy_stack_trace(node.outputs[0], output)
+    _altered.add(fgraph)
+    return [output]
+
+
+@node_rewriter([Elemwise])
+def local_elemwise_activation(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace a float32 tanh or sigmoid by oneDNN's, also one that has been fused with others."""
+    scalar_op = node.op.scalar_op
+    if not _is_worth_a_call(node.outputs[0]):
+        return None
+    if type(scalar_op) in SCALAR_OPS and node.inputs[0].type.dtype == "float32":
+        output = OneDnnActivation(SCALAR_OPS[type(scalar_op)])(*node.inputs)
+        copy_stack_trace(node.outputs[0], output)
+        return [output]
+    if not isinstance(scalar_op, Composite) or not any(
+        type(inner.op) in SCALAR_OPS and inner.outputs[0].type.dtype == "float32"
+        for inner in scalar_op.fgraph.apply_nodes
+    ):
+        return None
+    _altered.add(fgraph)
+    return local_take_apart.transform(fgraph, node)
+
+
+@node_rewriter([Elemwise])
+def local_take_apart(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace a fused node by a node for each of its scalar Ops."""
+    if not isinstance(node.op.scalar_op, Composite):
+        return None
+    inner_graph = node.op.scalar_op.fgraph
+    ndim = node.outputs[0].type.ndim
+    known = dict(zip(inner_graph.inputs, node.inputs, strict=True))
+
+    def outer(variable: Variable) -> Variable:
+        if variable not in known:
+            assert isinstance(variable, Constant)
+            # With all dimensions, as it would have been before fusion.
+            known[variable] = constant(
+                variable.data.reshape((1,) * ndim), dtype=variable.type.dtype
+            )
+        return known[variable]
+
+    for inner in inner_graph.toposort():
+        made = Elemwise(inner.op).make_node(*map(outer, inner.inputs))
+        known |= zip(inner.outputs, made.outputs, strict=True)
+    outputs = [outer(variable) for variable in inner_graph.outputs]
+    if not all(old.type.is_super(new.type) for old, new in zip(node.outputs, outputs, strict=True)):
+        return None
+    copy_stack_trace(node.outputs, outputs)
+    return outputs
+
+
+class ExpandActivations(GraphRewriter):
+    """Write out, as elementwise Ops, the activations that no library has taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._expand = dfs_rewriter(local_expand_activation)
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        if any(type(node.op) in FASTER for node in fgraph.apply_nodes):
+            self._expand.apply(fgraph)
+
+
+class FuseAgain(GraphRewriter):
+    """Fuse elementwise Ops anew in graphs that the rewrites above have altered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Fused nodes of several outputs would not be fused with others.
+        self._steps = (
+            dfs_rewriter(local_take_apart),
+            FusionOptimizer(),
+            dfs_rewriter(local_useless_composite_outputs),
+            dfs_rewriter(local_inline_composite_constants, ignore_newtrees=True),
+        )
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        if fgraph in _altered:
+            _altered.discard(fgraph)
+            for step in self._steps:
+                step.apply(fgraph)
+
+
+# After to_onednn (49.3), before add_destroy_handler (49.5).
+optdb.register("expand_activations", ExpandActivations(), "fast_run", position=49.35)
+optdb.register("fuse_activations", FuseAgain(), "fast_run", "fusion", position=49.4)

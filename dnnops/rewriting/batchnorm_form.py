@@ -1,0 +1,363 @@
+"""Read an expression as a batch normalization."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from math import isfinite, prod
+from typing import Any
+
+import numpy as np
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.scalar.basic import Add, Cast, Mul, Neg, Sub, TrueDiv
+from pytensor.tensor.basic import alloc, cast, constant
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.subtensor import Subtensor
+from pytensor.tensor.type import TensorType
+
+from dnnops.onednn.batchnorm import has_neighboring_statistics
+from dnnops.rewriting.products import (
+    Product,
+    View,
+    is_sum,
+    product_of,
+    root_of,
+    square_of,
+    terms_of,
+)
+
+__all__ = ["Normalization", "read_normalization"]
+
+
+def _count_factors(view: View) -> Iterator[View]:
+    if inputs := view.inputs_of(Cast, Mul):
+        for x in inputs:
+            yield from _count_factors(x)
+    else:
+        yield view
+
+
+def _axis_of_size(view: View, shaped: tuple[Any, ...]) -> int | None:
+    """The axis of which a view is the size, in one of the variables `shaped`."""
+    x = view.variable
+    while x.owner is not None:
+        op, inputs = x.owner.op, x.owner.inputs
+        if isinstance(op, Elemwise) and isinstance(op.scalar_op, Cast):
+            x = inputs[0]
+        elif isinstance(op, Shape_i):
+            return op.i if inputs[0] in shaped else None
+        elif isinstance(op, Subtensor):
+            return _entry_of_shape(x.owner, shaped)
+        else:
+            return None
+    return None
+
+
+def _entry_of_shape(node: Apply, shaped: tuple[Any, ...]) -> int | None:
+    vector, *indices = node.inputs
+    while vector.owner is not None and isinstance(vector.owner.op, Elemwise):
+        if not isinstance(vector.owner.op.scalar_op, Cast):
+            return None
+        (vector,) = vector.owner.inputs
+    if vector.owner is None or not isinstance(vector.owner.op, Shape):
+        return None
+    if vector.owner.inputs[0] not in shaped or len(indices) != 1:
+        return None
+    index = getattr(indices[0], "data", None)
+    if index is None or np.ndim(index) != 0:
+        return None
+    ndim = vector.owner.inputs[0].type.ndim
+    return int(index) % ndim if -ndim <= int(index) < ndim else None
+
+
+def _mean(view: View, x: Any) -> tuple[Any, tuple[int, ...]] | None:
+    """What a view is the mean of, and over which axes: of `x` or of what has its shape.
+
+    The axes are in their places, those of the mean with size 1.
+    """
+    product = product_of(view, whole_means=False)
+    if product.sign != 1 or len(product.factors) != 1:
+        return None
+    (total,) = product.factors
+    if not is_sum(total) or total.variable.type.dtype != x.type.dtype:
+        return None
+    counts = [factor for view in product.divisors for factor in _count_factors(view)]
+    (summand,) = total.variable.owner.inputs
+    ndim = x.type.ndim
+    if summand.type.ndim != ndim:
+        return None
+    axis = total.variable.owner.op.axis
+    axes = tuple(range(ndim)) if axis is None else tuple(sorted(a % ndim for a in axis))
+    kept = iter(range(ndim))
+    if total.order != tuple("x" if i in axes else next(kept) for i in range(ndim)):
+        return None
+    left, number = list(axes), 1.0
+    for count in counts:
+        i = _axis_of_size(count, (x, summand))
+        if i in left:
+            left.remove(i)
+            continue
+        value = count.number()
+        if i is not None or value is None:
+            return None
+        number *= value
+    sizes = [x.type.shape[i] for i in left]
+    if None in sizes or number != prod(sizes):
+        return None
+    return summand, axes
+
+
+def _is_mean_of(view: View, x: Any, axes: tuple[int, ...]) -> bool:
+    return _mean(view, x) == (x, axes)
+
+
+def _is_variance_of(view: View, x: Any, axes: tuple[int, ...]) -> bool:
+    whole = View.of(x)
+    found = _mean(view, x)
+    if found is not None:
+        summand, over = found
+        centered = square_of(View.of(summand))
+        inputs = centered.inputs_of(Sub) if centered is not None and over == axes else None
+        return inputs is not None and inputs[0] == whole and _is_mean_of(inputs[1], x, axes)
+    # The mean of the squares less the square of the mean.
+    inputs = view.inputs_of(Sub)
+    if not inputs:
+        return False
+    found, mean = _mean(inputs[0], x), square_of(inputs[1])
+    return (
+        found is not None
+        and found[1] == axes
+        and square_of(View.of(found[0])) == whole
+        and mean is not None
+        and _is_mean_of(mean, x, axes)
+    )
+
+
+#: So many terms no normalization has; longer sums need not be looked at again for each beginning.
+MAX_TERMS = 8
+
+
+@dataclass
+class Normalization:
+    """An expression that is a batch normalization.
+
+    Attributes
+    ----------
+    out, x : Variable
+        What it gives, and what it normalizes.
+    axes : tuple of int
+        The axes over which its statistics are.
+    mean, var : View
+        The statistics.
+    epsilon : float
+        What is added to the variance.
+    scale : Product
+        What is multiplied with.
+    bias : list of Product
+        Terms that are added.
+    trains : bool
+        Whether the statistics are those of `x`.
+    """
+
+    out: Any
+    x: Any
+    axes: tuple[int, ...]
+    mean: View
+    var: View
+    epsilon: float
+    scale: Product
+    bias: list[Product]
+    trains: bool
+
+    def leaves(self) -> list[Variable]:
+        """The variables that it is a function of, without constants."""
+        views = list(self.scale.views())
+        for term in self.bias:
+            views += term.views()
+        if not self.trains:
+            views += [self.mean, self.var]
+        found = [self.x, *(view.variable for view in views)]
+        return [v for v in dict.fromkeys(found) if not isinstance(v, Constant)]
+
+    def parameters(self, values: dict[Any, Any]) -> tuple[Any, Any]:
+        """Build scale and bias as the Ops take them, with other variables for the leaves."""
+        bias: Any = None
+        for product in self.bias:
+            term = product.build(values)
+            bias = term if bias is None else bias + term
+        return (
+            self.parameter(self.scale.build(values), 1, values),
+            self.parameter(bias, 0, values),
+        )
+
+    def statistic(self, view: View, values: dict[Any, Any]) -> Any:
+        """Build a given statistic as the Ops take it, with other variables for the leaves."""
+        x = View(values.get(view.variable, view.variable), view.order).build()
+        return self.parameter(x, 0, values)
+
+    def parameter(self, value: Any, default: float, values: dict[Any, Any]) -> Any:
+        """Give a parameter the size of `x` on the axes that are left."""
+        x = values.get(self.x, self.x)
+        ndim = x.type.ndim
+        if value is None:
+            value = constant(np.float32(default))
+        if value.type.dtype != "float32":  # of whole numbers alone
+            value = cast(value, "float32")
+        if value.type.ndim == 0:
+            value = value.dimshuffle(["x"] * ndim)
+        left = [i for i in range(ndim) if i not in self.axes]
+        if any(value.type.shape[i] == 1 and x.type.shape[i] != 1 for i in left):
+            value = alloc(value, *(x.shape[i] if i in left else 1 for i in range(ndim)))
+        return value
+
+    def is_large(self, x: Any) -> bool:
+        """Whether a variable that this is computed from is an array of the size of `x`."""
+        kind = x.type
+        return (
+            isinstance(kind, TensorType)
+            and kind.ndim == self.x.type.ndim
+            and any(kind.shape[i] != 1 for i in self.axes)
+        )
+
+
+def _fits(normalization: Normalization) -> bool:
+    """Whether all parameters are such: of size 1 on the axes, and nowhere larger than `x`."""
+    products = [normalization.scale, *normalization.bias]
+    views = [view for product in products for view in product.views()]
+    views += [normalization.mean, normalization.var]
+    shape = normalization.x.type.shape
+    axes = {*normalization.axes, *(i for i, n in enumerate(shape) if n == 1)}
+    return all(
+        (view.variable.type.dtype == "float32" or view.number() is not None)
+        and all(view.is_one_on(axis) for axis in axes)
+        for view in views
+    )
+
+
+def _split_deviation(product: Product) -> tuple[Product, View, float] | None:
+    """Take ``1 / sqrt(var + epsilon)`` from a product; return the rest, variance and epsilon."""
+    for views, inverse in ((product.divisors, False), (product.factors, True)):
+        for view in views:
+            root = root_of(view)
+            if root is None or root[1] is not inverse:
+                continue
+            inputs = root[0].inputs_of(Add)
+            if not inputs or len(inputs) != 2:
+                continue
+            for var, epsilon in (inputs, inputs[::-1]):
+                number = epsilon.number()
+                if number is None or not (number > 0 and isfinite(number)):
+                    continue
+                rest = Product(product.sign, list(product.factors), list(product.divisors))
+                (rest.factors if inverse else rest.divisors).remove(view)
+                return rest, var, number
+    return None
+
+
+def _same(a: Product, b: Product) -> bool:
+    return Counter(a.factors) == Counter(b.factors) and Counter(a.divisors) == Counter(b.divisors)
+
+
+def _readings(
+    products: list[Product], ndim: int
+) -> Iterator[tuple[View, View, Product, list[Product]]]:
+    """Each way to read a sum as ``(x - mean) * rest + others``: x, mean, rest and others."""
+    whole = tuple(range(ndim))
+    for product in products:
+        others = [p for p in products if p is not product]
+        for factor in product.factors:
+            for sign, x, mean in _differences(factor):
+                if x.order == whole:
+                    rest = product.without(factor)
+                    rest.sign *= sign
+                    yield x, mean, rest, others
+            if factor.order == whole and factor.variable.type.ndim == ndim:
+                # x * rest - mean * rest + others; the mean may itself be a quotient
+                rest = product.without(factor)
+                for other in others:
+                    mean = _other_factor(other, rest)
+                    if mean is not None:
+                        yield factor, mean, rest, [p for p in others if p is not other]
+
+
+def _differences(view: View) -> Iterator[tuple[int, View, View]]:
+    """Each way to read a view as ``sign * (x - mean)``: the sign, x and mean."""
+    if inputs := view.inputs_of(Sub):
+        yield 1, inputs[0], inputs[1]
+        yield -1, inputs[1], inputs[0]
+    elif (inputs := view.inputs_of(Add)) and len(inputs) == 2:
+        for x, negated in (inputs, inputs[::-1]):
+            if mean := negated.inputs_of(Neg):
+                yield 1, x, mean[0]
+
+
+def _other_factor(product: Product, rest: Product) -> View | None:
+    """The factor of a product that is `rest` times it, with the opposite sign."""
+    if product.sign != -rest.sign:
+        return None
+    for factor in product.factors:
+        if _same(product.without(factor), rest):
+            return factor
+    return None
+
+
+def read_normalization(out: Any, summed: Collection[Any] = ()) -> Normalization | None:
+    """Read a variable as a batch normalization that the Ops on oneDNN can compute.
+
+    Parameters
+    ----------
+    out : Variable
+        The variable.
+    summed : collection of Variable
+        What the graph has sums of: a product among them may be what is normalized.
+
+    Returns
+    -------
+    Normalization or None
+        None if it is something else, or if a dtype other than float32 is in it.
+    """
+    if not isinstance(out.type, TensorType) or out.type.dtype != "float32" or not out.type.ndim:
+        return None
+    ndim = out.type.ndim
+    view = View(out, tuple(range(ndim)))
+    if view.inputs_of(Add, Sub, Mul, TrueDiv) is None:
+        return None
+    terms = list(islice(terms_of(view), MAX_TERMS + 1))
+    if len(terms) > MAX_TERMS:
+        return None
+    products = [product_of(term, sign, summed) for sign, term in terms]
+    for x, mean, rest, others in _readings(products, ndim):
+        split = _split_deviation(rest)
+        if x.variable.type.dtype != "float32" or isinstance(x.variable, Constant) or split is None:
+            continue
+        scale, var, epsilon = split
+        axes = _training_axes(x.variable, mean, var)
+        trains = axes is not None
+        if axes is None:
+            parameters = [mean, var, *scale.views(), *(v for p in others for v in p.views())]
+            axes = tuple(
+                i
+                for i in range(ndim)
+                if all(p.is_one_on(i) for p in parameters) and x.variable.type.shape[i] != 1
+            )
+            if _statistic_of(mean, x.variable) or _statistic_of(var, x.variable):
+                continue
+        found = Normalization(out, x.variable, axes, mean, var, epsilon, scale, others, trains)
+        if axes and has_neighboring_statistics(axes, ndim) and _fits(found):
+            return found
+    return None
+
+
+def _training_axes(x: Any, mean: View, var: View) -> tuple[int, ...] | None:
+    found = _mean(mean, x)
+    if found is None or found[0] is not x or not _is_variance_of(var, x, found[1]):
+        return None
+    return found[1]
+
+
+def _statistic_of(view: View, x: Any) -> bool:
+    """Whether a mean over axes of `x` is in a view, so that it is no parameter."""
+    return _mean(view, x) is not None

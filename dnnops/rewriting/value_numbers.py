@@ -1,0 +1,138 @@
+"""Numbers of variables that are equal if, and only if, equal operations lead to them.
+
+With them a graph that is about to be merged can be searched as if it were: PyTensor's gradients are
+taken of the graph as a user wrote it, where the same expression may stand twice, and so what they
+consist of shows only there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.traversal import toposort
+from pytensor.scalar.basic import Add
+from pytensor.tensor.elemwise import Elemwise
+
+__all__ = ["ValueNumbers"]
+
+
+def _is_sum(x: Any) -> bool:
+    return (
+        x.owner is not None
+        and isinstance(x.owner.op, Elemwise)
+        and isinstance(x.owner.op.scalar_op, Add)
+    )
+
+
+class ValueNumbers:
+    """The numbers of a graph's variables; others can be asked for.
+
+    Sums are numbered by all of their terms, in any order and nesting.
+
+    Parameters
+    ----------
+    fgraph : FunctionGraph
+        The graph.
+
+    Attributes
+    ----------
+    variables : dict
+        The graph's variables with each number, in topological order.
+    nodes : list of Apply
+        The graph's nodes in that order.
+    """
+
+    def __init__(self, fgraph: FunctionGraph):
+        self._numbers: dict[Any, int] = {}
+        self._known: dict[Variable, int] = {}
+        self._terms: dict[int, tuple[int, ...]] = {}
+        self.variables: dict[int, list[Variable]] = {}
+        for x in fgraph.inputs:
+            self._add(x, self._known)
+        self.nodes = fgraph.toposort()
+        for node in self.nodes:
+            for x in (*node.inputs, *node.outputs):
+                if x not in self._known:
+                    self._add(x, self._known)
+
+    def _add(self, x: Variable, numbers: dict[Variable, int]) -> None:
+        number = self._number(x, numbers)
+        numbers[x] = number
+        self.variables.setdefault(number, []).append(x)
+
+    def _number(self, x: Variable, numbers: dict[Variable, int]) -> int:
+        if isinstance(x, Constant):
+            return self._of_key((x.type, x.signature()))
+        if x.owner is None:
+            return self._of_key(x)
+        inputs = [numbers[v] for v in x.owner.inputs]
+        if _is_sum(x):
+            terms = [t for n in inputs for t in self._terms.get(n, (n,))]
+            inputs = sorted(terms)
+            number = self._of_key((x.owner.op, *inputs))
+            self._terms[number] = tuple(inputs)
+            return number
+        return self._of_key((x.owner.op, x.owner.outputs.index(x), *inputs))
+
+    def _of_key(self, key: Any) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def of(self, outputs: Iterable[Variable], given: dict[Any, Any]) -> dict[Any, int]:
+        """Number another graph.
+
+        Parameters
+        ----------
+        outputs : iterable of Variable
+            What the graph computes.
+        given : dict
+            For its roots, and others from which on it needn't be looked at, variables of the
+            numbered graph, or their numbers.
+
+        Returns
+        -------
+        dict
+            The number of each variable.
+        """
+        numbers = {x: v if isinstance(v, int) else self[v] for x, v in given.items()}
+        for node in toposort(outputs, blockers=list(given)):
+            for x in (*node.inputs, *node.outputs):
+                if x not in numbers:
+                    numbers[x] = self._number(x, numbers)
+        return numbers
+
+    def __getitem__(self, x: Variable) -> int:
+        return self._known[x]
+
+    def terms(self, number: int) -> Counter[int]:
+        """The terms of a sum, or the number itself."""
+        return Counter(self._terms.get(number, (number,)))
+
+    def sums_with(self, terms: Counter[int]) -> list[tuple[Variable, Counter[int]]]:
+        """The smallest sums of the graph in which all of the terms are; for one, the term itself.
+
+        Returns
+        -------
+        list
+            Variables, each with the rest of its terms.
+        """
+        if terms.total() == 1:
+            (number,) = terms
+            return [(x, Counter()) for x in self.variables.get(number, [])]
+        fitting = {
+            number: Counter(own)
+            for number, own in self._terms.items()
+            if number in self.variables and terms <= Counter(own)
+        }
+        if not fitting:
+            return []
+        smallest = min(own.total() for own in fitting.values())
+        return [
+            (x, own - terms)
+            for number, own in fitting.items()
+            if own.total() == smallest
+            for x in self.variables[number]
+        ]

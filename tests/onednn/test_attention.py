@@ -1,0 +1,155 @@
+"""Attention on oneDNN against the abstract Ops' NumPy in float64."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from dnnops.errors import DnnValueError
+from dnnops.nnet import Attention, AttentionGrad, scaled_dot_product_attention
+from dnnops.onednn.attention import OneDnnAttention, OneDnnAttentionGrad
+from tests.nnet.attention_cases import Case, cases
+from tests.onednn.test_batchnorm import run_all
+from tests.onednn.test_conv import restrided
+from tests.oracle import PERFORM_MODE, assert_close, fuzz
+
+MODES = pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+
+
+def check(case: Case) -> None:
+    """Compare both Ops, of arrays with any strides."""
+    rng = np.random.default_rng(case.seed)
+    arrays, gout = case.arrays("float32")
+    wide = [a.astype("float64") if a.dtype.kind == "f" else a for a in arrays]
+    strided = [restrided(rng, a) if a.dtype.kind == "f" else a for a in arrays]
+    out, stats = run_all(OneDnnAttention(**case.parameters), *strided)
+    expected, wide_stats = run_all(Attention(**case.parameters), *wide)
+    assert np.linalg.norm(out - expected) <= 2e-6 * max(np.linalg.norm(expected), 1e-3)
+    np.testing.assert_allclose(stats, wide_stats, rtol=1e-5, atol=1e-5)
+    last = [restrided(rng, a) for a in (out, stats, gout)]
+    grads = run_all(OneDnnAttentionGrad(**case.parameters), *strided, *last)
+    references = run_all(
+        AttentionGrad(**case.parameters), *wide, expected, wide_stats, gout.astype("float64")
+    )
+    # Differences of products with the output's gradient: what is rounded are those.
+    size = np.linalg.norm(gout) * max(1, *(np.abs(a).max() for a in arrays[:3])) ** 2
+    for grad, reference in zip(grads, references, strict=True):
+        assert np.linalg.norm(grad - reference) <= 1e-5 * np.linalg.norm(reference) + 1e-6 * size
+
+
+@fuzz(100, case=cases(max_length=9))
+def test_random(case):
+    check(case)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("mask", [None, "bool", "float"])
+def test_several_blocks_of_queries(mask, is_causal):
+    check(Case(2, 2, 2, 150, 170, 16, 8, is_causal, None, mask, (1,), True, True, seed=1))
+    check(Case(1, 1, 1, 64, 65, 16, 8, is_causal, None, mask, (0, 2), False, False, seed=2))
+
+
+def test_scores_of_any_size():
+    """What is far below the largest score is zero, and nothing overflows."""
+    rng = np.random.default_rng(3)
+    arrays = [(30 * rng.standard_normal((1, 2, 80, 20))).astype("float32") for _ in range(2)]
+    value = rng.standard_normal((1, 2, 80, 4)).astype("float32")
+    (out, stats) = run_all(OneDnnAttention(1.0), *arrays, value)
+    wide = [a.astype("float64") for a in (*arrays, value)]
+    expected, wide_stats = run_all(Attention(1.0), *wide)
+    assert_close(out, expected, bound=1e-3)  # scores of thousands have few digits after the point
+    np.testing.assert_allclose(stats, wide_stats, rtol=1e-6)
+
+
+def test_nan_spoils_what_sees_it():
+    case = Case(1, 2, 1, 5, 5, 3, 3, True, None, None, (), False, False, seed=4)
+    (query, key, value), _ = case.arrays("float32")
+    key[0, 1, 2, 0] = np.nan
+    out, _ = run_all(OneDnnAttention(None, True), query, key, value)
+    assert np.isfinite(out[0, 0]).all()
+    assert np.isfinite(out[0, 1, :2]).all()
+    assert np.isnan(out[0, 1, 2:]).all()
+
+
+def test_empty():
+    for shape in [(0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4)]:
+        query, key = np.zeros(shape, "float32"), np.zeros((shape[0], 2, 5, 4), "float32")
+        out, stats = run_all(OneDnnAttention(), query, key, key)
+        assert out.shape == shape
+        assert stats.shape == shape[:3]
+    # Without keys the output is zeros, and there are no gradients.
+    query, none = np.ones((1, 2, 3, 4), "float32"), np.zeros((1, 2, 0, 4), "float32")
+    out, stats = run_all(OneDnnAttention(), query, none, none)
+    assert not out.any()
+    dquery, *_ = run_all(OneDnnAttentionGrad(), query, none, none, out, stats, query)
+    assert not dquery.any()
+
+
+# -- in graphs ---------------------------------------------------------------------------
+
+
+def ops_of(fn) -> set[str]:
+    return {type(node.op).__name__ for node in fn.maker.fgraph.apply_nodes}
+
+
+@MODES
+def test_forward_and_gradients(mode):
+    query, key, value, gout = (pt.ftensor4(name) for name in ("query", "key", "value", "gout"))
+    mask, lengths = pt.tensor("mask", dtype="bool", shape=(None, 1, None, None)), pt.ivector("n")
+    out = scaled_dot_product_attention(
+        query, key, value, mask, True, enable_gqa=True, key_lengths=lengths
+    )
+    grads = pytensor.grad(None, [query, key, value], known_grads={out: gout})
+    inputs = [query, key, value, mask, lengths, gout]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fn = pytensor.function(inputs, [out, *grads], mode=mode)
+    assert {"OneDnnAttention", "OneDnnAttentionGrad"} <= ops_of(fn)
+    plain = pytensor.function(inputs, [out, *grads], mode=PERFORM_MODE)
+    rng = np.random.default_rng(5)
+    for seed in range(5):
+        sizes = (int(n) for n in rng.integers(1, 9, 7))
+        case = Case(*sizes, True, None, "bool", (1,), False, True, seed)  # type: ignore[misc]
+        arrays, gradient = case.arrays("float32")
+        arrays[4] = arrays[4].astype("int32")
+        for result, expected in zip(fn(*arrays, gradient), plain(*arrays, gradient), strict=True):
+            assert np.linalg.norm(result - expected) <= 1e-5 * (1 + np.linalg.norm(expected))
+    if mode == "CVM":
+        with pytest.raises(DnnValueError, match="OneDnnAttention: batch, heads, keys or depth"):
+            fn(arrays[0], arrays[1], np.concatenate([arrays[2]] * 2, 2), *arrays[3:], gradient)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mode", "expected"),
+    [
+        ("float16", "CVM", "OneDnnAttentionGrad"),
+        ("float64", "CVM", "AttentionGrad"),
+        ("float32", "DNN", "OneDnnAttentionGrad"),
+    ],
+)
+def test_dtypes_and_modes(dtype, mode, expected):
+    inputs: list[Any] = [pt.tensor(dtype=dtype, shape=(None,) * 4) for _ in range(3)]
+    out = scaled_dot_product_attention(*inputs)
+    grads = pytensor.grad((out**2).sum(), inputs)
+    fn = pytensor.function(inputs, [out, *grads], mode=mode)
+    assert expected in ops_of(fn)
+    arrays, _ = Case(2, 2, 1, 5, 6, 4, 3, False, None, None, (), False, False, 6).arrays(dtype)
+    wide = [a.astype("float64") for a in arrays]
+    references = run_all(Attention(), *wide)
+    results = fn(*arrays)
+    assert_close(results[0], references[0], dtype=dtype)
+    references = run_all(AttentionGrad(), *wide, *references, 2 * references[0])
+    for result, reference in zip(results[1:], references, strict=True):
+        assert_close(result, reference, bound=5e-3 if dtype == "float16" else None)
+
+
+def test_left_to_numpy():
+    inputs = [pt.ftensor4() for _ in range(3)]
+    without = pytensor.compile.get_mode("CVM").excluding("onednn")
+    fn = pytensor.function(inputs, scaled_dot_product_attention(*inputs), mode=without)
+    assert "Attention" in ops_of(fn)
