@@ -27,7 +27,9 @@ class ExpressionOp(Op):
     ones overrides :meth:`pullback`.
     """
 
-    #: Whether all Ops of the expressions have a pushforward: otherwise it is two pullbacks.
+    #: Whether all Ops of the expressions have a pushforward: otherwise it is two pullbacks, the
+    #: first one this Op's own. Two of the expressions were wrong for products of stacked matrices,
+    #: with PyTensor 3.0.7 and an additive mask.
     has_pushforwards = True
 
     # Of a subclass: the results, as expressions of the operands.
@@ -60,7 +62,7 @@ class ExpressionOp(Op):
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
         own = [x.type() for x in inputs]
-        results = self._expressions(*own)
+        results = self._expressions(*own) if self.has_pushforwards else self.make_node(*own).outputs
         pattern = self.connection_pattern(outputs[0].owner)
         # Integers have tangents too, of which nothing depends.
         along = [i for i, t in enumerate(tangents) if is_connected(t) and any(pattern[i])]

@@ -204,14 +204,12 @@ class PlanTimer {
   struct Times {
     double device, host;
   };
-  Times once(Plan &plan, double launch_milliseconds, bool is_short);
-  void place_other_operands(const ConvCase &conv);
+  Times once(Plan &plan, double launch_milliseconds);
 
-  Launch launch_, other_;  // on the operands, and on memory that is none's
+  Launch launch_;
   Workspace scratch_;
-  std::unique_ptr<Workspace> other_memory_;
   std::unique_ptr<CacheFiller> filler_;
-  PointerPack pack_, other_pack_;
+  PointerPack pack_;
   struct Clock;
   std::unique_ptr<Clock> clock_;
 };
