@@ -14,8 +14,10 @@ from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_li
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.type import GpuArrayType
+from dnnops.nnet._validate import float64_scalar
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
-from dnnops.nnet.batchnorm_base import BatchNormBase, float64_scalar, is_connected
+from dnnops.nnet.batchnorm_base import BatchNormBase
+from dnnops.nnet.expressions import is_connected
 
 __all__ = [
     "MODES",
