@@ -15,18 +15,21 @@ from dnnops.runtime.build import CUDNN, c_code_dir
 from dnnops.runtime.op import DTYPE_CODES
 from tests.cudnn.host_numbers import CONVERSIONS
 
-__all__ = ["KINDS", "HostKernels", "Work", "work_of"]
+__all__ = ["KINDS", "WAYS", "HostKernels", "Work", "work_of"]
 
 #: ``BatchNormKind``.
 KINDS = {"train": 0, "gradient": 1, "inference": 2}
 
-_MACROS = ("DTYPE", "KIND", "ROWS", "V", "LANES", "ALONE")
+#: ``BatchNormWay``.
+WAYS = {"by_given": 0, "alone": 1, "kept": 2, "streamed": 3}
+
+_MACROS = ("DTYPE", "KIND", "HOW", "ROWS", "V", "LANES")
 
 _ENTRY = """
 }}
 extern "C" int run_{number}(const BatchNormParams *params, unsigned blocks, unsigned threads,
-                          unsigned seed) {{
-  return run_grid(configuration_{number}::batchnorm, *params, blocks, threads, 0, seed);
+                          unsigned shared, unsigned seed) {{
+  return {run}(configuration_{number}::batchnorm, *params, blocks, threads, shared, seed);
 }}
 """
 
@@ -42,7 +45,7 @@ class Params(ctypes.Structure):
         ("factor", ctypes.c_double),
         ("workspace", ctypes.c_void_p),
         *((name, ctypes.c_longlong) for name in ("batch", "channels", "inner")),
-        *((name, ctypes.c_int) for name in ("groups", "splits", "share", "lag")),
+        *((name, ctypes.c_int) for name in ("groups", "splits", "share", "lag", "slots")),
     ]
 
 
@@ -51,7 +54,8 @@ class Work(ctypes.Structure):
 
     _fields_ = [
         ("options", ctypes.c_char * 256),
-        *((name, ctypes.c_int64) for name in ("grid", "threads", "workspace", "zero_bytes")),
+        *((name, ctypes.c_int64) for name in ("way", "grid", "threads", "shared_bytes")),
+        *((name, ctypes.c_int64) for name in ("workspace", "zero_bytes")),
         ("params", Params),
     ]
 
@@ -62,17 +66,27 @@ class Work(ctypes.Structure):
 
 
 def work_of(
-    shape: tuple[int, int, int], kind: str, dtype: str, alignment: int = 16, blocks: int = 1056
+    shape: tuple[int, int, int],
+    kind: str,
+    dtype: str,
+    alignment: int = 16,
+    blocks: int = 528,
+    kept_blocks: int = 528,
 ) -> Work:
-    """The work on arrays of (batch, channel, inner), on a device that runs so many blocks."""
+    """The work on arrays of (batch, channel, inner), on a device that runs so many blocks.
+
+    `kept_blocks` is how many run at once by a cooperative launch.
+    """
     work = Work()
     status = CUDNN.library.dnnops_cudnn_batchnorm_row(
         (ctypes.c_int64 * 3)(*shape),
-        *map(ctypes.c_int64, (KINDS[kind], DTYPE_CODES[dtype], alignment, blocks)),
+        *map(ctypes.c_int64, (KINDS[kind], DTYPE_CODES[dtype], alignment, blocks, kept_blocks)),
         ctypes.byref(work),
     )
     if status:
         raise error_from_status(status, CUDNN.library.dnnops_last_error().decode())
+    if work.way == WAYS["kept"]:
+        work.grid = min(work.grid, kept_blocks)
     return work
 
 
@@ -88,8 +102,8 @@ class HostKernels:
         library = folder / "batchnorm.so"
         subprocess.run(
             [
-                *("g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-fPIC", "-shared", "-w"),
-                *("-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"),
+                *("g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-fPIC", "-pthread", "-shared"),
+                *("-w", "-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"),
                 f"-I{Path(__file__).parent}",
                 f"-I{c_code_dir() / 'runtime' / 'cudnn'}",
                 *("-o", str(library), str(folder / "batchnorm.cpp")),
@@ -104,8 +118,11 @@ class HostKernels:
         assert tuple(name for name, _ in given) == _MACROS
         defines = "".join(f"#define {name} {value}\n" for name, value in given)
         undefine = "".join(f"#undef {name}\n" for name in _MACROS)
-        source = kernel_source("batchnorm")
-        entry = _ENTRY.format(number=number)
+        source = kernel_source("batchnorm").replace(
+            "extern __shared__ uint4 shared[];", "uint4 *const shared = Block::dynamic.data();"
+        )
+        run = "run_grid_at_once" if f"HOW={WAYS['kept']} " in options else "run_grid"
+        entry = _ENTRY.format(number=number, run=run)
         return (
             f"namespace configuration_{number} {{\n{defines}{CONVERSIONS}{source}{entry}{undefine}"
         )
@@ -118,6 +135,7 @@ class HostKernels:
         params = Params.from_buffer_copy(bytes(work.params))
         params.workspace = workspace.ctypes.data
         run = getattr(self._library, f"run_{self._numbers[work.options]}")
-        arguments = (ctypes.c_uint(n) for n in (work.grid, work.threads, seed))
+        numbers = (work.grid, work.threads, work.shared_bytes, seed)
+        arguments = map(ctypes.c_uint, numbers)
         assert run(ctypes.byref(params), *arguments) == 0
         assert workspace[end] == 0xFFFFFFFF, "it wrote beyond its workspace"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,11 +32,11 @@ from dnnops.nnet import (
     batch_normalization_train,
 )
 from tests.cudnn.device import DTYPES, check, host, make_node, numpy_dtype, on_gpu, poison, rounded
-from tests.cudnn.host_batchnorm import KINDS, HostKernels, Work, work_of
+from tests.cudnn.host_batchnorm import KINDS, WAYS, HostKernels, Work, work_of
 from tests.oracle import RELATIVE_ERROR, SEED, fuzz, repeat_command
 
 #: Blocks that run at once: of a small device, so that small arrays have many of them.
-BLOCKS = 6
+BLOCKS = 8
 
 
 # -- on the host ---------------------------------------------------------------------------
@@ -53,11 +53,14 @@ class Case:
     inplace: bool = False
     alignment: int = 16
     mean: float = 0.0
+    outlier: float = 0.0
+    cooperative: bool = True
     seed: int = 0
 
     @property
     def work(self) -> Work:
-        return work_of(self.shape, self.kind, self.dtype, self.alignment, BLOCKS)
+        kept_blocks = BLOCKS if self.cooperative else 0
+        return work_of(self.shape, self.kind, self.dtype, self.alignment, BLOCKS, kept_blocks)
 
     def array(self, values: np.ndarray) -> np.ndarray:
         """A copy at an address that is no larger multiple than wanted."""
@@ -72,10 +75,14 @@ class Case:
     def check(self, kernels: HostKernels) -> None:
         """Run the kernel and compare with float64."""
         rng = np.random.default_rng(self.seed)
-        x, g = (rounded(rng.standard_normal(self.shape) + self.mean, self.dtype) for _ in range(2))
+        x, g = (rounded(rng.standard_normal(self.shape) + m, self.dtype) for m in (self.mean, 0))
+        if self.outlier:
+            x[0, :, 0] = rounded(np.array(self.outlier), self.dtype)
         channels = (self.shape[1],)
         scale, bias, mean = (rng.standard_normal(channels) for _ in range(3))
         spread = rng.uniform(0.5, 2, channels)
+        if self.kind == "gradient":  # as it is given: the mean of x, rounded
+            mean, spread = x.mean((0, 2)), 1 / np.sqrt(x.var((0, 2)) + 0.125)
         running = [rng.standard_normal(channels), rng.uniform(0.5, 2, channels)]
         of_parameters = parameter_dtype(self.dtype)
 
@@ -122,7 +129,8 @@ class Case:
         if self.kind == "inference":
             return [(x - wide(mean)) * wide(scale / np.sqrt(spread + 0.125)) + wide(bias)]
         if self.kind == "gradient":
-            normalized = (x - wide(mean)) * wide(spread)
+            centered = x - wide(mean)
+            normalized = (centered - wide(centered.mean(axes))) * wide(spread)
             dscale, dbias = (g * normalized).sum(axes), g.sum(axes)
             dx = (g - wide(dbias) / count - normalized * wide(dscale) / count) * wide(
                 scale * spread
@@ -150,6 +158,7 @@ def random_case(rng: random.Random) -> Case:
         running=rng.random() < 0.5,
         inplace=rng.random() < 0.3,
         alignment=rng.choice([16, 16, 8]),
+        cooperative=rng.random() < 0.6,
         seed=rng.randrange(2**31),
     )
 
@@ -159,11 +168,12 @@ def cases() -> list[Case]:
     rng = random.Random(SEED)
     large = [
         Case(shape, dtype, kind, running=True, inplace=dtype == "float16", seed=rng.randrange(999))
-        for shape in ((4, 3, 8001), (5, 2, 16000), (3001, 40, 1), (2000, 33, 1))
+        for shape in ((4, 3, 8001), (5, 2, 16000), (3001, 40, 1), (2000, 33, 1), (60, 3, 7))
         for dtype in ("float32", "float16")
         for kind in ("train", "gradient")
     ]
-    return large + [random_case(rng) for _ in range(100)]
+    large += [replace(case, cooperative=False) for case in large]
+    return large + [random_case(rng) for _ in range(60)]
 
 
 @pytest.fixture(scope="module")
@@ -172,10 +182,18 @@ def kernels(tmp_path_factory, cases) -> HostKernels:
     return HostKernels(tmp_path_factory.mktemp("batchnorm"), options)
 
 
-#: A mean that is many times the deviation.
+#: A mean that is many times the deviation, and a first element that is far off.
 LARGE_MEANS = [
-    Case((64, 3, 400), "float32", "train", mean=1000.0),
-    Case((3000, 32, 1), "float32", "train", mean=1000.0),
+    replace(case, cooperative=cooperative)
+    for case in (
+        Case((64, 3, 400), "float32", "train", mean=1000.0),
+        Case((64, 3, 400), "float32", "gradient", mean=1000.0),
+        Case((3000, 32, 1), "float32", "train", mean=1000.0),
+        Case((3000, 32, 1), "float32", "gradient", mean=1000.0),
+        Case((64, 3, 400), "float32", "train", outlier=200.0),
+        Case((3000, 32, 1), "float32", "train", outlier=200.0),
+    )
+    for cooperative in (False, True)
 ]
 
 
@@ -184,9 +202,9 @@ def test_random_arrays(kernels, cases):
     for case in cases:
         case.check(kernels)
     configurations = {
-        tuple(case.work.macro(name) for name in ("KIND", "ROWS", "ALONE")) for case in cases
+        tuple(case.work.macro(name) for name in ("KIND", "ROWS", "HOW")) for case in cases
     }
-    assert len(configurations) == 10  # a block doesn't have a group for itself in inference
+    assert len(configurations) == 2 * 2 * 3 + 2  # three ways, and inference
 
 
 def test_large_means(kernels):
@@ -197,10 +215,10 @@ def test_large_means(kernels):
 def test_order_of_blocks():
     """Every part of both passes has one block, which begins after those that it waits for."""
     for shape in ((64, 256, 3136), (2000000, 40, 1), (8, 3, 50176), (512, 2, 50176)):
-        work = work_of(shape, "train", "float32")
+        work = work_of(shape, "train", "float32", kept_blocks=0)
         p = work.params
         total = p.groups * p.splits
-        assert not work.macro("ALONE")
+        assert work.way == WAYS["streamed"]
         assert work.grid == 2 * total
         adds, normalizes = [], []
         for number in range(work.grid):  # as in the kernel

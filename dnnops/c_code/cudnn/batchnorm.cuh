@@ -1,17 +1,24 @@
 // Batch normalization in training, its gradient, and by given statistics.
 //
-// One launch does both parts of the first two, sums and what goes by them, with blocks of their own for each.  Those of
-// the second part come some time after those that they wait for: late enough not to wait, early enough that what the
-// first ones have read is still in the level 2 cache.  So memory is read about once.
+// The first two are sums, and then what goes by them.  There are three ways to do both parts by one launch, so that
+// memory is read about once:
+//   ALONE: a block has a group of channels for itself, and keeps it in shared memory.
+//   KEPT: several blocks share a group, and each keeps what it has read in shared memory, until all have read.  All
+//     blocks of a launch run at once (it is a cooperative one), and take one share after the other.
+//   STREAMED: several blocks share a group, and it is too large to keep.  Each part has blocks of its own.  Those of the
+//     second part come some time after those that they wait for: late enough not to wait, early enough that what the
+//     first ones have read is still in the level 2 cache.
 //
-// Macros that c_code/runtime/cudnn/batchnorm_work.cpp sets: DTYPE; KIND, a BatchNormKind; ROWS: whether channels lie
-// side by side, and a row has all of them, or else a channel's elements do; V, how many elements move at once; LANES, how
-// many threads are side by side along a row; ALONE: whether a block has a group for itself.
+// Macros that c_code/runtime/cudnn/batchnorm_work.cpp sets: DTYPE; KIND, a BatchNormKind; HOW, a BatchNormWay; ROWS:
+// whether channels lie side by side, and a row has all of them, or else a channel's elements do; V, how many elements
+// move at once; LANES, how many threads are side by side along a row.
 
 using Parameter = Acc;
 constexpr int THREADS = BATCHNORM_THREADS, WARPS = THREADS / 32;
 constexpr int COLUMNS = ROWS ? LANES * V : 1;  // channels of a group
 constexpr int SUMS = ROWS ? V : 1;             // channels of a thread
+
+constexpr bool KEEPS = HOW == BATCHNORM_ALONE || HOW == BATCHNORM_KEPT;
 
 struct alignas(V * sizeof(Bits)) Pack {
   Bits of[V];
@@ -30,27 +37,55 @@ DEVICE Place place_of(const BatchNormParams &p, int group) {
   return {channel, channel < p.channels};
 }
 
-// Calls f(offset) for each vector of the share of a split that belongs to this thread.
+// Where the vectors of a split's share are that belong to this thread: one after the other.
+struct Walk {
+  long long offset = 0, step = 0, wrap = 0;
+  int left = 0, at = 0, across = 0, step_at = 0;  // of a channel's elements: the place within an image, in vectors
+
+  DEVICE Walk(const BatchNormParams &p, const Place &place, int split) {
+    constexpr int WIDTH = ROWS ? LANES : 1;  // threads side by side take one unit
+    const long long begin = (long long)split * p.share;
+    across = ROWS ? 1 : (int)(p.inner / V);
+    const int size = (int)min((long long)p.share, p.batch * (ROWS ? p.inner : across) - begin);
+    const int mine = (int)threadIdx.x / WIDTH;
+    if (!place.has_channels || mine >= size) return;
+    left = (size - mine + THREADS / WIDTH - 1) / (THREADS / WIDTH);
+    if constexpr (ROWS) {
+      offset = (begin + mine) * p.channels + place.first_channel;
+      step = THREADS / LANES * p.channels;
+    } else {
+      const long long image = (begin + mine) / across;
+      at = (int)(begin + mine - image * across);
+      offset = (image * p.channels + place.first_channel) * p.inner + (long long)at * V;
+      step_at = THREADS % across;
+      step = THREADS / across * (p.channels * p.inner) + step_at * V;
+      wrap = (p.channels - 1) * p.inner;
+    }
+  }
+  DEVICE void advance() {
+    offset += step;
+    if constexpr (!ROWS) {
+      at += step_at;
+      if (at >= across) {
+        at -= across;
+        offset += wrap;
+      }
+    }
+  }
+};
+
+// Calls f(offset, slot) for each vector of the share of a split that belongs to this thread; slots are those of shared
+// memory.
 template <class F>
 DEVICE void for_each(const BatchNormParams &p, const Place &place, int split, F f) {
-  if (!place.has_channels) return;
-  const long long begin = (long long)split * p.share;
-  if constexpr (ROWS) {
-    const long long rows = p.batch * p.inner, end = min(begin + p.share, rows);
-    long long offset = (begin + threadIdx.x / LANES) * p.channels + place.first_channel;
-    UNROLL_4
-    for (long long row = begin + threadIdx.x / LANES; row < end; row += THREADS / LANES) {
-      f(offset);
-      offset += THREADS / LANES * p.channels;
-    }
-  } else {
-    const int across = (int)(p.inner / V);
-    const long long end = min(begin + p.share, p.batch * across);
-    UNROLL_4
-    for (long long unit = begin + threadIdx.x; unit < end; unit += THREADS) {
-      const int image = (int)(unit / across), at = (int)(unit - (long long)image * across);
-      f((image * p.channels + place.first_channel) * p.inner + (long long)at * V);
-    }
+  Walk walk(p, place, split);
+  int slot = threadIdx.x;
+  // Loads from memory are to be under way together.
+  UNROLL_BY(KEEPS ? 2 : 4)
+  for (int left = walk.left; left > 0; --left) {
+    f(walk.offset, slot);
+    walk.advance();
+    slot += THREADS;
   }
 }
 
@@ -62,87 +97,157 @@ DEVICE void store_parameter(void *array, int channel, double value) {
   if (array) static_cast<Parameter *>(array)[channel] = (Parameter)value;
 }
 
-// What sums are of differences to: some element of the channel, or its mean.
+// Where a block keeps its share: of x, and then of the gradient.
+DEVICE Pack *kept(const BatchNormParams &p, int array) {
+  extern __shared__ uint4 shared[];
+  return reinterpret_cast<Pack *>(shared) + array * p.slots;
+}
+
+DEVICE Pack fetch(const BatchNormParams &p, const void *array, int number, long long offset, int slot) {
+  if constexpr (KEEPS)
+    return kept(p, number)[slot];
+  else
+    return load(array, offset);
+}
+
+// Reads the share of a split.  Each thread reads and waits for what it is going to use itself.
+DEVICE void keep(const BatchNormParams &p, const Place &place, int split) {
+  for_each(p, place, split, [&](long long offset, int slot) {
+    UNROLL
+    for (int i = 0; i < (KIND == BATCHNORM_GRADIENT ? 2 : 1); ++i) {
+      const Bits *const from = static_cast<const Bits *>(i ? p.gradient : p.x) + offset;
+      if constexpr (sizeof(Pack) == 16)
+        copy_16_bytes(reinterpret_cast<char *>(kept(p, i) + slot), reinterpret_cast<const char *>(from));
+      else
+        kept(p, i)[slot] = *reinterpret_cast<const Pack *>(from);
+    }
+  });
+  if constexpr (sizeof(Pack) == 16) {
+    end_copies();
+    wait_for_copies<0>();
+  }
+}
+
+// An element of the channel, which sums of all its blocks are brought to.
 DEVICE Acc origin(const BatchNormParams &p, int channel) {
-  if (KIND == BATCHNORM_GRADIENT) return parameter(p.mean, channel);
   return to_acc(static_cast<const Bits *>(p.x)[ROWS ? channel : channel * p.inner]);
 }
 
-// The two sums of a channel, by threads and then by blocks.
+// The sums of a channel.  In training, of what elements differ from origin(), and of its squares.  For the gradient, of
+// the output's gradient, of its products with what x differs from the mean, and of that: the mean is a rounded one, and
+// what it lacks shows.
+constexpr int COUNT = KIND == BATCHNORM_GRADIENT ? 3 : 2;
 struct Sums {
+  double of[COUNT];
+};
+
+// What a channel's elements go by.
+struct Ready {
   double first, second;
 };
 
-// Adds up what all threads of a block have of each channel; the result is for the first COLUMNS threads.
-DEVICE Sums sum_of_block(const Acc (&first)[SUMS], const Acc (&second)[SUMS]) {
-  constexpr int WIDTH = ROWS ? COLUMNS : 1, FROM = ROWS ? LANES : 1;
-  __shared__ Acc table[2][WARPS][WIDTH];
+// Shared memory of a block to add up in.
+constexpr int TABLE = WARPS * COLUMNS > THREADS ? WARPS * COLUMNS : THREADS;
+using Table = Sums[TABLE];
+
+// Adds a thread's value to those of the others of its warp that have the same channels.
+DEVICE Acc sum_of_warp(Acc value) {
+  UNROLL
+  for (int apart = 16; apart >= (ROWS ? LANES : 1); apart /= 2) value += __shfl_xor_sync(~0u, value, apart);
+  return value;
+}
+
+// This thread's first element of each of its channels; `first` stays if it has none.
+DEVICE void first_of(const BatchNormParams &p, const Place &place, int split, Acc (&first)[SUMS]) {
+  const Walk walk(p, place, split);
+  if (!walk.left) return;
+  const Pack x = fetch(p, p.x, 0, walk.offset, threadIdx.x);
+  UNROLL
+  for (int v = 0; v < SUMS; ++v) first[v] = to_acc(x.of[v]);
+}
+
+// The sums of a split, of each of its channels, for the first COLUMNS threads.
+DEVICE Sums sum_up(const BatchNormParams &p, int group, int split, Table &table) {
+  constexpr int FROM = ROWS ? LANES : 1;
+  const Place place = place_of(p, group);
+  Acc from[SUMS], sums[COUNT][SUMS];
   UNROLL
   for (int v = 0; v < SUMS; ++v) {
-    Acc a = first[v], b = second[v];
+    const int channel = place.first_channel + v;
+    from[v] = !place.has_channels ? 0 : KIND == BATCHNORM_GRADIENT ? parameter(p.mean, channel) : origin(p, channel);
     UNROLL
-    for (int apart = 16; apart >= FROM; apart /= 2) {
-      a += __shfl_xor_sync(~0u, a, apart);
-      b += __shfl_xor_sync(~0u, b, apart);
+    for (int k = 0; k < COUNT; ++k) sums[k][v] = 0;
+  }
+  if constexpr (KEEPS) keep(p, place, split);
+  if constexpr (KIND == BATCHNORM_TRAIN) {
+    // A warp's sums are of what elements differ from the mean of its threads' first ones: near the channel's mean, even
+    // if some element is far off, such as one in a corner of a padded image.
+    Acc start[SUMS];
+    UNROLL
+    for (int v = 0; v < SUMS; ++v) start[v] = from[v];
+    first_of(p, place, split, start);
+    UNROLL
+    for (int v = 0; v < SUMS; ++v) start[v] = sum_of_warp(start[v]) * ((Acc)FROM / 32);
+    for_each(p, place, split, [&](long long offset, int slot) {
+      const Pack x = fetch(p, p.x, 0, offset, slot);
+      UNROLL
+      for (int i = 0; i < V; ++i) {
+        const int v = i % SUMS;
+        const Acc difference = to_acc(x.of[i]) - start[v];
+        sums[0][v] += difference;
+        sums[1][v] += difference * difference;
+      }
+    });
+    const double count = sum_of_warp((Acc)(Walk(p, place, split).left * (V / SUMS)));
+    UNROLL
+    for (int v = 0; v < SUMS; ++v) {
+      const double first = sum_of_warp(sums[0][v]), second = sum_of_warp(sums[1][v]);
+      const double away = (double)start[v] - from[v];
+      if (lane() < FROM)
+        table[warp() * COLUMNS + lane() * SUMS + v] = {first + count * away,
+                                                       second + away * (2 * first + count * away)};
     }
-    if (lane() < FROM) {
-      table[0][warp()][lane() * SUMS + v] = a;
-      table[1][warp()][lane() * SUMS + v] = b;
+  } else {
+    for_each(p, place, split, [&](long long offset, int slot) {
+      const Pack x = fetch(p, p.x, 0, offset, slot), gradient = fetch(p, p.gradient, 1, offset, slot);
+      UNROLL
+      for (int i = 0; i < V; ++i) {
+        const int v = i % SUMS;
+        const Acc g = to_acc(gradient.of[i]), centered = to_acc(x.of[i]) - from[v];
+        sums[0][v] += g;
+        sums[1][v] += g * centered;
+        sums[2][v] += centered;
+      }
+    });
+    UNROLL
+    for (int v = 0; v < SUMS; ++v) {
+      Sums all;
+      UNROLL
+      for (int k = 0; k < COUNT; ++k) all.of[k] = sum_of_warp(sums[k][v]);
+      if (lane() < FROM) table[warp() * COLUMNS + lane() * SUMS + v] = all;
     }
   }
   __syncthreads();
-  Sums sums = {0, 0};
-  if (threadIdx.x < WIDTH)
+  Sums total = {};
+  if (threadIdx.x < COLUMNS)
     UNROLL
-    for (int w = 0; w < WARPS; ++w) {
-      sums.first += table[0][w][threadIdx.x];
-      sums.second += table[1][w][threadIdx.x];
-    }
-  return sums;
+    for (int w = 0; w < WARPS; ++w)
+      UNROLL
+      for (int k = 0; k < COUNT; ++k) total.of[k] += table[w * COLUMNS + threadIdx.x].of[k];
+  return total;
 }
 
-DEVICE Sums sum_up(const BatchNormParams &p, int group, int split) {
-  const Place place = place_of(p, group);
-  Acc from[SUMS], first[SUMS], second[SUMS];
-  UNROLL
-  for (int v = 0; v < SUMS; ++v) {
-    from[v] = place.has_channels ? origin(p, place.first_channel + v) : 0;
-    first[v] = second[v] = 0;
-  }
-  for_each(p, place, split, [&](long long offset) {
-    const Pack x = load(p.x, offset);
-    if constexpr (KIND == BATCHNORM_GRADIENT) {
-      const Pack gradient = load(p.gradient, offset);
-      UNROLL
-      for (int i = 0; i < V; ++i) {
-        const int v = i % SUMS;
-        const Acc g = to_acc(gradient.of[i]);
-        first[v] += g;
-        second[v] += g * (to_acc(x.of[i]) - from[v]);
-      }
-    } else {
-      UNROLL
-      for (int i = 0; i < V; ++i) {
-        const int v = i % SUMS;
-        const Acc difference = to_acc(x.of[i]) - from[v];
-        first[v] += difference;
-        second[v] += difference * difference;
-      }
-    }
-  });
-  return sum_of_block(first, second);
-}
-
-// From the sums of a channel, what its elements are normalized by; also writes what the Op gives of the channel.
-DEVICE Sums finish(const BatchNormParams &p, int channel, Sums sums) {
+// From the sums of a channel, what its elements go by; also writes what the Op gives of the channel.
+DEVICE Ready finish(const BatchNormParams &p, int channel, const Sums &sums) {
   const double count = (double)(p.batch * p.inner);
   if constexpr (KIND == BATCHNORM_GRADIENT) {
-    const double invstd = parameter(p.spread, channel), scale = parameter(p.scale, channel);
-    store_parameter(p.results[0], channel, sums.second * invstd);
-    store_parameter(p.results[1], channel, sums.first);
-    return {sums.first / count, sums.second * invstd * invstd / count};
+    const double invstd = parameter(p.spread, channel), lack = sums.of[2] / count;
+    const double by_scale = (sums.of[1] - lack * sums.of[0]) * invstd, slope = by_scale / count * invstd;
+    store_parameter(p.results[0], channel, by_scale);
+    store_parameter(p.results[1], channel, sums.of[0]);
+    return {sums.of[0] / count - lack * slope, slope};
   } else {
-    const double shift = sums.first / count, difference = (sums.second - sums.first * shift) / count;
+    const double shift = sums.of[0] / count, difference = (sums.of[1] - sums.of[0] * shift) / count;
     const double variance = difference < 0 ? 0 : difference;  // or NaN
     const double invstd = 1 / sqrt(variance + p.epsilon), mean = (double)origin(p, channel) + shift;
     store_parameter(p.results[0], channel, mean);
@@ -158,7 +263,7 @@ DEVICE Sums finish(const BatchNormParams &p, int channel, Sums sums) {
 }
 
 // The second part: `ready` has what finish() gave for the group's channels.
-DEVICE void normalize(const BatchNormParams &p, int group, int split, const Sums *ready) {
+DEVICE void normalize(const BatchNormParams &p, int group, int split, const Ready *ready) {
   const Place place = place_of(p, group);
   Acc from[SUMS], shift[SUMS], factor[SUMS], add[SUMS];
   UNROLL
@@ -171,7 +276,7 @@ DEVICE void normalize(const BatchNormParams &p, int group, int split, const Sums
       factor[v] = (Acc)(parameter(p.scale, channel) / sqrt((double)parameter(p.spread, channel) + p.epsilon));
       add[v] = parameter(p.bias, channel);
     } else {
-      const Sums of = ready[ROWS ? threadIdx.x % LANES * V + v : 0];
+      const Ready of = ready[ROWS ? threadIdx.x % LANES * V + v : 0];
       if constexpr (KIND == BATCHNORM_GRADIENT) {
         from[v] = parameter(p.mean, channel);
         shift[v] = (Acc)of.first;
@@ -186,11 +291,11 @@ DEVICE void normalize(const BatchNormParams &p, int group, int split, const Sums
       }
     }
   }
-  for_each(p, place, split, [&](long long offset) {
-    const Pack x = load(p.x, offset);
+  for_each(p, place, split, [&](long long offset, int slot) {
+    const Pack x = fetch(p, p.x, 0, offset, slot);
     Pack out;
     if constexpr (KIND == BATCHNORM_GRADIENT) {
-      const Pack gradient = load(p.gradient, offset);
+      const Pack gradient = fetch(p, p.gradient, 1, offset, slot);
       UNROLL
       for (int i = 0; i < V; ++i) {
         const int v = i % SUMS;
@@ -204,17 +309,23 @@ DEVICE void normalize(const BatchNormParams &p, int group, int split, const Sums
         out.of[i] = from_acc((to_acc(x.of[i]) - from[v] - shift[v]) * factor[v] + add[v]);
       }
     }
-    *reinterpret_cast<Pack *>(static_cast<Bits *>(p.out) + offset) = out;
+    Pack *const to = reinterpret_cast<Pack *>(static_cast<Bits *>(p.out) + offset);
+    // What is written isn't to drive out of the cache what is about to be read again.
+    if constexpr (HOW == BATCHNORM_STREAMED && sizeof(Pack) == 16)
+      __stcs(reinterpret_cast<uint4 *>(to), *reinterpret_cast<const uint4 *>(&out));
+    else
+      *to = out;
   });
 }
 
 // The workspace of blocks that share groups.
 struct Shared {
-  Sums *partial, *ready;
+  Sums *partial;
+  Ready *ready;
   unsigned *counts, *flags, *blocks;
   DEVICE explicit Shared(const BatchNormParams &p) {
     partial = static_cast<Sums *>(p.workspace);
-    ready = partial + (long long)p.groups * p.splits * COLUMNS;
+    ready = reinterpret_cast<Ready *>(partial + (long long)p.groups * p.splits * COLUMNS);
     counts = reinterpret_cast<unsigned *>(ready + (long long)p.groups * COLUMNS);
     flags = counts + p.groups;
     blocks = flags + p.groups;
@@ -222,27 +333,25 @@ struct Shared {
 };
 
 // Adds up what the blocks of a group have found: the last of them does it.
-DEVICE void finish_group(const BatchNormParams &p, const Shared &space, int group) {
+DEVICE void finish_group(const BatchNormParams &p, const Shared &space, int group, Table &table) {
   constexpr int PARTS = THREADS / COLUMNS;  // of the splits, each of which a thread adds up for a channel
-  __shared__ Sums table[THREADS];
   const int column = threadIdx.x % COLUMNS, part = threadIdx.x / COLUMNS;
-  Sums sums = {0, 0};
-  const double *const all = reinterpret_cast<const double *>(space.partial + (long long)group * p.splits * COLUMNS);
+  Sums sums = {};
+  const double *const all = space.partial[(long long)group * p.splits * COLUMNS].of;
   UNROLL_4
-  for (int split = part; split < p.splits; split += PARTS) {
-    // Past the level 1 cache, which other blocks do not write to.
-    sums.first += __ldcg(all + 2 * (split * COLUMNS + column));
-    sums.second += __ldcg(all + 2 * (split * COLUMNS + column) + 1);
-  }
+  for (int split = part; split < p.splits; split += PARTS)
+    UNROLL
+    for (int k = 0; k < COUNT; ++k)
+      // Past the level 1 cache, which other blocks do not write to.
+      sums.of[k] += read_from_cache(all + (long long)COUNT * (split * COLUMNS + column) + k);
   table[threadIdx.x] = sums;
   __syncthreads();
   const int channel = group * COLUMNS + (int)threadIdx.x;
   if (threadIdx.x < COLUMNS && channel < p.channels) {
-    Sums total = {0, 0};
-    for (int i = 0; i < PARTS && i < p.splits; ++i) {
-      total.first += table[i * COLUMNS + threadIdx.x].first;
-      total.second += table[i * COLUMNS + threadIdx.x].second;
-    }
+    Sums total = {};
+    for (int i = 0; i < PARTS && i < p.splits; ++i)
+      UNROLL
+      for (int k = 0; k < COUNT; ++k) total.of[k] += table[i * COLUMNS + threadIdx.x].of[k];
     space.ready[channel] = finish(p, channel, total);
   }
   __threadfence();
@@ -250,9 +359,9 @@ DEVICE void finish_group(const BatchNormParams &p, const Shared &space, int grou
   if (threadIdx.x == 0) atomicExch(space.flags + group, 1u);
 }
 
-DEVICE void add_to_group(const BatchNormParams &p, const Shared &space, int group, int split) {
+DEVICE void add_to_group(const BatchNormParams &p, const Shared &space, int group, int split, Table &table) {
   __shared__ bool is_last;
-  const Sums sums = sum_up(p, group, split);
+  const Sums sums = sum_up(p, group, split, table);
   if (threadIdx.x < COLUMNS) space.partial[((long long)group * p.splits + split) * COLUMNS + threadIdx.x] = sums;
   __threadfence();
   __syncthreads();
@@ -260,47 +369,65 @@ DEVICE void add_to_group(const BatchNormParams &p, const Shared &space, int grou
   __syncthreads();
   if (!is_last) return;
   __threadfence();
-  finish_group(p, space, group);
+  finish_group(p, space, group, table);
 }
 
-DEVICE void normalize_when_ready(const BatchNormParams &p, const Shared &space, int group, int split) {
-  __shared__ Sums ready[COLUMNS];
-  if (threadIdx.x == 0)
+DEVICE void normalize_when_ready(const BatchNormParams &p, const Shared &space, int group, int split, Ready *ready) {
+  if (threadIdx.x == 0) {
     while (!atomicAdd(space.flags + group, 0u)) pause();
+    __threadfence();
+  }
   __syncthreads();
   if (threadIdx.x < COLUMNS) {
-    const double *const from = reinterpret_cast<const double *>(space.ready + group * COLUMNS + threadIdx.x);
-    ready[threadIdx.x] = {__ldcg(from), __ldcg(from + 1)};
+    const double *const from = &space.ready[(long long)group * COLUMNS + threadIdx.x].first;
+    ready[threadIdx.x] = {read_from_cache(from), read_from_cache(from + 1)};
   }
   __syncthreads();
   normalize(p, group, split, ready);
 }
 
-KERNEL void __launch_bounds__(THREADS) batchnorm(const BatchNormParams p) {
+// The number of what comes next, of all blocks.
+DEVICE int next_number(const Shared &space) {
+  __shared__ int number;
+  __syncthreads();  // the last one has been read, and what else is shared
+  if (threadIdx.x == 0) number = (int)atomicAdd(space.blocks, 1u);
+  __syncthreads();
+  return number;
+}
+
+KERNEL void __launch_bounds__(THREADS, BATCHNORM_BLOCKS) batchnorm(const BatchNormParams p) {
   wait_for_stream();
-  if constexpr (KIND == BATCHNORM_INFERENCE) {
+  if constexpr (HOW == BATCHNORM_BY_GIVEN) {
     normalize(p, blockIdx.x / p.splits, blockIdx.x % p.splits, nullptr);
-  } else if constexpr (ALONE) {
-    __shared__ Sums ready[COLUMNS];
-    const int group = blockIdx.x, channel = group * COLUMNS + (int)threadIdx.x;
-    const Sums sums = sum_up(p, group, 0);
-    if (threadIdx.x < COLUMNS && channel < p.channels) ready[threadIdx.x] = finish(p, channel, sums);
-    __syncthreads();
-    normalize(p, group, 0, ready);
   } else {
-    // Numbered as they begin: so whatever a block waits for has begun before.
-    __shared__ int number;
-    const Shared space(p);
-    if (threadIdx.x == 0) number = (int)atomicAdd(space.blocks, 1u);
-    __syncthreads();
-    const int total = p.groups * p.splits, pair = number - p.lag;
-    const bool adds = pair < 0 || (number < 2 * total - p.lag && pair % 2 == 0);
-    if (adds) {
-      const int work = pair < 0 ? number : p.lag + pair / 2;
-      add_to_group(p, space, work / p.splits, work % p.splits);
+    __shared__ Table table;
+    __shared__ Ready ready[COLUMNS];
+    if constexpr (HOW == BATCHNORM_ALONE) {
+      const int group = blockIdx.x, channel = group * COLUMNS + (int)threadIdx.x;
+      const Sums sums = sum_up(p, group, 0, table);
+      if (threadIdx.x < COLUMNS && channel < p.channels) ready[threadIdx.x] = finish(p, channel, sums);
+      __syncthreads();
+      normalize(p, group, 0, ready);
+    } else if constexpr (HOW == BATCHNORM_KEPT) {
+      // Whoever has a number works on it, so a group's blocks wait for each other only.
+      const Shared space(p);
+      const int total = p.groups * p.splits;
+      for (int work = next_number(space); work < total; work = next_number(space)) {
+        add_to_group(p, space, work / p.splits, work % p.splits, table);
+        normalize_when_ready(p, space, work / p.splits, work % p.splits, ready);
+      }
     } else {
-      const int work = number < 2 * total - p.lag ? pair / 2 : number - total;
-      normalize_when_ready(p, space, work / p.splits, work % p.splits);
+      // Numbered as they begin: so whatever a block waits for has begun before.
+      const Shared space(p);
+      const int number = next_number(space), total = p.groups * p.splits, pair = number - p.lag;
+      const bool adds = pair < 0 || (number < 2 * total - p.lag && pair % 2 == 0);
+      if (adds) {
+        const int work = pair < 0 ? number : p.lag + pair / 2;
+        add_to_group(p, space, work / p.splits, work % p.splits, table);
+      } else {
+        const int work = number < 2 * total - p.lag ? pair / 2 : number - total;
+        normalize_when_ready(p, space, work / p.splits, work % p.splits, ready);
+      }
     }
   }
 }

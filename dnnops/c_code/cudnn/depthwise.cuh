@@ -8,19 +8,6 @@
 constexpr int TAPS = KH * KW;
 constexpr int VECTOR_BYTES = V * (int)sizeof(Bits);
 
-#ifdef __CUDACC__
-// From global to shared memory, without waiting.
-DEVICE void copy_16_bytes(char *to, const char *from) {
-  const unsigned address = (unsigned)__cvta_generic_to_shared(to);
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-}
-DEVICE void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-DEVICE void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-#endif
-
 // V channels of a pixel, or one, as loaded.
 struct Raw {
   unsigned words[(VECTOR_BYTES + 3) / 4];

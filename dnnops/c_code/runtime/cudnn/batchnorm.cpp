@@ -15,7 +15,6 @@ namespace {
 enum BatchNormWord { WORD_RUNNING = 1, WORD_KIND = 2 };
 
 constexpr int MAX_OPERANDS = 12;
-constexpr int BLOCKS_OF_MULTIPROCESSOR = 8;
 
 struct BatchNormCall {
   const int64_t *words;
@@ -56,13 +55,29 @@ void BatchNormCall::describe_outputs() const {
   }
 }
 
-void require_contiguous(const dnnops_tensor &array) {
+// Whether an array's memory has its axes in this order, the last one innermost, without gaps.
+bool is_dense(const dnnops_tensor &array, bool channels_last) {
   int64_t stride = item_size(array.dtype);
   for (int64_t i = array.ndim - 1; i >= 0; --i) {
-    if (array.shape[i] != 1 && array.strides[i] != stride)
-      fail(DNNOPS_NOT_SUPPORTED, "expected contiguous arrays, got %s", describe(array).c_str());
-    stride *= array.shape[i];
+    const int64_t axis = !channels_last || i == 0 ? i : i == array.ndim - 1 ? 1 : i + 1;
+    if (array.shape[axis] != 1 && array.strides[axis] != stride) return false;
+    stride *= array.shape[axis];
   }
+  return true;
+}
+
+// Whether images lie in memory with their channels last: all of them or none, if each channel has statistics.
+bool are_channels_last(const BatchNormCall &call) {
+  const int64_t ndim = call.inputs[0].ndim;
+  const bool of_channels = ndim > 2 && call.words[0] == (int64_t(1) << ndim) - 1 - 2;
+  for (bool channels_last : {false, true}) {
+    if (channels_last && !of_channels) break;
+    bool all = is_dense(call.outputs[0], channels_last);
+    for (int i = 0; i < call.image_count(); ++i) all = all && is_dense(call.inputs[i], channels_last);
+    if (all) return channels_last;
+  }
+  fail(DNNOPS_NOT_SUPPORTED, "expected arrays in one memory format, contiguous%s, got %s and %s for the result",
+       of_channels ? " or channels-last" : "", describe(call.inputs[0]).c_str(), describe(call.outputs[0]).c_str());
 }
 
 struct BatchNormKey {
@@ -87,6 +102,35 @@ void for_arrays(const BatchNormCall &call, F f) {
   for (int i = 0; i < call.output_count(); ++i) f(call.outputs[i]);
 }
 
+int attribute(const Handle &handle, cudaDeviceAttr which) {
+  int value = 0;
+  DNNOPS_CHECK(cudaDeviceGetAttribute(&value, which, handle.device));
+  return value;
+}
+
+void choose_work(BatchNormState &state, const BatchNormCase &of, const Handle &handle) {
+  const int64_t processors = attribute(handle, cudaDevAttrMultiProcessorCount);
+  int64_t kept_blocks = 0;
+  if (attribute(handle, cudaDevAttrCooperativeLaunch) &&
+      attribute(handle, cudaDevAttrMaxSharedMemoryPerBlockOptin) >= BATCHNORM_KEPT_BYTES + BATCHNORM_OTHER_SHARED_BYTES)
+    kept_blocks = processors * std::min<int64_t>(BATCHNORM_BLOCKS,
+                                                 attribute(handle, cudaDevAttrMaxSharedMemoryPerMultiprocessor) /
+                                                     (BATCHNORM_KEPT_BYTES + BATCHNORM_OTHER_SHARED_BYTES));
+  for (;;) {
+    state.work = batchnorm_work(of, processors * BATCHNORM_BLOCKS, kept_blocks);
+    BatchNormWork &work = state.work;
+    state.kernel = load_kernel(handle, "batchnorm", "batchnorm", work.options);
+    if (work.way != BATCHNORM_KEPT) return;
+    // What runs at once is for the driver to say; a group's blocks all have to.
+    const int64_t most = processors * blocks_at_once(state.kernel, BATCHNORM_THREADS, unsigned(work.shared_bytes));
+    if (work.params.splits <= most) {
+      work.grid = std::min(work.grid, most);
+      return;
+    }
+    kept_blocks = 0;
+  }
+}
+
 void prepare(BatchNormState &state, const BatchNormKey &key, const BatchNormCall &call, const Handle &handle) {
   state.ready = false;
   dnnops_tensor described[5];
@@ -105,13 +149,19 @@ void prepare(BatchNormState &state, const BatchNormKey &key, const BatchNormCall
   state.channels = of.channels;
   state.empty = element_count(x.shape, x.ndim) == 0;
   if (!state.empty) {
-    for_arrays(call, [](const dnnops_tensor &array) { require_contiguous(array); });
+    if (are_channels_last(call)) {  // channels of positions
+      of.batch *= of.inner;
+      of.inner = 1;
+    }
+    const auto check = [](const dnnops_tensor &parameter) {
+      if (parameter.ndim && !is_dense(parameter, false))
+        fail(DNNOPS_NOT_SUPPORTED, "expected contiguous parameters, got %s", describe(parameter).c_str());
+    };
+    for (int i = call.image_count(); i < call.input_count(); ++i) check(call.inputs[i]);
+    for (int i = 1; i < call.output_count(); ++i) check(call.outputs[i]);
     for (int i = 0; i < call.image_count(); ++i) of.alignment = std::min(of.alignment, alignment_of(call.inputs[i].data));
     of.alignment = std::min(of.alignment, alignment_of(call.outputs[0].data));
-    int processors = 0;
-    DNNOPS_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, handle.device));
-    state.work = batchnorm_work(of, int64_t(processors) * BLOCKS_OF_MULTIPROCESSOR);
-    state.kernel = load_kernel(handle, "batchnorm", "batchnorm", state.work.options);
+    choose_work(state, of, handle);
   }
   state.key = key;
   state.ready = true;
@@ -176,7 +226,8 @@ void run(const dnnops_context &context, const BatchNormCall &call) {
     DNNOPS_CHECK(cudaMemsetAsync(static_cast<char *>(params.workspace) + work.workspace - work.zero_bytes, 0,
                                  work.zero_bytes, stream));
   void *arguments[] = {&params};
-  launch_kernel(state.kernel, work.grid, BATCHNORM_THREADS, 0, context.stream, arguments);
+  const auto launch = work.way == BATCHNORM_KEPT ? launch_cooperative : launch_kernel;
+  launch(state.kernel, unsigned(work.grid), BATCHNORM_THREADS, unsigned(work.shared_bytes), context.stream, arguments);
 }
 
 }  // namespace
@@ -188,7 +239,7 @@ namespace {
 // What a test gets of a case, to run its kernel elsewhere.
 struct BatchNormRow {
   char options[256];
-  int64_t grid, threads, workspace, zero_bytes;
+  int64_t way, grid, threads, shared_bytes, workspace, zero_bytes;
   BatchNormParams params;
 };
 
@@ -208,15 +259,18 @@ DNNOPS_EXPORT int dnnops_cudnn_batchnorm(const dnnops_context *context, const in
   return guarded(call.op_name(), inputs, call.input_count(), [&] { run(*context, call); });
 }
 
-// Describes, without a GPU, the work on arrays of a dtype seen as (batch, channel, inner), if so many blocks run at once.
+// Describes, without a GPU, the work on arrays of a dtype seen as (batch, channel, inner), if so many blocks run at
+// once, and so many that keep what they read.
 DNNOPS_EXPORT int dnnops_cudnn_batchnorm_row(const int64_t *sizes, int64_t kind, int64_t dtype, int64_t alignment,
-                                             int64_t blocks, BatchNormRow *row) {
+                                             int64_t blocks, int64_t kept_blocks, BatchNormRow *row) {
   using namespace dnnops;
   return guarded("batch normalization", nullptr, 0, [&] {
-    const BatchNormWork work = batchnorm_work({kind, dtype, sizes[0], sizes[1], sizes[2], alignment}, blocks);
+    const BatchNormWork work = batchnorm_work({kind, dtype, sizes[0], sizes[1], sizes[2], alignment}, blocks, kept_blocks);
     std::memset(static_cast<void *>(row), 0, sizeof *row);
     std::snprintf(row->options, sizeof row->options, "%s", work.options.c_str());
+    row->way = work.way;
     row->grid = work.grid;
+    row->shared_bytes = work.shared_bytes;
     row->threads = BATCHNORM_THREADS;
     row->workspace = work.workspace;
     row->zero_bytes = work.zero_bytes;

@@ -20,14 +20,19 @@ struct BatchNormParams {
   int splits;  // blocks for each group
   int share;   // units of a block: vectors of a channel, or rows
   int lag;     // blocks that add up before the first one normalizes
+  int slots;   // vectors of an array that a block has room for in shared memory
 };
 
 // The kinds of kernels.
 enum BatchNormKind { BATCHNORM_TRAIN = 0, BATCHNORM_GRADIENT = 1, BATCHNORM_INFERENCE = 2 };
 
-// What is kept of each group in the workspace, in this order: its sums, two for each channel and split, in float64; what
-// comes of them, two for each channel, in float64; how many splits have been added up, and whether all; at last a count
-// of all blocks.
+// The ways that c_code/cudnn/batchnorm.cuh explains.
+enum BatchNormWay { BATCHNORM_BY_GIVEN = 0, BATCHNORM_ALONE = 1, BATCHNORM_KEPT = 2, BATCHNORM_STREAMED = 3 };
+
+// What the workspace has, in this order: the sums of each group, two or, for the gradient, three for each channel and
+// split, in float64; what comes of them, two for each channel, in float64; of each group how many splits have been
+// added up, and whether all; at last a count of all blocks.
 constexpr int BATCHNORM_THREADS = 256;
+constexpr int BATCHNORM_BLOCKS = 4;  // of a multiprocessor at once, at least, if there is shared memory for them
 
 #endif

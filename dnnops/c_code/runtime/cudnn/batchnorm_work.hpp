@@ -17,14 +17,22 @@ struct BatchNormCase {
 
 struct BatchNormWork {
   BatchNormParams params;  // without addresses and scalars
+  int64_t way;             // a BatchNormWay
   std::string options;
-  unsigned grid;
-  int64_t workspace;   // bytes
-  int64_t zero_bytes;  // of the workspace's end, that are zero before
+  int64_t grid;          // if the way is BATCHNORM_KEPT, at most: as many as run at once
+  int64_t shared_bytes;  // dynamic ones of a block
+  int64_t workspace;     // bytes
+  int64_t zero_bytes;    // of the workspace's end, that are zero before
 };
 
-// `blocks` is how many run at once.  Throws DNNOPS_NOT_SUPPORTED for arrays that are too large.
-BatchNormWork batchnorm_work(const BatchNormCase &of, int64_t blocks);
+// What a block keeps in shared memory at most.
+constexpr int64_t BATCHNORM_KEPT_BYTES = 48 << 10;
+// Beside that: tables of sums, and what the device takes for itself.
+constexpr int64_t BATCHNORM_OTHER_SHARED_BYTES = 9 << 10;
+
+// `blocks` is how many run at once; `kept_blocks` how many do that have BATCHNORM_KEPT_BYTES each, by a cooperative
+// launch, 0 if there is none.  Throws DNNOPS_NOT_SUPPORTED for arrays that are too large.
+BatchNormWork batchnorm_work(const BatchNormCase &of, int64_t blocks, int64_t kept_blocks);
 
 }  // namespace dnnops
 #endif
