@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, ClassVar
 
 from pytensor.gradient import disconnected_type
@@ -10,14 +11,24 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor import as_tensor_variable
 
 from dnnops.compat import inferred_shapes, shape_inference
-from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.cudnn.base import (
+    _CHANNELS_LAST,
+    _CONTIGUOUS,
+    CudnnOp,
+    as_dense,
+    as_gradient,
+    device_operands,
+    gradient_like,
+)
 from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.gpuarray.device import on_device
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import float64_scalar
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.batchnorm_base import BatchNormBase
 from dnnops.nnet.expressions import is_connected
+from dnnops.runtime.op import DTYPE_CODES
 
 __all__ = [
     "MODES",
@@ -41,7 +52,9 @@ class GpuDnnBatchNormBase(CudnnOp):
 
     Arrays may have any rank, and the dtypes float16, bfloat16, float32 and float64. Parameters have
     as many dimensions, size 1 on the axes that statistics are over, and the same dtype, or float32
-    for arrays of 16 bits.
+    for arrays of 16 bits. Where each channel, of axis 1, has statistics, arrays may be contiguous
+    or channels last in memory, and results are as `x`; otherwise, or if `x` is neither, contiguous
+    copies are taken.
 
     Parameters
     ----------
@@ -58,7 +71,6 @@ class GpuDnnBatchNormBase(CudnnOp):
 
     __props__: tuple[str, ...] = ("mode", "axes")
     function = "dnnops_cudnn_batchnorm"
-    contiguous_only = True
     #: In the order of ``BatchNormKind``.
     kind: ClassVar[int]
     abstract_class: ClassVar[type[BatchNormBase]]
@@ -127,6 +139,22 @@ class GpuDnnBatchNormBase(CudnnOp):
         mask = sum(1 << axis for axis in self.axes or (0,))
         return [mask, int(self.running_averages), self.kind]
 
+    def _is_data(self, operand: int) -> bool:
+        return operand < len(self.abstract_class.data)
+
+    def _layouts(self, operand: int) -> int:
+        axes = self.axes or ()
+        of_channels = len(axes) > 1 and axes == (0, *range(2, len(axes) + 1))
+        takes_both = of_channels and self._is_data(operand)
+        return _CONTIGUOUS | _CHANNELS_LAST if takes_both else _CONTIGUOUS
+
+    def output_format(self, index: int, inputs: list[Any]) -> str:
+        dense = index > 0 or inputs[0].flags.c_contiguous
+        return "contiguous" if dense else "channels_last"
+
+    def c_output_format(self, index: int) -> str:
+        return "DNNOPS_CONTIGUOUS" if index else "dnnops_cudnn_format(&in[0])"
+
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
         return inferred_shapes(self.abstract(node.inputs[0].type.ndim), node, shapes)
@@ -171,9 +199,24 @@ class GpuDnnBatchNorm(GpuDnnBatchNormBase):
         As for `GpuDnnBatchNormBase`.
     running_averages : bool
         Whether there are running averages.
+    inplace_running_mean, inplace_running_var : bool
+        Whether the new running average overwrites the old one.
+    inplace_output : bool
+        Whether ``out`` overwrites `x`.
+
+    Notes
+    -----
+    A rewrite makes Ops work in place wherever nothing else needs what they overwrite.
     """
 
-    __props__ = ("mode", "running_averages", "axes")
+    __props__ = (
+        "mode",
+        "running_averages",
+        "inplace_running_mean",
+        "inplace_running_var",
+        "inplace_output",
+        "axes",
+    )
     kind = 0
     abstract_class = BatchNormTrain
 
@@ -181,13 +224,35 @@ class GpuDnnBatchNorm(GpuDnnBatchNormBase):
         self,
         mode: str = "per-activation",
         running_averages: bool = False,
+        inplace_running_mean: bool = False,
+        inplace_running_var: bool = False,
+        inplace_output: bool = False,
         axes: Sequence[int] | None = None,
     ):
         self.running_averages = bool(running_averages)
+        self.inplace_running_mean = bool(inplace_running_mean and running_averages)
+        self.inplace_running_var = bool(inplace_running_var and running_averages)
+        self.inplace_output = bool(inplace_output)
         super().__init__(mode, axes)
+        overwritten = {
+            0: (0, self.inplace_output),
+            3: (5, self.inplace_running_mean),
+            4: (6, self.inplace_running_var),
+        }
+        self.destroy_map = {k: [i] for k, (i, wanted) in overwritten.items() if wanted}
 
     def _make_abstract(self, axes: Sequence[int]) -> Any:
         return BatchNormTrain(tuple(axes), self.running_averages)
+
+    def inplace_versions(self) -> list[GpuDnnBatchNorm]:
+        """This Op in all ways that work in place, those first that overwrite more."""
+        averages = (True, False) if self.running_averages else (False,)
+        flags = [flag for flag in product(averages, averages, (True, False)) if any(flag)]
+        flags.sort(key=lambda flag: -sum(flag))
+        return [
+            GpuDnnBatchNorm(self.mode, self.running_averages, *flag, axes=self.axes)
+            for flag in flags
+        ]
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
         gout, *others = cotangents
@@ -195,7 +260,7 @@ class GpuDnnBatchNorm(GpuDnnBatchNormBase):
             return super().pullback(inputs, outputs, cotangents)
         x, scale, _, _ = inputs[:4]
         _, mean, invstd = outputs[:3]
-        op = GpuDnnBatchNormGrad(self.mode, self.axes)
+        op = GpuDnnBatchNormGrad(self.mode, axes=self.axes)
         dx, dscale, dbias = op(x, gradient_like(gout, x), scale, mean, invstd)
         products = [as_tensor_variable(a).astype("float64") for a in (dscale, scale, invstd)]
         depsilon = -0.5 * (products[0] * products[1] * products[2] ** 2).sum()
@@ -203,21 +268,67 @@ class GpuDnnBatchNorm(GpuDnnBatchNormBase):
         return [*map(as_gradient, (dx, dscale, dbias)), depsilon, *rest]
 
 
-class GpuDnnBatchNormGrad(GpuDnnBatchNormBase):
+class _InplaceBatchNorm(GpuDnnBatchNormBase):
+    """What may overwrite one operand."""
+
+    __props__ = ("mode", "inplace", "axes")
+    #: The operand that the first result overwrites in place.
+    overwritten: ClassVar[int]
+
+    def __init__(
+        self,
+        mode: str = "per-activation",
+        inplace: bool = False,
+        axes: Sequence[int] | None = None,
+    ):
+        super().__init__(mode, axes)
+        self.inplace = bool(inplace)
+        self.destroy_map = {0: [self.overwritten]} if self.inplace else {}
+
+    def inplace_versions(self) -> list[Any]:
+        """This Op in place."""
+        return [type(self)(self.mode, True, self.axes)]
+
+
+class GpuDnnBatchNormGrad(_InplaceBatchNorm):
     """`BatchNormTrainGrad` on a GPU: ``(x, gout, scale, mean, invstd)``.
 
-    Gives the gradients by x, scale and bias. Parameters as for `GpuDnnBatchNormBase`.
+    Gives the gradients by x, scale and bias.
+
+    Parameters
+    ----------
+    mode, axes
+        As for `GpuDnnBatchNormBase`.
+    inplace : bool
+        Whether the gradient by x overwrites `gout`.
     """
 
     kind = 1
+    overwritten = 1
     abstract_class = BatchNormTrainGrad
 
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        with on_device(self.node_device(node)):
+            x = self._accepted(inputs[0], self._layouts(0))
+            gout = as_dense(inputs[1], self.output_format(0, [x]))
+        super().perform(node, [x, gout, *inputs[2:]], output_storage)
 
-class GpuDnnBatchNormInference(GpuDnnBatchNormBase):
+    def c_match_operands(self, node: Apply, inputs: list[str], fail: str) -> str:
+        code = DTYPE_CODES[node.inputs[1].type.dtype]
+        return f"if (dnnops_cudnn_match(&{inputs[1]}, {code}, &in[0], &in[1]) < 0) {{ {fail} }}"
+
+
+class GpuDnnBatchNormInference(_InplaceBatchNorm):
     """`BatchNormInference` on a GPU: ``(x, scale, bias, mean, var, epsilon)``.
 
-    Parameters as for `GpuDnnBatchNormBase`.
+    Parameters
+    ----------
+    mode, axes
+        As for `GpuDnnBatchNormBase`.
+    inplace : bool
+        Whether the result overwrites `x`.
     """
 
     kind = 2
+    overwritten = 0
     abstract_class = BatchNormInference

@@ -193,11 +193,17 @@ def _arrays(node: Apply) -> list[int]:
 
 
 for _abstract, _make in (
-    (BatchNormTrain, lambda op: GpuDnnBatchNorm("spatial", op.running, op.axes)),
-    (BatchNormTrainGrad, lambda op: GpuDnnBatchNormGrad("spatial", op.axes)),
-    (BatchNormInference, lambda op: GpuDnnBatchNormInference("spatial", op.axes)),
+    (BatchNormTrain, lambda op: GpuDnnBatchNorm("spatial", op.running, axes=op.axes)),
+    (BatchNormTrainGrad, lambda op: GpuDnnBatchNormGrad("spatial", axes=op.axes)),
+    (BatchNormInference, lambda op: GpuDnnBatchNormInference("spatial", axes=op.axes)),
 ):
     _register(_abstract, _build_batch_norm(_make), operands=_arrays)
+
+
+@register_gpu_inplace(GpuDnnBatchNorm, GpuDnnBatchNormGrad, GpuDnnBatchNormInference)
+def inplace_batch_norm(fgraph: FunctionGraph, node: Apply) -> Sequence[Op]:
+    """Batch normalization may overwrite running averages, and what it normalizes."""
+    return node.op.inplace_versions()
 
 
 # -- requiring cuDNN -----------------------------------------------------------------------

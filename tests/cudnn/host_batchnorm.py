@@ -102,7 +102,15 @@ class HostKernels:
         library = folder / "batchnorm.so"
         subprocess.run(
             [
-                *("g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-fPIC", "-pthread", "-shared"),
+                *(
+                    "g++",
+                    "-std=c++17",
+                    "-O1",
+                    "-fno-strict-aliasing",
+                    "-fPIC",
+                    "-pthread",
+                    "-shared",
+                ),
                 *("-w", "-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"),
                 f"-I{Path(__file__).parent}",
                 f"-I{c_code_dir() / 'runtime' / 'cudnn'}",

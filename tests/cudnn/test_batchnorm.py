@@ -1,39 +1,27 @@
-"""Batch normalization on a GPU: its kernels on the host and compiled, its Ops on a device."""
+"""Batch normalization on a GPU, without one: kernels on the host and compiled, rewrites."""
 
 from __future__ import annotations
 
 import random
 import re
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from hypothesis import strategies as st
 
 from dnnops import dnn
-from dnnops.cudnn.batchnorm import (
-    GpuDnnBatchNorm,
-    GpuDnnBatchNormGrad,
-    GpuDnnBatchNormInference,
-    parameter_dtype,
-)
+from dnnops.cudnn.batchnorm import GpuDnnBatchNorm, GpuDnnBatchNormInference, parameter_dtype
 from dnnops.cudnn.kernels import kernel_source
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
-from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet import (
-    BatchNormInference,
-    BatchNormTrain,
-    BatchNormTrainGrad,
-    batch_normalization_test,
-    batch_normalization_train,
-)
-from tests.cudnn.device import DTYPES, check, host, make_node, numpy_dtype, on_gpu, poison, rounded
+from dnnops.nnet import batch_normalization_test, batch_normalization_train
+from tests.cudnn.calls import call, channels_last, device_tensor
+from tests.cudnn.device import DTYPES, numpy_dtype, rounded
 from tests.cudnn.host_batchnorm import KINDS, WAYS, HostKernels, Work, work_of
-from tests.oracle import RELATIVE_ERROR, SEED, fuzz, repeat_command
+from tests.oracle import RELATIVE_ERROR, SEED, repeat_command
+from tests.rewriting.test_to_cudnn import nodes, rewritten
 
 #: Blocks that run at once: of a small device, so that small arrays have many of them.
 BLOCKS = 8
@@ -168,11 +156,16 @@ def cases() -> list[Case]:
     rng = random.Random(SEED)
     large = [
         Case(shape, dtype, kind, running=True, inplace=dtype == "float16", seed=rng.randrange(999))
-        for shape in ((4, 3, 8001), (5, 2, 16000), (3001, 40, 1), (2000, 33, 1), (60, 3, 7))
+        for shape in ((4, 3, 8001), (5, 2, 16000), (3001, 40, 1), (2000, 33, 1))
         for dtype in ("float32", "float16")
         for kind in ("train", "gradient")
     ]
     large += [replace(case, cooperative=False) for case in large]
+    large += [
+        Case(shape, "bfloat16", kind, running=True)
+        for shape in ((60, 3, 7), (90, 40, 1))
+        for kind in KINDS
+    ]
     return large + [random_case(rng) for _ in range(60)]
 
 
@@ -255,176 +248,11 @@ def test_gpu_compiler(cases):
         log = nvrtc.getProgramLog(program)
         nvrtc.destroyProgram(program)
         (spilled,) = map(int, re.findall(r"(\d+) bytes spill stores", log))
-        # Of a square root in float64 that is computed once.
-        assert spilled <= 32, f"{options}: {log}"
+        # Once for a share: of what a thread has while it waits, or of a square root in float64.
+        assert spilled <= 64, f"{options}: {log}"
 
 
-# -- on a GPU ------------------------------------------------------------------------------
-
-
-def reference_of(op: Any, *arrays: np.ndarray) -> list[np.ndarray]:
-    """All results of an abstract Op's `perform`, in float64."""
-    node = op.make_node(*arrays)
-    storage: list[list[Any]] = [[None] for _ in node.outputs]
-    op.perform(node, [np.asarray(a) for a in arrays], storage)
-    return [cell[0] for cell in storage]
-
-
-def results_of(op: Any, *operands: Any) -> list[Any]:
-    """All results of an Op of device arrays and host scalars."""
-    node, values = make_node(op, *operands)
-    storage: list[list[Any]] = [[None] for _ in node.outputs]
-    node.op.perform(node, values, storage)
-    return [cell[0] for cell in storage]
-
-
-def gpu_arrays(arrays: list[np.ndarray], dtype: str, count: int) -> list[Any]:
-    """Arrays on the device: the first ones in a dtype, the others in that of parameters."""
-    dtypes = [dtype] * count + [parameter_dtype(dtype)] * (len(arrays) - count)
-    return [on_gpu(a, d) for a, d in zip(arrays, dtypes, strict=True)]
-
-
-def compare(results: list[Any], expected: list[np.ndarray], dtype: str) -> None:
-    for i, (result, reference) in enumerate(zip(results, expected, strict=True)):
-        bound = 20 * RELATIVE_ERROR[dtype if i == 0 else parameter_dtype(dtype)]
-        # A sum of numbers of both signs, such as a gradient, may be next to nothing.
-        size = np.linalg.norm(reference) / max(np.sqrt(reference.size), 1)
-        np.testing.assert_allclose(host(result), reference, rtol=bound, atol=bound * max(1, size))
-
-
-@st.composite
-def gpu_cases(draw):
-    """A shape, axes, whether there are running averages, and a seed."""
-    shape = draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
-    first = draw(st.integers(0, len(shape)))
-    last = draw(st.integers(first, len(shape)))
-    if last - first == len(shape):
-        last = first  # statistics over everything
-    axes = tuple(i for i in range(len(shape)) if not first <= i < last)
-    if len(shape) < 4:
-        for i in range(min(2, len(shape))):
-            shape[i] *= draw(st.sampled_from([1, 1, 8, 60]))
-    return tuple(shape), axes, draw(st.booleans()), draw(st.integers(0, 2**32 - 1))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
-@fuzz(max_examples=70, case=gpu_cases())
-def test_ops(dtype, case):
-    """Training, gradient and inference against the abstract Ops in float64."""
-    shape, axes, running, seed = case
-    rng = np.random.default_rng(seed)
-    of = parameter_dtype(dtype)
-    small = tuple(1 if i in axes else n for i, n in enumerate(shape))
-    x, g = (rounded(rng.standard_normal(shape), dtype) for _ in range(2))
-    scale, bias, mean = (rounded(rng.standard_normal(small), of) for _ in range(3))
-    var = rounded(rng.uniform(0.5, 2, small), of)
-    epsilon, factor = np.array(0.01), np.array(0.3)
-    poison()
-    averages = [factor, mean, var] if running else []
-    reference = reference_of(BatchNormTrain(axes, running), x, scale, bias, epsilon, *averages)
-    given = [*gpu_arrays([x, scale, bias], dtype, 1), epsilon]
-    if running:
-        given += [factor, *gpu_arrays([mean, var], of, 2)]
-    results = results_of(GpuDnnBatchNorm("spatial", running, axes), *given)
-    compare(results, reference, dtype)
-
-    saved_mean, saved_invstd = (host(r) for r in results[1:3])
-    reference = reference_of(BatchNormTrainGrad(axes), x, g, scale, saved_mean, saved_invstd)
-    given = gpu_arrays([x, g, scale, saved_mean, saved_invstd], dtype, 2)
-    compare(results_of(GpuDnnBatchNormGrad("spatial", axes), *given), reference, dtype)
-
-    reference = reference_of(BatchNormInference(axes), x, scale, bias, mean, var, epsilon)
-    given = [*gpu_arrays([x, scale, bias, mean, var], dtype, 1), epsilon]
-    compare(results_of(GpuDnnBatchNormInference("spatial", axes), *given), reference, dtype)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize(
-    ("shape", "mode"),
-    [
-        ((16, 70, 112, 112), "spatial"),
-        ((64, 33, 57, 57), "spatial"),
-        ((70000, 40), "spatial"),
-        ((100000, 9), "per-activation"),
-        ((300, 2000), "per-activation"),
-    ],
-)
-def test_many_blocks(shape, mode, dtype):
-    """Blocks that share a channel wait for each other; every run gives the same bits."""
-    rng = np.random.default_rng(1)
-    axes = (0,) if mode == "per-activation" else (0, *range(2, len(shape)))
-    small = tuple(1 if i in axes else n for i, n in enumerate(shape))
-    x, g = (rounded(rng.standard_normal(shape, "float32") + 3, dtype) for _ in range(2))
-    scale, bias = (rounded(rng.standard_normal(small), "float32") for _ in range(2))
-    epsilon = np.array(1e-4)
-    given = [*gpu_arrays([x, scale, bias], dtype, 1), epsilon]
-    runs = [results_of(GpuDnnBatchNorm(mode), *given) for _ in range(5)]
-    assert len({tuple(r.get().tobytes() for r in results) for results in runs}) == 1
-    results = runs[0]
-    for result, expected in zip(
-        results, reference_of(BatchNormTrain(axes), x, scale, bias, epsilon), strict=True
-    ):
-        check(result, expected, result.dtype.name)
-    mean, invstd = (host(r) for r in results[1:])
-    reference = reference_of(BatchNormTrainGrad(axes), x, g, scale, mean, invstd)
-    given = gpu_arrays([x, g, scale, mean, invstd], dtype, 2)
-    bound = 3 * RELATIVE_ERROR[dtype]
-    for result, expected in zip(
-        results_of(GpuDnnBatchNormGrad(mode), *given), reference, strict=True
-    ):
-        assert np.linalg.norm(host(result) - expected) <= bound * np.linalg.norm(expected)
-
-
-@pytest.mark.gpu
-def test_compiled_function():
-    """A graph of `dnnops.nnet` runs on the device, with gradients and running averages."""
-    x = pt.tensor("x", dtype="float32", shape=(None, 6, None, None))
-    gamma, beta = pt.fvector("gamma"), pt.fvector("beta")
-    mean, var = pt.fvector("mean"), pt.fvector("var")
-    outputs = batch_normalization_train(
-        x, gamma, beta, "spatial", running_mean=mean, running_var=var
-    )
-    test = batch_normalization_test(x, gamma, beta, mean, var, "spatial")
-    loss = (outputs[0] ** 3).sum() + (test**2).sum() + outputs[1].sum()
-    results = [loss, *outputs, test, *pytensor.grad(loss, [x, gamma, beta])]
-    inputs = [x, gamma, beta, mean, var]
-    mode = pytensor.compile.get_mode("CVM").including("gpu")
-    transfer = [as_gpuarray_variable(v) for v in results]
-    f = pytensor.function(inputs, transfer, mode=mode)
-    ops = {type(node.op) for node in f.maker.fgraph.toposort()}
-    assert {GpuDnnBatchNorm, GpuDnnBatchNormGrad, GpuDnnBatchNormInference} <= ops
-    oracle = pytensor.function(inputs, results, mode="FAST_COMPILE")
-    rng = np.random.default_rng(0)
-    for shape in ((4, 6, 5, 7), (2, 6, 20, 20), (4, 6, 5, 7)):
-        given = [rng.standard_normal(shape), *(rng.uniform(0.5, 2, 6) for _ in range(4))]
-        given = [a.astype("float32") for a in given]
-        for result, reference in zip(f(*given), oracle(*given), strict=True):
-            np.testing.assert_allclose(host(result), reference, rtol=2e-3, atol=2e-3)
-
-
-@pytest.mark.gpu
-def test_explicit_calls():
-    """`dnnops.dnn` takes parameters of both ranks, and casts them."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((4, 3, 5)).astype("float32")
-    for mode, small, full in (("spatial", (3,), (1, 3, 1)), ("per-activation", (3, 5), (1, 3, 5))):
-        axes = (0, 2) if mode == "spatial" else (0,)
-        scale, bias, mean = rng.standard_normal((3, *small))
-        var = rng.uniform(0.5, 2, small)
-        wide = [a.reshape(full) for a in (scale, bias, mean, var)]
-        symbolic = dnn.dnn_batch_normalization_train(
-            on_gpu(x, "float32"), scale, bias.reshape(full), mode, 0.1, 0.3, mean, var
-        )
-        test = dnn.dnn_batch_normalization_test(x, scale, bias, mean, var, mode, 0.1)
-        f = pytensor.function([], [*symbolic, test], mode="CVM")
-        scalars = np.array(0.1), np.array(0.3)
-        x64 = x.astype("float64")
-        wanted = reference_of(BatchNormTrain(axes, True), x64, *wide[:2], *scalars, *wide[2:])
-        wanted += reference_of(BatchNormInference(axes), x64, *wide, scalars[0])
-        for result, reference in zip(f(), wanted, strict=True):
-            check(result, reference, "float32")
+# -- the symbolic side ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -433,6 +261,16 @@ def test_explicit_calls():
         (lambda x, p: GpuDnnBatchNorm("rows"), DnnValueError, "mode must be one of"),
         (lambda x, p: GpuDnnBatchNorm()(x, p, p), DnnTypeError, "expected the operands x, scale"),
         (lambda x, p: GpuDnnBatchNorm()(x, p, p, -1.0), DnnValueError, "epsilon must be finite"),
+        (
+            lambda x, p: dnn.dnn_batch_normalization_train(x, p, p, epsilon=-1e-5),
+            ValueError,
+            "epsilon must be finite and at least 0, got -1e-05",
+        ),
+        (
+            lambda x, p: dnn.dnn_batch_normalization_test(x, p, p, p, p, epsilon=np.nan),
+            ValueError,
+            "epsilon must be finite and at least 0, got nan",
+        ),
         (
             lambda x, p: GpuDnnBatchNorm("spatial")(x, p, p, 0.1),
             DnnValueError,
@@ -462,3 +300,81 @@ def test_parameters_of_16_bit_arrays():
     parameter = GpuArrayType("float16", (1, 3, 5))()
     with pytest.raises(DnnTypeError, match="must be float32 on cuda0 beside x of float16"):
         GpuDnnBatchNorm()(x, parameter, parameter, 0.1)
+
+
+def test_epsilon_of_a_call():
+    """What only becomes known at the call is checked then."""
+    op = GpuDnnBatchNorm("spatial", axes=(0, 2))
+    x, parameter = device_tensor((4, 3, 5)), device_tensor((1, 3, 1))
+    outputs = [device_tensor((0,)) for _ in range(3)]
+    for epsilon in (-1e-9, np.inf, np.nan):
+        given = [x, parameter, parameter, np.array(epsilon)]
+        with pytest.raises(DnnValueError, match="epsilon has to be finite and at least 0"):
+            call("dnnops_cudnn_batchnorm_shape", op, given, outputs)
+
+
+def test_memory_formats():
+    """Either is taken as it is where each channel has statistics, and results are like x."""
+    of_channels = GpuDnnBatchNorm("spatial", axes=(0, 2, 3))
+    of_pixels = GpuDnnBatchNorm(axes=(0,))
+    assert [of_channels._layouts(i) for i in range(3)] == [3, 1, 1]
+    assert of_pixels._layouts(0) == 1
+    assert GpuDnnBatchNormInference("spatial", axes=(0, 2))._layouts(1) == 1
+    assert channels_last((2, 3, 4, 5)).strides[1] == 4
+
+
+# -- rewrites --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def without_probing():
+    with pytensor.config.change_flags(dnn__enabled="no_check", floatX="float32"):
+        yield
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_graphs_get_the_ops(without_probing, dtype):
+    """Training with its gradient, and inference, with what can work in place in place."""
+    of = parameter_dtype(dtype)
+    x, gamma, beta = GpuArrayType(dtype, (None,) * 4)(), pt.vector(dtype=of), pt.vector(dtype=of)
+    on_host = pt.as_tensor_variable(x)
+    means = [pt.tensor(dtype=of, shape=(1, None, 1, 1)) for _ in range(2)]
+    h = pt.tanh(on_host)
+    out, *_, new_mean, new_var = batch_normalization_train(
+        h, gamma, beta, "spatial", running_mean=means[0], running_var=means[1]
+    )
+    test = batch_normalization_test(pt.exp(on_host), gamma, beta, *means, "spatial")
+    loss = (out.astype("float32") ** 3).sum()
+    grads = pytensor.grad(loss, [x, gamma, beta])
+    inputs = [x, gamma, beta, *means]
+    fgraph = rewritten(inputs, [*grads, new_mean, new_var])
+    (train,) = nodes(fgraph, "GpuDnnBatchNorm")
+    # The gradient needs what was normalized.
+    assert not train.op.inplace_output
+    # They have come from the host for this node alone.
+    assert train.op.inplace_running_mean
+    assert train.op.inplace_running_var
+    assert train.op.destroy_map == {3: [5], 4: [6]}
+    (gradient,) = nodes(fgraph, "GpuDnnBatchNormGrad")
+    assert gradient.op.inplace
+    (inference,) = nodes(rewritten(inputs, [test]), "GpuDnnBatchNormInference")
+    assert inference.op.inplace
+    (train,) = nodes(rewritten(inputs, [out, new_mean]), "GpuDnnBatchNorm")
+    assert train.op.destroy_map == {0: [0], 3: [5], 4: [6]}
+
+
+def test_operands_of_a_caller_stay(without_probing):
+    """Only what the caller gives away is overwritten: of two averages, maybe one."""
+    x = GpuArrayType("float32", (None,) * 4)()
+    parameters = [GpuArrayType("float32", (1, None, 1, 1))() for _ in range(4)]
+    op = GpuDnnBatchNorm("spatial", True)
+    results = op.make_node(x, *parameters[:2], 0.1, 0.3, *parameters[2:]).outputs
+    inputs = [x, *parameters]
+    for mutable, found in (
+        ((), {}),
+        ((parameters[3],), {4: [6]}),
+        ((parameters[2], parameters[3], x), {0: [0], 3: [5], 4: [6]}),
+    ):
+        fgraph = rewritten(inputs, [results[0], *results[3:]], mutable=mutable)
+        (node,) = nodes(fgraph, "GpuDnnBatchNorm")
+        assert node.op.destroy_map == found

@@ -81,7 +81,7 @@ DEVICE void for_each(const BatchNormParams &p, const Place &place, int split, F 
   Walk walk(p, place, split);
   int slot = threadIdx.x;
   // Loads from memory are to be under way together.
-  UNROLL_BY(KEEPS ? 2 : 4)
+  UNROLL_BY(KEEPS || SUMS > 4 ? 2 : 4)
   for (int left = walk.left; left > 0; --left) {
     f(walk.offset, slot);
     walk.advance();
@@ -237,22 +237,26 @@ DEVICE Sums sum_up(const BatchNormParams &p, int group, int split, Table &table)
   return total;
 }
 
-// From the sums of a channel, what its elements go by; also writes what the Op gives of the channel.
-DEVICE Ready finish(const BatchNormParams &p, int channel, const Sums &sums) {
+// From the sums of a channel, what its elements go by; one that `writes` also writes what the Op gives of the channel.
+DEVICE Ready finish(const BatchNormParams &p, int channel, const Sums &sums, Acc from, bool writes) {
   const double count = (double)(p.batch * p.inner);
   if constexpr (KIND == BATCHNORM_GRADIENT) {
     const double invstd = parameter(p.spread, channel), lack = sums.of[2] / count;
     const double by_scale = (sums.of[1] - lack * sums.of[0]) * invstd, slope = by_scale / count * invstd;
-    store_parameter(p.results[0], channel, by_scale);
-    store_parameter(p.results[1], channel, sums.of[0]);
+    if (writes) {
+      store_parameter(p.results[0], channel, by_scale);
+      store_parameter(p.results[1], channel, sums.of[0]);
+    }
     return {sums.of[0] / count - lack * slope, slope};
   } else {
     const double shift = sums.of[0] / count, difference = (sums.of[1] - sums.of[0] * shift) / count;
     const double variance = difference < 0 ? 0 : difference;  // or NaN
-    const double invstd = 1 / sqrt(variance + p.epsilon), mean = (double)origin(p, channel) + shift;
-    store_parameter(p.results[0], channel, mean);
-    store_parameter(p.results[1], channel, invstd);
-    if (p.running[0]) {
+    const double invstd = 1 / sqrt(variance + p.epsilon), mean = (double)from + shift;
+    if (writes) {
+      store_parameter(p.results[0], channel, mean);
+      store_parameter(p.results[1], channel, invstd);
+    }
+    if (writes && p.running[0]) {
       const double unbiased = count > 1 ? variance * (count / (count - 1)) : variance;
       store_parameter(p.new_running[0], channel, parameter(p.running[0], channel) * (1 - p.factor) + mean * p.factor);
       store_parameter(p.new_running[1], channel,
@@ -262,32 +266,47 @@ DEVICE Ready finish(const BatchNormParams &p, int channel, const Sums &sums) {
   }
 }
 
+// The parameters that a thread's elements go by, read before it waits for others.
+struct Given {
+  Acc mean[SUMS], spread[SUMS], scale[SUMS], bias[SUMS];
+  DEVICE Given(const BatchNormParams &p, const Place &place) {
+    UNROLL
+    for (int v = 0; v < SUMS; ++v) {
+      const int channel = place.first_channel + v;
+      mean[v] = spread[v] = scale[v] = bias[v] = 0;
+      if (!place.has_channels) continue;
+      scale[v] = parameter(p.scale, channel);
+      if constexpr (KIND != BATCHNORM_GRADIENT) bias[v] = parameter(p.bias, channel);
+      if constexpr (KIND != BATCHNORM_TRAIN) {
+        mean[v] = parameter(p.mean, channel);
+        spread[v] = parameter(p.spread, channel);
+      }
+    }
+  }
+};
+
 // The second part: `ready` has what finish() gave for the group's channels.
-DEVICE void normalize(const BatchNormParams &p, int group, int split, const Ready *ready) {
+DEVICE void normalize(const BatchNormParams &p, int group, int split, const Given &given, const Ready *ready) {
   const Place place = place_of(p, group);
   Acc from[SUMS], shift[SUMS], factor[SUMS], add[SUMS];
   UNROLL
   for (int v = 0; v < SUMS; ++v) {
-    const int channel = place.first_channel + v;
-    from[v] = shift[v] = factor[v] = add[v] = 0;
-    if (!place.has_channels) continue;
+    from[v] = given.mean[v];
+    shift[v] = 0;
+    add[v] = given.bias[v];
     if constexpr (KIND == BATCHNORM_INFERENCE) {
-      from[v] = parameter(p.mean, channel);
-      factor[v] = (Acc)(parameter(p.scale, channel) / sqrt((double)parameter(p.spread, channel) + p.epsilon));
-      add[v] = parameter(p.bias, channel);
+      factor[v] = (Acc)(given.scale[v] / sqrt((double)given.spread[v] + p.epsilon));
     } else {
       const Ready of = ready[ROWS ? threadIdx.x % LANES * V + v : 0];
       if constexpr (KIND == BATCHNORM_GRADIENT) {
-        from[v] = parameter(p.mean, channel);
         shift[v] = (Acc)of.first;
         add[v] = (Acc)of.second;
-        factor[v] = parameter(p.scale, channel) * parameter(p.spread, channel);
+        factor[v] = given.scale[v] * given.spread[v];
       } else {
         // With all digits of the mean, which may be many times the deviation.
         from[v] = (Acc)of.first;
         shift[v] = (Acc)(of.first - from[v]);
-        factor[v] = (Acc)(parameter(p.scale, channel) * of.second);
-        add[v] = parameter(p.bias, channel);
+        factor[v] = (Acc)(given.scale[v] * of.second);
       }
     }
   }
@@ -352,7 +371,7 @@ DEVICE void finish_group(const BatchNormParams &p, const Shared &space, int grou
     for (int i = 0; i < PARTS && i < p.splits; ++i)
       UNROLL
       for (int k = 0; k < COUNT; ++k) total.of[k] += table[i * COLUMNS + threadIdx.x].of[k];
-    space.ready[channel] = finish(p, channel, total);
+    space.ready[channel] = finish(p, channel, total, origin(p, channel), true);
   }
   __threadfence();
   __syncthreads();
@@ -373,6 +392,7 @@ DEVICE void add_to_group(const BatchNormParams &p, const Shared &space, int grou
 }
 
 DEVICE void normalize_when_ready(const BatchNormParams &p, const Shared &space, int group, int split, Ready *ready) {
+  const Given given(p, place_of(p, group));
   if (threadIdx.x == 0) {
     while (!atomicAdd(space.flags + group, 0u)) pause();
     __threadfence();
@@ -383,7 +403,35 @@ DEVICE void normalize_when_ready(const BatchNormParams &p, const Shared &space, 
     ready[threadIdx.x] = {read_from_cache(from), read_from_cache(from + 1)};
   }
   __syncthreads();
-  normalize(p, group, split, ready);
+  normalize(p, group, split, given, ready);
+}
+
+// Both parts, of a group that is one channel: there is little to add up, and each block does it for itself, which takes
+// less time than to wait for another one.
+DEVICE void normalize_channel(const BatchNormParams &p, const Shared &space, int channel, int split, Table &table) {
+  // Others may write to x as soon as this block has added its part.
+  const Acc from = origin(p, channel);
+  const Sums own = sum_up(p, channel, split, table);
+  const Given given(p, place_of(p, channel));
+  Sums *const partial = space.partial + (long long)channel * p.splits;
+  if (threadIdx.x == 0) {
+    partial[split] = own;
+    __threadfence();
+    if (atomicAdd(space.counts + channel, 1u) + 1 != (unsigned)p.splits)
+      while (atomicAdd(space.counts + channel, 0u) != (unsigned)p.splits) pause();
+    __threadfence();
+  }
+  __syncthreads();
+  Sums sums = {};
+  for (int i = lane(); i < p.splits; i += 32)
+    UNROLL
+    for (int k = 0; k < COUNT; ++k) sums.of[k] += read_from_cache(partial[i].of + k);
+  UNROLL
+  for (int apart = 16; apart > 0; apart /= 2)
+    UNROLL
+    for (int k = 0; k < COUNT; ++k) sums.of[k] += __shfl_xor_sync(~0u, sums.of[k], apart);
+  const Ready ready = finish(p, channel, sums, from, split == 0 && threadIdx.x == 0);
+  normalize(p, channel, split, given, &ready);
 }
 
 // The number of what comes next, of all blocks.
@@ -398,23 +446,30 @@ DEVICE int next_number(const Shared &space) {
 KERNEL void __launch_bounds__(THREADS, BATCHNORM_BLOCKS) batchnorm(const BatchNormParams p) {
   wait_for_stream();
   if constexpr (HOW == BATCHNORM_BY_GIVEN) {
-    normalize(p, blockIdx.x / p.splits, blockIdx.x % p.splits, nullptr);
+    const int group = blockIdx.x / p.splits;
+    normalize(p, group, blockIdx.x % p.splits, Given(p, place_of(p, group)), nullptr);
   } else {
     __shared__ Table table;
     __shared__ Ready ready[COLUMNS];
     if constexpr (HOW == BATCHNORM_ALONE) {
       const int group = blockIdx.x, channel = group * COLUMNS + (int)threadIdx.x;
       const Sums sums = sum_up(p, group, 0, table);
-      if (threadIdx.x < COLUMNS && channel < p.channels) ready[threadIdx.x] = finish(p, channel, sums);
+      if (threadIdx.x < COLUMNS && channel < p.channels) ready[threadIdx.x] = finish(p, channel, sums, origin(p, channel), true);
+      const Given given(p, place_of(p, group));
       __syncthreads();
-      normalize(p, group, 0, ready);
+      normalize(p, group, 0, given, ready);
     } else if constexpr (HOW == BATCHNORM_KEPT) {
       // Whoever has a number works on it, so a group's blocks wait for each other only.
       const Shared space(p);
       const int total = p.groups * p.splits;
       for (int work = next_number(space); work < total; work = next_number(space)) {
-        add_to_group(p, space, work / p.splits, work % p.splits, table);
-        normalize_when_ready(p, space, work / p.splits, work % p.splits, ready);
+        const int group = work / p.splits, split = work % p.splits;
+        if constexpr (ROWS) {
+          add_to_group(p, space, group, split, table);
+          normalize_when_ready(p, space, group, split, ready);
+        } else {
+          normalize_channel(p, space, group, split, table);
+        }
       }
     } else {
       // Numbered as they begin: so whatever a block waits for has begun before.

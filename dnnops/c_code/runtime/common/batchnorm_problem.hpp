@@ -2,6 +2,7 @@
 #ifndef DNNOPS_COMMON_BATCHNORM_PROBLEM_HPP
 #define DNNOPS_COMMON_BATCHNORM_PROBLEM_HPP
 
+#include <cmath>
 #include <cstring>
 
 #include "error.hpp"
@@ -60,6 +61,14 @@ inline void check_scalar(const char *name, const dnnops_tensor &scalar) {
   if (scalar.dtype != DNNOPS_FLOAT64 || scalar.ndim != 0) fail(DNNOPS_TYPE_ERROR, "%s has to be a float64 scalar", name);
 }
 
+// cuDNN's own minimum, CUDNN_BN_MIN_EPSILON, is 0 as well.
+inline void check_epsilon(const dnnops_tensor &scalar) {
+  check_scalar("epsilon", scalar);
+  const double value = *static_cast<const double *>(scalar.data);
+  if (!(value >= 0) || std::isinf(value))
+    fail(DNNOPS_VALUE_ERROR, "epsilon has to be finite and at least 0, got %g", value);
+}
+
 inline void same_shape(const dnnops_tensor &from, dnnops_tensor &to) {
   to.dtype = from.dtype;
   to.ndim = from.ndim;
@@ -83,7 +92,7 @@ void batchnorm_train_shape(const int64_t *params, const dnnops_tensor *inputs, d
   check_image(params, x);
   check("scale", inputs[1]);
   check("bias", inputs[2]);
-  check_scalar("epsilon", inputs[3]);
+  check_epsilon(inputs[3]);
   if (params[1]) {
     check_scalar("the factor of running averages", inputs[4]);
     check("the running mean", inputs[5]);
@@ -128,7 +137,7 @@ void batchnorm_inference_shape(const int64_t *params, const dnnops_tensor *input
     check_parameter(names[i], params, inputs[0], inputs[1 + i]);
     check_dtypes(inputs[0], inputs[1 + i]);
   }
-  check_scalar("epsilon", inputs[5]);
+  check_epsilon(inputs[5]);
   same_shape(inputs[0], outputs[0]);
 }
 

@@ -36,6 +36,18 @@ Cut cut_into(const BatchNormCase &of, bool rows, int64_t vector, int64_t lanes, 
   return cut;
 }
 
+// Makes shares smaller if blocks that take one after the other then have less to do.
+void even_out(Cut &cut, int64_t blocks) {
+  const auto most = [&](int64_t splits) {
+    return divided(cut.groups * splits, blocks) * divided(cut.units, splits);
+  };
+  int64_t best = cut.splits;
+  for (int64_t splits = cut.splits + 1; splits <= cut.splits * 5 / 4; ++splits)
+    if (most(splits) < most(best)) best = splits;
+  cut.share = divided(cut.units, best);
+  cut.splits = divided(cut.units, cut.share);
+}
+
 Cut cut_case(const BatchNormCase &of, bool rows, int64_t vector, int64_t kept_blocks) {
   const int64_t widest = !rows ? 1 : vector > 1 ? VECTOR_LANES[0] : ELEMENT_LANES;
   Cut streamed = cut_into(of, rows, vector, widest, SHARE_BYTES);
@@ -45,6 +57,7 @@ Cut cut_case(const BatchNormCase &of, bool rows, int64_t vector, int64_t kept_bl
   const auto keep = [&](int64_t lanes) {
     Cut cut = cut_into(of, rows, vector, lanes, kept_bytes);
     cut.way = cut.splits == 1 ? BATCHNORM_ALONE : BATCHNORM_KEPT;
+    if (cut.splits > 1 && kept_blocks > 0 && !rows) even_out(cut, kept_blocks);
     const int64_t at_once = BATCHNORM_THREADS / (rows ? lanes : 1);
     cut.slots = divided(cut.share, at_once) * BATCHNORM_THREADS;
     return cut;
