@@ -541,7 +541,10 @@ def dnn_batch_normalization_train(
         without these. They are cast to the dtype of `inputs`, or to float32 if that has 16 bits.
     mode : {'per-activation', 'spatial'}
         Statistics are over the first axis, or over all but the second one.
-    epsilon, running_average_factor, running_mean, running_var
+    epsilon : number or scalar variable
+        At least 0, cuDNN's ``CUDNN_BN_MIN_EPSILON``, and finite; of a variable this is checked at
+        the call.
+    running_average_factor, running_mean, running_var
         As for `dnnops.nnet.batch_normalization_train`.
 
     Returns
@@ -552,7 +555,8 @@ def dnn_batch_normalization_train(
     Raises
     ------
     DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind, or if they don't fit together.
+        If an operand or a parameter is of another kind, or if they don't fit together. The latter
+        is a `ValueError`.
     """
     where = "dnn_batch_normalization_train"
     if (running_mean is None) != (running_var is None):
