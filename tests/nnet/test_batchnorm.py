@@ -421,5 +421,5 @@ def test_an_epsilon_that_is_known_at_the_call(mode):
         value = np.random.default_rng(0).standard_normal((4, 3)).astype("float32")
         assert np.isfinite(function(value, 0.0)).all()
         for wrong in (-1e-6, np.inf, np.nan):
-            with pytest.raises(DnnValueError, match="epsilon .* finite and at least 0"):
+            with pytest.raises(DnnValueError, match=r"epsilon .* finite and at least 0"):
                 function(value, wrong)

@@ -121,17 +121,22 @@ Kernel load_kernel(const Handle &handle, const char *program, const char *name, 
 
 namespace {
 
-void launch(const Kernel &kernel, unsigned blocks, unsigned threads, unsigned shared_bytes, void *stream,
-            void **arguments, cudaLaunchAttribute *attribute) {
-  const LaunchConfig config = {{blocks, 1, 1}, {threads, 1, 1}, shared_bytes, stream, attribute, attribute ? 1u : 0u};
-  const auto once = [&] { return driver().launch(&config, kernel.function, arguments, nullptr); };
-  int status = once();
+// Calls a function of the driver, which wants a context to be current.
+template <class Call>
+void call_driver(const char *name, Call call) {
+  int status = call();
   if (__builtin_expect(status == DRIVER_INVALID_CONTEXT, 0)) {
     // This thread hasn't used the device yet: the runtime makes its context current.
     DNNOPS_CHECK(cudaFree(nullptr));
-    status = once();
+    status = call();
   }
-  check_driver(status, "cuLaunchKernelEx");
+  check_driver(status, name);
+}
+
+void launch(const Kernel &kernel, unsigned blocks, unsigned threads, unsigned shared_bytes, void *stream,
+            void **arguments, cudaLaunchAttribute *attribute) {
+  const LaunchConfig config = {{blocks, 1, 1}, {threads, 1, 1}, shared_bytes, stream, attribute, attribute ? 1u : 0u};
+  call_driver("cuLaunchKernelEx", [&] { return driver().launch(&config, kernel.function, arguments, nullptr); });
 }
 
 }  // namespace
@@ -146,8 +151,9 @@ void launch_kernel(const Kernel &kernel, unsigned blocks, unsigned threads, unsi
 
 int blocks_at_once(const Kernel &kernel, unsigned threads, unsigned shared_bytes) {
   int blocks = 0;
-  check_driver(driver().occupancy(&blocks, kernel.function, static_cast<int>(threads), shared_bytes),
-               "cuOccupancyMaxActiveBlocksPerMultiprocessor");
+  call_driver("cuOccupancyMaxActiveBlocksPerMultiprocessor", [&] {
+    return driver().occupancy(&blocks, kernel.function, static_cast<int>(threads), shared_bytes);
+  });
   return blocks;
 }
 
