@@ -28,6 +28,7 @@ from dnnops.runtime.op import OperandAccess, RuntimeOp, operand_access, permuted
 
 __all__ = [
     "CudnnOp",
+    "as_dense",
     "as_gradient",
     "check_cudnn",
     "cudnn_status",
@@ -59,6 +60,30 @@ def _empty(shape: tuple[int, ...], dtype: str, memory_format: str) -> Any:
     import cupy
 
     return permuted_empty(cupy.empty, shape, numpy_dtype(dtype), memory_format)
+
+
+def as_dense(array: Any, memory_format: str) -> Any:
+    """Give a device array in a memory format: itself, or a copy.
+
+    Parameters
+    ----------
+    array : cupy.ndarray
+        Of the current device.
+    memory_format : {'contiguous', 'channels_last'}
+        The order of the axes in memory.
+
+    Returns
+    -------
+    cupy.ndarray
+        Without gaps.
+    """
+    import cupy
+
+    if memory_format == "contiguous":
+        return cupy.ascontiguousarray(array)
+    order = (0, *range(2, array.ndim), 1)
+    memory = cupy.ascontiguousarray(array.transpose(order))
+    return memory.transpose([order.index(axis) for axis in range(array.ndim)])
 
 
 class CudnnOp(RuntimeOp):

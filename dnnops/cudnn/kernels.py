@@ -21,6 +21,7 @@ _PROGRAMS = {
     "depthwise": (
         "runtime/cudnn/depthwise_params.hpp",
         "cudnn/kernel.cuh",
+        "cudnn/numbers.cuh",
         "cudnn/depthwise.cuh",
         "cudnn/depthwise_data.cuh",
         "cudnn/depthwise_filter.cuh",
@@ -36,6 +37,12 @@ _PROGRAMS = {
         "cudnn/kernel.cuh",
         "cudnn/element.cuh",
         "cudnn/sampler.cuh",
+    ),
+    "batchnorm": (
+        "runtime/cudnn/batchnorm_params.hpp",
+        "cudnn/kernel.cuh",
+        "cudnn/numbers.cuh",
+        "cudnn/batchnorm.cuh",
     ),
     "cache": ("cudnn/kernel.cuh", "cudnn/cache.cuh"),
     "transpose": ("cudnn/kernel.cuh", "cudnn/transpose.cuh"),

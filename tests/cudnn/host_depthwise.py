@@ -12,6 +12,7 @@ import numpy as np
 from dnnops.cudnn.kernels import kernel_source
 from dnnops.runtime.build import c_code_dir
 from tests.cudnn.depthwise_rows import Plan
+from tests.cudnn.host_numbers import CONVERSIONS
 
 _MACROS = (
     *("DTYPE", "CHANNELS_LAST", "FLIP", "KH", "KW", "SH", "SW", "DH", "DW", "TH", "TW", "V"),
@@ -21,17 +22,6 @@ _MACROS = (
 _PRELUDE = """
 #include "host_cuda.hpp"
 #include "depthwise_params.hpp"
-"""
-
-# Conversions of the 16-bit types, which the device has instructions for.
-_CONVERSIONS = """
-inline float low_half(unsigned word) {
-  return DTYPE == 2 ? half_value((unsigned short)word) : bits_as<float>(word << 16);
-}
-inline float high_half(unsigned word) { return low_half(word >> 16); }
-inline unsigned short half_bits(float value) {
-  return DTYPE == 2 ? to_half(value) : to_bfloat(value);
-}
 """
 
 _ENTRY = """
@@ -84,7 +74,7 @@ class HostKernels:
         runs = "".join(f'if (!std::strcmp(kernel, "{n}")) return run({n});\n' for n in names)
         undefine = "".join(f"#undef {name}\n" for name in _MACROS)
         return (
-            f"namespace configuration_{number} {{\n{defines}{_CONVERSIONS}{source}"
+            f"namespace configuration_{number} {{\n{defines}{CONVERSIONS}{source}"
             f"{_ENTRY.format(number=number, kernels=runs)}{undefine}"
         )
 

@@ -10,6 +10,11 @@ from pytensor.graph.basic import Constant
 from pytensor.graph.fg import FunctionGraph
 from pytensor.link.c.basic import CLinker
 
+from dnnops.cudnn.batchnorm import (
+    GpuDnnBatchNorm,
+    GpuDnnBatchNormGrad,
+    GpuDnnBatchNormInference,
+)
 from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
 from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
@@ -35,6 +40,10 @@ def outputs():
     yield GpuDnnSoftmax()(x)
     yield GpuDnnSoftmaxGrad()(x, top)
     yield GpuDnnConv()(array("bfloat16"), array("bfloat16"))
+    one = array(shape=(1, None, 1, 1))
+    yield GpuDnnBatchNorm("spatial", True, True)(x, one, one, pt.dscalar(), 0.1, one, one)[3]
+    yield GpuDnnBatchNormGrad("spatial", True)(x, top, one, one, one)[0]
+    yield GpuDnnBatchNormInference("spatial")(x, one, one, one, one, 0.1)
 
 
 @pytest.mark.parametrize("out", list(outputs()), ids=lambda out: type(out.owner.op).__name__)

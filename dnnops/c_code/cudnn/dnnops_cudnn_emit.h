@@ -44,6 +44,26 @@ static inline int dnnops_cudnn_read_dense(PyObject **array, int64_t dtype, int l
   return dnnops_gpuarray_read(copy, dtype, t);
 }
 
+/* The memory format of a dense operand; contiguous if it is in either. */
+static inline dnnops_memory_format dnnops_cudnn_format(const dnnops_tensor *t) {
+  return dnnops_cudnn_is_dense(t, DNNOPS_CONTIGUOUS, 0) ? DNNOPS_CONTIGUOUS : DNNOPS_CHANNELS_LAST;
+}
+
+/* Replaces an operand by a copy unless it is in another one's memory format. */
+static inline int dnnops_cudnn_match(PyObject **array, int64_t dtype, const dnnops_tensor *like, dnnops_tensor *t) {
+  const dnnops_memory_format format = dnnops_cudnn_format(like);
+  if (dnnops_cudnn_is_dense(t, format, 0)) return 0;
+  PyObject *make = dnnops_import("dnnops.cudnn.base", "as_dense");
+  if (make == NULL) return -1;
+  PyObject *copy =
+      PyObject_CallFunction(make, "Os", *array, format == DNNOPS_CONTIGUOUS ? "contiguous" : "channels_last");
+  Py_DECREF(make);
+  if (copy == NULL) return -1;
+  Py_DECREF(*array);
+  *array = copy;
+  return dnnops_gpuarray_read(copy, dtype, t);
+}
+
 #include "dnnops_emit.h"
 
 /* The names that RuntimeOp's code calls. */
