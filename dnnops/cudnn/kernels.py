@@ -25,6 +25,7 @@ _PROGRAMS = {
         "cudnn/depthwise_data.cuh",
         "cudnn/depthwise_filter.cuh",
     ),
+    "attention": ("cudnn/kernel.cuh", "cudnn/attention.cuh"),
     "cache": ("cudnn/kernel.cuh", "cudnn/cache.cuh"),
     "transpose": ("cudnn/kernel.cuh", "cudnn/transpose.cuh"),
 }

@@ -87,13 +87,23 @@ class AttentionBase(ExpressionOp):
             else:
                 ndim = 3 if operand == "stats" else 4
                 given[operand] = float_tensor(name, operand, value, ndim)
-        floats = {o: x for o, x in given.items() if o not in OPTIONAL}
+        floats = {o: x for o, x in given.items() if o not in (*OPTIONAL, "stats")}
         if "mask" in given and given["mask"].type.dtype != "bool":
             floats["mask"] = given["mask"]
         dtype = require_same_dtype(name, **floats)
+        if "stats" in given and given["stats"].type.dtype != self._dtype("stats", dtype):
+            raise DnnTypeError(
+                f"{name}: stats must have dtype {self._dtype('stats', dtype)} beside operands of"
+                f" {dtype}, got {given['stats'].type.dtype}"
+            )
         shapes = self._shapes({o: x.type.shape for o, x in given.items()})
-        results = [pt.tensor(dtype=dtype, shape=tuple(shapes[r])) for r in self.results]
+        results = [pt.tensor(dtype=self._dtype(r, dtype), shape=shapes[r]) for r in self.results]
         return Apply(self, list(given.values()), results)
+
+    @staticmethod
+    def _dtype(result: str, dtype: str) -> str:
+        """The dtype of a result: statistics in float16 would spoil the gradient's weights."""
+        return accumulator_dtype(dtype).name if result == "stats" else dtype
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
@@ -111,8 +121,8 @@ class AttentionBase(ExpressionOp):
         dtype = accumulator_dtype(inputs[0].dtype)
         arrays = [x.astype(dtype, copy=False) if x.dtype.kind == "f" else x for x in inputs]
         results = self._compute(*arrays)
-        for storage, result in zip(output_storage, results, strict=True):
-            storage[0] = np.asarray(result, dtype=inputs[0].dtype)
+        for storage, result, variable in zip(output_storage, results, node.outputs, strict=True):
+            storage[0] = np.asarray(result, dtype=variable.type.dtype)
 
     def _expressions(self, *inputs: Any) -> list[Any]:
         dtype = inputs[0].type.dtype
@@ -120,7 +130,10 @@ class AttentionBase(ExpressionOp):
         results = self._compute(
             *(x if x.type.dtype in ("bool", "int64") else pt.cast(x, wide) for x in inputs)
         )
-        return [pt.cast(result, dtype) for result in results]
+        return [
+            pt.cast(result, self._dtype(name, dtype))
+            for name, result in zip(self.results, results, strict=True)
+        ]
 
     # Of a subclass: the results, of arrays or of variables.
     def _compute(self, *inputs: Any) -> list[Any]:
@@ -167,18 +180,16 @@ class AttentionBase(ExpressionOp):
             "dvalue": (batch, heads, keys, value[3]),
         }
 
-    def _scores(self, given: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
-        """The scores, minus infinity where they don't count; keys, values and scale for them."""
-        query = given["query"]
-        library: Any = np if isinstance(query, np.ndarray) else pt
-        group = query.shape[1] // given["key"].shape[1]
-        key, value = (library.repeat(given[o], group, axis=1) for o in ("key", "value"))
+    def _scores(self, given: dict[str, Any]) -> tuple[Any, Any]:
+        """The scores, minus infinity where they don't count, and the scale in them."""
+        query, key = given["query"], given["key"]
+        is_array = isinstance(query, np.ndarray)
+        library: Any = np if is_array else pt
         scale: Any = self.scale
         if scale is None:
             depth = query.shape[3]
-            is_array = isinstance(query, np.ndarray)
             scale = depth**-0.5 if is_array else pt.cast(depth, query.type.dtype) ** -0.5
-        scores = (query * scale) @ key.swapaxes(2, 3)
+        scores = _unfolded(_folded(query * scale, key) @ key.swapaxes(2, 3), query)
         rows = library.arange(query.shape[2])[:, None]
         columns = library.arange(key.shape[2])
         allowed = []
@@ -193,7 +204,7 @@ class AttentionBase(ExpressionOp):
                 allowed.append(places < given[operand][:, None, None, None])
         for where in allowed:
             scores = library.where(where, scores, _number(-np.inf, scores))
-        return scores, key, value, scale
+        return scores, scale
 
 
 class Attention(AttentionBase):
@@ -222,7 +233,9 @@ class Attention(AttentionBase):
         return gradients
 
     def _compute(self, *inputs: Any) -> list[Any]:
-        scores, _, value, _ = self._scores(dict(zip(self.operands, inputs, strict=True)))
+        given = dict(zip(self.operands, inputs, strict=True))
+        value = given["value"]
+        scores, _ = self._scores(given)
         library: Any = np if isinstance(scores, np.ndarray) else pt
         # A row that sees nothing has no maximum, and gives zeros.
         largest = _without_infinity(library, scores.max(axis=3, keepdims=True))
@@ -230,7 +243,8 @@ class Attention(AttentionBase):
         total = weights.sum(axis=3, keepdims=True)
         safe = library.where(total > 0, total, _number(1, total))
         stats = library.where(total > 0, library.log(safe) + largest, _number(-np.inf, total))
-        return [(weights / safe) @ value, stats[:, :, :, 0]]
+        out = _unfolded(_folded(weights / safe, value) @ value, given["query"])
+        return [out, stats[:, :, :, 0]]
 
 
 class AttentionGrad(AttentionBase):
@@ -251,30 +265,40 @@ class AttentionGrad(AttentionBase):
         axes = [axis for axis, size in enumerate(mask.type.shape) if size == 1]
         return score_gradient.sum(axis=axes, keepdims=True, dtype=mask.type.dtype)
 
-    def _weights_and_gradients(self, inputs: Any) -> tuple[Any, Any, Any, Any]:
+    def _weights_and_gradients(self, inputs: Any) -> tuple[Any, Any, Any]:
         given = dict(zip(self.operands, inputs, strict=True))
-        scores, key, value, scale = self._scores(given)
+        value = given["value"]
+        scores, scale = self._scores(given)
         library: Any = np if isinstance(scores, np.ndarray) else pt
         stats, gout = given["stats"][:, :, :, None], given["gout"]
         distances = _without_infinity(library, scores) - _without_infinity(library, stats)
         counts = scores > _number(-np.inf, scores)
         weights = library.where(counts, library.exp(distances), _number(0, scores))
         shared = (gout * given["out"]).sum(axis=3, keepdims=True)
-        return weights, weights * (gout @ value.swapaxes(2, 3) - shared), key, scale
+        by_weights = _unfolded(_folded(gout, value) @ value.swapaxes(2, 3), gout)
+        return weights, weights * (by_weights - shared), scale
 
     def _compute(self, *inputs: Any) -> list[Any]:
         given = dict(zip(self.operands, inputs, strict=True))
-        weights, score_gradient, key, scale = self._weights_and_gradients(inputs)
-        dquery = (score_gradient @ key) * scale
-        dkey = score_gradient.swapaxes(2, 3) @ (given["query"] * scale)
-        dvalue = weights.swapaxes(2, 3) @ given["gout"]
-        # Of the heads that share a key.
-        batch, heads = given["key"].shape[:2]
-        group = given["query"].shape[1] // heads
-        summed = [
-            x.reshape((batch, heads, group, *x.shape[2:])).sum(axis=2) for x in (dkey, dvalue)
-        ]
-        return [dquery, *summed]
+        query, key = given["query"], given["key"]
+        weights, score_gradient, scale = self._weights_and_gradients(inputs)
+        by_scores = _folded(score_gradient, key)
+        dquery = _unfolded(by_scores @ key, query) * scale
+        dkey = by_scores.swapaxes(2, 3) @ _folded(query * scale, key)
+        dvalue = _folded(weights, key).swapaxes(2, 3) @ _folded(given["gout"], key)
+        return [dquery, dkey, dvalue]
+
+
+def _folded(x: Any, key: Any) -> Any:
+    """Put the heads of `x` that share one of `key` below each other."""
+    batch, heads, rows, columns = x.shape
+    shared = key.shape[1]
+    return x.reshape((batch, shared, heads // shared * rows, columns))
+
+
+def _unfolded(x: Any, query: Any) -> Any:
+    """Undo `_folded`, for the batch, the heads and the rows of `query`."""
+    return x.reshape((*query.shape[:3], x.shape[3]))
 
 
 def _number(value: float, like: Any) -> np.ndarray:

@@ -132,9 +132,9 @@ def test_dtypes_and_inferred_shapes(dtype):
     out, stats = evaluate(node.outputs, values)
     wide = [a.astype("float64") if a.dtype.kind == "f" else a for a in arrays]
     expected, _ = run_all(Attention(**case.parameters), *wide)
-    assert out.dtype == stats.dtype == dtype
+    assert (out.dtype, stats.dtype) == (dtype, "float32")
     assert_close(out, expected, allow_zero=True)
-    last = [pt.tensor(dtype=dtype, shape=(None,) * n) for n in (4, 3, 4)]
+    last = [pt.tensor(dtype=a.dtype, shape=(None,) * a.ndim) for a in (out, stats, gout)]
     grad_node = AttentionGrad(**case.parameters).make_node(*inputs, *last)
     values |= dict(zip(last, (out, stats, gout), strict=True))
     for any_node in (node, grad_node):
@@ -212,6 +212,10 @@ def test_bad_operands():
         scaled_dot_product_attention(query, key, pt.dtensor4("value"))
     with pytest.raises(DnnTypeError, match="expected the operands query, key, value, got 2"):
         Attention().make_node(query, key)
+    last = [pt.tensor4("out", dtype="float16"), pt.tensor3("stats", dtype="float16")]
+    halves = [x.astype("float16") for x in (query, key, value)]
+    with pytest.raises(DnnTypeError, match="stats must have dtype float32 beside .* float16"):
+        AttentionGrad().make_node(*halves, *last, last[0])
     with pytest.raises(DnnValueError, match="optional must be of"):
         Attention(optional=("bias",))
 
