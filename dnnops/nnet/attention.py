@@ -124,6 +124,10 @@ class AttentionBase(ExpressionOp):
         for storage, result, variable in zip(output_storage, results, node.outputs, strict=True):
             storage[0] = np.asarray(result, dtype=variable.type.dtype)
 
+    def expressions(self, *inputs: Any) -> list[Any]:
+        """Write the results as expressions of the operands."""
+        return self._expressions(*inputs)
+
     def _expressions(self, *inputs: Any) -> list[Any]:
         dtype = inputs[0].type.dtype
         wide = accumulator_dtype(dtype).name

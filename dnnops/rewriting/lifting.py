@@ -207,6 +207,14 @@ class _Lifting:
                 new.name = new.name or old.name
         return list(outputs)
 
+    def _makes_array(self, node: Apply) -> bool:
+        """Tell whether a node makes an array of numbers alone, and the device can make it."""
+        from_numbers = all(getattr(x.type, "ndim", 0) == 0 for x in node.inputs)
+        if not from_numbers or not any(z.type.ndim for z in node.outputs):
+            return False
+        lifters = lifters_of(node, self.rewriter.excluded_tags)
+        return any(lifter.can_be_pulled(node) for lifter in lifters)
+
     def expanded(self, node: Apply) -> list[Any] | None:
         """Write a node out that no lifter took, and lift what it is made of."""
         values = [self.value(x) for x in node.inputs]
@@ -219,6 +227,8 @@ class _Lifting:
         self.new.update(zip(hosts, values, strict=True))
         outputs = list(expand(node, hosts))
         for inner in toposort(outputs, blockers=hosts):
+            if self._makes_array(inner):
+                self.pulled.add(inner)
             self.visit(inner)
         return self._labeled(node, [self.value(z) for z in outputs])
 
