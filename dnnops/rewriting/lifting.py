@@ -21,7 +21,7 @@ from pytensor.graph.traversal import toposort
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray.device import device_from_target
 from dnnops.gpuarray.op import is_on_device
-from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu, cast, host_from_gpu, to_device
+from dnnops.gpuarray.transfer import GpuCast, GpuFromHost, HostFromGpu, cast, host_from_gpu, to_device
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.rewriting.forecast import Forecast
 from dnnops.rewriting.lifters import (
@@ -152,9 +152,21 @@ class _Lifting:
             new = [self.final(node.inputs[0])]
         elif isinstance(node.op, GpuFromHost):
             new = [self.context.to_device(self.value(node.inputs[0]), node.op.device)]
+        elif (origin := self._narrow_origin(node)) is not None:
+            new = [origin]
         else:
             new = self.lifted(node) or self.expanded(node) or self.rebuilt(node)
         self.new.update(zip(node.outputs, new, strict=True))
+
+    def _narrow_origin(self, node: Apply) -> Any:
+        """Give what a cast to bfloat16 was before it was widened to float32, or None."""
+        if not isinstance(node.op, GpuCast) or node.op.dtype != "bfloat16":
+            return None
+        wide = self.final(node.inputs[0]).owner
+        if wide is None or not isinstance(wide.op, GpuCast) or wide.op.dtype != "float32":
+            return None
+        (origin,) = wide.inputs
+        return origin if origin.type.dtype == "bfloat16" else None
 
     def rebuilt(self, node: Apply) -> list[Any]:
         """Leave the Op as it is, on new inputs."""
