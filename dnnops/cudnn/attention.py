@@ -59,7 +59,7 @@ class GpuDnnAttentionBase(CudnnOp, AttentionBase):
                 " scaled_dot_product_attention runs in any floating-point dtype"
             )
         expected = {"mask": ("bool", 4), "stats": ("float32", 3)}
-        expected |= {o: ("int64", 1) for o in _LENGTHS}
+        expected |= dict.fromkeys(_LENGTHS, ("int64", 1))
         for operand, (wanted, ndim) in expected.items():
             if operand not in moved or operand in arrays:
                 continue
@@ -139,9 +139,10 @@ def _moved(derivatives: Any, variables: Any) -> list[Variable]:
 
 
 class GpuDnnAttention(GpuDnnAttentionBase):
-    """`Attention` on cuDNN: ``GpuDnnAttention(scale, is_causal, optional)(query, key, value, ...)``.
+    """`Attention` on cuDNN.
 
-    The second result, the statistics, is float32. Parameters as for `GpuDnnAttentionBase`.
+    ``GpuDnnAttention(scale, is_causal, optional)(query, key, value, ...)``. The second result, the
+    statistics, is float32. Parameters as for `GpuDnnAttentionBase`.
     """
 
     results = Attention.results

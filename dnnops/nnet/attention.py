@@ -97,7 +97,9 @@ class AttentionBase(ExpressionOp):
                 f" {dtype}, got {given['stats'].type.dtype}"
             )
         shapes = self._shapes({o: x.type.shape for o, x in given.items()})
-        results = [pt.tensor(dtype=self._dtype(r, dtype), shape=shapes[r]) for r in self.results]
+        results = [
+            pt.tensor(dtype=self._dtype(r, dtype), shape=tuple(shapes[r])) for r in self.results
+        ]
         return Apply(self, list(given.values()), results)
 
     @staticmethod

@@ -21,7 +21,14 @@ from pytensor.graph.traversal import toposort
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray.device import device_from_target
 from dnnops.gpuarray.op import is_on_device
-from dnnops.gpuarray.transfer import GpuCast, GpuFromHost, HostFromGpu, cast, host_from_gpu, to_device
+from dnnops.gpuarray.transfer import (
+    GpuCast,
+    GpuFromHost,
+    HostFromGpu,
+    cast,
+    host_from_gpu,
+    to_device,
+)
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.rewriting.forecast import Forecast
 from dnnops.rewriting.lifters import (

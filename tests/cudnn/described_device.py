@@ -1,8 +1,9 @@
 """Ask cuDNN for plans of attention on a GPU that is described to it, where there is none.
 
-``python -m tests.cudnn.described_device`` reads configurations, a JSON list, and writes what it found for
-each. It is a process of its own, because cuDNN's engines are linked with the driver's library:
-without a driver, one that does nothing stands in for it, and has to be found by the loader.
+``python -m tests.cudnn.described_device`` reads configurations, a JSON list, and writes what it
+found for each. It is a process of its own, because cuDNN's engines are linked with the driver's
+library: without a driver, one that does nothing stands in for it, and has to be found by the
+loader.
 """
 
 from __future__ import annotations
@@ -143,7 +144,9 @@ def describe(
         for i, x in enumerate(outputs[: len(op.results)])
     ]
     text = ctypes.create_string_buffer(1 << 12)
-    described = [x if not isinstance(x, np.ndarray) else device_tensor((2,), "int64") for x in inputs]
+    described = [
+        x if not isinstance(x, np.ndarray) else device_tensor((2,), "int64") for x in inputs
+    ]
     words = op.words
     status = CUDNN.library.dnnops_cudnn_attention_plan(
         json.dumps(H200).encode(),
