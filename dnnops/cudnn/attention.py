@@ -12,12 +12,13 @@ from pytensor.tensor import as_tensor_variable
 
 from dnnops.config import flag_value
 from dnnops.cudnn.base import TAKES_ROWS, CudnnOp, as_gradient, device_operands, gradient_like
-from dnnops.errors import DnnTypeError
+from dnnops.errors import DnnNotSupportedError, DnnTypeError
 from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import named_operands
 from dnnops.nnet.attention import OPTIONAL, Attention, AttentionBase, AttentionGrad
+from dnnops.nnet.dropout import _state_vector
 from dnnops.nnet.expressions import is_connected
 
 __all__ = ["DTYPES", "MAX_DEPTH", "GpuDnnAttention", "GpuDnnAttentionBase", "GpuDnnAttentionGrad"]
@@ -33,7 +34,9 @@ class GpuDnnAttentionBase(CudnnOp, AttentionBase):
     """What attention and its gradient on cuDNN share.
 
     Operands are float16 or bfloat16, of any strides but for a dense last axis; depths are at most
-    256, and are fastest as multiples of 8. Parameters as for `AttentionBase`.
+    256, and are fastest as multiples of 8. Dropout's random numbers are cuDNN's own: derivatives
+    other than those by `GpuDnnAttentionGrad`, such as second ones, raise `DnnNotSupportedError`.
+    Parameters as for `AttentionBase`.
     """
 
     function = "dnnops_cudnn_attention"
@@ -49,7 +52,7 @@ class GpuDnnAttentionBase(CudnnOp, AttentionBase):
             arrays.append("mask")
         devices = [x for x in given.values() if is_on_device(x)]
         device = infer_device(*devices) if devices else 0
-        moved = {o: as_gpuarray_variable(x, device) for o, x in given.items()}
+        moved = {o: as_gpuarray_variable(x, device) for o, x in given.items() if o != "state"}
         floats = device_operands(name, 4, **{o: moved[o] for o in arrays})
         moved |= dict(zip(arrays, floats, strict=True))
         dtype = moved["query"].type.dtype
@@ -72,21 +75,23 @@ class GpuDnnAttentionBase(CudnnOp, AttentionBase):
                     f" {x.type}"
                 )
         shapes = self._shapes({o: x.type.shape for o, x in moved.items()})
+        if "state" in given:  # it stays on the host
+            moved["state"] = _state_vector(name, given["state"])
         results = [
             GpuArrayType("float32" if r == "stats" else dtype, tuple(shapes[r]), device)()
             for r in self.results
         ]
-        return Apply(self, list(moved.values()), results)
+        return Apply(self, [moved[operand] for operand in self.operands], results)
 
     def parameters(self) -> list[int]:
-        (scale,) = np.array([self.scale or 0.0]).view("int64").tolist()
+        scale, dropout = np.array([self.scale or 0.0, self.dropout]).view("int64").tolist()
         given = sum(1 << OPTIONAL.index(name) for name in self.optional)
         return [
             scale,
             int(self.scale is not None),
             int(self.is_causal),
             given,
-            0,
+            dropout,
             int(self.is_gradient),
             int(self.deterministic),
         ]
@@ -104,20 +109,26 @@ class GpuDnnAttentionBase(CudnnOp, AttentionBase):
         return [as_tensor_variable(x) if is_connected(x) else x for x in variables]
 
     def _abstract(self) -> AttentionBase:
-        return self.abstract(self.scale, self.is_causal, self.optional)
+        return self.abstract(self.scale, self.is_causal, self.optional, self.dropout)
+
+    def _host_node(self, inputs: Any) -> Apply:
+        if self.dropout:
+            raise DnnNotSupportedError(
+                f"{type(self).__name__}: with dropout there are derivatives of the output by query,"
+                " key and value only: no other Op draws cuDNN's random numbers"
+            )
+        return self._abstract().make_node(*self._on_host(inputs))
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
         # Written on the host's types, and moved to the device by the rewrites.
-        host = self._on_host(inputs)
-        node = self._abstract().make_node(*host)
+        node = self._host_node(inputs)
         gradients = node.op.pullback(
             node.inputs, node.outputs, _dtypes_of(node.outputs, self._on_host(cotangents))
         )
         return _moved(gradients, inputs)
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
-        host = self._on_host(inputs)
-        node = self._abstract().make_node(*host)
+        node = self._host_node(inputs)
         moving = node.op.pushforward(
             node.inputs, node.outputs, _dtypes_of(node.inputs, self._on_host(tangents))
         )
@@ -153,7 +164,7 @@ class GpuDnnAttention(GpuDnnAttentionBase):
         gout, gstats = cotangents
         if is_connected(gstats) or not is_connected(gout) or self._has_mask_gradient(inputs):
             return super().pullback(inputs, outputs, cotangents)
-        op = GpuDnnAttentionGrad(self.scale, self.is_causal, self.optional)
+        op = GpuDnnAttentionGrad(self.scale, self.is_causal, self.optional, self.dropout)
         gradients = op.make_node(*inputs, *outputs, gradient_like(gout, inputs[0])).outputs
         rest = [disconnected_type() for _ in inputs[3:]]
         return [*(as_gradient(g) for g in gradients), *rest]
@@ -170,7 +181,7 @@ class GpuDnnAttentionGrad(GpuDnnAttentionBase):
     vary. Parameters as for `GpuDnnAttentionBase`.
     """
 
-    __props__ = ("scale", "is_causal", "optional", "is_deterministic")
+    __props__ = (*GpuDnnAttentionBase.__props__, "is_deterministic")
 
     last_operands = AttentionGrad.last_operands
     results = AttentionGrad.results
@@ -182,9 +193,10 @@ class GpuDnnAttentionGrad(GpuDnnAttentionBase):
         scale: float | None = None,
         is_causal: bool = False,
         optional: Any = (),
+        dropout: float = 0.0,
         is_deterministic: bool | None = None,
     ):
-        super().__init__(scale, is_causal, optional)
+        super().__init__(scale, is_causal, optional, dropout)
         if is_deterministic is None:
             is_deterministic = flag_value("dnn.deterministic")
         self.is_deterministic = bool(is_deterministic)

@@ -182,6 +182,8 @@ def _build_attention(cls: type) -> Build:
             return None
         if version < _FIRST_ATTENTION or version in _WRONG_ATTENTION:
             return None
+        if op.dropout and "mask" in given and given["mask"].type.dtype != "bool":
+            return None  # the gradient by the mask is an expression, with other random numbers
         dtype = given["query"].type.dtype
         if dtype == "float32":
             # Of bfloat16 arrays, everything is float32 on the host's types.
@@ -194,7 +196,7 @@ def _build_attention(cls: type) -> Build:
                     given[operand] = cast(_narrow(x), "bfloat16")
         elif dtype != "float16":
             return None
-        made = cls(op.scale, op.is_causal, op.optional).make_node(*given.values())
+        made = cls(op.scale, op.is_causal, op.optional, op.dropout).make_node(*given.values())
         if dtype == "float16":
             return made.outputs
         return [cast(out, "float32") for out in made.outputs]
@@ -202,16 +204,16 @@ def _build_attention(cls: type) -> Build:
     return build
 
 
-def _every_operand(node: Apply) -> range:
-    return range(len(node.inputs))
+def _arrays(node: Apply) -> list[int]:
+    return [i for i, operand in enumerate(node.op.operands) if operand != "state"]
 
 
 def _is_narrow(node: Apply) -> bool:
     return node.inputs[0].type.dtype == "float16"
 
 
-_register(Attention, _build_attention(GpuDnnAttention), _every_operand, heavy=_is_narrow)
-_register(AttentionGrad, _build_attention(GpuDnnAttentionGrad), _every_operand, heavy=_is_narrow)
+_register(Attention, _build_attention(GpuDnnAttention), _arrays, heavy=_is_narrow)
+_register(AttentionGrad, _build_attention(GpuDnnAttentionGrad), _arrays, heavy=_is_narrow)
 
 
 # -- requiring cuDNN -----------------------------------------------------------------------

@@ -152,7 +152,9 @@ def run_on_gpu(data: Data) -> list[Any]:
     """What `Data.expected` gives, on cuDNN: device arrays."""
     form, operands = data.form, data.on_device()
     forward = apply_all(GpuDnnAttention(form.scale, form.is_causal, form.optional), *operands)
-    grad = GpuDnnAttentionGrad(form.scale, form.is_causal, form.optional, form.is_deterministic)
+    grad = GpuDnnAttentionGrad(
+        form.scale, form.is_causal, form.optional, is_deterministic=form.is_deterministic
+    )
     gout = _laid_out(data.gout, form.dtype, form.layout)
     return [*forward, *apply_all(grad, *operands, *forward, gout)]
 

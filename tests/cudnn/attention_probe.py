@@ -112,7 +112,9 @@ def report(form: Form, compares: bool, shows_plans: bool) -> bool:
         found = errors(data, results) if compares else {}
         operands = data.on_device()
         forward = GpuDnnAttention(form.scale, form.is_causal, form.optional)
-        grad = GpuDnnAttentionGrad(form.scale, form.is_causal, form.optional, form.is_deterministic)
+        grad = GpuDnnAttentionGrad(
+            form.scale, form.is_causal, form.optional, is_deterministic=form.is_deterministic
+        )
         given = [*operands, results[0], results[1], results[0]]
         times = milliseconds(forward, operands), milliseconds(grad, given)
     except Exception as error:

@@ -16,7 +16,8 @@ MACROS = {"MINUS_INFINITY": "0xfc00", "LOWEST": "0xfbff"}
 
 _ENTRIES = """
 #define ENTRY(kernel, params) \\
-  extern "C" int run_##kernel(const void *given, unsigned blocks, unsigned threads, unsigned seed) \\
+  extern "C" int run_##kernel( \\
+      const void *given, unsigned blocks, unsigned threads, unsigned seed) \\
   { \\
     const auto &values = *static_cast<const params *>(given); \\
     return run_grid(attention_##kernel, values, blocks, threads, 0, seed); \\

@@ -11,7 +11,7 @@ from dnnops.cudnn.attention import GpuDnnAttention, GpuDnnAttentionGrad
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.attention import scaled_dot_product_attention
+from dnnops.nnet.attention import Attention, AttentionGrad, scaled_dot_product_attention
 from tests.cudnn.attention_on_gpu import (
     Data,
     Form,
@@ -121,6 +121,73 @@ def test_deterministic():
     for _ in range(5):
         for a, b in zip(first, run_on_gpu(data), strict=True):
             assert bool((a == b).all())
+
+
+class _Kept(Attention):
+    """Attention whose dropout keeps given weights."""
+
+    kept: np.ndarray
+
+    def _kept(self, given, x):
+        return np.where(self.kept, x / (1 - self.dropout), 0)
+
+
+class _KeptGrad(AttentionGrad):
+    _kept = _Kept._kept
+
+
+@pytest.mark.parametrize("lengths", [False, True])
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_dropout(p, lengths):
+    """With the unit matrix for values, the output shows which weights are kept."""
+    import cupy
+
+    form = Form(heads=(4, 2), lengths=(128, 64), is_causal=True, key_lengths=lengths)
+    data = Data(form, 0)
+    query, key, value = (data.given[o] for o in ("query", "key", "value"))
+    rest = [data.given["key_lengths"]] if lengths else []
+    unit = np.broadcast_to(np.eye(64), value.shape)
+    op = GpuDnnAttention(None, True, form.optional, p)
+
+    def run(values: np.ndarray, *state: int) -> list:
+        arrays = [on_gpu(a, "float16") for a in (query, key, values)]
+        return apply_all(op, *arrays, *map(cupy.asarray, rest), np.array(state))
+
+    shown, stats = run(unit, 123, 0)
+    plain = Attention(None, True, form.optional)
+    weights, wide_stats = _numpy(plain, query, key, unit, *rest)
+    kept = host(shown) > 0
+    counts = weights > 1e-4
+    part = kept[counts].mean()
+    assert abs(part - (1 - p)) < 5 * np.sqrt(p * (1 - p) / counts.sum()), (part, counts.sum())
+    # Statistics are those of all weights. A state keeps the same weights, another one others.
+    finite = np.isfinite(wide_stats)
+    np.testing.assert_allclose(host(stats)[finite], wide_stats[finite], atol=1e-3)
+    assert bool((run(unit, 123, 0)[0] == shown).all())
+    for other in ((124, 0), (123, 1024)):
+        assert ((host(run(unit, *other)[0]) > 0) != kept)[counts].mean() > p * (1 - p)
+    oracle, grad = _Kept(None, True, form.optional, p), _KeptGrad(None, True, form.optional, p)
+    oracle.kept = grad.kept = kept
+    out, stats = run(value, 123, 0)
+    state = np.array([123, 0])
+    wanted = _numpy(oracle, query, key, value, *rest, state)
+    found = [out]
+    arrays = [on_gpu(a, "float16") for a in (query, key, value)]
+    backward = GpuDnnAttentionGrad(None, True, form.optional, p)
+    gout = on_gpu(data.gout, "float16")
+    found += apply_all(backward, *arrays, *map(cupy.asarray, rest), state, out, stats, gout)
+    references = [wanted[0], *_numpy(grad, query, key, value, *rest, state, *wanted, data.gout)]
+    for name, got, reference in zip(("out", "dq", "dk", "dv"), found, references, strict=True):
+        error = np.linalg.norm(host(got) - reference) / np.linalg.norm(reference)
+        # Weights below float16's least number look dropped.
+        assert error <= 5e-3, f"{name}: {error}, p {p}, part kept {part}"
+
+
+def _numpy(op, *arrays) -> list[np.ndarray]:
+    node = op.make_node(*arrays)
+    storage: list[list] = [[None] for _ in node.outputs]
+    op.perform(node, list(arrays), storage)
+    return [value for (value,) in storage]
 
 
 def test_too_deep():

@@ -22,6 +22,7 @@ FORMS: list[dict[str, Any]] = [
     {"depths": (256, 256), "lengths": (300, 33), "is_causal": True},
     {"depths": (20, 5), "lengths": (1, 77)},
     {"lengths": (1, 1)},
+    {"dropout": 0.1, "optional": ("key_lengths", "state"), "is_causal": True},
 ]
 
 
