@@ -14,6 +14,7 @@ from typing import Any
 import pytensor.tensor as pt
 
 from dnnops.config import flag_value
+from dnnops.cudnn.attention import GpuDnnAttention, GpuDnnAttentionGrad
 from dnnops.cudnn.base import cudnn_usable, cudnn_version, device_operands
 from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
@@ -25,6 +26,8 @@ from dnnops.nnet._validate import is_int, spatial_shape
 from dnnops.runtime.build import CUDNN
 
 __all__ = [
+    "GpuDnnAttention",
+    "GpuDnnAttentionGrad",
     "GpuDnnConv",
     "GpuDnnConvGradI",
     "GpuDnnConvGradW",
