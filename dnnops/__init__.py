@@ -13,6 +13,7 @@ with quiet_unknown_flag_warnings():
 register_flags()
 
 # Rewrites are registered by importing the modules that hold them.
+import dnnops.rewriting.attention
 import dnnops.rewriting.batchnorm
 import dnnops.rewriting.conv_merge
 import dnnops.rewriting.ctc

@@ -15,6 +15,7 @@ import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 
 from dnnops.config import flag_value
+from dnnops.cudnn.attention import GpuDnnAttention, GpuDnnAttentionGrad
 from dnnops.cudnn.base import cudnn_usable, cudnn_version, device_operands
 from dnnops.cudnn.batchnorm import (
     MODES,
@@ -51,6 +52,8 @@ from dnnops.nnet.spatial_transformer import scaled_sizes
 from dnnops.runtime.build import CUDNN
 
 __all__ = [
+    "GpuDnnAttention",
+    "GpuDnnAttentionGrad",
     "GpuDnnBatchNorm",
     "GpuDnnBatchNormGrad",
     "GpuDnnBatchNormInference",

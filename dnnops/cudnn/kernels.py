@@ -44,6 +44,7 @@ _PROGRAMS = {
         "cudnn/numbers.cuh",
         "cudnn/batchnorm.cuh",
     ),
+    "attention": ("cudnn/kernel.cuh", "cudnn/attention.cuh"),
     "cache": ("cudnn/kernel.cuh", "cudnn/cache.cuh"),
     "transpose": ("cudnn/kernel.cuh", "cudnn/transpose.cuh"),
 }

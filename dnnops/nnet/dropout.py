@@ -73,8 +73,8 @@ def philox4x32(counter: np.ndarray, key: tuple[int, int], rounds: int = 10) -> n
     return np.stack([a, b, c, d], axis=-1).astype("uint32")
 
 
-def _words(state: np.ndarray, count: int) -> np.ndarray:
-    """The random words of `count` elements in C order."""
+def random_words(state: np.ndarray, count: int) -> np.ndarray:
+    """The random words of `count` elements in C order, for a state."""
     seed, offset = (int(word) for word in state.view("uint64"))
     groups = -(-count // GROUP)
     blocks = np.arange(groups * BLOCKS, dtype="uint64") + np.uint64(offset)
@@ -154,7 +154,7 @@ class Dropout(Op):
         state = np.ascontiguousarray(state)
         if state.shape != (2,):
             raise DnnValueError(f"{name}: state must have 2 entries, got {state.size}")
-        kept = _words(state, x.size) >= np.uint32(int(p * 2**32))
+        kept = random_words(state, x.size) >= np.uint32(int(p * 2**32))
         reserve = np.packbits(kept, bitorder="little")
         next_state = state.copy()
         blocks = np.array([BLOCKS * -(-x.size // GROUP)], dtype="uint64")

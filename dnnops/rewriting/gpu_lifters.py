@@ -49,6 +49,7 @@ from dnnops.gpuarray.subtensor import (
 )
 from dnnops.gpuarray.transfer import GpuCast
 from dnnops.nnet.activation import Activation, ActivationGrad
+from dnnops.nnet.attention import Attention, AttentionGrad
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.rewriting.lifting import (
     LiftContext,
@@ -349,3 +350,9 @@ def expand_softmax(node: Apply, inputs: list[Any]) -> list[Variable]:
 def expand_activation(node: Apply, inputs: list[Any]) -> list[Variable]:
     """An activation, or its gradient, in elementwise Ops."""
     return [node.op.expression(*inputs)]
+
+
+@register_expansion(Attention, AttentionGrad)
+def expand_attention(node: Apply, inputs: list[Any]) -> list[Variable]:
+    """Attention, or its gradient, in products of stacked matrices and elementwise Ops."""
+    return node.op.expressions(*inputs)

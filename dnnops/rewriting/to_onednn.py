@@ -175,7 +175,10 @@ def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
     inputs: list[Any] = list(node.inputs)
     if dtype == "float16":
         inputs = [cast(x, "float32") if x.type.dtype == dtype else x for x in inputs]
-        outputs = [cast(output, dtype) for output in op.make_node(*inputs).outputs]
+        outputs = [
+            cast(output, old.type.dtype)
+            for output, old in zip(op.make_node(*inputs).outputs, node.outputs, strict=True)
+        ]
     else:
         outputs = op.make_node(*inputs).outputs
     copy_stack_trace(node.outputs, outputs)

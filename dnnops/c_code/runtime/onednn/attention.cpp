@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "philox.hpp"
 #include "plan.hpp"
 
 namespace dnnops {
@@ -45,14 +46,16 @@ inline float largest_of(const float *values, int64_t count) {
   return largest;
 }
 
-// params: the factor's bits, whether it is given, whether attention is causal, a bit for each of mask, query_lengths
-// and key_lengths.
+// params: the factor's bits, whether it is given, whether attention is causal, a bit for each of mask, query_lengths,
+// key_lengths and state, and the bits of dropout's probability.
 struct Problem {
   int64_t batch, heads, shared_heads, queries, keys, depth, value_depth;
   float scale;
   bool is_causal;
   const dnnops_tensor *mask = nullptr, *query_lengths = nullptr, *key_lengths = nullptr;
   int optional_count = 0;
+  double dropout = 0;
+  int64_t state[2] = {0, 0};
 
   Problem(const int64_t *params, const dnnops_tensor *inputs) {
     const dnnops_tensor &query = inputs[0], &key = inputs[1], &value = inputs[2];
@@ -75,7 +78,9 @@ struct Problem {
     if (params[3] & 1) mask = next++;
     if (params[3] & 2) query_lengths = next++;
     if (params[3] & 4) key_lengths = next++;
+    if (params[3] & 8) read_vector("state", *next++, 2, state);
     optional_count = (int)(next - inputs) - 3;
+    std::memcpy(&dropout, params + 4, sizeof dropout);
     if (mask) {
       const int64_t sizes[4] = {batch, heads, queries, keys};
       bool fits = mask->ndim == 4 && (mask->dtype == DNNOPS_BOOL || mask->dtype == DNNOPS_FLOAT32);
@@ -101,6 +106,22 @@ struct Problem {
     const int64_t count = length_of(key_lengths, n, keys);
     return is_causal ? std::min(count, end) : count;
   }
+
+  // Multiplies the first `count` of what there is of query i's scores by 0 or 1, as dropout has it.
+  void drop(int64_t n, int64_t head, int64_t i, int64_t count, float *values) const {
+    const uint32_t threshold = (uint32_t)(dropout * 4294967296.0);
+    const int64_t first = ((n * heads + head) * queries + i) * keys;
+    uint32_t words[kGroup];
+    for (int64_t group = first / kGroup; group * kGroup < first + count; ++group) {
+      draw((uint64_t)state[0], (uint64_t)state[1] + (uint64_t)(group * kBlocks), words);
+      const int64_t begin = std::max(first, group * kGroup), end = std::min(first + count, (group + 1) * kGroup);
+      float *from = values + (begin - first);
+      const uint32_t *word = words + (begin - group * kGroup);
+#pragma omp simd
+      for (int64_t j = 0; j < end - begin; ++j) from[j] = word[j] >= threshold ? from[j] : 0.f;
+    }
+  }
+  float kept_scale() const { return (float)(1 / (1 - dropout)); }
 
   // Hides what query i does not see of its first `count` scores, and adds the mask.
   void hide(int64_t n, int64_t head, int64_t i, int64_t count, float *scores) const {
@@ -238,6 +259,10 @@ void forward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *
           if (total == 0) continue;  // nothing is seen: the weights are zeros
           inverses[i - begin] = 1 / total;
           block_stats[i] = largest + std::log(total);
+          if (problem.dropout > 0) {
+            problem.drop(n, head, i, count, row);
+            inverses[i - begin] *= problem.kept_scale();
+          }
         }
         product('N', 'N', last - begin, width, count, 1, scores, count, in[2].at(n, shared), in[2].leading(width), 0,
                 out.at(n, head, begin), std::max<int64_t>(width, 1));
@@ -297,13 +322,20 @@ void backward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor 
               float common = 0, *row = weights + i * count, *slope = slopes + i * count;
 #pragma omp simd reduction(+ : common)
               for (int64_t j = 0; j < width; ++j) common += out_row[j] * gout_row[j];
+              if (problem.dropout > 0) {
+                problem.drop(n, head, begin + i, count, slope);
+                const float scale = problem.kept_scale();
+#pragma omp simd
+                for (int64_t j = 0; j < count; ++j) slope[j] *= scale;
+              }
 #pragma omp simd
               for (int64_t j = 0; j < count; ++j) {
                 row[j] = exponential(row[j] - from);
                 slope[j] = row[j] * (slope[j] - common);
               }
+              if (problem.dropout > 0) problem.drop(n, head, begin + i, count, row);
             }
-            product('T', 'N', count, width, rows, 1, weights, count, gout, gout_leading, 1, dvalue.at(n, shared),
+            product('T', 'N', count, width, rows, problem.kept_scale(), weights, count, gout, gout_leading, 1, dvalue.at(n, shared),
                     std::max<int64_t>(width, 1));
             product('N', 'N', rows, depth, count, problem.scale, slopes, count, in[1].at(n, shared),
                     in[1].leading(depth), 0, dquery.at(n, head, begin), std::max<int64_t>(depth, 1));
@@ -323,7 +355,7 @@ void set_shape(dnnops_tensor &output, std::initializer_list<int64_t> shape) {
 }
 
 int count_inputs(const int64_t *params) {
-  return 3 + (params[3] & 1 ? 1 : 0) + (params[3] & 2 ? 1 : 0) + (params[3] & 4 ? 1 : 0);
+  return 3 + (params[3] & 1 ? 1 : 0) + (params[3] & 2 ? 1 : 0) + (params[3] & 4 ? 1 : 0) + (params[3] & 8 ? 1 : 0);
 }
 
 void backward_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
