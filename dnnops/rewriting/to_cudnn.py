@@ -373,7 +373,7 @@ def _build_attention(cls: type) -> Build:
     return build
 
 
-def _arrays(node: Apply) -> list[int]:
+def _attention_arrays(node: Apply) -> list[int]:
     return [i for i, operand in enumerate(node.op.operands) if operand != "state"]
 
 
@@ -381,5 +381,5 @@ def _is_narrow(node: Apply) -> bool:
     return node.inputs[0].type.dtype == "float16"
 
 
-_register(Attention, _build_attention(GpuDnnAttention), _arrays, heavy=_is_narrow)
-_register(AttentionGrad, _build_attention(GpuDnnAttentionGrad), _arrays, heavy=_is_narrow)
+_register(Attention, _build_attention(GpuDnnAttention), _attention_arrays, heavy=_is_narrow)
+_register(AttentionGrad, _build_attention(GpuDnnAttentionGrad), _attention_arrays, heavy=_is_narrow)
