@@ -24,6 +24,7 @@ from dnnops.errors import DnnRequiredError, DnnUnavailableError
 from dnnops.nnet._validate import static_vector
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.nnet.pool_geometry import MAX_DETERMINISTIC
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.rewriting.inplace import register_gpu_inplace
 from dnnops.rewriting.lifting import LiftContext, LiftFunction, _graph_device, register_lifter
@@ -96,7 +97,8 @@ def _build_max_grad(op: Any, inputs: list[Any]) -> list[Variable] | None:
     x, _, _, *vectors = inputs
     if not _whole_windows(op, x, vectors):
         return None
-    return [GpuDnnPoolGrad(op.ndim, "max", op.ignore_border)(*inputs)]
+    mode = MAX_DETERMINISTIC if op.deterministic else "max"
+    return [GpuDnnPoolGrad(op.ndim, mode, op.ignore_border)(*inputs)]
 
 
 def _build_average_grad(op: Any, inputs: list[Any]) -> list[Variable] | None:

@@ -156,7 +156,9 @@ def test_asymmetric_padding_merges_too():
     assert not nodes(fgraph, "GpuElemwise")
 
 
-@pytest.mark.parametrize("mode", ["max", "sum", "average_inc_pad", "average_exc_pad"])
+@pytest.mark.parametrize(
+    "mode", ["max", "max_deterministic", "sum", "average_inc_pad", "average_exc_pad"]
+)
 def test_pooling(mode):
     x = GpuArrayType("float32", (None,) * 4)()
     even = GpuArrayType("float32", (None, None, 6, 4))()
