@@ -191,12 +191,6 @@ void check_scalar(const char *name, const dnnops_tensor &scalar) {
   if (scalar.dtype != DNNOPS_FLOAT64 || scalar.ndim != 0) fail(DNNOPS_TYPE_ERROR, "%s has to be a float64 scalar", name);
 }
 
-void same_shape(const dnnops_tensor &from, dnnops_tensor &to) {
-  to.dtype = from.dtype;
-  to.ndim = from.ndim;
-  std::memcpy(to.shape, from.shape, from.ndim * sizeof(int64_t));
-}
-
 void train_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   check_image(params, inputs[0]);
   check_parameter("scale", params, inputs[0], inputs[1]);
@@ -210,22 +204,21 @@ void train_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tens
   if (sample_count(params, inputs[0]) == 0)
     fail(DNNOPS_VALUE_ERROR, "mean and variance over no elements: inputs have shape %s",
          list_of(inputs[0].shape, inputs[0].ndim).c_str());
-  same_shape(inputs[0], outputs[0]);
-  for (int i = 1; i < (params[1] ? 5 : 3); ++i) same_shape(inputs[1], outputs[i]);
+  set_output(outputs[0], inputs[0]);
+  for (int i = 1; i < (params[1] ? 5 : 3); ++i) set_output(outputs[i], inputs[1]);
 }
 
 void train_grad_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   check_image(params, inputs[0]);
   dnnl_dtype(inputs[1].dtype);
-  if (inputs[1].ndim != inputs[0].ndim ||
-      std::memcmp(inputs[1].shape, inputs[0].shape, inputs[0].ndim * sizeof(int64_t)))
+  if (!same_shape(inputs[1], inputs[0]))
     fail(DNNOPS_VALUE_ERROR, "the output's gradient has shape %s, expected that of the inputs, %s",
          list_of(inputs[1].shape, inputs[1].ndim).c_str(), list_of(inputs[0].shape, inputs[0].ndim).c_str());
   const char *const names[] = {"scale", "mean", "invstd"};
   for (int i = 0; i < 3; ++i) check_parameter(names[i], params, inputs[0], inputs[2 + i]);
-  same_shape(inputs[0], outputs[0]);
-  same_shape(inputs[2], outputs[1]);
-  same_shape(inputs[2], outputs[2]);
+  set_output(outputs[0], inputs[0]);
+  set_output(outputs[1], inputs[2]);
+  set_output(outputs[2], inputs[2]);
 }
 
 void infer_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
@@ -233,7 +226,7 @@ void infer_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tens
   const char *const names[] = {"scale", "bias", "mean", "variance"};
   for (int i = 0; i < 4; ++i) check_parameter(names[i], params, inputs[0], inputs[1 + i]);
   check_scalar("epsilon", inputs[5]);
-  same_shape(inputs[0], outputs[0]);
+  set_output(outputs[0], inputs[0]);
 }
 
 }  // namespace

@@ -121,11 +121,8 @@ void shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *ou
   check_integers("labels", inputs[1], 2, activations.shape[1]);
   check_integers("input_lengths", inputs[2], 1, activations.shape[1]);
   if (params[0]) check_integers("label_lengths", inputs[3], 1, activations.shape[1]);
-  for (int i = 0; i < (params[1] ? 2 : 1); ++i) {
-    outputs[i].dtype = activations.dtype;
-    outputs[i].ndim = i == 0 ? 1 : 3;
-    std::copy_n(activations.shape + (i == 0), outputs[i].ndim, outputs[i].shape);
-  }
+  set_output(outputs[0], activations.dtype, {activations.shape[1]});
+  if (params[1]) set_output(outputs[1], activations);
 }
 
 }  // namespace

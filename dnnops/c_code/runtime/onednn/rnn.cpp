@@ -13,18 +13,6 @@ void check(const char *name, const dnnops_tensor &operand, int64_t dtype, std::i
          list_of(shape.begin(), ndim).c_str());
 }
 
-void set_shape(dnnops_tensor &output, const dnnops_tensor &like) {
-  output.dtype = like.dtype;
-  output.ndim = like.ndim;
-  std::copy_n(like.shape, like.ndim, output.shape);
-}
-
-void set_shape(dnnops_tensor &output, int64_t dtype, std::initializer_list<int64_t> shape) {
-  output.dtype = dtype;
-  output.ndim = (int64_t)shape.size();
-  std::copy(shape.begin(), shape.end(), output.shape);
-}
-
 void check_operands(const Problem &p, const dnnops_tensor *inputs) {
   const int64_t dtype = inputs[1].dtype;
   if (dtype != DNNOPS_FLOAT32 && dtype != DNNOPS_FLOAT64)
@@ -48,10 +36,10 @@ void check_operands(const Problem &p, const dnnops_tensor *inputs) {
 void forward_shape(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   check_operands(p, inputs);
   const int64_t dtype = inputs[1].dtype;
-  set_shape(outputs[0], dtype, {p.steps, p.batch, p.width()});
-  set_shape(outputs[1], inputs[2]);
-  if (p.has_cell()) set_shape(outputs[2], inputs[p.cx_at()]);
-  if (p.flag) set_shape(outputs[2 + p.has_cell()], dtype, {p.reserve()});
+  set_output(outputs[0], dtype, {p.steps, p.batch, p.width()});
+  set_output(outputs[1], inputs[2]);
+  if (p.has_cell()) set_output(outputs[2], inputs[p.cx_at()]);
+  if (p.flag) set_output(outputs[2 + p.has_cell()], dtype, {p.reserve()});
 }
 
 void backward_shape(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
@@ -63,10 +51,10 @@ void backward_shape(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor
   check("gy", others[2], dtype, {p.steps, p.batch, p.width()});
   check("ghy", others[3], dtype, {p.states(), p.batch, p.outputs});
   if (p.has_cell()) check("gcy", others[4], dtype, {p.states(), p.batch, p.hidden});
-  set_shape(outputs[0], inputs[0]);
-  set_shape(outputs[1], inputs[2]);
-  if (p.has_cell()) set_shape(outputs[2], inputs[p.cx_at()]);
-  if (p.flag) set_shape(outputs[2 + p.has_cell()], inputs[1]);
+  set_output(outputs[0], inputs[0]);
+  set_output(outputs[1], inputs[2]);
+  if (p.has_cell()) set_output(outputs[2], inputs[p.cx_at()]);
+  if (p.flag) set_output(outputs[2 + p.has_cell()], inputs[1]);
 }
 
 // Calls body(problem) with the operands in the words of a failure.
