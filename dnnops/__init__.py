@@ -6,11 +6,22 @@ probes nothing.
 
 from __future__ import annotations
 
+import sys
+
+from dnnops.cli import is_command_line
 from dnnops.config import quiet_unknown_flag_warnings, register_flags
+from dnnops.errors import DnnValueError
 
 with quiet_unknown_flag_warnings():
     import pytensor  # noqa: F401
-register_flags()
+try:
+    register_flags()
+except DnnValueError as error:
+    # A command is about to be run, whose main() comes too late to catch it.
+    if not is_command_line():
+        raise
+    print(f"dnnops: {error}", file=sys.stderr)
+    sys.exit(2)
 
 # Rewrites are registered by importing the modules that hold them.
 import dnnops.rewriting.attention

@@ -495,18 +495,21 @@ def dnn_gradinput3d(
 
 
 def dnn_pool(img: Any, ws: Any, stride: Any = None, mode: str = "max", pad: Any = None) -> Any:
-    """Pool over windows of the last two or three axes on cuDNN.
+    """Pool over windows of the last one, two or three axes on cuDNN.
 
     Parameters
     ----------
     img : (batch, channels, spatial...)
-        Of two or three spatial axes.
+        Of one to three spatial axes.
     ws : sequence of ints, or int vector
-        The windows' size, an entry for each spatial axis.
+        The windows' size, an entry for each spatial axis. Like `stride` and `pad` it may be
+        symbolic, with other values in each call.
     stride : sequence of ints, or int vector, optional
         The distance between windows; 1 on each axis if not given.
-    mode : {'max', 'sum', 'average_inc_pad', 'average_exc_pad'}
-        What is taken of each window; an average counts the padding, or does not.
+    mode : {'max', 'max_deterministic', 'sum', 'average_inc_pad', 'average_exc_pad', 'average'}
+        What is taken of each window; an average counts the padding, or does not. With
+        'max_deterministic' gradients are the same bits in every run. 'average' is another name of
+        'average_inc_pad', as it was in Theano.
     pad : sequence of ints, or int vector, optional
         The padding on both sides of each axis; 0 if not given. It never is a maximum.
 
@@ -518,7 +521,8 @@ def dnn_pool(img: Any, ws: Any, stride: Any = None, mode: str = "max", pad: Any 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind, or if they don't fit together.
+        If an operand or a parameter is of another kind, or if they don't fit together; at the call,
+        if only that tells.
     """
     (img,) = device_operands("dnn_pool", None, img=img)
     ndim = img.type.ndim - 2
@@ -528,6 +532,7 @@ def dnn_pool(img: Any, ws: Any, stride: Any = None, mode: str = "max", pad: Any 
         )
     stride = (1,) * ndim if stride is None else stride
     pad = (0,) * ndim if pad is None else pad
+    mode = "average_inc_pad" if mode == "average" else mode
     return GpuDnnPool(ndim, mode)(img, ws, stride, pad)
 
 

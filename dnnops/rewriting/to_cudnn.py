@@ -48,6 +48,7 @@ from dnnops.nnet.divisive_normalization import DivisiveNormalization, DivisiveNo
 from dnnops.nnet.lrn import LRN, LRNGrad
 from dnnops.nnet.lrn_base import WindowNormBase, WindowSum
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.nnet.pool_geometry import MAX_DETERMINISTIC
 from dnnops.nnet.rnn_ops import INT_OPERANDS, RNNBackward, RNNForward
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.nnet.spatial_transformer import (
@@ -135,7 +136,8 @@ def _build_max_grad(op: Any, inputs: list[Any]) -> list[Variable] | None:
     x, _, _, *vectors = inputs
     if not _whole_windows(op, x, vectors):
         return None
-    return [GpuDnnPoolGrad(op.ndim, "max", op.ignore_border)(*inputs)]
+    mode = MAX_DETERMINISTIC if op.deterministic else "max"
+    return [GpuDnnPoolGrad(op.ndim, mode, op.ignore_border)(*inputs)]
 
 
 def _build_average_grad(op: Any, inputs: list[Any]) -> list[Variable] | None:

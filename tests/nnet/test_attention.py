@@ -42,13 +42,14 @@ def test_against_torch(case):
         scale=case.scale,
         enable_gqa=True,
     )
-    theirs.backward(torch.tensor(gout))
+    if theirs.requires_grad:  # it isn't a function of anything where no query sees a key
+        theirs.backward(torch.tensor(gout))
     out, stats = run_all(Attention(**case.parameters), *arrays)
     assert_close(out, theirs.detach().numpy(), allow_zero=True)
     np.testing.assert_array_equal(np.isinf(stats), ~seen.numpy().any(axis=3))
     grads = run_all(AttentionGrad(**case.parameters), *arrays, out, stats, gout)
     for grad, tensor in zip(grads, tensors, strict=True):
-        expected = tensor.grad.numpy()
+        expected = np.zeros(grad.shape) if tensor.grad is None else tensor.grad.numpy()
         assert np.linalg.norm(grad - expected) <= 1e-11 * (1 + np.linalg.norm(expected))
 
 

@@ -19,6 +19,7 @@ from dnnops.errors import DnnUnavailableError
 from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu
 from dnnops.gpuarray.type import GpuArrayType
 from tests.conftest import gpu_missing
+from tests.cudnn.device import on_gpu
 from tests.oracle import assert_close
 
 GPU_MODE = get_mode("CVM").including("gpu")
@@ -156,7 +157,9 @@ def test_asymmetric_padding_merges_too():
     assert not nodes(fgraph, "GpuElemwise")
 
 
-@pytest.mark.parametrize("mode", ["max", "sum", "average_inc_pad", "average_exc_pad"])
+@pytest.mark.parametrize(
+    "mode", ["max", "max_deterministic", "sum", "average_inc_pad", "average_exc_pad"]
+)
 def test_pooling(mode):
     x = GpuArrayType("float32", (None,) * 4)()
     even = GpuArrayType("float32", (None, None, 6, 4))()
@@ -185,6 +188,49 @@ def test_softmax_axes():
             assert node.op.algo == algo
             # Not worth a transfer.
             assert not nodes(rewritten([host], [fn(host, axis=axis)]), "GpuDnnSoftmax")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("fn", [pt.special.softmax, pt.special.log_softmax])
+def test_softmax_axes_that_are_not_neighbors_are_moved_on_the_device(fn, dtype):
+    """As on the CPU: two reductions and two elementwise kernels read the array more often."""
+    x, g = (GpuArrayType(dtype, (None,) * 4)() for _ in range(2))
+    out = fn(x, axis=(0, 2))
+    grad = pytensor.grad((out * g).sum(), x)
+    fgraph = rewritten([x, g], [out, grad])
+    (forward,) = nodes(fgraph, "GpuDnnSoftmax")
+    (backward,) = nodes(fgraph, "GpuDnnSoftmaxGrad")
+    assert list(forward.op.axes(4)) == list(backward.op.axes(4)) == [2, 3]
+    computing = ("Dim", "Gpu", "HostFromGpu")
+    assert all(name.startswith(computing) for name in names(fgraph))
+    # Of the gradient, whose type is that of the host; `out` is on the device as it is asked for.
+    assert transfers(fgraph) == (0, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fn", [pt.special.softmax, pt.special.log_softmax])
+def test_softmax_axes_that_are_not_neighbors(fn):
+    x, g = (GpuArrayType("float32", (None,) * 4)() for _ in range(2))
+    hx, hg = (pt.tensor4(dtype="float64") for _ in range(2))
+    functions = []
+    for array, top, mode in ((x, g, GPU_MODE), (hx, hg, "FAST_COMPILE")):
+        pairs = []
+        for axes in ((0, 2), (1, 3), (0, 1, 3)):
+            out = fn(array, axis=axes)
+            pairs += [out, pytensor.grad((out * top).sum(), array)]
+        functions.append(pytensor.function([array, top], pairs, mode=mode))
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        shape = tuple(map(int, rng.integers(1, 9, 4)))
+        value, top = rng.standard_normal((2, *shape)).astype("float32")
+        found = functions[0](on_gpu(value, "float32"), on_gpu(top, "float32"))
+        expected = functions[1](value.astype("float64"), top.astype("float64"))
+        for number, (result, reference) in enumerate(zip(found, expected, strict=True)):
+            result = np.asarray(result) if isinstance(result, np.ndarray) else result.get()
+            distance = np.linalg.norm(result - reference)
+            # A gradient may be the difference of equal numbers: then nothing is left of it.
+            scale = max(np.linalg.norm(reference), 0.1 * np.linalg.norm(top))
+            assert distance <= 1e-5 * scale, (fn.__name__, shape, number, distance, scale)
 
 
 # -- merging -------------------------------------------------------------------------------

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "error.hpp"
+#include "shapes.hpp"
 
 namespace dnnops {
 

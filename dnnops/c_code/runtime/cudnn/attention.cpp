@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "../common/lru_cache.hpp"
+#include "../common/shapes.hpp"
 
 #include "attention_graph.hpp"
 #include "attention_kernels.hpp"
@@ -99,12 +100,6 @@ struct AttentionCall {
   bool gradient;
   int64_t dtype, batch, query_heads, heads, queries, keys, depth, value_depth;
 };
-
-void set_shape(dnnops_tensor &result, int64_t dtype, std::initializer_list<int64_t> shape) {
-  result.dtype = dtype;
-  result.ndim = static_cast<int64_t>(shape.size());
-  std::copy(shape.begin(), shape.end(), result.shape);
-}
 
 // -- what is prepared for operands of one layout ------------------------------------------
 
@@ -470,10 +465,10 @@ DNNOPS_EXPORT int dnnops_cudnn_attention_shape(const dnnops_context *, const int
     const AttentionCall call(words, inputs);
     if (call.gradient) {
       for (int i = 0; i < 3; ++i)
-        set_shape(outputs[i], call.dtype, {inputs[i].shape[0], inputs[i].shape[1], inputs[i].shape[2], inputs[i].shape[3]});
+        set_output(outputs[i], call.dtype, {inputs[i].shape[0], inputs[i].shape[1], inputs[i].shape[2], inputs[i].shape[3]});
     } else {
-      set_shape(outputs[0], call.dtype, {call.batch, call.query_heads, call.queries, call.value_depth});
-      set_shape(outputs[1], DNNOPS_FLOAT32, {call.batch, call.query_heads, call.queries});
+      set_output(outputs[0], call.dtype, {call.batch, call.query_heads, call.queries, call.value_depth});
+      set_output(outputs[1], DNNOPS_FLOAT32, {call.batch, call.query_heads, call.queries});
     }
   });
 }

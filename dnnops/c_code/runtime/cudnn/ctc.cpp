@@ -214,12 +214,9 @@ void shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *ou
   for (int64_t i = 0; i < 3; ++i)
     if (activations.shape[i] > INT_MAX)
       fail(DNNOPS_NOT_SUPPORTED, "no size of activations may be over 2**31 - 1, got %s", describe(activations).c_str());
-  for (int i = 0; i < (params[WORD_GRADIENTS] ? 2 : 1); ++i) {
-    outputs[i].dtype = activations.dtype;
-    outputs[i].ndim = i == 0 ? 1 : 3;
-    std::copy_n(activations.shape + (i == 0), outputs[i].ndim, outputs[i].shape);
-  }
-  outputs[0].dtype = activations.dtype == DNNOPS_FLOAT64 ? DNNOPS_FLOAT64 : DNNOPS_FLOAT32;
+  set_output(outputs[0], activations.dtype == DNNOPS_FLOAT64 ? DNNOPS_FLOAT64 : DNNOPS_FLOAT32,
+             {activations.shape[1]});
+  if (params[WORD_GRADIENTS]) set_output(outputs[1], activations);
 }
 
 }  // namespace

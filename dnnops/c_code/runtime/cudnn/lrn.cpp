@@ -1,4 +1,5 @@
 // Local response normalization across channels, divisive normalization within them, and their gradients.
+#include "../common/shapes.hpp"
 #include "handle.hpp"
 #include "node_state.hpp"
 
@@ -17,21 +18,11 @@ const NormParams &params_of(const int64_t *words) { return *reinterpret_cast<con
 
 constexpr int CROSS_CHANNEL = 0, PRECOMPUTED_MEANS = 0;
 
-bool same_shape(const dnnops_tensor &a, const dnnops_tensor &b) {
-  return a.dtype == b.dtype && a.ndim == b.ndim && !std::memcmp(a.shape, b.shape, a.ndim * sizeof(int64_t));
-}
-
 void check_operands(const dnnops_tensor *inputs, int count) {
   cudnn_dtype(inputs[0].dtype);
   for (int i = 1; i < count; ++i)
-    if (!same_shape(inputs[i], inputs[0]))
+    if (inputs[i].dtype != inputs[0].dtype || !same_shape(inputs[i], inputs[0]))
       fail(DNNOPS_VALUE_ERROR, "operands have to have one dtype and shape");
-}
-
-void describe_like(dnnops_tensor &output, const dnnops_tensor &x) {
-  output.dtype = x.dtype;
-  output.ndim = x.ndim;
-  std::memcpy(output.shape, x.shape, x.ndim * sizeof(int64_t));
 }
 
 struct NormKey {
@@ -165,7 +156,7 @@ DNNOPS_EXPORT int dnnops_cudnn_lrn_shape(const dnnops_context *, const int64_t *
   const NormParams &params = params_of(words);
   return guarded(lrn_name(params), inputs, lrn_input_count(params), [&] {
     check_lrn(params, inputs);
-    describe_like(outputs[0], inputs[0]);
+    set_output(outputs[0], inputs[0]);
   });
 }
 DNNOPS_EXPORT int dnnops_cudnn_lrn(const dnnops_context *context, const int64_t *words, const dnnops_tensor *inputs,
@@ -179,7 +170,7 @@ DNNOPS_EXPORT int dnnops_cudnn_divisive_normalization_shape(const dnnops_context
   const NormParams &params = params_of(words);
   return guarded(divisive_name(params), inputs, divisive_input_count(params), [&] {
     check_divisive(params, inputs);
-    for (int i = 0; i < divisive_output_count(params); ++i) describe_like(outputs[i], inputs[0]);
+    for (int i = 0; i < divisive_output_count(params); ++i) set_output(outputs[i], inputs[0]);
   });
 }
 DNNOPS_EXPORT int dnnops_cudnn_divisive_normalization(const dnnops_context *context, const int64_t *words,

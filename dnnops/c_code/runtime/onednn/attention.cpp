@@ -348,12 +348,6 @@ void backward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor 
   failures.raise();
 }
 
-void set_shape(dnnops_tensor &output, std::initializer_list<int64_t> shape) {
-  output.dtype = DNNOPS_FLOAT32;
-  output.ndim = (int64_t)shape.size();
-  std::copy(shape.begin(), shape.end(), output.shape);
-}
-
 int count_inputs(const int64_t *params) {
   return 3 + (params[3] & 1 ? 1 : 0) + (params[3] & 2 ? 1 : 0) + (params[3] & 4 ? 1 : 0) + (params[3] & 8 ? 1 : 0);
 }
@@ -370,7 +364,7 @@ void backward_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_t
            list_of(expected, ndim).c_str());
   }
   for (int i = 0; i < 3; ++i)
-    set_shape(outputs[i], {inputs[i].shape[0], inputs[i].shape[1], inputs[i].shape[2], inputs[i].shape[3]});
+    set_output(outputs[i], DNNOPS_FLOAT32, inputs[i].shape, 4);
 }
 
 }  // namespace
@@ -382,8 +376,8 @@ DNNOPS_EXPORT int dnnops_onednn_attention_shape(const dnnops_context *, const in
                                                 const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnAttention", inputs, count_inputs(params), [&] {
     const Problem problem(params, inputs);
-    set_shape(outputs[0], {problem.batch, problem.heads, problem.queries, problem.value_depth});
-    set_shape(outputs[1], {problem.batch, problem.heads, problem.queries});
+    set_output(outputs[0], DNNOPS_FLOAT32, {problem.batch, problem.heads, problem.queries, problem.value_depth});
+    set_output(outputs[1], DNNOPS_FLOAT32, {problem.batch, problem.heads, problem.queries});
   });
 }
 DNNOPS_EXPORT int dnnops_onednn_attention(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,

@@ -54,11 +54,8 @@ void shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *ou
   if (activations.ndim != 3 || (activations.dtype != DNNOPS_FLOAT32 && activations.dtype != DNNOPS_FLOAT64))
     fail(DNNOPS_TYPE_ERROR, "activations have to be a float32 or float64 array (step, batch, class)");
   check_ctc_operands(params, inputs);
-  for (int i = 0; i < (params[1] ? 2 : 1); ++i) {
-    outputs[i].dtype = activations.dtype;
-    outputs[i].ndim = i == 0 ? 1 : 3;
-    std::copy_n(activations.shape + (i == 0), outputs[i].ndim, outputs[i].shape);
-  }
+  set_output(outputs[0], activations.dtype, {activations.shape[1]});
+  if (params[1]) set_output(outputs[1], activations);
 }
 
 }  // namespace

@@ -113,12 +113,6 @@ void check_data(const dnnops_tensor &x) {
     fail(DNNOPS_TYPE_ERROR, "dropout runs in float32 and float64, not in %s", dtype_name(x.dtype));
 }
 
-void set_shape(dnnops_tensor &tensor, int64_t dtype, int64_t ndim, const int64_t *shape) {
-  tensor.dtype = dtype;
-  tensor.ndim = ndim;
-  std::memcpy(tensor.shape, shape, ndim * sizeof(int64_t));
-}
-
 // Inputs: x, p, state.  Outputs: y, reserve, the next state.
 void dropout_shape(const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   const dnnops_tensor &x = inputs[0];
@@ -126,9 +120,9 @@ void dropout_shape(const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   read_probability(inputs[1]);
   read_state(inputs[2]);
   const int64_t bytes = (element_count(x.shape, x.ndim) + 7) / 8, two = 2;
-  set_shape(outputs[0], x.dtype, x.ndim, x.shape);
-  set_shape(outputs[1], DNNOPS_UINT8, 1, &bytes);
-  set_shape(outputs[2], DNNOPS_INT64, 1, &two);
+  set_output(outputs[0], x);
+  set_output(outputs[1], DNNOPS_UINT8, &bytes, 1);
+  set_output(outputs[2], DNNOPS_INT64, &two, 1);
 }
 
 void run_dropout(const dnnops_tensor *inputs, dnnops_tensor *outputs) {
@@ -156,7 +150,7 @@ void grad_shape(const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   if (reserve.shape[0] != bytes)
     fail(DNNOPS_VALUE_ERROR, "reserve has %lld bytes, expected %lld for gy of shape %s", (long long)reserve.shape[0],
          (long long)bytes, list_of(gy.shape, gy.ndim).c_str());
-  set_shape(outputs[0], gy.dtype, gy.ndim, gy.shape);
+  set_output(outputs[0], gy);
 }
 
 void run_grad(const dnnops_tensor *inputs, dnnops_tensor *outputs) {
