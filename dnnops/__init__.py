@@ -15,8 +15,10 @@ register_flags()
 # Rewrites are registered by importing the modules that hold them.
 import dnnops.rewriting.batchnorm
 import dnnops.rewriting.conv_merge
+import dnnops.rewriting.cross_entropy
 import dnnops.rewriting.ctc
 import dnnops.rewriting.inplace
+import dnnops.rewriting.reduction
 import dnnops.rewriting.rnn
 import dnnops.rewriting.softmax
 import dnnops.rewriting.to_cudnn

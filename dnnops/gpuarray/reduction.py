@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
 from pytensor.scalar.basic import (
     AND,
     OR,
@@ -48,16 +49,36 @@ def can_reduce(scalar_op: ScalarOp) -> bool:
     return type(scalar_op) in _REDUCTIONS
 
 
+#: What can be done to each element before: C++ expressions of `x`, in the type of the accumulator.
+PREMAPS = {"abs": "(x < 0 ? -x : x + 0)", "sqr": "(x * x)"}
+
+
 class GpuCAReduce(MirrorOp):
     """`CAReduce` on the device, with its accumulator's dtype.
 
     float16 and bfloat16 are accumulated in at least float32.
+
+    Parameters
+    ----------
+    host_op : CAReduce
+    premap : {'abs', 'sqr'}, optional
+        What is done to each element, a floating-point number, before it is reduced: its absolute
+        value is taken, or its square, without rounding to the operand's dtype.
 
     Raises
     ------
     DnnValueError
         When run, for the extremum of no elements.
     """
+
+    __props__ = ("host_op", "premap")
+
+    def __init__(self, host_op: Op, premap: str | None = None):
+        super().__init__(host_op)
+        self.premap = premap
+
+    def with_host_op(self, host_op: Op) -> GpuCAReduce:
+        return GpuCAReduce(host_op, self.premap)
 
     def compute(self, node: Apply, x: Any) -> Any:
         host_op = self.host_op
@@ -72,6 +93,7 @@ class GpuCAReduce(MirrorOp):
             node.inputs[0].type.dtype,
             host_op.acc_dtype or node.outputs[0].type.dtype,
             node.outputs[0].type.dtype,
+            self.premap,
         )
         if not kept:
             # The order doesn't matter then: take that of the memory.
@@ -80,11 +102,14 @@ class GpuCAReduce(MirrorOp):
         return kernel(x, axis=axes)
 
     def __str__(self) -> str:
-        return f"GpuCAReduce{{{self.host_op}}}"
+        premap = f"{self.premap}, " if self.premap else ""
+        return f"GpuCAReduce{{{premap}{self.host_op}}}"
 
 
 @functools.lru_cache(maxsize=256)
-def reduction_kernel(scalar_op: ScalarOp, in_dtype: str, acc_dtype: str, out_dtype: str) -> Any:
+def reduction_kernel(
+    scalar_op: ScalarOp, in_dtype: str, acc_dtype: str, out_dtype: str, premap: str | None = None
+) -> Any:
     """Make the CuPy kernel of a reduction.
 
     Parameters
@@ -93,6 +118,8 @@ def reduction_kernel(scalar_op: ScalarOp, in_dtype: str, acc_dtype: str, out_dty
         One that :func:`can_reduce`.
     in_dtype, acc_dtype, out_dtype : str
         Dtypes of operand, accumulator and result.
+    premap : str, optional
+        One of `PREMAPS`.
 
     Returns
     -------
@@ -114,13 +141,20 @@ def reduction_kernel(scalar_op: ScalarOp, in_dtype: str, acc_dtype: str, out_dty
     return cupy.ReductionKernel(
         f"{in_dtype} operand",
         f"{out_dtype} result",
-        f"({accumulator})({C_TYPES[in_dtype]})operand",
+        f"dnnops_premap(({accumulator})({C_TYPES[in_dtype]})operand)",
         reduction.expression,
         f"result = ({C_TYPES[out_dtype]})a",
         _identity(reduction, in_dtype, acc_dtype),
         name="dnnops_reduction",
         reduce_type=accumulator,
-        preamble=PREAMBLE,
+        preamble=f"{PREAMBLE}\n{_premap(premap, accumulator)}",
+    )
+
+
+def _premap(premap: str | None, accumulator: str) -> str:
+    expression = PREMAPS[premap] if premap else "x"
+    return (
+        f"static __device__ {accumulator} dnnops_premap({accumulator} x) {{ return {expression}; }}"
     )
 
 

@@ -49,6 +49,7 @@ from dnnops.gpuarray.subtensor import (
 )
 from dnnops.gpuarray.transfer import GpuCast
 from dnnops.nnet.activation import Activation, ActivationGrad
+from dnnops.nnet.cross_entropy import CrossEntropy, CrossEntropyGrad
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.rewriting.lifting import (
     LiftContext,
@@ -343,6 +344,12 @@ def expand_softmax(node: Apply, inputs: list[Any]) -> list[Variable]:
     shifted = x - x.max(axis=axis, keepdims=True)
     total = exp(shifted).sum(axis=axis, keepdims=True)
     return [shifted - log(total) if node.op.log else exp(shifted) / total]
+
+
+@register_expansion(CrossEntropy, CrossEntropyGrad)
+def expand_cross_entropy(node: Apply, inputs: list[Any]) -> list[Variable]:
+    """A cross-entropy, or its gradient, in a log-softmax and indexing."""
+    return node.op.expressions(*inputs)
 
 
 @register_expansion(Activation, ActivationGrad)

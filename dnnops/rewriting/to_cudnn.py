@@ -15,14 +15,20 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import GraphRewriter
 
+from dnnops.cudnn.activation import GpuDnnActivation, GpuDnnActivationGrad
 from dnnops.cudnn.base import check_cudnn, cudnn_usable
 from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvBase, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.cudnn.cross_entropy import GpuCrossEntropy, GpuCrossEntropyGrad
+from dnnops.cudnn.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
 from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
 from dnnops.cudnn.pool_kernels import GpuMaxPoolGradGrad, GpuPool, GpuPoolGrad
 from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
+from dnnops.cudnn.transform import GpuDnnAddTensor
 from dnnops.errors import DnnRequiredError, DnnUnavailableError
 from dnnops.nnet._validate import static_vector
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.cross_entropy import CrossEntropy, CrossEntropyGrad
+from dnnops.nnet.dropout import Dropout, DropoutGrad
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.rewriting.inplace import register_gpu_inplace
@@ -153,6 +159,28 @@ def _build_softmax(cls: type, algo: Callable[[Any], str]) -> Build:
 _register(WholeSoftmax, _build_softmax(GpuDnnSoftmax, lambda op: "log" if op.log else "accurate"))
 _register(SoftmaxGrad, _build_softmax(GpuDnnSoftmaxGrad, lambda op: "accurate"))
 _register(LogSoftmaxGrad, _build_softmax(GpuDnnSoftmaxGrad, lambda op: "log"))
+
+
+# -- cross-entropy and dropout -------------------------------------------------------------
+
+
+def _build_cross_entropy(cls: type) -> Build:
+    return lambda op, inputs: cls(op.every_row).make_node(*inputs).outputs
+
+
+_register(CrossEntropy, _build_cross_entropy(GpuCrossEntropy), operands=(0, 1))
+_register(CrossEntropyGrad, _build_cross_entropy(GpuCrossEntropyGrad), operands=(0, 1, 2, 3))
+_register(Dropout, lambda op, x: GpuDnnDropoutOp().make_node(*x).outputs, operands=(0,))
+_register(DropoutGrad, lambda op, x: [GpuDnnDropoutGrad()(*x)], operands=(0, 2))
+
+
+@register_gpu_inplace(
+    GpuDnnActivation, GpuDnnActivationGrad, GpuDnnAddTensor, GpuDnnDropoutGrad, GpuDnnDropoutOp
+)
+def inplace_elementwise(fgraph: FunctionGraph, node: Apply) -> Op:
+    """Ops whose elements are computed one by one may overwrite an operand."""
+    props = {name: getattr(node.op, name) for name in node.op.__props__}
+    return type(node.op)(**props | {"inplace": True})
 
 
 # -- requiring cuDNN -----------------------------------------------------------------------

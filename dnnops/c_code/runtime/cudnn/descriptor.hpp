@@ -42,6 +42,8 @@ DNNOPS_DESCRIPTOR_KIND(Tensor)
 DNNOPS_DESCRIPTOR_KIND(Filter)
 DNNOPS_DESCRIPTOR_KIND(Convolution)
 DNNOPS_DESCRIPTOR_KIND(Pooling)
+DNNOPS_DESCRIPTOR_KIND(ReduceTensor)
+DNNOPS_DESCRIPTOR_KIND(Activation)
 #undef DNNOPS_DESCRIPTOR_KIND
 
 // A descriptor of the graph API: created, given attributes, finalized.
