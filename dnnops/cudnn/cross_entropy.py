@@ -7,6 +7,8 @@ from typing import Any
 from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Variable
 
+import dnnops.cudnn.deferred
+import dnnops.cudnn.kernels  # noqa: F401 - both register what C code calls
 from dnnops.cudnn.base import as_gradient, device_operands, gradient_like
 from dnnops.cudnn.expressions import GpuExpressionOp
 from dnnops.errors import DnnTypeError

@@ -8,6 +8,7 @@ import pytensor.tensor as pt
 from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Variable
 
+import dnnops.cudnn.kernels  # noqa: F401 - registers what C code calls
 from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.transfer import as_gpuarray_variable

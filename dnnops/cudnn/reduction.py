@@ -8,6 +8,7 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply
 
+import dnnops.cudnn.kernels  # noqa: F401 - registers what C code calls
 from dnnops.compat import shape_inference
 from dnnops.cudnn.base import device_operands
 from dnnops.cudnn.expressions import GpuExpressionOp

@@ -113,8 +113,8 @@ class CrossEntropy(CrossEntropyBase):
     """The cost of each row: ``CrossEntropy()(x, labels)`` gives ``costs`` and ``statistics``.
 
     `x` is a matrix (rows, classes) of scores, and `labels` a vector of int32 or int64, which count
-    from the end where they are negative. `statistics`, for `CrossEntropyGrad`, has two columns: each
-    row's maximum, and the logarithm of the sum of its exponentials once that is subtracted; float32
+    from the end where they are negative. `statistics`, for `CrossEntropyGrad`, has two columns:
+    each row's maximum, and the logarithm of the sum of its exponentials once that is subtracted; float32
     for float16. Parameters as for `CrossEntropyBase`.
     """
 
@@ -221,7 +221,8 @@ class CrossEntropyGrad(CrossEntropyBase):
         dtype = accumulator_dtype(x.dtype)
         result = np.zeros(x.shape, dtype)
         used = x[:count].astype(dtype, copy=False)
-        softmax = np.exp(used - statistics[:, :1] - statistics[:, 1:])
+        with np.errstate(invalid="ignore"):
+            softmax = np.exp(used - statistics[:, :1] - statistics[:, 1:])
         softmax[np.arange(count), targets] -= 1
         result[:count] = g.astype(dtype)[:, None] * softmax
         output_storage[0][0] = result.astype(x.dtype)
