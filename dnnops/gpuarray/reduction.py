@@ -6,18 +6,22 @@ import functools
 from typing import Any, NamedTuple
 
 import numpy as np
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
+from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import (
     AND,
     OR,
     XOR,
     Add,
+    Cast,
+    Composite,
     Mul,
     ScalarMaximum,
     ScalarMinimum,
     ScalarOp,
 )
+from pytensor.tensor.elemwise import CAReduce
 
 from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.gpuarray.codegen import C_TYPES, PREAMBLE, c_literal
@@ -47,6 +51,42 @@ _REDUCTIONS: dict[type[ScalarOp], _Reduction] = {
 def can_reduce(scalar_op: ScalarOp) -> bool:
     """Tell whether :class:`GpuCAReduce` knows a scalar Op."""
     return type(scalar_op) in _REDUCTIONS
+
+
+def taken_apart(op: CAReduce) -> tuple[ScalarOp, CAReduce] | None:
+    """Undo PyTensor's fusion of an elementwise operation of one operand with a sum or a product.
+
+    Parameters
+    ----------
+    op : CAReduce
+
+    Returns
+    -------
+    elementwise : ScalarOp
+    reduction : CAReduce
+        Of a scalar Op that `can_reduce`. None instead of both if `op` is nothing of that kind.
+    """
+    if not isinstance(op.scalar_op, Composite):
+        return None
+    graph = op.scalar_op.fgraph
+    new: dict[Variable, Any] = {x: x.type() for x in graph.inputs}
+    for node in graph.toposort():
+        made = node.op.make_node(*[new.get(x, x) for x in node.inputs])
+        new.update(zip(node.outputs, made.outputs, strict=True))
+    carried, *operands = (new[x] for x in graph.inputs)
+    last = new[graph.outputs[0]].owner
+    if isinstance(last.op, Cast) and last.inputs[0].owner is not None:
+        last = last.inputs[0].owner
+    if not can_reduce(last.op) or len(last.inputs) != 2 or last.inputs[0] is not carried:
+        return None
+    mapped = last.inputs[1]
+    if mapped.owner is None or carried in ancestors([mapped]):
+        return None
+    alone = list(mapped.owner.inputs) == operands
+    elementwise = mapped.owner.op if alone else Composite(operands, [mapped])
+    return elementwise, CAReduce(
+        last.op, op.axis, op.dtype, op.acc_dtype, op.upcast_discrete_output
+    )
 
 
 #: What can be done to each element before: C++ expressions of `x`, in the type of the accumulator.

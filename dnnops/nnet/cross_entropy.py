@@ -114,8 +114,8 @@ class CrossEntropy(CrossEntropyBase):
 
     `x` is a matrix (rows, classes) of scores, and `labels` a vector of int32 or int64, which count
     from the end where they are negative. `statistics`, for `CrossEntropyGrad`, has two columns:
-    each row's maximum, and the logarithm of the sum of its exponentials once that is subtracted; float32
-    for float16. Parameters as for `CrossEntropyBase`.
+    each row's maximum, and the logarithm of the sum of its exponentials once that is subtracted.
+    They are float32 for float16. Parameters as for `CrossEntropyBase`.
     """
 
     def make_node(self, x: Any, labels: Any) -> Apply:  # type: ignore[override]

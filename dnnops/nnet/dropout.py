@@ -333,7 +333,22 @@ def dropout(x: Any, p: Any = 0.5, seed: int | None = None, state: Any = None) ->
     if state is not None:
         y, _, next_state = Dropout().make_node(x, p, _state_vector(where, state)).outputs
         return y, next_state
+    return seeded_dropout(where, Dropout(), x, p, seed)
+
+
+def seeded_dropout(where: str, op: Any, x: Any, p: Any, seed: Any) -> Any:
+    """Apply an Op of dropout with a state of its own, which each call of a function updates.
+
+    Parameters
+    ----------
+    where : str
+        The function, for messages.
+    op : Op
+        Takes `x`, `p` and a state.
+    x, p, seed
+        As for `dropout`.
+    """
     own = pytensor.shared(_initial_state(where, seed), shape=(2,))
-    y, _, next_state = Dropout().make_node(x, p, own).outputs
+    y, _, next_state = op.make_node(x, p, own).outputs
     set_default_update(own, next_state)
     return y
