@@ -1,6 +1,8 @@
 // The cross-entropy of a softmax's rows with labels, and its gradient, in loops of our own.
 #include "../common/cross_entropy_problem.hpp"
 
+#include <cmath>
+
 #include "exponentials.hpp"
 #include "plan.hpp"
 
