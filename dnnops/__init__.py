@@ -27,8 +27,10 @@ except DnnValueError as error:
 import dnnops.rewriting.attention
 import dnnops.rewriting.batchnorm
 import dnnops.rewriting.conv_merge
+import dnnops.rewriting.cross_entropy
 import dnnops.rewriting.ctc
 import dnnops.rewriting.inplace
+import dnnops.rewriting.reduction
 import dnnops.rewriting.rnn
 import dnnops.rewriting.softmax
 import dnnops.rewriting.to_cudnn

@@ -15,6 +15,7 @@ import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 
 from dnnops.config import flag_value
+from dnnops.cudnn.activation import GpuDnnActivation, GpuDnnActivationGrad
 from dnnops.cudnn.attention import GpuDnnAttention, GpuDnnAttentionGrad
 from dnnops.cudnn.base import cudnn_usable, cudnn_version, device_operands
 from dnnops.cudnn.batchnorm import (
@@ -30,8 +31,10 @@ from dnnops.cudnn.divisive_normalization import (
     GpuDnnDivisiveNormalization,
     GpuDnnDivisiveNormalizationGrad,
 )
+from dnnops.cudnn.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
 from dnnops.cudnn.lrn import GpuDnnLRN, GpuDnnLRNGrad
 from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
+from dnnops.cudnn.reduction import GpuDnnReduction
 from dnnops.cudnn.rnn import GpuDnnRNNBackward, GpuDnnRNNForward
 from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
 from dnnops.cudnn.spatial_transformer import (
@@ -40,18 +43,23 @@ from dnnops.cudnn.spatial_transformer import (
     GpuDnnTransformerGrid,
     GpuDnnTransformerSampler,
 )
+from dnnops.cudnn.transform import GpuDnnAddTensor, GpuDnnTransform
 from dnnops.errors import DnnError, DnnTypeError, DnnUnavailableError, DnnValueError
 from dnnops.gpuarray.device import check_device, device_from_target
-from dnnops.gpuarray.dtypes import dtype_name
+from dnnops.gpuarray.dtypes import dtype_name, numpy_dtype
 from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.nnet._validate import is_int, require_same_dtype, spatial_shape
+from dnnops.nnet.dropout import seeded_dropout
 from dnnops.nnet.rnn import RNNBlock as _HostRNNBlock
 from dnnops.nnet.rnn_ops import RANKS
 from dnnops.nnet.spatial_transformer import scaled_sizes
 from dnnops.runtime.build import CUDNN
 
 __all__ = [
+    "GpuDnnActivation",
+    "GpuDnnActivationGrad",
+    "GpuDnnAddTensor",
     "GpuDnnAttention",
     "GpuDnnAttentionGrad",
     "GpuDnnBatchNorm",
@@ -63,19 +71,25 @@ __all__ = [
     "GpuDnnConvGradW",
     "GpuDnnDivisiveNormalization",
     "GpuDnnDivisiveNormalizationGrad",
+    "GpuDnnDropoutGrad",
+    "GpuDnnDropoutOp",
     "GpuDnnLRN",
     "GpuDnnLRNGrad",
     "GpuDnnPool",
     "GpuDnnPoolGrad",
     "GpuDnnRNNBackward",
     "GpuDnnRNNForward",
+    "GpuDnnReduction",
     "GpuDnnSoftmax",
     "GpuDnnSoftmaxGrad",
+    "GpuDnnTransform",
     "GpuDnnTransformerGradI",
     "GpuDnnTransformerGradT",
     "GpuDnnTransformerGrid",
     "GpuDnnTransformerSampler",
     "RNNBlock",
+    "dnn_activation",
+    "dnn_add",
     "dnn_available",
     "dnn_batch_normalization_test",
     "dnn_batch_normalization_train",
@@ -90,7 +104,10 @@ __all__ = [
     "dnn_lrn",
     "dnn_pool",
     "dnn_present",
+    "dnn_reduction",
     "dnn_spatialtf",
+    "dnn_transform",
+    "dropout",
     "version",
 ]
 
@@ -534,6 +551,167 @@ def dnn_pool(img: Any, ws: Any, stride: Any = None, mode: str = "max", pad: Any 
     pad = (0,) * ndim if pad is None else pad
     mode = "average_inc_pad" if mode == "average" else mode
     return GpuDnnPool(ndim, mode)(img, ws, stride, pad)
+
+
+# -- reductions, activations, dropout, sums and copies -------------------------------------
+
+
+def dnn_reduction(
+    x: Any,
+    red_op: str,
+    axis: Any = None,
+    acc_dtype: str | None = None,
+    dtype: str | None = None,
+    return_indices: bool = False,
+) -> Any:
+    """Reduce an array over axes on cuDNN.
+
+    Parameters
+    ----------
+    x : array
+        float16, float32 or float64, of at most 8 dimensions.
+    red_op : str
+        'add', 'mul', 'mean', 'maximum', 'minimum', 'absmax', 'norm1' or 'norm2'; also 'sum',
+        'prod', 'avg', 'max', 'min' and 'amax'.
+    axis : int, tuple of int, or None
+        The axes to reduce; None for all.
+    acc_dtype, dtype : str, optional
+        As for `GpuDnnReduction`.
+    return_indices : bool
+        Whether the places of the extrema are given, too.
+
+    Returns
+    -------
+    GpuArrayVariable, or a pair
+        The result, and the int64 indices if they were asked for: counted in C order over the
+        reduced axes.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If an operand or a parameter is of another kind.
+    """
+    outputs = GpuDnnReduction(red_op, axis, acc_dtype, dtype, return_indices).make_node(x).outputs
+    return tuple(outputs) if return_indices else outputs[0]
+
+
+def dnn_activation(x: Any, mode: str = "relu", coef: float = 0.0) -> Any:
+    """Apply an activation on cuDNN.
+
+    Parameters
+    ----------
+    x : array
+        float16, bfloat16, float32 or float64.
+    mode : {'relu', 'clipped_relu', 'tanh', 'sigmoid', 'elu', 'swish'}
+    coef : float
+        The ceiling of clipped relu, alpha of elu or beta of swish; 0 for the others.
+
+    Returns
+    -------
+    GpuArrayVariable
+        Of the shape and dtype of `x`.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If an operand or a parameter is of another kind.
+
+    Notes
+    -----
+    The activations of `dnnops.nnet` become elementwise kernels on a GPU, which are fused with what
+    is around them; this is a kernel of its own.
+    """
+    return GpuDnnActivation(mode, coef)(x)
+
+
+def dropout(x: Any, dropout: Any = 0.0, seed: int = 4242) -> Any:
+    """Set elements to zero at random and scale the others, so that the mean stays.
+
+    Parameters
+    ----------
+    x : array
+        float16, bfloat16, float32 or float64.
+    dropout : number or scalar variable
+        The probability with which an element becomes 0, at least 0 and less than 1.
+    seed : int
+        From 0 to ``2**64 - 1``. The state is kept by this function's result: each call of a
+        compiled function draws anew, and compiling the same program again repeats its sequence.
+
+    Returns
+    -------
+    GpuArrayVariable
+        Of the shape and dtype of `x`.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If an operand or a parameter is of another kind.
+
+    Notes
+    -----
+    Theano's gave cuDNN's descriptor and states besides. Here the state is two integers; give
+    ``GpuDnnDropoutOp()(x, p, state)`` one of `dnnops.nnet.dropout_state` to keep it yourself.
+    """
+    (x,) = device_operands("dropout", None, x=x)
+    return seeded_dropout("dropout", GpuDnnDropoutOp(), x, dropout, seed)
+
+
+def dnn_add(a: Any, c: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
+    """Compute ``alpha * a + beta * c`` on cuDNN.
+
+    Parameters
+    ----------
+    a, c : array
+        float16, float32 or float64, of one rank; `a` has the dimensions of `c`, or length 1 where
+        it is repeated.
+    alpha, beta : number or scalar variable
+
+    Returns
+    -------
+    GpuArrayVariable
+        Of the shape and dtype of `c`.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If an operand is of another kind, or if they don't fit together.
+    """
+    return GpuDnnAddTensor()(a, c, alpha, beta)
+
+
+def dnn_transform(
+    x: Any, memory_format: str = "contiguous", dtype: str | None = None, alpha: Any = 1.0
+) -> Any:
+    """Copy an array to another memory format and dtype, and scale it.
+
+    Parameters
+    ----------
+    x : (batch, channels, spatial...)
+        Of one to three spatial axes: float16, float32 or float64.
+    memory_format : {'contiguous', 'channels_last'}
+        The order in memory of the result.
+    dtype : str, optional
+        Of the result; that of `x` if not given. cuDNN keeps the dtype: a kernel of ours converts
+        it before or after, whatever is less memory to copy.
+    alpha : number or scalar variable
+
+    Returns
+    -------
+    GpuArrayVariable
+        Of the shape of `x`.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If an operand or a parameter is of another kind.
+    """
+    (x,) = device_operands("dnn_transform", None, x=x)
+    dtype = x.type.dtype if dtype is None else dtype_name(dtype)
+    op = GpuDnnTransform(memory_format)
+    narrows = numpy_dtype(dtype).itemsize < numpy_dtype(x.type.dtype).itemsize
+    if narrows and dtype != "bfloat16":
+        return op(cast(x, dtype), alpha)
+    return cast(op(x, alpha), dtype)
 
 
 # -- normalization by windows, spatial transformers, the CTC loss --------------------------------

@@ -46,6 +46,9 @@ _PROGRAMS = {
     ),
     "attention": ("cudnn/kernel.cuh", "cudnn/attention.cuh"),
     "cache": ("cudnn/kernel.cuh", "cudnn/cache.cuh"),
+    "cross_entropy": ("cudnn/kernel.cuh", "cudnn/elements.cuh", "cudnn/cross_entropy.cuh"),
+    "dropout": ("cudnn/kernel.cuh", "cudnn/elements.cuh", "cudnn/dropout.cuh"),
+    "reduction": ("cudnn/kernel.cuh", "cudnn/elements.cuh", "cudnn/reduction.cuh"),
     "transpose": ("cudnn/kernel.cuh", "cudnn/transpose.cuh"),
 }
 

@@ -15,6 +15,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import GraphRewriter
 
+from dnnops.cudnn.activation import GpuDnnActivation, GpuDnnActivationGrad
 from dnnops.cudnn.attention import MAX_DEPTH, GpuDnnAttention, GpuDnnAttentionGrad
 from dnnops.cudnn.base import check_cudnn, cudnn_usable, cudnn_version
 from dnnops.cudnn.batchnorm import (
@@ -24,7 +25,9 @@ from dnnops.cudnn.batchnorm import (
     parameter_dtype,
 )
 from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvBase, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.cudnn.cross_entropy import GpuCrossEntropy, GpuCrossEntropyGrad
 from dnnops.cudnn.ctc import GpuCTC
+from dnnops.cudnn.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
 from dnnops.cudnn.lrn import GpuDnnLRN, GpuDnnLRNGrad
 from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
 from dnnops.cudnn.pool_kernels import GpuMaxPoolGradGrad, GpuPool, GpuPoolGrad
@@ -36,6 +39,7 @@ from dnnops.cudnn.spatial_transformer import (
     GpuTransformerGrid,
     GpuTransformerSampler,
 )
+from dnnops.cudnn.transform import GpuDnnAddTensor
 from dnnops.cudnn.window_sum import GpuWindowSum
 from dnnops.errors import DnnRequiredError, DnnUnavailableError
 from dnnops.gpuarray.transfer import GpuCast, cast
@@ -43,8 +47,10 @@ from dnnops.nnet._validate import static_vector
 from dnnops.nnet.attention import OPTIONAL, Attention, AttentionGrad
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.cross_entropy import CrossEntropy, CrossEntropyGrad
 from dnnops.nnet.ctc import CTC
 from dnnops.nnet.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
+from dnnops.nnet.dropout import Dropout, DropoutGrad
 from dnnops.nnet.lrn import LRN, LRNGrad
 from dnnops.nnet.lrn_base import WindowNormBase, WindowSum
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
@@ -194,6 +200,28 @@ def _build_softmax(cls: type, algo: Callable[[Any], str]) -> Build:
 _register(WholeSoftmax, _build_softmax(GpuDnnSoftmax, lambda op: "log" if op.log else "accurate"))
 _register(SoftmaxGrad, _build_softmax(GpuDnnSoftmaxGrad, lambda op: "accurate"))
 _register(LogSoftmaxGrad, _build_softmax(GpuDnnSoftmaxGrad, lambda op: "log"))
+
+
+# -- cross-entropy and dropout -------------------------------------------------------------
+
+
+def _build_cross_entropy(cls: type) -> Build:
+    return lambda op, inputs: cls(op.every_row).make_node(*inputs).outputs
+
+
+_register(CrossEntropy, _build_cross_entropy(GpuCrossEntropy), operands=(0, 1))
+_register(CrossEntropyGrad, _build_cross_entropy(GpuCrossEntropyGrad), operands=(0, 1, 2, 3))
+_register(Dropout, lambda op, x: GpuDnnDropoutOp().make_node(*x).outputs, operands=(0,))
+_register(DropoutGrad, lambda op, x: [GpuDnnDropoutGrad()(*x)], operands=(0, 2))
+
+
+@register_gpu_inplace(
+    GpuDnnActivation, GpuDnnActivationGrad, GpuDnnAddTensor, GpuDnnDropoutGrad, GpuDnnDropoutOp
+)
+def inplace_elementwise(fgraph: FunctionGraph, node: Apply) -> Op:
+    """Ops whose elements are computed one by one may overwrite an operand."""
+    props = {name: getattr(node.op, name) for name in node.op.__props__}
+    return type(node.op)(**props | {"inplace": True})
 
 
 # -- normalization by windows -----------------------------------------------------------------

@@ -20,7 +20,7 @@ from tests.conftest import gpu_missing
 from tests.cudnn.calls import call, device_tensor, shape_of
 from tests.cudnn.compiled import check_module, compile_program
 from tests.cudnn.device import DTYPES, apply_all, host, on_gpu, poison, restrided, rounded
-from tests.cudnn.host_kernels import HostOp
+from tests.cudnn.host_ops import HostOp
 from tests.nnet.ctc_cases import Case, cases
 from tests.nnet.test_ctc import BAD_VALUES, FOUR, LABELS, X, run
 from tests.oracle import RELATIVE_ERROR, fuzz

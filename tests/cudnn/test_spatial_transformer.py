@@ -31,7 +31,7 @@ from dnnops.runtime.op import DTYPE_CODES
 from tests.cudnn.calls import call, device_tensor, shape_of
 from tests.cudnn.compiled import check_module, compile_program
 from tests.cudnn.device import DTYPES, apply_all, host, on_gpu, poison, restrided, rounded
-from tests.cudnn.host_kernels import HostOp
+from tests.cudnn.host_ops import HostOp
 from tests.nnet.spatial_transformer_cases import Case, cases
 from tests.nnet.test_ctc import run
 from tests.oracle import RELATIVE_ERROR, fuzz

@@ -411,3 +411,55 @@ def test_what_was_put_on_cudnn_by_hand_stays():
     (node,) = nodes(rewritten([activations, labels, lengths], [costs]), "GpuDnnCTC")
     assert node.op.deterministic
     assert not node.op.with_gradients
+
+
+def test_cross_entropy_is_fused():
+    x, labels = pt.fmatrix(), pt.lvector()
+    x = GpuArrayType("float32", (None, None))()
+    for dtype in ("float16", "float32", "float64"):
+        x = GpuArrayType(dtype, (None, None))()
+        logs = pt.log(pt.special.softmax(pt.as_tensor_variable(x), axis=1))
+        loss = -logs[pt.arange(labels.shape[0]), labels].mean()
+        fgraph = rewritten([x, labels], [loss, pytensor.grad(loss, x)])
+        assert names(fgraph) >= {"GpuCrossEntropy", "GpuCrossEntropyGrad"}
+        assert not any("Softmax" in name or "Subtensor" in name for name in names(fgraph))
+        (node,) = nodes(fgraph, "GpuCrossEntropy")
+        assert not node.op.every_row
+        # The labels go to the device, once, and the loss comes back.
+        assert transfers(fgraph) == (1, 1)
+
+
+def test_cross_entropy_without_cudnn_is_written_out():
+    x, labels = GpuArrayType("float32", (None, None))(), pt.lvector()
+    costs = nnet.cross_entropy(pt.as_tensor_variable(x), labels)
+    outputs = [costs, pytensor.grad(costs.sum(), x)]
+    fgraph = rewritten([x, labels], outputs, GPU_MODE.excluding("cudnn"))
+    assert "GpuAdvancedSubtensor" in names(fgraph)
+    assert not any("CrossEntropy" in name for name in names(fgraph))
+
+
+def test_dropout_moves_and_overwrites():
+    x, w, state = GpuArrayType("float32", (None,) * 4)(), tensors(1)[0], pt.lvector()
+    y, _ = nnet.dropout(nnet.conv2d(pt.as_tensor_variable(x), w), 0.5, state=state)
+    fgraph = rewritten([x, w, state], [y, pytensor.grad(y.sum(), w)])
+    assert names(fgraph) >= {"GpuDnnDropoutOp", "GpuDnnDropoutGrad"}
+    assert not names(fgraph) & {"Dropout", "OneDnnDropout"}
+    (node,) = nodes(fgraph, "GpuDnnDropoutOp")
+    assert node.op.inplace
+    assert transfers(fgraph) == (1, 2)
+
+
+def test_activations_by_hand_overwrite():
+    from dnnops.cudnn.activation import GpuDnnActivation
+
+    x = GpuArrayType("float32", (None,) * 4)()
+    moved = pt.as_tensor_variable(x) + np.float32(1)
+    fgraph = rewritten([x], [GpuDnnActivation("relu")(moved)])
+    (node,) = nodes(fgraph, "GpuDnnActivation")
+    assert node.op.inplace
+    fgraph = rewritten([x], [GpuDnnActivation("relu")(x)])
+    (node,) = nodes(fgraph, "GpuDnnActivation")
+    assert not node.op.inplace  # that would be the caller's array
+    fgraph = rewritten([x], [nnet.relu(pt.as_tensor_variable(x))])
+    assert names(fgraph) >= {"GpuElemwise"}
+    assert not nodes(fgraph, "GpuDnnActivation")

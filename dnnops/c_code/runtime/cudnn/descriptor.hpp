@@ -45,6 +45,8 @@ DNNOPS_DESCRIPTOR_KIND(Pooling)
 DNNOPS_DESCRIPTOR_KIND(CTCLoss)
 DNNOPS_DESCRIPTOR_KIND(SpatialTransformer)
 DNNOPS_DESCRIPTOR_KIND(LRN)
+DNNOPS_DESCRIPTOR_KIND(ReduceTensor)
+DNNOPS_DESCRIPTOR_KIND(Activation)
 #undef DNNOPS_DESCRIPTOR_KIND
 
 // A descriptor of the graph API: created, given attributes, finalized.

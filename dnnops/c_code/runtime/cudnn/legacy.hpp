@@ -94,7 +94,28 @@ using Descriptor = void *;
      void *temp2, const void *beta, Descriptor, void *y))                                                            \
   X(cudnnDivisiveNormalizationBackward,                                                                              \
     (Handle, Descriptor, int mode, const void *alpha, Descriptor, const void *x, const void *means, const void *dy,  \
-     void *temp, void *temp2, const void *beta, Descriptor, void *dx, void *dmeans))
+     void *temp, void *temp2, const void *beta, Descriptor, void *dx, void *dmeans))                                 \
+  X(cudnnSetTensor, (Handle, Descriptor, void *y, const void *value))                                                \
+  X(cudnnAddTensor, (Handle, const void *alpha, Descriptor, const void *a, const void *beta, Descriptor, void *c))   \
+  X(cudnnTransformTensor,                                                                                            \
+    (Handle, const void *alpha, Descriptor, const void *x, const void *beta, Descriptor, void *y))                   \
+  X(cudnnCreateReduceTensorDescriptor, (Descriptor *))                                                               \
+  X(cudnnDestroyReduceTensorDescriptor, (Descriptor))                                                                \
+  X(cudnnSetReduceTensorDescriptor, (Descriptor, int op, int compute, int nan, int indices, int indices_type))       \
+  X(cudnnGetReductionIndicesSize, (Handle, Descriptor, Descriptor a, Descriptor c, size_t *))                        \
+  X(cudnnGetReductionWorkspaceSize, (Handle, Descriptor, Descriptor a, Descriptor c, size_t *))                      \
+  X(cudnnReduceTensor,                                                                                               \
+    (Handle, Descriptor, void *indices, size_t, void *workspace, size_t, const void *alpha, Descriptor,              \
+     const void *a, const void *beta, Descriptor, void *c))                                                          \
+  X(cudnnCreateActivationDescriptor, (Descriptor *))                                                                 \
+  X(cudnnDestroyActivationDescriptor, (Descriptor))                                                                  \
+  X(cudnnSetActivationDescriptor, (Descriptor, int mode, int nan, double coef))                                      \
+  X(cudnnSetActivationDescriptorSwishBeta, (Descriptor, double beta))                                                \
+  X(cudnnActivationForward,                                                                                          \
+    (Handle, Descriptor, const void *alpha, Descriptor, const void *x, const void *beta, Descriptor, void *y))       \
+  X(cudnnActivationBackward,                                                                                         \
+    (Handle, Descriptor, const void *alpha, Descriptor, const void *y, Descriptor, const void *dy, Descriptor,       \
+     const void *x, const void *beta, Descriptor, void *dx))
 
 #define DNNOPS_DECLARE(name, parameters) extern cudnnStatus_t(*const name) parameters;
 DNNOPS_LEGACY_FUNCTIONS(DNNOPS_DECLARE)

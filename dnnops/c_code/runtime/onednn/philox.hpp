@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../common/dropout_problem.hpp"
+
 namespace dnnops {
 
 // How many elements, and how many blocks of random numbers, are drawn together.
-constexpr int64_t kGroup = 64, kBlocks = 16;
+constexpr int64_t kGroup = DROPOUT_GROUP, kBlocks = DROPOUT_BLOCKS;
 
 // The four words of 16 blocks, those of all first words first.
 inline void draw(uint64_t seed, uint64_t block, uint32_t *words) {
