@@ -29,13 +29,13 @@ _PROGRAMS = {
     "ctc": (
         "runtime/cudnn/ctc_params.hpp",
         "cudnn/kernel.cuh",
-        "cudnn/element.cuh",
+        "cudnn/numbers.cuh",
         "cudnn/ctc.cuh",
     ),
     "sampler": (
         "runtime/cudnn/sampler_params.hpp",
         "cudnn/kernel.cuh",
-        "cudnn/element.cuh",
+        "cudnn/numbers.cuh",
         "cudnn/sampler.cuh",
     ),
     "batchnorm": (
@@ -46,9 +46,9 @@ _PROGRAMS = {
     ),
     "attention": ("cudnn/kernel.cuh", "cudnn/attention.cuh"),
     "cache": ("cudnn/kernel.cuh", "cudnn/cache.cuh"),
-    "cross_entropy": ("cudnn/kernel.cuh", "cudnn/elements.cuh", "cudnn/cross_entropy.cuh"),
-    "dropout": ("cudnn/kernel.cuh", "cudnn/elements.cuh", "cudnn/dropout.cuh"),
-    "reduction": ("cudnn/kernel.cuh", "cudnn/elements.cuh", "cudnn/reduction.cuh"),
+    "cross_entropy": ("cudnn/kernel.cuh", "cudnn/numbers.cuh", "cudnn/cross_entropy.cuh"),
+    "dropout": ("cudnn/kernel.cuh", "cudnn/numbers.cuh", "cudnn/dropout.cuh"),
+    "reduction": ("cudnn/kernel.cuh", "cudnn/numbers.cuh", "cudnn/reduction.cuh"),
     "transpose": ("cudnn/kernel.cuh", "cudnn/transpose.cuh"),
 }
 

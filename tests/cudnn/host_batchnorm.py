@@ -13,7 +13,6 @@ from dnnops.cudnn.kernels import kernel_source
 from dnnops.errors import error_from_status
 from dnnops.runtime.build import CUDNN, c_code_dir
 from dnnops.runtime.op import DTYPE_CODES
-from tests.cudnn.host_numbers import CONVERSIONS
 
 __all__ = ["KINDS", "WAYS", "HostKernels", "Work", "work_of"]
 
@@ -132,7 +131,7 @@ class HostKernels:
         run = "run_grid_at_once" if f"HOW={WAYS['kept']} " in options else "run_grid"
         entry = _ENTRY.format(number=number, run=run)
         return (
-            f"namespace configuration_{number} {{\n{defines}{CONVERSIONS}{source}{entry}{undefine}"
+            f"namespace configuration_{number} {{\n{defines}{source}{entry}{undefine}"
         )
 
     def run(self, work: Work, seed: int) -> None:

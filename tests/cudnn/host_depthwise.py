@@ -12,7 +12,6 @@ import numpy as np
 from dnnops.cudnn.kernels import kernel_source
 from dnnops.runtime.build import c_code_dir
 from tests.cudnn.depthwise_rows import Plan
-from tests.cudnn.host_numbers import CONVERSIONS
 
 _MACROS = (
     *("DTYPE", "CHANNELS_LAST", "FLIP", "KH", "KW", "SH", "SW", "DH", "DW", "TH", "TW", "V"),
@@ -74,7 +73,7 @@ class HostKernels:
         runs = "".join(f'if (!std::strcmp(kernel, "{n}")) return run({n});\n' for n in names)
         undefine = "".join(f"#undef {name}\n" for name in _MACROS)
         return (
-            f"namespace configuration_{number} {{\n{defines}{CONVERSIONS}{source}"
+            f"namespace configuration_{number} {{\n{defines}{source}"
             f"{_ENTRY.format(number=number, kernels=runs)}{undefine}"
         )
 

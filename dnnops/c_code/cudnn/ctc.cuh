@@ -8,7 +8,7 @@
 
 #define NEVER (-INFINITY)
 
-DEVICE Real exp_of(double x) { return exp((Real)x); }
+DEVICE Acc exp_of(double x) { return exp((Acc)x); }
 
 // The logarithm of a sum, of logarithms.
 DEVICE double log_sum(double a, double b, double c) {
@@ -56,17 +56,17 @@ KERNEL void ctc_normalizers(GRID_CONSTANT const CtcParams p) {
   const long long row = blockIdx.x * (long long)(blockDim.x / lanes) + threadIdx.x / lanes;
   const long long t = row / p.batch, n = row % p.batch;
   const bool used = t < p.steps && t < p.lengths[n];
-  const Element *const from = static_cast<const Element *>(p.activations) + row * p.classes;
-  Real top = NEVER;
+  const Bits *const from = static_cast<const Bits *>(p.activations) + row * p.classes;
+  Acc top = NEVER;
   if (used)
     for (long long c = lane; c < p.classes; c += lanes) {
-      const Real value = value_of(from[c]);
+      const Acc value = to_acc(from[c]);
       if (value > top || is_nan(value)) top = value;
     }
   const double highest = top_of_lanes(slots, top, lane, lanes);
   double sum = 0;
   if (used)
-    for (long long c = lane; c < p.classes; c += lanes) sum += exp_of((double)value_of(from[c]) - highest);
+    for (long long c = lane; c < p.classes; c += lanes) sum += exp_of((double)to_acc(from[c]) - highest);
   sum = sum_of_lanes(slots, sum, lane, lanes);
   // Infinity minus infinity is NaN.
   if (used && lane == 0) p.normalizers[n * p.steps + t] = highest - highest == 0 ? highest + log(sum) : NAN;
@@ -75,7 +75,7 @@ KERNEL void ctc_normalizers(GRID_CONSTANT const CtcParams p) {
 // One of the passes of one sequence.  Its steps and places are counted from where it begins.
 struct Pass {
   const CtcParams *p;
-  const Element *activations;
+  const Bits *activations;
   const double *normalizers;
   const int *symbols;
   double *stored;  // (steps, places), or null
@@ -83,7 +83,7 @@ struct Pass {
   bool backward;
 
   DEVICE Pass(const CtcParams &params, long long n, bool from_the_end) : p(&params), backward(from_the_end) {
-    activations = static_cast<const Element *>(params.activations) + n * params.classes;
+    activations = static_cast<const Bits *>(params.activations) + n * params.classes;
     normalizers = params.normalizers + n * params.steps;
     symbols = params.symbols + params.begins[n];
     stored = params.passes ? params.passes + n * params.steps * params.places : nullptr;
@@ -100,7 +100,7 @@ struct Pass {
   DEVICE bool skips(int r) const { return r >= 2 && symbol(r) != 0 && symbol(r) != symbol(r - 2); }
   DEVICE double emitted(int k, int symbol) const {
     const int t = step(k);
-    return (double)value_of(activations[t * p->batch * p->classes + symbol]) - normalizers[t];
+    return (double)to_acc(activations[t * p->batch * p->classes + symbol]) - normalizers[t];
   }
   DEVICE double *at(int k, int r) const { return stored + step(k) * p->places + place(r); }
   // Probability of what comes before a step; `before` is the row of the step before that.
@@ -215,23 +215,23 @@ KERNEL void ctc_gradients(GRID_CONSTANT const CtcParams p) {
   double *const slots = shared_doubles();
   const long long row = blockIdx.x, t = row / p.batch, n = row % p.batch;
   const int lane = threadIdx.x, lanes = blockDim.x;
-  const Element *const from = static_cast<const Element *>(p.activations) + row * p.classes;
-  Element *const to = static_cast<Element *>(p.gradients) + row * p.classes;
+  const Bits *const from = static_cast<const Bits *>(p.activations) + row * p.classes;
+  Bits *const to = static_cast<Bits *>(p.gradients) + row * p.classes;
   const bool counts = t < p.lengths[n];
   const double cost = p.totals[n];
   if (!counts || !(cost - cost == 0)) {
-    for (long long c = lane; c < p.classes; c += lanes) to[c] = element_of(counts ? (Real)NAN : (Real)0);
+    for (long long c = lane; c < p.classes; c += lanes) to[c] = from_acc(counts ? (Acc)NAN : (Acc)0);
     return;
   }
   const double normalizer = p.normalizers[n * p.steps + t];
-  const auto softmax = [&](int c) { return exp_of((double)value_of(from[c]) - normalizer); };
-  for (long long c = lane; c < p.classes; c += lanes) to[c] = element_of(softmax(c));
+  const auto softmax = [&](int c) { return exp_of((double)to_acc(from[c]) - normalizer); };
+  for (long long c = lane; c < p.classes; c += lanes) to[c] = from_acc(softmax(c));
   const double *const places = p.passes + (n * p.steps + t) * p.places;
   const int begin = p.begins[n], length = p.begins[n + 1] - begin;
   double blank = 0;
   for (int i = lane; i <= length; i += lanes) blank += exp_of(places[2 * i] + cost);
   blank = sum_of_lanes(slots, blank, lane, lanes);  // after which all softmaxes are written
-  if (lane == 0) to[0] = element_of((Real)(softmax(0) - blank));
+  if (lane == 0) to[0] = from_acc((Acc)(softmax(0) - blank));
   // Of equal symbols the first one's thread adds up all.
   for (int i = lane; i < length; i += lanes) {
     if (p.links[begin + i] % 2) continue;
@@ -241,6 +241,6 @@ KERNEL void ctc_gradients(GRID_CONSTANT const CtcParams p) {
       step = p.links[begin + k] / 2;
     }
     const int c = p.symbols[begin + i];
-    to[c] = element_of((Real)(softmax(c) - sum));
+    to[c] = from_acc((Acc)(softmax(c) - sum));
   }
 }

@@ -1,9 +1,6 @@
 // Dropout and its gradient: random numbers by Philox4x32-10, as dnnops/nnet/dropout.py describes them.
 //
-// Macro: DTYPE, of elements.cuh.
-
-using Bits = Element<DTYPE>::Bits;
-using Value = Element<DTYPE>::Value;
+// Macro: DTYPE, of numbers.cuh.
 
 // Each of a block's threads draws four words; 16 threads draw those of 64 elements.
 constexpr int THREADS = 256, DRAWN = 4 * THREADS, GROUP = 64, LANES = 16;
@@ -38,7 +35,7 @@ DEVICE Words philox(unsigned long long seed, unsigned long long counter) {
 }
 
 DEVICE Bits scaled(Bits bits, double scale, bool kept) {
-  return Element<DTYPE>::bits(kept ? Element<DTYPE>::value(bits) * (Value)scale : 0);
+  return from_acc(kept ? to_acc(bits) * (Acc)scale : 0);
 }
 
 KERNEL void __launch_bounds__(256) dropout(const GRID_CONSTANT dropout_launch launch) {

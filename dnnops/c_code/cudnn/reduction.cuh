@@ -1,6 +1,6 @@
 // What cudnnReduceTensor leaves to others: reductions of one element each, and indices of 64 bits.
 //
-// Macros: FROM and TO, dtypes of elements.cuh, and ABSOLUTE.
+// Macros: FROM and TO, dtypes of numbers.cuh, and ABSOLUTE.
 
 struct reduction_launch {
   const void *from;
@@ -10,12 +10,12 @@ struct reduction_launch {
 
 KERNEL void __launch_bounds__(256) copy_elements(const GRID_CONSTANT reduction_launch launch) {
   wait_for_stream();
-  const auto *from = static_cast<const Element<FROM>::Bits *>(launch.from);
-  auto *to = static_cast<Element<TO>::Bits *>(launch.to);
+  const auto *from = static_cast<const Number<FROM>::Bits *>(launch.from);
+  auto *to = static_cast<Number<TO>::Bits *>(launch.to);
   for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < launch.count;
        i += (long long)gridDim.x * blockDim.x) {
-    const auto value = Element<FROM>::value(from[i]);
-    to[i] = Element<TO>::bits(ABSOLUTE && value < 0 ? -value : value == 0 && ABSOLUTE ? 0 : value);
+    const auto value = Number<FROM>::acc(from[i]);
+    to[i] = Number<TO>::bits(ABSOLUTE && value < 0 ? -value : value == 0 && ABSOLUTE ? 0 : value);
   }
 }
 

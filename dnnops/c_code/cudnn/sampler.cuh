@@ -15,11 +15,11 @@ KERNEL void make_grid(GRID_CONSTANT const SamplerParams p) {
   const long long i = index_of_thread(), points = p.top_rows * p.top_columns;
   if (i >= p.batch * points) return;
   const double x = coordinate(i % p.top_columns, p.top_columns), y = coordinate(i / p.top_columns % p.top_rows, p.top_rows);
-  const Element *const theta = static_cast<const Element *>(p.theta) + i / points * 6;
-  Element *const to = static_cast<Element *>(p.by_grid) + 2 * i;
+  const Bits *const theta = static_cast<const Bits *>(p.theta) + i / points * 6;
+  Bits *const to = static_cast<Bits *>(p.by_grid) + 2 * i;
   for (int axis = 0; axis < 2; ++axis) {
-    const double a = value_of(theta[3 * axis]), b = value_of(theta[3 * axis + 1]), c = value_of(theta[3 * axis + 2]);
-    to[axis] = element_of((Real)(a * x + (b * y + c)));
+    const double a = to_acc(theta[3 * axis]), b = to_acc(theta[3 * axis + 1]), c = to_acc(theta[3 * axis + 2]);
+    to[axis] = from_acc((Acc)(a * x + (b * y + c)));
   }
 }
 
@@ -29,12 +29,12 @@ KERNEL void grid_gradient(GRID_CONSTANT const SamplerParams p) {
   extern __shared__ uint4 shared[];
   double *const slots = reinterpret_cast<double *>(shared);
   const long long n = blockIdx.x, points = p.top_rows * p.top_columns;
-  const Element *const from = static_cast<const Element *>(p.grid) + 2 * n * points;
+  const Bits *const from = static_cast<const Bits *>(p.grid) + 2 * n * points;
   double sums[6] = {};
   for (long long i = threadIdx.x; i < points; i += blockDim.x) {
     const double x = coordinate(i % p.top_columns, p.top_columns), y = coordinate(i / p.top_columns, p.top_rows);
     for (int axis = 0; axis < 2; ++axis) {
-      const double g = value_of(from[2 * i + axis]);
+      const double g = to_acc(from[2 * i + axis]);
       sums[3 * axis] += g * x;
       sums[3 * axis + 1] += g * y;
       sums[3 * axis + 2] += g;
@@ -48,7 +48,7 @@ KERNEL void grid_gradient(GRID_CONSTANT const SamplerParams p) {
   }
   __syncthreads();
   for (int k = threadIdx.x; k < 6; k += blockDim.x)
-    static_cast<Element *>(p.by_theta)[6 * n + k] = element_of((Real)slots[k * blockDim.x]);
+    static_cast<Bits *>(p.by_theta)[6 * n + k] = from_acc((Acc)slots[k * blockDim.x]);
 }
 
 // -- samples -------------------------------------------------------------------------------------
@@ -59,8 +59,8 @@ struct Beside {
   double distance, scale;
   long long size;
 
-  DEVICE Beside(Element element, long long count) : scale((count - 1) / 2.0), size(count) {
-    double position = ((double)value_of(element) + 1) * scale;
+  DEVICE Beside(Bits element, long long count) : scale((count - 1) / 2.0), size(count) {
+    double position = ((double)to_acc(element) + 1) * scale;
     // Far away is as good as infinity, and becomes an integer.
     if (position < -2) position = -2;
     if (position > size) position = size;
@@ -76,7 +76,7 @@ struct Beside {
 struct Point {
   Beside x, y;
   DEVICE Point(const SamplerParams &p, long long i)
-      : x(static_cast<const Element *>(p.grid)[2 * i], p.columns), y(static_cast<const Element *>(p.grid)[2 * i + 1], p.rows) {}
+      : x(static_cast<const Bits *>(p.grid)[2 * i], p.columns), y(static_cast<const Bits *>(p.grid)[2 * i + 1], p.rows) {}
   DEVICE bool lost() const { return is_nan(x.distance) || is_nan(y.distance); }
   DEVICE bool inside(int corner) const { return x.inside(corner & 1) && y.inside(corner >> 1); }
   DEVICE double weight(int corner) const { return x.weight(corner & 1) * y.weight(corner >> 1); }
@@ -98,21 +98,21 @@ KERNEL void take_samples(GRID_CONSTANT const SamplerParams p) {
   if (!find_work(p, index_of_thread(), &i, &c)) return;
   const long long n = i / points, end = c + p.group < p.channels ? c + p.group : p.channels;
   const Point point(p, i);
-  Real weights[4];
+  Acc weights[4];
   long long places[4];
   for (int k = 0; k < 4; ++k) {
     const double weight = point.weight(k);
     // A pixel of weight 0 has no part in the sample, be it infinite.
     places[k] = point.inside(k) && weight != 0 ? point.place(k) : -1;
-    weights[k] = (Real)weight;
+    weights[k] = (Acc)weight;
   }
   const bool lost = point.lost();
   for (; c < end; ++c) {
-    const Element *const image = static_cast<const Element *>(p.image) + (n * p.channels + c) * pixels;
-    Real sample = lost ? (Real)NAN : (Real)0;
+    const Bits *const image = static_cast<const Bits *>(p.image) + (n * p.channels + c) * pixels;
+    Acc sample = lost ? (Acc)NAN : (Acc)0;
     for (int k = 0; k < 4; ++k)
-      if (places[k] >= 0) sample += weights[k] * value_of(image[places[k]]);
-    static_cast<Element *>(p.samples)[(n * p.channels + c) * points + i % points] = element_of(sample);
+      if (places[k] >= 0) sample += weights[k] * to_acc(image[places[k]]);
+    static_cast<Bits *>(p.samples)[(n * p.channels + c) * points + i % points] = from_acc(sample);
   }
 }
 
@@ -120,11 +120,11 @@ KERNEL void take_samples(GRID_CONSTANT const SamplerParams p) {
 template <class Add>
 DEVICE void scatter(const SamplerParams &p, const Point &point, long long i, long long c, Add add) {
   const long long points = p.top_rows * p.top_columns, plane = i / points * p.channels + c;
-  const Real top = value_of(static_cast<const Element *>(p.top)[plane * points + i % points]);
-  Real *const sums = static_cast<Real *>(p.sums) + plane * p.rows * p.columns;
+  const Acc top = to_acc(static_cast<const Bits *>(p.top)[plane * points + i % points]);
+  Acc *const sums = static_cast<Acc *>(p.sums) + plane * p.rows * p.columns;
   for (int k = 0; k < 4; ++k) {
     const double weight = point.weight(k);
-    if (point.inside(k) && weight != 0) add(sums + point.place(k), (Real)weight * top);
+    if (point.inside(k) && weight != 0) add(sums + point.place(k), (Acc)weight * top);
   }
 }
 
@@ -135,7 +135,7 @@ KERNEL void image_gradient(GRID_CONSTANT const SamplerParams p) {
   if (!find_work(p, index_of_thread(), &i, &c)) return;
   const long long end = c + p.group < p.channels ? c + p.group : p.channels;
   const Point point(p, i);
-  for (; c < end; ++c) scatter(p, point, i, c, [](Real *to, Real value) { atomicAdd(to, value); });
+  for (; c < end; ++c) scatter(p, point, i, c, [](Acc *to, Acc value) { atomicAdd(to, value); });
 }
 
 // It is here: a thread for each channel of each image.
@@ -145,7 +145,7 @@ KERNEL void image_gradient_in_order(GRID_CONSTANT const SamplerParams p) {
   if (plane >= p.batch * p.channels) return;
   const long long n = plane / p.channels, c = plane % p.channels;
   for (long long i = n * points; i < (n + 1) * points; ++i)
-    scatter(p, Point(p, i), i, c, [](Real *to, Real value) { *to += value; });
+    scatter(p, Point(p, i), i, c, [](Acc *to, Acc value) { *to += value; });
 }
 
 // From `sums` to the type of the arrays.
@@ -153,7 +153,7 @@ KERNEL void round_gradient(GRID_CONSTANT const SamplerParams p) {
   wait_for_stream();
   const long long i = index_of_thread();
   if (i >= p.batch * p.channels * p.rows * p.columns) return;
-  static_cast<Element *>(p.by_image)[i] = element_of(static_cast<const Real *>(p.sums)[i]);
+  static_cast<Bits *>(p.by_image)[i] = from_acc(static_cast<const Acc *>(p.sums)[i]);
 }
 
 // The gradient by the points' coordinates.
@@ -163,22 +163,22 @@ KERNEL void points_gradient(GRID_CONSTANT const SamplerParams p) {
   if (i >= p.batch * points) return;
   const long long n = i / points;
   const Point point(p, i);
-  Real by_x[4], by_y[4];
+  Acc by_x[4], by_y[4];
   long long places[4];
   for (int k = 0; k < 4; ++k) {
-    by_x[k] = (Real)(point.x.slope(k & 1) * point.y.weight(k >> 1));
-    by_y[k] = (Real)(point.x.weight(k & 1) * point.y.slope(k >> 1));
+    by_x[k] = (Acc)(point.x.slope(k & 1) * point.y.weight(k >> 1));
+    by_y[k] = (Acc)(point.x.weight(k & 1) * point.y.slope(k >> 1));
     places[k] = point.inside(k) ? point.place(k) : -1;
   }
-  Real sum_x = 0, sum_y = 0;
+  Acc sum_x = 0, sum_y = 0;
   for (long long c = 0; c < p.channels; ++c) {
     const long long plane = n * p.channels + c;
-    const Element *const image = static_cast<const Element *>(p.image) + plane * pixels;
-    const Real top = value_of(static_cast<const Element *>(p.top)[plane * points + i % points]);
-    Real slope_x = 0, slope_y = 0;
+    const Bits *const image = static_cast<const Bits *>(p.image) + plane * pixels;
+    const Acc top = to_acc(static_cast<const Bits *>(p.top)[plane * points + i % points]);
+    Acc slope_x = 0, slope_y = 0;
     for (int k = 0; k < 4; ++k) {
       if (places[k] < 0) continue;
-      const Real pixel = value_of(image[places[k]]);
+      const Acc pixel = to_acc(image[places[k]]);
       slope_x += by_x[k] * pixel;
       slope_y += by_y[k] * pixel;
     }
@@ -186,7 +186,7 @@ KERNEL void points_gradient(GRID_CONSTANT const SamplerParams p) {
     sum_y += top * slope_y;
   }
   const bool lost = point.lost();
-  Element *const to = static_cast<Element *>(p.by_grid) + 2 * i;
-  to[0] = element_of(lost ? (Real)NAN : sum_x);
-  to[1] = element_of(lost ? (Real)NAN : sum_y);
+  Bits *const to = static_cast<Bits *>(p.by_grid) + 2 * i;
+  to[0] = from_acc(lost ? (Acc)NAN : sum_x);
+  to[1] = from_acc(lost ? (Acc)NAN : sum_y);
 }

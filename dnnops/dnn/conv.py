@@ -1,0 +1,343 @@
+"""Convolution and its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytensor.tensor as pt
+
+from dnnops.cudnn.base import device_operands
+from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.errors import DnnValueError
+from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
+from dnnops.nnet._validate import is_int, spatial_shape
+
+__all__ = [
+    "dnn_conv",
+    "dnn_conv3d",
+    "dnn_gradinput",
+    "dnn_gradinput3d",
+    "dnn_gradweight",
+    "dnn_gradweight3d",
+    "swapped",
+]
+
+
+CONV_MODES = ("conv", "cross")
+DIRECTION_HINTS = (None, "forward", "forward!", "bprop inputs", "bprop weights")
+
+
+def _conv_params(
+    where: str,
+    ndim: int,
+    border_mode: Any,
+    subsample: Any,
+    dilation: Any,
+    conv_mode: str,
+    precision: str | None,
+    algo: Any,
+    num_groups: int,
+) -> dict[str, Any]:
+    if conv_mode not in CONV_MODES:
+        raise DnnValueError(
+            f"{where}: conv_mode must be one of {', '.join(CONV_MODES)}, got {conv_mode!r}"
+        )
+    return {
+        "ndim": ndim,
+        "border_mode": border_mode,
+        "subsample": subsample,
+        "filter_dilation": dilation,
+        "filter_flip": conv_mode == "conv",
+        "precision": precision,
+        "algo": algo,
+        "num_groups": num_groups,
+    }
+
+
+def swapped(x: Any) -> Any:
+    """Exchange the first two axes of a device variable."""
+    exchanged = pt.as_tensor_variable(x).dimshuffle(1, 0, *range(2, x.type.ndim))
+    return cast(as_gpuarray_variable(exchanged, x.type.device), x.type.dtype)
+
+
+def _sizes(x: Any) -> list[Any]:
+    vector = spatial_shape(x)
+    return [vector[i] for i in range(x.type.ndim - 2)]
+
+
+def _conv(
+    where: str,
+    img: Any,
+    kerns: Any,
+    direction_hint: str | None,
+    workmem: Any,
+    algo: Any,
+    params: dict[str, Any],
+) -> Any:
+    ndim = params["ndim"]
+    if direction_hint not in DIRECTION_HINTS:
+        known = ", ".join(map(repr, DIRECTION_HINTS))
+        raise DnnValueError(
+            f"{where}: direction_hint must be one of {known}, got {direction_hint!r}"
+        )
+    if workmem is not None:
+        if algo is not None:
+            raise DnnValueError(f"{where}: workmem is an old name of algo; give only algo")
+        params = {**params, "algo": workmem}
+    img, kerns = device_operands(where, ndim + 2, img=img, kerns=kerns)
+    forward = GpuDnnConv(**params)
+    plain = forward.num_groups == 1 and forward.subsample == (1,) * ndim and params["algo"] is None
+    other = {**params, "border_mode": "valid", "algo": None}
+    if (
+        plain
+        and direction_hint == "bprop weights"
+        and forward.border_mode == ((0, 0),) * ndim
+        and forward.filter_dilation == (1,) * ndim
+    ):
+        # The gradient of a convolution by its filters is one of the image with a large filter:
+        # the roles of batch and channels are exchanged.
+        sizes = [n - k + 1 for n, k in zip(_sizes(img), _sizes(kerns), strict=True)]
+        filters = swapped(kerns)
+        if forward.filter_flip:
+            filters = _flipped(filters)
+        grad_weights = GpuDnnConvGradW(**{**other, "filter_flip": False})
+        return swapped(grad_weights(swapped(img), filters, pt.stack(sizes)))
+    if plain and forward.border_mode == "full" and direction_hint != "forward!":
+        # The gradient of a 'valid' convolution by its input is a 'full' one with the filters'
+        # channels exchanged, and flipped the other way.
+        sizes = [
+            n + (k - 1) * d
+            for n, k, d in zip(_sizes(img), _sizes(kerns), forward.filter_dilation, strict=True)
+        ]
+        grad_inputs = GpuDnnConvGradI(**{**other, "filter_flip": not forward.filter_flip})
+        return grad_inputs(swapped(kerns), img, pt.stack(sizes))
+    return forward(img, kerns)
+
+
+def _flipped(x: Any) -> Any:
+    """Reverse the spatial axes of a device variable."""
+    reverse = (slice(None), slice(None), *(slice(None, None, -1),) * (x.type.ndim - 2))
+    return cast(
+        as_gpuarray_variable(pt.as_tensor_variable(x)[reverse], x.type.device), x.type.dtype
+    )
+
+
+def dnn_conv(
+    img: Any,
+    kerns: Any,
+    border_mode: Any = "valid",
+    subsample: Any = (1, 1),
+    dilation: Any = (1, 1),
+    conv_mode: str = "conv",
+    direction_hint: str | None = None,
+    workmem: Any = None,
+    algo: Any = None,
+    precision: str | None = None,
+    num_groups: int = 1,
+) -> Any:
+    """Convolve a batch of images with filters on cuDNN.
+
+    Parameters
+    ----------
+    img : (batch, input channels, rows, columns)
+        The images: float16, bfloat16, float32 or float64.
+    kerns : (output channels, input channels // num_groups, rows, columns)
+        The filters, of the same dtype.
+    border_mode : {'valid', 'half', 'full'}, int, or tuple of 2 ints or pairs of ints
+        The zero padding; see `dnnops.nnet.conv2d`.
+    subsample : int or tuple of 2 ints
+        The stride.
+    dilation : int or tuple of 2 ints
+        The distance between neighboring filter taps.
+    conv_mode : {'conv', 'cross'}
+        Convolution, which flips the filters, or cross-correlation, which doesn't.
+    direction_hint : None, 'forward', 'forward!', 'bprop inputs' or 'bprop weights'
+        A convolution without stride and groups can also be computed by what is a gradient
+        otherwise. 'bprop weights' does that for a 'valid' one; a 'full' one is computed as a
+        gradient by the input, unless 'forward!' forbids it. Neither happens if `algo` is given,
+        which is the forward convolution's.
+    workmem : str, optional
+        An old name of `algo`.
+    algo : str or int, optional
+        What chooses the plan; default: the flag ``dnn.conv.algo_fwd``.
+    precision : {'as_input_f32', 'as_input', 'float16', 'float32', 'float64'}, optional
+        The type that is computed in; default: the flag ``dnn.conv.precision``.
+    num_groups : int
+        The number of groups that channels and filters are split into.
+
+    Returns
+    -------
+    GpuArrayVariable, (batch, output channels, rows, columns)
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If an operand or a parameter is of another kind, or if they don't fit together.
+    """
+    params = _conv_params(
+        "dnn_conv", 2, border_mode, subsample, dilation, conv_mode, precision, algo, num_groups
+    )
+    return _conv("dnn_conv", img, kerns, direction_hint, workmem, algo, params)
+
+
+def dnn_conv3d(
+    img: Any,
+    kerns: Any,
+    border_mode: Any = "valid",
+    subsample: Any = (1, 1, 1),
+    dilation: Any = (1, 1, 1),
+    conv_mode: str = "conv",
+    direction_hint: str | None = None,
+    algo: Any = None,
+    precision: str | None = None,
+    num_groups: int = 1,
+) -> Any:
+    """Convolve a batch of volumes with filters on cuDNN; as `dnn_conv`, with three spatial axes."""
+    params = _conv_params(
+        "dnn_conv3d", 3, border_mode, subsample, dilation, conv_mode, precision, algo, num_groups
+    )
+    return _conv("dnn_conv3d", img, kerns, direction_hint, None, algo, params)
+
+
+def _spatial_sizes(where: str, name: str, shape: Any, ndim: int) -> Any:
+    """The last entries of a shape of `ndim` + 2 entries, a vector or a sequence."""
+    if isinstance(shape, tuple | list):
+        if len(shape) != ndim + 2:
+            raise DnnValueError(f"{where}: {name} must have {ndim + 2} entries, got {shape!r}")
+        sizes = shape[2:]
+        return list(sizes) if all(map(is_int, sizes)) else pt.stack(list(sizes))
+    return pt.as_tensor_variable(shape)[2:]
+
+
+def dnn_gradweight(
+    img: Any,
+    topgrad: Any,
+    kerns_shp: Any,
+    border_mode: Any = "valid",
+    subsample: Any = (1, 1),
+    dilation: Any = (1, 1),
+    conv_mode: str = "conv",
+    precision: str | None = None,
+    algo: Any = None,
+    num_groups: int = 1,
+) -> Any:
+    """The gradient of `dnn_conv` by its filters.
+
+    Parameters
+    ----------
+    img : (batch, input channels, rows, columns)
+        The images.
+    topgrad : (batch, output channels, rows, columns)
+        The gradient by the convolution's output.
+    kerns_shp : int vector or sequence of 4 entries
+        The filters' shape.
+    border_mode, subsample, dilation, conv_mode, precision, algo, num_groups
+        As for `dnn_conv`; `algo` by default as the flag ``dnn.conv.algo_bwd_filter`` has it.
+
+    Returns
+    -------
+    GpuArrayVariable
+        Of shape `kerns_shp`.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If an operand or a parameter is of another kind, or if they don't fit together.
+    """
+    params = _conv_params(
+        "dnn_gradweight",
+        2,
+        border_mode,
+        subsample,
+        dilation,
+        conv_mode,
+        precision,
+        algo,
+        num_groups,
+    )
+    sizes = _spatial_sizes("dnn_gradweight", "kerns_shp", kerns_shp, 2)
+    return GpuDnnConvGradW(**params)(img, topgrad, sizes)
+
+
+def dnn_gradweight3d(
+    img: Any,
+    topgrad: Any,
+    kerns_shp: Any,
+    border_mode: Any = "valid",
+    subsample: Any = (1, 1, 1),
+    dilation: Any = (1, 1, 1),
+    conv_mode: str = "conv",
+    precision: str | None = None,
+    algo: Any = None,
+    num_groups: int = 1,
+) -> Any:
+    """The gradient of `dnn_conv3d` by its filters; as `dnn_gradweight`."""
+    params = _conv_params(
+        "dnn_gradweight3d", 3, border_mode, subsample, dilation, conv_mode, precision, algo,
+        num_groups,
+    )  # fmt: skip
+    sizes = _spatial_sizes("dnn_gradweight3d", "kerns_shp", kerns_shp, 3)
+    return GpuDnnConvGradW(**params)(img, topgrad, sizes)
+
+
+def dnn_gradinput(
+    kerns: Any,
+    topgrad: Any,
+    img_shp: Any,
+    border_mode: Any = "valid",
+    subsample: Any = (1, 1),
+    dilation: Any = (1, 1),
+    conv_mode: str = "conv",
+    precision: str | None = None,
+    algo: Any = None,
+    num_groups: int = 1,
+) -> Any:
+    """The gradient of `dnn_conv` by its images.
+
+    Parameters
+    ----------
+    kerns : (output channels, input channels // num_groups, rows, columns)
+        The filters.
+    topgrad : (batch, output channels, rows, columns)
+        The gradient by the convolution's output.
+    img_shp : int vector or sequence of 4 entries
+        The images' shape.
+    border_mode, subsample, dilation, conv_mode, precision, algo, num_groups
+        As for `dnn_conv`; `algo` by default as the flag ``dnn.conv.algo_bwd_data`` has it.
+
+    Returns
+    -------
+    GpuArrayVariable
+        Of shape `img_shp`.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If an operand or a parameter is of another kind, or if they don't fit together.
+    """
+    params = _conv_params(
+        "dnn_gradinput", 2, border_mode, subsample, dilation, conv_mode, precision, algo, num_groups
+    )
+    sizes = _spatial_sizes("dnn_gradinput", "img_shp", img_shp, 2)
+    return GpuDnnConvGradI(**params)(kerns, topgrad, sizes)
+
+
+def dnn_gradinput3d(
+    kerns: Any,
+    topgrad: Any,
+    img_shp: Any,
+    border_mode: Any = "valid",
+    subsample: Any = (1, 1, 1),
+    dilation: Any = (1, 1, 1),
+    conv_mode: str = "conv",
+    precision: str | None = None,
+    algo: Any = None,
+    num_groups: int = 1,
+) -> Any:
+    """The gradient of `dnn_conv3d` by its volumes; as `dnn_gradinput`."""
+    params = _conv_params(
+        "dnn_gradinput3d", 3, border_mode, subsample, dilation, conv_mode, precision, algo,
+        num_groups,
+    )  # fmt: skip
+    sizes = _spatial_sizes("dnn_gradinput3d", "img_shp", img_shp, 3)
+    return GpuDnnConvGradI(**params)(kerns, topgrad, sizes)
