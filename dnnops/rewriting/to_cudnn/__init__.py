@@ -19,4 +19,15 @@ from dnnops.rewriting.to_cudnn import (
 )
 from dnnops.rewriting.to_cudnn.required import RequireCudnn
 
-__all__ = ["RequireCudnn", "attention", "batchnorm", "conv", "elementwise", "own_kernels", "pool", "rnn", "softmax", "window_norm"]
+__all__ = [
+    "RequireCudnn",
+    "attention",
+    "batchnorm",
+    "conv",
+    "elementwise",
+    "own_kernels",
+    "pool",
+    "rnn",
+    "softmax",
+    "window_norm",
+]
