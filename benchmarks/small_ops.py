@@ -1,7 +1,7 @@
 """Which of two ways is the faster one on a GPU: reductions, activations, cross-entropy.
 
 ``python -m benchmarks.small_ops`` compares, in milliseconds of the device alone, reductions by our
-kernels and by cuDNN, activations as elementwise kernels and by cuDNN, and the fused cross-entropy
+kernels, by CuPy's and by cuDNN, activations as elementwise kernels and by cuDNN, and the fused cross-entropy
 with a log-softmax whose results are picked. What cuDNN is to be used for by itself follows from it:
 ``CUDNN_REDUCTIONS`` in ``dnnops/rewriting/reduction.py``, and the expansion of activations in
 ``dnnops/rewriting/gpu_lifters.py``.
@@ -18,36 +18,39 @@ from typing import Any
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from pytensor import scalar
 from pytensor.compile.mode import get_mode
 
 import dnnops.nnet as nnet
 from dnnops.cudnn.activation import MODES, GpuDnnActivation, GpuDnnActivationGrad
 from dnnops.cudnn.reduction import GpuDnnReduction
+from dnnops.gpuarray.reduction import reduce_array, reduction_kernel
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.activation import Activation, ActivationGrad
 
 MODE = get_mode("CVM").including("gpu")
-CALLS, ROUNDS = 12, 7
+CALLS, ROUNDS = 6, 3
 
-#: Shape, and the axes to reduce.
+#: Shape, and the axes to reduce; the most important ones first.
 REDUCED: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((1 << 26,), (0,)),
     ((4096, 4096), (0, 1)),
+    ((64, 256, 56, 56), (0, 2, 3)),
     ((4096, 4096), (1,)),
     ((4096, 4096), (0,)),
-    ((128, 1000), (1,)),
-    ((65536, 256), (0,)),
-    ((64, 256, 56, 56), (0, 2, 3)),
-    ((64, 64, 112, 112), (2, 3)),
     ((64, 56, 56, 256), (0, 1, 2)),
+    ((128, 1000), (1,)),
+    ((64, 64, 112, 112), (2, 3)),
+    ((65536, 256), (0,)),
 )
-OWN: dict[str, Callable[[Any, Any, str], Any]] = {
-    "add": lambda x, axis, acc: x.sum(axis=axis, acc_dtype=acc),
-    "maximum": lambda x, axis, acc: x.max(axis=axis),
-    "absmax": lambda x, axis, acc: abs(x).max(axis=axis),
-    "norm1": lambda x, axis, acc: abs(x).sum(axis=axis, acc_dtype=acc),
-    "norm2": lambda x, axis, acc: pt.sqrt(pt.sqr(x).sum(axis=axis, acc_dtype=acc)),
+#: Our reductions: of a scalar Op, and what is done to each element before; likewise.
+OWN: dict[str, tuple[Any, str | None]] = {
+    "add": (scalar.add, None),
+    "norm2": (scalar.add, "sqr"),
+    "maximum": (scalar.maximum, None),
+    "norm1": (scalar.add, "abs"),
+    "absmax": (scalar.maximum, "abs"),
 }
 ACTIVATED = ((64, 64, 56, 56), (128, 1000))
 CLASSES = ((65536, 10), (4096, 1000), (4096, 50257))
@@ -60,7 +63,7 @@ class Timer:
         import cupy
 
         self.cupy = cupy
-        self.filler = cupy.ones((8192, 8192), "float32")
+        self.filler = cupy.ones((5120, 5120), "float32")
 
     def __call__(self, call: Callable[[], Any]) -> float:
         cupy = self.cupy
@@ -99,26 +102,41 @@ def _on_device(z: Any) -> Any:
     return as_gpuarray_variable(z, 0)
 
 
+def _call(op: Any, *values: Any) -> Callable[[], Any]:
+    """A call of an Op on device arrays, without a module that would have to be compiled."""
+    variables = [GpuArrayType(str(value.dtype), (None,) * value.ndim)() for value in values]
+    node = op.make_node(*variables)
+    storage: list[list[Any]] = [[None] for _ in node.outputs]
+    return lambda: node.op.perform(node, list(values), storage)
+
+
 def reductions(timer: Timer, dtypes: tuple[str, ...]) -> None:
-    """Print the table of reductions."""
-    print("reduction       dtype    shape over axes                    own own,acc64   cuDNN")
+    """Print the table of reductions: our choice of kernels, CuPy's alone for sums, and cuDNN's."""
+    print(
+        "reduction       dtype    shape over axes                    own    CuPy   cuDNN own TB/s"
+    )
     rng = np.random.default_rng(0)
-    for dtype in dtypes:
-        for shape, axis in REDUCED:
+    for shape, axis in REDUCED:
+        for dtype in dtypes:
             value = timer.cupy.asarray(rng.standard_normal(shape, "float32").astype(dtype))
-            for red_op, make in OWN.items():
-                x = GpuArrayType(dtype, (None,) * len(shape))()
-                host = pt.as_tensor_variable(x)
-                wide = "float64" if dtype == "float64" else "float32"
-                functions = {
-                    "own": _function([x], [_on_device(make(host, axis, wide))]),
-                    "own, acc64": _function([x], [_on_device(make(host, axis, "float64"))]),
-                    "cuDNN": _function([x], [GpuDnnReduction(red_op, axis)(x)]),
+            for red_op, (scalar_op, premap) in OWN.items():
+                # float64 is what PyTensor accumulates sums of float32 in.
+                wide = "float32" if dtype == "float16" else "float64"
+                words = (scalar_op, dtype, wide, dtype, premap)
+                calls = {
+                    "own": partial(reduce_array, value, axis, *words),
+                    "cuDNN": _call(GpuDnnReduction(red_op, axis), value),
                 }
-                times = timer.compare({k: partial(f, value) for k, f in functions.items()})
+                if red_op == "add":
+                    calls["CuPy"] = partial(reduction_kernel(*words), value, axis=axis)
+                times = timer.compare(calls)
                 print(
                     f"{red_op:15} {dtype:8} {f'{shape} {axis}':33}"
-                    + "".join(f"{t:8.4f}" for t in times.values()),
+                    + "".join(
+                        f"{times[way]:8.4f}" if way in times else "       -"
+                        for way in ("own", "CuPy", "cuDNN")
+                    )
+                    + f"{value.nbytes / times['own'] / 1e9:9.2f}",
                     flush=True,
                 )
 
@@ -138,15 +156,13 @@ def activations(timer: Timer, dtypes: tuple[str, ...]) -> None:
                 x, y, g = (GpuArrayType(dtype, (None,) * len(shape))() for _ in range(3))
                 hosts = [pt.as_tensor_variable(v) for v in (x, y, g)]
                 own = _function([x], [_on_device(Activation(mode, coef)(hosts[0]))])
-                theirs = _function([x], [GpuDnnActivation(mode, coef)(x)])
                 own_grad = _function([x, y, g], [_on_device(ActivationGrad(mode, coef)(*hosts))])
-                their_grad = _function([x, y, g], [GpuDnnActivationGrad(mode, coef)(x, y, g)])
                 times = timer.compare(
                     {
                         "own": partial(own, a),
-                        "cuDNN": partial(theirs, a),
+                        "cuDNN": _call(GpuDnnActivation(mode, coef), a),
                         "own gradient": partial(own_grad, a, b, b),
-                        "cuDNN's gradient": partial(their_grad, a, b, b),
+                        "cuDNN's gradient": _call(GpuDnnActivationGrad(mode, coef), a, b, b),
                     }
                 )
                 print(

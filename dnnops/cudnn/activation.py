@@ -96,6 +96,9 @@ class GpuDnnActivationGrad(GpuDnnActivationBase):
     """The gradient of an activation: ``GpuDnnActivationGrad(mode, coef)(x, y, gy)``.
 
     `gy` is the gradient by the output `y`. Parameters as for `GpuDnnActivationBase`.
+
+    The slope of clipped relu at exactly the ceiling is 1, as cuDNN has it; that of
+    `dnnops.nnet.clipped_relu`, which is computed without cuDNN, is 0 there on every device.
     """
 
     operands = ("x", "y", "gy")

@@ -26,7 +26,7 @@ PROCESSORS = 132
 KINDS = (
     (ps.add, "float32", "float64", "float32", None),
     (ps.add, "float32", "float32", "float32", "abs"),
-    (ps.add, "float16", "float32", "float16", "sqr"),
+    (ps.add, "float16", "float32", "float32", "sqr"),
     (ps.add, "bfloat16", "float64", "bfloat16", None),
     (ps.add, "float64", "float64", "float64", "sqr"),
     (ps.add, "int8", "int64", "int64", None),
