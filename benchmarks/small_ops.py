@@ -1,8 +1,9 @@
 """Which of two ways is the faster one on a GPU: reductions, activations, cross-entropy.
 
 ``python -m benchmarks.small_ops`` compares, in milliseconds of the device alone, reductions by our
-kernels, by CuPy's and by cuDNN, activations as elementwise kernels and by cuDNN, and the fused cross-entropy
-with a log-softmax whose results are picked. What cuDNN is to be used for by itself follows from it:
+kernels, by CuPy's and by cuDNN, activations as elementwise kernels and by cuDNN, and the fused
+cross-entropy with a log-softmax whose results are picked. Each row is printed when it is there, the
+most important ones first. What cuDNN is to be used for by itself follows from it:
 ``CUDNN_REDUCTIONS`` in ``dnnops/rewriting/reduction.py``, and the expansion of activations in
 ``dnnops/rewriting/gpu_lifters.py``.
 """
@@ -102,6 +103,11 @@ def _on_device(z: Any) -> Any:
     return as_gpuarray_variable(z, 0)
 
 
+def _values(timer: Timer, rng: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """Random numbers on the device, which repeat: those of all elements take long to make."""
+    return timer.cupy.asarray(np.resize(rng.standard_normal(65537).astype(dtype), shape))
+
+
 def _call(op: Any, *values: Any) -> Callable[[], Any]:
     """A call of an Op on device arrays, without a module that would have to be compiled."""
     variables = [GpuArrayType(str(value.dtype), (None,) * value.ndim)() for value in values]
@@ -112,13 +118,12 @@ def _call(op: Any, *values: Any) -> Callable[[], Any]:
 
 def reductions(timer: Timer, dtypes: tuple[str, ...]) -> None:
     """Print the table of reductions: our choice of kernels, CuPy's alone for sums, and cuDNN's."""
-    print(
-        "reduction       dtype    shape over axes                    own    CuPy   cuDNN own TB/s"
-    )
+    columns = "own    CuPy   cuDNN own TB/s"
+    print(f"reduction       dtype    shape over axes                    {columns}")
     rng = np.random.default_rng(0)
     for shape, axis in REDUCED:
         for dtype in dtypes:
-            value = timer.cupy.asarray(rng.standard_normal(shape, "float32").astype(dtype))
+            value = _values(timer, rng, shape, dtype)
             for red_op, (scalar_op, premap) in OWN.items():
                 # float64 is what PyTensor accumulates sums of float32 in.
                 wide = "float32" if dtype == "float16" else "float64"
@@ -147,10 +152,7 @@ def activations(timer: Timer, dtypes: tuple[str, ...]) -> None:
     rng = np.random.default_rng(0)
     for dtype in dtypes:
         for shape in ACTIVATED:
-            a, b = (
-                timer.cupy.asarray(rng.standard_normal(shape, "float32").astype(dtype))
-                for _ in range(2)
-            )
+            a, b = (_values(timer, rng, shape, dtype) for _ in range(2))
             for mode in MODES:
                 coef = 1.0 if nnet.activation.ACTIVATION_MODES[mode] else 0.0
                 x, y, g = (GpuArrayType(dtype, (None,) * len(shape))() for _ in range(3))
@@ -189,7 +191,7 @@ def cross_entropies(timer: Timer, dtypes: tuple[str, ...]) -> None:
                 [_on_device(picked), _on_device(pytensor.grad(picked, x))],
                 mode=MODE.excluding("cudnn_cross_entropy", "onednn_cross_entropy"),
             )
-            value = timer.cupy.asarray(rng.standard_normal(shape, "float32").astype(dtype))
+            value = _values(timer, rng, shape, dtype)
             index = timer.cupy.asarray(rng.integers(0, shape[1], shape[0]))
             times = timer.compare(
                 {
