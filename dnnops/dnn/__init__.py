@@ -38,6 +38,8 @@ from dnnops.cudnn.transform import GpuDnnAddTensor, GpuDnnTransform
 from dnnops.dnn.availability import dnn_available, dnn_present, version
 from dnnops.dnn.batchnorm import dnn_batch_normalization_test, dnn_batch_normalization_train
 from dnnops.dnn.conv import (
+    CONV_MODES,
+    DIRECTION_HINTS,
     dnn_conv,
     dnn_conv3d,
     dnn_gradinput,
@@ -54,6 +56,8 @@ from dnnops.dnn.rnn import RNNBlock
 from dnnops.dnn.spatial_transformer import dnn_spatialtf
 
 __all__ = [
+    "CONV_MODES",
+    "DIRECTION_HINTS",
     "GpuDnnActivation",
     "GpuDnnActivationGrad",
     "GpuDnnAddTensor",

@@ -13,6 +13,8 @@ from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.nnet._validate import is_int, spatial_shape
 
 __all__ = [
+    "CONV_MODES",
+    "DIRECTION_HINTS",
     "dnn_conv",
     "dnn_conv3d",
     "dnn_gradinput",
