@@ -16,6 +16,7 @@
 #define KERNEL static
 #define UNROLL
 #define UNROLL_4
+#define NO_UNROLL
 #define GRID_CONSTANT
 inline void wait_for_stream() {}
 #define __launch_bounds__(...)

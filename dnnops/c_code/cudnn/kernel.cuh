@@ -5,6 +5,7 @@
 #define KERNEL extern "C" __global__
 #define UNROLL _Pragma("unroll")
 #define UNROLL_4 _Pragma("unroll 4")
+#define NO_UNROLL _Pragma("unroll 1")
 #define GRID_CONSTANT __grid_constant__
 
 // Kernels are launched before the work ahead of them in the stream has ended (launch_kernel in
