@@ -31,6 +31,8 @@ def gpu_of_worker(environment: Mapping[str, str]) -> str:
     return visible[number] if visible else str(number)
 
 
+#: The end of a report of a failure, which has what was found.
+REPORT_CHARACTERS = 4000
 #: Processes of pytest-xdist that share what is compiled. One at a time compiles.
 WORKERS_OF_A_COMPILEDIR = 4
 
@@ -66,6 +68,12 @@ if _gpu := gpu_of_worker(os.environ):
 
 # Before any test imports PyTensor, so that the flags of dnnops are known to it.
 import dnnops  # noqa: E402, F401
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Tell why a test failed on a GPU as soon as that is known: its run may not reach its end."""
+    if report.failed and os.environ.get("DNNOPS_TEST_COMPILEDIRS"):
+        print(f"\n{report.nodeid}\n{report.longreprtext[-REPORT_CHARACTERS:]}", flush=True)
 
 
 @lru_cache(maxsize=1)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests import gpu_record
-from tests.conftest import flags_of_worker, gpu_of_worker
+from tests.conftest import flags_of_worker, gpu_of_worker, pytest_runtest_logreport
 
 DEVICE = {
     "device": "a device",
@@ -59,6 +60,18 @@ def test_flags_of_worker():
     assert flags == "floatX=float32,base_compiledir=/folder/1"
     for missing in given:
         assert flags_of_worker({key: v for key, v in given.items() if key != missing}) == ""
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_failures_are_told_at_once(monkeypatch, capsys, spread):
+    if spread:
+        monkeypatch.setenv("DNNOPS_TEST_COMPILEDIRS", "/folder")
+    else:
+        monkeypatch.delenv("DNNOPS_TEST_COMPILEDIRS", raising=False)
+    failed = SimpleNamespace(failed=True, nodeid="test_it", longreprtext="E  wrong by 2")
+    pytest_runtest_logreport(failed)
+    pytest_runtest_logreport(SimpleNamespace(failed=False, nodeid="test_other"))
+    assert capsys.readouterr().out == ("\ntest_it\nE  wrong by 2\n" if spread else "")
 
 
 class Checkout:

@@ -22,6 +22,7 @@
 #define UNROLL
 #define UNROLL_4
 #define UNROLL_BY(count)
+#define NO_UNROLL
 #define GRID_CONSTANT
 inline void wait_for_stream() {}
 #define __launch_bounds__(...)

@@ -204,10 +204,13 @@ DEVICE int slab_index(int k) {
 constexpr int SLAB_VECTOR = 16 / WIDTH;  // what moves at once, between memory and a slab
 
 // Between consecutive elements in memory and those of a slab.
+//
+// These loops are short: unrolled as compilers like it, most of the time went into loading their code.
 template <bool SKEWED>
 DEVICE void read_slab(const element *from, int count, element *slab) {
-  const int vectors = ((size_t)from & 15) == 0 ? count / SLAB_VECTOR : 0;
   constexpr int AT_ONCE = 4;
+  const int vectors = ((size_t)from & 15) == 0 ? count / SLAB_VECTOR : 0;
+  NO_UNROLL
   for (int k0 = threadIdx.x; k0 < vectors; k0 += AT_ONCE * THREADS) {
     uint4 loaded[AT_ONCE];
     UNROLL
@@ -228,14 +231,14 @@ DEVICE void read_slab(const element *from, int count, element *slab) {
       }
     }
   }
-  UNROLL_4
+  NO_UNROLL
   for (int k = vectors * SLAB_VECTOR + threadIdx.x; k < count; k += THREADS) slab[slab_index<SKEWED>(k)] = from[k];
 }
 
 template <bool SKEWED>
 DEVICE void write_slab(element *to, int count, const element *slab) {
   const int vectors = ((size_t)to & 15) == 0 ? count / SLAB_VECTOR : 0;
-  UNROLL_4
+  NO_UNROLL
   for (int k = threadIdx.x; k < vectors; k += THREADS) {
     if constexpr (!SKEWED) {
       reinterpret_cast<uint4 *>(to)[k] = reinterpret_cast<const uint4 *>(slab)[k];
@@ -244,7 +247,7 @@ DEVICE void write_slab(element *to, int count, const element *slab) {
       reinterpret_cast<uint4 *>(to)[k] = make_uint4(from[0], from[1], from[2], from[3]);
     }
   }
-  UNROLL_4
+  NO_UNROLL
   for (int k = vectors * SLAB_VECTOR + threadIdx.x; k < count; k += THREADS) to[k] = slab[slab_index<SKEWED>(k)];
 }
 
@@ -269,23 +272,31 @@ DEVICE void copy_slab_of_rows(const element *src, element *dst, const copy_param
   read_slab<SKEWED>(src + matrix * p.src_stride + first * pitch, count * pitch, slab);
   __syncthreads();
   const Share share(p.slab_shift);
+  NO_UNROLL
   for (int part = share.part; part < 1 << p.slab_shift; part += WARPS) {
     constexpr int APART = KIND & STORES_PAIRS ? 1 : 32;
     const int x = part * 64 + (KIND & STORES_PAIRS ? 2 : 1) * lane(), other = x + APART;
     const bool has[2] = {x < count, other < count};
     const int from[2] = {x * pitch, other * pitch};
     const auto place = [&](int i) { return place_of<KIND>((int)first + i, p.tile_rows, p.dst_stride); };
-    element *to = dst + matrix * p.dst_stride + share.start * p.dst_pitch + place(x);
+    element *const to = dst + matrix * p.dst_stride + place(x);
     const long long apart = KIND & STORES_PAIRS ? 1 : place(other) - place(x);
-    UNROLL_4
-    for (int c = share.start; c < columns; c += share.step, to += share.step * p.dst_pitch) {
-      const element a = has[0] ? slab[slab_index<SKEWED>(from[0] + c)] : 0;
-      const element b = has[1] ? slab[slab_index<SKEWED>(from[1] + c)] : 0;
-      if constexpr (KIND & STORES_PAIRS) {
-        if (x < written) *reinterpret_cast<word *>(to) = a | (word)b << 16;
-      } else {
-        if (x < written) to[0] = a;
-        if (other < written) to[apart] = b;
+    constexpr int AT_ONCE = 4;
+    NO_UNROLL
+    for (int c0 = share.start; c0 < columns; c0 += AT_ONCE * share.step) {
+      UNROLL
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const int c = c0 + i * share.step;
+        if (c >= columns) break;
+        const element a = has[0] ? slab[slab_index<SKEWED>(from[0] + c)] : 0;
+        const element b = has[1] ? slab[slab_index<SKEWED>(from[1] + c)] : 0;
+        element *const row = to + c * p.dst_pitch;
+        if constexpr (KIND & STORES_PAIRS) {
+          if (x < written) *reinterpret_cast<word *>(row) = a | (word)b << 16;
+        } else {
+          if (x < written) row[0] = a;
+          if (other < written) row[apart] = b;
+        }
       }
     }
   }
@@ -299,12 +310,14 @@ DEVICE void copy_slab_of_columns(const element *src, element *dst, const copy_pa
   const int count = within(p.columns, first, most);
   src += matrix * p.src_stride;
   const Share share(p.slab_shift);
+  NO_UNROLL
   for (int part = share.part; part < 1 << p.slab_shift; part += WARPS) {
     constexpr int APART = KIND & LOADS_PAIRS ? 1 : 32, AT_ONCE = 7;  // 56 rows, by 8 warps
     const auto place = [&](int i) { return place_of<KIND>((int)first + i, p.tile_columns, p.src_stride); };
     const int x = part * 64 + (KIND & LOADS_PAIRS ? 2 : 1) * lane(), other = x + APART;
     const int to[2] = {x * width, other * width};
     const long long from_place = place(x), apart = KIND & LOADS_PAIRS ? 1 : place(other) - from_place;
+    NO_UNROLL
     for (int r0 = share.start; r0 < width; r0 += AT_ONCE * share.step) {
       word loaded[AT_ONCE];
       element others[AT_ONCE];
