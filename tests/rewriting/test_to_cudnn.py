@@ -339,6 +339,28 @@ def test_ctc(dtype):
     assert not node.op.with_gradients
 
 
+def test_what_is_not_worth_a_transfer():
+    """Like pooling: operands on the host stay there, and what needs them is computed there."""
+    (x,), theta = tensors(1), pt.tensor(dtype="float32", shape=(None, 2, 3))
+    activations, labels, lengths = pt.ftensor3(), pt.imatrix(), pt.ivector()
+    inputs = [x, theta, activations, labels, lengths]
+    for out in (
+        nnet.local_response_normalization(x),
+        nnet.divisive_normalization(x),
+        nnet.spatial_transformer(x, theta),
+        nnet.ctc(activations, labels, lengths),
+    ):
+        assert transfers(rewritten(inputs, [out])) == (0, 0)
+    w = pt.tensor4(dtype="float32")
+    y = nnet.conv2d(x, w)
+    for out, wanted in (
+        (nnet.local_response_normalization(y), "GpuDnnLRN"),
+        (nnet.spatial_transformer(y, theta), "GpuTransformerSampler"),
+        (nnet.ctc(y.flatten(3), labels, lengths), "GpuCTC"),
+    ):
+        assert wanted in names(rewritten([*inputs, w], [out]))
+
+
 def test_what_was_put_on_cudnn_by_hand_stays():
     x, theta = GpuArrayType("float32", (None,) * 4)(), GpuArrayType("float32", (None, 2, 3))()
     for out, wanted in (
@@ -356,12 +378,17 @@ def test_what_was_put_on_cudnn_by_hand_stays():
         found = names(rewritten([x, theta], [out, grad]))
         assert wanted <= found
         assert "GpuWindowSum" not in found
+    # cuDNN has no gradient of even windows.
+    y = pt.as_tensor_variable(dnn.dnn_divisive_normalization(x, x, n=4))
+    fgraph = rewritten([x], [pytensor.grad((y**2).sum(), x)])
+    assert {"GpuDnnDivisiveNormalization", "GpuWindowSum"} <= names(fgraph)
+    assert transfers(fgraph) == (0, 0)
     activations, labels, lengths = (
         GpuArrayType("float32", (None,) * 3)(),
         pt.imatrix(),
         pt.ivector(),
     )
-    costs = dnn.dnn_ctc(activations, labels, lengths, deterministic=True)
+    costs = dnn.dnn_ctc(activations, labels, lengths)
     (node,) = nodes(rewritten([activations, labels, lengths], [costs]), "GpuDnnCTC")
     assert node.op.deterministic
     assert not node.op.with_gradients
