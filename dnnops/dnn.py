@@ -665,7 +665,7 @@ def dnn_ctc(
 
     With ``deterministic=False`` cuDNN 9.19 was no faster on an H200, and where activations were
     large (a standard deviation of 30) a gradient was wrong by 1, with the right cost. PyTorch does
-    not call that algorithm, for its wrong gradients in other cases.
+    not call that algorithm, for the same reason.
     """
     op = GpuDnnCTC(True, label_lengths is not None, deterministic)
     lengths = [input_lengths] if label_lengths is None else [input_lengths, label_lengths]

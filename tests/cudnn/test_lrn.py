@@ -282,7 +282,11 @@ def test_empty(shape):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "shape", [((1 << 16) + 5, 3, 2, 2), (2, 3, 300, 400), (2, (1 << 16) + 5, 2)]
+    "shape",
+    [
+        *[((1 << 16) + 5, 3, 2, 2), (2 * 65535, 2, 1, 2)],  # several calls
+        *[(2, 3, 300, 400), (2, (1 << 16) + 5, 2)],
+    ],
 )
 def test_sizes(shape):
     case = Case(shape, 5, 0.5, 0.75, 2.0, 0)
@@ -292,6 +296,13 @@ def test_sizes(shape):
     compare(host(y), run(LRN(**parameters), x)[0], "float32", str(case))
     (dx,) = apply_all(GpuDnnLRNGrad(**parameters), device_x, y, device_gy)
     compare(host(dx), run(LRNGrad(**parameters), x, gy)[0], "float32", str(case))
+    if len(shape) == 4:
+        (y,) = apply_all(GpuDnnDivisiveNormalization(**parameters), device_x)
+        expected = run(DivisiveNormalization(**parameters), x)[0]
+        compare(host(y), expected, "float32", f"divisive {case}")
+        (dx,) = apply_all(GpuDnnDivisiveNormalizationGrad(**parameters), device_x, device_gy)
+        expected = run(DivisiveNormalizationGrad(**parameters), x, gy)[0]
+        compare(host(dx), expected, "float32", f"divisive gradient {case}")
 
 
 @pytest.mark.gpu

@@ -16,7 +16,7 @@ import dnnops.rewriting.to_cudnn  # noqa: F401
 from dnnops import dnn, nnet
 from dnnops.cudnn.base import CudnnOp
 from dnnops.errors import DnnUnavailableError
-from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu
+from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu, as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
 from tests.conftest import gpu_missing
 from tests.oracle import assert_close
@@ -378,11 +378,15 @@ def test_what_was_put_on_cudnn_by_hand_stays():
         found = names(rewritten([x, theta], [out, grad]))
         assert wanted <= found
         assert "GpuWindowSum" not in found
-    # cuDNN has no gradient of even windows.
-    y = pt.as_tensor_variable(dnn.dnn_divisive_normalization(x, x, n=4))
-    fgraph = rewritten([x], [pytensor.grad((y**2).sum(), x)])
-    assert {"GpuDnnDivisiveNormalization", "GpuWindowSum"} <= names(fgraph)
-    assert transfers(fgraph) == (0, 0)
+    # cuDNN has no gradient of even windows, and no second derivative.
+    for n in (3, 4):
+        y = pt.as_tensor_variable(dnn.dnn_divisive_normalization(x, x, n))
+        grad = pt.as_tensor_variable(pytensor.grad((y**2).sum(), x))
+        for z, written_out in ((grad, n == 4), (pytensor.grad((grad**2).sum(), x), True)):
+            fgraph = rewritten([x], [as_gpuarray_variable(z, 0)])
+            assert "GpuDnnDivisiveNormalization" in names(fgraph)
+            assert ("GpuWindowSum" in names(fgraph)) == written_out
+            assert transfers(fgraph) == (0, 0)
     activations, labels, lengths = (
         GpuArrayType("float32", (None,) * 3)(),
         pt.imatrix(),
