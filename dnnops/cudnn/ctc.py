@@ -8,13 +8,12 @@ import pytensor.tensor as pt
 from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply
 
-from dnnops.config import flag_value
 from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import host_from_gpu
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet._validate import named_operands
+from dnnops.nnet._validate import named_operands, switch
 from dnnops.nnet.ctc import CTC, _integer_tensor
 from dnnops.nnet.expressions import is_connected
 
@@ -95,15 +94,15 @@ class GpuCTC(GpuCTCBase):
 
 
 class GpuDnnCTC(GpuCTCBase):
-    """`CTC` by cuDNN: float32, labels of at most 255 symbols.
+    """`CTC` by cuDNN: float32, labels of 1 to 255 symbols.
 
     Parameters
     ----------
     with_gradients, with_label_lengths : bool
         As for `CTC`.
-    deterministic : bool, optional
-        Whether the results are to be the same bits in every run. Default: the flag
-        ``dnn.deterministic``.
+    deterministic : bool, default True
+        Which algorithm. The other one is not faster, and its gradient is wrong where activations
+        are large, as `dnnops.dnn.dnn_ctc` says.
     """
 
     __props__ = ("with_gradients", "with_label_lengths", "deterministic")
@@ -112,12 +111,10 @@ class GpuDnnCTC(GpuCTCBase):
         self,
         with_gradients: bool = True,
         with_label_lengths: bool = False,
-        deterministic: bool | None = None,
+        deterministic: bool = True,
     ):
         super().__init__(with_gradients, with_label_lengths)
-        if deterministic is None:
-            deterministic = flag_value("dnn.deterministic")
-        self.deterministic = bool(deterministic)
+        self.deterministic = switch(type(self).__name__, "deterministic", deterministic)
 
     @property
     def implementation(self) -> int:  # type: ignore[override]

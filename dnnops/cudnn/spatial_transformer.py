@@ -1,7 +1,8 @@
 """Spatial transformers on a GPU: by cuDNN, and by kernels of our own.
 
 cuDNN's are those that `dnnops.dnn` gives; the kernels take the place of the abstract Ops. They
-keep to what those say of NaN, of pixels that are infinite, and of a single row or column.
+keep to what those say of NaN, of pixels that are infinite, and of a single row or column, which
+cuDNN has at -1, where that of several is, and not at 0.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pytensor.tensor import as_tensor_variable
 
 from dnnops.config import flag_value
 from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import int_vector, named_operands, static_vector
 from dnnops.nnet.expressions import is_connected
@@ -89,7 +91,8 @@ class GpuDnnTransformerGrid(_TransformerOp, SpatialTransformerGrid):
     """`SpatialTransformerGrid` by cuDNN: ``GpuDnnTransformerGrid()(theta, out_dims)``.
 
     `theta` is (batch, 2, 3). `out_dims` are the output's numbers of rows and columns, or, as in
-    Theano, its batch, channels, rows and columns, of which the first two aren't read.
+    Theano, its batch, channels, rows and columns, of which the first two aren't read. A single row
+    or column of the output is the one at -1, not the one in the middle.
     """
 
     kind = 0
@@ -108,12 +111,21 @@ class GpuDnnTransformerGrid(_TransformerOp, SpatialTransformerGrid):
         shape = self._check(theta.type.shape, static_vector(out_shape, 2))
         return Apply(self, [theta, out_shape], [self._output(theta, shape)])
 
+    # Grid and gradient are linear, and each the other's transpose: so derivatives of all orders are
+    # on the same points.
+
     def _gradient(self) -> Any:
         return GpuDnnTransformerGradT()
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         gradient = self._gradient()(gradient_like(cotangents[0], inputs[0]))
         return [as_gradient(gradient), disconnected_type()]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
+        tangent, theta = tangents[0], inputs[0]
+        return [
+            self(gradient_like(tangent, theta), inputs[1]) if is_connected(tangent) else tangent
+        ]
 
 
 class GpuDnnTransformerGradT(_TransformerOp, SpatialTransformerGridGrad):
@@ -129,6 +141,18 @@ class GpuDnnTransformerGradT(_TransformerOp, SpatialTransformerGridGrad):
         (dgrid,) = device_operands(type(self).__name__, 4, dgrid=dgrid)
         self._check(dgrid.type.shape)
         return Apply(self, [dgrid], [self._output(dgrid, (dgrid.type.shape[0], 2, 3))])
+
+    def _grid(self) -> Any:
+        return GpuDnnTransformerGrid()
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        (dgrid,) = inputs
+        theta = gradient_like(cotangents[0], dgrid)
+        return [as_gradient(self._grid()(theta, dgrid.shape[1:3]))]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
+        (tangent,) = tangents
+        return [self(gradient_like(tangent, inputs[0])) if is_connected(tangent) else tangent]
 
 
 # -- the sampler ---------------------------------------------------------------------------
@@ -162,14 +186,23 @@ class GpuDnnTransformerSampler(_TransformerSampler, SpatialTransformerSampler):
 class GpuDnnTransformerGradI(_TransformerSampler, SpatialTransformerSamplerGrad):
     """The gradients of `GpuDnnTransformerSampler`: ``GpuDnnTransformerGradI()(img, grid, dy)``.
 
-    `dy` is the gradient by the samples, the results are those by `img` and `grid`.
+    `dy` is the gradient by the samples, the results are those by `img` and `grid`. cuDNN takes at
+    most 1024 channels, and adds in another order in each run.
     """
 
     kind = 3
     abstract = SpatialTransformerSamplerGrad
+    #: Of `img`; None where it doesn't matter.
+    most_channels: ClassVar[int | None] = 1024
 
     def make_node(self, img: Any, grid: Any, dy: Any) -> Apply:  # type: ignore[override]
         arrays, shapes = self._device_operands((img, grid, dy))
+        channels = shapes[0][1]
+        if None not in (self.most_channels, channels) and channels > self.most_channels:
+            raise DnnNotSupportedError(
+                f"{type(self).__name__}: cuDNN's gradient takes at most {self.most_channels} "
+                f"channels, got {channels}; dnnops.nnet.spatial_transformer takes them"
+            )
         return Apply(self, arrays, [self._output(arrays[0], s) for s in shapes[:2]])
 
 
@@ -189,6 +222,9 @@ class GpuTransformerGradT(GpuDnnTransformerGradT):
     """`SpatialTransformerGridGrad` by a kernel of our own, the same bits in every run."""
 
     kernels = True
+
+    def _grid(self) -> Any:
+        return GpuTransformerGrid()
 
 
 class GpuTransformerSampler(GpuDnnTransformerSampler):
@@ -212,6 +248,7 @@ class GpuTransformerGradI(GpuDnnTransformerGradI):
 
     __props__ = ("deterministic",)
     kernels = True
+    most_channels = None
 
     def __init__(self, deterministic: bool | None = None):
         if deterministic is None:

@@ -51,7 +51,9 @@ def dnn_divisive_normalization(
     img : (batch, channels, two or three spatial axes)
         float16, float32 or float64.
     means : variable of the same type, optional
-        What is subtracted from each element before it is squared.
+        What is subtracted before squaring: from all elements of a window the mean at its center,
+        as in a local variance. `dnnops.nnet.divisive_normalization` subtracts from each element
+        its own.
     n, alpha, beta, k
         As for `dnnops.nnet.divisive_normalization`.
 
@@ -64,6 +66,11 @@ def dnn_divisive_normalization(
     ------
     DnnTypeError, DnnValueError
         If an operand or a parameter is of another kind, or out of its bounds.
+
+    Notes
+    -----
+    Gradients are cuDNN's where `n` is odd. For even windows what cuDNN 9.19 computes is none, so
+    they are written out.
     """
     op: Any = GpuDnnDivisiveNormalization(n, alpha, beta, k, means is not None)
     return op(img) if means is None else op(img, means)

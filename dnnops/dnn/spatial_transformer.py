@@ -36,10 +36,19 @@ def dnn_spatialtf(img: Any, theta: Any, scale_width: Any = 1, scale_height: Any 
     ------
     DnnTypeError, DnnValueError
         If an operand or a parameter is of another kind, or if they don't fit together.
+    DnnNotSupportedError
+        For a gradient of more than 1024 channels: when it is taken, if their number is known, else
+        when the function runs.
 
     See Also
     --------
-    dnnops.nnet.spatial_transformer : what is computed.
+    dnnops.nnet.spatial_transformer : what is computed, by kernels of our own.
+
+    Notes
+    -----
+    A single row or column of the output is the one at -1, the image's first, where
+    `dnnops.nnet.spatial_transformer` takes the one in the middle. What pixels that are infinite or
+    NaN give is cuDNN's affair. The gradient by the image is added up in another order in each run.
     """
     where = "dnn_spatialtf"
     (img,) = device_operands(where, 4, img=img)

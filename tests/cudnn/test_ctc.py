@@ -29,6 +29,21 @@ from tests.oracle import RELATIVE_ERROR, fuzz
 BOUNDS = {**RELATIVE_ERROR, "float32": 2e-6}
 
 
+def compare_with_cudnn(results, expected, what):
+    """By norms: it adds logarithms in float32, whose spacing grows with the cost."""
+    costs, *gradients = expected[: len(results)]
+    bounds = [
+        RELATIVE_ERROR["float32"],
+        max(RELATIVE_ERROR["float32"], 3e-7 * costs.max(initial=0)),
+    ]
+    for out, ref, bound in zip(results, (costs, *gradients), bounds, strict=False):
+        error, norm = np.linalg.norm(out - ref), np.linalg.norm(ref)
+        assert error <= bound * norm, (
+            f"{what}: error {error:.3g}, norm {norm:.3g}, bound {bound:.3g}\nout "
+            f"{out.ravel()[:40]}\nexpected {ref.ravel()[:40]}"
+        )
+
+
 def compare(results, expected, dtype, what):
     """Costs and gradients with the oracle's."""
     costs, gradients = expected
@@ -150,6 +165,34 @@ def test_values_that_do_not_fit(cls, name):
 
 
 @pytest.mark.parametrize(
+    ("labels", "lengths", "message"),
+    [
+        (np.tile([[1], [2]], 256), [600, 600], "at most 255 symbols, got one of 256"),
+        ([[1, 2], [-1, -1]], [600, 600], "label of batch entry 1 is empty, .*cost is wrong"),
+        ([[-1], [1]], [0, 600], "label of batch entry 0 is empty"),
+    ],
+)
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_labels_that_cudnn_does_not_take(labels, lengths, message, deterministic):
+    """Before anything runs on the GPU; `GpuCTC` takes them."""
+    inputs = [device_tensor((600, 2, 3)), np.array(labels), np.array(lengths)]
+    outputs = [device_tensor((2,)), device_tensor((600, 2, 3))]
+    op = GpuDnnCTC(deterministic=deterministic)
+    with pytest.raises(DnnNotSupportedError, match=f"GpuDnnCTC: .*{message}.*dnnops.nnet.ctc"):
+        call("dnnops_cudnn_ctc", op, inputs, outputs)
+
+
+def test_the_deterministic_algorithm_is_the_default():
+    x = GpuArrayType("float32", (None,) * 3)()
+    assert dnn.dnn_ctc(x, LABELS, FOUR).owner.op == GpuDnnCTC(True, False, True)
+    assert dnn.dnn_ctc(x, LABELS, FOUR, deterministic=False).owner.op == GpuDnnCTC(
+        deterministic=False
+    )
+    with pytest.raises(DnnTypeError, match="GpuDnnCTC: deterministic"):
+        dnn.dnn_ctc(x, LABELS, FOUR, deterministic=None)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((X[0], LABELS, FOUR), "activations must have 3 dimensions"),
@@ -181,7 +224,10 @@ def check_gpu(op, dtype, arrays, given=False, seed=0):
     poison()
     x = restrided(np.random.default_rng(seed), on_gpu(operands[0], dtype))
     results = [host(r) for r in apply_all(op, x, *operands[1:])]
-    compare(results, expected, dtype, describe(op, operands))
+    if isinstance(op, GpuDnnCTC):
+        compare_with_cudnn(results, expected, describe(op, operands))
+    else:
+        compare(results, expected, dtype, describe(op, operands))
 
 
 @pytest.mark.gpu
@@ -215,19 +261,11 @@ def test_cudnn(deterministic, case):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_cudnn_empty_labels(deterministic):
-    x = np.random.default_rng(0).standard_normal((7, 3, 5))
-    labels, lengths = np.array([[-1, -1], [2, -1], [3, 3]]), np.array([7, 5, 7])
-    check_gpu(GpuDnnCTC(True, False, deterministic), "float32", (x, labels, lengths))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_cudnn_empty_sequences(deterministic):
-    x = np.random.default_rng(0).standard_normal((7, 3, 5))
-    labels, lengths = np.array([[-1, -1], [2, -1], [3, 3]]), np.array([0, 1, 4])
-    check_gpu(GpuDnnCTC(True, False, deterministic), "float32", (x, labels, lengths))
+@fuzz(max_examples=40, case=cases(max_steps=40, max_classes=40, max_columns=16, scales=(8.0, 30.0)))
+def test_cudnn_large_activations(case):
+    """For which its other algorithm's gradients are wrong."""
+    case = replace(case, classes=max(2, case.classes), columns=max(1, case.columns))
+    check_gpu(GpuDnnCTC(), "float32", without_empty_labels(case), seed=case.seed)
 
 
 @pytest.mark.gpu
@@ -258,20 +296,12 @@ def test_empty(op, shape):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("op", [GpuCTC(), GpuDnnCTC(deterministic=True)], ids=["kernels", "cudnn"])
+@pytest.mark.parametrize("op", [GpuCTC(), GpuDnnCTC()], ids=["kernels", "cudnn"])
 def test_the_same_bits(op):
-    x, labels, lengths, _ = Case(150, 16, 40, 30, seed=3).arrays("float32")
-    lengths = np.maximum(lengths, 1)
+    x, labels, lengths, _ = without_empty_labels(Case(150, 16, 40, 30, seed=3))
     first, second = (apply_all(op, on_gpu(x, "float32"), labels, lengths) for _ in range(2))
     for a, b in zip(first, second, strict=True):
         np.testing.assert_array_equal(a.get(), b.get())
-
-
-@pytest.mark.gpu
-def test_long_labels_are_refused_by_cudnn():
-    labels = np.ones((1, 256), "int32")
-    with pytest.raises(DnnNotSupportedError, match="at most 255 symbols, got one of 256"):
-        apply_all(GpuDnnCTC(), on_gpu(np.zeros((600, 1, 3)), "float32"), labels, np.array([600]))
 
 
 @pytest.mark.gpu
@@ -293,24 +323,22 @@ def test_a_captured_graph_is_refused():
 @pytest.mark.gpu
 def test_compiled_functions():
     """The abstract Op in a GPU mode, and ``dnn_ctc``, against PyTorch on the GPU."""
-    x, labels, lengths = pt.ftensor3(), pt.imatrix(), pt.ivector()
+    x, labels, lengths = GpuArrayType("float32", (None,) * 3)(), pt.imatrix(), pt.ivector()
     factors = pt.fvector()
-    device_x = GpuArrayType("float32", (None,) * 3)()
-    abstract = nnet.ctc(x, labels, lengths)
-    explicit = dnn.dnn_ctc(device_x, labels, lengths, deterministic=True)
-    outputs = [
-        abstract,
-        pytensor.grad((abstract * factors).sum(), x),
-        explicit,
-        pytensor.grad((pt.as_tensor_variable(explicit) * factors).sum(), device_x),
-    ]
+    outputs = []
+    for costs in (
+        nnet.ctc(pt.as_tensor_variable(x), labels, lengths),
+        pt.as_tensor_variable(dnn.dnn_ctc(x, labels, lengths)),
+    ):
+        outputs += [costs, pytensor.grad((costs * factors).sum(), x)]
     f = pytensor.function(
-        [x, device_x, labels, lengths, factors],
+        [x, labels, lengths, factors],
         outputs,
         mode=pytensor.compile.get_mode("CVM").including("gpu"),
     )
     names = {type(node.op).__name__ for node in f.maker.fgraph.apply_nodes}
     assert {"GpuCTC", "GpuDnnCTC"} <= names, names
+    assert not any("OneDnn" in name for name in names), names
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
     for seed, (steps, batch) in enumerate([(120, 16), (50, 3), (120, 16)]):
@@ -319,7 +347,7 @@ def test_compiled_functions():
         value = value.astype("float32")
         weights = rng.standard_normal(batch).astype("float32")
         results = [np.asarray(r.get() if hasattr(r, "get") else r)
-                   for r in f(value, on_gpu(value, "float32"), label, length, weights)]  # fmt: skip
+                   for r in f(on_gpu(value, "float32"), label, length, weights)]  # fmt: skip
         leaf = torch.tensor(value, device="cuda", dtype=torch.float64, requires_grad=True)
         loss = torch.nn.functional.ctc_loss(
             leaf.log_softmax(2),
@@ -333,6 +361,6 @@ def test_compiled_functions():
             np.testing.assert_allclose(
                 results[2 * i], loss.detach().cpu().numpy(), rtol=1e-5, err_msg=f"{kind} {case}"
             )
-            np.testing.assert_allclose(
-                results[2 * i + 1], leaf.grad.cpu().numpy(), atol=1e-5, err_msg=f"{kind} {case}"
-            )
+            gradient = leaf.grad.cpu().numpy()
+            error = np.linalg.norm(results[2 * i + 1] - gradient) / np.linalg.norm(gradient)
+            assert error < (1e-5, 3e-4)[i], f"{kind} {case}: relative error {error:.3g}"

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from dnnops import dnn, nnet
 from dnnops.cudnn.divisive_normalization import (
+    CenteredDivisiveNormalization,
+    CenteredDivisiveNormalizationGrad,
     GpuDnnDivisiveNormalization,
     GpuDnnDivisiveNormalizationGrad,
 )
@@ -29,7 +31,7 @@ from tests.cudnn.compiled import check_module
 from tests.cudnn.device import DTYPES, apply_all, host, on_gpu, poison, restrided, rounded
 from tests.nnet.test_ctc import run
 from tests.nnet.window_norm_cases import BAD_PARAMETERS, Case, cases
-from tests.oracle import RELATIVE_ERROR, fuzz
+from tests.oracle import RELATIVE_ERROR, check_gradient, check_second_derivatives, fuzz
 
 #: Those that cuDNN takes.
 CUDNN_DTYPES = ("float16", "float32", "float64")
@@ -39,12 +41,19 @@ def arrays_of(ndim: int, count: int = 1, dtype: str = "float32") -> list:
     return [GpuArrayType(dtype, (None,) * ndim)() for _ in range(count)]
 
 
-def compare(out, expected, dtype, what):
+#: What cuDNN computes without means, and with them.
+DIVISIVE = (DivisiveNormalization, CenteredDivisiveNormalization)
+DIVISIVE_GRAD = (DivisiveNormalizationGrad, CenteredDivisiveNormalizationGrad)
+#: Between subnormal numbers, which gradients by means may be.
+SPACING = {"float16": 6e-8, "bfloat16": 0.0, "float32": 0.0, "float64": 0.0}
+
+
+def compare(out, expected, dtype, what, bounds=RELATIVE_ERROR):
     out, expected = (np.asarray(a).astype("float64") for a in (out, expected))
     assert out.shape == expected.shape, what
     norm = np.linalg.norm(expected)
     error = np.linalg.norm(out - expected)
-    assert error <= RELATIVE_ERROR[dtype] * norm, (
+    assert error <= bounds[dtype] * norm + SPACING[dtype] * np.sqrt(out.size), (
         f"{what}: relative error {error / norm if norm else np.inf:.3g}\n"
         f"out {out.ravel()[:20]}\nexpected {expected.ravel()[:20]}"
     )
@@ -110,6 +119,50 @@ def test_bad_operands():
     operands = [device_tensor(s) for s in ((2, 3), (2, 3), (2, 4))]
     with pytest.raises(DnnValueError, match="one dtype and shape"):
         call("dnnops_cudnn_lrn_shape", op, operands)
+
+
+# -- what cuDNN computes of means ------------------------------------------------------------------
+
+
+def centered_by_elements(case: Case, x, means):
+    """Element by element, as the documentation has it."""
+    out = np.empty_like(x)
+    for place in np.ndindex(x.shape):
+        window = tuple(slice(max(0, i - (case.n - 1) // 2), i + case.n // 2 + 1) for i in place[2:])
+        total = ((x[(*place[:2], *window)] - means[place]) ** 2).sum()
+        out[place] = x[place] / (case.k + case.alpha / case.n ** (x.ndim - 2) * total) ** case.beta
+    return out
+
+
+@fuzz(max_examples=40, case=cases(4, 5))
+def test_means_of_the_center(case):
+    x, means = case.arrays(2)
+    out = run(CenteredDivisiveNormalization(**case.parameters, has_means=True), x, means)[0]
+    np.testing.assert_allclose(out, centered_by_elements(case, x, means), rtol=1e-11)
+    # What is the same for all costs no digits.
+    single, wide = (
+        run(CenteredDivisiveNormalization(**case.parameters, has_means=True), *pair)[0]
+        for pair in ([(a + 300).astype(dtype) for a in (x, means)] for dtype in ("f4", "f8"))
+    )
+    exact = [(a + 300).astype("f4").astype("f8") for a in (x, means)]
+    np.testing.assert_allclose(single, centered_by_elements(case, *exact), rtol=1e-5)
+    np.testing.assert_allclose(wide, centered_by_elements(case, x + 300, means + 300), rtol=1e-8)
+
+
+@fuzz(max_examples=4, case=cases(4, 4, max_size=3, max_n=4))
+def test_derivatives_with_means_of_the_center(case):
+    def fun(x, means):
+        return CenteredDivisiveNormalization(**case.parameters, has_means=True)(x, means)
+
+    check_gradient(fun, case.arrays(2), eps=1e-5, allow_zero=True)
+    check_second_derivatives(fun, case.arrays(2), eps=1e-5, allow_zero=True)
+
+
+def test_a_gradient_of_even_windows_is_refused():
+    with pytest.raises(
+        DnnValueError, match="GpuDnnDivisiveNormalizationGrad: n must be odd, got 4"
+    ):
+        GpuDnnDivisiveNormalizationGrad(4, 1.0, 0.75, 2.0)
 
 
 SUM_ON_HOST = r"""
@@ -190,42 +243,8 @@ def test_window_sum(dtype, case, backward):
     compare(host(out), run(WindowSum(case.n, axes, backward), x)[0], dtype, f"{dtype} {case}")
 
 
-def window_sum(v, n, backward=False):
-    return run(WindowSum(n, tuple(range(2, v.ndim)), backward), v)[0]
-
-
-def formulas(case: Case, x, means):
-    """What cuDNN might compute, by names."""
-    n, d = case.n, x.ndim - 2
-    for side in (False, True):
-        inside = window_sum(np.ones(x.shape), n, side)
-        squares = {
-            "(x_j - m_j)**2": window_sum((x - means) ** 2, n, side),
-            "(x_j - m_i)**2 inside": window_sum(x**2, n, side)
-            - 2 * means * window_sum(x, n, side)
-            + means**2 * inside,
-            "(x_j - m_i)**2 of n**d": window_sum(x**2, n, side)
-            - 2 * means * window_sum(x, n, side)
-            + means**2 * n**d,
-        }
-        tops = {"x": x, "x - m": x - means}
-        for (top_name, top), (name, total), (divisor, count) in (
-            (a, b, c)
-            for a in tops.items()
-            for b in squares.items()
-            for c in (("n**d", n**d), ("n**2", n**2), ("n", n), ("inside", inside), ("1", 1))
-        ):
-            words = f"{top_name} over {name} / {divisor}, {'before' if side else 'after'} if even"
-            yield words, top / (case.k + case.alpha * total / count) ** case.beta
-
-
-def fitting(case: Case, x, means, out) -> str:
-    errors = {
-        words: np.linalg.norm(value - out) / np.linalg.norm(out)
-        for words, value in formulas(case, x, means)
-    }
-    best = sorted(errors, key=errors.__getitem__)[:3]
-    return "nearest formulas: " + "; ".join(f"{words}: {errors[words]:.2g}" for words in best)
+#: Of cuDNN's gradients: what it keeps between their steps has the arrays' dtype.
+GRADIENT_BOUNDS = {**RELATIVE_ERROR, "float16": 1e-2}
 
 
 @pytest.mark.gpu
@@ -233,23 +252,21 @@ def fitting(case: Case, x, means, out) -> str:
 @pytest.mark.parametrize("has_means", [False, True])
 @fuzz(max_examples=40, case=cases(4, 5, max_size=9))
 def test_cudnn_divisive(has_means, dtype, case):
-    (x, means, gy), (device_x, device_means, device_gy) = device_operands(case, 3, dtype)
+    arrays, device_arrays = device_operands(case, 3, dtype)
+    if not has_means:
+        del arrays[1], device_arrays[1]
+    *given, gy = arrays
     parameters = {**case.parameters, "has_means": has_means}
-    count = 2 if has_means else 1
-    given, device_given = [x, means][:count], [device_x, device_means][:count]
+    op, oracle = GpuDnnDivisiveNormalization(**parameters), DIVISIVE[has_means](**parameters)
     poison()
-    (y,) = apply_all(GpuDnnDivisiveNormalization(**parameters), *device_given)
-    expected = run(DivisiveNormalization(**parameters), *given)[0]
-    try:
-        compare(host(y), expected, dtype, f"forward {dtype} {case}")
-    except AssertionError as error:
-        found = fitting(case, x, means * has_means, host(y))
-        raise AssertionError(f"{error}\n{found}") from error
+    (y,) = apply_all(op, *device_arrays[:-1])
+    compare(host(y), run(oracle, *given)[0], dtype, f"{op} {dtype} {case}")
+    parameters["n"] -= parameters["n"] % 2 == 0
     op = GpuDnnDivisiveNormalizationGrad(**parameters)
-    found = apply_all(op, *device_given, device_gy)
-    expected = run(DivisiveNormalizationGrad(**parameters), *given, gy)
+    expected = run(DIVISIVE_GRAD[has_means](**parameters), *given, gy)
+    found = apply_all(op, *device_arrays)
     for name, out, ref in zip(op.results, found, expected, strict=True):
-        compare(host(out), ref, dtype, f"{name} {dtype} {case}")
+        compare(host(out), ref, dtype, f"{name} {op} {dtype} {case}", GRADIENT_BOUNDS)
 
 
 @pytest.mark.gpu
@@ -265,7 +282,11 @@ def test_empty(shape):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "shape", [((1 << 16) + 5, 3, 2, 2), (2, 3, 300, 400), (2, (1 << 16) + 5, 2)]
+    "shape",
+    [
+        *[((1 << 16) + 5, 3, 2, 2), (2 * 65535, 2, 1, 2)],  # several calls
+        *[(2, 3, 300, 400), (2, (1 << 16) + 5, 2)],
+    ],
 )
 def test_sizes(shape):
     case = Case(shape, 5, 0.5, 0.75, 2.0, 0)
@@ -275,12 +296,19 @@ def test_sizes(shape):
     compare(host(y), run(LRN(**parameters), x)[0], "float32", str(case))
     (dx,) = apply_all(GpuDnnLRNGrad(**parameters), device_x, y, device_gy)
     compare(host(dx), run(LRNGrad(**parameters), x, gy)[0], "float32", str(case))
+    if len(shape) == 4:
+        (y,) = apply_all(GpuDnnDivisiveNormalization(**parameters), device_x)
+        expected = run(DivisiveNormalization(**parameters), x)[0]
+        compare(host(y), expected, "float32", f"divisive {case}")
+        (dx,) = apply_all(GpuDnnDivisiveNormalizationGrad(**parameters), device_x, device_gy)
+        expected = run(DivisiveNormalizationGrad(**parameters), x, gy)[0]
+        compare(host(dx), expected, "float32", f"divisive gradient {case}")
 
 
 @pytest.mark.gpu
 def test_compiled_functions():
-    """The abstract Ops in a GPU mode, with first and second derivatives."""
-    x, m = pt.ftensor4(), pt.ftensor4()
+    """The abstract Ops in a GPU mode, with first and second derivatives, and cuDNN's by hand."""
+    x, m = arrays_of(4, 2)
 
     def outputs(x, m):
         lrn = nnet.local_response_normalization(x, 4, 0.5, 0.75, 1.5)
@@ -290,15 +318,35 @@ def test_compiled_functions():
         second = pytensor.grad((gradients[0] ** 2).sum(), x)
         return [lrn, plain, around, *gradients, second]
 
+    def by_hand(apply, x, m):
+        """Of an odd and an even window."""
+        results = [apply(n, x, m) for n in (3, 4)]
+        return [*results, *(g for y in results for g in pytensor.grad((y**2).sum(), [x, m]))]
+
+    def explicit(n, x, m):
+        return pt.as_tensor_variable(dnn.dnn_divisive_normalization(x, m, n, 0.5, 0.6, 1.5))
+
+    def expected(n, x, m):
+        return CenteredDivisiveNormalization(n, 0.5, 0.6, 1.5, True)(x, m)
+
+    on_host = [pt.as_tensor_variable(v) for v in (x, m)]
     f = pytensor.function(
-        [x, m], outputs(x, m), mode=pytensor.compile.get_mode("CVM").including("gpu")
+        [x, m],
+        [*outputs(*on_host), *by_hand(explicit, x, m)],
+        mode=pytensor.compile.get_mode("CVM").including("gpu"),
     )
     names = {type(node.op).__name__ for node in f.maker.fgraph.apply_nodes}
-    assert {"GpuDnnLRN", "GpuDnnLRNGrad", "GpuWindowSum"} <= names, names
+    wanted = {"GpuDnnLRN", "GpuDnnLRNGrad", "GpuWindowSum", "GpuDnnDivisiveNormalization"}
+    assert wanted | {"GpuDnnDivisiveNormalizationGrad"} <= names, names
+    assert not any("OneDnn" in name for name in names), names
     wide = pt.dtensor4(), pt.dtensor4()
-    reference = pytensor.function([*wide], outputs(*wide), mode="FAST_COMPILE")
+    reference = pytensor.function(
+        [*wide], [*outputs(*wide), *by_hand(expected, *wide)], mode="FAST_COMPILE"
+    )
     rng = np.random.default_rng(0)
     for shape in ((2, 3, 8, 9), (1, 1, 12, 7), (2, 3, 8, 9)):
         given = [rng.standard_normal(shape).astype("float32") for _ in range(2)]
-        for i, (out, ref) in enumerate(zip(f(*given), reference(*given), strict=True)):
-            compare(out, ref, "float32", f"output {i} of {shape}")
+        found = f(*(on_gpu(a, "float32") for a in given))
+        for i, (out, ref) in enumerate(zip(found, reference(*given), strict=True)):
+            value = out.get() if hasattr(out, "get") else out
+            compare(value, ref, "float32", f"output {i} of {shape}")

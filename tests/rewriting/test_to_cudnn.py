@@ -16,7 +16,7 @@ import dnnops.rewriting.to_cudnn  # noqa: F401
 from dnnops import dnn, nnet
 from dnnops.cudnn.base import CudnnOp
 from dnnops.errors import DnnUnavailableError
-from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu
+from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu, as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
 from tests.conftest import gpu_missing
 from tests.cudnn.device import on_gpu
@@ -385,6 +385,28 @@ def test_ctc(dtype):
     assert not node.op.with_gradients
 
 
+def test_what_is_not_worth_a_transfer():
+    """Like pooling: operands on the host stay there, and what needs them is computed there."""
+    (x,), theta = tensors(1), pt.tensor(dtype="float32", shape=(None, 2, 3))
+    activations, labels, lengths = pt.ftensor3(), pt.imatrix(), pt.ivector()
+    inputs = [x, theta, activations, labels, lengths]
+    for out in (
+        nnet.local_response_normalization(x),
+        nnet.divisive_normalization(x),
+        nnet.spatial_transformer(x, theta),
+        nnet.ctc(activations, labels, lengths),
+    ):
+        assert transfers(rewritten(inputs, [out])) == (0, 0)
+    w = pt.tensor4(dtype="float32")
+    y = nnet.conv2d(x, w)
+    for out, wanted in (
+        (nnet.local_response_normalization(y), "GpuDnnLRN"),
+        (nnet.spatial_transformer(y, theta), "GpuTransformerSampler"),
+        (nnet.ctc(y.flatten(3), labels, lengths), "GpuCTC"),
+    ):
+        assert wanted in names(rewritten([*inputs, w], [out]))
+
+
 def test_what_was_put_on_cudnn_by_hand_stays():
     x, theta = GpuArrayType("float32", (None,) * 4)(), GpuArrayType("float32", (None, 2, 3))()
     for out, wanted in (
@@ -402,12 +424,21 @@ def test_what_was_put_on_cudnn_by_hand_stays():
         found = names(rewritten([x, theta], [out, grad]))
         assert wanted <= found
         assert "GpuWindowSum" not in found
+    # cuDNN has no gradient of even windows, and no second derivative.
+    for n in (3, 4):
+        y = pt.as_tensor_variable(dnn.dnn_divisive_normalization(x, x, n))
+        grad = pt.as_tensor_variable(pytensor.grad((y**2).sum(), x))
+        for z, written_out in ((grad, n == 4), (pytensor.grad((grad**2).sum(), x), True)):
+            fgraph = rewritten([x], [as_gpuarray_variable(z, 0)])
+            assert "GpuDnnDivisiveNormalization" in names(fgraph)
+            assert ("GpuWindowSum" in names(fgraph)) == written_out
+            assert transfers(fgraph) == (0, 0)
     activations, labels, lengths = (
         GpuArrayType("float32", (None,) * 3)(),
         pt.imatrix(),
         pt.ivector(),
     )
-    costs = dnn.dnn_ctc(activations, labels, lengths, deterministic=True)
+    costs = dnn.dnn_ctc(activations, labels, lengths)
     (node,) = nodes(rewritten([activations, labels, lengths], [costs]), "GpuDnnCTC")
     assert node.op.deterministic
     assert not node.op.with_gradients

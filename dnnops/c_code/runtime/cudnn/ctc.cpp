@@ -145,13 +145,22 @@ void run_kernels(const Handle &handle, const CtcBatch &batch, const dnnops_tenso
   if (gradients) launch(by_activations, all_rows, ROW_THREADS, ROW_THREADS * item);
 }
 
-void run_cudnn(const Handle &handle, int algo, const CtcBatch &batch, const dnnops_tensor &activations, void *costs,
-               void *gradients) {
+// What cuDNN refuses without words, and empty labels, for which its costs are 0, or infinite without steps.
+void check_for_cudnn(const CtcBatch &batch) {
   if (batch.longest_label > CUDNN_LONGEST_LABEL)
     fail(DNNOPS_NOT_SUPPORTED, "cuDNN takes labels of at most %lld symbols, got one of %lld; dnnops.nnet.ctc takes it",
          (long long)CUDNN_LONGEST_LABEL, (long long)batch.longest_label);
+  for (size_t n = 0; n + 1 < batch.begins.size(); ++n)
+    if (batch.begins[n] == batch.begins[n + 1])
+      fail(DNNOPS_NOT_SUPPORTED,
+           "the label of batch entry %lld is empty, for which cuDNN's cost is wrong; dnnops.nnet.ctc takes it",
+           (long long)n);
+}
+
+void run_cudnn(const Handle &handle, int algo, const CtcBatch &batch, const dnnops_tensor &activations, void *costs,
+               void *gradients) {
   CTCLossDescriptor loss;
-  const int longest = static_cast<int>(std::max<int64_t>(1, batch.longest_label));
+  const int longest = static_cast<int>(batch.longest_label);
   if (legacy::cudnnSetCTCLossDescriptor_v9)
     DNNOPS_LEGACY(cudnnSetCTCLossDescriptor_v9, loss, CUDNN_DATA_FLOAT, NORMALIZATION_SOFTMAX, ZERO_OUT_OF_BOUNDS,
                   longest);
@@ -190,15 +199,17 @@ void run(const dnnops_context &context, const int64_t *params, const dnnops_tens
   const dnnops_tensor &activations = inputs[0];
   const int64_t count = activations.shape[1];
   if (count == 0) return;
+  const bool has_steps = activations.shape[0] > 0, by_cudnn = params[WORD_IMPLEMENTATION] != KERNELS;
+  if (by_cudnn && has_steps) check_for_cudnn(batch);
   void *const costs = outputs[0].data, *const gradients = params[WORD_GRADIENTS] ? outputs[1].data : nullptr;
   const DeviceGuard device(context.device);
   const Handle &handle = handle_for(context.device, context.stream);
   // A replay would copy from where the labels of this call were.
   if (is_capturing(handle.stream))
     fail(DNNOPS_NOT_SUPPORTED, "labels and lengths are in the host's memory, from which a CUDA graph can't copy them");
-  if (params[WORD_IMPLEMENTATION] == KERNELS) {
+  if (!by_cudnn) {
     run_kernels(handle, batch, activations, costs, gradients);
-  } else if (activations.shape[0] == 0) {
+  } else if (!has_steps) {
     DNNOPS_CHECK(cudaMemsetAsync(costs, 0, count * sizeof(float), static_cast<cudaStream_t>(handle.stream)));
   } else {
     run_cudnn(handle, static_cast<int>(params[WORD_IMPLEMENTATION]), batch, activations, costs, gradients);

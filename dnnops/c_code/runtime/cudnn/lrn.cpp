@@ -17,6 +17,8 @@ struct NormParams {
 const NormParams &params_of(const int64_t *words) { return *reinterpret_cast<const NormParams *>(words); }
 
 constexpr int CROSS_CHANNEL = 0, PRECOMPUTED_MEANS = 0;
+// cuDNN takes no larger batch: 65541 images were not supported.
+constexpr int64_t MOST_IMAGES = 65535;
 
 void check_operands(const dnnops_tensor *inputs, int count) {
   cudnn_dtype(inputs[0].dtype);
@@ -34,7 +36,8 @@ struct NormState : State {
   bool ready = false;
   NormKey key;
   bool empty = false;
-  TensorDescriptor array;
+  int64_t image_bytes = 0;
+  TensorDescriptor most, rest;  // arrays of MOST_IMAGES, and of those that are left
   LRNDescriptor norm;
 };
 
@@ -45,7 +48,12 @@ void prepare(NormState &state, const NormKey &key, const NormParams &params, con
   state.ready = false;
   state.empty = !element_count(x.shape, x.ndim);
   if (!state.empty) {
-    set_descriptor(state.array, tensor(), x.dtype);
+    Tensor part = tensor();
+    const int64_t images = part.shape[0];
+    state.image_bytes = element_count(x.shape + 1, x.ndim - 1) * item_size(x.dtype);
+    if ((part.shape[0] = images % MOST_IMAGES)) set_descriptor(state.rest, part, x.dtype);
+    part.shape[0] = MOST_IMAGES;
+    if (images >= MOST_IMAGES) set_descriptor(state.most, part, x.dtype);
     DNNOPS_LEGACY(cudnnSetLRNDescriptor, state.norm, static_cast<unsigned>(params.n), params.alpha, params.beta,
                   params.k);
   }
@@ -53,7 +61,14 @@ void prepare(NormState &state, const NormKey &key, const NormParams &params, con
   state.ready = true;
 }
 
-// Calls body(handle, descriptors) with what the node has kept, unless the arrays are empty.
+// A part of the batch.
+struct Part {
+  legacy::Descriptor array;
+  int64_t begin, bytes;
+  void *of(const dnnops_tensor &tensor) const { return static_cast<char *>(tensor.data) + begin; }
+};
+
+// Calls body(handle, descriptor, part) for each part of the batch, with what the node has kept.
 template <class MakeTensor, class Body>
 void run(const dnnops_context &context, const NormParams &params, const dnnops_tensor *inputs, int count,
          MakeTensor &&tensor, Body &&body) {
@@ -66,7 +81,12 @@ void run(const dnnops_context &context, const NormParams &params, const dnnops_t
   key.handle = handle.number;
   read_key(key.x, inputs[0]);
   if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, params, inputs[0], tensor);
-  if (!state.empty) body(handle, state);
+  if (state.empty) return;
+  for (int64_t first = 0; first < inputs[0].shape[0]; first += MOST_IMAGES) {
+    const int64_t images = std::min(MOST_IMAGES, inputs[0].shape[0] - first);
+    const legacy::Descriptor array = images == MOST_IMAGES ? state.most : state.rest;
+    body(handle, state.norm, Part{array, first * state.image_bytes, images * state.image_bytes});
+  }
 }
 
 // -- across channels -------------------------------------------------------------------------------
@@ -91,16 +111,17 @@ void check_lrn(const NormParams &params, const dnnops_tensor *inputs) {
 void run_lrn(const dnnops_context &context, const NormParams &params, const dnnops_tensor *inputs,
              dnnops_tensor &output) {
   const auto tensor = [&] { return merged(inputs[0]); };
-  run(context, params, inputs, lrn_input_count(params), tensor, [&](const Handle &handle, NormState &state) {
-    const Scalar one(1, output.dtype), zero(0, output.dtype);
+  const Scalar one(1, output.dtype), zero(0, output.dtype);
+  const auto normalize = [&](const Handle &handle, legacy::Descriptor norm, const Part &part) {
     if (params.gradient)
-      DNNOPS_LEGACY(cudnnLRNCrossChannelBackward, handle.cudnn, state.norm, CROSS_CHANNEL, one.pointer(), state.array,
-                    inputs[1].data, state.array, inputs[2].data, state.array, inputs[0].data, zero.pointer(),
-                    state.array, output.data);
+      DNNOPS_LEGACY(cudnnLRNCrossChannelBackward, handle.cudnn, norm, CROSS_CHANNEL, one.pointer(), part.array,
+                    part.of(inputs[1]), part.array, part.of(inputs[2]), part.array, part.of(inputs[0]),
+                    zero.pointer(), part.array, part.of(output));
     else
-      DNNOPS_LEGACY(cudnnLRNCrossChannelForward, handle.cudnn, state.norm, CROSS_CHANNEL, one.pointer(), state.array,
-                    inputs[0].data, zero.pointer(), state.array, output.data);
-  });
+      DNNOPS_LEGACY(cudnnLRNCrossChannelForward, handle.cudnn, norm, CROSS_CHANNEL, one.pointer(), part.array,
+                    part.of(inputs[0]), zero.pointer(), part.array, part.of(output));
+  };
+  run(context, params, inputs, lrn_input_count(params), tensor, normalize);
 }
 
 // -- within channels -------------------------------------------------------------------------------
@@ -128,21 +149,23 @@ void run_divisive(const dnnops_context &context, const NormParams &params, const
     set_dense_strides(dense, FORMAT_CONTIGUOUS);
     return dense;
   };
-  run(context, params, inputs, divisive_input_count(params), tensor, [&](const Handle &handle, NormState &state) {
-    const int64_t bytes = (element_count(x.shape, x.ndim) * item_size(x.dtype) + 255) / 256 * 256;
+  const Scalar one(1, x.dtype), zero(0, x.dtype);
+  const auto normalize = [&](const Handle &handle, legacy::Descriptor norm, const Part &part) {
+    const int64_t bytes = (part.bytes + 255) / 256 * 256;
     const Workspace workspace(*handle.arena, 2 * bytes);
     char *const scratch = static_cast<char *>(workspace.pointer());
-    const void *const means = params.has_means ? inputs[1].data : nullptr;
-    const Scalar one(1, x.dtype), zero(0, x.dtype);
+    const void *const means = params.has_means ? part.of(inputs[1]) : nullptr;
     if (params.gradient)
-      DNNOPS_LEGACY(cudnnDivisiveNormalizationBackward, handle.cudnn, state.norm, PRECOMPUTED_MEANS, one.pointer(),
-                    state.array, x.data, means, inputs[1 + params.has_means].data, scratch, scratch + bytes,
-                    zero.pointer(), state.array, outputs[0].data, params.has_means ? outputs[1].data : nullptr);
+      DNNOPS_LEGACY(cudnnDivisiveNormalizationBackward, handle.cudnn, norm, PRECOMPUTED_MEANS, one.pointer(),
+                    part.array, part.of(x), means, part.of(inputs[1 + params.has_means]), scratch, scratch + bytes,
+                    zero.pointer(), part.array, part.of(outputs[0]),
+                    params.has_means ? part.of(outputs[1]) : nullptr);
     else
-      DNNOPS_LEGACY(cudnnDivisiveNormalizationForward, handle.cudnn, state.norm, PRECOMPUTED_MEANS, one.pointer(),
-                    state.array, x.data, means, scratch, scratch + bytes, zero.pointer(), state.array,
-                    outputs[0].data);
-  });
+      DNNOPS_LEGACY(cudnnDivisiveNormalizationForward, handle.cudnn, norm, PRECOMPUTED_MEANS, one.pointer(),
+                    part.array, part.of(x), means, scratch, scratch + bytes, zero.pointer(), part.array,
+                    part.of(outputs[0]));
+  };
+  run(context, params, inputs, divisive_input_count(params), tensor, normalize);
 }
 
 }  // namespace

@@ -31,6 +31,8 @@ int input_count(const TransformerParams &params) {
 }
 
 constexpr int BILINEAR = 0;
+// Of the sampler's gradients by cuDNN.  Python's GpuDnnTransformerGradI knows it, too.
+constexpr int64_t MOST_CHANNELS = 1024;
 constexpr unsigned THREADS = 256, GRID_THREADS = 128;
 constexpr int64_t GROUP = 4;
 
@@ -88,6 +90,10 @@ Sizes sizes_of(const TransformerParams &params, const dnnops_tensor *inputs) {
     fits = fits && inputs[2].dtype == grid.dtype && !std::memcmp(inputs[2].shape, shape, sizeof shape);
   }
   if (!fits) fail(DNNOPS_VALUE_ERROR, "the operands' dtypes, batches or shapes don't fit together");
+  if (params.kind == SAMPLER_GRADIENT && !params.kernels && sizes.channels > MOST_CHANNELS)
+    fail(DNNOPS_NOT_SUPPORTED,
+         "cuDNN's gradient takes at most %lld channels, got %lld; dnnops.nnet.spatial_transformer takes them",
+         (long long)MOST_CHANNELS, (long long)sizes.channels);
   return sizes;
 }
 
