@@ -130,9 +130,7 @@ class HostKernels:
         )
         run = "run_grid_at_once" if f"HOW={WAYS['kept']} " in options else "run_grid"
         entry = _ENTRY.format(number=number, run=run)
-        return (
-            f"namespace configuration_{number} {{\n{defines}{source}{entry}{undefine}"
-        )
+        return f"namespace configuration_{number} {{\n{defines}{source}{entry}{undefine}"
 
     def run(self, work: Work, seed: int) -> None:
         """Run the kernel of `work`, whose params have all addresses but the workspace."""
