@@ -20,8 +20,6 @@ constexpr int RUNS = 3;
 constexpr double LONG_MS = 50;
 // The others have to be this much faster than the standard algorithm: times vary, and it is the safe one.
 constexpr double MARGIN = 0.98;
-// Of the algorithm for small hidden layers, in cuDNN 9: with three or four gates, and with one.
-constexpr int64_t SMALL_GATED = 192, SMALL_PLAIN = 384;
 
 struct Choices {
   std::mutex mutex;
@@ -93,13 +91,11 @@ class Trial {
 
 int64_t find_fastest(const Key &key, const Settings &settings, const Problem &p, const Handle &handle,
                      const dnnops_tensor *inputs) {
-  const bool is_small = key.hidden <= (p.gates > 1 ? SMALL_GATED : SMALL_PLAIN);
-  // Not the dynamic one: compiling its kernel takes seconds.
-  const int64_t candidates[] = {CUDNN_RNN_ALGO_STANDARD, CUDNN_RNN_ALGO_PERSIST_STATIC,
-                                CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H};
-  double times[3] = {HUGE_VAL, HUGE_VAL, HUGE_VAL}, best = HUGE_VAL;
+  // Not the dynamic one: compiling its kernel takes seconds.  Nor that for small layers, which gave wrong gradients.
+  const int64_t candidates[] = {CUDNN_RNN_ALGO_STANDARD, CUDNN_RNN_ALGO_PERSIST_STATIC};
+  double times[2] = {HUGE_VAL, HUGE_VAL}, best = HUGE_VAL;
   int64_t fastest = CUDNN_RNN_ALGO_STANDARD;
-  for (int i = 0; i < 2 + is_small; ++i) {
+  for (int i = 0; i < 2; ++i) {
     try {
       times[i] = Trial(key, candidates[i], p, handle, inputs).time();
     } catch (const Error &) {
@@ -118,10 +114,10 @@ int64_t find_fastest(const Key &key, const Settings &settings, const Problem &p,
   if (settings.verbose)
     std::fprintf(stderr,
                  "dnnops: GpuDnnRNN%s %lldx%lldx%lld, hidden size %lld, %lld layers, %s: %s (timed: standard %.4g ms,"
-                 " persist_static %.4g ms, persist_static_small_h %.4g ms)\n",
+                 " persist_static %.4g ms)\n",
                  key.training ? "" : " inference", (long long)key.steps, (long long)key.batch, (long long)key.input,
                  (long long)key.hidden, (long long)key.layers, dtype_name(key.dtype), algorithm_names[fastest],
-                 times[0], times[1], times[2]);
+                 times[0], times[1]);
   return fastest;
 }
 
