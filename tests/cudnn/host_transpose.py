@@ -22,8 +22,8 @@ FORMAT_CODES = {"contiguous": 1, "channels_last": 2}
 NO_COPY = -1
 KINDS = range(6)
 TILES, SLABS_OF_ROWS, SLABS_OF_COLUMNS, SAME_AXES, STRIPS_OF_ROWS, STRIPS_OF_COLUMNS = KINDS
-LOADS_PAIRS, LOADS_QUADS, STORES_PAIRS, STORES_QUADS, *_OTHERS = (8 << i for i in range(9))
-NARROW_TILES, FILLS_GAPS, CROSSES, HALF_VECTORS, VECTORS = _OTHERS
+LOADS_PAIRS, LOADS_QUADS, STORES_PAIRS, STORES_QUADS, *_OTHERS = (8 << i for i in range(10))
+NARROW_TILES, FILLS_GAPS, CROSSES, LARGE_SLABS, HALF_VECTORS, VECTORS = _OTHERS
 
 
 def kind_of(copy: Copy) -> int:
@@ -50,9 +50,9 @@ def _strips(counts: Sequence[int], halves: Sequence[int]) -> Iterator[int]:
 
 
 def _slabs(pairs: Sequence[bool]) -> Iterator[int]:
-    for has_pairs, crosses in product(pairs, (0, CROSSES)):
-        yield SLABS_OF_ROWS + crosses + (STORES_PAIRS if has_pairs else 0)
-        yield SLABS_OF_COLUMNS + crosses + (LOADS_PAIRS if has_pairs else 0)
+    for has_pairs, crosses, large in product(pairs, (0, CROSSES), (0, LARGE_SLABS)):
+        yield SLABS_OF_ROWS + crosses + large + (STORES_PAIRS if has_pairs else 0)
+        yield SLABS_OF_COLUMNS + crosses + large + (LOADS_PAIRS if has_pairs else 0)
 
 
 #: All kinds that there are, by the size of an element.

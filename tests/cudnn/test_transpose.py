@@ -233,7 +233,8 @@ def test_all_kinds(kernels, width):
     # Channels that are whole vectors.
     short = product((2, 4, 6, 8, 12, 16, 24, 32, 48), (67, 2048), (1, 3))
     slabs = product((7, 50), (513, 514, 640), (1,))
-    for channels, positions, batch in (*product(sizes, sizes, (1, 70)), *short, *slabs):
+    large = ((7, 512, 100), (7, 1025, 45), (7, 66, 800), (7, 67, 800))
+    for channels, positions, batch in (*product(sizes, sizes, (1, 70)), *short, *slabs, *large):
         for memory_format, other in (
             ("contiguous", "channels_last"),
             ("channels_last", "contiguous"),

@@ -36,8 +36,9 @@ enum copy_kind {
   NARROW_TILES = 128,  // for small arrays
   FILLS_GAPS = 256,    // SAME_AXES, spread: all rows of dst are written
   CROSSES = 512,       // slabs and strips go on from one matrix to the next
-  HALF_VECTORS = 1024,  // strips: vectors have 8 bytes instead of 16
-  VECTORS = 2048,       // times how many of them the short side of a strip has
+  LARGE_SLABS = 1024,   // slabs of more than 64 rows or columns
+  HALF_VECTORS = 2048,  // strips: vectors have 8 bytes instead of 16
+  VECTORS = 4096,       // times how many of them the short side of a strip has
 };
 enum copy_order {
   IN_ORDER = 0,
@@ -201,17 +202,19 @@ DEVICE int slab_index(int k) {
   return WIDTH == 2 ? k + k / 64 * 2 : WIDTH == 4 ? k + k / 32 : k + k / 16;
 }
 
+constexpr int MAX_SHORT = 56;            // elements of a slab's short side
 constexpr int SLAB_VECTOR = 16 / WIDTH;  // what moves at once, between memory and a slab
 
 // Between consecutive elements in memory and those of a slab.
 //
-// These loops are short: unrolled as compilers like it, most of the time went into loading their code.
-template <bool SKEWED>
+// Loops are short, and those of slabs of 64 run once.  Unrolled as compilers like it, most of the time went into loading
+// their code.
+template <int KIND, bool SKEWED>
 DEVICE void read_slab(const element *from, int count, element *slab) {
-  constexpr int AT_ONCE = 4;
+  constexpr int AT_ONCE = KIND & LARGE_SLABS ? 4 : (64 * MAX_SHORT / SLAB_VECTOR + THREADS - 1) / THREADS;
   const int vectors = ((size_t)from & 15) == 0 ? count / SLAB_VECTOR : 0;
-  NO_UNROLL
-  for (int k0 = threadIdx.x; k0 < vectors; k0 += AT_ONCE * THREADS) {
+  int k0 = threadIdx.x;
+  do {
     uint4 loaded[AT_ONCE];
     UNROLL
     for (int i = 0; i < AT_ONCE; ++i)
@@ -219,7 +222,7 @@ DEVICE void read_slab(const element *from, int count, element *slab) {
     UNROLL
     for (int i = 0; i < AT_ONCE; ++i) {
       const int k = k0 + i * THREADS;
-      if (k >= vectors) break;
+      if (k >= vectors) continue;
       if constexpr (!SKEWED) {
         reinterpret_cast<uint4 *>(slab)[k] = loaded[i];
       } else {
@@ -230,7 +233,7 @@ DEVICE void read_slab(const element *from, int count, element *slab) {
         to[3] = loaded[i].w;
       }
     }
-  }
+  } while (KIND & LARGE_SLABS && (k0 += AT_ONCE * THREADS) < vectors);
   NO_UNROLL
   for (int k = vectors * SLAB_VECTOR + threadIdx.x; k < count; k += THREADS) slab[slab_index<SKEWED>(k)] = from[k];
 }
@@ -253,27 +256,30 @@ DEVICE void write_slab(element *to, int count, const element *slab) {
 
 // The part of a slab, of 64 elements along its long side, that a warp begins with, and the first of the short
 // side's that it takes: warps that have the same part share these.
+template <int KIND>
 struct Share {
-  int part, start, step;
+  int parts = 1, part = 0, start = warp(), step = WARPS;
   DEVICE Share(int shift) {
-    const int parts = 1 << shift;
-    part = warp() & (parts - 1);
-    start = warp() >> shift;
-    step = parts < WARPS ? WARPS >> shift : 1;
+    if constexpr (KIND & LARGE_SLABS) {
+      parts = 1 << shift;
+      part = warp() & (parts - 1);
+      start = warp() >> shift;
+      step = parts < WARPS ? WARPS >> shift : 1;
+    }
   }
 };
 
 // Rows of a matrix with few columns, which are contiguous in src; each column becomes a row of dst.
 template <int KIND, bool SKEWED>
 DEVICE void copy_slab_of_rows(const element *src, element *dst, const copy_params &p, int block, element *slab) {
-  const int most = 64 << p.slab_shift, pitch = (int)p.src_pitch, columns = (int)p.columns;
+  const int most = KIND & LARGE_SLABS ? 64 << p.slab_shift : 64, pitch = (int)p.src_pitch, columns = (int)p.columns;
   const long long matrix = block / p.row_tiles, first = (long long)(block % p.row_tiles) * most;
   const int count = within(p.rows, first, most), written = within(p.dst_width, first, most);
-  read_slab<SKEWED>(src + matrix * p.src_stride + first * pitch, count * pitch, slab);
+  read_slab<KIND, SKEWED>(src + matrix * p.src_stride + first * pitch, count * pitch, slab);
   __syncthreads();
-  const Share share(p.slab_shift);
+  const Share<KIND> share(p.slab_shift);
   NO_UNROLL
-  for (int part = share.part; part < 1 << p.slab_shift; part += WARPS) {
+  for (int part = share.part; part < share.parts; part += WARPS) {
     constexpr int APART = KIND & STORES_PAIRS ? 1 : 32;
     const int x = part * 64 + (KIND & STORES_PAIRS ? 2 : 1) * lane(), other = x + APART;
     const bool has[2] = {x < count, other < count};
@@ -281,13 +287,13 @@ DEVICE void copy_slab_of_rows(const element *src, element *dst, const copy_param
     const auto place = [&](int i) { return place_of<KIND>((int)first + i, p.tile_rows, p.dst_stride); };
     element *const to = dst + matrix * p.dst_stride + place(x);
     const long long apart = KIND & STORES_PAIRS ? 1 : place(other) - place(x);
-    constexpr int AT_ONCE = 4;
-    NO_UNROLL
-    for (int c0 = share.start; c0 < columns; c0 += AT_ONCE * share.step) {
+    constexpr int AT_ONCE = KIND & LARGE_SLABS ? 4 : MAX_SHORT / WARPS;
+    int c0 = share.start;
+    do {
       UNROLL
       for (int i = 0; i < AT_ONCE; ++i) {
         const int c = c0 + i * share.step;
-        if (c >= columns) break;
+        if (c >= columns) continue;
         const element a = has[0] ? slab[slab_index<SKEWED>(from[0] + c)] : 0;
         const element b = has[1] ? slab[slab_index<SKEWED>(from[1] + c)] : 0;
         element *const row = to + c * p.dst_pitch;
@@ -298,27 +304,27 @@ DEVICE void copy_slab_of_rows(const element *src, element *dst, const copy_param
           if (other < written) row[apart] = b;
         }
       }
-    }
+    } while (KIND & LARGE_SLABS && (c0 += AT_ONCE * share.step) < columns);
   }
 }
 
 // Columns of a matrix with few rows; they become rows of dst, which are contiguous there.
 template <int KIND, bool SKEWED>
 DEVICE void copy_slab_of_columns(const element *src, element *dst, const copy_params &p, int block, element *slab) {
-  const int most = 64 << p.slab_shift, width = (int)p.dst_width, rows = (int)p.rows;
+  const int most = KIND & LARGE_SLABS ? 64 << p.slab_shift : 64, width = (int)p.dst_width, rows = (int)p.rows;
   const long long matrix = block / p.row_tiles, first = (long long)(block % p.row_tiles) * most;
   const int count = within(p.columns, first, most);
   src += matrix * p.src_stride;
-  const Share share(p.slab_shift);
+  const Share<KIND> share(p.slab_shift);
   NO_UNROLL
-  for (int part = share.part; part < 1 << p.slab_shift; part += WARPS) {
-    constexpr int APART = KIND & LOADS_PAIRS ? 1 : 32, AT_ONCE = 7;  // 56 rows, by 8 warps
+  for (int part = share.part; part < share.parts; part += WARPS) {
+    constexpr int APART = KIND & LOADS_PAIRS ? 1 : 32, AT_ONCE = MAX_SHORT / WARPS;
     const auto place = [&](int i) { return place_of<KIND>((int)first + i, p.tile_columns, p.src_stride); };
     const int x = part * 64 + (KIND & LOADS_PAIRS ? 2 : 1) * lane(), other = x + APART;
     const int to[2] = {x * width, other * width};
     const long long from_place = place(x), apart = KIND & LOADS_PAIRS ? 1 : place(other) - from_place;
-    NO_UNROLL
-    for (int r0 = share.start; r0 < width; r0 += AT_ONCE * share.step) {
+    int r0 = share.start;
+    do {
       word loaded[AT_ONCE];
       element others[AT_ONCE];
       element elements[AT_ONCE];
@@ -343,7 +349,7 @@ DEVICE void copy_slab_of_columns(const element *src, element *dst, const copy_pa
         if (r < width && x < count) slab[slab_index<SKEWED>(to[0] + r)] = elements[i];
         if (r < width && other < count) slab[slab_index<SKEWED>(to[1] + r)] = others[i];
       }
-    }
+    } while (KIND & LARGE_SLABS && (r0 += AT_ONCE * share.step) < width);
   }
   __syncthreads();
   write_slab<SKEWED>(dst + matrix * p.dst_stride + first * width, count * width, slab);

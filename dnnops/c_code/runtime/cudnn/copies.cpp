@@ -24,8 +24,9 @@ enum CopyKind {
   NARROW_TILES = 128,
   FILLS_GAPS = 256,
   CROSSES = 512,
-  HALF_VECTORS = 1024,
-  VECTORS = 2048,
+  LARGE_SLABS = 1024,
+  HALF_VECTORS = 2048,
+  VECTORS = 4096,
 };
 enum CopyOrder {
   IN_ORDER = 0,
@@ -101,6 +102,7 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
     copy.kind += kind;
     if (along > INT32_MAX) fail(DNNOPS_NOT_SUPPORTED, "the arrays are too large to be transposed");
     p.slab_shift = slab_shift(along, across, matrices, width);
+    if (p.slab_shift) copy.kind |= LARGE_SLABS;
     p.row_tiles = static_cast<int32_t>(divided(along, SLAB << p.slab_shift));
     const int64_t elements = (SLAB << p.slab_shift) * across;
     copy.shared_bytes = static_cast<unsigned>((elements + elements / 16 + 1) * width);  // skewed, at most
