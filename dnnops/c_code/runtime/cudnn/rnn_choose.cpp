@@ -25,7 +25,7 @@ constexpr int64_t SMALL_GATED = 192, SMALL_PLAIN = 384;
 
 struct Choices {
   std::mutex mutex;
-  std::unordered_map<Key, int64_t, WordHash<Key>> algorithm;
+  std::unordered_map<Key, Choice, WordHash<Key>> made;
 };
 
 Choices &choices() {
@@ -63,21 +63,42 @@ class Trial {
 
   // In milliseconds; the first run also loads kernels.
   double time() {
-    run();
+    return best_of([this] {
+      plan_->launch_forward(handle_, arrays_);
+      if (training_) plan_->launch_backward(handle_, arrays_, gradients_);
+    });
+  }
+
+  // The same, of recordings: one of each pass, as calls have them.
+  double time_recorded() {
+    const Recording forward(handle_, [this](const Handle &on) { plan_->launch_forward(on, arrays_); });
+    std::optional<Recording> backward;
+    if (training_)
+      backward.emplace(handle_, [this](const Handle &on) { plan_->launch_backward(on, arrays_, gradients_); });
+    const double best = best_of([&] {
+      forward.run(handle_);
+      if (backward) backward->run(handle_);
+    });
+    return best;
+  }
+
+ private:
+  template <class Pass>
+  double best_of(const Pass &pass) {
+    run(pass);
     double best = HUGE_VAL;
     for (int i = 0; i < RUNS; ++i) {
-      best = std::min(best, run());
+      best = std::min(best, run(pass));
       if (best > LONG_MS) break;
     }
     return best;
   }
 
- private:
-  double run() {
+  template <class Pass>
+  double run(const Pass &pass) {
     const cudaStream_t stream = static_cast<cudaStream_t>(handle_.stream);
     DNNOPS_CHECK(cudaEventRecord(start_, stream));
-    plan_->forward(handle_, arrays_);
-    if (training_) plan_->backward(handle_, arrays_, gradients_);
+    pass();
     DNNOPS_CHECK(cudaEventRecord(stop_, stream));
     return milliseconds_between(start_, stop_);
   }
@@ -91,59 +112,84 @@ class Trial {
   Event start_, stop_;
 };
 
-int64_t find_fastest(const Key &key, const Settings &settings, const Problem &p, const Handle &handle,
+// Times of an algorithm in milliseconds, infinite where it doesn't run.
+struct Times {
+  double launched = HUGE_VAL, recorded = HUGE_VAL;
+  bool replays() const { return recorded < MARGIN * launched; }
+  double best() const { return replays() ? recorded : launched; }
+};
+
+Times time_algorithm(const Key &key, int64_t algo, const Settings &settings, const Problem &p, const Handle &handle,
                      const dnnops_tensor *inputs) {
+  Times times;
+  try {
+    Trial trial(key, algo, p, handle, inputs);
+    times.launched = trial.time();
+    // What is dropped changes from call to call.
+    if (!key.dropout) times.recorded = trial.time_recorded();
+  } catch (const Error &error) {
+    // Most often cuDNN doesn't take the network, or there is no memory for another try.  What remains broken breaks
+    // the call itself.
+    DNNOPS_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(handle.stream)));
+    if (settings.verbose)
+      std::fprintf(stderr, "dnnops: GpuDnnRNN with %s%s: %s\n", algorithm_names[algo],
+                   times.launched < HUGE_VAL ? " as a CUDA graph" : "", error.message.c_str());
+  }
+  return times;
+}
+
+Choice find_fastest(const Key &key, const Settings &settings, const Problem &p, const Handle &handle,
+                    const dnnops_tensor *inputs) {
   const bool is_small = key.hidden <= (p.gates > 1 ? SMALL_GATED : SMALL_PLAIN);
   // Not the dynamic one: compiling its kernel takes seconds.
   const int64_t candidates[] = {CUDNN_RNN_ALGO_STANDARD, CUDNN_RNN_ALGO_PERSIST_STATIC,
                                 CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H};
-  double times[3] = {HUGE_VAL, HUGE_VAL, HUGE_VAL}, best = HUGE_VAL;
-  int64_t fastest = CUDNN_RNN_ALGO_STANDARD;
+  Times times[3];
+  double best = HUGE_VAL;
+  int fastest = 0;
   for (int i = 0; i < 2 + is_small; ++i) {
-    try {
-      times[i] = Trial(key, candidates[i], p, handle, inputs).time();
-    } catch (const Error &) {
-      // Most often cuDNN doesn't take the network, or there is no memory for another try.  What remains broken breaks
-      // the call itself.
-      DNNOPS_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(handle.stream)));
-      continue;
-    }
-    if (times[i] < best) {
-      best = times[i] * (i ? 1 : MARGIN);
-      fastest = candidates[i];
+    times[i] = time_algorithm(key, candidates[i], settings, p, handle, inputs);
+    if (times[i].best() < best) {
+      best = times[i].best() * (i ? 1 : MARGIN);
+      fastest = i;
     }
   }
   // That of the largest trial, which may be one that was in vain.
   handle.arena->free_idle();
+  const Choice choice{candidates[fastest], times[fastest].replays()};
   if (settings.verbose)
     std::fprintf(stderr,
-                 "dnnops: GpuDnnRNN%s %lldx%lldx%lld, hidden size %lld, %lld layers, %s: %s (timed: standard %.4g ms,"
-                 " persist_static %.4g ms, persist_static_small_h %.4g ms)\n",
+                 "dnnops: GpuDnnRNN%s %lldx%lldx%lld, hidden size %lld, %lld layers, %s: %s%s (timed, launched and as"
+                 " a CUDA graph: standard %.4g and %.4g ms, persist_static %.4g and %.4g ms, persist_static_small_h"
+                 " %.4g and %.4g ms)\n",
                  key.training ? "" : " inference", (long long)key.steps, (long long)key.batch, (long long)key.input,
-                 (long long)key.hidden, (long long)key.layers, dtype_name(key.dtype), algorithm_names[fastest],
-                 times[0], times[1], times[2]);
-  return fastest;
+                 (long long)key.hidden, (long long)key.layers, dtype_name(key.dtype), algorithm_names[choice.algo],
+                 choice.replays ? " as a CUDA graph" : "", times[0].launched, times[0].recorded, times[1].launched,
+                 times[1].recorded, times[2].launched, times[2].recorded);
+  return choice;
 }
 
 }  // namespace
 
-int64_t algorithm_for(const Key &key, const Settings &settings, const Problem &problem, const Handle &handle,
-                      const dnnops_tensor *inputs, bool is_forward) {
-  if (settings.algo != ALGO_AUTO) return settings.algo;
+Choice choose(const Key &key, const Settings &settings, const Problem &problem, const Handle &handle,
+              const dnnops_tensor *inputs, bool is_forward) {
+  // A recording launches the same kernels: without a choice by timing, what comes again is recorded.
+  if (settings.algo != ALGO_AUTO) return {settings.algo, true};
   // The others take none of these; and what is timed may be another one in the next process.
   if (key.padded || key.projected || key.dtype == DNNOPS_FLOAT64 || settings.deterministic)
-    return CUDNN_RNN_ALGO_STANDARD;
+    return {CUDNN_RNN_ALGO_STANDARD, true};
+  const Choice safe{CUDNN_RNN_ALGO_STANDARD, false};
   {
     std::lock_guard<std::mutex> lock(choices().mutex);
-    const auto found = choices().algorithm.find(key);
-    if (found != choices().algorithm.end()) return found->second;
-    if (!is_forward || choices().algorithm.size() >= MOST_CHOICES) return CUDNN_RNN_ALGO_STANDARD;
+    const auto found = choices().made.find(key);
+    if (found != choices().made.end()) return found->second;
+    if (!is_forward || choices().made.size() >= MOST_CHOICES) return safe;
   }
-  const int64_t found = is_capturing(handle.stream) ? +CUDNN_RNN_ALGO_STANDARD
-                                                    : find_fastest(key, settings, problem, handle, inputs);
+  const Choice found =
+      is_capturing(handle.stream) ? safe : find_fastest(key, settings, problem, handle, inputs);
   // Another thread may have been faster: its choice holds.
   std::lock_guard<std::mutex> lock(choices().mutex);
-  return choices().algorithm.emplace(key, found).first->second;
+  return choices().made.emplace(key, found).first->second;
 }
 
 }  // namespace dnnops::rnn
