@@ -9,11 +9,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from math import exp, log
 from typing import Any
 
 from benchmarks import cpu, gpu
-from benchmarks.harness import BenchmarkError, RemoteTask, Session, check_agreement, measure
+from benchmarks.harness import (
+    BenchmarkError,
+    RemoteTask,
+    Session,
+    Settings,
+    check_agreement,
+    measure,
+)
 from benchmarks.report import Row, ratios
 from benchmarks.rnn_data import cpu_cases, gpu_cases
 from benchmarks.runner import Part, at_least
@@ -23,8 +31,24 @@ from benchmarks.runner import main as run
 MEAN = 1.05
 #: dnnops takes scratch memory in whole MiB.
 SLACK_MIB = 1.0
+#: Seconds of a turn of short steps, and of all turns of two libraries.
+SHORT_TURN_S, CASE_S = 0.05, 0.8
+LEAST_ROUNDS = 3
+#: A step's arrays take turns in memory: until all have come again.
+WARM_STEPS = 8
 #: Largest relative difference of the libraries' results.
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
+
+
+def fitted(settings: Settings, step_s: float) -> Settings:
+    """Shorter turns of short steps, and fewer turns of long ones.
+
+    A case takes a second or two, but has at least three turns of two steps.
+    """
+    turn_s = min(settings.turn_s, max(SHORT_TURN_S, 2 * step_s))
+    # Each turn also has a step that isn't counted.
+    rounds = min(settings.rounds, max(LEAST_ROUNDS, round(CASE_S / (2 * (turn_s + step_s)))))
+    return replace(settings, rounds=rounds, turn_s=turn_s)
 
 
 def measure_case(session: Session, case: dict[str, Any], device: str) -> list[Row]:
@@ -42,9 +66,14 @@ def measure_case(session: Session, case: dict[str, Any], device: str) -> list[Ro
             # It would not tell its version either.
             session.workers.pop(("rnn_jax", "")).stop()
     check_agreement({n: t.results() for n, t in tasks.items()}, TOLERANCE[case["dtype"]])
+    settings = session.settings
+    if device == "cuda":
+        # Of these dnnops records what comes again.
+        step_s = max(min(tasks[name].times(WARM_STEPS)) for name in ("dnnops", "torch"))
+        settings = fitted(settings, step_s)
     # Of one step, when all that is made once is there.
     facts = {name: task.facts() for name, task in tasks.items()}
-    measurement = measure(tasks, session.settings)
+    measurement = measure(tasks, settings)
     for task in tasks.values():
         task.close()
     row: Row = {
@@ -53,7 +82,9 @@ def measure_case(session: Session, case: dict[str, Any], device: str) -> list[Ro
         "spread_pct": measurement.spread_pct(),
     }
     if device == "cuda":
-        row |= {name: facts["dnnops"][name] for name in ("algorithm", "launch_ms")}
+        row |= {
+            n: facts["dnnops"][n] for n in ("algorithm", "replays", "replay_failure", "launch_ms")
+        }
         row |= {f"{name}_peak_mib": facts[name]["peak_mib"] for name in ("dnnops", "torch")}
     return [row]
 

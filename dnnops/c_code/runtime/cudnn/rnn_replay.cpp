@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <string>
 
 #include "../common/lru_cache.hpp"
 
@@ -18,6 +19,7 @@ constexpr size_t KEPT_RECORDINGS = 16;
 constexpr int64_t FREE_RECORDINGS = 8, REPLAYS_PER_RECORDING = 8;
 
 thread_local int64_t replays_of_thread = 0;
+thread_local std::string failure_of_thread;
 
 struct RecordingKey {
   int64_t plan;
@@ -128,7 +130,8 @@ void Replays::run(const Handle &handle, const Addresses &addresses, const Launch
     if (!worthwhile || !recurs(WordHash<RecordingKey>()(key))) return launch(handle);
     try {
       recording = std::make_shared<Recording>(handle, launch);
-    } catch (const Error &) {
+    } catch (const Error &error) {
+      failure_of_thread = error.message;
       wanted_ = false;
       return launch(handle);
     }
@@ -141,5 +144,6 @@ void Replays::run(const Handle &handle, const Addresses &addresses, const Launch
 }
 
 int64_t replay_count() { return replays_of_thread; }
+const char *replay_failure() { return failure_of_thread.c_str(); }
 
 }  // namespace dnnops::rnn

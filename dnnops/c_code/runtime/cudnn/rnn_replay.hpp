@@ -49,6 +49,8 @@ class Replays {
 
 // How many passes of this thread were launched as recordings.
 int64_t replay_count();
+// Why this thread's last recording failed; empty if none did.
+const char *replay_failure();
 
 }  // namespace dnnops::rnn
 #endif
