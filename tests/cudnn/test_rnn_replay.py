@@ -1,4 +1,4 @@
-"""Which passes of a recurrent network are replayed: the code itself, with CUDA on the host."""
+"""Which passes of a recurrent network are replayed, and samples: with CUDA on the host."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from dnnops.runtime.build import CUDNN, c_code_dir
 LAUNCHED, RECORDED, REPLAYED = "010", "101", "001"
 
 
+def compiled(target: Path, program: str, *sources: str) -> Path:
+    headers = [argument for argument in CUDNN._recipe[1] if argument.startswith("-I")]
+    folder = c_code_dir() / "runtime" / "cudnn"
+    command = ["g++", "-std=c++17", "-O1", "-g", "-w", "-fsanitize=address,undefined", *headers]
+    command += [f"-I{folder}", f"-I{folder.parent}", "-o", str(target), "-pthread"]
+    command += [str(Path(__file__).with_name(program)), *(str(folder / name) for name in sources)]
+    subprocess.run(command, check=True)
+    return target
+
+
 @pytest.fixture(scope="module")
 def program(tmp_path_factory) -> Path:
-    target = tmp_path_factory.mktemp("replay") / "replay"
-    headers = [argument for argument in CUDNN._recipe[1] if argument.startswith("-I")]
-    sources = c_code_dir() / "runtime" / "cudnn"
-    command = ["g++", "-std=c++17", "-O1", "-g", "-w", "-fsanitize=address,undefined", *headers]
-    command += [f"-I{sources}", f"-I{sources.parent}", "-o", str(target)]
-    command += [str(Path(__file__).with_name("host_replay.cpp")), str(sources / "rnn_replay.cpp")]
-    subprocess.run([*command, "-pthread"], check=True)
-    return target
+    folder = tmp_path_factory.mktemp("replay")
+    return compiled(folder / "replay", "host_replay.cpp", "rnn_replay.cpp")
 
 
 def run(program: Path, *passes: object) -> tuple[list[str], dict[str, int]]:
@@ -67,3 +71,8 @@ def test_recordings_are_few(program):
     became, counts = run(program, *passes)
     assert became == [LAUNCHED, RECORDED, *[REPLAYED] * 18] * 59
     assert counts["executables"] == 16
+
+
+def test_samples_of_results(tmp_path):
+    """By which a wrong algorithm is found out."""
+    subprocess.run([compiled(tmp_path / "sample", "host_rnn_sample.cpp")], check=True)

@@ -1,12 +1,17 @@
 // Which algorithm runs a recurrent network: found by timing, once for each network and shape.
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "../common/lru_cache.hpp"
 
 #include "cache.hpp"
 #include "conv_plan.hpp"
 #include "rnn.hpp"
+#include "rnn_sample.hpp"
 
 namespace dnnops::rnn {
 
@@ -20,6 +25,9 @@ constexpr int RUNS = 3;
 constexpr double LONG_MS = 50;
 // The others have to be this much faster than the standard algorithm: times vary, and it is the safe one.
 constexpr double MARGIN = 0.98;
+// Relative differences from the standard algorithm's results that aren't rounding: then an algorithm is wrong.  A network
+// that amplifies from step to step makes large ones of small ones, and then loses the faster algorithm.
+constexpr double WRONG_FLOAT32 = 1e-2, WRONG_SHORT = 0.2;
 // Of the algorithm for small hidden layers, in cuDNN 9: with three or four gates, and with one.
 constexpr int64_t SMALL_GATED = 192, SMALL_PLAIN = 384;
 
@@ -51,6 +59,8 @@ class Trial {
     const int64_t dw = pieces.add(backward * plan_->parameters()),
                   dx = pieces.add(backward * p.positions() * p.input * item), dhx = pieces.add(backward * hidden),
                   dcx = pieces.add(backward * cell);
+    sizes_ = {p.positions() * p.width() * item, plan_->parameters(), p.positions() * p.input * item, hidden};
+    dtype_ = key.dtype;
     block_.emplace(*handle.arena, pieces.total());
     const auto at = [&](int64_t place) { return Pieces::at(*block_, place); };
     const bool has_cell = p.has_cell();
@@ -67,6 +77,15 @@ class Trial {
       plan_->launch_forward(handle_, arrays_);
       if (training_) plan_->launch_backward(handle_, arrays_, gradients_);
     });
+  }
+
+  // Some of what the last run computed: the output, and the gradients by parameters, input and first states.
+  std::vector<std::vector<float>> sample() const {
+    const void *const results[] = {arrays_.y, gradients_.dw, gradients_.dx, gradients_.dhx};
+    std::vector<std::vector<float>> found;
+    for (int i = 0; i < (training_ ? 4 : 1); ++i)
+      found.push_back(take_sample(handle_, results[i], sizes_[i], dtype_));
+    return found;
   }
 
   // The same, of recordings: one of each pass, as calls have them.
@@ -115,11 +134,14 @@ class Trial {
   Plan::Arrays arrays_;
   Plan::Gradients gradients_;
   Event events_[RUNS + 1];
+  std::array<int64_t, 4> sizes_;  // of what is compared, in bytes
+  int64_t dtype_;
 };
 
 // Times of an algorithm in milliseconds, infinite where it doesn't run.
 struct Times {
   double launched = HUGE_VAL, recorded = HUGE_VAL;
+  std::vector<std::vector<float>> sample;  // of the results
   // The kernels are the same, and a recording also takes less of the host's time.
   bool replays() const { return recorded < launched; }
   double best() const { return replays() ? recorded : launched; }
@@ -133,6 +155,7 @@ Times time_algorithm(const Key &key, int64_t algo, const Settings &settings, con
     times.launched = trial.time();
     // What is dropped changes from call to call.
     if (!key.dropout) times.recorded = trial.time_recorded();
+    times.sample = trial.sample();
   } catch (const Error &error) {
     // Most often cuDNN doesn't take the network, or there is no memory for another try.  What remains broken breaks
     // the call itself.
@@ -144,17 +167,33 @@ Times time_algorithm(const Key &key, int64_t algo, const Settings &settings, con
   return times;
 }
 
+// Of any result; 0 if an algorithm did not run.
+double largest_difference(const std::vector<std::vector<float>> &found,
+                          const std::vector<std::vector<float>> &expected) {
+  double largest = 0;
+  for (size_t i = 0; i < std::min(found.size(), expected.size()); ++i)
+    largest = std::max(largest, difference(found[i], expected[i]));
+  return largest;
+}
+
 Choice find_fastest(const Key &key, const Settings &settings, const Problem &p, const Handle &handle,
                     const dnnops_tensor *inputs) {
   const bool is_small = key.hidden <= (p.gates > 1 ? SMALL_GATED : SMALL_PLAIN);
   // Not the dynamic one: compiling its kernel takes seconds.
   const int64_t candidates[] = {CUDNN_RNN_ALGO_STANDARD, CUDNN_RNN_ALGO_PERSIST_STATIC,
                                 CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H};
+  const double tolerance = key.dtype == DNNOPS_FLOAT32 ? WRONG_FLOAT32 : WRONG_SHORT;
   Times times[3];
   double best = HUGE_VAL;
   int fastest = 0;
   for (int i = 0; i < 2 + is_small; ++i) {
     times[i] = time_algorithm(key, candidates[i], settings, p, handle, inputs);
+    if (const double error = i ? largest_difference(times[i].sample, times[0].sample) : 0; error > tolerance) {
+      if (settings.verbose)
+        std::fprintf(stderr, "dnnops: GpuDnnRNN with %s: its results differ from those of standard by %.2g\n",
+                     algorithm_names[candidates[i]], error);
+      times[i] = Times();
+    }
     if (times[i].best() < best) {
       best = times[i].best() * (i ? 1 : MARGIN);
       fastest = i;
