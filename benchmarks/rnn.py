@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import exp, log
 from typing import Any
@@ -19,11 +20,12 @@ from benchmarks.harness import (
     RemoteTask,
     Session,
     Settings,
+    WorkerLostError,
     check_agreement,
     measure,
 )
 from benchmarks.report import Row, ratios
-from benchmarks.rnn_data import cpu_cases, gpu_cases
+from benchmarks.rnn_data import ALGORITHMS, cpu_cases, gpu_cases
 from benchmarks.runner import Part, at_least
 from benchmarks.runner import main as run
 
@@ -53,18 +55,27 @@ def fitted(settings: Settings, step_s: float) -> Settings:
 
 def measure_case(session: Session, case: dict[str, Any], device: str) -> list[Row]:
     """Check that the libraries do the same, and time their steps in turns."""
+    tasks: dict[str, RemoteTask] = {}
+    try:
+        for name in ("dnnops", "torch"):
+            tasks[name] = session.worker(f"rnn_{name}").open({**case, "device": device})
+        if case["jax"]:
+            try:
+                tasks["jax"] = session.worker("rnn_jax").open(case)
+            except BenchmarkError as error:  # it is for information
+                print(f"without JAX: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
+                # It would not tell its version either.
+                session.workers.pop(("rnn_jax", "")).stop()
+        return [_measured(session, case, device, tasks)]
+    finally:
+        for task in tasks.values():
+            with suppress(WorkerLostError):  # with all that it held
+                task.close()
 
-    def opened(name: str) -> RemoteTask:
-        return session.worker(f"rnn_{name}").open({**case, "device": device})
 
-    tasks = {name: opened(name) for name in ("dnnops", "torch")}
-    if case["jax"]:
-        try:
-            tasks["jax"] = opened("jax")
-        except BenchmarkError as error:  # it is for information
-            print(f"without JAX: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
-            # It would not tell its version either.
-            session.workers.pop(("rnn_jax", "")).stop()
+def _measured(
+    session: Session, case: dict[str, Any], device: str, tasks: dict[str, RemoteTask]
+) -> Row:
     check_agreement({n: t.results() for n, t in tasks.items()}, TOLERANCE[case["dtype"]])
     settings = session.settings
     if device == "cuda":
@@ -74,19 +85,16 @@ def measure_case(session: Session, case: dict[str, Any], device: str) -> list[Ro
     # Of one step, when all that is made once is there.
     facts = {name: task.facts() for name, task in tasks.items()}
     measurement = measure(tasks, settings)
-    for task in tasks.values():
-        task.close()
     row: Row = {
         "case": case["case"],
         **measurement.medians("ms"),
         "spread_pct": measurement.spread_pct(),
     }
     if device == "cuda":
-        row |= {
-            n: facts["dnnops"][n] for n in ("algorithm", "replays", "replay_failure", "launch_ms")
-        }
+        ours = ("algorithm", "replays", "replay_failure", "launch_ms")
+        row |= {name: facts["dnnops"][name] for name in ours}
         row |= {f"{name}_peak_mib": facts[name]["peak_mib"] for name in ("dnnops", "torch")}
-    return [row]
+    return row
 
 
 def gpu_misses(rows: Sequence[Row]) -> list[str]:
@@ -134,9 +142,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Read ``--device`` and measure there."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--device", choices=PARTS, default="cuda")
+    parser.add_argument("--algo", choices=ALGORITHMS, default="auto")
     args, others = parser.parse_known_args(arguments)
-    words = "Compare training steps of recurrent networks; --device {cuda,cpu} says where."
-    return run(words, [PARTS[args.device]], ENVIRONMENTS[args.device], others)
+    part = PARTS[args.device]
+    if args.algo != "auto":
+        others = ["--only", " ", *others]  # all, but nothing is written
+        part = replace(
+            part, cases=lambda session: _with_algorithm(PARTS[args.device], session, args.algo)
+        )
+    words = (
+        "Compare training steps of recurrent networks; --device {cuda,cpu} says where, and --algo"
+        " which of cuDNN's algorithms dnnops takes: then nothing is written."
+    )
+    return run(words, [part], ENVIRONMENTS[args.device], others)
+
+
+def _with_algorithm(part: Part, session: Session, algo: str) -> list[dict[str, Any]]:
+    return [
+        {**case, "case": f"{case['case']}, {algo}", "algo": algo, "jax": False}
+        for case in part.cases(session)
+    ]
 
 
 if __name__ == "__main__":

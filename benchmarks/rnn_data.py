@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 __all__ = [
+    "ALGORITHMS",
     "COMPARED_STEP",
     "LEARNING_RATE",
     "RNNArrays",
@@ -19,6 +20,14 @@ __all__ = [
 ]
 
 SEED = 40
+#: dnnops' names of cuDNN's algorithms, which are not imported: this is for every library.
+ALGORITHMS = (
+    "standard",
+    "persist_static",
+    "persist_dynamic",
+    "persist_static_small_h",
+    "auto",
+)
 #: Small, so that hundreds of steps on the same data lead nowhere; and so large that the parameters'
 #: change in float32 tells the gradient.
 LEARNING_RATE = 1e-5

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness import BenchmarkError, Session, Settings
+from benchmarks.harness import BenchmarkError, Session, Settings, WorkerLostError
 from benchmarks.machine import describe_machine
 from benchmarks.report import Row, draw_ratios, print_table, ratios, write_benchmark
 
@@ -179,8 +179,8 @@ def _run(
             except BenchmarkError as error:
                 problems.append(f"error: {part.name}: {case['case']}: {error}")
                 print(problems[-1], file=sys.stderr, flush=True)
-                # What they still hold is unknown.
-                session.__exit__()
+                if isinstance(error, WorkerLostError):
+                    session.__exit__()  # the next case starts them anew
                 continue
             # Should a later case fail, what was measured so far can be read above.
             for row in new:

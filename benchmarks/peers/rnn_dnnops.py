@@ -42,7 +42,14 @@ class Step(Task):
         dtype = case["dtype"]
         states = (case["layers"], case["batch"], case["hidden"])
         # The function doesn't depend on the shapes.
-        network = (type(self), dtype, case["hidden"], case["layers"], case["mode"])
+        network = (
+            type(self),
+            dtype,
+            case["hidden"],
+            case["layers"],
+            case["mode"],
+            case.get("algo", "auto"),
+        )
         if network not in _functions:
             _functions[network] = self.compiled(*network[1:])
         self.w, self.function = _functions[network]
@@ -50,9 +57,9 @@ class Step(Task):
         self.given = [self.moved(a) for a in (arrays.x, arrays.gy)]
         self.given.append(self.moved(np.zeros(states, dtype)))
 
-    def compiled(self, dtype: str, hidden: int, layers: int, mode: str) -> Any:
+    def compiled(self, dtype: str, hidden: int, layers: int, mode: str, algo: str) -> Any:
         """The parameters, empty as yet, and the function of a step."""
-        block = self.block_class(dtype, hidden, layers, mode)
+        block = self.block_class(dtype, hidden, layers, mode, algo=algo)
         w = self.parameters(np.zeros(0, dtype))
         x, gy, start = (self.variable(dtype) for _ in range(3))
         y, *_ = block.apply(w, x, start, *([start] if mode == "lstm" else []))
