@@ -24,7 +24,7 @@ from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.gpuarray import GpuArrayType, shared
 from dnnops.nnet import RNNBlock
 from dnnops.nnet.rnn_layout import RNN_MODES
-from dnnops.nnet.rnn_ops import INT_OPERANDS
+from dnnops.nnet.rnn_ops import INT_OPERANDS, RNN_ALGORITHMS
 from tests.cudnn.device import DTYPES, host, make_node, on_gpu, poison, restrided, rounded
 from tests.nnet.rnn_cases import RNNCase, rnn_cases, run_op, torch_network, torch_results
 from tests.oracle import PERFORM_MODE, RELATIVE_ERROR, assert_close, fuzz
@@ -168,7 +168,7 @@ def test_larger(case, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("algo", ["persist_static", "persist_static_small_h", "persist_dynamic"])
+@pytest.mark.parametrize("algo", [algo for algo in RNN_ALGORITHMS if algo != "auto"])
 def test_algorithms(algo, dtype):
     """What cuDNN takes is right; for the rest the error names the algorithm."""
     ran, refused, wrong = [], [], []
@@ -197,6 +197,7 @@ def test_algorithms(algo, dtype):
                 ran.append((mode, hidden, layers, bidirectional, batch))
     print(f"{algo} in {dtype}: ran {ran}, refused {[words for words, _ in refused]}")
     assert not wrong, "\n".join(wrong)
+    assert not refused or algo != "standard"
     assert all(f"algo='{algo}'" in message for _, message in refused)
     if algo == "persist_static_small_h":
         known = [error for (mode, _, _, both, _), error in refused if mode == "rnn_relu" and both]

@@ -25,8 +25,8 @@ constexpr int RUNS = 3;
 constexpr double LONG_MS = 50;
 // The others have to be this much faster than the standard algorithm: times vary, and it is the safe one.
 constexpr double MARGIN = 0.98;
-// Relative differences from the standard algorithm's results that aren't rounding: then an algorithm is wrong.  A network
-// that amplifies from step to step makes large ones of small ones, and then loses the faster algorithm.
+// Relative differences from the standard algorithm's results that aren't rounding: then an algorithm is wrong.  A
+// network that amplifies from step to step makes large ones of small ones, and then loses the faster algorithm.
 constexpr double WRONG_FLOAT32 = 1e-2, WRONG_SHORT = 0.2;
 // Of the algorithm for small hidden layers, in cuDNN 9: with three or four gates, and with one.
 constexpr int64_t SMALL_GATED = 192, SMALL_PLAIN = 384;

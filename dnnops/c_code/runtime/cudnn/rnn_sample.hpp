@@ -35,7 +35,8 @@ inline std::vector<float> take_sample(const Handle &handle, const void *array, i
   std::vector<char> raw(taken * GROUP);
   if (taken) {
     const cudaStream_t stream = static_cast<cudaStream_t>(handle.stream);
-    DNNOPS_CHECK(cudaMemcpy2DAsync(raw.data(), GROUP, array, step * GROUP, GROUP, taken, cudaMemcpyDeviceToHost, stream));
+    DNNOPS_CHECK(
+        cudaMemcpy2DAsync(raw.data(), GROUP, array, step * GROUP, GROUP, taken, cudaMemcpyDeviceToHost, stream));
     DNNOPS_CHECK(cudaStreamSynchronize(stream));
   }
   const int64_t item = item_size(dtype);
