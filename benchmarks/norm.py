@@ -1,17 +1,24 @@
 """Compare batch normalization and pooling with other libraries: ``python -m benchmarks.norm``.
 
-The cases are in ``norm_data.py``, and what a library does with one in ``peers/norm_LIBRARY.py``. A
-part for another device names its own peers.
+The cases are in ``norm_data.py``, and what a library does with one in ``peers/norm_LIBRARY.py``; on
+a GPU, in ``peers/norm_gpu_LIBRARY.py``.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from math import prod
+from pathlib import Path
 from typing import Any
 
+from benchmarks import gpu
 from benchmarks.cpu import environment
 from benchmarks.harness import Measurement, Session, check_agreement, measure
-from benchmarks.norm_data import norm_cases, pool_cases
+from benchmarks.norm_data import gpu_cases, norm_cases, pool_cases
+from benchmarks.peers.device_timer import build
 from benchmarks.report import Row
 from benchmarks.runner import Part, at_least, main
 
@@ -51,6 +58,84 @@ def measure_case(
     ]
 
 
+# -- on a GPU --------------------------------------------------------------------------------
+
+#: Arrays that a training step has to move: the output's x and out, the gradient's x, top and dx. A
+#: copy moves two of the same size.
+ARRAYS_MOVED, ARRAYS_COPIED = 5, 2
+#: How much longer than that it may take.
+OVER_FLOOR = 1.1
+TOLERANCES = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}
+
+
+# Until the process ends: workers have loaded the library that is in it.
+_directory: tempfile.TemporaryDirectory[str] | None = None
+
+
+@cache
+def timer() -> tuple[str, str]:
+    """The library of `device_timer`, built once, and why it has nothing for JAX."""
+    global _directory
+    _directory = tempfile.TemporaryDirectory()
+    path, without_jax = build(Path(_directory.name), cuda=True)
+    return str(path), without_jax
+
+
+def gpu_environment(threads: int) -> dict[str, str]:
+    """Let JAX leave memory to others, and let what it runs be in order, one after the other."""
+    return {
+        **gpu.environment(threads),
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "XLA_FLAGS": "--xla_gpu_enable_command_buffer=",
+    }
+
+
+def measure_on_gpu(session: Session, case: dict[str, Any]) -> list[Row]:
+    """Time training on the device beside PyTorch, JAX if it is there, and a copy."""
+    library, without_jax = timer()
+    given = {**case, "timer": library}
+    peers = {"dnnops": "norm_gpu_dnnops", "torch": "norm_gpu_torch"}
+    if not without_jax:
+        peers["jax"] = "norm_gpu_jax"
+    tasks = {name: session.worker(module).open(given) for name, module in peers.items()}
+    check_agreement(
+        {name: task.results() for name, task in tasks.items()}, TOLERANCES[case["dtype"]]
+    )
+    tasks["copy"] = session.worker(peers["dnnops"]).open({**given, "kind": "copy"})
+    measurement = measure(tasks, session.settings)
+    waits = sum(task.facts()["waits"] for task in tasks.values())
+    for task in tasks.values():
+        task.close()
+    medians = measurement.medians("ms")
+    copy = medians.pop("copy_ms")
+    return [
+        {
+            "case": case["case"],
+            **medians,
+            # As another library's time: what it divided by that of dnnops gives is at most 1.
+            "floor_ms": copy * ARRAYS_MOVED / ARRAYS_COPIED,
+            "copy_tb_per_s": _megabytes(case) * ARRAYS_COPIED / copy / 1e3,
+            "spread_pct": measurement.spread_pct(),
+            "waits": waits,
+            **({"without_jax": without_jax} if without_jax else {}),
+        }
+    ]
+
+
+def _megabytes(case: dict[str, Any]) -> float:
+    return prod(case["shape"]) * (4 if case["dtype"] == "float32" else 2) / 1e6
+
+
+def above_floor(rows: Sequence[Row]) -> list[str]:
+    """Say what takes longer than memory makes it take."""
+    return [
+        f"{row['case']}: {row['dnnops_ms'] / row['floor_ms']:.2f} times the floor of "
+        f"{row['floor_ms']:.3f} ms, not {OVER_FLOOR:g} times"
+        for row in rows
+        if row["dnnops_ms"] > OVER_FLOOR * row["floor_ms"]
+    ]
+
+
 PARTS = (
     Part(
         "cpu",
@@ -59,6 +144,15 @@ PARTS = (
         cases,
         lambda session, case: measure_case(session, case, CPU_PEERS),
         at_least(1.0),
+    ),
+    Part(
+        "gpu",
+        "norm_gpu",
+        "Batch normalization in training on the GPU, forward and backward",
+        lambda session: gpu_cases(session.small),
+        measure_on_gpu,
+        above_floor,
+        environment=gpu_environment,
     ),
 )
 

@@ -6,7 +6,15 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["EPSILON", "norm_arrays", "norm_cases", "pool_arrays", "pool_cases", "pooled_size"]
+__all__ = [
+    "EPSILON",
+    "gpu_cases",
+    "norm_arrays",
+    "norm_cases",
+    "pool_arrays",
+    "pool_cases",
+    "pooled_size",
+]
 
 SEED = 30
 EPSILON = 1e-4
@@ -16,6 +24,9 @@ NORMALIZED = ((64, 64, 56, 56), (32, 256, 14, 14), (32, 16, 112, 112), (4096, 25
 SMALL_NORMALIZED = ((4, 3, 8, 8), (16, 5))
 #: What is measured of each: with the Ops, or of an expression written out.
 NORM_KINDS = ("training", "training, written out", "inference", "inference, written out")
+
+#: On a GPU, in training.
+GPU_SHAPE, SMALL_GPU_SHAPE = (64, 256, 56, 56), (4, 16, 8, 8)
 
 # mode, shape, window, stride, pad
 POOLED = (
@@ -44,6 +55,22 @@ def norm_cases(small: bool = False) -> list[dict[str, Any]]:
         }
         for shape in (SMALL_NORMALIZED if small else NORMALIZED)
         for kind in NORM_KINDS
+    ]
+
+
+def gpu_cases(small: bool = False) -> list[dict[str, Any]]:
+    """Training on a GPU, of all dtypes that networks are trained in and both memory formats."""
+    shape = SMALL_GPU_SHAPE if small else GPU_SHAPE
+    return [
+        {
+            "kind": "normalization",
+            "case": f"{_by(shape)}, {dtype}, {memory_format.replace('_', ' ')}",
+            "shape": shape,
+            "dtype": dtype,
+            "memory_format": memory_format,
+        }
+        for dtype in ("float32", "float16", "bfloat16")
+        for memory_format in ("contiguous", "channels_last")
     ]
 
 

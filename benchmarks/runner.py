@@ -44,6 +44,8 @@ class Part:
         Says which rows are not as good as they have to be, and why.
     draw : callable
         Makes the picture.
+    environment : callable, optional
+        In place of the program's own, of `main`.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Part:
     measure: Callable[[Session, dict[str, Any]], list[Row]]
     misses: Callable[[Sequence[Row]], list[str]] = field(default=lambda rows: [])
     draw: Callable[[str, Sequence[Row]], Figure] = draw_ratios
+    environment: Callable[[int], dict[str, str]] | None = None
 
 
 def at_least(target: float, peer: str = "torch") -> Callable[[Sequence[Row]], list[str]]:
@@ -137,7 +140,8 @@ def main(
         if args.parts and part.name not in args.parts:
             continue
         settings = Settings(args.rounds, args.turn)
-        with Session(environment(args.threads), settings, args.small) as session:
+        variables = (part.environment or environment)(args.threads)
+        with Session(variables, settings, args.small) as session:
             cases = part.cases(session)
             if args.only:
                 cases = [

@@ -27,7 +27,9 @@ from dnnops.runtime.build import CUDNN, RuntimeLibrary, c_code_dir
 from dnnops.runtime.op import OperandAccess, RuntimeOp, operand_access, permuted_empty, raise_status
 
 __all__ = [
+    "TAKES_ROWS",
     "CudnnOp",
+    "as_dense",
     "as_gradient",
     "check_cudnn",
     "cudnn_status",
@@ -41,7 +43,7 @@ __all__ = [
 
 
 # In dnnops_cudnn_emit.h: layouts of an operand that are taken as they are.
-_CONTIGUOUS, _CHANNELS_LAST, _GAPS = 1, 2, 4
+_CONTIGUOUS, _CHANNELS_LAST, _GAPS, TAKES_ROWS = 1, 2, 4, 8
 
 
 @operand_access.register(GpuArrayType)
@@ -59,6 +61,30 @@ def _empty(shape: tuple[int, ...], dtype: str, memory_format: str) -> Any:
     import cupy
 
     return permuted_empty(cupy.empty, shape, numpy_dtype(dtype), memory_format)
+
+
+def as_dense(array: Any, memory_format: str) -> Any:
+    """Give a device array in a memory format: itself, or a copy.
+
+    Parameters
+    ----------
+    array : cupy.ndarray
+        Of the current device.
+    memory_format : {'contiguous', 'channels_last'}
+        The order of the axes in memory.
+
+    Returns
+    -------
+    cupy.ndarray
+        Without gaps.
+    """
+    import cupy
+
+    if memory_format == "contiguous":
+        return cupy.ascontiguousarray(array)
+    order = (0, *range(2, array.ndim), 1)
+    memory = cupy.ascontiguousarray(array.transpose(order))
+    return memory.transpose([order.index(axis) for axis in range(array.ndim)])
 
 
 class CudnnOp(RuntimeOp):
@@ -116,6 +142,8 @@ class CudnnOp(RuntimeOp):
                 stride, dense = array.strides[0], array[:1].size * array.itemsize
                 if array.shape[0] == 1 or stride == dense or (layouts & _GAPS and stride > dense):
                     return array
+        if layouts & TAKES_ROWS and _has_rows(array):
+            return array
         import cupy
 
         return cupy.ascontiguousarray(array)
@@ -174,6 +202,12 @@ dnnops_kept *const kept = kept_{name};
 {leave}
 }}
 """
+
+
+def _has_rows(array: Any) -> bool:
+    """Whether an array's last axis is dense, and no stride negative or zero: as in C."""
+    positive = all(s > 0 for n, s in zip(array.shape, array.strides, strict=True) if n > 1)
+    return positive and (array.shape[-1] <= 1 or array.strides[-1] == array.itemsize)
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from pytensor.gradient import DisconnectedType
@@ -12,7 +12,7 @@ from pytensor.tensor.shape import Shape_i
 
 from dnnops.config import flag_value
 from dnnops.cudnn.base import CUDNN, CudnnOp, as_gradient, device_operands, gradient_like
-from dnnops.errors import DnnTypeError
+from dnnops.errors import DnnNotSupportedError, DnnTypeError
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import switch
@@ -202,6 +202,12 @@ class GpuDnnRNNBackward(GpuDnnRNNBase, RNNBackward):
         self.inplace = switch(type(self).__name__, "inplace", inplace)
         if self.inplace:
             self.destroy_map = {0: [self.all_operands.index("reserve")]}
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> NoReturn:
+        raise DnnNotSupportedError(
+            "GpuDnnRNNBackward: cuDNN has no second derivatives, and none in forward mode, of a "
+            "recurrent network; those of dnnops.nnet.RNNBlock have them, by loops"
+        )
 
     def parameters(self) -> list[int]:
         return self._words(self.by_x, self.inplace)

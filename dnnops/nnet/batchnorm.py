@@ -313,8 +313,8 @@ def batch_normalization_train(
     DnnTypeError
         If a dtype or a rank is another one.
     DnnValueError
-        If the axes don't fit, shapes don't match, a constant `epsilon` is negative or not finite,
-        or only one of the running averages is given; at the call, if `inputs` has no elements.
+        If the axes don't fit, shapes don't match, `epsilon` is negative or not finite, or only one
+        of the running averages is given; at the call, if `inputs` has no elements.
 
     Notes
     -----
@@ -376,8 +376,7 @@ def batch_normalization_test(
     DnnTypeError
         If a dtype or a rank is another one.
     DnnValueError
-        If the axes don't fit, shapes don't match, or a constant `epsilon` is negative or not
-        finite.
+        If the axes don't fit, shapes don't match, or `epsilon` is negative or not finite.
     """
     where = "batch_normalization_test"
     x, canonical, padded = _operands(

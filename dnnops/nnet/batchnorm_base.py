@@ -130,6 +130,12 @@ class BatchNormBase(ExpressionOp):
         A variance has twice the digits of its mean, which sums of float32 do not leave.
         """
         self._merge({o: x.shape for o, x in zip(self.operands, inputs, strict=True)})
+        if "epsilon" in self.scalars:
+            epsilon = float(inputs[self.operands.index("epsilon")])
+            if not 0 <= epsilon < np.inf:
+                raise DnnValueError(
+                    f"{type(self).__name__}: epsilon must be finite and at least 0, got {epsilon}"
+                )
         return [np.asarray(x).astype("float64", copy=False) for x in inputs]
 
     def _variables(self, inputs: Sequence[Any]) -> list[Any]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import struct
 from math import isfinite
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Apply, Constant
-from pytensor.graph.op import Op
 
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
@@ -22,6 +21,8 @@ from dnnops.nnet._validate import (
     show_shape,
     switch,
 )
+from dnnops.nnet.expressions import ExpressionOp
+from dnnops.nnet.rnn_expressions import rnn_gradient_expressions
 from dnnops.nnet.rnn_layout import RNN_MODES, RNNLayout
 from dnnops.nnet.rnn_reference import RNNProblem, rnn_backward, rnn_forward
 
@@ -75,8 +76,11 @@ def int64_variable(where: str, name: str, value: Any, ndim: int) -> Any:
     return pt.cast(x, "int64")
 
 
-class RNNBase(Op):
+class RNNBase(ExpressionOp):
     """What the two Ops share: the network, its operands and their checks.
+
+    Derivatives of the gradient, and those in forward mode, are those of the network written as
+    loops over the steps.
 
     The operands are `w` (parameters,), `x` (steps, batch, input), `hx` (pseudo-layers, batch,
     output size), for an LSTM `cx` (pseudo-layers, batch, hidden size), if there are lengths
@@ -111,6 +115,8 @@ class RNNBase(Op):
         "has_lengths",
         "algo",
     )
+
+    has_pushforwards = False
 
     def __init__(
         self,
@@ -258,12 +264,6 @@ class RNNBase(Op):
         for output, storage, result in zip(node.outputs, output_storage, results, strict=True):
             storage[0] = np.asarray(result, dtype=output.type.dtype)
 
-    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> NoReturn:
-        raise DnnNotSupportedError(
-            f"{type(self).__name__}: derivatives in forward mode (pushforward, Rop) of a recurrent "
-            "network are not there; write the network as a scan for them"
-        )
-
 
 _STATES_AND_OUTPUT = (("y", "y"), ("hy", "hx"), ("cy", "cx"))
 
@@ -404,13 +404,21 @@ class RNNBackward(RNNBase):
         return [shapes[self.all_operands.index(name)] for name in self.results]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        return [[name not in INT_OPERANDS] * len(node.outputs) for name in self.all_operands]
+        # y and reserve are no variables of their own, but what they have to be for the others.
+        constant = (*INT_OPERANDS, "y", "reserve")
+        return [[name not in constant] * len(node.outputs) for name in self.all_operands]
 
-    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> NoReturn:
-        raise DnnNotSupportedError(
-            f"{type(self).__name__}: second derivatives of a recurrent network are not there, as "
-            "in cuDNN; write the network as a scan for them"
-        )
+    def _expressions(self, *operands: Any) -> list[Any]:
+        if self.dropout:
+            raise DnnNotSupportedError(
+                f"{type(self).__name__}: there are no second derivatives, and none in forward "
+                "mode, of a recurrent network with dropout between its layers. Make an RNNBlock of "
+                "one layer for each, with dnnops.nnet.dropout between them, or leave dropout away"
+            )
+        given = dict(zip(self.all_operands, operands, strict=True))
+        network = {name: given[name] for name in self.operands}
+        cotangents = [given[name] for name in ("gy", "ghy", "gcy") if name in given]
+        return rnn_gradient_expressions(self.layout, network, cotangents, self.results)
 
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         problem, values = self._problem(self.all_operands, inputs)

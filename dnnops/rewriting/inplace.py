@@ -20,8 +20,8 @@ from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.subtensor import GpuAdvancedIncSubtensor, GpuIncSubtensor
 
-#: ``f(fgraph, node)`` gives an in-place version of ``node.op``, or None.
-InplaceFunction = Callable[[FunctionGraph, Apply], Op | None]
+#: ``f(fgraph, node)`` gives an in-place version of ``node.op``, several, or None.
+InplaceFunction = Callable[[FunctionGraph, Apply], Op | Sequence[Op] | None]
 
 _registry: dict[type, InplaceFunction] = {}
 
@@ -38,8 +38,9 @@ def register_gpu_inplace(*op_classes: type) -> Callable[[InplaceFunction], Inpla
     -------
     callable
         A decorator for ``f(fgraph, node)``, which returns an Op with a ``destroy_map`` that
-        takes ``node.inputs``, or None. It isn't asked about nodes that are in place already,
-        and needn't check whether the input may be overwritten.
+        takes ``node.inputs``, or None; or several, of which the first one is taken that overwrites
+        only what may be. It isn't asked about nodes that are in place already, and needn't check
+        whether the input may be overwritten.
     """
 
     def register(function: InplaceFunction) -> InplaceFunction:
@@ -59,18 +60,18 @@ class GpuInplace(GraphRewriter):
             function = _registry.get(type(node.op))
             if function is None or node.op.destroy_map:
                 continue
-            op = function(fgraph, node)
-            if op is None:
-                continue
-            new = op.make_node(*node.inputs).outputs
-            copy_stack_trace(node.outputs, new)
-            try:
-                fgraph.replace_all_validate(
-                    list(zip(node.outputs, new, strict=True)), reason="gpu_inplace"
-                )
-            except InconsistencyError:
-                # Somebody else needs the old value.
-                continue
+            versions = function(fgraph, node)
+            for op in [versions] if isinstance(versions, Op) else versions or ():
+                new = op.make_node(*node.inputs).outputs
+                copy_stack_trace(node.outputs, new)
+                try:
+                    fgraph.replace_all_validate(
+                        list(zip(node.outputs, new, strict=True)), reason="gpu_inplace"
+                    )
+                except InconsistencyError:
+                    # Somebody else needs the old value.
+                    continue
+                break
 
 
 class GpuInplaceElemwise(InplaceGraphOptimizer):

@@ -210,6 +210,18 @@ class RuntimeOp(COp):
         """C expression of the device's number."""
         return "0"
 
+    def output_format(self, index: int, inputs: list[Any]) -> str:
+        """The memory format of an output, for :meth:`perform`."""
+        return self.memory_format if index == 0 else "contiguous"
+
+    def c_output_format(self, index: int) -> str:
+        """C expression of it, in which ``in`` are the operands."""
+        return f"DNNOPS_{(self.memory_format if index == 0 else 'contiguous').upper()}"
+
+    def c_match_operands(self, node: Apply, inputs: list[str], fail: str) -> str:
+        """C code that replaces operands by copies, once all have been read."""
+        return ""
+
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         functions = self.library.library
         tensors = describe_operands(node.inputs, inputs)
@@ -229,7 +241,7 @@ class RuntimeOp(COp):
                 array = inputs[self.reused_inputs[index][0]]
             else:
                 shape = tuple(tensor.shape[: tensor.ndim])
-                memory_format = self.memory_format if index == 0 else "contiguous"
+                memory_format = self.output_format(index, inputs)
                 array = access.empty(shape, variable.type.dtype, memory_format)
             _describe(access, array, variable.type.dtype, tensor)
             output_storage[index][0] = array
@@ -293,6 +305,7 @@ dnnops_tensor in[{max(1, len(inputs))}], out[{len(outputs)}];
 dnnops_context context = {{&state_{name}, {self.c_stream}, {self.c_device(node)}}};
 int status;
 {reads}
+{self.c_match_operands(node, inputs, fail)}
 status = {self.function}_shape{arguments};
 if (status) {{ dnnops_raise(status, dnnops_last_error()); {fail} }}
 {prepares}
@@ -311,8 +324,7 @@ if (status) {{ dnnops_raise(status, dnnops_last_error()); {fail} }}
                 f"out[{index}] = in[{source}];\n"
             )
         access = operand_access(node.outputs[index].type)
-        memory_format = (self.memory_format if index == 0 else "contiguous").upper()
-        arguments = f"(&{c_name}, DNNOPS_{memory_format}, &out[{index}])"
+        arguments = f"(&{c_name}, {self.c_output_format(index)}, &out[{index}])"
         return f"if ({access.prepare}{arguments}) {{ {fail} }}\n"
 
 

@@ -1,6 +1,8 @@
-// Runs CUDA kernels on the host, one block after the other: a block's threads are coroutines, which
-// take turns, in an order drawn anew, whenever all that haven't ended are at a barrier.
+// Runs CUDA kernels on the host, one block after the other, or some at once, each of which has a thread of the host: a
+// block's threads are coroutines, which take turns, in an order drawn anew, whenever all that haven't ended are at a
+// barrier.
 #pragma once
+#include <sched.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -9,22 +11,27 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <random>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #define DEVICE inline
 #define KERNEL static
 #define UNROLL
 #define UNROLL_4
+#define UNROLL_BY(count)
+#define NO_UNROLL
 #define GRID_CONSTANT
 inline void wait_for_stream() {}
 #define __launch_bounds__(...)
-#define __shared__ static
+#define __shared__ static thread_local
 
 struct Dim3 {
   unsigned x = 0, y = 0, z = 0;
 };
-inline Dim3 threadIdx, blockIdx, blockDim, gridDim;
+inline thread_local Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
@@ -93,6 +100,12 @@ inline unsigned short to_bfloat(float value) {
   return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// Blocks and their threads take turns.
+template <class T>
+void atomicAdd(T *to, T value) {
+  *to += value;
+}
+
 inline void copy_16_bytes(char *to, const char *from) {
   if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) std::abort();
   std::memcpy(to, from, 16);
@@ -103,14 +116,15 @@ void wait_for_copies() {}
 
 class Block {
  public:
-  static inline std::vector<uint4> dynamic;  // shared memory
-  static inline Block *running = nullptr;
+  static inline thread_local std::vector<uint4> dynamic;  // shared memory
+  static inline thread_local Block *running = nullptr;
 
   Block(unsigned threads, std::function<void()> kernel, unsigned seed)
       : kernel_(std::move(kernel)), contexts_(threads), ended_(threads), order_(threads), random_(seed) {
     constexpr size_t STACK = 1 << 17;
-    static std::vector<char> stacks;
-    if (stacks.size() < threads * STACK) stacks.resize(threads * STACK);
+    static thread_local std::unique_ptr<char[]> stacks;
+    static thread_local size_t size = 0;
+    if (size < threads * STACK) stacks.reset(new char[size = threads * STACK]);
     for (unsigned i = 0; i < threads; ++i) {
       order_[i] = i;
       getcontext(&contexts_[i]);
@@ -153,22 +167,73 @@ class Block {
 };
 
 inline void __syncthreads() { Block::running->barrier(); }
+// All of a block wait, not only the warp: it must be what each thread comes to.
+inline void __syncwarp() { Block::running->barrier(); }
+
+// All threads of the block take part, which is more than a GPU asks for.
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int apart) {
+  static thread_local T values[1024];
+  values[threadIdx.x] = value;
+  __syncthreads();
+  const T other = values[threadIdx.x ^ (unsigned)apart];
+  __syncthreads();
+  return other;
+}
+
+// If blocks run one after the other, what one waits for has to be there.
+inline bool runs_some_at_once = false;
+inline void pause() {
+  if (!runs_some_at_once) std::abort();
+  sched_yield();
+}
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline unsigned atomicAdd(unsigned *to, unsigned value) { return __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
+inline unsigned atomicExch(unsigned *to, unsigned value) { return __atomic_exchange_n(to, value, __ATOMIC_RELAXED); }
+inline double read_from_cache(const double *from) { return *from; }
+inline void __stcs(uint4 *to, uint4 value) {
+  if (reinterpret_cast<uintptr_t>(to) % sizeof(uint4)) std::abort();
+  *to = value;
+}
 
 // Shared memory begins as NaNs, and is as long as asked for; what follows it must stay as it is.
 template <class Kernel, class Params>
-int run_grid(Kernel kernel, const Params &params, unsigned blocks, unsigned threads, unsigned shared, unsigned seed) {
+int run_block(Kernel kernel, const Params &params, Dim3 block, Dim3 grid, unsigned threads, unsigned shared,
+              unsigned seed) {
   constexpr size_t GUARD = 64;
   const size_t units = (shared + 15) / 16;
+  blockIdx = block;
+  gridDim = grid;
   blockDim.x = threads;
-  gridDim.x = blocks;
-  for (unsigned block = 0; block < blocks; ++block) {
-    Block::dynamic.assign(units + GUARD, uint4{~0u, ~0u, ~0u, ~0u});
-    blockIdx.x = block;
-    Block(threads, [&] { kernel(params); }, seed + block).run();
-    for (size_t i = units; i < units + GUARD; ++i) {
-      const uint4 q = Block::dynamic[i];
-      if ((q.x & q.y & q.z & q.w) != ~0u) return 1;
-    }
+  Block::dynamic.assign(units + GUARD, uint4{~0u, ~0u, ~0u, ~0u});
+  Block(threads, [&] { kernel(params); }, seed).run();
+  for (size_t i = units; i < units + GUARD; ++i) {
+    const uint4 q = Block::dynamic[i];
+    if ((q.x & q.y & q.z & q.w) != ~0u) return 1;
   }
   return 0;
+}
+
+template <class Kernel, class Params>
+int run_grid(Kernel kernel, const Params &params, unsigned blocks, unsigned threads, unsigned shared, unsigned seed) {
+  int failed = 0;
+  for (unsigned block = 0; block < blocks && !failed; ++block)
+    failed = run_block(kernel, params, {block}, {blocks}, threads, shared, seed + block);
+  return failed;
+}
+
+// As of a cooperative launch.
+template <class Kernel, class Params>
+int run_grid_at_once(Kernel kernel, const Params &params, unsigned blocks, unsigned threads, unsigned shared,
+                     unsigned seed) {
+  runs_some_at_once = true;
+  std::vector<int> failed(blocks);
+  std::vector<std::thread> running;
+  for (unsigned block = 0; block < blocks; ++block)
+    running.emplace_back([&, block] {
+      failed[block] = run_block(kernel, params, {block}, {blocks}, threads, shared, seed + block);
+    });
+  for (std::thread &thread : running) thread.join();
+  runs_some_at_once = false;
+  return *std::max_element(failed.begin(), failed.end());
 }

@@ -405,3 +405,21 @@ def test_errors_of_running_averages():
         batch_normalization_train(x, ones, ones, running_average_factor=np.nan)
     with pytest.raises(DnnTypeError, match="running_average_factor must be a number"):
         batch_normalization_train(x, ones, ones, running_average_factor="half")
+
+
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", None])
+def test_an_epsilon_that_is_known_at_the_call(mode):
+    """In plain NumPy and, in PyTensor's default mode, in the runtime library."""
+    x, epsilon = pt.fmatrix(), pt.dscalar()
+    parameter = pt.ones(3, dtype="float32")
+    outputs = [
+        batch_normalization_train(x, parameter, parameter, epsilon=epsilon)[0],
+        batch_normalization_test(x, *[parameter] * 4, epsilon=epsilon),
+    ]
+    for out in outputs:
+        function = pytensor.function([x, epsilon], out, mode=mode)
+        value = np.random.default_rng(0).standard_normal((4, 3)).astype("float32")
+        assert np.isfinite(function(value, 0.0)).all()
+        for wrong in (-1e-6, np.inf, np.nan):
+            with pytest.raises(DnnValueError, match=r"epsilon .* finite and at least 0"):
+                function(value, wrong)

@@ -5,60 +5,8 @@
 // UP (the gradient by the image), filters KH x KW, strides SH, SW, dilations DH, DW; a thread's tile of
 // TH x TW units and V channels; THREADS, the most of a block; and some of each kernel's own.
 
-#if DTYPE == 1
-using Bits = double;
-using Acc = double;
-#elif DTYPE == 0
-using Bits = float;
-using Acc = float;
-#else
-using Bits = unsigned short;  // as it lies in memory
-using Acc = float;
-#endif
-
 constexpr int TAPS = KH * KW;
 constexpr int VECTOR_BYTES = V * (int)sizeof(Bits);
-
-#ifdef __CUDACC__
-DEVICE float low_half(unsigned word) {
-  float value;
-#if DTYPE == 2
-  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(value) : "r"(word));
-#else
-  value = __uint_as_float(word << 16);
-#endif
-  return value;
-}
-DEVICE float high_half(unsigned word) {
-  float value;
-#if DTYPE == 2
-  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(value) : "r"(word));
-#else
-  value = __uint_as_float(word & 0xffff0000u);
-#endif
-  return value;
-}
-DEVICE unsigned short half_bits(float value) {
-  unsigned short bits;
-#if DTYPE == 2
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-#else
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-#endif
-  return bits;
-}
-
-// From global to shared memory, without waiting.
-DEVICE void copy_16_bytes(char *to, const char *from) {
-  const unsigned address = (unsigned)__cvta_generic_to_shared(to);
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-}
-DEVICE void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-DEVICE void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-#endif
 
 // V channels of a pixel, or one, as loaded.
 struct Raw {
@@ -71,23 +19,7 @@ DEVICE Acc element(const Raw &raw, int i) {
 #elif DTYPE == 1
   return __hiloint2double(raw.words[2 * i + 1], raw.words[2 * i]);
 #else
-  return i % 2 ? high_half(raw.words[i / 2]) : low_half(raw.words[i / 2]);
-#endif
-}
-
-DEVICE Acc to_acc(Bits bits) {
-#if DTYPE < 2
-  return bits;
-#else
-  return low_half(bits);
-#endif
-}
-
-DEVICE Bits from_acc(Acc value) {
-#if DTYPE < 2
-  return value;
-#else
-  return half_bits(value);
+  return i % 2 ? Number<DTYPE>::high(raw.words[i / 2]) : Number<DTYPE>::low(raw.words[i / 2]);
 #endif
 }
 
@@ -139,8 +71,8 @@ DEVICE void store_vector(Bits *to, const Acc (&sums)[V], Acc alpha, Acc beta) {
   }
 #else
   UNROLL for (int v = 0; v < V; v += 2) {
-    words[v / 2] = half_bits(values[v]);
-    if (v + 1 < V) words[v / 2] |= (unsigned)half_bits(values[v + 1]) << 16;
+    words[v / 2] = from_acc(values[v]);
+    if (v + 1 < V) words[v / 2] |= (unsigned)from_acc(values[v + 1]) << 16;
   }
 #endif
   if constexpr (VECTOR_BYTES == 16)

@@ -5,6 +5,9 @@
 #define KERNEL extern "C" __global__
 #define UNROLL _Pragma("unroll")
 #define UNROLL_4 _Pragma("unroll 4")
+#define DNNOPS_PRAGMA(words) _Pragma(#words)
+#define UNROLL_BY(count) DNNOPS_PRAGMA(unroll (count))
+#define NO_UNROLL _Pragma("unroll 1")
 #define GRID_CONSTANT __grid_constant__
 
 // Kernels are launched before the work ahead of them in the stream has ended (launch_kernel in
@@ -13,5 +16,26 @@ DEVICE void wait_for_stream() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// Between two looks at what another block is to write.
+DEVICE void pause() { __nanosleep(64); }
+
+// What another block has written.  Unlike __ldcg() it stays where it is.
+DEVICE double read_from_cache(const double *from) {
+  double value;
+  asm volatile("ld.global.cg.f64 %0, [%1];" : "=d"(value) : "l"(from) : "memory");
+  return value;
+}
+
+// From global to shared memory, without waiting.
+DEVICE void copy_16_bytes(char *to, const char *from) {
+  const unsigned address = (unsigned)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+}
+DEVICE void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+DEVICE void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 #endif

@@ -7,7 +7,7 @@
 #include <initializer_list>
 #include <vector>
 
-#include "error.hpp"
+#include "shapes.hpp"
 
 namespace dnnops::rnn {
 
@@ -116,23 +116,11 @@ inline void check_operands(const Problem &p, const dnnops_tensor *inputs) {
            (long long)p.steps, (long long)length);
 }
 
-inline void set_shape(dnnops_tensor &output, const dnnops_tensor &like) {
-  output.dtype = like.dtype;
-  output.ndim = like.ndim;
-  std::copy_n(like.shape, like.ndim, output.shape);
-}
-
-inline void set_shape(dnnops_tensor &output, int64_t dtype, std::initializer_list<int64_t> shape) {
-  output.dtype = dtype;
-  output.ndim = (int64_t)shape.size();
-  std::copy(shape.begin(), shape.end(), output.shape);
-}
-
 // The shapes of the results of checked operands, but for the reserve's.
 inline void set_forward_shapes(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  set_shape(outputs[0], inputs[1].dtype, {p.steps, p.batch, p.width()});
-  set_shape(outputs[1], inputs[2]);
-  if (p.has_cell()) set_shape(outputs[2], inputs[p.cx_at()]);
+  set_output(outputs[0], inputs[1].dtype, {p.steps, p.batch, p.width()});
+  set_output(outputs[1], inputs[2]);
+  if (p.has_cell()) set_output(outputs[2], inputs[p.cx_at()]);
 }
 
 // The gradient's further operands, but for the reserve; the flag says whether there is a gradient by x.
@@ -143,10 +131,10 @@ inline void set_backward_shapes(const Problem &p, const dnnops_tensor *inputs, d
   check_operand("gy", others[2], dtype, {p.steps, p.batch, p.width()});
   check_operand("ghy", others[3], dtype, {p.states(), p.batch, p.outputs});
   if (p.has_cell()) check_operand("gcy", others[4], dtype, {p.states(), p.batch, p.hidden});
-  set_shape(outputs[0], inputs[0]);
-  set_shape(outputs[1], inputs[2]);
-  if (p.has_cell()) set_shape(outputs[2], inputs[p.cx_at()]);
-  if (p.flag) set_shape(outputs[2 + p.has_cell()], inputs[1]);
+  set_output(outputs[0], inputs[0]);
+  set_output(outputs[1], inputs[2]);
+  if (p.has_cell()) set_output(outputs[2], inputs[p.cx_at()]);
+  if (p.flag) set_output(outputs[2 + p.has_cell()], inputs[1]);
 }
 
 }  // namespace dnnops::rnn

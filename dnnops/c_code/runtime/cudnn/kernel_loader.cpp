@@ -34,6 +34,7 @@ struct Driver {
   int (*get_attribute)(int *, int, void *) = nullptr;
   int (*set_attribute)(void *, int, int) = nullptr;
   int (*error_name)(int, const char **) = nullptr;
+  int (*occupancy)(int *, void *, int, size_t) = nullptr;
 
   Driver() {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -45,6 +46,7 @@ struct Driver {
     find(get_attribute, "cuFuncGetAttribute");
     find(set_attribute, "cuFuncSetAttribute");
     find(error_name, "cuGetErrorName");
+    find(occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor");
   }
 };
 
@@ -53,7 +55,7 @@ constexpr int DRIVER_INVALID_CONTEXT = 201;
 
 const Driver &driver() {
   static const Driver found;
-  if (!found.launch || !found.get_attribute || !found.set_attribute || !found.error_name)
+  if (!found.launch || !found.get_attribute || !found.set_attribute || !found.error_name || !found.occupancy)
     fail(DNNOPS_NOT_SUPPORTED, "the driver's library libcuda.so.1 was not found, or lacks functions");
   return found;
 }
@@ -117,21 +119,50 @@ Kernel load_kernel(const Handle &handle, const char *program, const char *name, 
   return kernels().loaded[key] = kernel;
 }
 
+namespace {
+
+// Calls a function of the driver, which wants a context to be current.
+template <class Call>
+void call_driver(const char *name, Call call) {
+  int status = call();
+  if (__builtin_expect(status == DRIVER_INVALID_CONTEXT, 0)) {
+    // This thread hasn't used the device yet: the runtime makes its context current.
+    DNNOPS_CHECK(cudaFree(nullptr));
+    status = call();
+  }
+  check_driver(status, name);
+}
+
+void launch(const Kernel &kernel, unsigned blocks, unsigned threads, unsigned shared_bytes, void *stream,
+            void **arguments, cudaLaunchAttribute *attribute) {
+  const LaunchConfig config = {{blocks, 1, 1}, {threads, 1, 1}, shared_bytes, stream, attribute, attribute ? 1u : 0u};
+  call_driver("cuLaunchKernelEx", [&] { return driver().launch(&config, kernel.function, arguments, nullptr); });
+}
+
+}  // namespace
+
 void launch_kernel(const Kernel &kernel, unsigned blocks, unsigned threads, unsigned shared_bytes, void *stream,
                    void **arguments) {
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
-  const unsigned attribute_count = kernel.waits ? 1 : 0;
-  const LaunchConfig config = {{blocks, 1, 1}, {threads, 1, 1}, shared_bytes, stream, &attribute, attribute_count};
-  const auto launch = [&] { return driver().launch(&config, kernel.function, arguments, nullptr); };
-  int status = launch();
-  if (__builtin_expect(status == DRIVER_INVALID_CONTEXT, 0)) {
-    // This thread hasn't used the device yet: the runtime makes its context current.
-    DNNOPS_CHECK(cudaFree(nullptr));
-    status = launch();
-  }
-  check_driver(status, "cuLaunchKernelEx");
+  launch(kernel, blocks, threads, shared_bytes, stream, arguments, kernel.waits ? &attribute : nullptr);
+}
+
+int blocks_at_once(const Kernel &kernel, unsigned threads, unsigned shared_bytes) {
+  int blocks = 0;
+  call_driver("cuOccupancyMaxActiveBlocksPerMultiprocessor", [&] {
+    return driver().occupancy(&blocks, kernel.function, static_cast<int>(threads), shared_bytes);
+  });
+  return blocks;
+}
+
+void launch_cooperative(const Kernel &kernel, unsigned blocks, unsigned threads, unsigned shared_bytes, void *stream,
+                        void **arguments) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  launch(kernel, blocks, threads, shared_bytes, stream, arguments, &attribute);
 }
 
 }  // namespace dnnops

@@ -22,5 +22,12 @@ Kernel load_kernel(const Handle &handle, const char *program, const char *name, 
 void launch_kernel(const Kernel &kernel, unsigned blocks, unsigned threads, unsigned shared_bytes, void *stream,
                    void **arguments);
 
+// How many blocks of a kernel run on a multiprocessor at once.
+int blocks_at_once(const Kernel &kernel, unsigned threads, unsigned shared_bytes);
+
+// All of the blocks run at once: they may wait for each other.
+void launch_cooperative(const Kernel &kernel, unsigned blocks, unsigned threads, unsigned shared_bytes, void *stream,
+                        void **arguments);
+
 }  // namespace dnnops
 #endif

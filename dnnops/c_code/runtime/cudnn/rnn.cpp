@@ -83,10 +83,10 @@ void forward_shape(const Call &call) {
   set_forward_shapes(call.problem, call.inputs, call.outputs);
   if (!call.keeps_reserve()) return;
   dnnops_tensor &reserve = call.outputs[2 + call.problem.has_cell()];
-  if (call.empty()) return set_shape(reserve, call.reserve_dtype(), {0});
+  if (call.empty()) return set_output(reserve, call.reserve_dtype(), {0});
   const DeviceGuard device(call.context.device);
   const Handle &handle = handle_for(call.context.device, call.context.stream);
-  set_shape(reserve, call.reserve_dtype(), {call.reserve_elements(*find_plan(call, handle))});
+  set_output(reserve, call.reserve_dtype(), {call.reserve_elements(*find_plan(call, handle))});
 }
 
 void backward_shape(const Call &call) {

@@ -9,28 +9,13 @@
 #include <cstring>
 #include <vector>
 
+#include "../common/batchnorm_problem.hpp"
 #include "batchnorm_loops.hpp"
 
 namespace dnnops {
 namespace {
 
 // params: a bit for each axis that statistics are over; whether there are running averages.
-bool is_reduced(const int64_t *params, int64_t axis) { return params[0] >> axis & 1; }
-
-// The axes of batch are [bounds[0], bounds[1]), those of channel and inner follow.
-void axis_bounds(const int64_t *params, int64_t ndim, int64_t *bounds) {
-  int64_t begin = 0, end = 0;
-  for (int64_t i = 0; i < ndim; ++i) {
-    if (is_reduced(params, i)) continue;
-    if (end == 0)
-      begin = i;
-    else if (end != i)
-      fail(DNNOPS_NOT_SUPPORTED, "axes that have statistics of their own have to be neighbors, %lld and %lld are not",
-           (long long)end - 1, (long long)i);
-    end = i + 1;
-  }
-  bounds[0] = 0, bounds[1] = begin, bounds[2] = end, bounds[3] = ndim;
-}
 
 double read_scalar(const dnnops_tensor &tensor) { return *static_cast<const double *>(tensor.data); }
 
@@ -88,12 +73,9 @@ class PackedInputs {
 
 float *floats(void *data) { return static_cast<float *>(data); }
 
-// How many elements each statistic is over.
-int64_t sample_count(const int64_t *params, const dnnops_tensor &x) {
-  int64_t count = 1;
-  for (int64_t i = 0; i < x.ndim; ++i)
-    if (is_reduced(params, i)) count *= x.shape[i];
-  return count;
+void check_dtypes(const dnnops_tensor &x, const dnnops_tensor &other) {
+  dnnl_dtype(x.dtype);
+  dnnl_dtype(other.dtype);
 }
 
 // next = now * (1 - factor) + values * weight * factor, now having any strides.
@@ -164,78 +146,6 @@ void infer(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *ou
   normalize(operands.views[0], operands.data[0], by, floats(outputs[0].data));
 }
 
-// -- checks of operands, shapes of outputs -----------------------------------------------------
-
-void check_image(const int64_t *params, const dnnops_tensor &x) {
-  int64_t bounds[4];
-  dnnl_dtype(x.dtype);
-  if (x.ndim < 1 || params[0] <= 0 || params[0] >> x.ndim)
-    fail(DNNOPS_VALUE_ERROR, "an array of %lld dimensions does not have the axes that statistics are over",
-         (long long)x.ndim);
-  axis_bounds(params, x.ndim, bounds);
-}
-
-void check_parameter(const char *name, const int64_t *params, const dnnops_tensor &x, const dnnops_tensor &parameter) {
-  dnnl_dtype(parameter.dtype);
-  bool fits = parameter.ndim == x.ndim;
-  for (int64_t i = 0; fits && i < x.ndim; ++i) fits = parameter.shape[i] == (is_reduced(params, i) ? 1 : x.shape[i]);
-  if (fits) return;
-  int64_t expected[DNNOPS_MAX_NDIM];
-  for (int64_t i = 0; i < x.ndim; ++i) expected[i] = is_reduced(params, i) ? 1 : x.shape[i];
-  fail(DNNOPS_VALUE_ERROR, "%s has shape %s, expected %s for inputs of shape %s", name,
-       list_of(parameter.shape, parameter.ndim).c_str(), list_of(expected, x.ndim).c_str(),
-       list_of(x.shape, x.ndim).c_str());
-}
-
-void check_scalar(const char *name, const dnnops_tensor &scalar) {
-  if (scalar.dtype != DNNOPS_FLOAT64 || scalar.ndim != 0) fail(DNNOPS_TYPE_ERROR, "%s has to be a float64 scalar", name);
-}
-
-void same_shape(const dnnops_tensor &from, dnnops_tensor &to) {
-  to.dtype = from.dtype;
-  to.ndim = from.ndim;
-  std::memcpy(to.shape, from.shape, from.ndim * sizeof(int64_t));
-}
-
-void train_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  check_image(params, inputs[0]);
-  check_parameter("scale", params, inputs[0], inputs[1]);
-  check_parameter("bias", params, inputs[0], inputs[2]);
-  check_scalar("epsilon", inputs[3]);
-  if (params[1]) {
-    check_scalar("the factor of running averages", inputs[4]);
-    check_parameter("the running mean", params, inputs[0], inputs[5]);
-    check_parameter("the running variance", params, inputs[0], inputs[6]);
-  }
-  if (sample_count(params, inputs[0]) == 0)
-    fail(DNNOPS_VALUE_ERROR, "mean and variance over no elements: inputs have shape %s",
-         list_of(inputs[0].shape, inputs[0].ndim).c_str());
-  same_shape(inputs[0], outputs[0]);
-  for (int i = 1; i < (params[1] ? 5 : 3); ++i) same_shape(inputs[1], outputs[i]);
-}
-
-void train_grad_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  check_image(params, inputs[0]);
-  dnnl_dtype(inputs[1].dtype);
-  if (inputs[1].ndim != inputs[0].ndim ||
-      std::memcmp(inputs[1].shape, inputs[0].shape, inputs[0].ndim * sizeof(int64_t)))
-    fail(DNNOPS_VALUE_ERROR, "the output's gradient has shape %s, expected that of the inputs, %s",
-         list_of(inputs[1].shape, inputs[1].ndim).c_str(), list_of(inputs[0].shape, inputs[0].ndim).c_str());
-  const char *const names[] = {"scale", "mean", "invstd"};
-  for (int i = 0; i < 3; ++i) check_parameter(names[i], params, inputs[0], inputs[2 + i]);
-  same_shape(inputs[0], outputs[0]);
-  same_shape(inputs[2], outputs[1]);
-  same_shape(inputs[2], outputs[2]);
-}
-
-void infer_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  check_image(params, inputs[0]);
-  const char *const names[] = {"scale", "bias", "mean", "variance"};
-  for (int i = 0; i < 4; ++i) check_parameter(names[i], params, inputs[0], inputs[1 + i]);
-  check_scalar("epsilon", inputs[5]);
-  same_shape(inputs[0], outputs[0]);
-}
-
 }  // namespace
 }  // namespace dnnops
 
@@ -243,7 +153,7 @@ using namespace dnnops;
 
 DNNOPS_EXPORT int dnnops_onednn_batchnorm_train_shape(const dnnops_context *, const int64_t *params,
                                                       const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnBatchNormTrain", inputs, params[1] ? 7 : 4, [&] { train_shape(params, inputs, outputs); });
+  return guarded("OneDnnBatchNormTrain", inputs, params[1] ? 7 : 4, [&] { batchnorm_train_shape(params, inputs, outputs, check_dtypes); });
 }
 DNNOPS_EXPORT int dnnops_onednn_batchnorm_train(const dnnops_context *, const int64_t *params,
                                                 const dnnops_tensor *inputs, dnnops_tensor *outputs) {
@@ -252,7 +162,7 @@ DNNOPS_EXPORT int dnnops_onednn_batchnorm_train(const dnnops_context *, const in
 
 DNNOPS_EXPORT int dnnops_onednn_batchnorm_train_grad_shape(const dnnops_context *, const int64_t *params,
                                                            const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnBatchNormTrainGrad", inputs, 5, [&] { train_grad_shape(params, inputs, outputs); });
+  return guarded("OneDnnBatchNormTrainGrad", inputs, 5, [&] { batchnorm_gradient_shape(params, inputs, outputs, check_dtypes); });
 }
 DNNOPS_EXPORT int dnnops_onednn_batchnorm_train_grad(const dnnops_context *, const int64_t *params,
                                                      const dnnops_tensor *inputs, dnnops_tensor *outputs) {
@@ -261,7 +171,7 @@ DNNOPS_EXPORT int dnnops_onednn_batchnorm_train_grad(const dnnops_context *, con
 
 DNNOPS_EXPORT int dnnops_onednn_batchnorm_inference_shape(const dnnops_context *, const int64_t *params,
                                                           const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnBatchNormInference", inputs, 6, [&] { infer_shape(params, inputs, outputs); });
+  return guarded("OneDnnBatchNormInference", inputs, 6, [&] { batchnorm_inference_shape(params, inputs, outputs, check_dtypes); });
 }
 DNNOPS_EXPORT int dnnops_onednn_batchnorm_inference(const dnnops_context *, const int64_t *params,
                                                     const dnnops_tensor *inputs, dnnops_tensor *outputs) {

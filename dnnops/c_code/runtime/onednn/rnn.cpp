@@ -14,7 +14,7 @@ void check_all(const Problem &p, const dnnops_tensor *inputs) {
 void forward_shape(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   check_all(p, inputs);
   set_forward_shapes(p, inputs, outputs);
-  if (p.flag) set_shape(outputs[2 + p.has_cell()], inputs[1].dtype, {reserve(p)});
+  if (p.flag) set_output(outputs[2 + p.has_cell()], inputs[1].dtype, {reserve(p)});
 }
 
 void backward_shape(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outputs) {

@@ -1,137 +1,32 @@
-"""cuDNN under the names that it had in ``theano.gpuarray.dnn``.
-
-The functions here put Ops on cuDNN into a graph by hand. A graph made of `dnnops.nnet` gets the
-same Ops by rewriting, and runs on a CPU too: prefer that where it can say what is wanted.
-
-Operands may be device variables, host variables or arrays; those of the host are transferred.
-Results are device variables.
-"""
+"""Convolution and its gradients."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pytensor.tensor as pt
-from pytensor.compile.sharedvalue import SharedVariable
 
-from dnnops.config import flag_value
-from dnnops.cudnn.base import cudnn_usable, cudnn_version, device_operands
+from dnnops.cudnn.base import device_operands
 from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
-from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
-from dnnops.cudnn.rnn import GpuDnnRNNBackward, GpuDnnRNNForward
-from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
-from dnnops.errors import DnnError, DnnTypeError, DnnUnavailableError, DnnValueError
-from dnnops.gpuarray.device import check_device, device_from_target
-from dnnops.gpuarray.dtypes import dtype_name
-from dnnops.gpuarray.op import infer_device, is_on_device
+from dnnops.errors import DnnValueError
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.nnet._validate import is_int, spatial_shape
-from dnnops.nnet.rnn import RNNBlock as _HostRNNBlock
-from dnnops.nnet.rnn_ops import RANKS
-from dnnops.runtime.build import CUDNN
 
 __all__ = [
-    "GpuDnnConv",
-    "GpuDnnConvGradI",
-    "GpuDnnConvGradW",
-    "GpuDnnPool",
-    "GpuDnnPoolGrad",
-    "GpuDnnRNNBackward",
-    "GpuDnnRNNForward",
-    "GpuDnnSoftmax",
-    "GpuDnnSoftmaxGrad",
-    "RNNBlock",
-    "dnn_available",
+    "CONV_MODES",
+    "DIRECTION_HINTS",
     "dnn_conv",
     "dnn_conv3d",
     "dnn_gradinput",
     "dnn_gradinput3d",
     "dnn_gradweight",
     "dnn_gradweight3d",
-    "dnn_pool",
-    "dnn_present",
-    "version",
+    "swapped",
 ]
+
 
 CONV_MODES = ("conv", "cross")
 DIRECTION_HINTS = (None, "forward", "forward!", "bprop inputs", "bprop weights")
-
-
-# -- availability --------------------------------------------------------------------------
-
-
-def _device(context_name: Any) -> int:
-    if context_name is None:
-        return device_from_target(flag_value("device")) or 0
-    if isinstance(context_name, str):
-        device = device_from_target(context_name)
-        if device is None:
-            raise DnnValueError(f"context_name {context_name!r}: expected cuda, cuda0, cuda1, ...")
-        return device
-    return check_device(context_name)
-
-
-def dnn_available(context_name: Any = None) -> bool:
-    """Tell whether cuDNN is used on a device; ``dnn_available.msg`` then says why not.
-
-    Parameters
-    ----------
-    context_name : None, str or int
-        The device: ``"cuda0"`` or its number; None for that of the flag ``device``.
-
-    Returns
-    -------
-    bool
-        As the flag ``dnn.enabled`` and a trial have it. The trial's result is remembered.
-
-    Raises
-    ------
-    DnnUnavailableError
-        If the flag ``dnn.enabled`` is True and cuDNN can't be used.
-    """
-    usable, dnn_available.msg = cudnn_usable(_device(context_name))  # type: ignore[attr-defined]
-    return usable
-
-
-dnn_available.msg = ""  # type: ignore[attr-defined]
-
-
-def dnn_present() -> bool:
-    """Tell whether cuDNN's headers and library are installed and fit together, GPU or not."""
-    try:
-        CUDNN.library  # noqa: B018
-    except DnnUnavailableError as error:
-        dnn_present.msg = str(error)  # type: ignore[attr-defined]
-        return False
-    dnn_present.msg = ""  # type: ignore[attr-defined]
-    return True
-
-
-dnn_present.msg = ""  # type: ignore[attr-defined]
-
-
-def version(raises: bool = True) -> int:
-    """The version of the cuDNN library as cuDNN writes it: 92800 is 9.28.0.
-
-    Parameters
-    ----------
-    raises : bool
-        Whether to raise if there is none; else it is -1.
-
-    Raises
-    ------
-    DnnUnavailableError
-        If cuDNN isn't installed or can't be loaded.
-    """
-    try:
-        return cudnn_version()
-    except DnnError:
-        if raises:
-            raise
-        return -1
-
-
-# -- convolution ---------------------------------------------------------------------------
 
 
 def _conv_params(
@@ -161,10 +56,10 @@ def _conv_params(
     }
 
 
-def _swapped(x: Any) -> Any:
+def swapped(x: Any) -> Any:
     """Exchange the first two axes of a device variable."""
-    swapped = pt.as_tensor_variable(x).dimshuffle(1, 0, *range(2, x.type.ndim))
-    return cast(as_gpuarray_variable(swapped, x.type.device), x.type.dtype)
+    exchanged = pt.as_tensor_variable(x).dimshuffle(1, 0, *range(2, x.type.ndim))
+    return cast(as_gpuarray_variable(exchanged, x.type.device), x.type.dtype)
 
 
 def _sizes(x: Any) -> list[Any]:
@@ -204,11 +99,11 @@ def _conv(
         # The gradient of a convolution by its filters is one of the image with a large filter:
         # the roles of batch and channels are exchanged.
         sizes = [n - k + 1 for n, k in zip(_sizes(img), _sizes(kerns), strict=True)]
-        filters = _swapped(kerns)
+        filters = swapped(kerns)
         if forward.filter_flip:
             filters = _flipped(filters)
         grad_weights = GpuDnnConvGradW(**{**other, "filter_flip": False})
-        return _swapped(grad_weights(_swapped(img), filters, pt.stack(sizes)))
+        return swapped(grad_weights(swapped(img), filters, pt.stack(sizes)))
     if plain and forward.border_mode == "full" and direction_hint != "forward!":
         # The gradient of a 'valid' convolution by its input is a 'full' one with the filters'
         # channels exchanged, and flipped the other way.
@@ -217,7 +112,7 @@ def _conv(
             for n, k, d in zip(_sizes(img), _sizes(kerns), forward.filter_dilation, strict=True)
         ]
         grad_inputs = GpuDnnConvGradI(**{**other, "filter_flip": not forward.filter_flip})
-        return grad_inputs(_swapped(kerns), img, pt.stack(sizes))
+        return grad_inputs(swapped(kerns), img, pt.stack(sizes))
     return forward(img, kerns)
 
 
@@ -448,81 +343,3 @@ def dnn_gradinput3d(
     )  # fmt: skip
     sizes = _spatial_sizes("dnn_gradinput3d", "img_shp", img_shp, 3)
     return GpuDnnConvGradI(**params)(kerns, topgrad, sizes)
-
-
-# -- pooling -------------------------------------------------------------------------------
-
-
-def dnn_pool(img: Any, ws: Any, stride: Any = None, mode: str = "max", pad: Any = None) -> Any:
-    """Pool over windows of the last two or three axes on cuDNN.
-
-    Parameters
-    ----------
-    img : (batch, channels, spatial...)
-        Of two or three spatial axes.
-    ws : sequence of ints, or int vector
-        The windows' size, an entry for each spatial axis.
-    stride : sequence of ints, or int vector, optional
-        The distance between windows; 1 on each axis if not given.
-    mode : {'max', 'sum', 'average_inc_pad', 'average_exc_pad'}
-        What is taken of each window; an average counts the padding, or does not.
-    pad : sequence of ints, or int vector, optional
-        The padding on both sides of each axis; 0 if not given. It never is a maximum.
-
-    Returns
-    -------
-    GpuArrayVariable
-        Of ``(size + 2 * pad - ws) // stride + 1`` windows on each axis.
-
-    Raises
-    ------
-    DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind, or if they don't fit together.
-    """
-    (img,) = device_operands("dnn_pool", None, img=img)
-    ndim = img.type.ndim - 2
-    if ndim not in (1, 2, 3):
-        raise DnnValueError(
-            f"dnn_pool: img must have three to five dimensions, got {img.type.ndim}"
-        )
-    stride = (1,) * ndim if stride is None else stride
-    pad = (0,) * ndim if pad is None else pad
-    return GpuDnnPool(ndim, mode)(img, ws, stride, pad)
-
-
-# -- recurrent networks --------------------------------------------------------------------
-
-
-class RNNBlock(_HostRNNBlock):
-    """A recurrent network on cuDNN whose parameters are one vector.
-
-    As `dnnops.nnet.RNNBlock`, but `apply` takes operands on a device, or transfers them, and gives
-    device variables; in bfloat16, too. `context_name` is the device where no operand is on one.
-    """
-
-    dtypes: ClassVar[tuple[str, ...]] = (*_HostRNNBlock.dtypes, "bfloat16")
-    _forward = GpuDnnRNNForward
-
-    def _dtype_name(self, dtype: Any) -> str:
-        return dtype_name(dtype)
-
-    def _operands(self, where: str, named: dict[str, Any]) -> list[Any]:
-        arrays = [x for x in named.values() if is_on_device(x)]
-        device = infer_device(*arrays) if arrays else _device(self.context_name)
-        moved = {name: as_gpuarray_variable(x, device) for name, x in named.items()}
-        found = device_operands(where, None, **moved)
-        for (name, x), ndim in zip(moved.items(), (RANKS.get(n, 3) for n in moved), strict=True):
-            if x.type.ndim != ndim:
-                raise DnnTypeError(
-                    f"{where}: {name} must have {ndim} dimensions, got {x.type.ndim} ({x.type})"
-                )
-        return found
-
-    def _swapped(self, x: Any) -> Any:
-        return _swapped(x)
-
-    def split_params(self, w: Any, layer: int, input_size: Any) -> list[Any]:
-        """As `dnnops.nnet.RNNBlock.split_params`; of a device variable, too."""
-        if is_on_device(w) and not isinstance(w, SharedVariable):
-            w = pt.as_tensor_variable(w)
-        return super().split_params(w, layer, input_size)

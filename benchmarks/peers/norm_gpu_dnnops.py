@@ -1,0 +1,138 @@
+"""Batch normalization on a GPU in dnnops, and a plain copy of an array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+
+from benchmarks import conv_data
+from benchmarks.harness import Task
+from benchmarks.norm_data import EPSILON
+from benchmarks.peers.dnnops_gpu import versions
+from benchmarks.peers.graphs import library_ops
+from benchmarks.peers.norm_turns import SEEDS, NormTask
+from dnnops.cudnn.batchnorm import GpuDnnBatchNormGrad
+from dnnops.dnn import dnn_batch_normalization_train
+from dnnops.gpuarray import GpuArrayType
+from dnnops.gpuarray.transfer import as_gpuarray_variable
+from dnnops.nnet import batch_normalization_train
+
+__all__ = ["make_task", "versions"]
+
+
+class _OnDevice(NormTask):
+    @property
+    def stream(self) -> int:
+        import cupy
+
+        return cupy.cuda.get_current_stream().ptr
+
+    def synchronize(self) -> None:
+        import cupy
+
+        cupy.cuda.runtime.deviceSynchronize()
+
+    def flat(self, name: str, count: int, dtype: str) -> Any:
+        import cupy
+
+        array = conv_data.values(cupy, count, SEEDS[name], 1.0, dtype)
+        if dtype == "bfloat16":
+            import ml_dtypes
+
+            array = array.view(ml_dtypes.bfloat16)
+        return array
+
+
+class Normalization(_OnDevice):
+    """A compiled function of a graph of `dnnops.nnet`."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        super().__init__(case)
+        axes = tuple(i for i in range(len(self.shape)) if i != 1)
+        x, top = (GpuArrayType(self.dtype, self.shape)() for _ in range(2))
+        gamma, beta = (GpuArrayType("float32", (self.channels,))() for _ in range(2))
+        if self.dtype == "bfloat16":
+            outputs = self._of_bfloat16(x, top, gamma, beta)
+        else:
+            host = [pt.as_tensor_variable(v) for v in (x, gamma, beta)]
+            out = batch_normalization_train(*host, axes, EPSILON)[0]
+            known = {out: pt.as_tensor_variable(top)}
+            outputs = [out, *pytensor.grad(None, [x, gamma, beta], known_grads=known)]
+        outputs = [as_gpuarray_variable(v) for v in outputs]
+        self.function = pytensor.function([x, top, gamma, beta], outputs, mode="CUDNN")
+        library_ops(self.function, "GpuDnn")
+        images = [self._image(self.flat(name, self.count, self.dtype)) for name in ("x", "top")]
+        parameters = [self.flat(name, self.channels, "float32") for name in ("gamma", "beta")]
+        self.operands = (*images, *parameters)
+        self.warm()
+
+    def _of_bfloat16(self, x: Any, top: Any, gamma: Any, beta: Any) -> list[Any]:
+        # PyTensor's own tensors have no such dtype.
+        out, mean, invstd = dnn_batch_normalization_train(x, gamma, beta, "spatial", EPSILON)
+        scale = out.owner.inputs[1]
+        return [out, *GpuDnnBatchNormGrad("spatial")(x, top, scale, mean, invstd)]
+
+    def _image(self, flat: Any) -> Any:
+        array = flat.reshape(self.physical_shape)
+        if not self.is_channels_last:
+            return array
+        return array.transpose(0, array.ndim - 1, *range(1, array.ndim - 1))
+
+    def run(self) -> Any:
+        return self.function(*self.operands)
+
+    def results(self) -> dict[str, np.ndarray]:
+        import cupy
+
+        out, dx, dgamma, dbeta = self.run()
+        found = {}
+        for name, array in (("out", out), ("dx", dx)):
+            if self.is_channels_last:
+                array = array.transpose(0, *range(2, array.ndim), 1)
+            flat = cupy.ascontiguousarray(array).reshape(-1)
+            found[name] = np.array(conv_data.sketch(cupy, self._storage(flat)))
+        return {**found, "dgamma": dgamma.get().ravel(), "dbeta": dbeta.get().ravel()}
+
+    def _storage(self, flat: Any) -> Any:
+        return flat.view("uint16") if self.dtype == "bfloat16" else flat
+
+
+_COPY = r"""
+extern "C" __global__ void __launch_bounds__(512)
+copy(const uint4 *from, uint4 *to, long long count) {
+  const long long start = blockIdx.x * 2048ll + threadIdx.x;
+  uint4 loaded[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (start + i * 512 < count) loaded[i] = from[start + i * 512];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (start + i * 512 < count) to[start + i * 512] = loaded[i];
+}
+"""
+
+
+class Copy(_OnDevice):
+    """An array of the case's size is read once and written once."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        super().__init__(case)
+        import cupy
+
+        self.source = self.flat("x", self.count, self.dtype)
+        self.target = cupy.empty_like(self.source)
+        self.vectors = self.source.nbytes // 16
+        self.kernel = cupy.RawKernel(_COPY, "copy")
+        self.warm()
+
+    def run(self) -> Any:
+        blocks = -(-self.vectors // 2048)
+        self.kernel((blocks,), (512,), (self.source, self.target, np.int64(self.vectors)))
+
+
+def make_task(case: dict[str, Any]) -> Task:
+    """Prepare a case of ``benchmarks/norm.py`` on a GPU."""
+    return (Copy if case["kind"] == "copy" else Normalization)(case)

@@ -1,0 +1,38 @@
+// What the kernels of batch normalization get with a launch.  dnnops/cudnn/kernels.py puts this file in front of the
+// kernels' source.
+#ifndef DNNOPS_BATCHNORM_PARAMS_HPP
+#define DNNOPS_BATCHNORM_PARAMS_HPP
+
+// Arrays are seen as (batch, channel, inner); a statistic is over batch and inner.  Parameters have an element for each
+// channel, of float64 for arrays of float64, else of float32.
+struct BatchNormParams {
+  const void *x, *gradient;  // `gradient`: by the output
+  void *out;                 // or the gradient by x
+  const void *scale, *bias;
+  const void *mean, *spread;  // given: the mean, and invstd or the variance
+  void *results[2];           // mean and invstd, or the gradients by scale and bias
+  const void *running[2];     // averages of mean and variance, or null
+  void *new_running[2];
+  double epsilon, factor;
+  void *workspace;
+  long long batch, channels, inner;
+  int groups;  // of channels that a block works on at a time
+  int splits;  // blocks for each group
+  int share;   // units of a block: vectors of a channel, or rows
+  int lag;     // blocks that add up before the first one normalizes
+  int slots;   // vectors of an array that a block has room for in shared memory
+};
+
+// The kinds of kernels.
+enum BatchNormKind { BATCHNORM_TRAIN = 0, BATCHNORM_GRADIENT = 1, BATCHNORM_INFERENCE = 2 };
+
+// The ways that c_code/cudnn/batchnorm.cuh explains.
+enum BatchNormWay { BATCHNORM_BY_GIVEN = 0, BATCHNORM_ALONE = 1, BATCHNORM_KEPT = 2, BATCHNORM_STREAMED = 3 };
+
+// What the workspace has, in this order: the sums of each group, two or, for the gradient, three for each channel and
+// split, in float64; what comes of them, two for each channel, in float64; of each group how many splits have been
+// added up, and whether all; at last a count of all blocks.
+constexpr int BATCHNORM_THREADS = 256;
+constexpr int BATCHNORM_BLOCKS = 4;  // of a multiprocessor at once, at least, if there is shared memory for them
+
+#endif

@@ -1,0 +1,334 @@
+"""Batch normalization, its gradient, and batch normalization by given statistics on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any, ClassVar
+
+from pytensor.gradient import disconnected_type
+from pytensor.graph.basic import Apply, Variable
+from pytensor.tensor import as_tensor_variable
+
+from dnnops.compat import inferred_shapes, shape_inference
+from dnnops.cudnn.base import (
+    _CHANNELS_LAST,
+    _CONTIGUOUS,
+    CudnnOp,
+    as_dense,
+    as_gradient,
+    device_operands,
+    gradient_like,
+)
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.gpuarray.device import on_device
+from dnnops.gpuarray.op import is_on_device
+from dnnops.gpuarray.type import GpuArrayType
+from dnnops.nnet._validate import float64_scalar
+from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
+from dnnops.nnet.batchnorm_base import BatchNormBase
+from dnnops.nnet.expressions import is_connected
+from dnnops.runtime.op import DTYPE_CODES
+
+__all__ = [
+    "MODES",
+    "GpuDnnBatchNorm",
+    "GpuDnnBatchNormBase",
+    "GpuDnnBatchNormGrad",
+    "GpuDnnBatchNormInference",
+    "parameter_dtype",
+]
+
+MODES = ("per-activation", "spatial")
+
+
+def parameter_dtype(dtype: str) -> str:
+    """The dtype of the parameters of arrays of a dtype: float32 for those of 16 bits."""
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+class GpuDnnBatchNormBase(CudnnOp):
+    """What batch normalization, its gradient and inference share.
+
+    Arrays may have any rank, and the dtypes float16, bfloat16, float32 and float64. Parameters have
+    as many dimensions, size 1 on the axes that statistics are over, and the same dtype, or float32
+    for arrays of 16 bits. Where each channel, of axis 1, has statistics, arrays may be contiguous
+    or channels last in memory, and results are as `x`; otherwise, or if `x` is neither, contiguous
+    copies are taken.
+
+    Parameters
+    ----------
+    mode : {'per-activation', 'spatial'}
+        Which axes statistics are over: the first one, or all but the second one.
+    axes : tuple of int, optional
+        Others in place of these, none of them negative; those that are left are neighbors.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If a parameter is another one.
+    """
+
+    __props__: tuple[str, ...] = ("mode", "axes")
+    function = "dnnops_cudnn_batchnorm"
+    #: In the order of ``BatchNormKind``.
+    kind: ClassVar[int]
+    abstract_class: ClassVar[type[BatchNormBase]]
+    running_averages = False
+
+    def __init__(self, mode: str = "per-activation", axes: Sequence[int] | None = None):
+        if mode not in MODES:
+            raise DnnValueError(
+                f"{type(self).__name__}: mode must be one of {', '.join(MODES)}, got {mode!r}"
+            )
+        self.mode = mode
+        self.axes = None if axes is None else self._make_abstract(axes).axes
+
+    def _make_abstract(self, axes: Sequence[int]) -> Any:
+        return self.abstract_class(tuple(axes))
+
+    def abstract(self, ndim: int) -> Any:
+        """The device-independent Op that computes the same of arrays of `ndim` dimensions."""
+        if self.axes is not None:
+            return self._make_abstract(self.axes)
+        return self._make_abstract((0,) if self.mode == "per-activation" else (0, *range(2, ndim)))
+
+    def make_node(self, *inputs: Any) -> Apply:
+        name = type(self).__name__
+        ndim = getattr(getattr(inputs[0], "type", inputs[0]), "ndim", 0) if inputs else 0
+        if not ndim:
+            raise DnnTypeError(f"{name}: x must have at least 1 dimension")
+        abstract = self.abstract(ndim)
+        if len(inputs) != len(abstract.operands):
+            raise DnnTypeError(
+                f"{name}: expected the operands {', '.join(abstract.operands)}, "
+                f"got {len(inputs)} of them"
+            )
+        given = dict(zip(abstract.operands, inputs, strict=True))
+        data = device_operands(name, ndim, **{o: given[o] for o in abstract.data})
+        device = data[0].type.device
+        parameters = device_operands(
+            name, ndim, **{o: given[o] for o in abstract.parameter_operands}
+        )
+        given |= dict(zip(abstract.data, data, strict=True))
+        given |= dict(zip(abstract.parameter_operands, parameters, strict=True))
+        for operand, minimum in abstract.scalars.items():
+            given[operand] = float64_scalar(name, operand, given[operand], minimum)
+        dtype = data[0].type.dtype
+        wanted = parameter_dtype(dtype)
+        if parameters[0].type.dtype != wanted or parameters[0].type.device != device:
+            raise DnnTypeError(
+                f"{name}: {', '.join(abstract.parameter_operands)} must be {wanted} on "
+                f"cuda{device} beside x of {dtype}, got {parameters[0].type}"
+            )
+        shape, parameter_shape = abstract._merge({o: x.type.shape for o, x in given.items()})
+        results = [
+            GpuArrayType(dtype, shape, device)()
+            if is_data
+            else GpuArrayType(wanted, parameter_shape, device)()
+            for is_data in abstract.data_results
+        ]
+        # The C functions are told the axes: they become part of the Op.
+        return Apply(self._with_axes(abstract.axes), list(given.values()), results)
+
+    def _with_axes(self, axes: tuple[int, ...]) -> GpuDnnBatchNormBase:
+        properties = {name: getattr(self, name) for name in self.__props__}
+        return type(self)(**{**properties, "axes": axes})
+
+    def parameters(self) -> list[int]:
+        mask = sum(1 << axis for axis in self.axes or (0,))
+        return [mask, int(self.running_averages), self.kind]
+
+    def _is_data(self, operand: int) -> bool:
+        return operand < len(self.abstract_class.data)
+
+    def _layouts(self, operand: int) -> int:
+        axes = self.axes or ()
+        of_channels = len(axes) > 1 and axes == (0, *range(2, len(axes) + 1))
+        takes_both = of_channels and self._is_data(operand)
+        return _CONTIGUOUS | _CHANNELS_LAST if takes_both else _CONTIGUOUS
+
+    def output_format(self, index: int, inputs: list[Any]) -> str:
+        dense = index > 0 or inputs[0].flags.c_contiguous
+        return "contiguous" if dense else "channels_last"
+
+    def c_output_format(self, index: int) -> str:
+        return "DNNOPS_CONTIGUOUS" if index else "dnnops_cudnn_format(&in[0])"
+
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
+        return inferred_shapes(self.abstract(node.inputs[0].type.ndim), node, shapes)
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        return self.abstract(node.inputs[0].type.ndim).connection_pattern(node)
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
+        # Written on the host's types, and moved to the device by the rewrites.
+        abstract = self.abstract(inputs[0].type.ndim)
+        host, results = ([as_tensor_variable(x) for x in xs] for xs in (inputs, outputs))
+        gradients = abstract.pullback(
+            host, results, [as_tensor_variable(g) if is_connected(g) else g for g in cotangents]
+        )
+        return _like(gradients, inputs, as_gradient)
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
+        abstract = self.abstract(inputs[0].type.ndim)
+        host, results = ([as_tensor_variable(x) for x in xs] for xs in (inputs, outputs))
+        moved = [as_tensor_variable(t) if is_connected(t) else t for t in tangents]
+        return _like(abstract.pushforward(host, results, moved), outputs, lambda x: x)
+
+
+def _like(derivatives: Sequence[Any], variables: Sequence[Any], change: Any) -> list[Any]:
+    """Bring derivatives by device variables to their device and dtype; others stay."""
+    return [
+        change(gradient_like(d, v)) if is_connected(d) and is_on_device(v) else d
+        for d, v in zip(derivatives, variables, strict=True)
+    ]
+
+
+class GpuDnnBatchNorm(GpuDnnBatchNormBase):
+    """`BatchNormTrain` on a GPU: normalization by the batch's own mean and variance.
+
+    ``GpuDnnBatchNorm(mode)(x, scale, bias, epsilon)`` gives ``out``, ``mean`` and ``invstd``;
+    ``GpuDnnBatchNorm(mode, running_averages=True)(x, scale, bias, epsilon, factor, running_mean,
+    running_var)`` the new running averages, too.
+
+    Parameters
+    ----------
+    mode, axes
+        As for `GpuDnnBatchNormBase`.
+    running_averages : bool
+        Whether there are running averages.
+    inplace_running_mean, inplace_running_var : bool
+        Whether the new running average overwrites the old one.
+    inplace_output : bool
+        Whether ``out`` overwrites `x`.
+
+    Notes
+    -----
+    A rewrite makes Ops work in place wherever nothing else needs what they overwrite.
+    """
+
+    __props__ = (
+        "mode",
+        "running_averages",
+        "inplace_running_mean",
+        "inplace_running_var",
+        "inplace_output",
+        "axes",
+    )
+    kind = 0
+    abstract_class = BatchNormTrain
+
+    def __init__(
+        self,
+        mode: str = "per-activation",
+        running_averages: bool = False,
+        inplace_running_mean: bool = False,
+        inplace_running_var: bool = False,
+        inplace_output: bool = False,
+        axes: Sequence[int] | None = None,
+    ):
+        self.running_averages = bool(running_averages)
+        self.inplace_running_mean = bool(inplace_running_mean and running_averages)
+        self.inplace_running_var = bool(inplace_running_var and running_averages)
+        self.inplace_output = bool(inplace_output)
+        super().__init__(mode, axes)
+        overwritten = {
+            0: (0, self.inplace_output),
+            3: (5, self.inplace_running_mean),
+            4: (6, self.inplace_running_var),
+        }
+        self.destroy_map = {k: [i] for k, (i, wanted) in overwritten.items() if wanted}
+
+    def _make_abstract(self, axes: Sequence[int]) -> Any:
+        return BatchNormTrain(tuple(axes), self.running_averages)
+
+    def inplace_versions(self) -> list[GpuDnnBatchNorm]:
+        """This Op in all ways that work in place, those first that overwrite more."""
+        averages = (True, False) if self.running_averages else (False,)
+        flags = [flag for flag in product(averages, averages, (True, False)) if any(flag)]
+        flags.sort(key=lambda flag: -sum(flag))
+        return [
+            GpuDnnBatchNorm(self.mode, self.running_averages, *flag, axes=self.axes)
+            for flag in flags
+        ]
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
+        gout, *others = cotangents
+        if not is_connected(gout) or any(is_connected(g) for g in others):
+            return super().pullback(inputs, outputs, cotangents)
+        x, scale, _, _ = inputs[:4]
+        _, mean, invstd = outputs[:3]
+        op = GpuDnnBatchNormGrad(self.mode, axes=self.axes)
+        dx, dscale, dbias = op(x, gradient_like(gout, x), scale, mean, invstd)
+        products = [as_tensor_variable(a).astype("float64") for a in (dscale, scale, invstd)]
+        depsilon = -0.5 * (products[0] * products[1] * products[2] ** 2).sum()
+        rest = [disconnected_type() for _ in inputs[4:]]
+        return [*map(as_gradient, (dx, dscale, dbias)), depsilon, *rest]
+
+
+class _InplaceBatchNorm(GpuDnnBatchNormBase):
+    """What may overwrite one operand."""
+
+    __props__ = ("mode", "inplace", "axes")
+    #: The operand that the first result overwrites in place.
+    overwritten: ClassVar[int]
+
+    def __init__(
+        self,
+        mode: str = "per-activation",
+        inplace: bool = False,
+        axes: Sequence[int] | None = None,
+    ):
+        super().__init__(mode, axes)
+        self.inplace = bool(inplace)
+        self.destroy_map = {0: [self.overwritten]} if self.inplace else {}
+
+    def inplace_versions(self) -> list[Any]:
+        """This Op in place."""
+        return [type(self)(self.mode, True, self.axes)]
+
+
+class GpuDnnBatchNormGrad(_InplaceBatchNorm):
+    """`BatchNormTrainGrad` on a GPU: ``(x, gout, scale, mean, invstd)``.
+
+    Gives the gradients by x, scale and bias.
+
+    Parameters
+    ----------
+    mode, axes
+        As for `GpuDnnBatchNormBase`.
+    inplace : bool
+        Whether the gradient by x overwrites `gout`.
+    """
+
+    kind = 1
+    overwritten = 1
+    abstract_class = BatchNormTrainGrad
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        with on_device(self.node_device(node)):
+            x = self._accepted(inputs[0], self._layouts(0))
+            gout = as_dense(inputs[1], self.output_format(0, [x]))
+        super().perform(node, [x, gout, *inputs[2:]], output_storage)
+
+    def c_match_operands(self, node: Apply, inputs: list[str], fail: str) -> str:
+        code = DTYPE_CODES[node.inputs[1].type.dtype]
+        return f"if (dnnops_cudnn_match(&{inputs[1]}, {code}, &in[0], &in[1]) < 0) {{ {fail} }}"
+
+
+class GpuDnnBatchNormInference(_InplaceBatchNorm):
+    """`BatchNormInference` on a GPU: ``(x, scale, bias, mean, var, epsilon)``.
+
+    Parameters
+    ----------
+    mode, axes
+        As for `GpuDnnBatchNormBase`.
+    inplace : bool
+        Whether the result overwrites `x`.
+    """
+
+    kind = 2
+    overwritten = 0
+    abstract_class = BatchNormInference

@@ -1,0 +1,382 @@
+"""Batch normalization on a GPU, without one: kernels on the host and compiled, rewrites."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from dnnops import dnn
+from dnnops.cudnn.batchnorm import GpuDnnBatchNorm, GpuDnnBatchNormInference, parameter_dtype
+from dnnops.cudnn.kernels import kernel_source
+from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
+from dnnops.gpuarray.type import GpuArrayType
+from dnnops.nnet import batch_normalization_test, batch_normalization_train
+from tests.cudnn.calls import call, channels_last, device_tensor
+from tests.cudnn.device import DTYPES, numpy_dtype, rounded
+from tests.cudnn.host_batchnorm import KINDS, WAYS, HostKernels, Work, work_of
+from tests.oracle import RELATIVE_ERROR, SEED, repeat_command
+from tests.rewriting.test_to_cudnn import nodes, rewritten
+
+#: Blocks that run at once: of a small device, so that small arrays have many of them.
+BLOCKS = 8
+
+
+# -- on the host ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arrays seen as (batch, channel, inner), whose addresses are a multiple of `alignment`."""
+
+    shape: tuple[int, int, int]
+    dtype: str
+    kind: str
+    running: bool = False
+    inplace: bool = False
+    alignment: int = 16
+    mean: float = 0.0
+    outlier: float = 0.0
+    cooperative: bool = True
+    seed: int = 0
+
+    @property
+    def work(self) -> Work:
+        kept_blocks = BLOCKS if self.cooperative else 0
+        return work_of(self.shape, self.kind, self.dtype, self.alignment, BLOCKS, kept_blocks)
+
+    def array(self, values: np.ndarray) -> np.ndarray:
+        """A copy at an address that is no larger multiple than wanted."""
+        dtype = numpy_dtype(self.dtype)
+        memory = np.empty(values.size + 32, dtype)
+        start = -(memory.ctypes.data // dtype.itemsize) % (16 // dtype.itemsize)
+        start += self.alignment % 16 // dtype.itemsize
+        array = memory[start : start + values.size].reshape(values.shape)
+        array[...] = values
+        return array
+
+    def check(self, kernels: HostKernels) -> None:
+        """Run the kernel and compare with float64."""
+        rng = np.random.default_rng(self.seed)
+        x, g = (rounded(rng.standard_normal(self.shape) + m, self.dtype) for m in (self.mean, 0))
+        if self.outlier:
+            x[0, :, 0] = rounded(np.array(self.outlier), self.dtype)
+        channels = (self.shape[1],)
+        scale, bias, mean = (rng.standard_normal(channels) for _ in range(3))
+        spread = rng.uniform(0.5, 2, channels)
+        if self.kind == "gradient":  # as it is given: the mean of x, rounded
+            mean, spread = x.mean((0, 2)), 1 / np.sqrt(x.var((0, 2)) + 0.125)
+        running = [rng.standard_normal(channels), rng.uniform(0.5, 2, channels)]
+        of_parameters = parameter_dtype(self.dtype)
+
+        def parameter(values: np.ndarray) -> np.ndarray:
+            return values.astype(of_parameters)
+
+        scale, bias, mean, spread, *running = map(parameter, (scale, bias, mean, spread, *running))
+        data, gradient = self.array(x), self.array(g)
+        out = data if self.inplace else self.array(np.full(self.shape, np.nan))
+        results = [np.full(channels, np.nan, of_parameters) for _ in range(4)]
+        work = self.work
+        params = work.params
+        params.x, params.gradient, params.out = (a.ctypes.data for a in (data, gradient, out))
+        params.scale, params.bias, params.mean, params.spread = (
+            a.ctypes.data for a in (scale, bias, mean, spread)
+        )
+        params.epsilon, params.factor = 0.125, 0.25
+        for i in range(2):
+            params.results[i] = results[i].ctypes.data
+            if self.running and self.kind == "train":
+                params.running[i] = running[i].ctypes.data
+                params.new_running[i] = results[2 + i].ctypes.data
+        kernels.run(work, self.seed)
+
+        expected = self.expected(x, g, scale, bias, mean, spread, running)
+        found = [out, *results][: len(expected)]
+        bound = 3 * RELATIVE_ERROR[self.dtype]
+        for i, (result, reference) in enumerate(zip(found, expected, strict=True)):
+            wanted = bound if i == 0 else 3 * RELATIVE_ERROR[of_parameters] * (1 + abs(self.mean))
+            error = np.linalg.norm(result.astype("float64") - reference)
+            # Sums and means of numbers of both signs may be next to nothing.
+            least = 0.1 * np.sqrt(x.size) if self.kind == "gradient" and i else 1e-2
+            size = max(np.linalg.norm(reference), least)
+            words = f"result {i} of {self}, {repeat_command()}: {error / size:.2g}"
+            assert error <= wanted * size, words
+
+    def expected(self, x, g, scale, bias, mean, spread, running) -> list[np.ndarray]:
+        scale, bias, mean, spread, *running = (
+            a.astype("float64") for a in (scale, bias, mean, spread, *running)
+        )
+        axes, count = (0, 2), self.shape[0] * self.shape[2]
+
+        def wide(a: np.ndarray) -> np.ndarray:
+            return a[:, np.newaxis]
+
+        if self.kind == "inference":
+            return [(x - wide(mean)) * wide(scale / np.sqrt(spread + 0.125)) + wide(bias)]
+        if self.kind == "gradient":
+            centered = x - wide(mean)
+            normalized = (centered - wide(centered.mean(axes))) * wide(spread)
+            dscale, dbias = (g * normalized).sum(axes), g.sum(axes)
+            dx = (g - wide(dbias) / count - normalized * wide(dscale) / count) * wide(
+                scale * spread
+            )
+            return [dx, dscale, dbias]
+        mean, variance = x.mean(axes), x.var(axes)
+        invstd = 1 / np.sqrt(variance + 0.125)
+        results = [(x - wide(mean)) * wide(invstd * scale) + wide(bias), mean, invstd]
+        if self.running:
+            unbiased = variance * count / max(count - 1, 1)
+            results += [running[0] * 0.75 + mean * 0.25, running[1] * 0.75 + unbiased * 0.25]
+        return results
+
+
+def random_case(rng: random.Random) -> Case:
+    inner = rng.choice([1, 1, 2, 4, 7, 16, 49, 64, 200, 1000, 8000])
+    channels = rng.choice([1, 2, 3, 8, 20, 32, 64, 65, 130])
+    most = max(1, min(3000, 30000 // (inner * channels)))
+    batch = rng.choice([1, 2, 5, rng.randint(1, most), most])
+    kind = rng.choice(list(KINDS))
+    return Case(
+        (batch, channels, inner),
+        rng.choice(DTYPES),
+        kind,
+        running=rng.random() < 0.5,
+        inplace=rng.random() < 0.3,
+        alignment=rng.choice([16, 16, 8]),
+        cooperative=rng.random() < 0.6,
+        seed=rng.randrange(2**31),
+    )
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    rng = random.Random(SEED)
+    large = [
+        Case(shape, dtype, kind, running=True, inplace=dtype == "float16", seed=rng.randrange(999))
+        for shape in ((4, 3, 8001), (5, 2, 16000), (3001, 40, 1), (2000, 33, 1))
+        for dtype in ("float32", "float16")
+        for kind in ("train", "gradient")
+    ]
+    large += [replace(case, cooperative=False) for case in large]
+    large += [
+        Case(shape, "bfloat16", kind, running=True)
+        for shape in ((60, 3, 7), (90, 40, 1))
+        for kind in KINDS
+    ]
+    return large + [random_case(rng) for _ in range(60)]
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory, cases) -> HostKernels:
+    options = [case.work.options for case in [*cases, *LARGE_MEANS]]
+    return HostKernels(tmp_path_factory.mktemp("batchnorm"), options)
+
+
+#: A mean that is many times the deviation, and a first element that is far off.
+LARGE_MEANS = [
+    replace(case, cooperative=cooperative)
+    for case in (
+        Case((64, 3, 400), "float32", "train", mean=1000.0),
+        Case((64, 3, 400), "float32", "gradient", mean=1000.0),
+        Case((3000, 32, 1), "float32", "train", mean=1000.0),
+        Case((3000, 32, 1), "float32", "gradient", mean=1000.0),
+        Case((64, 3, 400), "float32", "train", outlier=200.0),
+        Case((3000, 32, 1), "float32", "train", outlier=200.0),
+    )
+    for cooperative in (False, True)
+]
+
+
+def test_random_arrays(kernels, cases):
+    """All kinds of kernels, whatever the sizes."""
+    for case in cases:
+        case.check(kernels)
+    configurations = {
+        tuple(case.work.macro(name) for name in ("KIND", "ROWS", "HOW")) for case in cases
+    }
+    assert len(configurations) == 2 * 2 * 3 + 2  # three ways, and inference
+
+
+def test_large_means(kernels):
+    for case in LARGE_MEANS:
+        case.check(kernels)
+
+
+def test_order_of_blocks():
+    """Every part of both passes has one block, which begins after those that it waits for."""
+    for shape in ((64, 256, 3136), (2000000, 40, 1), (8, 3, 50176), (512, 2, 50176)):
+        work = work_of(shape, "train", "float32", kept_blocks=0)
+        p = work.params
+        total = p.groups * p.splits
+        assert work.way == WAYS["streamed"]
+        assert work.grid == 2 * total
+        adds, normalizes = [], []
+        for number in range(work.grid):  # as in the kernel
+            pair = number - p.lag
+            if pair < 0 or (number < 2 * total - p.lag and pair % 2 == 0):
+                adds.append(number if pair < 0 else p.lag + pair // 2)
+            else:
+                part = pair // 2 if number < 2 * total - p.lag else number - total
+                normalizes.append(part)
+                needed = (part // p.splits + 1) * p.splits
+                assert len(adds) >= needed
+        assert adds == list(range(total))
+        assert normalizes == list(range(total))
+
+
+def test_sizes_beyond_32_bits():
+    with pytest.raises(DnnNotSupportedError, match="too large for batch normalization"):
+        work_of((1, 2**31, 1), "train", "float32")
+    with pytest.raises(DnnNotSupportedError, match="too large for batch normalization"):
+        work_of((1, 2, 2**32), "train", "float32")
+    assert work_of((2**33, 32, 1), "train", "float16").params.splits > 1
+
+
+def test_gpu_compiler(cases):
+    """NVRTC compiles all kinds, without a GPU, and keeps everything in registers."""
+    from cupy.cuda import nvrtc
+
+    for options in dict.fromkeys(case.work.options.decode() for case in cases):
+        program = nvrtc.createProgram(kernel_source("batchnorm"), "batchnorm.cu", (), ())
+        try:
+            nvrtc.compileProgram(program, ("-arch=sm_90", "-Xptxas=-v", *options.split()))
+        except nvrtc.NVRTCError:
+            pytest.fail(f"{options}: {nvrtc.getProgramLog(program)}")
+        log = nvrtc.getProgramLog(program)
+        nvrtc.destroyProgram(program)
+        (spilled,) = map(int, re.findall(r"(\d+) bytes spill stores", log))
+        # Once for a share: of what a thread has while it waits, or of a square root in float64.
+        assert spilled <= 64, f"{options}: {log}"
+
+
+# -- the symbolic side ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda x, p: GpuDnnBatchNorm("rows"), DnnValueError, "mode must be one of"),
+        (lambda x, p: GpuDnnBatchNorm()(x, p, p), DnnTypeError, "expected the operands x, scale"),
+        (lambda x, p: GpuDnnBatchNorm()(x, p, p, -1.0), DnnValueError, "epsilon must be finite"),
+        (
+            lambda x, p: dnn.dnn_batch_normalization_train(x, p, p, epsilon=-1e-5),
+            ValueError,
+            "epsilon must be finite and at least 0, got -1e-05",
+        ),
+        (
+            lambda x, p: dnn.dnn_batch_normalization_test(x, p, p, p, p, epsilon=np.nan),
+            ValueError,
+            "epsilon must be finite and at least 0, got nan",
+        ),
+        (
+            lambda x, p: GpuDnnBatchNorm("spatial")(x, p, p, 0.1),
+            DnnValueError,
+            r"must have size 1 on the axes \(0, 2\)",
+        ),
+        (
+            lambda x, p: dnn.dnn_batch_normalization_train(x, p, p, running_mean=p),
+            DnnValueError,
+            "must be given together",
+        ),
+        (
+            lambda x, p: dnn.dnn_batch_normalization_train(x, p, p, "batch"),
+            DnnValueError,
+            "mode must be one of",
+        ),
+    ],
+)
+def test_bad_operands(make, error, words):
+    x = GpuArrayType("float32", (4, 3, 5))()
+    parameter = GpuArrayType("float32", (1, 3, 5))()
+    with pytest.raises(error, match=words):
+        make(x, parameter)
+
+
+def test_parameters_of_16_bit_arrays():
+    x = GpuArrayType("float16", (4, 3, 5))()
+    parameter = GpuArrayType("float16", (1, 3, 5))()
+    with pytest.raises(DnnTypeError, match="must be float32 on cuda0 beside x of float16"):
+        GpuDnnBatchNorm()(x, parameter, parameter, 0.1)
+
+
+def test_epsilon_of_a_call():
+    """What only becomes known at the call is checked then."""
+    op = GpuDnnBatchNorm("spatial", axes=(0, 2))
+    x, parameter = device_tensor((4, 3, 5)), device_tensor((1, 3, 1))
+    outputs = [device_tensor((0,)) for _ in range(3)]
+    for epsilon in (-1e-9, np.inf, np.nan):
+        given = [x, parameter, parameter, np.array(epsilon)]
+        with pytest.raises(DnnValueError, match="epsilon has to be finite and at least 0"):
+            call("dnnops_cudnn_batchnorm_shape", op, given, outputs)
+
+
+def test_memory_formats():
+    """Either is taken as it is where each channel has statistics, and results are like x."""
+    of_channels = GpuDnnBatchNorm("spatial", axes=(0, 2, 3))
+    of_pixels = GpuDnnBatchNorm(axes=(0,))
+    assert [of_channels._layouts(i) for i in range(3)] == [3, 1, 1]
+    assert of_pixels._layouts(0) == 1
+    assert GpuDnnBatchNormInference("spatial", axes=(0, 2))._layouts(1) == 1
+    assert channels_last((2, 3, 4, 5)).strides[1] == 4
+
+
+# -- rewrites --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def without_probing():
+    with pytensor.config.change_flags(dnn__enabled="no_check", floatX="float32"):
+        yield
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_graphs_get_the_ops(without_probing, dtype):
+    """Training with its gradient, and inference, with what can work in place in place."""
+    of = parameter_dtype(dtype)
+    x, gamma, beta = GpuArrayType(dtype, (None,) * 4)(), pt.vector(dtype=of), pt.vector(dtype=of)
+    on_host = pt.as_tensor_variable(x)
+    means = [pt.tensor(dtype=of, shape=(1, None, 1, 1)) for _ in range(2)]
+    h = pt.tanh(on_host)
+    out, *_, new_mean, new_var = batch_normalization_train(
+        h, gamma, beta, "spatial", running_mean=means[0], running_var=means[1]
+    )
+    test = batch_normalization_test(pt.exp(on_host), gamma, beta, *means, "spatial")
+    loss = (out.astype("float32") ** 3).sum()
+    grads = pytensor.grad(loss, [x, gamma, beta])
+    inputs = [x, gamma, beta, *means]
+    fgraph = rewritten(inputs, [*grads, new_mean, new_var])
+    (train,) = nodes(fgraph, "GpuDnnBatchNorm")
+    # The gradient needs what was normalized.
+    assert not train.op.inplace_output
+    # They have come from the host for this node alone.
+    assert train.op.inplace_running_mean
+    assert train.op.inplace_running_var
+    assert train.op.destroy_map == {3: [5], 4: [6]}
+    (gradient,) = nodes(fgraph, "GpuDnnBatchNormGrad")
+    assert gradient.op.inplace
+    (inference,) = nodes(rewritten(inputs, [test]), "GpuDnnBatchNormInference")
+    assert inference.op.inplace
+    (train,) = nodes(rewritten(inputs, [out, new_mean]), "GpuDnnBatchNorm")
+    assert train.op.destroy_map == {0: [0], 3: [5], 4: [6]}
+
+
+def test_operands_of_a_caller_stay(without_probing):
+    """Only what the caller gives away is overwritten: of two averages, maybe one."""
+    x = GpuArrayType("float32", (None,) * 4)()
+    parameters = [GpuArrayType("float32", (1, None, 1, 1))() for _ in range(4)]
+    op = GpuDnnBatchNorm("spatial", True)
+    results = op.make_node(x, *parameters[:2], 0.1, 0.3, *parameters[2:]).outputs
+    inputs = [x, *parameters]
+    for mutable, found in (
+        ((), {}),
+        ((parameters[3],), {4: [6]}),
+        ((parameters[2], parameters[3], x), {0: [0], 3: [5], 4: [6]}),
+    ):
+        fgraph = rewritten(inputs, [results[0], *results[3:]], mutable=mutable)
+        (node,) = nodes(fgraph, "GpuDnnBatchNorm")
+        assert node.op.destroy_map == found
