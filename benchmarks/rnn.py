@@ -9,13 +9,23 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from math import exp, log
 from typing import Any
 
 from benchmarks import cpu, gpu
-from benchmarks.harness import BenchmarkError, RemoteTask, Session, check_agreement, measure
+from benchmarks.harness import (
+    BenchmarkError,
+    RemoteTask,
+    Session,
+    Settings,
+    WorkerLostError,
+    check_agreement,
+    measure,
+)
 from benchmarks.report import Row, ratios
-from benchmarks.rnn_data import cpu_cases, gpu_cases
+from benchmarks.rnn_data import ALGORITHMS, cpu_cases, gpu_cases
 from benchmarks.runner import Part, at_least
 from benchmarks.runner import main as run
 
@@ -23,39 +33,68 @@ from benchmarks.runner import main as run
 MEAN = 1.05
 #: dnnops takes scratch memory in whole MiB.
 SLACK_MIB = 1.0
+#: Seconds of a turn of short steps, and of all turns of two libraries.
+SHORT_TURN_S, CASE_S = 0.05, 0.8
+LEAST_ROUNDS = 3
+#: A step's arrays take turns in memory: until all have come again.
+WARM_STEPS = 8
 #: Largest relative difference of the libraries' results.
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
 
 
+def fitted(settings: Settings, step_s: float) -> Settings:
+    """Shorter turns of short steps, and fewer turns of long ones.
+
+    A case takes a second or two, but has at least three turns of two steps.
+    """
+    turn_s = min(settings.turn_s, max(SHORT_TURN_S, 2 * step_s))
+    # Each turn also has a step that isn't counted.
+    rounds = min(settings.rounds, max(LEAST_ROUNDS, round(CASE_S / (2 * (turn_s + step_s)))))
+    return replace(settings, rounds=rounds, turn_s=turn_s)
+
+
 def measure_case(session: Session, case: dict[str, Any], device: str) -> list[Row]:
     """Check that the libraries do the same, and time their steps in turns."""
+    tasks: dict[str, RemoteTask] = {}
+    try:
+        for name in ("dnnops", "torch"):
+            tasks[name] = session.worker(f"rnn_{name}").open({**case, "device": device})
+        if case["jax"]:
+            try:
+                tasks["jax"] = session.worker("rnn_jax").open(case)
+            except BenchmarkError as error:  # it is for information
+                print(f"without JAX: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
+                # It would not tell its version either.
+                session.workers.pop(("rnn_jax", "")).stop()
+        return [_measured(session, case, device, tasks)]
+    finally:
+        for task in tasks.values():
+            with suppress(WorkerLostError):  # with all that it held
+                task.close()
 
-    def opened(name: str) -> RemoteTask:
-        return session.worker(f"rnn_{name}").open({**case, "device": device})
 
-    tasks = {name: opened(name) for name in ("dnnops", "torch")}
-    if case["jax"]:
-        try:
-            tasks["jax"] = opened("jax")
-        except BenchmarkError as error:  # it is for information
-            print(f"without JAX: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
-            # It would not tell its version either.
-            session.workers.pop(("rnn_jax", "")).stop()
+def _measured(
+    session: Session, case: dict[str, Any], device: str, tasks: dict[str, RemoteTask]
+) -> Row:
     check_agreement({n: t.results() for n, t in tasks.items()}, TOLERANCE[case["dtype"]])
+    settings = session.settings
+    if device == "cuda":
+        # Of these dnnops records what comes again.
+        step_s = max(min(tasks[name].times(WARM_STEPS)) for name in ("dnnops", "torch"))
+        settings = fitted(settings, step_s)
     # Of one step, when all that is made once is there.
     facts = {name: task.facts() for name, task in tasks.items()}
-    measurement = measure(tasks, session.settings)
-    for task in tasks.values():
-        task.close()
+    measurement = measure(tasks, settings)
     row: Row = {
         "case": case["case"],
         **measurement.medians("ms"),
         "spread_pct": measurement.spread_pct(),
     }
     if device == "cuda":
-        row |= {name: facts["dnnops"][name] for name in ("algorithm", "launch_ms")}
+        ours = ("algorithm", "replays", "replay_failure", "launch_ms")
+        row |= {name: facts["dnnops"][name] for name in ours}
         row |= {f"{name}_peak_mib": facts[name]["peak_mib"] for name in ("dnnops", "torch")}
-    return [row]
+    return row
 
 
 def gpu_misses(rows: Sequence[Row]) -> list[str]:
@@ -103,9 +142,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Read ``--device`` and measure there."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--device", choices=PARTS, default="cuda")
+    parser.add_argument("--algo", choices=ALGORITHMS, default="auto")
     args, others = parser.parse_known_args(arguments)
-    words = "Compare training steps of recurrent networks; --device {cuda,cpu} says where."
-    return run(words, [PARTS[args.device]], ENVIRONMENTS[args.device], others)
+    part = PARTS[args.device]
+    if args.algo != "auto":
+        others = ["--only", " ", *others]  # all, but nothing is written
+        part = replace(
+            part, cases=lambda session: _with_algorithm(PARTS[args.device], session, args.algo)
+        )
+    words = (
+        "Compare training steps of recurrent networks; --device {cuda,cpu} says where, and --algo"
+        " which of cuDNN's algorithms dnnops takes: then nothing is written."
+    )
+    return run(words, [part], ENVIRONMENTS[args.device], others)
+
+
+def _with_algorithm(part: Part, session: Session, algo: str) -> list[dict[str, Any]]:
+    return [
+        {**case, "case": f"{case['case']}, {algo}", "algo": algo, "jax": False}
+        for case in part.cases(session)
+    ]
 
 
 if __name__ == "__main__":

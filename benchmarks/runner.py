@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness import BenchmarkError, Session, Settings
+from benchmarks.harness import BenchmarkError, Session, Settings, WorkerLostError
 from benchmarks.machine import describe_machine
 from benchmarks.report import Row, draw_ratios, print_table, ratios, write_benchmark
 
@@ -114,6 +114,18 @@ def main(
     parser.add_argument(
         "--small", action="store_true", help="small sizes, to try the program; writes nothing"
     )
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        metavar="FILE",
+        help="rows come to this file as soon as they are measured; those that it has are kept",
+    )
+    parser.add_argument(
+        "--deadline",
+        type=float,
+        metavar="S",
+        help="start no case later than so many seconds after the first; go on with --rows",
+    )
     args = parser.parse_args(arguments)
     if unknown := set(args.parts) - set(names):
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
@@ -147,21 +159,60 @@ def _run(
 ) -> list[str]:
     """Measure a part and return what is wrong."""
     machine = describe_machine(args.threads)
+    # By the words of each case, with what was installed when it was measured.
+    kept = _kept(args.rows, part) if args.rows else {}
     rows: list[Row] = []
-    try:
-        for case in cases:
-            start = time.perf_counter()
-            new = part.measure(session, case)
-            rows += new
+    problems: list[str] = []
+    begin = time.perf_counter()
+    for number, case in enumerate(cases):
+        start = time.perf_counter()
+        if case["case"] in kept:
+            new, versions = kept[case["case"]]
+        elif args.deadline is not None and start - begin > args.deadline:
+            problems.append(
+                f"error: {part.name}: not measured within {args.deadline:g} s, of"
+                f" {len(cases)} cases: from the {number + 1}th on, {case['case']}"
+            )
+            break
+        else:
+            try:
+                new = part.measure(session, case)
+                versions = {}
+                for worker in list(session.workers.values()):
+                    versions.update(worker.call("versions"))
+            except BenchmarkError as error:
+                problems.append(f"error: {part.name}: {case['case']}: {error}")
+                print(problems[-1], file=sys.stderr, flush=True)
+                if isinstance(error, WorkerLostError):
+                    session.__exit__()  # the next case starts them anew
+                continue
             # Should a later case fail, what was measured so far can be read above.
             for row in new:
                 print(f"{time.perf_counter() - start:6.1f} s  {json.dumps(row)}", flush=True)
-        for worker in list(session.workers.values()):
-            machine.update(worker.call("versions"))
-    except BenchmarkError as error:
-        return [f"error: {part.name}: {error}"]
-    print_table(part.title, rows)
+            if args.rows:
+                with args.rows.open("a") as file:
+                    line = {"part": part.name, "case": case["case"], "rows": new}
+                    file.write(json.dumps({**line, "versions": versions}) + "\n")
+        rows += new
+        machine.update(versions)
+    if rows:
+        print_table(part.title, rows)
+        problems += [f"missed: {part.name}: {miss}" for miss in part.misses(rows)]
+    if any(problem.startswith("error") for problem in problems):
+        return problems
     if not (args.only or args.small):
         path = write_benchmark(args.output, part.file, part.title, machine, rows, part.draw)
         print(f"wrote {path}")
-    return [f"missed: {part.name}: {miss}" for miss in part.misses(rows)]
+    return problems
+
+
+def _kept(path: Path, part: Part) -> dict[str, tuple[list[Row], dict[str, Any]]]:
+    """The rows of a part that a file has, and what was installed then, by case."""
+    if not path.exists():
+        return {}
+    found = map(json.loads, path.read_text().splitlines())
+    return {
+        line["case"]: (line["rows"], line["versions"])
+        for line in found
+        if line["part"] == part.name
+    }

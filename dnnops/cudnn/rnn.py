@@ -25,7 +25,14 @@ from dnnops.nnet.rnn_ops import (
 )
 from dnnops.runtime.op import describe_operands, make_context, raise_status
 
-__all__ = ["GpuDnnRNNBackward", "GpuDnnRNNBase", "GpuDnnRNNForward", "last_rnn_algorithm"]
+__all__ = [
+    "GpuDnnRNNBackward",
+    "GpuDnnRNNBase",
+    "GpuDnnRNNForward",
+    "last_rnn_algorithm",
+    "rnn_replay_failure",
+    "rnn_replays",
+]
 
 
 class GpuDnnRNNBase(CudnnOp, RNNBase):
@@ -215,3 +222,25 @@ def last_rnn_algorithm() -> str:
         As for ``algo``; empty if there was no call.
     """
     return CUDNN.library.dnnops_cudnn_rnn_last_algorithm().decode()
+
+
+def rnn_replays() -> int:
+    """How many passes of this thread were launched as recorded CUDA graphs.
+
+    Returns
+    -------
+    int
+        Forward calls and gradients.
+    """
+    return CUDNN.library.dnnops_cudnn_rnn_replays()
+
+
+def rnn_replay_failure() -> str:
+    """Why a pass of this thread could not be recorded as a CUDA graph, and was launched as it is.
+
+    Returns
+    -------
+    str
+        cuDNN's or CUDA's words; empty if there was no failure.
+    """
+    return CUDNN.library.dnnops_cudnn_rnn_replay_failure().decode()

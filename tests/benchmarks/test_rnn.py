@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.rnn import gpu_misses
-from benchmarks.rnn_data import cpu_cases, gpu_cases, parameter_shapes, rnn_arrays
+from benchmarks.harness import Settings
+from benchmarks.rnn import fitted, gpu_misses
+from benchmarks.rnn_data import ALGORITHMS, cpu_cases, gpu_cases, parameter_shapes, rnn_arrays
 from dnnops.nnet import RNNBlock
+from dnnops.nnet.rnn_ops import RNN_ALGORITHMS
 
 
 def test_cases():
@@ -20,6 +22,7 @@ def test_cases():
     assert {case["layers"] for case in cases} >= {1, 2, 4}
     assert any(case["jax"] for case in cases)
     assert not any(case["jax"] for case in cpu_cases())
+    assert ALGORITHMS == RNN_ALGORITHMS
 
 
 @pytest.mark.parametrize("case", gpu_cases(small=True)[:3], ids=lambda case: case["case"])
@@ -30,6 +33,15 @@ def test_data(case):
     assert w.size == sum(int(np.prod(s)) for s in parameter_shapes(case))
     assert x.shape == gy.shape == (case["steps"], case["batch"], case["hidden"])
     np.testing.assert_array_equal(rnn_arrays(case).x, x)
+
+
+def test_turns_fit_the_steps():
+    """Some seconds at most, and two steps a turn at least."""
+    for step_s in (1e-4, 1e-3, 1e-2, 0.06, 0.3):
+        settings = fitted(Settings(), step_s)
+        assert settings.turn_s >= min(0.4, 2 * step_s)
+        assert 3 <= settings.rounds <= 7
+        assert 2 * settings.rounds * (settings.turn_s + step_s) <= max(1, 20 * step_s)
 
 
 def test_goals():

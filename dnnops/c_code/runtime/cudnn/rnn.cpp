@@ -58,12 +58,13 @@ std::shared_ptr<Plan> find_plan(const Call &call, const Handle &handle) {
   RnnState &state = *held;
   key.handle = handle.number;
   key.algo = state.key.algo;
+  key.replays = state.key.replays;
   if (!state.plan || !(key == state.key)) {
-    key.handle = key.algo = 0;
-    const int64_t algo =
-        algorithm_for(key, call.settings, call.problem, handle, call.inputs, call.is_forward);
+    key.handle = key.algo = key.replays = 0;
+    const Choice choice = choose(key, call.settings, call.problem, handle, call.inputs, call.is_forward);
     key.handle = handle.number;
-    key.algo = algo;
+    key.algo = choice.algo;
+    key.replays = choice.replays;
     state.plan.reset();
     state.plan = plan_for(key, handle, lengths);
     state.key = key;
@@ -227,6 +228,12 @@ DNNOPS_EXPORT int dnnops_cudnn_rnn_backward(const dnnops_context *context, const
 DNNOPS_EXPORT const char *dnnops_cudnn_rnn_last_algorithm(void) {
   return rnn::last_algorithm < 0 ? "" : rnn::algorithm_names[rnn::last_algorithm];
 }
+
+// How many passes of this thread were launched as recorded CUDA graphs, for tests and benchmarks.
+DNNOPS_EXPORT int64_t dnnops_cudnn_rnn_replays(void) { return rnn::replay_count(); }
+
+// Why this thread's last recording failed; empty if none did.
+DNNOPS_EXPORT const char *dnnops_cudnn_rnn_replay_failure(void) { return rnn::replay_failure(); }
 
 // Where cuDNN has the parameters of the network of a forward Op: for each pseudo-layer and linear layer, of matrix and
 // bias, the offset in elements (-1: there is none) and two dimensions.

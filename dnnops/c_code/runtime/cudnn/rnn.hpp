@@ -7,6 +7,7 @@
 #include "../common/rnn_problem.hpp"
 #include "handle.hpp"
 #include "node_state.hpp"
+#include "rnn_replay.hpp"
 
 namespace dnnops::rnn {
 
@@ -29,11 +30,12 @@ struct Key {
   int64_t padded;    // sequences have lengths of their own, and lie in memory with what is behind their ends
   int64_t training;  // there is a reserve
   int64_t handle, algo;
+  int64_t replays;  // passes that come again are launched as CUDA graphs
 
   bool operator==(const Key &other) const { return !std::memcmp(this, &other, sizeof *this); }
 };
 
-// The key without handle and algorithm, of which an algorithm is chosen.
+// The key without handle and algorithm, for which these are chosen.
 Key make_key(const Problem &problem, const Settings &settings, int64_t device, int64_t dtype,
              const std::vector<int64_t> &lengths, bool training);
 
@@ -57,6 +59,9 @@ using NetworkDescriptor = Owned<cudnnRNNDescriptor_t, cudnnCreateRNNDescriptor, 
 using DataDescriptor = Owned<cudnnRNNDataDescriptor_t, cudnnCreateRNNDataDescriptor, cudnnDestroyRNNDataDescriptor>;
 using DropoutDescriptor =
     Owned<cudnnDropoutDescriptor_t, cudnnCreateDropoutDescriptor, cudnnDestroyDropoutDescriptor>;
+
+// Why an algorithm doesn't run a network, where cuDNN wouldn't say so itself; null if nothing is known against it.
+const char *refusal(const Key &key);
 
 // What a network needs to run with one algorithm, on one handle.
 class Plan {
@@ -84,9 +89,12 @@ class Plan {
     const void *gy, *ghy, *gcy;
     void *dw, *dx, *dhx, *dcx;
   };
-  void forward(const Handle &handle, const Arrays &arrays) const;
+  void forward(const Handle &handle, const Arrays &arrays);
   // Overwrites the reserve.
-  void backward(const Handle &handle, const Arrays &arrays, const Gradients &gradients) const;
+  void backward(const Handle &handle, const Arrays &arrays, const Gradients &gradients);
+  // The same, never from a recording.
+  void launch_forward(const Handle &handle, const Arrays &arrays) const;
+  void launch_backward(const Handle &handle, const Arrays &arrays, const Gradients &gradients) const;
 
  private:
   void set_network() const;
@@ -98,6 +106,7 @@ class Plan {
   DataDescriptor x_{"cudnnCreateRNNDataDescriptor"}, y_{"cudnnCreateRNNDataDescriptor"};
   DropoutDescriptor dropout_{"cudnnCreateDropoutDescriptor"};
   TensorDescriptor hidden_, cell_;
+  Replays replays_;
   size_t workspace_ = 0, reserve_ = 0, parameters_ = 0, generators_ = 0;
 };
 
@@ -120,9 +129,14 @@ class Pieces {
   int64_t total_ = 0;
 };
 
-// The algorithm of a key: what the settings say; else what was chosen before, or is found by timing it on these
+// How a network runs.
+struct Choice {
+  int64_t algo, replays;
+};
+
+// The choice for a key: the settings' algorithm; else what was chosen before, or is found by timing it on these
 // operands.  A gradient that comes first takes the standard one: the algorithms' reserves differ.
-int64_t algorithm_for(const Key &key, const Settings &settings, const Problem &problem, const Handle &handle,
+Choice choose(const Key &key, const Settings &settings, const Problem &problem, const Handle &handle,
                       const dnnops_tensor *inputs, bool is_forward);
 
 }  // namespace dnnops::rnn

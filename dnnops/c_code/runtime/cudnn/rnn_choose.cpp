@@ -1,12 +1,17 @@
 // Which algorithm runs a recurrent network: found by timing, once for each network and shape.
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "../common/lru_cache.hpp"
 
 #include "cache.hpp"
 #include "conv_plan.hpp"
 #include "rnn.hpp"
+#include "rnn_sample.hpp"
 
 namespace dnnops::rnn {
 
@@ -16,14 +21,19 @@ namespace {
 // call; networks and shapes beyond take the standard algorithm.
 constexpr size_t MOST_CHOICES = 1024;
 constexpr int RUNS = 3;
-// Longer runs hardly vary: one is enough.
+// The first run also loads kernels.  Longer ones hardly vary: a second is enough.
 constexpr double LONG_MS = 50;
 // The others have to be this much faster than the standard algorithm: times vary, and it is the safe one.
 constexpr double MARGIN = 0.98;
+// Relative differences from the standard algorithm's results that aren't rounding: then an algorithm is wrong.  A
+// network that amplifies from step to step makes large ones of small ones, and then loses the faster algorithm.
+constexpr double WRONG_FLOAT32 = 1e-2, WRONG_SHORT = 0.2;
+// Of the algorithm for small hidden layers, in cuDNN 9: with three or four gates, and with one.
+constexpr int64_t SMALL_GATED = 192, SMALL_PLAIN = 384;
 
 struct Choices {
   std::mutex mutex;
-  std::unordered_map<Key, int64_t, WordHash<Key>> algorithm;
+  std::unordered_map<Key, Choice, WordHash<Key>> made;
 };
 
 Choices &choices() {
@@ -49,6 +59,8 @@ class Trial {
     const int64_t dw = pieces.add(backward * plan_->parameters()),
                   dx = pieces.add(backward * p.positions() * p.input * item), dhx = pieces.add(backward * hidden),
                   dcx = pieces.add(backward * cell);
+    sizes_ = {p.positions() * p.width() * item, plan_->parameters(), p.positions() * p.input * item, hidden};
+    dtype_ = key.dtype;
     block_.emplace(*handle.arena, pieces.total());
     const auto at = [&](int64_t place) { return Pieces::at(*block_, place); };
     const bool has_cell = p.has_cell();
@@ -59,26 +71,61 @@ class Trial {
     gradients_ = {at(y), at(hy), has_cell ? at(cy) : nullptr, at(dw), at(dx), at(dhx), has_cell ? at(dcx) : nullptr};
   }
 
-  // In milliseconds; the first run also loads kernels.
+  // In milliseconds.
   double time() {
-    run();
-    double best = HUGE_VAL;
-    for (int i = 0; i < RUNS; ++i) {
-      best = std::min(best, run());
-      if (best > LONG_MS) break;
-    }
-    return best;
+    return best_of([this] {
+      plan_->launch_forward(handle_, arrays_);
+      if (training_) plan_->launch_backward(handle_, arrays_, gradients_);
+    });
+  }
+
+  // Some of what the last run computed: the output, and the gradients by parameters, input and first states.
+  std::vector<std::vector<float>> sample() const {
+    const void *const results[] = {arrays_.y, gradients_.dw, gradients_.dx, gradients_.dhx};
+    std::vector<std::vector<float>> found;
+    for (int i = 0; i < (training_ ? 4 : 1); ++i)
+      found.push_back(take_sample(handle_, results[i], sizes_[i], dtype_));
+    return found;
+  }
+
+  // The same, of recordings: one of each pass, as calls have them.
+  double time_recorded() {
+    const Recording forward(handle_, [this](const Handle &on) { plan_->launch_forward(on, arrays_); });
+    std::optional<Recording> backward;
+    if (training_)
+      backward.emplace(handle_, [this](const Handle &on) { plan_->launch_backward(on, arrays_, gradients_); });
+    return best_of([&] {
+      forward.run(handle_);
+      if (backward) backward->run(handle_);
+    });
   }
 
  private:
-  double run() {
-    const cudaStream_t stream = static_cast<cudaStream_t>(handle_.stream);
-    DNNOPS_CHECK(cudaEventRecord(start_, stream));
-    plan_->forward(handle_, arrays_);
-    if (training_) plan_->backward(handle_, arrays_, gradients_);
-    DNNOPS_CHECK(cudaEventRecord(stop_, stream));
-    return milliseconds_between(start_, stop_);
+  template <class Pass>
+  double best_of(const Pass &pass) {
+    double best = run(pass);
+    if (best > LONG_MS) best = run(pass);
+    if (best > LONG_MS) return best;
+    // As in a loop of training: while one step runs, the next is launched.
+    for (const Event &event : events_) {
+      pass();
+      record(event);
+    }
+    best = HUGE_VAL;
+    for (int i = 0; i < RUNS; ++i) best = std::min(best, milliseconds_between(events_[i], events_[i + 1]));
+    return best;
   }
+
+  // Of a single one.
+  template <class Pass>
+  double run(const Pass &pass) {
+    record(events_[0]);
+    pass();
+    record(events_[1]);
+    return milliseconds_between(events_[0], events_[1]);
+  }
+
+  void record(const Event &event) { DNNOPS_CHECK(cudaEventRecord(event, static_cast<cudaStream_t>(handle_.stream))); }
 
   const Handle &handle_;
   bool training_;
@@ -86,60 +133,108 @@ class Trial {
   std::optional<Workspace> block_;
   Plan::Arrays arrays_;
   Plan::Gradients gradients_;
-  Event start_, stop_;
+  Event events_[RUNS + 1];
+  std::array<int64_t, 4> sizes_;  // of what is compared, in bytes
+  int64_t dtype_;
 };
 
-int64_t find_fastest(const Key &key, const Settings &settings, const Problem &p, const Handle &handle,
+// Times of an algorithm in milliseconds, infinite where it doesn't run.
+struct Times {
+  double launched = HUGE_VAL, recorded = HUGE_VAL;
+  std::vector<std::vector<float>> sample;  // of the results
+  // The kernels are the same, and a recording also takes less of the host's time.
+  bool replays() const { return recorded < launched; }
+  double best() const { return replays() ? recorded : launched; }
+};
+
+Times time_algorithm(const Key &key, int64_t algo, const Settings &settings, const Problem &p, const Handle &handle,
                      const dnnops_tensor *inputs) {
-  // Not the dynamic one: compiling its kernel takes seconds.  Nor that for small layers, which gave wrong gradients.
-  const int64_t candidates[] = {CUDNN_RNN_ALGO_STANDARD, CUDNN_RNN_ALGO_PERSIST_STATIC};
-  double times[2] = {HUGE_VAL, HUGE_VAL}, best = HUGE_VAL;
-  int64_t fastest = CUDNN_RNN_ALGO_STANDARD;
-  for (int i = 0; i < 2; ++i) {
-    try {
-      times[i] = Trial(key, candidates[i], p, handle, inputs).time();
-    } catch (const Error &) {
-      // Most often cuDNN doesn't take the network, or there is no memory for another try.  What remains broken breaks
-      // the call itself.
-      DNNOPS_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(handle.stream)));
-      continue;
+  Times times;
+  try {
+    Trial trial(key, algo, p, handle, inputs);
+    times.launched = trial.time();
+    // What is dropped changes from call to call.
+    if (!key.dropout) times.recorded = trial.time_recorded();
+    times.sample = trial.sample();
+  } catch (const Error &error) {
+    // Most often cuDNN doesn't take the network, or there is no memory for another try.  What remains broken breaks
+    // the call itself.
+    DNNOPS_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(handle.stream)));
+    if (settings.verbose)
+      std::fprintf(stderr, "dnnops: GpuDnnRNN with %s%s: %s\n", algorithm_names[algo],
+                   times.launched < HUGE_VAL ? " as a CUDA graph" : "", error.message.c_str());
+  }
+  return times;
+}
+
+// Of any result; 0 if an algorithm did not run.
+double largest_difference(const std::vector<std::vector<float>> &found,
+                          const std::vector<std::vector<float>> &expected) {
+  double largest = 0;
+  for (size_t i = 0; i < std::min(found.size(), expected.size()); ++i)
+    largest = std::max(largest, difference(found[i], expected[i]));
+  return largest;
+}
+
+Choice find_fastest(const Key &key, const Settings &settings, const Problem &p, const Handle &handle,
+                    const dnnops_tensor *inputs) {
+  const bool is_small = key.hidden <= (p.gates > 1 ? SMALL_GATED : SMALL_PLAIN);
+  // Not the dynamic one: compiling its kernel takes seconds.
+  const int64_t candidates[] = {CUDNN_RNN_ALGO_STANDARD, CUDNN_RNN_ALGO_PERSIST_STATIC,
+                                CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H};
+  const double tolerance = key.dtype == DNNOPS_FLOAT32 ? WRONG_FLOAT32 : WRONG_SHORT;
+  Times times[3];
+  double best = HUGE_VAL;
+  int fastest = 0;
+  for (int i = 0; i < 2 + is_small; ++i) {
+    times[i] = time_algorithm(key, candidates[i], settings, p, handle, inputs);
+    if (const double error = i ? largest_difference(times[i].sample, times[0].sample) : 0; error > tolerance) {
+      if (settings.verbose)
+        std::fprintf(stderr, "dnnops: GpuDnnRNN with %s: its results differ from those of standard by %.2g\n",
+                     algorithm_names[candidates[i]], error);
+      times[i] = Times();
     }
-    if (times[i] < best) {
-      best = times[i] * (i ? 1 : MARGIN);
-      fastest = candidates[i];
+    if (times[i].best() < best) {
+      best = times[i].best() * (i ? 1 : MARGIN);
+      fastest = i;
     }
   }
   // That of the largest trial, which may be one that was in vain.
   handle.arena->free_idle();
+  const Choice choice{candidates[fastest], times[fastest].replays()};
   if (settings.verbose)
     std::fprintf(stderr,
-                 "dnnops: GpuDnnRNN%s %lldx%lldx%lld, hidden size %lld, %lld layers, %s: %s (timed: standard %.4g ms,"
-                 " persist_static %.4g ms)\n",
+                 "dnnops: GpuDnnRNN%s %lldx%lldx%lld, hidden size %lld, %lld layers, %s: %s%s (timed, launched and as"
+                 " a CUDA graph: standard %.4g and %.4g ms, persist_static %.4g and %.4g ms, persist_static_small_h"
+                 " %.4g and %.4g ms)\n",
                  key.training ? "" : " inference", (long long)key.steps, (long long)key.batch, (long long)key.input,
-                 (long long)key.hidden, (long long)key.layers, dtype_name(key.dtype), algorithm_names[fastest],
-                 times[0], times[1]);
-  return fastest;
+                 (long long)key.hidden, (long long)key.layers, dtype_name(key.dtype), algorithm_names[choice.algo],
+                 choice.replays ? " as a CUDA graph" : "", times[0].launched, times[0].recorded, times[1].launched,
+                 times[1].recorded, times[2].launched, times[2].recorded);
+  return choice;
 }
 
 }  // namespace
 
-int64_t algorithm_for(const Key &key, const Settings &settings, const Problem &problem, const Handle &handle,
-                      const dnnops_tensor *inputs, bool is_forward) {
-  if (settings.algo != ALGO_AUTO) return settings.algo;
+Choice choose(const Key &key, const Settings &settings, const Problem &problem, const Handle &handle,
+              const dnnops_tensor *inputs, bool is_forward) {
+  // A recording launches the same kernels: without a choice by timing, what comes again is recorded.
+  if (settings.algo != ALGO_AUTO) return {settings.algo, true};
   // The others take none of these; and what is timed may be another one in the next process.
   if (key.padded || key.projected || key.dtype == DNNOPS_FLOAT64 || settings.deterministic)
-    return CUDNN_RNN_ALGO_STANDARD;
+    return {CUDNN_RNN_ALGO_STANDARD, true};
+  const Choice safe{CUDNN_RNN_ALGO_STANDARD, false};
   {
     std::lock_guard<std::mutex> lock(choices().mutex);
-    const auto found = choices().algorithm.find(key);
-    if (found != choices().algorithm.end()) return found->second;
-    if (!is_forward || choices().algorithm.size() >= MOST_CHOICES) return CUDNN_RNN_ALGO_STANDARD;
+    const auto found = choices().made.find(key);
+    if (found != choices().made.end()) return found->second;
+    if (!is_forward || choices().made.size() >= MOST_CHOICES) return safe;
   }
-  const int64_t found = is_capturing(handle.stream) ? +CUDNN_RNN_ALGO_STANDARD
-                                                    : find_fastest(key, settings, problem, handle, inputs);
+  const Choice found =
+      is_capturing(handle.stream) ? safe : find_fastest(key, settings, problem, handle, inputs);
   // Another thread may have been faster: its choice holds.
   std::lock_guard<std::mutex> lock(choices().mutex);
-  return choices().algorithm.emplace(key, found).first->second;
+  return choices().made.emplace(key, found).first->second;
 }
 
 }  // namespace dnnops::rnn

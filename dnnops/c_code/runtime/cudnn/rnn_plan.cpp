@@ -1,5 +1,8 @@
 // Descriptors of recurrent networks, and the calls that take them.
+#include <algorithm>
 #include <climits>
+#include <iterator>
+#include <tuple>
 
 #include "../common/lru_cache.hpp"
 
@@ -32,16 +35,21 @@ Tensor state_shape(const Key &key, int64_t size) {
   return {3, {key.layers * key.directions, key.batch, size, 0, 0}, {key.batch * size, size, 1, 0, 0}, 16};
 }
 
-// What only the standard algorithm takes.
-void check_algorithm(const Key &key) {
-  if (key.algo == CUDNN_RNN_ALGO_STANDARD) return;
-  if (key.padded) fail(DNNOPS_NOT_SUPPORTED, "the sequences' lengths differ, or are less than the number of steps");
-  if (key.projected) fail(DNNOPS_NOT_SUPPORTED, "the network has a projection");
-  if (key.dtype == DNNOPS_FLOAT64) fail(DNNOPS_NOT_SUPPORTED, "its operands are float64");
-  // Seen on an H200 with cuDNN 9.19 in float16, hidden size 64, batch 8: the gradient by the parameters of the reverse
-  // direction was wrong by half of its norm, and the standard algorithm's was right.
-  if (key.algo == CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H && key.mode == RELU && key.directions == 2)
-    fail(DNNOPS_NOT_SUPPORTED, "the gradient of a bidirectional rnn_relu comes out wrong with it");
+// A recording has what is launched and nothing else: neither a new seed nor new lengths would be in it.  A kernel that
+// was compiled for a network goes with its descriptor.
+bool replayable(const Key &key) {
+  return key.replays && !key.padded && !key.dropout && key.algo != CUDNN_RNN_ALGO_PERSIST_DYNAMIC;
+}
+
+// Places that stand for nothing are null.
+Addresses addresses_of(const Plan::Arrays &a, const Plan::Gradients &g) {
+  const void *const all[] = {a.w, a.x, a.hx, a.cx, a.y, a.hy, a.cy, a.reserve, a.workspace, a.generators,
+                             g.gy, g.ghy, g.gcy, g.dw, g.dx, g.dhx, g.dcx};
+  Addresses found{};
+  static_assert(sizeof all / sizeof *all < std::tuple_size<Addresses>::value, "one is left for the direction");
+  std::transform(std::begin(all), std::end(all), found.begin(), [](const void *p) { return (int64_t)p; });
+  found.back() = g.dw != nullptr;
+  return found;
 }
 
 // Says of a failure that another algorithm would do.
@@ -59,6 +67,18 @@ void with_algorithm(int64_t algo, Body &&body) {
 }
 
 }  // namespace
+
+const char *refusal(const Key &key) {
+  if (key.algo == CUDNN_RNN_ALGO_STANDARD) return nullptr;
+  if (key.padded) return "the sequences' lengths differ, or are less than the number of steps";
+  if (key.projected) return "the network has a projection";
+  if (key.dtype == DNNOPS_FLOAT64) return "its operands are float64";
+  // Seen on an H200 with cuDNN 9.19 in float16, hidden size 64, batch 8: the gradient by the parameters of the reverse
+  // direction was wrong by half of its norm, and the standard algorithm's was right.
+  if (key.algo == CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H && key.mode == RELU && key.directions == 2)
+    return "the gradient of a bidirectional rnn_relu comes out wrong with it";
+  return nullptr;
+}
 
 Key make_key(const Problem &p, const Settings &settings, int64_t device, int64_t dtype,
              const std::vector<int64_t> &lengths, bool training) {
@@ -92,9 +112,10 @@ Key make_key(const Problem &p, const Settings &settings, int64_t device, int64_t
   return key;
 }
 
-Plan::Plan(const Key &key, const Handle &handle, const std::vector<int64_t> &lengths) : key_(key) {
+Plan::Plan(const Key &key, const Handle &handle, const std::vector<int64_t> &lengths)
+    : key_(key), replays_(replayable(key)) {
   with_algorithm(key.algo, [&] {
-    check_algorithm(key);
+    if (const char *reason = refusal(key)) fail(DNNOPS_NOT_SUPPORTED, "%s", reason);
     set_descriptor(hidden_, state_shape(key, key.projected ? key.projected : key.hidden), key.dtype);
     if (key.mode == LSTM) set_descriptor(cell_, state_shape(key, key.hidden), key.dtype);
     if (key.dropout > 0) DNNOPS_CHECK(cudnnDropoutGetStatesSize(handle.cudnn, &generators_));
@@ -157,7 +178,15 @@ void Plan::set_data(const Handle &handle) {
   if (!key_.training) reserve_ = 0;
 }
 
-void Plan::forward(const Handle &handle, const Arrays &a) const {
+void Plan::forward(const Handle &handle, const Arrays &a) {
+  replays_.run(handle, addresses_of(a, {}), [&](const Handle &on) { launch_forward(on, a); });
+}
+
+void Plan::backward(const Handle &handle, const Arrays &a, const Gradients &g) {
+  replays_.run(handle, addresses_of(a, g), [&](const Handle &on) { launch_backward(on, a, g); });
+}
+
+void Plan::launch_forward(const Handle &handle, const Arrays &a) const {
   with_algorithm(key_.algo, [&] {
     if (generators_)
       DNNOPS_CHECK(cudnnSetDropoutDescriptor(dropout_, handle.cudnn, static_cast<float>(key_.dropout), a.generators,
@@ -170,7 +199,7 @@ void Plan::forward(const Handle &handle, const Arrays &a) const {
   });
 }
 
-void Plan::backward(const Handle &handle, const Arrays &a, const Gradients &g) const {
+void Plan::launch_backward(const Handle &handle, const Arrays &a, const Gradients &g) const {
   const cudaStream_t stream = static_cast<cudaStream_t>(handle.stream);
   const cudnnTensorDescriptor_t cell = key_.mode == LSTM ? tensor(cell_) : nullptr;
   with_algorithm(key_.algo, [&] {

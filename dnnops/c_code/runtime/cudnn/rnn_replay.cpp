@@ -1,0 +1,149 @@
+#include "rnn_replay.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+
+#include "../common/lru_cache.hpp"
+
+#include "conv_plan.hpp"
+
+namespace dnnops::rnn {
+
+namespace {
+
+// Of all plans in all threads: a training step has a few, since its arrays take turns.  Each holds some KiB for each of
+// its kernels, of which a long network has thousands.
+constexpr size_t KEPT_RECORDINGS = 16;
+// Recording takes as long as some launches.  A plan whose addresses change all the time records no more.
+constexpr int64_t FREE_RECORDINGS = 8, REPLAYS_PER_RECORDING = 8;
+
+thread_local int64_t replays_of_thread = 0;
+thread_local std::string failure_of_thread;
+
+struct RecordingKey {
+  int64_t plan;
+  Addresses addresses;
+  bool operator==(const RecordingKey &other) const { return plan == other.plan && addresses == other.addresses; }
+};
+
+LruCache<RecordingKey, Recording, WordHash<RecordingKey>> &recordings() {
+  // Not destroyed with static objects: the driver may be gone by then.
+  static auto *all = new LruCache<RecordingKey, Recording, WordHash<RecordingKey>>(KEPT_RECORDINGS);
+  return *all;
+}
+
+// While it lives, what goes through the handle is recorded on a stream of its own.  The handle's own stream may be the
+// default one, of which nothing can be recorded.
+class Recorder {
+ public:
+  explicit Recorder(const Handle &handle) : handle_(handle), redirected_(handle) {
+    DNNOPS_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    redirected_.stream = stream_;
+    try {
+      DNNOPS_CHECK(cudnnSetStream(handle.cudnn, stream_));
+      // Fails on what this thread does beside launching, for it would not be repeated; others may do what they like.
+      DNNOPS_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    } catch (...) {
+      leave();
+      throw;
+    }
+    recording_ = true;
+  }
+  ~Recorder() {
+    if (recording_) {
+      cudaGraph_t partial = nullptr;
+      cudaStreamEndCapture(stream_, &partial);
+      if (partial) cudaGraphDestroy(partial);
+      cudaGetLastError();  // or the next check of a launch would find it
+    }
+    leave();
+  }
+  Recorder(const Recorder &) = delete;
+  Recorder &operator=(const Recorder &) = delete;
+
+  const Handle &handle() const { return redirected_; }
+  cudaGraph_t finish() {
+    recording_ = false;
+    cudaGraph_t graph = nullptr;
+    const cudaError_t status = cudaStreamEndCapture(stream_, &graph);
+    if (status != cudaSuccess) cudaGetLastError();
+    DNNOPS_CHECK(status);
+    return graph;
+  }
+
+ private:
+  void leave() {
+    cudnnSetStream(handle_.cudnn, static_cast<cudaStream_t>(handle_.stream));
+    cudaStreamDestroy(stream_);
+  }
+
+  const Handle &handle_;
+  Handle redirected_;
+  cudaStream_t stream_ = nullptr;
+  bool recording_ = false;
+};
+
+}  // namespace
+
+Recording::Recording(const Handle &handle, const Launch &launch) {
+  Recorder recorder(handle);
+  launch(recorder.handle());
+  cudaGraph_t graph = recorder.finish();
+  // cuDNN may have given its own streams priorities.
+  const cudaError_t status =
+      cudaGraphInstantiateWithFlags(&executable_, graph, cudaGraphInstantiateFlagUseNodePriority);
+  cudaGraphDestroy(graph);
+  if (status != cudaSuccess) cudaGetLastError();
+  DNNOPS_CHECK(status);
+}
+
+// One that still runs is destroyed when it is done.
+Recording::~Recording() {
+  if (!process_is_ending) cudaGraphExecDestroy(executable_);
+}
+
+void Recording::run(const Handle &handle) const {
+  DNNOPS_CHECK(cudaGraphLaunch(executable_, static_cast<cudaStream_t>(handle.stream)));
+}
+
+Replays::Replays(bool wanted) : wanted_(wanted) {
+  static std::atomic<int64_t> made{0};
+  number_ = ++made;
+}
+
+// Whether a pass that has no recording was seen a short time ago: that of addresses that never come again would be in
+// vain.
+bool Replays::recurs(size_t hash) {
+  if (std::find(seen_.begin(), seen_.end(), hash) != seen_.end()) return true;
+  seen_[next_++ % seen_.size()] = hash;
+  return false;
+}
+
+void Replays::run(const Handle &handle, const Addresses &addresses, const Launch &launch) {
+  // What somebody else records has to be launched for them.
+  if (!wanted_ || is_capturing(handle.stream)) return launch(handle);
+  const RecordingKey key{number_, addresses};
+  std::shared_ptr<Recording> recording = recordings().find(key);
+  if (!recording) {
+    const bool worthwhile = recorded_ < FREE_RECORDINGS + replayed_ / REPLAYS_PER_RECORDING;
+    if (!worthwhile || !recurs(WordHash<RecordingKey>()(key))) return launch(handle);
+    try {
+      recording = std::make_shared<Recording>(handle, launch);
+    } catch (const Error &error) {
+      failure_of_thread = error.message;
+      wanted_ = false;
+      return launch(handle);
+    }
+    ++recorded_;
+    recordings().put(key, recording);
+  }
+  recording->run(handle);
+  ++replayed_;
+  ++replays_of_thread;
+}
+
+int64_t replay_count() { return replays_of_thread; }
+const char *replay_failure() { return failure_of_thread.c_str(); }
+
+}  // namespace dnnops::rnn

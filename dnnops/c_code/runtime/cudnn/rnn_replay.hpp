@@ -1,0 +1,56 @@
+// Passes of a recurrent network that are recorded as CUDA graphs, and launched as these when they come again.
+#ifndef DNNOPS_CUDNN_RNN_REPLAY_HPP
+#define DNNOPS_CUDNN_RNN_REPLAY_HPP
+
+#include <array>
+#include <functional>
+#include <memory>
+
+#include "handle.hpp"
+
+namespace dnnops::rnn {
+
+// Every address that a pass reads or writes.  What it launches depends on nothing else.
+using Addresses = std::array<int64_t, 18>;
+// Launches a pass on the stream of a handle.
+using Launch = std::function<void(const Handle &)>;
+
+// A recorded pass.
+class Recording {
+ public:
+  // Records what is launched, which is not run.  Throws if it can't be recorded.
+  Recording(const Handle &handle, const Launch &launch);
+  ~Recording();
+  Recording(const Recording &) = delete;
+  Recording &operator=(const Recording &) = delete;
+  void run(const Handle &handle) const;
+
+ private:
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+// The recordings of one plan, by addresses.  They are kept with those of all plans, and the one that was not used for
+// longest is forgotten first.
+class Replays {
+ public:
+  explicit Replays(bool wanted);
+  // Runs a pass; launch is called unless there is a recording of these addresses.
+  void run(const Handle &handle, const Addresses &addresses, const Launch &launch);
+
+ private:
+  bool recurs(size_t hash);
+
+  bool wanted_;
+  int64_t number_;  // unique in the process
+  std::array<size_t, 8> seen_{};
+  size_t next_ = 0;
+  int64_t recorded_ = 0, replayed_ = 0;
+};
+
+// How many passes of this thread were launched as recordings.
+int64_t replay_count();
+// Why this thread's last recording failed; empty if none did.
+const char *replay_failure();
+
+}  // namespace dnnops::rnn
+#endif

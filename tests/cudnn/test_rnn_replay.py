@@ -1,0 +1,78 @@
+"""Which passes of a recurrent network are replayed, and samples: with CUDA on the host."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dnnops.runtime.build import CUDNN, c_code_dir
+
+#: What becomes of a pass: how often it was recorded, launched, replayed.
+LAUNCHED, RECORDED, REPLAYED = "010", "101", "001"
+
+
+def compiled(target: Path, program: str, *sources: str) -> Path:
+    headers = [argument for argument in CUDNN._recipe[1] if argument.startswith("-I")]
+    folder = c_code_dir() / "runtime" / "cudnn"
+    command = ["g++", "-std=c++17", "-O1", "-g", "-w", "-fsanitize=address,undefined", *headers]
+    command += [f"-I{folder}", f"-I{folder.parent}", "-o", str(target), "-pthread"]
+    command += [str(Path(__file__).with_name(program)), *(str(folder / name) for name in sources)]
+    subprocess.run(command, check=True)
+    return target
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("replay")
+    return compiled(folder / "replay", "host_replay.cpp", "rnn_replay.cpp")
+
+
+def run(program: Path, *passes: object) -> tuple[list[str], dict[str, int]]:
+    words = [str(word) for word in passes]
+    done = subprocess.run([program, *words], check=True, capture_output=True, text=True).stdout
+    *became, tail = done.rsplit(" graphs ", 1)
+    rest = f"graphs {tail}".split()
+    counts = dict(zip(rest[::2], map(int, rest[1::2]), strict=True))
+    assert counts["graphs"] == counts["streams"] == 0
+    return became[0].split(), counts
+
+
+def test_what_comes_again(program):
+    """First launched, then recorded and replayed; others' recordings are left alone."""
+    became, counts = run(program, 1, 2, 1, 2, 1, 1, "c", 1)
+    expected = [LAUNCHED] * 2 + [RECORDED] * 2 + [REPLAYED] * 2 + [LAUNCHED, REPLAYED]
+    assert became == expected
+    assert counts["replays"] == 5
+    assert counts["executables"] == 2
+
+
+def test_what_never_comes_again(program):
+    became, counts = run(program, *range(1, 50), *range(1, 50))
+    assert set(became) == {LAUNCHED}
+    assert counts["executables"] == 0
+
+
+def test_what_can_not_be_recorded(program):
+    """It runs nevertheless, and is not tried a second time."""
+    became, counts = run(program, "x", "x", 7, 7, 7)
+    assert became == [LAUNCHED] * 5
+    assert counts["executables"] == 0
+
+
+def test_recordings_are_few(program):
+    """Each pass twice, so that a recording is never used but once: soon there are no more."""
+    became, counts = run(program, *(n for i in range(1, 100) for n in (i, i)))
+    assert became[:16] == [LAUNCHED, RECORDED] * 8
+    assert became.count(RECORDED) < 12
+    # Those that are used make up for others, of which as many are kept as there is room.
+    passes = [n for i in range(1, 60) for n in [i] * 20]
+    became, counts = run(program, *passes)
+    assert became == [LAUNCHED, RECORDED, *[REPLAYED] * 18] * 59
+    assert counts["executables"] == 16
+
+
+def test_samples_of_results(tmp_path):
+    """By which a wrong algorithm is found out."""
+    subprocess.run([compiled(tmp_path / "sample", "host_rnn_sample.cpp")], check=True)
