@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <random>
@@ -99,13 +100,34 @@ inline unsigned short to_bfloat(float value) {
   return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-inline void copy_16_bytes(char *to, const char *from) {
-  if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) std::abort();
-  std::memcpy(to, from, 16);
+// Copies that a thread has begun are made when it waits for them, not earlier.
+struct Copies {
+  struct Copy {
+    void *to;
+    const void *from;
+    int bytes;
+  };
+  std::deque<std::vector<Copy>> groups;
+  std::vector<Copy> begun;
+};
+inline thread_local std::vector<Copies> copies(1024);
+
+template <int BYTES>
+void copy_bytes(void *to, const void *from) {
+  if (reinterpret_cast<uintptr_t>(to) % BYTES || reinterpret_cast<uintptr_t>(from) % BYTES) std::abort();
+  copies[threadIdx.x].begun.push_back({to, from, BYTES});
 }
-inline void end_copies() {}
-template <int>
-void wait_for_copies() {}
+inline void copy_16_bytes(char *to, const char *from) { copy_bytes<16>(to, from); }
+inline void end_copies() {
+  Copies &own = copies[threadIdx.x];
+  own.groups.push_back(std::move(own.begun));
+  own.begun.clear();
+}
+template <int PENDING>
+void wait_for_copies() {
+  for (auto &groups = copies[threadIdx.x].groups; groups.size() > PENDING; groups.pop_front())
+    for (const Copies::Copy &copy : groups.front()) std::memcpy(copy.to, copy.from, copy.bytes);
+}
 
 class Block {
  public:
@@ -181,7 +203,10 @@ inline void pause() {
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline unsigned atomicAdd(unsigned *to, unsigned value) { return __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
 inline unsigned atomicExch(unsigned *to, unsigned value) { return __atomic_exchange_n(to, value, __ATOMIC_RELAXED); }
+inline void add_release(unsigned *to, unsigned value) { __atomic_fetch_add(to, value, __ATOMIC_RELEASE); }
+inline unsigned read_acquire(const unsigned *from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
 inline double read_from_cache(const double *from) { return *from; }
+inline uint4 __ldcs(const uint4 *from) { return __ldg(from); }
 inline void __stcs(uint4 *to, uint4 value) {
   if (reinterpret_cast<uintptr_t>(to) % sizeof(uint4)) std::abort();
   *to = value;
@@ -197,6 +222,7 @@ int run_block(Kernel kernel, const Params &params, Dim3 block, Dim3 grid, unsign
   gridDim = grid;
   blockDim.x = threads;
   Block::dynamic.assign(units + GUARD, uint4{~0u, ~0u, ~0u, ~0u});
+  copies.assign(threads, {});
   Block(threads, [&] { kernel(params); }, seed).run();
   for (size_t i = units; i < units + GUARD; ++i) {
     const uint4 q = Block::dynamic[i];
