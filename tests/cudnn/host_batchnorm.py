@@ -60,7 +60,7 @@ class Work(ctypes.Structure):
     _fields_ = [
         ("options", ctypes.c_char * 256),
         *((name, ctypes.c_int64) for name in ("way", "grid", "threads", "shared_bytes")),
-        *((name, ctypes.c_int64) for name in ("workspace", "zero_bytes")),
+        *((name, ctypes.c_int64) for name in ("workspace", "filled_bytes", "fill")),
         ("params", Params),
     ]
 
@@ -146,7 +146,8 @@ class HostKernels:
         """Run the kernel of `work`, whose params have all addresses but the workspace."""
         workspace = np.full(work.workspace // 4 + 1, 0xFFFFFFFF, "uint32")
         end = work.workspace // 4
-        workspace[end - work.zero_bytes // 4 : end] = 0
+        assert work.fill in (0, 0xFF)
+        workspace[end - work.filled_bytes // 4 : end] = 0xFFFFFFFF if work.fill else 0
         params = Params.from_buffer_copy(bytes(work.params))
         params.workspace = workspace.ctypes.data
         run = getattr(self._library, f"run_{self._numbers[work.options]}")

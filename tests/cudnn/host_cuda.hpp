@@ -154,17 +154,29 @@ class Block {
     running = this;
     for (size_t left = contexts_.size(); left;) {
       std::shuffle(order_.begin(), order_.end(), random_);
-      for (unsigned i : order_) {
-        if (ended_[i]) continue;
-        current_ = i;
-        threadIdx.x = i;
-        swapcontext(&main_, &contexts_[i]);
-        left -= ended_[i];
+      std::vector<unsigned> turn = order_, again;
+      while (!turn.empty()) {
+        for (unsigned i : turn) {
+          if (ended_[i]) continue;
+          current_ = i;
+          threadIdx.x = i;
+          paused_ = false;
+          swapcontext(&main_, &contexts_[i]);
+          left -= ended_[i];
+          if (paused_) again.push_back(i);
+        }
+        turn.swap(again);
+        again.clear();
       }
     }
   }
 
   void barrier() { swapcontext(&contexts_[current_], &main_); }
+  // Lets others come first, of this block too.
+  void pause() {
+    paused_ = true;
+    barrier();
+  }
 
  private:
   static void enter() {
@@ -179,6 +191,7 @@ class Block {
   std::mt19937 random_;
   ucontext_t main_;
   unsigned current_ = 0;
+  bool paused_ = false;
 };
 
 inline void __syncthreads() { Block::running->barrier(); }
@@ -199,12 +212,19 @@ inline bool runs_some_at_once = false;
 inline void pause() {
   if (!runs_some_at_once) std::abort();
   sched_yield();
+  Block::running->pause();
 }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline unsigned atomicAdd(unsigned *to, unsigned value) { return __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
 inline unsigned atomicExch(unsigned *to, unsigned value) { return __atomic_exchange_n(to, value, __ATOMIC_RELAXED); }
 inline void add_release(unsigned *to, unsigned value) { __atomic_fetch_add(to, value, __ATOMIC_RELEASE); }
 inline unsigned read_acquire(const unsigned *from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
+inline void write_relaxed(double *to, double value) {
+  __atomic_store_n(reinterpret_cast<uint64_t *>(to), bits_as<uint64_t>(value), __ATOMIC_RELAXED);
+}
+inline double read_relaxed(const double *from) {
+  return bits_as<double>(__atomic_load_n(reinterpret_cast<const uint64_t *>(from), __ATOMIC_RELAXED));
+}
 inline double read_from_cache(const double *from) { return *from; }
 inline uint4 __ldcs(const uint4 *from) { return __ldg(from); }
 inline void __stcs(uint4 *to, uint4 value) {

@@ -520,33 +520,45 @@ struct Piece {
         from(0) {}
 };
 
-// The first part, of a piece that has come.  Others may write to x as soon as this block has added its part.
-DEVICE void add_piece(const BatchNormParams &p, const Shared &space, Piece &piece, Table &table) {
+// Sums that other blocks look for.  They are there as soon as they aren't what the workspace is filled with before, a NaN
+// which sums never are: no counts are needed, and no fence, which would wait for what the thread has written before.
+DEVICE double read_when_there(const double *from) {
+  for (;;) {
+    const double value = read_relaxed(from);
+    if (__double2hiint(value) != -1) return value;
+    pause();
+  }
+}
+DEVICE void publish(double *to, double value) {
+  write_relaxed(to, value == value ? value : __hiloint2double(0x7ff80000, 0));
+}
+
+// The first part, of a piece that has come.  Others may write to x as soon as this block has added its part, which
+// depends on what it has read.
+DEVICE void add_piece(const BatchNormParams &p, Sums *partial, Piece &piece, Table &table) {
   piece.from = origin(p, piece.channel);
   const Sums own = sum_up(p, piece.channel, piece.split, table, piece.stage);
-  if (threadIdx.x == 0) {
-    space.partial[(long long)piece.channel * p.splits + piece.split] = own;
-    add_release(space.counts + piece.channel, 1u);
-  }
+  if (threadIdx.x == 0)
+    UNROLL
+    for (int k = 0; k < COUNT; ++k) publish(partial[(long long)piece.channel * p.splits + piece.split].of + k, own.of[k]);
 }
 
 // The second part.  There is little to add up, and each block does it for itself, which takes less time than to wait for
 // another one.
-DEVICE void normalize_piece(const BatchNormParams &p, const Shared &space, const Piece &piece) {
+DEVICE void normalize_piece(const BatchNormParams &p, const Sums *partial, const Piece &piece, Ready &ready) {
   const Given given(p, place_of(p, piece.channel));
-  const Sums *const partial = space.partial + (long long)piece.channel * p.splits;
-  if (threadIdx.x == 0)
-    while (read_acquire(space.counts + piece.channel) != (unsigned)p.splits) pause();
-  __syncthreads();
+  partial += (long long)piece.channel * p.splits;
   Sums sums = {};
-  for (int i = lane(); i < p.splits; i += 32)
-    UNROLL
-    for (int k = 0; k < COUNT; ++k) sums.of[k] += read_from_cache(partial[i].of + k);
+  if (warp() == 0)
+    for (int i = lane(); i < p.splits; i += 32)
+      UNROLL
+      for (int k = 0; k < COUNT; ++k) sums.of[k] += read_when_there(partial[i].of + k);
   UNROLL
   for (int apart = 16; apart > 0; apart /= 2)
     UNROLL
     for (int k = 0; k < COUNT; ++k) sums.of[k] += __shfl_xor_sync(~0u, sums.of[k], apart);
-  const Ready ready = finish(p, piece.channel, sums, piece.from, piece.split == 0 && threadIdx.x == 0);
+  if (threadIdx.x == 0) ready = finish(p, piece.channel, sums, piece.from, piece.split == 0);
+  __syncthreads();
   normalize(p, piece.channel, piece.split, given, &ready, piece.stage);
 }
 
@@ -560,10 +572,11 @@ DEVICE void normalize_piece(const BatchNormParams &p, const Shared &space, const
 //
 // A stage is read into again by the threads that have used it, each what it has used: nobody else has to be asked.  A
 // table is written to again when everybody has come by the barrier of the other one, and so has thread 0, which reads
-// it.
-DEVICE void normalize_channels(const BatchNormParams &p, const Shared &space, Table (&tables)[2]) {
+// it; likewise what thread 0 has made ready for all.
+DEVICE void normalize_channels(const BatchNormParams &p, Table (&tables)[2], Ready (&ready)[2]) {
   constexpr int FLYING = STAGES - 1 - AHEAD;  // shares on their way while one is added up
   static_assert(AHEAD >= 0 && AHEAD < 2 && FLYING >= 0);
+  Sums *const partial = static_cast<Sums *>(p.workspace);
   const int total = p.groups * p.splits;
   const int turns = (int)blockIdx.x < total ? (total - 1 - (int)blockIdx.x) / (int)gridDim.x + 1 : 0;
   const auto fetch = [&](int turn) {
@@ -582,13 +595,13 @@ DEVICE void normalize_channels(const BatchNormParams &p, const Shared &space, Ta
     Acc from = 0;
     if (turn < turns) {
       Piece piece(p, turn);
-      add_piece(p, space, piece, tables[turn % 2]);
+      add_piece(p, partial, piece, tables[turn % 2]);
       from = piece.from;
     }
     if (turn >= AHEAD) {
       Piece piece(p, turn - AHEAD);
       piece.from = AHEAD ? earlier : from;
-      normalize_piece(p, space, piece);
+      normalize_piece(p, partial, piece, ready[turn % 2]);
     }
     earlier = from;
   }
@@ -791,7 +804,8 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) batchnorm(const BatchNormParams p
     sweep_rows(p, table);
   } else if constexpr (HOW == BATCHNORM_KEPT && !ROWS) {
     __shared__ Table tables[2];
-    normalize_channels(p, Shared(p), tables);
+    __shared__ Ready ready[2];
+    normalize_channels(p, tables, ready);
   } else {
     __shared__ Table table;
     __shared__ Ready ready[COLUMNS];

@@ -37,6 +37,16 @@ DEVICE unsigned read_acquire(const unsigned *from) {
   return value;
 }
 
+// What one block writes and others look for: whole, but in no order with anything else.
+DEVICE void write_relaxed(double *to, double value) {
+  asm volatile("st.relaxed.gpu.global.f64 [%0], %1;" ::"l"(to), "d"(value) : "memory");
+}
+DEVICE double read_relaxed(const double *from) {
+  double value;
+  asm volatile("ld.relaxed.gpu.global.f64 %0, [%1];" : "=d"(value) : "l"(from) : "memory");
+  return value;
+}
+
 // From global to shared memory, without waiting.
 template <int BYTES>
 DEVICE void copy_bytes(void *to, const void *from) {

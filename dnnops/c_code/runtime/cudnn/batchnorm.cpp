@@ -235,9 +235,9 @@ void run(const dnnops_context &context, const BatchNormCall &call) {
   fill_in(params, call);
   const Workspace workspace(*handle.arena, work.workspace);
   params.workspace = workspace.pointer();
-  if (work.zero_bytes)
-    DNNOPS_CHECK(cudaMemsetAsync(static_cast<char *>(params.workspace) + work.workspace - work.zero_bytes, 0,
-                                 work.zero_bytes, stream));
+  if (work.filled_bytes)
+    DNNOPS_CHECK(cudaMemsetAsync(static_cast<char *>(params.workspace) + work.workspace - work.filled_bytes,
+                                 static_cast<int>(work.fill), work.filled_bytes, stream));
   void *arguments[] = {&params};
   const auto launch = work.is_cooperative() ? launch_cooperative : launch_kernel;
   launch(state.kernel, unsigned(work.grid), unsigned(work.threads), unsigned(work.shared_bytes), context.stream,
@@ -253,7 +253,7 @@ namespace {
 // What a test gets of a case, to run its kernel elsewhere.
 struct BatchNormRow {
   char options[256];
-  int64_t way, grid, threads, shared_bytes, workspace, zero_bytes;
+  int64_t way, grid, threads, shared_bytes, workspace, filled_bytes, fill;
   BatchNormParams params;
 };
 
@@ -287,7 +287,8 @@ DNNOPS_EXPORT int dnnops_cudnn_batchnorm_row(const int64_t *sizes, int64_t kind,
     row->shared_bytes = work.shared_bytes;
     row->threads = work.threads;
     row->workspace = work.workspace;
-    row->zero_bytes = work.zero_bytes;
+    row->filled_bytes = work.filled_bytes;
+    row->fill = work.fill;
     row->params = work.params;
   });
 }

@@ -43,7 +43,8 @@ enum BatchNormWay {
 
 // What the workspace has, in this order: the sums of each group, two or, for the gradient, three for each channel and
 // split, in float64; what comes of them, two for each channel, in float64; of each group how many splits have been
-// added up, and whether all; at last a count of all blocks.  If swept, at last a count of blocks, and one of tiles.
+// added up, and whether all; at last a count of all blocks.  If swept, at last a count of blocks, and one of tiles.  If
+// kept along channels, the sums only.
 
 // Channels that a block adds up the sums of at a time, if all blocks have all channels.
 constexpr int BATCHNORM_TILE = 8;

@@ -150,13 +150,17 @@ BatchNormWork batchnorm_work(const BatchNormCase &given, const BatchNormDevice &
   work.ahead = cut.blocks.ahead;
   work.grid = cut.way == BATCHNORM_STREAMED ? 2 * total : total;
   work.shared_bytes = cut.slots * vector * item_size(of.dtype) * array_count(of) * cut.blocks.stages;
-  work.zero_bytes = work.workspace = 0;
+  work.filled_bytes = work.workspace = work.fill = 0;
+  const int64_t partial = number * sums * total * cut.columns;
   if (cut.way == BATCHNORM_SWEPT) {
-    work.zero_bytes = 2 * word;
-    work.workspace = number * (sums * cut.splits + 2) * of.channels + work.zero_bytes;
+    work.filled_bytes = 2 * word;
+    work.workspace = number * (sums * cut.splits + 2) * of.channels + work.filled_bytes;
+  } else if (cut.way == BATCHNORM_KEPT && !rows) {
+    work.fill = 0xff;  // NaN
+    work.filled_bytes = work.workspace = partial;
   } else if (cut.way == BATCHNORM_KEPT || cut.way == BATCHNORM_STREAMED) {
-    work.zero_bytes = (2 * cut.groups + 1) * word;
-    work.workspace = number * (sums * total + 2 * cut.groups) * cut.columns + work.zero_bytes;
+    work.filled_bytes = (2 * cut.groups + 1) * word;
+    work.workspace = partial + number * 2 * cut.groups * cut.columns + work.filled_bytes;
   }
   const auto macro = [](const char *name, int64_t value) { return std::string(" -D") + name + "=" + std::to_string(value); };
   // One program for all numbers of lanes, if swept.

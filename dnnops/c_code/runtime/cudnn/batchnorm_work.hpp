@@ -42,7 +42,8 @@ struct BatchNormWork {
   int64_t grid;          // if the way is BATCHNORM_KEPT, at most: as many as run at once
   int64_t shared_bytes;  // dynamic ones of a block
   int64_t workspace;     // bytes
-  int64_t zero_bytes;    // of the workspace's end, that are zero before
+  int64_t filled_bytes;  // of the workspace's end, that are like this before
+  int64_t fill;
   int64_t ahead;
   // Whether all blocks have to run at once.
   bool is_cooperative() const { return way == BATCHNORM_KEPT || way == BATCHNORM_SWEPT; }
