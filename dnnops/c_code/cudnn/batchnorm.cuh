@@ -514,8 +514,8 @@ struct Piece {
   int channel, split, stage;
   Acc from;  // which its channel's sums are of differences to
   DEVICE Piece(const BatchNormParams &p, int turn)
-      : channel((int)((blockIdx.x + (long long)turn * gridDim.x) / p.splits)),
-        split((int)((blockIdx.x + (long long)turn * gridDim.x) % p.splits)),
+      : channel((int)((blockIdx.x + turn * gridDim.x) / (unsigned)p.splits)),
+        split((int)((blockIdx.x + turn * gridDim.x) % (unsigned)p.splits)),
         stage(turn % STAGES),
         from(0) {}
 };
