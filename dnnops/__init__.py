@@ -6,17 +6,31 @@ probes nothing.
 
 from __future__ import annotations
 
+import sys
+
+from dnnops.cli import is_command_line
 from dnnops.config import quiet_unknown_flag_warnings, register_flags
+from dnnops.errors import DnnValueError
 
 with quiet_unknown_flag_warnings():
     import pytensor  # noqa: F401
-register_flags()
+try:
+    register_flags()
+except DnnValueError as error:
+    # A command is about to be run, whose main() comes too late to catch it.
+    if not is_command_line():
+        raise
+    print(f"dnnops: {error}", file=sys.stderr)
+    sys.exit(2)
 
 # Rewrites are registered by importing the modules that hold them.
+import dnnops.rewriting.attention
 import dnnops.rewriting.batchnorm
 import dnnops.rewriting.conv_merge
+import dnnops.rewriting.cross_entropy
 import dnnops.rewriting.ctc
 import dnnops.rewriting.inplace
+import dnnops.rewriting.reduction
 import dnnops.rewriting.rnn
 import dnnops.rewriting.softmax
 import dnnops.rewriting.to_cudnn

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from io import StringIO
+from textwrap import wrap
 from typing import Any
 
 from pytensor.compile import Function, ProfileStats
@@ -77,6 +78,8 @@ class ChosenPlan:
     source : {'timed', 'cache', 'guessed', 'given', ''}
         How it was chosen: by measuring in this process, by what another one measured, by a
         heuristic, or by the user. Empty for a node that hasn't run.
+    remark : str
+        Why it isn't known what a node uses that may well have run: it is not C code that runs it.
     """
 
     op: str
@@ -92,6 +95,15 @@ class ChosenPlan:
     workspace_bytes: int | None = None
     time_ms: float | None = None
     source: str = ""
+    remark: str = ""
+
+
+#: The `remark` of what Numba or Python runs, and what is said of it below a table.
+_NO_C_CODE = "not C code, tells nothing"
+_WHAT_TELLS = (
+    "Only C code tells what it uses. Compile with mode='DNN' or another mode of linker CVM, or set"
+    " the flag dnn.verbose=True, which works with Numba, PyTensor's default linker, too."
+)
 
 
 class ChosenPlans(list[ChosenPlan]):
@@ -103,7 +115,12 @@ class ChosenPlans(list[ChosenPlan]):
 
     def __str__(self) -> str:
         width = shutil.get_terminal_size((_WIDTH, 0)).columns
-        return _text(_table(self), width) if self else "no convolutions"
+        if not self:
+            return "no convolutions"
+        text = _text(_table(self), width)
+        if any(row.remark for row in self):
+            text += "\n\n" + "\n".join(wrap(_WHAT_TELLS, width))
+        return text
 
 
 def chosen_plans(f: Any, time: bool = False) -> ChosenPlans:
@@ -111,9 +128,9 @@ def chosen_plans(f: Any, time: bool = False) -> ChosenPlans:
 
     A node's choice stands until it runs on other shapes; of a node that hasn't run, `plan` is
     empty. Convolutions inside of ``scan`` and ``OpFromGraph`` are listed where these run; functions
-    that were copied from one another share them. Only nodes that run as C code tell something:
-    compile with ``mode="DNN"`` or another mode of linker CVM, not with Numba's, which is PyTensor's
-    default on the CPU.
+    that were copied from one another share them. Only nodes that run as C code tell something: with
+    Numba's linker, which is PyTensor's default on the CPU, each row's `remark` says that nothing is
+    known. Compile with ``mode="DNN"`` or another mode of linker CVM.
 
     Parameters
     ----------
@@ -178,10 +195,11 @@ def _chosen(node: Apply) -> ChosenPlan:
     )
     row = _Row()
     number = node_number(node)
+    if not number:
+        return replace(chosen, remark=_NO_C_CODE)
     # A library that isn't loaded has run nothing.
     if not (
-        number
-        and op.library.is_loaded
+        op.library.is_loaded
         and op.library.library.dnnops_chosen(ctypes.c_int64(number), ctypes.byref(row))
     ):
         return chosen
@@ -269,7 +287,7 @@ def _table(rows: list[ChosenPlan], shares: list[str] | None = None) -> Any:
             f"{_show_shape(row.input_shape)} * {_show_shape(row.filter_shape)}",
             row.dtype + ("" if row.memory_format == "contiguous" else f" {row.memory_format}"),
             row.algo,
-            row.plan or "(has not run)",
+            row.plan or f"({row.remark or 'has not run'})",
             _show_size(row.workspace_bytes),
             _show_time(row.time_ms),
             row.source,

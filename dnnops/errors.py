@@ -27,6 +27,10 @@ class DnnMemoryError(DnnError, MemoryError):
     """Not enough memory, also after the caches were freed and smaller workspaces tried."""
 
 
+class DnnIndexError(DnnError, IndexError):
+    """An index, or a label, is out of bounds. On a GPU a later transfer to the host raises it."""
+
+
 class DnnUnavailableError(DnnError, RuntimeError):
     """A library, a compiler or a device that is needed is missing; the message says which."""
 
@@ -57,6 +61,7 @@ STATUS_ERRORS: dict[int, type[DnnError]] = {
     3: DnnNotSupportedError,
     4: DnnLibraryError,
     5: DnnMemoryError,
+    6: DnnIndexError,
 }
 
 

@@ -6,7 +6,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -78,8 +78,14 @@ class PlanCase(ABC):
         return conv_flops(self.filter_shape, self.output_shape)
 
     @contextmanager
-    def listing(self) -> Iterator[Any]:
+    def listing(self, with_memory: bool = True) -> Iterator[Any]:
         """Allocate operands, and give the list of plans for them.
+
+        Parameters
+        ----------
+        with_memory : bool
+            Whether plans are going to run. If not, the arrays have shapes and strides, but no
+            memory: for the list and the library's heuristics that is enough, for any size.
 
         Raises
         ------
@@ -95,13 +101,19 @@ class PlanCase(ABC):
         vectors = [np.array(entries, dtype="int64") for entries in sizes]
         node = self.op.make_node(self._variable(first), self._variable(second), *vectors)
         with self._on_device():
+            if with_memory:
+                self._check_room()
+            fill = self._random if with_memory else self._without_memory
             try:
                 arrays = [
-                    permuted_empty(self._random, shape, self.dtype, self.memory_format)
+                    permuted_empty(fill, shape, self.dtype, self.memory_format)
                     for shape in (first, second)
                 ]
-                empty = operand_access(node.outputs[0].type).empty
-                output = empty(result, self.dtype, self.op.memory_format)
+                if with_memory:
+                    empty = operand_access(node.outputs[0].type).empty
+                    output = empty(result, self.dtype, self.op.memory_format)
+                else:
+                    output = permuted_empty(fill, result, self.dtype, self.op.memory_format)
             except (MemoryError, ValueError) as error:
                 shapes = ", ".join(map(show_shape, (first, second, result)))
                 raise DnnMemoryError(
@@ -152,10 +164,18 @@ class PlanCase(ABC):
     def _on_device(self) -> Any: ...
 
     @abstractmethod
+    def _check_room(self) -> None:
+        """Raise DnnMemoryError if it is known that operands can't be allocated."""
+
+    @abstractmethod
     def _variable(self, shape: tuple[int, ...]) -> Any: ...
 
     @abstractmethod
     def _random(self, shape: tuple[int, ...], dtype: str) -> Any: ...
+
+    @abstractmethod
+    def _without_memory(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """A contiguous array whose elements must be neither read nor written."""
 
     @abstractmethod
     def _plan_list(self, node: Apply, inputs: list[Any], output: Any) -> Any: ...
@@ -186,8 +206,10 @@ class CpuCase(PlanCase):
         plural = "" if threads == 1 else "s"
         return f"{_cpu_name()}, {threads} thread{plural}, oneDNN {find_onednn().version_text}"
 
-    @contextmanager
-    def _on_device(self) -> Iterator[None]:
+    def _on_device(self) -> Any:
+        return nullcontext()
+
+    def _check_room(self) -> None:
         shapes = (self.input_shape, self.filter_shape, self.output_shape)
         needed = sum(map(math.prod, shapes)) * np.dtype(self.dtype).itemsize
         # Linux would grant it, and kill the process when it is used.
@@ -196,13 +218,17 @@ class CpuCase(PlanCase):
                 f"{self.dtype} arrays of {', '.join(map(show_shape, shapes))} take"
                 f" {needed / 2**30:.1f} GiB of memory; {available / 2**30:.1f} GiB are free"
             )
-        yield
 
     def _variable(self, shape: tuple[int, ...]) -> Any:
         return pt.tensor(dtype=self.dtype, shape=shape)
 
     def _random(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return np.random.default_rng(_SEED).standard_normal(shape, dtype=np.dtype(dtype).type)
+
+    def _without_memory(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        element = np.zeros(1, dtype)
+        strides = [element.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        return np.lib.stride_tricks.as_strided(element, shape, strides)
 
     def _plan_list(self, node: Apply, inputs: list[Any], output: Any) -> Any:
         from dnnops.onednn.plan_list import PlanList
@@ -248,6 +274,9 @@ class GpuCase(PlanCase):
     def _on_device(self) -> Any:
         return on_device(self._number)
 
+    def _check_room(self) -> None:
+        """Leave it to the allocation, which fails where there is none."""
+
     def _variable(self, shape: tuple[int, ...]) -> Any:
         from dnnops.gpuarray.type import GpuArrayType
 
@@ -264,6 +293,12 @@ class GpuCase(PlanCase):
         for start in range(0, size, _BLOCK):
             array[start : start + _BLOCK] = block[: size - start]
         return array.reshape(shape)
+
+    def _without_memory(self, shape: tuple[int, ...], dtype: str) -> Any:
+        import cupy
+
+        # Of as much memory as has the alignment that arrays have.
+        return cupy.ndarray(shape, numpy_dtype(dtype), memptr=cupy.cuda.alloc(512))
 
     def _plan_list(self, node: Apply, inputs: list[Any], output: Any) -> Any:
         from dnnops.cudnn.plan_list import PlanList

@@ -179,7 +179,7 @@ def conv_plans(
     DnnUnavailableError
         If the library or the device can't be used, or if `energy` needs a package that is missing.
     DnnMemoryError
-        If there is no room for the operands.
+        If plans are timed and there is no room for the operands.
 
     Warns
     -----
@@ -317,7 +317,7 @@ def survey(
         except DnnNotSupportedError as error:
             energy_reason = str(error)
     time = time or energy
-    with case.listing() as listing:
+    with case.listing(with_memory=time) as listing:
         if time:
             _time_all(case, listing, progress, rounds=1 if meter is None else 2)
         plans = listing.plans

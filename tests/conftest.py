@@ -31,12 +31,49 @@ def gpu_of_worker(environment: Mapping[str, str]) -> str:
     return visible[number] if visible else str(number)
 
 
-# Before CUDA is used for the first time.
+#: The end of a report of a failure, which has what was found.
+REPORT_CHARACTERS = 4000
+#: Processes of pytest-xdist that share what is compiled. One at a time compiles.
+WORKERS_OF_A_COMPILEDIR = 4
+
+
+def flags_of_worker(environment: Mapping[str, str]) -> str:
+    """PyTensor's flags for a process of pytest-xdist; empty if they are to stay as they are.
+
+    Parameters
+    ----------
+    environment : mapping
+        ``DNNOPS_TEST_COMPILEDIRS`` is a folder for the directories of compiled modules, of which
+        many processes have several, as each of them is locked while a module is compiled.
+
+    Returns
+    -------
+    str
+        ``PYTENSOR_FLAGS``.
+    """
+    worker = environment.get("PYTEST_XDIST_WORKER")
+    folder = environment.get("DNNOPS_TEST_COMPILEDIRS")
+    if not worker or not folder:
+        return ""
+    number = int(worker.removeprefix("gw")) // WORKERS_OF_A_COMPILEDIR
+    flags = [flag for flag in environment.get("PYTENSOR_FLAGS", "").split(",") if flag]
+    return ",".join([*flags, f"base_compiledir={folder}/{number}"])
+
+
+# Before CUDA is used for the first time, and PyTensor is imported.
+if _flags := flags_of_worker(os.environ):
+    os.environ["PYTENSOR_FLAGS"] = _flags
 if _gpu := gpu_of_worker(os.environ):
     os.environ["CUDA_VISIBLE_DEVICES"] = _gpu
 
 # Before any test imports PyTensor, so that the flags of dnnops are known to it.
 import dnnops  # noqa: E402, F401
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Tell why a test failed on a GPU as soon as that is known: its run may not reach its end."""
+    if report.failed and os.environ.get("DNNOPS_TEST_COMPILEDIRS"):
+        print(f"\n{report.nodeid}\n{report.longreprtext[-REPORT_CHARACTERS:]}", flush=True)
 
 
 @lru_cache(maxsize=1)

@@ -174,6 +174,7 @@ def run_tests(workers: int | None, gpus: int | None = None) -> Outcome:
         report = Path(directory, "report.xml")
         # Options in the environment could leave out tests.
         environment = {key: v for key, v in os.environ.items() if key != "PYTEST_ADDOPTS"}
+        environment["DNNOPS_TEST_COMPILEDIRS"] = directory
         if gpus is not None:
             environment["DNNOPS_TEST_GPUS"] = str(gpus)
         done = subprocess.run(

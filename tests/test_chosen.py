@@ -283,8 +283,23 @@ def test_word_of_the_number(op):
 
 def test_nothing_is_known_of_what_numba_runs():
     f = forward(mode=None)
-    f(*arrays(*SMALL))
-    assert only(dnnops.chosen_plans(f)).plan == ""
+    for _ in range(2):
+        row = only(dnnops.chosen_plans(f))
+        assert (row.plan, row.remark) == ("", "not C code, tells nothing")
+        printed = " ".join(str(dnnops.chosen_plans(f)).split())
+        assert "(not C code, tells nothing)" in printed
+        assert "has not run" not in printed
+        assert "Compile with mode='DNN' or another mode of linker CVM" in printed
+        f(*arrays(*SMALL))
+
+
+def test_what_has_not_run_says_so():
+    f = forward(mode="ONEDNN")
+    row = only(dnnops.chosen_plans(f))
+    assert (row.plan, row.remark) == ("", "")
+    printed = str(dnnops.chosen_plans(f))
+    assert "(has not run)" in printed
+    assert "C code" not in printed
 
 
 @pytest.mark.filterwarnings("ignore:Passing .compile_kwargs. to .OpFromGraph.")

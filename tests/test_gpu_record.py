@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests import gpu_record
-from tests.conftest import gpu_of_worker
+from tests.conftest import flags_of_worker, gpu_of_worker, pytest_runtest_logreport
 
 DEVICE = {
     "device": "a device",
@@ -48,6 +49,29 @@ def test_gpu_of_worker():
     assert gpu_of_worker({**given, "CUDA_VISIBLE_DEVICES": ""}) == "2"
     for missing in given:
         assert gpu_of_worker({key: v for key, v in given.items() if key != missing}) == ""
+
+
+def test_flags_of_worker():
+    """Some processes share a directory of compiled modules; flags that are given stay."""
+    given = {"PYTEST_XDIST_WORKER": "gw6", "DNNOPS_TEST_COMPILEDIRS": "/folder"}
+    assert flags_of_worker(given) == "base_compiledir=/folder/1"
+    assert flags_of_worker({**given, "PYTEST_XDIST_WORKER": "gw4"}) == flags_of_worker(given)
+    flags = flags_of_worker({**given, "PYTENSOR_FLAGS": "floatX=float32"})
+    assert flags == "floatX=float32,base_compiledir=/folder/1"
+    for missing in given:
+        assert flags_of_worker({key: v for key, v in given.items() if key != missing}) == ""
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_failures_are_told_at_once(monkeypatch, capsys, spread):
+    if spread:
+        monkeypatch.setenv("DNNOPS_TEST_COMPILEDIRS", "/folder")
+    else:
+        monkeypatch.delenv("DNNOPS_TEST_COMPILEDIRS", raising=False)
+    failed = SimpleNamespace(failed=True, nodeid="test_it", longreprtext="E  wrong by 2")
+    pytest_runtest_logreport(failed)
+    pytest_runtest_logreport(SimpleNamespace(failed=False, nodeid="test_other"))
+    assert capsys.readouterr().out == ("\ntest_it\nE  wrong by 2\n" if spread else "")
 
 
 class Checkout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import re
 import subprocess
 import sys
@@ -225,3 +226,50 @@ def test_output_that_cannot_be_written(output: str, status: int, words: str, tmp
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     assert words in done.stderr
+
+
+ROOT = Path(__file__).parents[1]
+TYPO = "flag dnn.conv.algo_fwd: 'typo' is not accepted. Give one of: none, small, large, fft, "
+
+
+def with_a_wrong_flag(arguments: list[str], **more: str) -> subprocess.CompletedProcess:
+    flags = os.environ.get("PYTENSOR_FLAGS", "")
+    environment = os.environ | {"PYTENSOR_FLAGS": f"{flags},dnn.conv.algo_fwd=typo".lstrip(",")}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment | more,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-m", "dnnops", "doctor"], ["-mdnnops"], ["-W", "ignore", "-m", "dnnops", "-h"]]
+)
+def test_a_wrong_flag_is_said_in_one_line(arguments: list[str]):
+    finished = with_a_wrong_flag(arguments)
+    assert finished.returncode == 2
+    assert finished.stdout == ""
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith(f"dnnops: {TYPO}")
+
+
+def test_a_wrong_flag_in_the_installed_command(tmp_path: Path):
+    command = tmp_path / "dnnops"
+    command.write_text("import sys\nfrom dnnops.__main__ import main\nsys.exit(main())\n")
+    finished = with_a_wrong_flag([str(command), "doctor"], PYTHONPATH=str(ROOT))
+    assert finished.returncode == 2
+    assert finished.stderr.startswith(f"dnnops: {TYPO}")
+    assert "Traceback" not in finished.stderr
+
+
+def test_a_wrong_flag_in_a_program_raises(tmp_path: Path):
+    program = tmp_path / "train.py"
+    program.write_text("import dnnops\n")
+    for arguments in (["-c", "import dnnops", "dnnops"], [str(program), "dnnops"]):
+        finished = with_a_wrong_flag(arguments, PYTHONPATH=str(ROOT))
+        assert finished.returncode == 1
+        assert "Traceback" in finished.stderr
+        assert TYPO in finished.stderr

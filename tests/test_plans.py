@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -150,7 +151,29 @@ def test_no_device_means_one_that_works(monkeypatch):
 def test_too_little_memory(monkeypatch):
     monkeypatch.setattr(plan_cases, "_available_memory", lambda: 1000.0)
     with pytest.raises(DnnMemoryError, match=r"float32 arrays of \(2, 16, 9, 8\), .* take"):
-        conv_plans(**SMALL, device="cpu")
+        conv_plans(**SMALL, device="cpu", time=True)
+
+
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("direction", ALL_DIRECTIONS)
+def test_a_list_takes_no_memory(monkeypatch, direction, dtype, memory_format):
+    settings = {"direction": direction, "dtype": dtype, "memory_format": memory_format}
+    timed = conv_plans(**SMALL, **settings, device="cpu", time=True)
+
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("operands were made")
+
+    monkeypatch.setattr(plan_cases.CpuCase, "_random", refuse)
+    listed = conv_plans(**SMALL, **settings, device="cpu")
+    assert {(row.name, row.reason, row.notes) for row in listed} == {
+        (row.name, row.reason, row.notes) for row in timed
+    }
+    assert flag_choices(**SMALL, **settings, device="cpu", time=False)["auto"]
+    # 2 TiB an array
+    large = {"input_shape": (1 << 15, 64, 512, 512), "filter_shape": (64, 64, 3, 3)}
+    rows = conv_plans(**large, border_mode="half", **settings, device="cpu")
+    assert any(not row.reason for row in rows)
 
 
 def test_it_is_what_users_see():
@@ -295,10 +318,20 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         getDeviceProperties=lambda number: {"name": f"GPU {number}".encode()},
         deviceGetPCIBusId=lambda number: "0000:3B:00.0",
     )
-    cupy = SimpleNamespace(
-        empty=np.empty, asarray=np.asarray, cuda=SimpleNamespace(runtime=runtime)
-    )
+    allocated: list[int] = []
+
+    def alloc(size: int) -> np.ndarray:
+        allocated.append(size)
+        return np.zeros(size, "uint8")
+
+    def ndarray(shape: tuple[int, ...], dtype: Any, memptr: np.ndarray) -> np.ndarray:
+        strides = [np.dtype(dtype).itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        return np.lib.stride_tricks.as_strided(memptr[:64].view(dtype), shape, strides)
+
+    cuda = SimpleNamespace(runtime=runtime, alloc=alloc)
+    cupy = SimpleNamespace(empty=np.empty, asarray=np.asarray, ndarray=ndarray, cuda=cuda)
     board = FakeGpu(watts=400.0).install(monkeypatch)
+    board.allocated = allocated
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(plan_cases, "on_device", on_device)
     monkeypatch.setattr("dnnops.cudnn.base.cudnn_status", lambda device: "")
@@ -345,6 +378,7 @@ def test_operands_are_what_the_op_takes(gpu, direction, cls, shapes, vector, dty
         dtype=dtype,
         memory_format=memory_format,
         device="cuda1",
+        time=True,
     )
     (made,) = FakePlanList.made
     op = made.node.op
@@ -370,7 +404,7 @@ def test_operands_are_what_the_op_takes(gpu, direction, cls, shapes, vector, dty
 
 def test_random_numbers_are_repeated_to_any_size(gpu, monkeypatch):
     monkeypatch.setattr(plan_cases, "_BLOCK", 101)
-    conv_plans(**SMALL, device="cuda")
+    conv_plans(**SMALL, device="cuda", time=True)
     image = FakePlanList.made[0].inputs[0].ravel()
     assert np.count_nonzero(image) == image.size
     np.testing.assert_array_equal(image[:101], image[101:202])
@@ -460,7 +494,19 @@ def test_no_room_on_the_gpu(gpu, monkeypatch):
 
     monkeypatch.setattr(sys.modules["cupy"], "empty", refuse)
     with pytest.raises(DnnMemoryError, match=r"no memory on cuda0 for float32 arrays of \(2, 16, "):
-        conv_plans(**SMALL, device="cuda")
+        conv_plans(**SMALL, device="cuda", time=True)
+
+
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
+def test_a_list_takes_no_memory_on_the_gpu(gpu, memory_format):
+    large = {"input_shape": (1 << 15, 64, 512, 512), "filter_shape": (64, 64, 3, 3)}
+    conv_plans(**large, device="cuda", memory_format=memory_format)
+    (made,) = FakePlanList.made
+    for array, shape in zip((*made.inputs[:2], made.output), (*large.values(), None), strict=True):
+        assert shape is None or array.shape == shape
+        inner = array if memory_format == "contiguous" else array.transpose(0, 2, 3, 1)
+        assert inner.flags.c_contiguous
+    assert sum(gpu.allocated) < 4096
 
 
 def test_bad_settings_for_cudnn(gpu):

@@ -5,3 +5,17 @@ is the exit status. Importing it must be cheap: what a command needs is imported
 """
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def is_command_line() -> bool:
+    """Tell whether the process is ``python -m dnnops`` or ``dnnops``, not somebody's program."""
+    program = getattr(sys, "argv", None) or [""]
+    # The word that the interpreter was given as a module or script; argv has "-m" instead until the
+    # module is found, and that is while its package is imported.
+    word = sys.orig_argv[-len(program)] if len(program) < len(sys.orig_argv) else ""
+    if program[0] == "-m":
+        return word.removeprefix("-m") == "dnnops"
+    return program[0] != "-c" and Path(word).stem == "dnnops"

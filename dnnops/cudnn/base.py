@@ -27,6 +27,7 @@ from dnnops.runtime.build import CUDNN, RuntimeLibrary, c_code_dir
 from dnnops.runtime.op import OperandAccess, RuntimeOp, operand_access, permuted_empty, raise_status
 
 __all__ = [
+    "TAKES_ROWS",
     "CudnnOp",
     "as_dense",
     "as_gradient",
@@ -42,7 +43,7 @@ __all__ = [
 
 
 # In dnnops_cudnn_emit.h: layouts of an operand that are taken as they are.
-_CONTIGUOUS, _CHANNELS_LAST, _GAPS = 1, 2, 4
+_CONTIGUOUS, _CHANNELS_LAST, _GAPS, TAKES_ROWS = 1, 2, 4, 8
 
 
 @operand_access.register(GpuArrayType)
@@ -141,6 +142,8 @@ class CudnnOp(RuntimeOp):
                 stride, dense = array.strides[0], array[:1].size * array.itemsize
                 if array.shape[0] == 1 or stride == dense or (layouts & _GAPS and stride > dense):
                     return array
+        if layouts & TAKES_ROWS and _has_rows(array):
+            return array
         import cupy
 
         return cupy.ascontiguousarray(array)
@@ -199,6 +202,12 @@ dnnops_kept *const kept = kept_{name};
 {leave}
 }}
 """
+
+
+def _has_rows(array: Any) -> bool:
+    """Whether an array's last axis is dense, and no stride negative or zero: as in C."""
+    positive = all(s > 0 for n, s in zip(array.shape, array.strides, strict=True) if n > 1)
+    return positive and (array.shape[-1] <= 1 or array.strides[-1] == array.itemsize)
 
 
 @cache
@@ -341,7 +350,7 @@ def _register(library: ctypes.CDLL) -> None:
         "cublaslt_version",
     ):
         getattr(library, f"dnnops_cudnn_{name}").restype = ctypes.c_int64
-    for name in ("last_plan", "conv_algorithm"):
+    for name in ("last_plan", "conv_algorithm", "rnn_last_algorithm"):
         getattr(library, f"dnnops_cudnn_{name}").restype = ctypes.c_char_p
     atexit.register(library.dnnops_cudnn_shutdown)
     # The runtime library asks the loader for cuBLASLt by its name alone; without it there are fewer

@@ -12,7 +12,7 @@ from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_li
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import int_vector, named_operands, static_vector
 from dnnops.nnet.pool import ModePoolBase
-from dnnops.nnet.pool_geometry import POOL_MODES
+from dnnops.nnet.pool_geometry import MAX_DETERMINISTIC, POOL_MODES
 
 __all__ = ["GpuDnnPool", "GpuDnnPoolBase", "GpuDnnPoolGrad"]
 
@@ -46,7 +46,8 @@ class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
     ----------
     ndim : {1, 2, 3}
         The number of spatial axes.
-    mode : {'max', 'sum', 'average_inc_pad', 'average_exc_pad'}
+    mode : {'max', 'max_deterministic', 'sum', 'average_inc_pad', 'average_exc_pad'}
+        'max_deterministic' is 'max' with `deterministic`.
     ignore_border : bool
         Whether windows that reach over the end are left out. If not, cuDNN takes only images that
         have no such windows, and anything else raises DnnNotSupportedError at the call;
@@ -76,6 +77,8 @@ class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
         memory_format: str = "contiguous",
     ):
         ModePoolBase.__init__(self, ndim, mode, ignore_border)
+        if mode == MAX_DETERMINISTIC:
+            self.mode, deterministic = "max", True
         if deterministic is None:
             deterministic = flag_value("dnn.deterministic")
         self.deterministic = bool(deterministic)

@@ -18,7 +18,7 @@ from pytensor.graph.basic import Apply, Variable
 from dnnops.cudnn.base import as_gradient, gradient_like
 from dnnops.cudnn.pool import GpuPoolOperands
 from dnnops.gpuarray.op import GpuOp, infer_device
-from dnnops.nnet.pool_geometry import POOL_MODES, pool_output_shape
+from dnnops.nnet.pool_geometry import MAX_DETERMINISTIC, POOL_MODES
 from dnnops.runtime.build import c_code_dir
 
 __all__ = ["GpuMaxPoolGradGrad", "GpuPool", "GpuPoolGrad"]
@@ -59,6 +59,11 @@ class GpuKernelPool(GpuOp, GpuPoolOperands):
 
     kernel: ClassVar[str]
 
+    def __init__(self, ndim: int, mode: str, ignore_border: bool):
+        super().__init__(ndim, mode, ignore_border)
+        # The kernels are deterministic in any mode.
+        self.mode = self.computes
+
     def node_device(self, node: Apply) -> int:
         return infer_device(*node.outputs)
 
@@ -67,8 +72,7 @@ class GpuKernelPool(GpuOp, GpuPoolOperands):
 
         dtype = node.outputs[0].type.dtype
         ws, stride, pad = (v.tolist() for v in vectors)
-        top_shape = pool_output_shape(img_shape, ws, stride, pad, self.ignore_border)
-        self.check_shapes([a.shape for a in arrays], ws, stride, pad)
+        _, top_shape = self.check_shapes([a.shape for a in arrays], ws, stride, pad)
         out = cupy.empty(
             top_shape if self.pooled_result else img_shape, node.outputs[0].type.numpy_dtype
         )
@@ -156,7 +160,7 @@ class GpuPoolGrad(GpuKernelPool):
 class GpuMaxPoolGradGrad(GpuKernelPool):
     """`MaxPoolGradGrad` as a kernel: ``(x, maxout, ggx, ws, stride, pad)``; `maxout` isn't read."""
 
-    modes = ("max",)
+    modes = ("max", MAX_DETERMINISTIC)
     operands = ("x", "maxout", "ggx")
     pooled = ("maxout",)
     pooled_result = True

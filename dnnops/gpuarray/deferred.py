@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from dnnops.errors import DnnError
+from dnnops.errors import DnnIndexError
 
-
-class DnnIndexError(DnnError, IndexError):
-    """An index was out of bounds in a kernel."""
+__all__ = ["DnnIndexError", "check_indices", "check_kernel", "deferred_error", "raise_deferred"]
 
 
 class _Flag:
@@ -58,6 +56,28 @@ def check_kernel(dtype: str) -> Any:
     )
 
 
+def deferred_error(message: str) -> tuple[int, int]:
+    """Give what a kernel writes, and where to, for `raise_deferred` to raise an error.
+
+    Parameters
+    ----------
+    message : str
+        What the error is to say.
+
+    Returns
+    -------
+    address : int
+        Of an int32 that the device can reach.
+    number : int
+        What it is to become.
+    """
+    global _flag
+    with _lock:
+        if _flag is None:
+            _flag = _Flag()
+        return _flag.memory.ptr, _flag.number(message)
+
+
 def check_indices(indices: Any, length: int, message: str) -> None:
     """Let the device check that indices are in bounds.
 
@@ -70,12 +90,8 @@ def check_indices(indices: Any, length: int, message: str) -> None:
     message : str
         What the error is to say.
     """
-    global _flag
-    with _lock:
-        if _flag is None:
-            _flag = _Flag()
-        number = _flag.number(message)
-    check_kernel(indices.dtype.name)(indices, length, _flag.memory.ptr, number)
+    address, number = deferred_error(message)
+    check_kernel(indices.dtype.name)(indices, length, address, number)
 
 
 def raise_deferred() -> None:

@@ -97,6 +97,10 @@ class MirrorOp(GpuOp):
         if host_op.destroy_map:
             self.destroy_map = host_op.destroy_map
 
+    def with_host_op(self, host_op: Op) -> MirrorOp:
+        """The Op of another Op of the host, with what it may have besides."""
+        return type(self)(host_op)
+
     def host_node(self, *inputs: Any) -> Apply:
         """Apply the host's Op to stand-ins of the device variables among `inputs`."""
         return self.host_op.make_node(*[_stand_in(x) if is_on_device(x) else x for x in inputs])
@@ -106,7 +110,7 @@ class MirrorOp(GpuOp):
         device = infer_device(*inputs)
         node = self.host_node(*inputs)
         # The host's Op may have completed its parameters, as CAReduce does.
-        op = self if node.op is self.host_op else type(self)(node.op)
+        op = self if node.op is self.host_op else self.with_host_op(node.op)
         bfloat16 = any(is_on_device(x) and x.type.dtype == "bfloat16" for x in inputs)
         if bfloat16 and any(is_on_device(x) and x.type.dtype == "float16" for x in inputs):
             raise DnnTypeError(f"{self}: float16 and bfloat16 operands; cast one of them")

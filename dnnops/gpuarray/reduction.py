@@ -6,17 +6,22 @@ import functools
 from typing import Any, NamedTuple
 
 import numpy as np
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
+from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import (
     AND,
     OR,
     XOR,
     Add,
+    Cast,
+    Composite,
     Mul,
     ScalarMaximum,
     ScalarMinimum,
     ScalarOp,
 )
+from pytensor.tensor.elemwise import CAReduce
 
 from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.gpuarray.codegen import C_TYPES, PREAMBLE, c_literal
@@ -48,16 +53,72 @@ def can_reduce(scalar_op: ScalarOp) -> bool:
     return type(scalar_op) in _REDUCTIONS
 
 
+def taken_apart(op: CAReduce) -> tuple[ScalarOp, CAReduce] | None:
+    """Undo PyTensor's fusion of an elementwise operation of one operand with a sum or a product.
+
+    Parameters
+    ----------
+    op : CAReduce
+
+    Returns
+    -------
+    elementwise : ScalarOp
+    reduction : CAReduce
+        Of a scalar Op that `can_reduce`. None instead of both if `op` is nothing of that kind.
+    """
+    if not isinstance(op.scalar_op, Composite):
+        return None
+    graph = op.scalar_op.fgraph
+    new: dict[Variable, Any] = {x: x.type() for x in graph.inputs}
+    for node in graph.toposort():
+        made = node.op.make_node(*[new.get(x, x) for x in node.inputs])
+        new.update(zip(node.outputs, made.outputs, strict=True))
+    carried, *operands = (new[x] for x in graph.inputs)
+    last = new[graph.outputs[0]].owner
+    if isinstance(last.op, Cast) and last.inputs[0].owner is not None:
+        last = last.inputs[0].owner
+    if not can_reduce(last.op) or len(last.inputs) != 2 or last.inputs[0] is not carried:
+        return None
+    mapped = last.inputs[1]
+    if mapped.owner is None or carried in ancestors([mapped]):
+        return None
+    alone = list(mapped.owner.inputs) == operands
+    elementwise = mapped.owner.op if alone else Composite(operands, [mapped])
+    return elementwise, CAReduce(
+        last.op, op.axis, op.dtype, op.acc_dtype, op.upcast_discrete_output
+    )
+
+
+#: What can be done to each element before: C++ expressions of `x`, in the type of the accumulator.
+PREMAPS = {"abs": "(x < 0 ? -x : x + 0)", "sqr": "(x * x)"}
+
+
 class GpuCAReduce(MirrorOp):
     """`CAReduce` on the device, with its accumulator's dtype.
 
     float16 and bfloat16 are accumulated in at least float32.
+
+    Parameters
+    ----------
+    host_op : CAReduce
+    premap : {'abs', 'sqr'}, optional
+        What is done to each element, a floating-point number, before it is reduced: its absolute
+        value is taken, or its square, without rounding to the operand's dtype.
 
     Raises
     ------
     DnnValueError
         When run, for the extremum of no elements.
     """
+
+    __props__ = ("host_op", "premap")
+
+    def __init__(self, host_op: Op, premap: str | None = None):
+        super().__init__(host_op)
+        self.premap = premap
+
+    def with_host_op(self, host_op: Op) -> GpuCAReduce:
+        return GpuCAReduce(host_op, self.premap)
 
     def compute(self, node: Apply, x: Any) -> Any:
         host_op = self.host_op
@@ -72,6 +133,7 @@ class GpuCAReduce(MirrorOp):
             node.inputs[0].type.dtype,
             host_op.acc_dtype or node.outputs[0].type.dtype,
             node.outputs[0].type.dtype,
+            self.premap,
         )
         if not kept:
             # The order doesn't matter then: take that of the memory.
@@ -80,11 +142,14 @@ class GpuCAReduce(MirrorOp):
         return kernel(x, axis=axes)
 
     def __str__(self) -> str:
-        return f"GpuCAReduce{{{self.host_op}}}"
+        premap = f"{self.premap}, " if self.premap else ""
+        return f"GpuCAReduce{{{premap}{self.host_op}}}"
 
 
 @functools.lru_cache(maxsize=256)
-def reduction_kernel(scalar_op: ScalarOp, in_dtype: str, acc_dtype: str, out_dtype: str) -> Any:
+def reduction_kernel(
+    scalar_op: ScalarOp, in_dtype: str, acc_dtype: str, out_dtype: str, premap: str | None = None
+) -> Any:
     """Make the CuPy kernel of a reduction.
 
     Parameters
@@ -93,6 +158,8 @@ def reduction_kernel(scalar_op: ScalarOp, in_dtype: str, acc_dtype: str, out_dty
         One that :func:`can_reduce`.
     in_dtype, acc_dtype, out_dtype : str
         Dtypes of operand, accumulator and result.
+    premap : str, optional
+        One of `PREMAPS`.
 
     Returns
     -------
@@ -114,13 +181,20 @@ def reduction_kernel(scalar_op: ScalarOp, in_dtype: str, acc_dtype: str, out_dty
     return cupy.ReductionKernel(
         f"{in_dtype} operand",
         f"{out_dtype} result",
-        f"({accumulator})({C_TYPES[in_dtype]})operand",
+        f"dnnops_premap(({accumulator})({C_TYPES[in_dtype]})operand)",
         reduction.expression,
         f"result = ({C_TYPES[out_dtype]})a",
         _identity(reduction, in_dtype, acc_dtype),
         name="dnnops_reduction",
         reduce_type=accumulator,
-        preamble=PREAMBLE,
+        preamble=f"{PREAMBLE}\n{_premap(premap, accumulator)}",
+    )
+
+
+def _premap(premap: str | None, accumulator: str) -> str:
+    expression = PREMAPS[premap] if premap else "x"
+    return (
+        f"static __device__ {accumulator} dnnops_premap({accumulator} x) {{ return {expression}; }}"
     )
 
 

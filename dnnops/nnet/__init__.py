@@ -40,6 +40,7 @@ from dnnops.nnet.conv_transpose import (
     conv3d_grad_wrt_weights,
     conv3d_transpose,
 )
+from dnnops.nnet.cross_entropy import CrossEntropy, CrossEntropyGrad, cross_entropy
 from dnnops.nnet.ctc import CTC, ctc
 from dnnops.nnet.divisive_normalization import (
     DivisiveNormalization,
@@ -84,6 +85,8 @@ __all__ = [
     "Conv",
     "ConvGradInputs",
     "ConvGradWeights",
+    "CrossEntropy",
+    "CrossEntropyGrad",
     "DivisiveNormalization",
     "DivisiveNormalizationGrad",
     "Dropout",
@@ -116,6 +119,7 @@ __all__ = [
     "conv3d_grad_wrt_weights",
     "conv3d_transpose",
     "conv_output_shape",
+    "cross_entropy",
     "ctc",
     "divisive_normalization",
     "dropout",

@@ -11,13 +11,14 @@ from math import isfinite
 from typing import Any
 
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
 from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply
 from pytensor.tensor.variable import TensorVariable
 
-from dnnops.compat import shape_inference
-from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.compat import set_default_update, shape_inference
+from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.nnet._validate import (
     accumulator_dtype,
     float_tensor,
@@ -27,12 +28,20 @@ from dnnops.nnet._validate import (
     show_shape,
     switch,
 )
+from dnnops.nnet.dropout import (
+    BLOCKS,
+    GROUP,
+    Dropout,
+    _initial_state,
+    _state_vector,
+    random_words,
+)
 from dnnops.nnet.expressions import ExpressionOp, is_connected
 
 __all__ = ["Attention", "AttentionGrad", "scaled_dot_product_attention"]
 
 #: The operands that need not be there, in their order.
-OPTIONAL = ("mask", "query_lengths", "key_lengths")
+OPTIONAL = ("mask", "query_lengths", "key_lengths", "state")
 
 
 class AttentionBase(ExpressionOp):
@@ -45,7 +54,12 @@ class AttentionBase(ExpressionOp):
     is_causal : bool
         Whether a query sees only the keys up to its own place.
     optional : sequence of str
-        Which of `OPTIONAL` are among the operands.
+        Which of `OPTIONAL` are among the operands. The state, of random numbers, is where there is
+        dropout.
+    dropout : float
+        The probability with which a weight is dropped; the others are multiplied by
+        ``1 / (1 - dropout)``. Which ones it are, `dnnops.nnet.dropout` says, of an array of all
+        scores.
 
     Raises
     ------
@@ -53,7 +67,7 @@ class AttentionBase(ExpressionOp):
         If a parameter is anything else.
     """
 
-    __props__ = ("scale", "is_causal", "optional")
+    __props__: tuple[str, ...] = ("scale", "is_causal", "optional", "dropout")
 
     has_pushforwards = False  # PyTensor's product of more than two axes has none
     #: The operands after those that may be missing, and the results.
@@ -61,7 +75,11 @@ class AttentionBase(ExpressionOp):
     results: tuple[str, ...]
 
     def __init__(
-        self, scale: float | None = None, is_causal: bool = False, optional: Sequence[str] = ()
+        self,
+        scale: float | None = None,
+        is_causal: bool = False,
+        optional: Sequence[str] = (),
+        dropout: float = 0.0,
     ):
         name = type(self).__name__
         number = (int, float, np.integer, np.floating)
@@ -73,7 +91,15 @@ class AttentionBase(ExpressionOp):
             raise DnnValueError(f"{name}: optional must be of {OPTIONAL}, got {optional!r}")
         self.scale = None if scale is None else float(scale)
         self.is_causal = switch(name, "is_causal", is_causal)
-        self.optional = tuple(o for o in OPTIONAL if o in optional)
+        if isinstance(dropout, bool) or not isinstance(dropout, number):
+            raise DnnTypeError(f"{name}: dropout must be a number, got {dropout!r}")
+        if not 0 <= dropout < 1:  # so that NaN is refused, too
+            raise DnnValueError(
+                f"{name}: dropout must be at least 0 and less than 1, got {dropout!r}"
+            )
+        self.dropout = float(dropout)
+        given = {*optional} - {"state"} | ({"state"} if self.dropout else set())
+        self.optional = tuple(o for o in OPTIONAL if o in given)
         self.operands = ("query", "key", "value", *self.optional, *self.last_operands)
 
     def make_node(self, *inputs: Any) -> Apply:
@@ -82,18 +108,32 @@ class AttentionBase(ExpressionOp):
         for operand, value in given.items():
             if operand == "mask":
                 given[operand] = _mask(name, value)
+            elif operand == "state":
+                given[operand] = _state_vector(name, value)
             elif operand in OPTIONAL:
                 given[operand] = _lengths(name, operand, value)
             else:
                 ndim = 3 if operand == "stats" else 4
                 given[operand] = float_tensor(name, operand, value, ndim)
-        floats = {o: x for o, x in given.items() if o not in OPTIONAL}
+        floats = {o: x for o, x in given.items() if o not in (*OPTIONAL, "stats")}
         if "mask" in given and given["mask"].type.dtype != "bool":
             floats["mask"] = given["mask"]
         dtype = require_same_dtype(name, **floats)
+        if "stats" in given and given["stats"].type.dtype != self._dtype("stats", dtype):
+            raise DnnTypeError(
+                f"{name}: stats must have dtype {self._dtype('stats', dtype)} beside operands of"
+                f" {dtype}, got {given['stats'].type.dtype}"
+            )
         shapes = self._shapes({o: x.type.shape for o, x in given.items()})
-        results = [pt.tensor(dtype=dtype, shape=tuple(shapes[r])) for r in self.results]
+        results = [
+            pt.tensor(dtype=self._dtype(r, dtype), shape=tuple(shapes[r])) for r in self.results
+        ]
         return Apply(self, list(given.values()), results)
+
+    @staticmethod
+    def _dtype(result: str, dtype: str) -> str:
+        """The dtype of a result: statistics in float16 would spoil the gradient's weights."""
+        return accumulator_dtype(dtype).name if result == "stats" else dtype
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
@@ -111,8 +151,12 @@ class AttentionBase(ExpressionOp):
         dtype = accumulator_dtype(inputs[0].dtype)
         arrays = [x.astype(dtype, copy=False) if x.dtype.kind == "f" else x for x in inputs]
         results = self._compute(*arrays)
-        for storage, result in zip(output_storage, results, strict=True):
-            storage[0] = np.asarray(result, dtype=inputs[0].dtype)
+        for storage, result, variable in zip(output_storage, results, node.outputs, strict=True):
+            storage[0] = np.asarray(result, dtype=variable.type.dtype)
+
+    def expressions(self, *inputs: Any) -> list[Any]:
+        """Write the results as expressions of the operands."""
+        return self._expressions(*inputs)
 
     def _expressions(self, *inputs: Any) -> list[Any]:
         dtype = inputs[0].type.dtype
@@ -120,7 +164,10 @@ class AttentionBase(ExpressionOp):
         results = self._compute(
             *(x if x.type.dtype in ("bool", "int64") else pt.cast(x, wide) for x in inputs)
         )
-        return [pt.cast(result, dtype) for result in results]
+        return [
+            pt.cast(result, self._dtype(name, dtype))
+            for name, result in zip(self.results, results, strict=True)
+        ]
 
     # Of a subclass: the results, of arrays or of variables.
     def _compute(self, *inputs: Any) -> list[Any]:
@@ -167,18 +214,16 @@ class AttentionBase(ExpressionOp):
             "dvalue": (batch, heads, keys, value[3]),
         }
 
-    def _scores(self, given: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
-        """The scores, minus infinity where they don't count; keys, values and scale for them."""
-        query = given["query"]
-        library: Any = np if isinstance(query, np.ndarray) else pt
-        group = query.shape[1] // given["key"].shape[1]
-        key, value = (library.repeat(given[o], group, axis=1) for o in ("key", "value"))
+    def _scores(self, given: dict[str, Any]) -> tuple[Any, Any]:
+        """The scores, minus infinity where they don't count, and the scale in them."""
+        query, key = given["query"], given["key"]
+        is_array = isinstance(query, np.ndarray)
+        library: Any = np if is_array else pt
         scale: Any = self.scale
         if scale is None:
             depth = query.shape[3]
-            is_array = isinstance(query, np.ndarray)
             scale = depth**-0.5 if is_array else pt.cast(depth, query.type.dtype) ** -0.5
-        scores = (query * scale) @ key.swapaxes(2, 3)
+        scores = _unfolded(_folded(query * scale, key) @ key.swapaxes(2, 3), query)
         rows = library.arange(query.shape[2])[:, None]
         columns = library.arange(key.shape[2])
         allowed = []
@@ -193,11 +238,22 @@ class AttentionBase(ExpressionOp):
                 allowed.append(places < given[operand][:, None, None, None])
         for where in allowed:
             scores = library.where(where, scores, _number(-np.inf, scores))
-        return scores, key, value, scale
+        return scores, scale
+
+    def _kept(self, given: dict[str, Any], x: Any) -> Any:
+        """Multiply what there is of each score by 0, or by ``1 / (1 - dropout)``."""
+        if not self.dropout:
+            return x
+        if isinstance(x, np.ndarray):
+            words = random_words(np.ascontiguousarray(given["state"]), x.size)
+            kept = (words >= np.uint32(int(self.dropout * 2**32))).reshape(x.shape)
+            return np.where(kept, x * x.dtype.type(1 / (1 - self.dropout)), x.dtype.type(0))
+        factors = Dropout().make_node(pt.ones_like(x), self.dropout, given["state"]).outputs[0]
+        return x * factors
 
 
 class Attention(AttentionBase):
-    """Attention: ``Attention(scale, is_causal, optional)(query, key, value, ...)``.
+    """Attention: ``Attention(scale, is_causal, optional, dropout)(query, key, value, ...)``.
 
     The results are the output, and for each query the logarithm of the sum of its scores'
     exponentials, minus infinity if there are none, which the gradient takes.  Parameters as for
@@ -213,7 +269,7 @@ class Attention(AttentionBase):
         if is_connected(gstats):
             gradients = super().pullback(inputs, outputs, [disconnected_type(), gstats])
         if is_connected(gout):
-            op = AttentionGrad(self.scale, self.is_causal, self.optional)
+            op = AttentionGrad(self.scale, self.is_causal, self.optional, self.dropout)
             terms: list[Any] = list(op.make_node(*inputs, out, stats, gout).outputs)
             if "mask" in self.optional and inputs[3].type.dtype != "bool":
                 terms.append(op.mask_gradient(*inputs, out, stats, gout))
@@ -222,7 +278,9 @@ class Attention(AttentionBase):
         return gradients
 
     def _compute(self, *inputs: Any) -> list[Any]:
-        scores, _, value, _ = self._scores(dict(zip(self.operands, inputs, strict=True)))
+        given = dict(zip(self.operands, inputs, strict=True))
+        value = given["value"]
+        scores, _ = self._scores(given)
         library: Any = np if isinstance(scores, np.ndarray) else pt
         # A row that sees nothing has no maximum, and gives zeros.
         largest = _without_infinity(library, scores.max(axis=3, keepdims=True))
@@ -230,19 +288,29 @@ class Attention(AttentionBase):
         total = weights.sum(axis=3, keepdims=True)
         safe = library.where(total > 0, total, _number(1, total))
         stats = library.where(total > 0, library.log(safe) + largest, _number(-np.inf, total))
-        return [(weights / safe) @ value, stats[:, :, :, 0]]
+        weights = self._kept(given, weights / safe)
+        out = _unfolded(_folded(weights, value) @ value, given["query"])
+        return [out, stats[:, :, :, 0]]
 
 
 class AttentionGrad(AttentionBase):
     """The gradients of `Attention` by query, key and value.
 
-    ``AttentionGrad(scale, is_causal, optional)(query, key, value, ..., out, stats, gout)``: `out`
-    and `stats` are what `Attention` gave, `gout` is the gradient by `out`.  Parameters as for
+    ``AttentionGrad(scale, is_causal, optional, dropout)(query, ..., out, stats, gout)``: `out` and
+    `stats` are what `Attention` gave, `gout` is the gradient by `out`.  Parameters as for
     `AttentionBase`.
     """
 
     last_operands = ("out", "stats", "gout")
     results = ("dquery", "dkey", "dvalue")
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        if self.dropout:
+            # They would be expressions with other random numbers than a GPU's.
+            raise DnnNotSupportedError(
+                f"{type(self).__name__}: attention with dropout has no second derivatives"
+            )
+        return super().pullback(inputs, outputs, cotangents)
 
     def mask_gradient(self, *inputs: Any) -> Any:
         """Write the gradient by an additive mask as an expression of all operands."""
@@ -251,30 +319,42 @@ class AttentionGrad(AttentionBase):
         axes = [axis for axis, size in enumerate(mask.type.shape) if size == 1]
         return score_gradient.sum(axis=axes, keepdims=True, dtype=mask.type.dtype)
 
-    def _weights_and_gradients(self, inputs: Any) -> tuple[Any, Any, Any, Any]:
+    def _weights_and_gradients(self, inputs: Any) -> tuple[Any, Any, Any]:
         given = dict(zip(self.operands, inputs, strict=True))
-        scores, key, value, scale = self._scores(given)
+        value = given["value"]
+        scores, scale = self._scores(given)
         library: Any = np if isinstance(scores, np.ndarray) else pt
         stats, gout = given["stats"][:, :, :, None], given["gout"]
         distances = _without_infinity(library, scores) - _without_infinity(library, stats)
         counts = scores > _number(-np.inf, scores)
         weights = library.where(counts, library.exp(distances), _number(0, scores))
         shared = (gout * given["out"]).sum(axis=3, keepdims=True)
-        return weights, weights * (gout @ value.swapaxes(2, 3) - shared), key, scale
+        by_weights = _unfolded(_folded(gout, value) @ value.swapaxes(2, 3), gout)
+        by_weights = self._kept(given, by_weights)
+        return weights, weights * (by_weights - shared), scale
 
     def _compute(self, *inputs: Any) -> list[Any]:
         given = dict(zip(self.operands, inputs, strict=True))
-        weights, score_gradient, key, scale = self._weights_and_gradients(inputs)
-        dquery = (score_gradient @ key) * scale
-        dkey = score_gradient.swapaxes(2, 3) @ (given["query"] * scale)
-        dvalue = weights.swapaxes(2, 3) @ given["gout"]
-        # Of the heads that share a key.
-        batch, heads = given["key"].shape[:2]
-        group = given["query"].shape[1] // heads
-        summed = [
-            x.reshape((batch, heads, group, *x.shape[2:])).sum(axis=2) for x in (dkey, dvalue)
-        ]
-        return [dquery, *summed]
+        query, key = given["query"], given["key"]
+        weights, score_gradient, scale = self._weights_and_gradients(inputs)
+        by_scores = _folded(score_gradient, key)
+        dquery = _unfolded(by_scores @ key, query) * scale
+        dkey = by_scores.swapaxes(2, 3) @ _folded(query * scale, key)
+        weights = self._kept(given, weights)
+        dvalue = _folded(weights, key).swapaxes(2, 3) @ _folded(given["gout"], key)
+        return [dquery, dkey, dvalue]
+
+
+def _folded(x: Any, key: Any) -> Any:
+    """Put the heads of `x` that share one of `key` below each other."""
+    batch, heads, rows, columns = x.shape
+    shared = key.shape[1]
+    return x.reshape((batch, shared, heads // shared * rows, columns))
+
+
+def _unfolded(x: Any, query: Any) -> Any:
+    """Undo `_folded`, for the batch, the heads and the rows of `query`."""
+    return x.reshape((*query.shape[:3], x.shape[3]))
 
 
 def _number(value: float, like: Any) -> np.ndarray:
@@ -324,7 +404,10 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
     query_lengths: Any = None,
     key_lengths: Any = None,
-) -> TensorVariable:
+    dropout_p: float = 0.0,
+    seed: int | None = None,
+    state: Any = None,
+) -> Any:
     """Attend: the mean of values, weighted by a softmax of products of queries and keys.
 
     ``softmax(query @ key.swapaxes(2, 3) * scale + mask) @ value``, for each batch entry and head.
@@ -349,33 +432,59 @@ def scaled_dot_product_attention(
     query_lengths, key_lengths : int vector, optional
         How many queries and keys of each batch entry count; the output is zero for the queries
         after those.
+    dropout_p : float, optional
+        The probability with which a weight is dropped, at least 0 and less than 1.
+    seed : int, optional
+        Of dropout, as for `dnnops.nnet.dropout`: each call draws anew.
+    state : int64 vector, optional
+        In place of a seed, likewise: then the state that follows is returned, too.
 
     Returns
     -------
-    TensorVariable, (batch, heads, queries, value depth)
+    out : TensorVariable, (batch, heads, queries, value depth)
+    next_state : TensorVariable
+        Only if `state` was given.
 
     Raises
     ------
     DnnTypeError
         If an operand has another dtype or rank, or a parameter is something else.
     DnnValueError
-        If shapes don't fit, or `scale` is not finite.
+        If shapes don't fit, `scale` is not finite, or `dropout_p` is out of bounds; if there is
+        dropout and not just one of `seed` and `state`, or one of them without dropout.
 
     Notes
     -----
-    It is ``torch.nn.functional.scaled_dot_product_attention`` but for the lengths and dropout.
+    It is ``torch.nn.functional.scaled_dot_product_attention`` but for the lengths, and for the
+    random numbers, which on a GPU are cuDNN's: also reproducible, but other ones.
     """
     where = "scaled_dot_product_attention"
     switch(where, "enable_gqa", enable_gqa)
     given = {"mask": mask, "query_lengths": query_lengths, "key_lengths": key_lengths}
     given = {name: operand for name, operand in given.items() if operand is not None}
-    node: Any = Attention(scale, is_causal, tuple(given)).make_node(
-        query, key, value, *given.values()
-    )
+    op = Attention(scale, is_causal, tuple(given), dropout_p)
+    if (seed is not None) + (state is not None) != bool(op.dropout):
+        wanted = "either a seed or a state" if op.dropout else "no seed or state without dropout"
+        raise DnnValueError(f"{where}: give {wanted}; dropout_p is {dropout_p}")
+    own = None
+    if seed is not None:
+        own = pytensor.shared(_initial_state(where, seed), shape=(2,))
+    if op.dropout:
+        given["state"] = state if own is None else own
+    node: Any = op.make_node(query, key, value, *given.values())
     heads = [x.type.shape[1] for x in node.inputs[:2]]
     if not enable_gqa and None not in heads and heads[0] != heads[1]:
         raise DnnValueError(
             f"{where}: query has {heads[0]} heads, and key and value {heads[1]}; give "
             "enable_gqa=True if several heads of query are to share a key"
         )
-    return node.outputs[0]
+    out = node.outputs[0]
+    if not op.dropout:
+        return out
+    drawn = node.inputs[3 + op.optional.index("state")]
+    count = pt.prod(pt.stack([*out.shape[:3], node.inputs[1].shape[2]]), dtype="int64")
+    next_state = drawn + pt.stack([pt.constant(0, dtype="int64"), BLOCKS * (-(-count // GROUP))])
+    if own is None:
+        return out, next_state
+    set_default_update(own, next_state)
+    return out

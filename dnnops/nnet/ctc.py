@@ -175,8 +175,16 @@ class CTC(Op):
     def _gradients(self, inputs: Any, outputs: Any) -> Any:
         if self.with_gradients:
             return outputs[1]
-        op = type(self)(True, self.with_label_lengths)
-        return op.make_node(*inputs).outputs[1]
+        return self._sibling(True).make_node(*inputs).outputs[1]
+
+    def _sibling(self, with_gradients: bool) -> CTC:
+        """The same Op with or without the second output."""
+        given = {name: getattr(self, name) for name in self.__props__}
+        return type(self)(**{**given, "with_gradients": with_gradients})
+
+    def without_gradients(self, node: Apply) -> Any:
+        """The costs of a node of this Op, by one that computes nothing else."""
+        return self._sibling(False).make_node(*node.inputs).outputs[0]
 
     def _no_second_derivative(self, inputs: Any) -> Any:
         return grad_not_implemented(self, 0, inputs[0], "CTC has no second derivatives.")

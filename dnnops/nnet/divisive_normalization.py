@@ -115,7 +115,9 @@ def divisive_normalization(
 
     Notes
     -----
-    The parameters are those of cuDNN's ``cudnnDivisiveNormalizationForward``. Without means and
+    The parameters are those of cuDNN's ``cudnnDivisiveNormalizationForward``, but for the means,
+    of which that takes the one at a window's center from all of the window's elements; it is
+    `dnnops.dnn.dnn_divisive_normalization`. Without means and
     with ``k=1`` it is Caffe's ``LRN`` with ``norm_region: WITHIN_CHANNEL``. The local contrast
     normalization of Jarrett et al., with equal weights in place of their Gaussian, is::
 

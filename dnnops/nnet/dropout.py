@@ -73,8 +73,8 @@ def philox4x32(counter: np.ndarray, key: tuple[int, int], rounds: int = 10) -> n
     return np.stack([a, b, c, d], axis=-1).astype("uint32")
 
 
-def _words(state: np.ndarray, count: int) -> np.ndarray:
-    """The random words of `count` elements in C order."""
+def random_words(state: np.ndarray, count: int) -> np.ndarray:
+    """The random words of `count` elements in C order, for a state."""
     seed, offset = (int(word) for word in state.view("uint64"))
     groups = -(-count // GROUP)
     blocks = np.arange(groups * BLOCKS, dtype="uint64") + np.uint64(offset)
@@ -137,12 +137,12 @@ class Dropout(Op):
         if not is_connected(cotangents[0]):
             return [disconnected_type() for _ in inputs]
         gx = DropoutGrad()(cotangents[0], p, outputs[1])
-        return [gx, _undefined(self, p), disconnected_type()]
+        return [gx, undefined_by_p(self, p), disconnected_type()]
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
         tangent: Any = disconnected_type()
-        if _moves(tangents[1]):
-            tangent = _undefined(self, inputs[1])
+        if is_moving(tangents[1]):
+            tangent = undefined_by_p(self, inputs[1])
         elif is_connected(tangents[0]):
             tangent = DropoutGrad()(tangents[0], inputs[1], outputs[1])
         return [tangent, disconnected_type(), disconnected_type()]
@@ -154,7 +154,7 @@ class Dropout(Op):
         state = np.ascontiguousarray(state)
         if state.shape != (2,):
             raise DnnValueError(f"{name}: state must have 2 entries, got {state.size}")
-        kept = _words(state, x.size) >= np.uint32(int(p * 2**32))
+        kept = random_words(state, x.size) >= np.uint32(int(p * 2**32))
         reserve = np.packbits(kept, bitorder="little")
         next_state = state.copy()
         blocks = np.array([BLOCKS * -(-x.size // GROUP)], dtype="uint64")
@@ -191,11 +191,11 @@ class DropoutGrad(Op):
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         _, p, reserve = inputs
         gradient = self(cotangents[0], p, reserve)
-        return [gradient, _undefined(self, p), disconnected_type()]
+        return [gradient, undefined_by_p(self, p), disconnected_type()]
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
-        if _moves(tangents[1]):
-            return [_undefined(self, inputs[1])]
+        if is_moving(tangents[1]):
+            return [undefined_by_p(self, inputs[1])]
         if not is_connected(tangents[0]):
             return [disconnected_type()]
         return [self(tangents[0], *inputs[1:])]
@@ -213,11 +213,11 @@ class DropoutGrad(Op):
         output_storage[0][0] = _scaled(gy, p, kept)
 
 
-def _undefined(op: Op, p: Any) -> Any:
+def undefined_by_p(op: Op, p: Any) -> Any:
     return grad_undefined(op, 1, p, "which elements are dropped depends on it")
 
 
-def _moves(tangent: Any) -> bool:
+def is_moving(tangent: Any) -> bool:
     """Whether there is a tangent; of operands that are constants there is one that is zero."""
     if not is_connected(tangent):
         return False
@@ -333,7 +333,22 @@ def dropout(x: Any, p: Any = 0.5, seed: int | None = None, state: Any = None) ->
     if state is not None:
         y, _, next_state = Dropout().make_node(x, p, _state_vector(where, state)).outputs
         return y, next_state
+    return seeded_dropout(where, Dropout(), x, p, seed)
+
+
+def seeded_dropout(where: str, op: Any, x: Any, p: Any, seed: Any) -> Any:
+    """Apply an Op of dropout with a state of its own, which each call of a function updates.
+
+    Parameters
+    ----------
+    where : str
+        The function, for messages.
+    op : Op
+        Takes `x`, `p` and a state.
+    x, p, seed
+        As for `dropout`.
+    """
     own = pytensor.shared(_initial_state(where, seed), shape=(2,))
-    y, _, next_state = Dropout().make_node(x, p, own).outputs
+    y, _, next_state = op.make_node(x, p, own).outputs
     set_default_update(own, next_state)
     return y

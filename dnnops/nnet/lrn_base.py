@@ -138,6 +138,10 @@ class WindowNormBase(ExpressionOp):
         for storage, result in zip(output_storage, results, strict=True):
             storage[0] = np.asarray(result, dtype=inputs[0].dtype)
 
+    def expressions(self, *inputs: Any) -> list[Any]:
+        """Return the results as expressions of elementwise Ops and `WindowSum`."""
+        return self._expressions(*inputs)
+
     def _expressions(self, *inputs: Any) -> list[Any]:
         dtype = inputs[0].type.dtype
         results = self._compute(*(pt.cast(x, accumulator_dtype(dtype).name) for x in inputs))
@@ -193,11 +197,15 @@ class WindowSum(Op):
         self.backward = bool(backward)
 
     def make_node(self, x: Any) -> Apply:
-        name = type(self).__name__
-        x = float_tensor(name, "x", x)
-        if not all(0 < axis < x.type.ndim for axis in self.axes):
-            raise DnnValueError(f"{name}: axes {self.axes} do not fit {x.type.ndim} dimensions")
+        x = float_tensor(type(self).__name__, "x", x)
+        self._check_axes(x.type.ndim)
         return Apply(self, [x], [pt.tensor(dtype=x.type.dtype, shape=x.type.shape)])
+
+    def _check_axes(self, ndim: int) -> None:
+        if not all(0 < axis < ndim for axis in self.axes):
+            raise DnnValueError(
+                f"{type(self).__name__}: axes {self.axes} do not fit {ndim} dimensions"
+            )
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:

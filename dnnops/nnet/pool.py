@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_type
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.tensor.variable import TensorVariable
 
@@ -33,9 +33,16 @@ from dnnops.nnet._validate import (
     static_vector,
     vector_entries,
 )
-from dnnops.nnet.pool_geometry import POOL_MODES, Windows, pool_output_shape
+from dnnops.nnet.pool_geometry import (
+    MAX_DETERMINISTIC,
+    POOL_MODES,
+    Windows,
+    checked_output_shape,
+    pool_output_shape,
+)
 
 __all__ = [
+    "MAX_DETERMINISTIC",
     "POOL_MODES",
     "AveragePoolGrad",
     "MaxPoolGrad",
@@ -178,7 +185,7 @@ class PoolBase(Op):
         if not self.pooled_result:
             return [shapes[0]]
         ws, stride, pad = (vector_entries(v, self.ndim) for v in node.inputs[-3:])
-        return [pool_output_shape(shapes[0], ws, stride, pad, self.ignore_border)]
+        return [checked_output_shape(shapes[0], ws, stride, pad, self.ignore_border)]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[name in self.connected] for name in (*self.operands, "ws", "stride", "pad")]
@@ -224,7 +231,7 @@ class ModePoolBase(PoolBase):
 
     __props__ = ("ndim", "mode", "ignore_border")
     #: The modes that there are.
-    modes: tuple[str, ...] = POOL_MODES
+    modes: tuple[str, ...] = (*POOL_MODES, MAX_DETERMINISTIC)
 
     def __init__(self, ndim: int, mode: str, ignore_border: bool):
         super().__init__(ndim, ignore_border)
@@ -234,6 +241,11 @@ class ModePoolBase(PoolBase):
             )
         self.mode = mode
 
+    @property
+    def computes(self) -> str:
+        """What is taken of each window, one of `POOL_MODES`."""
+        return "max" if self.mode == MAX_DETERMINISTIC else self.mode
+
 
 class Pool(ModePoolBase):
     """Pooling: ``Pool(ndim, mode, ignore_border)(x, ws, stride, pad)``.
@@ -242,6 +254,9 @@ class Pool(ModePoolBase):
     output has the maximum, the sum, or the sum divided by the window's number of elements
     ('average_inc_pad') or by the number of those inside the image ('average_exc_pad').
     Without `ignore_border` there is no padding, and the two averages are the same.
+
+    'max_deterministic' is 'max' whose gradient is the same bits in every run, on a GPU too. On the
+    CPU it always is.
     """
 
     operands = ("x",)
@@ -251,28 +266,58 @@ class Pool(ModePoolBase):
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         x, *vectors = inputs
         (gz,) = cotangents
-        if self.mode == "max":
-            grad = MaxPoolGrad(self.ndim, self.ignore_border)(x, outputs[0], gz, *vectors)
+        if self.computes == "max":
+            op = MaxPoolGrad(self.ndim, self.ignore_border, self.mode == MAX_DETERMINISTIC)
+            grad = op(x, outputs[0], gz, *vectors)
         else:
-            op = AveragePoolGrad(self.ndim, self.mode, self.ignore_border)
-            grad = op(x, gz, *vectors)
+            grad = AveragePoolGrad(self.ndim, self.mode, self.ignore_border)(x, gz, *vectors)
         return [grad, *(disconnected_type() for _ in vectors)]
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
-        if self.mode != "max" or isinstance(tangents[0].type, DisconnectedType):
+        if self.computes != "max" or isinstance(tangents[0].type, DisconnectedType):
             return super().pushforward(inputs, outputs, tangents)
         x, *vectors = inputs
-        op = MaxPoolGradGrad(self.ndim, self.ignore_border)
+        op = MaxPoolGradGrad(self.ndim, self.ignore_border, self.mode == MAX_DETERMINISTIC)
         return [op(x, outputs[0], tangents[0], *vectors)]
 
     def _compute(self, windows: Windows, x: np.ndarray) -> np.ndarray:
-        if self.mode == "max":
+        if self.computes == "max":
             return windows.of(x, fill=-np.inf).max(axis=-1)
         total = windows.of(x, fill=0).sum(axis=-1, dtype=accumulator_dtype(x.dtype))
         return total / windows.divisor(self.mode, self.ignore_border)
 
 
-class MaxPoolGrad(PoolBase):
+class MaxPoolGradBase(PoolBase):
+    """A `PoolBase` of the derivatives of max pooling.
+
+    Parameters
+    ----------
+    ndim, ignore_border
+        As for `PoolBase`.
+    deterministic : bool
+        Whether gradients are to be the same bits in every run, on a GPU too.
+    """
+
+    __props__ = ("ndim", "ignore_border", "deterministic")
+    #: The Op that the pullback by the last data operand applies.
+    transposed: type[MaxPoolGradBase]
+
+    def __init__(self, ndim: int, ignore_border: bool, deterministic: bool = False):
+        super().__init__(ndim, ignore_border)
+        self.deterministic = bool(deterministic)
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        x, maxout, _, *vectors = inputs
+        op: Any = self.transposed(self.ndim, self.ignore_border, self.deterministic)
+        return [
+            x.zeros_like(),
+            disconnected_type(),
+            op(x, maxout, cotangents[0], *vectors),
+            *(disconnected_type() for _ in vectors),
+        ]
+
+
+class MaxPoolGrad(MaxPoolGradBase):
     """The gradient of max pooling: ``MaxPoolGrad(...)(x, maxout, gz, ws, stride, pad)``.
 
     `maxout` is the pooling's output and `gz` the gradient by it.  The derivatives by `x` are
@@ -282,16 +327,6 @@ class MaxPoolGrad(PoolBase):
     operands = ("x", "maxout", "gz")
     pooled_result = False
     connected = ("x", "gz")
-
-    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
-        x, maxout, _, *vectors = inputs
-        op = MaxPoolGradGrad(self.ndim, self.ignore_border)
-        return [
-            x.zeros_like(),
-            disconnected_type(),
-            op(x, maxout, cotangents[0], *vectors),
-            *(disconnected_type() for _ in vectors),
-        ]
 
     def _compute(
         self, windows: Windows, x: np.ndarray, maxout: np.ndarray, gz: np.ndarray
@@ -325,7 +360,7 @@ class AveragePoolGrad(ModePoolBase):
         return windows.scatter([share] * int(np.prod(windows.ws)), dtype)
 
 
-class MaxPoolGradGrad(PoolBase):
+class MaxPoolGradGrad(MaxPoolGradBase):
     """The gradient of max pooling's gradient, which is also max pooling's pushforward.
 
     ``MaxPoolGradGrad(...)(x, maxout, ggx, ws, stride, pad)``: of each window, the element of
@@ -336,21 +371,15 @@ class MaxPoolGradGrad(PoolBase):
     pooled_result = True
     connected = ("x", "ggx")
 
-    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
-        x, maxout, _, *vectors = inputs
-        op = MaxPoolGrad(self.ndim, self.ignore_border)
-        return [
-            x.zeros_like(),
-            disconnected_type(),
-            op(x, maxout, cotangents[0], *vectors),
-            *(disconnected_type() for _ in vectors),
-        ]
-
     def _compute(
         self, windows: Windows, x: np.ndarray, maxout: np.ndarray, ggx: np.ndarray
     ) -> np.ndarray:
         chosen = windows.first_maximum(x)
         return np.take_along_axis(windows.of(ggx, fill=0), chosen[..., None], axis=-1)[..., 0]
+
+
+MaxPoolGrad.transposed = MaxPoolGradGrad
+MaxPoolGradGrad.transposed = MaxPoolGrad
 
 
 def _pool(
@@ -373,7 +402,7 @@ def _pool(
     if ws is None:
         raise DnnValueError(f"{where}: ws, the size of the windows, must be given")
     vectors = [
-        (value,) * ndim if is_int(value) else value
+        (value,) * ndim if is_int(value) or _is_scalar(value) else value
         for value in (ws, ws if stride is None else stride, pad)
     ]
     if lead == 2:
@@ -391,6 +420,10 @@ def _pool(
     return out.reshape((*sizes[: lead - 1], *pooled[1:]))
 
 
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, Variable) and getattr(value.type, "ndim", None) == 0
+
+
 def pool_2d(
     input: Any,
     ws: Any = None,
@@ -406,7 +439,8 @@ def pool_2d(
     input : tensor_like, (..., rows, columns)
         float16, float32 or float64, of two or more dimensions; pooling is along the last two.
     ws : int, sequence of 2 ints, or int vector
-        The windows' size.
+        The windows' size. Like `stride` and `pad` it may be symbolic, an int scalar too, with
+        other values in each call.
     ignore_border : bool, optional
         Whether windows that reach over the end are left out.  If not (None is False too),
         they have fewer elements, and `pad` must be 0.
@@ -415,8 +449,9 @@ def pool_2d(
     pad : int, sequence of 2 ints, or int vector
         The padding on both sides of rows and columns, less than `ws`.  It never is a maximum,
         and adds nothing to a sum.
-    mode : {'max', 'sum', 'average_inc_pad', 'average_exc_pad'}
-        What is taken of each window; an average counts the padding, or does not.
+    mode : {'max', 'max_deterministic', 'sum', 'average_inc_pad', 'average_exc_pad'}
+        What is taken of each window; an average counts the padding, or does not. With
+        'max_deterministic' gradients are the same bits in every run on a GPU, too.
 
     Returns
     -------

@@ -8,9 +8,23 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from numpy.lib.stride_tricks import sliding_window_view
+from pytensor.raise_op import CheckAndRaise
+
+from dnnops.errors import DnnValueError
 
 #: What a pooling computes of each window.
 POOL_MODES = ("max", "sum", "average_inc_pad", "average_exc_pad")
+
+#: The mode of maxima whose gradient is to be the same bits in every run.
+MAX_DETERMINISTIC = "max_deterministic"
+
+# Without names and values, which a graph doesn't have, so that one C module does for all.
+_CHECK_WINDOWS = CheckAndRaise(
+    DnnValueError,
+    "pooling: windows don't fit their image. On each spatial axis ws and stride must be positive, "
+    "pad must be at least 0 and smaller than ws, ws at most the padded image's size, and pad 0 "
+    "without ignore_border",
+)
 
 
 def pool_output_shape(
@@ -44,6 +58,35 @@ def pool_output_shape(
     return (*img_shape[:2], *spatial)
 
 
+def checked_output_shape(
+    img_shape: Sequence[Any],
+    ws: Sequence[Any],
+    stride: Sequence[Any],
+    pad: Sequence[Any],
+    ignore_border: bool,
+) -> tuple[Any, ...]:
+    """Return `pool_output_shape` as a graph that raises if symbolic windows turn out not to fit.
+
+    Who asks for nothing but the shape has no Op that would check them: it could be negative, or
+    divide by zero.
+    """
+    checked = [
+        step if all(map(_is_size, (w, step, p))) else _checked(n, w, step, p, ignore_border)
+        for n, w, step, p in zip(img_shape[2:], ws, stride, pad, strict=True)
+    ]
+    return pool_output_shape(img_shape, ws, checked, pad, ignore_border)
+
+
+def _checked(size: Any, ws: Any, stride: Any, pad: Any, ignore_border: bool) -> Any:
+    conditions: list[Any] = [pt.ge(ws, 1), pt.ge(stride, 1), pt.ge(pad, 0), pt.lt(pad, ws)]
+    conditions.append(pt.ge(size + 2 * pad, ws) if ignore_border else pt.eq(pad, 0))
+    return _CHECK_WINDOWS(pt.as_tensor_variable(stride), *conditions)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, (int, np.integer))
+
+
 def _none_or_zero(value: Any) -> int | None:
     # `None in (...)` would compare symbolic values, which is no question.
     return None if value is None else 0
@@ -56,7 +99,7 @@ def _axis_windows(size: Any, ws: Any, stride: Any, pad: Any, ignore_border: bool
     # needed to cover it.
     starting = (size - 1) // stride + 1
     covering = (size - 1 - ws) // stride + 2
-    if all(isinstance(v, (int, np.integer)) for v in (size, ws, stride)):
+    if all(map(_is_size, (size, ws, stride))):
         return starting if stride >= ws else max(covering, 1)
     return pt.switch(pt.ge(stride, ws), starting, pt.maximum(covering, 1))
 

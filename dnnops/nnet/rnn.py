@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytensor
@@ -16,7 +16,7 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import FLOAT_DTYPES, float_tensor, is_int, switch
 from dnnops.nnet.rnn_layout import PseudoLayer, RNNLayout
-from dnnops.nnet.rnn_ops import RNNForward, check_dropout, int64_variable
+from dnnops.nnet.rnn_ops import RANKS, RNNForward, check_algo, check_dropout, int64_variable
 
 __all__ = ["RNNBlock"]
 
@@ -73,6 +73,12 @@ class RNNBlock:
     batch_first : bool, optional
         Whether input and output are (batch, steps, size), instead of (steps, batch, size). States
         are the same.
+    algo : {'auto', 'standard', 'persist_static', 'persist_dynamic', 'persist_static_small_h'}
+        What cuDNN computes the network with; the CPU has one way. 'standard' is a series of matrix
+        products and takes every network. The others keep the recurrent matrices on the chip from
+        step to step: they take no lengths that differ, no projection, no float64, and each only
+        some sizes; what cuDNN does not take, is an error at the call. 'auto' is never one: it times
+        them at a shape's first call and takes the fastest.
 
     Raises
     ------
@@ -89,6 +95,10 @@ class RNNBlock:
     :meth:`split_params`. The same vector serves on the CPU and on a GPU.
     """
 
+    #: The dtypes that a block may have, and the Op that it makes.
+    dtypes: ClassVar[tuple[str, ...]] = FLOAT_DTYPES
+    _forward: ClassVar[type[RNNForward]] = RNNForward
+
     def __init__(
         self,
         dtype: Any,
@@ -103,14 +113,15 @@ class RNNBlock:
         dropout: float = 0.0,
         dropout_seed: int = 4242,
         batch_first: bool = False,
+        algo: str = "auto",
     ):
         try:
-            self.dtype = np.dtype(dtype).name
+            self.dtype = self._dtype_name(dtype)
         except TypeError as error:
             raise DnnTypeError(f"{_WHERE}: dtype must be a dtype, got {dtype!r}") from error
-        if self.dtype not in FLOAT_DTYPES:
+        if self.dtype not in self.dtypes:
             raise DnnTypeError(
-                f"{_WHERE}: dtype must be one of {', '.join(FLOAT_DTYPES)}, got {self.dtype}"
+                f"{_WHERE}: dtype must be one of {', '.join(self.dtypes)}, got {self.dtype}"
             )
         if not is_int(dropout_seed):
             raise DnnTypeError(f"{_WHERE}: dropout_seed must be an int, got {dropout_seed!r}")
@@ -132,8 +143,13 @@ class RNNBlock:
         self.dropout = check_dropout(_WHERE, dropout)
         self.dropout_seed = int(dropout_seed)
         self.batch_first = switch(_WHERE, "batch_first", batch_first)
+        self.algo = check_algo(_WHERE, algo)
         #: The shared variables that :meth:`apply` made to count the calls of a function.
         self.dropout_states: list[SharedVariable] = []
+
+    def _dtype_name(self, dtype: Any) -> str:
+        """The name of a dtype; TypeError if it is none."""
+        return np.dtype(dtype).name
 
     def _input_size(self, input_size: Any) -> int:
         size = input_size
@@ -356,22 +372,18 @@ class RNNBlock:
             raise DnnTypeError(f"{where}: rnn_mode lstm needs cx")
         if not self.layout.has_cell and cx is not None:
             raise DnnTypeError(f"{where}: rnn_mode {self.rnn_mode} has no cx")
-        given = {"w": (w, 1), "x": (x, 3), "hx": (hx, 3)}
-        if cx is not None:
-            given["cx"] = (cx, 3)
-        inputs: list[Any] = []
-        for name, (value, ndim) in given.items():
-            variable = float_tensor(where, name, value, ndim)
+        named = {"w": w, "x": x, "hx": hx, **({} if cx is None else {"cx": cx})}
+        inputs = self._operands(where, named)
+        for name, variable in zip(named, inputs, strict=True):
             if variable.type.dtype != self.dtype:
                 raise DnnTypeError(
                     f"{where}: {name} has dtype {variable.type.dtype}, and the block "
                     f"{self.dtype} (cast it first)"
                 )
-            inputs.append(variable)
         if self.batch_first:
-            inputs[1] = inputs[1].dimshuffle(1, 0, 2)
+            inputs[1] = self._swapped(inputs[1])
         inference = switch(where, "inference", inference)
-        op = RNNForward(
+        op = self._forward(
             self.rnn_mode,
             self.hidden_size,
             self.num_layers,
@@ -380,6 +392,7 @@ class RNNBlock:
             self.proj_size,
             0.0 if inference else self.dropout,
             lengths is not None,
+            self.algo,
             keeps_reserve=not inference,
         )
         if lengths is not None:
@@ -391,8 +404,16 @@ class RNNBlock:
         outputs: list[Any] = op.make_node(*inputs).outputs
         y, *states = outputs if inference else outputs[:-1]
         if self.batch_first:
-            y = y.dimshuffle(1, 0, 2)
+            y = self._swapped(y)
         return [y, *states]
+
+    def _operands(self, where: str, named: dict[str, Any]) -> list[Any]:
+        """Make variables of what :meth:`apply` got, of the right ranks."""
+        return [float_tensor(where, n, value, RANKS.get(n, 3)) for n, value in named.items()]
+
+    def _swapped(self, x: Any) -> Any:
+        """Exchange batch and steps."""
+        return x.dimshuffle(1, 0, 2)
 
     def _new_state(self) -> SharedVariable:
         """A shared variable that counts calls, far from those that were made before."""

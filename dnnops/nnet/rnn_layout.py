@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -83,8 +84,9 @@ class PseudoLayer:
         """
         rows = self.gates * self.hidden
 
+        # Sizes may be symbolic.
         def view(begin: int, *shape: int) -> Any:
-            return w[begin : begin + int(np.prod(shape))].reshape(shape)
+            return w[begin : begin + prod(shape)].reshape(shape)
 
         return (
             view(self.input_matrices, rows, self.inputs),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from math import isfinite
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Apply, Constant
-from pytensor.graph.op import Op
 
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
@@ -21,12 +21,26 @@ from dnnops.nnet._validate import (
     show_shape,
     switch,
 )
-from dnnops.nnet.rnn_layout import RNNLayout
+from dnnops.nnet.expressions import ExpressionOp
+from dnnops.nnet.rnn_expressions import rnn_gradient_expressions
+from dnnops.nnet.rnn_layout import RNN_MODES, RNNLayout
 from dnnops.nnet.rnn_reference import RNNProblem, rnn_backward, rnn_forward
 
-__all__ = ["RNNBackward", "RNNForward"]
+__all__ = ["RNN_ALGORITHMS", "RNNBackward", "RNNForward"]
 
-_RANKS = {"w": 1, "reserve": 1}
+#: cuDNN's algorithms, in the order of ``cudnnRNNAlgo_t``, and the choice among them.
+RNN_ALGORITHMS = (
+    "standard",
+    "persist_static",
+    "persist_dynamic",
+    "persist_static_small_h",
+    "auto",
+)
+
+#: Operands that are integers, and stay on the host.
+INT_OPERANDS = ("lengths", "seed")
+#: The rank of those operands that are not of three dimensions.
+RANKS = {"w": 1, "reserve": 1}
 
 
 def check_dropout(where: str, dropout: Any) -> float:
@@ -36,6 +50,14 @@ def check_dropout(where: str, dropout: Any) -> float:
     if not (isfinite(dropout) and 0 <= dropout < 1):
         raise DnnValueError(f"{where}: dropout must be at least 0 and less than 1, got {dropout}")
     return float(dropout)
+
+
+def check_algo(where: str, algo: Any) -> str:
+    """Return an algorithm's name; raise if there is no such one."""
+    if not isinstance(algo, str) or algo not in RNN_ALGORITHMS:
+        error = DnnValueError if isinstance(algo, str) else DnnTypeError
+        raise error(f"{where}: algo must be one of {', '.join(RNN_ALGORITHMS)}, got {algo!r}")
+    return algo
 
 
 def int64_variable(where: str, name: str, value: Any, ndim: int) -> Any:
@@ -54,8 +76,11 @@ def int64_variable(where: str, name: str, value: Any, ndim: int) -> Any:
     return pt.cast(x, "int64")
 
 
-class RNNBase(Op):
+class RNNBase(ExpressionOp):
     """What the two Ops share: the network, its operands and their checks.
+
+    Derivatives of the gradient, and those in forward mode, are those of the network written as
+    loops over the steps.
 
     The operands are `w` (parameters,), `x` (steps, batch, input), `hx` (pseudo-layers, batch,
     output size), for an LSTM `cx` (pseudo-layers, batch, hidden size), if there are lengths
@@ -69,11 +94,14 @@ class RNNBase(Op):
         The probability with which an output between two layers is dropped.
     has_lengths : bool
         Whether the sequences have lengths of their own.
+    algo : str
+        What cuDNN computes the network with: see `dnnops.nnet.RNNBlock`. On the CPU it has no
+        influence.
 
     Raises
     ------
     DnnTypeError, DnnValueError, DnnNotSupportedError
-        As `RNNLayout` does, or if `dropout` is not in [0, 1).
+        As `RNNLayout` does, or if `dropout` is not in [0, 1), or there is no such `algo`.
     """
 
     __props__: tuple[str, ...] = (
@@ -85,7 +113,10 @@ class RNNBase(Op):
         "proj_size",
         "dropout",
         "has_lengths",
+        "algo",
     )
+
+    has_pushforwards = False
 
     def __init__(
         self,
@@ -97,6 +128,7 @@ class RNNBase(Op):
         proj_size: int = 0,
         dropout: float = 0.0,
         has_lengths: bool = False,
+        algo: str = "auto",
     ):
         name = type(self).__name__
         self.bidirectional = switch(name, "bidirectional", bidirectional)
@@ -111,6 +143,7 @@ class RNNBase(Op):
         # There is nothing between the layers of a single one.
         self.dropout = check_dropout(name, dropout) if self.num_layers > 1 else 0.0
         self.has_lengths = switch(name, "has_lengths", has_lengths)
+        self.algo = check_algo(name, algo)
         self.operands = (
             "w",
             "x",
@@ -120,30 +153,57 @@ class RNNBase(Op):
             *(("seed",) if self.dropout else ()),
         )
 
+    #: The names of the parameters that both Ops have.
+    network_props: tuple[str, ...] = __props__
+
     @property
     def network(self) -> dict[str, Any]:
         """The parameters of the network: those that both Ops have."""
-        return {name: getattr(self, name) for name in RNNBase.__props__}
+        return {name: getattr(self, name) for name in self.network_props}
+
+    def network_words(self) -> list[int]:
+        """The network as the words that the runtime libraries' functions begin with."""
+        (dropout,) = struct.unpack("q", struct.pack("d", self.dropout))
+        return [
+            RNN_MODES.index(self.rnn_mode),
+            self.hidden_size,
+            self.num_layers,
+            int(self.bidirectional),
+            int(self.skip_input),
+            self.proj_size,
+            dropout,
+            int(self.has_lengths),
+        ]
 
     def _read(self, names: tuple[str, ...], values: Any) -> dict[str, Any]:
         """Return the operands by name, checked as far as they are known."""
         where = type(self).__name__
-        given: dict[str, Any] = {}
-        for name, value in named_operands(where, names, values).items():
-            if name in ("lengths", "seed"):
-                given[name] = int64_variable(where, name, value, int(name == "lengths"))
-            else:
-                given[name] = float_tensor(where, name, value, _RANKS.get(name, 3))
-        floats = {n: x for n, x in given.items() if x.type.dtype.startswith("float")}
-        floats.pop("reserve", None)
-        dtype = require_same_dtype(where, **floats)
-        if "reserve" in given and given["reserve"].type.dtype != accumulator_dtype(dtype):
+        named = named_operands(where, names, values)
+        given = self._float_operands({n: x for n, x in named.items() if n not in INT_OPERANDS})
+        dtype = require_same_dtype(where, **{n: x for n, x in given.items() if n != "reserve"})
+        if "reserve" in given and given["reserve"].type.dtype != reserve_dtype(dtype):
             raise DnnTypeError(
                 f"{where}: reserve has dtype {given['reserve'].type.dtype}, expected "
-                f"{accumulator_dtype(dtype)}"
+                f"{reserve_dtype(dtype)}"
             )
+        for name in named.keys() & set(INT_OPERANDS):
+            given[name] = int64_variable(where, name, named[name], int(name == "lengths"))
+        given = {name: given[name] for name in names}
         self._check_shapes({n: x.type.shape for n, x in given.items()})
         return given
+
+    def _float_operands(self, named: dict[str, Any]) -> dict[str, Any]:
+        """Make variables of the operands that are no integers."""
+        where = type(self).__name__
+        return {n: float_tensor(where, n, value, RANKS.get(n, 3)) for n, value in named.items()}
+
+    def _result(self, given: dict[str, Any], dtype: str, shape: Any) -> Any:
+        """A new variable for a result of these operands."""
+        return pt.tensor(dtype=dtype, shape=shape)
+
+    def _reserve_length(self, steps: Any, batch: Any) -> Any:
+        """The reserve's elements, None where not known."""
+        return None if None in (steps, batch) else steps * batch * self.layout.reserve_size
 
     def _check_shapes(self, shapes: dict[str, Any]) -> None:
         """Raise DnnValueError if shapes, None where not known, do not belong together."""
@@ -157,7 +217,7 @@ class RNNBase(Op):
             "cx": (layout.state_count, batch, layout.hidden_size),
             "lengths": (batch,),
             "y": (steps, batch, layout.directions * layout.output_size),
-            "reserve": (None if None in (steps, batch) else steps * batch * layout.reserve_size,),
+            "reserve": (self._reserve_length(steps, batch),),
         }
         if layout.skip_input:
             expected["w"] = (layout.param_size(layout.hidden_size),)
@@ -179,7 +239,7 @@ class RNNBase(Op):
         self._check_shapes({name: value.shape for name, value in values.items()})
         dtype = accumulator_dtype(values["x"].dtype)
         for name, value in values.items():
-            if name not in ("lengths", "seed"):
+            if name not in INT_OPERANDS:
                 values[name] = value.astype(dtype, copy=False)
         steps, batch = values["x"].shape[:2]
         lengths = values.get("lengths", np.full(batch, steps))
@@ -204,14 +264,13 @@ class RNNBase(Op):
         for output, storage, result in zip(node.outputs, output_storage, results, strict=True):
             storage[0] = np.asarray(result, dtype=output.type.dtype)
 
-    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> NoReturn:
-        raise DnnNotSupportedError(
-            f"{type(self).__name__}: derivatives in forward mode (pushforward, Rop) of a recurrent "
-            "network are not there; write the network as a scan for them"
-        )
-
 
 _STATES_AND_OUTPUT = (("y", "y"), ("hy", "hx"), ("cy", "cx"))
+
+
+def reserve_dtype(dtype: str) -> str:
+    """The dtype of the reserve of a network of a dtype."""
+    return "float64" if dtype == "float64" else "float32"
 
 
 class RNNForward(RNNBase):
@@ -223,7 +282,7 @@ class RNNForward(RNNBase):
 
     Parameters
     ----------
-    rnn_mode, hidden_size, num_layers, bidirectional, skip_input, proj_size, dropout, has_lengths
+    *network, **more_network
         As for `RNNBase`.
     keeps_reserve : bool
         Whether there is a reserve. Without it the gradient computes the network a second time.
@@ -247,10 +306,10 @@ class RNNForward(RNNBase):
         if layout.has_cell:
             shapes.append((layout.state_count, batch, layout.hidden_size))
         dtype = given["x"].type.dtype
-        outputs = [pt.tensor(dtype=dtype, shape=shape) for shape in shapes]
+        outputs = [self._result(given, dtype, shape) for shape in shapes]
         if self.keeps_reserve:
-            size = None if None in (steps, batch) else steps * batch * layout.reserve_size
-            outputs.append(pt.tensor(dtype=accumulator_dtype(dtype).name, shape=(size,)))
+            shape = (self._reserve_length(steps, batch),)
+            outputs.append(self._result(given, reserve_dtype(dtype), shape))
         return Apply(self, list(given.values()), outputs)
 
     @shape_inference
@@ -261,32 +320,40 @@ class RNNForward(RNNBase):
         if layout.has_cell:
             found.append(shapes[3])
         if self.keeps_reserve:
-            found.append((steps * batch * layout.reserve_size,))
+            found.append(self._reserve_shape(node, steps, batch))
         return found
+
+    def _reserve_shape(self, node: Apply, steps: Any, batch: Any) -> tuple[Any]:
+        """The reserve's symbolic shape."""
+        return (steps * batch * self.layout.reserve_size,)
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         count = len(node.outputs)
         row = [not (self.keeps_reserve and k == count - 1) for k in range(count)]
         return [
-            [connected and name not in ("lengths", "seed") for connected in row]
-            for name in self.operands
+            [connected and name not in INT_OPERANDS for connected in row] for name in self.operands
         ]
+
+    def gradient(self) -> RNNBackward:
+        """The Op that computes the gradient."""
+        return RNNBackward(**self.network)
+
+    def _cotangent(self, result: Any, cotangent: Any) -> Any:
+        """The gradient by a result, as the gradient's Op takes it."""
+        if isinstance(cotangent.type, DisconnectedType):
+            return pt.zeros_like(result)
+        return pt.cast(cotangent, result.type.dtype)
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         if not self.keeps_reserve:
             # The merge of equal nodes does not see that this computes the same and more.
-            outputs = RNNForward(**self.network).make_node(*inputs).outputs
+            outputs = type(self)(**self.network).make_node(*inputs).outputs
         states = 3 if self.layout.has_cell else 2
-        dtype = inputs[1].type.dtype
         given = [
-            pt.zeros_like(result)
-            if isinstance(cotangent.type, DisconnectedType)
-            else pt.cast(cotangent, dtype)
+            self._cotangent(result, cotangent)
             for result, cotangent in zip(outputs[:states], cotangents[:states], strict=True)
         ]
-        backward = RNNBackward(**self.network).make_node(
-            *inputs, outputs[0], outputs[states], *given
-        )
+        backward = self.gradient().make_node(*inputs, outputs[0], outputs[states], *given)
         names = ("w", "hx", "cx", "x") if self.layout.has_cell else ("w", "hx", "x")
         gradients = dict(zip(names, backward.outputs, strict=True))
         return [gradients.get(name, disconnected_type()) for name in self.operands]
@@ -307,7 +374,7 @@ class RNNBackward(RNNBase):
 
     Parameters
     ----------
-    rnn_mode, hidden_size, num_layers, bidirectional, skip_input, proj_size, dropout, has_lengths
+    *network, **more_network
         As for `RNNBase`.
     by_x : bool
         Whether the gradient by `x` is wanted.
@@ -327,7 +394,7 @@ class RNNBackward(RNNBase):
     def make_node(self, *inputs: Any) -> Apply:
         given = self._read(self.all_operands, inputs)
         outputs = [
-            pt.tensor(dtype=given[name].type.dtype, shape=given[name].type.shape)
+            self._result(given, given[name].type.dtype, given[name].type.shape)
             for name in self.results
         ]
         return Apply(self, list(given.values()), outputs)
@@ -337,13 +404,21 @@ class RNNBackward(RNNBase):
         return [shapes[self.all_operands.index(name)] for name in self.results]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        return [[name not in ("lengths", "seed")] * len(node.outputs) for name in self.all_operands]
+        # y and reserve are no variables of their own, but what they have to be for the others.
+        constant = (*INT_OPERANDS, "y", "reserve")
+        return [[name not in constant] * len(node.outputs) for name in self.all_operands]
 
-    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> NoReturn:
-        raise DnnNotSupportedError(
-            f"{type(self).__name__}: second derivatives of a recurrent network are not there, as "
-            "in cuDNN; write the network as a scan for them"
-        )
+    def _expressions(self, *operands: Any) -> list[Any]:
+        if self.dropout:
+            raise DnnNotSupportedError(
+                f"{type(self).__name__}: there are no second derivatives, and none in forward "
+                "mode, of a recurrent network with dropout between its layers. Make an RNNBlock of "
+                "one layer for each, with dnnops.nnet.dropout between them, or leave dropout away"
+            )
+        given = dict(zip(self.all_operands, operands, strict=True))
+        network = {name: given[name] for name in self.operands}
+        cotangents = [given[name] for name in ("gy", "ghy", "gcy") if name in given]
+        return rnn_gradient_expressions(self.layout, network, cotangents, self.results)
 
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         problem, values = self._problem(self.all_operands, inputs)

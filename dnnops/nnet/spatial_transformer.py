@@ -404,6 +404,20 @@ def _scaled(size: Any, scale: Any) -> Any:
     return pt.cast(pt.ceil(size * scale), "int64")
 
 
+def scaled_sizes(where: str, img: Any, scale_width: Any, scale_height: Any) -> list[Any]:
+    """Return the output's rows and columns, ints where they are known."""
+    sizes = []
+    for axis, name, value in ((2, "scale_height", scale_height), (3, "scale_width", scale_width)):
+        # PyTensor would make a float32 of a Python number where that is its floatX.
+        number = np.float64(value) if isinstance(value, float) else value
+        scale = float64_scalar(where, name, number)
+        if isinstance(scale, Constant) and float(scale.data) <= 0:
+            raise DnnValueError(f"{where}: {name} must be more than 0, got {float(scale.data):g}")
+        known = img.type.shape[axis]
+        sizes.append(_scaled(img.shape[axis] if known is None else known, scale))
+    return sizes
+
+
 def spatial_transformer(
     img: Any, theta: Any, scale_width: Any = 1, scale_height: Any = 1
 ) -> TensorVariable:
@@ -447,13 +461,5 @@ def spatial_transformer(
     img = float_tensor(where, "img", img, 4)
     theta = float_tensor(where, "theta", theta, 3)
     require_same_dtype(where, img=img, theta=theta)
-    sizes = []
-    for axis, name, value in ((2, "scale_height", scale_height), (3, "scale_width", scale_width)):
-        # PyTensor would make a float32 of a Python number where that is its floatX.
-        number = np.float64(value) if isinstance(value, float) else value
-        scale = float64_scalar(where, name, number)
-        if isinstance(scale, Constant) and float(scale.data) <= 0:
-            raise DnnValueError(f"{where}: {name} must be more than 0, got {float(scale.data):g}")
-        known = img.type.shape[axis]
-        sizes.append(_scaled(img.shape[axis] if known is None else known, scale))
+    sizes = scaled_sizes(where, img, scale_width, scale_height)
     return grid_sample(img, affine_grid(theta, sizes))

@@ -14,11 +14,12 @@ class _OneDnnAttentionOp(OneDnnOp):
     scale: float | None
     is_causal: bool
     optional: tuple[str, ...]
+    dropout: float
 
     def parameters(self) -> list[int]:
-        (bits,) = np.array([self.scale or 0.0]).view("int64").tolist()
+        scale, dropout = np.array([self.scale or 0.0, self.dropout]).view("int64").tolist()
         given = sum(1 << OPTIONAL.index(name) for name in self.optional)
-        return [bits, int(self.scale is not None), int(self.is_causal), given]
+        return [scale, int(self.scale is not None), int(self.is_causal), given, dropout]
 
 
 class OneDnnAttention(_OneDnnAttentionOp, Attention):

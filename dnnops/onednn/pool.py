@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.nnet.pool_geometry import POOL_MODES
 from dnnops.onednn.base import OneDnnOp
 
 __all__ = [
@@ -14,13 +15,11 @@ __all__ = [
     "OneDnnPool",
 ]
 
-_MODES = ("max", "sum", "average_inc_pad", "average_exc_pad")
-
 
 class _OneDnnPoolOp(OneDnnOp):
     def parameters(self) -> list[int]:
         op: Any = self
-        return [op.ndim, _MODES.index(getattr(op, "mode", "max")), int(op.ignore_border)]
+        return [op.ndim, POOL_MODES.index(getattr(op, "computes", "max")), int(op.ignore_border)]
 
 
 class OneDnnPool(_OneDnnPoolOp, Pool):

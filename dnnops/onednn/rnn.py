@@ -5,28 +5,10 @@ Matrix products are oneDNN's, in float64 SciPy's BLAS's; cells run in loops of o
 
 from __future__ import annotations
 
-import struct
-
-from dnnops.nnet.rnn_layout import RNN_MODES
-from dnnops.nnet.rnn_ops import RNNBackward, RNNBase, RNNForward
+from dnnops.nnet.rnn_ops import RNNBackward, RNNForward
 from dnnops.onednn.base import OneDnnOp
 
 __all__ = ["OneDnnRNNBackward", "OneDnnRNNForward"]
-
-
-def _words(op: RNNBase, flag: bool) -> list[int]:
-    (dropout,) = struct.unpack("q", struct.pack("d", op.dropout))
-    return [
-        RNN_MODES.index(op.rnn_mode),
-        op.hidden_size,
-        op.num_layers,
-        int(op.bidirectional),
-        int(op.skip_input),
-        op.proj_size,
-        dropout,
-        int(op.has_lengths),
-        int(flag),
-    ]
 
 
 class OneDnnRNNForward(OneDnnOp, RNNForward):
@@ -35,7 +17,7 @@ class OneDnnRNNForward(OneDnnOp, RNNForward):
     function = "dnnops_onednn_rnn_forward"
 
     def parameters(self) -> list[int]:
-        return _words(self, self.keeps_reserve)
+        return [*self.network_words(), int(self.keeps_reserve)]
 
 
 class OneDnnRNNBackward(OneDnnOp, RNNBackward):
@@ -44,4 +26,4 @@ class OneDnnRNNBackward(OneDnnOp, RNNBackward):
     function = "dnnops_onednn_rnn_backward"
 
     def parameters(self) -> list[int]:
-        return _words(self, self.by_x)
+        return [*self.network_words(), int(self.by_x)]

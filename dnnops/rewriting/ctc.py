@@ -18,8 +18,8 @@ def local_ctc_without_gradients(
     fgraph: FunctionGraph, node: Apply
 ) -> dict[Variable, Variable] | None:
     """Replace a `CTC` of which only the costs are used by one that has no other output."""
-    if type(node.op) is not CTC or not node.op.with_gradients or fgraph.clients[node.outputs[1]]:
+    if not node.op.with_gradients or fgraph.clients[node.outputs[1]]:
         return None
-    costs = CTC(False, node.op.with_label_lengths).make_node(*node.inputs).outputs[0]
+    costs = node.op.without_gradients(node)
     copy_stack_trace(node.outputs[0], costs)
     return {node.outputs[0]: costs}

@@ -40,7 +40,7 @@ from dnnops.gpuarray.blas import GpuBatchedDot, GpuDot, GpuGemm, GpuGemv, GpuGer
 from dnnops.gpuarray.dtypes import DTYPES, FLOAT_DTYPES
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.op import MirrorOp, is_on_device
-from dnnops.gpuarray.reduction import GpuArgmax, GpuCAReduce, can_reduce
+from dnnops.gpuarray.reduction import GpuArgmax, GpuCAReduce, can_reduce, taken_apart
 from dnnops.gpuarray.subtensor import (
     GpuAdvancedIncSubtensor,
     GpuAdvancedSubtensor,
@@ -49,6 +49,8 @@ from dnnops.gpuarray.subtensor import (
 )
 from dnnops.gpuarray.transfer import GpuCast
 from dnnops.nnet.activation import Activation, ActivationGrad
+from dnnops.nnet.attention import Attention, AttentionGrad
+from dnnops.nnet.cross_entropy import CrossEntropy, CrossEntropyGrad
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.rewriting.lifting import (
     LiftContext,
@@ -136,7 +138,15 @@ def lift_elemwise(node: Apply, inputs: list[Any], context: LiftContext) -> list[
 
 @register_lifter(CAReduce, operands=(0,))
 def lift_reduction(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
-    """CAReduce, of the scalar Ops that the device knows."""
+    """CAReduce, of the scalar Ops that the device knows.
+
+    PyTensor has fused it with an elementwise operation, for its own loops: that is undone.
+    """
+    parts = taken_apart(node.op)
+    if parts is not None:
+        elementwise, reduction = parts
+        mapped = GpuElemwise(elementwise).make_node(*map(_without_cast, inputs)).outputs[0]
+        return GpuCAReduce(reduction).make_node(mapped).outputs
     if not can_reduce(node.op.scalar_op):
         return None
     if node.op.dtype == "float32" and isinstance(node.op.scalar_op, Add | Mul):
@@ -345,7 +355,19 @@ def expand_softmax(node: Apply, inputs: list[Any]) -> list[Variable]:
     return [shifted - log(total) if node.op.log else exp(shifted) / total]
 
 
+@register_expansion(CrossEntropy, CrossEntropyGrad)
+def expand_cross_entropy(node: Apply, inputs: list[Any]) -> list[Variable]:
+    """A cross-entropy, or its gradient, in a log-softmax and indexing."""
+    return node.op.expressions(*inputs)
+
+
 @register_expansion(Activation, ActivationGrad)
 def expand_activation(node: Apply, inputs: list[Any]) -> list[Variable]:
     """An activation, or its gradient, in elementwise Ops."""
     return [node.op.expression(*inputs)]
+
+
+@register_expansion(Attention, AttentionGrad)
+def expand_attention(node: Apply, inputs: list[Any]) -> list[Variable]:
+    """Attention, or its gradient, in products of stacked matrices and elementwise Ops."""
+    return node.op.expressions(*inputs)

@@ -21,7 +21,14 @@ from pytensor.graph.traversal import toposort
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray.device import device_from_target
 from dnnops.gpuarray.op import is_on_device
-from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu, cast, host_from_gpu, to_device
+from dnnops.gpuarray.transfer import (
+    GpuCast,
+    GpuFromHost,
+    HostFromGpu,
+    cast,
+    host_from_gpu,
+    to_device,
+)
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.rewriting.forecast import Forecast
 from dnnops.rewriting.lifters import (
@@ -57,6 +64,7 @@ class LiftContext:
     device: int
     _device_values: dict[tuple[Variable, int], Any] = field(default_factory=dict)
     _host_values: dict[Variable, Any] = field(default_factory=dict)
+    _applied: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def to_device(self, x: Any, device: int | None = None) -> Any:
         """Give a variable on the device, by a transfer if need be; constants are moved once."""
@@ -72,6 +80,13 @@ class LiftContext:
                 copy_stack_trace(x, moved)
             self._device_values[key] = moved
         return self._device_values[key]
+
+    def apply_once(self, op: Any, *inputs: Any) -> Any:
+        """Apply an Op, or give what it gave for the same inputs before."""
+        key = (op, *inputs)
+        if key not in self._applied:
+            self._applied[key] = op(*inputs)
+        return self._applied[key]
 
     def to_host(self, x: Any) -> Any:
         """Give a variable on the host, by a transfer if need be."""
@@ -152,9 +167,21 @@ class _Lifting:
             new = [self.final(node.inputs[0])]
         elif isinstance(node.op, GpuFromHost):
             new = [self.context.to_device(self.value(node.inputs[0]), node.op.device)]
+        elif (origin := self._narrow_origin(node)) is not None:
+            new = [origin]
         else:
             new = self.lifted(node) or self.expanded(node) or self.rebuilt(node)
         self.new.update(zip(node.outputs, new, strict=True))
+
+    def _narrow_origin(self, node: Apply) -> Any:
+        """Give what a cast to bfloat16 was before it was widened to float32, or None."""
+        if not isinstance(node.op, GpuCast) or node.op.dtype != "bfloat16":
+            return None
+        wide = self.final(node.inputs[0]).owner
+        if wide is None or not isinstance(wide.op, GpuCast) or wide.op.dtype != "float32":
+            return None
+        (origin,) = wide.inputs
+        return origin if origin.type.dtype == "bfloat16" else None
 
     def rebuilt(self, node: Apply) -> list[Any]:
         """Leave the Op as it is, on new inputs."""
@@ -207,11 +234,21 @@ class _Lifting:
                 new.name = new.name or old.name
         return list(outputs)
 
+    def _makes_array(self, node: Apply) -> bool:
+        """Tell whether a node makes an array of numbers alone, and the device can make it."""
+        from_numbers = all(getattr(x.type, "ndim", 0) == 0 for x in node.inputs)
+        if not from_numbers or not any(z.type.ndim for z in node.outputs):
+            return False
+        lifters = lifters_of(node, self.rewriter.excluded_tags)
+        return any(lifter.can_be_pulled(node) for lifter in lifters)
+
     def expanded(self, node: Apply) -> list[Any] | None:
         """Write a node out that no lifter took, and lift what it is made of."""
         values = [self.value(x) for x in node.inputs]
         expand = expansion_of(node.op)
-        if expand is None or not any(map(is_on_device, values)):
+        # An abstract Op's subclass on the device has been put there on purpose.
+        stays = expand is None or any(map(is_on_device, node.outputs))
+        if stays or not any(map(is_on_device, values)):
             return None
         hosts = [self.context.to_host(x) for x in values]
         # What the expression's nodes see is the device's value; transfers that stay unused
@@ -219,6 +256,8 @@ class _Lifting:
         self.new.update(zip(hosts, values, strict=True))
         outputs = list(expand(node, hosts))
         for inner in toposort(outputs, blockers=hosts):
+            if self._makes_array(inner):
+                self.pulled.add(inner)
             self.visit(inner)
         return self._labeled(node, [self.value(z) for z in outputs])
 

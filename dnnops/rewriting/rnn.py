@@ -9,12 +9,13 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import copy_stack_trace, dfs_rewriter, node_rewriter
 
+from dnnops.cudnn.rnn import GpuDnnRNNBackward, GpuDnnRNNForward
 from dnnops.nnet.rnn_ops import RNNBackward, RNNForward
 
 __all__ = ["local_rnn_unused"]
 
 
-@node_rewriter([RNNForward, RNNBackward])
+@node_rewriter([RNNForward, RNNBackward, GpuDnnRNNForward, GpuDnnRNNBackward])
 def local_rnn_unused(fgraph: FunctionGraph, node: Apply) -> dict[Any, Any] | None:
     """Drop a reserve without a gradient, and a gradient by the input that nobody asked for.
 
@@ -23,10 +24,11 @@ def local_rnn_unused(fgraph: FunctionGraph, node: Apply) -> dict[Any, Any] | Non
     last = node.outputs[-1]
     if fgraph.clients[last]:
         return None
-    if type(node.op) is RNNForward and node.op.keeps_reserve:
-        op: Any = RNNForward(**node.op.network, keeps_reserve=False)
-    elif type(node.op) is RNNBackward and node.op.by_x:
-        op = RNNBackward(**node.op.network, by_x=False)
+    op: Any = node.op
+    if isinstance(op, RNNForward) and op.keeps_reserve:
+        op = type(op)(**op.network, keeps_reserve=False)
+    elif isinstance(op, RNNBackward) and op.by_x:
+        op = type(op)(**op.network, by_x=False)
     else:
         return None
     outputs = op.make_node(*node.inputs).outputs

@@ -27,6 +27,7 @@ from dnnops.nnet.activation import Activation, ActivationGrad
 from dnnops.nnet.attention import Attention, AttentionGrad
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.cross_entropy import CrossEntropy, CrossEntropyGrad
 from dnnops.nnet.ctc import CTC
 from dnnops.nnet.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
 from dnnops.nnet.dropout import Dropout, DropoutGrad
@@ -52,6 +53,7 @@ from dnnops.onednn.batchnorm import (
 )
 from dnnops.onednn.channel_sum import OneDnnChannelSum
 from dnnops.onednn.conv import OneDnnConv, OneDnnConvGradInputs, OneDnnConvGradWeights
+from dnnops.onednn.cross_entropy import OneDnnCrossEntropy, OneDnnCrossEntropyGrad
 from dnnops.onednn.ctc import OneDnnCTC
 from dnnops.onednn.divisive_normalization import (
     OneDnnDivisiveNormalization,
@@ -147,6 +149,10 @@ INPLACE: list[type[OneDnnOp]] = [
     OneDnnDropout,
     OneDnnDropoutGrad,
 ]
+CROSS_ENTROPIES: dict[type, type[OneDnnOp]] = {
+    CrossEntropy: OneDnnCrossEntropy,
+    CrossEntropyGrad: OneDnnCrossEntropyGrad,
+}
 DROPOUTS: dict[type, type[OneDnnOp]] = {Dropout: OneDnnDropout, DropoutGrad: OneDnnDropoutGrad}
 RECURRENT_NETWORKS: dict[type, type[OneDnnOp]] = {
     RNNForward: OneDnnRNNForward,
@@ -175,7 +181,10 @@ def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
     inputs: list[Any] = list(node.inputs)
     if dtype == "float16":
         inputs = [cast(x, "float32") if x.type.dtype == dtype else x for x in inputs]
-        outputs = [cast(output, dtype) for output in op.make_node(*inputs).outputs]
+        outputs = [
+            cast(output, old.type.dtype)
+            for output, old in zip(op.make_node(*inputs).outputs, node.outputs, strict=True)
+        ]
     else:
         outputs = op.make_node(*inputs).outputs
     copy_stack_trace(node.outputs, outputs)
@@ -202,6 +211,21 @@ def local_ctc_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | 
         activations = cast(activations, "float32")
     outputs = OneDnnCTC.from_abstract(node.op).make_node(activations, *integers).outputs
     outputs = [cast(new, old.type.dtype) for new, old in zip(outputs, node.outputs, strict=True)]
+    copy_stack_trace(node.outputs, outputs)
+    return outputs
+
+
+@_substitutes(*CROSS_ENTROPIES)
+def local_cross_entropy_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace a cross-entropy by the one in oneDNN's threads; float16 is computed in float32."""
+    inputs = [cast(x, "float32") if x.type.dtype == "float16" else x for x in node.inputs]
+    backend = CROSS_ENTROPIES[type(node.op)]
+    outputs = [
+        cast(new, old.type.dtype) if new.type.dtype != old.type.dtype else new
+        for new, old in zip(
+            backend.from_abstract(node.op).make_node(*inputs).outputs, node.outputs, strict=True
+        )
+    ]
     copy_stack_trace(node.outputs, outputs)
     return outputs
 

@@ -158,7 +158,8 @@ class RuntimeOp(COp):
     """An Op that is computed by a function of a runtime library.
 
     Subclasses set `library` and `function`, define :meth:`parameters` and ``make_node``, and may
-    set ``destroy_map`` ``{0: [i]}``: then input ``i``'s array becomes the output.
+    set ``destroy_map`` ``{0: [i]}``: then input ``i``'s array becomes the output, unless
+    `reused_inputs` says otherwise.
     """
 
     library: ClassVar[RuntimeLibrary]
@@ -169,6 +170,11 @@ class RuntimeOp(COp):
     #: Which word of :meth:`parameters`, 0 there, is the node's number in C code that a linker makes
     #: (see `dnnops.runtime.nodes`); None: the Op's C functions take none.
     node_word: ClassVar[int | None] = None
+
+    @property
+    def reused_inputs(self) -> dict[int, list[int]]:
+        """Of which input each output takes the array, as ``destroy_map`` has it."""
+        return self.destroy_map
 
     params_type = ParamsType(words=TensorType("int64", shape=(None,)))
     # float16 operands are the library's affair, so PyTensor needn't keep C away from them.
@@ -231,8 +237,8 @@ class RuntimeOp(COp):
         raise_status(self.library, getattr(functions, f"{self.function}_shape")(*arguments))
         for index, (variable, tensor) in enumerate(zip(node.outputs, results, strict=True)):
             access = operand_access(variable.type)
-            if index in self.destroy_map:
-                array = inputs[self.destroy_map[index][0]]
+            if index in self.reused_inputs:
+                array = inputs[self.reused_inputs[index][0]]
             else:
                 shape = tuple(tensor.shape[: tensor.ndim])
                 memory_format = self.output_format(index, inputs)
@@ -311,8 +317,8 @@ if (status) {{ dnnops_raise(status, dnnops_last_error()); {fail} }}
 """
 
     def _c_prepare(self, node: Apply, index: int, inputs: list[str], c_name: str, fail: str) -> str:
-        if index in self.destroy_map:
-            source = self.destroy_map[index][0]
+        if index in self.reused_inputs:
+            source = self.reused_inputs[index][0]
             return (
                 f"Py_XDECREF({c_name}); {c_name} = {inputs[source]}; Py_INCREF({c_name});\n"
                 f"out[{index}] = in[{source}];\n"

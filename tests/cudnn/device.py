@@ -110,6 +110,17 @@ def apply_op(op: Any, *operands: Any) -> Any:
     return out
 
 
+def apply_all(op: Any, *operands: Any) -> list[Any]:
+    """Apply an Op to device arrays and host values, and run `perform`; gives all outputs."""
+    node, values = make_node(op, *operands)
+    storage: list[list[Any]] = [[None] for _ in node.outputs]
+    node.op.perform(node, values, storage)
+    results = [cell[0] for cell in storage]
+    for out, variable in zip(results, node.outputs, strict=True):
+        assert out.dtype == variable.type.numpy_dtype
+    return results
+
+
 def host(array: Any) -> np.ndarray:
     """A device array as float64 on the host."""
     return array.get().astype("float64")
@@ -123,6 +134,7 @@ def check(out: Any, reference: np.ndarray, dtype: str, bound: float | None = Non
 
 __all__ = [
     "DTYPES",
+    "apply_all",
     "apply_op",
     "check",
     "host",

@@ -13,7 +13,6 @@ from dnnops.cudnn.kernels import kernel_source
 from dnnops.errors import error_from_status
 from dnnops.runtime.build import CUDNN, c_code_dir
 from dnnops.runtime.op import DTYPE_CODES
-from tests.cudnn.host_numbers import CONVERSIONS
 
 __all__ = ["KINDS", "WAYS", "HostKernels", "Work", "work_of"]
 
@@ -138,9 +137,7 @@ class HostKernels:
         at_once = int(dict(given)["HOW"]) in (WAYS["kept"], WAYS["swept"])
         run = "run_grid_at_once" if at_once else "run_grid"
         entry = _ENTRY.format(number=number, run=run)
-        return (
-            f"namespace configuration_{number} {{\n{defines}{CONVERSIONS}{source}{entry}{undefine}"
-        )
+        return f"namespace configuration_{number} {{\n{defines}{source}{entry}{undefine}"
 
     def run(self, work: Work, seed: int) -> None:
         """Run the kernel of `work`, whose params have all addresses but the workspace."""

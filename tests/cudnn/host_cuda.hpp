@@ -23,6 +23,7 @@
 #define UNROLL
 #define UNROLL_4
 #define UNROLL_BY(count)
+#define NO_UNROLL
 #define GRID_CONSTANT
 inline void wait_for_stream() {}
 #define __launch_bounds__(...)
@@ -98,6 +99,12 @@ inline unsigned short to_bfloat(float value) {
   if (std::isnan(value)) return 0x7fff;
   const uint32_t bits = bits_as<uint32_t>(value);
   return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Blocks and their threads take turns.
+template <class T>
+void atomicAdd(T *to, T value) {
+  *to += value;
 }
 
 // Copies that a thread has begun are made when it waits for them, not earlier.
@@ -195,6 +202,8 @@ class Block {
 };
 
 inline void __syncthreads() { Block::running->barrier(); }
+// All of a block wait, not only the warp: it must be what each thread comes to.
+inline void __syncwarp() { Block::running->barrier(); }
 
 // All threads of the block take part, which is more than a GPU asks for.
 template <class T>

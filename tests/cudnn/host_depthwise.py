@@ -12,7 +12,6 @@ import numpy as np
 from dnnops.cudnn.kernels import kernel_source
 from dnnops.runtime.build import c_code_dir
 from tests.cudnn.depthwise_rows import Plan
-from tests.cudnn.host_numbers import CONVERSIONS
 
 _MACROS = (
     *("DTYPE", "CHANNELS_LAST", "FLIP", "KH", "KW", "SH", "SW", "DH", "DW", "TH", "TW", "V"),
@@ -50,7 +49,7 @@ class HostKernels:
         library = folder / "depthwise.so"
         subprocess.run(
             [
-                *("g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-w"),
+                *("g++", "-std=c++17", "-O0", "-fPIC", "-shared", "-w"),
                 f"-I{Path(__file__).parent}",
                 f"-I{c_code_dir() / 'runtime' / 'cudnn'}",
                 *("-o", str(library), str(folder / "depthwise.cpp")),
@@ -74,7 +73,7 @@ class HostKernels:
         runs = "".join(f'if (!std::strcmp(kernel, "{n}")) return run({n});\n' for n in names)
         undefine = "".join(f"#undef {name}\n" for name in _MACROS)
         return (
-            f"namespace configuration_{number} {{\n{defines}{CONVERSIONS}{source}"
+            f"namespace configuration_{number} {{\n{defines}{source}"
             f"{_ENTRY.format(number=number, kernels=runs)}{undefine}"
         )
 

@@ -20,16 +20,22 @@ FORMAT_CODES = {"contiguous": 1, "channels_last": 2}
 
 #: ``CopyKind``: kinds, and what may be added to them.
 NO_COPY = -1
-TILES, SLABS_OF_ROWS, SLABS_OF_COLUMNS, SAME_AXES = KINDS = range(4)
-LOADS_PAIRS, LOADS_QUADS, STORES_PAIRS, STORES_QUADS, *_OTHERS = (4 << i for i in range(6))
-NARROW_TILES, FILLS_GAPS = _OTHERS
+KINDS = range(6)
+TILES, SLABS_OF_ROWS, SLABS_OF_COLUMNS, SAME_AXES, STRIPS_OF_ROWS, STRIPS_OF_COLUMNS = KINDS
+LOADS_PAIRS, LOADS_QUADS, STORES_PAIRS, STORES_QUADS, *_OTHERS = (8 << i for i in range(9))
+NARROW_TILES, FILLS_GAPS, CROSSES, HALF_VECTORS, VECTORS = _OTHERS
+
+
+def kind_of(copy: Copy) -> int:
+    """One of `KINDS`, without what is added to it."""
+    return copy.kind % LOADS_PAIRS
 
 
 def _tiles(loads: Sequence[int], stores: Sequence[int]) -> Iterator[int]:
     for load, store in product(loads, stores):
         yield TILES + load + store
-        if not load:
-            yield TILES + store + NARROW_TILES
+        if load != LOADS_QUADS:
+            yield TILES + load + store + NARROW_TILES
 
 
 def _rows(loads: Sequence[int], stores: Sequence[int]) -> Iterator[int]:
@@ -37,26 +43,41 @@ def _rows(loads: Sequence[int], stores: Sequence[int]) -> Iterator[int]:
         yield SAME_AXES + load + store + fills
 
 
+def _strips(counts: Sequence[int], halves: Sequence[int]) -> Iterator[int]:
+    for kind, crosses in product((STRIPS_OF_ROWS, STRIPS_OF_COLUMNS), (0, CROSSES)):
+        yield from (kind + crosses + count * VECTORS for count in counts)
+        yield from (kind + crosses + count * VECTORS + HALF_VECTORS for count in halves)
+
+
+def _slabs(pairs: Sequence[bool]) -> Iterator[int]:
+    for has_pairs, crosses in product(pairs, (0, CROSSES)):
+        yield SLABS_OF_ROWS + crosses + (STORES_PAIRS if has_pairs else 0)
+        yield SLABS_OF_COLUMNS + crosses + (LOADS_PAIRS if has_pairs else 0)
+
+
 #: All kinds that there are, by the size of an element.
 COPY_KINDS = {
     2: (
         *_tiles((0, LOADS_PAIRS, LOADS_QUADS), (0, STORES_PAIRS, STORES_QUADS)),
-        *(SLABS_OF_ROWS + pairs for pairs in (0, STORES_PAIRS)),
-        *(SLABS_OF_COLUMNS + pairs for pairs in (0, LOADS_PAIRS)),
+        *_slabs((False, True)),
+        *_strips((1, 2, 3, 4, 6), (1, 3)),
         *_rows((0, LOADS_QUADS), (0, STORES_QUADS)),
     ),
     4: (
         *_tiles((0, LOADS_QUADS), (0, STORES_QUADS)),
-        *KINDS[1:3],
+        *_slabs((False,)),
+        *_strips((1, 2, 3, 4, 6, 8), (1, 3)),
         *_rows((0, LOADS_QUADS), (0, STORES_QUADS)),
     ),
-    8: (*_tiles((0,), (0,)), *KINDS[1:3], *_rows((0,), (0,))),
+    8: (*_tiles((0,), (0,)), *_slabs((False,)), *_rows((0,), (0,))),
 }
 
 #: Of one copy, and of some pairs, what is asked of the compiler.
 CONFIGURATIONS = [
     *((width, kind, NO_COPY) for width, kinds in COPY_KINDS.items() for kind in kinds),
-    *((2, kind, kind) for kind in COPY_KINDS[2]),
+    *((2, kind, kind) for kind in COPY_KINDS[2] if kind < CROSSES),
+    (2, TILES, STRIPS_OF_COLUMNS + VECTORS),
+    (2, STRIPS_OF_ROWS + VECTORS, STRIPS_OF_COLUMNS + VECTORS),
     (4, TILES, TILES),
     (4, TILES, SLABS_OF_ROWS),
 ]

@@ -10,14 +10,19 @@ from pytensor.graph.basic import Constant
 from pytensor.graph.fg import FunctionGraph
 from pytensor.link.c.basic import CLinker
 
+from dnnops.cudnn.activation import GpuDnnActivation, GpuDnnActivationGrad
 from dnnops.cudnn.batchnorm import (
     GpuDnnBatchNorm,
     GpuDnnBatchNormGrad,
     GpuDnnBatchNormInference,
 )
 from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.cudnn.cross_entropy import GpuCrossEntropy, GpuCrossEntropyGrad
+from dnnops.cudnn.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
 from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
+from dnnops.cudnn.reduction import GpuDnnReduction
 from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
+from dnnops.cudnn.transform import GpuDnnAddTensor, GpuDnnTransform
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpuarray.type import GpuArrayType
 
@@ -44,6 +49,18 @@ def outputs():
     yield GpuDnnBatchNorm("spatial", True, True)(x, one, one, pt.dscalar(), 0.1, one, one)[3]
     yield GpuDnnBatchNormGrad("spatial", True)(x, top, one, one, one)[0]
     yield GpuDnnBatchNormInference("spatial")(x, one, one, one, one, 0.1)
+    yield GpuDnnReduction("norm2", (0, 2))(x)
+    yield GpuDnnReduction("max", 1, return_indices=True)(x)[1]
+    yield GpuDnnActivation("elu", 1.0, inplace=True)(x)
+    yield GpuDnnActivationGrad("tanh")(x, top, w)
+    yield GpuDnnDropoutOp(inplace=True)(x, 0.5, pt.lvector())[0]
+    yield GpuDnnDropoutGrad()(x, pt.dscalar(), array("uint8", (None,)))
+    yield GpuDnnAddTensor(inplace=True)(x, top, 2.0, pt.dscalar())
+    yield GpuDnnTransform("channels_last")(x)
+    scores, labels = array(shape=(None, None)), array("int64", (None,))
+    yield GpuCrossEntropy()(scores, labels)[0]
+    statistics = array(shape=(None, None))
+    yield GpuCrossEntropyGrad()(array(shape=(None,)), scores, labels, statistics)
 
 
 @pytest.mark.parametrize("out", list(outputs()), ids=lambda out: type(out.owner.op).__name__)

@@ -29,6 +29,7 @@ class RNNCase:
     batch: int
     input_size: int
     seed: int
+    algo: str = "auto"
 
     @property
     def network(self) -> dict[str, Any]:

@@ -225,16 +225,6 @@ def test_gradient_of_some_results(keeps_reserve, wanted):
         assert_close(gradient, expected, bound=1e-12)
 
 
-def test_other_derivatives_are_refused():
-    x, w, hx = pt.dtensor3("x"), pt.dvector("w"), pt.dtensor3("hx")
-    y = RNNForward("gru", 3, 1).make_node(w, x, hx).outputs[0]
-    grad = pytensor.grad((y**2).sum(), w)
-    with pytest.raises(DnnNotSupportedError, match="RNNBackward: second derivatives of a rec"):
-        pytensor.grad(grad.sum(), w)
-    with pytest.raises(DnnNotSupportedError, match="RNNForward: derivatives in forward mode"):
-        pytensor.gradient.pushforward(y, w, w.type(), use_op_pushforward=True)
-
-
 # -- what cannot be ----------------------------------------------------------------------
 
 

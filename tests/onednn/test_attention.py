@@ -54,6 +54,26 @@ def test_several_blocks_of_queries(mask, is_causal):
     check(Case(1, 1, 1, 64, 65, 16, 8, is_causal, None, mask, (0, 2), False, False, seed=2))
 
 
+@pytest.mark.parametrize("p", [0.1, 0.7])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_dropout(p, is_causal):
+    """The same random numbers as NumPy's, in blocks of any number of queries."""
+    for sizes, seed in (((2, 2, 2, 150, 170, 16, 8), 1), ((3, 1, 2, 5, 7, 4, 3), 2)):
+        case = Case(*sizes, is_causal, None, "bool", (1,), True, True, seed)
+        arrays, gout = case.arrays("float32")
+        state = np.array([seed, 1 << 40])
+        wide = [a.astype("float64") if a.dtype.kind == "f" else a for a in arrays]
+        parameters = {**case.parameters, "dropout": p}
+        out, stats = run_all(OneDnnAttention(**parameters), *arrays, state)
+        expected, wide_stats = run_all(Attention(**parameters), *wide, state)
+        assert_close(out, expected, allow_zero=True)
+        last, wide_last = (out, stats, gout), (expected, wide_stats, gout.astype("float64"))
+        grads = run_all(OneDnnAttentionGrad(**parameters), *arrays, state, *last)
+        references = run_all(AttentionGrad(**parameters), *wide, state, *wide_last)
+        for grad, reference in zip(grads, references, strict=True):
+            assert_close(grad, reference, bound=2e-5, allow_zero=True)
+
+
 def test_scores_of_any_size():
     """What is far below the largest score is zero, and nothing overflows."""
     rng = np.random.default_rng(3)

@@ -125,36 +125,37 @@ def compile_quietly(inputs: Any, outputs: Any, mode: Any, **kwargs: Any) -> Any:
 @LINKERS
 def test_functions_gradients_and_states(mode):
     """A state by itself, one that is passed on, and a symbolic p, in one function."""
-    x, p = pt.fmatrix("x"), pt.dscalar("p")
+    x, p, top = pt.fmatrix("x"), pt.dscalar("p"), pt.fmatrix("top")
 
+    # Nothing elementwise besides the sum of two gradients: it would only be compiled.
     def build():
         shared = dropout_state(21)
         y, after_y = dropout(x, p, state=shared)
-        z, after_z = dropout(y * 2, 0.5, state=after_y)
+        z, after_z = dropout(y, 0.5, state=after_y)
         own = dropout(x, 0.25, seed=5)
-        outputs = [y, z, own, pytensor.grad(z.sum() + 3 * own.sum(), x)]
+        outputs = [y, z, own, pytensor.grad(None, x, known_grads={z: top, own: top})]
         return shared, outputs, {shared: after_z}
 
     shared, outputs, updates = build()
-    fn = compile_quietly([x, p], outputs, mode, updates=updates)
+    fn = compile_quietly([x, p, top], outputs, mode, updates=updates)
     assert ops_of(fn).count("OneDnnDropout") == 3
     assert ops_of(fn).count("OneDnnDropoutGrad") == 3
     assert not {"Dropout", "DropoutGrad"} & set(ops_of(fn))
     other_shared, outputs, updates = build()
-    plain = pytensor.function([x, p], outputs, mode=PERFORM_MODE, updates=updates)
+    plain = pytensor.function([x, p, top], outputs, mode=PERFORM_MODE, updates=updates)
     rng = np.random.default_rng(2)
     previous = None
     for probability in (0.1, 0.7, 0.7):
-        values = rng.standard_normal((30, 41)).astype("float32")
-        results = fn(values, probability)
-        for result, expected in zip(results, plain(values, probability), strict=True):
+        values, gz = rng.standard_normal((2, 30, 41)).astype("float32")
+        results = fn(values, probability, gz)
+        for result, expected in zip(results, plain(values, probability, gz), strict=True):
             np.testing.assert_allclose(result, expected, rtol=1e-6)
         np.testing.assert_array_equal(shared.get_value(), other_shared.get_value())
         assert previous is None or ((results[2] == 0) != (previous == 0)).any()
         previous = results[2]
     np.testing.assert_array_equal(shared.get_value(), state(21, 3 * 2 * 20 * 16))
     with pytest.raises(DnnValueError, match="OneDnnDropout: p must be at least 0 and less than 1"):
-        fn(values, 1.0)
+        fn(values, 1.0, gz)
 
 
 @LINKERS

@@ -13,12 +13,13 @@ from pytensor.graph.fg import FunctionGraph
 
 import dnnops.rewriting.conv_merge
 import dnnops.rewriting.to_cudnn  # noqa: F401
-from dnnops import nnet
+from dnnops import dnn, nnet
 from dnnops.cudnn.base import CudnnOp
 from dnnops.errors import DnnUnavailableError
-from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu
+from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu, as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
 from tests.conftest import gpu_missing
+from tests.cudnn.device import on_gpu
 from tests.oracle import assert_close
 
 GPU_MODE = get_mode("CVM").including("gpu")
@@ -156,7 +157,9 @@ def test_asymmetric_padding_merges_too():
     assert not nodes(fgraph, "GpuElemwise")
 
 
-@pytest.mark.parametrize("mode", ["max", "sum", "average_inc_pad", "average_exc_pad"])
+@pytest.mark.parametrize(
+    "mode", ["max", "max_deterministic", "sum", "average_inc_pad", "average_exc_pad"]
+)
 def test_pooling(mode):
     x = GpuArrayType("float32", (None,) * 4)()
     even = GpuArrayType("float32", (None, None, 6, 4))()
@@ -185,6 +188,49 @@ def test_softmax_axes():
             assert node.op.algo == algo
             # Not worth a transfer.
             assert not nodes(rewritten([host], [fn(host, axis=axis)]), "GpuDnnSoftmax")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("fn", [pt.special.softmax, pt.special.log_softmax])
+def test_softmax_axes_that_are_not_neighbors_are_moved_on_the_device(fn, dtype):
+    """As on the CPU: two reductions and two elementwise kernels read the array more often."""
+    x, g = (GpuArrayType(dtype, (None,) * 4)() for _ in range(2))
+    out = fn(x, axis=(0, 2))
+    grad = pytensor.grad((out * g).sum(), x)
+    fgraph = rewritten([x, g], [out, grad])
+    (forward,) = nodes(fgraph, "GpuDnnSoftmax")
+    (backward,) = nodes(fgraph, "GpuDnnSoftmaxGrad")
+    assert list(forward.op.axes(4)) == list(backward.op.axes(4)) == [2, 3]
+    computing = ("Dim", "Gpu", "HostFromGpu")
+    assert all(name.startswith(computing) for name in names(fgraph))
+    # Of the gradient, whose type is that of the host; `out` is on the device as it is asked for.
+    assert transfers(fgraph) == (0, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fn", [pt.special.softmax, pt.special.log_softmax])
+def test_softmax_axes_that_are_not_neighbors(fn):
+    x, g = (GpuArrayType("float32", (None,) * 4)() for _ in range(2))
+    hx, hg = (pt.tensor4(dtype="float64") for _ in range(2))
+    functions = []
+    for array, top, mode in ((x, g, GPU_MODE), (hx, hg, "FAST_COMPILE")):
+        pairs = []
+        for axes in ((0, 2), (1, 3), (0, 1, 3)):
+            out = fn(array, axis=axes)
+            pairs += [out, pytensor.grad((out * top).sum(), array)]
+        functions.append(pytensor.function([array, top], pairs, mode=mode))
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        shape = tuple(map(int, rng.integers(1, 9, 4)))
+        value, top = rng.standard_normal((2, *shape)).astype("float32")
+        found = functions[0](on_gpu(value, "float32"), on_gpu(top, "float32"))
+        expected = functions[1](value.astype("float64"), top.astype("float64"))
+        for number, (result, reference) in enumerate(zip(found, expected, strict=True)):
+            result = np.asarray(result) if isinstance(result, np.ndarray) else result.get()
+            distance = np.linalg.norm(result - reference)
+            # A gradient may be the difference of equal numbers: then nothing is left of it.
+            scale = max(np.linalg.norm(reference), 0.1 * np.linalg.norm(top))
+            assert distance <= 1e-5 * scale, (fn.__name__, shape, number, distance, scale)
 
 
 # -- merging -------------------------------------------------------------------------------
@@ -289,3 +335,162 @@ def test_network_computes_the_same(mode, ignore_border):
         filters = rng.standard_normal((4, 3, 3, 3)).astype("float32")
         for result, expected in zip(f(image, filters), g(image, filters), strict=True):
             assert_close(np.asarray(result), np.asarray(expected), bound=3e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_window_normalizations(dtype):
+    x, means = (GpuArrayType(dtype, (None,) * 4)() for _ in range(2))
+    host, around = pt.as_tensor_variable(x), pt.as_tensor_variable(means)
+    out = nnet.local_response_normalization(host)
+    grad = pytensor.grad((out**2).sum(), x)
+    fgraph = rewritten([x], [out, grad])
+    assert names(fgraph) == {"GpuDnnLRN", "GpuDnnLRNGrad", "GpuElemwise", "HostFromGpu"}
+    assert len(nodes(fgraph, "GpuDnnLRN")) == 1
+    for out in (
+        nnet.divisive_normalization(host),
+        nnet.divisive_normalization(host, means=around),
+        pt.as_tensor_variable(grad),
+    ):
+        fgraph = rewritten([x, means], [pytensor.grad((out**2).sum(), x)])
+        assert "GpuWindowSum" in names(fgraph)
+        assert transfers(fgraph) == (0, 0)
+
+
+def test_a_normalization_without_cudnn_is_written_out():
+    x = GpuArrayType("float32", (None,) * 4)()
+    out = nnet.local_response_normalization(pt.as_tensor_variable(x))
+    with pytensor.config.change_flags(dnn__enabled="False"):
+        fgraph = rewritten([x], [out, pytensor.grad((out**2).sum(), x)])
+    assert names(fgraph) == {"GpuElemwise", "GpuWindowSum", "HostFromGpu"}
+
+
+def test_spatial_transformer():
+    x, theta = GpuArrayType("float32", (None,) * 4)(), GpuArrayType("float32", (None, 2, 3))()
+    out = nnet.spatial_transformer(pt.as_tensor_variable(x), pt.as_tensor_variable(theta), 2, 0.5)
+    fgraph = rewritten([x, theta], [out, *pytensor.grad((out**2).sum(), [x, theta])])
+    wanted = {f"GpuTransformer{what}" for what in ("Grid", "Sampler", "GradI", "GradT")}
+    assert wanted <= names(fgraph)
+    assert not any("SpatialTransformer" in name for name in names(fgraph))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_ctc(dtype):
+    x = GpuArrayType(dtype, (None,) * 3)()
+    integers = [pt.imatrix(), pt.ivector(), pt.lvector()]
+    costs = nnet.ctc(pt.as_tensor_variable(x), *integers)
+    fgraph = rewritten([x, *integers], [costs, pytensor.grad(costs.sum(), x)])
+    assert names(fgraph) <= {"GpuCTC", "HostFromGpu", "GpuElemwise"}
+    fgraph = rewritten([x, *integers], [costs])
+    (node,) = nodes(fgraph, "GpuCTC")
+    assert not node.op.with_gradients
+
+
+def test_what_is_not_worth_a_transfer():
+    """Like pooling: operands on the host stay there, and what needs them is computed there."""
+    (x,), theta = tensors(1), pt.tensor(dtype="float32", shape=(None, 2, 3))
+    activations, labels, lengths = pt.ftensor3(), pt.imatrix(), pt.ivector()
+    inputs = [x, theta, activations, labels, lengths]
+    for out in (
+        nnet.local_response_normalization(x),
+        nnet.divisive_normalization(x),
+        nnet.spatial_transformer(x, theta),
+        nnet.ctc(activations, labels, lengths),
+    ):
+        assert transfers(rewritten(inputs, [out])) == (0, 0)
+    w = pt.tensor4(dtype="float32")
+    y = nnet.conv2d(x, w)
+    for out, wanted in (
+        (nnet.local_response_normalization(y), "GpuDnnLRN"),
+        (nnet.spatial_transformer(y, theta), "GpuTransformerSampler"),
+        (nnet.ctc(y.flatten(3), labels, lengths), "GpuCTC"),
+    ):
+        assert wanted in names(rewritten([*inputs, w], [out]))
+
+
+def test_what_was_put_on_cudnn_by_hand_stays():
+    x, theta = GpuArrayType("float32", (None,) * 4)(), GpuArrayType("float32", (None, 2, 3))()
+    for out, wanted in (
+        (dnn.dnn_lrn(x), {"GpuDnnLRN", "GpuDnnLRNGrad"}),
+        (
+            dnn.dnn_divisive_normalization(x, x),
+            {"GpuDnnDivisiveNormalization", "GpuDnnDivisiveNormalizationGrad"},
+        ),
+        (
+            dnn.dnn_spatialtf(x, theta),
+            {f"GpuDnnTransformer{what}" for what in ("Grid", "Sampler", "GradI")},
+        ),
+    ):
+        grad = pytensor.grad((pt.as_tensor_variable(out) ** 2).sum(), x)
+        found = names(rewritten([x, theta], [out, grad]))
+        assert wanted <= found
+        assert "GpuWindowSum" not in found
+    # cuDNN has no gradient of even windows, and no second derivative.
+    for n in (3, 4):
+        y = pt.as_tensor_variable(dnn.dnn_divisive_normalization(x, x, n))
+        grad = pt.as_tensor_variable(pytensor.grad((y**2).sum(), x))
+        for z, written_out in ((grad, n == 4), (pytensor.grad((grad**2).sum(), x), True)):
+            fgraph = rewritten([x], [as_gpuarray_variable(z, 0)])
+            assert "GpuDnnDivisiveNormalization" in names(fgraph)
+            assert ("GpuWindowSum" in names(fgraph)) == written_out
+            assert transfers(fgraph) == (0, 0)
+    activations, labels, lengths = (
+        GpuArrayType("float32", (None,) * 3)(),
+        pt.imatrix(),
+        pt.ivector(),
+    )
+    costs = dnn.dnn_ctc(activations, labels, lengths)
+    (node,) = nodes(rewritten([activations, labels, lengths], [costs]), "GpuDnnCTC")
+    assert node.op.deterministic
+    assert not node.op.with_gradients
+
+
+def test_cross_entropy_is_fused():
+    x, labels = pt.fmatrix(), pt.lvector()
+    x = GpuArrayType("float32", (None, None))()
+    for dtype in ("float16", "float32", "float64"):
+        x = GpuArrayType(dtype, (None, None))()
+        logs = pt.log(pt.special.softmax(pt.as_tensor_variable(x), axis=1))
+        loss = -logs[pt.arange(labels.shape[0]), labels].mean()
+        fgraph = rewritten([x, labels], [loss, pytensor.grad(loss, x)])
+        assert names(fgraph) >= {"GpuCrossEntropy", "GpuCrossEntropyGrad"}
+        assert not any("Softmax" in name or "Subtensor" in name for name in names(fgraph))
+        (node,) = nodes(fgraph, "GpuCrossEntropy")
+        assert not node.op.every_row
+        # The labels go to the device, once, and the loss comes back.
+        assert transfers(fgraph) == (1, 1)
+
+
+def test_cross_entropy_without_cudnn_is_written_out():
+    x, labels = GpuArrayType("float32", (None, None))(), pt.lvector()
+    costs = nnet.cross_entropy(pt.as_tensor_variable(x), labels)
+    outputs = [costs, pytensor.grad(costs.sum(), x)]
+    fgraph = rewritten([x, labels], outputs, GPU_MODE.excluding("cudnn"))
+    assert "GpuAdvancedSubtensor" in names(fgraph)
+    assert not any("CrossEntropy" in name for name in names(fgraph))
+
+
+def test_dropout_moves_and_overwrites():
+    x, w, state = GpuArrayType("float32", (None,) * 4)(), tensors(1)[0], pt.lvector()
+    y, _ = nnet.dropout(nnet.conv2d(pt.as_tensor_variable(x), w), 0.5, state=state)
+    fgraph = rewritten([x, w, state], [y, pytensor.grad(y.sum(), w)])
+    assert names(fgraph) >= {"GpuDnnDropoutOp", "GpuDnnDropoutGrad"}
+    assert not names(fgraph) & {"Dropout", "OneDnnDropout"}
+    (node,) = nodes(fgraph, "GpuDnnDropoutOp")
+    assert node.op.inplace
+    assert transfers(fgraph) == (1, 2)
+
+
+def test_activations_by_hand_overwrite():
+    from dnnops.cudnn.activation import GpuDnnActivation
+
+    x = GpuArrayType("float32", (None,) * 4)()
+    moved = pt.as_tensor_variable(x) + np.float32(1)
+    fgraph = rewritten([x], [GpuDnnActivation("relu")(moved)])
+    (node,) = nodes(fgraph, "GpuDnnActivation")
+    assert node.op.inplace
+    fgraph = rewritten([x], [GpuDnnActivation("relu")(x)])
+    (node,) = nodes(fgraph, "GpuDnnActivation")
+    assert not node.op.inplace  # that would be the caller's array
+    fgraph = rewritten([x], [nnet.relu(pt.as_tensor_variable(x))])
+    assert names(fgraph) >= {"GpuElemwise"}
+    assert not nodes(fgraph, "GpuDnnActivation")

@@ -19,7 +19,7 @@ DEVICE Acc element(const Raw &raw, int i) {
 #elif DTYPE == 1
   return __hiloint2double(raw.words[2 * i + 1], raw.words[2 * i]);
 #else
-  return i % 2 ? high_half(raw.words[i / 2]) : low_half(raw.words[i / 2]);
+  return i % 2 ? Number<DTYPE>::high(raw.words[i / 2]) : Number<DTYPE>::low(raw.words[i / 2]);
 #endif
 }
 
@@ -71,8 +71,8 @@ DEVICE void store_vector(Bits *to, const Acc (&sums)[V], Acc alpha, Acc beta) {
   }
 #else
   UNROLL for (int v = 0; v < V; v += 2) {
-    words[v / 2] = half_bits(values[v]);
-    if (v + 1 < V) words[v / 2] |= (unsigned)half_bits(values[v + 1]) << 16;
+    words[v / 2] = from_acc(values[v]);
+    if (v + 1 < V) words[v / 2] |= (unsigned)from_acc(values[v + 1]) << 16;
   }
 #endif
   if constexpr (VECTOR_BYTES == 16)

@@ -13,7 +13,8 @@
 enum {
   DNNOPS_TAKE_CONTIGUOUS = 1,
   DNNOPS_TAKE_CHANNELS_LAST = 2,
-  DNNOPS_TAKE_GAPS = 4 /* either with a larger stride of the first axis */
+  DNNOPS_TAKE_GAPS = 4, /* either with a larger stride of the first axis */
+  DNNOPS_TAKE_ROWS = 8  /* any positive strides, but for the last axis, which is dense */
 };
 
 /* Whether an array is dense in a memory format, but for gaps along its first axis. */
@@ -27,6 +28,13 @@ static inline int dnnops_cudnn_is_dense(const dnnops_tensor *t, dnnops_memory_fo
   return t->ndim < 1 || t->shape[0] == 1 || t->strides[0] == strides[0] || (gaps && t->strides[0] > strides[0]);
 }
 
+/* Whether the last axis is dense, and no other stride negative or zero. */
+static inline int dnnops_cudnn_has_rows(const dnnops_tensor *t) {
+  for (int64_t axis = 0; axis < t->ndim; ++axis)
+    if (t->shape[axis] > 1 && t->strides[axis] <= 0) return 0;
+  return t->ndim < 1 || t->shape[t->ndim - 1] <= 1 || t->strides[t->ndim - 1] == dnnops_itemsizes[t->dtype];
+}
+
 /* Reads an operand; one of another layout, which cuDNN would not take, or only with slow kernels,
  * is replaced by a contiguous copy. */
 static inline int dnnops_cudnn_read_dense(PyObject **array, int64_t dtype, int layouts, dnnops_tensor *t) {
@@ -34,6 +42,7 @@ static inline int dnnops_cudnn_read_dense(PyObject **array, int64_t dtype, int l
   const int gaps = layouts & DNNOPS_TAKE_GAPS;
   if ((layouts & DNNOPS_TAKE_CONTIGUOUS) && dnnops_cudnn_is_dense(t, DNNOPS_CONTIGUOUS, gaps)) return 0;
   if ((layouts & DNNOPS_TAKE_CHANNELS_LAST) && dnnops_cudnn_is_dense(t, DNNOPS_CHANNELS_LAST, gaps)) return 0;
+  if ((layouts & DNNOPS_TAKE_ROWS) && dnnops_cudnn_has_rows(t)) return 0;
   PyObject *make = dnnops_import("cupy", "ascontiguousarray");
   if (make == NULL) return -1;
   PyObject *copy = PyObject_CallFunctionObjArgs(make, *array, NULL);

@@ -7,6 +7,7 @@
 #define UNROLL_4 _Pragma("unroll 4")
 #define DNNOPS_PRAGMA(words) _Pragma(#words)
 #define UNROLL_BY(count) DNNOPS_PRAGMA(unroll (count))
+#define NO_UNROLL _Pragma("unroll 1")
 #define GRID_CONSTANT __grid_constant__
 
 // Kernels are launched before the work ahead of them in the stream has ended (launch_kernel in

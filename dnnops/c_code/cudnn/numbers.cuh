@@ -1,59 +1,80 @@
-// Numbers of the dtype DTYPE (a dnnops_dtype): as they lie in memory, and to compute with.  Programs that use it are
-// compiled with CuPy by dnnops/cudnn/kernels.py, and tests compile them for the host.
-
-#if DTYPE == 1
-using Bits = double;
-using Acc = double;
-#elif DTYPE == 0
-using Bits = float;
-using Acc = float;
-#else
-using Bits = unsigned short;  // as it lies in memory
-using Acc = float;
+// Numbers by their dnnops_dtype: as they lie in memory (Bits), and to compute with (Acc).  Programs that use it are
+// compiled with CuPy by dnnops/cudnn/kernels.py; tests compile them for the host, where host_cuda.hpp has conversions.
+#ifdef __CUDACC_RTC__
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
 #endif
 
+template <class T>
+struct WideNumber {
+  using Bits = T;
+  using Acc = T;
+  static DEVICE Acc acc(Bits bits) { return bits; }
+  static DEVICE Bits bits(Acc value) { return value; }
+};
+
+template <int CODE>
+struct Number;
+template <>
+struct Number<0> : WideNumber<float> {};
+template <>
+struct Number<1> : WideNumber<double> {};
+
+// low() and high() are of two numbers in one word.
+
+template <>
+struct Number<2> {
+  using Bits = unsigned short;
+  using Acc = float;
 #ifdef __CUDACC__
-DEVICE float low_half(unsigned word) {
-  float value;
-#if DTYPE == 2
-  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(value) : "r"(word));
+  static DEVICE float low(unsigned word) {
+    float value;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(value) : "r"(word));
+    return value;
+  }
+  static DEVICE float high(unsigned word) {
+    float value;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(value) : "r"(word));
+    return value;
+  }
+  static DEVICE unsigned short bits(float value) {
+    unsigned short bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+  }
 #else
-  value = __uint_as_float(word << 16);
+  static float low(unsigned word) { return half_value((unsigned short)word); }
+  static float high(unsigned word) { return half_value((unsigned short)(word >> 16)); }
+  static unsigned short bits(float value) { return to_half(value); }
 #endif
-  return value;
-}
-DEVICE float high_half(unsigned word) {
-  float value;
-#if DTYPE == 2
-  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(value) : "r"(word));
-#else
-  value = __uint_as_float(word & 0xffff0000u);
-#endif
-  return value;
-}
-DEVICE unsigned short half_bits(float value) {
-  unsigned short bits;
-#if DTYPE == 2
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-#else
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-#endif
-  return bits;
-}
-#endif
+  static DEVICE float acc(unsigned short bits) { return low(bits); }
+};
 
-DEVICE Acc to_acc(Bits bits) {
-#if DTYPE < 2
-  return bits;
+template <>
+struct Number<3> {
+  using Bits = unsigned short;
+  using Acc = float;
+  static DEVICE float low(unsigned word) { return __uint_as_float(word << 16); }
+  static DEVICE float high(unsigned word) { return __uint_as_float(word & 0xffff0000u); }
+  static DEVICE float acc(unsigned short bits) { return low(bits); }
+  static DEVICE unsigned short bits(float value) {
+#if __CUDA_ARCH__ >= 800
+    unsigned short bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
 #else
-  return low_half(bits);
+    // To the nearest, of two the even one.
+    const unsigned word = __float_as_uint(value);
+    return value != value ? 0x7fff : (unsigned short)((word + 0x7fffu + (word >> 16 & 1u)) >> 16);
 #endif
-}
+  }
+};
 
-DEVICE Bits from_acc(Acc value) {
-#if DTYPE < 2
-  return value;
-#else
-  return half_bits(value);
+DEVICE bool is_nan(double value) { return value != value; }
+
+#ifdef DTYPE  // programs of one dtype
+using Bits = Number<DTYPE>::Bits;
+using Acc = Number<DTYPE>::Acc;
+DEVICE Acc to_acc(Bits bits) { return Number<DTYPE>::acc(bits); }
+DEVICE Bits from_acc(Acc value) { return Number<DTYPE>::bits(value); }
 #endif
-}

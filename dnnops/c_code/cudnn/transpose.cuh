@@ -26,13 +26,18 @@ enum copy_kind {
   SLABS_OF_ROWS = 1,
   SLABS_OF_COLUMNS = 2,
   SAME_AXES = 3,
-  KINDS = 4,
-  LOADS_PAIRS = 4,  // pairs are of 16-bit elements
-  LOADS_QUADS = 8,  // of 16 or 32 bits
-  STORES_PAIRS = 16,
-  STORES_QUADS = 32,
-  NARROW_TILES = 64,  // for small arrays
-  FILLS_GAPS = 128,   // SAME_AXES, spread: all rows of dst are written
+  STRIPS_OF_ROWS = 4,
+  STRIPS_OF_COLUMNS = 5,
+  KINDS = 8,
+  LOADS_PAIRS = 8,  // pairs are of 16-bit elements
+  LOADS_QUADS = 16,  // of 16 or 32 bits
+  STORES_PAIRS = 32,
+  STORES_QUADS = 64,
+  NARROW_TILES = 128,  // for small arrays
+  FILLS_GAPS = 256,    // SAME_AXES, spread: all rows of dst are written
+  CROSSES = 512,       // slabs and strips go on from one matrix to the next
+  HALF_VECTORS = 1024,  // strips: vectors have 8 bytes instead of 16
+  VECTORS = 2048,       // times how many of them the short side of a strip has
 };
 enum copy_order {
   IN_ORDER = 0,
@@ -51,7 +56,7 @@ struct copy_params {
   int period;                        // of filters: of positions, or of channels
   int sizes[2], steps[3];            // of images, from the last axis on
   int row_tiles, column_tiles;
-  // Of each tile but the last.  Of a slab: those of a matrix, where slabs cross from one matrix to the next.
+  // Of each tile but the last.  Of a slab or strips: those of a matrix, where these cross from one to the next.
   int tile_rows, tile_columns;
   int slab_shift;  // slabs have 64 << slab_shift rows or columns
   int lane_shift;  // 1 << lane_shift threads copy a row, if axes are not exchanged
@@ -181,6 +186,13 @@ DEVICE void copy_tile(const element *src, element *dst, const copy_params &p, in
   }
 }
 
+// Where a row or column begins, if each matrix has so many and they may be those of the next one.
+template <int KIND>
+DEVICE long long place_of(int i, int in_matrix, long long stride) {
+  if constexpr (!(KIND & CROSSES)) return i;
+  return i / in_matrix * stride + i % in_matrix;
+}
+
 // Where the element k of a slab lies in shared memory.  An odd pitch makes good use of all banks; others are
 // skewed.
 template <bool SKEWED>
@@ -189,35 +201,54 @@ DEVICE int slab_index(int k) {
   return WIDTH == 2 ? k + k / 64 * 2 : WIDTH == 4 ? k + k / 32 : k + k / 16;
 }
 
-constexpr int VECTOR = 16 / WIDTH;  // what moves at once, between memory and a slab
+constexpr int SLAB_VECTOR = 16 / WIDTH;  // what moves at once, between memory and a slab
 
 // Between consecutive elements in memory and those of a slab.
+//
+// These loops are short: unrolled as compilers like it, most of the time went into loading their code.
 template <bool SKEWED>
 DEVICE void read_slab(const element *from, int count, element *slab) {
-  const int vectors = ((size_t)from & 15) == 0 ? count / VECTOR : 0;
-  UNROLL_4
-  for (int k = threadIdx.x; k < vectors; k += THREADS) {
-    const uint4 loaded = reinterpret_cast<const uint4 *>(from)[k];
-    word *const to = reinterpret_cast<word *>(slab + slab_index<SKEWED>(k * VECTOR));
-    to[0] = loaded.x;
-    to[1] = loaded.y;
-    to[2] = loaded.z;
-    to[3] = loaded.w;
+  constexpr int AT_ONCE = 4;
+  const int vectors = ((size_t)from & 15) == 0 ? count / SLAB_VECTOR : 0;
+  NO_UNROLL
+  for (int k0 = threadIdx.x; k0 < vectors; k0 += AT_ONCE * THREADS) {
+    uint4 loaded[AT_ONCE];
+    UNROLL
+    for (int i = 0; i < AT_ONCE; ++i)
+      if (k0 + i * THREADS < vectors) loaded[i] = reinterpret_cast<const uint4 *>(from)[k0 + i * THREADS];
+    UNROLL
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int k = k0 + i * THREADS;
+      if (k >= vectors) break;
+      if constexpr (!SKEWED) {
+        reinterpret_cast<uint4 *>(slab)[k] = loaded[i];
+      } else {
+        word *const to = reinterpret_cast<word *>(slab + slab_index<SKEWED>(k * SLAB_VECTOR));
+        to[0] = loaded[i].x;
+        to[1] = loaded[i].y;
+        to[2] = loaded[i].z;
+        to[3] = loaded[i].w;
+      }
+    }
   }
-  UNROLL_4
-  for (int k = vectors * VECTOR + threadIdx.x; k < count; k += THREADS) slab[slab_index<SKEWED>(k)] = from[k];
+  NO_UNROLL
+  for (int k = vectors * SLAB_VECTOR + threadIdx.x; k < count; k += THREADS) slab[slab_index<SKEWED>(k)] = from[k];
 }
 
 template <bool SKEWED>
 DEVICE void write_slab(element *to, int count, const element *slab) {
-  const int vectors = ((size_t)to & 15) == 0 ? count / VECTOR : 0;
-  UNROLL_4
+  const int vectors = ((size_t)to & 15) == 0 ? count / SLAB_VECTOR : 0;
+  NO_UNROLL
   for (int k = threadIdx.x; k < vectors; k += THREADS) {
-    const word *const from = reinterpret_cast<const word *>(slab + slab_index<SKEWED>(k * VECTOR));
-    reinterpret_cast<uint4 *>(to)[k] = make_uint4(from[0], from[1], from[2], from[3]);
+    if constexpr (!SKEWED) {
+      reinterpret_cast<uint4 *>(to)[k] = reinterpret_cast<const uint4 *>(slab)[k];
+    } else {
+      const word *const from = reinterpret_cast<const word *>(slab + slab_index<SKEWED>(k * SLAB_VECTOR));
+      reinterpret_cast<uint4 *>(to)[k] = make_uint4(from[0], from[1], from[2], from[3]);
+    }
   }
-  UNROLL_4
-  for (int k = vectors * VECTOR + threadIdx.x; k < count; k += THREADS) to[k] = slab[slab_index<SKEWED>(k)];
+  NO_UNROLL
+  for (int k = vectors * SLAB_VECTOR + threadIdx.x; k < count; k += THREADS) to[k] = slab[slab_index<SKEWED>(k)];
 }
 
 // The part of a slab, of 64 elements along its long side, that a warp begins with, and the first of the short
@@ -241,26 +272,31 @@ DEVICE void copy_slab_of_rows(const element *src, element *dst, const copy_param
   read_slab<SKEWED>(src + matrix * p.src_stride + first * pitch, count * pitch, slab);
   __syncthreads();
   const Share share(p.slab_shift);
+  NO_UNROLL
   for (int part = share.part; part < 1 << p.slab_shift; part += WARPS) {
     constexpr int APART = KIND & STORES_PAIRS ? 1 : 32;
     const int x = part * 64 + (KIND & STORES_PAIRS ? 2 : 1) * lane(), other = x + APART;
     const bool has[2] = {x < count, other < count};
     const int from[2] = {x * pitch, other * pitch};
-    const auto place = [&](int i) {
-      const int row = (int)first + i;
-      return row / p.tile_rows * p.dst_stride + row % p.tile_rows;
-    };
-    element *to = dst + matrix * p.dst_stride + share.start * p.dst_pitch + place(x);
+    const auto place = [&](int i) { return place_of<KIND>((int)first + i, p.tile_rows, p.dst_stride); };
+    element *const to = dst + matrix * p.dst_stride + place(x);
     const long long apart = KIND & STORES_PAIRS ? 1 : place(other) - place(x);
-    UNROLL_4
-    for (int c = share.start; c < columns; c += share.step, to += share.step * p.dst_pitch) {
-      const element a = has[0] ? slab[slab_index<SKEWED>(from[0] + c)] : 0;
-      const element b = has[1] ? slab[slab_index<SKEWED>(from[1] + c)] : 0;
-      if constexpr (KIND & STORES_PAIRS) {
-        if (x < written) *reinterpret_cast<word *>(to) = a | (word)b << 16;
-      } else {
-        if (x < written) to[0] = a;
-        if (other < written) to[apart] = b;
+    constexpr int AT_ONCE = 4;
+    NO_UNROLL
+    for (int c0 = share.start; c0 < columns; c0 += AT_ONCE * share.step) {
+      UNROLL
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const int c = c0 + i * share.step;
+        if (c >= columns) break;
+        const element a = has[0] ? slab[slab_index<SKEWED>(from[0] + c)] : 0;
+        const element b = has[1] ? slab[slab_index<SKEWED>(from[1] + c)] : 0;
+        element *const row = to + c * p.dst_pitch;
+        if constexpr (KIND & STORES_PAIRS) {
+          if (x < written) *reinterpret_cast<word *>(row) = a | (word)b << 16;
+        } else {
+          if (x < written) row[0] = a;
+          if (other < written) row[apart] = b;
+        }
       }
     }
   }
@@ -274,15 +310,14 @@ DEVICE void copy_slab_of_columns(const element *src, element *dst, const copy_pa
   const int count = within(p.columns, first, most);
   src += matrix * p.src_stride;
   const Share share(p.slab_shift);
+  NO_UNROLL
   for (int part = share.part; part < 1 << p.slab_shift; part += WARPS) {
-    constexpr int APART = KIND & LOADS_PAIRS ? 1 : 32, AT_ONCE = 4;
-    const auto place = [&](int i) {
-      const int column = (int)first + i;
-      return column / p.tile_columns * p.src_stride + column % p.tile_columns;
-    };
+    constexpr int APART = KIND & LOADS_PAIRS ? 1 : 32, AT_ONCE = 7;  // 56 rows, by 8 warps
+    const auto place = [&](int i) { return place_of<KIND>((int)first + i, p.tile_columns, p.src_stride); };
     const int x = part * 64 + (KIND & LOADS_PAIRS ? 2 : 1) * lane(), other = x + APART;
     const int to[2] = {x * width, other * width};
     const long long from_place = place(x), apart = KIND & LOADS_PAIRS ? 1 : place(other) - from_place;
+    NO_UNROLL
     for (int r0 = share.start; r0 < width; r0 += AT_ONCE * share.step) {
       word loaded[AT_ONCE];
       element others[AT_ONCE];
@@ -312,6 +347,107 @@ DEVICE void copy_slab_of_columns(const element *src, element *dst, const copy_pa
   }
   __syncthreads();
   write_slab<SKEWED>(dst + matrix * p.dst_stride + first * width, count * width, slab);
+}
+
+// Strips are 32 columns, or rows, of a matrix whose other side is short and made of whole vectors: a warp has one, and
+// waits for no other warp.
+template <int KIND>
+struct Strip {
+  static constexpr int LENGTH = (KIND & HALF_VECTORS ? 8 : 16) / WIDTH, COUNT = KIND / VECTORS, ACROSS = COUNT * LENGTH;
+  static constexpr int AT_ONCE = ACROSS < 16 ? 16 / ACROSS : 1;  // of a warp, for enough to be on its way
+  using Vector = vector<LENGTH>;
+
+  // Where a vector lies in shared memory: neither those of one column nor the same of several meet in one bank.
+  static DEVICE int at(int column, int k) {
+    if constexpr ((COUNT & (COUNT - 1)) == 0) k ^= column * COUNT / 8 & (COUNT - 1);
+    return column * COUNT + k;
+  }
+};
+
+// Columns, which are rows of dst there.
+template <int KIND>
+DEVICE void copy_strips_of_columns(const element *src, element *dst, const copy_params &p, int block, uint4 *shared) {
+  using S = Strip<KIND>;
+  using Vector = typename S::Vector;
+  Vector *const own = reinterpret_cast<Vector *>(shared) + warp() * 32 * S::COUNT;
+  const long long matrix = block / p.row_tiles;
+  const int first = block % p.row_tiles * (THREADS * S::AT_ONCE), columns = (int)p.columns, rows = (int)p.rows;
+  src += matrix * p.src_stride;
+  vector<S::ACROSS> loaded[S::AT_ONCE];
+  UNROLL
+  for (int i = 0; i < S::AT_ONCE; ++i) {
+    const int column = first + i * THREADS + (int)threadIdx.x;
+    const element *const from = src + place_of<KIND>(column, p.tile_columns, p.src_stride);
+    UNROLL
+    for (int r = 0; r < S::ACROSS; ++r) loaded[i].of[r] = column < columns && r < rows ? from[r * p.src_pitch] : 0;
+  }
+  UNROLL
+  for (int i = 0; i < S::AT_ONCE; ++i) {
+    const int start = first + i * THREADS + 32 * warp(), count = within(columns, start, 32);
+    Vector *const to = reinterpret_cast<Vector *>(dst + matrix * p.dst_stride + start * p.dst_width);
+    if constexpr (S::COUNT > 1) __syncwarp();
+    UNROLL
+    for (int k = 0; k < S::COUNT; ++k) {
+      Vector v;
+      UNROLL
+      for (int j = 0; j < S::LENGTH; ++j) v.of[j] = loaded[i].of[k * S::LENGTH + j];
+      if constexpr (S::COUNT > 1)
+        own[S::at(lane(), k)] = v;
+      else if (lane() < count)
+        to[lane()] = v;
+    }
+    if constexpr (S::COUNT > 1) {
+      __syncwarp();
+      UNROLL
+      for (int k = 0; k < S::COUNT; ++k) {
+        const int q = 32 * k + lane(), c = q / S::COUNT;
+        if (c < count) to[q] = own[S::at(c, q % S::COUNT)];
+      }
+    }
+  }
+}
+
+// Rows, whose columns become rows of dst.
+template <int KIND>
+DEVICE void copy_strips_of_rows(const element *src, element *dst, const copy_params &p, int block, uint4 *shared) {
+  using S = Strip<KIND>;
+  using Vector = typename S::Vector;
+  Vector *const own = reinterpret_cast<Vector *>(shared) + warp() * 32 * S::COUNT;
+  const long long matrix = block / p.row_tiles;
+  const int first = block % p.row_tiles * (THREADS * S::AT_ONCE), columns = (int)p.columns, rows = (int)p.rows;
+  dst += matrix * p.dst_stride;
+  Vector loaded[S::AT_ONCE][S::COUNT];
+  UNROLL
+  for (int i = 0; i < S::AT_ONCE; ++i) {
+    const int start = first + i * THREADS + 32 * warp(), count = within(rows, start, 32);
+    const Vector *const from =
+        reinterpret_cast<const Vector *>(src + matrix * p.src_stride + start * p.src_pitch);
+    UNROLL
+    for (int k = 0; k < S::COUNT; ++k) {
+      const int q = 32 * k + lane();
+      loaded[i][k] = {};
+      if (q / S::COUNT < count) loaded[i][k] = from[q];
+    }
+  }
+  UNROLL
+  for (int i = 0; i < S::AT_ONCE; ++i) {
+    if constexpr (S::COUNT > 1) {
+      __syncwarp();
+      UNROLL
+      for (int k = 0; k < S::COUNT; ++k) {
+        const int q = 32 * k + lane();
+        own[S::at(q / S::COUNT, q % S::COUNT)] = loaded[i][k];
+      }
+      __syncwarp();
+      UNROLL
+      for (int k = 0; k < S::COUNT; ++k) loaded[i][k] = own[S::at(lane(), k)];
+    }
+    const int row = first + i * THREADS + (int)threadIdx.x;
+    element *const to = dst + place_of<KIND>(row, p.tile_rows, p.dst_stride);
+    UNROLL
+    for (int c = 0; c < S::ACROSS; ++c)
+      if (row < rows && c < columns) to[c * p.dst_pitch] = loaded[i][c / S::LENGTH].of[c % S::LENGTH];
+  }
 }
 
 // Which row of src a row of dst is, if positions are spread; -1 for those in between.
@@ -390,14 +526,17 @@ DEVICE void copy_array(const element *__restrict__ src, element *__restrict__ ds
     else
       copy_slab_of_columns<KIND, true>(src, dst, p, block, slab);
   }
+  if constexpr (KIND % KINDS == STRIPS_OF_ROWS) copy_strips_of_rows<KIND>(src, dst, p, block, shared);
+  if constexpr (KIND % KINDS == STRIPS_OF_COLUMNS) copy_strips_of_columns<KIND>(src, dst, p, block, shared);
   if constexpr (KIND % KINDS == SAME_AXES) copy_rows<KIND>(src, dst, p, block);
 }
 
-// Told how many blocks are enough, the compiler keeps all that a thread loads in registers.
+// Told how many blocks of a multiprocessor are enough, the compiler keeps all that a thread loads in registers; told none
+// for slabs of columns, it took so many for 16-bit elements that a fourth block had no place.
 #if WIDTH == 2
-#define BOUNDS __launch_bounds__(THREADS)
+#define BOUNDS __launch_bounds__(THREADS, FIRST % KINDS == SLABS_OF_COLUMNS ? 4 : 1)
 #else
-#define BOUNDS __launch_bounds__(THREADS, WIDTH == 4 ? 5 : 3)
+#define BOUNDS __launch_bounds__(THREADS, WIDTH == 8 ? 3 : FIRST % KINDS == SLABS_OF_COLUMNS ? 3 : 5)
 #endif
 KERNEL void BOUNDS copy_arrays(const GRID_CONSTANT copy_launch launch) {
   extern __shared__ uint4 shared[];

@@ -58,7 +58,8 @@ typedef enum dnnops_status {
   DNNOPS_TYPE_ERROR = 2,    /* a dtype or rank that the function does not take */
   DNNOPS_NOT_SUPPORTED = 3, /* right, but the library has no way to run it */
   DNNOPS_LIBRARY_ERROR = 4, /* the library failed: the message has its status and its own words */
-  DNNOPS_OUT_OF_MEMORY = 5
+  DNNOPS_OUT_OF_MEMORY = 5,
+  DNNOPS_INDEX_ERROR = 6 /* an index, such as a label, out of bounds */
 } dnnops_status;
 
 /* What a call needs besides its operands. */

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "error.hpp"
+#include "shapes.hpp"
 
 namespace dnnops {
 
@@ -69,12 +69,6 @@ inline void check_epsilon(const dnnops_tensor &scalar) {
     fail(DNNOPS_VALUE_ERROR, "epsilon has to be finite and at least 0, got %g", value);
 }
 
-inline void same_shape(const dnnops_tensor &from, dnnops_tensor &to) {
-  to.dtype = from.dtype;
-  to.ndim = from.ndim;
-  std::memcpy(to.shape, from.shape, from.ndim * sizeof(int64_t));
-}
-
 }  // namespace batchnorm
 
 // These check the inputs and describe the outputs; check_dtypes(x, parameter) says whether a library takes them.
@@ -101,8 +95,8 @@ void batchnorm_train_shape(const int64_t *params, const dnnops_tensor *inputs, d
   if (sample_count(params, x) == 0)
     fail(DNNOPS_VALUE_ERROR, "mean and variance over no elements: inputs have shape %s",
          list_of(x.shape, x.ndim).c_str());
-  same_shape(x, outputs[0]);
-  for (int i = 1; i < (params[1] ? 5 : 3); ++i) same_shape(inputs[1], outputs[i]);
+  set_output(outputs[0], x);
+  for (int i = 1; i < (params[1] ? 5 : 3); ++i) set_output(outputs[i], inputs[1]);
 }
 
 // Inputs: x, the gradient by the output, scale, mean, invstd.
@@ -112,8 +106,7 @@ void batchnorm_gradient_shape(const int64_t *params, const dnnops_tensor *inputs
   using namespace batchnorm;
   const dnnops_tensor &x = inputs[0], &gradient = inputs[1];
   check_image(params, x);
-  if (gradient.dtype != x.dtype || gradient.ndim != x.ndim ||
-      std::memcmp(gradient.shape, x.shape, x.ndim * sizeof(int64_t)))
+  if (gradient.dtype != x.dtype || !same_shape(gradient, x))
     fail(DNNOPS_VALUE_ERROR, "the output's gradient has shape %s, expected that of the inputs, %s, and their dtype",
          list_of(gradient.shape, gradient.ndim).c_str(), list_of(x.shape, x.ndim).c_str());
   const char *const names[] = {"scale", "mean", "invstd"};
@@ -121,9 +114,9 @@ void batchnorm_gradient_shape(const int64_t *params, const dnnops_tensor *inputs
     check_parameter(names[i], params, x, inputs[2 + i]);
     check_dtypes(x, inputs[2 + i]);
   }
-  same_shape(x, outputs[0]);
-  same_shape(inputs[2], outputs[1]);
-  same_shape(inputs[2], outputs[2]);
+  set_output(outputs[0], x);
+  set_output(outputs[1], inputs[2]);
+  set_output(outputs[2], inputs[2]);
 }
 
 // Inputs: x, scale, bias, mean, variance, epsilon.
@@ -138,7 +131,7 @@ void batchnorm_inference_shape(const int64_t *params, const dnnops_tensor *input
     check_dtypes(inputs[0], inputs[1 + i]);
   }
   check_epsilon(inputs[5]);
-  same_shape(inputs[0], outputs[0]);
+  set_output(outputs[0], inputs[0]);
 }
 
 }  // namespace dnnops

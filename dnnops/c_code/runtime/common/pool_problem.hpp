@@ -45,7 +45,8 @@ inline PoolProblem pool_problem(const int64_t *parameters, const dnnops_tensor &
     const int64_t size = problem.image[2 + i], ws = problem.window[i], st = problem.stride[i], padding = problem.pad[i];
     if (size < 1) fail(DNNOPS_VALUE_ERROR, "spatial axis %lld of the image is empty", (long long)i);
     if (padding >= ws)
-      fail(DNNOPS_VALUE_ERROR, "pad %lld has to be smaller than ws %lld", (long long)padding, (long long)ws);
+      fail(DNNOPS_VALUE_ERROR, "pad %lld has to be smaller than ws %lld on spatial axis %lld", (long long)padding,
+           (long long)ws, (long long)i);
     if (padding && !problem.ignore_border)
       fail(DNNOPS_VALUE_ERROR, "padding needs ignore_border=True");
     if (problem.ignore_border) {

@@ -204,12 +204,14 @@ class PlanTimer {
   struct Times {
     double device, host;
   };
-  Times once(Plan &plan, double launch_milliseconds);
+  Times once(Plan &plan, double launch_milliseconds, bool is_short);
+  void place_other_operands(const ConvCase &conv);
 
-  Launch launch_;
+  Launch launch_, other_;  // on the operands, and on memory that is none's
   Workspace scratch_;
+  std::unique_ptr<Workspace> other_memory_;
   std::unique_ptr<CacheFiller> filler_;
-  PointerPack pack_;
+  PointerPack pack_, other_pack_;
   struct Clock;
   std::unique_ptr<Clock> clock_;
 };

@@ -15,12 +15,17 @@ enum CopyKind {
   SLABS_OF_ROWS = 1,
   SLABS_OF_COLUMNS = 2,
   SAME_AXES = 3,
-  LOADS_PAIRS = 4,
-  LOADS_QUADS = 8,
-  STORES_PAIRS = 16,
-  STORES_QUADS = 32,
-  NARROW_TILES = 64,
-  FILLS_GAPS = 128,
+  STRIPS_OF_ROWS = 4,
+  STRIPS_OF_COLUMNS = 5,
+  LOADS_PAIRS = 8,
+  LOADS_QUADS = 16,
+  STORES_PAIRS = 32,
+  STORES_QUADS = 64,
+  NARROW_TILES = 128,
+  FILLS_GAPS = 256,
+  CROSSES = 512,
+  HALF_VECTORS = 1024,
+  VECTORS = 2048,
 };
 enum CopyOrder {
   IN_ORDER = 0,
@@ -30,8 +35,15 @@ enum CopyOrder {
   SPREAD = 4,
 };
 
-// From measurements on an H200.  Matrices with so few columns or rows are copied by slabs.
-constexpr int64_t FEW_COLUMNS = 32, FEW_ROWS = 56;
+// From measurements on an H200.  Matrices with so few columns, of more if odd pitches need no skew, or rows are copied by
+// slabs.
+constexpr int64_t FEW_COLUMNS = 32, FEW_ODD_COLUMNS = 56, FEW_ROWS = 56;
+// What strips and slabs move along, counted in 32 bits.
+constexpr int64_t MAX_ALONG = INT32_MAX - (1 << 16);
+// What a thread moves at once, at least.
+constexpr int64_t STRIP_ELEMENTS = 16;
+// Or by strips, if such a row or column is one of these numbers of vectors.
+const std::vector<int64_t> STRIP_VECTORS = {1, 2, 3, 4, 6, 8}, STRIP_HALF_VECTORS = {1, 3};
 constexpr int64_t MAX_SLAB_BYTES = 24 << 10, MAX_SLAB_SHIFT = 4;
 // Slabs are made larger as long as there are so many blocks; with fewer blocks than these, tiles are smaller.
 constexpr int64_t ENOUGH_SLABS = 384, ENOUGH_TILES = 264;
@@ -40,6 +52,9 @@ constexpr int64_t ENOUGH_SLABS = 384, ENOUGH_TILES = 264;
 constexpr int64_t MAX_ROWS_BYTES = 32 << 10, ENOUGH_ROWS = 2112;
 
 int64_t divided(int64_t size, int64_t by) { return (size + by - 1) / by; }
+
+// Whether much of the last of these blocks would have nothing to do.
+bool is_wasteful(int64_t size, int64_t block) { return size % block && size < 8 * block; }
 
 // How many elements move at once along rows of this length: 4, 2 (of 16 bits only) or 1.
 int64_t vector_size(int64_t length, int64_t pitch, int64_t stride, int64_t alignment, int64_t width) {
@@ -56,9 +71,22 @@ int32_t even_tile(int64_t size, int64_t tiles) { return static_cast<int32_t>(div
 int32_t slab_shift(int64_t along, int64_t across, int64_t matrices, int64_t width) {
   int32_t shift = 0;
   while (shift < MAX_SLAB_SHIFT && (2 * SLAB << shift) * across * width <= MAX_SLAB_BYTES &&
-         matrices * divided(along, 2 * SLAB << shift) >= ENOUGH_SLABS)
+         matrices * divided(along, 2 * SLAB << shift) >= ENOUGH_SLABS && !is_wasteful(along, 2 * SLAB << shift))
     ++shift;
   return shift;
+}
+
+// Of how many vectors a row of so many elements is made, if strips have kernels for that: as a part of the kind; 0 if not.
+int strip_vectors(int64_t length, int64_t stride, int64_t alignment, int64_t width) {
+  if (width > 4 || length > FEW_ROWS) return 0;
+  const auto count = [&](int64_t bytes, const std::vector<int64_t> &counts) {
+    if (length * width % bytes || stride * width % bytes || alignment < bytes) return int64_t(0);
+    const int64_t vectors = length * width / bytes;
+    return std::count(counts.begin(), counts.end(), vectors) ? vectors : 0;
+  };
+  if (const int64_t vectors = count(16, STRIP_VECTORS)) return static_cast<int>(vectors * VECTORS);
+  const int64_t halves = count(8, STRIP_HALF_VECTORS);
+  return halves ? static_cast<int>(halves * VECTORS | HALF_VECTORS) : 0;
 }
 
 // The kind, the blocks and what they share.
@@ -77,6 +105,35 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
     const int64_t elements = (SLAB << p.slab_shift) * across;
     copy.shared_bytes = static_cast<unsigned>((elements + elements / 16 + 1) * width);  // skewed, at most
   };
+  const bool are_short = !same_axes && !p.order && std::max(p.rows, p.columns) <= MAX_ALONG;
+  const int row_vectors = are_short && !has_gaps && p.dst_width == p.rows
+                              ? strip_vectors(p.src_pitch, p.src_stride, src_alignment, width)
+                              : 0;
+  const int column_vectors = are_short ? strip_vectors(p.dst_width, p.dst_stride, dst_alignment, width) : 0;
+  // Slabs and strips cross from one matrix to the next where these follow each other in memory and fill few blocks.
+  const auto crosses = [&](int64_t along, bool is_dense) {
+    return is_dense && is_wasteful(along, row_vectors | column_vectors ? THREADS : SLAB) && matrices * along <= MAX_ALONG;
+  };
+  const auto cross_rows = [&] {
+    if (!crosses(p.rows, p.src_stride == p.rows * p.src_pitch && p.dst_width == p.rows)) return 0;
+    p.tile_rows = static_cast<int32_t>(p.rows);
+    p.rows = p.dst_width = matrices * p.rows;
+    matrices = 1;
+    return int(CROSSES);
+  };
+  const auto cross_columns = [&] {
+    if (!crosses(p.columns, p.dst_stride == p.columns * p.dst_width)) return 0;
+    p.tile_columns = static_cast<int32_t>(p.columns);
+    p.columns = matrices * p.columns;
+    matrices = 1;
+    return int(CROSSES);
+  };
+  const auto strips = [&](int kind, int64_t along, int64_t across) {
+    copy.kind = kind;
+    const int64_t at_once = across < STRIP_ELEMENTS ? STRIP_ELEMENTS / across : 1;
+    p.row_tiles = static_cast<int32_t>(divided(along, THREADS * at_once));
+    copy.shared_bytes = kind / VECTORS > 1 ? static_cast<unsigned>(THREADS * across * width) : 0;
+  };
   p.column_tiles = 1;
   if (same_axes) {
     copy.kind = SAME_AXES | (load == 4 ? LOADS_QUADS : 0) | (store == 4 ? STORES_QUADS : 0);
@@ -90,35 +147,32 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
            matrices * divided(p.rows, 2 * SLAB << p.slab_shift) >= ENOUGH_ROWS)
       ++p.slab_shift;
     p.row_tiles = static_cast<int32_t>(divided(p.rows, SLAB << p.slab_shift));
-  } else if (!p.order && !has_gaps && p.columns <= FEW_COLUMNS && p.src_pitch <= FEW_ROWS) {
+  } else if (const int vectors = row_vectors) {
+    const int crossing = cross_rows();
+    strips(STRIPS_OF_ROWS | vectors | crossing, p.rows, p.src_pitch);
+  } else if (const int vectors = column_vectors) {
+    const int crossing = cross_columns();
+    strips(STRIPS_OF_COLUMNS | vectors | crossing, p.columns, p.dst_width);
+  } else if (!p.order && !has_gaps && p.columns <= (p.src_pitch % 2 ? FEW_ODD_COLUMNS : FEW_COLUMNS) &&
+             p.src_pitch <= FEW_ROWS) {
     if (width == 2 && store > 1) copy.kind |= STORES_PAIRS;
-    p.tile_rows = INT32_MAX;
-    const bool is_dense = p.src_stride == p.rows * p.src_pitch && p.dst_width == p.rows;
-    if (is_dense && matrices * p.rows <= INT32_MAX) {
-      p.tile_rows = static_cast<int32_t>(p.rows);
-      p.rows = p.dst_width = matrices * p.rows;
-      matrices = 1;
-    }
+    copy.kind |= cross_rows();
     slabs(SLABS_OF_ROWS, p.dst_width, p.src_pitch);
   } else if (!p.order && p.dst_width <= FEW_ROWS) {
     if (width == 2 && load > 1) copy.kind |= LOADS_PAIRS;
-    p.tile_columns = INT32_MAX;
-    const bool is_dense = p.dst_stride == p.columns * p.dst_width;
-    if (is_dense && matrices * p.columns <= INT32_MAX) {
-      p.tile_columns = static_cast<int32_t>(p.columns);
-      p.columns = matrices * p.columns;
-      matrices = 1;
-    }
+    copy.kind |= cross_columns();
     slabs(SLABS_OF_COLUMNS, p.columns, p.dst_width);
   } else {
-    copy.kind |= load == 4 ? LOADS_QUADS : load == 2 ? LOADS_PAIRS : 0;
-    copy.kind |= store == 4 ? STORES_QUADS : store == 2 ? STORES_PAIRS : 0;
     const int64_t rows = divided(p.dst_width, TILE_ROWS);
     int64_t columns = TILE_COLUMNS;
-    if (load == 1 && matrices * rows * divided(p.columns, columns) < ENOUGH_TILES) {
+    int64_t at_once = load;
+    if ((load == 1 || width == 2) && matrices * rows * divided(p.columns, columns) < ENOUGH_TILES) {
       copy.kind |= NARROW_TILES;
       columns = NARROW_COLUMNS;
+      at_once = std::min<int64_t>(load, 2);  // so that there is something for each thread
     }
+    copy.kind |= at_once == 4 ? LOADS_QUADS : at_once == 2 ? LOADS_PAIRS : 0;
+    copy.kind |= store == 4 ? STORES_QUADS : store == 2 ? STORES_PAIRS : 0;
     p.row_tiles = static_cast<int32_t>(rows);
     p.column_tiles = static_cast<int32_t>(divided(p.columns, columns));
     p.tile_rows = even_tile(p.dst_width, p.row_tiles);

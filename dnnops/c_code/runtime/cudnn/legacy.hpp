@@ -59,7 +59,63 @@ using Descriptor = void *;
      void *y))                                                                                                       \
   X(cudnnSoftmaxBackward,                                                                                            \
     (Handle, int algo, int mode, const void *alpha, Descriptor, const void *y, Descriptor, const void *dy,           \
-     const void *beta, Descriptor, void *dx))
+     const void *beta, Descriptor, void *dx))                                                                        \
+  X(cudnnCreateCTCLossDescriptor, (Descriptor *))                                                                    \
+  X(cudnnDestroyCTCLossDescriptor, (Descriptor))                                                                     \
+  X(cudnnSetCTCLossDescriptor_v8, (Descriptor, int dtype, int normalization, int nan, int longest_label))            \
+  X(cudnnSetCTCLossDescriptor_v9, (Descriptor, int dtype, int normalization, int out_of_bounds, int longest_label))  \
+  X(cudnnGetCTCLossWorkspaceSize_v8,                                                                                 \
+    (Handle, int algo, Descriptor, Descriptor x, Descriptor dx, size_t *))                                           \
+  X(cudnnCTCLoss_v8,                                                                                                 \
+    (Handle, int algo, Descriptor, Descriptor, const void *x, const int *labels, const int *label_lengths,           \
+     const int *input_lengths, void *costs, Descriptor, void *dx, size_t, void *workspace))                          \
+  X(cudnnCreateSpatialTransformerDescriptor, (Descriptor *))                                                         \
+  X(cudnnDestroySpatialTransformerDescriptor, (Descriptor))                                                          \
+  X(cudnnSetSpatialTransformerNdDescriptor, (Descriptor, int sampler, int dtype, int ndim, const int *shape))        \
+  X(cudnnSpatialTfGridGeneratorForward, (Handle, Descriptor, const void *theta, void *grid))                         \
+  X(cudnnSpatialTfGridGeneratorBackward, (Handle, Descriptor, const void *dgrid, void *dtheta))                      \
+  X(cudnnSpatialTfSamplerForward,                                                                                    \
+    (Handle, Descriptor, const void *alpha, Descriptor, const void *x, const void *grid, const void *beta,           \
+     Descriptor, void *y))                                                                                           \
+  X(cudnnSpatialTfSamplerBackward,                                                                                   \
+    (Handle, Descriptor, const void *alpha, Descriptor, const void *x, const void *beta, Descriptor, void *dx,       \
+     const void *alpha_grid, Descriptor, const void *dy, const void *grid, const void *beta_grid, void *dgrid))      \
+  X(cudnnCreateLRNDescriptor, (Descriptor *))                                                                        \
+  X(cudnnDestroyLRNDescriptor, (Descriptor))                                                                         \
+  X(cudnnSetLRNDescriptor, (Descriptor, unsigned n, double alpha, double beta, double k))                            \
+  X(cudnnLRNCrossChannelForward,                                                                                     \
+    (Handle, Descriptor, int mode, const void *alpha, Descriptor, const void *x, const void *beta, Descriptor,       \
+     void *y))                                                                                                       \
+  X(cudnnLRNCrossChannelBackward,                                                                                    \
+    (Handle, Descriptor, int mode, const void *alpha, Descriptor, const void *y, Descriptor, const void *dy,         \
+     Descriptor, const void *x, const void *beta, Descriptor, void *dx))                                             \
+  X(cudnnDivisiveNormalizationForward,                                                                               \
+    (Handle, Descriptor, int mode, const void *alpha, Descriptor, const void *x, const void *means, void *temp,      \
+     void *temp2, const void *beta, Descriptor, void *y))                                                            \
+  X(cudnnDivisiveNormalizationBackward,                                                                              \
+    (Handle, Descriptor, int mode, const void *alpha, Descriptor, const void *x, const void *means, const void *dy,  \
+     void *temp, void *temp2, const void *beta, Descriptor, void *dx, void *dmeans))                                 \
+  X(cudnnSetTensor, (Handle, Descriptor, void *y, const void *value))                                                \
+  X(cudnnAddTensor, (Handle, const void *alpha, Descriptor, const void *a, const void *beta, Descriptor, void *c))   \
+  X(cudnnTransformTensor,                                                                                            \
+    (Handle, const void *alpha, Descriptor, const void *x, const void *beta, Descriptor, void *y))                   \
+  X(cudnnCreateReduceTensorDescriptor, (Descriptor *))                                                               \
+  X(cudnnDestroyReduceTensorDescriptor, (Descriptor))                                                                \
+  X(cudnnSetReduceTensorDescriptor, (Descriptor, int op, int compute, int nan, int indices, int indices_type))       \
+  X(cudnnGetReductionIndicesSize, (Handle, Descriptor, Descriptor a, Descriptor c, size_t *))                        \
+  X(cudnnGetReductionWorkspaceSize, (Handle, Descriptor, Descriptor a, Descriptor c, size_t *))                      \
+  X(cudnnReduceTensor,                                                                                               \
+    (Handle, Descriptor, void *indices, size_t, void *workspace, size_t, const void *alpha, Descriptor,              \
+     const void *a, const void *beta, Descriptor, void *c))                                                          \
+  X(cudnnCreateActivationDescriptor, (Descriptor *))                                                                 \
+  X(cudnnDestroyActivationDescriptor, (Descriptor))                                                                  \
+  X(cudnnSetActivationDescriptor, (Descriptor, int mode, int nan, double coef))                                      \
+  X(cudnnSetActivationDescriptorSwishBeta, (Descriptor, double beta))                                                \
+  X(cudnnActivationForward,                                                                                          \
+    (Handle, Descriptor, const void *alpha, Descriptor, const void *x, const void *beta, Descriptor, void *y))       \
+  X(cudnnActivationBackward,                                                                                         \
+    (Handle, Descriptor, const void *alpha, Descriptor, const void *y, Descriptor, const void *dy, Descriptor,       \
+     const void *x, const void *beta, Descriptor, void *dx))
 
 #define DNNOPS_DECLARE(name, parameters) extern cudnnStatus_t(*const name) parameters;
 DNNOPS_LEGACY_FUNCTIONS(DNNOPS_DECLARE)

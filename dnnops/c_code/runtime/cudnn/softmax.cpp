@@ -1,5 +1,6 @@
 // Softmax, its logarithm, and their gradients, over neighboring axes.
 #include "handle.hpp"
+#include "merged_axes.hpp"
 #include "node_state.hpp"
 
 namespace dnnops {
@@ -27,15 +28,6 @@ void check_operands(const SoftmaxParams &params, const dnnops_tensor *inputs) {
   if (params.gradient && (inputs[1].dtype != x.dtype || inputs[1].ndim != x.ndim ||
                           std::memcmp(inputs[1].shape, x.shape, x.ndim * sizeof(int64_t))))
     fail(DNNOPS_VALUE_ERROR, "the gradient by the output and the output have to have one dtype and shape");
-}
-
-void require_contiguous(const dnnops_tensor &array) {
-  int64_t stride = item_size(array.dtype);
-  for (int64_t i = array.ndim - 1; i >= 0; --i) {
-    if (array.shape[i] != 1 && array.strides[i] != stride)
-      fail(DNNOPS_NOT_SUPPORTED, "expected contiguous arrays, got %s", describe(array).c_str());
-    stride *= array.shape[i];
-  }
 }
 
 struct SoftmaxKey {

@@ -121,13 +121,9 @@ void shape(const int64_t *params, const dnnops_tensor *inputs, int input_count, 
     fail(DNNOPS_VALUE_ERROR, "there is no mode %lld", (long long)params[0]);
   for (int i = 0; i < input_count; ++i) {
     dnnl_dtype(inputs[i].dtype);
-    if (inputs[i].ndim != inputs[0].ndim ||
-        std::memcmp(inputs[i].shape, inputs[0].shape, inputs[0].ndim * sizeof(int64_t)))
-      fail(DNNOPS_VALUE_ERROR, "x, y and gy have to have one shape");
+    if (!same_shape(inputs[i], inputs[0])) fail(DNNOPS_VALUE_ERROR, "x, y and gy have to have one shape");
   }
-  output.dtype = inputs[0].dtype;
-  output.ndim = inputs[0].ndim;
-  std::memcpy(output.shape, inputs[0].shape, output.ndim * sizeof(int64_t));
+  set_output(output, inputs[0]);
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 #include <limits>
 #include <vector>
 
+#include "exponentials.hpp"
+#include "philox.hpp"
 #include "plan.hpp"
 
 namespace dnnops {
@@ -15,44 +17,16 @@ namespace {
 constexpr int64_t kRows = 128;
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
-// e^x of what is not positive, as vector code; 0 below the least normal number.
-inline float exponential(float x) {
-  const bool is_small = !(x >= -87);  // NaN, too: it is put back below
-  const float y = (is_small ? 0 : x) * 1.442695041f, rounder = 12582912, whole = (y + rounder) - rounder;
-  // In two steps, of which the first one is exact.
-  const float rest = ((is_small ? 0 : x) - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  const float fraction =
-      1 + rest * (1 + rest * (1 / 2.f + rest * (1 / 6.f + rest * (1 / 24.f + rest * (1 / 120.f + rest * (1 / 720.f))))));
-  const int32_t bits = ((int32_t)whole + 127) << 23;
-  float power;
-  std::memcpy(&power, &bits, sizeof power);
-  power = is_small ? 0 : power * fraction;
-  return x == x ? power : x;
-}
-
-// The largest of some numbers that is no NaN, minus infinity if there is none.  By lanes, because compilers make no
-// vector code of a maximum that minds NaNs.
-inline float largest_of(const float *values, int64_t count) {
-  constexpr int kLanes = 32;
-  float lanes[kLanes], largest = kHidden;
-  std::fill(lanes, lanes + kLanes, kHidden);
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes)
-#pragma omp simd
-    for (int j = 0; j < kLanes; ++j) lanes[j] = values[i + j] > lanes[j] ? values[i + j] : lanes[j];
-  for (; i < count; ++i) largest = values[i] > largest ? values[i] : largest;
-  for (const float lane : lanes) largest = lane > largest ? lane : largest;
-  return largest;
-}
-
-// params: the factor's bits, whether it is given, whether attention is causal, a bit for each of mask, query_lengths
-// and key_lengths.
+// params: the factor's bits, whether it is given, whether attention is causal, a bit for each of mask, query_lengths,
+// key_lengths and state, and the bits of dropout's probability.
 struct Problem {
   int64_t batch, heads, shared_heads, queries, keys, depth, value_depth;
   float scale;
   bool is_causal;
   const dnnops_tensor *mask = nullptr, *query_lengths = nullptr, *key_lengths = nullptr;
   int optional_count = 0;
+  double dropout = 0;
+  int64_t state[2] = {0, 0};
 
   Problem(const int64_t *params, const dnnops_tensor *inputs) {
     const dnnops_tensor &query = inputs[0], &key = inputs[1], &value = inputs[2];
@@ -75,7 +49,9 @@ struct Problem {
     if (params[3] & 1) mask = next++;
     if (params[3] & 2) query_lengths = next++;
     if (params[3] & 4) key_lengths = next++;
+    if (params[3] & 8) read_vector("state", *next++, 2, state);
     optional_count = (int)(next - inputs) - 3;
+    std::memcpy(&dropout, params + 4, sizeof dropout);
     if (mask) {
       const int64_t sizes[4] = {batch, heads, queries, keys};
       bool fits = mask->ndim == 4 && (mask->dtype == DNNOPS_BOOL || mask->dtype == DNNOPS_FLOAT32);
@@ -101,6 +77,22 @@ struct Problem {
     const int64_t count = length_of(key_lengths, n, keys);
     return is_causal ? std::min(count, end) : count;
   }
+
+  // Multiplies the first `count` of what there is of query i's scores by 0 or 1, as dropout has it.
+  void drop(int64_t n, int64_t head, int64_t i, int64_t count, float *values) const {
+    const uint32_t threshold = (uint32_t)(dropout * 4294967296.0);
+    const int64_t first = ((n * heads + head) * queries + i) * keys;
+    uint32_t words[kGroup];
+    for (int64_t group = first / kGroup; group * kGroup < first + count; ++group) {
+      draw((uint64_t)state[0], (uint64_t)state[1] + (uint64_t)(group * kBlocks), words);
+      const int64_t begin = std::max(first, group * kGroup), end = std::min(first + count, (group + 1) * kGroup);
+      float *from = values + (begin - first);
+      const uint32_t *word = words + (begin - group * kGroup);
+#pragma omp simd
+      for (int64_t j = 0; j < end - begin; ++j) from[j] = word[j] >= threshold ? from[j] : 0.f;
+    }
+  }
+  float kept_scale() const { return (float)(1 / (1 - dropout)); }
 
   // Hides what query i does not see of its first `count` scores, and adds the mask.
   void hide(int64_t n, int64_t head, int64_t i, int64_t count, float *scores) const {
@@ -238,6 +230,10 @@ void forward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *
           if (total == 0) continue;  // nothing is seen: the weights are zeros
           inverses[i - begin] = 1 / total;
           block_stats[i] = largest + std::log(total);
+          if (problem.dropout > 0) {
+            problem.drop(n, head, i, count, row);
+            inverses[i - begin] *= problem.kept_scale();
+          }
         }
         product('N', 'N', last - begin, width, count, 1, scores, count, in[2].at(n, shared), in[2].leading(width), 0,
                 out.at(n, head, begin), std::max<int64_t>(width, 1));
@@ -297,13 +293,20 @@ void backward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor 
               float common = 0, *row = weights + i * count, *slope = slopes + i * count;
 #pragma omp simd reduction(+ : common)
               for (int64_t j = 0; j < width; ++j) common += out_row[j] * gout_row[j];
+              if (problem.dropout > 0) {
+                problem.drop(n, head, begin + i, count, slope);
+                const float scale = problem.kept_scale();
+#pragma omp simd
+                for (int64_t j = 0; j < count; ++j) slope[j] *= scale;
+              }
 #pragma omp simd
               for (int64_t j = 0; j < count; ++j) {
                 row[j] = exponential(row[j] - from);
                 slope[j] = row[j] * (slope[j] - common);
               }
+              if (problem.dropout > 0) problem.drop(n, head, begin + i, count, row);
             }
-            product('T', 'N', count, width, rows, 1, weights, count, gout, gout_leading, 1, dvalue.at(n, shared),
+            product('T', 'N', count, width, rows, problem.kept_scale(), weights, count, gout, gout_leading, 1, dvalue.at(n, shared),
                     std::max<int64_t>(width, 1));
             product('N', 'N', rows, depth, count, problem.scale, slopes, count, in[1].at(n, shared),
                     in[1].leading(depth), 0, dquery.at(n, head, begin), std::max<int64_t>(depth, 1));
@@ -316,14 +319,8 @@ void backward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor 
   failures.raise();
 }
 
-void set_shape(dnnops_tensor &output, std::initializer_list<int64_t> shape) {
-  output.dtype = DNNOPS_FLOAT32;
-  output.ndim = (int64_t)shape.size();
-  std::copy(shape.begin(), shape.end(), output.shape);
-}
-
 int count_inputs(const int64_t *params) {
-  return 3 + (params[3] & 1 ? 1 : 0) + (params[3] & 2 ? 1 : 0) + (params[3] & 4 ? 1 : 0);
+  return 3 + (params[3] & 1 ? 1 : 0) + (params[3] & 2 ? 1 : 0) + (params[3] & 4 ? 1 : 0) + (params[3] & 8 ? 1 : 0);
 }
 
 void backward_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
@@ -338,7 +335,7 @@ void backward_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_t
            list_of(expected, ndim).c_str());
   }
   for (int i = 0; i < 3; ++i)
-    set_shape(outputs[i], {inputs[i].shape[0], inputs[i].shape[1], inputs[i].shape[2], inputs[i].shape[3]});
+    set_output(outputs[i], DNNOPS_FLOAT32, inputs[i].shape, 4);
 }
 
 }  // namespace
@@ -350,8 +347,8 @@ DNNOPS_EXPORT int dnnops_onednn_attention_shape(const dnnops_context *, const in
                                                 const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnAttention", inputs, count_inputs(params), [&] {
     const Problem problem(params, inputs);
-    set_shape(outputs[0], {problem.batch, problem.heads, problem.queries, problem.value_depth});
-    set_shape(outputs[1], {problem.batch, problem.heads, problem.queries});
+    set_output(outputs[0], DNNOPS_FLOAT32, {problem.batch, problem.heads, problem.queries, problem.value_depth});
+    set_output(outputs[1], DNNOPS_FLOAT32, {problem.batch, problem.heads, problem.queries});
   });
 }
 DNNOPS_EXPORT int dnnops_onednn_attention(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,

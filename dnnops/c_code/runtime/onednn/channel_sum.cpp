@@ -57,9 +57,7 @@ DNNOPS_EXPORT int dnnops_onednn_channel_sum_shape(const dnnops_context *, const 
   return guarded("OneDnnChannelSum", inputs, 1, [&] {
     dnnl_dtype(inputs[0].dtype);
     if (inputs[0].ndim < 2) fail(DNNOPS_TYPE_ERROR, "expected an array with a batch and a channel axis");
-    outputs[0].dtype = DNNOPS_FLOAT32;
-    outputs[0].ndim = 1;
-    outputs[0].shape[0] = inputs[0].shape[1];
+    set_output(outputs[0], DNNOPS_FLOAT32, {inputs[0].shape[1]});
   });
 }
 

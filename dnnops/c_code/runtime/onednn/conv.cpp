@@ -101,9 +101,7 @@ DNNOPS_EXPORT int dnnops_onednn_conv_shape(const dnnops_context *, const int64_t
                                            const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded(conv_name(params[0]), inputs, 2, [&] {
     const ConvProblem problem = problem_of(conv_params(params), inputs);
-    outputs[0].dtype = inputs[0].dtype;
-    outputs[0].ndim = problem.ndim;
-    std::memcpy(outputs[0].shape, conv_result_shape(problem), problem.ndim * sizeof(int64_t));
+    set_output(outputs[0], inputs[0].dtype, conv_result_shape(problem), problem.ndim);
   });
 }
 

@@ -1,40 +1,11 @@
 // Dropout and its gradient: random numbers by Philox4x32-10, as dnnops/nnet/dropout.py describes them.
+#include "philox.hpp"
 #include "pieces.hpp"
 
 namespace dnnops {
 namespace {
 
-constexpr int64_t kGroup = 64, kBlocks = 16;
 static_assert(kPiece % kGroup == 0, "groups would be cut");
-
-// Of a sequence of random numbers.
-struct Place {
-  uint64_t seed, offset;
-};
-
-// The four words of 16 blocks, those of all first words first.
-void draw(uint64_t seed, uint64_t block, uint32_t *words) {
-  uint32_t a[kBlocks], b[kBlocks], c[kBlocks] = {0}, d[kBlocks] = {0};
-  uint32_t first = (uint32_t)seed, second = (uint32_t)(seed >> 32);
-  for (int64_t lane = 0; lane < kBlocks; ++lane) {
-    a[lane] = (uint32_t)(block + lane);
-    b[lane] = (uint32_t)((block + lane) >> 32);
-  }
-  for (int round = 0; round < 10; ++round) {
-#pragma omp simd
-    for (int64_t lane = 0; lane < kBlocks; ++lane) {
-      const uint64_t low = (uint64_t)0xD2511F53u * a[lane], high = (uint64_t)0xCD9E8D57u * c[lane];
-      a[lane] = (uint32_t)(high >> 32) ^ b[lane] ^ first;
-      b[lane] = (uint32_t)high;
-      c[lane] = (uint32_t)(low >> 32) ^ d[lane] ^ second;
-      d[lane] = (uint32_t)low;
-    }
-    first += 0x9E3779B9u;
-    second += 0xBB67AE85u;
-  }
-  const uint32_t *const rows[] = {a, b, c, d};
-  for (int i = 0; i < 4; ++i) std::memcpy(words + i * kBlocks, rows[i], sizeof a);
-}
 
 // Eight bytes of 0 and 1 as one byte of bits, the first the lowest.
 uint8_t bits_of(const uint8_t *flags) {
@@ -78,10 +49,10 @@ void drop_by_bits(const T *from, T *to, int64_t count, const uint8_t *bytes, T s
 }
 
 template <class T>
-void forward(const dnnops_tensor &x, double p, Place place, const dnnops_tensor &y, uint8_t *reserve) {
+void forward(const dnnops_tensor &x, double p, DropoutPlace place, const dnnops_tensor &y, uint8_t *reserve) {
   const Pieces<T> source(x), result(y);
   const T scale = (T)(1 / (1 - p));
-  const uint32_t threshold = (uint32_t)(p * 4294967296.0);
+  const uint32_t threshold = dropout_threshold(p);
   by_pieces(element_count(x.shape, x.ndim), [&](int64_t begin, int64_t count) {
     T read[kPiece], written[kPiece];
     const T *from = source.read(begin, count, read);
@@ -118,69 +89,21 @@ void backward(const dnnops_tensor &gy, double p, const uint8_t *reserve, const d
   });
 }
 
-double read_probability(const dnnops_tensor &p) {
-  if (p.dtype != DNNOPS_FLOAT64 || p.ndim != 0) fail(DNNOPS_TYPE_ERROR, "p has to be a float64 scalar");
-  double value;
-  std::memcpy(&value, p.data, sizeof value);
-  if (!(value >= 0 && value < 1)) fail(DNNOPS_VALUE_ERROR, "p must be at least 0 and less than 1, got %g", value);
-  return value;
-}
-
-Place read_state(const dnnops_tensor &state) {
-  int64_t words[2];
-  read_vector("state", state, 2, words);
-  return {(uint64_t)words[0], (uint64_t)words[1]};
-}
-
 void check_data(const dnnops_tensor &x) {
   if (x.dtype != DNNOPS_FLOAT32 && x.dtype != DNNOPS_FLOAT64)
     fail(DNNOPS_TYPE_ERROR, "dropout runs in float32 and float64, not in %s", dtype_name(x.dtype));
 }
 
-void set_shape(dnnops_tensor &tensor, int64_t dtype, int64_t ndim, const int64_t *shape) {
-  tensor.dtype = dtype;
-  tensor.ndim = ndim;
-  std::memcpy(tensor.shape, shape, ndim * sizeof(int64_t));
-}
-
-// Inputs: x, p, state.  Outputs: y, reserve, the next state.
-void dropout_shape(const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  const dnnops_tensor &x = inputs[0];
-  check_data(x);
-  read_probability(inputs[1]);
-  read_state(inputs[2]);
-  const int64_t bytes = (element_count(x.shape, x.ndim) + 7) / 8, two = 2;
-  set_shape(outputs[0], x.dtype, x.ndim, x.shape);
-  set_shape(outputs[1], DNNOPS_UINT8, 1, &bytes);
-  set_shape(outputs[2], DNNOPS_INT64, 1, &two);
-}
-
 void run_dropout(const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   const dnnops_tensor &x = inputs[0];
   const double p = read_probability(inputs[1]);
-  const Place state = read_state(inputs[2]);
+  const DropoutPlace state = read_place(inputs[2]);
   auto *reserve = static_cast<uint8_t *>(outputs[1].data);
   if (x.dtype == DNNOPS_FLOAT32)
     forward<float>(x, p, state, outputs[0], reserve);
   else
     forward<double>(x, p, state, outputs[0], reserve);
-  const uint64_t groups = (uint64_t)(element_count(x.shape, x.ndim) + kGroup - 1) / kGroup;
-  const uint64_t next[2] = {state.seed, state.offset + groups * kBlocks};
-  std::memcpy(outputs[2].data, next, sizeof next);
-}
-
-// Inputs: the output's gradient, p, reserve.
-void grad_shape(const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  const dnnops_tensor &gy = inputs[0], &reserve = inputs[2];
-  check_data(gy);
-  read_probability(inputs[1]);
-  const int64_t bytes = (element_count(gy.shape, gy.ndim) + 7) / 8;
-  if (reserve.dtype != DNNOPS_UINT8 || reserve.ndim != 1)
-    fail(DNNOPS_TYPE_ERROR, "reserve has to be an uint8 vector");
-  if (reserve.shape[0] != bytes)
-    fail(DNNOPS_VALUE_ERROR, "reserve has %lld bytes, expected %lld for gy of shape %s", (long long)reserve.shape[0],
-         (long long)bytes, list_of(gy.shape, gy.ndim).c_str());
-  set_shape(outputs[0], gy.dtype, gy.ndim, gy.shape);
+  write_next_place(state, element_count(x.shape, x.ndim), outputs[2].data);
 }
 
 void run_grad(const dnnops_tensor *inputs, dnnops_tensor *outputs) {
@@ -204,7 +127,10 @@ using namespace dnnops;
 
 DNNOPS_EXPORT int dnnops_onednn_dropout_shape(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
                                               dnnops_tensor *outputs) {
-  return guarded("OneDnnDropout", inputs, 3, [&] { dropout_shape(inputs, outputs); });
+  return guarded("OneDnnDropout", inputs, 3, [&] {
+    check_data(inputs[0]);
+    dropout_shapes(inputs, outputs);
+  });
 }
 DNNOPS_EXPORT int dnnops_onednn_dropout(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
                                         dnnops_tensor *outputs) {
@@ -213,7 +139,10 @@ DNNOPS_EXPORT int dnnops_onednn_dropout(const dnnops_context *, const int64_t *,
 
 DNNOPS_EXPORT int dnnops_onednn_dropout_grad_shape(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
                                                    dnnops_tensor *outputs) {
-  return guarded("OneDnnDropoutGrad", inputs, 3, [&] { grad_shape(inputs, outputs); });
+  return guarded("OneDnnDropoutGrad", inputs, 3, [&] {
+    check_data(inputs[0]);
+    dropout_grad_shape(inputs, outputs);
+  });
 }
 DNNOPS_EXPORT int dnnops_onednn_dropout_grad(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
                                              dnnops_tensor *outputs) {

@@ -63,10 +63,7 @@ void shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor &ou
   if (operands.x->shape[1] != operands.y->shape[0])
     fail(DNNOPS_VALUE_ERROR, "%s and %s do not match", list_of(operands.x->shape, 2).c_str(),
          list_of(operands.y->shape, 2).c_str());
-  output.dtype = DNNOPS_FLOAT32;
-  output.ndim = 2;
-  output.shape[0] = operands.x->shape[0];
-  output.shape[1] = operands.y->shape[1];
+  set_output(output, DNNOPS_FLOAT32, {operands.x->shape[0], operands.y->shape[1]});
   if (operands.z && std::memcmp(operands.z->shape, output.shape, 2 * sizeof(int64_t)))
     fail(DNNOPS_VALUE_ERROR, "%s has to be added to a product of shape %s", list_of(operands.z->shape, 2).c_str(),
          list_of(output.shape, 2).c_str());

@@ -12,6 +12,8 @@
 
 #include "../common/error.hpp"
 #include "../common/lru_cache.hpp"
+#include "../common/shapes.hpp"
+#include "pack.hpp"
 
 namespace dnnops {
 
@@ -56,13 +58,6 @@ bool nest_strides(int64_t ndim, const int64_t *shape, int64_t *strides);
 
 // How many threads a plan is made for.
 int64_t thread_count();
-
-// Copies an array of any strides into a contiguous one, each filter's spatial axes reversed
-// if asked for.
-void pack(const dnnops_tensor &from, void *to, bool flip_spatial);
-
-// Copies a float32 matrix of any strides to another of the same shape.
-void copy_matrix(const dnnops_tensor &from, const dnnops_tensor &to);
 
 // Scratch memory of this thread, aligned to 64 bytes, valid until the next call.
 char *thread_scratch(size_t bytes);

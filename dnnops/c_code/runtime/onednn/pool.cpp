@@ -146,12 +146,6 @@ PoolProblem problem_of(const int64_t *params, const dnnops_tensor *inputs, int a
   return pool_problem(params, inputs[0], inputs[arrays], inputs[arrays + 1], inputs[arrays + 2]);
 }
 
-void set_output(dnnops_tensor &output, const dnnops_tensor &like, const int64_t *shape) {
-  output.dtype = like.dtype;
-  output.ndim = like.ndim;
-  std::memcpy(output.shape, shape, like.ndim * sizeof(int64_t));
-}
-
 void expect_large(dnnops_tensor &output) {
   prefer_huge_pages(output.data, element_count(output.shape, output.ndim) * item_size(output.dtype));
 }
@@ -174,7 +168,7 @@ using namespace dnnops;
 DNNOPS_EXPORT int dnnops_onednn_pool_shape(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
                                            dnnops_tensor *outputs) {
   return guarded("OneDnnPool", inputs, 1, [&] {
-    set_output(outputs[0], inputs[0], problem_of(params, inputs, 1).top);
+    set_output(outputs[0], inputs[0].dtype, problem_of(params, inputs, 1).top, inputs[0].ndim);
   });
 }
 
@@ -198,7 +192,7 @@ DNNOPS_EXPORT int dnnops_onednn_max_pool_grad_shape(const dnnops_context *, cons
                                                     const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnMaxPoolGrad", inputs, 3, [&] {
     problem_of(params, inputs, 3);
-    set_output(outputs[0], inputs[0], inputs[0].shape);
+    set_output(outputs[0], inputs[0]);
   });
 }
 
@@ -222,7 +216,7 @@ DNNOPS_EXPORT int dnnops_onednn_max_pool_grad(const dnnops_context *, const int6
 DNNOPS_EXPORT int dnnops_onednn_max_pool_grad_grad_shape(const dnnops_context *, const int64_t *params,
                                                          const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnMaxPoolGradGrad", inputs, 3, [&] {
-    set_output(outputs[0], inputs[0], problem_of(params, inputs, 3).top);
+    set_output(outputs[0], inputs[0].dtype, problem_of(params, inputs, 3).top, inputs[0].ndim);
   });
 }
 
@@ -246,7 +240,7 @@ DNNOPS_EXPORT int dnnops_onednn_average_pool_grad_shape(const dnnops_context *, 
                                                         const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnAveragePoolGrad", inputs, 2, [&] {
     problem_of(params, inputs, 2);
-    set_output(outputs[0], inputs[0], inputs[0].shape);
+    set_output(outputs[0], inputs[0]);
   });
 }
 

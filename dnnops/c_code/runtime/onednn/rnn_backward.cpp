@@ -60,7 +60,7 @@ class Pass {
  private:
   T *dgates(int64_t t, int64_t b = 0) const { return buffers_.dgates + (t * p_.batch + b) * stride_; }
   T *dh(int64_t t, int64_t b = 0) const { return buffers_.dh + ((p_.projected ? t * p_.batch : 0) + b) * p_.outputs; }
-  const T *kept(int64_t t, int64_t b) const { return arrays_.kept + (t * p_.batch + b) * p_.saved(); }
+  const T *kept(int64_t t, int64_t b) const { return arrays_.kept + (t * p_.batch + b) * saved(p_); }
   const T *output(int64_t t, int64_t b) const { return arrays_.y + (t * p_.batch + b) * p_.width(); }
   const T *output_before(int64_t t, int64_t b) const {
     return t == lengths_.first(b, backward_) ? arrays_.hx + b * p_.outputs : output(backward_ ? t + 1 : t - 1, b);
@@ -180,7 +180,7 @@ class Pass {
     const int64_t hidden = p_.hidden, positions = p_.positions();
 #pragma omp parallel for if (positions * hidden > 2048)
     for (int64_t i = 0; i < positions; ++i) {
-      const T *o = arrays_.kept + i * p_.saved() + 3 * hidden, *c = o + hidden;
+      const T *o = arrays_.kept + i * saved(p_) + 3 * hidden, *c = o + hidden;
       T *to = buffers_.cells + i * hidden;
 #pragma omp simd
       for (int64_t j = 0; j < hidden; ++j) to[j] = o[j] * hyperbolic_tangent(c[j]);
@@ -254,7 +254,7 @@ void backward(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outp
     std::fill_n(dw, p.parameters(), (T)0);
     return;
   }
-  const T *reserved_outputs = reserve + p.states() * positions * p.saved();
+  const T *reserved_outputs = reserve + p.states() * positions * saved(p);
   for (int64_t layer = p.layers - 1; layer >= 0; --layer) {
     const T *out = layer == p.layers - 1 ? y : reserved_outputs + layer * between, *below = x;
     T *dbelow = layer ? scratch.get<T>(spare[(layer - 1) % 2]) : dx;
@@ -269,7 +269,7 @@ void backward(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outp
       const int64_t number = layer * p.directions + direction, h_at = number * p.batch * p.outputs;
       const int64_t c_at = number * p.batch * p.hidden;
       const Arrays<T> arrays = {below,      operands[2] + h_at, dcx ? operands[3] + c_at : nullptr,
-                                reserve + number * positions * p.saved(),
+                                reserve + number * positions * saved(p),
                                 out,        above,
                                 dbelow,     dhx + h_at,         dcx ? dcx + c_at : nullptr};
       Pass<T>(p, lengths, number, w, dw, arrays, buffers).run();

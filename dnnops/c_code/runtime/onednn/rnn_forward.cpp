@@ -45,10 +45,10 @@ class Pass {
   }
 
  private:
-  const T *cell(int64_t t, int64_t b) const { return kept_ + (t * p_.batch + b) * p_.saved() + 4 * p_.hidden; }
+  const T *cell(int64_t t, int64_t b) const { return kept_ + (t * p_.batch + b) * saved(p_) + 4 * p_.hidden; }
   // Where the gates are summed, and how far the next sequence's ones are.
-  T *sums(int64_t t) const { return p_.saved() ? kept_ + t * p_.batch * p_.saved() : y_ + t * p_.batch * p_.width(); }
-  int64_t sums_stride() const { return p_.saved() ? p_.saved() : p_.width(); }
+  T *sums(int64_t t) const { return saved(p_) ? kept_ + t * p_.batch * saved(p_) : y_ + t * p_.batch * p_.width(); }
+  int64_t sums_stride() const { return saved(p_) ? saved(p_) : p_.width(); }
 
   // The biases of input and recurrence in one, but for a GRU's last gate, where they stay two.
   void make_bias() {
@@ -94,7 +94,7 @@ class Pass {
     for (int64_t b = 0; b < p_.batch; ++b) {
       T *out = p_.projected ? buffers_.cells + b * hidden : output(t, b), *kept = sums(t) + b * sums_stride();
       if (!lengths_.active(t, b)) {
-        if (p_.saved()) std::fill_n(kept, p_.saved(), (T)0);
+        if (saved(p_)) std::fill_n(kept, saved(p_), (T)0);
         std::fill_n(output(t, b), p_.outputs, (T)0);
         if (p_.projected) std::fill_n(out, hidden, (T)0);
         continue;
@@ -144,7 +144,7 @@ void forward(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outpu
   const int recurrent = scratch.add(p.mode == GRU ? p.batch * p.rows() : 0);
   const int cells = scratch.add(p.projected ? p.batch * p.hidden : 0), bias = scratch.add(4 * p.hidden);
   // Without a reserve: the gates of one pseudo-layer, and two layers' outputs.
-  const int gates = scratch.add(p.flag ? 0 : positions * p.saved());
+  const int gates = scratch.add(p.flag ? 0 : positions * saved(p));
   const int spare[2] = {scratch.add(p.flag || p.layers < 2 ? 0 : between), scratch.add(p.flag || p.layers < 3 ? 0 : between)};
   const int dropped = scratch.add(p.dropout > 0 ? between : 0);
   scratch.allocate();
@@ -154,14 +154,14 @@ void forward(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outpu
   T *y = static_cast<T *>(outputs[0].data), *hy = static_cast<T *>(outputs[1].data);
   T *cy = p.has_cell() ? static_cast<T *>(outputs[2].data) : nullptr;
   T *reserve = p.flag ? static_cast<T *>(outputs[2 + p.has_cell()].data) : nullptr;
-  T *reserved_outputs = reserve ? reserve + p.states() * positions * p.saved() : nullptr;
+  T *reserved_outputs = reserve ? reserve + p.states() * positions * saved(p) : nullptr;
   const T *below = operands[1];
   for (int64_t layer = 0; layer < p.layers; ++layer) {
     T *out = layer == p.layers - 1 ? y : reserve ? reserved_outputs + layer * between : scratch.get<T>(spare[layer % 2]);
     for (int64_t direction = 0; direction < p.directions; ++direction) {
       const int64_t number = layer * p.directions + direction, h_at = number * p.batch * p.outputs;
       const int64_t c_at = number * p.batch * p.hidden;
-      T *kept = reserve ? reserve + number * positions * p.saved() : scratch.get<T>(gates);
+      T *kept = reserve ? reserve + number * positions * saved(p) : scratch.get<T>(gates);
       Pass<T>(p, lengths, number, operands[0], buffers)
           .run(below, operands[2] + h_at, cy ? operands[3] + c_at : nullptr, kept, out, hy + h_at, cy ? cy + c_at : nullptr);
     }

@@ -119,12 +119,9 @@ void shape(const int64_t *params, const dnnops_tensor *inputs, int input_count, 
     fail(DNNOPS_VALUE_ERROR, "axes %lld to %lld of an array of %lld dimensions", (long long)params[0],
          (long long)params[1] - 1, (long long)inputs[0].ndim);
   for (int i = 1; i < input_count; ++i)
-    if (inputs[i].ndim != inputs[0].ndim || inputs[i].dtype != inputs[0].dtype ||
-        std::memcmp(inputs[i].shape, inputs[0].shape, inputs[0].ndim * sizeof(int64_t)))
+    if (inputs[i].dtype != inputs[0].dtype || !same_shape(inputs[i], inputs[0]))
       fail(DNNOPS_VALUE_ERROR, "the output's gradient and the output have to have one shape and dtype");
-  output.dtype = inputs[0].dtype;
-  output.ndim = inputs[0].ndim;
-  std::memcpy(output.shape, inputs[0].shape, output.ndim * sizeof(int64_t));
+  set_output(output, inputs[0]);
 }
 
 }  // namespace

@@ -112,12 +112,6 @@ void expect_shape(const char *name, const dnnops_tensor &tensor, const std::vect
        describe(tensor).c_str());
 }
 
-void set_output(dnnops_tensor &output, int64_t dtype, const std::vector<int64_t> &shape) {
-  output.dtype = dtype;
-  output.ndim = (int64_t)shape.size();
-  std::copy(shape.begin(), shape.end(), output.shape);
-}
-
 // The shape of a grid; inputs: theta, and the numbers of rows and columns.
 std::vector<int64_t> grid_shape(const dnnops_tensor *inputs) {
   check_float(inputs[0]);

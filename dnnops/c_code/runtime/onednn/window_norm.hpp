@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "../common/error.hpp"
+#include "../common/shapes.hpp"
 
 namespace dnnops {
 
@@ -210,14 +210,9 @@ inline void same_shapes(const dnnops_tensor *inputs, int input_count, dnnops_ten
   if (first.dtype != DNNOPS_FLOAT32 && first.dtype != DNNOPS_FLOAT64)
     fail(DNNOPS_TYPE_ERROR, "expected float32 or float64, got %s", dtype_name(first.dtype));
   for (int i = 1; i < input_count; ++i)
-    if (inputs[i].ndim != first.ndim || inputs[i].dtype != first.dtype ||
-        std::memcmp(inputs[i].shape, first.shape, first.ndim * sizeof(int64_t)))
+    if (inputs[i].dtype != first.dtype || !same_shape(inputs[i], first))
       fail(DNNOPS_VALUE_ERROR, "the operands have to have one shape and dtype");
-  for (int i = 0; i < output_count; ++i) {
-    outputs[i].dtype = first.dtype;
-    outputs[i].ndim = first.ndim;
-    std::memcpy(outputs[i].shape, first.shape, first.ndim * sizeof(int64_t));
-  }
+  for (int i = 0; i < output_count; ++i) set_output(outputs[i], first);
 }
 
 }  // namespace dnnops

@@ -14,7 +14,8 @@ inline Vec load(const float *from) { return _mm512_loadu_ps(from); }
 inline void store(float *to, Vec value) { _mm512_storeu_ps(to, value); }
 inline void prefetch(const float *at) { _mm_prefetch(reinterpret_cast<const char *>(at), _MM_HINT_T0); }
 inline Vec broadcast(float value) { return _mm512_set1_ps(value); }
-// a * b + c; contraction of the operators is off in standard C++.
+// a * b + c in one rounding, said rather than left to the compiler. GCC makes it of operators by itself, with
+// -std=c++17 as well (its default is -ffp-contract=fast in C++); Clang does so within one expression only.
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec fma(float a, Vec b, Vec c) { return fma(broadcast(a), b, c); }
 

@@ -1,11 +1,4 @@
-"""cuDNN under the names that it had in ``theano.gpuarray.dnn``.
-
-The functions here put Ops on cuDNN into a graph by hand. A graph made of `dnnops.nnet` gets the
-same Ops by rewriting, and runs on a CPU too: prefer that where it can say what is wanted.
-
-Operands may be device variables, host variables or arrays; those of the host are transferred.
-Results are device variables.
-"""
+"""Convolution and its gradients."""
 
 from __future__ import annotations
 
@@ -13,128 +6,27 @@ from typing import Any
 
 import pytensor.tensor as pt
 
-from dnnops.config import flag_value
-from dnnops.cudnn.base import cudnn_usable, cudnn_version, device_operands
-from dnnops.cudnn.batchnorm import (
-    MODES,
-    GpuDnnBatchNorm,
-    GpuDnnBatchNormGrad,
-    GpuDnnBatchNormInference,
-    parameter_dtype,
-)
+from dnnops.cudnn.base import device_operands
 from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
-from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
-from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
-from dnnops.errors import DnnError, DnnTypeError, DnnUnavailableError, DnnValueError
-from dnnops.gpuarray.device import check_device, device_from_target
+from dnnops.errors import DnnValueError
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.nnet._validate import is_int, spatial_shape
-from dnnops.runtime.build import CUDNN
 
 __all__ = [
-    "GpuDnnBatchNorm",
-    "GpuDnnBatchNormGrad",
-    "GpuDnnBatchNormInference",
-    "GpuDnnConv",
-    "GpuDnnConvGradI",
-    "GpuDnnConvGradW",
-    "GpuDnnPool",
-    "GpuDnnPoolGrad",
-    "GpuDnnSoftmax",
-    "GpuDnnSoftmaxGrad",
-    "dnn_available",
-    "dnn_batch_normalization_test",
-    "dnn_batch_normalization_train",
+    "CONV_MODES",
+    "DIRECTION_HINTS",
     "dnn_conv",
     "dnn_conv3d",
     "dnn_gradinput",
     "dnn_gradinput3d",
     "dnn_gradweight",
     "dnn_gradweight3d",
-    "dnn_pool",
-    "dnn_present",
-    "version",
+    "swapped",
 ]
+
 
 CONV_MODES = ("conv", "cross")
 DIRECTION_HINTS = (None, "forward", "forward!", "bprop inputs", "bprop weights")
-
-
-# -- availability --------------------------------------------------------------------------
-
-
-def _device(context_name: Any) -> int:
-    if context_name is None:
-        return device_from_target(flag_value("device")) or 0
-    if isinstance(context_name, str):
-        device = device_from_target(context_name)
-        if device is None:
-            raise DnnValueError(f"context_name {context_name!r}: expected cuda, cuda0, cuda1, ...")
-        return device
-    return check_device(context_name)
-
-
-def dnn_available(context_name: Any = None) -> bool:
-    """Tell whether cuDNN is used on a device; ``dnn_available.msg`` then says why not.
-
-    Parameters
-    ----------
-    context_name : None, str or int
-        The device: ``"cuda0"`` or its number; None for that of the flag ``device``.
-
-    Returns
-    -------
-    bool
-        As the flag ``dnn.enabled`` and a trial have it. The trial's result is remembered.
-
-    Raises
-    ------
-    DnnUnavailableError
-        If the flag ``dnn.enabled`` is True and cuDNN can't be used.
-    """
-    usable, dnn_available.msg = cudnn_usable(_device(context_name))  # type: ignore[attr-defined]
-    return usable
-
-
-dnn_available.msg = ""  # type: ignore[attr-defined]
-
-
-def dnn_present() -> bool:
-    """Tell whether cuDNN's headers and library are installed and fit together, GPU or not."""
-    try:
-        CUDNN.library  # noqa: B018
-    except DnnUnavailableError as error:
-        dnn_present.msg = str(error)  # type: ignore[attr-defined]
-        return False
-    dnn_present.msg = ""  # type: ignore[attr-defined]
-    return True
-
-
-dnn_present.msg = ""  # type: ignore[attr-defined]
-
-
-def version(raises: bool = True) -> int:
-    """The version of the cuDNN library as cuDNN writes it: 92800 is 9.28.0.
-
-    Parameters
-    ----------
-    raises : bool
-        Whether to raise if there is none; else it is -1.
-
-    Raises
-    ------
-    DnnUnavailableError
-        If cuDNN isn't installed or can't be loaded.
-    """
-    try:
-        return cudnn_version()
-    except DnnError:
-        if raises:
-            raise
-        return -1
-
-
-# -- convolution ---------------------------------------------------------------------------
 
 
 def _conv_params(
@@ -164,10 +56,10 @@ def _conv_params(
     }
 
 
-def _swapped(x: Any) -> Any:
+def swapped(x: Any) -> Any:
     """Exchange the first two axes of a device variable."""
-    swapped = pt.as_tensor_variable(x).dimshuffle(1, 0, *range(2, x.type.ndim))
-    return cast(as_gpuarray_variable(swapped, x.type.device), x.type.dtype)
+    exchanged = pt.as_tensor_variable(x).dimshuffle(1, 0, *range(2, x.type.ndim))
+    return cast(as_gpuarray_variable(exchanged, x.type.device), x.type.dtype)
 
 
 def _sizes(x: Any) -> list[Any]:
@@ -207,11 +99,11 @@ def _conv(
         # The gradient of a convolution by its filters is one of the image with a large filter:
         # the roles of batch and channels are exchanged.
         sizes = [n - k + 1 for n, k in zip(_sizes(img), _sizes(kerns), strict=True)]
-        filters = _swapped(kerns)
+        filters = swapped(kerns)
         if forward.filter_flip:
             filters = _flipped(filters)
         grad_weights = GpuDnnConvGradW(**{**other, "filter_flip": False})
-        return _swapped(grad_weights(_swapped(img), filters, pt.stack(sizes)))
+        return swapped(grad_weights(swapped(img), filters, pt.stack(sizes)))
     if plain and forward.border_mode == "full" and direction_hint != "forward!":
         # The gradient of a 'valid' convolution by its input is a 'full' one with the filters'
         # channels exchanged, and flipped the other way.
@@ -220,7 +112,7 @@ def _conv(
             for n, k, d in zip(_sizes(img), _sizes(kerns), forward.filter_dilation, strict=True)
         ]
         grad_inputs = GpuDnnConvGradI(**{**other, "filter_flip": not forward.filter_flip})
-        return grad_inputs(_swapped(kerns), img, pt.stack(sizes))
+        return grad_inputs(swapped(kerns), img, pt.stack(sizes))
     return forward(img, kerns)
 
 
@@ -451,156 +343,3 @@ def dnn_gradinput3d(
     )  # fmt: skip
     sizes = _spatial_sizes("dnn_gradinput3d", "img_shp", img_shp, 3)
     return GpuDnnConvGradI(**params)(kerns, topgrad, sizes)
-
-
-# -- pooling -------------------------------------------------------------------------------
-
-
-def dnn_pool(img: Any, ws: Any, stride: Any = None, mode: str = "max", pad: Any = None) -> Any:
-    """Pool over windows of the last two or three axes on cuDNN.
-
-    Parameters
-    ----------
-    img : (batch, channels, spatial...)
-        Of two or three spatial axes.
-    ws : sequence of ints, or int vector
-        The windows' size, an entry for each spatial axis.
-    stride : sequence of ints, or int vector, optional
-        The distance between windows; 1 on each axis if not given.
-    mode : {'max', 'sum', 'average_inc_pad', 'average_exc_pad'}
-        What is taken of each window; an average counts the padding, or does not.
-    pad : sequence of ints, or int vector, optional
-        The padding on both sides of each axis; 0 if not given. It never is a maximum.
-
-    Returns
-    -------
-    GpuArrayVariable
-        Of ``(size + 2 * pad - ws) // stride + 1`` windows on each axis.
-
-    Raises
-    ------
-    DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind, or if they don't fit together.
-    """
-    (img,) = device_operands("dnn_pool", None, img=img)
-    ndim = img.type.ndim - 2
-    if ndim not in (1, 2, 3):
-        raise DnnValueError(
-            f"dnn_pool: img must have three to five dimensions, got {img.type.ndim}"
-        )
-    stride = (1,) * ndim if stride is None else stride
-    pad = (0,) * ndim if pad is None else pad
-    return GpuDnnPool(ndim, mode)(img, ws, stride, pad)
-
-
-# -- batch normalization -------------------------------------------------------------------
-
-
-def _batch_norm_parameters(where: str, inputs: Any, mode: str, **parameters: Any) -> list[Any]:
-    """The inputs, and parameters as the Ops take them: with the inputs' rank, in their dtype."""
-    (x,) = device_operands(where, None, inputs=inputs)
-    ndim = x.type.ndim
-    if mode not in MODES:
-        raise DnnValueError(f"{where}: mode must be one of {', '.join(MODES)}, got {mode!r}")
-    kept = 1 if mode == "spatial" else ndim - 1
-    arrays = []
-    for name, value in parameters.items():
-        (array,) = device_operands(
-            where, None, **{name: as_gpuarray_variable(value, x.type.device)}
-        )
-        if array.type.ndim == kept != ndim:
-            axes = (0, *range(2, ndim)) if mode == "spatial" else (0,)
-            array = as_gpuarray_variable(pt.expand_dims(pt.as_tensor_variable(array), axes))
-        elif array.type.ndim != ndim:
-            raise DnnTypeError(
-                f"{where}: {name} must have {ndim} dimensions, or {kept} for mode={mode!r}; got"
-                f" {array.type.ndim}"
-            )
-        arrays.append(cast(array, parameter_dtype(x.type.dtype)))
-    return [x, *arrays]
-
-
-def dnn_batch_normalization_train(
-    inputs: Any,
-    gamma: Any,
-    beta: Any,
-    mode: str = "per-activation",
-    epsilon: Any = 1e-4,
-    running_average_factor: Any = 0.1,
-    running_mean: Any = None,
-    running_var: Any = None,
-) -> tuple[Any, ...]:
-    """Normalize a batch by its own mean and variance on a GPU.
-
-    Parameters
-    ----------
-    inputs : array
-        Of any rank.
-    gamma, beta : array
-        Scale and bias: of the inputs' rank with size 1 on the axes that statistics are over, or
-        without these. They are cast to the dtype of `inputs`, or to float32 if that has 16 bits.
-    mode : {'per-activation', 'spatial'}
-        Statistics are over the first axis, or over all but the second one.
-    epsilon : number or scalar variable
-        At least 0, cuDNN's ``CUDNN_BN_MIN_EPSILON``, and finite; of a variable this is checked at
-        the call.
-    running_average_factor, running_mean, running_var
-        As for `dnnops.nnet.batch_normalization_train`.
-
-    Returns
-    -------
-    tuple of GpuArrayVariable
-        As of `dnnops.nnet.batch_normalization_train`.
-
-    Raises
-    ------
-    DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind, or if they don't fit together. The latter
-        is a `ValueError`.
-    """
-    where = "dnn_batch_normalization_train"
-    if (running_mean is None) != (running_var is None):
-        raise DnnValueError(f"{where}: running_mean and running_var must be given together")
-    parameters = {"gamma": gamma, "beta": beta}
-    running = running_mean is not None
-    if running:
-        parameters |= {"running_mean": running_mean, "running_var": running_var}
-    x, scale, bias, *averages = _batch_norm_parameters(where, inputs, mode, **parameters)
-    op = GpuDnnBatchNorm(mode, running)
-    more = [running_average_factor, *averages] if running else []
-    return tuple(op.make_node(x, scale, bias, epsilon, *more).outputs)
-
-
-def dnn_batch_normalization_test(
-    inputs: Any,
-    gamma: Any,
-    beta: Any,
-    mean: Any,
-    var: Any,
-    mode: str = "per-activation",
-    epsilon: Any = 1e-4,
-) -> Any:
-    """Normalize by a given mean and variance on a GPU.
-
-    Parameters
-    ----------
-    inputs, gamma, beta, mode, epsilon
-        As for `dnn_batch_normalization_train`.
-    mean, var : array
-        As `gamma`.
-
-    Returns
-    -------
-    GpuArrayVariable
-        ``(inputs - mean) / sqrt(var + epsilon) * gamma + beta``.
-
-    Raises
-    ------
-    DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind, or if they don't fit together.
-    """
-    where = "dnn_batch_normalization_test"
-    operands = _batch_norm_parameters(
-        where, inputs, mode, gamma=gamma, beta=beta, mean=mean, var=var
-    )
-    return GpuDnnBatchNormInference(mode)(*operands, epsilon)

@@ -1,0 +1,168 @@
+"""Training steps of recurrent networks in dnnops, on either device."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+
+from benchmarks.harness import Task
+from benchmarks.peers import dnnops_cpu, dnnops_gpu
+from benchmarks.peers.graphs import library_ops
+from benchmarks.rnn_data import LEARNING_RATE, compared, rnn_arrays
+from dnnops import dnn
+from dnnops.gpuarray import GpuArrayType, shared
+from dnnops.nnet import RNNBlock
+
+__all__ = ["make_task", "versions"]
+
+_on_gpu = False
+
+
+def versions() -> dict[str, Any]:
+    """Name what was measured last."""
+    return (dnnops_gpu if _on_gpu else dnnops_cpu).versions()
+
+
+class Step(Task):
+    """Forward, the gradients by the parameters and the input, and the parameters' update."""
+
+    prefix = "OneDnn"
+    mode: str | None = None
+    block_class: type[RNNBlock] = RNNBlock
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        arrays = rnn_arrays(case)
+        dtype = case["dtype"]
+        block = self.block_class(dtype, case["hidden"], case["layers"], case["mode"])
+        states = (case["layers"], case["batch"], case["hidden"])
+        self.w = self.parameters(arrays.w.astype(dtype))
+        self.given = [self.moved(a.astype(dtype)) for a in (arrays.x, arrays.gy)]
+        self.given.append(self.moved(np.zeros(states, dtype)))
+        x, gy, start = (self.variable(dtype) for _ in self.given)
+        y, *_ = block.apply(self.w, x, start, *([start] if case["mode"] == "lstm" else []))
+        gw, gx = pytensor.grad(None, [self.w, x], known_grads={y: gy})
+        step = self.w - np.asarray(LEARNING_RATE, dtype) * gw
+        self.function = pytensor.function(
+            [x, gy, start], [y, gx], updates=[(self.w, step)], mode=self.mode
+        )
+        library_ops(self.function, self.prefix)
+
+    def variable(self, dtype: str) -> Any:
+        return pt.tensor(dtype=dtype, shape=(None,) * 3)
+
+    def parameters(self, value: np.ndarray) -> Any:
+        return pytensor.shared(value)
+
+    def moved(self, value: np.ndarray) -> Any:
+        return value
+
+    def call(self) -> None:
+        self.function(*self.given)
+
+    def results(self) -> dict[str, np.ndarray]:
+        before = np.asarray(self.w.get_value())
+        y, gx = map(self.fetched, self.function(*self.given))
+        return compared(before, np.asarray(self.w.get_value()), y, gx)
+
+    def fetched(self, array: Any) -> np.ndarray:
+        return np.asarray(array)
+
+
+class GpuStep(Step):
+    """The same on a GPU, timed by CUDA events."""
+
+    prefix = "GpuDnn"
+    mode = "CUDNN"
+    block_class = dnn.RNNBlock  # whose results stay on the device
+
+    def variable(self, dtype: str) -> Any:
+        return GpuArrayType(dtype, (None,) * 3)()
+
+    def parameters(self, value: np.ndarray) -> Any:
+        return shared(value)
+
+    def moved(self, value: np.ndarray) -> Any:
+        import cupy
+
+        return cupy.asarray(value)
+
+    def times(self, calls: int) -> list[float]:
+        """The device's seconds of each step; steps follow each other without waiting."""
+        import cupy
+
+        events = [cupy.cuda.Event() for _ in range(calls + 1)]
+        events[0].record()
+        for event in events[1:]:
+            self.call()
+            event.record()
+        events[-1].synchronize()
+        pairs = itertools.pairwise(events)
+        return [cupy.cuda.get_elapsed_time(a, b) / 1000 for a, b in pairs]
+
+    def fetched(self, array: Any) -> np.ndarray:
+        return array.get()
+
+    def facts(self) -> dict[str, Any]:
+        """The algorithm, the most memory that a step has in use, and its host's time."""
+        import cupy
+
+        from dnnops.cudnn.rnn import last_rnn_algorithm
+
+        with PeakMemory.make() as memory:
+            self.call()
+        cupy.cuda.runtime.deviceSynchronize()
+        start = time.perf_counter()
+        self.call()
+        launching = time.perf_counter() - start
+        cupy.cuda.runtime.deviceSynchronize()
+        return {
+            "algorithm": last_rnn_algorithm(),
+            "peak_mib": memory.peak / 2**20,
+            "launch_ms": 1e3 * launching,
+        }
+
+    def close(self) -> None:
+        """Give memory back to the device."""
+        import cupy
+
+        from dnnops.cudnn.base import free_workspaces
+
+        del self.function, self.given, self.w
+        free_workspaces()
+        cupy.get_default_memory_pool().free_all_blocks()
+
+
+class PeakMemory:
+    """Counts the bytes of CuPy's pool that are in use."""
+
+    @staticmethod
+    def make() -> Any:
+        """A memory hook of CuPy with the attribute ``peak``."""
+        import cupy
+
+        class Hook(cupy.cuda.MemoryHook):
+            name = "PeakMemory"
+
+            def __init__(self) -> None:
+                self.used = self.peak = cupy.get_default_memory_pool().used_bytes()
+
+            def malloc_postprocess(self, **kwargs: Any) -> None:
+                self.used += kwargs["mem_size"]
+                self.peak = max(self.peak, self.used)
+
+            def free_postprocess(self, **kwargs: Any) -> None:
+                self.used -= kwargs["mem_size"]
+
+        return Hook()
+
+
+def make_task(case: dict[str, Any]) -> Task:
+    """Prepare a case of ``benchmarks/rnn.py``."""
+    global _on_gpu
+    _on_gpu = case["device"] == "cuda"
+    return GpuStep(case) if _on_gpu else Step(case)

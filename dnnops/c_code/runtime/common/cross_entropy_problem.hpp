@@ -1,0 +1,64 @@
+// What the cross-entropies of both libraries check.
+#ifndef DNNOPS_CROSS_ENTROPY_PROBLEM_HPP
+#define DNNOPS_CROSS_ENTROPY_PROBLEM_HPP
+
+#include "error.hpp"
+
+namespace dnnops {
+
+struct CrossEntropyProblem {
+  int64_t rows, classes;  // of the scores
+  int64_t labels;         // how many of them there are
+  int64_t count;          // of results: the first so many rows have a label
+  int64_t label_step;     // 0: one label for all rows
+};
+
+inline bool is_label(const dnnops_tensor &labels) {
+  return labels.ndim == 1 && (labels.dtype == DNNOPS_INT32 || labels.dtype == DNNOPS_INT64);
+}
+
+// every_row: each row has a result, as indexing by arange(rows) gives it, otherwise each label.
+inline CrossEntropyProblem cross_entropy_problem(bool every_row, const dnnops_tensor &x, const dnnops_tensor &labels) {
+  if (x.ndim != 2) fail(DNNOPS_TYPE_ERROR, "x has to be a matrix, got %lld dimensions", (long long)x.ndim);
+  if (!is_label(labels)) fail(DNNOPS_TYPE_ERROR, "labels have to be an int32 or int64 vector");
+  CrossEntropyProblem problem = {x.shape[0], x.shape[1], labels.shape[0], 0, 1};
+  problem.count = every_row ? problem.rows : problem.labels;
+  if (every_row && problem.labels == 1)
+    problem.label_step = 0;
+  else if (every_row && problem.labels != problem.rows)
+    fail(DNNOPS_INDEX_ERROR, "%lld labels for %lld rows", (long long)problem.labels, (long long)problem.rows);
+  if (problem.count > problem.rows)
+    fail(DNNOPS_INDEX_ERROR, "%lld labels, but only %lld rows", (long long)problem.labels, (long long)problem.rows);
+  return problem;
+}
+
+inline int64_t statistics_dtype(const dnnops_tensor &x) {
+  return x.dtype == DNNOPS_FLOAT64 ? DNNOPS_FLOAT64 : DNNOPS_FLOAT32;
+}
+
+inline void cross_entropy_shapes(const CrossEntropyProblem &problem, const dnnops_tensor &x, dnnops_tensor *outputs) {
+  outputs[0].dtype = x.dtype;
+  outputs[0].ndim = 1;
+  outputs[0].shape[0] = problem.count;
+  outputs[1].dtype = statistics_dtype(x);
+  outputs[1].ndim = 2;
+  outputs[1].shape[0] = problem.count;
+  outputs[1].shape[1] = 2;
+}
+
+// Inputs: the gradient by the costs, x, labels, statistics.
+inline CrossEntropyProblem cross_entropy_grad_problem(bool every_row, const dnnops_tensor *inputs) {
+  const dnnops_tensor &g = inputs[0], &x = inputs[1], &statistics = inputs[3];
+  const CrossEntropyProblem problem = cross_entropy_problem(every_row, x, inputs[2]);
+  if (g.ndim != 1 || g.dtype != x.dtype || (g.shape[0] != problem.count && g.shape[0] != 1))
+    fail(DNNOPS_VALUE_ERROR, "g has to be a vector of %lld elements, or one, of the dtype of x",
+         (long long)problem.count);
+  if (statistics.ndim != 2 || statistics.dtype != statistics_dtype(x) || statistics.shape[0] != problem.count ||
+      statistics.shape[1] != 2)
+    fail(DNNOPS_VALUE_ERROR, "statistics have to be a %s matrix of shape (%lld, 2)", dtype_name(statistics_dtype(x)),
+         (long long)problem.count);
+  return problem;
+}
+
+}  // namespace dnnops
+#endif

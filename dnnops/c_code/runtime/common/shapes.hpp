@@ -1,0 +1,32 @@
+// What functions that give shapes have in common: comparing those of operands, setting those of outputs.
+#ifndef DNNOPS_SHAPES_HPP
+#define DNNOPS_SHAPES_HPP
+
+#include <algorithm>
+#include <vector>
+
+#include "error.hpp"
+
+namespace dnnops {
+
+inline bool same_shape(const dnnops_tensor &a, const dnnops_tensor &b) {
+  return a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim, b.shape);
+}
+
+inline void set_output(dnnops_tensor &output, int64_t dtype, const int64_t *shape, int64_t ndim) {
+  output.dtype = dtype;
+  output.ndim = ndim;
+  std::copy(shape, shape + ndim, output.shape);
+}
+
+inline void set_output(dnnops_tensor &output, int64_t dtype, const std::vector<int64_t> &shape) {
+  set_output(output, dtype, shape.data(), static_cast<int64_t>(shape.size()));
+}
+
+// An output of another array's dtype and shape.
+inline void set_output(dnnops_tensor &output, const dnnops_tensor &like) {
+  set_output(output, like.dtype, like.shape, like.ndim);
+}
+
+}  // namespace dnnops
+#endif

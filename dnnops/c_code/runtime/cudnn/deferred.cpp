@@ -1,0 +1,24 @@
+#include "deferred.hpp"
+
+#include <atomic>
+
+namespace dnnops {
+
+namespace {
+
+using GetFlag = void *(*)(const char *message, int64_t *number);
+std::atomic<GetFlag> get_flag{nullptr};
+
+}  // namespace
+
+ErrorFlag error_flag(const std::string &message) {
+  ErrorFlag flag;
+  // No lock is held: this has to wait for Python's interpreter lock.
+  if (get_flag) flag.address = get_flag.load()(message.c_str(), &flag.number);
+  if (!flag.address) fail(DNNOPS_LIBRARY_ERROR, "there is no memory in which a kernel could leave an error");
+  return flag;
+}
+
+}  // namespace dnnops
+
+DNNOPS_EXPORT void dnnops_cudnn_set_error_flag(dnnops::GetFlag function) { dnnops::get_flag = function; }

@@ -1,0 +1,83 @@
+// Operation graphs of cuDNN's graph API, put together node by node, and their execution plans.
+#ifndef DNNOPS_CUDNN_GRAPH_BUILDER_HPP
+#define DNNOPS_CUDNN_GRAPH_BUILDER_HPP
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "descriptor.hpp"
+
+namespace dnnops {
+
+using Sizes = std::array<int64_t, 4>;
+
+// The strides of a contiguous array.
+Sizes packed(const Sizes &shape);
+
+// For what a graph is made: a handle's device, or one that was described, which needs no GPU.
+struct GraphTarget {
+  cudnnHandle_t handle = nullptr;
+  const BackendDescriptor *device = nullptr;
+};
+
+class GraphBuilder {
+ public:
+  // The number of one of the graph's arrays.
+  using Array = int;
+  static constexpr Array NONE = -1;
+
+  // An operand or a result in device memory, which starts at a multiple of 16 bytes.
+  Array array(int64_t id, cudnnDataType_t type, const Sizes &shape, const Sizes &strides);
+  // One number, which the host gives when the plan is executed.
+  Array number(int64_t id, cudnnDataType_t type);
+  // What is only between two nodes.
+  Array between(const Sizes &shape, cudnnDataType_t type = CUDNN_DATA_FLOAT);
+  Array between(const Sizes &shape, const Sizes &strides, cudnnDataType_t type);
+
+  // Of one to three operands, elementwise; results are between two nodes unless `result` is given.
+  struct Elementwise {
+    cudnnDataType_t compute = CUDNN_DATA_FLOAT, type = CUDNN_DATA_FLOAT;  // `type` is the result's
+    int64_t axis = -1;                                                    // of indexes
+    Array result = NONE;
+  };
+  Array pointwise(cudnnPointwiseMode_t mode, std::initializer_list<Array> operands, const Elementwise &how);
+  Array pointwise(cudnnPointwiseMode_t mode, std::initializer_list<Array> operands, Array result = NONE) {
+    Elementwise how;
+    how.result = result;
+    return pointwise(mode, operands, how);
+  }
+  void reduce(cudnnReduceTensorOp_t op, Array x, Array result, bool deterministic = false);
+  // Lengths tell how much of an axis counts, for each batch entry; NONE: all of it.
+  void multiply(Array a, Array b, Array result, Array m_lengths = NONE, Array n_lengths = NONE, Array k_lengths = NONE);
+  // The same memory with other strides.
+  void view(Array x, Array result);
+  // 1 with this probability, else 0.
+  void bernoulli(double probability, Array seed, Array offset, Array result);
+
+  // To be called once, at the end.
+  BackendDescriptor finish(const GraphTarget &target);
+
+ private:
+  Array add(int64_t id, cudnnDataType_t type, const Sizes &shape, const Sizes &strides, bool is_between, bool by_value);
+  const BackendDescriptor &operator[](Array index) const { return arrays_[index]; }
+  void push(BackendDescriptor node, const char *what);
+
+  std::vector<BackendDescriptor> arrays_, nodes_;
+  std::vector<Sizes> shapes_;
+  int64_t next_id_ = 1000;
+};
+
+// A way to run a graph.
+struct ExecutionPlan {
+  BackendDescriptor descriptor;
+  int64_t workspace = 0, engine = 0, numerical_notes = 0, behavior_notes = 0;
+  std::string describe() const;
+};
+
+// The first plan that the heuristics propose and that can be made; with `deterministic`, of those that give the same
+// each time.  Throws DNNOPS_NOT_SUPPORTED, with what was tried, if there is none.
+ExecutionPlan plan_graph(const BackendDescriptor &graph, const GraphTarget &target, bool deterministic);
+
+}  // namespace dnnops
+#endif

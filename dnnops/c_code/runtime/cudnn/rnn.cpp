@@ -1,0 +1,242 @@
+// Recurrent networks and their gradient: the Ops' functions.
+#include "rnn.hpp"
+
+namespace dnnops::rnn {
+namespace {
+
+// The algorithm of this thread's last call, for tests and benchmarks.
+thread_local int last_algorithm = -1;
+
+struct RnnState : State {
+  Key key{};
+  std::shared_ptr<Plan> plan;
+};
+
+// One call of either Op.
+struct Call {
+  const dnnops_context &context;
+  const Settings &settings;
+  const Problem problem;
+  const dnnops_tensor *inputs;
+  dnnops_tensor *outputs;
+  bool is_forward;
+
+  Call(bool is_forward_, const dnnops_context *context_, const int64_t *words, const dnnops_tensor *inputs_,
+       dnnops_tensor *outputs_)
+      : context(*context_),
+        settings(settings_of(words)),
+        problem(words, inputs_),
+        inputs(inputs_),
+        outputs(outputs_),
+        is_forward(is_forward_) {}
+
+  bool keeps_reserve() const { return is_forward && problem.flag; }
+  bool by_x() const { return !is_forward && problem.flag; }
+  // Without a reserve of its own, a network that drops runs as in training: for inference cuDNN would drop nothing.
+  bool training() const { return !is_forward || problem.flag || problem.dropout > 0; }
+  bool empty() const { return !problem.positions(); }
+  int64_t dtype() const { return inputs[1].dtype; }
+  int64_t reserve_dtype() const { return dtype() == DNNOPS_FLOAT64 ? DNNOPS_FLOAT64 : DNNOPS_FLOAT32; }
+  int64_t reserve_elements(const Plan &plan) const {
+    const int64_t item = item_size(reserve_dtype());
+    return (plan.reserve() + item - 1) / item;
+  }
+  const dnnops_tensor *further() const { return inputs + problem.forward_operands(); }
+  void *cell(const dnnops_tensor *of, int at) const { return problem.has_cell() ? of[at].data : nullptr; }
+};
+
+void check_call(const Call &call) {
+  cudnn_dtype(call.dtype());
+  check_operands(call.problem, call.inputs);
+}
+
+// The node's plan for these operands.  Both functions of a call ask for it, and only the first may have to make it.
+std::shared_ptr<Plan> find_plan(const Call &call, const Handle &handle) {
+  const std::vector<int64_t> lengths = lengths_of(call.problem, call.inputs);
+  Key key = make_key(call.problem, call.settings, call.context.device, call.dtype(), lengths, call.training());
+  HeldState<RnnState> held(call.context);
+  RnnState &state = *held;
+  key.handle = handle.number;
+  key.algo = state.key.algo;
+  if (!state.plan || !(key == state.key)) {
+    key.handle = key.algo = 0;
+    const int64_t algo =
+        algorithm_for(key, call.settings, call.problem, handle, call.inputs, call.is_forward);
+    key.handle = handle.number;
+    key.algo = algo;
+    state.plan.reset();
+    state.plan = plan_for(key, handle, lengths);
+    state.key = key;
+    const int64_t expected = call.problem.parameters() * item_size(call.dtype());
+    if (state.plan->parameters() != expected)
+      fail(DNNOPS_LIBRARY_ERROR, "cuDNN %zu has %lld bytes of parameters for this network, not %lld", cudnnGetVersion(),
+           (long long)state.plan->parameters(), (long long)expected);
+  }
+  state.plan->set_lengths(handle, lengths);
+  last_algorithm = state.plan->algo();
+  return state.plan;
+}
+
+void forward_shape(const Call &call) {
+  check_call(call);
+  set_forward_shapes(call.problem, call.inputs, call.outputs);
+  if (!call.keeps_reserve()) return;
+  dnnops_tensor &reserve = call.outputs[2 + call.problem.has_cell()];
+  if (call.empty()) return set_output(reserve, call.reserve_dtype(), {0});
+  const DeviceGuard device(call.context.device);
+  const Handle &handle = handle_for(call.context.device, call.context.stream);
+  set_output(reserve, call.reserve_dtype(), {call.reserve_elements(*find_plan(call, handle))});
+}
+
+void backward_shape(const Call &call) {
+  check_call(call);
+  const dnnops_tensor &reserve = call.further()[1];
+  if (reserve.ndim != 1 || reserve.dtype != call.reserve_dtype())
+    fail(DNNOPS_TYPE_ERROR, "the reserve has to be a vector of %s", dtype_name(call.reserve_dtype()));
+  set_backward_shapes(call.problem, call.inputs, call.outputs);
+}
+
+void copy(const Handle &handle, const dnnops_tensor &from, const dnnops_tensor &to) {
+  const int64_t bytes = element_count(to.shape, to.ndim) * item_size(to.dtype);
+  if (bytes)
+    DNNOPS_CHECK(cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDeviceToDevice,
+                                 static_cast<cudaStream_t>(handle.stream)));
+}
+
+void forward(const Call &call) {
+  const Problem &p = call.problem;
+  const DeviceGuard device(call.context.device);
+  const Handle &handle = handle_for(call.context.device, call.context.stream);
+  if (call.empty()) {  // no steps: the states stay
+    copy(handle, call.inputs[2], call.outputs[1]);
+    if (p.has_cell()) copy(handle, call.inputs[p.cx_at()], call.outputs[2]);
+    return;
+  }
+  const std::shared_ptr<Plan> plan = find_plan(call, handle);
+  Pieces pieces;
+  const int64_t workspace = pieces.add(plan->workspace()), generators = pieces.add(plan->generators());
+  const int64_t scratch = pieces.add(call.keeps_reserve() ? 0 : plan->reserve());
+  const Workspace block(*handle.arena, pieces.total());
+  void *reserve = nullptr;
+  if (call.keeps_reserve())
+    reserve = call.outputs[2 + p.has_cell()].data;
+  else if (plan->reserve())
+    reserve = Pieces::at(block, scratch);
+  plan->forward(handle, {call.inputs[0].data, call.inputs[1].data, call.inputs[2].data,
+                         call.cell(call.inputs, p.cx_at()), call.outputs[0].data, call.outputs[1].data,
+                         call.cell(call.outputs, 2), reserve, Pieces::at(block, workspace),
+                         Pieces::at(block, generators), static_cast<uint64_t>(seed_of(p, call.inputs))});
+}
+
+void backward(const Call &call) {
+  const Problem &p = call.problem;
+  const dnnops_tensor *more = call.further(), &y = more[0], &reserve = more[1];
+  const DeviceGuard device(call.context.device);
+  const Handle &handle = handle_for(call.context.device, call.context.stream);
+  if (call.empty()) {
+    const int64_t bytes = p.parameters() * item_size(call.dtype());
+    DNNOPS_CHECK(cudaMemsetAsync(call.outputs[0].data, 0, bytes, static_cast<cudaStream_t>(handle.stream)));
+    copy(handle, more[3], call.outputs[1]);
+    if (p.has_cell()) copy(handle, more[4], call.outputs[2]);
+    return;
+  }
+  const std::shared_ptr<Plan> plan = find_plan(call, handle);
+  if (reserve.shape[0] != call.reserve_elements(*plan))
+    fail(DNNOPS_VALUE_ERROR,
+         "the reserve has %lld elements, expected %lld: it has to come from GpuDnnRNNForward with the same operands",
+         (long long)reserve.shape[0], (long long)call.reserve_elements(*plan));
+  Pieces pieces;
+  const int64_t workspace = pieces.add(plan->workspace()), generators = pieces.add(plan->generators());
+  const int64_t copied = pieces.add(call.settings.inplace ? 0 : plan->reserve());
+  const int64_t dx = pieces.add(call.by_x() ? 0 : p.positions() * p.input * item_size(call.dtype()));
+  const Workspace block(*handle.arena, pieces.total());
+  void *used = reserve.data;
+  if (!call.settings.inplace) {
+    used = Pieces::at(block, copied);
+    DNNOPS_CHECK(cudaMemcpyAsync(used, reserve.data, plan->reserve(), cudaMemcpyDeviceToDevice,
+                                 static_cast<cudaStream_t>(handle.stream)));
+  }
+  Plan::Arrays arrays = {call.inputs[0].data, call.inputs[1].data, call.inputs[2].data,
+                         call.cell(call.inputs, p.cx_at()), y.data, nullptr, nullptr, used,
+                         Pieces::at(block, workspace), Pieces::at(block, generators),
+                         static_cast<uint64_t>(seed_of(p, call.inputs))};
+  plan->backward(handle, arrays,
+                 {more[2].data, more[3].data, call.cell(more, 4), call.outputs[0].data,
+                  call.by_x() ? call.outputs[2 + p.has_cell()].data : Pieces::at(block, dx), call.outputs[1].data,
+                  call.cell(call.outputs, 2)});
+}
+
+// Calls body(call) with the operands in the words of a failure.
+int run(bool is_forward, void (*body)(const Call &), const dnnops_context *context, const int64_t *words,
+        const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  return guarded(is_forward ? "GpuDnnRNNForward" : "GpuDnnRNNBackward", inputs, operand_count(is_forward, words),
+                 [&] { body(Call(is_forward, context, words, inputs, outputs)); });
+}
+
+// Writes where cuDNN has a matrix and a bias: the offset in elements, the dimensions and the element count of each.
+void describe_parameters(const Call &call, const Plan &plan, const Handle &handle, int64_t *found) {
+  // An address that nothing is read from: only differences matter.
+  const Workspace block(*handle.arena, plan.parameters());
+  const char *begin = static_cast<const char *>(block.pointer());
+  const int64_t item = item_size(call.dtype()), linear = 2 * call.problem.gates + (call.problem.projected > 0);
+  for (int64_t layer = 0; layer < call.problem.states(); ++layer)
+    for (int64_t id = 0; id < linear; ++id) {
+      TensorDescriptor descriptors[2];
+      cudnnTensorDescriptor_t made[2];
+      for (int i = 0; i < 2; ++i)
+        made[i] = static_cast<cudnnTensorDescriptor_t>(static_cast<legacy::Descriptor>(descriptors[i]));
+      void *addresses[2] = {nullptr, nullptr};
+      DNNOPS_CHECK(cudnnGetRNNWeightParams(handle.cudnn, plan.network(), static_cast<int>(layer), plan.parameters(),
+                                           begin, static_cast<int>(id), made[0], &addresses[0], made[1],
+                                           &addresses[1]));
+      for (int i = 0; i < 2; ++i) {
+        *found++ = addresses[i] ? (static_cast<char *>(addresses[i]) - begin) / item : -1;
+        int shape[3] = {0, 0, 0}, strides[3], ndim = 0;
+        cudnnDataType_t dtype;
+        if (addresses[i])
+          DNNOPS_CHECK(cudnnGetTensorNdDescriptor(made[i], 3, &dtype, &ndim, shape, strides));
+        *found++ = shape[1];
+        *found++ = shape[2];
+      }
+    }
+}
+
+}  // namespace
+}  // namespace dnnops::rnn
+
+using namespace dnnops;
+
+DNNOPS_EXPORT int dnnops_cudnn_rnn_forward_shape(const dnnops_context *context, const int64_t *words,
+                                                 const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  return rnn::run(true, rnn::forward_shape, context, words, inputs, outputs);
+}
+DNNOPS_EXPORT int dnnops_cudnn_rnn_forward(const dnnops_context *context, const int64_t *words,
+                                           const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  return rnn::run(true, rnn::forward, context, words, inputs, outputs);
+}
+DNNOPS_EXPORT int dnnops_cudnn_rnn_backward_shape(const dnnops_context *context, const int64_t *words,
+                                                  const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  return rnn::run(false, rnn::backward_shape, context, words, inputs, outputs);
+}
+DNNOPS_EXPORT int dnnops_cudnn_rnn_backward(const dnnops_context *context, const int64_t *words,
+                                            const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  return rnn::run(false, rnn::backward, context, words, inputs, outputs);
+}
+
+// The name of the algorithm of this thread's last call; empty if there was none.
+DNNOPS_EXPORT const char *dnnops_cudnn_rnn_last_algorithm(void) {
+  return rnn::last_algorithm < 0 ? "" : rnn::algorithm_names[rnn::last_algorithm];
+}
+
+// Where cuDNN has the parameters of the network of a forward Op: for each pseudo-layer and linear layer, of matrix and
+// bias, the offset in elements (-1: there is none) and two dimensions.
+DNNOPS_EXPORT int dnnops_cudnn_rnn_parameters(const dnnops_context *context, const int64_t *words,
+                                              const dnnops_tensor *inputs, int64_t *found) {
+  return guarded("GpuDnnRNNForward", inputs, rnn::operand_count(true, words), [&] {
+    const rnn::Call call(true, context, words, inputs, nullptr);
+    rnn::check_call(call);
+    const DeviceGuard device(context->device);
+    const Handle &handle = handle_for(context->device, context->stream);
+    rnn::describe_parameters(call, *rnn::find_plan(call, handle), handle, found);
+  });
+}

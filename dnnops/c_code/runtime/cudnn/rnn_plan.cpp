@@ -1,0 +1,201 @@
+// Descriptors of recurrent networks, and the calls that take them.
+#include <climits>
+
+#include "../common/lru_cache.hpp"
+
+#include "conv_plan.hpp"
+#include "rnn.hpp"
+
+namespace dnnops::rnn {
+
+const char *const algorithm_names[ALGO_AUTO] = {"standard", "persist_static", "persist_dynamic",
+                                                "persist_static_small_h"};
+
+namespace {
+
+// How many networks with their shapes keep their descriptors, in all threads.
+constexpr size_t KEPT_PLANS = 128;
+
+cudnnDataType_t math_precision(int64_t dtype) { return dtype == DNNOPS_FLOAT64 ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT; }
+
+// float32 means float32, unless TF32 is allowed, which cuDNN then takes by default.
+cudnnMathType_t math_type(const Key &key) {
+  if (key.dtype == DNNOPS_FLOAT16 || key.dtype == DNNOPS_BFLOAT16) return CUDNN_TENSOR_OP_MATH;
+  return key.dtype == DNNOPS_FLOAT32 && !key.allow_tf32 ? CUDNN_FMA_MATH : CUDNN_DEFAULT_MATH;
+}
+
+cudnnTensorDescriptor_t tensor(const TensorDescriptor &descriptor) {
+  return static_cast<cudnnTensorDescriptor_t>(static_cast<legacy::Descriptor>(descriptor));
+}
+
+Tensor state_shape(const Key &key, int64_t size) {
+  return {3, {key.layers * key.directions, key.batch, size, 0, 0}, {key.batch * size, size, 1, 0, 0}, 16};
+}
+
+// What only the standard algorithm takes.
+void check_algorithm(const Key &key) {
+  if (key.algo == CUDNN_RNN_ALGO_STANDARD) return;
+  if (key.padded) fail(DNNOPS_NOT_SUPPORTED, "the sequences' lengths differ, or are less than the number of steps");
+  if (key.projected) fail(DNNOPS_NOT_SUPPORTED, "the network has a projection");
+  if (key.dtype == DNNOPS_FLOAT64) fail(DNNOPS_NOT_SUPPORTED, "its operands are float64");
+  // Seen on an H200 with cuDNN 9.19 in float16, hidden size 64, batch 8: the gradient by the parameters of the reverse
+  // direction was wrong by half of its norm, and the standard algorithm's was right.
+  if (key.algo == CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H && key.mode == RELU && key.directions == 2)
+    fail(DNNOPS_NOT_SUPPORTED, "the gradient of a bidirectional rnn_relu comes out wrong with it");
+}
+
+// Says of a failure that another algorithm would do.
+template <class Body>
+void with_algorithm(int64_t algo, Body &&body) {
+  if (algo == CUDNN_RNN_ALGO_STANDARD) return body();
+  try {
+    body();
+  } catch (const Error &error) {
+    if (error.status != DNNOPS_NOT_SUPPORTED && error.status != DNNOPS_LIBRARY_ERROR) throw;
+    throw Error(error.status, std::string("cuDNN ") + std::to_string(cudnnGetVersion()) +
+                                  " does not run this network with algo='" + algorithm_names[algo] +
+                                  "'; 'standard' takes every network, and 'auto' what is fastest: " + error.message);
+  }
+}
+
+}  // namespace
+
+Key make_key(const Problem &p, const Settings &settings, int64_t device, int64_t dtype,
+             const std::vector<int64_t> &lengths, bool training) {
+  // cuDNN counts in int; its own arrays have the gates of all steps.
+  const int64_t widest = std::max({p.input, p.width(), p.rows()});
+  if (p.steps > INT_MAX || p.batch > INT_MAX || p.input > INT_MAX || p.positions() > INT_MAX ||
+      (p.positions() && widest > INT_MAX / p.positions()))
+    fail(DNNOPS_NOT_SUPPORTED,
+         "cuDNN takes networks in which steps x batch x the largest of input, output and all gates is less than 2**31,"
+         " got %lld x %lld x %lld",
+         (long long)p.steps, (long long)p.batch, (long long)widest);
+  if (p.input < 1)
+    fail(DNNOPS_NOT_SUPPORTED, "cuDNN takes inputs of a size of at least 1, got %lld", (long long)p.input);
+  Key key;
+  std::memset(&key, 0, sizeof key);
+  key.device = device;
+  key.dtype = dtype;
+  key.mode = p.mode;
+  key.hidden = p.hidden;
+  key.layers = p.layers;
+  key.directions = p.directions;
+  key.skip = p.skip;
+  key.projected = p.projected;
+  key.input = p.input;
+  key.steps = p.steps;
+  key.batch = p.batch;
+  key.allow_tf32 = settings.allow_tf32;
+  key.dropout = p.dropout;
+  key.padded = std::any_of(lengths.begin(), lengths.end(), [&](int64_t length) { return length != p.steps; });
+  key.training = training;
+  return key;
+}
+
+Plan::Plan(const Key &key, const Handle &handle, const std::vector<int64_t> &lengths) : key_(key) {
+  with_algorithm(key.algo, [&] {
+    check_algorithm(key);
+    set_descriptor(hidden_, state_shape(key, key.projected ? key.projected : key.hidden), key.dtype);
+    if (key.mode == LSTM) set_descriptor(cell_, state_shape(key, key.hidden), key.dtype);
+    if (key.dropout > 0) DNNOPS_CHECK(cudnnDropoutGetStatesSize(handle.cudnn, &generators_));
+    // The generators get their memory and seed at each call.
+    DNNOPS_CHECK(
+        cudnnSetDropoutDescriptor(dropout_, handle.cudnn, static_cast<float>(key.dropout), nullptr, 0, 0));
+    set_network();
+    DNNOPS_CHECK(cudnnGetRNNWeightSpaceSize(handle.cudnn, network_, &parameters_));
+    if (key.algo == CUDNN_RNN_ALGO_PERSIST_DYNAMIC) {
+      if (is_capturing(handle.stream))
+        fail(DNNOPS_NOT_SUPPORTED, "its kernel is not compiled, and can't be while a CUDA graph is captured");
+      DNNOPS_CHECK(cudnnBuildRNNDynamic(handle.cudnn, network_, static_cast<int>(key.batch)));
+    }
+    set_lengths(handle, lengths);
+  });
+}
+
+void Plan::set_network() const {
+  const int hidden = static_cast<int>(key_.hidden);
+  DNNOPS_CHECK(cudnnSetRNNDescriptor_v8(
+      network_, static_cast<cudnnRNNAlgo_t>(key_.algo), static_cast<cudnnRNNMode_t>(key_.mode), CUDNN_RNN_DOUBLE_BIAS,
+      key_.directions == 2 ? CUDNN_BIDIRECTIONAL : CUDNN_UNIDIRECTIONAL,
+      key_.skip ? CUDNN_SKIP_INPUT : CUDNN_LINEAR_INPUT, cudnn_dtype(key_.dtype), math_precision(key_.dtype),
+      math_type(key_), static_cast<int>(key_.input), hidden, key_.projected ? static_cast<int>(key_.projected) : hidden,
+      static_cast<int>(key_.layers), dropout_,
+      key_.padded ? CUDNN_RNN_PADDED_IO_ENABLED : CUDNN_RNN_PADDED_IO_DISABLED));
+}
+
+void Plan::set_lengths(const Handle &handle, const std::vector<int64_t> &lengths) {
+  const bool same = lengths_.size() == lengths.size() && std::equal(lengths.begin(), lengths.end(), lengths_.begin());
+  if (same) return;
+  lengths_.clear();  // should it fail, the next call sets them
+  std::vector<int> given(lengths.begin(), lengths.end());
+  lengths_.swap(given);
+  try {
+    set_data(handle);
+  } catch (...) {
+    lengths_.clear();
+    throw;
+  }
+}
+
+void Plan::set_data(const Handle &handle) {
+  // Sequences that are equally long are packed as they are: nothing has to be copied together.
+  const auto layout =
+      key_.padded ? CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_UNPACKED : CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_PACKED;
+  const int64_t outputs = (key_.projected ? key_.projected : key_.hidden) * key_.directions;
+  // What a result has behind the ends; +0 has the same bits in all dtypes.
+  double padding = 0;
+  const auto set = [&](const DataDescriptor &descriptor, int64_t size) {
+    DNNOPS_CHECK(cudnnSetRNNDataDescriptor(descriptor, cudnn_dtype(key_.dtype), layout, static_cast<int>(key_.steps),
+                                           static_cast<int>(key_.batch), static_cast<int>(size), lengths_.data(),
+                                           &padding));
+  };
+  set(x_, key_.input);
+  set(y_, outputs);
+  DNNOPS_CHECK(cudnnGetRNNTempSpaceSizes(handle.cudnn, network_,
+                                         key_.training ? CUDNN_FWD_MODE_TRAINING : CUDNN_FWD_MODE_INFERENCE, x_,
+                                         &workspace_, &reserve_));
+  if (!key_.training) reserve_ = 0;
+}
+
+void Plan::forward(const Handle &handle, const Arrays &a) const {
+  with_algorithm(key_.algo, [&] {
+    if (generators_)
+      DNNOPS_CHECK(cudnnSetDropoutDescriptor(dropout_, handle.cudnn, static_cast<float>(key_.dropout), a.generators,
+                                             generators_, a.seed));
+    // cuDNN 9 reads the lengths of the descriptors, and takes none in device memory.
+    DNNOPS_CHECK(cudnnRNNForward(handle.cudnn, network_,
+                                 key_.training ? CUDNN_FWD_MODE_TRAINING : CUDNN_FWD_MODE_INFERENCE, nullptr, x_, a.x,
+                                 y_, a.y, tensor(hidden_), a.hx, a.hy, key_.mode == LSTM ? tensor(cell_) : nullptr,
+                                 a.cx, a.cy, parameters_, a.w, workspace_, a.workspace, reserve_, a.reserve));
+  });
+}
+
+void Plan::backward(const Handle &handle, const Arrays &a, const Gradients &g) const {
+  const cudaStream_t stream = static_cast<cudaStream_t>(handle.stream);
+  const cudnnTensorDescriptor_t cell = key_.mode == LSTM ? tensor(cell_) : nullptr;
+  with_algorithm(key_.algo, [&] {
+    // What was dropped is in the reserve; without memory of generators cuDNN refuses the descriptor.
+    if (generators_)
+      DNNOPS_CHECK(cudnnRestoreDropoutDescriptor(dropout_, handle.cudnn, static_cast<float>(key_.dropout),
+                                                 a.generators, generators_, a.seed));
+    // Nothing is promised of a gradient behind the ends.
+    if (key_.padded)
+      DNNOPS_CHECK(cudaMemsetAsync(g.dx, 0, key_.steps * key_.batch * key_.input * item_size(key_.dtype), stream));
+    DNNOPS_CHECK(cudnnRNNBackwardData_v8(handle.cudnn, network_, nullptr, y_, a.y, g.gy, x_, g.dx, tensor(hidden_),
+                                         a.hx, g.ghy, g.dhx, cell, a.cx, g.gcy, g.dcx, parameters_, a.w, workspace_,
+                                         a.workspace, reserve_, a.reserve));
+    // cuDNN can only add to this gradient.
+    DNNOPS_CHECK(cudaMemsetAsync(g.dw, 0, parameters_, stream));
+    DNNOPS_CHECK(cudnnRNNBackwardWeights_v8(handle.cudnn, network_, CUDNN_WGRAD_MODE_ADD, nullptr, x_, a.x,
+                                            tensor(hidden_), a.hx, y_, a.y, parameters_, g.dw, workspace_, a.workspace,
+                                            reserve_, a.reserve));
+  });
+}
+
+std::shared_ptr<Plan> plan_for(const Key &key, const Handle &handle, const std::vector<int64_t> &lengths) {
+  // Not destroyed with static objects: the driver may be gone by then.
+  static auto *plans = new LruCache<Key, Plan, WordHash<Key>>(KEPT_PLANS);
+  return plans->get(key, [&] { return std::make_shared<Plan>(key, handle, lengths); });
+}
+
+}  // namespace dnnops::rnn

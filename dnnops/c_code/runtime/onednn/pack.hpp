@@ -1,0 +1,17 @@
+// Copies of arrays whose strides a library can't take.
+#ifndef DNNOPS_ONEDNN_PACK_HPP
+#define DNNOPS_ONEDNN_PACK_HPP
+
+#include "../dnnops_runtime.h"
+
+namespace dnnops {
+
+// Copies an array of any strides and dtype into a contiguous one, each filter's spatial axes reversed
+// if asked for.
+void pack(const dnnops_tensor &from, void *to, bool flip_spatial);
+
+// Copies a float32 matrix of any strides to another of the same shape.
+void copy_matrix(const dnnops_tensor &from, const dnnops_tensor &to);
+
+}  // namespace dnnops
+#endif

@@ -1,0 +1,33 @@
+"""Errors that kernels of the runtime library find, raised at a later transfer to the host."""
+
+from __future__ import annotations
+
+import ctypes
+
+from dnnops.cudnn.base import interrupt_later
+from dnnops.runtime.build import CUDNN
+
+__all__: list[str] = []
+
+_ERROR_FLAG = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64))
+
+
+@_ERROR_FLAG
+def _error_flag(message: bytes, number: ctypes._Pointer[ctypes.c_int64]) -> int | None:
+    # Called from C: whatever goes wrong means that there is none.
+    try:
+        from dnnops.gpuarray.deferred import deferred_error
+
+        address, number[0] = deferred_error(message.decode())
+        return address
+    except BaseException as error:  # one that escaped would leave C code with any address
+        if isinstance(error, KeyboardInterrupt):
+            interrupt_later()
+        return None
+
+
+def _register(library: ctypes.CDLL) -> None:
+    library.dnnops_cudnn_set_error_flag(_error_flag)
+
+
+CUDNN.on_load.append(_register)

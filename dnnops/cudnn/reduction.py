@@ -1,0 +1,172 @@
+"""Reductions on cuDNN: sums, products, means, extrema and norms, over any axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply
+
+import dnnops.cudnn.kernels  # noqa: F401 - registers what C code calls
+from dnnops.compat import shape_inference
+from dnnops.cudnn.base import device_operands
+from dnnops.cudnn.expressions import GpuExpressionOp
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.gpuarray.type import GpuArrayType
+from dnnops.nnet._validate import is_int
+from dnnops.runtime.op import DTYPE_CODES
+
+__all__ = ["REDUCTIONS", "GpuDnnReduction"]
+
+#: Theano's names in the order of ``cudnnReduceTensorOp_t``.
+REDUCTIONS = ("add", "mul", "minimum", "maximum", "absmax", "mean", "norm1", "norm2")
+_OTHER_NAMES = {
+    "sum": "add",
+    "prod": "mul",
+    "min": "minimum",
+    "max": "maximum",
+    "amax": "absmax",
+    "avg": "mean",
+}
+_WITH_INDICES = ("minimum", "maximum")
+
+
+class GpuDnnReduction(GpuExpressionOp):
+    """Reduce an array over axes: ``GpuDnnReduction(red_op, axis, ...)(x)``.
+
+    `x` is contiguous, or is copied; float16, float32 or float64. Extrema of no elements are an
+    error, and one that is NaN where an element is.
+
+    Parameters
+    ----------
+    red_op : str
+        'add' or 'sum', 'mul' or 'prod', 'mean' or 'avg', 'maximum' or 'max', 'minimum' or 'min',
+        'absmax' or 'amax' (the largest absolute value), 'norm1' (the sum of absolute values) or
+        'norm2' (the root of the sum of squares).
+    axis : int, tuple of int, or None
+        The axes to reduce; None for all.
+    acc_dtype : str, optional
+        What is accumulated in. cuDNN has float64 for float64, and float32 for the others; float16
+        means float32, too.
+    dtype : str, optional
+        Of the result: that of `x`, or float32 for a float16 `x`. Default: that of `x`.
+    return_indices : bool
+        Whether there is a second result, for minima and maxima: their places, int64, counted in C
+        order over the reduced axes. Of several equal ones cuDNN does not say which it takes.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If a parameter is another one.
+
+    Notes
+    -----
+    A graph that moves to the GPU has `dnnops.gpuarray.reduction` for its reductions, which takes
+    every dtype and accumulates as the graph says.
+    """
+
+    __props__ = ("red_op", "axis", "acc_dtype", "dtype", "return_indices")
+    function = "dnnops_cudnn_reduction"
+    contiguous_only = True
+
+    def __init__(
+        self,
+        red_op: str,
+        axis: Any = None,
+        acc_dtype: str | None = None,
+        dtype: str | None = None,
+        return_indices: bool = False,
+    ):
+        name = type(self).__name__
+        self.red_op = _OTHER_NAMES.get(red_op, red_op)
+        if self.red_op not in REDUCTIONS:
+            known = ", ".join((*REDUCTIONS, *_OTHER_NAMES))
+            raise DnnValueError(f"{name}: red_op must be one of {known}, got {red_op!r}")
+        if is_int(axis):
+            axis = (axis,)
+        if axis is not None:
+            if not isinstance(axis, tuple | list) or not all(is_int(a) for a in axis):
+                raise DnnTypeError(
+                    f"{name}: axis must be None, an int or a tuple of ints, got {axis!r}"
+                )
+            axis = tuple(int(a) for a in axis)
+        self.axis: tuple[int, ...] | None = axis
+        self.acc_dtype = acc_dtype
+        self.dtype = dtype
+        self.return_indices = bool(return_indices)
+        if self.return_indices and self.red_op not in _WITH_INDICES:
+            raise DnnValueError(f"{name}: only minima and maxima have indices, not {red_op}")
+
+    def make_node(self, x: Any) -> Apply:
+        name = type(self).__name__
+        (x,) = device_operands(name, None, x=x)
+        ndim, dtype = x.type.ndim, x.type.dtype
+        if dtype == "bfloat16":
+            raise DnnTypeError(f"{name}: cuDNN reduces no bfloat16 (cast x to float32)")
+        if ndim > 8:
+            raise DnnTypeError(f"{name}: cuDNN takes 8 dimensions, got {ndim} ({x.type})")
+        acc_dtype = "float64" if dtype == "float64" else "float32"
+        if self.acc_dtype not in (None, acc_dtype, dtype):
+            raise DnnTypeError(
+                f"{name}: {dtype} is accumulated in {acc_dtype}, not in {self.acc_dtype}"
+            )
+        if self.dtype not in (None, dtype, "float32" if dtype == "float16" else dtype):
+            raise DnnTypeError(f"{name}: {dtype} is not reduced to {self.dtype}; cast the result")
+        axes = _normalized(name, self.axis, ndim)
+        # The C functions are told the axes and the dtypes: they become part of the Op.
+        op = type(self)(self.red_op, axes, acc_dtype, self.dtype or dtype, self.return_indices)
+        shape = tuple(n for i, n in enumerate(x.type.shape) if i not in axes)
+        dtypes = (op.dtype, "int64")[: 1 + self.return_indices]
+        return Apply(op, [x], [GpuArrayType(d, shape, x.type.device)() for d in dtypes])
+
+    def parameters(self) -> list[int]:
+        return [
+            REDUCTIONS.index(self.red_op),
+            sum(1 << axis for axis in self.axis or ()),
+            DTYPE_CODES[self.dtype or "float32"],
+            int(self.return_indices),
+        ]
+
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
+        axes = node.op.axis
+        shape = tuple(n for i, n in enumerate(shapes[0]) if i not in axes)
+        return [shape for _ in node.outputs]
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        return [[True, False][: len(node.outputs)]]
+
+    def _expressions(self, x: Any) -> list[Any]:
+        """The results in PyTensor's Ops: what the derivatives are those of."""
+        axes = self.axis
+        if not axes:
+            value = abs(x) if self.red_op in ("absmax", "norm1", "norm2") else x
+        else:
+            value = _EXPRESSIONS[self.red_op](x, axes)
+        value = pt.cast(value, self.dtype)
+        return [value, pt.zeros_like(value, dtype="int64")][: 1 + self.return_indices]
+
+
+_EXPRESSIONS: dict[str, Callable[[Any, tuple[int, ...]], Any]] = {
+    "add": lambda x, axes: x.sum(axis=axes),
+    "mul": lambda x, axes: x.prod(axis=axes),
+    "minimum": lambda x, axes: x.min(axis=axes),
+    "maximum": lambda x, axes: x.max(axis=axes),
+    "absmax": lambda x, axes: abs(x).max(axis=axes),
+    "mean": lambda x, axes: x.mean(axis=axes),
+    "norm1": lambda x, axes: abs(x).sum(axis=axes),
+    "norm2": lambda x, axes: pt.sqrt(pt.sqr(x).sum(axis=axes)),
+}
+
+
+def _normalized(where: str, axis: tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
+    """The axes in ascending order, none of them negative."""
+    if axis is None:
+        return tuple(range(ndim))
+    if not all(-ndim <= a < ndim for a in axis) or len({a % ndim for a in axis}) < len(axis):
+        raise DnnValueError(
+            f"{where}: axis={axis} does not fit an array of {ndim} dimensions; axes must exist, and"
+            " none be given twice"
+        )
+    return tuple(sorted(a % ndim for a in axis))

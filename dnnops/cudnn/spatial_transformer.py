@@ -1,0 +1,256 @@
+"""Spatial transformers on a GPU: by cuDNN, and by kernels of our own.
+
+cuDNN's are those that `dnnops.dnn` gives; the kernels take the place of the abstract Ops. They
+keep to what those say of NaN, of pixels that are infinite, and of a single row or column, which
+cuDNN has at -1, where that of several is, and not at 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from pytensor.gradient import disconnected_type
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.tensor import as_tensor_variable
+
+from dnnops.config import flag_value
+from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.errors import DnnNotSupportedError
+from dnnops.gpuarray.type import GpuArrayType
+from dnnops.nnet._validate import int_vector, named_operands, static_vector
+from dnnops.nnet.expressions import is_connected
+from dnnops.nnet.spatial_transformer import (
+    SamplerBase,
+    SpatialTransformerGrid,
+    SpatialTransformerGridGrad,
+    SpatialTransformerSampler,
+    SpatialTransformerSamplerGrad,
+)
+
+__all__ = [
+    "GpuDnnTransformerGradI",
+    "GpuDnnTransformerGradT",
+    "GpuDnnTransformerGrid",
+    "GpuDnnTransformerSampler",
+    "GpuTransformerGradI",
+    "GpuTransformerGradT",
+    "GpuTransformerGrid",
+    "GpuTransformerSampler",
+]
+
+
+class _TransformerOp(CudnnOp):
+    """What all share: the function, and derivatives that are those of an abstract Op."""
+
+    function = "dnnops_cudnn_spatial_transformer"
+    contiguous_only = True
+    #: ``Kind`` in ``spatial_transformer.cpp``.
+    kind: ClassVar[int]
+    #: Whether our own kernels compute.
+    kernels: ClassVar[bool] = False
+    #: The Op of the same meaning on the host's types.
+    abstract: ClassVar[type]
+    deterministic = False
+
+    def parameters(self) -> list[int]:
+        return [self.kind, int(self.kernels), int(self.deterministic)]
+
+    def _output(self, like: Any, shape: Any) -> Any:
+        return GpuArrayType(like.type.dtype, tuple(shape), like.type.device)()
+
+    # Of the gradients, derivatives are written on the host's types, and moved to the device by the
+    # rewrites.
+
+    def _abstract_node(self, inputs: Any) -> Apply:
+        return self.abstract().make_node(*(as_tensor_variable(x) for x in inputs))
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        node = self._abstract_node(inputs)
+        moved = [as_tensor_variable(g) if is_connected(g) else g for g in cotangents]
+        found = node.op.pullback(node.inputs, node.outputs, moved)
+        return [
+            as_gradient(gradient_like(g, x)) if is_connected(g) else g
+            for g, x in zip(found, inputs, strict=True)
+        ]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
+        node = self._abstract_node(inputs)
+        moved = [as_tensor_variable(t) if is_connected(t) else t for t in tangents]
+        found = node.op.pushforward(node.inputs, node.outputs, moved)
+        return [
+            gradient_like(t, z) if is_connected(t) else t
+            for t, z in zip(found, outputs, strict=True)
+        ]
+
+
+# -- the grid ------------------------------------------------------------------------------
+
+
+class GpuDnnTransformerGrid(_TransformerOp, SpatialTransformerGrid):
+    """`SpatialTransformerGrid` by cuDNN: ``GpuDnnTransformerGrid()(theta, out_dims)``.
+
+    `theta` is (batch, 2, 3). `out_dims` are the output's numbers of rows and columns, or, as in
+    Theano, its batch, channels, rows and columns, of which the first two aren't read. A single row
+    or column of the output is the one at -1, not the one in the middle.
+    """
+
+    kind = 0
+    abstract = SpatialTransformerGrid
+
+    def make_node(self, theta: Any, out_dims: Any) -> Apply:  # type: ignore[override]
+        name = type(self).__name__
+        (theta,) = device_operands(name, 3, theta=theta)
+        if not isinstance(out_dims, tuple | list):
+            out_dims = as_tensor_variable(out_dims)
+            if isinstance(out_dims, Constant):
+                out_dims = out_dims.data
+        length = out_dims.type.shape if isinstance(out_dims, Variable) else np.shape(out_dims)
+        out_dims = out_dims[2:] if length == (4,) else out_dims
+        out_shape = int_vector(name, "out_dims", out_dims, 2)
+        shape = self._check(theta.type.shape, static_vector(out_shape, 2))
+        return Apply(self, [theta, out_shape], [self._output(theta, shape)])
+
+    # Grid and gradient are linear, and each the other's transpose: so derivatives of all orders are
+    # on the same points.
+
+    def _gradient(self) -> Any:
+        return GpuDnnTransformerGradT()
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        gradient = self._gradient()(gradient_like(cotangents[0], inputs[0]))
+        return [as_gradient(gradient), disconnected_type()]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
+        tangent, theta = tangents[0], inputs[0]
+        return [
+            self(gradient_like(tangent, theta), inputs[1]) if is_connected(tangent) else tangent
+        ]
+
+
+class GpuDnnTransformerGradT(_TransformerOp, SpatialTransformerGridGrad):
+    """The gradient of `GpuDnnTransformerGrid`: ``GpuDnnTransformerGradT()(dgrid)``.
+
+    `dgrid` is the gradient by the grid, the result that by `theta`.
+    """
+
+    kind = 1
+    abstract = SpatialTransformerGridGrad
+
+    def make_node(self, dgrid: Any) -> Apply:  # type: ignore[override]
+        (dgrid,) = device_operands(type(self).__name__, 4, dgrid=dgrid)
+        self._check(dgrid.type.shape)
+        return Apply(self, [dgrid], [self._output(dgrid, (dgrid.type.shape[0], 2, 3))])
+
+    def _grid(self) -> Any:
+        return GpuDnnTransformerGrid()
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        (dgrid,) = inputs
+        theta = gradient_like(cotangents[0], dgrid)
+        return [as_gradient(self._grid()(theta, dgrid.shape[1:3]))]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
+        (tangent,) = tangents
+        return [self(gradient_like(tangent, inputs[0])) if is_connected(tangent) else tangent]
+
+
+# -- the sampler ---------------------------------------------------------------------------
+
+
+class _TransformerSampler(_TransformerOp, SamplerBase):
+    def _device_operands(self, inputs: Any) -> tuple[list[Any], list[Any]]:
+        name = type(self).__name__
+        arrays = device_operands(name, 4, **named_operands(name, self.operands, inputs))
+        return arrays, self._check([x.type.shape for x in arrays])
+
+
+class GpuDnnTransformerSampler(_TransformerSampler, SpatialTransformerSampler):
+    """`SpatialTransformerSampler` by cuDNN: ``GpuDnnTransformerSampler()(img, grid)``."""
+
+    kind = 2
+    abstract = SpatialTransformerSampler
+
+    def make_node(self, img: Any, grid: Any) -> Apply:  # type: ignore[override]
+        arrays, (_, _, shape) = self._device_operands((img, grid))
+        return Apply(self, arrays, [self._output(arrays[0], shape)])
+
+    def _gradient(self) -> Any:
+        return GpuDnnTransformerGradI()
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        node = self._gradient().make_node(*inputs, gradient_like(cotangents[0], inputs[0]))
+        return [as_gradient(g) for g in node.outputs]
+
+
+class GpuDnnTransformerGradI(_TransformerSampler, SpatialTransformerSamplerGrad):
+    """The gradients of `GpuDnnTransformerSampler`: ``GpuDnnTransformerGradI()(img, grid, dy)``.
+
+    `dy` is the gradient by the samples, the results are those by `img` and `grid`. cuDNN takes at
+    most 1024 channels, and adds in another order in each run.
+    """
+
+    kind = 3
+    abstract = SpatialTransformerSamplerGrad
+    #: Of `img`; None where it doesn't matter.
+    most_channels: ClassVar[int | None] = 1024
+
+    def make_node(self, img: Any, grid: Any, dy: Any) -> Apply:  # type: ignore[override]
+        arrays, shapes = self._device_operands((img, grid, dy))
+        channels = shapes[0][1]
+        if None not in (self.most_channels, channels) and channels > self.most_channels:
+            raise DnnNotSupportedError(
+                f"{type(self).__name__}: cuDNN's gradient takes at most {self.most_channels} "
+                f"channels, got {channels}; dnnops.nnet.spatial_transformer takes them"
+            )
+        return Apply(self, arrays, [self._output(arrays[0], s) for s in shapes[:2]])
+
+
+# -- kernels of our own --------------------------------------------------------------------
+
+
+class GpuTransformerGrid(GpuDnnTransformerGrid):
+    """`SpatialTransformerGrid` by a kernel of our own."""
+
+    kernels = True
+
+    def _gradient(self) -> Any:
+        return GpuTransformerGradT()
+
+
+class GpuTransformerGradT(GpuDnnTransformerGradT):
+    """`SpatialTransformerGridGrad` by a kernel of our own, the same bits in every run."""
+
+    kernels = True
+
+    def _grid(self) -> Any:
+        return GpuTransformerGrid()
+
+
+class GpuTransformerSampler(GpuDnnTransformerSampler):
+    """`SpatialTransformerSampler` by a kernel of our own."""
+
+    kernels = True
+
+    def _gradient(self) -> Any:
+        return GpuTransformerGradI()
+
+
+class GpuTransformerGradI(GpuDnnTransformerGradI):
+    """`SpatialTransformerSamplerGrad` by kernels of our own.
+
+    Parameters
+    ----------
+    deterministic : bool, optional
+        Whether the results are to be the same bits in every run, which is slow for few channels:
+        each is then added up by one thread. Default: the flag ``dnn.deterministic``.
+    """
+
+    __props__ = ("deterministic",)
+    kernels = True
+    most_channels = None
+
+    def __init__(self, deterministic: bool | None = None):
+        if deterministic is None:
+            deterministic = flag_value("dnn.deterministic")
+        self.deterministic = bool(deterministic)

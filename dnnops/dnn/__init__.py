@@ -1,0 +1,113 @@
+"""cuDNN under the names that it had in ``theano.gpuarray.dnn``.
+
+The functions here put Ops on cuDNN into a graph by hand. A graph made of `dnnops.nnet` gets the
+same Ops by rewriting, and runs on a CPU too: prefer that where it can say what is wanted.
+
+Operands may be device variables, host variables or arrays; those of the host are transferred.
+Results are device variables.
+"""
+
+from __future__ import annotations
+
+from dnnops.cudnn.activation import GpuDnnActivation, GpuDnnActivationGrad
+from dnnops.cudnn.attention import GpuDnnAttention, GpuDnnAttentionGrad
+from dnnops.cudnn.batchnorm import (
+    GpuDnnBatchNorm,
+    GpuDnnBatchNormGrad,
+    GpuDnnBatchNormInference,
+)
+from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.cudnn.ctc import GpuDnnCTC
+from dnnops.cudnn.divisive_normalization import (
+    GpuDnnDivisiveNormalization,
+    GpuDnnDivisiveNormalizationGrad,
+)
+from dnnops.cudnn.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
+from dnnops.cudnn.lrn import GpuDnnLRN, GpuDnnLRNGrad
+from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
+from dnnops.cudnn.reduction import GpuDnnReduction
+from dnnops.cudnn.rnn import GpuDnnRNNBackward, GpuDnnRNNForward
+from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
+from dnnops.cudnn.spatial_transformer import (
+    GpuDnnTransformerGradI,
+    GpuDnnTransformerGradT,
+    GpuDnnTransformerGrid,
+    GpuDnnTransformerSampler,
+)
+from dnnops.cudnn.transform import GpuDnnAddTensor, GpuDnnTransform
+from dnnops.dnn.availability import dnn_available, dnn_present, version
+from dnnops.dnn.batchnorm import dnn_batch_normalization_test, dnn_batch_normalization_train
+from dnnops.dnn.conv import (
+    CONV_MODES,
+    DIRECTION_HINTS,
+    dnn_conv,
+    dnn_conv3d,
+    dnn_gradinput,
+    dnn_gradinput3d,
+    dnn_gradweight,
+    dnn_gradweight3d,
+)
+from dnnops.dnn.ctc import dnn_ctc
+from dnnops.dnn.elementwise import dnn_activation, dnn_add, dnn_transform, dropout
+from dnnops.dnn.lrn import dnn_divisive_normalization, dnn_lrn
+from dnnops.dnn.pool import dnn_pool
+from dnnops.dnn.reduction import dnn_reduction
+from dnnops.dnn.rnn import RNNBlock
+from dnnops.dnn.spatial_transformer import dnn_spatialtf
+
+__all__ = [
+    "CONV_MODES",
+    "DIRECTION_HINTS",
+    "GpuDnnActivation",
+    "GpuDnnActivationGrad",
+    "GpuDnnAddTensor",
+    "GpuDnnAttention",
+    "GpuDnnAttentionGrad",
+    "GpuDnnBatchNorm",
+    "GpuDnnBatchNormGrad",
+    "GpuDnnBatchNormInference",
+    "GpuDnnCTC",
+    "GpuDnnConv",
+    "GpuDnnConvGradI",
+    "GpuDnnConvGradW",
+    "GpuDnnDivisiveNormalization",
+    "GpuDnnDivisiveNormalizationGrad",
+    "GpuDnnDropoutGrad",
+    "GpuDnnDropoutOp",
+    "GpuDnnLRN",
+    "GpuDnnLRNGrad",
+    "GpuDnnPool",
+    "GpuDnnPoolGrad",
+    "GpuDnnRNNBackward",
+    "GpuDnnRNNForward",
+    "GpuDnnReduction",
+    "GpuDnnSoftmax",
+    "GpuDnnSoftmaxGrad",
+    "GpuDnnTransform",
+    "GpuDnnTransformerGradI",
+    "GpuDnnTransformerGradT",
+    "GpuDnnTransformerGrid",
+    "GpuDnnTransformerSampler",
+    "RNNBlock",
+    "dnn_activation",
+    "dnn_add",
+    "dnn_available",
+    "dnn_batch_normalization_test",
+    "dnn_batch_normalization_train",
+    "dnn_conv",
+    "dnn_conv3d",
+    "dnn_ctc",
+    "dnn_divisive_normalization",
+    "dnn_gradinput",
+    "dnn_gradinput3d",
+    "dnn_gradweight",
+    "dnn_gradweight3d",
+    "dnn_lrn",
+    "dnn_pool",
+    "dnn_present",
+    "dnn_reduction",
+    "dnn_spatialtf",
+    "dnn_transform",
+    "dropout",
+    "version",
+]

@@ -1,0 +1,76 @@
+"""Normalization by windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dnnops.cudnn.divisive_normalization import (
+    GpuDnnDivisiveNormalization,
+)
+from dnnops.cudnn.lrn import GpuDnnLRN
+
+__all__ = ["dnn_divisive_normalization", "dnn_lrn"]
+
+
+def dnn_lrn(img: Any, n: int = 5, alpha: float = 1e-4, beta: float = 0.75, k: float = 2.0) -> Any:
+    """Normalize each element by the squares of its neighbors in other channels, on cuDNN.
+
+    Parameters
+    ----------
+    img : (batch, channels, ...)
+        float16, float32 or float64.
+    n, alpha, beta, k
+        As for `dnnops.nnet.local_response_normalization`.
+
+    Returns
+    -------
+    GpuArrayVariable
+        Of the shape of `img`.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If an operand or a parameter is of another kind, or out of its bounds.
+    """
+    op: Any = GpuDnnLRN(n, alpha, beta, k)
+    return op(img)
+
+
+def dnn_divisive_normalization(
+    img: Any,
+    means: Any = None,
+    n: int = 5,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    k: float = 2.0,
+) -> Any:
+    """Divide each element by a power of the mean of squares around it, on cuDNN.
+
+    Parameters
+    ----------
+    img : (batch, channels, two or three spatial axes)
+        float16, float32 or float64.
+    means : variable of the same type, optional
+        What is subtracted before squaring: from all elements of a window the mean at its center,
+        as in a local variance. `dnnops.nnet.divisive_normalization` subtracts from each element
+        its own.
+    n, alpha, beta, k
+        As for `dnnops.nnet.divisive_normalization`.
+
+    Returns
+    -------
+    GpuArrayVariable
+        Of the shape of `img`.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If an operand or a parameter is of another kind, or out of its bounds.
+
+    Notes
+    -----
+    Gradients are cuDNN's where `n` is odd. For even windows what cuDNN 9.19 computes is none, so
+    they are written out.
+    """
+    op: Any = GpuDnnDivisiveNormalization(n, alpha, beta, k, means is not None)
+    return op(img) if means is None else op(img, means)

@@ -1,0 +1,56 @@
+"""Recurrent networks."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
+
+from dnnops.cudnn.base import device_operands
+from dnnops.cudnn.rnn import GpuDnnRNNForward
+from dnnops.dnn.availability import context_device
+from dnnops.dnn.conv import swapped
+from dnnops.errors import DnnTypeError
+from dnnops.gpuarray.dtypes import dtype_name
+from dnnops.gpuarray.op import infer_device, is_on_device
+from dnnops.gpuarray.transfer import as_gpuarray_variable
+from dnnops.nnet.rnn import RNNBlock as _HostRNNBlock
+from dnnops.nnet.rnn_ops import RANKS
+
+__all__ = ["RNNBlock"]
+
+
+class RNNBlock(_HostRNNBlock):
+    """A recurrent network on cuDNN whose parameters are one vector.
+
+    As `dnnops.nnet.RNNBlock`, but `apply` takes operands on a device, or transfers them, and gives
+    device variables; in bfloat16, too. `context_name` is the device where no operand is on one.
+    """
+
+    dtypes: ClassVar[tuple[str, ...]] = (*_HostRNNBlock.dtypes, "bfloat16")
+    _forward = GpuDnnRNNForward
+
+    def _dtype_name(self, dtype: Any) -> str:
+        return dtype_name(dtype)
+
+    def _operands(self, where: str, named: dict[str, Any]) -> list[Any]:
+        arrays = [x for x in named.values() if is_on_device(x)]
+        device = infer_device(*arrays) if arrays else context_device(self.context_name)
+        moved = {name: as_gpuarray_variable(x, device) for name, x in named.items()}
+        found = device_operands(where, None, **moved)
+        for (name, x), ndim in zip(moved.items(), (RANKS.get(n, 3) for n in moved), strict=True):
+            if x.type.ndim != ndim:
+                raise DnnTypeError(
+                    f"{where}: {name} must have {ndim} dimensions, got {x.type.ndim} ({x.type})"
+                )
+        return found
+
+    def _swapped(self, x: Any) -> Any:
+        return swapped(x)
+
+    def split_params(self, w: Any, layer: int, input_size: Any) -> list[Any]:
+        """As `dnnops.nnet.RNNBlock.split_params`; of a device variable, too."""
+        if is_on_device(w) and not isinstance(w, SharedVariable):
+            w = pt.as_tensor_variable(w)
+        return super().split_params(w, layer, input_size)

@@ -1,0 +1,297 @@
+"""Recognize the cross-entropy of a softmax with labels, and its gradient.
+
+``-log_softmax(x)[arange(n), labels]`` and its kin, of a matrix `x`, become `CrossEntropy`: without
+it the logarithms of all classes are written to memory, for one of them in a row to be read. The
+gradient is that of the logarithm for an array that is zero but at the labels; it becomes
+`CrossEntropyGrad`, of which that array is no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pytensor.compile.mode import optdb
+from pytensor.graph.basic import Apply, Constant, Variable, equal_computations
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
+from pytensor.tensor.basic import Alloc, ARange, ScalarFromTensor, TensorFromScalar, cast, constant
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import neg, sub, true_div
+from pytensor.tensor.shape import Shape_i
+from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.subtensor import AdvancedIncSubtensor, AdvancedSubtensor
+
+from dnnops.nnet.cross_entropy import LABEL_DTYPES, CrossEntropy, CrossEntropyGrad
+from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad
+from dnnops.rewriting.softmax import LocalSoftmaxGrad
+
+__all__ = ["FuseCrossEntropy"]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One element of each row: where an array of scores' softmax is read, or its gradient put."""
+
+    x: Variable
+    labels: Variable
+    every_row: bool
+    #: Whether the indices are columns, as ``take_along_axis`` has them.
+    is_column: bool
+
+
+@dataclass(frozen=True)
+class _Gradient:
+    node: Apply
+    place: _Place
+    #: The gradient by the logarithms at the labels.
+    g: Variable
+
+
+def _owner(x: Variable, kind: type) -> Apply | None:
+    return x.owner if x.owner is not None and isinstance(x.owner.op, kind) else None
+
+
+def _scores(softmax: Variable, kind: type) -> Variable | None:
+    """The matrix of scores of a softmax over its rows, or of its logarithm."""
+    node = softmax.owner
+    if node is None or type(node.op) is not kind or softmax.type.ndim != 2:
+        return None
+    return node.inputs[0] if node.op.axis in (1, -1, (1,), (-1,)) else None
+
+
+def _without_columns(index: Variable) -> Variable | None:
+    """The vector of which an index is the column."""
+    node = _owner(index, DimShuffle)
+    return node.inputs[0] if node is not None and node.op.new_order == (0, "x") else None
+
+
+def _length(fgraph: FunctionGraph, x: Any) -> Variable | None:
+    """The first entry of a shape, as the graph would have it."""
+    feature = getattr(fgraph, "shape_feature", None)
+    sizes = None if feature is None else feature.shape_of.get(x)
+    return None if sizes is None else sizes[0]
+
+
+def _plain(x: Variable) -> Variable:
+    """A size without what only converts it."""
+    while True:
+        node = x.owner
+        if node is None:
+            return x
+        converts = isinstance(node.op, ScalarFromTensor | TensorFromScalar) or (
+            isinstance(node.op, Elemwise) and str(node.op.scalar_op).startswith("Cast")
+        )
+        if not converts:
+            return x
+        x = node.inputs[0]
+
+
+def _is_length_of(fgraph: FunctionGraph, size: Variable, x: Any) -> bool:
+    """Tell whether a symbolic size is that of the first axis of `x`."""
+    size = _plain(size)
+    known = x.type.shape[0]
+    if isinstance(size, Constant):
+        return known is not None and known == int(size.data)
+    node = _owner(size, Shape_i)
+    if node is not None and node.op.i == 0 and node.inputs[0] is x:
+        return True
+    found = _length(fgraph, x)
+    return found is not None and equal_computations([size], [_plain(found)])
+
+
+def _covers(fgraph: FunctionGraph, rows: Variable, x: Any, labels: Any) -> bool | None:
+    """How an index counts the rows: True for each of `x`, False for each label, None if not so."""
+    if isinstance(rows, Constant):
+        count = rows.data.shape[0] if rows.data.ndim == 1 else -1
+        if count < 0 or not np.array_equal(rows.data, np.arange(count)):
+            return None
+        if x.type.shape[0] == count:
+            return True
+        return False if labels.type.shape[0] == count else None
+    node = _owner(rows, ARange)
+    if node is None:
+        return None
+    start, stop, step = node.inputs
+    bounds = [_plain(v) for v in (start, step)]
+    if not all(isinstance(v, Constant) for v in bounds):
+        return None
+    if [int(v.data) for v in bounds] != [0, 1]:
+        return None
+    if _is_length_of(fgraph, stop, x):
+        return True
+    return False if _is_length_of(fgraph, stop, labels) else None
+
+
+def _place(fgraph: FunctionGraph, x: Any, idx_list: Any, indices: list[Variable]) -> _Place | None:
+    if tuple(idx_list) != (0, 1) or len(indices) != 2:
+        return None
+    rows, labels = indices
+    is_column = rows.type.ndim == labels.type.ndim == 2
+    if is_column:
+        if not labels.type.broadcastable[1]:
+            return None
+        if isinstance(rows, Constant) and rows.data.shape[1] == 1:
+            rows = constant(rows.data[:, 0])
+        else:
+            rows = _without_columns(rows)
+        vector = _without_columns(labels)
+        labels = labels.dimshuffle(0) if vector is None else vector
+    if rows is None or rows.type.ndim != 1 or labels.type.ndim != 1:
+        return None
+    if labels.type.dtype not in LABEL_DTYPES:
+        return None
+    every_row = _covers(fgraph, rows, x, labels)
+    return None if every_row is None else _Place(x, labels, every_row, is_column)
+
+
+def _picked(fgraph: FunctionGraph, node: Apply, kind: type) -> _Place | None:
+    """Where a node reads a softmax, or its logarithm."""
+    if type(node.op) is not AdvancedSubtensor:
+        return None
+    x = _scores(node.inputs[0], kind)
+    return None if x is None else _place(fgraph, x, node.op.idx_list, node.inputs[1:])
+
+
+def _is_zeros(x: Variable) -> bool:
+    node = _owner(x, Alloc)
+    value = x if node is None else node.inputs[0]
+    return isinstance(value, Constant) and not np.any(value.data)
+
+
+class FuseCrossEntropy(GraphRewriter):
+    """Replace cross-entropies that are written out by `CrossEntropy`, with their gradients.
+
+    Parameters
+    ----------
+    takes_dtype : callable
+        Says whether those of a dtype are wanted.
+    """
+
+    def __init__(self, takes_dtype: Callable[[str], bool]):
+        super().__init__()
+        self.takes_dtype = takes_dtype
+        self._softmax_grad = LocalSoftmaxGrad(takes_dtype)
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        """Rewrite `fgraph`."""
+        order = fgraph.toposort()
+        picks = {
+            node: place
+            for node in order
+            if (place := _picked(fgraph, node, LogSoftmax)) is not None
+            and self.takes_dtype(place.x.type.dtype)
+        }
+        gradients = [g for node in order if (g := self._gradient(fgraph, node)) is not None]
+        known = {*picks, *(g.node for g in gradients)}
+        kept = set(self._kept(fgraph, order, known))
+        ops: dict[_Place, list[Variable]] = {}
+        for node, place in picks.items():
+            if place.x in kept:
+                continue
+            costs, _ = self._op(ops, place)
+            result = neg(costs.dimshuffle(0, "x") if place.is_column else costs)
+            self._replace(fgraph, node, result)
+        for gradient in gradients:
+            place = gradient.place
+            if place.x in kept:
+                continue
+            g = _vector(gradient.g, place)
+            if g is None:
+                continue
+            _, statistics = self._op(ops, place)
+            op = CrossEntropyGrad(place.every_row)
+            result = op(cast(neg(g), place.x.type.dtype), place.x, place.labels, statistics)
+            self._replace(fgraph, gradient.node, result)
+
+    @staticmethod
+    def _kept(fgraph: FunctionGraph, order: list[Apply], known: set[Apply]) -> Iterator[Variable]:
+        """The scores whose log-softmax is needed as a whole: picking from it costs nothing then."""
+        for node in order:
+            x = _scores(node.outputs[0], LogSoftmax) if type(node.op) is LogSoftmax else None
+            if x is not None and any(c not in known for c, _ in fgraph.clients[node.outputs[0]]):
+                yield x
+
+    @staticmethod
+    def _op(ops: dict[_Place, list[Variable]], place: _Place) -> list[Variable]:
+        # What differs in the indices' form only is the same.
+        key = _Place(place.x, place.labels, place.every_row, False)
+        if key not in ops:
+            ops[key] = CrossEntropy(place.every_row).make_node(place.x, place.labels).outputs
+        return ops[key]
+
+    @staticmethod
+    def _replace(fgraph: FunctionGraph, node: Apply, result: Any) -> None:
+        (old,) = node.outputs
+        if result.type.dtype != old.type.dtype or result.type.ndim != old.type.ndim:
+            return
+        copy_stack_trace(old, result)
+        fgraph.replace_validate(old, result, reason="fuse_cross_entropy", import_missing=True)
+
+    def _gradient(self, fgraph: FunctionGraph, node: Apply) -> _Gradient | None:
+        """Read a node that is the gradient of a softmax, or its logarithm, at labels."""
+        found = node
+        if node.op == sub:
+            # In dtypes in which no library computes the gradient it is still arithmetic.
+            new = self._softmax_grad.transform(fgraph, node)
+            if not new or new[0].owner is None:
+                return None
+            found = new[0].owner
+        log = isinstance(found.op, LogSoftmaxGrad)
+        if not (log or isinstance(found.op, SoftmaxGrad)):
+            return None
+        gz, softmax = found.inputs
+        x = _scores(softmax, LogSoftmax if log else Softmax)
+        put = _owner(gz, AdvancedIncSubtensor)
+        if x is None or put is None or not self.takes_dtype(x.type.dtype):
+            return None
+        base, value, *indices = put.inputs
+        if not _is_zeros(base):
+            return None
+        place = _place(fgraph, x, put.op.idx_list, indices)
+        if place is None or not log:
+            value = self._by_logarithm(fgraph, value, place)
+        return None if place is None or value is None else _Gradient(node, place, value)
+
+    @staticmethod
+    def _by_logarithm(
+        fgraph: FunctionGraph, value: Variable, place: _Place | None
+    ) -> Variable | None:
+        """Of ``log(softmax(x)[...])``: the gradient by the logarithm, which was divided by what is
+        picked."""
+        node = value.owner
+        if place is None or node is None or node.op != true_div:
+            return None
+        divisor = node.inputs[1].owner
+        same = divisor is not None and _picked(fgraph, divisor, Softmax) == place
+        return node.inputs[0] if same else None
+
+
+def _vector(g: Any, place: _Place) -> Any:
+    """A gradient by the logarithms as the vector, or the single element, that it is for all."""
+    ndim = g.type.ndim
+    if ndim == 0:
+        return g.dimshuffle("x")
+    if not place.is_column:
+        return g if ndim == 1 else None
+    if ndim == 2:
+        return g.dimshuffle(0) if g.type.broadcastable[1] else None
+    return g if g.type.broadcastable[0] else None
+
+
+def _is_float32_or_64(dtype: str) -> bool:
+    return dtype in ("float32", "float64")
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype.startswith("float")
+
+
+# After the gradients of softmax have been recognized (1.8).
+for _name, _takes_dtype, _tags in (
+    ("onednn", _is_float32_or_64, ("fast_run", "onednn")),
+    ("cudnn", _is_float, ("gpu", "cudnn")),
+):
+    optdb.register(f"{_name}_cross_entropy", FuseCrossEntropy(_takes_dtype), *_tags, position=1.85)

@@ -1,0 +1,67 @@
+"""Attention and its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytensor.graph.basic import Apply, Variable
+
+from dnnops.cudnn.attention import MAX_DEPTH, GpuDnnAttention, GpuDnnAttentionGrad
+from dnnops.cudnn.base import cudnn_version
+from dnnops.gpuarray.transfer import GpuCast, cast
+from dnnops.nnet.attention import OPTIONAL, Attention, AttentionGrad
+from dnnops.rewriting.to_cudnn.mechanism import Build, register
+
+# From 9.6 on gradients need nothing cleared before; those of 9.10.0 and 9.10.1 were wrong.
+_FIRST_ATTENTION = 90600
+_WRONG_ATTENTION = (91000, 91001)
+
+
+def _narrow(x: Any) -> Any:
+    """What was widened to float32 for lack of a host's bfloat16."""
+    node = x.owner
+    is_wide = node is not None and isinstance(node.op, GpuCast) and node.op.dtype == "float32"
+    return node.inputs[0] if is_wide else x
+
+
+def _build_attention(cls: type) -> Build:
+    def build(op: Any, inputs: list[Any]) -> list[Variable] | None:
+        given = dict(zip(op.operands, inputs, strict=True))
+        depths = [given[operand].type.shape[3] for operand in ("query", "value")]
+        version = cudnn_version()
+        if any(depth is not None and depth > MAX_DEPTH for depth in depths):
+            return None
+        if version < _FIRST_ATTENTION or version in _WRONG_ATTENTION:
+            return None
+        if op.dropout and "mask" in given and given["mask"].type.dtype != "bool":
+            return None  # the gradient by the mask is an expression, with other random numbers
+        dtype = given["query"].type.dtype
+        if dtype == "float32":
+            # Of bfloat16 arrays, everything is float32 on the host's types.
+            arrays = [_narrow(given[operand]) for operand in ("query", "key", "value")]
+            if any(x.type.dtype != "bfloat16" for x in arrays):
+                return None
+            for operand, x in given.items():
+                is_mask = operand == "mask" and x.type.dtype != "bool"
+                if is_mask or operand not in (*OPTIONAL, "stats"):
+                    given[operand] = cast(_narrow(x), "bfloat16")
+        elif dtype != "float16":
+            return None
+        made = cls(op.scale, op.is_causal, op.optional, op.dropout).make_node(*given.values())
+        if dtype == "float16":
+            return made.outputs
+        return [cast(out, "float32") for out in made.outputs]
+
+    return build
+
+
+def _attention_arrays(node: Apply) -> list[int]:
+    return [i for i, operand in enumerate(node.op.operands) if operand != "state"]
+
+
+def _is_narrow(node: Apply) -> bool:
+    return node.inputs[0].type.dtype == "float16"
+
+
+register(Attention, _build_attention(GpuDnnAttention), _attention_arrays, heavy=_is_narrow)
+register(AttentionGrad, _build_attention(GpuDnnAttentionGrad), _attention_arrays, heavy=_is_narrow)

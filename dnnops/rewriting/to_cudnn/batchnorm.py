@@ -1,0 +1,60 @@
+"""Batch normalization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
+
+from dnnops.cudnn.batchnorm import (
+    GpuDnnBatchNorm,
+    GpuDnnBatchNormGrad,
+    GpuDnnBatchNormInference,
+    parameter_dtype,
+)
+from dnnops.gpuarray.transfer import cast
+from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
+from dnnops.onednn.batchnorm import has_neighboring_statistics
+from dnnops.rewriting.inplace import register_gpu_inplace
+from dnnops.rewriting.to_cudnn.mechanism import Build, register
+
+
+def _build_batch_norm(make: Callable[[Any], Any]) -> Build:
+    def build(op: Any, inputs: list[Any]) -> list[Variable] | None:
+        x = inputs[0]
+        if not has_neighboring_statistics(op.axes, x.type.ndim):
+            return None
+        given = dict(zip(op.operands, inputs, strict=True))
+        dtype = given[op.parameter_operands[0]].type.dtype
+        wanted = parameter_dtype(x.type.dtype)
+        for operand in op.parameter_operands:
+            given[operand] = cast(given[operand], wanted)
+        results = make(op).make_node(*given.values()).outputs
+        return [
+            result if is_data else cast(result, dtype)
+            for is_data, result in zip(op.data_results, results, strict=True)
+        ]
+
+    return build
+
+
+def _arrays(node: Apply) -> list[int]:
+    """The operands of batch normalization that are no scalars."""
+    return [i for i, operand in enumerate(node.op.operands) if operand not in node.op.scalars]
+
+
+for _abstract, _make in (
+    (BatchNormTrain, lambda op: GpuDnnBatchNorm("spatial", op.running, axes=op.axes)),
+    (BatchNormTrainGrad, lambda op: GpuDnnBatchNormGrad("spatial", axes=op.axes)),
+    (BatchNormInference, lambda op: GpuDnnBatchNormInference("spatial", axes=op.axes)),
+):
+    register(_abstract, _build_batch_norm(_make), operands=_arrays)
+
+
+@register_gpu_inplace(GpuDnnBatchNorm, GpuDnnBatchNormGrad, GpuDnnBatchNormInference)
+def inplace_batch_norm(fgraph: FunctionGraph, node: Apply) -> Sequence[Op]:
+    """Batch normalization may overwrite running averages, and what it normalizes."""
+    return node.op.inplace_versions()

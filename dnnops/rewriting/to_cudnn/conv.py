@@ -1,0 +1,32 @@
+"""Convolution and its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
+
+from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvBase, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.rewriting.inplace import register_gpu_inplace
+from dnnops.rewriting.to_cudnn.mechanism import Build, register
+
+
+def _build_conv(cls: type[GpuDnnConvBase]) -> Build:
+    def build(abstract: Any, inputs: list[Any]) -> list[Variable]:
+        return [cls.from_abstract(abstract)(*inputs)]
+
+    return build
+
+
+register(Conv, _build_conv(GpuDnnConv), heavy=True)
+register(ConvGradInputs, _build_conv(GpuDnnConvGradI), operands=(0, 1), heavy=True)
+register(ConvGradWeights, _build_conv(GpuDnnConvGradW), operands=(0, 1), heavy=True)
+
+
+@register_gpu_inplace(GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW)
+def inplace_conv(fgraph: FunctionGraph, node: Apply) -> Op | None:
+    """A convolution that adds to an operand may overwrite it."""
+    return node.op.replace(inplace=True) if node.op.accumulate else None

@@ -1,0 +1,35 @@
+"""The cross-entropy, dropout, and Ops whose elements are computed one by one."""
+
+from __future__ import annotations
+
+from pytensor.graph.basic import Apply
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
+
+from dnnops.cudnn.activation import GpuDnnActivation, GpuDnnActivationGrad
+from dnnops.cudnn.cross_entropy import GpuCrossEntropy, GpuCrossEntropyGrad
+from dnnops.cudnn.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
+from dnnops.cudnn.transform import GpuDnnAddTensor
+from dnnops.nnet.cross_entropy import CrossEntropy, CrossEntropyGrad
+from dnnops.nnet.dropout import Dropout, DropoutGrad
+from dnnops.rewriting.inplace import register_gpu_inplace
+from dnnops.rewriting.to_cudnn.mechanism import Build, register
+
+
+def _build_cross_entropy(cls: type) -> Build:
+    return lambda op, inputs: cls(op.every_row).make_node(*inputs).outputs
+
+
+register(CrossEntropy, _build_cross_entropy(GpuCrossEntropy), operands=(0, 1))
+register(CrossEntropyGrad, _build_cross_entropy(GpuCrossEntropyGrad), operands=(0, 1, 2, 3))
+register(Dropout, lambda op, x: GpuDnnDropoutOp().make_node(*x).outputs, operands=(0,))
+register(DropoutGrad, lambda op, x: [GpuDnnDropoutGrad()(*x)], operands=(0, 2))
+
+
+@register_gpu_inplace(
+    GpuDnnActivation, GpuDnnActivationGrad, GpuDnnAddTensor, GpuDnnDropoutGrad, GpuDnnDropoutOp
+)
+def inplace_elementwise(fgraph: FunctionGraph, node: Apply) -> Op:
+    """Ops whose elements are computed one by one may overwrite an operand."""
+    props = {name: getattr(node.op, name) for name in node.op.__props__}
+    return type(node.op)(**props | {"inplace": True})

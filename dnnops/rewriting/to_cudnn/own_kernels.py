@@ -1,0 +1,28 @@
+"""Spatial transformers and the CTC loss."""
+
+from __future__ import annotations
+
+from dnnops.cudnn.ctc import GpuCTC
+from dnnops.cudnn.spatial_transformer import (
+    GpuTransformerGradI,
+    GpuTransformerGradT,
+    GpuTransformerGrid,
+    GpuTransformerSampler,
+)
+from dnnops.nnet.ctc import CTC
+from dnnops.nnet.spatial_transformer import (
+    SpatialTransformerGrid,
+    SpatialTransformerGridGrad,
+    SpatialTransformerSampler,
+    SpatialTransformerSamplerGrad,
+)
+from dnnops.rewriting.to_cudnn.mechanism import register_outputs
+
+# By kernels of our own, which know what cuDNN does not: NaN, infinity, a single row or column;
+# labels of any length, other dtypes, and labels that infinite activations rule out.
+
+register_outputs(SpatialTransformerGrid, lambda op: GpuTransformerGrid(), (0,))
+register_outputs(SpatialTransformerGridGrad, lambda op: GpuTransformerGradT())
+register_outputs(SpatialTransformerSampler, lambda op: GpuTransformerSampler())
+register_outputs(SpatialTransformerSamplerGrad, lambda op: GpuTransformerGradI())
+register_outputs(CTC, lambda op: GpuCTC(op.with_gradients, op.with_label_lengths), (0,))

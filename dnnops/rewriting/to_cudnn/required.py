@@ -1,0 +1,29 @@
+"""Requiring cuDNN."""
+
+from __future__ import annotations
+
+from pytensor.compile.mode import optdb
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import GraphRewriter
+
+from dnnops.cudnn.base import check_cudnn
+from dnnops.errors import DnnRequiredError, DnnUnavailableError
+from dnnops.rewriting.lifting import (
+    _graph_device,
+)
+
+__all__ = ["RequireCudnn"]
+
+
+class RequireCudnn(GraphRewriter):
+    """Raise unless cuDNN can be used: of modes that include the tag ``cudnn``."""
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        """Check; the graph stays as it is."""
+        try:
+            check_cudnn(_graph_device(fgraph))
+        except DnnUnavailableError as error:
+            raise DnnRequiredError(f"optimizer_including=cudnn: {error}") from error
+
+
+optdb.register("cudnn_required", RequireCudnn(), "cudnn", position=0)

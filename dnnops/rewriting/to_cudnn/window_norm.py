@@ -1,0 +1,44 @@
+"""Normalization by windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytensor.graph.basic import Apply, Variable
+
+from dnnops.cudnn.base import cudnn_usable
+from dnnops.cudnn.lrn import GpuDnnLRN, GpuDnnLRNGrad
+from dnnops.cudnn.window_sum import GpuWindowSum
+from dnnops.nnet.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
+from dnnops.nnet.lrn import LRN, LRNGrad
+from dnnops.nnet.lrn_base import WindowNormBase, WindowSum
+from dnnops.rewriting.lifting import (
+    LiftContext,
+    register_expansion,
+    register_lifter,
+)
+from dnnops.rewriting.to_cudnn.mechanism import register_kernel
+
+
+@register_lifter(LRN, LRNGrad, tags=("cudnn",), priority=10)
+def lift_lrn(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
+    """LRN; its gradient takes the output, too, which mostly is there already."""
+    op = node.op
+    if type(op) not in (LRN, LRNGrad) or not cudnn_usable(context.device)[0]:
+        return None
+    parameters = (op.n, op.alpha, op.beta, op.k)
+    out = context.apply_once(GpuDnnLRN(*parameters), inputs[0])
+    if type(op) is LRN:
+        return [out]
+    x, gy = inputs
+    return [GpuDnnLRNGrad(*parameters)(x, out, gy)]
+
+
+register_kernel(WindowSum, lambda op, x: GpuWindowSum(op.n, op.axes, op.backward)(*x), (0,))
+
+
+@register_expansion(LRN, LRNGrad, DivisiveNormalization, DivisiveNormalizationGrad)
+def expand_window_norm(node: Apply, inputs: list[Any]) -> list[Variable]:
+    """A normalization that cuDNN does not take, in elementwise Ops and sums over windows."""
+    op: WindowNormBase = node.op
+    return op.expressions(*inputs)

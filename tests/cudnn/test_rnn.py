@@ -1,0 +1,579 @@
+"""Recurrent networks on a GPU: against the float64 oracle and PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile.mode import get_mode
+from pytensor.graph.basic import Apply
+
+from dnnops import dnn
+from dnnops.cudnn.rnn import GpuDnnRNNBackward, GpuDnnRNNForward, last_rnn_algorithm
+from dnnops.errors import DnnNotSupportedError, DnnValueError
+from dnnops.gpuarray import GpuArrayType, shared
+from dnnops.nnet import RNNBlock
+from dnnops.nnet.rnn_layout import RNN_MODES
+from dnnops.nnet.rnn_ops import INT_OPERANDS
+from tests.cudnn.device import DTYPES, host, make_node, on_gpu, poison, restrided, rounded
+from tests.nnet.rnn_cases import RNNCase, rnn_cases, run_op, torch_network, torch_results
+from tests.oracle import PERFORM_MODE, RELATIVE_ERROR, fuzz
+
+pytestmark = pytest.mark.gpu
+
+GPU_MODE = get_mode("CVM").including("gpu")
+#: cuDNN rounds to float16 and bfloat16 not only results, but what it keeps of each step: sums
+#: before the activation, and states, whose errors add up.
+FORWARD = {
+    "float64": RELATIVE_ERROR["float64"],
+    "float32": RELATIVE_ERROR["float32"],
+    "float16": 4 * RELATIVE_ERROR["float16"],
+    "bfloat16": 4 * RELATIVE_ERROR["bfloat16"],
+}
+BACKWARD = {dtype: 2.5 * bound for dtype, bound in FORWARD.items()}
+
+
+def check(out: Any, reference: np.ndarray, bound: float, words: str) -> None:
+    """Compare by the norm of the difference, relative to the reference's or to 0.3 an element.
+
+    What is small is often the sum of large terms that cancel.
+    """
+    out = host(out)
+    assert out.shape == reference.shape, f"{words}: shape {out.shape}, not {reference.shape}"
+    error = np.linalg.norm((out - reference).ravel())
+    norm = max(np.linalg.norm(reference.ravel()), 0.3 * reference.size**0.5)
+    # Written so that NaN fails.
+    assert error <= bound * norm, (
+        f"{words}: relative error {error / norm:.3g} > {bound:.3g}; largest difference "
+        f"{np.max(np.abs(out - reference)):.3g} at "
+        f"{np.unravel_index(np.argmax(np.nan_to_num(np.abs(out - reference), nan=9e9)), out.shape)}"
+        f" of {out.shape}, algorithm {last_rnn_algorithm()}"
+    )
+
+
+class Network:
+    """A case with operands in a dtype: run on the device, and by the oracle."""
+
+    def __init__(self, case: RNNCase, dtype: str, scale: float = 1.0):
+        self.case, self.dtype = case, dtype
+        self.forward = GpuDnnRNNForward(**case.network)
+        self.backward = GpuDnnRNNBackward(**case.network)
+        operands = case.operands()
+        operands[0] = operands[0] * scale
+        self.operands = [rounded(a, dtype) if a.dtype.kind == "f" else a for a in operands]
+        self.expected = run_op(case.forward, *self.operands)
+        rng = np.random.default_rng(case.seed + 1)
+        self.tops = [rounded(rng.standard_normal(e.shape), dtype) for e in self.expected[:-1]]
+
+    def on_device(self, arrays: Any, rng: np.random.Generator | None = None) -> list[Any]:
+        """Arrays on the device, integers as they are; with `rng`, in any strides."""
+        moved = [on_gpu(a, self.dtype) if a.dtype.kind == "f" else a for a in arrays]
+        if rng is None:
+            return moved
+        return [
+            restrided(rng, a) if getattr(a, "ndim", 0) == 3 and not isinstance(a, np.ndarray) else a
+            for a in moved
+        ]
+
+    def run(self, op: Any, *operands: Any) -> list[Any]:
+        poison()
+        node, values = make_node(op, *operands)
+        return run_node(node, values)
+
+    def words(self, name: str) -> str:
+        return f"{name} of {self.case} in {self.dtype}"
+
+    def check_forward(self, results: list[Any]) -> None:
+        for name, out, ref in zip(("y", "hy", "cy"), results, self.expected[:-1], strict=False):
+            check(out, ref, FORWARD[self.dtype], self.words(name))
+
+    def check_backward(self, gradients: list[Any], y: Any = None) -> None:
+        y = self.expected[0] if y is None else host(y)
+        reserve = self.expected[-1]
+        expected = run_op(self.case.backward, *self.operands, y, reserve, *self.tops)
+        for name, out, ref in zip(self.backward.results, gradients, expected, strict=False):
+            check(out, ref, BACKWARD[self.dtype], self.words(f"gradient by {name}"))
+
+    def check(self, rng: np.random.Generator | None = None) -> None:
+        """Compare both passes; operands may have any strides."""
+        given = self.on_device(self.operands, rng)
+        results = self.run(self.forward, *given)
+        self.check_forward(results[:-1])
+        gradients = self.run(
+            self.backward, *given, results[0], results[-1], *self.on_device(self.tops, rng)
+        )
+        # Where an output is zero or not decides a relu's gradient.
+        y = results[0] if self.case.rnn_mode == "rnn_relu" else None
+        self.check_backward(gradients, y)
+
+
+def run_node(node: Apply, values: list[Any]) -> list[Any]:
+    storage: list[list[Any]] = [[None] for _ in node.outputs]
+    node.op.perform(node, values, storage)
+    return [cell[0] for cell in storage]
+
+
+def of_one_layer(case: RNNCase, dtype: str) -> RNNCase:
+    """Rounding decides the sign of what is nearly zero, and with it a relu's gradient.
+
+    Of the last layer the oracle is told the signs.
+    """
+    half = dtype in ("float16", "bfloat16")
+    return replace(case, num_layers=1) if half and case.rnn_mode == "rnn_relu" else case
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@fuzz(max_examples=60, case=rnn_cases(max_hidden=9, max_steps=7, max_batch=5))
+def test_random(dtype, case):
+    case = of_one_layer(replace(case, dropout=0.0), dtype)
+    case = replace(case, algo=("auto", "standard")[case.seed % 2])
+    Network(case, dtype).check(np.random.default_rng(case.seed))
+
+
+SIZES = [
+    RNNCase("lstm", 64, 2, True, False, 0, 0.0, False, 9, 16, 32, 1),
+    RNNCase("lstm", 128, 2, False, False, 48, 0.0, False, 6, 8, 64, 2),
+    RNNCase("gru", 96, 3, False, False, 0, 0.0, False, 8, 7, 40, 3),
+    RNNCase("gru", 130, 1, True, False, 0, 0.0, True, 8, 33, 65, 4),
+    RNNCase("rnn_tanh", 256, 2, False, True, 0, 0.0, False, 5, 32, 256, 5),
+    RNNCase("rnn_relu", 64, 1, True, False, 0, 0.0, True, 6, 8, 32, 6),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", SIZES, ids=lambda case: f"{case.rnn_mode}{case.hidden_size}")
+def test_larger(case, dtype):
+    Network(case, dtype, scale=0.25).check()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("algo", ["persist_static", "persist_static_small_h", "persist_dynamic"])
+def test_algorithms(algo, dtype):
+    """What cuDNN takes is right; for the rest the error names the algorithm."""
+    ran, refused = [], []
+    for mode in RNN_MODES:
+        for hidden, layers, bidirectional, batch in (
+            (128, 1, False, 16),
+            (64, 2, True, 8),
+            (256, 2, False, 32),
+        ):
+            if algo == "persist_dynamic" and (mode, hidden) != ("lstm", 128):
+                continue  # each takes a compilation
+            case = RNNCase(
+                mode, hidden, layers, bidirectional, False, 0, 0.0, False, 7, batch, 64, 3, algo
+            )
+            case = of_one_layer(case, dtype)
+            network = Network(case, dtype, scale=0.25)
+            try:
+                network.check()
+            except DnnNotSupportedError as error:
+                refused.append(((mode, hidden, layers, bidirectional, batch), str(error)))
+            else:
+                assert last_rnn_algorithm() == algo
+                ran.append((mode, hidden, layers, bidirectional, batch))
+    print(f"{algo} in {dtype}: ran {ran}, refused {[words for words, _ in refused]}")
+    assert all(f"algo='{algo}'" in message for _, message in refused)
+    if not ran:
+        pytest.skip(f"this cuDNN has no {algo} in {dtype} on this device")
+
+
+def test_auto_agrees_with_itself():
+    """The gradient takes the algorithm of the forward call, which is chosen once."""
+    case = RNNCase("lstm", 128, 1, False, False, 0, 0.0, False, 40, 32, 128, 8)
+    network = Network(case, "float16", scale=0.25)
+    given = network.on_device(network.operands)
+    chosen = set()
+    for _ in range(3):
+        results = network.run(network.forward, *given)
+        chosen.add(last_rnn_algorithm())
+        network.run(
+            network.backward, *given, results[0], results[-1], *network.on_device(network.tops)
+        )
+        chosen.add(last_rnn_algorithm())
+    assert len(chosen) == 1
+    network.run(GpuDnnRNNForward(**case.network, deterministic=True), *given)
+    assert last_rnn_algorithm() == "standard"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_tf32_and_determinism(dtype):
+    case = RNNCase("lstm", 128, 2, False, False, 0, 0.0, False, 6, 8, 64, 2)
+    network = Network(case, dtype, scale=0.25)
+    given = network.on_device(network.operands)
+    fixed = [
+        network.run(GpuDnnRNNForward(**case.network, deterministic=True), *given)[0].get()
+        for _ in range(3)
+    ]
+    assert all(np.array_equal(fixed[0], other) for other in fixed[1:])
+    with_tf32 = network.run(GpuDnnRNNForward(**case.network, allow_tf32=True), *given)[0]
+    check(with_tf32, network.expected[0], max(FORWARD[dtype], RELATIVE_ERROR["tf32"]), "y in TF32")
+
+
+def test_parameters_lie_as_cudnn_has_them():
+    count = 0
+    for mode in RNN_MODES:
+        for layers in (1, 2, 3):
+            for bidirectional in (False, True):
+                for kind in ("linear", "skip", *(["projection"] if mode == "lstm" else [])):
+                    for dtype in ("float32", "float16"):
+                        skip = kind == "skip"
+                        projection = 3 if kind == "projection" else 0
+                        inputs = 6 if skip else 5
+                        case = RNNCase(
+                            mode,
+                            6,
+                            layers,
+                            bidirectional,
+                            skip,
+                            projection,
+                            0.0,
+                            False,
+                            2,
+                            2,
+                            inputs,
+                            1,
+                            "standard",
+                        )
+                        network = Network(case, dtype)
+                        node, values = make_node(
+                            network.forward, *network.on_device(network.operands)
+                        )
+                        compare_places(case, node.op.parameter_places(node, values))
+                        count += 1
+    assert count == 4 * 3 * 2 * 2 * 2 + 3 * 2 * 2
+
+
+def compare_places(case: RNNCase, found: Any) -> None:
+    layout = case.forward.layout
+    for number, part in enumerate(layout.pseudo_layers(case.input_size)):
+        expected = []
+        for matrices, biases, columns in (
+            (part.input_matrices, part.input_biases, part.inputs),
+            (part.recurrent_matrices, part.recurrent_biases, part.outputs),
+        ):
+            for gate in range(part.gates):
+                matrix = (matrices + gate * part.hidden * columns, part.hidden, columns)
+                bias = (biases + gate * part.hidden, part.hidden, 1)
+                expected.append((matrix if columns else (-1, 0, 0), bias))
+        if part.has_projection:
+            expected.append(((part.projection, part.outputs, part.hidden), (-1, 0, 0)))
+        assert found[number] == expected, (
+            f"pseudo-layer {number} of {case}: cuDNN has (offset, rows, columns) of matrix and bias"
+            f" {found[number]}, dnnops {expected}"
+        )
+
+
+# -- lengths -------------------------------------------------------------------------------
+
+
+def test_what_is_behind_an_end_has_no_influence():
+    case = RNNCase("gru", 7, 2, True, False, 0, 0.0, True, 6, 5, 4, 11)
+    network = Network(case, "float32")
+    lengths = network.operands[3]
+    behind = np.arange(case.steps)[:, None] >= lengths
+    given = network.on_device(network.operands)
+    tops = network.on_device(network.tops)
+    x, gy = network.operands[1].copy(), network.tops[0].copy()
+    x[behind] = gy[behind] = np.nan
+    given[1], tops[0] = network.on_device([x, gy])
+    results = network.run(network.forward, *given)
+    network.check_forward(results[:-1])
+    assert not results[0].get()[behind].any()
+    gradients = network.run(network.backward, *given, results[0], results[-1], *tops)
+    network.check_backward(gradients)
+    assert not gradients[-1].get()[behind].any()
+
+
+def test_full_lengths_are_none():
+    """Sequences of which each has all steps run as if there were no lengths."""
+    case = RNNCase(
+        "lstm", 16, 1, False, False, 0, 0.0, True, 6, 8, 16, 11, "persist_static_small_h"
+    )
+    network = Network(case, "float16")
+    network.operands[4] = np.full(case.batch, case.steps)
+    network.expected = run_op(case.forward, *network.operands)
+    network.check()
+    network.operands[4] = np.arange(case.batch) % case.steps + 1
+    with pytest.raises(DnnNotSupportedError, match="algo='persist_static_small_h'"):
+        network.run(network.forward, *network.on_device(network.operands))
+
+
+# -- dropout -------------------------------------------------------------------------------
+
+
+def constant_network(dtype: str, dropout: float) -> tuple[RNNCase, list[np.ndarray]]:
+    """Two layers of which the first gives ones, and the second what is left of them."""
+    hidden = 32
+    case = RNNCase("rnn_relu", hidden, 2, False, False, 0, dropout, False, 20, 16, 4, 1, "standard")
+    layout = case.forward.layout
+    w = np.zeros(layout.param_size(4))
+    first, second = layout.pseudo_layers(4)
+    first.arrays(w)[2][:] = 1
+    second.arrays(w)[0][:] = np.eye(hidden)
+    x, hx = np.ones((20, 16, 4)), np.zeros((2, 16, hidden))
+    return case, [on_gpu(a, dtype) for a in (w, x, hx)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_dropout(dtype):
+    case, given = constant_network(dtype, 0.25)
+    network = Network(case, dtype)
+    drawn = [
+        network.run(network.forward, *given, np.asarray(seed)) for seed in (5, 6, 5, -1, 2**62)
+    ]
+    ys = [host(results[0]) for results in drawn]
+    np.testing.assert_array_equal(ys[0], ys[2])
+    assert (ys[0] != ys[1]).any()
+    assert (ys[0] != ys[3]).any()
+    for y in ys:
+        kept = y != 0
+        np.testing.assert_allclose(y[kept], 1 / 0.75, rtol=1e-3)
+        assert abs(kept.mean() - 0.75) < 5 * (0.25 * 0.75 / y.size) ** 0.5
+        # Neither steps nor sequences share what is dropped.
+        assert (kept[0] != kept[1]).any()
+        assert (kept[:, 0] != kept[:, 1]).any()
+    # Without a reserve the same is dropped.
+    alone = GpuDnnRNNForward(**case.network, keeps_reserve=False)
+    np.testing.assert_array_equal(host(network.run(alone, *given, np.asarray(5))[0]), ys[0])
+    # The gradient drops the same, as the one by the first layer's biases tells.
+    gy = np.random.default_rng(0).standard_normal(ys[0].shape)
+    tops = [on_gpu(gy, dtype), on_gpu(np.zeros((2, 16, 32)), dtype)]
+    gradients = network.run(
+        network.backward, *given, np.asarray(5), drawn[0][0], drawn[0][-1], *tops
+    )
+    found = case.forward.layout.pseudo_layers(4)[0].arrays(host(gradients[0]))[2]
+    through = rounded(gy, dtype) * ys[0]  # relu lets through what is not dropped
+    check(on_gpu(found, "float64"), through.sum(axis=(0, 1)), BACKWARD[dtype], "by the biases")
+
+
+# -- the reserve ---------------------------------------------------------------------------
+
+
+def test_reserve():
+    """It is not used up by a gradient, unless that is in place; another one is refused."""
+    case = RNNCase("lstm", 9, 2, False, False, 0, 0.0, False, 5, 3, 4, 2)
+    network = Network(case, "float32")
+    given = network.on_device(network.operands)
+    results = network.run(network.forward, *given)
+    rest = [results[0], results[-1], *network.on_device(network.tops)]
+    first = network.run(network.backward, *given, *rest)
+    inplace = GpuDnnRNNBackward(**case.network, inplace=True)
+    again = network.run(inplace, *given, *rest)
+    for a, b in zip(first, again, strict=True):
+        np.testing.assert_allclose(host(a), host(b), rtol=1e-5, atol=1e-6)
+    rest[1] = rest[1][:-1]
+    with pytest.raises(DnnValueError, match=r"the reserve has \d+ elements, expected \d+"):
+        network.run(network.backward, *given, *rest)
+    for keeps in (True, False):
+        without = GpuDnnRNNForward(**case.network, keeps_reserve=keeps)
+        network.check_forward(network.run(without, *given)[:3])
+    by_x = GpuDnnRNNBackward(**case.network, by_x=False)
+    rest[1] = results[-1]
+    results = network.run(network.forward, *given)
+    rest[1] = results[-1]
+    for a, b in zip(first, network.run(by_x, *given, *rest), strict=False):
+        np.testing.assert_allclose(host(a), host(b), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("empty", ["steps", "batch"])
+def test_empty(empty):
+    case = RNNCase("lstm", 4, 2, True, False, 0, 0.0, False, 3, 2, 5, 1)
+    network = Network(replace(case, **{empty: 0}), "float32")
+    given = network.on_device(network.operands)
+    results = network.run(network.forward, *given)
+    network.check_forward(results[:-1])
+    tops = network.on_device(network.tops)
+    network.check_backward(network.run(network.backward, *given, results[0], results[-1], *tops))
+
+
+# -- PyTorch -------------------------------------------------------------------------------
+
+
+@fuzz(max_examples=30, case=rnn_cases(torch=True, max_hidden=12, max_steps=6, max_batch=6))
+def test_as_in_pytorch(case):
+    """Against PyTorch's layers with the same parameters, in float64 on the host."""
+    pytest.importorskip("torch")
+    network = Network(case, "float32")
+    expected = torch_results(case, network.operands, network.tops)
+    given = network.on_device(network.operands)
+    results = network.run(network.forward, *given)
+    count = len(results) - 1
+    for out, ref in zip(results, expected[:count], strict=False):
+        check(out, ref, FORWARD["float32"], network.words("result"))
+    gradients = network.run(
+        network.backward, *given, results[0], results[-1], *network.on_device(network.tops)
+    )
+    names = network.backward.results
+    for name, out, ref in zip(names, gradients, expected[count:], strict=True):
+        check(out, ref, BACKWARD["float32"], network.words(f"gradient by {name}"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("mode", ["lstm", "gru"])
+def test_as_pytorch_on_the_same_device(mode, dtype):
+    """Of sizes that matter, where both are cuDNN: by how far each is from float64."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch has no CUDA here")
+    case = RNNCase(mode, 256, 2, False, False, 0, 0.0, False, 20, 32, 128, 3)
+    network = Network(case, dtype, scale=0.15)
+    layers, _ = torch_network(case, network.operands[0])
+    layers = layers.to("cuda", getattr(torch, dtype))
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        x, *states = (
+            torch.from_numpy(a).to("cuda", getattr(torch, dtype)) for a in network.operands[1:]
+        )
+        y, _ = layers(x, tuple(states) if len(states) == 2 else states[0])
+    theirs = np.linalg.norm(y.double().cpu().numpy() - network.expected[0])
+    results = network.run(network.forward, *network.on_device(network.operands))
+    ours = np.linalg.norm(host(results[0]) - network.expected[0])
+    norm = np.linalg.norm(network.expected[0])
+    print(f"{mode} {dtype}: dnnops {ours / norm:.3g}, PyTorch {theirs / norm:.3g}")
+    assert ours <= max(2 * theirs, RELATIVE_ERROR[dtype] * norm)
+
+
+# -- compiled ------------------------------------------------------------------------------
+
+
+def test_compiled_function():
+    """One function with lengths, on many shapes, against the same on the host in float64."""
+    block = dnn.RNNBlock("float32", 6, 2, "lstm", direction_mode="bidirectional", batch_first=True)
+    w, (x, hx, cx) = (
+        GpuArrayType("float32", (None,))(),
+        (GpuArrayType("float32", (None,) * 3)() for _ in range(3)),
+    )
+    lengths = pt.lvector("lengths")
+    y, hy, cy = block.apply(w, x, hx, cx, lengths=lengths)
+    loss = sum((pt.as_tensor_variable(z) ** 2).sum() for z in (y, hy, cy))
+    outputs = [y, hy, cy, *pytensor.grad(loss, [w, x, hx, cx])]
+    f = pytensor.function([w, x, hx, cx, lengths], outputs, mode=GPU_MODE)
+    names = {type(node.op).__name__ for node in f.maker.fgraph.apply_nodes}
+    assert names >= {"GpuDnnRNNForward", "GpuDnnRNNBackward"}
+    assert any(getattr(node.op, "inplace", False) for node in f.maker.fgraph.apply_nodes)
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        steps, batch = (int(n) for n in rng.integers(1, 9, 2))
+        case = RNNCase("lstm", 6, 2, True, False, 0, 0.0, True, steps, batch, 5, seed)
+        network = Network(case, "float32")
+        given = network.on_device(network.operands)
+        given[1] = given[1].transpose(1, 0, 2)
+        poison()
+        y, *rest = f(*given)
+        for out, ref in zip([y.transpose(1, 0, 2), *rest[:2]], network.expected[:3], strict=True):
+            check(out, ref, FORWARD["float32"], network.words("result"))
+        network.tops = [2 * e for e in network.expected[:3]]
+        gw, gx, ghx, gcx = rest[2:]
+        network.check_backward([gw, ghx, gcx, gx.transpose(1, 0, 2)])
+
+
+def test_two_gradients_of_one_network():
+    """Both need the reserve: only the last may overwrite it."""
+    block = RNNBlock("float32", 6, 2, "gru")
+    w, x, hx = pt.fvector(), pt.ftensor3(), pt.ftensor3()
+    y, hy = block.apply(w, x, hx)
+    outputs = [pytensor.grad((y**2).sum(), w), pytensor.grad((hy**3).sum(), w)]
+    f = pytensor.function([w, x, hx], outputs, mode=GPU_MODE)
+    nodes = [n.op for n in f.maker.fgraph.toposort() if isinstance(n.op, GpuDnnRNNBackward)]
+    assert sorted(op.inplace for op in nodes) == [False, True]
+    reference = pytensor.function([w, x, hx], outputs, mode=PERFORM_MODE)
+    case = RNNCase("gru", 6, 2, False, False, 0, 0.0, False, 5, 3, 4, 1)
+    values = case.operands("float32")
+    for out, ref in zip(f(*values), reference(*values), strict=True):
+        np.testing.assert_allclose(out, ref, rtol=1e-4, atol=1e-5)
+
+
+def test_gru_as_in_theano():
+    """Theano's example on a GPU: parameters are written through views of a shared vector."""
+    input_dim, hidden_dim, batch_size, depth, timesteps = 6, 5, 2, 3, 4
+    rng = np.random.default_rng(3)
+    X, h0 = pt.ftensor3("X"), pt.ftensor3("h0")  # noqa: N806 - its names
+    rnnb = dnn.RNNBlock("float32", hidden_dim, depth, "gru")
+    psize = rnnb.get_param_size([batch_size, input_dim])
+    params = shared(np.zeros((psize,), dtype="float32"))
+    on_host = np.zeros(psize, "float32")
+    for layer in range(depth):
+        own = rnnb.split_params(on_host, layer, [batch_size, input_dim])
+        parts = rnnb.split_params(params, layer, [batch_size, input_dim])
+        for p, h in zip(parts, own, strict=True):
+            h[:] = rng.standard_normal(h.shape)
+            p[:] = shared(h.copy()).get_value(borrow=True, return_internal_type=True)
+    np.testing.assert_array_equal(np.asarray(params.get_value()), on_host)
+    y, _ = rnnb.apply(params, X, h0)
+    cost = (pt.as_tensor_variable(y) ** 2).mean()
+    step = [(params, params - np.float32(0.1) * pytensor.grad(cost, params))]
+    train = pytensor.function([X, h0], cost, updates=step, mode=GPU_MODE)
+
+    plain = RNNBlock("float32", hidden_dim, depth, "gru")
+    w = pytensor.shared(on_host)
+    y, _ = plain.apply(w, X, h0)
+    cost = (y**2).mean()
+    step = [(w, w - np.float32(0.1) * pytensor.grad(cost, w))]
+    reference = pytensor.function([X, h0], cost, updates=step, mode=PERFORM_MODE)
+    x = rng.random((timesteps, batch_size, input_dim)).astype("float32")
+    start = rng.random((depth, batch_size, hidden_dim)).astype("float32")
+    for _ in range(5):
+        np.testing.assert_allclose(train(x, start), reference(x, start), rtol=1e-4)
+    np.testing.assert_allclose(np.asarray(params.get_value()), w.get_value(), rtol=1e-3, atol=1e-5)
+
+
+def test_captured():
+    """A CUDA graph may record both passes, once memory and kernels are there."""
+    import cupy
+
+    case = RNNCase("lstm", 64, 2, False, False, 0, 0.0, False, 10, 8, 32, 2)
+    network = Network(case, "float32", scale=0.25)
+    floats = [GpuArrayType("float32", (None,) * a.ndim)() for a in network.operands]
+    tops = [GpuArrayType("float32", (None,) * 3)() for _ in network.tops]
+    node = network.forward.make_node(*floats)
+    last = network.backward.make_node(*floats, node.outputs[0], node.outputs[-1], *tops)
+    f = pytensor.function([*floats, *tops], [node.outputs[0], *last.outputs], mode=GPU_MODE)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        given = network.on_device([*network.operands, *network.tops])
+        for _ in range(2):
+            f(*given)
+        stream.synchronize()
+        stream.begin_capture()
+        try:
+            y, *gradients = f(*given)
+        finally:
+            graph = stream.end_capture()
+        for array in (y, *gradients):
+            array.data.memset_async(0xFF, array.nbytes)
+        graph.launch(stream=stream)
+        stream.synchronize()
+        check(y, network.expected[0], FORWARD["float32"], network.words("captured y"))
+        network.check_backward(gradients)
+
+
+def test_memory_is_given_back():
+    """The reserve is there between forward and backward only, and nothing grows."""
+    import cupy
+
+    block = RNNBlock("float32", 64, 2, "lstm")
+    w, x, hx, cx = pt.fvector(), pt.ftensor3(), pt.ftensor3(), pt.ftensor3()
+    y, *_ = block.apply(w, x, hx, cx)
+    f = pytensor.function([w, x, hx, cx], pytensor.grad((y**2).sum(), w), mode=GPU_MODE)
+    case = RNNCase("lstm", 64, 2, False, False, 0, 0.0, False, 50, 32, 64, 1)
+    values = case.operands("float32")
+    pool = cupy.get_default_memory_pool()
+    used = []
+    for _ in range(6):
+        f(*values)
+        used.append(pool.used_bytes())
+    assert len(set(used[2:])) == 1, f"used bytes after each call: {used}"
+
+
+def test_operands_are_counted():
+    """All but the integers are on the device."""
+    case = RNNCase("lstm", 3, 2, False, False, 0, 0.5, True, 2, 2, 3, 1)
+    names = [n for n in case.forward.operands if n not in INT_OPERANDS]
+    node, _ = make_node(
+        GpuDnnRNNForward(**case.network), *Network(case, "float32").on_device(case.operands())
+    )
+    moved = [isinstance(x.type, GpuArrayType) for x in node.inputs]
+    assert sum(moved) == len(names)

@@ -1,0 +1,64 @@
+"""Copies of arrays of any strides, of every dtype, compiled by themselves."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytensor
+import pytest
+
+from dnnops.runtime.build import c_code_dir
+from dnnops.runtime.op import DTYPE_CODES, _Tensor
+
+SOURCE = """
+#include "onednn/pack.hpp"
+extern "C" void run_pack(const dnnops_tensor *from, void *to, int flip) {
+  dnnops::pack(*from, to, flip);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def run_pack(tmp_path_factory):
+    folder: Path = tmp_path_factory.mktemp("pack")
+    (folder / "run_pack.cpp").write_text(SOURCE)
+    runtime = c_code_dir() / "runtime"
+    subprocess.run(
+        [
+            *(pytensor.config.cxx, "-std=c++17", "-O1", "-shared", "-fPIC", "-fopenmp"),
+            *(f"-I{runtime}", "-o", "pack.so", "run_pack.cpp"),
+            str(runtime / "onednn" / "pack.cpp"),
+        ],
+        cwd=folder,
+        check=True,
+    )
+    return ctypes.CDLL(str(folder / "pack.so")).run_pack
+
+
+def describe(array: np.ndarray, dtype: str) -> _Tensor:
+    tensor = _Tensor(array.ctypes.data, DTYPE_CODES[dtype], array.ndim)
+    tensor.shape[: array.ndim] = array.shape
+    tensor.strides[: array.ndim] = array.strides
+    return tensor
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("dtype", DTYPE_CODES)
+def test_every_dtype(run_pack, dtype, flip):
+    rng = np.random.default_rng(0)
+    bits = "uint16" if dtype == "bfloat16" else dtype
+    for shape in ((7,), (3, 5), (4, 3, 6), (2, 3, 4, 5), (2, 1, 3, 2, 4), (3, 0, 2)):
+        plain = rng.integers(0, 2 if dtype == "bool" else 100, shape).astype(bits)
+        apart = np.repeat(plain, 2, axis=-1)[..., ::2]
+        for array in (plain, apart, np.flip(plain), plain.T.copy().T):
+            # What lies behind the copy must stay as it is.
+            guarded = np.full(array.size * array.itemsize + 64, 0xA5, "uint8")
+            to = guarded[: array.size * array.itemsize].view(bits).reshape(shape)
+            run_pack(ctypes.byref(describe(array, dtype)), ctypes.c_void_p(to.ctypes.data), flip)
+            spatial = tuple(range(2, array.ndim))
+            expected = np.flip(array, spatial) if flip and spatial else array
+            np.testing.assert_array_equal(to, expected)
+            assert (guarded[array.size * array.itemsize :] == 0xA5).all()

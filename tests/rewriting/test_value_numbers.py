@@ -1,0 +1,23 @@
+"""Numbers that equal operations on equal operands share."""
+
+from __future__ import annotations
+
+import pytensor.tensor as pt
+from pytensor.graph.fg import FunctionGraph
+
+from dnnops.rewriting.value_numbers import ValueNumbers
+
+
+def test_value_numbers():
+    a, b, c = (pt.vector(name) for name in "abc")
+    x, y, z = (a + b) + pt.exp(c), pt.exp(c) + (b + a), a + pt.exp(b)
+    numbers = ValueNumbers(FunctionGraph([a, b, c], [x, y, z], clone=False))
+    assert numbers[x] == numbers[y] != numbers[z]
+    assert numbers.terms(numbers[x]).total() == 3
+    own = pt.vector()
+    assert numbers.of([own + pt.exp(b)], {own: a, b: b})[own] == numbers[a]
+    exp = pt.exp(own)
+    terms = numbers.terms(numbers.of([exp], {own: c})[exp]) + numbers.terms(numbers[b])
+    found = numbers.sums_with(terms)
+    assert {v for v, _ in found} == {x, y}
+    assert all(list(rest.elements()) == [numbers[a]] for _, rest in found)
