@@ -233,12 +233,16 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
     # Variables
 
     def in_same_class(self, otype: Any) -> bool:
-        """Tell whether `otype` differs in nothing but static lengths other than 1."""
+        """Tell whether `otype` differs in nothing but static lengths other than 1.
+
+        Or if its static shape is more specific: PyTensor asks this of a shared variable's
+        update, and refuses one of shape ``(1, 6, 1, 1)`` for a `TensorType` of unknown lengths.
+        """
         return (
             isinstance(otype, GpuArrayType)
             and otype.dtype == self.dtype
             and otype.device == self.device
-            and otype.broadcastable == self.broadcastable
+            and (otype.broadcastable == self.broadcastable or self.is_super(otype))
         )
 
     def is_super(self, otype: Any) -> bool:

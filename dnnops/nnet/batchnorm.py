@@ -320,7 +320,7 @@ def batch_normalization_train(
     -----
     A shared variable takes a new running average as its update if its type says where it has
     size 1: ``pytensor.shared(array, shape=(1, None, 1, 1))`` for 'spatial' and images. A vector
-    takes ``new_running_mean.squeeze((0, 2, 3))``.
+    takes ``new_running_mean.squeeze((0, 2, 3))``. Those of `dnnops.gpuarray` need not say it.
 
     Where the mean is many times the deviation, what rounding took of it would show in the gradient
     by `gamma`, as it does in other libraries; here the gradient makes it good.

@@ -20,9 +20,12 @@ __all__ = ["KINDS", "WAYS", "HostKernels", "Work", "work_of"]
 KINDS = {"train": 0, "gradient": 1, "inference": 2}
 
 #: ``BatchNormWay``.
-WAYS = {"by_given": 0, "alone": 1, "kept": 2, "streamed": 3}
+WAYS = {"by_given": 0, "alone": 1, "kept": 2, "streamed": 3, "swept": 4}
 
-_MACROS = ("DTYPE", "KIND", "HOW", "ROWS", "V", "LANES")
+_MACROS = (
+    *("DTYPE", "KIND", "HOW", "ROWS", "V", "LANES"),
+    *("THREADS", "BLOCKS", "STAGES", "AHEAD"),
+)
 
 _ENTRY = """
 }}
@@ -45,6 +48,8 @@ class Params(ctypes.Structure):
         ("workspace", ctypes.c_void_p),
         *((name, ctypes.c_longlong) for name in ("batch", "channels", "inner")),
         *((name, ctypes.c_int) for name in ("groups", "splits", "share", "lag", "slots")),
+        *((name, ctypes.c_int) for name in ("lanes", "stride", "kept", "cached")),
+        ("reach", ctypes.c_longlong),
     ]
 
 
@@ -54,7 +59,7 @@ class Work(ctypes.Structure):
     _fields_ = [
         ("options", ctypes.c_char * 256),
         *((name, ctypes.c_int64) for name in ("way", "grid", "threads", "shared_bytes")),
-        *((name, ctypes.c_int64) for name in ("workspace", "zero_bytes")),
+        *((name, ctypes.c_int64) for name in ("workspace", "filled_bytes", "fill")),
         ("params", Params),
     ]
 
@@ -70,22 +75,23 @@ def work_of(
     dtype: str,
     alignment: int = 16,
     blocks: int = 528,
-    kept_blocks: int = 528,
+    kept_blocks: tuple[int, int, int] = (528, 264, 264),
 ) -> Work:
     """The work on arrays of (batch, channel, inner), on a device that runs so many blocks.
 
-    `kept_blocks` is how many run at once by a cooperative launch.
+    `kept_blocks` are how many of each kind run at once by a cooperative launch.
     """
     work = Work()
     status = CUDNN.library.dnnops_cudnn_batchnorm_row(
         (ctypes.c_int64 * 3)(*shape),
-        *map(ctypes.c_int64, (KINDS[kind], DTYPE_CODES[dtype], alignment, blocks, kept_blocks)),
+        *map(ctypes.c_int64, (KINDS[kind], DTYPE_CODES[dtype], alignment)),
+        (ctypes.c_int64 * 4)(blocks, *kept_blocks),
         ctypes.byref(work),
     )
     if status:
         raise error_from_status(status, CUDNN.library.dnnops_last_error().decode())
     if work.way == WAYS["kept"]:
-        work.grid = min(work.grid, kept_blocks)
+        work.grid = min(work.grid, kept_blocks[0 if work.macro("ROWS") else 1])
     return work
 
 
@@ -128,7 +134,8 @@ class HostKernels:
         source = kernel_source("batchnorm").replace(
             "extern __shared__ uint4 shared[];", "uint4 *const shared = Block::dynamic.data();"
         )
-        run = "run_grid_at_once" if f"HOW={WAYS['kept']} " in options else "run_grid"
+        at_once = int(dict(given)["HOW"]) in (WAYS["kept"], WAYS["swept"])
+        run = "run_grid_at_once" if at_once else "run_grid"
         entry = _ENTRY.format(number=number, run=run)
         return f"namespace configuration_{number} {{\n{defines}{source}{entry}{undefine}"
 
@@ -136,7 +143,8 @@ class HostKernels:
         """Run the kernel of `work`, whose params have all addresses but the workspace."""
         workspace = np.full(work.workspace // 4 + 1, 0xFFFFFFFF, "uint32")
         end = work.workspace // 4
-        workspace[end - work.zero_bytes // 4 : end] = 0
+        assert work.fill in (0, 0xFF)
+        workspace[end - work.filled_bytes // 4 : end] = 0xFFFFFFFF if work.fill else 0
         params = Params.from_buffer_copy(bytes(work.params))
         params.workspace = workspace.ctypes.data
         run = getattr(self._library, f"run_{self._numbers[work.options]}")

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <random>
@@ -106,13 +107,34 @@ void atomicAdd(T *to, T value) {
   *to += value;
 }
 
-inline void copy_16_bytes(char *to, const char *from) {
-  if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) std::abort();
-  std::memcpy(to, from, 16);
+// Copies that a thread has begun are made when it waits for them, not earlier.
+struct Copies {
+  struct Copy {
+    void *to;
+    const void *from;
+    int bytes;
+  };
+  std::deque<std::vector<Copy>> groups;
+  std::vector<Copy> begun;
+};
+inline thread_local std::vector<Copies> copies(1024);
+
+template <int BYTES>
+void copy_bytes(void *to, const void *from) {
+  if (reinterpret_cast<uintptr_t>(to) % BYTES || reinterpret_cast<uintptr_t>(from) % BYTES) std::abort();
+  copies[threadIdx.x].begun.push_back({to, from, BYTES});
 }
-inline void end_copies() {}
-template <int>
-void wait_for_copies() {}
+inline void copy_16_bytes(char *to, const char *from) { copy_bytes<16>(to, from); }
+inline void end_copies() {
+  Copies &own = copies[threadIdx.x];
+  own.groups.push_back(std::move(own.begun));
+  own.begun.clear();
+}
+template <int PENDING>
+void wait_for_copies() {
+  for (auto &groups = copies[threadIdx.x].groups; groups.size() > PENDING; groups.pop_front())
+    for (const Copies::Copy &copy : groups.front()) std::memcpy(copy.to, copy.from, copy.bytes);
+}
 
 class Block {
  public:
@@ -139,17 +161,29 @@ class Block {
     running = this;
     for (size_t left = contexts_.size(); left;) {
       std::shuffle(order_.begin(), order_.end(), random_);
-      for (unsigned i : order_) {
-        if (ended_[i]) continue;
-        current_ = i;
-        threadIdx.x = i;
-        swapcontext(&main_, &contexts_[i]);
-        left -= ended_[i];
+      std::vector<unsigned> turn = order_, again;
+      while (!turn.empty()) {
+        for (unsigned i : turn) {
+          if (ended_[i]) continue;
+          current_ = i;
+          threadIdx.x = i;
+          paused_ = false;
+          swapcontext(&main_, &contexts_[i]);
+          left -= ended_[i];
+          if (paused_) again.push_back(i);
+        }
+        turn.swap(again);
+        again.clear();
       }
     }
   }
 
   void barrier() { swapcontext(&contexts_[current_], &main_); }
+  // Lets others come first, of this block too.
+  void pause() {
+    paused_ = true;
+    barrier();
+  }
 
  private:
   static void enter() {
@@ -164,6 +198,7 @@ class Block {
   std::mt19937 random_;
   ucontext_t main_;
   unsigned current_ = 0;
+  bool paused_ = false;
 };
 
 inline void __syncthreads() { Block::running->barrier(); }
@@ -186,11 +221,21 @@ inline bool runs_some_at_once = false;
 inline void pause() {
   if (!runs_some_at_once) std::abort();
   sched_yield();
+  Block::running->pause();
 }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline unsigned atomicAdd(unsigned *to, unsigned value) { return __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
 inline unsigned atomicExch(unsigned *to, unsigned value) { return __atomic_exchange_n(to, value, __ATOMIC_RELAXED); }
+inline void add_release(unsigned *to, unsigned value) { __atomic_fetch_add(to, value, __ATOMIC_RELEASE); }
+inline unsigned read_acquire(const unsigned *from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
+inline void write_relaxed(double *to, double value) {
+  __atomic_store_n(reinterpret_cast<uint64_t *>(to), bits_as<uint64_t>(value), __ATOMIC_RELAXED);
+}
+inline double read_relaxed(const double *from) {
+  return bits_as<double>(__atomic_load_n(reinterpret_cast<const uint64_t *>(from), __ATOMIC_RELAXED));
+}
 inline double read_from_cache(const double *from) { return *from; }
+inline uint4 __ldcs(const uint4 *from) { return __ldg(from); }
 inline void __stcs(uint4 *to, uint4 value) {
   if (reinterpret_cast<uintptr_t>(to) % sizeof(uint4)) std::abort();
   *to = value;
@@ -206,6 +251,7 @@ int run_block(Kernel kernel, const Params &params, Dim3 block, Dim3 grid, unsign
   gridDim = grid;
   blockDim.x = threads;
   Block::dynamic.assign(units + GUARD, uint4{~0u, ~0u, ~0u, ~0u});
+  copies.assign(threads, {});
   Block(threads, [&] { kernel(params); }, seed).run();
   for (size_t i = units; i < units + GUARD; ++i) {
     const uint4 q = Block::dynamic[i];

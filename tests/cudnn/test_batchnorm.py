@@ -43,12 +43,17 @@ class Case:
     mean: float = 0.0
     outlier: float = 0.0
     cooperative: bool = True
+    #: How many steps of a thread stay in shared memory at most, if rows are swept.
+    kept: int = 1000
     seed: int = 0
 
     @property
     def work(self) -> Work:
-        kept_blocks = BLOCKS if self.cooperative else 0
-        return work_of(self.shape, self.kind, self.dtype, self.alignment, BLOCKS, kept_blocks)
+        kept = (BLOCKS if self.cooperative else 0,) * 3
+        work = work_of(self.shape, self.kind, self.dtype, self.alignment, BLOCKS, kept)
+        work.params.kept = min(work.params.kept, self.kept)
+        work.params.cached = min(work.params.cached, 3)
+        return work
 
     def array(self, values: np.ndarray) -> np.ndarray:
         """A copy at an address that is no larger multiple than wanted."""
@@ -149,6 +154,7 @@ def random_case(rng: random.Random) -> Case:
         inplace=rng.random() < 0.3,
         alignment=rng.choice([16, 16, 8]),
         cooperative=rng.random() < 0.6,
+        kept=rng.choice([0, 1, 3, 1000]),
         seed=rng.randrange(2**31),
     )
 
@@ -158,11 +164,18 @@ def cases() -> list[Case]:
     rng = random.Random(SEED)
     large = [
         Case(shape, dtype, kind, running=True, inplace=dtype == "float16", seed=rng.randrange(999))
-        for shape in ((4, 3, 8001), (5, 2, 16000), (3001, 40, 1), (2000, 33, 1))
+        for shape in ((4, 3, 8001), (5, 2, 16000), (3001, 40, 1), (2000, 33, 1), (1000, 32, 1))
         for dtype in ("float32", "float16")
         for kind in ("train", "gradient")
     ]
     large += [replace(case, cooperative=False) for case in large]
+    # All blocks go over all rows: of channels in one group or more, some steps in shared memory.
+    large += [
+        Case(shape, dtype, kind, True, inplace=kept == 2, kept=kept, seed=rng.randrange(999))
+        for shape in ((4000, 40, 1), (400, 1100, 1), (9000, 8, 1), (3000, 33, 1))
+        for dtype, kept in (("float32", 0), ("float32", 2), ("float16", 2), ("float64", 1000))
+        for kind in ("train", "gradient")
+    ]
     large += [
         Case(shape, "bfloat16", kind, running=True)
         for shape in ((60, 3, 7), (90, 40, 1))
@@ -189,6 +202,11 @@ LARGE_MEANS = [
         Case((3000, 32, 1), "float32", "train", outlier=200.0),
     )
     for cooperative in (False, True)
+] + [
+    # Of rows that are swept.
+    Case((4000, 40, 1), "float32", "train", outlier=200.0, kept=1),
+    Case((4000, 40, 1), "float32", "train", mean=1000.0, kept=1),
+    Case((4000, 40, 1), "float32", "gradient", mean=1000.0, kept=1),
 ]
 
 
@@ -199,7 +217,9 @@ def test_random_arrays(kernels, cases):
     configurations = {
         tuple(case.work.macro(name) for name in ("KIND", "ROWS", "HOW")) for case in cases
     }
-    assert len(configurations) == 2 * 2 * 3 + 2  # three ways, and inference
+    ways = [WAYS[name] for name in ("alone", "kept", "streamed", "swept")]
+    expected = {(k, rows, way) for k in (0, 1) for rows in (0, 1) for way in ways[: 3 + rows]}
+    assert configurations == expected | {(2, 0, 0), (2, 1, 0)}
 
 
 def test_large_means(kernels):
@@ -210,7 +230,7 @@ def test_large_means(kernels):
 def test_order_of_blocks():
     """Every part of both passes has one block, which begins after those that it waits for."""
     for shape in ((64, 256, 3136), (2000000, 40, 1), (8, 3, 50176), (512, 2, 50176)):
-        work = work_of(shape, "train", "float32", kept_blocks=0)
+        work = work_of(shape, "train", "float32", kept_blocks=(0, 0, 0))
         p = work.params
         total = p.groups * p.splits
         assert work.way == WAYS["streamed"]

@@ -146,8 +146,8 @@ def test_ops(dtype, case):
 
 
 LARGE = [
-    # shape, mode, memory format: kept by blocks that share channels, of each width of rows; too
-    # large for that; of sizes that no vector fits
+    # shape, mode, memory format: kept by blocks that share channels, and too large for that; rows
+    # that are kept, or swept, of few channels or of several groups; of sizes that no vector fits
     ((16, 70, 112, 112), "spatial", "contiguous"),
     ((16, 72, 112, 112), "spatial", "channels_last"),
     ((24, 64, 160, 160), "spatial", "channels_last"),
@@ -157,6 +157,7 @@ LARGE = [
     ((70000, 40), "spatial", "contiguous"),
     ((100000, 9), "per-activation", "contiguous"),
     ((300, 2000), "per-activation", "contiguous"),
+    ((20000, 1100), "per-activation", "contiguous"),
 ]
 
 
@@ -186,6 +187,8 @@ def test_many_blocks(shape, mode, memory_format, dtype):
 
     def same_bits(op: Any, *given: Any) -> list[Any]:
         first, *others = [results_of(op, *given) for _ in range(4)]
+        copies = [a.copy(order="K") if hasattr(a, "copy") else a for a in given]
+        others.append(results_of(op.inplace_versions()[-1], *copies))
         for results in others:
             assert all(bool((a == b).all()) for a, b in zip(first, results, strict=True)), (
                 f"{op}: two runs differ; NaN: {[bool(cupy.isnan(a).any()) for a in first]}"

@@ -8,6 +8,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.compile.io import In
 from pytensor.compile.ops import view_op
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Constant
@@ -87,9 +88,21 @@ def test_is_super_and_in_same_class():
     assert loose.is_super(narrow)
     assert not narrow.is_super(loose)
     assert loose.in_same_class(narrow)
-    assert not loose.in_same_class(GpuArrayType("float32", (1, 3)))
+    # What an update is asked for.
+    assert loose.in_same_class(GpuArrayType("float32", (1, 3)))
+    assert not GpuArrayType("float32", (1, 3)).in_same_class(loose)
+    assert not loose.in_same_class(GpuArrayType("float32", (2, 1)))
     for other in ({"dtype": "float64"}, {"device": 1}, {"shape": (None,)}):
         assert not loose.is_super(loose.clone(**other))
+
+
+def test_updates_of_known_lengths():
+    """A variable of unknown lengths takes an update that has length 1 somewhere."""
+    variable = GpuArrayType("float32", (None, None))()
+    update = variable.type.filter_variable(pt.tensor("new", dtype="float32", shape=(1, 6)))
+    assert In(variable, update=update).update.type.shape == (1, 6)
+    with pytest.raises(TypeError, match="compatible"):
+        In(update, update=variable)
 
 
 def test_filter_variable():

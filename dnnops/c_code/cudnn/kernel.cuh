@@ -28,7 +28,33 @@ DEVICE double read_from_cache(const double *from) {
   return value;
 }
 
+// Tells other blocks that what this thread has written, and what it knows others to have, is there.
+DEVICE void add_release(unsigned *to, unsigned value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+DEVICE unsigned read_acquire(const unsigned *from) {
+  unsigned value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+
+// What one block writes and others look for: whole, but in no order with anything else.
+DEVICE void write_relaxed(double *to, double value) {
+  asm volatile("st.relaxed.gpu.global.f64 [%0], %1;" ::"l"(to), "d"(value) : "memory");
+}
+DEVICE double read_relaxed(const double *from) {
+  double value;
+  asm volatile("ld.relaxed.gpu.global.f64 %0, [%1];" : "=d"(value) : "l"(from) : "memory");
+  return value;
+}
+
 // From global to shared memory, without waiting.
+template <int BYTES>
+DEVICE void copy_bytes(void *to, const void *from) {
+  static_assert(BYTES == 4 || BYTES == 8, "of what goes by way of the level 1 cache");
+  const unsigned address = (unsigned)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(BYTES) : "memory");
+}
 DEVICE void copy_16_bytes(char *to, const char *from) {
   const unsigned address = (unsigned)__cvta_generic_to_shared(to);
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");

@@ -108,26 +108,39 @@ int attribute(const Handle &handle, cudaDeviceAttr which) {
   return value;
 }
 
+// How many blocks that keep what they read run at once, as far as the device's attributes tell.
+int64_t blocks_at_most(const BatchNormBlocks &of, const Handle &handle, int64_t processors) {
+  const int64_t bytes = of.bytes + BATCHNORM_OTHER_SHARED_BYTES;
+  if (!attribute(handle, cudaDevAttrCooperativeLaunch) ||
+      attribute(handle, cudaDevAttrMaxSharedMemoryPerBlockOptin) < bytes)
+    return 0;
+  return processors * std::min<int64_t>(of.blocks, attribute(handle, cudaDevAttrMaxSharedMemoryPerMultiprocessor) / bytes);
+}
+
 void choose_work(BatchNormState &state, const BatchNormCase &of, const Handle &handle) {
   const int64_t processors = attribute(handle, cudaDevAttrMultiProcessorCount);
-  int64_t kept_blocks = 0;
-  if (attribute(handle, cudaDevAttrCooperativeLaunch) &&
-      attribute(handle, cudaDevAttrMaxSharedMemoryPerBlockOptin) >= BATCHNORM_KEPT_BYTES + BATCHNORM_OTHER_SHARED_BYTES)
-    kept_blocks = processors * std::min<int64_t>(BATCHNORM_BLOCKS,
-                                                 attribute(handle, cudaDevAttrMaxSharedMemoryPerMultiprocessor) /
-                                                     (BATCHNORM_KEPT_BYTES + BATCHNORM_OTHER_SHARED_BYTES));
+  BatchNormDevice device = {processors * BATCHNORM_PLAIN.blocks, blocks_at_most(BATCHNORM_PLAIN, handle, processors),
+                            blocks_at_most(BATCHNORM_PIPELINED, handle, processors),
+                            blocks_at_most(BATCHNORM_SWEEPING, handle, processors)};
   for (;;) {
-    state.work = batchnorm_work(of, processors * BATCHNORM_BLOCKS, kept_blocks);
+    state.work = batchnorm_work(of, device);
     BatchNormWork &work = state.work;
     state.kernel = load_kernel(handle, "batchnorm", "batchnorm", work.options);
-    if (work.way != BATCHNORM_KEPT) return;
-    // What runs at once is for the driver to say; a group's blocks all have to.
-    const int64_t most = processors * blocks_at_once(state.kernel, BATCHNORM_THREADS, unsigned(work.shared_bytes));
-    if (work.params.splits <= most) {
-      work.grid = std::min(work.grid, most);
+    if (!work.is_cooperative()) return;
+    // What runs at once is for the driver to say.  One share after the other: a group's have to, else all.
+    const int64_t most =
+        processors * blocks_at_once(state.kernel, unsigned(work.threads), unsigned(work.shared_bytes));
+    const bool in_turns = work.way == BATCHNORM_KEPT;
+    if ((in_turns ? work.params.splits : work.grid) <= most) {
+      if (in_turns) work.grid = std::min(work.grid, most);
+      // A group's blocks that are at different turns would wait for each other.
+      if (in_turns && work.grid == most && !work.ahead) work.grid -= work.grid % work.params.splits;
       return;
     }
-    kept_blocks = 0;
+    if (in_turns)
+      device.plain = device.pipelined = 0;
+    else
+      device.sweeping = most < device.sweeping ? most : 0;
   }
 }
 
@@ -222,12 +235,13 @@ void run(const dnnops_context &context, const BatchNormCall &call) {
   fill_in(params, call);
   const Workspace workspace(*handle.arena, work.workspace);
   params.workspace = workspace.pointer();
-  if (work.zero_bytes)
-    DNNOPS_CHECK(cudaMemsetAsync(static_cast<char *>(params.workspace) + work.workspace - work.zero_bytes, 0,
-                                 work.zero_bytes, stream));
+  if (work.filled_bytes)
+    DNNOPS_CHECK(cudaMemsetAsync(static_cast<char *>(params.workspace) + work.workspace - work.filled_bytes,
+                                 static_cast<int>(work.fill), work.filled_bytes, stream));
   void *arguments[] = {&params};
-  const auto launch = work.way == BATCHNORM_KEPT ? launch_cooperative : launch_kernel;
-  launch(state.kernel, unsigned(work.grid), BATCHNORM_THREADS, unsigned(work.shared_bytes), context.stream, arguments);
+  const auto launch = work.is_cooperative() ? launch_cooperative : launch_kernel;
+  launch(state.kernel, unsigned(work.grid), unsigned(work.threads), unsigned(work.shared_bytes), context.stream,
+         arguments);
 }
 
 }  // namespace
@@ -239,7 +253,7 @@ namespace {
 // What a test gets of a case, to run its kernel elsewhere.
 struct BatchNormRow {
   char options[256];
-  int64_t way, grid, threads, shared_bytes, workspace, zero_bytes;
+  int64_t way, grid, threads, shared_bytes, workspace, filled_bytes, fill;
   BatchNormParams params;
 };
 
@@ -260,20 +274,21 @@ DNNOPS_EXPORT int dnnops_cudnn_batchnorm(const dnnops_context *context, const in
 }
 
 // Describes, without a GPU, the work on arrays of a dtype seen as (batch, channel, inner), if so many blocks run at
-// once, and so many that keep what they read.
+// once: in general, and of those that keep what they read the ones of each kind.
 DNNOPS_EXPORT int dnnops_cudnn_batchnorm_row(const int64_t *sizes, int64_t kind, int64_t dtype, int64_t alignment,
-                                             int64_t blocks, int64_t kept_blocks, BatchNormRow *row) {
+                                             const int64_t *blocks, BatchNormRow *row) {
   using namespace dnnops;
   return guarded("batch normalization", nullptr, 0, [&] {
-    const BatchNormWork work = batchnorm_work({kind, dtype, sizes[0], sizes[1], sizes[2], alignment}, blocks, kept_blocks);
+    const BatchNormWork work = batchnorm_work({kind, dtype, sizes[0], sizes[1], sizes[2], alignment}, {blocks[0], blocks[1], blocks[2], blocks[3]});
     std::memset(static_cast<void *>(row), 0, sizeof *row);
     std::snprintf(row->options, sizeof row->options, "%s", work.options.c_str());
     row->way = work.way;
     row->grid = work.grid;
     row->shared_bytes = work.shared_bytes;
-    row->threads = BATCHNORM_THREADS;
+    row->threads = work.threads;
     row->workspace = work.workspace;
-    row->zero_bytes = work.zero_bytes;
+    row->filled_bytes = work.filled_bytes;
+    row->fill = work.fill;
     row->params = work.params;
   });
 }

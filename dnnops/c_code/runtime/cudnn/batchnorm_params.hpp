@@ -18,21 +18,35 @@ struct BatchNormParams {
   long long batch, channels, inner;
   int groups;  // of channels that a block works on at a time
   int splits;  // blocks for each group
-  int share;   // units of a block: vectors of a channel, or rows
+  int share;   // units of a block: vectors of a channel, or rows; if swept, rows between the first ones of two splits
   int lag;     // blocks that add up before the first one normalizes
-  int slots;   // vectors of an array that a block has room for in shared memory
+  int slots;   // vectors of an array that a block has room for in shared memory, at each stage
+  // If swept:
+  int lanes;        // threads side by side along a row
+  int stride;       // rows from one step of a thread to the next
+  int kept;         // steps of a thread, the last ones, whose vectors stay in shared memory
+  int cached;       // steps ahead of those, whose vectors are to stay in the level 2 cache
+  long long reach;  // rows from the first one of a split to its end
 };
 
 // The kinds of kernels.
 enum BatchNormKind { BATCHNORM_TRAIN = 0, BATCHNORM_GRADIENT = 1, BATCHNORM_INFERENCE = 2 };
 
 // The ways that c_code/cudnn/batchnorm.cuh explains.
-enum BatchNormWay { BATCHNORM_BY_GIVEN = 0, BATCHNORM_ALONE = 1, BATCHNORM_KEPT = 2, BATCHNORM_STREAMED = 3 };
+enum BatchNormWay {
+  BATCHNORM_BY_GIVEN = 0,
+  BATCHNORM_ALONE = 1,
+  BATCHNORM_KEPT = 2,
+  BATCHNORM_STREAMED = 3,
+  BATCHNORM_SWEPT = 4
+};
 
 // What the workspace has, in this order: the sums of each group, two or, for the gradient, three for each channel and
 // split, in float64; what comes of them, two for each channel, in float64; of each group how many splits have been
-// added up, and whether all; at last a count of all blocks.
-constexpr int BATCHNORM_THREADS = 256;
-constexpr int BATCHNORM_BLOCKS = 4;  // of a multiprocessor at once, at least, if there is shared memory for them
+// added up, and whether all; at last a count of all blocks.  If swept, at last a count of blocks, and one of tiles.  If
+// kept along channels, the sums only.
+
+// Channels that a block adds up the sums of at a time, if all blocks have all channels.
+constexpr int BATCHNORM_TILE = 8;
 
 #endif

@@ -11,72 +11,108 @@ namespace {
 constexpr int64_t SHARE_BYTES = 32 << 10;
 constexpr int64_t VECTOR_BYTES = 16;
 // Threads side by side along a row: of vectors, and of single elements.
-constexpr int64_t VECTOR_LANES[] = {8, 4, 2}, ELEMENT_LANES = 32;
+constexpr int64_t VECTOR_LANES = 8, ELEMENT_LANES = 32;
 
 int64_t divided(int64_t size, int64_t by) { return (size + by - 1) / by; }
 
 // How arrays are cut.  Along rows, groups of channels are as wide as threads side by side reach.
 struct Cut {
   int64_t way, lanes, columns, groups, units, share, splits, slots = 0;
+  BatchNormBlocks blocks = BATCHNORM_PLAIN;
+  int64_t stride = 0, kept = 0, cached = 0, reach = 0;
+
+  int64_t total() const { return groups * splits; }
+  void split(int64_t into) {
+    // Shares of about one size: blocks of a group wait for each other.
+    share = divided(units, into);
+    splits = divided(units, share);
+  }
 };
 
+int64_t array_count(const BatchNormCase &of) { return of.kind == BATCHNORM_GRADIENT ? 2 : 1; }
+
 // Into shares of at most so many bytes of an array.
-Cut cut_into(const BatchNormCase &of, bool rows, int64_t vector, int64_t lanes, int64_t bytes) {
-  const int64_t size = item_size(of.dtype);
+Cut cut_into(const BatchNormCase &of, bool rows, int64_t vector, int64_t bytes) {
   Cut cut;
-  cut.lanes = lanes;
-  cut.columns = rows ? lanes * vector : 1;
+  cut.lanes = !rows ? 1 : vector > 1 ? VECTOR_LANES : ELEMENT_LANES;
+  cut.columns = rows ? cut.lanes * vector : 1;
   cut.groups = divided(of.channels, cut.columns);
   cut.units = rows ? of.batch : of.batch * (of.inner / vector);
-  const int64_t most = std::max<int64_t>(1, bytes / (size * vector * (rows ? lanes : 1)));
-  // Shares of about one size: blocks of a group wait for each other.
-  cut.splits = divided(cut.units, most);
-  cut.share = divided(cut.units, cut.splits);
-  cut.splits = divided(cut.units, cut.share);
+  const int64_t most = std::max<int64_t>(1, bytes / (item_size(of.dtype) * vector * cut.lanes));
+  cut.split(divided(cut.units, most));
   return cut;
 }
+
+// What a share takes besides its vectors, in the time of so many.
+constexpr int64_t SHARE_OVERHEAD = 256;
 
 // Makes shares smaller if blocks that take one after the other then have less to do.
 void even_out(Cut &cut, int64_t blocks) {
   const auto most = [&](int64_t splits) {
-    return divided(cut.groups * splits, blocks) * divided(cut.units, splits);
+    return divided(cut.groups * splits, blocks) * (divided(cut.units, splits) + SHARE_OVERHEAD);
   };
   int64_t best = cut.splits;
-  for (int64_t splits = cut.splits + 1; splits <= cut.splits * 5 / 4; ++splits)
+  for (int64_t splits = cut.splits + 1; splits <= std::min(cut.splits * 5 / 4, blocks); ++splits)
     if (most(splits) < most(best)) best = splits;
-  cut.share = divided(cut.units, best);
-  cut.splits = divided(cut.units, cut.share);
+  // A few vectors of each thread, where there is little.
+  const int64_t least = 2 * cut.blocks.threads / cut.lanes;
+  if (cut.total() < blocks) best = std::max(best, std::min(blocks / cut.groups, cut.units / least));
+  cut.split(best);
 }
 
-Cut cut_case(const BatchNormCase &of, bool rows, int64_t vector, int64_t kept_blocks) {
-  const int64_t widest = !rows ? 1 : vector > 1 ? VECTOR_LANES[0] : ELEMENT_LANES;
-  Cut streamed = cut_into(of, rows, vector, widest, SHARE_BYTES);
+// Into shares that stay in shared memory.
+Cut keep(const BatchNormCase &of, bool rows, int64_t vector, const BatchNormBlocks &blocks, int64_t at_once) {
+  Cut cut = cut_into(of, rows, vector, blocks.bytes / (blocks.stages * array_count(of)));
+  cut.blocks = blocks;
+  cut.way = BATCHNORM_KEPT;
+  if (at_once > 0 && cut.splits <= at_once) even_out(cut, at_once);
+  cut.slots = cut.share * cut.lanes;
+  return cut;
+}
+
+// All blocks go over all rows, side by side: of one group of channels, if a block's threads reach along a row.
+Cut sweep(const BatchNormCase &of, int64_t vector, int64_t at_once) {
+  Cut cut;
+  cut.way = BATCHNORM_SWEPT;
+  cut.blocks = BATCHNORM_SWEEPING;
+  const int64_t threads = cut.blocks.threads, across = divided(of.channels, vector);
+  cut.groups = divided(across, threads);
+  cut.lanes = divided(across, cut.groups);
+  cut.columns = cut.lanes * vector;
+  cut.units = of.batch;
+  cut.share = threads / cut.lanes;
+  cut.splits = std::min(at_once / cut.groups, divided(cut.units, cut.share));
+  cut.stride = cut.splits * cut.share;
+  cut.reach = of.batch;
+  const int64_t step_bytes = threads * vector * item_size(of.dtype) * array_count(of);
+  cut.kept = std::min(cut.blocks.bytes / step_bytes, cut.splits ? divided(cut.units, cut.stride) : 0);
+  cut.cached = BATCHNORM_CACHED_BYTES / (step_bytes * std::max<int64_t>(1, cut.total()));
+  cut.slots = cut.kept * threads;
+  return cut;
+}
+
+Cut cut_case(const BatchNormCase &of, bool rows, int64_t vector, const BatchNormDevice &device) {
+  Cut streamed = cut_into(of, rows, vector, SHARE_BYTES);
   streamed.way = of.kind == BATCHNORM_INFERENCE ? BATCHNORM_BY_GIVEN : BATCHNORM_STREAMED;
   if (of.kind == BATCHNORM_INFERENCE) return streamed;
-  const int64_t kept_bytes = BATCHNORM_KEPT_BYTES / (of.kind == BATCHNORM_GRADIENT ? 2 : 1);
-  const auto keep = [&](int64_t lanes) {
-    Cut cut = cut_into(of, rows, vector, lanes, kept_bytes);
-    cut.way = cut.splits == 1 ? BATCHNORM_ALONE : BATCHNORM_KEPT;
-    if (cut.splits > 1 && kept_blocks > 0 && !rows) even_out(cut, kept_blocks);
-    const int64_t at_once = BATCHNORM_THREADS / (rows ? lanes : 1);
-    cut.slots = divided(cut.share, at_once) * BATCHNORM_THREADS;
-    return cut;
-  };
-  const Cut wide = keep(widest);
-  // While one group's blocks wait, those of others have to read and write: of three, if rows can have long parts, else
-  // of one.
-  if (wide.way == BATCHNORM_ALONE || wide.splits <= kept_blocks / 4) return wide;
-  if (!rows || vector == 1) return wide.splits <= kept_blocks / 2 ? wide : streamed;
-  for (int64_t lanes : VECTOR_LANES) {
-    const Cut cut = keep(lanes);
-    if (cut.splits <= kept_blocks / 2) return cut;
+  Cut alone = cut_into(of, rows, vector, BATCHNORM_PLAIN.bytes / array_count(of));
+  alone.way = BATCHNORM_ALONE;
+  alone.slots = alone.share * alone.lanes;
+  if (alone.splits == 1) return alone;
+  if (!rows) {
+    const Cut kept = keep(of, rows, vector, BATCHNORM_PIPELINED, device.pipelined);
+    return kept.splits <= device.pipelined ? kept : streamed;
   }
-  return streamed;
+  // Parts of rows, if all of them are read at about the same time.
+  const Cut kept = keep(of, rows, vector, BATCHNORM_PLAIN, device.plain);
+  if (kept.total() <= device.plain) return kept;
+  const Cut swept = sweep(of, vector, device.sweeping);
+  return swept.splits > 0 ? swept : streamed;
 }
 
 }  // namespace
 
-BatchNormWork batchnorm_work(const BatchNormCase &given, int64_t blocks, int64_t kept_blocks) {
+BatchNormWork batchnorm_work(const BatchNormCase &given, const BatchNormDevice &device) {
   BatchNormCase of = given;
   if (of.channels == 1) {
     of.inner *= of.batch;
@@ -85,9 +121,10 @@ BatchNormWork batchnorm_work(const BatchNormCase &given, int64_t blocks, int64_t
   const bool rows = of.inner == 1 && of.channels > 1;
   const int64_t wanted = VECTOR_BYTES / item_size(of.dtype), along = rows ? of.channels : of.inner;
   const int64_t vector = along % wanted == 0 && of.alignment >= VECTOR_BYTES ? wanted : 1;
-  const Cut cut = cut_case(of, rows, vector, kept_blocks);
-  const int64_t total = cut.groups * cut.splits;
-  if (of.channels > INT32_MAX - cut.columns || of.inner > INT32_MAX || cut.share > INT32_MAX || total > INT32_MAX / 2)
+  const Cut cut = cut_case(of, rows, vector, device);
+  const int64_t total = cut.total(), steps = cut.way == BATCHNORM_SWEPT ? divided(of.batch, cut.stride) : 0;
+  if (of.channels > INT32_MAX - cut.columns || of.inner > INT32_MAX || cut.share > INT32_MAX || total > INT32_MAX / 2 ||
+      steps > INT32_MAX / 2)
     fail(DNNOPS_NOT_SUPPORTED, "the arrays are too large for batch normalization: %lld x %lld x %lld",
          (long long)given.batch, (long long)given.channels, (long long)given.inner);
   BatchNormWork work;
@@ -100,18 +137,37 @@ BatchNormWork batchnorm_work(const BatchNormCase &given, int64_t blocks, int64_t
   p.splits = static_cast<int>(cut.splits);
   p.share = static_cast<int>(cut.share);
   p.slots = static_cast<int>(cut.slots);
+  p.lanes = static_cast<int>(cut.lanes);
+  p.stride = static_cast<int>(cut.stride);
+  p.kept = static_cast<int>(cut.kept);
+  p.cached = static_cast<int>(std::min<int64_t>(cut.cached, INT32_MAX));
+  p.reach = cut.reach;
   // A whole group, at least: so all that a block waits for has begun before.  And those that are still adding up.
-  p.lag = static_cast<int>(std::min(total, cut.splits + blocks / 2));
-  const bool is_shared = cut.way == BATCHNORM_KEPT || cut.way == BATCHNORM_STREAMED;
-  const int64_t sums = given.kind == BATCHNORM_GRADIENT ? 3 : 2, number = sizeof(double);
+  p.lag = static_cast<int>(std::min(total, cut.splits + device.streaming / 2));
+  const int64_t sums = given.kind == BATCHNORM_GRADIENT ? 3 : 2, number = sizeof(double), word = sizeof(unsigned);
   work.way = cut.way;
+  work.threads = cut.blocks.threads;
+  work.ahead = cut.blocks.ahead;
   work.grid = cut.way == BATCHNORM_STREAMED ? 2 * total : total;
-  work.shared_bytes = cut.slots * vector * item_size(of.dtype) * (given.kind == BATCHNORM_GRADIENT ? 2 : 1);
-  work.zero_bytes = is_shared ? (2 * cut.groups + 1) * static_cast<int64_t>(sizeof(unsigned)) : 0;
-  work.workspace = is_shared ? number * (sums * total + 2 * cut.groups) * cut.columns + work.zero_bytes : 0;
+  work.shared_bytes = cut.slots * vector * item_size(of.dtype) * array_count(of) * cut.blocks.stages;
+  work.filled_bytes = work.workspace = work.fill = 0;
+  const int64_t partial = number * sums * total * cut.columns;
+  if (cut.way == BATCHNORM_SWEPT) {
+    work.filled_bytes = 2 * word;
+    work.workspace = number * (sums * cut.splits + 2) * of.channels + work.filled_bytes;
+  } else if (cut.way == BATCHNORM_KEPT && !rows) {
+    work.fill = 0xff;  // NaN
+    work.filled_bytes = work.workspace = partial;
+  } else if (cut.way == BATCHNORM_KEPT || cut.way == BATCHNORM_STREAMED) {
+    work.filled_bytes = (2 * cut.groups + 1) * word;
+    work.workspace = partial + number * 2 * cut.groups * cut.columns + work.filled_bytes;
+  }
   const auto macro = [](const char *name, int64_t value) { return std::string(" -D") + name + "=" + std::to_string(value); };
+  // One program for all numbers of lanes, if swept.
   work.options = "-DDTYPE=" + std::to_string(of.dtype) + macro("KIND", of.kind) + macro("HOW", cut.way) +
-                 macro("ROWS", rows) + macro("V", vector) + macro("LANES", cut.lanes);
+                 macro("ROWS", rows) + macro("V", vector) + macro("LANES", cut.way == BATCHNORM_SWEPT ? 1 : cut.lanes) +
+                 macro("THREADS", cut.blocks.threads) + macro("BLOCKS", cut.blocks.blocks) +
+                 macro("STAGES", cut.blocks.stages) + macro("AHEAD", cut.blocks.ahead);
   return work;
 }
 
