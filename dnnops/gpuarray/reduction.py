@@ -27,6 +27,7 @@ from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.gpuarray.codegen import C_TYPES, PREAMBLE, c_literal
 from dnnops.gpuarray.layout import dense_order
 from dnnops.gpuarray.op import MirrorOp
+from dnnops.gpuarray.row_reduction import Arithmetic, RowReduction
 
 
 class _Reduction(NamedTuple):
@@ -128,18 +129,19 @@ class GpuCAReduce(MirrorOp):
         identity = _REDUCTIONS[type(host_op.scalar_op)].identity
         if isinstance(identity, str) and x.size == 0 and 0 not in kept:
             raise DnnValueError(f"{self}: no elements to reduce; shape {x.shape}, axes {axes}")
-        kernel = reduction_kernel(
+        if not kept:
+            # The order doesn't matter then: take that of the memory.
+            order = dense_order(x)
+            x = x if order is None else x.transpose(order)
+        words = (
             host_op.scalar_op,
             node.inputs[0].type.dtype,
             host_op.acc_dtype or node.outputs[0].type.dtype,
             node.outputs[0].type.dtype,
             self.premap,
         )
-        if not kept:
-            # The order doesn't matter then: take that of the memory.
-            order = dense_order(x)
-            x = x if order is None else x.transpose(order)
-        return kernel(x, axis=axes)
+        result = row_reduction(*words)(x, axes)
+        return reduction_kernel(*words)(x, axis=axes) if result is None else result
 
     def __str__(self) -> str:
         premap = f"{self.premap}, " if self.premap else ""
@@ -172,9 +174,7 @@ def reduction_kernel(
     """
     import cupy
 
-    reduction = _REDUCTIONS.get(type(scalar_op))
-    if reduction is None:
-        raise DnnNotSupportedError(f"no reduction on the GPU by {scalar_op}")
+    reduction = _reduction(scalar_op)
     accumulator = C_TYPES[acc_dtype if reduction.accumulates else in_dtype]
     # Not in0 and out0: CuPy 14.2 takes for granted that the types of operands with these names are
     # declared, as those of its own reductions are; its code for large arrays then doesn't compile.
@@ -189,6 +189,31 @@ def reduction_kernel(
         reduce_type=accumulator,
         preamble=f"{PREAMBLE}\n{_premap(premap, accumulator)}",
     )
+
+
+@functools.lru_cache(maxsize=256)
+def row_reduction(
+    scalar_op: ScalarOp, in_dtype: str, acc_dtype: str, out_dtype: str, premap: str | None = None
+) -> RowReduction:
+    """Make the faster kernels of a reduction, for rows; as :func:`reduction_kernel`."""
+    reduction = _reduction(scalar_op)
+    return RowReduction(
+        Arithmetic(
+            in_dtype,
+            out_dtype,
+            C_TYPES[acc_dtype if reduction.accumulates else in_dtype],
+            _identity(reduction, in_dtype, acc_dtype),
+            PREMAPS[premap] if premap else "x",
+            reduction.expression,
+        )
+    )
+
+
+def _reduction(scalar_op: ScalarOp) -> _Reduction:
+    reduction = _REDUCTIONS.get(type(scalar_op))
+    if reduction is None:
+        raise DnnNotSupportedError(f"no reduction on the GPU by {scalar_op}")
+    return reduction
 
 
 def _premap(premap: str | None, accumulator: str) -> str:

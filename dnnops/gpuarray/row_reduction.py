@@ -1,0 +1,224 @@
+"""Reductions over the last axes of contiguous arrays: rows, each of which is read once.
+
+CuPy's kernels for reductions load an element at a time, and reach about half of a GPU's memory
+bandwidth in a sum over all elements. These load 16 bytes at a time and have several loads in
+flight; rows that are fewer than what a GPU runs at once are cut into parts, and a second kernel
+puts the parts together. The order is the same in each run.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dnnops.gpuarray.codegen import C_TYPES
+from dnnops.gpuarray.dtypes import numpy_dtype
+from dnnops.runtime.build import c_code_dir
+from dnnops.runtime.op import DTYPE_CODES
+
+__all__ = ["MIN_ROW_BYTES", "Arithmetic", "RowReduction", "plan_rows", "row_source", "rows_of"]
+
+#: Shorter rows are left to CuPy: they are not much more than the ends that don't fill 16 bytes.
+MIN_ROW_BYTES = 512
+
+THREADS, LOADS, PACK_BYTES = 256, 4, 16
+#: As many blocks as a multiprocessor runs at once.
+BLOCKS = 4
+_MAX_GRID = 2**31 - 1
+_HALVES = ("float16", "bfloat16")
+
+
+class Arithmetic(NamedTuple):
+    """What a reduction computes, as C++.
+
+    Attributes
+    ----------
+    in_dtype, out_dtype : str
+        Dtypes of operand and result.
+    accumulator : str
+        The C++ type that is computed in.
+    identity : str
+        Where a reduction begins.
+    premap : str
+        An expression of `x`, an element as an accumulator.
+    combine : str
+        An expression of the accumulators `a` and `b`.
+    """
+
+    in_dtype: str
+    out_dtype: str
+    accumulator: str
+    identity: str
+    premap: str
+    combine: str
+
+
+class RowPlan(NamedTuple):
+    """How rows are spread over a GPU: threads for a row, parts of a row, blocks."""
+
+    lanes: int
+    parts: int
+    blocks: int
+
+
+def rows_of(x: Any, axes: tuple[int, ...]) -> tuple[int, int] | None:
+    """See an array as rows that are reduced.
+
+    Parameters
+    ----------
+    x : cupy.ndarray
+    axes : tuple of int
+        Those to reduce.
+
+    Returns
+    -------
+    tuple of int or None
+        How many rows there are, and their length; None if reduced elements are no neighbors.
+    """
+    if not x.flags.c_contiguous or x.size == 0:
+        return None
+    rows = length = 1
+    for axis, size in enumerate(x.shape):
+        if axis in axes:
+            length *= size
+        elif length == 1:
+            rows *= size
+        elif size != 1:
+            return None
+    return rows, length
+
+
+@functools.lru_cache(maxsize=1024)
+def plan_rows(rows: int, length: int, itemsize: int, processors: int) -> RowPlan | None:
+    """Choose how rows are spread over a GPU of so many multiprocessors.
+
+    Returns
+    -------
+    RowPlan or None
+        None for rows that are too short, or too many.
+    """
+    if length * itemsize < MIN_ROW_BYTES:
+        return None
+    packs = length * itemsize // PACK_BYTES
+    at_once = processors * BLOCKS
+    if packs <= 32 * LOADS * 2 and rows * 32 >= processors * THREADS:
+        lanes, parts = 32, 1
+    else:
+        lanes = THREADS
+        # As many blocks as run at once, or so many that it doesn't matter when the last one ends;
+        # each thread of a part has all its loads in flight twice, at least.
+        wanted = at_once // rows if at_once % rows == 0 else -(-4 * at_once // rows)
+        parts = max(1, min(wanted, packs // (THREADS * LOADS * 2)))
+    per_block = THREADS // lanes
+    blocks = -(-rows // per_block) * parts
+    return RowPlan(lanes, parts, blocks) if blocks <= _MAX_GRID else None
+
+
+def _stored(dtype: str) -> str:
+    return "unsigned short" if dtype in _HALVES else C_TYPES[dtype]
+
+
+def row_source(arithmetic: Arithmetic) -> str:
+    """The CUDA source of a reduction of rows; the macro LANES is left open.
+
+    Parameters
+    ----------
+    arithmetic : Arithmetic
+
+    Returns
+    -------
+    str
+    """
+    of = arithmetic
+    value, result = "element", f"({C_TYPES[of.out_dtype]})value"
+    if of.in_dtype in _HALVES:
+        value = f"Number<{DTYPE_CODES[of.in_dtype]}>::acc(element)"
+    if of.out_dtype in _HALVES:
+        result = f"Number<{DTYPE_CODES[of.out_dtype]}>::bits({result})"
+    declared = f"""
+using Stored = {_stored(of.in_dtype)};
+using Result = {_stored(of.out_dtype)};
+using Acc = {of.accumulator};
+#define IDENTITY ((Acc){of.identity})
+DEVICE Acc premapped(Acc x) {{ return {of.premap}; }}
+DEVICE Acc acc_of(Stored element) {{ return premapped((Acc){value}); }}
+DEVICE Acc combine(Acc a, Acc b) {{ return {of.combine}; }}
+DEVICE Result result_of(Acc value) {{ return {result}; }}
+"""
+    files = ("cudnn/kernel.cuh", "cudnn/numbers.cuh", "gpuarray/row_reduction.cuh")
+    kernel, numbers, rows = ((c_code_dir() / f).read_text(encoding="utf-8") for f in files)
+    return f"{kernel}{numbers}{declared}{rows}"
+
+
+@functools.cache
+def _processors(device: int) -> int:
+    import cupy
+
+    return cupy.cuda.Device(device).attributes["MultiProcessorCount"]
+
+
+class RowReduction:
+    """A reduction of rows, compiled when it is first called.
+
+    Parameters
+    ----------
+    arithmetic : Arithmetic
+    """
+
+    def __init__(self, arithmetic: Arithmetic):
+        self.arithmetic = arithmetic
+        self._kernels: dict[tuple[int, int, str], Any] = {}
+
+    def _kernel(self, device: int, lanes: int, name: str) -> Any:
+        import cupy
+
+        key = (device, lanes, name)
+        if key not in self._kernels:
+            module = cupy.RawModule(
+                code=row_source(self.arithmetic),
+                options=("-std=c++17", f"-DLANES={lanes}"),
+                backend="nvrtc",
+            )
+            self._kernels[key] = module.get_function(name)
+        return self._kernels[key]
+
+    def __call__(self, x: Any, axes: tuple[int, ...]) -> Any:
+        """Reduce an array of the current device.
+
+        Parameters
+        ----------
+        x : cupy.ndarray
+        axes : tuple of int
+
+        Returns
+        -------
+        cupy.ndarray or None
+            None if it is no reduction of rows that are long enough.
+        """
+        import cupy
+
+        found = rows_of(x, axes)
+        # Memory of other libraries may begin anywhere.
+        if found is None or x.data.ptr % x.itemsize:
+            return None
+        rows, length = found
+        device = x.data.device_id
+        plan = plan_rows(rows, length, x.itemsize, _processors(device))
+        if plan is None:
+            return None
+        shape = tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
+        out = cupy.empty(shape, self._result_dtype)
+        partial = cupy.empty(rows * plan.parts, "float64") if plan.parts > 1 else out
+        reduce = self._kernel(device, plan.lanes, "reduce_rows")
+        sizes = (np.int64(rows), np.int64(length), np.int64(plan.parts))
+        reduce((plan.blocks,), (THREADS,), (x, out, partial, *sizes))
+        if plan.parts > 1:
+            finish = self._kernel(device, plan.lanes, "finish_rows")
+            finish((rows,), (THREADS,), (partial, out, sizes[2]))
+        return out
+
+    @functools.cached_property
+    def _result_dtype(self) -> Any:
+        return numpy_dtype(self.arithmetic.out_dtype)
