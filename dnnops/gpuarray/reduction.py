@@ -24,10 +24,13 @@ from pytensor.scalar.basic import (
 from pytensor.tensor.elemwise import CAReduce
 
 from dnnops.errors import DnnNotSupportedError, DnnValueError
-from dnnops.gpuarray.codegen import C_TYPES, PREAMBLE, c_literal
+from dnnops.gpuarray.codegen import C_TYPES, PREAMBLE, c_literal, compute_dtype
 from dnnops.gpuarray.layout import dense_order
 from dnnops.gpuarray.op import MirrorOp
-from dnnops.gpuarray.row_reduction import Arithmetic, RowReduction
+from dnnops.gpuarray.row_reduction import Arithmetic, RowReduction, split_axes
+
+#: From this size on it is faster to reduce the last axes, and then what is left, than all at once.
+MIN_TWO_STEPS_BYTES = 1 << 20
 
 
 class _Reduction(NamedTuple):
@@ -140,8 +143,7 @@ class GpuCAReduce(MirrorOp):
             node.outputs[0].type.dtype,
             self.premap,
         )
-        result = row_reduction(*words)(x, axes)
-        return reduction_kernel(*words)(x, axis=axes) if result is None else result
+        return reduce_array(x, axes, *words)
 
     def __str__(self) -> str:
         premap = f"{self.premap}, " if self.premap else ""
@@ -207,6 +209,48 @@ def row_reduction(
             reduction.expression,
         )
     )
+
+
+def reduce_array(x: Any, axes: tuple[int, ...], *words: Any) -> Any:
+    """Reduce an array, by the kernels that are the fastest ones for how it lies in memory.
+
+    Parameters
+    ----------
+    x : cupy.ndarray
+    axes : tuple of int
+    *words
+        As for :func:`reduction_kernel`.
+
+    Returns
+    -------
+    cupy.ndarray
+    """
+    result = row_reduction(*words)(x, axes)
+    if result is None:
+        result = _in_two_steps(x, axes, *words)
+    return reduction_kernel(*words)(x, axis=axes) if result is None else result
+
+
+def _in_two_steps(
+    x: Any,
+    axes: tuple[int, ...],
+    scalar_op: ScalarOp,
+    in_dtype: str,
+    acc_dtype: str,
+    out_dtype: str,
+    premap: str | None,
+) -> Any:
+    """Reduce over the last axes first, as rows, and then over others; None where that isn't so."""
+    inner, outer = split_axes(x.shape, axes)
+    if not inner or not outer or x.nbytes < MIN_TWO_STEPS_BYTES:
+        return None
+    between = compute_dtype(acc_dtype) if _reduction(scalar_op).accumulates else in_dtype
+    rows = row_reduction(scalar_op, in_dtype, acc_dtype, between, premap)(x, inner)
+    if rows is None:
+        return None
+    places = [axis for axis in range(x.ndim) if axis not in inner]
+    left = tuple(place for place, axis in enumerate(places) if axis in outer)
+    return reduction_kernel(scalar_op, between, acc_dtype, out_dtype)(rows, axis=left)
 
 
 def _reduction(scalar_op: ScalarOp) -> _Reduction:

@@ -18,7 +18,15 @@ from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.runtime.build import c_code_dir
 from dnnops.runtime.op import DTYPE_CODES
 
-__all__ = ["MIN_ROW_BYTES", "Arithmetic", "RowReduction", "plan_rows", "row_source", "rows_of"]
+__all__ = [
+    "MIN_ROW_BYTES",
+    "Arithmetic",
+    "RowReduction",
+    "plan_rows",
+    "row_source",
+    "rows_of",
+    "split_axes",
+]
 
 #: Shorter rows are left to CuPy: they are not much more than the ends that don't fill 16 bytes.
 MIN_ROW_BYTES = 512
@@ -88,6 +96,19 @@ def rows_of(x: Any, axes: tuple[int, ...]) -> tuple[int, int] | None:
         elif size != 1:
             return None
     return rows, length
+
+
+def split_axes(
+    shape: tuple[int, ...], axes: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Part the axes to reduce into those that are the last ones of an array, and the others."""
+    inner = []
+    for axis in reversed(range(len(shape))):
+        if axis in axes:
+            inner.append(axis)
+        elif shape[axis] != 1:
+            break
+    return tuple(reversed(inner)), tuple(axis for axis in axes if axis not in inner)
 
 
 @functools.lru_cache(maxsize=1024)
