@@ -58,11 +58,14 @@ KERNEL void __launch_bounds__(THREADS, 4)
       UNROLL
       for (int k = 0; k < LOADS; ++k) add(sums[k], loaded[k]);
     }
-    for (; i < packs; i += step) {
-      Pack loaded;
-      loaded.words = __ldg(aligned + i);
-      add(sums[0], loaded);
-    }
+    // At most LOADS - 1 are left; short rows have no others.
+    Pack left[LOADS - 1];
+    UNROLL
+    for (int k = 0; k < LOADS - 1; ++k)
+      if (i + k * step < packs) left[k].words = __ldg(aligned + i + k * step);
+    UNROLL
+    for (int k = 0; k < LOADS - 1; ++k)
+      if (i + k * step < packs) add(sums[k], left[k]);
     if (part == 0) {  // what is around the packs, less than one on either side
       for (long long j = lane; j < head; j += LANES) sums[1] = combine(sums[1], acc_of(begin[j]));
       for (long long j = head + packs * V + lane; j < length; j += LANES) sums[2] = combine(sums[2], acc_of(begin[j]));
