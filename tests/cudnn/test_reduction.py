@@ -15,9 +15,8 @@ from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.runtime.op import DTYPE_CODES
 from tests.cudnn.calls import call, device_tensor, shape_of
-from tests.cudnn.device import host, make_node, on_gpu, poison, rounded
+from tests.cudnn.device import bits, host, make_node, on_gpu, poison, rounded, values
 from tests.cudnn.host_kernels import compile_for_gpu, compile_for_host, launch_struct
-from tests.cudnn.test_cross_entropy import bits, values
 from tests.oracle import RELATIVE_ERROR, SEED, repeat_command
 
 DTYPES = ("float16", "float32", "float64")
