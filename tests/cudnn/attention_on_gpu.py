@@ -181,7 +181,7 @@ def errors(data: Data, results: list[Any]) -> dict[str, float]:
             continue
         allowed = RELATIVE_ERROR[dtype] * np.linalg.norm(wanted) + 1e-30
         if name.startswith("d"):
-            allowed = 2 * allowed + UNIT[dtype] * size / 4
+            allowed += UNIT[dtype] * size / 4
         error = float(np.linalg.norm(got - wanted) / allowed)
         found[name] = error if np.isfinite(error) else np.inf
     return found

@@ -20,6 +20,17 @@ def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
     return array.astype(numpy_dtype(dtype)).astype("float64")
 
 
+def bits(array: np.ndarray, dtype: str) -> np.ndarray:
+    """An array in a dtype, as numbers that NumPy has."""
+    typed = array.astype(numpy_dtype(dtype))
+    return typed.view("uint16") if dtype == "bfloat16" else typed
+
+
+def values(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The float64 of what `bits` gave."""
+    return (array.view(numpy_dtype("bfloat16")) if dtype == "bfloat16" else array).astype("float64")
+
+
 def on_gpu(array: np.ndarray, dtype: str, memory_format: str = "contiguous") -> Any:
     """Copy an array to the device in a dtype and memory format."""
     import cupy

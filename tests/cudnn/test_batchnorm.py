@@ -102,9 +102,9 @@ class Case:
 
         expected = self.expected(x, g, scale, bias, mean, spread, running)
         found = [out, *results][: len(expected)]
-        bound = 3 * RELATIVE_ERROR[self.dtype]
+        bound = RELATIVE_ERROR[self.dtype]
         for i, (result, reference) in enumerate(zip(found, expected, strict=True)):
-            wanted = bound if i == 0 else 3 * RELATIVE_ERROR[of_parameters] * (1 + abs(self.mean))
+            wanted = bound if i == 0 else RELATIVE_ERROR[of_parameters] * (1 + abs(self.mean))
             error = np.linalg.norm(result.astype("float64") - reference)
             # Sums and means of numbers of both signs may be next to nothing.
             least = 0.1 * np.sqrt(x.size) if self.kind == "gradient" and i else 1e-2

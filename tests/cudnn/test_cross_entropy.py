@@ -13,28 +13,17 @@ from pytensor.tensor.special import log_softmax
 
 from dnnops.cudnn.cross_entropy import GpuCrossEntropy, GpuCrossEntropyGrad
 from dnnops.errors import DnnIndexError, DnnTypeError
-from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.cross_entropy import CrossEntropy, CrossEntropyGrad
 from dnnops.runtime.op import DTYPE_CODES
 from tests.cudnn.calls import call, device_tensor, shape_of
-from tests.cudnn.device import DTYPES, host, make_node, on_gpu, poison, rounded
+from tests.cudnn.device import DTYPES, bits, host, make_node, on_gpu, poison, rounded, values
 from tests.cudnn.host_kernels import compile_for_gpu, compile_for_host, launch_struct
 from tests.oracle import RELATIVE_ERROR, SEED, repeat_command
 
 KERNELS = dict.fromkeys(("cross_entropy", "cross_entropy_grad"), "cross_entropy_launch")
 #: How many threads share a row, and the labels' dtype with it.
 LANES = {1: "int64", 8: "int32", 256: "int64"}
-
-
-def bits(array: np.ndarray, dtype: str) -> np.ndarray:
-    """An array in a dtype, as numbers that NumPy has."""
-    typed = array.astype(numpy_dtype(dtype))
-    return typed.view("uint16") if dtype == "bfloat16" else typed
-
-
-def values(array: np.ndarray, dtype: str) -> np.ndarray:
-    return (array.view(numpy_dtype("bfloat16")) if dtype == "bfloat16" else array).astype("float64")
 
 
 def run_oracle(op, *arrays):

@@ -14,9 +14,8 @@ from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.dropout import BLOCKS, GROUP, Dropout, DropoutGrad
 from dnnops.runtime.op import DTYPE_CODES
 from tests.cudnn.calls import call, device_tensor, shape_of
-from tests.cudnn.device import DTYPES, make_node, on_gpu, poison, rounded
+from tests.cudnn.device import DTYPES, bits, make_node, on_gpu, poison, rounded, values
 from tests.cudnn.host_kernels import compile_for_gpu, compile_for_host, launch_struct
-from tests.cudnn.test_cross_entropy import bits, values
 from tests.oracle import SEED, repeat_command
 
 KERNELS = dict.fromkeys(("dropout", "dropout_grad"), "dropout_launch")

@@ -15,14 +15,12 @@ from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.runtime.op import DTYPE_CODES
 from tests.cudnn.calls import call, device_tensor, shape_of
-from tests.cudnn.device import host, make_node, on_gpu, poison, rounded
+from tests.cudnn.device import bits, host, make_node, on_gpu, poison, rounded, values
 from tests.cudnn.host_kernels import compile_for_gpu, compile_for_host, launch_struct
-from tests.cudnn.test_cross_entropy import bits, values
-from tests.oracle import SEED, repeat_command
+from tests.oracle import RELATIVE_ERROR, SEED, repeat_command
 
 DTYPES = ("float16", "float32", "float64")
 SHAPES = ((), (5,), (1, 1), (2, 3, 4), (1, 4, 1), (0, 3), (2, 1, 3, 2, 1, 3, 2, 3))
-BOUNDS = {"float16": 2e-3, "float32": 2e-5, "float64": 1e-12}
 
 ORACLES = {
     "add": lambda x, axes: x.sum(axis=axes),
@@ -205,7 +203,7 @@ def test_random(dtype):
             )
             ref = np.asarray(ORACLES[red_op](x, axes))
             error = np.max(abs(host(found[0]) - ref) / np.maximum(scale, abs(ref)), initial=0)
-            assert error <= BOUNDS[dtype], f"error {error}"
+            assert error <= RELATIVE_ERROR[dtype], f"error {error}"
             if indices:
                 kept = [i for i in range(len(shape)) if i not in axes]
                 flat = x.transpose([*kept, *axes]).reshape(*(shape[i] for i in kept), -1)

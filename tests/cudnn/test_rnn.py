@@ -32,15 +32,6 @@ from tests.oracle import PERFORM_MODE, RELATIVE_ERROR, assert_close, fuzz
 pytestmark = pytest.mark.gpu
 
 GPU_MODE = get_mode("CVM").including("gpu")
-#: cuDNN rounds to float16 and bfloat16 not only results, but what it keeps of each step: sums
-#: before the activation, and states, whose errors add up.
-FORWARD = {
-    "float64": RELATIVE_ERROR["float64"],
-    "float32": RELATIVE_ERROR["float32"],
-    "float16": 4 * RELATIVE_ERROR["float16"],
-    "bfloat16": 4 * RELATIVE_ERROR["bfloat16"],
-}
-BACKWARD = {dtype: 2.5 * bound for dtype, bound in FORWARD.items()}
 
 
 #: The standard deviation of a case's parameters.
@@ -106,14 +97,14 @@ class Network:
 
     def check_forward(self, results: list[Any]) -> None:
         for name, out, ref in zip(("y", "hy", "cy"), results, self.expected[:-1], strict=False):
-            check(out, ref, FORWARD[self.dtype], self.words(name))
+            check(out, ref, RELATIVE_ERROR[self.dtype], self.words(name))
 
     def check_backward(self, gradients: list[Any], y: Any = None) -> None:
         y = self.expected[0] if y is None else host(y)
         reserve = self.expected[-1]
         expected = run_op(self.case.backward, *self.operands, y, reserve, *self.tops)
         for name, out, ref in zip(self.backward.results, gradients, expected, strict=False):
-            check(out, ref, BACKWARD[self.dtype], self.words(f"gradient by {name}"))
+            check(out, ref, RELATIVE_ERROR[self.dtype], self.words(f"gradient by {name}"))
 
     def check(self, rng: np.random.Generator | None = None) -> None:
         """Compare both passes; operands may have any strides."""
@@ -236,7 +227,12 @@ def test_tf32_and_determinism(dtype):
     ]
     assert all(np.array_equal(fixed[0], other) for other in fixed[1:])
     with_tf32 = network.run(GpuDnnRNNForward(**case.network, allow_tf32=True), *given)[0]
-    check(with_tf32, network.expected[0], max(FORWARD[dtype], RELATIVE_ERROR["tf32"]), "y in TF32")
+    check(
+        with_tf32,
+        network.expected[0],
+        max(RELATIVE_ERROR[dtype], RELATIVE_ERROR["tf32"]),
+        "y in TF32",
+    )
 
 
 def test_parameters_lie_as_cudnn_has_them():
@@ -373,7 +369,9 @@ def test_dropout(dtype):
     )
     found = case.forward.layout.pseudo_layers(4)[0].arrays(host(gradients[0]))[2]
     through = rounded(gy, dtype) * ys[0]  # relu lets through what is not dropped
-    check(on_gpu(found, "float64"), through.sum(axis=(0, 1)), BACKWARD[dtype], "by the biases")
+    check(
+        on_gpu(found, "float64"), through.sum(axis=(0, 1)), RELATIVE_ERROR[dtype], "by the biases"
+    )
 
 
 # -- the reserve ---------------------------------------------------------------------------
@@ -429,13 +427,13 @@ def test_as_in_pytorch(case):
     results = network.run(network.forward, *given)
     count = len(results) - 1
     for out, ref in zip(results, expected[:count], strict=False):
-        check(out, ref, FORWARD["float32"], network.words("result"))
+        check(out, ref, RELATIVE_ERROR["float32"], network.words("result"))
     gradients = network.run(
         network.backward, *given, results[0], results[-1], *network.on_device(network.tops)
     )
     names = network.backward.results
     for name, out, ref in zip(names, gradients, expected[count:], strict=True):
-        check(out, ref, BACKWARD["float32"], network.words(f"gradient by {name}"))
+        check(out, ref, RELATIVE_ERROR["float32"], network.words(f"gradient by {name}"))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -490,7 +488,7 @@ def test_compiled_function():
         poison()
         y, *rest = f(*given)
         for out, ref in zip([y.transpose(1, 0, 2), *rest[:2]], network.expected[:3], strict=True):
-            check(out, ref, FORWARD["float32"], network.words("result"))
+            check(out, ref, RELATIVE_ERROR["float32"], network.words("result"))
         network.tops = [2 * e for e in network.expected[:3]]
         gw, gx, ghx, gcx = rest[2:]
         network.check_backward([gw, ghx, gcx, gx.transpose(1, 0, 2)])
@@ -577,7 +575,7 @@ def test_captured():
             array.data.memset_async(0xFF, array.nbytes)
         graph.launch(stream=stream)
         stream.synchronize()
-        check(y, network.expected[0], FORWARD["float32"], network.words("captured y"))
+        check(y, network.expected[0], RELATIVE_ERROR["float32"], network.words("captured y"))
         network.check_backward(gradients)
 
 
