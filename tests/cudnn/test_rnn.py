@@ -512,7 +512,7 @@ def test_two_gradients_of_one_network():
     expected = reference(*(value.astype("float64") for value in values))
     for name, out, ref in zip(("y", "hy"), f(*values), expected, strict=True):
         assert out.size == ref.size, name
-        assert_close(out, ref, bound=BACKWARD["float32"])
+        assert_close(out, ref, bound=RELATIVE_ERROR["float32"])
 
 
 def test_gru_as_in_theano():
