@@ -78,7 +78,8 @@ class RNNBlock:
         products and takes every network. The others keep the recurrent matrices on the chip from
         step to step: they take no lengths that differ, no projection, no float64, and each only
         some sizes; what cuDNN does not take, is an error at the call. 'auto' is never one: it times
-        them at a shape's first call and takes the fastest.
+        them at a shape's first call and takes the fastest, unless it needs much more memory for
+        little.
 
     Raises
     ------

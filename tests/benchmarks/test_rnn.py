@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -33,6 +35,30 @@ def test_data(case):
     assert w.size == sum(int(np.prod(s)) for s in parameter_shapes(case))
     assert x.shape == gy.shape == (case["steps"], case["batch"], case["hidden"])
     np.testing.assert_array_equal(rnn_arrays(case).x, x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["lstm", "gru"])
+def test_a_closed_case_keeps_no_memory(mode):
+    """Its function stays, and what that keeps would be counted as other networks' memory."""
+    cupy = pytest.importorskip("cupy")
+    from benchmarks.peers import rnn_dnnops
+
+    case = {"mode": mode, "hidden": 64, "layers": 2, "batch": 512, "steps": 3, "dtype": "float32"}
+    pool = cupy.get_default_memory_pool()
+    used = []
+    for _ in range(3):
+        task = rnn_dnnops.make_task({**case, "case": "", "device": "cuda"})
+        task.times(3)
+        task.close()
+        used.append(pool.used_bytes())
+    state = 2 * 512 * 64 * 4
+    assert used[1] == used[2], f"grows: {used}"
+    # Compared with what there is when the function's nodes are gone, too.
+    del task
+    rnn_dnnops._functions.clear()
+    gc.collect()
+    assert used[2] - pool.used_bytes() < state / 4, f"{used}, at last {pool.used_bytes()}"
 
 
 def test_turns_fit_the_steps():

@@ -73,6 +73,11 @@ def test_recordings_are_few(program):
     assert counts["executables"] == 16
 
 
+def test_choice_by_times(tmp_path):
+    """The fastest algorithm, unless it takes more memory than its time is worth."""
+    subprocess.run([compiled(tmp_path / "times", "host_rnn_times.cpp")], check=True)
+
+
 def test_samples_of_results(tmp_path):
     """By which a wrong algorithm is found out."""
     subprocess.run([compiled(tmp_path / "sample", "host_rnn_sample.cpp")], check=True)

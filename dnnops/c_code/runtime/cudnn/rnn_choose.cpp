@@ -12,6 +12,7 @@
 #include "conv_plan.hpp"
 #include "rnn.hpp"
 #include "rnn_sample.hpp"
+#include "rnn_times.hpp"
 
 namespace dnnops::rnn {
 
@@ -23,8 +24,6 @@ constexpr size_t MOST_CHOICES = 1024;
 constexpr int RUNS = 3;
 // The first run also loads kernels.  Longer ones hardly vary: a second is enough.
 constexpr double LONG_MS = 50;
-// The others have to be this much faster than the standard algorithm: times vary, and it is the safe one.
-constexpr double MARGIN = 0.98;
 // Relative differences from the standard algorithm's results that aren't rounding: then an algorithm is wrong.  A
 // network that amplifies from step to step makes large ones of small ones, and then loses the faster algorithm.
 constexpr double WRONG_FLOAT32 = 1e-2, WRONG_SHORT = 0.2;
@@ -61,7 +60,8 @@ class Trial {
                   dcx = pieces.add(backward * cell);
     sizes_ = {p.positions() * p.width() * item, plan_->parameters(), p.positions() * p.input * item, hidden};
     dtype_ = key.dtype;
-    block_.emplace(*handle.arena, pieces.total());
+    space_ = pieces.total();
+    block_.emplace(*handle.arena, space_);
     const auto at = [&](int64_t place) { return Pieces::at(*block_, place); };
     const bool has_cell = p.has_cell();
     arrays_ = {inputs[0].data, inputs[1].data, inputs[2].data, has_cell ? inputs[p.cx_at()].data : nullptr,
@@ -70,6 +70,8 @@ class Trial {
     // The output stands in for the gradient by it.
     gradients_ = {at(y), at(hy), has_cell ? at(cy) : nullptr, at(dw), at(dx), at(dhx), has_cell ? at(dcx) : nullptr};
   }
+
+  int64_t space() const { return space_; }
 
   // In milliseconds.
   double time() {
@@ -135,16 +137,7 @@ class Trial {
   Plan::Gradients gradients_;
   Event events_[RUNS + 1];
   std::array<int64_t, 4> sizes_;  // of what is compared, in bytes
-  int64_t dtype_;
-};
-
-// Times of an algorithm in milliseconds, infinite where it doesn't run.
-struct Times {
-  double launched = HUGE_VAL, recorded = HUGE_VAL;
-  std::vector<std::vector<float>> sample;  // of the results
-  // The kernels are the same, and a recording also takes less of the host's time.
-  bool replays() const { return recorded < launched; }
-  double best() const { return replays() ? recorded : launched; }
+  int64_t dtype_, space_;
 };
 
 Times time_algorithm(const Key &key, int64_t algo, const Settings &settings, const Problem &p, const Handle &handle,
@@ -152,14 +145,17 @@ Times time_algorithm(const Key &key, int64_t algo, const Settings &settings, con
   Times times;
   try {
     Trial trial(key, algo, p, handle, inputs);
+    times.space = trial.space();
     times.launched = trial.time();
+    // Before the recordings: without them it may run nevertheless.
+    times.sample = trial.sample();
     // What is dropped changes from call to call.
     if (!key.dropout) times.recorded = trial.time_recorded();
-    times.sample = trial.sample();
   } catch (const Error &error) {
     // Most often cuDNN doesn't take the network, or there is no memory for another try.  What remains broken breaks
     // the call itself.
     DNNOPS_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(handle.stream)));
+    if (times.launched < HUGE_VAL) times.replay_failure = error.message;
     if (settings.verbose)
       std::fprintf(stderr, "dnnops: GpuDnnRNN with %s%s: %s\n", algorithm_names[algo],
                    times.launched < HUGE_VAL ? " as a CUDA graph" : "", error.message.c_str());
@@ -176,6 +172,8 @@ double largest_difference(const std::vector<std::vector<float>> &found,
   return largest;
 }
 
+double mib(int64_t bytes) { return bytes / 1048576.0; }
+
 Choice find_fastest(const Key &key, const Settings &settings, const Problem &p, const Handle &handle,
                     const dnnops_tensor *inputs) {
   const bool is_small = key.hidden <= (p.gates > 1 ? SMALL_GATED : SMALL_PLAIN);
@@ -183,10 +181,9 @@ Choice find_fastest(const Key &key, const Settings &settings, const Problem &p, 
   const int64_t candidates[] = {CUDNN_RNN_ALGO_STANDARD, CUDNN_RNN_ALGO_PERSIST_STATIC,
                                 CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H};
   const double tolerance = key.dtype == DNNOPS_FLOAT32 ? WRONG_FLOAT32 : WRONG_SHORT;
+  const int count = 2 + is_small;
   Times times[3];
-  double best = HUGE_VAL;
-  int fastest = 0;
-  for (int i = 0; i < 2 + is_small; ++i) {
+  for (int i = 0; i < count; ++i) {
     times[i] = time_algorithm(key, candidates[i], settings, p, handle, inputs);
     if (const double error = i ? largest_difference(times[i].sample, times[0].sample) : 0; error > tolerance) {
       if (settings.verbose)
@@ -194,23 +191,22 @@ Choice find_fastest(const Key &key, const Settings &settings, const Problem &p, 
                      algorithm_names[candidates[i]], error);
       times[i] = Times();
     }
-    if (times[i].best() < best) {
-      best = times[i].best() * (i ? 1 : MARGIN);
-      fastest = i;
-    }
   }
+  const int fastest = fastest_of(times, count);
+  if (!times[fastest].replay_failure.empty()) set_replay_failure(times[fastest].replay_failure);
   // That of the largest trial, which may be one that was in vain.
   handle.arena->free_idle();
   const Choice choice{candidates[fastest], times[fastest].replays()};
   if (settings.verbose)
     std::fprintf(stderr,
                  "dnnops: GpuDnnRNN%s %lldx%lldx%lld, hidden size %lld, %lld layers, %s: %s%s (timed, launched and as"
-                 " a CUDA graph: standard %.4g and %.4g ms, persist_static %.4g and %.4g ms, persist_static_small_h"
-                 " %.4g and %.4g ms)\n",
+                 " a CUDA graph, with memory: standard %.4g and %.4g ms, %.1f MiB; persist_static %.4g and %.4g ms,"
+                 " %.1f MiB; persist_static_small_h %.4g and %.4g ms, %.1f MiB)\n",
                  key.training ? "" : " inference", (long long)key.steps, (long long)key.batch, (long long)key.input,
                  (long long)key.hidden, (long long)key.layers, dtype_name(key.dtype), algorithm_names[choice.algo],
-                 choice.replays ? " as a CUDA graph" : "", times[0].launched, times[0].recorded, times[1].launched,
-                 times[1].recorded, times[2].launched, times[2].recorded);
+                 choice.replays ? " as a CUDA graph" : "", times[0].launched, times[0].recorded, mib(times[0].space),
+                 times[1].launched, times[1].recorded, mib(times[1].space), times[2].launched, times[2].recorded,
+                 mib(times[2].space));
   return choice;
 }
 

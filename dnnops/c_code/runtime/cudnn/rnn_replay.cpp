@@ -131,7 +131,7 @@ void Replays::run(const Handle &handle, const Addresses &addresses, const Launch
     try {
       recording = std::make_shared<Recording>(handle, launch);
     } catch (const Error &error) {
-      failure_of_thread = error.message;
+      set_replay_failure(error.message);
       wanted_ = false;
       return launch(handle);
     }
@@ -145,5 +145,6 @@ void Replays::run(const Handle &handle, const Addresses &addresses, const Launch
 
 int64_t replay_count() { return replays_of_thread; }
 const char *replay_failure() { return failure_of_thread.c_str(); }
+void set_replay_failure(const std::string &message) { failure_of_thread = message; }
 
 }  // namespace dnnops::rnn

@@ -5,6 +5,7 @@
 #include <array>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "handle.hpp"
 
@@ -51,6 +52,7 @@ class Replays {
 int64_t replay_count();
 // Why this thread's last recording failed; empty if none did.
 const char *replay_failure();
+void set_replay_failure(const std::string &message);
 
 }  // namespace dnnops::rnn
 #endif

@@ -1,0 +1,44 @@
+// What is known of the algorithms of a network when one of them is chosen.
+#ifndef DNNOPS_CUDNN_RNN_TIMES_HPP
+#define DNNOPS_CUDNN_RNN_TIMES_HPP
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace dnnops::rnn {
+
+// The others have to be this much faster than the first, the standard algorithm: times vary, and it is the safe one.
+constexpr double MARGIN = 0.98;
+// What is no slower than this as a CUDA graph is launched as one, for that takes less of the host's time.
+constexpr double REPLAY_MARGIN = 1.02;
+// One that takes so many times the memory has to be worth it by its time.
+constexpr double MORE_SPACE = 1.05, WORTH_SPACE = 0.85;
+
+// Milliseconds of an algorithm, infinite where it doesn't run.
+struct Times {
+  double launched = HUGE_VAL, recorded = HUGE_VAL;
+  int64_t space = 0;                       // bytes of a step: results, reserve and workspace
+  std::vector<std::vector<float>> sample;  // of the results
+  std::string replay_failure;              // why it could not be recorded
+
+  // The kernels are the same: what differs beyond the host's time is chance.
+  bool replays() const { return recorded < HUGE_VAL && recorded <= REPLAY_MARGIN * launched; }
+  double best() const { return replays() ? recorded : launched; }
+};
+
+// The number of the one to take, of which the first is the standard algorithm.
+inline int fastest_of(const Times *times, int count) {
+  int fastest = 0;
+  for (int i = 1; i < count; ++i) {
+    const bool takes_more = times[i].space > MORE_SPACE * times[0].space;
+    if (times[i].best() < times[0].best() * (takes_more ? WORTH_SPACE : MARGIN) &&
+        times[i].best() < times[fastest].best())
+      fastest = i;
+  }
+  return fastest;
+}
+
+}  // namespace dnnops::rnn
+#endif

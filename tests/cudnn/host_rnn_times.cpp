@@ -1,0 +1,49 @@
+// rnn_times.hpp on the host.  Ends with a failure if something is wrong.
+#include "rnn_times.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+
+using namespace dnnops::rnn;
+
+void require(bool holds, const char *what) {
+  if (holds) return;
+  std::fprintf(stderr, "not true: %s\n", what);
+  std::exit(1);
+}
+#define REQUIRE(expression) require((expression), #expression)
+
+Times of(double launched, double recorded, int64_t space) {
+  Times times;
+  times.launched = launched, times.recorded = recorded, times.space = space;
+  return times;
+}
+
+int chosen(const Times &standard, const Times &second, const Times &third = Times()) {
+  const Times all[] = {standard, second, third};
+  return fastest_of(all, 3);
+}
+
+int main() {
+  const Times standard = of(3, 2, 100);
+  REQUIRE(standard.replays() && standard.best() == 2);
+  // By chance a recording seems slower, when the device has no time to wait.
+  REQUIRE(of(11, 11.1, 1).replays() && of(11, 11.1, 1).best() == 11.1);
+  REQUIRE(!of(11, 12, 1).replays() && of(11, 12, 1).best() == 11);
+  // What can't be recorded, and what does not run.
+  REQUIRE(!of(11, HUGE_VAL, 1).replays() && !Times().replays());
+
+  REQUIRE(chosen(standard, Times()) == 0);
+  REQUIRE(chosen(Times(), of(5, 4, 100)) == 1);
+  REQUIRE(chosen(Times(), Times()) == 0);
+  // As much memory: it has to be faster beyond chance.
+  REQUIRE(chosen(standard, of(3, 1.98, 100)) == 0);
+  REQUIRE(chosen(standard, of(3, 1.9, 104)) == 1);
+  // More of it: that has to pay.
+  REQUIRE(chosen(standard, of(3, 1.9, 120)) == 0);
+  REQUIRE(chosen(standard, of(3, 1.6, 200)) == 1);
+  REQUIRE(chosen(standard, of(3, 1.6, 100), of(3, 1.5, 100)) == 2);
+  REQUIRE(chosen(standard, of(3, 1.5, 100), of(3, 1.6, 100)) == 1);
+  // The fastest one takes too much for what it saves, and another one doesn't.
+  REQUIRE(chosen(standard, of(3, 1.8, 200), of(3, 1.9, 100)) == 2);
+}
