@@ -79,10 +79,10 @@ const char *refusal(const Key &key) {
       key.directions == 2)
     return "with it the gradient by the parameters of a bidirectional rnn_relu or rnn_tanh comes out wrong, in cuDNN"
            " 9.19 by 0.3 to 0.5 of its norm";
-  // Seen there as well, with hidden sizes of 1, 64 and 256.  What a forward call computes was within the bound.
+  // Seen there as well, with hidden sizes of 1, 64 and 256: 1 - h^2 is of an h that is within the bound itself.
   if (is_static && key.mode == TANH && key.dtype == DNNOPS_FLOAT32 && !key.allow_tf32 && key.training)
-    return "with it the gradient by the parameters of an rnn_tanh is less exact than float32 should be, in cuDNN 9.19"
-           " off by up to 2.1e-5 of its norm instead of 1e-5";
+    return "with it the gradients of an rnn_tanh are less exact than float32 should be, in cuDNN 9.19 off by up to"
+           " 2.1e-5 of their norm instead of 1e-5";
   return nullptr;
 }
 
