@@ -104,19 +104,23 @@ def transforms(plan: ConvPlan) -> bool:
 
 #: Engines without tensor cores that gave inexact results, within the bounds of direct algorithms,
 #: for small integers with cuDNN 9.19, as transforms do that it doesn't note.
-INEXACT_ENGINES = {("forward", 4), ("grad_inputs", 5), ("grad_weights", 17)}
+INEXACT_ENGINES = {("forward", 4), ("grad_inputs", 5), ("grad_weights", 4), ("grad_weights", 17)}
 
 
 def is_exact(plan: ConvPlan, dtype: str) -> bool:
     """Whether a plan has to give the exact bits for small integers.
 
-    Those that work on transformed operands do not, nor the legacy algorithms that add up partial
-    sums in the result as they come, if it is of 16 bits.
+    Those that work on transformed operands do not, nor those that round partial sums to a result of
+    16 bits: the legacy algorithms that add them up in it as they come, and engines whose knob 0
+    (CUDNN_KNOB_TYPE_SPLIT_K) splits a sum.
     """
     direction = "forward" if plan.name.endswith("_as_forward") else plan.direction
     unnoted = plan.api == "graph" and (direction, plan.number) in INEXACT_ENGINES
-    in_result = plan.api == "legacy" and not plan.deterministic and dtype.endswith("16")
-    return not (transforms(plan) or unnoted or in_result)
+    if plan.api == "legacy":
+        in_parts = not plan.deterministic
+    else:
+        in_parts = bool(re.search(r"_k0=(?!1(?!\d))", plan.name))
+    return not (transforms(plan) or unnoted or (in_parts and dtype.endswith("16")))
 
 
 class Judge:

@@ -34,7 +34,15 @@ from tests.cudnn.convolutions import (
     result_shape,
 )
 from tests.cudnn.device import make_node
-from tests.cudnn.plan_walk import KNOWN_WRONG, GuardedArray, Judge, granted, report, walk
+from tests.cudnn.plan_walk import (
+    KNOWN_WRONG,
+    GuardedArray,
+    Judge,
+    granted,
+    is_exact,
+    report,
+    walk,
+)
 from tests.oracle import SEED, small_integers
 
 pytestmark = pytest.mark.usefixtures("no_stored_plans")
@@ -249,6 +257,20 @@ def test_right_results():
 def test_wrong_results(plan, results, options, words):
     (found,) = complaints(plan, *results, **options)
     assert words in found
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "exact"),
+    [
+        ("engine47_k0=6_k2=5", "bfloat16", False),
+        ("engine47_k0=6_k2=5", "float32", True),
+        ("engine47_k0=1_k2=5", "bfloat16", True),
+        ("engine47_k0=12", "float16", False),
+        ("engine47_k2=5", "bfloat16", True),
+    ],
+)
+def test_sums_of_16_bits_that_are_split(name, dtype, exact):
+    assert is_exact(replace(PLAN, name=name), dtype) is exact
 
 
 def test_what_is_added_to():

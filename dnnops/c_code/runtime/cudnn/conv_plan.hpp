@@ -110,7 +110,7 @@ std::shared_ptr<Plan> make_gemm_plan(const ConvCase &conv, const Handle &handle,
 // conv_wrong.cpp
 // Throws with the evidence if the plan is known to compute wrong results for such a case.
 void refuse_known_wrong(const ConvCase &conv, const PlanSpec &spec);
-// Throws: of an engine of tensor cores without knobs that no heuristic proposes.
+// Throws: of an engine of tensor cores without values for its knobs.
 [[noreturn]] void refuse_knobless();
 
 // conv_builder.cpp
