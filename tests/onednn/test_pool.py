@@ -62,6 +62,28 @@ def test_gradients_of_averages(dtype, case):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["max", *AVERAGES])
+@pytest.mark.parametrize("spatial", [(7, 7), (1, 1), (3, 5), (16,), (5, 4, 9)])
+def test_one_window_with_the_whole_image(spatial, mode, dtype):
+    """The window may reach beyond the image, into padding that counts or doesn't."""
+    ndim = len(spatial)
+    for padding in (0, 1):
+        window = tuple(n + 2 * padding for n in spatial)
+        case = PoolCase((2, 3, *spatial), window, window, (padding,) * ndim, mode, True, 5)
+        assert case.out_shape == (2, 3, *(1,) * ndim)
+        x, gz, _ = case.arrays(dtype)
+        params = (ndim, mode, True)
+        check(OneDnnPool(*params), Pool(*params), (x, *case.vectors), case.seed)
+        if mode != "max":
+            operands = (x, gz, *case.vectors)
+            check(OneDnnAveragePoolGrad(*params), AveragePoolGrad(*params), operands, case.seed)
+            continue
+        x[0, 1].flat[-1] = x[1, 0].flat[0] = np.nan
+        maxima = run_op(OneDnnPool(*params), x, *case.vectors)
+        np.testing.assert_array_equal(maxima, run_op(Pool(*params), x, *case.vectors))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [8, 9])
 def test_nan_is_the_maximum(dtype, size):
     x = np.arange(2 * 3 * size * size, dtype=dtype).reshape(2, 3, size, size)

@@ -1,5 +1,6 @@
 // Pooling and its gradients: oneDNN for float32 averages, forward and backward; loops for float64,
-// sums and maxima, of which oneDNN loses NaNs and needs a workspace to go backward.
+// sums and maxima, of which oneDNN loses NaNs and needs a workspace to go backward, and where one window has the
+// whole image, which oneDNN 3.2 adds up one element after the other.
 #include <cstring>
 
 #include "huge_pages.hpp"
@@ -35,6 +36,8 @@ void end_padding(const PoolProblem &problem, int64_t *padding) {
 bool onednn_can(const PoolProblem &problem, int64_t dtype) {
   // Its maxima lose NaNs, and it has no sums.
   if (dtype != DNNOPS_FLOAT32 || problem.mode == POOL_SUM || problem.mode == POOL_MAX) return false;
+  // For the gradient it has but its reference implementation then.
+  if (element_count(problem.top + 2, problem.spatial_ndim) == 1) return false;
   int64_t padding[3];
   end_padding(problem, padding);
   for (int64_t i = 0; i < problem.spatial_ndim; ++i) {
@@ -43,11 +46,6 @@ bool onednn_can(const PoolProblem &problem, int64_t dtype) {
     if (problem.mode == POOL_AVERAGE_INC_PAD && padding[i] > problem.pad[i]) return false;
   }
   return true;
-}
-
-// Over the whole image oneDNN 3.2 has but its reference implementation for the gradient.
-bool has_one_window(const PoolProblem &problem) {
-  return element_count(problem.top + 2, problem.spatial_ndim) == 1;
 }
 
 dnnl_alg_kind_t algorithm(const PoolProblem &problem) {
@@ -251,7 +249,7 @@ DNNOPS_EXPORT int dnnops_onednn_average_pool_grad(const dnnops_context *context,
     expect_shape("the output's gradient", inputs[1], problem.top, inputs[0].ndim, inputs[0].dtype);
     if (element_count(problem.image, inputs[0].ndim) == 0) return;
     expect_large(outputs[0]);
-    if (onednn_can(problem, inputs[0].dtype) && element_count(problem.top, inputs[0].ndim) && !has_one_window(problem))
+    if (onednn_can(problem, inputs[0].dtype) && element_count(problem.top, inputs[0].ndim))
       return run_onednn(context, problem, true, inputs[1], outputs[0]);
     const Packed packed{&inputs[1]};
     for_dtype(inputs[0].dtype, [&](auto zero) {

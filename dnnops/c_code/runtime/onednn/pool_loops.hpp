@@ -45,6 +45,16 @@ struct PoolAxes {
     const int64_t last = std::min(first + window[axis], image[axis] + pad[axis]);
     return {std::max<int64_t>(first, 0), std::min(last, image[axis]), last - first};
   }
+
+  // Whether there is one window, which has the whole image.
+  bool is_whole() const {
+    if (top_plane != 1) return false;
+    for (int axis = 0; axis < 3; ++axis) {
+      const WindowSpan all = span(axis, 0);
+      if (all.begin != 0 || all.end != image[axis]) return false;
+    }
+    return true;
+  }
 };
 
 // Calls visit(output index in the plane, spans of the three axes) for each window.
@@ -127,9 +137,31 @@ void for_rows(const PoolAxes &axes, int64_t plane, Begin &&begin_row, Visit &&vi
   }
 }
 
+// Combines the elements of a plane: in lanes, which make vectors.
+template <class T, class Combine>
+T combine_plane(const T *from, int64_t count, T start, Combine combine) {
+  constexpr int LANES = 64 / sizeof(T);
+  T lanes[LANES];
+  std::fill(lanes, lanes + LANES, start);
+  int64_t at = 0;
+  for (; at + LANES <= count; at += LANES)
+    for (int i = 0; i < LANES; ++i) lanes[i] = combine(lanes[i], from[at + i]);
+  T rest = start;
+  for (; at < count; ++at) rest = combine(rest, from[at]);
+  for (int half = LANES / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] = combine(lanes[i], lanes[half + i]);
+  return combine(lanes[0], rest);
+}
+
 // Combines each window's elements, starting from `start`: whole rows at a time.
 template <class T, class Combine>
 void combine_windows(const PoolAxes &axes, const T *image, T *top, T start, Combine combine) {
+  if (axes.is_whole()) {
+#pragma omp parallel for
+    for (int64_t plane = 0; plane < axes.planes; ++plane)
+      top[plane] = combine_plane(image + plane * axes.image_plane, axes.image_plane, start, combine);
+    return;
+  }
 #pragma omp parallel for
   for (int64_t plane = 0; plane < axes.planes; ++plane)
     for_rows(
@@ -229,10 +261,16 @@ void max_pool_grad_grad(const PoolProblem &problem, const T *image, const T *max
 template <class T>
 void average_pool_grad(const PoolProblem &problem, const T *top_grad, T *image_grad) {
   const PoolAxes axes(problem);
+  const bool is_whole = axes.is_whole();
 #pragma omp parallel for
   for (int64_t plane = 0; plane < axes.planes; ++plane) {
     const T *from = top_grad + plane * axes.top_plane;
     T *to = image_grad + plane * axes.image_plane;
+    if (is_whole) {
+      const T share = from[0] / (T)divisor(problem, axes.span(0, 0), axes.span(1, 0), axes.span(2, 0));
+      std::fill(to, to + axes.image_plane, share);
+      continue;
+    }
     std::memset(to, 0, axes.image_plane * sizeof(T));
     for_windows(axes, [&](int64_t at, const WindowSpan &depth, const WindowSpan &height, const WindowSpan &width) {
       const T share = from[at] / (T)divisor(problem, depth, height, width);
