@@ -123,6 +123,43 @@ def test_special_values():
 
 
 @pytest.mark.gpu
+def test_written_out():
+    """The activations of `dnnops.nnet`, as elementwise kernels, and their gradients."""
+    coefs = {"clipped_relu": 2.0, "elu": 0.5, "swish": 1.5}
+    rng = np.random.default_rng(SEED)
+    for dtype in ("float32", "float16"):
+        x, gy = (GpuArrayType(dtype, (None, None))() for _ in range(2))
+        outputs = []
+        for mode in ACTIVATION_MODES:
+            y = Activation(mode, coefs.get(mode, 0.0))(x)
+            known = {y: pt.as_tensor_variable(gy)}
+            outputs += [y, pt.as_tensor_variable(pytensor.grad(None, x, known_grads=known))]
+        f = pytensor.function(
+            [x, gy],
+            [z.transfer("cuda") for z in outputs],
+            mode=pytensor.compile.get_mode("CVM").including("gpu"),
+        )
+        assert {type(n.op).__name__ for n in f.maker.fgraph.apply_nodes} == {"GpuElemwise"}
+        bound = max(RELATIVE_ERROR[dtype], 2e-6 if dtype == "float32" else 0)
+        for number in range(20):
+            value, g = (rounded(rng.standard_normal((7, 9)) * 2, dtype) for _ in range(2))
+            value[0, :5] = np.nan, 0, 1, -1, 2
+            found = f(on_gpu(value, dtype), on_gpu(g, dtype))
+            for i, mode in enumerate(ACTIVATION_MODES):
+                coef = coefs.get(mode, 0.0)
+                with np.errstate(invalid="ignore"):
+                    y = run_op(Activation(mode, coef), value)
+                    gradient = run_op(ActivationGrad(mode, coef), value, y, g)
+                for out, ref in zip(found[2 * i : 2 * i + 2], (y, gradient), strict=True):
+                    words = f"{mode} of {dtype}, number {number}: {repeat_command()}"
+                    out, ref = host(out).ravel()[1:], ref.ravel()[1:]
+                    np.testing.assert_allclose(
+                        out, ref, rtol=4 * bound, atol=4 * bound, err_msg=words
+                    )
+            assert all(np.isnan(host(y)[0, 0]) for y in found[::2])
+
+
+@pytest.mark.gpu
 def test_compiled_in_place():
     x = GpuArrayType("float32", (None, None))()
     moved = pt.as_tensor_variable(x) * np.float32(2)
