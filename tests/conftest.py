@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +71,55 @@ if _gpu := gpu_of_worker(os.environ):
 
 # Before any test imports PyTensor, so that the flags of dnnops are known to it.
 import dnnops  # noqa: E402, F401
+from dnnops.errors import DnnError  # noqa: E402
+
+
+def share_libraries(folder: Path, own: Path, build: Callable[[], None]) -> None:
+    """Build the runtime libraries once for all directories of compiled modules in a folder.
+
+    In each of them they would take longer than most tests, which wait for that.
+
+    Parameters
+    ----------
+    folder : Path
+        What ``DNNOPS_TEST_COMPILEDIRS`` names.
+    own : Path
+        Where this process looks for the libraries.
+    build : callable
+        Makes them there.
+    """
+    from filelock import FileLock
+
+    folder.mkdir(parents=True, exist_ok=True)
+    shared = folder / "libraries"
+    with FileLock(folder / "libraries.lock"):
+        if own.exists():
+            return
+        if not shared.exists():
+            with suppress(DnnError):  # the tests say why
+                build()
+            if own.exists():
+                shutil.copytree(own, shared)
+        else:
+            shutil.copytree(shared, own)
+
+
+def build_libraries() -> None:
+    """Build the runtime libraries without loading them."""
+    from dnnops.runtime.build import CUDNN, ONEDNN
+
+    for library in (CUDNN, ONEDNN):
+        _ = library.path
+
+
+if _flags:
+    from pytensor import config
+
+    share_libraries(
+        Path(os.environ["DNNOPS_TEST_COMPILEDIRS"]),
+        Path(config.compiledir) / "dnnops",
+        build_libraries,
+    )
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

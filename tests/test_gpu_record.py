@@ -9,8 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from dnnops.errors import DnnUnavailableError
 from tests import gpu_record
-from tests.conftest import flags_of_worker, gpu_of_worker, pytest_runtest_logreport
+from tests.conftest import (
+    build_libraries,
+    flags_of_worker,
+    gpu_of_worker,
+    pytest_runtest_logreport,
+    share_libraries,
+)
 
 DEVICE = {
     "device": "a device",
@@ -60,6 +67,33 @@ def test_flags_of_worker():
     assert flags == "floatX=float32,base_compiledir=/folder/1"
     for missing in given:
         assert flags_of_worker({key: v for key, v in given.items() if key != missing}) == ""
+
+
+def test_libraries_are_built_once(tmp_path):
+    """Whatever directory of compiled modules comes first; one that has them keeps its own."""
+    built = []
+
+    def build_in(own):
+        built.append(own)
+        own.mkdir(parents=True)
+        (own / "library.so").write_text(own.parent.name)
+
+    directories = [tmp_path / str(number) / "dnnops" for number in (0, 1, 0, 2)]
+    for own in directories:
+        share_libraries(tmp_path, own, lambda own=own: build_in(own))
+    assert built == directories[:1]
+    assert {(own / "library.so").read_text() for own in directories} == {"0"}
+    (directories[1] / "library.so").write_text("its own")
+    share_libraries(tmp_path, directories[1], build_libraries)
+    assert (directories[1] / "library.so").read_text() == "its own"
+
+
+def test_libraries_that_cannot_be_built_are_left_to_the_tests(tmp_path):
+    def fail():
+        raise DnnUnavailableError("no compiler")
+
+    share_libraries(tmp_path, tmp_path / "0", fail)
+    assert not (tmp_path / "libraries").exists()
 
 
 @pytest.mark.parametrize("spread", [False, True])

@@ -97,8 +97,9 @@ class GpuDnnActivationGrad(GpuDnnActivationBase):
 
     `gy` is the gradient by the output `y`. Parameters as for `GpuDnnActivationBase`.
 
-    The slope of clipped relu at exactly the ceiling is 1, as cuDNN has it; that of
-    `dnnops.nnet.clipped_relu`, which is computed without cuDNN, is 0 there on every device.
+    The slope of clipped relu at exactly the ceiling is 1, and so is that of elu at exactly 0, as
+    cuDNN has it. With `dnnops.nnet.clipped_relu` and `elu`, which are computed without cuDNN, it is
+    0 and alpha on every device.
     """
 
     operands = ("x", "y", "gy")

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.graph.basic import Apply
 
 from dnnops.cudnn.base import as_gradient, gradient_like
 from dnnops.cudnn.lrn import GpuWindowNormBase
-from dnnops.errors import DnnValueError
+from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
 
 __all__ = [
@@ -97,6 +98,15 @@ class _GpuDnnDivisive(GpuWindowNormBase):
     ndim_bounds = (4, 5)
     has_means: bool
 
+    def make_node(self, *inputs: Any) -> Apply:
+        node = super().make_node(*inputs)
+        if (dtype := node.inputs[0].type.dtype) not in ("float32", "float64"):
+            raise DnnTypeError(
+                f"{type(self).__name__}: expected float32 or float64, got {dtype}; "
+                "dnn_divisive_normalization converts it"
+            )
+        return node
+
     def parameters(self) -> list[int]:
         return [*super().parameters(), int(self.has_means)]
 
@@ -106,7 +116,7 @@ class _GpuDnnDivisive(GpuWindowNormBase):
 
 
 class GpuDnnDivisiveNormalization(_GpuDnnDivisive, DivisiveNormalization):
-    """`DivisiveNormalization` by cuDNN, of two or three spatial axes.
+    """`DivisiveNormalization` by cuDNN, of two or three spatial axes, in float32 and float64.
 
     ``GpuDnnDivisiveNormalization(n, alpha, beta, k)(x)``, or with ``has_means=True``
     ``(x, means)``. Parameters as for `dnnops.nnet.divisive_normalization`; what means are is in

@@ -39,8 +39,8 @@ def dnn_activation(x: Any, mode: str = "relu", coef: float = 0.0) -> Any:
     Notes
     -----
     The activations of `dnnops.nnet` become elementwise kernels on a GPU, which are fused with what
-    is around them; this is a kernel of its own. Clipped relu's slope at exactly the ceiling is 1
-    here, and 0 there.
+    is around them; this is a kernel of its own. Two slopes are 1 here: clipped relu's at exactly
+    the ceiling, which is 0 there, and elu's at exactly 0, which is alpha there.
     """
     return GpuDnnActivation(mode, coef)(x)
 

@@ -361,7 +361,7 @@ def expand_cross_entropy(node: Apply, inputs: list[Any]) -> list[Variable]:
     return node.op.expressions(*inputs)
 
 
-@register_expansion(Activation, ActivationGrad)
+@register_expansion(Activation, ActivationGrad, elementwise=True)
 def expand_activation(node: Apply, inputs: list[Any]) -> list[Variable]:
     """An activation, or its gradient, in elementwise Ops."""
     return [node.op.expression(*inputs)]

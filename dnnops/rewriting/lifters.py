@@ -125,9 +125,12 @@ def register_lifter(
 ExpandFunction = Callable[[Apply, list[Any]], Sequence[Variable]]
 
 expansions: dict[type, ExpandFunction] = {}
+_elementwise: set[type] = set()
 
 
-def register_expansion(*op_classes: type) -> Callable[[ExpandFunction], ExpandFunction]:
+def register_expansion(
+    *op_classes: type, elementwise: bool = False
+) -> Callable[[ExpandFunction], ExpandFunction]:
     """Register a function that writes a node out in Ops that have lifters.
 
     It serves nodes with an operand on the device that no lifter took: its expression is lifted
@@ -137,12 +140,17 @@ def register_expansion(*op_classes: type) -> Callable[[ExpandFunction], ExpandFu
     ----------
     *op_classes : type
         Classes of the host's Ops; subclasses are served too.
+    elementwise : bool, default False
+        Whether expressions have elementwise Ops that are to be fused with those around the node:
+        it is written out before fusion then.
 
     Returns
     -------
     callable
         A decorator for ``expand(node, inputs)``; `inputs` are host variables.
     """
+    if elementwise:
+        _elementwise.update(op_classes)
 
     def register(function: ExpandFunction) -> ExpandFunction:
         for op_class in op_classes:
@@ -165,6 +173,11 @@ def lifters_of(node: Apply, excluded_tags: frozenset[str]) -> list[Lifter]:
 def expansion_of(op: Op) -> ExpandFunction | None:
     """Give what writes an Op out in others, or None."""
     return next((expansions[c] for c in type(op).__mro__ if c in expansions), None)
+
+
+def expands_elementwise(op: Op) -> bool:
+    """Tell whether what an Op is written out in is to be fused with what is around it."""
+    return not _elementwise.isdisjoint(type(op).__mro__)
 
 
 @register_expansion(OpFromGraph)

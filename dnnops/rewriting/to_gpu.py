@@ -17,7 +17,8 @@ from pytensor.tensor.rewriting.basic import register_canonicalize, register_spec
 
 import dnnops.rewriting.gpu_lifters  # fills the registry
 import dnnops.rewriting.inplace
-import dnnops.rewriting.linkers  # noqa: F401 - both register what follows
+import dnnops.rewriting.linkers
+import dnnops.rewriting.write_out  # noqa: F401 - these register what comes before and after
 from dnnops.gpuarray.transfer import GpuFromHost, GpuToGpu, HostFromGpu
 from dnnops.rewriting.lifting import (
     GpuDB,

@@ -100,23 +100,63 @@ def test_random(dtype):
 
 @pytest.mark.gpu
 def test_special_values():
-    """A NaN stays one; slopes where an activation bends are the abstract Ops', but for one."""
+    """A NaN stays one; slopes where an activation bends are the abstract Ops', but for two."""
     x = np.array([np.nan, 0.0, 1.0, -1.0, 2.0])
     gy = np.ones(5)
+    failures = []
     for mode in MODES:
-        coef = {"clipped_relu": 2.0, "elu": 0.5, "swish": 1.0}.get(mode, 0.0)
+        coef = {"clipped_relu": 2.0, "elu": 0.5, "swish": 1.5}.get(mode, 0.0)
         given = on_gpu(x, "float32")
         y = apply_op(GpuDnnActivation(mode, coef), given)
         gx = apply_op(GpuDnnActivationGrad(mode, coef), given, y, on_gpu(gy, "float32"))
         with np.errstate(invalid="ignore"):
             y_ref = run_op(Activation(mode, coef), x)
             gx_ref = run_op(ActivationGrad(mode, coef), x, y_ref, gy)
-        if mode == "clipped_relu":
-            assert gx_ref[4] == 0
-            gx_ref[4] = 1  # at the ceiling itself, as cuDNN has it
-        words = f"{mode}: y {host(y)}, gx {host(gx)}"
-        np.testing.assert_allclose(host(y), y_ref, rtol=1e-5, atol=1e-6, err_msg=words)
-        np.testing.assert_allclose(host(gx)[1:], gx_ref[1:], rtol=1e-5, atol=1e-6, err_msg=words)
+        for place, slope, cudnn_mode in ((4, 0, "clipped_relu"), (1, coef, "elu")):
+            if mode == cudnn_mode:  # at the ceiling itself, and at 0: cuDNN has 1
+                assert gx_ref[place] == slope
+                gx_ref[place] = 1
+        for name, out, ref in (("y", host(y), y_ref), ("gx", host(gx)[1:], gx_ref[1:])):
+            if not np.allclose(out, ref, rtol=1e-5, atol=1e-6, equal_nan=True):
+                failures.append(f"{mode}: {name} {out}, expected {ref}")
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.gpu
+def test_written_out():
+    """The activations of `dnnops.nnet`, as elementwise kernels, and their gradients."""
+    coefs = {"clipped_relu": 2.0, "elu": 0.5, "swish": 1.5}
+    rng = np.random.default_rng(SEED)
+    for dtype in ("float32", "float16"):
+        x, gy = (GpuArrayType(dtype, (None, None))() for _ in range(2))
+        outputs = []
+        for mode in ACTIVATION_MODES:
+            y = Activation(mode, coefs.get(mode, 0.0))(x)
+            known = {y: pt.as_tensor_variable(gy)}
+            outputs += [y, pt.as_tensor_variable(pytensor.grad(None, x, known_grads=known))]
+        f = pytensor.function(
+            [x, gy],
+            [z.transfer("cuda") for z in outputs],
+            mode=pytensor.compile.get_mode("CVM").including("gpu"),
+        )
+        assert {type(n.op).__name__ for n in f.maker.fgraph.apply_nodes} == {"GpuElemwise"}
+        bound = max(RELATIVE_ERROR[dtype], 2e-6 if dtype == "float32" else 0)
+        for number in range(20):
+            value, g = (rounded(rng.standard_normal((7, 9)) * 2, dtype) for _ in range(2))
+            value[0, :5] = np.nan, 0, 1, -1, 2
+            found = f(on_gpu(value, dtype), on_gpu(g, dtype))
+            for i, mode in enumerate(ACTIVATION_MODES):
+                coef = coefs.get(mode, 0.0)
+                with np.errstate(invalid="ignore"):
+                    y = run_op(Activation(mode, coef), value)
+                    gradient = run_op(ActivationGrad(mode, coef), value, y, g)
+                for out, ref in zip(found[2 * i : 2 * i + 2], (y, gradient), strict=True):
+                    words = f"{mode} of {dtype}, number {number}: {repeat_command()}"
+                    out, ref = host(out).ravel()[1:], ref.ravel()[1:]
+                    np.testing.assert_allclose(
+                        out, ref, rtol=4 * bound, atol=4 * bound, err_msg=words
+                    )
+            assert all(np.isnan(host(y)[0, 0]) for y in found[::2])
 
 
 @pytest.mark.gpu

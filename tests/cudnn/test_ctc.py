@@ -28,13 +28,27 @@ from tests.oracle import RELATIVE_ERROR, fuzz
 #: Of costs, by their size or 1, and of gradients, whose elements are between -1 and 1.
 BOUNDS = {**RELATIVE_ERROR, "float32": 2e-6}
 
+#: The relative error of cuDNN's gradients, for each unit of the highest cost: it adds logarithms in
+#: float32, whose spacing grows with the cost. On 9.19 errors were 1.1e-5 at a cost of 72, 1.4e-5 at
+#: 83 and 7.6e-5 at 470.
+CUDNN_ERROR_BY_COST = 3e-7
+#: What is added to its errors by a step of a probability near 1, whose logarithm cancels: 5e-8 on
+#: 9.19.
+CUDNN_CANCELLATION = 1e-6
+
+
+def cudnn_bound(costs):
+    """The relative error that cuDNN's gradients may have."""
+    return max(RELATIVE_ERROR["float32"], CUDNN_ERROR_BY_COST * np.max(costs, initial=0))
+
 
 def compare_with_cudnn(results, expected, what):
     """By norms."""
-    bound = RELATIVE_ERROR["float32"]
-    for out, ref in zip(results, expected[: len(results)], strict=True):
+    expected = expected[: len(results)]
+    bounds = [RELATIVE_ERROR["float32"], cudnn_bound(expected[0])][: len(results)]
+    for out, ref, bound in zip(results, expected, bounds, strict=True):
         error, norm = np.linalg.norm(out - ref), np.linalg.norm(ref)
-        assert error <= bound * norm, (
+        assert error <= bound * norm + CUDNN_CANCELLATION * np.sqrt(out.size), (
             f"{what}: error {error:.3g}, norm {norm:.3g}, bound {bound:.3g}\nout "
             f"{out.ravel()[:40]}\nexpected {ref.ravel()[:40]}"
         )
@@ -353,10 +367,11 @@ def test_compiled_functions():
             reduction="none",
         )
         (loss * torch.tensor(weights, device="cuda")).sum().backward()
-        for i, kind in enumerate(("abstract", "explicit")):
+        costs, gradient = loss.detach().cpu().numpy(), leaf.grad.cpu().numpy()
+        bounds = RELATIVE_ERROR["float32"], cudnn_bound(costs)
+        for i, (kind, bound) in enumerate(zip(("abstract", "explicit"), bounds, strict=True)):
             np.testing.assert_allclose(
-                results[2 * i], loss.detach().cpu().numpy(), rtol=1e-5, err_msg=f"{kind} {case}"
+                results[2 * i], costs, rtol=RELATIVE_ERROR["float32"], err_msg=f"{kind} {case}"
             )
-            gradient = leaf.grad.cpu().numpy()
             error = np.linalg.norm(results[2 * i + 1] - gradient) / np.linalg.norm(gradient)
-            assert error < 1e-5, f"{kind} {case}: relative error {error:.3g}"
+            assert error < bound, f"{kind} {case}: relative error {error:.3g}"

@@ -347,7 +347,7 @@ def test_cudnn_single_rows(img, top):
 )
 def test_sizes(ops, channels):
     case = Case((2, channels, 40, 50), (64, 33), 5)
-    check_gpu(ops, "float32", of_case(case, "float32"), str(case))
+    check_gpu(ops, "float32", of_case(case, "float32")[: len(ops)], str(case))
 
 
 @pytest.mark.gpu

@@ -14,15 +14,17 @@ from pytensor.graph.op import Op
 from pytensor.tensor.elemwise import Elemwise
 
 from dnnops.gpuarray import GpuArrayType, GpuFromHost, GpuToGpu, HostFromGpu, shared
-from dnnops.gpuarray.elemwise import GpuElemwise
+from dnnops.gpuarray.elemwise import GpuElemwise, elementwise_kernel
 from dnnops.gpuarray.op import MirrorOp
-from dnnops.nnet import Activation, conv2d, pool_2d
+from dnnops.nnet import Activation, conv2d, divisive_normalization, pool_2d
+from dnnops.nnet.activation import ACTIVATION_MODES
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool import MaxPoolGrad, Pool
 from dnnops.rewriting import lifters, lifting
 from dnnops.rewriting.inplace import register_gpu_inplace
 from dnnops.rewriting.lifting import register_lifter
 from dnnops.rewriting.to_gpu import gpu_transfers
+from tests.gpuarray.cuda_source import compile_log, elementwise_source
 from tests.gpuarray.graphs import GPU_MODE, HOST_MODE, ops, rewritten
 
 
@@ -122,6 +124,37 @@ def test_activations_are_written_out(mode):
     graph = rewritten([w, g], [y.transfer("cuda"), grad.transfer("cuda")])
     assert not transfers(graph)
     assert set(ops(graph)) == {"GpuElemwise"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("mode", ACTIVATION_MODES)
+def test_activations_are_fused_with_their_neighbors(mode, dtype):
+    """One kernel forward, and one more for the gradient, which compile."""
+    w, g = on_gpu(None, None, dtype=dtype), on_gpu(None, None, dtype=dtype)
+    factor, coef = np.asarray(3, dtype), 1.5 if ACTIVATION_MODES[mode] else 0.0
+    y = Activation(mode, coef)(w * factor) + factor
+    gradient = pytensor.grad(None, w, known_grads={y: pt.as_tensor_variable(g)})
+    for outputs in ([y], [y, gradient]):
+        graph = rewritten([w, g], [z.transfer("cuda") for z in outputs])
+        assert ops(graph) == ["GpuElemwise"] * len(graph.apply_nodes)
+        assert len(graph.apply_nodes) <= len(outputs)
+        for node in graph.apply_nodes:
+            types = ([x.type.dtype for x in group] for group in (node.inputs, node.outputs))
+            kernel = elementwise_kernel(node.op.scalar_op, *map(tuple, types))
+            assert not compile_log(elementwise_source(kernel, 2, True))
+
+
+def test_what_normalizes_by_windows_is_fused():
+    w = on_gpu(None, None, None, None)
+    y = divisive_normalization(w * np.float32(2), 5, 0.5, 0.75, 2.0) * np.float32(3)
+    graph = rewritten([w], [y.transfer("cuda")])
+    assert ops(graph) == ["GpuElemwise", "GpuWindowSum", "GpuElemwise"]
+
+
+def test_activations_of_the_host_are_not_written_out():
+    x = pt.fmatrix()
+    graph = rewritten([x], [Activation("tanh")(x)], get_mode("CVM").including("gpu"))
+    assert ops(graph) == ["OneDnnActivation"]
 
 
 def test_scalars_of_the_host_become_arguments():

@@ -37,7 +37,9 @@ def lift_lrn(node: Apply, inputs: list[Any], context: LiftContext) -> list[Varia
 register_kernel(WindowSum, lambda op, x: GpuWindowSum(op.n, op.axes, op.backward)(*x), (0,))
 
 
-@register_expansion(LRN, LRNGrad, DivisiveNormalization, DivisiveNormalizationGrad)
+@register_expansion(
+    LRN, LRNGrad, DivisiveNormalization, DivisiveNormalizationGrad, elementwise=True
+)
 def expand_window_norm(node: Apply, inputs: list[Any]) -> list[Variable]:
     """A normalization that cuDNN does not take, in elementwise Ops and sums over windows."""
     op: WindowNormBase = node.op
