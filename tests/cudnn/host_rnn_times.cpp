@@ -19,9 +19,9 @@ Times of(double launched, double recorded, int64_t space) {
   return times;
 }
 
-int chosen(const Times &standard, const Times &second, const Times &third = Times()) {
+int chosen(const Times &standard, const Times &second, const Times &third = Times(), int64_t layers = 1) {
   const Times all[] = {standard, second, third};
-  return fastest_of(all, 3);
+  return fastest_of(all, 3, layers);
 }
 
 int main() {
@@ -44,6 +44,10 @@ int main() {
   REQUIRE(chosen(standard, of(3, 1.6, 200)) == 1);
   REQUIRE(chosen(standard, of(3, 1.6, 100), of(3, 1.5, 100)) == 2);
   REQUIRE(chosen(standard, of(3, 1.5, 100), of(3, 1.6, 100)) == 1);
+  // Of several layers, nothing pays for it.
+  REQUIRE(chosen(standard, of(3, 1.6, 200), Times(), 2) == 0);
+  REQUIRE(chosen(standard, of(3, 1.6, 104), Times(), 2) == 1);
+  REQUIRE(chosen(Times(), of(3, 1.6, 200), Times(), 2) == 1);
   // The fastest one takes too much for what it saves, and another one doesn't.
   REQUIRE(chosen(standard, of(3, 1.8, 200), of(3, 1.9, 100)) == 2);
 }

@@ -271,9 +271,9 @@ def test_cudnn(deterministic, case):
 
 
 @pytest.mark.gpu
-@fuzz(max_examples=40, case=cases(max_steps=40, max_classes=40, max_columns=16, scales=(8.0, 30.0)))
+@fuzz(max_examples=40, case=cases(max_steps=40, max_classes=40, max_columns=16, scales=(8.0,)))
 def test_cudnn_large_activations(case):
-    """For which its other algorithm's gradients are wrong."""
+    """For which its other algorithm's gradients are wrong; larger ones underflow in both."""
     case = replace(case, classes=max(2, case.classes), columns=max(1, case.columns))
     check_gpu(GpuDnnCTC(), "float32", without_empty_labels(case), seed=case.seed)
 

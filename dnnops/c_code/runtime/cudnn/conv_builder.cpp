@@ -162,7 +162,7 @@ std::shared_ptr<Plan> PlanBuilder::from_candidate(const ConvGraph::Candidate &ca
     return refuse(DNNOPS_NOT_SUPPORTED, "it has more than " + std::to_string(MAX_KNOBS) + " knobs");
   if (const char *reason = forbidden(conv_, candidate.spec, candidate.notes)) return refuse(DNNOPS_NOT_SUPPORTED, reason);
   try {
-    refuse_known_wrong(conv_, candidate.spec);
+    refuse_known_wrong(conv_, candidate.spec, candidate.notes);
     return checked(graph()->make_plan(candidate));
   } catch (const Error &error) {
     return refuse(error.status, error.message);
@@ -233,35 +233,14 @@ std::shared_ptr<Plan> PlanBuilder::from_spec(const PlanSpec &spec) {
   }
   if (spec.api == API_LEGACY)
     return attempt(spec, [&] {
-      refuse_known_wrong(conv_, spec);
+      refuse_known_wrong(conv_, spec, 0);
       return checked(make_legacy_plan(conv_, handle_, spec));
     });
   if (spec.api == API_KERNEL)
     return attempt(spec, [&] { return checked(make_depthwise_plan(conv_, handle_, spec)); });
   if (spec.api == API_CUBLASLT) return attempt(spec, [&] { return checked(make_gemm_plan(conv_, handle_, spec)); });
   if (!graph()) return nullptr;
-  return attempt(spec, [&] {
-    const ConvGraph::Candidate candidate = graph()->from_spec(spec);
-    const bool is_suspect = !spec.knob_count && candidate.notes >> CUDNN_NUMERICAL_NOTE_TENSOR_CORE & 1;
-    if (is_suspect && !is_proposed(spec)) refuse_knobless();
-    return from_candidate(candidate);
-  });
-}
-
-// Whether one of cuDNN's heuristics has this very configuration.
-bool PlanBuilder::is_proposed(const PlanSpec &spec) {
-  if (!proposals_read_) {
-    proposals_read_ = true;
-    for (cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_B, CUDNN_HEUR_MODE_FALLBACK}) {
-      try {
-        for (const auto &candidate : graph()->heuristics(mode)) proposals_.push_back(candidate.spec);
-      } catch (const Error &) {
-        // Then it proposes nothing.
-      }
-    }
-  }
-  return std::any_of(proposals_.begin(), proposals_.end(),
-                     [&](const PlanSpec &other) { return same_spec(spec, other); });
+  return attempt(spec, [&] { return from_candidate(graph()->from_spec(spec)); });
 }
 
 bool PlanBuilder::is_new(const PlanSpec &spec) {

@@ -13,7 +13,8 @@ namespace dnnops::rnn {
 constexpr double MARGIN = 0.98;
 // What is no slower than this as a CUDA graph is launched as one, for that takes less of the host's time.
 constexpr double REPLAY_MARGIN = 1.02;
-// One that takes so many times the memory has to be worth it by its time.
+// One that takes so many times the memory has to be worth it by its time.  With several layers none is, which would need
+// more than PyTorch does: it takes persistent algorithms for one layer only.
 constexpr double MORE_SPACE = 1.05, WORTH_SPACE = 0.85;
 
 // Milliseconds of an algorithm, infinite where it doesn't run.
@@ -29,10 +30,11 @@ struct Times {
 };
 
 // The number of the one to take, of which the first is the standard algorithm.
-inline int fastest_of(const Times *times, int count) {
+inline int fastest_of(const Times *times, int count, int64_t layers) {
   int fastest = 0;
   for (int i = 1; i < count; ++i) {
     const bool takes_more = times[i].space > MORE_SPACE * times[0].space;
+    if (takes_more && layers > 1 && times[0].best() < HUGE_VAL) continue;
     if (times[i].best() < times[0].best() * (takes_more ? WORTH_SPACE : MARGIN) &&
         times[i].best() < times[fastest].best())
       fastest = i;
