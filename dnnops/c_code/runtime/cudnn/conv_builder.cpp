@@ -162,7 +162,9 @@ std::shared_ptr<Plan> PlanBuilder::from_candidate(const ConvGraph::Candidate &ca
     return refuse(DNNOPS_NOT_SUPPORTED, "it has more than " + std::to_string(MAX_KNOBS) + " knobs");
   if (const char *reason = forbidden(conv_, candidate.spec, candidate.notes)) return refuse(DNNOPS_NOT_SUPPORTED, reason);
   try {
-    refuse_known_wrong(conv_, candidate.spec, candidate.notes);
+    refuse_known_wrong(conv_, candidate.spec);
+    const bool is_knobless = !candidate.spec.knob_count && candidate.notes >> CUDNN_NUMERICAL_NOTE_TENSOR_CORE & 1;
+    if (is_knobless && !is_proposed(candidate.spec)) refuse_knobless();
     return checked(graph()->make_plan(candidate));
   } catch (const Error &error) {
     return refuse(error.status, error.message);
@@ -233,7 +235,7 @@ std::shared_ptr<Plan> PlanBuilder::from_spec(const PlanSpec &spec) {
   }
   if (spec.api == API_LEGACY)
     return attempt(spec, [&] {
-      refuse_known_wrong(conv_, spec, 0);
+      refuse_known_wrong(conv_, spec);
       return checked(make_legacy_plan(conv_, handle_, spec));
     });
   if (spec.api == API_KERNEL)
@@ -241,6 +243,22 @@ std::shared_ptr<Plan> PlanBuilder::from_spec(const PlanSpec &spec) {
   if (spec.api == API_CUBLASLT) return attempt(spec, [&] { return checked(make_gemm_plan(conv_, handle_, spec)); });
   if (!graph()) return nullptr;
   return attempt(spec, [&] { return from_candidate(graph()->from_spec(spec)); });
+}
+
+// Whether a heuristic of cuDNN has this very configuration, other than the one for when nothing else works.
+bool PlanBuilder::is_proposed(const PlanSpec &spec) {
+  if (!proposals_read_) {
+    proposals_read_ = true;
+    for (cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_B}) {
+      try {
+        for (const auto &candidate : graph()->heuristics(mode)) proposals_.push_back(candidate.spec);
+      } catch (const Error &) {
+        // Then it proposes nothing.
+      }
+    }
+  }
+  return std::any_of(proposals_.begin(), proposals_.end(),
+                     [&](const PlanSpec &other) { return same_spec(spec, other); });
 }
 
 bool PlanBuilder::is_new(const PlanSpec &spec) {

@@ -109,7 +109,9 @@ std::shared_ptr<Plan> make_gemm_plan(const ConvCase &conv, const Handle &handle,
 
 // conv_wrong.cpp
 // Throws with the evidence if the plan is known to compute wrong results for such a case.
-void refuse_known_wrong(const ConvCase &conv, const PlanSpec &spec, int64_t notes);
+void refuse_known_wrong(const ConvCase &conv, const PlanSpec &spec);
+// Throws: of an engine of tensor cores without values for its knobs.
+[[noreturn]] void refuse_knobless();
 
 // conv_builder.cpp
 // Builds plans of one case and keeps the reasons of those that can't be.
@@ -155,6 +157,7 @@ class PlanBuilder {
   std::shared_ptr<Plan> checked(std::shared_ptr<Plan> plan) const;
   bool visit_spec(const PlanSpec &spec, const Visit &visit);
   bool is_new(const PlanSpec &spec);
+  bool is_proposed(const PlanSpec &spec);
   ConvGraph *graph();
   struct Twin;
   enum TwinKind { OTHER_FORMAT = 0, AS_FORWARD = 1 };
@@ -174,6 +177,8 @@ class PlanBuilder {
   std::unique_ptr<Twin> twins_[2];
   bool products_visited_ = false;
   std::vector<PlanSpec> seen_;
+  bool proposals_read_ = false;
+  std::vector<PlanSpec> proposals_;
 };
 
 // conv_time.cpp

@@ -6,12 +6,19 @@ namespace dnnops {
 
 namespace {
 
-// Engines of tensor cores come with values for their knobs, but for those that cuDNN's fallback heuristic proposes,
-// and those that can only be had by their number.
+// Six of them, which were had by their number only or which cuDNN's fallback heuristic proposed.
 const char *const knobless =
-    "known to be wrong: it is an engine of tensor cores without values for its knobs; such engines gave relative errors"
-    " of 0.3 to 12 (71 and 72 forward, 77 and 78 backward data, 69 backward filter) or wrote nothing (70 backward"
-    " filter; all with cuDNN 9.19)";
+    "known to be wrong: engines of tensor cores without values for their knobs gave relative errors of 0.3 to 12 (71 and"
+    " 72 forward, 77 and 78 backward data, 69 backward filter) or wrote nothing (70 backward filter; all with cuDNN"
+    " 9.19), so none is used but those that cuDNN's other heuristics propose";
+
+bool is_wrong_without_knobs(int64_t direction, int64_t engine) {
+  switch (direction) {
+    case CONV_FORWARD: return engine == 71 || engine == 72;
+    case CONV_GRAD_INPUTS: return engine == 77 || engine == 78;
+    default: return engine == 69 || engine == 70;
+  }
+}
 
 // Winograd's algorithm with tiles of 13x13.
 struct WrongPlan {
@@ -29,10 +36,11 @@ const WrongPlan wrong_float32_5x5[] = {
 
 }  // namespace
 
-void refuse_known_wrong(const ConvCase &conv, const PlanSpec &spec, int64_t notes) {
+void refuse_knobless() { fail(DNNOPS_NOT_SUPPORTED, "%s", knobless); }
+
+void refuse_known_wrong(const ConvCase &conv, const PlanSpec &spec) {
   const Tensor &filters = conv.tensors[ROLE_FILTERS];
-  if (spec.api == API_GRAPH && !spec.knob_count && notes >> CUDNN_NUMERICAL_NOTE_TENSOR_CORE & 1)
-    fail(DNNOPS_NOT_SUPPORTED, "%s", knobless);
+  if (spec.api == API_GRAPH && !spec.knob_count && is_wrong_without_knobs(conv.direction, spec.id)) refuse_knobless();
   if (spec.api == API_GRAPH && spec.id == 70 && conv.direction == CONV_GRAD_WEIGHTS && conv.groups > 1)
     fail(DNNOPS_NOT_SUPPORTED,
          "known to be wrong: it left 512 of 1536 results unwritten for image (1, 16, 7, 11), filters (32, 8, 3, 2), 2"
