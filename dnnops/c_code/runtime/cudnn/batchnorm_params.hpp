@@ -20,7 +20,10 @@ struct BatchNormParams {
   int splits;  // blocks for each group
   int share;   // units of a block: vectors of a channel, or rows; if swept, rows between the first ones of two splits
   int lag;     // blocks that add up before the first one normalizes
-  int slots;   // vectors of an array that a block has room for in shared memory, at each stage
+  int slots;   // vectors of an array that a share has room for in shared memory
+  // If by warps:
+  int pieces;   // shares of an image, or 1 if a share has whole images
+  int abreast;  // channels that take turns with their shares
   // If swept:
   int lanes;        // threads side by side along a row
   int stride;       // rows from one step of a thread to the next
@@ -38,13 +41,14 @@ enum BatchNormWay {
   BATCHNORM_ALONE = 1,
   BATCHNORM_KEPT = 2,
   BATCHNORM_STREAMED = 3,
-  BATCHNORM_SWEPT = 4
+  BATCHNORM_SWEPT = 4,
+  BATCHNORM_BY_WARPS = 5
 };
 
 // What the workspace has, in this order: the sums of each group, two or, for the gradient, three for each channel and
 // split, in float64; what comes of them, two for each channel, in float64; of each group how many splits have been
 // added up, and whether all; at last a count of all blocks.  If swept, at last a count of blocks, and one of tiles.  If
-// kept along channels, the sums only.
+// by warps, the sums only: the first one of each of a channel's splits, then the second ones.
 
 // Channels that a block adds up the sums of at a time, if all blocks have all channels.
 constexpr int BATCHNORM_TILE = 8;
