@@ -22,7 +22,7 @@ KINDS = {"train": 0, "gradient": 1, "inference": 2}
 #: ``BatchNormWay``.
 WAYS = {"by_given": 0, "alone": 1, "kept": 2, "streamed": 3, "swept": 4, "by_warps": 5}
 
-_MACROS = ("DTYPE", "KIND", "HOW", "ROWS", "V", "LANES", "THREADS", "BLOCKS")
+_MACROS = ("DTYPE", "KIND", "HOW", "ROWS", "V", "LANES", "THREADS", "BLOCKS", "BUNDLED")
 
 _ENTRY = """
 }}
@@ -45,7 +45,7 @@ class Params(ctypes.Structure):
         ("workspace", ctypes.c_void_p),
         *((name, ctypes.c_longlong) for name in ("batch", "channels", "inner")),
         *((name, ctypes.c_int) for name in ("groups", "splits", "share", "lag", "slots")),
-        *((name, ctypes.c_int) for name in ("pieces", "abreast")),
+        *((name, ctypes.c_int) for name in ("pieces", "abreast", "bundles")),
         *((name, ctypes.c_int) for name in ("lanes", "stride", "kept", "cached")),
         ("reach", ctypes.c_longlong),
     ]

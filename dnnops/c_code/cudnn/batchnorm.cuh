@@ -16,7 +16,7 @@
 // Macros that c_code/runtime/cudnn/batchnorm_work.cpp sets: DTYPE; KIND, a BatchNormKind; HOW, a BatchNormWay; ROWS:
 // whether channels lie side by side, and a row has all of them, or else a channel's elements do; V, how many elements
 // move at once; LANES, how many threads are side by side along a row (SWEPT is told by its parameters); THREADS of a
-// block; BLOCKS, how many run on a multiprocessor at least.
+// block; BLOCKS, how many run on a multiprocessor at least; BUNDLED, by warps: whether sums are looked for in bundles.
 
 using Parameter = Acc;
 constexpr int WARPS = THREADS / 32;

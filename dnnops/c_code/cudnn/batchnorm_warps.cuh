@@ -63,17 +63,18 @@ struct Read {
   }
 };
 
-// The sums of a channel when all its shares have been added up, the same in all lanes and warps.  Polling takes time from
-// those who read and write: it is for one of a share's sums, which the others come with.
-DEVICE Sums sum_of_channel(const BatchNormParams &p, const double *partial) {
+// What so many shares have published, added up, the same in all lanes and warps: the sum k of the share i at
+// from[k * stride + i].  Polling takes time from those who read and write: it is for one of a share's sums, which the
+// others come with.
+DEVICE Sums gather(const double *from, long long stride, int count) {
   Sums sums = {};
-  for (int first = lane(); first < p.splits; first += 32 * Read::SIZE) {
-    const auto at = [&](int k) { return partial + (long long)k * p.splits + first; };
+  for (int first = lane(); first < count; first += 32 * Read::SIZE) {
+    const auto at = [&](int k) { return from + k * stride + first; };
     Read read[COUNT];
-    read[0].begin(at(0), p.splits - first);
+    read[0].begin(at(0), count - first);
     read[0].wait(at(0));
     UNROLL
-    for (int k = 1; k < COUNT; ++k) read[k].begin(at(k), p.splits - first);
+    for (int k = 1; k < COUNT; ++k) read[k].begin(at(k), count - first);
     UNROLL
     for (int k = 1; k < COUNT; ++k) read[k].wait(at(k));
     UNROLL
@@ -88,15 +89,45 @@ DEVICE Sums sum_of_channel(const BatchNormParams &p, const double *partial) {
   return sums;
 }
 
-// Shares are numbered, those of some channels side by side one after the other, and then those of the next ones.  At its
-// turn t a block has the share number t * gridDim.x + blockIdx.x; the warp t % WARPS works on it, when it has done its
-// last one.  It begins to read when what the block has read at the turn t - FLIGHT has come.
+DEVICE void publish(double *to, long long stride, const Sums &sums) {
+  UNROLL
+  for (int k = 0; k < COUNT; ++k)
+    if (lane() == k) publish(to + k * stride, sums.of[k]);
+}
+
+// Where a channel's sums are: of its shares, and, if there are many, of bundles of them.
+struct Published {
+  double *shares, *bundles;
+  DEVICE Published(const BatchNormParams &p, int channel) {
+    double *const all = static_cast<double *>(p.workspace);
+    shares = all + (long long)channel * COUNT * p.splits;
+    bundles = all + (long long)p.channels * COUNT * p.splits + (long long)channel * COUNT * p.bundles;
+  }
+};
+
+// The sums of a channel when all its shares have been added up.  If there are many, the one that comes last in a bundle
+// adds that up for all.
+DEVICE Sums sum_of_channel(const BatchNormParams &p, const Published &sums, int split) {
+  if constexpr (BUNDLED) {
+    const int bundle = split / BATCHNORM_BUNDLE, begin = bundle * BATCHNORM_BUNDLE;
+    const int size = min(BATCHNORM_BUNDLE, p.splits - begin);
+    if (split == begin + size - 1) publish(sums.bundles + bundle, p.bundles, gather(sums.shares + begin, p.splits, size));
+    return gather(sums.bundles, p.bundles, p.bundles);
+  } else {
+    return gather(sums.shares, p.splits, p.splits);
+  }
+}
+
+// Shares are numbered, those of some channels side by side one after the other, and then those of the next ones.  At
+// its turn t a block has the share number t * gridDim.x + blockIdx.x; the warp t % WARPS works on it, when it has done
+// its last one.  It begins to read when what the block has read at the turn t - FLIGHT has come.
 //
 // No warp waits for ever.  All run at once.  Suppose that all shares with numbers less than n get added up, and look at
 // the one with the number n.  Its warp comes to it, unless it waits for the channel of its last share, which had the
 // number n - WARPS * gridDim.x: those of that channel, and of the ones beside it, have numbers less than n, since they
-// have no more shares than there are warps.  It begins to read, since the block's share n - FLIGHT * gridDim.x has been
-// added up, and so has come.  So this one gets added up as well, and so do all, one after the other.
+// have no more shares than there are warps.  Whoever adds up a bundle waits for such ones, too.  It begins to read,
+// since the block's share n - FLIGHT * gridDim.x has been added up, and so has come.  So this one gets added up as
+// well, and so do all, one after the other.
 //
 // A wait for arrivals is for the last or the next ones of a warp: those of the turn t - FLIGHT + WARPS aren't expected
 // before those of the turn t have come, which is one of those that they have to wait for, by way of every FLIGHT-th.
@@ -120,13 +151,10 @@ DEVICE void normalize_by_warps(const BatchNormParams &p) {
     const Origins from(p, place);
     const Given given(p, place);
     wait_for_arrivals(own, round);
-    double *const partial = static_cast<double *>(p.workspace) + (long long)piece.channel * COUNT * p.splits;
-    sum_of_share(p, walk, from, [&](int, const Sums &sums) {
-      UNROLL
-      for (int k = 0; k < COUNT; ++k)
-        if (lane() == k) publish(partial + (long long)k * p.splits + piece.split, sums.of[k]);
-    });
-    const Sums all = sum_of_channel(p, partial);
+    const Published published(p, piece.channel);
+    sum_of_share(p, walk, from,
+                 [&](int, const Sums &sums) { publish(published.shares + piece.split, p.splits, sums); });
+    const Sums all = sum_of_channel(p, published, piece.split);
     const Ready ready = finish(p, piece.channel, all, from.of[0], lane() == 0 && piece.split == 0);
     normalize(p, walk, Formula(p, given, &ready));
   }

@@ -19,7 +19,7 @@ int64_t divided(int64_t size, int64_t by) { return (size + by - 1) / by; }
 struct Cut {
   int64_t way, lanes, columns, groups, units, share, splits, slots = 0;
   BatchNormBlocks blocks = BATCHNORM_PLAIN;
-  int64_t pieces = 1, abreast = 1;
+  int64_t pieces = 1, abreast = 1, bundles = 0;
   int64_t stride = 0, kept = 0, cached = 0, reach = 0;
 
   // Shares that a block has at a time.
@@ -75,9 +75,15 @@ Cut keep(const BatchNormCase &of, bool rows, int64_t vector, int64_t at_once) {
 // By warps: a share is a piece of an image, of so many vectors at least, or some whole images of so many bytes at least.
 constexpr int64_t LEAST_PIECE = 64, LEAST_IMAGE_BYTES = 128;
 
+// If a channel has more shares than this, its warps look for sums of bundles: what they look at altogether is the square
+// of their number.
+constexpr int64_t MOST_SINGLE_SHARES = 192;
+
 // What a share of a warp takes besides its vectors, in the time of so many: until it has come, and until the sums of
 // others have.
-int64_t warp_overhead(int64_t splits) { return 128 + splits / 2; }
+int64_t warp_overhead(int64_t splits) {
+  return splits > MOST_SINGLE_SHARES ? 240 + splits / (2 * BATCHNORM_BUNDLE) : 128 + splits / 2;
+}
 
 // Shares that a warp has for itself; none if `splits` is 0.
 Cut cut_for_warps(const BatchNormCase &of, int64_t vector, int64_t at_once) {
@@ -113,6 +119,7 @@ Cut cut_for_warps(const BatchNormCase &of, int64_t vector, int64_t at_once) {
   // What was fastest on an H200, as long as warps have place for all shares of those channels at once.
   const int64_t wanted = of.kind == BATCHNORM_TRAIN ? 2 : 1;
   cut.abreast = std::min(of.channels, wanted * cut.splits <= all ? wanted : 1);
+  cut.bundles = cut.splits > MOST_SINGLE_SHARES ? divided(cut.splits, BATCHNORM_BUNDLE) : 0;
   cut.slots = cut.share;
   return cut;
 }
@@ -188,6 +195,7 @@ BatchNormWork batchnorm_work(const BatchNormCase &given, const BatchNormDevice &
   p.slots = static_cast<int>(cut.slots);
   p.pieces = static_cast<int>(cut.pieces);
   p.abreast = static_cast<int>(cut.abreast);
+  p.bundles = static_cast<int>(cut.bundles);
   p.lanes = static_cast<int>(cut.lanes);
   p.stride = static_cast<int>(cut.stride);
   p.kept = static_cast<int>(cut.kept);
@@ -207,7 +215,7 @@ BatchNormWork batchnorm_work(const BatchNormCase &given, const BatchNormDevice &
     work.workspace = number * (sums * cut.splits + 2) * of.channels + work.filled_bytes;
   } else if (cut.way == BATCHNORM_BY_WARPS) {
     work.fill = 0xff;  // NaN
-    work.filled_bytes = work.workspace = partial;
+    work.filled_bytes = work.workspace = partial + number * sums * of.channels * cut.bundles;
   } else if (cut.way == BATCHNORM_KEPT || cut.way == BATCHNORM_STREAMED) {
     work.filled_bytes = (2 * cut.groups + 1) * word;
     work.workspace = partial + number * 2 * cut.groups * cut.columns + work.filled_bytes;
@@ -216,7 +224,8 @@ BatchNormWork batchnorm_work(const BatchNormCase &given, const BatchNormDevice &
   // One program for all numbers of lanes, if swept.
   work.options = "-DDTYPE=" + std::to_string(of.dtype) + macro("KIND", of.kind) + macro("HOW", cut.way) +
                  macro("ROWS", rows) + macro("V", vector) + macro("LANES", cut.way == BATCHNORM_SWEPT ? 1 : cut.lanes) +
-                 macro("THREADS", cut.blocks.threads) + macro("BLOCKS", cut.blocks.blocks);
+                 macro("THREADS", cut.blocks.threads) + macro("BLOCKS", cut.blocks.blocks) +
+                 macro("BUNDLED", cut.bundles > 0);
   return work;
 }
 
