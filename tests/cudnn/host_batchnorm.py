@@ -20,12 +20,9 @@ __all__ = ["KINDS", "WAYS", "HostKernels", "Work", "work_of"]
 KINDS = {"train": 0, "gradient": 1, "inference": 2}
 
 #: ``BatchNormWay``.
-WAYS = {"by_given": 0, "alone": 1, "kept": 2, "streamed": 3, "swept": 4}
+WAYS = {"by_given": 0, "alone": 1, "kept": 2, "streamed": 3, "swept": 4, "by_warps": 5}
 
-_MACROS = (
-    *("DTYPE", "KIND", "HOW", "ROWS", "V", "LANES"),
-    *("THREADS", "BLOCKS", "STAGES", "AHEAD"),
-)
+_MACROS = ("DTYPE", "KIND", "HOW", "ROWS", "V", "LANES", "THREADS", "BLOCKS", "BUNDLED")
 
 _ENTRY = """
 }}
@@ -48,6 +45,7 @@ class Params(ctypes.Structure):
         ("workspace", ctypes.c_void_p),
         *((name, ctypes.c_longlong) for name in ("batch", "channels", "inner")),
         *((name, ctypes.c_int) for name in ("groups", "splits", "share", "lag", "slots")),
+        *((name, ctypes.c_int) for name in ("pieces", "abreast", "bundles")),
         *((name, ctypes.c_int) for name in ("lanes", "stride", "kept", "cached")),
         ("reach", ctypes.c_longlong),
     ]
@@ -75,11 +73,12 @@ def work_of(
     dtype: str,
     alignment: int = 16,
     blocks: int = 528,
-    kept_blocks: tuple[int, int, int] = (528, 264, 264),
+    kept_blocks: tuple[int, int, int] = (528, 132, 132),
 ) -> Work:
     """The work on arrays of (batch, channel, inner), on a device that runs so many blocks.
 
-    `kept_blocks` are how many of each kind run at once by a cooperative launch.
+    `kept_blocks` are how many run at once by a cooperative launch: of those that take one share
+    after the other, by blocks and by warps, and of those that go over rows.
     """
     work = Work()
     status = CUDNN.library.dnnops_cudnn_batchnorm_row(
@@ -90,8 +89,8 @@ def work_of(
     )
     if status:
         raise error_from_status(status, CUDNN.library.dnnops_last_error().decode())
-    if work.way == WAYS["kept"]:
-        work.grid = min(work.grid, kept_blocks[0 if work.macro("ROWS") else 1])
+    if work.way in (WAYS["kept"], WAYS["by_warps"]):
+        work.grid = min(work.grid, kept_blocks[work.way == WAYS["by_warps"]])
     return work
 
 
@@ -134,7 +133,7 @@ class HostKernels:
         source = kernel_source("batchnorm").replace(
             "extern __shared__ uint4 shared[];", "uint4 *const shared = Block::dynamic.data();"
         )
-        at_once = int(dict(given)["HOW"]) in (WAYS["kept"], WAYS["swept"])
+        at_once = int(dict(given)["HOW"]) in (WAYS["kept"], WAYS["swept"], WAYS["by_warps"])
         run = "run_grid_at_once" if at_once else "run_grid"
         entry = _ENTRY.format(number=number, run=run)
         return f"namespace configuration_{number} {{\n{defines}{source}{entry}{undefine}"

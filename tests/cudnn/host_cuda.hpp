@@ -1,11 +1,13 @@
 // Runs CUDA kernels on the host, one block after the other, or some at once, each of which has a thread of the host: a
-// block's threads are coroutines, which take turns, in an order drawn anew, whenever all that haven't ended are at a
-// barrier.
+// block's threads are coroutines, which take turns, in an order drawn anew each time, up to the next barrier of the block
+// or of the warp.  What waits for ever ends the process.
 #pragma once
 #include <sched.h>
 #include <ucontext.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -136,13 +138,49 @@ void wait_for_copies() {
     for (const Copies::Copy &copy : groups.front()) std::memcpy(copy.to, copy.from, copy.bytes);
 }
 
+// Where copies in bulk tell that they have arrived, as an mbarrier of one thread does.
+struct Arrivals {
+  int met, awaited_bytes;  // how many expectations have been met
+  bool expects;
+};
+
+// Those that haven't arrived yet.
+struct BulkCopy {
+  void *to;
+  const void *from;
+  int bytes;
+  Arrivals *of;
+};
+inline thread_local std::vector<BulkCopy> bulk_copies;
+
+inline void meet(Arrivals &of) {
+  if (!of.expects || of.awaited_bytes) return;
+  of.expects = false;
+  ++of.met;
+}
+inline void begin_arrivals(Arrivals &of) { of = {}; }
+inline void expect_bytes(Arrivals &of, int bytes) {
+  if (of.expects) std::abort();
+  of.expects = true;
+  of.awaited_bytes += bytes;
+  meet(of);
+}
+inline void copy_in_bulk(void *to, const void *from, int bytes, Arrivals &of) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes <= 0 || bytes % 16)
+    std::abort();
+  bulk_copies.push_back({to, from, bytes, &of});
+}
+
+// Counts what all blocks do: if it stays as it is, they wait for ever.
+inline std::atomic<uint64_t> steps{0};
+
 class Block {
  public:
   static inline thread_local std::vector<uint4> dynamic;  // shared memory
   static inline thread_local Block *running = nullptr;
 
   Block(unsigned threads, std::function<void()> kernel, unsigned seed)
-      : kernel_(std::move(kernel)), contexts_(threads), ended_(threads), order_(threads), random_(seed) {
+      : kernel_(std::move(kernel)), contexts_(threads), states_(threads, READY), order_(threads), random_(seed) {
     constexpr size_t STACK = 1 << 17;
     static thread_local std::unique_ptr<char[]> stacks;
     static thread_local size_t size = 0;
@@ -159,68 +197,121 @@ class Block {
 
   void run() {
     running = this;
-    for (size_t left = contexts_.size(); left;) {
+    uint64_t seen = ~uint64_t(0);
+    auto since = std::chrono::steady_clock::now();
+    while (std::any_of(states_.begin(), states_.end(), [](State state) { return state != ENDED; })) {
+      uint64_t made = deliver();
       std::shuffle(order_.begin(), order_.end(), random_);
-      std::vector<unsigned> turn = order_, again;
-      while (!turn.empty()) {
-        for (unsigned i : turn) {
-          if (ended_[i]) continue;
-          current_ = i;
-          threadIdx.x = i;
-          paused_ = false;
-          swapcontext(&main_, &contexts_[i]);
-          left -= ended_[i];
-          if (paused_) again.push_back(i);
-        }
-        turn.swap(again);
-        again.clear();
+      for (unsigned i : order_) {
+        if (states_[i] != READY || random_() % 4 == 0) continue;  // some fall behind
+        current_ = i;
+        threadIdx.x = i;
+        swapcontext(&main_, &contexts_[i]);
+        made += states_[i] != PAUSED;
       }
+      std::replace(states_.begin(), states_.end(), PAUSED, READY);
+      release();
+      if (made) {
+        steps += made;
+        continue;
+      }
+      // All that this block could do is to wait.
+      sched_yield();
+      const auto now = std::chrono::steady_clock::now();
+      if (seen != steps) {
+        seen = steps;
+        since = now;
+      }
+      if (now - since > std::chrono::seconds(30)) std::abort();
     }
   }
 
-  void barrier() { swapcontext(&contexts_[current_], &main_); }
+  void block_barrier() { leave(AT_BLOCK); }
+  void warp_barrier() { leave(AT_WARP); }
   // Lets others come first, of this block too.
-  void pause() {
-    paused_ = true;
-    barrier();
-  }
+  void pause() { leave(PAUSED); }
 
  private:
+  enum State : char { READY, PAUSED, AT_WARP, AT_BLOCK, ENDED };
+
   static void enter() {
     running->kernel_();
-    running->ended_[running->current_] = 1;
+    running->states_[running->current_] = ENDED;
+  }
+  void leave(State state) {
+    const unsigned me = current_;
+    states_[me] = state;
+    swapcontext(&contexts_[me], &main_);
+  }
+
+  // Some of the copies arrive.
+  unsigned deliver() {
+    std::vector<BulkCopy> late;
+    for (const BulkCopy &copy : bulk_copies) {
+      if (random_() % 8) {
+        late.push_back(copy);
+        continue;
+      }
+      std::memcpy(copy.to, copy.from, copy.bytes);
+      copy.of->awaited_bytes -= copy.bytes;
+      meet(*copy.of);
+    }
+    const size_t count = bulk_copies.size() - late.size();
+    bulk_copies.swap(late);
+    return (unsigned)count;
+  }
+
+  // Lets those go on who are at a barrier that all have come to who haven't ended.
+  void release() {
+    const size_t size = states_.size();
+    const auto pass = [&](size_t begin, size_t end, State at) {
+      bool some = false;
+      for (size_t i = begin; i < end; ++i) {
+        if (states_[i] != at && states_[i] != ENDED) return false;
+        some = some || states_[i] == at;
+      }
+      if (some) std::replace(states_.begin() + begin, states_.begin() + end, at, READY);
+      return some;
+    };
+    bool some = pass(0, size, AT_BLOCK);
+    for (size_t begin = 0; begin < size; begin += 32) some = pass(begin, std::min(begin + 32, size), AT_WARP) || some;
+    const auto can_go_on = [](State state) { return state == READY; };
+    if (some || std::any_of(states_.begin(), states_.end(), can_go_on)) return;
+    // Barriers that others do not come to.
+    if (std::any_of(states_.begin(), states_.end(), [](State state) { return state != ENDED; })) std::abort();
   }
 
   std::function<void()> kernel_;
   std::vector<ucontext_t> contexts_;
-  std::vector<char> ended_;
+  std::vector<State> states_;
   std::vector<unsigned> order_;
   std::mt19937 random_;
   ucontext_t main_;
   unsigned current_ = 0;
-  bool paused_ = false;
 };
 
-inline void __syncthreads() { Block::running->barrier(); }
-// All of a block wait, not only the warp: it must be what each thread comes to.
-inline void __syncwarp() { Block::running->barrier(); }
+inline void __syncthreads() { Block::running->block_barrier(); }
+inline void __syncwarp() { Block::running->warp_barrier(); }
 
-// All threads of the block take part, which is more than a GPU asks for.
+// All threads of the warp take part.
 template <class T>
 T __shfl_xor_sync(unsigned, T value, int apart) {
   static thread_local T values[1024];
   values[threadIdx.x] = value;
-  __syncthreads();
+  __syncwarp();
   const T other = values[threadIdx.x ^ (unsigned)apart];
-  __syncthreads();
+  __syncwarp();
   return other;
+}
+
+inline void wait_for_arrivals(Arrivals &of, unsigned number) {
+  while (((unsigned)of.met & 1) == (number & 1)) Block::running->pause();
 }
 
 // If blocks run one after the other, what one waits for has to be there.
 inline bool runs_some_at_once = false;
 inline void pause() {
   if (!runs_some_at_once) std::abort();
-  sched_yield();
   Block::running->pause();
 }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
@@ -252,7 +343,9 @@ int run_block(Kernel kernel, const Params &params, Dim3 block, Dim3 grid, unsign
   blockDim.x = threads;
   Block::dynamic.assign(units + GUARD, uint4{~0u, ~0u, ~0u, ~0u});
   copies.assign(threads, {});
+  bulk_copies.clear();
   Block(threads, [&] { kernel(params); }, seed).run();
+  if (!bulk_copies.empty()) return 1;  // nobody has waited for them
   for (size_t i = units; i < units + GUARD; ++i) {
     const uint4 q = Block::dynamic[i];
     if ((q.x & q.y & q.z & q.w) != ~0u) return 1;

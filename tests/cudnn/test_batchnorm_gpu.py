@@ -144,9 +144,15 @@ def test_ops(dtype, case):
 
 
 LARGE = [
-    # shape, mode, memory format: kept by blocks that share channels, and too large for that; rows
-    # that are kept, or swept, of few channels or of several groups; of sizes that no vector fits
+    # shape, mode, memory format: kept by warps that share channels, in pieces of images or several
+    # of them, the last ones shorter, or by blocks, and too large for that; rows that are kept, or
+    # swept, of few channels or of several groups; of sizes that no vector fits
     ((16, 70, 112, 112), "spatial", "contiguous"),
+    ((65, 256, 56, 56), "spatial", "contiguous"),
+    ((301, 97, 24, 24), "spatial", "contiguous"),
+    ((1001, 201, 8, 16), "spatial", "contiguous"),
+    ((2, 3, 200, 204), "spatial", "contiguous"),
+    ((3, 1, 1000, 1000), "spatial", "contiguous"),
     ((16, 72, 112, 112), "spatial", "channels_last"),
     ((24, 64, 160, 160), "spatial", "channels_last"),
     ((64, 33, 57, 57), "spatial", "contiguous"),

@@ -110,7 +110,7 @@ int attribute(const Handle &handle, cudaDeviceAttr which) {
 
 // How many blocks that keep what they read run at once, as far as the device's attributes tell.
 int64_t blocks_at_most(const BatchNormBlocks &of, const Handle &handle, int64_t processors) {
-  const int64_t bytes = of.bytes + BATCHNORM_OTHER_SHARED_BYTES;
+  const int64_t bytes = of.bytes + of.other_bytes;
   if (!attribute(handle, cudaDevAttrCooperativeLaunch) ||
       attribute(handle, cudaDevAttrMaxSharedMemoryPerBlockOptin) < bytes)
     return 0;
@@ -119,8 +119,9 @@ int64_t blocks_at_most(const BatchNormBlocks &of, const Handle &handle, int64_t 
 
 void choose_work(BatchNormState &state, const BatchNormCase &of, const Handle &handle) {
   const int64_t processors = attribute(handle, cudaDevAttrMultiProcessorCount);
+  const bool has_bulk_copies = attribute(handle, cudaDevAttrComputeCapabilityMajor) >= 9;
   BatchNormDevice device = {processors * BATCHNORM_PLAIN.blocks, blocks_at_most(BATCHNORM_PLAIN, handle, processors),
-                            blocks_at_most(BATCHNORM_PIPELINED, handle, processors),
+                            has_bulk_copies ? blocks_at_most(BATCHNORM_WARPS, handle, processors) : 0,
                             blocks_at_most(BATCHNORM_SWEEPING, handle, processors)};
   for (;;) {
     state.work = batchnorm_work(of, device);
@@ -128,19 +129,24 @@ void choose_work(BatchNormState &state, const BatchNormCase &of, const Handle &h
     state.kernel = load_kernel(handle, "batchnorm", "batchnorm", work.options);
     if (!work.is_cooperative()) return;
     // What runs at once is for the driver to say.  One share after the other: a group's have to, else all.
-    const int64_t most =
-        processors * blocks_at_once(state.kernel, unsigned(work.threads), unsigned(work.shared_bytes));
-    const bool in_turns = work.way == BATCHNORM_KEPT;
-    if ((in_turns ? work.params.splits : work.grid) <= most) {
-      if (in_turns) work.grid = std::min(work.grid, most);
-      // A group's blocks that are at different turns would wait for each other.
-      if (in_turns && work.grid == most && !work.ahead) work.grid -= work.grid % work.params.splits;
-      return;
-    }
-    if (in_turns)
-      device.plain = device.pipelined = 0;
-    else
+    const int64_t at_once = blocks_at_once(state.kernel, unsigned(work.threads), unsigned(work.shared_bytes));
+    const int64_t most = processors * at_once;
+    if (work.way == BATCHNORM_BY_WARPS) {
+      work.grid = std::min(work.grid, device.by_warps);
+      if (work.grid <= most) return;
+      device.by_warps = 0;
+    } else if (work.way == BATCHNORM_KEPT) {
+      if (work.params.splits <= most) {
+        work.grid = std::min(work.grid, most);
+        // A group's blocks that are at different turns would wait for each other.
+        if (work.grid == most) work.grid -= work.grid % work.params.splits;
+        return;
+      }
+      device.plain = 0;
+    } else {
+      if (work.grid <= most) return;
       device.sweeping = most < device.sweeping ? most : 0;
+    }
   }
 }
 
@@ -279,7 +285,8 @@ DNNOPS_EXPORT int dnnops_cudnn_batchnorm_row(const int64_t *sizes, int64_t kind,
                                              const int64_t *blocks, BatchNormRow *row) {
   using namespace dnnops;
   return guarded("batch normalization", nullptr, 0, [&] {
-    const BatchNormWork work = batchnorm_work({kind, dtype, sizes[0], sizes[1], sizes[2], alignment}, {blocks[0], blocks[1], blocks[2], blocks[3]});
+    const BatchNormWork work = batchnorm_work({kind, dtype, sizes[0], sizes[1], sizes[2], alignment},
+                                              {blocks[0], blocks[1], blocks[2], blocks[3]});
     std::memset(static_cast<void *>(row), 0, sizeof *row);
     std::snprintf(row->options, sizeof row->options, "%s", work.options.c_str());
     row->way = work.way;

@@ -20,7 +20,11 @@ struct BatchNormParams {
   int splits;  // blocks for each group
   int share;   // units of a block: vectors of a channel, or rows; if swept, rows between the first ones of two splits
   int lag;     // blocks that add up before the first one normalizes
-  int slots;   // vectors of an array that a block has room for in shared memory, at each stage
+  int slots;   // vectors of an array that a share has room for in shared memory
+  // If by warps:
+  int pieces;   // shares of an image, or 1 if a share has whole images
+  int abreast;  // channels that take turns with their shares
+  int bundles;  // of a channel's shares, or 0 if sums of each are looked for
   // If swept:
   int lanes;        // threads side by side along a row
   int stride;       // rows from one step of a thread to the next
@@ -38,15 +42,20 @@ enum BatchNormWay {
   BATCHNORM_ALONE = 1,
   BATCHNORM_KEPT = 2,
   BATCHNORM_STREAMED = 3,
-  BATCHNORM_SWEPT = 4
+  BATCHNORM_SWEPT = 4,
+  BATCHNORM_BY_WARPS = 5
 };
 
 // What the workspace has, in this order: the sums of each group, two or, for the gradient, three for each channel and
 // split, in float64; what comes of them, two for each channel, in float64; of each group how many splits have been
 // added up, and whether all; at last a count of all blocks.  If swept, at last a count of blocks, and one of tiles.  If
-// kept along channels, the sums only.
+// by warps, the sums only, of each channel the first ones of all its splits, then the second ones; and likewise of
+// bundles.
 
 // Channels that a block adds up the sums of at a time, if all blocks have all channels.
 constexpr int BATCHNORM_TILE = 8;
+
+// Shares of a bundle.
+constexpr int BATCHNORM_BUNDLE = 32;
 
 #endif

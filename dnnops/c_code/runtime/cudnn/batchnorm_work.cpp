@@ -19,8 +19,11 @@ int64_t divided(int64_t size, int64_t by) { return (size + by - 1) / by; }
 struct Cut {
   int64_t way, lanes, columns, groups, units, share, splits, slots = 0;
   BatchNormBlocks blocks = BATCHNORM_PLAIN;
+  int64_t pieces = 1, abreast = 1, bundles = 0;
   int64_t stride = 0, kept = 0, cached = 0, reach = 0;
 
+  // Shares that a block has at a time.
+  int64_t rooms() const { return way == BATCHNORM_BY_WARPS ? blocks.threads / 32 : 1; }
   int64_t total() const { return groups * splits; }
   void split(int64_t into) {
     // Shares of about one size: blocks of a group wait for each other.
@@ -61,12 +64,63 @@ void even_out(Cut &cut, int64_t blocks) {
 }
 
 // Into shares that stay in shared memory.
-Cut keep(const BatchNormCase &of, bool rows, int64_t vector, const BatchNormBlocks &blocks, int64_t at_once) {
-  Cut cut = cut_into(of, rows, vector, blocks.bytes / (blocks.stages * array_count(of)));
-  cut.blocks = blocks;
+Cut keep(const BatchNormCase &of, bool rows, int64_t vector, int64_t at_once) {
+  Cut cut = cut_into(of, rows, vector, BATCHNORM_PLAIN.bytes / array_count(of));
   cut.way = BATCHNORM_KEPT;
   if (at_once > 0 && cut.splits <= at_once) even_out(cut, at_once);
   cut.slots = cut.share * cut.lanes;
+  return cut;
+}
+
+// By warps: a share is a piece of an image, of so many vectors at least, or some whole images of so many bytes at least.
+constexpr int64_t LEAST_PIECE = 64, LEAST_IMAGE_BYTES = 128;
+
+// If a channel has more shares than this, its warps look for sums of bundles: what they look at altogether is the square
+// of their number.
+constexpr int64_t MOST_SINGLE_SHARES = 192;
+
+// What a share of a warp takes besides its vectors, in the time of so many: until it has come, and until the sums of
+// others have.
+int64_t warp_overhead(int64_t splits) {
+  return splits > MOST_SINGLE_SHARES ? 240 + splits / (2 * BATCHNORM_BUNDLE) : 128 + splits / 2;
+}
+
+// Shares that a warp has for itself; none if `splits` is 0.
+Cut cut_for_warps(const BatchNormCase &of, int64_t vector, int64_t at_once) {
+  Cut cut;
+  cut.way = BATCHNORM_BY_WARPS;
+  cut.blocks = of.kind == BATCHNORM_TRAIN && item_size(of.dtype) == 2 ? BATCHNORM_MORE_WARPS : BATCHNORM_WARPS;
+  cut.lanes = cut.columns = 1;
+  cut.groups = of.channels;
+  cut.units = cut.share = cut.splits = 0;
+  const int64_t across = of.inner / vector, bytes = vector * item_size(of.dtype);
+  if (bytes != VECTOR_BYTES || across * bytes < LEAST_IMAGE_BYTES) return cut;
+  const int64_t all = at_once * cut.rooms(), most = cut.blocks.bytes / (cut.rooms() * array_count(of) * bytes);
+  int64_t least_time = INT64_MAX;
+  const auto consider = [&](int64_t share, int64_t pieces, int64_t splits) {
+    if (splits > all) return;
+    const int64_t turns = divided(of.channels * splits, all);
+    const int64_t time = turns * (share * array_count(of) + warp_overhead(splits));
+    if (time >= least_time) return;
+    least_time = time;
+    cut.share = share;
+    cut.pieces = pieces;
+    cut.splits = splits;
+  };
+  for (int64_t images = std::min(most / across, of.batch); images > 0; --images) {
+    const int64_t splits = divided(of.batch, images);
+    consider(divided(of.batch, splits) * across, 1, splits);
+  }
+  for (int64_t into = std::max<int64_t>(2, divided(across, most));
+       into <= across / LEAST_PIECE && of.batch * into <= all; ++into) {
+    const int64_t share = divided(across, into), pieces = divided(across, share);
+    consider(share, pieces, of.batch * pieces);
+  }
+  // What was fastest on an H200, as long as warps have place for all shares of those channels at once.
+  const int64_t wanted = of.kind == BATCHNORM_TRAIN ? 2 : 1;
+  cut.abreast = std::min(of.channels, wanted * cut.splits <= all ? wanted : 1);
+  cut.bundles = cut.splits > MOST_SINGLE_SHARES ? divided(cut.splits, BATCHNORM_BUNDLE) : 0;
+  cut.slots = cut.share;
   return cut;
 }
 
@@ -99,12 +153,14 @@ Cut cut_case(const BatchNormCase &of, bool rows, int64_t vector, const BatchNorm
   alone.way = BATCHNORM_ALONE;
   alone.slots = alone.share * alone.lanes;
   if (alone.splits == 1) return alone;
+  const Cut kept = keep(of, rows, vector, device.plain);
   if (!rows) {
-    const Cut kept = keep(of, rows, vector, BATCHNORM_PIPELINED, device.pipelined);
-    return kept.splits <= device.pipelined ? kept : streamed;
+    const Cut by_warps = cut_for_warps(of, vector, device.by_warps);
+    if (by_warps.splits > 0) return by_warps;
+    // While one channel's blocks wait, those of another one have to read and write.
+    return kept.splits <= device.plain / 2 ? kept : streamed;
   }
   // Parts of rows, if all of them are read at about the same time.
-  const Cut kept = keep(of, rows, vector, BATCHNORM_PLAIN, device.plain);
   if (kept.total() <= device.plain) return kept;
   const Cut swept = sweep(of, vector, device.sweeping);
   return swept.splits > 0 ? swept : streamed;
@@ -137,6 +193,9 @@ BatchNormWork batchnorm_work(const BatchNormCase &given, const BatchNormDevice &
   p.splits = static_cast<int>(cut.splits);
   p.share = static_cast<int>(cut.share);
   p.slots = static_cast<int>(cut.slots);
+  p.pieces = static_cast<int>(cut.pieces);
+  p.abreast = static_cast<int>(cut.abreast);
+  p.bundles = static_cast<int>(cut.bundles);
   p.lanes = static_cast<int>(cut.lanes);
   p.stride = static_cast<int>(cut.stride);
   p.kept = static_cast<int>(cut.kept);
@@ -147,17 +206,16 @@ BatchNormWork batchnorm_work(const BatchNormCase &given, const BatchNormDevice &
   const int64_t sums = given.kind == BATCHNORM_GRADIENT ? 3 : 2, number = sizeof(double), word = sizeof(unsigned);
   work.way = cut.way;
   work.threads = cut.blocks.threads;
-  work.ahead = cut.blocks.ahead;
   work.grid = cut.way == BATCHNORM_STREAMED ? 2 * total : total;
-  work.shared_bytes = cut.slots * vector * item_size(of.dtype) * array_count(of) * cut.blocks.stages;
+  work.shared_bytes = cut.slots * vector * item_size(of.dtype) * array_count(of) * cut.rooms();
   work.filled_bytes = work.workspace = work.fill = 0;
   const int64_t partial = number * sums * total * cut.columns;
   if (cut.way == BATCHNORM_SWEPT) {
     work.filled_bytes = 2 * word;
     work.workspace = number * (sums * cut.splits + 2) * of.channels + work.filled_bytes;
-  } else if (cut.way == BATCHNORM_KEPT && !rows) {
+  } else if (cut.way == BATCHNORM_BY_WARPS) {
     work.fill = 0xff;  // NaN
-    work.filled_bytes = work.workspace = partial;
+    work.filled_bytes = work.workspace = partial + number * sums * of.channels * cut.bundles;
   } else if (cut.way == BATCHNORM_KEPT || cut.way == BATCHNORM_STREAMED) {
     work.filled_bytes = (2 * cut.groups + 1) * word;
     work.workspace = partial + number * 2 * cut.groups * cut.columns + work.filled_bytes;
@@ -167,7 +225,7 @@ BatchNormWork batchnorm_work(const BatchNormCase &given, const BatchNormDevice &
   work.options = "-DDTYPE=" + std::to_string(of.dtype) + macro("KIND", of.kind) + macro("HOW", cut.way) +
                  macro("ROWS", rows) + macro("V", vector) + macro("LANES", cut.way == BATCHNORM_SWEPT ? 1 : cut.lanes) +
                  macro("THREADS", cut.blocks.threads) + macro("BLOCKS", cut.blocks.blocks) +
-                 macro("STAGES", cut.blocks.stages) + macro("AHEAD", cut.blocks.ahead);
+                 macro("BUNDLED", cut.bundles > 0);
   return work;
 }
 

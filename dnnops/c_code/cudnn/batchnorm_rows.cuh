@@ -1,0 +1,179 @@
+// Batch normalization of rows by blocks that go over all of them: the way SWEPT of batchnorm.cuh.
+
+// The vectors of a thread in the order of memory, if blocks go over rows.
+struct Sweep {
+  long long offset = 0, step = 0;
+  int count = 0, first_channel, mine, kept_from;
+
+  DEVICE Sweep(const BatchNormParams &p, int group, int split) {
+    const int across = p.lanes, at_once = THREADS / across;
+    mine = (int)threadIdx.x / across;
+    first_channel = (group * across + (int)threadIdx.x % across) * V;
+    const long long begin = (long long)split * p.share, row = begin + mine, end = min(p.batch, begin + p.reach);
+    step = p.stride * p.channels;
+    offset = row * p.channels + first_channel;
+    if (has_channels(p) && mine < at_once && row < end) count = (int)((end - row + p.stride - 1) / p.stride);
+    kept_from = max(0, count - p.kept);
+  }
+  DEVICE bool has_channels(const BatchNormParams &p) const { return first_channel < p.channels; }
+  DEVICE long long at(int number) const { return offset + number * step; }
+  // Calls f(packs, offset) for vectors from `begin` up to `end`, or backwards.
+  template <bool ONCE, bool BACKWARDS, class F>
+  DEVICE void go(const BatchNormParams &p, int begin, int end, F f) const {
+    for (int done = 0, count = end - begin; done < count; done += DEPTH) {
+      Packs packs[DEPTH];
+      const auto number = [&](int i) { return BACKWARDS ? end - 1 - done - i : begin + done + i; };
+      UNROLL
+      for (int i = 0; i < DEPTH; ++i)
+        if (done + i < count) packs[i] = load<ONCE>(p, at(number(i)));
+      UNROLL
+      for (int i = 0; i < DEPTH; ++i)
+        if (done + i < count) f(packs[i], at(number(i)));
+    }
+  }
+};
+
+// The mean of two of a thread's first four elements, without the largest and the smallest one: near the channel's mean,
+// even if one of them is far off.
+DEVICE void typical(const BatchNormParams &p, const Sweep &sweep, Acc (&start)[SUMS]) {
+  Packs some[4];
+  UNROLL
+  for (int i = 0; i < 4; ++i) some[i] = load(p, sweep.at(min(i, sweep.count - 1)));
+  UNROLL
+  for (int v = 0; v < SUMS; ++v) {
+    const Acc a = to_acc(some[0].of[0].of[v]), b = to_acc(some[1].of[0].of[v]);
+    const Acc c = to_acc(some[2].of[0].of[v]), d = to_acc(some[3].of[0].of[v]);
+    start[v] = (max(min(a, b), min(c, d)) + min(max(a, b), max(c, d))) / 2;
+  }
+}
+
+// The workspace of blocks that all have all channels.
+struct Swept {
+  double *partial;
+  Ready *ready;
+  unsigned *blocks, *tiles;
+  DEVICE explicit Swept(const BatchNormParams &p) {
+    partial = static_cast<double *>(p.workspace);
+    ready = reinterpret_cast<Ready *>(partial + (long long)COUNT * p.splits * p.channels);
+    blocks = reinterpret_cast<unsigned *>(ready + p.channels);
+    tiles = blocks + 1;
+  }
+  DEVICE double *sum(const BatchNormParams &p, int which, int split, int channel) const {
+    return partial + ((long long)which * p.splits + split) * p.channels + channel;
+  }
+};
+
+// Channels of a thread whose sums are added up at a time.
+constexpr int PORTION = SUMS < 4 ? SUMS : 4;
+union SweptTable {
+  double portion[THREADS * PORTION];
+  double sums[COUNT][THREADS];
+};
+
+// The sums of a block's rows.
+DEVICE void add_rows(const BatchNormParams &p, const Swept &space, const Sweep &sweep, int group, int split,
+                     double (&table)[THREADS * PORTION]) {
+  copy_vectors(p, sweep.count - sweep.kept_from, [&, number = sweep.kept_from]() mutable { return sweep.at(number++); });
+  Acc from[SUMS], sums[COUNT][SUMS];
+  UNROLL
+  for (int v = 0; v < SUMS; ++v) {
+    from[v] = 0;
+    if (KIND == BATCHNORM_GRADIENT && sweep.has_channels(p)) from[v] = parameter(p.mean, sweep.first_channel + v);
+    UNROLL
+    for (int k = 0; k < COUNT; ++k) sums[k][v] = 0;
+  }
+  if (KIND == BATCHNORM_TRAIN && sweep.count) typical(p, sweep, from);
+  const auto each = [&](const Packs &packs, long long) { add(packs, from, sums); };
+  const int cached_from = max(0, sweep.kept_from - p.cached);
+  sweep.go<true, false>(p, 0, cached_from, each);
+  sweep.go<false, false>(p, cached_from, sweep.kept_from, each);
+  wait_for_copies<0>();
+  for (int i = 0; i < sweep.count - sweep.kept_from; ++i) add(recall(p, i * THREADS + (int)threadIdx.x), from, sums);
+
+  const int across = p.lanes, at_once = THREADS / across, width = across * PORTION;
+  UNROLL
+  for (int v = 0; v < SUMS; v += PORTION)
+    UNROLL
+    for (int k = 0; k < COUNT; ++k) {
+      __syncthreads();
+      if (sweep.mine < at_once)
+        UNROLL
+        for (int i = 0; i < PORTION; ++i) {
+          double sum = sums[k][v + i];
+          if (KIND == BATCHNORM_TRAIN && sweep.count) {
+            const double away = (double)from[v + i] - origin(p, sweep.first_channel + v + i);
+            sum = moved(sweep.count, sums[0][v + i], sums[1][v + i], away).of[k];
+          }
+          table[sweep.mine * width + (int)threadIdx.x % across * PORTION + i] = sum;
+        }
+      __syncthreads();
+      for (int i = threadIdx.x; i < width; i += THREADS) {
+        const int channel = (group * across + i / PORTION) * V + v + i % PORTION;
+        double total = 0;
+        for (int row = 0; row < at_once; ++row) total += table[row * width + i];
+        if (channel < p.channels) *space.sum(p, k, split, channel) = total;
+      }
+    }
+}
+
+// Tells others that what the block's threads have written is there.
+DEVICE void announce(unsigned *count) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) add_release(count, 1u);
+}
+DEVICE void wait_until(const unsigned *count, unsigned wanted) {
+  if (threadIdx.x == 0)
+    while (read_acquire(count) != wanted) pause();
+  __syncthreads();
+}
+
+// All blocks run at once.  They wait two times: until all have added up their rows, and until those that share the
+// channels out among them have added that up.
+DEVICE void sweep_rows(const BatchNormParams &p, SweptTable &table) {
+  constexpr int TILE = BATCHNORM_TILE, PARTS = THREADS / TILE;
+  const Swept space(p);
+  // Those with neighboring numbers have one row's groups.
+  const int group = blockIdx.x % p.groups, split = blockIdx.x / p.groups;
+  const Sweep sweep(p, group, split);
+  add_rows(p, space, sweep, group, split, table.portion);
+  announce(space.blocks);
+  const int tiles = (int)((p.channels + TILE - 1) / TILE);
+  if ((int)blockIdx.x < tiles) wait_until(space.blocks, gridDim.x);
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const int column = threadIdx.x % TILE, part = threadIdx.x / TILE, channel = tile * TILE + column;
+    Sums sums = {};
+    if (channel < p.channels) {
+      UNROLL_4
+      for (int i = part; i < p.splits; i += PARTS)
+        UNROLL
+        for (int k = 0; k < COUNT; ++k) sums.of[k] += read_from_cache(space.sum(p, k, i, channel));
+    }
+    UNROLL
+    for (int k = 0; k < COUNT; ++k) table.sums[k][threadIdx.x] = sums.of[k];
+    __syncthreads();
+    if (part == 0 && channel < p.channels) {
+      Sums total = {};
+      for (int i = 0; i < PARTS; ++i)
+        UNROLL
+        for (int k = 0; k < COUNT; ++k) total.of[k] += table.sums[k][i * TILE + column];
+      const Acc from = KIND == BATCHNORM_TRAIN ? origin(p, channel) : 0;
+      space.ready[channel] = finish(p, channel, total, from, true);
+    }
+    announce(space.tiles);
+  }
+  const Given given(p, {sweep.first_channel, sweep.has_channels(p)});
+  wait_until(space.tiles, tiles);
+  Ready ready[SUMS] = {};
+  if (sweep.has_channels(p))
+    UNROLL
+    for (int v = 0; v < SUMS; ++v) {
+      const double *const found = &space.ready[sweep.first_channel + v].first;
+      ready[v] = {read_from_cache(found), read_from_cache(found + 1)};
+    }
+  const Formula formula(p, given, ready);
+  const auto each = [&](const Packs &packs, long long offset) { store(p, offset, formula.apply(packs)); };
+  sweep.go<true, true>(p, 0, sweep.kept_from, each);
+  for (int i = sweep.count - sweep.kept_from - 1; i >= 0; --i)
+    each(recall(p, i * THREADS + (int)threadIdx.x), sweep.at(sweep.kept_from + i));
+}
