@@ -311,8 +311,8 @@ FLAGS: tuple[Flag, ...] = (
         "dnn.cuda_graph",
         "False",
         BOOLEAN,
-        "Whether compiled functions record their kernels as a CUDA graph and replay it. Nothing reads "
-        "it yet.",
+        "Whether compiled functions record their kernels as a CUDA graph and replay it. Nothing "
+        "reads it yet.",
     ),
 )
 
