@@ -37,7 +37,7 @@ def gpu_of_worker(environment: Mapping[str, str]) -> str:
 #: The end of a report of a failure, which has what was found.
 REPORT_CHARACTERS = 4000
 #: Processes of pytest-xdist that share what is compiled. One at a time compiles.
-WORKERS_OF_A_COMPILEDIR = 4
+WORKERS_OF_A_COMPILEDIR = 2
 
 
 def flags_of_worker(environment: Mapping[str, str]) -> str:

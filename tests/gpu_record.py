@@ -169,7 +169,8 @@ def run_tests(workers: int | None, gpus: int | None = None) -> Outcome:
     # Verbose: each failure has a line as soon as it is there, should the run not reach its end.
     command = [sys.executable, "-m", "pytest", "-v", "--durations=30", "-m", "gpu", "tests"]
     if workers is not None:
-        command += ["-p", "xdist", "-n", str(workers)]
+        # Each has neighboring tests, which share what is compiled, until one of them has none left.
+        command += ["-p", "xdist", "-n", str(workers), "--dist", "worksteal"]
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory, "report.xml")
         # Options in the environment could leave out tests.

@@ -148,8 +148,9 @@ class Network:
         gradients = self.run(
             self.backward, *given, results[0], results[-1], *self.on_device(self.tops, rng)
         )
-        # Where an output is zero or not decides a relu's gradient.
-        y = results[0] if self.case.rnn_mode == "rnn_relu" else None
+        # The gradient of a plain unit is a function of its output: whether it is zero, or of 1 - y**2,
+        # in which rounding of y to 16 bits shows where y is near 1.
+        y = results[0] if self.case.rnn_mode in ("rnn_relu", "rnn_tanh") else None
         self.check_backward(gradients, y)
 
 
