@@ -49,6 +49,11 @@ class Outcome:
     failed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
 
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome(
+            self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped
+        )
+
 
 def describe_device() -> dict[str, str]:
     """Name the GPU and the software on it.
@@ -147,12 +152,12 @@ def _git(*arguments: str) -> str:
 
 
 def run_tests(workers: int | None, gpus: int | None = None) -> Outcome:
-    """Run the tests marked ``gpu`` in a process of their own.
+    """Run the tests marked ``gpu`` in processes of their own, and those marked ``alone`` at last.
 
     Parameters
     ----------
     workers : int or None
-        How many processes share them, through pytest-xdist; None to do without it.
+        How many processes share the others, through pytest-xdist; None to do without it.
     gpus : int or None
         Over how many GPUs these are spread; None if all of them use the first.
 
@@ -166,31 +171,43 @@ def run_tests(workers: int | None, gpus: int | None = None) -> Outcome:
     RecordError
         If pytest did not run to its end, or no test did.
     """
-    # Verbose: each failure has a line as soon as it is there, should the run not reach its end.
-    command = [sys.executable, "-m", "pytest", "-v", "--durations=30", "-m", "gpu", "tests"]
-    if workers is not None:
-        # Each has neighboring tests, which share what is compiled, until one of them has none left.
-        command += ["-p", "xdist", "-n", str(workers), "--dist", "worksteal"]
-    with tempfile.TemporaryDirectory() as directory:
-        report = Path(directory, "report.xml")
-        # Options in the environment could leave out tests.
-        environment = {key: v for key, v in os.environ.items() if key != "PYTEST_ADDOPTS"}
+    # Options in the environment could leave out tests.
+    environment = {key: v for key, v in os.environ.items() if key != "PYTEST_ADDOPTS"}
+    if gpus is not None:
+        environment["DNNOPS_TEST_GPUS"] = str(gpus)
+    # A test that is interrupted leaves processes that may go on to write there.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         environment["DNNOPS_TEST_COMPILEDIRS"] = directory
-        if gpus is not None:
-            environment["DNNOPS_TEST_GPUS"] = str(gpus)
-        done = subprocess.run(
-            [*command, f"--junit-xml={report}"], cwd=ROOT, env=environment, check=False
-        )
-        if done.returncode == 5:
-            raise RecordError("there are no tests marked gpu")
-        if done.returncode not in _COMPLETE:
-            raise RecordError(f"pytest did not finish: exit status {done.returncode}")
-        outcome = read_report(report)
-    if done.returncode and not outcome.failed:
-        raise RecordError("pytest says that tests failed, and its report names none")
+        outcome = Outcome()
+        # Each process has neighboring tests, which share what is compiled, until one has none left.
+        parts: list[tuple[str, list[str]]] = [("gpu", [])]
+        if workers is not None:
+            spread = ["-p", "xdist", "-n", str(workers), "--dist=worksteal"]
+            parts = [("gpu and not alone", spread), ("gpu and alone", [])]
+        for marks, options in parts:
+            outcome += _run_marked(marks, options, environment, Path(directory, "report.xml"))
+    if outcome == Outcome():
+        raise RecordError("there are no tests marked gpu")
     if not outcome.passed + outcome.failed:
         reasons = "".join(f"\n{count} tests: {why}" for why, count in outcome.skipped.items())
         raise RecordError(f"no test ran; all were skipped:{reasons}")
+    return outcome
+
+
+def _run_marked(
+    marks: str, options: Sequence[str], environment: dict[str, str], report: Path
+) -> Outcome:
+    # Verbose: each failure has a line as soon as it is there, should the run not reach its end.
+    command = [sys.executable, "-m", "pytest", "-v", "--durations=30", "-m", marks, "tests"]
+    command += [*options, f"--junit-xml={report}"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
+    if done.returncode == 5:  # there are none
+        return Outcome()
+    if done.returncode not in _COMPLETE:
+        raise RecordError(f"pytest did not finish: exit status {done.returncode}")
+    outcome = read_report(report)
+    if done.returncode and not outcome.failed:
+        raise RecordError("pytest says that tests failed, and its report names none")
     return outcome
 
 

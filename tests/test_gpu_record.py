@@ -28,7 +28,12 @@ DEVICE = {
     "cupy": "14.2",
 }
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-CONFIG = "[pytest]\nmarkers = gpu: needs a GPU\naddopts = --strict-markers\n"
+CONFIG = """[pytest]
+markers =
+    gpu: needs a GPU
+    alone: needs it for itself
+addopts = --strict-markers
+"""
 HEAD = "import pytest\npytestmark = pytest.mark.gpu\n"
 PASSING = "def test_right(): pass\n"
 SKIPPED = """
@@ -179,6 +184,24 @@ def test_several_processes(checkout: Checkout):
     assert gpu_record.main(["--commit", COMMIT, "-n", "1"]) == 0
     assert checkout.record()["passed"] == 1
     assert checkout.record()["skipped"] == {"too slow, & <odd>": 3}
+
+
+def test_some_run_alone(checkout: Checkout):
+    """After the others, by a process that is none of theirs."""
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    checkout.write_tests(
+        "import os",
+        "from pathlib import Path",
+        "def test_shared(): Path('shared').touch(); assert 'PYTEST_XDIST_WORKER' in os.environ",
+        "@pytest.mark.alone",
+        "def test_alone():",
+        "    assert Path('shared').exists() and 'PYTEST_XDIST_WORKER' not in os.environ",
+        "@pytest.mark.alone",
+        "def test_alone_and_wrong(): assert False",
+    )
+    assert gpu_record.main(["--commit", COMMIT, "-n", "2"]) == 1
+    record = checkout.record()
+    assert (record["passed"], record["failed"]) == (2, 1)
 
 
 @pytest.mark.parametrize(

@@ -582,6 +582,7 @@ def test_plans_on_a_gpu(arguments, direction):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_energy_on_a_gpu():
     pytest.importorskip("pynvml")
     large = {"input_shape": (32, 128, 56, 56), "filter_shape": (128, 128, 3, 3), "border_mode": 1}

@@ -148,7 +148,7 @@ class Network:
         gradients = self.run(
             self.backward, *given, results[0], results[-1], *self.on_device(self.tops, rng)
         )
-        # The gradient of a plain unit is a function of its output: whether it is zero, or of 1 - y**2,
+        # The gradient of a plain unit goes by its output: whether that is zero, or by 1 - y**2,
         # in which rounding of y to 16 bits shows where y is near 1.
         y = results[0] if self.case.rnn_mode in ("rnn_relu", "rnn_tanh") else None
         self.check_backward(gradients, y)

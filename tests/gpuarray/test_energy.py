@@ -136,6 +136,7 @@ def test_a_missing_driver(monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_on_a_gpu():
     cupy = pytest.importorskip("cupy")
     pytest.importorskip("pynvml")
