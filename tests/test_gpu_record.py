@@ -66,10 +66,11 @@ def test_gpu_of_worker():
 def test_flags_of_worker():
     """Some processes share a directory of compiled modules; flags that are given stay."""
     given = {"PYTEST_XDIST_WORKER": "gw6", "DNNOPS_TEST_COMPILEDIRS": "/folder"}
-    assert flags_of_worker(given) == "base_compiledir=/folder/3"
+    own = "base_compiledir=/folder/3,gcc__cxxflags=-O0"
+    assert flags_of_worker(given) == own
     assert flags_of_worker({**given, "PYTEST_XDIST_WORKER": "gw7"}) == flags_of_worker(given)
     flags = flags_of_worker({**given, "PYTENSOR_FLAGS": "floatX=float32"})
-    assert flags == "floatX=float32,base_compiledir=/folder/3"
+    assert flags == f"floatX=float32,{own}"
     for missing in given:
         assert flags_of_worker({key: v for key, v in given.items() if key != missing}) == ""
 
