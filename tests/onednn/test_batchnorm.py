@@ -133,6 +133,16 @@ def test_sizes_for_several_threads(axes):
         check_inference(rng, shape, axes)
 
 
+@pytest.mark.parametrize("shape", [(4096, 8), (1023, 37), (2, 20000), (5001, 5), (20001, 1)])
+def test_matrices_for_several_threads(shape):
+    """Some rows are taken together; not all of these numbers are multiples of that."""
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        check_train(rng, shape, (0,), True)
+        check_train_grad(rng, shape, (0,))
+        check_inference(rng, shape, (0,))
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(("offset", "first"), [(0, 0), (10, 10), (1000, 1000), (1, -5000)])
 def test_statistics_of_many_elements(offset, first, channels_last):

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "huge_pages.hpp"
@@ -12,15 +13,16 @@
 namespace dnnops {
 
 // How the elements of arrays are shared out among threads: in slices of rows, or with channels in blocks where that
-// is too few.  A row is a part of an inner axis that is dense, or else one position with all channels.
+// is too few.  A row is a part of an inner axis that is dense, or else some positions with all channels.
 struct Partition {
-  static constexpr int64_t kRow = 4096;
+  static constexpr int64_t kRow = 4096, kPositions = 4;
   int64_t channels, inner, threads, pieces, rows, slices, blocks;
   bool along_inner;
 
   Partition(const View &view, bool along_inner) : channels(view.shape[1]), inner(view.shape[2]), along_inner(along_inner) {
     threads = view.shape[0] * channels * inner > 16384 ? thread_count() : 1;
-    pieces = along_inner ? (inner + kRow - 1) / kRow : inner;
+    const int64_t row = along_inner ? kRow : kPositions;
+    pieces = (inner + row - 1) / row;
     rows = view.shape[0] * pieces;
     slices = std::min(rows, threads);
     blocks = std::min(channels, (threads + slices - 1) / slices);
@@ -34,8 +36,8 @@ struct Partition {
     for (int64_t task = 0; task < slices * blocks; ++task) {
       const int64_t slice = task / blocks, block = task % blocks;
       for (int64_t row = rows * slice / slices; row < rows * (slice + 1) / slices; ++row) {
-        const int64_t piece = row % pieces, begin = along_inner ? piece * kRow : piece;
-        const int64_t end = along_inner ? std::min(inner, begin + kRow) : begin + 1;
+        const int64_t length = along_inner ? kRow : kPositions, begin = row % pieces * length;
+        const int64_t end = std::min(inner, begin + length);
         body(slice, row / pieces, begin, end, channels * block / blocks, channels * (block + 1) / blocks);
       }
     }
@@ -43,6 +45,20 @@ struct Partition {
 };
 
 inline bool is_along_inner(const View &view) { return view.strides[2] == 1 && view.shape[2] > 1; }
+
+// One image of many positions rather than many of one: positions are taken together.
+inline View of_one_image(View view) {
+  if (view.shape[2] == 1) {
+    std::swap(view.shape[0], view.shape[2]);
+    std::swap(view.strides[0], view.strides[2]);
+  }
+  return view;
+}
+
+inline View contiguous(View view) {
+  contiguous_strides(3, view.shape, view.strides);
+  return view;
+}
 
 inline const float *element(const View &view, const float *data, int64_t n, int64_t channel, int64_t i) {
   return data + n * view.strides[0] + channel * view.strides[1] + i * view.strides[2];
@@ -62,13 +78,18 @@ struct Sums {
   }
 };
 
-// Calls body with a constant that says whether channels are dense: so their loop is compiled for that, too.
+// Calls body(is_dense, count, from) with constants: whether channels are dense, and how many positions, from the
+// number `from` on, it is to take together: what is read for a channel is then read once for them.
 template <class Body>
-void by_channel(bool is_dense, Body &&body) {
+void by_position(bool is_dense, int64_t count, Body &&body) {
+  const auto all = [&](auto dense) {
+    if (count == Partition::kPositions) return body(dense, std::integral_constant<int, Partition::kPositions>(), 0);
+    for (int64_t at = 0; at < count; ++at) body(dense, std::integral_constant<int, 1>(), at);
+  };
   if (is_dense)
-    body(std::true_type());
+    all(std::true_type());
   else
-    body(std::false_type());
+    all(std::false_type());
 }
 
 struct Statistics {
@@ -76,7 +97,8 @@ struct Statistics {
 };
 
 // By one pass: from the sums of what a channel's values differ from its first one, and of the squares of that.
-inline Statistics take_statistics(const View &view, const float *data) {
+inline Statistics take_statistics(const View &given, const float *data) {
+  const View view = of_one_image(given);
   const Partition partition(view, is_along_inner(view));
   const int64_t channels = view.shape[1];
   Sums<2> sums(partition);
@@ -85,13 +107,18 @@ inline Statistics take_statistics(const View &view, const float *data) {
   partition.run([&](int64_t slice, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {
     double *totals = sums.of[0].data() + slice * channels, *all_squares = sums.of[1].data() + slice * channels;
     if (!partition.along_inner) {
-      const float *values = element(view, data, n, 0, begin);
-      const int64_t step = view.strides[1];
-      by_channel(step == 1, [&](auto is_dense) {
+      const int64_t step = view.strides[1], apart = view.strides[2];
+      by_position(step == 1, end - begin, [&](auto is_dense, auto count, int64_t from) {
+        const float *values = element(view, data, n, 0, begin + from);
         for (int64_t c = first; c < last; ++c) {
-          const double away = values[is_dense ? c : c * step] - origin[c];
-          totals[c] += away;
-          all_squares[c] += away * away;
+          double total = totals[c], squares = all_squares[c];
+          for (int i = 0; i < count; ++i) {
+            const double away = values[i * apart + (is_dense ? c : c * step)] - origin[c];
+            total += away;
+            squares += away * away;
+          }
+          totals[c] = total;
+          all_squares[c] = squares;
         }
       });
       return;
@@ -128,23 +155,25 @@ struct Normalization {
 };
 
 // out is contiguous.
-inline void normalize(const View &view, const float *data, const Normalization &by, float *out) {
-  const Partition partition(view, is_along_inner(view));
-  const int64_t step = view.strides[1];
-  View out_view = view;
-  contiguous_strides(3, out_view.shape, out_view.strides);
-  const int64_t out_step = out_view.strides[1];
+inline void normalize(const View &given, const float *data, const Normalization &by, float *out) {
+  const View view = of_one_image(given), out_view = of_one_image(contiguous(given));
+  const Partition partition(view, is_along_inner(view) && is_along_inner(out_view));
+  const int64_t step = view.strides[1], out_step = out_view.strides[1];
+  const int64_t apart = view.strides[2], out_apart = out_view.strides[2];
   prefer_huge_pages(out, element_count(view.shape, 3) * sizeof(float));
   const float *center = by.center.data(), *factor = by.factor.data(), *bias = by.bias.data();
   partition.run([&](int64_t, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {
     if (!partition.along_inner) {
-      const float *values = element(view, data, n, 0, begin);
-      float *results = const_cast<float *>(element(out_view, out, n, 0, begin));
-      by_channel(step == 1 && out_step == 1, [&](auto is_dense) {
+      by_position(step == 1 && out_step == 1, end - begin, [&](auto is_dense, auto count, int64_t at) {
+        const float *values = element(view, data, n, 0, begin + at);
+        float *results = const_cast<float *>(element(out_view, out, n, 0, begin + at));
 #pragma omp simd
-        for (int64_t c = first; c < last; ++c)
-          results[is_dense ? c : c * out_step] =
-              (values[is_dense ? c : c * step] - center[c]) * factor[c] + bias[c];
+        for (int64_t c = first; c < last; ++c) {
+          const float from = center[c], times = factor[c], plus = bias[c];
+          for (int i = 0; i < count; ++i)
+            results[i * out_apart + (is_dense ? c : c * out_step)] =
+                (values[i * apart + (is_dense ? c : c * step)] - from) * times + plus;
+        }
       });
       return;
     }
@@ -166,24 +195,34 @@ struct NormalizationGradient {
 
 // The mean is a rounded one: what it lacks is found beside the sums.  dx is contiguous.
 inline void normalization_gradient(const NormalizationGradient &of, float *dx, float *dscale, float *dbias) {
-  const View &x_view = of.x_view, &top_view = of.top_view;
+  const View x_view = of_one_image(of.x_view), top_view = of_one_image(of.top_view);
+  const View dx_view = of_one_image(contiguous(of.x_view));
   const float *x = of.x, *top = of.top, *mean = of.mean;
   const int64_t channels = x_view.shape[1];
-  const Partition partition(x_view, is_along_inner(x_view) && is_along_inner(top_view));
-  const int64_t x_step = x_view.strides[1], top_step = top_view.strides[1];
+  const bool along_inner = is_along_inner(x_view) && is_along_inner(top_view) && is_along_inner(dx_view);
+  const Partition partition(x_view, along_inner);
+  const int64_t x_step = x_view.strides[1], top_step = top_view.strides[1], step = dx_view.strides[1];
+  const int64_t x_apart = x_view.strides[2], top_apart = top_view.strides[2], apart = dx_view.strides[2];
   Sums<3> sums(partition);
   partition.run([&](int64_t slice, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {
     double *totals = sums.of[0].data() + slice * channels, *all_products = sums.of[1].data() + slice * channels;
     double *all_distances = sums.of[2].data() + slice * channels;
     if (!partition.along_inner) {
-      const float *values = element(x_view, x, n, 0, begin), *gradients = element(top_view, top, n, 0, begin);
-      by_channel(x_step == 1 && top_step == 1, [&](auto is_dense) {
+      by_position(x_step == 1 && top_step == 1, end - begin, [&](auto is_dense, auto count, int64_t at) {
+        const float *values = element(x_view, x, n, 0, begin + at);
+        const float *gradients = element(top_view, top, n, 0, begin + at);
         for (int64_t c = first; c < last; ++c) {
-          const double gradient = gradients[is_dense ? c : c * top_step];
-          const double away = (double)values[is_dense ? c : c * x_step] - mean[c];
-          totals[c] += gradient;
-          all_products[c] += gradient * away;
-          all_distances[c] += away;
+          double total = totals[c], products = all_products[c], distances = all_distances[c];
+          for (int i = 0; i < count; ++i) {
+            const double gradient = gradients[i * top_apart + (is_dense ? c : c * top_step)];
+            const double away = (double)values[i * x_apart + (is_dense ? c : c * x_step)] - mean[c];
+            total += gradient;
+            products += gradient * away;
+            distances += away;
+          }
+          totals[c] = total;
+          all_products[c] = products;
+          all_distances[c] = distances;
         }
       });
       return;
@@ -218,18 +257,21 @@ inline void normalization_gradient(const NormalizationGradient &of, float *dx, f
     factor[c] = of.scale[c] * of.invstd[c];
   }
   prefer_huge_pages(dx, element_count(x_view.shape, 3) * sizeof(float));
-  View dx_view = x_view;
-  contiguous_strides(3, dx_view.shape, dx_view.strides);
   partition.run([&](int64_t, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {
     if (!partition.along_inner) {
-      const float *values = element(x_view, x, n, 0, begin), *gradients = element(top_view, top, n, 0, begin);
-      float *results = const_cast<float *>(element(dx_view, dx, n, 0, begin));
-      const int64_t step = dx_view.strides[1];
-      by_channel(x_step == 1 && top_step == 1 && step == 1, [&](auto is_dense) {
+      const bool all_dense = x_step == 1 && top_step == 1 && step == 1;
+      by_position(all_dense, end - begin, [&](auto is_dense, auto count, int64_t at) {
+        const float *values = element(x_view, x, n, 0, begin + at);
+        const float *gradients = element(top_view, top, n, 0, begin + at);
+        float *results = const_cast<float *>(element(dx_view, dx, n, 0, begin + at));
+#pragma omp simd
         for (int64_t c = first; c < last; ++c) {
-          const float away = values[is_dense ? c : c * x_step] - mean[c];
-          results[is_dense ? c : c * step] =
-              (gradients[is_dense ? c : c * top_step] - average[c] - away * slope[c]) * factor[c];
+          const float center = mean[c], from = average[c], by = slope[c], times = factor[c];
+          for (int i = 0; i < count; ++i)
+            results[i * apart + (is_dense ? c : c * step)] =
+                (gradients[i * top_apart + (is_dense ? c : c * top_step)] - from -
+                 (values[i * x_apart + (is_dense ? c : c * x_step)] - center) * by) *
+                times;
         }
       });
       return;
