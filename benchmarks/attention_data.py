@@ -72,4 +72,6 @@ def attention_shapes(case: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     query = (batch, case["heads"], case["queries"], depth)
     key = (batch, case["shared_heads"], case["keys"], depth)
     shapes = {"query": query, "key": key, "value": key}
-    return {**shapes, "gout": query} if case["training"] else shapes
+    if case["training"]:
+        shapes["gout"] = query
+    return shapes

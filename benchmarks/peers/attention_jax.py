@@ -129,7 +129,8 @@ def make_task(case: dict[str, Any]) -> Task:
 def prepare(cases: Sequence[dict[str, Any]]) -> None:
     """Compile what the cases need, or begin to; see above."""
     make_timer_known(cases[0]["timer"], cases[0]["device"])
-    needed, others = [], []
+    needed: list[Future[Any]] = []
+    others: list[Future[Any]] = []
     for case in cases:
         make, sums, chain = _programs_of(case)
         is_needed = case["implementation"] == "xla" or case is cases[0]
