@@ -25,7 +25,7 @@ from benchmarks.harness import (
     beside,
     check_agreement,
 )
-from benchmarks.peers.device_timer import DeviceTimer, build
+from benchmarks.peers.device_timer import DeviceTimer
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 HAS_JAX = importlib.util.find_spec("jax") is not None
@@ -78,11 +78,6 @@ def test_what_did_not_queue_is_timed_again():
     ):
         timer = Timer(queued)
         assert timer.timed(timer.turn) == expected
-
-
-@pytest.fixture(scope="module")
-def timer(tmp_path_factory) -> str:
-    return str(build(tmp_path_factory.mktemp("timer"), cuda=False)[0])
 
 
 def asked(timer: str, **options: Any) -> list[dict[str, Any]]:

@@ -10,17 +10,11 @@ import pytest
 
 from benchmarks.harness import check_agreement
 from benchmarks.norm_data import EPSILON, gpu_cases
-from benchmarks.peers.device_timer import build
 from benchmarks.peers.gated import ArrayTask
 from benchmarks.peers.norm_turns import CALLS, SEEDS, NormTask
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 HAS_JAX = importlib.util.find_spec("jax") is not None
-
-
-@pytest.fixture(scope="module")
-def timer(tmp_path_factory) -> str:
-    return str(build(tmp_path_factory.mktemp("timer"), cuda=False)[0])
 
 
 class InNumpy(NormTask, ArrayTask):
