@@ -1,18 +1,36 @@
 """Compare attention with PyTorch and JAX on one GPU: ``python -m benchmarks.attention``.
 
 The cases are in ``attention_data.py``, and what a library does with one in
-``peers/attention_LIBRARY.py``. All take their turns, on the same random operands. JAX, and what
-fails in it, may be missing.
+``peers/attention_LIBRARY.py``. All make the same operands on the device, and take their turns
+behind the gate of ``peers/device_timer.cpp``. JAX, and what fails in it, may be missing; what XLA
+makes of attention without cuDNN (``jax_xla``) is measured for the first size alone, since it keeps
+all scores and takes seconds to compile.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from benchmarks.attention_data import TOLERANCE, attention_cases
-from benchmarks.gpu import environment
-from benchmarks.harness import BenchmarkError, RemoteTask, Session, check_agreement, measure
+from benchmarks.gpu import environment_beside_jax
+from benchmarks.harness import (
+    BenchmarkError,
+    RemoteTask,
+    Session,
+    Settings,
+    Worker,
+    WorkerLostError,
+    beside,
+    check_agreement,
+    error_line,
+    measure,
+)
+from benchmarks.peers.device_timer import built_for_gpu
 from benchmarks.report import Row
 from benchmarks.runner import Part, at_least, main
 
@@ -25,47 +43,109 @@ PEERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 #: Those that need not be there, or take a case.
 OPTIONAL = ("jax_cudnn", "jax_xla")
-#: What XLA's scores may take; it keeps them.
-_SCORE_BYTES = 4 << 30
+#: Seconds of a turn: calls of all but the longest cases come many times, behind a gate each.
+TURN_S = 0.02
+#: How long a library may take to start and compile, and for a case.
+_START_LIMIT_S, _LIMIT_S = 240.0, 60.0
 
 
 def cases(session: Session) -> list[dict[str, Any]]:
     """Forward, and forward with gradients."""
-    # A library takes no memory in advance: several share the device.
-    session.environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     return attention_cases(session.small)
+
+
+def fitted(settings: Settings) -> Settings:
+    """Shorter turns, without pauses: no thread of the host's is timed, or spins."""
+    return replace(settings, turn_s=min(settings.turn_s, TURN_S), pause_s=0.0)
+
+
+def _given(case: dict[str, Any], name: str) -> dict[str, Any]:
+    """The case as a library gets it."""
+    return {"device": "cuda", **case, "timer": built_for_gpu()[0], **PEERS[name][1]}
+
+
+def _wanted(case: dict[str, Any]) -> list[str]:
+    """The libraries that a case is measured in."""
+    return [
+        name
+        for name in PEERS
+        if not (name in OPTIONAL and built_for_gpu()[1]) and (name != "jax_xla" or case["with_xla"])
+    ]
+
+
+def _worker(session: Session, name: str) -> Worker:
+    """The process of a library: each has one of its own, and starts and opens beside the others."""
+    return session.worker(PEERS[name][0], name)
+
+
+def _reasons(session: Session, answers: dict[str, Any]) -> dict[str, str]:
+    """Why some libraries gave no answer; raises for those that have to."""
+    errors = {n: answer for n, answer in answers.items() if isinstance(answer, BenchmarkError)}
+    for name, error in errors.items():
+        if name not in OPTIONAL:
+            raise error
+        try:
+            _worker(session, name).call("versions")
+        except BenchmarkError:  # it would not tell its version to `runner` either
+            session.workers.pop((PEERS[name][0], name)).kill()
+    return {name: error_line(error) for name, error in errors.items()}
+
+
+def prepare(session: Session, missing: Sequence[dict[str, Any]]) -> None:
+    """Let all libraries start, and compile what they need, beside each other."""
+    calls = {}
+    for name in PEERS:
+        given = [_given(case, name) for case in missing if name in _wanted(case)]
+        if given:
+            worker = _worker(session, name)
+            worker.limit_s = _START_LIMIT_S
+            calls[name] = partial(worker.call, "prepare", given)
+    with suppress(BenchmarkError):  # the cases say so as well
+        _reasons(session, beside(calls))
 
 
 def measure_case(session: Session, case: dict[str, Any]) -> list[Row]:
     """Check that the libraries do the same, and time them in turns."""
-    scores = 4 * case["batch"] * case["heads"] * case["queries"] * case["keys"]
-    tasks: dict[str, RemoteTask] = {}
-    reasons: list[str] = []
-    for name, (module, options) in PEERS.items():
-        if name == "jax_xla" and scores > _SCORE_BYTES:
-            continue
+    calls = {}
+    for name in _wanted(case):
+        worker = _worker(session, name)
+        worker.limit_s = _LIMIT_S
+        calls[name] = partial(worker.open, _given(case, name))
+    answers = beside(calls)
+    tasks = {name: task for name, task in answers.items() if isinstance(task, RemoteTask)}
+    try:
+        return [_measured(session, case, tasks, _reasons(session, answers))]
+    finally:
+        for task in tasks.values():
+            with suppress(BenchmarkError):
+                task.close()
+
+
+def _measured(
+    session: Session, case: dict[str, Any], tasks: dict[str, RemoteTask], reasons: dict[str, str]
+) -> Row:
+    tasks["torch"].ask("choose")
+    ours = {"dnnops": tasks["dnnops"].results()}
+    for name in list(tasks)[1:]:
         try:
-            tasks[name] = session.worker(module).open({**case, **options})
+            check_agreement({**ours, name: tasks[name].results()}, TOLERANCE[case["dtype"]])
         except BenchmarkError as error:
-            if name not in OPTIONAL:
+            if name not in OPTIONAL or isinstance(error, WorkerLostError):
                 raise
-            reasons.append(f"{name}: {str(error).strip().splitlines()[-1][:120]}")
-    results = {name: task.results() for name, task in tasks.items()}
-    check_agreement(results, TOLERANCE[case["dtype"]])
-    del results
-    measurement = measure(tasks, session.settings)
-    facts = tasks["torch"].facts()
-    for task in tasks.values():
-        task.close()
-    return [
-        {
-            "case": case["case"],
-            **measurement.medians("ms"),
-            "spread_pct": measurement.spread_pct(),
-            **facts,
-            "missing": "; ".join(reasons),
-        }
-    ]
+            reasons[name] = error_line(error)
+            tasks.pop(name).close()
+    measurement = measure(tasks, fitted(session.settings))
+    facts = {name: task.facts() for name, task in tasks.items()}
+    if without_jax := built_for_gpu()[1]:
+        reasons["jax"] = error_line(without_jax)
+    return {
+        "case": case["case"],
+        **measurement.medians("ms"),
+        "spread_pct": measurement.spread_pct(),
+        "waits": sum(found["waits"] for found in facts.values()),
+        "torch_backend": facts["torch"]["torch_backend"],
+        "missing": "; ".join(f"{name}: {reason}" for name, reason in reasons.items()),
+    }
 
 
 PARTS = (
@@ -76,8 +156,9 @@ PARTS = (
         cases,
         measure_case,
         at_least(1.0),
+        prepare=prepare,
     ),
 )
 
 if __name__ == "__main__":
-    sys.exit(main("Compare attention on a GPU.", PARTS, environment))
+    sys.exit(main("Compare attention on a GPU.", PARTS, environment_beside_jax))

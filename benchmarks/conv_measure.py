@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from benchmarks.harness import (
     RemoteTask,
     Worker,
     WorkerLostError,
+    error_line,
 )
 from benchmarks.report import Row
 
@@ -197,7 +197,7 @@ class Gpu:
                 return workers[module].call("versions", self.settings.device)
             except BenchmarkError as error:
                 self._lost(module)
-                return {f"{module}_missing": _last_line(error)}
+                return {f"{module}_missing": error_line(error)}
 
         # Importing takes seconds: the libraries do it beside each other.
         with ThreadPoolExecutor() as pool:
@@ -218,7 +218,7 @@ class Gpu:
         except BenchmarkError as error:
             if time.monotonic() > self.settings.deadline:
                 raise DeadlinePassedError(str(error)) from error
-            text = _last_line(error)
+            text = error_line(error)
             reasons[name] = text
             if isinstance(error, WorkerLostError) or any(word in text for word in _FATAL):
                 self._lost(module)
@@ -385,11 +385,3 @@ def _rounded(row: Row) -> Row:
         key: float(f"{value:.5g}") if isinstance(value, float) else value
         for key, value in row.items()
     }
-
-
-def _last_line(error: BaseException) -> str:
-    """The line of a message, which may have a traceback in it, that names the error."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    named = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
-    text = (named or lines or [type(error).__name__])[-1]
-    return text.removeprefix("benchmarks.harness.BenchmarkError: ")[:300]

@@ -31,6 +31,15 @@ def environment(threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
+def environment_beside_jax(threads: int) -> dict[str, str]:
+    """Let JAX leave memory to others, and let what it runs be in order, one after the other."""
+    return {
+        **environment(threads),
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "XLA_FLAGS": "--xla_gpu_enable_command_buffer=",
+    }
+
+
 # -- the cost of a call on the host ----------------------------------------------------------
 
 

@@ -7,10 +7,12 @@ import itertools
 import math
 import multiprocessing
 import os
+import re
 import statistics
 import time
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -26,7 +28,9 @@ __all__ = [
     "Task",
     "Worker",
     "WorkerLostError",
+    "beside",
     "check_agreement",
+    "error_line",
     "measure",
 ]
 
@@ -236,11 +240,14 @@ class Settings:
         About how long a turn is.
     max_calls : int
         Most calls in a turn.
+    pause_s : float
+        Between turns.
     """
 
     rounds: int = 7
     turn_s: float = 0.4
     max_calls: int = 200
+    pause_s: float = PAUSE_S
 
 
 @dataclass
@@ -277,6 +284,40 @@ class Session:
         for worker in self.workers.values():
             worker.stop()
         self.workers.clear()
+
+
+def beside(work: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Ask several workers beside each other.
+
+    Parameters
+    ----------
+    work : mapping
+        Calls, each of another worker.
+
+    Returns
+    -------
+    dict
+        What they gave, by the same names, or the `BenchmarkError` that was raised.
+    """
+
+    def attempt(call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except BenchmarkError as error:
+            return error
+
+    if not work:
+        return {}
+    with ThreadPoolExecutor(len(work)) as pool:
+        return dict(zip(work, pool.map(attempt, work.values()), strict=True))
+
+
+def error_line(error: BaseException | str) -> str:
+    """The line of a message, which may have a traceback in it, that names the error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    text = (named or lines or [type(error).__name__])[-1]
+    return text.removeprefix("benchmarks.harness.BenchmarkError: ")[:300]
 
 
 def check_agreement(
@@ -371,7 +412,7 @@ def measure(tasks: Mapping[str, RemoteTask], settings: Settings) -> Measurement:
     order = list(tasks)
     for _ in range(settings.rounds):
         for name in order:
-            time.sleep(PAUSE_S)
+            time.sleep(settings.pause_s)
             samples[name] += tasks[name].times(1 + calls[name])[1:]
         order.append(order.pop(0))
     return Measurement(samples)

@@ -7,18 +7,15 @@ a GPU, in ``peers/norm_gpu_LIBRARY.py``.
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Sequence
-from functools import cache
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu
 from benchmarks.cpu import environment
 from benchmarks.harness import Measurement, Session, check_agreement, measure
 from benchmarks.norm_data import gpu_cases, norm_cases, pool_cases
-from benchmarks.peers.device_timer import build
+from benchmarks.peers.device_timer import built_for_gpu
 from benchmarks.report import Row
 from benchmarks.runner import Part, at_least, main
 
@@ -68,31 +65,9 @@ OVER_FLOOR = 1.1
 TOLERANCES = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}
 
 
-# Until the process ends: workers have loaded the library that is in it.
-_directory: tempfile.TemporaryDirectory[str] | None = None
-
-
-@cache
-def timer() -> tuple[str, str]:
-    """The library of `device_timer`, built once, and why it has nothing for JAX."""
-    global _directory
-    _directory = tempfile.TemporaryDirectory()
-    path, without_jax = build(Path(_directory.name), cuda=True)
-    return str(path), without_jax
-
-
-def gpu_environment(threads: int) -> dict[str, str]:
-    """Let JAX leave memory to others, and let what it runs be in order, one after the other."""
-    return {
-        **gpu.environment(threads),
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        "XLA_FLAGS": "--xla_gpu_enable_command_buffer=",
-    }
-
-
 def measure_on_gpu(session: Session, case: dict[str, Any]) -> list[Row]:
     """Time training on the device beside PyTorch, JAX if it is there, and a copy."""
-    library, without_jax = timer()
+    library, without_jax = built_for_gpu()
     given = {**case, "timer": library}
     peers = {"dnnops": "norm_gpu_dnnops", "torch": "norm_gpu_torch"}
     if not without_jax:
@@ -152,7 +127,7 @@ PARTS = (
         lambda session: gpu_cases(session.small),
         measure_on_gpu,
         above_floor,
-        environment=gpu_environment,
+        environment=gpu.environment_beside_jax,
     ),
 )
 

@@ -22,6 +22,7 @@ from benchmarks.harness import (
     Settings,
     WorkerLostError,
     check_agreement,
+    error_line,
     measure,
 )
 from benchmarks.report import Row, ratios
@@ -63,7 +64,7 @@ def measure_case(session: Session, case: dict[str, Any], device: str) -> list[Ro
             try:
                 tasks["jax"] = session.worker("rnn_jax").open(case)
             except BenchmarkError as error:  # it is for information
-                print(f"without JAX: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
+                print(f"without JAX: {error_line(error)}", file=sys.stderr)
                 # It would not tell its version either.
                 session.workers.pop(("rnn_jax", "")).stop()
         return [_measured(session, case, device, tasks)]

@@ -46,6 +46,8 @@ class Part:
         Makes the picture.
     environment : callable, optional
         In place of the program's own, of `main`.
+    prepare : callable, optional
+        Gets the session and all cases that are to be measured, before the first of them is.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Part:
     misses: Callable[[Sequence[Row]], list[str]] = field(default=lambda rows: [])
     draw: Callable[[str, Sequence[Row]], Figure] = draw_ratios
     environment: Callable[[int], dict[str, str]] | None = None
+    prepare: Callable[[Session, Sequence[dict[str, Any]]], None] | None = None
 
 
 def at_least(target: float, peer: str = "torch") -> Callable[[Sequence[Row]], list[str]]:
@@ -124,7 +127,7 @@ def main(
         "--deadline",
         type=float,
         metavar="S",
-        help="start no case later than so many seconds after the first; go on with --rows",
+        help="start no case later than after so many seconds; go on with --rows",
     )
     args = parser.parse_args(arguments)
     if unknown := set(args.parts) - set(names):
@@ -164,6 +167,10 @@ def _run(
     rows: list[Row] = []
     problems: list[str] = []
     begin = time.perf_counter()
+    missing = [case for case in cases if case["case"] not in kept]
+    if part.prepare and missing:
+        part.prepare(session, missing)
+        print(f"{time.perf_counter() - begin:6.1f} s  prepared {part.name}", flush=True)
     for number, case in enumerate(cases):
         start = time.perf_counter()
         if case["case"] in kept:

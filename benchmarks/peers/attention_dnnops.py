@@ -1,72 +1,98 @@
-"""Attention in dnnops, on one GPU."""
+"""Attention in dnnops, on one GPU; on the CPU, to try the program."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 
-from benchmarks.attention_data import CALLS_BETWEEN_EVENTS, attention_arrays
+from benchmarks.attention_data import NAMES, SEEDS, attention_shapes
 from benchmarks.harness import Task
 from benchmarks.peers.dnnops_gpu import versions
+from benchmarks.peers.gated import ArrayTask
 from benchmarks.peers.graphs import library_ops
 from dnnops.gpuarray import GpuArrayType
-from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.nnet import scaled_dot_product_attention
 
-__all__ = ["make_task", "versions"]
+__all__ = ["graph", "make_task", "prepare", "versions"]
 
 
-class Attention(Task):
-    """The abstract function, compiled in the mode CUDNN; timed by CUDA events."""
+def graph(dtype: str, is_causal: bool, training: bool, device: str) -> tuple[list[Any], list[Any]]:
+    """Write attention, or it and its gradients, of operands of any shape.
+
+    Returns
+    -------
+    variables, results : list
+    """
+    on_device = device == "cuda"
+    make = GpuArrayType if on_device else pt.TensorType
+    variables = [make(dtype, (None,) * 4)() for _ in range(4 if training else 3)]
+    query, key, value = variables[:3]
+    out = scaled_dot_product_attention(query, key, value, is_causal=is_causal, enable_gqa=True)
+    results = [out]
+    if training:
+        known = {out: pt.as_tensor_variable(variables[3])}
+        results += pytensor.grad(None, [query, key, value], known_grads=known)
+    if on_device:
+        results = [cast(as_gpuarray_variable(x, 0), dtype) for x in results]
+    return variables, results
+
+
+@cache
+def compiled(dtype: str, is_causal: bool, training: bool, device: str) -> Any:
+    """The function of `graph`, for all sizes."""
+    mode, prefix = ("CUDNN", "GpuDnn") if device == "cuda" else ("DNN", "OneDnn")
+    function = pytensor.function(*graph(dtype, is_causal, training, device), mode=mode)
+    library_ops(function, prefix)
+    return function
+
+
+def _compiled_for(case: dict[str, Any]) -> Any:
+    return compiled(case["dtype"], case["is_causal"], case["training"], case["device"])
+
+
+class Attention(ArrayTask):
+    """The abstract function, compiled."""
 
     def __init__(self, case: dict[str, Any]) -> None:
-        import cupy
+        super().__init__(case["timer"], case["calls"])
+        self.device = case["device"]
+        self.function = _compiled_for(case)
+        self.operands = [
+            self.flat(prod(shape), SEEDS[name], case["dtype"]).reshape(shape)
+            for name, shape in attention_shapes(case).items()
+        ]
+        self.warm()
 
-        dtype = case["dtype"]
-        arrays = attention_arrays(case)
-        self.operands = [cupy.asarray(a.astype(numpy_dtype(dtype))) for a in arrays.values()]
-        variables = [GpuArrayType(dtype, a.shape)(name) for name, a in arrays.items()]
-        query, key, value, gout = variables
-        out = scaled_dot_product_attention(
-            query, key, value, is_causal=case["is_causal"], enable_gqa=True
-        )
-        results, self.names = [out], ("out",)
-        if case["training"]:
-            known = {out: pt.as_tensor_variable(gout)}
-            results += pytensor.grad(None, [query, key, value], known_grads=known)
-            self.names += ("dquery", "dkey", "dvalue")
-        else:
-            variables, self.operands = variables[:3], self.operands[:3]
-        on_device = [cast(as_gpuarray_variable(x, 0), dtype) for x in results]
-        self.function = pytensor.function(variables, on_device, mode="CUDNN")
-        library_ops(self.function, "GpuDnn")
-        self.function(*self.operands)
-
-    def times(self, calls: int) -> list[float]:
-        """The device's seconds, each a mean over some calls in a row."""
-        import cupy
-
-        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-        seconds = []
-        for _ in range(calls):
-            start.record()
-            for _ in range(CALLS_BETWEEN_EVENTS):
-                self.function(*self.operands)
-            stop.record()
-            stop.synchronize()
-            elapsed = cupy.cuda.get_elapsed_time(start, stop)
-            seconds.append(elapsed / 1000 / CALLS_BETWEEN_EVENTS)
-        return seconds
+    def run(self) -> Any:
+        return self.function(*self.operands)
 
     def results(self) -> dict[str, np.ndarray]:
-        found = (x.get().astype("float32") for x in self.function(*self.operands))
-        return dict(zip(self.names, found, strict=True))
+        found = (np.array(self.sketch(x)) for x in self.run())
+        return dict(zip(NAMES, found, strict=False))
+
+    def close(self) -> None:
+        super().close()
+        self.operands.clear()
+        self.function.free()
 
 
 def make_task(case: dict[str, Any]) -> Task:
     """Prepare a case of ``benchmarks/attention.py``."""
     return Attention(case)
+
+
+def prepare(cases: Sequence[dict[str, Any]]) -> None:
+    """Compile the functions of all cases, and what makes and sums up numbers."""
+    for case in cases:
+        _compiled_for(case)
+    task = ArrayTask(cases[0]["timer"], 1)
+    task.device = cases[0]["device"]
+    for dtype in {case["dtype"]: None for case in cases}:
+        task.sketch(task.flat(1000, 1, dtype))

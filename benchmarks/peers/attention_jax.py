@@ -1,20 +1,34 @@
 """Attention in JAX on one GPU: cuDNN's fused one, or what XLA makes of it.
 
-JAX's stream can't be asked for: what is timed on the host is some calls in a row and the wait for
-the last one.
+All programs are compiled by some threads, in the order of the cases. What `prepare` doesn't wait
+for is compiled while earlier cases are measured, which takes the processor alone; but XLA's own
+attention is ready before, as XLA tries products of matrices on the device.
 """
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from multiprocessing.util import Finalize
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.attention_data import CALLS_BETWEEN_EVENTS, attention_arrays
+from benchmarks.attention_data import NAMES, SEEDS, attention_shapes
 from benchmarks.harness import Task
+from benchmarks.peers import conv_jax
+from benchmarks.peers.gated_jax import ChainTask, compiled_chain, make_timer_known
+
+_THREADS = 8
+#: How long `prepare` waits for what need not be ready.
+_WAIT_S = 20.0
+_pool = ThreadPoolExecutor(_THREADS)
+# Else a process that is to end would first compile what is left.
+Finalize(None, _pool.shutdown, kwargs={"wait": False, "cancel_futures": True}, exitpriority=1)
+_programs: dict[tuple[Any, ...], Future[Any]] = {}
+
+Shapes = tuple[tuple[int, ...], ...]
 
 
 def versions() -> dict[str, Any]:
@@ -22,53 +36,105 @@ def versions() -> dict[str, Any]:
     return {"jax": jax.__version__}
 
 
-class Attention(Task):
-    """``jax.nn.dot_product_attention``, compiled; heads follow the places, as JAX has them."""
+def _program(compile_it: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """What `compile_it` gives for the arguments; a thread does it once."""
+    key = (compile_it, *arguments)
+    if key not in _programs:
+        _programs[key] = _pool.submit(compile_it, *arguments)
+    return _programs[key]
+
+
+def _maker(shapes: Shapes, dtype: str) -> Any:
+    """Make the operands; heads follow the places, as JAX has them."""
+
+    def make() -> list[Any]:
+        return [
+            conv_jax.values(shape, np.uint32(seed), np.float32(1), dtype).swapaxes(1, 2)
+            for shape, seed in zip(shapes, SEEDS.values(), strict=False)
+        ]
+
+    return jax.jit(make).lower().compile()
+
+
+def _moved(shape: tuple[int, ...], dtype: str) -> Any:
+    batch, heads, places, depth = shape
+    return jax.ShapeDtypeStruct((batch, places, heads, depth), dtype)
+
+
+def _summer(shape: tuple[int, ...], dtype: str) -> Any:
+    """Sum up a result in the order that other libraries have."""
+    return (
+        jax.jit(lambda x: conv_jax.sketch(x.swapaxes(1, 2))).lower(_moved(shape, dtype)).compile()
+    )
+
+
+def _chain(
+    shapes: Shapes, dtype: str, is_causal: bool, training: bool, implementation: str, calls: int
+) -> Any:
+    """Compile ``jax.nn.dot_product_attention``, with its gradients for training."""
+
+    def forward(query: Any, key: Any, value: Any) -> tuple[Any, ...]:
+        out = jax.nn.dot_product_attention(
+            query, key, value, is_causal=is_causal, implementation=implementation
+        )
+        return (out,)
+
+    def trained(query: Any, key: Any, value: Any, gout: Any) -> tuple[Any, ...]:
+        out, pull = jax.vjp(forward, query, key, value)
+        return (*out, *pull((gout,)))
+
+    operands = [_moved(shape, dtype) for shape in shapes]
+    return compiled_chain(trained if training else forward, operands, calls)
+
+
+def _programs_of(case: dict[str, Any]) -> tuple[Future[Any], list[Future[Any]], Future[Any]]:
+    """What makes the operands, sums up each result, and is timed."""
+    shapes, dtype = tuple(attention_shapes(case).values()), case["dtype"]
+    chosen = (case["is_causal"], case["training"], case["implementation"], case["calls"])
+    # The gradients have the operands' shapes.
+    of_results = (shapes[0], *(shapes[:3] if case["training"] else ()))
+    return (
+        _program(_maker, shapes, dtype),
+        [_program(_summer, shape, dtype) for shape in of_results],
+        _program(_chain, shapes, dtype, *chosen),
+    )
+
+
+class Attention(ChainTask):
+    """``jax.nn.dot_product_attention``, compiled."""
 
     def __init__(self, case: dict[str, Any]) -> None:
-        arrays = attention_arrays(case)
-        dtype = jnp.dtype(case["dtype"])
-        moved = [jnp.asarray(a.swapaxes(1, 2)).astype(dtype) for a in arrays.values()]
-        self.operands = moved if case["training"] else moved[:3]
-
-        def forward(query: Any, key: Any, value: Any) -> Any:
-            return jax.nn.dot_product_attention(
-                query,
-                key,
-                value,
-                is_causal=case["is_causal"],
-                implementation=case["implementation"],
-            )
-
-        def training(query: Any, key: Any, value: Any, gout: Any) -> Any:
-            out, pull = jax.vjp(forward, query, key, value)
-            return (out, *pull(gout))
-
-        self.training = case["training"]
-        self.function = jax.jit(training if self.training else forward)
-        jax.block_until_ready(self.function(*self.operands))
-
-    def times(self, calls: int) -> list[float]:
-        """The seconds of a call, each a mean over some in a row."""
-        seconds = []
-        for _ in range(calls):
-            start = time.perf_counter()
-            for _ in range(CALLS_BETWEEN_EVENTS):
-                result = self.function(*self.operands)
-            jax.block_until_ready(result)
-            seconds.append((time.perf_counter() - start) / CALLS_BETWEEN_EVENTS)
-        return seconds
+        super().__init__(case["timer"], case["calls"])
+        make_timer_known(case["timer"], case["device"])
+        make, sums, chain = _programs_of(case)
+        self.chain = chain.result()
+        self.sums = [program.result() for program in sums]
+        self.operands = list(make.result()())
+        self.warm()
 
     def results(self) -> dict[str, np.ndarray]:
-        found = self.function(*self.operands)
-        arrays = found if self.training else (found,)
-        names = ("out", "dquery", "dkey", "dvalue")
-        return {
-            name: np.asarray(x.astype("float32")).swapaxes(1, 2)
-            for name, x in zip(names, arrays, strict=False)
-        }
+        found = [np.asarray(add(x)) for add, x in zip(self.sums, self.kept, strict=True)]
+        return dict(zip(NAMES, found, strict=False))
+
+    def close(self) -> None:
+        super().close()
+        self.operands.clear()
 
 
 def make_task(case: dict[str, Any]) -> Task:
     """Prepare a case of ``benchmarks/attention.py``."""
     return Attention(case)
+
+
+def prepare(cases: Sequence[dict[str, Any]]) -> None:
+    """Compile what the cases need, or begin to; see above."""
+    make_timer_known(cases[0]["timer"], cases[0]["device"])
+    needed: list[Future[Any]] = []
+    others: list[Future[Any]] = []
+    for case in cases:
+        make, sums, chain = _programs_of(case)
+        is_needed = case["implementation"] == "xla" or case is cases[0]
+        (needed if is_needed else others).extend((make, *sums, chain))
+    # What has failed is raised by the case that needs it.
+    wait(others, _WAIT_S)
+    wait(needed)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -9,11 +12,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.attention_data import CALLS_BETWEEN_EVENTS, attention_arrays
+from benchmarks.attention_data import NAMES, SEEDS, attention_shapes
 from benchmarks.harness import BenchmarkError, Task
+from benchmarks.peers.conv_torch import sketch, values
+from benchmarks.peers.gated_torch import TorchTask
 from benchmarks.peers.torch_gpu import versions
 
-__all__ = ["make_task", "versions"]
+__all__ = ["make_task", "prepare", "versions"]
 
 BACKENDS = (
     SDPBackend.CUDNN_ATTENTION,
@@ -21,71 +26,88 @@ BACKENDS = (
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 )
-#: Of its plain implementation, which keeps the scores: no more are made than this many bytes.
-_MATH_BYTES = 8 << 30
+#: Of its plain implementation, which keeps the scores: it isn't tried where these float32 are more
+#: bytes, as moving them takes several times what the others do.
+_MATH_BYTES = 1 << 30
+#: Turns of each backend, of which the fastest counts for the choice.
+_TRIALS = 3
 
 
-class Attention(Task):
-    """``scaled_dot_product_attention``, timed by CUDA events."""
+class Attention(TorchTask):
+    """``scaled_dot_product_attention``; `choose` has to be called before it is timed."""
 
     def __init__(self, case: dict[str, Any]) -> None:
-        dtype = getattr(torch, case["dtype"])
-        arrays = attention_arrays(case)
-        tensors = {name: torch.from_numpy(a).cuda().to(dtype) for name, a in arrays.items()}
-        self.gout = tensors.pop("gout")
-        self.operands = [x.requires_grad_(case["training"]) for x in tensors.values()]
+        super().__init__(case["timer"], case["calls"])
         self.case = case
-        found: dict[SDPBackend, float] = {}
+        self.device = case["device"]
+        arrays = {
+            name: values(prod(shape), SEEDS[name], 1.0, case["dtype"], self.device).reshape(shape)
+            for name, shape in attention_shapes(case).items()
+        }
+        self.gout = arrays.pop("gout", None)
+        self.operands = [x.requires_grad_(case["training"]) for x in arrays.values()]
+        self.usable: list[SDPBackend] = []
         scores = case["batch"] * case["heads"] * case["queries"] * case["keys"] * 4
         for backend in BACKENDS:
             if backend is SDPBackend.MATH and scores > _MATH_BYTES:
                 continue
             self.backend = backend
             try:
-                self.times(2)
-                found[backend] = min(self.times(5))
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # they say why it can't
+                    self.warm()
+                self.usable.append(backend)
             except RuntimeError:  # it doesn't take these operands
-                torch.cuda.synchronize()
-        if not found:
+                self.synchronize()
+        if not self.usable:
             raise BenchmarkError(f"PyTorch has no backend for {case['case']}")
+
+    def choose(self) -> None:
+        """Take the fastest backend; nothing else is to use the GPU meanwhile."""
+        found: dict[SDPBackend, float] = {}
+        for backend in self.usable:
+            self.backend = backend
+            found[backend] = min(self.times(_TRIALS))
         self.backend = min(found, key=found.__getitem__)
+        self.warm()
+        self.unqueued = 0
+
+    def launch(self) -> None:
+        # The suite's functions that make numbers have switched gradients off.
+        with sdpa_kernel(self.backend), torch.set_grad_enabled(self.case["training"]):
+            super().launch()
 
     def run(self) -> list[torch.Tensor]:
-        with sdpa_kernel(self.backend):
-            out = scaled_dot_product_attention(
-                *self.operands,
-                is_causal=self.case["is_causal"],
-                enable_gqa=self.case["heads"] != self.case["shared_heads"],
-            )
-            if not self.case["training"]:
-                return [out]
-            return [out.detach(), *torch.autograd.grad(out, self.operands, self.gout)]
-
-    def times(self, calls: int) -> list[float]:
-        """The device's seconds, each a mean over some calls in a row."""
-        start = torch.cuda.Event(enable_timing=True)
-        stop = torch.cuda.Event(enable_timing=True)
-        seconds = []
-        with torch.set_grad_enabled(self.case["training"]):
-            for _ in range(calls):
-                start.record()
-                for _ in range(CALLS_BETWEEN_EVENTS):
-                    self.run()
-                stop.record()
-                stop.synchronize()
-                seconds.append(start.elapsed_time(stop) / 1000 / CALLS_BETWEEN_EVENTS)
-        return seconds
+        out = scaled_dot_product_attention(
+            *self.operands,
+            is_causal=self.case["is_causal"],
+            enable_gqa=self.case["heads"] != self.case["shared_heads"],
+        )
+        if not self.case["training"]:
+            return [out]
+        return [out.detach(), *torch.autograd.grad(out, self.operands, self.gout)]
 
     def results(self) -> dict[str, np.ndarray]:
-        with torch.set_grad_enabled(self.case["training"]):
-            arrays = [x.float().cpu().numpy() for x in self.run()]
-        return dict(zip(("out", "dquery", "dkey", "dvalue"), arrays, strict=False))
+        self.launch()
+        found = [np.array(sketch(x.contiguous().reshape(-1))) for x in self.kept]
+        return dict(zip(NAMES, found, strict=False))
 
     def facts(self) -> dict[str, Any]:
-        """Which backend it is."""
-        return {"torch_backend": self.backend.name.lower()}
+        """Beside the waits, which backend it is."""
+        return {**super().facts(), "torch_backend": self.backend.name.lower()}
+
+    def close(self) -> None:
+        super().close()
+        self.operands.clear()
+        self.gout = None
 
 
 def make_task(case: dict[str, Any]) -> Task:
     """Prepare a case of ``benchmarks/attention.py``."""
     return Attention(case)
+
+
+def prepare(cases: Sequence[dict[str, Any]]) -> None:
+    """Set up the device, and load the kernels that make and sum up numbers."""
+    for dtype in {case["dtype"]: None for case in cases}:
+        sketch(values(1000, 1, 1.0, dtype, cases[0]["device"]))

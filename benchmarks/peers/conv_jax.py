@@ -102,7 +102,7 @@ def register(path: str, platform: str) -> str:
     return ""
 
 
-def _passed(name: str, arrays: list[Any], others: list[Any]) -> list[Any]:
+def passed(name: str, arrays: list[Any], others: list[Any]) -> list[Any]:
     """Arrays after a custom call that they pass through, and that waits for others too."""
     call = jax.ffi.ffi_call(
         name,
@@ -190,7 +190,7 @@ class Convolution(ConvTask):
 
     def _chain(self, *arrays: Any) -> tuple[Any, ...]:
         """Work on the sets in turns, between start and stop; give them back, and a result."""
-        flat = _passed("timer_start_call", list(arrays), [])
+        flat = passed("timer_start_call", list(arrays), [])
         sets = [flat[i : i + 2] for i in range(0, len(flat), 2)]
         results: list[Any] = []
         for call in range(self.calls):
@@ -199,8 +199,8 @@ class Convolution(ConvTask):
                 # Results take turns as well: each is held until its set's next turn.
                 held = results[-self.used :]
                 following = (call + 1) % self.used
-                sets[following] = _passed("timer_fence_call", sets[following], held)
-        flat = _passed("timer_stop_call", [x for pair in sets for x in pair], results[-self.used :])
+                sets[following] = passed("timer_fence_call", sets[following], held)
+        flat = passed("timer_stop_call", [x for pair in sets for x in pair], results[-self.used :])
         return (*flat, results[0])
 
     def _compiled_chain(self) -> Any:
@@ -230,16 +230,12 @@ class Convolution(ConvTask):
             return [self.slope(calls)]
         if calls != self.calls:
             raise BenchmarkError(f"compiled for {self.calls} calls, not for {calls}")
-        for _ in range(self.attempts):
-            result = self._turn()
+
+        def turn() -> None:
             # What is launched, is launched by another thread.
-            jax.block_until_ready(result)
-            milliseconds = self.timer.milliseconds()
-            if self.timer.queued:
-                break
-        else:
-            self.unqueued += 1
-        return [milliseconds / 1e3 / calls]
+            jax.block_until_ready(self._turn())
+
+        return [self.timed(turn) / calls]
 
     def _single(self) -> Any:
         if self.single is None:

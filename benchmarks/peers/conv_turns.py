@@ -141,16 +141,19 @@ class ConvTask(Task):
 
     def times(self, calls: int) -> list[float]:
         """The device's seconds for a call: one mean over `calls` in a row."""
-        for _ in range(self.attempts):
+
+        def turn() -> None:
             self.timer.start(self.stream)
             self.launch(calls)
             self.timer.stop(self.stream)
-            milliseconds = self.timer.milliseconds()
-            if self.timer.queued:
-                break
-        else:
-            self.unqueued += 1
-        return [milliseconds / 1e3 / calls]
+
+        return [self.timed(turn) / calls]
+
+    def timed(self, turn: Callable[[], None]) -> float:
+        """The seconds between start and stop of a turn."""
+        seconds, was_queued = self.timer.timed(turn, self.attempts)
+        self.unqueued += not was_queued
+        return seconds
 
     @property
     def attempts(self) -> int:

@@ -6,13 +6,20 @@ import ctypes
 import importlib.util
 import os
 import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from benchmarks.harness import BenchmarkError
 
-__all__ = ["DeviceTimer", "build"]
+__all__ = ["DeviceTimer", "build", "built_for_gpu"]
 
 _SOURCE = Path(__file__).with_name("device_timer.cpp")
+#: How often to try until all is launched before it runs.
+_ATTEMPTS = 3
+# Until the process ends: workers have loaded the library that is in it.
+_directory: tempfile.TemporaryDirectory[str] | None = None
 
 
 def build(directory: Path, cuda: bool) -> tuple[Path, str]:
@@ -67,6 +74,15 @@ def _compile(options: list[str], libraries: list[str], path: Path) -> None:
         raise BenchmarkError(f"{_SOURCE.name} failed to compile:\n{done.stderr[-2000:]}")
 
 
+@cache
+def built_for_gpu() -> tuple[str, str]:
+    """What `build` gives for a GPU, once in a process, in a directory that goes when it ends."""
+    global _directory
+    _directory = tempfile.TemporaryDirectory()
+    path, without_jax = build(Path(_directory.name), cuda=True)
+    return str(path), without_jax
+
+
 class DeviceTimer:
     """The library, in a process that has one device.
 
@@ -108,3 +124,26 @@ class DeviceTimer:
     def queued(self) -> bool:
         """Whether all that was timed last had been launched before it ran."""
         return bool(self.library.timer_queued())
+
+    def timed(self, turn: Callable[[], None], attempts: int = _ATTEMPTS) -> tuple[float, bool]:
+        """Time what is launched between start and stop.
+
+        Parameters
+        ----------
+        turn : callable
+            Starts, launches and stops.
+        attempts : int
+            How often to try until all is launched before it runs.
+
+        Returns
+        -------
+        seconds : float
+        was_queued : bool
+            Whether it was, the last time.
+        """
+        for _ in range(attempts):
+            turn()
+            seconds = self.milliseconds() / 1e3
+            if self.queued:
+                return seconds, True
+        return seconds, False

@@ -8,10 +8,10 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 
-from benchmarks import conv_data
 from benchmarks.harness import Task
 from benchmarks.norm_data import EPSILON
 from benchmarks.peers.dnnops_gpu import versions
+from benchmarks.peers.gated import ArrayTask
 from benchmarks.peers.graphs import library_ops
 from benchmarks.peers.norm_turns import SEEDS, NormTask
 from dnnops.cudnn.batchnorm import GpuDnnBatchNormGrad
@@ -23,30 +23,7 @@ from dnnops.nnet import batch_normalization_train
 __all__ = ["make_task", "versions"]
 
 
-class _OnDevice(NormTask):
-    @property
-    def stream(self) -> int:
-        import cupy
-
-        return cupy.cuda.get_current_stream().ptr
-
-    def synchronize(self) -> None:
-        import cupy
-
-        cupy.cuda.runtime.deviceSynchronize()
-
-    def flat(self, name: str, count: int, dtype: str) -> Any:
-        import cupy
-
-        array = conv_data.values(cupy, count, SEEDS[name], 1.0, dtype)
-        if dtype == "bfloat16":
-            import ml_dtypes
-
-            array = array.view(ml_dtypes.bfloat16)
-        return array
-
-
-class Normalization(_OnDevice):
+class Normalization(NormTask, ArrayTask):
     """A compiled function of a graph of `dnnops.nnet`."""
 
     def __init__(self, case: dict[str, Any]) -> None:
@@ -64,8 +41,12 @@ class Normalization(_OnDevice):
         outputs = [as_gpuarray_variable(v) for v in outputs]
         self.function = pytensor.function([x, top, gamma, beta], outputs, mode="CUDNN")
         library_ops(self.function, "GpuDnn")
-        images = [self._image(self.flat(name, self.count, self.dtype)) for name in ("x", "top")]
-        parameters = [self.flat(name, self.channels, "float32") for name in ("gamma", "beta")]
+        images = [
+            self._image(self.flat(self.count, SEEDS[name], self.dtype)) for name in ("x", "top")
+        ]
+        parameters = [
+            self.flat(self.channels, SEEDS[name], "float32") for name in ("gamma", "beta")
+        ]
         self.operands = (*images, *parameters)
         self.warm()
 
@@ -85,19 +66,13 @@ class Normalization(_OnDevice):
         return self.function(*self.operands)
 
     def results(self) -> dict[str, np.ndarray]:
-        import cupy
-
         out, dx, dgamma, dbeta = self.run()
         found = {}
         for name, array in (("out", out), ("dx", dx)):
             if self.is_channels_last:
                 array = array.transpose(0, *range(2, array.ndim), 1)
-            flat = cupy.ascontiguousarray(array).reshape(-1)
-            found[name] = np.array(conv_data.sketch(cupy, self._storage(flat)))
+            found[name] = np.array(self.sketch(array))
         return {**found, "dgamma": dgamma.get().ravel(), "dbeta": dbeta.get().ravel()}
-
-    def _storage(self, flat: Any) -> Any:
-        return flat.view("uint16") if self.dtype == "bfloat16" else flat
 
 
 _COPY = r"""
@@ -115,14 +90,14 @@ copy(const uint4 *from, uint4 *to, long long count) {
 """
 
 
-class Copy(_OnDevice):
+class Copy(NormTask, ArrayTask):
     """An array of the case's size is read once and written once."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         super().__init__(case)
         import cupy
 
-        self.source = self.flat("x", self.count, self.dtype)
+        self.source = self.flat(self.count, SEEDS["x"], self.dtype)
         self.target = cupy.empty_like(self.source)
         self.vectors = self.source.nbytes // 16
         self.kernel = cupy.RawKernel(_COPY, "copy")

@@ -1,4 +1,4 @@
-"""Batch normalization on a GPU in JAX: one compiled function, timed as in `conv_jax`."""
+"""Batch normalization on a GPU in JAX."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.harness import BenchmarkError, Task
+from benchmarks.harness import Task
 from benchmarks.norm_data import EPSILON
-from benchmarks.peers.conv_jax import _passed, register, sketch, values
+from benchmarks.peers.conv_jax import sketch, values
+from benchmarks.peers.gated_jax import ChainTask, compiled_chain, make_timer_known
 from benchmarks.peers.norm_turns import CALLS, SEEDS, NormTask
 
 __all__ = ["make_task", "versions"]
@@ -22,13 +23,12 @@ def versions() -> dict[str, Any]:
     return {"jax": jax.__version__}
 
 
-class Normalization(NormTask):
+class Normalization(NormTask, ChainTask):
     """The output and its gradients; sums are of float32."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         super().__init__(case)
-        if missing := register(case["timer"], "CUDA"):
-            raise BenchmarkError(missing)
+        make_timer_known(case["timer"], "cuda")
         self.channel_axis = len(self.shape) - 1 if self.is_channels_last else 1
         self.axes = tuple(i for i in range(len(self.shape)) if i != self.channel_axis)
         self.parameter_shape = tuple(
@@ -39,13 +39,8 @@ class Normalization(NormTask):
             *(self._made(name, (self.channels,), "float32") for name in ("gamma", "beta")),
         ]
         self.single = jax.jit(self._trained).lower(*self.operands).compile()
-        self.chain = (
-            jax.jit(self._chain, donate_argnums=(0, 1, 2, 3)).lower(*self.operands).compile()
-        )
-        self.timer.enable(False)
-        self._turn()
-        self.synchronize()
-        self.timer.enable(True)
+        self.chain = compiled_chain(self._trained, self.operands, CALLS)
+        self.warm()
 
     @staticmethod
     def _made(name: str, shape: tuple[int, ...], dtype: str) -> Any:
@@ -61,37 +56,6 @@ class Normalization(NormTask):
     def _trained(self, x: Any, top: Any, gamma: Any, beta: Any) -> tuple[Any, ...]:
         out, pullback = jax.vjp(self._normalized, x, gamma, beta)
         return (out, *pullback(top))
-
-    def _chain(self, *operands: Any) -> tuple[Any, ...]:
-        """Some calls in a row between start and stop; gives the operands back, and a result."""
-        given = _passed("timer_start_call", list(operands), [])
-        for call in range(CALLS):
-            results = self._trained(*given)
-            if call + 1 < CALLS:
-                given = _passed("timer_fence_call", given, list(results))
-        given = _passed("timer_stop_call", given, list(results))
-        return (*given, *results)
-
-    def _turn(self) -> None:
-        # The chain takes the operands' memory.
-        operands, self.operands = self.operands, []
-        found = self.chain(*operands)
-        self.operands, self.kept = list(found[:4]), found[4:]
-
-    def _time(self) -> float:
-        for _ in range(3):
-            self._turn()
-            # What is launched, is launched by another thread.
-            self.synchronize()
-            milliseconds = self.timer.milliseconds()
-            if self.timer.queued:
-                break
-        else:
-            self.unqueued += 1
-        return milliseconds / 1e3 / CALLS
-
-    def synchronize(self) -> None:
-        jax.block_until_ready((self.operands, self.kept))
 
     def results(self) -> dict[str, np.ndarray]:
         out, dx, dgamma, dbeta = self.single(*self.operands)

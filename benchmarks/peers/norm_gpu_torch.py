@@ -11,15 +11,14 @@ from torch.nn import functional
 from benchmarks.harness import Task
 from benchmarks.norm_data import EPSILON
 from benchmarks.peers.conv_torch import sketch, values
+from benchmarks.peers.gated_torch import TorchTask
 from benchmarks.peers.norm_turns import SEEDS, NormTask
 from benchmarks.peers.torch_gpu import versions
 
 __all__ = ["make_task", "versions"]
 
-DEVICE = "cuda"
 
-
-class Normalization(NormTask):
+class Normalization(NormTask, TorchTask):
     """The output and its gradients, by autograd."""
 
     def __init__(self, case: dict[str, Any]) -> None:
@@ -31,22 +30,14 @@ class Normalization(NormTask):
         self.differentiated = tuple(a.requires_grad_() for a in (x, gamma, beta))
         self.warm()
 
-    @staticmethod
-    def _flat(name: str, count: int, dtype: str) -> torch.Tensor:
-        return values(count, SEEDS[name], 1.0, dtype, DEVICE)
+    def _flat(self, name: str, count: int, dtype: str) -> torch.Tensor:
+        return values(count, SEEDS[name], 1.0, dtype, self.device)
 
     def _image(self, flat: torch.Tensor) -> torch.Tensor:
         array = flat.reshape(self.physical_shape)
         if not self.is_channels_last:
             return array
         return array.permute(0, array.ndim - 1, *range(1, array.ndim - 1))
-
-    @property
-    def stream(self) -> int:
-        return torch.cuda.current_stream().cuda_stream
-
-    def synchronize(self) -> None:
-        torch.cuda.synchronize()
 
     def run(self) -> Any:
         # The suite's functions that make numbers have switched gradients off.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from benchmarks.harness import Task
-from benchmarks.peers.device_timer import DeviceTimer
+from benchmarks.peers.gated import GatedTask
 
 __all__ = ["CALLS", "SEEDS", "NormTask"]
 
@@ -16,11 +15,8 @@ CALLS = 4
 SEEDS = {"x": 0x51ED270B, "top": 0x2E1B2138, "gamma": 0x7A4D1F05, "beta": 0x13198A2E}
 
 
-class NormTask(Task):
+class NormTask(GatedTask):
     """Training by batch normalization: the output, and the gradients by all operands.
-
-    Subclasses define `run`, which launches it once and gives what it gave, `stream`, and
-    `synchronize`; and call `warm` when they can run.
 
     Parameters
     ----------
@@ -30,6 +26,7 @@ class NormTask(Task):
     """
 
     def __init__(self, case: dict[str, Any]) -> None:
+        super().__init__(case["timer"], CALLS)
         self.case = case
         self.shape = tuple(case["shape"])
         self.dtype = case["dtype"]
@@ -38,48 +35,3 @@ class NormTask(Task):
         self.is_channels_last = case["memory_format"] == "channels_last"
         last = (self.shape[0], *self.shape[2:], self.channels)
         self.physical_shape = last if self.is_channels_last else self.shape
-        self.timer = DeviceTimer(case["timer"])
-        self.unqueued = 0
-
-    @property
-    def stream(self) -> int | None:
-        """The stream that `run` launches on."""
-        return None
-
-    def run(self) -> Any:
-        """Launch the work once."""
-        raise NotImplementedError
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        raise NotImplementedError
-
-    def launch(self, calls: int) -> None:
-        """Launch the work some times; a result lives until the next one is there."""
-        for _ in range(calls):
-            self.kept = self.run()
-
-    def warm(self) -> None:
-        """Ask for all memory, and load all kernels."""
-        self.launch(CALLS)
-        self.synchronize()
-
-    def times(self, calls: int) -> list[float]:
-        """The device's seconds, each a mean over some calls in a row."""
-        return [self._time() for _ in range(calls)]
-
-    def _time(self) -> float:
-        for _ in range(3):
-            self.timer.start(self.stream)
-            self.launch(CALLS)
-            self.timer.stop(self.stream)
-            milliseconds = self.timer.milliseconds()
-            if self.timer.queued:
-                break
-        else:
-            self.unqueued += 1
-        return milliseconds / 1e3 / CALLS
-
-    def facts(self) -> dict[str, Any]:
-        """How many measurements were not launched before they ran."""
-        return {"waits": self.unqueued}

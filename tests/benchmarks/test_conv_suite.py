@@ -46,7 +46,6 @@ from benchmarks.conv_rows import (
     why,
 )
 from benchmarks.harness import BenchmarkError, WorkerLostError
-from benchmarks.peers.device_timer import build
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 HAS_JAX = importlib.util.find_spec("jax") is not None
@@ -594,11 +593,6 @@ def test_each_process_sees_one_gpu_and_leaves_memory_to_others(monkeypatch):
     assert environment("conv_dnnops", "cuda", 0)["PYTENSOR_FLAGS"] == "cxx=g++,dnn__conv__cache=off"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert environment("conv_torch", "cuda", 3)["CUDA_VISIBLE_DEVICES"] == "3"
-
-
-@pytest.fixture(scope="module")
-def timer(tmp_path_factory) -> str:
-    return str(build(tmp_path_factory.mktemp("timer"), cuda=False)[0])
 
 
 def described(case, direction: str, precision: str, layout: str, timer: str) -> dict[str, Any]:
