@@ -121,7 +121,7 @@ class LocalSoftmaxGrad(NodeRewriter):
         others = _factors(minuend)
         if sm in others:
             others.remove(sm)
-            gz = _product(others)
+            gz = _product(others) if others else ones_like(sm)
             if gz.type.broadcastable != sm.type.broadcastable:
                 # The product with the softmax has broadcast it.
                 gz = gz * ones_like(sm)
