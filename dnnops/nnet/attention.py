@@ -468,8 +468,8 @@ def scaled_dot_product_attention(
         If an operand has another dtype or rank, or a parameter is something else.
     DnnValueError
         If shapes don't fit, a length is out of range, `scale` is not finite, or `dropout_p` is out
-        of bounds; if there is dropout and not just one of `seed` and `state`, or one of them without
-        dropout.
+        of bounds; if there is dropout and not just one of `seed` and `state`, or one of them
+        without dropout.
 
     Notes
     -----
