@@ -189,9 +189,9 @@ def _like(derivatives: Sequence[Any], variables: Sequence[Any], change: Any) -> 
 class GpuDnnBatchNorm(GpuDnnBatchNormBase):
     """`BatchNormTrain` on a GPU: normalization by the batch's own mean and variance.
 
-    ``GpuDnnBatchNorm(mode)(x, scale, bias, epsilon)`` gives ``out``, ``mean`` and ``invstd``;
-    ``GpuDnnBatchNorm(mode, running_averages=True)(x, scale, bias, epsilon, factor, running_mean,
-    running_var)`` the new running averages, too.
+    ``GpuDnnBatchNorm(mode)(x, scale, bias, epsilon=1e-4)`` gives ``out``, ``mean`` and ``invstd``;
+    ``GpuDnnBatchNorm(mode, running_averages=True)(x, scale, bias, epsilon=1e-4,
+    running_average_factor=0.1, running_mean, running_var)`` the new running averages, too.
 
     Parameters
     ----------
@@ -240,6 +240,26 @@ class GpuDnnBatchNorm(GpuDnnBatchNormBase):
             4: (6, self.inplace_running_var),
         }
         self.destroy_map = {k: [i] for k, (i, wanted) in overwritten.items() if wanted}
+
+    def make_node(  # type: ignore[override]
+        self,
+        x: Any,
+        scale: Any,
+        bias: Any,
+        epsilon: Any = 1e-4,
+        running_average_factor: Any = 0.1,
+        running_mean: Any = None,
+        running_var: Any = None,
+    ) -> Apply:
+        averages = [running_mean, running_var]
+        if any((average is not None) != self.running_averages for average in averages):
+            wanted = "must both be given" if self.running_averages else "must not be given"
+            raise DnnValueError(
+                f"{type(self).__name__}: with running_averages={self.running_averages},"
+                f" running_mean and running_var {wanted}"
+            )
+        more = [running_average_factor, *averages] if self.running_averages else []
+        return super().make_node(x, scale, bias, epsilon, *more)
 
     def _make_abstract(self, axes: Sequence[int]) -> Any:
         return BatchNormTrain(tuple(axes), self.running_averages)
@@ -293,7 +313,8 @@ class _InplaceBatchNorm(GpuDnnBatchNormBase):
 class GpuDnnBatchNormGrad(_InplaceBatchNorm):
     """`BatchNormTrainGrad` on a GPU: ``(x, gout, scale, mean, invstd)``.
 
-    Gives the gradients by x, scale and bias.
+    Gives the gradients by x, scale and bias. An epsilon after these is taken for Theano's sake, and
+    not used.
 
     Parameters
     ----------
@@ -307,6 +328,12 @@ class GpuDnnBatchNormGrad(_InplaceBatchNorm):
     overwritten = 1
     abstract_class = BatchNormTrainGrad
 
+    def make_node(  # type: ignore[override]
+        self, x: Any, dy: Any, scale: Any, x_mean: Any, x_invstd: Any, epsilon: Any = None
+    ) -> Apply:
+        # Theano's had an epsilon, which is in x_invstd already.
+        return super().make_node(x, dy, scale, x_mean, x_invstd)
+
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         with on_device(self.node_device(node)):
             x = self._accepted(inputs[0], self._layouts(0))
@@ -319,7 +346,7 @@ class GpuDnnBatchNormGrad(_InplaceBatchNorm):
 
 
 class GpuDnnBatchNormInference(_InplaceBatchNorm):
-    """`BatchNormInference` on a GPU: ``(x, scale, bias, mean, var, epsilon)``.
+    """`BatchNormInference` on a GPU: ``(x, scale, bias, mean, var, epsilon=1e-4)``.
 
     Parameters
     ----------
@@ -332,3 +359,14 @@ class GpuDnnBatchNormInference(_InplaceBatchNorm):
     kind = 2
     overwritten = 0
     abstract_class = BatchNormInference
+
+    def make_node(  # type: ignore[override]
+        self,
+        x: Any,
+        scale: Any,
+        bias: Any,
+        estimated_mean: Any,
+        estimated_variance: Any,
+        epsilon: Any = 1e-4,
+    ) -> Apply:
+        return super().make_node(x, scale, bias, estimated_mean, estimated_variance, epsilon)

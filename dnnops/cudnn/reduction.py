@@ -79,7 +79,7 @@ class GpuDnnReduction(GpuExpressionOp):
         return_indices: bool = False,
     ):
         name = type(self).__name__
-        self.red_op = _OTHER_NAMES.get(red_op, red_op)
+        self.red_op = _OTHER_NAMES.get(red_op, red_op) if isinstance(red_op, str) else ""
         if self.red_op not in REDUCTIONS:
             known = ", ".join((*REDUCTIONS, *_OTHER_NAMES))
             raise DnnValueError(f"{name}: red_op must be one of {known}, got {red_op!r}")

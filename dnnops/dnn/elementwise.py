@@ -8,6 +8,7 @@ from dnnops.cudnn.activation import GpuDnnActivation
 from dnnops.cudnn.base import device_operands
 from dnnops.cudnn.dropout import GpuDnnDropoutOp
 from dnnops.cudnn.transform import GpuDnnAddTensor, GpuDnnTransform
+from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.dtypes import dtype_name, numpy_dtype
 from dnnops.gpuarray.transfer import cast
 from dnnops.nnet.dropout import seeded_dropout
@@ -127,7 +128,10 @@ def dnn_transform(
         If an operand or a parameter is of another kind.
     """
     (x,) = device_operands("dnn_transform", None, x=x)
-    dtype = x.type.dtype if dtype is None else dtype_name(dtype)
+    try:
+        dtype = x.type.dtype if dtype is None else dtype_name(dtype)
+    except DnnTypeError as error:
+        raise DnnTypeError(f"dnn_transform: dtype must be a dtype, got {dtype!r}") from error
     op = GpuDnnTransform(memory_format)
     narrows = numpy_dtype(dtype).itemsize < numpy_dtype(x.type.dtype).itemsize
     if narrows and dtype != "bfloat16":

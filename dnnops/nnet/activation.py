@@ -70,7 +70,7 @@ class ActivationBase(Op):
 
     def __init__(self, mode: str, coef: float = 0.0):
         name = type(self).__name__
-        if mode not in ACTIVATION_MODES:
+        if not isinstance(mode, str) or mode not in ACTIVATION_MODES:
             raise DnnValueError(
                 f"{name}: mode must be one of {', '.join(ACTIVATION_MODES)}, got {mode!r}"
             )

@@ -14,7 +14,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pytensor.gradient import disconnected_type
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Constant
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.compat import set_default_update, shape_inference
@@ -125,6 +125,9 @@ class AttentionBase(ExpressionOp):
                 f" {dtype}, got {given['stats'].type.dtype}"
             )
         shapes = self._shapes({o: x.type.shape for o, x in given.items()})
+        for operand, of in (("query_lengths", "query"), ("key_lengths", "key")):
+            if isinstance(given.get(operand), Constant):
+                self._check_lengths(operand, given[operand].data, given[of].type.shape[2])
         results = [
             pt.tensor(dtype=self._dtype(r, dtype), shape=tuple(shapes[r])) for r in self.results
         ]
@@ -147,7 +150,11 @@ class AttentionBase(ExpressionOp):
         return [[x.type.dtype not in ("bool", "int64")] * len(self.results) for x in node.inputs]
 
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
-        self._shapes({o: x.shape for o, x in zip(self.operands, inputs, strict=True)})
+        given = dict(zip(self.operands, inputs, strict=True))
+        self._shapes({o: x.shape for o, x in given.items()})
+        for operand, of in (("query_lengths", "query"), ("key_lengths", "key")):
+            if operand in given:
+                self._check_lengths(operand, given[operand], given[of].shape[2])
         dtype = accumulator_dtype(inputs[0].dtype)
         arrays = [x.astype(dtype, copy=False) if x.dtype.kind == "f" else x for x in inputs]
         results = self._compute(*arrays)
@@ -213,6 +220,14 @@ class AttentionBase(ExpressionOp):
             "dkey": (batch, heads, keys, depth),
             "dvalue": (batch, heads, keys, value[3]),
         }
+
+    def _check_lengths(self, operand: str, lengths: np.ndarray, most: int | None) -> None:
+        for length in lengths.tolist():
+            if length < 0 or (most is not None and length > most):
+                bounds = "at least 0" if most is None else f"between 0 and {most}"
+                raise DnnValueError(
+                    f"{type(self).__name__}: {operand} must be {bounds}, got {length}"
+                )
 
     def _scores(self, given: dict[str, Any]) -> tuple[Any, Any]:
         """The scores, minus infinity where they don't count, and the scale in them."""
@@ -428,10 +443,12 @@ def scaled_dot_product_attention(
         The factor of the products; ``depth**-0.5`` if not given.
     enable_gqa : bool
         Whether key and value may have fewer heads than query, each for as many heads of it that
-        follow each other.
+        follow each other. If not, this is an error where the numbers of heads are known when the
+        graph is made.
     query_lengths, key_lengths : int vector, optional
-        How many queries and keys of each batch entry count; the output is zero for the queries
-        after those.
+        How many queries and keys of each batch entry count, which may be none; the output is zero
+        for the queries after those. Numbers out of range are an error, but on a GPU, where they are
+        not looked at: there they count as the next in range.
     dropout_p : float, optional
         The probability with which a weight is dropped, at least 0 and less than 1.
     seed : int, optional
@@ -450,8 +467,9 @@ def scaled_dot_product_attention(
     DnnTypeError
         If an operand has another dtype or rank, or a parameter is something else.
     DnnValueError
-        If shapes don't fit, `scale` is not finite, or `dropout_p` is out of bounds; if there is
-        dropout and not just one of `seed` and `state`, or one of them without dropout.
+        If shapes don't fit, a length is out of range, `scale` is not finite, or `dropout_p` is out
+        of bounds; if there is dropout and not just one of `seed` and `state`, or one of them
+        without dropout.
 
     Notes
     -----

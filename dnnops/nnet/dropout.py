@@ -316,6 +316,10 @@ def dropout(x: Any, p: Any = 0.5, seed: int | None = None, state: Any = None) ->
     Two layers with one seed drop the same elements of arrays of one shape: give each its own, or
     pass one state from one to the other.
 
+    With a seed, how much is drawn by a call depends on the size of `x`, as with PyTensor's random
+    numbers. ``clone_replace`` and ``vectorize_graph``, which know nothing of it, can't put another
+    variable in the place of `x` then; they can with a state, if ``next_state`` is replaced along.
+
     Examples
     --------
     >>> y = dropout(x, 0.2, seed=1)

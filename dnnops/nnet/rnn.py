@@ -117,6 +117,8 @@ class RNNBlock:
         algo: str = "auto",
     ):
         try:
+            if dtype is None:  # NumPy takes it for float64
+                raise TypeError("None is no dtype")
             self.dtype = self._dtype_name(dtype)
         except TypeError as error:
             raise DnnTypeError(f"{_WHERE}: dtype must be a dtype, got {dtype!r}") from error

@@ -190,6 +190,8 @@ class RNNBase(ExpressionOp):
             given[name] = int64_variable(where, name, named[name], int(name == "lengths"))
         given = {name: given[name] for name in names}
         self._check_shapes({n: x.type.shape for n, x in given.items()})
+        if isinstance(given.get("lengths"), Constant):
+            self._check_lengths(given["lengths"].data, given["x"].type.shape[0])
         return given
 
     def _float_operands(self, named: dict[str, Any]) -> dict[str, Any]:
@@ -233,6 +235,15 @@ class RNNBase(ExpressionOp):
                     f"{self}"
                 )
 
+    def _check_lengths(self, lengths: np.ndarray, steps: int | None) -> None:
+        most = np.inf if steps is None else steps
+        if not all(1 <= length <= most for length in lengths.tolist()):
+            number = "" if steps is None else f" {steps}"
+            raise DnnValueError(
+                f"{type(self).__name__}: lengths must be between 1 and the number of steps"
+                f"{number}, got {lengths.tolist()}"
+            )
+
     def _problem(self, names: tuple[str, ...], inputs: Any) -> tuple[RNNProblem, dict[str, Any]]:
         """The network with its operands' values, checked, and the operands by name."""
         values = dict(zip(names, inputs, strict=True))
@@ -243,11 +254,8 @@ class RNNBase(ExpressionOp):
                 values[name] = value.astype(dtype, copy=False)
         steps, batch = values["x"].shape[:2]
         lengths = values.get("lengths", np.full(batch, steps))
-        if self.has_lengths and batch and not (lengths.min() >= 1 and lengths.max() <= steps):
-            raise DnnValueError(
-                f"{type(self).__name__}: lengths must be between 1 and the number of steps "
-                f"{steps}, got {lengths.tolist()}"
-            )
+        if self.has_lengths:
+            self._check_lengths(lengths, steps)
         problem = RNNProblem(
             layout=self.layout,
             w=values["w"],

@@ -16,7 +16,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import NodeRewriter, copy_stack_trace, dfs_rewriter
 from pytensor.scalar.basic import Mul
-from pytensor.tensor.basic import ones_like
+from pytensor.tensor.basic import cast, ones_like
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Sum, mul, sub
 from pytensor.tensor.special import LogSoftmax, Softmax
@@ -110,6 +110,8 @@ class LocalSoftmaxGrad(NodeRewriter):
             axis = _axes(sm.owner.op.axis, sm.type.ndim)
             if axis is None or _summed(kept_sum, axis) is not minuend:
                 continue
+            if minuend.type.dtype != sm.type.dtype:
+                return None
             result = self._grad(minuend, sm, axis)
             if result.type.dtype != node.outputs[0].type.dtype:
                 return None
@@ -121,7 +123,9 @@ class LocalSoftmaxGrad(NodeRewriter):
         others = _factors(minuend)
         if sm in others:
             others.remove(sm)
-            gz = _product(others)
+            gz = _product(others) if others else ones_like(sm)
+            if gz.type.dtype != sm.type.dtype:  # a condition, as in a maximum's gradient
+                gz = cast(gz, sm.type.dtype)
             if gz.type.broadcastable != sm.type.broadcastable:
                 # The product with the softmax has broadcast it.
                 gz = gz * ones_like(sm)

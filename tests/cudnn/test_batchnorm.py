@@ -12,7 +12,12 @@ import pytensor.tensor as pt
 import pytest
 
 from dnnops import dnn
-from dnnops.cudnn.batchnorm import GpuDnnBatchNorm, GpuDnnBatchNormInference, parameter_dtype
+from dnnops.cudnn.batchnorm import (
+    GpuDnnBatchNorm,
+    GpuDnnBatchNormGrad,
+    GpuDnnBatchNormInference,
+    parameter_dtype,
+)
 from dnnops.cudnn.kernels import kernel_source
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpuarray.type import GpuArrayType
@@ -363,7 +368,17 @@ def test_compiler_of_older_gpus(cases):
     ("make", "error", "words"),
     [
         (lambda x, p: GpuDnnBatchNorm("rows"), DnnValueError, "mode must be one of"),
-        (lambda x, p: GpuDnnBatchNorm()(x, p, p), DnnTypeError, "expected the operands x, scale"),
+        (lambda x, p: GpuDnnBatchNorm()(x, p), TypeError, "missing 1 required .*: 'bias'"),
+        (
+            lambda x, p: GpuDnnBatchNorm(running_averages=True)(x, p, p, running_mean=p),
+            DnnValueError,
+            "running_mean and running_var must both be given",
+        ),
+        (
+            lambda x, p: GpuDnnBatchNorm()(x, p, p, running_mean=p, running_var=p),
+            DnnValueError,
+            "running_averages=False, running_mean and running_var must not be given",
+        ),
         (lambda x, p: GpuDnnBatchNorm()(x, p, p, -1.0), DnnValueError, "epsilon must be finite"),
         (
             lambda x, p: dnn.dnn_batch_normalization_train(x, p, p, epsilon=-1e-5),
@@ -397,6 +412,16 @@ def test_bad_operands(make, error, words):
     parameter = GpuArrayType("float32", (1, 3, 5))()
     with pytest.raises(error, match=words):
         make(x, parameter)
+
+
+def test_theanos_defaults_and_keywords():
+    x, p = GpuArrayType("float32", (4, 3, 5))(), GpuArrayType("float32", (1, 3, 5))()
+    assert GpuDnnBatchNorm().make_node(x, p, p).inputs[3].data == 1e-4
+    averages = {"running_average_factor": 0.3, "running_mean": p, "running_var": p}
+    node = GpuDnnBatchNorm(running_averages=True).make_node(x, p, p, epsilon=1e-3, **averages)
+    assert [a.data for a in node.inputs[3:5]] == [1e-3, 0.3]
+    assert GpuDnnBatchNormInference().make_node(x, p, p, p, p).inputs[5].data == 1e-4
+    assert len(GpuDnnBatchNormGrad().make_node(x, x, p, p, p, 1e-4).inputs) == 5
 
 
 def test_parameters_of_16_bit_arrays():

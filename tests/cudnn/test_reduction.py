@@ -84,6 +84,7 @@ def test_empty_and_large_operands():
     ("make", "error", "words"),
     [
         (lambda x: GpuDnnReduction("median")(x), DnnValueError, "median"),
+        (lambda x: GpuDnnReduction(["sum"])(x), DnnValueError, "red_op must be one of"),
         (lambda x: GpuDnnReduction("sum", 2)(x), DnnValueError, "does not fit"),
         (lambda x: GpuDnnReduction("sum", (0, -2))(x), DnnValueError, "twice"),
         (lambda x: GpuDnnReduction("sum", "0")(x), DnnTypeError, "axis"),

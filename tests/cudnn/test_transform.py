@@ -8,6 +8,7 @@ import pytensor.tensor as pt
 import pytest
 
 from dnnops.cudnn.transform import GpuDnnAddTensor, GpuDnnTransform
+from dnnops.dnn import dnn_transform
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpuarray.type import GpuArrayType
 from tests.cudnn.calls import call, channels_last, device_tensor, shape_of
@@ -64,6 +65,8 @@ def test_bad_operands():
         GpuDnnAddTensor()(x, GpuArrayType("float32", (4, 2, 3))())
     with pytest.raises(DnnTypeError, match="3 to 5 dimensions"):
         GpuDnnTransform()(x)
+    with pytest.raises(DnnTypeError, match="dnn_transform: dtype must be a dtype, got 'flot16'"):
+        dnn_transform(x, dtype="flot16")
     with pytest.raises(DnnValueError, match="memory_format"):
         GpuDnnTransform("NHWC")
     with pytest.raises(DnnTypeError, match="bfloat16"):

@@ -210,6 +210,8 @@ def test_errors():
         name = cls.__name__
         with pytest.raises(DnnValueError, match=f"{name}: mode must be one of relu, .*got 'gelu'"):
             cls("gelu")
+        with pytest.raises(DnnValueError, match=f"{name}: mode must be one of relu, .*got "):
+            cls(["relu"])
         with pytest.raises(DnnValueError, match=f"{name}: relu has no coefficient, got 1.0"):
             cls("relu", 1)
         with pytest.raises(DnnTypeError, match=f"{name}: coef must be a number, got '1'"):

@@ -193,6 +193,8 @@ def test_shapes_that_do_not_fit(shapes, message):
         ({"mask": np.ones((1, 1, 5, 6), int)}, DnnTypeError, "mask has dtype int64"),
         ({"key_lengths": [3, 4, 5]}, DnnValueError, "the batch size must be the same"),
         ({"key_lengths": [3.0, 4.0]}, DnnTypeError, "key_lengths must be a vector of ints"),
+        ({"key_lengths": [6, 7]}, DnnValueError, "key_lengths must be between 0 and 6, got 7"),
+        ({"query_lengths": [0, -1]}, DnnValueError, "query_lengths must be .* 5, got -1"),
         ({"query_lengths": 3}, DnnTypeError, "query_lengths must be a vector of ints"),
         ({"scale": "root"}, DnnTypeError, "scale must be a number or None, got 'root'"),
         ({"scale": np.inf}, DnnValueError, "scale must be finite, got inf"),

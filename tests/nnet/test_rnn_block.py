@@ -216,6 +216,7 @@ def test_gradient_sees_the_same_dropout():
     [
         (("int64", 3, 1, "gru"), {}, DnnTypeError, "dtype must be one of float16, .* got int64"),
         (("nonsense", 3, 1, "gru"), {}, DnnTypeError, "dtype must be a dtype, got 'nonsense'"),
+        ((None, 3, 1, "gru"), {}, DnnTypeError, "dtype must be a dtype, got None"),
         (("float32", 3, 1, "GRU"), {}, DnnValueError, "rnn_mode must be one of"),
         (("float32", 3, 0, "gru"), {}, DnnValueError, "num_layers must be between 1 and"),
         (("float32", 3, 1, "gru", "none"), {}, DnnValueError, "'linear' or 'skip', got 'none'"),
@@ -235,6 +236,21 @@ def test_gradient_sees_the_same_dropout():
 def test_bad_arguments(arguments, keywords, error, words):
     with pytest.raises(error, match=words):
         RNNBlock(*arguments, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("steps", "lengths", "words"),
+    [
+        (5, [6, 1], r"lengths must be between 1 and the number of steps 5, got \[6, 1\]"),
+        (None, [3, 0], r"lengths must be between 1 and the number of steps, got \[3, 0\]"),
+    ],
+)
+def test_lengths_that_are_known(steps, lengths, words):
+    x = pt.tensor(dtype="float32", shape=(steps, 2, 3))
+    with pytest.raises(DnnValueError, match=words):
+        RNNBlock("float32", 4, 1, "gru").apply(
+            pt.fvector(), x, np.zeros((1, 2, 4), "float32"), lengths=lengths
+        )
 
 
 def test_bad_parameter_vectors():

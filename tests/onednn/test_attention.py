@@ -108,6 +108,23 @@ def test_empty():
     assert not out.any()
     dquery, *_ = run_all(OneDnnAttentionGrad(), query, none, none, out, stats, query)
     assert not dquery.any()
+    # Nor are there any through values that have no elements.
+    query, key = (np.ones((1, 2, n, 4), "float32") for n in (3, 5))
+    value = np.ones((1, 2, 5, 0), "float32")
+    out, stats = run_all(OneDnnAttention(), query, key, value)
+    assert out.shape == (1, 2, 3, 0)
+    dquery, dkey, dvalue = run_all(OneDnnAttentionGrad(), query, key, value, out, stats, out)
+    assert not dquery.any()
+    assert not dkey.any()
+    assert dvalue.shape == value.shape
+
+
+@pytest.mark.parametrize(("operand", "bad"), [("key_lengths", 6), ("query_lengths", -1)])
+@pytest.mark.parametrize("op_class", [Attention, OneDnnAttention])
+def test_lengths_out_of_range(op_class, operand, bad):
+    query, key = (np.ones((2, 2, n, 4), "float32") for n in (3, 5))
+    with pytest.raises(DnnValueError, match=f"{operand} .* between 0 and [35], got {bad}"):
+        run_all(op_class(None, False, (operand,)), query, key, key, np.array([2, bad]))
 
 
 # -- in graphs ---------------------------------------------------------------------------

@@ -86,6 +86,36 @@ def test_cross_entropy_is_stable():
     np.testing.assert_allclose(grad, [[0.5, -0.5], [0, 0]], atol=1e-6)
 
 
+@pytest.mark.parametrize("axis", [1, (0, 2), None])
+def test_gradient_of_the_sum(axis):
+    """The softmax's own product is all that there is: what comes from above is ones."""
+    x = pt.ftensor3("x")
+    gradient = pytensor.grad(softmax(x, axis=axis).sum(), x)
+    with pytensor.config.change_flags(on_opt_error="raise"):
+        fn = pytensor.function([x], gradient, mode="ONEDNN")
+    assert "OneDnnSoftmaxGrad" in ops_of(fn)
+    value = np.random.default_rng(2).normal(size=(2, 3, 4)).astype("float32")
+    np.testing.assert_allclose(fn(value), np.zeros((2, 3, 4)), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float64"])
+def test_gradient_from_above_of_another_dtype(dtype):
+    """Conditions and integers are factors as others; with float64 the arithmetic is in float64."""
+    x, factor = pt.fmatrix("x"), pt.tensor("factor", dtype=dtype, shape=(None, None))
+    sm = softmax(x, axis=1)
+    product = factor * sm
+    found = product - sm * product.sum(axis=1, keepdims=True)
+    with pytensor.config.change_flags(on_opt_error="raise"):
+        fn = pytensor.function([x, factor], found, mode="ONEDNN")
+    assert ("OneDnnSoftmaxGrad" in ops_of(fn)) == (dtype == "bool")
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=(3, 4)).astype("float32"), (rng.normal(size=(3, 4)) > 0).astype(dtype)
+    weights = reference(values[0], 1, False)
+    expected = values[1] * weights
+    expected = expected - weights * expected.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(fn(*values), expected, rtol=1e-4, atol=1e-6)
+
+
 def test_float64_is_left_to_pytensor():
     x = pt.tensor3("x", dtype="float64")
     out = softmax(x, axis=1)

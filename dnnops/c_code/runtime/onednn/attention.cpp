@@ -67,9 +67,19 @@ struct Problem {
 
   static int64_t length_of(const dnnops_tensor *lengths, int64_t n, int64_t all) {
     if (!lengths) return all;
-    const int64_t given =
-        *reinterpret_cast<const int64_t *>(static_cast<const char *>(lengths->data) + n * lengths->strides[0]);
-    return std::max<int64_t>(0, std::min(all, given));
+    return *reinterpret_cast<const int64_t *>(static_cast<const char *>(lengths->data) + n * lengths->strides[0]);
+  }
+  void check_lengths() const {
+    const auto check = [&](const char *name, const dnnops_tensor *lengths, int64_t all) {
+      for (int64_t n = 0; n < batch; ++n) {
+        const int64_t given = length_of(lengths, n, all);
+        if (given < 0 || given > all)
+          fail(DNNOPS_VALUE_ERROR, "%s have to be between 0 and %lld, got %lld", name, (long long)all,
+               (long long)given);
+      }
+    };
+    check("query_lengths", query_lengths, queries);
+    check("key_lengths", key_lengths, keys);
   }
   int64_t query_count(int64_t n) const { return length_of(query_lengths, n, queries); }
   // How many keys the queries of a block that ends with `end` may see.
@@ -161,6 +171,7 @@ std::vector<Matrices> matrices_of(std::initializer_list<const dnnops_tensor *> t
 
 void product(char transa, char transb, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
              const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
+  if (n == 0) return;  // oneDNN refuses some of these
   DNNL_CHECK(dnnl_sgemm(transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc));
 }
 
@@ -195,6 +206,7 @@ class Failures {
 
 void forward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   const Problem problem(params, inputs);
+  problem.check_lengths();
   const int64_t queries = problem.queries, width = problem.value_depth;
   if (problem.batch * problem.heads * queries == 0) return;
   const std::vector<Matrices> in = matrices_of({inputs, inputs + 1, inputs + 2});
@@ -254,6 +266,7 @@ void forward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *
 // Inputs after those of forward(): out, stats, out's gradient.  A task is a head of keys, whose gradients are sums.
 void backward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   const Problem problem(params, inputs);
+  problem.check_lengths();
   const dnnops_tensor *last_inputs = inputs + 3 + problem.optional_count;
   const int64_t queries = problem.queries, width = problem.value_depth, depth = problem.depth;
   const int64_t group = problem.heads / problem.shared_heads, keys = problem.keys;
