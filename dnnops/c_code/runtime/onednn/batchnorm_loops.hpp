@@ -78,18 +78,23 @@ struct Sums {
   }
 };
 
-// Calls body(is_dense, count, from) with constants: whether channels are dense, and how many positions, from the
-// number `from` on, it is to take together: what is read for a channel is then read once for them.
+// Calls body with a constant that says whether channels are dense: so their loop is compiled for that, too.
+template <class Body>
+void by_channel(bool is_dense, Body &&body) {
+  if (is_dense)
+    body(std::true_type());
+  else
+    body(std::false_type());
+}
+
+// Calls body(is_dense, count, from) with constants: as above, and how many positions, from the number `from` on, it is
+// to take together.  A channel's sums are then read and written once for them.
 template <class Body>
 void by_position(bool is_dense, int64_t count, Body &&body) {
-  const auto all = [&](auto dense) {
+  by_channel(is_dense, [&](auto dense) {
     if (count == Partition::kPositions) return body(dense, std::integral_constant<int, Partition::kPositions>(), 0);
     for (int64_t at = 0; at < count; ++at) body(dense, std::integral_constant<int, 1>(), at);
-  };
-  if (is_dense)
-    all(std::true_type());
-  else
-    all(std::false_type());
+  });
 }
 
 struct Statistics {
@@ -159,22 +164,20 @@ inline void normalize(const View &given, const float *data, const Normalization 
   const View view = of_one_image(given), out_view = of_one_image(contiguous(given));
   const Partition partition(view, is_along_inner(view) && is_along_inner(out_view));
   const int64_t step = view.strides[1], out_step = out_view.strides[1];
-  const int64_t apart = view.strides[2], out_apart = out_view.strides[2];
   prefer_huge_pages(out, element_count(view.shape, 3) * sizeof(float));
   const float *center = by.center.data(), *factor = by.factor.data(), *bias = by.bias.data();
   partition.run([&](int64_t, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {
     if (!partition.along_inner) {
-      by_position(step == 1 && out_step == 1, end - begin, [&](auto is_dense, auto count, int64_t at) {
-        const float *values = element(view, data, n, 0, begin + at);
-        float *results = const_cast<float *>(element(out_view, out, n, 0, begin + at));
+      const bool all_dense = step == 1 && out_step == 1;
+      for (int64_t i = begin; i < end; ++i)
+        by_channel(all_dense, [&](auto is_dense) {
+          const float *values = element(view, data, n, 0, i);
+          float *results = const_cast<float *>(element(out_view, out, n, 0, i));
 #pragma omp simd
-        for (int64_t c = first; c < last; ++c) {
-          const float from = center[c], times = factor[c], plus = bias[c];
-          for (int i = 0; i < count; ++i)
-            results[i * out_apart + (is_dense ? c : c * out_step)] =
-                (values[i * apart + (is_dense ? c : c * step)] - from) * times + plus;
-        }
-      });
+          for (int64_t c = first; c < last; ++c)
+            results[is_dense ? c : c * out_step] =
+                (values[is_dense ? c : c * step] - center[c]) * factor[c] + bias[c];
+        });
       return;
     }
     for (int64_t c = first; c < last; ++c) {
@@ -202,7 +205,7 @@ inline void normalization_gradient(const NormalizationGradient &of, float *dx, f
   const bool along_inner = is_along_inner(x_view) && is_along_inner(top_view) && is_along_inner(dx_view);
   const Partition partition(x_view, along_inner);
   const int64_t x_step = x_view.strides[1], top_step = top_view.strides[1], step = dx_view.strides[1];
-  const int64_t x_apart = x_view.strides[2], top_apart = top_view.strides[2], apart = dx_view.strides[2];
+  const int64_t x_apart = x_view.strides[2], top_apart = top_view.strides[2];
   Sums<3> sums(partition);
   partition.run([&](int64_t slice, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {
     double *totals = sums.of[0].data() + slice * channels, *all_products = sums.of[1].data() + slice * channels;
@@ -260,20 +263,17 @@ inline void normalization_gradient(const NormalizationGradient &of, float *dx, f
   partition.run([&](int64_t, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {
     if (!partition.along_inner) {
       const bool all_dense = x_step == 1 && top_step == 1 && step == 1;
-      by_position(all_dense, end - begin, [&](auto is_dense, auto count, int64_t at) {
-        const float *values = element(x_view, x, n, 0, begin + at);
-        const float *gradients = element(top_view, top, n, 0, begin + at);
-        float *results = const_cast<float *>(element(dx_view, dx, n, 0, begin + at));
+      for (int64_t i = begin; i < end; ++i)
+        by_channel(all_dense, [&](auto is_dense) {
+          const float *values = element(x_view, x, n, 0, i), *gradients = element(top_view, top, n, 0, i);
+          float *results = const_cast<float *>(element(dx_view, dx, n, 0, i));
 #pragma omp simd
-        for (int64_t c = first; c < last; ++c) {
-          const float center = mean[c], from = average[c], by = slope[c], times = factor[c];
-          for (int i = 0; i < count; ++i)
-            results[i * apart + (is_dense ? c : c * step)] =
-                (gradients[i * top_apart + (is_dense ? c : c * top_step)] - from -
-                 (values[i * x_apart + (is_dense ? c : c * x_step)] - center) * by) *
-                times;
-        }
-      });
+          for (int64_t c = first; c < last; ++c) {
+            const float away = values[is_dense ? c : c * x_step] - mean[c];
+            results[is_dense ? c : c * step] =
+                (gradients[is_dense ? c : c * top_step] - average[c] - away * slope[c]) * factor[c];
+          }
+        });
       return;
     }
     for (int64_t c = first; c < last; ++c) {
