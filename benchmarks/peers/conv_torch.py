@@ -12,6 +12,7 @@ import torch
 
 from benchmarks import conv_data
 from benchmarks.peers.conv_turns import ITEM_SIZE, KEPT_BYTES, OPERANDS, ConvTask
+from benchmarks.peers.gated_torch import OnTorchStream
 
 # It chooses the fastest of the plans that cuDNN's heuristics propose, and so many at most.
 torch.backends.cudnn.benchmark = True
@@ -74,7 +75,7 @@ def sketch(array: torch.Tensor) -> list[float]:
     return total.tolist()
 
 
-class Convolution(ConvTask):
+class Convolution(OnTorchStream, ConvTask):
     """One convolution, or one of its gradients alone."""
 
     def __init__(self, case: dict[str, Any]) -> None:
@@ -140,14 +141,6 @@ class Convolution(ConvTask):
             gradients = torch.ops.aten.convolution_backward.default(*arguments)
             result = gradients[_MASK[self.case["direction"]].index(True)]
         self.kept[number] = result
-
-    @property
-    def stream(self) -> int | None:
-        return torch.cuda.current_stream().cuda_stream if self.device == "cuda" else None
-
-    def synchronize(self) -> None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
 
     def backend(self) -> str:
         """Which of its implementations PyTorch takes."""

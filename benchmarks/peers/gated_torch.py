@@ -6,11 +6,11 @@ import torch
 
 from benchmarks.peers.gated import GatedTask
 
-__all__ = ["TorchTask"]
+__all__ = ["OnTorchStream", "TorchTask"]
 
 
-class TorchTask(GatedTask):
-    """On PyTorch's stream; on the CPU, to try the programs, there is none."""
+class OnTorchStream:
+    """Work on PyTorch's stream; on the CPU, to try the programs, there is none."""
 
     device = "cuda"
 
@@ -21,3 +21,7 @@ class TorchTask(GatedTask):
     def synchronize(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
+
+
+class TorchTask(OnTorchStream, GatedTask):
+    """Work on PyTorch's stream that is timed behind a gate."""

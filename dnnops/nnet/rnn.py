@@ -79,7 +79,7 @@ class RNNBlock:
         step to step: they take no lengths that differ, no projection, no float64, and each only
         some sizes; what cuDNN does not take, is an error at the call. 'auto' is never one: it times
         them at a shape's first call and takes the fastest, unless it needs much more memory for
-        little.
+        little. For gradients in float32 it is 'standard', as the others are less exact.
 
     Raises
     ------

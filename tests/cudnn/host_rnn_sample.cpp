@@ -3,6 +3,8 @@
 
 #include <cstdlib>
 
+#include "host_require.hpp"
+
 extern "C" {
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                               size_t height, cudaMemcpyKind, cudaStream_t) {
@@ -20,13 +22,6 @@ void fail_cuda(cudaError_t, const char *) { std::abort(); }
 
 using namespace dnnops;
 using namespace dnnops::rnn;
-
-void require(bool holds, const char *what) {
-  if (holds) return;
-  std::fprintf(stderr, "not true: %s\n", what);
-  std::exit(1);
-}
-#define REQUIRE(expression) require((expression), #expression)
 
 int main() {
   for (int bits = 0; bits < 1 << 16; ++bits) {

@@ -1,17 +1,9 @@
 // rnn_times.hpp on the host.  Ends with a failure if something is wrong.
 #include "rnn_times.hpp"
 
-#include <cstdio>
-#include <cstdlib>
+#include "host_require.hpp"
 
 using namespace dnnops::rnn;
-
-void require(bool holds, const char *what) {
-  if (holds) return;
-  std::fprintf(stderr, "not true: %s\n", what);
-  std::exit(1);
-}
-#define REQUIRE(expression) require((expression), #expression)
 
 Times of(double launched, double recorded, int64_t space) {
   Times times;

@@ -120,7 +120,7 @@ class Case:
             wanted = bound if i == 0 else RELATIVE_ERROR[of_parameters] * (1 + abs(self.mean))
             error = np.linalg.norm(result.astype("float64") - reference)
             # Sums and means of numbers of both signs may be next to nothing; what is rounded isn't.
-            least = 0.1 * np.sqrt(x.size) if self.kind == "gradient" and i else 0.1
+            least = 0.1 * np.sqrt(x.size) if self.kind == "gradient" and i else 0.03
             size = max(np.linalg.norm(reference), least)
             words = f"result {i} of {self}, {repeat_command()}: {error / size:.2g}"
             assert error <= wanted * size, words

@@ -6,7 +6,8 @@ namespace dnnops {
 
 namespace {
 
-// Six of them, which were had by their number only or which cuDNN's fallback heuristic proposed.
+// Engines of tensor cores without values for their knobs can only be had by their number, or as cuDNN's fallback
+// heuristic proposes them; few are what its other heuristics propose.
 const char *const knobless =
     "known to be wrong: engines of tensor cores without values for their knobs gave relative errors of 0.3 to 12 (71 and"
     " 72 forward, 77 and 78 backward data, 69 backward filter) or wrote nothing (70 backward filter; all with cuDNN"

@@ -137,7 +137,7 @@ struct Choice {
 // The choice for a key: the settings' algorithm; else what was chosen before, or is found by timing it on these
 // operands.  A gradient that comes first takes the standard one: the algorithms' reserves differ.
 Choice choose(const Key &key, const Settings &settings, const Problem &problem, const Handle &handle,
-                      const dnnops_tensor *inputs, bool is_forward);
+              const dnnops_tensor *inputs, bool is_forward);
 
 }  // namespace dnnops::rnn
 #endif

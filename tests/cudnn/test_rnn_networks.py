@@ -1,0 +1,35 @@
+"""What recurrent networks on a GPU are compared with, on the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.cudnn import rnn_networks
+from tests.cudnn.rnn_networks import Network
+from tests.nnet.rnn_cases import RNNCase
+
+
+def test_signs_of_relus(monkeypatch):
+    """Rounding may decide the sign of what is next to zero, but of nothing else."""
+    monkeypatch.setattr(rnn_networks, "host", np.asarray)
+    monkeypatch.setattr(rnn_networks, "last_rnn_algorithm", lambda: "")
+    # Its first unit has 0.0009 where terms of some units cancel.
+    case = RNNCase("rnn_relu", 8, 1, False, False, 0, 0.0, False, 3, 4, 5, 6)
+    network = Network(case, "bfloat16")
+    y = network.expected[0]
+    network.check_backward(network.expected_gradients(y), y)
+    large = tuple(np.argwhere(y > 1)[0])
+    for place, is_right in (((0, 0, 0), True), (large, False)):
+        assert (y[place] < 1e-3) == is_right
+        other = y.copy()
+        other[place] = 0
+        gradients = network.expected_gradients(other)
+        # It shows.
+        apart = np.linalg.norm(gradients[0] - network.expected_gradients(y)[0])
+        assert apart > 0.02 * np.linalg.norm(gradients[0])
+        if is_right:
+            network.check_backward(gradients, y)
+        else:
+            with pytest.raises(AssertionError, match="gradient by w"):
+                network.check_backward(gradients, y)
