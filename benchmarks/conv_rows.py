@@ -319,13 +319,15 @@ def draw_suite(title: str, rows: Sequence[Row]) -> Figure:
 
     lost = losses(rows)
     shown = lost[:_SHOWN_LOSSES]
-    upper = 0.6 + 0.22 * max(1, len(shown))
+    upper = 0.6 + 0.22 * len(shown) if shown else 0.0
     lower = 5.5
     figure = Figure(figsize=(12, upper + lower + 1), layout="constrained")
-    # Apart, so that the long names of losses leave the other one its width.
-    above, below = figure.subfigures(2, 1, height_ratios=[upper, lower])
-    _draw_losses(above.subplots(), shown, len(lost), len(rows))
-    _draw_distribution(below.subplots(), rows)
+    below: Any = figure
+    if shown:
+        # Apart, so that the long names of losses leave the other one its width.
+        above, below = figure.subfigures(2, 1, height_ratios=[upper, lower])
+        _draw_losses(above.subplots(), shown, len(lost), len(rows))
+    _draw_distribution(below.subplots(), rows, len(lost))
     figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     return figure
 
@@ -348,18 +350,16 @@ def _draw_losses(axes: Any, shown: Sequence[Row], count: int, total: int) -> Non
     )
     names = [", ".join(row_key(row)).replace("_", " ") for row in shown]
     axes.set_yticks(range(len(shown)), names, fontsize=7)
-    axes.set_ylim(max(1, len(shown)) - 0.4, -0.6)
+    axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(0, 2.2)
     axes.axvline(1, color="black", linewidth=1, zorder=0.5)
     more = f"; the worst {len(shown)}" if count > len(shown) else ""
     axes.set_title(
         f"Below {LOSS} of the faster peer: {count} of {total} rows{more}", loc="left", fontsize=10
     )
-    if not shown:
-        axes.set_axis_off()
 
 
-def _draw_distribution(axes: Any, rows: Sequence[Row]) -> None:
+def _draw_distribution(axes: Any, rows: Sequence[Row], lost: int) -> None:
     colors = ("#4c72b0", "#dd8452", "#55a868")
     ticks, labels = [], []
     for place, (precision, layout) in enumerate((p, f) for p in PRECISIONS for f in LAYOUTS):
@@ -392,5 +392,9 @@ def _draw_distribution(axes: Any, rows: Sequence[Row]) -> None:
     axes.axhline(LOSS, color="#c44e52", linewidth=1, linestyle="--", zorder=0.5)
     axes.set_xticks(ticks, labels, fontsize=8)
     axes.set_ylabel("time of the faster peer / time of dnnops")
-    axes.set_title("All rows; lines are geometric means", loc="left", fontsize=10)
+    axes.set_title(
+        f"All {len(rows)} rows, {lost} of them below {LOSS}; lines are geometric means",
+        loc="left",
+        fontsize=10,
+    )
     axes.legend(frameon=False, fontsize=8, loc="upper right", ncols=3)
