@@ -54,6 +54,9 @@ def dnn_ctc(
     `dnnops.nnet.ctc` are below 1e-5 on a GPU, too, whatever the cost. And a probability below 1e-38
     in a single step, of activations that differ by 87 or more, may make a cost infinite.
 
+    Where a label's probability is 1 but for roundings of float32, cuDNN 9.19 gives gradients of 1
+    that should be 0. They are put right here.
+
     Where activations of minus infinity rule a label out, the cost is infinite, but gradients may
     be finite numbers that mean nothing. `dnnops.nnet.ctc` gives NaN.
 

@@ -74,7 +74,7 @@ def describe(op, arrays):
 # -- without a GPU -------------------------------------------------------------------------
 
 
-KERNELS = ("ctc_normalizers", "ctc_first_half", "ctc_second_half", "ctc_gradients")
+KERNELS = ("ctc_normalizers", "ctc_first_half", "ctc_second_half", "ctc_gradients", "ctc_certain")
 
 
 @pytest.fixture(scope="module")
@@ -276,6 +276,20 @@ def test_cudnn_large_activations(case):
     """For which its other algorithm's gradients are wrong; larger ones underflow in both."""
     case = replace(case, classes=max(2, case.classes), columns=max(1, case.columns))
     check_gpu(GpuDnnCTC(), "float32", without_empty_labels(case), seed=case.seed)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_cudnn_certain(deterministic):
+    """Of labels whose probability is 1 in float32, nearly so, and not, all gradients are right."""
+    labels = np.array([[1, 2], [1, 1], [2, 0], [1, 2], [1, 2], [1, 1]])
+    steps = [[1, 2, 2], [1, 0, 1], [0, 2, 0], [1, 2, 2], [1, 2, 2], [1, 0, 1]]
+    x = np.zeros((3, 6, 4))
+    for n, (symbols, margin) in enumerate(zip(steps, [25, 20, 30, 15, 3, 40], strict=True)):
+        x[np.arange(3), n, symbols] = margin
+    label_lengths = np.array([2, 2, 1, 2, 2, 2])
+    op = GpuDnnCTC(True, True, deterministic)
+    check_gpu(op, "float32", (x, labels, np.full(6, 3), label_lengths), given=True)
 
 
 @pytest.mark.gpu

@@ -190,8 +190,10 @@ AttentionCase inner_case(const AttentionCall &call) {
          "cuDNN's attention takes depths of up to %lld; where the depth is known when a function is compiled, as by "
          "specify_shape, deeper ones are computed otherwise, and without cuDNN by mode.excluding('cudnn')",
          (long long)MAX_DEPTH);
-  // The gradient for one query and one key isn't offered: a second key is hidden by lengths.
-  if (c.gradient && c.queries == 1 && c.keys == 1) c.keys = 2;
+  // For one query and one key the gradient isn't offered, and of a bias of several heads for all entries of the batch
+  // cuDNN 9.19 reads all but the first head's from elsewhere: a second key is hidden by lengths.
+  const bool by_head = call.mask && call.mask->shape[0] == 1 && call.mask->shape[1] > 1;
+  if ((c.gradient || by_head) && c.queries == 1 && c.keys == 1) c.keys = 2;
   c.is_causal = call.words[WORD_CAUSAL];
   c.has_lengths = call.query_lengths || call.key_lengths || c.keys != call.keys;
   // Up to 9.15 gradients were wrong where the last keys don't fill a tile, unless lengths tell how many there are.

@@ -85,6 +85,8 @@ unsigned grid_of(int64_t blocks) {
   return static_cast<unsigned>(blocks);
 }
 
+std::string dtype_option(int64_t dtype) { return "-DDTYPE=" + std::to_string(dtype); }
+
 // Rows of places up to this length are kept in shared memory.
 constexpr int64_t SHARED_PLACES = 2048;
 constexpr unsigned ROW_THREADS = 128, MOST_THREADS = 1024;
@@ -127,7 +129,7 @@ void run_kernels(const Handle &handle, const CtcBatch &batch, const dnnops_tenso
   params.totals = doubles(at_totals);
   params.lanes = power_of_two(params.classes / 4, 8, ROW_THREADS);
 
-  const std::string options = "-DDTYPE=" + std::to_string(activations.dtype);
+  const std::string options = dtype_option(activations.dtype);
   const auto load = [&](const char *name) { return load_kernel(handle, "ctc", name, options); };
   const Kernel first = load("ctc_first_half"), second = load("ctc_second_half"), normalizers = load("ctc_normalizers"),
                by_activations = load("ctc_gradients");
@@ -192,6 +194,13 @@ void run_cudnn(const Handle &handle, int algo, const CtcBatch &batch, const dnno
   DNNOPS_LEGACY(cudnnCTCLoss_v8, handle.cudnn, algo, loss, array, activations.data, given + at_labels,
                 given + at_label_lengths, given + at_lengths, costs, gradient_array, gradients, scratch,
                 memory + at_scratch);
+  if (!gradients) return;
+  CtcParams params = {};
+  params.costs = costs, params.gradients = gradients;
+  params.batch = batch_size, params.classes = classes;
+  void *arguments[] = {&params};
+  launch_kernel(load_kernel(handle, "ctc", "ctc_certain", dtype_option(activations.dtype)),
+                grid_of(activations.shape[0] * batch_size), ROW_THREADS, 0, handle.stream, arguments);
 }
 
 void run(const dnnops_context &context, const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
