@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -19,6 +20,7 @@ from dnnops.gpuarray.codegen import C_TYPES, PREAMBLE, scalar_code
 from dnnops.gpuarray.dtypes import host_dtype
 from dnnops.gpuarray.layout import common_order, inverse
 from dnnops.gpuarray.op import GpuOp, infer_device, is_on_device
+from dnnops.gpuarray.packed import LEAST_SIZE, are_dense, pack_width, packed_kernel
 from dnnops.gpuarray.type import GpuArrayType
 
 
@@ -128,11 +130,14 @@ class _Plan:
         ]
         self.inplace = dict(op.inplace_pattern)
         self.out_dtypes = [z.type.numpy_dtype for z in node.outputs]
-        self.kernel = elementwise_kernel(
-            op.scalar_op,
-            tuple(x.type.dtype for x in node.inputs),
-            tuple(z.type.dtype for z in node.outputs),
+        in_dtypes = tuple(x.type.dtype for x in node.inputs)
+        out_dtypes = tuple(z.type.dtype for z in node.outputs)
+        self.kernel = elementwise_kernel(op.scalar_op, in_dtypes, out_dtypes)
+        # Compiled only when there are large dense arrays.
+        self.make_packed = functools.partial(
+            packed_kernel, op.scalar_op, in_dtypes, out_dtypes, tuple(self.on_device)
         )
+        self.width = pack_width([*itertools.compress(in_dtypes, self.on_device), *out_dtypes])
 
     def __call__(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         arrays = [x for x, device in zip(inputs, self.on_device, strict=True) if device]
@@ -155,7 +160,12 @@ class _Plan:
                 result, target = _empty(shape, dtype, order)
             results.append(result)
             targets.append(target)
-        self.kernel(*operands, *targets)
+        shape, size = targets[0].shape, targets[0].size
+        arrays = itertools.compress(operands, self.on_device)
+        if size >= LEAST_SIZE and are_dense((*arrays, *targets), shape):
+            self.make_packed()(*operands, size, *targets, size=-(-size // self.width))
+        else:
+            self.kernel(*operands, *targets)
         return tuple(results)
 
     def _broadcast_shape(self, arrays: list[Any]) -> tuple[int, ...]:

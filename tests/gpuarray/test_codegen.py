@@ -10,6 +10,7 @@ from pytensor.scalar.basic import Composite
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray.codegen import c_literal, scalar_code
 from dnnops.gpuarray.elemwise import can_run, elementwise_kernel
+from dnnops.gpuarray.packed import packed_kernel
 from tests.gpuarray.cuda_source import compile_log, elementwise_source, reduction_source
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
@@ -33,11 +34,11 @@ def scalar(dtype):
     return ps.get_scalar_type("float32" if dtype == "bfloat16" else dtype)()
 
 
-def kernel_of(op, dtype):
+def kernel_of(op, dtype, make=elementwise_kernel, **kwargs):
     pytest.importorskip("cupy")
     operands = [scalar(dtype)] * (op.nin if op.nin > 0 else 2)
     outputs = tuple(z.type.dtype for z in op.make_node(*operands).outputs)
-    return elementwise_kernel(op, (dtype,) * len(operands), outputs)
+    return make(op, (dtype,) * len(operands), outputs, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,19 @@ def test_kernels_compile(op, dtypes):
             continue  # PyTensor's type inference has no float16 for them
         kernel = kernel_of(op, dtype)
         assert not compile_log(elementwise_source(kernel, 2, True)), dtype
+
+
+@pytest.mark.parametrize("op", [ps.mul, ps.exp, ps.switch, ps.eq, ps.isnan, ps.invert])
+def test_packed_kernels_compile(op):
+    """Also of operands and results that have other sizes, and of the host's scalars."""
+    for dtype in INTEGERS if op is ps.invert else FLOATS:
+        nin = op.nin if op.nin > 0 else 2
+        for last in (True, False) if nin > 1 else (True,):
+            on_device = (True,) * (nin - 1) + (last,)
+            kernel = kernel_of(op, dtype, packed_kernel, on_device=on_device)
+            scalars = (nin,) if last else (nin - 1, nin)
+            log = compile_log(elementwise_source(kernel, 1, True, scalars=scalars))
+            assert not log, (dtype, last)
 
 
 def test_strided_operands_and_host_scalars_compile():

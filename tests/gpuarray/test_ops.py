@@ -17,7 +17,7 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.gpuarray import GpuArrayType, GpuContiguous
+from dnnops.gpuarray import GpuArrayType, GpuContiguous, shared
 from dnnops.gpuarray.basic import (
     GpuAllocEmpty,
     GpuDimShuffle,
@@ -27,6 +27,7 @@ from dnnops.gpuarray.basic import (
 )
 from dnnops.gpuarray.blas import GpuDot, GpuGemm
 from dnnops.gpuarray.elemwise import GpuElemwise
+from dnnops.gpuarray.packed import LEAST_SIZE
 from tests.gpuarray.graphs import (
     GPU_MODE,
     assert_near,
@@ -235,6 +236,47 @@ def test_large_reductions(reduce, dtype):
             x,
             dtype="bfloat16" if dtype == "bfloat16" else None,
         )
+
+
+#: More elements than a kernel for large arrays needs, and not a multiple of what a thread has.
+LARGE = (3, 31, 7, 105)
+assert np.prod(LARGE) > LEAST_SIZE
+assert np.prod(LARGE) % 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_large_dense_arrays(dtype):
+    """Of which a thread has several elements: in either order of memory, and of other dtypes."""
+    x, y = normal(*LARGE), normal(*LARGE)
+    mask = normal(*LARGE) > 0
+    compare(lambda v, w: v * w - pt.exp(v), x, y, dtype=dtype)
+    compare(lambda v, w: pt.maximum(v, w), channels_last(x), channels_last(y), dtype=dtype)
+    compare(lambda v, w: pt.switch(w, v, v * 2), x, mask, dtype=dtype)
+    compare(lambda v: v > 0.5, x, dtype=dtype)
+    compare(lambda v: pt.cast(v, "float32") / 3, x, dtype=dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1, 4])
+def test_large_arrays_from_any_address(offset):
+    """Those that don't begin at a multiple of 16 bytes as well; and a scalar of the host."""
+    x, factor = GpuArrayType("float32", (None,))(), pt.fscalar()
+    f = pytensor.function([x, factor], (x * factor).transfer("cuda"), mode=GPU_MODE)
+    value = normal(LEAST_SIZE + 9)
+    got = f(to_device(value)[offset:], np.float32(2.5))
+    np.testing.assert_array_equal(got.get(), value[offset:] * np.float32(2.5))
+
+
+@pytest.mark.gpu
+def test_large_arrays_in_place():
+    value = normal(LEAST_SIZE + 5)
+    x = shared(value)
+    f = pytensor.function([], [], updates=[(x, x - 0.5 * x * x)], mode=GPU_MODE)
+    (node,) = f.maker.fgraph.apply_nodes
+    assert node.op.inplace_pattern
+    f()
+    np.testing.assert_allclose(x.get_value(), value - 0.5 * value * value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.gpu
