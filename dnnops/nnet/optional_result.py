@@ -16,6 +16,8 @@ class OptionalResultOp(Op):
     All of ``__props__`` have to be parameters of ``__init__``.
     """
 
+    __props__: tuple[str, ...]
+
     #: The name of that parameter.
     optional_result: ClassVar[str]
 
