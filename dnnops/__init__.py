@@ -28,14 +28,13 @@ import dnnops.rewriting.attention
 import dnnops.rewriting.batchnorm
 import dnnops.rewriting.conv_merge
 import dnnops.rewriting.cross_entropy
-import dnnops.rewriting.ctc
 import dnnops.rewriting.inplace
 import dnnops.rewriting.reduction
-import dnnops.rewriting.rnn
 import dnnops.rewriting.softmax
 import dnnops.rewriting.to_cudnn
 import dnnops.rewriting.to_gpu
-import dnnops.rewriting.to_onednn  # noqa: F401
+import dnnops.rewriting.to_onednn
+import dnnops.rewriting.unused  # noqa: F401
 from dnnops import dnn, gpuarray, nnet
 from dnnops.chosen import chosen_plans
 from dnnops.dnn import (

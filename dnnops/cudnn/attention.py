@@ -16,10 +16,11 @@ from dnnops.errors import DnnNotSupportedError, DnnTypeError
 from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet._validate import named_operands
+from dnnops.nnet._validate import named_operands, switch
 from dnnops.nnet.attention import OPTIONAL, Attention, AttentionBase, AttentionGrad
 from dnnops.nnet.dropout import _state_vector
 from dnnops.nnet.expressions import is_connected
+from dnnops.nnet.optional_result import OptionalResultOp
 
 __all__ = ["DTYPES", "MAX_DEPTH", "GpuDnnAttention", "GpuDnnAttentionBase", "GpuDnnAttentionGrad"]
 
@@ -42,6 +43,8 @@ class GpuDnnAttentionBase(CudnnOp, AttentionBase):
     function = "dnnops_cudnn_attention"
     contiguous_only = True
     is_gradient: ClassVar[bool]
+    #: Whether there are statistics, which attention gives and its gradient takes.
+    with_stats: bool = True
     abstract: ClassVar[type[AttentionBase]]
 
     def make_node(self, *inputs: Any) -> Apply:
@@ -94,6 +97,7 @@ class GpuDnnAttentionBase(CudnnOp, AttentionBase):
             dropout,
             int(self.is_gradient),
             int(self.deterministic),
+            int(self.with_stats),
         ]
 
     @property
@@ -132,7 +136,7 @@ class GpuDnnAttentionBase(CudnnOp, AttentionBase):
         moving = node.op.pushforward(
             node.inputs, node.outputs, _dtypes_of(node.inputs, self._on_host(tangents))
         )
-        return _moved(moving, outputs)
+        return _moved(moving[: len(outputs)], outputs)
 
 
 def _dtypes_of(variables: Any, derivatives: Any) -> list[Any]:
@@ -149,18 +153,46 @@ def _moved(derivatives: Any, variables: Any) -> list[Variable]:
     ]
 
 
-class GpuDnnAttention(GpuDnnAttentionBase):
+class GpuDnnAttention(GpuDnnAttentionBase, OptionalResultOp):
     """`Attention` on cuDNN.
 
     ``GpuDnnAttention(scale, is_causal, optional)(query, key, value, ...)``. The second result, the
-    statistics, is float32. Parameters as for `GpuDnnAttentionBase`.
+    statistics, is float32.
+
+    Parameters
+    ----------
+    scale, is_causal, optional, dropout
+        As for `GpuDnnAttentionBase`.
+    with_stats : bool
+        Whether there is a second result. Where nothing uses it, as without a gradient, a compiled
+        function has the Op without it.
     """
 
-    results = Attention.results
+    __props__ = (*GpuDnnAttentionBase.__props__, "with_stats")
+
+    optional_result = "with_stats"
     is_gradient = False
     abstract = Attention
 
+    def __init__(
+        self,
+        scale: float | None = None,
+        is_causal: bool = False,
+        optional: Any = (),
+        dropout: float = 0.0,
+        with_stats: bool = True,
+    ):
+        super().__init__(scale, is_causal, optional, dropout)
+        self.with_stats = switch(type(self).__name__, "with_stats", with_stats)
+        self.results = Attention.results if self.with_stats else Attention.results[:1]
+
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
+        if not self.with_stats:
+            # The merge of equal nodes does not see that this computes the same and more.
+            op = self.with_optional_result(True)
+            return op.pullback(
+                inputs, op.make_node(*inputs).outputs, [*cotangents, disconnected_type()]
+            )
         gout, gstats = cotangents
         if is_connected(gstats) or not is_connected(gout) or self._has_mask_gradient(inputs):
             return super().pullback(inputs, outputs, cotangents)

@@ -14,13 +14,13 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import disconnected_type, grad_not_implemented
 from pytensor.graph.basic import Apply
-from pytensor.graph.op import Op
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import accumulator_dtype, float_tensor, named_operands, show_shape
 from dnnops.nnet.expressions import is_connected
+from dnnops.nnet.optional_result import OptionalResultOp
 
 __all__ = ["CTC", "ctc"]
 
@@ -87,7 +87,7 @@ def _cost_and_gradient(activations: np.ndarray, label: np.ndarray) -> tuple[Any,
     return cost, gradient
 
 
-class CTC(Op):
+class CTC(OptionalResultOp):
     """The CTC loss: ``CTC()(activations, labels, input_lengths)`` gives costs and gradients.
 
     The second output is the gradient of the sum of all costs by `activations`: the two passes over
@@ -107,6 +107,8 @@ class CTC(Op):
     """
 
     __props__ = ("with_gradients", "with_label_lengths")
+
+    optional_result = "with_gradients"
 
     def __init__(self, with_gradients: bool = True, with_label_lengths: bool = False):
         self.with_gradients = bool(with_gradients)
@@ -175,16 +177,7 @@ class CTC(Op):
     def _gradients(self, inputs: Any, outputs: Any) -> Any:
         if self.with_gradients:
             return outputs[1]
-        return self._sibling(True).make_node(*inputs).outputs[1]
-
-    def _sibling(self, with_gradients: bool) -> CTC:
-        """The same Op with or without the second output."""
-        given = {name: getattr(self, name) for name in self.__props__}
-        return type(self)(**{**given, "with_gradients": with_gradients})
-
-    def without_gradients(self, node: Apply) -> Any:
-        """The costs of a node of this Op, by one that computes nothing else."""
-        return self._sibling(False).make_node(*node.inputs).outputs[0]
+        return self.with_optional_result(True).make_node(*inputs).outputs[1]
 
     def _no_second_derivative(self, inputs: Any) -> Any:
         return grad_not_implemented(self, 0, inputs[0], "CTC has no second derivatives.")

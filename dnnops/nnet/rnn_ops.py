@@ -22,6 +22,7 @@ from dnnops.nnet._validate import (
     switch,
 )
 from dnnops.nnet.expressions import ExpressionOp
+from dnnops.nnet.optional_result import OptionalResultOp
 from dnnops.nnet.rnn_expressions import rnn_gradient_expressions
 from dnnops.nnet.rnn_layout import RNN_MODES, RNNLayout
 from dnnops.nnet.rnn_reference import RNNProblem, rnn_backward, rnn_forward
@@ -281,7 +282,7 @@ def reserve_dtype(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-class RNNForward(RNNBase):
+class RNNForward(RNNBase, OptionalResultOp):
     """A recurrent network: ``RNNForward(...)(w, x, hx, [cx], [lengths], [seed])``.
 
     The results are `y` (steps, batch, directions * output size), `hy` of the shape of `hx`, for an
@@ -297,6 +298,8 @@ class RNNForward(RNNBase):
     """
 
     __props__ = (*RNNBase.__props__, "keeps_reserve")
+
+    optional_result = "keeps_reserve"
 
     def __init__(self, *network: Any, keeps_reserve: bool = True, **more_network: Any):
         super().__init__(*network, **more_network)
@@ -355,7 +358,7 @@ class RNNForward(RNNBase):
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         if not self.keeps_reserve:
             # The merge of equal nodes does not see that this computes the same and more.
-            outputs = type(self)(**self.network).make_node(*inputs).outputs
+            outputs = self.with_optional_result(True).make_node(*inputs).outputs
         states = 3 if self.layout.has_cell else 2
         given = [
             self._cotangent(result, cotangent)
@@ -373,7 +376,7 @@ class RNNForward(RNNBase):
         self._store(node, output_storage, [*results, reserve] if self.keeps_reserve else results)
 
 
-class RNNBackward(RNNBase):
+class RNNBackward(RNNBase, OptionalResultOp):
     """The gradient of `RNNForward`.
 
     ``RNNBackward(...)(w, x, hx, [cx], [lengths], [seed], y, reserve, gy, ghy, [gcy])`` gives the
@@ -389,6 +392,8 @@ class RNNBackward(RNNBase):
     """
 
     __props__ = (*RNNBase.__props__, "by_x")
+
+    optional_result = "by_x"
 
     def __init__(self, *network: Any, by_x: bool = True, **more_network: Any):
         super().__init__(*network, **more_network)

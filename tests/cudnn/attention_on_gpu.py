@@ -83,6 +83,7 @@ class Data:
     form: Form
     seed: int
     given: dict[str, np.ndarray] = field(init=False)
+    _expected: list[np.ndarray] = field(init=False, default_factory=list)
 
     def __post_init__(self):
         form, rng = self.form, np.random.default_rng(self.seed)
@@ -124,13 +125,19 @@ class Data:
         return moved
 
     def expected(self) -> list[np.ndarray]:
-        """The output, the statistics and the three gradients, in float64."""
+        """The output, the statistics and the three gradients, in float64.
+
+        They are computed once: `given` is not to be changed afterwards.
+        """
+        if self._expected:
+            return self._expected
         form = self.form
         op = Attention(form.scale, form.is_causal, form.optional)
         arrays = list(self.given.values())
         forward = _perform(op, arrays)
         grad = AttentionGrad(form.scale, form.is_causal, form.optional)
-        return [*forward, *_perform(grad, [*arrays, *forward, self.gout])]
+        self._expected = [*forward, *_perform(grad, [*arrays, *forward, self.gout])]
+        return self._expected
 
 
 def _perform(op: Any, arrays: list[Any]) -> list[Any]:
@@ -157,6 +164,14 @@ def run_on_gpu(data: Data) -> list[Any]:
     )
     gout = _laid_out(data.gout, form.dtype, form.layout)
     return [*forward, *apply_all(grad, *operands, *forward, gout)]
+
+
+def run_without_stats(data: Data) -> Any:
+    """The output alone, on cuDNN: a device array."""
+    form = data.form
+    op = GpuDnnAttention(form.scale, form.is_causal, form.optional, with_stats=False)
+    (out,) = apply_all(op, *data.on_device())
+    return out
 
 
 RESULTS = ("out", "stats", "dquery", "dkey", "dvalue")

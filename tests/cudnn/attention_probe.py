@@ -3,12 +3,14 @@
 For each of many configurations, a line: cuDNN's plans forward and backward, the results' errors in
 parts of what the tests allow, and the time of a call on the device. One configuration that fails
 says why, and the next ones run. ``--times`` leaves the comparison out and takes large operands.
+``--launches`` only lists what a call puts on the device: the nodes of a CUDA graph.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -81,6 +83,48 @@ def milliseconds(op: Any, operands: list[Any]) -> float:
     return float(np.median(times))
 
 
+def launches(op: Any, operands: list[Any]) -> list[str]:
+    """What a call puts on the device: a line for each node of its CUDA graph."""
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        kept = [apply_all(op, *operands) for _ in range(2)]
+        del kept
+        stream.begin_capture()
+        kept = apply_all(op, *operands)
+        graph = stream.end_capture()
+    stream.synchronize()
+    written = graph.debug_dot_str(1)  # with all that is known of a node
+    del kept
+    labels = re.findall(r'label\s*=\s*"((?:[^"\\]|\\.)*)"', written, re.DOTALL)
+    return [" ".join(label.split())[:400] for label in labels] or [written]
+
+
+def report_launches() -> None:
+    """Print what plain attention launches, with statistics, without them, and its gradient."""
+    for sizes in (
+        {"batch": 64, "heads": (12, 12), "lengths": (197, 197)},
+        {"batch": 4, "heads": (16, 16), "lengths": (1024, 1024)},
+    ):
+        for is_causal in (False, True):
+            data = Data(Form(is_causal=is_causal, **sizes), 0)
+            operands = data.on_device()
+            forward = GpuDnnAttention(None, is_causal)
+            results = apply_all(forward, *operands)
+            given = [*operands, *results, results[0]]
+            calls = {
+                "forward": (forward, operands),
+                "forward without statistics": (forward.with_optional_result(False), operands),
+                "gradient": (GpuDnnAttentionGrad(None, is_causal), given),
+            }
+            for name, (op, arrays) in calls.items():
+                print(f"{data.form}, {name}: {milliseconds(op, arrays):.5f} ms")
+                for line in launches(op, arrays):
+                    print(f"    {line}")
+
+
 def plans(form: Form) -> str:
     """The plans forward and backward: of an H200, which cuDNN is told of."""
     options: dict[str, Any] = {
@@ -144,8 +188,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", action="store_true", help="large operands, nothing compared")
     parser.add_argument("--plans", action="store_true", help="say which engines they are")
+    parser.add_argument("--launches", action="store_true", help="list what a call launches")
     args = parser.parse_args()
     print(f"cuDNN {cudnn_version()}")
+    if args.launches:
+        report_launches()
+        return 0
     forms = list(large_forms() if args.times else small_forms())
     good = sum(report(form, not args.times, args.plans) for form in forms)
     print(f"{good} of {len(forms)} as they should be")

@@ -105,6 +105,7 @@ def describe(
     is_causal: bool = False,
     optional: tuple[str, ...] = (),
     deterministic: bool = False,
+    with_stats: bool = True,
     **keywords: Any,
 ) -> dict[str, str]:
     """A plan's description, or the reason why there is none.
@@ -131,7 +132,7 @@ def describe(
         "state": np.zeros(2, np.int64),
     }
     inputs += [given[operand] for operand in optional]
-    op: Any = GpuDnnAttention(None, is_causal, optional, **keywords)
+    op: Any = GpuDnnAttention(None, is_causal, optional, with_stats=with_stats, **keywords)
     if gradient:
         op = GpuDnnAttentionGrad(
             None, is_causal, optional, is_deterministic=deterministic, **keywords

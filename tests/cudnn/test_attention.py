@@ -19,6 +19,7 @@ from tests.cudnn.attention_on_gpu import (
     errors,
     random_form,
     run_on_gpu,
+    run_without_stats,
 )
 from tests.cudnn.device import host, on_gpu, poison, rounded
 from tests.oracle import PERFORM_MODE, RELATIVE_ERROR, SEED, repeat_command
@@ -31,7 +32,7 @@ GPU_MODE = pytensor.compile.get_mode("CVM").including("gpu")
 FORMS, RUNS = 20, 11
 
 
-def assert_right(data: Data, results: list) -> None:
+def assert_right(data: Data, results: list, words: str = "") -> None:
     found = errors(data, results)
     wrong = {name: error for name, error in found.items() if not error <= 1}
     if wrong:
@@ -45,19 +46,34 @@ def assert_right(data: Data, results: list) -> None:
             )
         lengths = {k: v.tolist() for k, v in data.given.items() if k.endswith("lengths")}
         pytest.fail(
-            f"{data.form}, seed {data.seed}, {lengths}: errors in parts of what is allowed {found};"
-            f" {parts}; repeat with {repeat_command()}"
+            f"{words}{data.form}, seed {data.seed}, {lengths}: errors in parts of what is allowed"
+            f" {found}; {parts}; repeat with {repeat_command()}"
         )
+
+
+def assert_right_without_stats(data: Data, results: list) -> None:
+    """Without statistics, the output has to be as good; `results` are those with them."""
+    out = run_without_stats(data)
+    assert (out.shape, out.dtype) == (results[0].shape, results[0].dtype)
+    differing = int((host(out) != host(results[0])).sum())
+    words = (
+        f"the Op without statistics, {differing} of {out.size} numbers differ from the other's: "
+    )
+    assert_right(data, [out, *results[1:]], words)
 
 
 @pytest.mark.parametrize("number", range(FORMS))
 def test_random(number):
     rng = np.random.default_rng([SEED, number])
     form = random_form(rng)
-    for _ in range(RUNS):
+    for run in range(RUNS):
         data = Data(form, int(rng.integers(2**32)))
         poison()
-        assert_right(data, run_on_gpu(data))
+        results = run_on_gpu(data)
+        assert_right(data, results)
+        if number % 2 == 0 and run < 3:
+            poison()
+            assert_right_without_stats(data, results)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +91,10 @@ def test_forms(form):
     for seed in range(3):
         data = Data(form, seed)
         poison()
-        assert_right(data, run_on_gpu(data))
+        results = run_on_gpu(data)
+        assert_right(data, results)
+        poison()
+        assert_right_without_stats(data, results)
 
 
 def test_queries_that_see_nothing():
@@ -87,8 +106,10 @@ def test_queries_that_see_nothing():
     results = run_on_gpu(data)
     assert_right(data, results)
     out, stats = (host(x) for x in results[:2])
-    assert not out[:2].any()
-    assert not out[2, :, 5].any()
+    poison()
+    for result in (out, host(run_without_stats(data))):
+        assert not result[:2].any()
+        assert not result[2, :, 5].any()
     assert np.isneginf(stats[2, :, 5]).all()
 
 
@@ -103,6 +124,8 @@ def test_empty(shape):
         out, stats = apply_all(GpuDnnAttention(), query, key, key)
         assert out.shape == query.shape
         assert stats.shape == shape
+        (alone,) = apply_all(GpuDnnAttention(with_stats=False), query, key, key)
+        assert alone.shape == query.shape
         grads = apply_all(GpuDnnAttentionGrad(), query, key, key, out, stats, query)
         assert not any(bool(g.any()) for g in grads)
     # Without keys the output is zeros, and there are no gradients.
@@ -110,6 +133,9 @@ def test_empty(shape):
     out, stats = apply_all(GpuDnnAttention(), query, none, none)
     assert not out.any()
     assert bool((stats == -np.inf).all())
+    poison()
+    (alone,) = apply_all(GpuDnnAttention(with_stats=False), query, none, none)
+    assert not alone.any()
     dquery, *_ = apply_all(GpuDnnAttentionGrad(), query, none, none, out, stats, query)
     assert not dquery.any()
 
@@ -164,6 +190,13 @@ def test_dropout(p, lengths):
     finite = np.isfinite(wide_stats)
     np.testing.assert_allclose(host(stats)[finite], wide_stats[finite], atol=1e-3)
     assert bool((run(unit, 123, 0)[0] == shown).all())
+    arrays = [on_gpu(a, "float16") for a in (query, key, unit)]
+    state = np.array([123, 0])
+    (alone,) = apply_all(op.with_optional_result(False), *arrays, *map(cupy.asarray, rest), state)
+    # What is kept, but for weights that another order of sums makes too small for float16.
+    assert bool(((alone > 0) == (shown > 0))[cupy.asarray(weights > 1e-4)].all())
+    error = np.linalg.norm(host(alone) - host(shown)) / np.linalg.norm(host(shown))
+    assert error <= 2e-3, f"without statistics: {error}, p {p}"
     for other in ((124, 0), (123, 1024)):
         assert ((host(run(unit, *other)[0]) > 0) != kept)[counts].mean() > p * (1 - p)
     oracle, grad = _Kept(None, True, form.optional, p), _KeptGrad(None, True, form.optional, p)
@@ -225,7 +258,7 @@ def test_capture():
 # -- in graphs ---------------------------------------------------------------------------
 
 
-def compiled(dtype: str, bfloat16: bool = False):
+def compiled(dtype: str, bfloat16: bool = False, with_gradients: bool = True):
     """A function of four device arrays and the keys' lengths: the output, and gradients."""
     on_device = "bfloat16" if bfloat16 else dtype
     query, key, value, gout = (GpuArrayType(on_device, (None,) * 4)() for _ in range(4))
@@ -234,9 +267,11 @@ def compiled(dtype: str, bfloat16: bool = False):
         query, key, value, is_causal=True, enable_gqa=True, key_lengths=lengths
     )
     known = {out: pt.as_tensor_variable(gout)}
-    grads = pytensor.grad(None, [query, key, value], known_grads=known)
+    by = [query, key, value] if with_gradients else []
+    grads = pytensor.grad(None, by, known_grads=known) if by else []
     results = [cast(as_gpuarray_variable(x, 0), dtype) for x in (out, *grads)]
-    return pytensor.function([query, key, value, gout, lengths], results, mode=GPU_MODE)
+    inputs = [query, key, value, gout, lengths]
+    return pytensor.function(inputs, results, mode=GPU_MODE, on_unused_input="ignore")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -258,6 +293,26 @@ def test_compiled_function(dtype):
         for got, wanted in zip(found, (out, *grads), strict=True):
             error = np.linalg.norm(host(got) - wanted) / np.linalg.norm(wanted)
             assert error <= bound, f"{dtype}, {form}: error {error}, {got.shape}, {got.strides}"
+
+
+def test_compiled_without_gradients():
+    """The function has the Op without statistics, which gives the same output."""
+    import cupy
+
+    function = compiled("float32", bfloat16=True, with_gradients=False)
+    (op,) = (n.op for n in function.maker.fgraph.apply_nodes if isinstance(n.op, GpuDnnAttention))
+    assert not op.with_stats
+    for seed, (lengths, heads) in enumerate([((40, 70), (4, 2)), ((33, 33), (3, 3))] * 3):
+        form = Form("bfloat16", 2, heads, lengths, is_causal=True, key_lengths=True)
+        data = Data(form, seed)
+        given = [on_gpu(data.given[o], "bfloat16") for o in ("query", "key", "value")]
+        unused = cupy.empty((0,) * 4, given[0].dtype)
+        poison()
+        (found,) = function(*given, unused, data.given["key_lengths"])
+        wanted = data.expected()[0]
+        error = np.linalg.norm(host(found) - wanted) / np.linalg.norm(wanted)
+        lengths_given = data.given["key_lengths"].tolist()
+        assert error <= RELATIVE_ERROR["bfloat16"], f"{form}, lengths {lengths_given}: {error}"
 
 
 def test_second_derivatives():

@@ -25,17 +25,19 @@ FORMS: list[dict[str, Any]] = [
     {"dropout": 0.1, "optional": ("key_lengths", "state"), "is_causal": True},
 ]
 
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"with_stats": False},
+    {"gradient": True},
+    {"gradient": True, "deterministic": True},
+]
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> dict[str, dict[str, str]]:
     if cudnn_version() < 90800:
         pytest.skip("cuDNN before 9.8 cannot be told of devices")
-    cases = [
-        {**form, "gradient": gradient, "deterministic": deterministic}
-        for (gradient, deterministic), form in itertools.product(
-            [(False, False), (True, False), (True, True)], FORMS
-        )
-    ]
+    cases = [{**form, **kind} for kind, form in itertools.product(KINDS, FORMS)]
     plans = plans_of(cases, tmp_path_factory.mktemp("driver"))
     return {repr(case): plan for case, plan in zip(cases, plans, strict=True)}
 
@@ -45,6 +47,6 @@ def test_plans(found):
     if any("SUBLIBRARY_LOADING_FAILED" in reason for reason in missing.values()):
         pytest.skip("cuDNN's engines cannot be loaded here")
     assert not missing
-    assert len(found) == 3 * len(FORMS)
+    assert len(found) == len(KINDS) * len(FORMS)
     for plan in found.values():
         assert plan["plan"].startswith("engine ")

@@ -6,6 +6,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from dnnops.cudnn.attention import GpuDnnAttention
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet import scaled_dot_product_attention
@@ -53,6 +54,49 @@ def test_on_cudnn(dtype, depth, mask):
     (node,) = nodes(fgraph, "GpuDnnAttentionGrad")
     assert [x.type.dtype for x in node.outputs] == [dtype] * 3
     assert not node.op.is_deterministic
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_statistics_only_for_gradients(dtype):
+    operands = [GpuArrayType(dtype, (None,) * 4)() for _ in range(4)]
+    gout = operands.pop()
+    out = scaled_dot_product_attention(*operands, is_causal=True)
+    result = cast(as_gpuarray_variable(out, 0), dtype)
+    fgraph = rewritten(operands, [result])
+    (node,) = nodes(fgraph, "GpuDnnAttention")
+    assert names(fgraph) == {"GpuDnnAttention"}
+    assert not node.op.with_stats
+    assert [x.type.dtype for x in node.outputs] == [dtype]
+    known = {out: pt.as_tensor_variable(gout)}
+    (grad,) = pytensor.grad(None, operands[:1], known_grads=known)
+    grad = cast(as_gpuarray_variable(grad, 0), dtype)
+    fgraph = rewritten([*operands, gout], [result, grad])
+    (node,) = nodes(fgraph, "GpuDnnAttention")
+    assert node.op.with_stats
+    assert len(node.outputs) == 2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("mode", ["CVM", "FAST_COMPILE", GPU_MODE], ids=str)
+def test_statistics_of_ops_made_explicitly(dtype, mode):
+    """In any mode; they stay where they are asked for, or a gradient needs them."""
+    mode = pytensor.compile.get_mode(mode)
+    operands = [GpuArrayType(dtype, (2, 4, 6, 8))() for _ in range(3)]
+    for with_stats in (True, False):
+        op = GpuDnnAttention(None, True, with_stats=with_stats)
+        out, *stats = op.make_node(*operands).outputs
+        (node,) = rewritten(operands, [out], mode).apply_nodes
+        assert node.op == GpuDnnAttention(None, True, with_stats=False)
+        (node,) = rewritten(operands, [out, *stats], mode).apply_nodes
+        assert node.op == op
+
+
+def test_statistics_that_are_merged():
+    """Two nodes of one Op, of which one needs the statistics, are one."""
+    operands = [GpuArrayType("float16", (2, 4, 6, 8))() for _ in range(3)]
+    first, second = (GpuDnnAttention().make_node(*operands).outputs for _ in range(2))
+    (node,) = rewritten(operands, [first[0], *second]).apply_nodes
+    assert node.op.with_stats
 
 
 def test_the_flag_for_determinism():

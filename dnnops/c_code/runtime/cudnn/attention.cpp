@@ -14,7 +14,16 @@ namespace dnnops {
 
 namespace {
 
-enum AttentionWord { WORD_SCALE, WORD_HAS_SCALE, WORD_CAUSAL, WORD_GIVEN, WORD_DROPOUT, WORD_GRADIENT, WORD_DETERMINISTIC };
+enum AttentionWord {
+  WORD_SCALE,
+  WORD_HAS_SCALE,
+  WORD_CAUSAL,
+  WORD_GIVEN,
+  WORD_DROPOUT,
+  WORD_GRADIENT,
+  WORD_DETERMINISTIC,
+  WORD_STATS
+};
 enum GivenOperand { GIVEN_MASK = 1, GIVEN_QUERY_LENGTHS = 2, GIVEN_KEY_LENGTHS = 4, GIVEN_STATE = 8 };
 
 constexpr int MAX_OPERANDS = 10, MAX_RESULTS = 3;
@@ -32,14 +41,14 @@ int count_operands(const int64_t *words) {
   return count;
 }
 
-int count_results(const int64_t *words) { return words[WORD_GRADIENT] ? 3 : 2; }
+int count_results(const int64_t *words) { return words[WORD_GRADIENT] ? 3 : words[WORD_STATS] ? 2 : 1; }
 
 const char *op_name(const int64_t *words) { return words[WORD_GRADIENT] ? "GpuDnnAttentionGrad" : "GpuDnnAttention"; }
 
 // query, key, value, those that need not be there, and for the gradient out, stats and gout.
 struct AttentionCall {
   AttentionCall(const int64_t *words_, const dnnops_tensor *inputs_) : words(words_), inputs(inputs_) {
-    gradient = words[WORD_GRADIENT];
+    gradient = words[WORD_GRADIENT], has_stats = words[WORD_STATS];
     const dnnops_tensor *next = inputs + 3;
     const int64_t given = words[WORD_GIVEN];
     if (given & GIVEN_MASK) mask = next++;
@@ -97,7 +106,7 @@ struct AttentionCall {
   const dnnops_tensor *inputs;
   const dnnops_tensor *mask = nullptr, *query_lengths = nullptr, *key_lengths = nullptr, *state = nullptr;
   const dnnops_tensor *out = nullptr, *stats = nullptr, *gout = nullptr;
-  bool gradient;
+  bool gradient, has_stats;
   int64_t dtype, batch, query_heads, heads, queries, keys, depth, value_depth;
 };
 
@@ -162,6 +171,11 @@ void list_arrays(const AttentionCall &call, const dnnops_tensor *results, const 
   for (int i = 0; i < 3; ++i) arrays[A_DQUERY + i] = &results[i];
 }
 
+// The statistics that the call is to write; null: none.
+void *written_stats(const AttentionCall &call, const dnnops_tensor *results) {
+  return !call.gradient && call.has_stats ? results[1].data : nullptr;
+}
+
 bool is_result(const AttentionCall &call, int array) { return call.gradient ? array >= A_DQUERY : array == A_OUT; }
 
 // Whether cuDNN can read or write an array where it is: its engines move 16 bytes at a time.
@@ -182,6 +196,7 @@ AttentionCase inner_case(const AttentionCall &call) {
   std::memset(&c, 0, sizeof c);
   c.gradient = call.gradient;
   c.dtype = call.dtype;
+  c.has_stats = call.has_stats;
   c.batch = call.batch, c.query_heads = call.query_heads, c.heads = call.heads;
   c.queries = call.queries, c.keys = call.keys;
   c.depth = rounded_depth(call.depth), c.value_depth = rounded_depth(call.value_depth);
@@ -303,7 +318,7 @@ struct AttentionRun {
       hide(results[1], nullptr, lengths(3), nullptr);
       hide(results[2], nullptr, lengths(3), nullptr);
     } else if (c.has_lengths || c.has_bias()) {
-      hide(results[0], results[1].data, lengths(2), at(places.visible));
+      hide(results[0], written_stats(call, results), lengths(2), at(places.visible));
     }
   }
 
@@ -373,8 +388,8 @@ struct AttentionRun {
       if (arrays[i]) add(attention_ids[i], pointer_of(i));
     if (call.gradient)
       add(ID_STATS, places.stats < 0 ? call.stats->data : at(places.stats));
-    else
-      add(ID_STATS, results[1].data);
+    else if (c.has_stats)
+      add(ID_STATS, written_stats(call, results));
     add(ID_SCALE, &state.scale);
     if (c.has_bias()) add(ID_BIAS, at(places.bias));
     if (c.has_lengths) {
@@ -429,7 +444,7 @@ void run_empty(const AttentionState &state, const Handle &handle, const Attentio
   for (int i = 0; i < (call.gradient ? 3 : 1); ++i) {
     HideParams params = {};
     params.array = results[i].data;
-    params.stats = call.gradient ? nullptr : results[1].data;
+    params.stats = written_stats(call, results);
     params.batch = results[i].shape[0], params.heads = results[i].shape[1];
     params.rows = results[i].shape[2], params.columns = results[i].shape[3];
     params.hides_all = 1;
@@ -470,7 +485,7 @@ DNNOPS_EXPORT int dnnops_cudnn_attention_shape(const dnnops_context *, const int
         set_output(outputs[i], call.dtype, {inputs[i].shape[0], inputs[i].shape[1], inputs[i].shape[2], inputs[i].shape[3]});
     } else {
       set_output(outputs[0], call.dtype, {call.batch, call.query_heads, call.queries, call.value_depth});
-      set_output(outputs[1], DNNOPS_FLOAT32, {call.batch, call.query_heads, call.queries});
+      if (call.has_stats) set_output(outputs[1], DNNOPS_FLOAT32, {call.batch, call.query_heads, call.queries});
     }
   });
 }

@@ -111,7 +111,9 @@ BackendDescriptor forward_graph(const AttentionCase &c, const GraphTarget &targe
   graph.reduce(CUDNN_REDUCE_TENSOR_MAX, x, largest);
   const Array exponentials = graph.pointwise(CUDNN_POINTWISE_EXP, {graph.pointwise(CUDNN_POINTWISE_SUB, {x, largest})});
   graph.reduce(CUDNN_REDUCE_TENSOR_ADD, exponentials, total);
-  graph.pointwise(CUDNN_POINTWISE_ADD, {largest, graph.pointwise(CUDNN_POINTWISE_LOG, {total})}, b.stats());
+  // The engines know this form only with the nodes of the statistics, whether or not these are written.
+  const Array stats = c.has_stats ? b.stats() : graph.between(b.rows);
+  graph.pointwise(CUDNN_POINTWISE_ADD, {largest, graph.pointwise(CUDNN_POINTWISE_LOG, {total})}, stats);
   // The engine wants the product's operand in the dtype of the values.
   GraphBuilder::Elementwise narrow;
   narrow.type = b.io;

@@ -36,7 +36,7 @@ constexpr int ATTENTION_ARRAYS = 8;  // query, key, value, out, gout, dquery, dk
 
 // All that a plan depends on.  Only 8-byte fields: a part of cache keys.
 struct AttentionCase {
-  int64_t gradient, dtype;
+  int64_t gradient, dtype, has_stats;  // statistics: a result of attention, an operand of its gradient
   int64_t batch, query_heads, heads, queries, keys, depth, value_depth;
   int64_t is_causal, has_lengths, bias_batch, bias_heads, bias_stride;  // bias_batch 0: no bias
   double dropout;
