@@ -14,7 +14,7 @@ from dnnops.gpuarray.dtypes import numpy_dtype
 __all__ = ["LEAST_SIZE", "are_dense", "pack_width", "packed_kernel"]
 
 #: From how many elements on it is worth a kernel of its own.
-LEAST_SIZE = 1 << 16
+LEAST_SIZE = 1 << 20
 #: What a thread moves at once of the array with the largest elements.
 _BYTES = 16
 

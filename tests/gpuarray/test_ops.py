@@ -239,7 +239,7 @@ def test_large_reductions(reduce, dtype):
 
 
 #: More elements than a kernel for large arrays needs, and not a multiple of what a thread has.
-LARGE = (3, 31, 7, 105)
+LARGE = (5, 31, 65, 105)
 assert np.prod(LARGE) > LEAST_SIZE
 assert np.prod(LARGE) % 2
 
