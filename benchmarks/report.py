@@ -105,25 +105,43 @@ def draw_times(title: str, rows: Sequence[Row]) -> Figure:
     return _draw_bars(title, rows, times, _UNITS[unit])
 
 
+#: More rows than this get a line each, with a point for each library in the place of a bar.
+_MOST_BARS = 30
+
+
 def _draw_bars(
     title: str, rows: Sequence[Row], values: Callable[[Row], dict[str, float]], words: str
 ) -> Figure:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     rows = sorted(rows, key=lambda row: next(iter(ratios(row).values())))
     names = list(dict.fromkeys(name for row in rows for name in values(row)))
-    height = 0.8 / len(names)
-    figure = Figure(figsize=(10, 1.6 + 0.3 * len(rows) * len(names)), layout="constrained")
+    has_bars = len(rows) <= _MOST_BARS
+    row_height = 0.3 * len(names) if has_bars else 0.17
+    figure = Figure(figsize=(10, 1.6 + row_height * len(rows)), layout="constrained")
     axes = figure.subplots()
+    height = 0.8 / len(names)
     for i, name in enumerate(names):
-        places = [j + (i - (len(names) - 1) / 2) * height for j in range(len(rows))]
         lengths = [values(row).get(name, float("nan")) for row in rows]
-        bars = axes.barh(places, lengths, height, label=name.replace("_", " "))
-        axes.bar_label(bars, fmt="{:.2f}", padding=3, fontsize=8)
-    axes.set_yticks(range(len(rows)), [row["case"] for row in rows], fontsize=9)
+        label = name.replace("_", " ")
+        if has_bars:
+            places = [j + (i - (len(names) - 1) / 2) * height for j in range(len(rows))]
+            bars = axes.barh(places, lengths, height, label=label)
+            axes.bar_label(bars, fmt="{:.2f}", padding=3, fontsize=8)
+        else:
+            axes.plot(lengths, range(len(rows)), "o", markersize=4, label=label)
+    axes.set_yticks(range(len(rows)), [row["case"] for row in rows], fontsize=9 if has_bars else 7)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.margins(x=0.08)
-    axes.set_xlim(left=0)
+    if has_bars:
+        axes.set_xlim(left=0)
+    else:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
     axes.set(xlabel=words)
     axes.set_title(title, loc="left")
     figure.legend(loc="outside lower right", ncols=len(names), frameon=False)

@@ -42,6 +42,9 @@ RELATIVE_ERROR = {
 #: For algorithms that transform their operands: FFT and Winograd.
 TRANSFORM_RELATIVE_ERROR = {**RELATIVE_ERROR, "float64": 1e-10, "float32": 1e-4}
 
+#: How much a rounding to 16 bits changes a number, relatively, at the most.
+UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+
 
 # -- random cases ------------------------------------------------------------------------
 

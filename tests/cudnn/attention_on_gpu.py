@@ -10,10 +10,7 @@ import numpy as np
 from dnnops.cudnn.attention import GpuDnnAttention, GpuDnnAttentionGrad
 from dnnops.nnet.attention import Attention, AttentionGrad
 from tests.cudnn.device import make_node, on_gpu, rounded
-from tests.oracle import RELATIVE_ERROR
-
-#: Of a rounding to these dtypes.
-UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+from tests.oracle import RELATIVE_ERROR, UNIT
 
 
 @dataclass(frozen=True)

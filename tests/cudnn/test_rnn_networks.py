@@ -8,12 +8,42 @@ import pytest
 from tests.cudnn import rnn_networks
 from tests.cudnn.rnn_networks import Network
 from tests.nnet.rnn_cases import RNNCase
+from tests.oracle import RELATIVE_ERROR
 
 
-def test_signs_of_relus(monkeypatch):
-    """Rounding may decide the sign of what is next to zero, but of nothing else."""
+@pytest.fixture(autouse=True)
+def on_host(monkeypatch):
     monkeypatch.setattr(rnn_networks, "host", np.asarray)
     monkeypatch.setattr(rnn_networks, "last_rnn_algorithm", lambda: "")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "times", "is_right"),
+    [
+        ("float16", 1.2, True),
+        ("float16", 5, False),
+        ("float32", 0.9, True),
+        ("float32", 1.2, False),
+    ],
+)
+def test_roundings_in_16_bits(dtype, times, is_right):
+    """Of five numbers that come of large terms, rounding of the operands moves the gradient."""
+    case = RNNCase("gru", 5, 1, False, False, 0, 0.0, False, 5, 1, 5, 3643)
+    network = Network(case, dtype)
+    gradients = network.expected_gradients(network.expected[0])
+    place = network.backward.results.index("hx")
+    wanted = gradients[place]
+    error = times * RELATIVE_ERROR[dtype] * max(np.linalg.norm(wanted), 0.3 * 5**0.5)
+    gradients[place] = wanted + error / 5**0.5
+    if is_right:
+        network.check_backward(gradients)
+    else:
+        with pytest.raises(AssertionError, match="gradient by hx"):
+            network.check_backward(gradients)
+
+
+def test_signs_of_relus():
+    """Rounding may decide the sign of what is next to zero, but of nothing else."""
     # Its first unit has 0.0009 where terms of some units cancel.
     case = RNNCase("rnn_relu", 8, 1, False, False, 0, 0.0, False, 3, 4, 5, 6)
     network = Network(case, "bfloat16")
