@@ -74,6 +74,7 @@ if _gpu := gpu_of_worker(os.environ):
 # Before any test imports PyTensor, so that the flags of dnnops are known to it.
 import dnnops  # noqa: E402, F401
 from dnnops.errors import DnnError  # noqa: E402
+from tests.configurations_run import FOLDER, Configurations  # noqa: E402
 
 
 def share_libraries(folder: Path, own: Path, build: Callable[[], None]) -> None:
@@ -122,6 +123,17 @@ if _flags:
         Path(config.compiledir) / "dnnops",
         build_libraries,
     )
+
+
+if _folder := os.environ.get(FOLDER):
+    from dnnops.cudnn.base import CudnnOp
+
+    _configurations = Configurations()
+    _configurations.watch(CudnnOp)
+
+    def pytest_sessionfinish() -> None:
+        """Leave what ran to the command that records it."""
+        _configurations.write(Path(_folder))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

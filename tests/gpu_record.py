@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.configurations_run import FOLDER, count_configurations
+
 ROOT = Path(__file__).parents[1]
 RECORD = Path("docs", "gpu_record.json")
 
@@ -43,11 +45,14 @@ class Outcome:
         Tests. One that fails while it is set up or torn down has failed.
     skipped : Counter
         Tests by the reason why they didn't run.
+    configurations : dict
+        By the Op's class, of how many configurations it ran.
     """
 
     passed: int = 0
     failed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    configurations: dict[str, int] = field(default_factory=dict)
 
     def __add__(self, other: Outcome) -> Outcome:
         return Outcome(
@@ -184,13 +189,16 @@ def run_tests(workers: int | None, gpus: int | None = None) -> Outcome:
         if workers is not None:
             spread = ["-p", "xdist", "-n", str(workers), "--dist=worksteal"]
             parts = [("gpu and not alone", spread), ("gpu and alone", [])]
+        environment[FOLDER] = directory
         for marks, options in parts:
             outcome += _run_marked(marks, options, environment, Path(directory, "report.xml"))
+        configurations = count_configurations(Path(directory))
     if outcome == Outcome():
         raise RecordError("there are no tests marked gpu")
     if not outcome.passed + outcome.failed:
         reasons = "".join(f"\n{count} tests: {why}" for why, count in outcome.skipped.items())
         raise RecordError(f"no test ran; all were skipped:{reasons}")
+    outcome.configurations = configurations
     return outcome
 
 
@@ -281,6 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "passed": outcome.passed,
         "failed": outcome.failed,
         "skipped": dict(outcome.skipped.most_common()),
+        "configurations": outcome.configurations,
         "commit": commit,
     }
     write_record(record, ROOT / RECORD)

@@ -7,10 +7,12 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from dnnops.errors import DnnUnavailableError
 from tests import gpu_record
+from tests.configurations_run import Configurations, count_configurations
 from tests.conftest import (
     build_libraries,
     flags_of_worker,
@@ -151,13 +153,15 @@ def test_record_of_a_run(checkout: Checkout):
     (checkout.root / "tests" / "test_cpu.py").write_text("def test_cpu(): pass\n")
     assert gpu_record.main(["--commit", COMMIT]) == 0
     record = checkout.record()
-    assert list(record) == ["date", *DEVICE, "passed", "failed", "skipped", "commit"]
+    counts = ["passed", "failed", "skipped", "configurations"]
+    assert list(record) == ["date", *DEVICE, *counts, "commit"]
     assert record.pop("date").startswith("20")
     assert record == {
         **DEVICE,
         "passed": 2,
         "failed": 0,
         "skipped": {"too slow, & <odd>": 3},
+        "configurations": {},
         "commit": COMMIT,
     }
     assert [path.name for path in checkout.record_path.parent.iterdir()] == ["gpu_record.json"]
@@ -185,6 +189,64 @@ def test_several_processes(checkout: Checkout):
     assert gpu_record.main(["--commit", COMMIT, "-n", "1"]) == 0
     assert checkout.record()["passed"] == 1
     assert checkout.record()["skipped"] == {"too slow, & <odd>": 3}
+
+
+class Doubled:
+    """An Op that knows what it gives of arrays, and fails of nothing."""
+
+    __props__ = ("factor",)
+
+    def __init__(self, factor: int = 2) -> None:
+        self.factor = factor
+
+    def perform(self, node, inputs, output_storage) -> None:
+        if not inputs:
+            raise ValueError("nothing")
+        output_storage[0][0] = self.factor * inputs[0]
+
+
+def test_configurations_are_counted(checkout: Checkout, tmp_path: Path):
+    """Those that differ, over all processes; what fails is none."""
+    found = Configurations()
+
+    class Watched(Doubled):
+        pass
+
+    found.watch(Watched)
+
+    def run(op: Doubled, *inputs: np.ndarray) -> None:
+        storage = [[None]]
+        op.perform(None, inputs, storage)
+        np.testing.assert_array_equal(storage[0][0], op.factor * inputs[0])
+
+    x = np.ones((20, 3))
+    for operand in (x, 3 * x, x.T, x[::2], x.astype("float32")):
+        run(Watched(), operand)
+    run(Watched(3), x)
+    with pytest.raises(ValueError, match="nothing"):
+        run(Watched())
+    assert len(found.found["Watched"]) == 5
+    # Small integers are parameters, as sizes of windows are.
+    run(Watched(), np.array([1, 2]))
+    run(Watched(), np.array([1, 3]))
+    folder = tmp_path / "found"
+    folder.mkdir()
+    found.write(folder)
+    more = {"Another": ["a", "b"], "Watched": ["a"]}
+    (folder / "configurations-0.json").write_text(json.dumps(more))
+    assert count_configurations(folder) == {"Another": 2, "Watched": 8}
+
+
+def test_configurations_are_recorded(checkout: Checkout):
+    checkout.write_tests(
+        "import os",
+        "from pathlib import Path",
+        "def test_it():",
+        "    folder = Path(os.environ['DNNOPS_TEST_CONFIGURATIONS'])",
+        """    (folder / 'configurations-1.json').write_text('{"GpuIt": ["a", "b"]}')""",
+    )
+    assert gpu_record.main(["--commit", COMMIT]) == 0
+    assert checkout.record()["configurations"] == {"GpuIt": 2}
 
 
 def test_some_run_alone(checkout: Checkout):

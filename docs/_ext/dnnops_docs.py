@@ -115,6 +115,7 @@ class GpuRecord(SphinxDirective):
             return [nodes.paragraph(text=NO_RECORD)]
         record = json.loads(path.read_text())
         skipped = record.pop("skipped", [])
+        configurations = record.pop("configurations", {})
         reasons = count_reasons(skipped)
         rows = [(key, str(value)) for key, value in record.items()]
         rows.append(("skipped", str(sum(reasons.values()))))
@@ -123,6 +124,14 @@ class GpuRecord(SphinxDirective):
             result.append(nodes.paragraph(text="Why tests were skipped:"))
             counts = [(reason, str(count)) for reason, count in reasons.most_common()]
             result.append(table(("reason", "tests"), counts))
+        if configurations:
+            words = (
+                "How many configurations of each Op ran in them by themselves: different"
+                " parameters, or operands of other shapes, strides or dtypes."
+            )
+            result.append(nodes.paragraph(text=words))
+            counts = [(name, str(count)) for name, count in configurations.items()]
+            result.append(table(("Op", "configurations"), counts))
         return result
 
 

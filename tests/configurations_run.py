@@ -1,0 +1,89 @@
+"""Counts how many configurations of each Op ran on a GPU, for the record of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["FOLDER", "Configurations", "configuration", "count_configurations"]
+
+#: The environment variable that names the folder where each process leaves what it ran.
+FOLDER = "DNNOPS_TEST_CONFIGURATIONS"
+
+#: Operands of the host up to this size belong to a configuration by their values, as windows do.
+_MOST_VALUES = 8
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iub" and value.size <= _MOST_VALUES:
+        return value.tolist()
+    shape, strides = getattr(value, "shape", None), getattr(value, "strides", None)
+    return shape, strides, str(getattr(value, "dtype", type(value).__name__))
+
+
+def configuration(op: Any, inputs: Iterable[Any]) -> str:
+    """A digest of an Op's parameters and its operands' shapes, strides and dtypes.
+
+    Parameters
+    ----------
+    op : Op
+    inputs : iterable of ndarray
+
+    Returns
+    -------
+    str
+    """
+    parameters = [getattr(op, name) for name in op.__props__]
+    text = repr((type(op).__name__, parameters, [_described(x) for x in inputs]))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+class Configurations:
+    """What ran in this process: digests by the Op's class."""
+
+    def __init__(self) -> None:
+        self.found: defaultdict[str, set[str]] = defaultdict(set)
+
+    def watch(self, cls: type) -> None:
+        """Note what runs through the method ``perform`` of a class, and does not fail."""
+        perform = cls.perform  # type: ignore[attr-defined]
+
+        @wraps(perform)
+        def watched(op: Any, node: Any, inputs: Any, output_storage: Any) -> None:
+            seen = configuration(op, inputs)  # before operands are destroyed
+            perform(op, node, inputs, output_storage)
+            self.found[type(op).__name__].add(seen)
+
+        cls.perform = watched  # type: ignore[attr-defined]
+
+    def write(self, folder: Path) -> None:
+        """Leave what ran in a file of this process."""
+        found = {name: sorted(digests) for name, digests in self.found.items()}
+        (folder / f"configurations-{os.getpid()}.json").write_text(json.dumps(found))
+
+
+def count_configurations(folder: Path) -> dict[str, int]:
+    """Count the different configurations of each Op that all processes have left.
+
+    Parameters
+    ----------
+    folder : Path
+
+    Returns
+    -------
+    dict
+        By the Op's class, in the order of the alphabet.
+    """
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for path in folder.glob("configurations-*.json"):
+        for name, digests in json.loads(path.read_text()).items():
+            found[name].update(digests)
+    return {name: len(found[name]) for name in sorted(found)}
