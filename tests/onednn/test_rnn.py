@@ -79,6 +79,24 @@ def test_sizes_for_several_threads(mode, has_lengths):
         check(case, "float32", operands)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        RNNCase("lstm", 512, 1, True, False, 0, 0.0, False, 9, 9, 40, seed=3),
+        RNNCase("gru", 512, 2, False, False, 0, 0.0, False, 9, 16, 300, seed=4),
+        RNNCase("lstm", 512, 1, False, False, 300, 0.0, False, 10, 8, 20, seed=5),
+        RNNCase("rnn_tanh", 768, 1, False, False, 0, 0.0, False, 8, 15, 768, seed=6),
+        RNNCase("lstm", 512, 1, True, False, 0, 0.0, True, 9, 9, 40, seed=7),
+    ],
+    ids=lambda case: f"{case.rnn_mode}{case.proj_size or ''}{'ends' if case.has_lengths else ''}",
+)
+def test_matrices_that_are_laid_out_for_all_steps(case):
+    """Large ones, where there are no lengths; and products of all steps that oneDNN prepares."""
+    operands = case.operands("float32")
+    operands[0] *= 2 * case.hidden_size**-0.5
+    check(case, "float32", operands)
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_small_integers_are_exact(bidirectional):
     case = RNNCase("rnn_relu", 5, 2, bidirectional, False, 0, 0.0, True, 3, 4, 6, seed=4)

@@ -1,7 +1,6 @@
 // The gradient of a recurrent network: step by step that of the gates' sums, from which matrix
 // products over all steps make those of the parameters and of the input.
-#include "rnn_loops.hpp"
-#include "rnn_problem.hpp"
+#include "rnn_product.hpp"
 
 namespace dnnops::rnn {
 namespace {
@@ -12,7 +11,7 @@ struct Buffers {
   T *dh;      // of one step; with a projection of all
   T *dcells;  // by a projection's operand, of one step
   T *cells;   // a projection's operand, of all positions
-  T *begins;  // the gates' gradients at the sequences' first steps
+  T *before;  // the output of the step before, of all positions
 };
 
 // Those of a pseudo-layer, and of its layer: below, y, above and dbelow, which is null where it isn't wanted.
@@ -29,7 +28,7 @@ template <class T>
 class Pass {
  public:
   Pass(const Problem &p, const Lengths &lengths, int64_t number, const T *w, T *dw, const Arrays<T> &arrays,
-       const Buffers<T> &buffers)
+       const Buffers<T> &buffers, StepProduct<T> &recurrence)
       : p_(p),
         lengths_(lengths),
         layer_(number / p.directions),
@@ -39,6 +38,7 @@ class Pass {
         dw_(dw),
         arrays_(arrays),
         buffers_(buffers),
+        recurrence_(recurrence),
         stride_(gradient_size(p)),
         recurrent_(p.mode == GRU ? p.hidden : 0) {
     const int64_t column = backward_ ? p.outputs : 0;
@@ -47,6 +47,7 @@ class Pass {
   }
 
   void run() {
+    recurrence_.prepare(w_ + part_.recurrent);
     for (int64_t i = 0; i < p_.steps; ++i) step(backward_ ? i : p_.steps - 1 - i);
     if (p_.skips(layer_))
       add_gates();
@@ -93,8 +94,7 @@ class Pass {
       else
         plain_gradient(hidden, p_.mode == RELU, output(t, b), dh(t, b), dgates(t, b));
     }
-    multiply<T>(false, false, rows, outputs, p_.rows(), dgates(t) + recurrent_, stride_, w_ + part_.recurrent, outputs, 1,
-                arrays_.dh, outputs);
+    recurrence_.run(rows, dgates(t) + recurrent_, arrays_.dh);
   }
 
   // The gradient by the output of a step; what came from later steps is used up.
@@ -146,22 +146,18 @@ class Pass {
   }
 
   void by_recurrence() {
-    const int64_t outputs = p_.outputs, batch = p_.batch;
-    T *to = dw_ + part_.recurrent;
-    // Of a step the output before is one row of the output away.
-    const T *gradients = dgates(backward_ ? 0 : 1) + recurrent_, *before = output(backward_ ? 1 : 0, 0);
-    multiply_columns(p_.rows(), outputs, std::max<int64_t>(p_.steps - 1, 0) * batch, gradients, stride_, before,
-                     p_.width(), to, outputs);
-    if (p_.steps == 0) return;
-    const T *begins = dgates(backward_ ? p_.steps - 1 : 0) + recurrent_;
-    int64_t stride = stride_;
-    if (backward_ && lengths_.given) {
-      for (int64_t b = 0; b < batch; ++b)
-        std::copy_n(dgates(lengths_.first(b, true), b) + recurrent_, p_.rows(), buffers_.begins + b * p_.rows());
-      begins = buffers_.begins;
-      stride = p_.rows();
-    }
-    multiply<T>(true, false, p_.rows(), outputs, batch, begins, stride, arrays_.hx, outputs, 1, to, outputs);
+    const int64_t outputs = p_.outputs;
+#pragma omp parallel for if (p_.positions() * outputs > 16384)
+    for (int64_t t = 0; t < p_.steps; ++t)
+      for (int64_t b = 0; b < p_.batch; ++b) {
+        T *to = buffers_.before + (t * p_.batch + b) * outputs;
+        if (lengths_.active(t, b))
+          std::copy_n(output_before(t, b), outputs, to);
+        else
+          std::fill_n(to, outputs, (T)0);
+      }
+    multiply_columns(p_.rows(), outputs, p_.positions(), buffers_.dgates + recurrent_, stride_, buffers_.before, outputs,
+                     dw_ + part_.recurrent, outputs);
   }
 
   void by_biases() {
@@ -198,6 +194,7 @@ class Pass {
   T *dw_;
   Arrays<T> arrays_;
   Buffers<T> buffers_;
+  StepProduct<T> &recurrence_;
   int64_t stride_;     // between the gates' gradients of two positions
   int64_t recurrent_;  // where those by the recurrence's part begin
 };
@@ -228,18 +225,19 @@ void backward(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outp
   Scratch scratch(sizeof(T));
   Operands<T> operands(scratch, inputs, 3 + has_cell), gradients(scratch, inputs + y_at, 4 + has_cell);
   const int ends = scratch.add(p.has_lengths ? positions * p.input : 0);
+  StepProduct<T> recurrence(p, scratch, p.outputs, p.rows(), false, gradient_size(p), p.outputs, true);
   const int dgates = scratch.add(positions * gradient_size(p));
   const int dh = scratch.add((p.projected ? positions : p.batch) * p.outputs);
   const int dcells = scratch.add(p.projected ? p.batch * p.hidden : 0);
   const int cells = scratch.add(p.projected ? positions * p.hidden : 0);
-  const int begins = scratch.add(p.has_lengths ? p.batch * p.rows() : 0);
+  const int before = scratch.add(positions * p.outputs);
   const int spare[2] = {scratch.add(p.layers < 2 ? 0 : between), scratch.add(p.layers < 3 ? 0 : between)};
   const int dropped = scratch.add(p.dropout > 0 ? between : 0);
   scratch.allocate();
   operands.pack_all();
   gradients.pack_all();
   const Buffers<T> buffers = {scratch.get<T>(dgates), scratch.get<T>(dh), scratch.get<T>(dcells), scratch.get<T>(cells),
-                              scratch.get<T>(begins)};
+                              scratch.get<T>(before)};
   const T *w = operands[0], *x = operands[1], *y = gradients[0], *reserve = gradients[1], *above = gradients[2];
   if (p.has_lengths) {
     clear_ends(p, lengths, x, scratch.get<T>(ends));
@@ -272,7 +270,7 @@ void backward(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outp
                                 reserve + number * positions * saved(p),
                                 out,        above,
                                 dbelow,     dhx + h_at,         dcx ? dcx + c_at : nullptr};
-      Pass<T>(p, lengths, number, w, dw, arrays, buffers).run();
+      Pass<T>(p, lengths, number, w, dw, arrays, buffers, recurrence).run();
     }
     if (layer && p.dropout > 0) drop(seed_of(p, inputs), layer - 1, p.dropout, between, dbelow, dbelow);
     above = dbelow;

@@ -1,31 +1,32 @@
 // A recurrent network: the input's part of all steps is one matrix product, then step by step
 // comes the recurrence's part.
-#include "rnn_loops.hpp"
-#include "rnn_problem.hpp"
+#include "rnn_product.hpp"
 
 namespace dnnops::rnn {
 namespace {
 
-// From so many steps on it pays to transpose the recurrent matrices: products with them are faster so.
-constexpr int64_t kTransposeSteps = 8;
-
 template <class T>
 struct Buffers {
-  T *transposed, *state, *recurrent, *cells, *bias;
+  T *state, *recurrent, *cells, *bias;
 };
+
+// How far the next sequence's sums of gates are.
+int64_t sums_stride(const Problem &p) { return saved(p) ? saved(p) : p.width(); }
 
 // The direction of a layer: its arrays are those of the whole layer.
 template <class T>
 class Pass {
  public:
-  Pass(const Problem &p, const Lengths &lengths, int64_t number, const T *w, const Buffers<T> &buffers)
+  Pass(const Problem &p, const Lengths &lengths, int64_t number, const T *w, const Buffers<T> &buffers,
+       StepProduct<T> &recurrence)
       : p_(p),
         lengths_(lengths),
         number_(number),
         backward_(number % p.directions == 1),
         part_(p.part(number)),
         w_(w),
-        buffers_(buffers) {}
+        buffers_(buffers),
+        recurrence_(recurrence) {}
 
   // `kept` are the gates of this pseudo-layer, `y` the output of the layer.
   void run(const T *below, const T *hx, const T *cx, T *kept, T *y, T *hy, T *cy) {
@@ -36,7 +37,7 @@ class Pass {
     std::copy_n(hx, state_size, buffers_.state);
     make_bias();
     add_input(below);
-    prepare_recurrence();
+    recurrence_.prepare(w_ + part_.recurrent);
     for (int64_t i = 0; i < p_.steps; ++i) step(backward_ ? p_.steps - 1 - i : i);
     std::copy_n(buffers_.state, state_size, hy);
     if (!p_.has_cell()) return;
@@ -46,9 +47,8 @@ class Pass {
 
  private:
   const T *cell(int64_t t, int64_t b) const { return kept_ + (t * p_.batch + b) * saved(p_) + 4 * p_.hidden; }
-  // Where the gates are summed, and how far the next sequence's ones are.
+  // Where the gates are summed.
   T *sums(int64_t t) const { return saved(p_) ? kept_ + t * p_.batch * saved(p_) : y_ + t * p_.batch * p_.width(); }
-  int64_t sums_stride() const { return saved(p_) ? saved(p_) : p_.width(); }
 
   // The biases of input and recurrence in one, but for a GRU's last gate, where they stay two.
   void make_bias() {
@@ -61,7 +61,7 @@ class Pass {
   }
 
   void add_input(const T *below) {
-    const int64_t positions = p_.positions(), stride = sums_stride();
+    const int64_t positions = p_.positions(), stride = sums_stride(p_);
     if (!p_.skips(number_ / p_.directions)) {
       multiply<T>(false, true, positions, p_.rows(), part_.inputs, below, part_.inputs, w_ + part_.matrices,
                   part_.inputs, 0, sums(0), stride);
@@ -74,25 +74,12 @@ class Pass {
         std::copy_n(below + i * p_.hidden, p_.hidden, to + i * stride + gate * p_.hidden);
   }
 
-  void prepare_recurrence() {
-    if (p_.steps >= kTransposeSteps) transpose(p_.rows(), p_.outputs, w_ + part_.recurrent, buffers_.transposed);
-  }
-  void recur(int64_t rows, T beta, T *to, int64_t stride) {
-    const bool is_transposed = p_.steps >= kTransposeSteps;
-    multiply<T>(false, !is_transposed, rows, p_.rows(), p_.outputs, buffers_.state, p_.outputs,
-                is_transposed ? buffers_.transposed : w_ + part_.recurrent, is_transposed ? p_.rows() : p_.outputs, beta,
-                to, stride);
-  }
-
   void step(int64_t t) {
     const int64_t rows = lengths_.rows(t), hidden = p_.hidden;
-    if (p_.mode == GRU)
-      recur(rows, 0, buffers_.recurrent, p_.rows());
-    else
-      recur(rows, 1, sums(t), sums_stride());
+    recurrence_.run(rows, buffers_.state, p_.mode == GRU ? buffers_.recurrent : sums(t));
 #pragma omp parallel for if (rows * hidden > 2048)
     for (int64_t b = 0; b < p_.batch; ++b) {
-      T *out = p_.projected ? buffers_.cells + b * hidden : output(t, b), *kept = sums(t) + b * sums_stride();
+      T *out = p_.projected ? buffers_.cells + b * hidden : output(t, b), *kept = sums(t) + b * sums_stride(p_);
       if (!lengths_.active(t, b)) {
         if (saved(p_)) std::fill_n(kept, saved(p_), (T)0);
         std::fill_n(output(t, b), p_.outputs, (T)0);
@@ -127,6 +114,7 @@ class Pass {
   PseudoLayer part_;
   const T *w_;
   Buffers<T> buffers_;
+  StepProduct<T> &recurrence_;
   T *kept_ = nullptr, *y_ = nullptr;
   const T *cx_ = nullptr;
 };
@@ -140,8 +128,11 @@ void forward(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outpu
   const int64_t positions = p.positions(), between = positions * p.width();
   Scratch scratch(sizeof(T));
   Operands<T> operands(scratch, inputs, 3 + p.has_cell());
-  const int transposed = scratch.add(p.rows() * p.outputs), state = scratch.add(p.batch * p.outputs);
-  const int recurrent = scratch.add(p.mode == GRU ? p.batch * p.rows() : 0);
+  // A GRU's last gate needs the recurrence's part by itself.
+  const bool apart = p.mode == GRU;
+  StepProduct<T> recurrence(p, scratch, p.rows(), p.outputs, true, p.outputs, apart ? p.rows() : sums_stride(p), !apart);
+  const int state = scratch.add(p.batch * p.outputs);
+  const int recurrent = scratch.add(apart ? p.batch * p.rows() : 0);
   const int cells = scratch.add(p.projected ? p.batch * p.hidden : 0), bias = scratch.add(4 * p.hidden);
   // Without a reserve: the gates of one pseudo-layer, and two layers' outputs.
   const int gates = scratch.add(p.flag ? 0 : positions * saved(p));
@@ -149,8 +140,8 @@ void forward(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outpu
   const int dropped = scratch.add(p.dropout > 0 ? between : 0);
   scratch.allocate();
   operands.pack_all();
-  const Buffers<T> buffers = {scratch.get<T>(transposed), scratch.get<T>(state), scratch.get<T>(recurrent),
-                              scratch.get<T>(cells), scratch.get<T>(bias)};
+  const Buffers<T> buffers = {scratch.get<T>(state), scratch.get<T>(recurrent), scratch.get<T>(cells),
+                              scratch.get<T>(bias)};
   T *y = static_cast<T *>(outputs[0].data), *hy = static_cast<T *>(outputs[1].data);
   T *cy = p.has_cell() ? static_cast<T *>(outputs[2].data) : nullptr;
   T *reserve = p.flag ? static_cast<T *>(outputs[2 + p.has_cell()].data) : nullptr;
@@ -162,7 +153,7 @@ void forward(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outpu
       const int64_t number = layer * p.directions + direction, h_at = number * p.batch * p.outputs;
       const int64_t c_at = number * p.batch * p.hidden;
       T *kept = reserve ? reserve + number * positions * saved(p) : scratch.get<T>(gates);
-      Pass<T>(p, lengths, number, operands[0], buffers)
+      Pass<T>(p, lengths, number, operands[0], buffers, recurrence)
           .run(below, operands[2] + h_at, cy ? operands[3] + c_at : nullptr, kept, out, hy + h_at, cy ? cy + c_at : nullptr);
     }
     below = out;

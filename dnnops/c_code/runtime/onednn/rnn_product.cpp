@@ -1,0 +1,88 @@
+#include "rnn_product.hpp"
+
+namespace dnnops::rnn {
+namespace {
+
+MemoryDesc matrix_desc(int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride) {
+  const int64_t shape[] = {rows, columns}, strides[] = {row_stride, column_stride};
+  return memory_desc(2, shape, strides);
+}
+
+Memory memory_at(const_dnnl_memory_desc_t desc, const void *data) {
+  dnnl_memory_t memory;
+  DNNL_CHECK(dnnl_memory_create(&memory, desc, cpu_engine(), const_cast<void *>(data)));
+  return Memory(memory);
+}
+
+PrimitiveDesc matmul_desc(const MemoryDesc &a, const MemoryDesc &b, const MemoryDesc &c, const_dnnl_primitive_attr_t attributes) {
+  dnnl_primitive_desc_t desc;
+  DNNL_CHECK(dnnl_matmul_primitive_desc_create(&desc, cpu_engine(), a.get(), b.get(), nullptr, c.get(), attributes));
+  return PrimitiveDesc(desc);
+}
+
+Primitive primitive_of(const PrimitiveDesc &desc) {
+  dnnl_primitive_t primitive;
+  DNNL_CHECK(dnnl_primitive_create(&primitive, desc.get()));
+  return Primitive(primitive);
+}
+
+}  // namespace
+
+// Making one takes some microseconds: oneDNN keeps the code.
+PackedProduct::PackedProduct(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldc, bool adds) : n_(n), k_(k) {
+  const MemoryDesc a = matrix_desc(m, k, lda, 1), c = matrix_desc(m, n, ldc, 1);
+  const int64_t shape[] = {k, n};
+  const MemoryDesc any = memory_desc(2, shape, nullptr);
+  const Attributes attributes = user_scratchpad();
+  if (adds) {
+    dnnl_post_ops_t sum;
+    DNNL_CHECK(dnnl_post_ops_create(&sum));
+    const std::unique_ptr<dnnl_post_ops, DnnlDeleter<dnnl_post_ops_t, dnnl_post_ops_destroy>> owned(sum);
+    DNNL_CHECK(dnnl_post_ops_append_sum(sum, 1, 0, dnnl_data_type_undef));
+    DNNL_CHECK(dnnl_primitive_attr_set_post_ops(attributes.get(), sum));
+  }
+  desc_ = matmul_desc(a, any, c, attributes.get());
+  primitive_ = primitive_of(desc_);
+  a_ = memory_at(a.get(), nullptr);
+  c_ = memory_at(c.get(), nullptr);
+}
+
+void PackedProduct::pack(const float *w, bool transposed, void *packed, void *scratch) {
+  const MemoryDesc given = transposed ? matrix_desc(k_, n_, 1, k_) : matrix_desc(k_, n_, n_, 1);
+  packed_ = memory_at(packed_desc(), packed);
+  scratch_ = memory_at(scratch_desc(), scratch);
+  dnnl_primitive_desc_t desc;
+  DNNL_CHECK(dnnl_reorder_primitive_desc_create(&desc, given.get(), cpu_engine(), packed_desc(), cpu_engine(), nullptr));
+  const PrimitiveDesc owned(desc);
+  const Primitive reorder = primitive_of(owned);
+  const Memory from = memory_at(given.get(), w);
+  const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_FROM, from.get()}, {DNNL_ARG_TO, packed_.get()}};
+  DNNL_CHECK(dnnl_primitive_execute(reorder.get(), cpu_stream(), 2, arguments));
+}
+
+void PackedProduct::run(const float *a, float *c) {
+  DNNL_CHECK(dnnl_memory_set_data_handle(a_.get(), const_cast<float *>(a)));
+  DNNL_CHECK(dnnl_memory_set_data_handle(c_.get(), c));
+  const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, a_.get()},
+                                       {DNNL_ARG_WEIGHTS, packed_.get()},
+                                       {DNNL_ARG_DST, c_.get()},
+                                       {DNNL_ARG_SCRATCHPAD, scratch_.get()}};
+  DNNL_CHECK(dnnl_primitive_execute(primitive_.get(), cpu_stream(), 4, arguments));
+}
+
+void multiply_columns(int64_t m, int64_t n, int64_t k, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
+                      int64_t ldc) {
+  // Of fewer products what oneDNN prepares for each size shows.
+  constexpr double kLeastProducts = 1 << 26;
+  if ((double)m * n * k < kLeastProducts) return multiply_columns<float>(m, n, k, a, lda, b, ldb, c, ldc);
+  const MemoryDesc across = matrix_desc(m, k, 1, lda), down = matrix_desc(k, n, ldb, 1), target = matrix_desc(m, n, ldc, 1);
+  // Scratch memory is oneDNN's own, which this thread uses at once.
+  const PrimitiveDesc desc = matmul_desc(across, down, target, nullptr);
+  const Primitive primitive = primitive_of(desc);
+  const Memory operands[] = {memory_at(across.get(), a), memory_at(down.get(), b), memory_at(target.get(), c)};
+  const dnnl_exec_arg_t arguments[] = {
+      {DNNL_ARG_SRC, operands[0].get()}, {DNNL_ARG_WEIGHTS, operands[1].get()}, {DNNL_ARG_DST, operands[2].get()}};
+  DNNL_CHECK(dnnl_primitive_execute(primitive.get(), cpu_stream(), 3, arguments));
+}
+
+}  // namespace dnnops::rnn
