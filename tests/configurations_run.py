@@ -18,13 +18,15 @@ __all__ = ["FOLDER", "Configurations", "configuration", "count_configurations"]
 #: The environment variable that names the folder where each process leaves what it ran.
 FOLDER = "DNNOPS_TEST_CONFIGURATIONS"
 
-#: Operands of the host up to this size belong to a configuration by their values, as windows do.
-_MOST_VALUES = 8
+#: Operands of the host up to this size belong to a configuration by their values, as windows do;
+#: but for random states, of large numbers.
+_MOST_VALUES, _LARGEST_VALUE = 8, 2**31
 
 
 def _described(value: Any) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype.kind in "iub" and value.size <= _MOST_VALUES:
-        return value.tolist()
+    if isinstance(value, np.ndarray) and value.size <= _MOST_VALUES:
+        if not (abs(value.astype("float64")) > _LARGEST_VALUE).any():
+            return value.tolist()
     shape, strides = getattr(value, "shape", None), getattr(value, "strides", None)
     return shape, strides, str(getattr(value, "dtype", type(value).__name__))
 
@@ -41,7 +43,7 @@ def configuration(op: Any, inputs: Iterable[Any]) -> str:
     -------
     str
     """
-    parameters = [getattr(op, name) for name in op.__props__]
+    parameters = [getattr(op, name) for name in getattr(op, "__props__", ())]
     text = repr((type(op).__name__, parameters, [_described(x) for x in inputs]))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

@@ -74,7 +74,7 @@ def test_random(dtype):
 
     rng = np.random.default_rng(SEED)
     failures = []
-    for number in range(60):
+    for number in range(70):
         mode = list(MODES)[number % len(MODES)]
         coef = coefficient(rng, mode)
         shape = tuple(int(n) for n in rng.integers(0 if number % 7 == 0 else 1, 9, number % 6))

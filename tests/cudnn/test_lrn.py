@@ -251,7 +251,7 @@ def test_window_sum(dtype, case, backward):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("has_means", [False, True])
-@fuzz(max_examples=40, case=cases(4, 5, max_size=9))
+@fuzz(max_examples=55, case=cases(4, 5, max_size=9))
 def test_cudnn_divisive(has_means, dtype, case):
     arrays, device_arrays = device_operands(case, 3, dtype)
     if not has_means:
