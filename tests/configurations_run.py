@@ -23,10 +23,15 @@ FOLDER = "DNNOPS_TEST_CONFIGURATIONS"
 _MOST_VALUES, _LARGEST_VALUE = 8, 2**31
 
 
+def _is_parameter(value: Any) -> bool:
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iubf":
+        return False
+    return value.size <= _MOST_VALUES and not (abs(value.astype("float64")) > _LARGEST_VALUE).any()
+
+
 def _described(value: Any) -> Any:
-    if isinstance(value, np.ndarray) and value.size <= _MOST_VALUES:
-        if not (abs(value.astype("float64")) > _LARGEST_VALUE).any():
-            return value.tolist()
+    if _is_parameter(value):
+        return value.tolist()
     shape, strides = getattr(value, "shape", None), getattr(value, "strides", None)
     return shape, strides, str(getattr(value, "dtype", type(value).__name__))
 
