@@ -105,8 +105,8 @@ def draw_times(title: str, rows: Sequence[Row]) -> Figure:
     return _draw_bars(title, rows, times, _UNITS[unit])
 
 
-#: More rows than this get a line each, with a point for each library in the place of a bar.
-_MOST_BARS = 30
+#: Where there are more, rows get a line each, with a point for each library in the place of a bar.
+_MOST_BARS = 60
 
 
 def _draw_bars(
@@ -117,7 +117,7 @@ def _draw_bars(
 
     rows = sorted(rows, key=lambda row: next(iter(ratios(row).values())))
     names = list(dict.fromkeys(name for row in rows for name in values(row)))
-    has_bars = len(rows) <= _MOST_BARS
+    has_bars = len(rows) * len(names) <= _MOST_BARS
     row_height = 0.3 * len(names) if has_bars else 0.17
     figure = Figure(figsize=(10, 1.6 + row_height * len(rows)), layout="constrained")
     axes = figure.subplots()

@@ -11,27 +11,13 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 __all__ = ["FOLDER", "Configurations", "configuration", "count_configurations"]
 
 #: The environment variable that names the folder where each process leaves what it ran.
 FOLDER = "DNNOPS_TEST_CONFIGURATIONS"
 
-#: Operands of the host up to this size belong to a configuration by their values, as windows do;
-#: but for random states, of large numbers.
-_MOST_VALUES, _LARGEST_VALUE = 8, 2**31
-
-
-def _is_parameter(value: Any) -> bool:
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iubf":
-        return False
-    return value.size <= _MOST_VALUES and not (abs(value.astype("float64")) > _LARGEST_VALUE).any()
-
 
 def _described(value: Any) -> Any:
-    if _is_parameter(value):
-        return value.tolist()
     shape, strides = getattr(value, "shape", None), getattr(value, "strides", None)
     return shape, strides, str(getattr(value, "dtype", type(value).__name__))
 

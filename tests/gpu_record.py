@@ -45,14 +45,11 @@ class Outcome:
         Tests. One that fails while it is set up or torn down has failed.
     skipped : Counter
         Tests by the reason why they didn't run.
-    configurations : dict
-        By the Op's class, of how many configurations it ran.
     """
 
     passed: int = 0
     failed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    configurations: dict[str, int] = field(default_factory=dict)
 
     def __add__(self, other: Outcome) -> Outcome:
         return Outcome(
@@ -156,7 +153,7 @@ def _git(*arguments: str) -> str:
     return done.stdout
 
 
-def run_tests(workers: int | None, gpus: int | None = None) -> Outcome:
+def run_tests(workers: int | None, gpus: int | None = None) -> tuple[Outcome, dict[str, int]]:
     """Run the tests marked ``gpu`` in processes of their own, and those marked ``alone`` at last.
 
     Parameters
@@ -168,8 +165,10 @@ def run_tests(workers: int | None, gpus: int | None = None) -> Outcome:
 
     Returns
     -------
-    Outcome
+    outcome : Outcome
         What happened.
+    configurations : dict
+        By the Op's class, of how many configurations it ran.
 
     Raises
     ------
@@ -198,8 +197,7 @@ def run_tests(workers: int | None, gpus: int | None = None) -> Outcome:
     if not outcome.passed + outcome.failed:
         reasons = "".join(f"\n{count} tests: {why}" for why, count in outcome.skipped.items())
         raise RecordError(f"no test ran; all were skipped:{reasons}")
-    outcome.configurations = configurations
-    return outcome
+    return outcome, configurations
 
 
 def _run_marked(
@@ -279,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         commit = find_commit(args.commit)
         device = describe_device()
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        outcome = run_tests(args.workers, args.gpus)
+        outcome, configurations = run_tests(args.workers, args.gpus)
     except RecordError as error:
         print(f"{RECORD} is not written: {error}", file=sys.stderr)
         return 2
@@ -289,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "passed": outcome.passed,
         "failed": outcome.failed,
         "skipped": dict(outcome.skipped.most_common()),
-        "configurations": outcome.configurations,
+        "configurations": configurations,
         "commit": commit,
     }
     write_record(record, ROOT / RECORD)

@@ -226,17 +226,12 @@ def test_configurations_are_counted(checkout: Checkout, tmp_path: Path):
     with pytest.raises(ValueError, match="nothing"):
         run(Watched())
     assert len(found.found["Watched"]) == 5
-    # A few numbers are parameters, as sizes of windows are, unless they are random words.
-    run(Watched(), np.array([1, 2]))
-    run(Watched(), np.array([1, 3]))
-    run(Watched(), np.array([2**40, 3]))
-    run(Watched(), np.array([2**41, 3]))
     folder = tmp_path / "found"
     folder.mkdir()
     found.write(folder)
     more = {"Another": ["a", "b"], "Watched": ["a"]}
     (folder / "configurations-0.json").write_text(json.dumps(more))
-    assert count_configurations(folder) == {"Another": 2, "Watched": 9}
+    assert count_configurations(folder) == {"Another": 2, "Watched": 6}
 
 
 def test_configurations_are_recorded(checkout: Checkout):

@@ -23,15 +23,14 @@ template <int V, class T>
 struct alignas(V * sizeof(T)) DnnopsPack {
   T of[V];
 };
-// The elements from `first` on of an array of n; past its end, whatever.
+// The elements from `first` on of an array of n; past its end, the last one again.
 template <int V, class T>
 __device__ DnnopsPack<V, T> dnnops_load(const T *array, long long first, long long n) {
   DnnopsPack<V, T> pack;
   if (first + V <= n) {
     pack = *reinterpret_cast<const DnnopsPack<V, T> *>(array + first);
   } else {
-    for (int k = 0; k < V; ++k)
-      if (first + k < n) pack.of[k] = array[first + k];
+    for (int k = 0; k < V; ++k) pack.of[k] = array[first + k < n ? first + k : n - 1];
   }
   return pack;
 }

@@ -16,7 +16,7 @@ __all__ = ["local_unused_result"]
 def local_unused_result(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variable] | None:
     """Replace an Op whose last result nothing uses by one that does not compute it.
 
-    That are the reserve of a recurrent network without a gradient, a network's gradient by its
+    These are the reserve of a recurrent network without a gradient, a network's gradient by its
     input, the gradients of the CTC loss and, on a GPU, the statistics of attention.
     """
     *used, last = node.outputs

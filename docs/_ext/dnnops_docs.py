@@ -126,8 +126,8 @@ class GpuRecord(SphinxDirective):
             result.append(table(("reason", "tests"), counts))
         if configurations:
             words = (
-                "How many configurations of each Op ran in them by themselves: different"
-                " parameters, or operands of other shapes, strides or dtypes."
+                "How many configurations of each Op ran in them, called directly, not in compiled"
+                " functions: different parameters, or operands of other shapes, strides or dtypes."
             )
             result.append(nodes.paragraph(text=words))
             counts = [(name, str(count)) for name, count in configurations.items()]

@@ -26,28 +26,29 @@ def usual_scale(case: RNNCase) -> float:
     return case.hidden_size**-0.5
 
 
-#: As many as this many roundings of all that a pass reads, and of what it keeps for the gradient,
-#: are in a result in 16 bits.
-ROUNDINGS = 3
+#: A small result in 16 bits may be as far off as so many changes of all operands by half a last
+#: digit make it: those of what a pass stores from step to step. Of more numbers they average out.
+ROUNDINGS, FEW_NUMBERS = 3, 64
+#: But by no more than so many times the bound.
+MOST_BOUNDS = 2
 
 
-def moved_by_rounding(op: Any, operands: list[Any], dtype: str) -> list[float]:
-    """By how much, in norm, an Op's results move if its operands are rounded to a dtype.
+def moved_by_rounding(op: Any, operands: list[Any], dtype: str, exact: Any = ()) -> list[float]:
+    """By how much, in norm, an Op's results move if its operands do by half a last digit.
 
-    At the most of some times, each operand by up to half of a last digit.
+    At the most of some times, by random parts of that; operands with the numbers in `exact` stay.
     """
     rng = np.random.default_rng(0)
     results = run_op(op, *operands)
     moved = [0.0 for _ in results]
     for _ in range(8):
-        others = run_op(
-            op,
-            *(
-                a * (1 + UNIT[dtype] * rng.uniform(-1, 1, a.shape)) if a.dtype.kind == "f" else a
-                for a in map(np.asarray, operands)
-            ),
-        )
-        for i, (other, result) in enumerate(zip(others, results, strict=True)):
+        others = [
+            a
+            if i in exact or a.dtype.kind != "f"
+            else a * (1 + UNIT[dtype] * rng.uniform(-1, 1, a.shape))
+            for i, a in enumerate(map(np.asarray, operands))
+        ]
+        for i, (other, result) in enumerate(zip(run_op(op, *others), results, strict=True)):
             moved[i] = max(moved[i], float(np.linalg.norm((other - result).ravel())))
     return moved
 
@@ -56,14 +57,14 @@ def check(out: Any, reference: np.ndarray, bound: float, words: str, allowed: fl
     """Compare by the norm of the difference, relative to the reference's or to 0.3 an element.
 
     What is small is often the sum of large terms that cancel. `allowed` is a difference that is
-    right in any case.
+    right as well, up to `MOST_BOUNDS` of the bound.
     """
     out = host(out)
     assert out.shape == reference.shape, f"{words}: shape {out.shape}, not {reference.shape}"
     error = np.linalg.norm((out - reference).ravel())
     norm = max(np.linalg.norm(reference.ravel()), 0.3 * reference.size**0.5)
     # Written so that NaN fails.
-    assert error <= max(bound * norm, allowed), (
+    assert error <= max(bound * norm, min(allowed, MOST_BOUNDS * bound * norm)), (
         f"{words}: relative error {error / norm:.3g} > {bound:.3g}; largest difference "
         f"{np.max(np.abs(out - reference)):.3g} at "
         f"{np.unravel_index(np.argmax(np.nan_to_num(np.abs(out - reference), nan=9e9)), out.shape)}"
@@ -106,18 +107,24 @@ class Network:
         return f"{name} of {self.case} in {self.dtype}"
 
     def compare(
-        self, names: Any, op: Any, operands: list[Any], results: Any, references: Any
+        self,
+        names: Any,
+        op: Any,
+        operands: list[Any],
+        results: Any,
+        references: Any,
+        exact: Any = (),
     ) -> None:
-        """Compare results; in 16 bits some are as far off as rounding makes them."""
+        """Compare results; in 16 bits small ones may be as far off as rounding makes them."""
         moved: list[float] = []
         for i, (name, out, ref) in enumerate(zip(names, results, references, strict=False)):
             bound = RELATIVE_ERROR[self.dtype]
             try:
                 check(out, ref, bound, self.words(name))
             except AssertionError:
-                if self.dtype not in UNIT:
+                if self.dtype not in UNIT or ref.size > FEW_NUMBERS:
                     raise
-                moved = moved or moved_by_rounding(op, operands, self.dtype)
+                moved = moved or moved_by_rounding(op, operands, self.dtype, exact)
                 check(out, ref, bound, self.words(name), ROUNDINGS * moved[i])
 
     def check_forward(self, results: list[Any]) -> None:
@@ -159,13 +166,15 @@ class Network:
         return y
 
     def check_backward(self, gradients: list[Any], y: Any = None) -> None:
+        # What the pass on the device went by is no operand that was rounded on the way.
+        exact = () if y is None else (len(self.operands),)
         y = self.expected[0] if y is None else host(y)
 
         def compare(y: np.ndarray) -> None:
             names = [f"gradient by {name}" for name in self.backward.results]
             operands = self.backward_operands(y)
             references = run_op(self.case.backward, *operands)
-            self.compare(names, self.case.backward, operands, gradients, references)
+            self.compare(names, self.case.backward, operands, gradients, references, exact)
 
         try:
             compare(y)

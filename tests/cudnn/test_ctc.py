@@ -279,17 +279,19 @@ def test_cudnn_large_activations(case):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("steps", [3, 200])
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_cudnn_certain(deterministic):
+def test_cudnn_certain(deterministic, steps):
     """Of labels whose probability is 1 in float32, nearly so, and not, all gradients are right."""
     labels = np.array([[1, 2], [1, 1], [2, 0], [1, 2], [1, 2], [1, 1]])
-    steps = [[1, 2, 2], [1, 0, 1], [0, 2, 0], [1, 2, 2], [1, 2, 2], [1, 0, 1]]
-    x = np.zeros((3, 6, 4))
-    for n, (symbols, margin) in enumerate(zip(steps, [25, 20, 30, 15, 3, 40], strict=True)):
-        x[np.arange(3), n, symbols] = margin
+    margins = [25, 20, 30, 15, 17, 40] if steps > 3 else [25, 20, 30, 15, 3, 40]
+    x = np.zeros((steps, 6, 4))
+    for n, margin in enumerate(margins):
+        path = [1, 0, 1] if labels[n, 0] == labels[n, 1] else [labels[n, 0]] + 2 * [labels[n, 1]]
+        x[np.arange(steps), n, path[:2] + path[2:] * (steps - 2)] = margin
     label_lengths = np.array([2, 2, 1, 2, 2, 2])
     op = GpuDnnCTC(True, True, deterministic)
-    check_gpu(op, "float32", (x, labels, np.full(6, 3), label_lengths), given=True)
+    check_gpu(op, "float32", (x, labels, np.full(6, steps), label_lengths), given=True)
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.cudnn import rnn_networks
-from tests.cudnn.rnn_networks import Network
+from tests.cudnn.rnn_networks import MOST_BOUNDS, Network
 from tests.nnet.rnn_cases import RNNCase
 from tests.oracle import RELATIVE_ERROR
 
@@ -21,7 +21,9 @@ def on_host(monkeypatch):
     ("dtype", "times", "is_right"),
     [
         ("float16", 1.2, True),
-        ("float16", 5, False),
+        ("float16", 2.1, False),
+        ("bfloat16", 1.2, True),
+        ("bfloat16", 2.1, False),
         ("float32", 0.9, True),
         ("float32", 1.2, False),
     ],
@@ -29,12 +31,43 @@ def on_host(monkeypatch):
 def test_roundings_in_16_bits(dtype, times, is_right):
     """Of five numbers that come of large terms, rounding of the operands moves the gradient."""
     case = RNNCase("gru", 5, 1, False, False, 0, 0.0, False, 5, 1, 5, 3643)
-    network = Network(case, dtype)
+    check_moved(Network(case, dtype), times, is_right)
+
+
+def test_roundings_of_many_numbers_average_out():
+    case = RNNCase("gru", 9, 1, False, False, 0, 0.0, False, 5, 8, 5, 3643)
+    check_moved(Network(case, "float16"), 1.1, False)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_wrong_factors_are_found(dtype):
+    """Of random networks: gradients that are a little too large, by more than is ever allowed."""
+    factor = 1 + 1.05 * MOST_BOUNDS * RELATIVE_ERROR[dtype]
+    found = 0
+    for seed in range(40):
+        mode = ("lstm", "gru", "rnn_tanh", "rnn_relu")[seed % 4]
+        network = Network(RNNCase(mode, 3, 1, False, False, 0, 0.0, False, 3, 2, 4, seed), dtype)
+        y = network.expected[0]
+        gradients = network.expected_gradients(y)
+        network.check_backward(gradients, y)
+        large = [i for i, g in enumerate(gradients) if np.linalg.norm(g) > 0.3 * g.size**0.5]
+        if not large:
+            continue
+        place = large[0]
+        gradients[place] = factor * gradients[place]
+        with pytest.raises(AssertionError, match="gradient by"):
+            network.check_backward(gradients, y)
+        found += 1
+    assert found >= 30
+
+
+def check_moved(network: Network, times: float, is_right: bool) -> None:
+    """Whether a gradient by the first state passes that is off by so many times the bound."""
     gradients = network.expected_gradients(network.expected[0])
     place = network.backward.results.index("hx")
     wanted = gradients[place]
-    error = times * RELATIVE_ERROR[dtype] * max(np.linalg.norm(wanted), 0.3 * 5**0.5)
-    gradients[place] = wanted + error / 5**0.5
+    norm = max(np.linalg.norm(wanted), 0.3 * wanted.size**0.5)
+    gradients[place] = wanted + times * RELATIVE_ERROR[network.dtype] * norm / wanted.size**0.5
     if is_right:
         network.check_backward(gradients)
     else:

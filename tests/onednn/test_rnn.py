@@ -82,10 +82,10 @@ def test_sizes_for_several_threads(mode, has_lengths):
 @pytest.mark.parametrize(
     "case",
     [
-        RNNCase("lstm", 512, 1, True, False, 0, 0.0, False, 9, 9, 40, seed=3),
-        RNNCase("gru", 512, 2, False, False, 0, 0.0, False, 9, 16, 300, seed=4),
-        RNNCase("lstm", 512, 1, False, False, 300, 0.0, False, 10, 8, 20, seed=5),
-        RNNCase("rnn_tanh", 768, 1, False, False, 0, 0.0, False, 8, 15, 768, seed=6),
+        RNNCase("lstm", 512, 1, True, False, 0, 0.0, False, 17, 16, 40, seed=3),
+        RNNCase("gru", 512, 2, False, False, 0, 0.0, False, 9, 30, 300, seed=4),
+        RNNCase("lstm", 512, 1, False, False, 300, 0.0, False, 16, 8, 20, seed=5),
+        RNNCase("rnn_tanh", 768, 1, False, False, 0, 0.0, False, 20, 15, 768, seed=6),
         RNNCase("lstm", 512, 1, True, False, 0, 0.0, True, 9, 9, 40, seed=7),
     ],
     ids=lambda case: f"{case.rnn_mode}{case.proj_size or ''}{'ends' if case.has_lengths else ''}",

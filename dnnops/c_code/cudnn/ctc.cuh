@@ -245,8 +245,8 @@ KERNEL void ctc_gradients(GRID_CONSTANT const CtcParams p) {
   }
 }
 
-// After cuDNN, a block for each row: where a label's probability is 1 but for roundings, cuDNN leaves it out of the
-// gradient, which is then 1 in the place of nearly nothing.
+// After cuDNN, a block for each row: where a label's probability is 1 but for roundings, cuDNN's gradient lacks the label's
+// part.  It is then the softmax, 1 where it should be nearly 0.
 KERNEL void ctc_certain(GRID_CONSTANT const CtcParams p) {
   wait_for_stream();
   const float roundings = 5e-7f;

@@ -35,7 +35,7 @@ void multiply(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const
 
 // C (m x n) = A transposed (m x k) B, where k is long: in pieces, as dnnl_sgemm needs a sixth less time for them.
 template <class T>
-void multiply_columns(int64_t m, int64_t n, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, T *c,
+void multiply_in_pieces(int64_t m, int64_t n, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, T *c,
                       int64_t ldc) {
   constexpr int64_t kPiece = 512;
   if (k == 0) return multiply<T>(true, false, m, n, 0, a, lda, b, ldb, 0, c, ldc);

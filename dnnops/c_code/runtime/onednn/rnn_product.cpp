@@ -26,6 +26,13 @@ Primitive primitive_of(const PrimitiveDesc &desc) {
   return Primitive(primitive);
 }
 
+// Ends when the work is done: oneDNN may be one that only queues it.
+void execute(const Primitive &primitive, std::initializer_list<dnnl_exec_arg_t> arguments) {
+  const dnnl_stream_t stream = cpu_stream();
+  DNNL_CHECK(dnnl_primitive_execute(primitive.get(), stream, (int)arguments.size(), arguments.begin()));
+  DNNL_CHECK(dnnl_stream_wait(stream));
+}
+
 }  // namespace
 
 // Making one takes some microseconds: oneDNN keeps the code.
@@ -49,40 +56,35 @@ PackedProduct::PackedProduct(int64_t m, int64_t n, int64_t k, int64_t lda, int64
 
 void PackedProduct::pack(const float *w, bool transposed, void *packed, void *scratch) {
   const MemoryDesc given = transposed ? matrix_desc(k_, n_, 1, k_) : matrix_desc(k_, n_, n_, 1);
-  packed_ = memory_at(packed_desc(), packed);
   scratch_ = memory_at(scratch_desc(), scratch);
+  if (dnnl_memory_desc_equal(given.get(), packed_desc())) {
+    packed_ = memory_at(packed_desc(), w);
+    return;
+  }
+  packed_ = memory_at(packed_desc(), packed);
   dnnl_primitive_desc_t desc;
   DNNL_CHECK(dnnl_reorder_primitive_desc_create(&desc, given.get(), cpu_engine(), packed_desc(), cpu_engine(), nullptr));
   const PrimitiveDesc owned(desc);
-  const Primitive reorder = primitive_of(owned);
   const Memory from = memory_at(given.get(), w);
-  const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_FROM, from.get()}, {DNNL_ARG_TO, packed_.get()}};
-  DNNL_CHECK(dnnl_primitive_execute(reorder.get(), cpu_stream(), 2, arguments));
+  execute(primitive_of(owned), {{DNNL_ARG_FROM, from.get()}, {DNNL_ARG_TO, packed_.get()}});
 }
 
 void PackedProduct::run(const float *a, float *c) {
   DNNL_CHECK(dnnl_memory_set_data_handle(a_.get(), const_cast<float *>(a)));
   DNNL_CHECK(dnnl_memory_set_data_handle(c_.get(), c));
-  const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, a_.get()},
-                                       {DNNL_ARG_WEIGHTS, packed_.get()},
-                                       {DNNL_ARG_DST, c_.get()},
-                                       {DNNL_ARG_SCRATCHPAD, scratch_.get()}};
-  DNNL_CHECK(dnnl_primitive_execute(primitive_.get(), cpu_stream(), 4, arguments));
+  execute(primitive_, {{DNNL_ARG_SRC, a_.get()},
+                       {DNNL_ARG_WEIGHTS, packed_.get()},
+                       {DNNL_ARG_DST, c_.get()},
+                       {DNNL_ARG_SCRATCHPAD, scratch_.get()}});
 }
 
-void multiply_columns(int64_t m, int64_t n, int64_t k, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
-                      int64_t ldc) {
-  // Of fewer products what oneDNN prepares for each size shows.
-  constexpr double kLeastProducts = 1 << 26;
-  if ((double)m * n * k < kLeastProducts) return multiply_columns<float>(m, n, k, a, lda, b, ldb, c, ldc);
+void matmul_columns(int64_t m, int64_t n, int64_t k, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
+                    int64_t ldc) {
   const MemoryDesc across = matrix_desc(m, k, 1, lda), down = matrix_desc(k, n, ldb, 1), target = matrix_desc(m, n, ldc, 1);
   // Scratch memory is oneDNN's own, which this thread uses at once.
   const PrimitiveDesc desc = matmul_desc(across, down, target, nullptr);
-  const Primitive primitive = primitive_of(desc);
-  const Memory operands[] = {memory_at(across.get(), a), memory_at(down.get(), b), memory_at(target.get(), c)};
-  const dnnl_exec_arg_t arguments[] = {
-      {DNNL_ARG_SRC, operands[0].get()}, {DNNL_ARG_WEIGHTS, operands[1].get()}, {DNNL_ARG_DST, operands[2].get()}};
-  DNNL_CHECK(dnnl_primitive_execute(primitive.get(), cpu_stream(), 3, arguments));
+  const Memory from = memory_at(across.get(), a), other = memory_at(down.get(), b), to = memory_at(target.get(), c);
+  execute(primitive_of(desc), {{DNNL_ARG_SRC, from.get()}, {DNNL_ARG_WEIGHTS, other.get()}, {DNNL_ARG_DST, to.get()}});
 }
 
 }  // namespace dnnops::rnn
