@@ -203,6 +203,7 @@ def test_energy_on_the_cpu(capsys: Output):
         ),
         (["--memory-format", "NHWC"], "memory_format must be one of contiguous, channels_last"),
         (["--device", "tpu"], "flag device: 'tpu' is not accepted. Give one of: cpu, cuda"),
+        (["--no-time", "--energy"], "--energy runs the plans, which --no-time forbids"),
         (["--precision", "float64"], "precision 'float64' isn't to be had on the CPU"),
         (["--allow-tf32"], "allow_tf32=True is a setting for cuDNN"),
         (["--workspace-limit", "many"], "flag dnn.conv.workspace_limit: 'many' is not accepted"),
