@@ -127,10 +127,11 @@ def chosen_plans(f: Any, time: bool = False) -> ChosenPlans:
     """Tell what each convolution of a compiled function uses.
 
     A node's choice stands until it runs on other shapes; of a node that hasn't run, `plan` is
-    empty. Convolutions inside of ``scan`` and ``OpFromGraph`` are listed where these run; functions
-    that were copied from one another share them. Only nodes that run as C code tell something: with
-    Numba's linker, which is PyTensor's default on the CPU, each row's `remark` says that nothing is
-    known. Compile with ``mode="DNN"`` or another mode of linker CVM.
+    empty. Convolutions inside of ``scan`` and ``OpFromGraph`` are listed where these run, and
+    functions that were copied from one another share those; all others are each copy's own. Only
+    nodes that run as C code tell something: with Numba's linker, which is PyTensor's default on the
+    CPU, each row's `remark` says that nothing is known. Compile with ``mode="DNN"`` or another mode
+    of linker CVM.
 
     Parameters
     ----------

@@ -31,6 +31,7 @@ __all__ = [
     "Flag",
     "Values",
     "flag_value",
+    "parse_flag",
     "quiet_unknown_flag_warnings",
     "register_flags",
 ]
@@ -108,7 +109,10 @@ def _size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.lower())
     if match is None or match[2] not in _SIZE_UNITS:
         raise ValueError(text)
-    return int(float(match[1]) * _SIZE_UNITS[match[2]])
+    size = int(float(match[1]) * _SIZE_UNITS[match[2]])
+    if size >= 2**63:
+        raise ValueError(text)
+    return size
 
 
 def _cache_path(text: str) -> str:
@@ -380,6 +384,29 @@ def flag_value(name: str) -> Any:
     from pytensor.configdefaults import config
 
     return getattr(config, name.replace(".", "__"))
+
+
+def parse_flag(name: str, value: object) -> Any:
+    """Check and normalize what an argument gives in place of a flag's value.
+
+    Parameters
+    ----------
+    name : str
+        Dotted name of the flag.
+    value : object
+        What was given.
+
+    Returns
+    -------
+    object
+        As `flag_value` gives it.
+
+    Raises
+    ------
+    DnnValueError
+        If the flag does not accept the value. The message names the flag and lists its values.
+    """
+    return next(flag for flag in FLAGS if flag.name == name).parse(value)
 
 
 def _adopt_dotted_name(config: PyTensorConfigParser, flag: Flag) -> None:

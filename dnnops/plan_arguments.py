@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnops.config import FLAGS
+from dnnops.config import parse_flag
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpuarray.device import device_from_target
 from dnnops.gpuarray.dtypes import FLOAT_DTYPES, dtype_name, numpy_dtype
@@ -83,9 +83,9 @@ def make_case(
     abstract = Conv(**params)
     abstract.check_shapes(input_shape, filter_shape)
     settings = {
-        "precision": precision,
-        "allow_tf32": allow_tf32,
-        "deterministic": deterministic,
+        "precision": _parsed("dnn.conv.precision", precision),
+        "allow_tf32": _parsed("dnn.allow_tf32", allow_tf32),
+        "deterministic": _parsed("dnn.deterministic", deterministic),
         "workspace_limit": _parsed("dnn.conv.workspace_limit", workspace_limit),
     }
     common = {
@@ -116,9 +116,10 @@ def _cpu_case(params: dict[str, Any], settings: dict[str, Any], common: dict[str
             f" arrays' dtype, {dtype}"
         )
     for name in ("allow_tf32", "deterministic", "workspace_limit"):
-        if settings[name] not in (None, False, "auto"):
+        value = settings[name]
+        if not (value is None or value is False or value == "auto"):
             raise DnnValueError(
-                f"{name}={settings[name]!r} is a setting for cuDNN, which the CPU's Ops don't have"
+                f"{name}={value!r} is a setting for cuDNN, which the CPU's Ops don't have"
             )
     classes = {
         "forward": OneDnnConv,
@@ -174,9 +175,7 @@ def _device_number(device: Any) -> int | None:
 
 def _parsed(flag: str, value: Any) -> Any:
     """Check an argument as the flag of that meaning is checked; None stays None."""
-    if value is None:
-        return None
-    return next(known for known in FLAGS if known.name == flag).parse(value)
+    return None if value is None else parse_flag(flag, value)
 
 
 def _one_of(name: str, value: Any, accepted: dict[str, str]) -> str:
@@ -187,7 +186,8 @@ def _one_of(name: str, value: Any, accepted: dict[str, str]) -> str:
 
 def _float_dtype(dtype: Any) -> str:
     try:
-        name = dtype_name(dtype)
+        # To NumPy, None is float64.
+        name = "" if dtype is None else dtype_name(dtype)
     except DnnTypeError:
         name = ""
     if name not in FLOAT_DTYPES:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,7 @@ def test_json(capsys: Output):
         "filter_flip": True,
         "filter_dilation": [1, 1],
         "num_groups": 1,
+        "settings": {},
     }
     names = ["forward", "backward_data", "backward_filter"]
     assert [direction["direction"] for direction in directions] == names
@@ -203,6 +205,7 @@ def test_energy_on_the_cpu(capsys: Output):
         ),
         (["--memory-format", "NHWC"], "memory_format must be one of contiguous, channels_last"),
         (["--device", "tpu"], "flag device: 'tpu' is not accepted. Give one of: cpu, cuda"),
+        (["--no-time", "--energy"], "--energy runs the plans, which --no-time forbids"),
         (["--precision", "float64"], "precision 'float64' isn't to be had on the CPU"),
         (["--allow-tf32"], "allow_tf32=True is a setting for cuDNN"),
         (["--workspace-limit", "many"], "flag dnn.conv.workspace_limit: 'many' is not accepted"),
@@ -306,6 +309,28 @@ def test_a_gpus_table(capsys: Output):
     assert re.search(r"^FFT_TILING +large, fft, .*, time_once, time_on_shape_change$", out, re.M)
     assert re.search(r"^IMPLICIT_GEMM +none, small$", out, re.MULTILINE)
     assert re.search(r"^no plan +winograd: no plan of this kind fits$", out, re.MULTILINE)
+
+
+def test_settings_of_cudnn_are_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(GpuCase, "library", lambda self: "cuDNN")
+    plain = gpu_survey()
+    assert algos_report.as_json([plain])["settings"] == {
+        "precision": "as_input_f32",
+        "allow_tf32": False,
+        "deterministic": False,
+        "workspace_limit": "auto",
+    }
+    assert algos_report.describe(plain.case).endswith("pad 3, 1.29 TFLOP")
+    settings = {
+        "precision": "float32",
+        "allow_tf32": True,
+        "deterministic": True,
+        "workspace_limit": 1 << 20,
+    }
+    case = replace(plain.case, op=GpuDnnConv(2, border_mode=3, **settings))
+    assert algos_report.as_json([replace(plain, case=case)])["settings"] == settings
+    words = "precision float32, TF32 allowed, deterministic plans only, workspace up to 1.0 MiB"
+    assert algos_report.describe(case).endswith(f"pad 3, {words}, 1.29 TFLOP")
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160, 200])

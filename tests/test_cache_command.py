@@ -243,6 +243,18 @@ def test_clear(run, cache: PlanCache):
     assert run("clear", "--json").json == {"path": str(cache.path), "removed": 0}
 
 
+def test_what_is_said_of_a_folder_that_is_not_there(run, cache: PlanCache, tmp_path: Path):
+    assert run("clear").out == f"removed 0 entries from {cache.path}, which does not exist\n"
+    file = tmp_path / "plans.json"
+    exported = run("export", file)
+    assert exported.status == 0
+    assert exported.lines == [
+        f"{cache.path} does not exist",
+        f"wrote 0 entries of {cache.path} to {file}",
+    ]
+    assert not cache.path.exists()
+
+
 # --- export and import ---------------------------------------------------------------------------
 
 
@@ -390,6 +402,7 @@ def test_export_replaces_a_file_only_if_told_to(run, cache: PlanCache, tmp_path:
         "path": str(cache.path),
         "file": str(file),
         "exported": 1,
+        "unusable": [],
     }
     assert "engine7_k2=4" in file.read_text()
     # Unlike the cache, it is for others to read, as far as the umask lets them.
@@ -412,7 +425,16 @@ def test_an_export_leaves_out_what_is_damaged(run, cache: PlanCache, tmp_path: P
     (file,) = cache.path.iterdir()
     file.write_text("")
     cache.store(key(beta=1), CHOICE)
-    assert run("export", tmp_path / "plans.json", "--json").json["exported"] == 1
+    target = tmp_path / "plans.json"
+    exported = run("export", target)
+    reason = "it is no valid JSON: Expecting value: line 1 column 1 (char 0)"
+    assert exported.lines == [
+        f"left out {file}: {reason}",
+        f"wrote 1 entry of {cache.path} to {target}",
+    ]
+    report = run("export", target, "--force", "--json").json
+    assert report["exported"] == 1
+    assert report["unusable"] == [{"file": str(file), "reason": reason}]
 
 
 def test_an_interrupted_export_leaves_nothing(

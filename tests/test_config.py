@@ -120,6 +120,7 @@ def test_accepted_values(name: str, given: object, expected: object):
         ("dnn.conv.time_limit", "2 s", "seconds, more than 0"),
         ("dnn.conv.workspace_limit", "-1", "512MB"),
         ("dnn.conv.workspace_limit", "3 parsecs", "512MB"),
+        ("dnn.conv.workspace_limit", "8388608TiB", "512MB"),
         ("dnn.cuda_graph", "", "False"),
     ],
 )

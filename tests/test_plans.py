@@ -225,7 +225,11 @@ def test_it_is_what_users_see():
         ),
         ({"device": "tpu"}, DnnValueError, "flag device: 'tpu' is not accepted"),
         ({"precision": "float16"}, DnnValueError, "precision 'float16' isn't to be had on the CPU"),
+        ({"precision": "half"}, DnnValueError, "flag dnn.conv.precision: 'half' is not accepted"),
+        ({"dtype": None}, DnnTypeError, "dtype must be one of"),
         ({"allow_tf32": True}, DnnValueError, "allow_tf32=True is a setting for cuDNN"),
+        ({"allow_tf32": "maybe"}, DnnValueError, "flag dnn.allow_tf32: 'maybe' is not accepted"),
+        ({"workspace_limit": 0}, DnnValueError, "workspace_limit=0 is a setting for"),
         ({"deterministic": True}, DnnValueError, "deterministic=True is a setting for cuDNN"),
         ({"workspace_limit": "1MB"}, DnnValueError, "workspace_limit=1000000 is a setting for"),
         ({"workspace_limit": "lots"}, DnnValueError, "flag dnn.conv.workspace_limit: 'lots'"),
@@ -512,7 +516,7 @@ def test_a_list_takes_no_memory_on_the_gpu(gpu, memory_format):
 def test_bad_settings_for_cudnn(gpu):
     for changes, words in (
         ({"precision": "float64"}, "precision float64 does not go with float32 arrays"),
-        ({"precision": "half"}, "precision 'half': give one of"),
+        ({"precision": "half"}, "flag dnn.conv.precision: 'half' is not accepted"),
         ({"memory_format": "NCHW"}, "memory_format must be one of"),
     ):
         with pytest.raises(DnnValueError, match=words):

@@ -110,6 +110,8 @@ def run(args: argparse.Namespace) -> int:
         If a library or the device can't be used.
     """
     try:
+        if args.energy and args.no_time:
+            raise DnnValueError("--energy runs the plans, which --no-time forbids; give one")
         cases = _cases(args)
     except (DnnValueError, DnnTypeError) as error:
         print(f"dnnops algos: {error}", file=sys.stderr)

@@ -57,6 +57,16 @@ def describe(case: PlanCase) -> str:
         parts.append("correlation")
     if case.memory_format != "contiguous":
         parts.append(case.memory_format)
+    # Of cuDNN's settings those that aren't as the flags are by default.
+    settings = _settings(case)
+    if settings.get("precision", "as_input_f32") != "as_input_f32":
+        parts.append(f"precision {settings['precision']}")
+    if settings.get("allow_tf32"):
+        parts.append("TF32 allowed")
+    if settings.get("deterministic"):
+        parts.append("deterministic plans only")
+    if settings.get("workspace_limit", "auto") != "auto":
+        parts.append(f"workspace up to {_size(settings['workspace_limit'])}")
     return ", ".join([*parts, _operations(case.flops)])
 
 
@@ -67,9 +77,10 @@ def as_json(surveys: list[Survey]) -> dict[str, Any]:
     -------
     dict
         ``device``, ``library``, ``dtype``, ``memory_format``, the parameters of the convolution,
-        and ``directions``: for each its name as cuDNN has it, shapes, ``flops``, ``remark``,
-        ``plans`` (the fields of `ConvPlan`, ``relative`` to the fastest, ``tflops``), ``flag``,
-        its value now, ``choices`` (``plan``, or null and the ``reason``) and ``energy_reason``.
+        cuDNN's ``settings`` (empty on the CPU), and ``directions``: for each its name as cuDNN has
+        it, shapes, ``flops``, ``remark``, ``plans`` (the fields of `ConvPlan`, ``relative`` to the
+        fastest, ``tflops``), ``flag``, its value now, ``choices`` (``plan``, or null and the
+        ``reason``) and ``energy_reason``.
     """
     case = surveys[0].case
     parameters = {name: value for name, value in case.op.conv_params().items() if name != "ndim"}
@@ -79,8 +90,18 @@ def as_json(surveys: list[Survey]) -> dict[str, Any]:
         "dtype": case.dtype,
         "memory_format": case.memory_format,
         **parameters,
+        "settings": _settings(case),
         "directions": [_direction_as_json(survey) for survey in surveys],
     }
+
+
+def _settings(case: PlanCase) -> dict[str, Any]:
+    """Those of cuDNN's settings that hold for a convolution; none for the CPU's."""
+    names = ("precision", "allow_tf32", "deterministic", "workspace_limit")
+    settings = {name: getattr(case.op, name) for name in names if hasattr(case.op, name)}
+    if settings.get("workspace_limit") == -1:
+        settings["workspace_limit"] = "auto"
+    return settings
 
 
 def _direction_as_json(survey: Survey) -> dict[str, Any]:

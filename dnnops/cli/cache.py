@@ -98,26 +98,35 @@ def _show(cache: PlanCache, args: argparse.Namespace) -> _Result:
         "size_bytes": size,
         "capacity_bytes": cache.capacity_bytes,
         "entries": rows,
-        "unusable": [{"file": str(file.path), "reason": file.reason} for file in damaged],
+        "unusable": _unusable(damaged),
     }
     lines = _table(rows) if rows else []
     lines += [f"{file.path} is ignored: {file.reason}" for file in damaged]
     capacity = f"{_size_words(size)} of at most {_size_words(cache.capacity_bytes)}"
-    place = f"{cache.path}{'' if cache.path.exists() else ', which does not exist'}"
-    lines.append(f"{_entries(len(files))} in {place}, {capacity}")
+    lines.append(f"{_entries(len(files))} in {_place(cache)}, {capacity}")
     return report, lines, 0
 
 
 def _clear(cache: PlanCache, args: argparse.Namespace) -> _Result:
     removed = cache.clear()
     report = {"path": str(cache.path), "removed": removed}
-    return report, [f"removed {_entries(removed)} from {cache.path}"], 0
+    return report, [f"removed {_entries(removed)} from {_place(cache)}"], 0
 
 
 def _export(cache: PlanCache, args: argparse.Namespace) -> _Result:
     exported = cache.export(args.file, force=args.force)
-    report = {"path": str(cache.path), "file": str(args.file), "exported": exported}
-    return report, [f"wrote {_entries(exported)} of {cache.path} to {args.file}"], 0
+    damaged = [file for file in cache.files() if file.entry is None]
+    report = {
+        "path": str(cache.path),
+        "file": str(args.file),
+        "exported": exported,
+        "unusable": _unusable(damaged),
+    }
+    lines = [f"left out {file.path}: {file.reason}" for file in damaged]
+    if not cache.path.exists():
+        lines.append(f"{cache.path} does not exist")
+    lines.append(f"wrote {_entries(exported)} of {cache.path} to {args.file}")
+    return report, lines, 0
 
 
 def _import(cache: PlanCache, args: argparse.Namespace) -> _Result:
@@ -138,6 +147,14 @@ def _import(cache: PlanCache, args: argparse.Namespace) -> _Result:
 
 
 _ACTIONS = {"show": _show, "clear": _clear, "export": _export, "import": _import}
+
+
+def _place(cache: PlanCache) -> str:
+    return f"{cache.path}{'' if cache.path.exists() else ', which does not exist'}"
+
+
+def _unusable(files: list[CacheFile]) -> list[dict[str, str]]:
+    return [{"file": str(file.path), "reason": file.reason} for file in files]
 
 
 def _describe(file: CacheFile) -> dict[str, Any]:

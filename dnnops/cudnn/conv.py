@@ -16,7 +16,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 import dnnops.cudnn.kernels
 import dnnops.cudnn.stored_choices  # noqa: F401  both register with the runtime library
 from dnnops.compat import shape_inference
-from dnnops.config import flag_value
+from dnnops.config import flag_value, parse_flag
 from dnnops.cudnn.algorithms import (
     DIRECTIONS,
     algorithm_flag,
@@ -40,6 +40,11 @@ from dnnops.nnet.conv_base import ConvBase
 __all__ = ["GpuDnnConv", "GpuDnnConvBase", "GpuDnnConvGradI", "GpuDnnConvGradW"]
 
 MEMORY_FORMATS = ("contiguous", "channels_last")
+
+
+def _setting(flag: str, given: Any) -> Any:
+    """What an argument gives, checked as the flag is, or else the flag's value."""
+    return flag_value(flag) if given is None else parse_flag(flag, given)
 
 
 class GpuDnnConvBase(CudnnOp, ConvBase):
@@ -66,8 +71,9 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
         Whether the result is written into `out`.
     allow_tf32, deterministic : bool, optional
         Default: the flags ``dnn.allow_tf32`` and ``dnn.deterministic``.
-    workspace_limit : int, optional
-        In bytes; -1 for what can be allocated. Default: the flag ``dnn.conv.workspace_limit``.
+    workspace_limit : int or str, optional
+        In bytes, or as the flag ``dnn.conv.workspace_limit`` takes it; -1 for what can be
+        allocated. Default: the flag.
 
     Raises
     ------
@@ -132,13 +138,12 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
         self.inplace = bool(inplace)
         if self.inplace and not self.accumulate:
             raise DnnValueError(f"{self.where}: inplace needs accumulate, an operand to write into")
-        self.allow_tf32 = bool(flag_value("dnn.allow_tf32") if allow_tf32 is None else allow_tf32)
-        self.deterministic = bool(
-            flag_value("dnn.deterministic") if deterministic is None else deterministic
+        self.allow_tf32: bool = _setting("dnn.allow_tf32", allow_tf32)
+        self.deterministic: bool = _setting("dnn.deterministic", deterministic)
+        limit = _setting(
+            "dnn.conv.workspace_limit", "auto" if workspace_limit == -1 else workspace_limit
         )
-        if workspace_limit is None:
-            workspace_limit = flag_value("dnn.conv.workspace_limit")
-        self.workspace_limit = -1 if workspace_limit == "auto" else int(workspace_limit)
+        self.workspace_limit: int = -1 if limit == "auto" else limit
         if self.inplace:
             self.destroy_map = {0: [self.leading + 2]}
 

@@ -229,6 +229,13 @@ class PlanCache:
                 self._go_on_without(error)
                 return
         self._count(failures=1)
+        # Unlike one that others keep removing, it can never be made if the system says that of it.
+        try:
+            os.makedirs(self.path, mode=0o700, exist_ok=True)
+        except FileNotFoundError:
+            self._go_on_without(self._nowhere())
+        except OSError:
+            pass
 
     def drop(self, key: dict[str, Any]) -> None:
         """Forget the choice that was made for a key, if there is one.
@@ -371,7 +378,7 @@ class PlanCache:
                         self._count(stores=1, evictions=evicted)
                         imported += 1
         except FileNotFoundError:
-            raise DnnCacheError(f"the directory {self.path} was removed meanwhile") from None
+            raise self._nowhere() from None
         return Imported(imported, len(entries) - imported, tuple(refused))
 
     def _is_newer(self, directory: int, entry: Entry) -> bool:
@@ -385,6 +392,9 @@ class PlanCache:
         with _lock:
             for name, number in numbers.items():
                 self._counts[name] += number
+
+    def _nowhere(self) -> DnnCacheError:
+        return DnnCacheError(f"the directory {self.path} cannot be made, or was removed meanwhile")
 
     def _go_on_without(self, error: DnnCacheError) -> None:
         self._off |= isinstance(error, UntrustedCacheError)

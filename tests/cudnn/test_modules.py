@@ -111,6 +111,9 @@ def test_flags_are_read_when_the_op_is_made():
     assert forward.deterministic
     assert forward.workspace_limit == 1 << 20
     assert GpuDnnConv(algo="fft").algo == "fft"
+    assert not GpuDnnConv(deterministic="False").deterministic
+    assert GpuDnnConv(workspace_limit="1.5KiB").workspace_limit == 1536
+    assert GpuDnnConv(workspace_limit="auto") == GpuDnnConv(workspace_limit=-1)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +122,10 @@ def test_flags_are_read_when_the_op_is_made():
         (lambda: GpuDnnConv(precision="half"), DnnValueError, "precision 'half'"),
         (lambda: GpuDnnConv(memory_format="NHWC"), DnnValueError, "memory_format"),
         (lambda: GpuDnnConv(inplace=True), DnnValueError, "inplace needs accumulate"),
+        (lambda: GpuDnnConv(allow_tf32="maybe"), DnnValueError, r"flag dnn\.allow_tf32: 'maybe'"),
+        (lambda: GpuDnnConv(deterministic=2), DnnValueError, r"flag dnn\.deterministic: '2'"),
+        (lambda: GpuDnnConv(workspace_limit="lots"), DnnValueError, "workspace_limit: 'lots'"),
+        (lambda: GpuDnnConv(workspace_limit=-2), DnnValueError, "workspace_limit: '-2'"),
         (
             lambda: GpuDnnConv(precision="float16")(array(), array()),
             DnnValueError,

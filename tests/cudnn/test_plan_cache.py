@@ -6,6 +6,7 @@ import copy
 import errno
 import os
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pytensor import config
 
 from dnnops.config import flag_value
 from dnnops.cudnn.plan_cache import PlanCache, plan_cache
-from dnnops.errors import DnnValueError
+from dnnops.errors import DnnValueError, DnnWarning
 from tests.cudnn.cached_plans import (
     CHOICE,
     KEY,
@@ -193,6 +194,18 @@ def test_leftovers_of_killed_processes_are_swept_when_old(cache: PlanCache):
     assert not old.exists()
     assert new.exists()
     assert other.exists()
+
+
+def test_a_folder_that_can_never_be_made():
+    # As below /proc, where making one says that there is no such file.
+    cache = PlanCache("/proc/self/task/dnnops-plans")
+    with pytest.warns(DnnWarning, match=r"flag dnn\.conv\.cache: .* cannot be made"):
+        cache.store(KEY, CHOICE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache.store(KEY, CHOICE)
+        assert cache.find(KEY) is None
+    assert cache.statistics["failures"] == 2
 
 
 # --- The flag ------------------------------------------------------------------------------------

@@ -56,10 +56,10 @@ struct Spatial {
 };
 
 // Walks all (channel, filter tap) rows of the column matrix; touch(row pointer, image pointer)
-// gets one run of output columns, with which image elements they pair (null: padding).
+// gets one run of output columns, with which image elements they pair (null: padding).  In one thread: BLAS has
+// threads of its own, which OpenMP's would keep from their cores between two images.
 template <class Copy>
 void for_columns(const Spatial &s, int64_t channels, double *columns, double *image, Copy &&copy) {
-#pragma omp parallel for
   for (int64_t channel = 0; channel < channels; ++channel)
     for (int64_t tap = 0; tap < s.filter_count; ++tap) {
       const int64_t kw = tap % s.filter[2], kh = tap / s.filter[2] % s.filter[1],
