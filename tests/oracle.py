@@ -307,6 +307,7 @@ def assert_close(
     dtype: str | None = None,
     bound: float | None = None,
     allow_zero: bool = False,
+    least: float = 0.0,
 ) -> None:
     """Compare a result with its reference by ``||out - ref|| / ||ref||``.
 
@@ -321,6 +322,9 @@ def assert_close(
     allow_zero : bool
         Whether most of the reference may be zero.  A reference of zeros compares nothing,
         so it has to be said where that is right.
+    least : float
+        The norm counts as that of numbers of this size at least: where few numbers are sums of much
+        larger terms, what is left of these are their roundings.
     """
     assert out.shape == ref.shape, f"shape {out.shape}, expected {ref.shape}"
     if ref.size == 0:
@@ -333,7 +337,7 @@ def assert_close(
     if not allow_zero:
         zeros = np.mean(ref == 0)
         assert zeros <= 0.8, f"{zeros:.0%} of the reference is zero: this compares too little"
-    norm = np.linalg.norm(ref.ravel())
+    norm = max(np.linalg.norm(ref.ravel()), least * ref.size**0.5)
     error = np.linalg.norm((out - ref).ravel())
     # Written so that NaN fails.
     assert error <= bound * norm, (

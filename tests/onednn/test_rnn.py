@@ -20,8 +20,10 @@ from tests.oracle import PERFORM_MODE, assert_close, fuzz, small_integers
 
 MODES = pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
-#: Sums over many steps are of almost canceling terms at times.
 BOUNDS = {"float32": 1e-5, "float64": 1e-12}
+#: Results are sums of terms of about 1, which at times almost cancel: a norm counts as if all
+#: numbers were this large, so that in float32 the eight last digits of 1 are allowed.
+LEAST = 0.05
 CASE = RNNCase("lstm", 3, 2, True, False, 0, 0.0, True, 4, 2, 5, seed=1)
 
 
@@ -43,7 +45,7 @@ def check(case: RNNCase, dtype: str, operands: list[np.ndarray] | None = None) -
     results = run_op(OneDnnRNNForward(**case.network), *restride_all(rng, operands))
     expected = run_op(case.forward, *in_double(operands))
     for result, reference in zip(results, expected, strict=True):
-        assert_close(result, reference, bound=BOUNDS[dtype], allow_zero=True)
+        assert_close(result, reference, bound=BOUNDS[dtype], allow_zero=True, least=LEAST)
     without = OneDnnRNNForward(**case.network, keeps_reserve=False)
     for result, again in zip(run_op(without, *operands), results[:-1], strict=True):
         np.testing.assert_allclose(again, result, rtol=1e-6, atol=1e-6)
@@ -52,7 +54,7 @@ def check(case: RNNCase, dtype: str, operands: list[np.ndarray] | None = None) -
     gradients = run_op(OneDnnRNNBackward(**case.network), *restride_all(rng, operands))
     expected = run_op(case.backward, *in_double(operands))
     for gradient, reference in zip(gradients, expected, strict=True):
-        assert_close(gradient, reference, bound=BOUNDS[dtype], allow_zero=True)
+        assert_close(gradient, reference, bound=BOUNDS[dtype], allow_zero=True, least=LEAST)
     without_x = OneDnnRNNBackward(**case.network, by_x=False)
     for gradient, again in zip(gradients, run_op(without_x, *operands), strict=False):
         np.testing.assert_array_equal(again, gradient)
