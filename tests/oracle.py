@@ -42,8 +42,8 @@ RELATIVE_ERROR = {
 #: For algorithms that transform their operands: FFT and Winograd.
 TRANSFORM_RELATIVE_ERROR = {**RELATIVE_ERROR, "float64": 1e-10, "float32": 1e-4}
 
-#: How much a rounding to 16 bits changes a number, relatively, at the most.
-UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+#: How much a rounding changes a number, relatively, at the most.
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 # -- random cases ------------------------------------------------------------------------
@@ -307,7 +307,6 @@ def assert_close(
     dtype: str | None = None,
     bound: float | None = None,
     allow_zero: bool = False,
-    least: float = 0.0,
 ) -> None:
     """Compare a result with its reference by ``||out - ref|| / ||ref||``.
 
@@ -322,9 +321,6 @@ def assert_close(
     allow_zero : bool
         Whether most of the reference may be zero.  A reference of zeros compares nothing,
         so it has to be said where that is right.
-    least : float
-        The norm counts as that of numbers of this size at least: where few numbers are sums of much
-        larger terms, what is left of these are their roundings.
     """
     assert out.shape == ref.shape, f"shape {out.shape}, expected {ref.shape}"
     if ref.size == 0:
@@ -337,7 +333,7 @@ def assert_close(
     if not allow_zero:
         zeros = np.mean(ref == 0)
         assert zeros <= 0.8, f"{zeros:.0%} of the reference is zero: this compares too little"
-    norm = max(np.linalg.norm(ref.ravel()), least * ref.size**0.5)
+    norm = np.linalg.norm(ref.ravel())
     error = np.linalg.norm((out - ref).ravel())
     # Written so that NaN fails.
     assert error <= bound * norm, (

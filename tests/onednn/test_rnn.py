@@ -9,6 +9,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from dnnops.errors import DnnError, DnnTypeError, DnnValueError
@@ -16,14 +17,12 @@ from dnnops.nnet import RNNBlock
 from dnnops.onednn.rnn import OneDnnRNNBackward, OneDnnRNNForward
 from tests.nnet.rnn_cases import RNNCase, rnn_cases, run_op
 from tests.onednn.test_conv import restrided
-from tests.oracle import PERFORM_MODE, assert_close, fuzz, small_integers
+from tests.oracle import PERFORM_MODE, UNIT, assert_close, fuzz, small_integers
 
 MODES = pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+#: Sums over many steps are of almost canceling terms at times.
 BOUNDS = {"float32": 1e-5, "float64": 1e-12}
-#: Results are sums of terms of about 1, which at times almost cancel: a norm counts as if all
-#: numbers were this large, so that in float32 the eight last digits of 1 are allowed.
-LEAST = 0.05
 CASE = RNNCase("lstm", 3, 2, True, False, 0, 0.0, True, 4, 2, 5, seed=1)
 
 
@@ -45,7 +44,7 @@ def check(case: RNNCase, dtype: str, operands: list[np.ndarray] | None = None) -
     results = run_op(OneDnnRNNForward(**case.network), *restride_all(rng, operands))
     expected = run_op(case.forward, *in_double(operands))
     for result, reference in zip(results, expected, strict=True):
-        assert_close(result, reference, bound=BOUNDS[dtype], allow_zero=True, least=LEAST)
+        assert_close(result, reference, bound=BOUNDS[dtype], allow_zero=True)
     without = OneDnnRNNForward(**case.network, keeps_reserve=False)
     for result, again in zip(run_op(without, *operands), results[:-1], strict=True):
         np.testing.assert_allclose(again, result, rtol=1e-6, atol=1e-6)
@@ -54,15 +53,34 @@ def check(case: RNNCase, dtype: str, operands: list[np.ndarray] | None = None) -
     gradients = run_op(OneDnnRNNBackward(**case.network), *restride_all(rng, operands))
     expected = run_op(case.backward, *in_double(operands))
     for gradient, reference in zip(gradients, expected, strict=True):
-        assert_close(gradient, reference, bound=BOUNDS[dtype], allow_zero=True, least=LEAST)
+        assert_close(gradient, reference, bound=BOUNDS[dtype], allow_zero=True)
     without_x = OneDnnRNNBackward(**case.network, by_x=False)
     for gradient, again in zip(gradients, run_op(without_x, *operands), strict=False):
         np.testing.assert_array_equal(again, gradient)
 
 
+def is_determined(case: RNNCase, dtype: str) -> bool:
+    """Whether operands of a dtype determine the outputs to a fifth of the bound.
+
+    They don't where terms of about 1 leave a single small number: then half of a last digit of an
+    operand is as much as the bound allows, and no computation in that dtype can be held to it.
+    """
+    operands = case.operands(dtype)
+    rng = np.random.default_rng(case.seed)
+    others = [
+        a * (1 + UNIT[dtype] * rng.choice([-1, 1], a.shape)) if a.dtype.kind == "f" else a
+        for a in in_double(operands)
+    ]
+    pairs = zip(
+        run_op(case.forward, *in_double(operands)), run_op(case.forward, *others), strict=True
+    )
+    return all(np.linalg.norm(b - a) <= 0.2 * BOUNDS[dtype] * np.linalg.norm(a) for a, b in pairs)
+
+
 @DTYPES
 @fuzz(max_examples=150, case=rnn_cases(max_hidden=20, max_steps=11, max_batch=6))
 def test_random(dtype, case):
+    assume(is_determined(case, dtype))
     check(case, dtype)
 
 
