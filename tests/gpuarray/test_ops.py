@@ -258,6 +258,25 @@ def test_large_dense_arrays(dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_large_arrays_with_repeated_ones(dtype):
+    """A bias of each channel, in either order of memory; of each image; of all; of other axes."""
+    x = normal(*LARGE)
+    for ones in ((0, 2, 3), (1, 2, 3), (0, 1, 2, 3), (2, 3), (0,), (1,), (0, 3)):
+        shape = [1 if axis in ones else n for axis, n in enumerate(LARGE)]
+        b = normal(*shape)
+        patterns = [True if axis in ones else None for axis in range(4)]
+
+        def build(v, w, patterns=patterns):
+            w = pt.specify_shape(w, [1 if one else None for one in patterns])
+            return pt.maximum(v + w, 0)
+
+        compare(build, x, b, dtype=dtype)
+        if ones == (0, 2, 3):
+            compare(build, channels_last(x), b, dtype=dtype)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("offset", [0, 1, 4])
 def test_large_arrays_from_any_address(offset):
     """Those that don't begin at a multiple of 16 bytes as well; and a scalar of the host."""
