@@ -20,7 +20,7 @@ from dnnops.gpuarray.codegen import C_TYPES, PREAMBLE, scalar_code
 from dnnops.gpuarray.dtypes import host_dtype
 from dnnops.gpuarray.layout import common_order, inverse
 from dnnops.gpuarray.op import GpuOp, infer_device, is_on_device
-from dnnops.gpuarray.packed import LEAST_SIZE, are_dense, pack_width, packed_kernel
+from dnnops.gpuarray.packed import LEAST_SIZE, pack_width, packed_kernel, packed_operands
 from dnnops.gpuarray.type import GpuArrayType
 
 
@@ -134,9 +134,7 @@ class _Plan:
         out_dtypes = tuple(z.type.dtype for z in node.outputs)
         self.kernel = elementwise_kernel(op.scalar_op, in_dtypes, out_dtypes)
         # Compiled only when there are large dense arrays.
-        self.make_packed = functools.partial(
-            packed_kernel, op.scalar_op, in_dtypes, out_dtypes, tuple(self.on_device)
-        )
+        self.make_packed = functools.partial(packed_kernel, op.scalar_op, in_dtypes, out_dtypes)
         self.width = pack_width([*itertools.compress(in_dtypes, self.on_device), *out_dtypes])
 
     def __call__(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -160,12 +158,16 @@ class _Plan:
                 result, target = _empty(shape, dtype, order)
             results.append(result)
             targets.append(target)
-        shape, size = targets[0].shape, targets[0].size
-        arrays = itertools.compress(operands, self.on_device)
-        if size >= LEAST_SIZE and are_dense((*arrays, *targets), shape):
-            self.make_packed()(*operands, size, *targets, size=-(-size // self.width))
-        else:
+        size = targets[0].size
+        packed = None
+        if size >= LEAST_SIZE:
+            packed = packed_operands(operands, self.on_device, targets)
+        if packed is None:
             self.kernel(*operands, *targets)
+        else:
+            kinds, arguments = packed
+            kernel = self.make_packed(kinds)
+            kernel(*arguments, size, *targets, size=-(-size // self.width))
         return tuple(results)
 
     def _broadcast_shape(self, arrays: list[Any]) -> tuple[int, ...]:

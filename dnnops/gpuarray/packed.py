@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from pytensor.scalar.basic import ScalarOp
@@ -11,12 +12,18 @@ from pytensor.scalar.basic import ScalarOp
 from dnnops.gpuarray.codegen import C_TYPES, PREAMBLE, scalar_code
 from dnnops.gpuarray.dtypes import numpy_dtype
 
-__all__ = ["LEAST_SIZE", "are_dense", "pack_width", "packed_kernel"]
+__all__ = ["LEAST_SIZE", "pack_width", "packed_kernel", "packed_operands", "repetition"]
 
 #: From how many elements on it is worth a kernel of its own.
 LEAST_SIZE = 1 << 20
 #: What a thread moves at once of the array with the largest elements.
 _BYTES = 16
+#: Places of an array that is repeated are found in 32 bits.
+_MOST_REPEATED = 2**31 - 1
+
+#: What an operand is to a kernel: a number of the host; an array of the result's shape; or one with
+#: fewer elements, each of which counts for some in a row, and all of them over and over again.
+SCALAR, DENSE, REPEATED = "scalar", "dense", "repeated"
 
 _PACKS = """
 template <int V, class T>
@@ -47,24 +54,97 @@ template <int V, class T>
 __device__ DnnopsPack<V, T> dnnops_pack_for(const T *) {
   return DnnopsPack<V, T>();
 }
+// The elements of an array one after the other, each of which counts for `run` in a row.
+template <class T>
+struct DnnopsRepeated {
+  const T *array;
+  unsigned run, count, left, at;
+  __device__ T next() {
+    const T value = array[at];
+    if (--left == 0) {
+      left = run;
+      if (++at == count) at = 0;
+    }
+    return value;
+  }
+};
+template <class T>
+__device__ DnnopsRepeated<T> dnnops_repeat(
+    const T *array, long long first, unsigned run, unsigned count) {
+  const unsigned place = (unsigned)first, whole = place / run;
+  return {array, run, count, run - (place - whole * run), whole % count};
+}
 """
 
 
-def are_dense(arrays: Iterable[Any], shape: tuple[int, ...]) -> bool:
-    """Tell whether arrays have this shape, in C order without gaps, and begin at 16 bytes.
+def repetition(array: Any, shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Tell how an array without gaps is repeated to be of a shape in C order.
 
     Parameters
     ----------
-    arrays : iterable of cupy.ndarray
+    array : cupy.ndarray
+        Of length 1 where it is broadcast.
     shape : tuple of int
 
     Returns
     -------
-    bool
+    tuple of int or None
+        How many elements in a row are one of the array's, and how many it has; None if the axes
+        that it has don't follow each other.
     """
-    return all(
-        x.shape == shape and x.flags.c_contiguous and x.data.ptr % _BYTES == 0 for x in arrays
-    )
+    axes = [axis for axis, length in enumerate(array.shape) if length != 1]
+    if not axes:
+        return math.prod(shape), 1
+    first, last = axes[0], axes[-1]
+    if array.shape[first : last + 1] != shape[first : last + 1]:
+        return None
+    return math.prod(shape[last + 1 :]), array.size
+
+
+def packed_operands(
+    operands: Sequence[Any], on_device: Sequence[bool], results: Sequence[Any]
+) -> tuple[tuple[str, ...], list[Any]] | None:
+    """Tell whether there is a packed kernel for arrays, and what it gets.
+
+    Parameters
+    ----------
+    operands : sequence
+        Arrays with their axes in the order of the memory, and numbers of the host.
+    on_device : sequence of bool
+        Which of them are arrays.
+    results : sequence of cupy.ndarray
+
+    Returns
+    -------
+    kinds : tuple of str
+        Of `packed_kernel`.
+    arguments : list
+        For its parameters that come from operands.
+    """
+    shape, size = results[0].shape, results[0].size
+    if not all(_is_aligned(x) for x in results):
+        return None
+    kinds, arguments = [], []
+    for x, is_array in zip(operands, on_device, strict=True):
+        arguments.append(x)
+        if not is_array:
+            kinds.append(SCALAR)
+            continue
+        if x.shape == shape:
+            if not _is_aligned(x):
+                return None
+            kinds.append(DENSE)
+            continue
+        found = repetition(x, shape) if x.flags.c_contiguous else None
+        if found is None or size > _MOST_REPEATED:
+            return None
+        kinds.append(REPEATED)
+        arguments += found
+    return tuple(kinds), arguments
+
+
+def _is_aligned(array: Any) -> bool:
+    return array.flags.c_contiguous and array.data.ptr % _BYTES == 0
 
 
 def pack_width(dtypes: Sequence[str]) -> int:
@@ -86,9 +166,9 @@ def packed_kernel(
     scalar_op: ScalarOp,
     in_dtypes: tuple[str, ...],
     out_dtypes: tuple[str, ...],
-    on_device: tuple[bool, ...],
+    kinds: tuple[str, ...],
 ) -> Any:
-    """Make the CuPy kernel of a scalar Op for arrays that `are_dense`.
+    """Make the CuPy kernel of a scalar Op for the arrays of `packed_operands`.
 
     Single elements, of 16 bits above all, would not use all of the memory's bandwidth.
 
@@ -97,34 +177,43 @@ def packed_kernel(
     scalar_op : ScalarOp
     in_dtypes, out_dtypes : tuple of str
         Dtypes of operands and results in memory.
-    on_device : tuple of bool
-        Which operands are arrays; the others are scalars of the host.
+    kinds : tuple of str
+        What each operand is.
 
     Returns
     -------
     cupy.ElementwiseKernel
-        Its parameters are the operands, the number of elements, and the results, which may
-        overwrite operands; its size is the number of threads.
+        Its parameters are the operands, each one that is repeated followed by its `repetition`; the
+        number of elements; and the results, which may overwrite operands. Its size is the number of
+        threads.
     """
     import cupy
 
     code = scalar_code(scalar_op, in_dtypes)
-    arrays = [i for i, is_array in enumerate(on_device) if is_array]
-    width = pack_width([*(in_dtypes[i] for i in arrays), *out_dtypes])
+    dense = [i for i, kind in enumerate(kinds) if kind == DENSE]
+    repeated = [i for i, kind in enumerate(kinds) if kind == REPEATED]
+    width = pack_width([*(in_dtypes[i] for i in (*dense, *repeated)), *out_dtypes])
     lines = [f"const long long first = (long long)i * {width};"]
-    lines += [f"const auto p{i} = dnnops_load<{width}>(&a{i}[0], first, n);" for i in arrays]
+    lines += [f"const auto p{i} = dnnops_load<{width}>(&a{i}[0], first, n);" for i in dense]
+    lines += [f"auto p{i} = dnnops_repeat(&a{i}[0], first, run{i}, count{i});" for i in repeated]
     results = range(len(out_dtypes))
     lines += [f"auto q{i} = dnnops_pack_for<{width}>(&z{i}[0]);" for i in results]
     lines += ["#pragma unroll", f"for (int k = 0; k < {width}; ++k) {{"]
-    lines += [f"const auto in{i} = p{i}.of[k];" for i in arrays]
+    lines += [f"const auto in{i} = p{i}.of[k];" for i in dense]
+    lines += [f"const auto in{i} = p{i}.next();" for i in repeated]
     lines += [f"{C_TYPES[dtype]} out{i};" for i, dtype in enumerate(out_dtypes)]
     lines.append(code.operation)
     lines += [f"q{i}.of[k] = out{i};" for i in results]
     lines.append("}")
     lines += [f"dnnops_store<{width}>(&z{i}[0], first, n, q{i});" for i in results]
+    parameters = {
+        SCALAR: "{dtype} in{i}",
+        DENSE: "raw {dtype} a{i}",
+        REPEATED: "raw {dtype} a{i}, uint32 run{i}, uint32 count{i}",
+    }
     operands = [
-        f"raw {dtype} a{i}" if on_device[i] else f"{dtype} in{i}"
-        for i, dtype in enumerate(in_dtypes)
+        parameters[kind].format(dtype=dtype, i=i)
+        for i, (kind, dtype) in enumerate(zip(kinds, in_dtypes, strict=True))
     ]
     return cupy.ElementwiseKernel(
         ", ".join([*operands, "int64 n"]),

@@ -54,14 +54,18 @@ def test_kernels_compile(op, dtypes):
 
 @pytest.mark.parametrize("op", [ps.mul, ps.exp, ps.switch, ps.eq, ps.isnan, ps.invert])
 def test_packed_kernels_compile(op):
-    """Also of operands and results that have other sizes, and of the host's scalars."""
+    """Also of operands and results that have other sizes, of the host's scalars, and repeated."""
     for dtype in INTEGERS if op is ps.invert else FLOATS:
         nin = op.nin if op.nin > 0 else 2
-        for last in (True, False) if nin > 1 else (True,):
-            on_device = (True,) * (nin - 1) + (last,)
-            kernel = kernel_of(op, dtype, packed_kernel, on_device=on_device)
-            scalars = (nin,) if last else (nin - 1, nin)
-            log = compile_log(elementwise_source(kernel, 1, True, scalars=scalars))
+        for last in ("dense", "scalar", "repeated") if nin > 1 else ("dense",):
+            kinds = ("dense",) * (nin - 1) + (last,)
+            kernel = kernel_of(op, dtype, packed_kernel, kinds=kinds)
+            scalars = {
+                "dense": (nin,),
+                "scalar": (nin - 1, nin),
+                "repeated": (nin, nin + 1, nin + 2),
+            }
+            log = compile_log(elementwise_source(kernel, 1, True, scalars=scalars[last]))
             assert not log, (dtype, last)
 
 

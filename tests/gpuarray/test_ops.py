@@ -258,6 +258,23 @@ def test_large_dense_arrays(dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_large_arrays_with_repeated_ones(dtype):
+    """A bias of each channel, in either order of memory; of each image; of all; of other axes."""
+    x = normal(*LARGE)
+    for axes in ((1,), (0,), (), (0, 1), (1, 2, 3), (0, 2, 3), (1, 2)):
+        b = normal(*(LARGE[axis] for axis in axes))
+        pattern = [axes.index(axis) if axis in axes else "x" for axis in range(4)]
+
+        def build(v, w, pattern=pattern):
+            return pt.maximum(v + w.dimshuffle(pattern), 0)
+
+        compare(build, x, b, dtype=dtype)
+        if axes == (1,):
+            compare(build, channels_last(x), b, dtype=dtype)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("offset", [0, 1, 4])
 def test_large_arrays_from_any_address(offset):
     """Those that don't begin at a multiple of 16 bytes as well; and a scalar of the host."""
