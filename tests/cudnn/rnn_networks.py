@@ -11,7 +11,7 @@ from pytensor.graph.basic import Apply
 from dnnops.cudnn.rnn import GpuDnnRNNBackward, GpuDnnRNNForward, last_rnn_algorithm
 from tests.cudnn.device import host, make_node, on_gpu, poison, restrided, rounded
 from tests.nnet.rnn_cases import RNNCase, run_op
-from tests.oracle import RELATIVE_ERROR
+from tests.oracle import RELATIVE_ERROR, UNIT
 
 #: The standard deviation of a case's parameters.
 CASE_SCALE = 0.5
@@ -26,18 +26,33 @@ def usual_scale(case: RNNCase) -> float:
     return case.hidden_size**-0.5
 
 
-def check(out: Any, reference: np.ndarray, bound: float, words: str) -> None:
-    """Compare by the norm of the difference, relative to the reference's or to 0.3 an element.
+def with_numbers(case: RNNCase, least: int) -> RNNCase:
+    """Multiply the batch, so that even a last state has so many numbers.
+
+    A bound on a norm is one on the usual rounding, and of few numbers any may have several times
+    that.
+    """
+    has = case.batch * case.forward.layout.output_size
+    return replace(case, batch=case.batch * -(-least // has))
+
+
+def relative_error(out: np.ndarray, reference: np.ndarray) -> float:
+    """Return the norm of the difference, relative to the reference's or to 0.3 an element.
 
     What is small is often the sum of large terms that cancel.
     """
+    norm = max(np.linalg.norm(reference.ravel()), 0.3 * reference.size**0.5)
+    return float(np.linalg.norm((out - reference).ravel()) / norm)
+
+
+def check(out: Any, reference: np.ndarray, bound: float, words: str) -> None:
+    """Compare by the relative error."""
     out = host(out)
     assert out.shape == reference.shape, f"{words}: shape {out.shape}, not {reference.shape}"
-    error = np.linalg.norm((out - reference).ravel())
-    norm = max(np.linalg.norm(reference.ravel()), 0.3 * reference.size**0.5)
+    error = relative_error(out, reference)
     # Written so that NaN fails.
-    assert error <= bound * norm, (
-        f"{words}: relative error {error / norm:.3g} > {bound:.3g}; largest difference "
+    assert error <= bound, (
+        f"{words}: relative error {error:.3g} > {bound:.3g}; largest difference "
         f"{np.max(np.abs(out - reference)):.3g} at "
         f"{np.unravel_index(np.argmax(np.nan_to_num(np.abs(out - reference), nan=9e9)), out.shape)}"
         f" of {out.shape}, algorithm {last_rnn_algorithm()}"
@@ -74,6 +89,31 @@ class Network:
         poison()
         node, values = make_node(op, *operands)
         return run_node(node, values)
+
+    def is_determined(self) -> bool:
+        """Whether the operands, changed by half of their last digit, leave results in the bounds.
+
+        What rounding of the operands moves further no computation in their dtype can be held to.
+        """
+        rng = np.random.default_rng(self.case.seed + 2)
+
+        def changed(arrays: list[np.ndarray]) -> list[np.ndarray]:
+            unit = UNIT[self.dtype]
+            return [
+                a * (1 + unit * rng.choice([-1, 1], a.shape)) if a.dtype.kind == "f" else a
+                for a in arrays
+            ]
+
+        near = changed(self.operands)
+        others = run_op(self.case.forward, *near)
+        # As `check` does, which gives the gradients of plain units the output that they go by.
+        y = self.expected[0] if self.case.rnn_mode in ("rnn_relu", "rnn_tanh") else others[0]
+        gradients = run_op(self.case.backward, *near, y, others[-1], *changed(self.tops))
+        pairs = [
+            *zip(others[:-1], self.expected, strict=False),
+            *zip(gradients, self.expected_gradients(self.expected[0]), strict=True),
+        ]
+        return all(relative_error(a, b) <= RELATIVE_ERROR[self.dtype] for a, b in pairs)
 
     def words(self, name: str) -> str:
         return f"{name} of {self.case} in {self.dtype}"

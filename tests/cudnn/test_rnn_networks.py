@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tests.cudnn import rnn_networks
-from tests.cudnn.rnn_networks import Network
+from tests.cudnn.rnn_networks import Network, with_numbers
 from tests.nnet.rnn_cases import RNNCase
 
 
@@ -33,3 +35,13 @@ def test_signs_of_relus(monkeypatch):
         else:
             with pytest.raises(AssertionError, match="gradient by w"):
                 network.check_backward(gradients, y)
+
+
+def test_networks_of_16_bits_that_are_compared():
+    """Those with enough numbers, which the operands determine."""
+    case = RNNCase("rnn_tanh", 1, 2, False, False, 0, 0.0, False, 6, 5, 1, seed=1)
+    assert with_numbers(case, 32).batch == 35
+    assert with_numbers(case, 5) == case
+    assert Network(case, "float16").is_determined()
+    # The terms of a gradient cancel.
+    assert not Network(replace(case, seed=6), "float16").is_determined()
