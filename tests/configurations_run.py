@@ -17,25 +17,26 @@ __all__ = ["FOLDER", "Configurations", "configuration", "count_configurations"]
 FOLDER = "DNNOPS_TEST_CONFIGURATIONS"
 
 
-def _described(value: Any) -> Any:
+def _described(value: Any) -> tuple[Any, ...]:
+    """The shape, the strides and the dtype."""
     shape, strides = getattr(value, "shape", None), getattr(value, "strides", None)
     return shape, strides, str(getattr(value, "dtype", type(value).__name__))
 
 
-def configuration(op: Any, inputs: Iterable[Any]) -> str:
-    """A digest of an Op's parameters and its operands' shapes, strides and dtypes.
+def configuration(op: Any, described: Iterable[Any]) -> str:
+    """A digest of an Op's parameters, and of what describes its operands and results.
 
     Parameters
     ----------
     op : Op
-    inputs : iterable of ndarray
+    described : iterable of tuple
 
     Returns
     -------
     str
     """
     parameters = [getattr(op, name) for name in getattr(op, "__props__", ())]
-    text = repr((type(op).__name__, parameters, [_described(x) for x in inputs]))
+    text = repr((type(op).__name__, parameters, list(described)))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -51,9 +52,11 @@ class Configurations:
 
         @wraps(perform)
         def watched(op: Any, node: Any, inputs: Any, output_storage: Any) -> None:
-            seen = configuration(op, inputs)  # before operands are destroyed
+            described = [_described(x) for x in inputs]  # before operands are destroyed
             perform(op, node, inputs, output_storage)
-            self.found[type(op).__name__].add(seen)
+            # Sizes of results may be values of operands.
+            described += [_described(value) for (value,) in output_storage]
+            self.found[type(op).__name__].add(configuration(op, described))
 
         cls.perform = watched  # type: ignore[attr-defined]
 

@@ -300,7 +300,7 @@ def check_gpu(ops, dtype, results, what, seed=0):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-@fuzz(max_examples=60, case=cases(max_channels=9, max_size=12, empty=True))
+@fuzz(max_examples=90, case=cases(max_batch=6, max_channels=9, max_size=20, empty=True))
 def test_kernels(dtype, case):
     check_gpu(KERNEL_OPS, dtype, of_case(case, dtype), str(case), case.seed)
 
@@ -308,7 +308,7 @@ def test_kernels(dtype, case):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("kind", range(4), ids=["grid", "theta", "samples", "gradients"])
-@fuzz(max_examples=75, case=cases(max_channels=9, max_size=12))
+@fuzz(max_examples=100, case=cases(max_batch=6, max_channels=9, max_size=20))
 def test_cudnn(kind, dtype, case):
     batch, channels, *sizes = case.img_shape
     case = Case(
