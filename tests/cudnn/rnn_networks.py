@@ -26,12 +26,14 @@ def usual_scale(case: RNNCase) -> float:
     return case.hidden_size**-0.5
 
 
-def with_numbers(case: RNNCase, least: int) -> RNNCase:
-    """Multiply the batch, so that even a last state has so many numbers.
+def with_numbers(case: RNNCase, least: int) -> RNNCase | None:
+    """Multiply the batch, so that even a last state has so many numbers; None if parameters are few.
 
     A bound on a norm is one on the usual rounding, and of few numbers any may have several times
     that.
     """
+    if case.forward.layout.param_size(case.input_size) < least:
+        return None
     has = case.batch * case.forward.layout.output_size
     return replace(case, batch=case.batch * -(-least // has))
 

@@ -21,7 +21,7 @@ namespace {
 // How many choices there are by timing.  They are never forgotten, since a gradient has to find that of its forward
 // call; networks and shapes beyond take the standard algorithm.
 constexpr size_t MOST_CHOICES = 1024;
-constexpr int RUNS = 3;
+constexpr int RUNS = 5;
 // The first run also loads kernels.  Longer ones hardly vary: a second is enough.
 constexpr double LONG_MS = 50;
 // Relative differences from the standard algorithm's results that aren't rounding: then an algorithm is wrong.  A

@@ -12,7 +12,7 @@ namespace dnnops::rnn {
 // The others have to be this much faster than the first, the standard algorithm: times vary, and it is the safe one.
 constexpr double MARGIN = 0.98;
 // What is no slower than this as a CUDA graph is launched as one, for that takes less of the host's time.
-constexpr double REPLAY_MARGIN = 1.02;
+constexpr double REPLAY_MARGIN = 1.005;
 // One that takes so many times the memory has to be worth it by its time.  With several layers none is, which would need
 // more than PyTorch does: it takes persistent algorithms for one layer only.
 constexpr double MORE_SPACE = 1.05, WORTH_SPACE = 0.85;
