@@ -46,6 +46,7 @@ _PROGRAMS = {
         "cudnn/batchnorm.cuh",
         "cudnn/batchnorm_rows.cuh",
         "cudnn/batchnorm_warps.cuh",
+        "cudnn/batchnorm_held.cuh",
         "cudnn/batchnorm_kernel.cuh",
     ),
     "attention": ("cudnn/kernel.cuh", "cudnn/attention.cuh"),

@@ -20,9 +20,24 @@ __all__ = ["KINDS", "WAYS", "HostKernels", "Work", "work_of"]
 KINDS = {"train": 0, "gradient": 1, "inference": 2}
 
 #: ``BatchNormWay``.
-WAYS = {"by_given": 0, "alone": 1, "kept": 2, "streamed": 3, "swept": 4, "by_warps": 5}
+WAYS = {"by_given": 0, "alone": 1, "kept": 2, "streamed": 3, "swept": 4, "by_warps": 5, "held": 6}
 
-_MACROS = ("DTYPE", "KIND", "HOW", "ROWS", "V", "LANES", "THREADS", "BLOCKS", "BUNDLED")
+_MACROS = tuple(
+    [
+        "DTYPE",
+        "KIND",
+        "HOW",
+        "ROWS",
+        "V",
+        "LANES",
+        "THREADS",
+        "BLOCKS",
+        "BUNDLED",
+        "HOLDS",
+        "EVEN",
+        "LINED",
+    ]  # in this order
+)
 
 _ENTRY = """
 }}
@@ -45,7 +60,11 @@ class Params(ctypes.Structure):
         ("workspace", ctypes.c_void_p),
         *((name, ctypes.c_longlong) for name in ("batch", "channels", "inner")),
         *((name, ctypes.c_int) for name in ("groups", "splits", "share", "lag", "slots")),
-        *((name, ctypes.c_int) for name in ("pieces", "abreast", "bundles")),
+        *(
+            (name, ctypes.c_int)
+            for name in ("pieces", "abreast", "bundles", "members", "across", "jump_at")
+        ),
+        *((name, ctypes.c_longlong) for name in ("jump", "wrap")),
         *((name, ctypes.c_int) for name in ("lanes", "stride", "kept", "cached")),
         ("reach", ctypes.c_longlong),
     ]
@@ -73,18 +92,19 @@ def work_of(
     dtype: str,
     alignment: int = 16,
     blocks: int = 528,
-    kept_blocks: tuple[int, int, int] = (528, 132, 132),
+    kept_blocks: tuple[int, int, int, int] = (528, 132, 132, 132),
 ) -> Work:
     """The work on arrays of (batch, channel, inner), on a device that runs so many blocks.
 
     `kept_blocks` are how many run at once by a cooperative launch: of those that take one share
-    after the other, by blocks and by warps, and of those that go over rows.
+    after the other, by blocks and by warps, of those that go over rows, and of those that hold
+    shares in registers.
     """
     work = Work()
     status = CUDNN.library.dnnops_cudnn_batchnorm_row(
         (ctypes.c_int64 * 3)(*shape),
         *map(ctypes.c_int64, (KINDS[kind], DTYPE_CODES[dtype], alignment)),
-        (ctypes.c_int64 * 4)(blocks, *kept_blocks),
+        (ctypes.c_int64 * 5)(blocks, *kept_blocks),
         ctypes.byref(work),
     )
     if status:
@@ -133,7 +153,9 @@ class HostKernels:
         source = kernel_source("batchnorm").replace(
             "extern __shared__ uint4 shared[];", "uint4 *const shared = Block::dynamic.data();"
         )
-        at_once = int(dict(given)["HOW"]) in (WAYS["kept"], WAYS["swept"], WAYS["by_warps"])
+        at_once = int(dict(given)["HOW"]) in [
+            WAYS[way] for way in ("kept", "swept", "by_warps", "held")
+        ]
         run = "run_grid_at_once" if at_once else "run_grid"
         entry = _ENTRY.format(number=number, run=run)
         return f"namespace configuration_{number} {{\n{defines}{source}{entry}{undefine}"

@@ -138,10 +138,11 @@ void wait_for_copies() {
     for (const Copies::Copy &copy : groups.front()) std::memcpy(copy.to, copy.from, copy.bytes);
 }
 
-// Where copies in bulk tell that they have arrived, as an mbarrier of one thread does.
+// Where copies in bulk tell that they have arrived, or threads, as an mbarrier does.
 struct Arrivals {
   int met, awaited_bytes;  // how many expectations have been met
   bool expects;
+  int count, arrived;  // threads
 };
 
 // Those that haven't arrived yet.
@@ -158,7 +159,15 @@ inline void meet(Arrivals &of) {
   of.expects = false;
   ++of.met;
 }
-inline void begin_arrivals(Arrivals &of) { of = {}; }
+inline void begin_arrivals(Arrivals &of, int count = 1) {
+  of = {};
+  of.count = count;
+}
+inline void arrive(Arrivals &of) {
+  if (++of.arrived < of.count) return;
+  of.arrived = 0;
+  ++of.met;
+}
 inline void expect_bytes(Arrivals &of, int bytes) {
   if (of.expects) std::abort();
   of.expects = true;
@@ -327,6 +336,12 @@ inline double read_relaxed(const double *from) {
 }
 inline double read_from_cache(const double *from) { return *from; }
 inline uint4 __ldcs(const uint4 *from) { return __ldg(from); }
+template <class T>
+void forget_uses(T &) {}
+inline void store_16_bytes(void *to, uint4 value) {
+  if (reinterpret_cast<uintptr_t>(to) % sizeof(uint4)) std::abort();
+  std::memcpy(to, &value, sizeof value);
+}
 inline void __stcs(uint4 *to, uint4 value) {
   if (reinterpret_cast<uintptr_t>(to) % sizeof(uint4)) std::abort();
   *to = value;

@@ -27,7 +27,7 @@ def usual_scale(case: RNNCase) -> float:
 
 
 def with_numbers(case: RNNCase, least: int) -> RNNCase | None:
-    """Multiply the batch, so that even a last state has so many numbers; None if parameters are few.
+    """Multiply the batch, so that even a last state has so many numbers; None of few parameters.
 
     A bound on a norm is one on the usual rounding, and of few numbers any may have several times
     that.

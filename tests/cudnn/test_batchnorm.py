@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from dataclasses import dataclass, replace
@@ -54,15 +55,17 @@ class Case:
     #: Whether the device has copies in bulk.
     bulk: bool = True
     blocks_of_warps: int = BLOCKS_OF_WARPS
+    #: Likewise, of those whose threads hold what they read in registers.
+    holding_blocks: int = 0
     #: How many steps of a thread stay in shared memory at most, if rows are swept.
     kept: int = 1000
     seed: int = 0
 
     @property
     def work(self) -> Work:
-        kept = (BLOCKS, self.blocks_of_warps if self.bulk else 0, BLOCKS)
+        kept = (BLOCKS, self.blocks_of_warps if self.bulk else 0, BLOCKS, self.holding_blocks)
         if not self.cooperative:
-            kept = (0, 0, 0)
+            kept = (0, 0, 0, 0)
         work = work_of(self.shape, self.kind, self.dtype, self.alignment, BLOCKS, kept)
         work.params.kept = min(work.params.kept, self.kept)
         work.params.cached = min(work.params.cached, 3)
@@ -192,6 +195,23 @@ def cases() -> list[Case]:
         for dtype, bulk in (("float32", i > 0), ("float16", True), ("float64", True))
         for kind in ("train", "gradient")
     ]
+    # Held: by one block, several, whose last warps have nothing to do, and several crews of them;
+    # in pieces of images, whose last one is shorter, or several images.
+    large += [
+        Case(shape, dtype, kind, True, i % 3 == 0, holding_blocks=blocks, seed=rng.randrange(999))
+        for i, (shape, blocks) in enumerate(
+            [
+                ((8, 7, 784), 2),
+                ((20, 5, 784), 7),
+                ((17, 3, 3600), 6),
+                ((40, 9, 320), 3),
+                ((3, 4, 30000), 9),
+                ((64, 6, 160), 4),
+            ]
+        )
+        for dtype in ("float32", "float16", "bfloat16", "float64")
+        for kind in ("train", "gradient")
+    ]
     # So many shares that their sums are looked for in bundles.
     large += [
         Case(shape, "float32", kind, running=True, blocks_of_warps=13)
@@ -235,6 +255,10 @@ LARGE_MEANS = [
     Case((4000, 40, 1), "float32", "train", outlier=200.0, kept=1),
     Case((4000, 40, 1), "float32", "train", mean=1000.0, kept=1),
     Case((4000, 40, 1), "float32", "gradient", mean=1000.0, kept=1),
+    # Held by several blocks.
+    Case((64, 3, 784), "float32", "train", outlier=200.0, holding_blocks=6),
+    Case((64, 3, 784), "float32", "train", mean=1000.0, holding_blocks=6),
+    Case((64, 3, 784), "float32", "gradient", mean=1000.0, holding_blocks=6),
 ]
 
 
@@ -246,8 +270,8 @@ def test_random_arrays(kernels, cases):
         tuple(case.work.macro(name) for name in ("KIND", "ROWS", "HOW")) for case in cases
     }
     ways = {
-        rows: [WAYS[name] for name in ("alone", "kept", "streamed", large)]
-        for rows, large in enumerate(["by_warps", "swept"])
+        rows: [WAYS[name] for name in ("alone", "kept", "streamed", *large)]
+        for rows, large in enumerate([("by_warps", "held"), ("swept",)])
     }
     expected = {(k, rows, way) for k in (0, 1) for rows in (0, 1) for way in ways[rows]}
     assert configurations == expected | {(2, 0, 0), (2, 1, 0)}
@@ -258,6 +282,14 @@ def test_random_arrays(kernels, cases):
     assert any(p.channels % p.abreast for p in by_warps)
     assert any(p.bundles for p in by_warps)
     assert any(p.channels * p.splits > 2 * BLOCKS_OF_WARPS * 16 for p in by_warps)
+    # Shares side by side or not, equal or not; of one block or more, with three turns or more.
+    held = [work for work in works if work.way == WAYS["held"]]
+    kinds = {(w.macro("KIND"), w.macro("EVEN"), w.macro("LINED")) for w in held}
+    assert kinds == set(itertools.product((0, 1), repeat=3))
+    turns = {
+        (w.params.members > 1, w.params.channels * w.params.members > 2 * w.grid) for w in held
+    }
+    assert turns == set(itertools.product((False, True), repeat=2))
 
 
 def test_large_means(kernels):
@@ -268,7 +300,7 @@ def test_large_means(kernels):
 def test_order_of_blocks():
     """Every part of both passes has one block, which begins after those that it waits for."""
     for shape in ((64, 256, 3136), (2000000, 40, 1), (8, 3, 50176), (512, 2, 50176)):
-        work = work_of(shape, "train", "float32", kept_blocks=(0, 0, 0))
+        work = work_of(shape, "train", "float32", kept_blocks=(0, 0, 0, 0))
         p = work.params
         total = p.groups * p.splits
         assert work.way == WAYS["streamed"]
@@ -298,14 +330,16 @@ def test_sizes_beyond_32_bits():
 @pytest.mark.parametrize(
     ("shape", "dtype", "kind", "way", "size"),
     [
-        # Of shares that a warp keeps: their size in elements, in whole images or pieces of one.
-        ((64, 256, 3136), "float32", "train", "by_warps", 3136),
-        ((64, 256, 3136), "float32", "gradient", "by_warps", 1568),
-        ((64, 256, 3136), "float16", "train", "by_warps", 3136),
-        ((64, 256, 3136), "float16", "gradient", "by_warps", 3136),
-        ((64, 512, 784), "float32", "train", "by_warps", 3136),
-        ((64, 1024, 196), "float32", "train", "by_warps", 3136),
-        ((32, 64, 12544), "float32", "train", "by_warps", 3136),
+        # Of shares that a warp has: their size in elements, in whole images or pieces of one.
+        ((64, 256, 3136), "float32", "train", "held", 3136),
+        ((64, 256, 3136), "float32", "gradient", "held", 3136),
+        ((64, 256, 3136), "float16", "train", "held", 6272),
+        ((64, 512, 784), "float32", "gradient", "held", 3136),
+        ((64, 1024, 196), "float32", "train", "held", 1568),
+        ((32, 64, 12544), "float32", "train", "held", 3136),
+        ((100, 96, 1600), "float32", "gradient", "by_warps", 1600),
+        ((65, 256, 3136), "float32", "train", "by_warps", 3136),
+        ((3, 1, 1000000), "float32", "train", "by_warps", 1424),
         # What a block has room for; images that aren't of whole vectors; what nobody has room for.
         ((64, 1024, 196), "float16", "train", "alone", None),
         ((32, 512, 49), "float32", "gradient", "alone", None),
@@ -353,7 +387,8 @@ def test_gpu_compiler(cases):
 
 def test_compiler_of_older_gpus(cases):
     """All that they get compiles for them, too."""
-    older = [case.work for case in cases if case.work.way != WAYS["by_warps"]]
+    bulk = (WAYS["by_warps"], WAYS["held"])
+    older = [case.work for case in cases if case.work.way not in bulk]
     found = {}
     for work in older:
         found[work.way, work.macro("KIND"), work.macro("ROWS")] = work.options.decode()

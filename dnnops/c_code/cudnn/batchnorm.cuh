@@ -1,12 +1,14 @@
 // Batch normalization in training, its gradient, and by given statistics.
 //
-// The first two are sums, and then what goes by them.  There are five ways to do both parts by one launch, so that
+// The first two are sums, and then what goes by them.  There are six ways to do both parts by one launch, so that
 // memory is read about once:
 //   ALONE: a block has a group of channels for itself, and keeps it in shared memory.
 //   KEPT: several blocks share a group, and each keeps what it has read in shared memory, until all have read.  All
 //     blocks of a launch run at once (it is a cooperative one), and take one share after the other.
 //   BY_WARPS: likewise, but each warp of a block has shares for itself, of a channel whose elements lie together.  While
 //     some read, others wait or write.  Shares come by bulk copies.
+//   HELD: several blocks share a channel, whose elements lie together, and each warp holds its share in registers until
+//     all have read, while the next one comes to shared memory.
 //   SWEPT: all blocks go over rows in the order of memory, and add up all channels.  When all have, they go over them in
 //     the opposite order: what was read last is still in shared memory, and some more in the level 2 cache.
 //   STREAMED: several blocks share a group, and it is too large to keep.  Each part has blocks of its own.  Those of the
@@ -16,7 +18,9 @@
 // Macros that c_code/runtime/cudnn/batchnorm_work.cpp sets: DTYPE; KIND, a BatchNormKind; HOW, a BatchNormWay; ROWS:
 // whether channels lie side by side, and a row has all of them, or else a channel's elements do; V, how many elements
 // move at once; LANES, how many threads are side by side along a row (SWEPT is told by its parameters); THREADS of a
-// block; BLOCKS, how many run on a multiprocessor at least; BUNDLED, by warps: whether sums are looked for in bundles.
+// block; BLOCKS, how many run on a multiprocessor at least; BUNDLED, by warps: whether sums are looked for in bundles;
+// HOLDS, if held: how many vectors of an array a thread holds; EVEN, whether each warp has a share, and all have
+// as many; LINED, whether a share's vectors lie side by side.
 
 using Parameter = Acc;
 constexpr int WARPS = THREADS / 32;
@@ -25,7 +29,8 @@ constexpr int SUMS = ROWS ? V : 1;             // channels of a thread
 
 constexpr int ARRAYS = KIND == BATCHNORM_GRADIENT ? 2 : 1;  // that are read
 
-constexpr bool BY_WARPS = HOW == BATCHNORM_BY_WARPS;
+// Whether each warp has shares for itself.
+constexpr bool BY_WARPS = HOW == BATCHNORM_BY_WARPS || HOW == BATCHNORM_HELD;
 constexpr bool KEEPS = HOW == BATCHNORM_ALONE || HOW == BATCHNORM_KEPT || BY_WARPS;
 // Loads from memory that are under way together.  More of them would take more registers than there are.
 constexpr int DEPTH = HOW != BATCHNORM_SWEPT ? (ROWS ? 4 : 8) / ARRAYS : ARRAYS > 1 && SUMS > 4 ? 2 : 4;
@@ -132,12 +137,13 @@ DEVICE Packs load(const BatchNormParams &p, long long offset) {
 }
 
 // What is written isn't to drive out of the cache what is about to be read again.
-DEVICE void store(const BatchNormParams &p, long long offset, const Pack &out) {
-  Pack *const to = reinterpret_cast<Pack *>(static_cast<Bits *>(p.out) + offset);
+DEVICE void store(Bits *to, const Pack &out) {
   if constexpr ((HOW == BATCHNORM_STREAMED || HOW == BATCHNORM_SWEPT) && sizeof(Pack) == 16)
     __stcs(reinterpret_cast<uint4 *>(to), reinterpret_cast<const uint4 &>(out));
+  else if constexpr (sizeof(Pack) == 16)
+    store_16_bytes(to, reinterpret_cast<const uint4 &>(out));
   else
-    *to = out;
+    *reinterpret_cast<Pack *>(to) = out;
 }
 
 DEVICE Acc parameter(const void *array, int channel) { return static_cast<const Parameter *>(array)[channel]; }
@@ -268,22 +274,14 @@ DEVICE Acc sum_of_warp(Acc value) {
   return value;
 }
 
-// This thread's first element of each of its channels; `first` stays if it has none.
-DEVICE void first_of(const BatchNormParams &p, const Walk &walk, Acc (&first)[SUMS]) {
-  if (!walk.left) return;
-  const Pack x = (KEEPS ? recall(p, member()) : load(p, walk.offset)).of[0];
-  UNROLL
-  for (int v = 0; v < SUMS; ++v) first[v] = to_acc(x.of[v]);
-}
-
-// Adds the elements of a vector to sums.
-DEVICE void add(const Packs &packs, const Acc (&from)[SUMS], Acc (&sums)[COUNT][SUMS]) {
+// Adds the elements of a vector to sums, if they count.
+DEVICE void add(const Packs &packs, const Acc (&from)[SUMS], Acc (&sums)[COUNT][SUMS], bool counts = true) {
   UNROLL
   for (int i = 0; i < V; ++i) {
     const int v = i % SUMS;
-    const Acc difference = to_acc(packs.of[0].of[i]) - from[v];
+    const Acc difference = counts ? to_acc(packs.of[0].of[i]) - from[v] : 0;
     if constexpr (KIND == BATCHNORM_GRADIENT) {
-      const Acc g = to_acc(packs.of[ARRAYS - 1].of[i]);
+      const Acc g = counts ? to_acc(packs.of[ARRAYS - 1].of[i]) : 0;
       sums[0][v] += g;
       sums[1][v] += g * difference;
       sums[2][v] += difference;
@@ -305,6 +303,7 @@ DEVICE Sums moved(double count, double first, double second, double away) {
 // What the sums of a thread's channels are of differences to.
 struct Origins {
   Acc of[SUMS];
+  Origins() = default;
   DEVICE Origins(const BatchNormParams &p, const Place &place) {
     UNROLL
     for (int v = 0; v < SUMS; ++v) {
@@ -314,9 +313,10 @@ struct Origins {
   }
 };
 
-// Calls found(v, sums) with the sums of what a warp has of a share, of each of the thread's channels.
-template <class Found>
-DEVICE void sum_of_share(const BatchNormParams &p, const Walk &walk, const Origins &from, Found found) {
+// Calls found(v, sums) with the sums of what a warp has, of each of the thread's channels.  `start` has the thread's first
+// element of each, or the origin if it has none; `each(f)` calls f(packs, counts) for vectors, of which `count` do.
+template <class Each, class Found>
+DEVICE void sum_of_warp(Acc (&start)[SUMS], int count, const Origins &from, Each each, Found found) {
   Acc sums[COUNT][SUMS];
   UNROLL
   for (int k = 0; k < COUNT; ++k)
@@ -326,21 +326,17 @@ DEVICE void sum_of_share(const BatchNormParams &p, const Walk &walk, const Origi
     // A warp's sums are of what elements differ from the mean of its threads' first ones: near the channel's mean, even
     // if some element is far off, such as one in a corner of a padded image.
     constexpr int FROM = ROWS ? LANES : 1;
-    Acc start[SUMS];
-    UNROLL
-    for (int v = 0; v < SUMS; ++v) start[v] = from.of[v];
-    first_of(p, walk, start);
     UNROLL
     for (int v = 0; v < SUMS; ++v) start[v] = sum_of_warp(start[v]) * ((Acc)FROM / 32);
-    for_each(p, walk, [&](const Packs &packs, long long) { add(packs, start, sums); });
-    const double count = sum_of_warp((Acc)(walk.left * (V / SUMS)));
+    each([&](const Packs &packs, bool counts) { add(packs, start, sums, counts); });
+    const double all = sum_of_warp((Acc)(count * (V / SUMS)));
     UNROLL
     for (int v = 0; v < SUMS; ++v) {
       const double first = sum_of_warp(sums[0][v]), second = sum_of_warp(sums[1][v]);
-      found(v, moved(count, first, second, (double)start[v] - from.of[v]));
+      found(v, moved(all, first, second, (double)start[v] - from.of[v]));
     }
   } else {
-    for_each(p, walk, [&](const Packs &packs, long long) { add(packs, from.of, sums); });
+    each([&](const Packs &packs, bool counts) { add(packs, from.of, sums, counts); });
     UNROLL
     for (int v = 0; v < SUMS; ++v) {
       Sums all;
@@ -349,6 +345,21 @@ DEVICE void sum_of_share(const BatchNormParams &p, const Walk &walk, const Origi
       found(v, all);
     }
   }
+}
+
+// The same of a share.
+template <class Found>
+DEVICE void sum_of_share(const BatchNormParams &p, const Walk &walk, const Origins &from, Found found) {
+  Acc start[SUMS];
+  UNROLL
+  for (int v = 0; v < SUMS; ++v) start[v] = from.of[v];
+  if (KIND == BATCHNORM_TRAIN && walk.left) {
+    const Pack x = (KEEPS ? recall(p, member()) : load(p, walk.offset)).of[0];
+    UNROLL
+    for (int v = 0; v < SUMS; ++v) start[v] = to_acc(x.of[v]);
+  }
+  const auto each = [&](auto f) { for_each(p, walk, [&](const Packs &packs, long long) { f(packs, true); }); };
+  sum_of_warp(start, walk.left, from, each, found);
 }
 
 // The sums of a split, of each of its channels, for the first COLUMNS threads.
@@ -368,33 +379,51 @@ DEVICE Sums sum_up(const BatchNormParams &p, int group, int split, Table &table)
   return total;
 }
 
-// From the sums of a channel, what its elements go by; one that `writes` also writes what the Op gives of the channel.
-DEVICE Ready finish(const BatchNormParams &p, int channel, const Sums &sums, Acc from, bool writes) {
+// What finish() has to know of a channel: the origin, or for the gradient the reciprocal of the deviation.
+DEVICE Acc known(const BatchNormParams &p, int channel) {
+  return KIND == BATCHNORM_GRADIENT ? parameter(p.spread, channel) : origin(p, channel);
+}
+
+// The mean and the variance of a channel, which running averages go by.
+struct Moments {
+  double mean, variance;
+};
+
+DEVICE void update_averages(const BatchNormParams &p, int channel, const Moments &of) {
+  const double count = (double)(p.batch * p.inner);
+  const double unbiased = count > 1 ? of.variance * (count / (count - 1)) : of.variance;
+  store_parameter(p.new_running[0], channel, parameter(p.running[0], channel) * (1 - p.factor) + of.mean * p.factor);
+  store_parameter(p.new_running[1], channel, parameter(p.running[1], channel) * (1 - p.factor) + unbiased * p.factor);
+}
+
+// From the sums of a channel, what its elements go by; one that `writes` also writes what the Op gives of the channel, and
+// calls average(moments) if there are running averages.
+template <class Average>
+DEVICE Ready finish(const BatchNormParams &p, int channel, const Sums &sums, Acc known, bool writes, Average average) {
   const double count = (double)(p.batch * p.inner);
   if constexpr (KIND == BATCHNORM_GRADIENT) {
-    const double invstd = parameter(p.spread, channel), lack = sums.of[2] / count;
-    const double by_scale = (sums.of[1] - lack * sums.of[0]) * invstd, slope = by_scale / count * invstd;
+    const double invstd = known, part = 1 / count, lack = sums.of[2] * part;
+    const double by_scale = (sums.of[1] - lack * sums.of[0]) * invstd, slope = by_scale * part * invstd;
     if (writes) {
       store_parameter(p.results[0], channel, by_scale);
       store_parameter(p.results[1], channel, sums.of[0]);
     }
-    return {sums.of[0] / count - lack * slope, slope};
+    return {sums.of[0] * part - lack * slope, slope};
   } else {
     const double shift = sums.of[0] / count, difference = (sums.of[1] - sums.of[0] * shift) / count;
     const double variance = difference < 0 ? 0 : difference;  // or NaN
-    const double invstd = 1 / sqrt(variance + p.epsilon), mean = (double)from + shift;
+    const double invstd = 1 / sqrt(variance + p.epsilon), mean = (double)known + shift;
     if (writes) {
       store_parameter(p.results[0], channel, mean);
       store_parameter(p.results[1], channel, invstd);
-    }
-    if (writes && p.running[0]) {
-      const double unbiased = count > 1 ? variance * (count / (count - 1)) : variance;
-      store_parameter(p.new_running[0], channel, parameter(p.running[0], channel) * (1 - p.factor) + mean * p.factor);
-      store_parameter(p.new_running[1], channel,
-                      parameter(p.running[1], channel) * (1 - p.factor) + unbiased * p.factor);
+      if (p.running[0]) average(Moments{mean, variance});
     }
     return {mean, invstd};
   }
+}
+
+DEVICE Ready finish(const BatchNormParams &p, int channel, const Sums &sums, Acc known, bool writes) {
+  return finish(p, channel, sums, known, writes, [&](const Moments &of) { update_averages(p, channel, of); });
 }
 
 // The parameters that a thread's elements go by, read before it waits for others.
@@ -460,7 +489,8 @@ struct Formula {
 
 // The second part.
 DEVICE void normalize(const BatchNormParams &p, const Walk &walk, const Formula &formula) {
-  for_each(p, walk, [&](const Packs &packs, long long offset) { store(p, offset, formula.apply(packs)); });
+  Bits *const out = static_cast<Bits *>(p.out);
+  for_each(p, walk, [&](const Packs &packs, long long offset) { store(out + offset, formula.apply(packs)); });
 }
 
 // Of a group's channels, those of this thread.
@@ -500,7 +530,7 @@ DEVICE void finish_group(const BatchNormParams &p, const Shared &space, int grou
     for (int i = 0; i < PARTS && i < p.splits; ++i)
       UNROLL
       for (int k = 0; k < COUNT; ++k) total.of[k] += table[i * COLUMNS + threadIdx.x].of[k];
-    space.ready[channel] = finish(p, channel, total, origin(p, channel), true);
+    space.ready[channel] = finish(p, channel, total, known(p, channel), true);
   }
   __threadfence();
   __syncthreads();

@@ -20,6 +20,8 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) batchnorm(const BatchNormParams p
     sweep_rows(p, table);
   } else if constexpr (HOW == BATCHNORM_BY_WARPS) {
     normalize_by_warps(p);
+  } else if constexpr (HOW == BATCHNORM_HELD) {
+    normalize_held(p);
   } else {
     __shared__ Table table;
     __shared__ Ready ready[COLUMNS];
@@ -28,7 +30,8 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) batchnorm(const BatchNormParams p
       const Place place = place_of(p, group);
       keep(p, place, 0);
       const Sums sums = sum_up(p, group, 0, table);
-      if (threadIdx.x < COLUMNS && channel < p.channels) ready[threadIdx.x] = finish(p, channel, sums, origin(p, channel), true);
+      if (threadIdx.x < COLUMNS && channel < p.channels)
+        ready[threadIdx.x] = finish(p, channel, sums, known(p, channel), true);
       const Given given(p, place);
       __syncthreads();
       const Formula formula(p, given, own(ready));

@@ -157,8 +157,7 @@ DEVICE void sweep_rows(const BatchNormParams &p, SweptTable &table) {
       for (int i = 0; i < PARTS; ++i)
         UNROLL
         for (int k = 0; k < COUNT; ++k) total.of[k] += table.sums[k][i * TILE + column];
-      const Acc from = KIND == BATCHNORM_TRAIN ? origin(p, channel) : 0;
-      space.ready[channel] = finish(p, channel, total, from, true);
+      space.ready[channel] = finish(p, channel, total, known(p, channel), true);
     }
     announce(space.tiles);
   }
@@ -172,7 +171,8 @@ DEVICE void sweep_rows(const BatchNormParams &p, SweptTable &table) {
       ready[v] = {read_from_cache(found), read_from_cache(found + 1)};
     }
   const Formula formula(p, given, ready);
-  const auto each = [&](const Packs &packs, long long offset) { store(p, offset, formula.apply(packs)); };
+  Bits *const out = static_cast<Bits *>(p.out);
+  const auto each = [&](const Packs &packs, long long offset) { store(out + offset, formula.apply(packs)); };
   sweep.go<true, true>(p, 0, sweep.kept_from, each);
   for (int i = sweep.count - sweep.kept_from - 1; i >= 0; --i)
     each(recall(p, i * THREADS + (int)threadIdx.x), sweep.at(sweep.kept_from + i));

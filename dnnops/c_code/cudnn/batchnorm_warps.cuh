@@ -19,14 +19,14 @@ struct Piece {
 };
 
 // Begins to read a share into the warp's room: one copy of each image and array.
-DEVICE void fetch(const BatchNormParams &p, const Piece &piece, Arrivals &arrivals) {
-  const Share share(p, piece.split);
+DEVICE void fetch(const BatchNormParams &p, int channel, int split, Arrivals &arrivals) {
+  const Share share(p, split);
   const int across = (int)(p.inner / V), run = min(share.size, across);
   const unsigned image = (unsigned)share.begin / (unsigned)across, at = (unsigned)share.begin - image * across;
   if (lane() == 0) expect_bytes(arrivals, ARRAYS * share.size * (int)sizeof(Pack));
   __syncwarp();  // and all have used what was there before
   for (int i = lane(); i * run < share.size; i += 32) {
-    const long long offset = ((long long)(image + i) * p.channels + piece.channel) * p.inner + (long long)at * V;
+    const long long offset = ((long long)(image + i) * p.channels + channel) * p.inner + (long long)at * V;
     UNROLL
     for (int k = 0; k < ARRAYS; ++k)
       copy_in_bulk(kept(p, k) + i * run, array_of(p, k) + offset, run * (int)sizeof(Pack), arrivals);
@@ -63,6 +63,15 @@ struct Read {
   }
 };
 
+// The same in all lanes.
+DEVICE Sums sum_of_lanes(Sums sums) {
+  UNROLL
+  for (int apart = 16; apart > 0; apart /= 2)
+    UNROLL
+    for (int k = 0; k < COUNT; ++k) sums.of[k] += __shfl_xor_sync(~0u, sums.of[k], apart);
+  return sums;
+}
+
 // What so many shares have published, added up, the same in all lanes and warps: the sum k of the share i at
 // from[k * stride + i].  Polling takes time from those who read and write: it is for one of a share's sums, which the
 // others come with.
@@ -82,11 +91,7 @@ DEVICE Sums gather(const double *from, long long stride, int count) {
       UNROLL
       for (int i = 0; i < Read::SIZE; ++i) sums.of[k] += read[k].of[i];
   }
-  UNROLL
-  for (int apart = 16; apart > 0; apart /= 2)
-    UNROLL
-    for (int k = 0; k < COUNT; ++k) sums.of[k] += __shfl_xor_sync(~0u, sums.of[k], apart);
-  return sums;
+  return sum_of_lanes(sums);
 }
 
 DEVICE void publish(double *to, long long stride, const Sums &sums) {
@@ -145,7 +150,7 @@ DEVICE void normalize_by_warps(const BatchNormParams &p) {
     if (number >= total) return;
     const Piece piece(p, number);
     if (turn >= FLIGHT) wait_for_arrivals(arrivals[(turn - FLIGHT) % WARPS], (turn - FLIGHT) / WARPS);
-    fetch(p, piece, own);
+    fetch(p, piece.channel, piece.split, own);
     const Place place = {piece.channel, true};
     const Walk walk(p, place, piece.split);
     const Origins from(p, place);
@@ -155,7 +160,8 @@ DEVICE void normalize_by_warps(const BatchNormParams &p) {
     sum_of_share(p, walk, from,
                  [&](int, const Sums &sums) { publish(published.shares + piece.split, p.splits, sums); });
     const Sums all = sum_of_channel(p, published, piece.split);
-    const Ready ready = finish(p, piece.channel, all, from.of[0], lane() == 0 && piece.split == 0);
+    const Acc known = KIND == BATCHNORM_GRADIENT ? given.spread[0] : from.of[0];
+    const Ready ready = finish(p, piece.channel, all, known, lane() == 0 && piece.split == 0);
     normalize(p, walk, Formula(p, given, &ready));
   }
 }

@@ -2,20 +2,24 @@
 // tests/cudnn/host_cuda.hpp has the same names.
 #ifdef __CUDACC__
 // Where, in shared memory, those who wait learn that copies have arrived: what one thread expects, and then the next
-// time.  The first one is number 0.
+// time.  The first one is number 0.  Or that so many threads have arrived, with what they have written.
 struct Arrivals {
   unsigned long long barrier;
 };
 // By one thread, ahead of a barrier of all who use it.
-DEVICE void begin_arrivals(Arrivals &of) {
+DEVICE void begin_arrivals(Arrivals &of, int count = 1) {
   const unsigned address = (unsigned)__cvta_generic_to_shared(&of);
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(count) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 DEVICE void expect_bytes(Arrivals &of, int bytes) {
   const unsigned address = (unsigned)__cvta_generic_to_shared(&of);
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
+}
+DEVICE void arrive(Arrivals &of) {
+  const unsigned address = (unsigned)__cvta_generic_to_shared(&of);
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
 }
 DEVICE void copy_in_bulk(void *to, const void *from, int bytes, Arrivals &of) {
   const unsigned address = (unsigned)__cvta_generic_to_shared(to), barrier = (unsigned)__cvta_generic_to_shared(&of);

@@ -48,6 +48,22 @@ DEVICE double read_relaxed(const double *from) {
   return value;
 }
 
+// In one go: an assignment may become one of each element, where the elements come from computations.
+DEVICE void store_16_bytes(void *to, uint4 value) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x), "r"(value.y), "r"(value.z),
+               "r"(value.w)
+               : "memory");
+}
+
+// Keeps the compiler from keeping what it has made of a value, such as numbers that were unpacked, in place of the value;
+// or from making it earlier.
+DEVICE void forget_uses(uint4 &value) { asm volatile("" : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)); }
+template <class T>
+DEVICE void forget_uses(T *&value) {
+  asm volatile("" : "+l"(value));
+}
+DEVICE void forget_uses(int &value) { asm volatile("" : "+r"(value)); }
+
 // From global to shared memory, without waiting.
 template <int BYTES>
 DEVICE void copy_bytes(void *to, const void *from) {

@@ -122,7 +122,8 @@ void choose_work(BatchNormState &state, const BatchNormCase &of, const Handle &h
   const bool has_bulk_copies = attribute(handle, cudaDevAttrComputeCapabilityMajor) >= 9;
   BatchNormDevice device = {processors * BATCHNORM_PLAIN.blocks, blocks_at_most(BATCHNORM_PLAIN, handle, processors),
                             has_bulk_copies ? blocks_at_most(BATCHNORM_WARPS, handle, processors) : 0,
-                            blocks_at_most(BATCHNORM_SWEEPING, handle, processors)};
+                            blocks_at_most(BATCHNORM_SWEEPING, handle, processors),
+                            has_bulk_copies ? blocks_at_most(BATCHNORM_HOLDING, handle, processors) : 0};
   for (;;) {
     state.work = batchnorm_work(of, device);
     BatchNormWork &work = state.work;
@@ -135,6 +136,9 @@ void choose_work(BatchNormState &state, const BatchNormCase &of, const Handle &h
       work.grid = std::min(work.grid, device.by_warps);
       if (work.grid <= most) return;
       device.by_warps = 0;
+    } else if (work.way == BATCHNORM_HELD) {
+      if (work.grid <= most) return;
+      device.holding = 0;
     } else if (work.way == BATCHNORM_KEPT) {
       if (work.params.splits <= most) {
         work.grid = std::min(work.grid, most);
@@ -286,7 +290,7 @@ DNNOPS_EXPORT int dnnops_cudnn_batchnorm_row(const int64_t *sizes, int64_t kind,
   using namespace dnnops;
   return guarded("batch normalization", nullptr, 0, [&] {
     const BatchNormWork work = batchnorm_work({kind, dtype, sizes[0], sizes[1], sizes[2], alignment},
-                                              {blocks[0], blocks[1], blocks[2], blocks[3]});
+                                              {blocks[0], blocks[1], blocks[2], blocks[3], blocks[4]});
     std::memset(static_cast<void *>(row), 0, sizeof *row);
     std::snprintf(row->options, sizeof row->options, "%s", work.options.c_str());
     row->way = work.way;

@@ -25,6 +25,12 @@ struct BatchNormParams {
   int pieces;   // shares of an image, or 1 if a share has whole images
   int abreast;  // channels that take turns with their shares
   int bundles;  // of a channel's shares, or 0 if sums of each are looked for
+  // If held:
+  int members;     // blocks that share a channel
+  int across;      // vectors of an image
+  int jump_at;     // of them, from a lane's vector to its next one
+  long long jump;  // likewise, elements of the array
+  long long wrap;  // elements from an image's end to the next one's begin
   // If swept:
   int lanes;        // threads side by side along a row
   int stride;       // rows from one step of a thread to the next
@@ -43,14 +49,16 @@ enum BatchNormWay {
   BATCHNORM_KEPT = 2,
   BATCHNORM_STREAMED = 3,
   BATCHNORM_SWEPT = 4,
-  BATCHNORM_BY_WARPS = 5
+  BATCHNORM_BY_WARPS = 5,
+  BATCHNORM_HELD = 6
 };
 
 // What the workspace has, in this order: the sums of each group, two or, for the gradient, three for each channel and
 // split, in float64; what comes of them, two for each channel, in float64; of each group how many splits have been
 // added up, and whether all; at last a count of all blocks.  If swept, at last a count of blocks, and one of tiles.  If
 // by warps, the sums only, of each channel the first ones of all its splits, then the second ones; and likewise of
-// bundles.
+// bundles.  If held, two of each channel for running averages, and then likewise the sums of all its blocks,
+// if these are several.
 
 // Channels that a block adds up the sums of at a time, if all blocks have all channels.
 constexpr int BATCHNORM_TILE = 8;

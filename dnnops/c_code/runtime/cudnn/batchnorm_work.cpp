@@ -15,16 +15,31 @@ constexpr int64_t VECTOR_LANES = 8, ELEMENT_LANES = 32;
 
 int64_t divided(int64_t size, int64_t by) { return (size + by - 1) / by; }
 
+// How many vectors a thread may hold of shares that differ: some numbers, each of which is a program.
+constexpr int64_t HOLDS[] = {7, 13, 19, BATCHNORM_MOST_HELD};
+
 // How arrays are cut.  Along rows, groups of channels are as wide as threads side by side reach.
 struct Cut {
   int64_t way, lanes, columns, groups, units, share, splits, slots = 0;
   BatchNormBlocks blocks = BATCHNORM_PLAIN;
-  int64_t pieces = 1, abreast = 1, bundles = 0;
+  int64_t pieces = 1, abreast = 1, bundles = 0, members = 0, crews = 0, time = INT64_MAX;
   int64_t stride = 0, kept = 0, cached = 0, reach = 0;
 
   // Shares that a block has at a time.
-  int64_t rooms() const { return way == BATCHNORM_BY_WARPS ? blocks.threads / 32 : 1; }
+  int64_t rooms() const { return way == BATCHNORM_BY_WARPS || way == BATCHNORM_HELD ? blocks.threads / 32 : 1; }
   int64_t total() const { return groups * splits; }
+  // Whether each warp has a share, if held, and all have as many vectors.
+  bool is_even(int64_t vectors) const {
+    return way == BATCHNORM_HELD && splits == members * rooms() && splits * share == vectors;
+  }
+  // Vectors of a thread, if held.
+  int64_t holds(int64_t vectors) const {
+    if (way != BATCHNORM_HELD) return 0;
+    if (is_even(vectors)) return divided(share, 32);
+    for (const int64_t most : HOLDS)
+      if (share <= 32 * most) return most;
+    return BATCHNORM_MOST_HELD;
+  }
   void split(int64_t into) {
     // Shares of about one size: blocks of a group wait for each other.
     share = divided(units, into);
@@ -85,41 +100,88 @@ int64_t warp_overhead(int64_t splits) {
   return splits > MOST_SINGLE_SHARES ? 240 + splits / (2 * BATCHNORM_BUNDLE) : 128 + splits / 2;
 }
 
-// Shares that a warp has for itself; none if `splits` is 0.
-Cut cut_for_warps(const BatchNormCase &of, int64_t vector, int64_t at_once) {
-  Cut cut;
-  cut.way = BATCHNORM_BY_WARPS;
-  cut.blocks = of.kind == BATCHNORM_TRAIN && item_size(of.dtype) == 2 ? BATCHNORM_MORE_WARPS : BATCHNORM_WARPS;
-  cut.lanes = cut.columns = 1;
-  cut.groups = of.channels;
-  cut.units = cut.share = cut.splits = 0;
-  const int64_t across = of.inner / vector, bytes = vector * item_size(of.dtype);
-  if (bytes != VECTOR_BYTES || across * bytes < LEAST_IMAGE_BYTES) return cut;
-  const int64_t all = at_once * cut.rooms(), most = cut.blocks.bytes / (cut.rooms() * array_count(of) * bytes);
-  int64_t least_time = INT64_MAX;
-  const auto consider = [&](int64_t share, int64_t pieces, int64_t splits) {
-    if (splits > all) return;
-    const int64_t turns = divided(of.channels * splits, all);
-    const int64_t time = turns * (share * array_count(of) + warp_overhead(splits));
-    if (time >= least_time) return;
-    least_time = time;
-    cut.share = share;
-    cut.pieces = pieces;
-    cut.splits = splits;
+// Calls consider(share, pieces, splits) for the ways to cut a channel into shares of at most `most` vectors each, but at
+// most so many shares.
+template <class Consider>
+void for_each_cut(const BatchNormCase &of, int64_t across, int64_t most, int64_t most_splits, Consider consider) {
+  const auto consider_few = [&](int64_t share, int64_t pieces, int64_t splits) {
+    if (splits <= most_splits) consider(share, pieces, splits);
   };
   for (int64_t images = std::min(most / across, of.batch); images > 0; --images) {
     const int64_t splits = divided(of.batch, images);
-    consider(divided(of.batch, splits) * across, 1, splits);
+    consider_few(divided(of.batch, splits) * across, 1, splits);
   }
   for (int64_t into = std::max<int64_t>(2, divided(across, most));
-       into <= across / LEAST_PIECE && of.batch * into <= all; ++into) {
+       into <= across / LEAST_PIECE && of.batch * into <= most_splits; ++into) {
     const int64_t share = divided(across, into), pieces = divided(across, share);
-    consider(share, pieces, of.batch * pieces);
+    consider_few(share, pieces, of.batch * pieces);
   }
+}
+
+// A cut for warps; none if `splits` is 0.
+Cut begin_cut(const BatchNormCase &of, int64_t way, const BatchNormBlocks &blocks) {
+  Cut cut;
+  cut.way = way;
+  cut.blocks = blocks;
+  cut.lanes = cut.columns = 1;
+  cut.groups = of.channels;
+  cut.units = cut.share = cut.splits = 0;
+  return cut;
+}
+
+// Whether bulk copies can bring the images.
+bool suits_warps(const BatchNormCase &of, int64_t vector) {
+  return vector * item_size(of.dtype) == VECTOR_BYTES && of.inner * item_size(of.dtype) >= LEAST_IMAGE_BYTES;
+}
+
+// Shares that a warp has for itself; none if `splits` is 0.
+Cut cut_for_warps(const BatchNormCase &of, int64_t vector, int64_t at_once) {
+  const bool has_more = of.kind == BATCHNORM_TRAIN && item_size(of.dtype) == 2;
+  Cut cut = begin_cut(of, BATCHNORM_BY_WARPS, has_more ? BATCHNORM_MORE_WARPS : BATCHNORM_WARPS);
+  if (!suits_warps(of, vector)) return cut;
+  const int64_t all = at_once * cut.rooms(), most = cut.blocks.bytes / (cut.rooms() * array_count(of) * VECTOR_BYTES);
+  for_each_cut(of, of.inner / vector, most, all, [&](int64_t share, int64_t pieces, int64_t splits) {
+    const int64_t turns = divided(of.channels * splits, all);
+    const int64_t time = turns * (share * array_count(of) + warp_overhead(splits));
+    if (time >= cut.time) return;
+    cut.time = time;
+    cut.share = share;
+    cut.pieces = pieces;
+    cut.splits = splits;
+  });
   // What was fastest on an H200, as long as warps have place for all shares of those channels at once.
   const int64_t wanted = of.kind == BATCHNORM_TRAIN ? 2 : 1;
   cut.abreast = std::min(of.channels, wanted * cut.splits <= all ? wanted : 1);
   cut.bundles = cut.splits > MOST_SINGLE_SHARES ? divided(cut.splits, BATCHNORM_BUNDLE) : 0;
+  cut.slots = cut.share;
+  return cut;
+}
+
+// Blocks that share a channel, at most: one warp looks for their sums together.
+constexpr int64_t MOST_MEMBERS = 32;
+// What a turn takes besides a warp's vectors, in the time of so many.  In training other blocks' sums come meanwhile.
+int64_t turn_overhead(int64_t kind, int64_t members) {
+  return kind == BATCHNORM_TRAIN ? 64 : members == 1 ? 150 : 350;
+}
+
+// Shares that warps hold in registers; none if `splits` is 0.
+Cut cut_to_hold(const BatchNormCase &of, int64_t vector, int64_t at_once) {
+  Cut cut = begin_cut(of, BATCHNORM_HELD, BATCHNORM_HOLDING);
+  if (!suits_warps(of, vector)) return cut;
+  const int64_t most_splits = std::min(at_once, MOST_MEMBERS) * cut.rooms();
+  for_each_cut(of, of.inner / vector, 32 * BATCHNORM_MOST_HELD, most_splits,
+               [&](int64_t share, int64_t pieces, int64_t splits) {
+                 const int64_t members = divided(splits, cut.rooms()), crews = at_once / members;
+                 const int64_t turn = share * array_count(of) + turn_overhead(of.kind, members);
+                 const int64_t time = divided(of.channels, crews) * turn;
+                 if (time >= cut.time) return;
+                 cut.time = time;
+                 cut.share = share;
+                 cut.pieces = pieces;
+                 cut.splits = splits;
+                 cut.members = members;
+                 cut.crews = std::min(crews, of.channels);
+               });
   cut.slots = cut.share;
   return cut;
 }
@@ -155,8 +217,11 @@ Cut cut_case(const BatchNormCase &of, bool rows, int64_t vector, const BatchNorm
   if (alone.splits == 1) return alone;
   const Cut kept = keep(of, rows, vector, device.plain);
   if (!rows) {
-    const Cut by_warps = cut_for_warps(of, vector, device.by_warps);
-    if (by_warps.splits > 0) return by_warps;
+    const Cut held = cut_to_hold(of, vector, device.holding), by_warps = cut_for_warps(of, vector, device.by_warps);
+    // Vectors of a multiprocessor: those that are held take 0.95 of the time that others take.
+    const bool holds = held.splits > 0, has_warps = by_warps.splits > 0;
+    if (holds && (!has_warps || 19 * held.time * held.rooms() <= 20 * by_warps.time * by_warps.rooms())) return held;
+    if (has_warps) return by_warps;
     // While one channel's blocks wait, those of another one have to read and write.
     return kept.splits <= device.plain / 2 ? kept : streamed;
   }
@@ -196,6 +261,12 @@ BatchNormWork batchnorm_work(const BatchNormCase &given, const BatchNormDevice &
   p.pieces = static_cast<int>(cut.pieces);
   p.abreast = static_cast<int>(cut.abreast);
   p.bundles = static_cast<int>(cut.bundles);
+  p.members = static_cast<int>(cut.members);
+  const int64_t across = of.inner / vector, vectors = of.batch * across;
+  p.across = static_cast<int>(std::min<int64_t>(across, INT32_MAX));
+  p.wrap = (of.channels - 1) * of.inner;
+  p.jump_at = across ? static_cast<int>(32 % across) : 0;
+  p.jump = across ? 32 / across * of.channels * of.inner + 32 % across * vector : 0;
   p.lanes = static_cast<int>(cut.lanes);
   p.stride = static_cast<int>(cut.stride);
   p.kept = static_cast<int>(cut.kept);
@@ -206,7 +277,7 @@ BatchNormWork batchnorm_work(const BatchNormCase &given, const BatchNormDevice &
   const int64_t sums = given.kind == BATCHNORM_GRADIENT ? 3 : 2, number = sizeof(double), word = sizeof(unsigned);
   work.way = cut.way;
   work.threads = cut.blocks.threads;
-  work.grid = cut.way == BATCHNORM_STREAMED ? 2 * total : total;
+  work.grid = cut.way == BATCHNORM_STREAMED ? 2 * total : cut.way == BATCHNORM_HELD ? cut.crews * cut.members : total;
   work.shared_bytes = cut.slots * vector * item_size(of.dtype) * array_count(of) * cut.rooms();
   work.filled_bytes = work.workspace = work.fill = 0;
   const int64_t partial = number * sums * total * cut.columns;
@@ -216,6 +287,10 @@ BatchNormWork batchnorm_work(const BatchNormCase &given, const BatchNormDevice &
   } else if (cut.way == BATCHNORM_BY_WARPS) {
     work.fill = 0xff;  // NaN
     work.filled_bytes = work.workspace = partial + number * sums * of.channels * cut.bundles;
+  } else if (cut.way == BATCHNORM_HELD) {
+    work.fill = 0xff;
+    work.filled_bytes = cut.members > 1 ? number * sums * of.channels * cut.members : 0;
+    work.workspace = 2 * number * of.channels + work.filled_bytes;
   } else if (cut.way == BATCHNORM_KEPT || cut.way == BATCHNORM_STREAMED) {
     work.filled_bytes = (2 * cut.groups + 1) * word;
     work.workspace = partial + number * 2 * cut.groups * cut.columns + work.filled_bytes;
@@ -225,7 +300,8 @@ BatchNormWork batchnorm_work(const BatchNormCase &given, const BatchNormDevice &
   work.options = "-DDTYPE=" + std::to_string(of.dtype) + macro("KIND", of.kind) + macro("HOW", cut.way) +
                  macro("ROWS", rows) + macro("V", vector) + macro("LANES", cut.way == BATCHNORM_SWEPT ? 1 : cut.lanes) +
                  macro("THREADS", cut.blocks.threads) + macro("BLOCKS", cut.blocks.blocks) +
-                 macro("BUNDLED", cut.bundles > 0);
+                 macro("BUNDLED", cut.bundles > 0) + macro("HOLDS", cut.holds(vectors)) +
+                 macro("EVEN", cut.is_even(vectors)) + macro("LINED", cut.way == BATCHNORM_HELD && cut.share <= across);
   return work;
 }
 

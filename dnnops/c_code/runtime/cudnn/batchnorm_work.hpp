@@ -30,6 +30,10 @@ constexpr BatchNormBlocks BATCHNORM_PLAIN = {256, 4, 48 << 10, 9 << 10};
 constexpr BatchNormBlocks BATCHNORM_SWEEPING = {512, 1, 208 << 10, 17 << 10};
 constexpr BatchNormBlocks BATCHNORM_WARPS = {512, 1, 216 << 10, 2 << 10};
 constexpr BatchNormBlocks BATCHNORM_MORE_WARPS = {1024, 1, 216 << 10, 2 << 10};
+// Warps that hold shares in registers, of so many vectors a thread at most.  Of one array there is room for two shares in
+// registers, and one in shared memory; of two arrays for one.
+constexpr BatchNormBlocks BATCHNORM_HOLDING = {256, 1, 200 << 10, 3 << 10};
+constexpr int64_t BATCHNORM_MOST_HELD = 25;
 // If swept: what the level 2 cache is meant to keep of what is read, on the whole device.
 constexpr int64_t BATCHNORM_CACHED_BYTES = 40 << 20;
 
@@ -45,14 +49,14 @@ struct BatchNormWork {
   int64_t fill;
   // Whether all blocks have to run at once.
   bool is_cooperative() const {
-    return way == BATCHNORM_KEPT || way == BATCHNORM_SWEPT || way == BATCHNORM_BY_WARPS;
+    return way == BATCHNORM_KEPT || way == BATCHNORM_SWEPT || way == BATCHNORM_BY_WARPS || way == BATCHNORM_HELD;
   }
 };
 
 // How many blocks run at once: that don't keep what they read; and as above, by a cooperative launch, 0 if there is none.
 // Of either number of warps, those that work by warps are as many.
 struct BatchNormDevice {
-  int64_t streaming, plain, by_warps, sweeping;
+  int64_t streaming, plain, by_warps, sweeping, holding;
 };
 
 // Throws DNNOPS_NOT_SUPPORTED for arrays that are too large.
