@@ -22,21 +22,9 @@ KINDS = {"train": 0, "gradient": 1, "inference": 2}
 #: ``BatchNormWay``.
 WAYS = {"by_given": 0, "alone": 1, "kept": 2, "streamed": 3, "swept": 4, "by_warps": 5, "held": 6}
 
-_MACROS = tuple(
-    [
-        "DTYPE",
-        "KIND",
-        "HOW",
-        "ROWS",
-        "V",
-        "LANES",
-        "THREADS",
-        "BLOCKS",
-        "BUNDLED",
-        "HOLDS",
-        "EVEN",
-        "LINED",
-    ]  # in this order
+_MACROS = (
+    *("DTYPE", "KIND", "HOW", "ROWS", "V", "LANES", "THREADS", "BLOCKS", "BUNDLED"),
+    *("HOLDS", "EVEN", "LINED"),
 )
 
 _ENTRY = """

@@ -98,7 +98,7 @@ def gpu_cases(draw):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@fuzz(max_examples=70, case=gpu_cases())
+@fuzz(max_examples=85, case=gpu_cases())
 def test_ops(dtype, case):
     """Training, gradient and inference, in place or not, of arrays in any layout."""
     shape, axes, running, layouts, seed = case
