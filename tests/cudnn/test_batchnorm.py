@@ -257,6 +257,7 @@ LARGE_MEANS = [
     Case((4000, 40, 1), "float32", "gradient", mean=1000.0, kept=1),
     # Held by several blocks.
     Case((64, 3, 784), "float32", "train", outlier=200.0, holding_blocks=6),
+    Case((256, 2, 52), "float32", "train", outlier=200.0, holding_blocks=64, bulk=False),
     Case((64, 3, 784), "float32", "train", mean=1000.0, holding_blocks=6),
     Case((64, 3, 784), "float32", "gradient", mean=1000.0, holding_blocks=6),
 ]

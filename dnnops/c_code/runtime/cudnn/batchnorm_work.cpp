@@ -15,7 +15,8 @@ constexpr int64_t VECTOR_LANES = 8, ELEMENT_LANES = 32;
 
 int64_t divided(int64_t size, int64_t by) { return (size + by - 1) / by; }
 
-// How many vectors a thread may hold of shares that differ: some numbers, each of which is a program.
+// How many vectors a thread may hold of shares that differ: some numbers, each of which is a program.  Of equal shares
+// each number is one.
 constexpr int64_t HOLDS[] = {7, 13, 19, BATCHNORM_MOST_HELD};
 
 // How arrays are cut.  Along rows, groups of channels are as wide as threads side by side reach.
@@ -159,6 +160,9 @@ Cut cut_for_warps(const BatchNormCase &of, int64_t vector, int64_t at_once) {
 
 // Blocks that share a channel, at most: one warp looks for their sums together.
 constexpr int64_t MOST_MEMBERS = 32;
+// Vectors of a share, at least.  A warp's sums are of what elements differ from the mean of its threads' first ones, in
+// which a thread that has none counts as the channel's first element: that may be far off.
+constexpr int64_t LEAST_HELD = 32;
 // What a turn takes besides a warp's vectors, in the time of so many.  In training other blocks' sums come meanwhile.
 int64_t turn_overhead(int64_t kind, int64_t members) {
   return kind == BATCHNORM_TRAIN ? 64 : members == 1 ? 150 : 350;
@@ -171,6 +175,7 @@ Cut cut_to_hold(const BatchNormCase &of, int64_t vector, int64_t at_once) {
   const int64_t most_splits = std::min(at_once, MOST_MEMBERS) * cut.rooms();
   for_each_cut(of, of.inner / vector, 32 * BATCHNORM_MOST_HELD, most_splits,
                [&](int64_t share, int64_t pieces, int64_t splits) {
+                 if (share < LEAST_HELD) return;
                  const int64_t members = divided(splits, cut.rooms()), crews = at_once / members;
                  const int64_t turn = share * array_count(of) + turn_overhead(of.kind, members);
                  const int64_t time = divided(of.channels, crews) * turn;
