@@ -55,7 +55,8 @@ def dnn_ctc(
     in a single step, of activations that differ by 87 or more, may make a cost infinite.
 
     Where a label's probability is 1 but for roundings of float32, cuDNN 9.19 gives gradients of 1
-    that should be 0. They are put right here.
+    that should be 0. They are put right here. The cost of such a label is what roundings leave of
+    it: with probabilities of ``1 - 9e-7`` in each of 200 steps, one of 1.84e-4 was 7e-6 off.
 
     Where activations of minus infinity rule a label out, the cost is infinite, but gradients may
     be finite numbers that mean nothing. `dnnops.nnet.ctc` gives NaN.
