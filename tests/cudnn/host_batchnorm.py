@@ -139,7 +139,8 @@ class HostKernels:
         defines = "".join(f"#define {name} {value}\n" for name, value in given)
         undefine = "".join(f"#undef {name}\n" for name in _MACROS)
         source = kernel_source("batchnorm").replace(
-            "extern __shared__ uint4 shared[];", "uint4 *const shared = Block::dynamic.data();"
+            "extern __shared__ __align__(128) uint4 shared[];",
+            "uint4 *const shared = Block::dynamic.data();",
         )
         at_once = int(dict(given)["HOW"]) in [
             WAYS[way] for way in ("kept", "swept", "by_warps", "held")

@@ -115,25 +115,43 @@ struct Packs {
   Pack of[ARRAYS];
 };
 
+// The same as it is loaded and held: single elements of 16 bits would take a register each.
+template <int BYTES>
+struct WordsOf {
+  using Type = Pack;
+};
+template <>
+struct WordsOf<16> {
+  using Type = uint4;
+};
+struct Words {
+  using Type = WordsOf<sizeof(Pack)>::Type;
+  Type of[ARRAYS];
+  DEVICE operator Packs() const {
+    Packs packs;
+    UNROLL
+    for (int i = 0; i < ARRAYS; ++i) packs.of[i] = reinterpret_cast<const Pack &>(of[i]);
+    return packs;
+  }
+};
+
 DEVICE const Bits *array_of(const BatchNormParams &p, int number) {
   return static_cast<const Bits *>(number ? p.gradient : p.x);
 }
 
 // What is read `once` isn't to drive other things out of the cache.
 template <bool ONCE = false>
-DEVICE Packs load(const BatchNormParams &p, long long offset) {
-  Packs packs;
+DEVICE Words load(const BatchNormParams &p, long long offset) {
+  Words words;
   UNROLL
   for (int i = 0; i < ARRAYS; ++i) {
-    const Pack *const from = reinterpret_cast<const Pack *>(array_of(p, i) + offset);
-    if constexpr (ONCE && sizeof(Pack) == 16) {
-      const uint4 loaded = __ldcs(reinterpret_cast<const uint4 *>(from));
-      packs.of[i] = reinterpret_cast<const Pack &>(loaded);
-    } else {
-      packs.of[i] = *from;
-    }
+    const auto *const from = reinterpret_cast<const Words::Type *>(array_of(p, i) + offset);
+    if constexpr (ONCE && sizeof(Pack) == 16)
+      reinterpret_cast<uint4 &>(words.of[i]) = __ldcs(reinterpret_cast<const uint4 *>(from));
+    else
+      words.of[i] = *from;
   }
-  return packs;
+  return words;
 }
 
 // What is written isn't to drive out of the cache what is about to be read again.
@@ -153,7 +171,7 @@ DEVICE void store_parameter(void *array, int channel, double value) {
 
 // Where a share is kept: of x, and then of the gradient.
 DEVICE Pack *kept(const BatchNormParams &p, int array) {
-  extern __shared__ uint4 shared[];
+  extern __shared__ __align__(128) uint4 shared[];
   return reinterpret_cast<Pack *>(shared) + ((BY_WARPS ? warp() : 0) * ARRAYS + array) * p.slots;
 }
 DEVICE Packs recall(const BatchNormParams &p, int slot) {
@@ -230,17 +248,17 @@ DEVICE void for_each(const BatchNormParams &p, Walk walk, F f) {
     }
   } else {
     for (int left = walk.left; left > 0; left -= DEPTH) {
-      Packs packs[DEPTH];
+      Words words[DEPTH];
       long long offsets[DEPTH];
       UNROLL
       for (int i = 0; i < DEPTH; ++i)
         if (i < left) {
-          packs[i] = load(p, offsets[i] = walk.offset);
+          words[i] = load(p, offsets[i] = walk.offset);
           walk.advance();
         }
       UNROLL
       for (int i = 0; i < DEPTH; ++i)
-        if (i < left) f(packs[i], offsets[i]);
+        if (i < left) f(words[i], offsets[i]);
     }
   }
 }
@@ -354,7 +372,7 @@ DEVICE void sum_of_share(const BatchNormParams &p, const Walk &walk, const Origi
   UNROLL
   for (int v = 0; v < SUMS; ++v) start[v] = from.of[v];
   if (KIND == BATCHNORM_TRAIN && walk.left) {
-    const Pack x = (KEEPS ? recall(p, member()) : load(p, walk.offset)).of[0];
+    const Pack x = (KEEPS ? recall(p, member()) : (Packs)load(p, walk.offset)).of[0];
     UNROLL
     for (int v = 0; v < SUMS; ++v) start[v] = to_acc(x.of[v]);
   }

@@ -1,25 +1,14 @@
 // Batch normalization of channels whose elements lie together, by warps that hold their shares in registers: the way HELD
 // of batchnorm.cuh.
 
-// In training a warp adds up its next share before it waits for the sums of this one.  For the gradient there are no
-// registers for two.
-constexpr bool AHEAD = KIND == BATCHNORM_TRAIN;
-
 // The vectors that each thread has for certain, if all shares are equal.  Where any may lack, conditions take instructions:
 // a gradient of 64x256x56x56 took 190 us instead of 183 with them.
 constexpr int HAVE = EVEN ? HOLDS - 1 : 0;
 
-// A thread's vectors of a share, as words: single elements of 16 bits would take a register each.
+// A thread's vectors of a share.
 struct Holding {
-  uint4 of[HOLDS > 0 ? HOLDS : 1][ARRAYS];
+  Words words[HOLDS > 0 ? HOLDS : 1];
   Origins from;
-
-  DEVICE Packs packs(int number) const {
-    Packs packs;
-    UNROLL
-    for (int k = 0; k < ARRAYS; ++k) packs.of[k] = reinterpret_cast<const Pack &>(of[number][k]);
-    return packs;
-  }
 };
 
 // What the warps of a block tell each other: at each turn what they have added up, and the sums of the whole channel,
@@ -64,8 +53,7 @@ struct Look {
 // the others.
 //
 // No warp waits for ever.  All blocks run at once, and wait for those of their crew only.  Each adds up the share of a
-// turn before it waits for the sums of that turn, or of an earlier one; and what it waits for to add it up are its own
-// copies.
+// turn before it waits for the sums of the turn before; and what it waits for to add it up are its own copies.
 //
 // As far as others may write to x: see normalize_by_warps().  Elements that belong to others, the origins, are read a turn
 // ahead, and so before this block has published its sums of that channel.
@@ -100,15 +88,16 @@ DEVICE void normalize_held(const BatchNormParams &p) {
     for (int i = 0; i < HOLDS; ++i)
       UNROLL
       for (int k = 0; k < ARRAYS; ++k) {
-        const uint4 *const from = reinterpret_cast<const uint4 *>(kept(p, k)) + i * 32 + lane();
-        holding.of[i][k] = i < HAVE || i < left ? *from : make_uint4(0, 0, 0, 0);
+        const auto *const from = reinterpret_cast<const Words::Type *>(kept(p, k)) + i * 32 + lane();
+        holding.words[i].of[k] = i < HAVE || i < left ? *from : Words::Type{};
       }
+    const Pack first = ((Packs)holding.words[0]).of[0];
     Acc start[SUMS];
     UNROLL
-    for (int v = 0; v < SUMS; ++v) start[v] = left ? to_acc(holding.packs(0).of[0].of[v]) : holding.from.of[v];
+    for (int v = 0; v < SUMS; ++v) start[v] = left ? to_acc(first.of[v]) : holding.from.of[v];
     const auto each = [&](auto f) {
       UNROLL
-      for (int i = 0; i < HOLDS; ++i) f(holding.packs(i), i < HAVE || i < left);
+      for (int i = 0; i < HOLDS; ++i) f(holding.words[i], i < HAVE || i < left);
     };
     sum_of_warp(start, left, holding.from, each, [&](int, const Sums &sums) {
       if (lane() == 0) exchange.parts[two][warp()] = sums;
@@ -141,10 +130,9 @@ DEVICE void normalize_held(const BatchNormParams &p) {
     UNROLL
     for (int i = 0; i < HOLDS; ++i)
       UNROLL
-      for (int k = 0; k < ARRAYS; ++k) forget_uses(holding.of[i][k]);
+      for (int k = 0; k < ARRAYS; ++k) forget_uses(reinterpret_cast<uint4 &>(holding.words[i].of[k]));
     const Given given(p, {channel, true});
     if (looks) {
-      if (!AHEAD) look.begin(p, published(channel));
       const Sums sums = look.end(p, published(channel));
       if (lane() == 0) exchange.all[two] = sums;
     }
@@ -161,7 +149,7 @@ DEVICE void normalize_held(const BatchNormParams &p) {
     forget_uses(at);
     UNROLL
     for (int i = 0; i < HOLDS; ++i) {
-      const Pack out = formula.apply(holding.packs(i));
+      const Pack out = formula.apply(holding.words[i]);
       if (i < HAVE || i < left) store(to + (LINED ? i * 32 * V : 0), out);
       if constexpr (!LINED) {
         to += p.jump;
@@ -176,23 +164,17 @@ DEVICE void normalize_held(const BatchNormParams &p) {
   if (channel >= p.channels) return;
   fetch_share(channel);
   Holding mine, coming;
-  for (int turn = AHEAD ? -1 : 0; channel < p.channels; ++turn) {
-    if constexpr (AHEAD) {
-      const int ahead = turn < 0 ? channel : channel + crews;
-      if (looks && turn >= 0) look.begin(p, published(channel));
-      if (ahead < p.channels) {
-        take(turn + 1, ahead, coming);
-        fetch_share(ahead + crews);
-      }
-      if (turn >= 0) give(turn, channel, mine);
-      channel = ahead;
-      mine = coming;
-    } else {
-      take(turn, channel, mine);
-      fetch_share(channel + crews);
-      give(turn, channel, mine);
-      channel += crews;
+  // A warp adds up its next share before it waits for the sums of this one.
+  for (int turn = -1; channel < p.channels; ++turn) {
+    const int ahead = turn < 0 ? channel : channel + crews;
+    if (looks && turn >= 0) look.begin(p, published(channel));
+    if (ahead < p.channels) {
+      take(turn + 1, ahead, coming);
+      fetch_share(ahead + crews);
     }
+    if (turn >= 0) give(turn, channel, mine);
+    channel = ahead;
+    mine = coming;
   }
   if (KIND != BATCHNORM_TRAIN || !p.running[0] || number) return;
   __syncthreads();

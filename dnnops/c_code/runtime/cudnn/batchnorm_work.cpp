@@ -17,7 +17,7 @@ int64_t divided(int64_t size, int64_t by) { return (size + by - 1) / by; }
 
 // How many vectors a thread may hold of shares that differ: some numbers, each of which is a program.  Of equal shares
 // each number is one.
-constexpr int64_t HOLDS[] = {7, 13, 19, BATCHNORM_MOST_HELD};
+constexpr int64_t HOLDS[] = {7, 13, 19, 25};
 
 // How arrays are cut.  Along rows, groups of channels are as wide as threads side by side reach.
 struct Cut {
@@ -37,9 +37,7 @@ struct Cut {
   int64_t holds(int64_t vectors) const {
     if (way != BATCHNORM_HELD) return 0;
     if (is_even(vectors)) return divided(share, 32);
-    for (const int64_t most : HOLDS)
-      if (share <= 32 * most) return most;
-    return BATCHNORM_MOST_HELD;
+    return *std::find_if(std::begin(HOLDS), std::end(HOLDS), [&](int64_t most) { return share <= 32 * most; });
   }
   void split(int64_t into) {
     // Shares of about one size: blocks of a group wait for each other.
@@ -135,6 +133,10 @@ bool suits_warps(const BatchNormCase &of, int64_t vector) {
   return vector * item_size(of.dtype) == VECTOR_BYTES && of.inner * item_size(of.dtype) >= LEAST_IMAGE_BYTES;
 }
 
+// Room for a share in shared memory, from a multiple of 128 bytes on: elsewhere bulk copies take longer.  A gradient of
+// 64x256x56x56 took 176 us at a multiple of 16, and 163 like this.
+int64_t aligned(int64_t share) { return 8 * divided(share, 8); }
+
 // Shares that a warp has for itself; none if `splits` is 0.
 Cut cut_for_warps(const BatchNormCase &of, int64_t vector, int64_t at_once) {
   const bool has_more = of.kind == BATCHNORM_TRAIN && item_size(of.dtype) == 2;
@@ -154,7 +156,7 @@ Cut cut_for_warps(const BatchNormCase &of, int64_t vector, int64_t at_once) {
   const int64_t wanted = of.kind == BATCHNORM_TRAIN ? 2 : 1;
   cut.abreast = std::min(of.channels, wanted * cut.splits <= all ? wanted : 1);
   cut.bundles = cut.splits > MOST_SINGLE_SHARES ? divided(cut.splits, BATCHNORM_BUNDLE) : 0;
-  cut.slots = cut.share;
+  cut.slots = aligned(cut.share);
   return cut;
 }
 
@@ -163,21 +165,19 @@ constexpr int64_t MOST_MEMBERS = 32;
 // Vectors of a share, at least.  A warp's sums are of what elements differ from the mean of its threads' first ones, in
 // which a thread that has none counts as the channel's first element: that may be far off.
 constexpr int64_t LEAST_HELD = 32;
-// What a turn takes besides a warp's vectors, in the time of so many.  In training other blocks' sums come meanwhile.
-int64_t turn_overhead(int64_t kind, int64_t members) {
-  return kind == BATCHNORM_TRAIN ? 64 : members == 1 ? 150 : 350;
-}
+// What a turn takes besides a warp's vectors of an array, in the time of so many.  Other blocks' sums come meanwhile.
+constexpr int64_t TURN_OVERHEAD = 64;
 
 // Shares that warps hold in registers; none if `splits` is 0.
 Cut cut_to_hold(const BatchNormCase &of, int64_t vector, int64_t at_once) {
   Cut cut = begin_cut(of, BATCHNORM_HELD, BATCHNORM_HOLDING);
   if (!suits_warps(of, vector)) return cut;
   const int64_t most_splits = std::min(at_once, MOST_MEMBERS) * cut.rooms();
-  for_each_cut(of, of.inner / vector, 32 * BATCHNORM_MOST_HELD, most_splits,
+  for_each_cut(of, of.inner / vector, 32 * BATCHNORM_MOST_HELD[array_count(of)], most_splits,
                [&](int64_t share, int64_t pieces, int64_t splits) {
                  if (share < LEAST_HELD) return;
                  const int64_t members = divided(splits, cut.rooms()), crews = at_once / members;
-                 const int64_t turn = share * array_count(of) + turn_overhead(of.kind, members);
+                 const int64_t turn = (share + TURN_OVERHEAD) * array_count(of);
                  const int64_t time = divided(of.channels, crews) * turn;
                  if (time >= cut.time) return;
                  cut.time = time;
@@ -187,7 +187,7 @@ Cut cut_to_hold(const BatchNormCase &of, int64_t vector, int64_t at_once) {
                  cut.members = members;
                  cut.crews = std::min(crews, of.channels);
                });
-  cut.slots = cut.share;
+  cut.slots = aligned(cut.share);
   return cut;
 }
 
@@ -223,9 +223,9 @@ Cut cut_case(const BatchNormCase &of, bool rows, int64_t vector, const BatchNorm
   const Cut kept = keep(of, rows, vector, device.plain);
   if (!rows) {
     const Cut held = cut_to_hold(of, vector, device.holding), by_warps = cut_for_warps(of, vector, device.by_warps);
-    // Vectors of a multiprocessor: those that are held take 0.95 of the time that others take.
+    // Vectors of a multiprocessor: those that are held take 0.87 of the time that others take.
     const bool holds = held.splits > 0, has_warps = by_warps.splits > 0;
-    if (holds && (!has_warps || 19 * held.time * held.rooms() <= 20 * by_warps.time * by_warps.rooms())) return held;
+    if (holds && (!has_warps || 20 * held.time * held.rooms() <= 23 * by_warps.time * by_warps.rooms())) return held;
     if (has_warps) return by_warps;
     // While one channel's blocks wait, those of another one have to read and write.
     return kept.splits <= device.plain / 2 ? kept : streamed;

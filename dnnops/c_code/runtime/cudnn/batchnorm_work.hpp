@@ -30,10 +30,10 @@ constexpr BatchNormBlocks BATCHNORM_PLAIN = {256, 4, 48 << 10, 9 << 10};
 constexpr BatchNormBlocks BATCHNORM_SWEEPING = {512, 1, 208 << 10, 17 << 10};
 constexpr BatchNormBlocks BATCHNORM_WARPS = {512, 1, 216 << 10, 2 << 10};
 constexpr BatchNormBlocks BATCHNORM_MORE_WARPS = {1024, 1, 216 << 10, 2 << 10};
-// Warps that hold shares in registers, of so many vectors a thread at most.  Of one array there is room for two shares in
-// registers, and one in shared memory; of two arrays for one.
-constexpr BatchNormBlocks BATCHNORM_HOLDING = {256, 1, 200 << 10, 3 << 10};
-constexpr int64_t BATCHNORM_MOST_HELD = 25;
+// Warps that hold shares in registers, of so many vectors a thread at most, by the arrays that are read.  There is room
+// for two shares in registers, and one in shared memory.
+constexpr BatchNormBlocks BATCHNORM_HOLDING = {256, 1, 100 << 10, 3 << 10};
+constexpr int64_t BATCHNORM_MOST_HELD[] = {0, 25, 13};
 // If swept: what the level 2 cache is meant to keep of what is read, on the whole device.
 constexpr int64_t BATCHNORM_CACHED_BYTES = 40 << 20;
 
