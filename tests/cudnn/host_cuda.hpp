@@ -313,6 +313,12 @@ T __shfl_xor_sync(unsigned, T value, int apart) {
   return other;
 }
 
+inline unsigned __ballot_sync(unsigned, bool is) {
+  unsigned all = (unsigned)is << threadIdx.x % 32;
+  for (int apart = 1; apart < 32; apart *= 2) all |= __shfl_xor_sync(~0u, all, apart);
+  return all;
+}
+
 inline void wait_for_arrivals(Arrivals &of, unsigned number) {
   while (((unsigned)of.met & 1) == (number & 1)) Block::running->pause();
 }

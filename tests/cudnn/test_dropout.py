@@ -19,7 +19,7 @@ from tests.cudnn.host_kernels import compile_for_gpu, compile_for_host, launch_s
 from tests.oracle import SEED, repeat_command
 
 KERNELS = dict.fromkeys(("dropout", "dropout_grad"), "dropout_launch")
-DRAWN = 1024
+BLOCK_ELEMENTS = 4096
 
 
 def run_op(op, *arrays):
@@ -45,29 +45,40 @@ def random_state(rng: np.random.Generator) -> np.ndarray:
     return np.array([seed, offset], dtype="int64")
 
 
+def moved(array: np.ndarray, first: int) -> np.ndarray:
+    """A copy whose first element is so many after an address that is a multiple of 32."""
+    memory = np.empty(array.size + 40, array.dtype)
+    first += -(memory.ctypes.data // array.itemsize) % (32 // array.itemsize)
+    copy = memory[first : first + array.size]
+    copy[...] = array
+    return copy
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernels_on_the_host(tmp_path, dtype):
     library = compile_for_host(tmp_path, "dropout", KERNELS, {"DTYPE": DTYPE_CODES[dtype]})
     rng = np.random.default_rng(SEED)
     for number in range(25):
-        count = int(rng.choice([1, 63, 64, 65, 1023, 1024, 1025, int(rng.integers(1, 4000))]))
+        count = int(rng.choice([1, 63, 64, 65, 1025, 4096, 4097, int(rng.integers(1, 9000))]))
+        # Some at addresses where four elements are not moved at once.
+        first = int(rng.choice([0, 0, 1, 2]))
         p = float(rng.choice([0.0, 0.5, rng.random() * 0.99]))
         state = random_state(rng)
         x, gy = (rounded(rng.standard_normal(count), dtype) for _ in range(2))
-        given, g = bits(x, dtype), bits(gy, dtype)
-        y, gx = np.full_like(given, 7), np.full_like(given, 7)
-        reserve = np.full((count + 7) // 8, 255, "uint8")
+        given, g = (moved(bits(values, dtype), first) for values in (x, gy))
+        y, gx = (moved(np.full_like(given, 7), first) for _ in range(2))
+        reserve = np.full((count + 7) // 8 + 1, 255, "uint8")
         for kernel, source, target in (("dropout", given, y), ("dropout_grad", g, gx)):
             launch = launch_struct(
                 source=source, target=target, reserve=reserve, seed=state[0], offset=state[1],
                 count=count, threshold=int(p * 2**32), scale=1 / (1 - p),
             )  # fmt: skip
             run = getattr(library, f"run_{kernel}")
-            assert run(launch, -(-count // DRAWN), 256, number) == 0
+            assert run(launch, -(-count // BLOCK_ELEMENTS), 256, number) == 0
         y_ref, reserve_ref, next_ref, gx_ref = expected(x, gy, p, state, dtype)
-        words = f"{dtype}, {count} elements, p={p}, state {state}: {repeat_command()}"
+        words = f"{dtype}, {count} elements from {first} on, p={p}, state {state}: {repeat_command()}"
         np.testing.assert_array_equal(values(y, dtype), y_ref, err_msg=words)
-        np.testing.assert_array_equal(reserve, reserve_ref, err_msg=words)
+        np.testing.assert_array_equal(reserve, [*reserve_ref, 255], err_msg=words)
         np.testing.assert_array_equal(values(gx, dtype), gx_ref, err_msg=words)
         assert next_ref[1] - state[1] == -(-count // GROUP) * BLOCKS
 

@@ -1,8 +1,6 @@
 // Dropout and its gradient, in kernels of our own.
 #include "../common/dropout_problem.hpp"
 
-#include <algorithm>
-
 #include "conv_plan.hpp"
 #include "handle.hpp"
 #include "kernel_loader.hpp"
@@ -14,7 +12,7 @@ namespace dnnops {
 namespace {
 
 // As in dropout.cuh.
-constexpr int64_t THREADS = 256, DRAWN = 4 * THREADS, MAX_BLOCKS = 2112;
+constexpr int64_t THREADS = 256, ROUNDS = 4, BLOCK_ELEMENTS = 4 * ROUNDS * THREADS;
 struct Launch {
   const void *from;
   void *to, *reserve;
@@ -44,11 +42,13 @@ Launch make_launch(const dnnops_tensor *inputs, void *to) {
   return launch;
 }
 
-void run(const dnnops_context &context, const char *name, Launch &launch, int64_t dtype, int64_t blocks) {
+void run(const dnnops_context &context, const char *name, Launch &launch, int64_t dtype) {
+  if (!launch.count) return;
   const DeviceGuard device(context.device);
   const Handle &handle = handle_for(context.device, context.stream);
   HeldState<DropoutState> held(context);
   DropoutState &state = *held;
+  const int64_t blocks = (launch.count + BLOCK_ELEMENTS - 1) / BLOCK_ELEMENTS;
   if (blocks > INT_MAX) fail(DNNOPS_NOT_SUPPORTED, "the array is too large");
   if (!state.ready || state.key.handle != handle.number || state.key.dtype != dtype) {
     state.ready = false;
@@ -70,7 +70,7 @@ void forward(const dnnops_context &context, const dnnops_tensor *inputs, dnnops_
   launch.seed = place.seed;
   launch.offset = place.offset;
   launch.reserve = outputs[1].data;
-  if (launch.count) run(context, "dropout", launch, inputs[0].dtype, (launch.count + DRAWN - 1) / DRAWN);
+  run(context, "dropout", launch, inputs[0].dtype);
   write_next_place(place, launch.count, outputs[2].data);
 }
 
@@ -80,8 +80,7 @@ void backward(const dnnops_context &context, const dnnops_tensor *inputs, dnnops
   require_contiguous(inputs[2]);
   require_contiguous(outputs[0]);
   launch.reserve = inputs[2].data;
-  const int64_t blocks = std::min<int64_t>(MAX_BLOCKS, (launch.count + THREADS - 1) / THREADS);
-  if (launch.count) run(context, "dropout_grad", launch, inputs[0].dtype, blocks);
+  run(context, "dropout_grad", launch, inputs[0].dtype);
 }
 
 }  // namespace
