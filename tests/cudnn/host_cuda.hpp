@@ -323,6 +323,8 @@ inline void wait_for_arrivals(Arrivals &of, unsigned number) {
   while (((unsigned)of.met & 1) == (number & 1)) Block::running->pause();
 }
 
+inline unsigned long long wide_product(unsigned a, unsigned b) { return (unsigned long long)a * b; }
+
 // If blocks run one after the other, what one waits for has to be there.
 inline bool runs_some_at_once = false;
 inline void pause() {

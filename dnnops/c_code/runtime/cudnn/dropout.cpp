@@ -12,7 +12,7 @@ namespace dnnops {
 namespace {
 
 // As in dropout.cuh.
-constexpr int64_t THREADS = 256, ROUNDS = 4, BLOCK_ELEMENTS = 4 * ROUNDS * THREADS;
+constexpr int64_t THREADS = 256, ROUNDS = 2, BLOCK_ELEMENTS = 4 * ROUNDS * THREADS;
 struct Launch {
   const void *from;
   void *to, *reserve;
