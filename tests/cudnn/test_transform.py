@@ -130,7 +130,8 @@ def test_random_copies(dtype):
             poison()
             out = apply_op(GpuDnnTransform(target), on_gpu(x, dtype, source), alpha)
             bound = RELATIVE_ERROR[dtype]
-            np.testing.assert_allclose(host(out), alpha * x, rtol=bound, atol=0)
+            # A product next to zero may have fewer digits than the bound.
+            np.testing.assert_allclose(host(out), rounded(alpha * x, dtype), rtol=bound, atol=0)
             order = (0, *range(2, len(shape)), 1) if target == formats[1] else range(len(shape))
             assert out.transpose(tuple(order)).flags.c_contiguous
         except Exception as error:
