@@ -49,6 +49,8 @@ def compile_for_host(
     (folder / f"{name}.cpp").write_text(text)
     defines = [f"-D{key}={value}" for key, value in macros.items()]
     command = [config.cxx, "-std=c++17", "-O1", "-shared", "-fPIC", *defines]
+    # As a device does, it stops at addresses that don't fit what is moved at once.
+    command += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
     command += [f"-I{Path(__file__).parent}", "-o", f"{name}.so", f"{name}.cpp"]
     subprocess.run(command, cwd=folder, check=True)
     return ctypes.CDLL(str(folder / f"{name}.so"))

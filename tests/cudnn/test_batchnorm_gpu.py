@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from dnnops import dnn
@@ -93,6 +95,9 @@ def gpu_cases(draw):
     if len(shape) < 4:
         for i in range(min(2, len(shape))):
             shape[i] *= draw(st.sampled_from([1, 1, 8, 60]))
+    # A gradient's sum of noise may be next to nothing: of 72,000 elements it was 2, where float32
+    # adds numbers up to 268.
+    assume(prod(shape[i] for i in axes) <= 5000)
     layouts = [draw(st.sampled_from(["contiguous", "channels_last", "any"])) for _ in range(2)]
     return tuple(shape), axes, draw(st.booleans()), layouts, draw(st.integers(0, 2**32 - 1))
 
@@ -106,9 +111,6 @@ def test_ops(dtype, case):
     of = parameter_dtype(dtype)
     small = tuple(1 if i in axes else n for i, n in enumerate(shape))
     x, g = (rounded(rng.standard_normal(shape), dtype) for _ in range(2))
-    # A gradient's sums are of what is no noise alone: 72,000 elements of that may give 2, where
-    # float32 adds numbers up to 268.
-    g = rounded(g + 0.5 * x - 1, dtype)
     scale, bias, mean = (rounded(rng.standard_normal(small), of) for _ in range(3))
     var = rounded(rng.uniform(0.5, 2, small), of)
     epsilon, factor = np.array(0.01), np.array(0.3)

@@ -171,6 +171,7 @@ DEVICE void store_parameter(void *array, int channel, double value) {
 
 // Where a share is kept: of x, and then of the gradient.
 DEVICE Pack *kept(const BatchNormParams &p, int array) {
+  // Bulk copies take longer to other places: a gradient of 64x256x56x56 took 176 us at a multiple of 16 bytes, not 163.
   extern __shared__ __align__(128) uint4 shared[];
   return reinterpret_cast<Pack *>(shared) + ((BY_WARPS ? warp() : 0) * ARRAYS + array) * p.slots;
 }

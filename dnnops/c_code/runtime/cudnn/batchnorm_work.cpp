@@ -17,7 +17,7 @@ int64_t divided(int64_t size, int64_t by) { return (size + by - 1) / by; }
 
 // How many vectors a thread may hold of shares that differ: some numbers, each of which is a program.  Of equal shares
 // each number is one.
-constexpr int64_t HOLDS[] = {7, 13, 19, 25};
+constexpr int64_t HOLDS[] = {7, 13, 19, BATCHNORM_MOST_HELD[1]};
 
 // How arrays are cut.  Along rows, groups of channels are as wide as threads side by side reach.
 struct Cut {
@@ -133,8 +133,7 @@ bool suits_warps(const BatchNormCase &of, int64_t vector) {
   return vector * item_size(of.dtype) == VECTOR_BYTES && of.inner * item_size(of.dtype) >= LEAST_IMAGE_BYTES;
 }
 
-// Room for a share in shared memory, from a multiple of 128 bytes on: elsewhere bulk copies take longer.  A gradient of
-// 64x256x56x56 took 176 us at a multiple of 16, and 163 like this.
+// Room for a share in shared memory, so that the next one begins at a multiple of 128 bytes, too.
 int64_t aligned(int64_t share) { return 8 * divided(share, 8); }
 
 // Shares that a warp has for itself; none if `splits` is 0.

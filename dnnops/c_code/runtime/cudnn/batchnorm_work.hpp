@@ -32,7 +32,7 @@ constexpr BatchNormBlocks BATCHNORM_WARPS = {512, 1, 216 << 10, 2 << 10};
 constexpr BatchNormBlocks BATCHNORM_MORE_WARPS = {1024, 1, 216 << 10, 2 << 10};
 // Warps that hold shares in registers, of so many vectors a thread at most, by the arrays that are read.  There is room
 // for two shares in registers, and one in shared memory.
-constexpr BatchNormBlocks BATCHNORM_HOLDING = {256, 1, 100 << 10, 3 << 10};
+constexpr BatchNormBlocks BATCHNORM_HOLDING = {256, 1, 104 << 10, 3 << 10};
 constexpr int64_t BATCHNORM_MOST_HELD[] = {0, 25, 13};
 // If swept: what the level 2 cache is meant to keep of what is read, on the whole device.
 constexpr int64_t BATCHNORM_CACHED_BYTES = 40 << 20;
