@@ -28,7 +28,7 @@ from benchmarks.harness import (
     beside,
     check_agreement,
     error_line,
-    measure,
+    measure_apart,
 )
 from benchmarks.peers.device_timer import built_for_gpu
 from benchmarks.report import Row
@@ -134,7 +134,7 @@ def _measured(
                 raise
             reasons[name] = error_line(error)
             tasks.pop(name).close()
-    measurement = measure(tasks, fitted(session.settings))
+    measurement = measure_apart(tasks, fitted(session.settings))
     facts = {name: task.facts() for name, task in tasks.items()}
     if without_jax := built_for_gpu()[1]:
         reasons["jax"] = error_line(without_jax)

@@ -142,12 +142,13 @@ class GpuStep(Step):
         """The algorithm, the most memory that a step has in use, and its host's time."""
         import cupy
 
-        from dnnops.cudnn.rnn import last_rnn_algorithm, rnn_replay_failure, rnn_replays
+        from dnnops.cudnn.replay import replay_failure, replays
+        from dnnops.cudnn.rnn import last_rnn_algorithm
 
         with PeakMemory.make() as memory:
             self.call()
         cupy.cuda.runtime.deviceSynchronize()
-        replays = rnn_replays()
+        replayed = replays()
         start = time.perf_counter()
         self.call()
         launching = time.perf_counter() - start
@@ -155,10 +156,10 @@ class GpuStep(Step):
         return {
             "algorithm": last_rnn_algorithm(),
             # Of two passes.
-            "replays": rnn_replays() - replays,
-            "replay_failure": rnn_replay_failure(),
+            "replays": replays() - replayed,
+            "replay_failure": replay_failure(),
             "peak_mib": memory.peak / 2**20,
-            "launch_ms": 1e3 * launching,
+            "ms_to_launch": 1e3 * launching,
         }
 
     def close(self) -> None:

@@ -348,10 +348,10 @@ def _register(library: ctypes.CDLL) -> None:
         "workspace_bytes",
         "plan_list_size",
         "cublaslt_version",
-        "rnn_replays",
+        "replays",
     ):
         getattr(library, f"dnnops_cudnn_{name}").restype = ctypes.c_int64
-    for name in ("last_plan", "conv_algorithm", "rnn_last_algorithm", "rnn_replay_failure"):
+    for name in ("last_plan", "conv_algorithm", "rnn_last_algorithm", "replay_failure"):
         getattr(library, f"dnnops_cudnn_{name}").restype = ctypes.c_char_p
     atexit.register(library.dnnops_cudnn_shutdown)
     # The runtime library asks the loader for cuBLASLt by its name alone; without it there are fewer

@@ -30,8 +30,6 @@ __all__ = [
     "GpuDnnRNNBase",
     "GpuDnnRNNForward",
     "last_rnn_algorithm",
-    "rnn_replay_failure",
-    "rnn_replays",
 ]
 
 
@@ -222,25 +220,3 @@ def last_rnn_algorithm() -> str:
         As for ``algo``; empty if there was no call.
     """
     return CUDNN.library.dnnops_cudnn_rnn_last_algorithm().decode()
-
-
-def rnn_replays() -> int:
-    """How many passes of this thread were launched as recorded CUDA graphs.
-
-    Returns
-    -------
-    int
-        Forward calls and gradients.
-    """
-    return CUDNN.library.dnnops_cudnn_rnn_replays()
-
-
-def rnn_replay_failure() -> str:
-    """Why a pass of this thread could not be recorded as a CUDA graph, and was launched as it is.
-
-    Returns
-    -------
-    str
-        cuDNN's or CUDA's words; empty if there was no failure.
-    """
-    return CUDNN.library.dnnops_cudnn_rnn_replay_failure().decode()

@@ -1,12 +1,13 @@
-// CUDA's and cuDNN's functions as rnn_replay.cpp uses them, on the host, and a program that runs passes through it.
-// Arguments are passes: a number that stands for the addresses, 'x' for a pass that can't be recorded, 'c' for one on a
-// stream that somebody else records.  Prints for each what became of it, and at the end what is left.
+// CUDA's and cuDNN's functions as replay.cpp uses them, on the host, and a program that runs passes through it.
+// Arguments are 'long' or 'short', and passes: a number that stands for the addresses, 'x' for a pass that can't be
+// recorded, 'c' for one on a stream that somebody else records.  Prints for each what became of it, and at the end what
+// is left when the plan is gone: owners are the recordings that still hold what it held.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
 #include "conv_plan.hpp"
-#include "rnn_replay.hpp"
+#include "replay.hpp"
 
 namespace {
 int graphs = 0, executables = 0, streams = 0, launched = 0, replayed = 0;
@@ -58,15 +59,19 @@ void fail_cuda(cudaError_t, const char *call) { fail(DNNOPS_LIBRARY_ERROR, "%s",
 int main(int count, char **words) {
   using namespace dnnops;
   Handle handle;
-  rnn::Replays replays(true), others(false);
-  for (int i = 1; i < count; ++i) {
+  const PassLength length = std::strcmp(words[1], "short") ? PassLength::LONG : PassLength::SHORT;
+  auto owner = std::make_shared<int>();
+  const std::weak_ptr<int> held = owner;
+  auto replays = std::make_unique<Replays>(true, length, std::move(owner));
+  Replays others(false, length);
+  for (int i = 2; i < count; ++i) {
     const bool fails = !std::strcmp(words[i], "x");
     foreign = !std::strcmp(words[i], "c");
-    rnn::Addresses addresses{};
+    Addresses addresses{};
     addresses[3] = fails || foreign ? 7 : std::atoi(words[i]);
     launched = replayed = 0;
     int recorded = 0;
-    replays.run(handle, addresses, [&](const Handle &on) {
+    replays->run(handle, addresses, [&](const Handle &on) {
       if (on.stream != handle_stream) std::abort();
       if (recording && fails) fail(DNNOPS_LIBRARY_ERROR, "not while recording");
       ++(recording ? recorded : launched);
@@ -74,8 +79,9 @@ int main(int count, char **words) {
     if (handle_stream || recording) std::abort();
     std::printf("%d%d%d ", recorded, launched, replayed);
   }
-  others.run(handle, rnn::Addresses{}, [](const Handle &) {});
-  others.run(handle, rnn::Addresses{}, [](const Handle &) {});
-  std::printf("graphs %d executables %d streams %d replays %d\n", graphs, executables, streams,
-              (int)rnn::replay_count());
+  others.run(handle, Addresses{}, [](const Handle &) {});
+  others.run(handle, Addresses{}, [](const Handle &) {});
+  replays.reset();
+  std::printf("graphs %d executables %d streams %d replays %d owners %d\n", graphs, executables, streams,
+              (int)replay_count(), (int)held.use_count());
 }

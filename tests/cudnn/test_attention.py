@@ -8,6 +8,7 @@ import pytensor.tensor as pt
 import pytest
 
 from dnnops.cudnn.attention import GpuDnnAttention, GpuDnnAttentionGrad
+from dnnops.cudnn.replay import replay_failure, replays
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
@@ -255,6 +256,48 @@ def test_capture():
 
 
 # -- in graphs ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "p"),
+    [
+        (Form("bfloat16", heads=(4, 2), lengths=(64, 96), is_causal=True), 0.0),
+        (Form(lengths=(128, 128), key_lengths=True), 0.5),
+        (Form(depths=(20, 20), mask="float", query_lengths=True), 0.0),
+    ],
+)
+def test_replayed(form, p):
+    """What comes again is launched as a CUDA graph, and computes with what is there now."""
+    optional = (*form.optional, *(["state"] if p else []))
+    op = GpuDnnAttention(form.scale, form.is_causal, optional, p)
+    grad = GpuDnnAttentionGrad(form.scale, form.is_causal, optional, p)
+    first = Data(form, 0)
+    given = [*first.on_device(), on_gpu(first.gout, form.dtype)]
+    variables = [GpuArrayType(a.dtype.name, (None,) * a.ndim)() for a in given]
+    state = [pt.lvector()] if p else []
+    node = op.make_node(*variables[:-1], *state)
+    last = grad.make_node(*variables[:-1], *state, *node.outputs, variables[-1])
+    results = [*node.outputs, *last.outputs]
+    function = pytensor.function([*variables, *state], results, mode=GPU_MODE)
+    before = replays()
+    for seed in range(8):
+        data = Data(form, seed)
+        changed = [*data.on_device(), on_gpu(data.gout, form.dtype)]
+        for target, source in zip(given, changed, strict=True):
+            target[...] = source
+        words = [np.array([seed // 2, 0])] if p else []
+        found = [x.copy() for x in function(*given, *words)]
+        wanted = apply_all(op, *changed[:-1], *words)
+        wanted += apply_all(grad, *changed[:-1], *words, *wanted, changed[-1])
+        for i, (got, expected) in enumerate(zip(found, wanted, strict=True)):
+            if i < len(node.outputs):  # sums in any order are in the gradient by query alone
+                np.testing.assert_array_equal(host(got), host(expected), f"{form}, {i}, {seed}")
+            else:
+                error = np.linalg.norm(host(got) - host(expected)) / np.linalg.norm(host(expected))
+                assert error <= 1e-3, f"{form}, result {i}, call {seed}: {error}"
+    assert replays() - before >= 8, (
+        f"{replays() - before} of 16 passes were replayed: {replay_failure()!r}"
+    )
 
 
 def compiled(dtype: str, bfloat16: bool = False, with_gradients: bool = True):

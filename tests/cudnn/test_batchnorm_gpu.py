@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -81,6 +80,18 @@ def compare(results: list[Any], expected: list[np.ndarray], dtype: str, words: s
         )
 
 
+def conditioning(terms: np.ndarray, axes: tuple[int, ...]) -> float:
+    """How many times as large as their sums the terms are together, by the norms of `compare`."""
+    sums = terms.sum(axes)
+    size = max(np.linalg.norm(sums), np.sqrt(sums.size))
+    return float(np.linalg.norm(np.abs(terms).sum(axes)) / size)
+
+
+#: A gradient by a parameter is a sum of noise, which may be next to nothing: float32 does not tell
+#: it then. Of 72,000 elements it was 2 once, of terms that are 46,000 together.
+MOST_CONDITIONING = 8000
+
+
 @st.composite
 def gpu_cases(draw):
     """A shape, axes, whether there are running averages, how arrays lie in memory, a seed."""
@@ -95,9 +106,6 @@ def gpu_cases(draw):
     if len(shape) < 4:
         for i in range(min(2, len(shape))):
             shape[i] *= draw(st.sampled_from([1, 1, 8, 60]))
-    # A gradient's sum of noise may be next to nothing: of 72,000 elements it was 2, where float32
-    # adds numbers up to 268.
-    assume(prod(shape[i] for i in axes) <= 5000)
     layouts = [draw(st.sampled_from(["contiguous", "channels_last", "any"])) for _ in range(2)]
     return tuple(shape), axes, draw(st.booleans()), layouts, draw(st.integers(0, 2**32 - 1))
 
@@ -136,6 +144,8 @@ def test_ops(dtype, case):
         assert results[4].data.ptr == given[6].data.ptr
 
     saved_mean, saved_invstd = (host(r) for r in results[1:3])
+    for terms in (g, g * (x - saved_mean) * saved_invstd):
+        assume(conditioning(terms, axes) <= MOST_CONDITIONING)
     reference = reference_of(BatchNormTrainGrad(axes), x, g, scale, saved_mean, saved_invstd)
     given = [image(x, layouts[0]), image(g, layouts[1])]
     given += gpu_arrays([scale, saved_mean, saved_invstd], dtype, 0)

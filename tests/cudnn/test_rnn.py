@@ -13,13 +13,8 @@ from hypothesis import assume
 from pytensor.compile.mode import get_mode
 
 from dnnops import dnn
-from dnnops.cudnn.rnn import (
-    GpuDnnRNNBackward,
-    GpuDnnRNNForward,
-    last_rnn_algorithm,
-    rnn_replay_failure,
-    rnn_replays,
-)
+from dnnops.cudnn.replay import replay_failure, replays
+from dnnops.cudnn.rnn import GpuDnnRNNBackward, GpuDnnRNNForward, last_rnn_algorithm
 from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.gpuarray import GpuArrayType, shared
 from dnnops.nnet import RNNBlock
@@ -544,7 +539,7 @@ def test_replayed(dtype):
     node = network.forward.make_node(*floats)
     last = network.backward.make_node(*floats, node.outputs[0], node.outputs[-1], *tops)
     f = pytensor.function(variables, [*node.outputs[:-1], *last.outputs], mode=GPU_MODE)
-    before = rnn_replays()
+    before = replays()
     rng = np.random.default_rng(0)
     for _ in range(8):
         results = f(*given)
@@ -554,8 +549,8 @@ def test_replayed(dtype):
         network.operands[1] = rounded(rng.standard_normal(network.operands[1].shape), dtype)
         given[1][...] = on_gpu(network.operands[1], dtype)
         network.expected = run_op(case.forward, *network.operands)
-    assert rnn_replays() - before >= 4, (
-        f"{rnn_replays() - before} of 16 passes were replayed: {rnn_replay_failure()!r}"
+    assert replays() - before >= 4, (
+        f"{replays() - before} of 16 passes were replayed: {replay_failure()!r}"
     )
 
 

@@ -9,6 +9,7 @@
 #include "attention_graph.hpp"
 #include "attention_kernels.hpp"
 #include "node_state.hpp"
+#include "replay.hpp"
 
 namespace dnnops {
 
@@ -152,10 +153,8 @@ struct AttentionState : State {
   std::shared_ptr<ExecutionPlan> plan;
   int64_t visible_batch = 1, visible_heads = 1;
   float scale, hidden, kept, kept_scale;
-  BackendDescriptor pack;
-  std::vector<int64_t> ids;
-  std::vector<void *> pointers;
-  void *pack_workspace = nullptr;
+  // Of this node alone: what recurs there need not recur in others that have the plan.
+  std::optional<Replays> replays;
 };
 
 // The operands and results by AttentionArray; null: the call has none.
@@ -258,7 +257,6 @@ bool lay_out(AttentionState &state, const AttentionCall &call, const dnnops_tens
 void prepare(AttentionState &state, const NodeKey &key, const Handle &handle, const AttentionCall &call,
              const dnnops_tensor *results) {
   state.ready = false;
-  state.pack = BackendDescriptor();
   state.empty = call.batch * call.query_heads * call.queries == 0 || call.keys == 0;
   if (state.empty) {
     state.kernels = AttentionKernels(handle, call.dtype, DNNOPS_BOOL);
@@ -274,6 +272,7 @@ void prepare(AttentionState &state, const NodeKey &key, const Handle &handle, co
       target.handle = handle.cudnn;
       return std::make_shared<ExecutionPlan>(plan_graph(attention_graph(c, target), target, c.deterministic));
     });
+    state.replays.emplace(true, PassLength::SHORT, state.plan);
     state.places.plan = state.places.take(state.plan->workspace);
     if (copies || c.has_lengths || c.has_bias() || c.dropout > 0)
       state.kernels = AttentionKernels(handle, call.dtype, call.mask ? call.mask->dtype : DNNOPS_BOOL);
@@ -376,13 +375,13 @@ struct AttentionRun {
   }
 
   void execute() {
-    std::vector<int64_t> &ids = state.ids;
-    std::vector<void *> now;
-    ids.clear();
-    now.reserve(20);
+    std::vector<int64_t> ids;
+    std::vector<void *> pointers;
+    ids.reserve(ID_END);
+    pointers.reserve(ID_END);
     const auto add = [&](AttentionId id, const void *pointer) {
       ids.push_back(id);
-      now.push_back(const_cast<void *>(pointer));
+      pointers.push_back(const_cast<void *>(pointer));
     };
     for (int i = 0; i < ATTENTION_ARRAYS; ++i)
       if (arrays[i]) add(attention_ids[i], pointer_of(i));
@@ -415,18 +414,22 @@ struct AttentionRun {
                                      static_cast<cudaStream_t>(handle.stream)));
     }
     void *const scratch = at(places.plan);
-    if (!state.pack || now != state.pointers || scratch != state.pack_workspace) {
-      const int64_t count = static_cast<int64_t>(ids.size());
-      BackendDescriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-      pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids.data());
-      pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, now.data());
-      pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &scratch);
-      pack.finalize("cudnnBackendFinalize(variant pack)");
-      state.pack = std::move(pack);
-      state.pointers = std::move(now);
-      state.pack_workspace = scratch;
-    }
-    DNNOPS_CHECK(cudnnBackendExecute(handle.cudnn, state.plan->descriptor.get(), state.pack.get()));
+    Addresses addresses{};
+    static_assert(std::tuple_size<Addresses>::value >= ID_END, "a place for each id, and one for the workspace");
+    std::transform(pointers.begin(), pointers.end(), addresses.begin(),
+                   [](void *p) { return reinterpret_cast<int64_t>(p); });
+    addresses.back() = reinterpret_cast<int64_t>(scratch);
+    state.replays->run(handle, addresses, [&](const Handle &on) { launch(on, ids, pointers, scratch); });
+  }
+
+  void launch(const Handle &on, const std::vector<int64_t> &ids, const std::vector<void *> &pointers, void *scratch) const {
+    const int64_t count = static_cast<int64_t>(ids.size());
+    BackendDescriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+    pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids.data());
+    pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers.data());
+    pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &scratch);
+    pack.finalize("cudnnBackendFinalize(variant pack)");
+    DNNOPS_CHECK(cudnnBackendExecute(on.cudnn, state.plan->descriptor.get(), pack.get()));
   }
 
   AttentionState &state;

@@ -229,12 +229,6 @@ DNNOPS_EXPORT const char *dnnops_cudnn_rnn_last_algorithm(void) {
   return rnn::last_algorithm < 0 ? "" : rnn::algorithm_names[rnn::last_algorithm];
 }
 
-// How many passes of this thread were launched as recorded CUDA graphs, for tests and benchmarks.
-DNNOPS_EXPORT int64_t dnnops_cudnn_rnn_replays(void) { return rnn::replay_count(); }
-
-// Why this thread's last recording failed; empty if none did.
-DNNOPS_EXPORT const char *dnnops_cudnn_rnn_replay_failure(void) { return rnn::replay_failure(); }
-
 // Where cuDNN has the parameters of the network of a forward Op: for each pseudo-layer and linear layer, of matrix and
 // bias, the offset in elements (-1: there is none) and two dimensions.
 DNNOPS_EXPORT int dnnops_cudnn_rnn_parameters(const dnnops_context *context, const int64_t *words,

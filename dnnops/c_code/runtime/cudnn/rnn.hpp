@@ -7,7 +7,7 @@
 #include "../common/rnn_problem.hpp"
 #include "handle.hpp"
 #include "node_state.hpp"
-#include "rnn_replay.hpp"
+#include "replay.hpp"
 
 namespace dnnops::rnn {
 

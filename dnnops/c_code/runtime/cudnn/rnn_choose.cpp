@@ -21,9 +21,9 @@ namespace {
 // How many choices there are by timing.  They are never forgotten, since a gradient has to find that of its forward
 // call; networks and shapes beyond take the standard algorithm.
 constexpr size_t MOST_CHOICES = 1024;
-constexpr int RUNS = 5;
-// The first run also loads kernels.  Longer ones hardly vary: a second is enough.
-constexpr double LONG_MS = 50;
+// The first run also loads kernels.  Of long ones there are less, but two steps that follow each other at least.
+constexpr int RUNS = 5, LEAST_RUNS = 2;
+constexpr double ALL_RUNS_MS = 300;
 // Relative differences from the standard algorithm's results that aren't rounding: then an algorithm is wrong.  A
 // network that amplifies from step to step makes large ones of small ones, and then loses the faster algorithm.
 constexpr double WRONG_FLOAT32 = 1e-2, WRONG_SHORT = 0.2;
@@ -105,26 +105,19 @@ class Trial {
  private:
   template <class Pass>
   double best_of(const Pass &pass) {
-    double best = run(pass);
-    if (best > LONG_MS) best = run(pass);
-    if (best > LONG_MS) return best;
-    // As in a loop of training: while one step runs, the next is launched.
-    for (const Event &event : events_) {
-      pass();
-      record(event);
-    }
-    best = HUGE_VAL;
-    for (int i = 0; i < RUNS; ++i) best = std::min(best, milliseconds_between(events_[i], events_[i + 1]));
-    return best;
-  }
-
-  // Of a single one.
-  template <class Pass>
-  double run(const Pass &pass) {
     record(events_[0]);
     pass();
     record(events_[1]);
-    return milliseconds_between(events_[0], events_[1]);
+    const double first = milliseconds_between(events_[0], events_[1]);
+    const int runs = static_cast<int>(std::clamp(ALL_RUNS_MS / first, double{LEAST_RUNS}, double{RUNS}));
+    // As in a loop of training: while one step runs, the next is launched.
+    for (int i = 0; i <= runs; ++i) {
+      pass();
+      record(events_[i]);
+    }
+    double best = HUGE_VAL;
+    for (int i = 0; i < runs; ++i) best = std::min(best, milliseconds_between(events_[i], events_[i + 1]));
+    return best;
   }
 
   void record(const Event &event) { DNNOPS_CHECK(cudaEventRecord(event, static_cast<cudaStream_t>(handle_.stream))); }

@@ -119,7 +119,7 @@ Key make_key(const Problem &p, const Settings &settings, int64_t device, int64_t
 }
 
 Plan::Plan(const Key &key, const Handle &handle, const std::vector<int64_t> &lengths)
-    : key_(key), replays_(replayable(key)) {
+    : key_(key), replays_(replayable(key), PassLength::LONG) {
   with_algorithm(key.algo, [&] {
     if (const char *reason = refusal(key)) fail(DNNOPS_NOT_SUPPORTED, "%s", reason);
     set_descriptor(hidden_, state_shape(key, key.projected ? key.projected : key.hidden), key.dtype);

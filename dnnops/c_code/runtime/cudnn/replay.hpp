@@ -1,6 +1,6 @@
-// Passes of a recurrent network that are recorded as CUDA graphs, and launched as these when they come again.
-#ifndef DNNOPS_CUDNN_RNN_REPLAY_HPP
-#define DNNOPS_CUDNN_RNN_REPLAY_HPP
+// Passes that are recorded as CUDA graphs, and launched as these when they come again.
+#ifndef DNNOPS_CUDNN_REPLAY_HPP
+#define DNNOPS_CUDNN_REPLAY_HPP
 
 #include <array>
 #include <functional>
@@ -9,39 +9,46 @@
 
 #include "handle.hpp"
 
-namespace dnnops::rnn {
+namespace dnnops {
 
 // Every address that a pass reads or writes.  What it launches depends on nothing else.
-using Addresses = std::array<int64_t, 18>;
+using Addresses = std::array<int64_t, 24>;
 // Launches a pass on the stream of a handle.
-using Launch = std::function<void(const Handle &)>;
+using LaunchPass = std::function<void(const Handle &)>;
 
 // A recorded pass.
 class Recording {
  public:
-  // Records what is launched, which is not run.  Throws if it can't be recorded.
-  Recording(const Handle &handle, const Launch &launch);
+  // Records what is launched, which is not run.  Throws if it can't be recorded.  What has the kernels lives as long.
+  Recording(const Handle &handle, const LaunchPass &launch, std::shared_ptr<const void> owner = nullptr);
   ~Recording();
   Recording(const Recording &) = delete;
   Recording &operator=(const Recording &) = delete;
   void run(const Handle &handle) const;
 
  private:
+  std::shared_ptr<const void> owner_;
   cudaGraphExec_t executable_ = nullptr;
 };
+
+// How many kernels a pass has: a few, or some for each step of a network, of which less recordings are kept.
+enum class PassLength { SHORT, LONG };
 
 // The recordings of one plan, by addresses.  They are kept with those of all plans, and the one that was not used for
 // longest is forgotten first.
 class Replays {
  public:
-  explicit Replays(bool wanted);
+  // Without wanted none is made.  owner is what has the kernels, if that may go.
+  Replays(bool wanted, PassLength length, std::shared_ptr<const void> owner = nullptr);
   // Runs a pass; launch is called unless there is a recording of these addresses.
-  void run(const Handle &handle, const Addresses &addresses, const Launch &launch);
+  void run(const Handle &handle, const Addresses &addresses, const LaunchPass &launch);
 
  private:
   bool recurs(size_t hash);
 
   bool wanted_;
+  PassLength length_;
+  std::shared_ptr<const void> owner_;
   int64_t number_;  // unique in the process
   std::array<size_t, 8> seen_{};
   size_t next_ = 0;
@@ -54,5 +61,5 @@ int64_t replay_count();
 const char *replay_failure();
 void set_replay_failure(const std::string &message);
 
-}  // namespace dnnops::rnn
+}  // namespace dnnops
 #endif

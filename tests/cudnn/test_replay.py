@@ -1,4 +1,4 @@
-"""Which passes of a recurrent network are replayed, and samples: with CUDA on the host."""
+"""Which passes are replayed, and recurrent networks' choices: with CUDA on the host."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def compiled(target: Path, program: str, *sources: str) -> Path:
 @pytest.fixture(scope="module")
 def program(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("replay")
-    return compiled(folder / "replay", "host_replay.cpp", "rnn_replay.cpp")
+    return compiled(folder / "replay", "host_replay.cpp", "replay.cpp")
 
 
-def run(program: Path, *passes: object) -> tuple[list[str], dict[str, int]]:
-    words = [str(word) for word in passes]
-    done = subprocess.run([program, *words], check=True, capture_output=True, text=True).stdout
+def run(program: Path, *passes: object, length: str = "long") -> tuple[list[str], dict[str, int]]:
+    command = [program, length, *(str(word) for word in passes)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     *became, tail = done.rsplit(" graphs ", 1)
     rest = f"graphs {tail}".split()
     counts = dict(zip(rest[::2], map(int, rest[1::2]), strict=True))
@@ -71,6 +71,14 @@ def test_recordings_are_few(program):
     became, counts = run(program, *passes)
     assert became == [LAUNCHED, RECORDED, *[REPLAYED] * 18] * 59
     assert counts["executables"] == 16
+    became, counts = run(program, *passes, length="short")
+    assert counts["executables"] == 59
+
+
+def test_kernels_stay_while_recordings_do(program):
+    """Plans may be forgotten, and with them the kernels that cuDNN compiled."""
+    _, counts = run(program, 1, 1, 2, 2)
+    assert counts["owners"] == counts["executables"] == 2
 
 
 def test_choice_by_times(tmp_path):

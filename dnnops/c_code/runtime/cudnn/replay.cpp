@@ -1,4 +1,4 @@
-#include "rnn_replay.hpp"
+#include "replay.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -8,13 +8,13 @@
 
 #include "conv_plan.hpp"
 
-namespace dnnops::rnn {
+namespace dnnops {
 
 namespace {
 
 // Of all plans in all threads: a training step has a few, since its arrays take turns.  Each holds some KiB for each of
 // its kernels, of which a long network has thousands.
-constexpr size_t KEPT_RECORDINGS = 16;
+constexpr size_t KEPT_SHORT = 256, KEPT_LONG = 16;
 // Recording takes as long as some launches.  A plan whose addresses change all the time records no more.
 constexpr int64_t FREE_RECORDINGS = 8, REPLAYS_PER_RECORDING = 8;
 
@@ -27,10 +27,12 @@ struct RecordingKey {
   bool operator==(const RecordingKey &other) const { return plan == other.plan && addresses == other.addresses; }
 };
 
-LruCache<RecordingKey, Recording, WordHash<RecordingKey>> &recordings() {
+using Recordings = LruCache<RecordingKey, Recording, WordHash<RecordingKey>>;
+
+Recordings &recordings(PassLength length) {
   // Not destroyed with static objects: the driver may be gone by then.
-  static auto *all = new LruCache<RecordingKey, Recording, WordHash<RecordingKey>>(KEPT_RECORDINGS);
-  return *all;
+  static auto *few_kernels = new Recordings(KEPT_SHORT), *many_kernels = new Recordings(KEPT_LONG);
+  return length == PassLength::SHORT ? *few_kernels : *many_kernels;
 }
 
 // While it lives, what goes through the handle is recorded on a stream of its own.  The handle's own stream may be the
@@ -86,7 +88,8 @@ class Recorder {
 
 }  // namespace
 
-Recording::Recording(const Handle &handle, const Launch &launch) {
+Recording::Recording(const Handle &handle, const LaunchPass &launch, std::shared_ptr<const void> owner)
+    : owner_(std::move(owner)) {
   Recorder recorder(handle);
   launch(recorder.handle());
   cudaGraph_t graph = recorder.finish();
@@ -107,7 +110,8 @@ void Recording::run(const Handle &handle) const {
   DNNOPS_CHECK(cudaGraphLaunch(executable_, static_cast<cudaStream_t>(handle.stream)));
 }
 
-Replays::Replays(bool wanted) : wanted_(wanted) {
+Replays::Replays(bool wanted, PassLength length, std::shared_ptr<const void> owner)
+    : wanted_(wanted), length_(length), owner_(std::move(owner)) {
   static std::atomic<int64_t> made{0};
   number_ = ++made;
 }
@@ -120,23 +124,23 @@ bool Replays::recurs(size_t hash) {
   return false;
 }
 
-void Replays::run(const Handle &handle, const Addresses &addresses, const Launch &launch) {
+void Replays::run(const Handle &handle, const Addresses &addresses, const LaunchPass &launch) {
   // What somebody else records has to be launched for them.
   if (!wanted_ || is_capturing(handle.stream)) return launch(handle);
   const RecordingKey key{number_, addresses};
-  std::shared_ptr<Recording> recording = recordings().find(key);
+  std::shared_ptr<Recording> recording = recordings(length_).find(key);
   if (!recording) {
     const bool worthwhile = recorded_ < FREE_RECORDINGS + replayed_ / REPLAYS_PER_RECORDING;
     if (!worthwhile || !recurs(WordHash<RecordingKey>()(key))) return launch(handle);
     try {
-      recording = std::make_shared<Recording>(handle, launch);
+      recording = std::make_shared<Recording>(handle, launch, owner_);
     } catch (const Error &error) {
       set_replay_failure(error.message);
       wanted_ = false;
       return launch(handle);
     }
     ++recorded_;
-    recordings().put(key, recording);
+    recordings(length_).put(key, recording);
   }
   recording->run(handle);
   ++replayed_;
@@ -147,4 +151,7 @@ int64_t replay_count() { return replays_of_thread; }
 const char *replay_failure() { return failure_of_thread.c_str(); }
 void set_replay_failure(const std::string &message) { failure_of_thread = message; }
 
-}  // namespace dnnops::rnn
+}  // namespace dnnops
+
+DNNOPS_EXPORT int64_t dnnops_cudnn_replays(void) { return dnnops::replay_count(); }
+DNNOPS_EXPORT const char *dnnops_cudnn_replay_failure(void) { return dnnops::replay_failure(); }
