@@ -6,7 +6,7 @@ from itertools import product
 from math import ceil
 from typing import Any
 
-__all__ = ["NAMES", "SEEDS", "attention_cases", "attention_shapes"]
+__all__ = ["NAMES", "PLACES", "SEEDS", "attention_cases", "attention_shapes"]
 
 #: Of `conv_data.values`, for the arrays that are read.
 SEEDS = {"query": 0x51ED270B, "key": 0x2E1B2138, "value": 0x7A4D1F05, "gout": 0x13198A2E}
@@ -16,6 +16,10 @@ NAMES = ("out", "dquery", "dkey", "dvalue")
 #: About how long the calls behind one gate take, if there are no more than these, and about how
 #: many operations a GPU does in a second: all libraries make the same number of calls.
 _GATE_S, _MAX_CALLS, _OPERATIONS_PER_S = 2e-3, 8, 5e14
+
+#: How many copies of the operands a library has, which take turns: where arrays lie in memory makes
+#: about a percent of the time.
+PLACES = 4
 
 # words, batch, heads of queries, of keys, queries, keys, depth
 SIZES = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from itertools import cycle
 from math import prod
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.attention_data import NAMES, SEEDS, attention_shapes
+from benchmarks.attention_data import NAMES, PLACES, SEEDS, attention_shapes
 from benchmarks.harness import BenchmarkError, Task
 from benchmarks.peers.conv_torch import sketch, values
 from benchmarks.peers.gated_torch import TorchTask
@@ -40,12 +41,9 @@ class Attention(TorchTask):
         super().__init__(case["timer"], case["calls"])
         self.case = case
         self.device = case["device"]
-        arrays = {
-            name: values(prod(shape), SEEDS[name], 1.0, case["dtype"], self.device).reshape(shape)
-            for name, shape in attention_shapes(case).items()
-        }
-        self.gout = arrays.pop("gout", None)
-        self.operands = [x.requires_grad_(case["training"]) for x in arrays.values()]
+        self.places = [self.place() for _ in range(PLACES)]
+        self.places_in_turn = cycle(self.places)
+        self.operands, self.gout = self.places[0]
         self.usable: list[SDPBackend] = []
         scores = case["batch"] * case["heads"] * case["queries"] * case["keys"] * 4
         for backend in BACKENDS:
@@ -61,6 +59,20 @@ class Attention(TorchTask):
                 self.synchronize()
         if not self.usable:
             raise BenchmarkError(f"PyTorch has no backend for {case['case']}")
+
+    def place(self) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """Make query, key and value, and the output's gradient."""
+        dtype, is_trained = self.case["dtype"], self.case["training"]
+        arrays = {
+            name: values(prod(shape), SEEDS[name], 1.0, dtype, self.device).reshape(shape)
+            for name, shape in attention_shapes(self.case).items()
+        }
+        gout = arrays.pop("gout", None)
+        return [x.requires_grad_(is_trained) for x in arrays.values()], gout
+
+    def times(self, calls: int) -> list[float]:
+        self.operands, self.gout = next(self.places_in_turn)
+        return super().times(calls)
 
     def choose(self) -> None:
         """Take the fastest backend; nothing else is to use the GPU meanwhile."""
@@ -98,8 +110,7 @@ class Attention(TorchTask):
 
     def close(self) -> None:
         super().close()
-        self.operands.clear()
-        self.gout = None
+        del self.places, self.places_in_turn, self.operands, self.gout
 
 
 def make_task(case: dict[str, Any]) -> Task:

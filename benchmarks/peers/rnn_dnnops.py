@@ -155,7 +155,7 @@ class GpuStep(Step):
         cupy.cuda.runtime.deviceSynchronize()
         return {
             "algorithm": last_rnn_algorithm(),
-            # Of two passes.
+            # Of three passes.
             "replays": replays() - replayed,
             "replay_failure": replay_failure(),
             "peak_mib": memory.peak / 2**20,

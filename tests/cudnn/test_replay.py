@@ -70,7 +70,7 @@ def test_recordings_are_few(program):
     passes = [n for i in range(1, 60) for n in [i] * 20]
     became, counts = run(program, *passes)
     assert became == [LAUNCHED, RECORDED, *[REPLAYED] * 18] * 59
-    assert counts["executables"] == 16
+    assert counts["executables"] == 24
     became, counts = run(program, *passes, length="short")
     assert counts["executables"] == 59
 

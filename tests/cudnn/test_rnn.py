@@ -550,7 +550,7 @@ def test_replayed(dtype):
         given[1][...] = on_gpu(network.operands[1], dtype)
         network.expected = run_op(case.forward, *network.operands)
     assert replays() - before >= 4, (
-        f"{replays() - before} of 16 passes were replayed: {replay_failure()!r}"
+        f"{replays() - before} of 24 passes were replayed: {replay_failure()!r}"
     )
 
 

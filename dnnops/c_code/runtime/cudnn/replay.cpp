@@ -14,7 +14,7 @@ namespace {
 
 // Of all plans in all threads: a training step has a few, since its arrays take turns.  Each holds some KiB for each of
 // its kernels, of which a long network has thousands.
-constexpr size_t KEPT_SHORT = 256, KEPT_LONG = 16;
+constexpr size_t KEPT_SHORT = 256, KEPT_LONG = 24;
 // Recording takes as long as some launches.  A plan whose addresses change all the time records no more.
 constexpr int64_t FREE_RECORDINGS = 8, REPLAYS_PER_RECORDING = 8;
 

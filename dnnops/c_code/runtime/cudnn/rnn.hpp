@@ -8,6 +8,7 @@
 #include "handle.hpp"
 #include "node_state.hpp"
 #include "replay.hpp"
+#include "rnn_times.hpp"
 
 namespace dnnops::rnn {
 
@@ -30,7 +31,7 @@ struct Key {
   int64_t padded;    // sequences have lengths of their own, and lie in memory with what is behind their ends
   int64_t training;  // there is a reserve
   int64_t handle, algo;
-  int64_t replays;  // passes that come again are launched as CUDA graphs
+  int64_t replays;  // a bit for each Pass: whether it is launched as a CUDA graph when it comes again
 
   bool operator==(const Key &other) const { return !std::memcmp(this, &other, sizeof *this); }
 };
@@ -94,9 +95,11 @@ class Plan {
   void backward(const Handle &handle, const Arrays &arrays, const Gradients &gradients);
   // The same, never from a recording.
   void launch_forward(const Handle &handle, const Arrays &arrays) const;
-  void launch_backward(const Handle &handle, const Arrays &arrays, const Gradients &gradients) const;
+  void launch_data(const Handle &handle, const Arrays &arrays, const Gradients &gradients) const;
+  void launch_weights(const Handle &handle, const Arrays &arrays, const Gradients &gradients) const;
 
  private:
+  void restore_generators(const Handle &handle, const Arrays &arrays) const;
   void set_network() const;
   void set_data(const Handle &handle);
 
@@ -106,7 +109,7 @@ class Plan {
   DataDescriptor x_{"cudnnCreateRNNDataDescriptor"}, y_{"cudnnCreateRNNDataDescriptor"};
   DropoutDescriptor dropout_{"cudnnCreateDropoutDescriptor"};
   TensorDescriptor hidden_, cell_;
-  Replays replays_;
+  Replays replays_[PASSES];
   size_t workspace_ = 0, reserve_ = 0, parameters_ = 0, generators_ = 0;
 };
 

@@ -24,6 +24,7 @@ constexpr size_t MOST_CHOICES = 1024;
 // The first run also loads kernels.  Of long ones there are less, but two steps that follow each other at least.
 constexpr int RUNS = 5, LEAST_RUNS = 2;
 constexpr double ALL_RUNS_MS = 300;
+constexpr int64_t ALL_REPLAY = (1 << PASSES) - 1;  // of Choice::replays
 // Relative differences from the standard algorithm's results that aren't rounding: then an algorithm is wrong.  A
 // network that amplifies from step to step makes large ones of small ones, and then loses the faster algorithm.
 constexpr double WRONG_FLOAT32 = 1e-2, WRONG_SHORT = 0.2;
@@ -73,12 +74,8 @@ class Trial {
 
   int64_t space() const { return space_; }
 
-  // In milliseconds.
-  double time() {
-    return best_of([this] {
-      plan_->launch_forward(handle_, arrays_);
-      if (training_) plan_->launch_backward(handle_, arrays_, gradients_);
-    });
+  Milliseconds time() {
+    return time_passes([this](int pass) { launch(pass, handle_); });
   }
 
   // Some of what the last run computed: the output, and the gradients by parameters, input and first states.
@@ -90,34 +87,47 @@ class Trial {
     return found;
   }
 
-  // The same, of recordings: one of each pass, as calls have them.
-  double time_recorded() {
-    const Recording forward(handle_, [this](const Handle &on) { plan_->launch_forward(on, arrays_); });
-    std::optional<Recording> backward;
-    if (training_)
-      backward.emplace(handle_, [this](const Handle &on) { plan_->launch_backward(on, arrays_, gradients_); });
-    return best_of([&] {
-      forward.run(handle_);
-      if (backward) backward->run(handle_);
-    });
+  // The same, of recordings.
+  Milliseconds time_recorded() {
+    std::optional<Recording> recordings[PASSES];
+    for (int pass = 0; pass < passes(); ++pass)
+      recordings[pass].emplace(handle_, [this, pass](const Handle &on) { launch(pass, on); });
+    return time_passes([&](int pass) { recordings[pass]->run(handle_); });
   }
 
  private:
-  template <class Pass>
-  double best_of(const Pass &pass) {
-    record(events_[0]);
-    pass();
-    record(events_[1]);
-    const double first = milliseconds_between(events_[0], events_[1]);
+  int passes() const { return training_ ? PASSES : 1; }
+
+  void launch(int pass, const Handle &on) const {
+    if (pass == FORWARD) return plan_->launch_forward(on, arrays_);
+    if (pass == DATA) return plan_->launch_data(on, arrays_, gradients_);
+    plan_->launch_weights(on, arrays_, gradients_);
+  }
+
+  template <class Run>
+  Milliseconds time_passes(const Run &run) {
+    const auto step = [&](const Events &ends) {
+      for (int pass = 0; pass < passes(); ++pass) {
+        run(pass);
+        record(ends[pass]);
+      }
+    };
+    record(begin_);
+    step(ends_[0]);
+    const int last = passes() - 1;
+    const double first = milliseconds_between(begin_, ends_[0][last]);
     const int runs = static_cast<int>(std::clamp(ALL_RUNS_MS / first, double{LEAST_RUNS}, double{RUNS}));
     // As in a loop of training: while one step runs, the next is launched.
-    for (int i = 0; i <= runs; ++i) {
-      pass();
-      record(events_[i]);
+    for (int i = 0; i <= runs; ++i) step(ends_[i]);
+    Milliseconds least = {};
+    for (int pass = 0; pass < passes(); ++pass) {
+      least[pass] = HUGE_VAL;
+      for (int i = 1; i <= runs; ++i) {
+        const Event &before = pass ? ends_[i][pass - 1] : ends_[i - 1][last];
+        least[pass] = std::min(least[pass], milliseconds_between(before, ends_[i][pass]));
+      }
     }
-    double best = HUGE_VAL;
-    for (int i = 0; i < runs; ++i) best = std::min(best, milliseconds_between(events_[i], events_[i + 1]));
-    return best;
+    return least;
   }
 
   void record(const Event &event) { DNNOPS_CHECK(cudaEventRecord(event, static_cast<cudaStream_t>(handle_.stream))); }
@@ -128,7 +138,9 @@ class Trial {
   std::optional<Workspace> block_;
   Plan::Arrays arrays_;
   Plan::Gradients gradients_;
-  Event events_[RUNS + 1];
+  using Events = Event[PASSES];
+  Event begin_;
+  Events ends_[RUNS + 1];
   std::array<int64_t, 4> sizes_;  // of what is compared, in bytes
   int64_t dtype_, space_;
 };
@@ -148,10 +160,10 @@ Times time_algorithm(const Key &key, int64_t algo, const Settings &settings, con
     // Most often cuDNN doesn't take the network, or there is no memory for another try.  What remains broken breaks
     // the call itself.
     DNNOPS_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(handle.stream)));
-    if (times.launched < HUGE_VAL) times.replay_failure = error.message;
+    if (times.runs()) times.replay_failure = error.message;
     if (settings.verbose)
       std::fprintf(stderr, "dnnops: GpuDnnRNN with %s%s: %s\n", algorithm_names[algo],
-                   times.launched < HUGE_VAL ? " as a CUDA graph" : "", error.message.c_str());
+                   times.runs() ? " as a CUDA graph" : "", error.message.c_str());
   }
   return times;
 }
@@ -165,7 +177,28 @@ double largest_difference(const std::vector<std::vector<float>> &found,
   return largest;
 }
 
-double mib(int64_t bytes) { return bytes / 1048576.0; }
+std::string words(const Times &times, bool training) {
+  std::string text;
+  char piece[128];
+  for (const Milliseconds &of : {times.launched, times.recorded}) {
+    if (!text.empty()) text += " and ";
+    for (int pass = 0; pass < (training ? PASSES : 1); ++pass) {
+      std::snprintf(piece, sizeof piece, "%s%.4g", pass ? " + " : "", of[pass]);
+      text += piece;
+    }
+  }
+  std::snprintf(piece, sizeof piece, " ms, %.1f MiB", times.space / 1048576.0);
+  return text + piece;
+}
+
+// By the bits of Times::replays().
+std::string replayed_words(int64_t replays, bool training) {
+  constexpr const char *names[PASSES] = {"forward", "by the input", "by the parameters"};
+  std::string text;
+  for (int pass = 0; pass < (training ? PASSES : 1); ++pass)
+    if (replays >> pass & 1) text += std::string(text.empty() ? ", as CUDA graphs: " : ", ") + names[pass];
+  return text;
+}
 
 Choice find_fastest(const Key &key, const Settings &settings, const Problem &p, const Handle &handle,
                     const dnnops_tensor *inputs) {
@@ -195,14 +228,14 @@ Choice find_fastest(const Key &key, const Settings &settings, const Problem &p, 
   const Choice choice{candidates[fastest], times[fastest].replays()};
   if (settings.verbose)
     std::fprintf(stderr,
-                 "dnnops: GpuDnnRNN%s %lldx%lldx%lld, hidden size %lld, %lld layers, %s: %s%s (timed, launched and as"
-                 " a CUDA graph, with memory: standard %.4g and %.4g ms, %.1f MiB; persist_static %.4g and %.4g ms,"
-                 " %.1f MiB; persist_static_small_h %.4g and %.4g ms, %.1f MiB)\n",
+                 "dnnops: GpuDnnRNN%s %lldx%lldx%lld, hidden size %lld, %lld layers, %s: %s%s (timed, %s,"
+                 " launched and as CUDA graphs, with memory: standard %s; persist_static %s; persist_static_small_h %s)\n",
                  key.training ? "" : " inference", (long long)key.steps, (long long)key.batch, (long long)key.input,
                  (long long)key.hidden, (long long)key.layers, dtype_name(key.dtype), algorithm_names[choice.algo],
-                 choice.replays ? " as a CUDA graph" : "", times[0].launched, times[0].recorded, mib(times[0].space),
-                 times[1].launched, times[1].recorded, mib(times[1].space), times[2].launched, times[2].recorded,
-                 mib(times[2].space));
+                 replayed_words(choice.replays, key.training).c_str(),
+                 key.training ? "forward + by the input + by the parameters" : "forward",
+                 words(times[0], key.training).c_str(), words(times[1], key.training).c_str(),
+                 words(times[2], key.training).c_str());
   return choice;
 }
 
@@ -211,11 +244,11 @@ Choice find_fastest(const Key &key, const Settings &settings, const Problem &p, 
 Choice choose(const Key &key, const Settings &settings, const Problem &problem, const Handle &handle,
               const dnnops_tensor *inputs, bool is_forward) {
   // A recording launches the same kernels: without a choice by timing, what comes again is recorded.
-  if (settings.algo != ALGO_AUTO) return {settings.algo, true};
+  if (settings.algo != ALGO_AUTO) return {settings.algo, ALL_REPLAY};
   // The others take none of these; and what is timed may be another one in the next process.
   if (key.padded || key.projected || key.dtype == DNNOPS_FLOAT64 || settings.deterministic)
-    return {CUDNN_RNN_ALGO_STANDARD, true};
-  const Choice safe{CUDNN_RNN_ALGO_STANDARD, false};
+    return {CUDNN_RNN_ALGO_STANDARD, ALL_REPLAY};
+  const Choice safe{CUDNN_RNN_ALGO_STANDARD, 0};
   {
     std::lock_guard<std::mutex> lock(choices().mutex);
     const auto found = choices().made.find(key);

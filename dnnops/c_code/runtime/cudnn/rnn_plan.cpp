@@ -37,8 +37,8 @@ Tensor state_shape(const Key &key, int64_t size) {
 
 // A recording has what is launched and nothing else: neither a new seed nor new lengths would be in it.  A kernel that
 // was compiled for a network goes with its descriptor.
-bool replayable(const Key &key) {
-  return key.replays && !key.padded && !key.dropout && key.algo != CUDNN_RNN_ALGO_PERSIST_DYNAMIC;
+bool replayable(const Key &key, Pass pass) {
+  return (key.replays >> pass & 1) && !key.padded && !key.dropout && key.algo != CUDNN_RNN_ALGO_PERSIST_DYNAMIC;
 }
 
 // Places that stand for nothing are null.
@@ -46,9 +46,8 @@ Addresses addresses_of(const Plan::Arrays &a, const Plan::Gradients &g) {
   const void *const all[] = {a.w, a.x, a.hx, a.cx, a.y, a.hy, a.cy, a.reserve, a.workspace, a.generators,
                              g.gy, g.ghy, g.gcy, g.dw, g.dx, g.dhx, g.dcx};
   Addresses found{};
-  static_assert(sizeof all / sizeof *all < std::tuple_size<Addresses>::value, "one is left for the direction");
+  static_assert(sizeof all / sizeof *all <= std::tuple_size<Addresses>::value, "a place for each");
   std::transform(std::begin(all), std::end(all), found.begin(), [](const void *p) { return (int64_t)p; });
-  found.back() = g.dw != nullptr;
   return found;
 }
 
@@ -119,7 +118,10 @@ Key make_key(const Problem &p, const Settings &settings, int64_t device, int64_t
 }
 
 Plan::Plan(const Key &key, const Handle &handle, const std::vector<int64_t> &lengths)
-    : key_(key), replays_(replayable(key), PassLength::LONG) {
+    : key_(key),
+      replays_{{replayable(key, FORWARD), PassLength::LONG},
+               {replayable(key, DATA), PassLength::LONG},
+               {replayable(key, WEIGHTS), PassLength::LONG}} {
   with_algorithm(key.algo, [&] {
     if (const char *reason = refusal(key)) fail(DNNOPS_NOT_SUPPORTED, "%s", reason);
     set_descriptor(hidden_, state_shape(key, key.projected ? key.projected : key.hidden), key.dtype);
@@ -185,11 +187,13 @@ void Plan::set_data(const Handle &handle) {
 }
 
 void Plan::forward(const Handle &handle, const Arrays &a) {
-  replays_.run(handle, addresses_of(a, {}), [&](const Handle &on) { launch_forward(on, a); });
+  replays_[FORWARD].run(handle, addresses_of(a, {}), [&](const Handle &on) { launch_forward(on, a); });
 }
 
 void Plan::backward(const Handle &handle, const Arrays &a, const Gradients &g) {
-  replays_.run(handle, addresses_of(a, g), [&](const Handle &on) { launch_backward(on, a, g); });
+  const Addresses addresses = addresses_of(a, g);
+  replays_[DATA].run(handle, addresses, [&](const Handle &on) { launch_data(on, a, g); });
+  replays_[WEIGHTS].run(handle, addresses, [&](const Handle &on) { launch_weights(on, a, g); });
 }
 
 void Plan::launch_forward(const Handle &handle, const Arrays &a) const {
@@ -205,26 +209,36 @@ void Plan::launch_forward(const Handle &handle, const Arrays &a) const {
   });
 }
 
-void Plan::launch_backward(const Handle &handle, const Arrays &a, const Gradients &g) const {
-  const cudaStream_t stream = static_cast<cudaStream_t>(handle.stream);
+void Plan::launch_data(const Handle &handle, const Arrays &a, const Gradients &g) const {
   const cudnnTensorDescriptor_t cell = key_.mode == LSTM ? tensor(cell_) : nullptr;
   with_algorithm(key_.algo, [&] {
-    // What was dropped is in the reserve; without memory of generators cuDNN refuses the descriptor.
-    if (generators_)
-      DNNOPS_CHECK(cudnnRestoreDropoutDescriptor(dropout_, handle.cudnn, static_cast<float>(key_.dropout),
-                                                 a.generators, generators_, a.seed));
+    restore_generators(handle, a);
     // Nothing is promised of a gradient behind the ends.
     if (key_.padded)
-      DNNOPS_CHECK(cudaMemsetAsync(g.dx, 0, key_.steps * key_.batch * key_.input * item_size(key_.dtype), stream));
+      DNNOPS_CHECK(cudaMemsetAsync(g.dx, 0, key_.steps * key_.batch * key_.input * item_size(key_.dtype),
+                                   static_cast<cudaStream_t>(handle.stream)));
     DNNOPS_CHECK(cudnnRNNBackwardData_v8(handle.cudnn, network_, nullptr, y_, a.y, g.gy, x_, g.dx, tensor(hidden_),
                                          a.hx, g.ghy, g.dhx, cell, a.cx, g.gcy, g.dcx, parameters_, a.w, workspace_,
                                          a.workspace, reserve_, a.reserve));
+  });
+}
+
+void Plan::launch_weights(const Handle &handle, const Arrays &a, const Gradients &g) const {
+  with_algorithm(key_.algo, [&] {
+    restore_generators(handle, a);
     // cuDNN can only add to this gradient.
-    DNNOPS_CHECK(cudaMemsetAsync(g.dw, 0, parameters_, stream));
+    DNNOPS_CHECK(cudaMemsetAsync(g.dw, 0, parameters_, static_cast<cudaStream_t>(handle.stream)));
     DNNOPS_CHECK(cudnnRNNBackwardWeights_v8(handle.cudnn, network_, CUDNN_WGRAD_MODE_ADD, nullptr, x_, a.x,
                                             tensor(hidden_), a.hx, y_, a.y, parameters_, g.dw, workspace_, a.workspace,
                                             reserve_, a.reserve));
   });
+}
+
+// For a gradient.  What was dropped is in the reserve; without memory of generators cuDNN refuses the descriptor.
+void Plan::restore_generators(const Handle &handle, const Arrays &a) const {
+  if (generators_)
+    DNNOPS_CHECK(cudnnRestoreDropoutDescriptor(dropout_, handle.cudnn, static_cast<float>(key_.dropout), a.generators,
+                                               generators_, a.seed));
 }
 
 std::shared_ptr<Plan> plan_for(const Key &key, const Handle &handle, const std::vector<int64_t> &lengths) {

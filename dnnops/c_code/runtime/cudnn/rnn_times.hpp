@@ -2,6 +2,7 @@
 #ifndef DNNOPS_CUDNN_RNN_TIMES_HPP
 #define DNNOPS_CUDNN_RNN_TIMES_HPP
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -12,21 +13,39 @@ namespace dnnops::rnn {
 // The others have to be this much faster than the first, the standard algorithm: times vary, and it is the safe one.
 constexpr double MARGIN = 0.98;
 // What is no slower than this as a CUDA graph is launched as one, for that takes less of the host's time.
-constexpr double REPLAY_MARGIN = 1.005;
+constexpr double REPLAY_MARGIN = 1.002;
 // One that takes so many times the memory has to be worth it by its time.  With several layers none is, which would need
 // more than PyTorch does: it takes persistent algorithms for one layer only.
 constexpr double MORE_SPACE = 1.05, WORTH_SPACE = 0.85;
 
-// Milliseconds of an algorithm, infinite where it doesn't run.
+// The gradient is two of them: by the input and the states, and by the parameters.
+enum Pass { FORWARD, DATA, WEIGHTS, PASSES };
+
+// Of each pass: infinite where it doesn't run, 0 if it isn't wanted.
+using Milliseconds = std::array<double, PASSES>;
+
+// Of an algorithm.
 struct Times {
-  double launched = HUGE_VAL, recorded = HUGE_VAL;
+  Milliseconds launched = {HUGE_VAL, HUGE_VAL, HUGE_VAL}, recorded = launched;
   int64_t space = 0;                       // bytes of a step: results, reserve and workspace
   std::vector<std::vector<float>> sample;  // of the results
   std::string replay_failure;              // why it could not be recorded
 
-  // The kernels are the same: what differs beyond the host's time is chance.
-  bool replays() const { return recorded < HUGE_VAL && recorded <= REPLAY_MARGIN * launched; }
-  double best() const { return replays() ? recorded : launched; }
+  bool runs() const { return launched[FORWARD] < HUGE_VAL; }
+  bool replays(int pass) const {
+    return recorded[pass] < HUGE_VAL && recorded[pass] <= REPLAY_MARGIN * launched[pass];
+  }
+  // A bit for each pass.
+  int64_t replays() const {
+    int64_t bits = 0;
+    for (int pass = 0; pass < PASSES; ++pass) bits |= static_cast<int64_t>(replays(pass)) << pass;
+    return bits;
+  }
+  double best() const {
+    double sum = 0;
+    for (int pass = 0; pass < PASSES; ++pass) sum += replays(pass) ? recorded[pass] : launched[pass];
+    return sum;
+  }
 };
 
 // The number of the one to take, of which the first is the standard algorithm.
