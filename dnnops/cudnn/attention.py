@@ -11,10 +11,17 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor import as_tensor_variable
 
 from dnnops.config import flag_value
-from dnnops.cudnn.base import TAKES_ROWS, CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.cudnn.base import (
+    TAKES_ROWS,
+    CudnnOp,
+    as_gradient,
+    device_operand,
+    device_operands,
+    gradient_like,
+)
 from dnnops.errors import DnnNotSupportedError, DnnTypeError
 from dnnops.gpuarray.op import infer_device, is_on_device
-from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
+from dnnops.gpuarray.transfer import cast
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import named_operands, switch
 from dnnops.nnet.attention import OPTIONAL, Attention, AttentionBase, AttentionGrad
@@ -55,7 +62,7 @@ class GpuDnnAttentionBase(CudnnOp, AttentionBase):
             arrays.append("mask")
         devices = [x for x in given.values() if is_on_device(x)]
         device = infer_device(*devices) if devices else 0
-        moved = {o: as_gpuarray_variable(x, device) for o, x in given.items() if o != "state"}
+        moved = {o: device_operand(name, o, x, device) for o, x in given.items() if o != "state"}
         floats = device_operands(name, 4, **{o: moved[o] for o in arrays})
         moved |= dict(zip(arrays, floats, strict=True))
         dtype = moved["query"].type.dtype

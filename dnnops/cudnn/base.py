@@ -216,6 +216,14 @@ def _emit_version() -> str:
     return hashlib.sha256(header.read_bytes()).hexdigest()[:16]
 
 
+def device_operand(where: str, name: str, x: Any, device: int) -> Any:
+    """Make a device variable of an operand, which is named if it can't be one."""
+    try:
+        return as_gpuarray_variable(x, device)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise DnnTypeError(f"{where}: {name} can't be an array on a GPU: {error}") from error
+
+
 def device_operands(where: str, ndim: int | None, **values: Any) -> list[Any]:
     """Make device variables of an Op's operands, of one device and one floating-point dtype.
 
@@ -239,7 +247,7 @@ def device_operands(where: str, ndim: int | None, **values: Any) -> list[Any]:
     """
     devices = [x for x in values.values() if is_on_device(x)]
     device = infer_device(*devices) if devices else 0
-    arrays = {name: as_gpuarray_variable(x, device) for name, x in values.items()}
+    arrays = {name: device_operand(where, name, x, device) for name, x in values.items()}
     for name, x in arrays.items():
         if ndim is not None and x.type.ndim != ndim:
             raise DnnTypeError(

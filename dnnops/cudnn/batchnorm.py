@@ -24,7 +24,7 @@ from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpuarray.device import on_device
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet._validate import float64_scalar
+from dnnops.nnet._validate import float64_scalar, switch
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.batchnorm_base import BatchNormBase
 from dnnops.nnet.expressions import is_connected
@@ -229,10 +229,13 @@ class GpuDnnBatchNorm(GpuDnnBatchNormBase):
         inplace_output: bool = False,
         axes: Sequence[int] | None = None,
     ):
-        self.running_averages = bool(running_averages)
-        self.inplace_running_mean = bool(inplace_running_mean and running_averages)
-        self.inplace_running_var = bool(inplace_running_var and running_averages)
-        self.inplace_output = bool(inplace_output)
+        where = type(self).__name__
+        self.running_averages = switch(where, "running_averages", running_averages)
+        inplace_mean = switch(where, "inplace_running_mean", inplace_running_mean)
+        inplace_var = switch(where, "inplace_running_var", inplace_running_var)
+        self.inplace_running_mean = inplace_mean and self.running_averages
+        self.inplace_running_var = inplace_var and self.running_averages
+        self.inplace_output = switch(where, "inplace_output", inplace_output)
         super().__init__(mode, axes)
         overwritten = {
             0: (0, self.inplace_output),

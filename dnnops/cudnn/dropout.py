@@ -13,6 +13,7 @@ from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_li
 from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
+from dnnops.nnet._validate import switch
 from dnnops.nnet.dropout import Dropout, DropoutGrad, is_moving, undefined_by_p
 from dnnops.nnet.expressions import is_connected
 
@@ -24,7 +25,7 @@ class _GpuDropout(CudnnOp):
     contiguous_only = True
 
     def __init__(self, inplace: bool = False):
-        self.inplace = bool(inplace)
+        self.inplace = switch(type(self).__name__, "inplace", inplace)
         if self.inplace:
             self.destroy_map = {0: [0]}
 

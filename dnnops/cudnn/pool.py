@@ -9,6 +9,7 @@ from pytensor.graph.basic import Apply, Variable
 
 from dnnops.config import flag_value
 from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import int_vector, named_operands, static_vector
 from dnnops.nnet.pool import ModePoolBase
@@ -44,10 +45,11 @@ class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
 
     Parameters
     ----------
-    ndim : {1, 2, 3}
-        The number of spatial axes.
-    mode : {'max', 'max_deterministic', 'sum', 'average_inc_pad', 'average_exc_pad'}
-        'max_deterministic' is 'max' with `deterministic`.
+    mode : {'max', 'max_deterministic', 'sum', 'average_inc_pad', 'average_exc_pad', 'average'}
+        'max_deterministic' is 'max' with `deterministic`, and 'average' another name of
+        'average_inc_pad', as in Theano.
+    ndim : {1, 2, 3}, optional
+        The number of spatial axes. Default: those that the image has which the Op is applied to.
     ignore_border : bool
         Whether windows that reach over the end are left out. If not, cuDNN takes only images that
         have no such windows, and anything else raises DnnNotSupportedError at the call;
@@ -70,19 +72,34 @@ class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
 
     def __init__(
         self,
-        ndim: int = 2,
         mode: str = "max",
+        ndim: int | None = None,
         ignore_border: bool = True,
         deterministic: bool | None = None,
         memory_format: str = "contiguous",
     ):
-        ModePoolBase.__init__(self, ndim, mode, ignore_border)
+        mode = "average_inc_pad" if mode == "average" else mode
+        ModePoolBase.__init__(self, 2 if ndim is None else ndim, mode, ignore_border)
+        if ndim is None:
+            self.ndim = 0
         if mode == MAX_DETERMINISTIC:
             self.mode, deterministic = "max", True
         if deterministic is None:
             deterministic = flag_value("dnn.deterministic")
         self.deterministic = bool(deterministic)
         self.memory_format = memory_format
+
+    def make_node(self, *inputs: Any) -> Apply:
+        if self.ndim:
+            return super().make_node(*inputs)
+        named_operands(type(self).__name__, (*self.operands, "ws", "stride", "pad"), inputs)
+        (x,) = device_operands(type(self).__name__, None, x=inputs[0])
+        ndim = x.type.ndim - 2
+        if ndim not in (1, 2, 3):
+            raise DnnTypeError(
+                f"{type(self).__name__}: the image must have three to five dimensions, got {x.type}"
+            )
+        return self._sibling(type(self), ndim).make_node(*inputs)
 
     def parameters(self) -> list[int]:
         return [
@@ -93,12 +110,13 @@ class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
             int(self.deterministic),
         ]
 
-    def _sibling(self, cls: type[GpuDnnPoolBase]) -> GpuDnnPoolBase:
-        return cls(**{name: getattr(self, name) for name in self.__props__})
+    def _sibling(self, cls: type[GpuDnnPoolBase], ndim: int | None = None) -> GpuDnnPoolBase:
+        props = {name: getattr(self, name) for name in self.__props__}
+        return cls(**{**props, "ndim": ndim or self.ndim})
 
 
 class GpuDnnPool(GpuDnnPoolBase):
-    """`Pool` by cuDNN: ``GpuDnnPool(ndim, mode)(x, ws, stride, pad)``.
+    """`Pool` by cuDNN: ``GpuDnnPool(mode)(x, ws, stride, pad)``.
 
     Parameters as for `GpuDnnPoolBase`; `x` is (batch, channels, spatial...), the others are int64
     vectors with an entry for each spatial axis.

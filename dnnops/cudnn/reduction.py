@@ -14,7 +14,7 @@ from dnnops.cudnn.base import device_operands
 from dnnops.cudnn.expressions import GpuExpressionOp
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet._validate import is_int
+from dnnops.nnet._validate import is_int, switch
 from dnnops.runtime.op import DTYPE_CODES
 
 __all__ = ["REDUCTIONS", "GpuDnnReduction"]
@@ -94,7 +94,7 @@ class GpuDnnReduction(GpuExpressionOp):
         self.axis: tuple[int, ...] | None = axis
         self.acc_dtype = acc_dtype
         self.dtype = dtype
-        self.return_indices = bool(return_indices)
+        self.return_indices = switch(type(self).__name__, "return_indices", return_indices)
         if self.return_indices and self.red_op not in _WITH_INDICES:
             raise DnnValueError(f"{name}: only minima and maxima have indices, not {red_op}")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytensor.tensor as pt
 
-from dnnops.cudnn.base import device_operands
+from dnnops.cudnn.base import device_operand, device_operands
 from dnnops.cudnn.batchnorm import (
     MODES,
     GpuDnnBatchNorm,
@@ -28,9 +28,8 @@ def _batch_norm_parameters(where: str, inputs: Any, mode: str, **parameters: Any
     kept = 1 if mode == "spatial" else ndim - 1
     arrays = []
     for name, value in parameters.items():
-        (array,) = device_operands(
-            where, None, **{name: as_gpuarray_variable(value, x.type.device)}
-        )
+        moved = device_operand(where, name, value, x.type.device)
+        (array,) = device_operands(where, None, **{name: moved})
         if array.type.ndim == kept != ndim:
             axes = (0, *range(2, ndim)) if mode == "spatial" else (0,)
             array = as_gpuarray_variable(pt.expand_dims(pt.as_tensor_variable(array), axes))

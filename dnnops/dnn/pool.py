@@ -49,5 +49,4 @@ def dnn_pool(img: Any, ws: Any, stride: Any = None, mode: str = "max", pad: Any 
         )
     stride = (1,) * ndim if stride is None else stride
     pad = (0,) * ndim if pad is None else pad
-    mode = "average_inc_pad" if mode == "average" else mode
-    return GpuDnnPool(ndim, mode)(img, ws, stride, pad)
+    return GpuDnnPool(mode, ndim)(img, ws, stride, pad)

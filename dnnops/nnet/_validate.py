@@ -130,6 +130,12 @@ def switch(where: str, name: str, value: Any) -> bool:
     raise DnnTypeError(f"{where}: {name} must be True or False, got {value!r}")
 
 
+def check_int64(where: str, name: str, value: int) -> None:
+    """Raise `DnnValueError` if an int has more than 64 bits."""
+    if not -(2**63) <= value < 2**63:
+        raise DnnValueError(f"{where}: {name} must be from -2**63 to 2**63 - 1, got {value}")
+
+
 def is_int(value: Any) -> bool:
     """Tell whether `value` is an integer of Python or NumPy, bool excluded."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

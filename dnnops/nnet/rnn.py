@@ -11,16 +11,23 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
+from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import FLOAT_DTYPES, float_tensor, is_int, switch
+from dnnops.nnet._validate import FLOAT_DTYPES, check_int64, float_tensor, is_int, switch
 from dnnops.nnet.rnn_layout import PseudoLayer, RNNLayout
 from dnnops.nnet.rnn_ops import RANKS, RNNForward, check_algo, check_dropout, int64_variable
 
 __all__ = ["RNNBlock"]
 
 _WHERE = "RNNBlock"
+
+# Without numbers, so that one C module does for all.
+_CHECK_LENGTH = CheckAndRaise(
+    DnnValueError,
+    f"{_WHERE}: split_params: w has another number of elements than get_param_size gives",
+)
 
 
 def _choose(name: str, value: Any, first: str, second: str) -> bool:
@@ -128,6 +135,7 @@ class RNNBlock:
             )
         if not is_int(dropout_seed):
             raise DnnTypeError(f"{_WHERE}: dropout_seed must be an int, got {dropout_seed!r}")
+        check_int64(_WHERE, "dropout_seed", dropout_seed)
         self.layout = RNNLayout(
             rnn_mode,
             hidden_size,
@@ -219,7 +227,8 @@ class RNNBlock:
         Raises
         ------
         DnnTypeError, DnnValueError
-            If `w` is something else or of another length, or there is no such layer.
+            If `w` is something else or of another length, or there is no such layer. If only a
+            call tells the length of a variable, the call raises.
         """
         input_size = self._input_size(input_size)
         parts = self._pseudo_layers(layer, input_size)
@@ -236,6 +245,8 @@ class RNNBlock:
                 f"{_WHERE}: w has {length} elements, expected "
                 f"{self.layout.param_size(input_size)} for an input of size {input_size}"
             )
+        if isinstance(w, Variable) and length is None:
+            w = _CHECK_LENGTH(w, pt.eq(pt.shape(w)[0], self.layout.param_size(input_size)))
         (part,) = parts
         return [
             w[begin : begin + int(np.prod(shape))].reshape(shape).T
@@ -264,6 +275,8 @@ class RNNBlock:
         """
         size = self._input_size(input_size)
         parts = self._pseudo_layers(None, size)
+        if not isinstance(layers, Sequence):
+            raise DnnTypeError(f"{_WHERE}: layers must be a sequence, got {layers!r}")
         if len(layers) != len(parts):
             raise DnnValueError(
                 f"{_WHERE}: expected the parameters of {len(parts)} pseudo-layers, "

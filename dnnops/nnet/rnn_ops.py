@@ -15,7 +15,9 @@ from dnnops.compat import shape_inference
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.nnet._validate import (
     accumulator_dtype,
+    check_int64,
     float_tensor,
+    is_int,
     named_operands,
     require_same_dtype,
     show_shape,
@@ -63,9 +65,11 @@ def check_algo(where: str, algo: Any) -> str:
 
 def int64_variable(where: str, name: str, value: Any, ndim: int) -> Any:
     """Return integers, a scalar or a vector, as an int64 variable."""
+    if is_int(value):
+        check_int64(where, name, value)
     try:
         x = pt.as_tensor_variable(value)
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except (TypeError, ValueError, NotImplementedError, OverflowError) as error:
         raise DnnTypeError(f"{where}: {name} must be integers, got {value!r}") from error
     if x.type.ndim != ndim or x.type.dtype not in pt.type.integer_dtypes:
         kind = "an integer scalar" if ndim == 0 else "a vector of integers"

@@ -165,18 +165,19 @@ class LocalWholeSoftmax(NodeRewriter):
         return [result]
 
 
-def _is_float32(dtype: str) -> bool:
-    return dtype == "float32"
+def _is_short_float(dtype: str) -> bool:
+    return dtype in ("float16", "float32")
 
 
 def _is_float(dtype: str) -> bool:
     return dtype.startswith("float")
 
 
-# oneDNN's are in float32; in float64 PyTensor's own, which is compiled, stays. Gradients are looked
+# oneDNN's are in float32, also for float16, which PyTensor's can't be compiled for; in float64
+# PyTensor's own stays. Gradients are looked
 # for after stabilization (1.5), forward Ops are taken just before elementwise fusion (49).
 for _name, _takes_dtype, _tags in (
-    ("onednn", _is_float32, ("fast_run", "onednn")),
+    ("onednn", _is_short_float, ("fast_run", "onednn")),
     ("cudnn", _is_float, ("gpu", "cudnn")),
 ):
     optdb.register(

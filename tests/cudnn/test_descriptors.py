@@ -139,7 +139,7 @@ def test_integers_are_refused(function):
     op, inputs = {
         "conv": (GpuDnnConv(), [device_tensor((1, 1, 3, 3), "int32")] * 2 + [np.array(1.0)]),
         "pool": (
-            GpuDnnPool(),
+            GpuDnnPool(ndim=2),
             [
                 device_tensor((1, 1, 3, 3), "int32"),
                 *(np.array([1, 1]) for _ in range(2)),

@@ -148,6 +148,20 @@ def test_host_operands_are_transferred():
         (lambda: dnn.dnn_gradweight(*arrays(2), (3, 3)), DnnValueError, "kerns_shp must have 4"),
         (lambda: dnn.dnn_pool(*arrays(1), (2, 2), mode="mean"), DnnValueError, "mean"),
         (lambda: dnn.dnn_pool(*arrays(1, 2), (2, 2)), DnnValueError, "three to five"),
+        (lambda: dnn.dnn_pool(None, (2, 2)), DnnTypeError, "dnn_pool: img can't be an array"),
+        (lambda: dnn.dnn_conv(arrays(1)[0], None), DnnTypeError, "dnn_conv: kerns can't be"),
+        (lambda: dnn.dnn_lrn(None), DnnTypeError, "can't be an array on a GPU"),
+        (lambda: dnn.dnn_spatialtf(None, *arrays(1, 3)), DnnTypeError, "can't be an array"),
+        (lambda: dnn.dnn_reduction(None, "sum"), DnnTypeError, "can't be an array on a GPU"),
+        (
+            lambda: dnn.dnn_batch_normalization_train(*arrays(1), None, *arrays(1)),
+            DnnTypeError,
+            "dnn_batch_normalization_train: gamma can't be an array",
+        ),
+        (lambda: dnn.GpuDnnReduction("max", 0, return_indices="no"), DnnTypeError, "return_ind"),
+        (lambda: dnn.GpuDnnDropoutOp("no"), DnnTypeError, "inplace must be True or False"),
+        (lambda: dnn.GpuDnnBatchNorm("spatial", "no"), DnnTypeError, "running_averages must be"),
+        (lambda: dnn.GpuDnnPool("average")(*arrays(1, 2), [2], [1], [0]), DnnTypeError, "three to"),
     ],
 )
 def test_bad_arguments(make, error, words):

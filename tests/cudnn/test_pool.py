@@ -112,13 +112,13 @@ def test_partial_windows_are_refused(mode):
     x = on_gpu(np.zeros((1, 1, 5, 5)), "float32")
     vectors = np.array([2, 2]), np.array([2, 2]), np.array([0, 0])
     with pytest.raises(DnnNotSupportedError, match="reach over the end"):
-        apply_op(GpuDnnPool(2, mode, ignore_border=False), x, *vectors)
+        apply_op(GpuDnnPool(mode, 2, ignore_border=False), x, *vectors)
 
 
 @pytest.mark.parametrize("mode", POOL_MODES)
 def test_compiled_function(mode):
     x = GpuArrayType("float32", (None,) * 4)()
-    out = GpuDnnPool(2, mode)(x, [3, 2], [2, 2], [1, 0])
+    out = GpuDnnPool(mode, 2)(x, [3, 2], [2, 2], [1, 0])
     gx = pytensor.grad((pt.as_tensor_variable(out) ** 2).sum(), x)
     ggx = pytensor.grad((pt.as_tensor_variable(gx) ** 2).sum(), x)
     f = pytensor.function(

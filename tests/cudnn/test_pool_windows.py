@@ -39,7 +39,7 @@ WRONG = [
 
 
 def test_the_library_reads_windows_at_each_call():
-    op = GpuDnnPool(3, "max_deterministic")
+    op = GpuDnnPool("max_deterministic", 3)
     image = device_tensor((2, 3, 9, 8, 7))
     for ws, stride, pad in (((3, 2, 1), (1, 2, 3), (0, 1, 0)), ((9, 1, 7), (4, 4, 4), (0, 0, 0))):
         (out,) = call("dnnops_cudnn_pool_shape", op, [image, *map(np.array, (ws, stride, pad))])
@@ -52,7 +52,7 @@ def test_wrong_windows_at_the_call(windows, message):
     """What the library raises on a GPU, and what kernels of our own do."""
     vectors = [np.array(v) for v in windows]
     with pytest.raises(DnnValueError, match=f"GpuDnnPool: .*{message}"):
-        call("dnnops_cudnn_pool_shape", GpuDnnPool(), [device_tensor((1, 1, 6, 6)), *vectors])
+        call("dnnops_cudnn_pool_shape", GpuDnnPool(ndim=2), [device_tensor((1, 1, 6, 6)), *vectors])
     x = GpuArrayType("float32", (None,) * 4)()
     image = np.ones((1, 1, 6, 6), "float32")  # only its shape is looked at
     for op, operands in ((GpuPool, 1), (GpuPoolGrad, 3), (GpuMaxPoolGradGrad, 3)):
@@ -66,10 +66,15 @@ def test_modes_of_theano():
     (img,) = [GpuArrayType("float32", (None,) * 5)()]
     op = dnn.dnn_pool(img, (2, 2, 2), mode="max_deterministic").owner.op
     assert (op.ndim, op.mode, op.deterministic) == (3, "max", True)
-    assert op == GpuDnnPool(3, "max", deterministic=True) != GpuDnnPool(3, "max")
-    assert dnn.dnn_pool(img, (2, 2, 2), mode="average").owner.op == GpuDnnPool(3, "average_inc_pad")
+    assert op == GpuDnnPool("max", 3, deterministic=True) != GpuDnnPool("max", 3)
+    assert dnn.dnn_pool(img, (2, 2, 2), mode="average").owner.op == GpuDnnPool("average_inc_pad", 3)
     with pytensor.config.change_flags(dnn__deterministic=True):
         assert dnn.dnn_pool(img, (2, 2, 2)).owner.op == op
+    # As in Theano, the image tells the number of axes.
+    out = GpuDnnPool("average")(img, [2, 2, 2], [1, 1, 1], [0, 0, 0])
+    assert out.owner.op == GpuDnnPool("average_inc_pad", 3)
+    grad = GpuDnnPoolGrad(mode="max")(img, img, img, [2, 2, 2], [1, 1, 1], [0, 0, 0])
+    assert grad.owner.op == GpuDnnPoolGrad("max", 3)
     vectors = [pt.ivector(name) for name in VECTORS]
     out = dnn.dnn_pool(img, vectors[0], vectors[1], "sum", vectors[2])
     assert out.type.shape == (None,) * 5
@@ -81,11 +86,11 @@ def test_modes_of_theano():
 
 def test_derivatives_stay_deterministic():
     x = GpuArrayType("float32", (None,) * 4)()
-    out = GpuDnnPool(2, "max_deterministic")(x, [2, 2], [1, 1], [0, 0])
+    out = GpuDnnPool("max_deterministic", 2)(x, [2, 2], [1, 1], [0, 0])
     node = out.owner
     grad = node.op.pullback(node.inputs, node.outputs, node.outputs)[0]
     found = [n.op for n in pytensor.graph.traversal.io_toposort([x], [grad])]
-    assert GpuDnnPoolGrad(2, "max", deterministic=True) in found
+    assert GpuDnnPoolGrad("max", 2, deterministic=True) in found
     assert GpuPool(2, "max_deterministic", True) == GpuPool(2, "max", True)
 
 
@@ -137,8 +142,8 @@ def test_graphs(entry, ndim, dtype):
     assert {GpuDnnPool, GpuDnnPoolGrad} <= kinds
     assert not {k for k in kinds if k.__module__.startswith(("dnnops.nnet", "dnnops.onednn"))}
     assert ({GpuPool, GpuPoolGrad} <= kinds) == (entry == "nnet")
-    assert GpuDnnPoolGrad(ndim, "max", deterministic=True) in ops
-    assert GpuDnnPoolGrad(ndim, "max", deterministic=False) in ops
+    assert GpuDnnPoolGrad("max", ndim, deterministic=True) in ops
+    assert GpuDnnPoolGrad("max", ndim, deterministic=False) in ops
     assert len(keys) == (2 if entry == "nnet" else 1) * len(MODES)
 
 
@@ -208,8 +213,8 @@ def deterministic_gradient(ndim: int, dtype: str, x: np.ndarray, gz: np.ndarray)
     """A function that computes the gradient of maxima over windows that overlap much."""
     vectors = [np.array([n] * ndim) for n in (5, 1, 2)]
     given, top = on_gpu(x, dtype), on_gpu(gz, dtype)
-    pooled = apply_op(GpuDnnPool(ndim, "max_deterministic"), given, *vectors)
-    op = GpuDnnPoolGrad(ndim, "max_deterministic")
+    pooled = apply_op(GpuDnnPool("max_deterministic", ndim), given, *vectors)
+    op = GpuDnnPoolGrad("max_deterministic", ndim)
     return lambda: host(apply_op(op, given, pooled, top, *vectors))
 
 

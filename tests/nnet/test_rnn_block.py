@@ -270,10 +270,18 @@ def test_bad_parameter_vectors():
         block.split_params(w, 0.5, 6)
     with pytest.raises(DnnValueError, match=rf"w has {w.size - 1} elements, expected {w.size} for"):
         block.split_params(w[1:], 0, 6)
+    symbolic = pt.dvector()
+    split = pytensor.function([symbolic], block.split_params(symbolic, 0, 6), mode="FAST_COMPILE")
+    split(w)
+    for wrong in (w[1:], np.append(w, 0)):
+        with pytest.raises(DnnValueError, match="split_params: w has another number of elements"):
+            split(wrong)
     for not_a_vector in (w[None], [1.0], pt.dmatrix()):
         with pytest.raises(DnnTypeError, match="w must be a vector"):
             block.split_params(not_a_vector, 0, 6)
     layers = [block.split_params(w, n, 6) for n in range(4)]
+    with pytest.raises(DnnTypeError, match="layers must be a sequence, got None"):
+        block.join_params(None, 6)
     with pytest.raises(DnnValueError, match="of 4 pseudo-layers, got those of 3"):
         block.join_params(layers[:3], 6)
     with pytest.raises(DnnValueError, match="pseudo-layer 1 has 16 parameters, got 15"):
@@ -304,3 +312,12 @@ def test_bad_application():
         block_of(replace(CASE, dropout=0.5)).apply(w, x, hx, cx, seed=0.5)
     with pytest.raises(DnnTypeError, match="inference must be True or False"):
         block.apply(w, x, hx, cx, inference="yes")
+
+
+def test_seeds_out_of_range():
+    """More than 64 bits, of the block and of a call."""
+    with pytest.raises(DnnValueError, match=r"dropout_seed must be from -2\*\*63 .* got 9223372"):
+        RNNBlock("float32", 4, 2, "gru", dropout=0.5, dropout_seed=2**63)
+    block = RNNBlock("float32", 4, 2, "gru", dropout=0.5)
+    with pytest.raises(DnnValueError, match=r"seed must be from -2\*\*63"):
+        block.apply(pt.fvector(), pt.ftensor3(), pt.ftensor3(), seed=2**64)

@@ -116,6 +116,27 @@ def test_gradient_from_above_of_another_dtype(dtype):
     np.testing.assert_allclose(fn(*values), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("log", [False, True])
+def test_float16_is_computed_in_float32(log):
+    """PyTensor's own softmax can't be compiled for it."""
+    x, t = pt.matrix("x", dtype="float16"), pt.matrix("t", dtype="float16")
+    out = (log_softmax if log else softmax)(x, axis=1)
+    grad = pytensor.grad((out * t).sum(), x)
+    fn = pytensor.function([x, t], [out, grad], mode="ONEDNN")
+    assert "OneDnnSoftmax" in ops_of(fn)
+    rng = np.random.default_rng(4)
+    values = [rng.standard_normal((5, 40)).astype("float16") for _ in range(2)]
+    expected = reference(values[0], (1,), log)
+    weights = reference(values[0], (1,), False)
+    top = values[1].astype("float64")
+    gradient = top - weights * top.sum(1, keepdims=True)
+    if not log:
+        gradient = weights * (top - (weights * top).sum(1, keepdims=True))
+    for result, wanted in zip(fn(*values), (expected, gradient), strict=True):
+        assert result.dtype == "float16"
+        assert_close(result, wanted, bound=2e-3)
+
+
 def test_float64_is_left_to_pytensor():
     x = pt.tensor3("x", dtype="float64")
     out = softmax(x, axis=1)

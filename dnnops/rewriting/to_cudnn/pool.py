@@ -31,7 +31,7 @@ def _build_pool(op: Any, inputs: list[Any]) -> list[Variable] | None:
     x, *vectors = inputs
     if not _whole_windows(op, x, vectors):
         return None
-    return [GpuDnnPool(op.ndim, op.mode, op.ignore_border)(*inputs)]
+    return [GpuDnnPool(op.mode, op.ndim, op.ignore_border)(*inputs)]
 
 
 def _build_max_grad(op: Any, inputs: list[Any]) -> list[Variable] | None:
@@ -39,7 +39,7 @@ def _build_max_grad(op: Any, inputs: list[Any]) -> list[Variable] | None:
     if not _whole_windows(op, x, vectors):
         return None
     mode = MAX_DETERMINISTIC if op.deterministic else "max"
-    return [GpuDnnPoolGrad(op.ndim, mode, op.ignore_border)(*inputs)]
+    return [GpuDnnPoolGrad(mode, op.ndim, op.ignore_border)(*inputs)]
 
 
 def _build_average_grad(op: Any, inputs: list[Any]) -> list[Variable] | None:
@@ -47,7 +47,7 @@ def _build_average_grad(op: Any, inputs: list[Any]) -> list[Variable] | None:
     if not _whole_windows(op, x, vectors):
         return None
     # cuDNN wants the pooled array too, but reads its values for maxima only.
-    return [GpuDnnPoolGrad(op.ndim, op.mode, op.ignore_border)(x, gz, gz, *vectors)]
+    return [GpuDnnPoolGrad(op.mode, op.ndim, op.ignore_border)(x, gz, gz, *vectors)]
 
 
 register(Pool, _build_pool, operands=(0,))
