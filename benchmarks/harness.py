@@ -35,8 +35,8 @@ __all__ = [
     "measure_apart",
 ]
 
-# Where the medians of dnnops and PyTorch are as near to each other as this, turns go on until there
-# are so many times as many: a few don't tell which is the smaller.
+# Where the medians of dnnops and PyTorch are as near to each other as this, or as times vary, turns
+# go on until there are so many times as many: a few don't tell which is the smaller.
 NEAR, TIMES_AS_MANY = 0.01, 4
 # Between turns: OpenMP's threads of the process that has just worked still spin for a while.
 PAUSE_S = 0.02
@@ -433,7 +433,8 @@ def measure_apart(tasks: Mapping[str, RemoteTask], settings: Settings) -> Measur
     """
     measurement = measure(tasks, settings)
     medians = measurement.medians("s")
-    if abs(medians["torch_s"] / medians["dnnops_s"] - 1) < NEAR:
+    apart = abs(medians["torch_s"] / medians["dnnops_s"] - 1)
+    if apart < max(NEAR, measurement.spread_pct() / 100):
         more = replace(settings, rounds=(TIMES_AS_MANY - 1) * settings.rounds)
         measurement = measurement.joined(measure(tasks, more))
     return measurement

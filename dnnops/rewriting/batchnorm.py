@@ -5,11 +5,14 @@ recognizing one of them alone would compute these parts for the other one's sake
 looked at for its form. That of the recognized expression is taken once more, of variables of its
 own, and is looked for in the graph: whatever the expression was, the same operations have made the
 same gradient. For this nothing may have been rewritten before, not even merged.
+
+On the way to a GPU this is done for what will be there, and for the batch's own statistics only:
+with given ones the expression is elementwise, and is fused with what is around it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,33 +29,40 @@ from pytensor.tensor.basic import cast, constant, zeros_like
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import Sum, add, maximum, variadic_mul
 
+from dnnops.cudnn.base import cudnn_usable
 from dnnops.errors import DnnError
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain
 from dnnops.nnet.expressions import is_connected
 from dnnops.onednn.base import onednn_available
 from dnnops.rewriting.batchnorm_form import Normalization, read_normalization
+from dnnops.rewriting.forecast import Forecast
+from dnnops.rewriting.lifting import _graph_device
 from dnnops.rewriting.value_numbers import ValueNumbers
 
-__all__ = ["RecognizeBatchNorm"]
+__all__ = ["RecognizeBatchNorm", "RecognizeGpuBatchNorm"]
 
 
 class RecognizeBatchNorm(GraphRewriter):
-    """Replace batch normalizations that are written out by the abstract Ops."""
+    """Replace batch normalizations that are written out by the abstract Ops, for oneDNN."""
+
+    dtypes: tuple[str, ...] = ("float32",)
 
     def apply(self, fgraph: FunctionGraph) -> None:
         """Rewrite `fgraph`."""
         # Each has a root, of the variance and a constant.
         if not any(_may_be_root(node.op) for node in fgraph.apply_nodes):
             return
-        if not onednn_available()[0]:
+        if not self._is_available(fgraph):
             return
+        order = fgraph.toposort()
+        takes = self._selection(fgraph, order)
         summed = {node.inputs[0] for node in fgraph.apply_nodes if isinstance(node.op, Sum)}
         # From the outputs on, so that the longest expression comes first.
-        for node in reversed(fgraph.toposort()):
+        for node in reversed(order):
             if node not in fgraph.apply_nodes:
                 continue
-            form = read_normalization(node.outputs[0], summed)
-            if form is None:
+            form = read_normalization(node.outputs[0], summed, self.dtypes)
+            if form is None or not takes(form):
                 continue
             try:
                 replacements = _replacements(fgraph, form)
@@ -60,6 +70,42 @@ class RecognizeBatchNorm(GraphRewriter):
                 continue
             if replacements:
                 fgraph.replace_all_validate(replacements, reason="recognize_batchnorm")
+
+    def _is_available(self, fgraph: FunctionGraph) -> bool:
+        return onednn_available()[0]
+
+    def _selection(
+        self, fgraph: FunctionGraph, order: list[Apply]
+    ) -> Callable[[Normalization], bool]:
+        """Give what says whether the Op for a normalization is wanted."""
+        return lambda form: True
+
+
+class RecognizeGpuBatchNorm(RecognizeBatchNorm):
+    """Replace those that will be on a GPU.
+
+    Parameters
+    ----------
+    excluded_tags : collection of str
+        Lifters with one of these tags move nothing.
+    """
+
+    dtypes = ("float16", "float32", "float64")
+
+    def __init__(self, excluded_tags: Collection[str] = ()):
+        super().__init__()
+        self.excluded_tags = frozenset(excluded_tags)
+
+    def _is_available(self, fgraph: FunctionGraph) -> bool:
+        return cudnn_usable(_graph_device(fgraph))[0]
+
+    def _selection(
+        self, fgraph: FunctionGraph, order: list[Apply]
+    ) -> Callable[[Normalization], bool]:
+        on_device = Forecast(fgraph, order, self.excluded_tags).on_device
+        # What stays on the host is left to the elementwise loops: without an operand on the device
+        # the Op would stay there, too.
+        return lambda form: form.trains and not on_device.isdisjoint(form.leaves())
 
 
 def _may_be_root(op: Any) -> bool:
@@ -127,14 +173,17 @@ class _Results:
     def _statistics(self) -> dict[Variable, Any]:
         """What stands for mean and variance."""
         form = self.template.form
-        found = {form.mean.variable: form.mean.undo(self.outputs[1])}
+        statistics = {form.mean: self.outputs[1]}
         if self.averages:
             # The new average leaves nothing of the old one: it is the unbiased variance.
-            count = cast(variadic_mul(*(form.x.shape[i] for i in form.axes)), "float32")
-            one = constant(1, dtype="float32")
-            biased = self.averages[1] * (maximum(count - one, one) / count)
-            found[form.var.variable] = form.var.undo(biased)
-        return found
+            dtype = self.averages[1].type.dtype
+            count = cast(variadic_mul(*(form.x.shape[i] for i in form.axes)), dtype)
+            one = constant(1, dtype=dtype)
+            statistics[form.var] = self.averages[1] * (maximum(count - one, one) / count)
+        return {
+            view.variable: cast(view.undo(x), view.variable.type.dtype)
+            for view, x in statistics.items()
+        }
 
     def gradient(self, found: _Found) -> Any:
         """What stands for a gradient."""
@@ -147,7 +196,9 @@ class _Results:
             new = graph_replace(list(gradients.values()), given, strict=False)
             self._gradients[found.gradient] = dict(zip(gradients, new, strict=True))
         gradient = self._gradients[found.gradient][found.leaf]
-        return add(gradient, *found.rest) if found.rest else gradient
+        total = add(gradient, *found.rest) if found.rest else gradient
+        # Of float16 data, what is written out has terms in float32.
+        return cast(total, found.variable.type.dtype)
 
 
 def _op_outputs(
@@ -292,10 +343,20 @@ class RecognizeBatchNormDB(RewriteDatabase):
 
     def query(self, *tags: Any, **kwtags: Any) -> GraphRewriter:
         """Make the rewriter for a query."""
-        # Only oneDNN has these Ops: on a GPU the elementwise expression is the faster one.
         included = getattr(tags[0], "include", ()) if tags else ()
         return _Nothing() if "gpu" in included else RecognizeBatchNorm()
 
 
+class RecognizeGpuBatchNormDB(RewriteDatabase):
+    """The entry ``"recognize_gpu_batchnorm"``, which passes on what is excluded."""
+
+    def query(self, *tags: Any, **kwtags: Any) -> GraphRewriter:
+        """Make the rewriter for a query."""
+        return RecognizeGpuBatchNorm(getattr(tags[0], "exclude", ()) if tags else ())
+
+
 # After the expansion of graphs within Ops (-0.01), before the first merge (0).
 optdb.register("recognize_batchnorm", RecognizeBatchNormDB(), "fast_run", "onednn", position=-0.005)
+optdb.register(
+    "recognize_gpu_batchnorm", RecognizeGpuBatchNormDB(), "gpu", "cudnn", position=-0.005
+)

@@ -18,6 +18,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
+from dnnops.nnet._validate import accumulator_dtype
 from dnnops.onednn.batchnorm import has_neighboring_statistics
 from dnnops.rewriting.products import (
     Product,
@@ -78,11 +79,18 @@ def _mean(view: View, x: Any) -> tuple[Any, tuple[int, ...]] | None:
 
     The axes are in their places, those of the mean with size 1.
     """
+    accumulator = accumulator_dtype(x.type.dtype)
+    if accumulator != x.type.dtype:
+        # PyTensor divides the sum of a float16 mean before it rounds it.
+        rounded = view.inputs_of(Cast) if view.variable.type.dtype == x.type.dtype else None
+        if rounded is None:
+            return None
+        (view,) = rounded
     product = product_of(view, whole_means=False)
     if product.sign != 1 or len(product.factors) != 1:
         return None
     (total,) = product.factors
-    if not is_sum(total) or total.variable.type.dtype != x.type.dtype:
+    if not is_sum(total) or total.variable.type.dtype != accumulator:
         return None
     counts = [factor for view in product.divisors for factor in _count_factors(view)]
     (summand,) = total.variable.owner.inputs
@@ -202,10 +210,9 @@ class Normalization:
         """Give a parameter the size of `x` on the axes that are left."""
         x = values.get(self.x, self.x)
         ndim = x.type.ndim
-        if value is None:
-            value = constant(np.float32(default))
-        if value.type.dtype != "float32":  # of whole numbers alone
-            value = cast(value, "float32")
+        # Statistics have this dtype, too: in float16 they would lose digits.
+        dtype = accumulator_dtype(x.type.dtype).name
+        value = constant(default, dtype=dtype) if value is None else cast(value, dtype)
         if value.type.ndim == 0:
             value = value.dimshuffle(["x"] * ndim)
         left = [i for i in range(ndim) if i not in self.axes]
@@ -228,10 +235,10 @@ def _fits(normalization: Normalization) -> bool:
     products = [normalization.scale, *normalization.bias]
     views = [view for product in products for view in product.views()]
     views += [normalization.mean, normalization.var]
-    shape = normalization.x.type.shape
+    dtype, shape = normalization.x.type.dtype, normalization.x.type.shape
     axes = {*normalization.axes, *(i for i, n in enumerate(shape) if n == 1)}
     return all(
-        (view.variable.type.dtype == "float32" or view.number() is not None)
+        (view.variable.type.dtype == dtype or view.number() is not None)
         and all(view.is_one_on(axis) for axis in axes)
         for view in views
     )
@@ -304,8 +311,10 @@ def _other_factor(product: Product, rest: Product) -> View | None:
     return None
 
 
-def read_normalization(out: Any, summed: Collection[Any] = ()) -> Normalization | None:
-    """Read a variable as a batch normalization that the Ops on oneDNN can compute.
+def read_normalization(
+    out: Any, summed: Collection[Any] = (), dtypes: Collection[str] = ("float32",)
+) -> Normalization | None:
+    """Read a variable as a batch normalization that the backends' Ops can compute.
 
     Parameters
     ----------
@@ -313,15 +322,17 @@ def read_normalization(out: Any, summed: Collection[Any] = ()) -> Normalization 
         The variable.
     summed : collection of Variable
         What the graph has sums of: a product among them may be what is normalized.
+    dtypes : collection of str
+        The dtypes that are taken, of all that is in it.
 
     Returns
     -------
     Normalization or None
-        None if it is something else, or if a dtype other than float32 is in it.
+        None if it is something else, or if a dtype other than that of `out` is in it.
     """
-    if not isinstance(out.type, TensorType) or out.type.dtype != "float32" or not out.type.ndim:
+    if not isinstance(out.type, TensorType) or out.type.dtype not in dtypes or not out.type.ndim:
         return None
-    ndim = out.type.ndim
+    dtype, ndim = out.type.dtype, out.type.ndim
     view = View(out, tuple(range(ndim)))
     if view.inputs_of(Add, Sub, Mul, TrueDiv) is None:
         return None
@@ -331,7 +342,7 @@ def read_normalization(out: Any, summed: Collection[Any] = ()) -> Normalization 
     products = [product_of(term, sign, summed) for sign, term in terms]
     for x, mean, rest, others in _readings(products, ndim):
         split = _split_deviation(rest)
-        if x.variable.type.dtype != "float32" or isinstance(x.variable, Constant) or split is None:
+        if x.variable.type.dtype != dtype or isinstance(x.variable, Constant) or split is None:
             continue
         scale, var, epsilon = split
         axes = _training_axes(x.variable, mean, var)

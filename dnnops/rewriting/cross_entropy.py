@@ -19,13 +19,14 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
 from pytensor.tensor.basic import Alloc, ARange, ScalarFromTensor, TensorFromScalar, cast, constant
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.math import neg, sub, true_div
+from pytensor.tensor.math import neg, sub
 from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import AdvancedIncSubtensor, AdvancedSubtensor
 
 from dnnops.nnet.cross_entropy import LABEL_DTYPES, CrossEntropy, CrossEntropyGrad
 from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad
+from dnnops.rewriting.products import View, product_of
 from dnnops.rewriting.softmax import LocalSoftmaxGrad
 
 __all__ = ["FuseCrossEntropy"]
@@ -261,12 +262,19 @@ class FuseCrossEntropy(GraphRewriter):
     ) -> Variable | None:
         """Of ``log(softmax(x)[...])``: the gradient by the logarithm, which was divided by what is
         picked."""
-        node = value.owner
-        if place is None or node is None or node.op != true_div:
+        if place is None:
             return None
-        divisor = node.inputs[1].owner
-        same = divisor is not None and _picked(fgraph, divisor, Softmax) == place
-        return node.inputs[0] if same else None
+        # Other divisors, such as a mean's number, may be with it in a product.
+        product = product_of(View.of(value))
+        for divisor in product.divisors:
+            node = divisor.variable.owner
+            if node is None or divisor != View.of(node.outputs[0]):
+                continue
+            if _picked(fgraph, node, Softmax) == place:
+                product.divisors.remove(divisor)
+                g = product.build({})
+                return constant(1, dtype=value.type.dtype) if g is None else g
+        return None
 
 
 def _vector(g: Any, place: _Place) -> Any:

@@ -71,15 +71,6 @@ def test_convolution_and_gradients(dtype):
     assert [z.type.dtype for z in fgraph.outputs] == [dtype] * 3
 
 
-def test_a_normalization_that_is_written_out_stays_elementwise():
-    (x,) = tensors(1)
-    mean, var = x.mean(axis=(0, 2, 3), keepdims=True), x.var(axis=(0, 2, 3), keepdims=True)
-    fgraph = rewritten([x], [(x - mean) / pt.sqrt(var + np.float32(1e-4))])
-    assert not any("BatchNorm" in name for name in names(fgraph))
-    fgraph = rewritten([x], [(x - mean) / pt.sqrt(var + np.float32(1e-4))], mode=get_mode("CVM"))
-    assert any("BatchNorm" in name for name in names(fgraph))
-
-
 def test_a_network_moves_as_a_whole():
     x, w = tensors(2)
     y = nnet.pool_2d(nnet.conv2d(x, w), (2, 2), ignore_border=True)
