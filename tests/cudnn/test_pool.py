@@ -103,7 +103,7 @@ def test_nan_is_the_maximum(op):
     x = np.zeros((1, 1, 2, 4))
     x[0, 0, 1, 2] = np.nan
     vectors = np.array([2, 2]), np.array([2, 2]), np.array([0, 0])
-    out = host(apply_op(op(2, "max", True), on_gpu(x, "float32"), *vectors))
+    out = host(apply_op(op(mode="max", ndim=2, ignore_border=True), on_gpu(x, "float32"), *vectors))
     np.testing.assert_array_equal(out[0, 0, 0], [0, np.nan])
 
 
