@@ -182,7 +182,7 @@ def test_timing_and_running_rows():
 # -- without one: the configurations, and that what is wrong is found ------------------------
 
 
-@pytest.mark.parametrize("seed", [SEED, 1, 2])
+@pytest.mark.parametrize("seed", [SEED, 1, 2], ids=["random", "1", "2"])
 def test_configurations(seed):
     configurations = [make_configuration(number, seed) for number in range(COUNT)]
     assert {c.kind for c in configurations} == set(KINDS)

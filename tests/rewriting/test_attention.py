@@ -77,7 +77,9 @@ def test_statistics_only_for_gradients(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("mode", ["CVM", "FAST_COMPILE", GPU_MODE], ids=str)
+@pytest.mark.parametrize(
+    "mode", ["CVM", "FAST_COMPILE", GPU_MODE], ids=["CVM", "FAST_COMPILE", "GPU"]
+)
 def test_statistics_of_ops_made_explicitly(dtype, mode):
     """In any mode; they stay where they are asked for, or a gradient needs them."""
     mode = pytensor.compile.get_mode(mode)
