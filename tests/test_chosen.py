@@ -281,7 +281,8 @@ def test_word_of_the_number(op):
         np.testing.assert_array_equal(word, first.op.words)
 
 
-def test_nothing_is_known_of_what_numba_runs():
+def test_nothing_is_known_of_what_numba_runs(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # or words may be in two lines
     f = forward(mode=None)
     for _ in range(2):
         row = only(dnnops.chosen_plans(f))
@@ -293,7 +294,8 @@ def test_nothing_is_known_of_what_numba_runs():
         f(*arrays(*SMALL))
 
 
-def test_what_has_not_run_says_so():
+def test_what_has_not_run_says_so(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     f = forward(mode="ONEDNN")
     row = only(dnnops.chosen_plans(f))
     assert (row.plan, row.remark) == ("", "")

@@ -144,6 +144,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
     """A checkout on a machine with a GPU."""
     monkeypatch.setattr(gpu_record, "ROOT", tmp_path)
     monkeypatch.setattr(gpu_record, "describe_device", lambda: dict(DEVICE))
+    # This may be one of several processes itself.
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     return Checkout(tmp_path)
 
 
