@@ -174,8 +174,8 @@ def _is_float(dtype: str) -> bool:
 
 
 # oneDNN's are in float32, also for float16, which PyTensor's can't be compiled for; in float64
-# PyTensor's own stays. Gradients are looked
-# for after stabilization (1.5), forward Ops are taken just before elementwise fusion (49).
+# PyTensor's own stays. Gradients are looked for after stabilization (1.5), forward Ops are taken
+# just before elementwise fusion (49).
 for _name, _takes_dtype, _tags in (
     ("onednn", _is_short_float, ("fast_run", "onednn")),
     ("cudnn", _is_float, ("gpu", "cudnn")),
