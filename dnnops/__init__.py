@@ -35,7 +35,7 @@ import dnnops.rewriting.to_cudnn
 import dnnops.rewriting.to_gpu
 import dnnops.rewriting.to_onednn
 import dnnops.rewriting.unused  # noqa: F401
-from dnnops import dnn, gpuarray, nnet
+from dnnops import config, dnn, errors, gpuarray, modes, nnet, plans
 from dnnops.chosen import chosen_plans
 from dnnops.dnn import (
     dnn_available,
@@ -61,6 +61,7 @@ __version__ = "0.1.0"
 __all__ = [
     "__version__",
     "chosen_plans",
+    "config",
     "conv_plans",
     "dnn",
     "dnn_available",
@@ -72,8 +73,16 @@ __all__ = [
     "dnn_gradweight3d",
     "dnn_pool",
     "dnn_present",
+    "errors",
     "flag_choices",
     "gpuarray",
+    "modes",
     "nnet",
+    "plans",
     "version",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that hold them."""
+    return list(__all__)

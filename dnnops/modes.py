@@ -165,6 +165,6 @@ def use_device() -> None:
         return
     if config.mode == "Mode":
         config.mode = DeviceMode()  # type: ignore[assignment]
-    from dnnops.gpuarray.shared import put_shared_on_gpu
+    from dnnops.gpuarray.shared_variables import put_shared_on_gpu
 
     put_shared_on_gpu(True, _device())

@@ -25,7 +25,7 @@ from dnnops.gpuarray.transfer import cast
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import named_operands, switch
 from dnnops.nnet.attention import OPTIONAL, Attention, AttentionBase, AttentionGrad
-from dnnops.nnet.dropout import _state_vector
+from dnnops.nnet.dropout_ops import _state_vector
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.optional_result import OptionalResultOp
 

@@ -15,7 +15,7 @@ from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.cross_entropy import CrossEntropy, CrossEntropyGrad, label_vector
+from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad, label_vector
 from dnnops.nnet.expressions import is_connected
 
 __all__ = ["GpuCrossEntropy", "GpuCrossEntropyGrad"]

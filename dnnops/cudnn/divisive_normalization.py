@@ -17,7 +17,7 @@ from pytensor.graph.basic import Apply
 from dnnops.cudnn.base import as_gradient, gradient_like
 from dnnops.cudnn.lrn import GpuWindowNormBase
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
+from dnnops.nnet.divisive_normalization_ops import DivisiveNormalization, DivisiveNormalizationGrad
 
 __all__ = [
     "CenteredDivisiveNormalization",

@@ -14,7 +14,7 @@ from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import switch
-from dnnops.nnet.dropout import Dropout, DropoutGrad, is_moving, undefined_by_p
+from dnnops.nnet.dropout_ops import Dropout, DropoutGrad, is_moving, undefined_by_p
 from dnnops.nnet.expressions import is_connected
 
 __all__ = ["GpuDnnDropoutGrad", "GpuDnnDropoutOp"]

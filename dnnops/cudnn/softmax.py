@@ -12,7 +12,7 @@ from dnnops.compat import shape_inference
 from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import is_int, merge_shapes, named_operands
-from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad
+from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad
 
 __all__ = ["ALGORITHMS", "GpuDnnSoftmax", "GpuDnnSoftmaxBase", "GpuDnnSoftmaxGrad"]
 

@@ -20,7 +20,7 @@ from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import int_vector, named_operands, static_vector
 from dnnops.nnet.expressions import is_connected
-from dnnops.nnet.spatial_transformer import (
+from dnnops.nnet.spatial_transformer_ops import (
     SamplerBase,
     SpatialTransformerGrid,
     SpatialTransformerGridGrad,

@@ -111,3 +111,8 @@ __all__ = [
     "dropout",
     "version",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that hold them."""
+    return list(__all__)

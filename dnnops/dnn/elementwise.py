@@ -11,7 +11,7 @@ from dnnops.cudnn.transform import GpuDnnAddTensor, GpuDnnTransform
 from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.dtypes import dtype_name, numpy_dtype
 from dnnops.gpuarray.transfer import cast
-from dnnops.nnet.dropout import seeded_dropout
+from dnnops.nnet.dropout_ops import seeded_dropout
 
 __all__ = ["dnn_activation", "dnn_add", "dnn_transform", "dropout"]
 

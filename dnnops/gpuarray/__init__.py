@@ -8,7 +8,7 @@ from __future__ import annotations
 from dnnops.gpuarray import c_registration  # noqa: F401 - teaches PyTensor's Ops the type
 from dnnops.gpuarray.basic import GpuContiguous
 from dnnops.gpuarray.op import infer_device
-from dnnops.gpuarray.shared import GpuArraySharedVariable, put_shared_on_gpu, shared
+from dnnops.gpuarray.shared_variables import GpuArraySharedVariable, put_shared_on_gpu, shared
 from dnnops.gpuarray.transfer import (
     GpuCast,
     GpuFromHost,
@@ -34,3 +34,8 @@ __all__ = [
     "put_shared_on_gpu",
     "shared",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that hold them."""
+    return list(__all__)

@@ -3,7 +3,7 @@
 The Ops run in NumPy as they are; rewrites replace them by Ops that call oneDNN or cuDNN.
 """
 
-import dnnops.nnet.vectorize  # noqa: F401 - registers with vectorize_graph
+from dnnops.nnet import vectorize  # noqa: F401 - registers with vectorize_graph
 from dnnops.nnet.activation import (
     Activation,
     ActivationGrad,
@@ -40,14 +40,14 @@ from dnnops.nnet.conv_transpose import (
     conv3d_grad_wrt_weights,
     conv3d_transpose,
 )
-from dnnops.nnet.cross_entropy import CrossEntropy, CrossEntropyGrad, cross_entropy
-from dnnops.nnet.ctc import CTC, ctc
-from dnnops.nnet.divisive_normalization import (
+from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad, cross_entropy
+from dnnops.nnet.ctc_ops import CTC, ctc
+from dnnops.nnet.divisive_normalization_ops import (
     DivisiveNormalization,
     DivisiveNormalizationGrad,
     divisive_normalization,
 )
-from dnnops.nnet.dropout import Dropout, DropoutGrad, dropout, dropout_state
+from dnnops.nnet.dropout_ops import Dropout, DropoutGrad, dropout, dropout_state
 from dnnops.nnet.lrn import LRN, LRNGrad, local_response_normalization
 from dnnops.nnet.pool import (
     AveragePoolGrad,
@@ -60,8 +60,8 @@ from dnnops.nnet.pool import (
 )
 from dnnops.nnet.rnn import RNNBlock
 from dnnops.nnet.rnn_ops import RNNBackward, RNNForward
-from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
-from dnnops.nnet.spatial_transformer import (
+from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.spatial_transformer_ops import (
     SpatialTransformerGrid,
     SpatialTransformerGridGrad,
     SpatialTransformerSampler,
@@ -138,3 +138,8 @@ __all__ = [
     "swish",
     "tanh",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that hold them."""
+    return list(__all__)

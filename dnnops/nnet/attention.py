@@ -28,7 +28,7 @@ from dnnops.nnet._validate import (
     show_shape,
     switch,
 )
-from dnnops.nnet.dropout import (
+from dnnops.nnet.dropout_ops import (
     BLOCKS,
     GROUP,
     Dropout,

@@ -23,7 +23,7 @@ from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormT
 from dnnops.nnet.batchnorm_base import BatchNormBase
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.conv_base import ConvBase
-from dnnops.nnet.ctc import CTC
+from dnnops.nnet.ctc_ops import CTC
 from dnnops.nnet.lrn_base import WindowNormBase, WindowSum
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool, PoolBase
 

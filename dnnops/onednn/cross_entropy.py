@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dnnops.nnet.cross_entropy import CrossEntropy, CrossEntropyGrad
+from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad
 from dnnops.onednn.base import OneDnnOp
 
 __all__ = ["OneDnnCrossEntropy", "OneDnnCrossEntropyGrad"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dnnops.nnet.ctc import CTC
+from dnnops.nnet.ctc_ops import CTC
 from dnnops.onednn.base import OneDnnOp
 
 __all__ = ["OneDnnCTC"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dnnops.nnet.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
+from dnnops.nnet.divisive_normalization_ops import DivisiveNormalization, DivisiveNormalizationGrad
 from dnnops.onednn.base import OneDnnOp
 from dnnops.onednn.lrn import window_norm_parameters
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dnnops.nnet.dropout import Dropout, DropoutGrad
+from dnnops.nnet.dropout_ops import Dropout, DropoutGrad
 from dnnops.onednn.base import OneDnnOp
 
 __all__ = ["OneDnnDropout", "OneDnnDropoutGrad"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.onednn.base import OneDnnOp
 from dnnops.runtime.op import MAX_NDIM
 

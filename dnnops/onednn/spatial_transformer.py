@@ -8,7 +8,7 @@ from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply
 
 from dnnops.compat import inferred_shapes, shape_inference
-from dnnops.nnet.spatial_transformer import (
+from dnnops.nnet.spatial_transformer_ops import (
     SpatialTransformerGrid,
     SpatialTransformerGridGrad,
     SpatialTransformerSampler,

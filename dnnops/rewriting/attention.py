@@ -28,7 +28,7 @@ from dnnops.gpuarray.basic import GpuDimShuffle
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import GpuCast, HostFromGpu, host_from_gpu
 from dnnops.nnet.attention import Attention, AttentionGrad
-from dnnops.nnet.softmax import SoftmaxGrad
+from dnnops.nnet.softmax_ops import SoftmaxGrad
 from dnnops.onednn.base import onednn_available
 from dnnops.rewriting.attention_form import (
     Condition,

@@ -24,8 +24,8 @@ from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import AdvancedIncSubtensor, AdvancedSubtensor
 
-from dnnops.nnet.cross_entropy import LABEL_DTYPES, CrossEntropy, CrossEntropyGrad
-from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad
+from dnnops.nnet.cross_entropy_ops import LABEL_DTYPES, CrossEntropy, CrossEntropyGrad
+from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad
 from dnnops.rewriting.products import View, product_of
 from dnnops.rewriting.softmax import LocalSoftmaxGrad
 

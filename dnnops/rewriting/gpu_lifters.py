@@ -50,8 +50,8 @@ from dnnops.gpuarray.subtensor import (
 from dnnops.gpuarray.transfer import GpuCast
 from dnnops.nnet.activation import Activation, ActivationGrad
 from dnnops.nnet.attention import Attention, AttentionGrad
-from dnnops.nnet.cross_entropy import CrossEntropy, CrossEntropyGrad
-from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad
+from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.rewriting.lifting import (
     LiftContext,
     LiftFunction,

@@ -21,7 +21,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Sum, mul, sub
 from pytensor.tensor.special import LogSoftmax, Softmax
 
-from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.onednn.softmax import neighboring_axes
 from dnnops.runtime.op import MAX_NDIM
 

@@ -27,16 +27,16 @@ from dnnops.nnet.activation import Activation, ActivationGrad
 from dnnops.nnet.attention import Attention, AttentionGrad
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
-from dnnops.nnet.cross_entropy import CrossEntropy, CrossEntropyGrad
-from dnnops.nnet.ctc import CTC
-from dnnops.nnet.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
-from dnnops.nnet.dropout import Dropout, DropoutGrad
+from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad
+from dnnops.nnet.ctc_ops import CTC
+from dnnops.nnet.divisive_normalization_ops import DivisiveNormalization, DivisiveNormalizationGrad
+from dnnops.nnet.dropout_ops import Dropout, DropoutGrad
 from dnnops.nnet.lrn import LRN, LRNGrad
 from dnnops.nnet.lrn_base import WindowSum
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 from dnnops.nnet.rnn_ops import RNNBackward, RNNForward
-from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
-from dnnops.nnet.spatial_transformer import (
+from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.spatial_transformer_ops import (
     SpatialTransformerGrid,
     SpatialTransformerGridGrad,
     SpatialTransformerSampler,

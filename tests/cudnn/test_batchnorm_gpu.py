@@ -18,7 +18,7 @@ from dnnops.cudnn.batchnorm import (
     GpuDnnBatchNormInference,
     parameter_dtype,
 )
-from dnnops.gpuarray.shared import shared
+from dnnops.gpuarray.shared_variables import shared
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet import (

@@ -14,7 +14,7 @@ from pytensor.tensor.special import log_softmax
 from dnnops.cudnn.cross_entropy import GpuCrossEntropy, GpuCrossEntropyGrad
 from dnnops.errors import DnnIndexError, DnnTypeError
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.cross_entropy import CrossEntropy, CrossEntropyGrad
+from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad
 from dnnops.runtime.op import DTYPE_CODES
 from tests.cudnn.calls import call, device_tensor, shape_of
 from tests.cudnn.device import DTYPES, bits, host, make_node, on_gpu, poison, rounded, values

@@ -14,7 +14,7 @@ from dnnops.cudnn.ctc import GpuCTC, GpuDnnCTC
 from dnnops.errors import DnnLibraryError, DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.ctc import CTC
+from dnnops.nnet.ctc_ops import CTC
 from dnnops.runtime.op import DTYPE_CODES
 from tests.conftest import gpu_missing
 from tests.cudnn.calls import call, device_tensor, shape_of

@@ -11,7 +11,7 @@ from dnnops import nnet
 from dnnops.cudnn.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.dropout import BLOCKS, GROUP, Dropout, DropoutGrad
+from dnnops.nnet.dropout_ops import BLOCKS, GROUP, Dropout, DropoutGrad
 from dnnops.runtime.op import DTYPE_CODES
 from tests.cudnn.calls import call, device_tensor, shape_of
 from tests.cudnn.device import DTYPES, bits, make_node, on_gpu, poison, rounded, values

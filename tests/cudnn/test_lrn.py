@@ -25,7 +25,7 @@ from dnnops.cudnn.lrn import GpuDnnLRN, GpuDnnLRNGrad
 from dnnops.cudnn.window_sum import KERNEL_NAMES, GpuWindowSum, kernel_source
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
+from dnnops.nnet.divisive_normalization_ops import DivisiveNormalization, DivisiveNormalizationGrad
 from dnnops.nnet.lrn import LRN, LRNGrad
 from dnnops.nnet.lrn_base import WindowSum, window_sides
 from dnnops.runtime.build import c_code_dir

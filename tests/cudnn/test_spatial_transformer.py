@@ -23,7 +23,7 @@ from dnnops.cudnn.spatial_transformer import (
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.spatial_transformer import (
+from dnnops.nnet.spatial_transformer_ops import (
     SpatialTransformerGrid,
     SpatialTransformerGridGrad,
     SpatialTransformerSampler,

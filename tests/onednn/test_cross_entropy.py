@@ -13,7 +13,7 @@ from pytensor.tensor.special import log_softmax, softmax
 
 from dnnops import nnet
 from dnnops.errors import DnnIndexError
-from dnnops.nnet.cross_entropy import CrossEntropy, CrossEntropyGrad
+from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad
 from dnnops.onednn.cross_entropy import OneDnnCrossEntropy, OneDnnCrossEntropyGrad
 from tests.onednn.test_conv import restrided
 from tests.oracle import RELATIVE_ERROR, SEED, repeat_command

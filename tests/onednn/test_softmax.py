@@ -12,7 +12,7 @@ from pytensor.compile.mode import Mode
 from pytensor.tensor.special import log_softmax, softmax
 
 from dnnops.errors import DnnTypeError
-from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad
+from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad
 from dnnops.onednn.softmax import OneDnnLogSoftmaxGrad, OneDnnSoftmax, OneDnnSoftmaxGrad
 from tests.onednn.test_conv import restrided
 from tests.oracle import PERFORM_MODE, assert_close, run_op

@@ -8,7 +8,7 @@ import pytensor.tensor as pt
 import pytest
 
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.softmax import SoftmaxGrad
+from dnnops.nnet.softmax_ops import SoftmaxGrad
 from tests.rewriting.test_to_cudnn import (
     GPU_MODE,
     names,

@@ -12,7 +12,7 @@ from pytensor.link.pytorch.linker import PytorchLinker
 from scipy.special import softmax
 
 from dnnops import nnet
-from dnnops.nnet.softmax import WholeSoftmax
+from dnnops.nnet.softmax_ops import WholeSoftmax
 from dnnops.onednn.softmax import OneDnnSoftmax
 
 NAMES = ("PYTORCH", "JAX", "MLX")

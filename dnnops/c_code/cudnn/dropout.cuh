@@ -1,4 +1,4 @@
-// Dropout and its gradient: random numbers by Philox4x32-10, as dnnops/nnet/dropout.py describes them.
+// Dropout and its gradient: random numbers by Philox4x32-10, as dnnops/nnet/dropout_ops.py describes them.
 //
 // Macro: DTYPE, of numbers.cuh.
 

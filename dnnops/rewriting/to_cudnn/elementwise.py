@@ -10,8 +10,8 @@ from dnnops.cudnn.activation import GpuDnnActivation, GpuDnnActivationGrad
 from dnnops.cudnn.cross_entropy import GpuCrossEntropy, GpuCrossEntropyGrad
 from dnnops.cudnn.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
 from dnnops.cudnn.transform import GpuDnnAddTensor
-from dnnops.nnet.cross_entropy import CrossEntropy, CrossEntropyGrad
-from dnnops.nnet.dropout import Dropout, DropoutGrad
+from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad
+from dnnops.nnet.dropout_ops import Dropout, DropoutGrad
 from dnnops.rewriting.inplace import register_gpu_inplace
 from dnnops.rewriting.to_cudnn.mechanism import Build, register
 

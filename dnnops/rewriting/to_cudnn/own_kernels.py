@@ -9,8 +9,8 @@ from dnnops.cudnn.spatial_transformer import (
     GpuTransformerGrid,
     GpuTransformerSampler,
 )
-from dnnops.nnet.ctc import CTC
-from dnnops.nnet.spatial_transformer import (
+from dnnops.nnet.ctc_ops import CTC
+from dnnops.nnet.spatial_transformer_ops import (
     SpatialTransformerGrid,
     SpatialTransformerGridGrad,
     SpatialTransformerSampler,

@@ -8,7 +8,7 @@ from typing import Any
 from pytensor.graph.basic import Variable
 
 from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
-from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.rewriting.to_cudnn.mechanism import Build, register
 
 

@@ -1,4 +1,4 @@
-// Random numbers by Philox4x32-10, as dnnops/nnet/dropout.py describes them.
+// Random numbers by Philox4x32-10, as dnnops/nnet/dropout_ops.py describes them.
 #ifndef DNNOPS_ONEDNN_PHILOX_HPP
 #define DNNOPS_ONEDNN_PHILOX_HPP
 

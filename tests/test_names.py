@@ -1,0 +1,97 @@
+"""The names that users meet: of the API page, of ``dir``, of functions and of modules."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import operator
+import pkgutil
+import re
+import types
+from pathlib import Path
+
+import pytest
+
+import dnnops
+
+API_PAGE = Path(__file__).parents[1] / "docs" / "api.rst"
+DIRECTIVE = re.compile(
+    r"^\.\. auto(?P<kind>\w+):: (?P<name>\S+)(?P<options>(?:\n +:.*)*)", re.MULTILINE
+)
+MEMBERS = re.compile(r":members:(?P<names>.*)")
+#: Packages of which users import names.
+PUBLIC_PACKAGES = ("dnnops", "dnnops.dnn", "dnnops.gpuarray", "dnnops.nnet")
+
+
+def _documented(module: types.ModuleType) -> list[str]:
+    """The names that Sphinx documents for a module whose members aren't listed."""
+    if hasattr(module, "__all__"):
+        return list(module.__all__)
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and (inspect.isclass(value) or inspect.isfunction(value))
+        and value.__module__ == module.__name__
+    ]
+
+
+def _api_names() -> list[str]:
+    """Every dotted name on the API page."""
+    names = []
+    for directive in DIRECTIVE.finditer(API_PAGE.read_text()):
+        name = directive["name"]
+        names.append(name)
+        members = MEMBERS.search(directive["options"])
+        if directive["kind"] == "module" and members:
+            listed = members["names"].replace(",", " ").split()
+            found = listed or _documented(importlib.import_module(name))
+            names += [f"{name}.{member}" for member in found]
+    return names
+
+
+def _packages() -> list[types.ModuleType]:
+    names = [
+        found.name for found in pkgutil.walk_packages(dnnops.__path__, "dnnops.") if found.ispkg
+    ]
+    return [dnnops, *map(importlib.import_module, names)]
+
+
+def test_names_of_the_api_page_are_attributes() -> None:
+    names = _api_names()
+    assert len(names) > 150
+    wrong = []
+    for name in names:
+        try:
+            operator.attrgetter(name.removeprefix("dnnops."))(dnnops)
+        except AttributeError as error:
+            wrong.append(f"{name}: {error}")
+    assert wrong == []
+
+
+def test_no_name_hides_a_module() -> None:
+    packages = _packages()
+    assert len(packages) > 8
+    hidden = [
+        f"{package.__name__}.{module.name}"
+        for package in packages
+        for module in pkgutil.iter_modules(package.__path__)
+        if not isinstance(vars(package).get(module.name, package), types.ModuleType)
+    ]
+    assert hidden == []
+
+
+@pytest.mark.parametrize("name", PUBLIC_PACKAGES)
+def test_dir_holds_public_names_only(name: str) -> None:
+    package = importlib.import_module(name)
+    assert dir(package) == sorted(package.__all__)
+    for public in dir(package):
+        value = getattr(package, public)
+        if isinstance(value, types.ModuleType):
+            assert value.__name__ == f"dnnops.{public}"
+        elif isinstance(value, type) or callable(value):
+            assert value.__module__.startswith("dnnops."), public
+
+
+def test_softmax_is_no_module() -> None:
+    assert not isinstance(getattr(dnnops.nnet, "softmax", None), types.ModuleType)
