@@ -30,6 +30,7 @@ import dnnops.rewriting.conv_merge
 import dnnops.rewriting.cross_entropy
 import dnnops.rewriting.inplace
 import dnnops.rewriting.reduction
+import dnnops.rewriting.relu
 import dnnops.rewriting.softmax
 import dnnops.rewriting.to_cudnn
 import dnnops.rewriting.to_gpu

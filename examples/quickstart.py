@@ -7,7 +7,7 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.tensor.special import log_softmax
 
-from dnnops.nnet import conv2d, pool_2d
+from dnnops.nnet import conv2d, pool_2d, relu
 
 # Data: noisy 12x12 images with stripes one way (class 0) or the other (class 1).
 rng = np.random.default_rng(0)
@@ -23,7 +23,7 @@ weights = pytensor.shared(np.zeros((8, 2), dtype="float32"), name="weights")
 # Graph: convolution, ReLU, pooling over the whole image, dense layer, log-softmax.
 x = pt.tensor("x", dtype="float32", shape=(None, 1, 12, 12))
 targets = pt.tensor("targets", dtype="float32", shape=(None, 2))
-features = pt.maximum(conv2d(x, filters), 0)
+features = relu(conv2d(x, filters))
 means = pool_2d(features, ws=(10, 10), ignore_border=True, mode="average_inc_pad").flatten(2)
 loss = -(targets * log_softmax(means @ weights, axis=1)).sum(axis=1).mean()
 

@@ -133,7 +133,7 @@ def build_network(seed: int = 0, device: str = "cpu") -> Network:
     import pytensor.tensor as pt
     from pytensor.tensor.special import softmax
 
-    from dnnops.nnet import conv2d, pool_2d
+    from dnnops.nnet import conv2d, pool_2d, relu
 
     rng = np.random.default_rng(seed)
     parameters = []
@@ -149,7 +149,7 @@ def build_network(seed: int = 0, device: str = "cpu") -> Network:
         weights = parameter((n_out, n_in, 3, 3), n_in * 9, f"{name}_weights")
         bias = parameter((n_out,), 0, f"{name}_bias")
         y = conv2d(x, weights, border_mode="half") + bias[None, :, None, None]
-        return pool_2d(pt.maximum(y, 0), ws=(2, 2), ignore_border=True)
+        return pool_2d(relu(y), ws=(2, 2), ignore_border=True)
 
     images = pt.tensor("images", dtype="float32", shape=(None, 1, 8, 8))
     x = block(images, (1, 16), "conv1")

@@ -1,0 +1,111 @@
+"""Recognize relu where it is written as ``pt.maximum(x, 0)``, and the gradient of a maximum.
+
+In C, PyTensor's maximum calls ``nan("")`` and its gradient compares the maximum with each operand:
+neither loop is vectorized. What replaces them gives the same numbers, NaN and the slope at a tie
+included.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytensor.compile.mode import optdb
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import (
+    GraphRewriter,
+    copy_stack_trace,
+    dfs_rewriter,
+    node_rewriter,
+)
+from pytensor.graph.rewriting.db import RewriteDatabase
+from pytensor.scalar.basic import EQ, Maximum, Minimum
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.math import ge, le
+
+from dnnops.nnet.activation import Activation
+from dnnops.rewriting.products import View
+
+__all__ = ["RecognizeRelu", "RecognizeReluDB", "local_comparison_with_extremum", "local_relu"]
+
+
+@node_rewriter([Elemwise])
+def local_comparison_with_extremum(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace ``maximum(x, y) == x`` by ``x >= y``, and with a minimum likewise."""
+    if not isinstance(node.op.scalar_op, EQ):
+        return None
+    for extremum, x in (node.inputs, reversed(node.inputs)):
+        inputs = _operands(extremum, Maximum, Minimum)
+        if len(inputs) != 2 or x not in inputs:
+            continue
+        compare = ge if isinstance(extremum.owner.op.scalar_op, Maximum) else le
+        result = compare(x, inputs[inputs[0] is x])
+        copy_stack_trace(node.outputs[0], result)
+        return [result]
+    return None
+
+
+@node_rewriter([Elemwise])
+def local_relu(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace ``maximum(x, 0)`` by what relu computes.
+
+    Other forms cost what relu does, and give other numbers: ``switch(x > 0, x, 0)`` makes 0 of a
+    NaN, ``x * (x > 0)`` and ``(x + abs(x)) / 2`` make NaN of minus infinity.
+    """
+    (output,) = node.outputs
+    inputs = _operands(output, Maximum)
+    others: list[Any] = [x for x in inputs if View.of(x).number() != 0]
+    if len(inputs) != 2 or len(others) != 1:
+        return None
+    (x,) = others
+    if x.type.dtype != output.type.dtype or not x.type.dtype.startswith("float"):
+        return None
+    result: Any = Activation("relu").expression(x)
+    if not output.type.is_super(result.type):
+        return None
+    copy_stack_trace(output, result)
+    return [result]
+
+
+def _operands(variable: Variable, *kinds: type) -> list[Any]:
+    """The operands of the elementwise Op of one of these kinds that computes a variable."""
+    node: Apply | None = variable.owner
+    if node is None or not isinstance(node.op, Elemwise):
+        return []
+    return list(node.inputs) if isinstance(node.op.scalar_op, kinds) else []
+
+
+class RecognizeRelu(GraphRewriter):
+    """Apply the rewrites above.
+
+    Parameters
+    ----------
+    everywhere : bool
+        Whether also to graphs that have nothing of dnnops in them.
+    """
+
+    def __init__(self, everywhere: bool = True):
+        super().__init__()
+        self.everywhere = everywhere
+        # Comparisons first: they have to see the maximum.
+        self._steps = (dfs_rewriter(local_comparison_with_extremum), dfs_rewriter(local_relu))
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        if self.everywhere or any(
+            type(node.op).__module__.startswith("dnnops.") for node in fgraph.apply_nodes
+        ):
+            for step in self._steps:
+                step.apply(fgraph)
+
+
+class RecognizeReluDB(RewriteDatabase):
+    """The entry ``"recognize_relu"``: in modes that aren't dnnops' own, only beside its Ops."""
+
+    def query(self, *tags: Any, **kwtags: Any) -> GraphRewriter:
+        """Make the rewriter for a query."""
+        included = getattr(tags[0], "include", ()) if tags else ()
+        return RecognizeRelu(bool({"onednn", "gpu"} & set(included)))
+
+
+# After PyTensor's specialization (2), before what is elementwise is fused (49).
+optdb.register("recognize_relu", RecognizeReluDB(), "fast_run", position=48.9)
