@@ -48,6 +48,20 @@ from dnnops.nnet.divisive_normalization_ops import (
     divisive_normalization,
 )
 from dnnops.nnet.dropout_ops import Dropout, DropoutGrad, dropout, dropout_state
+from dnnops.nnet.elementwise import (
+    hard_sigmoid,
+    selu,
+    softplus,
+    softsign,
+    ultra_fast_sigmoid,
+)
+from dnnops.nnet.losses import (
+    binary_crossentropy,
+    categorical_crossentropy,
+    confusion_matrix,
+    crossentropy_categorical_1hot,
+    sigmoid_binary_crossentropy,
+)
 from dnnops.nnet.lrn import LRN, LRNGrad, local_response_normalization
 from dnnops.nnet.pool import (
     AveragePoolGrad,
@@ -60,7 +74,15 @@ from dnnops.nnet.pool import (
 )
 from dnnops.nnet.rnn import RNNBlock
 from dnnops.nnet.rnn_ops import RNNBackward, RNNForward
-from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.softmax_ops import (
+    LogSoftmaxGrad,
+    SoftmaxGrad,
+    WholeSoftmax,
+    log_softmax,
+    logsoftmax,
+    softmax,
+    softmax_with_bias,
+)
 from dnnops.nnet.spatial_transformer_ops import (
     SpatialTransformerGrid,
     SpatialTransformerGridGrad,
@@ -108,7 +130,10 @@ __all__ = [
     "affine_grid",
     "batch_normalization_test",
     "batch_normalization_train",
+    "binary_crossentropy",
+    "categorical_crossentropy",
     "clipped_relu",
+    "confusion_matrix",
     "conv1d",
     "conv2d",
     "conv2d_grad_wrt_inputs",
@@ -120,23 +145,34 @@ __all__ = [
     "conv3d_transpose",
     "conv_output_shape",
     "cross_entropy",
+    "crossentropy_categorical_1hot",
     "ctc",
     "divisive_normalization",
     "dropout",
     "dropout_state",
     "elu",
     "grid_sample",
+    "hard_sigmoid",
     "local_response_normalization",
+    "log_softmax",
+    "logsoftmax",
     "pool_2d",
     "pool_3d",
     "pool_output_shape",
     "relu",
     "resolve_padding",
     "scaled_dot_product_attention",
+    "selu",
     "sigmoid",
+    "sigmoid_binary_crossentropy",
+    "softmax",
+    "softmax_with_bias",
+    "softplus",
+    "softsign",
     "spatial_transformer",
     "swish",
     "tanh",
+    "ultra_fast_sigmoid",
 ]
 
 

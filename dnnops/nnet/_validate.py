@@ -81,6 +81,32 @@ def float_tensor(where: str, name: str, value: Any, ndim: int | None = None) -> 
     return x
 
 
+def as_floating(where: str, name: str, value: Any) -> TensorVariable:
+    """Return `value` as a tensor of a floating-point dtype, integers and bools converted.
+
+    Integers of at most 16 bits become float32, wider ones float64, as for PyTensor's ``exp``.
+
+    Parameters
+    ----------
+    where, name : str
+        The function and its argument, for messages.
+    value : tensor_like
+
+    Raises
+    ------
+    DnnTypeError
+        If it is no tensor, or neither real nor integer.
+    """
+    try:
+        value = pt.as_tensor_variable(value)
+    except (TypeError, ValueError, NotImplementedError):
+        return float_tensor(where, name, value)  # says what is wrong
+    dtype = np.dtype(value.type.dtype)
+    if dtype.kind in "biu":
+        value = pt.cast(value, "float32" if dtype.itemsize <= 2 else "float64")
+    return float_tensor(where, name, value)
+
+
 def require_same_dtype(where: str, **operands: TensorVariable) -> str:
     """Return the dtype that all `operands` have; raise DnnTypeError if they differ."""
     dtypes = {name: x.type.dtype for name, x in operands.items()}

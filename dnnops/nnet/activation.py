@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_type
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.tensor.variable import TensorVariable
 
@@ -20,6 +20,7 @@ from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import (
     accumulator_dtype,
+    as_floating,
     float_tensor,
     merge_shapes,
     require_same_dtype,
@@ -286,30 +287,41 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _apply(where: str, mode: str, x: Any, coef: Any = 0.0) -> TensorVariable:
-    x = float_tensor(where, "x", x)
+    x = as_floating(where, "x", x)
     op: Any = Activation(mode, _coefficient(where, mode, coef))
     return op(x)
 
 
-def relu(x: Any) -> TensorVariable:
-    """Rectified linear unit, ``max(x, 0)``.
+def relu(x: Any, alpha: Any = 0) -> TensorVariable:
+    """Rectified linear unit: `x` where that is positive, elsewhere ``alpha * x``.
 
     Parameters
     ----------
     x : tensor_like
-        float16, float32 or float64, of any number of dimensions.
+        float16, float32 or float64, of any number of dimensions, or integers.
+    alpha : float or tensor_like
+        The slope below 0: another one than 0 makes the unit leaky. A variable, which broadcasts
+        against `x`, can be learned.
 
     Returns
     -------
     TensorVariable
-        Of the shape and dtype of `x`.  The gradient at 0 is 0.
+        Of the shape and dtype of `x`, both widened to those of a variable `alpha`; integers are
+        converted to float32 or float64.  The gradient at 0 is `alpha`.
 
     Raises
     ------
     DnnTypeError
-        If `x` has another dtype.
+        If an operand is no tensor of real numbers.
     """
-    return _apply("relu", "relu", x)
+    x = as_floating("relu", "x", x)
+    if not isinstance(alpha, Variable) and np.ndim(alpha) == 0:
+        alpha = _coefficient("relu", "elu", alpha)
+        if alpha == 0:
+            return _apply("relu", "relu", x)
+        (alpha,) = _constants(x, alpha)
+    alpha = as_floating("relu", "alpha", alpha)
+    return pt.switch(pt.gt(x, 0), x, alpha * x)
 
 
 def clipped_relu(x: Any, ceiling: float) -> TensorVariable:

@@ -17,6 +17,7 @@ from numpy.lib.array_utils import normalize_axis_tuple
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
+from pytensor.tensor.variable import TensorVariable
 
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
@@ -28,7 +29,15 @@ from dnnops.nnet._validate import (
     require_same_dtype,
 )
 
-__all__ = ["LogSoftmaxGrad", "SoftmaxGrad", "WholeSoftmax"]
+__all__ = [
+    "LogSoftmaxGrad",
+    "SoftmaxGrad",
+    "WholeSoftmax",
+    "log_softmax",
+    "logsoftmax",
+    "softmax",
+    "softmax_with_bias",
+]
 
 
 class WholeSoftmax(Op):
@@ -79,6 +88,24 @@ class WholeSoftmax(Op):
         output_storage[0][0] = np.asarray(result, dtype=x.dtype)
 
 
+def _int_axes(where: str, axis: Any) -> tuple[int, ...]:
+    axes: Any = (axis,) if is_int(axis) else axis
+    if not isinstance(axes, (tuple, list)) or not all(is_int(a) for a in axes):
+        raise DnnTypeError(f"{where}: axis must be None, an int or a tuple of ints, got {axis!r}")
+    return tuple(int(a) for a in axes)
+
+
+def _checked_axes(where: str, axis: Any, ndim: int) -> tuple[int, ...]:
+    """Return axes, counted from the first, of an operand of `ndim` dimensions."""
+    axes = _int_axes(where, axis)
+    try:
+        return normalize_axis_tuple(axes, ndim)
+    except (AxisError, ValueError) as error:
+        raise DnnValueError(
+            f"{where}: axis {axis} does not fit {ndim} dimensions: {error}"
+        ) from error
+
+
 class SoftmaxGradBase(Op):
     """What the two gradients share: the axes, the type and the checks.
 
@@ -105,15 +132,7 @@ class SoftmaxGradBase(Op):
     _compute: Callable[[np.ndarray, np.ndarray], np.ndarray]
 
     def __init__(self, axis: int | tuple[int, ...] | None):
-        axes: Any = (axis,) if is_int(axis) else axis
-        if axes is not None:
-            if not isinstance(axes, (tuple, list)) or not all(is_int(a) for a in axes):
-                raise DnnTypeError(
-                    f"{type(self).__name__}: axis must be None, an int or a tuple of ints, "
-                    f"got {axis!r}"
-                )
-            axes = tuple(int(a) for a in axes)
-        self.axis = axes
+        self.axis = None if axis is None else _int_axes(type(self).__name__, axis)
 
     def make_node(self, gz: Any, output: Any) -> Apply:  # type: ignore[override]
         name = type(self).__name__
@@ -121,12 +140,7 @@ class SoftmaxGradBase(Op):
         output = float_tensor(name, self.output_name, output, gz.type.ndim)
         dtype = require_same_dtype(name, **{"gz": gz, self.output_name: output})
         if self.axis is not None:
-            try:
-                normalize_axis_tuple(self.axis, gz.type.ndim)
-            except (AxisError, ValueError) as error:
-                raise DnnValueError(
-                    f"{name}: axis {self.axis} does not fit {gz.type.ndim} dimensions: {error}"
-                ) from error
+            _checked_axes(name, self.axis, gz.type.ndim)
         shape = merge_shapes(name, **{"gz": gz.type.shape, self.output_name: output.type.shape})
         return Apply(self, [gz, output], [pt.tensor(dtype=dtype, shape=shape)])
 
@@ -209,3 +223,77 @@ class LogSoftmaxGrad(SoftmaxGradBase):
 
     def _compute(self, gz: np.ndarray, logsm: np.ndarray) -> np.ndarray:
         return gz - np.exp(logsm) * self._sum(gz)
+
+
+def softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> TensorVariable:
+    """Turn scores into probabilities: ``exp(x) / sum(exp(x))`` along `axis`.
+
+    Parameters
+    ----------
+    x : tensor_like
+        float16, float32 or float64.
+    axis : int or tuple of int, optional
+        The axes over which the result sums to one. Without it `x` must be a matrix, of which each
+        row does, or a vector, of which a matrix of one row is made: Theano's meaning.
+
+    Returns
+    -------
+    TensorVariable
+        Of the dtype and shape of `x`; (1, n) for a vector of n entries without `axis`.
+
+    Raises
+    ------
+    DnnTypeError
+        If the dtype is another one, or `axis` is no int.
+    DnnValueError
+        If `axis` isn't one of `x`, or is missing for three or more dimensions.
+
+    Notes
+    -----
+    It is `pytensor.tensor.special.softmax` with another default: there, no axis means all of them.
+    """
+    return pt.special.softmax(*_scores_and_axis("softmax", x, axis))
+
+
+def log_softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> TensorVariable:
+    """Compute the logarithm of `softmax`, accurately; arguments and errors as there.
+
+    `logsoftmax` is another name of it, Theano's.
+    """
+    return pt.special.log_softmax(*_scores_and_axis("log_softmax", x, axis))
+
+
+logsoftmax = log_softmax
+
+
+def softmax_with_bias(x: Any, b: Any) -> TensorVariable:
+    """Compute ``softmax(x + b)`` of the rows of a matrix.
+
+    Parameters
+    ----------
+    x : tensor_like, (rows, classes)
+    b : tensor_like, (classes,)
+
+    Returns
+    -------
+    TensorVariable, (rows, classes)
+
+    Raises
+    ------
+    DnnTypeError
+        If a rank or a dtype is another one.
+    """
+    where = "softmax_with_bias"
+    return softmax(float_tensor(where, "x", x, 2) + float_tensor(where, "b", b, 1))
+
+
+def _scores_and_axis(where: str, x: Any, axis: Any) -> tuple[TensorVariable, Any]:
+    x = float_tensor(where, "x", x)
+    if axis is not None:
+        return x, _checked_axes(where, axis, x.type.ndim)
+    if x.type.ndim not in (1, 2):
+        raise DnnValueError(
+            f"{where}: axis must be given for an operand of {x.type.ndim} dimensions; without it,"
+            " only vectors and matrices are taken"
+        )
+    return (x[None, :] if x.type.ndim == 1 else x), 1

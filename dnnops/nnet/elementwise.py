@@ -1,0 +1,125 @@
+"""Elementwise functions that have no Op of their own: they are made of PyTensor's.
+
+Integers and bools are taken as floats, as PyTensor's ``exp`` takes them: those of at most 16 bits
+become float32, wider ones float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.tensor.variable import TensorVariable
+
+from dnnops.nnet._validate import as_floating
+from dnnops.nnet.activation import elu
+
+__all__ = [
+    "hard_sigmoid",
+    "selu",
+    "softplus",
+    "softsign",
+    "ultra_fast_sigmoid",
+]
+
+#: With these, activations of zero mean and unit variance keep both from layer to layer.
+SELU_ALPHA = 1.6732632423543772
+SELU_SCALE = 1.0507009873554805
+
+
+def softplus(x: Any) -> TensorVariable:
+    """Smooth version of `relu`: ``log(1 + exp(x))``, without overflow.
+
+    Parameters
+    ----------
+    x : tensor_like
+        float16, float32 or float64, of any number of dimensions, or integers.
+
+    Returns
+    -------
+    TensorVariable
+        Of the shape of `x`.
+
+    Raises
+    ------
+    DnnTypeError
+        If `x` is no tensor of real numbers.
+    """
+    return pt.softplus(as_floating("softplus", "x", x))
+
+
+def softsign(x: Any) -> TensorVariable:
+    """Compute ``x / (1 + abs(x))``, from -1 to 1; arguments and errors as for `softplus`."""
+    x = as_floating("softsign", "x", x)
+    return x / (1 + abs(x))
+
+
+def selu(x: Any) -> TensorVariable:
+    """Scaled exponential linear unit: `elu` with the two constants of self-normalizing networks.
+
+    Parameters
+    ----------
+    x : tensor_like
+        As for `softplus`.
+
+    Returns
+    -------
+    TensorVariable
+        ``scale * elu(x, alpha)`` with alpha 1.6733 and scale 1.0507 (Klambauer et al., 2017), of
+        the shape of `x`. The slope at 0 is ``scale * alpha``.
+
+    Raises
+    ------
+    DnnTypeError
+        If `x` is no tensor of real numbers.
+    """
+    y = elu(as_floating("selu", "x", x), SELU_ALPHA)
+    return _number(SELU_SCALE, y) * y
+
+
+def hard_sigmoid(x: Any) -> TensorVariable:
+    """Piecewise linear stand-in for `sigmoid`: ``clip(0.2 * x + 0.5, 0, 1)``.
+
+    Arguments and errors as for `softplus`.
+    """
+    x = as_floating("hard_sigmoid", "x", x)
+    return pt.clip(_number(0.2, x) * x + _number(0.5, x), 0, 1)
+
+
+def ultra_fast_sigmoid(x: Any) -> TensorVariable:
+    """Stand-in for `sigmoid` without exponentials, at most 0.012 off.
+
+    Parameters
+    ----------
+    x : tensor_like
+        As for `softplus`.
+
+    Returns
+    -------
+    TensorVariable
+        ``(t + 1) / 2``, of the shape of `x`, where `t` approximates ``tanh(x / 2)``. With
+        ``h = abs(x / 2)`` its magnitude is ``1.5 * h / (1 + h)`` below 1.7, a straight line up to
+        3, and 0.995 beyond. The gradient is that of these pieces.
+
+    Raises
+    ------
+    DnnTypeError
+        If `x` is no tensor of real numbers.
+    """
+    x = as_floating("ultra_fast_sigmoid", "x", x)
+    half, bend, near, first, step, last = (
+        _number(value, x)
+        for value in (0.5, 1.7, 1.5, 0.935409070603099, 0.0458812946797165, 0.99505475368673)
+    )
+    h = half * x
+    size = abs(h)
+    far = pt.sign(h) * pt.switch(pt.lt(size, 3), first + step * (size - bend), last)
+    # The odd function itself, and not its magnitude, so that its slope at 0 is right.
+    t = pt.switch(pt.lt(size, bend), near * h / (1 + size), far)
+    return half * (t + 1)
+
+
+def _number(value: float, x: TensorVariable) -> TensorVariable:
+    """A constant of the dtype of `x`, which it doesn't widen."""
+    return pt.constant(np.asarray(value, dtype=x.type.dtype))

@@ -1,0 +1,184 @@
+"""Cross-entropies of distributions and of yes-or-no predictions, with the names of Theano.
+
+They are expressions of PyTensor's Ops, which its rewrites keep from overflowing and those of dnnops
+fuse. The loss that is an Op of its own is `dnnops.nnet.cross_entropy`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.tensor.variable import TensorVariable
+
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.nnet._validate import as_floating, float_tensor
+from dnnops.nnet.activation import Activation
+from dnnops.nnet.elementwise import softplus
+
+__all__ = [
+    "binary_crossentropy",
+    "categorical_crossentropy",
+    "confusion_matrix",
+    "crossentropy_categorical_1hot",
+    "sigmoid_binary_crossentropy",
+]
+
+
+def binary_crossentropy(output: Any, target: Any) -> TensorVariable:
+    """Cross-entropy of predicted probabilities, elementwise.
+
+    Parameters
+    ----------
+    output : tensor_like
+        Probabilities, between 0 and 1 exclusive.
+    target : tensor_like
+        What is true, from 0 to 1; it broadcasts against `output`.
+
+    Returns
+    -------
+    TensorVariable
+        ``-(target * log(output) + (1 - target) * log(1 - output))``. If `output` is a sigmoid, it
+        is computed as `sigmoid_binary_crossentropy` of the sigmoid's operand, which is exact where
+        the sigmoid rounds to 0 or 1.
+
+    Raises
+    ------
+    DnnTypeError
+        If an operand is no tensor of real numbers.
+    """
+    output = as_floating("binary_crossentropy", "output", output)
+    target = as_floating("binary_crossentropy", "target", target)
+    made = output.owner
+    # PyTensor has rewrites for the logarithm of its own sigmoid only.
+    if made is not None and isinstance(made.op, Activation) and made.op.mode == "sigmoid":
+        return sigmoid_binary_crossentropy(made.inputs[0], target)
+    return -(target * pt.log(output) + (1 - target) * pt.log(1 - output))
+
+
+def sigmoid_binary_crossentropy(output: Any, target: Any) -> TensorVariable:
+    """Cross-entropy of predictions before their sigmoid, elementwise.
+
+    Parameters
+    ----------
+    output : tensor_like
+        Scores, of which a sigmoid makes probabilities.
+    target : tensor_like
+        What is true, from 0 to 1; it broadcasts against `output`.
+
+    Returns
+    -------
+    TensorVariable
+        ``binary_crossentropy(sigmoid(output), target)``, finite for every finite score. The
+        gradient with respect to `output` is ``sigmoid(output) - target``.
+
+    Raises
+    ------
+    DnnTypeError
+        If an operand is no tensor of real numbers.
+    """
+    output = as_floating("sigmoid_binary_crossentropy", "output", output)
+    target = as_floating("sigmoid_binary_crossentropy", "target", target)
+    return target * softplus(-output) + (1 - target) * softplus(output)
+
+
+def categorical_crossentropy(coding_dist: Any, true_dist: Any) -> TensorVariable:
+    """Cross-entropy of predicted distributions over classes.
+
+    Parameters
+    ----------
+    coding_dist : tensor_like, (..., classes)
+        The predicted probabilities: often a softmax.
+    true_dist : tensor_like, (..., classes), or integer vector, (rows,)
+        The true probabilities; or, for a matrix `coding_dist`, the true class of each row.
+
+    Returns
+    -------
+    TensorVariable, (...)
+        ``-sum(true_dist * log(coding_dist))`` over the classes, or
+        ``-log(coding_dist[arange(rows), true_dist])``. Of a softmax's logarithm, the rewrites make
+        a log-softmax or `cross_entropy`.
+
+    Raises
+    ------
+    DnnTypeError
+        If `true_dist` has neither the rank of `coding_dist` nor one less, or if a dtype is wrong.
+    """
+    where = "categorical_crossentropy"
+    coding = float_tensor(where, "coding_dist", coding_dist)
+    true = pt.as_tensor_variable(true_dist)
+    if true.type.ndim == coding.type.ndim:
+        true = as_floating(where, "true_dist", true)
+        return -pt.sum(true * pt.log(coding), axis=-1)
+    if true.type.ndim == coding.type.ndim - 1:
+        return crossentropy_categorical_1hot(coding, true)
+    raise DnnTypeError(
+        f"{where}: true_dist must have as many dimensions as coding_dist, or one less, got"
+        f" {true.type.ndim} and {coding.type.ndim}"
+    )
+
+
+def crossentropy_categorical_1hot(coding_dist: Any, true_one_of_n: Any) -> TensorVariable:
+    """Cross-entropy of predicted distributions with the true class of each row.
+
+    Parameters
+    ----------
+    coding_dist : tensor_like, (rows, classes)
+        The predicted probabilities.
+    true_one_of_n : integer vector, (rows,)
+        The true classes.
+
+    Returns
+    -------
+    TensorVariable, (rows,)
+        ``-log(coding_dist[arange(rows), true_one_of_n])``.
+
+    Raises
+    ------
+    DnnTypeError
+        If a rank or a dtype is wrong.
+    """
+    where = "crossentropy_categorical_1hot"
+    coding = float_tensor(where, "coding_dist", coding_dist, 2)
+    true = _class_vector(where, "true_one_of_n", true_one_of_n)
+    return -pt.log(coding[pt.arange(coding.shape[0]), true])
+
+
+def confusion_matrix(actual: Any, pred: Any) -> list[TensorVariable]:
+    """Count how often each class was predicted where another one, or the same, is true.
+
+    Parameters
+    ----------
+    actual : vector, (observations,)
+        The true classes.
+    pred : vector, (observations,)
+        The predicted ones.
+
+    Returns
+    -------
+    conf_mat : int64 matrix, (classes, classes)
+        A row for each true class, a column for each predicted one.
+    order : vector, (classes,)
+        The classes that occur, ascending: those of the rows and columns.
+
+    Raises
+    ------
+    DnnValueError
+        If an operand is no vector.
+    """
+    actual, pred = pt.as_tensor_variable(actual), pt.as_tensor_variable(pred)
+    for name, x in (("actual", actual), ("pred", pred)):
+        if x.type.ndim != 1:
+            raise DnnValueError(
+                f"confusion_matrix: {name} must be a vector, got {x.type.ndim} dimensions"
+            )
+    order: Any = pt.unique(pt.concatenate([actual, pred]))
+    is_actual, is_predicted = (pt.eq(x[:, None], order).astype("int64") for x in (actual, pred))
+    return [pt.dot(is_actual.T, is_predicted), order]
+
+
+def _class_vector(where: str, name: str, value: Any) -> TensorVariable:
+    classes = pt.as_tensor_variable(value)
+    if classes.type.ndim != 1 or classes.type.dtype not in pt.type.integer_dtypes:
+        raise DnnTypeError(f"{where}: {name} must be an integer vector, got {classes.type}")
+    return classes
