@@ -28,6 +28,7 @@ import dnnops.rewriting.attention
 import dnnops.rewriting.batchnorm
 import dnnops.rewriting.conv_merge
 import dnnops.rewriting.cross_entropy
+import dnnops.rewriting.dense
 import dnnops.rewriting.inplace
 import dnnops.rewriting.reduction
 import dnnops.rewriting.relu

@@ -12,21 +12,16 @@ from typing import Any
 from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import (
-    GraphRewriter,
-    copy_stack_trace,
-    dfs_rewriter,
-    node_rewriter,
-)
-from pytensor.graph.rewriting.db import RewriteDatabase
+from pytensor.graph.rewriting.basic import copy_stack_trace, dfs_rewriter, node_rewriter
 from pytensor.scalar.basic import EQ, Maximum, Minimum
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import ge, le
 
 from dnnops.nnet.activation import Activation
+from dnnops.rewriting.networks import InNetworksDB
 from dnnops.rewriting.products import View
 
-__all__ = ["RecognizeRelu", "RecognizeReluDB", "local_comparison_with_extremum", "local_relu"]
+__all__ = ["local_comparison_with_extremum", "local_relu"]
 
 
 @node_rewriter([Elemwise])
@@ -75,37 +70,11 @@ def _operands(variable: Variable, *kinds: type) -> list[Any]:
     return list(node.inputs) if isinstance(node.op.scalar_op, kinds) else []
 
 
-class RecognizeRelu(GraphRewriter):
-    """Apply the rewrites above.
-
-    Parameters
-    ----------
-    everywhere : bool
-        Whether also to graphs that have nothing of dnnops in them.
-    """
-
-    def __init__(self, everywhere: bool = True):
-        super().__init__()
-        self.everywhere = everywhere
-        # Comparisons first: they have to see the maximum.
-        self._steps = (dfs_rewriter(local_comparison_with_extremum), dfs_rewriter(local_relu))
-
-    def apply(self, fgraph: FunctionGraph) -> None:
-        if self.everywhere or any(
-            type(node.op).__module__.startswith("dnnops.") for node in fgraph.apply_nodes
-        ):
-            for step in self._steps:
-                step.apply(fgraph)
-
-
-class RecognizeReluDB(RewriteDatabase):
-    """The entry ``"recognize_relu"``: in modes that aren't dnnops' own, only beside its Ops."""
-
-    def query(self, *tags: Any, **kwtags: Any) -> GraphRewriter:
-        """Make the rewriter for a query."""
-        included = getattr(tags[0], "include", ()) if tags else ()
-        return RecognizeRelu(bool({"onednn", "gpu"} & set(included)))
-
-
-# After PyTensor's specialization (2), before what is elementwise is fused (49).
-optdb.register("recognize_relu", RecognizeReluDB(), "fast_run", position=48.9)
+# After PyTensor's specialization (2), before what is elementwise is fused (49). Comparisons first:
+# they have to see the maximum.
+optdb.register(
+    "recognize_relu",
+    InNetworksDB(dfs_rewriter(local_comparison_with_extremum), dfs_rewriter(local_relu)),
+    "fast_run",
+    position=48.9,
+)

@@ -9,15 +9,13 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from pytensor.compile.aliasing import add_supervisor_to_fgraph
-from pytensor.compile.io import In
 from pytensor.compile.mode import get_default_mode, get_mode
 from pytensor.graph.basic import Apply
-from pytensor.graph.fg import FunctionGraph
 from pytensor.scalar.basic import EQ, Composite, Maximum, Minimum
 
 from dnnops import nnet
 from dnnops.gpuarray.elemwise import GpuElemwise
+from tests.gpuarray.graphs import rewritten
 from tests.oracle import PERFORM_MODE
 
 #: What a maximum may be asked about: ties, both zeros, infinities, NaN, and no number in between.
@@ -96,10 +94,9 @@ def test_comparisons_with_an_extremum_are_of_its_operands():
 def test_graphs_for_the_gpu_have_relu_too():
     x, filters = pt.ftensor4s("x", "filters")
     y = pt.maximum(nnet.conv2d(x, filters), 0)
-    fgraph = FunctionGraph([x, filters], [y, *pytensor.grad(y.sum(), [x, filters])], clone=True)
-    add_supervisor_to_fgraph(fgraph, [In(variable) for variable in fgraph.inputs])
+    outputs = [y, *pytensor.grad(y.sum(), [x, filters])]
     with pytensor.config.change_flags(dnn__enabled="no_check"):  # also without a GPU
-        get_mode("CVM").including("gpu").optimizer.rewrite(fgraph)
+        fgraph = rewritten([x, filters], outputs, get_mode("CVM").including("gpu"))
     elementwise = [node for node in fgraph.apply_nodes if isinstance(node.op, GpuElemwise)]
     assert elementwise
     assert not scalar_ops(elementwise) & {Maximum, EQ}

@@ -1,0 +1,81 @@
+"""The gradient of ``x @ w`` with respect to `w`, for `x` of more than two axes, as one product."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import mul
+from typing import Any
+
+from pytensor.compile.mode import optdb
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import copy_stack_trace, dfs_rewriter, node_rewriter
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.math import Dot, Sum, dot
+
+from dnnops.rewriting.networks import InNetworksDB
+
+__all__ = ["local_sum_of_products"]
+
+
+@node_rewriter([Sum])
+def local_sum_of_products(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace ``(x.mT @ g).sum(batch axes)`` by one product of matrices.
+
+    Their rows are those of all matrices of `x` and `g`. Where `x` would have to be transposed for
+    that, in memory, the products stay.
+    """
+    (products,) = node.inputs
+    (output,) = node.outputs
+    if products.owner is None or not _is_matmul(products.owner.op):
+        return None
+    left, right = products.owner.inputs
+    batch = left.type.ndim - 2
+    sizes = products.type.shape[:batch]
+    axes = set(node.op.axis if node.op.axis is not None else range(batch + 2))
+    if (
+        not axes <= set(range(batch))
+        or any(sizes[i] != 1 for i in range(batch) if i not in axes)
+        or not _is_transposed(left)
+        or left.type.broadcastable[:batch] != right.type.broadcastable[:batch]
+        or not output.type.dtype.startswith(("float", "bfloat"))
+        or {left.type.dtype, right.type.dtype} != {output.type.dtype}
+    ):
+        return None
+    product: Any = dot(_rows(left.mT).T, _rows(right))
+    kept = ["x"] * (batch - len(axes))
+    result = product.dimshuffle([*kept, 0, 1]) if kept else product
+    if not output.type.is_super(result.type):
+        return None
+    copy_stack_trace(output, result)
+    return [result]
+
+
+def _is_matmul(op: Any) -> bool:
+    return isinstance(op, Blockwise) and isinstance(op.core_op, Dot)
+
+
+def _is_transposed(x: Any) -> bool:
+    """Whether the last two axes are those of another array, the other way round."""
+    if x.owner is None or not isinstance(x.owner.op, DimShuffle):
+        return False
+    *_, row, column = x.owner.op.new_order
+    return "x" not in (row, column) and row > column
+
+
+def _rows(x: Any) -> Any:
+    """The rows of all matrices in an array, as one matrix."""
+    *sizes, columns = x.shape
+    # No -1, which would be any number beside an axis of size 0.
+    return x.reshape((reduce(mul, sizes), columns))
+
+
+# After stabilization (1.5), which leaves sums of products so, before BlasOpt (1.7) and before
+# PyTensor's specialization (2), which makes products of stacked matrices of Blockwise ones.
+optdb.register(
+    "dense_gradients",
+    InNetworksDB(dfs_rewriter(local_sum_of_products)),
+    "fast_run",
+    position=1.65,
+)

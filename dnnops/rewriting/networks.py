@@ -1,0 +1,58 @@
+"""Rewrites of what PyTensor's own Ops compute, kept to graphs of neural networks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import GraphRewriter
+from pytensor.graph.rewriting.db import RewriteDatabase
+from pytensor.tensor.special import LogSoftmax, Softmax
+
+__all__ = ["InNetworks", "InNetworksDB"]
+
+
+class InNetworks(GraphRewriter):
+    """Apply rewriters to a graph that is somebody's neural network.
+
+    Parameters
+    ----------
+    steps : GraphRewriter
+        What is applied, in order.
+    everywhere : bool
+        Whether any graph counts as one, not only those with an Op of dnnops or a softmax.
+    """
+
+    def __init__(self, *steps: GraphRewriter, everywhere: bool = True):
+        super().__init__()
+        self.steps = steps
+        self.everywhere = everywhere
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        """Rewrite `fgraph`."""
+        if self.everywhere or any(
+            isinstance(node.op, Softmax | LogSoftmax)
+            or type(node.op).__module__.startswith("dnnops.")
+            for node in fgraph.apply_nodes
+        ):
+            for step in self.steps:
+                step.apply(fgraph)
+
+
+class InNetworksDB(RewriteDatabase):
+    """An entry of PyTensor's database: any graph is one in dnnops' modes, else those that show it.
+
+    Parameters
+    ----------
+    steps : GraphRewriter
+        As for `InNetworks`.
+    """
+
+    def __init__(self, *steps: GraphRewriter):
+        super().__init__()
+        self.steps = steps
+
+    def query(self, *tags: Any, **kwtags: Any) -> InNetworks:
+        """Make the rewriter for a query."""
+        included = set(getattr(tags[0], "include", ()) if tags else ())
+        return InNetworks(*self.steps, everywhere=bool({"onednn", "gpu"} & included))
