@@ -24,6 +24,8 @@ from pytensor.graph.basic import Apply, Constant
 from pytensor.graph.op import Op
 from pytensor.tensor.basic import get_scalar_constant_value
 from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.random.utils import RandomStream
+from pytensor.tensor.random.variable import RandomGeneratorSharedVariable
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.compat import set_default_update, shape_inference
@@ -278,7 +280,30 @@ def _initial_state(where: str, seed: Any) -> np.ndarray:
     return np.array([seed, 0], dtype="uint64").view("int64")
 
 
-def dropout(x: Any, p: Any = 0.5, seed: int | None = None, state: Any = None) -> Any:
+def _drawn_seed(where: str, rng: Any) -> int:
+    """Draw a seed as PyTensor would make a generator: from entropy, or from what was seeded."""
+    if isinstance(rng, RandomGeneratorSharedVariable):
+        generator = rng.get_value(borrow=False)
+        seed = _drawn_seed(where, generator)
+        rng.set_value(generator, borrow=True)
+        return seed
+    if isinstance(rng, np.random.Generator):
+        return int(rng.integers(2**64, dtype="uint64"))
+    if rng is None:
+        rng = np.random.SeedSequence()
+    sequence = rng.gen_seedgen if isinstance(rng, RandomStream) else rng
+    if not isinstance(sequence, np.random.SeedSequence):
+        raise DnnTypeError(
+            f"{where}: rng must be a numpy.random.Generator, a shared variable of one, a "
+            f"SeedSequence or a RandomStream, got {rng!r}"
+        )
+    (child,) = sequence.spawn(1)
+    return int(child.generate_state(1, "uint64")[0])
+
+
+def dropout(
+    x: Any, p: Any = 0.5, seed: int | None = None, state: Any = None, rng: Any = None
+) -> Any:
     """Set elements to zero at random and scale the others, so that the mean stays.
 
     Parameters
@@ -290,10 +315,15 @@ def dropout(x: Any, p: Any = 0.5, seed: int | None = None, state: Any = None) ->
     seed : int, optional
         From 0 to ``2**64 - 1``. The state is kept by this function's result: each call of a
         compiled function draws anew, and compiling the same program again repeats its sequence.
+        Without seed, state and `rng`, one is drawn from the machine's entropy, as by
+        ``pytensor.tensor.random.shared_rng()``: each process then drops other elements.
     state : int64 vector, optional
         In place of a seed: a state, such as `dropout_state` makes. Then the state that follows is
         returned, too, and has to be used: as the update of the shared variable, or as the state of
         the next dropout.
+    rng : Generator, shared variable of one, SeedSequence or RandomStream, optional
+        In place of a seed: what to draw one from, now. Layers that are given one generator have
+        seeds of their own, and a program that seeds it repeats them.
 
     Returns
     -------
@@ -306,9 +336,9 @@ def dropout(x: Any, p: Any = 0.5, seed: int | None = None, state: Any = None) ->
     Raises
     ------
     DnnTypeError
-        If a dtype is another one, or the seed is no int.
+        If a dtype is another one, the seed is no int, or `rng` is something else.
     DnnValueError
-        If `p` or `seed` is out of bounds, or not just one of `seed` and `state` is given. A
+        If `p` or `seed` is out of bounds, or more than one of `seed`, `state` and `rng` is given. A
         symbolic `p` is checked at the call.
 
     Notes
@@ -322,22 +352,28 @@ def dropout(x: Any, p: Any = 0.5, seed: int | None = None, state: Any = None) ->
 
     Examples
     --------
+    >>> y = dropout(x, 0.2)
     >>> y = dropout(x, 0.2, seed=1)
+    >>> rng = pytensor.tensor.random.shared_rng(seed=1)
+    >>> y = dropout(dropout(x, 0.2, rng=rng) @ w, 0.5, rng=rng)
     >>> state = dropout_state(seed=1)
     >>> y, next_state = dropout(x, 0.2, state=state)
     >>> z, next_state = dropout(y @ w, 0.5, state=next_state)
     >>> f = pytensor.function([x], z, updates={state: next_state})
     """
     where = "dropout"
-    if (seed is None) == (state is None):
-        given = "neither" if seed is None else "both"
-        raise DnnValueError(f"{where}: give either a seed or a state, got {given}")
+    sources = {"seed": seed, "state": state, "rng": rng}
+    given = [name for name, source in sources.items() if source is not None]
+    if len(given) > 1:
+        raise DnnValueError(
+            f"{where}: give one of seed, state and rng at most, got {' and '.join(given)}"
+        )
     x = float_tensor(where, "x", x)
     p = _probability(where, p)
     if state is not None:
         y, _, next_state = Dropout().make_node(x, p, _state_vector(where, state)).outputs
         return y, next_state
-    return seeded_dropout(where, Dropout(), x, p, seed)
+    return seeded_dropout(where, Dropout(), x, p, _drawn_seed(where, rng) if seed is None else seed)
 
 
 def seeded_dropout(where: str, op: Any, x: Any, p: Any, seed: Any) -> Any:

@@ -207,6 +207,50 @@ def test_a_seed_is_repeated_and_its_state_kept():
     assert dropout(x, seed=2**64 - 1).owner.inputs[2].get_value().tolist() == [-1, 0]
 
 
+def initial(y) -> list[int]:
+    """The state that a dropout begins with."""
+    return y.owner.inputs[2].get_value().tolist()
+
+
+def test_without_a_seed_each_draws_its_own():
+    """In every mode: a graph draws anew with each call, and another graph draws other numbers."""
+    x = pt.fvector("x")
+    ones = np.ones(500, "float32")
+    layers = [dropout(x, 0.5), dropout(x, 0.5)]
+    assert initial(layers[0])[1] == 0
+    assert initial(layers[0]) != initial(layers[1])
+    for mode in (PERFORM_MODE, "CVM", "NUMBA"):
+        f = pytensor.function([x], layers, mode=mode)
+        draws = [*f(ones), *f(ones)]
+        assert all((draws[i] != draws[j]).any() for i in range(4) for j in range(i))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        np.random.default_rng,
+        np.random.SeedSequence,
+        lambda seed: pt.random.shared_rng(seed=seed),
+        pytest.param(
+            lambda seed: pt.random.utils.RandomStream(seed=seed),
+            marks=pytest.mark.filterwarnings("ignore:RandomStream is deprecated"),
+        ),
+    ],
+    ids=["Generator", "SeedSequence", "shared_rng", "RandomStream"],
+)
+def test_a_seed_is_drawn_from_a_generator(make):
+    """Each layer draws its own, and a generator with the same seed repeats them all."""
+    x = pt.dvector("x")
+
+    def layers(seed: int) -> list[list[int]]:
+        rng = make(seed)
+        return [initial(dropout(x, 0.5, rng=rng)) for _ in range(3)]
+
+    first, second, other = layers(153), layers(153), layers(154)
+    assert first == second
+    assert len({*map(tuple, first), *map(tuple, other)}) == 6
+
+
 def test_a_state_given():
     x = pt.dvector("x")
     shared = dropout_state(7, name="state")
@@ -243,10 +287,14 @@ def test_gradient_of_the_function():
 
 def test_errors():
     x, p = pt.fvector(), pt.dscalar()
-    for seeds in ({}, {"seed": 1, "state": state(1)}):
-        found = "both" if seeds else "neither"
-        with pytest.raises(DnnValueError, match=f"give either a seed or a state, got {found}"):
-            dropout(x, 0.5, **seeds)
+    sources = {"seed": 1, "state": state(1), "rng": np.random.default_rng(1)}
+    for names in (("seed", "state"), ("seed", "rng"), ("state", "rng")):
+        got = " and ".join(names)
+        with pytest.raises(DnnValueError, match=f"one of seed, state and rng at most, got {got}"):
+            dropout(x, 0.5, **{name: sources[name] for name in names})
+    for value in (1, np.random.RandomState(1)):
+        with pytest.raises(DnnTypeError, match=r"rng must be a numpy\.random\.Generator, a shared"):
+            dropout(x, 0.5, rng=value)
     for value in (-0.1, 1.0, 1.5, 2):
         with pytest.raises(DnnValueError, match="p must be at least 0 and less than 1, got"):
             dropout(x, value, seed=1)
