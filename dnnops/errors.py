@@ -35,10 +35,6 @@ class DnnUnavailableError(DnnError, RuntimeError):
     """A library, a compiler or a device that is needed is missing; the message says which."""
 
 
-class DnnBusyError(DnnUnavailableError):
-    """Another process is compiling for longer than was waited for; trying later may do."""
-
-
 class DnnCacheError(DnnError, RuntimeError):
     """The cache of plans, or a file that it is exported to, cannot be read or written."""
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import ctypes
-import hashlib
 import threading
-from collections.abc import Hashable
 from contextlib import suppress
 from functools import cache
 from typing import Any, ClassVar
@@ -16,8 +14,7 @@ from pytensor.graph.basic import Apply
 
 import dnnops.gpuarray.variable  # noqa: F401  gives GpuArrayType its variables
 from dnnops.config import flag_value
-from dnnops.errors import DnnBusyError, DnnError, DnnTypeError, DnnUnavailableError
-from dnnops.gpuarray.c_interface import HEADER_VERSION
+from dnnops.errors import DnnError, DnnTypeError, DnnUnavailableError
 from dnnops.gpuarray.device import on_device
 from dnnops.gpuarray.dtypes import FLOAT_DTYPES, numpy_dtype
 from dnnops.gpuarray.op import infer_device, is_on_device
@@ -148,9 +145,6 @@ class CudnnOp(RuntimeOp):
 
         return cupy.ascontiguousarray(array)
 
-    def c_code_cache_version(self) -> tuple[Hashable, ...]:
-        return (*super().c_code_cache_version(), _emit_version(), HEADER_VERSION)
-
     def c_headers(self, **kwargs: Any) -> list[str]:
         return ['"dnnops_cudnn_emit.h"']
 
@@ -208,12 +202,6 @@ def _has_rows(array: Any) -> bool:
     """Whether an array's last axis is dense, and no stride negative or zero: as in C."""
     positive = all(s > 0 for n, s in zip(array.shape, array.strides, strict=True) if n > 1)
     return positive and (array.shape[-1] <= 1 or array.strides[-1] == array.itemsize)
-
-
-@cache
-def _emit_version() -> str:
-    header = c_code_dir() / "cudnn" / "dnnops_cudnn_emit.h"
-    return hashlib.sha256(header.read_bytes()).hexdigest()[:16]
 
 
 def device_operand(where: str, name: str, x: Any, device: int) -> Any:
@@ -392,8 +380,9 @@ def cudnn_version() -> int:
 # -- whether cuDNN works -------------------------------------------------------------------
 
 
+@cache
 def cudnn_status(device: int = 0) -> str:
-    """Try cuDNN on a device; the answer is remembered if it is final.
+    """Try cuDNN on a device; the answer is remembered.
 
     Parameters
     ----------
@@ -406,22 +395,12 @@ def cudnn_status(device: int = 0) -> str:
         Why cuDNN can't be used there; empty if it can.
     """
     try:
-        return _final_status(device)
-    except DnnBusyError as error:
-        return str(error)
-
-
-@cache
-def _final_status(device: int) -> str:
-    try:
         with on_device(device):
             library = CUDNN.library
             built, loaded = library.dnnops_cudnn_header_version(), cudnn_version()
             if loaded // 10000 != built // 10000:
                 return f"cuDNN's headers are of version {built}, the library is {loaded}"
             raise_status(CUDNN, library.dnnops_cudnn_probe(device))
-    except DnnBusyError:
-        raise
     except DnnError as error:
         return str(error)
     except Exception as error:  # what a half-installed CuPy raises is of any type

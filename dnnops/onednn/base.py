@@ -6,7 +6,7 @@ import ctypes
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from dnnops.errors import DnnBusyError, DnnUnavailableError
+from dnnops.errors import DnnUnavailableError
 from dnnops.runtime.build import ONEDNN, RuntimeLibrary
 from dnnops.runtime.op import RuntimeOp
 
@@ -30,8 +30,9 @@ class OneDnnOp(RuntimeOp):
         return cls(**{name: getattr(op, name) for name in op.__props__})
 
 
+@lru_cache(maxsize=1)
 def onednn_available() -> tuple[bool, str]:
-    """Say whether oneDNN can be used; the answer is remembered if it is final.
+    """Say whether oneDNN can be used; the answer is remembered.
 
     Returns
     -------
@@ -41,17 +42,7 @@ def onednn_available() -> tuple[bool, str]:
         Why not; empty if it could.
     """
     try:
-        return _final_answer()
-    except DnnBusyError as error:
-        return False, str(error)
-
-
-@lru_cache(maxsize=1)
-def _final_answer() -> tuple[bool, str]:
-    try:
         ONEDNN.library  # noqa: B018
-    except DnnBusyError:
-        raise
     except DnnUnavailableError as error:
         return False, str(error)
     return True, ""

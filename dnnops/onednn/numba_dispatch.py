@@ -9,7 +9,6 @@ Importing this module imports Numba: only a rewrite that belongs to Numba's link
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
@@ -27,7 +26,7 @@ from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_
 
 from dnnops.errors import DnnTypeError
 from dnnops.onednn.base import OneDnnOp
-from dnnops.runtime.build import ONEDNN
+from dnnops.runtime.build import ONEDNN, abi_hash
 from dnnops.runtime.op import DTYPE_CODES, MAX_NDIM, raise_status
 
 _TENSOR_WORDS = 3 + 2 * MAX_NDIM
@@ -41,8 +40,7 @@ def raise_onednn_status(status: int) -> None:
 
 
 def _add_symbol(name: str) -> None:
-    address = ctypes.cast(getattr(ONEDNN.library, name), ctypes.c_void_p).value
-    llvm.add_symbol(name, address)
+    llvm.add_symbol(name, ONEDNN.address(name))
 
 
 @intrinsic(prefer_literal=True)
@@ -146,8 +144,6 @@ def numba_funcify_onednn(
     for name in (f"{op.function}_shape", op.function):
         _add_symbol(name)
     source = _source(op, node)
-    key = sha256(
-        repr((_VERSION, numba.__version__, source, ONEDNN.source_hash)).encode()
-    ).hexdigest()
+    key = sha256(repr((_VERSION, numba.__version__, source, abi_hash())).encode()).hexdigest()
     namespace = {"np": np, "call": _call_runtime}
     return numba_njit(compile_numba_function_src(source, "onednn_op", namespace)), key

@@ -1,28 +1,52 @@
 """The runtime libraries: C++ sources of ``c_code/runtime``, compiled once and kept.
 
-A library lies in PyTensor's compiledir under a name that holds a hash of all that it was made of,
-so that a change of source, compiler, flags or library version makes a new one beside it. A file
-with its size and checksum lies there too: a damaged library, which could crash the process that
-loads it, is made anew.
+A wheel brings the CPU's library (see `dnnops.runtime.prebuilt`). Otherwise it is compiled at first
+use and kept in PyTensor's compiledir, under a name that holds a hash of all that it was made of, so
+that a change of source, compiler, options or library version makes a new one beside it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import shutil
-import subprocess
-import tempfile
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from typing import NamedTuple
 
-from dnnops.errors import DnnBusyError, DnnUnavailableError
+from dnnops.errors import DnnUnavailableError
+from dnnops.runtime.compiling import (
+    INSTALL_COMPILER,
+    compile_library,
+    hash_files,
+    is_intact,
+    remove_leftovers,
+    unusable_compiler,
+)
 from dnnops.runtime.find import Library, find_cuda, find_cudnn, find_onednn
+from dnnops.runtime.prebuilt import PREBUILT_DIR, prebuilt_name, supported_levels
 
-__all__ = ["CUDNN", "ONEDNN", "RuntimeLibrary", "c_code_dir"]
+__all__ = [
+    "CUDNN",
+    "LIBRARIES",
+    "ONEDNN",
+    "Recipe",
+    "RuntimeLibrary",
+    "abi_hash",
+    "c_code_dir",
+]
+
+#: What the runtime libraries are compiled with, whatever the user's flags for PyTensor's modules
+#: are: PyMC switches exceptions off there.
+_ARGUMENTS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-frtti")
+#: How long a process waits for another one's build before it says so.
+_SILENCE = 2.0  # seconds
 
 
 def c_code_dir() -> Path:
@@ -30,31 +54,41 @@ def c_code_dir() -> Path:
     return Path(__file__).resolve().parents[1] / "c_code"
 
 
-_INSTALL_COMPILER = (
-    "install g++ (on Debian and Ubuntu `apt install g++`), or point PyTensor's flag cxx to one"
-)
-#: How much a failed compilation's message quotes of what the compiler said.
-_REASON_LINES = 12
+@cache
+def abi_hash() -> str:
+    """Hash of the headers that emitted C includes: enters the key of every C module of an Op.
+
+    Such a module finds the functions that it calls when it is instantiated, so that it need not be
+    compiled again when a runtime library is.
+    """
+    headers = [c_code_dir() / "runtime" / name for name in ("dnnops_emit.h", "dnnops_runtime.h")]
+    headers += sorted((c_code_dir() / "gpuarray").glob("*.h"))
+    headers += sorted((c_code_dir() / "cudnn").glob("*.h"))
+    return hash_files(headers)
 
 
-def _checksum_file(library: Path) -> Path:
-    return library.with_name(f"{library.name}.sha256")
+class Recipe(NamedTuple):
+    """What a runtime library is compiled with.
+
+    Attributes
+    ----------
+    compiler : str
+        The C++ compiler.
+    arguments : list of str
+        Its options.
+    libraries : tuple of Library
+        What the runtime library is linked with.
+    target : Path
+        The file to make.
+    """
+
+    compiler: str
+    arguments: list[str]
+    libraries: tuple[Library, ...]
+    target: Path
 
 
-def _checksum(library: Path) -> str:
-    content = library.read_bytes()
-    return f"{len(content)} {hashlib.sha256(content).hexdigest()}\n"
-
-
-def _is_intact(library: Path) -> bool:
-    """Whether a library is there and is what was built."""
-    try:
-        return _checksum_file(library).read_text() == _checksum(library)
-    except (OSError, UnicodeDecodeError):
-        return False
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RuntimeLibrary:
     """One runtime library: its sources and what it is linked with.
 
@@ -64,6 +98,10 @@ class RuntimeLibrary:
         Directory below ``c_code/runtime`` and part of the file's name.
     find : callable
         Finds the libraries that it is linked with.
+    compile_args : tuple of str
+        Options of the compiler and the linker besides those of all runtime libraries.
+    cpu_seconds : float
+        How long compiling it takes one core, roughly, for the line that announces it.
     on_load : list of callable
         Called once with the loaded library, to register what it needs from Python.
     """
@@ -71,44 +109,38 @@ class RuntimeLibrary:
     name: str
     find: Callable[[], tuple[Library, ...]]
     compile_args: tuple[str, ...] = ()
+    cpu_seconds: float = 0.0
     on_load: list[Callable[[ctypes.CDLL], None]] = field(default_factory=list)
 
     @cached_property
     def sources(self) -> list[Path]:
         """The library's C++ files."""
-        runtime = c_code_dir() / "runtime"
-        return [
-            source
-            for part in (self.name, "common")
-            for source in sorted((runtime / part).glob("*.cpp"))
-        ]
+        return [file for directory in self._directories for file in sorted(directory.glob("*.cpp"))]
 
     @cached_property
     def source_hash(self) -> str:
-        """Hash of the sources and headers: enters the key of every C module that links it."""
-        runtime = c_code_dir() / "runtime"
-        digest = hashlib.sha256()
-        for directory in (runtime, runtime / "common", runtime / self.name):
-            for file in sorted(directory.glob("*.[hc]*")):
-                digest.update(file.name.encode())
-                digest.update(file.read_bytes())
-        return digest.hexdigest()[:16]
+        """Hash of the sources and headers."""
+        return hash_files([*self._headers, *self.sources])
+
+    @property
+    def _directories(self) -> list[Path]:
+        return [c_code_dir() / "runtime" / part for part in (self.name, "common")]
+
+    @property
+    def _headers(self) -> list[Path]:
+        directories = [*self._directories, c_code_dir() / "runtime"]
+        return [file for folder in directories for file in sorted(folder.glob("*.h*"))]
 
     @cached_property
     def path(self) -> Path:
-        """The shared library, compiled at the first use.
+        """The shared library: one that the package brought, or one compiled at the first use.
 
         Raises
         ------
         DnnUnavailableError
             If a library, the compiler, or a writable compiledir is missing, or if compiling fails.
-        DnnBusyError
-            If another process is compiling for longer than the flag ``compile__timeout`` allows.
         """
-        target = self._recipe[-1]
-        if not _is_intact(target):
-            self._build(keep_intact=True)
-        return target
+        return self._prebuilt() or self._built()
 
     @cached_property
     def library(self) -> ctypes.CDLL:
@@ -119,18 +151,7 @@ class RuntimeLibrary:
         DnnUnavailableError
             If it cannot be made (see `path`) or loaded.
         """
-        name = str(self.path)
-        try:
-            loaded = ctypes.CDLL(name)
-        except OSError:
-            # Once more from its sources: what it was linked with may have changed since.
-            self._build(keep_intact=False)
-            try:
-                loaded = ctypes.CDLL(name)
-            except OSError as error:
-                raise DnnUnavailableError(
-                    f"the runtime library of {self.name} cannot be loaded: {error}"
-                ) from error
+        loaded = self._load()
         loaded.dnnops_last_error.restype = ctypes.c_char_p
         for register in self.on_load:
             register(loaded)
@@ -141,62 +162,133 @@ class RuntimeLibrary:
         """Whether `library` has been asked for, so that it is there at no cost."""
         return "library" in self.__dict__
 
+    def address(self, function: str) -> int:
+        """The address of an exported function."""
+        return ctypes.cast(getattr(self.library, function), ctypes.c_void_p).value or 0
+
+    def _load(self) -> ctypes.CDLL:
+        prebuilt = self._prebuilt()
+        if prebuilt is not None:
+            try:
+                # It was linked elsewhere: what is loaded already, it finds by name.
+                for library in self.find():
+                    ctypes.CDLL(str(library.library))
+                return ctypes.CDLL(str(prebuilt))
+            except OSError:
+                pass  # another release than it was made with: compiling knows better
+        try:
+            return ctypes.CDLL(str(self._built()))
+        except OSError:
+            # Once more from its sources: what it was linked with may have changed since.
+            self._build(keep_intact=False)
+        try:
+            return ctypes.CDLL(str(self.recipe.target))
+        except OSError as error:
+            raise DnnUnavailableError(
+                f"the runtime library of {self.name} cannot be loaded: {error}"
+            ) from error
+
+    def _prebuilt(self) -> Path | None:
+        names = [prebuilt_name(self.name, level, self.source_hash) for level in supported_levels()]
+        return next((PREBUILT_DIR / n for n in names if is_intact(PREBUILT_DIR / n)), None)
+
+    def _built(self) -> Path:
+        target = self.recipe.target
+        if not (_is_private(target.parent) and is_intact(target)):
+            self._build(keep_intact=True)
+        return target
+
     @cached_property
-    def _recipe(self) -> tuple[str, list[str], tuple[Library, ...], Path]:
-        """Compiler, its arguments, the libraries to link, and the file to make of that."""
+    def recipe(self) -> Recipe:
+        """What it is compiled with, and the file to make.
+
+        Raises
+        ------
+        DnnUnavailableError
+            If the compiler or a library is missing.
+        """
         from pytensor import config
+        from pytensor.link.c.cmodule import GCC_compiler
 
         if not config.cxx:
-            raise DnnUnavailableError(f"dnnops needs a C++ compiler: {_INSTALL_COMPILER}")
+            raise DnnUnavailableError(f"dnnops needs a C++ compiler: {INSTALL_COMPILER}")
         if shutil.which(config.cxx) is None:
             raise DnnUnavailableError(
                 f"the C++ compiler {config.cxx}, which PyTensor's flag cxx names, was not found:"
-                f" {_INSTALL_COMPILER}"
+                f" {INSTALL_COMPILER}"
             )
         libraries = self.find()
         try:
-            arguments = self._arguments(libraries)
+            given = GCC_compiler.compile_args()
         except OSError as error:
-            raise self._unusable_compiler(config.cxx, error) from error
-        digest = hashlib.sha256(
-            repr(
-                (
-                    self.source_hash,
-                    config.cxx,
-                    config.gcc_version_str,
-                    arguments,
-                    [(lib.library, lib.version) for lib in libraries],
-                )
-            ).encode()
-        ).hexdigest()[:16]
-        target = Path(config.compiledir) / "dnnops" / f"libdnnops_{self.name}_{digest}.so"
-        return config.cxx, arguments, libraries, target
+            raise unusable_compiler(config.cxx, error) from error
+        arguments = [*_machine_arguments(given), *self.arguments(libraries)]
+        key = (self.source_hash, config.cxx, config.gcc_version_str, arguments)
+        linked = [(lib.library, lib.version) for lib in libraries]
+        digest = hashlib.sha256(repr((*key, linked)).encode()).hexdigest()[:16]
+        directory = Path(config.compiledir) / "dnnops"
+        target = directory / f"libdnnops_{self.name}_{digest}.so"
+        return Recipe(config.cxx, arguments, libraries, target)
+
+    def arguments(self, libraries: tuple[Library, ...]) -> list[str]:
+        """The compiler's options, but for those that choose the processor.
+
+        Parameters
+        ----------
+        libraries : tuple of Library
+            What `find` found.
+
+        Returns
+        -------
+        list of str
+        """
+        includes = [f"-I{directory}" for lib in libraries for directory in lib.include_dirs]
+        return [*_ARGUMENTS, *self.compile_args, *includes]
+
+    def link_arguments(self, libraries: tuple[Library, ...], rpath: bool) -> list[str]:
+        """The linker's options.
+
+        Parameters
+        ----------
+        libraries : tuple of Library
+            What `find` found.
+        rpath : bool
+            Whether the file shall remember where these libraries lie.
+
+        Returns
+        -------
+        list of str
+        """
+        rpaths = dict.fromkeys(f"-Wl,-rpath,{lib.library.parent}" for lib in libraries if rpath)
+        return [*self.compile_args, *(str(lib.library) for lib in libraries), *rpaths, "-ldl"]
 
     def _build(self, keep_intact: bool) -> None:
-        """Make the library under PyTensor's lock, unless another process just has.
+        """Make the library, unless another process just has.
 
         A process that has loaded the old file is not disturbed: the new one takes its name only.
         """
-        from filelock import Timeout
-        from pytensor import config
-        from pytensor.compile.compilelock import lock_ctx
-
-        directory = self._recipe[-1].parent
+        compiler, arguments, libraries, target = self.recipe
+        directory = target.parent
         try:
-            with lock_ctx():
-                if keep_intact and _is_intact(self._recipe[-1]):
+            _make_private(directory)
+            with _lock(directory / "build.lock", self.name):
+                if keep_intact and is_intact(target):
                     return
-                directory.mkdir(parents=True, exist_ok=True)
-                # Who holds the lock is the only one who builds: these are of killed processes.
-                for leftover in directory.glob("building_*"):
-                    shutil.rmtree(leftover, ignore_errors=True)
-                self._compile(*self._recipe)
-        except Timeout as error:  # an OSError, too
-            raise DnnBusyError(
-                f"another process is compiling in {config.compiledir}: its lock was not free after"
-                f" {config.compile__timeout} seconds; try again later, or wait for longer with"
-                " PyTensor's flag compile__timeout"
-            ) from error
+                remove_leftovers(directory)
+                objects = directory / "objects"
+                objects.mkdir(exist_ok=True)
+                self._announce(directory)
+                from pytensor import config
+
+                compile_library(
+                    target,
+                    self.sources,
+                    compiler,
+                    arguments,
+                    self.link_arguments(libraries, rpath=True),
+                    objects,
+                    f"{config.gcc_version_str} {hash_files(self._headers)}",
+                )
         except OSError as error:
             raise DnnUnavailableError(
                 f"the runtime library of {self.name} cannot be written to {directory}: {error};"
@@ -204,78 +296,103 @@ class RuntimeLibrary:
                 " space"
             ) from error
 
-    @staticmethod
-    def _unusable_compiler(cxx: str, error: OSError) -> DnnUnavailableError:
-        return DnnUnavailableError(
-            f"the C++ compiler {cxx} cannot be run: {error}; {_INSTALL_COMPILER}"
+    def _announce(self, directory: Path) -> None:
+        seconds = self.cpu_seconds / len(os.sched_getaffinity(0))
+        _say(
+            f"compiling the runtime library of {self.name} into {directory}, once for this machine;"
+            f" this takes about {max(1, round(seconds))} s"
         )
 
-    def _arguments(self, libraries: tuple[Library, ...]) -> list[str]:
-        from pytensor.link.c.cmodule import GCC_compiler
 
-        # PyTensor's own flags hold -march of this machine, so that a shared home stays right.
-        own = [flag for flag in GCC_compiler.compile_args() if not flag.startswith("-fvisibility")]
-        includes = [f"-I{directory}" for lib in libraries for directory in lib.include_dirs]
-        return [
-            *own,
-            "-std=c++17",
-            "-O3",
-            "-fPIC",
-            "-fvisibility=hidden",
-            *self.compile_args,
-            *includes,
-        ]
+def _say(message: str) -> None:
+    print(f"dnnops: {message}", file=sys.stderr, flush=True)
 
-    def _compile(
-        self, cxx: str, arguments: list[str], libraries: tuple[Library, ...], target: Path
-    ) -> None:
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix="building_") as scratch:
-            objects = [Path(scratch) / f"{source.stem}.o" for source in self.sources]
-            commands = [
-                [cxx, *arguments, "-c", str(source), "-o", str(made)]
-                for source, made in zip(self.sources, objects, strict=True)
-            ]
-            with ThreadPoolExecutor() as pool:
-                list(pool.map(self._run, commands))
-            linked = Path(scratch) / target.name
-            rpaths = dict.fromkeys(f"-Wl,-rpath,{lib.library.parent}" for lib in libraries)
-            self._run(
-                [
-                    cxx,
-                    "-shared",
-                    "-Wl,-Bsymbolic",
-                    f"-Wl,-soname,{target.name}",
-                    *self.compile_args,
-                    *map(str, objects),
-                    *(str(lib.library) for lib in libraries),
-                    *rpaths,
-                    "-ldl",
-                    "-o",
-                    str(linked),
-                ]
-            )
-            checksum = _checksum_file(linked)
-            checksum.write_text(_checksum(linked))
-            linked.replace(target)
-            checksum.replace(_checksum_file(target))
 
-    def _run(self, command: list[str]) -> None:
+def _machine_arguments(given: list[str]) -> list[str]:
+    """Of PyTensor's options those that say what processor this is.
+
+    They spell out what ``-march=native`` stands for, so that a home that several machines share has
+    a library for each.
+    """
+    chosen = []
+    for i, argument in enumerate(given):
+        if argument.startswith("-m"):
+            chosen.append(argument)
+        elif argument == "--param":
+            chosen += given[i : i + 2]
+    return chosen
+
+
+def _is_private(directory: Path) -> bool:
+    """Whether nobody but this user or root can put files into a directory."""
+    try:
+        status = directory.stat()
+    except OSError:
+        return False
+    return _is_own(status) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _is_own(status: os.stat_result) -> bool:
+    return status.st_uid in (os.geteuid(), 0)
+
+
+def _make_private(directory: Path) -> None:
+    """Make a directory of mode 0700.
+
+    From one that others could write to, everything is removed: whatever is loaded from there runs.
+
+    Raises
+    ------
+    DnnUnavailableError
+        If it belongs to another user.
+    OSError
+        If it cannot be made.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        if not directory.is_dir():
+            raise
+    if _is_private(directory):
+        return
+    if not _is_own(directory.stat()):
+        raise DnnUnavailableError(
+            f"{directory} belongs to another user, who could put libraries there that this process"
+            " would load; point PyTensor's flag base_compiledir to a directory of your own"
+        )
+    directory.chmod(0o700)
+    for entry in directory.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+@contextmanager
+def _lock(path: Path, name: str) -> Iterator[None]:
+    """Hold a lock that ends with the process that holds it, as long as that may take.
+
+    It is not PyTensor's, which is given up after a time, and then counts as held.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path)
+    try:
         try:
-            finished = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", check=False
-            )
-        except OSError as error:
-            raise self._unusable_compiler(command[0], error) from error
-        if finished.returncode:
-            said = finished.stderr.strip().splitlines()[-_REASON_LINES:]
-            reason = "\n".join(said) or f"the compiler's exit status is {finished.returncode}"
-            raise DnnUnavailableError(
-                f"the runtime library of {self.name} failed to compile: {reason}\n"
-                f"The command was: {' '.join(command)}"
-            )
-
-    def __hash__(self) -> int:
-        return hash(self.name)
+            lock.acquire(timeout=_SILENCE)
+        except Timeout:
+            _say(f"another process is compiling the runtime library of {name}; waiting for it")
+            lock.acquire()
+    except NotImplementedError:
+        # A file system without locks. Two processes may then do the same work; a library appears
+        # as a whole either way.
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _register_dgemm(library: ctypes.CDLL) -> None:
@@ -292,6 +409,8 @@ def _register_dgemm(library: ctypes.CDLL) -> None:
 
 # Without errno, which nobody reads, a loop over square roots becomes vector code.
 ONEDNN = RuntimeLibrary(
-    "onednn", lambda: (find_onednn(),), ("-fopenmp", "-fno-math-errno"), [_register_dgemm]
+    "onednn", lambda: (find_onednn(),), ("-fopenmp", "-fno-math-errno"), 50.0, [_register_dgemm]
 )
-CUDNN = RuntimeLibrary("cudnn", lambda: (find_cudnn(), find_cuda()))
+CUDNN = RuntimeLibrary("cudnn", lambda: (find_cudnn(), find_cuda()), cpu_seconds=60.0)
+#: The runtime libraries by name, as emitted C asks for them.
+LIBRARIES = {library.name: library for library in (ONEDNN, CUDNN)}

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 
 from dnnops.errors import DnnUnavailableError
@@ -68,6 +69,17 @@ def _roots(variables: Iterable[str]) -> Iterator[tuple[Path, str]]:
         yield Path(prefix), "system"
 
 
+def _distribution_root(distribution: str, library: str) -> Iterator[tuple[Path, str]]:
+    """The directory below which an installed distribution has put its ``lib`` and ``include``."""
+    try:
+        files = metadata.files(distribution) or []
+    except metadata.PackageNotFoundError:
+        return
+    for file in files:
+        if file.name == library:
+            yield Path(file.locate()).resolve().parents[1], "wheel"
+
+
 def _library_dirs(root: Path) -> list[Path]:
     machine = f"{os.uname().machine}-linux-gnu"
     return [
@@ -113,7 +125,8 @@ def find_onednn() -> Library:
     DnnUnavailableError
         If there is none; the message says what installs it.
     """
-    for root, origin in _roots(("DNNLROOT", "ONEAPI_ROOT")):
+    wheel = _distribution_root("onednn-cpu-gomp", "libdnnl.so.3")
+    for root, origin in (*wheel, *_roots(("DNNLROOT", "ONEAPI_ROOT"))):
         library = _first_file(_library_dirs(root), ("libdnnl.so.3",))
         header = _first_file([root / "include" / "oneapi" / "dnnl"], ("dnnl_version.h",))
         if library is None or header is None:

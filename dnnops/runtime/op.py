@@ -20,7 +20,7 @@ from pytensor.link.c.params_type import Params, ParamsType
 from pytensor.tensor.type import TensorType
 
 from dnnops.errors import DnnTypeError, error_from_status
-from dnnops.runtime.build import RuntimeLibrary, c_code_dir
+from dnnops.runtime.build import LIBRARIES, RuntimeLibrary, abi_hash, c_code_dir
 from dnnops.runtime.nodes import compiling, number_node
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "MAX_NDIM",
     "OperandAccess",
     "RuntimeOp",
+    "entry_addresses",
     "operand_access",
     "raise_status",
 ]
@@ -131,6 +132,26 @@ def describe_operands(variables: Sequence[Any], values: Sequence[Any]) -> Any:
 def make_context(stream: int, device: int) -> Any:
     """Make the ``dnnops_context`` of a call that keeps nothing."""
     return _Context(None, stream, device)
+
+
+def entry_addresses(library: str, function: str) -> tuple[int, int, int, int]:
+    """The functions that emitted C calls for an Op; ``dnnops_find`` asks for them.
+
+    Parameters
+    ----------
+    library : str
+        Name of a `RuntimeLibrary`, which is loaded if it is not yet.
+    function : str
+        Name of the function that computes.
+
+    Returns
+    -------
+    tuple of int
+        The fields of ``dnnops_entry``.
+    """
+    names = (f"{function}_shape", function, "dnnops_last_error", "dnnops_state_free")
+    shape, run, last_error, state_free = map(LIBRARIES[library].address, names)
+    return shape, run, last_error, state_free
 
 
 def raise_status(library: RuntimeLibrary, status: int) -> None:
@@ -248,7 +269,7 @@ class RuntimeOp(COp):
         raise_status(self.library, getattr(functions, self.function)(*arguments))
 
     def c_code_cache_version(self) -> tuple[Hashable, ...]:
-        return (1, self.library.source_hash)
+        return (2, abi_hash())
 
     def c_headers(self, **kwargs: Any) -> list[str]:
         return ["dnnops_emit.h"]
@@ -256,34 +277,25 @@ class RuntimeOp(COp):
     def c_header_dirs(self, **kwargs: Any) -> list[str]:
         return [str(c_code_dir() / "runtime"), str(c_code_dir() / "gpuarray")]
 
-    def c_libraries(self, **kwargs: Any) -> list[str]:
-        return [f":{self.library.path.name}"]
-
-    def c_lib_dirs(self, **kwargs: Any) -> list[str]:
-        return [str(self.library.path.parent)]
+    # The code passes operands on: there is nothing to optimize, and compiling it takes half the
+    # time without.
+    def c_no_compile_args(self, **kwargs: Any) -> list[str]:
+        return ["-O3"]
 
     def c_compile_args(self, **kwargs: Any) -> list[str]:
-        # Loading it here makes sure that what it needs from Python is registered.
-        self.library.library  # noqa: B018
-        return [f"-Wl,-rpath,{self.library.path.parent}"]
-
-    def c_support_code(self, **kwargs: Any) -> str:
-        functions = (f"{self.function}_shape", self.function)
-        declarations = "\n".join(
-            f"int {name}(const dnnops_context *, const int64_t *, const dnnops_tensor *,"
-            " dnnops_tensor *);"
-            for name in functions
-        )
-        return f'extern "C" {{\n{declarations}\n}}\n'
+        return ["-O1", "-g0"]
 
     def c_support_code_struct(self, node: Apply, name: str) -> str:
-        return f"void *state_{name};\n"
+        return f"void *state_{name};\ndnnops_entry entry_{name};\n"
 
     def c_init_code_struct(self, node: Apply, name: str, sub: dict[str, str]) -> str:
-        return f"state_{name} = NULL;\n"
+        return f"""
+state_{name} = NULL;
+if (dnnops_find("{self.library.name}", "{self.function}", &entry_{name}) < 0) {{ {sub["fail"]} }}
+"""
 
     def c_cleanup_code_struct(self, node: Apply, name: str) -> str:
-        return f"if (state_{name}) dnnops_state_free(state_{name});\n"
+        return f"if (state_{name}) entry_{name}.state_free(state_{name});\n"
 
     def c_code(
         self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: dict[str, str]
@@ -306,13 +318,13 @@ dnnops_context context = {{&state_{name}, {self.c_stream}, {self.c_device(node)}
 int status;
 {reads}
 {self.c_match_operands(node, inputs, fail)}
-status = {self.function}_shape{arguments};
-if (status) {{ dnnops_raise(status, dnnops_last_error()); {fail} }}
+status = entry_{name}.shape{arguments};
+if (status) {{ dnnops_raise(status, entry_{name}.last_error()); {fail} }}
 {prepares}
 Py_BEGIN_ALLOW_THREADS
-status = {self.function}{arguments};
+status = entry_{name}.run{arguments};
 Py_END_ALLOW_THREADS
-if (status) {{ dnnops_raise(status, dnnops_last_error()); {fail} }}
+if (status) {{ dnnops_raise(status, entry_{name}.last_error()); {fail} }}
 }}
 """
 

@@ -66,7 +66,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The table with what only C++ may call."""
     folder = tmp_path_factory.mktemp("choices")
     (folder / "table.cpp").write_text(SOURCE)
-    cxx, arguments, *_ = CUDNN._recipe
+    cxx, arguments, *_ = CUDNN.recipe
     visible = [argument for argument in arguments if argument != "-fvisibility=hidden"]
     include = f"-I{c_code_dir() / 'runtime' / 'cudnn'}"
     subprocess.run(

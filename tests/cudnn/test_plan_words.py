@@ -161,7 +161,7 @@ def test_the_flag_takes_every_name(direction):
 
 def compiler() -> tuple[str, list[str]]:
     """The compiler of the runtime library, and its arguments."""
-    command, arguments, *_ = CUDNN._recipe
+    command, arguments, *_ = CUDNN.recipe
     return command, [*arguments, f"-I{c_code_dir() / 'runtime' / 'cudnn'}"]
 
 

@@ -14,7 +14,7 @@ LAUNCHED, RECORDED, REPLAYED = "010", "101", "001"
 
 
 def compiled(target: Path, program: str, *sources: str) -> Path:
-    headers = [argument for argument in CUDNN._recipe[1] if argument.startswith("-I")]
+    headers = [argument for argument in CUDNN.recipe[1] if argument.startswith("-I")]
     folder = c_code_dir() / "runtime" / "cudnn"
     command = ["g++", "-std=c++17", "-O1", "-g", "-w", "-fsanitize=address,undefined", *headers]
     command += [f"-I{folder}", f"-I{folder.parent}", "-o", str(target), "-pthread"]

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
+import stat
 import subprocess
 import sys
 import textwrap
-from functools import partial
+import threading
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 from pytensor import config
-from pytensor.compile import compilelock
+from pytensor.link.c.cmodule import GCC_compiler
 
-import dnnops.onednn.base as onednn
 from dnnops.errors import DnnUnavailableError
-from dnnops.runtime.build import ONEDNN, RuntimeLibrary
+from dnnops.runtime import build
+from dnnops.runtime.build import CUDNN, ONEDNN, Recipe, RuntimeLibrary, abi_hash, c_code_dir
+from dnnops.runtime.compiling import compile_library
 
+#: Computes with a library that is compiled, whether or not the package brought one.
 PROBE = """
     import numpy as np
+    import dnnops.runtime.build
+    dnnops.runtime.build.supported_levels = lambda: ()
     from dnnops.onednn.conv import OneDnnConv
     op, storage = OneDnnConv(2), [[None]]
     arrays = [np.ones((1, 1, 3, 3), "float32"), np.ones((1, 1, 2, 2), "float32")]
@@ -95,7 +101,7 @@ def test_failing_compiler_leaves_nothing(tmp_path):
     target = tmp_path / "dnnops" / "lib.so"
     target.parent.mkdir()
     with pytest.raises(DnnUnavailableError) as caught:
-        ONEDNN._compile(str(false_compiler), ["-O0"], (), target)
+        compile_library(target, ONEDNN.sources, str(false_compiler), ["-O0"], [])
     reason, command = str(caught.value).splitlines()
     assert reason.endswith("failed to compile: it does not compile")
     assert command.startswith(f"The command was: {false_compiler} -O0")
@@ -106,34 +112,37 @@ def test_compiler_that_is_no_program(tmp_path):
     text = tmp_path / "g++"
     text.write_text("not a program")
     with pytest.raises(DnnUnavailableError, match=r"g\+\+ cannot be run: .*install g\+\+"):
-        ONEDNN._compile(str(text), [], (), tmp_path / "lib.so")
+        compile_library(tmp_path / "lib.so", ONEDNN.sources, str(text), [], [])
+
+
+SMALL = (
+    'extern "C" __attribute__((visibility("default")))'
+    ' const char *dnnops_last_error() { return "none"; }'
+)
 
 
 @pytest.fixture
 def small_library(tmp_path, monkeypatch):
     """Makes a library that compiles fast, as a fresh process would, and counts compilations."""
-    compiled = []
-    compile_ = RuntimeLibrary._compile
+    built = []
 
-    def count(self, *recipe):
-        compiled.append(recipe[-1])
-        compile_(self, *recipe)
+    def count(target, *arguments):
+        built.append(target)
+        compile_library(target, *arguments)
 
-    monkeypatch.setattr(RuntimeLibrary, "_compile", count)
+    monkeypatch.setattr(build, "compile_library", count)
     source = tmp_path / "small.cpp"
-    source.write_text(
-        'extern "C" __attribute__((visibility("default")))'
-        ' const char *dnnops_last_error() { return "none"; }'
-    )
+    source.write_text(SMALL)
     target = tmp_path / "dnnops" / "libdnnops_small.so"
 
     def make() -> RuntimeLibrary:
         library = RuntimeLibrary("small", find=lambda: ())
-        recipe = (config.cxx, ["-fPIC", "-O0"], (), target)
-        library.__dict__.update(sources=[source], _recipe=recipe)
+        recipe = Recipe(config.cxx, ["-fPIC", "-O0"], (), target)
+        library.__dict__.update(sources=[source], recipe=recipe)
         return library
 
-    make.compiled = compiled
+    make.built = built
+    make.source = source
     return make
 
 
@@ -154,10 +163,10 @@ def test_damaged_library_is_built_again(small_library, damage):
     elif damage == "bad checksum":
         checksum.write_bytes(b"\xff")
     assert small_library().library.dnnops_last_error() == b"none"
-    assert len(small_library.compiled) == 2
+    assert len(small_library.built) == 2
     # And then it is in order.
     assert small_library().path == path
-    assert len(small_library.compiled) == 2
+    assert len(small_library.built) == 2
 
 
 def test_library_that_does_not_load_is_built_once_more(small_library, monkeypatch):
@@ -172,40 +181,139 @@ def test_library_that_does_not_load_is_built_once_more(small_library, monkeypatc
 
     monkeypatch.setattr(ctypes, "CDLL", refuse)
     assert small_library().library.dnnops_last_error() == b"none"
-    assert len(small_library.compiled) == 2
+    assert len(small_library.built) == 2
     refusals[:] = ["first", "second"]
     with pytest.raises(DnnUnavailableError, match="cannot be loaded: not today"):
         small_library().library  # noqa: B018
-    assert len(small_library.compiled) == 3
+    assert len(small_library.built) == 3
 
 
-def test_leftovers_of_a_killed_build_are_removed(small_library):
+def test_only_changed_sources_are_compiled(small_library, tmp_path):
+    other = tmp_path / "other.cpp"
+    other.write_text("int dnnops_other() { return 1; }")
+    log = tmp_path / "compiled"
+    compiler = tmp_path / "logging-g++"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec {config.cxx} "$@"\n')
+    compiler.chmod(0o755)
+
+    def make() -> list[str]:
+        log.unlink(missing_ok=True)
+        library = small_library()
+        recipe = library.recipe._replace(compiler=str(compiler))
+        library.__dict__.update(sources=[small_library.source, other], recipe=recipe)
+        library._build(keep_intact=False)
+        lines = log.read_text().splitlines() if log.exists() else []
+        return sorted(Path(line.split()[-3]).name for line in lines if " -c " in line)
+
+    assert make() == ["other.cpp", "small.cpp"]
+    assert make() == []
+    small_library.source.write_text(SMALL.replace("none", "changed"))
+    assert make() == ["small.cpp"]
+
+
+def test_leftovers_of_killed_builds_are_removed(small_library):
     path = small_library().path
-    leftover = path.parent / "building_killed"
-    leftover.mkdir()
-    (leftover / "conv.o").write_bytes(b"half")
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    host = socket.gethostname()
+    killed = path.parent / f"building_{host}_{dead.pid}_x"
+    alive = path.parent / f"building_{host}_{os.getpid()}_x"
+    elsewhere = path.parent / f"building_not-{host}_{dead.pid}_x"
+    for leftover in (killed, alive, elsewhere):
+        leftover.mkdir()
+        (leftover / "conv.o").write_bytes(b"half")
     path.unlink()
     assert small_library().path.is_file()
-    assert not leftover.exists()
+    assert [d for d in (killed, alive, elsewhere) if d.exists()] == [alive, elsewhere]
 
 
-def test_lock_of_another_process(small_library, monkeypatch):
-    elsewhere = FileLock(Path(config.compiledir) / ".lock")
-    monkeypatch.setattr(onednn, "ONEDNN", small_library())
-    onednn._final_answer.cache_clear()
+def test_waits_for_another_process_that_builds(small_library, monkeypatch, capsys):
+    """However long that takes; PyTensor's time limit for its own lock does not matter."""
+    monkeypatch.setattr(build, "_SILENCE", 0.05)
+    library = small_library()
+    directory = library.recipe.target.parent
+    directory.mkdir(mode=0o700)
+    elsewhere = FileLock(directory / "build.lock")  # another object stands for another process
+    found = []
+    with elsewhere:
+        waiting = threading.Thread(target=lambda: found.append(library.path))
+        waiting.start()
+        waiting.join(0.5)
+        assert waiting.is_alive()
+        assert not found
+    waiting.join(60)
+    assert found == [library.recipe.target]
+    assert "another process is compiling the runtime library of small" in capsys.readouterr().err
+
+
+def test_building_is_announced(small_library, capsys):
+    library = small_library()
+    library.path  # noqa: B018
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("dnnops: compiling the runtime library of small into ")
+    assert str(library.recipe.target.parent) in line
+    small_library().path  # noqa: B018
+    assert not capsys.readouterr().err
+
+
+def test_directory_is_private_whatever_the_umask(small_library):
+    before = os.umask(0)
     try:
-        # Another lock object stands for another process.
-        with elsewhere, monkeypatch.context() as patience:
-            patience.setattr(compilelock, "lock_ctx", partial(compilelock.lock_ctx, timeout=0.1))
-            available, reason = onednn.onednn_available()
-        assert not available
-        assert "another process is compiling" in reason
-        assert "compile__timeout" in reason
-        assert "cannot be written" not in reason
-        # That answer isn't remembered.
-        assert onednn.onednn_available() == (True, "")
+        path = small_library().path
     finally:
-        onednn._final_answer.cache_clear()
+        os.umask(before)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_what_others_could_write_is_not_loaded(small_library):
+    path = small_library().path
+    path.parent.chmod(0o777)
+    planted = path.parent / "objects" / "planted.o"
+    planted.write_bytes(b"anything")
+    assert small_library().library.dnnops_last_error() == b"none"
+    assert len(small_library.built) == 2
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert not planted.exists()
+
+
+def test_directory_of_another_user_is_refused(small_library, monkeypatch):
+    path = small_library().path
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    monkeypatch.setattr(build, "_is_own", lambda status: status.st_uid == os.geteuid())
+    with pytest.raises(DnnUnavailableError, match="belongs to another user"):
+        small_library().path  # noqa: B018
+
+
+def test_flags_of_the_user_do_not_reach_the_library(monkeypatch):
+    """PyMC switches exceptions off for PyTensor's modules."""
+    given = ["-O0", "-march=znver3", "--param", "l2-cache-size=512", "-fno-exceptions", "-fno-rtti"]
+    monkeypatch.setattr(GCC_compiler, "compile_args", staticmethod(lambda: given))
+    library = RuntimeLibrary("onednn", ONEDNN.find, ONEDNN.compile_args)
+    arguments = library.recipe.arguments
+    assert arguments[:3] == ["-march=znver3", "--param", "l2-cache-size=512"]
+    assert not {"-O0", "-fno-exceptions", "-fno-rtti"} & set(arguments)
+    assert {"-O3", "-fexceptions", "-frtti"} <= set(arguments)
+
+
+@pytest.mark.parametrize("mode", ["ONEDNN", None])
+def test_flags_of_pymc(mode):
+    """With them, oneDNN computes as without, and nothing warns."""
+    code = f"""
+        import warnings
+        warnings.simplefilter("error")
+        import numpy as np, pytensor, pytensor.tensor as pt
+        from dnnops.nnet import conv2d
+        x = pt.tensor("x", dtype="float32", shape=(None, 1, None, None))
+        filters = np.ones((1, 1, 2, 2), "float32")
+        f = pytensor.function([x], conv2d(x, filters), mode={mode!r})
+        assert "OneDnnConv" in str(f.maker.fgraph)
+        assert (f(np.ones((1, 1, 3, 3), "float32")) == 4).all()
+    """
+    flags = ",gcc__cxxflags=-fno-exceptions"
+    process = start(code, Path(config.base_compiledir), flags)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert "fno-exceptions" not in errors
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -252,10 +360,21 @@ def test_import_compiles_loads_and_probes_nothing(tmp_path):
 
 
 def test_source_hash_covers_every_source():
-    from dnnops.runtime.build import CUDNN, c_code_dir
-
     for library in (ONEDNN, CUDNN):
         for source in library.sources:
             assert source.is_file()
             assert source.is_relative_to(c_code_dir())
     assert ONEDNN.source_hash != CUDNN.source_hash
+
+
+def test_modules_depend_on_the_interface_alone(monkeypatch):
+    """A changed source makes a new library, and no new C module of an Op."""
+    from dnnops.onednn.conv import OneDnnConv
+
+    op = OneDnnConv(2)
+    version = op.c_code_cache_version()
+    assert abi_hash() in version
+    monkeypatch.setitem(ONEDNN.__dict__, "source_hash", "another")
+    assert op.c_code_cache_version() == version
+    assert not op.c_libraries()
+    assert not op.c_lib_dirs()

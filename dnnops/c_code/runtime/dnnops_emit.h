@@ -18,6 +18,33 @@ static inline void dnnops_raise(int status, const char *message) {
   Py_DECREF(error);
 }
 
+/* The functions of a runtime library that an Op's code calls. */
+typedef int (*dnnops_function)(const dnnops_context *, const int64_t *, const dnnops_tensor *, dnnops_tensor *);
+typedef struct dnnops_entry {
+  dnnops_function shape, run;
+  const char *(*last_error)(void);
+  void (*state_free)(void *);
+} dnnops_entry;
+
+/* Finds them when a module is instantiated: a module that were linked with a library would have to
+ * be compiled again whenever the library is. */
+static inline int dnnops_find(const char *library, const char *function, dnnops_entry *entry) {
+  PyObject *module = PyImport_ImportModule("dnnops.runtime.op");
+  if (!module) return -1;
+  PyObject *found = PyObject_CallMethod(module, "entry_addresses", "ss", library, function);
+  Py_DECREF(module);
+  if (!found) return -1;
+  unsigned long long address[4];
+  const int taken = PyArg_ParseTuple(found, "KKKK", &address[0], &address[1], &address[2], &address[3]);
+  Py_DECREF(found);
+  if (!taken) return -1;
+  entry->shape = (dnnops_function)(uintptr_t)address[0];
+  entry->run = (dnnops_function)(uintptr_t)address[1];
+  entry->last_error = (const char *(*)(void))(uintptr_t)address[2];
+  entry->state_free = (void (*)(void *))(uintptr_t)address[3];
+  return 0;
+}
+
 static inline int dnnops_ndarray_read(PyArrayObject *array, int64_t dtype, dnnops_tensor *tensor) {
   if (PyArray_NDIM(array) > DNNOPS_MAX_NDIM) {
     PyErr_Format(PyExc_ValueError, "arrays of more than %d dimensions are not taken", DNNOPS_MAX_NDIM);
