@@ -22,6 +22,9 @@ from dnnops.nnet.batchnorm import (
     batch_normalization_test,
     batch_normalization_train,
 )
+from dnnops.nnet.batchnorm_elementwise import (
+    batch_normalization,
+)
 from dnnops.nnet.conv import (
     Conv,
     ConvGradInputs,
@@ -31,6 +34,15 @@ from dnnops.nnet.conv import (
     conv3d,
     conv_output_shape,
     resolve_padding,
+)
+from dnnops.nnet.conv_shapes import (
+    check_conv_gradinputs_shape,
+    get_conv_gradinputs_shape,
+    get_conv_gradinputs_shape_1axis,
+    get_conv_gradweights_shape,
+    get_conv_gradweights_shape_1axis,
+    get_conv_output_shape,
+    get_conv_shape_1axis,
 )
 from dnnops.nnet.conv_transpose import (
     conv2d_grad_wrt_inputs,
@@ -55,6 +67,9 @@ from dnnops.nnet.elementwise import (
     softsign,
     ultra_fast_sigmoid,
 )
+from dnnops.nnet.hierarchical import (
+    h_softmax,
+)
 from dnnops.nnet.losses import (
     binary_crossentropy,
     categorical_crossentropy,
@@ -63,6 +78,13 @@ from dnnops.nnet.losses import (
     sigmoid_binary_crossentropy,
 )
 from dnnops.nnet.lrn import LRN, LRNGrad, local_response_normalization
+from dnnops.nnet.max_pool_mask import (
+    max_pool_2d_same_size,
+)
+from dnnops.nnet.neighbours import (
+    images2neibs,
+    neibs2images,
+)
 from dnnops.nnet.pool import (
     AveragePoolGrad,
     MaxPoolGrad,
@@ -74,6 +96,11 @@ from dnnops.nnet.pool import (
 )
 from dnnops.nnet.rnn import RNNBlock
 from dnnops.nnet.rnn_ops import RNNBackward, RNNForward
+from dnnops.nnet.separable import (
+    causal_conv1d,
+    separable_conv2d,
+    separable_conv3d,
+)
 from dnnops.nnet.softmax_ops import (
     LogSoftmaxGrad,
     SoftmaxGrad,
@@ -91,6 +118,12 @@ from dnnops.nnet.spatial_transformer_ops import (
     affine_grid,
     grid_sample,
     spatial_transformer,
+)
+from dnnops.nnet.upsampling import (
+    bilinear_kernel_1D,
+    bilinear_kernel_2D,
+    bilinear_upsampling,
+    frac_bilinear_upsampling,
 )
 
 __all__ = [
@@ -128,10 +161,16 @@ __all__ = [
     "SpatialTransformerSamplerGrad",
     "WholeSoftmax",
     "affine_grid",
+    "batch_normalization",
     "batch_normalization_test",
     "batch_normalization_train",
+    "bilinear_kernel_1D",
+    "bilinear_kernel_2D",
+    "bilinear_upsampling",
     "binary_crossentropy",
     "categorical_crossentropy",
+    "causal_conv1d",
+    "check_conv_gradinputs_shape",
     "clipped_relu",
     "confusion_matrix",
     "conv1d",
@@ -151,11 +190,22 @@ __all__ = [
     "dropout",
     "dropout_state",
     "elu",
+    "frac_bilinear_upsampling",
+    "get_conv_gradinputs_shape",
+    "get_conv_gradinputs_shape_1axis",
+    "get_conv_gradweights_shape",
+    "get_conv_gradweights_shape_1axis",
+    "get_conv_output_shape",
+    "get_conv_shape_1axis",
     "grid_sample",
+    "h_softmax",
     "hard_sigmoid",
+    "images2neibs",
     "local_response_normalization",
     "log_softmax",
     "logsoftmax",
+    "max_pool_2d_same_size",
+    "neibs2images",
     "pool_2d",
     "pool_3d",
     "pool_output_shape",
@@ -163,6 +213,8 @@ __all__ = [
     "resolve_padding",
     "scaled_dot_product_attention",
     "selu",
+    "separable_conv2d",
+    "separable_conv3d",
     "sigmoid",
     "sigmoid_binary_crossentropy",
     "softmax",

@@ -1,0 +1,53 @@
+"""Batch normalization by a given mean and standard deviation, as elementwise arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytensor.tensor.variable import TensorVariable
+
+from dnnops.errors import DnnValueError
+from dnnops.nnet._validate import float_tensor
+
+__all__ = ["batch_normalization"]
+
+
+def batch_normalization(
+    inputs: Any, gamma: Any, beta: Any, mean: Any, std: Any, mode: str = "low_mem"
+) -> TensorVariable:
+    """Normalize by a given mean and standard deviation; both may depend on the inputs.
+
+    `batch_normalization_train` and `batch_normalization_test` are faster, and take the variance.
+
+    Parameters
+    ----------
+    inputs : tensor_like
+        float16, float32 or float64.
+    gamma, beta, mean, std : tensor_like
+        Scale, bias, mean and standard deviation. They broadcast against `inputs`.
+    mode : {'low_mem', 'high_mem'}
+        The order of the operations: 'high_mem' divides `gamma` by `std`, which are small, and not
+        the inputs. The name is Theano's; neither keeps intermediate results once operations are
+        fused.
+
+    Returns
+    -------
+    TensorVariable
+        ``(inputs - mean) / std * gamma + beta``.
+
+    Raises
+    ------
+    DnnTypeError
+        If an operand is no tensor of real numbers.
+    DnnValueError
+        If `mode` is another one.
+    """
+    where = "batch_normalization"
+    if mode not in ("low_mem", "high_mem"):
+        raise DnnValueError(f"{where}: mode must be 'low_mem' or 'high_mem', got {mode!r}")
+    x = float_tensor(where, "inputs", inputs)
+    given = {"gamma": gamma, "beta": beta, "mean": mean, "std": std}
+    scale, bias, center, deviation = (float_tensor(where, n, v) for n, v in given.items())
+    if mode == "high_mem":
+        return (x - center) * (scale / deviation) + bias
+    return (x - center) / deviation * scale + bias

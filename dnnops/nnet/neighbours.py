@@ -1,0 +1,205 @@
+"""Neighbourhoods of images as the rows of a matrix, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.variable import TensorVariable
+
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.nnet._validate import int_vector, is_int, vector_entries
+
+__all__ = ["images2neibs", "neibs2images"]
+
+MODES = ("valid", "half", "full", "ignore_borders", "wrap_centered")
+
+
+def images2neibs(
+    ten4: Any, neib_shape: Any, neib_step: Any = None, mode: str = "valid"
+) -> TensorVariable:
+    """Cut images into neighbourhoods, each of which becomes a row of a matrix.
+
+    Parameters
+    ----------
+    ten4 : tensor_like, (batch, channels, rows, columns)
+        Of any dtype.
+    neib_shape : int vector or sequence of 2 ints
+        The rows and columns of a neighbourhood. Like `neib_step` it may be symbolic.
+    neib_step : int vector or sequence of 2 ints, optional
+        How far a neighbourhood is from the next one; `neib_shape` if not given: they don't overlap.
+    mode : {'valid', 'half', 'full', 'ignore_borders', 'wrap_centered'}
+        'valid': the neighbourhoods must fill the image exactly. 'ignore_borders': what is left at
+        the end is dropped. 'half' and 'full': as 'valid', of images with zeros around them, half a
+        neighbourhood or a whole one less a pixel on each side. 'wrap_centered': they are centred on
+        every `neib_step`-th pixel, and go on at the opposite side of the image; `neib_shape` must
+        be odd.
+
+    Returns
+    -------
+    TensorVariable, (batch * channels * neighbourhoods, rows * columns of one)
+        In the order of images, channels, and neighbourhoods along rows and columns.
+
+    Raises
+    ------
+    DnnTypeError
+        If `ten4` has another rank, or sizes are no ints.
+    DnnValueError
+        If there is no such mode, or neighbourhoods don't fit; at the call, if the types don't tell.
+
+    Notes
+    -----
+    Neighbourhoods that don't overlap are made by moving axes, without an index for each pixel.
+    """
+    where = "images2neibs"
+    x = _tensor4(where, "ten4", ten4)
+    if mode not in MODES:
+        raise DnnValueError(f"{where}: mode must be one of {', '.join(MODES)}, got {mode!r}")
+    shape = _positive(where, "neib_shape", neib_shape)
+    apart = neib_step is None or neib_step is neib_shape
+    step = shape if apart else _positive(where, "neib_step", neib_step)
+    if mode in ("half", "full"):
+        before = [size // 2 if mode == "half" else size - 1 for size in shape]
+        x = _framed(x, before, before)
+    sizes = _sizes(x)
+    if mode == "wrap_centered":
+        first, second = map(_wrapped, sizes[2:], shape, step)
+    else:
+        first, second = (
+            _starts(*axis, mode == "ignore_borders")
+            for axis in zip(sizes[2:], shape, step, strict=True)
+        )
+        if apart or (shape == step and all(map(is_int, shape))):
+            return _blocks(x, first.shape[0], second.shape[0], shape)
+    rows, columns = (
+        at[:, None] + pt.arange(n) for at, n in zip((first, second), shape, strict=True)
+    )
+    if mode == "wrap_centered":
+        rows, columns = rows % sizes[2], columns % sizes[3]
+    patches = x[:, :, rows[:, None, :, None], columns[None, :, None, :]]
+    return patches.reshape((-1, shape[0] * shape[1]))
+
+
+def neibs2images(
+    neibs: Any, neib_shape: Any, original_shape: Any, mode: str = "valid"
+) -> TensorVariable:
+    """Put images together again from neighbourhoods that don't overlap.
+
+    Parameters
+    ----------
+    neibs : tensor_like, (batch * channels * neighbourhoods, rows * columns of one)
+        What `images2neibs` returns without `neib_step`.
+    neib_shape : int vector or sequence of 2 ints
+        The rows and columns of a neighbourhood.
+    original_shape : int vector or sequence of 4 ints
+        The images' shape.
+    mode : {'valid', 'ignore_borders'}
+        That of `images2neibs`. With 'ignore_borders', what was dropped is 0.
+
+    Returns
+    -------
+    TensorVariable, of `original_shape`
+
+    Raises
+    ------
+    DnnTypeError
+        If `neibs` is no matrix, or sizes are no ints.
+    DnnValueError
+        If `mode` is another one; at the call, if the sizes don't fit together.
+    """
+    where = "neibs2images"
+    matrix = pt.as_tensor_variable(neibs)
+    if matrix.type.ndim != 2:
+        raise DnnTypeError(f"{where}: neibs must have 2 dimensions, got {matrix.type.ndim}")
+    if mode not in ("valid", "ignore_borders"):
+        raise DnnValueError(f"{where}: mode must be 'valid' or 'ignore_borders', got {mode!r}")
+    rows, columns = _positive(where, "neib_shape", neib_shape)
+    batch, channels, *sizes = vector_entries(
+        int_vector(where, "original_shape", original_shape, 4), 4
+    )
+    down, across = sizes[0] // rows, sizes[1] // columns
+    grid = matrix.reshape((batch, channels, down, across, rows, columns))
+    covered = (down * rows, across * columns)
+    images = grid.dimshuffle(0, 1, 2, 4, 3, 5).reshape((batch, channels, *covered))
+    if mode == "valid":
+        exact = map(_equal, sizes, covered)
+        return _checked(images, f"{where}: neib_shape must divide the images' sizes", *exact)
+    rest = [size - cover for size, cover in zip(sizes, covered, strict=True)]
+    return _framed(images, (0, 0), rest)
+
+
+def _tensor4(where: str, name: str, value: Any) -> TensorVariable:
+    x = pt.as_tensor_variable(value)
+    if x.type.ndim != 4:
+        raise DnnTypeError(f"{where}: {name} must have 4 dimensions, got {x.type.ndim}")
+    return x
+
+
+def _sizes(x: TensorVariable) -> list[Any]:
+    return [x.shape[i] if size is None else size for i, size in enumerate(x.type.shape)]
+
+
+def _framed(x: TensorVariable, before: Sequence[Any], after: Sequence[Any]) -> TensorVariable:
+    """Put zeros around images."""
+    batch, channels, *sizes = _sizes(x)
+    framed = [n + b + a for n, b, a in zip(sizes, before, after, strict=True)]
+    zeros = pt.zeros((batch, channels, *framed), dtype=x.type.dtype)
+    rows, columns = (slice(b, b + n) for b, n in zip(before, sizes, strict=True))
+    return pt.set_subtensor(zeros[:, :, rows, columns], x)
+
+
+def _checked(x: Any, problem: str, *conditions: Any) -> Any:
+    """Raise `problem` if a condition isn't met: now, or when `x` is computed."""
+    if any(condition is False for condition in conditions):
+        raise DnnValueError(problem)
+    symbolic = [condition for condition in conditions if condition is not True]
+    return CheckAndRaise(DnnValueError, problem)(x, *symbolic) if symbolic else x
+
+
+def _equal(a: Any, b: Any) -> Any:
+    return bool(a == b) if is_int(a) and is_int(b) else pt.eq(a, b)
+
+
+def _positive(where: str, name: str, value: Any) -> tuple[Any, Any]:
+    first, second = (
+        _checked(entry, f"{where}: {name} must be positive", entry >= 1)
+        for entry in vector_entries(int_vector(where, name, value, 2), 2)
+    )
+    return first, second
+
+
+def _starts(size: Any, length: Any, step: Any, drops_rest: bool) -> TensorVariable:
+    """Where the neighbourhoods begin that lie within an axis."""
+    rest = size - length
+    if not drops_rest:
+        rest = _checked(
+            rest,
+            "images2neibs: the neighbourhoods must fill the image exactly (mode='ignore_borders'"
+            " drops what is left)",
+            rest >= 0,
+            _equal(rest % step, 0),
+        )
+    return pt.arange(pt.maximum(rest // step + 1, 0)) * step
+
+
+def _wrapped(size: Any, length: Any, step: Any) -> TensorVariable:
+    """Where the neighbourhoods begin whose centres are `step` apart; at the first, before 0."""
+    length = _checked(
+        length,
+        "images2neibs: with mode='wrap_centered', neib_shape must be odd and at most the image's"
+        " size",
+        _equal(length % 2, 1),
+        size >= length,
+    )
+    return pt.arange((size + step - 1) // step) * step - length // 2
+
+
+def _blocks(x: TensorVariable, down: Any, across: Any, shape: tuple[Any, Any]) -> TensorVariable:
+    """Neighbourhoods that don't overlap."""
+    rows, columns = shape
+    batch, channels = _sizes(x)[:2]
+    covered = x[:, :, : down * rows, : across * columns]
+    grid = covered.reshape((batch, channels, down, rows, across, columns))
+    return grid.dimshuffle(0, 1, 2, 4, 3, 5).reshape((-1, rows * columns))

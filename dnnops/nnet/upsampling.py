@@ -1,0 +1,197 @@
+"""Bilinear upsampling of images, as a transposed convolution with a fixed pyramid of a filter."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+import pytensor
+import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
+from pytensor.tensor.variable import TensorVariable
+
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.nnet._validate import float_tensor, is_int, static_int
+from dnnops.nnet.conv_transpose import conv2d_grad_wrt_inputs
+
+__all__ = [
+    "bilinear_kernel_1D",
+    "bilinear_kernel_2D",
+    "bilinear_upsampling",
+    "frac_bilinear_upsampling",
+]
+
+
+def bilinear_kernel_1D(ratio: Any, normalize: bool = True) -> TensorVariable:  # noqa: N802
+    """Return the filter that upsamples a line by linear interpolation.
+
+    Parameters
+    ----------
+    ratio : int or symbolic int
+        How many samples become of one.
+    normalize : bool
+        Whether the largest entry is 1; it is `ratio` otherwise.
+
+    Returns
+    -------
+    TensorVariable, (2 * ratio - 1,)
+        The numbers 1, 2, ... `ratio`, ... 2, 1, divided by `ratio`, in PyTensor's floatX.
+    """
+    ramp = pt.arange(1, ratio + 1, dtype=pytensor.config.floatX)
+    kernel = pt.concatenate([ramp, ramp[-2::-1]])
+    return kernel / pt.cast(ratio, pytensor.config.floatX) if normalize else kernel
+
+
+def bilinear_kernel_2D(ratio: Any, normalize: bool = True) -> TensorVariable:  # noqa: N802
+    """Return the filter that upsamples an image by bilinear interpolation.
+
+    Parameters
+    ----------
+    ratio : int, symbolic int, or pair of these
+        How many pixels become of one, along rows and columns.
+    normalize : bool
+        Whether the largest entry is 1.
+
+    Returns
+    -------
+    TensorVariable, (2 * ratio - 1, 2 * ratio - 1)
+        The outer product of two filters of `bilinear_kernel_1D`.
+    """
+    rows, columns = ratio if isinstance(ratio, tuple | list) else (ratio, ratio)
+    return (
+        bilinear_kernel_1D(rows, normalize)[:, None] * bilinear_kernel_1D(columns, normalize)[None]
+    )
+
+
+def bilinear_upsampling(
+    input: Any,
+    ratio: Any = None,
+    frac_ratio: Any = None,
+    batch_size: int | None = None,
+    num_input_channels: int | None = None,
+    use_1D_kernel: bool = True,  # noqa: N803
+) -> TensorVariable:
+    """Enlarge images by bilinear interpolation.
+
+    Parameters
+    ----------
+    input : tensor_like, (batch, channels, rows, columns)
+        float16, float32 or float64.
+    ratio : int, or constant int scalar
+        How many times as many rows and columns the result has.
+    frac_ratio : pair of ints, or pair of such pairs
+        In place of `ratio`: a fraction (numerator, denominator), or one for the rows and one for
+        the columns.
+    batch_size, num_input_channels : int, optional
+        The first two sizes of `input`, if its static type doesn't tell them.
+    use_1D_kernel : bool
+        Whether rows and columns are enlarged one after the other, with small filters; the result
+        is the same. A fraction needs False.
+
+    Returns
+    -------
+    TensorVariable
+        (batch, channels, rows * ratio, columns * ratio), rounded up for a fraction, in the dtype of
+        `input`. Pixel `i` of `input` is at ``i * ratio + (ratio - 1) // 2``; what lies outside of
+        the first and the last is like them.
+
+    Raises
+    ------
+    DnnTypeError
+        If `input` has another rank or dtype, or a ratio is no int.
+    DnnValueError
+        If both ratios are given, or none; if one is not positive; if `use_1D_kernel` is true for a
+        fraction.
+    """
+    where = "bilinear_upsampling"
+    if (ratio is None) == (frac_ratio is None):
+        given = "neither" if ratio is None else "both"
+        raise DnnValueError(f"{where}: give either ratio or frac_ratio, got {given}")
+    if frac_ratio is not None:
+        if use_1D_kernel:
+            raise DnnValueError(f"{where}: frac_ratio needs use_1D_kernel=False")
+        return frac_bilinear_upsampling(input, frac_ratio)
+    times = _positive(where, "ratio", ratio)
+    known = (batch_size, num_input_channels, None, None)
+    x = pt.specify_shape(float_tensor(where, "input", input, 4), known)
+    return _upsampled(x, (times, times), use_1D_kernel)
+
+
+def frac_bilinear_upsampling(input: Any, frac_ratio: Any) -> TensorVariable:
+    """Enlarge images by a fraction, with bilinear interpolation.
+
+    Parameters
+    ----------
+    input : tensor_like, (batch, channels, rows, columns)
+        float16, float32 or float64.
+    frac_ratio : pair of ints, or pair of such pairs
+        As for `bilinear_upsampling`.
+
+    Returns
+    -------
+    TensorVariable
+        What an enlargement by the numerators has in every denominator-th row and column.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        As for `bilinear_upsampling`.
+    """
+    where = "frac_bilinear_upsampling"
+    if not isinstance(frac_ratio, tuple) or len(frac_ratio) != 2:
+        raise DnnValueError(f"{where}: frac_ratio must be a pair of ints or of pairs of ints")
+    pairs = frac_ratio if isinstance(frac_ratio[0], tuple) else (frac_ratio, frac_ratio)
+    times, steps = [], []
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise DnnValueError(f"{where}: frac_ratio must be a pair of ints or of pairs of ints")
+        numerator, denominator = (_positive(where, "frac_ratio", part) for part in pair)
+        common = gcd(numerator, denominator)
+        times.append(numerator // common)
+        steps.append(denominator // common)
+    x = float_tensor(where, "input", input, 4)
+    return _upsampled(x, (times[0], times[1]), False)[:, :, :: steps[0], :: steps[1]]
+
+
+def _positive(where: str, name: str, value: Any) -> int:
+    number = static_int(value) if is_int(value) or isinstance(value, Variable) else None
+    if number is None:
+        raise DnnTypeError(f"{where}: {name} must be made of ints, got {value!r}")
+    if number < 1:
+        raise DnnValueError(f"{where}: {name} must be positive, got {value!r}")
+    return number
+
+
+def _upsampled(x: TensorVariable, ratio: tuple[int, int], one_by_one: bool) -> TensorVariable:
+    batch, channels, *sizes = (
+        x.shape[i] if size is None else size for i, size in enumerate(x.type.shape)
+    )
+    # Each channel is an image of its own, whose first and last rows and columns are repeated.
+    images = x.reshape((-1, 1, *sizes))
+    for axis in (2, 3):
+        lead = (slice(None),) * axis
+        first, last = images[(*lead, slice(None, 1))], images[(*lead, slice(-1, None))]
+        images = pt.concatenate([first, images, last], axis=axis)
+    rows, columns = sizes[0] * ratio[0], sizes[1] * ratio[1]
+    pads = [2 * r - (r - 1) // 2 - 1 for r in ratio]
+    if one_by_one:
+        images = _stretched(images, (ratio[0], 1), (pads[0], 0), (rows, sizes[1] + 2))
+        images = _stretched(images, (1, ratio[1]), (0, pads[1]), (rows, columns))
+    else:
+        images = _stretched(images, ratio, (pads[0], pads[1]), (rows, columns))
+    return images.reshape((batch, channels, rows, columns))
+
+
+def _stretched(
+    images: TensorVariable, ratio: tuple[int, int], pads: tuple[int, int], sizes: tuple[Any, Any]
+) -> TensorVariable:
+    """Put `ratio` pixels for each of images of one channel, and cut off `pads` at each end."""
+    kernel = pt.cast(bilinear_kernel_2D(ratio), images.type.dtype)[None, None]
+    return conv2d_grad_wrt_inputs(
+        images,
+        kernel,
+        (None, 1, *sizes),
+        filter_shape=(1, 1, 2 * ratio[0] - 1, 2 * ratio[1] - 1),
+        border_mode=pads,
+        subsample=ratio,
+    )
