@@ -6,15 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytensor.tensor as pt
+from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply
 
 import dnnops.cudnn.kernels  # noqa: F401 - registers what C code calls
 from dnnops.compat import shape_inference
-from dnnops.cudnn.base import device_operands
+from dnnops.cudnn.base import device_operands, gradient_like
 from dnnops.cudnn.expressions import GpuExpressionOp
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import is_int, switch
+from dnnops.nnet.expressions import is_connected
 from dnnops.runtime.op import DTYPE_CODES
 
 __all__ = ["REDUCTIONS", "GpuDnnReduction"]
@@ -136,6 +138,17 @@ class GpuDnnReduction(GpuExpressionOp):
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[True, False][: len(node.outputs)]]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
+        # PyTensor has none for products, and one for maxima of matrices only. Each element is in
+        # one sum, product or maximum: the tangent is one of products with the gradient.
+        (tangent,) = tangents
+        moved: list[Any] = [disconnected_type() for _ in outputs]
+        if is_connected(tangent):
+            (slopes,) = self.pullback(inputs, outputs, [pt.ones_like(outputs[0]), *moved[1:]])
+            products = pt.as_tensor_variable(slopes) * pt.as_tensor_variable(tangent)
+            moved[0] = gradient_like(products.sum(axis=self.axis or ()), outputs[0])
+        return moved
 
     def _expressions(self, x: Any) -> list[Any]:
         """The results in PyTensor's Ops: what the derivatives are those of."""

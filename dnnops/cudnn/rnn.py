@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 from pytensor.gradient import DisconnectedType
@@ -12,7 +12,8 @@ from pytensor.tensor.shape import Shape_i
 
 from dnnops.config import flag_value
 from dnnops.cudnn.base import CUDNN, CudnnOp, as_gradient, device_operands, gradient_like
-from dnnops.errors import DnnNotSupportedError, DnnTypeError
+from dnnops.cudnn.expressions import GpuExpressionOp
+from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import switch
@@ -90,7 +91,7 @@ class GpuDnnRNNBase(CudnnOp, RNNBase):
         ]
 
 
-class GpuDnnRNNForward(GpuDnnRNNBase, RNNForward):
+class GpuDnnRNNForward(GpuDnnRNNBase, GpuExpressionOp, RNNForward):
     """`RNNForward` by cuDNN: ``GpuDnnRNNForward(...)(w, x, hx, [cx], [lengths], [seed])``.
 
     The reserve has what cuDNN's algorithm keeps, in a vector of cuDNN's size.
@@ -132,7 +133,7 @@ class GpuDnnRNNForward(GpuDnnRNNBase, RNNForward):
         return gradient_like(cotangent, result)
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
-        gradients = super().pullback(inputs, outputs, cotangents)
+        gradients = RNNForward.pullback(self, inputs, outputs, cotangents)
         return [g if isinstance(g.type, DisconnectedType) else as_gradient(g) for g in gradients]
 
     def parameter_places(
@@ -169,10 +170,11 @@ class GpuDnnRNNForward(GpuDnnRNNBase, RNNForward):
         ]
 
 
-class GpuDnnRNNBackward(GpuDnnRNNBase, RNNBackward):
+class GpuDnnRNNBackward(GpuDnnRNNBase, GpuExpressionOp, RNNBackward):
     """`RNNBackward` by cuDNN.
 
-    cuDNN overwrites the reserve: it gets a copy, unless the Op works in place.
+    cuDNN overwrites the reserve: it gets a copy, unless the Op works in place. cuDNN has no second
+    derivatives: they are loops, as those of `RNNBackward`.
 
     Parameters
     ----------
@@ -200,12 +202,6 @@ class GpuDnnRNNBackward(GpuDnnRNNBase, RNNBackward):
         self.inplace = switch(type(self).__name__, "inplace", inplace)
         if self.inplace:
             self.destroy_map = {0: [self.all_operands.index("reserve")]}
-
-    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> NoReturn:
-        raise DnnNotSupportedError(
-            "GpuDnnRNNBackward: cuDNN has no second derivatives, and none in forward mode, of a "
-            "recurrent network; those of dnnops.nnet.RNNBlock have them, by loops"
-        )
 
     def parameters(self) -> list[int]:
         return self._words(self.by_x, self.inplace)

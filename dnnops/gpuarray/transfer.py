@@ -41,9 +41,11 @@ class _Conversion(GpuOp):
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
         """Convert the tangent as the value."""
-        (tangent,) = tangents
+        (x,), (tangent,) = inputs, tangents
         if isinstance(tangent.type, DisconnectedType):
             return [disconnected_type()]
+        if is_on_device(x):  # PyTensor makes zeros of the host for what does not move
+            tangent = cast(to_device(tangent, x.type.device), x.type.dtype)
         return [self(tangent)]
 
 

@@ -38,6 +38,10 @@ class ExpressionOp(Op):
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[True] * len(node.outputs) for _ in node.inputs]
 
+    def _pattern(self, operands: Sequence[Any]) -> list[list[bool]]:
+        # Not of the node that made the outputs: a device Op hands on transfers of its own.
+        return self.connection_pattern(self.make_node(*operands))
+
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         # Of variables of its own, because one input may depend on another one.
         own = [x.type() for x in inputs]
@@ -46,7 +50,7 @@ class ExpressionOp(Op):
         results = [result.copy() for result in self._expressions(*own)]
         known = {r: g for r, g in zip(results, cotangents, strict=True) if is_connected(g)}
         stand_ins = {g: g.type() for g in known.values()}
-        pattern = self.connection_pattern(outputs[0].owner)
+        pattern = self._pattern(own)
         by = [i for i in range(len(own)) if any(pattern[i])]
         gradients: Any = pytensor.gradient.grad(
             None,
@@ -63,7 +67,7 @@ class ExpressionOp(Op):
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
         own = [x.type() for x in inputs]
         results = self._expressions(*own) if self.has_pushforwards else self.make_node(*own).outputs
-        pattern = self.connection_pattern(outputs[0].owner)
+        pattern = self._pattern(own)
         # Integers have tangents too, of which nothing depends.
         along = [i for i, t in enumerate(tangents) if is_connected(t) and any(pattern[i])]
         if not along:

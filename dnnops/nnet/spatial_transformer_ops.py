@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytensor.gradient
 import pytensor.tensor as pt
-from pytensor.gradient import disconnected_type
+from pytensor.gradient import disconnected_grad, disconnected_type
 from pytensor.graph.basic import Apply, Constant
 from pytensor.graph.op import Op
 from pytensor.graph.replace import graph_replace
@@ -401,7 +401,8 @@ def _scaled(size: Any, scale: Any) -> Any:
     """Scale a size, an int or a symbolic one, by a float64 scalar."""
     if isinstance(scale, Constant) and isinstance(size, int):
         return ceil(size * float(scale.data))
-    return pt.cast(pt.ceil(size * scale), "int64")
+    # PyTensor's tangent of a size is a float, of which it makes no vector of ints.
+    return disconnected_grad(pt.cast(pt.ceil(size * scale), "int64"))
 
 
 def scaled_sizes(where: str, img: Any, scale_width: Any, scale_height: Any) -> list[Any]:

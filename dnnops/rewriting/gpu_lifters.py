@@ -11,11 +11,11 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import Add, Mul
 from pytensor.tensor import as_tensor_variable, blas
 from pytensor.tensor import subtensor as indexing
-from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Join
+from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Join, switch
 from pytensor.tensor.blas import BatchedDot, Dot22, Dot22Scalar, Gemm, Gemv
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.math import Argmax, Dot, exp, log
+from pytensor.tensor.math import Argmax, Dot, Prod, ProdWithoutZeros, eq, exp, log
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import (
     AdvancedIncSubtensor,
@@ -329,6 +329,15 @@ def lift_check(node: Apply, inputs: list[Any], context: LiftContext) -> list[Var
 
 
 # What no lifter takes when cuDNN is excluded or can't do it
+
+
+@register_expansion(ProdWithoutZeros)
+def expand_prod_without_zeros(node: Apply, inputs: list[Any]) -> list[Variable]:
+    """The product of what is not zero, of which the gradient of a product is made."""
+    (x,) = inputs
+    one = np.ones((1,) * x.type.ndim, x.type.dtype)
+    kept = switch(eq(x, 0), one, x)
+    return [Prod(node.op.axis, dtype=node.op.dtype, acc_dtype=node.op.acc_dtype)(kept)]
 
 
 @register_expansion(SoftmaxGrad)

@@ -16,7 +16,7 @@ from pytensor.link.c.basic import CLinker
 
 from dnnops import dnn
 from dnnops.cudnn.rnn import GpuDnnRNNBackward, GpuDnnRNNForward
-from dnnops.errors import DnnLibraryError, DnnNotSupportedError, DnnTypeError, DnnValueError
+from dnnops.errors import DnnLibraryError, DnnTypeError, DnnValueError
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet import RNNBackward, RNNBlock, RNNForward
 from dnnops.nnet.rnn_ops import RNN_ALGORITHMS
@@ -243,13 +243,3 @@ def test_without_a_gpu():
     op = GpuDnnRNNForward(**CASE.network)
     with pytest.raises(DnnLibraryError, match="cuda"):
         call("dnnops_cudnn_rnn_forward_shape", op, tensors(CASE), [device_tensor(())] * 4)
-
-
-def test_no_second_derivatives():
-    w, x, hx = array(1), array(3), array(3)
-    y, _ = dnn.RNNBlock("float32", 4, 1, "gru").apply(w, x, hx)
-    grad = pytensor.grad((pt.as_tensor_variable(y) ** 2).sum(), w)
-    with pytest.raises(
-        DnnNotSupportedError, match="GpuDnnRNNBackward: cuDNN has no second derivatives"
-    ):
-        pytensor.grad((pt.as_tensor_variable(grad) ** 2).sum(), w)
