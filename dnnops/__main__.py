@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from dnnops import __version__
 from dnnops.cli import algos, cache, demo, doctor
 from dnnops.errors import DnnError
 
@@ -30,12 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="dnnops", description="Neural-network operations for PyTensor on cuDNN and oneDNN."
     )
-    commands = parser.add_subparsers(title="commands", dest="command", required=True)
+    parser.add_argument("--version", action="version", version=f"dnnops {__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command")
     for name, module in COMMANDS.items():
         module.add_arguments(
             commands.add_parser(name, help=module.HELP, description=module.__doc__)
         )
     args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help()
+        return 0
     if sys.stdout is None:  # closed by who called
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:

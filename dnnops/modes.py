@@ -6,6 +6,7 @@ only then.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from pytensor import config
@@ -70,6 +71,7 @@ class DnnMode(Mode):
         ):
             if flag:
                 query = getattr(query, extend)(*flag.split(":"))
+        _look_for_blas()
         database: Any = getattr(self, "optdb")  # noqa: B009 - untyped in PyTensor
         return database.query(query.including(*self._backend_tags()))
 
@@ -125,6 +127,17 @@ class OneDnnMode(DnnMode):
         if not available:
             raise DnnUnavailableError(f"oneDNN cannot be used: {reason}")
         return ("onednn",)
+
+
+def _look_for_blas() -> None:
+    """Have PyTensor look for a BLAS to link, without its five lines where it finds none.
+
+    Dense layers in float32 are oneDNN's or cuBLAS's, and NumPy multiplies the others. The doctor
+    reports what was found.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "PyTensor could not link to a BLAS")
+        _ = config.blas__ldflags  # looked for when it is read first
 
 
 def _device() -> int:

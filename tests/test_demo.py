@@ -14,6 +14,7 @@ pytest.importorskip("matplotlib", reason="needs the extra `demo`")
 
 from dnnops.__main__ import main
 from dnnops.cli import digits
+from dnnops.cli.demo import _shown
 
 LAST_LINE = r"test accuracy (\d+\.\d) % on cpu \(oneDNN \d+\.\d+\.\d+\), (\d+\.\d) s"
 
@@ -66,6 +67,24 @@ def test_the_training_step_calls_onednn(demo):
     calls = next(line for line in demo[0] if line.startswith("One training step calls:"))
     for name in ("OneDnnConv", "OneDnnPool"):
         assert name in calls
+
+
+def test_output_fits_a_terminal(demo):
+    assert max(map(len, demo[0])) <= 80
+    assert any(re.fullmatch(r"compiled in \d+\.\d s", line) for line in demo[0])
+
+
+def test_mistakes_are_shown_first_and_then_every_class():
+    classes = np.repeat(np.arange(10), 30)
+    guesses = classes.copy()
+    assert [classes[i] for i in _shown(classes, guesses)[:20]] == [*range(10)] * 2
+    guesses[[40, 100]] = 0
+    first = _shown(classes, guesses)[:12].tolist()
+    assert first[:2] == [40, 100]
+    assert [classes[i] for i in first[2:]] == list(range(10))
+    guesses[:] = 0  # 270 mistakes leave room for what is right, too
+    shown = _shown(classes, guesses)
+    assert (guesses[shown[8:]] == classes[shown[8:]]).all()
 
 
 def test_picture(demo):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import dnnops
 from dnnops.__main__ import main
 from dnnops.cli import checks, doctor
 from dnnops.cli.checks import Finding
@@ -37,8 +38,9 @@ def test_doctor_finds_what_this_machine_has(capsys: pytest.CaptureFixture[str]):
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     found = {re.split(r"\s{2,}", line)[0]: line for line in lines if line}
-    for name in ("Python", "C++ compiler", "Python headers", "BLAS", "NVIDIA driver", "cuDNN"):
+    for name in ("Python", "C++ compiler", "Python headers", "BLAS"):
         assert name in found
+    assert ("NVIDIA GPU" in found) != ("NVIDIA driver" in found)
     assert re.search(r"ok\s+3\.\d+\.\d+, .*libdnnl\.so", found["oneDNN"])
     assert "CPU: works: a convolution ran in oneDNN and gave the right result" in lines
     assert lines[-1].startswith("GPU: ")
@@ -71,8 +73,35 @@ def test_missing_things_come_with_commands_and_a_status(
     out = capsys.readouterr().out
     assert "To install for the CPU:\n    pip install onednn-cpu-gomp    # oneDNN\n" in out
     assert "To install for a GPU:\n    pip install 'dnnops[cuda13]'    # CuPy, cuDNN\n" in out
-    assert "CPU: does not work: oneDNN: not found" in out
-    assert "GPU: does not work: CuPy: no module; cuDNN: not found" in out
+    assert out.endswith("CPU: does not work: see oneDNN\nGPU: does not work: see CuPy, cuDNN\n")
+    assert main(["doctor", "--json"]) == 1
+    verdicts = json.loads(capsys.readouterr().out)["verdicts"]
+    assert verdicts == {
+        "cpu": {"works": False, "reason": "oneDNN: not found"},
+        "gpu": {"works": False, "reason": "CuPy: no module; cuDNN: not found"},
+    }
+
+
+def test_without_a_gpu_nothing_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """One row without alarm, no advice, and verdicts that fit a terminal."""
+
+    def unreachable():
+        raise AssertionError("looked for a library that only a GPU needs")
+
+    only(monkeypatch, [OK], [])
+    monkeypatch.setattr(doctor, "GPU_CHECKS", (checks.check_driver, unreachable))
+    monkeypatch.setattr(checks, "driver_cuda_version", lambda: None)
+    monkeypatch.setattr(checks, "_has_nvidia_device", lambda: False)
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = (line for line in lines if line.startswith("NVIDIA"))
+    assert re.fullmatch(r"NVIDIA GPU +- +none here, so nothing is needed for one", row)
+    assert not any("install" in line for line in lines)
+    assert lines[-2].startswith("CPU: works: ")
+    assert lines[-1] == "GPU: none; graphs run on the CPU"
+    assert max(map(len, lines)) <= 80
 
 
 def test_a_warning_is_no_failure(
@@ -183,7 +212,7 @@ def test_instruction_sets_are_those_of_onednns_header():
 
 
 def test_wrong_command_lines(capsys: pytest.CaptureFixture[str]):
-    for argv in ([], ["cure"], ["demo", "--epochs", "0"], ["demo", "--device", "tpu"]):
+    for argv in (["cure"], ["demo", "--epochs", "0"], ["demo", "--device", "tpu"]):
         with pytest.raises(SystemExit) as stop:
             main(argv)
         assert stop.value.code == 2
@@ -196,6 +225,21 @@ def test_errors_of_dnnops_are_one_line(
     monkeypatch.setattr("dnnops.cli.doctor.run", lambda args: unavailable("no such luck")())
     assert main(["doctor"]) == 1
     assert capsys.readouterr().err == "dnnops doctor: no such luck\n"
+
+
+def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]):
+    assert main([]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("usage: dnnops ")
+    assert "show what was found, and what is missing" in out
+    assert err == ""
+
+
+def test_version(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"dnnops {dnnops.__version__}\n"
 
 
 def test_help_of_the_module():

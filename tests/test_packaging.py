@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import shutil
 import subprocess
 import sys
@@ -24,8 +25,8 @@ def setup_cfg() -> configparser.ConfigParser:
 
 
 @pytest.fixture(scope="module")
-def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Build a wheel from a copy of what is needed for it, and list its files."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build a wheel from a copy of what is needed for it."""
     tree = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "dnnops", tree / "dnnops")
     for name in ("setup.cfg", "README.rst", "LICENSE"):
@@ -38,8 +39,14 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     assert done.returncode == 0, done.stderr
     name = done.stdout.split()[-1]
     assert name.endswith("-py3-none-any.whl")
-    with zipfile.ZipFile(tree / "dist" / name) as wheel:
-        return set(wheel.namelist())
+    return tree / "dist" / name
+
+
+@pytest.fixture(scope="module")
+def wheel_names(wheel: Path) -> set[str]:
+    """The files that the wheel holds."""
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
 
 
 def test_wheel_holds_every_source_file(wheel_names: set[str]):
@@ -54,6 +61,27 @@ def test_wheel_holds_every_source_file(wheel_names: set[str]):
 
 def test_wheel_holds_nothing_else(wheel_names: set[str]):
     assert {name.split("/")[0].split("-")[0] for name in wheel_names} == {"dnnops"}
+
+
+def test_the_installed_command_runs(wheel: Path, tmp_path: Path):
+    """From its entry point, as the script that pip writes; the version is the metadata's."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    program = (
+        "import sys; from importlib.metadata import distribution; "
+        "(script,) = distribution('dnnops').entry_points.select(group='console_scripts'); "
+        "sys.argv = [script.name, '--version']; sys.exit(script.load()())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"dnnops {wheel.name.split('-')[1]}\n"
 
 
 def test_extras(setup_cfg: configparser.ConfigParser):

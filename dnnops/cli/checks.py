@@ -47,8 +47,9 @@ class Finding:
     ----------
     name : str
         What was looked for.
-    status : {"ok", "advice", "missing"}
-        Found; usable, but something could be better; or not usable, with the reason in `value`.
+    status : {"ok", "advice", "missing", "unneeded"}
+        Found; usable, but something could be better; not usable, with the reason in `value`; or
+        absent where nothing else of its device is needed.
     value : str
         Version, name, or what is wrong.
     where : str
@@ -58,7 +59,7 @@ class Finding:
     """
 
     name: str
-    status: Literal["ok", "advice", "missing"]
+    status: Literal["ok", "advice", "missing", "unneeded"]
     value: str
     where: str = ""
     install: str = ""
@@ -103,7 +104,7 @@ def check_blas() -> Iterator[Finding]:
         yield Finding(
             "BLAS",
             "advice",
-            "PyTensor found none to link: dense layers are slow outside of Numba",
+            "none to link: NumPy multiplies where oneDNN does not",
             "",
             "apt-get install libopenblas-dev; export PYTENSOR_FLAGS=blas__ldflags=-lopenblas",
         )
@@ -149,7 +150,7 @@ def check_driver() -> Iterator[Finding]:
             "apt-get install nvidia-driver",
         )
     else:
-        yield Finding("NVIDIA driver", "missing", "no NVIDIA GPU in this machine")
+        yield Finding("NVIDIA GPU", "unneeded", "none here, so nothing is needed for one")
 
 
 def check_cupy() -> Iterator[Finding]:

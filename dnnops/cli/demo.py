@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import logging
+import textwrap
 import time
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 HELP = "train a small network on handwritten digits"
+
+#: Of the images in the picture.
+ROWS, COLUMNS = 3, 6
 
 
 @dataclass
@@ -86,13 +88,18 @@ def run(args: argparse.Namespace) -> int:
     console = _require_packages()
     device = _choose_device(args.device)
     data = digits.load_digits(args.seed)
-    with console.status("compiling"), warnings.catch_warnings():
-        # The dense layer is too small for this to matter, and the doctor reports it.
-        warnings.filterwarnings("ignore", "PyTensor could not link to a BLAS")
-        logging.getLogger("pytensor.tensor.blas").setLevel(logging.ERROR)
+    print(
+        f"{len(data.train_images)} images of handwritten digits to learn from, "
+        f"{len(data.test_images)} to be tested on"
+    )
+    with console.status("compiling"):
         trainer = digits.Trainer(device, args.seed)
-    calls = ", ".join(f"{name} x{count}" for name, count in trainer.library_ops().items())
-    console.print(f"One training step calls: {calls or 'neither cuDNN nor oneDNN'}", soft_wrap=True)
+    # A no-break space keeps each name with its count while lines are filled.
+    calls = ", ".join(f"{name}\xa0x{count}" for name, count in trainer.library_ops().items())
+    sentence = f"One training step calls: {calls or 'neither cuDNN nor oneDNN'}"
+    width = min(console.width, 100)
+    print(textwrap.fill(sentence, width, subsequent_indent="    ").replace("\xa0", " "))
+    print(f"compiled in {time.perf_counter() - start:.1f} s", flush=True)
 
     history = _train(trainer, data, args.epochs, console)
     probabilities = trainer.probabilities(data.test_images)
@@ -178,25 +185,28 @@ def _draw(path: Path, history: History, data: digits.Digits, probabilities: np.n
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
-    halves: Any = figure.subfigures(1, 2, width_ratios=(1, 1.1))
+    halves: Any = figure.subfigures(1, 2, width_ratios=(1, 1.1), wspace=0.04)
     left, right = halves
 
-    epochs = range(1, len(history.losses) + 1)
-    axes = left.subplots()
-    axes.plot(epochs, history.losses, color="tab:red", marker=".", label="training loss")
-    axes.set(xlabel="epoch", ylabel="loss", ylim=(0, None))
-    accuracy = axes.twinx()
+    epochs = np.arange(1, len(history.losses) + 1)
+    above, below = left.subplots(2, 1, sharex=True)
+    above.plot(epochs, history.losses, color="tab:red", marker=".")
+    above.set(ylabel="training loss", ylim=(0, None))
     for values, name, style in (
-        (history.train_accuracies, "training accuracy", "--"),
-        (history.test_accuracies, "test accuracy", "-"),
+        (history.train_accuracies, "training images", "--"),
+        (history.test_accuracies, "test images", "-"),
     ):
-        accuracy.plot(epochs, 100 * np.array(values), style, color="tab:blue", label=name)
-    accuracy.set(ylabel="accuracy (%)", ylim=(None, 100.5))
-    left.legend(loc="outside lower center", ncols=3, frameon=False)
+        below.plot(epochs, 100 * np.array(values), style, marker=".", label=name)
+    below.set(xlabel="epoch", ylabel="read right (%)", ylim=(None, 101))
+    below.xaxis.get_major_locator().set_params(integer=True)
+    below.legend(loc="lower right", frameon=False)
+    for axes in (above, below):
+        axes.grid(alpha=0.3)
 
     guesses = probabilities.argmax(axis=1)
-    wrong_first = np.argsort(guesses == data.test_classes, kind="stable")
-    for axes, index in zip(right.subplots(3, 6).flat, wrong_first, strict=False):
+    for axes, index in zip(
+        right.subplots(ROWS, COLUMNS).flat, _shown(data.test_classes, guesses), strict=False
+    ):
         image, truth, guess = data.test_images[index, 0], data.test_classes[index], guesses[index]
         axes.imshow(image, cmap="gray_r")
         axes.set_axis_off()
@@ -204,7 +214,20 @@ def _draw(path: Path, history: History, data: digits.Digits, probabilities: np.n
         axes.set_title(
             f"{guess}" if right_guess else f"{guess}, is {truth}",
             color="black" if right_guess else "tab:red",
-            fontsize=9,
+            fontsize=10,
         )
-    right.suptitle("what the network reads (mistakes first)", fontsize=10)
+    count = np.count_nonzero(guesses != data.test_classes)
+    right.suptitle(
+        f"What the network reads: {count} mistakes in {len(guesses)} test images", fontsize=11
+    )
     figure.savefig(path, dpi=120)
+
+
+def _shown(classes: np.ndarray, guesses: np.ndarray) -> np.ndarray:
+    """Choose images to show: mistakes, then what was read right, from each class in turn."""
+    (wrong,), (read,) = np.nonzero(guesses != classes), np.nonzero(guesses == classes)
+    turns = np.array(
+        [np.count_nonzero(classes[read[:i]] == classes[read[i]]) for i in range(len(read))]
+    )
+    mistakes = wrong[: ROWS * COLUMNS - digits.N_CLASSES]
+    return np.concatenate([mistakes, read[np.lexsort((classes[read], turns))]])

@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from dnnops.cli.checks import CPU_CHECKS, GPU_CHECKS, Finding
 
 HELP = "show what was found, and what is missing"
 
-_MARKS = {"ok": ("ok", "green"), "advice": ("warning", "yellow"), "missing": ("no", "red")}
+_MARKS = {
+    "ok": ("ok", "green"),
+    "advice": ("warning", "yellow"),
+    "missing": ("no", "red"),
+    "unneeded": ("-", "dim"),
+}
 
 
 @dataclass(frozen=True)
@@ -24,10 +30,13 @@ class Verdict:
         They do.
     reason : str
         What was run, or why it cannot run.
+    summary : str
+        The reason in a few words, for a report that shows the findings besides.
     """
 
     works: bool
     reason: str
+    summary: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,18 +57,30 @@ def run(args: argparse.Namespace) -> int:
     int
         0 if graphs run on the CPU, whatever the GPU does; else 1.
     """
-    on_cpu = [finding for check in CPU_CHECKS for finding in check()]
-    on_gpu = [finding for check in GPU_CHECKS for finding in check()]
+    on_cpu, on_gpu = _examine(CPU_CHECKS), _examine(GPU_CHECKS)
     verdicts = {"cpu": judge_cpu(on_cpu), "gpu": judge_gpu(on_gpu)}
     if args.json:
         report = {
             "checks": [asdict(finding) for finding in on_cpu + on_gpu],
-            "verdicts": {device: asdict(verdict) for device, verdict in verdicts.items()},
+            "verdicts": {
+                device: {"works": verdict.works, "reason": verdict.reason}
+                for device, verdict in verdicts.items()
+            },
         }
         print(json.dumps(report, indent=2))
     else:
         print_report({"the CPU": on_cpu, "a GPU": on_gpu}, verdicts)
     return 0 if verdicts["cpu"].works else 1
+
+
+def _examine(checks: Sequence[Callable[[], Iterable[Finding]]]) -> list[Finding]:
+    """Run the checks of one device, up to one that leaves nothing for the others to look for."""
+    findings: list[Finding] = []
+    for check in checks:
+        findings += check()
+        if any(finding.status == "unneeded" for finding in findings):
+            break
+    return findings
 
 
 def judge_cpu(findings: list[Finding]) -> Verdict:
@@ -75,8 +96,8 @@ def judge_cpu(findings: list[Finding]) -> Verdict:
     Verdict
         Whether the result was right, or why there is none.
     """
-    if missing := _missing(findings):
-        return Verdict(False, missing)
+    if lacking := _lacking(findings):
+        return lacking
     import numpy as np
     import pytensor
     import pytensor.tensor as pt
@@ -114,8 +135,8 @@ def judge_gpu(findings: list[Finding]) -> Verdict:
     Verdict
         What `dnnops.dnn.dnn_available` says.
     """
-    if missing := _missing(findings):
-        return Verdict(False, missing)
+    if lacking := _lacking(findings):
+        return lacking
     from dnnops.dnn import dnn_available
 
     if dnn_available():
@@ -123,8 +144,17 @@ def judge_gpu(findings: list[Finding]) -> Verdict:
     return Verdict(False, dnn_available.msg)  # type: ignore[attr-defined]
 
 
-def _missing(findings: list[Finding]) -> str:
-    return "; ".join(f"{f.name}: {f.value}" for f in findings if f.status == "missing")
+def _lacking(findings: list[Finding]) -> Verdict | None:
+    """The verdict on a device for which something is missing."""
+    if any(finding.status == "unneeded" for finding in findings):
+        return Verdict(
+            False, "there is no NVIDIA GPU in this machine", "none; graphs run on the CPU"
+        )
+    missing = [finding for finding in findings if finding.status == "missing"]
+    if not missing:
+        return None
+    reason = "; ".join(f"{finding.name}: {finding.value}" for finding in missing)
+    return Verdict(False, reason, f"does not work: see {', '.join(f.name for f in missing)}")
 
 
 def print_report(findings: dict[str, list[Finding]], verdicts: dict[str, Verdict]) -> None:
@@ -148,7 +178,13 @@ def print_report(findings: dict[str, list[Finding]], verdicts: dict[str, Verdict
         table.add_column(title, overflow="fold")
     for finding in (finding for found in findings.values() for finding in found):
         word, color = _MARKS[finding.status]
-        table.add_row(finding.name, Text(word, color), Text(finding.value), Text(finding.where))
+        dim = color if color == "dim" else ""
+        table.add_row(
+            Text(finding.name, dim),
+            Text(word, color),
+            Text(finding.value, dim),
+            Text(finding.where),
+        )
     with console.capture() as capture:
         console.print(table)
     print("\n".join(line.rstrip() for line in capture.get().splitlines()))
@@ -161,8 +197,9 @@ def print_report(findings: dict[str, list[Finding]], verdicts: dict[str, Verdict
         if commands:
             print(f"\nTo install for {device}:")
         for command, names in commands.items():
-            print(f"    {command}    # {', '.join(names)}")
+            for part in command.split("; "):
+                print(f"    {part}    # {', '.join(names)}")
     print()
     for device, verdict in verdicts.items():
         answer = "works" if verdict.works else "does not work"
-        print(f"{device.upper()}: {answer}: {verdict.reason}")
+        print(f"{device.upper()}: {verdict.summary or f'{answer}: {verdict.reason}'}")
