@@ -1,17 +1,23 @@
-"""Counts how many configurations of each Op ran on a GPU, for the record of a run."""
+"""Counts how many configurations of each Op ran on cuDNN and oneDNN.
+
+``DNNOPS_TEST_CONFIGURATIONS=FOLDER python -m pytest ...`` leaves what ran in a folder, and
+``python -m tests.configurations_run FOLDER`` prints the counts. What runs in code that Numba
+compiles is not counted.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FOLDER", "Configurations", "configuration", "count_configurations"]
+__all__ = ["FOLDER", "Configurations", "configuration", "count_configurations", "watch_all"]
 
 #: The environment variable that names the folder where each process leaves what it ran.
 FOLDER = "DNNOPS_TEST_CONFIGURATIONS"
@@ -60,6 +66,28 @@ class Configurations:
 
         cls.perform = watched  # type: ignore[attr-defined]
 
+    def watch_c(self, cls: type) -> None:
+        """Note also what runs through the C code of a class, called from Python for that."""
+        make_c_thunk = cls.make_c_thunk  # type: ignore[attr-defined]
+
+        @wraps(make_c_thunk)
+        def watched(op: Any, node: Any, storage_map: Any, *arguments: Any, **keywords: Any) -> Any:
+            thunk = make_c_thunk(op, node, storage_map, *arguments, **keywords)
+            inputs = [storage_map[x] for x in node.inputs]
+            outputs = [storage_map[z] for z in node.outputs]
+
+            # Without the address of the C function that PyTensor's C VM would call instead.
+            def run() -> None:
+                described = [_described(value) for (value,) in inputs]
+                thunk()
+                described += [_described(value) for (value,) in outputs]
+                self.found[type(op).__name__].add(configuration(op, described))
+
+            run.inputs, run.outputs, run.lazy = inputs, outputs, thunk.lazy  # type: ignore[attr-defined]
+            return run
+
+        cls.make_c_thunk = watched  # type: ignore[attr-defined]
+
     def write(self, folder: Path) -> None:
         """Leave what ran in a file of this process."""
         found = {name: sorted(digests) for name, digests in self.found.items()}
@@ -83,3 +111,20 @@ def count_configurations(folder: Path) -> dict[str, int]:
         for name, digests in json.loads(path.read_text()).items():
             found[name].update(digests)
     return {name: len(found[name]) for name in sorted(found)}
+
+
+def watch_all() -> Configurations:
+    """Note what Ops on cuDNN run from Python, and what Ops on oneDNN run from Python and from C."""
+    from dnnops.cudnn.base import CudnnOp
+    from dnnops.onednn.base import OneDnnOp
+
+    found = Configurations()
+    found.watch(CudnnOp)
+    found.watch(OneDnnOp)
+    found.watch_c(OneDnnOp)
+    return found
+
+
+if __name__ == "__main__":
+    for _name, _count in count_configurations(Path(sys.argv[1])).items():
+        print(f"{_count:7d} {_name}")

@@ -1,4 +1,4 @@
-"""Skips the tests that need a GPU where there is none, with the reason."""
+"""Settings of every run: what tests need, what each process of pytest-xdist has for itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -42,14 +41,20 @@ QUICK = "-O0"
 WORKERS_OF_A_COMPILEDIR = 2
 
 
+#: PyTensor's own name of the folder below ``base_compiledir``.
+COMPILEDIR = "compiledir_%(short_platform)s-%(processor)s-%(python_version)s-%(python_bitwidth)s"
+
+
 def flags_of_worker(environment: Mapping[str, str]) -> str:
     """PyTensor's flags for a process of pytest-xdist; empty if they are to stay as they are.
+
+    Each directory of compiled modules is locked while one of them is compiled, so that processes
+    have several. They stay where PyTensor would keep them, for the next run.
 
     Parameters
     ----------
     environment : mapping
-        ``DNNOPS_TEST_COMPILEDIRS`` is a folder for the directories of compiled modules, of which
-        many processes have several, as each of them is locked while a module is compiled.
+        ``DNNOPS_TEST_COMPILEDIRS`` is a folder for these directories, if they are not to be kept.
 
     Returns
     -------
@@ -57,12 +62,15 @@ def flags_of_worker(environment: Mapping[str, str]) -> str:
         ``PYTENSOR_FLAGS``.
     """
     worker = environment.get("PYTEST_XDIST_WORKER")
-    folder = environment.get("DNNOPS_TEST_COMPILEDIRS")
-    if not worker or not folder:
+    if not worker:
         return ""
-    number = int(worker.removeprefix("gw")) // WORKERS_OF_A_COMPILEDIR
     flags = [flag for flag in environment.get("PYTENSOR_FLAGS", "").split(",") if flag]
-    return ",".join([*flags, f"base_compiledir={folder}/{number}", f"gcc__cxxflags={QUICK}"])
+    if folder := environment.get("DNNOPS_TEST_COMPILEDIRS"):
+        number = int(worker.removeprefix("gw")) // WORKERS_OF_A_COMPILEDIR
+        own = f"base_compiledir={folder}/{number}"
+    else:
+        own = f"compiledir_format={COMPILEDIR}-{worker}"
+    return ",".join([*flags, own, f"gcc__cxxflags={QUICK}"])
 
 
 # Before CUDA is used for the first time, and PyTensor is imported.
@@ -74,37 +82,39 @@ if _gpu := gpu_of_worker(os.environ):
 # Before any test imports PyTensor, so that the flags of dnnops are known to it.
 import dnnops  # noqa: E402, F401
 from dnnops.errors import DnnError  # noqa: E402
-from tests.configurations_run import FOLDER, Configurations  # noqa: E402
+from tests import configurations_run, needs, skips  # noqa: E402
 
 
-def share_libraries(folder: Path, own: Path, build: Callable[[], None]) -> None:
-    """Build the runtime libraries once for all directories of compiled modules in a folder.
+def share_libraries(shared: Path, own: Path, build: Callable[[], None]) -> None:
+    """Build the runtime libraries once for the directories of compiled modules of all processes.
 
     In each of them they would take longer than most tests, which wait for that.
 
     Parameters
     ----------
-    folder : Path
-        What ``DNNOPS_TEST_COMPILEDIRS`` names.
+    shared : Path
+        Where libraries are left for other processes, and for later runs.
     own : Path
-        Where this process looks for the libraries.
+        Where this process looks for them.
     build : callable
-        Makes them there.
+        Makes there what is missing.
     """
     from filelock import FileLock
 
-    folder.mkdir(parents=True, exist_ok=True)
-    shared = folder / "libraries"
-    with FileLock(folder / "libraries.lock"):
-        if own.exists():
-            return
-        if not shared.exists():
-            with suppress(DnnError):  # the tests say why
-                build()
-            if own.exists():
-                shutil.copytree(own, shared)
-        else:
-            shutil.copytree(shared, own)
+    shared.mkdir(parents=True, exist_ok=True)
+    with FileLock(shared.with_name(f"{shared.name}.lock")):
+        _copy_missing(shared, own)
+        with suppress(DnnError):  # the tests say why
+            build()
+        _copy_missing(own, shared)
+
+
+def _copy_missing(source: Path, target: Path) -> None:
+    """Copy the files of a folder that another one doesn't have."""
+    for file in source.glob("*"):
+        if file.is_file() and not (copy := target / file.name).exists():
+            target.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copy2(file, copy)
 
 
 def build_libraries() -> None:
@@ -118,21 +128,26 @@ def build_libraries() -> None:
 if _flags:
     from pytensor import config
 
+    _shared = os.environ.get("DNNOPS_TEST_COMPILEDIRS") or str(config.base_compiledir)
     share_libraries(
-        Path(os.environ["DNNOPS_TEST_COMPILEDIRS"]),
+        Path(_shared) / "dnnops_test_libraries",
         Path(config.compiledir) / "dnnops",
         build_libraries,
     )
 
 
-if _folder := os.environ.get(FOLDER):
-    from dnnops.cudnn.base import CudnnOp
+if _folder := os.environ.get(configurations_run.FOLDER):
+    _configurations = configurations_run.watch_all()
 
-    _configurations = Configurations()
-    _configurations.watch(CudnnOp)
 
-    def pytest_sessionfinish() -> None:
-        """Leave what ran to the command that records it."""
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(skips.SkipCounter(config), "skips of tests")
+
+
+def pytest_sessionfinish() -> None:
+    """Leave what ran to the command that counts it."""
+    if _folder:
         _configurations.write(Path(_folder))
 
 
@@ -142,23 +157,5 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         print(f"\n{report.nodeid}\n{report.longreprtext[-REPORT_CHARACTERS:]}", flush=True)
 
 
-@lru_cache(maxsize=1)
-def gpu_missing() -> str:
-    """Say why the tests marked ``gpu`` cannot run here; empty if they can."""
-    try:
-        import cupy
-    except ImportError as error:
-        return f"CuPy cannot be imported: {error}"
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"no CUDA device: {error}"
-    return "" if count else "no CUDA device"
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked and (reason := gpu_missing()):
-        skip = pytest.mark.skip(reason=reason)
-        for item in marked:
-            item.add_marker(skip)
+    needs.mark_missing(items)

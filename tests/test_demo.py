@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("sklearn", reason="needs the extra `demo`")
-pytest.importorskip("matplotlib", reason="needs the extra `demo`")
-
 from dnnops.__main__ import main
 from dnnops.cli import digits
 from dnnops.cli.demo import _shown
+
+pytestmark = pytest.mark.needs("sklearn", "matplotlib")
 
 LAST_LINE = r"test accuracy (\d+\.\d) % on cpu \(oneDNN \d+\.\d+\.\d+\), (\d+\.\d) s"
 

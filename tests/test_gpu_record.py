@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +16,6 @@ from dnnops.errors import DnnUnavailableError
 from tests import gpu_record
 from tests.configurations_run import Configurations, count_configurations
 from tests.conftest import (
-    build_libraries,
     flags_of_worker,
     gpu_of_worker,
     pytest_runtest_logreport,
@@ -73,8 +74,28 @@ def test_flags_of_worker():
     assert flags_of_worker({**given, "PYTEST_XDIST_WORKER": "gw7"}) == flags_of_worker(given)
     flags = flags_of_worker({**given, "PYTENSOR_FLAGS": "floatX=float32"})
     assert flags == f"floatX=float32,{own}"
-    for missing in given:
-        assert flags_of_worker({key: v for key, v in given.items() if key != missing}) == ""
+    assert flags_of_worker({"DNNOPS_TEST_COMPILEDIRS": "/folder"}) == ""
+
+
+def test_directory_of_worker(tmp_path):
+    """Each process has one, and the same in the next run, beside PyTensor's own."""
+    ask = "from pytensor import config; print(config.compiledir, config.gcc__cxxflags)"
+    found = []
+    for worker in ("", "gw0", "gw1", "gw0"):
+        environment = {"PYTENSOR_FLAGS": f"base_compiledir={tmp_path}"}
+        if worker:
+            flags = flags_of_worker({**environment, "PYTEST_XDIST_WORKER": worker})
+            environment["PYTENSOR_FLAGS"] = flags
+        command = [sys.executable, "-c", ask]
+        done = subprocess.run(
+            command, env={**os.environ, **environment}, capture_output=True, text=True, check=True
+        )
+        found.append(done.stdout.split())
+    (own, *_), (first, quick), (second, _), again = found
+    assert Path(own).parent == tmp_path
+    assert (first, second) == (f"{own}-gw0", f"{own}-gw1")
+    assert quick == "-O0"
+    assert again == [first, quick]
 
 
 def test_libraries_are_built_once(tmp_path):
@@ -82,26 +103,36 @@ def test_libraries_are_built_once(tmp_path):
     built = []
 
     def build_in(own):
-        built.append(own)
-        own.mkdir(parents=True)
-        (own / "library.so").write_text(own.parent.name)
+        if not (own / "library.so").exists():
+            built.append(own)
+            own.mkdir(parents=True)
+            (own / "library.so").write_text(own.parent.name)
 
+    shared = tmp_path / "libraries"
     directories = [tmp_path / str(number) / "dnnops" for number in (0, 1, 0, 2)]
     for own in directories:
-        share_libraries(tmp_path, own, lambda own=own: build_in(own))
+        share_libraries(shared, own, lambda own=own: build_in(own))
     assert built == directories[:1]
     assert {(own / "library.so").read_text() for own in directories} == {"0"}
     (directories[1] / "library.so").write_text("its own")
-    share_libraries(tmp_path, directories[1], build_libraries)
+    share_libraries(shared, directories[1], lambda: None)
     assert (directories[1] / "library.so").read_text() == "its own"
+
+    # Sources have changed since.
+    def build_another():
+        (directories[2] / "newer.so").write_text("newer")
+
+    share_libraries(shared, directories[2], build_another)
+    share_libraries(shared, directories[1], lambda: None)
+    assert (directories[1] / "newer.so").read_text() == "newer"
 
 
 def test_libraries_that_cannot_be_built_are_left_to_the_tests(tmp_path):
     def fail():
         raise DnnUnavailableError("no compiler")
 
-    share_libraries(tmp_path, tmp_path / "0", fail)
-    assert not (tmp_path / "libraries").exists()
+    share_libraries(tmp_path / "libraries", tmp_path / "0", fail)
+    assert not list((tmp_path / "libraries").iterdir())
 
 
 @pytest.mark.parametrize("spread", [False, True])
@@ -185,8 +216,8 @@ def test_module_that_cannot_be_imported(checkout: Checkout, capsys: pytest.Captu
     assert not checkout.record_path.exists()
 
 
+@pytest.mark.needs("xdist")
 def test_several_processes(checkout: Checkout):
-    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     checkout.write_tests(PASSING, SKIPPED)
     assert gpu_record.main(["--commit", COMMIT, "-n", "1"]) == 0
     assert checkout.record()["passed"] == 1
@@ -248,9 +279,9 @@ def test_configurations_are_recorded(checkout: Checkout):
     assert checkout.record()["configurations"] == {"GpuIt": 2}
 
 
+@pytest.mark.needs("xdist")
 def test_some_run_alone(checkout: Checkout):
     """After the others, by a process that is none of theirs."""
-    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     checkout.write_tests(
         "import os",
         "from pathlib import Path",
@@ -304,8 +335,10 @@ def test_description_of_a_gpu():
     assert all(description.values())
 
 
+@pytest.mark.needs("cupy")
 def test_description_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
-    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    import cupy
+
     monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", lambda: 0)
     with pytest.raises(gpu_record.RecordError, match="no GPU"):
         gpu_record.describe_device()
@@ -335,13 +368,11 @@ def test_commit_is_unknown(
         assert not checkout.record_path.exists()
 
 
+@pytest.mark.needs("git")
 def test_commit_of_a_checkout(checkout: Checkout, capsys: pytest.CaptureFixture[str]):
     checkout.write_tests(PASSING)
     (checkout.root / ".gitignore").write_text("__pycache__\n.pytest_cache\n")
-    try:
-        checkout.git("init", "--quiet")
-    except OSError:
-        pytest.skip("Git is not installed")
+    checkout.git("init", "--quiet")
     checkout.git("add", ".")
     checkout.git("commit", "--quiet", "-m", "all")
     commit = checkout.git("rev-parse", "HEAD")

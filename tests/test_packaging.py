@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-if not (ROOT / "setup.cfg").exists():
-    pytest.skip("not a checkout", allow_module_level=True)
+pytestmark = pytest.mark.needs("checkout")
 
 
 @pytest.fixture(scope="module")

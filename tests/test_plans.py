@@ -29,6 +29,7 @@ from dnnops.gpuarray.type import GpuArrayType
 from dnnops.plan_arguments import make_case
 from dnnops.plans import ConvPlan, FlagChoice, conv_plans, flag_choices, survey
 from tests.gpuarray.test_energy import FakeGpu
+from tests.needs import of_dtypes
 
 SMALL = {"input_shape": (2, 16, 9, 8), "filter_shape": (32, 16, 3, 3), "border_mode": 1}
 ALL_DIRECTIONS = ("forward", "grad_inputs", "grad_weights")
@@ -364,7 +365,7 @@ def test_the_order_of_plans(gpu):
 
 
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", of_dtypes("float16", "bfloat16", "float32", "float64"))
 @pytest.mark.parametrize(
     ("direction", "cls", "shapes", "vector"),
     [
@@ -587,8 +588,8 @@ def test_plans_on_a_gpu(arguments, direction):
 
 @pytest.mark.gpu
 @pytest.mark.alone
+@pytest.mark.needs("pynvml")
 def test_energy_on_a_gpu():
-    pytest.importorskip("pynvml")
     large = {"input_shape": (32, 128, 56, 56), "filter_shape": (128, 128, 3, 3), "border_mode": 1}
     found = survey(make_case(**large, device="cuda"), energy=True)
     if found.energy_reason:

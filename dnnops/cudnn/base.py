@@ -36,6 +36,7 @@ __all__ = [
     "free_workspaces",
     "gradient_like",
     "interrupt_later",
+    "version_to_rewrite_for",
 ]
 
 
@@ -375,6 +376,24 @@ def cudnn_version() -> int:
         If cuDNN isn't installed, or can't be loaded.
     """
     return CUDNN.library.dnnops_cudnn_version()
+
+
+def version_to_rewrite_for() -> int | None:
+    """The version that graphs are made for; None, which stands for the newest, if there is none.
+
+    With the flag ``dnn.enabled=no_check`` graphs are rewritten where cuDNN isn't installed, too.
+
+    Raises
+    ------
+    DnnBusyError
+        If another process is compiling for longer than the flag ``compile__timeout`` allows.
+    """
+    try:
+        return cudnn_version()
+    except DnnBusyError:
+        raise
+    except DnnUnavailableError:
+        return None
 
 
 # -- whether cuDNN works -------------------------------------------------------------------

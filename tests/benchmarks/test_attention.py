@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,7 @@ from benchmarks.harness import (
     check_agreement,
 )
 from benchmarks.peers.device_timer import DeviceTimer
-
-HAS_TORCH = importlib.util.find_spec("torch") is not None
-HAS_JAX = importlib.util.find_spec("jax") is not None
+from tests.needs import missing
 
 
 def test_cases():
@@ -89,13 +86,13 @@ def asked(timer: str, **options: Any) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.skipif(not HAS_TORCH, reason="PyTorch isn't installed")
+@pytest.mark.needs("torch")
 def test_peers_compute_the_same(timer, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     from benchmarks.peers import attention_dnnops, attention_torch
 
     modules: dict[str, Any] = {"dnnops": attention_dnnops, "torch": attention_torch}
-    if HAS_JAX:
+    if not missing("jax"):
         from benchmarks.peers import attention_jax
 
         modules["jax"] = attention_jax

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import threading
@@ -46,9 +45,7 @@ from benchmarks.conv_rows import (
     why,
 )
 from benchmarks.harness import BenchmarkError, WorkerLostError
-
-HAS_TORCH = importlib.util.find_spec("torch") is not None
-HAS_JAX = importlib.util.find_spec("jax") is not None
+from tests.needs import missing
 
 
 def make_row(number: int = 0, **values: Any) -> dict[str, Any]:
@@ -162,8 +159,10 @@ def test_values_look_normal_and_differ_between_operands():
     assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.02
 
 
+@pytest.mark.needs("ml_dtypes")
 def test_bfloat16_is_rounded_to_nearest_even():
-    ml_dtypes = pytest.importorskip("ml_dtypes")
+    import ml_dtypes
+
     exact = conv_data.values(np, 10_000, 1, 1.0, "float32")
     rounded = conv_data.values(np, 10_000, 1, 1.0, "bfloat16")
     np.testing.assert_array_equal(
@@ -197,6 +196,7 @@ def test_rings_exceed_the_cache_unless_they_are_too_many():
     assert conv_data.ring_size(1) == 64
 
 
+@pytest.mark.needs("torch or jax")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_libraries_make_and_sum_up_the_same_numbers(dtype, monkeypatch):
     monkeypatch.setattr(conv_data, "CHUNK", 1 << 10)
@@ -205,7 +205,7 @@ def test_libraries_make_and_sum_up_the_same_numbers(dtype, monkeypatch):
     expected = conv_data.sketch(np, ours)
     bits = ours.view(np.uint32 if dtype == "float32" else np.uint16)
     compared = 0
-    if HAS_TORCH:
+    if not missing("torch"):
         import torch
 
         from benchmarks.peers import conv_torch
@@ -215,32 +215,28 @@ def test_libraries_make_and_sum_up_the_same_numbers(dtype, monkeypatch):
         np.testing.assert_array_equal(theirs.view(signed).numpy().view(bits.dtype), bits)
         np.testing.assert_allclose(conv_torch.sketch(theirs), expected, rtol=1e-12)
         compared += 1
-    if HAS_JAX:
+    if not missing("jax"):
         from benchmarks.peers import conv_jax
 
         theirs = conv_jax.values((count,), np.uint32(seed), np.float32(scale), dtype)
         np.testing.assert_array_equal(np.asarray(theirs).view(bits.dtype), bits)
         np.testing.assert_allclose(conv_jax.sketch(theirs), expected, rtol=1e-9)
         compared += 1
-    if not compared:
-        pytest.skip("neither PyTorch nor JAX is installed")
+    assert compared
 
 
 # -- what dnnops' C functions get ------------------------------------------------------------
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_operands_as_cudnn_gets_them(layout, direction):
     from benchmarks.peers import conv_dnnops, conv_turns
-    from dnnops.errors import DnnError
     from dnnops.runtime.build import CUDNN
     from dnnops.runtime.op import raise_status
 
-    try:
-        library = CUDNN.library
-    except DnnError as error:
-        pytest.skip(str(error))
+    library = CUDNN.library
     for case in CASES:
         described = {
             **case.description(),
@@ -383,8 +379,8 @@ def test_second_measurements_hold_whatever_they_say():
     assert merge([second, third]) == [third]
 
 
+@pytest.mark.needs("matplotlib")
 def test_merged_files_become_the_benchmark_with_reasons_of_losses(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
     rows = [make_row(0), make_row(1, time_ms=3.0, jax_plan="engine7")]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -395,9 +391,9 @@ def test_merged_files_become_the_benchmark_with_reasons_of_losses(tmp_path, caps
     assert "1 rows are below" in capsys.readouterr().err
 
 
+@pytest.mark.needs("matplotlib")
 @pytest.mark.parametrize("slow", [0, 3, 100])
 def test_picture_shows_losses_however_many(slow):
-    pytest.importorskip("matplotlib")
     rows = [make_row(i, time_ms=2.0 if i < slow else 0.5 + i / 1000) for i in range(300)]
     assert len(losses(rows)) == slow
     figure = draw_suite("title", rows)
@@ -604,7 +600,7 @@ def described(case, direction: str, precision: str, layout: str, timer: str) -> 
     return {**case.description(), **words, **others}
 
 
-@pytest.mark.skipif(not HAS_TORCH, reason="PyTorch isn't installed")
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("case", small_cases(), ids=lambda case: case.network)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -612,7 +608,7 @@ def test_peers_compute_the_same(case, layout, direction, timer):
     from benchmarks.peers import conv_dnnops, conv_torch
 
     modules: list[Any] = [conv_dnnops]
-    if HAS_JAX:
+    if not missing("jax"):
         from benchmarks.peers import conv_jax
 
         modules.append(conv_jax)
@@ -629,7 +625,7 @@ def test_peers_compute_the_same(case, layout, direction, timer):
         task.close()
 
 
-@pytest.mark.skipif(not (HAS_TORCH and HAS_JAX), reason="PyTorch and JAX aren't both installed")
+@pytest.mark.needs("torch", "jax")
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_peers_compute_the_same_in_half_precision(precision, direction, timer):
@@ -640,7 +636,7 @@ def test_peers_compute_the_same_in_half_precision(precision, direction, timer):
     assert conv_data.difference(*found) < 1e-2
 
 
-@pytest.mark.skipif(not HAS_JAX, reason="JAX isn't installed")
+@pytest.mark.needs("jax")
 def test_jax_computes_each_convolution_by_itself_and_copies_nothing(timer):
     from benchmarks.peers import conv_jax
 
@@ -654,7 +650,7 @@ def test_jax_computes_each_convolution_by_itself_and_copies_nothing(timer):
     assert " copy(" not in entry
 
 
-@pytest.mark.skipif(not HAS_JAX, reason="JAX isn't installed")
+@pytest.mark.needs("jax")
 def test_rows_that_differ_in_the_layout_share_operands(timer):
     from benchmarks.peers import conv_jax
     from benchmarks.peers.conv_turns import OPERANDS
@@ -680,7 +676,7 @@ def test_rows_that_differ_in_the_layout_share_operands(timer):
     assert OPERANDS.get(None, list) == []
 
 
-@pytest.mark.skipif(not HAS_JAX, reason="JAX isn't installed")
+@pytest.mark.needs("jax")
 @pytest.mark.parametrize("frontend", ["true", "false"])
 def test_names_of_xlas_algorithms_are_those_of_plans(frontend):
     from benchmarks.peers.conv_jax import plan_of

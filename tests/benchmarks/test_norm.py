@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,7 @@ from benchmarks.harness import check_agreement
 from benchmarks.norm_data import EPSILON, gpu_cases
 from benchmarks.peers.gated import ArrayTask
 from benchmarks.peers.norm_turns import CALLS, SEEDS, NormTask
-
-HAS_TORCH = importlib.util.find_spec("torch") is not None
-HAS_JAX = importlib.util.find_spec("jax") is not None
+from tests.needs import missing
 
 
 class InNumpy(NormTask, ArrayTask):
@@ -51,18 +48,18 @@ class InNumpy(NormTask, ArrayTask):
         return {**found, "dgamma": dgamma.ravel(), "dbeta": dbeta.ravel()}
 
 
-@pytest.mark.skipif(not (HAS_TORCH or HAS_JAX), reason="neither PyTorch nor JAX is installed")
+@pytest.mark.needs("torch or jax")
 @pytest.mark.parametrize("case", gpu_cases(small=True)[:2], ids=lambda case: case["case"])
 def test_peers_compute_the_same(case, timer, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     given = {**case, "timer": timer}
     tasks: dict[str, NormTask] = {"numpy": InNumpy(given)}
-    if HAS_TORCH:
+    if not missing("torch"):
         from benchmarks.peers import norm_gpu_torch
 
         monkeypatch.setattr(norm_gpu_torch.Normalization, "device", "cpu")
         tasks["torch"] = norm_gpu_torch.make_task(given)
-    if HAS_JAX:
+    if not missing("jax"):
         from benchmarks.peers import norm_gpu_jax
 
         known = norm_gpu_jax.make_timer_known

@@ -7,10 +7,10 @@ import pytest
 from benchmarks.report import draw_ratios
 
 
+@pytest.mark.needs("matplotlib")
 @pytest.mark.parametrize("count", [3, 60])
 def test_picture_of_few_rows_and_of_many(count):
     """It stays as high as a page is, and the worst row is the first one."""
-    pytest.importorskip("matplotlib")
     rows = [
         {"case": f"case {i}", "dnnops_ms": 1.0, "torch_ms": 0.5 + i / count, "jax_ms": 20.0}
         for i in reversed(range(count))

@@ -41,7 +41,8 @@ def test_data(case):
 @pytest.mark.parametrize("mode", ["lstm", "gru"])
 def test_a_closed_case_keeps_no_memory(mode):
     """Its function stays, and what that keeps would be counted as other networks' memory."""
-    cupy = pytest.importorskip("cupy")
+    import cupy
+
     from benchmarks.peers import rnn_dnnops
 
     # The gradient by the parameters is too large to be kept, and states are not.

@@ -20,6 +20,7 @@ def coefficient(rng: np.random.Generator, mode: str) -> float:
     return float(rng.uniform(0.5, 2)) if ACTIVATION_MODES[mode] else 0.0
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", MODES)
 def test_descriptors(mode, dtype):
@@ -35,6 +36,7 @@ def test_descriptors(mode, dtype):
             assert shape_of(out) == shape
 
 
+@pytest.mark.needs("cudnn")
 def test_bad_operands():
     x = GpuArrayType("float32", (None, 3))()
     with pytest.raises(DnnValueError, match="mode must be one of"):

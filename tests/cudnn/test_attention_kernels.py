@@ -163,6 +163,7 @@ def test_hide(kernels, lengths, visible_shape, hides_all, with_stats):
         np.testing.assert_array_equal(stats, wanted[1])
 
 
+@pytest.mark.needs("nvrtc")
 @pytest.mark.parametrize("width", [1, 2])
 def test_compiles_for_a_gpu(width):
     from cupy.cuda import nvrtc

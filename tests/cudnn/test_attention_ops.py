@@ -28,6 +28,7 @@ MASK = GpuArrayType("float16", (1, 4, 5, 6))
 LENGTHS = GpuArrayType("int64", (2,))
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("with_stats", [False, True])
 def test_results(with_stats):
     op = GpuDnnAttention(with_stats=with_stats)
@@ -59,12 +60,14 @@ def test_equal_ops_and_pickling():
         GpuDnnAttention(with_stats="no")
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("with_stats", [False, True])
 def test_modules_compile(with_stats):
     op = GpuDnnAttention(0.5, True, ("mask", "key_lengths"), with_stats=with_stats)
     check_module(op.make_node(*arrays("float16", MASK, LENGTHS)).outputs[0])
 
 
+@pytest.mark.needs("cudnn")
 def test_gradient_module_compiles():
     operands = arrays()
     out, stats = GpuDnnAttention().make_node(*operands).outputs

@@ -10,6 +10,8 @@ import pytest
 from dnnops.cudnn.base import cudnn_version
 from tests.cudnn.described_device import plans_of
 
+pytestmark = pytest.mark.needs("cudnn")
+
 FORMS: list[dict[str, Any]] = [
     {},
     {"is_causal": True, "dtype": "bfloat16"},

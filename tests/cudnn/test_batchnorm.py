@@ -263,6 +263,7 @@ LARGE_MEANS = [
 ]
 
 
+@pytest.mark.needs("cudnn")
 def test_random_arrays(kernels, cases):
     """All kinds of kernels, whatever the sizes."""
     for case in cases:
@@ -293,11 +294,13 @@ def test_random_arrays(kernels, cases):
     assert turns == set(itertools.product((False, True), repeat=2))
 
 
+@pytest.mark.needs("cudnn")
 def test_large_means(kernels):
     for case in LARGE_MEANS:
         case.check(kernels)
 
 
+@pytest.mark.needs("cudnn")
 def test_order_of_blocks():
     """Every part of both passes has one block, which begins after those that it waits for."""
     for shape in ((64, 256, 3136), (2000000, 40, 1), (8, 3, 50176), (512, 2, 50176)):
@@ -320,6 +323,7 @@ def test_order_of_blocks():
         assert normalizes == list(range(total))
 
 
+@pytest.mark.needs("cudnn")
 def test_sizes_beyond_32_bits():
     with pytest.raises(DnnNotSupportedError, match="too large for batch normalization"):
         work_of((1, 2**31, 1), "train", "float32")
@@ -328,6 +332,7 @@ def test_sizes_beyond_32_bits():
     assert work_of((2**33, 32, 1), "train", "float16").params.splits > 1
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize(
     ("shape", "dtype", "kind", "way", "size"),
     [
@@ -380,6 +385,7 @@ def compiled(options: str, architecture: str) -> str:
     return log
 
 
+@pytest.mark.needs("cudnn", "nvrtc")
 def test_gpu_compiler(cases):
     """NVRTC compiles all kinds, without a GPU, and keeps everything in registers."""
     for options in dict.fromkeys(case.work.options.decode() for case in cases):
@@ -389,6 +395,7 @@ def test_gpu_compiler(cases):
         assert spilled <= 64, f"{options}: {log}"
 
 
+@pytest.mark.needs("cudnn", "nvrtc")
 def test_compiler_of_older_gpus(cases):
     """All that they get compiles for them, too."""
     bulk = (WAYS["by_warps"], WAYS["held"])
@@ -470,6 +477,7 @@ def test_parameters_of_16_bit_arrays():
         GpuDnnBatchNorm()(x, parameter, parameter, 0.1)
 
 
+@pytest.mark.needs("cudnn")
 def test_epsilon_of_a_call():
     """What only becomes known at the call is checked then."""
     op = GpuDnnBatchNorm("spatial", axes=(0, 2))

@@ -17,6 +17,8 @@ from dnnops.cudnn.plan_cache import CachedChoice, PlanCache, plan_cache
 from dnnops.runtime.build import CUDNN, c_code_dir
 from tests.cudnn.choices import DEVICE, case_of, stored_plan
 
+pytestmark = pytest.mark.needs("cudnn")
+
 SOURCE = """
 #include "conv_choices.cpp"
 namespace {

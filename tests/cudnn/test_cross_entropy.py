@@ -19,6 +19,7 @@ from dnnops.runtime.op import DTYPE_CODES
 from tests.cudnn.calls import call, device_tensor, shape_of
 from tests.cudnn.device import DTYPES, bits, host, make_node, on_gpu, poison, rounded, values
 from tests.cudnn.host_kernels import compile_for_gpu, compile_for_host, launch_struct
+from tests.needs import of_dtypes
 from tests.oracle import PERFORM_MODE, RELATIVE_ERROR, SEED, repeat_command
 
 GPU_MODE = pytensor.compile.get_mode("CVM").including("gpu")
@@ -77,7 +78,7 @@ class Case:
         )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", of_dtypes(*DTYPES))
 def test_kernels_on_the_host(tmp_path, dtype):
     rng = np.random.default_rng(SEED)
     libraries = {}
@@ -135,6 +136,7 @@ def test_labels_out_of_bounds_on_the_host(tmp_path):
         np.testing.assert_array_equal(np.isnan(costs), [False, True, False, False])
 
 
+@pytest.mark.needs("nvrtc")
 def test_gpu_compiler():
     for dtype, lanes in product(DTYPES, LANES):
         label_bits = 8 * np.dtype(LANES[lanes]).itemsize
@@ -142,6 +144,7 @@ def test_gpu_compiler():
         assert "griddepcontrol.wait" in compile_for_gpu("cross_entropy", macros)
 
 
+@pytest.mark.needs("cudnn")
 def test_shapes():
     x = device_tensor((6, 9), "float16")
     for every_row, labels, count in ((True, 6, 6), (True, 1, 6), (False, 4, 4)):

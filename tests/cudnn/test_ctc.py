@@ -16,11 +16,11 @@ from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.ctc_ops import CTC
 from dnnops.runtime.op import DTYPE_CODES
-from tests.conftest import gpu_missing
 from tests.cudnn.calls import call, device_tensor, shape_of
 from tests.cudnn.compiled import check_module, compile_program
 from tests.cudnn.device import DTYPES, apply_all, host, on_gpu, poison, restrided, rounded
 from tests.cudnn.host_ops import HostOp
+from tests.needs import require
 from tests.nnet.ctc_cases import Case, cases
 from tests.nnet.test_ctc import BAD_VALUES, FOUR, LABELS, X, run
 from tests.oracle import RELATIVE_ERROR, fuzz
@@ -94,12 +94,14 @@ def check_host(on_host, dtype, arrays, given=False):
     np.testing.assert_array_equal(alone, results[0])
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("dtype", DTYPES)
 @fuzz(max_examples=40, case=cases(max_steps=14, max_classes=50, max_columns=16, scales=(1.0, 5.0)))
 def test_kernels_on_the_host(on_host, dtype, case):
     check_host(on_host, dtype, case.arrays(), bool(case.seed % 2))
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize(("steps", "columns"), [(560, 270), (2100, 1040)])
 def test_labels_of_any_length_on_the_host(on_host, steps, columns):
     """Over 255 symbols, and rows of places that shared memory has no room for."""
@@ -117,16 +119,19 @@ def special_activations():
     return x, np.array([6, 6, 6, 6, 0, 5])
 
 
+@pytest.mark.needs("cudnn")
 def test_special_values_on_the_host(on_host):
     x, lengths = special_activations()
     check_host(on_host, "float32", (x, SPECIAL_LABELS, lengths))
 
 
+@pytest.mark.needs("nvrtc")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernels_compile(dtype):
     compile_program("ctc", f"-DDTYPE={DTYPE_CODES[dtype]}")
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("cls", [GpuCTC, GpuDnnCTC])
 @pytest.mark.parametrize("given", [False, True])
 def test_c_module(cls, given):
@@ -135,6 +140,7 @@ def test_c_module(cls, given):
     check_module(cls(with_label_lengths=given).make_node(x, *integers).outputs[0])
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("op", [GpuCTC(), GpuDnnCTC(), GpuCTC(False)])
 def test_shapes(op):
     inputs = [device_tensor((4, 2, 3)), LABELS, FOUR]
@@ -145,6 +151,7 @@ def test_shapes(op):
     assert [z.type.shape for z in node.outputs] == [(2,), (None, 2, 3)][: len(node.outputs)]
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes(dtype):
     x = GpuArrayType(dtype, (None,) * 3)()
@@ -162,6 +169,7 @@ def test_dtypes(dtype):
             )
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("cls", [GpuCTC, GpuDnnCTC])
 @pytest.mark.parametrize("name", BAD_VALUES)
 def test_values_that_do_not_fit(cls, name):
@@ -174,6 +182,7 @@ def test_values_that_do_not_fit(cls, name):
         call(function, op, inputs, [device_tensor((2,)), device_tensor(np.shape(x))])
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize(
     ("labels", "lengths", "message"),
     [
@@ -217,9 +226,9 @@ def test_types_that_do_not_fit(arguments, message):
         dnn.dnn_ctc(x.astype("float32"), *rest)
 
 
+@pytest.mark.needs("cudnn")
+@pytest.mark.needs("no gpu")
 def test_a_call_without_a_gpu_fails_with_the_reason():
-    if not gpu_missing():
-        pytest.skip("there is a GPU")
     outputs = [device_tensor((2,)), device_tensor((4, 2, 3))]
     with pytest.raises(DnnLibraryError, match=r"GpuCTC: cuda\w+\(.*\) returned cudaError"):
         call("dnnops_cudnn_ctc", GpuCTC(), [device_tensor((4, 2, 3)), LABELS, FOUR], outputs)
@@ -384,7 +393,9 @@ def test_compiled_functions():
     names = {type(node.op).__name__ for node in f.maker.fgraph.apply_nodes}
     assert {"GpuCTC", "GpuDnnCTC"} <= names, names
     assert not any("OneDnn" in name for name in names), names
-    torch = pytest.importorskip("torch")
+    require("torch")
+    import torch
+
     rng = np.random.default_rng(0)
     for seed, (steps, batch) in enumerate([(120, 16), (50, 3), (120, 16)]):
         case = Case(steps, batch, 40, 20, seed)

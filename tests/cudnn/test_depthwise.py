@@ -171,6 +171,7 @@ def check_all(
             ) from error
 
 
+@pytest.mark.needs("cudnn", "ml_dtypes")
 def test_suggested_plans(tmp_path):
     """Random cases: the kernels' source, launched as on a GPU, on the host."""
     rng = random.Random(SEED)
@@ -192,6 +193,7 @@ def random_name(rng: random.Random, run: Run, memory_format: str) -> str:
     return f"depthwise1_{tiles}_{threads}{gradient or f'_k4={rng.randint(0, 1)}'}"
 
 
+@pytest.mark.needs("cudnn")
 def test_any_knobs(tmp_path):
     """Plans with other tiles than those that are suggested compute the same, or are refused."""
     rng = random.Random(SEED)
@@ -208,6 +210,7 @@ def test_any_knobs(tmp_path):
     check_all(tmp_path, chosen, rng)
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("memory_format", FORMATS)
 def test_larger_images(tmp_path, memory_format):
     """Blocks that take rows of a plane, or several images one after the other; sums in parts."""
@@ -233,6 +236,7 @@ def test_larger_images(tmp_path, memory_format):
     check_all(tmp_path, chosen)
 
 
+@pytest.mark.needs("cudnn")
 def test_one_stage(tmp_path):
     """Rows so wide that shared memory has no space for the next ones meanwhile."""
     run = Run(depthwise_case((2, 1, 6, 3500)), 2, "float32", "contiguous")
@@ -241,6 +245,7 @@ def test_one_stage(tmp_path):
     check_all(tmp_path, [(run, plan)])
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("index", range(3), ids=[op.__name__ for op in OPS])
 def test_padding_takes_no_part(tmp_path, index):
     """Infinite factors of padding would make NaNs of its zeros."""
@@ -256,6 +261,7 @@ def test_padding_takes_no_part(tmp_path, index):
         assert np.isposinf(run.run(kernels, plan, 1, 0)).all()
 
 
+@pytest.mark.needs("cudnn")
 def test_what_is_offered():
     """Nothing for convolutions that aren't depthwise, or arrays of two memory formats."""
     case = depthwise_case((2, 8, 9, 11))
@@ -282,6 +288,7 @@ LAYERS = (
 )
 
 
+@pytest.mark.needs("cudnn", "nvrtc")
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: "x".join(map(str, layer)))
 def test_gpu_compiler(layer):
     """NVRTC compiles the first plan of each direction, format and type, without a GPU."""

@@ -21,6 +21,8 @@ from dnnops.runtime.build import CUDNN
 from tests.cudnn.calls import call, channels_last, device_tensor, shape_of
 from tests.oracle import ConvCase, PoolCase, conv_cases, fuzz, pool_cases
 
+pytestmark = pytest.mark.needs("cudnn")
+
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 CONVOLUTIONS = (GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW)
 
@@ -167,11 +169,8 @@ def test_versions():
     assert library.dnnops_cudnn_cudart_version() >= 12000
 
 
+@pytest.mark.needs("no gpu")
 def test_a_call_without_a_gpu_fails_with_the_reason():
-    from tests.conftest import gpu_missing
-
-    if not gpu_missing():
-        pytest.skip("there is a GPU")
     inputs = [device_tensor((1, 2, 4, 4)), device_tensor((3, 2, 1, 1)), np.array(1.0)]
     with pytest.raises(DnnLibraryError, match=r"GpuDnnConv: cuda\w+\(.*\) returned cudaError"):
         call("dnnops_cudnn_conv", GpuDnnConv(), inputs, [device_tensor((1, 3, 4, 4))])

@@ -14,7 +14,6 @@ from dnnops.errors import DnnTypeError, DnnUnavailableError, DnnValueError
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool import Pool
-from tests.conftest import gpu_missing
 from tests.cudnn.device import check, on_gpu
 from tests.oracle import run_op
 
@@ -35,7 +34,7 @@ def _ancestors(out):
     return ancestors([out])
 
 
-@pytest.mark.skipif(not gpu_missing(), reason="there is a GPU")
+@pytest.mark.needs("no gpu")
 def test_without_a_gpu():
     assert not dnn.dnn_available()
     assert "cuda0" in dnn.dnn_available.msg or "CUDA" in dnn.dnn_available.msg
@@ -60,6 +59,7 @@ def test_enabled():
         dnn.dnn_available("gpu0")
 
 
+@pytest.mark.needs("cudnn")
 def test_version():
     assert dnn.dnn_present()
     assert dnn.dnn_present.msg == ""

@@ -16,6 +16,7 @@ from dnnops.runtime.op import DTYPE_CODES
 from tests.cudnn.calls import call, device_tensor, shape_of
 from tests.cudnn.device import DTYPES, bits, make_node, on_gpu, poison, rounded, values
 from tests.cudnn.host_kernels import compile_for_gpu, compile_for_host, launch_struct
+from tests.needs import of_dtypes
 from tests.oracle import SEED, repeat_command
 
 KERNELS = dict.fromkeys(("dropout", "dropout_grad"), "dropout_launch")
@@ -54,7 +55,7 @@ def moved(array: np.ndarray, first: int) -> np.ndarray:
     return copy
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", of_dtypes(*DTYPES))
 def test_kernels_on_the_host(tmp_path, dtype):
     library = compile_for_host(tmp_path, "dropout", KERNELS, {"DTYPE": DTYPE_CODES[dtype]})
     rng = np.random.default_rng(SEED)
@@ -83,12 +84,14 @@ def test_kernels_on_the_host(tmp_path, dtype):
         assert next_ref[1] - state[1] == -(-count // GROUP) * BLOCKS
 
 
+@pytest.mark.needs("nvrtc")
 def test_gpu_compiler():
     for dtype in DTYPES:
         code = compile_for_gpu("dropout", {"DTYPE": DTYPE_CODES[dtype]})
         assert "griddepcontrol.wait" in code
 
 
+@pytest.mark.needs("cudnn")
 def test_shapes():
     state = np.array([1, 2])
     outputs = [device_tensor(())] * 3

@@ -9,6 +9,7 @@ from pytensor.compile.mode import Mode
 
 from dnnops.cudnn.conv import GpuDnnConv
 from dnnops.gpuarray.type import GpuArrayType
+from tests.needs import require
 
 pytestmark = pytest.mark.gpu
 
@@ -56,7 +57,9 @@ def test_views_and_exports_of_results_stay(memory_format, linker):
     view = fn(first, w)[1:, :, ::2]
     fn(second, w)
     np.testing.assert_array_equal(view.get(), expected[1:, :, ::2])
-    torch = pytest.importorskip("torch")
+    require("torch")
+    import torch
+
     exported = torch.from_dlpack(fn(first, w))
     fn(second, w)
     np.testing.assert_array_equal(exported.cpu().numpy(), expected)

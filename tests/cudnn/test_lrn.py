@@ -65,6 +65,7 @@ def compare(out, expected, dtype, what):
 # -- without a GPU -------------------------------------------------------------------------
 
 
+@pytest.mark.needs("cudnn")
 def test_c_modules():
     x, y, gy = arrays_of(4, 3)
     check_module(GpuDnnLRN(5, 1e-4, 0.75, 2)(x))
@@ -74,6 +75,7 @@ def test_c_modules():
     check_module(op.make_node(x, y, gy).outputs[1])
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("dtype", CUDNN_DTYPES)
 @pytest.mark.parametrize("has_means", [False, True])
 def test_shapes(dtype, has_means):
@@ -99,6 +101,7 @@ def test_bad_parameters(parameters, error, words):
         dnn.dnn_divisive_normalization(x, **parameters)
 
 
+@pytest.mark.needs("cudnn")
 def test_bad_operands():
     x3, x4, x1 = arrays_of(3)[0], arrays_of(4)[0], arrays_of(1)[0]
     half = arrays_of(4, 1, "float16")[0]
@@ -201,8 +204,10 @@ def test_window_sum_on_the_host(tmp_path):
     compare_with_the_oracle()
 
 
+@pytest.mark.needs("nvrtc")
 def test_window_sum_compiles():
-    nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc")
+    from cupy.cuda import nvrtc
+
     program = nvrtc.createProgram(kernel_source(), "window_sum.cu", (), ())
     for name in KERNEL_NAMES:
         nvrtc.addNameExpression(program, name)

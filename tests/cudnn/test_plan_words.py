@@ -29,7 +29,6 @@ from dnnops.cudnn.plan_list import NUMERICAL_NOTES, PlanList
 from dnnops.errors import DnnNotSupportedError, DnnUnavailableError, DnnValueError
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.runtime.build import CUDNN, c_code_dir
-from tests.conftest import gpu_missing
 
 GIVEN = len(WISHES)
 OPS = dict(zip(DIRECTIONS, (GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW), strict=True))
@@ -188,6 +187,7 @@ def layout_of(structure: type[ctypes.Structure], name: str) -> Iterator[str]:
         yield f"sizeof((({name} *)0)->{field}) == {descriptor.size}"
 
 
+@pytest.mark.needs("cudnn")
 def test_structures(tmp_path):
     structures = {
         "ConvCase": stored_choices._ConvCase,
@@ -209,6 +209,7 @@ def test_structures(tmp_path):
     )
 
 
+@pytest.mark.needs("cudnn")
 def test_a_wrong_structure_is_noticed(tmp_path):
     class Wrong(ctypes.Structure):
         _fields_ = [("api", ctypes.c_int64), ("knobs", ctypes.c_int64 * 32), ("id", ctypes.c_int64)]
@@ -218,6 +219,7 @@ def test_a_wrong_structure_is_noticed(tmp_path):
         require(tmp_path, source + asserted(layout_of(Wrong, "PlanSpec")))
 
 
+@pytest.mark.needs("cudnn")
 def test_parameters(tmp_path):
     """Each member of ConvParams is the word that the Op puts there."""
     op = GpuDnnConv(
@@ -266,6 +268,7 @@ def test_parameters(tmp_path):
     require(tmp_path, source + asserted(conditions))
 
 
+@pytest.mark.needs("cudnn")
 def test_numbers_of_words(tmp_path):
     """Words, directions, formats, APIs, and cuDNN's own numbers."""
     conditions = [f"WISH_{word.upper()} == {number}" for number, word in enumerate(WISHES)]
@@ -324,9 +327,11 @@ CUBLASLT_NAMES = {
 }
 
 
+@pytest.mark.needs("cupy")
 def test_declarations_of_cublaslt(tmp_path):
     """What is declared of it is what its header has, where that and what it includes are there."""
-    cupy = pytest.importorskip("cupy")
+    import cupy
+
     headers = [Path(argument[2:]) for argument in compiler()[1] if argument.startswith("-I")]
     if not any((folder / "cublasLt.h").exists() for folder in headers):
         pytest.skip("cublasLt.h is not among CUDA's headers")
@@ -345,7 +350,7 @@ def test_declarations_of_cublaslt(tmp_path):
 # -- without a device ----------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not gpu_missing(), reason="there is a GPU")
+@pytest.mark.needs("no gpu", "cudnn")
 def test_no_list_without_a_gpu():
     x, w = (GpuArrayType("float32", (None,) * 4)() for _ in range(2))
     node = GpuDnnConv().make_node(x, w)

@@ -43,6 +43,7 @@ from tests.cudnn.plan_walk import (
     report,
     walk,
 )
+from tests.needs import of_dtypes
 from tests.oracle import SEED, small_integers
 
 pytestmark = pytest.mark.usefixtures("no_stored_plans")
@@ -306,7 +307,7 @@ def test_plans_that_do_not_run():
     assert "runs when it is asked for" in granted(refused, lambda: PLAN.name)[0]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", of_dtypes("float16", "bfloat16", "float32", "float64"))
 @pytest.mark.parametrize("memory_format", MEMORY_FORMATS)
 @pytest.mark.parametrize("offset", [0, 1])
 def test_guarded_arrays(memory_format, dtype, offset):

@@ -38,6 +38,7 @@ WRONG = [
 # -- without a GPU -----------------------------------------------------------------------
 
 
+@pytest.mark.needs("cudnn")
 def test_the_library_reads_windows_at_each_call():
     op = GpuDnnPool("max_deterministic", 3)
     image = device_tensor((2, 3, 9, 8, 7))
@@ -47,6 +48,7 @@ def test_the_library_reads_windows_at_each_call():
         assert shape_of(out) == Pool(3, "max", True).check_shapes([(2, 3, 9, 8, 7)], *vectors)[1]
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize(("windows", "message"), WRONG)
 def test_wrong_windows_at_the_call(windows, message):
     """What the library raises on a GPU, and what kernels of our own do."""
@@ -132,6 +134,7 @@ ENTRIES = [
 ]
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize(("entry", "ndim", "dtype"), ENTRIES)
 def test_graphs(entry, ndim, dtype):
     """All of it runs on the device, and windows are read on the host."""

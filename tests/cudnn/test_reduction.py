@@ -43,6 +43,7 @@ def made(op: GpuDnnReduction, dtype: str, shape) -> GpuDnnReduction:
     return op.make_node(GpuArrayType(dtype, shape)()).op
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_descriptors(shape, dtype):
@@ -56,6 +57,7 @@ def test_descriptors(shape, dtype):
         assert out.dtype == DTYPE_CODES[dtype]
 
 
+@pytest.mark.needs("cudnn")
 def test_indices_and_wider_results():
     op = made(GpuDnnReduction("max", 1, return_indices=True), "float16", (3, 4))
     x = device_tensor((3, 4), "float16")
@@ -68,6 +70,7 @@ def test_indices_and_wider_results():
     assert out.dtype == DTYPE_CODES["float32"]
 
 
+@pytest.mark.needs("cudnn")
 def test_empty_and_large_operands():
     for red_op in ("max", "min", "amax"):
         op = made(GpuDnnReduction(red_op, 0), "float32", (0, 3))
@@ -127,22 +130,31 @@ def test_names_and_defaults():
     assert op == GpuDnnReduction("absmax", (1,), "float32", "float16", False)
 
 
+#: Dtypes of the elements and of their copies, and whether these are absolute values.
+COPIES = (
+    ("float16", "float32", 1),
+    ("float16", "float16", 0),
+    ("float32", "float32", 1),
+    ("float64", "float64", 1),
+)
+
+
+def macros_of(source, target, absolute):
+    return {"FROM": DTYPE_CODES[source], "TO": DTYPE_CODES[target], "ABSOLUTE": absolute}
+
+
+@pytest.mark.needs("nvrtc")
+def test_gpu_compiler():
+    for copy in COPIES:
+        assert "griddepcontrol.wait" in compile_for_gpu("reduction", macros_of(*copy))
+
+
 def test_kernels_on_the_host(tmp_path):
     rng = np.random.default_rng(SEED)
     kernels = dict.fromkeys(("copy_elements", "widen_indices"), "reduction_launch")
-    for source, target, absolute in (
-        ("float16", "float32", 1),
-        ("float16", "float16", 0),
-        ("float32", "float32", 1),
-        ("float64", "float64", 1),
-    ):
-        macros = {
-            "FROM": DTYPE_CODES[source],
-            "TO": DTYPE_CODES[target],
-            "ABSOLUTE": absolute,
-        }
+    for source, target, absolute in COPIES:
+        macros = macros_of(source, target, absolute)
         library = compile_for_host(tmp_path, "reduction", kernels, macros)
-        assert "griddepcontrol.wait" in compile_for_gpu("reduction", macros)
         x = rounded(rng.standard_normal(700), source)
         x[:3] = 0.0, -0.0, np.nan
         out = np.full(700, 7, target)

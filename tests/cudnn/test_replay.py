@@ -9,6 +9,8 @@ import pytest
 
 from dnnops.runtime.build import CUDNN, c_code_dir
 
+pytestmark = pytest.mark.needs("cudnn")
+
 #: What becomes of a pass: how often it was recorded, launched, replayed.
 LAUNCHED, RECORDED, REPLAYED = "010", "101", "001"
 

@@ -366,10 +366,10 @@ def test_empty(empty):
 # -- PyTorch -------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("torch")
 @fuzz(max_examples=30, case=rnn_cases(torch=True, max_hidden=12, max_steps=6, max_batch=6))
 def test_as_in_pytorch(case):
     """Against PyTorch's layers with the same parameters, in float64 on the host."""
-    pytest.importorskip("torch")
     network = Network(case, "float32")
     expected = torch_results(case, network.operands, network.tops)
     given = network.on_device(network.operands)
@@ -387,9 +387,11 @@ def test_as_in_pytorch(case):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("mode", ["lstm", "gru"])
+@pytest.mark.needs("torch")
 def test_as_pytorch_on_the_same_device(mode, dtype):
     """Of sizes that matter, where both are cuDNN: by how far each is from float64."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     if not torch.cuda.is_available():
         pytest.skip("PyTorch has no CUDA here")
     case = RNNCase(mode, 256, 2, False, False, 0, 0.0, False, 20, 32, 128, 3)

@@ -20,7 +20,6 @@ from dnnops.errors import DnnLibraryError, DnnTypeError, DnnValueError
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet import RNNBackward, RNNBlock, RNNForward
 from dnnops.nnet.rnn_ops import RNN_ALGORITHMS
-from tests.conftest import gpu_missing
 from tests.cudnn.calls import call, device_tensor, shape_of
 from tests.nnet.rnn_cases import RNNCase, rnn_cases
 from tests.oracle import fuzz
@@ -174,6 +173,7 @@ def test_algo_is_checked():
 # -- C -------------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("backward", [False, True])
 def test_c_module(backward):
     case = replace(CASE, dropout=0.3)
@@ -194,6 +194,7 @@ def tensors(case: RNNCase, dtype: str = "float32") -> list:
     return [device_tensor(a.shape, dtype) if a.dtype.kind == "f" else a for a in case.operands()]
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @fuzz(max_examples=30, case=rnn_cases())
 def test_shapes(dtype, case):
@@ -216,6 +217,7 @@ def test_shapes(dtype, case):
     assert [shape_of(f) for f in found[: len(expected)]] == expected
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize(
     ("operand", "value", "error", "words"),
     [
@@ -237,7 +239,8 @@ def test_wrong_operands(operand, value, error, words):
         call("dnnops_cudnn_rnn_forward_shape", op, given, [device_tensor(())] * 3)
 
 
-@pytest.mark.skipif(not gpu_missing(), reason="there is a GPU")
+@pytest.mark.needs("cudnn")
+@pytest.mark.needs("no gpu")
 def test_without_a_gpu():
     """The reserve's size is cuDNN's to say: that needs a device, and the error names the call."""
     op = GpuDnnRNNForward(**CASE.network)

@@ -12,6 +12,7 @@ from tests.cudnn.rnn_networks import Network, with_numbers
 from tests.nnet.rnn_cases import RNNCase
 
 
+@pytest.mark.needs("ml_dtypes")
 def test_signs_of_relus(monkeypatch):
     """Rounding may decide the sign of what is next to zero, but of nothing else."""
     monkeypatch.setattr(rnn_networks, "host", np.asarray)

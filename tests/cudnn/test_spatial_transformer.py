@@ -119,6 +119,7 @@ def check_host(on_host, dtype, results, what, ops=KERNEL_OPS):
             check_op(run_op, op, dtype, arrays, expected, what)
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("dtype", DTYPES)
 @fuzz(max_examples=30, case=cases(max_channels=9, empty=True))
 def test_kernels_on_the_host(on_host, dtype, case):
@@ -146,11 +147,13 @@ def special_results(dtype):
     ]
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_special_values_on_the_host(on_host):
     check_host(on_host, "float64", special_results("float64"), "special", KERNEL_OPS[2:])
 
 
+@pytest.mark.needs("nvrtc")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernels_compile(dtype):
     compile_program("sampler", f"-DDTYPE={DTYPE_CODES[dtype]}")
@@ -160,6 +163,7 @@ def device_arrays(count, dtype="float32", ndim=4):
     return [GpuArrayType(dtype, (None,) * ndim)() for _ in range(count)]
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("kind", range(4))
 def test_c_module(kind):
     (theta,) = device_arrays(1, ndim=3)
@@ -169,6 +173,7 @@ def test_c_module(kind):
         check_module(GpuTransformerGradI(True).make_node(*inputs).outputs[1])
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("ops", [CUDNN_OPS, KERNEL_OPS], ids=["cudnn", "kernels"])
 @fuzz(max_examples=20, case=cases(empty=True))
 def test_shapes(ops, case):
@@ -227,6 +232,7 @@ def test_bad_arguments(make, error, words):
         make(x, theta)
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize(
     ("op", "shapes", "words"),
     [
@@ -245,6 +251,7 @@ def test_bad_shapes(op, shapes, words):
         call("dnnops_cudnn_spatial_transformer_shape", op(), [device_tensor(s) for s in shapes])
 
 
+@pytest.mark.needs("cudnn")
 def test_more_channels_than_cudnn_takes():
     shapes = [(2, 1025, 4, 5), (2, 4, 4, 2), (2, 1025, 4, 4)]
     words = "GpuDnnTransformerGradI: .*at most 1024 channels, got 1025; dnnops.nnet.spatial"

@@ -19,6 +19,7 @@ DTYPES = ("float16", "float32", "float64")
 ONE = np.array(1.0)
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_descriptors(dtype):
     for a, c in (
@@ -45,6 +46,7 @@ def test_descriptors(dtype):
                 )
 
 
+@pytest.mark.needs("cudnn")
 def test_bad_operands():
     with pytest.raises(DnnNotSupportedError, match="of 5 dimensions"):
         call(

@@ -173,6 +173,7 @@ def random_case(rng: random.Random) -> Case:
     )
 
 
+@pytest.mark.needs("cudnn")
 def test_random_arrays(kernels):
     """Whatever the shapes: the same elements in their new places, zeros for padding, no more."""
     rng = random.Random(SEED)
@@ -181,6 +182,7 @@ def test_random_arrays(kernels):
     assert len({copy.kind for copy in copies}) > 10
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("width", DTYPES)
 @pytest.mark.parametrize("back", [False, True], ids=["in", "back"])
 @pytest.mark.parametrize(("channels", "padded"), [(3, 4), (20, 24), (62, 64), (63, 72)])
@@ -192,6 +194,7 @@ def test_padding(kernels, memory_format, channels, padded, back, width):
         Case(array, "channels_last", padded, back, width).check(kernels)
 
 
+@pytest.mark.needs("cudnn")
 def test_vectors(kernels):
     """Two or four elements move at once where all addresses allow it: sizes, strides, arrays."""
 
@@ -224,6 +227,7 @@ def test_vectors(kernels):
     assert sizes(back) == (2, 1)
 
 
+@pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("width", DTYPES)
 def test_all_kinds(kernels, width):
     """Every kind is chosen for something: few and many blocks, few rows or columns, odd sizes."""
@@ -244,6 +248,7 @@ def test_all_kinds(kernels, width):
     assert kinds == {kind for kind in COPY_KINDS[width] if kind % LOADS_PAIRS != SAME_AXES}
 
 
+@pytest.mark.needs("cudnn")
 def test_rows(kernels):
     """Rows that only become wider or narrower: four elements at once on one side, both or none."""
     kinds = set()
@@ -316,6 +321,7 @@ def random_filters(rng: random.Random, width: int) -> Filters:
     )
 
 
+@pytest.mark.needs("cudnn")
 def test_exchanged_filters(kernels):
     """The channels' axes are exchanged and positions reversed, whatever the format and groups."""
     rng = random.Random(SEED + 1)
@@ -326,6 +332,7 @@ def test_exchanged_filters(kernels):
         np.testing.assert_array_equal(target, expected, err_msg=f"{filters}, {repeat_command()}")
 
 
+@pytest.mark.needs("cudnn")
 def test_spread_images(kernels):
     """Elements go to multiples of the strides; what is in between becomes zero, or stays."""
     rng = random.Random(SEED + 3)
@@ -362,6 +369,7 @@ def test_spread_images(kernels):
     assert len([kind for _, kind in kinds if kind & FILLS_GAPS]) >= 7
 
 
+@pytest.mark.needs("cudnn")
 def test_two_copies_at_once(kernels):
     """One launch copies two arrays, whatever the number of blocks of each."""
     rng = random.Random(SEED + 2)
@@ -387,6 +395,7 @@ def test_two_copies_at_once(kernels):
     assert ran > 20
 
 
+@pytest.mark.needs("cudnn")
 def test_refusals():
     """Arrays that are not dense, and those whose blocks can't be counted."""
     spread = device_tensor((2, 4, 5, 6), strides=(500, 60, 12, 2))
@@ -400,6 +409,7 @@ def test_refusals():
         copy_of(wide, "channels_last", 2**31 - 4, False)
 
 
+@pytest.mark.needs("nvrtc")
 def test_gpu_compiler():
     """NVRTC compiles all kinds, without a GPU, so that a multiprocessor has all its threads."""
     from cupy.cuda import nvrtc

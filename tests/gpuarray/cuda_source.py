@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from dnnops.runtime.find import find_cuda_headers
+
 ARCHITECTURE = "compute_90"
 
 _HEADERS = """
@@ -92,13 +94,12 @@ def reduction_source(kernel, ndim: int) -> str:
 def compile_log(source: str) -> str:
     """Compile CUDA source; gives the compiler's errors, empty if it has none."""
     import cupy
-    import nvidia.cu13
     from cupy.cuda import nvrtc
 
     cupy_include = Path(cupy.__file__).parent / "_core" / "include"
     cccl = cupy_include / "cupy" / "_cccl"
-    cuda = Path(next(iter(nvidia.cu13.__path__))) / "include"
-    directories = [cupy_include, cccl / "cub", cccl / "thrust", cccl / "libcudacxx", cuda]
+    bundled = [cupy_include, cccl / "cub", cccl / "thrust", cccl / "libcudacxx"]
+    directories = [*bundled, *find_cuda_headers()]
     program = nvrtc.createProgram(_HEADERS + source, "kernel.cu", [], [])
     try:
         nvrtc.compileProgram(

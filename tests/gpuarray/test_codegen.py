@@ -35,12 +35,12 @@ def scalar(dtype):
 
 
 def kernel_of(op, dtype, make=elementwise_kernel, **kwargs):
-    pytest.importorskip("cupy")
     operands = [scalar(dtype)] * (op.nin if op.nin > 0 else 2)
     outputs = tuple(z.type.dtype for z in op.make_node(*operands).outputs)
     return make(op, (dtype,) * len(operands), outputs, **kwargs)
 
 
+@pytest.mark.needs("nvrtc")
 @pytest.mark.parametrize(
     ("op", "dtypes"), [(op, FLOATS) for op in FLOAT_OPS] + [(op, INTEGERS) for op in INTEGER_OPS]
 )
@@ -52,6 +52,7 @@ def test_kernels_compile(op, dtypes):
         assert not compile_log(elementwise_source(kernel, 2, True)), dtype
 
 
+@pytest.mark.needs("nvrtc")
 @pytest.mark.parametrize("op", [ps.mul, ps.exp, ps.switch, ps.eq, ps.isnan, ps.invert])
 def test_packed_kernels_compile(op):
     """Also of operands and results that have other sizes, of the host's scalars, and repeated."""
@@ -69,6 +70,7 @@ def test_packed_kernels_compile(op):
             assert not log, (dtype, last)
 
 
+@pytest.mark.needs("nvrtc")
 def test_strided_operands_and_host_scalars_compile():
     kernel = kernel_of(ps.add, "bfloat16")
     assert not compile_log(elementwise_source(kernel, 4, False))
@@ -81,6 +83,7 @@ def composite():
     return Composite([x, y], [ps.exp(low) + np.float32(0.5), x > y, ps.pow(x, np.int8(2))])
 
 
+@pytest.mark.needs("nvrtc")
 def test_composite_compiles():
     op = composite()
     outputs = tuple(z.type.dtype for z in op.outputs)
@@ -97,6 +100,7 @@ def test_host_only_code_is_refused():
         scalar_code(ps.add, ("complex64", "complex64"))
 
 
+@pytest.mark.needs("cupy")
 def test_kernels_are_cached():
     assert kernel_of(ps.add, "float32") is kernel_of(ps.add, "float32")
     assert kernel_of(ps.add, "float32") is not kernel_of(ps.add, "float64")
@@ -121,9 +125,9 @@ def test_literals(value, dtype, text):
     assert c_literal(value, dtype) == text
 
 
+@pytest.mark.needs("nvrtc")
 @pytest.mark.parametrize("op", [ps.add, ps.mul, ps.maximum, ps.minimum, ps.and_, ps.or_, ps.xor])
 def test_reductions_compile(op):
-    pytest.importorskip("cupy")
     from dnnops.gpuarray.reduction import reduction_kernel
 
     bitwise = op in (ps.and_, ps.or_, ps.xor)
@@ -136,8 +140,8 @@ def test_reductions_compile(op):
             assert not compile_log(reduction_source(kernel, ndim)), dtype
 
 
+@pytest.mark.needs("nvrtc")
 def test_index_check_compiles():
-    pytest.importorskip("cupy")
     from dnnops.gpuarray.deferred import check_kernel
 
     for dtype in ("int32", "int64", "uint8"):

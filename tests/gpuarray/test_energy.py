@@ -137,9 +137,10 @@ def test_a_missing_driver(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.alone
+@pytest.mark.needs("pynvml")
 def test_on_a_gpu():
-    cupy = pytest.importorskip("cupy")
-    pytest.importorskip("pynvml")
+    import cupy
+
     x = cupy.ones((4096, 4096), "float32")
 
     def run(repeats: int) -> None:

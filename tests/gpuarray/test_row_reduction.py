@@ -130,7 +130,13 @@ class Launch(ctypes.Structure):
     ]
 
 
-@pytest.mark.parametrize("number", range(len(KINDS)), ids=lambda i: " ".join(map(str, KINDS[i])))
+def _kind_param(number: int):
+    kind = KINDS[number]
+    marks = [pytest.mark.needs("ml_dtypes")] if "bfloat16" in kind else []
+    return pytest.param(number, id=" ".join(map(str, kind)), marks=marks)
+
+
+@pytest.mark.parametrize("number", [_kind_param(number) for number in range(len(KINDS))])
 def test_on_the_host(host_kernels, number):
     """Rows that begin anywhere, of any length, in parts and whole."""
     kind = KINDS[number]
@@ -230,10 +236,12 @@ def test_plans():
     assert plan_rows(2**45, 128, 4, PROCESSORS) is None
 
 
+@pytest.mark.needs("nvrtc")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: " ".join(map(str, kind)))
 def test_gpu_compiler(kind):
     """NVRTC compiles them, without a GPU: loads of 16 bytes, and nothing but registers."""
-    nvrtc = pytest.importorskip("cupy.cuda").nvrtc
+    from cupy.cuda import nvrtc
+
     source = row_source(row_reduction(*kind).arithmetic)
     for lanes in (32, THREADS):
         program = nvrtc.createProgram(source, "rows.cu", (), ())

@@ -17,7 +17,6 @@ from dnnops.gpuarray import (
     put_shared_on_gpu,
     shared,
 )
-from tests.conftest import gpu_missing
 from tests.gpuarray.graphs import GPU_MODE, assert_near, to_device
 
 VALUE = np.arange(6, dtype="float32").reshape(2, 3)
@@ -30,7 +29,7 @@ def shared_on_gpu():
     put_shared_on_gpu(False)
 
 
-@pytest.mark.skipif(not gpu_missing(), reason="there is a GPU")
+@pytest.mark.needs("no gpu")
 def test_without_a_gpu_the_reason_is_given():
     with pytest.raises(DnnUnavailableError, match="cuda0"):
         shared(VALUE)
@@ -154,8 +153,10 @@ def test_transfers_round(dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.needs("torch")
 def test_inputs_from_other_libraries():
-    torch = pytest.importorskip("torch", reason="PyTorch isn't installed")
+    import torch
+
     if not torch.cuda.is_available():
         pytest.skip("PyTorch has no CUDA")
     x = GpuArrayType("float32", (None, None))()

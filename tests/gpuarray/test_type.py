@@ -28,14 +28,14 @@ from dnnops.gpuarray import (
 from dnnops.gpuarray.basic import GpuSpecifyShape
 from dnnops.gpuarray.dtypes import DTYPES, numpy_dtype
 from dnnops.runtime.op import DTYPE_CODES
-from tests.conftest import gpu_missing
+from tests.needs import of_dtypes
 
 
 def matrix(*shape, dtype="float32", device=0, name=None):
     return GpuArrayType(dtype, shape or (None, None), device)(name)
 
 
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("dtype", of_dtypes(*sorted(DTYPES)))
 def test_every_dtype(dtype):
     type_ = GpuArrayType(dtype, (2, None))
     assert type_.dtype == dtype
@@ -160,6 +160,7 @@ def test_constant_must_fit():
         GpuArrayType("float32", (2,)).make_constant(np.zeros(3, "float32"))
 
 
+@pytest.mark.needs("ml_dtypes")
 def test_bfloat16_constant_rounds():
     constant = GpuArrayType("bfloat16", (None,)).make_constant(np.array([1.0, 1.001], "float32"))
     assert constant.host_data.dtype.name == "bfloat16"
@@ -171,7 +172,7 @@ def test_filter_refuses_a_variable():
         GpuArrayType("float32", ()).filter(pt.fscalar())
 
 
-@pytest.mark.skipif(not gpu_missing(), reason="there is a GPU")
+@pytest.mark.needs("no gpu")
 def test_a_value_without_a_device_gives_the_reason():
     with pytest.raises(DnnUnavailableError, match="cuda0"):
         GpuArrayType("float32", (None,)).filter(np.zeros(3, "float32"))

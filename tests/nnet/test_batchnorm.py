@@ -79,9 +79,11 @@ def test_gradient_against_the_jacobian(dtype, parameter_dtype, case):
     assert_near(results, expected, [dtype] + [parameter_dtype] * 2, factor=10)
 
 
+@pytest.mark.needs("torch")
 @fuzz(60, case=cases(min_count=2))
 def test_training_and_gradients_against_torch(case):
-    torch = pytest.importorskip("torch")
+    import torch
+
     arrays = case.arrays()
     x, scale, bias = arrays[:3]
     gout = normal(np.random.default_rng(case.seed + 1), case.shape, "float64")
@@ -113,9 +115,11 @@ def test_training_and_gradients_against_torch(case):
         np.testing.assert_allclose(case.groups(gradient)[:, 0], tensor.grad.numpy(), **bounds)
 
 
+@pytest.mark.needs("torch")
 @fuzz(30, case=cases(min_count=2))
 def test_inference_against_torch(case):
-    torch = pytest.importorskip("torch")
+    import torch
+
     arrays = case.arrays()
     out = evaluate(batch_normalization_test(*arrays, case.axes, case.epsilon), {})
     x, scale, bias, mean, var = (torch.tensor(case.groups(a)) for a in arrays)

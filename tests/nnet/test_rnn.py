@@ -20,9 +20,9 @@ from tests.oracle import assert_close, evaluate, fuzz
 CASE = RNNCase("lstm", 3, 2, True, False, 0, 0.0, False, 4, 2, 5, seed=1)
 
 
+@pytest.mark.needs("torch")
 @fuzz(max_examples=100, case=rnn_cases(torch=True))
 def test_against_pytorch(case):
-    pytest.importorskip("torch")
     operands = case.operands()
     *results, reserve = run_op(case.forward, *operands)
     rng = np.random.default_rng(case.seed)

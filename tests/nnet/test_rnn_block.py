@@ -32,9 +32,9 @@ def block_of(case: RNNCase, **keywords) -> RNNBlock:
     )
 
 
+@pytest.mark.needs("torch")
 @fuzz(max_examples=30, case=rnn_cases(torch=True))
 def test_parameters_are_those_of_pytorch(case):
-    pytest.importorskip("torch")
     block = block_of(case)
     size = block.get_param_size([case.batch, case.input_size])
     assert size == block.get_param_size(case.input_size) == case.operands()[0].size

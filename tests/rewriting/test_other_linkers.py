@@ -59,8 +59,8 @@ def test_activations_are_written_out(name):
     assert not [op for op in ops if "Activation" in op]
 
 
+@pytest.mark.needs("torch")
 def test_softmax_runs_in_pytorch():
-    pytest.importorskip("torch")
     x = pt.fmatrix("x")
     function = pytensor.function([x], pt.special.softmax(x, axis=1), mode="PYTORCH")
     values = np.random.default_rng(0).standard_normal((3, 4)).astype("float32")

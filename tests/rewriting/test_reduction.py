@@ -71,6 +71,7 @@ def test_by_cudnn_where_it_is_faster(monkeypatch):
         assert "GpuDnnReduction" not in nodes(rewritten([x], [out]))
 
 
+@pytest.mark.needs("nvrtc")
 @pytest.mark.parametrize("premap", PREMAPS)
 def test_gpu_compiler(premap):
     from pytensor.scalar.basic import add

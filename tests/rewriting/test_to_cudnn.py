@@ -18,7 +18,6 @@ from dnnops.cudnn.base import CudnnOp
 from dnnops.errors import DnnUnavailableError
 from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu, as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
-from tests.conftest import gpu_missing
 from tests.cudnn.device import on_gpu
 from tests.oracle import assert_close
 
@@ -111,7 +110,7 @@ def test_required():
         rewritten([x, w], [nnet.conv2d(x, w)], mode)
 
 
-@pytest.mark.skipif(not gpu_missing(), reason="there is a GPU")
+@pytest.mark.needs("no gpu")
 def test_required_without_a_gpu():
     x, w = tensors(2)
     for enabled in ("auto", "True"):

@@ -75,9 +75,9 @@ def test_old_cudnn_is_not_taken(tmp_path, monkeypatch):
         find.find_cudnn()
 
 
+@pytest.mark.needs("cupy")
 @pytest.mark.usefixtures("fresh_search")
 def test_runtime_headers_without_crt_say_so(tmp_path, monkeypatch):
-    pytest.importorskip("cupy")
     include, lib = tmp_path / "include", tmp_path / "lib"
     include.mkdir()
     lib.mkdir()

@@ -7,7 +7,7 @@ from typing import Any
 from pytensor.graph.basic import Apply, Variable
 
 from dnnops.cudnn.attention import MAX_DEPTH, GpuDnnAttention, GpuDnnAttentionGrad
-from dnnops.cudnn.base import cudnn_version
+from dnnops.cudnn.base import version_to_rewrite_for
 from dnnops.gpuarray.transfer import GpuCast, cast
 from dnnops.nnet.attention import OPTIONAL, Attention, AttentionGrad
 from dnnops.rewriting.to_cudnn.mechanism import Build, register
@@ -28,10 +28,10 @@ def _build_attention(cls: type) -> Build:
     def build(op: Any, inputs: list[Any]) -> list[Variable] | None:
         given = dict(zip(op.operands, inputs, strict=True))
         depths = [given[operand].type.shape[3] for operand in ("query", "value")]
-        version = cudnn_version()
+        version = version_to_rewrite_for()
         if any(depth is not None and depth > MAX_DEPTH for depth in depths):
             return None
-        if version < _FIRST_ATTENTION or version in _WRONG_ATTENTION:
+        if version is not None and (version < _FIRST_ATTENTION or version in _WRONG_ATTENTION):
             return None
         if op.dropout and "mask" in given and given["mask"].type.dtype != "bool":
             return None  # the gradient by the mask is an expression, with other random numbers

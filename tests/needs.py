@@ -1,0 +1,170 @@
+"""What tests need beside the package's own requirements, and why it is missing here.
+
+A test states it with ``@pytest.mark.needs("cudnn", "cupy")``, and is skipped with the reason where
+one of them is missing. ``pytest.mark.gpu`` stands for ``needs("gpu")`` and can be selected.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dnnops.errors import DnnUnavailableError
+
+__all__ = ["NEEDS", "UnknownNeedError", "mark_missing", "missing", "of_dtypes", "require"]
+
+
+class UnknownNeedError(pytest.UsageError):
+    """A test needs something that the table does not have."""
+
+
+def _packages(*names: str) -> Callable[[], str]:
+    """Make the function that looks for packages, without importing them."""
+
+    def find() -> str:
+        absent = [name for name in names if importlib.util.find_spec(name) is None]
+        return f"not installed: {', '.join(absent)}" if absent else ""
+
+    return find
+
+
+def _one_of(*names: str) -> Callable[[], str]:
+    """Make the function that looks for any of some packages."""
+
+    def find() -> str:
+        if any(importlib.util.find_spec(name) for name in names):
+            return ""
+        return f"none is installed of: {', '.join(names)}"
+
+    return find
+
+
+def _gpu() -> str:
+    try:
+        import cupy
+    except ImportError as error:
+        return f"CuPy cannot be imported: {error}"
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"no CUDA device: {error}"
+    return "" if count else "no CUDA device"
+
+
+def _nvrtc() -> str:
+    try:
+        from cupy.cuda import nvrtc
+
+        nvrtc.getVersion()
+    except ImportError as error:
+        return f"NVRTC cannot be loaded through CuPy: {error}"
+    return _libraries("find_cuda")()
+
+
+def _libraries(*finders: str) -> Callable[[], str]:
+    """Make the function that looks for libraries and their headers by `dnnops.runtime.find`."""
+
+    def find() -> str:
+        from dnnops.runtime import find as places
+
+        try:
+            for finder in finders:
+                getattr(places, finder)()
+        except DnnUnavailableError as error:
+            return str(error)
+        return ""
+
+    return find
+
+
+#: By its name, what gives the reason why something is missing, and "" where it is there. What a
+#: function raises is an error of the run, since nobody knows then whether it is there.
+NEEDS: dict[str, Callable[[], str]] = {
+    "gpu": _gpu,
+    "no gpu": lambda: "" if missing("gpu") else "there is a GPU",
+    # cuDNN's and CUDA's headers and libraries: the Ops on cuDNN can be compiled and linked.
+    "cudnn": _libraries("find_cudnn", "find_cuda"),
+    "cupy": _packages("cupy"),
+    # CUDA's compiler and headers, which need no GPU.
+    "nvrtc": _nvrtc,
+    "ml_dtypes": _packages("ml_dtypes"),
+    "pynvml": _packages("pynvml"),
+    "torch": _packages("torch"),
+    "jax": _packages("jax"),
+    "torch or jax": _one_of("torch", "jax"),
+    "matplotlib": _packages("matplotlib"),
+    "sklearn": _packages("sklearn"),
+    "xdist": _packages("xdist"),
+    "git": lambda: "" if shutil.which("git") else "Git is not installed",
+    "no root": lambda: "root may write everywhere" if os.geteuid() == 0 else "",
+    "checkout": lambda: (
+        "" if Path(__file__).parents[1].joinpath("setup.cfg").exists() else "not a checkout"
+    ),
+}
+
+
+@cache
+def missing(name: str) -> str:
+    """Say why something is missing here; empty if it is there.
+
+    Parameters
+    ----------
+    name : str
+        A key of :data:`NEEDS`.
+
+    Raises
+    ------
+    UnknownNeedError
+        If `name` is none.
+    """
+    if name not in NEEDS:
+        raise UnknownNeedError(f"tests/needs.py does not know {name!r}; it has {sorted(NEEDS)}")
+    return NEEDS[name]()
+
+
+def _reasons(names: tuple[str, ...]) -> Iterator[str]:
+    for name in names:
+        if reason := missing(name):
+            yield f"needs {name}: {reason}"
+
+
+def of_dtypes(*names: str) -> list[Any]:
+    """Give the arguments of ``parametrize`` for dtypes: bfloat16 is one of ``ml_dtypes``."""
+    marks = pytest.mark.needs("ml_dtypes")
+    return [pytest.param(name, marks=marks) if name == "bfloat16" else name for name in names]
+
+
+def require(*names: str) -> None:
+    """Skip the running test where something is missing; for what only its end needs."""
+    for reason in _reasons(names):
+        pytest.skip(reason)
+
+
+def mark_missing(items: list[pytest.Item]) -> None:
+    """Skip the tests that need what is missing, with the reason.
+
+    Raises
+    ------
+    UnknownNeedError
+        If a test needs what is not in the table; the message names the test.
+    """
+    for item in items:
+        names = dict.fromkeys(
+            [
+                *(["gpu"] if item.get_closest_marker("gpu") else []),
+                *(name for marker in item.iter_markers("needs") for name in marker.args),
+            ]
+        )
+        try:
+            reason = next(_reasons(tuple(names)), None)
+        except UnknownNeedError as error:
+            raise UnknownNeedError(f"{item.nodeid}: {error}") from None
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,0 +1,142 @@
+"""What tests need: they are skipped with the reason, and only for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dnnops.errors import DnnUnavailableError
+from tests import needs, skips
+
+pytest_plugins = ["pytester"]
+
+TESTS = """
+import pytest
+
+@pytest.mark.needs("here")
+def test_here(): pass
+
+@pytest.mark.needs("here", "away")
+@pytest.mark.parametrize("i", range(2))
+def test_away(i): assert False
+
+@pytest.mark.parametrize("dtype", [pytest.param("a", marks=pytest.mark.needs("away")), "b"])
+def test_dtype(dtype): assert dtype == "b"
+
+def test_end():
+    from tests.needs import require
+    require("here")
+    require("away")
+    assert False
+
+@pytest.mark.gpu
+def test_gpu(): assert False
+
+@pytest.mark.skip(reason="odd")
+def test_odd(): assert False
+"""
+
+
+class Plugin:
+    """What `tests/conftest.py` does."""
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.addinivalue_line("markers", "needs(name, ...): for this test")
+        config.addinivalue_line("markers", "gpu: for this test")
+        config.pluginmanager.register(skips.SkipCounter(config))
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        needs.mark_missing(items)
+
+
+def absent() -> str:
+    raise DnnUnavailableError("a finder that failed")
+
+
+@pytest.fixture(autouse=True)
+def table(monkeypatch: pytest.MonkeyPatch):
+    """A table with what is here, what is away, no GPU, and a finder that fails."""
+    rows = {
+        "here": lambda: "",
+        "away": lambda: "it went: far away",
+        "gpu": lambda: "none",
+        "failing": absent,
+    }
+    needs.missing.cache_clear()
+    monkeypatch.setattr(needs, "NEEDS", rows)
+    yield rows
+    needs.missing.cache_clear()
+
+
+def run(pytester: pytest.Pytester, text: str, *arguments: str) -> pytest.RunResult:
+    pytester.makepyfile(text)
+    return pytester.inline_run("-rs", "-p", "no:xdist", *arguments, plugins=[Plugin()])
+
+
+def outcomes(result: pytest.HookRecorder) -> dict[str, str]:
+    """The outcome of each test, and the reason if it was skipped."""
+    found = {}
+    for report in result.getreports("pytest_runtest_logreport"):
+        name = report.nodeid.rpartition("::")[2]
+        if report.skipped:
+            found[name] = report.longrepr[2].removeprefix("Skipped: ")
+        elif report.when == "call":
+            found[name] = report.outcome
+    return found
+
+
+def test_both_answers(pytester: pytest.Pytester):
+    away = "needs away: it went: far away"
+    assert outcomes(run(pytester, TESTS)) == {
+        "test_here": "passed",
+        "test_away[0]": away,
+        "test_away[1]": away,
+        "test_dtype[a]": away,
+        "test_dtype[b]": "passed",
+        "test_end": away,
+        "test_gpu": "needs gpu: none",
+        "test_odd": "odd",
+    }
+
+
+def test_gpu_is_selected_by_its_own_name(pytester: pytest.Pytester):
+    assert list(outcomes(run(pytester, TESTS, "-m", "gpu"))) == ["test_gpu"]
+
+
+def test_unknown_needs_are_errors(pytester: pytest.Pytester):
+    text = "import pytest\n@pytest.mark.needs('cudn')\ndef test_it(): pass"
+    result = run(pytester, text)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    with pytest.raises(needs.UnknownNeedError, match="does not know 'cudn'; it has"):
+        needs.missing("cudn")
+
+
+def test_a_finder_that_fails_is_not_an_answer(pytester: pytest.Pytester):
+    text = "import pytest\n@pytest.mark.needs('failing')\ndef test_it(): pass"
+    assert run(pytester, text).ret == pytest.ExitCode.INTERNAL_ERROR
+
+
+def test_skips_are_counted_and_bounded(
+    pytester: pytest.Pytester, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    kept, found = tmp_path / skips.KEPT, tmp_path / skips.FOUND
+    kept.parent.mkdir()
+    kept.write_text('{"bare": {"needs away": 4, "needs gpu": 1, "other": 1}}')
+    assert skips.main(["bare"], tmp_path) == 2
+    run(pytester, TESTS)
+    found.parent.mkdir(parents=True)
+    found.write_text((pytester.path / skips.FOUND).read_text())
+    assert json.loads(found.read_text()) == {"needs away": 4, "needs gpu": 1, "other": 1}
+    assert skips.main(["bare"], tmp_path) == 0
+    assert skips.main(["unknown"], tmp_path) == 2
+    kept.write_text('{"bare": {"needs away": 3, "needs gpu": 9}}')
+    capsys.readouterr()
+    assert skips.main(["bare"], tmp_path) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "needs away: 4 tests were skipped, 3 may be",
+        "other: 1 tests were skipped, 0 may be",
+    ]
+    assert skips.main(["bare", "--write"], tmp_path) == 0
+    assert skips.main(["bare"], tmp_path) == 0
