@@ -26,6 +26,7 @@ from dnnops.cudnn.algorithms import (
 )
 from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.cudnn.conv_padding import is_asymmetric, padded_explicitly
+from dnnops.cudnn.descriptors import apply_described, is_described, output_shape
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import (
@@ -50,6 +51,9 @@ def _setting(flag: str, given: Any) -> Any:
 class GpuDnnConvBase(CudnnOp, ConvBase):
     """What the three Ops share; called as ``op(first, second, [shape,] alpha, beta, out)``.
 
+    A `GpuDnnConvDesc` may give the parameters, as in Theano:
+    ``op(first, second, output, desc, alpha=1, beta=0)``.
+
     Padding that differs before and after an axis is not left to cuDNN: such an Op, when called,
     pads the image on the device and applies an Op of symmetric padding to it (the reason is in
     `dnnops.cudnn.conv_padding`).
@@ -68,7 +72,7 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
     accumulate : bool
         Whether there are operands `beta` and `out`.
     inplace : bool
-        Whether the result is written into `out`.
+        Whether the result is written into `out`, which has to be given then.
     allow_tf32, deterministic : bool, optional
         Default: the flags ``dnn.allow_tf32`` and ``dnn.deterministic``.
     workspace_limit : int or str, optional
@@ -136,15 +140,13 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
         self.memory_format = memory_format
         self.accumulate = bool(accumulate)
         self.inplace = bool(inplace)
-        if self.inplace and not self.accumulate:
-            raise DnnValueError(f"{self.where}: inplace needs accumulate, an operand to write into")
         self.allow_tf32: bool = _setting("dnn.allow_tf32", allow_tf32)
         self.deterministic: bool = _setting("dnn.deterministic", deterministic)
         limit = _setting(
             "dnn.conv.workspace_limit", "auto" if workspace_limit == -1 else workspace_limit
         )
         self.workspace_limit: int = -1 if limit == "auto" else limit
-        if self.inplace:
+        if self.inplace and self.accumulate:
             self.destroy_map = {0: [self.leading + 2]}
 
     def __str__(self) -> str:
@@ -192,6 +194,8 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
         raise NotImplementedError
 
     def __call__(self, *operands: Any, **kwargs: Any) -> Any:
+        if is_described(operands, kwargs):
+            return apply_described(self, *operands, **kwargs)
         if is_asymmetric(self) and len(operands) >= self.leading:
             return padded_explicitly(self, operands, **kwargs)
         return super().__call__(*operands, **kwargs)
@@ -204,8 +208,10 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
             )
         shape, others = self._split_shape(others)
         alpha, beta, out = (*others, *(1.0, 1.0, None)[len(others) :])
+        if out is None and self.inplace:
+            raise DnnTypeError(f"{self.where}: inplace needs out, an operand to write into")
         if (out is not None) != self.accumulate:
-            return self.replace(accumulate=out is not None, inplace=False).make_node(
+            return self.replace(accumulate=out is not None).make_node(
                 first, second, *shape, alpha, beta, out
             )
         names = self.operand_names
@@ -327,6 +333,8 @@ class GpuDnnConv(GpuDnnConvBase):
 
     def _result_shape(self, first: Any, second: Any, sizes: Any) -> tuple[Any, ...]:
         return self.output_shape(first, second)
+
+    get_out_shape = staticmethod(output_shape)
 
     def _adjoints(self, first: Any, second: Any, g: Any, alpha: Any) -> list[Any]:
         return [

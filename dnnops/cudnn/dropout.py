@@ -9,7 +9,9 @@ from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Variable
 
 import dnnops.cudnn.kernels  # noqa: F401 - registers what C code calls
+from dnnops.compat import set_default_update
 from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.cudnn.descriptors import GpuDnnDropoutDesc
 from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
@@ -37,6 +39,9 @@ class GpuDnnDropoutOp(_GpuDropout, Dropout):
     is on the device, as `y` and `reserve` are; `p` and the states are the host's. It can't be
     captured in a CUDA graph, which would draw the same numbers each time.
 
+    A `GpuDnnDropoutDesc` may stand for `p`. Without a state, one of the descriptor's seed is made,
+    which each call of a compiled function updates.
+
     Parameters
     ----------
     inplace : bool
@@ -45,7 +50,14 @@ class GpuDnnDropoutOp(_GpuDropout, Dropout):
 
     function = "dnnops_cudnn_dropout"
 
-    def make_node(self, x: Any, p: Any, state: Any) -> Apply:
+    def make_node(self, x: Any, p: Any, state: Any = None) -> Apply:
+        if isinstance(p, GpuDnnDropoutDesc):
+            if state is None:
+                own = p.state()
+                node = self.make_node(x, p.dropout, own)
+                set_default_update(own, node.outputs[2])
+                return node
+            p = p.dropout
         (x,) = device_operands(type(self).__name__, None, x=x)
         # The abstract Op checks the rest; it knows no bfloat16.
         stand_in = pt.tensor(dtype="float32", shape=x.type.shape)

@@ -18,6 +18,7 @@ from dnnops.cudnn.batchnorm import (
 )
 from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.cudnn.ctc import GpuDnnCTC
+from dnnops.cudnn.descriptors import GpuDnnConvDesc, GpuDnnDropoutDesc
 from dnnops.cudnn.divisive_normalization import (
     GpuDnnDivisiveNormalization,
     GpuDnnDivisiveNormalizationGrad,
@@ -37,6 +38,7 @@ from dnnops.cudnn.spatial_transformer import (
 from dnnops.cudnn.transform import GpuDnnAddTensor, GpuDnnTransform
 from dnnops.dnn.availability import dnn_available, dnn_present, version
 from dnnops.dnn.batchnorm import dnn_batch_normalization_test, dnn_batch_normalization_train
+from dnnops.dnn.constructors import gpu_dnn_conv, gpu_dnn_conv_gradI, gpu_dnn_conv_gradW
 from dnnops.dnn.conv import (
     CONV_MODES,
     DIRECTION_HINTS,
@@ -68,10 +70,12 @@ __all__ = [
     "GpuDnnBatchNormInference",
     "GpuDnnCTC",
     "GpuDnnConv",
+    "GpuDnnConvDesc",
     "GpuDnnConvGradI",
     "GpuDnnConvGradW",
     "GpuDnnDivisiveNormalization",
     "GpuDnnDivisiveNormalizationGrad",
+    "GpuDnnDropoutDesc",
     "GpuDnnDropoutGrad",
     "GpuDnnDropoutOp",
     "GpuDnnLRN",
@@ -109,6 +113,9 @@ __all__ = [
     "dnn_spatialtf",
     "dnn_transform",
     "dropout",
+    "gpu_dnn_conv",
+    "gpu_dnn_conv_gradI",
+    "gpu_dnn_conv_gradW",
     "version",
 ]
 

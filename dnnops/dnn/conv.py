@@ -8,6 +8,7 @@ import pytensor.tensor as pt
 
 from dnnops.cudnn.base import device_operands
 from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.cudnn.descriptors import CONV_MODES
 from dnnops.errors import DnnValueError
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.nnet._validate import is_int, spatial_shape
@@ -25,7 +26,6 @@ __all__ = [
 ]
 
 
-CONV_MODES = ("conv", "cross")
 DIRECTION_HINTS = (None, "forward", "forward!", "bprop inputs", "bprop weights")
 
 

@@ -122,7 +122,7 @@ def test_flags_are_read_when_the_op_is_made():
     [
         (lambda: GpuDnnConv(precision="half"), DnnValueError, "precision 'half'"),
         (lambda: GpuDnnConv(memory_format="NHWC"), DnnValueError, "memory_format"),
-        (lambda: GpuDnnConv(inplace=True), DnnValueError, "inplace needs accumulate"),
+        (lambda: GpuDnnConv(inplace=True)(array(), array()), DnnTypeError, "inplace needs out"),
         (lambda: GpuDnnConv(allow_tf32="maybe"), DnnValueError, r"flag dnn\.allow_tf32: 'maybe'"),
         (lambda: GpuDnnConv(deterministic=2), DnnValueError, r"flag dnn\.deterministic: '2'"),
         (lambda: GpuDnnConv(workspace_limit="lots"), DnnValueError, "workspace_limit: 'lots'"),
