@@ -382,16 +382,9 @@ def version_to_rewrite_for() -> int | None:
     """The version that graphs are made for; None, which stands for the newest, if there is none.
 
     With the flag ``dnn.enabled=no_check`` graphs are rewritten where cuDNN isn't installed, too.
-
-    Raises
-    ------
-    DnnBusyError
-        If another process is compiling for longer than the flag ``compile__timeout`` allows.
     """
     try:
         return cudnn_version()
-    except DnnBusyError:
-        raise
     except DnnUnavailableError:
         return None
 
