@@ -14,7 +14,7 @@ from pytensor.graph.basic import Apply
 
 import dnnops.gpuarray.variable  # noqa: F401  gives GpuArrayType its variables
 from dnnops.config import flag_value
-from dnnops.errors import DnnBusyError, DnnError, DnnTypeError, DnnUnavailableError
+from dnnops.errors import DnnError, DnnTypeError, DnnUnavailableError
 from dnnops.gpuarray.device import on_device
 from dnnops.gpuarray.dtypes import FLOAT_DTYPES, numpy_dtype
 from dnnops.gpuarray.op import infer_device, is_on_device
