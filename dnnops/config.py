@@ -37,6 +37,10 @@ __all__ = [
 ]
 
 
+#: The variable of the environment that holds flags of dnnops alone.
+VARIABLE = "DNNOPS_FLAGS"
+
+
 @dataclass(frozen=True)
 class Values:
     """What a flag accepts.
@@ -347,10 +351,12 @@ def register_flags() -> None:
     ------
     DnnValueError
         If the environment or a configuration file gives a flag a value that it does not accept, or
-        gives one flag two values under its two spellings.
+        gives one flag two values, under its two spellings or in ``PYTENSOR_FLAGS`` and
+        ``DNNOPS_FLAGS``; if ``DNNOPS_FLAGS`` has another flag.
     """
     from pytensor.configdefaults import config
 
+    _adopt_own_variable(config)
     for flag in FLAGS:
         if flag.key in config._config_var_dict:
             continue
@@ -407,6 +413,31 @@ def parse_flag(name: str, value: object) -> Any:
         If the flag does not accept the value. The message names the flag and lists its values.
     """
     return next(flag for flag in FLAGS if flag.name == name).parse(value)
+
+
+def _adopt_own_variable(config: PyTensorConfigParser) -> None:
+    """Hand the flags of ``DNNOPS_FLAGS`` to the parser, as if ``PYTENSOR_FLAGS`` had them.
+
+    PyTensor checks the latter at the end of its own import, and warns of flags that it does not
+    know yet. This variable it does not read.
+    """
+    from pytensor.configparser import parse_config_string
+
+    given = config._flags_dict
+    for name, value in parse_config_string(os.environ.get(VARIABLE, "")).items():
+        flag = next((flag for flag in FLAGS if name in (flag.name, flag.key)), None)
+        if flag is None:
+            raise DnnValueError(
+                f"{VARIABLE}: dnnops has no flag {name}; PyTensor's own are set in PYTENSOR_FLAGS"
+            )
+        if flag.key in config._config_var_dict:
+            continue  # read before
+        for spelling in (flag.name, flag.key):
+            if given.setdefault(spelling, value) != value:
+                raise DnnValueError(
+                    f"{VARIABLE} gives {name}={value}, and {spelling}={given[spelling]} is given, "
+                    "too: give it once"
+                )
 
 
 def _adopt_dotted_name(config: PyTensorConfigParser, flag: Flag) -> None:

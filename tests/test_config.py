@@ -212,5 +212,53 @@ def test_bad_environment_is_an_error(flags: str, message: str):
         read_in_process([], flags)
 
 
+def run_with_own_variable(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env=os.environ | {"PYTENSOR_FLAGS": "", "PYTENSORRC": os.devnull} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[1],
+    )
+
+
+@pytest.mark.parametrize("imports", ["import pytensor, dnnops", "import dnnops, pytensor"])
+def test_a_variable_of_its_own_warns_in_no_order_of_imports(imports: str):
+    program = (
+        f"{imports}\nfrom pytensor import config\n"
+        "print(config.dnn__conv__algo_fwd, config.dnn__allow_tf32, config.onednn__conv__algo)"
+    )
+    flags = "dnn.conv.algo_fwd=time_once,dnn__allow_tf32=True"
+    done = run_with_own_variable(program, DNNOPS_FLAGS=flags)
+    assert (done.stdout, done.stderr) == ("time_once True auto\n", "")
+    also = run_with_own_variable(
+        "import dnnops, pytensor; print(pytensor.config.dnn__conv__algo_fwd)",
+        DNNOPS_FLAGS=flags,
+        PYTENSOR_FLAGS="dnn.conv.algo_fwd=time_once",
+    )
+    assert (also.stdout, also.stderr) == ("time_once\n", "")
+
+
+@pytest.mark.parametrize(
+    ("own", "shared", "message"),
+    [
+        ("dnn.conv.algo=fft", "", "DNNOPS_FLAGS: dnnops has no flag dnn.conv.algo; PyTensor's own"),
+        (
+            "floatX=float32",
+            "",
+            "DNNOPS_FLAGS: dnnops has no flag floatX; PyTensor's own are set in",
+        ),
+        ("dnn.enabled=sometimes", "", "flag dnn.enabled: 'sometimes' is not accepted"),
+        ("dnn.enabled=True", "dnn.enabled=False", "and dnn.enabled=False is given, too"),
+        ("dnn.enabled=True", "dnn__enabled=False", "and dnn__enabled=False is given, too"),
+    ],
+)
+def test_a_bad_variable_of_its_own_is_an_error(own: str, shared: str, message: str):
+    done = run_with_own_variable("import dnnops", DNNOPS_FLAGS=own, PYTENSOR_FLAGS=shared)
+    assert done.returncode == 1
+    assert message in done.stderr.splitlines()[-1]
+
+
 def test_default_cache_lies_beside_the_compiledir():
     assert Path(BY_NAME["dnn.conv.cache"].default()).parent == config.compiledir.parent
