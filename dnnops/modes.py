@@ -24,6 +24,7 @@ from pytensor.link.numba.linker import NumbaLinker
 
 from dnnops.config import flag_value
 from dnnops.errors import DnnUnavailableError
+from dnnops.runtime.ahead import ParallelVMLinker
 
 __all__ = [
     "CudnnMode",
@@ -45,18 +46,18 @@ class DnnMode(Mode):
     Parameters
     ----------
     linker : str or Linker
-        Another linker.
+        Another linker; the default is PyTensor's CVM with modules that are compiled in parallel.
     optimizer : str or RewriteDatabaseQuery
         Other rewrites to begin with.
     """
 
     def __init__(
         self,
-        linker: str | Linker = "cvm",
+        linker: str | Linker | None = None,
         optimizer: str | RewriteDatabaseQuery = OPT_FAST_RUN,
         db: Any = None,
     ):
-        super().__init__(linker, optimizer, db)
+        super().__init__(linker or ParallelVMLinker(use_cloop=True), optimizer, db)
 
     @property
     def optimizer(self) -> GraphRewriter:

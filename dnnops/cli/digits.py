@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -180,12 +181,9 @@ class Trainer:
     step : Function
         Takes images, classes and a learning rate, updates the weights, and returns the mean
         cross-entropy before the update and the fraction of images that were classified right.
-    classify : Function
-        Takes images and returns the probabilities of the classes.
     """
 
     step: Function
-    classify: Function
 
     def __init__(self, device: str = "cpu", seed: int = 0) -> None:
         import pytensor
@@ -212,7 +210,15 @@ class Trainer:
             self.step = pytensor.function(
                 [network.images, classes, rate], [loss, accuracy], updates=updates, mode=mode
             )
-            self.classify = pytensor.function([network.images], network.probabilities, mode=mode)
+        self._network, self._mode = network, mode
+
+    @cached_property
+    def classify(self) -> Function:
+        """Takes images and returns the probabilities of the classes; compiled when first used."""
+        import pytensor
+
+        outputs = self._network.probabilities
+        return pytensor.function([self._network.images], outputs, mode=self._mode)
 
     def batches(self, images: np.ndarray, classes: np.ndarray) -> Iterator[tuple[Any, Any]]:
         """Yield one epoch's minibatches, in a new random order; what is left over is dropped."""

@@ -1,0 +1,97 @@
+"""C modules of a graph are compiled in parallel, and PyTensor takes them as its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from pytensor.link.c.cmodule import GCC_compiler
+
+from dnnops.runtime import ahead
+
+SCRIPT = """
+    import json, os, sys, threading
+    import numpy as np, pytensor, pytensor.tensor as pt
+    from pytensor.link.c.cmodule import GCC_compiler
+    compiled = []
+    original = GCC_compiler.compile_str
+    def watched(*args, **kwargs):
+        if kwargs.get("module_name"):  # not PyTensor's own extension
+            compiled.append(threading.current_thread() is threading.main_thread())
+        return original(*args, **kwargs)
+    GCC_compiler.compile_str = staticmethod(watched)
+    import dnnops
+    os.sched_getaffinity = lambda pid: set(range(CORES))
+    x, y = pt.vectors("xy")
+    outputs = [x + y, x.sum(), pt.outer(x, y).max(axis=1), x[::2]]
+    f = pytensor.function([x, y], outputs, mode="ONEDNN")
+    results = f([1.0, 2.0, 4.0], [1.0, 1.0, 3.0])
+    print(json.dumps([compiled, [r.tolist() for r in results]]))
+"""
+
+
+def run(compiledir: Path, cores: int = 2, cxx: str = "") -> tuple[list[bool], list]:
+    flags = f"base_compiledir={compiledir},floatX=float64" + (f",cxx={cxx}" if cxx else "")
+    process = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT).replace("CORES", str(cores))],
+        env={**os.environ, "PYTENSOR_FLAGS": flags},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
+
+
+def test_modules_are_compiled_in_threads_and_kept(tmp_path):
+    expected = [[2.0, 3.0, 7.0], 7.0, [3.0, 6.0, 12.0], [1.0, 4.0]]
+    in_main_thread, results = run(tmp_path)
+    assert results == expected
+    assert in_main_thread.count(False) >= 3
+    assert not any(in_main_thread)
+    in_main_thread, results = run(tmp_path)
+    assert results == expected
+    assert not in_main_thread
+
+
+@pytest.mark.slow
+def test_one_core_compiles_as_pytensor_does(tmp_path):
+    in_main_thread, results = run(tmp_path, cores=1)
+    assert results[1] == 7.0
+    assert len(in_main_thread) >= 3
+    assert all(in_main_thread)
+
+
+def test_compilation_that_fails_is_left_to_pytensor(tmp_path, monkeypatch):
+    """So that its message is PyTensor's, and a failure of one attempt is none of the second."""
+    attempts = []
+
+    def compile_str(**arguments):
+        attempts.append(arguments["location"])
+        if len(attempts) == 1:
+            raise RuntimeError("not today")
+        return "module"
+
+    monkeypatch.setattr(ahead, "_original", compile_str)
+    arguments = dict.fromkeys(ahead._ARGUMENTS, "same")
+    location = tmp_path / "module"
+    location.mkdir()
+    with ahead.ThreadPoolExecutor(1) as pool:
+        job = pool.submit(ahead._compile, arguments, tmp_path / "ahead")
+        monkeypatch.setitem(ahead._pending, ahead._identity(arguments), job)
+        assert ahead._compile_str(**arguments, location=str(location)) == "module"
+    assert attempts == [str(tmp_path / "ahead"), str(location)]
+
+
+def test_other_callers_of_the_compiler_are_not_affected(monkeypatch):
+    calls = []
+    monkeypatch.setattr(ahead, "_original", lambda *args, **kwargs: calls.append((args, kwargs)))
+    ahead._compile_str("name", "code", location="nowhere")
+    ahead._compile_str(module_name="name", src_code="code", location="nowhere", py_module=False)
+    assert len(calls) == 2
+    assert callable(GCC_compiler.compile_str)
