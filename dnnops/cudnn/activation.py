@@ -9,6 +9,7 @@ from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor import as_tensor_variable
 
+from dnnops.arguments import switch
 from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.errors import DnnTypeError
 from dnnops.nnet._validate import merge_shapes, named_operands
@@ -46,7 +47,7 @@ class GpuDnnActivationBase(CudnnOp, ActivationBase):
 
     def __init__(self, mode: str, coef: float = 0.0, inplace: bool = False):
         super().__init__(mode, coef)
-        self.inplace = bool(inplace)
+        self.inplace = switch(type(self).__name__, "inplace", inplace)
         if self.inplace:
             self.destroy_map = {0: [self.overwrites]}
 

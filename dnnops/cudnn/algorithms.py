@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dnnops.arguments import is_int, shown
 from dnnops.config import ALGORITHM_WORDS, flag_value
 from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.runtime.build import CUDNN
@@ -20,6 +21,7 @@ from dnnops.runtime.build import CUDNN
 __all__ = [
     "DIRECTIONS",
     "LEGACY_ALGORITHMS",
+    "PRECISIONS",
     "WISHES",
     "AlgorithmChoice",
     "cache_statistics",
@@ -156,7 +158,7 @@ def parse_algorithm(algo: Any, direction: str) -> AlgorithmChoice:
     DnnNotSupportedError
         If the engine has more knobs than the runtime library takes.
     """
-    text = str(algo)
+    text = algo if isinstance(algo, str) else shown(int(algo) if is_int(algo) else algo)
     if text in WISHES:
         return AlgorithmChoice(WISHES.index(text))
     for number, suffix in FORMATS.items():
@@ -177,7 +179,7 @@ def parse_algorithm(algo: Any, direction: str) -> AlgorithmChoice:
     numbered = _NUMBERED.fullmatch(text)
     if numbered is None:
         raise DnnValueError(
-            f"{text!r} is no algorithm of direction {direction} (argument algo, or flag"
+            f"{shown(text)} is no algorithm of direction {direction} (argument algo, or flag"
             f" {_FLAGS[direction]}). Give one of {', '.join(WISHES)}; a"
             f" number from 0 to {len(names) - 1} or its name, one of {', '.join(names)}, with or"
             f" without a math type, as {names[0]}_FMA_MATH; or the name of another plan, as"
@@ -206,16 +208,12 @@ _PRECISION_WORDS = {
 }
 
 
-def precision_word(precision: str) -> int:
-    """The member ``precision`` of ``ConvParams``.
+#: What the argument `precision` of a convolution may be.
+PRECISIONS = tuple(_PRECISION_WORDS)
 
-    Raises
-    ------
-    DnnValueError
-        If it is none that there is.
-    """
-    if precision not in _PRECISION_WORDS:
-        raise DnnValueError(f"precision {precision!r}: give one of {', '.join(_PRECISION_WORDS)}")
+
+def precision_word(precision: str) -> int:
+    """The member ``precision`` of ``ConvParams``, for one of `PRECISIONS`."""
     return _PRECISION_WORDS[precision]
 
 

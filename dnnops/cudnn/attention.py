@@ -10,7 +10,7 @@ from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor import as_tensor_variable
 
-from dnnops.config import flag_value
+from dnnops.arguments import switch_or_flag
 from dnnops.cudnn.base import (
     TAKES_ROWS,
     CudnnOp,
@@ -236,9 +236,9 @@ class GpuDnnAttentionGrad(GpuDnnAttentionBase):
         is_deterministic: bool | None = None,
     ):
         super().__init__(scale, is_causal, optional, dropout)
-        if is_deterministic is None:
-            is_deterministic = flag_value("dnn.deterministic")
-        self.is_deterministic = bool(is_deterministic)
+        self.is_deterministic = switch_or_flag(
+            type(self).__name__, "is_deterministic", is_deterministic, "dnn.deterministic"
+        )
 
     @property
     def deterministic(self) -> bool:

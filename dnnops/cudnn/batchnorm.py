@@ -24,7 +24,7 @@ from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpuarray.device import on_device
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet._validate import float64_scalar, switch
+from dnnops.nnet._validate import float64_scalar, one_of, switch
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.batchnorm_base import BatchNormBase
 from dnnops.nnet.expressions import is_connected
@@ -77,11 +77,7 @@ class GpuDnnBatchNormBase(CudnnOp):
     running_averages = False
 
     def __init__(self, mode: str = "per-activation", axes: Sequence[int] | None = None):
-        if mode not in MODES:
-            raise DnnValueError(
-                f"{type(self).__name__}: mode must be one of {', '.join(MODES)}, got {mode!r}"
-            )
-        self.mode = mode
+        self.mode = one_of(type(self).__name__, "mode", mode, MODES)
         self.axes = None if axes is None else self._make_abstract(axes).axes
 
     def _make_abstract(self, axes: Sequence[int]) -> Any:
@@ -112,8 +108,8 @@ class GpuDnnBatchNormBase(CudnnOp):
         )
         given |= dict(zip(abstract.data, data, strict=True))
         given |= dict(zip(abstract.parameter_operands, parameters, strict=True))
-        for operand, minimum in abstract.scalars.items():
-            given[operand] = float64_scalar(name, operand, given[operand], minimum)
+        for operand, bounds in abstract.scalars.items():
+            given[operand] = float64_scalar(name, operand, given[operand], *bounds)
         dtype = data[0].type.dtype
         wanted = parameter_dtype(dtype)
         if parameters[0].type.dtype != wanted or parameters[0].type.device != device:
@@ -305,7 +301,7 @@ class _InplaceBatchNorm(GpuDnnBatchNormBase):
         axes: Sequence[int] | None = None,
     ):
         super().__init__(mode, axes)
-        self.inplace = bool(inplace)
+        self.inplace = switch(type(self).__name__, "inplace", inplace)
         self.destroy_map = {0: [self.overwritten]} if self.inplace else {}
 
     def inplace_versions(self) -> list[Any]:

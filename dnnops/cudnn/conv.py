@@ -15,10 +15,12 @@ from pytensor.graph.basic import Apply, Constant, Variable
 
 import dnnops.cudnn.kernels
 import dnnops.cudnn.stored_choices  # noqa: F401  both register with the runtime library
+from dnnops.arguments import is_int, one_of, shown, switch, switch_or_flag
 from dnnops.compat import shape_inference
 from dnnops.config import flag_value, parse_flag
 from dnnops.cudnn.algorithms import (
     DIRECTIONS,
+    PRECISIONS,
     algorithm_flag,
     check_precision,
     parse_algorithm,
@@ -27,7 +29,8 @@ from dnnops.cudnn.algorithms import (
 from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.cudnn.conv_padding import is_asymmetric, padded_explicitly
 from dnnops.cudnn.descriptors import apply_described, is_described, output_shape
-from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
+from dnnops.errors import DnnNotSupportedError, DnnTypeError
+from dnnops.gpuarray.layout import MEMORY_FORMATS
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import (
     int_vector,
@@ -40,12 +43,22 @@ from dnnops.nnet.conv_base import ConvBase
 
 __all__ = ["GpuDnnConv", "GpuDnnConvBase", "GpuDnnConvGradI", "GpuDnnConvGradW"]
 
-MEMORY_FORMATS = ("contiguous", "channels_last")
 
-
-def _setting(flag: str, given: Any) -> Any:
-    """What an argument gives, checked as the flag is, or else the flag's value."""
-    return flag_value(flag) if given is None else parse_flag(flag, given)
+def _workspace_limit(where: str, given: Any) -> int:
+    """What an argument gives in bytes, checked as the flag is, or else the flag's; -1 for auto."""
+    flag = "dnn.conv.workspace_limit"
+    if given is None:
+        limit = flag_value(flag)
+    elif is_int(given) and given == -1:
+        limit = "auto"
+    elif is_int(given) or isinstance(given, str):
+        limit = parse_flag(flag, given)
+    else:
+        raise DnnTypeError(
+            f"{where}: workspace_limit must be a number of bytes or what the flag {flag} takes, got"
+            f" {shown(given)}"
+        )
+    return -1 if limit == "auto" else int(limit)
 
 
 class GpuDnnConvBase(CudnnOp, ConvBase):
@@ -128,24 +141,19 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
         ConvBase.__init__(
             self, ndim, border_mode, subsample, filter_flip, filter_dilation, num_groups
         )
-        self.algo = str(algorithm_flag(self.direction) if algo is None else algo)
+        algo = algorithm_flag(self.direction) if algo is None else algo
+        self.algo = shown(int(algo)) if is_int(algo) else algo
         parse_algorithm(self.algo, self.direction)
-        self.precision = flag_value("dnn.conv.precision") if precision is None else precision
-        precision_word(self.precision)
-        if memory_format not in MEMORY_FORMATS:
-            raise DnnValueError(
-                f"{self.where}: memory_format must be one of {', '.join(MEMORY_FORMATS)}, "
-                f"got {memory_format!r}"
-            )
-        self.memory_format = memory_format
-        self.accumulate = bool(accumulate)
-        self.inplace = bool(inplace)
-        self.allow_tf32: bool = _setting("dnn.allow_tf32", allow_tf32)
-        self.deterministic: bool = _setting("dnn.deterministic", deterministic)
-        limit = _setting(
-            "dnn.conv.workspace_limit", "auto" if workspace_limit == -1 else workspace_limit
+        precision = flag_value("dnn.conv.precision") if precision is None else precision
+        self.precision: str = one_of(self.where, "precision", precision, PRECISIONS)
+        self.memory_format = one_of(self.where, "memory_format", memory_format, MEMORY_FORMATS)
+        self.accumulate = switch(self.where, "accumulate", accumulate)
+        self.inplace = switch(self.where, "inplace", inplace)
+        self.allow_tf32 = switch_or_flag(self.where, "allow_tf32", allow_tf32, "dnn.allow_tf32")
+        self.deterministic = switch_or_flag(
+            self.where, "deterministic", deterministic, "dnn.deterministic"
         )
-        self.workspace_limit: int = -1 if limit == "auto" else limit
+        self.workspace_limit = _workspace_limit(self.where, workspace_limit)
         if self.inplace and self.accumulate:
             self.destroy_map = {0: [self.leading + 2]}
 

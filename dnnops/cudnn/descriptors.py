@@ -9,6 +9,7 @@ from typing import Any
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
 
+from dnnops.arguments import one_of, shown
 from dnnops.cudnn.base import device_operands
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import spatial_shape
@@ -65,11 +66,8 @@ class GpuDnnConvDesc:
     def __post_init__(self) -> None:
         where = type(self).__name__
         if not isinstance(self.subsample, Sequence) or isinstance(self.subsample, str):
-            raise DnnTypeError(f"{where}: subsample must be a tuple, got {self.subsample!r}")
-        if self.conv_mode not in CONV_MODES:
-            raise DnnValueError(
-                f"{where}: conv_mode must be one of {', '.join(CONV_MODES)}, got {self.conv_mode!r}"
-            )
+            raise DnnTypeError(f"{where}: subsample must be a tuple, got {shown(self.subsample)}")
+        one_of(where, "conv_mode", self.conv_mode, CONV_MODES)
         ndim = len(self.subsample)
         params = canonical_conv_params(
             where,

@@ -31,13 +31,7 @@ class GpuWindowNormBase(CudnnOp, WindowNormBase):
         given = named_operands(name, self.operands, inputs)
         data = device_operands(name, None, **given)
         x = data[0]
-        least, most = self.ndim_bounds
-        if not least <= x.type.ndim <= most:
-            bounds = f"{least} or more" if most == np.inf else f"{least} to {most}"
-            raise DnnTypeError(
-                f"{name}: x must have {bounds} dimensions (batch, channel, spatial...), got "
-                f"{x.type.ndim}"
-            )
+        self.check_rank(name, "x", x.type.ndim)
         if len({d.type.ndim for d in data}) > 1:
             raise DnnTypeError(f"{name}: the operands must have one rank, got {data}")
         shape = merge_shapes(

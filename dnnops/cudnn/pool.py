@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Variable
 
-from dnnops.config import flag_value
+from dnnops.arguments import one_of, switch_or_flag
 from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.errors import DnnTypeError
+from dnnops.gpuarray.layout import MEMORY_FORMATS
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import int_vector, named_operands, static_vector
 from dnnops.nnet.pool import ModePoolBase
@@ -78,16 +79,19 @@ class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
         deterministic: bool | None = None,
         memory_format: str = "contiguous",
     ):
-        mode = "average_inc_pad" if mode == "average" else mode
+        if isinstance(mode, str) and mode == "average":
+            mode = "average_inc_pad"
         ModePoolBase.__init__(self, 2 if ndim is None else ndim, mode, ignore_border)
         if ndim is None:
             self.ndim = 0
         if mode == MAX_DETERMINISTIC:
             self.mode, deterministic = "max", True
-        if deterministic is None:
-            deterministic = flag_value("dnn.deterministic")
-        self.deterministic = bool(deterministic)
-        self.memory_format = memory_format
+        self.deterministic = switch_or_flag(
+            type(self).__name__, "deterministic", deterministic, "dnn.deterministic"
+        )
+        self.memory_format = one_of(
+            type(self).__name__, "memory_format", memory_format, MEMORY_FORMATS
+        )
 
     def make_node(self, *inputs: Any) -> Apply:
         if self.ndim:

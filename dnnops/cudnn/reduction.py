@@ -10,10 +10,12 @@ from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply
 
 import dnnops.cudnn.kernels  # noqa: F401 - registers what C code calls
+from dnnops.arguments import shown
 from dnnops.compat import shape_inference
 from dnnops.cudnn.base import device_operands, gradient_like
 from dnnops.cudnn.expressions import GpuExpressionOp
 from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.gpuarray.dtypes import dtype_name
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import is_int, switch
 from dnnops.nnet.expressions import is_connected
@@ -84,21 +86,23 @@ class GpuDnnReduction(GpuExpressionOp):
         self.red_op = _OTHER_NAMES.get(red_op, red_op) if isinstance(red_op, str) else ""
         if self.red_op not in REDUCTIONS:
             known = ", ".join((*REDUCTIONS, *_OTHER_NAMES))
-            raise DnnValueError(f"{name}: red_op must be one of {known}, got {red_op!r}")
+            raise DnnValueError(f"{name}: red_op must be one of {known}, got {shown(red_op)}")
         if is_int(axis):
             axis = (axis,)
         if axis is not None:
             if not isinstance(axis, tuple | list) or not all(is_int(a) for a in axis):
                 raise DnnTypeError(
-                    f"{name}: axis must be None, an int or a tuple of ints, got {axis!r}"
+                    f"{name}: axis must be None, an int or a tuple of ints, got {shown(axis)}"
                 )
             axis = tuple(int(a) for a in axis)
         self.axis: tuple[int, ...] | None = axis
-        self.acc_dtype = acc_dtype
-        self.dtype = dtype
+        self.acc_dtype = _dtype(name, "acc_dtype", acc_dtype)
+        self.dtype = _dtype(name, "dtype", dtype)
         self.return_indices = switch(type(self).__name__, "return_indices", return_indices)
         if self.return_indices and self.red_op not in _WITH_INDICES:
-            raise DnnValueError(f"{name}: only minima and maxima have indices, not {red_op}")
+            raise DnnValueError(
+                f"{name}: return_indices=True needs minima or maxima, and red_op is {red_op}"
+            )
 
     def make_node(self, x: Any) -> Apply:
         name = type(self).__name__
@@ -111,10 +115,12 @@ class GpuDnnReduction(GpuExpressionOp):
         acc_dtype = "float64" if dtype == "float64" else "float32"
         if self.acc_dtype not in (None, acc_dtype, dtype):
             raise DnnTypeError(
-                f"{name}: {dtype} is accumulated in {acc_dtype}, not in {self.acc_dtype}"
+                f"{name}: {dtype} is accumulated in {acc_dtype}, and acc_dtype is {self.acc_dtype}"
             )
         if self.dtype not in (None, dtype, "float32" if dtype == "float16" else dtype):
-            raise DnnTypeError(f"{name}: {dtype} is not reduced to {self.dtype}; cast the result")
+            raise DnnTypeError(
+                f"{name}: {dtype} is not reduced to dtype {self.dtype}; cast the result"
+            )
         axes = _normalized(name, self.axis, ndim)
         # The C functions are told the axes and the dtypes: they become part of the Op.
         op = type(self)(self.red_op, axes, acc_dtype, self.dtype or dtype, self.return_indices)
@@ -171,6 +177,13 @@ _EXPRESSIONS: dict[str, Callable[[Any, tuple[int, ...]], Any]] = {
     "norm1": lambda x, axes: abs(x).sum(axis=axes),
     "norm2": lambda x, axes: pt.sqrt(pt.sqr(x).sum(axis=axes)),
 }
+
+
+def _dtype(where: str, name: str, value: Any) -> str | None:
+    try:
+        return None if value is None else dtype_name(value)
+    except DnnTypeError as error:
+        raise DnnTypeError(f"{where}: {name} must be a dtype or None: {error}") from None
 
 
 def _normalized(where: str, axis: tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:

@@ -8,10 +8,11 @@ from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor import as_tensor_variable
 
+from dnnops.arguments import shown
 from dnnops.compat import shape_inference
 from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import is_int, merge_shapes, named_operands
+from dnnops.nnet._validate import is_int, merge_shapes, named_operands, one_of
 from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad
 
 __all__ = ["ALGORITHMS", "GpuDnnSoftmax", "GpuDnnSoftmaxBase", "GpuDnnSoftmaxGrad"]
@@ -50,10 +51,7 @@ class GpuDnnSoftmaxBase(CudnnOp):
     def __init__(self, algo: str = "accurate", mode: str = "channel", axis: Any = None):
         name = type(self).__name__
         for what, value, known in (("algo", algo, ALGORITHMS), ("mode", mode, MODES)):
-            if value not in known:
-                raise DnnValueError(
-                    f"{name}: {what} must be one of {', '.join(known)}, got {value!r}"
-                )
+            one_of(name, what, value, known)
         self.algo = algo
         self.mode = mode
         if is_int(axis):
@@ -61,7 +59,7 @@ class GpuDnnSoftmaxBase(CudnnOp):
         if axis is not None:
             if not isinstance(axis, tuple | list) or not all(is_int(a) for a in axis):
                 raise DnnTypeError(
-                    f"{name}: axis must be None, an int or a tuple of ints, got {axis!r}"
+                    f"{name}: axis must be None, an int or a tuple of ints, got {shown(axis)}"
                 )
             axis = tuple(int(a) for a in axis)
         self.axis: tuple[int, ...] | None = axis

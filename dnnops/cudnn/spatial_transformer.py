@@ -14,7 +14,7 @@ from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor import as_tensor_variable
 
-from dnnops.config import flag_value
+from dnnops.arguments import switch_or_flag
 from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray.type import GpuArrayType
@@ -251,6 +251,6 @@ class GpuTransformerGradI(GpuDnnTransformerGradI):
     most_channels = None
 
     def __init__(self, deterministic: bool | None = None):
-        if deterministic is None:
-            deterministic = flag_value("dnn.deterministic")
-        self.deterministic = bool(deterministic)
+        self.deterministic = switch_or_flag(
+            type(self).__name__, "deterministic", deterministic, "dnn.deterministic"
+        )

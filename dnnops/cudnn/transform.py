@@ -7,15 +7,15 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply
 
+from dnnops.arguments import one_of, switch
 from dnnops.compat import shape_inference
 from dnnops.cudnn.base import device_operands
 from dnnops.cudnn.expressions import GpuExpressionOp
 from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.gpuarray.layout import MEMORY_FORMATS
 from dnnops.nnet._validate import float64_scalar, show_shape
 
 __all__ = ["GpuDnnAddTensor", "GpuDnnTransform"]
-
-_MEMORY_FORMATS = ("contiguous", "channels_last")
 
 
 def _refuse_bfloat16(where: str, x: Any) -> None:
@@ -41,7 +41,7 @@ class GpuDnnAddTensor(GpuExpressionOp):
     contiguous_only = True
 
     def __init__(self, inplace: bool = False):
-        self.inplace = bool(inplace)
+        self.inplace = switch(type(self).__name__, "inplace", inplace)
         if self.inplace:
             self.destroy_map = {0: [1]}
 
@@ -90,12 +90,9 @@ class GpuDnnTransform(GpuExpressionOp):
     function = "dnnops_cudnn_transform"
 
     def __init__(self, memory_format: str = "contiguous"):
-        if memory_format not in _MEMORY_FORMATS:
-            raise DnnValueError(
-                f"{type(self).__name__}: memory_format must be one of {', '.join(_MEMORY_FORMATS)},"
-                f" got {memory_format!r}"
-            )
-        self.memory_format = memory_format
+        self.memory_format = one_of(
+            type(self).__name__, "memory_format", memory_format, MEMORY_FORMATS
+        )
 
     def make_node(self, x: Any, alpha: Any = 1.0) -> Apply:
         name = type(self).__name__

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytensor.tensor as pt
 
+from dnnops.arguments import one_of
 from dnnops.cudnn.base import device_operand, device_operands
 from dnnops.cudnn.batchnorm import (
     MODES,
@@ -15,6 +16,8 @@ from dnnops.cudnn.batchnorm import (
 )
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
+from dnnops.nnet._validate import float64_scalar
+from dnnops.nnet.batchnorm import check_sizes
 
 __all__ = ["dnn_batch_normalization_test", "dnn_batch_normalization_train"]
 
@@ -23,8 +26,9 @@ def _batch_norm_parameters(where: str, inputs: Any, mode: str, **parameters: Any
     """The inputs, and parameters as the Ops take them: with the inputs' rank, in their dtype."""
     (x,) = device_operands(where, None, inputs=inputs)
     ndim = x.type.ndim
-    if mode not in MODES:
-        raise DnnValueError(f"{where}: mode must be one of {', '.join(MODES)}, got {mode!r}")
+    one_of(where, "mode", mode, MODES)
+    if ndim < 2:
+        raise DnnTypeError(f"{where}: inputs must have 2 dimensions or more, got {ndim}")
     kept = 1 if mode == "spatial" else ndim - 1
     arrays = []
     for name, value in parameters.items():
@@ -35,9 +39,12 @@ def _batch_norm_parameters(where: str, inputs: Any, mode: str, **parameters: Any
             array = as_gpuarray_variable(pt.expand_dims(pt.as_tensor_variable(array), axes))
         elif array.type.ndim != ndim:
             raise DnnTypeError(
-                f"{where}: {name} must have {ndim} dimensions, or {kept} for mode={mode!r}; got"
-                f" {array.type.ndim}"
+                f"{where}: {name} must have {ndim} dimensions, as inputs has, or {kept} for"
+                f" mode={mode!r}; got {array.type.ndim}"
             )
+        check_sizes(
+            where, name, array, x, (0,) if mode == "per-activation" else (0, *range(2, ndim))
+        )
         arrays.append(cast(array, parameter_dtype(x.type.dtype)))
     return [x, *arrays]
 
@@ -85,6 +92,9 @@ def dnn_batch_normalization_train(
         raise DnnValueError(f"{where}: running_mean and running_var must be given together")
     parameters = {"gamma": gamma, "beta": beta}
     running = running_mean is not None
+    running_average_factor = float64_scalar(
+        where, "running_average_factor", running_average_factor, minimum=0.0, maximum=1.0
+    )
     if running:
         parameters |= {"running_mean": running_mean, "running_var": running_var}
     x, scale, bias, *averages = _batch_norm_parameters(where, inputs, mode, **parameters)

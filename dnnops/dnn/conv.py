@@ -5,13 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import pytensor.tensor as pt
+from pytensor.tensor.variable import TensorVariable
 
+from dnnops.cudnn.algorithms import PRECISIONS, parse_algorithm
 from dnnops.cudnn.base import device_operands
 from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.cudnn.descriptors import CONV_MODES
-from dnnops.errors import DnnValueError
+from dnnops.errors import DnnError, DnnValueError
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
-from dnnops.nnet._validate import is_int, spatial_shape
+from dnnops.nnet._validate import (
+    int_vector,
+    one_of,
+    shown,
+    sizes_argument,
+    spatial_shape,
+    static_vector,
+)
+from dnnops.nnet.conv_base import ConvWords
+from dnnops.nnet.conv_geometry import canonical_conv_params
 
 __all__ = [
     "CONV_MODES",
@@ -40,20 +51,24 @@ def _conv_params(
     algo: Any,
     num_groups: int,
 ) -> dict[str, Any]:
-    if conv_mode not in CONV_MODES:
-        raise DnnValueError(
-            f"{where}: conv_mode must be one of {', '.join(CONV_MODES)}, got {conv_mode!r}"
-        )
-    return {
-        "ndim": ndim,
-        "border_mode": border_mode,
-        "subsample": subsample,
-        "filter_dilation": dilation,
-        "filter_flip": conv_mode == "conv",
-        "precision": precision,
-        "algo": algo,
-        "num_groups": num_groups,
-    }
+    one_of(where, "conv_mode", conv_mode, CONV_MODES)
+    if precision is not None:
+        one_of(where, "precision", precision, PRECISIONS)
+    common = canonical_conv_params(
+        where,
+        ndim,
+        border_mode,
+        subsample,
+        conv_mode == "conv",
+        dilation,
+        num_groups,
+        names={"filter_dilation": "dilation"},
+    )
+    return {**common, "precision": precision, "algo": algo}
+
+
+def _words(where: str, image: str, filters: str, top: str = "") -> ConvWords:
+    return ConvWords(where, image, filters, top, filter_dilation="dilation")
 
 
 def swapped(x: Any) -> Any:
@@ -77,17 +92,19 @@ def _conv(
     params: dict[str, Any],
 ) -> Any:
     ndim = params["ndim"]
-    if direction_hint not in DIRECTION_HINTS:
-        known = ", ".join(map(repr, DIRECTION_HINTS))
-        raise DnnValueError(
-            f"{where}: direction_hint must be one of {known}, got {direction_hint!r}"
-        )
+    if direction_hint is not None:
+        one_of(where, "direction_hint", direction_hint, DIRECTION_HINTS[1:])
     if workmem is not None:
         if algo is not None:
             raise DnnValueError(f"{where}: workmem is an old name of algo; give only algo")
         params = {**params, "algo": workmem}
+        try:
+            parse_algorithm(workmem, "forward")
+        except DnnError as error:
+            raise type(error)(f"{where}: workmem, an old name of algo: {error}") from None
     img, kerns = device_operands(where, ndim + 2, img=img, kerns=kerns)
     forward = GpuDnnConv(**params)
+    forward.check_shapes(img.type.shape, kerns.type.shape, words=_words(where, "img", "kerns"))
     plain = forward.num_groups == 1 and forward.subsample == (1,) * ndim and params["algo"] is None
     other = {**params, "border_mode": "valid", "algo": None}
     if (
@@ -202,13 +219,37 @@ def dnn_conv3d(
 
 
 def _spatial_sizes(where: str, name: str, shape: Any, ndim: int) -> Any:
-    """The last entries of a shape of `ndim` + 2 entries, a vector or a sequence."""
-    if isinstance(shape, tuple | list):
-        if len(shape) != ndim + 2:
-            raise DnnValueError(f"{where}: {name} must have {ndim + 2} entries, got {shape!r}")
-        sizes = shape[2:]
-        return list(sizes) if all(map(is_int, sizes)) else pt.stack(list(sizes))
-    return pt.as_tensor_variable(shape)[2:]
+    """The last entries of a shape of `ndim` + 2 entries, a vector or a sequence, as a vector."""
+    if isinstance(shape, TensorVariable):
+        return int_vector(where, name, shape, ndim + 2)[2:]
+    sizes: Any = sizes_argument(where, name, shape, (ndim + 2,))[2:]
+    if any(size is None for size in sizes):
+        raise DnnValueError(f"{where}: {name} must give the spatial sizes, got {shown(shape)}")
+    return pt.as_tensor_variable(list(sizes), dtype="int64")
+
+
+def _gradient_by_filters(
+    where: str, params: dict[str, Any], img: Any, topgrad: Any, shape: Any
+) -> Any:
+    op = GpuDnnConvGradW(**params)
+    sizes = _spatial_sizes(where, "kerns_shp", shape, op.ndim)
+    img, topgrad = device_operands(where, op.ndim + 2, img=img, topgrad=topgrad)
+    top = topgrad.type.shape
+    kern = (top[1], None, *static_vector(sizes, op.ndim))
+    op.check_shapes(img.type.shape, kern, top, _words(where, "img", "kerns_shp", "topgrad"))
+    return op(img, topgrad, sizes)
+
+
+def _gradient_by_images(
+    where: str, params: dict[str, Any], kerns: Any, topgrad: Any, shape: Any
+) -> Any:
+    op = GpuDnnConvGradI(**params)
+    sizes = _spatial_sizes(where, "img_shp", shape, op.ndim)
+    kerns, topgrad = device_operands(where, op.ndim + 2, kerns=kerns, topgrad=topgrad)
+    top = topgrad.type.shape
+    img = (top[0], None, *static_vector(sizes, op.ndim))
+    op.check_shapes(img, kerns.type.shape, top, _words(where, "img_shp", "kerns", "topgrad"))
+    return op(kerns, topgrad, sizes)
 
 
 def dnn_gradweight(
@@ -257,8 +298,7 @@ def dnn_gradweight(
         algo,
         num_groups,
     )
-    sizes = _spatial_sizes("dnn_gradweight", "kerns_shp", kerns_shp, 2)
-    return GpuDnnConvGradW(**params)(img, topgrad, sizes)
+    return _gradient_by_filters("dnn_gradweight", params, img, topgrad, kerns_shp)
 
 
 def dnn_gradweight3d(
@@ -278,8 +318,7 @@ def dnn_gradweight3d(
         "dnn_gradweight3d", 3, border_mode, subsample, dilation, conv_mode, precision, algo,
         num_groups,
     )  # fmt: skip
-    sizes = _spatial_sizes("dnn_gradweight3d", "kerns_shp", kerns_shp, 3)
-    return GpuDnnConvGradW(**params)(img, topgrad, sizes)
+    return _gradient_by_filters("dnn_gradweight3d", params, img, topgrad, kerns_shp)
 
 
 def dnn_gradinput(
@@ -320,8 +359,7 @@ def dnn_gradinput(
     params = _conv_params(
         "dnn_gradinput", 2, border_mode, subsample, dilation, conv_mode, precision, algo, num_groups
     )
-    sizes = _spatial_sizes("dnn_gradinput", "img_shp", img_shp, 2)
-    return GpuDnnConvGradI(**params)(kerns, topgrad, sizes)
+    return _gradient_by_images("dnn_gradinput", params, kerns, topgrad, img_shp)
 
 
 def dnn_gradinput3d(
@@ -341,5 +379,4 @@ def dnn_gradinput3d(
         "dnn_gradinput3d", 3, border_mode, subsample, dilation, conv_mode, precision, algo,
         num_groups,
     )  # fmt: skip
-    sizes = _spatial_sizes("dnn_gradinput3d", "img_shp", img_shp, 3)
-    return GpuDnnConvGradI(**params)(kerns, topgrad, sizes)
+    return _gradient_by_images("dnn_gradinput3d", params, kerns, topgrad, img_shp)

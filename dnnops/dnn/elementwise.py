@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dnnops.arguments import shown
 from dnnops.cudnn.activation import GpuDnnActivation
 from dnnops.cudnn.base import device_operands
 from dnnops.cudnn.dropout import GpuDnnDropoutOp
@@ -11,7 +12,7 @@ from dnnops.cudnn.transform import GpuDnnAddTensor, GpuDnnTransform
 from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.dtypes import dtype_name, numpy_dtype
 from dnnops.gpuarray.transfer import cast
-from dnnops.nnet.dropout_ops import seeded_dropout
+from dnnops.nnet.dropout_ops import probability_variable, seeded_dropout
 
 __all__ = ["dnn_activation", "dnn_add", "dnn_transform", "dropout"]
 
@@ -75,7 +76,8 @@ def dropout(x: Any, dropout: Any = 0.0, seed: int = 4242) -> Any:
     ``GpuDnnDropoutOp()(x, p, state)`` one of `dnnops.nnet.dropout_state` to keep it yourself.
     """
     (x,) = device_operands("dropout", None, x=x)
-    return seeded_dropout("dropout", GpuDnnDropoutOp(), x, dropout, seed)
+    p = probability_variable("dropout", "dropout", dropout)
+    return seeded_dropout("dropout", GpuDnnDropoutOp(), x, p, seed)
 
 
 def dnn_add(a: Any, c: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
@@ -131,7 +133,7 @@ def dnn_transform(
     try:
         dtype = x.type.dtype if dtype is None else dtype_name(dtype)
     except DnnTypeError as error:
-        raise DnnTypeError(f"dnn_transform: dtype must be a dtype, got {dtype!r}") from error
+        raise DnnTypeError(f"dnn_transform: dtype must be a dtype, got {shown(dtype)}") from error
     op = GpuDnnTransform(memory_format)
     narrows = numpy_dtype(dtype).itemsize < numpy_dtype(x.type.dtype).itemsize
     if narrows and dtype != "bfloat16":

@@ -7,6 +7,7 @@ from typing import Any
 from dnnops.cudnn.base import device_operands
 from dnnops.cudnn.divisive_normalization import GpuDnnDivisiveNormalization
 from dnnops.cudnn.lrn import GpuDnnLRN
+from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.transfer import cast
 
 __all__ = ["dnn_divisive_normalization", "dnn_lrn"]
@@ -33,6 +34,8 @@ def dnn_lrn(img: Any, n: int = 5, alpha: float = 1e-4, beta: float = 0.75, k: fl
         If an operand or a parameter is of another kind, or out of its bounds.
     """
     op: Any = GpuDnnLRN(n, alpha, beta, k)
+    (img,) = device_operands("dnn_lrn", None, img=img)
+    op.check_rank("dnn_lrn", "img", img.type.ndim)
     return op(img)
 
 
@@ -76,6 +79,13 @@ def dnn_divisive_normalization(
     op: Any = GpuDnnDivisiveNormalization(n, alpha, beta, k, means is not None)
     given = {"img": img} if means is None else {"img": img, "means": means}
     operands = device_operands("dnn_divisive_normalization", None, **given)
+    for name, operand in zip(given, operands, strict=True):
+        op.check_rank("dnn_divisive_normalization", name, operand.type.ndim)
+    if operands[0].type.ndim != operands[-1].type.ndim:
+        ranks = " and ".join(str(x.type.ndim) for x in operands)
+        raise DnnTypeError(
+            f"dnn_divisive_normalization: img and means must have one rank, got {ranks}"
+        )
     dtype = operands[0].type.dtype
     wide = "float64" if dtype == "float64" else "float32"
     return cast(op(*(cast(x, wide) for x in operands)), dtype)

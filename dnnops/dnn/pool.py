@@ -7,6 +7,7 @@ from typing import Any
 from dnnops.cudnn.base import device_operands
 from dnnops.cudnn.pool import GpuDnnPool
 from dnnops.errors import DnnValueError
+from dnnops.nnet._validate import int_vector
 
 __all__ = ["dnn_pool"]
 
@@ -49,4 +50,9 @@ def dnn_pool(img: Any, ws: Any, stride: Any = None, mode: str = "max", pad: Any 
         )
     stride = (1,) * ndim if stride is None else stride
     pad = (0,) * ndim if pad is None else pad
-    return GpuDnnPool(mode, ndim)(img, ws, stride, pad)
+    beside = f", for an img of {ndim + 2} dimensions,"
+    vectors = [
+        int_vector("dnn_pool", f"{name}{beside}", value, ndim)
+        for name, value in (("ws", ws), ("stride", stride), ("pad", pad))
+    ]
+    return GpuDnnPool(mode, ndim)(img, *vectors)

@@ -9,6 +9,7 @@ import numpy as np
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply
 
+from dnnops.arguments import switch
 from dnnops.errors import DnnValueError
 from dnnops.gpuarray.op import MirrorOp
 
@@ -49,7 +50,7 @@ class _Product(MirrorOp):
         super().__init__(host_op)
         if allow_tf32 is None:
             allow_tf32 = getattr(config, "dnn__allow_tf32", False)
-        self.allow_tf32 = bool(allow_tf32)
+        self.allow_tf32 = switch(type(self).__name__, "allow_tf32", allow_tf32)
 
     def product(self, x: Any, y: Any) -> Any:
         """Multiply two matrices, or a matrix and a vector, or two vectors."""

@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 
+from dnnops.arguments import shown
 from dnnops.errors import DnnTypeError, DnnUnavailableError
 from dnnops.runtime.op import DTYPE_CODES
 
@@ -76,9 +77,12 @@ def dtype_name(dtype: object) -> str:
         if dtype in DTYPES:
             return dtype
     try:
-        name = np.dtype(dtype).name  # type: ignore[call-overload]
-    except TypeError as error:
-        raise DnnTypeError(f"{dtype!r} is no dtype") from error
+        # Anything else with an attribute `dtype`, such as an array, is not what was meant.
+        name = np.dtype(dtype).name if isinstance(dtype, (str, np.dtype, type)) else ""
+    except TypeError:
+        name = ""
+    if not name:
+        raise DnnTypeError(f"{shown(dtype)} is no dtype")
     if name not in DTYPES:
         raise DnnTypeError(f"no dtype {name!r} on the GPU; it is one of {sorted(DTYPES)}")
     return name

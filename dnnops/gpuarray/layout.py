@@ -6,6 +6,9 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
+#: The memory formats that results may have.
+MEMORY_FORMATS = ("contiguous", "channels_last")
+
 
 @functools.lru_cache(maxsize=4096)
 def _dense_order(

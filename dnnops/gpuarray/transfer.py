@@ -11,6 +11,7 @@ from pytensor.tensor import as_tensor_variable
 from pytensor.tensor.basic import register_transfer
 from pytensor.tensor.type import TensorType
 
+from dnnops.arguments import shown
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.deferred import raise_deferred
@@ -230,7 +231,10 @@ def as_gpuarray_variable(x: Any, device: int | None = None) -> Any:
             return x if device is None else to_device(x, device)
         return to_device(x, device or 0)
     if not hasattr(x, "dtype"):
-        x = np.asarray(x)
+        try:
+            x = np.asarray(x)
+        except Exception as error:  # whatever the value's own methods raise
+            raise DnnTypeError(f"no array can be made of {shown(x)}") from error
         if x.dtype.kind == "f":
             x = x.astype(dtype_name("floatX"))
     type_ = GpuArrayType(str(x.dtype).rpartition(".")[2], (None,) * len(x.shape), device or 0)

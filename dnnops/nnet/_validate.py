@@ -1,25 +1,72 @@
-"""Checks of operands and parameters that the abstract Ops share."""
+"""Checks of operands and parameters that the abstract Ops share.
+
+Those of plain values are in `dnnops.arguments`, and can be imported from here too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
+from math import inf
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Constant, Variable
+from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import get_scalar_constant_value, get_vector_length
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.variable import TensorVariable
 
+from dnnops.arguments import (
+    MAX_PARAMETER,
+    check_bounds,
+    check_int64,
+    int_tuple,
+    is_int,
+    is_sequence,
+    number,
+    one_of,
+    shown,
+    switch,
+)
 from dnnops.errors import DnnTypeError, DnnValueError
+
+__all__ = [
+    "FLOAT_DTYPES",
+    "MAX_PARAMETER",
+    "Shape",
+    "accumulator_dtype",
+    "as_tensor",
+    "check_bounds",
+    "check_broadcast",
+    "check_int64",
+    "float64_scalar",
+    "float_tensor",
+    "int_tuple",
+    "int_vector",
+    "is_int",
+    "is_sequence",
+    "merge_shapes",
+    "named_operands",
+    "narrow",
+    "number",
+    "one_of",
+    "require_same_dtype",
+    "shape_argument",
+    "show_shape",
+    "shown",
+    "sizes_argument",
+    "spatial_shape",
+    "static_int",
+    "static_vector",
+    "switch",
+    "vector_entries",
+]
 
 #: The dtypes that the abstract Ops take.
 FLOAT_DTYPES = ("float16", "float32", "float64")
 
-#: cuDNN and oneDNN take sizes as 32-bit integers.
-MAX_PARAMETER = 2**31 - 1
+_MAX_INT64 = 2**63 - 1
 
 #: Sizes: ints, and None for those not yet known.
 Shape = tuple[Any, ...]
@@ -45,6 +92,33 @@ def named_operands(where: str, names: Sequence[str], values: Sequence[Any]) -> d
     return dict(zip(names, values, strict=True))
 
 
+def as_tensor(expected: str, value: Any) -> TensorVariable:
+    """Return `value` as a tensor.
+
+    Parameters
+    ----------
+    expected : str
+        What the message says first: ``"conv2d: input must be a tensor"``.
+    value : tensor_like
+        What the user gave.
+
+    Raises
+    ------
+    DnnTypeError
+        If no tensor can be made of it.
+    DnnValueError
+        If it holds an int of more than 64 bits.
+    """
+    try:
+        return pt.as_tensor_variable(value)
+    except OverflowError as error:
+        raise DnnValueError(
+            f"{expected} whose ints have at most 64 bits, got {shown(value)}"
+        ) from error
+    except Exception as error:  # whatever the value's own methods raise
+        raise DnnTypeError(f"{expected}, got {shown(value)}") from error
+
+
 def float_tensor(where: str, name: str, value: Any, ndim: int | None = None) -> TensorVariable:
     """Return `value` as a tensor of a floating-point dtype.
 
@@ -62,12 +136,7 @@ def float_tensor(where: str, name: str, value: Any, ndim: int | None = None) -> 
     DnnTypeError
         If it is no tensor, or if the rank or the dtype is another one.
     """
-    try:
-        x = pt.as_tensor_variable(value)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise DnnTypeError(
-            f"{where}: {name} must be a tensor, or numbers that make one, got {value!r}"
-        ) from error
+    x = as_tensor(f"{where}: {name} must be a tensor, or numbers that make one", value)
     if ndim is not None and x.type.ndim != ndim:
         raise DnnTypeError(
             f"{where}: {name} must have {ndim} dimensions, got {x.type.ndim} "
@@ -97,10 +166,7 @@ def as_floating(where: str, name: str, value: Any) -> TensorVariable:
     DnnTypeError
         If it is no tensor, or neither real nor integer.
     """
-    try:
-        value = pt.as_tensor_variable(value)
-    except (TypeError, ValueError, NotImplementedError):
-        return float_tensor(where, name, value)  # says what is wrong
+    value = as_tensor(f"{where}: {name} must be a tensor, or numbers that make one", value)
     dtype = np.dtype(value.type.dtype)
     if dtype.kind in "biu":
         value = pt.cast(value, "float32" if dtype.itemsize <= 2 else "float64")
@@ -116,55 +182,19 @@ def require_same_dtype(where: str, **operands: TensorVariable) -> str:
     return next(iter(dtypes.values()))
 
 
+def check_broadcast(where: str, **operands: TensorVariable) -> None:
+    """Raise DnnValueError if the static shapes of `operands` tell that they do not broadcast."""
+    ndim = max(x.type.ndim for x in operands.values())
+    shapes = [(1,) * (ndim - x.type.ndim) + x.type.shape for x in operands.values()]
+    for sizes in zip(*shapes, strict=True):
+        if len({size for size in sizes if size not in (None, 1)}) > 1:
+            found = ", ".join(f"{n} {show_shape(x.type.shape)}" for n, x in operands.items())
+            raise DnnValueError(f"{where}: the operands must broadcast, got the shapes {found}")
+
+
 def accumulator_dtype(dtype: Any) -> np.dtype:
     """Return the dtype in which sums over elements of `dtype` are taken."""
     return np.dtype("float32") if np.dtype(dtype) == np.float16 else np.dtype(dtype)
-
-
-def int_tuple(where: str, name: str, value: Any, ndim: int, minimum: int) -> tuple[int, ...]:
-    """Return `value`, an int or a sequence of `ndim` ints, as a tuple of ints.
-
-    Raises
-    ------
-    DnnTypeError
-        If an entry is not an integer.
-    DnnValueError
-        If there are not `ndim` entries, or one is out of bounds.
-    """
-    entries = (value,) * ndim if is_int(value) else value
-    if not isinstance(entries, (tuple, list, np.ndarray)) or not all(is_int(e) for e in entries):
-        raise DnnTypeError(f"{where}: {name} must be an int or {ndim} ints, got {value!r}")
-    if len(entries) != ndim:
-        raise DnnValueError(f"{where}: {name} must have {ndim} entries, got {value!r}")
-    if not all(minimum <= e <= MAX_PARAMETER for e in entries):
-        raise DnnValueError(
-            f"{where}: {name} must be between {minimum} and {MAX_PARAMETER}, got {value!r}"
-        )
-    return tuple(int(e) for e in entries)
-
-
-def switch(where: str, name: str, value: Any) -> bool:
-    """Return `value`, a bool of Python or NumPy or one of the ints 0 and 1, as a bool.
-
-    Raises
-    ------
-    DnnTypeError
-        If it is anything else.
-    """
-    if isinstance(value, (bool, np.bool_)) or (is_int(value) and value in (0, 1)):
-        return bool(value)
-    raise DnnTypeError(f"{where}: {name} must be True or False, got {value!r}")
-
-
-def check_int64(where: str, name: str, value: int) -> None:
-    """Raise `DnnValueError` if an int has more than 64 bits."""
-    if not -(2**63) <= value < 2**63:
-        raise DnnValueError(f"{where}: {name} must be from -2**63 to 2**63 - 1, got {value}")
-
-
-def is_int(value: Any) -> bool:
-    """Tell whether `value` is an integer of Python or NumPy, bool excluded."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def int_vector(where: str, name: str, value: Any, length: int) -> TensorVariable:
@@ -187,21 +217,24 @@ def int_vector(where: str, name: str, value: Any, length: int) -> TensorVariable
         If its length is statically another one.
     """
     expected = f"{where}: {name} must be a vector of {length} integers"
-    try:
-        vector = pt.as_tensor_variable(value)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise DnnTypeError(f"{expected}, got {value!r}") from error
+    vector = as_tensor(expected, value)
     is_empty = vector.type.shape == (0,)  # an empty list has the dtype floatX
     if vector.type.ndim != 1 or not (is_empty or vector.type.dtype in pt.type.integer_dtypes):
         raise DnnTypeError(f"{expected}, got {vector.type}")
     if vector.type.shape[0] not in (None, length):
         raise DnnValueError(f"{expected}, got {vector.type.shape[0]} of them")
     if vector.type.dtype != "int64":
+        if isinstance(vector, Constant) and vector.data.max(initial=0) > _MAX_INT64:
+            raise DnnValueError(f"{expected} of at most 64 bits, got {shown(value)}")
         vector = pt.cast(vector, "int64")
         if isinstance(vector.owner.inputs[0], Constant):
             vector = pt.constant(vector.owner.inputs[0].data.astype("int64"))
     if vector.type.shape[0] is None:
-        vector = pt.specify_shape(vector, (length,))
+        # SpecifyShape alone would raise an AssertionError that names no argument.
+        has_length = pt.eq(vector.shape[0], length)
+        check = CheckAndRaise(DnnValueError, f"{expected}, got another number")
+        checked: Any = check(vector, has_length)
+        vector = pt.specify_shape(checked, (length,))
     return vector
 
 
@@ -269,13 +302,15 @@ def shape_argument(
         return (None,) * ndim
     expected = f"{where}: {name} must have {ndim} entries, each an int, a symbolic int or None"
     if isinstance(shape, TensorVariable):
+        if shape.type.ndim != 1 or shape.type.dtype not in pt.type.integer_dtypes:
+            raise DnnTypeError(f"{expected}; got {shape.type}")
         try:
             length = get_vector_length(shape)
         except ValueError as error:
-            raise DnnTypeError(f"{expected}; got {shape.type}") from error
+            raise DnnTypeError(f"{expected}; got {shape.type}, of unknown length") from error
         shape = tuple(shape[i] for i in range(length))
-    if not isinstance(shape, (tuple, list, np.ndarray)):
-        raise DnnTypeError(f"{expected}; got {shape!r}")
+    if not is_sequence(shape):
+        raise DnnTypeError(f"{expected}; got {shown(shape)}")
     if len(shape) != ndim:
         raise DnnValueError(f"{expected}; got {len(shape)} entries")
     entries: list[int | TensorVariable | None] = []
@@ -284,12 +319,53 @@ def shape_argument(
             if entry.type.ndim != 0 or entry.type.dtype not in pt.type.integer_dtypes:
                 raise DnnTypeError(f"{expected}; got an entry of type {entry.type}")
         elif not (entry is None or is_int(entry)):
-            raise DnnTypeError(f"{expected}; got the entry {entry!r}")
+            raise DnnTypeError(f"{expected}; got the entry {shown(entry)}")
         known = static_int(entry)
         if known is not None and known < 0:
             raise DnnValueError(f"{where}: {name} has the negative entry {known}")
+        if known is not None and known > _MAX_INT64:
+            raise DnnValueError(f"{where}: {name} has the entry {known}, of more than 64 bits")
         entries.append(entry if known is None else known)
     return tuple(entries)
+
+
+def sizes_argument(
+    where: str, name: str, sizes: Any, lengths: Sequence[int], minimum: int = 0
+) -> tuple[int | TensorVariable | None, ...]:
+    """Canonicalise sizes as `shape_argument` does a shape, where None alone stands for nothing.
+
+    Parameters
+    ----------
+    where, name : str
+        The function and its argument: for the messages.
+    sizes : int vector, or sequence of int, symbolic int scalar or None
+        What the user gave.
+    lengths : sequence of int
+        How many entries there may be.
+    minimum : int
+        The least value of an entry.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If they are anything else.
+    """
+    expected = " or ".join(map(str, lengths))
+    if is_sequence(sizes):
+        length = len(sizes)
+    elif isinstance(sizes, TensorVariable) and sizes.type.ndim == 1:
+        length = sizes.type.shape[0] or lengths[0]
+    else:
+        raise DnnTypeError(f"{where}: {name} must be {expected} sizes, got {shown(sizes)}")
+    if length not in lengths:
+        raise DnnValueError(f"{where}: {name} must have {expected} entries, got {shown(sizes)}")
+    entries = shape_argument(where, name, sizes, length)
+    for entry in entries:
+        if isinstance(entry, int) and entry < minimum:
+            raise DnnValueError(
+                f"{where}: every entry of {name} must be at least {minimum}, got {shown(sizes)}"
+            )
+    return entries
 
 
 def narrow(where: str, name: str, x: TensorVariable, shape_name: str, shape: Any) -> TensorVariable:
@@ -329,20 +405,18 @@ def merge_shapes(where: str, **shapes: Sequence[int | None]) -> Shape:
     return tuple(merged)
 
 
-def float64_scalar(where: str, name: str, value: Any, minimum: float = -np.inf) -> TensorVariable:
+def float64_scalar(
+    where: str, name: str, value: Any, minimum: float = -inf, maximum: float = inf
+) -> TensorVariable:
     """Return a number or scalar variable as a float64 scalar; a constant one is checked."""
-    expected = f"{where}: {name} must be a number or a real scalar variable"
-    try:
-        x = pt.as_tensor_variable(value)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise DnnTypeError(f"{expected}, got {value!r}") from error
+    x = as_tensor(f"{where}: {name} must be a number or a real scalar variable", value)
     dtype = np.dtype(x.type.dtype)
     if x.type.ndim != 0 or dtype.kind not in "iuf":
-        raise DnnTypeError(f"{expected}, got {x.type}")
+        raise DnnTypeError(
+            f"{where}: {name} must be a number or a real scalar variable, got {x.type}"
+        )
     if isinstance(x, Constant):
-        number = float(x.data)
-        if not isfinite(number) or number < minimum:
-            at_least = "" if minimum == -np.inf else f" and at least {minimum:g}"
-            raise DnnValueError(f"{where}: {name} must be finite{at_least}, got {number}")
-        return pt.constant(number, dtype="float64")
+        found = float(x.data)
+        check_bounds(where, name, found, minimum, maximum)
+        return pt.constant(found, dtype="float64")
     return x if dtype == np.float64 else pt.cast(x, "float64")

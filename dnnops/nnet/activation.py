@@ -6,23 +6,25 @@ relu bend, at 0 and at the ceiling, the slope is 0; that of elu at 0 is alpha.
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_type
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.compat import shape_inference
-from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.errors import DnnValueError
 from dnnops.nnet._validate import (
     accumulator_dtype,
     as_floating,
+    check_broadcast,
     float_tensor,
     merge_shapes,
+    number,
+    one_of,
     require_same_dtype,
 )
 
@@ -71,33 +73,23 @@ class ActivationBase(Op):
 
     def __init__(self, mode: str, coef: float = 0.0):
         name = type(self).__name__
-        if not isinstance(mode, str) or mode not in ACTIVATION_MODES:
-            raise DnnValueError(
-                f"{name}: mode must be one of {', '.join(ACTIVATION_MODES)}, got {mode!r}"
-            )
+        one_of(name, "mode", mode, ACTIVATION_MODES)
         self.mode = mode
-        self.coef = _coefficient(name, mode, coef)
+        self.coef = _coefficient(name, "coef", mode, coef)
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
         return [shapes[0]]
 
 
-def _coefficient(where: str, mode: str, value: Any) -> float:
-    """Return a coefficient as a float, checked."""
-    name = ACTIVATION_MODES[mode] or "coef"
-    if isinstance(value, (bool, np.bool_)) or not isinstance(
-        value, (int, float, np.integer, np.floating)
-    ):
-        raise DnnTypeError(f"{where}: {name} must be a number, got {value!r}")
-    number = float(value)
-    if not isfinite(number):
-        raise DnnValueError(f"{where}: {name} must be finite, got {number}")
-    if mode == "clipped_relu" and number <= 0:
-        raise DnnValueError(f"{where}: ceiling must be positive, got {number}")
-    if ACTIVATION_MODES[mode] is None and number:
-        raise DnnValueError(f"{where}: {mode} has no coefficient, got {number}")
-    return number
+def _coefficient(where: str, name: str, mode: str, value: Any) -> float:
+    """Return a coefficient, the argument `name`, as a float, checked."""
+    found = number(where, name, value)
+    if mode == "clipped_relu" and found <= 0:
+        raise DnnValueError(f"{where}: {name} must be positive, got {found}")
+    if ACTIVATION_MODES[mode] is None and found:
+        raise DnnValueError(f"{where}: {mode} has no coefficient, so coef must be 0, got {found}")
+    return found
 
 
 class Activation(ActivationBase):
@@ -288,7 +280,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 def _apply(where: str, mode: str, x: Any, coef: Any = 0.0) -> TensorVariable:
     x = as_floating(where, "x", x)
-    op: Any = Activation(mode, _coefficient(where, mode, coef))
+    op: Any = Activation(mode, _coefficient(where, ACTIVATION_MODES[mode] or "coef", mode, coef))
     return op(x)
 
 
@@ -315,12 +307,13 @@ def relu(x: Any, alpha: Any = 0) -> TensorVariable:
         If an operand is no tensor of real numbers.
     """
     x = as_floating("relu", "x", x)
-    if not isinstance(alpha, Variable) and np.ndim(alpha) == 0:
-        alpha = _coefficient("relu", "elu", alpha)
+    if isinstance(alpha, (int, float, np.number)):
+        alpha = number("relu", "alpha", alpha)
         if alpha == 0:
             return _apply("relu", "relu", x)
         (alpha,) = _constants(x, alpha)
     alpha = as_floating("relu", "alpha", alpha)
+    check_broadcast("relu", x=x, alpha=alpha)
     return pt.switch(pt.gt(x, 0), x, alpha * x)
 
 

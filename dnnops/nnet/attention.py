@@ -7,7 +7,6 @@ library.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,12 @@ from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Constant
 from pytensor.tensor.variable import TensorVariable
 
+from dnnops.arguments import number, probability, shown
 from dnnops.compat import set_default_update, shape_inference
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.nnet._validate import (
     accumulator_dtype,
+    as_tensor,
     float_tensor,
     merge_shapes,
     named_operands,
@@ -82,22 +83,11 @@ class AttentionBase(ExpressionOp):
         dropout: float = 0.0,
     ):
         name = type(self).__name__
-        number = (int, float, np.integer, np.floating)
-        if scale is not None and (isinstance(scale, bool) or not isinstance(scale, number)):
-            raise DnnTypeError(f"{name}: scale must be a number or None, got {scale!r}")
-        if scale is not None and not isfinite(scale):
-            raise DnnValueError(f"{name}: scale must be finite, got {scale!r}")
         if not set(optional) <= set(OPTIONAL):
-            raise DnnValueError(f"{name}: optional must be of {OPTIONAL}, got {optional!r}")
-        self.scale = None if scale is None else float(scale)
+            raise DnnValueError(f"{name}: optional must be of {OPTIONAL}, got {shown(optional)}")
+        self.scale = None if scale is None else number(name, "scale", scale)
         self.is_causal = switch(name, "is_causal", is_causal)
-        if isinstance(dropout, bool) or not isinstance(dropout, number):
-            raise DnnTypeError(f"{name}: dropout must be a number, got {dropout!r}")
-        if not 0 <= dropout < 1:  # so that NaN is refused, too
-            raise DnnValueError(
-                f"{name}: dropout must be at least 0 and less than 1, got {dropout!r}"
-            )
-        self.dropout = float(dropout)
+        self.dropout = probability(name, "dropout", dropout)
         given = {*optional} - {"state"} | ({"state"} if self.dropout else set())
         self.optional = tuple(o for o in OPTIONAL if o in given)
         self.operands = ("query", "key", "value", *self.optional, *self.last_operands)
@@ -387,10 +377,7 @@ def _without_infinity(library: Any, x: Any) -> Any:
 
 
 def _mask(where: str, value: Any) -> TensorVariable:
-    try:
-        mask = pt.as_tensor_variable(value)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise DnnTypeError(f"{where}: mask must be a tensor, got {value!r}") from error
+    mask = as_tensor(f"{where}: mask must be a tensor", value)
     if mask.type.ndim != 4:
         raise DnnTypeError(
             f"{where}: mask must have 4 dimensions (batch, heads, queries, keys), got "
@@ -400,10 +387,7 @@ def _mask(where: str, value: Any) -> TensorVariable:
 
 
 def _lengths(where: str, name: str, value: Any) -> TensorVariable:
-    try:
-        lengths = pt.as_tensor_variable(value)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise DnnTypeError(f"{where}: {name} must be a vector of ints, got {value!r}") from error
+    lengths = as_tensor(f"{where}: {name} must be a vector of ints", value)
     if lengths.type.ndim != 1 or lengths.type.dtype not in pt.type.integer_dtypes:
         raise DnnTypeError(f"{where}: {name} must be a vector of ints, got {lengths.type}")
     return lengths if lengths.type.dtype == "int64" else pt.cast(lengths, "int64")
@@ -480,7 +464,7 @@ def scaled_dot_product_attention(
     switch(where, "enable_gqa", enable_gqa)
     given = {"mask": mask, "query_lengths": query_lengths, "key_lengths": key_lengths}
     given = {name: operand for name, operand in given.items() if operand is not None}
-    op = Attention(scale, is_causal, tuple(given), dropout_p)
+    op = Attention(scale, is_causal, tuple(given), probability(where, "dropout_p", dropout_p))
     if (seed is not None) + (state is not None) != bool(op.dropout):
         wanted = "either a seed or a state" if op.dropout else "no seed or state without dropout"
         raise DnnValueError(f"{where}: give {wanted}; dropout_p is {dropout_p}")

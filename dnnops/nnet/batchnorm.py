@@ -19,6 +19,7 @@ from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.variable import TensorVariable
 
+from dnnops.arguments import shown, switch
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import (
     float64_scalar,
@@ -64,14 +65,14 @@ class BatchNormTrain(BatchNormBase):
 
     def __init__(self, axes: Sequence[int], running: bool = False):
         super().__init__(axes)
-        self.running = bool(running)
+        self.running = switch(type(self).__name__, "running", running)
         averages = ("running_mean", "running_var") if self.running else ()
         self.parameter_operands = ("scale", "bias", *averages)
-        self.scalars = {"epsilon": 0.0}
+        self.scalars = {"epsilon": (0.0, np.inf)}
         self.operands = ("x", "scale", "bias", "epsilon")
         self.data_results = (True, False, False)
         if self.running:
-            self.scalars["factor"] = -np.inf
+            self.scalars["factor"] = (0.0, 1.0)
             self.operands = (*self.operands, "factor", *averages)
             self.data_results = (*self.data_results, False, False)
 
@@ -199,7 +200,7 @@ class BatchNormInference(BatchNormBase):
     """
 
     parameter_operands = ("scale", "bias", "mean", "var")
-    scalars = {"epsilon": 0.0}  # noqa: RUF012 - replaced, never altered
+    scalars = {"epsilon": (0.0, np.inf)}  # noqa: RUF012 - replaced, never altered
     operands = ("x", "scale", "bias", "mean", "var", "epsilon")
     data_results = (True,)
 
@@ -224,17 +225,31 @@ def _axes(where: str, axes: Any, ndim: int) -> tuple[int, ...]:
         axes = axes.tolist()
     if not isinstance(axes, (tuple, list)) or not all(is_int(a) for a in axes):
         raise DnnTypeError(
-            f"{where}: axes must be 'per-activation', 'spatial' or a tuple of ints, got {axes!r}"
+            f"{where}: axes must be 'per-activation', 'spatial' or a tuple of ints, got"
+            f" {shown(axes)}"
         )
     try:
         canonical = tuple(sorted(normalize_axis_tuple(axes, ndim)))
-    except (AxisError, ValueError) as error:
+    except (AxisError, ValueError, OverflowError) as error:
         raise DnnValueError(
             f"{where}: axes {axes!r} do not fit {ndim} dimensions of inputs: {error}"
         ) from error
     if not canonical:
         raise DnnValueError(f"{where}: axes must not be empty")
     return canonical
+
+
+def check_sizes(where: str, name: str, parameter: Any, inputs: Any, axes: tuple[int, ...]) -> None:
+    """Raise DnnValueError if a parameter's static shape does not go with that of the inputs."""
+    wanted = [1 if i in axes else size for i, size in enumerate(inputs.type.shape)]
+    if any(
+        None not in (a, b) and a != b for a, b in zip(parameter.type.shape, wanted, strict=True)
+    ):
+        raise DnnValueError(
+            f"{where}: {name} must have size 1 on the axes {axes} and the sizes of inputs on the"
+            f" others, got {name} {show_shape(parameter.type.shape)}, inputs"
+            f" {show_shape(inputs.type.shape)}"
+        )
 
 
 def _operands(
@@ -253,9 +268,11 @@ def _operands(
             parameter = pt.expand_dims(parameter, canonical)
         elif parameter.type.ndim != ndim:
             raise DnnTypeError(
-                f"{where}: {name} must have {ndim} dimensions, or {ndim - len(canonical)} without "
-                f"the axes {canonical}; got {parameter.type.ndim}"
+                f"{where}: {name} must have {ndim} dimensions, or "
+                f"{ndim - len(canonical)} without the axes {canonical}, beside inputs of {ndim}; "
+                f"got {parameter.type.ndim}"
             )
+        check_sizes(where, name, parameter, x, canonical)
         padded.append(parameter)
     # The Ops check this too, but name their own operands.
     dtype = require_same_dtype(where, **dict(zip(parameters, padded, strict=True)))
@@ -293,7 +310,7 @@ def batch_normalization_train(
     epsilon : number or scalar variable
         What is added to the variance.
     running_average_factor : number or scalar variable
-        The weight of this batch in the new running averages.
+        The weight of this batch in the new running averages, from 0 to 1.
     running_mean, running_var : tensor_like, optional
         The averages so far, as `gamma`.
 
@@ -313,8 +330,9 @@ def batch_normalization_train(
     DnnTypeError
         If a dtype or a rank is another one.
     DnnValueError
-        If the axes don't fit, shapes don't match, `epsilon` is negative or not finite, or only one
-        of the running averages is given; at the call, if `inputs` has no elements.
+        If the axes don't fit, shapes don't match, `epsilon` is negative or not finite,
+        `running_average_factor` is not between 0 and 1, or only one of the running averages is
+        given; at the call, if `inputs` has no elements.
 
     Notes
     -----
@@ -341,7 +359,9 @@ def batch_normalization_train(
         parameters |= {"running_mean": running_mean, "running_var": running_var}
     x, canonical, padded = _operands(where, inputs, axes, **parameters)
     scalars = [float64_scalar(where, "epsilon", epsilon, 0.0)]
-    factor = float64_scalar(where, "running_average_factor", running_average_factor)
+    factor = float64_scalar(
+        where, "running_average_factor", running_average_factor, minimum=0.0, maximum=1.0
+    )
     if running:
         scalars.append(factor)
     op = BatchNormTrain(canonical, running)

@@ -10,11 +10,13 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply
 
+from dnnops.arguments import shown
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import (
     Shape,
     accumulator_dtype,
+    check_bounds,
     float64_scalar,
     float_tensor,
     is_int,
@@ -53,8 +55,8 @@ class BatchNormBase(ExpressionOp):
     #: The operands, by kind.
     data: tuple[str, ...] = ("x",)
     parameter_operands: tuple[str, ...]
-    #: The scalars, and the least value of each.
-    scalars: dict[str, float] = {}  # noqa: RUF012 - replaced, never altered
+    #: The scalars, and the least and greatest value of each.
+    scalars: dict[str, tuple[float, float]] = {}  # noqa: RUF012 - replaced, never altered
     #: The order of all operands.
     operands: tuple[str, ...]
     #: Which results have the data's shape; the others have that of the parameters.
@@ -63,10 +65,10 @@ class BatchNormBase(ExpressionOp):
     def __init__(self, axes: Sequence[int]):
         name = type(self).__name__
         if not isinstance(axes, (tuple, list)) or not all(is_int(a) for a in axes):
-            raise DnnTypeError(f"{name}: axes must be a tuple of ints, got {axes!r}")
+            raise DnnTypeError(f"{name}: axes must be a tuple of ints, got {shown(axes)}")
         if not axes or min(axes) < 0 or len(set(axes)) != len(axes):
             raise DnnValueError(
-                f"{name}: axes must be one or more different ints, none negative, got {axes!r}"
+                f"{name}: axes must be one or more different ints, none negative, got {shown(axes)}"
             )
         self.axes = tuple(sorted(int(a) for a in axes))
 
@@ -80,8 +82,8 @@ class BatchNormBase(ExpressionOp):
             raise DnnValueError(f"{name}: axes {self.axes} do not fit {ndim} dimensions of {first}")
         for operand in (*self.data[1:], *self.parameter_operands):
             given[operand] = float_tensor(name, operand, given[operand], ndim)
-        for operand, minimum in self.scalars.items():
-            given[operand] = float64_scalar(name, operand, given[operand], minimum)
+        for operand, bounds in self.scalars.items():
+            given[operand] = float64_scalar(name, operand, given[operand], *bounds)
         dtype = require_same_dtype(name, **{o: given[o] for o in self.data})
         parameter_dtype = require_same_dtype(name, **{o: given[o] for o in self.parameter_operands})
         if parameter_dtype != dtype and (dtype, parameter_dtype) != ("float16", "float32"):
@@ -130,12 +132,9 @@ class BatchNormBase(ExpressionOp):
         A variance has twice the digits of its mean, which sums of float32 do not leave.
         """
         self._merge({o: x.shape for o, x in zip(self.operands, inputs, strict=True)})
-        if "epsilon" in self.scalars:
-            epsilon = float(inputs[self.operands.index("epsilon")])
-            if not 0 <= epsilon < np.inf:
-                raise DnnValueError(
-                    f"{type(self).__name__}: epsilon must be finite and at least 0, got {epsilon}"
-                )
+        for operand, bounds in self.scalars.items():
+            value = float(inputs[self.operands.index(operand)])
+            check_bounds(type(self).__name__, operand, value, *bounds)
         return [np.asarray(x).astype("float64", copy=False) for x in inputs]
 
     def _variables(self, inputs: Sequence[Any]) -> list[Any]:

@@ -25,10 +25,11 @@ from dnnops.nnet._validate import (
     require_same_dtype,
     spatial_shape,
     static_vector,
+    switch,
     vector_entries,
 )
-from dnnops.nnet.conv_base import ConvBase
-from dnnops.nnet.conv_geometry import conv_output_shape, resolve_padding
+from dnnops.nnet.conv_base import ConvBase, ConvWords
+from dnnops.nnet.conv_geometry import canonical_conv_params, conv_output_shape, resolve_padding
 
 __all__ = [
     "Conv",
@@ -210,8 +211,8 @@ def conv_operands(where: str, ndim: int, **operands: Any) -> list[TensorVariable
 
 
 def refuse_unshared(where: str, unshared: bool) -> None:
-    """Raise DnnNotSupportedError if `unshared` is true."""
-    if unshared:
+    """Raise DnnNotSupportedError if `unshared` is true, DnnTypeError if it is no flag."""
+    if switch(where, "unshared", unshared):
         raise DnnNotSupportedError(
             f"{where}: unshared=True (locally connected filters) is not supported: neither "
             "cuDNN nor oneDNN has such a layer"
@@ -225,12 +226,15 @@ def _convolve(
     filters: Any,
     input_shape: Any,
     filter_shape: Any,
+    shape_name: str = "input_shape",
     **params: Any,
 ) -> TensorVariable:
-    op: Any = Conv(ndim, **params)
+    op: Any = Conv(**canonical_conv_params(where, ndim, **params))
     input, filters = conv_operands(where, ndim, input=input, filters=filters)
-    input = narrow(where, "input", input, "input_shape", input_shape)
+    input = narrow(where, "input", input, shape_name, input_shape)
     filters = narrow(where, "filters", filters, "filter_shape", filter_shape)
+    words = ConvWords(where, "input", "filters")
+    op.check_shapes(input.type.shape, filters.type.shape, words=words)
     return op(input, filters)
 
 
@@ -327,17 +331,16 @@ def conv2d(
         If `unshared` is true.
     """
     refuse_unshared("conv2d", unshared)
-    if image_shape is not None:
-        if input_shape is not None:
-            raise DnnValueError("conv2d: input_shape and image_shape are the same: give one")
-        input_shape = image_shape
+    if image_shape is not None and input_shape is not None:
+        raise DnnValueError("conv2d: input_shape and image_shape are the same: give one")
     return _convolve(
         "conv2d",
         2,
         input,
         filters,
-        input_shape,
+        input_shape if image_shape is None else image_shape,
         filter_shape,
+        "input_shape" if image_shape is None else "image_shape",
         border_mode=border_mode,
         subsample=subsample,
         filter_flip=filter_flip,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,34 @@ from dnnops.nnet._validate import show_shape
 from dnnops.nnet.conv_geometry import (
     BorderMode,
     canonical_conv_params,
-    conv_output_shape,
-    resolve_padding,
+    output_shape,
+    padding,
 )
+
+
+@dataclass(frozen=True)
+class ConvWords:
+    """What messages about shapes call the function and its arguments.
+
+    Attributes
+    ----------
+    where : str
+        The function; empty for the Op.
+    image, filters, top : str
+        The image, the filters, and the gradient with respect to the output.
+    subsample, filter_dilation : str
+        Two parameters.
+    """
+
+    where: str = ""
+    image: str = "the image"
+    filters: str = "the filters"
+    top: str = "the gradient by the output"
+    subsample: str = "subsample"
+    filter_dilation: str = "filter_dilation"
+
+
+_OWN_WORDS = ConvWords()
 
 
 class ConvBase(Op):
@@ -110,11 +136,11 @@ class ConvBase(Op):
 
     def padding(self, kernel_spatial: Sequence[Any]) -> tuple[tuple[Any, Any], ...]:
         """Return the padding before and after each spatial axis for filters of this size."""
-        return resolve_padding(self.border_mode, kernel_spatial, self.filter_dilation)
+        return padding(self.border_mode, kernel_spatial, self.filter_dilation)
 
     def output_shape(self, img_shape: Sequence[Any], kern_shape: Sequence[Any]) -> tuple[Any, ...]:
         """Return the convolution's output shape, of ints, symbolic sizes or None."""
-        return conv_output_shape(
+        return output_shape(
             img_shape, kern_shape, self.border_mode, self.subsample, self.filter_dilation
         )
 
@@ -123,6 +149,7 @@ class ConvBase(Op):
         img: Sequence[int | None],
         kern: Sequence[int | None],
         topgrad: Sequence[int | None] | None = None,
+        words: ConvWords = _OWN_WORDS,
     ) -> tuple[Any, ...]:
         """Check as much of the shapes of image, filters and output as is known.
 
@@ -133,6 +160,8 @@ class ConvBase(Op):
             (out channels, in channels per group, spatial...).
         topgrad : sequence of int or None, optional
             The shape of the gradient by the output, which must be the output's.
+        words : ConvWords, optional
+            What a message calls all of these.
 
         Returns
         -------
@@ -145,12 +174,17 @@ class ConvBase(Op):
             If they don't fit together.
         """
 
+        image, filters = (word.removeprefix("the ") for word in (words.image, words.filters))
+
         def fail(problem: str) -> None:
-            top = "" if topgrad is None else f", gradient by the output {show_shape(topgrad)}"
+            shapes = {image: img, filters: kern}
+            if topgrad is not None:
+                shapes[words.top.removeprefix("the ")] = topgrad
+            found = ", ".join(f"{name} {show_shape(shape)}" for name, shape in shapes.items())
             raise DnnValueError(
-                f"{self.where}: {problem}; image {show_shape(img)}, filters {show_shape(kern)}"
-                f"{top}, border_mode={self.border_mode}, subsample={self.subsample}, "
-                f"filter_dilation={self.filter_dilation}, num_groups={self.num_groups}"
+                f"{words.where or self.where}: {problem}; {found}, border_mode={self.border_mode}, "
+                f"{words.subsample}={self.subsample}, "
+                f"{words.filter_dilation}={self.filter_dilation}, num_groups={self.num_groups}"
             )
 
         groups = self.num_groups
@@ -159,28 +193,28 @@ class ConvBase(Op):
                 fail(f"num_groups {groups} does not divide the {size} {what}")
         if img[1] is not None and kern[1] is not None and img[1] != kern[1] * groups:
             fail(
-                f"the image has {img[1]} channels, but filters of {kern[1]} channels in "
+                f"{words.image} has {img[1]} channels, but {filters} of {kern[1]} channels in "
                 f"{groups} group(s) need {kern[1] * groups}"
             )
         axes = zip(img[2:], kern[2:], self.padding(kern[2:]), self.filter_dilation, strict=True)
         for axis, (size, kernel, (begin, end), dilation) in enumerate(axes):
             if size is not None and size < 0:
-                fail(f"the image's size on spatial axis {axis} is negative")
+                fail(f"{words.image}'s size on spatial axis {axis} is negative")
             if kernel is None:
                 continue
             if kernel < 1:
-                fail(f"the filters' size on spatial axis {axis} must be at least 1")
+                fail(f"{words.filters}' size on spatial axis {axis} must be at least 1")
             extent = (kernel - 1) * dilation + 1
             if size is not None and extent > size + begin + end:
                 fail(
-                    f"the filters' extent {extent} on spatial axis {axis} is larger than the "
-                    f"padded image's {size + begin + end}"
+                    f"{words.filters}' extent {extent} on spatial axis {axis} is larger than the "
+                    f"padded {image}'s {size + begin + end}"
                 )
         top = self.output_shape(img, kern)
         if topgrad is not None:
             for found, expected in zip(topgrad, top, strict=True):
                 if None not in (found, expected) and found != expected:
-                    fail(f"the gradient by the output must have the shape {show_shape(top)}")
+                    fail(f"{words.top} must have the shape {show_shape(top)}")
         return top
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:

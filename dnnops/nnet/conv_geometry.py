@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import MAX_PARAMETER, int_tuple, is_int, switch
+from dnnops.nnet._validate import (
+    MAX_PARAMETER,
+    int_tuple,
+    is_int,
+    shown,
+    sizes_argument,
+    switch,
+)
 
 #: A canonical border mode: a name, or (begin, end) for each spatial axis.
 BorderMode = Literal["half", "full"] | tuple[tuple[int, int], ...]
@@ -49,19 +56,19 @@ def canonical_border_mode(border_mode: Any, ndim: int, where: str = "convolution
     elif not isinstance(border_mode, (tuple, list)):
         raise DnnTypeError(
             f"{where}: border_mode must be 'valid', 'half', 'full', an int, or a tuple of ints "
-            f"or of pairs of ints, got {border_mode!r}"
+            f"or of pairs of ints, got {shown(border_mode)}"
         )
     if isinstance(border_mode, str) or len(border_mode) != ndim:
         raise DnnValueError(
             f"{where}: border_mode must be 'valid', 'half', 'full', an int, or a tuple of "
-            f"{ndim} ints or pairs of ints, got {border_mode!r}"
+            f"{ndim} ints or pairs of ints, got {shown(border_mode)}"
         )
     pairs = tuple(int_tuple(where, "padding (border_mode)", e, 2, 0) for e in border_mode)
     return tuple((begin, end) for begin, end in pairs)
 
 
 def resolve_padding(
-    border_mode: Any, kernel_spatial: Sequence[Any], dilation: Sequence[int] | None = None
+    border_mode: Any, kernel_spatial: Sequence[Any], dilation: int | Sequence[int] | None = None
 ) -> tuple[tuple[Any, Any], ...]:
     """Return the padding before and after each spatial axis.
 
@@ -71,7 +78,7 @@ def resolve_padding(
         As `conv2d` takes it.
     kernel_spatial : sequence of int, symbolic int or None
         The filters' size on each spatial axis.
-    dilation : sequence of int, optional
+    dilation : int or sequence of int, optional
         The filters' dilation on each spatial axis; 1 if not given.
 
     Returns
@@ -79,9 +86,23 @@ def resolve_padding(
     tuple of pairs
         Of ints if the padding doesn't depend on a symbolic size; ``(None, None)`` where it
         depends on a size that is None.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If an argument is of another kind, has another number of entries, or is out of bounds.
     """
-    dilation = dilation or (1,) * len(kernel_spatial)
-    mode = canonical_border_mode(border_mode, len(kernel_spatial))
+    where = "resolve_padding"
+    kernel = sizes_argument(where, "kernel_spatial", kernel_spatial, (1, 2, 3))
+    ndim = len(kernel)
+    steps = int_tuple(where, "dilation", 1 if dilation is None else dilation, ndim, 1)
+    return padding(canonical_border_mode(border_mode, ndim, where), kernel, steps)
+
+
+def padding(
+    mode: BorderMode, kernel_spatial: Sequence[Any], dilation: Sequence[int]
+) -> tuple[tuple[Any, Any], ...]:
+    """As `resolve_padding`, of arguments that are canonical."""
     if not isinstance(mode, str):
         return mode
     pads: list[tuple[Any, Any]] = []
@@ -98,8 +119,8 @@ def conv_output_shape(
     img_shape: Sequence[Any],
     kern_shape: Sequence[Any],
     border_mode: Any = "valid",
-    subsample: Sequence[int] | None = None,
-    filter_dilation: Sequence[int] | None = None,
+    subsample: int | Sequence[int] | None = None,
+    filter_dilation: int | Sequence[int] | None = None,
 ) -> tuple[Any, ...]:
     """Return the shape of a convolution's output.
 
@@ -111,20 +132,50 @@ def conv_output_shape(
         (out channels, in channels per group, spatial...).
     border_mode : {'valid', 'half', 'full'}, int, or tuple
         As `conv2d` takes it.
-    subsample, filter_dilation : sequence of int, optional
+    subsample, filter_dilation : int or sequence of int, optional
         For each spatial axis; 1 if not given.
 
     Returns
     -------
     tuple
         (batch, out channels, spatial...): ints where everything that matters is an int,
-        None where something is None.  A spatial size below 1 means that the filters are
-        larger than the padded image; that isn't checked here.
+        None where something is None.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If an argument is of another kind, has another number of entries, or is out of bounds; or
+        if filters are larger than the padded image.
     """
-    ndim = len(img_shape) - 2
-    subsample = subsample or (1,) * ndim
-    filter_dilation = filter_dilation or (1,) * ndim
-    pads = resolve_padding(border_mode, kern_shape[2:], filter_dilation)
+    where = "conv_output_shape"
+    img = sizes_argument(where, "img_shape", img_shape, (3, 4, 5))
+    ndim = len(img) - 2
+    beside = f"kern_shape, beside an img_shape of {ndim + 2} entries,"
+    kern = sizes_argument(where, beside, kern_shape, (ndim + 2,))
+    mode = canonical_border_mode(border_mode, ndim, where)
+    stride = int_tuple(where, "subsample", 1 if subsample is None else subsample, ndim, 1)
+    dilation = int_tuple(
+        where, "filter_dilation", 1 if filter_dilation is None else filter_dilation, ndim, 1
+    )
+    out = output_shape(img, kern, mode, stride, dilation)
+    if any(isinstance(size, int) and size < 1 for size in out[2:]) or 0 in kern[2:]:
+        raise DnnValueError(
+            f"{where}: filters must have one tap or more, and fit into the padded image, on each"
+            f" spatial axis: img_shape {img_shape}, kern_shape {kern_shape}, border_mode"
+            f" {border_mode!r}, filter_dilation {dilation}"
+        )
+    return out
+
+
+def output_shape(
+    img_shape: Sequence[Any],
+    kern_shape: Sequence[Any],
+    mode: BorderMode,
+    subsample: Sequence[int],
+    filter_dilation: Sequence[int],
+) -> tuple[Any, ...]:
+    """As `conv_output_shape`, of arguments that are canonical; nothing is checked."""
+    pads = padding(mode, kern_shape[2:], filter_dilation)
     spatial: list[Any] = []
     for size, kernel, (begin, end), stride, dilation in zip(
         img_shape[2:], kern_shape[2:], pads, subsample, filter_dilation, strict=True
@@ -145,23 +196,31 @@ def canonical_conv_params(
     filter_flip: Any,
     filter_dilation: Any,
     num_groups: Any,
+    names: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Check the parameters of a convolution and bring them into hashable form.
+
+    `names` are those that the user gives parameters by, where they are others:
+    ``{"subsample": "input_dilation"}``.
 
     Raises
     ------
     DnnTypeError, DnnValueError
         If a parameter is of another kind, or out of bounds.
     """
-    if ndim not in (1, 2, 3):
+    if not is_int(ndim) or ndim not in (1, 2, 3):
         raise DnnValueError(f"{where}: ndim, the number of spatial axes, must be 1, 2 or 3")
     if not (is_int(num_groups) and 1 <= num_groups <= MAX_PARAMETER):
-        raise DnnValueError(f"{where}: num_groups must be a positive int, got {num_groups!r}")
+        raise DnnValueError(f"{where}: num_groups must be a positive int, got {shown(num_groups)}")
+
+    def axes(name: str, value: Any) -> tuple[int, ...]:
+        return int_tuple(where, (names or {}).get(name, name), value, ndim, 1)
+
     return {
         "ndim": int(ndim),
         "border_mode": canonical_border_mode(border_mode, ndim, where),
-        "subsample": int_tuple(where, "subsample", subsample, ndim, 1),
+        "subsample": axes("subsample", subsample),
         "filter_flip": switch(where, "filter_flip", filter_flip),
-        "filter_dilation": int_tuple(where, "filter_dilation", filter_dilation, ndim, 1),
+        "filter_dilation": axes("filter_dilation", filter_dilation),
         "num_groups": int(num_groups),
     }

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnValueError
-from dnnops.nnet._validate import narrow, shape_argument
+from dnnops.nnet._validate import narrow, shape_argument, shown
 from dnnops.nnet.conv import ConvGradInputs, ConvGradWeights, conv_operands, refuse_unshared
+from dnnops.nnet.conv_base import ConvWords
+from dnnops.nnet.conv_geometry import canonical_conv_params
 
 __all__ = [
     "conv2d_grad_wrt_inputs",
@@ -22,19 +25,26 @@ __all__ = [
 
 
 def _apply_gradient(
-    where: str, op: Any, first: Any, second: Any, shape_name: str, shape: Any
+    where: str, op: Any, first: Any, second: Any, shape_name: str, entries: Sequence[Any]
 ) -> TensorVariable:
     # The spatial part of the wanted shape is an operand; the rest narrows the result's type.
-    entries = shape_argument(where, shape_name, shape, op.ndim + 2)
-    spatial: Any = entries[2:]
-    if None in spatial:
-        raise DnnValueError(
-            f"{where}: {shape_name} must give the {op.ndim} spatial sizes, because several are "
-            f"possible; got {shape!r}"
-        )
-    result = op(first, second, pt.as_tensor_variable(spatial, dtype="int64"))
+    result = op(first, second, pt.as_tensor_variable(entries[2:], dtype="int64"))
     wanted = (*entries[:2], *(None,) * op.ndim)
     return narrow(where, "the result", result, shape_name, wanted)
+
+
+def _wanted_shape(where: str, name: str, shape: Any, ndim: int) -> tuple[Any, ...]:
+    entries = shape_argument(where, name, shape, ndim + 2)
+    if any(entry is None for entry in entries[2:]):
+        raise DnnValueError(
+            f"{where}: {name} must give the {ndim} spatial sizes, because several are possible; "
+            f"got {shown(shape)}"
+        )
+    return entries
+
+
+def _static(entries: Sequence[Any]) -> tuple[int | None, ...]:
+    return tuple(entry if isinstance(entry, int) else None for entry in entries)
 
 
 def _grad_wrt_inputs(
@@ -42,15 +52,24 @@ def _grad_wrt_inputs(
     ndim: int,
     output_grad: Any,
     filters: Any,
-    shape_name: str,
     input_shape: Any,
     filter_shape: Any,
+    transposed: bool = False,
     **params: Any,
 ) -> TensorVariable:
-    op = ConvGradInputs(ndim, **params)
-    output_grad, filters = conv_operands(where, ndim, output_grad=output_grad, filters=filters)
+    words = ConvWords(where, "input_shape", "filters", "output_grad")
+    if transposed:
+        words = ConvWords(where, "output_shape", "filters", "input", "input_dilation")
+    op = ConvGradInputs(
+        **canonical_conv_params(where, ndim, **params, names={"subsample": words.subsample})
+    )
+    operands = {words.top: output_grad, "filters": filters}
+    output_grad, filters = conv_operands(where, ndim, **operands)
     filters = narrow(where, "filters", filters, "filter_shape", filter_shape)
-    return _apply_gradient(where, op, filters, output_grad, shape_name, input_shape)
+    entries = _wanted_shape(where, words.image, input_shape, ndim)
+    kern, top = filters.type.shape, output_grad.type.shape
+    op.check_shapes(_static(entries), kern, top, words)
+    return _apply_gradient(where, op, filters, output_grad, words.image, entries)
 
 
 def _grad_wrt_weights(
@@ -62,10 +81,13 @@ def _grad_wrt_weights(
     input_shape: Any,
     **params: Any,
 ) -> TensorVariable:
-    op = ConvGradWeights(ndim, **params)
+    op = ConvGradWeights(**canonical_conv_params(where, ndim, **params))
     input, output_grad = conv_operands(where, ndim, input=input, output_grad=output_grad)
     input = narrow(where, "input", input, "input_shape", input_shape)
-    return _apply_gradient(where, op, input, output_grad, "filter_shape", filter_shape)
+    entries = _wanted_shape(where, "filter_shape", filter_shape, ndim)
+    words = ConvWords(where, "input", "filter_shape", "output_grad")
+    op.check_shapes(input.type.shape, _static(entries), output_grad.type.shape, words)
+    return _apply_gradient(where, op, input, output_grad, "filter_shape", entries)
 
 
 def conv2d_grad_wrt_inputs(
@@ -112,7 +134,6 @@ def conv2d_grad_wrt_inputs(
         2,
         output_grad,
         filters,
-        "input_shape",
         input_shape,
         filter_shape,
         border_mode=border_mode,
@@ -143,7 +164,6 @@ def conv3d_grad_wrt_inputs(
         3,
         output_grad,
         filters,
-        "input_shape",
         input_shape,
         filter_shape,
         border_mode=border_mode,
@@ -288,9 +308,9 @@ def conv2d_transpose(
         2,
         input,
         filters,
-        "output_shape",
         output_shape,
         filter_shape,
+        transposed=True,
         border_mode=border_mode,
         subsample=input_dilation,
         filter_flip=filter_flip,
@@ -319,9 +339,9 @@ def conv3d_transpose(
         3,
         input,
         filters,
-        "output_shape",
         output_shape,
         filter_shape,
+        transposed=True,
         border_mode=border_mode,
         subsample=input_dilation,
         filter_flip=filter_flip,

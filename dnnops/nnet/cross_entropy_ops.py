@@ -16,9 +16,10 @@ from pytensor.graph.basic import Apply
 from pytensor.tensor.special import log_softmax
 from pytensor.tensor.variable import TensorVariable
 
+from dnnops.arguments import switch
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnIndexError, DnnTypeError, DnnValueError
-from dnnops.nnet._validate import accumulator_dtype, float_tensor, require_same_dtype
+from dnnops.nnet._validate import accumulator_dtype, as_tensor, float_tensor, require_same_dtype
 from dnnops.nnet.expressions import ExpressionOp, is_connected
 
 __all__ = ["CrossEntropy", "CrossEntropyGrad", "cross_entropy"]
@@ -36,10 +37,7 @@ def label_vector(where: str, labels: Any) -> TensorVariable:
         If they are none.
     """
     expected = f"{where}: labels must be an integer vector"
-    try:
-        x = pt.as_tensor_variable(labels)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise DnnTypeError(f"{expected}, got {labels!r}") from error
+    x = as_tensor(expected, labels)
     if x.type.ndim != 1 or x.type.dtype not in LABEL_DTYPES:
         raise DnnTypeError(
             f"{expected} of one of the dtypes {', '.join(LABEL_DTYPES)}, got {x.type}"
@@ -63,7 +61,7 @@ class CrossEntropyBase(ExpressionOp):
     __props__: tuple[str, ...] = ("every_row",)
 
     def __init__(self, every_row: bool = True):
-        self.every_row = bool(every_row)
+        self.every_row = switch(type(self).__name__, "every_row", every_row)
 
     def count(self, rows: Any, labels: Any) -> Any:
         """The number of costs; None if it is not known.

@@ -16,9 +16,16 @@ from pytensor.gradient import disconnected_type, grad_not_implemented
 from pytensor.graph.basic import Apply
 from pytensor.tensor.variable import TensorVariable
 
+from dnnops.arguments import switch
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import accumulator_dtype, float_tensor, named_operands, show_shape
+from dnnops.nnet._validate import (
+    accumulator_dtype,
+    as_tensor,
+    float_tensor,
+    named_operands,
+    show_shape,
+)
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.optional_result import OptionalResultOp
 
@@ -31,10 +38,7 @@ _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 def _integer_tensor(where: str, name: str, value: Any, ndim: int) -> TensorVariable:
     """Return `value` as an int32 or int64 tensor of `ndim` dimensions."""
     expected = f"{where}: {name} must be an integer {'matrix' if ndim == 2 else 'vector'}"
-    try:
-        x = pt.as_tensor_variable(value)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise DnnTypeError(f"{expected}, got {value!r}") from error
+    x = as_tensor(expected, value)
     is_empty = 0 in x.type.shape and x.type.dtype.startswith("float")  # empty lists have floatX
     if x.type.ndim != ndim or not (x.type.dtype in _INTEGERS or is_empty):
         raise DnnTypeError(f"{expected} of one of the dtypes {', '.join(_INTEGERS)}, got {x.type}")
@@ -111,8 +115,10 @@ class CTC(OptionalResultOp):
     optional_result = "with_gradients"
 
     def __init__(self, with_gradients: bool = True, with_label_lengths: bool = False):
-        self.with_gradients = bool(with_gradients)
-        self.with_label_lengths = bool(with_label_lengths)
+        self.with_gradients = switch(type(self).__name__, "with_gradients", with_gradients)
+        self.with_label_lengths = switch(
+            type(self).__name__, "with_label_lengths", with_label_lengths
+        )
 
     def make_node(self, *inputs: Any) -> Apply:
         name = type(self).__name__

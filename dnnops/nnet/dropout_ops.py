@@ -28,6 +28,7 @@ from pytensor.tensor.random.utils import RandomStream
 from pytensor.tensor.random.variable import RandomGeneratorSharedVariable
 from pytensor.tensor.variable import TensorVariable
 
+from dnnops.arguments import probability, shown
 from dnnops.compat import set_default_update, shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import (
@@ -86,16 +87,11 @@ def random_words(state: np.ndarray, count: int) -> np.ndarray:
     return words.reshape(groups, BLOCKS, 4).swapaxes(1, 2).ravel()[:count]
 
 
-def _checked_p(where: str, p: float) -> float:
-    if not 0 <= p < 1:  # so that NaN is refused, too
-        raise DnnValueError(f"{where}: p must be at least 0 and less than 1, got {p}")
-    return p
-
-
-def _probability(where: str, p: Any) -> TensorVariable:
-    p = float64_scalar(where, "p", p)
+def probability_variable(where: str, name: str, p: Any) -> TensorVariable:
+    """Return a probability of dropout as a float64 scalar; a constant one is checked."""
+    p = float64_scalar(where, name, p)
     if isinstance(p, Constant):
-        _checked_p(where, float(p.data))
+        probability(where, name, float(p.data))
     return p
 
 
@@ -113,7 +109,7 @@ class Dropout(Op):
     def make_node(self, x: Any, p: Any, state: Any) -> Apply:  # type: ignore[override]
         name = type(self).__name__
         x = float_tensor(name, "x", x)
-        p = _probability(name, p)
+        p = probability_variable(name, "p", p)
         state = _state_vector(name, state)
         sizes = x.type.shape
         length = None if None in sizes else _reserve_length(prod(sizes))
@@ -152,7 +148,7 @@ class Dropout(Op):
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         x, p, state = inputs
         name = type(self).__name__
-        p = _checked_p(name, float(p))
+        p = probability(name, "p", float(p))
         state = np.ascontiguousarray(state)
         if state.shape != (2,):
             raise DnnValueError(f"{name}: state must have 2 entries, got {state.size}")
@@ -177,7 +173,7 @@ class DropoutGrad(Op):
     def make_node(self, gy: Any, p: Any, reserve: Any) -> Apply:  # type: ignore[override]
         name = type(self).__name__
         gy = float_tensor(name, "gy", gy)
-        p = _probability(name, p)
+        p = probability_variable(name, "p", p)
         reserve = pt.as_tensor_variable(reserve)
         if reserve.type.ndim != 1 or reserve.type.dtype != "uint8":
             raise DnnTypeError(f"{name}: reserve must be an uint8 vector, got {reserve.type}")
@@ -205,7 +201,7 @@ class DropoutGrad(Op):
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         gy, p, reserve = inputs
         name = type(self).__name__
-        p = _checked_p(name, float(p))
+        p = probability(name, "p", float(p))
         if reserve.size != _reserve_length(gy.size):
             raise DnnValueError(
                 f"{name}: reserve has {reserve.size} bytes, expected {_reserve_length(gy.size)} "
@@ -265,16 +261,19 @@ def dropout_state(seed: int, name: str | None = None) -> Any:
     Raises
     ------
     DnnTypeError
-        If `seed` is no int.
+        If `seed` is no int, or `name` no string.
     DnnValueError
-        If it is out of bounds.
+        If `seed` is out of bounds.
     """
-    return pytensor.shared(_initial_state("dropout_state", seed), name=name, shape=(2,))
+    where = "dropout_state"
+    if name is not None and not isinstance(name, str):
+        raise DnnTypeError(f"{where}: name must be a string, got {shown(name)}")
+    return pytensor.shared(_initial_state(where, seed), name=name, shape=(2,))
 
 
 def _initial_state(where: str, seed: Any) -> np.ndarray:
     if not is_int(seed):
-        raise DnnTypeError(f"{where}: seed must be an int, got {seed!r}")
+        raise DnnTypeError(f"{where}: seed must be an int, got {shown(seed)}")
     if not 0 <= seed < 2**64:
         raise DnnValueError(f"{where}: seed must be from 0 to 2**64 - 1, got {seed}")
     return np.array([seed, 0], dtype="uint64").view("int64")
@@ -369,7 +368,7 @@ def dropout(
             f"{where}: give one of seed, state and rng at most, got {' and '.join(given)}"
         )
     x = float_tensor(where, "x", x)
-    p = _probability(where, p)
+    p = probability_variable(where, "p", p)
     if state is not None:
         y, _, next_state = Dropout().make_node(x, p, _state_vector(where, state)).outputs
         return y, next_state

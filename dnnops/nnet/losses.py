@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import as_floating, float_tensor
+from dnnops.nnet._validate import (
+    as_floating,
+    as_tensor,
+    check_broadcast,
+    float_tensor,
+    merge_shapes,
+)
 from dnnops.nnet.activation import Activation
 from dnnops.nnet.elementwise import softplus
 
@@ -49,6 +56,7 @@ def binary_crossentropy(output: Any, target: Any) -> TensorVariable:
     """
     output = as_floating("binary_crossentropy", "output", output)
     target = as_floating("binary_crossentropy", "target", target)
+    check_broadcast("binary_crossentropy", output=output, target=target)
     made = output.owner
     # PyTensor has rewrites for the logarithm of its own sigmoid only.
     if made is not None and isinstance(made.op, Activation) and made.op.mode == "sigmoid":
@@ -79,6 +87,7 @@ def sigmoid_binary_crossentropy(output: Any, target: Any) -> TensorVariable:
     """
     output = as_floating("sigmoid_binary_crossentropy", "output", output)
     target = as_floating("sigmoid_binary_crossentropy", "target", target)
+    check_broadcast("sigmoid_binary_crossentropy", output=output, target=target)
     return target * softplus(-output) + (1 - target) * softplus(output)
 
 
@@ -106,15 +115,16 @@ def categorical_crossentropy(coding_dist: Any, true_dist: Any) -> TensorVariable
     """
     where = "categorical_crossentropy"
     coding = float_tensor(where, "coding_dist", coding_dist)
-    true = pt.as_tensor_variable(true_dist)
+    true = as_tensor(f"{where}: true_dist must be a tensor", true_dist)
     if true.type.ndim == coding.type.ndim:
         true = as_floating(where, "true_dist", true)
+        check_broadcast(where, coding_dist=coding, true_dist=true)
         return -pt.sum(true * pt.log(coding), axis=-1)
-    if true.type.ndim == coding.type.ndim - 1:
-        return crossentropy_categorical_1hot(coding, true)
+    if (true.type.ndim, coding.type.ndim) == (1, 2):
+        return _of_true_classes(where, coding, "true_dist", true)
     raise DnnTypeError(
-        f"{where}: true_dist must have as many dimensions as coding_dist, or one less, got"
-        f" {true.type.ndim} and {coding.type.ndim}"
+        f"{where}: true_dist must have as many dimensions as coding_dist, or be a vector beside a"
+        f" matrix, got {true.type.ndim} and {coding.type.ndim}"
     )
 
 
@@ -140,7 +150,14 @@ def crossentropy_categorical_1hot(coding_dist: Any, true_one_of_n: Any) -> Tenso
     """
     where = "crossentropy_categorical_1hot"
     coding = float_tensor(where, "coding_dist", coding_dist, 2)
-    true = _class_vector(where, "true_one_of_n", true_one_of_n)
+    return _of_true_classes(where, coding, "true_one_of_n", true_one_of_n)
+
+
+def _of_true_classes(where: str, coding: Any, name: str, value: Any) -> TensorVariable:
+    true = as_tensor(f"{where}: {name} must be an integer vector", value)
+    if true.type.ndim != 1 or true.type.dtype not in pt.type.integer_dtypes:
+        raise DnnTypeError(f"{where}: {name} must be an integer vector, got {true.type}")
+    merge_shapes(where, **{"rows of coding_dist": coding.type.shape[:1], name: true.type.shape})
     return -pt.log(coding[pt.arange(coding.shape[0]), true])
 
 
@@ -163,22 +180,18 @@ def confusion_matrix(actual: Any, pred: Any) -> list[TensorVariable]:
 
     Raises
     ------
-    DnnValueError
-        If an operand is no vector.
+    DnnTypeError, DnnValueError
+        If an operand is not of real numbers, or no vector.
     """
-    actual, pred = pt.as_tensor_variable(actual), pt.as_tensor_variable(pred)
+    where = "confusion_matrix"
+    actual = as_tensor(f"{where}: actual must be a vector", actual)
+    pred = as_tensor(f"{where}: pred must be a vector", pred)
     for name, x in (("actual", actual), ("pred", pred)):
+        if np.dtype(x.type.dtype).kind not in "biuf":
+            raise DnnTypeError(f"{where}: {name} must be real numbers, got {x.type}")
         if x.type.ndim != 1:
-            raise DnnValueError(
-                f"confusion_matrix: {name} must be a vector, got {x.type.ndim} dimensions"
-            )
+            raise DnnValueError(f"{where}: {name} must be a vector, got {x.type.ndim} dimensions")
+    merge_shapes(where, actual=actual.type.shape, pred=pred.type.shape)
     order: Any = pt.unique(pt.concatenate([actual, pred]))
     is_actual, is_predicted = (pt.eq(x[:, None], order).astype("int64") for x in (actual, pred))
     return [pt.dot(is_actual.T, is_predicted), order]
-
-
-def _class_vector(where: str, name: str, value: Any) -> TensorVariable:
-    classes = pt.as_tensor_variable(value)
-    if classes.type.ndim != 1 or classes.type.dtype not in pt.type.integer_dtypes:
-        raise DnnTypeError(f"{where}: {name} must be an integer vector, got {classes.type}")
-    return classes

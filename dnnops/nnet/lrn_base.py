@@ -9,7 +9,6 @@ too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.tensor.variable import TensorVariable
 
+from dnnops.arguments import shown, switch
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import (
@@ -27,6 +27,7 @@ from dnnops.nnet._validate import (
     is_int,
     merge_shapes,
     named_operands,
+    number,
     require_same_dtype,
 )
 from dnnops.nnet.expressions import ExpressionOp, is_connected
@@ -43,19 +44,6 @@ def window_sides(n: int) -> tuple[int, int]:
     """Return how many elements a window of `n` has before and after its center."""
     behind = (n - 1) // 2
     return behind, n - 1 - behind
-
-
-def _number(where: str, name: str, value: Any, minimum: float) -> float:
-    """Return a parameter as a finite float that is not below `minimum`."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(
-        value, (int, float, np.integer, np.floating)
-    ):
-        raise DnnTypeError(f"{where}: {name} must be a number, got {value!r}")
-    if not isfinite(value) or value < minimum:
-        raise DnnValueError(
-            f"{where}: {name} must be finite and at least {minimum:g}, got {value!r}"
-        )
-    return float(value)
 
 
 class WindowNormBase(ExpressionOp):
@@ -94,17 +82,27 @@ class WindowNormBase(ExpressionOp):
     def __init__(self, n: int, alpha: float, beta: float, k: float):
         name = type(self).__name__
         if not is_int(n):
-            raise DnnTypeError(f"{name}: n must be an int, got {n!r}")
+            raise DnnTypeError(f"{name}: n must be an int, got {shown(n)}")
         if not 1 <= n <= MAX_N:
             raise DnnValueError(f"{name}: n must be between 1 and {MAX_N}, got {n}")
         self.n = int(n)
-        self.alpha = _number(name, "alpha", alpha, 0.0)
-        self.beta = _number(name, "beta", beta, MIN_BETA)
-        self.k = _number(name, "k", k, MIN_K)
+        self.alpha = number(name, "alpha", alpha, 0.0)
+        self.beta = number(name, "beta", beta, MIN_BETA)
+        self.k = number(name, "k", k, MIN_K)
 
     def window_axes(self, ndim: int) -> tuple[int, ...]:
         """Return the axes that windows extend along, of an array of `ndim` dimensions."""
         raise NotImplementedError
+
+    def check_rank(self, where: str, name: str, ndim: int) -> None:
+        """Raise DnnTypeError unless the operand `name` has a rank that there are windows of."""
+        least, most = self.ndim_bounds
+        if not least <= ndim <= most:
+            bounds = f"{least} or more" if most == np.inf else f"{least} to {most}"
+            raise DnnTypeError(
+                f"{where}: {name} must have {bounds} dimensions (batch, channel, spatial...), got "
+                f"{ndim}"
+            )
 
     def make_node(self, *inputs: Any) -> Apply:
         name = type(self).__name__
@@ -113,12 +111,7 @@ class WindowNormBase(ExpressionOp):
         for operand, value in named_operands(name, self.operands, inputs).items():
             given[operand] = float_tensor(name, operand, value, ndim)
             ndim = given[operand].type.ndim
-        least, most = self.ndim_bounds
-        if ndim is None or not least <= ndim <= most:
-            bounds = f"{least} or more" if most == np.inf else f"{least} to {most}"
-            raise DnnTypeError(
-                f"{name}: x must have {bounds} dimensions (batch, channel, spatial...), got {ndim}"
-            )
+        self.check_rank(name, self.operands[0], given[self.operands[0]].type.ndim)
         dtype = require_same_dtype(name, **given)
         shape = merge_shapes(name, **{o: x.type.shape for o, x in given.items()})
         results = [pt.tensor(dtype=dtype, shape=shape) for _ in self.results]
@@ -194,7 +187,7 @@ class WindowSum(Op):
     def __init__(self, n: int, axes: Sequence[int], backward: bool = False):
         self.n = int(n)
         self.axes = tuple(int(axis) for axis in axes)
-        self.backward = bool(backward)
+        self.backward = switch(type(self).__name__, "backward", backward)
 
     def make_node(self, x: Any) -> Apply:
         x = float_tensor(type(self).__name__, "x", x)

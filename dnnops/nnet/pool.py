@@ -17,6 +17,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.tensor.variable import TensorVariable
 
+from dnnops.arguments import one_of, shown, switch
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import (
@@ -39,6 +40,7 @@ from dnnops.nnet.pool_geometry import (
     Windows,
     checked_output_shape,
     pool_output_shape,
+    windows_shape,
 )
 
 __all__ = [
@@ -91,13 +93,13 @@ class PoolBase(Op):
     _compute: Callable[..., np.ndarray]
 
     def __init__(self, ndim: int, ignore_border: bool):
-        if ndim not in (1, 2, 3):
+        if not is_int(ndim) or ndim not in (1, 2, 3):
             raise DnnValueError(
                 f"{type(self).__name__}: ndim, the number of spatial axes, must be 1, 2 or 3, "
-                f"got {ndim!r}"
+                f"got {shown(ndim)}"
             )
         self.ndim = int(ndim)
-        self.ignore_border = bool(ignore_border)
+        self.ignore_border = switch(type(self).__name__, "ignore_border", ignore_border)
 
     @property
     def where(self) -> str:
@@ -176,7 +178,7 @@ class PoolBase(Op):
                     f"the window of {w} is larger than the padded image's {size + 2 * p} on "
                     f"spatial axis {axis}"
                 )
-        out = pool_output_shape(img, ws, stride, pad, self.ignore_border)
+        out = windows_shape(img, ws, stride, pad, self.ignore_border)
         pooled = {n: s for n, s in shapes.items() if n in self.pooled}
         return img, merge_shapes(self.where, output=out, **pooled)
 
@@ -235,11 +237,7 @@ class ModePoolBase(PoolBase):
 
     def __init__(self, ndim: int, mode: str, ignore_border: bool):
         super().__init__(ndim, ignore_border)
-        if mode not in self.modes:
-            raise DnnValueError(
-                f"{self.where}: mode must be one of {', '.join(self.modes)}, got {mode!r}"
-            )
-        self.mode = mode
+        self.mode = one_of(self.where, "mode", mode, self.modes)
 
     @property
     def computes(self) -> str:
@@ -304,7 +302,7 @@ class MaxPoolGradBase(PoolBase):
 
     def __init__(self, ndim: int, ignore_border: bool, deterministic: bool = False):
         super().__init__(ndim, ignore_border)
-        self.deterministic = bool(deterministic)
+        self.deterministic = switch(type(self).__name__, "deterministic", deterministic)
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         x, maxout, _, *vectors = inputs
@@ -382,6 +380,18 @@ MaxPoolGrad.transposed = MaxPoolGradGrad
 MaxPoolGradGrad.transposed = MaxPoolGrad
 
 
+def _ignores_border(where: str, value: Any) -> bool:
+    # Callers of other libraries give the stride in this place, by position.
+    if value is None:
+        return False
+    try:
+        return switch(where, "ignore_border", value)
+    except DnnTypeError as error:
+        raise DnnTypeError(
+            f"{error}; it is the third positional argument, so name the stride: stride=..."
+        ) from None
+
+
 def _pool(
     where: str,
     ndim: int,
@@ -392,7 +402,8 @@ def _pool(
     pad: Any,
     mode: str,
 ) -> TensorVariable:
-    op: Any = Pool(ndim, mode, bool(ignore_border))
+    one_of(where, "mode", mode, Pool.modes)
+    op: Any = Pool(ndim, mode, _ignores_border(where, ignore_border))
     x = float_tensor(where, "input", input)
     lead = x.type.ndim - ndim
     if lead < 0:
@@ -401,10 +412,14 @@ def _pool(
         )
     if ws is None:
         raise DnnValueError(f"{where}: ws, the size of the windows, must be given")
-    vectors = [
-        (value,) * ndim if is_int(value) or _is_scalar(value) else value
-        for value in (ws, ws if stride is None else stride, pad)
-    ]
+
+    def vector(name: str, value: Any) -> TensorVariable:
+        entries = (value,) * ndim if is_int(value) or _is_scalar(value) else value
+        return int_vector(where, name, entries, ndim)
+
+    size = vector("ws", ws)
+    step = size if stride is None else vector("stride", stride)
+    vectors = [size, step, vector("pad", pad)]
     if lead == 2:
         return op(x, *vectors)
     if lead < 2:

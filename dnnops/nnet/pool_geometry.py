@@ -11,6 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pytensor.raise_op import CheckAndRaise
 
 from dnnops.errors import DnnValueError
+from dnnops.nnet._validate import sizes_argument, switch
 
 #: What a pooling computes of each window.
 POOL_MODES = ("max", "sum", "average_inc_pad", "average_exc_pad")
@@ -50,7 +51,34 @@ def pool_output_shape(
     tuple
         (batch, channels, spatial...): ints where everything that matters is an int, None
         where something is None.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If an argument is of another kind, has another number of entries, or is out of bounds.
     """
+    where = "pool_output_shape"
+    img = sizes_argument(where, "img_shape", img_shape, (3, 4, 5))
+    ndim = len(img) - 2
+    beside = f", beside an img_shape of {ndim + 2} entries,"
+
+    def sizes(name: str, value: Any, minimum: int) -> tuple[Any, ...]:
+        return sizes_argument(where, f"{name}{beside}", value, (ndim,), minimum)
+
+    ignores = switch(where, "ignore_border", ignore_border)
+    return windows_shape(
+        img, sizes("ws", ws, 1), sizes("stride", stride, 1), sizes("pad", pad, 0), ignores
+    )
+
+
+def windows_shape(
+    img_shape: Sequence[Any],
+    ws: Sequence[Any],
+    stride: Sequence[Any],
+    pad: Sequence[Any],
+    ignore_border: bool,
+) -> tuple[Any, ...]:
+    """As `pool_output_shape`, of arguments that are canonical."""
     spatial = tuple(
         None if None in map(_none_or_zero, axis) else _axis_windows(*axis, ignore_border)
         for axis in zip(img_shape[2:], ws, stride, pad, strict=True)
@@ -65,7 +93,7 @@ def checked_output_shape(
     pad: Sequence[Any],
     ignore_border: bool,
 ) -> tuple[Any, ...]:
-    """Return `pool_output_shape` as a graph that raises if symbolic windows turn out not to fit.
+    """Return `windows_shape` as a graph that raises if symbolic windows turn out not to fit.
 
     Who asks for nothing but the shape has no Op that would check them: it could be negative, or
     divide by zero.
@@ -74,7 +102,7 @@ def checked_output_shape(
         step if all(map(_is_size, (w, step, p))) else _checked(n, w, step, p, ignore_border)
         for n, w, step, p in zip(img_shape[2:], ws, stride, pad, strict=True)
     ]
-    return pool_output_shape(img_shape, ws, checked, pad, ignore_border)
+    return windows_shape(img_shape, ws, checked, pad, ignore_border)
 
 
 def _checked(size: Any, ws: Any, stride: Any, pad: Any, ignore_border: bool) -> Any:

@@ -14,10 +14,11 @@ from pytensor.graph.basic import Variable
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.variable import TensorVariable
 
+from dnnops.arguments import probability, shown
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import FLOAT_DTYPES, check_int64, float_tensor, is_int, switch
 from dnnops.nnet.rnn_layout import PseudoLayer, RNNLayout
-from dnnops.nnet.rnn_ops import RANKS, RNNForward, check_algo, check_dropout, int64_variable
+from dnnops.nnet.rnn_ops import RANKS, RNNForward, check_algo, int64_variable
 
 __all__ = ["RNNBlock"]
 
@@ -33,9 +34,9 @@ _CHECK_LENGTH = CheckAndRaise(
 def _choose(name: str, value: Any, first: str, second: str) -> bool:
     """Return whether an argument is the second of two words."""
     if not isinstance(value, str):
-        raise DnnTypeError(f"{_WHERE}: {name} must be '{first}' or '{second}', got {value!r}")
+        raise DnnTypeError(f"{_WHERE}: {name} must be '{first}' or '{second}', got {shown(value)}")
     if value not in (first, second):
-        raise DnnValueError(f"{_WHERE}: {name} must be '{first}' or '{second}', got {value!r}")
+        raise DnnValueError(f"{_WHERE}: {name} must be '{first}' or '{second}', got {shown(value)}")
     return value == second
 
 
@@ -128,13 +129,13 @@ class RNNBlock:
                 raise TypeError("None is no dtype")
             self.dtype = self._dtype_name(dtype)
         except TypeError as error:
-            raise DnnTypeError(f"{_WHERE}: dtype must be a dtype, got {dtype!r}") from error
+            raise DnnTypeError(f"{_WHERE}: dtype must be a dtype, got {shown(dtype)}") from error
         if self.dtype not in self.dtypes:
             raise DnnTypeError(
                 f"{_WHERE}: dtype must be one of {', '.join(self.dtypes)}, got {self.dtype}"
             )
         if not is_int(dropout_seed):
-            raise DnnTypeError(f"{_WHERE}: dropout_seed must be an int, got {dropout_seed!r}")
+            raise DnnTypeError(f"{_WHERE}: dropout_seed must be an int, got {shown(dropout_seed)}")
         check_int64(_WHERE, "dropout_seed", dropout_seed)
         self.layout = RNNLayout(
             rnn_mode,
@@ -151,7 +152,7 @@ class RNNBlock:
         self.direction_mode = direction_mode
         self.context_name = context_name
         self.proj_size = self.layout.proj_size
-        self.dropout = check_dropout(_WHERE, dropout)
+        self.dropout = probability(_WHERE, "dropout", dropout)
         self.dropout_seed = int(dropout_seed)
         self.batch_first = switch(_WHERE, "batch_first", batch_first)
         self.algo = check_algo(_WHERE, algo)
@@ -167,15 +168,18 @@ class RNNBlock:
         if isinstance(size, (tuple, list, np.ndarray)):
             if len(size) not in (2, 3):
                 raise DnnValueError(
-                    f"{_WHERE}: input_size must be an int or (batch, input), got {input_size!r}"
+                    f"{_WHERE}: input_size must be an int or (batch, input), got"
+                    f" {shown(input_size)}"
                 )
             size = size[-1]
         if not is_int(size):
             raise DnnTypeError(
-                f"{_WHERE}: input_size must be an int or (batch, input), got {input_size!r}"
+                f"{_WHERE}: input_size must be an int or (batch, input), got {shown(input_size)}"
             )
         if size < 0:
-            raise DnnValueError(f"{_WHERE}: input_size must not be negative, got {input_size!r}")
+            raise DnnValueError(
+                f"{_WHERE}: input_size must not be negative, got {shown(input_size)}"
+            )
         self.layout.check_input_size(_WHERE, int(size))
         return int(size)
 
@@ -238,7 +242,7 @@ class RNNBlock:
             raise DnnTypeError(f"{_WHERE}: w must be a vector, got {w.type}")
         ndim = w.type.ndim if isinstance(w, Variable) else getattr(w, "ndim", None)
         if ndim != 1:
-            raise DnnTypeError(f"{_WHERE}: w must be a vector, got {w!r}")
+            raise DnnTypeError(f"{_WHERE}: w must be a vector, got {shown(w)}")
         length = w.type.shape[0] if isinstance(w, Variable) else len(w)
         if length not in (None, self.layout.param_size(input_size)):
             raise DnnValueError(
@@ -276,7 +280,7 @@ class RNNBlock:
         size = self._input_size(input_size)
         parts = self._pseudo_layers(None, size)
         if not isinstance(layers, Sequence):
-            raise DnnTypeError(f"{_WHERE}: layers must be a sequence, got {layers!r}")
+            raise DnnTypeError(f"{_WHERE}: layers must be a sequence, got {shown(layers)}")
         if len(layers) != len(parts):
             raise DnnValueError(
                 f"{_WHERE}: expected the parameters of {len(parts)} pseudo-layers, "
@@ -318,7 +322,7 @@ class RNNBlock:
         if layer is None:
             return parts
         if not is_int(layer):
-            raise DnnTypeError(f"{_WHERE}: layer must be an int, got {layer!r}")
+            raise DnnTypeError(f"{_WHERE}: layer must be an int, got {shown(layer)}")
         if not 0 <= layer < len(parts):
             raise DnnValueError(
                 f"{_WHERE}: layer must be between 0 and {len(parts) - 1}, got {layer}"

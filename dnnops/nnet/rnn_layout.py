@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from dnnops.arguments import shown
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.nnet._validate import MAX_PARAMETER, is_int
 
@@ -135,12 +136,12 @@ class RNNLayout:
         if self.rnn_mode not in RNN_MODES:
             error = DnnValueError if isinstance(self.rnn_mode, str) else DnnTypeError
             raise error(
-                f"RNN: rnn_mode must be one of {', '.join(RNN_MODES)}, got {self.rnn_mode!r}"
+                f"RNN: rnn_mode must be one of {', '.join(RNN_MODES)}, got {shown(self.rnn_mode)}"
             )
         for name, minimum in (("hidden_size", 1), ("num_layers", 1), ("proj_size", 0)):
             value = getattr(self, name)
             if not is_int(value):
-                raise DnnTypeError(f"RNN: {name} must be an int, got {value!r}")
+                raise DnnTypeError(f"RNN: {name} must be an int, got {shown(value)}")
             if not minimum <= value <= MAX_PARAMETER:
                 raise DnnValueError(
                     f"RNN: {name} must be between {minimum} and {MAX_PARAMETER}, got {value}"

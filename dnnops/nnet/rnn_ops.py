@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,12 @@ import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Apply, Constant
 
+from dnnops.arguments import probability, shown
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.nnet._validate import (
     accumulator_dtype,
+    as_tensor,
     check_int64,
     float_tensor,
     is_int,
@@ -46,20 +47,11 @@ INT_OPERANDS = ("lengths", "seed")
 RANKS = {"w": 1, "reserve": 1}
 
 
-def check_dropout(where: str, dropout: Any) -> float:
-    """Return a probability of dropout as a float; raise if it is none, or 1."""
-    if isinstance(dropout, bool) or not isinstance(dropout, (int, float, np.number)):
-        raise DnnTypeError(f"{where}: dropout must be a number, got {dropout!r}")
-    if not (isfinite(dropout) and 0 <= dropout < 1):
-        raise DnnValueError(f"{where}: dropout must be at least 0 and less than 1, got {dropout}")
-    return float(dropout)
-
-
 def check_algo(where: str, algo: Any) -> str:
     """Return an algorithm's name; raise if there is no such one."""
     if not isinstance(algo, str) or algo not in RNN_ALGORITHMS:
         error = DnnValueError if isinstance(algo, str) else DnnTypeError
-        raise error(f"{where}: algo must be one of {', '.join(RNN_ALGORITHMS)}, got {algo!r}")
+        raise error(f"{where}: algo must be one of {', '.join(RNN_ALGORITHMS)}, got {shown(algo)}")
     return algo
 
 
@@ -67,10 +59,7 @@ def int64_variable(where: str, name: str, value: Any, ndim: int) -> Any:
     """Return integers, a scalar or a vector, as an int64 variable."""
     if is_int(value):
         check_int64(where, name, value)
-    try:
-        x = pt.as_tensor_variable(value)
-    except (TypeError, ValueError, NotImplementedError, OverflowError) as error:
-        raise DnnTypeError(f"{where}: {name} must be integers, got {value!r}") from error
+    x = as_tensor(f"{where}: {name} must be integers", value)
     if x.type.ndim != ndim or x.type.dtype not in pt.type.integer_dtypes:
         kind = "an integer scalar" if ndim == 0 else "a vector of integers"
         raise DnnTypeError(f"{where}: {name} must be {kind}, got {x.type}")
@@ -146,7 +135,8 @@ class RNNBase(ExpressionOp):
         self.num_layers = self.layout.num_layers
         self.proj_size = self.layout.proj_size
         # There is nothing between the layers of a single one.
-        self.dropout = check_dropout(name, dropout) if self.num_layers > 1 else 0.0
+        dropout = probability(name, "dropout", dropout)
+        self.dropout = dropout if self.num_layers > 1 else 0.0
         self.has_lengths = switch(name, "has_lengths", has_lengths)
         self.algo = check_algo(name, algo)
         self.operands = (

@@ -19,10 +19,12 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.tensor.variable import TensorVariable
 
+from dnnops.arguments import shown, switch
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import (
     accumulator_dtype,
+    check_broadcast,
     float_tensor,
     is_int,
     merge_shapes,
@@ -55,7 +57,7 @@ class WholeSoftmax(Op):
 
     def __init__(self, axis: tuple[int, ...], log: bool = False):
         self.axis = tuple(int(a) for a in axis)
-        self.log = bool(log)
+        self.log = switch(type(self).__name__, "log", log)
 
     def make_node(self, x: Any) -> Apply:
         x = float_tensor(type(self).__name__, "x", x)
@@ -91,18 +93,20 @@ class WholeSoftmax(Op):
 def _int_axes(where: str, axis: Any) -> tuple[int, ...]:
     axes: Any = (axis,) if is_int(axis) else axis
     if not isinstance(axes, (tuple, list)) or not all(is_int(a) for a in axes):
-        raise DnnTypeError(f"{where}: axis must be None, an int or a tuple of ints, got {axis!r}")
+        raise DnnTypeError(
+            f"{where}: axis must be None, an int or a tuple of ints, got {shown(axis)}"
+        )
     return tuple(int(a) for a in axes)
 
 
-def _checked_axes(where: str, axis: Any, ndim: int) -> tuple[int, ...]:
+def _checked_axes(where: str, axis: Any, ndim: int, name: str = "x") -> tuple[int, ...]:
     """Return axes, counted from the first, of an operand of `ndim` dimensions."""
     axes = _int_axes(where, axis)
     try:
         return normalize_axis_tuple(axes, ndim)
-    except (AxisError, ValueError) as error:
+    except (AxisError, ValueError, OverflowError) as error:
         raise DnnValueError(
-            f"{where}: axis {axis} does not fit {ndim} dimensions: {error}"
+            f"{where}: axis {axis} does not fit {ndim} dimensions of {name}: {error}"
         ) from error
 
 
@@ -140,7 +144,7 @@ class SoftmaxGradBase(Op):
         output = float_tensor(name, self.output_name, output, gz.type.ndim)
         dtype = require_same_dtype(name, **{"gz": gz, self.output_name: output})
         if self.axis is not None:
-            _checked_axes(name, self.axis, gz.type.ndim)
+            _checked_axes(name, self.axis, gz.type.ndim, "gz")
         shape = merge_shapes(name, **{"gz": gz.type.shape, self.output_name: output.type.shape})
         return Apply(self, [gz, output], [pt.tensor(dtype=dtype, shape=shape)])
 
@@ -284,7 +288,9 @@ def softmax_with_bias(x: Any, b: Any) -> TensorVariable:
         If a rank or a dtype is another one.
     """
     where = "softmax_with_bias"
-    return softmax(float_tensor(where, "x", x, 2) + float_tensor(where, "b", b, 1))
+    x, b = float_tensor(where, "x", x, 2), float_tensor(where, "b", b, 1)
+    check_broadcast(where, x=x, b=b)
+    return softmax(x + b)
 
 
 def _scores_and_axis(where: str, x: Any, axis: Any) -> tuple[TensorVariable, Any]:
@@ -293,7 +299,7 @@ def _scores_and_axis(where: str, x: Any, axis: Any) -> tuple[TensorVariable, Any
         return x, _checked_axes(where, axis, x.type.ndim)
     if x.type.ndim not in (1, 2):
         raise DnnValueError(
-            f"{where}: axis must be given for an operand of {x.type.ndim} dimensions; without it,"
-            " only vectors and matrices are taken"
+            f"{where}: axis must be given for an operand of {x.type.ndim} dimensions, as x is;"
+            " without it, only vectors and matrices are taken"
         )
     return (x[None, :] if x.type.ndim == 1 else x), 1

@@ -87,7 +87,7 @@ class SpatialTransformerGrid(Op):
             )
         if any(n is not None and not 1 <= n <= MAX_SIZE for n in out_shape):
             raise DnnValueError(
-                f"{name}: the output's sizes must be between 1 and {MAX_SIZE}, got "
+                f"{name}: out_shape: the output's sizes must be between 1 and {MAX_SIZE}, got "
                 f"{show_shape(out_shape)}"
             )
         return (theta[0], *out_shape, 2)
@@ -415,7 +415,13 @@ def scaled_sizes(where: str, img: Any, scale_width: Any, scale_height: Any) -> l
         if isinstance(scale, Constant) and float(scale.data) <= 0:
             raise DnnValueError(f"{where}: {name} must be more than 0, got {float(scale.data):g}")
         known = img.type.shape[axis]
-        sizes.append(_scaled(img.shape[axis] if known is None else known, scale))
+        size = _scaled(img.shape[axis] if known is None else known, scale)
+        if isinstance(size, int) and size > MAX_SIZE:
+            raise DnnValueError(
+                f"{where}: {name} {float(scale.data):g} makes {size} of a size of {known}; at most"  # type: ignore[attr-defined]
+                f" {MAX_SIZE} are possible"
+            )
+        sizes.append(size)
     return sizes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dnnops.arguments import switch
 from dnnops.nnet.activation import Activation, ActivationGrad
 from dnnops.onednn.base import OneDnnOp
 
@@ -20,7 +21,7 @@ class _OneDnnActivationOp(OneDnnOp):
 
     def __init__(self, mode: str, coef: float = 0.0, inplace: bool = False):
         super().__init__(mode, coef)  # type: ignore[call-arg]
-        self.inplace = bool(inplace)
+        self.inplace = switch(type(self).__name__, "inplace", inplace)
         if self.inplace:
             self.destroy_map = {0: [self.overwrites]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dnnops.arguments import switch
 from dnnops.nnet.dropout_ops import Dropout, DropoutGrad
 from dnnops.onednn.base import OneDnnOp
 
@@ -12,7 +13,7 @@ class _OneDnnDropoutOp(OneDnnOp):
     __props__ = ("inplace",)
 
     def __init__(self, inplace: bool = False):
-        self.inplace = bool(inplace)
+        self.inplace = switch(type(self).__name__, "inplace", inplace)
         if self.inplace:
             self.destroy_map = {0: [0]}
 

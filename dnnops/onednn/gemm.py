@@ -12,6 +12,7 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply
 
+from dnnops.arguments import switch
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError
 from dnnops.onednn.base import OneDnnOp
@@ -66,7 +67,7 @@ class OneDnnGemm(OneDnnOp):
     function = "dnnops_onednn_gemm"
 
     def __init__(self, inplace: bool = False):
-        self.inplace = bool(inplace)
+        self.inplace = switch(type(self).__name__, "inplace", inplace)
         if self.inplace:
             self.destroy_map = {0: [0]}
 

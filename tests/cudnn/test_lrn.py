@@ -107,9 +107,9 @@ def test_bad_operands():
     half = arrays_of(4, 1, "float16")[0]
     fixed = GpuArrayType("float32", (2, 3, 4, 5))()
     other = GpuArrayType("float32", (2, 3, 4, 6))()
-    with pytest.raises(DnnTypeError, match=r"GpuDnnLRN: x must have 2 or more dimensions.*got 1"):
+    with pytest.raises(DnnTypeError, match=r"dnn_lrn: img must have 2 or more dimensions.*got 1"):
         dnn.dnn_lrn(x1)
-    with pytest.raises(DnnTypeError, match=r"x must have 4 to 5 dimensions.*got 3"):
+    with pytest.raises(DnnTypeError, match=r"img must have 4 to 5 dimensions.*got 3"):
         dnn.dnn_divisive_normalization(x3)
     with pytest.raises(DnnTypeError, match="expected float32 or float64, got float16; dnn_div"):
         GpuDnnDivisiveNormalization(5, 1e-4, 0.75, 2)(half)

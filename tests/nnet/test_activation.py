@@ -212,7 +212,9 @@ def test_errors():
             cls("gelu")
         with pytest.raises(DnnValueError, match=f"{name}: mode must be one of relu, .*got "):
             cls(["relu"])
-        with pytest.raises(DnnValueError, match=f"{name}: relu has no coefficient, got 1.0"):
+        with pytest.raises(
+            DnnValueError, match=f"{name}: relu has no coefficient, so coef must be 0, got 1.0"
+        ):
             cls("relu", 1)
         with pytest.raises(DnnTypeError, match=f"{name}: coef must be a number, got '1'"):
             cls("tanh", "1")

@@ -459,8 +459,8 @@ TOP = pt.tensor("top", shape=(2, 6, 3, 3), dtype="float32")
         ({"num_groups": 2.0}, DnnValueError, "num_groups must be a positive int, got 2.0"),
         ({"num_groups": 3}, DnnValueError, "num_groups 3 does not divide the 4 input channels"),
         ({"num_groups": 4}, DnnValueError, "num_groups 4 does not divide the 6 filters"),
-        ({"num_groups": 2}, DnnValueError, r"image has 4 channels, but filters of 4 channels in 2"),
-        ({"filter_dilation": (1, 3)}, DnnValueError, "extent 7 on spatial axis 1 .* image's 5"),
+        ({"num_groups": 2}, DnnValueError, r"input has 4 channels, but filters of 4 channels in 2"),
+        ({"filter_dilation": (1, 3)}, DnnValueError, "extent 7 on spatial axis 1 .* input's 5"),
         ({"input_shape": (2, 4, 5)}, DnnValueError, "input_shape must have 4 entries.*got 3"),
         ({"input_shape": (3, 4, 5, 5)}, DnnValueError, r"input_shape \(3, 4, 5, 5\) contradicts"),
         ({"input_shape": (2, 4, 5, -5)}, DnnValueError, "negative entry -5"),
@@ -484,10 +484,10 @@ def test_wrong_parameters(kwargs, error, message):
 
 
 def test_messages_name_the_op_the_shapes_and_the_parameters():
-    with pytest.raises(ValueError, match="Conv2d") as caught:
+    with pytest.raises(ValueError, match=r"^conv2d: ") as caught:
         conv2d(pt.tensor4(dtype="float32"), KERN, (None, 3, 5, None), subsample=2)
     message = str(caught.value)
-    for part in ("image (?, 3, 5, ?)", "filters (6, 4, 3, 3)", "subsample=(2, 2)", "num_groups=1"):
+    for part in ("input (?, 3, 5, ?)", "filters (6, 4, 3, 3)", "subsample=(2, 2)", "num_groups=1"):
         assert part in message
 
 
@@ -590,7 +590,7 @@ def test_gradient_functions_need_the_spatial_shape():
         conv2d_grad_wrt_inputs(TOP, KERN, (2, 4, None, 5))
     with pytest.raises(DnnValueError, match="output_shape must give the 2 spatial sizes"):
         conv2d_transpose(TOP, KERN, None)
-    with pytest.raises(DnnValueError, match=r"filter_shape .* contradicts the shape"):
+    with pytest.raises(DnnValueError, match="input has 4 channels, but filter_shape of 3 channels"):
         conv2d_grad_wrt_weights(IMG, TOP, (6, 3, 3, 3))
     for function in (conv2d_grad_wrt_inputs, conv2d_grad_wrt_weights, conv2d_transpose):
         with pytest.raises(DnnNotSupportedError, match=function.__name__):

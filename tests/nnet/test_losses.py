@@ -115,9 +115,9 @@ def test_categorical_crossentropy_against_numpy():
         assert_close(out, np.array([-np.log(coding[0, i, k]) for i, k in enumerate(labels)]))
     check_gradient(nnet.categorical_crossentropy, [coding, true])
     check_gradient(lambda x: nnet.categorical_crossentropy(x, pt.constant(labels)), [coding[0]])
-    with pytest.raises(DnnTypeError, match="as many dimensions as coding_dist, or one less"):
+    with pytest.raises(DnnTypeError, match="as many dimensions as coding_dist, or be a vector"):
         nnet.categorical_crossentropy(c, lab)
-    with pytest.raises(DnnTypeError, match="true_one_of_n must be an integer vector"):
+    with pytest.raises(DnnTypeError, match="true_dist must be an integer vector"):
         nnet.categorical_crossentropy(m, pt.dvector())
 
 

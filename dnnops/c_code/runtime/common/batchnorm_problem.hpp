@@ -69,6 +69,13 @@ inline void check_epsilon(const dnnops_tensor &scalar) {
     fail(DNNOPS_VALUE_ERROR, "epsilon has to be finite and at least 0, got %g", value);
 }
 
+inline void check_factor(const dnnops_tensor &scalar) {
+  check_scalar("running_average_factor", scalar);
+  const double value = *static_cast<const double *>(scalar.data);
+  if (!(value >= 0 && value <= 1))
+    fail(DNNOPS_VALUE_ERROR, "running_average_factor has to be between 0 and 1, got %g", value);
+}
+
 }  // namespace batchnorm
 
 // These check the inputs and describe the outputs; check_dtypes(x, parameter) says whether a library takes them.
@@ -88,7 +95,7 @@ void batchnorm_train_shape(const int64_t *params, const dnnops_tensor *inputs, d
   check("bias", inputs[2]);
   check_epsilon(inputs[3]);
   if (params[1]) {
-    check_scalar("the factor of running averages", inputs[4]);
+    check_factor(inputs[4]);
     check("the running mean", inputs[5]);
     check("the running variance", inputs[6]);
   }

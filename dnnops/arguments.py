@@ -1,0 +1,168 @@
+"""Checks of arguments that are plain values: flags, numbers, words and tuples of ints.
+
+Whatever a user gives, they return a value of the type that they promise or raise an error of
+`dnnops.errors` that names the argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf, isfinite
+from typing import Any
+
+import numpy as np
+
+from dnnops.config import flag_value
+from dnnops.errors import DnnTypeError, DnnValueError
+
+__all__ = [
+    "MAX_PARAMETER",
+    "check_bounds",
+    "check_int64",
+    "int_tuple",
+    "is_int",
+    "is_sequence",
+    "number",
+    "one_of",
+    "probability",
+    "shown",
+    "switch",
+    "switch_or_flag",
+]
+
+#: cuDNN and oneDNN take sizes as 32-bit integers.
+MAX_PARAMETER = 2**31 - 1
+
+
+def shown(value: Any) -> str:
+    """Write a user's value for a message: on one line, and cut where it is long."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # whatever the value's own __repr__ raises
+        text = object.__repr__(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def one_of(where: str, name: str, value: Any, accepted: Iterable[str]) -> str:
+    """Return `value`, one of the strings in `accepted`.
+
+    Raises
+    ------
+    DnnValueError
+        If it is anything else.
+    """
+    if not isinstance(value, str) or value not in accepted:
+        raise DnnValueError(
+            f"{where}: {name} must be one of {', '.join(accepted)}, got {shown(value)}"
+        )
+    return value
+
+
+def _real(where: str, name: str, value: Any) -> float:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(
+        value, (int, float, np.integer, np.floating)
+    ):
+        raise DnnTypeError(f"{where}: {name} must be a number, got {shown(value)}")
+    try:
+        return float(value)
+    except OverflowError:
+        return inf if value > 0 else -inf
+
+
+def number(where: str, name: str, value: Any, minimum: float = -inf, maximum: float = inf) -> float:
+    """Return `value`, a finite number of Python or NumPy within bounds, as a float.
+
+    Raises
+    ------
+    DnnTypeError
+        If it is no number; a bool is none.
+    DnnValueError
+        If it is not finite, or out of bounds.
+    """
+    found = _real(where, name, value)
+    check_bounds(where, name, found, minimum, maximum)
+    return found
+
+
+def probability(where: str, name: str, value: Any) -> float:
+    """Return `value`, a number that is at least 0 and less than 1, as a float.
+
+    Raises
+    ------
+    DnnTypeError
+        If it is no number; a bool is none.
+    DnnValueError
+        If it is out of bounds.
+    """
+    found = _real(where, name, value)
+    if not 0 <= found < 1:  # NaN, too
+        raise DnnValueError(f"{where}: {name} must be at least 0 and less than 1, got {found}")
+    return found
+
+
+def check_bounds(where: str, name: str, found: float, minimum: float, maximum: float) -> None:
+    """Raise `DnnValueError` unless a number is finite and within bounds."""
+    if isfinite(found) and minimum <= found <= maximum:
+        return
+    bounds = "".join(
+        f" and at {which} {bound:g}"
+        for which, bound in (("least", minimum), ("most", maximum))
+        if isfinite(bound)
+    )
+    raise DnnValueError(f"{where}: {name} must be finite{bounds}, got {found}")
+
+
+def int_tuple(where: str, name: str, value: Any, ndim: int, minimum: int) -> tuple[int, ...]:
+    """Return `value`, an int or a sequence of `ndim` ints, as a tuple of ints.
+
+    Raises
+    ------
+    DnnTypeError
+        If an entry is not an integer.
+    DnnValueError
+        If there are not `ndim` entries, or one is out of bounds.
+    """
+    entries = (value,) * ndim if is_int(value) else value
+    if not is_sequence(entries) or not all(map(is_int, entries)):
+        raise DnnTypeError(f"{where}: {name} must be an int or {ndim} ints, got {shown(value)}")
+    if len(entries) != ndim:
+        raise DnnValueError(f"{where}: {name} must have {ndim} entries, got {shown(value)}")
+    if not all(minimum <= e <= MAX_PARAMETER for e in entries):
+        raise DnnValueError(
+            f"{where}: {name} must be between {minimum} and {MAX_PARAMETER}, got {shown(value)}"
+        )
+    return tuple(int(e) for e in entries)
+
+
+def switch(where: str, name: str, value: Any) -> bool:
+    """Return `value`, a bool of Python or NumPy or one of the ints 0 and 1, as a bool.
+
+    Raises
+    ------
+    DnnTypeError
+        If it is anything else.
+    """
+    if isinstance(value, (bool, np.bool_)) or (is_int(value) and value in (0, 1)):
+        return bool(value)
+    raise DnnTypeError(f"{where}: {name} must be True or False, got {shown(value)}")
+
+
+def switch_or_flag(where: str, name: str, value: Any, flag: str) -> bool:
+    """Return `value` as `switch` does; None stands for the value of a flag."""
+    return bool(flag_value(flag)) if value is None else switch(where, name, value)
+
+
+def check_int64(where: str, name: str, value: int) -> None:
+    """Raise `DnnValueError` if an int has more than 64 bits."""
+    if not -(2**63) <= value < 2**63:
+        raise DnnValueError(f"{where}: {name} must be from -2**63 to 2**63 - 1, got {value}")
+
+
+def is_sequence(value: Any) -> bool:
+    """Tell whether `value` is a tuple, a list or an array of one axis or more."""
+    return isinstance(value, (tuple, list)) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
+def is_int(value: Any) -> bool:
+    """Tell whether `value` is an integer of Python or NumPy, bool excluded."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
