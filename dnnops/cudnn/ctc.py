@@ -43,7 +43,7 @@ class GpuCTCBase(CudnnOp, CTC):
         for operand, x in given.items():
             host = host_from_gpu(x) if is_on_device(x) else x
             operands.append(_integer_tensor(name, operand, host, 2 if operand == "labels" else 1))
-        batch = self._check_shapes([x.type.shape for x in operands])
+        batch = self.check_shapes([x.type.shape for x in operands])
         type_ = activations.type
         steps, _, classes = type_.shape
         cost_dtype = "float64" if type_.dtype == "float64" else "float32"

@@ -1,12 +1,12 @@
 """Bilinear interpolation between the pixels of images: which pixels, and their weights.
 
-Written once for NumPy, which the sampler's Ops run in, and for PyTensor, whose expressions are
-differentiated where there is no Op.
+Written once for NumPy, which the sampler's Ops run in, for PyTensor, whose expressions are
+differentiated where there is no Op, and for the libraries of `dnnops.link`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -62,20 +62,28 @@ class Corner:
     def pixels(self, img: Any, chosen: Any) -> Any:
         """Return the pixels (batch, channels, output rows, output columns), 0 if not `chosen`."""
         values = self._xp.where(chosen[..., None], img[self.index(img.shape)], 0)
-        return values.transpose(0, 3, 1, 2)
+        return self._xp.moveaxis(values, -1, 1)
 
 
-def corners(xp: Any, grid: Any, rows: Any, columns: Any) -> Iterator[Corner]:
+def _to_integers(x: Any) -> Any:
+    return x.astype("int64")
+
+
+def corners(
+    xp: Any, grid: Any, rows: Any, columns: Any, integers: Callable[[Any], Any] = _to_integers
+) -> Iterator[Corner]:
     """Yield the four pixels around each point of a grid.
 
     Parameters
     ----------
     xp : module
-        ``numpy`` or ``pytensor.tensor``.
+        ``numpy``, ``pytensor.tensor``, or one with functions of their names.
     grid : (batch, output rows, output columns, 2)
         Coordinates x and y in float64; -1 and 1 are the centers of the first and the last pixels.
     rows, columns : int
         The image's, symbolic ones for PyTensor.
+    integers : callable, optional
+        Makes integers of numbers that are whole.
     """
     steps = []
     for axis, size in enumerate((columns, rows)):
@@ -84,7 +92,7 @@ def corners(xp: Any, grid: Any, rows: Any, columns: Any) -> Iterator[Corner]:
         position = xp.clip((grid[..., axis] + 1) * scale, -2, size)
         before = xp.floor(position)
         distance = position - before
-        pixel = xp.where(xp.isnan(before), -2, before).astype("int64")
+        pixel = integers(xp.where(xp.isnan(before), -2, before))
         steps.append([(pixel, 1 - distance, -scale, size), (pixel + 1, distance, scale, size)])
     for (row, down, by_y, height), (column, across, by_x, width) in product(steps[1], steps[0]):
         inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)

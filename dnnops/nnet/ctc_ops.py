@@ -129,7 +129,7 @@ class CTC(OptionalResultOp):
         activations = float_tensor(name, "activations", given.pop("activations"), 3)
         operands = [activations, _integer_tensor(name, "labels", given.pop("labels"), 2)]
         operands += [_integer_tensor(name, n, x, 1) for n, x in given.items()]
-        batch = self._check_shapes([x.type.shape for x in operands])
+        batch = self.check_shapes([x.type.shape for x in operands])
         steps, _, classes = activations.type.shape
         dtype = activations.type.dtype
         # float16 keeps three digits of a cost, and no cost above 65504.
@@ -164,8 +164,8 @@ class CTC(OptionalResultOp):
 
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         activations = np.asarray(inputs[0])
-        self._check_shapes([np.shape(x) for x in inputs])
-        labels = self._labels(*inputs)
+        self.check_shapes([np.shape(x) for x in inputs])
+        labels = self.checked_labels(activations.shape, *inputs[1:])
         steps, batch, classes = activations.shape
         costs = np.zeros(batch)
         gradients = np.zeros((steps, batch, classes))
@@ -188,8 +188,22 @@ class CTC(OptionalResultOp):
     def _no_second_derivative(self, inputs: Any) -> Any:
         return grad_not_implemented(self, 0, inputs[0], "CTC has no second derivatives.")
 
-    def _check_shapes(self, shapes: Sequence[Any]) -> int | None:
-        """Check the operands' shapes; return what is known of the batch's size."""
+    def check_shapes(self, shapes: Sequence[Any]) -> int | None:
+        """Check the operands' shapes; return what is known of the batch's size.
+
+        Parameters
+        ----------
+        shapes : sequence of tuple of int or None
+
+        Returns
+        -------
+        int or None
+
+        Raises
+        ------
+        DnnValueError
+            If they don't fit together.
+        """
         name = type(self).__name__
         activations, labels, *lengths = shapes
         sizes = {activations[1], labels[0], *(shape[0] for shape in lengths)} - {None}
@@ -204,16 +218,30 @@ class CTC(OptionalResultOp):
             raise DnnValueError(f"{name}: activations have no classes, not even the blank")
         return sizes.pop() if sizes else None
 
-    def _labels(
+    def checked_labels(
         self,
-        activations: np.ndarray,
+        shape: Sequence[int],
         labels: np.ndarray,
         input_lengths: np.ndarray,
         label_lengths: np.ndarray | None = None,
     ) -> list[np.ndarray]:
-        """The labels without padding, checked."""
+        """Return the label of each sequence, without padding.
+
+        Parameters
+        ----------
+        shape : sequence of int
+            That of the activations.
+        labels, input_lengths, label_lengths : ndarray
+            The other operands.
+
+        Raises
+        ------
+        DnnValueError
+            If a length is out of bounds, a label outside of the alphabet, or one longer than its
+            sequence.
+        """
         name = type(self).__name__
-        steps, _, classes = activations.shape
+        steps, _, classes = shape
         columns = labels.shape[1]
         found = []
         for n, row in enumerate(labels):

@@ -184,9 +184,9 @@ class RNNBase(ExpressionOp):
         for name in named.keys() & set(INT_OPERANDS):
             given[name] = int64_variable(where, name, named[name], int(name == "lengths"))
         given = {name: given[name] for name in names}
-        self._check_shapes({n: x.type.shape for n, x in given.items()})
+        self.check_shapes({n: x.type.shape for n, x in given.items()})
         if isinstance(given.get("lengths"), Constant):
-            self._check_lengths(given["lengths"].data, given["x"].type.shape[0])
+            self.check_lengths(given["lengths"].data, given["x"].type.shape[0])
         return given
 
     def _float_operands(self, named: dict[str, Any]) -> dict[str, Any]:
@@ -202,8 +202,14 @@ class RNNBase(ExpressionOp):
         """The reserve's elements, None where not known."""
         return None if None in (steps, batch) else steps * batch * self.layout.reserve_size
 
-    def _check_shapes(self, shapes: dict[str, Any]) -> None:
-        """Raise DnnValueError if shapes, None where not known, do not belong together."""
+    def check_shapes(self, shapes: dict[str, Any]) -> None:
+        """Raise DnnValueError if shapes do not belong together.
+
+        Parameters
+        ----------
+        shapes : dict of str to tuple of int or None
+            Those of the operands, by name.
+        """
         where, layout = type(self).__name__, self.layout
         steps, batch, input_size = shapes["x"]
         layout.check_input_size(where, input_size)
@@ -230,7 +236,8 @@ class RNNBase(ExpressionOp):
                     f"{self}"
                 )
 
-    def _check_lengths(self, lengths: np.ndarray, steps: int | None) -> None:
+    def check_lengths(self, lengths: np.ndarray, steps: int | None) -> None:
+        """Raise DnnValueError if a sequence has less than one step, or more than there are."""
         most = np.inf if steps is None else steps
         if not all(1 <= length <= most for length in lengths.tolist()):
             number = "" if steps is None else f" {steps}"
@@ -242,7 +249,7 @@ class RNNBase(ExpressionOp):
     def _problem(self, names: tuple[str, ...], inputs: Any) -> tuple[RNNProblem, dict[str, Any]]:
         """The network with its operands' values, checked, and the operands by name."""
         values = dict(zip(names, inputs, strict=True))
-        self._check_shapes({name: value.shape for name, value in values.items()})
+        self.check_shapes({name: value.shape for name, value in values.items()})
         dtype = accumulator_dtype(values["x"].dtype)
         for name, value in values.items():
             if name not in INT_OPERANDS:
@@ -250,7 +257,7 @@ class RNNBase(ExpressionOp):
         steps, batch = values["x"].shape[:2]
         lengths = values.get("lengths", np.full(batch, steps))
         if self.has_lengths:
-            self._check_lengths(lengths, steps)
+            self.check_lengths(lengths, steps)
         problem = RNNProblem(
             layout=self.layout,
             w=values["w"],
