@@ -33,6 +33,7 @@ import dnnops.rewriting.inplace
 import dnnops.rewriting.reduction
 import dnnops.rewriting.relu
 import dnnops.rewriting.softmax
+import dnnops.rewriting.static_sizes
 import dnnops.rewriting.to_cudnn
 import dnnops.rewriting.to_gpu
 import dnnops.rewriting.to_onednn
@@ -51,10 +52,12 @@ from dnnops.dnn import (
     dnn_present,
     version,
 )
+from dnnops.link import register_conversions
 from dnnops.modes import keep_from_other_linkers, register_modes, use_device
 from dnnops.plans import conv_plans, flag_choices
 
 keep_from_other_linkers()
+register_conversions()
 register_modes()
 use_device()
 

@@ -1,4 +1,4 @@
-"""Activations in loops of dnnops, beside oneDNN: those with an exponential."""
+"""Activations on oneDNN, in float32: those of which it is the faster one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _OneDnnActivationOp(OneDnnOp):
 
 
 class OneDnnActivation(_OneDnnActivationOp, Activation):
-    """`Activation` in float32 or float64.
+    """`Activation` by ``dnnl_eltwise_forward``; elu in a loop of our own.
 
     Parameters
     ----------
@@ -45,11 +45,11 @@ class OneDnnActivation(_OneDnnActivationOp, Activation):
 
 
 class OneDnnActivationGrad(_OneDnnActivationOp, ActivationGrad):
-    """The gradient of swish, from `x`.
+    """`ActivationGrad` by ``dnnl_eltwise_backward``, from `x`.
 
     Parameters
     ----------
-    mode : {'swish'}
+    mode : {'tanh', 'sigmoid', 'swish'}
     coef : float
     inplace : bool
         Whether the result overwrites `gy`.

@@ -12,7 +12,7 @@ from dnnops.runtime.op import RuntimeOp
 
 __all__ = ["OneDnnOp", "cache_statistics", "clear_caches", "onednn_available"]
 
-_CACHES = ("conv", "pool")
+_CACHES = ("activation", "conv", "pool", "softmax")
 
 
 class OneDnnOp(RuntimeOp):

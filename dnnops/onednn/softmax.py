@@ -1,4 +1,4 @@
-"""Softmax, log-softmax and their gradients in loops of dnnops, in float32 and float64."""
+"""Softmax, log-softmax and their gradients on oneDNN, in float32."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _OneDnnSoftmaxOp(OneDnnOp):
 
 
 class OneDnnSoftmax(_OneDnnSoftmaxOp, WholeSoftmax):
-    """`WholeSoftmax` over neighboring axes.
+    """`WholeSoftmax` by ``dnnl_softmax_forward``.
 
     Parameters
     ----------
@@ -56,14 +56,14 @@ class OneDnnSoftmax(_OneDnnSoftmaxOp, WholeSoftmax):
 
 
 class OneDnnSoftmaxGrad(_OneDnnSoftmaxOp, SoftmaxGrad):
-    """`SoftmaxGrad` over neighboring axes."""
+    """`SoftmaxGrad` by ``dnnl_softmax_backward``."""
 
     function = "dnnops_onednn_softmax_grad"
     log = False
 
 
 class OneDnnLogSoftmaxGrad(_OneDnnSoftmaxOp, LogSoftmaxGrad):
-    """`LogSoftmaxGrad` over neighboring axes."""
+    """`LogSoftmaxGrad` by ``dnnl_softmax_backward`` of the logarithm."""
 
     function = "dnnops_onednn_softmax_grad"
     log = True

@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "elementary.hpp"
+#include "exponentials.hpp"
 #include "philox.hpp"
 #include "plan.hpp"
 

@@ -1,0 +1,115 @@
+"""Attention and its gradient, of products, a softmax and masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dnnops.link.formulas.dropout import kept_elements
+
+__all__ = ["allowed_keys", "attention", "attention_gradient", "scale_of", "statistics"]
+
+
+def scale_of(op: Any, query: Any) -> float:
+    """The factor of the scores."""
+    return max(query.shape[3], 1) ** -0.5 if op.scale is None else op.scale
+
+
+def allowed_keys(lib: Any, op: Any, given: dict[str, Any]) -> Any:
+    """Where a key counts for a query, of a shape that broadcasts to that of the scores.
+
+    None if all of them count, or if they do that an additive mask does not exclude.
+    """
+    rows = lib.arange(given["query"].shape[2])[:, None]
+    columns = lib.arange(given["key"].shape[2])
+    conditions = []
+    if "mask" in given and not _is_added(lib, given):
+        conditions.append(given["mask"])
+    if op.is_causal:
+        conditions.append((columns <= rows)[None, None])
+    for operand, places in (("query_lengths", rows), ("key_lengths", columns)):
+        if operand in given:
+            conditions.append(places < given[operand][:, None, None, None])
+    allowed = None
+    for condition in conditions:
+        allowed = condition if allowed is None else allowed & condition
+    return allowed
+
+
+def _is_added(lib: Any, given: dict[str, Any]) -> bool:
+    return "mask" in given and given["mask"].dtype == given["query"].dtype
+
+
+def _scores(lib: Any, op: Any, given: dict[str, Any]) -> Any:
+    """The scores, minus infinity where they don't count."""
+    query, key = given["query"], given["key"]
+    products = _folded(query * scale_of(op, query), key) @ key.swapaxes(2, 3)
+    scores = _unfolded(products, query)
+    if _is_added(lib, given):
+        scores = scores + given["mask"]
+    allowed = allowed_keys(lib, op, given)
+    return scores if allowed is None else lib.where(allowed, scores, -float("inf"))
+
+
+def _softmax(lib: Any, scores: Any) -> tuple[Any, Any]:
+    """Weights, zeros where no key counts, and the logarithms of the sums of exponentials."""
+    largest = _without_infinity(lib, lib.amax(scores, 3))
+    weights = lib.exp(scores - largest)
+    total = weights.sum(axis=3, keepdims=True)
+    safe = lib.where(total > 0, total, 1.0)
+    stats = lib.where(total > 0, lib.log(safe) + largest, -float("inf"))
+    return weights / safe, stats[:, :, :, 0]
+
+
+def _kept(lib: Any, op: Any, given: dict[str, Any], x: Any) -> Any:
+    """Drop elements of an array of the scores' shape, and scale the others."""
+    if not op.dropout:
+        return x
+    kept = kept_elements(lib, given["state"], x.shape, op.dropout)
+    return lib.where(kept, x * (1 / (1 - op.dropout)), 0.0)
+
+
+def statistics(lib: Any, op: Any, given: dict[str, Any]) -> Any:
+    """The second result of `Attention`."""
+    return _softmax(lib, _scores(lib, op, given))[1]
+
+
+def attention(lib: Any, op: Any, *operands: Any) -> tuple[Any, Any]:
+    """What `Attention` computes."""
+    given = dict(zip(op.operands, operands, strict=True))
+    weights, stats = _softmax(lib, _scores(lib, op, given))
+    weights = _kept(lib, op, given, weights)
+    value = given["value"]
+    return _unfolded(_folded(weights, value) @ value, given["query"]), stats
+
+
+def attention_gradient(lib: Any, op: Any, *operands: Any) -> tuple[Any, Any, Any]:
+    """What `AttentionGrad` computes."""
+    given = dict(zip(op.operands, operands, strict=True))
+    query, key, value, gout = (given[name] for name in ("query", "key", "value", "gout"))
+    scores, stats = _scores(lib, op, given), given["stats"][:, :, :, None]
+    distances = _without_infinity(lib, scores) - _without_infinity(lib, stats)
+    weights = lib.where(scores > -float("inf"), lib.exp(distances), 0.0)
+    shared = (gout * given["out"]).sum(axis=3, keepdims=True)
+    by_weights = _unfolded(_folded(gout, value) @ value.swapaxes(2, 3), gout)
+    by_scores = _folded(weights * (_kept(lib, op, given, by_weights) - shared), key)
+    scale = scale_of(op, query)
+    dquery = _unfolded(by_scores @ key, query) * scale
+    dkey = by_scores.swapaxes(2, 3) @ _folded(query * scale, key)
+    weights = _kept(lib, op, given, weights)
+    return dquery, dkey, _folded(weights, key).swapaxes(2, 3) @ _folded(gout, key)
+
+
+def _folded(x: Any, key: Any) -> Any:
+    """Put the heads of `x` that share one of `key` below each other."""
+    batch, heads, rows, columns = x.shape
+    shared = key.shape[1]
+    return x.reshape((batch, shared, heads // max(shared, 1) * rows, columns))
+
+
+def _unfolded(x: Any, query: Any) -> Any:
+    """Undo `_folded`, for the batch, the heads and the rows of `query`."""
+    return x.reshape((*query.shape[:3], x.shape[3]))
+
+
+def _without_infinity(lib: Any, x: Any) -> Any:
+    return lib.where(x == -float("inf"), 0.0, x)

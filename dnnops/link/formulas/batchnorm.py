@@ -1,0 +1,54 @@
+"""Batch normalization: in training, its gradient, and with given statistics."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+__all__ = ["batchnorm_gradient", "batchnorm_inference", "batchnorm_train"]
+
+
+def _sum(op: Any, x: Any) -> Any:
+    return x.sum(axis=op.axes, keepdims=True)
+
+
+def _count(op: Any, x: Any) -> int:
+    return max(prod(x.shape[axis] for axis in op.axes), 1)
+
+
+def batchnorm_train(lib: Any, op: Any, x: Any, scale: Any, bias: Any, *others: Any) -> tuple:
+    """What `BatchNormTrain` computes; without elements the statistics are those of one zero."""
+    epsilon, *running = others
+    count = _count(op, x)
+    mean = _sum(op, x) / count
+    centered = x - mean
+    # What rounding took of the mean would be squared in the variance.
+    rest = _sum(op, centered) / count
+    mean, centered = mean + rest, centered - rest
+    var = _sum(op, centered * centered) / count
+    invstd = 1 / lib.sqrt(var + epsilon)
+    results = [centered * (invstd * scale) + bias, mean, invstd]
+    if running:
+        factor, running_mean, running_var = running
+        unbiased = var * (count / max(count - 1, 1))
+        results.append(running_mean * (1 - factor) + mean * factor)
+        results.append(running_var * (1 - factor) + unbiased * factor)
+    return tuple(results)
+
+
+def batchnorm_gradient(lib: Any, op: Any, *operands: Any) -> tuple:
+    """What `BatchNormTrainGrad` computes."""
+    x, gout, scale, mean, invstd = operands
+    count = _count(op, x)
+    centered = x - mean
+    normalized = (centered - _sum(op, centered) / count) * invstd
+    dbias = _sum(op, gout)
+    dscale = _sum(op, gout * normalized)
+    dx = (gout - dbias / count - normalized * (dscale / count)) * (scale * invstd)
+    return dx, dscale, dbias
+
+
+def batchnorm_inference(lib: Any, op: Any, *operands: Any) -> tuple[Any]:
+    """What `BatchNormInference` computes."""
+    x, scale, bias, mean, var, epsilon = operands
+    return ((x - mean) * (scale / lib.sqrt(var + epsilon)) + bias,)

@@ -1,0 +1,30 @@
+"""Dropout: the same elements as `dnnops.nnet.dropout_ops` drops."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from dnnops.link.formulas.random_words import philox_words
+from dnnops.nnet.dropout_ops import BLOCKS, GROUP
+
+__all__ = ["dropout", "dropout_gradient", "kept_elements"]
+
+
+def kept_elements(lib: Any, state: Any, shape: Any, p: Any) -> Any:
+    """Which elements of an array of a shape are kept."""
+    return philox_words(lib, state, shape) >= lib.word(p * 2.0**32)
+
+
+def dropout(lib: Any, op: Any, x: Any, p: Any, state: Any) -> tuple[Any, Any, Any]:
+    """What `Dropout` computes."""
+    kept = kept_elements(lib, state, x.shape, p)
+    blocks = BLOCKS * -(-prod(x.shape) // GROUP)
+    y = lib.where(kept, x * (1 / (1 - p)), 0.0)
+    return y, lib.packed_bits(kept.reshape((-1,))), lib.stack([state[0], state[1] + blocks], 0)
+
+
+def dropout_gradient(lib: Any, op: Any, gy: Any, p: Any, reserve: Any) -> tuple[Any]:
+    """What `DropoutGrad` computes."""
+    kept = lib.from_packed_bits(reserve, prod(gy.shape)).reshape(gy.shape)
+    return (lib.where(kept, gy * (1 / (1 - p)), 0.0),)

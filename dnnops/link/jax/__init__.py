@@ -1,0 +1,7 @@
+"""Conversions for PyTensor's JAX linker. Importing this registers them, and imports JAX."""
+
+import dnnops.link.jax.conv
+import dnnops.link.jax.ctc
+import dnnops.link.jax.elementwise
+import dnnops.link.jax.pool
+import dnnops.link.jax.rnn  # noqa: F401

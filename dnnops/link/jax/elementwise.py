@@ -1,0 +1,92 @@
+"""Ops that JAX compiles from formulas: elementwise functions, reductions and products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dnnops.link.formulas import (
+    activation,
+    attention,
+    batchnorm,
+    cross_entropy,
+    dropout,
+    sampler,
+    softmax,
+    window_norm,
+)
+from dnnops.link.jax import library
+from dnnops.link.jax.register import converts
+from dnnops.nnet import (
+    Activation,
+    ActivationGrad,
+    Attention,
+    AttentionGrad,
+    BatchNormInference,
+    BatchNormTrain,
+    BatchNormTrainGrad,
+    CrossEntropy,
+    CrossEntropyGrad,
+    Dropout,
+    DropoutGrad,
+    LogSoftmaxGrad,
+    SoftmaxGrad,
+    SpatialTransformerGrid,
+    SpatialTransformerGridGrad,
+    SpatialTransformerSampler,
+    SpatialTransformerSamplerGrad,
+    WholeSoftmax,
+)
+from dnnops.nnet.lrn_base import WindowNormBase, WindowSum
+
+_FORMULAS: dict[Any, Callable[..., tuple]] = {
+    ActivationGrad: activation.activation_gradient,
+    # Of jax.nn.dot_product_attention the softmax is in float32, for float64 too, and a query
+    # without a key gives the mean of all values.
+    Attention: attention.attention,
+    AttentionGrad: attention.attention_gradient,
+    BatchNormInference: batchnorm.batchnorm_inference,
+    BatchNormTrain: batchnorm.batchnorm_train,
+    BatchNormTrainGrad: batchnorm.batchnorm_gradient,
+    CrossEntropy: cross_entropy.cross_entropy,
+    CrossEntropyGrad: cross_entropy.cross_entropy_gradient,
+    Dropout: dropout.dropout,
+    DropoutGrad: dropout.dropout_gradient,
+    LogSoftmaxGrad: softmax.log_softmax_gradient,
+    SoftmaxGrad: softmax.softmax_gradient,
+    SpatialTransformerGridGrad: sampler.grid_gradient,
+    SpatialTransformerSampler: sampler.sampler,
+    SpatialTransformerSamplerGrad: sampler.sampler_gradient,
+    WindowNormBase: window_norm.window_norm,
+    WindowSum: window_norm.window_sum,
+}
+for op_type, formula in _FORMULAS.items():
+    converts(op_type)(partial(formula, library))
+
+converts(SpatialTransformerGrid, sizes=1)(partial(sampler.grid, library))
+
+
+@converts(Activation)
+def activate(op: Activation, x: Any) -> tuple[Any]:
+    """Compute an activation."""
+    if op.mode == "relu":
+        return (jax.nn.relu(x),)
+    if op.mode == "clipped_relu":
+        return (jnp.clip(x, 0, op.coef),)
+    if op.mode == "tanh":
+        return (jnp.tanh(x),)
+    if op.mode == "sigmoid":
+        return (jax.nn.sigmoid(x),)
+    if op.mode == "elu":
+        return (jax.nn.elu(x, op.coef),)
+    return (x * jax.nn.sigmoid(op.coef * x),)
+
+
+@converts(WholeSoftmax)
+def whole_softmax(op: WholeSoftmax, x: Any) -> tuple[Any]:
+    """Compute a softmax or its logarithm."""
+    return ((jax.nn.log_softmax if op.log else jax.nn.softmax)(x, axis=op.axis),)

@@ -1,0 +1,72 @@
+"""Pooling by `jax.lax.reduce_window`, and its gradients by the transposes of that."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dnnops.link.formulas.pool import divisor, is_empty, padding_after
+from dnnops.link.jax import library
+from dnnops.link.jax.register import converts
+from dnnops.nnet import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.nnet.pool import PoolBase
+from dnnops.nnet.pool_geometry import windows_shape
+
+Sizes = tuple[int, ...]
+
+
+def _reduced(op: PoolBase, is_max: bool, sizes: tuple[Sizes, ...], x: Any) -> Any:
+    """The maximum or the sum of each window."""
+    window, step, pad = sizes
+    padding = ((0, 0), (0, 0), *zip(pad, padding_after(op, x.shape, sizes), strict=True))
+    function, start = (lax.max, -jnp.inf) if is_max else (lax.add, 0.0)
+    return lax.reduce_window(x, start, function, (1, 1, *window), (1, 1, *step), padding)
+
+
+@converts(Pool, sizes=3)
+def pool(op: Pool, x: Any, *sizes: Sizes) -> tuple[Any]:
+    """Compute a pooling."""
+    if is_empty(op, x.shape, sizes):
+        ws, stride, pad = sizes
+        return (jnp.zeros(windows_shape(x.shape, ws, stride, pad, op.ignore_border), x.dtype),)
+    if op.computes == "max":
+        return (_reduced(op, True, sizes, x),)
+    return (_reduced(op, False, sizes, x) / divisor(library, op, x.shape, sizes),)
+
+
+@converts(AveragePoolGrad, sizes=3)
+def average_gradient(op: AveragePoolGrad, x: Any, gz: Any, *sizes: Sizes) -> tuple[Any]:
+    """Compute the gradient of a sum or an average."""
+    if is_empty(op, x.shape, sizes):
+        return (jnp.zeros_like(x),)
+    share = (gz / divisor(library, op, x.shape, sizes)).astype(gz.dtype)
+    operand = jax.ShapeDtypeStruct(x.shape, gz.dtype)
+    return jax.linear_transpose(partial(_reduced, op, False, sizes), operand)(share)
+
+
+def _comparable(x: Any) -> Any:
+    """Numbers of which the first maximum is found where the Op finds that of `x`.
+
+    NaN is the largest one, and what pads an image less than any pixel.
+    """
+    return jnp.where(jnp.isnan(x), jnp.inf, jnp.nan_to_num(x))
+
+
+@converts(MaxPoolGrad, sizes=3)
+def max_gradient(op: MaxPoolGrad, x: Any, maxout: Any, gz: Any, *sizes: Sizes) -> tuple[Any]:
+    """Compute the gradient of a maximum."""
+    if is_empty(op, x.shape, sizes):
+        return (jnp.zeros_like(x),)
+    return jax.vjp(partial(_reduced, op, True, sizes), _comparable(x))[1](gz)
+
+
+@converts(MaxPoolGradGrad, sizes=3)
+def max_tangent(op: MaxPoolGradGrad, x: Any, maxout: Any, ggx: Any, *sizes: Sizes) -> tuple[Any]:
+    """Compute what a maximum becomes as the image moves."""
+    if is_empty(op, x.shape, sizes):
+        return (jnp.zeros_like(maxout),)
+    return (jax.jvp(partial(_reduced, op, True, sizes), (_comparable(x),), (ggx,))[1],)

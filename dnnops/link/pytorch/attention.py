@@ -1,0 +1,49 @@
+"""Attention by ``torch.nn.functional.scaled_dot_product_attention``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from dnnops.link.formulas import attention as formulas
+from dnnops.link.pytorch import library
+from dnnops.link.pytorch.register import converts
+from dnnops.nnet import Attention, AttentionGrad
+
+converts(AttentionGrad)(partial(formulas.attention_gradient, library))
+
+
+@converts(Attention)
+def attention(op: Attention, *operands: Any) -> tuple[Any, Any]:
+    """Compute attention; with dropout, whose random numbers are dnnops', from its formula."""
+    given = dict(zip(op.operands, operands, strict=True))
+    query, key, value = (given[name] for name in ("query", "key", "value"))
+    if op.dropout or 0 in (*query.shape, *key.shape, *value.shape):
+        return formulas.attention(library, op, *operands)
+    allowed = formulas.allowed_keys(library, op, given)
+    mask = allowed
+    if "mask" in given and given["mask"].dtype == query.dtype:
+        mask = given["mask"] if allowed is None else torch.where(allowed, given["mask"], -torch.inf)
+        allowed = mask > -torch.inf
+    is_causal = op.optional == () and op.is_causal
+    out = functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=None if is_causal or mask is None else _spread(mask, query, key),
+        is_causal=is_causal,
+        scale=formulas.scale_of(op, query),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    if allowed is not None:
+        # A query that sees no key gives zeros.
+        out = torch.where(allowed.any(dim=3, keepdim=True), out, 0.0)
+    # Left out of what is compiled, if nothing takes it.
+    return out, formulas.statistics(library, op, given)
+
+
+def _spread(mask: Any, query: Any, key: Any) -> Any:
+    return mask.expand(*query.shape[:3], key.shape[2])

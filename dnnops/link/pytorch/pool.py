@@ -1,0 +1,118 @@
+"""Pooling by ``torch.nn.functional``, and its gradients by what is behind it."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from dnnops.link.formulas.pool import divisor, is_empty, padding_after
+from dnnops.link.pytorch import library
+from dnnops.link.pytorch.register import converts
+from dnnops.nnet import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.nnet.pool import PoolBase
+
+Sizes = tuple[int, ...]
+
+
+def _padded(op: PoolBase, x: Any, sizes: tuple[Sizes, ...], fill: float) -> tuple[Any, Any, Any]:
+    """An image in which all windows lie, windows and strides, of two or three spatial axes."""
+    window, stride, pad = sizes
+    after = padding_after(op, x.shape, sizes)
+    sides = [side for pair in zip(reversed(pad), reversed(after), strict=True) for side in pair]
+    if any(sides):
+        x = functional.pad(x, sides, value=fill)
+    if op.ndim == 1:
+        return x[:, :, None], (1, *window), (1, *stride)
+    return x, window, stride
+
+
+def _inside(op: PoolBase, x: Any, shape: Any, pad: Sizes) -> Any:
+    """The part of a padded image that is not padding."""
+    x = x[:, :, 0] if op.ndim == 1 else x
+    for axis, (begin, size) in enumerate(zip(pad, shape[2:], strict=True)):
+        x = x.narrow(axis + 2, begin, size)
+    return x
+
+
+def _unsqueezed(op: PoolBase, x: Any) -> Any:
+    return x[:, :, None] if op.ndim == 1 else x
+
+
+def _squeezed(op: PoolBase, x: Any) -> Any:
+    return x[:, :, 0] if op.ndim == 1 else x
+
+
+@converts(Pool, sizes=3)
+def pool(op: Pool, x: Any, *sizes: Sizes) -> tuple[Any]:
+    """Compute a pooling."""
+    _, shape = op.check_shapes([tuple(x.shape)], *sizes)
+    if is_empty(op, x.shape, sizes):
+        return (x.new_zeros(shape),)
+    is_3d = op.ndim == 3
+    if op.computes == "max":
+        image, window, stride = _padded(op, x, sizes, -torch.inf)
+        function = functional.max_pool3d if is_3d else functional.max_pool2d
+        return (_squeezed(op, function(image, window, stride)),)
+    image, window, stride = _padded(op, x, sizes, 0.0)
+    function = functional.avg_pool3d if is_3d else functional.avg_pool2d
+    total = _squeezed(op, function(image, window, stride, divisor_override=1))
+    return (total / divisor(library, op, x.shape, sizes),)
+
+
+@converts(AveragePoolGrad, sizes=3)
+def average_gradient(op: AveragePoolGrad, x: Any, gz: Any, *sizes: Sizes) -> tuple[Any]:
+    """Compute the gradient of a sum or an average."""
+    op.check_shapes([tuple(x.shape), tuple(gz.shape)], *sizes)
+    if is_empty(op, x.shape, sizes):
+        return (torch.zeros_like(x),)
+    image, window, stride = _padded(op, x, sizes, 0.0)
+    share = _unsqueezed(op, gz / divisor(library, op, x.shape, sizes))
+    aten: Any = torch.ops.aten
+    function = aten.avg_pool3d_backward if op.ndim == 3 else aten.avg_pool2d_backward
+    found = function(share, image, window, stride, [0] * len(window), False, True, 1)
+    return (_inside(op, found, x.shape, sizes[2]),)
+
+
+def _first_maximum(op: PoolBase, x: Any, sizes: tuple[Sizes, ...]) -> tuple[Any, ...]:
+    """A padded image, its windows, and where in it each window has its first maximum.
+
+    NaN, of which PyTorch would take the last one, is the largest number, and what pads an image
+    less than any pixel.
+    """
+    comparable = torch.nan_to_num(x, nan=torch.inf)
+    image, window, stride = _padded(op, comparable, sizes, -torch.inf)
+    function = functional.max_pool3d if op.ndim == 3 else functional.max_pool2d
+    _, where = function(image, window, stride, return_indices=True)
+    return image, window, stride, where
+
+
+@converts(MaxPoolGrad, sizes=3)
+def max_gradient(op: MaxPoolGrad, x: Any, maxout: Any, gz: Any, *sizes: Sizes) -> tuple[Any]:
+    """Compute the gradient of a maximum."""
+    op.check_shapes([tuple(v.shape) for v in (x, maxout, gz)], *sizes)
+    if is_empty(op, x.shape, sizes):
+        return (torch.zeros_like(x),)
+    image, window, stride, where = _first_maximum(op, x, sizes)
+    aten: Any = torch.ops.aten
+    of_3d, of_2d = aten.max_pool3d_with_indices_backward, aten.max_pool2d_with_indices_backward
+    none, one = [0] * len(window), [1] * len(window)
+    found = (of_3d if op.ndim == 3 else of_2d)(
+        _unsqueezed(op, gz), image, window, stride, none, one, False, where
+    )
+    return (_inside(op, found, x.shape, sizes[2]),)
+
+
+@converts(MaxPoolGradGrad, sizes=3)
+def max_tangent(op: MaxPoolGradGrad, x: Any, maxout: Any, ggx: Any, *sizes: Sizes) -> tuple[Any]:
+    """Compute what a maximum becomes as the image moves."""
+    op.check_shapes([tuple(v.shape) for v in (x, maxout, ggx)], *sizes)
+    if is_empty(op, x.shape, sizes):
+        return (torch.zeros_like(maxout),)
+    _, _, _, where = _first_maximum(op, x, sizes)
+    moving, _, _ = _padded(op, ggx, sizes, 0.0)
+    flat = moving.reshape(*moving.shape[:2], prod(moving.shape[2:]))
+    found = flat.gather(2, where.reshape(*where.shape[:2], prod(where.shape[2:])))
+    return (_squeezed(op, found.reshape(where.shape)),)

@@ -1,0 +1,146 @@
+"""Running the conversions of an Op, and comparing them with its `perform`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+import pytest
+from pytensor.graph.basic import Constant
+
+from tests.oracle import assert_close
+
+DTYPES = ("float32", "float64")
+
+#: For tests of the argument ``library``.
+both_libraries = pytest.mark.parametrize(
+    "library", [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("jax", "torch")]
+)
+
+
+def converted(library: str, op: Any, *arrays: Any, symbolic: Collection[int] = ()) -> Callable:
+    """Convert a node of an Op for JAX or PyTorch.
+
+    Parameters
+    ----------
+    library : {'jax', 'torch'}
+    op : Op
+    *arrays : ndarray or number
+        The operands. Integer vectors of an Op of convolution, pooling or of grids, and scalars,
+        are constants of the node.
+    symbolic : collection of int
+        Of those, which are variables all the same.
+
+    Returns
+    -------
+    callable
+        Takes arrays of NumPy, and gives a list of them.
+    """
+    inputs = []
+    for i, value in enumerate(arrays):
+        array = np.asarray(value)
+        is_constant = array.ndim == 0 or (array.dtype == "int64" and op_takes_sizes(op))
+        if is_constant and i not in symbolic:
+            inputs.append(pt.constant(array))
+        else:
+            inputs.append(pt.tensor(dtype=array.dtype, shape=(None,) * array.ndim))
+    node = op.make_node(*inputs)
+    if library == "jax":
+        import jax
+        from pytensor.link.jax.dispatch import jax_funcify, jax_typify
+
+        # Constants stay out of what is traced, as they do in a function of PyTensor.
+        function, typify = jax_funcify(op, node=node), jax_typify
+        places = [i for i, x in enumerate(node.inputs) if not isinstance(x, Constant)]
+
+        def run(*values: Any) -> Any:
+            given = [np.asarray(v) for v in values]
+
+            def of_variables(*traced: Any) -> Any:
+                operands = [typify(g) for g in given]
+                for place, x in zip(places, traced, strict=True):
+                    operands[place] = x
+                return function(*operands)
+
+            # What is compiled runs once.
+            compiled = jax.jit(of_variables, compiler_options={"xla_backend_optimization_level": 0})
+            return compiled(*(given[place] for place in places))
+
+    else:
+        import torch
+        from pytensor.link.pytorch.dispatch import pytorch_funcify
+
+        function = pytorch_funcify(op, node=node)
+
+        def run(*values: Any) -> Any:
+            return function(*(torch.from_numpy(np.array(v)) for v in values))
+
+    def to_numpy(*values: Any) -> list[np.ndarray]:
+        found = run(*values)
+        return [np.asarray(x) for x in (found if isinstance(found, tuple) else (found,))]
+
+    return to_numpy
+
+
+def op_takes_sizes(op: Any) -> bool:
+    """Whether integer vectors among an Op's operands are sizes."""
+    return any(name in type(op).__name__ for name in ("Conv", "Pool", "TransformerGrid"))
+
+
+def perform(op: Any, *arrays: Any) -> list[np.ndarray]:
+    """Run an Op's `perform`."""
+    node = op.make_node(*arrays)
+    storage: list[list] = [[None] for _ in node.outputs]
+    op.perform(node, [np.asarray(a) for a in arrays], storage)
+    return [value for (value,) in storage]
+
+
+def of_dtype(dtype: str, *arrays: Any) -> list[Any]:
+    """Cast those operands that are arrays of floating-point numbers."""
+    return [
+        a.astype(dtype) if isinstance(a, np.ndarray) and a.ndim and a.dtype.kind == "f" else a
+        for a in arrays
+    ]
+
+
+def assert_converted(
+    library: str,
+    op: Any,
+    *arrays: Any,
+    dtype: str,
+    skip: Sequence[int] = (),
+    atol: float | None = None,
+) -> None:
+    """Compare an Op's conversion with its `perform`, which is run in float64.
+
+    Parameters
+    ----------
+    library, op, *arrays
+        As for `converted`.
+    dtype : str
+        What the conversion is run in.
+    skip : sequence of int
+        Results that are not compared.
+    atol : float, optional
+        Compare elements within this error, in units of the dtype, instead of norms: where a result
+        may be next to nothing, or has infinities and NaN in it.
+    """
+    given = of_dtype(dtype, *arrays)
+    out = converted(library, op, *given)(*given)
+    ref = perform(op, *of_dtype("float64", *given))
+    types = [v.type.dtype for v in op.make_node(*given).outputs]
+    assert len(out) == len(ref)
+    for i, (o, r, dtype_of_result) in enumerate(zip(out, ref, types, strict=True)):
+        assert o.dtype.name == dtype_of_result
+        assert o.shape == r.shape
+        if i in skip:
+            continue
+        if o.dtype.kind != "f":
+            np.testing.assert_array_equal(o, r)
+        elif atol is not None:
+            unit = float(np.finfo(dtype).eps)
+            np.testing.assert_allclose(o.astype("float64"), r, atol=atol * unit, rtol=atol * unit)
+        else:
+            assert_close(o, r, allow_zero=True)

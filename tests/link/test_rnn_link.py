@@ -1,0 +1,29 @@
+"""Recurrent networks under JAX and PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from tests.link.conversions import DTYPES, assert_converted, both_libraries, perform
+from tests.nnet.rnn_cases import rnn_cases
+from tests.oracle import fuzz, normal
+
+
+@both_libraries
+@fuzz(max_examples=6, case=rnn_cases(), dtype=st.sampled_from(DTYPES))
+def test_forward_and_gradient(library, case, dtype):
+    operands = case.operands()
+    assert_converted(
+        library,
+        case.forward,
+        *operands,
+        dtype=dtype,
+        atol=500,
+        skip=[3 if case.rnn_mode == "lstm" else 2],
+    )
+    results = perform(case.forward, *operands)
+    rng = np.random.default_rng(case.seed)
+    cotangents = [normal(rng, r.shape, "float64") for r in results[:-1]]
+    arrays = (*operands, results[0], results[-1], *cotangents)
+    assert_converted(library, case.backward, *arrays, dtype=dtype, atol=5000)
