@@ -19,6 +19,7 @@ CUDA_MAJOR := $(shell nvidia-smi 2>/dev/null | sed -nE 's/.*CUDA [A-Za-z ]*Versi
 EXTRAS ?= $(if $(filter 12,$(CUDA_MAJOR)),cuda12,$(if $(filter-out 9 10 11,$(CUDA_MAJOR)),cuda13))
 
 DEMO_FLAGS ?=
+# After those below, which they replace: PYTEST_FLAGS='-n 0' for one process.
 PYTEST_FLAGS ?=
 RECORD_FLAGS ?=
 
@@ -27,6 +28,8 @@ space := $(subst ,, )
 # The stamp of a list of extras, each named once and in order, so that equal sets share it.
 installed = $(VENV)/.installed-$(subst $(space),$(comma),$(sort $(1) $(subst $(comma), ,$(EXTRAS))))
 run = $(VENV)/bin/python -m
+# Two processes, each of which has neighboring tests: these share what is compiled.
+pytest = $(run) pytest -n 2 --dist worksteal
 
 .PHONY: help demo test test-slow test-gpu gpu-record doctor docs lint dist clean
 help:
@@ -47,10 +50,10 @@ demo: $(call installed,demo)
 	@$(run) dnnops demo $(DEMO_FLAGS)
 
 test: $(call installed,test demo)
-	@$(run) pytest -m "not slow" $(PYTEST_FLAGS)
+	@$(pytest) -m "not slow" $(PYTEST_FLAGS)
 
 test-slow: $(call installed,test demo)
-	@$(run) pytest -m slow $(PYTEST_FLAGS)
+	@$(pytest) -m slow $(PYTEST_FLAGS)
 
 test-gpu: $(call installed,test demo)
 	@$(run) pytest -m gpu $(PYTEST_FLAGS)

@@ -172,6 +172,11 @@ ALGORITHM = Values(
 )
 
 
+# As oneDNN calls its implementations, with a number where it has several of one name; and those of
+# dnnops. What there is for one convolution only a call can tell.
+_CPU_PLAN_NAME = r"winograd|gemm \(BLAS\)|(?=.{1,127}\Z)[\w.+-]+(?::[\w.+-]+)+(?:#\d+)?"
+
+
 @dataclass(frozen=True)
 class Flag:
     """One row of the table of flags.
@@ -310,9 +315,10 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "onednn.conv.algo",
         "auto",
-        Values(("auto", "direct")),
-        "Algorithm of float32 convolutions on the CPU: Winograd's for 3x3 filters where it is "
-        "faster (auto), or the direct one always.",
+        Values(("auto", "direct"), "a plan's name (jit:avx2, winograd)", _matching(_CPU_PLAN_NAME)),
+        "Algorithm of convolutions on the CPU: in float32 Winograd's for 3x3 filters where it is "
+        "faster (auto), the direct one always, or the plan of a name that `python -m dnnops algos` "
+        "lists.",
     ),
     Flag("dnn.verbose", "False", BOOLEAN, "Whether choices of plans are printed as they are made."),
     Flag(

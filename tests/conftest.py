@@ -76,6 +76,8 @@ def flags_of_worker(environment: Mapping[str, str]) -> str:
 # Before CUDA is used for the first time, and PyTensor is imported.
 if _flags := flags_of_worker(os.environ):
     os.environ["PYTENSOR_FLAGS"] = _flags
+    # Threads that wait for their like would take the time of the other process.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if _gpu := gpu_of_worker(os.environ):
     os.environ["CUDA_VISIBLE_DEVICES"] = _gpu
 

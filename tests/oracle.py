@@ -342,6 +342,57 @@ def assert_close(
     )
 
 
+def units_off(
+    out: np.ndarray, ref: np.ndarray, scale: np.ndarray | float | None = None
+) -> np.ndarray:
+    """Return how many units of its last digit each element is off.
+
+    A norm hides what is wrong with small elements; this does not. The smallest unit is that of
+    subnormal numbers. NaNs and infinities count as infinitely far from anything but themselves.
+
+    Parameters
+    ----------
+    out : ndarray
+        Of the dtype whose digits count.
+    ref : ndarray
+        Of a dtype of more digits, such as ``longdouble``.
+    scale : ndarray, optional
+        The magnitude of terms that cancel in the element: units are those of the larger one.
+    """
+    assert out.shape == ref.shape, f"shape {out.shape}, expected {ref.shape}"
+    assert np.finfo(ref.dtype).nmant > np.finfo(out.dtype).nmant
+    info = np.finfo(out.dtype)
+    with np.errstate(all="ignore"):
+        magnitude = np.abs(ref) if scale is None else np.maximum(np.abs(ref), scale)
+        exponents = np.maximum(np.frexp(magnitude)[1] - 1, info.minexp)
+        units = np.ldexp(ref.dtype.type(1), exponents - info.nmant)
+        rounded = ref.astype(out.dtype)
+        same = (out == rounded) | (np.isnan(out) & np.isnan(ref))
+        distance = np.abs(out.astype(ref.dtype) - ref) / units
+    return np.where(same, 0, np.where(np.isnan(distance), np.inf, distance))
+
+
+def assert_digits(
+    out: np.ndarray,
+    ref: np.ndarray,
+    units: float = 4,
+    scale: np.ndarray | float | None = None,
+    what: str = "",
+) -> None:
+    """Compare elements, each relative to itself: at most so many units of the last digit off.
+
+    Parameters as for `units_off`; `what` is named in the message.
+    """
+    off = units_off(out, ref, scale)
+    if out.size == 0 or off.max() <= units:
+        return
+    worst = np.unravel_index(np.argmax(off), off.shape)
+    raise AssertionError(
+        f"{what or 'element'} {worst} is {out[worst]!r}, expected {ref[worst]!r}: "
+        f"{off[worst]:.3g} units of the last digit, more than {units}"
+    )
+
+
 # -- running and differentiating ---------------------------------------------------------
 
 

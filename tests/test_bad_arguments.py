@@ -18,21 +18,7 @@ _FUNCTIONS = [(module, name) for module, (_, table) in _MODULES.items() for name
 # Of functions of no argument, or whose argument is a device.
 _UNTRIED = {
     "dnn": {"dnn_available", "dnn_present", "version"},
-    "nnet": {
-        name
-        for name in nnet.__all__
-        if getattr(getattr(nnet, name), "__module__", "").endswith(
-            (
-                ".batchnorm_elementwise",
-                ".upsampling",
-                ".separable",
-                ".conv_shapes",
-                ".hierarchical",
-                ".neighbours",
-                ".max_pool_mask",
-            )
-        )
-    },
+    "nnet": set(),
 }
 
 

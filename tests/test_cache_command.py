@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
+import tracemalloc
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from pytensor import config
 from dnnops.__main__ import main
 from dnnops.cli import cache as command
 from dnnops.cli.case_words import case_words, cudnn_words
-from dnnops.cudnn import plan_entry
+from dnnops.cudnn import plan_entry, plan_export
 from dnnops.cudnn.plan_cache import CachedChoice, Entry, PlanCache
 
 CASE: dict[str, Any] = {
@@ -340,7 +342,16 @@ def test_import_refuses_entries_one_by_one(run, cache: PlanCache, tmp_path: Path
         (b"", "no valid JSON"),
         (b"\xff\xfe", "no valid JSON"),
         (b"[]", "no dnnops-plans"),
-        (b"[" * 200_000, "nested too deeply"),
+        (b"[" * 200_000, "no dnnops-plans"),
+        (b'{"format": ' + b"[" * 1000, "no valid JSON"),
+        (b'{"format": "dnnops-plans", "schema": 1, "entries": [' + b"[" * 100_000, "too deeply"),
+        (b'{"format": "dnnops-plans", "schema": 1, "entries": [{},]}', "no valid JSON"),
+        (b'{"format": "dnnops-plans", "schema": 1, "entries": [{} {}]}', "',' expected at '{'"),
+        (b'{"format": "dnnops-plans", "schema": 1, "entries": []} []', "follows its end"),
+        (b'{"entries": [], "entries": [], "schema": 1}', "a member is there twice"),
+        (b'{"format": "' + b"a" * 2000 + b'"}', "over the limit"),
+        (b'{"schema": 1, "entries": ["' + b"a" * 300_000 + b'"]}', "over the limit"),
+        (b"{" + b" " * 300_000, "no valid JSON"),
         (b'{"format": "dnnops-plans", "schema": 9, "entries": []}', "newer version"),
         (b'{"format": "dnnops-plans", "schema": 1}', "'entries'"),
         (b'{"format": "dnnops-plans", "schema": 1, "entries": 7}', "entries are no list"),
@@ -358,6 +369,74 @@ def test_import_of_something_else(
     )
     assert reason in failed.err
     assert not cache.path.exists()
+
+
+def test_import_of_very_many_entries_takes_little_memory(
+    run, cache: PlanCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "plans.json"
+    start = '{"format": "dnnops-plans", "schema": 1, "entries": ['
+    file.write_text(f"{start}{'{},' * 3_000_000}{{}}]}}")  # 9 MB
+    tracemalloc.start()
+    try:
+        failed = run("import", file)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (failed.status, failed.out) == (1, "")
+    assert "it holds more than 65536 entries" in failed.err
+    assert peak < 32 * 1024**2
+    assert not cache.path.exists()
+
+    monkeypatch.setattr(plan_export, "MAX_ENTRIES", 100)
+    file.write_text(f"{start}{'{},' * 99}{{}}]}}")
+    imported = run("import", file)
+    assert imported.lines[19:21] == [
+        "refused entry 20: it is no dnnops-plan",
+        "refused 80 more; --json lists all",
+    ]
+    assert imported.lines[21].endswith("0 not newer than those there, 100 refused")
+
+
+@pytest.mark.parametrize(
+    ("date", "reason"),
+    [
+        ("0001-01-01T00:00:00Z", "its date '0001-01-01T00:00:00Z' cannot be right"),
+        ("1-01-01T00:00:00Z", "its date is none"),
+        ("1970-01-01T00:00:00Z", "its date '1970-01-01T00:00:00Z' cannot be right"),
+        ("2025-1-1T0:0:0Z", "its date '2025-1-1T0:0:0Z' cannot be right"),
+        ("9999-12-31T23:59:59Z", "its date is in the future"),
+    ],
+)
+def test_import_refuses_dates_that_cannot_be(
+    run, cache: PlanCache, tmp_path: Path, date: str, reason: str
+):
+    file = tmp_path / "plans.json"
+    write_lines(file, signed(date))
+    imported = run("import", file)
+    assert imported.lines[0] == f"refused entry 1: {reason}"
+    assert not list(cache.files())
+
+
+def signed(date: str) -> dict[str, Any]:
+    content = {**plan_entry.write_entry(entry()), "date": date}
+    del content["sha256"]
+    text = plan_entry.canonical_json(content)
+    return {**content, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def test_an_entry_of_the_future_is_shown_as_such_and_replaced(
+    run, cache: PlanCache, tmp_path: Path
+):
+    write(cache, entry(days=-4000))
+    assert "in the future" in run("show").out
+    there = PlanCache(tmp_path / "there")
+    write(there, entry(days=1))
+    file = tmp_path / "plans.json"
+    there.export(file)
+    assert run("import", file, "--json").json["imported"] == 1
+    (found,) = cache.entries()
+    assert found.date < datetime.now(UTC)
 
 
 def test_import_of_a_truncated_export(run, cache: PlanCache, tmp_path: Path):

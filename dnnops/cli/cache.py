@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 HELP = "show, clear, export or import the plans chosen for convolutions"
 
+# Of an import.
+_SHOWN_REASONS = 20
 _AGES = (("day", 24 * 3600), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
@@ -138,7 +140,9 @@ def _import(cache: PlanCache, args: argparse.Namespace) -> _Result:
         "kept": counts.kept,
         "refused": list(counts.refused),
     }
-    lines = [f"refused {reason}" for reason in counts.refused]
+    lines = [f"refused {reason}" for reason in counts.refused[:_SHOWN_REASONS]]
+    if len(counts.refused) > _SHOWN_REASONS:
+        lines.append(f"refused {len(counts.refused) - _SHOWN_REASONS} more; --json lists all")
     lines.append(
         f"{args.file}: {_entries(counts.imported)} imported into {cache.path}, {counts.kept} not"
         f" newer than those there, {len(counts.refused)} refused"
@@ -225,4 +229,4 @@ def _age_words(seconds: float) -> str:
         if seconds >= length:
             number = int(seconds // length)
             return f"{number} {unit}{'' if number == 1 else 's'}"
-    return "now"
+    return "now" if seconds > -_AGES[0][1] else "in the future"

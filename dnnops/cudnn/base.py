@@ -16,7 +16,7 @@ import dnnops.gpuarray.variable  # noqa: F401  gives GpuArrayType its variables
 from dnnops.config import flag_value
 from dnnops.errors import DnnError, DnnTypeError, DnnUnavailableError
 from dnnops.gpuarray.device import on_device
-from dnnops.gpuarray.dtypes import FLOAT_DTYPES, numpy_dtype
+from dnnops.gpuarray.dtypes import FLOAT_DTYPES, numpy_dtype, widest_dtype
 from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
@@ -213,7 +213,9 @@ def device_operand(where: str, name: str, x: Any, device: int) -> Any:
         raise DnnTypeError(f"{where}: {name} can't be an array on a GPU: {error}") from error
 
 
-def device_operands(where: str, ndim: int | None, **values: Any) -> list[Any]:
+def device_operands(
+    where: str, ndim: int | None, *, widen: bool = False, **values: Any
+) -> list[Any]:
     """Make device variables of an Op's operands, of one device and one floating-point dtype.
 
     Parameters
@@ -222,6 +224,9 @@ def device_operands(where: str, ndim: int | None, **values: Any) -> list[Any]:
         The Op, for messages.
     ndim : int or None
         The rank that all have to have; None for any.
+    widen : bool
+        Whether operands of different dtypes are cast to the widest one. bfloat16 beside float16 has
+        none.
     **values
         Variables, or what can be made one, by name.
 
@@ -237,6 +242,8 @@ def device_operands(where: str, ndim: int | None, **values: Any) -> list[Any]:
     devices = [x for x in values.values() if is_on_device(x)]
     device = infer_device(*devices) if devices else 0
     arrays = {name: device_operand(where, name, x, device) for name, x in values.items()}
+    if widen and (dtype := widest_dtype(x.type.dtype for x in arrays.values())):
+        arrays = {name: cast(x, dtype) for name, x in arrays.items()}
     for name, x in arrays.items():
         if ndim is not None and x.type.ndim != ndim:
             raise DnnTypeError(

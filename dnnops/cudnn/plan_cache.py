@@ -14,11 +14,13 @@ import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from dnnops.config import flag_value
 from dnnops.cudnn.plan_entry import (
+    CLOCK_TOLERANCE,
     CachedChoice,
     CachedPlan,
     DamageError,
@@ -368,11 +370,12 @@ class PlanCache:
         """
         entries, refused = read_export(file)
         # The newest last: if there are more than fit, the oldest will have to go.
-        entries.sort(key=lambda entry: entry.date)
+        entries.sort(key=lambda exported: exported.date)
         imported = 0
         try:
             with self._files.open(create=True) as directory:
-                for entry in entries:
+                for exported in entries:
+                    entry = exported.entry()
                     if self._is_newer(directory, entry):
                         evicted = self._files.write(directory, entry)
                         self._count(stores=1, evictions=evicted)
@@ -384,7 +387,9 @@ class PlanCache:
     def _is_newer(self, directory: int, entry: Entry) -> bool:
         """Whether an entry is newer than the one that the cache has for its key, if any."""
         try:
-            return entry.date > self._files.read(directory, entry.name)[0].date
+            found = self._files.read(directory, entry.name)[0].date
+            # A date in the future is wrong, and would be kept for ever.
+            return entry.date > found or found > datetime.now(UTC) + CLOCK_TOLERANCE
         except (DamageError, FileNotFoundError):
             return True
 

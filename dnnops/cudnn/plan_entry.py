@@ -17,12 +17,14 @@ import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from dnnops.errors import DnnTypeError, DnnValueError
 
 __all__ = [
+    "CLOCK_TOLERANCE",
+    "DECODER",
     "MAX_ENTRY_BYTES",
     "MAX_PLANS",
     "SCHEMA",
@@ -58,6 +60,9 @@ _MAX_KEY_BYTES = 32 * 1024
 _MAX_KEY_DEPTH = 8
 _MAX_TEXT = 512
 _INT64_END = 2**63
+_FIRST_DATE = datetime(2020, 1, 1, tzinfo=UTC)
+#: By how much the clocks of two machines may differ.
+CLOCK_TOLERANCE = timedelta(days=1)
 
 
 class DamageError(Exception):
@@ -327,9 +332,13 @@ def _read_plans(plans: Any) -> tuple[CachedPlan, ...]:
 
 def _read_date(text: Any) -> datetime:
     try:
-        return datetime.strptime(text, _DATE).replace(tzinfo=UTC)
+        date = datetime.strptime(text, _DATE).replace(tzinfo=UTC)
     except (TypeError, ValueError):
         raise DamageError("its date is none") from None
+    # Of a year before 1000, strftime does not write what strptime reads.
+    if date < _FIRST_DATE or date.strftime(_DATE) != text:
+        raise DamageError(f"its date {text!a} cannot be right")
+    return date
 
 
 def parse_json(content: bytes) -> Any:
@@ -350,12 +359,7 @@ def parse_json(content: bytes) -> Any:
         If it is no JSON, has a member twice, a number that is not finite, or is nested too deeply.
     """
     try:
-        return json.loads(
-            content.decode(),
-            object_pairs_hook=_unique_members,
-            parse_constant=_refuse_constant,
-            parse_float=_finite_float,
-        )
+        return DECODER.decode(content.decode())
     except RecursionError:
         raise DamageError("it is nested too deeply") from None
     except ValueError as error:
@@ -378,3 +382,9 @@ def _finite_float(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError("a number is not finite")
     return number
+
+
+#: Takes what the standard of JSON has, and no member twice.
+DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique_members, parse_constant=_refuse_constant, parse_float=_finite_float
+)

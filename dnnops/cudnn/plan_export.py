@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
+from dnnops.cudnn.json_reader import JsonReader
 from dnnops.cudnn.plan_entry import (
+    CLOCK_TOLERANCE,
+    MAX_ENTRY_BYTES,
     DamageError,
     Entry,
     canonical_json,
@@ -20,12 +24,27 @@ from dnnops.cudnn.plan_entry import (
 from dnnops.errors import DnnCacheError, DnnValueError
 from dnnops.runtime.private_files import open_directory, write_file
 
-__all__ = ["read_export", "write_export"]
+__all__ = ["MAX_ENTRIES", "Exported", "read_export", "write_export"]
+
+#: More than any cache holds that is not told to.
+MAX_ENTRIES = 65536
 
 _FORMAT = "dnnops-plans"
 _SCHEMA = 1
 _MEMBERS = {"format", "schema", "entries"}
 _MAX_BYTES = 256 * 1024**2
+_MAX_HEADER_BYTES = 1024
+
+
+class Exported(NamedTuple):
+    """An intact entry of a file: as text, since objects would take many times the memory."""
+
+    date: datetime
+    text: str
+
+    def entry(self) -> Entry:
+        """The entry itself."""
+        return read_entry(parse_json(self.text.encode()))
 
 
 def write_export(file: str | os.PathLike[str], entries: Iterable[Entry], force: bool) -> int:
@@ -75,8 +94,11 @@ def _check_replaceable(directory: int, target: Path, force: bool) -> None:
         raise DnnValueError(f"{target} is there already; force=True (--force) replaces it")
 
 
-def read_export(file: str | os.PathLike[str]) -> tuple[list[Entry], list[str]]:
+def read_export(file: str | os.PathLike[str]) -> tuple[list[Exported], list[str]]:
     """Read a file that `write_export` made.
+
+    An entry at a time, so that a file of small JSON values, which take 50 times as much memory as
+    text, cannot take more than a file of entries.
 
     Parameters
     ----------
@@ -85,7 +107,7 @@ def read_export(file: str | os.PathLike[str]) -> tuple[list[Entry], list[str]]:
 
     Returns
     -------
-    entries : list of Entry
+    entries : list of Exported
         Those that are intact.
     refused : list of str
         For each other one, which it is and why it cannot be used.
@@ -98,29 +120,51 @@ def read_export(file: str | os.PathLike[str]) -> tuple[list[Entry], list[str]]:
         If it cannot be read.
     """
     entries, refused = [], []
-    for number, content in enumerate(_read_contents(file), start=1):
-        try:
-            entries.append(read_entry(content))
-        except DamageError as damage:
-            refused.append(f"entry {number}: {damage}")
-    return entries, refused
-
-
-def _read_contents(file: str | os.PathLike[str]) -> list[Any]:
+    latest = datetime.now(UTC) + CLOCK_TOLERANCE
     try:
         with open(file, "rb") as stream:
-            text = stream.read(_MAX_BYTES + 1)
+            for number, (content, text) in enumerate(_contents(stream), start=1):
+                try:
+                    entry = read_entry(content)
+                    if entry.date > latest:
+                        raise DamageError("its date is in the future")
+                    entries.append(Exported(entry.date, text))
+                except DamageError as damage:
+                    refused.append(f"entry {number}: {damage}")
     except OSError as error:
         raise DnnCacheError(f"{os.fspath(file)} cannot be read: {error.strerror}") from error
-    try:
-        if len(text) > _MAX_BYTES:
-            raise DamageError(f"it is over the limit of {_MAX_BYTES} bytes")
-        content = parse_json(text)
-        check_header(content, _FORMAT, _SCHEMA, _MEMBERS)
-        if not isinstance(content["entries"], list):
-            raise DamageError("its entries are no list")
     except DamageError as damage:
         raise DnnValueError(
             f"{os.fspath(file)} is not what `dnnops cache export` writes: {damage}"
         ) from None
-    return content["entries"]
+    return entries, refused
+
+
+def _contents(stream: IO[bytes]) -> Iterator[tuple[Any, str]]:
+    """Yield each entry of an export, parsed and as text, and check what is around them."""
+    reader = JsonReader(stream, _MAX_BYTES)
+    header: dict[str, Any] = {}
+    if reader.peek() != "{":
+        if not reader.peek():
+            raise DamageError("it is no valid JSON: it is empty")
+        raise DamageError(f"it is no {_FORMAT}")
+    for _ in reader.items("{", "}"):
+        name = reader.value(_MAX_HEADER_BYTES)
+        if not isinstance(name, str):
+            raise DamageError("it is no valid JSON: a member's name is no string")
+        if name in header:
+            raise DamageError("it is no valid JSON: a member is there twice")
+        reader.take(":")
+        header[name] = []
+        if name != "entries":
+            header[name] = reader.value(_MAX_HEADER_BYTES)
+        elif reader.peek() != "[":
+            raise DamageError("its entries are no list")
+        else:
+            for number in reader.items("[", "]"):
+                if number > MAX_ENTRIES:
+                    raise DamageError(f"it holds more than {MAX_ENTRIES} entries")
+                yield reader.value(MAX_ENTRY_BYTES), reader.text
+    if reader.peek():
+        raise DamageError("it is no valid JSON: something follows its end")
+    check_header(header, _FORMAT, _SCHEMA, _MEMBERS)

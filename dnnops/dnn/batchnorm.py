@@ -15,38 +15,62 @@ from dnnops.cudnn.batchnorm import (
     parameter_dtype,
 )
 from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.gpuarray.dtypes import widest_dtype
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.nnet._validate import float64_scalar
-from dnnops.nnet.batchnorm import check_sizes
+from dnnops.nnet.batchnorm import check_sizes, like_parameter
 
 __all__ = ["dnn_batch_normalization_test", "dnn_batch_normalization_train"]
 
 
+def _axes(mode: str, ndim: int) -> tuple[int, ...]:
+    return (0, *range(2, ndim)) if mode == "spatial" else (0,)
+
+
 def _batch_norm_parameters(where: str, inputs: Any, mode: str, **parameters: Any) -> list[Any]:
-    """The inputs, and parameters as the Ops take them: with the inputs' rank, in their dtype."""
+    """The inputs, and parameters as they came, of the dtypes that the Ops take."""
     (x,) = device_operands(where, None, inputs=inputs)
     ndim = x.type.ndim
     one_of(where, "mode", mode, MODES)
     if ndim < 2:
         raise DnnTypeError(f"{where}: inputs must have 2 dimensions or more, got {ndim}")
-    kept = 1 if mode == "spatial" else ndim - 1
-    arrays = []
-    for name, value in parameters.items():
-        moved = device_operand(where, name, value, x.type.device)
-        (array,) = device_operands(where, None, **{name: moved})
-        if array.type.ndim == kept != ndim:
-            axes = (0, *range(2, ndim)) if mode == "spatial" else (0,)
-            array = as_gpuarray_variable(pt.expand_dims(pt.as_tensor_variable(array), axes))
-        elif array.type.ndim != ndim:
+    moved = {
+        name: device_operand(where, name, value, x.type.device)
+        for name, value in parameters.items()
+    }
+    arrays = device_operands(where, None, widen=True, **moved)
+    axes = _axes(mode, ndim)
+    kept = ndim - len(axes)
+    for name, array in zip(parameters, arrays, strict=True):
+        if array.type.ndim not in (ndim, kept):
             raise DnnTypeError(
                 f"{where}: {name} must have {ndim} dimensions, as inputs has, or {kept} for"
                 f" mode={mode!r}; got {array.type.ndim}"
             )
-        check_sizes(
-            where, name, array, x, (0,) if mode == "per-activation" else (0, *range(2, ndim))
-        )
-        arrays.append(cast(array, parameter_dtype(x.type.dtype)))
+        check_sizes(where, name, _spread(array, mode, ndim), x, axes)
+    dtype = arrays[0].type.dtype
+    if dtype != parameter_dtype(x.type.dtype):
+        # float64 widens everything; what has 16 bits is computed with float32 parameters.
+        x = cast(x, widest_dtype((x.type.dtype, dtype))) if dtype == "float64" else x
+        arrays = [cast(array, parameter_dtype(x.type.dtype)) for array in arrays]
     return [x, *arrays]
+
+
+def _spread(array: Any, mode: str, ndim: int) -> Any:
+    """A parameter with the inputs' rank."""
+    if array.type.ndim == ndim:
+        return array
+    spread = pt.expand_dims(pt.as_tensor_variable(array), _axes(mode, ndim))
+    return as_gpuarray_variable(spread, array.type.device)
+
+
+def _like_parameter(result: Any, mode: str, parameter: Any) -> Any:
+    """A result of the rank of a parameter."""
+    ndim = result.type.ndim
+    if parameter.type.ndim == ndim:
+        return result
+    dropped = like_parameter(pt.as_tensor_variable(result), _axes(mode, ndim), parameter)
+    return as_gpuarray_variable(dropped, result.type.device)
 
 
 def dnn_batch_normalization_train(
@@ -67,7 +91,8 @@ def dnn_batch_normalization_train(
         Of any rank.
     gamma, beta : array
         Scale and bias: of the inputs' rank with size 1 on the axes that statistics are over, or
-        without these. They are cast to the dtype of `inputs`, or to float32 if that has 16 bits.
+        without these, such as vectors for 'spatial'. They are cast to the dtype of `inputs`, or to
+        float32 if that has 16 bits; float64 ones make everything float64.
     mode : {'per-activation', 'spatial'}
         Statistics are over the first axis, or over all but the second one.
     epsilon : number or scalar variable
@@ -97,10 +122,13 @@ def dnn_batch_normalization_train(
     )
     if running:
         parameters |= {"running_mean": running_mean, "running_var": running_var}
-    x, scale, bias, *averages = _batch_norm_parameters(where, inputs, mode, **parameters)
+    x, *given = _batch_norm_parameters(where, inputs, mode, **parameters)
+    scale, bias, *averages = (_spread(array, mode, x.type.ndim) for array in given)
     op = GpuDnnBatchNorm(mode, running)
     more = [running_average_factor, *averages] if running else []
-    return tuple(op.make_node(x, scale, bias, epsilon, *more).outputs)
+    out, *results = op.make_node(x, scale, bias, epsilon, *more).outputs
+    like = (given[0], given[0], *given[2:])
+    return (out, *(_like_parameter(z, mode, p) for z, p in zip(results, like, strict=True)))
 
 
 def dnn_batch_normalization_test(
@@ -132,7 +160,8 @@ def dnn_batch_normalization_test(
         If an operand or a parameter is of another kind, or if they don't fit together.
     """
     where = "dnn_batch_normalization_test"
-    operands = _batch_norm_parameters(
+    x, *given = _batch_norm_parameters(
         where, inputs, mode, gamma=gamma, beta=beta, mean=mean, var=var
     )
-    return GpuDnnBatchNormInference(mode)(*operands, epsilon)
+    parameters = [_spread(array, mode, x.type.ndim) for array in given]
+    return GpuDnnBatchNormInference(mode)(x, *parameters, epsilon)

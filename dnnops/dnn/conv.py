@@ -102,7 +102,7 @@ def _conv(
             parse_algorithm(workmem, "forward")
         except DnnError as error:
             raise type(error)(f"{where}: workmem, an old name of algo: {error}") from None
-    img, kerns = device_operands(where, ndim + 2, img=img, kerns=kerns)
+    img, kerns = device_operands(where, ndim + 2, widen=True, img=img, kerns=kerns)
     forward = GpuDnnConv(**params)
     forward.check_shapes(img.type.shape, kerns.type.shape, words=_words(where, "img", "kerns"))
     plain = forward.num_groups == 1 and forward.subsample == (1,) * ndim and params["algo"] is None
@@ -161,7 +161,7 @@ def dnn_conv(
     img : (batch, input channels, rows, columns)
         The images: float16, bfloat16, float32 or float64.
     kerns : (output channels, input channels // num_groups, rows, columns)
-        The filters, of the same dtype.
+        The filters. Of two different dtypes, the wider one is that of the result.
     border_mode : {'valid', 'half', 'full'}, int, or tuple of 2 ints or pairs of ints
         The zero padding; see `dnnops.nnet.conv2d`.
     subsample : int or tuple of 2 ints
@@ -233,7 +233,7 @@ def _gradient_by_filters(
 ) -> Any:
     op = GpuDnnConvGradW(**params)
     sizes = _spatial_sizes(where, "kerns_shp", shape, op.ndim)
-    img, topgrad = device_operands(where, op.ndim + 2, img=img, topgrad=topgrad)
+    img, topgrad = device_operands(where, op.ndim + 2, widen=True, img=img, topgrad=topgrad)
     top = topgrad.type.shape
     kern = (top[1], None, *static_vector(sizes, op.ndim))
     op.check_shapes(img.type.shape, kern, top, _words(where, "img", "kerns_shp", "topgrad"))
@@ -245,7 +245,7 @@ def _gradient_by_images(
 ) -> Any:
     op = GpuDnnConvGradI(**params)
     sizes = _spatial_sizes(where, "img_shp", shape, op.ndim)
-    kerns, topgrad = device_operands(where, op.ndim + 2, kerns=kerns, topgrad=topgrad)
+    kerns, topgrad = device_operands(where, op.ndim + 2, widen=True, kerns=kerns, topgrad=topgrad)
     top = topgrad.type.shape
     img = (top[0], None, *static_vector(sizes, op.ndim))
     op.check_shapes(img, kerns.type.shape, top, _words(where, "img_shp", "kerns", "topgrad"))

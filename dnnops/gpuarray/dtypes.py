@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -86,6 +87,20 @@ def dtype_name(dtype: object) -> str:
     if name not in DTYPES:
         raise DnnTypeError(f"no dtype {name!r} on the GPU; it is one of {sorted(DTYPES)}")
     return name
+
+
+def widest_dtype(dtypes: Iterable[str]) -> str | None:
+    """Give the narrowest floating-point dtype that has all numbers of some, None if there is none.
+
+    Parameters
+    ----------
+    dtypes : iterable of str
+        bfloat16 beside float16 has none: neither has the other's numbers. Nor have integers.
+    """
+    found = set(dtypes)
+    if not found <= FLOAT_DTYPES or {"float16", "bfloat16"} <= found:
+        return None
+    return max(found, key=("float16", "bfloat16", "float32", "float64").index)
 
 
 def host_dtype(name: str) -> str:

@@ -55,6 +55,7 @@ __all__ = [
     "shape_argument",
     "show_shape",
     "shown",
+    "size_argument",
     "sizes_argument",
     "spatial_shape",
     "static_int",
@@ -316,7 +317,8 @@ def shape_argument(
     entries: list[int | TensorVariable | None] = []
     for entry in shape:
         if isinstance(entry, Variable):
-            if entry.type.ndim != 0 or entry.type.dtype not in pt.type.integer_dtypes:
+            is_integer = getattr(entry.type, "dtype", "") in pt.type.integer_dtypes
+            if not is_integer or getattr(entry.type, "ndim", 0) != 0:
                 raise DnnTypeError(f"{expected}; got an entry of type {entry.type}")
         elif not (entry is None or is_int(entry)):
             raise DnnTypeError(f"{expected}; got the entry {shown(entry)}")
@@ -327,6 +329,20 @@ def shape_argument(
             raise DnnValueError(f"{where}: {name} has the entry {known}, of more than 64 bits")
         entries.append(entry if known is None else known)
     return tuple(entries)
+
+
+def size_argument(
+    where: str, name: str, value: Any, minimum: int = 0
+) -> int | TensorVariable | None:
+    """Canonicalise a size that a user gave: an int, a symbolic int scalar, or None if unknown.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If it is anything else, or an int that is out of bounds.
+    """
+    (size,) = sizes_argument(where, name, (value,), (1,), minimum)
+    return size
 
 
 def sizes_argument(

@@ -25,7 +25,6 @@ from dnnops.nnet._validate import (
     float64_scalar,
     float_tensor,
     is_int,
-    require_same_dtype,
     show_shape,
 )
 from dnnops.nnet.batchnorm_base import BatchNormBase
@@ -255,15 +254,19 @@ def check_sizes(where: str, name: str, parameter: Any, inputs: Any, axes: tuple[
 def _operands(
     where: str, inputs: Any, axes: Any, **parameters: Any
 ) -> tuple[TensorVariable, tuple[int, ...], list[TensorVariable]]:
-    """Return the input, the axes, and the parameters with as many dimensions as the input."""
+    """Return the input, the axes, and the parameters with as many dimensions as the input.
+
+    All get the widest dtype among them; but parameters of a float16 input stay float32.
+    """
     x = float_tensor(where, "inputs", inputs)
     ndim = x.type.ndim
     if ndim == 0:
         raise DnnTypeError(f"{where}: inputs must have at least 1 dimension, got a scalar")
     canonical = _axes(where, axes, ndim)
+    given = {name: float_tensor(where, name, value) for name, value in parameters.items()}
+    x, given = _widened(x, given)
     padded = []
-    for name, value in parameters.items():
-        parameter = float_tensor(where, name, value)
+    for name, parameter in given.items():
         if parameter.type.ndim == ndim - len(canonical):
             parameter = pt.expand_dims(parameter, canonical)
         elif parameter.type.ndim != ndim:
@@ -274,15 +277,28 @@ def _operands(
             )
         check_sizes(where, name, parameter, x, canonical)
         padded.append(parameter)
-    # The Ops check this too, but name their own operands.
-    dtype = require_same_dtype(where, **dict(zip(parameters, padded, strict=True)))
-    if dtype != x.type.dtype and (x.type.dtype, dtype) != ("float16", "float32"):
-        wanted = "float16 or float32" if x.type.dtype == "float16" else x.type.dtype
-        raise DnnTypeError(
-            f"{where}: {', '.join(parameters)} have dtype {dtype}, and inputs {x.type.dtype}; cast"
-            f" them to {wanted} first"
-        )
     return x, canonical, padded
+
+
+def _widened(
+    x: TensorVariable, parameters: dict[str, TensorVariable]
+) -> tuple[TensorVariable, dict[str, TensorVariable]]:
+    """Cast an input and its parameters to the widest of their dtypes, as the Ops take them."""
+    wanted = np.result_type(*(p.type.dtype for p in parameters.values()))
+    dtype = np.result_type(x.type.dtype, wanted)
+    if x.type.dtype == "float16" and wanted == np.float32:
+        dtype = np.dtype("float16")
+    else:
+        wanted = dtype
+    return pt.cast(x, dtype.name), {n: pt.cast(p, wanted.name) for n, p in parameters.items()}
+
+
+def like_parameter(result: Any, axes: Sequence[int], parameter: Any) -> Any:
+    """Drop the axes that statistics are over from a result, if its parameter has none of them."""
+    ndim = result.type.ndim
+    if parameter.type.ndim == ndim:
+        return result
+    return result.dimshuffle([axis for axis in range(ndim) if axis not in axes])
 
 
 def batch_normalization_train(
@@ -303,7 +319,8 @@ def batch_normalization_train(
         float16, float32 or float64, of one or more dimensions.
     gamma, beta : tensor_like
         Scale and bias: of as many dimensions as `inputs` with size 1 on `axes`, or without
-        these.  Of the dtype of `inputs`; for float16, float32 too.
+        these, such as vectors for 'spatial'.  Everything is computed in the widest dtype among
+        `inputs` and these; only float32 parameters leave float16 `inputs` as they are.
     axes : {'per-activation', 'spatial'} or tuple of int
         The axes over which mean and variance are taken: the first one, all but the second one,
         or those given, which may be negative.
@@ -319,11 +336,12 @@ def batch_normalization_train(
     out : TensorVariable
         ``(inputs - mean) * invstd * gamma + beta``, of the shape of `inputs`.
     mean, invstd : TensorVariable
-        The mean, and ``1 / sqrt(var + epsilon)`` of the biased variance.  These and the
-        following have as many dimensions as `inputs`, size 1 on `axes`, and the dtype of `gamma`.
+        The mean, and ``1 / sqrt(var + epsilon)`` of the biased variance: of the dtype of the
+        parameters, and, as `gamma`, with size 1 on `axes` or without these.
     new_running_mean, new_running_var : TensorVariable
-        If averages were given: each times ``1 - running_average_factor``, plus this factor times
-        the batch's mean and unbiased variance (of one element, its variance 0).
+        If averages were given, and of as many dimensions as these: each times
+        ``1 - running_average_factor``, plus this factor times the batch's mean and unbiased
+        variance (of one element, its variance 0).
 
     Raises
     ------
@@ -336,9 +354,9 @@ def batch_normalization_train(
 
     Notes
     -----
-    A shared variable takes a new running average as its update if its type says where it has
-    size 1: ``pytensor.shared(array, shape=(1, None, 1, 1))`` for 'spatial' and images. A vector
-    takes ``new_running_mean.squeeze((0, 2, 3))``. Those of `dnnops.gpuarray` need not say it.
+    A shared vector takes a new running average as its update. One of as many dimensions as
+    `inputs` does if its type says where it has size 1: ``pytensor.shared(array, shape=(1, None, 1,
+    1))`` for 'spatial' and images. Those of `dnnops.gpuarray` need not say it.
 
     Where the mean is many times the deviation, what rounding took of it would show in the gradient
     by `gamma`, as it does in other libraries; here the gradient makes it good.
@@ -357,7 +375,8 @@ def batch_normalization_train(
     running = running_mean is not None
     if running:
         parameters |= {"running_mean": running_mean, "running_var": running_var}
-    x, canonical, padded = _operands(where, inputs, axes, **parameters)
+    given = {name: float_tensor(where, name, value) for name, value in parameters.items()}
+    x, canonical, padded = _operands(where, inputs, axes, **given)
     scalars = [float64_scalar(where, "epsilon", epsilon, 0.0)]
     factor = float64_scalar(
         where, "running_average_factor", running_average_factor, minimum=0.0, maximum=1.0
@@ -365,7 +384,13 @@ def batch_normalization_train(
     if running:
         scalars.append(factor)
     op = BatchNormTrain(canonical, running)
-    return tuple(op.make_node(x, *padded[:2], *scalars, *padded[2:]).outputs)
+    out, *results = op.make_node(x, *padded[:2], *scalars, *padded[2:]).outputs
+    first, _, *averages = given.values()
+    like = (first, first, *averages)
+    return (
+        out,
+        *(like_parameter(z, canonical, p) for z, p in zip(results, like, strict=True)),
+    )
 
 
 def batch_normalization_test(

@@ -6,8 +6,7 @@ from typing import Any
 
 from pytensor.tensor.variable import TensorVariable
 
-from dnnops.errors import DnnValueError
-from dnnops.nnet._validate import float_tensor
+from dnnops.nnet._validate import check_broadcast, float_tensor, one_of
 
 __all__ = ["batch_normalization"]
 
@@ -43,11 +42,11 @@ def batch_normalization(
         If `mode` is another one.
     """
     where = "batch_normalization"
-    if mode not in ("low_mem", "high_mem"):
-        raise DnnValueError(f"{where}: mode must be 'low_mem' or 'high_mem', got {mode!r}")
+    one_of(where, "mode", mode, ("low_mem", "high_mem"))
     x = float_tensor(where, "inputs", inputs)
     given = {"gamma": gamma, "beta": beta, "mean": mean, "std": std}
     scale, bias, center, deviation = (float_tensor(where, n, v) for n, v in given.items())
+    check_broadcast(where, inputs=x, gamma=scale, beta=bias, mean=center, std=deviation)
     if mode == "high_mem":
         return (x - center) * (scale / deviation) + bias
     return (x - center) / deviation * scale + bias

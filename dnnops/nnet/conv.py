@@ -7,6 +7,7 @@ two adjoints, so that the derivatives of each, of any order, are made of the thr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -219,21 +220,25 @@ def refuse_unshared(where: str, unshared: bool) -> None:
         )
 
 
-def _convolve(
+def convolve(
     where: str,
     ndim: int,
     input: Any,
     filters: Any,
     input_shape: Any,
     filter_shape: Any,
-    shape_name: str = "input_shape",
+    names: Mapping[str, str] | None = None,
     **params: Any,
 ) -> TensorVariable:
-    op: Any = Conv(**canonical_conv_params(where, ndim, **params))
-    input, filters = conv_operands(where, ndim, input=input, filters=filters)
-    input = narrow(where, "input", input, shape_name, input_shape)
-    filters = narrow(where, "filters", filters, "filter_shape", filter_shape)
-    words = ConvWords(where, "input", "filters")
+    """Convolve, for the function `where`, whose `names` of some of these arguments are others."""
+    own = ("input", "filters", "input_shape", "filter_shape", "num_groups")
+    given = {name: name for name in own} | dict(names or {})
+    op: Any = Conv(**canonical_conv_params(where, ndim, **params, names=given))
+    operands = {given["input"]: input, given["filters"]: filters}
+    input, filters = conv_operands(where, ndim, **operands)
+    input = narrow(where, given["input"], input, given["input_shape"], input_shape)
+    filters = narrow(where, given["filters"], filters, given["filter_shape"], filter_shape)
+    words = ConvWords(where, given["input"], given["filters"], num_groups=given["num_groups"])
     op.check_shapes(input.type.shape, filters.type.shape, words=words)
     return op(input, filters)
 
@@ -255,7 +260,7 @@ def conv1d(
     (output channels, input channels // num_groups, filter length).  `subsample`,
     `filter_dilation` and `border_mode` may be ints as well as tuples of one entry.
     """
-    return _convolve(
+    return convolve(
         "conv1d",
         1,
         input,
@@ -333,14 +338,14 @@ def conv2d(
     refuse_unshared("conv2d", unshared)
     if image_shape is not None and input_shape is not None:
         raise DnnValueError("conv2d: input_shape and image_shape are the same: give one")
-    return _convolve(
+    return convolve(
         "conv2d",
         2,
         input,
         filters,
         input_shape if image_shape is None else image_shape,
         filter_shape,
-        "input_shape" if image_shape is None else "image_shape",
+        {} if image_shape is None else {"input_shape": "image_shape"},
         border_mode=border_mode,
         subsample=subsample,
         filter_flip=filter_flip,
@@ -366,7 +371,7 @@ def conv3d(
     (batch, input channels, depth, rows, columns), `filters`
     (output channels, input channels // num_groups, depth, rows, columns).
     """
-    return _convolve(
+    return convolve(
         "conv3d",
         3,
         input,

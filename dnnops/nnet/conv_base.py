@@ -30,8 +30,8 @@ class ConvWords:
         The function; empty for the Op.
     image, filters, top : str
         The image, the filters, and the gradient with respect to the output.
-    subsample, filter_dilation : str
-        Two parameters.
+    subsample, filter_dilation, num_groups : str
+        Parameters.
     """
 
     where: str = ""
@@ -40,6 +40,7 @@ class ConvWords:
     top: str = "the gradient by the output"
     subsample: str = "subsample"
     filter_dilation: str = "filter_dilation"
+    num_groups: str = "num_groups"
 
 
 _OWN_WORDS = ConvWords()
@@ -184,13 +185,14 @@ class ConvBase(Op):
             raise DnnValueError(
                 f"{words.where or self.where}: {problem}; {found}, border_mode={self.border_mode}, "
                 f"{words.subsample}={self.subsample}, "
-                f"{words.filter_dilation}={self.filter_dilation}, num_groups={self.num_groups}"
+                f"{words.filter_dilation}={self.filter_dilation}, "
+                f"{words.num_groups}={self.num_groups}"
             )
 
         groups = self.num_groups
         for size, what in ((img[1], "input channels"), (kern[0], "filters")):
             if size is not None and size % groups:
-                fail(f"num_groups {groups} does not divide the {size} {what}")
+                fail(f"{words.num_groups} {groups} does not divide the {size} {what}")
         if img[1] is not None and kern[1] is not None and img[1] != kern[1] * groups:
             fail(
                 f"{words.image} has {img[1]} channels, but {filters} of {kern[1]} channels in "

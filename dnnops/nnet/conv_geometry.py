@@ -191,11 +191,11 @@ def output_shape(
 def canonical_conv_params(
     where: str,
     ndim: Any,
-    border_mode: Any,
-    subsample: Any,
-    filter_flip: Any,
-    filter_dilation: Any,
-    num_groups: Any,
+    border_mode: Any = "valid",
+    subsample: Any = 1,
+    filter_flip: Any = True,
+    filter_dilation: Any = 1,
+    num_groups: Any = 1,
     names: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Check the parameters of a convolution and bring them into hashable form.
@@ -210,11 +210,13 @@ def canonical_conv_params(
     """
     if not is_int(ndim) or ndim not in (1, 2, 3):
         raise DnnValueError(f"{where}: ndim, the number of spatial axes, must be 1, 2 or 3")
+    known_as = names or {}
     if not (is_int(num_groups) and 1 <= num_groups <= MAX_PARAMETER):
-        raise DnnValueError(f"{where}: num_groups must be a positive int, got {shown(num_groups)}")
+        name = known_as.get("num_groups", "num_groups")
+        raise DnnValueError(f"{where}: {name} must be a positive int, got {shown(num_groups)}")
 
     def axes(name: str, value: Any) -> tuple[int, ...]:
-        return int_tuple(where, (names or {}).get(name, name), value, ndim, 1)
+        return int_tuple(where, known_as.get(name, name), value, ndim, 1)
 
     return {
         "ndim": int(ndim),

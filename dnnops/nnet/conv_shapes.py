@@ -8,8 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dnnops.errors import DnnNotSupportedError, DnnValueError
-from dnnops.nnet._validate import is_int, static_int
+from dnnops.errors import DnnError, DnnTypeError, DnnValueError
+from dnnops.nnet._validate import (
+    int_tuple,
+    is_int,
+    is_sequence,
+    shown,
+    size_argument,
+    sizes_argument,
+    static_int,
+)
+from dnnops.nnet.conv import refuse_unshared
 
 __all__ = [
     "check_conv_gradinputs_shape",
@@ -53,8 +62,11 @@ def get_conv_output_shape(
         If padding is negative, or a sequence has another length.
     """
     where = "get_conv_output_shape"
+    image_shape = sizes_argument(where, "image_shape", image_shape, (3, 4, 5))
+    kernel_shape = _kernel_shape(where, kernel_shape, "image_shape", len(image_shape))
     spatial = _spatial(
         where,
+        "image_shape",
         get_conv_shape_1axis,
         image_shape[2:],
         kernel_shape[-(len(image_shape) - 2) :],
@@ -87,10 +99,16 @@ def get_conv_shape_1axis(
     DnnValueError
         If `border_mode` is another word, or padding is negative.
     """
+    where = "get_conv_shape_1axis"
+    image_shape = size_argument(where, "image_shape", image_shape)
+    kernel_shape = size_argument(where, "kernel_shape", kernel_shape)
+    border_mode = _border(where, border_mode)
+    subsample = size_argument(where, "subsample", subsample, 1)
+    dilation = size_argument(where, "dilation", dilation, 1)
     if _unknown(image_shape, kernel_shape, border_mode, subsample, dilation):
         return None
     reach = _reach(kernel_shape, dilation)
-    pads = _padding("get_conv_shape_1axis", border_mode, reach)
+    pads = _padding(border_mode, reach)
     if _is_one(subsample):
         return _plus(image_shape - reach, pads)
     return _plus(image_shape - (reach + 1), pads) // subsample + 1
@@ -131,10 +149,15 @@ def get_conv_gradweights_shape(
         If `unshared` is true.
     """
     where = "get_conv_gradweights_shape"
-    if unshared:
-        raise DnnNotSupportedError(f"{where}: unshared=True is not supported")
+    refuse_unshared(where, unshared)
+    image_shape = sizes_argument(where, "image_shape", image_shape, (3, 4, 5))
+    rank = len(image_shape)
+    beside = f"top_shape, beside an image_shape of {rank} entries,"
+    top_shape = sizes_argument(where, beside, top_shape, (rank,))
+    num_groups = _groups(where, num_groups)
     spatial = _spatial(
         where,
+        "image_shape",
         get_conv_gradweights_shape_1axis,
         image_shape[2:],
         top_shape[2:],
@@ -155,6 +178,12 @@ def get_conv_gradweights_shape_1axis(
 
     Arguments and errors as for `get_conv_shape_1axis`; `top_shape` is the output's size.
     """
+    where = "get_conv_gradweights_shape_1axis"
+    image_shape = size_argument(where, "image_shape", image_shape)
+    top_shape = size_argument(where, "top_shape", top_shape)
+    border_mode = _border(where, border_mode)
+    subsample = size_argument(where, "subsample", subsample, 1)
+    dilation = size_argument(where, "dilation", dilation, 1)
     if _unknown(image_shape, top_shape, border_mode, subsample, dilation):
         return None
     if not _is_one(subsample) or _is_word(border_mode, "half"):
@@ -162,7 +191,7 @@ def get_conv_gradweights_shape_1axis(
     if _is_word(border_mode, "full"):
         reach = top_shape - image_shape
     else:
-        padding = _padding("get_conv_gradweights_shape_1axis", border_mode, 0)
+        padding = _padding(border_mode, 0)
         reach = _plus(image_shape - top_shape, padding)
     return (reach if _is_one(dilation) else reach // dilation) + 1
 
@@ -198,8 +227,13 @@ def get_conv_gradinputs_shape(
     DnnValueError
         If padding is negative, or a sequence has another length.
     """
+    where = "get_conv_gradinputs_shape"
+    top_shape = sizes_argument(where, "top_shape", top_shape, (3, 4, 5))
+    kernel_shape = _kernel_shape(where, kernel_shape, "top_shape", len(top_shape))
+    num_groups = _groups(where, num_groups)
     spatial = _spatial(
-        "get_conv_gradinputs_shape",
+        where,
+        "top_shape",
         get_conv_gradinputs_shape_1axis,
         kernel_shape[-(len(top_shape) - 2) :],
         top_shape[2:],
@@ -220,12 +254,18 @@ def get_conv_gradinputs_shape_1axis(
 
     Arguments and errors as for `get_conv_shape_1axis`; `top_shape` is the output's size.
     """
+    where = "get_conv_gradinputs_shape_1axis"
+    kernel_shape = size_argument(where, "kernel_shape", kernel_shape)
+    top_shape = size_argument(where, "top_shape", top_shape)
+    border_mode = _border(where, border_mode)
+    subsample = size_argument(where, "subsample", subsample, 1)
+    dilation = size_argument(where, "dilation", dilation, 1)
     if _unknown(kernel_shape, top_shape, border_mode, subsample, dilation):
         return None
     if not _is_one(subsample):
         return None
     reach = _reach(kernel_shape, dilation)
-    begin, end = _padding("get_conv_gradinputs_shape_1axis", border_mode, reach)
+    begin, end = _padding(border_mode, reach)
     return _plus(top_shape + reach, (-begin, -end))
 
 
@@ -250,6 +290,18 @@ def check_conv_gradinputs_shape(
     bool
         False if it cannot: True also where sizes that aren't known would have to tell.
     """
+    where = "check_conv_gradinputs_shape"
+    given = {
+        "image_shape": image_shape,
+        "kernel_shape": kernel_shape,
+        "output_shape": output_shape,
+        "subsample": subsample,
+        "filter_dilation": () if filter_dilation is None else filter_dilation,
+    }
+    for name, value in given.items():
+        if not is_sequence(value):
+            raise DnnTypeError(f"{where}: {name} must be a sequence of sizes, got {shown(value)}")
+        sizes_argument(where, name, value, (len(value),), 0 if name.endswith("shape") else 1)
     ranks = {len(image_shape), len(kernel_shape), len(output_shape), len(subsample) + 2}
     if filter_dilation is not None:
         ranks.add(len(filter_dilation) + 2)
@@ -258,12 +310,24 @@ def check_conv_gradinputs_shape(
     computed = get_conv_output_shape(
         image_shape, kernel_shape, border_mode, subsample, filter_dilation
     )
+    output_shape = sizes_argument(where, "output_shape", output_shape, (len(image_shape),))
     sizes = zip(map(static_int, output_shape), map(static_int, computed), strict=True)
     return all(given is None or size is None or given == size for given, size in sizes)
 
 
+def _kernel_shape(where: str, kernel_shape: Any, beside: str, rank: int) -> tuple[Any, ...]:
+    # Of unshared filters, the output's sizes stand between channels and filter sizes.
+    name = f"kernel_shape, beside a {beside} of {rank} entries,"
+    return sizes_argument(where, name, kernel_shape, (rank, 2 * rank - 2))
+
+
+def _groups(where: str, num_groups: Any) -> int:
+    return int_tuple(where, "num_groups", num_groups, 1, 1)[0]
+
+
 def _spatial(
     where: str,
+    shape_name: str,
     one_axis: Callable[..., Any],
     first: Sequence[Any],
     second: Sequence[Any],
@@ -271,16 +335,19 @@ def _spatial(
     subsample: Sequence[Any],
     filter_dilation: Sequence[Any] | None,
 ) -> list[Any]:
-    count = len(subsample)
+    count = len(first)
+    beside = f", beside {shape_name} of {count + 2} entries,"
     per_axis = border_mode if isinstance(border_mode, tuple) else (border_mode,) * count
-    dilation = (1,) * count if filter_dilation is None else filter_dilation
-    if not len(first) == len(second) == len(per_axis) == len(dilation) == count:
+    if len(per_axis) != count:
         raise DnnValueError(
-            f"{where}: shapes of {len(first) + 2} and {len(second) + 2} entries, and"
-            f" {len(per_axis)} paddings, {count} strides and {len(dilation)} dilations don't fit"
-            " together"
+            f"{where}: border_mode{beside} must have {count} entries, got {shown(border_mode)}"
         )
-    axes = zip(first, second, per_axis, subsample, dilation, strict=True)
+    per_axis = tuple(_border(where, pad) for pad in per_axis)
+    steps = sizes_argument(where, f"subsample{beside}", subsample, (count,), 1)
+    dilation: Sequence[Any] = (1,) * count
+    if filter_dilation is not None:
+        dilation = sizes_argument(where, f"filter_dilation{beside}", filter_dilation, (count,), 1)
+    axes = zip(first, second, per_axis, steps, dilation, strict=True)
     return [one_axis(*axis) for axis in axes]
 
 
@@ -302,22 +369,30 @@ def _reach(kernel: Any, dilation: Any) -> Any:
     return (kernel - 1) if _is_one(dilation) else (kernel - 1) * dilation
 
 
-def _padding(where: str, border_mode: Any, reach: Any) -> tuple[Any, Any]:
+def _border(where: str, border_mode: Any) -> Any:
+    """Check the padding of one axis: a word, a size, a pair of sizes, or None if unknown."""
+    if border_mode is None:
+        return None
+    if isinstance(border_mode, str) and border_mode in ("valid", "half", "full"):
+        return border_mode
+    pair = border_mode if isinstance(border_mode, tuple) else (border_mode, border_mode)
+    try:
+        pads = sizes_argument(where, "border_mode", pair, (2,))
+    except DnnError as error:
+        kind = DnnValueError if isinstance(border_mode, str) else type(error)
+        raise kind(
+            f"{where}: border_mode must be 'valid', 'half', 'full', an int of at least 0 or a pair"
+            f" of such, got {shown(border_mode)}"
+        ) from None
+    return None if _unknown(*pads) else pads
+
+
+def _padding(border_mode: Any, reach: Any) -> tuple[Any, Any]:
     if isinstance(border_mode, str):
         if border_mode == "half":
             return ((reach + 1) // 2,) * 2
-        if border_mode in ("full", "valid"):
-            return (reach if border_mode == "full" else 0,) * 2
-        raise DnnValueError(
-            f"{where}: border_mode must be 'valid', 'half', 'full', an int or a pair of ints, got"
-            f" {border_mode!r}"
-        )
-    pads = border_mode if isinstance(border_mode, tuple) else (border_mode, border_mode)
-    if len(pads) != 2 or any(is_int(pad) and pad < 0 for pad in pads):
-        raise DnnValueError(
-            f"{where}: border_mode must be at least 0, or a pair of such, got {border_mode!r}"
-        )
-    return pads[0], pads[1]
+        return (reach if border_mode == "full" else 0,) * 2
+    return border_mode[0], border_mode[1]
 
 
 def _plus(size: Any, pads: tuple[Any, Any]) -> Any:

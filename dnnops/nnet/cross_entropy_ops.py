@@ -159,7 +159,9 @@ class CrossEntropy(CrossEntropyBase):
         top = used.max(axis=1, initial=-np.inf)
         with np.errstate(invalid="ignore"):
             shifted = used - top[:, None]
-            log_sum = np.log(np.exp(shifted).sum(axis=1))
+            # Beside the largest term, which is 1, the others would lose their digits.
+            rest = np.where(shifted == 0, 0, np.exp(shifted)).sum(axis=1)
+            log_sum = np.log1p(rest + ((shifted == 0).sum(axis=1) - 1).astype(rest.dtype))
         costs = log_sum - shifted[np.arange(len(targets)), targets]
         output_storage[0][0] = costs.astype(x.dtype)
         output_storage[1][0] = np.stack([top, log_sum], axis=1)

@@ -7,7 +7,15 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
-from dnnops.nnet._validate import float_tensor
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.nnet._validate import (
+    as_tensor,
+    float_tensor,
+    is_int,
+    merge_shapes,
+    show_shape,
+    size_argument,
+)
 from dnnops.nnet.softmax_ops import softmax
 
 __all__ = ["h_softmax"]
@@ -54,20 +62,59 @@ def h_softmax(
 
     Raises
     ------
-    DnnTypeError
-        If a rank or a dtype is another one.
+    DnnTypeError, DnnValueError
+        If a rank, a dtype or a shape is another one, or a number is none.
     """
     where = "h_softmax"
     x = float_tensor(where, "x", x, 2)
     weights, bias = float_tensor(where, "W1", W1, 2), float_tensor(where, "b1", b1, 1)
     inner, inner_bias = float_tensor(where, "W2", W2, 3), float_tensor(where, "b2", b2, 2)
+    batch_size = _size(where, "batch_size", batch_size)
+    n_outputs = _size(where, "n_outputs", n_outputs)
+    n_classes = _size(where, "n_classes", n_classes)
+    per_class = _size(where, "n_outputs_per_class", n_outputs_per_class)
+    shapes = {"x": x, "W1": weights, "b1": bias, "W2": inner, "b2": inner_bias}
+    wanted = {
+        "x": (batch_size, None),
+        "W1": (x.type.shape[1], n_classes),
+        "b1": (n_classes,),
+        "W2": (n_classes, x.type.shape[1], per_class),
+        "b2": (n_classes, per_class),
+    }
+    for name, sizes in wanted.items():
+        found = shapes[name].type.shape
+        if any(is_int(a) and is_int(b) and a != b for a, b in zip(found, sizes, strict=True)):
+            raise DnnValueError(
+                f"{where}: {name} has the shape {show_shape(found)}, which does not go with x of"
+                f" {show_shape(x.type.shape)}, batch_size={batch_size}, n_classes={n_classes} and"
+                f" n_outputs_per_class={per_class}"
+            )
+    if all(map(is_int, (n_outputs, n_classes, per_class))) and n_outputs > n_classes * per_class:
+        raise DnnValueError(
+            f"{where}: n_outputs must be at most n_classes * n_outputs_per_class, got {n_outputs},"
+            f" {n_classes} and {per_class}"
+        )
     of_class = softmax(pt.dot(x, weights) + bias)
     if target is None:
         scores = pt.tensordot(x, inner, axes=[[1], [1]]) + inner_bias
         joint = of_class[:, :, None] * softmax(scores, axis=2)
-        return joint.reshape((batch_size, n_classes * n_outputs_per_class))[:, :n_outputs]
-    target = pt.as_tensor_variable(target).flatten()
-    chosen, within = target // n_outputs_per_class, target % n_outputs_per_class
+        return joint.reshape((batch_size, n_classes * per_class))[:, :n_outputs]
+    target = as_tensor(f"{where}: target must be an integer tensor", target)
+    if target.type.ndim not in (1, 2) or target.type.dtype not in pt.type.integer_dtypes:
+        raise DnnTypeError(
+            f"{where}: target must be an integer vector, or matrix of one column, got {target.type}"
+        )
+    if target.type.shape[0] is not None and is_int(batch_size):
+        merge_shapes(where, target=target.type.shape[:1], batch_size=(batch_size,))
+    target = pt.cast(target.flatten(), "int64")
+    chosen, within = target // per_class, target % per_class
     scores = (x[:, None, :] @ inner[chosen])[:, 0, :] + inner_bias[chosen]
     rows = pt.arange(batch_size)
     return of_class[rows, chosen] * softmax(scores)[rows, within]
+
+
+def _size(where: str, name: str, value: Any) -> Any:
+    size = size_argument(where, name, value, 1)
+    if size is None:
+        raise DnnTypeError(f"{where}: {name} must be an int or a symbolic int, got None")
+    return size

@@ -6,7 +6,15 @@ from typing import Any
 
 from pytensor.tensor.variable import TensorVariable
 
-from dnnops.nnet._validate import float_tensor
+from dnnops.errors import DnnValueError
+from dnnops.nnet._validate import (
+    MAX_PARAMETER,
+    float_tensor,
+    int_vector,
+    show_shape,
+    shown,
+    static_vector,
+)
 from dnnops.nnet.pool import MaxPoolGrad, Pool
 
 __all__ = ["max_pool_2d_same_size"]
@@ -33,8 +41,16 @@ def max_pool_2d_same_size(input: Any, patch_size: Any) -> TensorVariable:
     DnnTypeError, DnnValueError
         As for `pool_2d`.
     """
-    x = float_tensor("max_pool_2d_same_size", "input", input, 4)
-    windows = (patch_size, patch_size, (0, 0))
+    where = "max_pool_2d_same_size"
+    x = float_tensor(where, "input", input, 4)
+    patch = int_vector(where, "patch_size", patch_size, 2)
+    for size, length in zip(x.type.shape[2:], static_vector(patch, 2), strict=True):
+        if length is not None and not 1 <= length <= (MAX_PARAMETER if size is None else size):
+            raise DnnValueError(
+                f"{where}: patch_size must be at least 1 and at most the image's size, got"
+                f" {shown(patch_size)} for input of shape {show_shape(x.type.shape)}"
+            )
+    windows = (patch, patch, (0, 0))
     largest = Pool(2, "max", True)(x, *windows)
     result: Any = MaxPoolGrad(2, True)(x, largest, largest, *windows)
     return result

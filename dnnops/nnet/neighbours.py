@@ -10,7 +10,15 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import int_vector, is_int, vector_entries
+from dnnops.nnet._validate import (
+    MAX_PARAMETER,
+    as_tensor,
+    int_vector,
+    is_int,
+    one_of,
+    show_shape,
+    vector_entries,
+)
 
 __all__ = ["images2neibs", "neibs2images"]
 
@@ -55,8 +63,7 @@ def images2neibs(
     """
     where = "images2neibs"
     x = _tensor4(where, "ten4", ten4)
-    if mode not in MODES:
-        raise DnnValueError(f"{where}: mode must be one of {', '.join(MODES)}, got {mode!r}")
+    one_of(where, "mode", mode, MODES)
     shape = _positive(where, "neib_shape", neib_shape)
     apart = neib_step is None or neib_step is neib_shape
     step = shape if apart else _positive(where, "neib_step", neib_step)
@@ -110,16 +117,25 @@ def neibs2images(
         If `mode` is another one; at the call, if the sizes don't fit together.
     """
     where = "neibs2images"
-    matrix = pt.as_tensor_variable(neibs)
+    matrix = as_tensor(f"{where}: neibs must be a matrix", neibs)
     if matrix.type.ndim != 2:
         raise DnnTypeError(f"{where}: neibs must have 2 dimensions, got {matrix.type.ndim}")
-    if mode not in ("valid", "ignore_borders"):
-        raise DnnValueError(f"{where}: mode must be 'valid' or 'ignore_borders', got {mode!r}")
+    one_of(where, "mode", mode, ("valid", "ignore_borders"))
     rows, columns = _positive(where, "neib_shape", neib_shape)
     batch, channels, *sizes = vector_entries(
         int_vector(where, "original_shape", original_shape, 4), 4
     )
+    given = [batch, channels, *sizes]
+    if any(is_int(size) and size < 0 for size in given):
+        raise DnnValueError(f"{where}: original_shape must not be negative, got {given}")
     down, across = sizes[0] // rows, sizes[1] // columns
+    wanted = (batch * channels * down * across, rows * columns)
+    pairs = zip(matrix.type.shape, wanted, strict=True)
+    if any(is_int(a) and is_int(b) and a != b for a, b in pairs):
+        raise DnnValueError(
+            f"{where}: neibs of shape {show_shape(matrix.type.shape)} are not those of images of"
+            f" original_shape {given} and neib_shape {(rows, columns)}, which are {wanted}"
+        )
     grid = matrix.reshape((batch, channels, down, across, rows, columns))
     covered = (down * rows, across * columns)
     images = grid.dimshuffle(0, 1, 2, 4, 3, 5).reshape((batch, channels, *covered))
@@ -131,7 +147,7 @@ def neibs2images(
 
 
 def _tensor4(where: str, name: str, value: Any) -> TensorVariable:
-    x = pt.as_tensor_variable(value)
+    x = as_tensor(f"{where}: {name} must be a tensor", value)
     if x.type.ndim != 4:
         raise DnnTypeError(f"{where}: {name} must have 4 dimensions, got {x.type.ndim}")
     return x
@@ -164,7 +180,12 @@ def _equal(a: Any, b: Any) -> Any:
 
 def _positive(where: str, name: str, value: Any) -> tuple[Any, Any]:
     first, second = (
-        _checked(entry, f"{where}: {name} must be positive", entry >= 1)
+        _checked(
+            entry,
+            f"{where}: {name} must be between 1 and {MAX_PARAMETER}",
+            entry >= 1,
+            entry <= MAX_PARAMETER,
+        )
         for entry in vector_entries(int_vector(where, name, value, 2), 2)
     )
     return first, second
@@ -176,8 +197,8 @@ def _starts(size: Any, length: Any, step: Any, drops_rest: bool) -> TensorVariab
     if not drops_rest:
         rest = _checked(
             rest,
-            "images2neibs: the neighbourhoods must fill the image exactly (mode='ignore_borders'"
-            " drops what is left)",
+            "images2neibs: neighbourhoods of neib_shape, neib_step apart, must fill the images of"
+            " ten4 exactly (mode='ignore_borders' drops what is left)",
             rest >= 0,
             _equal(rest % step, 0),
         )
@@ -188,8 +209,8 @@ def _wrapped(size: Any, length: Any, step: Any) -> TensorVariable:
     """Where the neighbourhoods begin whose centres are `step` apart; at the first, before 0."""
     length = _checked(
         length,
-        "images2neibs: with mode='wrap_centered', neib_shape must be odd and at most the image's"
-        " size",
+        "images2neibs: with mode='wrap_centered', neib_shape must be odd and at most the size of"
+        " the images, ten4",
         _equal(length % 2, 1),
         size >= length,
     )

@@ -7,8 +7,15 @@ from typing import Any
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import float_tensor, is_int, shape_argument
-from dnnops.nnet.conv import conv1d, conv2d, conv3d, refuse_unshared
+from dnnops.nnet._validate import (
+    MAX_PARAMETER,
+    float_tensor,
+    int_tuple,
+    is_int,
+    shape_argument,
+    shown,
+)
+from dnnops.nnet.conv import conv1d, convolve, refuse_unshared
 
 __all__ = ["causal_conv1d", "separable_conv2d", "separable_conv3d"]
 
@@ -52,18 +59,19 @@ def separable_conv2d(
     DnnTypeError, DnnValueError
         As for `conv2d`.
     """
-    depthwise = conv2d(
+    filters = [depthwise_filters, depthwise_filter_shape, pointwise_filters, pointwise_filter_shape]
+    return _separable(
+        "separable_conv2d",
+        2,
         input,
-        depthwise_filters,
         input_shape,
-        depthwise_filter_shape,
+        *filters,
         border_mode=border_mode,
         subsample=subsample,
         filter_flip=filter_flip,
         filter_dilation=filter_dilation,
         num_groups=num_channels,
     )
-    return conv2d(depthwise, pointwise_filters, None, pointwise_filter_shape)
 
 
 def separable_conv3d(
@@ -83,18 +91,46 @@ def separable_conv3d(
 
     As `separable_conv2d`, with three spatial axes and shapes of 5 entries.
     """
-    depthwise = conv3d(
+    filters = [depthwise_filters, depthwise_filter_shape, pointwise_filters, pointwise_filter_shape]
+    return _separable(
+        "separable_conv3d",
+        3,
         input,
-        depthwise_filters,
         input_shape,
-        depthwise_filter_shape,
+        *filters,
         border_mode=border_mode,
         subsample=subsample,
         filter_flip=filter_flip,
         filter_dilation=filter_dilation,
         num_groups=num_channels,
     )
-    return conv3d(depthwise, pointwise_filters, None, pointwise_filter_shape)
+
+
+def _separable(
+    where: str,
+    ndim: int,
+    input: Any,
+    input_shape: Any,
+    depthwise: Any,
+    depthwise_shape: Any,
+    pointwise: Any,
+    pointwise_shape: Any,
+    **params: Any,
+) -> TensorVariable:
+    names = {
+        "filters": "depthwise_filters",
+        "filter_shape": "depthwise_filter_shape",
+        "num_groups": "num_channels",
+    }
+    mixed = {
+        "input": "the depthwise convolution",
+        "filters": "pointwise_filters",
+        "filter_shape": "pointwise_filter_shape",
+    }
+    channels = convolve(
+        where, ndim, input, depthwise, input_shape, depthwise_shape, names, **params
+    )
+    return convolve(where, ndim, channels, pointwise, None, pointwise_shape, mixed)
 
 
 def causal_conv1d(
@@ -143,21 +179,28 @@ def causal_conv1d(
     where = "causal_conv1d"
     refuse_unshared(where, unshared)
     if not is_int(filter_dilation):
-        raise DnnTypeError(f"{where}: filter_dilation must be an int, got {filter_dilation!r}")
+        raise DnnTypeError(f"{where}: filter_dilation must be an int, got {shown(filter_dilation)}")
+    (filter_dilation,) = int_tuple(where, "filter_dilation", filter_dilation, 1, 1)
     filters = float_tensor(where, "filters", filters, 3)
     length = shape_argument(where, "filter_shape", filter_shape, 3)[2]
     length = filters.type.shape[2] if length is None else length
     if not isinstance(length, int):
         raise DnnValueError(
             f"{where}: the last entry of filter_shape must be an int, because the padding follows"
-            f" from it, got {filter_shape!r}"
+            f" from it, got {shown(filter_shape)}"
+        )
+    padding = max(length - 1, 0) * filter_dilation
+    if padding > MAX_PARAMETER:
+        raise DnnValueError(
+            f"{where}: a filter_shape of length {length} with filter_dilation {filter_dilation}"
+            f" reaches over more than {MAX_PARAMETER} elements"
         )
     return conv1d(
         input,
         filters,
         input_shape,
         filter_shape,
-        border_mode=(((length - 1) * filter_dilation, 0),),
+        border_mode=((padding, 0),),
         subsample=subsample,
         filter_flip=filter_flip,
         filter_dilation=filter_dilation,

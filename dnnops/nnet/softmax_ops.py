@@ -83,10 +83,16 @@ class WholeSoftmax(Op):
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         (x,) = inputs
         exponents = x.astype(accumulator_dtype(x.dtype), copy=False)
-        if x.size:
-            exponents = exponents - exponents.max(axis=self.axis, keepdims=True)
-        total = np.exp(exponents).sum(axis=self.axis, keepdims=True)
-        result = exponents - np.log(total) if self.log else np.exp(exponents) / total
+        if not x.size:
+            output_storage[0][0] = exponents.astype(x.dtype)
+            return
+        exponents = exponents - exponents.max(axis=self.axis, keepdims=True)
+        # Beside the largest term, which is 1, the others would lose their digits.
+        is_largest = exponents == 0
+        terms = np.where(is_largest, 0, np.exp(exponents))
+        rest = (is_largest.sum(axis=self.axis, keepdims=True) - 1).astype(terms.dtype)
+        rest += terms.sum(axis=self.axis, keepdims=True)
+        result = exponents - np.log1p(rest) if self.log else np.exp(exponents) / (1 + rest)
         output_storage[0][0] = np.asarray(result, dtype=x.dtype)
 
 

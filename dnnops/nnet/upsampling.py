@@ -11,7 +11,18 @@ from pytensor.graph.basic import Variable
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import float_tensor, is_int, static_int
+from dnnops.nnet._validate import (
+    MAX_PARAMETER,
+    float_tensor,
+    is_int,
+    is_sequence,
+    narrow,
+    show_shape,
+    shown,
+    size_argument,
+    static_int,
+    switch,
+)
 from dnnops.nnet.conv_transpose import conv2d_grad_wrt_inputs
 
 __all__ = [
@@ -37,6 +48,8 @@ def bilinear_kernel_1D(ratio: Any, normalize: bool = True) -> TensorVariable:  #
     TensorVariable, (2 * ratio - 1,)
         The numbers 1, 2, ... `ratio`, ... 2, 1, divided by `ratio`, in PyTensor's floatX.
     """
+    ratio = _ratio("bilinear_kernel_1D", ratio)
+    normalize = switch("bilinear_kernel_1D", "normalize", normalize)
     ramp = pt.arange(1, ratio + 1, dtype=pytensor.config.floatX)
     kernel = pt.concatenate([ramp, ramp[-2::-1]])
     return kernel / pt.cast(ratio, pytensor.config.floatX) if normalize else kernel
@@ -57,7 +70,12 @@ def bilinear_kernel_2D(ratio: Any, normalize: bool = True) -> TensorVariable:  #
     TensorVariable, (2 * ratio - 1, 2 * ratio - 1)
         The outer product of two filters of `bilinear_kernel_1D`.
     """
-    rows, columns = ratio if isinstance(ratio, tuple | list) else (ratio, ratio)
+    where = "bilinear_kernel_2D"
+    pair = ratio if is_sequence(ratio) else (ratio, ratio)
+    if len(pair) != 2:
+        raise DnnValueError(f"{where}: ratio must be an int or a pair of ints, got {shown(ratio)}")
+    rows, columns = (_ratio(where, entry) for entry in pair)
+    switch(where, "normalize", normalize)
     return (
         bilinear_kernel_1D(rows, normalize)[:, None] * bilinear_kernel_1D(columns, normalize)[None]
     )
@@ -108,13 +126,20 @@ def bilinear_upsampling(
         given = "neither" if ratio is None else "both"
         raise DnnValueError(f"{where}: give either ratio or frac_ratio, got {given}")
     if frac_ratio is not None:
-        if use_1D_kernel:
+        if switch(where, "use_1D_kernel", use_1D_kernel):
             raise DnnValueError(f"{where}: frac_ratio needs use_1D_kernel=False")
         return frac_bilinear_upsampling(input, frac_ratio)
     times = _positive(where, "ratio", ratio)
-    known = (batch_size, num_input_channels, None, None)
-    x = pt.specify_shape(float_tensor(where, "input", input, 4), known)
-    return _upsampled(x, (times, times), use_1D_kernel)
+    known = (
+        size_argument(where, "batch_size", batch_size),
+        size_argument(where, "num_input_channels", num_input_channels),
+        None,
+        None,
+    )
+    x = float_tensor(where, "input", input, 4)
+    x = narrow(where, "input", x, "(batch_size, num_input_channels, rows, columns)", known)
+    _check_enlarged(where, "ratio", x, (times, times))
+    return _upsampled(x, (times, times), switch(where, "use_1D_kernel", use_1D_kernel))
 
 
 def frac_bilinear_upsampling(input: Any, frac_ratio: Any) -> TensorVariable:
@@ -150,16 +175,42 @@ def frac_bilinear_upsampling(input: Any, frac_ratio: Any) -> TensorVariable:
         times.append(numerator // common)
         steps.append(denominator // common)
     x = float_tensor(where, "input", input, 4)
+    _check_enlarged(where, "frac_ratio", x, (times[0], times[1]))
     return _upsampled(x, (times[0], times[1]), False)[:, :, :: steps[0], :: steps[1]]
 
 
+def _ratio(where: str, value: Any) -> Any:
+    ratio = size_argument(where, "ratio", value, 1)
+    if ratio is None or (is_int(ratio) and ratio > MAX_PARAMETER):
+        raise DnnValueError(
+            f"{where}: ratio must be between 1 and {MAX_PARAMETER}, got {shown(value)}"
+        )
+    return ratio
+
+
 def _positive(where: str, name: str, value: Any) -> int:
-    number = static_int(value) if is_int(value) or isinstance(value, Variable) else None
+    number = None
+    if is_int(value):
+        number = int(value)
+    elif isinstance(value, Variable) and getattr(value.type, "ndim", None) == 0:
+        number = static_int(value) if value.type.dtype in pt.type.integer_dtypes else None
     if number is None:
-        raise DnnTypeError(f"{where}: {name} must be made of ints, got {value!r}")
-    if number < 1:
-        raise DnnValueError(f"{where}: {name} must be positive, got {value!r}")
+        raise DnnTypeError(f"{where}: {name} must be made of ints, got {shown(value)}")
+    if not 1 <= number <= MAX_PARAMETER:
+        raise DnnValueError(
+            f"{where}: {name} must be between 1 and {MAX_PARAMETER}, got {shown(value)}"
+        )
     return number
+
+
+def _check_enlarged(where: str, name: str, x: TensorVariable, ratio: tuple[int, int]) -> None:
+    """Raise DnnValueError if the static shape tells that the enlarged images are too large."""
+    for size, times in zip(x.type.shape[2:], ratio, strict=True):
+        if (1 if size is None else size) * times * 2 > MAX_PARAMETER:
+            raise DnnValueError(
+                f"{where}: {name} {ratio} makes too much of input of shape"
+                f" {show_shape(x.type.shape)}: no size may be more than {MAX_PARAMETER // 2}"
+            )
 
 
 def _upsampled(x: TensorVariable, ratio: tuple[int, int], one_by_one: bool) -> TensorVariable:

@@ -1,4 +1,4 @@
-"""Activations on oneDNN, in float32: those of which it is the faster one."""
+"""Activations in loops of dnnops, beside oneDNN: those with an exponential."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _OneDnnActivationOp(OneDnnOp):
 
 
 class OneDnnActivation(_OneDnnActivationOp, Activation):
-    """`Activation` by ``dnnl_eltwise_forward``; elu in a loop of our own.
+    """`Activation` in float32 or float64.
 
     Parameters
     ----------
@@ -45,11 +45,11 @@ class OneDnnActivation(_OneDnnActivationOp, Activation):
 
 
 class OneDnnActivationGrad(_OneDnnActivationOp, ActivationGrad):
-    """`ActivationGrad` by ``dnnl_eltwise_backward``, from `x`.
+    """The gradient of swish, from `x`.
 
     Parameters
     ----------
-    mode : {'tanh', 'sigmoid', 'swish'}
+    mode : {'swish'}
     coef : float
     inplace : bool
         Whether the result overwrites `gy`.

@@ -12,7 +12,7 @@ from dnnops.runtime.op import RuntimeOp
 
 __all__ = ["OneDnnOp", "cache_statistics", "clear_caches", "onednn_available"]
 
-_CACHES = ("activation", "conv", "pool", "softmax")
+_CACHES = ("conv", "pool")
 
 
 class OneDnnOp(RuntimeOp):

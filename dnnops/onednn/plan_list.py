@@ -163,8 +163,12 @@ class PlanList:
             If there is no such value.
         """
         if algo not in ALGORITHMS:
+            names = [row.name for row in self._rows if not row.reason]
+            if algo in names:
+                return algo
             raise DnnValueError(
-                f"{algo!r} is no algorithm on the CPU; give one of {', '.join(ALGORITHMS)}"
+                f"{algo!r} is no algorithm on the CPU for this convolution; give one of "
+                f"{', '.join([*ALGORITHMS, *names])}"
             )
         number = ctypes.c_int64()
         algorithm = ctypes.c_int64(ALGORITHMS.index(algo))

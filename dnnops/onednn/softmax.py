@@ -1,4 +1,4 @@
-"""Softmax, log-softmax and their gradients on oneDNN, in float32."""
+"""Softmax, log-softmax and their gradients in loops of dnnops, in float32 and float64."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _OneDnnSoftmaxOp(OneDnnOp):
 
 
 class OneDnnSoftmax(_OneDnnSoftmaxOp, WholeSoftmax):
-    """`WholeSoftmax` by ``dnnl_softmax_forward``.
+    """`WholeSoftmax` over neighboring axes.
 
     Parameters
     ----------
@@ -56,14 +56,14 @@ class OneDnnSoftmax(_OneDnnSoftmaxOp, WholeSoftmax):
 
 
 class OneDnnSoftmaxGrad(_OneDnnSoftmaxOp, SoftmaxGrad):
-    """`SoftmaxGrad` by ``dnnl_softmax_backward``."""
+    """`SoftmaxGrad` over neighboring axes."""
 
     function = "dnnops_onednn_softmax_grad"
     log = False
 
 
 class OneDnnLogSoftmaxGrad(_OneDnnSoftmaxOp, LogSoftmaxGrad):
-    """`LogSoftmaxGrad` by ``dnnl_softmax_backward`` of the logarithm."""
+    """`LogSoftmaxGrad` over neighboring axes."""
 
     function = "dnnops_onednn_softmax_grad"
     log = True

@@ -70,7 +70,7 @@ def onednn_activation(node: Apply) -> OneDnnOp | None:
     if getattr(node.op, "mode", None) not in modes:
         return None
     (output,) = node.outputs
-    if output.type.dtype != "float32" or not _is_worth_a_call(output):
+    if output.type.dtype not in ("float32", "float64") or not _is_worth_a_call(output):
         return None
     return backend.from_abstract(node.op)
 

@@ -165,30 +165,22 @@ class LocalWholeSoftmax(NodeRewriter):
         return [result]
 
 
-def _is_short_float(dtype: str) -> bool:
-    return dtype in ("float16", "float32")
-
-
 def _is_float(dtype: str) -> bool:
     return dtype.startswith("float")
 
 
-# oneDNN's are in float32, also for float16, which PyTensor's can't be compiled for; in float64
-# PyTensor's own stays. Gradients are looked for after stabilization (1.5), forward Ops are taken
-# just before elementwise fusion (49).
-for _name, _takes_dtype, _tags in (
-    ("onednn", _is_short_float, ("fast_run", "onednn")),
-    ("cudnn", _is_float, ("gpu", "cudnn")),
-):
+# Gradients are looked for after stabilization (1.5), forward Ops are taken just before elementwise
+# fusion (49).
+for _name, _tags in (("onednn", ("fast_run", "onednn")), ("cudnn", ("gpu", "cudnn"))):
     optdb.register(
         f"{_name}_softmax_grad",
-        dfs_rewriter(LocalSoftmaxGrad(_takes_dtype)),
+        dfs_rewriter(LocalSoftmaxGrad(_is_float)),
         *_tags,
         position=1.8,
     )
     optdb.register(
         f"{_name}_softmax",
-        dfs_rewriter(LocalWholeSoftmax(_takes_dtype)),
+        dfs_rewriter(LocalWholeSoftmax(_is_float)),
         *_tags,
         position=48.5,
     )

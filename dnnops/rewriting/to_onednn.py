@@ -171,7 +171,7 @@ def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
     op: OneDnnOp
     if abstract in SOFTMAXES:
         axis = neighboring_axes(node.op.axis, node.inputs[0].type.ndim)
-        if axis is None or dtype == "float64":
+        if axis is None:
             return None
         op = SOFTMAXES[abstract](node.op, axis)
     else:

@@ -58,7 +58,7 @@ def _roots(variables: Iterable[str]) -> Iterator[tuple[Path, str]]:
     """Directories with ``include`` and ``lib`` below them, best first."""
     for prefix in dict.fromkeys((sys.prefix, sys.base_prefix, site.USER_BASE or sys.prefix)):
         yield Path(prefix), "wheel"
-    # `pip install --target` puts a wheel's lib and include beside the packages.
+    # `uv pip install --target` puts a wheel's lib and include beside the packages.
     for entry in sys.path:
         if entry and Path(entry).is_dir():
             yield Path(entry), "wheel"
@@ -69,15 +69,16 @@ def _roots(variables: Iterable[str]) -> Iterator[tuple[Path, str]]:
         yield Path(prefix), "system"
 
 
-def _distribution_root(distribution: str, library: str) -> Iterator[tuple[Path, str]]:
-    """The directory below which an installed distribution has put its ``lib`` and ``include``."""
+def _wheel_files(distribution: str, name: str) -> list[Path]:
+    """Where an installed distribution says that its files of this name are.
+
+    Wherever it was installed: its files have places relative to its metadata.
+    """
     try:
         files = metadata.files(distribution) or []
     except metadata.PackageNotFoundError:
-        return
-    for file in files:
-        if file.name == library:
-            yield Path(file.locate()).resolve().parents[1], "wheel"
+        return []
+    return [Path(file.locate()).resolve() for file in files if file.name == name]
 
 
 def _library_dirs(root: Path) -> list[Path]:
@@ -111,6 +112,11 @@ def _version(header: Path, prefix: str) -> tuple[int, int, int]:
     return number("MAJOR"), number("MINOR"), number("PATCH")
 
 
+_ONEDNN = "libdnnl.so.3"
+#: The wheels with the library and with its headers.
+_ONEDNN_WHEELS = ("onednn-cpu-gomp", "onednn-devel-cpu-gomp")
+
+
 @lru_cache(maxsize=1)
 def find_onednn() -> Library:
     """Find oneDNN 3 with its headers.
@@ -125,10 +131,9 @@ def find_onednn() -> Library:
     DnnUnavailableError
         If there is none; the message says what installs it.
     """
-    wheel = _distribution_root("onednn-cpu-gomp", "libdnnl.so.3")
-    for root, origin in (*wheel, *_roots(("DNNLROOT", "ONEAPI_ROOT"))):
-        library = _first_file(_library_dirs(root), ("libdnnl.so.3",))
-        header = _first_file([root / "include" / "oneapi" / "dnnl"], ("dnnl_version.h",))
+    for libraries, includes, origin in _onednn_places():
+        library = _first_file(libraries, (_ONEDNN,))
+        header = _first_file([d / "oneapi" / "dnnl" for d in includes], ("dnnl_version.h",))
         if library is None or header is None:
             continue
         include = header.parents[2]
@@ -140,10 +145,33 @@ def find_onednn() -> Library:
                 continue
             if version[0] == 3:
                 return Library("oneDNN", (include,), library, version, origin)
+    lost = [path for path in _wheel_files(_ONEDNN_WHEELS[0], _ONEDNN) if not path.is_file()]
     raise DnnUnavailableError(
         "oneDNN 3 and its headers were not found in the wheels' directories, DNNLROOT, CONDA_PREFIX"
-        " or the system's; `pip install onednn-cpu-gomp onednn-devel-cpu-gomp` installs both"
+        " or the system's; "
+        + (
+            f"{_ONEDNN_WHEELS[0]} is installed without {lost[0]}, which `pip install --target` "
+            "leaves out: install it with `pip install --prefix`, `uv pip install --target`, or in "
+            "a virtual environment"
+            if lost
+            else f"`pip install {' '.join(_ONEDNN_WHEELS)}` installs both"
+        )
     )
+
+
+def _onednn_places() -> Iterator[tuple[list[Path], list[Path], str]]:
+    """Directories that may hold the library, and the headers, best first."""
+    libraries, headers = (
+        _wheel_files(distribution, name)
+        for distribution, name in zip(_ONEDNN_WHEELS, (_ONEDNN, "dnnl_version.h"), strict=True)
+    )
+    yield (
+        [path.parent for path in libraries],
+        [path.parents[2] for path in headers if path.parts[-3:-1] == ("oneapi", "dnnl")],
+        "wheel",
+    )
+    for root, origin in _roots(("DNNLROOT", "ONEAPI_ROOT")):
+        yield _library_dirs(root), [root / "include"], origin
 
 
 def _flag(name: str) -> str:

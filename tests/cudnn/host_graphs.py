@@ -23,11 +23,11 @@ from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import GpuCast, GpuFromHost, GpuToGpu, HostFromGpu
 from dnnops.nnet.activation import Activation, ActivationGrad
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
-from dnnops.nnet.ctc import CTC
-from dnnops.nnet.dropout import Dropout, DropoutGrad
+from dnnops.nnet.ctc_ops import CTC
+from dnnops.nnet.dropout_ops import Dropout, DropoutGrad
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 from dnnops.nnet.rnn_ops import RNNBackward, RNNBase, RNNForward
-from dnnops.nnet.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 
 __all__ = ["on_host"]
 

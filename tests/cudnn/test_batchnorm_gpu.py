@@ -382,13 +382,13 @@ def test_compiled_function():
 
 
 def test_explicit_calls():
-    """`dnnops.dnn` takes parameters of both ranks, and casts them."""
+    """`dnnops.dnn` takes parameters of both ranks."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((4, 3, 5)).astype("float32")
     for mode, small, full in (("spatial", (3,), (1, 3, 1)), ("per-activation", (3, 5), (1, 3, 5))):
         axes = (0, 2) if mode == "spatial" else (0,)
-        scale, bias, mean = rng.standard_normal((3, *small))
-        var = rng.uniform(0.5, 2, small)
+        scale, bias, mean = rng.standard_normal((3, *small)).astype("float32")
+        var = rng.uniform(0.5, 2, small).astype("float32")
         wide = [a.reshape(full) for a in (scale, bias, mean, var)]
         symbolic = dnn.dnn_batch_normalization_train(
             on_gpu(x, "float32"), scale, bias.reshape(full), mode, 0.1, 0.3, mean, var
@@ -399,5 +399,7 @@ def test_explicit_calls():
         x64 = x.astype("float64")
         wanted = reference_of(BatchNormTrain(axes, True), x64, *wide[:2], *scalars, *wide[2:])
         wanted += reference_of(BatchNormInference(axes), x64, *wide, scalars[0])
+        # Statistics have the shape of the scale, running averages their own.
+        wanted[1:5] = [a.reshape(small) for a in wanted[1:5]]
         for result, reference in zip(f(), wanted, strict=True):
             check(result, reference, "float32")

@@ -114,6 +114,31 @@ def test_parameters_reach_the_op():
     assert dnn.dnn_conv(img, kerns, workmem="none").owner.op.algo == "none"
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "wide"),
+    [
+        ("float64", "float32", "float64"),
+        ("float16", "float32", "float32"),
+        ("bfloat16", "float32", "float32"),
+        ("float64", "bfloat16", "float64"),
+    ],
+)
+def test_the_wider_dtype(first, second, wide):
+    """As in Theano, and as `dnnops.nnet.conv2d` does."""
+    for ndim, suffix in ((4, ""), (5, "3d")):
+        for x, y in ((first, second), (second, first)):
+            x, y = (arrays(1, ndim, dtype)[0] for dtype in (x, y))
+            shape = (2,) * ndim
+            for out in (
+                getattr(dnn, f"dnn_conv{suffix}")(x, y),
+                getattr(dnn, f"dnn_gradweight{suffix}")(x, y, shape),
+                getattr(dnn, f"dnn_gradinput{suffix}")(x, y, shape),
+            ):
+                assert out.type.dtype == wide
+    with pytest.raises(DnnTypeError, match="dnn_conv: the operands must have one dtype, got img"):
+        dnn.dnn_conv(arrays(1, 4, "float16")[0], arrays(1, 4, "bfloat16")[0])
+
+
 def test_shapes_of_gradients():
     img, kerns, top = arrays(3)
     assert dnn.dnn_gradweight(img, top, (4, 3, 2, 5)).type.shape[2:] == (2, 5)

@@ -123,7 +123,7 @@ def cases(draw, max_ndim: int = 5, max_size: int = 4, min_count: int = 1):
 
 
 def reference(case: Case, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """Compute what training gives."""
+    """Compute what training gives: statistics in the shape of the parameters."""
     x, scale, bias, running_mean, running_var = (case.groups(a) for a in arrays)
     mean, deviation = x.mean(axis=1, keepdims=True), x.std(axis=1, keepdims=True)
     unbiased = x.var(axis=1, keepdims=True, ddof=1) if case.count > 1 else np.zeros_like(mean)
@@ -135,7 +135,8 @@ def reference(case: Case, arrays: list[np.ndarray]) -> list[np.ndarray]:
         running_mean + case.factor * (mean - running_mean),
         running_var + case.factor * (unbiased - running_var),
     ]
-    return [case.ungroup(a) for a in out]
+    out, *statistics = (case.ungroup(a) for a in out)
+    return [out, *(a.reshape(case.parameter_shape) for a in statistics)]
 
 
 def gradient_by_jacobian(case: Case, x, gout, scale, mean, invstd) -> list[np.ndarray]:

@@ -72,7 +72,7 @@ def test_gradient_against_the_jacobian(dtype, parameter_dtype, case):
     x, scale, bias, *_ = case.arrays(dtype, parameter_dtype)
     gout = normal(np.random.default_rng(case.seed + 1), case.shape, dtype)
     _, mean, invstd = evaluate(list(train(case, [x, scale, bias], running=False)), {})
-    operands = (x, gout, scale.reshape(case.full_shape), mean, invstd)
+    operands = (x, gout, *(a.reshape(case.full_shape) for a in (scale, mean, invstd)))
     expected = gradient_by_jacobian(case, *operands)
     results = run(BatchNormTrainGrad(case.canonical), *operands)
     # Sums of as many terms, and factors of up to 10 from invstd.
@@ -137,8 +137,9 @@ def test_statistics_of_one_element():
                                        running_mean=[1.0, 0.0], running_var=[2.0, 4.0])), {}
     )  # fmt: skip
     expected = [[1.0, 2.0], [3.0, -2.0], [2.0, 2.0], [2.0, -1.0], [1.0, 2.0]]
-    for out, ref in zip(results, expected, strict=True):
-        np.testing.assert_array_equal(out, [ref])
+    np.testing.assert_array_equal(results[0], [expected[0]])
+    for out, ref in zip(results[1:], expected[1:], strict=True):
+        np.testing.assert_array_equal(out, ref)
     dx, dscale, dbias = run(
         BatchNormTrainGrad((0,)), x, [[1.0, 4.0]], [[5.0, 7.0]], x, [[2.0, 2.0]]
     )
@@ -356,12 +357,6 @@ def test_errors_of_functions(function):
     for bad in (np.ones((1, 1, 3), "float32"), np.float32(1)):
         with pytest.raises(DnnTypeError, match=f"{name}: gamma must have 2 dimensions, or 1 with"):
             call(first=bad)
-    with pytest.raises(DnnTypeError, match="the operands must have one dtype"):
-        call(first=ones.astype("float64"))
-    with pytest.raises(
-        DnnTypeError, match="have dtype float64, and inputs float32; cast them to float32"
-    ):
-        call(first=ones.astype("float64"), others=ones.astype("float64"))
     with pytest.raises(DnnValueError, match="must have size 1 on the axes"):
         call(first=np.ones(4, "float32"))
     for epsilon in (-1e-4, np.nan, np.inf, pt.constant(-1.0), np.float32("-inf")):
@@ -403,8 +398,6 @@ def test_errors_of_running_averages():
             batch_normalization_train(x, ones, ones, **{f"running_{present}": ones})
     with pytest.raises(DnnTypeError, match="running_mean must have 2 dimensions, or 1"):
         batch_normalization_train(x, ones, ones, running_mean=np.float32(0), running_var=ones)
-    with pytest.raises(DnnTypeError, match=r"one dtype, got .*running_var float64"):
-        batch_normalization_train(x, ones, ones, running_mean=ones, running_var=np.ones(3))
     with pytest.raises(DnnValueError, match=r"running_average_factor must be finite.*got nan"):
         batch_normalization_train(x, ones, ones, running_average_factor=np.nan)
     with pytest.raises(DnnTypeError, match="running_average_factor must be a number"):

@@ -113,15 +113,17 @@ def test_errors():
         images2neibs(x, (1, 1), mode="same")
     with pytest.raises(DnnTypeError, match="images2neibs: ten4 must have 4 dimensions, got 3"):
         images2neibs(pt.ftensor3(), (1, 1))
-    with pytest.raises(DnnValueError, match="the neighbourhoods must fill the image exactly"):
+    with pytest.raises(DnnValueError, match="must fill the images of ten4 exactly"):
         images2neibs(x, (2, 2))
-    with pytest.raises(DnnValueError, match="neib_step must be positive"):
+    with pytest.raises(DnnValueError, match="neib_step must be between 1 and"):
         images2neibs(x, (2, 2), (0, 1))
     with pytest.raises(DnnValueError, match="neib_shape must be odd"):
         images2neibs(x, (2, 3), mode="wrap_centered")
     with pytest.raises(DnnTypeError, match="neib_shape must be a vector of 2 integers"):
         images2neibs(x, (2.0, 2.0))
-    with pytest.raises(DnnValueError, match="mode must be 'valid' or 'ignore_borders', got 'half'"):
+    with pytest.raises(
+        DnnValueError, match="mode must be one of valid, ignore_borders, got 'half'"
+    ):
         neibs2images(pt.fmatrix(), (2, 2), (1, 1, 4, 4), mode="half")
     with pytest.raises(DnnValueError, match="neib_shape must divide the images' sizes"):
         neibs2images(pt.fmatrix(), (2, 2), (1, 1, 5, 4))

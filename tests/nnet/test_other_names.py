@@ -84,5 +84,5 @@ def test_elementwise_batch_normalization(mode):
     assert_close(out, gamma * (x - mean) / std + beta)
     full = [np.broadcast_to(p, x.shape) for p in params]
     check_gradient(lambda *a: batch_normalization(*a, mode=mode), [x, *full])
-    with pytest.raises(DnnValueError, match="mode must be 'low_mem' or 'high_mem', got 'fast'"):
+    with pytest.raises(DnnValueError, match="mode must be one of low_mem, high_mem, got 'fast'"):
         batch_normalization(v, *made, mode="fast")

@@ -9,11 +9,23 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import pytensor
+import pytensor.tensor as pt
 import pytest
 
-from dnnops.errors import DnnMemoryError, DnnNotSupportedError, DnnTypeError, DnnValueError
+import dnnops
+from dnnops.errors import (
+    DnnError,
+    DnnMemoryError,
+    DnnNotSupportedError,
+    DnnTypeError,
+    DnnValueError,
+)
+from dnnops.nnet import conv2d
+from dnnops.nnet.conv import Conv
 from dnnops.onednn import plan_list
 from dnnops.onednn.base import clear_caches
+from dnnops.onednn.conv import OneDnnConv
 from dnnops.onednn.plan_list import PlanList, conv_node
 from dnnops.plans import ConvPlan
 from dnnops.runtime.build import ONEDNN
@@ -179,6 +191,60 @@ def test_the_choice_is_what_the_op_runs(index, case):
     plans, _ = listing(case, index, arrays)
     with plans, pytest.raises(DnnValueError, match="'small' is no algorithm on the CPU"):
         plans.choice("small")
+
+
+@every_op
+def test_every_plan_can_be_asked_for_by_name(index):
+    arrays = operands(COMMON, index, "float32")
+    plans, output = listing(COMMON, index, arrays)
+    with plans:
+        runnable = [plan.name for plan in plans.plans if not plan.reason]
+        assert len(runnable) > 2
+        for number, name in enumerate(runnable):
+            assert plans.choice(name) == name
+            plans.run(number)
+            own = run_op(PAIRS[index][0](**COMMON.params, algo=name), *arrays)
+            np.testing.assert_array_equal(output, own)
+    op = PAIRS[index][0](**COMMON.params, algo="jit:none_such")
+    with pytest.raises(
+        DnnValueError, match=r"there is no plan jit:none_such .* there are: "
+    ) as error:
+        run_op(op, *arrays)
+    listed = str(error.value).split("there are: ")[1].split("\n")[0]
+    assert set(runnable) == set(listed.split(", "))
+
+
+def test_plans_asked_for_that_compute_something_else():
+    wide = make_case((2, 5, 9, 9), (4, 5, 2, 3))
+    for case, dtype, name, words in (
+        (wide, "float32", "winograd", "the plan winograd can't be run: "),
+        (COMMON, "float64", "jit:avx2", r"no plan jit:avx2 in float64; there is: gemm \(BLAS\)"),
+        (
+            COMMON,
+            "float32",
+            "gemm (BLAS)",
+            r"no plan gemm \(BLAS\) for this convolution; there are:",
+        ),
+    ):
+        with pytest.raises(DnnError, match=words):
+            run_op(OneDnnConv(**case.params, algo=name), *operands(case, 0, dtype))
+    expected = run_op(OneDnnConv(**COMMON.params), *operands(COMMON, 0, "float64"))
+    named = run_op(OneDnnConv(**COMMON.params, algo="gemm (BLAS)"), *operands(COMMON, 0, "float64"))
+    np.testing.assert_array_equal(named, expected)
+
+
+@pytest.mark.parametrize("mode", ["CVM", "NUMBA"])
+def test_the_flag_takes_a_plans_name(mode: str):
+    """Another than the first; ``chosen_plans`` shows it, except of Numba, which tells nothing."""
+    x, w = pt.ftensor4("x"), pt.ftensor4("w")
+    arrays = operands(COMMON, 0, "float32")
+    with pytensor.config.change_flags(onednn__conv__algo="x64:gemm:jit"):
+        f = pytensor.function([x, w], conv2d(x, w, border_mode="half"), mode=mode)
+    expected = run_op(Conv(2, border_mode="half"), *(a.astype("float64") for a in arrays))
+    assert_close(f(*arrays), expected)
+    if mode == "CVM":
+        (row,) = dnnops.chosen_plans(f)
+        assert (row.plan, row.source) == ("x64:gemm:jit", "given")
 
 
 def test_what_is_said_of_winograd():

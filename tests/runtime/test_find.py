@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytensor
 import pytest
 
@@ -30,7 +32,71 @@ def test_onednn_is_found():
 @pytest.mark.usefixtures("fresh_search")
 def test_missing_onednn_names_the_packages(monkeypatch):
     monkeypatch.setattr(find, "_roots", lambda variables: iter(()))
+    monkeypatch.setattr(find, "_wheel_files", lambda distribution, name: [])
     with pytest.raises(DnnUnavailableError, match="pip install onednn-cpu-gomp"):
+        find.find_onednn()
+
+
+def install(site_packages: Path, distribution: str, files: dict[str, str]) -> None:
+    """Write an installed wheel: its metadata, and files relative to where packages are."""
+    record = []
+    for name, text in files.items():
+        path = site_packages / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        record.append(f"{name},,")
+    info = site_packages / f"{distribution.replace('-', '_')}-3.9.2.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 3.9.2\n")
+    (info / "RECORD").write_text("\n".join(record))
+
+
+#: Where a wheel's lib and include are, relative to the packages.
+LAYOUTS = {
+    "prefix": ("../../", "../../../"),
+    "target": ("lib/", ""),
+    "home": ("../", "../../"),
+}
+
+
+@pytest.mark.usefixtures("fresh_search")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_onednn_is_where_its_wheel_says(layout, tmp_path, monkeypatch):
+    """Another prefix than the interpreter's, each wheel with one of its own, moved afterwards."""
+    monkeypatch.setattr(find, "_roots", lambda variables: iter(()))
+    lib, include = LAYOUTS[layout]
+    header = "".join(
+        f"#define DNNL_VERSION_{part} {number}\n"
+        for part, number in zip(("MAJOR", "MINOR", "PATCH"), (3, 9, 2), strict=True)
+    )
+    places = {
+        "onednn-cpu-gomp": {f"{lib}libdnnl.so.3": ""},
+        "onednn-devel-cpu-gomp": {
+            f"{include}include/dnnl_version.h": "",
+            f"{include}include/oneapi/dnnl/dnnl_version.h": header,
+        },
+    }
+    for name, files in places.items():
+        install(tmp_path / "built" / name / "lib" / "python" / "site-packages", name, files)
+    (tmp_path / "built").rename(tmp_path / "moved")
+    for name in places:
+        entry = tmp_path / "moved" / name / "lib" / "python" / "site-packages"
+        monkeypatch.syspath_prepend(entry)
+    library = find.find_onednn()
+    assert library.version == (3, 9, 2)
+    assert library.library.is_relative_to(tmp_path / "moved" / "onednn-cpu-gomp")
+    (directory,) = library.include_dirs
+    assert directory.is_relative_to(tmp_path / "moved" / "onednn-devel-cpu-gomp")
+
+
+@pytest.mark.usefixtures("fresh_search")
+def test_a_wheel_without_its_library_is_told(tmp_path, monkeypatch):
+    """As pip leaves it with --target."""
+    monkeypatch.setattr(find, "_roots", lambda variables: iter(()))
+    install(tmp_path, "onednn-cpu-gomp", {"../libdnnl.so.3": ""})
+    (tmp_path.parent / "libdnnl.so.3").unlink()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DnnUnavailableError, match=r"without .*libdnnl\.so\.3, which `pip install"):
         find.find_onednn()
 
 

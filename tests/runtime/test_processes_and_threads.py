@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytensor
@@ -116,6 +118,30 @@ def test_two_threads_in_one_function_do_not_crash(mode):
     finished = run(SHARED, mode, "float32")
     assert finished.returncode == 0, finished.stderr
     assert "Error" not in finished.stderr
+
+
+def test_copies_of_one_function_run_in_threads():
+    """What the documentation tells users to do, because one function is for one thread."""
+    page = Path(__file__).parents[2] / "docs" / "graphs.rst"
+    if page.exists():  # not in an installed package
+        text = " ".join(page.read_text().split())
+        assert "One compiled function must not be called by two threads at once." in text
+        assert "Give each thread a copy, ``f.copy()``" in text
+    x = pt.ftensor4("x")
+    filters = pytensor.shared(np.ones((2, 3, 3, 3), "float32"))
+    f = pytensor.function([x], conv2d(x, filters), mode="DNN")
+    wrong = []
+
+    def work(number: int, own) -> None:
+        image = np.full((2, 3, 8, 8), number, "float32")
+        wrong.extend(number for _ in range(50) if (own(image) != 27 * number).any())
+
+    threads = [threading.Thread(target=work, args=(i, f.copy())) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
 
 
 @pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])

@@ -28,5 +28,16 @@ inline void set_output(dnnops_tensor &output, const dnnops_tensor &like) {
   set_output(output, like.dtype, like.shape, like.ndim);
 }
 
+// Calls loops(T{}) with the element type of a dtype.
+template <class Loops>
+void for_float_dtype(int64_t dtype, Loops &&loops) {
+  if (dtype == DNNOPS_FLOAT32)
+    loops(float{});
+  else if (dtype == DNNOPS_FLOAT64)
+    loops(double{});
+  else
+    fail(DNNOPS_TYPE_ERROR, "expected float32 or float64, got %s", dtype_name(dtype));
+}
+
 }  // namespace dnnops
 #endif

@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "exponentials.hpp"
+#include "elementary.hpp"
 #include "philox.hpp"
 #include "plan.hpp"
 

@@ -51,7 +51,8 @@ void tell(ConvState *state, const ConvParams &params, const ConvKey &key, const 
   tensors[roles.second] = &inputs[1];
   tensors[roles.result] = &output;
   const Told use = told();
-  Chosen chosen = make_chosen(direction, *tensors[IMAGE], *tensors[FILTERS], *tensors[TOP], use.name, "guessed");
+  Chosen chosen = make_chosen(direction, *tensors[IMAGE], *tensors[FILTERS], *tensors[TOP], use.name,
+                              params.algorithm == ALGORITHM_NAMED ? "given" : "guessed");
   chosen.workspace = use.scratch_bytes;
   if (!state) return print_chosen_once(conv_name(direction), chosen);
   if (params.verbose) print_chosen(conv_name(direction), chosen);
@@ -70,7 +71,8 @@ void run(const dnnops_context *context, const ConvParams &params, const dnnops_t
     return;
   }
   const ConvWay way = conv_way(params, problem, inputs[0].dtype);
-  const ConvKey key = conv_key(problem, inputs, output);
+  const bool by_name = way == ConvWay::ONEDNN && params.algorithm == ALGORITHM_NAMED;
+  const ConvKey key = conv_key(problem, inputs, output, by_name ? params.name : nullptr);
   const StateLease<ConvState> lease(context->state);
   ConvState *const state = lease.get();
   switch (way) {
@@ -86,7 +88,7 @@ void run(const dnnops_context *context, const ConvParams &params, const dnnops_t
     case ConvWay::ONEDNN:
       break;
   }
-  with_entry(state, cache(), key, [&] { return make_conv_entry(key); }, [&](ConvEntry &entry, PlanRun &plan_run) {
+  with_entry(state, cache(), key, [&] { return make_wanted_entry(key); }, [&](ConvEntry &entry, PlanRun &plan_run) {
     run_conv_entry(entry, plan_run, problem, inputs, output);
     tell(state, params, key, inputs, output, [&] { return Told{entry.name, (int64_t)entry.plan.scratch_bytes()}; });
   });

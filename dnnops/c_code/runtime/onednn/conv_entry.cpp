@@ -1,5 +1,6 @@
 #include "conv_entry.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include "winograd.hpp"
@@ -105,12 +106,23 @@ bool reverses_filters(const ConvProblem &problem) {
 }  // namespace
 
 ConvWay conv_way(const ConvParams &params, const ConvProblem &problem, int64_t dtype) {
-  if (dtype == DNNOPS_FLOAT64) return ConvWay::BLAS;
+  if (dtype == DNNOPS_FLOAT64) {
+    if (params.algorithm == ALGORITHM_NAMED && std::strcmp(params.name, BLAS_NAME) != 0)
+      fail(DNNOPS_VALUE_ERROR, "there is no plan %s in float64; there is: %s", params.name, BLAS_NAME);
+    return ConvWay::BLAS;
+  }
   dnnl_dtype(dtype);
+  if (params.algorithm == ALGORITHM_NAMED) {
+    if (std::strcmp(params.name, WINOGRAD_NAME) != 0) return ConvWay::ONEDNN;
+    if (const char *obstacle = winograd_obstacle(problem))
+      fail(DNNOPS_NOT_SUPPORTED, "the plan %s can't be run: %s", params.name, obstacle);
+    return ConvWay::WINOGRAD;
+  }
   return params.algorithm == ALGORITHM_AUTO && winograd_suits(problem) ? ConvWay::WINOGRAD : ConvWay::ONEDNN;
 }
 
-ConvKey conv_key(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output) {
+ConvKey conv_key(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output,
+                 const char *name) {
   const Roles roles = roles_of(problem.direction);
   const dnnops_tensor *tensors[3];
   tensors[roles.first] = &inputs[0];
@@ -121,6 +133,7 @@ ConvKey conv_key(const ConvProblem &problem, const dnnops_tensor *inputs, const 
   std::memset(&key, 0, sizeof key);
   key.problem = problem;
   key.threads = thread_count();
+  if (name) std::strncpy(key.name, name, sizeof key.name - 1);
   for (int role = 0; role < 3; ++role)
     if ((role == FILTERS && flip) || !addressable_strides(*tensors[role], key.strides[role]))
       std::memset(key.strides[role], 0, sizeof key.strides[role]);
@@ -142,11 +155,14 @@ NoPrimitiveCache::NoPrimitiveCache() : lock_(primitive_cache_mutex()) {
 NoPrimitiveCache::~NoPrimitiveCache() { dnnl_set_primitive_cache_capacity(capacity_); }
 
 std::vector<std::string> conv_implementations(const ConvProblem &problem, const NoPrimitiveCache &) {
-  std::vector<std::string> names;
+  std::vector<std::string> names, unique;
   Implementations found(problem);
-  do names.push_back(implementation_name(found.desc));
-  while (found.next());
-  return names;
+  do {
+    names.push_back(implementation_name(found.desc));
+    const int64_t times = std::count(names.begin(), names.end(), names.back());
+    unique.push_back(times > 1 ? names.back() + "#" + std::to_string(times) : names.back());
+  } while (found.next());
+  return unique;
 }
 
 std::shared_ptr<ConvEntry> make_conv_entry(const ConvKey &key, int64_t implementation) {
@@ -191,6 +207,21 @@ std::shared_ptr<ConvEntry> make_conv_entry(const ConvKey &key, int64_t implement
   const int *names = arguments[problem.direction];
   plan.add_primitive(desc, {{names[IMAGE], buffers[IMAGE]}, {names[FILTERS], buffers[FILTERS]}, {names[TOP], buffers[TOP]}});
   plan.finish_output(buffers[roles.result], arrays[roles.result]);
+  return entry;
+}
+
+std::shared_ptr<ConvEntry> make_wanted_entry(const ConvKey &key) {
+  if (!key.name[0]) return make_conv_entry(key);
+  const NoPrimitiveCache no_cache;
+  const std::vector<std::string> names = conv_implementations(key.problem, no_cache);
+  const auto found = std::find(names.begin(), names.end(), key.name);
+  if (found == names.end()) {
+    std::string others = winograd_obstacle(key.problem) ? "" : WINOGRAD_NAME;
+    for (const std::string &name : names) others += (others.empty() ? "" : ", ") + name;
+    fail(DNNOPS_VALUE_ERROR, "there is no plan %s for this convolution; there are: %s", key.name, others.c_str());
+  }
+  auto entry = make_conv_entry(key, found - names.begin());
+  entry->name = *found;
   return entry;
 }
 

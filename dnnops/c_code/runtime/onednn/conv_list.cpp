@@ -13,7 +13,7 @@ namespace {
 
 // What Python reads; dnnops/onednn/plan_list.py has the same fields.
 struct ListedPlan {
-  char name[128];
+  char name[PLAN_NAME_SIZE];
   char remark[128];
   char reason[512];  // why it can't be run; empty if it can
   int64_t way;       // a ConvWay
@@ -44,7 +44,8 @@ class ConvList {
            list_of(result, problem_.ndim).c_str());
     for (const int64_t *shape : {problem_.image, problem_.filters, problem_.top})
       if (element_count(shape, problem_.ndim) == 0) fail(DNNOPS_VALUE_ERROR, "an empty array leaves nothing to choose");
-    if (conv_way(params, problem_, inputs[0].dtype) == ConvWay::BLAS) {
+    params_.algorithm = ALGORITHM_AUTO;  // whichever plan the Op was asked for, all are listed
+    if (conv_way(params_, problem_, inputs[0].dtype) == ConvWay::BLAS) {
       if (!is_contiguous(output)) fail(DNNOPS_VALUE_ERROR, "in float64 the output has to be contiguous");
       add(ConvWay::BLAS, BLAS_NAME).listed.scratch_bytes = blas_scratch_bytes(problem_, inputs_);
       return;
@@ -61,8 +62,7 @@ class ConvList {
     const std::vector<std::string> names = conv_implementations(problem_, no_cache);
     const ConvKey key = conv_key(problem_, inputs_, output_);
     for (size_t i = 0; i < names.size(); ++i) {
-      const int64_t before = std::count(names.begin(), names.begin() + i, names[i]);
-      Item &item = add(ConvWay::ONEDNN, before ? names[i] + "#" + std::to_string(before + 1) : names[i]);
+      Item &item = add(ConvWay::ONEDNN, names[i]);
       try {
         item.entry = make_conv_entry(key, (int64_t)i);
         item.run = std::make_unique<PlanRun>(std::shared_ptr<const Plan>(item.entry, &item.entry->plan));

@@ -6,13 +6,15 @@
 
 namespace dnnops {
 
-enum ConvAlgorithm : int64_t { ALGORITHM_AUTO = 0, ALGORITHM_DIRECT = 1 };
+enum ConvAlgorithm : int64_t { ALGORITHM_AUTO = 0, ALGORITHM_DIRECT = 1, ALGORITHM_NAMED = 2 };
+constexpr int64_t PLAN_NAME_SIZE = 128;
 
 // What parameters() in dnnops/onednn/conv.py gives.
 struct ConvParams {
   int64_t direction, algorithm;
   ConvGeometry geometry;
   int64_t verbose;
+  char name[PLAN_NAME_SIZE];  // of ALGORITHM_NAMED, ended by a zero; else zeros
   int64_t node;  // the node's number; 0: none
 };
 

@@ -3,7 +3,9 @@
 
 #include <cmath>
 
-#include "exponentials.hpp"
+#include <omp.h>
+
+#include "elementary.hpp"
 #include "plan.hpp"
 
 namespace dnnops {
@@ -47,44 +49,72 @@ class Labels {
   int64_t classes_, step_;
 };
 
-// A row whose elements follow each other: the array's own, or a copy.
+// The rows of a matrix, whose elements follow each other: the array's own, or a copy in memory of the thread's own,
+// which is there before threads are.
 template <class T>
-const T *dense_row(const dnnops_tensor &x, int64_t row) {
-  const char *begin = static_cast<const char *>(x.data) + row * x.strides[0];
-  if (x.strides[1] == (int64_t)sizeof(T)) return reinterpret_cast<const T *>(begin);
-  T *copy = reinterpret_cast<T *>(thread_scratch(x.shape[1] * sizeof(T)));
-  for (int64_t i = 0; i < x.shape[1]; ++i) std::memcpy(copy + i, begin + i * x.strides[1], sizeof(T));
-  return copy;
-}
+class Rows {
+ public:
+  explicit Rows(const dnnops_tensor &x) : x_(x), is_dense_(x.strides[1] == (int64_t)sizeof(T)) {
+    if (!is_dense_) copies_ = reinterpret_cast<T *>(thread_scratch(omp_get_max_threads() * x.shape[1] * sizeof(T)));
+  }
+  const T *operator[](int64_t row) const {
+    const char *begin = static_cast<const char *>(x_.data) + row * x_.strides[0];
+    if (is_dense_) return reinterpret_cast<const T *>(begin);
+    T *copy = copies_ + omp_get_thread_num() * x_.shape[1];
+    for (int64_t i = 0; i < x_.shape[1]; ++i) std::memcpy(copy + i, begin + i * x_.strides[1], sizeof(T));
+    return copy;
+  }
 
-// Functions of their own for the loops below: a compiler can't keep in registers what a lambda has captured.
+ private:
+  const dnnops_tensor &x_;
+  bool is_dense_;
+  T *copies_ = nullptr;
+};
 
-template <class T>
-T sum_of_exponentials(const T *row, int64_t count, T top) {
-  T sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < count; ++i) sum += exponential(row[i] - top);
-  return sum;
-}
-
+// A function of its own: a compiler can't keep in registers what a lambda has captured.
 template <class T>
 void scaled_softmax(const T *row, int64_t count, T top, T log_sum, T g, T *result) {
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) result[i] = g * exponential(row[i] - top - log_sum);
+  for (int64_t i = 0; i < count; ++i) {
+    const T distance = row[i] - top, exponent = distance - log_sum;
+    const T low = difference_error(row[i], top, distance) + difference_error(distance, log_sum, exponent);
+    const bool is_zero = exponent < Format<T>::kLeast;
+    const T share = Exponential<T>(is_zero ? 0 : exponent, is_zero ? 0 : low).times(g);
+    result[i] = is_zero ? 0 : share;
+  }
 }
 
 // Outputs: the costs, and of each row the maximum and the logarithm of the sum of exponentials, the maximum subtracted.
 template <class T>
 void forward(const CrossEntropyProblem &problem, const dnnops_tensor &x, const Labels &labels, dnnops_tensor *outputs) {
   T *costs = static_cast<T *>(outputs[0].data), *statistics = static_cast<T *>(outputs[1].data);
-#pragma omp parallel for if (problem.count * problem.classes > kFewElements)
-  for (int64_t i = 0; i < problem.count; ++i) {
-    const T *row = dense_row<T>(x, i);
-    const T top = largest_of(row, problem.classes);
-    const T log_sum = std::log(sum_of_exponentials(row, problem.classes, top));
-    costs[i] = log_sum - (row[labels[i]] - top);
+  const Rows<T> rows(x);
+  const int64_t count = problem.count, classes = problem.classes;
+  const auto finish = [&](int64_t i, T top, T rest, T score) {
+    const T log_sum = std::log1p(rest);
+    costs[i] = log_sum - (score - top);
     statistics[2 * i] = top;
     statistics[2 * i + 1] = log_sum;
+  };
+  if (classes < kShort) {
+#pragma omp parallel for if (count * classes > kFewElements)
+    for (int64_t begin = 0; begin < count; begin += kColumns) {
+      const int64_t width = std::min(kColumns, count - begin);
+      T columns[kShort * kColumns], tops[kColumns], rests[kColumns];
+      for (int64_t j = 0; j < width; ++j) {
+        const T *row = rows[begin + j];
+        for (int64_t k = 0; k < classes; ++k) columns[k * kColumns + j] = row[k];
+      }
+      rests_of_columns(columns, kColumns, classes, width, tops, rests);
+      for (int64_t j = 0; j < width; ++j)
+        finish(begin + j, tops[j], rests[j], columns[labels[begin + j] * kColumns + j]);
+    }
+    return;
+  }
+#pragma omp parallel for if (count * classes > kFewElements)
+  for (int64_t i = 0; i < count; ++i) {
+    const T *row = rows[i], top = largest_of(row, classes);
+    finish(i, top, rest_of_exponentials(row, classes, top), row[labels[i]]);
   }
 }
 
@@ -93,6 +123,7 @@ void backward(const CrossEntropyProblem &problem, const dnnops_tensor *inputs, c
               const dnnops_tensor &output) {
   const dnnops_tensor &g = inputs[0], &x = inputs[1], &statistics = inputs[3];
   T *result = static_cast<T *>(output.data);
+  const Rows<T> rows(x);
 #pragma omp parallel for if (problem.rows * problem.classes > kFewElements)
   for (int64_t i = 0; i < problem.rows; ++i) {
     T *row = result + i * problem.classes;
@@ -104,8 +135,10 @@ void backward(const CrossEntropyProblem &problem, const dnnops_tensor *inputs, c
     std::memcpy(&by_cost, static_cast<const char *>(g.data) + (g.shape[0] == 1 ? 0 : i * g.strides[0]), sizeof(T));
     const char *pair = static_cast<const char *>(statistics.data) + i * statistics.strides[0];
     for (int j = 0; j < 2; ++j) std::memcpy(found + j, pair + j * statistics.strides[1], sizeof(T));
-    scaled_softmax(dense_row<T>(x, i), problem.classes, found[0], found[1], by_cost, row);
-    row[labels[i]] -= by_cost;
+    const T *from = rows[i];
+    scaled_softmax(from, problem.classes, found[0], found[1], by_cost, row);
+    // The probability less 1, which is small where the label is all but certain.
+    row[labels[i]] = by_cost * negative_expm1((from[labels[i]] - found[0]) - found[1]);
   }
 }
 

@@ -1,120 +1,207 @@
-// Softmax, log-softmax and their gradients over one axis or several neighboring ones.
-#include <cfloat>
+// Softmax, log-softmax and their gradients over one axis or several neighboring ones, in loops of our own: oneDNN's
+// have no float64, round an element's distance from the largest one, and lose small logarithms.
 #include <cmath>
-#include <cstring>
 
-#include "node_state.hpp"
+#include "elementary.hpp"
 #include "views.hpp"
 
 namespace dnnops {
 namespace {
 
-struct Key {
-  View views[3];  // as (outer, axis, inner); forward: x, y; backward: output's gradient, output, x's gradient
-  int64_t log, backward, threads;
-};
-bool operator==(const Key &a, const Key &b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+// An array is seen as (outer, axis, inner): rows along the axis, or, where there is an inner one, columns.
+constexpr int64_t kFewElements = 16384;  // are not worth several threads
 
-LruCache<Key, PlanEntry, WordHash<Key>> &cache() { return entry_cache<Key, PlanEntry>(); }
-
-// oneDNN's softmax along a dense axis hides NaNs and infinities.  Where SciPy's is NaN throughout, so
-// is ours: where there is a NaN or an infinity, or nothing but negative infinities.
-void spread_nan(const View &x_view, const float *x, const View &y_view, float *y) {
-  const int64_t outer = x_view.shape[0], length = x_view.shape[1], inner = x_view.shape[2];
-  const int64_t step = x_view.strides[1];
-#pragma omp parallel for if (outer * length * inner > 16384)
-  for (int64_t i = 0; i < outer; ++i)
-    for (int64_t j = 0; j < inner; ++j) {
-      const float *row = x + i * x_view.strides[0] + j * x_view.strides[2];
-      int unbounded = 0, above = 0;
-      if (step == 1) {
-#pragma omp simd reduction(| : unbounded, above)
-        for (int64_t k = 0; k < length; ++k) {
-          unbounded |= !(row[k] <= FLT_MAX);
-          above |= row[k] >= -FLT_MAX;
-        }
-      } else {
-        for (int64_t k = 0; k < length; ++k) {
-          unbounded |= !(row[k * step] <= FLT_MAX);
-          above |= row[k * step] >= -FLT_MAX;
-        }
-      }
-      if (!unbounded && above) continue;
-      float *result = y + i * y_view.strides[0] + j * y_view.strides[2];
-      for (int64_t k = 0; k < length; ++k) result[k * y_view.strides[1]] = NAN;
-    }
+template <bool kLog, class T>
+void forward_row(const T *x, T *y, int64_t count) {
+  T top = largest_of(x, count);
+  if (!std::isfinite(top)) top = std::numeric_limits<T>::quiet_NaN();  // there are no distances from it
+  if (kLog) {
+    const T logarithm = std::log1p(rest_of_exponentials(x, count, top));
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) y[i] = (x[i] - top) - logarithm;
+    return;
+  }
+  Accumulator<T> total;
+  for (int64_t begin = 0; begin < count; begin += kTerms) {
+    const int64_t end = std::min(count, begin + kTerms);
+    T sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = begin; i < end; ++i) sum += y[i] = scaled_exponential(x[i], top);
+    total.add(sum);
+  }
+  const T divisor = (T)total.value();
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) y[i] /= divisor;
 }
 
-std::shared_ptr<PlanEntry> make_entry(const Key &key) {
-  auto entry = std::make_shared<PlanEntry>();
-  Plan &plan = entry->plan;
-  int arrays[3] = {0, 0, 0};
-  for (int i = 0; i < (key.backward ? 3 : 2); ++i)
-    arrays[i] = plan.add_array(memory_desc(3, key.views[i].shape, key.views[i].strides));
-  const int output = key.backward ? arrays[2] : arrays[1], result = arrays[1];
-  const dnnl_alg_kind_t algorithm = key.log ? dnnl_softmax_log : dnnl_softmax_accurate;
-  Attributes attributes = user_scratchpad();
-  dnnl_primitive_desc_t made;
-  DNNL_CHECK(dnnl_softmax_forward_primitive_desc_create(
-      &made, cpu_engine(), key.backward ? dnnl_forward_training : dnnl_forward_inference, algorithm,
-      plan.desc(key.backward ? output : arrays[0]), plan.desc(result), 1, attributes.get()));
-  PrimitiveDesc forward(made);
-  if (!key.backward) {
-    plan.add_primitive(forward, {{DNNL_ARG_SRC, arrays[0]}, {DNNL_ARG_DST, result}});
-    return entry;
+// The results of columns with these largest elements and rests; y may be x.
+template <bool kLog, class T>
+void finish_columns(const T *x, int64_t x_step, T *y, int64_t y_step, int64_t length, int64_t width, T *tops,
+                    T *rests) {
+  for (int64_t j = 0; j < width; ++j) {
+    if (!std::isfinite(tops[j])) tops[j] = std::numeric_limits<T>::quiet_NaN();
+    rests[j] = kLog ? std::log1p(rests[j]) : (1 + rests[j]) * (T)kScale;
   }
-  DNNL_CHECK(dnnl_softmax_backward_primitive_desc_create(&made, cpu_engine(), algorithm, plan.desc(output),
-                                                         plan.desc(arrays[0]), plan.desc(result), 1, forward.get(),
-                                                         attributes.get()));
-  PrimitiveDesc backward(made);
-  plan.add_primitive(backward,
-                     {{DNNL_ARG_DIFF_DST, arrays[0]}, {DNNL_ARG_DST, result}, {DNNL_ARG_DIFF_SRC, output}});
-  return entry;
+  for (int64_t k = 0; k < length; ++k) {
+    const T *from = x + k * x_step;
+    T *to = y + k * y_step;
+#pragma omp simd
+    for (int64_t j = 0; j < width; ++j)
+      to[j] = kLog ? (from[j] - tops[j]) - rests[j] : scaled_exponential(from[j], tops[j]) / rests[j];
+  }
+}
+
+template <bool kLog, class T>
+void forward_columns(const T *x, int64_t x_step, T *y, int64_t y_step, int64_t length, int64_t width) {
+  T tops[kColumns], rests[kColumns];
+  rests_of_columns(x, x_step, length, width, tops, rests);
+  finish_columns<kLog, T>(x, x_step, y, y_step, length, width, tops, rests);
+}
+
+template <bool kLog, class T>
+void forward_short_rows(const T *x, int64_t x_step, T *y, int64_t count, int64_t length) {
+  T columns[kShort * kColumns];
+  for (int64_t j = 0; j < count; ++j)
+    for (int64_t k = 0; k < length; ++k) columns[k * kColumns + j] = x[j * x_step + k];
+  forward_columns<kLog, T>(columns, kColumns, columns, kColumns, length, count);
+  for (int64_t j = 0; j < count; ++j)
+    for (int64_t k = 0; k < length; ++k) y[j * length + k] = columns[k * kColumns + j];
+}
+
+// Of the logarithm the sum is of g, otherwise of g * y.
+template <bool kLog, class T>
+void backward_row(const T *g, const T *y, T *result, int64_t count) {
+  Accumulator<T> total;
+  for (int64_t begin = 0; begin < count; begin += kTerms) {
+    const int64_t end = std::min(count, begin + kTerms);
+    T sum = 0;
+    if (kLog) {
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = begin; i < end; ++i) sum += g[i];
+    } else {
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = begin; i < end; ++i) sum += g[i] * y[i];
+    }
+    total.add(sum);
+  }
+  const T sum = (T)total.value();
+  if (kLog) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) result[i] = g[i] - exponential(y[i]) * sum;
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) result[i] = y[i] * (g[i] - sum);
+  }
+}
+
+template <bool kLog, class T>
+void backward_columns(const T *g, int64_t g_step, const T *y, int64_t y_step, T *result, int64_t step,
+                      int64_t length, int64_t width) {
+  T sums[kColumns];
+  Accumulator<T> totals[kColumns];
+  for (int64_t begin = 0; begin < length; begin += kFewTerms) {
+    const int64_t end = std::min(length, begin + kFewTerms);
+    std::fill_n(sums, width, (T)0);
+    for (int64_t k = begin; k < end; ++k) {
+      const T *gs = g + k * g_step, *ys = y + k * y_step;
+#pragma omp simd
+      for (int64_t j = 0; j < width; ++j) sums[j] += kLog ? gs[j] : gs[j] * ys[j];
+    }
+    for (int64_t j = 0; j < width; ++j) totals[j].add(sums[j]);
+  }
+  for (int64_t j = 0; j < width; ++j) sums[j] = (T)totals[j].value();
+  for (int64_t k = 0; k < length; ++k) {
+    const T *gs = g + k * g_step, *ys = y + k * y_step;
+    T *to = result + k * step;
+    if (kLog) {
+#pragma omp simd
+      for (int64_t j = 0; j < width; ++j) to[j] = gs[j] - exponential(ys[j]) * sums[j];
+    } else {
+#pragma omp simd
+      for (int64_t j = 0; j < width; ++j) to[j] = ys[j] * (gs[j] - sums[j]);
+    }
+  }
+}
+
+struct Operands {
+  View views[3];  // forward: x, y; backward: the output's gradient, the output, x's gradient
+  void *data[3];
+};
+
+template <bool kLog, class T>
+void run(bool is_backward, const Operands &operands) {
+  const View *views = operands.views;
+  const int64_t outer = views[0].shape[0], length = views[0].shape[1], inner = views[0].shape[2];
+  const auto at = [&](int i, int64_t row, int64_t column = 0) {
+    return static_cast<T *>(operands.data[i]) + row * views[i].strides[0] + column * views[i].strides[2];
+  };
+  if (inner == 1 && length < kShort && !is_backward) {
+#pragma omp parallel for if (outer * length > kFewElements)
+    for (int64_t row = 0; row < outer; row += kColumns)
+      forward_short_rows<kLog, T>(at(0, row), views[0].strides[0], at(1, row), std::min(kColumns, outer - row), length);
+    return;
+  }
+  const int64_t pieces = (inner + kColumns - 1) / kColumns;
+#pragma omp parallel for if (outer * length * inner > kFewElements)
+  for (int64_t task = 0; task < outer * pieces; ++task) {
+    const int64_t row = task / pieces, column = task % pieces * kColumns, width = std::min(kColumns, inner - column);
+    const int result = is_backward ? 2 : 1;
+    T *const first = at(0, row, column), *const second = at(1, row, column), *const last = at(result, row, column);
+    const int64_t steps[3] = {views[0].strides[1], views[1].strides[1], views[result].strides[1]};
+    if (inner == 1 && is_backward)
+      backward_row<kLog, T>(first, second, last, length);
+    else if (inner == 1)
+      forward_row<kLog, T>(first, last, length);
+    else if (is_backward)
+      backward_columns<kLog, T>(first, steps[0], second, steps[1], last, steps[2], length, width);
+    else
+      forward_columns<kLog, T>(first, steps[0], last, steps[2], length, width);
+  }
+}
+
+// Whether the axis along which the loops run is dense.
+bool has_dense_rows(const View &view) {
+  const int axis = view.shape[2] == 1 ? 1 : 2;
+  return view.strides[axis] == 1 || view.shape[axis] == 1;
 }
 
 // params: first axis, last axis + 1, whether it is the logarithm.
-void run(const dnnops_context *context, const int64_t *params, const dnnops_tensor *inputs, int input_count,
-         dnnops_tensor &output) {
-  for (int64_t i = 0; i < output.ndim; ++i)
-    if (output.shape[i] == 0) return;
-  Key key;
-  std::memset(&key, 0, sizeof key);
-  key.log = params[2];
-  key.threads = thread_count();
-  key.backward = input_count == 2;
+void run(const int64_t *params, const dnnops_tensor *inputs, int input_count, dnnops_tensor &output) {
+  const int64_t count = element_count(output.shape, output.ndim);
+  if (count == 0) return;
   const int64_t bounds[4] = {0, params[0], params[1], output.ndim};
-  size_t bytes = 0, size = item_size(output.dtype);
-  for (int64_t i = 0; i < output.ndim; ++i) size *= output.shape[i];
-  size = (size + 63) / 64 * 64;
-  bool packed[2] = {false, false};
+  const size_t size = (count * item_size(output.dtype) + 63) / 64 * 64;
+  Operands operands;
+  size_t bytes = 0;
+  bool is_packed[2] = {false, false};
   for (int i = 0; i < input_count; ++i) {
-    packed[i] = !strided_view(bounds, inputs[i], key.views[i]);
-    if (packed[i]) {
-      key.views[i] = contiguous_view(bounds, inputs[i]);
-      bytes += size;
-    }
+    View &view = operands.views[i];
+    is_packed[i] = !strided_view(bounds, inputs[i], view) || !has_dense_rows(view);
+    if (!is_packed[i]) continue;
+    view = contiguous_view(bounds, inputs[i]);
+    bytes += size;
   }
-  key.views[input_count] = contiguous_view(bounds, output);
-  with_entry(context, cache(), key, [&] { return make_entry(key); }, [&](PlanEntry &entry, PlanRun &plan_run) {
-    const size_t plan_bytes = (entry.plan.scratch_bytes() + 63) / 64 * 64;
-    char *scratch = thread_scratch(plan_bytes + bytes), *next = scratch + plan_bytes;
-    void *data[2] = {nullptr, nullptr};
-    for (int i = 0; i < input_count; ++i) {
-      data[i] = inputs[i].data;
-      if (!packed[i]) continue;
-      pack(inputs[i], data[i] = next, false);
-      next += size;
-    }
-    if (input_count == 1) {
-      plan_run({data[0], output.data}, scratch);
-      spread_nan(key.views[0], static_cast<const float *>(data[0]), key.views[1], static_cast<float *>(output.data));
-    } else
-      plan_run({data[0], data[1], output.data}, scratch);
+  char *scratch = thread_scratch(bytes);
+  for (int i = 0; i < input_count; ++i) {
+    operands.data[i] = inputs[i].data;
+    if (!is_packed[i]) continue;
+    pack(inputs[i], operands.data[i] = scratch, false);
+    scratch += size;
+  }
+  operands.views[input_count] = contiguous_view(bounds, output);
+  operands.data[input_count] = output.data;
+  for_float_dtype(output.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if (params[2])
+      run<true, T>(input_count == 2, operands);
+    else
+      run<false, T>(input_count == 2, operands);
   });
 }
 
 void shape(const int64_t *params, const dnnops_tensor *inputs, int input_count, dnnops_tensor &output) {
-  dnnl_dtype(inputs[0].dtype);
+  if (inputs[0].dtype != DNNOPS_FLOAT32 && inputs[0].dtype != DNNOPS_FLOAT64)
+    fail(DNNOPS_TYPE_ERROR, "expected float32 or float64, got %s", dtype_name(inputs[0].dtype));
   if (params[0] < 0 || params[1] > inputs[0].ndim || params[0] >= params[1])
     fail(DNNOPS_VALUE_ERROR, "axes %lld to %lld of an array of %lld dimensions", (long long)params[0],
          (long long)params[1] - 1, (long long)inputs[0].ndim);
@@ -133,9 +220,9 @@ DNNOPS_EXPORT int dnnops_onednn_softmax_shape(const dnnops_context *, const int6
                                               const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnSoftmax", inputs, 1, [&] { shape(params, inputs, 1, outputs[0]); });
 }
-DNNOPS_EXPORT int dnnops_onednn_softmax(const dnnops_context *context, const int64_t *params,
-                                        const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnSoftmax", inputs, 1, [&] { run(context, params, inputs, 1, outputs[0]); });
+DNNOPS_EXPORT int dnnops_onednn_softmax(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
+                                        dnnops_tensor *outputs) {
+  return guarded("OneDnnSoftmax", inputs, 1, [&] { run(params, inputs, 1, outputs[0]); });
 }
 
 // Inputs: the output's gradient, the output.
@@ -143,9 +230,7 @@ DNNOPS_EXPORT int dnnops_onednn_softmax_grad_shape(const dnnops_context *, const
                                                    const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnSoftmaxGrad", inputs, 2, [&] { shape(params, inputs, 2, outputs[0]); });
 }
-DNNOPS_EXPORT int dnnops_onednn_softmax_grad(const dnnops_context *context, const int64_t *params,
+DNNOPS_EXPORT int dnnops_onednn_softmax_grad(const dnnops_context *, const int64_t *params,
                                              const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnSoftmaxGrad", inputs, 2, [&] { run(context, params, inputs, 2, outputs[0]); });
+  return guarded("OneDnnSoftmaxGrad", inputs, 2, [&] { run(params, inputs, 2, outputs[0]); });
 }
-
-DNNOPS_EXPORT_CACHE(dnnops_onednn_softmax, cache())

@@ -193,17 +193,6 @@ void sum_piece(const T *from, T *to, int64_t piece, int64_t length, int64_t inne
   for (int64_t j = 1; j <= ahead && j < length; ++j) add_row(from + j, to, length - j);
 }
 
-// Calls loops(T{}) with the element type of a dtype.
-template <class Loops>
-void for_float_dtype(int64_t dtype, Loops &&loops) {
-  if (dtype == DNNOPS_FLOAT32)
-    loops(float{});
-  else if (dtype == DNNOPS_FLOAT64)
-    loops(double{});
-  else
-    fail(DNNOPS_TYPE_ERROR, "expected float32 or float64, got %s", dtype_name(dtype));
-}
-
 // All operands have to have one shape and dtype, which the outputs get.
 inline void same_shapes(const dnnops_tensor *inputs, int input_count, dnnops_tensor *outputs, int output_count) {
   const dnnops_tensor &first = inputs[0];

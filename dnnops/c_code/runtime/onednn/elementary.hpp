@@ -1,0 +1,260 @@
+// Elementary functions as vector code, within about two units of the last digit over the whole range of float and of
+// double: subnormal results, infinities and NaNs included.
+#ifndef DNNOPS_ONEDNN_ELEMENTARY_HPP
+#define DNNOPS_ONEDNN_ELEMENTARY_HPP
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+namespace dnnops {
+
+template <class T>
+struct Format;
+template <>
+struct Format<float> {
+  using Bits = uint32_t;
+  using Sum = double;  // what long sums are accumulated in
+  static constexpr int kShift = 23, kBias = 127;
+  // Adding 1.5 * 2^23 rounds to a whole number and leaves it in the lowest bits.
+  static constexpr float kRounder = 12582912, kLog2e = 1.44269504f;
+  // log(2) in two parts: products of the first with an exponent are exact.
+  static constexpr float kLog2High = 0.693359375f, kLog2Low = -2.12194440e-4f;
+  // Below the first e^x is 0, below the second also times any number, all but; above the third it is infinite.
+  static constexpr float kLeast = -105, kLeastFactor = -174, kMost = 89;
+};
+template <>
+struct Format<double> {
+  using Bits = uint64_t;
+  using Sum = double;
+  static constexpr int kShift = 52, kBias = 1023;
+  static constexpr double kRounder = 6755399441055744.0, kLog2e = 1.4426950408889634074;
+  static constexpr double kLog2High = 0.693147180369123816490, kLog2Low = 1.90821492927058770002e-10;
+  static constexpr double kLeast = -746, kLeastFactor = -1416, kMost = 710;
+};
+
+// 2^n of a whole number n that is the exponent of a normal number.
+template <class T>
+inline T power_of_two(T n) {
+  using F = Format<T>;
+  const T shifted = n + F::kRounder;
+  typename F::Bits bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits << F::kShift) + ((typename F::Bits)F::kBias << F::kShift);
+  T power;
+  std::memcpy(&power, &bits, sizeof power);
+  return power;
+}
+
+// (e^r - 1 - r) / r^2 of |r| <= log(2) / 2.
+inline float exponential_tail(float r) {
+  return 0.5f +
+         r * (1.66666667e-1f + r * (4.16666667e-2f + r * (8.33333333e-3f + r * (1.38888889e-3f + r * 1.98412698e-4f))));
+}
+inline double exponential_tail(double r) {
+  double p = 1 / 6227020800.0;
+  p = p * r + 1 / 479001600.0;
+  p = p * r + 1 / 39916800.0;
+  p = p * r + 1 / 3628800.0;
+  p = p * r + 1 / 362880.0;
+  p = p * r + 1 / 40320.0;
+  p = p * r + 1 / 5040.0;
+  p = p * r + 1 / 720.0;
+  p = p * r + 1 / 120.0;
+  p = p * r + 1 / 24.0;
+  p = p * r + 1 / 6.0;
+  return p * r + 0.5;
+}
+
+// e^(x + low) as 2^n (1 + change), of x from kLeastFactor to kMost.  `low` is what rounding took from x.
+template <class T>
+struct Exponential {
+  T n, change;
+
+  explicit Exponential(T x, T low = 0) {
+    using F = Format<T>;
+    n = (x * F::kLog2e + F::kRounder) - F::kRounder;
+    const T first = x - n * F::kLog2High, second = low - n * F::kLog2Low, r = first + second;
+    change = r + (r * r * exponential_tail(r) + ((first - r) + second));
+  }
+  // factor * e^x, of which only the result can be subnormal, infinite or 0.
+  T times(T factor) const {
+    const T half = (n * (T)0.5 + Format<T>::kRounder) - Format<T>::kRounder;
+    return ((factor + factor * change) * power_of_two(half)) * power_of_two(n - half);
+  }
+};
+
+template <class T>
+inline T exponential(T x) {
+  using F = Format<T>;
+  const T above = x < F::kLeast ? F::kLeast : x, bounded = above > F::kMost ? F::kMost : above;  // NaN stays
+  return Exponential<T>(bounded).times(1);
+}
+
+// What rounding took from x - y.
+template <class T>
+inline T difference_error(T x, T y, T difference) {
+  const T taken = x - difference;
+  return (x - (difference + taken)) + (taken - y);
+}
+
+// 2^64 e^(x - y) of x <= y, which is no subnormal number.  Of a large difference rounding takes the digits after the
+// point: they are put back.
+constexpr double kScale = 18446744073709551616.0;
+template <class T>
+inline T scaled_exponential(T x, T y) {
+  const T difference = x - y, low = difference_error(x, y, difference);
+  const bool is_zero = difference < Format<T>::kLeast;
+  const Exponential<T> e(is_zero ? 0 : difference, is_zero ? 0 : low);
+  const T power = power_of_two(e.n + 64);
+  return is_zero ? 0 : power + power * e.change;
+}
+
+// e^x - 1 of x <= 0.
+template <class T>
+inline T negative_expm1(T x) {
+  const T least = sizeof(T) == sizeof(float) ? -20 : -40;  // from there on it is -1
+  const Exponential<T> e(x < least ? least : x);
+  const T power = power_of_two(e.n);
+  return power * e.change + (power - 1);
+}
+
+// What rounding took from x * y, which is `product`.
+inline float product_error(float x, float y, float product) {
+#ifdef __FMA__
+  return __builtin_fmaf(x, y, -product);
+#else
+  return (float)((double)x * y - product);
+#endif
+}
+inline double product_error(double x, double y, double product) {
+#ifdef __FMA__
+  return __builtin_fma(x, y, -product);
+#else
+  const double splitter = 134217729;  // 2^27 + 1: Veltkamp's and Dekker's
+  const double a = x * splitter, b = y * splitter, x_high = a - (a - x), y_high = b - (b - y);
+  const double x_low = x - x_high, y_low = y - y_high;
+  return ((x_high * y_high - product) + x_high * y_low + x_low * y_high) + x_low * y_low;
+#endif
+}
+
+template <class T>
+inline T magnitude(T x) {
+  return x < 0 ? -x : x;
+}
+
+template <class T>
+inline T tanh_of(T x) {
+  const T change = negative_expm1(-2 * magnitude(x)), result = -change / (2 + change);
+  return x == 0 ? x : x < 0 ? -result : result;
+}
+
+// factor / (1 + e^-(x + low)).  Of an infinite factor and none of that, a NaN.
+template <class T>
+inline T sigmoid_times(T factor, T x, T low = 0) {
+  const bool is_negative = x < 0;
+  const T distance = is_negative ? x : -x, least = Format<T>::kLeastFactor;
+  const Exponential<T> e(distance < least ? least : distance, is_negative ? low : -low);
+  factor = x < least ? factor * 0 : factor;
+  return (is_negative ? e.times(factor) : factor) / (1 + e.times(1));
+}
+
+// A sum that keeps its digits however many terms it has.
+template <class T>
+class Accumulator {
+ public:
+  void add(T term) {
+    if (sizeof(T) < sizeof(double)) {
+      sum_ += term;
+      return;
+    }
+    const double next = sum_ + term, added = next - sum_;
+    lost_ += (sum_ - (next - added)) + (term - added);
+    sum_ = next;
+  }
+  // The terms may be infinite: then there is nothing to put back.
+  double value() const { return lost_ == lost_ ? sum_ + lost_ : sum_; }
+
+ private:
+  double sum_ = 0, lost_ = 0;
+};
+
+// How many terms are added up before an accumulator takes their sum: in vectors along a row, and one after the other.
+constexpr int64_t kTerms = 64, kFewTerms = 16;
+
+// The largest of some numbers that is no NaN, minus infinity if there is none.  By lanes, because compilers make no
+// vector code of a maximum that minds NaNs.
+template <class T>
+T largest_of(const T *values, int64_t count) {
+  constexpr int kLanes = 32;
+  T lanes[kLanes], largest = -std::numeric_limits<T>::infinity();
+  std::fill(lanes, lanes + kLanes, largest);
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes)
+#pragma omp simd
+    for (int j = 0; j < kLanes; ++j) lanes[j] = values[i + j] > lanes[j] ? values[i + j] : lanes[j];
+  for (; i < count; ++i) largest = values[i] > largest ? values[i] : largest;
+  for (const T lane : lanes) largest = lane > largest ? lane : largest;
+  return largest;
+}
+
+// The sum of e^(x - top) over a row whose largest element is `top`, without the 1 of one such element: beside it the
+// others lose their digits.
+template <class T>
+T rest_of_exponentials(const T *row, int64_t count, T top) {
+  Accumulator<T> rest;
+  double ties = -1;
+  for (int64_t begin = 0; begin < count; begin += kTerms) {
+    const T *terms = row + begin;
+    const int64_t end = std::min(kTerms, count - begin);
+    T sum = 0, equal = 0;
+#pragma omp simd reduction(+ : sum, equal)
+    for (int64_t i = 0; i < end; ++i) {
+      const T term = scaled_exponential(terms[i], top);
+      sum += terms[i] == top ? 0 : term;
+      equal += terms[i] == top ? 1 : 0;
+    }
+    rest.add(sum);
+    ties += equal;
+  }
+  return (T)(rest.value() / kScale + ties);
+}
+
+// How many columns are worked on at a time.
+constexpr int64_t kColumns = 128;
+
+// Likewise for up to kColumns columns, whose elements are `step` apart; gives the largest elements, too.
+template <class T>
+void rests_of_columns(const T *x, int64_t step, int64_t length, int64_t width, T *tops, T *rests) {
+  T ties[kColumns], sums[kColumns];
+  Accumulator<T> totals[kColumns];
+  std::fill_n(tops, width, -std::numeric_limits<T>::infinity());
+  std::fill_n(ties, width, (T)-1);
+  for (int64_t k = 0; k < length; ++k) {
+    const T *row = x + k * step;
+#pragma omp simd
+    for (int64_t j = 0; j < width; ++j) tops[j] = row[j] > tops[j] ? row[j] : tops[j];
+  }
+  for (int64_t begin = 0; begin < length; begin += kFewTerms) {
+    const int64_t end = std::min(length, begin + kFewTerms);
+    std::fill_n(sums, width, (T)0);
+    for (int64_t k = begin; k < end; ++k) {
+      const T *row = x + k * step;
+#pragma omp simd
+      for (int64_t j = 0; j < width; ++j) {
+        const T term = scaled_exponential(row[j], tops[j]);
+        sums[j] += row[j] == tops[j] ? 0 : term;
+        ties[j] += row[j] == tops[j] ? 1 : 0;
+      }
+    }
+    for (int64_t j = 0; j < width; ++j) totals[j].add(sums[j]);
+  }
+  for (int64_t j = 0; j < width; ++j) rests[j] = (T)(totals[j].value() / kScale + ties[j]);
+}
+
+// Rows shorter than this are faster as columns, from a transposed copy.
+constexpr int64_t kShort = 32;
+
+}  // namespace dnnops
+#endif
