@@ -90,10 +90,9 @@ from dnnops.nnet.pool import (
     MaxPoolGrad,
     MaxPoolGradGrad,
     Pool,
-    pool_2d,
-    pool_3d,
     pool_output_shape,
 )
+from dnnops.nnet.pool_functions import pool_2d, pool_3d
 from dnnops.nnet.rnn import RNNBlock
 from dnnops.nnet.rnn_ops import RNNBackward, RNNForward
 from dnnops.nnet.separable import (

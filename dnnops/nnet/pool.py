@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_type
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
-from pytensor.tensor.variable import TensorVariable
 
 from dnnops.arguments import one_of, shown, switch
 from dnnops.compat import shape_inference
-from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.errors import DnnValueError
 from dnnops.nnet._validate import (
     MAX_PARAMETER,
     Shape,
@@ -50,8 +49,6 @@ __all__ = [
     "MaxPoolGrad",
     "MaxPoolGradGrad",
     "Pool",
-    "pool_2d",
-    "pool_3d",
     "pool_output_shape",
 ]
 
@@ -173,11 +170,6 @@ class PoolBase(Op):
                 )
             if size == 0:
                 fail(f"the image is empty on spatial axis {axis}")
-            if self.ignore_border and None not in (size, w, p) and size + 2 * p < w:
-                fail(
-                    f"the window of {w} is larger than the padded image's {size + 2 * p} on "
-                    f"spatial axis {axis}"
-                )
         out = windows_shape(img, ws, stride, pad, self.ignore_border)
         pooled = {n: s for n, s in shapes.items() if n in self.pooled}
         return img, merge_shapes(self.where, output=out, **pooled)
@@ -378,123 +370,3 @@ class MaxPoolGradGrad(MaxPoolGradBase):
 
 MaxPoolGrad.transposed = MaxPoolGradGrad
 MaxPoolGradGrad.transposed = MaxPoolGrad
-
-
-def _ignores_border(where: str, value: Any) -> bool:
-    # Callers of other libraries give the stride in this place, by position.
-    if value is None:
-        return False
-    try:
-        return switch(where, "ignore_border", value)
-    except DnnTypeError as error:
-        raise DnnTypeError(
-            f"{error}; it is the third positional argument, so name the stride: stride=..."
-        ) from None
-
-
-def _pool(
-    where: str,
-    ndim: int,
-    input: Any,
-    ws: Any,
-    ignore_border: bool | None,
-    stride: Any,
-    pad: Any,
-    mode: str,
-) -> TensorVariable:
-    one_of(where, "mode", mode, Pool.modes)
-    op: Any = Pool(ndim, mode, _ignores_border(where, ignore_border))
-    x = float_tensor(where, "input", input)
-    lead = x.type.ndim - ndim
-    if lead < 0:
-        raise DnnTypeError(
-            f"{where}: input must have at least {ndim} dimensions, got {x.type.ndim}"
-        )
-    if ws is None:
-        raise DnnValueError(f"{where}: ws, the size of the windows, must be given")
-
-    def vector(name: str, value: Any) -> TensorVariable:
-        entries = (value,) * ndim if is_int(value) or _is_scalar(value) else value
-        return int_vector(where, name, entries, ndim)
-
-    size = vector("ws", ws)
-    step = size if stride is None else vector("stride", stride)
-    vectors = [size, step, vector("pad", pad)]
-    if lead == 2:
-        return op(x, *vectors)
-    if lead < 2:
-        missing = tuple(range(2 - lead))
-        return op(pt.expand_dims(x, missing), *vectors).squeeze(missing)
-    # The last leading axis is taken as the channels, all before it as the batch.
-    sizes = [x.shape[i] if n is None else n for i, n in enumerate(x.type.shape)]
-    batch = sizes[0]
-    for size in sizes[1 : lead - 1]:
-        batch = batch * size
-    out = op(x.reshape((batch, *sizes[lead - 1 :])), *vectors)
-    pooled = [out.shape[i] if n is None else n for i, n in enumerate(out.type.shape)]
-    return out.reshape((*sizes[: lead - 1], *pooled[1:]))
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, Variable) and getattr(value.type, "ndim", None) == 0
-
-
-def pool_2d(
-    input: Any,
-    ws: Any = None,
-    ignore_border: bool | None = None,
-    stride: Any = None,
-    pad: Any = (0, 0),
-    mode: str = "max",
-) -> TensorVariable:
-    """Pool over windows of the last two axes.
-
-    Parameters
-    ----------
-    input : tensor_like, (..., rows, columns)
-        float16, float32 or float64, of two or more dimensions; pooling is along the last two.
-    ws : int, sequence of 2 ints, or int vector
-        The windows' size. Like `stride` and `pad` it may be symbolic, an int scalar too, with
-        other values in each call.
-    ignore_border : bool, optional
-        Whether windows that reach over the end are left out.  If not (None is False too),
-        they have fewer elements, and `pad` must be 0.
-    stride : int, sequence of 2 ints, or int vector, optional
-        The distance between windows; `ws` if not given: windows that don't overlap.
-    pad : int, sequence of 2 ints, or int vector
-        The padding on both sides of rows and columns, less than `ws`.  It never is a maximum,
-        and adds nothing to a sum.
-    mode : {'max', 'max_deterministic', 'sum', 'average_inc_pad', 'average_exc_pad'}
-        What is taken of each window; an average counts the padding, or does not. With
-        'max_deterministic' gradients are the same bits in every run on a GPU, too.
-
-    Returns
-    -------
-    TensorVariable, (..., windows over the rows, windows over the columns)
-        With `ignore_border` there are ``(size + 2 * pad - ws) // stride + 1`` windows.  Without,
-        as many as start in the image, but if they overlap only as many as cover it.
-
-    Raises
-    ------
-    DnnTypeError
-        If the dtype, the rank or the kind of a parameter is another one.
-    DnnValueError
-        If a parameter is out of bounds, or a window is larger than the padded image; at the
-        call, if the static shapes don't tell.
-    """
-    return _pool("pool_2d", 2, input, ws, ignore_border, stride, pad, mode)
-
-
-def pool_3d(
-    input: Any,
-    ws: Any = None,
-    ignore_border: bool | None = None,
-    stride: Any = None,
-    pad: Any = (0, 0, 0),
-    mode: str = "max",
-) -> TensorVariable:
-    """Pool over windows of the last three axes.
-
-    As `pool_2d`, with parameters of 3 entries and an input of three or more dimensions.
-    """
-    return _pool("pool_3d", 3, input, ws, ignore_border, stride, pad, mode)

@@ -23,8 +23,7 @@ MAX_DETERMINISTIC = "max_deterministic"
 _CHECK_WINDOWS = CheckAndRaise(
     DnnValueError,
     "pooling: windows don't fit their image. On each spatial axis ws and stride must be positive, "
-    "pad must be at least 0 and smaller than ws, ws at most the padded image's size, and pad 0 "
-    "without ignore_border",
+    "pad must be at least 0 and smaller than ws, and pad 0 without ignore_border",
 )
 
 
@@ -99,15 +98,16 @@ def checked_output_shape(
     divide by zero.
     """
     checked = [
-        step if all(map(_is_size, (w, step, p))) else _checked(n, w, step, p, ignore_border)
-        for n, w, step, p in zip(img_shape[2:], ws, stride, pad, strict=True)
+        step if all(map(_is_size, (w, step, p))) else _checked(w, step, p, ignore_border)
+        for w, step, p in zip(ws, stride, pad, strict=True)
     ]
     return windows_shape(img_shape, ws, checked, pad, ignore_border)
 
 
-def _checked(size: Any, ws: Any, stride: Any, pad: Any, ignore_border: bool) -> Any:
+def _checked(ws: Any, stride: Any, pad: Any, ignore_border: bool) -> Any:
     conditions: list[Any] = [pt.ge(ws, 1), pt.ge(stride, 1), pt.ge(pad, 0), pt.lt(pad, ws)]
-    conditions.append(pt.ge(size + 2 * pad, ws) if ignore_border else pt.eq(pad, 0))
+    if not ignore_border:
+        conditions.append(pt.eq(pad, 0))
     return _CHECK_WINDOWS(pt.as_tensor_variable(stride), *conditions)
 
 
@@ -122,7 +122,9 @@ def _none_or_zero(value: Any) -> int | None:
 
 def _axis_windows(size: Any, ws: Any, stride: Any, pad: Any, ignore_border: bool) -> Any:
     if ignore_border:
-        return (size + 2 * pad - ws) // stride + 1
+        windows = (size + 2 * pad - ws) // stride + 1
+        # None fits in a smaller image.
+        return max(windows, 0) if _is_size(windows) else pt.maximum(windows, 0)
     # As many windows as start inside the image; of overlapping ones, only as many as are
     # needed to cover it.
     starting = (size - 1) // stride + 1
@@ -157,7 +159,7 @@ class Windows:
         self.stride = tuple(stride)
         axes = list(zip(img_shape[2:], out_shape[2:], ws, stride, pad, strict=True))
         # Long enough for the image and for every window, be it the larger at either end.
-        self._extent = tuple(max((o - 1) * s + w, n + p) for n, o, w, s, p in axes)
+        self._extent = tuple(max((o - 1) * s + w, n + p, w) for n, o, w, s, p in axes)
         self._inside: Any = (..., *(slice(p, p + n) for n, _, _, _, p in axes))
 
     def of(self, array: np.ndarray, fill: float) -> np.ndarray:
@@ -169,8 +171,7 @@ class Windows:
         axes = tuple(range(-ndim, 0))
         every = sliding_window_view(extended, self.ws, axis=axes)
         chosen: Any = tuple(
-            slice(0, (o - 1) * s + 1, s)
-            for o, s in zip(self.out_shape[2:], self.stride, strict=True)
+            slice(0, o * s, s) for o, s in zip(self.out_shape[2:], self.stride, strict=True)
         )
         windows = every[(..., *chosen, *(slice(None),) * ndim)]
         return windows.reshape(*windows.shape[:-ndim], int(np.prod(self.ws)))
@@ -203,7 +204,7 @@ class Windows:
         total = np.zeros((*self.img_shape[:2], *self._extent), dtype=dtype)
         for offset, part in zip(np.ndindex(*self.ws), parts, strict=True):
             where: Any = tuple(
-                slice(i, i + (o - 1) * s + 1, s)
+                slice(i, i + o * s, s)
                 for i, o, s in zip(offset, self.out_shape[2:], self.stride, strict=True)
             )
             total[(..., *where)] += part

@@ -399,7 +399,6 @@ X = pt.tensor("x", shape=(2, 4, 5, 5), dtype="float32")
         ({"ws": (2, 2, 2)}, DnnValueError, "ws must be a vector of 2 integers, got 3"),
         ({"ws": (2.0, 2)}, DnnTypeError, "ws must be a vector of 2 integers"),
         ({"ws": "ab"}, DnnTypeError, "ws must be a vector of 2 integers"),
-        ({"ws": (6, 2)}, DnnValueError, "window of 6 is larger than the padded image's 5"),
         ({"stride": 0}, DnnValueError, "stride must be between 1 and"),
         ({"stride": 2**31}, DnnValueError, "stride must be between 1 and 2147483647"),
         ({"pad": -1}, DnnValueError, "pad must be between 0 and"),
@@ -415,8 +414,8 @@ def test_wrong_parameters(kwargs, error, message):
 
 def test_messages_name_the_op_the_shapes_and_the_parameters():
     with pytest.raises(ValueError, match="Pool2d") as caught:
-        pool_2d(X, (2, 7), True)
-    for part in ("image (2, 4, 5, 5)", "ws=(2, 7)", "stride=(2, 7)", "ignore_border=True"):
+        pool_2d(X, (2, 3), True, pad=(0, 3))
+    for part in ("image (2, 4, 5, 5)", "ws=(2, 3)", "stride=(2, 3)", "ignore_border=True"):
         assert part in str(caught.value)
 
 
@@ -425,7 +424,7 @@ def test_messages_name_the_op_the_shapes_and_the_parameters():
     [
         (pool_2d, pt.vector(), "pool_2d: input must have at least 2 dimensions, got 1"),
         (pool_3d, pt.matrix(), "pool_3d: input must have at least 3 dimensions, got 2"),
-        (pool_2d, pt.tensor4(dtype="int32"), "pool_2d: input has dtype int32"),
+        (pool_2d, pt.tensor4(dtype="complex64"), "pool_2d: input has dtype complex64"),
     ],
 )
 def test_wrong_inputs(function, x, message):
@@ -455,7 +454,6 @@ def test_wrong_operands():
 @pytest.mark.parametrize(
     ("ignore_border", "shape", "ws", "stride", "pad", "message"),
     [
-        (True, (1, 1, 4), 5, 1, 0, "window of 5 is larger"),
         (True, (1, 1, 4), 0, 1, 0, "ws must be between"),
         (True, (1, 1, 4), 2, 0, 0, "stride must be between"),
         (True, (1, 1, 4), 2, 1, 2, "pad must be smaller than ws"),

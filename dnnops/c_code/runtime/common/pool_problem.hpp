@@ -50,10 +50,9 @@ inline PoolProblem pool_problem(const int64_t *parameters, const dnnops_tensor &
     if (padding && !problem.ignore_border)
       fail(DNNOPS_VALUE_ERROR, "padding needs ignore_border=True");
     if (problem.ignore_border) {
-      if (size + 2 * padding < ws)
-        fail(DNNOPS_VALUE_ERROR, "the window of %lld is larger than the padded image's %lld on spatial axis %lld",
-             (long long)ws, (long long)(size + 2 * padding), (long long)i);
-      problem.top[2 + i] = (size + 2 * padding - ws) / st + 1;
+      // A window larger than the padded image leaves nothing, as in Theano.
+      const int64_t room = size + 2 * padding - ws;
+      problem.top[2 + i] = room < 0 ? 0 : room / st + 1;
     } else if (st >= ws) {
       problem.top[2 + i] = (size - 1) / st + 1;
     } else {

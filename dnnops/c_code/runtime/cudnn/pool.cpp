@@ -61,7 +61,8 @@ void read_key(PoolKey &key, const PoolCall &call, const Handle &handle) {
 struct PoolState : State {
   bool ready = false;
   PoolKey key;
-  bool empty = false;
+  bool empty = false;    // there is nothing to compute
+  bool no_windows = false;  // the gradient is zero
   double scale = 1;
   PoolingDescriptor pooling;
   TensorDescriptor image, top, pooled, gradient;
@@ -114,9 +115,9 @@ void prepare(PoolState &state, const PoolKey &key, const PoolCall &call) {
           std::memcmp(call.inputs[i].shape, problem.top, ndim * sizeof(int64_t)))
         fail(DNNOPS_VALUE_ERROR, "pooled arrays have to be %s%s", dtype_name(dtype),
              list_of(problem.top, ndim).c_str());
-  state.empty = false;
-  for (int64_t i = 0; i < ndim; ++i) state.empty = state.empty || shape[i] == 0;
-  if (!state.empty) {
+  state.empty = element_count(shape, ndim) == 0;
+  state.no_windows = element_count(problem.top, ndim) == 0;
+  if (!state.empty && !state.no_windows) {
     require_whole_windows(problem);
     set_pooling(state, call, problem);
     Tensor tensors[4];
@@ -149,6 +150,12 @@ void run(const dnnops_context &context, const PoolCall &call) {
   read_key(key, call, handle);
   if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, call);
   if (state.empty) return;
+  if (state.no_windows) {
+    const int64_t count = element_count(call.output.shape, call.output.ndim);
+    DNNOPS_CHECK(cudaMemsetAsync(call.output.data, 0, count * item_size(call.output.dtype),
+                                 static_cast<cudaStream_t>(context.stream)));
+    return;
+  }
   const Scalar scale(state.scale, call.output.dtype), zero(0, call.output.dtype);
   if (call.gradient)
     DNNOPS_LEGACY(cudnnPoolingBackward, handle.cudnn, state.pooling, scale.pointer(), state.pooled,
