@@ -95,6 +95,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     # CUDA's compiler and headers, which need no GPU.
     "nvrtc": _nvrtc,
     "ml_dtypes": _packages("ml_dtypes"),
+    "pymc": _packages("pymc"),
     "pynvml": _packages("pynvml"),
     "torch": _packages("torch"),
     "jax": _packages("jax"),
