@@ -11,11 +11,13 @@ import sys
 from dnnops.cli import is_command_line
 from dnnops.config import quiet_unknown_flag_warnings, register_flags
 from dnnops.errors import DnnValueError
+from dnnops.mode_flag import accept_modes, mode_kept_back
 
-with quiet_unknown_flag_warnings():
-    import pytensor  # noqa: F401
 try:
+    with quiet_unknown_flag_warnings(), mode_kept_back():
+        import pytensor  # noqa: F401
     register_flags()
+    accept_modes()
 except DnnValueError as error:
     # A command is about to be run, whose main() comes too late to catch it.
     if not is_command_line():

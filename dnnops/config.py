@@ -431,6 +431,8 @@ def _adopt_own_variable(config: PyTensorConfigParser) -> None:
 
     given = config._flags_dict
     for name, value in parse_config_string(os.environ.get(VARIABLE, "")).items():
+        if name == "mode":
+            continue  # see dnnops.mode_flag
         flag = next((flag for flag in FLAGS if name in (flag.name, flag.key)), None)
         if flag is None:
             raise DnnValueError(
