@@ -16,6 +16,7 @@ from typing import Any
 from pytensor.compile import Function, ProfileStats
 from pytensor.graph.basic import Apply
 
+from dnnops.arguments import switch
 from dnnops.errors import DnnTypeError
 from dnnops.nnet.conv_base import ConvBase
 from dnnops.runtime.nodes import node_number
@@ -152,6 +153,7 @@ def chosen_plans(f: Any, time: bool = False) -> ChosenPlans:
     DnnError
         From measuring.
     """
+    time = switch("chosen_plans", "time", time)
     if not isinstance(f, Function):
         raise DnnTypeError(
             "chosen_plans takes a compiled function, which pytensor.function gives, but got"

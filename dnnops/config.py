@@ -165,11 +165,16 @@ _PLAN_NAME = (
     r"(?:(?:engine|depthwise|gemm)\d{1,9}(?:_k\d{1,9}=-?\d{1,9})*|[A-Z][A-Z0-9_]+)"
     r"(?:_channels_last|_contiguous|_as_forward)?"
 )
-ALGORITHM = Values(
-    ALGORITHM_WORDS,
-    others="a number, a plan's name (engine7_k2=4, WINOGRAD)",
-    convert=_matching(rf"\d+|{_PLAN_NAME}"),
-)
+
+
+def _algorithm(last: int) -> Values:
+    """What a flag takes whose direction has algorithms of cuDNN's legacy API from 0 to `last`."""
+    numbers = "|".join(map(str, range(last + 1)))
+    return Values(
+        ALGORITHM_WORDS,
+        others=f"a number from 0 to {last}, a plan's name (engine7_k2=4, WINOGRAD)",
+        convert=_matching(rf"{numbers}|{_PLAN_NAME}"),
+    )
 
 
 # As oneDNN calls its implementations, with a number where it has several of one name; and those of
@@ -249,26 +254,26 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "dnn.conv.algo_fwd",
         "small",
-        ALGORITHM,
+        _algorithm(7),
         "Algorithm of forward convolutions.",
     ),
     Flag(
         "dnn.conv.algo_bwd",
         "none",
-        ALGORITHM,
+        _algorithm(5),
         "Algorithm of both gradients of convolutions, where the next two flags are not set.",
     ),
     Flag(
         "dnn.conv.algo_bwd_data",
         "",
-        ALGORITHM,
+        _algorithm(5),
         "Algorithm of the gradient of convolutions with respect to their input.",
         follows="dnn.conv.algo_bwd",
     ),
     Flag(
         "dnn.conv.algo_bwd_filter",
         "",
-        ALGORITHM,
+        _algorithm(6),
         "Algorithm of the gradient of convolutions with respect to their filters.",
         follows="dnn.conv.algo_bwd",
     ),

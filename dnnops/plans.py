@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -9,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dnnops.errors import DnnError, DnnNotSupportedError, DnnWarning
+from dnnops.arguments import switch
+from dnnops.errors import DnnError, DnnNotSupportedError, DnnTypeError, DnnWarning
 
 if TYPE_CHECKING:
     from dnnops.plan_cases import PlanCase
@@ -195,6 +197,7 @@ def conv_plans(
     >>> plans[0].time_ms <= plans[1].time_ms
     True
     """
+    time, energy = switch("conv_plans", "time", time), switch("conv_plans", "energy", energy)
     found = survey(
         make_case(
             input_shape=input_shape,
@@ -263,6 +266,14 @@ def flag_choices(
         As `conv_plans` does.
     """
     progress = settings.pop("progress", None)
+    known = inspect.signature(conv_plans).parameters
+    for name in settings:
+        if name not in known or name in ("time", "energy"):
+            raise DnnTypeError(
+                f"flag_choices: there is no argument {name}; those of conv_plans are taken, other"
+                " than energy"
+            )
+    time = switch("flag_choices", "time", time)
     case = make_case(
         input_shape=input_shape,
         filter_shape=filter_shape,

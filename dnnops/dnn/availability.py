@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dnnops.arguments import switch
 from dnnops.config import flag_value
 from dnnops.cudnn.base import cudnn_usable, cudnn_version
 from dnnops.errors import DnnError, DnnUnavailableError, DnnValueError
@@ -77,6 +78,7 @@ def version(raises: bool = True) -> int:
     DnnUnavailableError
         If cuDNN isn't installed or can't be loaded.
     """
+    raises = switch("version", "raises", raises)
     try:
         return cudnn_version()
     except DnnError:

@@ -6,6 +6,7 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from dnnops.arguments import MAX_PARAMETER, is_int, shown
 from dnnops.errors import DnnUnavailableError, DnnValueError
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ def device_from_target(target: str) -> int | None:
 
 def check_device(device: int) -> int:
     """Return `device` as an int; a negative number or another type is a `DnnValueError`."""
-    if isinstance(device, bool) or not hasattr(device, "__index__") or device < 0:
-        raise DnnValueError(f"a CUDA device is a number from 0 on; got {device!r}")
+    if not is_int(device) or not 0 <= device <= MAX_PARAMETER:
+        raise DnnValueError(f"a CUDA device is a number from 0 on; got {shown(device)}")
     return int(device)
 
 

@@ -12,8 +12,9 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Variable
 from pytensor.graph.utils import add_tag_trace
 
+from dnnops.arguments import switch
 from dnnops.errors import DnnTypeError
-from dnnops.gpuarray.device import device_from_target, on_device
+from dnnops.gpuarray.device import check_device, device_from_target, on_device
 from dnnops.gpuarray.dtypes import FLOAT_DTYPES, dtype_name
 from dnnops.gpuarray.type import GpuArrayType, as_device_array
 from dnnops.gpuarray.variable import GpuArrayVariable
@@ -133,6 +134,7 @@ def shared(
     >>> w.get_value().shape
     (64, 3, 3, 3)
     """
+    strict, borrow = switch("shared", "strict", strict), switch("shared", "borrow", borrow)
     if isinstance(value, Variable):
         raise DnnTypeError("the value of a shared variable can't be symbolic")
     array = as_device_array(value)
@@ -181,6 +183,8 @@ def put_shared_on_gpu(enabled: bool, device: int = 0) -> None:
         Number of the device.
     """
     global _host_constructor
+    enabled = switch("put_shared_on_gpu", "enabled", enabled)
+    device = check_device(device)
     if _host_constructor is None:
         _host_constructor = shared_constructor.dispatch(np.ndarray)
     if enabled:

@@ -7,7 +7,10 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+import dnnops
 from dnnops import dnn, nnet
+from dnnops.config import parse_flag
+from dnnops.cudnn.algorithms import LEGACY_ALGORITHMS, parse_algorithm
 from dnnops.errors import DnnTypeError, DnnValueError
 from tests.oracle import PERFORM_MODE
 
@@ -120,3 +123,35 @@ def test_device_gradients_name_a_missing_shape():
         dnn.dnn_gradinput(kern, X, None)
     with pytest.raises(DnnTypeError, match="dnn_gradweight: kerns_shp must be 4 sizes, got None"):
         dnn.dnn_gradweight(X, X, None)
+
+
+def test_flag_choices_names_itself():
+    with pytest.raises(DnnTypeError, match=r"^flag_choices: there is no argument colour"):
+        dnnops.flag_choices((1, 1, 4, 4), (1, 1, 2, 2), device="cpu", colour="red")
+    with pytest.raises(DnnTypeError, match=r"^flag_choices: there is no argument energy"):
+        dnnops.flag_choices((1, 1, 4, 4), (1, 1, 2, 2), device="cpu", energy=True)
+    for function in (dnnops.flag_choices, dnnops.conv_plans):
+        with pytest.raises(DnnTypeError, match=r": time must be True or False, got 'no'"):
+            function((1, 1, 4, 4), (1, 1, 2, 2), device="cpu", time="no")
+    with pytest.raises(DnnTypeError, match="chosen_plans: time must be True or False"):
+        dnnops.chosen_plans(None, time="yes")
+    with pytest.raises(DnnTypeError, match="version: raises must be True or False"):
+        dnnops.version(raises="no")
+
+
+@pytest.mark.parametrize(
+    ("flag", "direction"),
+    [
+        ("dnn.conv.algo_fwd", "forward"),
+        ("dnn.conv.algo_bwd_data", "grad_inputs"),
+        ("dnn.conv.algo_bwd_filter", "grad_weights"),
+    ],
+)
+def test_a_number_of_no_algorithm_is_refused_where_the_flag_is_read(flag, direction):
+    count = len(LEGACY_ALGORITHMS[direction])
+    for number in range(count):
+        assert parse_flag(flag, number) == str(number)
+        parse_algorithm(number, direction)
+    for number in (count, 99, -1):
+        with pytest.raises(DnnValueError, match=rf"flag {flag}: .* a number from 0 to {count - 1}"):
+            parse_flag(flag, number)

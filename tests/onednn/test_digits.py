@@ -14,7 +14,6 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.tensor.special import log_softmax, softmax
 
-from dnnops import nnet
 from dnnops.nnet import Activation, CrossEntropy, WholeSoftmax
 from tests.oracle import PERFORM_MODE, assert_digits
 
