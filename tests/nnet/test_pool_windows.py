@@ -11,6 +11,7 @@ import pytest
 
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet import MaxPoolGrad, MaxPoolGradGrad, Pool, pool_2d, pool_3d
+from tests.linkers import LINKERS
 from tests.oracle import evaluate, run_op
 
 VECTORS = ("ws", "stride", "pad")
@@ -38,7 +39,7 @@ def compiled(ignore_border: bool = True, mode: Any = "FAST_COMPILE") -> Any:
     return pytensor.function([x, *vectors], out.shape, mode=mode)
 
 
-@pytest.mark.parametrize("mode", ["CVM", None])
+@LINKERS
 def test_the_shape_alone_is_checked_too(mode):
     """A shape's graph does not run the pooling, which would find what is wrong."""
     image = np.ones((1, 3, 6, 6), "float32")

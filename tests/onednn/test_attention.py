@@ -13,12 +13,11 @@ import pytest
 from dnnops.errors import DnnValueError
 from dnnops.nnet import Attention, AttentionGrad, scaled_dot_product_attention
 from dnnops.onednn.attention import OneDnnAttention, OneDnnAttentionGrad
+from tests.linkers import LINKERS
 from tests.nnet.attention_cases import Case, cases
 from tests.onednn.test_batchnorm import run_all
 from tests.onednn.test_conv import restrided
 from tests.oracle import PERFORM_MODE, assert_close, fuzz
-
-MODES = pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 
 
 def check(case: Case) -> None:
@@ -134,7 +133,7 @@ def ops_of(fn) -> set[str]:
     return {type(node.op).__name__ for node in fn.maker.fgraph.apply_nodes}
 
 
-@MODES
+@LINKERS
 def test_forward_and_gradients(mode):
     query, key, value, gout = (pt.ftensor4(name) for name in ("query", "key", "value", "gout"))
     mask, lengths = pt.tensor("mask", dtype="bool", shape=(None, 1, None, None)), pt.ivector("n")

@@ -21,10 +21,10 @@ from dnnops.onednn.batchnorm import (
     OneDnnBatchNormTrainGrad,
     has_neighboring_statistics,
 )
+from tests.linkers import LINKERS
 from tests.onednn.test_conv import restrided
 from tests.oracle import PERFORM_MODE, assert_close, fuzz
 
-MODES = pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 #: For inputs of four dimensions; what is left of the axes are neighbors.
 AXES: list[tuple[int, ...]] = [(0, 2, 3), (0,), (3,), (0, 3), (1, 2, 3), (0, 1, 2, 3)]
 #: How many axes of four are left.
@@ -221,7 +221,7 @@ def compile_quietly(inputs: Any, outputs: Any, mode: Any) -> Any:
         return pytensor.function(inputs, outputs, mode=mode)
 
 
-@MODES
+@LINKERS
 @pytest.mark.parametrize(("axes", "rank"), RANKS, ids=["spatial", "per-activation", "all"])
 def test_training_and_gradients(mode, axes, rank):
     x, gout = variables(4, 2)
@@ -246,7 +246,7 @@ def test_training_and_gradients(mode, axes, rank):
             assert_close(result, expected, bound=2e-5)
 
 
-@MODES
+@LINKERS
 def test_inference_and_gradients(mode):
     x, gout = variables(4, 2)
     parameters = variables(1, 4)
@@ -354,7 +354,7 @@ def test_neighboring_statistics(axes, ndim, expected):
 # -- what cannot be computed -------------------------------------------------------------
 
 
-@MODES
+@LINKERS
 def test_operands_that_do_not_fit(mode):
     x, scale, bias = variables(4, 1) + variables(1, 2)
     fn = pytensor.function(
@@ -370,7 +370,7 @@ def test_operands_that_do_not_fit(mode):
         fn(image[:0], three, three)
 
 
-@MODES
+@LINKERS
 def test_gradient_of_another_shape(mode):
     x, gout, scale, mean, invstd = variables(4, 5)
     outputs = BatchNormTrainGrad((0, 2, 3)).make_node(x, gout, scale, mean, invstd).outputs

@@ -16,13 +16,13 @@ import dnnops.runtime.op
 from dnnops.errors import DnnValueError
 from dnnops.nnet import CTC, ctc
 from dnnops.onednn.ctc import OneDnnCTC
+from tests.linkers import LINKERS
 from tests.needs import require
 from tests.nnet.ctc_cases import Case, cases, torch_loss
 from tests.nnet.test_ctc import BAD_VALUES, BATCH, FOUR, LABELS, X, run
 from tests.onednn.test_conv import restrided
 from tests.oracle import assert_close, fuzz
 
-MODES = pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
@@ -165,7 +165,7 @@ def compile_quietly(inputs, outputs, mode):
         return pytensor.function(inputs, outputs, mode=mode)
 
 
-@MODES
+@LINKERS
 def test_costs_and_gradients(mode):
     inputs = [pt.ftensor3(), pt.imatrix(), pt.lvector(), pt.fvector()]
     *operands, weights = inputs
@@ -183,7 +183,7 @@ def test_costs_and_gradients(mode):
         assert_close(results[1], expected[1] * values[:, None], allow_zero=True)
 
 
-@MODES
+@LINKERS
 def test_costs_alone_with_label_lengths(mode):
     inputs = [pt.dtensor3(), pt.lmatrix(), pt.ivector(), pt.ivector()]
     fn = compile_quietly(inputs, ctc(*inputs), mode)
@@ -240,7 +240,7 @@ def test_excluded():
 # -- what cannot be computed -------------------------------------------------------------
 
 
-@MODES
+@LINKERS
 def test_values_that_do_not_fit(mode):
     functions = {}
     for count in (3, 4):

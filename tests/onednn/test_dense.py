@@ -12,6 +12,7 @@ from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet import conv2d
 from dnnops.onednn.channel_sum import OneDnnChannelSum
 from dnnops.onednn.gemm import OneDnnDot, OneDnnGemm
+from tests.linkers import LINKERS
 from tests.onednn.test_conv import restrided
 from tests.oracle import assert_close, fuzz, run_op
 
@@ -66,7 +67,7 @@ def test_long_sums_are_accurate():
     assert out == pytest.approx(np.float64(np.float32(0.1)) * x.size, rel=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["CVM", None])
+@LINKERS
 def test_dense_layers_of_a_network(mode):
     """A step of gradient descent: products, the bias' gradient, and an update in place."""
     rng = np.random.default_rng(0)

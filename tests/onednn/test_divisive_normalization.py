@@ -17,13 +17,13 @@ from dnnops.onednn.divisive_normalization import (
     OneDnnDivisiveNormalization,
     OneDnnDivisiveNormalizationGrad,
 )
+from tests.linkers import LINKERS
 from tests.nnet.window_norm_cases import Case, cases
 from tests.onednn.test_batchnorm import in_double, run_all
 from tests.onednn.test_conv import restrided
 from tests.oracle import PERFORM_MODE, assert_close, fuzz, normal
 
 DTYPES = ("float32", "float64")
-MODES = pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 PAIRS: list[tuple[Any, Any]] = [
     (OneDnnDivisiveNormalization, DivisiveNormalization),
     (OneDnnDivisiveNormalizationGrad, DivisiveNormalizationGrad),
@@ -88,7 +88,7 @@ def ops_of(fn) -> set[str]:
     return {type(node.op).__name__ for node in fn.maker.fgraph.apply_nodes}
 
 
-@MODES
+@LINKERS
 def test_forward_and_gradients(mode):
     x, means, gy = (pt.ftensor4(name) for name in ("x", "means", "gy"))
     y = divisive_normalization(x, n=4, alpha=2.0, means=means)

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet import Dropout, DropoutGrad, dropout, dropout_state
 from dnnops.onednn.dropout import OneDnnDropout, OneDnnDropoutGrad
+from tests.linkers import LINKERS
 from tests.onednn.test_conv import restrided
 from tests.oracle import PERFORM_MODE, fuzz
-
-LINKERS = pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 
 
 def state(seed: int, offset: int = 0) -> np.ndarray:

@@ -14,12 +14,12 @@ from dnnops.errors import DnnValueError
 from dnnops.nnet import LRN, LRNGrad, local_response_normalization
 from dnnops.nnet.lrn_base import WindowSum
 from dnnops.onednn.lrn import OneDnnLRN, OneDnnLRNGrad, OneDnnWindowSum
+from tests.linkers import LINKERS
 from tests.nnet.window_norm_cases import Case, cases
 from tests.onednn.test_conv import in_double, restrided
 from tests.oracle import PERFORM_MODE, assert_close, fuzz, normal, run_op, small_integers
 
 DTYPES = ("float32", "float64")
-MODES = pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 
 
 def check(case: Case, dtype: str) -> None:
@@ -132,7 +132,7 @@ def ops_of(fn) -> set[str]:
     return {type(node.op).__name__ for node in fn.maker.fgraph.apply_nodes}
 
 
-@MODES
+@LINKERS
 def test_forward_gradient_and_second_derivative(mode):
     x, gy = pt.ftensor4("x"), pt.ftensor4("gy")
     y = local_response_normalization(x, n=4, alpha=2.0)

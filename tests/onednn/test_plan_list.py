@@ -233,7 +233,7 @@ def test_plans_asked_for_that_compute_something_else():
     np.testing.assert_array_equal(named, expected)
 
 
-@pytest.mark.parametrize("mode", ["CVM", "NUMBA"])
+@pytest.mark.parametrize("mode", ["CVM", pytest.param("NUMBA", marks=pytest.mark.slow)])
 def test_the_flag_takes_a_plans_name(mode: str):
     """Another than the first; ``chosen_plans`` shows it, except of Numba, which tells nothing."""
     x, w = pt.ftensor4("x"), pt.ftensor4("w")

@@ -19,6 +19,7 @@ from dnnops.onednn.pool import (
     OneDnnMaxPoolGradGrad,
     OneDnnPool,
 )
+from tests.linkers import EVERY_LINKER
 from tests.onednn.test_conv import in_double, restrided
 from tests.oracle import PoolCase, assert_close, fuzz, pool_cases, run_op
 
@@ -94,7 +95,7 @@ def test_nan_is_the_maximum(dtype, size):
     np.testing.assert_array_equal(out, run_op(Pool(2, "max", True), x, *vectors))
 
 
-@pytest.mark.parametrize("mode", ["CVM", None])
+@EVERY_LINKER
 @pytest.mark.parametrize("pool_mode", ["max", "average_exc_pad"])
 def test_linkers(mode, pool_mode):
     """Window, stride and padding are operands: one compiled function serves them all."""

@@ -28,7 +28,9 @@ def random_case(rng: np.random.Generator, ndim: int, mode: str, ignore_border: b
     )
 
 
-@pytest.mark.parametrize("linker", ["CVM", "DNN", None])
+@pytest.mark.parametrize(
+    "linker", ["CVM", "DNN", pytest.param(None, id="default", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("ndim", "pool_mode", "ignore_border"),
     [

@@ -19,7 +19,6 @@ from tests.nnet.rnn_cases import RNNCase, rnn_cases, run_op
 from tests.onednn.test_conv import restrided
 from tests.oracle import PERFORM_MODE, UNIT, assert_close, fuzz, small_integers
 
-MODES = pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 #: Sums over many steps are of almost canceling terms at times.
 BOUNDS = {"float32": 1e-5, "float64": 1e-12}
@@ -219,7 +218,9 @@ def arrays_of(dtype: str, steps: int = 4, seed: int = 0) -> list[np.ndarray]:
     return case.operands(dtype)
 
 
-@pytest.mark.parametrize("mode", ["CVM", None, "DNN"], ids=["CVM", "default", "DNN"])
+@pytest.mark.parametrize(
+    "mode", ["CVM", pytest.param(None, id="default", marks=pytest.mark.slow), "DNN"]
+)
 def test_in_graphs(mode):
     inputs, results, gradients = graph_of()
     fn = pytensor.function(inputs, [*results, *gradients], mode=mode)

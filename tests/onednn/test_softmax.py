@@ -14,6 +14,7 @@ from pytensor.tensor.special import log_softmax, softmax
 from dnnops.errors import DnnTypeError
 from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad
 from dnnops.onednn.softmax import OneDnnLogSoftmaxGrad, OneDnnSoftmax, OneDnnSoftmaxGrad
+from tests.linkers import EVERY_LINKER
 from tests.onednn.test_conv import restrided
 from tests.oracle import PERFORM_MODE, assert_close, run_op
 
@@ -53,7 +54,7 @@ def test_op(axis, log):
         assert np.linalg.norm(grad - oracle) <= 1e-5 * scale
 
 
-@pytest.mark.parametrize("mode", ["CVM", None])
+@EVERY_LINKER
 @pytest.mark.parametrize("log", [False, True])
 def test_graph_and_gradients(mode, log):
     x, t = pt.tensor3("x", dtype="float32"), pt.tensor3("t", dtype="float32")

@@ -13,6 +13,7 @@ from scipy.special import log_softmax, softmax
 
 from dnnops.nnet import conv2d
 from dnnops.runtime.op import MAX_NDIM
+from tests.linkers import LINKERS
 
 FUNCTIONS = {
     "softmax": (pt.special.softmax, softmax),
@@ -33,7 +34,7 @@ ROWS = (
 )
 
 
-@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+@LINKERS
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_special_values_along_the_last_axis(name, mode):
     symbolic, reference = FUNCTIONS[name]
@@ -60,7 +61,7 @@ def test_a_nan_spoils_its_own_row_only(axis):
     np.testing.assert_allclose(function(values), softmax(values, axis=axis), rtol=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+@LINKERS
 @pytest.mark.parametrize("ndim", [8, 9])
 def test_softmax_of_many_dimensions(ndim, mode):
     check_softmax_of(ndim, mode)
@@ -81,7 +82,7 @@ def check_softmax_of(ndim: int, mode: Any) -> None:
     np.testing.assert_allclose(function(values), softmax(values, axis=-1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+@LINKERS
 def test_sum_of_many_dimensions_beside_a_convolution(mode):
     x = pt.tensor("x", dtype="float32", shape=(None,) * 9)
     image = pt.tensor4("image", dtype="float32")

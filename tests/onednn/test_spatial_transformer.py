@@ -30,12 +30,12 @@ from dnnops.onednn.spatial_transformer import (
     OneDnnSpatialTransformerSamplerGradImage,
 )
 from dnnops.runtime.build import ONEDNN
+from tests.linkers import LINKERS
 from tests.nnet.spatial_transformer_cases import Case, cases
 from tests.onednn.test_conv import in_double, restrided
 from tests.oracle import PERFORM_MODE, assert_close, fuzz, run_op
 
 DTYPES = ("float32", "float64")
-MODES = pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 
 
 def poisoned(shape: Any, dtype: Any = float) -> np.ndarray:
@@ -248,7 +248,7 @@ ALL = [
 ]
 
 
-@MODES
+@LINKERS
 def test_transformer_and_gradients(mode):
     img, theta, gout = pt.ftensor4(), pt.ftensor3(), pt.ftensor4()
     out = spatial_transformer(img, theta, 0.7, 1.5)
@@ -267,7 +267,7 @@ def test_transformer_and_gradients(mode):
             assert_close(result, reference, bound=2e-5, allow_zero=True)
 
 
-@MODES
+@LINKERS
 def test_a_gradient_that_nobody_uses_is_left_out(mode):
     img, theta = pt.ftensor4(), pt.ftensor3()
     loss = (spatial_transformer(img, theta) ** 2).sum()
@@ -354,7 +354,7 @@ def test_excluded():
 # -- what cannot be computed -------------------------------------------------------------
 
 
-@MODES
+@LINKERS
 def test_operands_that_do_not_fit(mode):
     img, theta, shape, grid = pt.ftensor4(), pt.ftensor3(), pt.lvector(), pt.ftensor4()
     fn = pytensor.function(

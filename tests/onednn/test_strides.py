@@ -10,6 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from scipy.special import softmax
 
 from dnnops.nnet import conv2d, pool_2d
+from tests.linkers import LINKERS
 
 
 def images(seed: int = 0) -> dict[str, np.ndarray]:
@@ -40,7 +41,7 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+@LINKERS
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_views_give_what_their_copies_give(operation, mode):
     x = pt.tensor("x", dtype="float32", shape=(None,) * 4)
@@ -50,7 +51,7 @@ def test_views_give_what_their_copies_give(operation, mode):
         np.testing.assert_allclose(function(image), expected, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+@LINKERS
 def test_gradients_by_views(mode):
     x, k, g = (pt.tensor(dtype="float32", shape=(None,) * 4) for _ in range(3))
     out = conv2d(x, k)

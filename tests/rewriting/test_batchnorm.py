@@ -7,6 +7,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from tests.linkers import LINKERS
 from tests.oracle import assert_close
 from tests.rewriting.batchnorm_forms import (
     GRAD,
@@ -43,7 +44,7 @@ def test_training_forms_and_their_gradients(written):
     check([x, gamma, beta, top], [out, *grads], {TRAIN: 1, GRAD: 1}, bound=1e-4)
 
 
-@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+@LINKERS
 def test_modes_that_compile(mode):
     x, top = images(2)
     gamma, beta = tensor(1), tensor(1)
