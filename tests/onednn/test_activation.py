@@ -17,10 +17,10 @@ from dnnops import nnet
 from dnnops.errors import DnnValueError
 from dnnops.nnet import Activation, ActivationGrad
 from dnnops.onednn.activation import MODES, OneDnnActivation, OneDnnActivationGrad
+from tests.linkers import LINKERS
 from tests.onednn.test_conv import restrided
 from tests.oracle import PERFORM_MODE, assert_close, fuzz, run_op
 
-LINKERS = pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 COEFFICIENTS = {"elu": 1.3, "swish": 0.8, "clipped_relu": 1.5}
 FORWARD = [(mode, COEFFICIENTS.get(mode, 0.0)) for mode in MODES]
 ALL = [(mode, COEFFICIENTS.get(mode, 0.0)) for mode in nnet.activation.ACTIVATION_MODES]

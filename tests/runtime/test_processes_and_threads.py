@@ -15,6 +15,7 @@ import pytensor.tensor as pt
 import pytest
 
 from dnnops.nnet import conv2d
+from tests.linkers import LINKERS
 
 #: A process of its own: what is tested would take the test run with it.
 PRELUDE = """
@@ -107,13 +108,13 @@ def run(script: str, mode: str | None, dtype: str) -> subprocess.CompletedProces
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+@LINKERS
 def test_forked_child_computes(mode, dtype):
     finished = run(FORK, mode, dtype)
     assert finished.returncode == 0, finished.stderr
 
 
-@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+@LINKERS
 def test_two_threads_in_one_function_do_not_crash(mode):
     finished = run(SHARED, mode, "float32")
     assert finished.returncode == 0, finished.stderr
@@ -144,7 +145,7 @@ def test_copies_of_one_function_run_in_threads():
     assert wrong == []
 
 
-@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+@LINKERS
 def test_batch_normalizations_in_threads_are_right(mode):
     finished = run(NORMALIZATION, mode, "float32")
     assert finished.returncode == 0, finished.stderr
