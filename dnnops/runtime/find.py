@@ -145,14 +145,16 @@ def find_onednn() -> Library:
                 continue
             if version[0] == 3:
                 return Library("oneDNN", (include,), library, version, origin)
-    lost = [path for path in _wheel_files(_ONEDNN_WHEELS[0], _ONEDNN) if not path.is_file()]
+    wheel = _ONEDNN_WHEELS[0]
+    installed = next(iter(metadata.distributions(name=wheel)), None) is not None
+    lost = installed and not any(path.is_file() for path in _wheel_files(wheel, _ONEDNN))
     raise DnnUnavailableError(
         "oneDNN 3 and its headers were not found in the wheels' directories, DNNLROOT, CONDA_PREFIX"
         " or the system's; "
         + (
-            f"{_ONEDNN_WHEELS[0]} is installed without {lost[0]}, which `pip install --target` "
-            "leaves out: install it with `pip install --prefix`, `uv pip install --target`, or in "
-            "a virtual environment"
+            f"{wheel} is installed without its {_ONEDNN}, which `pip install --target` leaves "
+            "out: install it with `pip install --prefix`, `uv pip install --target`, or in a "
+            "virtual environment"
             if lost
             else f"`pip install {' '.join(_ONEDNN_WHEELS)}` installs both"
         )
