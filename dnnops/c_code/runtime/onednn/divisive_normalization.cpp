@@ -1,5 +1,7 @@
 // Divisive normalization, by the squares in a spatial window, and its gradients: plain loops, an image plane a task.
-#include <vector>
+#include <memory>
+
+#include <omp.h>
 
 #include "plan.hpp"
 #include "window_norm.hpp"
@@ -93,15 +95,17 @@ void run(const int64_t *params, bool backward, const dnnops_tensor *inputs, dnno
     const void *means = params[4] ? data[1] : nullptr, *gy = backward ? data[inputs_given - 1] : nullptr;
     void *second = backward && params[4] ? outputs[1].data : nullptr;
     with_power(norm.beta, [&](const auto &power) {
+      // Made here: no exception may leave a thread.
+      const std::unique_ptr<T[]> memory(new T[omp_get_max_threads() * 3 * plane.size]);
 #pragma omp parallel if (count > 16384)
       {
-        std::vector<T> memory(3 * plane.size);
+        T *const mine = memory.get() + omp_get_thread_num() * 3 * plane.size;
 #pragma omp for
         for (int64_t i = 0; i < planes; ++i)
           run_plane<T>(norm, power, plane,
                        {at(data[0], i), at(means, i), at(gy, i), const_cast<T *>(at(outputs[0].data, i)),
                         const_cast<T *>(at(second, i))},
-                       memory.data());
+                       mine);
       }
     });
   });

@@ -3,7 +3,9 @@
 //
 // An array is seen as (batch, channel, inner).  A task is a tile: all channels of one image, and so many
 // elements of the inner axis that what a window needs of them stays in the first-level cache.
-#include <vector>
+#include <memory>
+
+#include <omp.h>
 
 #include "views.hpp"
 #include "window_norm.hpp"
@@ -90,14 +92,17 @@ void for_tiles(const Operands &operands, int64_t spare_rows, Compute &&compute) 
   // Longer rows for fewer calls; shorter ones where whole tiles are copied.
   const int64_t wanted = (copied ? 256 : 2048) / (int64_t)sizeof(T);
   const int64_t pieces = (inner + wanted - 1) / wanted, longest = (inner + pieces - 1) / pieces;
+  // Made here: no exception may leave a thread.
+  const int64_t own = (copied + spare_rows) * longest;
+  const std::unique_ptr<T[]> memory(new T[omp_get_max_threads() * own]);
 #pragma omp parallel if (batch * channels * inner > 16384)
   {
-    std::vector<T> memory((copied + spare_rows) * longest);
+    T *const mine = memory.get() + omp_get_thread_num() * own;
 #pragma omp for
     for (int64_t task = 0; task < batch * pieces; ++task) {
       const int64_t n = task / pieces, begin = inner * (task % pieces) / pieces;
       const int64_t width = inner * (task % pieces + 1) / pieces - begin;
-      T *next = memory.data(), *origin[3];
+      T *next = mine, *origin[3];
       Rows<T> rows[3];
       for (int i = 0; i < operands.count; ++i) {
         const View &own = operands.views[i];
