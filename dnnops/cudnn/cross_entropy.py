@@ -31,7 +31,7 @@ class _GpuCrossEntropyOp(GpuExpressionOp):
     is_gradient: bool
 
     def parameters(self) -> list[int]:
-        return [int(self.every_row), int(self.is_gradient)]  # type: ignore[attr-defined]
+        return [self.rows, int(self.is_gradient)]  # type: ignore[attr-defined]
 
     def _operands(self, labels: Any, **floats: Any) -> list[Any]:
         """The operands on one device: those of the scores' dtype, and the labels at the end."""
@@ -58,7 +58,7 @@ class GpuCrossEntropy(_GpuCrossEntropyOp, CrossEntropy):
 
     Parameters
     ----------
-    every_row : bool
+    every_row, one_for_all : bool
         As for `CrossEntropy`.
     """
 
@@ -75,7 +75,7 @@ class GpuCrossEntropy(_GpuCrossEntropyOp, CrossEntropy):
         (x, labels), (g, _) = inputs, cotangents
         if not is_connected(g):
             return [disconnected_type() for _ in inputs]
-        op = GpuCrossEntropyGrad(self.every_row)
+        op = GpuCrossEntropyGrad(self.every_row, self.one_for_all)
         gradient = op(gradient_like(g, x), x, labels, outputs[1])
         return [as_gradient(gradient), disconnected_type()]
 
@@ -85,7 +85,7 @@ class GpuCrossEntropyGrad(_GpuCrossEntropyOp, CrossEntropyGrad):
 
     Parameters
     ----------
-    every_row : bool
+    every_row, one_for_all : bool
         As for `CrossEntropy`.
     """
 

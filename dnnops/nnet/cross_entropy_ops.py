@@ -53,15 +53,24 @@ class CrossEntropyBase(ExpressionOp):
     Parameters
     ----------
     every_row : bool
-        True: each row of the scores has a cost, and there are as many labels, or a single one for
-        all. False: each label has a cost, and there may be further rows. Both are what indexing
-        gives, by ``arange(x.shape[0])`` and ``arange(labels.shape[0])``.
+        True: each row of the scores has a cost, and there are as many labels. False: each label has
+        a cost, and there may be further rows, as indexing by ``arange(labels.shape[0])`` gives it.
+    one_for_all : bool
+        With `every_row`: a single label stands for all rows, as it does in indexing by
+        ``arange(x.shape[0])``.
     """
 
-    __props__: tuple[str, ...] = ("every_row",)
+    __props__: tuple[str, ...] = ("every_row", "one_for_all")
 
-    def __init__(self, every_row: bool = True):
-        self.every_row = switch(type(self).__name__, "every_row", every_row)
+    def __init__(self, every_row: bool = True, one_for_all: bool = False):
+        name = type(self).__name__
+        self.every_row = switch(name, "every_row", every_row)
+        self.one_for_all = switch(name, "one_for_all", one_for_all)
+
+    @property
+    def rows(self) -> int:
+        """Which rows have a cost, as ``CrossEntropyRows`` of the C code numbers it."""
+        return self.every_row + (self.every_row and self.one_for_all)
 
     def count(self, rows: Any, labels: Any) -> Any:
         """The number of costs; None if it is not known.
@@ -72,7 +81,9 @@ class CrossEntropyBase(ExpressionOp):
             If the labels' number does not fit the rows', and both are known.
         """
         if isinstance(rows, int) and isinstance(labels, int):
-            fits = labels in (1, rows) if self.every_row else labels <= rows
+            fits = labels == rows if self.every_row else labels <= rows
+            if self.every_row and self.one_for_all:
+                fits |= labels == 1
             if not fits:
                 raise DnnIndexError(f"{type(self).__name__}: {labels} labels for {rows} rows")
         return rows if self.every_row else labels
@@ -148,7 +159,7 @@ class CrossEntropy(CrossEntropyBase):
         if not is_connected(g):
             return [disconnected_type() for _ in inputs]
         return [
-            CrossEntropyGrad(self.every_row)(g, x, labels, outputs[1]),
+            CrossEntropyGrad(self.every_row, self.one_for_all)(g, x, labels, outputs[1]),
             disconnected_type(),
         ]
 

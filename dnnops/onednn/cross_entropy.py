@@ -13,14 +13,14 @@ class OneDnnCrossEntropy(OneDnnOp, CrossEntropy):
 
     Parameters
     ----------
-    every_row : bool
+    every_row, one_for_all : bool
         As for `CrossEntropy`.
     """
 
     function = "dnnops_onednn_cross_entropy"
 
     def parameters(self) -> list[int]:
-        return [int(self.every_row)]
+        return [self.rows]
 
 
 class OneDnnCrossEntropyGrad(OneDnnOp, CrossEntropyGrad):
@@ -28,11 +28,11 @@ class OneDnnCrossEntropyGrad(OneDnnOp, CrossEntropyGrad):
 
     Parameters
     ----------
-    every_row : bool
+    every_row, one_for_all : bool
         As for `CrossEntropy`.
     """
 
     function = "dnnops_onednn_cross_entropy_grad"
 
     def parameters(self) -> list[int]:
-        return [int(self.every_row)]
+        return [self.rows]

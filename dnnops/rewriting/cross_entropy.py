@@ -203,7 +203,7 @@ class FuseCrossEntropy(GraphRewriter):
             if g is None:
                 continue
             _, statistics = self._op(ops, place)
-            op = CrossEntropyGrad(place.every_row)
+            op = CrossEntropyGrad(place.every_row, one_for_all=place.every_row)
             result = op(cast(neg(g), place.x.type.dtype), place.x, place.labels, statistics)
             self._replace(fgraph, gradient.node, result)
 
@@ -220,7 +220,11 @@ class FuseCrossEntropy(GraphRewriter):
         # What differs in the indices' form only is the same.
         key = _Place(place.x, place.labels, place.every_row, False)
         if key not in ops:
-            ops[key] = CrossEntropy(place.every_row).make_node(place.x, place.labels).outputs
+            ops[key] = (
+                CrossEntropy(place.every_row, one_for_all=place.every_row)
+                .make_node(place.x, place.labels)
+                .outputs
+            )
         return ops[key]
 
     @staticmethod

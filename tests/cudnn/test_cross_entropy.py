@@ -55,8 +55,10 @@ class Case:
         self.g = rounded(rng.standard_normal(1 if rng.integers(4) == 0 else count), dtype)
 
     def expected(self):
-        costs, statistics = run_oracle(CrossEntropy(self.every_row), self.x, self.labels)
-        op = CrossEntropyGrad(self.every_row)
+        costs, statistics = run_oracle(
+            CrossEntropy(self.every_row, self.every_row), self.x, self.labels
+        )
+        op = CrossEntropyGrad(self.every_row, self.every_row)
         (gradient,) = run_oracle(op, self.g, self.x, self.labels, statistics)
         return costs, statistics, gradient
 
@@ -150,7 +152,7 @@ def test_shapes():
     for every_row, labels, count in ((True, 6, 6), (True, 1, 6), (False, 4, 4)):
         found = call(
             "dnnops_cudnn_cross_entropy_shape",
-            GpuCrossEntropy(every_row),
+            GpuCrossEntropy(every_row, every_row),
             [x, device_tensor((labels,), "int64")],
             [device_tensor(()), device_tensor(())],
         )
@@ -202,8 +204,10 @@ def test_random(dtype):
         if number % 3 == 0:
             x = cupy.asfortranarray(x)
         poison()
-        costs, statistics = run_on_gpu(GpuCrossEntropy(case.every_row), x, labels)
-        (gradient,) = run_on_gpu(GpuCrossEntropyGrad(case.every_row), g, x, labels, statistics)
+        costs, statistics = run_on_gpu(GpuCrossEntropy(case.every_row, case.every_row), x, labels)
+        (gradient,) = run_on_gpu(
+            GpuCrossEntropyGrad(case.every_row, case.every_row), g, x, labels, statistics
+        )
         words = f"{dtype}, number {number}, strides {x.strides}: {repeat_command()}"
         case.check(dtype, host(costs), host(statistics), host(gradient), words)
 

@@ -44,13 +44,13 @@ def test_op(dtype):
         x = (4 * rng.standard_normal((rows, classes))).astype(dtype)
         g = rng.standard_normal(1 if number % 4 == 0 else count).astype(dtype)
         wide = x.astype("float64")
-        costs, statistics = run(CrossEntropy(every_row), wide, labels)
+        costs, statistics = run(CrossEntropy(every_row, every_row), wide, labels)
         (gradient,) = run(
-            CrossEntropyGrad(every_row), g.astype("float64"), wide, labels, statistics
+            CrossEntropyGrad(every_row, every_row), g.astype("float64"), wide, labels, statistics
         )
         given = restrided(rng, x) if x.size else x
-        found = run(OneDnnCrossEntropy(every_row), given, labels[::-1].copy()[::-1])
-        (by_x,) = run(OneDnnCrossEntropyGrad(every_row), g, given, labels, found[1])
+        found = run(OneDnnCrossEntropy(every_row, every_row), given, labels[::-1].copy()[::-1])
+        (by_x,) = run(OneDnnCrossEntropyGrad(every_row, every_row), g, given, labels, found[1])
         bound = RELATIVE_ERROR[dtype]
         for out, ref in ((found[0], costs), (found[1], statistics), (by_x, gradient)):
             np.testing.assert_allclose(
@@ -174,3 +174,16 @@ def test_large_batch_in_threads():
     costs, _ = run(OneDnnCrossEntropy(), x, labels)
     expected, _ = run(CrossEntropy(), x.astype("float64"), labels)
     np.testing.assert_allclose(costs, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+def test_one_label_for_all_rows(mode):
+    """An error in the function, as documented; indexing by ``arange`` means it."""
+    x, labels = pt.fmatrix(), pt.lvector()
+    written = -log_softmax(x, axis=1)[pt.arange(x.shape[0]), labels]
+    fn = pytensor.function([x, labels], nnet.cross_entropy(x, labels), mode=mode)
+    scores = np.arange(12, dtype="float32").reshape(4, 3)
+    with pytest.raises(IndexError, match="1 labels for 4 rows"):
+        fn(scores, np.array([1]))
+    found = pytensor.function([x, labels], written, mode=mode)(scores, np.array([1]))
+    np.testing.assert_allclose(found, fn(scores, np.array([1] * 4)), 1e-6)

@@ -17,7 +17,7 @@ from dnnops.rewriting.to_cudnn.mechanism import Build, register
 
 
 def _build_cross_entropy(cls: type) -> Build:
-    return lambda op, inputs: cls(op.every_row).make_node(*inputs).outputs
+    return lambda op, inputs: cls(op.every_row, op.one_for_all).make_node(*inputs).outputs
 
 
 register(CrossEntropy, _build_cross_entropy(GpuCrossEntropy), operands=(0, 1))

@@ -17,13 +17,20 @@ inline bool is_label(const dnnops_tensor &labels) {
   return labels.ndim == 1 && (labels.dtype == DNNOPS_INT32 || labels.dtype == DNNOPS_INT64);
 }
 
-// every_row: each row has a result, as indexing by arange(rows) gives it, otherwise each label.
-inline CrossEntropyProblem cross_entropy_problem(bool every_row, const dnnops_tensor &x, const dnnops_tensor &labels) {
+// Which rows have a result.
+enum CrossEntropyRows : int64_t {
+  LABELLED_ROWS = 0,  // as many of the first ones as there are labels
+  EVERY_ROW = 1,      // and each has a label
+  EVERY_ROW_OR_ONE_LABEL = 2,  // or a single label is that of all, as indexing by arange(rows) gives it
+};
+
+inline CrossEntropyProblem cross_entropy_problem(int64_t which, const dnnops_tensor &x, const dnnops_tensor &labels) {
   if (x.ndim != 2) fail(DNNOPS_TYPE_ERROR, "x has to be a matrix, got %lld dimensions", (long long)x.ndim);
   if (!is_label(labels)) fail(DNNOPS_TYPE_ERROR, "labels have to be an int32 or int64 vector");
   CrossEntropyProblem problem = {x.shape[0], x.shape[1], labels.shape[0], 0, 1};
+  const bool every_row = which != LABELLED_ROWS;
   problem.count = every_row ? problem.rows : problem.labels;
-  if (every_row && problem.labels == 1)
+  if (which == EVERY_ROW_OR_ONE_LABEL && problem.labels == 1)
     problem.label_step = 0;
   else if (every_row && problem.labels != problem.rows)
     fail(DNNOPS_INDEX_ERROR, "%lld labels for %lld rows", (long long)problem.labels, (long long)problem.rows);
@@ -47,9 +54,9 @@ inline void cross_entropy_shapes(const CrossEntropyProblem &problem, const dnnop
 }
 
 // Inputs: the gradient by the costs, x, labels, statistics.
-inline CrossEntropyProblem cross_entropy_grad_problem(bool every_row, const dnnops_tensor *inputs) {
+inline CrossEntropyProblem cross_entropy_grad_problem(int64_t which, const dnnops_tensor *inputs) {
   const dnnops_tensor &g = inputs[0], &x = inputs[1], &statistics = inputs[3];
-  const CrossEntropyProblem problem = cross_entropy_problem(every_row, x, inputs[2]);
+  const CrossEntropyProblem problem = cross_entropy_problem(which, x, inputs[2]);
   if (g.ndim != 1 || g.dtype != x.dtype || (g.shape[0] != problem.count && g.shape[0] != 1))
     fail(DNNOPS_VALUE_ERROR, "g has to be a vector of %lld elements, or one, of the dtype of x",
          (long long)problem.count);

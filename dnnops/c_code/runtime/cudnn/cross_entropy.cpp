@@ -21,7 +21,7 @@ struct Launch {
 };
 
 struct CrossEntropyParams {
-  int64_t every_row, gradient;
+  int64_t rows, gradient;  // CrossEntropyRows
 };
 
 const CrossEntropyParams &params_of(const int64_t *words) {
@@ -36,8 +36,8 @@ int input_count(const CrossEntropyParams &params) { return params.gradient ? 4 :
 
 CrossEntropyProblem problem_of(const CrossEntropyParams &params, const dnnops_tensor *inputs) {
   cudnn_dtype(inputs[params.gradient].dtype);
-  return params.gradient ? cross_entropy_grad_problem(params.every_row, inputs)
-                         : cross_entropy_problem(params.every_row, inputs[0], inputs[1]);
+  return params.gradient ? cross_entropy_grad_problem(params.rows, inputs)
+                         : cross_entropy_problem(params.rows, inputs[0], inputs[1]);
 }
 
 struct CrossEntropyKey {

@@ -13,8 +13,6 @@ namespace {
 
 constexpr int64_t kFewElements = 16384;  // are not worth several threads
 
-bool is_every_row(const int64_t *params) { return params[0]; }
-
 // The labels, none of them negative any more.
 class Labels {
  public:
@@ -152,18 +150,18 @@ void check_dtype(const dnnops_tensor &x) {
 
 using namespace dnnops;
 
-// Inputs: x, labels.  Params: whether each row has a result.
+// Inputs: x, labels.  Params: one of CrossEntropyRows.
 DNNOPS_EXPORT int dnnops_onednn_cross_entropy_shape(const dnnops_context *, const int64_t *params,
                                                     const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnCrossEntropy", inputs, 2, [&] {
     check_dtype(inputs[0]);
-    cross_entropy_shapes(cross_entropy_problem(is_every_row(params), inputs[0], inputs[1]), inputs[0], outputs);
+    cross_entropy_shapes(cross_entropy_problem(params[0], inputs[0], inputs[1]), inputs[0], outputs);
   });
 }
 DNNOPS_EXPORT int dnnops_onednn_cross_entropy(const dnnops_context *, const int64_t *params,
                                               const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnCrossEntropy", inputs, 2, [&] {
-    const CrossEntropyProblem problem = cross_entropy_problem(is_every_row(params), inputs[0], inputs[1]);
+    const CrossEntropyProblem problem = cross_entropy_problem(params[0], inputs[0], inputs[1]);
     const Labels labels(inputs[1], problem);
     if (inputs[0].dtype == DNNOPS_FLOAT32)
       forward<float>(problem, inputs[0], labels, outputs);
@@ -176,7 +174,7 @@ DNNOPS_EXPORT int dnnops_onednn_cross_entropy_grad_shape(const dnnops_context *,
                                                          const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnCrossEntropyGrad", inputs, 4, [&] {
     check_dtype(inputs[1]);
-    const CrossEntropyProblem problem = cross_entropy_grad_problem(is_every_row(params), inputs);
+    const CrossEntropyProblem problem = cross_entropy_grad_problem(params[0], inputs);
     outputs[0].dtype = inputs[1].dtype;
     outputs[0].ndim = 2;
     outputs[0].shape[0] = problem.rows;
@@ -186,7 +184,7 @@ DNNOPS_EXPORT int dnnops_onednn_cross_entropy_grad_shape(const dnnops_context *,
 DNNOPS_EXPORT int dnnops_onednn_cross_entropy_grad(const dnnops_context *, const int64_t *params,
                                                    const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnCrossEntropyGrad", inputs, 4, [&] {
-    const CrossEntropyProblem problem = cross_entropy_grad_problem(is_every_row(params), inputs);
+    const CrossEntropyProblem problem = cross_entropy_grad_problem(params[0], inputs);
     const Labels labels(inputs[2], problem);
     if (inputs[1].dtype == DNNOPS_FLOAT32)
       backward<float>(problem, inputs, labels, outputs[0]);
