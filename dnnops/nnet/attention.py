@@ -187,7 +187,7 @@ class AttentionBase(ExpressionOp):
         heads = same("the number of heads of key and value", key[1], value[1])
         keys = same("the number of keys and values", key[2], value[2])
         depth = same("the depth of query and key", query[3], key[3])
-        if None not in (query[1], heads) and (heads == 0 or query[1] % heads):  # type: ignore[operator]
+        if None not in (query[1], heads) and query[1] % (heads or query[1] + 1):  # type: ignore[operator]
             raise DnnValueError(
                 f"{name}: the heads of query must be a multiple of those of key and value, got "
                 f"{found}"
@@ -227,7 +227,9 @@ class AttentionBase(ExpressionOp):
         scale: Any = self.scale
         if scale is None:
             depth = query.shape[3]
-            scale = depth**-0.5 if is_array else pt.cast(depth, query.type.dtype) ** -0.5
+            # Of no depth all scores are 0, whatever they are multiplied by.
+            depth = library.maximum(depth, 1)
+            scale = float(depth) ** -0.5 if is_array else pt.cast(depth, query.type.dtype) ** -0.5
         scores = _unfolded(_folded(query * scale, key) @ key.swapaxes(2, 3), query)
         rows = library.arange(query.shape[2])[:, None]
         columns = library.arange(key.shape[2])
@@ -288,7 +290,7 @@ class Attention(AttentionBase):
         scores, _ = self._scores(given)
         library: Any = np if isinstance(scores, np.ndarray) else pt
         # A row that sees nothing has no maximum, and gives zeros.
-        largest = _without_infinity(library, scores.max(axis=3, keepdims=True))
+        largest = _without_infinity(library, _largest(scores))
         weights = library.exp(scores - largest)
         total = weights.sum(axis=3, keepdims=True)
         safe = library.where(total > 0, total, _number(1, total))
@@ -354,12 +356,24 @@ def _folded(x: Any, key: Any) -> Any:
     """Put the heads of `x` that share one of `key` below each other."""
     batch, heads, rows, columns = x.shape
     shared = key.shape[1]
-    return x.reshape((batch, shared, heads // shared * rows, columns))
+    # Where there are no heads, there is nothing to divide.
+    least_one = max(shared, 1) if isinstance(x, np.ndarray) else pt.maximum(shared, 1)
+    return x.reshape((batch, shared, heads // least_one * rows, columns))
 
 
 def _unfolded(x: Any, query: Any) -> Any:
     """Undo `_folded`, for the batch, the heads and the rows of `query`."""
     return x.reshape((*query.shape[:3], x.shape[3]))
+
+
+def _largest(scores: Any) -> Any:
+    """The largest score of each query, minus infinity if there are no keys."""
+    if isinstance(scores, np.ndarray):
+        return scores.max(axis=3, keepdims=True, initial=-np.inf)
+    if not scores.type.shape[3]:  # none, or not known
+        none = pt.full_like(scores[:, :, :, :1].sum(axis=3, keepdims=True), -np.inf)
+        scores = pt.concatenate([scores, none], axis=3)
+    return scores.max(axis=3, keepdims=True)
 
 
 def _number(value: float, like: Any) -> np.ndarray:

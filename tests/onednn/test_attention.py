@@ -189,3 +189,38 @@ def test_left_to_numpy():
     without = pytensor.compile.get_mode("CVM").excluding("onednn")
     fn = pytensor.function(inputs, scaled_dot_product_attention(*inputs), mode=without)
     assert "Attention" in ops_of(fn)
+
+
+#: Batch, heads, queries, keys, depth, value depth; each in turn is 0.
+SIZES = (2, 3, 4, 5, 6, 7)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("mode", [PERFORM_MODE, "CVM", None], ids=["perform", "CVM", "default"])
+def test_sizes_of_zero(mode, dtype):
+    """What PyTorch gives: zeros for queries without keys, the mean of the values without depth."""
+    operands = [pt.tensor(dtype=dtype, shape=(None,) * 4) for _ in range(3)]
+    out = scaled_dot_product_attention(*operands)
+    gradients = pytensor.grad(out.sum(), operands)
+    fn = pytensor.function(operands, [out, *gradients], mode=mode)
+    rng = np.random.default_rng(4)
+    for axis in range(len(SIZES)):
+        sizes = [0 if i == axis else size for i, size in enumerate(SIZES)]
+        batch, heads, queries, keys, depth, value_depth = sizes
+        shapes = [
+            (batch, heads, queries, depth),
+            (batch, heads, keys, depth),
+            (batch, heads, keys, value_depth),
+        ]
+        arrays = [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+        found, *by = fn(*arrays)
+        expected = np.zeros((batch, heads, queries, value_depth))
+        by_value = np.zeros(shapes[2])
+        if not depth:
+            expected += arrays[2].mean(axis=2, keepdims=True)
+            by_value += queries / keys
+        np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=str(sizes))
+        assert [g.shape for g in by] == shapes
+        for gradient in by[:2]:
+            np.testing.assert_array_equal(gradient, 0)
+        np.testing.assert_allclose(by[2], by_value, rtol=1e-5)

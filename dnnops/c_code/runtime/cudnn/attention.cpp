@@ -100,7 +100,9 @@ struct AttentionCall {
   }
 
   float scale() const {
-    return static_cast<float>(words[WORD_HAS_SCALE] ? as_double(words[WORD_SCALE]) : 1 / std::sqrt(double(depth)));
+    // Of no depth all scores are 0, whatever they are multiplied by.
+    const double least_one = static_cast<double>(std::max<int64_t>(depth, 1));
+    return static_cast<float>(words[WORD_HAS_SCALE] ? as_double(words[WORD_SCALE]) : 1 / std::sqrt(least_one));
   }
 
   const int64_t *words;

@@ -20,7 +20,7 @@ constexpr float kHidden = -std::numeric_limits<float>::infinity();
 // params: the factor's bits, whether it is given, whether attention is causal, a bit for each of mask, query_lengths,
 // key_lengths and state, and the bits of dropout's probability.
 struct Problem {
-  int64_t batch, heads, shared_heads, queries, keys, depth, value_depth;
+  int64_t batch, heads, shared_heads, group, queries, keys, depth, value_depth;  // group: heads that share a key
   float scale;
   bool is_causal;
   const dnnops_tensor *mask = nullptr, *query_lengths = nullptr, *key_lengths = nullptr;
@@ -39,11 +39,13 @@ struct Problem {
     if (key.shape[0] != batch || value.shape[0] != batch || value.shape[1] != shared_heads ||
         value.shape[2] != keys || key.shape[3] != depth)
       fail(DNNOPS_VALUE_ERROR, "batch, heads, keys or depth of query, key and value differ");
-    if (shared_heads == 0 || heads % shared_heads)
+    if (shared_heads == 0 ? heads != 0 : heads % shared_heads != 0)
       fail(DNNOPS_VALUE_ERROR, "the heads of query have to be a multiple of those of key and value");
     double given;
     std::memcpy(&given, params, sizeof given);
-    scale = (float)(params[1] ? given : 1 / std::sqrt((double)depth));
+    // Of no depth all scores are 0, whatever they are multiplied by.
+    scale = (float)(params[1] ? given : 1 / std::sqrt((double)std::max<int64_t>(depth, 1)));
+    group = shared_heads ? heads / shared_heads : 1;
     is_causal = params[2];
     const dnnops_tensor *next = inputs + 3;
     if (params[3] & 1) mask = next++;
@@ -171,14 +173,18 @@ std::vector<Matrices> matrices_of(std::initializer_list<const dnnops_tensor *> t
 
 void product(char transa, char transb, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
              const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
-  if (n == 0) return;  // oneDNN refuses some of these
+  if (m == 0 || n == 0) return;
+  if (k == 0) {  // a sum over nothing; oneDNN refuses some of these
+    for (int64_t i = 0; i < m && beta == 0; ++i) std::fill_n(c + i * ldc, n, 0.f);
+    return;
+  }
   DNNL_CHECK(dnnl_sgemm(transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc));
 }
 
 // A block's scores, of queries [begin, end) and the first `count` keys.
 void block_scores(const Problem &problem, const Matrices &query, const Matrices &key, int64_t n, int64_t head,
                   int64_t begin, int64_t end, int64_t count, float *scores) {
-  const int64_t shared = head / (problem.heads / problem.shared_heads), depth = problem.depth;
+  const int64_t shared = head / problem.group, depth = problem.depth;
   product('N', 'T', end - begin, count, depth, problem.scale, query.at(n, head, begin), query.leading(depth),
           key.at(n, shared), key.leading(depth), 0, scores, count);
   for (int64_t i = begin; i < end; ++i) problem.hide(n, head, i, count, scores + (i - begin) * count);
@@ -225,7 +231,7 @@ void forward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *
         const int64_t begin = (blocks - 1 - task % blocks) * kRows, end = std::min(queries, begin + kRows);
         const int64_t head = task / blocks % problem.heads, n = task / blocks / problem.heads;
         const int64_t last = std::max(begin, std::min(end, problem.query_count(n)));
-        const int64_t count = problem.key_count(n, last), shared = head / (problem.heads / problem.shared_heads);
+        const int64_t count = problem.key_count(n, last), shared = head / problem.group;
         float *block_stats = stats + (n * problem.heads + head) * queries, *scores = memory.data(), inverses[kRows];
         std::fill(block_stats + begin, block_stats + end, kHidden);
         if (last == begin || count == 0 || (int64_t)memory.size() < kRows * problem.keys) {
@@ -269,7 +275,7 @@ void backward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor 
   problem.check_lengths();
   const dnnops_tensor *last_inputs = inputs + 3 + problem.optional_count;
   const int64_t queries = problem.queries, width = problem.value_depth, depth = problem.depth;
-  const int64_t group = problem.heads / problem.shared_heads, keys = problem.keys;
+  const int64_t group = problem.group, keys = problem.keys;
   const Matrices dquery(outputs[0]), dkey(outputs[1]), dvalue(outputs[2]);
   for (int i = 0; i < 3; ++i)
     std::fill_n(static_cast<float *>(outputs[i].data), element_count(outputs[i].shape, 4), 0.f);
