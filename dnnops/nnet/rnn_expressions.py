@@ -34,7 +34,9 @@ def _cell(layout: RNNLayout, pre: Any, rec: Any, h: Any, c: Any) -> tuple[Any, A
         n = pt.tanh(pre_n + pt.sigmoid(pre_r + rec_r) * rec_n)
         return (1 - z) * n + z * h, None
     total = pre + rec
-    return pt.tanh(total) if layout.rnn_mode == "rnn_tanh" else pt.switch(total > 0, total, 0), None
+    return pt.tanh(total) if layout.rnn_mode == "rnn_tanh" else pt.switch(
+        total <= 0, 0, total
+    ), None
 
 
 def _pseudo_layer(

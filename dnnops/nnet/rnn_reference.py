@@ -178,7 +178,7 @@ def _cell_gradient(mode: str, saved: np.ndarray, dh: np.ndarray, dc: Any, before
         dr, dz = dn * rec_n * r * (1 - r), dh * (h_before - n) * z * (1 - z)
         dpre, drec = [dr, dz, dn], [dr, dz, dn * r]
         return np.concatenate(dpre, axis=-1), np.concatenate(drec, axis=-1), dh * z, dc
-    joined = dh * (1 - h**2) if mode == "rnn_tanh" else dh * (h > 0)
+    joined = dh * (1 - h**2) if mode == "rnn_tanh" else np.where(h <= 0, 0, dh)
     return joined, joined, 0, dc
 
 

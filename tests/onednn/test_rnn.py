@@ -319,3 +319,24 @@ def test_wrong_gradients_are_refused():
     node = skips.make_node(*tensors)
     with pytest.raises(DnnValueError, match=r"with input_mode skip .* 3, got 4"):
         skips.perform(node, bad, [[None] for _ in node.outputs])
+
+
+@DTYPES
+def test_relu_keeps_nans(dtype):
+    """An output that is a NaN has a gradient that is one, in the library and in NumPy."""
+    case = RNNCase("rnn_relu", 2, 1, False, False, 0, 0.0, False, 3, 2, 4, seed=3)
+    operands = case.operands(dtype)
+    operands[1][0, 0, 0] = np.nan
+    found = []
+    for forward, backward in (
+        (OneDnnRNNForward(**case.network), OneDnnRNNBackward(**case.network)),
+        (case.forward, case.backward),
+    ):
+        results = run_op(forward, *operands)
+        tops = [np.ones_like(r) for r in results[:-1]]
+        found.append(run_op(backward, *operands, results[0], results[-1], *tops))
+        assert np.isnan(results[0][:, 0]).all()
+        assert np.isfinite(results[0][:, 1]).all()
+    for ours, reference in zip(*found, strict=True):
+        np.testing.assert_array_equal(np.isnan(ours), np.isnan(reference))
+    assert any(np.isnan(gradient).any() for gradient in found[0])

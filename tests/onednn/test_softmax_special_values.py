@@ -91,3 +91,17 @@ def test_sum_of_many_dimensions_beside_a_convolution(mode):
     values = np.random.default_rng(2).standard_normal((2,) * 9).astype("float32")
     total, _ = function(values, np.ones((1, 1, 2, 2), "float32"))
     np.testing.assert_allclose(total, values.sum(axis=axes), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+def test_gradients_are_nan_where_the_output_is(mode, dtype):
+    x = pt.matrix(dtype=dtype)
+    outputs = [symbolic(x, axis=1) for symbolic, _ in FUNCTIONS.values()]
+    gradients = [pytensor.grad((y * y).sum(), x) for y in outputs]
+    function = pytensor.function([x], [*outputs, *gradients], mode=mode)
+    rows = [[NAN, 1, 2], [INF, 1, 2], [-INF] * 3, [3, 1, 2]]
+    results = function(np.array(rows, dtype))
+    for result in results:
+        assert np.isnan(result[:3]).all()
+        assert np.isfinite(result[3]).all()

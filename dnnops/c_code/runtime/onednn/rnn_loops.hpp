@@ -191,7 +191,7 @@ template <class T>
 void plain_gradient(int64_t size, bool relu, const T *__restrict h, const T *__restrict dh, T *__restrict dgate) {
   if (relu) {
 #pragma omp simd
-    for (int64_t j = 0; j < size; ++j) dgate[j] = h[j] > 0 ? dh[j] : (T)0;
+    for (int64_t j = 0; j < size; ++j) dgate[j] = h[j] <= 0 ? (T)0 : dh[j];  // of a NaN, too
     return;
   }
 #pragma omp simd
