@@ -13,11 +13,17 @@ from pytensor.tensor.special import softmax
 import dnnops
 from dnnops.__main__ import main
 from dnnops.nnet import conv2d, pool_2d
+from dnnops.runtime.build import ONEDNN
+from dnnops.runtime.prebuilt import supported_levels
 
 package = Path(dnnops.__file__).parent
 assert "site-packages" in package.parts, f"{package} is not an installed package"
 assert (package / "py.typed").exists()
 print(f"Python {sys.version.split()[0]}, PyTensor {pytensor.__version__}, NumPy {np.__version__}")
+
+# It came with the package: nothing of dnnops is compiled, but for the modules of Ops.
+if supported_levels():
+    assert ONEDNN.path.parent == package / "lib", f"{ONEDNN.path} was compiled at first use"
 
 image = (np.arange(2 * 3 * 10 * 8) % 7).astype("float32").reshape(2, 3, 10, 8)
 filters = (np.arange(4 * 3 * 3 * 3) % 5 - 2).astype("float32").reshape(4, 3, 3, 3)

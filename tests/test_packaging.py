@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from dnnops.runtime.build import ONEDNN
+from dnnops.runtime.prebuilt import prebuilt_name
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.needs("checkout")
@@ -28,16 +32,25 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build a wheel from a copy of what is needed for it."""
     tree = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "dnnops", tree / "dnnops")
-    for name in ("setup.cfg", "README.rst", "LICENSE"):
+    shutil.rmtree(tree / "dnnops" / "lib", ignore_errors=True)
+    for name in ("setup.cfg", "setup.py", "README.rst", "LICENSE"):
         shutil.copy(ROOT / name, tree)
+    # Compiling takes a minute, and the CI's smoke test runs what comes of it.
+    compiler = tree / "g++"
+    compiler.write_text('#!/bin/sh\nfor last; do :; done\necho compiled > "$last"\n')
+    compiler.chmod(0o755)
     # The back end is called as pip would, but from this environment: nothing is downloaded.
     program = "from setuptools import build_meta; print(build_meta.build_wheel('dist'))"
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tree, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        cwd=tree,
+        env={**os.environ, "CXX": str(compiler)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     name = done.stdout.split()[-1]
-    assert name.endswith("-py3-none-any.whl")
     return tree / "dist" / name
 
 
@@ -48,11 +61,19 @@ def wheel_names(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="compiled ahead for x86-64 alone")
+def test_wheel_holds_the_runtime_library(wheel: Path, wheel_names: set[str]):
+    assert wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
+    for level in ("x86-64-v3", "x86-64-v4"):
+        name = f"dnnops/lib/{prebuilt_name('onednn', level, ONEDNN.source_hash)}"
+        assert {name, f"{name}.sha256"} <= wheel_names
+
+
 def test_wheel_holds_every_source_file(wheel_names: set[str]):
     on_disk = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "dnnops").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and not {"__pycache__", "lib"} & set(path.parts)
     }
     assert {"dnnops/py.typed", "dnnops/c_code/runtime/dnnops_runtime.h"} <= on_disk
     assert on_disk - wheel_names == set()
@@ -91,6 +112,7 @@ def test_extras(setup_cfg: configparser.ConfigParser):
         return {line.split(">")[0].split("=")[0] for line in text.split()}
 
     assert packages(setup_cfg["options"]["install_requires"]) == {
+        "filelock",
         "numpy",
         "onednn-cpu-gomp",
         "onednn-devel-cpu-gomp",

@@ -39,7 +39,9 @@ class ParallelVMLinker(VMLinker):
     """PyTensor's virtual machine, with the C modules of its nodes compiled in parallel."""
 
     def make_all(self, *args: Any, **kwargs: Any) -> Any:
-        with _compiled_ahead(self.schedule(self.fgraph)):
+        fgraph = self.fgraph
+        assert fgraph is not None  # PyTensor's linkers have accepted one by now
+        with _compiled_ahead(self.schedule(fgraph)):
             return super().make_all(*args, **kwargs)
 
 

@@ -11,7 +11,7 @@ import platform
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["LEVELS", "PREBUILT_DIR", "prebuilt_name", "supported_levels"]
+__all__ = ["LEVELS", "PREBUILT_DIR", "levels_of", "prebuilt_name", "supported_levels"]
 
 #: Where they lie in the installed package.
 PREBUILT_DIR = Path(__file__).resolve().parents[1] / "lib"
@@ -33,15 +33,18 @@ def supported_levels() -> tuple[str, ...]:
     tuple of str
         Empty on other processors, and where they cannot be told.
     """
-    if platform.machine() != "x86_64":
-        return ()
+    return levels_of(Path("/proc/cpuinfo")) if platform.machine() == "x86_64" else ()
+
+
+def levels_of(cpuinfo: Path) -> tuple[str, ...]:
+    """The levels that a file of the form of ``/proc/cpuinfo`` stands for, best first."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        text = cpuinfo.read_text()
     except OSError:
         return ()
     lines = (line.partition(":") for line in text.splitlines())
     found = next((set(value.split()) for name, _, value in lines if name.strip() == "flags"), set())
-    return tuple(level for level in LEVELS if LEVELS[level] <= found)
+    return tuple(level for level, features in LEVELS.items() if features <= found)
 
 
 def prebuilt_name(library: str, level: str, source_hash: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -21,6 +22,7 @@ from dnnops.errors import DnnUnavailableError
 from dnnops.runtime import build
 from dnnops.runtime.build import CUDNN, ONEDNN, Recipe, RuntimeLibrary, abi_hash, c_code_dir
 from dnnops.runtime.compiling import compile_library
+from dnnops.runtime.prebuilt import levels_of, prebuilt_name
 
 #: Computes with a library that is compiled, whether or not the package brought one.
 PROBE = """
@@ -58,9 +60,10 @@ def quick_compiler(folder: Path) -> Path:
     return script
 
 
-def test_two_processes_build_one_library(tmp_path):
+@pytest.mark.slow
+def test_processes_that_start_at_once_build_one_library(tmp_path):
     flags = f",cxx={quick_compiler(tmp_path)}"
-    processes = [start(PROBE, tmp_path, flags) for _ in range(2)]
+    processes = [start(PROBE, tmp_path, flags) for _ in range(6)]
     for process in processes:
         _, errors = process.communicate()
         assert process.returncode == 0, errors
@@ -186,6 +189,64 @@ def test_library_that_does_not_load_is_built_once_more(small_library, monkeypatc
     with pytest.raises(DnnUnavailableError, match="cannot be loaded: not today"):
         small_library().library  # noqa: B018
     assert len(small_library.built) == 3
+
+
+def as_prebuilt(library: RuntimeLibrary, level: str, path: Path, monkeypatch) -> Path:
+    """Put a library where the package would have brought it."""
+    directory = path.parents[1] / "lib"
+    directory.mkdir()
+    target = directory / prebuilt_name(library.name, level, library.source_hash)
+    for suffix in ("", ".sha256"):
+        shutil.copy(f"{path}{suffix}", f"{target}{suffix}")
+    monkeypatch.setattr(build, "PREBUILT_DIR", directory)
+    monkeypatch.setattr(build, "supported_levels", lambda: ("x86-64-v4", "x86-64-v3"))
+    return target
+
+
+def test_library_of_the_package_is_used(small_library, monkeypatch):
+    built = small_library().path
+    target = as_prebuilt(small_library(), "x86-64-v3", built, monkeypatch)
+    built.unlink()
+    library = small_library()
+    assert library.path == target
+    assert library.library.dnnops_last_error() == b"none"
+    assert len(small_library.built) == 1
+    # Of other sources it is not.
+    small_library.source.write_text(SMALL.replace("none", "changed"))
+    assert small_library().path == built
+    assert len(small_library.built) == 2
+
+
+def test_library_of_the_package_that_does_not_load_is_compiled(small_library, monkeypatch):
+    built = small_library().path
+    target = as_prebuilt(small_library(), "x86-64-v3", built, monkeypatch)
+    load = ctypes.CDLL
+
+    def refuse(name):
+        if name == str(target):
+            raise OSError("undefined symbol")
+        return load(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    assert small_library().library.dnnops_last_error() == b"none"
+
+
+@pytest.mark.parametrize(
+    ("flags", "levels"),
+    [
+        ("sse2 avx", ()),
+        ("abm avx avx2 bmi1 bmi2 f16c fma movbe", ("x86-64-v3",)),
+        (
+            "abm avx avx2 bmi1 bmi2 f16c fma movbe avx512bw avx512cd avx512dq avx512f avx512vl",
+            ("x86-64-v4", "x86-64-v3"),
+        ),
+    ],
+)
+def test_levels_of_a_processor(tmp_path, flags, levels):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor : 0\nflags\t\t: fpu {flags} mmx\nprocessor : 1\n")
+    assert levels_of(cpuinfo) == levels
+    assert levels_of(tmp_path / "missing") == ()
 
 
 def test_only_changed_sources_are_compiled(small_library, tmp_path):
