@@ -24,6 +24,7 @@ from pytensor.link.numba.linker import NumbaLinker
 
 from dnnops.config import flag_value
 from dnnops.errors import DnnUnavailableError
+from dnnops.rewriting.lifting import EVERYTHING
 from dnnops.runtime.ahead import ParallelVMLinker
 
 __all__ = [
@@ -85,6 +86,7 @@ class DnnMode(Mode):
 class CudnnMode(DnnMode):
     """Runs graphs on the GPU with cuDNN; registered as ``CUDNN``.
 
+    All moves there that can, also where `DnnMode` finds it not worth the transfer of its operands.
     Compiling a function raises `DnnUnavailableError` where cuDNN cannot be used.
     """
 
@@ -94,7 +96,7 @@ class CudnnMode(DnnMode):
         usable, reason = cudnn_usable(_device())
         if not usable:
             raise DnnUnavailableError(f"cuDNN cannot be used: {reason}")
-        return ("gpu", "cudnn")
+        return ("gpu", "cudnn", EVERYTHING)
 
 
 class DeviceMode(DnnMode):

@@ -36,6 +36,7 @@ __all__ = [
     "free_workspaces",
     "gradient_like",
     "interrupt_later",
+    "kernels_usable",
     "version_to_rewrite_for",
 ]
 
@@ -455,6 +456,14 @@ def cudnn_usable(device: int = 0) -> tuple[bool, str]:
     if reason and enabled == "True":
         raise DnnUnavailableError(f"dnn.enabled=True, but cuDNN cannot be used: {reason}")
     return not reason, reason
+
+
+def kernels_usable(device: int = 0) -> bool:
+    """Whether kernels of our own can be used on a device, whatever the flag ``dnn.enabled`` is.
+
+    They need the runtime library, which is linked with cuDNN.
+    """
+    return flag_value("dnn.enabled") == "no_check" or not cudnn_status(device)
 
 
 def check_cudnn(device: int = 0) -> None:

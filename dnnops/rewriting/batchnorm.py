@@ -36,7 +36,7 @@ from dnnops.nnet.expressions import is_connected
 from dnnops.onednn.base import onednn_available
 from dnnops.rewriting.batchnorm_form import Normalization, read_normalization
 from dnnops.rewriting.forecast import Forecast
-from dnnops.rewriting.lifting import _graph_device
+from dnnops.rewriting.lifting import _graph_device, gpu_tags
 from dnnops.rewriting.value_numbers import ValueNumbers
 
 __all__ = ["RecognizeBatchNorm", "RecognizeGpuBatchNorm"]
@@ -88,13 +88,16 @@ class RecognizeGpuBatchNorm(RecognizeBatchNorm):
     ----------
     excluded_tags : collection of str
         Lifters with one of these tags move nothing.
+    everything : bool
+        Whether everything moves that has a lifter.
     """
 
     dtypes = ("float16", "float32", "float64")
 
-    def __init__(self, excluded_tags: Collection[str] = ()):
+    def __init__(self, excluded_tags: Collection[str] = (), everything: bool = False):
         super().__init__()
         self.excluded_tags = frozenset(excluded_tags)
+        self.everything = everything
 
     def _is_available(self, fgraph: FunctionGraph) -> bool:
         return cudnn_usable(_graph_device(fgraph))[0]
@@ -102,6 +105,8 @@ class RecognizeGpuBatchNorm(RecognizeBatchNorm):
     def _selection(
         self, fgraph: FunctionGraph, order: list[Apply]
     ) -> Callable[[Normalization], bool]:
+        if self.everything:
+            return lambda form: form.trains
         on_device = Forecast(fgraph, order, self.excluded_tags).on_device
         # What stays on the host is left to the elementwise loops: without an operand on the device
         # the Op would stay there, too.
@@ -352,7 +357,7 @@ class RecognizeGpuBatchNormDB(RewriteDatabase):
 
     def query(self, *tags: Any, **kwtags: Any) -> GraphRewriter:
         """Make the rewriter for a query."""
-        return RecognizeGpuBatchNorm(getattr(tags[0], "exclude", ()) if tags else ())
+        return RecognizeGpuBatchNorm(*gpu_tags(tags))
 
 
 # After the expansion of graphs within Ops (-0.01), before the first merge (0).

@@ -7,6 +7,7 @@ import itertools
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph, Output
 
+from dnnops.gpuarray.dtypes import FLOAT_DTYPES
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu
 from dnnops.rewriting.lifters import expansion_of, lifters_of
@@ -15,13 +16,32 @@ from dnnops.rewriting.lifters import expansion_of, lifters_of
 class Forecast:
     """Which nodes will move, as far as their lifters' declarations tell.
 
+    Parameters
+    ----------
+    fgraph : FunctionGraph
+    order : list of Apply
+        Its nodes in topological order.
+    excluded_tags : frozenset of str
+        Lifters with one of these tags aren't asked.
+    everything : bool
+        Whether each node that has a lifter and an array of floats moves, also if no array is on the
+        device yet.
+
     Attributes
     ----------
     pulled : set of Apply, or None
-        Nodes that move because all that uses them does. None if nothing moves at all.
+        Nodes that move because all that uses them does, or because everything does. None if nothing
+        moves at all.
     """
 
-    def __init__(self, fgraph: FunctionGraph, order: list[Apply], excluded_tags: frozenset[str]):
+    def __init__(
+        self,
+        fgraph: FunctionGraph,
+        order: list[Apply],
+        excluded_tags: frozenset[str],
+        everything: bool = False,
+    ):
+        self.sent = {node for node in order if _has_arrays(node)} if everything else set()
         self.lifters = {node: lifters_of(node, excluded_tags) for node in order}
         self.on_device = {x for x in fgraph.variables if is_on_device(x)}
         self.moved: set[Apply] = set()
@@ -32,17 +52,20 @@ class Forecast:
             self._move(node)
         if not self.on_device:
             return
-        self.pulled = {node for node in reversed(order) if self._is_pulled(fgraph, node)}
+        pulled = {node for node in reversed(order) if self._is_pulled(fgraph, node)}
+        self.pulled = pulled | (self.sent & self.moved)
 
     def _move(self, node: Apply) -> None:
         if isinstance(node.op, HostFromGpu):
             self.on_device.update(node.outputs)
         if self._is_made(node) and not all(map(self._is_number, (*node.inputs, *node.outputs))):
             self.made.update(node.outputs)
+        sent = node in self.sent
         expands = expansion_of(node.op) is not None
-        moves = expands and not self.on_device.isdisjoint(node.inputs)
+        moves = expands and (sent or not self.on_device.isdisjoint(node.inputs))
         moves = moves or any(
-            lifter.is_heavy(node)
+            sent
+            or lifter.is_heavy(node)
             or any(node.inputs[i] in self.on_device for i in lifter.operand_indices(node))
             for lifter in self.lifters[node]
         )
@@ -82,3 +105,11 @@ class Forecast:
             expansion_of(node.op) is not None
             or any(lifter.takes_on_device(node, index) for lifter in self.lifters[node])
         )
+
+
+def _has_arrays(node: Apply) -> bool:
+    """Tell whether a node computes floating-point numbers from an array of such."""
+    return any(getattr(z.type, "dtype", None) in FLOAT_DTYPES for z in node.outputs) and any(
+        getattr(x.type, "dtype", None) in FLOAT_DTYPES and not all(x.type.broadcastable)
+        for x in node.inputs
+    )

@@ -20,6 +20,7 @@ from pytensor.graph.traversal import toposort
 
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray.device import device_from_target
+from dnnops.gpuarray.dtypes import FLOAT_DTYPES
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import (
     GpuCast,
@@ -41,11 +42,13 @@ from dnnops.rewriting.lifters import (
 )
 
 __all__ = [
+    "EVERYTHING",
     "GpuDB",
     "GraphToGpu",
     "LiftContext",
     "LiftFunction",
     "Lifter",
+    "gpu_tags",
     "register_expansion",
     "register_lifter",
 ]
@@ -109,16 +112,19 @@ class GraphToGpu(GraphRewriter):
     ----------
     excluded_tags : collection of str
         Lifters with one of these tags aren't asked.
+    everything : bool
+        Whether everything moves that has a lifter, worth the transfer or not.
     """
 
-    def __init__(self, excluded_tags: Iterable[str] = ()):
+    def __init__(self, excluded_tags: Iterable[str] = (), everything: bool = False):
         super().__init__()
         self.excluded_tags = frozenset(excluded_tags)
+        self.everything = everything
 
     def apply(self, fgraph: FunctionGraph) -> None:
         """Rewrite `fgraph`."""
         order = fgraph.toposort()
-        pulled = Forecast(fgraph, order, self.excluded_tags).pulled
+        pulled = Forecast(fgraph, order, self.excluded_tags, self.everything).pulled
         if pulled is None:
             return
         lifting = _Lifting(self, LiftContext(_graph_device(fgraph)), pulled)
@@ -248,8 +254,14 @@ class _Lifting:
         expand = expansion_of(node.op)
         # An abstract Op's subclass on the device has been put there on purpose.
         stays = expand is None or any(map(is_on_device, node.outputs))
-        if stays or not any(map(is_on_device, values)):
+        if stays or not (node in self.pulled or any(map(is_on_device, values))):
             return None
+        if node in self.pulled:
+            device = self.context.device
+            values = [
+                self.context.to_device(x, device) if x.type.dtype in FLOAT_DTYPES else x
+                for x in values
+            ]
         hosts = [self.context.to_host(x) for x in values]
         # What the expression's nodes see is the device's value; transfers that stay unused
         # are no part of the graph.
@@ -262,6 +274,17 @@ class _Lifting:
         return self._labeled(node, [self.value(z) for z in outputs])
 
 
+#: The tag of modes that move everything to the GPU which can be there.
+EVERYTHING = "everything_on_gpu"
+
+
+def gpu_tags(tags: tuple[Any, ...]) -> tuple[frozenset[str], bool]:
+    """Give the tags that a query excludes, and whether it includes `EVERYTHING`."""
+    query = tags[0] if tags else None
+    excluded = frozenset(getattr(query, "exclude", ()))
+    return excluded, EVERYTHING in getattr(query, "include", ())
+
+
 class GpuDB(RewriteDatabase):
     """The entry ``"gpu"`` of PyTensor's database of rewrites.
 
@@ -270,5 +293,4 @@ class GpuDB(RewriteDatabase):
 
     def query(self, *tags: Any, **kwtags: Any) -> GraphToGpu:
         """Make the rewriter for a query."""
-        excluded = getattr(tags[0], "exclude", ()) if tags else ()
-        return GraphToGpu(excluded)
+        return GraphToGpu(*gpu_tags(tags))

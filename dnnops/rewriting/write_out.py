@@ -12,6 +12,7 @@ from pytensor.graph.rewriting.db import RewriteDatabase
 from dnnops.gpuarray.op import is_on_device
 from dnnops.rewriting.forecast import Forecast
 from dnnops.rewriting.lifters import expands_elementwise, expansion_of
+from dnnops.rewriting.lifting import gpu_tags
 
 __all__ = ["WriteOut", "WriteOutDB"]
 
@@ -25,18 +26,21 @@ class WriteOut(GraphRewriter):
     ----------
     excluded_tags : frozenset of str
         Lifters with one of these tags aren't asked.
+    everything : bool
+        Whether everything moves that has a lifter.
     """
 
-    def __init__(self, excluded_tags: frozenset[str] = frozenset()):
+    def __init__(self, excluded_tags: frozenset[str] = frozenset(), everything: bool = False):
         super().__init__()
         self.excluded_tags = excluded_tags
+        self.everything = everything
 
     def apply(self, fgraph: FunctionGraph) -> None:
         """Rewrite `fgraph`."""
         if not any(expands_elementwise(node.op) for node in fgraph.apply_nodes):
             return
         order = fgraph.toposort()
-        forecast = Forecast(fgraph, order, self.excluded_tags)
+        forecast = Forecast(fgraph, order, self.excluded_tags, self.everything)
         for node in order:
             # An abstract Op's subclass on the device has been put there on purpose.
             stays = node not in forecast.moved or any(map(is_on_device, node.outputs))
@@ -56,7 +60,7 @@ class WriteOutDB(RewriteDatabase):
 
     def query(self, *tags: Any, **kwtags: Any) -> WriteOut:
         """Make the rewriter for a query."""
-        return WriteOut(frozenset(getattr(tags[0], "exclude", ()) if tags else ()))
+        return WriteOut(*gpu_tags(tags))
 
 
 # Before elemwise_fusion (49), with the modes that move a graph to the GPU.

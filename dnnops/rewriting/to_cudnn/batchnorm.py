@@ -19,7 +19,7 @@ from dnnops.gpuarray.transfer import cast
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.onednn.batchnorm import has_neighboring_statistics
 from dnnops.rewriting.inplace import register_gpu_inplace
-from dnnops.rewriting.to_cudnn.mechanism import Build, register
+from dnnops.rewriting.to_cudnn.mechanism import Build, register_own
 
 
 def _build_batch_norm(make: Callable[[Any], Any]) -> Build:
@@ -51,7 +51,7 @@ for _abstract, _make in (
     (BatchNormTrainGrad, lambda op: GpuDnnBatchNormGrad("spatial", axes=op.axes)),
     (BatchNormInference, lambda op: GpuDnnBatchNormInference("spatial", axes=op.axes)),
 ):
-    register(_abstract, _build_batch_norm(_make), operands=_arrays)
+    register_own(_abstract, _build_batch_norm(_make), operands=_arrays)
 
 
 @register_gpu_inplace(GpuDnnBatchNorm, GpuDnnBatchNormGrad, GpuDnnBatchNormInference)

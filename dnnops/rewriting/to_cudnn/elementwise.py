@@ -13,17 +13,17 @@ from dnnops.cudnn.transform import GpuDnnAddTensor
 from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad
 from dnnops.nnet.dropout_ops import Dropout, DropoutGrad
 from dnnops.rewriting.inplace import register_gpu_inplace
-from dnnops.rewriting.to_cudnn.mechanism import Build, register
+from dnnops.rewriting.to_cudnn.mechanism import Build, register_own
 
 
 def _build_cross_entropy(cls: type) -> Build:
     return lambda op, inputs: cls(op.every_row, op.one_for_all).make_node(*inputs).outputs
 
 
-register(CrossEntropy, _build_cross_entropy(GpuCrossEntropy), operands=(0, 1))
-register(CrossEntropyGrad, _build_cross_entropy(GpuCrossEntropyGrad), operands=(0, 1, 2, 3))
-register(Dropout, lambda op, x: GpuDnnDropoutOp().make_node(*x).outputs, operands=(0,))
-register(DropoutGrad, lambda op, x: [GpuDnnDropoutGrad()(*x)], operands=(0, 2))
+register_own(CrossEntropy, _build_cross_entropy(GpuCrossEntropy), operands=(0, 1))
+register_own(CrossEntropyGrad, _build_cross_entropy(GpuCrossEntropyGrad), operands=(0, 1, 2, 3))
+register_own(Dropout, lambda op, x: GpuDnnDropoutOp().make_node(*x).outputs, operands=(0,))
+register_own(DropoutGrad, lambda op, x: [GpuDnnDropoutGrad()(*x)], operands=(0, 2))
 
 
 @register_gpu_inplace(

@@ -7,7 +7,7 @@ from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
 
-from dnnops.cudnn.base import cudnn_usable
+from dnnops.cudnn.base import cudnn_usable, kernels_usable
 from dnnops.rewriting.lifters import Operands
 from dnnops.rewriting.lifting import (
     LiftContext,
@@ -15,7 +15,7 @@ from dnnops.rewriting.lifting import (
     register_lifter,
 )
 
-__all__ = ["Build", "register", "register_kernel", "register_outputs"]
+__all__ = ["Build", "register", "register_kernel", "register_outputs", "register_own"]
 
 Build = Callable[[Any, list[Any]], Sequence[Variable] | None]
 
@@ -24,15 +24,33 @@ def register(
     op_class: type, build: Build, operands: Operands | None = None, heavy: Any = False
 ) -> None:
     """Register ``build(op, inputs)`` as the lifter of an abstract Op to cuDNN."""
+    _register(op_class, build, operands, heavy, lambda device: cudnn_usable(device)[0], ("cudnn",))
 
+
+def register_own(op_class: type, build: Build, operands: Operands | None = None) -> None:
+    """Register the lifter of an abstract Op to kernels of the runtime library that are our own.
+
+    They are compiled with the library that calls cuDNN, but no call of theirs does: modes that
+    exclude ``cudnn`` have them, too.
+    """
+    _register(op_class, build, operands, False, lambda device: kernels_usable(device), ())
+
+
+def _register(
+    op_class: type,
+    build: Build,
+    operands: Operands | None,
+    heavy: Any,
+    is_usable: Callable[[int], bool],
+    tags: tuple[str, ...],
+) -> None:
     def lift(node: Apply, inputs: list[Any], context: LiftContext) -> Sequence[Variable] | None:
         # Backend Ops derive from abstract ones; they are where somebody put them.
-        if type(node.op) is not op_class:
+        if type(node.op) is not op_class or not is_usable(context.device):
             return None
-        usable, _ = cudnn_usable(context.device)
-        return build(node.op, inputs) if usable else None
+        return build(node.op, inputs)
 
-    register_lifter(op_class, operands=operands, heavy=heavy, tags=("cudnn",), priority=10)(lift)
+    register_lifter(op_class, operands=operands, heavy=heavy, tags=tags, priority=10)(lift)
 
 
 def register_kernel(
@@ -50,5 +68,5 @@ def register_kernel(
 def register_outputs(
     op_class: type, make: Callable[[Any], Any], operands: tuple[int, ...] | None = None
 ) -> None:
-    """Register ``make(op)``, which has the operands and the results of an abstract Op."""
-    register(op_class, lambda op, inputs: make(op).make_node(*inputs).outputs, operands)
+    """Register ``make(op)``, an Op of our own with the operands and results of an abstract one."""
+    register_own(op_class, lambda op, inputs: make(op).make_node(*inputs).outputs, operands)
