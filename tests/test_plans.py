@@ -516,7 +516,10 @@ def test_a_list_takes_no_memory_on_the_gpu(gpu, memory_format):
 
 def test_bad_settings_for_cudnn(gpu):
     for changes, words in (
-        ({"precision": "float64"}, "precision float64 does not go with float32 arrays"),
+        (
+            {"precision": "float64"},
+            "no convolution of float32 arrays that computes in float64, only in float32",
+        ),
         ({"precision": "half"}, "flag dnn.conv.precision: 'half' is not accepted"),
         ({"memory_format": "NCHW"}, "memory_format must be one of"),
     ):

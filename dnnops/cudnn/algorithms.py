@@ -222,8 +222,9 @@ def check_precision(where: str, precision: str, dtype: str) -> None:
     allowed = _COMPUTE_DTYPES[dtype]
     if not precision.startswith("as_input") and precision not in allowed:
         raise DnnValueError(
-            f"{where}: precision {precision} does not go with {dtype} arrays; give "
-            f"{' or '.join(allowed)} (argument precision or flag dnn.conv.precision)"
+            f"{where}: cuDNN 9 has no convolution of {dtype} arrays that computes in {precision}, "
+            f"only in {' or '.join(allowed)}: give that (argument precision or flag "
+            "dnn.conv.precision), or cast the arrays"
         )
 
 

@@ -67,6 +67,18 @@ def _conv_params(
     return {**common, "precision": precision, "algo": algo}
 
 
+def _rank_params(where: str, operand: Any, **params: Any) -> dict[str, Any]:
+    """Parameters for as many spatial axes as an operand has: three of five dimensions, else two.
+
+    The default of `subsample` and `dilation`, one for each of two axes, is one for each of three.
+    """
+    ndim = 3 if getattr(operand, "ndim", 4) == 5 else 2
+    for name in ("subsample", "dilation"):
+        if ndim == 3 and params[name] == (1, 1):
+            params[name] = (1, 1, 1)
+    return _conv_params(where, ndim, **params)
+
+
 def _words(where: str, image: str, filters: str, top: str = "") -> ConvWords:
     return ConvWords(where, image, filters, top, filter_dilation="dilation")
 
@@ -159,7 +171,8 @@ def dnn_conv(
     Parameters
     ----------
     img : (batch, input channels, rows, columns)
-        The images: float16, bfloat16, float32 or float64.
+        The images: float16, bfloat16, float32 or float64. Of five dimensions they are volumes, and
+        everything is as for `dnn_conv3d`.
     kerns : (output channels, input channels // num_groups, rows, columns)
         The filters. Of two different dtypes, the wider one is that of the result.
     border_mode : {'valid', 'half', 'full'}, int, or tuple of 2 ints or pairs of ints
@@ -180,7 +193,9 @@ def dnn_conv(
     algo : str or int, optional
         What chooses the plan; default: the flag ``dnn.conv.algo_fwd``.
     precision : {'as_input_f32', 'as_input', 'float16', 'float32', 'float64'}, optional
-        The type that is computed in; default: the flag ``dnn.conv.precision``.
+        The type that is computed in; default: the flag ``dnn.conv.precision``. cuDNN 9 computes
+        with arrays of float16 in float32 and float16, with others in float32, or float64 for those
+        of float64.
     num_groups : int
         The number of groups that channels and filters are split into.
 
@@ -193,8 +208,16 @@ def dnn_conv(
     DnnTypeError, DnnValueError
         If an operand or a parameter is of another kind, or if they don't fit together.
     """
-    params = _conv_params(
-        "dnn_conv", 2, border_mode, subsample, dilation, conv_mode, precision, algo, num_groups
+    params = _rank_params(
+        "dnn_conv",
+        img,
+        border_mode=border_mode,
+        subsample=subsample,
+        dilation=dilation,
+        conv_mode=conv_mode,
+        precision=precision,
+        algo=algo,
+        num_groups=num_groups,
     )
     return _conv("dnn_conv", img, kerns, direction_hint, workmem, algo, params)
 
@@ -287,16 +310,16 @@ def dnn_gradweight(
     DnnTypeError, DnnValueError
         If an operand or a parameter is of another kind, or if they don't fit together.
     """
-    params = _conv_params(
+    params = _rank_params(
         "dnn_gradweight",
-        2,
-        border_mode,
-        subsample,
-        dilation,
-        conv_mode,
-        precision,
-        algo,
-        num_groups,
+        img,
+        border_mode=border_mode,
+        subsample=subsample,
+        dilation=dilation,
+        conv_mode=conv_mode,
+        precision=precision,
+        algo=algo,
+        num_groups=num_groups,
     )
     return _gradient_by_filters("dnn_gradweight", params, img, topgrad, kerns_shp)
 
@@ -356,8 +379,16 @@ def dnn_gradinput(
     DnnTypeError, DnnValueError
         If an operand or a parameter is of another kind, or if they don't fit together.
     """
-    params = _conv_params(
-        "dnn_gradinput", 2, border_mode, subsample, dilation, conv_mode, precision, algo, num_groups
+    params = _rank_params(
+        "dnn_gradinput",
+        kerns,
+        border_mode=border_mode,
+        subsample=subsample,
+        dilation=dilation,
+        conv_mode=conv_mode,
+        precision=precision,
+        algo=algo,
+        num_groups=num_groups,
     )
     return _gradient_by_images("dnn_gradinput", params, kerns, topgrad, img_shp)
 

@@ -226,7 +226,8 @@ class RNNBlock:
             (0, hidden).
 
             Of a shared variable and of an array these are views: what is written there is
-            written in `w`. Of a variable they are variables.
+            written in `w`; those of a device take NumPy's arrays, too. Of a variable they are
+            variables.
 
         Raises
         ------
@@ -252,10 +253,19 @@ class RNNBlock:
         if isinstance(w, Variable) and length is None:
             w = _CHECK_LENGTH(w, pt.eq(pt.shape(w)[0], self.layout.param_size(input_size)))
         (part,) = parts
+        w = self._writable(w)
         return [
             w[begin : begin + int(np.prod(shape))].reshape(shape).T
             for begin, shape in part.slices()
         ]
+
+    def _writable(self, w: Any) -> Any:
+        """The parameters with parts that a user can write into."""
+        if not hasattr(w, "__cuda_array_interface__"):
+            return w
+        from dnnops.gpuarray.writable import writable
+
+        return writable(w)
 
     def join_params(self, layers: Sequence[Sequence[Any]], input_size: Any) -> Any:
         """Return the vector of parameters that :meth:`split_params` splits.

@@ -139,6 +139,47 @@ def test_the_wider_dtype(first, second, wide):
         dnn.dnn_conv(arrays(1, 4, "float16")[0], arrays(1, 4, "bfloat16")[0])
 
 
+def test_operands_of_five_dimensions():
+    """`dnn_conv` and its gradients take volumes, as in Theano."""
+    volume, kerns = arrays(2, 5)
+    for options in (
+        {},
+        {"subsample": (2, 1, 1), "dilation": (1, 2, 1), "conv_mode": "cross"},
+        {"border_mode": (1, 0, 2), "num_groups": 2},
+    ):
+        found, wanted = dnn.dnn_conv(volume, kerns, **options), dnn.dnn_conv3d(
+            volume, kerns, **options
+        )  # fmt: skip
+        assert found.owner.op == wanted.owner.op
+        top, shape = found, (2, 4, 3, 3, 3)
+        for name in ("dnn_gradweight", "dnn_gradinput"):
+            made = [getattr(dnn, name + end)(volume, top, shape, **options) for end in ("", "3d")]
+            assert made[0].owner.op == made[1].owner.op
+            assert made[0].owner.op.ndim == 3
+    with pytest.raises(DnnTypeError, match="dnn_conv: kerns must have 5 dimensions, got 4"):
+        dnn.dnn_conv(volume, arrays(1)[0])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "others"),
+    [
+        ("float32", "float64", "float32"),
+        ("float64", "float32", "float64"),
+        ("float32", "float16", "float32"),
+        ("bfloat16", "float64", "float32"),
+        ("float16", "float64", "float32 or float16"),
+    ],
+)
+def test_precisions_that_cudnn_lacks(dtype, precision, others):
+    img, kerns = arrays(2, 4, dtype)
+    message = (
+        f"cuDNN 9 has no convolution of {dtype} arrays that computes in {precision}, only in"
+        f" {others}: give that"
+    )
+    with pytest.raises(DnnValueError, match=message):
+        dnn.dnn_conv(img, kerns, precision=precision)
+
+
 def test_shapes_of_gradients():
     img, kerns, top = arrays(3)
     assert dnn.dnn_gradweight(img, top, (4, 3, 2, 5)).type.shape[2:] == (2, 5)
