@@ -15,7 +15,6 @@ from dnnops.cudnn.batchnorm import (
     parameter_dtype,
 )
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.gpuarray.dtypes import widest_dtype
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.nnet._validate import float64_scalar
 from dnnops.nnet.batchnorm import check_sizes, like_parameter
@@ -51,7 +50,7 @@ def _batch_norm_parameters(where: str, inputs: Any, mode: str, **parameters: Any
     dtype = arrays[0].type.dtype
     if dtype != parameter_dtype(x.type.dtype):
         # float64 widens everything; what has 16 bits is computed with float32 parameters.
-        x = cast(x, widest_dtype((x.type.dtype, dtype))) if dtype == "float64" else x
+        x = cast(x, "float64") if dtype == "float64" else x
         arrays = [cast(array, parameter_dtype(x.type.dtype)) for array in arrays]
     return [x, *arrays]
 

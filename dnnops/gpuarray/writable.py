@@ -31,13 +31,14 @@ def _writable_class(array_class: type) -> type:
     if "_takes_host_arrays" in vars(array_class):
         return array_class
 
-    def __setitem__(self: Any, key: Any, value: Any) -> None:
+    def assign(self: Any, key: Any, value: Any) -> None:
         if isinstance(value, np.ndarray | list | tuple) and np.ndim(value):
             import cupy
 
             with self.device:
                 value = cupy.asarray(np.asarray(value), dtype=self.dtype)
-        array_class.__setitem__(self, key, value)  # type: ignore[attr-defined]
+        super(written, self).__setitem__(key, value)  # type: ignore[misc]
 
-    members = {"__setitem__": __setitem__, "_takes_host_arrays": True}
-    return type("WritableArray", (array_class,), members)
+    members = {"__setitem__": assign, "_takes_host_arrays": True}
+    written = type("WritableArray", (array_class,), members)
+    return written

@@ -133,11 +133,15 @@ class LocalConvMerge(NodeRewriter):
 
     def _scaled(self, fgraph: FunctionGraph, node: Apply) -> Any:
         term = self._term(fgraph, node.outputs[0], top=True)
-        if not self._is_conv(fgraph, term.variable):
+        if self._is_conv(fgraph, term.variable):
+            return self._build(term, None)
+        if len(fgraph.clients[term.variable]) != 1:
             return None
-        return self._build(term, None)
+        # A factor of a sum is one of both its terms.
+        inner = _scalar_op(term.variable, Add, Sub)
+        return None if inner is None else self._sum(fgraph, inner, term.factor)
 
-    def _sum(self, fgraph: FunctionGraph, node: Apply) -> Any:
+    def _sum(self, fgraph: FunctionGraph, node: Apply, factor: Any = 1.0) -> Any:
         if len(node.inputs) != 2 or node.inputs[0] is node.inputs[1]:
             return None
         (out,) = node.outputs
@@ -153,7 +157,7 @@ class LocalConvMerge(NodeRewriter):
                 and array.type.broadcastable == out.type.broadcastable
                 and not self._joins_a_loop(fgraph, array)
             ):
-                return self._build(conv, addend)
+                return self._build(conv.times(factor), addend.times(factor))
         return None
 
     def _joins_a_loop(self, fgraph: FunctionGraph, x: Variable) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pytensor.compile.mode import optdb
@@ -15,6 +15,7 @@ from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
 from pytensor.graph.utils import InconsistencyError
 from pytensor.tensor.rewriting.elemwise import InplaceGraphOptimizer
 
+from dnnops.gpuarray.basic import GpuAlloc, GpuAllocEmpty
 from dnnops.gpuarray.blas import GpuGemm, GpuGemv, GpuGer
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.op import is_on_device
@@ -62,16 +63,36 @@ class GpuInplace(GraphRewriter):
                 continue
             versions = function(fgraph, node)
             for op in [versions] if isinstance(versions, Op) else versions or ():
-                new = op.make_node(*node.inputs).outputs
-                copy_stack_trace(node.outputs, new)
-                try:
-                    fgraph.replace_all_validate(
-                        list(zip(node.outputs, new, strict=True)), reason="gpu_inplace"
-                    )
-                except InconsistencyError:
-                    # Somebody else needs the old value.
-                    continue
-                break
+                if any(self._replace(fgraph, node, op, inputs) for inputs in _inputs(node, op)):
+                    break
+
+    def _replace(self, fgraph: FunctionGraph, node: Apply, op: Op, inputs: list[Variable]) -> bool:
+        """Put an Op in the place of a node's; False if somebody else needs what it overwrites."""
+        new = op.make_node(*inputs).outputs
+        copy_stack_trace(node.outputs, new)
+        try:
+            fgraph.replace_all_validate(
+                list(zip(node.outputs, new, strict=True)), reason="gpu_inplace"
+            )
+        except InconsistencyError:
+            return False
+        return True
+
+
+def _inputs(node: Apply, op: Op) -> Iterator[list[Variable]]:
+    """A node's inputs; then with memory of its own, where an allocation has been merged."""
+    yield list(node.inputs)
+    overwritten = {i for indices in op.destroy_map.values() for i in indices}
+    own = [
+        x.owner.clone().outputs[x.index] if i in overwritten and _is_allocated(x) else x
+        for i, x in enumerate(node.inputs)
+    ]
+    if own != list(node.inputs):
+        yield own
+
+
+def _is_allocated(x: Variable) -> bool:
+    return x.owner is not None and isinstance(x.owner.op, GpuAlloc | GpuAllocEmpty)
 
 
 class GpuInplaceElemwise(InplaceGraphOptimizer):

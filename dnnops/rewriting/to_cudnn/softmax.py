@@ -1,13 +1,21 @@
-"""Softmax and its gradients."""
+"""Softmax and its gradients; logarithms of those that users put on cuDNN."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from pytensor.graph.basic import Variable
+from pytensor.compile.mode import optdb
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import copy_stack_trace, dfs_rewriter, node_rewriter
+from pytensor.scalar.basic import Reciprocal, TrueDiv
+from pytensor.tensor.basic import ones_like
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.math import log
 
 from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
+from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu, host_from_gpu, to_device
 from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.rewriting.to_cudnn.mechanism import Build, register
 
@@ -26,3 +34,64 @@ def _build_softmax(cls: type, algo: Callable[[Any], str]) -> Build:
 register(WholeSoftmax, _build_softmax(GpuDnnSoftmax, lambda op: "log" if op.log else "accurate"))
 register(SoftmaxGrad, _build_softmax(GpuDnnSoftmaxGrad, lambda op: "accurate"))
 register(LogSoftmaxGrad, _build_softmax(GpuDnnSoftmaxGrad, lambda op: "log"))
+
+
+# What PyTensor does for its own softmax, before it is on the device: a logarithm of a softmax that
+# has become zero would be infinite, and its gradient NaN.
+
+
+def _softmax_of(x: Any) -> Any:
+    """The node of the softmax on cuDNN whose host variable `x` is, or None."""
+    if x.owner is None or not isinstance(x.owner.op, HostFromGpu):
+        return None
+    node = x.owner.inputs[0].owner
+    is_one = node is not None and type(node.op) is GpuDnnSoftmax and node.op.algo != "log"
+    return node if is_one else None
+
+
+def _log_softmax(node: Apply) -> Any:
+    op: Any = GpuDnnSoftmax("log", node.op.mode, node.op.axis)
+    return op(*node.inputs)
+
+
+@node_rewriter([log])
+def local_log_of_softmax(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """``log(GpuDnnSoftmax('accurate')(x))`` is ``GpuDnnSoftmax('log')(x)``."""
+    softmax = _softmax_of(node.inputs[0])
+    if softmax is None or node.outputs[0].type.dtype != node.inputs[0].type.dtype:
+        return None
+    result = host_from_gpu(_log_softmax(softmax))
+    copy_stack_trace(node.outputs[0], result)
+    return [result]
+
+
+@node_rewriter([GpuDnnSoftmaxGrad])
+def local_gradient_of_log_of_softmax(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """The gradient of a softmax, of one divided by it, is that of the logarithm."""
+    gradient, out = node.inputs
+    transfer = gradient.owner
+    if node.op.algo == "log" or transfer is None or not isinstance(transfer.op, GpuFromHost):
+        return None
+    quotient = transfer.inputs[0].owner
+    if quotient is None or not isinstance(quotient.op, Elemwise):
+        return None
+    if not isinstance(quotient.op.scalar_op, TrueDiv | Reciprocal):
+        return None
+    divisor = quotient.inputs[-1]
+    softmax = _softmax_of(divisor)
+    if softmax is None or softmax.outputs[0] is not out:
+        return None
+    dividend = quotient.inputs[0] if len(quotient.inputs) == 2 else None
+    if dividend is None:
+        dividend = ones_like(divisor)
+    elif dividend.type.broadcastable != divisor.type.broadcastable:
+        dividend = dividend * ones_like(divisor)
+    op: Any = GpuDnnSoftmaxGrad("log", node.op.mode, node.op.axis)
+    result = op(to_device(dividend, out.type.device), _log_softmax(softmax))
+    copy_stack_trace(node.outputs[0], result)
+    return [result] if result.type.dtype == node.outputs[0].type.dtype else None
+
+
+for _rewriter in (local_log_of_softmax, local_gradient_of_log_of_softmax):
+    # With PyTensor's stabilization (1.5).
+    optdb.register(_rewriter.fn.__name__, dfs_rewriter(_rewriter), "gpu", "cudnn", position=1.6)
