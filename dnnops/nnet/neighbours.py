@@ -71,22 +71,23 @@ def images2neibs(
         before = [size // 2 if mode == "half" else size - 1 for size in shape]
         x = _framed(x, before, before)
     sizes = _sizes(x)
+    ways = zip(sizes[2:], shape, step, strict=True)
     if mode == "wrap_centered":
-        first, second = map(_wrapped, sizes[2:], shape, step)
+        counts = [_centres(*way) for way in ways]
     else:
-        first, second = (
-            _starts(*axis, mode == "ignore_borders")
-            for axis in zip(sizes[2:], shape, step, strict=True)
-        )
+        counts = [_windows(*way, mode == "ignore_borders") for way in ways]
         if apart or (shape == step and all(map(is_int, shape))):
-            return _blocks(x, first.shape[0], second.shape[0], shape)
-    rows, columns = (
-        at[:, None] + pt.arange(n) for at, n in zip((first, second), shape, strict=True)
-    )
-    if mode == "wrap_centered":
-        rows, columns = rows % sizes[2], columns % sizes[3]
-    patches = x[:, :, rows[:, None, :, None], columns[None, :, None, :]]
-    return patches.reshape((-1, shape[0] * shape[1]))
+            if mode == "ignore_borders":
+                x = x[:, :, : counts[0] * shape[0], : counts[1] * shape[1]]
+            return _blocks(x, counts, shape)
+    for axis, (count, length, distance) in enumerate(zip(counts, shape, step, strict=True), 2):
+        index = pt.arange(count)[:, None] * distance + pt.arange(length)
+        if mode == "wrap_centered":
+            index = (index - length // 2) % sizes[axis]
+        # What neighbourhoods share is copied for each of them; then they don't overlap. Indices of
+        # the first axis have a gradient in C.
+        x = x.swapaxes(0, axis)[index.flatten()].swapaxes(0, axis)
+    return _blocks(x, counts, shape)
 
 
 def neibs2images(
@@ -191,36 +192,33 @@ def _positive(where: str, name: str, value: Any) -> tuple[Any, Any]:
     return first, second
 
 
-def _starts(size: Any, length: Any, step: Any, drops_rest: bool) -> TensorVariable:
-    """Where the neighbourhoods begin that lie within an axis."""
+def _windows(size: Any, length: Any, step: Any, drops_rest: bool) -> Any:
+    """How many neighbourhoods lie within an axis."""
     rest = size - length
-    if not drops_rest:
-        rest = _checked(
-            rest,
-            "images2neibs: neighbourhoods of neib_shape, neib_step apart, must fill the images of"
-            " ten4 exactly (mode='ignore_borders' drops what is left)",
-            rest >= 0,
-            _equal(rest % step, 0),
-        )
-    return pt.arange(pt.maximum(rest // step + 1, 0)) * step
-
-
-def _wrapped(size: Any, length: Any, step: Any) -> TensorVariable:
-    """Where the neighbourhoods begin whose centres are `step` apart; at the first, before 0."""
-    length = _checked(
-        length,
-        "images2neibs: with mode='wrap_centered', neib_shape must be odd and at most the size of"
-        " the images, ten4",
-        _equal(length % 2, 1),
-        size >= length,
+    if drops_rest:
+        # None of a neighbourhood that is larger than the image.
+        return max(rest // step + 1, 0) if is_int(rest // step) else pt.maximum(rest // step + 1, 0)
+    problem = (
+        "images2neibs: neighbourhoods of neib_shape, neib_step apart, must fill the images of"
+        " ten4 exactly (mode='ignore_borders' drops what is left)"
     )
-    return pt.arange((size + step - 1) // step) * step - length // 2
+    return _checked(rest, problem, rest >= 0, _equal(rest % step, 0)) // step + 1
 
 
-def _blocks(x: TensorVariable, down: Any, across: Any, shape: tuple[Any, Any]) -> TensorVariable:
-    """Neighbourhoods that don't overlap."""
-    rows, columns = shape
+def _centres(size: Any, length: Any, step: Any) -> Any:
+    """How many pixels of an axis are centres of neighbourhoods that go on at its other end."""
+    problem = (
+        "images2neibs: with mode='wrap_centered', neib_shape must be odd and at most the size of"
+        " the images, ten4"
+    )
+    last = _checked(size - 1, problem, _equal(length % 2, 1), size >= length)
+    return last // step + 1
+
+
+def _blocks(x: TensorVariable, counts: Sequence[Any], shape: Sequence[Any]) -> TensorVariable:
+    """The neighbourhoods of images that they fill, without overlapping."""
     batch, channels = _sizes(x)[:2]
-    covered = x[:, :, : down * rows, : across * columns]
-    grid = covered.reshape((batch, channels, down, rows, across, columns))
-    return grid.dimshuffle(0, 1, 2, 4, 3, 5).reshape((-1, rows * columns))
+    (down, across), (rows, columns) = counts, shape
+    grid = x.reshape((batch, channels, down, rows, across, columns))
+    matrix = grid.dimshuffle(0, 1, 2, 4, 3, 5)
+    return matrix.reshape((batch * channels * down * across, rows * columns))
