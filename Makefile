@@ -31,11 +31,12 @@ run = $(VENV)/bin/python -m
 # Two processes, each of which has neighboring tests: these share what is compiled.
 pytest = $(run) pytest -n 2 --dist worksteal
 
-.PHONY: help demo test test-slow test-gpu gpu-record doctor docs lint dist clean
+.PHONY: help demo test test-slow lasagne test-lasagne test-gpu gpu-record doctor docs lint dist clean
 help:
 	@echo "make demo       train a small network on handwritten digits (DEMO_FLAGS='--device cpu')"
 	@echo "make test       run the tests, but for the slow ones (PYTEST_FLAGS='-k conv')"
 	@echo "make test-slow  run the slow tests"
+	@echo "make test-lasagne  run Lasagne's tests and its MNIST example"
 	@echo "make test-gpu   run the tests that need a GPU"
 	@echo "make gpu-record run them and write docs/gpu_record.json"
 	@echo "make doctor     show which libraries were found, and what is missing"
@@ -54,6 +55,19 @@ test: $(call installed,test demo)
 
 test-slow: $(call installed,test demo)
 	@$(pytest) -m slow $(PYTEST_FLAGS)
+
+# Its tests and examples are only in the source distribution, which is not installed.
+LASAGNE := Lasagne-0.1
+$(VENV)/$(LASAGNE): | $(VENV)/.made
+	@$(run) pip download --disable-pip-version-check --no-input --no-deps --no-binary Lasagne \
+	  --dest $(VENV) $(subst -,==,$(LASAGNE))
+	@tar -xzf $(VENV)/$(LASAGNE).tar.gz -C $(VENV)
+	@rm $(VENV)/$(LASAGNE).tar.gz
+
+lasagne: $(VENV)/$(LASAGNE)
+
+test-lasagne: lasagne $(call installed,test demo lasagne)
+	@$(run) pytest tests/theano/test_lasagne.py $(PYTEST_FLAGS)
 
 test-gpu: $(call installed,test demo)
 	@$(run) pytest -m gpu $(PYTEST_FLAGS)

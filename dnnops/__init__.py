@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import sys
 
-from dnnops.cli import is_command_line
+from dnnops.cli import is_command, is_command_line
 from dnnops.config import quiet_unknown_flag_warnings, register_flags
 from dnnops.errors import DnnValueError
 from dnnops.mode_flag import accept_modes, mode_kept_back
 
 try:
+    if is_command("theano"):
+        # PyTensor reads its flags when it is imported.
+        from dnnops.theano.flags import adopt_environment
+
+        adopt_environment()
     with quiet_unknown_flag_warnings(), mode_kept_back():
         import pytensor  # noqa: F401
     register_flags()
@@ -40,7 +45,7 @@ import dnnops.rewriting.to_cudnn
 import dnnops.rewriting.to_gpu
 import dnnops.rewriting.to_onednn
 import dnnops.rewriting.unused  # noqa: F401
-from dnnops import config, dnn, errors, gpuarray, modes, nnet, plans
+from dnnops import config, dnn, errors, gpuarray, modes, nnet, plans, theano
 from dnnops.chosen import chosen_plans
 from dnnops.dnn import (
     dnn_available,
@@ -86,6 +91,7 @@ __all__ = [
     "modes",
     "nnet",
     "plans",
+    "theano",
     "version",
 ]
 

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from dnnops import __version__
-from dnnops.cli import algos, cache, demo, doctor
+from dnnops.cli import algos, cache, demo, doctor, theano
 from dnnops.errors import DnnError
 
-COMMANDS = {"doctor": doctor, "demo": demo, "algos": algos, "cache": cache}
+COMMANDS = {"doctor": doctor, "demo": demo, "algos": algos, "cache": cache, "theano": theano}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -84,6 +85,9 @@ def _libraries(*finders: str) -> Callable[[], str]:
     return find
 
 
+#: The unpacked source distribution: wheels of Lasagne have neither its tests nor its examples.
+LASAGNE = Path(os.environ.get("LASAGNE_SOURCE", Path(sys.prefix) / "Lasagne-0.1"))
+
 #: By its name, what gives the reason why something is missing, and "" where it is there. What a
 #: function raises is an error of the run, since nobody knows then whether it is there.
 NEEDS: dict[str, Callable[[], str]] = {
@@ -105,6 +109,11 @@ NEEDS: dict[str, Callable[[], str]] = {
     "xdist": _packages("xdist"),
     "git": lambda: "" if shutil.which("git") else "Git is not installed",
     "no root": lambda: "root may write everywhere" if os.geteuid() == 0 else "",
+    "Lasagne": lambda: (
+        _packages("mock")()
+        if LASAGNE.is_dir()
+        else f"its source distribution is not in {LASAGNE} (make test-lasagne)"
+    ),
     "checkout": lambda: (
         "" if Path(__file__).parents[1].joinpath("setup.cfg").exists() else "not a checkout"
     ),

@@ -19,3 +19,8 @@ def is_command_line() -> bool:
     if program[0] == "-m":
         return word.removeprefix("-m") == "dnnops"
     return program[0] != "-c" and Path(word).stem == "dnnops"
+
+
+def is_command(name: str) -> bool:
+    """Tell whether the process is ``python -m dnnops NAME``, or ``dnnops NAME``."""
+    return is_command_line() and sys.argv[1:2] == [name]

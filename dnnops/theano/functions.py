@@ -1,0 +1,204 @@
+"""``theano.function``, ``scan``, ``shared`` and their kin, with Theano's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import pytensor
+from pytensor.compile.mode import Mode
+from pytensor.graph.basic import equal_computations
+from pytensor.graph.replace import clone_replace
+
+from dnnops.config import flag_value
+
+__all__ = [
+    "In",
+    "OrderedUpdates",
+    "Param",
+    "clone",
+    "function",
+    "is_same_graph",
+    "scan",
+    "shared",
+    "sparse_grad",
+]
+
+#: The release of Theano whose names and meanings these are.
+VERSION = "1.0.5"
+
+
+class OrderedUpdates(dict[Any, Any]):
+    """New values of shared variables, by variable. ``+`` joins two of them."""
+
+    def __add__(self, other: Any) -> OrderedUpdates:
+        joined = OrderedUpdates(self)
+        joined.update(other)
+        return joined
+
+
+class In(pytensor.In):
+    """An input of a function, with the value that it has where a call gives none.
+
+    Parameters
+    ----------
+    variable : Variable
+    name : str, optional
+    value : object, optional
+        The default; PyTensor's inputs have none.
+    *args, **kwargs
+        As those of ``pytensor.In``.
+    """
+
+    def __init__(
+        self, variable: Any, name: str | None = None, value: Any = None, *args: Any, **kwargs: Any
+    ):
+        super().__init__(variable, name, None, *args, **kwargs)
+        self.default = value
+
+
+class _Function:
+    """A compiled function whose inputs have defaults, or whose outputs have names."""
+
+    def __init__(self, compiled: Any, inputs: list[Any], names: list[str] | None):
+        self._compiled = compiled
+        self._inputs = [(one.name, getattr(one, "default", None)) for one in inputs]
+        self._names = names
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = list(args)
+        for name, default in self._inputs[len(args) :]:
+            value = kwargs.pop(name, default) if name else default
+            if value is None:
+                break  # what is missing, the compiled function says
+            given.append(value)
+        results = self._compiled(*given, **kwargs)
+        return results if self._names is None else dict(zip(self._names, results, strict=True))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiled, name)
+
+
+@wraps(pytensor.function)
+def function(inputs: Any, outputs: Any = None, mode: Any = None, **kwargs: Any) -> Any:
+    """Compile a function as ``pytensor.function``.
+
+    As in Theano, inputs may have defaults, outputs may be a dict, whose keys the results then have,
+    and the mode ``"FAST_RUN"`` takes the linker that the flag names, whichever it is.
+    """
+    inputs, names = list(inputs), None
+    if isinstance(outputs, Mapping):
+        names = sorted(outputs)
+        outputs = [outputs[name] for name in names]
+    compiled = pytensor.function(inputs, outputs, mode=_mode(mode), **kwargs)
+    if names is None and not any(isinstance(one, In) for one in inputs):
+        return compiled
+    return _Function(compiled, inputs, names)
+
+
+def _mode(mode: Any) -> Any:
+    if not isinstance(mode, str) or mode.upper() != "FAST_RUN":
+        return mode
+    if flag_value("device") != "cpu":
+        return None  # the default mode, which is the device's
+    linker = pytensor.config.linker
+    return mode if linker == "auto" else Mode(linker, "fast_run")
+
+
+def Param(  # noqa: N802 - Theano's name
+    variable: Any,
+    default: Any = None,
+    name: str | None = None,
+    mutable: bool = False,
+    strict: bool = False,
+    allow_downcast: bool | None = None,
+    implicit: bool | None = None,
+    borrow: bool | None = None,
+) -> In:
+    """Describe an input of a function that has a default value: an ``In`` with `default`."""
+    return In(
+        variable,
+        name=name,
+        value=default,
+        mutable=mutable,
+        strict=strict,
+        allow_downcast=allow_downcast,
+        implicit=implicit,
+        borrow=borrow,
+    )
+
+
+@wraps(pytensor.shared)
+def shared(
+    value: Any,
+    name: str | None = None,
+    strict: bool = False,
+    allow_downcast: bool | None = None,
+    broadcastable: Any = None,
+    target: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """Make a shared variable.
+
+    `broadcastable` names the axes that keep the size 1. `target` is not looked at: where variables
+    are is what the flag ``device`` says.
+    """
+    if broadcastable is not None:
+        # A plain Python number's constructor has no shape.
+        value = np.asarray(value)
+        kwargs["shape"] = tuple(1 if one else None for one in broadcastable)
+    return pytensor.shared(value, name, strict, allow_downcast, **kwargs)
+
+
+@wraps(pytensor.scan)
+def scan(*args: Any, **kwargs: Any) -> Any:
+    """Loop, and give outputs and updates, which may be joined with others by ``+``."""
+    outputs, updates = pytensor.scan(*args, **kwargs)
+    return outputs, OrderedUpdates(updates)
+
+
+def clone(
+    output: Any,
+    replace: Any = None,
+    strict: bool = True,
+    share_inputs: bool = True,
+    copy_inputs: Any = None,
+) -> Any:
+    """Copy a graph, some of whose variables are replaced.
+
+    Parameters
+    ----------
+    output : Variable or list of Variable
+        Of the graph that is copied.
+    replace : dict or sequence of pairs, optional
+        What stands for a variable in the copy.
+    strict : bool
+        Whether replacements must have the types of what they replace.
+    share_inputs : bool
+        Whether the copy has the same inputs, not copies.
+    copy_inputs : bool, optional
+        Another name of `share_inputs`.
+    """
+    share = share_inputs if copy_inputs is None else copy_inputs
+    return clone_replace(output, replace, rebuild_strict=strict, copy_inputs_over=share)
+
+
+def is_same_graph(var1: Any, var2: Any, givens: Any = None) -> bool:
+    """Tell whether two variables are computed in the same way from the same inputs.
+
+    Parameters
+    ----------
+    var1, var2 : Variable
+    givens : dict or sequence of pairs, optional
+        What stands for a variable in both graphs.
+    """
+    if givens:
+        var1, var2 = clone_replace([var1, var2], givens, rebuild_strict=False)
+    return bool(equal_computations([var1], [var2]))
+
+
+def sparse_grad(variable: Any) -> Any:
+    """Return what it is given: PyTensor's gradients of an indexed matrix are dense."""
+    return variable

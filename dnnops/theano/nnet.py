@@ -1,0 +1,63 @@
+"""Functions of ``theano.tensor.nnet`` and ``theano.tensor.signal`` with older arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dnnops import nnet
+
+__all__ = ["conv2d", "max_pool_2d", "max_pool_3d"]
+
+
+def conv2d(
+    input: Any,
+    filters: Any,
+    input_shape: Any = None,
+    filter_shape: Any = None,
+    border_mode: Any = "valid",
+    subsample: Any = (1, 1),
+    filter_flip: bool = True,
+    image_shape: Any = None,
+    filter_dilation: Any = (1, 1),
+    num_groups: int = 1,
+    unshared: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Convolve images, as `dnnops.nnet.conv2d`; further arguments, once hints, are ignored."""
+    return nnet.conv2d(
+        input,
+        filters,
+        input_shape,
+        filter_shape,
+        border_mode,
+        subsample,
+        filter_flip,
+        image_shape,
+        filter_dilation,
+        num_groups,
+        unshared,
+    )
+
+
+def max_pool_2d(
+    input: Any,
+    ds: Any,
+    ignore_border: bool | None = None,
+    st: Any = None,
+    padding: Any = (0, 0),
+    mode: str = "max",
+) -> Any:
+    """Pool over windows of the last two axes, as `dnnops.nnet.pool_2d`."""
+    return nnet.pool_2d(input, ds, ignore_border, st, padding, mode)
+
+
+def max_pool_3d(
+    input: Any,
+    ds: Any,
+    ignore_border: bool | None = None,
+    st: Any = None,
+    padding: Any = (0, 0, 0),
+    mode: str = "max",
+) -> Any:
+    """Pool over windows of the last three axes, as `dnnops.nnet.pool_3d`."""
+    return nnet.pool_3d(input, ds, ignore_border, st, padding, mode)

@@ -1,0 +1,265 @@
+"""Random streams with the methods of Theano's, on PyTensor's generators.
+
+Each call draws from a generator of its own, which every function that uses the draw advances. The
+numbers are not those that Theano drew from the same seed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor import config
+from pytensor.compile.sharedvalue import shared
+from pytensor.scalar import upcast
+from pytensor.tensor import as_tensor_variable
+from pytensor.tensor.random import basic
+
+from dnnops.compat import set_default_update
+from dnnops.errors import DnnTypeError, DnnValueError
+
+__all__ = ["MRG_RandomStreams", "RandomStreams"]
+
+
+class RandomStreams:
+    """Random variables that differ from call to call of a function.
+
+    Parameters
+    ----------
+    seed : int or sequence of int, optional
+        What the streams begin with; drawn by the operating system if not given.
+    """
+
+    def __init__(self, seed: Any = None):
+        self.default_instance_seed = seed
+        self.state_updates: list[tuple[Any, Any]] = []
+        self.gen_seedgen = np.random.SeedSequence(_entropy(seed))
+
+    def updates(self) -> list[tuple[Any, Any]]:
+        """The generators, and those that follow them."""
+        return list(self.state_updates)
+
+    def seed(self, seed: Any = None) -> None:
+        """Begin all streams anew, with `seed` or that of the constructor."""
+        seed = self.default_instance_seed if seed is None else seed
+        self.gen_seedgen = np.random.SeedSequence(_entropy(seed))
+        for generator, _ in self.state_updates:
+            generator.set_value(self._generator(), borrow=True)
+
+    def __getitem__(self, generator: Any) -> Any:
+        return generator.get_value(borrow=True)
+
+    def __setitem__(self, generator: Any, value: Any) -> None:
+        generator.set_value(value, borrow=True)
+
+    def gen(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        """Draw with one of PyTensor's random Ops from a new generator."""
+        generator = shared(self._generator(), borrow=True)
+        following, draw = op(*args, rng=generator, return_next_rng=True, **kwargs)
+        set_default_update(generator, following)
+        self.state_updates.append((generator, following))
+        draw.rng = generator
+        draw.update = (generator, following)
+        return draw
+
+    def _generator(self) -> np.random.Generator:
+        return np.random.default_rng(self.gen_seedgen.spawn(1)[0])
+
+    def uniform(
+        self,
+        size: Any = None,
+        low: Any = 0.0,
+        high: Any = 1.0,
+        ndim: int | None = None,
+        dtype: Any = None,
+        nstreams: int | None = None,
+    ) -> Any:
+        """Draw from [low, high)."""
+        dtype = dtype or _float_of(low, high)
+        return self._cast(self.gen(basic.uniform, low, high, size=_size(size)), dtype)
+
+    def normal(
+        self,
+        size: Any = None,
+        avg: Any = 0.0,
+        std: Any = 1.0,
+        ndim: int | None = None,
+        dtype: Any = None,
+        nstreams: int | None = None,
+    ) -> Any:
+        """Draw from a normal distribution."""
+        dtype = dtype or _float_of(avg, std)
+        return self._cast(self.gen(basic.normal, avg, std, size=_size(size)), dtype)
+
+    def binomial(
+        self,
+        size: Any = None,
+        n: Any = 1,
+        p: Any = 0.5,
+        ndim: int | None = None,
+        dtype: Any = "int64",
+        nstreams: int | None = None,
+        prob: Any = None,
+    ) -> Any:
+        """Draw how many of `n` trials succeed; `prob` is another name of `p`."""
+        p = p if prob is None else prob
+        return self._cast(self.gen(basic.binomial, n, p, size=_size(size)), dtype)
+
+    def poisson(
+        self, size: Any = None, lam: Any = 1.0, ndim: int | None = None, dtype: Any = "int64"
+    ) -> Any:
+        """Draw from a Poisson distribution."""
+        return self._cast(self.gen(basic.poisson, lam, size=_size(size)), dtype)
+
+    def random_integers(
+        self,
+        size: Any = None,
+        low: Any = 0,
+        high: Any = 1,
+        ndim: int | None = None,
+        dtype: Any = "int64",
+    ) -> Any:
+        """Draw integers from `low` to `high`, both included."""
+        high = as_tensor_variable(high) + 1
+        return self._cast(self.gen(basic.integers, low, high, size=_size(size)), dtype)
+
+    def choice(
+        self,
+        size: Any = (),
+        a: Any = 2,
+        replace: bool = True,
+        p: Any = None,
+        ndim: int | None = None,
+        dtype: Any = "int64",
+        nstreams: int | None = None,
+    ) -> Any:
+        """Draw elements of `a`, or of the integers below it."""
+        draw = self.gen(basic.choice, a, size=_size(size), replace=replace, p=p)
+        return self._cast(draw, dtype if as_tensor_variable(a).ndim == 0 else draw.dtype)
+
+    def multinomial(
+        self,
+        size: Any = None,
+        n: Any = 1,
+        pvals: Any = None,
+        ndim: int | None = None,
+        dtype: Any = "int64",
+        nstreams: int | None = None,
+    ) -> Any:
+        """Draw how often each category comes in `n` trials; `pvals` has them in the last axis."""
+        pvals = as_tensor_variable([0.5, 0.5] if pvals is None else pvals)
+        # NumPy refuses sums that are above 1 by the error of a float32 softmax.
+        pvals = pvals.astype("float64")
+        pvals = pvals / pvals.sum(axis=-1, keepdims=True)
+        return self._cast(self.gen(basic.multinomial, n, pvals, size=_size(size)), dtype)
+
+    def permutation(
+        self, size: Any = None, n: Any = 1, ndim: int | None = None, dtype: Any = "int64"
+    ) -> Any:
+        """Draw permutations of the integers below `n`, one for each element of `size`."""
+        if size is None or (isinstance(size, (tuple, list)) and not size):
+            return self._cast(self.gen(basic.permutation, n), dtype)
+        if not isinstance(n, int):
+            raise DnnTypeError("permutation: with a size, n must be a Python int")
+        size = as_tensor_variable(_size(size))
+        rows = self.gen(basic.uniform, 0.0, 1.0, size=pt.concatenate([size, [n]]))
+        return self._cast(pt.argsort(rows, axis=-1), dtype)
+
+    def shuffle_row_elements(self, input: Any) -> Any:
+        """Shuffle the rows of a matrix, each for itself; a vector is one row."""
+        input = as_tensor_variable(input)
+        order = pt.argsort(self.gen(basic.uniform, 0.0, 1.0, size=input.shape), axis=-1)
+        return pt.take_along_axis(input, order, axis=-1)
+
+    @staticmethod
+    def _cast(draw: Any, dtype: Any) -> Any:
+        """Give a draw another dtype, and the attributes of the draw."""
+        result = pt.cast(draw, config.floatX if dtype == "floatX" else dtype)
+        if result is not draw and draw.owner is not None and hasattr(draw, "rng"):
+            vars(result).update(rng=draw.rng, update=draw.update)
+        return result
+
+
+class MRG_RandomStreams(RandomStreams):  # noqa: N801 - Theano's name
+    """Theano's fast streams: the same methods, other defaults, and a few methods more.
+
+    Parameters
+    ----------
+    seed : int or sequence of int
+    use_cuda : bool, optional
+        Not looked at.
+    """
+
+    def __init__(self, seed: Any = 12345, use_cuda: Any = None):
+        super().__init__(seed)
+
+    def set_rstate(self, seed: Any) -> None:
+        """Begin all streams anew."""
+        self.seed(seed)
+
+    def normal(
+        self,
+        size: Any = None,
+        avg: Any = 0.0,
+        std: Any = 1.0,
+        ndim: int | None = None,
+        dtype: Any = None,
+        nstreams: int | None = None,
+        truncate: bool = False,
+    ) -> Any:
+        """Draw from a normal distribution; `truncate` leaves out what is above 2 `std`."""
+        if not truncate:
+            return super().normal(size, avg, std, ndim, dtype)
+        dtype = dtype or _float_of(avg, std)
+        # By the inverse of the distribution function, whose values at -2 and 2 these are.
+        low, high = 0.022750131948179195, 0.9772498680518208
+        size = as_tensor_variable(avg).shape if size is None else size
+        quantile = self.gen(basic.uniform, low, high, size=_size(size))
+        return self._cast(avg + std * np.sqrt(2.0) * pt.erfinv(2 * quantile - 1), dtype)
+
+    def truncated_normal(
+        self,
+        size: Any = None,
+        avg: Any = 0.0,
+        std: Any = 1.0,
+        ndim: int | None = None,
+        dtype: Any = None,
+        nstreams: int | None = None,
+    ) -> Any:
+        """Draw from a normal distribution without what is above 2 `std`."""
+        return self.normal(size, avg, std, ndim, dtype, truncate=True)
+
+    def multinomial_wo_replacement(
+        self,
+        size: Any = None,
+        n: Any = 1,
+        pvals: Any = None,
+        ndim: int | None = None,
+        dtype: Any = "int64",
+        nstreams: int | None = None,
+    ) -> Any:
+        """Draw `n` different categories for each row of `pvals`."""
+        if size is not None or pvals is None:
+            raise DnnValueError("multinomial_wo_replacement: give pvals, and no size")
+        pvals = as_tensor_variable(pvals)
+        # The largest of log(p) + Gumbel noise are a draw without replacement.
+        noise = self.gen(basic.gumbel, 0.0, 1.0, size=pvals.shape)
+        order = pt.argsort(-(pt.log(pvals) + noise), axis=-1)
+        return self._cast(order[..., :n], dtype)
+
+
+def _entropy(seed: Any) -> Any:
+    if seed is None:
+        return None
+    return [int(part) for part in np.ravel(seed)]
+
+
+def _size(size: Any) -> Any:
+    """A size as PyTensor takes it: Theano also took one number."""
+    return (size,) if isinstance(size, (int, np.integer)) else size
+
+
+def _float_of(*parameters: Any) -> str:
+    """The dtype of a continuous draw: the widest of floatX and the parameters'."""
+    return upcast(config.floatX, *(as_tensor_variable(one).dtype for one in parameters))

@@ -1,0 +1,189 @@
+"""Functions of ``theano.tensor`` that PyTensor calls otherwise, or gives other arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.graph.replace import vectorize_graph
+from pytensor.tensor.shape import Shape, specify_broadcastable
+from pytensor.tensor.type import TensorType
+
+from dnnops.errors import DnnValueError
+
+__all__ = [
+    "abs_",
+    "addbroadcast",
+    "batched_tensordot",
+    "choose",
+    "clip",
+    "col",
+    "flatten",
+    "inv",
+    "matrix",
+    "mean",
+    "patternbroadcast",
+    "repeat",
+    "row",
+    "scalar",
+    "split",
+    "stack",
+    "switch",
+    "tensor",
+    "tensor3",
+    "tensor4",
+    "tensor5",
+    "tensor6",
+    "tensor7",
+    "tile",
+    "unbroadcast",
+    "unravel_index",
+    "vector",
+]
+
+
+abs_ = pt.abs
+inv = pt.reciprocal
+
+
+def _constructor(kind: str) -> Callable[..., Any]:
+    make: Any = getattr(pt, kind)
+
+    def construct(name: str | None = None, dtype: Any = None) -> Any:
+        return make(name, dtype=dtype)
+
+    construct.__name__ = construct.__qualname__ = kind
+    construct.__doc__ = f"Make a {kind}; the dtype is floatX if none is given."
+    return construct
+
+
+scalar = _constructor("scalar")
+vector = _constructor("vector")
+row = _constructor("row")
+col = _constructor("col")
+matrix = _constructor("matrix")
+tensor3 = _constructor("tensor3")
+tensor4 = _constructor("tensor4")
+tensor5 = _constructor("tensor5")
+tensor6 = _constructor("tensor6")
+tensor7 = _constructor("tensor7")
+
+
+def tensor(dtype: Any, broadcastable: Any, name: str | None = None) -> Any:
+    """Make a tensor variable.
+
+    Parameters
+    ----------
+    dtype : str
+    broadcastable : sequence of bool
+        For each axis whether its size is 1.
+    name : str, optional
+    """
+    return TensorType(dtype, shape=tuple(1 if one else None for one in broadcastable))(name)
+
+
+def stack(*tensors: Any, **kwargs: Any) -> Any:
+    """Stack tensors along a new axis: given one by one, or as a list and an axis."""
+    if tensors and not kwargs and not isinstance(tensors[0], (list, tuple)):
+        return pt.stack(tensors)
+    return pt.stack(*tensors, **kwargs)
+
+
+def flatten(x: Any, ndim: int | None = None, outdim: int | None = None) -> Any:
+    """Join the last axes so that `ndim` are left, of old called `outdim`; 1 by default."""
+    if ndim is not None and outdim is not None:
+        raise DnnValueError("flatten: give ndim or outdim, not both")
+    return pt.flatten(x, next((n for n in (ndim, outdim) if n is not None), 1))
+
+
+def split(x: Any, splits_size: Any, n_splits: int, axis: int = 0) -> Any:
+    """Split a tensor into `n_splits` parts along an axis."""
+    return pt.split(x, splits_size, n_splits=n_splits, axis=axis)
+
+
+def tile(x: Any, reps: Any, ndim: int | None = None) -> Any:
+    """Repeat a tensor along its axes; with `ndim`, `reps` counts for the last axes."""
+    if ndim is not None and isinstance(reps, (list, tuple)):
+        reps = (*(1,) * (ndim - len(reps)), *reps)
+    return pt.tile(x, reps)
+
+
+def repeat(x: Any, repeats: Any, axis: int | None = None) -> Any:
+    """Repeat the elements of a tensor."""
+    return pt.repeat(x, repeats, axis)
+
+
+def unravel_index(indices: Any, dims: Any, order: str = "C", ndim: int | None = None) -> Any:
+    """Turn flat indices into one index an axis; `ndim` is not looked at."""
+    return pt.unravel_index(indices, dims, order)
+
+
+def mean(
+    input: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    op: Any = False,
+    keepdims: bool = False,
+    acc_dtype: Any = None,
+) -> Any:
+    """Average a tensor; `op` is not looked at."""
+    return pt.mean(input, axis=axis, dtype=dtype, keepdims=keepdims, acc_dtype=acc_dtype)
+
+
+def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
+    """Take each element from one of several tensors."""
+    if out is not None:
+        raise DnnValueError("choose: out must be None")
+    return pt.choose(a, choices, mode)
+
+
+def clip(x: Any, min: Any, max: Any) -> Any:
+    """Limit the elements of a tensor."""
+    return pt.clip(x, min, max)
+
+
+def switch(cond: Any, ift: Any, iff: Any) -> Any:
+    """Take each element of `ift` where `cond` is true, else of `iff`."""
+    return pt.switch(cond, ift, iff)
+
+
+def addbroadcast(x: Any, *axes: int) -> Any:
+    """Have the axes broadcast: their size must be 1."""
+    return specify_broadcastable(x, *axes)
+
+
+def unbroadcast(x: Any, *axes: int) -> Any:
+    """Have the axes not broadcast, whatever their size is."""
+    x = pt.as_tensor_variable(x)
+    if not any(x.type.shape[axis] == 1 for axis in axes):
+        return x
+    shape: Any = Shape()(x)
+    # A size read off the type would be in the type of the result again.
+    sizes = [
+        pt.prod(shape[axis : axis + 1]) if axis in axes else shape[axis] for axis in range(x.ndim)
+    ]
+    return pt.reshape(x, pt.stack(sizes), ndim=x.ndim)
+
+
+def patternbroadcast(x: Any, broadcastable: Any) -> Any:
+    """Have the axes broadcast for which `broadcastable` is true, and no others."""
+    x = unbroadcast(x, *(axis for axis, one in enumerate(broadcastable) if not one))
+    return specify_broadcastable(x, *(axis for axis, one in enumerate(broadcastable) if one))
+
+
+def batched_tensordot(x: Any, y: Any, axes: Any = 2) -> Any:
+    """Contract two batches, pair by pair.
+
+    Parameters
+    ----------
+    x, y : tensor
+        The first axis of each is the batch.
+    axes : int or pair of sequences of int
+        The axes to sum over: how many, or which, counted with the batch's, which is not one.
+    """
+    x, y = pt.as_tensor_variable(x), pt.as_tensor_variable(y)
+    if not isinstance(axes, int):
+        axes = [[axis - 1 for axis in pt_axes] for pt_axes in axes]
+    one_x, one_y = x[0].type(), y[0].type()
+    return vectorize_graph(pt.tensordot(one_x, one_y, axes), {one_x: x, one_y: y})

@@ -1,0 +1,45 @@
+"""Theano's classes of variables, for `isinstance` and for calls without an owner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph import basic
+from pytensor.tensor import variable
+
+__all__ = ["TensorVariable", "Variable"]
+
+
+class _StandIn:
+    """Stands for a class of PyTensor's in `isinstance`, in calls and as a base class.
+
+    It isn't derived from that class: PyTensor's own `isinstance` would ask it, too.
+    """
+
+    def __init__(self, actual: type, exceptions: tuple[type, ...] = ()):
+        self._actual = actual
+        self._exceptions = exceptions
+        self.__name__ = actual.__name__
+        self.__doc__ = actual.__doc__
+
+    def __call__(self, type: Any, owner: Any = None, index: Any = None, name: Any = None) -> Any:
+        """Make a variable, without an owner if none is given."""
+        return self._actual(type, owner, index, name)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, self._actual) and not isinstance(instance, self._exceptions)
+
+    def __subclasscheck__(self, subclass: type) -> bool:
+        return issubclass(subclass, self._actual) and not issubclass(subclass, self._exceptions)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return (self._actual,)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._actual, name)
+
+
+Variable = _StandIn(basic.Variable)
+#: In Theano shared variables and constants were none.
+TensorVariable = _StandIn(variable.TensorVariable, (basic.Constant, SharedVariable))
