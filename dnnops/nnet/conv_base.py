@@ -13,6 +13,7 @@ from pytensor.graph.op import Op
 from dnnops.errors import DnnValueError
 from dnnops.nnet._validate import show_shape
 from dnnops.nnet.conv_geometry import (
+    MAX_EXTENT,
     BorderMode,
     canonical_conv_params,
     output_shape,
@@ -207,6 +208,16 @@ class ConvBase(Op):
             if kernel < 1:
                 fail(f"{words.filters}' size on spatial axis {axis} must be at least 1")
             extent = (kernel - 1) * dilation + 1
+            if extent > MAX_EXTENT:
+                fail(
+                    f"{words.filters}' extent {extent} on spatial axis {axis} is more than "
+                    f"{MAX_EXTENT}"
+                )
+            if size is not None and size + begin + end > MAX_EXTENT:
+                fail(
+                    f"the padded {image}'s extent {size + begin + end} on spatial axis {axis} is "
+                    f"more than {MAX_EXTENT}"
+                )
             if size is not None and extent > size + begin + end:
                 fail(
                     f"{words.filters}' extent {extent} on spatial axis {axis} is larger than the "

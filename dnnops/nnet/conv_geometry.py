@@ -15,6 +15,9 @@ from dnnops.nnet._validate import (
     switch,
 )
 
+#: The largest padded image and the largest reach of a filter: libraries count in 32 bits.
+MAX_EXTENT = 2**30 - 1
+
 #: A canonical border mode: a name, or (begin, end) for each spatial axis.
 BorderMode = Literal["half", "full"] | tuple[tuple[int, int], ...]
 

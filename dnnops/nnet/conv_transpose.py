@@ -9,9 +9,9 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnValueError
-from dnnops.nnet._validate import narrow, shape_argument, shown
+from dnnops.nnet._validate import is_int, narrow, shape_argument, shown
 from dnnops.nnet.conv import ConvGradInputs, ConvGradWeights, conv_operands, refuse_unshared
-from dnnops.nnet.conv_base import ConvWords
+from dnnops.nnet.conv_base import ConvBase, ConvWords
 from dnnops.nnet.conv_geometry import canonical_conv_params
 
 __all__ = [
@@ -67,9 +67,48 @@ def _grad_wrt_inputs(
     output_grad, filters = conv_operands(where, ndim, **operands)
     filters = narrow(where, "filters", filters, "filter_shape", filter_shape)
     entries = _wanted_shape(where, words.image, input_shape, ndim)
+    if transposed:
+        output_grad = _with_rest(op, output_grad, filters, entries[2:])
     kern, top = filters.type.shape, output_grad.type.shape
     op.check_shapes(_static(entries), kern, top, words)
     return _apply_gradient(where, op, filters, output_grad, words.image, entries)
+
+
+def _with_rest(op: ConvBase, x: Any, filters: Any, wanted: Sequence[Any]) -> TensorVariable:
+    """Lengthen images by zeros where a wider result than their own is wanted.
+
+    With a stride s and a dilation d, what a transposed convolution gives may be up to
+    ``max(s, d) - 1`` elements longer than the filters reach, as ``output_padding`` of other
+    libraries. Fewer than s are a choice of the convolution that is transposed. From s on it would
+    have had a longer output: here the images are lengthened, by zeros, which give nothing.
+    """
+    if all(d <= s for d, s in zip(op.filter_dilation, op.subsample, strict=True)):
+        return x
+
+    def sizes(of: Any) -> list[Any]:
+        static = enumerate(of.type.shape)
+        return [of.shape[i] if size is None else size for i, size in static]
+
+    own, kern = sizes(x), sizes(filters)[2:]
+    shape, is_same = own[:2], True
+    axes = zip(
+        own[2:], kern, wanted, op.padding(kern), op.subsample, op.filter_dilation, strict=True
+    )
+    for size, kernel, result, (begin, end), stride, dilation in axes:
+        extent = result + begin + end - (kernel - 1) * dilation - 1
+        rest = extent - (size - 1) * stride  # the result's elements that nothing reaches
+        if is_int(rest):
+            more = rest // stride if 0 <= rest < max(stride, dilation) else 0
+            is_same &= more == 0
+        else:
+            fits = pt.ge(rest, 0) & pt.lt(rest, max(stride, dilation))
+            more = pt.switch(fits, rest // stride, 0)
+            is_same = False
+        shape.append(size + more)
+    if is_same:
+        return x
+    place = (slice(None), slice(None), *(slice(0, size) for size in own[2:]))
+    return pt.set_subtensor(pt.zeros(shape, dtype=x.type.dtype)[place], x)
 
 
 def _grad_wrt_weights(
@@ -282,7 +321,8 @@ def conv2d_transpose(
         The filters: in the order that the convolution takes which is transposed.
     output_shape : sequence of 4 entries
         The shape of the result: two ints, symbolic ints or None, and two ints or symbolic
-        ints.
+        ints. It may be longer than the filters reach by less than the larger one of
+        `input_dilation` and `filter_dilation`, which other libraries call output padding.
     filter_shape : None, or sequence of 4 entries
         What is known of the filters' shape when the graph is built.
     border_mode : {'valid', 'half', 'full'}, int, or tuple

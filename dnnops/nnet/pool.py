@@ -20,7 +20,6 @@ from dnnops.arguments import one_of, shown, switch
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnValueError
 from dnnops.nnet._validate import (
-    MAX_PARAMETER,
     Shape,
     accumulator_dtype,
     float_tensor,
@@ -35,6 +34,7 @@ from dnnops.nnet._validate import (
 )
 from dnnops.nnet.pool_geometry import (
     MAX_DETERMINISTIC,
+    MAX_WINDOW,
     POOL_MODES,
     Windows,
     checked_output_shape,
@@ -158,8 +158,8 @@ class PoolBase(Op):
             )
 
         for name, values, minimum in (("ws", ws, 1), ("stride", stride, 1), ("pad", pad, 0)):
-            if any(v is not None and not minimum <= v <= MAX_PARAMETER for v in values):
-                fail(f"{name} must be between {minimum} and {MAX_PARAMETER}")
+            if any(v is not None and not minimum <= v <= MAX_WINDOW for v in values):
+                fail(f"{name} must be between {minimum} and {MAX_WINDOW}")
         if not self.ignore_border and any(pad):
             fail("padding needs ignore_border=True")
         for axis, (size, w, p) in enumerate(zip(img[2:], ws, pad, strict=True)):

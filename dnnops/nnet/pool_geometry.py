@@ -13,6 +13,10 @@ from pytensor.raise_op import CheckAndRaise
 from dnnops.errors import DnnValueError
 from dnnops.nnet._validate import sizes_argument, switch
 
+#: The largest window, stride and padding: a pass over a window goes over its padding, too, and
+#: libraries count in 32 bits.
+MAX_WINDOW = 2**26
+
 #: What a pooling computes of each window.
 POOL_MODES = ("max", "sum", "average_inc_pad", "average_exc_pad")
 

@@ -658,3 +658,58 @@ def test_check_gradient_can_fail():
         check_gradient(WrongPullback(1), points)
     with pytest.raises(AssertionError, match="relative error"):
         check_gradient(WrongPushforward(1), points)
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+def test_transpose_with_an_output_padding_of_a_stride_or_more(symbolic):
+    """It may be less than the stride or the dilation, whichever is larger."""
+    rng = np.random.default_rng(8)
+    img, kern = normal(rng, (2, 4, 5, 6), "float64"), normal(rng, (4, 3, 3, 2), "float64")
+    static = (None,) * 4 if symbolic else img.shape
+    x, w = pt.tensor("x", dtype="float64", shape=static), pt.dtensor4("w")
+    for stride, dilation, pad, rest in [
+        ((1, 1), (3, 2), (1, 0), (2, 1)),
+        ((2, 1), (5, 3), (2, 1), (4, 2)),
+        ((1, 2), (4, 1), (0, 1), (3, 1)),
+        ((2, 3), (2, 3), (1, 1), (1, 2)),
+    ]:
+        axes = list(zip((5, 6), (3, 2), stride, dilation, pad, rest, strict=True))
+        sizes = [(n - 1) * s - 2 * p + d * (k - 1) + r + 1 for n, k, s, d, p, r in axes]
+
+        def transposed(x, w, sizes=sizes, stride=stride, dilation=dilation, pad=pad):
+            return conv2d_transpose(
+                x,
+                w if symbolic else pt.specify_shape(w, kern.shape),
+                (None, None, *sizes),
+                border_mode=pad,
+                input_dilation=stride,
+                filter_dilation=dilation,
+                filter_flip=False,
+            )
+
+        spread = np.zeros((2, 3, sizes[0] + 2 * pad[0] + 9, sizes[1] + 2 * pad[1] + 9))
+        for place in np.ndindex(5, 6, 3, 2):
+            row, column = (place[i] * stride[i] + place[2 + i] * dilation[i] for i in range(2))
+            pixels, taps = img[:, :, place[0], place[1]], kern[:, :, place[2], place[3]]
+            spread[:, :, row, column] += pixels @ taps
+        expected = spread[:, :, pad[0] :, pad[1] :][:, :, : sizes[0], : sizes[1]]
+        assert_close(evaluate(transposed(x, w), {x: img, w: kern}), expected, allow_zero=True)
+        if symbolic:
+            check_gradient(transposed, [img, kern], allow_zero=True)
+
+
+def test_transpose_with_too_large_an_output_padding():
+    params = {"filter_dilation": 3, "filter_flip": False}
+    img, kern = np.ones((1, 1, 4, 4)), np.ones((1, 1, 2, 2))
+    assert evaluate(conv2d_transpose(img, kern, (1, 1, 9, 9), **params), {}).shape == (1, 1, 9, 9)
+    with pytest.raises(DnnValueError, match="conv2d_transpose: input must have the shape"):
+        conv2d_transpose(img, kern, (1, 1, 10, 9), **params)
+
+
+def test_extents_of_more_than_31_bits_are_refused():
+    x, w = pt.tensor4("x"), pt.tensor("w", shape=(2, 2, 1, 3))
+    with pytest.raises(DnnValueError, match="filters' extent 4294967293 on spatial axis 1 is more"):
+        conv2d(x, w, filter_dilation=(1, 2**31 - 2))
+    image = pt.tensor("image", shape=(1, 2, 4, 4))
+    with pytest.raises(DnnValueError, match="padded input's extent 2147483651 on spatial axis 0"):
+        conv2d(image, w, border_mode=((2**31 - 1, 0), (0, 0)))

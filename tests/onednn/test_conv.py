@@ -234,3 +234,19 @@ def test_cache_is_bounded_and_counts():
     full = cache_statistics()["conv"]
     assert full["size"] == full["capacity"]
     assert full["evictions"] >= 4
+
+
+@pytest.mark.parametrize("stride", [2**31 - 1, 2**31 - 2, 2**30])
+def test_strides_past_the_image(stride):
+    """They are as good as the image's size: oneDNN computes places in 32 bits."""
+    rng = np.random.default_rng(9)
+    x, w = (rng.standard_normal(s).astype("float32") for s in ((2, 3, 6, 7), (4, 3, 3, 3)))
+    top = rng.standard_normal((2, 4, 1, 1)).astype("float32")
+    for op, plain, operands in (
+        (OneDnnConv, Conv, (x, w)),
+        (OneDnnConvGradInputs, ConvGradInputs, (w, top, np.array([6, 7]))),
+        (OneDnnConvGradWeights, ConvGradWeights, (x, top, np.array([3, 3]))),
+    ):
+        found = run_op(op(2, subsample=stride), *operands)
+        wide = [a.astype("float64") if a.dtype.kind == "f" else a for a in operands]
+        assert_close(found, run_op(plain(2, subsample=6), *wide), allow_zero=True)

@@ -3,6 +3,7 @@
 #ifndef DNNOPS_CONV_PROBLEM_HPP
 #define DNNOPS_CONV_PROBLEM_HPP
 
+#include <algorithm>
 #include <cstring>
 
 #include "error.hpp"
@@ -10,6 +11,9 @@
 namespace dnnops {
 
 enum ConvDirection : int64_t { CONV_FORWARD = 0, CONV_GRAD_INPUTS = 1, CONV_GRAD_WEIGHTS = 2 };
+
+// The largest padded image, as the libraries count in 32 bits: MAX_EXTENT of dnnops/nnet/conv_geometry.py.
+constexpr int64_t LARGEST_EXTENT = (int64_t(1) << 30) - 1;
 
 // The 16 words that dnnops.nnet.conv's geometry() returns.
 struct ConvGeometry {
@@ -97,7 +101,13 @@ inline ConvProblem conv_problem(int64_t direction, const int64_t *geometry_words
     if (extent > padded)
       fail(DNNOPS_VALUE_ERROR, "filters of extent %lld (dilation included) are larger than the padded image's %lld on spatial axis %lld",
            (long long)extent, (long long)padded, (long long)i);
+    if (padded > LARGEST_EXTENT)
+      fail(DNNOPS_VALUE_ERROR, "the padded image's extent %lld on spatial axis %lld is more than %lld", (long long)padded,
+           (long long)i, (long long)LARGEST_EXTENT);
     problem.top[2 + i] = (padded - extent) / geometry.stride[i] + 1;
+    // The libraries' 32 bits hold products of these with a place: what has no effect is kept small.
+    geometry.stride[i] = std::min(geometry.stride[i], padded);
+    if (problem.filters[2 + i] == 1) geometry.dilation[i] = 1;
   }
   if (top && std::memcmp(top, problem.top, ndim * sizeof(int64_t)))
     fail(DNNOPS_VALUE_ERROR, "the output's gradient has shape %s where image %s and filters %s give an output of %s",

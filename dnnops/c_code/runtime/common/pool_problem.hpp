@@ -11,6 +11,9 @@ namespace dnnops {
 
 enum PoolMode : int64_t { POOL_MAX = 0, POOL_SUM = 1, POOL_AVERAGE_INC_PAD = 2, POOL_AVERAGE_EXC_PAD = 3 };
 
+// Of windows, strides and padding: MAX_WINDOW of dnnops/nnet/pool_geometry.py.
+constexpr int64_t LARGEST_WINDOW = int64_t(1) << 26;
+
 // Only 8-byte fields and no padding: a part of cache keys.
 struct PoolProblem {
   int64_t spatial_ndim, mode, ignore_border;
@@ -34,11 +37,10 @@ inline PoolProblem pool_problem(const int64_t *parameters, const dnnops_tensor &
   const char *names[] = {"ws", "stride", "pad"};
   for (int which = 0; which < 3; ++which) {
     read_vector(names[which], *vectors[which], spatial, targets[which]);
-    // cuDNN and oneDNN count in 32 bits.
     for (int64_t i = 0; i < spatial; ++i)
-      if (targets[which][i] < (which == 2 ? 0 : 1) || targets[which][i] > INT32_MAX)
-        fail(DNNOPS_VALUE_ERROR, "%s has to be %s and less than 2**31, got %s", names[which],
-             which == 2 ? "at least 0" : "positive", list_of(targets[which], spatial).c_str());
+      if (targets[which][i] < (which == 2 ? 0 : 1) || targets[which][i] > LARGEST_WINDOW)
+        fail(DNNOPS_VALUE_ERROR, "%s has to be %s and at most %lld, got %s", names[which],
+             which == 2 ? "at least 0" : "positive", (long long)LARGEST_WINDOW, list_of(targets[which], spatial).c_str());
   }
   std::copy(problem.image, problem.image + 2, problem.top);
   for (int64_t i = 0; i < spatial; ++i) {
