@@ -36,6 +36,7 @@ import dnnops.rewriting.batchnorm
 import dnnops.rewriting.conv_merge
 import dnnops.rewriting.cross_entropy
 import dnnops.rewriting.dense
+import dnnops.rewriting.float16
 import dnnops.rewriting.inplace
 import dnnops.rewriting.reduction
 import dnnops.rewriting.relu

@@ -91,6 +91,7 @@ def _describe_source(array: str, words: str, dtype: str, ndim: int) -> list[str]
 
 
 def _empty_source(words: str, dtype: str, ndim: int, memory_format: str) -> str:
+    dtype = "uint16" if dtype == "float16" else dtype  # Numba has the bits only
     shape = [f"{words}[{3 + axis}]" for axis in range(ndim)]
     if memory_format == "contiguous" or ndim < 3:
         return f"np.empty(({''.join(f'{size}, ' for size in shape)}), np.{dtype})"

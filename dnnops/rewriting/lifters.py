@@ -181,7 +181,8 @@ def expands_elementwise(op: Op) -> bool:
 
 
 @register_expansion(OpFromGraph)
-def _inner_graph(node: Apply, inputs: list[Any]) -> Sequence[Variable]:
+def inner_graph(node: Apply, inputs: list[Any]) -> Sequence[Variable]:
+    """Write an `OpFromGraph` out: its inner graph, of these inputs."""
     # Not clone_replace: that would copy all that the inputs are computed from, too.
     new: dict[Any, Any] = dict(zip(node.op.inner_inputs, inputs, strict=True))
     for inner in toposort(node.op.inner_outputs, blockers=node.op.inner_inputs):

@@ -308,11 +308,10 @@ def test_mode_dnn():
     ("dtype", "ndim", "axes"),
     [
         ("float64", 4, (0, 2, 3)),
-        ("float16", 4, (0, 2, 3)),
         ("float32", 4, (1,)),
         ("float32", 9, (0,)),
     ],
-    ids=["float64", "float16", "scattered axes", "many dimensions"],
+    ids=["float64", "scattered axes", "many dimensions"],
 )
 def test_left_to_numpy(dtype, ndim, axes):
     x, *parameters = variables(ndim, 1, dtype) + variables(ndim - len(axes), 4, dtype)

@@ -1,0 +1,79 @@
+// float16 from and to float32, in arithmetic that compilers make vector code of, whatever the processor.
+#include <cstring>
+
+#include "pieces.hpp"
+
+namespace dnnops {
+namespace {
+
+template <class To, class From>
+inline To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From), "one is read as the other");
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+inline float widen(uint16_t half) {
+  const uint32_t sign = (uint32_t)(half & 0x8000) << 16, magnitude = half & 0x7fff;
+  // The exponent's bias differs by 112; a product minds subnormal numbers, too.
+  const float number = bits_as<float>(magnitude << 13) * 0x1p112f;
+  const uint32_t special = magnitude << 13 | 0x7f800000;
+  return bits_as<float>((magnitude >= 0x7c00 ? special : bits_as<uint32_t>(number)) | sign);
+}
+
+// To the nearest, and to an even last digit from between two.
+inline uint16_t narrow(float number) {
+  const uint32_t bits = bits_as<uint32_t>(number), magnitude = bits & 0x7fffffff, sign = bits >> 16 & 0x8000;
+  // What becomes subnormal is rounded where its unit is the last digit of a sum.
+  const uint32_t small = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - 0x3f000000;
+  const uint32_t normal = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
+  const uint32_t special = magnitude > 0x7f800000 ? 0x7e00 | (magnitude >> 13 & 0x3ff) : 0x7c00;
+  const uint32_t half = magnitude < 0x38800000 ? small : magnitude >= 0x477ff000 ? special : normal;
+  return (uint16_t)(half | sign);
+}
+
+void widen_all(const uint16_t *from, float *to, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) to[i] = widen(from[i]);
+}
+void narrow_all(const float *from, uint16_t *to, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) to[i] = narrow(from[i]);
+}
+
+template <class From, class To, class Cast>
+void run(const dnnops_tensor &x, const dnnops_tensor &y, Cast &&cast) {
+  const Pieces<From> source(x);
+  const Pieces<To> result(y);
+  by_pieces(element_count(y.shape, y.ndim), [&](int64_t begin, int64_t count) {
+    From read[kPiece];
+    To written[kPiece];
+    cast(source.read(begin, count, read), result.target(begin, written), count);
+    result.finish(begin, count, written);
+  });
+}
+
+}  // namespace
+}  // namespace dnnops
+
+using namespace dnnops;
+
+DNNOPS_EXPORT int dnnops_onednn_half_cast_shape(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
+                                                dnnops_tensor *outputs) {
+  return guarded("OneDnnHalfCast", inputs, 1, [&] {
+    if (inputs[0].dtype != DNNOPS_FLOAT16 && inputs[0].dtype != DNNOPS_FLOAT32)
+      fail(DNNOPS_TYPE_ERROR, "expected float16 or float32, got %s", dtype_name(inputs[0].dtype));
+    const bool widens = inputs[0].dtype == DNNOPS_FLOAT16;
+    set_output(outputs[0], widens ? DNNOPS_FLOAT32 : DNNOPS_FLOAT16, inputs[0].shape, inputs[0].ndim);
+  });
+}
+DNNOPS_EXPORT int dnnops_onednn_half_cast(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
+                                          dnnops_tensor *outputs) {
+  return guarded("OneDnnHalfCast", inputs, 1, [&] {
+    if (inputs[0].dtype == DNNOPS_FLOAT16)
+      run<uint16_t, float>(inputs[0], outputs[0], widen_all);
+    else
+      run<float, uint16_t>(inputs[0], outputs[0], narrow_all);
+  });
+}

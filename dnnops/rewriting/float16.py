@@ -1,0 +1,244 @@
+"""Run float16 in float32 on the CPU.
+
+Neither PyTensor's C code nor Numba computes in float16: what is left to NumPy takes thousands of
+times as long as float32, element by element where loops have been fused. So a graph that stays on
+the CPU is rewritten to float32 as a whole, and cast where it begins and ends. In between nothing is
+rounded to float16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.mode import optdb
+from pytensor.compile.ops import DeepCopyOp, ViewOp
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
+from pytensor.graph.rewriting.db import RewriteDatabase
+from pytensor.graph.traversal import toposort
+from pytensor.link.numba.linker import NumbaLinker
+from pytensor.scalar.basic import Cast
+from pytensor.scalar.basic import float32 as float32_scalar
+from pytensor.tensor.basic import MakeVector
+from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.type import TensorType
+
+from dnnops.errors import DnnTypeError
+from dnnops.onednn.base import onednn_available
+from dnnops.onednn.half_cast import OneDnnHalfCast
+from dnnops.rewriting.lifters import inner_graph
+from dnnops.runtime.op import MAX_NDIM
+
+__all__ = ["Float16Error", "Float16InFloat32"]
+
+half_cast = OneDnnHalfCast()
+#: What does not look at the elements of an array, or copies their bits.
+_BLIND = (DeepCopyOp, ViewOp, Shape, Shape_i)
+
+
+class Float16Error(DnnTypeError, AssertionError):
+    """A graph for Numba's linker has an Op in float16 that has no float32 form.
+
+    An `AssertionError` too, because PyTensor logs other exceptions of a rewrite and goes on.
+    """
+
+
+def _is_half(x: Variable) -> bool:
+    return isinstance(x.type, TensorType) and x.type.dtype == "float16"
+
+
+def _widened(op: Any) -> Any:
+    """The Op whose result is float32, where an Op's parameters say that it is float16."""
+    if isinstance(op, Elemwise) and isinstance(op.scalar_op, Cast):
+        if op.scalar_op.o_type.dtype == "float16":
+            return Elemwise(Cast(float32_scalar))
+    elif isinstance(op, CAReduce):
+        wide = {
+            name: "float32"
+            for name in ("dtype", "acc_dtype")
+            if getattr(op, name, None) == "float16"
+        }
+        if wide:
+            return op.clone(**wide)
+    elif isinstance(op, MakeVector) and op.dtype == "float16":
+        return MakeVector("float32")
+    elif type(op) in (Softmax, LogSoftmax):  # they hold a graph for their operand's type
+        return type(op)(axis=op.axis)
+    return op
+
+
+class _Widening:
+    """A graph's variables, in float32 where they were float16."""
+
+    def __init__(self) -> None:
+        self.wide: dict[Variable, Any] = {}
+        self.narrow: dict[Variable, Any] = {}
+
+    def widened(self, x: Variable) -> Any:
+        if x in self.wide:
+            return self.wide[x]
+        if not _is_half(x) or x.type.ndim > MAX_NDIM:  # type: ignore[attr-defined]
+            return x
+        if isinstance(x, Constant):
+            made: Any = pt.constant(np.asarray(x.data, "float32"))
+        else:
+            made = half_cast(x)
+        self.wide[x] = made
+        return made
+
+    def as_it_was(self, x: Variable) -> Any:
+        """A variable of the old dtype, for an Op that has no other form, and for the outside."""
+        new = self.wide.get(x)
+        if new is None or isinstance(x, Constant):
+            return x
+        if not _is_half(x):
+            return new
+        if new.owner is not None and new.owner.op == half_cast:
+            return new.owner.inputs[0]
+        if x not in self.narrow:
+            self.narrow[x] = half_cast(new)
+        return self.narrow[x]
+
+    def rebuild(self, node: Apply) -> None:
+        """Make a node anew if one of its operands or results is another now."""
+        if isinstance(node.op, OpFromGraph) and any(map(_is_half, (*node.inputs, *node.outputs))):
+            self._write_out(node)
+            return
+        inputs = [self.widened(x) for x in node.inputs]
+        if not any(map(_is_half, node.outputs)) and inputs == node.inputs:
+            return
+        outputs = self._in_float32(node, inputs)
+        if outputs is None:
+            outputs = node.clone_with_new_inputs([self.as_it_was(x) for x in node.inputs]).outputs
+        for old, new in zip(node.outputs, outputs, strict=True):
+            copy_stack_trace(old, new)
+            self.wide[old] = half_cast(new) if _is_half(new) else new
+
+    def _write_out(self, node: Apply) -> None:
+        """Put the inner graph of an Op, whose types are what they are, in its place."""
+        outputs = inner_graph(node, node.inputs)
+        for inner in toposort(outputs, blockers=node.inputs):
+            self.rebuild(inner)
+        for old, new in zip(node.outputs, outputs, strict=True):
+            self.wide[old] = self.widened(new)
+
+    @staticmethod
+    def _in_float32(node: Apply, inputs: list[Any]) -> list[Any] | None:
+        op = _widened(node.op)
+        if isinstance(op, Elemwise) and isinstance(op.scalar_op, Cast):
+            (x,) = inputs
+            if x.type.dtype == op.scalar_op.o_type.dtype:
+                return [x]
+        try:
+            outputs = op(*inputs, return_list=True)
+        except Exception:  # whatever an Op has against other operands
+            return None
+        for old, new in zip(node.outputs, outputs, strict=True):
+            dtype = getattr(old.type, "dtype", None)
+            wanted = "float32" if dtype == "float16" else dtype
+            if getattr(new.type, "dtype", None) != wanted or old.type.ndim != new.type.ndim:  # type: ignore[attr-defined]
+                return None
+        return outputs
+
+
+class Float16InFloat32(GraphRewriter):
+    """Rewrite a graph with float16 in it to float32, with casts at its inputs and outputs."""
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        computes = any(
+            _is_half(x) for node in fgraph.apply_nodes for x in (*node.inputs, *node.outputs)
+        )
+        if not computes or not onednn_available()[0]:
+            return
+        widening = _Widening()
+        for node in fgraph.toposort():
+            widening.rebuild(node)
+        for output in list(fgraph.outputs):
+            new = widening.as_it_was(output)
+            if new is not output:
+                fgraph.replace_all([(output, new)], reason="float16_in_float32")
+
+
+class _Nothing(GraphRewriter):
+    def apply(self, fgraph: FunctionGraph) -> None:
+        """A GPU computes in float16."""
+
+
+class Float16DB(RewriteDatabase):
+    """The rewrite's entry in PyTensor's database: nothing where graphs may move to a GPU."""
+
+    def query(self, *tags: Any, **kwtags: Any) -> GraphRewriter:
+        included = getattr(tags[0], "include", ()) if tags else ()
+        return _Nothing() if "gpu" in (included or ()) else Float16InFloat32()
+
+
+# -- Numba ---------------------------------------------------------------------------------
+
+
+class ViewFloat16(GraphRewriter):
+    """Let Numba's linker, which has no arrays of float16, take them as 16 bits.
+
+    Only casts, which read the bits, may meet them, and what does not look at elements.
+
+    Raises
+    ------
+    Float16Error
+    """
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        found = [
+            x
+            for node in fgraph.apply_nodes
+            if node.op != half_cast and not isinstance(node.op, _BLIND)
+            for x in (*node.inputs, *node.outputs)
+            if _is_half(x)
+        ]
+        if found:
+            raise Float16Error(
+                f"{min(map(str, found))} is float16, which Numba's linker, PyTensor's default, does"
+                " not have, and an Op that uses it has no float32 form. Give pytensor.function"
+                " mode='ONEDNN', or cast to float32"
+            )
+        if any(_is_half(x) for x in (*fgraph.inputs, *fgraph.outputs)):
+            fgraph.dnnops_views_float16 = True  # type: ignore[attr-defined]
+            _teach_linker()
+
+
+def _teach_linker() -> None:
+    """Make Numba's linker hand arrays of float16 to compiled code as 16 bits."""
+    compile_plainly = NumbaLinker.jit_compile
+    if hasattr(compile_plainly, "views_float16"):
+        return
+
+    def jit_compile(self: Any, *args: Any) -> Any:
+        compiled = compile_plainly(self, *args)
+        if not getattr(self.fgraph, "dnnops_views_float16", False):
+            return compiled
+        are_half = [_is_half(x) for x in self.fgraph.outputs]
+
+        def call(*inputs: Any) -> Any:
+            results = compiled(*map(_as_bits, inputs))
+            return tuple(
+                np.asarray(result).view("float16") if is_half else result
+                for result, is_half in zip(results, are_half, strict=True)
+            )
+
+        return call
+
+    jit_compile.views_float16 = True  # type: ignore[attr-defined]
+    NumbaLinker.jit_compile = jit_compile  # type: ignore[method-assign]
+
+
+def _as_bits(x: Any) -> Any:
+    return x.view("uint16") if getattr(x, "dtype", None) == np.float16 else x
+
+
+# Before anything else looks at the graph; in graphs for Numba a look at the end.
+optdb.register("float16_in_float32", Float16DB(), "fast_run", "onednn", position=0.02)
+optdb.register("numba_views_float16", ViewFloat16(), "numba", position=100.3)
