@@ -396,7 +396,7 @@ def test_explicit_calls():
         test = dnn.dnn_batch_normalization_test(x, scale, bias, mean, var, mode, 0.1)
         f = pytensor.function([], [*symbolic, test], mode="CVM")
         scalars = np.array(0.1), np.array(0.3)
-        x64 = x.astype("float64")
+        x64, *wide = (a.astype("float64") for a in (x, *wide))
         wanted = reference_of(BatchNormTrain(axes, True), x64, *wide[:2], *scalars, *wide[2:])
         wanted += reference_of(BatchNormInference(axes), x64, *wide, scalars[0])
         # Statistics have the shape of the scale, running averages their own.

@@ -115,8 +115,10 @@ def test_bad_operands():
         GpuDnnDivisiveNormalization(5, 1e-4, 0.75, 2)(half)
     with pytest.raises(DnnTypeError, match="one dtype"):
         dnn.dnn_divisive_normalization(x4, half)
-    with pytest.raises(DnnTypeError, match="one rank"):
+    with pytest.raises(DnnTypeError, match=r"means must have 4 to 5 dimensions.*got 3"):
         dnn.dnn_divisive_normalization(x4, x3)
+    with pytest.raises(DnnTypeError, match="one rank"):
+        dnn.dnn_divisive_normalization(x4, arrays_of(5)[0])
     with pytest.raises(DnnValueError, match=r"\(2, 3, 4, 6\)"):
         dnn.dnn_divisive_normalization(fixed, other)
     with pytest.raises(DnnTypeError, match="int32"):

@@ -111,7 +111,8 @@ def test_windows_larger_than_the_image_on_a_gpu(mode):
     x = pt.tensor4(dtype="float32")
     out = pool_2d(x, (10, 2), True, (2, 2), (1, 0), mode)
     gradient = pytensor.grad(out.sum(), x)
-    second = pytensor.grad((gradient**2).sum(), x)
+    # Of sums and means it does not depend on the image at all.
+    second = pytensor.grad((gradient**2).sum(), x, disconnected_inputs="ignore")
     f = pytensor.function([x], [out, gradient, second], mode="CUDNN")
     values, *slopes = (np.asarray(z.get() if hasattr(z, "get") else z) for z in f(IMAGE))
     assert values.shape == (2, 3, 0, 3)

@@ -125,7 +125,8 @@ def check_batchnorm(op, lead, shape=(4, 3, 5, 2), static=False, loops=False):
     data, inner, outer = {}, {}, {}
     for name in op.operands:
         core = () if name in op.scalars else shape if name in op.data else parameter_shape
-        data[name] = rng.uniform(0.5, 2, (*lead.get(name, ()), *core))
+        high = min(2, op.scalars.get(name, (0, 2))[1])
+        data[name] = rng.uniform(0.5, high, (*lead.get(name, ()), *core))
         inner[name] = pt.tensor(shape=(None,) * len(core))
         lead_shape = lead.get(name, ())
         outer[name] = pt.tensor(
