@@ -22,6 +22,10 @@ _UNTRIED = {
 }
 
 
+# Volumes are taken as well, and then it is the other operand that does not fit.
+_VOLUMES = {("dnn_conv", "img"), ("dnn_gradinput", "kerns"), ("dnn_gradweight", "img")}
+
+
 def is_flag(parameter: inspect.Parameter) -> bool:
     return parameter.annotation in ("bool", "bool | None", bool)
 
@@ -52,6 +56,8 @@ def test_a_bad_argument_raises_an_error_that_names_it(module, name):
     wrong = []
     for parameter in inspect.signature(function).parameters.values():
         for label, value in {**NEVER, **SOMETIMES}.items():
+            if label == "float32 of 5 axes" and (name, parameter.name) in _VOLUMES:
+                continue
             found = outcome(
                 lambda p=parameter.name, v=value: function(**{**arguments, p: v}), parameter.name
             )
