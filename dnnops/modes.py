@@ -21,11 +21,15 @@ from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.link.basic import JITLinker, Linker
 from pytensor.link.numba.linker import NumbaLinker
+from pytensor.link.pytorch.linker import PytorchLinker
 
 from dnnops.config import flag_value
 from dnnops.errors import DnnUnavailableError
 from dnnops.rewriting.lifting import EVERYTHING
 from dnnops.runtime.ahead import ParallelVMLinker
+
+#: Of rewrites for PyTorch's linker.
+PYTORCH_TAG = "dnnops_pytorch"
 
 __all__ = [
     "CudnnMode",
@@ -160,9 +164,12 @@ def register_modes() -> None:
 def keep_from_other_linkers() -> None:
     """Keep oneDNN's Ops out of graphs for JAX, PyTorch and MLX, which can't run them.
 
-    PyTensor's linkers name the rewrites that don't go with them, and a mode leaves those out when
-    it is made. So the predefined modes are set up anew, in place: users may have imported them.
+    PyTensor's linkers name the rewrites that go with them and those that don't, and a mode heeds
+    that when it is made. So the predefined modes are set up anew, in place: users may have imported
+    them.  PyTorch's linker, which has no tag of its own, gets the one of dnnops' rewrites for it.
     """
+    if PYTORCH_TAG not in PytorchLinker.required_rewrites:
+        PytorchLinker.required_rewrites = (*PytorchLinker.required_rewrites, PYTORCH_TAG)
     for linker in JITLinker.__subclasses__():
         if linker is not NumbaLinker and "onednn" not in linker.incompatible_rewrites:
             linker.incompatible_rewrites = (*linker.incompatible_rewrites, "onednn")

@@ -1,47 +1,98 @@
 """Sizes that an Op takes as an operand, for linkers that need them before they have any values.
 
-JAX compiles a graph for arrays of given shapes, so what follows from shapes is known to it. But in
-PyTensor's conversion only the shape itself stays a number; vectors and arithmetic of them become
-arrays of JAX's, whose values are not known. `StaticSizes` takes the place of such a vector.
+JAX and PyTorch trace a graph for arrays of given shapes, so what follows from shapes is known to
+them. But in PyTensor's conversion only the shape itself stays a number; vectors and arithmetic of
+them become arrays, whose values are not known. `StaticSizes` takes the place of such an expression.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
-import pytensor
-import pytensor.tensor as pt
-from pytensor.compile.mode import Mode
+from pytensor import scalar
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
-from pytensor.graph.replace import clone_replace
-from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.basic import Join, MakeVector, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
+from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 __all__ = ["StaticSizes", "sizes_by_shapes"]
 
+#: What scalar Ops do with ints, or with what stands for ints while PyTorch traces a graph.
+_SCALAR_FUNCTIONS: dict[type, Callable[..., Any]] = {
+    scalar.Add: lambda *terms: sum(terms),
+    scalar.Sub: lambda a, b: a - b,
+    scalar.Mul: lambda *factors: prod(factors),
+    scalar.IntDiv: lambda a, b: a // b,
+    scalar.Mod: lambda a, b: a % b,
+    scalar.Neg: lambda a: -a,
+    scalar.Abs: abs,
+    scalar.ScalarMaximum: max,
+    scalar.ScalarMinimum: min,
+    scalar.EQ: lambda a, b: a == b,
+    scalar.NEQ: lambda a, b: a != b,
+    scalar.LT: lambda a, b: a < b,
+    scalar.LE: lambda a, b: a <= b,
+    scalar.GT: lambda a, b: a > b,
+    scalar.GE: lambda a, b: a >= b,
+    scalar.AND: lambda a, b: a & b,
+    scalar.OR: lambda a, b: a | b,
+    scalar.Switch: lambda condition, a, b: a if condition else b,
+    scalar.Cast: lambda a: a,
+    scalar.Identity: lambda a: a,
+}
+
+
+class _UnknownOpError(Exception):
+    """An Op that is none of those that sizes are made with."""
+
 
 class StaticSizes(Op):
-    """A vector of sizes, made of the shapes of other arrays: ``StaticSizes(...)(*arrays)``.
+    """Sizes that are made of the shapes of other arrays: ``StaticSizes(...)(*arrays)``.
 
     Parameters
     ----------
-    shapes : sequence of Variable
-        A vector for the shape of each array.
+    arrays : sequence of Variable
     sizes : Variable
-        The vector of sizes, made of them.
+        An integer, or a vector of them, which depends on the arrays' shapes alone.
+
+    Raises
+    ------
+    _UnknownOpError
+        If it does not, or if an Op among them is none of those that sizes are made with.
     """
 
-    def __init__(self, shapes: Sequence[Variable], sizes: Variable):
-        self.shapes = list(shapes)
-        self.sizes = sizes
-        self._function: Any = None
+    def __init__(self, arrays: Sequence[Variable], sizes: Variable):
+        self.type = sizes.type
+        self.steps: list[tuple[Callable[..., Any], tuple[int, ...]]] = []
+        self.result = self._place(sizes, list(arrays), {})
 
-    def make_node(self, *arrays: Variable) -> Apply:
-        return Apply(self, list(arrays), [self.sizes.type()])
+    def _place(self, variable: Any, arrays: list[Variable], places: dict[Variable, int]) -> int:
+        """Where the value of a variable is found among the arrays' shapes and all steps' values."""
+        if variable not in places:
+            node = variable.owner
+            if node is not None and isinstance(node.op, Shape):
+                places[variable] = arrays.index(node.inputs[0])
+                return places[variable]
+            if node is not None and isinstance(node.op, Shape_i):
+                of: tuple[int, ...] = (arrays.index(node.inputs[0]),)
+                function = _entry(node.op.i)
+            else:
+                function, operands = _step(variable)
+                of = tuple(self._place(operand, arrays, places) for operand in operands)
+            places[variable] = len(arrays) + len(self.steps)
+            self.steps.append((function, of))
+        return places[variable]
 
-    def evaluate(self, *shapes: Sequence[int]) -> np.ndarray:
+    def make_node(self, *arrays: Variable) -> Apply:  # type: ignore[override]
+        return Apply(self, list(arrays), [self.type()])
+
+    def evaluate(self, *shapes: Sequence[int]) -> Any:
         """Compute the sizes.
 
         Parameters
@@ -51,50 +102,136 @@ class StaticSizes(Op):
 
         Returns
         -------
-        ndarray of int64
+        int or tuple of int
         """
-        if self._function is None:
-            mode: Any = Mode(linker="py", optimizer=None)  # type: ignore[arg-type]
-            self._function = pytensor.function(self.shapes, self.sizes, mode=mode)
-        return self._function(*(np.array(shape, dtype="int64") for shape in shapes))
+        values: list[Any] = list(shapes)
+        for function, places in self.steps:
+            values.append(function(*[values[place] for place in places]))
+        return values[self.result]
 
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
-        output_storage[0][0] = self.evaluate(*(x.shape for x in inputs))
+        sizes = self.evaluate(*(x.shape for x in inputs))
+        output_storage[0][0] = np.asarray(sizes, dtype=self.type.dtype)
+
+
+def _step(variable: Any) -> tuple[Callable[..., Any], list[Any]]:
+    """What gives the value of a variable that is no shape, and of which variables."""
+    if isinstance(variable, Constant):
+        value = np.asarray(variable.data)
+        known = tuple(value.tolist()) if value.ndim else value.item()
+        return lambda: known, []
+    if variable.owner is None:
+        raise _UnknownOpError(variable)
+    op, inputs = variable.owner.op, variable.owner.inputs
+    if isinstance(op, MakeVector):
+        return (lambda *entries: entries), inputs
+    if isinstance(op, Join):
+        return (lambda axis, *vectors: sum(vectors, ())), inputs
+    if isinstance(op, TensorFromScalar | ScalarFromTensor):
+        return (lambda x: x), inputs
+    if isinstance(op, SpecifyShape):
+        return (lambda x: x), inputs[:1]
+    if isinstance(op, CheckAndRaise):
+        return _checked(op), inputs
+    if isinstance(op, Subtensor):
+        parts = op.idx_list
+        return (lambda x, *given: x[indices_from_subtensor(given, parts)[0]]), inputs
+    if isinstance(op, DimShuffle) and op.new_order in (("x",), ()):
+        return (_as_vector if op.new_order else (lambda x: x[0])), inputs
+    if isinstance(op, Elemwise):
+        return _elementwise(op.scalar_op, variable.owner.outputs.index(variable)), inputs
+    raise _UnknownOpError(op)
+
+
+def _entry(place: int) -> Callable[..., Any]:
+    return lambda vector: vector[place]  # an itemgetter would interrupt what PyTorch compiles
+
+
+def _as_vector(x: Any) -> tuple[Any]:
+    return (x,)
+
+
+def _checked(op: CheckAndRaise) -> Callable[..., Any]:
+    error, message = op.exc_type, op.msg
+
+    def check(x: Any, *conditions: Any) -> Any:
+        for condition in conditions:
+            if not condition:
+                raise error(message)
+        return x
+
+    return check
+
+
+def _elementwise(op: Any, output: int) -> Callable[..., Any]:
+    """A function of ints and vectors of ints, which are spread over the longest vector."""
+    function = _scalar_function(op, output)
+
+    def apply(*operands: Any) -> Any:
+        lengths = [len(x) for x in operands if isinstance(x, tuple)]
+        if not lengths:
+            return function(*operands)
+        rows = [x if isinstance(x, tuple) else (x,) for x in operands]
+        spread = [x * max(lengths) if len(x) == 1 else x for x in rows]
+        return tuple([function(*column) for column in zip(*spread, strict=True)])
+
+    return apply
+
+
+def _scalar_function(op: Any, output: int = 0) -> Callable[..., Any]:
+    if not isinstance(op, scalar.Composite):
+        if type(op) not in _SCALAR_FUNCTIONS:
+            raise _UnknownOpError(op)
+        return _SCALAR_FUNCTIONS[type(op)]
+    places = {x: place for place, x in enumerate(op.fgraph.inputs)}
+    constants: list[Any] = []
+    steps: list[tuple[Callable[..., Any], list[int]]] = []
+    for node in op.fgraph.toposort():
+        for x in node.inputs:
+            if isinstance(x, Constant) and x not in places:
+                places[x] = len(op.fgraph.inputs) + len(constants)
+                constants.append(np.asarray(x.data).item())
+    begin = len(op.fgraph.inputs) + len(constants)
+    for node in op.fgraph.toposort():
+        places[node.outputs[0]] = begin + len(steps)
+        steps.append((_scalar_function(node.op), [places[x] for x in node.inputs]))
+    result = places[op.fgraph.outputs[output]]
+
+    def composite(*operands: Any) -> Any:
+        values = [*operands, *constants]
+        for function, of in steps:
+            values.append(function(*[values[place] for place in of]))
+        return values[result]
+
+    return composite
 
 
 def sizes_by_shapes(sizes: Variable) -> Variable | None:
-    """Write a vector of sizes as one `StaticSizes`.
+    """Write sizes as one `StaticSizes`.
 
     Parameters
     ----------
     sizes : Variable
+        An integer, or a vector of them.
 
     Returns
     -------
     Variable or None
         None if it depends on something else than shapes and constants.
     """
-    arrays: list[Variable] = []
-    shapes: list[Any] = []
-    replacements: dict[Variable, Variable] = {}
+    arrays: dict[Variable, None] = {}
     pending, seen = [sizes], set()
     while pending:
         variable = pending.pop()
-        if variable in seen or isinstance(variable, Constant):
+        if variable in seen or variable.owner is None:
             continue
         seen.add(variable)
-        if variable.owner is None:
-            return None
-        op, inputs = variable.owner.op, variable.owner.inputs
-        if not isinstance(op, Shape | Shape_i):
-            pending += inputs
-            continue
-        if inputs[0] not in arrays:
-            arrays.append(inputs[0])
-            shapes.append(pt.tensor(dtype="int64", shape=(inputs[0].type.ndim,)))
-        shape = shapes[arrays.index(inputs[0])]
-        replaced = shape[op.i] if isinstance(op, Shape_i) else shape
-        replacements[variable] = variable.type.filter_variable(replaced, allow_convert=True)
-    own = clone_replace(sizes, replacements) if sizes not in replacements else replacements[sizes]
-    found: Any = StaticSizes(shapes, own)(*arrays)
+        if isinstance(variable.owner.op, Shape | Shape_i):
+            arrays[variable.owner.inputs[0]] = None
+        else:
+            pending += variable.owner.inputs
+    try:
+        found: Any = StaticSizes(list(arrays), sizes)(*arrays)
+    except _UnknownOpError:
+        return None
     return found

@@ -1,4 +1,4 @@
-"""Keep the sizes that Ops take as operands known to JAX."""
+"""Keep the sizes that Ops take as operands known to JAX and PyTorch while they trace a graph."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from pytensor.tensor.basic import Alloc, AllocEmpty, MakeVector
 from pytensor.tensor.shape import Reshape, Shape, Shape_i
 
 from dnnops.link.sizes import StaticSizes, sizes_by_shapes
+from dnnops.modes import PYTORCH_TAG
 from dnnops.nnet.conv import ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool import PoolBase
 from dnnops.nnet.spatial_transformer_ops import SpatialTransformerGrid
 
-__all__ = ["local_static_alloc", "local_static_reshape", "local_static_sizes"]
+__all__ = [
+    "local_static_alloc",
+    "local_static_reshape",
+    "local_static_shape",
+    "local_static_sizes",
+]
 
 
 def _is_static(x: Any) -> bool:
@@ -67,6 +73,17 @@ def local_static_reshape(fgraph: FunctionGraph, node: Apply) -> list[Any] | None
     return _replaced(node, [node.inputs[0], shape.owner.op(*entries)])
 
 
+@node_rewriter([Reshape])
+def local_static_shape(fgraph: FunctionGraph, node: Apply) -> list[Any] | None:
+    """Replace a new shape as a whole, which PyTorch takes as a tuple."""
+    return _replaced(node, [node.inputs[0], _known(node.inputs[1])])
+
+
 # Before those of PyTensor that do the same for its own Ops (100), when the graph is done.
-for rewriter in (local_static_sizes, local_static_alloc, local_static_reshape):
-    optdb.register(f"jax_{rewriter.__name__}", dfs_rewriter(rewriter), "jax", position=99.9)
+for rewriter, tags in (
+    (local_static_sizes, ("jax", PYTORCH_TAG)),
+    (local_static_alloc, ("jax", PYTORCH_TAG)),
+    (local_static_reshape, ("jax",)),
+    (local_static_shape, (PYTORCH_TAG,)),
+):
+    optdb.register(rewriter.__name__, dfs_rewriter(rewriter), *tags, position=99.9)

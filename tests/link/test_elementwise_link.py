@@ -110,9 +110,19 @@ def test_cross_entropy(library, rows, classes, fewer, every_row, seed, dtype):
     assert_converted(library, CrossEntropy(every_row), x, labels, dtype=dtype, atol=200)
     statistics = perform(CrossEntropy(every_row), x, labels)[1]
     op = CrossEntropyGrad(every_row)
-    for size in {1, count}:
+    for size in sorted({1, count}):
         g = rng.standard_normal(size)
         assert_converted(library, op, g, x, labels, statistics, dtype=dtype, atol=200)
+
+
+@both_libraries
+def test_cross_entropy_of_one_label_for_all_rows(library):
+    rng = np.random.default_rng(0)
+    x, label, g = rng.standard_normal((3, 4)), np.array([2]), rng.standard_normal(3)
+    op = CrossEntropy(one_for_all=True)
+    assert_converted(library, op, x, label, dtype="float64", atol=50)
+    arrays = (g, x, label, perform(op, x, label)[1])
+    assert_converted(library, CrossEntropyGrad(one_for_all=True), *arrays, dtype="float64", atol=50)
 
 
 @both_libraries

@@ -13,9 +13,12 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from pytensor.compile.mode import JAX
+from pytensor.compile.mode import JAX, PYTORCH, Mode
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
+from pytensor.graph.traversal import graph_inputs
 
 import dnnops.nnet
 from dnnops import nnet
@@ -24,8 +27,6 @@ from dnnops.link.sizes import StaticSizes, sizes_by_shapes
 from tests.link.conversions import both_libraries
 from tests.needs import require
 from tests.oracle import PERFORM_MODE, assert_close
-
-MODES = {"jax": "JAX", "torch": "PYTORCH"}
 
 
 def dispatcher(library):
@@ -79,9 +80,31 @@ def small_network(x, labels, weights):
     return nnet.cross_entropy(y.mean(axis=(2, 3)) @ dense, labels).mean()
 
 
-@both_libraries
+def compiled(inputs, outputs, mode):
+    """A function, by PyTensor, or converted as PyMC does it: PyTorch compiles for half a minute."""
+    if isinstance(mode, str):
+        return pytensor.function(inputs, outputs, mode=mode)
+    graph = FunctionGraph(inputs, outputs, clone=True)
+    mode.optimizer.rewrite(graph)
+    if mode is JAX:
+        return dispatcher("jax")(graph)
+    import torch
+
+    function = dispatcher("torch")(graph)
+    return lambda *arrays: function(*(torch.from_numpy(array) for array in arrays))
+
+
+MODES = [
+    pytest.param("JAX", marks=pytest.mark.needs("jax")),
+    pytest.param(JAX, marks=pytest.mark.needs("jax"), id="converted to JAX"),
+    pytest.param("PYTORCH", marks=[pytest.mark.needs("torch"), pytest.mark.slow]),
+    pytest.param(PYTORCH, marks=pytest.mark.needs("torch"), id="converted to PyTorch"),
+]
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
-def test_training_step(library):
+def test_training_step(mode):
     rng = np.random.default_rng(0)
     values = {
         "x": rng.standard_normal((3, 2, 13, 11)),
@@ -90,33 +113,56 @@ def test_training_step(library):
         "beta": rng.random((1, 4, 1, 1)),
         "dense": rng.standard_normal((4, 5)),
     }
-    x, *weights = (pt.tensor(n, dtype="float64", shape=(None,) * v.ndim) for n, v in values.items())
-    # Of batch normalization the sizes 1 have to be known.
-    weights[1:3] = (pt.specify_shape(w, (1, None, 1, 1)) for w in weights[1:3])
+    shapes = {"gamma": (1, None, 1, 1), "beta": (1, None, 1, 1), "dense": (None, None)}
+    x, *weights = (
+        pt.tensor(name, dtype="float64", shape=shapes.get(name, (None,) * 4)) for name in values
+    )
     labels = pt.ivector("labels")
     loss = small_network(x, labels, weights)
-    inputs = [x, weights[0], weights[1].owner.inputs[0], weights[2].owner.inputs[0], weights[3]]
-    outputs = [loss, *pytensor.grad(loss, inputs)]
+    inputs, outputs = [x, *weights, labels], [loss, *pytensor.grad(loss, [x, *weights])]
     arguments = [*values.values(), np.array([0, 4, 2], "int32")]
-    step = pytensor.function([*inputs, labels], outputs, mode=MODES[library])
-    expected = pytensor.function([*inputs, labels], outputs, mode=PERFORM_MODE)(*arguments)
+    step = compiled(inputs, outputs, mode)
+    expected = pytensor.function(inputs, outputs, mode=PERFORM_MODE)(*arguments)
     for found, wanted in zip(step(*arguments), expected, strict=True):
         assert_close(np.asarray(found), wanted, bound=1e-10)
 
 
-@pytest.mark.needs("jax")
-def test_sizes_that_follow_from_shapes_are_known_to_jax():
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_sizes_that_follow_from_shapes(mode):
     x, filters = pt.dtensor4("x"), pt.dtensor4("filters")
     # The middle image's sizes are an expression of those of x and of the filters.
     y = nnet.conv2d(nnet.conv2d(x, filters, subsample=(2, 3)), filters, subsample=(2, 2))
     y = nnet.pool_2d(y, (y.shape[2] // 2, 1), ignore_border=True)
+    y = y.reshape((y.shape[0], y.shape[1] * y.shape[2] * y.shape[3]))
     gradients = pytensor.grad((y**2).sum(), [x, filters])
+    function = compiled([x, filters], gradients, mode)
+    reference = pytensor.function([x, filters], gradients, mode=PERFORM_MODE)
     rng = np.random.default_rng(0)
-    arguments = rng.standard_normal((2, 3, 31, 40)), rng.standard_normal((3, 3, 3, 2))
-    function = pytensor.function([x, filters], gradients, mode="JAX")
-    expected = pytensor.function([x, filters], gradients, mode=PERFORM_MODE)(*arguments)
-    for found, wanted in zip(function(*arguments), expected, strict=True):
-        assert_close(np.asarray(found), wanted, bound=1e-12)
+    for batch, rows in ((2, 31), (3, 34), (4, 41)):
+        arguments = rng.standard_normal((batch, 3, rows, 40)), rng.standard_normal((3, 3, 3, 2))
+        for found, wanted in zip(function(*arguments), reference(*arguments), strict=True):
+            assert_close(np.asarray(found), wanted, bound=1e-12)
+
+
+@pytest.mark.needs("torch")
+def test_pytorch_compiles_one_graph_for_all_shapes():
+    """What interrupts it, as a size that is read from a tensor, makes calls slow."""
+    import torch
+
+    x, filters = pt.dtensor4("x"), pt.dtensor4("filters")
+    y = nnet.pool_2d(nnet.conv2d(x, filters, subsample=(2, 3)), (2, 2), ignore_border=False)
+    y = nnet.batch_normalization_train(y, *[np.ones((1, 3, 1, 1))] * 2, "spatial")[0]
+    y = nnet.dropout(nnet.local_response_normalization(y), 0.3, seed=1)
+    gradients = pytensor.grad((y**2).sum(), [x, filters])
+    states = [v for v in graph_inputs(gradients) if isinstance(v, SharedVariable)]
+    graph = FunctionGraph([x, filters, *states], gradients, clone=False)
+    PYTORCH.optimizer.rewrite(graph)
+    function = torch.compile(dispatcher("torch")(graph), backend="eager", fullgraph=True)
+    for shape in ((2, 3, 12, 13), (4, 3, 15, 16), (5, 3, 18, 19)):
+        operands = [torch.ones(shape, dtype=torch.float64), torch.ones(3, 3, 2, 2).double()]
+        operands += [torch.tensor(state.get_value()) for state in states]
+        assert function(*operands)[0].shape == shape
 
 
 @pytest.mark.needs("jax")
@@ -129,14 +175,40 @@ def test_sizes_that_are_values_are_an_error_in_jax():
         function(np.ones((1, 1, 4, 4)), 2)
 
 
-def test_static_sizes_perform_what_they_stand_for():
+def test_static_sizes_are_what_they_stand_for():
+    x, y = pt.dmatrix("x"), pt.dtensor3("y")
+    n, m = x.shape[0], y.shape[2]
+    for sizes in (
+        pt.stack([n * 2 + m, -n % 7, pt.maximum(n, m) // 2, pt.minimum(n - m, 3)]),
+        pt.concatenate([y.shape[1:], x.shape[::-1] * 2, [abs(n - m)]]),
+        pt.switch(pt.ge(n, 4) & pt.neq(m, 2), x.shape, y.shape[:2] - 1),
+        pt.switch(pt.eq(n, 3) | pt.lt(m, n), n, m),
+        nnet.conv_output_shape((m, 3, n), (2, 3, 2), "half", (2,))[2] + n * 0,
+    ):
+        for rewritten in (sizes, fused(sizes)):
+            own = sizes_by_shapes(rewritten)
+            assert isinstance(own.owner.op, StaticSizes)
+            function = pytensor.function(
+                [x, y], [own, sizes], mode=PERFORM_MODE, on_unused_input="ignore"
+            )
+            for shapes in ((3, 5), (4, 2, 6)), ((6, 2), (1, 1, 2)):
+                found, wanted = function(*map(np.ones, shapes))
+                np.testing.assert_array_equal(found, wanted)
+
+
+def fused(sizes):
+    """The same after PyTensor's rewrites, with arithmetic in Ops of several steps."""
+    inputs = [v for v in graph_inputs([sizes]) if not isinstance(v, Constant)]
+    graph = FunctionGraph(inputs, [sizes], clone=False, copy_inputs=False)
+    Mode(linker="vm", optimizer="fast_run").excluding("inplace").optimizer.rewrite(graph)
+    return graph.outputs[0]
+
+
+def test_sizes_that_depend_on_values_stay():
     x = pt.dmatrix("x")
-    sizes = pt.stack([x.shape[1] * 2, x.shape[0] - 1])
-    own = sizes_by_shapes(sizes)
-    assert isinstance(own.owner.op, StaticSizes)
-    value = pytensor.function([x], own, mode=PERFORM_MODE)(np.ones((3, 5)))
-    assert value.tolist() == [10, 2]
     assert sizes_by_shapes(pt.stack([x.shape[0], x[0, 0].astype("int64")])) is None
+    assert sizes_by_shapes(pt.lvector()) is None
+    assert sizes_by_shapes((x.shape[0] / 2).astype("int64")) is None
 
 
 @both_libraries
@@ -157,21 +229,6 @@ def test_shapes_are_checked(library):
             arrays = [torch.tensor(a) for a in arrays]
         with pytest.raises(DnnValueError):
             function(*arrays)
-
-
-@pytest.mark.needs("jax")
-def test_graph_converted_by_hand():
-    """As PyMC does it, which calls no linker."""
-    x = pt.dtensor4("x")
-    y = nnet.conv2d(x, np.ones((2, 3, 2, 2)), subsample=(2, 2))
-    graph = FunctionGraph([x], [y, pytensor.grad((y**2).sum(), x)], clone=True)
-    JAX.optimizer.rewrite(graph)
-    from pytensor.link.jax.dispatch import jax_funcify
-
-    value = np.random.default_rng(0).standard_normal((1, 3, 6, 5))
-    expected = pytensor.function([x], [y, pytensor.grad((y**2).sum(), x)], mode=PERFORM_MODE)
-    for found, wanted in zip(jax_funcify(graph)(value), expected(value), strict=True):
-        assert_close(np.asarray(found), wanted, bound=1e-12)
 
 
 def run_python(code, flags=""):

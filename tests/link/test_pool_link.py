@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from dnnops.nnet import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
@@ -26,6 +27,20 @@ def test_forward_and_gradients(library, case, dtype, ties):
     for gradient, moving in ((MaxPoolGrad, gz), (MaxPoolGradGrad, ggx)):
         op = gradient(case.ndim, case.ignore_border)
         assert_converted(library, op, x, maxout, moving, *case.vectors, dtype=dtype)
+
+
+@both_libraries
+@pytest.mark.parametrize("mode", ["max", "sum"])
+def test_windows_larger_than_the_image(library, mode):
+    x, vectors = np.ones((2, 3, 4, 5)), (np.array([6, 2]), np.array([1, 2]), np.array([0, 0]))
+    nothing = np.ones((2, 3, 0, 2))
+    assert_converted(library, Pool(2, mode, True), x, *vectors, dtype="float64")
+    if mode == "sum":
+        op = AveragePoolGrad(2, "sum", True)
+        assert_converted(library, op, x, nothing, *vectors, dtype="float64")
+        return
+    for op, moving in ((MaxPoolGrad(2, True), nothing), (MaxPoolGradGrad(2, True), x)):
+        assert_converted(library, op, x, nothing, moving, *vectors, dtype="float64")
 
 
 @both_libraries

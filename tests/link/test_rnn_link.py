@@ -5,9 +5,20 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
+from dnnops.nnet import RNNForward
 from tests.link.conversions import DTYPES, assert_converted, both_libraries, perform
 from tests.nnet.rnn_cases import rnn_cases
 from tests.oracle import fuzz, normal
+
+
+@both_libraries
+def test_gradient_of_relu_keeps_nan(library):
+    network = RNNForward("rnn_relu", 2, 1)
+    w, states = np.ones(network.layout.param_size(2)), np.zeros((1, 1, 2))
+    x = np.array([[[np.nan, 1.0]]])
+    y, hy, reserve = perform(network, w, x, states)
+    arrays = (w, x, states, y, reserve, np.ones_like(y), np.ones_like(hy))
+    assert_converted(library, network.gradient(), *arrays, dtype="float64", atol=10)
 
 
 @both_libraries

@@ -13,7 +13,7 @@ def _sum(op: Any, x: Any) -> Any:
 
 
 def _count(op: Any, x: Any) -> int:
-    return max(prod(x.shape[axis] for axis in op.axes), 1)
+    return max(prod([x.shape[axis] for axis in op.axes]), 1)
 
 
 def batchnorm_train(lib: Any, op: Any, x: Any, scale: Any, bias: Any, *others: Any) -> tuple:

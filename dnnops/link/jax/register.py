@@ -21,9 +21,9 @@ __all__ = ["converts"]
 
 @jax_funcify.register(StaticSizes)
 def jax_funcify_static_sizes(op: StaticSizes, **kwargs: Any) -> Callable[..., Any]:
-    """Give the sizes as an array of NumPy, which JAX does not trace."""
+    """Give the sizes as ints, which JAX does not trace."""
 
-    def static_sizes(*arrays: Any) -> np.ndarray:
+    def static_sizes(*arrays: Any) -> Any:
         return op.evaluate(*(np.shape(x) for x in arrays))
 
     return static_sizes

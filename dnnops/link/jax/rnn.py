@@ -27,7 +27,11 @@ def _cell(layout: RNNLayout, pre: Any, rec: Any, h: Any, c: Any) -> tuple[Any, A
         z = jax.nn.sigmoid(pre_z + rec_z)
         n = jnp.tanh(pre_n + jax.nn.sigmoid(pre_r + rec_r) * rec_n)
         return (1 - z) * n + z * h, c
-    return (jnp.tanh if layout.rnn_mode == "rnn_tanh" else jax.nn.relu)(pre + rec), c
+    total = pre + rec
+    # Unlike that of jax.nn.relu, its gradient keeps NaN.
+    return jnp.tanh(total) if layout.rnn_mode == "rnn_tanh" else jnp.where(
+        total <= 0, 0.0, total
+    ), c
 
 
 def _pseudo_layer(

@@ -8,13 +8,30 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from dnnops.errors import DnnValueError
 from dnnops.link.formulas.pool import divisor, is_empty, padding_after
 from dnnops.link.pytorch import library
-from dnnops.link.pytorch.register import converts
+from dnnops.link.pytorch.register import converts, require_same_shape
 from dnnops.nnet import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.nnet._validate import show_shape
 from dnnops.nnet.pool import PoolBase
+from dnnops.nnet.pool_geometry import windows_shape
 
 Sizes = tuple[int, ...]
+
+
+def _checked(op: PoolBase, images: list[Any], pooled: list[Any], sizes: Any) -> tuple[int, ...]:
+    """Check shapes, and return that of the pooled image.
+
+    The Op's own check compares values, which PyTorch would then compile the graph for.
+    """
+    ws, stride, pad = sizes
+    require_same_shape(op, *(x.shape for x in images))
+    if 0 in images[0].shape[2:]:
+        raise DnnValueError(f"{op}: the image {show_shape(tuple(images[0].shape))} is empty")
+    shape = windows_shape(tuple(images[0].shape), ws, stride, pad, op.ignore_border)
+    require_same_shape(op, shape, *(x.shape for x in pooled))
+    return shape
 
 
 def _padded(op: PoolBase, x: Any, sizes: tuple[Sizes, ...], fill: float) -> tuple[Any, Any, Any]:
@@ -48,7 +65,7 @@ def _squeezed(op: PoolBase, x: Any) -> Any:
 @converts(Pool, sizes=3)
 def pool(op: Pool, x: Any, *sizes: Sizes) -> tuple[Any]:
     """Compute a pooling."""
-    _, shape = op.check_shapes([tuple(x.shape)], *sizes)
+    shape = _checked(op, [x], [], sizes)
     if is_empty(op, x.shape, sizes):
         return (x.new_zeros(shape),)
     is_3d = op.ndim == 3
@@ -65,7 +82,7 @@ def pool(op: Pool, x: Any, *sizes: Sizes) -> tuple[Any]:
 @converts(AveragePoolGrad, sizes=3)
 def average_gradient(op: AveragePoolGrad, x: Any, gz: Any, *sizes: Sizes) -> tuple[Any]:
     """Compute the gradient of a sum or an average."""
-    op.check_shapes([tuple(x.shape), tuple(gz.shape)], *sizes)
+    _checked(op, [x], [gz], sizes)
     if is_empty(op, x.shape, sizes):
         return (torch.zeros_like(x),)
     image, window, stride = _padded(op, x, sizes, 0.0)
@@ -92,7 +109,7 @@ def _first_maximum(op: PoolBase, x: Any, sizes: tuple[Sizes, ...]) -> tuple[Any,
 @converts(MaxPoolGrad, sizes=3)
 def max_gradient(op: MaxPoolGrad, x: Any, maxout: Any, gz: Any, *sizes: Sizes) -> tuple[Any]:
     """Compute the gradient of a maximum."""
-    op.check_shapes([tuple(v.shape) for v in (x, maxout, gz)], *sizes)
+    _checked(op, [x], [maxout, gz], sizes)
     if is_empty(op, x.shape, sizes):
         return (torch.zeros_like(x),)
     image, window, stride, where = _first_maximum(op, x, sizes)
@@ -108,7 +125,7 @@ def max_gradient(op: MaxPoolGrad, x: Any, maxout: Any, gz: Any, *sizes: Sizes) -
 @converts(MaxPoolGradGrad, sizes=3)
 def max_tangent(op: MaxPoolGradGrad, x: Any, maxout: Any, ggx: Any, *sizes: Sizes) -> tuple[Any]:
     """Compute what a maximum becomes as the image moves."""
-    op.check_shapes([tuple(v.shape) for v in (x, maxout, ggx)], *sizes)
+    _checked(op, [x, ggx], [maxout], sizes)
     if is_empty(op, x.shape, sizes):
         return (torch.zeros_like(maxout),)
     _, _, _, where = _first_maximum(op, x, sizes)

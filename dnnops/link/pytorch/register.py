@@ -5,15 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from pytensor.graph.basic import Apply, Constant
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
 
 from dnnops.errors import DnnValueError
 from dnnops.link.parameters import constant_numbers
 from dnnops.link.pytorch import library
+from dnnops.link.sizes import StaticSizes
 from dnnops.nnet._validate import show_shape
 
 __all__ = ["converts", "require_same_shape"]
+
+
+@pytorch_funcify.register(StaticSizes)
+def pytorch_funcify_static_sizes(op: StaticSizes, **kwargs: Any) -> Callable[..., Any]:
+    """Give the sizes as ints, which PyTorch compiles as constants, or as expressions of shapes."""
+
+    def static_sizes(*arrays: Any) -> Any:
+        return op.evaluate(*[tuple(x.shape) for x in arrays])
+
+    return static_sizes
 
 
 def converts(*op_types: type, sizes: int = 0) -> Callable[[Any], Any]:
@@ -64,7 +76,9 @@ def _conversion(
             elif i < data:
                 values.append(library.widen(operand))
             else:
-                values.append(tuple(operand.tolist()))
+                # A tensor if sizes depend on values: that interrupts what PyTorch compiles.
+                vector = operand.tolist() if isinstance(operand, torch.Tensor) else operand
+                values.append(tuple(vector))
         results = compute(op, *values)
         cast = [library.cast(r, dtype) for r, dtype in zip(results, dtypes, strict=False)]
         return cast[0] if len(cast) == 1 else tuple(cast)
