@@ -226,7 +226,13 @@ class RuntimeLibrary:
         key = (self.source_hash, config.cxx, config.gcc_version_str, arguments)
         linked = [(lib.library, lib.version) for lib in libraries]
         digest = hashlib.sha256(repr((*key, linked)).encode()).hexdigest()[:16]
-        directory = Path(config.compiledir) / "dnnops"
+        try:
+            directory = Path(config.compiledir) / "dnnops"
+        except (OSError, ValueError) as error:  # PyTensor checks it when it is read
+            raise DnnUnavailableError(
+                f"compiled code cannot be kept: {error} Point PyTensor's flag base_compiledir to a"
+                " directory that is writable"
+            ) from error
         target = directory / f"libdnnops_{self.name}_{digest}.so"
         return Recipe(config.cxx, arguments, libraries, target)
 

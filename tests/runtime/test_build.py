@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -439,3 +440,13 @@ def test_modules_depend_on_the_interface_alone(monkeypatch):
     assert op.c_code_cache_version() == version
     assert not op.c_libraries()
     assert not op.c_lib_dirs()
+
+
+def test_compiledir_that_pytensor_refuses(monkeypatch):
+    def refuse(self):
+        raise ValueError("compiledir '/there' exists but you don't have permissions.")
+
+    monkeypatch.setattr(type(config), "compiledir", property(refuse))
+    library = replace(ONEDNN)  # that has not been asked for its recipe
+    with pytest.raises(DnnUnavailableError, match=r"you don't have permissions.* base_compiledir"):
+        _ = library.recipe
