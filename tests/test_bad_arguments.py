@@ -24,6 +24,8 @@ _UNTRIED = {
 
 # Volumes are taken as well, and then it is the other operand that does not fit.
 _VOLUMES = {("dnn_conv", "img"), ("dnn_gradinput", "kerns"), ("dnn_gradweight", "img")}
+# Old names, for which a message may give the present one.
+_OLD_NAMES = {"ds": "ws", "st": "stride", "padding": "pad"}
 
 
 def is_flag(parameter: inspect.Parameter) -> bool:
@@ -40,7 +42,7 @@ def outcome(call: Any, name: str) -> str:
         return ""  # a value of the device, without CuPy
     except DnnError as error:
         found = str(error)
-        if not re.search(rf"\b{name}\b", found):
+        if not re.search(rf"\b(?:{name}|{_OLD_NAMES.get(name, name)})\b", found):
             return f"does not name it: {found}"
         return "has a message of many lines" if "\n" in found or len(found) > 900 else ""
     except Exception as error:

@@ -232,9 +232,11 @@ def int_vector(where: str, name: str, value: Any, length: int) -> TensorVariable
             vector = pt.constant(vector.owner.inputs[0].data.astype("int64"))
     if vector.type.shape[0] is None:
         # SpecifyShape alone would raise an AssertionError that names no argument.
-        has_length = pt.eq(vector.shape[0], length)
+        # PyTensor's PyTorch linker can test tensors only, which its pt.eq and a shape do not give.
+        count = pt.sum(pt.ge(vector, np.iinfo("int64").min), dtype="int64")
+        conditions = pt.ge(count, length), pt.le(count, length)
         check = CheckAndRaise(DnnValueError, f"{expected}, got another number")
-        checked: Any = check(vector, has_length)
+        checked: Any = check(vector, *conditions)
         vector = pt.specify_shape(checked, (length,))
     return vector
 

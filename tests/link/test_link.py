@@ -302,3 +302,14 @@ for a, b in zip(found, pytensor.function([x], outputs, mode=reference)(value)):
 """
     done = run_python(code, "floatX=float32")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_sizes_of_windows_may_be_values_in_pytorch():
+    x, ws = pt.ftensor4("x"), pt.lvector("ws")
+    pooled = pytensor.function([x, ws], nnet.pool_2d(x, ws, True), mode="PYTORCH")
+    image = np.arange(36, dtype="float32").reshape(1, 1, 6, 6)
+    np.testing.assert_array_equal(pooled(image, [3, 2])[0, 0], image[0, 0, 2::3, 1::2])
+    with pytest.raises(DnnValueError, match="ws must be a vector of 2 integers"):
+        pooled(image, [2, 2, 2])
