@@ -125,6 +125,12 @@ $(VENV)/.made:
 	  echo "    apt-get install$$missing" >&2; \
 	  exit 1; \
 	fi; \
+	if [ -n "$$(ls -A $(VENV) 2>/dev/null)" ] \
+	    && ! grep -q "^prompt = 'dnnops'" $(VENV)/pyvenv.cfg 2>/dev/null; then \
+	  echo "error: $(VENV) is there and was not made here. Remove it, or choose another folder:" >&2; \
+	  echo "    make VENV=.venv-dnnops ..." >&2; \
+	  exit 1; \
+	fi; \
 	echo "Making $(VENV) with $$("$$python" --version)"; \
-	"$$python" -m venv --clear $(VENV); \
+	"$$python" -m venv --clear --prompt dnnops $(VENV); \
 	touch '$@'
