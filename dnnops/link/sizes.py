@@ -126,7 +126,8 @@ def _step(variable: Any) -> tuple[Callable[..., Any], list[Any]]:
     if isinstance(op, MakeVector):
         return (lambda *entries: entries), inputs
     if isinstance(op, Join):
-        return (lambda axis, *vectors: sum(vectors, ())), inputs
+        # In older releases of PyTensor the axis is an operand, too.
+        return (lambda *vectors: sum(vectors, ())), [x for x in inputs if x.type.ndim == 1]
     if isinstance(op, TensorFromScalar | ScalarFromTensor):
         return (lambda x: x), inputs
     if isinstance(op, SpecifyShape):
