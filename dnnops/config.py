@@ -325,6 +325,14 @@ FLAGS: tuple[Flag, ...] = (
         "faster (auto), the direct one always, or the plan of a name that `python -m dnnops algos` "
         "lists.",
     ),
+    Flag(
+        "onednn.scratch_limit",
+        "64MiB",
+        Values(others="a size (64MiB, 1GB, a number of bytes)", convert=_size),
+        "Most scratch memory that each thread on the CPU keeps from one call to the next; what a "
+        "call takes beyond is given back when it ends. Read when the CPU's runtime library is "
+        "loaded.",
+    ),
     Flag("dnn.verbose", "False", BOOLEAN, "Whether choices of plans are printed as they are made."),
     Flag(
         "dnn.cuda_graph",

@@ -413,9 +413,20 @@ def _register_dgemm(library: ctypes.CDLL) -> None:
     library.dnnops_onednn_set_dgemm(ctypes.c_void_p(pointer(capsule, name(capsule))))
 
 
+def _set_scratch_limit(library: ctypes.CDLL) -> None:
+    """Tell the library how much scratch memory a thread may keep."""
+    from dnnops.config import flag_value
+
+    library.dnnops_onednn_set_scratch_limit(ctypes.c_int64(flag_value("onednn.scratch_limit")))
+
+
 # Without errno, which nobody reads, a loop over square roots becomes vector code.
 ONEDNN = RuntimeLibrary(
-    "onednn", lambda: (find_onednn(),), ("-fopenmp", "-fno-math-errno"), 50.0, [_register_dgemm]
+    "onednn",
+    lambda: (find_onednn(),),
+    ("-fopenmp", "-fno-math-errno"),
+    50.0,
+    [_register_dgemm, _set_scratch_limit],
 )
 CUDNN = RuntimeLibrary("cudnn", lambda: (find_cudnn(), find_cuda()), cpu_seconds=60.0)
 #: The runtime libraries by name, as emitted C asks for them.

@@ -276,3 +276,24 @@ def test_errors_are_the_same():
     assert query(ctypes.c_void_p(words.ctypes.data), described) == -1
     with pytest.raises(DnnValueError):
         run_op(op, img, kern[:, :31])
+
+
+def test_a_nan_stays_in_its_tile_and_direct_keeps_it_to_its_pixels():
+    """What the documentation says of NaNs."""
+    x = np.ones((1, 64, 24, 24), "float32")
+    w = np.ones((64, 64, 3, 3), "float32")
+    x[0, 0, 10, 11] = np.nan
+    found = {}
+    for algorithm in ("auto", "direct"):
+        with pytensor.config.change_flags(onednn__conv__algo=algorithm):
+            found[algorithm] = np.isnan(run_op(OneDnnConv(2, "half"), x, w)[0, 0])
+    expected = np.zeros((24, 24), bool)
+    expected[9:12, 10:13] = True
+    np.testing.assert_array_equal(found["direct"], expected)
+    assert found["auto"][expected].all()
+    assert found["auto"].sum() > 9
+    rows, columns = np.nonzero(found["auto"])
+    assert rows.min() >= 8
+    assert rows.max() < 12
+    assert columns.min() >= 8
+    assert columns.max() < 16

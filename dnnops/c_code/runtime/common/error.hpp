@@ -77,10 +77,24 @@ inline std::string &last_error() {
   return text;
 }
 
+// What is to be done when the call of this thread ends; null: nothing.
+using AfterCall = void (*)() noexcept;
+inline AfterCall &after_call() {
+  static thread_local AfterCall action = nullptr;
+  return action;
+}
+
 // Runs the body of an exported function: what it throws becomes a status, with the name of
 // the Op and its operands added to the words.
 template <class Body>
 int guarded(const char *op, const dnnops_tensor *inputs, int input_count, Body &&body) noexcept {
+  struct AtEnd {
+    ~AtEnd() {
+      const AfterCall action = after_call();
+      after_call() = nullptr;
+      if (action) action();
+    }
+  } at_end;
   int status = DNNOPS_LIBRARY_ERROR;
   std::string words;
   try {

@@ -2,7 +2,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <memory>
 
 #include "../common/ctc_problem.hpp"
 #include "ctc_loops.hpp"
@@ -10,9 +9,6 @@
 
 namespace dnnops {
 namespace {
-
-// More scratch memory than this is given back after a call.
-constexpr size_t kKeptBytes = size_t(64) << 20;
 
 template <class T>
 void run(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
@@ -22,10 +18,7 @@ void run(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outp
   if (count == 0) return;
   const int64_t threads = batch.work > 4096 ? std::min(thread_count(), count) : 1;
   ctc::Scratch layout(batch.most_steps, classes, batch.longest_label, params[1]);
-  const size_t bytes = threads * layout.bytes();
-  std::unique_ptr<char[]> temporary;
-  if (bytes > kKeptBytes) temporary.reset(new char[bytes]);
-  char *const memory = temporary ? temporary.get() : thread_scratch(bytes);
+  char *const memory = thread_scratch(threads * layout.bytes());
   T *const costs = static_cast<T *>(outputs[0].data);
 #pragma omp parallel num_threads(threads)
   {

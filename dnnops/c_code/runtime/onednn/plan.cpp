@@ -1,11 +1,13 @@
 #include "plan.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
 #include <omp.h>
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include "../common/error.hpp"
 
@@ -118,24 +120,40 @@ bool addressable_strides(const dnnops_tensor &tensor, int64_t *strides) {
 int64_t thread_count() { return omp_get_max_threads(); }
 
 namespace {
+
+// More than this a thread does not keep from one call to the next.
+std::atomic<int64_t> scratch_limit{int64_t(64) << 20};
+
 struct Scratch {
   char *data = nullptr;
   size_t size = 0;
-  ~Scratch() { std::free(data); }
+  void give_back() noexcept {
+    std::free(data);
+    data = nullptr;
+    size = 0;
+  }
+  ~Scratch() { give_back(); }
 };
+
+Scratch &own_scratch() {
+  static thread_local Scratch own;
+  return own;
+}
+
+void give_scratch_back() noexcept { own_scratch().give_back(); }
+
 }  // namespace
 
 char *thread_scratch(size_t bytes) {
-  static thread_local Scratch own;
+  Scratch &own = own_scratch();
   if (bytes > own.size) {
-    std::free(own.data);
-    own.data = nullptr;
-    own.size = 0;
+    own.give_back();
     void *data = nullptr;
     if (posix_memalign(&data, 64, bytes)) fail(DNNOPS_OUT_OF_MEMORY, "no %zu bytes of scratch memory", bytes);
     own.data = static_cast<char *>(data);
     own.size = bytes;
   }
+  if ((int64_t)own.size > scratch_limit) after_call() = give_scratch_back;
   return own.data;
 }
 
@@ -179,7 +197,9 @@ int Plan::output_buffer(int array, const_dnnl_memory_desc_t wanted) {
 }
 
 void Plan::finish_output(int buffer, int array) {
-  if (buffer != array) add_reorder(buffer, array);
+  if (buffer == array) return;
+  add_reorder(buffer, array);
+  last_read_ = buffer;
 }
 
 void Plan::add_primitive(const PrimitiveDesc &desc, std::initializer_list<std::pair<int, int>> arguments) {
@@ -191,6 +211,24 @@ void Plan::add_primitive(const PrimitiveDesc &desc, std::initializer_list<std::p
   if (scratchpad && dnnl_memory_desc_get_size(scratchpad) > 0)
     step.arguments.emplace_back(DNNL_ARG_SCRATCHPAD, add_scratch(scratchpad));
   steps_.push_back(std::move(step));
+}
+
+namespace {
+// Lets the system have the whole pages of a piece of scratch memory again, whose contents nobody needs any more.
+void drop_pages(char *begin, char *end) {
+#ifdef MADV_DONTNEED
+  const uintptr_t page = 4096, first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
+  const uintptr_t last = reinterpret_cast<uintptr_t>(end) / page * page;
+  if (first < last) madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
+#endif
+}
+}  // namespace
+
+void Plan::drop_what_is_read(char *scratch) const {
+  if (last_read_ < 0 || (int64_t)scratch_bytes_ <= scratch_limit) return;
+  char *const begin = scratch + buffers_[last_read_].offset;
+  drop_pages(scratch, begin);
+  drop_pages(begin + dnnl_memory_desc_get_size(desc(last_read_)), scratch + scratch_bytes_);
 }
 
 PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
@@ -214,10 +252,19 @@ void PlanRun::operator()(std::initializer_list<void *> arrays, char *scratch) {
     DNNL_CHECK(dnnl_memory_set_data_handle(memories_[i].get(), data));
   }
   dnnl_stream_t stream = cpu_stream();
-  for (size_t i = 0; i < arguments_.size(); ++i)
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    // Before the array is written: of large operands there are at most two copies at a time.
+    if (i > 0 && i + 1 == arguments_.size()) plan_->drop_what_is_read(scratch);
     DNNL_CHECK(dnnl_primitive_execute(plan_->steps_[i].primitive.get(), stream, (int)arguments_[i].size(),
                                       arguments_[i].data()));
+  }
   DNNL_CHECK(dnnl_stream_wait(stream));
 }
 
 }  // namespace dnnops
+
+// What the flag onednn.scratch_limit says, in bytes.
+DNNOPS_EXPORT void dnnops_onednn_set_scratch_limit(int64_t bytes) { dnnops::scratch_limit = bytes; }
+
+// How much scratch memory this thread keeps.
+DNNOPS_EXPORT int64_t dnnops_onednn_kept_scratch(void) { return (int64_t)dnnops::own_scratch().size; }

@@ -59,7 +59,7 @@ bool nest_strides(int64_t ndim, const int64_t *shape, int64_t *strides);
 // How many threads a plan is made for.
 int64_t thread_count();
 
-// Scratch memory of this thread, aligned to 64 bytes, valid until the next call.
+// Scratch memory of this thread, aligned to 64 bytes, valid until it asks again or its call ends.
 char *thread_scratch(size_t bytes);
 
 class Plan {
@@ -94,7 +94,11 @@ class Plan {
   void add_reorder(int from, int to);
   std::vector<Buffer> buffers_;
   std::vector<Step> steps_;
+  // Before the last step, if that brings the result into its array: scratch memory past the limit that a thread keeps
+  // is given back, but for the result.
+  void drop_what_is_read(char *scratch) const;
   size_t scratch_bytes_ = 0;
+  int last_read_ = -1;  // the buffer that the last step reads
 };
 
 // The memory objects of one node (they hold pointers, so threads can't share them).
