@@ -459,7 +459,7 @@ def cudnn_usable(device: int = 0) -> tuple[bool, str]:
 
 
 def kernels_usable(device: int = 0) -> bool:
-    """Whether kernels of our own can be used on a device, whatever the flag ``dnn.enabled`` is.
+    """Whether dnnops kernels can be used on a device, whatever the flag ``dnn.enabled`` is.
 
     They need the runtime library, which is linked with cuDNN.
     """

@@ -39,7 +39,7 @@ def batch_normalization(
     DnnTypeError
         If an operand is no tensor of real numbers.
     DnnValueError
-        If `mode` is another one.
+        If `mode` is invalid.
     """
     where = "batch_normalization"
     one_of(where, "mode", mode, ("low_mem", "high_mem"))

@@ -38,7 +38,7 @@ class ConvWords:
     where: str = ""
     image: str = "the image"
     filters: str = "the filters"
-    top: str = "the gradient by the output"
+    top: str = "the gradient with respect to the output"
     subsample: str = "subsample"
     filter_dilation: str = "filter_dilation"
     num_groups: str = "num_groups"

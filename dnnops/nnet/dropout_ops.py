@@ -335,7 +335,7 @@ def dropout(
     Raises
     ------
     DnnTypeError
-        If a dtype is another one, the seed is no int, or `rng` is something else.
+        If a dtype is invalid, the seed is no int, or `rng` is something else.
     DnnValueError
         If `p` or `seed` is out of bounds, or more than one of `seed`, `state` and `rng` is given. A
         symbolic `p` is checked at the call.

@@ -63,7 +63,7 @@ def h_softmax(
     Raises
     ------
     DnnTypeError, DnnValueError
-        If a rank, a dtype or a shape is another one, or a number is none.
+        If a rank, dtype, shape or number is invalid.
     """
     where = "h_softmax"
     x = float_tensor(where, "x", x, 2)

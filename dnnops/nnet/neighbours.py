@@ -115,7 +115,7 @@ def neibs2images(
     DnnTypeError
         If `neibs` is no matrix, or sizes are no ints.
     DnnValueError
-        If `mode` is another one; at the call, if the sizes don't fit together.
+        If `mode` is invalid; at the call, if the sizes do not match.
     """
     where = "neibs2images"
     matrix = as_tensor(f"{where}: neibs must be a matrix", neibs)

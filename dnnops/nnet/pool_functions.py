@@ -161,7 +161,7 @@ def pool_2d(
     Raises
     ------
     DnnTypeError
-        If the dtype, the rank or the kind of a parameter is another one.
+        If the dtype, rank or type of a parameter is invalid.
     DnnValueError
         If a parameter is out of bounds, or given under both of its names; at the call, if only
         that tells.

@@ -254,7 +254,7 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> TensorVariable
     Raises
     ------
     DnnTypeError
-        If the dtype is another one, or `axis` is no int.
+        If the dtype is invalid, or `axis` is not an int.
     DnnValueError
         If `axis` isn't one of `x`, or is missing for three or more dimensions.
 
@@ -291,7 +291,7 @@ def softmax_with_bias(x: Any, b: Any) -> TensorVariable:
     Raises
     ------
     DnnTypeError
-        If a rank or a dtype is another one.
+        If a rank or dtype is invalid.
     """
     where = "softmax_with_bias"
     x, b = float_tensor(where, "x", x, 2), float_tensor(where, "b", b, 1)

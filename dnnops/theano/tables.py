@@ -169,7 +169,7 @@ TABLES: dict[str, Table] = {
             **_at("pytensor.tensor", "dot", "get_scalar_constant_value"),
             "FunctionMaker": "pytensor.compile.maker:FunctionMaker",
             "as_op": "pytensor:wrap_py",
-            "clone": "dnnops.theano.functions:clone",  # gof's is another one
+            "clone": "dnnops.theano.functions:clone",  # not gof's
             "config": "dnnops.theano.config:config",
             "change_flags": "dnnops.theano.config:change_flags",
         },

@@ -24,7 +24,7 @@ def tensors(dtype: str, *ndims: int) -> list[Any]:
 
 
 def with_gradients(inputs: list[Any], *outputs: Any) -> tuple[list[Any], list[Any]]:
-    """Outputs and their gradients by all inputs of floats."""
+    """Outputs and their gradients with respect to all float inputs."""
     floats = [x for x in inputs if x.type.dtype.startswith("float")]
     total: Any = sum((y.astype("float64") ** 2).sum() for y in outputs)
     gradients = pytensor.grad(total, floats, disconnected_inputs="ignore")

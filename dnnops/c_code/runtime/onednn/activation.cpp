@@ -1,4 +1,4 @@
-// Activations with an exponential, which compiled elementwise code computes slowly, in loops of our own: oneDNN's lose
+// Activations with an exponential, which compiled elementwise code computes slowly, in dnnops loops: oneDNN's lose
 // the last digits, near 0 most of them, and have no float64.
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// Softmax, log-softmax and their gradients over one axis or several neighboring ones, in loops of our own: oneDNN's
+// Softmax, log-softmax and their gradients over one axis or several neighboring ones, in dnnops loops: oneDNN's
 // have no float64, round an element's distance from the largest one, and lose small logarithms.
 #include <cmath>
 
