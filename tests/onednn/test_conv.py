@@ -112,7 +112,12 @@ def test_empty(index, dtype, case):
 
 @pytest.mark.parametrize(
     ("mode", "dtype"),
-    [("CVM", "float32"), ("CVM", "float64"), (None, "float32"), (None, "float64")],
+    [
+        ("CVM", "float32"),
+        ("CVM", "float64"),
+        (None, "float32"),
+        pytest.param(None, "float64", marks=pytest.mark.slow),
+    ],
 )
 def test_linkers(mode, dtype):
     """Emitted C and Numba: many shapes on one compiled function, no warning, no object mode."""

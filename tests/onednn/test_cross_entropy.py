@@ -139,6 +139,7 @@ def test_softmax_over_other_axes_stays():
     assert not ops_of(fn) & FUSED
 
 
+@pytest.mark.slow
 def test_default_mode():
     """Numba's linker calls the same functions, and gets their errors."""
     x, labels = pt.fmatrix("x"), pt.lvector("labels")

@@ -16,7 +16,9 @@ from dnnops.onednn.half_cast import OneDnnHalfCast
 from tests.onednn.test_conv import restrided
 from tests.oracle import assert_close
 
-MODES = pytest.mark.parametrize("mode", ["CVM", "ONEDNN", None], ids=["CVM", "ONEDNN", "default"])
+MODES = pytest.mark.parametrize(
+    "mode", ["CVM", "ONEDNN", pytest.param(None, id="default", marks=pytest.mark.slow)]
+)
 
 
 def compile_quietly(*args: Any, **kwargs: Any) -> Any:
