@@ -83,7 +83,8 @@ class Configurations:
                 described += [_described(value) for (value,) in outputs]
                 self.found[type(op).__name__].add(configuration(op, described))
 
-            run.inputs, run.outputs, run.lazy = inputs, outputs, thunk.lazy  # type: ignore[attr-defined]
+            run.thunk, run.lazy = thunk.thunk, thunk.lazy  # type: ignore[attr-defined]
+            run.inputs, run.outputs = inputs, outputs  # type: ignore[attr-defined]
             return run
 
         cls.make_c_thunk = watched  # type: ignore[attr-defined]
