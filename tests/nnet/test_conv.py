@@ -547,7 +547,7 @@ def test_ndim(ndim):
 @pytest.mark.parametrize(
     ("shape", "error", "message"),
     [
-        ([6, 5], DnnValueError, r"gradient by the output must have the shape \(2, 6, 4, 3\)"),
+        ([6, 5], DnnValueError, r"the output must have the shape \(2, 6, 4, 3\)"),
         ([5, -1], DnnValueError, "image's size on spatial axis 1 is negative"),
         ([5, 2], DnnValueError, "extent 3 on spatial axis 1 is larger"),
         ([5, 5, 5], DnnValueError, "vector of 2 integers, got 3 of them"),
@@ -566,7 +566,7 @@ def test_wrong_image_shape(shape, error, message):
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ([3, 2], r"gradient by the output must have the shape \(2, 6, 3, 4\)"),
+        ([3, 2], r"gradient with respect to the output must have the shape \(2, 6, 3, 4\)"),
         ([3, 0], "filters' size on spatial axis 1 must be at least 1"),
         ([6, 3], "extent 6 on spatial axis 0 is larger"),
     ],
