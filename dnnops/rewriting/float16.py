@@ -107,7 +107,7 @@ class _Widening:
 
     def rebuild(self, node: Apply) -> None:
         """Make a node anew if one of its operands or results is another now."""
-        if isinstance(node.op, OpFromGraph) and any(map(_is_half, (*node.inputs, *node.outputs))):
+        if self._is_written_out(node):
             self._write_out(node)
             return
         inputs = [self.widened(x) for x in node.inputs]
@@ -119,6 +119,11 @@ class _Widening:
         for old, new in zip(node.outputs, outputs, strict=True):
             copy_stack_trace(old, new)
             self.wide[old] = half_cast(new) if _is_half(new) else new
+
+    @staticmethod
+    def _is_written_out(node: Apply) -> bool:
+        is_graph = isinstance(node.op, OpFromGraph) and type(node.op) not in (Softmax, LogSoftmax)
+        return is_graph and any(map(_is_half, (*node.inputs, *node.outputs)))
 
     def _write_out(self, node: Apply) -> None:
         """Put the inner graph of an Op, whose types are what they are, in its place."""

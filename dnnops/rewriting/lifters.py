@@ -186,7 +186,7 @@ def inner_graph(node: Apply, inputs: list[Any]) -> Sequence[Variable]:
     # Not clone_replace: that would copy all that the inputs are computed from, too.
     new: dict[Any, Any] = dict(zip(node.op.inner_inputs, inputs, strict=True))
     for inner in toposort(node.op.inner_outputs, blockers=node.op.inner_inputs):
-        copied = inner.clone_with_new_inputs([new.get(x, x) for x in inner.inputs], strict=False)
+        copied = inner.op.make_node(*(new.get(x, x) for x in inner.inputs))
         new.update(zip(inner.outputs, copied.outputs, strict=True))
     return [new.get(z, z) for z in node.op.inner_outputs]
 

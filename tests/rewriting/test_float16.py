@@ -9,6 +9,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.compile.builders import OpFromGraph
 
 from dnnops import nnet
 from dnnops.errors import DnnTypeError
@@ -142,3 +143,18 @@ def test_numba_says_what_it_has_not():
     x = pt.random.normal(size=(3,), rng=rng, dtype="float16")
     with pytest.raises(DnnTypeError, match="float16, which Numba's linker"):
         pytensor.function([], x)
+
+
+@MODES
+def test_graphs_within_graphs(mode):
+    """An `OpFromGraph` holds a graph of its own dtypes."""
+    a, b = pt.vector(dtype="float16"), pt.vector(dtype="float16")
+    inner = OpFromGraph([a, b], [a * b + 1, pt.tanh(a)])
+    x, y = pt.vector(dtype="float16"), pt.vector(dtype="float16")
+    fn = compile_quietly([x, y], inner(x, y * 2), mode=mode)
+    assert "float16" not in dtypes_of(fn)
+    values = np.float16([0.5, -2, 3]), np.float16([1, 0.25, -1])
+    expected = values[0] * (values[1] * 2) + 1, np.tanh(values[0].astype("float64"))
+    for found, reference in zip(fn(*values), expected, strict=True):
+        assert found.dtype == "float16"
+        assert_close(found, reference)
