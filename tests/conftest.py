@@ -130,6 +130,12 @@ def build_libraries() -> None:
 if _flags:
     from pytensor import config
 
+    from dnnops.runtime import ahead
+
+    # The processes share the cores.
+    _share = max(1, ahead.cores() // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    ahead.cores = lambda: _share
+
     _shared = os.environ.get("DNNOPS_TEST_COMPILEDIRS") or str(config.base_compiledir)
     share_libraries(
         Path(_shared) / "dnnops_test_libraries",

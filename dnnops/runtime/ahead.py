@@ -30,9 +30,14 @@ from pytensor.link.c.cmodule import (
 from pytensor.link.c.op import COp
 from pytensor.link.vm import VMLinker
 
-__all__ = ["ParallelVMLinker"]
+__all__ = ["ParallelVMLinker", "cores"]
 
 _log = logging.getLogger(__name__)
+
+
+def cores() -> int:
+    """How many modules are compiled at a time; with one, PyTensor compiles them as ever."""
+    return len(os.sched_getaffinity(0))
 
 
 class ParallelVMLinker(VMLinker):
@@ -104,14 +109,13 @@ _pending: dict[str, Future[Path]] = {}
 
 @contextmanager
 def _compiled_ahead(nodes: Sequence[Apply]) -> Iterator[None]:
-    cores = len(os.sched_getaffinity(0))
-    missing = _missing_modules(nodes) if config.cxx and cores > 1 else {}
+    missing = _missing_modules(nodes) if config.cxx and cores() > 1 else {}
     if len(missing) < 2:
         yield
         return
     _install()
     with tempfile.TemporaryDirectory(prefix="dnnops_") as scratch:
-        pool = ThreadPoolExecutor(cores)
+        pool = ThreadPoolExecutor(cores())
         jobs = {}
         for number, (identity, arguments) in enumerate(missing.items()):
             location = Path(scratch, str(number))
