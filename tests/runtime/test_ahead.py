@@ -78,7 +78,7 @@ def test_compilation_that_fails_is_left_to_pytensor(tmp_path, monkeypatch):
         return "module"
 
     monkeypatch.setattr(ahead, "_original", compile_str)
-    arguments = dict.fromkeys(ahead._ARGUMENTS, "same")
+    arguments = {**dict.fromkeys(ahead._ARGUMENTS, "same"), "preargs": ["-O2"]}
     location = tmp_path / "module"
     location.mkdir()
     with ahead.ThreadPoolExecutor(1) as pool:
