@@ -1,4 +1,4 @@
-"""Convolutions by `jax.lax.conv_general_dilated`, and their gradients by its transposes."""
+"""Convolutions by `jax.lax.conv_general_dilated`, and gradients through its transposes."""
 
 from __future__ import annotations
 

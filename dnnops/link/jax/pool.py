@@ -1,4 +1,4 @@
-"""Pooling by `jax.lax.reduce_window`, and its gradients by the transposes of that."""
+"""Pooling by `jax.lax.reduce_window`, and gradients through its transposes."""
 
 from __future__ import annotations
 

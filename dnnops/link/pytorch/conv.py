@@ -1,4 +1,4 @@
-"""Convolutions by ``torch.nn.functional``, and their gradients by what is behind it."""
+"""Convolutions by ``torch.nn.functional``, and gradients from the functions behind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pooling by ``torch.nn.functional``, and its gradients by what is behind it."""
+"""Pooling by ``torch.nn.functional``, and gradients from the functions behind it."""
 
 from __future__ import annotations
 
