@@ -12,6 +12,7 @@ import numpy as np
 from pytensor import config
 
 from dnnops.cudnn.kernels import kernel_source
+from tests.nvrtc import compile_cuda
 
 _NUMBERS = itertools.count()
 
@@ -58,17 +59,8 @@ def compile_for_host(
 
 def compile_for_gpu(program: str, macros: dict[str, Any]) -> str:
     """Compile a program with NVRTC, which needs no GPU; gives the assembly code."""
-    from cupy.cuda import nvrtc
-
-    options = ("-arch=sm_90", "-std=c++17", *(f"-D{k}={v}" for k, v in macros.items()))
-    made = nvrtc.createProgram(kernel_source(program), f"{program}.cu", (), ())
-    try:
-        nvrtc.compileProgram(made, options)
-    except nvrtc.NVRTCError as error:
-        raise AssertionError(f"{macros}: {nvrtc.getProgramLog(made)}") from error
-    code = str(nvrtc.getPTX(made))
-    nvrtc.destroyProgram(made)
-    return code
+    defines = (f"-D{key}={value}" for key, value in macros.items())
+    return compile_cuda(kernel_source(program), "-std=c++17", *defines).code
 
 
 def launch_struct(**fields: Any) -> Any:

@@ -7,6 +7,7 @@ import pytest
 
 from dnnops.cudnn.kernels import kernel_source
 from tests.cudnn.host_attention import HostKernels
+from tests.nvrtc import compile_cuda
 
 
 @pytest.fixture(scope="module")
@@ -166,16 +167,8 @@ def test_hide(kernels, lengths, visible_shape, hides_all, with_stats):
 @pytest.mark.needs("nvrtc")
 @pytest.mark.parametrize("width", [1, 2])
 def test_compiles_for_a_gpu(width):
-    from cupy.cuda import nvrtc
-
     macros = (f"-DMASK_WIDTH={width}", "-DMINUS_INFINITY=0xff80", "-DLOWEST=0xf14a")
-    program = nvrtc.createProgram(kernel_source("attention"), "attention.cu", (), ())
-    try:
-        nvrtc.compileProgram(program, ("-arch=sm_90", *macros))
-    except nvrtc.NVRTCError:
-        pytest.fail(nvrtc.getProgramLog(program))
-    code = str(nvrtc.getPTX(program))
-    nvrtc.destroyProgram(program)
+    code = compile_cuda(kernel_source("attention"), *macros).code
     for kernel in code.split(".visible .entry ")[1:]:
         wait, load, store = map(kernel.find, ("griddepcontrol.wait", "ld.global", "st.global"))
         assert 0 < wait < min(x for x in (load, store) if x > 0)

@@ -26,6 +26,7 @@ from dnnops.nnet import batch_normalization_test, batch_normalization_train
 from tests.cudnn.calls import call, channels_last, device_tensor
 from tests.cudnn.device import DTYPES, numpy_dtype, rounded
 from tests.cudnn.host_batchnorm import KINDS, WAYS, HostKernels, Work, work_of
+from tests.nvrtc import compile_cuda
 from tests.oracle import RELATIVE_ERROR, SEED, repeat_command
 from tests.rewriting.test_to_cudnn import nodes, rewritten
 
@@ -370,26 +371,11 @@ def test_ways_on_a_large_device(shape, dtype, kind, way, size):
         assert p.slots % 8 == 0
 
 
-def compiled(options: str, architecture: str) -> str:
-    """What NVRTC says of a kernel."""
-    from cupy.cuda import nvrtc
-
-    program = nvrtc.createProgram(kernel_source("batchnorm"), "batchnorm.cu", (), ())
-    flags = (f"-arch={architecture}", "-Xptxas=-v", *options.split())
-    try:
-        nvrtc.compileProgram(program, flags)
-    except nvrtc.NVRTCError:
-        pytest.fail(f"{options}: {nvrtc.getProgramLog(program)}")
-    log = nvrtc.getProgramLog(program)
-    nvrtc.destroyProgram(program)
-    return log
-
-
 @pytest.mark.needs("cudnn", "nvrtc")
 def test_gpu_compiler(cases):
     """NVRTC compiles all kinds, without a GPU, and keeps everything in registers."""
     for options in dict.fromkeys(case.work.options.decode() for case in cases):
-        log = compiled(options, "sm_90")
+        log = compile_cuda(kernel_source("batchnorm"), "-Xptxas=-v", *options.split()).log
         (spilled,) = map(int, re.findall(r"(\d+) bytes spill stores", log))
         # Once for a share: of what a thread has while it waits, or of a square root in float64.
         assert spilled <= 64, f"{options}: {log}"
@@ -404,7 +390,7 @@ def test_compiler_of_older_gpus(cases):
     for work in older:
         found[work.way, work.macro("KIND"), work.macro("ROWS")] = work.options.decode()
     for options in found.values():
-        compiled(options, "sm_80")
+        compile_cuda(kernel_source("batchnorm"), *options.split(), architecture="sm_80")
 
 
 # -- the symbolic side ----------------------------------------------------------------------

@@ -11,18 +11,20 @@ import pytest
 
 from dnnops import dnn, nnet
 from dnnops.cudnn.ctc import GpuCTC, GpuDnnCTC
+from dnnops.cudnn.kernels import kernel_source
 from dnnops.errors import DnnLibraryError, DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.ctc_ops import CTC
 from dnnops.runtime.op import DTYPE_CODES
 from tests.cudnn.calls import call, device_tensor, shape_of
-from tests.cudnn.compiled import check_module, compile_program
+from tests.cudnn.compiled import check_module
 from tests.cudnn.device import DTYPES, apply_all, host, on_gpu, poison, restrided, rounded
 from tests.cudnn.host_ops import HostOp
 from tests.needs import require
 from tests.nnet.ctc_cases import Case, cases
 from tests.nnet.test_ctc import BAD_VALUES, FOUR, LABELS, X, run
+from tests.nvrtc import compile_cuda
 from tests.oracle import RELATIVE_ERROR, fuzz
 
 #: Of costs, by their size or 1, and of gradients, whose elements are between -1 and 1.
@@ -128,7 +130,7 @@ def test_special_values_on_the_host(on_host):
 @pytest.mark.needs("nvrtc")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernels_compile(dtype):
-    compile_program("ctc", f"-DDTYPE={DTYPE_CODES[dtype]}")
+    compile_cuda(kernel_source("ctc"), f"-DDTYPE={DTYPE_CODES[dtype]}")
 
 
 @pytest.mark.needs("cudnn")

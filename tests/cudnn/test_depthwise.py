@@ -22,6 +22,7 @@ from tests.cudnn.calls import channels_last, device_tensor, host_tensor
 from tests.cudnn.depthwise_rows import OPS, Plan, depthwise_plans
 from tests.cudnn.device import DTYPES, apply_op, check, host, on_gpu, poison, rounded
 from tests.cudnn.host_depthwise import HostKernels
+from tests.nvrtc import compile_cuda
 from tests.oracle import RELATIVE_ERROR, SEED, ConvCase, assert_close, repeat_command, run_op
 
 ORACLES = (Conv, ConvGradInputs, ConvGradWeights)
@@ -307,24 +308,13 @@ def test_gpu_compiler(layer):
         )[index]
         case = depthwise_case(shapes[0], kernel, stride, pad)
         plan = depthwise_plans(OPS[index](**case.params), [*inputs, np.array(1.0)], result)[0]
-        log = compile_log(kernel_source("depthwise"), plan.options)
+        options = plan.options.split()
+        log = compile_cuda(kernel_source("depthwise"), "-Xptxas=-v", *options).log
         # Arrays that the compiler could not keep in registers count as the stack.
         for used in (r"(\d+) bytes spill stores", r"(\d+) bytes stack frame"):
             found = [int(n) for n in re.findall(used, log)]
             assert found, log
             assert max(found) <= 64, f"{plan.name} of {plan.options}: {log}"
-
-
-def compile_log(source: str, options: str) -> str:
-    """What NVRTC says, with the registers of each kernel."""
-    from cupy.cuda import nvrtc
-
-    program = nvrtc.createProgram(source, "depthwise.cu", (), ())
-    with suppress(nvrtc.NVRTCError):
-        nvrtc.compileProgram(program, ("-arch=sm_90", "-Xptxas=-v", *options.split()))
-    log = nvrtc.getProgramLog(program)
-    nvrtc.destroyProgram(program)
-    return log
 
 
 # -- on a GPU ------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from tests.cudnn.compiled import check_module
 from tests.cudnn.device import DTYPES, apply_all, apply_op, host, on_gpu, poison, restrided, rounded
 from tests.nnet.test_ctc import run
 from tests.nnet.window_norm_cases import BAD_PARAMETERS, Case, cases
+from tests.nvrtc import compile_cuda
 from tests.oracle import RELATIVE_ERROR, check_gradient, check_second_derivatives, fuzz
 
 #: Those that cuDNN takes.
@@ -208,17 +209,7 @@ def test_window_sum_on_the_host(tmp_path):
 
 @pytest.mark.needs("nvrtc")
 def test_window_sum_compiles():
-    from cupy.cuda import nvrtc
-
-    program = nvrtc.createProgram(kernel_source(), "window_sum.cu", (), ())
-    for name in KERNEL_NAMES:
-        nvrtc.addNameExpression(program, name)
-    try:
-        nvrtc.compileProgram(program, ("--gpu-architecture=compute_90", "-std=c++17"))
-    except nvrtc.NVRTCError:
-        pytest.fail(nvrtc.getProgramLog(program))
-    finally:
-        nvrtc.destroyProgram(program)
+    compile_cuda(kernel_source(), "-std=c++17", names=KERNEL_NAMES)
 
 
 # -- on a GPU ------------------------------------------------------------------------------

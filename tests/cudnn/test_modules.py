@@ -25,6 +25,7 @@ from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
 from dnnops.cudnn.transform import GpuDnnAddTensor, GpuDnnTransform
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpuarray.type import GpuArrayType
+from tests.nvrtc import compile_cuda
 
 
 def array(dtype="float32", shape=(None, None, None, None), device=0):
@@ -258,19 +259,8 @@ def test_pool_kernels_on_the_host(pool_kernels):
 @pytest.mark.needs("nvrtc")
 def test_pool_kernels_compile():
     """For a GPU that need not be there."""
-    from cupy.cuda import nvrtc
-
     from dnnops.cudnn.pool_kernels import kernel_names, kernel_source
     from dnnops.runtime.find import find_cuda_headers
 
     includes = [f"-I{directory}" for directory in find_cuda_headers()]
-    program = nvrtc.createProgram(kernel_source(), "pool_kernels.cu", (), ())
-    for name in kernel_names():
-        nvrtc.addNameExpression(program, name)
-    options = ("--gpu-architecture=compute_90", "-std=c++17", *includes)
-    try:
-        nvrtc.compileProgram(program, options)
-    except nvrtc.NVRTCError:
-        pytest.fail(nvrtc.getProgramLog(program))
-    finally:
-        nvrtc.destroyProgram(program)
+    compile_cuda(kernel_source(), "-std=c++17", *includes, names=kernel_names())

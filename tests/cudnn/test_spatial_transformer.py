@@ -10,6 +10,7 @@ from pytensor.gradient import disconnected_type
 from pytensor.graph.traversal import io_toposort
 
 from dnnops import dnn, nnet
+from dnnops.cudnn.kernels import kernel_source
 from dnnops.cudnn.spatial_transformer import (
     GpuDnnTransformerGradI,
     GpuDnnTransformerGradT,
@@ -31,11 +32,12 @@ from dnnops.nnet.spatial_transformer_ops import (
 )
 from dnnops.runtime.op import DTYPE_CODES
 from tests.cudnn.calls import call, device_tensor, shape_of
-from tests.cudnn.compiled import check_module, compile_program
+from tests.cudnn.compiled import check_module
 from tests.cudnn.device import DTYPES, apply_all, host, on_gpu, poison, restrided, rounded
 from tests.cudnn.host_ops import HostOp
 from tests.nnet.spatial_transformer_cases import Case, cases
 from tests.nnet.test_ctc import run
+from tests.nvrtc import compile_cuda
 from tests.oracle import RELATIVE_ERROR, fuzz
 
 CUDNN_OPS = (
@@ -156,7 +158,7 @@ def test_special_values_on_the_host(on_host):
 @pytest.mark.needs("nvrtc")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernels_compile(dtype):
-    compile_program("sampler", f"-DDTYPE={DTYPE_CODES[dtype]}")
+    compile_cuda(kernel_source("sampler"), f"-DDTYPE={DTYPE_CODES[dtype]}")
 
 
 def device_arrays(count, dtype="float32", ndim=4):

@@ -33,6 +33,7 @@ from tests.cudnn.host_transpose import (
     kind_of,
     spread_of,
 )
+from tests.nvrtc import compile_cuda
 from tests.oracle import SEED, repeat_command
 
 DTYPES = {2: "float16", 4: "float32", 8: "float64"}
@@ -412,17 +413,9 @@ def test_refusals():
 @pytest.mark.needs("nvrtc")
 def test_gpu_compiler():
     """NVRTC compiles all kinds, without a GPU, so that a multiprocessor has all its threads."""
-    from cupy.cuda import nvrtc
-
     for width, first, second in CONFIGURATIONS:
         macros = (f"-DWIDTH={width}", f"-DFIRST={first}", f"-DSECOND={second}")
-        program = nvrtc.createProgram(kernel_source("transpose"), "transpose.cu", (), ())
-        try:
-            nvrtc.compileProgram(program, ("-arch=sm_90", "-Xptxas=-v", *macros))
-        except nvrtc.NVRTCError:
-            pytest.fail(f"{macros}: {nvrtc.getProgramLog(program)}")
-        log, code = nvrtc.getProgramLog(program), str(nvrtc.getPTX(program))
-        nvrtc.destroyProgram(program)
+        log, code = compile_cuda(kernel_source("transpose"), "-Xptxas=-v", *macros)
         # What is launched early waits before it reads or writes.
         wait, load, store = map(code.find, ("griddepcontrol.wait", "ld.global", "st.global"))
         assert 0 < wait < min(load, store)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from dnnops.runtime.find import find_cuda_headers
+from tests.nvrtc import CudaError, compile_cuda
 
 ARCHITECTURE = "compute_90"
 
@@ -94,20 +95,14 @@ def reduction_source(kernel, ndim: int) -> str:
 def compile_log(source: str) -> str:
     """Compile CUDA source; gives the compiler's errors, empty if it has none."""
     import cupy
-    from cupy.cuda import nvrtc
 
     cupy_include = Path(cupy.__file__).parent / "_core" / "include"
     cccl = cupy_include / "cupy" / "_cccl"
     bundled = [cupy_include, cccl / "cub", cccl / "thrust", cccl / "libcudacxx"]
     directories = [*bundled, *find_cuda_headers()]
-    program = nvrtc.createProgram(_HEADERS + source, "kernel.cu", [], [])
+    includes = (f"-I{path}" for path in directories)
     try:
-        nvrtc.compileProgram(
-            program,
-            ["--std=c++17", f"-arch={ARCHITECTURE}", *(f"-I{path}" for path in directories)],
-        )
-    except nvrtc.NVRTCError:
-        return nvrtc.getProgramLog(program)
-    finally:
-        nvrtc.destroyProgram(program)
+        compile_cuda(_HEADERS + source, "-std=c++17", *includes, architecture=ARCHITECTURE)
+    except CudaError as error:
+        return str(error)
     return ""

@@ -17,6 +17,7 @@ from dnnops.gpuarray.reduction import row_reduction
 from dnnops.gpuarray.row_reduction import THREADS, plan_rows, row_source, rows_of, split_axes
 from dnnops.gpuarray.type import GpuArrayType
 from tests.cudnn.device import poison
+from tests.nvrtc import compile_cuda
 from tests.oracle import SEED, repeat_command
 
 HEADERS = Path(__file__).parents[1] / "cudnn"
@@ -240,20 +241,12 @@ def test_plans():
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: " ".join(map(str, kind)))
 def test_gpu_compiler(kind):
     """NVRTC compiles them, without a GPU: loads of 16 bytes, and nothing but registers."""
-    from cupy.cuda import nvrtc
-
     source = row_source(row_reduction(*kind).arithmetic)
     for lanes in (32, THREADS):
-        program = nvrtc.createProgram(source, "rows.cu", (), ())
-        options = ("-arch=sm_90", "-std=c++17", f"-DLANES={lanes}", "-Xptxas=-v")
-        try:
-            nvrtc.compileProgram(program, options)
-        except nvrtc.NVRTCError:
-            pytest.fail(nvrtc.getProgramLog(program))
-        log = nvrtc.getProgramLog(program)
+        log, code = compile_cuda(source, "-std=c++17", f"-DLANES={lanes}", "-Xptxas=-v")
         assert log.count("0 bytes spill stores, 0 bytes spill loads") == 1 + (lanes > 32), log
         assert log.count("0 bytes stack frame") == 1 + (lanes > 32), log
-        assert "ld.global.nc.v4" in str(nvrtc.getPTX(program))
+        assert "ld.global.nc.v4" in code
 
 
 @pytest.mark.gpu
