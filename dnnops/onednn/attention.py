@@ -1,4 +1,4 @@
-"""Scaled dot-product attention and its gradients on the CPU, in float32."""
+"""Scaled dot-product attention and its gradients on the CPU, in float32 and float64."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _OneDnnAttentionOp(OneDnnOp):
 
 
 class OneDnnAttention(_OneDnnAttentionOp, Attention):
-    """`Attention` by ``dnnl_sgemm`` and a pass over the scores of 128 queries at a time."""
+    """`Attention` in matrix products and a pass over the scores of 128 queries at a time."""
 
     function = "dnnops_onednn_attention"
 

@@ -1,4 +1,4 @@
-"""Batch normalization and its gradient in the threads of oneDNN, in float32."""
+"""Batch normalization and its gradient in the threads of oneDNN, in float32 and float64."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _OneDnnBatchNormOp(OneDnnOp):
 
 
 class OneDnnBatchNormTrain(_OneDnnBatchNormOp, BatchNormTrain):
-    """`BatchNormTrain` in loops of our own, with statistics in float64.
+    """`BatchNormTrain` in dnnops loops, with statistics in float64.
 
     Parameters
     ----------
@@ -60,12 +60,12 @@ class OneDnnBatchNormTrain(_OneDnnBatchNormOp, BatchNormTrain):
 
 
 class OneDnnBatchNormTrainGrad(_OneDnnBatchNormOp, BatchNormTrainGrad):
-    """`BatchNormTrainGrad` in loops of our own, with sums in float64."""
+    """`BatchNormTrainGrad` in dnnops loops, with sums in float64."""
 
     function = "dnnops_onednn_batchnorm_train_grad"
 
 
 class OneDnnBatchNormInference(_OneDnnBatchNormOp, BatchNormInference):
-    """`BatchNormInference` in loops of our own."""
+    """`BatchNormInference` in dnnops loops."""
 
     function = "dnnops_onednn_batchnorm_inference"

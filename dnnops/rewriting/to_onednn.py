@@ -129,8 +129,6 @@ SAME_PARAMETERS: dict[type, type[OneDnnOp]] = {
     Attention: OneDnnAttention,
     AttentionGrad: OneDnnAttentionGrad,
 }
-#: Those of them that are not in float64.
-NOT_FLOAT64 = (Attention, AttentionGrad)
 SOFTMAXES: dict[type, Callable[[Any, tuple[int, ...]], OneDnnOp]] = {
     WholeSoftmax: lambda op, axis: OneDnnSoftmax(axis, op.log),
     SoftmaxGrad: lambda op, axis: OneDnnSoftmaxGrad(axis),
@@ -175,7 +173,7 @@ def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
             return None
         op = SOFTMAXES[abstract](node.op, axis)
     else:
-        if node.inputs[0].type.ndim > MAX_NDIM or (abstract in NOT_FLOAT64 and dtype == "float64"):
+        if node.inputs[0].type.ndim > MAX_NDIM:
             return None
         op = SAME_PARAMETERS[abstract].from_abstract(node.op)
     inputs: list[Any] = list(node.inputs)
@@ -193,9 +191,11 @@ def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
 
 @_substitutes(*BATCH_NORMALIZATIONS)
 def local_batchnorm_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a float32 batch normalization by the one on oneDNN."""
+    """Replace a batch normalization in float32 or float64 by the one in dnnops loops."""
     x = node.inputs[0].type
-    if x.dtype != "float32" or not has_neighboring_statistics(node.op.axes, x.ndim):
+    if x.dtype not in ("float32", "float64") or not has_neighboring_statistics(
+        node.op.axes, x.ndim
+    ):
         return None
     backend = BATCH_NORMALIZATIONS[type(node.op)]
     outputs = backend.from_abstract(node.op).make_node(*node.inputs).outputs

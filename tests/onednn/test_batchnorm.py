@@ -23,10 +23,11 @@ from dnnops.onednn.batchnorm import (
 )
 from tests.linkers import LINKERS
 from tests.onednn.test_conv import restrided
-from tests.oracle import PERFORM_MODE, assert_close, fuzz
+from tests.oracle import PERFORM_MODE, RELATIVE_ERROR, assert_close, fuzz
 
 #: For inputs of four dimensions; what is left of the axes are neighbors.
 AXES: list[tuple[int, ...]] = [(0, 2, 3), (0,), (3,), (0, 3), (1, 2, 3), (0, 1, 2, 3)]
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 #: How many axes of four are left.
 RANKS: list[tuple[Any, int]] = [("spatial", 1), ("per-activation", 3), ((0, 1, 2, 3), 0)]
 
@@ -43,14 +44,18 @@ def shapes_and_axes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def make_arrays(
-    rng: np.random.Generator, shape: tuple[int, ...], axes: tuple[int, ...], parameters: int
+    rng: np.random.Generator,
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    parameters: int,
+    dtype: str = "float32",
 ) -> list[np.ndarray]:
     """Return data and parameters; to be variances, the last of these are positive."""
     reduced = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
-    x = (3 + 2 * rng.standard_normal(shape)).astype("float32")
-    others = [rng.standard_normal(reduced).astype("float32") for _ in range(parameters)]
+    x = (3 + 2 * rng.standard_normal(shape)).astype(dtype)
+    others = [rng.standard_normal(reduced).astype(dtype) for _ in range(parameters)]
     if parameters > 2:
-        others[-1] = np.abs(others[-1]) + np.float32(0.1)
+        others[-1] = np.abs(others[-1]) + np.asarray(0.1, dtype)
     return [x, *others]
 
 
@@ -73,8 +78,8 @@ def restride_all(rng: np.random.Generator, arrays: Any) -> list[np.ndarray]:
     return [restrided(rng, a) if isinstance(a, np.ndarray) and a.ndim else a for a in arrays]
 
 
-def check_train(rng, shape, axes, running):
-    x, scale, bias, mean, var = make_arrays(rng, shape, axes, 4)
+def check_train(rng, shape, axes, running, dtype="float32"):
+    x, scale, bias, mean, var = make_arrays(rng, shape, axes, 4, dtype)
     operands = [x, scale, bias, np.array(1e-3)]
     if running:
         operands += [np.array(0.3), mean, var]
@@ -86,9 +91,9 @@ def check_train(rng, shape, axes, running):
         assert_close(result, reference, allow_zero=True)
 
 
-def check_train_grad(rng, shape, axes):
-    x, scale, bias = make_arrays(rng, shape, axes, 2)
-    gout = rng.standard_normal(shape).astype("float32")
+def check_train_grad(rng, shape, axes, dtype="float32"):
+    x, scale, bias = make_arrays(rng, shape, axes, 2, dtype)
+    gout = rng.standard_normal(shape).astype(dtype)
     _, mean, invstd = run_all(BatchNormTrain(axes), x, scale, bias, 1e-3)
     operands = [x, gout, scale, mean, invstd]
     results = run_all(OneDnnBatchNormTrainGrad(axes), *restride_all(rng, operands))
@@ -96,41 +101,46 @@ def check_train_grad(rng, shape, axes):
     # Of few elements these are differences of numbers almost alike: what is rounded are those.
     normalized = (x.astype("float64") - mean) * invstd
     terms = [gout * (scale * invstd) * (1 + np.abs(normalized)), gout * normalized, gout]
+    bound = RELATIVE_ERROR[dtype]
     for result, reference, term in zip(results, expected, terms, strict=True):
         assert result.shape == reference.shape
         error = np.linalg.norm(result - reference)
-        assert error <= 1e-5 * max(np.linalg.norm(reference), 0.1 * np.linalg.norm(term))
+        assert error <= bound * max(np.linalg.norm(reference), 0.1 * np.linalg.norm(term))
 
 
-def check_inference(rng, shape, axes):
-    operands = [*make_arrays(rng, shape, axes, 4), np.array(1e-3)]
+def check_inference(rng, shape, axes, dtype="float32"):
+    operands = [*make_arrays(rng, shape, axes, 4, dtype), np.array(1e-3)]
     (result,) = run_all(OneDnnBatchNormInference(axes), *restride_all(rng, operands))
     (expected,) = run_all(BatchNormInference(axes), *in_double(operands))
     assert_close(result, expected, allow_zero=True)
 
 
+@DTYPES
 @fuzz(max_examples=150, case=shapes_and_axes(), running=st.booleans(), seed=st.integers(0, 2**32))
-def test_train(case, running, seed):
-    check_train(np.random.default_rng(seed), *case, running)
+def test_train(case, running, seed, dtype):
+    check_train(np.random.default_rng(seed), *case, running, dtype)
 
 
+@DTYPES
 @fuzz(max_examples=150, case=shapes_and_axes(), seed=st.integers(0, 2**32))
-def test_train_grad(case, seed):
-    check_train_grad(np.random.default_rng(seed), *case)
+def test_train_grad(case, seed, dtype):
+    check_train_grad(np.random.default_rng(seed), *case, dtype)
 
 
+@DTYPES
 @fuzz(max_examples=150, case=shapes_and_axes(), seed=st.integers(0, 2**32))
-def test_inference(case, seed):
-    check_inference(np.random.default_rng(seed), *case)
+def test_inference(case, seed, dtype):
+    check_inference(np.random.default_rng(seed), *case, dtype)
 
 
+@DTYPES
 @pytest.mark.parametrize("axes", AXES)
-def test_sizes_for_several_threads(axes):
+def test_sizes_for_several_threads(axes, dtype):
     rng = np.random.default_rng(1)
     for shape in [(5, 6, 31, 33), (1, 7, 50, 80), (300, 5, 3, 4)]:
-        check_train(rng, shape, axes, True)
-        check_train_grad(rng, shape, axes)
-        check_inference(rng, shape, axes)
+        check_train(rng, shape, axes, True, dtype)
+        check_train_grad(rng, shape, axes, dtype)
+        check_inference(rng, shape, axes, dtype)
 
 
 @pytest.mark.parametrize("shape", [(4096, 8), (1023, 37), (2, 20000), (5001, 5), (20001, 1)])
@@ -307,11 +317,11 @@ def test_mode_dnn():
 @pytest.mark.parametrize(
     ("dtype", "ndim", "axes"),
     [
-        ("float64", 4, (0, 2, 3)),
+        ("float64", 4, (1,)),
         ("float32", 4, (1,)),
         ("float32", 9, (0,)),
     ],
-    ids=["float64", "scattered axes", "many dimensions"],
+    ids=["float64, scattered axes", "scattered axes", "many dimensions"],
 )
 def test_left_to_numpy(dtype, ndim, axes):
     x, *parameters = variables(ndim, 1, dtype) + variables(ndim - len(axes), 4, dtype)

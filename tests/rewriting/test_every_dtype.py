@@ -139,11 +139,6 @@ FAMILIES: dict[Any, set[str]] = {
     attention: {"OneDnnAttention", "OneDnnAttentionGrad"},
     lstm: {"OneDnnRNNForward", "OneDnnRNNBackward"},
 }
-#: In float64 these are NumPy's array functions, or elementwise Ops and sums.
-NOT_FLOAT64 = {
-    attention: {"Attention", "AttentionGrad"},
-    batch_norm: {"BatchNormTrain", "BatchNormTrainGrad", "BatchNormInference"},
-}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -158,9 +153,6 @@ def test_no_op_is_left_to_numpy(family, dtype):
     }
     print(family.__name__, dtype, found, abstract)
     casts = {"OneDnnHalfCast", "OneDnnDot", "OneDnnGemm", "OneDnnChannelSum"}
-    if dtype == "float64" and family in NOT_FLOAT64:
-        assert abstract <= NOT_FLOAT64[family]
-        return
     assert found - casts == FAMILIES[family]
     assert not abstract
     for node in nodes:

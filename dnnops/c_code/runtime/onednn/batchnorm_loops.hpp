@@ -3,6 +3,7 @@
 #define DNNOPS_ONEDNN_BATCHNORM_LOOPS_HPP
 
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -60,7 +61,8 @@ inline View contiguous(View view) {
   return view;
 }
 
-inline const float *element(const View &view, const float *data, int64_t n, int64_t channel, int64_t i) {
+template <class T>
+const T *element(const View &view, const T *data, int64_t n, int64_t channel, int64_t i) {
   return data + n * view.strides[0] + channel * view.strides[1] + i * view.strides[2];
 }
 
@@ -97,24 +99,23 @@ void by_position(bool is_dense, int64_t count, Body &&body) {
   });
 }
 
+// rest: what rounding took from the mean.
 struct Statistics {
-  std::vector<double> mean, variance;
+  std::vector<double> mean, rest, variance;
 };
 
-// By one pass: from the sums of what a channel's values differ from its first one, and of the squares of that.
-inline Statistics take_statistics(const View &given, const float *data) {
-  const View view = of_one_image(given);
+// In one pass: from the sums of a channel's differences from its origin, and of their squares.
+template <class T>
+Statistics statistics_from(const std::vector<double> &origin, const View &view, const T *data) {
   const Partition partition(view, is_along_inner(view));
   const int64_t channels = view.shape[1];
   Sums<2> sums(partition);
-  std::vector<double> origin(channels);
-  for (int64_t c = 0; c < channels; ++c) origin[c] = *element(view, data, 0, c, 0);
   partition.run([&](int64_t slice, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {
     double *totals = sums.of[0].data() + slice * channels, *all_squares = sums.of[1].data() + slice * channels;
     if (!partition.along_inner) {
       const int64_t step = view.strides[1], apart = view.strides[2];
       by_position(step == 1, end - begin, [&](auto is_dense, auto count, int64_t from) {
-        const float *values = element(view, data, n, 0, begin + from);
+        const T *values = element(view, data, n, 0, begin + from);
         for (int64_t c = first; c < last; ++c) {
           double total = totals[c], squares = all_squares[c];
           for (int i = 0; i < count; ++i) {
@@ -129,7 +130,7 @@ inline Statistics take_statistics(const View &given, const float *data) {
       return;
     }
     for (int64_t c = first; c < last; ++c) {
-      const float *values = element(view, data, n, c, begin);
+      const T *values = element(view, data, n, c, begin);
       const double from = origin[c];
       double total = 0, squares = 0;
 #pragma omp simd reduction(+ : total, squares)
@@ -148,31 +149,49 @@ inline Statistics take_statistics(const View &given, const float *data) {
   for (int64_t c = 0; c < channels; ++c) {
     const double mean = sums.of[0][c] / count, variance = sums.of[1][c] / count - mean * mean;
     found.mean.push_back(origin[c] + mean);
+    found.rest.push_back((origin[c] - found.mean[c]) + mean);
     found.variance.push_back(variance < 0 ? 0 : variance);  // NaN stays
   }
   return found;
 }
 
+// From a channel's first value. Where that is far from the mean, squares in float64 lose digits that float64 data
+// have and float32 data do not: a second pass then starts from the mean.
+template <class T>
+Statistics take_statistics(const View &given, const T *data) {
+  const View view = of_one_image(given);
+  std::vector<double> origin(view.shape[1]);
+  for (int64_t c = 0; c < view.shape[1]; ++c) origin[c] = *element(view, data, 0, c, 0);
+  const Statistics found = statistics_from(origin, view, data);
+  if (std::is_same_v<T, float>) return found;
+  Statistics closer = statistics_from(found.mean, view, data);
+  for (int64_t c = 0; c < view.shape[1]; ++c)
+    if (std::isinf(found.mean[c])) closer.mean[c] = found.mean[c];  // there are no differences from it
+  return closer;
+}
+
 // What each channel becomes: (x - center) * factor + bias.
+template <class T>
 struct Normalization {
-  std::vector<float> center, factor, bias;
+  std::vector<T> center, factor, bias;
   explicit Normalization(int64_t channels) : center(channels), factor(channels), bias(channels) {}
 };
 
 // out is contiguous.
-inline void normalize(const View &given, const float *data, const Normalization &by, float *out) {
+template <class T>
+void normalize(const View &given, const T *data, const Normalization<T> &by, T *out) {
   const View view = of_one_image(given), out_view = of_one_image(contiguous(given));
   const Partition partition(view, is_along_inner(view) && is_along_inner(out_view));
   const int64_t step = view.strides[1], out_step = out_view.strides[1];
-  prefer_huge_pages(out, element_count(view.shape, 3) * sizeof(float));
-  const float *center = by.center.data(), *factor = by.factor.data(), *bias = by.bias.data();
+  prefer_huge_pages(out, element_count(view.shape, 3) * sizeof(T));
+  const T *center = by.center.data(), *factor = by.factor.data(), *bias = by.bias.data();
   partition.run([&](int64_t, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {
     if (!partition.along_inner) {
       const bool all_dense = step == 1 && out_step == 1;
       for (int64_t i = begin; i < end; ++i)
         by_channel(all_dense, [&](auto is_dense) {
-          const float *values = element(view, data, n, 0, i);
-          float *results = const_cast<float *>(element(out_view, out, n, 0, i));
+          const T *values = element(view, data, n, 0, i);
+          T *results = const_cast<T *>(element(out_view, out, n, 0, i));
 #pragma omp simd
           for (int64_t c = first; c < last; ++c)
             results[is_dense ? c : c * out_step] =
@@ -181,9 +200,9 @@ inline void normalize(const View &given, const float *data, const Normalization 
       return;
     }
     for (int64_t c = first; c < last; ++c) {
-      const float *values = element(view, data, n, c, begin);
-      float *results = const_cast<float *>(element(out_view, out, n, c, begin));
-      const float from = center[c], times = factor[c], plus = bias[c];
+      const T *values = element(view, data, n, c, begin);
+      T *results = const_cast<T *>(element(out_view, out, n, c, begin));
+      const T from = center[c], times = factor[c], plus = bias[c];
 #pragma omp simd
       for (int64_t i = 0; i < end - begin; ++i) results[i] = (values[i] - from) * times + plus;
     }
@@ -191,16 +210,18 @@ inline void normalize(const View &given, const float *data, const Normalization 
 }
 
 // The operands of the gradient: x and the output's gradient, as (batch, channel, inner), and parameters.
+template <class T>
 struct NormalizationGradient {
   View x_view, top_view;
-  const float *x, *top, *scale, *mean, *invstd;
+  const T *x, *top, *scale, *mean, *invstd;
 };
 
 // The mean is a rounded one: what it lacks is found beside the sums.  dx is contiguous.
-inline void normalization_gradient(const NormalizationGradient &of, float *dx, float *dscale, float *dbias) {
+template <class T>
+void normalization_gradient(const NormalizationGradient<T> &of, T *dx, T *dscale, T *dbias) {
   const View x_view = of_one_image(of.x_view), top_view = of_one_image(of.top_view);
   const View dx_view = of_one_image(contiguous(of.x_view));
-  const float *x = of.x, *top = of.top, *mean = of.mean;
+  const T *x = of.x, *top = of.top, *mean = of.mean;
   const int64_t channels = x_view.shape[1];
   const bool along_inner = is_along_inner(x_view) && is_along_inner(top_view) && is_along_inner(dx_view);
   const Partition partition(x_view, along_inner);
@@ -212,8 +233,8 @@ inline void normalization_gradient(const NormalizationGradient &of, float *dx, f
     double *all_distances = sums.of[2].data() + slice * channels;
     if (!partition.along_inner) {
       by_position(x_step == 1 && top_step == 1, end - begin, [&](auto is_dense, auto count, int64_t at) {
-        const float *values = element(x_view, x, n, 0, begin + at);
-        const float *gradients = element(top_view, top, n, 0, begin + at);
+        const T *values = element(x_view, x, n, 0, begin + at);
+        const T *gradients = element(top_view, top, n, 0, begin + at);
         for (int64_t c = first; c < last; ++c) {
           double total = totals[c], products = all_products[c], distances = all_distances[c];
           for (int i = 0; i < count; ++i) {
@@ -231,7 +252,7 @@ inline void normalization_gradient(const NormalizationGradient &of, float *dx, f
       return;
     }
     for (int64_t c = first; c < last; ++c) {
-      const float *values = element(x_view, x, n, c, begin), *gradients = element(top_view, top, n, c, begin);
+      const T *values = element(x_view, x, n, c, begin), *gradients = element(top_view, top, n, c, begin);
       const double center = mean[c];
       double total = 0, products = 0, distances = 0;
 #pragma omp simd reduction(+ : total, products, distances)
@@ -249,27 +270,27 @@ inline void normalization_gradient(const NormalizationGradient &of, float *dx, f
   sums.add_up(partition);
   const double count = (double)(x_view.shape[0] * x_view.shape[2]);
   // dx = (top - average - (x - mean) * slope) * factor, where the average has what the mean lacks, times the slope
-  std::vector<float> average(channels), slope(channels), factor(channels);
+  std::vector<T> average(channels), slope(channels), factor(channels);
   for (int64_t c = 0; c < channels; ++c) {
     const double total = sums.of[0][c], lack = sums.of[2][c] / count;
     const double by_scale = (sums.of[1][c] - lack * total) * of.invstd[c];
-    dscale[c] = (float)by_scale;
-    dbias[c] = (float)total;
-    slope[c] = (float)(by_scale / count * of.invstd[c]);
-    average[c] = (float)(total / count - lack * slope[c]);
+    dscale[c] = (T)by_scale;
+    dbias[c] = (T)total;
+    slope[c] = (T)(by_scale / count * of.invstd[c]);
+    average[c] = (T)(total / count - lack * slope[c]);
     factor[c] = of.scale[c] * of.invstd[c];
   }
-  prefer_huge_pages(dx, element_count(x_view.shape, 3) * sizeof(float));
+  prefer_huge_pages(dx, element_count(x_view.shape, 3) * sizeof(T));
   partition.run([&](int64_t, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {
     if (!partition.along_inner) {
       const bool all_dense = x_step == 1 && top_step == 1 && step == 1;
       for (int64_t i = begin; i < end; ++i)
         by_channel(all_dense, [&](auto is_dense) {
-          const float *values = element(x_view, x, n, 0, i), *gradients = element(top_view, top, n, 0, i);
-          float *results = const_cast<float *>(element(dx_view, dx, n, 0, i));
+          const T *values = element(x_view, x, n, 0, i), *gradients = element(top_view, top, n, 0, i);
+          T *results = const_cast<T *>(element(dx_view, dx, n, 0, i));
 #pragma omp simd
           for (int64_t c = first; c < last; ++c) {
-            const float away = values[is_dense ? c : c * x_step] - mean[c];
+            const T away = values[is_dense ? c : c * x_step] - mean[c];
             results[is_dense ? c : c * step] =
                 (gradients[is_dense ? c : c * top_step] - average[c] - away * slope[c]) * factor[c];
           }
@@ -277,9 +298,9 @@ inline void normalization_gradient(const NormalizationGradient &of, float *dx, f
       return;
     }
     for (int64_t c = first; c < last; ++c) {
-      const float *values = element(x_view, x, n, c, begin), *gradients = element(top_view, top, n, c, begin);
-      float *results = const_cast<float *>(element(dx_view, dx, n, c, begin));
-      const float center = mean[c], from = average[c], by = slope[c], times = factor[c];
+      const T *values = element(x_view, x, n, c, begin), *gradients = element(top_view, top, n, c, begin);
+      T *results = const_cast<T *>(element(dx_view, dx, n, c, begin));
+      const T center = mean[c], from = average[c], by = slope[c], times = factor[c];
 #pragma omp simd
       for (int64_t i = 0; i < end - begin; ++i) results[i] = (gradients[i] - from - (values[i] - center) * by) * times;
     }
