@@ -93,8 +93,8 @@ dist: $(call installed,dev)
 clean:
 	rm -rf $(VENV) build dist docs/_build *.egg-info
 
-# One stamp for each set of extras: newer than setup.cfg means that there is nothing to install.
-$(VENV)/.installed-%: setup.cfg pyproject.toml | $(VENV)/.made
+# One stamp for each set of extras: newer than these means that there is nothing to install.
+$(VENV)/.installed-%: setup.cfg setup.py pyproject.toml | $(VENV)/.made
 	@echo "Installing dnnops with [$*] into $(VENV); the first time this takes a few minutes."
 	@$(run) pip install --disable-pip-version-check --no-input -e '.[$*]'
 	@touch '$@'

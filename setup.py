@@ -1,4 +1,4 @@
-"""Compiles the CPU's runtime library into the wheel; all else is in setup.cfg.
+"""Adds the CPU's runtime library and the start-up file to the wheel; all else is in setup.cfg.
 
 Without a compiler or oneDNN's headers the package is built all the same: the library is then
 compiled when it is first used.
@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import types
+import typing
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Command, Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 _PACKAGE = Path(__file__).resolve().parent / "dnnops"
@@ -63,6 +65,53 @@ class BuildRuntime(build_ext):
         return []
 
 
+class StartupFile(Command):
+    """Puts the file that Python executes when it starts beside the package."""
+
+    description = "put the start-up file beside the package"
+    user_options: typing.ClassVar = [("build-lib=", "d", "directory to build in")]
+    editable_mode = False
+
+    def initialize_options(self) -> None:
+        self.build_lib: str | None = None
+
+    def finalize_options(self) -> None:
+        self.set_undefined_options("build", ("build_lib", "build_lib"))
+
+    def run(self) -> None:
+        _without_dependencies()
+        from dnnops.startup import PTH
+
+        target = self._target()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(PTH, encoding="ascii")
+
+    def get_outputs(self) -> list[str]:
+        return [str(self._target())]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+    def get_source_files(self) -> list[str]:
+        return []
+
+    def _target(self) -> Path:
+        _without_dependencies()
+        from dnnops.startup import PTH_NAME
+
+        # Of an editable installation the folder of builds is left out. What else is to be installed
+        # goes where the command install would put it, which is the root of its wheel.
+        editable = self.editable_mode
+        root = self.get_finalized_command("install").install_lib if editable else self.build_lib
+        return Path(root, PTH_NAME)
+
+
+class Build(build):
+    """Builds the start-up file, too."""
+
+    sub_commands: typing.ClassVar = [*build.sub_commands, ("build_startup", None)]
+
+
 class PlatformWheel(bdist_wheel):
     """Names a wheel after its platform, and no version of Python: the library calls none."""
 
@@ -71,7 +120,12 @@ class PlatformWheel(bdist_wheel):
 
 
 setup(
-    cmdclass={"build_ext": BuildRuntime, "bdist_wheel": PlatformWheel},
+    cmdclass={
+        "build": Build,
+        "build_ext": BuildRuntime,
+        "build_startup": StartupFile,
+        "bdist_wheel": PlatformWheel,
+    },
     # It has no sources of its own, but makes setuptools run build_ext.
     ext_modules=[Extension("dnnops.lib", sources=[])],
 )

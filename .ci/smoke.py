@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -52,6 +54,20 @@ backward = pytensor.function([x, w], gradient, mode="ONEDNN")
 np.testing.assert_array_equal(
     backward(image, filters),
     np.broadcast_to(windows.sum(axis=(0, 2, 3))[None, :, ::-1, ::-1], filters.shape),
+)
+
+# Flags of dnnops are known to PyTensor before dnnops is imported, as in this file.
+subprocess.run(
+    [
+        sys.executable,
+        "-I",
+        "-W",
+        "error",
+        "-c",
+        "import pytensor; assert pytensor.config.mode == 'DNN'",
+    ],
+    env={**os.environ, "PYTENSOR_FLAGS": "mode=DNN,dnn.conv.algo_fwd=time_once"},
+    check=True,
 )
 
 sys.exit(main(["doctor"]))

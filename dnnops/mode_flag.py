@@ -70,7 +70,8 @@ def wanted_mode() -> str:
 def mode_kept_back() -> Iterator[None]:
     """Hide a mode of dnnops from PyTensor, which is imported inside."""
     flags = os.environ.get(_PYTENSOR)
-    if "pytensor" in sys.modules or not wanted_mode():
+    # The flags are read there, early in PyTensor's import, inside of which this may be called.
+    if "pytensor.configdefaults" in sys.modules or not wanted_mode():
         yield
         return
     # Of two values, PyTensor takes the last one; and any before that of a file.

@@ -84,7 +84,7 @@ def test_which_one_is_wanted(monkeypatch, tmp_path, theirs, own, file, wanted):
     monkeypatch.setenv("PYTENSOR_FLAGS", theirs)
     monkeypatch.setenv("DNNOPS_FLAGS", own)
     assert wanted_mode() == wanted
-    monkeypatch.delitem(sys.modules, "pytensor")
+    monkeypatch.delitem(sys.modules, "pytensor.configdefaults")
     with mode_kept_back():
         hidden = os.environ["PYTENSOR_FLAGS"]
     assert ("mode=Mode" in hidden) == bool(wanted)

@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from dnnops.runtime.build import ONEDNN
 from dnnops.runtime.prebuilt import prebuilt_name
+from dnnops.startup import PTH, PTH_NAME
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.needs("checkout")
@@ -28,23 +30,27 @@ def setup_cfg() -> configparser.ConfigParser:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build a wheel from a copy of what is needed for it."""
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what is needed to build a wheel."""
     tree = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "dnnops", tree / "dnnops")
     shutil.rmtree(tree / "dnnops" / "lib", ignore_errors=True)
-    for name in ("setup.cfg", "setup.py", "README.rst", "LICENSE"):
+    for name in ("pyproject.toml", "setup.cfg", "setup.py", "README.rst", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     # Compiling takes a minute, and the CI's smoke test runs what comes of it.
     compiler = tree / "g++"
     compiler.write_text('#!/bin/sh\nfor last; do :; done\necho compiled > "$last"\n')
     compiler.chmod(0o755)
-    # The back end is called as pip would, but from this environment: nothing is downloaded.
-    program = "from setuptools import build_meta; print(build_meta.build_wheel('dist'))"
+    return tree
+
+
+def build(tree: Path, what: str) -> Path:
+    """Build a wheel as pip would, but from this environment: nothing is downloaded."""
+    program = f"from setuptools import build_meta; print(build_meta.build_{what}('dist'))"
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tree,
-        env={**os.environ, "CXX": str(compiler)},
+        env={**os.environ, "CXX": str(tree / "g++")},
         capture_output=True,
         text=True,
         check=False,
@@ -52,6 +58,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     name = done.stdout.split()[-1]
     return tree / "dist" / name
+
+
+@pytest.fixture(scope="module")
+def wheel(tree: Path) -> Path:
+    return build(tree, "wheel")
+
+
+@pytest.fixture(scope="module")
+def editable(tree: Path) -> Path:
+    """The wheel that an editable installation installs."""
+    return build(tree, "editable")
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +98,56 @@ def test_wheel_holds_every_source_file(wheel_names: set[str]):
 
 def test_wheel_holds_nothing_else(wheel_names: set[str]):
     assert {name.split("/")[0].split("-")[0] for name in wheel_names} == {"dnnops"}
+
+
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
+def test_start_up_file_is_installed(request: pytest.FixtureRequest, kind: str):
+    """Beside the package, where Python looks for it, and listed, so that pip removes it."""
+    with zipfile.ZipFile(request.getfixturevalue(kind)) as archive:
+        assert archive.read(PTH_NAME).decode() == PTH
+        (record,) = (name for name in archive.namelist() if name.endswith("/RECORD"))
+        assert f"{PTH_NAME},sha256=" in archive.read(record).decode()
+        # Python executes the files in this order, and the others make the package known.
+        names = sorted(name for name in archive.namelist() if name.endswith(".pth"))
+        assert names[-1] == PTH_NAME
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
+def test_pytensor_may_be_imported_first(tree: Path, tmp_path: Path, kind: str):
+    """In an environment that pip installed the package into; none of it is left afterwards."""
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    # What dnnops needs is there, and its own installation here is not.
+    (site / "a_borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    environment = os.environ | {"CXX": str(tree / "g++"), "PYTHONPATH": ""}
+
+    def pip(*arguments: str) -> None:
+        command = [sys.executable, "-m", "pip", "--python", str(python), "--quiet", *arguments]
+        subprocess.run(command, check=True, env=environment, cwd=tmp_path)
+
+    options = ("--no-index", "--no-deps", "--no-build-isolation", "--ignore-installed")
+    pip("install", *options, *(["--editable"] if kind == "editable" else []), str(tree))
+    program = (
+        "import pytensor; print(pytensor.config.mode)\n"
+        "import dnnops; print(pytensor.config.dnn__conv__algo_fwd, dnnops.__file__)"
+    )
+    flags = os.environ.get("PYTENSOR_FLAGS", "")
+    done = subprocess.run(
+        [python, "-W", "error", "-c", program],
+        env=environment | {"PYTENSOR_FLAGS": f"{flags},dnn.conv.algo_fwd=time_once,mode=DNN"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    place = tree if kind == "editable" else site
+    assert done.stdout == f"DNN\ntime_once {place / 'dnnops' / '__init__.py'}\n"
+
+    pip("uninstall", "--yes", "dnnops")
+    assert [path.name for path in site.iterdir()] == ["a_borrowed.pth"]
 
 
 def test_the_installed_command_runs(wheel: Path, tmp_path: Path):
