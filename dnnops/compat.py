@@ -9,11 +9,12 @@ from functools import wraps
 from typing import Any
 
 from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.fg import FunctionGraph
 from pytensor.tensor.elemwise import Elemwise
 
 from dnnops.errors import DnnNotSupportedError
 
-__all__ = ["existing", "inferred_shapes", "set_default_update", "shape_inference"]
+__all__ = ["existing", "inferred_shapes", "inferred_size", "set_default_update", "shape_inference"]
 
 #: Whether ``Op.infer_shape`` is given the graph, as before PyTensor 3.1.
 _TAKES_FGRAPH = "fgraph" in inspect.signature(Elemwise.infer_shape).parameters
@@ -59,6 +60,29 @@ def inferred_shapes(op: Any, node: Any, shapes: Any) -> Any:
         The shapes of the outputs.
     """
     return op.infer_shape(None, node, shapes) if _TAKES_FGRAPH else op.infer_shape(node, shapes)
+
+
+def inferred_size(fgraph: FunctionGraph, x: Any, axis: int) -> Any:
+    """The size of an axis, as the graph's inputs give it.
+
+    PyTensor 3.0 knows the variables of the graph only, and 3.3 counts no axis from the end.
+
+    Parameters
+    ----------
+    fgraph : FunctionGraph
+    x : TensorVariable
+    axis : int
+        May be negative.
+
+    Returns
+    -------
+    TensorVariable or None
+        None if nobody follows the shapes in this graph, or `x` is no part of it.
+    """
+    feature = getattr(fgraph, "shape_feature", None)
+    if feature is None or x not in fgraph.variables:
+        return None
+    return feature.get_shape(x, axis % x.type.ndim)
 
 
 def existing(module: Any, *names: str) -> tuple[type, ...]:

@@ -22,6 +22,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.special import Softmax
 
+from dnnops.compat import inferred_size
 from dnnops.cudnn.base import cudnn_usable
 from dnnops.errors import DnnError
 from dnnops.gpuarray.basic import GpuDimShuffle
@@ -178,10 +179,8 @@ class _Search:
                 continue
             query, turned = factors
             found = _Found(query, array_of(view_of(turned, True)), scale, mask, condition)
-            shapes = getattr(self.fgraph, "shape_feature", None)
-            if shapes is not None:
-                depths = [shapes.get_shape(query, -1), shapes.get_shape(turned, -2)]
-                found.has_default_scale = scale.is_root_of(depths)
+            depths = [inferred_size(self.fgraph, query, -1), inferred_size(self.fgraph, turned, -2)]
+            found.has_default_scale = scale.is_root_of([x for x in depths if x is not None])
             return found
         return None
 

@@ -24,6 +24,7 @@ from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import AdvancedIncSubtensor, AdvancedSubtensor
 
+from dnnops.compat import inferred_size
 from dnnops.nnet.cross_entropy_ops import LABEL_DTYPES, CrossEntropy, CrossEntropyGrad
 from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad
 from dnnops.rewriting.products import View, product_of
@@ -69,13 +70,6 @@ def _without_columns(index: Variable) -> Variable | None:
     return node.inputs[0] if node is not None and node.op.new_order == (0, "x") else None
 
 
-def _length(fgraph: FunctionGraph, x: Any) -> Variable | None:
-    """The first entry of a shape, as the graph would have it."""
-    feature = getattr(fgraph, "shape_feature", None)
-    sizes = None if feature is None else feature.shape_of.get(x)
-    return None if sizes is None else sizes[0]
-
-
 def _plain(x: Variable) -> Variable:
     """A size without what only converts it."""
     while True:
@@ -99,7 +93,7 @@ def _is_length_of(fgraph: FunctionGraph, size: Variable, x: Any) -> bool:
     node = _owner(size, Shape_i)
     if node is not None and node.op.i == 0 and node.inputs[0] is x:
         return True
-    found = _length(fgraph, x)
+    found = inferred_size(fgraph, x, 0)
     return found is not None and equal_computations([size], [_plain(found)])
 
 
