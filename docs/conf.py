@@ -30,3 +30,5 @@ napoleon_use_rtype = False
 html_theme = "furo"
 html_title = f"dnnops {release}"
 html_show_sourcelink = False
+html_static_path = ["_static"]
+html_css_files = ["dnnops.css"]

@@ -9,6 +9,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.rst").read_text() if (ROOT / "README.rst").exists() else ""
 
@@ -56,3 +58,37 @@ def test_recurrent_network_learns():
 def test_the_readmes_program_runs():
     (program,) = blocks(r"\.\. code-block:: python")
     run("-c", program)
+
+
+@pytest.mark.needs("sklearn")
+def test_digits_are_classified():
+    accuracies = re.findall(r"test accuracy (\S+)", run("examples/digits.py"))
+    assert len(accuracies) == 4
+    assert float(accuracies[-1]) > 0.96
+
+
+def test_lstm_remembers():
+    accuracies = re.findall(r"accuracy (\S+)", run("examples/lstm.py"))
+    assert len(accuracies) == 3
+    assert float(accuracies[-1]) > 0.9
+
+
+def test_attention_model_finds_the_angle_that_matters():
+    printed = run("examples/attention_model.py")
+    first, second = re.search(r"first angle: (\S+), of the second: (\S+)", printed).groups()
+    assert float(first) > 4 * float(second)
+    assert 0.08 < float(re.search(r"noise: (\S+)", printed)[1]) < 0.15
+
+
+def test_algorithms_are_listed_and_forced():
+    listed, selected, used = run("examples/algorithms.py").split("\n\n")
+    assert re.search(r"^winograd +.* ms$|^jit\S* +.* ms$", listed, re.M)
+    plans = dict(re.findall(r"algo=(\S+) selects (\S+)", selected))
+    assert set(plans) >= {"auto", "direct"}
+    assert plans["direct"] in used
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_every_example_is_on_a_page(path):
+    pages = (ROOT / "docs").rglob("*.rst")
+    assert any(f"literalinclude:: ../examples/{path.name}" in page.read_text() for page in pages)

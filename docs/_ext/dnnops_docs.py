@@ -1,8 +1,8 @@
 """Directives that make parts of the documentation from the code and from recorded runs.
 
 ``flags-table`` shows `dnnops.config.FLAGS`, ``example-output`` runs a file of ``examples/`` and
-shows what it prints, ``gpu-record`` shows ``gpu_record.json``, and ``benchmarks`` shows the files
-of ``benchmarks/``.
+shows its output, ``gpu-record`` shows ``gpu_record.json``, ``benchmark NAME`` shows
+``benchmarks/NAME.json``, and ``speed-chart`` draws the geometric means of several of them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -147,32 +148,94 @@ def count_reasons(skipped: Any) -> Counter[str]:
     return Counter(entry["reason"] if isinstance(entry, dict) else str(entry) for entry in skipped)
 
 
-class Benchmarks(SphinxDirective):
-    """Every ``benchmarks/NAME.json``, with the picture beside it and ratios of the times."""
+class Benchmark(SphinxDirective):
+    """The record ``benchmarks/NAME.json``: the machine, the picture, and a folded table."""
+
+    required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        self.env.note_reread()
-        result: list[nodes.Node] = []
-        for path in sorted((DOCS / "benchmarks").glob("*.json")):
-            record = json.loads(path.read_text())
-            section = nodes.section(ids=[nodes.make_id(f"benchmark-{path.stem}")])
-            section += nodes.title(text=path.stem.replace("_", " "))
-            section += nodes.paragraph(
-                text="; ".join(f"{key}: {value}" for key, value in record["machine"].items())
-            )
-            for suffix in (".svg", ".png"):
-                if path.with_suffix(suffix).exists():
-                    uri = f"benchmarks/{path.stem}{suffix}"
-                    section += nodes.image(uri=uri, alt=path.stem)
-                    break
-            if path.stem == CONV_SUITE:
-                section += suite_nodes(record["rows"])
-            else:
-                rows = [with_ratios(row) for row in record["rows"]]
-                head = list(dict.fromkeys(key for row in rows for key in row))
-                section += table(head, [[show(row.get(key, "")) for key in head] for row in rows])
-            result.append(section)
-        return result or [nodes.paragraph(text=NO_RECORD)]
+        name = self.arguments[0]
+        path = DOCS / "benchmarks" / f"{name}.json"
+        self.env.note_dependency(str(path))
+        if not path.exists():
+            return [nodes.paragraph(text=NO_RECORD)]
+        record = json.loads(path.read_text())
+        result: list[nodes.Node] = [nodes.paragraph(text=machine_line(record["machine"]))]
+        for suffix in (".svg", ".png"):
+            if path.with_suffix(suffix).exists():
+                uri = f"benchmarks/{name}{suffix}"
+                result.append(nodes.image(uri=uri, alt=name.replace("_", " ")))
+                break
+        if name == CONV_SUITE:
+            return result + suite_nodes(record["rows"])
+        rows = [with_ratios(row) for row in record["rows"]]
+        head = list(dict.fromkeys(key for row in rows for key in row))
+        cells = [[show(row.get(key, "")) for key in head] for row in rows]
+        return result + folded(f"All {len(rows)} rows", [table(head, cells)])
+
+
+def machine_line(machine: dict[str, Any]) -> str:
+    """Say in one line where and with which versions a record was measured."""
+    device = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
+    names = {"cudnn": "cuDNN", "onednn": "oneDNN", "torch": "PyTorch", "jax": "JAX"}
+    versions = [f"{names[key]} {machine[key]}" for key in names if key in machine]
+    return f"{device}; {', '.join(versions)}; {machine['date'][:10]}."
+
+
+def folded(summary: str, content: list[nodes.Node]) -> list[nodes.Node]:
+    """Fold nodes away in HTML; other formats show them."""
+    opening = f"<details><summary>{escape(summary)}</summary>"
+    return [
+        nodes.raw("", opening, format="html"),
+        *content,
+        nodes.raw("", "</details>", format="html"),
+    ]
+
+
+#: The rows of the chart: words, the record, the key of dnnops' time, and peers with their keys.
+CHART = (
+    ("CPU, training step of a VGG-like network", "cpu_training", "dnnops_ms",
+     {"PyTorch": "torch_ms", "PyTorch, channels last": "torch_channels_last_ms"}),
+    ("CPU, training step of an LSTM or GRU", "rnn_cpu", "dnnops_ms", {"PyTorch": "torch_ms"}),
+    ("H200, convolutions and their gradients", "conv_suite", "time_ms",
+     {"PyTorch": "torch_ms", "JAX": "jax_ms"}),
+    ("H200, training step of an LSTM or GRU", "rnn_gpu", "dnnops_ms", {"PyTorch": "torch_ms"}),
+    ("H200, batch normalization with gradients", "norm_gpu", "dnnops_ms",
+     {"PyTorch": "torch_ms", "JAX": "jax_ms"}),
+    ("H200, attention", "attention_gpu", "dnnops_ms", {"PyTorch": "torch_ms"}),
+    ("H200, training step of the demo", "gpu_demo", "dnnops_ms", {"PyTorch": "torch_ms"}),
+)  # fmt: skip
+
+
+class SpeedChart(SphinxDirective):
+    """Times of peers relative to dnnops', by the geometric mean over the rows of each record."""
+
+    def run(self) -> list[nodes.Node]:
+        html = ['<div class="speed">']
+        for words, name, ours, peers in CHART:
+            path = DOCS / "benchmarks" / f"{name}.json"
+            self.env.note_dependency(str(path))
+            rows = json.loads(path.read_text())["rows"]
+            bars = {"dnnops": 1.0}
+            for peer, key in peers.items():
+                found = [row[key] / row[ours] for row in rows if row.get(key) and row.get(ours)]
+                bars[peer] = conv_rows.geometric_mean(found)
+            cases = f"{len(rows)} cases" if len(rows) > 1 else "1 case"
+            html.append(f"<h4>{escape(words)} <small>({cases})</small></h4>")
+            html += [bar(peer, value) for peer, value in bars.items()]
+        html.append("</div>")
+        return [nodes.raw("", "".join(html), format="html")]
+
+
+def bar(peer: str, value: float) -> str:
+    """Draw one bar; the longest that fits is of 2.2 times dnnops' time."""
+    kind = "dnnops" if peer == "dnnops" else "peer"
+    width = f"{min(value, 2.2) / 2.2 * 100:.1f}%"
+    return (
+        f'<div class="bar"><span class="name">{escape(peer)}</span><span class="track">'
+        f'<span class="{kind}" style="width:{width}"></span></span>'
+        f'<span class="value">{value:.2f}</span></div>'
+    )
 
 
 def suite_nodes(rows: Sequence[dict[str, Any]]) -> list[nodes.Node]:
@@ -181,7 +244,7 @@ def suite_nodes(rows: Sequence[dict[str, Any]]) -> list[nodes.Node]:
     uri = f"benchmarks/{CONV_SUITE}.json"
     link = download_reference("", "", nodes.literal(text=f"{CONV_SUITE}.json"), reftarget=uri)
     found: list[nodes.Node] = [
-        table(("figure", "rows", "value"), figures),
+        *folded("Summary of all rows", [table(("figure", "rows", "value"), figures)]),
         nodes.paragraph("", "", nodes.Text(f"All {len(rows)} rows are in "), link, nodes.Text(".")),
     ]
     if lost := conv_rows.losses(rows):
@@ -222,5 +285,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("flags-table", FlagsTable)
     app.add_directive("example-output", ExampleOutput)
     app.add_directive("gpu-record", GpuRecord)
-    app.add_directive("benchmarks", Benchmarks)
+    app.add_directive("benchmark", Benchmark)
+    app.add_directive("speed-chart", SpeedChart)
     return {"parallel_read_safe": True}
