@@ -1,0 +1,47 @@
+// The words and operands of attention and its gradient, checked.
+#ifndef DNNOPS_CUDNN_ATTENTION_CALL_HPP
+#define DNNOPS_CUDNN_ATTENTION_CALL_HPP
+
+#include <cstdint>
+
+#include "tensor.hpp"
+
+namespace dnnops {
+
+enum AttentionWord {
+  WORD_SCALE,
+  WORD_HAS_SCALE,
+  WORD_CAUSAL,
+  WORD_GIVEN,
+  WORD_DROPOUT,
+  WORD_GRADIENT,
+  WORD_DETERMINISTIC,
+  WORD_STATS
+};
+enum GivenOperand { GIVEN_MASK = 1, GIVEN_QUERY_LENGTHS = 2, GIVEN_KEY_LENGTHS = 4, GIVEN_STATE = 8 };
+
+int count_operands(const int64_t *words);
+int count_results(const int64_t *words);
+const char *op_name(const int64_t *words);
+
+// query, key, value, those that need not be there, and for the gradient out, stats and gout.
+struct AttentionCall {
+  // Throws if operands don't fit together.
+  AttentionCall(const int64_t *words, const dnnops_tensor *inputs);
+  float scale() const;
+  double dropout() const;
+
+  const int64_t *words;
+  const dnnops_tensor *inputs;
+  const dnnops_tensor *mask = nullptr, *query_lengths = nullptr, *key_lengths = nullptr, *state = nullptr;
+  const dnnops_tensor *out = nullptr, *stats = nullptr, *gout = nullptr;
+  bool gradient, has_stats;
+  int64_t dtype, batch, query_heads, heads, queries, keys, depth, value_depth;
+
+ private:
+  void check();
+  void check_mask() const;
+};
+
+}  // namespace dnnops
+#endif
