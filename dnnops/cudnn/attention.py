@@ -52,6 +52,9 @@ class GpuDnnAttentionBase(CudnnOp, AttentionBase):
     is_gradient: ClassVar[bool]
     #: Whether there are statistics, which attention gives and its gradient takes.
     with_stats: bool = True
+    #: What computes the gradient: by its shapes (0), dnnops' kernel (1) or cuDNN (2). Tests and
+    #: timings that compare the two set it.
+    path: ClassVar[int] = 0
     abstract: ClassVar[type[AttentionBase]]
 
     def make_node(self, *inputs: Any) -> Apply:
@@ -105,6 +108,7 @@ class GpuDnnAttentionBase(CudnnOp, AttentionBase):
             int(self.is_gradient),
             int(self.deterministic),
             int(self.with_stats),
+            self.path,
         ]
 
     @property
@@ -213,11 +217,12 @@ class GpuDnnAttention(GpuDnnAttentionBase, OptionalResultOp):
 
 
 class GpuDnnAttentionGrad(GpuDnnAttentionBase):
-    """`AttentionGrad` on cuDNN.
+    """`AttentionGrad` on cuDNN, and of short sequences without dropout in a kernel of dnnops.
 
     ``GpuDnnAttentionGrad(scale, is_causal, optional)(query, key, value, ..., out, stats, gout)``.
-    The flag ``dnn.deterministic``, as it is when the Op is made, keeps out engines whose results
-    vary. Parameters as for `GpuDnnAttentionBase`.
+    The kernel computes in float32, with the same results each time, and does not read ``out``. The
+    flag ``dnn.deterministic``, as it is when the Op is made, keeps out engines of cuDNN whose
+    results vary. Parameters as for `GpuDnnAttentionBase`.
     """
 
     __props__ = (*GpuDnnAttentionBase.__props__, "is_deterministic")

@@ -50,6 +50,13 @@ _PROGRAMS = {
         "cudnn/batchnorm_kernel.cuh",
     ),
     "attention": ("cudnn/kernel.cuh", "cudnn/attention.cuh"),
+    "attention_grad": (
+        "runtime/cudnn/attention_grad_params.hpp",
+        "cudnn/kernel.cuh",
+        "cudnn/numbers.cuh",
+        "cudnn/tensor_cores.cuh",
+        "cudnn/attention_grad.cuh",
+    ),
     "cache": ("cudnn/kernel.cuh", "cudnn/cache.cuh"),
     "cross_entropy": ("cudnn/kernel.cuh", "cudnn/numbers.cuh", "cudnn/cross_entropy.cuh"),
     "dropout": ("cudnn/kernel.cuh", "cudnn/numbers.cuh", "cudnn/dropout.cuh"),

@@ -137,6 +137,15 @@ class Data:
         return self._expected
 
 
+def uniform_operands(data: Data, largest: float) -> Data:
+    """Give query, key and value other values, which are spread evenly; `data` has them then."""
+    rng = np.random.default_rng(data.seed)
+    for name in ("query", "key", "value"):
+        shape = data.given[name].shape
+        data.given[name] = rounded(rng.uniform(-largest, largest, shape), data.form.dtype)
+    return data
+
+
 def _perform(op: Any, arrays: list[Any]) -> list[Any]:
     node = op.make_node(*arrays)
     storage: list[list[Any]] = [[None] for _ in node.outputs]
@@ -152,11 +161,23 @@ def apply_all(op: Any, *operands: Any) -> list[Any]:
     return [value for (value,) in storage]
 
 
-def run_on_gpu(data: Data) -> list[Any]:
-    """What `Data.expected` gives, on cuDNN: device arrays."""
+class GradientByKernel(GpuDnnAttentionGrad):
+    """The gradient of short sequences by the kernel of dnnops, whatever the shapes."""
+
+    path = 1
+
+
+class GradientByCudnn(GpuDnnAttentionGrad):
+    """The gradient by cuDNN, whatever the shapes."""
+
+    path = 2
+
+
+def run_on_gpu(data: Data, gradient: type[GpuDnnAttentionGrad] = GpuDnnAttentionGrad) -> list[Any]:
+    """What `Data.expected` gives: device arrays, the gradients by a class of Ops."""
     form, operands = data.form, data.on_device()
     forward = apply_all(GpuDnnAttention(form.scale, form.is_causal, form.optional), *operands)
-    grad = GpuDnnAttentionGrad(
+    grad = gradient(
         form.scale, form.is_causal, form.optional, is_deterministic=form.is_deterministic
     )
     gout = _laid_out(data.gout, form.dtype, form.layout)

@@ -313,6 +313,24 @@ T __shfl_xor_sync(unsigned, T value, int apart) {
   return other;
 }
 
+// As of c_code/cudnn/tensor_cores.cuh: one thread of each warp after the other brings its numbers, and all get theirs.
+inline void add_product(float *sums, const unsigned *a, const unsigned *b) {
+  static thread_local unsigned left[1024][4], right[1024][2];
+  const unsigned thread = threadIdx.x, first = thread / 32 * 32, lane = thread % 32;
+  std::copy(a, a + 4, left[thread]);
+  std::copy(b, b + 2, right[thread]);
+  __syncwarp();
+  const auto number = [](unsigned bits) { return (double)bits_as<float>(bits & 0xffffe000u); };
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned column = lane % 4 * 2 + i % 2;
+    double sum = sums[i];
+    for (unsigned k = 0; k < 8; ++k)
+      sum += number(left[first + lane / 4 * 4 + k % 4][i / 2 + k / 4 * 2]) * number(right[first + column * 4 + k % 4][k / 4]);
+    sums[i] = (float)sum;
+  }
+  __syncwarp();
+}
+
 inline unsigned __ballot_sync(unsigned, bool is) {
   unsigned all = (unsigned)is << threadIdx.x % 32;
   for (int apart = 1; apart < 32; apart *= 2) all |= __shfl_xor_sync(~0u, all, apart);

@@ -1,4 +1,4 @@
-// Scaled dot-product attention and its gradient, by cuDNN's fused engines.
+// Scaled dot-product attention and its gradient, by cuDNN's fused engines; gradients of short sequences by a kernel.
 #include <algorithm>
 #include <memory>
 
@@ -6,6 +6,7 @@
 #include "../common/shapes.hpp"
 
 #include "attention_call.hpp"
+#include "attention_grad_kernel.hpp"
 #include "attention_graph.hpp"
 #include "attention_kernels.hpp"
 #include "node_state.hpp"
@@ -54,6 +55,7 @@ struct AttentionState : State {
   bool ready = false;
   NodeKey key;
   bool empty = false;
+  std::optional<AttentionGradKernel> grad_kernel;
   AttentionCase inner;
   Places places;
   AttentionKernels kernels;
@@ -165,8 +167,11 @@ void prepare(AttentionState &state, const NodeKey &key, const Handle &handle, co
              const dnnops_tensor *results) {
   state.ready = false;
   state.empty = call.batch * call.query_heads * call.queries == 0 || call.keys == 0;
+  state.grad_kernel.reset();
   if (state.empty) {
     state.kernels = AttentionKernels(handle, call.dtype, DNNOPS_BOOL);
+  } else if (AttentionGradKernel::is_chosen(call, handle)) {
+    state.grad_kernel.emplace(call, handle);
   } else {
     const bool copies = lay_out(state, call, results);
     const AttentionCase &c = state.inner;
@@ -377,6 +382,8 @@ void run(const dnnops_context &context, const AttentionCall &call, dnnops_tensor
   if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, handle, call, results);
   if (state.empty)
     run_empty(state, handle, call, results);
+  else if (state.grad_kernel)
+    state.grad_kernel->run(call, results, handle.stream);
   else
     AttentionRun(state, handle, call, results).run();
 }

@@ -16,9 +16,13 @@ enum AttentionWord {
   WORD_DROPOUT,
   WORD_GRADIENT,
   WORD_DETERMINISTIC,
-  WORD_STATS
+  WORD_STATS,
+  WORD_PATH
 };
 enum GivenOperand { GIVEN_MASK = 1, GIVEN_QUERY_LENGTHS = 2, GIVEN_KEY_LENGTHS = 4, GIVEN_STATE = 8 };
+
+// What computes a gradient: by its shapes, or as tests ask that compare the two.
+enum AttentionPath { PATH_BY_SHAPE, PATH_KERNEL, PATH_CUDNN };
 
 int count_operands(const int64_t *words);
 int count_results(const int64_t *words);

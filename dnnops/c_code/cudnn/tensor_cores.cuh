@@ -1,0 +1,14 @@
+// Products on tensor cores; tests/cudnn/host_cuda.hpp has the same for the host.
+#ifdef __CUDACC__
+// Adds the product of 16x8 and 8x8 numbers of TF32, of which the lowest 13 bits are not read; all threads of a warp take
+// part.  With row = lane / 4 and column = lane % 4, a thread has
+//   of a: (row, column), (row + 8, column), (row, column + 4), (row + 8, column + 4);
+//   of b: (column, row), (column + 4, row);
+//   of the sums: (row, 2 * column), (row, 2 * column + 1), and the same 8 rows below.
+DEVICE void add_product(float *sums, const unsigned *a, const unsigned *b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#endif
