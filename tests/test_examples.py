@@ -43,6 +43,14 @@ def test_the_readmes_graphs_are_what_the_example_prints():
     assert graphs == [before, after]
 
 
+def test_the_landing_page_shows_library_calls():
+    before, after = run("examples/landing.py").split("\n\n")
+    assert not re.search("OneDnn|GpuDnn", before)
+    for name in ("Softmax", "Pool", "Conv"):
+        assert f"{name}{{" in before
+        assert re.search(rf"(OneDnn|GpuDnn){name}{{", after)
+
+
 def test_quickstart_learns():
     printed = run("examples/quickstart.py")
     first, last = re.search(r"loss (\S+) at first, (\S+) after", printed).groups()
@@ -92,3 +100,11 @@ def test_algorithms_are_listed_and_forced():
 def test_every_example_is_on_a_page(path):
     pages = (ROOT / "docs").rglob("*.rst")
     assert any(f"literalinclude:: ../examples/{path.name}" in page.read_text() for page in pages)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs/benchmarks").glob("*.json")), ids=lambda p: p.stem
+)
+def test_every_benchmark_is_on_its_page(path):
+    page = (ROOT / "docs" / "benchmarks.rst").read_text()
+    assert f".. benchmark:: {path.stem}\n" in page

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from docutils import nodes
+from docutils.parsers.rst import directives
 from sphinx.addnodes import download_reference
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
@@ -84,9 +86,13 @@ class FlagsTable(SphinxDirective):
 
 
 class ExampleOutput(SphinxDirective):
-    """What ``examples/NAME`` prints when it is run; an error when it fails."""
+    """The output of ``examples/NAME``; an error if it fails.
+
+    With ``:elide:``, the parameters of Ops are shortened to an ellipsis.
+    """
 
     required_arguments = 1
+    option_spec: ClassVar[dict[str, Any]] = {"elide": directives.flag}
 
     def run(self) -> list[nodes.Node]:
         path = DOCS.parent / "examples" / self.arguments[0]
@@ -101,7 +107,10 @@ class ExampleOutput(SphinxDirective):
         )
         if done.returncode != 0:
             raise self.error(f"{path} failed:\n{done.stderr}")
-        block = nodes.literal_block(done.stdout, done.stdout)
+        text = done.stdout
+        if "elide" in self.options:
+            text = re.sub(r"\{[^}]*\}", "{…}", text)
+        block = nodes.literal_block(text, text)
         block["language"] = "text"
         return [block]
 
@@ -195,7 +204,7 @@ def folded(summary: str, content: list[nodes.Node]) -> list[nodes.Node]:
 #: The rows of the chart: words, the record, the key of dnnops' time, and peers with their keys.
 CHART = (
     ("CPU, training step of a VGG-like network", "cpu_training", "dnnops_ms",
-     {"PyTorch": "torch_ms", "PyTorch, channels last": "torch_channels_last_ms"}),
+     {"PyTorch": "torch_ms", "PyTorch, NHWC": "torch_channels_last_ms"}),
     ("CPU, training step of an LSTM or GRU", "rnn_cpu", "dnnops_ms", {"PyTorch": "torch_ms"}),
     ("H200, convolutions and their gradients", "conv_suite", "time_ms",
      {"PyTorch": "torch_ms", "JAX": "jax_ms"}),
@@ -216,24 +225,27 @@ class SpeedChart(SphinxDirective):
             path = DOCS / "benchmarks" / f"{name}.json"
             self.env.note_dependency(str(path))
             rows = json.loads(path.read_text())["rows"]
-            bars = {"dnnops": 1.0}
+            title = f"{escape(words)} <small>({len(rows)})</small>"
             for peer, key in peers.items():
                 found = [row[key] / row[ours] for row in rows if row.get(key) and row.get(ours)]
-                bars[peer] = conv_rows.geometric_mean(found)
-            cases = f"{len(rows)} cases" if len(rows) > 1 else "1 case"
-            html.append(f"<h4>{escape(words)} <small>({cases})</small></h4>")
-            html += [bar(peer, value) for peer, value in bars.items()]
+                html.append(bar(title, peer, conv_rows.geometric_mean(found)))
+                title = ""
         html.append("</div>")
         return [nodes.raw("", "".join(html), format="html")]
 
 
-def bar(peer: str, value: float) -> str:
-    """Draw one bar; the longest that fits is of 2.2 times dnnops' time."""
-    kind = "dnnops" if peer == "dnnops" else "peer"
-    width = f"{min(value, 2.2) / 2.2 * 100:.1f}%"
+#: The ratio at the right end of the chart.
+END = 2.2
+
+
+def bar(title: str, peer: str, value: float) -> str:
+    """Draw one bar, with a mark at dnnops' time."""
+    width, mark = min(value, END) / END * 100, 100 / END
     return (
-        f'<div class="bar"><span class="name">{escape(peer)}</span><span class="track">'
-        f'<span class="{kind}" style="width:{width}"></span></span>'
+        f'<div class="bar"><span class="title">{title}</span>'
+        f'<span class="peer">{escape(peer)}</span><span class="track">'
+        f'<span class="time" style="width:{width:.1f}%"></span>'
+        f'<span class="mark" style="left:{mark:.1f}%"></span></span>'
         f'<span class="value">{value:.2f}</span></div>'
     )
 
