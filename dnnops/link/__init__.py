@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -24,7 +23,7 @@ CONVERSIONS = {
 }
 
 
-class _ImportWithPyTensor(MetaPathFinder):
+class _ImportWithPyTensor:
     """Let the import of PyTensor's conversions be followed by that of dnnops' own."""
 
     def find_spec(

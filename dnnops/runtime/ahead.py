@@ -13,10 +13,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytensor import config
 from pytensor.graph.basic import Apply
@@ -30,6 +29,9 @@ from pytensor.link.c.cmodule import (
 )
 from pytensor.link.c.op import COp
 from pytensor.link.vm import VMLinker
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 __all__ = ["ParallelVMLinker", "cores"]
 
@@ -114,6 +116,8 @@ def _compiled_ahead(nodes: Sequence[Apply]) -> Iterator[None]:
     if len(missing) < 2:
         yield
         return
+    from concurrent.futures import ThreadPoolExecutor
+
     _install()
     with tempfile.TemporaryDirectory(prefix="dnnops_") as scratch:
         pool = ThreadPoolExecutor(cores())

@@ -8,11 +8,9 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -85,7 +83,7 @@ def remove_leftovers(directory: Path) -> None:
         Where they built. The scratch folders of processes that still run, here or on another
         machine that shares the folder, stay.
     """
-    prefix = f"{_SCRATCH}{socket.gethostname()}_"
+    prefix = f"{_SCRATCH}{os.uname().nodename}_"
     for leftover in directory.glob(f"{prefix}*"):
         with suppress(ValueError, PermissionError):
             try:
@@ -130,7 +128,7 @@ def compile_library(
     OSError
         If a file cannot be written.
     """
-    prefix = f"{_SCRATCH}{socket.gethostname()}_{os.getpid()}_"
+    prefix = f"{_SCRATCH}{os.uname().nodename}_{os.getpid()}_"
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as name:
         scratch = Path(name)
 
@@ -147,6 +145,8 @@ def compile_library(
                 _run(command, target.name)
                 _keep(made, kept)
             return kept
+
+        from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             pending = [pool.submit(compiled, source) for source in sources]

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 
 from dnnops.errors import DnnUnavailableError
@@ -74,6 +73,8 @@ def _wheel_files(distribution: str, name: str) -> list[Path]:
 
     Wherever it was installed: its files have places relative to its metadata.
     """
+    from importlib import metadata
+
     try:
         files = metadata.files(distribution) or []
     except metadata.PackageNotFoundError:
@@ -145,6 +146,8 @@ def find_onednn() -> Library:
                 continue
             if version[0] == 3:
                 return Library("oneDNN", (include,), library, version, origin)
+    from importlib import metadata
+
     wheel = _ONEDNN_WHEELS[0]
     installed = next(iter(metadata.distributions(name=wheel)), None) is not None
     lost = installed and not any(path.is_file() for path in _wheel_files(wheel, _ONEDNN))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -277,7 +276,7 @@ def test_leftovers_of_killed_builds_are_removed(small_library):
     path = small_library().path
     dead = subprocess.Popen(["true"])
     dead.wait()
-    host = socket.gethostname()
+    host = os.uname().nodename
     killed = path.parent / f"building_{host}_{dead.pid}_x"
     alive = path.parent / f"building_{host}_{os.getpid()}_x"
     elsewhere = path.parent / f"building_not-{host}_{dead.pid}_x"

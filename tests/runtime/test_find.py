@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import pytensor
@@ -33,7 +34,7 @@ def test_onednn_is_found():
 def test_missing_onednn_names_the_packages(monkeypatch):
     monkeypatch.setattr(find, "_roots", lambda variables: iter(()))
     monkeypatch.setattr(find, "_wheel_files", lambda distribution, name: [])
-    monkeypatch.setattr(find.metadata, "distributions", lambda **known: iter(()))
+    monkeypatch.setattr(metadata, "distributions", lambda **known: iter(()))
     with pytest.raises(DnnUnavailableError, match="pip install onednn-cpu-gomp"):
         find.find_onednn()
 
