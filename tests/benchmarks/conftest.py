@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+
 import pytest
 
 from benchmarks.peers.device_timer import build
+
+
+@pytest.fixture(autouse=True)
+def gradients_on_again() -> Iterator[None]:
+    """Undo what `benchmarks.peers.conv_torch` does to its process, which the other tests share."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_grad_enabled(True)
 
 
 @pytest.fixture(scope="session")

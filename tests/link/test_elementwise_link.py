@@ -125,8 +125,9 @@ def test_cross_entropy_of_one_label_for_all_rows(library):
     assert_converted(library, CrossEntropyGrad(one_for_all=True), *arrays, dtype="float64", atol=50)
 
 
-@both_libraries
-def test_cross_entropy_of_a_label_out_of_bounds_is_nan(library):
+@pytest.mark.needs("jax")
+def test_cross_entropy_of_a_label_out_of_bounds_is_nan_in_jax():
+    library = "jax"
     x, labels = np.zeros((4, 3)), np.array([0, 3, -4, -3])
     costs, statistics = converted(library, CrossEntropy(), x, labels)(x, labels)
     np.testing.assert_array_equal(np.isnan(costs), [False, True, True, False])

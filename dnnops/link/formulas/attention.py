@@ -4,9 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
+from dnnops.errors import DnnValueError
 from dnnops.link.formulas.dropout import kept_elements
+from dnnops.link.formulas.shapes import require_same_shape
+from dnnops.nnet._validate import show_shape
 
-__all__ = ["allowed_keys", "attention", "attention_gradient", "scale_of", "statistics"]
+__all__ = [
+    "allowed_keys",
+    "attention",
+    "attention_gradient",
+    "check_shapes",
+    "scale_of",
+    "statistics",
+]
+
+
+def check_shapes(op: Any, given: dict[str, Any]) -> None:
+    """Raise what the Op raises for shapes that do not belong together: some would broadcast."""
+    query, key, value = (given[name].shape for name in ("query", "key", "value"))
+    batch, heads, rows, depth = query
+    require_same_shape(op, (batch, depth), (key[0], key[3]))
+    require_same_shape(op, key[:3], value[:3])
+    if heads % (key[1] or heads + 1):
+        raise DnnValueError(f"{op}: {heads} heads of query are no multiple of {key[1]} of key")
+    for name in ("query_lengths", "key_lengths"):
+        if name in given:
+            require_same_shape(op, (batch,), given[name].shape)
+    if "mask" in given:
+        scores = (batch, heads, rows, key[2])
+        for size, other in zip(given["mask"].shape, scores, strict=True):
+            if size not in (1, other):
+                raise DnnValueError(f"{op}: the mask does not fit {show_shape(scores)}")
+    if "gout" in given:
+        out = (batch, heads, rows, value[3])
+        require_same_shape(op, out, given["out"].shape, given["gout"].shape)
+        require_same_shape(op, out[:3], given["stats"].shape)
 
 
 def scale_of(op: Any, query: Any) -> float:

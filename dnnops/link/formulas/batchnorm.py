@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from dnnops.errors import DnnValueError
+
 __all__ = ["batchnorm_gradient", "batchnorm_inference", "batchnorm_train"]
 
 
@@ -17,8 +19,10 @@ def _count(op: Any, x: Any) -> int:
 
 
 def batchnorm_train(lib: Any, op: Any, x: Any, scale: Any, bias: Any, *others: Any) -> tuple:
-    """What `BatchNormTrain` computes; without elements the statistics are those of one zero."""
+    """What `BatchNormTrain` computes."""
     epsilon, *running = others
+    if 0 in [x.shape[axis] for axis in op.axes]:
+        raise DnnValueError(f"{op}: there are no elements to take statistics of")
     count = _count(op, x)
     mean = _sum(op, x) / count
     centered = x - mean

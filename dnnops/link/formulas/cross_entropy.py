@@ -1,11 +1,13 @@
 """Cross-entropy and its gradient.
 
-A label that is out of bounds, which the Op refuses, makes NaN: a compiled graph cannot raise.
+A label that is out of bounds, which the Op refuses, makes NaN where nothing can be raised.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from dnnops.errors import DnnValueError
 
 __all__ = ["cross_entropy", "cross_entropy_gradient"]
 
@@ -40,6 +42,10 @@ def cross_entropy_gradient(
     """What `CrossEntropyGrad` computes."""
     at_label, factor = _chosen(lib, op, x, labels)
     count = at_label.shape[0]
+    if g.shape[0] not in (1, count) or tuple(statistics.shape) != (count, 2):
+        raise DnnValueError(
+            f"{op}: {g.shape[0]} gradients and {statistics.shape[0]} statistics for {count} costs"
+        )
     softmax = lib.exp(x[:count] - statistics[:, :1] - statistics[:, 1:])
     gradient = g[:, None] * factor * (softmax - lib.where(at_label, 1.0, 0.0))
     return (lib.concatenate([gradient, lib.zeros((x.shape[0] - count, x.shape[1]), x)], 0),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from dnnops.errors import DnnValueError
 from dnnops.link.formulas.random_words import philox_words
 from dnnops.nnet.dropout_ops import BLOCKS, GROUP
 
@@ -26,5 +27,8 @@ def dropout(lib: Any, op: Any, x: Any, p: Any, state: Any) -> tuple[Any, Any, An
 
 def dropout_gradient(lib: Any, op: Any, gy: Any, p: Any, reserve: Any) -> tuple[Any]:
     """What `DropoutGrad` computes."""
+    expected = (prod(gy.shape) + 7) // 8
+    if reserve.shape[0] != expected:
+        raise DnnValueError(f"{op}: reserve must have {expected} bytes, got {reserve.shape[0]}")
     kept = lib.from_packed_bits(reserve, prod(gy.shape)).reshape(gy.shape)
     return (lib.where(kept, gy * (1 / (1 - p)), 0.0),)

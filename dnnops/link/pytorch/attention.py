@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,13 +12,19 @@ from dnnops.link.pytorch import library
 from dnnops.link.pytorch.register import converts
 from dnnops.nnet import Attention, AttentionGrad
 
-converts(AttentionGrad)(partial(formulas.attention_gradient, library))
+
+@converts(AttentionGrad)
+def attention_gradient(op: AttentionGrad, *operands: Any) -> tuple[Any, Any, Any]:
+    """Compute the gradients of attention."""
+    formulas.check_shapes(op, dict(zip(op.operands, operands, strict=True)))
+    return formulas.attention_gradient(library, op, *operands)
 
 
 @converts(Attention)
 def attention(op: Attention, *operands: Any) -> tuple[Any, Any]:
     """Compute attention; with dropout, whose random numbers are dnnops', from its formula."""
     given = dict(zip(op.operands, operands, strict=True))
+    formulas.check_shapes(op, given)
     query, key, value = (given[name] for name in ("query", "key", "value"))
     if op.dropout or 0 in (*query.shape, *key.shape, *value.shape):
         return formulas.attention(library, op, *operands)

@@ -19,8 +19,9 @@ from dnnops.link.formulas import (
     softmax,
     window_norm,
 )
+from dnnops.link.formulas.shapes import require_same_shape
 from dnnops.link.pytorch import library
-from dnnops.link.pytorch.register import converts, require_same_shape
+from dnnops.link.pytorch.register import converts
 from dnnops.nnet import (
     Activation,
     ActivationGrad,
@@ -66,6 +67,8 @@ def _normalized(formula: Formula, op: BatchNormBase, *operands: Any) -> tuple:
 def _sampled(formula: Formula, op: Any, img: Any, grid: Any, *gout: Any) -> tuple:
     if img.shape[0] != grid.shape[0]:
         raise DnnValueError(f"{op}: {img.shape[0]} images and {grid.shape[0]} grids")
+    if gout:
+        require_same_shape(op, (*img.shape[:2], *grid.shape[1:3]), gout[0].shape)
     return formula(library, op, img, grid, *gout)
 
 
@@ -90,7 +93,14 @@ _FORMULAS: dict[Any, tuple[Callable[..., tuple], Formula]] = {
 for op_type, (checked, formula) in _FORMULAS.items():
     converts(op_type)(partial(checked, formula))
 
-converts(SpatialTransformerGrid, sizes=1)(partial(sampler.grid, library))
+
+@converts(SpatialTransformerGrid, sizes=1)
+def grid(op: SpatialTransformerGrid, theta: Any, out_shape: Any) -> tuple[Any]:
+    """Compute a grid."""
+    require_same_shape(op, (theta.shape[0], 2, 3), theta.shape)
+    if any(size < 1 for size in out_shape):
+        raise DnnValueError(f"{op}: the sizes of out_shape must be positive, got {out_shape}")
+    return sampler.grid(library, op, theta, out_shape)
 
 
 @converts(Activation)

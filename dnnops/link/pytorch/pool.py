@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from dnnops.errors import DnnValueError
 from dnnops.link.formulas.pool import divisor, is_empty, padding_after
+from dnnops.link.formulas.shapes import require_same_shape
 from dnnops.link.pytorch import library
-from dnnops.link.pytorch.register import converts, require_same_shape
+from dnnops.link.pytorch.register import converts
 from dnnops.nnet import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 from dnnops.nnet._validate import show_shape
 from dnnops.nnet.pool import PoolBase
@@ -27,6 +28,12 @@ def _checked(op: PoolBase, images: list[Any], pooled: list[Any], sizes: Any) -> 
     """
     ws, stride, pad = sizes
     require_same_shape(op, *(x.shape for x in images))
+    for w, step, before in zip(ws, stride, pad, strict=True):
+        if w < 1 or step < 1 or before < 0 or before >= w or (before and not op.ignore_border):
+            raise DnnValueError(
+                f"{op}: ws and stride must be positive, pad at least 0 and smaller than ws, and 0"
+                f" without ignore_border; got ws={ws}, stride={stride}, pad={pad}"
+            )
     if 0 in images[0].shape[2:]:
         raise DnnValueError(f"{op}: the image {show_shape(tuple(images[0].shape))} is empty")
     shape = windows_shape(tuple(images[0].shape), ws, stride, pad, op.ignore_border)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from pytensor.graph.basic import Apply, Constant
+from pytensor.graph.basic import Apply
 from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
 
-from dnnops.errors import DnnValueError
-from dnnops.link.parameters import constant_numbers
+from dnnops import errors
+from dnnops.link.bounds import Bounds
+from dnnops.link.conversions import Conversions, check_node
 from dnnops.link.pytorch import library
 from dnnops.link.sizes import StaticSizes
-from dnnops.nnet._validate import show_shape
 
-__all__ = ["converts", "require_same_shape"]
+__all__ = ["converts"]
 
 
 @pytorch_funcify.register(StaticSizes)
@@ -28,66 +28,44 @@ def pytorch_funcify_static_sizes(op: StaticSizes, **kwargs: Any) -> Callable[...
     return static_sizes
 
 
-def converts(*op_types: type, sizes: int = 0) -> Callable[[Any], Any]:
-    """Decorate what computes an Op's results in PyTorch: register it.
-
-    Parameters
-    ----------
-    *op_types : type
-        The classes of Ops.
-    sizes : int
-        How many of the operands, the last ones, are vectors of sizes.
-
-    Returns
-    -------
-    callable
-        The decorator of a function of the Op and its operands, floating-point ones in the dtype in
-        which sums are taken, and sizes as tuples of ints, that gives a tuple of results.  They are
-        cast to the dtypes that they are to have.
-    """
-
-    def register(compute: Callable[..., tuple]) -> Callable[..., tuple]:
-        def funcify(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
-            return _conversion(compute, op, node, sizes)
-
-        for op_type in op_types:
-            pytorch_funcify.register(op_type)(funcify)
-        return compute
-
-    return register
+@torch.library.custom_op("dnnops::bounded", mutates_args=())
+def _bounded(x: torch.Tensor, fits: torch.Tensor, error: str, problem: str) -> torch.Tensor:
+    """Raise unless all entries fit; as a function of PyTorch's it does not interrupt a graph."""
+    wrong = x[~fits]
+    if wrong.numel():
+        raise getattr(errors, error)(f"{problem}, got {wrong[0].item()}")
+    return x.clone()
 
 
-def _conversion(
-    compute: Callable[..., tuple], op: Any, node: Apply, sizes: int
-) -> Callable[..., Any]:
-    dtypes = [output.type.dtype for output in node.outputs]
-    data = len(node.inputs) - sizes
-    # Constants are read now: of a tensor it would interrupt what PyTorch compiles.
-    known = constant_numbers(node)
-    for i, variable in enumerate(node.inputs[data:], start=data):
-        if isinstance(variable, Constant):
-            known[i] = tuple(variable.data.tolist())
-
-    def dnnops_op(*operands: Any) -> Any:
-        values = []
-        for i, operand in enumerate(operands):
-            if i in known:
-                values.append(known[i])
-            elif i < data:
-                values.append(library.widen(operand))
-            else:
-                # A tensor if sizes depend on values: that interrupts what PyTorch compiles.
-                vector = operand.tolist() if isinstance(operand, torch.Tensor) else operand
-                values.append(tuple(vector))
-        results = compute(op, *values)
-        cast = [library.cast(r, dtype) for r, dtype in zip(results, dtypes, strict=False)]
-        return cast[0] if len(cast) == 1 else tuple(cast)
-
-    return dnnops_op
+@_bounded.register_fake
+def _(x: torch.Tensor, fits: torch.Tensor, error: str, problem: str) -> torch.Tensor:
+    return torch.empty_like(x)
 
 
-def require_same_shape(op: Any, *shapes: Any) -> None:
-    """Raise `DnnValueError` if there are several shapes, which PyTorch might broadcast."""
-    if any(tuple(shape) != tuple(shapes[0]) for shape in shapes[1:]):
-        found = ", ".join(show_shape(tuple(shape)) for shape in shapes)
-        raise DnnValueError(f"{op}: the operands must have one shape, got {found}")
+@torch.compiler.disable
+def _check_sizes(op: Any, node: Apply, shapes: Sequence[Any], vectors: Sequence[Any]) -> None:
+    check_node(op, node, shapes, vectors)
+
+
+class _PyTorchConversions(Conversions):
+    """Conversions for PyTorch, which compiles a graph for all shapes, and can raise on the CPU."""
+
+    def check(self, op: Any, node: Apply, data: Sequence[Any], vectors: Sequence[Any]) -> None:
+        """Leave shapes to the conversion.
+
+        The Op's own check compares values, which PyTorch would then compile the graph for.
+        """
+
+    def sizes(self, op: Any, variable: Any, value: Any) -> Sequence[int]:
+        # A tensor if sizes depend on values: that interrupts what PyTorch compiles.
+        return tuple(value.tolist() if isinstance(value, torch.Tensor) else value)
+
+    def bounded(self, variable: Any, x: Any, bounds: Bounds) -> tuple[Any, Any]:
+        x = torch.as_tensor(x)
+        fits = bounds.fits(x)
+        if x.device.type == "cpu":
+            return _bounded(x, fits, bounds.error.__name__, bounds.problem), None
+        return x, fits
+
+
+converts = _PyTorchConversions(pytorch_funcify, library)

@@ -1,0 +1,96 @@
+"""Bounds of operands' values, which `perform` checks and a compiled graph cannot always."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from dnnops.errors import DnnError, DnnIndexError, DnnValueError
+from dnnops.nnet import CrossEntropyGrad, Dropout, DropoutGrad
+from dnnops.nnet.attention import AttentionBase
+from dnnops.nnet.batchnorm_base import BatchNormBase
+from dnnops.nnet.cross_entropy_ops import CrossEntropyBase
+from dnnops.nnet.rnn_ops import RNNBase
+
+__all__ = ["Bounds", "bounds_of"]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Between which numbers all entries of an operand must be.
+
+    Parameters
+    ----------
+    problem : str
+        What the message of an error says; it is followed by the number that was found.
+    least, most : number
+        Both are allowed.
+    below : bool
+        Whether `most` is not allowed.
+    error : type
+        What is raised.
+    spoils : bool
+        Whether all results are NaN where nothing can be raised. Else the conversion of the Op
+        chooses which ones are.
+    """
+
+    problem: str
+    least: Any
+    most: Any
+    below: bool = False
+    error: type[DnnError] = DnnValueError
+    spoils: bool = True
+
+    def fits(self, x: Any) -> Any:
+        """Which entries of an array are within the bounds; NaN is not."""
+        return (x >= self.least) & ((x < self.most) if self.below else (x <= self.most))
+
+    def require(self, x: Any) -> None:
+        """Raise unless all entries of an array of NumPy are within the bounds."""
+        wrong = x[~self.fits(x)]
+        if wrong.size:
+            raise self.error(f"{self.problem}, got {wrong[0]}")
+
+
+def bounds_of(op: Any, shapes: list[Any]) -> dict[int, Bounds]:
+    """Return the bounds of an Op's operands, by their places.
+
+    Parameters
+    ----------
+    op : Op
+    shapes : list of sequence of int or None
+        The operands' shapes. What depends on a size that is not known has no bounds.
+    """
+    where = type(op).__name__
+    if isinstance(op, Dropout | DropoutGrad):
+        return {1: Bounds(f"{where}: p must be at least 0 and less than 1", 0, 1, below=True)}
+    if isinstance(op, BatchNormBase):
+        return {op.operands.index(name): _of_scalar(op, name) for name in op.scalars}
+    if isinstance(op, CrossEntropyBase):
+        x = 1 if isinstance(op, CrossEntropyGrad) else 0
+        classes = shapes[x][1]
+        problem = f"{where}: labels must be in bounds for the classes of x"
+        bounds = Bounds(problem, -(classes or 0), classes, True, DnnIndexError, spoils=False)
+        return {} if classes is None else {x + 1: bounds}
+    if isinstance(op, AttentionBase):
+        of, axis, least = {"query_lengths": "query", "key_lengths": "key"}, 2, 0
+    elif isinstance(op, RNNBase):
+        of, axis, least = {"lengths": "x"}, 0, 1
+    else:
+        return {}
+    names = getattr(op, "all_operands", op.operands)
+    found = {}
+    for name in [name for name in of if name in names]:
+        most = shapes[names.index(of[name])][axis]
+        if most is not None:
+            problem = f"{where}: {name} must be at least {least} and at most the size of {of[name]}"
+            found[names.index(name)] = Bounds(problem, least, most)
+    return found
+
+
+def _of_scalar(op: BatchNormBase, name: str) -> Bounds:
+    least, most = op.scalars[name]
+    end = "finite" if most == inf else f"at most {most:g}"
+    problem = f"{type(op).__name__}: {name} must be at least {least:g} and {end}"
+    return Bounds(problem, least, most, below=most == inf)

@@ -1,0 +1,152 @@
+"""How conversions are registered with PyTensor, and what is done around each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Constant
+
+from dnnops.link.bounds import Bounds, bounds_of
+from dnnops.link.parameters import constant_numbers
+
+__all__ = ["Conversions", "check_node"]
+
+
+class Conversions:
+    """Decorators of what computes an Op's results: ``converts(OpType, sizes=0)`` registers it.
+
+    The decorated function takes the Op and its operands, floating-point ones in the dtype in which
+    sums are taken, and sizes as tuples of ints, and gives a tuple of results. They are cast to the
+    dtypes that they are to have.
+
+    Parameters
+    ----------
+    funcify : callable
+        PyTensor's dispatcher of the library.
+    library : module
+        The functions that `dnnops.link.formulas` calls.
+    """
+
+    def __init__(self, funcify: Any, library: Any):
+        self.funcify = funcify
+        self.library = library
+
+    def __call__(self, *op_types: type, sizes: int = 0) -> Callable[[Any], Any]:
+        """Decorate a function.
+
+        Parameters
+        ----------
+        *op_types : type
+            The classes of Ops that it computes.
+        sizes : int
+            How many of the operands, the last ones, are vectors of sizes.
+        """
+
+        def register(compute: Callable[..., tuple]) -> Callable[..., tuple]:
+            def funcify(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+                return self._conversion(compute, op, node, sizes)
+
+            for op_type in op_types:
+                self.funcify.register(op_type)(funcify)
+            return compute
+
+        return register
+
+    def check(self, op: Any, node: Apply, data: Sequence[Any], vectors: Sequence[Any]) -> None:
+        """Raise what the Op raises for operands of these shapes and these vectors of sizes."""
+        raise NotImplementedError
+
+    def sizes(self, op: Any, variable: Any, value: Any) -> Sequence[int]:
+        """The entries of a vector of sizes that is no constant."""
+        raise NotImplementedError
+
+    def bounded(self, variable: Any, x: Any, bounds: Bounds) -> tuple[Any, Any]:
+        """Raise if an operand is out of bounds, where that is possible.
+
+        Returns
+        -------
+        operand, fits
+            The operand to go on with, and a bool array of which entries are within the bounds, or
+            None where that is known.
+        """
+        raise NotImplementedError
+
+    def _conversion(
+        self, compute: Callable[..., tuple], op: Any, node: Apply, sizes: int
+    ) -> Callable[..., Any]:
+        _check_constants(op, node)
+        dtypes = [output.type.dtype for output in node.outputs]
+        inputs: list[Any] = list(node.inputs)
+        data = len(inputs) - sizes
+        numbers = constant_numbers(node)
+        # Read now: to read a tensor would interrupt what PyTorch compiles.
+        constants = {
+            i: tuple(x.data.tolist())
+            for i, x in enumerate(inputs[data:], start=data)
+            if isinstance(x, Constant)
+        }
+
+        def dnnops_op(*operands: Any) -> Any:
+            vectors = [
+                constants[i] if i in constants else self.sizes(op, inputs[i], operands[i])
+                for i in range(data, len(operands))
+            ]
+            values = list(operands[:data])
+            self.check(op, node, values, vectors)
+            spoilt, values = self._spoilt(op, inputs, values, numbers)
+            values = [
+                numbers[i] if i in numbers else self.library.widen(x) for i, x in enumerate(values)
+            ]
+            results = []
+            for result, dtype in zip(compute(op, *values, *vectors), dtypes, strict=False):
+                if spoilt is not None and dtype.startswith("float"):
+                    result = self.library.where(spoilt, float("nan"), result)
+                results.append(self.library.cast(result, dtype))
+            return results[0] if len(results) == 1 else tuple(results)
+
+        return dnnops_op
+
+    def _spoilt(
+        self, op: Any, inputs: list[Any], values: list[Any], numbers: dict[int, Any]
+    ) -> tuple[Any, list[Any]]:
+        """Whether values out of bounds make all results NaN, or None; and the values to go on."""
+        spoilt = None
+        for i, bounds in bounds_of(op, [getattr(x, "shape", ()) for x in values]).items():
+            if i in numbers:  # checked by the Op
+                continue
+            values[i], fits = self.bounded(inputs[i], values[i], bounds)
+            if fits is not None and bounds.spoils:
+                spoilt = ~fits.all() if spoilt is None else spoilt | ~fits.all()
+        return spoilt, values
+
+
+def _check_constants(op: Any, node: Apply) -> None:
+    """Raise what the Op raises for constants: some have been computed since the node was made."""
+    op.make_node(*node.inputs)
+    for i, bounds in bounds_of(op, [getattr(x.type, "shape", ()) for x in node.inputs]).items():
+        variable: Any = node.inputs[i]
+        if isinstance(variable, Constant):
+            bounds.require(np.asarray(variable.data))
+
+
+def check_node(op: Any, node: Apply, shapes: Sequence[Any], vectors: Sequence[Any]) -> None:
+    """Raise what the Op raises for operands of these shapes, and for vectors of these sizes.
+
+    Parameters
+    ----------
+    op : Op
+    node : Apply
+    shapes : sequence of tuple of int
+        Those of the operands that are no vectors of sizes.
+    vectors : sequence of tuple of int
+    """
+    stand_ins = [
+        variable
+        if isinstance(variable, Constant)
+        else pt.tensor(dtype=variable.type.dtype, shape=shape)
+        for variable, shape in zip(node.inputs, shapes, strict=False)
+    ]
+    op.make_node(*stand_ins, *(np.array(vector, dtype="int64") for vector in vectors))

@@ -1,0 +1,17 @@
+"""Checks of shapes that do not compile a graph for the sizes that are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dnnops.errors import DnnValueError
+from dnnops.nnet._validate import show_shape
+
+__all__ = ["require_same_shape"]
+
+
+def require_same_shape(op: Any, *shapes: Any) -> None:
+    """Raise `DnnValueError` if there are several shapes, which a library might broadcast."""
+    if any(tuple(shape) != tuple(shapes[0]) for shape in shapes[1:]):
+        found = ", ".join(show_shape(tuple(shape)) for shape in shapes)
+        raise DnnValueError(f"{op}: the operands must have one shape, got {found}")
