@@ -160,7 +160,7 @@ def test_repeatable(kernels):
     [
         SMALL,
         Sizes("bfloat16", 8, 64, 64, 64, 64),
-        Sizes("float16", 8, 128, 64, 128, 128),
+        Sizes("float16", 8, 64, 64, 128, 128),
     ],
     ids=str,
 )

@@ -313,7 +313,7 @@ def test_gpu_compiler(layer):
         # Arrays that the compiler could not keep in registers count as the stack.
         for used in (r"(\d+) bytes spill stores", r"(\d+) bytes stack frame"):
             found = [int(n) for n in re.findall(used, log)]
-            assert found, log
+            assert found, f"{plan.name} of {plan.options}: {log}"
             assert max(found) <= 64, f"{plan.name} of {plan.options}: {log}"
 
 

@@ -10,9 +10,9 @@ namespace dnnops {
 namespace {
 
 // What the kernel can hold: its warps have 16 keys each, and the sums of their gradients in registers.
-constexpr int64_t MAX_KEYS = 128, MAX_DEPTH = 128;
+constexpr int64_t MAX_KEYS = 64, MAX_DEPTH = 128;
 // Up to so many scores for each head of keys the kernel takes no longer than cuDNN's gradient, which is three kernels.
-constexpr int64_t MOST_SCORES = 64 * 128;
+constexpr int64_t MOST_SCORES = 32 * 32;
 
 constexpr int64_t TILE = 16, MOST_QUERIES = 64;
 
