@@ -245,7 +245,7 @@ def gpu_plan(name: str, api: str, number: int, **others: Any) -> ConvPlan:
 
 def gpu_survey(**changes: Any) -> Survey:
     case = GpuCase(
-        op=GpuDnnConv(2, border_mode=3),
+        op=GpuDnnConv(ndim=2, border_mode=3),
         direction="forward",
         input_shape=(64, 128, 112, 112),
         filter_shape=(128, 128, 7, 7),
@@ -327,7 +327,7 @@ def test_settings_of_cudnn_are_told(monkeypatch: pytest.MonkeyPatch):
         "deterministic": True,
         "workspace_limit": 1 << 20,
     }
-    case = replace(plain.case, op=GpuDnnConv(2, border_mode=3, **settings))
+    case = replace(plain.case, op=GpuDnnConv(ndim=2, border_mode=3, **settings))
     assert algos_report.as_json([replace(plain, case=case)])["settings"] == settings
     words = "precision float32, TF32 allowed, deterministic plans only, workspace up to 1.0 MiB"
     assert algos_report.describe(case).endswith(f"pad 3, {words}, 1.29 TFLOP")

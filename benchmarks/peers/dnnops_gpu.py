@@ -57,7 +57,7 @@ class Chain(Task):
         self.image = cupy.asarray(image)
         self.chain = case["chain"]
         x, w = GpuArrayType("float32", image.shape)("x"), shared(filters, shape=filters.shape)
-        conv = GpuDnnConv(2, border_mode="half", filter_flip=False, algo=case["algo"])
+        conv = GpuDnnConv(ndim=2, border_mode="half", filter_flip=False, algo=case["algo"])
 
         def compile_chain(length: int) -> Function:
             y = x

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dnnops.arguments import is_int, shown
-from dnnops.config import ALGORITHM_WORDS, flag_value
-from dnnops.errors import DnnNotSupportedError, DnnValueError
+from dnnops.config import ALGORITHM_WORDS, flag_value, parse_flag
+from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.runtime.build import CUDNN
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "last_plan",
     "parse_algorithm",
     "precision_word",
+    "read_workspace_limit",
 ]
 
 #: What a convolution computes, in the order of ``ConvDirection``.
@@ -253,3 +254,20 @@ def _statistics(function: str) -> dict[str, int]:
 def clear_cache() -> None:
     """Forget all plans, and what was chosen by timing; Ops keep the plans that they are using."""
     CUDNN.library.dnnops_cudnn_clear_plan_cache()
+
+
+def read_workspace_limit(where: str, given: Any) -> int:
+    """What an argument gives in bytes, checked as the flag is, or else the flag's; -1 for auto."""
+    flag = "dnn.conv.workspace_limit"
+    if given is None:
+        limit = flag_value(flag)
+    elif is_int(given) and given == -1:
+        limit = "auto"
+    elif is_int(given) or isinstance(given, str):
+        limit = parse_flag(flag, given)
+    else:
+        raise DnnTypeError(
+            f"{where}: workspace_limit must be a number of bytes or what the flag {flag} takes, got"
+            f" {shown(given)}"
+        )
+    return -1 if limit == "auto" else int(limit)

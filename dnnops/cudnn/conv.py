@@ -17,7 +17,7 @@ import dnnops.cudnn.kernels
 import dnnops.cudnn.stored_choices  # noqa: F401  both register with the runtime library
 from dnnops.arguments import is_int, one_of, shown, switch, switch_or_flag
 from dnnops.compat import shape_inference
-from dnnops.config import flag_value, parse_flag
+from dnnops.config import flag_value
 from dnnops.cudnn.algorithms import (
     DIRECTIONS,
     PRECISIONS,
@@ -25,6 +25,7 @@ from dnnops.cudnn.algorithms import (
     check_precision,
     parse_algorithm,
     precision_word,
+    read_workspace_limit,
 )
 from dnnops.cudnn.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.cudnn.conv_padding import is_asymmetric, padded_explicitly
@@ -44,23 +45,6 @@ from dnnops.nnet.conv_base import ConvBase
 __all__ = ["GpuDnnConv", "GpuDnnConvBase", "GpuDnnConvGradI", "GpuDnnConvGradW"]
 
 
-def _workspace_limit(where: str, given: Any) -> int:
-    """What an argument gives in bytes, checked as the flag is, or else the flag's; -1 for auto."""
-    flag = "dnn.conv.workspace_limit"
-    if given is None:
-        limit = flag_value(flag)
-    elif is_int(given) and given == -1:
-        limit = "auto"
-    elif is_int(given) or isinstance(given, str):
-        limit = parse_flag(flag, given)
-    else:
-        raise DnnTypeError(
-            f"{where}: workspace_limit must be a number of bytes or what the flag {flag} takes, got"
-            f" {shown(given)}"
-        )
-    return -1 if limit == "auto" else int(limit)
-
-
 class GpuDnnConvBase(CudnnOp, ConvBase):
     """What the three Ops share; called as ``op(first, second, [shape,] alpha, beta, out)``.
 
@@ -71,21 +55,24 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
     pads the image on the device and applies an Op of symmetric padding to it (the reason is in
     `dnnops.cudnn.conv_padding`).
 
+    Parameters by position are Theano's: `algo`, `inplace` and `num_groups`, and of the gradients
+    `inplace`, `algo` and `num_groups`.
+
     Parameters
     ----------
-    ndim, border_mode, subsample, filter_flip, filter_dilation, num_groups
-        As for `dnnops.nnet.conv.ConvBase`.
     algo : str or int, optional
         What chooses the plan (see `dnnops.cudnn.algorithms`). Default: the flag
         ``dnn.conv.algo_fwd``, ``algo_bwd_data`` or ``algo_bwd_filter``.
+    inplace : bool
+        Whether the result is written into `out`, which has to be given then.
+    num_groups, ndim, border_mode, subsample, filter_flip, filter_dilation
+        As for `dnnops.nnet.conv.ConvBase`.
     precision : str, optional
         The type that is computed in. Default: the flag ``dnn.conv.precision``.
     memory_format : {'contiguous', 'channels_last'}
         The order in memory of a result that is allocated. Operands may have either.
     accumulate : bool
         Whether there are operands `beta` and `out`.
-    inplace : bool
-        Whether the result is written into `out`, which has to be given then.
     allow_tf32, deterministic : bool, optional
         Default: the flags ``dnn.allow_tf32`` and ``dnn.deterministic``.
     workspace_limit : int or str, optional
@@ -123,17 +110,18 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
 
     def __init__(
         self,
+        algo: Any = None,
+        inplace: bool = False,
+        num_groups: int = 1,
+        *,
         ndim: int = 2,
         border_mode: Any = "valid",
         subsample: Any = 1,
         filter_flip: bool = True,
         filter_dilation: Any = 1,
-        num_groups: int = 1,
-        algo: Any = None,
         precision: str | None = None,
         memory_format: str = "contiguous",
         accumulate: bool = False,
-        inplace: bool = False,
         allow_tf32: bool | None = None,
         deterministic: bool | None = None,
         workspace_limit: Any = None,
@@ -153,12 +141,12 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
         self.deterministic = switch_or_flag(
             self.where, "deterministic", deterministic, "dnn.deterministic"
         )
-        self.workspace_limit = _workspace_limit(self.where, workspace_limit)
+        self.workspace_limit = read_workspace_limit(self.where, workspace_limit)
         if self.inplace and self.accumulate:
             self.destroy_map = {0: [self.leading + 2]}
 
     def __str__(self) -> str:
-        plain = type(self)(self.ndim)
+        plain = type(self)(ndim=self.ndim)
         shown = [
             f"{name}={getattr(self, name)!r}"
             for name in self.__props__
@@ -362,6 +350,9 @@ class GpuDnnConvGradI(GpuDnnConvBase):
     leading = 3
     packed_operands = (0,)
 
+    def __init__(self, inplace: bool = False, algo: Any = None, num_groups: int = 1, **others: Any):
+        super().__init__(algo, inplace, num_groups, **others)
+
     def _result_shape(self, first: Any, second: Any, sizes: Any) -> tuple[Any, ...]:
         channels = None if first[1] is None else first[1] * self.num_groups
         return (second[0], channels, *sizes)
@@ -388,6 +379,9 @@ class GpuDnnConvGradW(GpuDnnConvBase):
     operand_names = ("img", "topgrad")
     leading = 3
     packed_operands = (5,)
+
+    def __init__(self, inplace: bool = False, algo: Any = None, num_groups: int = 1, **others: Any):
+        super().__init__(algo, inplace, num_groups, **others)
 
     def _result_shape(self, first: Any, second: Any, sizes: Any) -> tuple[Any, ...]:
         channels = None if first[1] is None else first[1] // self.num_groups

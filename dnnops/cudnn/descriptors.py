@@ -167,7 +167,7 @@ def apply_described(
     if not isinstance(desc, GpuDnnConvDesc):
         raise DnnTypeError(f"{op.where}: desc must be a GpuDnnConvDesc, got {desc!r}")
     params = desc.op_parameters()
-    plain = type(op)(op.ndim)
+    plain = type(op)(ndim=op.ndim)
     for name in DESCRIBED:
         if getattr(op, name) not in (getattr(plain, name), params[name]):
             raise DnnValueError(

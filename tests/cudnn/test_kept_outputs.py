@@ -32,7 +32,7 @@ def compiled(layers: int = 1, linker: str = "cvm", memory_format: str = "contigu
     x, w = (GpuArrayType("float32", (None,) * 4, 0)(name) for name in "xw")
     y = x
     for _ in range(layers):
-        y = GpuDnnConv(2, border_mode="half", memory_format=memory_format)(y, w)
+        y = GpuDnnConv(ndim=2, border_mode="half", memory_format=memory_format)(y, w)
     return pytensor.function([x, w], y, mode=Mode(linker, None))
 
 

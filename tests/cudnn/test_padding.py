@@ -94,15 +94,15 @@ def image_and_filters() -> list:
 def test_static_shapes():
     img, kern = image_and_filters()
     border_mode = ((0, 2), (3, 1))
-    assert GpuDnnConv(2, border_mode)(img, kern).type.shape == (2, 4, 9, 10)
+    assert GpuDnnConv(ndim=2, border_mode=border_mode)(img, kern).type.shape == (2, 4, 9, 10)
     top = GpuArrayType("float32", (2, 4, 9, 10))()
-    grad = GpuDnnConvGradI(2, border_mode)(kern, top, np.array([9, 8]))
+    grad = GpuDnnConvGradI(ndim=2, border_mode=border_mode)(kern, top, np.array([9, 8]))
     assert grad.type.shape == (2, 3, 9, 8)
 
 
 def test_node_alone_is_refused():
     with pytest.raises(DnnNotSupportedError, match=r"GpuDnnConv2d: .*border_mode=\(\(0, 1\)"):
-        GpuDnnConv(2, ((0, 1), (0, 0))).make_node(*image_and_filters())
+        GpuDnnConv(ndim=2, border_mode=((0, 1), (0, 0))).make_node(*image_and_filters())
 
 
 def test_functions_of_theano():
@@ -119,7 +119,9 @@ def test_functions_of_theano():
 
 def test_derivatives_of_any_order():
     img, kern = image_and_filters()
-    cost = (pt.as_tensor_variable(GpuDnnConv(2, ((0, 2), (3, 1)))(img, kern)) ** 2).sum()
+    cost = (
+        pt.as_tensor_variable(GpuDnnConv(ndim=2, border_mode=((0, 2), (3, 1)))(img, kern)) ** 2
+    ).sum()
     first = pytensor.grad(cost, [img, kern])
     second = pytensor.grad(sum((pt.as_tensor_variable(g) ** 2).sum() for g in first), [img, kern])
     assert [g.type.shape for g in (*first, *second)] == [img.type.shape, kern.type.shape] * 2
