@@ -25,6 +25,7 @@ from dnnops.nnet.batchnorm import (
 from dnnops.nnet.batchnorm_elementwise import (
     batch_normalization,
 )
+from dnnops.nnet.blocksparse import sparse_block_dot
 from dnnops.nnet.conv import (
     Conv,
     ConvGradInputs,
@@ -35,6 +36,7 @@ from dnnops.nnet.conv import (
     conv_output_shape,
     resolve_padding,
 )
+from dnnops.nnet.conv_checks import assert_conv_shape, assert_shape, border_mode_to_pad
 from dnnops.nnet.conv_shapes import (
     check_conv_gradinputs_shape,
     get_conv_gradinputs_shape,
@@ -85,6 +87,15 @@ from dnnops.nnet.neighbours import (
     images2neibs,
     neibs2images,
 )
+from dnnops.nnet.one_hot import (
+    crossentropy_categorical_1hot_grad,
+    crossentropy_softmax_1hot,
+    crossentropy_softmax_1hot_with_bias,
+    crossentropy_softmax_1hot_with_bias_dx,
+    crossentropy_softmax_argmax_1hot_with_bias,
+    crossentropy_softmax_max_and_argmax_1hot,
+    crossentropy_softmax_max_and_argmax_1hot_with_bias,
+)
 from dnnops.nnet.pool import (
     AveragePoolGrad,
     MaxPoolGrad,
@@ -93,6 +104,11 @@ from dnnops.nnet.pool import (
     pool_output_shape,
 )
 from dnnops.nnet.pool_functions import pool_2d, pool_3d
+from dnnops.nnet.prepend import (
+    prepend_0_to_each_row,
+    prepend_1_to_each_row,
+    prepend_scalar_to_each_row,
+)
 from dnnops.nnet.rnn import RNNBlock
 from dnnops.nnet.rnn_ops import RNNBackward, RNNForward
 from dnnops.nnet.separable import (
@@ -107,6 +123,7 @@ from dnnops.nnet.softmax_ops import (
     log_softmax,
     logsoftmax,
     softmax,
+    softmax_graph,
     softmax_with_bias,
 )
 from dnnops.nnet.spatial_transformer_ops import (
@@ -160,6 +177,8 @@ __all__ = [
     "SpatialTransformerSamplerGrad",
     "WholeSoftmax",
     "affine_grid",
+    "assert_conv_shape",
+    "assert_shape",
     "batch_normalization",
     "batch_normalization_test",
     "batch_normalization_train",
@@ -167,6 +186,7 @@ __all__ = [
     "bilinear_kernel_2D",
     "bilinear_upsampling",
     "binary_crossentropy",
+    "border_mode_to_pad",
     "categorical_crossentropy",
     "causal_conv1d",
     "check_conv_gradinputs_shape",
@@ -184,6 +204,13 @@ __all__ = [
     "conv_output_shape",
     "cross_entropy",
     "crossentropy_categorical_1hot",
+    "crossentropy_categorical_1hot_grad",
+    "crossentropy_softmax_1hot",
+    "crossentropy_softmax_1hot_with_bias",
+    "crossentropy_softmax_1hot_with_bias_dx",
+    "crossentropy_softmax_argmax_1hot_with_bias",
+    "crossentropy_softmax_max_and_argmax_1hot",
+    "crossentropy_softmax_max_and_argmax_1hot_with_bias",
     "ctc",
     "divisive_normalization",
     "dropout",
@@ -208,6 +235,9 @@ __all__ = [
     "pool_2d",
     "pool_3d",
     "pool_output_shape",
+    "prepend_0_to_each_row",
+    "prepend_1_to_each_row",
+    "prepend_scalar_to_each_row",
     "relu",
     "resolve_padding",
     "scaled_dot_product_attention",
@@ -217,9 +247,11 @@ __all__ = [
     "sigmoid",
     "sigmoid_binary_crossentropy",
     "softmax",
+    "softmax_graph",
     "softmax_with_bias",
     "softplus",
     "softsign",
+    "sparse_block_dot",
     "spatial_transformer",
     "swish",
     "tanh",

@@ -392,7 +392,7 @@ def narrow(where: str, name: str, x: TensorVariable, shape_name: str, shape: Any
     Raises
     ------
     DnnValueError
-        If the argument contradicts the static shape.
+        If the argument contradicts the static shape; when `x` is computed, its shape.
     """
     entries = shape_argument(where, shape_name, shape, x.type.ndim)
     known = tuple(e if isinstance(e, int) else None for e in entries)
@@ -402,7 +402,16 @@ def narrow(where: str, name: str, x: TensorVariable, shape_name: str, shape: Any
             f"{where}: {shape_name} {show_shape(known)} contradicts the shape "
             f"{show_shape(x.type.shape)} of {name}"
         )
-    return pt.specify_shape(x, entries)
+    told = [i for i, e in enumerate(entries) if e is not None and x.type.shape[i] is None]
+    if not told:
+        return pt.specify_shape(x, entries)
+    # SpecifyShape alone would raise an AssertionError that names no argument.
+    problem = f"{where}: the shape of {name} is not what {shape_name} says"
+    if any(e is not None for e in known):
+        problem += f", {show_shape(known)}"
+    fits = (pt.eq(x.shape[i], entries[i]) for i in told)
+    checked: Any = CheckAndRaise(DnnValueError, problem)(x, *fits)
+    return pt.specify_shape(checked, entries)
 
 
 def merge_shapes(where: str, **shapes: Sequence[int | None]) -> Shape:

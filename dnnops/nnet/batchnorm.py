@@ -22,8 +22,8 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.arguments import shown, switch
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import (
+    as_floating,
     float64_scalar,
-    float_tensor,
     is_int,
     show_shape,
 )
@@ -258,12 +258,12 @@ def _operands(
 
     All get the widest dtype among them; but parameters of a float16 input stay float32.
     """
-    x = float_tensor(where, "inputs", inputs)
+    x = as_floating(where, "inputs", inputs)
     ndim = x.type.ndim
     if ndim == 0:
         raise DnnTypeError(f"{where}: inputs must have at least 1 dimension, got a scalar")
     canonical = _axes(where, axes, ndim)
-    given = {name: float_tensor(where, name, value) for name, value in parameters.items()}
+    given = {name: as_floating(where, name, value) for name, value in parameters.items()}
     x, given = _widened(x, given)
     padded = []
     for name, parameter in given.items():
@@ -316,7 +316,8 @@ def batch_normalization_train(
     Parameters
     ----------
     inputs : tensor_like
-        float16, float32 or float64, of one or more dimensions.
+        float16, float32 or float64, of one or more dimensions; integers are converted, as those of
+        the parameters are: to float32 if they have at most 16 bits, else to float64.
     gamma, beta : tensor_like
         Scale and bias: of as many dimensions as `inputs` with size 1 on `axes`, or without
         these, such as vectors for 'spatial'.  Everything is computed in the widest dtype among
@@ -375,7 +376,7 @@ def batch_normalization_train(
     running = running_mean is not None
     if running:
         parameters |= {"running_mean": running_mean, "running_var": running_var}
-    given = {name: float_tensor(where, name, value) for name, value in parameters.items()}
+    given = {name: as_floating(where, name, value) for name, value in parameters.items()}
     x, canonical, padded = _operands(where, inputs, axes, **given)
     scalars = [float64_scalar(where, "epsilon", epsilon, 0.0)]
     factor = float64_scalar(

@@ -6,7 +6,7 @@ from typing import Any
 
 from pytensor.tensor.variable import TensorVariable
 
-from dnnops.nnet._validate import check_broadcast, float_tensor, one_of
+from dnnops.nnet._validate import as_floating, check_broadcast, one_of
 
 __all__ = ["batch_normalization"]
 
@@ -21,7 +21,7 @@ def batch_normalization(
     Parameters
     ----------
     inputs : tensor_like
-        float16, float32 or float64.
+        float16, float32 or float64; integers are converted.
     gamma, beta, mean, std : tensor_like
         Scale, bias, mean and standard deviation. They broadcast against `inputs`.
     mode : {'low_mem', 'high_mem'}
@@ -43,9 +43,9 @@ def batch_normalization(
     """
     where = "batch_normalization"
     one_of(where, "mode", mode, ("low_mem", "high_mem"))
-    x = float_tensor(where, "inputs", inputs)
+    x = as_floating(where, "inputs", inputs)
     given = {"gamma": gamma, "beta": beta, "mean": mean, "std": std}
-    scale, bias, center, deviation = (float_tensor(where, n, v) for n, v in given.items())
+    scale, bias, center, deviation = (as_floating(where, n, v) for n, v in given.items())
     check_broadcast(where, inputs=x, gamma=scale, beta=bias, mean=center, std=deviation)
     if mode == "high_mem":
         return (x - center) * (scale / deviation) + bias

@@ -19,6 +19,7 @@ from dnnops.nnet._validate import (
     show_shape,
     vector_entries,
 )
+from dnnops.nnet.pool_geometry import MAX_WINDOW
 
 __all__ = ["images2neibs", "neibs2images"]
 
@@ -35,7 +36,8 @@ def images2neibs(
     ten4 : tensor_like, (batch, channels, rows, columns)
         Of any dtype.
     neib_shape : int vector or sequence of 2 ints
-        The rows and columns of a neighbourhood. Like `neib_step` it may be symbolic.
+        The rows and columns of a neighbourhood, ``2**26`` at most, also of their product. Like
+        `neib_step` it may be symbolic.
     neib_step : int vector or sequence of 2 ints, optional
         How far a neighbourhood is from the next one; `neib_shape` if not given: they don't overlap.
     mode : {'valid', 'half', 'full', 'ignore_borders', 'wrap_centered'}
@@ -64,7 +66,12 @@ def images2neibs(
     where = "images2neibs"
     x = _tensor4(where, "ten4", ten4)
     one_of(where, "mode", mode, MODES)
-    shape = _positive(where, "neib_shape", neib_shape)
+    shape = _positive(where, "neib_shape", neib_shape, MAX_WINDOW)
+    if all(map(is_int, shape)) and shape[0] * shape[1] > MAX_WINDOW:
+        raise DnnValueError(
+            f"{where}: neighbourhoods of neib_shape must have at most {MAX_WINDOW} elements, got"
+            f" {shape}"
+        )
     apart = neib_step is None or neib_step is neib_shape
     step = shape if apart else _positive(where, "neib_step", neib_step)
     if mode in ("half", "full"):
@@ -122,7 +129,7 @@ def neibs2images(
     if matrix.type.ndim != 2:
         raise DnnTypeError(f"{where}: neibs must have 2 dimensions, got {matrix.type.ndim}")
     one_of(where, "mode", mode, ("valid", "ignore_borders"))
-    rows, columns = _positive(where, "neib_shape", neib_shape)
+    rows, columns = _positive(where, "neib_shape", neib_shape, MAX_WINDOW)
     batch, channels, *sizes = vector_entries(
         int_vector(where, "original_shape", original_shape, 4), 4
     )
@@ -179,13 +186,13 @@ def _equal(a: Any, b: Any) -> Any:
     return bool(a == b) if is_int(a) and is_int(b) else pt.eq(a, b)
 
 
-def _positive(where: str, name: str, value: Any) -> tuple[Any, Any]:
+def _positive(where: str, name: str, value: Any, maximum: int = MAX_PARAMETER) -> tuple[Any, Any]:
     first, second = (
         _checked(
             entry,
-            f"{where}: {name} must be between 1 and {MAX_PARAMETER}",
+            f"{where}: {name} must be between 1 and {maximum}",
             entry >= 1,
-            entry <= MAX_PARAMETER,
+            entry <= maximum,
         )
         for entry in vector_entries(int_vector(where, name, value, 2), 2)
     )

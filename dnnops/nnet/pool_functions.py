@@ -28,7 +28,7 @@ def _ignores_border(where: str, value: Any) -> bool:
         ) from None
 
 
-def _pool(
+def pool_nd(
     where: str,
     ndim: int,
     input: Any,
@@ -38,6 +38,7 @@ def _pool(
     stride: Any,
     pad: Any,
 ) -> TensorVariable:
+    """Pool over windows of the last `ndim` axes, for the function `where`; None is the default."""
     mode = one_of(where, "mode", mode, (*Pool.modes, "average"))
     op: Any = Pool(
         ndim,
@@ -60,7 +61,8 @@ def _pool(
 
     size = vector("ws", ws)
     step = size if stride is None else vector("stride", stride)
-    out = _over_leading_axes(op, x, [size, step, vector("pad", pad)])
+    pad = vector("pad", 0 if pad is None else pad)
+    out = _over_leading_axes(op, x, [size, step, pad])
     if kept.type.dtype == x.type.dtype:
         return out
     # By way of int64: sums that are too large wrap around, averages are rounded toward zero.
@@ -86,11 +88,15 @@ def _over_leading_axes(op: Pool, x: Any, vectors: list[TensorVariable]) -> Tenso
     return out.reshape((*sizes[: lead - 1], *pooled[1:]))
 
 
-def _renamed(where: str, name: str, value: Any, old: str, old_value: Any, default: Any) -> Any:
+def _renamed(
+    where: str, name: str, value: Any, old: str, old_value: Any, default: tuple[Any, ...] = ()
+) -> Any:
     """Take an argument by the name that Theano had for it before, if it was given by that one."""
     if old_value is None:
         return value
-    if value is not default:
+    # As in Theano, padding that is none may be given beside.
+    is_default = value is None or (isinstance(value, (int, tuple)) and value in default)
+    if not is_default:
         raise DnnValueError(f"{where}: {old} is an old name of {name}; give only {name}")
     return old_value
 
@@ -99,18 +105,14 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, Variable) and getattr(value.type, "ndim", None) == 0
 
 
-#: The default of `pad`, which is told from one that was given.
-_NO_PADDING = 0
-
-
 def _windows(
     where: str, ws: Any, stride: Any, pad: Any, ds: Any, st: Any, padding: Any
 ) -> tuple[Any, Any, Any]:
     """The windows' size, stride and padding, each under one of its names."""
     return (
-        _renamed(where, "ws", ws, "ds", ds, None),
-        _renamed(where, "stride", stride, "st", st, None),
-        _renamed(where, "pad", pad, "padding", padding, _NO_PADDING),
+        _renamed(where, "ws", ws, "ds", ds),
+        _renamed(where, "stride", stride, "st", st),
+        _renamed(where, "pad", pad, "padding", padding, (0, (0, 0), (0, 0, 0))),
     )
 
 
@@ -119,7 +121,7 @@ def pool_2d(
     ws: Any = None,
     ignore_border: bool | None = None,
     stride: Any = None,
-    pad: Any = _NO_PADDING,
+    pad: Any = (0, 0),
     mode: str = "max",
     ds: Any = None,
     st: Any = None,
@@ -167,7 +169,7 @@ def pool_2d(
         that tells.
     """
     windows = _windows("pool_2d", ws, stride, pad, ds, st, padding)
-    return _pool("pool_2d", 2, input, mode, ignore_border, *windows)
+    return pool_nd("pool_2d", 2, input, mode, ignore_border, *windows)
 
 
 def pool_3d(
@@ -175,7 +177,7 @@ def pool_3d(
     ws: Any = None,
     ignore_border: bool | None = None,
     stride: Any = None,
-    pad: Any = _NO_PADDING,
+    pad: Any = (0, 0, 0),
     mode: str = "max",
     ds: Any = None,
     st: Any = None,
@@ -186,4 +188,4 @@ def pool_3d(
     As `pool_2d`, with parameters of 3 entries and an input of three or more dimensions.
     """
     windows = _windows("pool_3d", ws, stride, pad, ds, st, padding)
-    return _pool("pool_3d", 3, input, mode, ignore_border, *windows)
+    return pool_nd("pool_3d", 3, input, mode, ignore_border, *windows)

@@ -38,6 +38,7 @@ __all__ = [
     "log_softmax",
     "logsoftmax",
     "softmax",
+    "softmax_graph",
     "softmax_with_bias",
 ]
 
@@ -274,6 +275,27 @@ def log_softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> TensorVari
 
 
 logsoftmax = log_softmax
+
+
+def softmax_graph(c: Any) -> TensorVariable:
+    """Spell out a softmax along the last axis: ``exp(c) / sum(exp(c))``, for the rewrites.
+
+    Parameters
+    ----------
+    c : tensor_like
+        float16, float32 or float64.
+
+    Returns
+    -------
+    TensorVariable
+
+    Raises
+    ------
+    DnnTypeError
+        If the dtype is invalid.
+    """
+    exponentials = pt.exp(float_tensor("softmax_graph", "c", c))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
 def softmax_with_bias(x: Any, b: Any) -> TensorVariable:

@@ -4,12 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytensor.tensor as pt
 from pytensor.tensor import as_tensor_variable
 
 from dnnops import nnet
 from dnnops.errors import DnnTypeError
 
-__all__ = ["conv2d", "conv3d2d", "signal_conv2d"]
+__all__ = ["abstract_conv2d", "conv2d", "conv3d2d", "signal_conv2d"]
+
+
+def abstract_conv2d(
+    input: Any,
+    filters: Any,
+    input_shape: Any = None,
+    filter_shape: Any = None,
+    border_mode: Any = "valid",
+    subsample: Any = (1, 1),
+    filter_flip: bool = True,
+    filter_dilation: Any = (1, 1),
+    num_groups: int = 1,
+    unshared: bool = False,
+) -> Any:
+    """Convolve images, as `dnnops.nnet.conv2d` without its argument `image_shape`."""
+    return nnet.conv2d(
+        input,
+        filters,
+        input_shape,
+        filter_shape,
+        border_mode,
+        subsample,
+        filter_flip,
+        None,
+        filter_dilation,
+        num_groups,
+        unshared,
+    )
 
 
 def conv2d(
@@ -114,18 +143,25 @@ def conv3d2d(
         They are flipped.
     signals_shape, filters_shape : sequence of int or None, optional
         What is known of the shapes.
-    border_mode : {'valid', 'full', 'half'} or tuple of three of them, all the same
+    border_mode : {'valid', 'full', 'half'} or tuple of three of them
+        For time, rows and columns.
 
     Returns
     -------
     TensorVariable, (batch, time, output channels, rows, columns)
     """
-    if isinstance(border_mode, (tuple, list)) and len(set(border_mode)) == 1:
-        border_mode = border_mode[0]
     to_channels_first = (0, 2, 1, 3, 4)
+    videos = as_tensor_variable(signals).dimshuffle(to_channels_first)
+    taps = as_tensor_variable(filters).dimshuffle(to_channels_first)
+    if isinstance(border_mode, (tuple, list)):
+        if len(set(border_mode)) > 1:
+            videos = _padded(videos, taps, border_mode)
+            signals_shape = None
+            border_mode = ("valid",)
+        border_mode = border_mode[0]
     result = nnet.conv3d(
-        as_tensor_variable(signals).dimshuffle(to_channels_first),
-        as_tensor_variable(filters).dimshuffle(to_channels_first),
+        videos,
+        taps,
         _reordered(signals_shape, to_channels_first),
         _reordered(filters_shape, to_channels_first),
         border_mode,
@@ -135,3 +171,15 @@ def conv3d2d(
 
 def _reordered(shape: Any, order: tuple[int, ...]) -> Any:
     return None if shape is None else tuple(shape[axis] for axis in order)
+
+
+def _padded(videos: Any, taps: Any, modes: Any) -> Any:
+    """Put zeros around videos, each axis by its own mode."""
+    pads = [
+        nnet.border_mode_to_pad(mode, 1, [taps.shape[axis]])[0]
+        for axis, mode in enumerate(modes, 2)
+    ]
+    sizes = [videos.shape[axis] + sum(sides) for axis, sides in enumerate(pads, 2)]
+    zeros = pt.zeros((*videos.shape[:2], *sizes), dtype=videos.type.dtype)
+    inside = (slice(begin, begin + videos.shape[axis]) for axis, (begin, _) in enumerate(pads, 2))
+    return pt.set_subtensor(zeros[:, :, *inside], videos)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from dnnops import nnet
+from dnnops.errors import DnnValueError, DnnWarning
 
 __all__ = ["conv2d", "max_pool_2d", "max_pool_3d"]
 
@@ -24,6 +26,11 @@ def conv2d(
     **kwargs: Any,
 ) -> Any:
     """Convolve images, as `dnnops.nnet.conv2d`; further arguments, once hints, are ignored."""
+    for name in ("imshp_logical", "kshp_logical"):
+        if name in kwargs:
+            raise DnnValueError(f"conv2d: {name} is not supported: use bilinear_upsampling")
+    if kwargs:
+        warnings.warn(f"conv2d: {', '.join(kwargs)}: ignored", DnnWarning, stacklevel=2)
     return nnet.conv2d(
         input,
         filters,

@@ -134,8 +134,14 @@ _GOF = Table(
         **_PARAMS,
     }
 )
-_NNET = Table(("dnnops.theano.nnet", "dnnops.nnet"))
-_CONV = Table(("dnnops.nnet",), _at("dnnops.theano.conv", "conv2d"))
+_NNET = Table(
+    ("dnnops.theano.nnet", "dnnops.theano.ops", "dnnops.theano.abstract_conv", "dnnops.nnet"),
+    _at("pytensor.scalar", scalar_sigmoid="sigmoid", scalar_softplus="softplus"),
+)
+_POOL = Table(
+    ("dnnops.theano.ops", "dnnops.nnet"), _at("dnnops.theano.nnet", "max_pool_2d", "max_pool_3d")
+)
+_CORR = Table(("dnnops.theano.abstract_conv",))
 _COMPILE = Table(
     ("dnnops.theano.functions", "pytensor.compile"),
     {
@@ -309,27 +315,32 @@ TABLES: dict[str, Table] = {
     "theano.tensor.xlogx": Table(("pytensor.tensor.xlogx",)),
     # Neural networks
     "theano.tensor.nnet": _NNET,
-    "theano.tensor.nnet.abstract_conv": Table(("dnnops.nnet",)),
+    "theano.tensor.nnet.abstract_conv": Table(
+        ("dnnops.theano.abstract_conv", "dnnops.nnet"),
+        _at("dnnops.theano.conv", conv2d="abstract_conv2d"),
+    ),
+    "theano.tensor.nnet.blocksparse": _NNET,
     "theano.tensor.nnet.bn": _NNET,
-    "theano.tensor.nnet.conv": _CONV,
+    "theano.tensor.nnet.conv": Table(("dnnops.nnet",), _at("dnnops.theano.conv", "conv2d")),
     "theano.tensor.nnet.conv3d2d": Table(names=_at("dnnops.theano.conv", conv3d="conv3d2d")),
+    "theano.tensor.nnet.corr": _CORR,
+    "theano.tensor.nnet.corr3d": _CORR,
     "theano.tensor.nnet.ctc": _NNET,
     "theano.tensor.nnet.neighbours": _NNET,
     "theano.tensor.nnet.nnet": _NNET,
     "theano.tensor.nnet.sigm": _NNET,
     "theano.tensor.signal": Table(),
     "theano.tensor.signal.conv": Table(names=_at("dnnops.theano.conv", conv2d="signal_conv2d")),
-    "theano.tensor.signal.downsample": Table(
-        ("dnnops.nnet",), _at("dnnops.theano.nnet", "max_pool_2d", "max_pool_3d")
-    ),
-    "theano.tensor.signal.pool": Table(
-        ("dnnops.nnet",), _at("dnnops.theano.nnet", "max_pool_2d", "max_pool_3d")
-    ),
+    "theano.tensor.signal.downsample": _POOL,
+    "theano.tensor.signal.pool": _POOL,
     # The GPU
     "theano.gpuarray": Table(("dnnops.gpuarray",), _at("dnnops.theano.gpu", "pygpu_activated")),
     "theano.gpuarray.basic_ops": Table(("dnnops.gpuarray",), _DEVICE),
     "theano.gpuarray.ctc": Table(("dnnops.dnn",), _at("dnnops.dnn", gpu_ctc="dnn_ctc")),
     "theano.gpuarray.dnn": Table(("dnnops.dnn",)),
+    "theano.gpuarray.neighbours": Table(
+        names=_at("dnnops.theano.ops", GpuImages2Neibs="Images2Neibs")
+    ),
     "theano.gpuarray.type": Table(("dnnops.gpuarray",)),
     # What Theano had not yet finished, or kept for old code
     "theano.sandbox": Table(),
@@ -352,19 +363,15 @@ _ABSTRACT = "Use conv2d, conv2d_grad_wrt_inputs or conv2d_grad_wrt_weights of th
 
 #: What to use instead of a name that is missing, by the name alone or with its module.
 ADVICE: dict[str, str] = {
-    "AbstractConv2d": _ABSTRACT,
-    "AbstractConv3d": _ABSTRACT.replace("2d", "3d"),
     "AdvancedIncSubtensor1": "Use theano.tensor.inc_subtensor or set_subtensor",
     "AdvancedSubtensor1": "Index a tensor: x[indices]",
     "AdvancedBooleanSubtensor": "Index a tensor with a mask, or use AdvancedSubtensor",
     "ConvOp": _ABSTRACT,
-    "CorrMM": _ABSTRACT,
     "Conv3D": "Use theano.tensor.nnet.conv3d",
     "Flatten": "Use theano.tensor.flatten",
     "MaxAndArgmax": "Use theano.tensor.max_and_argmax",
     "DownsampleFactorMax": "Use theano.tensor.signal.pool.pool_2d",
     "Rebroadcast": "Use theano.tensor.addbroadcast or patternbroadcast",
-    "SoftmaxWithBias": "Use theano.tensor.nnet.softmax(x + b)",
     "Tile": "Use theano.tensor.tile",
     "topk": "Use theano.tensor.sort and a slice",
     "argtopk": "Use theano.tensor.argsort and a slice",

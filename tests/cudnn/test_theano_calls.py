@@ -85,6 +85,23 @@ def test_scalars_by_default_and_by_name():
     assert (alpha.data, beta.data) == (1, 3)
 
 
+def test_parameters_by_position():
+    """In Theano's order, which is another one for the gradients."""
+    op = dnn.GpuDnnConv("time_once", True, 2)
+    assert op == dnn.GpuDnnConv(algo="time_once", inplace=True, num_groups=2)
+    for cls in (dnn.GpuDnnConvGradI, dnn.GpuDnnConvGradW):
+        assert cls(True, "time_once", 2) == cls(algo="time_once", inplace=True, num_groups=2)
+    with pytest.raises(TypeError, match="positional"):
+        dnn.GpuDnnConv("time_once", True, 2, "half")
+    assert dnn.GpuDnnPool("sum").mode == "sum"
+    reduction = dnn.GpuDnnReduction("maximum", (1,), "float32", "float32", True)
+    assert (reduction.axis, reduction.return_indices) == ((1,), True)
+    normalization = dnn.GpuDnnBatchNorm("spatial", True, False, True, False)
+    assert normalization.inplace_running_var
+    softmax = dnn.GpuDnnSoftmax("fast", "instance")
+    assert (softmax.algo, softmax.mode) == ("fast", "instance")
+
+
 def test_gradients_and_host_operands():
     x, w = pt.ftensor4(), pt.ftensor4()
     out = pt.zeros((2, 4, 2, 2), dtype="float32")

@@ -349,7 +349,7 @@ def test_errors_of_functions(function):
         call(axes=())
     with pytest.raises(DnnTypeError, match=f"{name}: inputs must have at least 1 dimension"):
         call(np.float32(1))
-    for dtype in ("int32", "complex64", "bool"):
+    for dtype in ("complex64", "complex128"):
         with pytest.raises(DnnTypeError, match=f"{name}: inputs has dtype {dtype}"):
             call(x.astype(dtype))
         with pytest.raises(DnnTypeError, match=f"{name}: gamma has dtype {dtype}"):

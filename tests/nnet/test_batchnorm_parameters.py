@@ -128,3 +128,30 @@ def test_dtypes(room, x_dtype, dtypes, result, statistics):
     results = train(room, x, *vectors[:2], "spatial", *vectors[2:])
     assert [z.type.dtype for z in results] == [result] + [statistics] * 4
     assert test_(room, x, *vectors, "spatial").type.dtype == result
+
+
+@pytest.mark.parametrize(
+    ("x_dtype", "dtypes", "result"),
+    [
+        ("float32", ["int8", "float32"], "float32"),
+        ("float32", ["uint16", "int16"], "float32"),
+        ("float32", ["int64", "float32"], "float64"),
+        ("int8", ["float32", "int8"], "float32"),
+        ("int32", ["float32", "float32"], "float64"),
+    ],
+)
+def test_integers(x_dtype, dtypes, result):
+    """They widen to floats, as in Theano."""
+    gamma, beta = (np.array([1, 2, 3], dtype) for dtype in dtypes)
+    image = np.round(IMAGE * 9).astype(x_dtype)
+    x, *vectors = pt.tensor4(dtype=x_dtype), *(pt.vector(dtype=dtype) for dtype in dtypes)
+    out = nnet.batch_normalization_train(x, *vectors, "spatial", 1e-3)[0]
+    given = nnet.batch_normalization_test(x, *vectors, *vectors, "spatial")
+    assert (out.type.dtype, given.type.dtype) == (result, result)
+    found = pytensor.function([x, *vectors], [out, given], mode=PERFORM_MODE)(image, gamma, beta)
+    scale, bias = (p.astype("float64").reshape(1, 3, 1, 1) for p in (gamma, beta))
+    image = image.astype("float64")
+    centered = image - image.mean(AXES["spatial"], keepdims=True)
+    invstd = 1 / np.sqrt(image.var(AXES["spatial"], keepdims=True) + 1e-3)
+    assert_close(found[0], centered * invstd * scale + bias, bound=1e-5)
+    assert_close(found[1], (image - scale) / np.sqrt(bias + 1e-4) * scale + bias, bound=1e-5)

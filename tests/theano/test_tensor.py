@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import dnnops.nnet
-from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.errors import DnnTypeError, DnnValueError, DnnWarning
 
 X = np.arange(12.0).reshape(3, 4)
 
@@ -117,7 +117,8 @@ def test_older_convolutions_and_pools(theano: Any):
     videos, taps = rng.normal(size=(2, 5, 3, 6, 6)), rng.normal(size=(4, 2, 3, 3, 2))
     expected = dnnops.nnet.conv2d(images, filters)
     old = tt.nnet.conv.conv2d(images, filters, (2, 3, 7, 6), (4, 3, 3, 2), unroll_kern=2)
-    new = tt.nnet.conv2d(images, filters, subsample=(2, 2), unroll_batch=1)
+    with pytest.warns(DnnWarning, match="conv2d: unroll_batch"):
+        new = tt.nnet.conv2d(images, filters, subsample=(2, 2), unroll_batch=1)
     signal = tt.signal.conv.conv2d(images[:, 0], filters[:, 0], border_mode="full")
     one = tt.signal.conv.conv2d(images[0, 0], filters[0, 0], (7, 6), (3, 2))
     one_image = tt.signal.conv.conv2d(images[0, 0], filters[:, 0])

@@ -1,0 +1,70 @@
+"""Products of vectors with chosen blocks of a weight matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.tensor.variable import TensorVariable
+
+from dnnops.errors import DnnTypeError
+from dnnops.nnet._validate import as_tensor, float_tensor
+
+__all__ = ["sparse_block_dot"]
+
+
+def sparse_block_dot(W: Any, h: Any, inputIdx: Any, b: Any, outputIdx: Any) -> TensorVariable:  # noqa: N803
+    """Apply a dense layer of which only some blocks of inputs and of outputs are taken.
+
+    Parameters
+    ----------
+    W : tensor_like, (input blocks, output blocks, input size, output size)
+        The weights of each pair of blocks.
+    h : tensor_like, (batch, inputs, input size), or without the batch
+        The blocks of the input.
+    inputIdx : integer tensor, (batch, inputs), or without the batch
+        Which blocks of the layer those of `h` are.
+    b : tensor_like, (output blocks, output size)
+        The bias of each block of the output.
+    outputIdx : integer tensor, (batch, outputs), or without the batch
+        Which blocks of the output are wanted.
+
+    Returns
+    -------
+    TensorVariable, (batch, outputs, output size)
+        ``b[j] + sum(h[i] @ W[inputIdx[i], j])`` for each wanted block `j`; the batch is 1 if there
+        is none.
+
+    Raises
+    ------
+    DnnTypeError
+        If a rank or a dtype is invalid.
+
+    Notes
+    -----
+    The chosen blocks of `W` are copied for the product.
+    """
+    where = "sparse_block_dot"
+    weights, bias = float_tensor(where, "W", W, 4), float_tensor(where, "b", b, 2)
+    x = float_tensor(where, "h", h)
+    if x.type.ndim not in (2, 3):
+        raise DnnTypeError(f"{where}: h must have 2 or 3 dimensions, got {x.type.ndim}")
+    inputs, outputs = (
+        _blocks(where, name, value, x.type.ndim - 1)
+        for name, value in (("inputIdx", inputIdx), ("outputIdx", outputIdx))
+    )
+    if x.type.ndim == 2:
+        x, inputs, outputs = x[None], inputs[None], outputs[None]
+    chosen = weights[inputs[:, :, None], outputs[:, None, :]]
+    products = x[:, :, None, None, :] @ chosen
+    return bias[outputs] + products[:, :, :, 0, :].sum(axis=1)
+
+
+def _blocks(where: str, name: str, value: Any, ndim: int) -> TensorVariable:
+    index = as_tensor(f"{where}: {name} must be an integer tensor", value)
+    if index.type.ndim != ndim or index.type.dtype not in pt.type.integer_dtypes:
+        raise DnnTypeError(
+            f"{where}: {name} must be an integer tensor of {ndim} dimensions, one less than h, got"
+            f" {index.type}"
+        )
+    return index

@@ -1,0 +1,178 @@
+"""Cross-entropies of a softmax with the true class of each row, with the names of Theano.
+
+They are expressions of `dnnops.nnet.cross_entropy` and `softmax`; what a function does not use of
+them isn't computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.tensor.variable import TensorVariable
+
+from dnnops.errors import DnnTypeError
+from dnnops.nnet._validate import as_tensor, check_broadcast, float_tensor, merge_shapes
+from dnnops.nnet.cross_entropy_ops import cross_entropy
+from dnnops.nnet.softmax_ops import softmax_with_bias
+
+__all__ = [
+    "crossentropy_categorical_1hot_grad",
+    "crossentropy_softmax_1hot",
+    "crossentropy_softmax_1hot_with_bias",
+    "crossentropy_softmax_1hot_with_bias_dx",
+    "crossentropy_softmax_argmax_1hot_with_bias",
+    "crossentropy_softmax_max_and_argmax_1hot",
+    "crossentropy_softmax_max_and_argmax_1hot_with_bias",
+]
+
+
+def crossentropy_softmax_argmax_1hot_with_bias(x: Any, b: Any, y_idx: Any) -> list[TensorVariable]:
+    """Cross-entropy of ``softmax(x + b)`` with the true class of each row.
+
+    Parameters
+    ----------
+    x : tensor_like, (rows, classes)
+        Scores.
+    b : tensor_like, (classes,)
+        What is added to each row.
+    y_idx : integer vector, (rows,)
+        The true classes.
+
+    Returns
+    -------
+    nll : TensorVariable, (rows,)
+        ``-log(softmax(x + b)[arange(rows), y_idx])``, finite for all finite scores.
+    sm : TensorVariable, (rows, classes)
+        ``softmax(x + b)``.
+    am : TensorVariable, (rows,)
+        The class of the highest score of each row, of the dtype of `y_idx`.
+
+    Raises
+    ------
+    DnnTypeError
+        If a rank or a dtype is invalid.
+    DnnValueError
+        If shapes do not match.
+    DnnIndexError
+        If a class is out of bounds, when it is computed.
+    """
+    where = "crossentropy_softmax_argmax_1hot_with_bias"
+    x, b = float_tensor(where, "x", x, 2), float_tensor(where, "b", b, 1)
+    labels = _classes(where, "y_idx", y_idx)
+    check_broadcast(where, x=x, b=b)
+    scores = x + b
+    am = pt.argmax(scores, axis=1).astype(labels.type.dtype)
+    return [cross_entropy(scores, labels), softmax_with_bias(x, b), am]
+
+
+def crossentropy_softmax_1hot_with_bias(x: Any, b: Any, y_idx: Any) -> list[TensorVariable]:
+    """The first two results of `crossentropy_softmax_argmax_1hot_with_bias`: `nll` and `sm`."""
+    return crossentropy_softmax_argmax_1hot_with_bias(x, b, y_idx)[:2]
+
+
+def crossentropy_softmax_1hot(x: Any, y_idx: Any) -> list[TensorVariable]:
+    """As `crossentropy_softmax_1hot_with_bias`, without a bias."""
+    return crossentropy_softmax_1hot_with_bias(x, _no_bias(x), y_idx)
+
+
+def crossentropy_softmax_max_and_argmax_1hot_with_bias(
+    x: Any, b: Any, y_idx: Any
+) -> tuple[TensorVariable, ...]:
+    """As `crossentropy_softmax_argmax_1hot_with_bias`, with the highest probability of each row.
+
+    Returns
+    -------
+    nll, sm, max_pr, argmax : TensorVariable
+        `max_pr` is the maximum of each row of `sm`, and `argmax`, int64, its class.
+    """
+    nll, sm = crossentropy_softmax_1hot_with_bias(x, b, y_idx)
+    return nll, sm, pt.max(sm, axis=-1), pt.argmax(sm, axis=-1)
+
+
+def crossentropy_softmax_max_and_argmax_1hot(x: Any, y_idx: Any) -> tuple[TensorVariable, ...]:
+    """As `crossentropy_softmax_max_and_argmax_1hot_with_bias`, without a bias."""
+    return crossentropy_softmax_max_and_argmax_1hot_with_bias(x, _no_bias(x), y_idx)
+
+
+def crossentropy_softmax_1hot_with_bias_dx(dy: Any, sm: Any, y_idx: Any) -> TensorVariable:
+    """The gradient of `nll` of `crossentropy_softmax_argmax_1hot_with_bias` by its scores.
+
+    Parameters
+    ----------
+    dy : tensor_like, (rows,), (1,) or scalar
+        The gradient with respect to `nll`.
+    sm : tensor_like, (rows, classes)
+        The softmax.
+    y_idx : integer vector, (rows,)
+        The true classes.
+
+    Returns
+    -------
+    TensorVariable, (rows, classes)
+        ``dy * (sm - onehot(y_idx))``.
+
+    Raises
+    ------
+    DnnTypeError
+        If a rank or a dtype is invalid.
+    """
+    where = "crossentropy_softmax_1hot_with_bias_dx"
+    dy, sm = float_tensor(where, "dy", dy), float_tensor(where, "sm", sm, 2)
+    if dy.type.ndim > 1:
+        raise DnnTypeError(f"{where}: dy must be a scalar or a vector, got {dy.type}")
+    labels = _classes(where, "y_idx", y_idx)
+    merge_shapes(where, sm=sm.type.shape[:1], y_idx=labels.type.shape)
+    dy = pt.broadcast_to(dy, (sm.shape[0],))
+    # Theano's result has the dtype of sm.
+    by_row = pt.cast(dy, sm.type.dtype)
+    return pt.inc_subtensor((by_row[:, None] * sm)[_of_rows(sm, labels)], -by_row)
+
+
+def crossentropy_categorical_1hot_grad(
+    g_y: Any, coding_dist: Any, true_one_of_n: Any
+) -> TensorVariable:
+    """The gradient of `crossentropy_categorical_1hot` with respect to `coding_dist`.
+
+    Parameters
+    ----------
+    g_y : tensor_like, (rows,)
+        The gradient with respect to the cross-entropy.
+    coding_dist : tensor_like, (rows, classes)
+        The predicted probabilities.
+    true_one_of_n : integer vector, (rows,)
+        The true classes.
+
+    Returns
+    -------
+    TensorVariable, (rows, classes)
+        ``-g_y / coding_dist`` at the true class of each row, 0 elsewhere.
+
+    Raises
+    ------
+    DnnTypeError
+        If a rank or a dtype is invalid.
+    """
+    where = "crossentropy_categorical_1hot_grad"
+    g_y, coding = (
+        float_tensor(where, "g_y", g_y, 1),
+        float_tensor(where, "coding_dist", coding_dist, 2),
+    )
+    place = _of_rows(coding, _classes(where, "true_one_of_n", true_one_of_n))
+    return pt.set_subtensor(pt.zeros_like(coding)[place], -g_y / coding[place])
+
+
+def _no_bias(x: Any) -> TensorVariable:
+    x = float_tensor("crossentropy_softmax_1hot", "x", x, 2)
+    return pt.zeros(x.shape[1:], dtype=x.type.dtype)
+
+
+def _classes(where: str, name: str, value: Any) -> TensorVariable:
+    labels = as_tensor(f"{where}: {name} must be an integer vector", value)
+    if labels.type.ndim != 1 or labels.type.dtype not in pt.type.integer_dtypes:
+        raise DnnTypeError(f"{where}: {name} must be an integer vector, got {labels.type}")
+    return labels
+
+
+def _of_rows(x: Any, labels: Any) -> tuple[Any, Any]:
+    return pt.arange(x.shape[0]), labels

@@ -1,0 +1,52 @@
+"""Matrices with one more column in front."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.tensor.variable import TensorVariable
+
+from dnnops.errors import DnnTypeError
+from dnnops.nnet._validate import as_tensor
+
+__all__ = ["prepend_0_to_each_row", "prepend_1_to_each_row", "prepend_scalar_to_each_row"]
+
+
+def prepend_scalar_to_each_row(val: Any, mat: Any) -> TensorVariable:
+    """Put a column in front of a matrix, each entry of which is the same.
+
+    Parameters
+    ----------
+    val : number or scalar variable
+        It is cast to the dtype of `mat`.
+    mat : tensor_like, (rows, columns)
+
+    Returns
+    -------
+    TensorVariable, (rows, columns + 1)
+
+    Raises
+    ------
+    DnnTypeError
+        If `val` is no scalar, or `mat` no matrix.
+    """
+    where = "prepend_scalar_to_each_row"
+    matrix = as_tensor(f"{where}: mat must be a matrix", mat)
+    value = as_tensor(f"{where}: val must be a scalar", val)
+    if matrix.type.ndim != 2:
+        raise DnnTypeError(f"{where}: mat must be a matrix, got {matrix.type}")
+    if value.type.ndim != 0:
+        raise DnnTypeError(f"{where}: val must be a scalar, got {value.type}")
+    column = pt.full((matrix.shape[0], 1), pt.cast(value, matrix.type.dtype))
+    return pt.concatenate([column, matrix], axis=1)
+
+
+def prepend_0_to_each_row(mat: Any) -> TensorVariable:
+    """Put a column of zeros in front of a matrix; see `prepend_scalar_to_each_row`."""
+    return prepend_scalar_to_each_row(0, mat)
+
+
+def prepend_1_to_each_row(mat: Any) -> TensorVariable:
+    """Put a column of ones in front of a matrix; see `prepend_scalar_to_each_row`."""
+    return prepend_scalar_to_each_row(1, mat)

@@ -1,0 +1,143 @@
+"""Theano's Ops of convolution by their names: `dnnops.nnet`'s, with what is known of shapes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from dnnops import nnet
+from dnnops.nnet._validate import narrow
+from dnnops.nnet.conv import conv_operands, refuse_unshared
+from dnnops.nnet.conv_geometry import canonical_conv_params
+from dnnops.theano.ops import OpName
+
+__all__ = [
+    "AbstractConv",
+    "AbstractConv2d",
+    "AbstractConv2d_gradInputs",
+    "AbstractConv2d_gradWeights",
+    "AbstractConv3d",
+    "AbstractConv3d_gradInputs",
+    "AbstractConv3d_gradWeights",
+    "AbstractConv_gradInputs",
+    "AbstractConv_gradWeights",
+    "Corr3dMM",
+    "Corr3dMM_gradInputs",
+    "Corr3dMM_gradWeights",
+    "CorrMM",
+    "CorrMM_gradInputs",
+    "CorrMM_gradWeights",
+]
+
+#: Of each class: what Theano calls the operands, and which of them its `imshp` and `kshp` describe.
+_OPERANDS: dict[type, tuple[str, str]] = {
+    nnet.Conv: ("img", "kern"),
+    nnet.ConvGradWeights: ("img", "topgrad"),
+    nnet.ConvGradInputs: ("kern", "topgrad"),
+}
+
+
+class KnownShapes:
+    """An Op of convolution that checks what was said of its operands' shapes.
+
+    Parameters
+    ----------
+    op : ConvBase
+    imshp, kshp : None, or sequence of int or None
+        What is known of the shapes of image and filters.
+    """
+
+    def __init__(self, op: Any, imshp: Any, kshp: Any):
+        self.op = op
+        self.imshp = None if imshp is None else tuple(imshp)
+        self.kshp = None if kshp is None else tuple(kshp)
+
+    def __call__(
+        self, first: Any, second: Any, shape: Any = None, add_assert_shape: bool = True
+    ) -> Any:
+        """Apply the Op: the gradients take the spatial sizes of their result, too."""
+        where, ndim = self.op.where, self.op.ndim
+        names = _OPERANDS[type(self.op)]
+        told = {"img": ("imshp", self.imshp), "kern": ("kshp", self.kshp)}
+        operands = conv_operands(where, ndim, **dict(zip(names, (first, second), strict=True)))
+        if add_assert_shape:
+            operands = [
+                narrow(where, name, x, *told[name]) if name in told else x
+                for name, x in zip(names, operands, strict=True)
+            ]
+        return self.op(*operands, *([] if shape is None else [shape]))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "op":
+            raise AttributeError(name)
+        return getattr(self.op, name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KnownShapes) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((self.op, self.imshp, self.kshp))
+
+
+def _abstract(
+    cls: type,
+    convdim: int,
+    imshp: Any = None,
+    kshp: Any = None,
+    border_mode: Any = "valid",
+    subsample: Any = None,
+    filter_flip: bool = True,
+    filter_dilation: Any = None,
+    num_groups: int = 1,
+    unshared: bool = False,
+) -> KnownShapes:
+    refuse_unshared(cls.__name__, unshared)
+    params = canonical_conv_params(
+        cls.__name__,
+        convdim,
+        border_mode,
+        1 if subsample is None else subsample,
+        filter_flip,
+        1 if filter_dilation is None else filter_dilation,
+        num_groups,
+    )
+    return KnownShapes(cls(**params), imshp, kshp)
+
+
+def _corr(
+    cls: type,
+    ndim: int,
+    border_mode: Any = "valid",
+    subsample: Any = 1,
+    filter_dilation: Any = 1,
+    num_groups: int = 1,
+    unshared: bool = False,
+    openmp: Any = None,
+) -> KnownShapes:
+    return _abstract(
+        cls, ndim, None, None, border_mode, subsample, False, filter_dilation, num_groups, unshared
+    )
+
+
+def _named(name: str, cls: Any, ndim: int = 0, make: Any = _abstract) -> OpName:
+    if not ndim:
+        return OpName(name, partial(make, cls), cls)
+    return OpName(name, partial(make, cls, ndim), cls, fits=lambda op: op.ndim == ndim)
+
+
+AbstractConv = _named("AbstractConv", nnet.Conv)
+AbstractConv_gradWeights = _named("AbstractConv_gradWeights", nnet.ConvGradWeights)
+AbstractConv_gradInputs = _named("AbstractConv_gradInputs", nnet.ConvGradInputs)
+AbstractConv2d = _named("AbstractConv2d", nnet.Conv, 2)
+AbstractConv2d_gradWeights = _named("AbstractConv2d_gradWeights", nnet.ConvGradWeights, 2)
+AbstractConv2d_gradInputs = _named("AbstractConv2d_gradInputs", nnet.ConvGradInputs, 2)
+AbstractConv3d = _named("AbstractConv3d", nnet.Conv, 3)
+AbstractConv3d_gradWeights = _named("AbstractConv3d_gradWeights", nnet.ConvGradWeights, 3)
+AbstractConv3d_gradInputs = _named("AbstractConv3d_gradInputs", nnet.ConvGradInputs, 3)
+# Correlations by matrix products, which dnnops leaves to the rewrites.
+CorrMM = _named("CorrMM", nnet.Conv, 2, _corr)
+CorrMM_gradWeights = _named("CorrMM_gradWeights", nnet.ConvGradWeights, 2, _corr)
+CorrMM_gradInputs = _named("CorrMM_gradInputs", nnet.ConvGradInputs, 2, _corr)
+Corr3dMM = _named("Corr3dMM", nnet.Conv, 3, _corr)
+Corr3dMM_gradWeights = _named("Corr3dMM_gradWeights", nnet.ConvGradWeights, 3, _corr)
+Corr3dMM_gradInputs = _named("Corr3dMM_gradInputs", nnet.ConvGradInputs, 3, _corr)

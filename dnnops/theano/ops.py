@@ -1,0 +1,284 @@
+"""Classes of Theano's Ops: what calling them makes, and what `isinstance` finds in graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.tensor import special
+
+from dnnops import nnet
+from dnnops.errors import DnnTypeError
+from dnnops.nnet.ctc_ops import CTC
+from dnnops.nnet.pool_functions import pool_nd
+
+__all__ = [
+    "AbstractBatchNormInference",
+    "AbstractBatchNormTrain",
+    "AbstractBatchNormTrainGrad",
+    "AveragePoolGrad",
+    "ConnectionistTemporalClassification",
+    "CrossentropyCategorical1Hot",
+    "CrossentropyCategorical1HotGrad",
+    "CrossentropySoftmax1HotWithBiasDx",
+    "CrossentropySoftmaxArgmax1HotWithBias",
+    "DownsampleFactorMaxGradGrad",
+    "Images2Neibs",
+    "LogSoftmax",
+    "MaxPoolGrad",
+    "OpName",
+    "Pool",
+    "Prepend_scalar_constant_to_each_row",
+    "Prepend_scalar_to_each_row",
+    "Softmax",
+    "SoftmaxGrad",
+    "SoftmaxWithBias",
+    "SparseBlockGemv",
+    "ctc_available",
+    "ctc_present",
+    "logsoftmax_op",
+    "sigmoid_inplace",
+    "softmax_grad",
+    "softmax_op",
+]
+
+
+class OpName:
+    """Stands for a class of Theano's Ops, without being one: calling it makes what applies it.
+
+    Parameters
+    ----------
+    name : str
+        What Theano calls the class.
+    make : callable
+        From the class's arguments makes a function of the Op's operands.
+    *classes : type
+        Those of the Ops that stand in graphs; none if it is an expression of several.
+    fits : callable, optional
+        Tells which Ops of these classes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[..., Any],
+        *classes: type,
+        fits: Callable[[Any], bool] = lambda op: True,
+    ):
+        self.__name__ = name
+        self.__wrapped__ = make
+        self._classes = classes
+        self._fits = fits
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make what applies the Op."""
+        return self.__wrapped__(*args, **kwargs)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, self._classes) and self._fits(instance)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+    def __repr__(self) -> str:
+        return f"<{self.__name__} of Theano, made of dnnops>"
+
+
+def _without_parameters(name: str, function: Callable[..., Any], *classes: type) -> OpName:
+    return OpName(name, lambda: function, *classes)
+
+
+softmax_op = nnet.softmax
+logsoftmax_op = nnet.logsoftmax
+# What is overwritten, the rewrites decide.
+sigmoid_inplace = nnet.sigmoid
+
+
+def softmax_grad(dy: Any, sm: Any) -> Any:
+    """The gradient of a softmax of rows: `dy` by its result `sm`; vectors become one row."""
+    dy, sm = (pt.atleast_2d(pt.as_tensor_variable(x)) for x in (dy, sm))
+    if dy.type.ndim != 2 or sm.type.ndim != 2:
+        raise DnnTypeError(f"softmax_grad: dy and sm must be matrices, got {dy.type}, {sm.type}")
+    return nnet.SoftmaxGrad(1)(dy, sm)
+
+
+Softmax = _without_parameters("Softmax", softmax_op, special.Softmax)
+LogSoftmax = _without_parameters("LogSoftmax", logsoftmax_op, special.LogSoftmax)
+SoftmaxGrad = _without_parameters("SoftmaxGrad", softmax_grad, nnet.SoftmaxGrad)
+SoftmaxWithBias = _without_parameters("SoftmaxWithBias", nnet.softmax_with_bias)
+CrossentropySoftmaxArgmax1HotWithBias = _without_parameters(
+    "CrossentropySoftmaxArgmax1HotWithBias", nnet.crossentropy_softmax_argmax_1hot_with_bias
+)
+CrossentropySoftmax1HotWithBiasDx = _without_parameters(
+    "CrossentropySoftmax1HotWithBiasDx", nnet.crossentropy_softmax_1hot_with_bias_dx
+)
+CrossentropyCategorical1Hot = _without_parameters(
+    "CrossentropyCategorical1Hot", nnet.crossentropy_categorical_1hot
+)
+CrossentropyCategorical1HotGrad = _without_parameters(
+    "CrossentropyCategorical1HotGrad", nnet.crossentropy_categorical_1hot_grad
+)
+Prepend_scalar_to_each_row = _without_parameters(
+    "Prepend_scalar_to_each_row", nnet.prepend_scalar_to_each_row
+)
+ConnectionistTemporalClassification = OpName(
+    "ConnectionistTemporalClassification", lambda compute_grad=True, openmp=None: nnet.ctc, CTC
+)
+
+
+def ctc_available() -> bool:
+    """Tell that the CTC loss can be computed: it needs no library here."""
+    return True
+
+
+ctc_present = ctc_available
+
+
+def _prepend(val: Any = 0) -> Any:
+    return lambda mat: nnet.prepend_scalar_to_each_row(val, mat)
+
+
+Prepend_scalar_constant_to_each_row = OpName("Prepend_scalar_constant_to_each_row", _prepend)
+
+
+def _images2neibs(mode: str = "valid") -> Any:
+    return lambda ten4, neib_shape, neib_step=None: nnet.images2neibs(
+        ten4, neib_shape, neib_step, mode
+    )
+
+
+Images2Neibs = OpName("Images2Neibs", _images2neibs)
+
+
+def _sparse_block_gemv(inplace: bool = False) -> Any:
+    def gemv(o: Any, W: Any, h: Any, inputIdx: Any, outputIdx: Any) -> Any:  # noqa: N803
+        bias = pt.zeros((W.shape[1], W.shape[3]), dtype=W.type.dtype)
+        return o + nnet.sparse_block_dot(W, h, inputIdx, bias, outputIdx)
+
+    return gemv
+
+
+SparseBlockGemv = OpName("SparseBlockGemv", _sparse_block_gemv)
+
+
+# Pooling: Theano's Ops take `ignore_border` first, and may be called without stride and padding.
+
+
+def _pool(ignore_border: bool = False, mode: str = "max", ndim: int = 2, openmp: Any = None) -> Any:
+    def pool(x: Any, ws: Any, stride: Any = None, pad: Any = None) -> Any:
+        return pool_nd("Pool", ndim, x, mode, ignore_border, ws, stride, pad)
+
+    return pool
+
+
+def _out_shape(
+    imgshape: Any,
+    ws: Any = None,
+    ignore_border: bool = False,
+    stride: Any = None,
+    pad: Any = None,
+    ndim: int = 2,
+    ds: Any = None,
+    st: Any = None,
+    padding: Any = None,
+) -> list[Any]:
+    """The shape of a pooling's result; the first entries of `imgshape` are kept."""
+    ws = ds if ws is None else ws
+    stride = st if stride is None else stride
+    pad = padding if pad is None else pad
+    stride = ws if stride is None else stride
+    pad = (0,) * ndim if pad is None else pad
+    kept, spatial = list(imgshape[:-ndim]), imgshape[-ndim:]
+    shape = nnet.pool_output_shape((1, 1, *spatial), ws, stride, pad, ignore_border)
+    return kept + list(shape[2:])
+
+
+_pool.out_shape = _out_shape  # type: ignore[attr-defined]
+Pool = OpName("Pool", _pool, nnet.Pool)
+
+
+def _with_windows(op: Any, count: int) -> Any:
+    def apply(*operands: Any, stride: Any = None, pad: Any = None) -> Any:
+        data, (ws, *rest) = operands[:count], operands[count:]
+        step, margin, *_ = (*rest, *(None,) * 2)
+        step = stride if step is None else step
+        margin = pad if margin is None else margin
+        return op(
+            *data, ws, ws if step is None else step, (0,) * op.ndim if margin is None else margin
+        )
+
+    return apply
+
+
+def _max_pool_grad(ignore_border: bool, ndim: int = 2, openmp: Any = None) -> Any:
+    return _with_windows(nnet.MaxPoolGrad(ndim, ignore_border), 3)
+
+
+def _average_pool_grad(ignore_border: bool, mode: str = "average_inc_pad", ndim: int = 2) -> Any:
+    return _with_windows(nnet.AveragePoolGrad(ndim, mode, ignore_border), 2)
+
+
+def _max_pool_grad_grad(ignore_border: bool, ndim: int = 2, openmp: Any = None) -> Any:
+    return _with_windows(nnet.MaxPoolGradGrad(ndim, ignore_border), 3)
+
+
+MaxPoolGrad = OpName("MaxPoolGrad", _max_pool_grad, nnet.MaxPoolGrad)
+AveragePoolGrad = OpName("AveragePoolGrad", _average_pool_grad, nnet.AveragePoolGrad)
+DownsampleFactorMaxGradGrad = OpName(
+    "DownsampleFactorMaxGradGrad", _max_pool_grad_grad, nnet.MaxPoolGradGrad
+)
+
+
+# Batch normalization: Theano's Ops have defaults.
+
+
+def _batch_norm_train(axes: Any = (0,)) -> Any:
+    def apply(
+        x: Any,
+        scale: Any,
+        bias: Any,
+        epsilon: Any = 1e-4,
+        running_average_factor: Any = 0.1,
+        running_mean: Any = None,
+        running_var: Any = None,
+    ) -> Any:
+        return nnet.batch_normalization_train(
+            x, scale, bias, axes, epsilon, running_average_factor, running_mean, running_var
+        )
+
+    return apply
+
+
+def _batch_norm_inference(axes: Any = (0,)) -> Any:
+    def apply(
+        x: Any,
+        scale: Any,
+        bias: Any,
+        estimated_mean: Any,
+        estimated_variance: Any,
+        epsilon: Any = 1e-4,
+    ) -> Any:
+        return nnet.batch_normalization_test(
+            x, scale, bias, estimated_mean, estimated_variance, axes, epsilon
+        )
+
+    return apply
+
+
+def _batch_norm_grad(axes: Any = (0,)) -> Any:
+    op = nnet.BatchNormTrainGrad(axes)
+
+    def apply(x: Any, dy: Any, scale: Any, x_mean: Any, x_invstd: Any, epsilon: Any = None) -> Any:
+        return op(x, dy, scale, x_mean, x_invstd)
+
+    return apply
+
+
+AbstractBatchNormTrain = OpName("AbstractBatchNormTrain", _batch_norm_train, nnet.BatchNormTrain)
+AbstractBatchNormInference = OpName(
+    "AbstractBatchNormInference", _batch_norm_inference, nnet.BatchNormInference
+)
+AbstractBatchNormTrainGrad = OpName(
+    "AbstractBatchNormTrainGrad", _batch_norm_grad, nnet.BatchNormTrainGrad
+)
