@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytensor.tensor as pt
@@ -62,30 +63,44 @@ def pool_nd(
     size = vector("ws", ws)
     step = size if stride is None else vector("stride", stride)
     pad = vector("pad", 0 if pad is None else pad)
-    out = _over_leading_axes(op, x, [size, step, pad])
+    out = over_leading_axes(op, [x], [size, step, pad])
     if kept.type.dtype == x.type.dtype:
         return out
     # By way of int64: sums that are too large wrap around, averages are rounded toward zero.
     return pt.cast(pt.cast(out, "int64"), kept.type.dtype)
 
 
-def _over_leading_axes(op: Pool, x: Any, vectors: list[TensorVariable]) -> TensorVariable:
-    """Apply an Op to an array with more or fewer than two axes before the spatial ones."""
+def over_leading_axes(op: Any, data: Sequence[Any], vectors: Sequence[Any]) -> TensorVariable:
+    """Apply an Op of pooling to arrays with more or fewer than two axes before the spatial ones.
+
+    Parameters
+    ----------
+    op : PoolBase
+    data : sequence of TensorVariable
+        Its data operands, which have the same leading axes.
+    vectors : sequence
+        The windows' size, stride and padding.
+    """
+    x = data[0]
     lead = x.type.ndim - op.ndim
-    apply: Any = op
     if lead == 2:
-        return apply(x, *vectors)
+        return op(*data, *vectors)
     if lead < 2:
         missing = tuple(range(2 - lead))
-        return apply(pt.expand_dims(x, missing), *vectors).squeeze(missing)
+        out = op(*(pt.expand_dims(operand, missing) for operand in data), *vectors)
+        return out.squeeze(missing)
     # The last leading axis is taken as the channels, all before it as the batch.
-    sizes = [x.shape[i] if n is None else n for i, n in enumerate(x.type.shape)]
+    sizes = _sizes(x)[:lead]
     batch = sizes[0]
     for size in sizes[1 : lead - 1]:
         batch = batch * size
-    out = apply(x.reshape((batch, *sizes[lead - 1 :])), *vectors)
-    pooled = [out.shape[i] if n is None else n for i, n in enumerate(out.type.shape)]
-    return out.reshape((*sizes[: lead - 1], *pooled[1:]))
+    merged = [operand.reshape((batch, *_sizes(operand)[lead - 1 :])) for operand in data]
+    out = op(*merged, *vectors)
+    return out.reshape((*sizes[: lead - 1], *_sizes(out)[1:]))
+
+
+def _sizes(x: Any) -> list[Any]:
+    return [x.shape[i] if n is None else n for i, n in enumerate(x.type.shape)]
 
 
 def _renamed(

@@ -37,8 +37,8 @@ class Section:
             return device_as_given()
         if key in pytensor_config._config_var_dict:
             return getattr(pytensor_config, key)
-        if dotted in _without_effect or dotted in IGNORED:
-            return _without_effect.get(dotted, IGNORED.get(dotted))
+        if dotted in _without_effect or dotted in IGNORED or dotted.startswith("warn."):
+            return _without_effect.get(dotted, _default(dotted))
         known = [*pytensor_config._config_var_dict, *(flag.replace(".", "__") for flag in IGNORED)]
         if any(flag.startswith(f"{key}__") for flag in known):
             return Section(dotted)
@@ -51,7 +51,7 @@ class Section:
             setattr(pytensor_config, key, value)
         elif is_ignored(dotted):
             if dotted not in _without_effect:
-                if value == IGNORED.get(dotted):
+                if value == _default(dotted):
                     return
                 warn_ignored([dotted])
             _without_effect[dotted] = value
@@ -71,6 +71,11 @@ class Section:
     def change_flags(self, **flags: Any) -> Any:
         """As the function of this name."""
         return change_flags(**flags)
+
+
+def _default(dotted: str) -> Any:
+    """What a flag that only Theano had is if nobody sets it; bugs that it warned of are its own."""
+    return IGNORED.get(dotted, False if dotted.startswith("warn.") else None)
 
 
 def _names_device(given: str, device: str) -> bool:

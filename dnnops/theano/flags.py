@@ -33,6 +33,7 @@ IGNORED: dict[str, object] = {
     "compute_test_value": "off",
     "compute_test_value_opt": "off",
     "contexts": "",
+    "conv.assert_shape": False,
     "enable_initial_driver_test": True,
     "force_device": False,
     "gpuarray.preallocate": 0.0,
@@ -50,6 +51,8 @@ IGNORED: dict[str, object] = {
     "print_active_device": True,
     "print_test_value": False,
     "reoptimize_unpickled_function": False,
+    "unittests.rseed": "666",
+    "warn.ignore_bug_before": "0.9",
 }
 #: Sections that only Theano had.
 _IGNORED_SECTIONS = (

@@ -11,7 +11,7 @@ from pytensor.tensor import special
 from dnnops import nnet
 from dnnops.errors import DnnTypeError
 from dnnops.nnet.ctc_ops import CTC
-from dnnops.nnet.pool_functions import pool_nd
+from dnnops.nnet.pool_functions import over_leading_axes, pool_nd
 
 __all__ = [
     "AbstractBatchNormInference",
@@ -198,29 +198,31 @@ _pool.out_shape = _out_shape  # type: ignore[attr-defined]
 Pool = OpName("Pool", _pool, nnet.Pool)
 
 
-def _with_windows(op: Any, count: int) -> Any:
+def _with_windows(op: Any) -> Any:
+    count = len(op.operands)
+
     def apply(*operands: Any, stride: Any = None, pad: Any = None) -> Any:
-        data, (ws, *rest) = operands[:count], operands[count:]
+        data = [pt.as_tensor_variable(x) for x in operands[:count]]
+        ws, *rest = operands[count:]
         step, margin, *_ = (*rest, *(None,) * 2)
         step = stride if step is None else step
         margin = pad if margin is None else margin
-        return op(
-            *data, ws, ws if step is None else step, (0,) * op.ndim if margin is None else margin
-        )
+        step = ws if step is None else step
+        return over_leading_axes(op, data, [ws, step, (0,) * op.ndim if margin is None else margin])
 
     return apply
 
 
 def _max_pool_grad(ignore_border: bool, ndim: int = 2, openmp: Any = None) -> Any:
-    return _with_windows(nnet.MaxPoolGrad(ndim, ignore_border), 3)
+    return _with_windows(nnet.MaxPoolGrad(ndim, ignore_border))
 
 
 def _average_pool_grad(ignore_border: bool, mode: str = "average_inc_pad", ndim: int = 2) -> Any:
-    return _with_windows(nnet.AveragePoolGrad(ndim, mode, ignore_border), 2)
+    return _with_windows(nnet.AveragePoolGrad(ndim, mode, ignore_border))
 
 
 def _max_pool_grad_grad(ignore_border: bool, ndim: int = 2, openmp: Any = None) -> Any:
-    return _with_windows(nnet.MaxPoolGradGrad(ndim, ignore_border), 3)
+    return _with_windows(nnet.MaxPoolGradGrad(ndim, ignore_border))
 
 
 MaxPoolGrad = OpName("MaxPoolGrad", _max_pool_grad, nnet.MaxPoolGrad)

@@ -147,3 +147,18 @@ def test_device_keeps_its_spelling(theano: Any, monkeypatch: pytest.MonkeyPatch)
     assert theano.config.device == "cpu"
     monkeypatch.setattr(type(config), "device", "cuda0")
     assert theano.config.device == "gpu0"
+
+
+def test_flags_of_warnings_are_off(theano: Any):
+    """Theano warned of bugs of its own past."""
+    assert theano.config.warn.sum_div_dimshuffle_bug is False
+    assert theano.config.conv.assert_shape is False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        theano.config.warn.sum_div_dimshuffle_bug = False
+    with (
+        pytest.warns(UserWarning, match="conv.assert_shape"),
+        theano.change_flags({"conv.assert_shape": True}),
+    ):
+        assert theano.config.conv.assert_shape is True
+    assert theano.config.conv.assert_shape is False

@@ -58,8 +58,8 @@ def test_convolutions(theano: Any):
     assert len({AbstractConv2d((1, 2, 3, 4)), AbstractConv2d()}) == 2
 
 
-@pytest.mark.parametrize("ndim", [1, 2, 3])
-def test_pooling(theano: Any, ndim: int):
+@pytest.mark.parametrize(("ndim", "rank"), [(1, 3), (2, 4), (3, 5), (1, 1), (2, 5), (2, 3)])
+def test_pooling(theano: Any, ndim: int, rank: int):
     from theano.tensor.signal.pool import (
         AveragePoolGrad,
         DownsampleFactorMaxGradGrad,
@@ -68,11 +68,12 @@ def test_pooling(theano: Any, ndim: int):
     )
 
     tt = theano.tensor
-    x = tt.tensor("float64", (False,) * (ndim + 2))
+    x = tt.tensor("float64", (False,) * rank)
     ws = (2,) * ndim
-    array = RNG.normal(size=(2, 3, 5, 4, 4)[: ndim + 2])
+    array = RNG.normal(size=(2, 3, 5, 4, 4)[5 - rank :])
     y = Pool(True, "max", ndim)(x, ws)
-    assert isinstance(y.owner.op, Pool)
+    if rank == ndim + 2:
+        assert isinstance(y.owner.op, Pool)
     average = Pool(ndim=ndim, mode="average_exc_pad", ignore_border=True)(x, ws, ws, (1,) * ndim)
     grads = [
         MaxPoolGrad(True, ndim)(x, y, tt.ones_like(y), ws),
@@ -80,7 +81,8 @@ def test_pooling(theano: Any, ndim: int):
             x, tt.ones_like(average), ws, stride=ws, pad=(1,) * ndim
         ),
     ]
-    assert isinstance(grads[0].owner.op, MaxPoolGrad)
+    if rank == ndim + 2:
+        assert isinstance(grads[0].owner.op, MaxPoolGrad)
     derived = [theano.grad(z.sum(), x) for z in (y, average)]
     picked = DownsampleFactorMaxGradGrad(True, ndim)(x, y, x, ws)
     *found, value, again = theano.function([x], [*grads, *derived, y, picked])(array)
