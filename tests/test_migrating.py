@@ -1,49 +1,114 @@
-"""Names of Theano's three modules are here, or docs/migrating.rst says what takes their place."""
+"""Names, arguments and defaults are Theano's, or docs/migrating.rst says how they differ."""
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dnnops.dnn
 import dnnops.nnet
+import dnnops.theano
 
 GUIDE = (Path(__file__).parents[1] / "docs" / "migrating.rst").read_text(encoding="utf-8")
 
-#: Of Theano 1.0.5: ``theano.gpuarray.dnn``.
-DNN = """
-dnn_available dnn_present version GpuDnnConvDesc GpuDnnConv GpuDnnConvGradW GpuDnnConvGradI
-dnn_conv dnn_conv3d dnn_gradweight dnn_gradweight3d dnn_gradinput dnn_gradinput3d GpuDnnPool
-GpuDnnPoolGrad dnn_pool GpuDnnSoftmax GpuDnnSoftmaxGrad GpuDnnReduction GpuDnnBatchNorm
-GpuDnnBatchNormInference GpuDnnBatchNormGrad dnn_batch_normalization_train
-dnn_batch_normalization_test GpuDnnDropoutOp dropout RNNBlock GpuDnnRNNOp GpuDnnRNNGradInputs
-GpuDnnRNNGradWeights GpuDnnTransformerGrid GpuDnnTransformerSampler GpuDnnTransformerGradI
-GpuDnnTransformerGradT dnn_spatialtf
-"""
 
-#: ``theano.tensor.nnet`` and ``theano.tensor.signal.pool``.
-NNET = """
-conv2d conv3d conv2d_transpose conv2d_grad_wrt_inputs conv2d_grad_wrt_weights
-conv3d_grad_wrt_inputs conv3d_grad_wrt_weights separable_conv2d separable_conv3d causal_conv1d
-bilinear_upsampling bilinear_kernel_1D bilinear_kernel_2D get_conv_output_shape pool_2d pool_3d
-max_pool_2d_same_size batch_normalization batch_normalization_train batch_normalization_test
-softmax logsoftmax relu elu selu sigmoid hard_sigmoid ultra_fast_sigmoid softplus softsign
-binary_crossentropy sigmoid_binary_crossentropy categorical_crossentropy
-crossentropy_softmax_1hot prepend_scalar_to_each_row confusion_matrix h_softmax ctc
-images2neibs neibs2images sparse_block_dot
-"""
+#: A line for each function and class of Theano 1.0.5, ``name(argument, argument=default)``.
+SIGNATURES = (Path(__file__).parent / "theano_signatures.txt").read_text(encoding="utf-8")
+
+#: Names of arguments that differ, as the guide's table says.
+OTHER_NAMES = {
+    "softmax": ["x"],
+    "logsoftmax": ["x"],
+}
+#: Defaults that mean the same: of `dilation` one for each axis, and numbers for each axis.
+SAME_MEANING = [{sizes, meaning} for sizes in ((1, 1), (1, 1, 1)) for meaning in (1, None)]
 
 
-@pytest.mark.parametrize(("room", "names"), [(dnnops.dnn, DNN), (dnnops.nnet, NNET)])
-def test_names(room, names):
-    missing = [name for name in names.split() if not hasattr(room, name)]
-    assert [name for name in missing if name not in GUIDE] == []
-    # What is there is no business of the table's last rows.
-    assert set(missing) <= {
-        "GpuDnnRNNOp", "GpuDnnRNNGradInputs", "GpuDnnRNNGradWeights",
-        "crossentropy_softmax_1hot", "prepend_scalar_to_each_row", "sparse_block_dot",
-    }  # fmt: skip
+def recorded() -> Iterator[Any]:
+    """Modules, names and arguments of Theano."""
+    module = ""
+    for line in SIGNATURES.splitlines():
+        if line.startswith("["):
+            module = line.strip("[]")
+        elif line and not line.startswith("#"):
+            name, _, arguments = line.partition("(")
+            call: Any = ast.parse(f"def f({arguments}: pass").body[0]
+            names = [argument.arg for argument in call.args.args]
+            defaults = [ast.literal_eval(default) for default in call.args.defaults]
+            yield pytest.param(module, name, names, defaults, id=f"{module}.{name}")
+
+
+@pytest.fixture(scope="module")
+def installed() -> Iterator[None]:
+    dnnops.theano.install()
+    yield
+    dnnops.theano.uninstall()
+
+
+@pytest.mark.parametrize(("module", "name", "names", "defaults"), list(recorded()))
+@pytest.mark.usefixtures("installed")
+def test_signatures(module, name, names, defaults):
+    """Theano's arguments come first, in its order, with its defaults; others may follow."""
+    found = attrgetter(name)(importlib.import_module(module))
+    parameters = [p for p in inspect.signature(found).parameters.values() if p.name != "self"]
+    kind = inspect.Parameter
+    variadic = {p.kind for p in parameters} & {kind.VAR_POSITIONAL, kind.VAR_KEYWORD}
+    own = [
+        p.name for p in parameters if p.kind in (kind.POSITIONAL_ONLY, kind.POSITIONAL_OR_KEYWORD)
+    ]
+    assert own[: len(names)] == OTHER_NAMES.get(name, names)
+    assert not variadic or name == "conv2d" or name.startswith("GpuDnnConvGrad")
+    by_name = {p.name: p.default for p in parameters}
+    required = len(names) - len(defaults)
+    for argument, default in zip(own[required : len(names)], defaults, strict=True):
+        same = by_name[argument] == default
+        assert same or {by_name[argument], default} in SAME_MEANING, argument
+    # Nothing else must be given.
+    assert all(p.default is not p.empty for p in parameters[len(names) :] if p.kind not in variadic)
+
+
+def test_the_record_is_whole():
+    assert len(list(recorded())) > 130
+    assert "softmax" in GUIDE[GUIDE.index("What differs") :]
+
+
+@pytest.mark.parametrize(
+    ("room", "module"),
+    [
+        (dnnops.dnn, "theano.gpuarray.dnn"),
+        (dnnops.nnet, "theano.tensor.nnet"),
+        (dnnops.nnet, "theano.tensor.signal.pool"),
+    ],
+)
+def test_names(room, module):
+    """Functions are also in the rooms themselves; Theano's classes of Ops are in the table."""
+    for parameters in recorded():
+        where, name, *_ = parameters.values
+        if not where.startswith(module) or "." in name or hasattr(room, name):
+            continue
+        assert name[0].isupper() or name in ONLY_INSTALLED, name
+        rooms = (importlib.import_module(f"dnnops.theano.{r}") for r in ("ops", "abstract_conv"))
+        assert any(hasattr(installed, name) for installed in rooms), name
+
+
+#: Functions that make sense beside Theano's names only.
+ONLY_INSTALLED = {
+    "ctc_available", "ctc_present", "logsoftmax_op", "sigmoid_inplace", "softmax_grad",
+    "softmax_op",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["GpuDnnRNNOp", "GpuDnnRNNGradInputs", "GpuDnnRNNGradWeights"])
+def test_what_is_not_here_is_in_the_guide(name):
+    assert not hasattr(dnnops.dnn, name)
+    assert name in GUIDE
 
 
 def test_the_guide_has_a_table():

@@ -119,6 +119,21 @@ def _corr(
     )
 
 
+def _corr3d(
+    cls: type,
+    border_mode: Any = "valid",
+    subsample: Any = 1,
+    filter_dilation: Any = 1,
+    num_groups: int = 1,
+    openmp: Any = None,
+) -> KnownShapes:
+    return _corr(cls, 3, border_mode, subsample, filter_dilation, num_groups)
+
+
+def _is_3d(op: Any) -> bool:
+    return op.ndim == 3
+
+
 def _named(name: str, cls: Any, ndim: int = 0, make: Any = _abstract) -> OpName:
     if not ndim:
         return OpName(name, partial(make, cls), cls)
@@ -138,6 +153,13 @@ AbstractConv3d_gradInputs = _named("AbstractConv3d_gradInputs", nnet.ConvGradInp
 CorrMM = _named("CorrMM", nnet.Conv, 2, _corr)
 CorrMM_gradWeights = _named("CorrMM_gradWeights", nnet.ConvGradWeights, 2, _corr)
 CorrMM_gradInputs = _named("CorrMM_gradInputs", nnet.ConvGradInputs, 2, _corr)
-Corr3dMM = _named("Corr3dMM", nnet.Conv, 3, _corr)
-Corr3dMM_gradWeights = _named("Corr3dMM_gradWeights", nnet.ConvGradWeights, 3, _corr)
-Corr3dMM_gradInputs = _named("Corr3dMM_gradInputs", nnet.ConvGradInputs, 3, _corr)
+Corr3dMM = OpName("Corr3dMM", partial(_corr3d, nnet.Conv), nnet.Conv, fits=_is_3d)
+Corr3dMM_gradWeights = OpName(
+    "Corr3dMM_gradWeights",
+    partial(_corr3d, nnet.ConvGradWeights),
+    nnet.ConvGradWeights,
+    fits=_is_3d,
+)
+Corr3dMM_gradInputs = OpName(
+    "Corr3dMM_gradInputs", partial(_corr3d, nnet.ConvGradInputs), nnet.ConvGradInputs, fits=_is_3d
+)

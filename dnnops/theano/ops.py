@@ -9,6 +9,7 @@ import pytensor.tensor as pt
 from pytensor.tensor import special
 
 from dnnops import nnet
+from dnnops.arguments import one_of
 from dnnops.errors import DnnTypeError
 from dnnops.nnet.ctc_ops import CTC
 from dnnops.nnet.pool_functions import over_leading_axes, pool_nd
@@ -221,7 +222,10 @@ def _average_pool_grad(ignore_border: bool, mode: str = "average_inc_pad", ndim:
     return _with_windows(nnet.AveragePoolGrad(ndim, mode, ignore_border))
 
 
-def _max_pool_grad_grad(ignore_border: bool, ndim: int = 2, openmp: Any = None) -> Any:
+def _max_pool_grad_grad(
+    ignore_border: bool, mode: str = "max", ndim: int = 2, openmp: Any = None
+) -> Any:
+    one_of("DownsampleFactorMaxGradGrad", "mode", mode, ("max",))
     return _with_windows(nnet.MaxPoolGradGrad(ndim, ignore_border))
 
 

@@ -84,7 +84,7 @@ def test_pooling(theano: Any, ndim: int, rank: int):
     if rank == ndim + 2:
         assert isinstance(grads[0].owner.op, MaxPoolGrad)
     derived = [theano.grad(z.sum(), x) for z in (y, average)]
-    picked = DownsampleFactorMaxGradGrad(True, ndim)(x, y, x, ws)
+    picked = DownsampleFactorMaxGradGrad(True, ndim=ndim)(x, y, x, ws)
     *found, value, again = theano.function([x], [*grads, *derived, y, picked])(array)
     assert_allclose(found[0], found[2])
     assert_allclose(found[1], found[3])
