@@ -30,6 +30,7 @@ from dnnops.arguments import (
     switch,
 )
 from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.nnet.checks import checked
 
 __all__ = [
     "FLOAT_DTYPES",
@@ -236,8 +237,8 @@ def int_vector(where: str, name: str, value: Any, length: int) -> TensorVariable
         count = pt.sum(pt.ge(vector, np.iinfo("int64").min), dtype="int64")
         conditions = pt.ge(count, length), pt.le(count, length)
         check = CheckAndRaise(DnnValueError, f"{expected}, got another number")
-        checked: Any = check(vector, *conditions)
-        vector = pt.specify_shape(checked, (length,))
+        right: Any = check(vector, *conditions)
+        vector = pt.specify_shape(right, (length,))
     return vector
 
 
@@ -410,8 +411,7 @@ def narrow(where: str, name: str, x: TensorVariable, shape_name: str, shape: Any
     if any(e is not None for e in known):
         problem += f", {show_shape(known)}"
     fits = (pt.eq(x.shape[i], entries[i]) for i in told)
-    checked: Any = CheckAndRaise(DnnValueError, problem)(x, *fits)
-    return pt.specify_shape(checked, entries)
+    return pt.specify_shape(checked(x, problem, *fits), entries)
 
 
 def merge_shapes(where: str, **shapes: Sequence[int | None]) -> Shape:

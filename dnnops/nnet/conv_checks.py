@@ -7,12 +7,12 @@ from typing import Any
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
-from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.arguments import is_int, is_sequence, shown
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.nnet._validate import as_tensor, shape_argument, static_int
+from dnnops.nnet.checks import checked
 
 __all__ = ["assert_conv_shape", "assert_shape", "border_mode_to_pad"]
 
@@ -51,7 +51,7 @@ def assert_conv_shape(shape: Sequence[Any]) -> tuple[Any, ...]:
         if known is not None and known < least:
             raise DnnValueError(f"{problem}, got {known}")
         if known is None:
-            size = CheckAndRaise(DnnValueError, problem)(size, pt.ge(size, least))
+            size = checked(size, problem, pt.ge(size, least))
         sizes.append(size)
     return tuple(sizes)
 
@@ -84,8 +84,8 @@ def assert_shape(x: Any, expected_shape: Any, msg: str = "Unexpected shape.") ->
     if any(is_int(size) and static[i] not in (None, size) for i, size in told):
         raise DnnValueError(f"assert_shape: {msg} It is {static}, expected {sizes}")
     fits = [pt.eq(x.shape[i], size) for i, size in told if static[i] != size]
-    checked: Any = CheckAndRaise(DnnValueError, msg)(x, *fits) if fits else x
-    return checked
+    result: TensorVariable = checked(x, msg, *fits)
+    return result
 
 
 def border_mode_to_pad(mode: Any, convdim: int, kshp: Sequence[Any]) -> tuple[tuple[Any, Any], ...]:

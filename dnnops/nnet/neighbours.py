@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytensor.tensor as pt
-from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError, DnnValueError
@@ -19,6 +18,7 @@ from dnnops.nnet._validate import (
     show_shape,
     vector_entries,
 )
+from dnnops.nnet.checks import checked
 from dnnops.nnet.pool_geometry import MAX_WINDOW
 
 __all__ = ["images2neibs", "neibs2images"]
@@ -149,7 +149,7 @@ def neibs2images(
     images = grid.dimshuffle(0, 1, 2, 4, 3, 5).reshape((batch, channels, *covered))
     if mode == "valid":
         exact = map(_equal, sizes, covered)
-        return _checked(images, f"{where}: neib_shape must divide the images' sizes", *exact)
+        return checked(images, f"{where}: neib_shape must divide the images' sizes", *exact)
     rest = [size - cover for size, cover in zip(sizes, covered, strict=True)]
     return _framed(images, (0, 0), rest)
 
@@ -174,21 +174,13 @@ def _framed(x: TensorVariable, before: Sequence[Any], after: Sequence[Any]) -> T
     return pt.set_subtensor(zeros[:, :, rows, columns], x)
 
 
-def _checked(x: Any, problem: str, *conditions: Any) -> Any:
-    """Raise `problem` if a condition isn't met: now, or when `x` is computed."""
-    if any(condition is False for condition in conditions):
-        raise DnnValueError(problem)
-    symbolic = [condition for condition in conditions if condition is not True]
-    return CheckAndRaise(DnnValueError, problem)(x, *symbolic) if symbolic else x
-
-
 def _equal(a: Any, b: Any) -> Any:
     return bool(a == b) if is_int(a) and is_int(b) else pt.eq(a, b)
 
 
 def _positive(where: str, name: str, value: Any, maximum: int = MAX_PARAMETER) -> tuple[Any, Any]:
     first, second = (
-        _checked(
+        checked(
             entry,
             f"{where}: {name} must be between 1 and {maximum}",
             entry >= 1,
@@ -209,7 +201,7 @@ def _windows(size: Any, length: Any, step: Any, drops_rest: bool) -> Any:
         "images2neibs: neighbourhoods of neib_shape, neib_step apart, must fill the images of"
         " ten4 exactly (mode='ignore_borders' drops what is left)"
     )
-    return _checked(rest, problem, rest >= 0, _equal(rest % step, 0)) // step + 1
+    return checked(rest, problem, rest >= 0, _equal(rest % step, 0)) // step + 1
 
 
 def _centres(size: Any, length: Any, step: Any) -> Any:
@@ -218,7 +210,7 @@ def _centres(size: Any, length: Any, step: Any) -> Any:
         "images2neibs: with mode='wrap_centered', neib_shape must be odd and at most the size of"
         " the images, ten4"
     )
-    last = _checked(size - 1, problem, _equal(length % 2, 1), size >= length)
+    last = checked(size - 1, problem, _equal(length % 2, 1), size >= length)
     return last // step + 1
 
 

@@ -13,6 +13,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError
 from dnnops.nnet._validate import as_tensor, check_broadcast, float_tensor, merge_shapes
+from dnnops.nnet.checks import checked
 from dnnops.nnet.cross_entropy_ops import cross_entropy
 from dnnops.nnet.softmax_ops import softmax_with_bias
 
@@ -53,9 +54,9 @@ def crossentropy_softmax_argmax_1hot_with_bias(x: Any, b: Any, y_idx: Any) -> li
     DnnTypeError
         If a rank or a dtype is invalid.
     DnnValueError
-        If shapes do not match.
+        If shapes do not match, or, when it is computed, a class is negative.
     DnnIndexError
-        If a class is out of bounds, when it is computed.
+        If a class is too large, when it is computed.
     """
     where = "crossentropy_softmax_argmax_1hot_with_bias"
     x, b = float_tensor(where, "x", x, 2), float_tensor(where, "b", b, 1)
@@ -63,6 +64,8 @@ def crossentropy_softmax_argmax_1hot_with_bias(x: Any, b: Any, y_idx: Any) -> li
     check_broadcast(where, x=x, b=b)
     scores = x + b
     am = pt.argmax(scores, axis=1).astype(labels.type.dtype)
+    if labels.type.dtype == "uint64":
+        labels = pt.cast(labels, "int64")
     return [cross_entropy(scores, labels), softmax_with_bias(x, b), am]
 
 
@@ -171,6 +174,10 @@ def _classes(where: str, name: str, value: Any) -> TensorVariable:
     labels = as_tensor(f"{where}: {name} must be an integer vector", value)
     if labels.type.ndim != 1 or labels.type.dtype not in pt.type.integer_dtypes:
         raise DnnTypeError(f"{where}: {name} must be an integer vector, got {labels.type}")
+    # As indices, which they aren't here, negative ones would count from the end.
+    problem = f"{where}: {name} must not be negative"
+    if labels.type.dtype.startswith("int"):
+        labels = checked(labels, problem, pt.all(pt.ge(labels, 0)))
     return labels
 
 

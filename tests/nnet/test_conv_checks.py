@@ -6,6 +6,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.gradient import pushforward
 
 from dnnops import nnet
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
@@ -52,8 +53,10 @@ def test_a_shape_that_is_right():
     x, w = pt.dtensor4(), pt.dtensor4()
     y = nnet.conv2d(x, w, input_shape=(None, 3, 8, x.shape[3]), filter_shape=(4, 3, 3, 3))
     assert y.type.shape == (None, 4, 6, None)
-    f = pytensor.function([x, w], [y, *pytensor.grad(y.sum(), [x, w])], mode=PERFORM_MODE)
-    assert [z.shape for z in f(IMAGE, FILTERS)] == [(2, 4, 6, 5), IMAGE.shape, FILTERS.shape]
+    derivatives = [*pytensor.grad(y.sum(), [x, w]), pushforward(y, [x], [x])]
+    f = pytensor.function([x, w], [y, *derivatives], mode=PERFORM_MODE)
+    shapes = [z.shape for z in f(IMAGE, FILTERS)]
+    assert shapes == [(2, 4, 6, 5), IMAGE.shape, FILTERS.shape, (2, 4, 6, 5)]
 
 
 def test_assert_conv_shape():

@@ -53,6 +53,15 @@ def test_the_class_of_the_highest_score_has_the_labels_dtype():
     assert [z.type.ndim for z in results] == [1, 2, 1]
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint64"])
+def test_labels_of_all_dtypes(dtype):
+    x, y = pt.dmatrix(), pt.vector(dtype=dtype)
+    nll, _, am = nnet.crossentropy_softmax_argmax_1hot_with_bias(x, BIAS, y)
+    assert am.type.dtype == dtype
+    found = pytensor.function([x, y], nll, mode=PERFORM_MODE)(SCORES, LABELS.astype(dtype))
+    assert_close(found, -np.log(softmax(SCORES + BIAS)[ROWS, LABELS]), bound=1e-12)
+
+
 def test_large_scores_are_exact():
     x = pt.dmatrix()
     nll, _ = nnet.crossentropy_softmax_1hot(x, [1])
@@ -176,3 +185,8 @@ def test_labels_out_of_bounds():
     f = pytensor.function([x, y], nnet.crossentropy_softmax_1hot(x, y)[0], mode=PERFORM_MODE)
     with pytest.raises(DnnError, match="label"):
         f(SCORES, LABELS + 2)
+    with pytest.raises(DnnValueError, match="y_idx must not be negative"):
+        f(SCORES, LABELS - 1)
+    dx = nnet.crossentropy_softmax_1hot_with_bias_dx(1.0, x, y)
+    with pytest.raises(DnnValueError, match="y_idx must not be negative"):
+        pytensor.function([x, y], dx, mode=PERFORM_MODE)(SCORES, LABELS - 1)
