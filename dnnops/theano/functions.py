@@ -13,6 +13,7 @@ from pytensor.graph.basic import equal_computations
 from pytensor.graph.replace import clone_replace
 
 from dnnops.config import flag_value
+from dnnops.theano.tensor import unbroadcast
 
 __all__ = [
     "In",
@@ -86,9 +87,12 @@ def function(inputs: Any, outputs: Any = None, mode: Any = None, **kwargs: Any) 
     """Compile a function as ``pytensor.function``.
 
     As in Theano, inputs may have defaults, outputs may be a dict, whose keys the results then have,
-    and the mode ``"FAST_RUN"`` takes the linker that the flag names, whichever it is.
+    the mode ``"FAST_RUN"`` takes the linker that the flag names, whichever it is, and an update may
+    have size 1 where its variable has any.
     """
     inputs, names = list(inputs), None
+    if kwargs.get("updates"):
+        kwargs["updates"] = [(x, _of_any_size(x, new)) for x, new in _pairs(kwargs["updates"])]
     if isinstance(outputs, Mapping):
         names = sorted(outputs)
         outputs = [outputs[name] for name in names]
@@ -96,6 +100,19 @@ def function(inputs: Any, outputs: Any = None, mode: Any = None, **kwargs: Any) 
     if names is None and not any(isinstance(one, In) for one in inputs):
         return compiled
     return _Function(compiled, inputs, names)
+
+
+def _pairs(updates: Any) -> Any:
+    return updates.items() if isinstance(updates, Mapping) else updates
+
+
+def _of_any_size(variable: Any, update: Any) -> Any:
+    """Have an update broadcast only where its variable does; PyTensor types know more sizes."""
+    given, wanted = (getattr(getattr(x, "type", None), "shape", ()) for x in (update, variable))
+    if len(given) != len(wanted):
+        return update
+    axes = [i for i, (a, b) in enumerate(zip(given, wanted, strict=True)) if a == 1 and b is None]
+    return unbroadcast(update, *axes) if axes else update
 
 
 def _mode(mode: Any) -> Any:

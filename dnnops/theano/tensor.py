@@ -158,6 +158,12 @@ def unbroadcast(x: Any, *axes: int) -> Any:
     x = pt.as_tensor_variable(x)
     if not any(x.type.shape[axis] == 1 for axis in axes):
         return x
+    if None not in x.type.shape:
+        # The product below would be a constant. How many are not zero, no type tells.
+        for axis in axes:
+            (index,) = pt.nonzero(pt.ones(x.shape[axis], dtype="bool"))
+            x = pt.take(x, index, axis=axis)
+        return x
     shape: Any = Shape()(x)
     # A size read off the type would be in the type of the result again.
     sizes = [

@@ -169,3 +169,13 @@ def test_devices_functions_build_graphs(theano: Any):
     assert host_from_gpu(gpu_from_host(x)).type.dtype == "float32"
     assert GpuCorrMM(subsample=(2, 2), pad=(1, 1))(x, w).ndim == 4
     assert theano.gpuarray.pygpu_activated is False
+
+
+@pytest.mark.parametrize("kind", [dict, list])
+def test_an_update_may_have_size_one(theano: Any, kind: Any):
+    """Types of PyTensor know of sizes that Theano's did not."""
+    kept = theano.shared(np.zeros((2, 2)), "kept")
+    row = theano.tensor.ones((3, 1))
+    f = theano.function([], [], updates=kind([(kept, row)]) if kind is list else {kept: row})
+    f()
+    assert_array_equal(kept.get_value(), np.ones((3, 1)))
