@@ -151,5 +151,4 @@ def test_cross_entropy(dtype, mode):
             places = np.arange(len(rows)), chosen
             assert_digits(found, -logarithms[places], what=f"{rows.shape}")
             shares[places] = np.expm1(logarithms[places])
-            # The logarithm of the sum, of up to 20000 terms, is rounded in between.
-            assert_digits(gradient, shares, 24, what=f"{rows.shape}")
+            assert_digits(gradient, shares, what=f"{rows.shape}")

@@ -4,7 +4,7 @@
 
 #include "attention_problem.hpp"
 #include "double_product.hpp"
-#include "elementary.hpp"
+#include "row_sums.hpp"
 
 namespace dnnops {
 namespace {

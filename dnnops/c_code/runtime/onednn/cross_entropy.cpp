@@ -5,8 +5,8 @@
 
 #include <omp.h>
 
-#include "elementary.hpp"
 #include "plan.hpp"
+#include "row_sums.hpp"
 
 namespace dnnops {
 namespace {
@@ -69,16 +69,54 @@ class Rows {
   T *copies_ = nullptr;
 };
 
-// A function of its own: a compiler can't keep in registers what a lambda has captured.
+// What each scaled exponential of a row is multiplied by for `g` times the softmax: in steps of which none leaves the
+// normal numbers, unless the result does.
 template <class T>
-void scaled_softmax(const T *row, int64_t count, T top, T log_sum, T g, T *result) {
+struct Factors {
+  T first, second, third;
+  Factors(T rest, T g) {
+    constexpr T half = (T)(Format<T>::kScaleBits == 64 ? 0x1p-32 : 0x1p-64);
+    const bool is_large = magnitude(g) >= 1;
+    first = half / (1 + rest);
+    second = is_large ? g * half : g;
+    third = is_large ? (T)1 : half;
+  }
+  T operator()(T term) const { return term * first * second * third; }
+};
+
+// g times the label's probability less 1: of the most probable one it is what the others have, since a difference
+// would have no digits.
+template <class T>
+T label_gradient(T score, T top, T term, T rest, T g) {
+  if (score != top) return g * (term * (T)(1 / Format<T>::kScale) / (1 + rest) - 1);
+  return std::isfinite(top) ? -g * (rest / (1 + rest)) : std::numeric_limits<T>::quiet_NaN();
+}
+
+template <class T>
+void backward_row(const T *row, int64_t count, int64_t label, T top, T g, T *result) {
+  const T rest = rest_of_exponentials(row, count, top, result), of_label = result[label];
+  const Factors<T> factors(rest, g);
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) {
-    const T distance = row[i] - top, exponent = distance - log_sum;
-    const T low = difference_error(row[i], top, distance) + difference_error(distance, log_sum, exponent);
-    const bool is_zero = exponent < Format<T>::kLeast;
-    const T share = Exponential<T>(is_zero ? 0 : exponent, is_zero ? 0 : low).times(g);
-    result[i] = is_zero ? 0 : share;
+  for (int64_t i = 0; i < count; ++i) result[i] = factors(result[i]);
+  result[label] = label_gradient(row[label], top, of_label, rest, g);
+}
+
+// The same of up to kColumns rows of few elements, which are columns in between.
+template <class T>
+void backward_short_rows(T *columns, int64_t classes, int64_t width, const int64_t *labels, const T *gs, T *result) {
+  T tops[kColumns], rests[kColumns], of_labels[kColumns], scores[kColumns];
+  rests_of_columns(columns, kColumns, classes, width, tops, rests);
+  for (int64_t j = 0; j < width; ++j) scores[j] = columns[labels[j] * kColumns + j];
+  for (int64_t k = 0; k < classes; ++k) {
+    T *const row = columns + k * kColumns;
+#pragma omp simd
+    for (int64_t j = 0; j < width; ++j) row[j] = scaled_exponential(row[j], tops[j]);
+  }
+  for (int64_t j = 0; j < width; ++j) of_labels[j] = columns[labels[j] * kColumns + j];
+  for (int64_t j = 0; j < width; ++j) {
+    const Factors<T> factors(rests[j], gs[j]);
+    for (int64_t k = 0; k < classes; ++k) result[j * classes + k] = factors(columns[k * kColumns + j]);
+    result[j * classes + labels[j]] = label_gradient(scores[j], tops[j], of_labels[j], rests[j], gs[j]);
   }
 }
 
@@ -89,7 +127,7 @@ void forward(const CrossEntropyProblem &problem, const dnnops_tensor &x, const L
   const Rows<T> rows(x);
   const int64_t count = problem.count, classes = problem.classes;
   const auto finish = [&](int64_t i, T top, T rest, T score) {
-    const T log_sum = std::log1p(rest);
+    const T log_sum = log_of_one_more(rest);
     costs[i] = log_sum - (score - top);
     statistics[2 * i] = top;
     statistics[2 * i + 1] = log_sum;
@@ -121,23 +159,34 @@ void backward(const CrossEntropyProblem &problem, const dnnops_tensor *inputs, c
               const dnnops_tensor &output) {
   const dnnops_tensor &g = inputs[0], &x = inputs[1], &statistics = inputs[3];
   T *result = static_cast<T *>(output.data);
+  const int64_t count = problem.count, classes = problem.classes;
   const Rows<T> rows(x);
-#pragma omp parallel for if (problem.rows * problem.classes > kFewElements)
-  for (int64_t i = 0; i < problem.rows; ++i) {
-    T *row = result + i * problem.classes;
-    if (i >= problem.count) {
-      std::fill_n(row, problem.classes, (T)0);
-      continue;
+  const auto read = [](const dnnops_tensor &from, int64_t i) {
+    T value;
+    std::memcpy(&value, static_cast<const char *>(from.data) + i * from.strides[0], sizeof value);
+    return value;
+  };
+  const auto by_cost = [&](int64_t i) { return read(g, g.shape[0] == 1 ? 0 : i); };
+  std::fill_n(result + count * classes, (problem.rows - count) * classes, (T)0);
+  if (classes < kShort) {
+#pragma omp parallel for if (count * classes > kFewElements)
+    for (int64_t begin = 0; begin < count; begin += kColumns) {
+      const int64_t width = std::min(kColumns, count - begin);
+      T columns[kShort * kColumns], gs[kColumns];
+      int64_t chosen[kColumns];
+      for (int64_t j = 0; j < width; ++j) {
+        const T *row = rows[begin + j];
+        for (int64_t k = 0; k < classes; ++k) columns[k * kColumns + j] = row[k];
+        chosen[j] = labels[begin + j];
+        gs[j] = by_cost(begin + j);
+      }
+      backward_short_rows(columns, classes, width, chosen, gs, result + begin * classes);
     }
-    T by_cost, found[2];
-    std::memcpy(&by_cost, static_cast<const char *>(g.data) + (g.shape[0] == 1 ? 0 : i * g.strides[0]), sizeof(T));
-    const char *pair = static_cast<const char *>(statistics.data) + i * statistics.strides[0];
-    for (int j = 0; j < 2; ++j) std::memcpy(found + j, pair + j * statistics.strides[1], sizeof(T));
-    const T *from = rows[i];
-    scaled_softmax(from, problem.classes, found[0], found[1], by_cost, row);
-    // The probability less 1, which is small where the label is all but certain.
-    row[labels[i]] = by_cost * negative_expm1((from[labels[i]] - found[0]) - found[1]);
+    return;
   }
+#pragma omp parallel for if (count * classes > kFewElements)
+  for (int64_t i = 0; i < count; ++i)
+    backward_row(rows[i], classes, labels[i], read(statistics, i), by_cost(i), result + i * classes);
 }
 
 void check_dtype(const dnnops_tensor &x) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 namespace dnnops {
 
@@ -16,7 +17,8 @@ template <>
 struct Format<float> {
   using Bits = uint32_t;
   using Sum = double;  // what long sums are accumulated in
-  static constexpr int kShift = 23, kBias = 127;
+  static constexpr int kShift = 23, kBias = 127, kScaleBits = 64;
+  static constexpr double kScale = 18446744073709551616.0;  // 2^kScaleBits, which keeps small terms of a sum normal
   // Adding 1.5 * 2^23 rounds to a whole number and leaves it in the lowest bits.
   static constexpr float kRounder = 12582912, kLog2e = 1.44269504f;
   // log(2) in two parts: products of the first with an exponent are exact.
@@ -28,7 +30,8 @@ template <>
 struct Format<double> {
   using Bits = uint64_t;
   using Sum = double;
-  static constexpr int kShift = 52, kBias = 1023;
+  static constexpr int kShift = 52, kBias = 1023, kScaleBits = 128;
+  static constexpr double kScale = 340282366920938463463374607431768211456.0;
   static constexpr double kRounder = 6755399441055744.0, kLog2e = 1.4426950408889634074;
   static constexpr double kLog2High = 0.693147180369123816490, kLog2Low = 1.90821492927058770002e-10;
   static constexpr double kLeast = -746, kLeastFactor = -1416, kMost = 710;
@@ -47,14 +50,22 @@ inline T power_of_two(T n) {
   return power;
 }
 
-// (e^r - 1 - r) / r^2 of |r| <= log(2) / 2.
-inline float exponential_tail(float r) {
+inline float first_of(float x) { return x; }
+inline double first_of(double x) { return x; }
+template <class V>
+inline auto first_of(V x) {
+  return x[0];
+}
+
+// (e^r - 1 - r) / r^2 of |r| <= log(2) / 2, a number or a vector of them.
+template <class V>
+inline V float_tail(V r) {
   return 0.5f +
          r * (1.66666667e-1f + r * (4.16666667e-2f + r * (8.33333333e-3f + r * (1.38888889e-3f + r * 1.98412698e-4f))));
 }
-inline double exponential_tail(double r) {
-  double p = 1 / 6227020800.0;
-  p = p * r + 1 / 479001600.0;
+template <class V>
+inline V double_tail(V r) {
+  V p = r * (1 / 6227020800.0) + 1 / 479001600.0;
   p = p * r + 1 / 39916800.0;
   p = p * r + 1 / 3628800.0;
   p = p * r + 1 / 362880.0;
@@ -65,6 +76,13 @@ inline double exponential_tail(double r) {
   p = p * r + 1 / 24.0;
   p = p * r + 1 / 6.0;
   return p * r + 0.5;
+}
+template <class V>
+inline V exponential_tail(V r) {
+  if constexpr (std::is_same_v<std::decay_t<decltype(first_of(r))>, float>)
+    return float_tail(r);
+  else
+    return double_tail(r);
 }
 
 // e^(x + low) as 2^n (1 + change), of x from kLeastFactor to kMost.  `low` is what rounding took from x.
@@ -99,15 +117,14 @@ inline T difference_error(T x, T y, T difference) {
   return (x - (difference + taken)) + (taken - y);
 }
 
-// 2^64 e^(x - y) of x <= y, which is no subnormal number.  Of a large difference rounding takes the digits after the
-// point: they are put back.
-constexpr double kScale = 18446744073709551616.0;
+// 2^kScaleBits e^(x - y) of x <= y, which is no subnormal number.  Of a large difference rounding takes the digits
+// after the point: they are put back.
 template <class T>
 inline T scaled_exponential(T x, T y) {
   const T difference = x - y, low = difference_error(x, y, difference);
   const bool is_zero = difference < Format<T>::kLeast;
   const Exponential<T> e(is_zero ? 0 : difference, is_zero ? 0 : low);
-  const T power = power_of_two(e.n + 64);
+  const T power = power_of_two(e.n + Format<T>::kScaleBits);
   return is_zero ? 0 : power + power * e.change;
 }
 
@@ -183,44 +200,6 @@ class Accumulator {
 // How many terms are added up before an accumulator takes their sum: in vectors along a row, and one after the other.
 constexpr int64_t kTerms = 64, kFewTerms = 16;
 
-// The largest of some numbers that is no NaN, minus infinity if there is none.  By lanes, because compilers make no
-// vector code of a maximum that minds NaNs.
-template <class T>
-T largest_of(const T *values, int64_t count) {
-  constexpr int kLanes = 32;
-  T lanes[kLanes], largest = -std::numeric_limits<T>::infinity();
-  std::fill(lanes, lanes + kLanes, largest);
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes)
-#pragma omp simd
-    for (int j = 0; j < kLanes; ++j) lanes[j] = values[i + j] > lanes[j] ? values[i + j] : lanes[j];
-  for (; i < count; ++i) largest = values[i] > largest ? values[i] : largest;
-  for (const T lane : lanes) largest = lane > largest ? lane : largest;
-  return largest;
-}
-
-// The sum of e^(x - top) over a row whose largest element is `top`, without the 1 of one such element: beside it the
-// others lose their digits.
-template <class T>
-T rest_of_exponentials(const T *row, int64_t count, T top) {
-  Accumulator<T> rest;
-  double ties = -1;
-  for (int64_t begin = 0; begin < count; begin += kTerms) {
-    const T *terms = row + begin;
-    const int64_t end = std::min(kTerms, count - begin);
-    T sum = 0, equal = 0;
-#pragma omp simd reduction(+ : sum, equal)
-    for (int64_t i = 0; i < end; ++i) {
-      const T term = scaled_exponential(terms[i], top);
-      sum += terms[i] == top ? 0 : term;
-      equal += terms[i] == top ? 1 : 0;
-    }
-    rest.add(sum);
-    ties += equal;
-  }
-  return (T)(rest.value() / kScale + ties);
-}
-
 // How many columns are worked on at a time.
 constexpr int64_t kColumns = 128;
 
@@ -250,7 +229,7 @@ void rests_of_columns(const T *x, int64_t step, int64_t length, int64_t width, T
     }
     for (int64_t j = 0; j < width; ++j) totals[j].add(sums[j]);
   }
-  for (int64_t j = 0; j < width; ++j) rests[j] = (T)(totals[j].value() / kScale + ties[j]);
+  for (int64_t j = 0; j < width; ++j) rests[j] = (T)(totals[j].value() / Format<T>::kScale + ties[j]);
 }
 
 // Rows shorter than this are faster as columns, from a transposed copy.

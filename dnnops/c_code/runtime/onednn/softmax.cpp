@@ -2,7 +2,7 @@
 // have no float64, round an element's distance from the largest one, and lose small logarithms.
 #include <cmath>
 
-#include "elementary.hpp"
+#include "row_sums.hpp"
 #include "views.hpp"
 
 namespace dnnops {
@@ -16,20 +16,12 @@ void forward_row(const T *x, T *y, int64_t count) {
   T top = largest_of(x, count);
   if (!std::isfinite(top)) top = std::numeric_limits<T>::quiet_NaN();  // there are no distances from it
   if (kLog) {
-    const T logarithm = std::log1p(rest_of_exponentials(x, count, top));
+    const T logarithm = log_of_one_more(rest_of_exponentials(x, count, top));
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) y[i] = (x[i] - top) - logarithm;
     return;
   }
-  Accumulator<T> total;
-  for (int64_t begin = 0; begin < count; begin += kTerms) {
-    const int64_t end = std::min(count, begin + kTerms);
-    T sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = begin; i < end; ++i) sum += y[i] = scaled_exponential(x[i], top);
-    total.add(sum);
-  }
-  const T divisor = (T)total.value();
+  const T divisor = (1 + rest_of_exponentials(x, count, top, y)) * (T)Format<T>::kScale;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) y[i] /= divisor;
 }
@@ -40,7 +32,7 @@ void finish_columns(const T *x, int64_t x_step, T *y, int64_t y_step, int64_t le
                     T *rests) {
   for (int64_t j = 0; j < width; ++j) {
     if (!std::isfinite(tops[j])) tops[j] = std::numeric_limits<T>::quiet_NaN();
-    rests[j] = kLog ? std::log1p(rests[j]) : (1 + rests[j]) * (T)kScale;
+    rests[j] = kLog ? log_of_one_more(rests[j]) : (1 + rests[j]) * (T)Format<T>::kScale;
   }
   for (int64_t k = 0; k < length; ++k) {
     const T *from = x + k * x_step;
