@@ -66,17 +66,35 @@ const T *element(const View &view, const T *data, int64_t n, int64_t channel, in
   return data + n * view.strides[0] + channel * view.strides[1] + i * view.strides[2];
 }
 
+// Adds to a sum of terms that come from float32 or float64: `lost` is what rounding took from the second kind, whose
+// digits are those of the sum.
+template <class T>
+inline void accumulate(double &sum, double &lost, double term) {
+  const double next = sum + term, added = next - sum;
+  if (std::is_same_v<T, double>) lost += (sum - (next - added)) + (term - added);
+  sum = next;
+}
+
 // Sums for each channel, of each slice apart: rounding depends on the number of threads only.
-template <int count>
+template <class T, int count>
 struct Sums {
-  std::vector<double> of[count];
+  std::vector<double> of[count], lost[count];
   explicit Sums(const Partition &partition) {
     for (auto &sums : of) sums.resize(partition.slices * partition.channels);
+    for (auto &sums : lost) sums.resize(partition.slices * partition.channels);
   }
   // Over the slices; they end in the first ones.
   void add_up(const Partition &partition) {
-    for (auto &sums : of)
-      for (int64_t i = partition.channels; i < (int64_t)sums.size(); ++i) sums[i % partition.channels] += sums[i];
+    for (int which = 0; which < count; ++which) {
+      std::vector<double> &sums = of[which], &rests = lost[which];
+      for (int64_t i = partition.channels; i < (int64_t)sums.size(); ++i) {
+        const int64_t channel = i % partition.channels;
+        accumulate<T>(sums[channel], rests[channel], sums[i]);
+        rests[channel] += rests[i];
+      }
+      for (int64_t c = 0; c < partition.channels; ++c)
+        if (rests[c] == rests[c]) sums[c] += rests[c];  // beside an infinity there is nothing to put back
+    }
   }
 };
 
@@ -109,22 +127,24 @@ template <class T>
 Statistics statistics_from(const std::vector<double> &origin, const View &view, const T *data) {
   const Partition partition(view, is_along_inner(view));
   const int64_t channels = view.shape[1];
-  Sums<2> sums(partition);
+  Sums<T, 2> sums(partition);
   partition.run([&](int64_t slice, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {
-    double *totals = sums.of[0].data() + slice * channels, *all_squares = sums.of[1].data() + slice * channels;
+    const auto part = [&](std::vector<double> &all) { return all.data() + slice * channels; };
+    double *totals = part(sums.of[0]), *all_squares = part(sums.of[1]);
+    double *lost_totals = part(sums.lost[0]), *lost_squares = part(sums.lost[1]);
     if (!partition.along_inner) {
       const int64_t step = view.strides[1], apart = view.strides[2];
       by_position(step == 1, end - begin, [&](auto is_dense, auto count, int64_t from) {
         const T *values = element(view, data, n, 0, begin + from);
         for (int64_t c = first; c < last; ++c) {
-          double total = totals[c], squares = all_squares[c];
+          double total = 0, squares = 0;
           for (int i = 0; i < count; ++i) {
             const double away = values[i * apart + (is_dense ? c : c * step)] - origin[c];
             total += away;
             squares += away * away;
           }
-          totals[c] = total;
-          all_squares[c] = squares;
+          accumulate<T>(totals[c], lost_totals[c], total);
+          accumulate<T>(all_squares[c], lost_squares[c], squares);
         }
       });
       return;
@@ -139,8 +159,8 @@ Statistics statistics_from(const std::vector<double> &origin, const View &view, 
         total += away;
         squares += away * away;
       }
-      totals[c] += total;
-      all_squares[c] += squares;
+      accumulate<T>(totals[c], lost_totals[c], total);
+      accumulate<T>(all_squares[c], lost_squares[c], squares);
     }
   });
   sums.add_up(partition);
@@ -227,16 +247,17 @@ void normalization_gradient(const NormalizationGradient<T> &of, T *dx, T *dscale
   const Partition partition(x_view, along_inner);
   const int64_t x_step = x_view.strides[1], top_step = top_view.strides[1], step = dx_view.strides[1];
   const int64_t x_apart = x_view.strides[2], top_apart = top_view.strides[2];
-  Sums<3> sums(partition);
+  Sums<T, 3> sums(partition);
   partition.run([&](int64_t slice, int64_t n, int64_t begin, int64_t end, int64_t first, int64_t last) {
-    double *totals = sums.of[0].data() + slice * channels, *all_products = sums.of[1].data() + slice * channels;
-    double *all_distances = sums.of[2].data() + slice * channels;
+    const auto part = [&](std::vector<double> &all) { return all.data() + slice * channels; };
+    double *totals = part(sums.of[0]), *all_products = part(sums.of[1]), *all_distances = part(sums.of[2]);
+    double *lost_totals = part(sums.lost[0]), *lost_products = part(sums.lost[1]), *lost_distances = part(sums.lost[2]);
     if (!partition.along_inner) {
       by_position(x_step == 1 && top_step == 1, end - begin, [&](auto is_dense, auto count, int64_t at) {
         const T *values = element(x_view, x, n, 0, begin + at);
         const T *gradients = element(top_view, top, n, 0, begin + at);
         for (int64_t c = first; c < last; ++c) {
-          double total = totals[c], products = all_products[c], distances = all_distances[c];
+          double total = 0, products = 0, distances = 0;
           for (int i = 0; i < count; ++i) {
             const double gradient = gradients[i * top_apart + (is_dense ? c : c * top_step)];
             const double away = (double)values[i * x_apart + (is_dense ? c : c * x_step)] - mean[c];
@@ -244,9 +265,9 @@ void normalization_gradient(const NormalizationGradient<T> &of, T *dx, T *dscale
             products += gradient * away;
             distances += away;
           }
-          totals[c] = total;
-          all_products[c] = products;
-          all_distances[c] = distances;
+          accumulate<T>(totals[c], lost_totals[c], total);
+          accumulate<T>(all_products[c], lost_products[c], products);
+          accumulate<T>(all_distances[c], lost_distances[c], distances);
         }
       });
       return;
@@ -262,9 +283,9 @@ void normalization_gradient(const NormalizationGradient<T> &of, T *dx, T *dscale
         products += gradients[i] * away;
         distances += away;
       }
-      totals[c] += total;
-      all_products[c] += products;
-      all_distances[c] += distances;
+      accumulate<T>(totals[c], lost_totals[c], total);
+      accumulate<T>(all_products[c], lost_products[c], products);
+      accumulate<T>(all_distances[c], lost_distances[c], distances);
     }
   });
   sums.add_up(partition);
