@@ -10,9 +10,13 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.graph.basic import Constant
 
+from dnnops.nnet._validate import accumulator_dtype
 from tests.oracle import assert_close
 
-DTYPES = ("float32", "float64")
+DTYPES = ("float16", "float32", "float64")
+
+#: The operand of an Op that is float32 beside float16.
+_STATISTICS = {"AttentionGrad": "stats", "RNNBackward": "reserve", "CrossEntropyGrad": "statistics"}
 
 #: For tests of the argument ``library``.
 both_libraries = pytest.mark.parametrize(
@@ -97,11 +101,16 @@ def perform(op: Any, *arrays: Any) -> list[np.ndarray]:
     return [value for (value,) in storage]
 
 
-def of_dtype(dtype: str, *arrays: Any) -> list[Any]:
-    """Cast those operands that are arrays of floating-point numbers."""
+def of_dtype(op: Any, dtype: str, *arrays: Any) -> list[Any]:
+    """Cast those operands of an Op that are arrays of floating-point numbers."""
+    names = getattr(op, "all_operands", getattr(op, "operands", ("g", "x", "labels", "statistics")))
+    wide = str(accumulator_dtype(dtype))
+    statistics = _STATISTICS.get(type(op).__name__)
+    dtypes = [wide if name == statistics else dtype for name in names]
+    dtypes += [dtype] * (len(arrays) - len(dtypes))
     return [
-        a.astype(dtype) if isinstance(a, np.ndarray) and a.ndim and a.dtype.kind == "f" else a
-        for a in arrays
+        a.astype(d) if isinstance(a, np.ndarray) and a.ndim and a.dtype.kind == "f" else a
+        for a, d in zip(arrays, dtypes, strict=False)
     ]
 
 
@@ -124,12 +133,13 @@ def assert_converted(
     skip : sequence of int
         Results that are not compared.
     atol : float, optional
-        Compare elements within this error, in units of the dtype, instead of norms: where a result
-        may be next to nothing, or has infinities and NaN in it.
+        Compare elements within this error, in units of the dtype in which sums are taken, instead
+        of norms: where a result may be next to nothing, or has infinities and NaN in it. Those of
+        float16 are rounded once more.
     """
-    given = of_dtype(dtype, *arrays)
+    given = of_dtype(op, dtype, *arrays)
     out = converted(library, op, *given)(*given)
-    ref = perform(op, *of_dtype("float64", *given))
+    ref = perform(op, *of_dtype(op, "float64", *given))
     types = [v.type.dtype for v in op.make_node(*given).outputs]
     assert len(out) == len(ref)
     for i, (o, r, dtype_of_result) in enumerate(zip(out, ref, types, strict=True)):
@@ -140,7 +150,11 @@ def assert_converted(
         if o.dtype.kind != "f":
             np.testing.assert_array_equal(o, r)
         elif atol is not None:
-            unit = float(np.finfo(dtype).eps)
-            np.testing.assert_allclose(o.astype("float64"), r, atol=atol * unit, rtol=atol * unit)
+            error = atol * float(np.finfo(accumulator_dtype(dtype)).eps)
+            if o.dtype == "float16":
+                error += float(np.finfo(dtype).eps)
+                with np.errstate(over="ignore"):  # what is too large is infinite in both
+                    r = np.where(np.isinf(r.astype(dtype)), r.astype(dtype), r)
+            np.testing.assert_allclose(o.astype("float64"), r, atol=error, rtol=error)
         else:
             assert_close(o, r, allow_zero=True)

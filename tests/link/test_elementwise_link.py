@@ -39,7 +39,7 @@ ACTIVATIONS = [
 
 @both_libraries
 @pytest.mark.parametrize(("mode", "coef"), ACTIVATIONS)
-@pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_activation(library, dtype, mode, coef):
     x = np.stack([SPECIAL, np.linspace(-4, 4, len(SPECIAL))])
@@ -51,7 +51,7 @@ def test_activation(library, dtype, mode, coef):
 
 @both_libraries
 @pytest.mark.parametrize("axis", [(1,), (0, 2)])
-@pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_softmax(library, dtype, axis):
     rng = np.random.default_rng(len(axis))
     x, gz = 3 * rng.standard_normal((3, 4, 5)), rng.standard_normal((3, 4, 5))
@@ -63,7 +63,7 @@ def test_softmax(library, dtype, axis):
 
 
 @both_libraries
-@fuzz(max_examples=5, case=batchnorm_cases.cases(min_count=2), dtype=st.sampled_from(DTYPES))
+@fuzz(max_examples=12, case=batchnorm_cases.cases(min_count=2), dtype=st.sampled_from(DTYPES))
 def test_batch_normalization(library, case, dtype):
     for op in batchnorm_cases.ops_of(case):
         arrays = batchnorm_cases.operands_of(op, case)
@@ -74,7 +74,7 @@ def test_batch_normalization(library, case, dtype):
 
 @both_libraries
 @fuzz(
-    max_examples=5,
+    max_examples=12,
     case=window_norm_cases.cases(min_ndim=3, max_ndim=5),
     dtype=st.sampled_from(DTYPES),
 )
@@ -94,7 +94,7 @@ def test_window_normalization(library, case, dtype):
 
 @both_libraries
 @fuzz(
-    max_examples=5,
+    max_examples=12,
     rows=st.integers(1, 6),
     classes=st.integers(1, 6),
     fewer=st.integers(0, 3),
