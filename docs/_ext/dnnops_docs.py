@@ -173,7 +173,8 @@ class Benchmark(SphinxDirective):
         for suffix in (".svg", ".png"):
             if path.with_suffix(suffix).exists():
                 uri = f"benchmarks/{name}{suffix}"
-                result.append(nodes.image(uri=uri, alt=name.replace("_", " ")))
+                # A scaled image links to the full size, which a narrow screen needs.
+                result.append(nodes.image(uri=uri, alt=name.replace("_", " "), width="100%"))
                 break
         if name == CONV_SUITE:
             return result + suite_nodes(record["rows"])
