@@ -301,6 +301,8 @@ def check_conv_gradinputs_shape(
     for name, value in given.items():
         if not is_sequence(value):
             raise DnnTypeError(f"{where}: {name} must be a sequence of sizes, got {shown(value)}")
+        if name == "output_shape" and any(is_int(size) and size < 0 for size in value):
+            return False
         sizes_argument(where, name, value, (len(value),), 0 if name.endswith("shape") else 1)
     ranks = {len(image_shape), len(kernel_shape), len(output_shape), len(subsample) + 2}
     if filter_dilation is not None:

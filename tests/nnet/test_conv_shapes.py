@@ -91,3 +91,10 @@ def test_errors():
         get_conv_output_shape((1, 1, 5, 5), (1, 1, 3, 3), (1,), (1, 1))
     with pytest.raises(DnnNotSupportedError, match=r"unshared=True .* is not supported"):
         get_conv_gradweights_shape((1, 1, 5, 5), (1, 1, 3, 3), 0, (1, 1), unshared=True)
+
+
+def test_no_output_has_a_negative_size():
+    """As in Theano, which tells so rather than raises."""
+    shapes = (2, 3, 5, 5), (4, 3, 3, 3)
+    assert check_conv_gradinputs_shape(*shapes, (2, 4, 3, 3), "valid", (1, 1))
+    assert not check_conv_gradinputs_shape(*shapes, (2, 4, -1, 3), "valid", (1, 1))
