@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from dnnops import nnet
+from dnnops.errors import DnnValueError
 from dnnops.nnet._validate import narrow
 from dnnops.nnet.conv import conv_operands, refuse_unshared
 from dnnops.nnet.conv_geometry import canonical_conv_params
@@ -65,7 +66,20 @@ class KnownShapes:
                 narrow(where, name, x, *told[name]) if name in told else x
                 for name, x in zip(names, operands, strict=True)
             ]
-        return self.op(*operands, *([] if shape is None else [shape]))
+        if isinstance(self.op, nnet.Conv):
+            return self.op(*operands)
+        return self.op(*operands, self._spatial(*operands) if shape is None else shape)
+
+    def _spatial(self, first: Any, second: Any) -> Any:
+        """The spatial sizes of a gradient's result, where those of its operands tell them."""
+        backward = isinstance(self.op, nnet.ConvGradInputs)
+        sizes = nnet.get_conv_gradinputs_shape if backward else nnet.get_conv_gradweights_shape
+        shapes = ([x.shape[i] for i in range(x.type.ndim)] for x in (first, second))
+        geometry = (self.op.border_mode, self.op.subsample, self.op.filter_dilation)
+        spatial = sizes(*shapes, *geometry)[2:]
+        if None in spatial:
+            raise DnnValueError(f"{self.op.where}: shape must be given beside a stride or 'half'")
+        return spatial
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "op":

@@ -58,6 +58,24 @@ def test_convolutions(theano: Any):
     assert len({AbstractConv2d((1, 2, 3, 4)), AbstractConv2d()}) == 2
 
 
+@pytest.mark.parametrize("border_mode", ["valid", "full", (1, 2)])
+def test_gradients_without_a_shape(theano: Any, border_mode: Any):
+    """The operands tell it where there is no stride."""
+    from theano.tensor.nnet import corr
+
+    x, w = theano.tensor.dtensor4(), theano.tensor.dtensor4()
+    y = corr.CorrMM(border_mode)(x, w)
+    gx = corr.CorrMM_gradInputs(border_mode)(w, y)
+    gw = corr.CorrMM_gradWeights(border_mode)(x, y) if border_mode != "full" else w
+    own_gx, own_gw = theano.grad(None, [x, w], known_grads={y: y})
+    found = theano.function([x, w], [gx, own_gx, gw, own_gw])(IMAGE, FILTERS)
+    assert_allclose(found[0], found[1])
+    if border_mode != "full":
+        assert_allclose(found[2], found[3])
+    with pytest.raises(DnnValueError, match="shape must be given"):
+        corr.CorrMM_gradInputs(border_mode, (2, 2))(w, y)
+
+
 @pytest.mark.parametrize(("ndim", "rank"), [(1, 3), (2, 4), (3, 5), (1, 1), (2, 5), (2, 3)])
 def test_pooling(theano: Any, ndim: int, rank: int):
     from theano.tensor.signal.pool import (
