@@ -234,7 +234,7 @@ class ActivationGrad(ActivationBase):
         elif self.mode == "clipped_relu":
             gx = pt.switch((x <= zero) | (x >= coef), zero, gy)
         elif self.mode == "tanh":
-            gx = gy * (one - y * y)
+            gx = gy * ((one - y) * (one + y))
         elif self.mode == "sigmoid":
             gx = gy * (y * (one - y))
         elif self.mode == "elu":
@@ -255,7 +255,7 @@ class ActivationGrad(ActivationBase):
         elif self.mode == "clipped_relu":
             gx = np.where((x <= 0) | (x >= coef), 0, gy)
         elif self.mode == "tanh":
-            gx = gy * (1 - y * y)
+            gx = gy * ((1 - y) * (1 + y))
         elif self.mode == "sigmoid":
             gx = gy * y * (1 - y)
         elif self.mode == "elu":

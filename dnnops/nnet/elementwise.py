@@ -52,7 +52,11 @@ def softplus(x: Any) -> TensorVariable:
 def softsign(x: Any) -> TensorVariable:
     """Compute ``x / (1 + abs(x))``, from -1 to 1; arguments and errors as for `softplus`."""
     x = as_floating("softsign", "x", x)
-    return x / (1 + abs(x))
+    size = abs(x)
+    near = pt.lt(size, 1)
+    # The quotient's derivative is a difference, of which large elements would have no digits.
+    small = pt.switch(near, x, _number(0, x))
+    return pt.switch(near, small / (1 + abs(small)), pt.sign(x) * (1 - 1 / (1 + size)))
 
 
 def selu(x: Any) -> TensorVariable:

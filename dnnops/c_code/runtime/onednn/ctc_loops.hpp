@@ -12,6 +12,8 @@
 #include <initializer_list>
 #include <limits>
 
+#include "elementary.hpp"
+
 namespace dnnops {
 namespace ctc {
 
@@ -46,10 +48,9 @@ inline void split(double value, double exponent, double &mantissa, double &new_e
   new_exponent = exponent + (from_bits((bits >> 52) | 0x4330000000000000u) - (4503599627370496.0 + 1023));
 }
 
-// 2^fraction for a fraction from -0.5 to 0.5, within 1e-16 or, for data in float32, 2e-10.
+// e^x for x from -log(2) / 2 to log(2) / 2, within 1e-16 or, for data in float32, 3e-13.
 template <class T>
-inline double power_of_fraction(double fraction) {
-  const double x = fraction * kLn2;
+inline double exponential_of_rest(double x) {
   double sum;
   if (sizeof(T) == 8) {
     sum = 1 / 6227020800.0;
@@ -59,7 +60,9 @@ inline double power_of_fraction(double fraction) {
     sum = sum * x + 1 / 362880.0;
     sum = sum * x + 1 / 40320.0;
   } else {
-    sum = 1 / 40320.0;
+    sum = 1 / 3628800.0;
+    sum = sum * x + 1 / 362880.0;
+    sum = sum * x + 1 / 40320.0;
   }
   sum = sum * x + 1 / 5040.0;
   sum = sum * x + 1 / 720.0;
@@ -157,8 +160,12 @@ double exponentiate(const double *__restrict row, int64_t classes, const Numbers
   double sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t c = 0; c < classes; ++c) {
-    const double power = larger((row[c] - top) * (1 / kLn2), kNone), whole = std::nearbyint(power);
-    mantissa[c] = power_of_fraction<T>(power - whole);
+    using F = Format<double>;
+    const double distance = row[c] - top, low = difference_error(row[c], top, distance);
+    const double whole = std::nearbyint(larger(distance * (1 / kLn2), kNone));
+    // What is left has all digits where products of a whole number with log(2)'s first part are exact.
+    const double rest = (distance - whole * F::kLog2High) + (low - whole * F::kLog2Low);
+    mantissa[c] = exponential_of_rest<T>(distance > -5e5 ? rest : 0);
     exponent[c] = whole;
     sum += mantissa[c] * power_of_2(whole);
   }
