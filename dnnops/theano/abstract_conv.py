@@ -73,7 +73,7 @@ class KnownShapes:
     def _spatial(self, first: Any, second: Any) -> Any:
         """The spatial sizes of a gradient's result, where those of its operands tell them."""
         backward = isinstance(self.op, nnet.ConvGradInputs)
-        sizes = nnet.get_conv_gradinputs_shape if backward else nnet.get_conv_gradweights_shape
+        sizes: Any = nnet.get_conv_gradinputs_shape if backward else nnet.get_conv_gradweights_shape
         shapes = ([x.shape[i] for i in range(x.type.ndim)] for x in (first, second))
         geometry = (self.op.border_mode, self.op.subsample, self.op.filter_dilation)
         spatial = sizes(*shapes, *geometry)[2:]
