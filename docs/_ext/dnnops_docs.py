@@ -127,21 +127,24 @@ class GpuRecord(SphinxDirective):
         skipped = record.pop("skipped", [])
         configurations = record.pop("configurations", {})
         reasons = count_reasons(skipped)
+        if "commit" in record:
+            record["commit"] = record["commit"][:12]
         rows = [(key, str(value)) for key, value in record.items()]
         rows.append(("skipped", str(sum(reasons.values()))))
-        result: list[nodes.Node] = [table(("what", "value"), rows)]
+        result: list[nodes.Node] = [table(("Property", "Value"), rows)]
         if reasons:
-            result.append(nodes.paragraph(text="Why tests were skipped:"))
+            result.append(nodes.paragraph(text="Tests were skipped for these reasons:"))
             counts = [(reason, str(count)) for reason, count in reasons.most_common()]
-            result.append(table(("reason", "tests"), counts))
+            result.append(table(("Reason", "Tests"), counts))
         if configurations:
             words = (
-                "How many configurations of each Op ran in them, called directly, not in compiled"
-                " functions: different parameters, or operands of other shapes, strides or dtypes."
+                "The tests ran each Op in this number of configurations, outside of compiled"
+                " functions. Configurations differ in parameters, or in the shapes, strides or"
+                " dtypes of operands."
             )
             result.append(nodes.paragraph(text=words))
             counts = [(name, str(count)) for name, count in configurations.items()]
-            result.append(table(("Op", "configurations"), counts))
+            result.append(table(("Op", "Configurations"), counts))
         return result
 
 
@@ -257,11 +260,11 @@ def suite_nodes(rows: Sequence[dict[str, Any]]) -> list[nodes.Node]:
     uri = f"benchmarks/{CONV_SUITE}.json"
     link = download_reference("", "", nodes.literal(text=f"{CONV_SUITE}.json"), reftarget=uri)
     found: list[nodes.Node] = [
-        *folded("Summary of all rows", [table(("figure", "rows", "value"), figures)]),
+        *folded("Summary of all rows", [table(("Figure", "Rows", "Value"), figures)]),
         nodes.paragraph("", "", nodes.Text(f"All {len(rows)} rows are in "), link, nodes.Text(".")),
     ]
     if lost := conv_rows.losses(rows):
-        words = f"Rows below {conv_rows.LOSS} times the speed of the faster peer, the worst first:"
+        words = f"Rows below {conv_rows.LOSS} times the speed of the faster peer, worst first:"
         found.append(nodes.paragraph(text=words))
         head = ("case", "direction", "precision", "layout", "time_ms", "torch_ms", "jax_ms")
         cells = [
