@@ -80,7 +80,23 @@ _AVERAGES = {
     "running_average_factor": 0.1,
 }
 
+_ONE_HOT = {"x": _float(5, 3), "y_idx": _int(5)}
+
 NNET: dict[str, dict[str, Any]] = {
+    "assert_conv_shape": {"shape": (2, 3, 4, 5)},
+    "assert_shape": {"x": _image(), "expected_shape": (None, 4, 6, 7)},
+    "border_mode_to_pad": {"mode": "half", "convdim": 2, "kshp": (3, 3)},
+    "prepend_0_to_each_row": {"mat": _float(5, 3)},
+    "prepend_1_to_each_row": {"mat": _float(5, 3)},
+    "prepend_scalar_to_each_row": {"val": 2.0, "mat": _float(5, 3)},
+    "softmax_graph": {"c": _float(5, 3)},
+    "sparse_block_dot": {
+        "W": _float(2, 3, 4, 5),
+        "h": _float(2, 2, 4),
+        "inputIdx": _int(2, 2),
+        "b": _float(3, 5),
+        "outputIdx": _int(2, 2),
+    },
     "affine_grid": {"theta": _float(2, 2, 3), "out_shape": (6, 7)},
     "batch_normalization": _batch_norm("gamma", "beta", "mean", "std"),
     "batch_normalization_test": _batch_norm("gamma", "beta", "mean", "var"),
@@ -116,6 +132,21 @@ NNET: dict[str, dict[str, Any]] = {
     "conv_output_shape": {"img_shape": (2, 4, 6, 7), "kern_shape": (3, 4, 3, 3)},
     "cross_entropy": {"x": _float(5, 3), "labels": _int(5)},
     "crossentropy_categorical_1hot": {"coding_dist": _float(5, 3), "true_one_of_n": _int(5)},
+    "crossentropy_categorical_1hot_grad": {
+        "g_y": _float(5),
+        "coding_dist": _float(5, 3),
+        "true_one_of_n": _int(5),
+    },
+    "crossentropy_softmax_1hot": _ONE_HOT,
+    "crossentropy_softmax_1hot_with_bias": {**_ONE_HOT, "b": _float(3)},
+    "crossentropy_softmax_1hot_with_bias_dx": {
+        "dy": _float(5),
+        "sm": _float(5, 3),
+        "y_idx": _int(5),
+    },
+    "crossentropy_softmax_argmax_1hot_with_bias": {**_ONE_HOT, "b": _float(3)},
+    "crossentropy_softmax_max_and_argmax_1hot": _ONE_HOT,
+    "crossentropy_softmax_max_and_argmax_1hot_with_bias": {**_ONE_HOT, "b": _float(3)},
     "ctc": {"activations": _float(6, 2, 5), "labels": _int(2, 3), "input_lengths": _int(2)},
     "divisive_normalization": {"x": _image()},
     "dropout": {"x": _image(), "seed": 1},

@@ -8,7 +8,7 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError
-from dnnops.nnet._validate import as_tensor, float_tensor
+from dnnops.nnet._validate import as_tensor, float_tensor, merge_shapes
 
 __all__ = ["sparse_block_dot"]
 
@@ -53,6 +53,9 @@ def sparse_block_dot(W: Any, h: Any, inputIdx: Any, b: Any, outputIdx: Any) -> T
         _blocks(where, name, value, x.type.ndim - 1)
         for name, value in (("inputIdx", inputIdx), ("outputIdx", outputIdx))
     )
+    merge_shapes(where, W=weights.type.shape[1::2], b=bias.type.shape)
+    merge_shapes(where, h=x.type.shape[:-1], inputIdx=inputs.type.shape)
+    merge_shapes(where, **{"W's input size": weights.type.shape[2:3], "h's": x.type.shape[-1:]})
     if x.type.ndim == 2:
         x, inputs, outputs = x[None], inputs[None], outputs[None]
     chosen = weights[inputs[:, :, None], outputs[:, None, :]]

@@ -11,7 +11,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from dnnops.arguments import is_int, is_sequence, shown
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
-from dnnops.nnet._validate import as_tensor, shape_argument, static_int
+from dnnops.nnet._validate import as_tensor, shape_argument, sizes_argument, static_int
 from dnnops.nnet.checks import checked
 
 __all__ = ["assert_conv_shape", "assert_shape", "border_mode_to_pad"]
@@ -43,11 +43,14 @@ def assert_conv_shape(shape: Sequence[Any]) -> tuple[Any, ...]:
         raise DnnTypeError(f"{where}: shape must be a sequence of sizes, got {shown(shape)}")
     sizes = []
     for axis, size in enumerate(shape):
-        if not (is_int(size) or isinstance(size, Variable)):
+        is_scalar = getattr(getattr(size, "type", None), "ndim", None) == 0
+        if not (is_int(size) or (isinstance(size, Variable) and is_scalar)):
             raise DnnTypeError(f"{where}: an entry of shape must be an int, got {shown(size)}")
         known = static_int(size)
         least = 0 if axis < 2 else 1
-        problem = f"{where}: a convolution's output must have size {least} or more on axis {axis}"
+        problem = (
+            f"{where}: shape, of a convolution's output, must be {least} or more on axis {axis}"
+        )
         if known is not None and known < least:
             raise DnnValueError(f"{problem}, got {known}")
         if known is None:
@@ -77,12 +80,18 @@ def assert_shape(x: Any, expected_shape: Any, msg: str = "Unexpected shape.") ->
     DnnTypeError, DnnValueError
         If `expected_shape` is something else, or contradicts the static shape of `x`.
     """
+    if not isinstance(msg, str):
+        raise DnnTypeError(f"assert_shape: msg must be a str, got {shown(msg)}")
     x = as_tensor("assert_shape: x must be a tensor", x)
-    sizes = shape_argument("assert_shape", "expected_shape", expected_shape, x.type.ndim)
+    if x.type.dtype.startswith("complex"):
+        raise DnnTypeError(f"assert_shape: x must be real, got {x.type}")
+    sizes = shape_argument(
+        "assert_shape", f"expected_shape, beside x of {x.type},", expected_shape, x.type.ndim
+    )
     told = [(i, size) for i, size in enumerate(sizes) if size is not None]
     static = x.type.shape
     if any(is_int(size) and static[i] not in (None, size) for i, size in told):
-        raise DnnValueError(f"assert_shape: {msg} It is {static}, expected {sizes}")
+        raise DnnValueError(f"assert_shape: {msg} x is {static}, expected_shape {sizes}")
     fits = [pt.eq(x.shape[i], size) for i, size in told if static[i] != size]
     result: TensorVariable = checked(x, msg, *fits)
     return result
@@ -112,6 +121,11 @@ def border_mode_to_pad(mode: Any, convdim: int, kshp: Sequence[Any]) -> tuple[tu
         If `mode` is anything else.
     """
     where = "border_mode_to_pad"
+    if not is_int(convdim):
+        raise DnnTypeError(f"{where}: convdim must be an int, got {shown(convdim)}")
+    kshp = sizes_argument(where, "kshp, an entry for each of convdim axes,", kshp, (convdim,))
+    if None in kshp:
+        raise DnnTypeError(f"{where}: kshp must hold ints, got {shown(kshp)}")
     if isinstance(mode, tuple):
         if len(mode) != convdim:
             raise DnnValueError(f"{where}: mode must have {convdim} entries, got {shown(mode)}")
@@ -133,5 +147,5 @@ def _sides(where: str, entry: Any) -> tuple[int, int]:
             f" {shown(entry)}"
         )
     if len(sides) != 2:
-        raise DnnNotSupportedError(f"{where}: an axis has two sides, got {shown(entry)}")
+        raise DnnNotSupportedError(f"{where}: mode must give an axis two sides, got {shown(entry)}")
     return int(sides[0]), int(sides[1])

@@ -161,6 +161,7 @@ def crossentropy_categorical_1hot_grad(
         float_tensor(where, "g_y", g_y, 1),
         float_tensor(where, "coding_dist", coding_dist, 2),
     )
+    merge_shapes(where, g_y=g_y.type.shape, coding_dist=coding.type.shape[:1])
     place = _of_rows(coding, _classes(where, "true_one_of_n", true_one_of_n))
     return pt.set_subtensor(pt.zeros_like(coding)[place], -g_y / coding[place])
 

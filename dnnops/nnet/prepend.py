@@ -36,7 +36,7 @@ def prepend_scalar_to_each_row(val: Any, mat: Any) -> TensorVariable:
     value = as_tensor(f"{where}: val must be a scalar", val)
     if matrix.type.ndim != 2:
         raise DnnTypeError(f"{where}: mat must be a matrix, got {matrix.type}")
-    if value.type.ndim != 0:
+    if value.type.ndim != 0 or value.type.dtype.startswith("complex"):
         raise DnnTypeError(f"{where}: val must be a scalar, got {value.type}")
     column = pt.full((matrix.shape[0], 1), pt.cast(value, matrix.type.dtype))
     return pt.concatenate([column, matrix], axis=1)
