@@ -61,6 +61,7 @@ def crossentropy_softmax_argmax_1hot_with_bias(x: Any, b: Any, y_idx: Any) -> li
     where = "crossentropy_softmax_argmax_1hot_with_bias"
     x, b = float_tensor(where, "x", x, 2), float_tensor(where, "b", b, 1)
     labels = _classes(where, "y_idx", y_idx)
+    merge_shapes(where, **{"rows of x": x.type.shape[:1], "y_idx": labels.type.shape})
     check_broadcast(where, x=x, b=b)
     scores = x + b
     am = pt.argmax(scores, axis=1).astype(labels.type.dtype)
@@ -126,6 +127,8 @@ def crossentropy_softmax_1hot_with_bias_dx(dy: Any, sm: Any, y_idx: Any) -> Tens
         raise DnnTypeError(f"{where}: dy must be a scalar or a vector, got {dy.type}")
     labels = _classes(where, "y_idx", y_idx)
     merge_shapes(where, sm=sm.type.shape[:1], y_idx=labels.type.shape)
+    if dy.type.shape not in ((), (1,)):
+        merge_shapes(where, sm=sm.type.shape[:1], dy=dy.type.shape)
     dy = pt.broadcast_to(dy, (sm.shape[0],))
     # Theano's result has the dtype of sm.
     by_row = pt.cast(dy, sm.type.dtype)
@@ -162,7 +165,9 @@ def crossentropy_categorical_1hot_grad(
         float_tensor(where, "coding_dist", coding_dist, 2),
     )
     merge_shapes(where, g_y=g_y.type.shape, coding_dist=coding.type.shape[:1])
-    place = _of_rows(coding, _classes(where, "true_one_of_n", true_one_of_n))
+    labels = _classes(where, "true_one_of_n", true_one_of_n)
+    merge_shapes(where, g_y=g_y.type.shape, true_one_of_n=labels.type.shape)
+    place = _of_rows(coding, labels)
     return pt.set_subtensor(pt.zeros_like(coding)[place], -g_y / coding[place])
 
 
