@@ -22,7 +22,8 @@ def run(*arguments: str) -> str:
         text=True,
         check=False,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        # Processes of pytest-xdist have 80 columns, in which tables fold names.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
     )
     assert done.returncode == 0, done.stderr
     # PyTensor's lines on a BLAS that it does not need here; as an error they would be logged.

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ def test_compilation_that_fails_is_left_to_pytensor(tmp_path, monkeypatch):
     arguments = {**dict.fromkeys(ahead._ARGUMENTS, "same"), "preargs": ["-O2"]}
     location = tmp_path / "module"
     location.mkdir()
-    with ahead.ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool:
         job = pool.submit(ahead._compile, arguments, tmp_path / "ahead")
         monkeypatch.setitem(ahead._pending, ahead._identity(arguments), job)
         assert ahead._compile_str(**arguments, location=str(location)) == "module"
