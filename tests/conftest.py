@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -149,8 +150,19 @@ if _folder := os.environ.get(configurations_run.FOLDER):
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    import pytensor
+
+    # Each variable would remember the lines that made it, which takes a fifth of the time to build
+    # a graph. The test of that sets the flag.
+    pytensor.config.traceback__limit = 0
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(skips.SkipCounter(config), "skips of tests")
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector from going through what stays, modules and tests, again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish() -> None:

@@ -18,8 +18,10 @@ import pytensor
 import pytensor.tensor as pt
 from hypothesis import given, note, seed, settings
 from hypothesis import strategies as st
+from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import Mode
 from pytensor.gradient import pushforward
+from pytensor.link.basic import PerformLinker
 
 from dnnops.nnet.conv import conv_output_shape
 from dnnops.nnet.conv_geometry import resolve_padding
@@ -28,8 +30,19 @@ from dnnops.nnet.pool import POOL_MODES, pool_output_shape
 #: Of this session's random cases. Set DNNOPS_TEST_SEED to repeat another session's.
 SEED = int(os.environ.get("DNNOPS_TEST_SEED") or random.SystemRandom().randrange(2**32))
 
+
+class _Perform(PerformLinker):
+    """Runs the inner graphs of Ops in Python, too, which PyTensor compiles in its default mode."""
+
+    def make_all(self, *args: Any, **kwargs: Any) -> Any:
+        for node in self.fgraph.apply_nodes:
+            if isinstance(node.op, OpFromGraph):
+                node.op.kwargs = {**node.op.kwargs, "mode": PERFORM_MODE}
+        return super().make_all(*args, **kwargs)
+
+
 #: Runs each Op's `perform` as it stands in the graph: no rewrites, nothing compiled.
-PERFORM_MODE = Mode(linker="py", optimizer=None)
+PERFORM_MODE = Mode(linker=_Perform(), optimizer=None)
 
 #: The largest ||out - ref|| / ||ref||.
 RELATIVE_ERROR = {

@@ -279,7 +279,7 @@ def test_derivatives_with_dropout():
             query, key, value, dropout_p=0.3, state=np.array([7, 0]), **operands
         )[0]
 
-    verify_grad(fun, points, rng=np.random.default_rng(0))
+    verify_grad(fun, points, rng=np.random.default_rng(0), mode=PERFORM_MODE)
 
 
 def test_seed_and_state():
