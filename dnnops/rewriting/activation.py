@@ -36,8 +36,8 @@ from dnnops.runtime.op import MAX_NDIM
 
 __all__ = ["local_elemwise_activation", "onednn_activation"]
 
-#: Where oneDNN is faster, by measurements that docs/decisions.rst tells: where there is an
-#: exponential. The others cost no more than reading and writing, which fusion saves.
+#: The activations for which oneDNN is faster, by the measurements in docs/decisions/cpu.rst: those
+#: with an exponential. The others cost no more than reading and writing, which fusion saves.
 FASTER: dict[type, tuple[type[OneDnnOp], tuple[str, ...]]] = {
     Activation: (OneDnnActivation, ("tanh", "sigmoid", "elu", "swish")),
     ActivationGrad: (OneDnnActivationGrad, ("swish",)),
