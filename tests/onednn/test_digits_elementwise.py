@@ -14,7 +14,13 @@ import pytensor.tensor as pt
 import pytest
 
 from dnnops import nnet
-from tests.onednn.test_digits import WIDE, pytestmark, sigmoid, whole_range  # noqa: F401
+from tests.onednn.test_digits import (  # noqa: F401
+    WIDE,
+    exact_softmax,
+    pytestmark,
+    sigmoid,
+    whole_range,
+)
 from tests.oracle import assert_digits
 
 ALL_DTYPES = pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -22,6 +28,19 @@ ALL_DTYPES = pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 
 def softplus(x: Any) -> Any:
     return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+
+
+def ultra_fast_sigmoid(x: Any, rounded: Any) -> tuple[Any, Any, Any]:
+    """Its values and its slopes, both with the size of their terms."""
+    h, sign = x / 2, np.sign(x)
+    size = np.abs(h)
+    near, step = rounded(1.5), rounded(0.0458812946797165)
+    far = sign * (rounded(0.935409070603099) + step * (size - rounded(1.7)))
+    pieces = [size < rounded(1.7), size < 3]
+    t = np.select(pieces, [near * h / (1 + size), far], sign * rounded(0.99505475368673))
+    slope = np.select(pieces, [near / (1 + size) ** 2, step], 0) / 4
+    terms = np.select(pieces, [near / (1 + size), step], 0) / 4
+    return ((t + 1) / 2, np.maximum(np.abs(t), 1) / 2), slope, terms
 
 
 def functions(x: np.ndarray, dtype: str) -> dict[str, tuple[Any, Any, Any, Any]]:
@@ -62,6 +81,7 @@ def functions(x: np.ndarray, dtype: str) -> dict[str, tuple[Any, Any, Any, Any]]
         ),
         "softplus": (nnet.softplus, softplus(w), s, None),
         "softsign": (nnet.softsign, w / (1 + np.abs(w)), 1 / (1 + np.abs(w)) ** 2, None),
+        "ultra fast sigmoid": (nnet.ultra_fast_sigmoid, *ultra_fast_sigmoid(w, rounded)),
         "hard sigmoid": (
             nnet.hard_sigmoid,
             (np.clip(line, 0, 1), np.maximum(np.abs(line - WIDE(0.5)), 0.5)),
@@ -95,6 +115,9 @@ def test_functions_and_slopes(dtype, mode):
             if name == "hard sigmoid":  # the slope at its two bends is either one
                 keep &= np.abs(np.abs(values.astype(WIDE)) - 2.5) > 1e-2
             assert_digits(out, expected, scale=terms, what=name)
+            if name == "ultra fast sigmoid":  # nor where its pieces meet
+                keep &= np.abs(np.abs(values.astype(WIDE)) - WIDE(3.4)) > 1e-2
+                keep &= np.abs(np.abs(values.astype(WIDE)) - 6) > 1e-2
             size = None if size is None else size[keep]
             slope = slope.astype(WIDE)[keep]
             assert_digits(found[keep], slope, scale=size, what=f"slope of {name}")
@@ -146,3 +169,55 @@ def test_losses_of_probabilities(dtype, mode):
     s = sigmoid(ws)
     terms = wt * (1 - s) + (1 - wt) * s
     assert_digits(found[7], s - wt, scale=np.maximum(terms, np.maximum(s, wt)), what="of scores")
+
+
+@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gradients_of_categorical_crossentropy(dtype, mode):
+    """With respect to the probabilities, from distributions and from classes."""
+    rng = np.random.default_rng(2)
+    p = (10.0 ** rng.uniform(-30, 0, (200, 7))).astype(dtype)
+    true = rng.random((200, 7)).astype(dtype)
+    chosen = rng.integers(0, 7, 200)
+    coding, dist = pt.matrix(dtype=dtype), pt.matrix(dtype=dtype)
+    labels = pt.lvector()
+    losses = [nnet.categorical_crossentropy(coding, target) for target in (dist, labels)]
+    outputs = [pytensor.grad(loss.sum(), coding) for loss in losses]
+    outputs.append(pytensor.grad(losses[0].sum(), dist))
+    fn = pytensor.function([coding, dist, labels], outputs, mode=mode)
+    by_dist, by_label, by_true = fn(p, true, chosen)
+    wide = p.astype(WIDE)
+    assert_digits(by_dist, -true / wide, what="distributions")
+    assert_digits(by_label, -np.eye(7)[chosen] / wide, what="classes")
+    assert_digits(by_true, -np.log(wide), what="the true distribution")
+
+
+@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_hierarchical_softmax(dtype, mode):
+    """Scores are exact sums of halves, so that all rounding is that of the two softmaxes."""
+    rng = np.random.default_rng(3)
+    rows, features, classes, within = 60, 4, 3, 5
+    shapes = [
+        (rows, features),
+        (features, classes),
+        (classes,),
+        (classes, features, within),
+        (classes, within),
+    ]
+    values = [(rng.integers(-8, 9, shape) / 2).astype(dtype) for shape in shapes]
+    target = rng.integers(0, 14, rows)
+    x, *weights = [pt.tensor(dtype=dtype, shape=shape) for shape in shapes]
+    labels = pt.lvector()
+    outputs = [
+        nnet.h_softmax(x, rows, 14, classes, within, *weights, target=chosen)
+        for chosen in (None, labels)
+    ]
+    fn = pytensor.function([x, *weights, labels], outputs, mode=mode)
+    every, chosen = fn(*values, target)
+    wx, w1, b1, w2, b2 = (value.astype(WIDE) for value in values)
+    inner = np.einsum("nf,cfo->nco", wx, w2) + b2
+    joint = exact_softmax(wx @ w1 + b1, 1)[0][:, :, None] * exact_softmax(inner, 2)[0]
+    expected = joint.reshape(rows, -1)[:, :14]
+    assert_digits(every, expected, 9, what="all outputs")  # 4 of each factor, 1 of their product
+    assert_digits(chosen, expected[np.arange(rows), target], 9, what="the targets")
