@@ -30,6 +30,14 @@ AXES: list[tuple[int, ...]] = [(0, 2, 3), (0,), (3,), (0, 3), (1, 2, 3), (0, 1, 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 #: How many axes of four are left.
 RANKS: list[tuple[Any, int]] = [("spatial", 1), ("per-activation", 3), ((0, 1, 2, 3), 0)]
 
@@ -103,6 +111,14 @@ def check_train_grad(rng, shape, axes, dtype="float32"):
     # Of few elements these are differences of numbers almost alike: what is rounded are those.
     normalized = (x.astype("float64") - mean) * invstd
     terms = [gout * (scale * invstd) * (1 + np.abs(normalized)), gout * normalized, gout]
+    bound = RELATIVE_ERROR[dtype]
+    bound = RELATIVE_ERROR[dtype]
+    bound = RELATIVE_ERROR[dtype]
+    bound = RELATIVE_ERROR[dtype]
+    bound = RELATIVE_ERROR[dtype]
+    bound = RELATIVE_ERROR[dtype]
+    bound = RELATIVE_ERROR[dtype]
+    bound = RELATIVE_ERROR[dtype]
     bound = RELATIVE_ERROR[dtype]
     bound = RELATIVE_ERROR[dtype]
     bound = RELATIVE_ERROR[dtype]

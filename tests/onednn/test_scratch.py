@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,3 +72,29 @@ def test_it_is_given_back_after_a_failure(limit):
 
 def test_the_default():
     assert flag_value("onednn.scratch_limit") == 64 * 2**20
+
+
+_PEAK = """
+import resource
+import numpy as np
+from dnnops.onednn.conv import OneDnnConv, OneDnnConvGradInputs
+
+def call(op, *arrays):
+    storage = [[None]]
+    op.make_node(*arrays).op.perform(op.make_node(*arrays), list(arrays), storage)
+    return storage[0][0]
+
+x, w = np.ones((8, 64, 112, 112), "float32"), np.ones((64, 64, 1, 1), "float32")
+call(OneDnnConv(2, "half"), x[:1, :, :9, :9].copy(), w)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+call(OneDnnConv(2, "half"), x, w)
+call(OneDnnConvGradInputs(2, "half"), w, x, np.array([112, 112]))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(peak * 1024 / x.nbytes)
+"""
+
+
+def test_the_output_has_room_for_the_copy_of_the_input():
+    """At most two arrays of the output's size are in memory, the output included."""
+    done = subprocess.run([sys.executable, "-c", _PEAK], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 2.3

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <tuple>
 
 #include <omp.h>
 #include <pthread.h>
@@ -231,7 +232,39 @@ void Plan::drop_what_is_read(char *scratch) const {
   drop_pages(begin + dnnl_memory_desc_get_size(desc(last_read_)), scratch + scratch_bytes_);
 }
 
+std::pair<int, int> Plan::lodger() const {
+  if (last_read_ < 0) return {-1, -1};
+  const auto uses = [&](const Step &step, int buffer) {
+    return std::any_of(step.arguments.begin(), step.arguments.end(),
+                       [&](const auto &argument) { return argument.second == buffer; });
+  };
+  const Step &last = steps_.back();
+  int host = -1;
+  for (auto [argument, buffer] : last.arguments)
+    if (argument == DNNL_ARG_TO && buffers_[buffer].is_array) host = buffer;
+  if (host < 0 || std::any_of(steps_.begin(), steps_.end() - 1, [&](const Step &step) { return uses(step, host); }))
+    return {-1, -1};
+  // Between the elements of a view there may be those of others.
+  int ndims;
+  dnnl_dims_t *dims;
+  DNNL_CHECK(dnnl_memory_desc_query(desc(host), dnnl_query_ndims_s32, &ndims));
+  DNNL_CHECK(dnnl_memory_desc_query(desc(host), dnnl_query_dims, &dims));
+  size_t room = sizeof(float);
+  for (int i = 0; i < ndims; ++i) room *= (*dims)[i];
+  if (dnnl_memory_desc_get_size(desc(host)) != room) return {-1, -1};
+  int found = -1;
+  size_t most = 0;
+  for (int i = 0; i < (int)buffers_.size(); ++i) {
+    const size_t bytes = dnnl_memory_desc_get_size(desc(i));
+    if (buffers_[i].is_array || uses(last, i) || bytes > room || bytes <= most) continue;
+    found = i;
+    most = bytes;
+  }
+  return {found, host};
+}
+
 PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
+  std::tie(lodger_, host_) = plan_->lodger();
   for (const Plan::Buffer &buffer : plan_->buffers_) {
     dnnl_memory_t memory;
     DNNL_CHECK(dnnl_memory_create(&memory, buffer.desc.get(), cpu_engine(), DNNL_MEMORY_NONE));
@@ -245,10 +278,13 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
 }
 
 void PlanRun::operator()(std::initializer_list<void *> arrays, char *scratch) {
+  // The caller's arrays are the first buffers.  Of one that is also an operand, the contents are still needed.
+  void *host = lodger_ < 0 ? nullptr : arrays.begin()[host_];
+  if (std::count(arrays.begin(), arrays.end(), host) > 1) host = nullptr;
   auto array = arrays.begin();
-  for (size_t i = 0; i < memories_.size(); ++i) {
+  for (int i = 0; i < (int)memories_.size(); ++i) {
     const Plan::Buffer &buffer = plan_->buffers_[i];
-    void *data = buffer.is_array ? *array++ : scratch + buffer.offset;
+    void *data = buffer.is_array ? *array++ : i == lodger_ && host ? host : scratch + buffer.offset;
     DNNL_CHECK(dnnl_memory_set_data_handle(memories_[i].get(), data));
   }
   dnnl_stream_t stream = cpu_stream();

@@ -97,6 +97,8 @@ class Plan {
   // Before the last step, if that brings the result into its array: scratch memory past the limit that a thread keeps
   // is given back, but for the result.
   void drop_what_is_read(char *scratch) const;
+  // The largest piece of scratch memory that can be in the array which the last step writes, and that array; or -1.
+  std::pair<int, int> lodger() const;
   size_t scratch_bytes_ = 0;
   int last_read_ = -1;  // the buffer that the last step reads
 };
@@ -110,6 +112,7 @@ class PlanRun {
 
  private:
   std::shared_ptr<const Plan> plan_;
+  int lodger_, host_;
   std::vector<Memory> memories_;
   std::vector<std::vector<dnnl_exec_arg_t>> arguments_;
 };
