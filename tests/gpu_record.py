@@ -129,8 +129,8 @@ def find_commit(given: str | None) -> str:
         If `given` is no hash, Git doesn't know, or files differ from the commit.
     """
     if given is not None:
-        if not re.fullmatch(r"[0-9a-f]{7,40}", given):
-            raise RecordError(f"{given!r} is not the hash of a commit")
+        if not re.fullmatch(r"[0-9a-f]{40}", given):
+            raise RecordError(f"{given!r} is not the full hash of a commit")
         return given
     commit = _git("rev-parse", "HEAD").strip()
     # The record that is about to be replaced doesn't count.
@@ -268,7 +268,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python3 -m tests.gpu_record",
         description=f"Run the tests marked gpu and write {RECORD}.",
     )
-    parser.add_argument("--commit", metavar="HASH", help="the commit, where Git is not to be asked")
+    parser.add_argument(
+        "--commit", metavar="HASH", help="the full hash, where Git is not to be asked"
+    )
     parser.add_argument("-n", type=int, dest="workers", help="processes, through pytest-xdist")
     parser.add_argument("--gpus", type=int, help="GPUs that the processes are spread over")
     args = parser.parse_args(arguments)

@@ -361,13 +361,13 @@ def test_description_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
         gpu_record.describe_device()
 
 
-@pytest.mark.parametrize("commit", ["HEAD", "", "012345", "0123456g"])
+@pytest.mark.parametrize("commit", ["HEAD", "", "0123456", "0123456g" * 5, "1" * 41])
 def test_commit_that_is_no_hash(
     checkout: Checkout, commit: str, capsys: pytest.CaptureFixture[str]
 ):
     checkout.write_tests(PASSING)
     assert gpu_record.main(["--commit", commit]) == 2
-    assert "is not the hash of a commit" in capsys.readouterr().err
+    assert "is not the full hash of a commit" in capsys.readouterr().err
     assert not checkout.record_path.exists()
 
 
