@@ -100,7 +100,7 @@ def crossentropy_softmax_max_and_argmax_1hot(x: Any, y_idx: Any) -> tuple[Tensor
 
 
 def crossentropy_softmax_1hot_with_bias_dx(dy: Any, sm: Any, y_idx: Any) -> TensorVariable:
-    """The gradient of `nll` of `crossentropy_softmax_argmax_1hot_with_bias` by its scores.
+    """Gradient of `nll` of `crossentropy_softmax_argmax_1hot_with_bias` with respect to scores.
 
     Parameters
     ----------

@@ -214,7 +214,7 @@ class _Search:
         return _Use(result, factor, is_transpose != on_right, on_right)
 
     def _add_scores(self, found: _Found, node: Apply) -> bool:
-        """The gradients by query and key: products with the gradient by scores."""
+        """Return the gradients with respect to query and key: products with that of the scores."""
         gradient = node.inputs[0]
         if gradient.owner is not None and isinstance(gradient.owner.op, SpecifyShape):
             gradient = gradient.owner.inputs[0]  # where of the softmax more sizes are known

@@ -168,13 +168,13 @@ class GradientByKernel(GpuDnnAttentionGrad):
 
 
 class GradientByCudnn(GpuDnnAttentionGrad):
-    """The gradient by cuDNN, whatever the shapes."""
+    """cuDNN computes the gradient, whatever the shapes."""
 
     path = 2
 
 
 def run_on_gpu(data: Data, gradient: type[GpuDnnAttentionGrad] = GpuDnnAttentionGrad) -> list[Any]:
-    """What `Data.expected` gives: device arrays, the gradients by a class of Ops."""
+    """Compute what `Data.expected` gives on the device, the gradients with a class of Ops."""
     form, operands = data.form, data.on_device()
     forward = apply_all(GpuDnnAttention(form.scale, form.is_causal, form.optional), *operands)
     grad = gradient(

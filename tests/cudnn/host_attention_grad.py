@@ -60,7 +60,7 @@ class HostGradient:
         self._library = ctypes.CDLL(str(folder / f"{name}.so"))
 
     def run(self, data: Data, vectors: bool = True, seed: int = 0) -> list[np.ndarray]:
-        """The gradients by query, key and value, as float64; their arrays begin as NaN."""
+        """Return the gradients of query, key and value as float64; their arrays start as NaN."""
         form = data.form
         given = data.given
         assert form.dtype == self.sizes.dtype

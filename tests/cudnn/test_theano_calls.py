@@ -86,7 +86,7 @@ def test_scalars_by_default_and_by_name():
 
 
 def test_parameters_by_position():
-    """In Theano's order, which is another one for the gradients."""
+    """Theano's order differs between the convolution and its gradients."""
     op = dnn.GpuDnnConv("time_once", True, 2)
     assert op == dnn.GpuDnnConv(algo="time_once", inplace=True, num_groups=2)
     for cls in (dnn.GpuDnnConvGradI, dnn.GpuDnnConvGradW):

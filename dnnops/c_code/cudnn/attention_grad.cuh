@@ -15,7 +15,7 @@ constexpr int SCORE_PITCH = ATTENTION_GRAD_SCORE_PITCH(KEYS);
 struct shared_arrays {
   Bits key[KEYS * PITCH], value[KEYS * VALUE_PITCH], query[QUERIES * PITCH], gout[QUERIES * VALUE_PITCH];
   float weights[QUERIES * SCORE_PITCH];    // scores at first
-  float gradients[QUERIES * SCORE_PITCH];  // by weights at first, then by scores
+  float gradients[QUERIES * SCORE_PITCH];  // with respect to weights at first, then to scores
 };
 static_assert(sizeof(shared_arrays) == ATTENTION_GRAD_SHARED_BYTES(KEYS, QUERIES, DEPTH, VALUE_DEPTH), "as is launched");
 
@@ -29,7 +29,7 @@ template <int ROWS, int COLUMNS>
 struct Share {
   static constexpr int STRIPS = ROWS / STRIP, ALL = COLUMNS / STRIP, STEP = WARPS / STRIPS;
   static constexpr int BLOCKS = (ALL + STEP - 1) / STEP;
-  static_assert(STEP > 0, "a warp has 16 rows at the most");
+  static_assert(STEP > 0, "a warp has at most 16 rows");
 
   float sums[BLOCKS][2][4];
 
@@ -175,7 +175,7 @@ DEVICE float sum_of_warp(float value) {
   return value;
 }
 
-// A row of scores, and of gradients by weights, becomes one of weights and of gradients by scores.
+// Replaces a row of scores with weights, and their gradients with respect to weights with those with respect to scores.
 DEVICE void weigh_row(const AttentionGradParams &p, float *scores, float *gradients, const char *mask, int row,
                       int columns, float stats) {
   constexpr int COUNT = (KEYS + 31) / 32;

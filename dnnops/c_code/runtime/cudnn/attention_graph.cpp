@@ -154,7 +154,7 @@ BackendDescriptor backward_graph(const AttentionCase &c, const GraphTarget &targ
   x = b.hide_causally(b.hide_by_lengths(x));
   const Array weights = graph.pointwise(CUDNN_POINTWISE_EXP, {x});
 
-  // From a gradient by scores, or weights, to that by what they are multiplied with.
+  // From a gradient with respect to scores, or weights, to that with respect to what multiplies them.
   const auto gradient_of = [&](Array of_scores, Array factor, int array) {
     const Sizes turned = {c.batch, c.query_heads, c.keys, c.queries};
     const Array across = graph.between(turned, swapped(packed(b.scores)), b.io);
