@@ -45,6 +45,7 @@ __all__ = [
     "float_tensor",
     "int_tuple",
     "int_vector",
+    "integer_vector",
     "is_int",
     "is_sequence",
     "merge_shapes",
@@ -150,6 +151,15 @@ def float_tensor(where: str, name: str, value: Any, ndim: int | None = None) -> 
             f"{', '.join(FLOAT_DTYPES)} (cast it first)"
         )
     return x
+
+
+def integer_vector(where: str, name: str, value: Any) -> TensorVariable:
+    """Return `value` as a vector of an integer dtype, or raise DnnTypeError."""
+    expected = f"{where}: {name} must be an integer vector"
+    vector = as_tensor(expected, value)
+    if vector.type.ndim != 1 or vector.type.dtype not in pt.type.integer_dtypes:
+        raise DnnTypeError(f"{expected}, got {vector.type}")
+    return vector
 
 
 def as_floating(where: str, name: str, value: Any) -> TensorVariable:

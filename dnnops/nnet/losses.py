@@ -18,6 +18,7 @@ from dnnops.nnet._validate import (
     as_tensor,
     check_broadcast,
     float_tensor,
+    integer_vector,
     merge_shapes,
 )
 from dnnops.nnet.activation import Activation
@@ -154,9 +155,7 @@ def crossentropy_categorical_1hot(coding_dist: Any, true_one_of_n: Any) -> Tenso
 
 
 def _of_true_classes(where: str, coding: Any, name: str, value: Any) -> TensorVariable:
-    true = as_tensor(f"{where}: {name} must be an integer vector", value)
-    if true.type.ndim != 1 or true.type.dtype not in pt.type.integer_dtypes:
-        raise DnnTypeError(f"{where}: {name} must be an integer vector, got {true.type}")
+    true = integer_vector(where, name, value)
     merge_shapes(where, **{"rows of coding_dist": coding.type.shape[:1], name: true.type.shape})
     return -pt.log(coding[pt.arange(coding.shape[0]), true])
 

@@ -12,7 +12,7 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError
-from dnnops.nnet._validate import as_tensor, check_broadcast, float_tensor, merge_shapes
+from dnnops.nnet._validate import check_broadcast, float_tensor, integer_vector, merge_shapes
 from dnnops.nnet.checks import checked
 from dnnops.nnet.cross_entropy_ops import cross_entropy
 from dnnops.nnet.softmax_ops import softmax_with_bias
@@ -177,9 +177,7 @@ def _no_bias(x: Any) -> TensorVariable:
 
 
 def _classes(where: str, name: str, value: Any) -> TensorVariable:
-    labels = as_tensor(f"{where}: {name} must be an integer vector", value)
-    if labels.type.ndim != 1 or labels.type.dtype not in pt.type.integer_dtypes:
-        raise DnnTypeError(f"{where}: {name} must be an integer vector, got {labels.type}")
+    labels = integer_vector(where, name, value)
     # As indices, which they aren't here, negative ones would count from the end.
     problem = f"{where}: {name} must not be negative"
     if labels.type.dtype.startswith("int"):
