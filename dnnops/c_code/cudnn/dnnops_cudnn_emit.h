@@ -1,23 +1,23 @@
-/* What the C code of the Ops on cuDNN adds for operands in device memory.
+/* Helpers for the C code that the cuDNN Ops emit, for operands in device memory.
  *
- * RuntimeOp's code is the same for every backend.  CudnnOp puts a block around it that declares
- * the variables device, stream and kept (outputs of the last call) and, for each device operand, a
- * reference of its own, arrayN, and layouts_arrayN.
+ * RuntimeOp's code is the same for every backend. CudnnOp wraps it in a block that declares the
+ * variables device, stream and kept (the outputs of the last call) and, for each device operand, a
+ * new reference arrayN and layouts_arrayN.
  */
 #ifndef DNNOPS_CUDNN_EMIT_H
 #define DNNOPS_CUDNN_EMIT_H
 
 #include "dnnops_gpuarray.h"
 
-/* Layouts of an operand that are taken as they are; CudnnOp has the same numbers. */
+/* Operand layouts that are accepted without a copy. CudnnOp uses the same numbers. */
 enum {
   DNNOPS_TAKE_CONTIGUOUS = 1,
   DNNOPS_TAKE_CHANNELS_LAST = 2,
-  DNNOPS_TAKE_GAPS = 4, /* either with a larger stride of the first axis */
-  DNNOPS_TAKE_ROWS = 8  /* any positive strides, but for the last axis, which is dense */
+  DNNOPS_TAKE_GAPS = 4, /* either of them, with a larger stride along the first axis */
+  DNNOPS_TAKE_ROWS = 8  /* any positive strides, if the last axis is dense */
 };
 
-/* Whether an array is dense in a memory format, but for gaps along its first axis. */
+/* Whether an array is dense in a memory format, optionally with gaps along its first axis. */
 static inline int dnnops_cudnn_is_dense(const dnnops_tensor *t, dnnops_memory_format format, int gaps) {
   int64_t strides[DNNOPS_MAX_NDIM];
   dnnops_dense_strides(t, format, strides);
@@ -28,14 +28,14 @@ static inline int dnnops_cudnn_is_dense(const dnnops_tensor *t, dnnops_memory_fo
   return t->ndim < 1 || t->shape[0] == 1 || t->strides[0] == strides[0] || (gaps && t->strides[0] > strides[0]);
 }
 
-/* Whether the last axis is dense, and no other stride negative or zero. */
+/* Whether the last axis is dense and all other strides are positive. */
 static inline int dnnops_cudnn_has_rows(const dnnops_tensor *t) {
   for (int64_t axis = 0; axis < t->ndim; ++axis)
     if (t->shape[axis] > 1 && t->strides[axis] <= 0) return 0;
   return t->ndim < 1 || t->shape[t->ndim - 1] <= 1 || t->strides[t->ndim - 1] == dnnops_itemsizes[t->dtype];
 }
 
-/* Reads an operand; one of another layout, which cuDNN would not take, or only with slow kernels,
+/* Reads an operand. If cuDNN does not support its layout, or only with slow kernels, the operand
  * is replaced by a contiguous copy. */
 static inline int dnnops_cudnn_read_dense(PyObject **array, int64_t dtype, int layouts, dnnops_tensor *t) {
   if (dnnops_gpuarray_read(*array, dtype, t) < 0) return -1;
@@ -53,12 +53,12 @@ static inline int dnnops_cudnn_read_dense(PyObject **array, int64_t dtype, int l
   return dnnops_gpuarray_read(copy, dtype, t);
 }
 
-/* The memory format of a dense operand; contiguous if it is in either. */
+/* The memory format of a dense operand: contiguous if both formats match. */
 static inline dnnops_memory_format dnnops_cudnn_format(const dnnops_tensor *t) {
   return dnnops_cudnn_is_dense(t, DNNOPS_CONTIGUOUS, 0) ? DNNOPS_CONTIGUOUS : DNNOPS_CHANNELS_LAST;
 }
 
-/* Replaces an operand by a copy unless it is in another one's memory format. */
+/* Replaces an operand by a copy unless it has the same memory format as `like`. */
 static inline int dnnops_cudnn_match(PyObject **array, int64_t dtype, const dnnops_tensor *like, dnnops_tensor *t) {
   const dnnops_memory_format format = dnnops_cudnn_format(like);
   if (dnnops_cudnn_is_dense(t, format, 0)) return 0;

@@ -1,4 +1,4 @@
-/* What the C code that an Op emits consists of, for operands that are NumPy arrays. */
+/* Helpers for the C code that Ops emit, for operands that are NumPy arrays. */
 #ifndef DNNOPS_EMIT_H
 #define DNNOPS_EMIT_H
 
@@ -7,7 +7,7 @@
 
 #include "dnnops_runtime.h"
 
-/* Sets the Python exception of a status; failed is the function that returned it. */
+/* Sets the Python exception for a failed call's status. */
 static inline void dnnops_raise(int status, const char *message) {
   PyObject *module = PyImport_ImportModule("dnnops.errors");
   if (!module) return;
@@ -26,8 +26,8 @@ typedef struct dnnops_entry {
   void (*state_free)(void *);
 } dnnops_entry;
 
-/* Finds them when a module is instantiated: a module that were linked with a library would have to
- * be compiled again whenever the library is. */
+/* Looks the functions up when a module is instantiated. A module linked with the library would
+ * have to be recompiled whenever the library is. */
 static inline int dnnops_find(const char *library, const char *function, dnnops_entry *entry) {
   PyObject *module = PyImport_ImportModule("dnnops.runtime.op");
   if (!module) return -1;
@@ -60,14 +60,14 @@ static inline int dnnops_ndarray_read(PyArrayObject *array, int64_t dtype, dnnop
   return 0;
 }
 
-/* Makes *array the output that tensor's dtype, ndim and shape ask for, keeping the one that is
- * there if it fits, and fills in data and strides. */
+/* Makes *array an output of tensor's dtype, ndim and shape, reusing the existing array if it
+ * fits, and fills in data and strides. */
 static inline int dnnops_ndarray_prepare(PyArrayObject **array, dnnops_memory_format format, dnnops_tensor *tensor) {
   static const int npy_types[] = {NPY_FLOAT32, NPY_FLOAT64, NPY_FLOAT16, -1,      NPY_INT8,
                                   NPY_UINT8,   NPY_INT32,   NPY_INT64,   NPY_BOOL};
   const int type = npy_types[tensor->dtype], ndim = (int)tensor->ndim;
   npy_intp shape[DNNOPS_MAX_NDIM], strides[DNNOPS_MAX_NDIM];
-  int order[DNNOPS_MAX_NDIM]; /* axes from the outermost in memory to the innermost */
+  int order[DNNOPS_MAX_NDIM]; /* axes, from outermost to innermost in memory */
   for (int i = 0; i < ndim; ++i) {
     shape[i] = (npy_intp)tensor->shape[i];
     order[i] = i;
@@ -93,7 +93,7 @@ static inline int dnnops_ndarray_prepare(PyArrayObject **array, dnnops_memory_fo
     if (format == DNNOPS_CONTIGUOUS) {
       *array = (PyArrayObject *)PyArray_EMPTY(ndim, shape, type, 0);
     } else {
-      /* The memory is that of a contiguous array with its axes in memory's order. */
+      /* Allocate a contiguous array with the axes in memory order, then transpose it. */
       npy_intp permuted[DNNOPS_MAX_NDIM], back[DNNOPS_MAX_NDIM];
       for (int i = 0; i < ndim; ++i) {
         permuted[i] = shape[order[i]];

@@ -1,4 +1,4 @@
-// What a batch normalization is, whichever library runs it: its axes, and checks of its operands.
+// A batch normalization as both libraries see it: its axes, and the checks of its operands.
 #ifndef DNNOPS_COMMON_BATCHNORM_PROBLEM_HPP
 #define DNNOPS_COMMON_BATCHNORM_PROBLEM_HPP
 
@@ -9,10 +9,10 @@
 
 namespace dnnops {
 
-// params: a bit for each axis that statistics are over; whether there are running averages.
+// params: a bit for each axis that is reduced; whether there are running averages.
 inline bool is_reduced(const int64_t *params, int64_t axis) { return params[0] >> axis & 1; }
 
-// The axes of batch are [bounds[0], bounds[1]), those of channel and inner follow.
+// The batch axes are [bounds[0], bounds[1]); the channel and inner axes follow.
 inline void axis_bounds(const int64_t *params, int64_t ndim, int64_t *bounds) {
   int64_t begin = 0, end = 0;
   for (int64_t i = 0; i < ndim; ++i) {
@@ -27,7 +27,7 @@ inline void axis_bounds(const int64_t *params, int64_t ndim, int64_t *bounds) {
   bounds[0] = 0, bounds[1] = begin, bounds[2] = end, bounds[3] = ndim;
 }
 
-// How many elements each statistic is over.
+// The number of elements behind each statistic.
 inline int64_t sample_count(const int64_t *params, const dnnops_tensor &x) {
   int64_t count = 1;
   for (int64_t i = 0; i < x.ndim; ++i)
@@ -61,7 +61,7 @@ inline void check_scalar(const char *name, const dnnops_tensor &scalar) {
   if (scalar.dtype != DNNOPS_FLOAT64 || scalar.ndim != 0) fail(DNNOPS_TYPE_ERROR, "%s has to be a float64 scalar", name);
 }
 
-// cuDNN's own minimum, CUDNN_BN_MIN_EPSILON, is 0 as well.
+// The same minimum as cuDNN's CUDNN_BN_MIN_EPSILON, 0.
 inline void check_epsilon(const dnnops_tensor &scalar) {
   check_scalar("epsilon", scalar);
   const double value = *static_cast<const double *>(scalar.data);
@@ -78,9 +78,10 @@ inline void check_factor(const dnnops_tensor &scalar) {
 
 }  // namespace batchnorm
 
-// These check the inputs and describe the outputs; check_dtypes(x, parameter) says whether a library takes them.
+// These check the inputs and describe the outputs. check_dtypes(x, parameter) checks that the library
+// supports the dtypes.
 
-// Inputs: x, scale, bias, epsilon and, with running averages, factor, their mean and variance.
+// Inputs: x, scale, bias, epsilon and, with running averages, factor, running mean and running variance.
 template <class CheckDtypes>
 void batchnorm_train_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs,
                            CheckDtypes check_dtypes) {
@@ -106,7 +107,7 @@ void batchnorm_train_shape(const int64_t *params, const dnnops_tensor *inputs, d
   for (int i = 1; i < (params[1] ? 5 : 3); ++i) set_output(outputs[i], inputs[1]);
 }
 
-// Inputs: x, the gradient by the output, scale, mean, invstd.
+// Inputs: x, the gradient with respect to the output, scale, mean, invstd.
 template <class CheckDtypes>
 void batchnorm_gradient_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs,
                               CheckDtypes check_dtypes) {

@@ -12,7 +12,7 @@ namespace {
 using Table = LruCache<int64_t, Chosen>;
 
 Table &table() {
-  // Never destroyed: functions may be freed while the process ends.
+  // Never destroyed, because functions may still be freed while the process exits.
   static auto *rows = new Table(4096);
   return *rows;
 }
@@ -23,7 +23,7 @@ void copy_text(char (&to)[size], const char *from) {
   to[size - 1] = 0;
 }
 
-// Whether the axes lie in memory as batch, spatial..., channel, and not also as batch, channel, spatial...
+// Whether the memory order is (batch, spatial..., channel) and not also (batch, channel, spatial...).
 bool is_channels_last(const dnnops_tensor &tensor) {
   const int64_t ndim = tensor.ndim;
   int64_t step = item_size(tensor.dtype), plain_step = step;
@@ -94,7 +94,7 @@ Chosen make_chosen(int64_t direction, const dnnops_tensor &image, const dnnops_t
   return chosen;
 }
 
-// What has been computed doesn't fail because nobody can be told of it: a row is left out instead.
+// A failure to record a row must not fail a computation that succeeded: the row is left out instead.
 
 void print_chosen(const char *op_name, const Chosen &chosen) noexcept try {
   print(line_of(op_name, chosen));
@@ -122,7 +122,7 @@ void erase_chosen(int64_t node) noexcept try {
 
 }  // namespace dnnops
 
-// Copies a node's row: 1, or 0 if it has none.
+// Copies a node's row. Returns 1, or 0 if the node has none.
 DNNOPS_EXPORT int dnnops_chosen(int64_t node, dnnops::Chosen *row) {
   try {
     const auto found = dnnops::table().find(node);

@@ -1,5 +1,5 @@
-// What the nodes of compiled functions use now, for Python to read (dnnops/chosen.py): a node tells
-// when it has chosen a plan, not when it runs one.
+// The plans that the nodes of compiled functions currently use, for Python to read (dnnops/chosen.py). A node
+// reports a plan when it selects one, not each time it runs.
 #ifndef DNNOPS_CHOSEN_HPP
 #define DNNOPS_CHOSEN_HPP
 
@@ -9,17 +9,17 @@
 
 namespace dnnops {
 
-// One node's choice.  The structure in dnnops/chosen.py has the same members.
+// One node's selection. The structure in dnnops/chosen.py has the same members.
 struct Chosen {
-  char plan[256];         // its name, cut off if it is longer
-  char source[16];        // who chose it: "timed", "cache", "guessed" or "given"
-  int64_t workspace;      // in bytes; -1: unknown
-  double time_ms;         // NaN: unknown
+  char plan[256];         // its name, truncated if too long
+  char source[16];        // where the selection comes from: "timed", "cache", "guessed" or "given"
+  int64_t workspace;      // in bytes; -1 if unknown
+  double time_ms;         // NaN if unknown
   int64_t direction;      // a ConvDirection
   int64_t dtype;          // a dnnops_dtype
-  int64_t channels_last;  // 1, 2 and 4, added up: that image, filters and top are in this memory format
+  int64_t channels_last;  // the sum of 1 (image), 2 (filters) and 4 (top) for each array in this memory format
   int64_t ndim;
-  int64_t image[5], filters[5], top[5];  // shapes, zeros from ndim on
+  int64_t image[5], filters[5], top[5];  // shapes, zero from ndim on
 };
 static_assert(sizeof(Chosen) == 256 + 16 + 21 * sizeof(int64_t), "the layout of _Row in dnnops/chosen.py");
 
@@ -27,17 +27,18 @@ static_assert(sizeof(Chosen) == 256 + 16 + 21 * sizeof(int64_t), "the layout of 
 Chosen make_chosen(int64_t direction, const dnnops_tensor &image, const dnnops_tensor &filters,
                    const dnnops_tensor &top, const std::string &plan, const char *source);
 
-// "dnnops: OneDnnConv 2x16x28x28 * 16x16x3x3 float32: winograd, 1.2 MiB workspace, 0.0402 ms (timed)", on
-// the standard error stream.
+// Prints a line such as
+// "dnnops: OneDnnConv 2x16x28x28 * 16x16x3x3 float32: winograd, 1.2 MiB workspace, 0.0402 ms (timed)"
+// to standard error.
 void print_chosen(const char *op_name, const Chosen &chosen) noexcept;
-// The same, unless this has printed that line already: for calls without a node's state, which cannot
-// tell a choice from its repetition.
+// Like print_chosen(), but prints each line only once: for calls without a node's state, which cannot tell
+// whether a selection is new.
 void print_chosen_once(const char *op_name, const Chosen &chosen) noexcept;
 
-// The table, by the node's number.
+// Stores a node's row in the table.
 void store_chosen(int64_t node, const Chosen &chosen) noexcept;
 void erase_chosen(int64_t node) noexcept;
-// A call that no node stands for has the number 0, and leaves nothing.
+// Calls that belong to no node have number 0 and record nothing.
 inline void remember_chosen(int64_t node, const Chosen &chosen) noexcept {
   if (node) store_chosen(node, chosen);
 }
@@ -45,8 +46,8 @@ inline void forget_chosen(int64_t node) noexcept {
   if (node) erase_chosen(node);
 }
 
-// A member of a node's state: the node's row in the table, which goes when the state does.  Not for the
-// makeshift state of a call whose node another thread is using: it would take the node's row with it.
+// A member of a node's state that removes the node's row when the state is freed. It must not be part of the
+// temporary state of a call whose node another thread is using: that would remove the node's row too early.
 class ChosenRow {
  public:
   ChosenRow() = default;

@@ -1,5 +1,4 @@
-// What a convolution is, whichever library runs it: its checked sizes, resolved padding and
-// the shapes of all three arrays.
+// A convolution as both libraries see it: checked sizes, resolved padding and the shapes of all three arrays.
 #ifndef DNNOPS_CONV_PROBLEM_HPP
 #define DNNOPS_CONV_PROBLEM_HPP
 
@@ -12,10 +11,11 @@ namespace dnnops {
 
 enum ConvDirection : int64_t { CONV_FORWARD = 0, CONV_GRAD_INPUTS = 1, CONV_GRAD_WEIGHTS = 2 };
 
-// The largest padded image, as the libraries count in 32 bits: MAX_EXTENT of dnnops/nnet/conv_geometry.py.
+// The largest size of a padded image, since the libraries use 32-bit integers: MAX_EXTENT in
+// dnnops/nnet/conv_geometry.py.
 constexpr int64_t LARGEST_EXTENT = (int64_t(1) << 30) - 1;
 
-// The 16 words that dnnops.nnet.conv's geometry() returns.
+// The 16 words that geometry() in dnnops.nnet.conv returns.
 struct ConvGeometry {
   int64_t spatial_ndim, border, groups, filter_flip;
   int64_t stride[3], dilation[3], pad_begin[3], pad_end[3];
@@ -23,9 +23,9 @@ struct ConvGeometry {
 enum ConvBorder : int64_t { BORDER_EXPLICIT = 0, BORDER_HALF = 1, BORDER_FULL = 2 };
 static_assert(sizeof(ConvGeometry) == 16 * sizeof(int64_t), "the layout of geometry() in nnet/conv.py");
 
-// Only 8-byte fields and no padding: a part of cache keys.
+// Only 8-byte fields and no padding, because the struct is part of cache keys.
 struct ConvProblem {
-  ConvGeometry geometry;  // with the padding resolved: border is BORDER_EXPLICIT
+  ConvGeometry geometry;  // with resolved padding: border is BORDER_EXPLICIT
   int64_t direction, ndim;
   int64_t image[5], filters[5], top[5];  // batch, channels, spatial...; filters: out, in / groups, spatial...
 };
@@ -36,7 +36,7 @@ inline ConvGeometry conv_geometry(const int64_t *words) {
   return geometry;
 }
 
-// Fills in geometry's padding from a 'half' or 'full' border and the filters' size.
+// Fills in the padding of a 'half' or 'full' border from the filter size.
 inline void resolve_padding(ConvGeometry &geometry, const int64_t *filter_spatial) {
   for (int64_t i = 0; i < geometry.spatial_ndim; ++i) {
     int64_t extent = (filter_spatial[i] - 1) * geometry.dilation[i] + 1;
@@ -46,9 +46,10 @@ inline void resolve_padding(ConvGeometry &geometry, const int64_t *filter_spatia
   geometry.border = BORDER_EXPLICIT;
 }
 
-// Builds and checks the problem of a call.  Inputs are, as the abstract Ops take them,
-// forward: image, filters; gradient by inputs: filters, top, image's spatial shape;
-// gradient by weights: image, top, filters' spatial shape.
+// Builds and checks the problem of a call. Inputs are in the order of the abstract Ops:
+// forward: image, filters;
+// gradient with respect to the inputs: filters, top, spatial shape of the image;
+// gradient with respect to the weights: image, top, spatial shape of the filters.
 inline ConvProblem conv_problem(int64_t direction, const int64_t *geometry_words, const dnnops_tensor *inputs) {
   ConvProblem problem;
   std::memset(&problem, 0, sizeof problem);
@@ -105,7 +106,7 @@ inline ConvProblem conv_problem(int64_t direction, const int64_t *geometry_words
       fail(DNNOPS_VALUE_ERROR, "the padded image's extent %lld on spatial axis %lld is more than %lld", (long long)padded,
            (long long)i, (long long)LARGEST_EXTENT);
     problem.top[2 + i] = (padded - extent) / geometry.stride[i] + 1;
-    // The libraries' 32 bits hold products of these with a place: what has no effect is kept small.
+    // The libraries multiply these by positions in 32 bits, so values too large to matter are reduced.
     geometry.stride[i] = std::min(geometry.stride[i], padded);
     if (problem.filters[2 + i] == 1) geometry.dilation[i] = 1;
   }
@@ -116,7 +117,7 @@ inline ConvProblem conv_problem(int64_t direction, const int64_t *geometry_words
   return problem;
 }
 
-// The array that the direction computes.
+// The shape of the array that this direction computes.
 inline const int64_t *conv_result_shape(const ConvProblem &problem) {
   return problem.direction == CONV_FORWARD       ? problem.top
          : problem.direction == CONV_GRAD_INPUTS ? problem.image

@@ -1,4 +1,4 @@
-// What the cross-entropies of both libraries check.
+// Checks that the cross-entropies of both libraries share.
 #ifndef DNNOPS_CROSS_ENTROPY_PROBLEM_HPP
 #define DNNOPS_CROSS_ENTROPY_PROBLEM_HPP
 
@@ -8,9 +8,9 @@ namespace dnnops {
 
 struct CrossEntropyProblem {
   int64_t rows, classes;  // of the scores
-  int64_t labels;         // how many of them there are
-  int64_t count;          // of results: the first so many rows have a label
-  int64_t label_step;     // 0: one label for all rows
+  int64_t labels;         // the number of labels
+  int64_t count;          // the number of results: only the first `count` rows have a label
+  int64_t label_step;     // 0 if one label serves all rows
 };
 
 inline bool is_label(const dnnops_tensor &labels) {
@@ -19,9 +19,9 @@ inline bool is_label(const dnnops_tensor &labels) {
 
 // Which rows have a result.
 enum CrossEntropyRows : int64_t {
-  LABELLED_ROWS = 0,  // as many of the first ones as there are labels
-  EVERY_ROW = 1,      // and each has a label
-  EVERY_ROW_OR_ONE_LABEL = 2,  // or a single label is that of all, as indexing by arange(rows) gives it
+  LABELLED_ROWS = 0,  // as many leading rows as there are labels
+  EVERY_ROW = 1,      // all rows, each with its own label
+  EVERY_ROW_OR_ONE_LABEL = 2,  // all rows, or one label for all of them, as when indexing by arange(rows)
 };
 
 inline CrossEntropyProblem cross_entropy_problem(int64_t which, const dnnops_tensor &x, const dnnops_tensor &labels) {
@@ -53,7 +53,7 @@ inline void cross_entropy_shapes(const CrossEntropyProblem &problem, const dnnop
   outputs[1].shape[1] = 2;
 }
 
-// Inputs: the gradient by the costs, x, labels, statistics.
+// Inputs: the gradient with respect to the costs, x, labels, statistics.
 inline CrossEntropyProblem cross_entropy_grad_problem(int64_t which, const dnnops_tensor *inputs) {
   const dnnops_tensor &g = inputs[0], &x = inputs[1], &statistics = inputs[3];
   const CrossEntropyProblem problem = cross_entropy_problem(which, x, inputs[2]);

@@ -1,4 +1,4 @@
-// A batch of labels for the CTC loss: checked, and without padding.
+// A batch of labels for the CTC loss, checked and with the padding removed.
 #ifndef DNNOPS_CTC_PROBLEM_HPP
 #define DNNOPS_CTC_PROBLEM_HPP
 
@@ -9,7 +9,7 @@
 
 namespace dnnops {
 
-// params: whether there are label lengths; whether gradients are asked for.
+// params: whether there are label lengths; whether gradients are requested.
 // Inputs: activations (step, batch, class), labels (batch, symbol), input lengths, label lengths.
 // Outputs: costs, gradients.
 inline int ctc_input_count(const int64_t *params) { return params[0] ? 4 : 3; }
@@ -21,9 +21,9 @@ inline int64_t integer_at(const dnnops_tensor &tensor, int64_t i, int64_t j = 0)
                                       : *reinterpret_cast<const int64_t *>(place);
 }
 
-// The labels without padding, and how many steps of each sequence count.
+// The labels without padding, and the number of valid steps of each sequence.
 struct CtcBatch {
-  std::vector<int64_t> symbols, begins, steps;  // the label of n is symbols[begins[n]] to symbols[begins[n + 1]]
+  std::vector<int64_t> symbols, begins, steps;  // label n is symbols[begins[n]] to symbols[begins[n + 1] - 1]
   int64_t longest_label = 0, most_steps = 0, work = 0;
 
   CtcBatch(const int64_t *params, const dnnops_tensor *inputs) : begins{0} {
@@ -73,7 +73,7 @@ inline void check_integers(const char *name, const dnnops_tensor &tensor, int64_
          (long long)tensor.shape[0], (long long)batch);
 }
 
-// What shapes and integers' dtypes say; the dtype of activations is looked at elsewhere.
+// Checks the shapes and the integer dtypes. The dtype of the activations is checked elsewhere.
 inline void check_ctc_operands(const int64_t *params, const dnnops_tensor *inputs) {
   const dnnops_tensor &activations = inputs[0];
   if (activations.ndim != 3)

@@ -8,10 +8,10 @@
 
 namespace dnnops {
 
-// So many elements take the words of so many blocks of random numbers.
+// Each group of DROPOUT_GROUP elements takes the words of DROPOUT_BLOCKS blocks of random numbers.
 constexpr int64_t DROPOUT_GROUP = 64, DROPOUT_BLOCKS = 16;
 
-// In a sequence of random numbers.
+// A position in a sequence of random numbers.
 struct DropoutPlace {
   uint64_t seed, offset;
 };
@@ -24,7 +24,7 @@ inline double read_probability(const dnnops_tensor &p) {
   return value;
 }
 
-// An element is dropped if its word is less.
+// An element is dropped if its random word is below this threshold.
 inline uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(p * 4294967296.0); }
 
 inline DropoutPlace read_place(const dnnops_tensor &state) {
@@ -42,7 +42,7 @@ inline void write_next_place(const DropoutPlace &place, int64_t count, void *sta
 
 inline int64_t reserve_bytes(const dnnops_tensor &x) { return (element_count(x.shape, x.ndim) + 7) / 8; }
 
-// Inputs: x, p, state.  Outputs: y, reserve, the next state.
+// Inputs: x, p, state. Outputs: y, reserve, the next state.
 inline void dropout_shapes(const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   const dnnops_tensor &x = inputs[0];
   read_probability(inputs[1]);
@@ -52,7 +52,7 @@ inline void dropout_shapes(const dnnops_tensor *inputs, dnnops_tensor *outputs) 
   set_output(outputs[2], DNNOPS_INT64, {2});
 }
 
-// Inputs: the output's gradient, p, reserve.
+// Inputs: the gradient with respect to the output, p, reserve.
 inline void dropout_grad_shape(const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   const dnnops_tensor &gy = inputs[0], &reserve = inputs[2];
   read_probability(inputs[1]);

@@ -1,4 +1,4 @@
-// Failures: thrown as dnnops::Error inside a library, a status and words outside it.
+// Failures: thrown as dnnops::Error inside a library, reported as a status and a message outside it.
 #ifndef DNNOPS_ERROR_HPP
 #define DNNOPS_ERROR_HPP
 
@@ -58,13 +58,13 @@ inline std::string list_of(const int64_t *values, int64_t count) {
   return text + ")";
 }
 
-// "float32(2, 3, 8, 8) strides (768, 256, 32, 4)": what an error says of an operand.
+// Describes an operand in an error message: "float32(2, 3, 8, 8) strides (768, 256, 32, 4)".
 inline std::string describe(const dnnops_tensor &tensor) {
   return std::string(dtype_name(tensor.dtype)) + list_of(tensor.shape, tensor.ndim) + " strides " +
          list_of(tensor.strides, tensor.ndim);
 }
 
-// Copies a small int64 host vector, which may have any stride.
+// Copies a small int64 host vector with any stride.
 inline void read_vector(const char *name, const dnnops_tensor &vector, int64_t length, int64_t *target) {
   if (vector.dtype != DNNOPS_INT64 || vector.ndim != 1 || vector.shape[0] != length)
     fail(DNNOPS_VALUE_ERROR, "%s has to be an int64 vector of length %lld", name, (long long)length);
@@ -77,15 +77,15 @@ inline std::string &last_error() {
   return text;
 }
 
-// What is to be done when the call of this thread ends; null: nothing.
+// What to run when this thread's call ends, or null.
 using AfterCall = void (*)() noexcept;
 inline AfterCall &after_call() {
   static thread_local AfterCall action = nullptr;
   return action;
 }
 
-// Runs the body of an exported function: what it throws becomes a status, with the name of
-// the Op and its operands added to the words.
+// Runs the body of an exported function. An exception becomes a status, and a message that names the Op and
+// its operands.
 template <class Body>
 int guarded(const char *op, const dnnops_tensor *inputs, int input_count, Body &&body) noexcept {
   struct AtEnd {
@@ -121,14 +121,14 @@ int guarded(const char *op, const dnnops_tensor *inputs, int input_count, Body &
   return status;
 }
 
-// What a node's slot points to.
+// The object that a node's slot points to.
 struct State {
   std::atomic_flag in_use = ATOMIC_FLAG_INIT;
   virtual ~State() = default;
 };
 
-// A call's hold on its node's state.  The interpreter's lock is released while a function runs,
-// so a second thread may call the same node: it does without the state.
+// Holds a node's state for the duration of a call. The GIL is released while a function runs, so a second
+// thread may call the same node; that call gets no state.
 template <class NodeState>
 class StateLease {
  public:
@@ -151,7 +151,7 @@ class StateLease {
   }
   StateLease(const StateLease &) = delete;
   StateLease &operator=(const StateLease &) = delete;
-  NodeState *get() const { return state_; }  // null: there is none, or another thread has it
+  NodeState *get() const { return state_; }  // null if there is no state or another thread holds it
 
  private:
   NodeState *state_ = nullptr;

@@ -1,4 +1,4 @@
-// What every runtime library exports besides its Ops' functions.
+// What every runtime library exports in addition to its Ops' functions.
 #include "error.hpp"
 
 DNNOPS_EXPORT const char *dnnops_last_error(void) { return dnnops::last_error().c_str(); }

@@ -1,4 +1,4 @@
-// A bounded map shared by all threads: least recently used entries go first.
+// A bounded map shared by all threads. The least recently used entries are evicted first.
 #ifndef DNNOPS_LRU_CACHE_HPP
 #define DNNOPS_LRU_CACHE_HPP
 
@@ -15,8 +15,8 @@ struct CacheStatistics {
   int64_t size, capacity, hits, misses, evictions;
 };
 
-// Values are shared pointers, so that an entry in use by one thread outlives its eviction
-// by another.  Two threads that miss the same key both make the value; the first one wins.
+// Values are shared pointers, so that an entry in use by one thread outlives its eviction by another. If two
+// threads miss the same key, both make the value and the first one is kept.
 template <class Key, class Value, class Hash = std::hash<Key>>
 class LruCache {
  public:
@@ -44,7 +44,7 @@ class LruCache {
     return value;
   }
 
-  // The value, or null.
+  // Returns the value, or null.
   std::shared_ptr<Value> find(const Key &key) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto found = index_.find(key);
@@ -57,14 +57,14 @@ class LruCache {
     return found->second->second;
   }
 
-  // The same without counting or using it.
+  // Like find(), but changes neither the statistics nor the order of use.
   std::shared_ptr<Value> peek(const Key &key) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto found = index_.find(key);
     return found == index_.end() ? nullptr : found->second->second;
   }
 
-  // Sets the value, also where there is one.
+  // Sets the value, replacing any existing one.
   void put(const Key &key, std::shared_ptr<Value> value) {
     std::lock_guard<std::mutex> lock(mutex_);
     erase(key);
@@ -120,7 +120,7 @@ class LruCache {
   int64_t hits_ = 0, misses_ = 0, evictions_ = 0;
 };
 
-// FNV-1a over the words of a key struct that has no padding.
+// FNV-1a over the words of a key struct without padding.
 template <class Struct>
 struct WordHash {
   static_assert(sizeof(Struct) % sizeof(int64_t) == 0, "a key consists of 8-byte words");

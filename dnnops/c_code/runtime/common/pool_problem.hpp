@@ -1,4 +1,4 @@
-// What a pooling is, whichever library runs it: its checked sizes and the shape of its output.
+// A pooling as both libraries see it: its checked sizes and the shape of its output.
 #ifndef DNNOPS_POOL_PROBLEM_HPP
 #define DNNOPS_POOL_PROBLEM_HPP
 
@@ -11,17 +11,17 @@ namespace dnnops {
 
 enum PoolMode : int64_t { POOL_MAX = 0, POOL_SUM = 1, POOL_AVERAGE_INC_PAD = 2, POOL_AVERAGE_EXC_PAD = 3 };
 
-// Of windows, strides and padding: MAX_WINDOW of dnnops/nnet/pool_geometry.py.
+// The largest window, stride or padding: MAX_WINDOW in dnnops/nnet/pool_geometry.py.
 constexpr int64_t LARGEST_WINDOW = int64_t(1) << 26;
 
-// Only 8-byte fields and no padding: a part of cache keys.
+// Only 8-byte fields and no padding, because the struct is part of cache keys.
 struct PoolProblem {
   int64_t spatial_ndim, mode, ignore_border;
   int64_t image[5], top[5];
   int64_t window[3], stride[3], pad[3];
 };
 
-// parameters: spatial_ndim, mode, ignore_border; window, stride and pad are int64 vectors.
+// parameters: spatial_ndim, mode, ignore_border. window, stride and pad are int64 vectors.
 inline PoolProblem pool_problem(const int64_t *parameters, const dnnops_tensor &image, const dnnops_tensor &window,
                                 const dnnops_tensor &stride, const dnnops_tensor &pad) {
   PoolProblem problem;
@@ -52,7 +52,7 @@ inline PoolProblem pool_problem(const int64_t *parameters, const dnnops_tensor &
     if (padding && !problem.ignore_border)
       fail(DNNOPS_VALUE_ERROR, "padding needs ignore_border=True");
     if (problem.ignore_border) {
-      // A window larger than the padded image leaves nothing, as in Theano.
+      // If the window is larger than the padded image, the output is empty, as in Theano.
       const int64_t room = size + 2 * padding - ws;
       problem.top[2 + i] = room < 0 ? 0 : room / st + 1;
     } else if (st >= ws) {

@@ -1,4 +1,5 @@
-// A recurrent network with its sizes: what the parameters and the operands of its Ops say, and their checks.
+// A recurrent network as both libraries see it: its sizes, from its Ops' parameters and operands, and their
+// checks.
 #ifndef DNNOPS_RNN_PROBLEM_HPP
 #define DNNOPS_RNN_PROBLEM_HPP
 
@@ -11,7 +12,7 @@
 
 namespace dnnops::rnn {
 
-// In cuDNN's order, too.
+// In cuDNN's order.
 enum Mode { RELU, TANH, LSTM, GRU };
 
 // Where the parameters of one direction of one layer begin, in elements.
@@ -19,8 +20,8 @@ struct PseudoLayer {
   int64_t inputs, matrices, recurrent, projection, input_biases, recurrent_biases;
 };
 
-// Words: mode, hidden size, layers, bidirectional, skipped input, projection's size, dropout's bits, lengths, and a
-// flag of the Op's own.
+// Words: mode, hidden size, layers, bidirectional, skipped input, projection size, bits of the dropout
+// probability, lengths, and a flag specific to the Op.
 struct Problem {
   Mode mode;
   int64_t hidden, layers, directions, projected, steps, batch, input, outputs, gates;
@@ -51,7 +52,7 @@ struct Problem {
   int64_t positions() const { return steps * batch; }
   bool skips(int64_t layer) const { return skip && layer == 0; }
 
-  // Operands: w, x, hx and, where there are any, cx, lengths, seed; then the gradient's.
+  // Operands: w, x, hx and, if present, cx, lengths, seed; then those of the gradient.
   int cx_at() const { return 3; }
   int lengths_at() const { return 3 + has_cell(); }
   int seed_at() const { return lengths_at() + has_lengths; }
@@ -71,7 +72,7 @@ struct Problem {
   }
 };
 
-// How many operands an Op with these words has.
+// The number of operands of an Op with these words.
 inline int operand_count(bool is_forward, const int64_t *words) {
   const bool has_cell = words[0] == LSTM, has_dropout = words[6] != 0;
   return 3 + has_cell + (words[7] != 0) + has_dropout + (is_forward ? 0 : 4 + has_cell);
@@ -98,7 +99,7 @@ inline void check_operand(const char *name, const dnnops_tensor &operand, int64_
          list_of(shape.begin(), ndim).c_str());
 }
 
-// The operands that both Ops have.
+// Checks the operands that both Ops have.
 inline void check_operands(const Problem &p, const dnnops_tensor *inputs) {
   const int64_t dtype = inputs[1].dtype;
   if (p.skip && p.input != p.hidden)
@@ -116,14 +117,15 @@ inline void check_operands(const Problem &p, const dnnops_tensor *inputs) {
            (long long)p.steps, (long long)length);
 }
 
-// The shapes of the results of checked operands, but for the reserve's.
+// Sets the shapes of the results from checked operands, except the reserve's.
 inline void set_forward_shapes(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   set_output(outputs[0], inputs[1].dtype, {p.steps, p.batch, p.width()});
   set_output(outputs[1], inputs[2]);
   if (p.has_cell()) set_output(outputs[2], inputs[p.cx_at()]);
 }
 
-// The gradient's further operands, but for the reserve; the flag says whether there is a gradient by x.
+// Checks the gradient's additional operands, except the reserve. The flag says whether to compute the
+// gradient with respect to x.
 inline void set_backward_shapes(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   const int64_t dtype = inputs[1].dtype;
   const dnnops_tensor *others = inputs + p.forward_operands();

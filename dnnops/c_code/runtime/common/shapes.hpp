@@ -1,4 +1,4 @@
-// What functions that give shapes have in common: comparing those of operands, setting those of outputs.
+// Helpers of the shape functions: compare the shapes of operands, set those of outputs.
 #ifndef DNNOPS_SHAPES_HPP
 #define DNNOPS_SHAPES_HPP
 
@@ -23,7 +23,7 @@ inline void set_output(dnnops_tensor &output, int64_t dtype, const std::vector<i
   set_output(output, dtype, shape.data(), static_cast<int64_t>(shape.size()));
 }
 
-// An output of another array's dtype and shape.
+// Gives an output the dtype and shape of another array.
 inline void set_output(dnnops_tensor &output, const dnnops_tensor &like) {
   set_output(output, like.dtype, like.shape, like.ndim);
 }
