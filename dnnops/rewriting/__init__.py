@@ -1,1 +1,1 @@
-"""The rewrites that put backend Ops into ordinary graphs: one concern a file."""
+"""Graph rewrites that insert backend Ops into ordinary graphs, one concern per file."""

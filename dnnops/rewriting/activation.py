@@ -1,7 +1,7 @@
-"""Activations on the CPU: oneDNN's where they are faster, elementwise Ops otherwise.
+"""Run activations on the CPU with oneDNN where it is faster, else with elementwise Ops.
 
-PyTensor has fused elementwise Ops when a library's Ops take their places. Where elementwise Ops are
-put into the graph after that, or taken out, what has been fused is taken apart and fused anew.
+PyTensor has already fused elementwise Ops when library Ops are inserted. If a later rewrite adds or
+removes elementwise Ops, the fused Ops are split and fused again.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from dnnops.runtime.op import MAX_NDIM
 
 __all__ = ["local_elemwise_activation", "onednn_activation"]
 
-#: The activations for which oneDNN is faster, by the measurements in docs/decisions/cpu.rst: those
-#: with an exponential. The others cost no more than reading and writing, which fusion saves.
+#: The activations for which oneDNN is faster, according to docs/decisions/cpu.rst: those with an
+#: exponential. The others are limited by memory traffic, which fusion avoids.
 FASTER: dict[type, tuple[type[OneDnnOp], tuple[str, ...]]] = {
     Activation: (OneDnnActivation, ("tanh", "sigmoid", "elu", "swish")),
     ActivationGrad: (OneDnnActivationGrad, ("swish",)),
 }
 SCALAR_OPS: dict[type, str] = {Tanh: "tanh", Sigmoid: "sigmoid"}
-#: Of arrays known to be smaller, a call of oneDNN takes longer than compiled code.
+#: For arrays known to be smaller, calling oneDNN takes longer than compiled code.
 MIN_ELEMENTS = 512
 
-#: Graphs that have something new to fuse.
+#: Graphs with new elementwise Ops to fuse.
 _altered: WeakSet[FunctionGraph] = WeakSet()
 
 
@@ -56,7 +56,7 @@ def _is_worth_a_call(x: Any) -> bool:
 
 
 def onednn_activation(node: Apply) -> OneDnnOp | None:
-    """The Op on oneDNN for an activation or its gradient; None where that is not the faster one.
+    """Return the oneDNN Op for an activation or its gradient, or None if it is not faster.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def onednn_activation(node: Apply) -> OneDnnOp | None:
 
 @node_rewriter([Activation, ActivationGrad])
 def local_expand_activation(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace an activation, or its gradient, by elementwise Ops."""
+    """Replace an activation or its gradient with elementwise Ops."""
     if type(node.op) not in FASTER:
         return None
     output = node.op.expression(*node.inputs)
@@ -88,7 +88,7 @@ def local_expand_activation(fgraph: FunctionGraph, node: Apply) -> list[Variable
 
 @node_rewriter([Elemwise])
 def local_elemwise_activation(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a float32 tanh or sigmoid by oneDNN's, also one that has been fused with others."""
+    """Replace a float32 tanh or sigmoid with the oneDNN Op, even if it has been fused."""
     scalar_op = node.op.scalar_op
     if not _is_worth_a_call(node.outputs[0]):
         return None
@@ -107,7 +107,7 @@ def local_elemwise_activation(fgraph: FunctionGraph, node: Apply) -> list[Variab
 
 @node_rewriter([Elemwise])
 def local_take_apart(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a fused node by a node for each of its scalar Ops."""
+    """Split a fused node into one node per scalar Op."""
     if not isinstance(node.op.scalar_op, Composite):
         return None
     inner_graph = node.op.scalar_op.fgraph
@@ -117,7 +117,7 @@ def local_take_apart(fgraph: FunctionGraph, node: Apply) -> list[Variable] | Non
     def outer(variable: Variable) -> Variable:
         if variable not in known:
             assert isinstance(variable, Constant)
-            # With all dimensions, as it would have been before fusion.
+            # Give the constant all dimensions, as before fusion.
             known[variable] = constant(
                 variable.data.reshape((1,) * ndim), dtype=variable.type.dtype
             )
@@ -134,7 +134,7 @@ def local_take_apart(fgraph: FunctionGraph, node: Apply) -> list[Variable] | Non
 
 
 class ExpandActivations(GraphRewriter):
-    """Write out, as elementwise Ops, the activations that no library has taken."""
+    """Expand the activations that no library runs into elementwise Ops."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,11 +146,11 @@ class ExpandActivations(GraphRewriter):
 
 
 class FuseAgain(GraphRewriter):
-    """Fuse elementwise Ops anew in graphs that the rewrites above have altered."""
+    """Fuse elementwise Ops again in graphs that the rewrites above have changed."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Fused nodes of several outputs would not be fused with others.
+        # Split first: PyTensor does not fuse a node with several outputs any further.
         self._steps = (
             dfs_rewriter(local_take_apart),
             FusionOptimizer(),

@@ -1,9 +1,10 @@
-"""Recognize attention that is written out, with its gradients: ``softmax(q @ k.T * s + mask) @ v``.
+"""Recognize written-out attention, ``softmax(q @ k.T * s + mask) @ v``, and its gradients.
 
-It is looked for right after the gradients of softmax were, when PyTensor has simplified the graph
-and not yet made other Ops of products. What is found is taken with all that uses the weights, or
-not at all: there would be an Op for the output, and the weights beside it. Of all gradients, that
-by the keys alone isn't found: PyTensor then transposes what the gradient of softmax consists of.
+This runs right after the gradients of softmax have been recognized: PyTensor has then simplified
+the graph but has not yet replaced products with other Ops. Attention is replaced only together with
+every use of its weights, since otherwise the weights would be computed a second time. A graph with
+the gradient with respect to the keys alone is not recognized, because PyTensor then transposes the
+terms of the softmax gradient.
 """
 
 from __future__ import annotations
@@ -46,17 +47,17 @@ from dnnops.rewriting.lifting import _graph_device
 
 __all__ = ["RecognizeAttention"]
 
-#: The Ops copy keys and values whose rows lie apart. On two CPU cores, without gradients, fewer
-#: queries did not make up for it (32x512 keys of depth 64: 8 took 1.8 ms, the products 1.0 ms; 32
-#: took 2.8 ms and 8.5 ms).
+#: The Ops copy keys and values whose rows are not contiguous. On two CPU cores, without gradients,
+#: this does not pay off for fewer queries (32x512 keys of depth 64: with 8 queries, the Op took
+#: 1.8 ms and the products 1.0 ms; with 32 queries, 2.8 ms and 8.5 ms).
 FEWEST_QUERIES = 16
 
 
 @dataclass
 class _Use:
-    """A product of which a matrix is a factor: ``x @ factor``, or ``x.T @ factor``.
+    """A product with a given matrix `x` as a factor: ``x @ factor`` or ``x.T @ factor``.
 
-    A product with the matrix on the right is one with it on the left, transposed.
+    If `x` is the right factor, the product is transposed so that `x` is on the left.
     """
 
     result: Any
@@ -70,7 +71,7 @@ class _Use:
 
 @dataclass
 class _Found:
-    """An attention in a graph: its operands, and what is to be replaced."""
+    """Attention in a graph: its operands and the variables to replace."""
 
     query: Any
     key: Any
@@ -84,7 +85,7 @@ class _Found:
     gradients: dict[str, _Use] = field(default_factory=dict)
 
     def full_mask(self) -> Any:
-        """The mask of the Op: a condition, or what is added."""
+        """Return the mask operand of the Op: a boolean condition or an added array."""
         if self.condition is None:
             return self.mask
         seen, is_seen = self.condition
@@ -94,7 +95,7 @@ class _Found:
         return pt.switch(seen, self.mask, pt.constant(-inf, dtype=self.mask.type.dtype))
 
     def scaled(self, x: Any) -> Any:
-        """Scale `x` by what the Op can't take as a parameter."""
+        """Scale `x` by the variables that the Op cannot take as a parameter."""
         return x if self.has_default_scale else self.scale.without_number(x)
 
     def replacements(self) -> list[tuple[Variable, Variable]]:
@@ -119,7 +120,7 @@ class _Found:
 
 
 def _narrow(x: Any) -> Any:
-    """The device's bfloat16 variable of which `x` is the host's float32 one, or None."""
+    """Return the bfloat16 device variable that `x` is a float32 host copy of, or None."""
     node = x.owner
     cast = node.inputs[0].owner if node is not None and isinstance(node.op, HostFromGpu) else None
     if cast is None or not isinstance(cast.op, GpuCast):
@@ -128,7 +129,7 @@ def _narrow(x: Any) -> Any:
 
 
 def _operand(x: Any) -> Any:
-    """`x` as the Op takes it: of four axes, and seen to be of bfloat16 if it is."""
+    """Convert `x` to an operand of the Op: four axes, and transferred as bfloat16 if it is one."""
     root, order = view_of(x)
     if len(order) == 3:
         x = root.dimshuffle(order[0], "x", *order[1:])
@@ -137,7 +138,7 @@ def _operand(x: Any) -> Any:
 
 
 class _Search:
-    """Of the attention whose weights are a softmax's result."""
+    """Search a graph for attention whose weights are the result of a softmax."""
 
     def __init__(self, fgraph: FunctionGraph):
         self.fgraph = fgraph
@@ -170,7 +171,7 @@ class _Search:
         return found if self._fits(found, weights) else None
 
     def _scores(self, x: Any) -> _Found | None:
-        """The operands of scores, if `x` are some."""
+        """Return the operands of `x` if it holds attention scores, else None."""
         x, condition = unhidden(x, -inf)
         for term, mask in terms_of(x):
             scale = Scale()
@@ -185,7 +186,10 @@ class _Search:
         return None
 
     def _uses(self, x: Any, others: Any = ()) -> list[_Use] | None:
-        """The products of `x` and its transpose: None if it is used for anything but `others`."""
+        """Return the products of `x` or its transpose.
+
+        Return None if `x` has a use that is neither a product nor in `others`.
+        """
         uses = []
         for client, place in self.clients(x):
             if (client, place) in others:
@@ -214,10 +218,13 @@ class _Search:
         return _Use(result, factor, is_transpose != on_right, on_right)
 
     def _add_scores(self, found: _Found, node: Apply) -> bool:
-        """Return the gradients with respect to query and key: products with that of the scores."""
+        """Add the gradients with respect to query and key, which are products with the scores'.
+
+        Return False if the graph does not have the expected form.
+        """
         gradient = node.inputs[0]
         if gradient.owner is not None and isinstance(gradient.owner.op, SpecifyShape):
-            gradient = gradient.owner.inputs[0]  # where of the softmax more sizes are known
+            gradient = gradient.owner.inputs[0]  # inserted where the softmax knows more sizes
         factors = factors_of(gradient)
         if factors is None or view_of(factors[1], True) != view_of(found.value):
             return False
@@ -234,7 +241,7 @@ class _Search:
         return uses is not None
 
     def _by_scores(self, found: _Found, gradient: Any) -> Any:
-        """What is scaled as the scores are, and zero where they are hidden; or None."""
+        """Return `gradient` once scaled and masked like the scores, or None if it is not."""
         result = gradient
         while len(self.clients(result)) == 1:
             node = self.clients(result)[0][0]
@@ -251,7 +258,10 @@ class _Search:
 
     @staticmethod
     def _fits(found: _Found, weights: Any) -> bool:
-        """Whether none is broadcast, no mask larger than the scores, and all of one dtype."""
+        """Return whether the operands have one dtype and none, except the mask, is broadcast.
+
+        The mask must not be larger than the scores.
+        """
         arrays = [found.scaled(found.query), found.key, found.value, weights, found.out.result]
         if found.gout is not None:
             arrays.append(found.gout)
@@ -275,12 +285,13 @@ class _Search:
 
 
 class RecognizeAttention(GraphRewriter):
-    """Put `Attention` and `AttentionGrad` in the place of what they compute.
+    """Replace written-out attention and its gradients with `Attention` and `AttentionGrad`.
 
     Parameters
     ----------
     on_device : bool
-        Whether for a GPU, where cuDNN takes float16 and bfloat16; else for the CPU, in float32.
+        Whether to rewrite for a GPU, where cuDNN supports float16 and bfloat16, or for the CPU,
+        which uses float32.
     """
 
     def __init__(self, on_device: bool):
@@ -298,7 +309,7 @@ class RecognizeAttention(GraphRewriter):
                 continue
             try:
                 replacements = found.replacements()
-            except DnnError:  # sizes that are known not to fit: the graph will tell its user
+            except DnnError:  # static sizes do not match; the graph itself raises when run
                 continue
             fgraph.replace_all_validate(replacements, reason="recognize_attention")
 
@@ -323,14 +334,14 @@ class _Nothing(GraphRewriter):
 
 
 class RecognizeAttentionDB(RewriteDatabase):
-    """The entry ``"onednn_attention"`` of PyTensor's database: nothing on the way to a GPU."""
+    """Database entry ``"onednn_attention"``, which does nothing for graphs that go to a GPU."""
 
     def query(self, *tags: Any, **kwtags: Any) -> GraphRewriter:
-        """Make the rewriter for a query."""
+        """Return the rewriter for a query."""
         included = getattr(tags[0], "include", ()) if tags else ()
         return _Nothing() if "gpu" in included else RecognizeAttention(False)
 
 
-# After the gradients of softmax (1.8), before products become other Ops (2).
+# After the gradients of softmax (1.8), before PyTensor replaces products with other Ops (2).
 optdb.register("onednn_attention", RecognizeAttentionDB(), "fast_run", "onednn", position=1.85)
 optdb.register("cudnn_attention", RecognizeAttention(True), "gpu", "cudnn", position=1.85)

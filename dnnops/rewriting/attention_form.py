@@ -1,7 +1,7 @@
-"""How attention is written out: matrices, their scale, and what hides scores.
+"""Read the parts of written-out attention: matrices, their scale and the masking of scores.
 
-PyTensor merges transpositions that follow each other, and moves some through products. So matrices
-are compared as permutations of what they are made of, and a product may be written transposed.
+PyTensor merges consecutive transpositions and moves some through products. Matrices are therefore
+compared as permutations of the arrays below them, and a product may be written transposed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,19 @@ __all__ = [
     "view_of",
 ]
 
-#: A variable and the order in which another one has its axes, as a `DimShuffle` says it.
+#: A variable and a permutation of its axes, given like the order of a `DimShuffle`.
 View = tuple[Any, tuple[Any, ...]]
 
 
 def view_of(x: Any, swapped: bool = False) -> View:
-    """What `x` is a permutation of; or what it is with the last two axes swapped."""
+    """Return the array that `x` permutes and the permutation.
+
+    Parameters
+    ----------
+    x : Variable
+    swapped : bool
+        Whether to describe `x` with its last two axes swapped.
+    """
     node, order = x.owner, tuple(range(x.type.ndim))
     if node is not None and isinstance(node.op, DimShuffle):
         x, order = node.inputs[0], tuple(node.op.new_order)
@@ -47,7 +54,7 @@ def array_of(view: View) -> Any:
 
 
 def _operands(x: Any, kind: type) -> list[Any] | None:
-    """The operands of an elementwise operation, if `x` is the result of one of this kind."""
+    """Return the operands of `x` if it is an elementwise operation of type `kind`, else None."""
     node = x.owner
     if node is None or not isinstance(node.op, Elemwise):
         return None
@@ -55,7 +62,7 @@ def _operands(x: Any, kind: type) -> list[Any] | None:
 
 
 def factors_of(x: Any) -> tuple[Any, Any] | None:
-    """The two stacks of matrices whose product `x` is, if it is one."""
+    """Return the two stacks of matrices whose product is `x`, or None if `x` is no product."""
     node = x.owner
     if node is None or not isinstance(node.op, Blockwise) or not isinstance(node.op.core_op, Dot):
         return None
@@ -70,7 +77,7 @@ def _number(x: Any) -> float | None:
 
 @dataclass
 class Scale:
-    """Scalars that an array is multiplied with and divided by: numbers, and variables."""
+    """Numbers and scalar variables that multiply or divide an array."""
 
     number: float = 1.0
     factors: list[Any] = field(default_factory=list)
@@ -96,7 +103,7 @@ class Scale:
         )
 
     def without_number(self, x: Any) -> Any:
-        """Multiply `x` with the variables."""
+        """Scale `x` by the variables only."""
         for factor in self.factors:
             x = x * factor
         for divisor in self.divisors:
@@ -104,7 +111,7 @@ class Scale:
         return x
 
     def is_root_of(self, depths: list[Any]) -> bool:
-        """Whether it is the inverse root of what is computed as one of `depths` is."""
+        """Return whether the scale is the inverse square root of one of `depths`."""
         if self.number != 1.0 or len(self.factors) + len(self.divisors) != 1:
             return False
         base, exponent = _power(*self.factors, *self.divisors)
@@ -114,7 +121,7 @@ class Scale:
 
 
 def _power(x: Any) -> tuple[Any, float]:
-    """The base and the exponent of which `x` is the power, in whatever dtype and shape."""
+    """Read `x` as a power, looking through casts and `DimShuffle`; return base and exponent."""
     exponent = 1.0
     while x.owner is not None:
         base = x.owner.inputs[-1]
@@ -134,7 +141,7 @@ def _power(x: Any) -> tuple[Any, float]:
 
 
 def unscaled(x: Any, scale: Scale) -> Any:
-    """Take the scalars off `x`, and add them to `scale`."""
+    """Return `x` without its scalar factors and divisors, which are added to `scale`."""
     while True:
         if (operands := _operands(x, TrueDiv)) and all(operands[1].type.broadcastable):
             scale.add([], operands[1:])
@@ -148,14 +155,14 @@ def unscaled(x: Any, scale: Scale) -> Any:
         x = arrays[0]
 
 
-#: A condition, and whether it says what is seen; else it says what is hidden.
+#: A condition, and whether it is true for visible scores (else it is true for hidden ones).
 Condition = tuple[Any, bool]
 
 
 def unhidden(x: Any, filler: float) -> tuple[Any, Condition | None]:
-    """Take a condition off `x`, without which it is the number `filler`.
+    """Split `x` into an array and the condition that replaces hidden elements with `filler`.
 
-    PyTensor computes gradients of float16 conditions in float32, and casts them.
+    PyTensor computes gradients of float16 switches in float32 and casts them.
     """
     chosen = (_operands(x, Cast) or [x])[0]
     condition, *branches = _operands(chosen, Switch) or [None]
@@ -168,7 +175,7 @@ def unhidden(x: Any, filler: float) -> tuple[Any, Condition | None]:
 
 
 def terms_of(x: Any) -> list[tuple[Any, Any]]:
-    """What may be scores in `x`, each with the rest, which is added to it."""
+    """List the terms of `x` that may be scores, each with the sum of the other terms."""
     found = [(x, None)]
     if operands := _operands(x, Sub):
         found.append((operands[0], -operands[1]))

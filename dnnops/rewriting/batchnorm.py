@@ -1,13 +1,13 @@
-"""Recognize a batch normalization that a user wrote out, and its gradient.
+"""Recognize a written-out batch normalization and its gradient.
 
-Both have to go together: a gradient is made of the parts of what it is the gradient of, so that
-recognizing one of them alone would compute these parts for the other one's sake. A gradient is not
-looked at for its form. That of the recognized expression is taken once more, of variables of its
-own, and is looked for in the graph: whatever the expression was, the same operations have made the
-same gradient. For this nothing may have been rewritten before, not even merged.
+Both must be replaced together: the gradient reuses intermediate results of the normalization, so
+replacing only one of them would keep those results for the other. A gradient is not recognized by
+its form. Instead, the gradient of the recognized expression is built again from fresh variables and
+searched for in the graph, where the same operations have produced it. This works only before any
+other rewrite, including merging.
 
-On the way to a GPU this is done for what will be there, and for the batch's own statistics only:
-with given ones the expression is elementwise, and is fused with what is around it.
+For a GPU, only normalizations that will run there are replaced, and only if they use the statistics
+of the batch. With given statistics the expression is elementwise and is fused with its neighbors.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ __all__ = ["RecognizeBatchNorm", "RecognizeGpuBatchNorm"]
 
 
 class RecognizeBatchNorm(GraphRewriter):
-    """Replace batch normalizations that are written out by the abstract Ops, for oneDNN."""
+    """Replace written-out batch normalizations with the abstract Ops, to run on oneDNN."""
 
     dtypes: tuple[str, ...] = ("float32",)
 
     def apply(self, fgraph: FunctionGraph) -> None:
         """Rewrite `fgraph`."""
-        # Each has a root, of the variance and a constant.
+        # Every normalization takes the root of the variance plus a constant.
         if not any(_may_be_root(node.op) for node in fgraph.apply_nodes):
             return
         if not self._is_available(fgraph):
@@ -57,7 +57,7 @@ class RecognizeBatchNorm(GraphRewriter):
         order = fgraph.toposort()
         takes = self._selection(fgraph, order)
         summed = {node.inputs[0] for node in fgraph.apply_nodes if isinstance(node.op, Sum)}
-        # From the outputs on, so that the longest expression comes first.
+        # Start from the outputs, so that the longest expression is found first.
         for node in reversed(order):
             if node not in fgraph.apply_nodes:
                 continue
@@ -66,7 +66,7 @@ class RecognizeBatchNorm(GraphRewriter):
                 continue
             try:
                 replacements = _replacements(fgraph, form)
-            except DnnError:  # sizes that are known not to fit: the graph will tell its user
+            except DnnError:  # static sizes do not match; the graph itself raises when run
                 continue
             if replacements:
                 fgraph.replace_all_validate(replacements, reason="recognize_batchnorm")
@@ -77,19 +77,19 @@ class RecognizeBatchNorm(GraphRewriter):
     def _selection(
         self, fgraph: FunctionGraph, order: list[Apply]
     ) -> Callable[[Normalization], bool]:
-        """Give what says whether the Op for a normalization is wanted."""
+        """Return a predicate that says whether to replace a normalization."""
         return lambda form: True
 
 
 class RecognizeGpuBatchNorm(RecognizeBatchNorm):
-    """Replace those that will be on a GPU.
+    """Replace the written-out batch normalizations that will run on a GPU.
 
     Parameters
     ----------
     excluded_tags : collection of str
-        Lifters with one of these tags move nothing.
+        Tags whose lifters are disabled.
     everything : bool
-        Whether everything moves that has a lifter.
+        Whether every node with a lifter moves to the GPU.
     """
 
     dtypes = ("float16", "float32", "float64")
@@ -108,8 +108,8 @@ class RecognizeGpuBatchNorm(RecognizeBatchNorm):
         if self.everything:
             return lambda form: form.trains
         on_device = Forecast(fgraph, order, self.excluded_tags).on_device
-        # What stays on the host is left to the elementwise loops: without an operand on the device
-        # the Op would stay there, too.
+        # Without an operand on the device, the Op would stay on the host, where elementwise loops
+        # are left alone.
         return lambda form: form.trains and not on_device.isdisjoint(form.leaves())
 
 
@@ -119,18 +119,18 @@ def _may_be_root(op: Any) -> bool:
 
 @dataclass
 class _Found:
-    """A variable of the graph that is replaced.
+    """A variable of the graph to replace.
 
     Attributes
     ----------
     variable : Variable
-        Which.
+        The variable.
     leaf : Variable or None
-        What it is the gradient by.
+        If the variable is a gradient, the leaf with respect to which it is taken.
     gradient : Variable or None
-        The gradient by the normalization's output of which it is made.
+        The gradient with respect to the normalization's output that it is computed from.
     rest : list of Variable
-        What else it is the sum of.
+        Other terms of the sum that the variable computes.
     """
 
     variable: Any
@@ -140,7 +140,7 @@ class _Found:
 
 
 class _Template:
-    """A normalization of variables of its own, and its gradients: as they are written."""
+    """A copy of a normalization, with fresh variables for its leaves, and its gradients."""
 
     def __init__(self, form: Normalization):
         self.form = form
@@ -150,7 +150,7 @@ class _Template:
         (self.out,) = graph_replace([form.out], self.own, strict=False)
 
     def gradients(self, out: Any) -> dict[Variable, Any]:
-        """The gradients by the graph's leaves, for `out`, where there are any."""
+        """Return the gradients of `out`, keyed by the graph's leaves, for all connected leaves."""
         gradients: Any = pytensor.gradient.grad(
             None,
             list(self.own.values()),
@@ -163,7 +163,7 @@ class _Template:
 
 
 class _Results:
-    """What the Ops compute in the place of a normalization and its gradients."""
+    """The Op results that replace a normalization and its gradients."""
 
     def __init__(self, template: _Template, with_var: bool):
         self.template = template
@@ -172,15 +172,15 @@ class _Results:
         self.outputs, self.averages = _op_outputs(form, given, with_var)
         self._own_outputs, _ = _op_outputs(form, template.own, with_var)
         self._gradients: dict[Variable, dict[Variable, Any]] = {}
-        #: What stands for the output and its statistics.
+        #: Replacements for the output and its statistics.
         self.new = {form.out: self.outputs[0], **(self._statistics() if form.trains else {})}
 
     def _statistics(self) -> dict[Variable, Any]:
-        """What stands for mean and variance."""
+        """Return the replacements for mean and variance."""
         form = self.template.form
         statistics = {form.mean: self.outputs[1]}
         if self.averages:
-            # The new average leaves nothing of the old one: it is the unbiased variance.
+            # With an averaging factor of 1, the running average is the unbiased variance.
             dtype = self.averages[1].type.dtype
             count = cast(variadic_mul(*(form.x.shape[i] for i in form.axes)), dtype)
             one = constant(1, dtype=dtype)
@@ -191,7 +191,7 @@ class _Results:
         }
 
     def gradient(self, found: _Found) -> Any:
-        """What stands for a gradient."""
+        """Return the replacement for a gradient."""
         template = self.template
         if found.gradient not in self._gradients:
             gradients = template.gradients(self._own_outputs[0])
@@ -202,14 +202,14 @@ class _Results:
             self._gradients[found.gradient] = dict(zip(gradients, new, strict=True))
         gradient = self._gradients[found.gradient][found.leaf]
         total = add(gradient, *found.rest) if found.rest else gradient
-        # Of float16 data, what is written out has terms in float32.
+        # For float16 data, the written-out form has float32 terms.
         return cast(total, found.variable.type.dtype)
 
 
 def _op_outputs(
     form: Normalization, values: dict[Any, Any], with_var: bool
 ) -> tuple[list[Any], list[Any]]:
-    """The Op's results for leaves: output, mean and invstd, and running averages."""
+    """Apply the Op to `values`; return output, mean and invstd, and then running averages."""
     scale, bias = form.parameters(values)
     x, epsilon = values[form.x], constant(form.epsilon, dtype="float64")
     if not form.trains:
@@ -225,7 +225,10 @@ def _op_outputs(
 
 
 def _replacements(fgraph: FunctionGraph, form: Normalization) -> list[tuple[Variable, Variable]]:
-    """What to put for which variables; nothing if parts of the normalization are needed anyway."""
+    """Return pairs of old and new variables.
+
+    The list is empty if intermediate results of the normalization are needed elsewhere.
+    """
     leaves = form.leaves()
     parts = {
         x
@@ -240,7 +243,7 @@ def _replacements(fgraph: FunctionGraph, form: Normalization) -> list[tuple[Vari
     if form.trains and not parts.isdisjoint(needed):
         gradients = template.gradients(template.out)
         numbers = ValueNumbers(fgraph)
-        # Not the sum of what is not this normalization's gradient.
+        # Sums alone do not show that a gradient belongs to this normalization.
         telling = _telling_leaves(template, gradients)
         for gradient in _gradients_of_output(numbers, template, list(gradients.values())):
             by_leaves = list(_find(numbers, template, gradients, gradient))
@@ -249,7 +252,7 @@ def _replacements(fgraph: FunctionGraph, form: Normalization) -> list[tuple[Vari
         needed = _needed(fgraph, found, leaves)
     if not parts.isdisjoint(needed):
         return []
-    # A parameter that comes from what is replaced would come from itself.
+    # A leaf computed from a replaced variable would make the graph cyclic.
     if not {f.variable for f in found}.isdisjoint(ancestors(leaves)):
         return []
     results = _Results(template, form.trains and form.var.variable in needed)
@@ -264,7 +267,7 @@ def _replacements(fgraph: FunctionGraph, form: Normalization) -> list[tuple[Vari
 
 
 def _needed(fgraph: FunctionGraph, found: list[_Found], leaves: list[Any]) -> set[Variable]:
-    """Which variables a graph's outputs need once others have been replaced."""
+    """Return the variables that the graph's outputs need after the replacement."""
     sources = {f.variable: [*leaves, *f.rest] for f in found}
     for f in found:
         if f.gradient is not None:
@@ -283,7 +286,7 @@ def _needed(fgraph: FunctionGraph, found: list[_Found], leaves: list[Any]) -> se
 
 
 def _telling_leaves(template: _Template, gradients: dict[Variable, Any]) -> set[Variable]:
-    """The leaves by which the gradient has more in it than a sum of the output's one."""
+    """Return the leaves whose gradient is more than a sum of the output's gradient."""
     form, own = template.form, list(template.own.values())
     parts = {x for x in ancestors([template.out], blockers=own) if form.is_large(x)} - set(own)
     return {
@@ -296,7 +299,7 @@ def _telling_leaves(template: _Template, gradients: dict[Variable, Any]) -> set[
 def _gradients_of_output(
     numbers: ValueNumbers, template: _Template, gradients: list[Any]
 ) -> Iterator[Variable]:
-    """What may be the gradient of the normalization's output: what is used like one."""
+    """Yield variables that are used like the gradient of the normalization's output."""
     given = {own: leaf for leaf, own in template.own.items()}
     dependent = {template.gradient}
     users: list[Apply] = []
@@ -306,7 +309,7 @@ def _gradients_of_output(
         dependent.update(node.outputs)
         if all(x is template.gradient or x not in dependent for x in node.inputs):
             users.append(node)
-    # A product with another part says more than a sum does.
+    # A product with another operand is more specific than a sum.
     products = [user for user in users if len(set(user.inputs)) > 1]
     seen: set[Variable] = set()
     for user in products or users:
@@ -329,7 +332,7 @@ def _gradients_of_output(
 def _find(
     numbers: ValueNumbers, template: _Template, gradients: dict[Variable, Any], gradient: Any
 ) -> Iterator[_Found]:
-    """Find the gradients by the leaves in the graph, for one of the output."""
+    """Find the gradients with respect to the leaves, given the gradient of the output."""
     given = {own: leaf for leaf, own in template.own.items()} | {template.gradient: gradient}
     of_template = numbers.of(gradients.values(), given)
     for leaf, written in gradients.items():
@@ -344,19 +347,19 @@ class _Nothing(GraphRewriter):
 
 
 class RecognizeBatchNormDB(RewriteDatabase):
-    """The entry ``"recognize_batchnorm"`` of PyTensor's database: nothing on the way to a GPU."""
+    """Database entry ``"recognize_batchnorm"``, which does nothing for graphs that go to a GPU."""
 
     def query(self, *tags: Any, **kwtags: Any) -> GraphRewriter:
-        """Make the rewriter for a query."""
+        """Return the rewriter for a query."""
         included = getattr(tags[0], "include", ()) if tags else ()
         return _Nothing() if "gpu" in included else RecognizeBatchNorm()
 
 
 class RecognizeGpuBatchNormDB(RewriteDatabase):
-    """The entry ``"recognize_gpu_batchnorm"``, which passes on what is excluded."""
+    """Database entry ``"recognize_gpu_batchnorm"``, which passes on the excluded tags."""
 
     def query(self, *tags: Any, **kwtags: Any) -> GraphRewriter:
-        """Make the rewriter for a query."""
+        """Return the rewriter for a query."""
         return RecognizeGpuBatchNorm(*gpu_tags(tags))
 
 

@@ -42,7 +42,7 @@ def _count_factors(view: View) -> Iterator[View]:
 
 
 def _axis_of_size(view: View, shaped: tuple[Any, ...]) -> int | None:
-    """The axis of which a view is the size, in one of the variables `shaped`."""
+    """Return the axis of one of `shaped` whose size a view computes, or None."""
     x = view.variable
     while x.owner is not None:
         op, inputs = x.owner.op, x.owner.inputs
@@ -75,13 +75,13 @@ def _entry_of_shape(node: Apply, shaped: tuple[Any, ...]) -> int | None:
 
 
 def _mean(view: View, x: Any) -> tuple[Any, tuple[int, ...]] | None:
-    """What a view is the mean of, and over which axes: of `x` or of what has its shape.
+    """Read a view as a mean of `x`, or of an array of the same shape, with its axes kept.
 
-    The axes are in their places, those of the mean with size 1.
+    Return the averaged variable and the axes, or None if the view is no such mean.
     """
     accumulator = accumulator_dtype(x.type.dtype)
     if accumulator != x.type.dtype:
-        # PyTensor divides the sum of a float16 mean before it rounds it.
+        # For a float16 mean, PyTensor divides the sum before rounding it.
         rounded = view.inputs_of(Cast) if view.variable.type.dtype == x.type.dtype else None
         if rounded is None:
             return None
@@ -144,30 +144,31 @@ def _is_variance_of(view: View, x: Any, axes: tuple[int, ...]) -> bool:
     )
 
 
-#: So many terms no normalization has; longer sums need not be looked at again for each beginning.
+#: No normalization has more terms. Longer sums are skipped, so that a sum of many terms does not
+#: take quadratic time.
 MAX_TERMS = 8
 
 
 @dataclass
 class Normalization:
-    """An expression that is a batch normalization.
+    """An expression that computes a batch normalization.
 
     Attributes
     ----------
     out, x : Variable
-        What it gives, and what it normalizes.
+        Output and input.
     axes : tuple of int
-        The axes over which its statistics are.
+        Axes over which the statistics are taken.
     mean, var : View
-        The statistics.
+        Statistics.
     epsilon : float
-        What is added to the variance.
+        Number added to the variance.
     scale : Product
-        What is multiplied with.
+        Factor of the normalized array.
     bias : list of Product
-        Terms that are added.
+        Terms added to the scaled array.
     trains : bool
-        Whether the statistics are those of `x`.
+        Whether the statistics are computed from `x`.
     """
 
     out: Any
@@ -181,7 +182,7 @@ class Normalization:
     trains: bool
 
     def leaves(self) -> list[Variable]:
-        """The variables that it is a function of, without constants."""
+        """Return the variables that the expression depends on, without constants."""
         views = list(self.scale.views())
         for term in self.bias:
             views += term.views()
@@ -191,7 +192,7 @@ class Normalization:
         return [v for v in dict.fromkeys(found) if not isinstance(v, Constant)]
 
     def parameters(self, values: dict[Any, Any]) -> tuple[Any, Any]:
-        """Build scale and bias as the Ops take them, with other variables for the leaves."""
+        """Build the scale and bias operands of the Ops, with leaves replaced by `values`."""
         bias: Any = None
         for product in self.bias:
             term = product.build(values)
@@ -202,15 +203,15 @@ class Normalization:
         )
 
     def statistic(self, view: View, values: dict[Any, Any]) -> Any:
-        """Build a given statistic as the Ops take it, with other variables for the leaves."""
+        """Build a statistic as an operand of the Ops, with leaves replaced by `values`."""
         x = View(values.get(view.variable, view.variable), view.order).build()
         return self.parameter(x, 0, values)
 
     def parameter(self, value: Any, default: float, values: dict[Any, Any]) -> Any:
-        """Give a parameter the size of `x` on the axes that are left."""
+        """Broadcast a parameter to the size of `x` on the axes that are not normalized."""
         x = values.get(self.x, self.x)
         ndim = x.type.ndim
-        # Statistics have this dtype, too: in float16 they would lose digits.
+        # The dtype of the statistics, which would lose digits in float16.
         dtype = accumulator_dtype(x.type.dtype).name
         value = constant(default, dtype=dtype) if value is None else cast(value, dtype)
         if value.type.ndim == 0:
@@ -221,7 +222,7 @@ class Normalization:
         return value
 
     def is_large(self, x: Any) -> bool:
-        """Whether a variable that this is computed from is an array of the size of `x`."""
+        """Return whether an intermediate variable is as large as `x`, and not a statistic."""
         kind = x.type
         return (
             isinstance(kind, TensorType)
@@ -231,7 +232,7 @@ class Normalization:
 
 
 def _fits(normalization: Normalization) -> bool:
-    """Whether all parameters are such: of size 1 on the axes, and nowhere larger than `x`."""
+    """Return whether all parameters have size 1 on the axes and are not larger than `x`."""
     products = [normalization.scale, *normalization.bias]
     views = [view for product in products for view in product.views()]
     views += [normalization.mean, normalization.var]
@@ -271,7 +272,7 @@ def _same(a: Product, b: Product) -> bool:
 def _readings(
     products: list[Product], ndim: int
 ) -> Iterator[tuple[View, View, Product, list[Product]]]:
-    """Each way to read a sum as ``(x - mean) * rest + others``: x, mean, rest and others."""
+    """Yield each reading of a sum as ``(x - mean) * rest + others``: x, mean, rest and others."""
     whole = tuple(range(ndim))
     for product in products:
         others = [p for p in products if p is not product]
@@ -282,7 +283,7 @@ def _readings(
                     rest.sign *= sign
                     yield x, mean, rest, others
             if factor.order == whole and factor.variable.type.ndim == ndim:
-                # x * rest - mean * rest + others; the mean may itself be a quotient
+                # x * rest - mean * rest + others, where the mean may itself be a quotient.
                 rest = product.without(factor)
                 for other in others:
                     mean = _other_factor(other, rest)
@@ -291,7 +292,7 @@ def _readings(
 
 
 def _differences(view: View) -> Iterator[tuple[int, View, View]]:
-    """Each way to read a view as ``sign * (x - mean)``: the sign, x and mean."""
+    """Yield each reading of a view as ``sign * (x - mean)``: sign, x and mean."""
     if inputs := view.inputs_of(Sub):
         yield 1, inputs[0], inputs[1]
         yield -1, inputs[1], inputs[0]
@@ -302,7 +303,7 @@ def _differences(view: View) -> Iterator[tuple[int, View, View]]:
 
 
 def _other_factor(product: Product, rest: Product) -> View | None:
-    """The factor of a product that is `rest` times it, with the opposite sign."""
+    """Return the factor by which `product` differs from ``-rest``, or None."""
     if product.sign != -rest.sign:
         return None
     for factor in product.factors:
@@ -314,21 +315,21 @@ def _other_factor(product: Product, rest: Product) -> View | None:
 def read_normalization(
     out: Any, summed: Collection[Any] = (), dtypes: Collection[str] = ("float32",)
 ) -> Normalization | None:
-    """Read a variable as a batch normalization that the backends' Ops can compute.
+    """Read a variable as a batch normalization that the backend Ops can compute.
 
     Parameters
     ----------
     out : Variable
-        The variable.
+        Variable to read.
     summed : collection of Variable
-        What the graph has sums of: a product among them may be what is normalized.
+        Variables that the graph sums. A product among them may be the normalized input.
     dtypes : collection of str
-        The dtypes that are taken, of all that is in it.
+        Supported dtypes.
 
     Returns
     -------
     Normalization or None
-        None if it is something else, or if a dtype other than that of `out` is in it.
+        None if `out` is no batch normalization, or if its operands have another dtype than `out`.
     """
     if not isinstance(out.type, TensorType) or out.type.dtype not in dtypes or not out.type.ndim:
         return None
@@ -370,5 +371,5 @@ def _training_axes(x: Any, mean: View, var: View) -> tuple[int, ...] | None:
 
 
 def _statistic_of(view: View, x: Any) -> bool:
-    """Whether a mean over axes of `x` is in a view, so that it is no parameter."""
+    """Return whether a view is a mean over axes of `x`, and so not a parameter."""
     return _mean(view, x) is not None

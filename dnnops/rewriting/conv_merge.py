@@ -1,14 +1,13 @@
-"""Let convolutions on cuDNN scale their result and add it to another array.
+"""Merge a factor and a sum into the cuDNN convolution that they follow.
 
-cuDNN computes ``alpha * convolution + beta * out`` for the price of the convolution. So a factor
-and a sum that follow one, as in ``velocity = mu * velocity - lr * gradient``, become part of it,
-which saves a pass over the arrays and, as the sum can be written over `out`, memory. Where an
-elementwise loop runs over the result or the addend anyway, factor and sum cost nothing in it, and
-stay there.
+cuDNN computes ``alpha * convolution + beta * out`` at the cost of the convolution alone. Merging
+the factor and the sum of, for example, ``velocity = mu * velocity - lr * gradient`` saves a pass
+over the arrays, and also memory, since the sum can overwrite `out`. If an elementwise loop
+processes the result or the addend anyway, factor and sum are free there and are not merged.
 
-This happens before PyTensor fuses elementwise operations, which would hide the factor and the sum
-in one loop with others, and so before the graph moves to the GPU: the merged convolution stands
-between transfers, which the move then removes.
+The rewrite runs before PyTensor fuses elementwise operations, since fusion would hide the factor
+and the sum in a larger loop. The graph has not moved to the GPU at that point: the merged
+convolution is placed between transfers, which the move then removes.
 """
 
 from __future__ import annotations
@@ -70,17 +69,17 @@ def _product(a: Any, b: Any) -> Any:
 
 
 def _scalar_op(x: Variable, *classes: type) -> Any:
-    """The node that computes `x`, if it is an elementwise one of these scalar Ops."""
+    """Return the node that computes `x` if it is elementwise with one of these scalar Ops."""
     node = x.owner
     is_one = node is not None and isinstance(node.op, Elemwise)
     return node if is_one and isinstance(node.op.scalar_op, classes) else None
 
 
 def _host_scalar(x: Any) -> Any:
-    """Give a factor that is the same for all elements as a float or a scalar of the host, or None.
+    """Return a one-element factor as a float or a host scalar, or None if it is neither.
 
-    A scalar that is computed from arrays may end up on the device, from where reading it for each
-    call would make the host wait.
+    A scalar computed from arrays may end up on the device. Reading it back would then make the host
+    wait in every call.
     """
     if not isinstance(x.type, TensorType) or not all(x.type.broadcastable):
         return None
@@ -103,7 +102,7 @@ class LocalConvMerge(NodeRewriter):
     Parameters
     ----------
     device : int
-        The device on which the convolution will run.
+        Device on which the convolution will run.
     """
 
     def __init__(self, device: int):
@@ -137,7 +136,7 @@ class LocalConvMerge(NodeRewriter):
             return self._build(term, None)
         if len(fgraph.clients[term.variable]) != 1:
             return None
-        # A factor of a sum is one of both its terms.
+        # A factor of a sum multiplies both of its terms.
         inner = _scalar_op(term.variable, Add, Sub)
         return None if inner is None else self._sum(fgraph, inner, term.factor)
 
@@ -161,16 +160,16 @@ class LocalConvMerge(NodeRewriter):
         return None
 
     def _joins_a_loop(self, fgraph: FunctionGraph, x: Variable) -> bool:
-        """Whether `x` comes from an elementwise loop that the sum could be fused into."""
+        """Return whether an elementwise loop that the sum could be fused into computes `x`."""
         node = x.owner
         return node is not None and isinstance(node.op, Elemwise) and len(fgraph.clients[x]) == 1
 
     def _feeds_a_loop(self, fgraph: FunctionGraph, x: Variable) -> bool:
-        """Whether what is done to `x` next is an elementwise loop, where a factor costs nothing."""
+        """Return whether an elementwise loop uses `x`, where a factor costs nothing."""
         return any(isinstance(client.op, Elemwise) for client, _ in fgraph.clients[x])
 
     def _term(self, fgraph: FunctionGraph, x: Variable, top: bool = False) -> _Term:
-        """Read `x` as a factor times a variable; only the `top` may have other uses."""
+        """Read `x` as a factor times a variable; only the `top` product may have several uses."""
         whole = _Term(1.0, x)
         node = _scalar_op(x, Mul, Neg, TrueDiv)
         if node is None or (not top and len(fgraph.clients[x]) != 1):
@@ -199,7 +198,7 @@ class LocalConvMerge(NodeRewriter):
             return False
         if type(node.op) in _GPU_OPS:
             return True
-        # One that was merged before, or that a user put there.
+        # A convolution merged before, or inserted by the user.
         inner = node.inputs[0].owner if isinstance(node.op, HostFromGpu) else None
         return inner is not None and isinstance(inner.op, _MERGED) and not inner.op.accumulate
 
@@ -222,7 +221,7 @@ class LocalConvMerge(NodeRewriter):
 
 
 class ConvMerge(GraphRewriter):
-    """Apply `LocalConvMerge` to a graph that has convolutions, if cuDNN can be used."""
+    """Apply `LocalConvMerge` to a graph with convolutions if cuDNN is usable."""
 
     def apply(self, fgraph: FunctionGraph) -> None:
         """Rewrite `fgraph`."""
@@ -242,13 +241,13 @@ class _Nothing(GraphRewriter):
 
 
 class ConvMergeDB(RewriteDatabase):
-    """The entry ``"conv_merge"`` of PyTensor's database: nothing where ``cudnn`` is excluded."""
+    """Database entry ``"conv_merge"``, which does nothing if ``cudnn`` is excluded."""
 
     def query(self, *tags: Any, **kwtags: Any) -> GraphRewriter:
-        """Make the rewriter for a query."""
+        """Return the rewriter for a query."""
         excluded = getattr(tags[0], "exclude", ()) if tags else ()
         return _Nothing() if "cudnn" in excluded else ConvMerge()
 
 
-# Before elemwise_fusion (49), with the modes that move a graph to the GPU.
+# Before elemwise_fusion (49), in the modes that move a graph to the GPU.
 optdb.register("conv_merge", ConvMergeDB(), "gpu", position=48.95)

@@ -1,9 +1,9 @@
 """Recognize the cross-entropy of a softmax with labels, and its gradient.
 
-``-log_softmax(x)[arange(n), labels]`` and its kin, of a matrix `x`, become `CrossEntropy`: without
-it the logarithms of all classes are written to memory, for one of them in a row to be read. The
-gradient is that of the logarithm for an array that is zero but at the labels; it becomes
-`CrossEntropyGrad`, of which that array is no part.
+``-log_softmax(x)[arange(n), labels]`` and similar expressions of a matrix `x` become
+`CrossEntropy`. Otherwise the logarithms of all classes would be written to memory although only one
+per row is read. The gradient is written out as that of the log-softmax for an array that is zero
+except at the labels. It becomes `CrossEntropyGrad`, which does not need that array.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = ["FuseCrossEntropy"]
 
 @dataclass(frozen=True)
 class _Place:
-    """One element of each row: where an array of scores' softmax is read, or its gradient put."""
+    """One element per row of a softmax: the one that is read, or whose gradient is set."""
 
     x: Variable
     labels: Variable
     every_row: bool
-    #: Whether the indices are columns, as ``take_along_axis`` has them.
+    #: Whether the indices are columns, as in ``take_along_axis``.
     is_column: bool
 
 
@@ -48,7 +48,7 @@ class _Place:
 class _Gradient:
     node: Apply
     place: _Place
-    #: The gradient by the logarithms at the labels.
+    #: The gradient with respect to the logarithms at the labels.
     g: Variable
 
 
@@ -57,7 +57,7 @@ def _owner(x: Variable, kind: type) -> Apply | None:
 
 
 def _scores(softmax: Variable, kind: type) -> Variable | None:
-    """The matrix of scores of a softmax over its rows, or of its logarithm."""
+    """Return the matrix of scores of a softmax or log-softmax over rows, or None."""
     node = softmax.owner
     if node is None or type(node.op) is not kind or softmax.type.ndim != 2:
         return None
@@ -65,13 +65,13 @@ def _scores(softmax: Variable, kind: type) -> Variable | None:
 
 
 def _without_columns(index: Variable) -> Variable | None:
-    """The vector of which an index is the column."""
+    """Return the vector that an index has as its column, or None."""
     node = _owner(index, DimShuffle)
     return node.inputs[0] if node is not None and node.op.new_order == (0, "x") else None
 
 
 def _plain(x: Variable) -> Variable:
-    """A size without what only converts it."""
+    """Strip conversions between scalars, tensors and dtypes from a size."""
     while True:
         node = x.owner
         if node is None:
@@ -85,7 +85,7 @@ def _plain(x: Variable) -> Variable:
 
 
 def _is_length_of(fgraph: FunctionGraph, size: Variable, x: Any) -> bool:
-    """Tell whether a symbolic size is that of the first axis of `x`."""
+    """Return whether a symbolic size is that of the first axis of `x`."""
     size = _plain(size)
     known = x.type.shape[0]
     if isinstance(size, Constant):
@@ -98,7 +98,10 @@ def _is_length_of(fgraph: FunctionGraph, size: Variable, x: Any) -> bool:
 
 
 def _covers(fgraph: FunctionGraph, rows: Variable, x: Any, labels: Any) -> bool | None:
-    """How an index counts the rows: True for each of `x`, False for each label, None if not so."""
+    """Return which rows the index ``arange`` covers.
+
+    True means each row of `x`, False each label, and None that the index is not an ``arange``.
+    """
     if isinstance(rows, Constant):
         count = rows.data.shape[0] if rows.data.ndim == 1 else -1
         if count < 0 or not np.array_equal(rows.data, np.arange(count)):
@@ -143,7 +146,7 @@ def _place(fgraph: FunctionGraph, x: Any, idx_list: Any, indices: list[Variable]
 
 
 def _picked(fgraph: FunctionGraph, node: Apply, kind: type) -> _Place | None:
-    """Where a node reads a softmax, or its logarithm."""
+    """Return the place where a node reads a softmax or log-softmax, or None."""
     if type(node.op) is not AdvancedSubtensor:
         return None
     x = _scores(node.inputs[0], kind)
@@ -157,12 +160,12 @@ def _is_zeros(x: Variable) -> bool:
 
 
 class FuseCrossEntropy(GraphRewriter):
-    """Replace cross-entropies that are written out by `CrossEntropy`, with their gradients.
+    """Replace written-out cross-entropies with `CrossEntropy`, together with their gradients.
 
     Parameters
     ----------
     takes_dtype : callable
-        Says whether those of a dtype are wanted.
+        Predicate that returns whether to replace cross-entropies of a dtype.
     """
 
     def __init__(self, takes_dtype: Callable[[str], bool]):
@@ -203,7 +206,7 @@ class FuseCrossEntropy(GraphRewriter):
 
     @staticmethod
     def _kept(fgraph: FunctionGraph, order: list[Apply], known: set[Apply]) -> Iterator[Variable]:
-        """The scores whose log-softmax is needed as a whole: picking from it costs nothing then."""
+        """Yield the scores whose whole log-softmax is needed, so that reading from it is free."""
         for node in order:
             x = _scores(node.outputs[0], LogSoftmax) if type(node.op) is LogSoftmax else None
             if x is not None and any(c not in known for c, _ in fgraph.clients[node.outputs[0]]):
@@ -211,7 +214,7 @@ class FuseCrossEntropy(GraphRewriter):
 
     @staticmethod
     def _op(ops: dict[_Place, list[Variable]], place: _Place) -> list[Variable]:
-        # What differs in the indices' form only is the same.
+        # Places that differ only in the form of the indices share one Op.
         key = _Place(place.x, place.labels, place.every_row, False)
         if key not in ops:
             ops[key] = (
@@ -230,10 +233,10 @@ class FuseCrossEntropy(GraphRewriter):
         fgraph.replace_validate(old, result, reason="fuse_cross_entropy", import_missing=True)
 
     def _gradient(self, fgraph: FunctionGraph, node: Apply) -> _Gradient | None:
-        """Read a node that is the gradient of a softmax, or its logarithm, at labels."""
+        """Read a node as the gradient of a softmax or log-softmax at labels, or return None."""
         found = node
         if node.op == sub:
-            # In dtypes in which no library computes the gradient it is still arithmetic.
+            # In dtypes that no library supports, the softmax gradient is still written out.
             new = self._softmax_grad.transform(fgraph, node)
             if not new or new[0].owner is None:
                 return None
@@ -258,11 +261,13 @@ class FuseCrossEntropy(GraphRewriter):
     def _by_logarithm(
         fgraph: FunctionGraph, value: Variable, place: _Place | None
     ) -> Variable | None:
-        """Of ``log(softmax(x)[...])``: the gradient by the logarithm, which was divided by what is
-        picked."""
+        """Return the gradient with respect to the logarithm in ``log(softmax(x)[...])``.
+
+        In the graph it is divided by the elements that are read.
+        """
         if place is None:
             return None
-        # Other divisors, such as a mean's number, may be with it in a product.
+        # The product may have further divisors, such as the count of a mean.
         product = product_of(View.of(value))
         for divisor in product.divisors:
             node = divisor.variable.owner
@@ -276,7 +281,7 @@ class FuseCrossEntropy(GraphRewriter):
 
 
 def _vector(g: Any, place: _Place) -> Any:
-    """A gradient by the logarithms as the vector, or the single element, that it is for all."""
+    """Return a gradient with respect to the logarithms as a vector, of one element if scalar."""
     ndim = g.type.ndim
     if ndim == 0:
         return g.dimshuffle("x")

@@ -1,4 +1,4 @@
-"""The gradient of ``x @ w`` with respect to `w`, for `x` of more than two axes, as one product."""
+"""Compute the gradient of ``x @ w`` with respect to `w` as one product if `x` has many axes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["local_sum_of_products"]
 
 @node_rewriter([Sum])
 def local_sum_of_products(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace ``(x.mT @ g).sum(batch axes)`` by one product of matrices.
+    """Replace ``(x.mT @ g).sum(batch axes)`` with one product of matrices.
 
-    Their rows are those of all matrices of `x` and `g`. Where `x` would have to be transposed for
-    that, in memory, the products stay.
+    The matrices stack the rows of all matrices in `x` and `g`. The products are kept if `x` would
+    have to be transposed in memory.
     """
     (products,) = node.inputs
     (output,) = node.outputs
@@ -57,7 +57,7 @@ def _is_matmul(op: Any) -> bool:
 
 
 def _is_transposed(x: Any) -> bool:
-    """Whether the last two axes are those of another array, the other way round."""
+    """Return whether `x` swaps the last two axes of another array."""
     if x.owner is None or not isinstance(x.owner.op, DimShuffle):
         return False
     *_, row, column = x.owner.op.new_order
@@ -65,14 +65,14 @@ def _is_transposed(x: Any) -> bool:
 
 
 def _rows(x: Any) -> Any:
-    """The rows of all matrices in an array, as one matrix."""
+    """Stack the rows of all matrices in an array into one matrix."""
     *sizes, columns = x.shape
-    # No -1, which would be any number beside an axis of size 0.
+    # A size of -1 would be ambiguous if another axis has size 0.
     return x.reshape((reduce(mul, sizes), columns))
 
 
-# After stabilization (1.5), which leaves sums of products so, before BlasOpt (1.7) and before
-# PyTensor's specialization (2), which makes products of stacked matrices of Blockwise ones.
+# After stabilization (1.5), which keeps sums of products, and before BlasOpt (1.7) and PyTensor's
+# specialization (2), which turns Blockwise products into products of stacked matrices.
 optdb.register(
     "dense_gradients",
     InNetworksDB(dfs_rewriter(local_sum_of_products)),

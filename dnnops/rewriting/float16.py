@@ -1,9 +1,9 @@
-"""Run float16 in float32 on the CPU.
+"""Run float16 graphs in float32 on the CPU.
 
-Neither PyTensor's C code nor Numba computes in float16: what is left to NumPy takes thousands of
-times as long as float32, element by element where loops have been fused. So a graph that stays on
-the CPU is rewritten to float32 as a whole, and cast where it begins and ends. In between nothing is
-rounded to float16.
+Neither PyTensor's C code nor Numba computes in float16. NumPy, the fallback, takes thousands of
+times as long as float32, since it runs fused loops element by element. A graph that stays on the
+CPU is therefore rewritten to float32 as a whole, with casts at its inputs and outputs. Intermediate
+results are not rounded to float16.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from dnnops.runtime.op import MAX_NDIM
 __all__ = ["Float16Error", "Float16InFloat32"]
 
 half_cast = OneDnnHalfCast()
-#: What does not look at the elements of an array, or copies their bits.
+#: Ops that do not read the elements of an array, or only copy their bits.
 _BLIND = (DeepCopyOp, ViewOp, Shape, Shape_i)
 
 
 class Float16Error(DnnTypeError, AssertionError):
-    """A graph for Numba's linker has an Op in float16 that has no float32 form.
+    """Raised when a graph for Numba's linker has a float16 Op without a float32 form.
 
-    An `AssertionError` too, because PyTensor logs other exceptions of a rewrite and goes on.
+    It is also an `AssertionError`, because PyTensor logs other exceptions in rewrites and goes on.
     """
 
 
@@ -54,7 +54,7 @@ def _is_half(x: Variable) -> bool:
 
 
 def _widened(op: Any) -> Any:
-    """The Op whose result is float32, where an Op's parameters say that it is float16."""
+    """Return `op` with float32 in place of float16 in its parameters."""
     if isinstance(op, Elemwise) and isinstance(op.scalar_op, Cast):
         if op.scalar_op.o_type.dtype == "float16":
             return Elemwise(Cast(float32_scalar))
@@ -68,13 +68,13 @@ def _widened(op: Any) -> Any:
             return op.clone(**wide)
     elif isinstance(op, MakeVector) and op.dtype == "float16":
         return MakeVector("float32")
-    elif type(op) in (Softmax, LogSoftmax):  # they hold a graph for their operand's type
+    elif type(op) in (Softmax, LogSoftmax):  # each holds a graph for its operand's type
         return type(op)(axis=op.axis)
     return op
 
 
 class _Widening:
-    """A graph's variables, in float32 where they were float16."""
+    """The float32 counterparts of a graph's float16 variables."""
 
     def __init__(self) -> None:
         self.wide: dict[Variable, Any] = {}
@@ -93,7 +93,7 @@ class _Widening:
         return made
 
     def as_it_was(self, x: Variable) -> Any:
-        """A variable of the old dtype, for an Op that has no other form, and for the outside."""
+        """Return the rewritten `x` in its old dtype, for outputs and Ops without a float32 form."""
         new = self.wide.get(x)
         if new is None or isinstance(x, Constant):
             return x
@@ -106,7 +106,7 @@ class _Widening:
         return self.narrow[x]
 
     def rebuild(self, node: Apply) -> None:
-        """Make a node anew if one of its operands or results is another now."""
+        """Rebuild a node if one of its operands or results has changed."""
         if self._is_written_out(node):
             self._write_out(node)
             return
@@ -126,7 +126,7 @@ class _Widening:
         return is_graph and any(map(_is_half, (*node.inputs, *node.outputs)))
 
     def _write_out(self, node: Apply) -> None:
-        """Put the inner graph of an Op, whose types are what they are, in its place."""
+        """Replace an Op with its inner graph, whose types are fixed."""
         outputs = inner_graph(node, node.inputs)
         for inner in toposort(outputs, blockers=node.inputs):
             self.rebuild(inner)
@@ -142,7 +142,7 @@ class _Widening:
                 return [x]
         try:
             outputs = op(*inputs, return_list=True)
-        except Exception:  # whatever an Op has against other operands
+        except Exception:  # Ops reject operands with arbitrary exceptions
             return None
         for old, new in zip(node.outputs, outputs, strict=True):
             dtype = getattr(old.type, "dtype", None)
@@ -153,7 +153,7 @@ class _Widening:
 
 
 class Float16InFloat32(GraphRewriter):
-    """Rewrite a graph with float16 in it to float32, with casts at its inputs and outputs."""
+    """Rewrite a float16 graph to float32, with casts at its inputs and outputs."""
 
     def apply(self, fgraph: FunctionGraph) -> None:
         computes = any(
@@ -172,11 +172,11 @@ class Float16InFloat32(GraphRewriter):
 
 class _Nothing(GraphRewriter):
     def apply(self, fgraph: FunctionGraph) -> None:
-        """A GPU computes in float16."""
+        """Do nothing: a GPU computes in float16."""
 
 
 class Float16DB(RewriteDatabase):
-    """The rewrite's entry in PyTensor's database: nothing where graphs may move to a GPU."""
+    """Database entry of the float16 rewrite, which does nothing if graphs may move to a GPU."""
 
     def query(self, *tags: Any, **kwtags: Any) -> GraphRewriter:
         included = getattr(tags[0], "include", ()) if tags else ()
@@ -187,13 +187,14 @@ class Float16DB(RewriteDatabase):
 
 
 class ViewFloat16(GraphRewriter):
-    """Let Numba's linker, which has no arrays of float16, take them as 16 bits.
+    """Pass float16 arrays to Numba's linker, which does not support them, as 16-bit integers.
 
-    Only casts, which read the bits, may meet them, and what does not look at elements.
+    Only casts, which read the bits, and Ops that do not read elements may use such arrays.
 
     Raises
     ------
     Float16Error
+        If another Op has a float16 operand or result.
     """
 
     def apply(self, fgraph: FunctionGraph) -> None:
@@ -206,9 +207,9 @@ class ViewFloat16(GraphRewriter):
         ]
         if found:
             raise Float16Error(
-                f"{min(map(str, found))} is float16, which Numba's linker, PyTensor's default, does"
-                " not have, and an Op that uses it has no float32 form. Give pytensor.function"
-                " mode='ONEDNN', or cast to float32"
+                f"{min(map(str, found))} is float16, which PyTensor's default Numba linker does not"
+                " support, and an Op that uses it has no float32 form. Pass mode='ONEDNN' to"
+                " pytensor.function, or cast to float32"
             )
         if any(_is_half(x) for x in (*fgraph.inputs, *fgraph.outputs)):
             fgraph.dnnops_views_float16 = True  # type: ignore[attr-defined]
@@ -216,7 +217,7 @@ class ViewFloat16(GraphRewriter):
 
 
 def _teach_linker() -> None:
-    """Make Numba's linker hand arrays of float16 to compiled code as 16 bits."""
+    """Make Numba's linker pass float16 arrays to compiled code as 16-bit integers."""
     compile_plainly = NumbaLinker.jit_compile
     if hasattr(compile_plainly, "views_float16"):
         return
@@ -244,6 +245,6 @@ def _as_bits(x: Any) -> Any:
     return x.view("uint16") if getattr(x, "dtype", None) == np.float16 else x
 
 
-# Before anything else looks at the graph; in graphs for Numba a look at the end.
+# The rewrite runs before all others; graphs for Numba are checked at the end.
 optdb.register("float16_in_float32", Float16DB(), "fast_run", "onednn", position=0.02)
 optdb.register("numba_views_float16", ViewFloat16(), "numba", position=100.3)
