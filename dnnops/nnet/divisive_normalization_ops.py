@@ -1,8 +1,8 @@
-"""Divisive normalization: each channel by the squares in a spatial window around each element.
+"""Divisive normalization over spatial windows within each channel.
 
-After Jarrett, Kavukcuoglu, Ranzato and LeCun, What is the Best Multi-Stage Architecture for Object
-Recognition? (2009).  The Ops here say what is computed and run in plain NumPy; rewrites replace
-them by Ops that run in compiled code.
+Based on Jarrett, Kavukcuoglu, Ranzato and LeCun, What is the Best Multi-Stage Architecture for
+Object Recognition? (2009).  The Ops in this module define the computation and run in plain NumPy;
+rewrites replace them with Ops that run compiled code.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class _WithinChannels(WindowNormBase):
 class DivisiveNormalization(_WithinChannels):
     """Divisive normalization: ``DivisiveNormalization(n, alpha, beta, k)(x)``.
 
-    With ``has_means=True`` its operands are ``(x, means)``.  What it computes is in
-    `divisive_normalization`.
+    With ``has_means=True``, the operands are ``(x, means)``.  See `divisive_normalization` for the
+    definition.
 
     Parameters
     ----------
     n, alpha, beta, k
-        As for `WindowNormBase`.
+        See `WindowNormBase`.
     has_means : bool
-        Whether there are means.
+        Whether the Op takes means as a second operand.
     """
 
     results = ("y",)
@@ -55,11 +55,11 @@ class DivisiveNormalization(_WithinChannels):
 
 
 class DivisiveNormalizationGrad(_WithinChannels):
-    """The gradients of `DivisiveNormalization`: by ``x`` and, where there are means, by those.
+    """Gradients of `DivisiveNormalization` with respect to ``x`` and, if given, ``means``.
 
-    ``DivisiveNormalizationGrad(n, alpha, beta, k)(x, gy)``, or with ``has_means=True``
-    ``(x, means, gy)``; `gy` is the gradient by the output.  Parameters as for
-    `DivisiveNormalization`.
+    Call it as ``DivisiveNormalizationGrad(n, alpha, beta, k)(x, gy)``; with ``has_means=True``, the
+    operands are ``(x, means, gy)``.  `gy` is the gradient with respect to the output.  The
+    parameters are those of `DivisiveNormalization`.
     """
 
     def __init__(self, n: int, alpha: float, beta: float, k: float, has_means: bool = False):
@@ -76,55 +76,59 @@ def divisive_normalization(
     k: float = 2.0,
     means: Any = None,
 ) -> TensorVariable:
-    """Divide each element by a power of the mean of squares around it, in its own channel.
+    """Divide each element by a power of the mean square of its spatial window in the same channel.
 
-    With windows of `n` along each of ``d`` spatial axes,
-    ``y = x / (k + alpha / n**d * sum((x - means)**2))**beta``, the sum being over the element's
-    window: from ``(n - 1) // 2`` elements before it to ``n // 2`` elements after it on each axis.
-    Elements that are not there count as zeros, and the divisor of `alpha` is ``n**d`` there, too.
+    With windows of length `n` along each of ``d`` spatial axes,
+    ``y = x / (k + alpha / n**d * sum((x - means)**2))**beta``. The sum runs over the element's
+    window, from ``(n - 1) // 2`` elements before it to ``n // 2`` elements after it on each axis.
+    Elements outside the array count as zeros, and `alpha` is divided by ``n**d`` at the borders,
+    too.
 
     Parameters
     ----------
     x : tensor_like
-        Of float16, float32 or float64, and shape (batch, channels, one to three spatial axes).
+        A float16, float32 or float64 tensor of shape (batch, channels, ...) with one to three
+        spatial axes.
     n : int
-        The windows' length on each axis, 1 to 16.
+        Window length on each axis, from 1 to 16.
     alpha : float
-        The factor of the mean of squares, not negative.
+        Non-negative factor of the mean square.
     beta : float
-        The exponent, at least 0.01; 0.5, 0.75 and 1 are the fastest.
+        Exponent, at least 0.01; 0.5, 0.75 and 1 are the fastest.
     k : float
-        What the squares are added to, at least 1e-5.
+        Constant added to the scaled mean square, at least 1e-5.
     means : tensor_like, optional
-        What is subtracted from each element before it is squared, of the shape and dtype of `x`;
-        nothing if it is not given. What is divided is `x`, as it is: for local contrast
-        normalization give a difference from local means as `x`.
+        Values subtracted from the elements before squaring, with the shape and dtype of `x`. By
+        default nothing is subtracted. The numerator is always `x` itself: for local contrast
+        normalization, pass the difference from local means as `x`.
 
     Returns
     -------
     TensorVariable
-        Of the shape and dtype of `x`.
+        The normalized tensor, with the shape and dtype of `x`.
 
     Raises
     ------
     DnnTypeError
-        If an operand has another dtype or number of dimensions, `n` is no int, or another parameter
-        no number.
+        If an operand has an unsupported dtype or number of dimensions, if `n` is not an int, or if
+        another parameter is not a number.
     DnnValueError
-        If a parameter is out of its bounds or not finite, or `means` has another shape.
+        If a parameter is out of bounds or not finite, or if the shape of `means` differs from that
+        of `x`.
 
     Notes
     -----
-    The parameters are those of cuDNN's ``cudnnDivisiveNormalizationForward``, but for the means,
-    of which that takes the one at a window's center from all of the window's elements; it is
-    `dnnops.dnn.dnn_divisive_normalization`. Without means and
-    with ``k=1`` it is Caffe's ``LRN`` with ``norm_region: WITHIN_CHANNEL``. The local contrast
-    normalization of Jarrett et al., with equal weights in place of their Gaussian, is::
+    The parameters are those of cuDNN's ``cudnnDivisiveNormalizationForward``, but the means are
+    used differently: cuDNN subtracts the mean at a window's center from every element of the
+    window, as `dnnops.dnn.dnn_divisive_normalization` does. Without means and with ``k=1``, this is
+    Caffe's ``LRN`` with ``norm_region: WITHIN_CHANNEL``. The local contrast normalization of
+    Jarrett et al., with equal weights in place of their Gaussian, is::
 
         means = pool_2d(x, (9, 9), True, (1, 1), (4, 4), mode="average_exc_pad")
         y = divisive_normalization(x - means, n=9, alpha=1, beta=0.5, k=1e-4)
 
-    where they take the larger one of deviation and a constant, not the root of a sum.
+    except that they divide by the maximum of the deviation and a constant, not by the root of a
+    sum.
     """
     op: Any = DivisiveNormalization(n, alpha, beta, k, means is not None)
     return op(x) if means is None else op(x, means)

@@ -1,14 +1,14 @@
-"""Dropout: elements become zero at random, and the others are scaled so that the mean stays.
+"""Dropout: set random elements to zero and scale the others to preserve the mean.
 
-The random numbers are Philox4x32-10 of Salmon, Moraes, Dror and Shaw, Parallel Random Numbers: As
-Easy as 1, 2, 3 (2011): a function of a key and a counter. So an element's fate depends on the seed,
-on how many elements were drawn before, and on its place in the array in C order, but neither on
-threads nor on how the array lies in memory.
+The random number generator is Philox4x32-10 of Salmon, Moraes, Dror and Shaw, Parallel Random
+Numbers: As Easy as 1, 2, 3 (2011), a function of a key and a counter. Whether an element is dropped
+therefore depends on the seed, on the number of elements drawn before, and on its C-order index in
+the array, but not on the number of threads or the memory layout.
 
 The state is an int64 vector of two entries, read as unsigned: the seed, which is the key, and an
-offset, the counter of the next call's first block. Of an array in C order, 64 elements take the
-four 32-bit words of 16 blocks: the first 16 take the blocks' first words, the next 16 the second
-ones, and so on. An element is dropped if its word is less than ``floor(p * 2**32)``.
+offset, the counter of the next call's first block. In C order, each group of 64 elements uses the
+four 32-bit words of 16 blocks: the first 16 elements use the blocks' first words, the next 16 the
+second words, and so on. An element is dropped if its word is less than ``floor(p * 2**32)``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from dnnops.nnet.expressions import is_connected
 
 __all__ = ["Dropout", "DropoutGrad", "dropout", "dropout_state", "philox4x32"]
 
-#: How many elements, and how many blocks of random numbers, are drawn together.
+#: Number of elements in a group, and number of random blocks that a group uses.
 GROUP, BLOCKS = 64, 16
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -77,7 +77,7 @@ def philox4x32(counter: np.ndarray, key: tuple[int, int], rounds: int = 10) -> n
 
 
 def random_words(state: np.ndarray, count: int) -> np.ndarray:
-    """The random words of `count` elements in C order, for a state."""
+    """Return the random words that `state` gives for `count` elements in C order."""
     seed, offset = (int(word) for word in state.view("uint64"))
     groups = -(-count // GROUP)
     blocks = np.arange(groups * BLOCKS, dtype="uint64") + np.uint64(offset)
@@ -88,7 +88,7 @@ def random_words(state: np.ndarray, count: int) -> np.ndarray:
 
 
 def probability_variable(where: str, name: str, p: Any) -> TensorVariable:
-    """Return a probability of dropout as a float64 scalar; a constant one is checked."""
+    """Return a dropout probability as a float64 scalar, checking its value if it is constant."""
     p = float64_scalar(where, name, p)
     if isinstance(p, Constant):
         probability(where, name, float(p.data))
@@ -96,12 +96,12 @@ def probability_variable(where: str, name: str, p: Any) -> TensorVariable:
 
 
 class Dropout(Op):
-    """Dropout: ``Dropout()(x, p, state)`` gives ``y``, ``reserve`` and ``next_state``.
+    """Dropout: ``Dropout()(x, p, state)`` returns ``y``, ``reserve`` and ``next_state``.
 
-    `p` is the probability, a float64 scalar, with which an element becomes 0; the others are
-    multiplied by ``1 / (1 - p)``. `reserve` is what `DropoutGrad` needs, an uint8 vector: here a
-    bit for each element in C order, the first one the lowest, 1 for what was kept. `next_state` is
-    the state for the next call.
+    Each element becomes 0 with probability `p`, a float64 scalar; the others are multiplied by
+    ``1 / (1 - p)``. `reserve` is a uint8 vector that `DropoutGrad` needs. This Op stores one bit
+    per element in C order, starting with the lowest bit of each byte, and sets it for elements that
+    were kept. `next_state` is the state for the next call.
     """
 
     __props__: tuple[str, ...] = ()
@@ -163,9 +163,9 @@ class Dropout(Op):
 
 
 class DropoutGrad(Op):
-    """The gradient of dropout: ``DropoutGrad()(gy, p, reserve)``.
+    """Gradient of dropout: ``DropoutGrad()(gy, p, reserve)``.
 
-    `gy` is the gradient by the output, `p` and `reserve` are those of the `Dropout`.
+    `gy` is the gradient with respect to the output; `p` and `reserve` come from the `Dropout` node.
     """
 
     __props__: tuple[str, ...] = ()
@@ -176,7 +176,7 @@ class DropoutGrad(Op):
         p = probability_variable(name, "p", p)
         reserve = pt.as_tensor_variable(reserve)
         if reserve.type.ndim != 1 or reserve.type.dtype != "uint8":
-            raise DnnTypeError(f"{name}: reserve must be an uint8 vector, got {reserve.type}")
+            raise DnnTypeError(f"{name}: reserve must be a uint8 vector, got {reserve.type}")
         return Apply(self, [gy, p, reserve], [pt.tensor(dtype=gy.type.dtype, shape=gy.type.shape)])
 
     @shape_inference
@@ -212,11 +212,11 @@ class DropoutGrad(Op):
 
 
 def undefined_by_p(op: Op, p: Any) -> Any:
-    return grad_undefined(op, 1, p, "which elements are dropped depends on it")
+    return grad_undefined(op, 1, p, "p determines which elements are dropped")
 
 
 def is_moving(tangent: Any) -> bool:
-    """Whether there is a tangent; of operands that are constants there is one that is zero."""
+    """Tell whether a tangent is connected and not the zero tangent of a constant operand."""
     if not is_connected(tangent):
         return False
     try:
@@ -243,25 +243,26 @@ def _state_vector(where: str, state: Any) -> TensorVariable:
 
 
 def dropout_state(seed: int, name: str | None = None) -> Any:
-    """Make the state of dropout, as a shared variable.
+    """Create a dropout state as a shared variable.
 
     Parameters
     ----------
     seed : int
-        From 0 to ``2**64 - 1``.
+        Seed, from 0 to ``2**64 - 1``.
     name : str, optional
-        The variable's name.
+        Name of the variable.
 
     Returns
     -------
     TensorSharedVariable
-        An int64 vector of two entries: the seed, and where in its sequence of random numbers the
-        next call begins. ``set_value(get_value())`` of a saved one repeats what came after.
+        An int64 vector of two entries: the seed, and the position in its random sequence at which
+        the next call starts. To repeat a sequence, save ``get_value()`` and restore it with
+        ``set_value``.
 
     Raises
     ------
     DnnTypeError
-        If `seed` is no int, or `name` no string.
+        If `seed` is not an int or `name` is not a string.
     DnnValueError
         If `seed` is out of bounds.
     """
@@ -280,7 +281,7 @@ def _initial_state(where: str, seed: Any) -> np.ndarray:
 
 
 def _drawn_seed(where: str, rng: Any) -> int:
-    """Draw a seed as PyTensor would make a generator: from entropy, or from what was seeded."""
+    """Draw a seed the way PyTensor creates generators: from `rng`, or else from entropy."""
     if isinstance(rng, RandomGeneratorSharedVariable):
         generator = rng.get_value(borrow=False)
         seed = _drawn_seed(where, generator)
@@ -303,51 +304,52 @@ def _drawn_seed(where: str, rng: Any) -> int:
 def dropout(
     x: Any, p: Any = 0.5, seed: int | None = None, state: Any = None, rng: Any = None
 ) -> Any:
-    """Set elements to zero at random and scale the others, so that the mean stays.
+    """Set random elements to zero and scale the others to preserve the mean.
 
     Parameters
     ----------
     x : tensor_like
-        float16, float32 or float64, of any number of dimensions.
+        A float16, float32 or float64 tensor with any number of dimensions.
     p : number or scalar variable
-        The probability with which an element becomes 0, at least 0 and less than 1.
+        Probability with which an element becomes 0, at least 0 and less than 1.
     seed : int, optional
-        From 0 to ``2**64 - 1``. The state is kept by this function's result: each call of a
-        compiled function draws anew, and compiling the same program again repeats its sequence.
-        Without seed, state and `rng`, one is drawn from the machine's entropy, as by
-        ``pytensor.tensor.random.shared_rng()``: each process then drops other elements.
+        Seed, from 0 to ``2**64 - 1``. The result keeps its own state: each call of a compiled
+        function draws new numbers, and compiling the same program again repeats the sequence. If
+        `seed`, `state` and `rng` are all omitted, a seed is drawn from the system's entropy, as
+        ``pytensor.tensor.random.shared_rng()`` does, so that each process drops different elements.
     state : int64 vector, optional
-        In place of a seed: a state, such as `dropout_state` makes. Then the state that follows is
-        returned, too, and has to be used: as the update of the shared variable, or as the state of
+        State to use instead of a seed, such as one made by `dropout_state`. The next state is then
+        returned, too, and must be used: as the update of the shared variable, or as the state of
         the next dropout.
     rng : Generator, shared variable of one, SeedSequence or RandomStream, optional
-        In place of a seed: what to draw one from, now. Layers that are given one generator have
-        seeds of their own, and a program that seeds it repeats them.
+        Source from which to draw a seed immediately, instead of `seed`. Layers that share a
+        generator get different seeds, and seeding the generator makes them reproducible.
 
     Returns
     -------
     y : TensorVariable
-        Of the shape and dtype of `x`: 0, or ``x / (1 - p)``. Its gradient passes through the same
-        elements.
+        A tensor with the shape and dtype of `x`, whose elements are 0 or ``x / (1 - p)``. The
+        gradient passes through the elements that were kept.
     next_state : TensorVariable
-        Only if `state` was given.
+        The state for the next call, returned only if `state` was given.
 
     Raises
     ------
     DnnTypeError
-        If a dtype is invalid, the seed is no int, or `rng` is something else.
+        If a dtype is invalid, `seed` is not an int, or `rng` has an unsupported type.
     DnnValueError
-        If `p` or `seed` is out of bounds, or more than one of `seed`, `state` and `rng` is given. A
-        symbolic `p` is checked at the call.
+        If `p` or `seed` is out of bounds, or if more than one of `seed`, `state` and `rng` is
+        given. A symbolic `p` is checked when the compiled function is called.
 
     Notes
     -----
-    Two layers with one seed drop the same elements of arrays of one shape: give each its own, or
-    pass one state from one to the other.
+    Two layers with the same seed drop the same elements of arrays of the same shape. Give each
+    layer its own seed, or pass the state from one layer to the next.
 
-    With a seed, how much is drawn by a call depends on the size of `x`, as with PyTensor's random
-    numbers. ``clone_replace`` and ``vectorize_graph``, which know nothing of it, can't put another
-    variable in the place of `x` then; they can with a state, if ``next_state`` is replaced along.
+    With a seed, the number of random values drawn by a call depends on the size of `x`, as in
+    PyTensor's random variables. ``clone_replace`` and ``vectorize_graph`` don't update that
+    dependency, so they cannot replace `x`. With a state they can, as long as ``next_state`` is
+    replaced, too.
 
     Examples
     --------
@@ -365,7 +367,7 @@ def dropout(
     given = [name for name, source in sources.items() if source is not None]
     if len(given) > 1:
         raise DnnValueError(
-            f"{where}: give one of seed, state and rng at most, got {' and '.join(given)}"
+            f"{where}: give at most one of seed, state and rng, got {' and '.join(given)}"
         )
     x = float_tensor(where, "x", x)
     p = probability_variable(where, "p", p)
@@ -376,16 +378,16 @@ def dropout(
 
 
 def seeded_dropout(where: str, op: Any, x: Any, p: Any, seed: Any) -> Any:
-    """Apply an Op of dropout with a state of its own, which each call of a function updates.
+    """Apply a dropout Op with its own state, which each call of a compiled function updates.
 
     Parameters
     ----------
     where : str
-        The function, for messages.
+        Name of the calling function, for error messages.
     op : Op
-        Takes `x`, `p` and a state.
+        Dropout Op that takes `x`, `p` and a state.
     x, p, seed
-        As for `dropout`.
+        See `dropout`.
     """
     own = pytensor.shared(_initial_state(where, seed), shape=(2,))
     y, _, next_state = op.make_node(x, p, own).outputs

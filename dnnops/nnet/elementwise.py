@@ -1,6 +1,6 @@
-"""Elementwise functions that have no Op of their own: they are made of PyTensor's.
+"""Elementwise functions built from PyTensor Ops.
 
-Integers and bools are taken as floats, as PyTensor's ``exp`` takes them: those of at most 16 bits
+Integers and bools are converted to floats, as in PyTensor's ``exp``: types of at most 16 bits
 become float32, wider ones float64.
 """
 
@@ -23,93 +23,96 @@ __all__ = [
     "ultra_fast_sigmoid",
 ]
 
-#: With these, activations of zero mean and unit variance keep both from layer to layer.
+#: With these constants, activations keep zero mean and unit variance from layer to layer.
 SELU_ALPHA = 1.6732632423543772
 SELU_SCALE = 1.0507009873554805
 
 
 def softplus(x: Any) -> TensorVariable:
-    """Smooth version of `relu`: ``log(1 + exp(x))``, without overflow.
+    """Compute ``log(1 + exp(x))``, a smooth version of `relu`, without overflow.
 
     Parameters
     ----------
     x : tensor_like
-        float16, float32 or float64, of any number of dimensions, or integers.
+        A float16, float32, float64 or integer tensor with any number of dimensions.
 
     Returns
     -------
     TensorVariable
-        Of the shape of `x`.
+        The result, with the shape of `x`.
 
     Raises
     ------
     DnnTypeError
-        If `x` is no tensor of real numbers.
+        If `x` is not a tensor of real numbers.
     """
     return pt.softplus(as_floating("softplus", "x", x))
 
 
 def softsign(x: Any) -> TensorVariable:
-    """Compute ``x / (1 + abs(x))``, from -1 to 1; arguments and errors as for `softplus`."""
+    """Compute ``x / (1 + abs(x))``, which lies between -1 and 1.
+
+    See `softplus` for the argument and the errors.
+    """
     x = as_floating("softsign", "x", x)
     size = abs(x)
     near = pt.lt(size, 1)
-    # The quotient's derivative is a difference, of which large elements would have no digits.
+    # The derivative of the quotient is a difference, which loses all digits for large elements.
     small = pt.switch(near, x, _number(0, x))
     return pt.switch(near, small / (1 + abs(small)), pt.sign(x) * (1 - 1 / (1 + size)))
 
 
 def selu(x: Any) -> TensorVariable:
-    """Scaled exponential linear unit: `elu` with the two constants of self-normalizing networks.
+    """Compute the scaled exponential linear unit of self-normalizing networks.
 
     Parameters
     ----------
     x : tensor_like
-        As for `softplus`.
+        See `softplus`.
 
     Returns
     -------
     TensorVariable
-        ``scale * elu(x, alpha)`` with alpha 1.6733 and scale 1.0507 (Klambauer et al., 2017), of
+        ``scale * elu(x, alpha)`` with alpha 1.6733 and scale 1.0507 (Klambauer et al., 2017), with
         the shape of `x`. The slope at 0 is ``scale * alpha``.
 
     Raises
     ------
     DnnTypeError
-        If `x` is no tensor of real numbers.
+        If `x` is not a tensor of real numbers.
     """
     y = elu(as_floating("selu", "x", x), SELU_ALPHA)
     return _number(SELU_SCALE, y) * y
 
 
 def hard_sigmoid(x: Any) -> TensorVariable:
-    """Piecewise linear stand-in for `sigmoid`: ``clip(0.2 * x + 0.5, 0, 1)``.
+    """Compute ``clip(0.2 * x + 0.5, 0, 1)``, a piecewise linear approximation of `sigmoid`.
 
-    Arguments and errors as for `softplus`.
+    See `softplus` for the argument and the errors.
     """
     x = as_floating("hard_sigmoid", "x", x)
     return pt.clip(_number(0.2, x) * x + _number(0.5, x), 0, 1)
 
 
 def ultra_fast_sigmoid(x: Any) -> TensorVariable:
-    """Stand-in for `sigmoid` without exponentials, at most 0.012 off.
+    """Approximate `sigmoid` without exponentials, with an error of at most 0.012.
 
     Parameters
     ----------
     x : tensor_like
-        As for `softplus`.
+        See `softplus`.
 
     Returns
     -------
     TensorVariable
-        ``(t + 1) / 2``, of the shape of `x`, where `t` approximates ``tanh(x / 2)``. With
-        ``h = abs(x / 2)`` its magnitude is ``1.5 * h / (1 + h)`` below 1.7, a straight line up to
-        3, and 0.995 beyond. The gradient is that of these pieces.
+        ``(t + 1) / 2``, with the shape of `x`, where `t` approximates ``tanh(x / 2)``. With
+        ``h = abs(x / 2)``, the magnitude of `t` is ``1.5 * h / (1 + h)`` for `h` below 1.7, linear
+        in `h` up to 3, and 0.995 beyond. The gradient is that of these pieces.
 
     Raises
     ------
     DnnTypeError
-        If `x` is no tensor of real numbers.
+        If `x` is not a tensor of real numbers.
     """
     x = as_floating("ultra_fast_sigmoid", "x", x)
     half, bend, near, first, step, last = (
@@ -119,11 +122,11 @@ def ultra_fast_sigmoid(x: Any) -> TensorVariable:
     h = half * x
     size = abs(h)
     far = pt.sign(h) * pt.switch(pt.lt(size, 3), first + step * (size - bend), last)
-    # The odd function itself, and not its magnitude, so that its slope at 0 is right.
+    # Use the odd function itself, not its magnitude, so that the slope at 0 is right.
     t = pt.switch(pt.lt(size, bend), near * h / (1 + size), far)
     return half * (t + 1)
 
 
 def _number(value: float, x: TensorVariable) -> TensorVariable:
-    """A constant of the dtype of `x`, which it doesn't widen."""
+    """Return a constant with the dtype of `x`, so that it doesn't widen `x`."""
     return pt.constant(np.asarray(value, dtype=x.type.dtype))

@@ -1,4 +1,4 @@
-"""Ops whose derivatives come from writing their results as expressions."""
+"""Base class for Ops that are differentiated through equivalent expressions."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ __all__ = ["ExpressionOp", "is_connected"]
 
 
 def is_connected(variable: Any) -> bool:
-    """Tell whether a derivative, or its stand-in, is one of something that is connected."""
+    """Tell whether a derivative is connected, that is, not of `DisconnectedType`."""
     return not isinstance(variable.type, DisconnectedType)
 
 
 class ExpressionOp(Op):
     """An Op that PyTensor can differentiate because its results are written as expressions.
 
-    It is those of other Ops that the derivatives consist of: a subclass for which there are faster
-    ones overrides :meth:`pullback`.
+    The derivatives are built from the Ops of these expressions. A subclass that has a faster
+    derivative overrides :meth:`pullback`.
     """
 
-    #: Whether all Ops of the expressions have a pushforward: otherwise it is two pullbacks, the
-    #: first one this Op's own. Two of the expressions were wrong for products of stacked matrices,
-    #: with PyTensor 3.0.7 and an additive mask.
+    #: Whether all Ops in the expressions have a pushforward. Otherwise, the pushforward is built
+    #: from two pullbacks, the first of which is this Op's own. With PyTensor 3.0.7, two pullbacks
+    #: of the expressions gave wrong results for products of stacked matrices with an additive mask.
     has_pushforwards = True
 
-    # Of a subclass: the results, as expressions of the operands.
+    # Defined by subclasses: returns the results as expressions of the operands.
     _expressions: Callable[..., list[Any]]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[True] * len(node.outputs) for _ in node.inputs]
 
     def _pattern(self, operands: Sequence[Any]) -> list[list[bool]]:
-        # Not of the node that made the outputs: a device Op hands on transfers of its own.
+        # Don't use the node that made the outputs: a device Op returns transfers of its results.
         return self.connection_pattern(self.make_node(*operands))
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
-        # Of variables of its own, because one input may depend on another one.
+        # Use new variables, because one input may depend on another.
         own = [x.type() for x in inputs]
-        # Copies, because one result may be part of another one, and a gradient that is given for
-        # it would stand instead of what comes through the other one.
+        # Copy the results, because one may be part of another: a gradient given for it would
+        # replace the gradient that flows through the other.
         results = [result.copy() for result in self._expressions(*own)]
         known = {r: g for r, g in zip(results, cotangents, strict=True) if is_connected(g)}
         stand_ins = {g: g.type() for g in known.values()}
@@ -68,7 +68,7 @@ class ExpressionOp(Op):
         own = [x.type() for x in inputs]
         results = self._expressions(*own) if self.has_pushforwards else self.make_node(*own).outputs
         pattern = self._pattern(own)
-        # Integers have tangents too, of which nothing depends.
+        # Integers have tangents, too, but no output depends on them.
         along = [i for i, t in enumerate(tangents) if is_connected(t) and any(pattern[i])]
         if not along:
             return [disconnected_type() for _ in outputs]
@@ -93,14 +93,14 @@ def _swapped(mapping: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _replace(variables: Sequence[Any], replacements: dict[Any, Any]) -> list[Any]:
-    """Put `replacements` into those variables that are connected."""
+    """Apply `replacements` to the connected variables."""
     connected = [v for v in variables if is_connected(v)]
     replaced = iter(graph_replace(connected, replacements, strict=False))
     return [next(replaced) if is_connected(v) else v for v in variables]
 
 
 def _as_dtypes_of(variables: Sequence[Any], derivatives: Sequence[Any]) -> list[Any]:
-    """Cast derivatives, where connected, to the dtypes of what they belong to."""
+    """Cast each connected derivative to the dtype of its variable."""
     # PyTensor's derivative of a cast has the dtype of the result, not of the operand.
     return [
         pt.cast(d, v.type.dtype) if is_connected(d) else d

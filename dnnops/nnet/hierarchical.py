@@ -1,4 +1,4 @@
-"""Softmax in two levels, for many classes."""
+"""Two-level softmax for large numbers of classes."""
 
 from __future__ import annotations
 
@@ -33,32 +33,35 @@ def h_softmax(
     b2: Any,
     target: Any = None,
 ) -> TensorVariable:
-    """Compute a hierarchical softmax: of classes, and of the outputs within each class.
+    """Compute a two-level softmax: over classes, then over the outputs within each class.
 
     Parameters
     ----------
     x : tensor_like, (batch_size, features)
-        What the outputs are predicted from.
+        Features from which the outputs are predicted.
     batch_size : int or symbolic int
-        The number of rows of `x`.
+        Number of rows of `x`.
     n_outputs : int
-        The number of outputs, at most ``n_classes * n_outputs_per_class``.
+        Number of outputs, at most ``n_classes * n_outputs_per_class``.
     n_classes, n_outputs_per_class : int
-        The cost is least where both are near the square root of `n_outputs`.
+        Number of classes, and number of outputs in each. The cost is lowest when both are near the
+        square root of `n_outputs`.
     W1 : tensor_like, (features, n_classes)
+        Weights of the first level.
     b1 : tensor_like, (n_classes,)
-        Of the first level.
+        Bias of the first level.
     W2 : tensor_like, (n_classes, features, n_outputs_per_class)
+        Weights of the second level.
     b2 : tensor_like, (n_classes, n_outputs_per_class)
-        Of the second level.
+        Bias of the second level.
     target : integer tensor, (batch_size,) or (batch_size, 1), optional
-        One output for each row: only their probabilities are computed.
+        One output for each row. If given, only the probabilities of these outputs are computed.
 
     Returns
     -------
     TensorVariable
-        (batch_size, n_outputs) without `target`, (batch_size,) with it. Output `i` is the
-        ``i % n_outputs_per_class``-th of class ``i // n_outputs_per_class``.
+        Probabilities of shape (batch_size, n_outputs) without `target`, or (batch_size,) with it.
+        Output ``i`` has index ``i % n_outputs_per_class`` in class ``i // n_outputs_per_class``.
 
     Raises
     ------
@@ -85,7 +88,7 @@ def h_softmax(
         found = shapes[name].type.shape
         if any(is_int(a) and is_int(b) and a != b for a, b in zip(found, sizes, strict=True)):
             raise DnnValueError(
-                f"{where}: {name} has the shape {show_shape(found)}, which does not go with x of"
+                f"{where}: {name} has shape {show_shape(found)}, which does not match x of shape"
                 f" {show_shape(x.type.shape)}, batch_size={batch_size}, n_classes={n_classes} and"
                 f" n_outputs_per_class={per_class}"
             )
@@ -102,7 +105,7 @@ def h_softmax(
     target = as_tensor(f"{where}: target must be an integer tensor", target)
     if target.type.ndim not in (1, 2) or target.type.dtype not in pt.type.integer_dtypes:
         raise DnnTypeError(
-            f"{where}: target must be an integer vector, or matrix of one column, got {target.type}"
+            f"{where}: target must be an integer vector or one-column matrix, got {target.type}"
         )
     if target.type.shape[0] is not None and is_int(batch_size):
         merge_shapes(where, target=target.type.shape[:1], batch_size=(batch_size,))

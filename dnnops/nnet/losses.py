@@ -1,7 +1,7 @@
-"""Cross-entropies of distributions and of yes-or-no predictions, with the names of Theano.
+"""Categorical and binary cross-entropies under their Theano names.
 
-They are expressions of PyTensor's Ops, which its rewrites keep from overflowing and those of dnnops
-fuse. The loss that is an Op of its own is `dnnops.nnet.cross_entropy`.
+They are expressions of PyTensor Ops: PyTensor's rewrites prevent overflow, and those of dnnops fuse
+the expressions. `dnnops.nnet.cross_entropy` is the loss with its own Op.
 """
 
 from __future__ import annotations
@@ -34,46 +34,46 @@ __all__ = [
 
 
 def binary_crossentropy(output: Any, target: Any) -> TensorVariable:
-    """Cross-entropy of predicted probabilities, elementwise.
+    """Compute the elementwise binary cross-entropy of predicted probabilities.
 
     Parameters
     ----------
     output : tensor_like
         Probabilities, between 0 and 1 exclusive.
     target : tensor_like
-        What is true, from 0 to 1; it broadcasts against `output`.
+        True probabilities, from 0 to 1, which broadcast against `output`.
 
     Returns
     -------
     TensorVariable
-        ``-(target * log(output) + (1 - target) * log(1 - output))``. If `output` is a sigmoid, it
-        is computed as `sigmoid_binary_crossentropy` of the sigmoid's operand, which is exact where
-        the sigmoid rounds to 0 or 1.
+        ``-(target * log(output) + (1 - target) * log(1 - output))``. If `output` is a sigmoid, the
+        result is computed as `sigmoid_binary_crossentropy` of the sigmoid's operand, which stays
+        accurate where the sigmoid rounds to 0 or 1.
 
     Raises
     ------
     DnnTypeError
-        If an operand is no tensor of real numbers.
+        If an operand is not a tensor of real numbers.
     """
     output = as_floating("binary_crossentropy", "output", output)
     target = as_floating("binary_crossentropy", "target", target)
     check_broadcast("binary_crossentropy", output=output, target=target)
     made = output.owner
-    # PyTensor has rewrites for the logarithm of its own sigmoid only.
+    # PyTensor rewrites only the logarithm of its own sigmoid.
     if made is not None and isinstance(made.op, Activation) and made.op.mode == "sigmoid":
         return sigmoid_binary_crossentropy(made.inputs[0], target)
     return -(target * pt.log(output) + (1 - target) * pt.log(1 - output))
 
 
 def sigmoid_binary_crossentropy(output: Any, target: Any) -> TensorVariable:
-    """Cross-entropy of predictions before their sigmoid, elementwise.
+    """Compute the elementwise binary cross-entropy of predicted logits.
 
     Parameters
     ----------
     output : tensor_like
-        Scores, of which a sigmoid makes probabilities.
+        Logits: scores whose sigmoids are the predicted probabilities.
     target : tensor_like
-        What is true, from 0 to 1; it broadcasts against `output`.
+        True probabilities, from 0 to 1, which broadcast against `output`.
 
     Returns
     -------
@@ -84,7 +84,7 @@ def sigmoid_binary_crossentropy(output: Any, target: Any) -> TensorVariable:
     Raises
     ------
     DnnTypeError
-        If an operand is no tensor of real numbers.
+        If an operand is not a tensor of real numbers.
     """
     output = as_floating("sigmoid_binary_crossentropy", "output", output)
     target = as_floating("sigmoid_binary_crossentropy", "target", target)
@@ -93,26 +93,27 @@ def sigmoid_binary_crossentropy(output: Any, target: Any) -> TensorVariable:
 
 
 def categorical_crossentropy(coding_dist: Any, true_dist: Any) -> TensorVariable:
-    """Cross-entropy of predicted distributions over classes.
+    """Compute the cross-entropy of predicted distributions over classes.
 
     Parameters
     ----------
     coding_dist : tensor_like, (..., classes)
-        The predicted probabilities: often a softmax.
+        Predicted probabilities, often a softmax.
     true_dist : tensor_like, (..., classes), or integer vector, (rows,)
-        The true probabilities; or, for a matrix `coding_dist`, the true class of each row.
+        True probabilities or, if `coding_dist` is a matrix, the true class of each row.
 
     Returns
     -------
     TensorVariable, (...)
         ``-sum(true_dist * log(coding_dist))`` over the classes, or
-        ``-log(coding_dist[arange(rows), true_dist])``. Of a softmax's logarithm, the rewrites make
-        a log-softmax or `cross_entropy`.
+        ``-log(coding_dist[arange(rows), true_dist])``. Rewrites turn the logarithm of a softmax
+        into a log-softmax or `cross_entropy`.
 
     Raises
     ------
     DnnTypeError
-        If `true_dist` has neither the rank of `coding_dist` nor one less, or if a dtype is wrong.
+        If `true_dist` neither has the rank of `coding_dist` nor is a vector beside a matrix, or if
+        a dtype is invalid.
     """
     where = "categorical_crossentropy"
     coding = float_tensor(where, "coding_dist", coding_dist)
@@ -130,14 +131,14 @@ def categorical_crossentropy(coding_dist: Any, true_dist: Any) -> TensorVariable
 
 
 def crossentropy_categorical_1hot(coding_dist: Any, true_one_of_n: Any) -> TensorVariable:
-    """Cross-entropy of predicted distributions with the true class of each row.
+    """Compute the cross-entropy of predicted distributions with the true class of each row.
 
     Parameters
     ----------
     coding_dist : tensor_like, (rows, classes)
-        The predicted probabilities.
+        Predicted probabilities.
     true_one_of_n : integer vector, (rows,)
-        The true classes.
+        True class of each row.
 
     Returns
     -------
@@ -147,7 +148,7 @@ def crossentropy_categorical_1hot(coding_dist: Any, true_one_of_n: Any) -> Tenso
     Raises
     ------
     DnnTypeError
-        If a rank or a dtype is wrong.
+        If a rank or dtype is invalid.
     """
     where = "crossentropy_categorical_1hot"
     coding = float_tensor(where, "coding_dist", coding_dist, 2)
@@ -161,26 +162,28 @@ def _of_true_classes(where: str, coding: Any, name: str, value: Any) -> TensorVa
 
 
 def confusion_matrix(actual: Any, pred: Any) -> list[TensorVariable]:
-    """Count how often each class was predicted where another one, or the same, is true.
+    """Count how often each class was predicted for each true class.
 
     Parameters
     ----------
     actual : vector, (observations,)
-        The true classes.
+        True classes.
     pred : vector, (observations,)
-        The predicted ones.
+        Predicted classes.
 
     Returns
     -------
     conf_mat : int64 matrix, (classes, classes)
-        A row for each true class, a column for each predicted one.
+        Counts, with one row per true class and one column per predicted class.
     order : vector, (classes,)
-        The classes that occur, ascending: those of the rows and columns.
+        The classes of the rows and columns: those that occur, in ascending order.
 
     Raises
     ------
-    DnnTypeError, DnnValueError
-        If an operand is not of real numbers, or no vector.
+    DnnTypeError
+        If an operand does not hold real numbers.
+    DnnValueError
+        If an operand is not a vector.
     """
     where = "confusion_matrix"
     actual = as_tensor(f"{where}: actual must be a vector", actual)

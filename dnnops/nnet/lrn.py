@@ -1,7 +1,7 @@
-"""Local response normalization: across channels, after Krizhevsky, Sutskever and Hinton (2012).
+"""Local response normalization across channels, from Krizhevsky, Sutskever and Hinton (2012).
 
-The Ops here say what is computed and run in plain NumPy; rewrites replace them by Ops that run in
-compiled code.
+The Ops in this module define the computation and run in plain NumPy; rewrites replace them with Ops
+that run compiled code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _AcrossChannels(WindowNormBase):
 class LRN(_AcrossChannels):
     """Local response normalization: ``LRN(n, alpha, beta, k)(x)``.
 
-    Parameters as for `WindowNormBase`; what it computes is in `local_response_normalization`.
+    See `WindowNormBase` for the parameters and `local_response_normalization` for the definition.
     """
 
     operands = ("x",)
@@ -38,9 +38,9 @@ class LRN(_AcrossChannels):
 
 
 class LRNGrad(_AcrossChannels):
-    """The gradient of `LRN`: ``LRNGrad(n, alpha, beta, k)(x, gy)``.
+    """Gradient of `LRN`: ``LRNGrad(n, alpha, beta, k)(x, gy)``.
 
-    `gy` is the gradient by the output.  Parameters as for `WindowNormBase`.
+    `gy` is the gradient with respect to the output.  See `WindowNormBase` for the parameters.
     """
 
     operands = ("x", "gy")
@@ -50,49 +50,48 @@ class LRNGrad(_AcrossChannels):
 def local_response_normalization(
     x: Any, n: int = 5, alpha: float = 1e-4, beta: float = 0.75, k: float = 2.0
 ) -> TensorVariable:
-    """Normalize each element by the squares of its neighbors in other channels.
+    """Normalize each element by the squares of its neighbors in adjacent channels.
 
-    With ``c`` for the channel,
-    ``y[:, c] = x[:, c] / (k + alpha / n * sum(x[:, c - (n - 1) // 2 : c + n // 2 + 1]**2))**beta``;
-    channels that are not there count as zeros, and the divisor of `alpha` is `n` there, too.
+    For channel ``c``,
+    ``y[:, c] = x[:, c] / (k + alpha / n * sum(x[:, c - (n - 1) // 2 : c + n // 2 + 1]**2))**beta``.
+    Channels outside the array count as zeros, and `alpha` is divided by `n` at the borders, too.
 
     Parameters
     ----------
     x : tensor_like
-        Of float16, float32 or float64, and shape (batch, channels, ...).
+        A float16, float32 or float64 tensor of shape (batch, channels, ...).
     n : int
-        How many channels are summed over, 1 to 16. If it is even, there is one more after the
-        element's channel than before it.
+        Number of channels in the sum, from 1 to 16. If it is even, the window has one more channel
+        after the element's own channel than before it.
     alpha : float
-        The factor of the mean of squares, not negative.
+        Non-negative factor of the mean square.
     beta : float
-        The exponent, at least 0.01; 0.5, 0.75 and 1 are the fastest.
+        Exponent, at least 0.01; 0.5, 0.75 and 1 are the fastest.
     k : float
-        What the squares are added to, at least 1e-5.
+        Constant added to the scaled mean square, at least 1e-5.
 
     Returns
     -------
     TensorVariable
-        Of the shape and dtype of `x`.
+        The normalized tensor, with the shape and dtype of `x`.
 
     Raises
     ------
     DnnTypeError
-        If `x` has another dtype or fewer than two dimensions, `n` is no int, or another parameter
-        no number.
+        If `x` has an unsupported dtype or fewer than two dimensions, if `n` is not an int, or if
+        another parameter is not a number.
     DnnValueError
-        If a parameter is out of its bounds or not finite.
+        If a parameter is out of bounds or not finite.
 
     Notes
     -----
-    This is the meaning that cuDNN gives the parameters, and their defaults are cuDNN's. Of other
-    libraries:
+    The parameters have the same meaning and defaults as in cuDNN. Other libraries differ:
 
-    * ``torch.nn.functional.local_response_norm(x, size, alpha, beta, k)`` divides by ``size``, too.
-      With an even one it has the channel that is left over before the element's, not after it.
-    * Caffe's ``LRN`` and ONNX's divide by the size, too. That of Caffe has to be odd.
-    * ``tf.nn.local_response_normalization(x, depth_radius, bias, alpha, beta)``, Lasagne's and
-      Pylearn2's cross-channel normalization, and the paper don't divide: give ``alpha * n``, for
+    * ``torch.nn.functional.local_response_norm(x, size, alpha, beta, k)`` also divides by ``size``.
+      If ``size`` is even, its extra channel comes before the element's own channel, not after it.
+    * The ``LRN`` of Caffe and ONNX also divides by the size, which must be odd in Caffe.
+    * ``tf.nn.local_response_normalization(x, depth_radius, bias, alpha, beta)``, the cross-channel
+      normalizations of Lasagne and Pylearn2, and the paper don't divide: pass ``alpha * n``, for
       TensorFlow with ``n = 2 * depth_radius + 1``.
     """
     op: Any = LRN(n, alpha, beta, k)

@@ -1,8 +1,8 @@
-"""What normalization by the squares in a window around each element shares.
+"""Base class of normalizations by the sum of squares in a window around each element.
 
-With ``v`` for what is squared, the inputs or their distances from means, and windows of ``n`` on
-each of ``d`` axes, the output is ``x * s**-beta``, where ``s = k + alpha / n**d * sum(v**2)`` over
-the window.  Elements outside the array count as zeros, and the divisor is ``n**d`` at the borders,
+With windows of length ``n`` on each of ``d`` axes, the output is ``x * s**-beta``, where
+``s = k + alpha / n**d * sum(v**2)`` over the window and ``v`` is the input or its difference from
+given means.  Elements outside the array count as zeros, and the divisor is ``n**d`` at the borders,
 too.
 """
 
@@ -34,49 +34,49 @@ from dnnops.nnet.expressions import ExpressionOp, is_connected
 
 __all__ = ["MAX_N", "MIN_BETA", "MIN_K", "WindowNormBase", "WindowSum", "window_sides"]
 
-#: cuDNN's limits, which hold everywhere, so that a graph that runs on one device runs on all.
+#: cuDNN's limits, enforced on every device so that graphs stay portable.
 MAX_N = 16
 MIN_K = 1e-5
 MIN_BETA = 0.01
 
 
 def window_sides(n: int) -> tuple[int, int]:
-    """Return how many elements a window of `n` has before and after its center."""
+    """Return the number of elements before and after the center of a window of length `n`."""
     behind = (n - 1) // 2
     return behind, n - 1 - behind
 
 
 class WindowNormBase(ExpressionOp):
-    """An Op of such a normalization, or its gradient: parameters, operands and checks.
+    """Base class of window normalizations and their gradients.
 
-    Its operands have one shape and one dtype, which the results have, too.
+    All operands and results have the same shape and dtype.
 
     Parameters
     ----------
     n : int
-        The windows' length, 1 to 16. If it is even, they have one element more after their
-        center than before it.
+        Window length, from 1 to 16. If it is even, the window has one more element after its center
+        than before it.
     alpha : float
-        The factor of the mean of squares; not negative.
+        Non-negative factor of the mean square.
     beta : float
-        The exponent, at least 0.01.
+        Exponent, at least 0.01.
     k : float
-        What the squares are added to, at least 1e-5.
+        Constant added to the scaled mean square, at least 1e-5.
 
     Raises
     ------
     DnnTypeError
-        If `n` is no int, or another parameter no number.
+        If `n` is not an int, or if another parameter is not a number.
     DnnValueError
-        If one is out of these bounds, or not finite.
+        If a parameter is out of bounds or not finite.
     """
 
     __props__: tuple[str, ...] = ("n", "alpha", "beta", "k")
 
-    #: The operands and the results.
+    #: Names of the operands and results.
     operands: tuple[str, ...]
     results: tuple[str, ...]
-    #: The least and greatest number of dimensions.
+    #: Minimum and maximum number of dimensions.
     ndim_bounds: tuple[int, float]
 
     def __init__(self, n: int, alpha: float, beta: float, k: float):
@@ -91,11 +91,11 @@ class WindowNormBase(ExpressionOp):
         self.k = number(name, "k", k, MIN_K)
 
     def window_axes(self, ndim: int) -> tuple[int, ...]:
-        """Return the axes that windows extend along, of an array of `ndim` dimensions."""
+        """Return the axes that the windows of an `ndim`-dimensional array extend along."""
         raise NotImplementedError
 
     def check_rank(self, where: str, name: str, ndim: int) -> None:
-        """Raise DnnTypeError unless the operand `name` has a rank that there are windows of."""
+        """Raise DnnTypeError if `ndim`, the rank of the operand `name`, is not supported."""
         least, most = self.ndim_bounds
         if not least <= ndim <= most:
             bounds = f"{least} or more" if most == np.inf else f"{least} to {most}"
@@ -141,7 +141,7 @@ class WindowNormBase(ExpressionOp):
         return [pt.cast(result, dtype) for result in results]
 
     def _compute(self, *inputs: Any) -> list[Any]:
-        """The results, of arrays or of variables."""
+        """Compute the results from arrays or from variables."""
         given = dict(zip(self.operands, inputs, strict=True))
         x = given["x"]
         squared = x - given["means"] if "means" in given else x
@@ -151,14 +151,14 @@ class WindowNormBase(ExpressionOp):
         power = base**-self.beta
         if "gy" not in given:
             return [x * power]
-        # What the output of each element that has this one in its window loses by a larger square.
+        # A larger square lowers the output of every element whose window contains it.
         gy = given["gy"]
         shares = self._window_sum(gy * x * (power / base), axes, backward=True)
         through_squares = (2 * alpha * self.beta) * squared * shares
         return [gy * power - through_squares, through_squares][: len(self.results)]
 
     def _window_sum(self, x: Any, axes: Sequence[int], backward: bool = False) -> Any:
-        """Sum over the window of each element, or over the elements whose window it is in."""
+        """Sum over each element's window, or over the elements whose windows contain it."""
         if isinstance(x, np.ndarray):
             return _sum_of_array(x, self.n, axes, backward)
         op: Any = WindowSum(self.n, axes, backward)
@@ -166,19 +166,19 @@ class WindowNormBase(ExpressionOp):
 
 
 class WindowSum(Op):
-    """The sum over the window of each element: ``WindowSum(n, axes)(x)``.
+    """Sum over the window of each element: ``WindowSum(n, axes)(x)``.
 
-    What is not there counts as zero.  It is what derivatives of the normalizations' gradients
-    consist of.
+    Elements outside the array count as zeros.  The second derivatives of the normalizations are
+    built from this Op.
 
     Parameters
     ----------
     n : int
-        The windows' length, as for `WindowNormBase`.
+        Window length, as for `WindowNormBase`.
     axes : tuple of int
-        The axes along which they extend, the first one, which is the batch's, excepted.
+        Axes that the windows extend along; they must not include the batch axis, 0.
     backward : bool
-        Whether the element that an even window has more is before the center. It makes the
+        Whether the extra element of an even window comes before its center. This gives the
         transposed operator.
     """
 

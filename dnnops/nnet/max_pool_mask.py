@@ -1,4 +1,4 @@
-"""Max pooling that keeps the image's size."""
+"""Max pooling that preserves the image size."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ __all__ = ["max_pool_2d_same_size"]
 
 
 def max_pool_2d_same_size(input: Any, patch_size: Any) -> TensorVariable:
-    """Set to zero all but the largest element of each patch of an image.
+    """Set all but the largest element of each patch of an image to zero.
 
     Parameters
     ----------
     input : tensor_like, (batch, channels, rows, columns)
-        float16, float32 or float64.
+        Images, of dtype float16, float32 or float64.
     patch_size : int vector or sequence of 2 ints
-        The rows and columns of a patch. Patches don't overlap; what is left at the end of an axis
-        becomes zero.
+        Number of rows and columns of a patch. Patches don't overlap; elements left over at the end
+        of an axis become zero.
 
     Returns
     -------
-    TensorVariable, of the shape of `input`
-        Of several equal maxima the first one is kept.
+    TensorVariable
+        A tensor with the shape and dtype of `input`. If a patch has several equal maxima, only the
+        first one is kept.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        As for `pool_2d`.
+        See `pool_2d`.
     """
     where = "max_pool_2d_same_size"
     x = float_tensor(where, "input", input, 4)

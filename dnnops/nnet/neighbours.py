@@ -1,4 +1,4 @@
-"""Neighbourhoods of images as the rows of a matrix, and back."""
+"""Convert between images and matrices of their neighbourhoods."""
 
 from __future__ import annotations
 
@@ -34,34 +34,36 @@ def images2neibs(
     Parameters
     ----------
     ten4 : tensor_like, (batch, channels, rows, columns)
-        Of any dtype.
+        Images of any dtype.
     neib_shape : int vector or sequence of 2 ints
-        The rows and columns of a neighbourhood, ``2**26`` at most, also of their product. Like
-        `neib_step` it may be symbolic.
+        Number of rows and columns of a neighbourhood. Each of them, and their product, must be at
+        most ``2**26``. May be symbolic, like `neib_step`.
     neib_step : int vector or sequence of 2 ints, optional
-        How far a neighbourhood is from the next one; `neib_shape` if not given: they don't overlap.
+        Distance from one neighbourhood to the next. The default is `neib_shape`, so that
+        neighbourhoods don't overlap.
     mode : {'valid', 'half', 'full', 'ignore_borders', 'wrap_centered'}
-        'valid': the neighbourhoods must fill the image exactly. 'ignore_borders': what is left at
-        the end is dropped. 'half' and 'full': as 'valid', of images with zeros around them, half a
-        neighbourhood or a whole one less a pixel on each side. 'wrap_centered': they are centred on
-        every `neib_step`-th pixel, and go on at the opposite side of the image; `neib_shape` must
-        be odd.
+        Treatment of the borders. With 'valid', the neighbourhoods must fill the image exactly.
+        'ignore_borders' drops the pixels left over at the end. 'half' and 'full' are like 'valid'
+        after padding each side with zeros: by half a neighbourhood, or by a whole one minus one
+        pixel. With 'wrap_centered', neighbourhoods are centered on every `neib_step`-th pixel and
+        wrap around at the border; `neib_shape` must be odd.
 
     Returns
     -------
-    TensorVariable, (batch * channels * neighbourhoods, rows * columns of one)
-        In the order of images, channels, and neighbourhoods along rows and columns.
+    TensorVariable, (batch * channels * neighbourhoods, rows * columns of a neighbourhood)
+        The neighbourhoods, ordered by image, channel, row and column.
 
     Raises
     ------
     DnnTypeError
-        If `ten4` has another rank, or sizes are no ints.
+        If `ten4` does not have 4 dimensions, or if sizes are not ints.
     DnnValueError
-        If there is no such mode, or neighbourhoods don't fit; at the call, if the types don't tell.
+        If `mode` is invalid, or if the neighbourhoods don't fit. Shapes that are not known
+        statically are checked when the compiled function is called.
 
     Notes
     -----
-    Neighbourhoods that don't overlap are made by moving axes, without an index for each pixel.
+    Neighbourhoods that don't overlap are made by permuting axes, without indexing single pixels.
     """
     where = "images2neibs"
     x = _tensor4(where, "ten4", ten4)
@@ -91,8 +93,8 @@ def images2neibs(
         index = pt.arange(count)[:, None] * distance + pt.arange(length)
         if mode == "wrap_centered":
             index = (index - length // 2) % sizes[axis]
-        # What neighbourhoods share is copied for each of them; then they don't overlap. Indices of
-        # the first axis have a gradient in C.
+        # Copy shared pixels into each neighbourhood, so that none overlap. Move the axis to the
+        # front, because the gradient of indexing the first axis is implemented in C.
         x = x.swapaxes(0, axis)[index.flatten()].swapaxes(0, axis)
     return _blocks(x, counts, shape)
 
@@ -100,29 +102,31 @@ def images2neibs(
 def neibs2images(
     neibs: Any, neib_shape: Any, original_shape: Any, mode: str = "valid"
 ) -> TensorVariable:
-    """Put images together again from neighbourhoods that don't overlap.
+    """Reassemble images from neighbourhoods that don't overlap.
 
     Parameters
     ----------
-    neibs : tensor_like, (batch * channels * neighbourhoods, rows * columns of one)
-        What `images2neibs` returns without `neib_step`.
+    neibs : tensor_like, (batch * channels * neighbourhoods, rows * columns of a neighbourhood)
+        Matrix returned by `images2neibs` without `neib_step`.
     neib_shape : int vector or sequence of 2 ints
-        The rows and columns of a neighbourhood.
+        Number of rows and columns of a neighbourhood.
     original_shape : int vector or sequence of 4 ints
-        The images' shape.
+        Shape of the images.
     mode : {'valid', 'ignore_borders'}
-        That of `images2neibs`. With 'ignore_borders', what was dropped is 0.
+        The mode passed to `images2neibs`. With 'ignore_borders', the dropped pixels are set to 0.
 
     Returns
     -------
-    TensorVariable, of `original_shape`
+    TensorVariable
+        Images of shape `original_shape`.
 
     Raises
     ------
     DnnTypeError
-        If `neibs` is no matrix, or sizes are no ints.
+        If `neibs` is not a matrix, or if sizes are not ints.
     DnnValueError
-        If `mode` is invalid; at the call, if the sizes do not match.
+        If `mode` is invalid or the sizes do not match. Sizes that are not known statically are
+        checked when the compiled function is called.
     """
     where = "neibs2images"
     matrix = as_tensor(f"{where}: neibs must be a matrix", neibs)
@@ -141,8 +145,8 @@ def neibs2images(
     pairs = zip(matrix.type.shape, wanted, strict=True)
     if any(is_int(a) and is_int(b) and a != b for a, b in pairs):
         raise DnnValueError(
-            f"{where}: neibs of shape {show_shape(matrix.type.shape)} are not those of images of"
-            f" original_shape {given} and neib_shape {(rows, columns)}, which are {wanted}"
+            f"{where}: neibs of shape {show_shape(matrix.type.shape)} do not match original_shape"
+            f" {given} and neib_shape {(rows, columns)}, which require shape {wanted}"
         )
     grid = matrix.reshape((batch, channels, down, across, rows, columns))
     covered = (down * rows, across * columns)
@@ -166,7 +170,7 @@ def _sizes(x: TensorVariable) -> list[Any]:
 
 
 def _framed(x: TensorVariable, before: Sequence[Any], after: Sequence[Any]) -> TensorVariable:
-    """Put zeros around images."""
+    """Pad images with zeros."""
     batch, channels, *sizes = _sizes(x)
     framed = [n + b + a for n, b, a in zip(sizes, before, after, strict=True)]
     zeros = pt.zeros((batch, channels, *framed), dtype=x.type.dtype)
@@ -192,20 +196,20 @@ def _positive(where: str, name: str, value: Any, maximum: int = MAX_PARAMETER) -
 
 
 def _windows(size: Any, length: Any, step: Any, drops_rest: bool) -> Any:
-    """How many neighbourhoods lie within an axis."""
+    """Return the number of neighbourhoods that fit along an axis."""
     rest = size - length
     if drops_rest:
-        # None of a neighbourhood that is larger than the image.
+        # No neighbourhoods fit if they are larger than the image.
         return max(rest // step + 1, 0) if is_int(rest // step) else pt.maximum(rest // step + 1, 0)
     problem = (
         "images2neibs: neighbourhoods of neib_shape, neib_step apart, must fill the images of"
-        " ten4 exactly (mode='ignore_borders' drops what is left)"
+        " ten4 exactly (mode='ignore_borders' drops the remainder)"
     )
     return checked(rest, problem, rest >= 0, _equal(rest % step, 0)) // step + 1
 
 
 def _centres(size: Any, length: Any, step: Any) -> Any:
-    """How many pixels of an axis are centres of neighbourhoods that go on at its other end."""
+    """Return the number of centers along an axis whose neighbourhoods wrap around."""
     problem = (
         "images2neibs: with mode='wrap_centered', neib_shape must be odd and at most the size of"
         " the images, ten4"
@@ -215,7 +219,7 @@ def _centres(size: Any, length: Any, step: Any) -> Any:
 
 
 def _blocks(x: TensorVariable, counts: Sequence[Any], shape: Sequence[Any]) -> TensorVariable:
-    """The neighbourhoods of images that they fill, without overlapping."""
+    """Return the non-overlapping neighbourhoods that fill the images."""
     batch, channels = _sizes(x)[:2]
     (down, across), (rows, columns) = counts, shape
     grid = x.reshape((batch, channels, down, rows, across, columns))

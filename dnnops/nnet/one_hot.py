@@ -1,7 +1,7 @@
-"""Cross-entropies of a softmax with the true class of each row, with the names of Theano.
+"""Softmax cross-entropies with the true class of each row, under their Theano names.
 
-They are expressions of `dnnops.nnet.cross_entropy` and `softmax`; what a function does not use of
-them isn't computed.
+They are built from `dnnops.nnet.cross_entropy` and `softmax`; results that a compiled function does
+not use are not computed.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = [
 
 
 def crossentropy_softmax_argmax_1hot_with_bias(x: Any, b: Any, y_idx: Any) -> list[TensorVariable]:
-    """Cross-entropy of ``softmax(x + b)`` with the true class of each row.
+    """Compute the cross-entropy of ``softmax(x + b)`` with the true class of each row.
 
     Parameters
     ----------
     x : tensor_like, (rows, classes)
         Scores.
     b : tensor_like, (classes,)
-        What is added to each row.
+        Bias added to each row.
     y_idx : integer vector, (rows,)
-        The true classes.
+        True class of each row.
 
     Returns
     -------
@@ -47,16 +47,16 @@ def crossentropy_softmax_argmax_1hot_with_bias(x: Any, b: Any, y_idx: Any) -> li
     sm : TensorVariable, (rows, classes)
         ``softmax(x + b)``.
     am : TensorVariable, (rows,)
-        The class of the highest score of each row, of the dtype of `y_idx`.
+        The class with the highest score in each row, with the dtype of `y_idx`.
 
     Raises
     ------
     DnnTypeError
-        If a rank or a dtype is invalid.
+        If a rank or dtype is invalid.
     DnnValueError
-        If shapes do not match, or, when it is computed, a class is negative.
+        If shapes do not match or, when the result is computed, if a class is negative.
     DnnIndexError
-        If a class is too large, when it is computed.
+        If a class is too large, when the result is computed.
     """
     where = "crossentropy_softmax_argmax_1hot_with_bias"
     x, b = float_tensor(where, "x", x, 2), float_tensor(where, "b", b, 1)
@@ -71,45 +71,53 @@ def crossentropy_softmax_argmax_1hot_with_bias(x: Any, b: Any, y_idx: Any) -> li
 
 
 def crossentropy_softmax_1hot_with_bias(x: Any, b: Any, y_idx: Any) -> list[TensorVariable]:
-    """The first two results of `crossentropy_softmax_argmax_1hot_with_bias`: `nll` and `sm`."""
+    """Return the results `nll` and `sm` of `crossentropy_softmax_argmax_1hot_with_bias`."""
     return crossentropy_softmax_argmax_1hot_with_bias(x, b, y_idx)[:2]
 
 
 def crossentropy_softmax_1hot(x: Any, y_idx: Any) -> list[TensorVariable]:
-    """As `crossentropy_softmax_1hot_with_bias`, without a bias."""
+    """Compute `crossentropy_softmax_1hot_with_bias` with no bias."""
     return crossentropy_softmax_1hot_with_bias(x, _no_bias(x), y_idx)
 
 
 def crossentropy_softmax_max_and_argmax_1hot_with_bias(
     x: Any, b: Any, y_idx: Any
 ) -> tuple[TensorVariable, ...]:
-    """As `crossentropy_softmax_argmax_1hot_with_bias`, with the highest probability of each row.
+    """Compute the cross-entropy and the most probable class of each row, with its probability.
+
+    See `crossentropy_softmax_argmax_1hot_with_bias` for the parameters and errors.
 
     Returns
     -------
-    nll, sm, max_pr, argmax : TensorVariable
-        `max_pr` is the maximum of each row of `sm`, and `argmax`, int64, its class.
+    nll, sm : TensorVariable
+        See `crossentropy_softmax_argmax_1hot_with_bias`.
+    max_pr : TensorVariable, (rows,)
+        The maximum of each row of `sm`.
+    argmax : TensorVariable, (rows,)
+        The class of that maximum, of dtype int64.
     """
     nll, sm = crossentropy_softmax_1hot_with_bias(x, b, y_idx)
     return nll, sm, pt.max(sm, axis=-1), pt.argmax(sm, axis=-1)
 
 
 def crossentropy_softmax_max_and_argmax_1hot(x: Any, y_idx: Any) -> tuple[TensorVariable, ...]:
-    """As `crossentropy_softmax_max_and_argmax_1hot_with_bias`, without a bias."""
+    """Compute `crossentropy_softmax_max_and_argmax_1hot_with_bias` with no bias."""
     return crossentropy_softmax_max_and_argmax_1hot_with_bias(x, _no_bias(x), y_idx)
 
 
 def crossentropy_softmax_1hot_with_bias_dx(dy: Any, sm: Any, y_idx: Any) -> TensorVariable:
-    """Gradient of `nll` of `crossentropy_softmax_argmax_1hot_with_bias` with respect to scores.
+    """Compute the gradient of the cross-entropy of a softmax with respect to its scores.
+
+    The cross-entropy is the result `nll` of `crossentropy_softmax_argmax_1hot_with_bias`.
 
     Parameters
     ----------
     dy : tensor_like, (rows,), (1,) or scalar
-        The gradient with respect to `nll`.
+        Gradient with respect to `nll`.
     sm : tensor_like, (rows, classes)
-        The softmax.
+        Softmax of the scores.
     y_idx : integer vector, (rows,)
-        The true classes.
+        True class of each row.
 
     Returns
     -------
@@ -119,7 +127,7 @@ def crossentropy_softmax_1hot_with_bias_dx(dy: Any, sm: Any, y_idx: Any) -> Tens
     Raises
     ------
     DnnTypeError
-        If a rank or a dtype is invalid.
+        If a rank or dtype is invalid.
     """
     where = "crossentropy_softmax_1hot_with_bias_dx"
     dy, sm = float_tensor(where, "dy", dy), float_tensor(where, "sm", sm, 2)
@@ -138,26 +146,26 @@ def crossentropy_softmax_1hot_with_bias_dx(dy: Any, sm: Any, y_idx: Any) -> Tens
 def crossentropy_categorical_1hot_grad(
     g_y: Any, coding_dist: Any, true_one_of_n: Any
 ) -> TensorVariable:
-    """The gradient of `crossentropy_categorical_1hot` with respect to `coding_dist`.
+    """Compute the gradient of `crossentropy_categorical_1hot` with respect to `coding_dist`.
 
     Parameters
     ----------
     g_y : tensor_like, (rows,)
-        The gradient with respect to the cross-entropy.
+        Gradient with respect to the cross-entropy.
     coding_dist : tensor_like, (rows, classes)
-        The predicted probabilities.
+        Predicted probabilities.
     true_one_of_n : integer vector, (rows,)
-        The true classes.
+        True class of each row.
 
     Returns
     -------
     TensorVariable, (rows, classes)
-        ``-g_y / coding_dist`` at the true class of each row, 0 elsewhere.
+        ``-g_y / coding_dist`` at the true class of each row and 0 elsewhere.
 
     Raises
     ------
     DnnTypeError
-        If a rank or a dtype is invalid.
+        If a rank or dtype is invalid.
     """
     where = "crossentropy_categorical_1hot_grad"
     g_y, coding = (
@@ -178,7 +186,7 @@ def _no_bias(x: Any) -> TensorVariable:
 
 def _classes(where: str, name: str, value: Any) -> TensorVariable:
     labels = integer_vector(where, name, value)
-    # As indices, which they aren't here, negative ones would count from the end.
+    # As indices, negative classes would count from the end.
     problem = f"{where}: {name} must not be negative"
     if labels.type.dtype.startswith("int"):
         labels = checked(labels, problem, pt.all(pt.ge(labels, 0)))

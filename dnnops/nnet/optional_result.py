@@ -1,4 +1,4 @@
-"""Ops whose last result is there if a parameter says so, so that a graph can do without it."""
+"""Base class for Ops with an optional last result."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ __all__ = ["OptionalResultOp"]
 
 
 class OptionalResultOp(Op):
-    """An Op that computes its last result only if one of its parameters, a bool, is true.
+    """An Op that computes its last result only if a bool parameter is true.
 
-    Where nothing uses it, the rewrite `dnnops.rewriting.unused.local_unused_result` leaves it out.
-    All of ``__props__`` have to be parameters of ``__init__``.
+    If nothing uses that result, the rewrite `dnnops.rewriting.unused.local_unused_result` removes
+    it. All ``__props__`` must be parameters of ``__init__``.
     """
 
     __props__: tuple[str, ...]
 
-    #: The name of that parameter.
+    #: Name of the parameter that enables the last result.
     optional_result: ClassVar[str]
 
     @property
     def has_optional_result(self) -> bool:
-        """Whether the last result is there."""
+        """Whether the Op computes its last result."""
         return getattr(self, self.optional_result)
 
     def with_optional_result(self, wanted: bool) -> Self:
-        """Make the same Op with or without its last result.
+        """Return the same Op with or without its last result.
 
         Parameters
         ----------
         wanted : bool
-            Whether it is to be there.
+            Whether the new Op computes its last result.
 
         Returns
         -------
