@@ -1,1 +1,1 @@
-"""Ops on cuDNN: the GPU's backend of the abstract Ops in `dnnops.nnet`."""
+"""The GPU backend of the abstract Ops in `dnnops.nnet`: Ops that call cuDNN and dnnops kernels."""

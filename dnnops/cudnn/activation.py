@@ -22,7 +22,7 @@ MODES = {"sigmoid": 0, "relu": 1, "tanh": 2, "clipped_relu": 3, "elu": 4, "swish
 
 
 class GpuDnnActivationBase(CudnnOp, ActivationBase):
-    """What an activation and its gradient share.
+    """Base class of activations and their gradients.
 
     Parameters
     ----------
@@ -30,12 +30,12 @@ class GpuDnnActivationBase(CudnnOp, ActivationBase):
     coef : float
         The ceiling of clipped relu, alpha of elu or beta of swish; 0 for the others.
     inplace : bool
-        Whether the result overwrites `x`, or of the gradient the gradient by the output.
+        Whether an activation overwrites `x`, and its gradient overwrites `gy`.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If a parameter is another one.
+        If a parameter is invalid.
     """
 
     __props__ = ("mode", "coef", "inplace")
@@ -55,7 +55,7 @@ class GpuDnnActivationBase(CudnnOp, ActivationBase):
         name = type(self).__name__
         data = device_operands(name, None, **named_operands(name, self.operands, inputs))
         if len({x.type.ndim for x in data}) > 1:
-            raise DnnTypeError(f"{name}: the operands must have one rank, got {data}")
+            raise DnnTypeError(f"{name}: the operands must have the same rank, got {data}")
         shapes = {n: x.type.shape for n, x in zip(self.operands, data, strict=True)}
         shape = merge_shapes(name, **shapes)
         return Apply(self, data, [data[0].type.clone(shape=shape)()])
@@ -72,9 +72,10 @@ class GpuDnnActivationBase(CudnnOp, ActivationBase):
 
 
 class GpuDnnActivation(GpuDnnActivationBase):
-    """An activation: ``GpuDnnActivation(mode, coef)(x)``.
+    """An activation function, called as ``GpuDnnActivation(mode, coef)(x)``.
 
-    Parameters as for `GpuDnnActivationBase`. A NaN stays one in relu and clipped relu, too.
+    All modes propagate NaN, including relu and clipped relu. See `GpuDnnActivationBase` for the
+    parameters.
     """
 
     operands = ("x",)
@@ -94,19 +95,20 @@ class GpuDnnActivation(GpuDnnActivationBase):
 
 
 class GpuDnnActivationGrad(GpuDnnActivationBase):
-    """The gradient of an activation: ``GpuDnnActivationGrad(mode, coef)(x, y, gy)``.
+    """Gradient of an activation, called as ``GpuDnnActivationGrad(mode, coef)(x, y, gy)``.
 
-    `gy` is the gradient by the output `y`. Parameters as for `GpuDnnActivationBase`.
+    `gy` is the gradient with respect to the output `y`. See `GpuDnnActivationBase` for the
+    parameters.
 
-    The slope of clipped relu at exactly the ceiling is 1, and so is that of elu at exactly 0, as
-    cuDNN has it. With `dnnops.nnet.clipped_relu` and `elu`, which are computed without cuDNN, it is
-    0 and alpha on every device.
+    cuDNN uses a slope of 1 for clipped relu at exactly the ceiling and for elu at exactly 0.
+    `dnnops.nnet.clipped_relu` and `elu` don't call cuDNN: there the slopes are 0 and alpha on every
+    device.
     """
 
     operands = ("x", "y", "gy")
     overwrites = 2
 
-    # Second derivatives are written on the host's types, and moved to the device by the rewrites.
+    # Second derivatives are built from host variables; rewrites move them to the device.
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
         host = [as_tensor_variable(x) for x in inputs]

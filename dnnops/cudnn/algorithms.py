@@ -1,8 +1,8 @@
-"""The algorithms of a convolution: the names that users give them, and what they stand for.
+"""Parse the names that users give to convolution algorithms.
 
-A *plan* is one way in which cuDNN can run a convolution: an algorithm of its legacy API, or an
-engine of its graph API with values of its knobs. The words of the flags ``dnn.conv.algo_*`` say
-which plan is wanted; ``c_code/runtime/cudnn/conv_choose.cpp`` looks for it when the shapes are
+A *plan* is one way to run a convolution: an algorithm of cuDNN's legacy API, an engine of its graph
+API with values for its knobs, a cuBLASLt product or a dnnops kernel. The flags ``dnn.conv.algo_*``
+say which plan to use; ``c_code/runtime/cudnn/conv_choose.cpp`` selects it once the shapes are
 known.
 """
 
@@ -33,10 +33,10 @@ __all__ = [
     "read_workspace_limit",
 ]
 
-#: What a convolution computes, in the order of ``ConvDirection``.
+#: The results that a convolution can compute, in the order of ``ConvDirection``.
 DIRECTIONS = ("forward", "grad_inputs", "grad_weights")
 
-#: Words that say which plan is wanted, in the order of ``Wish``.
+#: Words that tell how to select a plan, in the order of ``Wish``.
 WISHES = ALGORITHM_WORDS
 _WISH_PLAN = len(WISHES)
 
@@ -71,10 +71,10 @@ _FLAGS = {
 }
 _MAX_KNOBS = 16
 
-#: Whose a plan is, in the order of ``Api``.
+#: The APIs that plans come from, in the order of ``Api``.
 APIS = ("legacy", "graph", "dnnops", "cublaslt")
 _LEGACY = 0
-# How names of plans that are numbered begin, with the API that they are of.
+# Prefixes of the names of numbered plans, with the index of their API.
 _PREFIXES = {"engine": 1, "depthwise": 2, "gemm": 3}
 _KNOB = r"_k(\d{1,9})=(-?\d{1,9})"
 _NUMBERED = re.compile(rf"({'|'.join(_PREFIXES)})(\d{{1,9}})((?:{_KNOB})*)")
@@ -83,30 +83,32 @@ _NUMBERED = re.compile(rf"({'|'.join(_PREFIXES)})(\d{{1,9}})((?:{_KNOB})*)")
 MATH_TYPES = ("DEFAULT_MATH", "TENSOR_OP_MATH", "TENSOR_OP_MATH_ALLOW_CONVERSION", "FMA_MATH")
 _USUAL_MATH = -1
 
-#: What names of plans on copies of the arrays end in, by the number of ``PlanSpec``'s format: the
-#: memory format of the copies, or that a gradient is computed as a forward convolution.
+#: Suffixes of plan names, by the number of ``PlanSpec``'s format. A suffix gives the memory format
+#: that arrays are copied to, or says that a gradient is computed as a forward convolution.
 FORMATS = {1: "contiguous", 2: "channels_last", 4: "as_forward"}
 
 
 @dataclass(frozen=True)
 class AlgorithmChoice:
-    """What a user asked for, as the runtime library takes it.
+    """A parsed ``algo``, in the form that the runtime library takes.
+
+    All attributes but `wish` describe a plan that was given by name or number.
 
     Attributes
     ----------
     wish : int
-        An index of `WISHES`, or one past them for a given plan.
+        Index into `WISHES`, or ``len(WISHES)`` if a plan is given.
     api : int
-        An index of `APIS`; of a given plan.
+        Index into `APIS`.
     number : int
-        Of the legacy algorithm, engine, kernel or algorithm of cuBLASLt.
+        Number of the legacy algorithm, engine, dnnops kernel or cuBLASLt algorithm.
     format : int
-        Of `FORMATS`; 0 if arrays are taken as they are.
+        Key of `FORMATS`, or 0 if arrays aren't copied to another format.
     math : int
-        An index of `MATH_TYPES`, or -1 for the one that goes with dtype and flags; of a legacy
-        algorithm.
+        Index into `MATH_TYPES` for a legacy algorithm, or -1 to derive the math type from dtype and
+        flags.
     knobs : tuple of (int, int)
-        Types and values of its knobs.
+        Types and values of the plan's knobs.
     """
 
     wish: int
@@ -117,34 +119,34 @@ class AlgorithmChoice:
     knobs: tuple[tuple[int, int], ...] = ()
 
     def spec(self) -> list[int]:
-        """The words of ``PlanSpec``."""
+        """Return the words of ``PlanSpec``."""
         knobs = [word for knob in self.knobs for word in knob]
         knobs += [0] * (2 * _MAX_KNOBS - len(knobs))
         return [self.api, self.number, self.format, self.math, len(self.knobs), *knobs]
 
     def words(self) -> list[int]:
-        """The members ``wish`` and ``plan`` of ``ConvParams``."""
+        """Return the members ``wish`` and ``plan`` of ``ConvParams``."""
         return [self.wish, *self.spec()]
 
 
 def algorithm_flag(direction: str) -> str:
-    """The value of the flag that holds for a direction."""
+    """Return the value of the algorithm flag for a direction."""
     return flag_value(_FLAGS[direction])
 
 
 def parse_algorithm(algo: Any, direction: str) -> AlgorithmChoice:
-    """Turn a flag's value or an argument ``algo=`` into a choice.
+    """Parse the value of an algorithm flag or of an argument ``algo``.
 
     Parameters
     ----------
     algo : str or int
-        One of `WISHES`, the number or the name of a legacy algorithm, to which a name of
-        `MATH_TYPES` may be added (``FFT_FMA_MATH``), or the name of an engine with its knobs
-        (``engine7_k2=4``), of an algorithm of cuBLASLt (``gemm20_k1=17``) or of a kernel of our own
-        (``depthwise1_k0=8``). To each of these ``_channels_last`` or ``_contiguous`` may be added:
-        arrays are transposed to that format first. To an engine of the gradient with respect to
-        the inputs ``_as_forward`` may be added: it is an engine of forward convolutions, run on
-        turned filters, all in channels-last format.
+        One of `WISHES`; the number or name of a legacy algorithm, where the name may be followed by
+        one of `MATH_TYPES` (``FFT_FMA_MATH``); or the name of an engine with its knobs
+        (``engine7_k2=4``), of a cuBLASLt algorithm (``gemm20_k1=17``) or of a dnnops kernel
+        (``depthwise1_k0=8``). Any plan name may end in ``_channels_last`` or ``_contiguous``, which
+        transposes arrays to that format first. The name of an engine for the gradient with respect
+        to the inputs may end in ``_as_forward``, which runs a forward engine on flipped filters,
+        with all arrays in channels-last format.
     direction : str
         One of `DIRECTIONS`.
 
@@ -155,9 +157,9 @@ def parse_algorithm(algo: Any, direction: str) -> AlgorithmChoice:
     Raises
     ------
     DnnValueError
-        If it is none of these, or a name of another direction; the message lists what there is.
+        If `algo` is invalid, or is a name of another direction. The message lists the valid values.
     DnnNotSupportedError
-        If the engine has more knobs than the runtime library takes.
+        If the engine has more knobs than the runtime library supports.
     """
     text = algo if isinstance(algo, str) else shown(int(algo) if is_int(algo) else algo)
     if text in WISHES:
@@ -180,12 +182,12 @@ def parse_algorithm(algo: Any, direction: str) -> AlgorithmChoice:
     numbered = _NUMBERED.fullmatch(text)
     if numbered is None:
         raise DnnValueError(
-            f"{shown(text)} is no algorithm of direction {direction} (argument algo, or flag"
+            f"{shown(text)} is not an algorithm for direction {direction} (argument algo, or flag"
             f" {_FLAGS[direction]}). Give one of {', '.join(WISHES)}; a"
             f" number from 0 to {len(names) - 1} or its name, one of {', '.join(names)}, with or"
-            f" without a math type, as {names[0]}_FMA_MATH; or the name of another plan, as"
-            " engine7_k2=4. A plan's name may end in _channels_last or _contiguous, the format that"
-            " arrays are transposed to first, or in _as_forward"
+            f" without a math type, such as {names[0]}_FMA_MATH; or the name of another plan, such"
+            " as engine7_k2=4. A plan's name may end in _channels_last or _contiguous, the format"
+            " that arrays are transposed to first, or in _as_forward"
         )
     knobs = tuple((int(kind), int(value)) for kind, value in re.findall(_KNOB, numbered[3]))
     if len(knobs) > _MAX_KNOBS:
@@ -193,7 +195,7 @@ def parse_algorithm(algo: Any, direction: str) -> AlgorithmChoice:
     return AlgorithmChoice(_WISH_PLAN, _PREFIXES[numbered[1]], int(numbered[2]), knobs=knobs)
 
 
-#: Types that a convolution may compute in, by the arrays' dtype.
+#: Types that a convolution can compute in, by the dtype of its arrays.
 _COMPUTE_DTYPES = {
     "float16": ("float32", "float16"),
     "bfloat16": ("float32",),
@@ -209,38 +211,41 @@ _PRECISION_WORDS = {
 }
 
 
-#: What the argument `precision` of a convolution may be.
+#: Valid values of a convolution's argument `precision`.
 PRECISIONS = tuple(_PRECISION_WORDS)
 
 
 def precision_word(precision: str) -> int:
-    """The member ``precision`` of ``ConvParams``, for one of `PRECISIONS`."""
+    """Return the member ``precision`` of ``ConvParams`` for one of `PRECISIONS`."""
     return _PRECISION_WORDS[precision]
 
 
 def check_precision(where: str, precision: str, dtype: str) -> None:
-    """Raise DnnValueError unless arrays of `dtype` can be computed with in `precision`."""
+    """Raise DnnValueError if cuDNN can't convolve arrays of `dtype` in `precision`."""
     allowed = _COMPUTE_DTYPES[dtype]
     if not precision.startswith("as_input") and precision not in allowed:
         raise DnnValueError(
             f"{where}: cuDNN 9 has no convolution of {dtype} arrays that computes in {precision}, "
-            f"only in {' or '.join(allowed)}: give that (argument precision or flag "
-            "dnn.conv.precision), or cast the arrays"
+            f"only in {' or '.join(allowed)}. Set that with the argument precision or the flag "
+            "dnn.conv.precision, or cast the arrays"
         )
 
 
 def last_plan() -> str:
-    """The name of the plan that this thread chose last; empty if it has chosen none."""
+    """Return the name of the plan that this thread selected last, or an empty string if none."""
     return CUDNN.library.dnnops_cudnn_last_plan().decode()
 
 
 def cache_statistics() -> dict[str, int]:
-    """Size, capacity, hits, misses and evictions of the process's table of plans."""
+    """Return the size, capacity, hits, misses and evictions of the process's plan cache."""
     return _statistics("dnnops_cudnn_plan_cache")
 
 
 def choice_statistics() -> dict[str, int]:
-    """As `cache_statistics`, of the table of what was chosen by timing, which all threads share."""
+    """Return the same statistics as `cache_statistics` for the cache of timed selections.
+
+    All threads share that cache.
+    """
     return _statistics("dnnops_cudnn_choice_cache")
 
 
@@ -252,12 +257,15 @@ def _statistics(function: str) -> dict[str, int]:
 
 
 def clear_cache() -> None:
-    """Forget all plans, and what was chosen by timing; Ops keep the plans that they are using."""
+    """Clear the caches of plans and timed selections; Ops keep the plans that they are using."""
     CUDNN.library.dnnops_cudnn_clear_plan_cache()
 
 
 def read_workspace_limit(where: str, given: Any) -> int:
-    """What an argument gives in bytes, checked as the flag is, or else the flag's; -1 for auto."""
+    """Return a workspace limit in bytes, from an argument or else from the flag; -1 for auto.
+
+    The argument is checked in the same way as the flag.
+    """
     flag = "dnn.conv.workspace_limit"
     if given is None:
         limit = flag_value(flag)
@@ -267,7 +275,7 @@ def read_workspace_limit(where: str, given: Any) -> int:
         limit = parse_flag(flag, given)
     else:
         raise DnnTypeError(
-            f"{where}: workspace_limit must be a number of bytes or what the flag {flag} takes, got"
+            f"{where}: workspace_limit must be a number of bytes or a value of the flag {flag}, got"
             f" {shown(given)}"
         )
     return -1 if limit == "auto" else int(limit)

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention and its gradient by cuDNN's fused engines."""
+"""Scaled dot-product attention and its gradient with cuDNN's fused engines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dnnops.nnet.optional_result import OptionalResultOp
 
 __all__ = ["DTYPES", "MAX_DEPTH", "GpuDnnAttention", "GpuDnnAttentionBase", "GpuDnnAttentionGrad"]
 
-#: What cuDNN's fused engines take.
+#: Dtypes that cuDNN's fused engines support.
 DTYPES = ("float16", "bfloat16")
 MAX_DEPTH = 256
 
@@ -39,21 +39,21 @@ _LENGTHS = ("query_lengths", "key_lengths")
 
 
 class GpuDnnAttentionBase(CudnnOp, AttentionBase):
-    """What attention and its gradient on cuDNN share.
+    """Base class of attention and its gradient on cuDNN.
 
-    Operands are float16 or bfloat16, of any strides but for a dense last axis; depths are at most
-    256, and are fastest as multiples of 8. Dropout's random numbers are cuDNN's own: derivatives
-    other than those by `GpuDnnAttentionGrad`, such as second ones, raise `DnnNotSupportedError`.
-    Parameters as for `AttentionBase`.
+    Operands are float16 or bfloat16. They can have any strides as long as the last axis is dense.
+    Depths are at most 256; multiples of 8 are fastest. Dropout uses cuDNN's random number
+    generator, so derivatives that `GpuDnnAttentionGrad` doesn't compute, such as second
+    derivatives, raise `DnnNotSupportedError`. See `AttentionBase` for the parameters.
     """
 
     function = "dnnops_cudnn_attention"
     contiguous_only = True
     is_gradient: ClassVar[bool]
-    #: Whether there are statistics, which attention gives and its gradient takes.
+    #: Whether attention returns the statistics that its gradient takes.
     with_stats: bool = True
-    #: What computes the gradient: by its shapes (0), dnnops' kernel (1) or cuDNN (2). Tests and
-    #: timings that compare the two set it.
+    #: How to compute the gradient: with the dnnops kernel (1), with cuDNN (2), or with the one that
+    #: suits the shapes (0). Tests and timings that compare the two set it.
     path: ClassVar[int] = 0
     abstract: ClassVar[type[AttentionBase]]
 
@@ -71,8 +71,8 @@ class GpuDnnAttentionBase(CudnnOp, AttentionBase):
         dtype = moved["query"].type.dtype
         if dtype not in DTYPES:
             raise DnnTypeError(
-                f"{name}: cuDNN's attention takes {' and '.join(DTYPES)}, got {dtype}; the function"
-                " scaled_dot_product_attention runs in any floating-point dtype"
+                f"{name}: cuDNN's attention supports {' and '.join(DTYPES)}, got {dtype}; the"
+                " function scaled_dot_product_attention supports any floating-point dtype"
             )
         expected = {"mask": ("bool", 4), "stats": ("float32", 3)}
         expected |= dict.fromkeys(_LENGTHS, ("int64", 1))
@@ -88,7 +88,7 @@ class GpuDnnAttentionBase(CudnnOp, AttentionBase):
                     f" {x.type}"
                 )
         shapes = self._shapes({o: x.type.shape for o, x in moved.items()})
-        if "state" in given:  # it stays on the host
+        if "state" in given:  # the state stays on the host
             moved["state"] = _state_vector(name, given["state"])
         results = [
             GpuArrayType("float32" if r == "stats" else dtype, tuple(shapes[r]), device)()
@@ -113,7 +113,7 @@ class GpuDnnAttentionBase(CudnnOp, AttentionBase):
 
     @property
     def deterministic(self) -> bool:
-        """Whether results have to be the same each time."""
+        """Whether repeated calls must give identical results."""
         return False
 
     def _layouts(self, operand: int) -> int:
@@ -129,13 +129,13 @@ class GpuDnnAttentionBase(CudnnOp, AttentionBase):
     def _host_node(self, inputs: Any) -> Apply:
         if self.dropout:
             raise DnnNotSupportedError(
-                f"{type(self).__name__}: with dropout there are derivatives of the output by query,"
-                " key and value only: no other Op draws cuDNN's random numbers"
+                f"{type(self).__name__}: with dropout, the output can only be differentiated with"
+                " respect to query, key and value, because no other Op draws cuDNN's random numbers"
             )
         return self._abstract().make_node(*self._on_host(inputs))
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
-        # Written on the host's types, and moved to the device by the rewrites.
+        # Built from host variables; rewrites move the gradients to the device.
         node = self._host_node(inputs)
         gradients = node.op.pullback(
             node.inputs, node.outputs, _dtypes_of(node.outputs, self._on_host(cotangents))
@@ -167,16 +167,16 @@ def _moved(derivatives: Any, variables: Any) -> list[Variable]:
 class GpuDnnAttention(GpuDnnAttentionBase, OptionalResultOp):
     """`Attention` on cuDNN.
 
-    ``GpuDnnAttention(scale, is_causal, optional)(query, key, value, ...)``. The second result, the
-    statistics, is float32.
+    Called as ``GpuDnnAttention(scale, is_causal, optional)(query, key, value, ...)``. The second
+    result holds the statistics, in float32.
 
     Parameters
     ----------
     scale, is_causal, optional, dropout
-        As for `GpuDnnAttentionBase`.
+        See `AttentionBase`.
     with_stats : bool
-        Whether there is a second result. Where nothing uses it, as without a gradient, a compiled
-        function has the Op without it.
+        Whether the Op returns the statistics. Compiled functions drop them if nothing uses them,
+        for example if no gradient is computed.
     """
 
     __props__ = (*GpuDnnAttentionBase.__props__, "with_stats")
@@ -199,7 +199,7 @@ class GpuDnnAttention(GpuDnnAttentionBase, OptionalResultOp):
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
         if not self.with_stats:
-            # The merge of equal nodes does not see that this computes the same and more.
+            # PyTensor's merge can't tell that this node computes the other one's result, too.
             op = self.with_optional_result(True)
             return op.pullback(
                 inputs, op.make_node(*inputs).outputs, [*cotangents, disconnected_type()]
@@ -217,12 +217,14 @@ class GpuDnnAttention(GpuDnnAttentionBase, OptionalResultOp):
 
 
 class GpuDnnAttentionGrad(GpuDnnAttentionBase):
-    """`AttentionGrad` on cuDNN, and of short sequences without dropout in a kernel of dnnops.
+    """`AttentionGrad` on cuDNN; short sequences without dropout use a dnnops kernel.
 
-    ``GpuDnnAttentionGrad(scale, is_causal, optional)(query, key, value, ..., out, stats, gout)``.
-    The kernel computes in float32, with the same results each time, and does not read ``out``. The
-    flag ``dnn.deterministic``, as it is when the Op is made, keeps out engines of cuDNN whose
-    results vary. Parameters as for `GpuDnnAttentionBase`.
+    Called as ``GpuDnnAttentionGrad(scale, is_causal, optional)(query, key, value, ..., out, stats,
+    gout)``. The dnnops kernel computes in float32, is deterministic and doesn't read ``out``.
+
+    If `is_deterministic` is True, cuDNN engines whose results vary are not used. It defaults to the
+    value of the flag ``dnn.deterministic`` when the Op is created. See `AttentionBase` for the
+    other parameters.
     """
 
     __props__ = (*GpuDnnAttentionBase.__props__, "is_deterministic")

@@ -1,4 +1,4 @@
-"""What the Ops on cuDNN share: device operands, workspaces, and whether cuDNN works."""
+"""The base class of the Ops on cuDNN, their workspaces, and checks that cuDNN works."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-# In dnnops_cudnn_emit.h: layouts of an operand that are taken as they are.
+# As in dnnops_cudnn_emit.h: the layouts in which an operand is used without a copy.
 _CONTIGUOUS, _CHANNELS_LAST, _GAPS, TAKES_ROWS = 1, 2, 4, 8
 
 
@@ -63,19 +63,19 @@ def _empty(shape: tuple[int, ...], dtype: str, memory_format: str) -> Any:
 
 
 def as_dense(array: Any, memory_format: str) -> Any:
-    """Give a device array in a memory format: itself, or a copy.
+    """Return a device array in a memory format, copied only if necessary.
 
     Parameters
     ----------
     array : cupy.ndarray
-        Of the current device.
+        Array on the current device.
     memory_format : {'contiguous', 'channels_last'}
-        The order of the axes in memory.
+        Order of the axes in memory.
 
     Returns
     -------
     cupy.ndarray
-        Without gaps.
+        Array without gaps in memory.
     """
     import cupy
 
@@ -87,27 +87,27 @@ def as_dense(array: Any, memory_format: str) -> Any:
 
 
 class CudnnOp(RuntimeOp):
-    """An Op that runs on cuDNN, with operands in the memory of one device.
+    """Base class of Ops that run on cuDNN, with operands in the memory of one device.
 
-    What a subclass declares is the same as for any `RuntimeOp`. Operands of `TensorType`, as sizes
-    and scaling factors are, stay on the host.
+    Subclasses declare the same attributes as for any `RuntimeOp`. Operands of `TensorType`, such as
+    sizes and scaling factors, stay on the host.
     """
 
     library: ClassVar[RuntimeLibrary] = CUDNN
-    #: Whether device operands have to be contiguous, instead of dense in any memory format.
+    #: Whether device operands must be contiguous, rather than dense in any memory format.
     contiguous_only: ClassVar[bool] = False
-    #: Numbers of the operands whose memory has to be without gaps, also along the first axis. cuDNN
-    #: wants filters so.
+    #: Indices of the operands that must not have gaps in memory, not even along the first axis.
+    #: cuDNN requires that of filters.
     packed_operands: ClassVar[tuple[int, ...]] = ()
 
     c_stream: ClassVar[str] = "stream"
 
     def node_device(self, node: Apply) -> int:
-        """The device of a node's operands."""
+        """Return the number of the device that holds a node's operands."""
         return infer_device(*node.outputs)
 
     def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
-        """Never: a graph has to compile on a machine without a GPU."""
+        """Return False, so that graphs also compile on machines without a GPU."""
         return False
 
     def context(self, node: Apply, inputs: list[Any]) -> tuple[int, int]:
@@ -124,19 +124,19 @@ class CudnnOp(RuntimeOp):
             super().perform(node, inputs, output_storage)
 
     def _layouts(self, operand: int) -> int:
-        """How an operand may lie in memory, for ``dnnops_cudnn_read_dense``."""
+        """Return the layouts accepted for an operand, as flags for ``dnnops_cudnn_read_dense``."""
         if self.contiguous_only:
             return _CONTIGUOUS
         either = _CONTIGUOUS | _CHANNELS_LAST
         return either if operand in self.packed_operands else either | _GAPS
 
     def _accepted(self, array: Any, layouts: int) -> Any:
-        """The array, or a contiguous copy, as ``dnnops_cudnn_read_dense`` decides in C."""
+        """Return the array, or a contiguous copy where ``dnnops_cudnn_read_dense`` makes one."""
         if array.flags.c_contiguous:
             return array
         axes = range(1, array.ndim)
         for layout, order in ((_CONTIGUOUS, [*axes]), (_CHANNELS_LAST, [*axes[1:], *axes[:1]])):
-            # One entry along the first axis, whose stride is looked at by itself.
+            # The stride of the first axis is checked separately below.
             if layouts & layout and array[:1].transpose([0, *order]).flags.c_contiguous:
                 stride, dense = array.strides[0], array[:1].size * array.itemsize
                 if array.shape[0] == 1 or stride == dense or (layouts & _GAPS and stride > dense):
@@ -201,13 +201,13 @@ dnnops_kept *const kept = kept_{name};
 
 
 def _has_rows(array: Any) -> bool:
-    """Whether an array's last axis is dense, and no stride negative or zero: as in C."""
+    """Return whether the last axis is dense and all strides are positive, as the C code checks."""
     positive = all(s > 0 for n, s in zip(array.shape, array.strides, strict=True) if n > 1)
     return positive and (array.shape[-1] <= 1 or array.strides[-1] == array.itemsize)
 
 
 def device_operand(where: str, name: str, x: Any, device: int) -> Any:
-    """Make a device variable of an operand, which is named if it can't be one."""
+    """Convert an operand to a device variable; errors give the operand's name."""
     try:
         return as_gpuarray_variable(x, device)
     except (TypeError, ValueError, NotImplementedError) as error:
@@ -217,19 +217,19 @@ def device_operand(where: str, name: str, x: Any, device: int) -> Any:
 def device_operands(
     where: str, ndim: int | None, *, widen: bool = False, **values: Any
 ) -> list[Any]:
-    """Make device variables of an Op's operands, of one device and one floating-point dtype.
+    """Convert an Op's operands to device variables of one device and one floating-point dtype.
 
     Parameters
     ----------
     where : str
-        The Op, for messages.
+        Name of the Op, for error messages.
     ndim : int or None
-        The rank that all have to have; None for any.
+        Required rank of all operands; None allows any rank.
     widen : bool
-        Whether operands of different dtypes are cast to the widest one. bfloat16 beside float16 has
-        none.
+        Whether to cast operands of different dtypes to the widest one. bfloat16 and float16 have no
+        common widest dtype.
     **values
-        Variables, or what can be made one, by name.
+        Variables or array-likes, by name.
 
     Returns
     -------
@@ -238,7 +238,7 @@ def device_operands(
     Raises
     ------
     DnnTypeError
-        If ranks or dtypes are others, or if they are on several devices.
+        If a rank or dtype is invalid, the dtypes differ, or the operands are on several devices.
     """
     devices = [x for x in values.values() if is_on_device(x)]
     device = infer_device(*devices) if devices else 0
@@ -258,17 +258,17 @@ def device_operands(
     found = {name: x.type.dtype for name, x in arrays.items()}
     if len(set(found.values())) > 1:
         dtypes = ", ".join(f"{name} {dtype}" for name, dtype in found.items())
-        raise DnnTypeError(f"{where}: the operands must have one dtype, got {dtypes}")
+        raise DnnTypeError(f"{where}: the operands must have the same dtype, got {dtypes}")
     return list(arrays.values())
 
 
 def gradient_like(gradient: Any, x: Any) -> Any:
-    """Bring the gradient by a device variable `x` to its device and dtype, to compute with it."""
+    """Move the gradient with respect to a device variable `x` to the device and dtype of `x`."""
     return cast(as_gpuarray_variable(gradient, x.type.device), x.type.dtype)
 
 
 def as_gradient(x: Any) -> Any:
-    """Give a gradient the dtype that `pytensor.grad` accepts: float32 instead of bfloat16."""
+    """Cast a bfloat16 gradient to float32, because `pytensor.grad` doesn't accept bfloat16."""
     return cast(x, "float32") if x.type.dtype == "bfloat16" else x
 
 
@@ -281,7 +281,7 @@ _workspaces: dict[int, Any] = {}
 
 
 class _Stream:
-    """An address in the form of the CUDA stream protocol."""
+    """A stream's address, wrapped in the CUDA stream protocol."""
 
     def __init__(self, address: int):
         self.address = address
@@ -291,10 +291,10 @@ class _Stream:
 
 
 def interrupt_later() -> None:
-    """Raise the KeyboardInterrupt that was caught in a callback of C code once more, a bit later.
+    """Raise again, after a short delay, a KeyboardInterrupt caught in a callback from C code.
 
-    Not at once: the callback itself would be interrupted, and ctypes then returns what happens to
-    be in memory.
+    Raising it at once would interrupt the callback itself, and ctypes would then return whatever
+    happens to be in memory.
     """
     threading.Timer(_INTERRUPT_DELAY, _thread.interrupt_main).start()
 
@@ -304,7 +304,7 @@ _INTERRUPT_DELAY = 0.05  # seconds
 
 @_ALLOCATE
 def _allocate(size: int, device: int, stream: int | None) -> int | None:
-    # Called from C: whatever goes wrong means that there is no memory.
+    # Called from C, where None means that no memory could be allocated.
     try:
         import cupy
 
@@ -314,7 +314,7 @@ def _allocate(size: int, device: int, stream: int | None) -> int | None:
             memory = cupy.cuda.alloc(size)
         _workspaces[memory.ptr] = memory
         return memory.ptr
-    except BaseException as error:  # one that escaped would leave C code with any address
+    except BaseException as error:  # if it escaped, C code would get an arbitrary address
         if isinstance(error, KeyboardInterrupt):
             interrupt_later()
         return None
@@ -339,7 +339,7 @@ _PLAN_LIST_ARGUMENTS = {
 
 
 def _register(library: ctypes.CDLL) -> None:
-    """Take workspaces from CuPy's pool, and say when the process ends."""
+    """Declare the library's functions, take workspaces from CuPy's pool and register shutdown."""
     library.dnnops_cudnn_set_allocator(_allocate, _free)
     library.dnnops_cudnn_probe.argtypes = [ctypes.c_int64]
     library.dnnops_cudnn_workspace_bytes.argtypes = [ctypes.c_int64]
@@ -359,8 +359,8 @@ def _register(library: ctypes.CDLL) -> None:
     for name in ("last_plan", "conv_algorithm", "rnn_last_algorithm", "replay_failure"):
         getattr(library, f"dnnops_cudnn_{name}").restype = ctypes.c_char_p
     atexit.register(library.dnnops_cudnn_shutdown)
-    # The runtime library asks the loader for cuBLASLt by its name alone; without it there are fewer
-    # plans.
+    # The runtime library loads cuBLASLt by its bare name, so make it known to the loader here.
+    # Without it, fewer plans are available.
     with suppress(Exception):
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
@@ -371,25 +371,25 @@ CUDNN.on_load.append(_register)
 
 
 def free_workspaces() -> None:
-    """Give the scratch memory that no call is using back to CuPy's pool."""
+    """Return workspaces that no call is using to CuPy's memory pool."""
     CUDNN.library.dnnops_cudnn_free_workspaces()
 
 
 def cudnn_version() -> int:
-    """The version of the cuDNN that is loaded, as cuDNN writes it: 92800 is 9.28.0.
+    """Return the version of the loaded cuDNN in cuDNN's own encoding: 92800 is 9.28.0.
 
     Raises
     ------
     DnnUnavailableError
-        If cuDNN isn't installed, or can't be loaded.
+        If cuDNN isn't installed or can't be loaded.
     """
     return CUDNN.library.dnnops_cudnn_version()
 
 
 def version_to_rewrite_for() -> int | None:
-    """The version that graphs are made for; None, which stands for the newest, if there is none.
+    """Return the cuDNN version to rewrite graphs for; None means the newest.
 
-    With the flag ``dnn.enabled=no_check`` graphs are rewritten where cuDNN isn't installed, too.
+    It is None if cuDNN isn't installed: with ``dnn.enabled=no_check`` graphs are rewritten anyway.
     """
     try:
         return cudnn_version()
@@ -402,50 +402,50 @@ def version_to_rewrite_for() -> int | None:
 
 @cache
 def cudnn_status(device: int = 0) -> str:
-    """Try cuDNN on a device; the answer is remembered.
+    """Check whether cuDNN works on a device, and cache the answer.
 
     Parameters
     ----------
     device : int
-        The number of the CUDA device.
+        Number of the CUDA device.
 
     Returns
     -------
     str
-        Why cuDNN can't be used there; empty if it can.
+        Reason why cuDNN can't be used there; empty if it can.
     """
     try:
         with on_device(device):
             library = CUDNN.library
             built, loaded = library.dnnops_cudnn_header_version(), cudnn_version()
             if loaded // 10000 != built // 10000:
-                return f"cuDNN's headers are of version {built}, the library is {loaded}"
+                return f"cuDNN's headers have version {built}, but the library has {loaded}"
             raise_status(CUDNN, library.dnnops_cudnn_probe(device))
     except DnnError as error:
         return str(error)
-    except Exception as error:  # what a half-installed CuPy raises is of any type
+    except Exception as error:  # a half-installed CuPy can raise anything
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def cudnn_usable(device: int = 0) -> tuple[bool, str]:
-    """Whether the Ops on cuDNN are to be used on a device, as the flag ``dnn.enabled`` has it.
+    """Return whether to use the Ops on cuDNN on a device, according to the flag ``dnn.enabled``.
 
     Parameters
     ----------
     device : int
-        The number of the CUDA device.
+        Number of the CUDA device.
 
     Returns
     -------
     usable : bool
     reason : str
-        Why not; empty if they are.
+        Reason why they aren't used; empty if they are.
 
     Raises
     ------
     DnnUnavailableError
-        If the flag is True, and cuDNN doesn't work.
+        If the flag is True but cuDNN doesn't work.
     """
     enabled = flag_value("dnn.enabled")
     if enabled == "False":
@@ -459,7 +459,7 @@ def cudnn_usable(device: int = 0) -> tuple[bool, str]:
 
 
 def kernels_usable(device: int = 0) -> bool:
-    """Whether dnnops kernels can be used on a device, whatever the flag ``dnn.enabled`` is.
+    """Return whether dnnops kernels can be used on a device, even with ``dnn.enabled=False``.
 
     They need the runtime library, which is linked with cuDNN.
     """
@@ -467,7 +467,7 @@ def kernels_usable(device: int = 0) -> bool:
 
 
 def check_cudnn(device: int = 0) -> None:
-    """Raise `DnnUnavailableError` unless cuDNN is to be used on a device."""
+    """Raise `DnnUnavailableError` if cuDNN is disabled or doesn't work on a device."""
     usable, reason = cudnn_usable(device)
     if not usable:
         raise DnnUnavailableError(f"cuDNN cannot be used on cuda{device}: {reason}")

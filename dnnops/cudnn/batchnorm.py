@@ -1,4 +1,4 @@
-"""Batch normalization, its gradient, and batch normalization by given statistics on a GPU."""
+"""Batch normalization on a GPU: training, its gradient, and inference with given statistics."""
 
 from __future__ import annotations
 
@@ -43,35 +43,37 @@ MODES = ("per-activation", "spatial")
 
 
 def parameter_dtype(dtype: str) -> str:
-    """The dtype of the parameters of arrays of a dtype: float32 for those of 16 bits."""
+    """Return the dtype of the parameters for arrays of a dtype: float32 for 16-bit dtypes."""
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
 class GpuDnnBatchNormBase(CudnnOp):
-    """What batch normalization, its gradient and inference share.
+    """Base class of batch normalization, its gradient and inference.
 
-    Arrays may have any rank, and the dtypes float16, bfloat16, float32 and float64. Parameters have
-    as many dimensions, size 1 on the axes that statistics are over, and the same dtype, or float32
-    for arrays of 16 bits. Where each channel, of axis 1, has statistics, arrays may be contiguous
-    or channels last in memory, and results are as `x`; otherwise, or if `x` is neither, contiguous
-    copies are taken.
+    Arrays can have any rank and the dtypes float16, bfloat16, float32 and float64. Parameters have
+    the same rank, with size 1 along the axes that statistics are computed over, and the same dtype,
+    or float32 for 16-bit arrays.
+
+    With statistics per channel (axis 1), arrays can be contiguous or channels-last in memory, and
+    results have the format of `x`. Otherwise, or if `x` has neither format, contiguous copies are
+    made.
 
     Parameters
     ----------
     mode : {'per-activation', 'spatial'}
-        Which axes statistics are over: the first one, or all but the second one.
+        Axes that statistics are computed over: the first axis, or all but the second.
     axes : tuple of int, optional
-        Others in place of these, none of them negative; those that are left are neighbors.
+        Non-negative axes that replace those of `mode`. The remaining axes must be adjacent.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If a parameter is another one.
+        If a parameter is invalid.
     """
 
     __props__: tuple[str, ...] = ("mode", "axes")
     function = "dnnops_cudnn_batchnorm"
-    #: In the order of ``BatchNormKind``.
+    #: A value of ``BatchNormKind``.
     kind: ClassVar[int]
     abstract_class: ClassVar[type[BatchNormBase]]
     running_averages = False
@@ -84,7 +86,7 @@ class GpuDnnBatchNormBase(CudnnOp):
         return self.abstract_class(tuple(axes))
 
     def abstract(self, ndim: int) -> Any:
-        """The device-independent Op that computes the same of arrays of `ndim` dimensions."""
+        """Return the device-independent Op that computes the same for arrays of rank `ndim`."""
         if self.axes is not None:
             return self._make_abstract(self.axes)
         return self._make_abstract((0,) if self.mode == "per-activation" else (0, *range(2, ndim)))
@@ -98,7 +100,7 @@ class GpuDnnBatchNormBase(CudnnOp):
         if len(inputs) != len(abstract.operands):
             raise DnnTypeError(
                 f"{name}: expected the operands {', '.join(abstract.operands)}, "
-                f"got {len(inputs)} of them"
+                f"got {len(inputs)} operands"
             )
         given = dict(zip(abstract.operands, inputs, strict=True))
         data = device_operands(name, ndim, **{o: given[o] for o in abstract.data})
@@ -115,7 +117,7 @@ class GpuDnnBatchNormBase(CudnnOp):
         if parameters[0].type.dtype != wanted or parameters[0].type.device != device:
             raise DnnTypeError(
                 f"{name}: {', '.join(abstract.parameter_operands)} must be {wanted} on "
-                f"cuda{device} beside x of {dtype}, got {parameters[0].type}"
+                f"cuda{device} for x of dtype {dtype}, got {parameters[0].type}"
             )
         shape, parameter_shape = abstract._merge({o: x.type.shape for o, x in given.items()})
         results = [
@@ -124,7 +126,7 @@ class GpuDnnBatchNormBase(CudnnOp):
             else GpuArrayType(wanted, parameter_shape, device)()
             for is_data in abstract.data_results
         ]
-        # The C functions are told the axes: they become part of the Op.
+        # The C functions need the axes, so make them part of the Op.
         return Apply(self._with_axes(abstract.axes), list(given.values()), results)
 
     def _with_axes(self, axes: tuple[int, ...]) -> GpuDnnBatchNormBase:
@@ -159,7 +161,7 @@ class GpuDnnBatchNormBase(CudnnOp):
         return self.abstract(node.inputs[0].type.ndim).connection_pattern(node)
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
-        # Written on the host's types, and moved to the device by the rewrites.
+        # Built from host variables; rewrites move the gradients to the device.
         abstract = self.abstract(inputs[0].type.ndim)
         host, results = ([as_tensor_variable(x) for x in xs] for xs in (inputs, outputs))
         gradients = abstract.pullback(
@@ -175,7 +177,7 @@ class GpuDnnBatchNormBase(CudnnOp):
 
 
 def _like(derivatives: Sequence[Any], variables: Sequence[Any], change: Any) -> list[Any]:
-    """Bring derivatives by device variables to their device and dtype; others stay."""
+    """Move each derivative to its variable's device and dtype; leave those of host variables."""
     return [
         change(gradient_like(d, v)) if is_connected(d) and is_on_device(v) else d
         for d, v in zip(derivatives, variables, strict=True)
@@ -183,18 +185,18 @@ def _like(derivatives: Sequence[Any], variables: Sequence[Any], change: Any) -> 
 
 
 class GpuDnnBatchNorm(GpuDnnBatchNormBase):
-    """`BatchNormTrain` on a GPU: normalization by the batch's own mean and variance.
+    """`BatchNormTrain` on a GPU: normalize with the mean and variance of the batch.
 
-    ``GpuDnnBatchNorm(mode)(x, scale, bias, epsilon=1e-4)`` gives ``out``, ``mean`` and ``invstd``;
-    ``GpuDnnBatchNorm(mode, running_averages=True)(x, scale, bias, epsilon=1e-4,
-    running_average_factor=0.1, running_mean, running_var)`` the new running averages, too.
+    ``GpuDnnBatchNorm(mode)(x, scale, bias, epsilon=1e-4)`` returns ``out``, ``mean`` and
+    ``invstd``. ``GpuDnnBatchNorm(mode, running_averages=True)(x, scale, bias, epsilon=1e-4,
+    running_average_factor=0.1, running_mean, running_var)`` also returns the new running averages.
 
     Parameters
     ----------
     mode, axes
-        As for `GpuDnnBatchNormBase`.
+        See `GpuDnnBatchNormBase`.
     running_averages : bool
-        Whether there are running averages.
+        Whether the Op takes and returns running averages.
     inplace_running_mean, inplace_running_var : bool
         Whether the new running average overwrites the old one.
     inplace_output : bool
@@ -202,7 +204,7 @@ class GpuDnnBatchNorm(GpuDnnBatchNormBase):
 
     Notes
     -----
-    A rewrite makes Ops work in place wherever nothing else needs what they overwrite.
+    A rewrite makes Ops work in place if nothing else needs the values that they overwrite.
     """
 
     __props__ = (
@@ -264,7 +266,7 @@ class GpuDnnBatchNorm(GpuDnnBatchNormBase):
         return BatchNormTrain(tuple(axes), self.running_averages)
 
     def inplace_versions(self) -> list[GpuDnnBatchNorm]:
-        """This Op in all ways that work in place, those first that overwrite more."""
+        """Return all in-place versions of this Op, those that overwrite most operands first."""
         averages = (True, False) if self.running_averages else (False,)
         flags = [flag for flag in product(averages, averages, (True, False)) if any(flag)]
         flags.sort(key=lambda flag: -sum(flag))
@@ -288,10 +290,10 @@ class GpuDnnBatchNorm(GpuDnnBatchNormBase):
 
 
 class _InplaceBatchNorm(GpuDnnBatchNormBase):
-    """What may overwrite one operand."""
+    """Base class of batch normalization Ops that can overwrite one operand."""
 
     __props__ = ("mode", "inplace", "axes")
-    #: The operand that the first result overwrites in place.
+    #: Index of the operand that the first result overwrites in place.
     overwritten: ClassVar[int]
 
     def __init__(
@@ -305,22 +307,22 @@ class _InplaceBatchNorm(GpuDnnBatchNormBase):
         self.destroy_map = {0: [self.overwritten]} if self.inplace else {}
 
     def inplace_versions(self) -> list[Any]:
-        """This Op in place."""
+        """Return the in-place version of this Op."""
         return [type(self)(self.mode, True, self.axes)]
 
 
 class GpuDnnBatchNormGrad(_InplaceBatchNorm):
-    """`BatchNormTrainGrad` on a GPU: ``(x, gout, scale, mean, invstd)``.
+    """`BatchNormTrainGrad` on a GPU, called as ``op(x, gout, scale, mean, invstd)``.
 
-    Gives the gradients by x, scale and bias. An epsilon after these is taken for Theano's sake, and
-    not used.
+    Returns the gradients with respect to x, scale and bias. For compatibility with Theano, a sixth
+    operand, epsilon, is accepted and ignored.
 
     Parameters
     ----------
     mode, axes
-        As for `GpuDnnBatchNormBase`.
+        See `GpuDnnBatchNormBase`.
     inplace : bool
-        Whether the gradient by x overwrites `gout`.
+        Whether the gradient with respect to x overwrites `gout`.
     """
 
     kind = 1
@@ -330,7 +332,7 @@ class GpuDnnBatchNormGrad(_InplaceBatchNorm):
     def make_node(  # type: ignore[override]
         self, x: Any, dy: Any, scale: Any, x_mean: Any, x_invstd: Any, epsilon: Any = None
     ) -> Apply:
-        # Theano's had an epsilon, which is in x_invstd already.
+        # Theano passes an epsilon, which x_invstd already includes.
         return super().make_node(x, dy, scale, x_mean, x_invstd)
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
@@ -345,12 +347,12 @@ class GpuDnnBatchNormGrad(_InplaceBatchNorm):
 
 
 class GpuDnnBatchNormInference(_InplaceBatchNorm):
-    """`BatchNormInference` on a GPU: ``(x, scale, bias, mean, var, epsilon=1e-4)``.
+    """`BatchNormInference` on a GPU, called as ``op(x, scale, bias, mean, var, epsilon=1e-4)``.
 
     Parameters
     ----------
     mode, axes
-        As for `GpuDnnBatchNormBase`.
+        See `GpuDnnBatchNormBase`.
     inplace : bool
         Whether the result overwrites `x`.
     """

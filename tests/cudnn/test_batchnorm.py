@@ -459,7 +459,7 @@ def test_theanos_defaults_and_keywords():
 def test_parameters_of_16_bit_arrays():
     x = GpuArrayType("float16", (4, 3, 5))()
     parameter = GpuArrayType("float16", (1, 3, 5))()
-    with pytest.raises(DnnTypeError, match="must be float32 on cuda0 beside x of float16"):
+    with pytest.raises(DnnTypeError, match="must be float32 on cuda0 for x of dtype float16"):
         GpuDnnBatchNorm()(x, parameter, parameter, 0.1)
 
 

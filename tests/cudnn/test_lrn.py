@@ -114,7 +114,7 @@ def test_bad_operands():
         dnn.dnn_divisive_normalization(x3)
     with pytest.raises(DnnTypeError, match="expected float32 or float64, got float16; dnn_div"):
         GpuDnnDivisiveNormalization(5, 1e-4, 0.75, 2)(half)
-    with pytest.raises(DnnTypeError, match="one dtype"):
+    with pytest.raises(DnnTypeError, match="the same dtype"):
         dnn.dnn_divisive_normalization(x4, half)
     with pytest.raises(DnnTypeError, match=r"means must have 4 to 5 dimensions.*got 3"):
         dnn.dnn_divisive_normalization(x4, x3)

@@ -133,7 +133,7 @@ def test_flags_are_read_when_the_op_is_made():
             DnnValueError,
             "no convolution of float32 arrays that computes in float16",
         ),
-        (lambda: GpuDnnConv()(array(), array("float16")), DnnTypeError, "one dtype"),
+        (lambda: GpuDnnConv()(array(), array("float16")), DnnTypeError, "the same dtype"),
         (lambda: GpuDnnConv()(array("int32"), array("int32")), DnnTypeError, "int32"),
         (lambda: GpuDnnConv()(array(shape=(None,) * 3), array()), DnnTypeError, "4 dimensions"),
         (lambda: GpuDnnConv()(array(), array(device=1)), DnnTypeError, "one device"),
