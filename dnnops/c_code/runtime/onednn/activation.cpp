@@ -1,5 +1,5 @@
-// Activations with an exponential, which compiled elementwise code computes slowly, in dnnops loops: oneDNN's lose
-// the last digits, near 0 most of them, and have no float64.
+// Activations with an exponential, which compiled elementwise code computes slowly, in dnnops loops. oneDNN's
+// versions lose the last digits, most of them near 0, and do not support float64.
 #include <cstring>
 
 #include "elementary.hpp"
@@ -11,13 +11,13 @@ namespace {
 // The order of `MODES` in dnnops/onednn/activation.py.
 enum Mode : int64_t { kTanh, kSigmoid, kSwish, kElu, kModes };
 
-// x times a coefficient, and what rounding took from the product.
+// x times a coefficient, and the rounding error of the product.
 template <class T>
 struct Scaled {
   T value, low;
   Scaled(T x, T by) : value(by * x) {
     const T error = product_error(by, x, value);
-    low = magnitude(value) <= -Format<T>::kLeastFactor ? error : 0;  // of an infinite product it is a NaN
+    low = magnitude(value) <= -Format<T>::kLeastFactor ? error : 0;  // if the product is infinite, the error is NaN
   }
 };
 
@@ -74,7 +74,7 @@ double coefficient(int64_t bits) {
   return coef;
 }
 
-// params: mode, the coefficient's bits.  Inputs: x; backward: x, y, the output's gradient.
+// params: mode, the bits of the coefficient. Inputs: x; backward: x, y, the gradient with respect to the output.
 template <class T>
 void run(const int64_t *params, const dnnops_tensor *inputs, bool is_backward, const dnnops_tensor &output) {
   const T coef = (T)coefficient(params[1]);
@@ -123,7 +123,7 @@ DNNOPS_EXPORT int dnnops_onednn_activation(const dnnops_context *, const int64_t
   return guarded("OneDnnActivation", inputs, 1, [&] { run(params, inputs, false, outputs[0]); });
 }
 
-// Inputs: x, y, the output's gradient.
+// Inputs: x, y, the gradient with respect to the output.
 DNNOPS_EXPORT int dnnops_onednn_activation_grad_shape(const dnnops_context *, const int64_t *params,
                                                       const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnActivationGrad", inputs, 3, [&] { shape(params, inputs, 3, outputs[0]); });

@@ -1,5 +1,5 @@
-// Scaled dot-product attention and its gradients: products, and between them one pass over the scores of a block of
-// queries, which stay in the cache.
+// Scaled dot-product attention and its gradients: matrix products with one pass in between over the scores of
+// a block of queries, which stay in the cache.
 #include <exception>
 
 #include "attention_problem.hpp"
@@ -15,14 +15,14 @@ using attention::Problem;
 
 constexpr int64_t kRows = 128;
 
-// One thread's products, in float32 by oneDNN.
+// The matrix products of one thread; oneDNN computes those in float32.
 template <class T>
 class Products {
  public:
   void operator()(char transa, char transb, int64_t m, int64_t n, int64_t k, T alpha, const T *a, int64_t lda,
                   const T *b, int64_t ldb, T beta, T *c, int64_t ldc) {
     if (m == 0 || n == 0) return;
-    if (k == 0) {  // a sum over nothing; oneDNN refuses some of these
+    if (k == 0) {  // an empty sum, which oneDNN rejects in some cases
       for (int64_t i = 0; i < m && beta == 0; ++i) std::fill_n(c + i * ldc, n, T(0));
       return;
     }
@@ -37,7 +37,7 @@ class Products {
   std::conditional_t<std::is_same_v<T, double>, DoubleProduct, Nothing> multiply_;
 };
 
-// A block's scores, of queries [begin, end) and the first `count` keys.
+// The scores of queries [begin, end) and the first `count` keys.
 template <class T>
 void block_scores(Products<T> &product, const Problem<T> &problem, const Matrices<T> &query, const Matrices<T> &key,
                   int64_t n, int64_t head, int64_t begin, int64_t end, int64_t count, T *scores) {
@@ -47,7 +47,7 @@ void block_scores(Products<T> &product, const Problem<T> &problem, const Matrice
   for (int64_t i = begin; i < end; ++i) problem.hide(n, head, i, count, scores + (i - begin) * count);
 }
 
-// What fails in a thread is thrown again outside of the parallel region.
+// Collects exceptions from threads and rethrows the first one outside of the parallel region.
 class Failures {
  public:
   template <class Body>
@@ -86,7 +86,7 @@ void forward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < tasks; ++task) {
       failures.run([&] {
-        // The longest ones of causal attention first.
+        // With causal attention, start with the longest blocks.
         const int64_t begin = (blocks - 1 - task % blocks) * kRows, end = std::min(queries, begin + kRows);
         const int64_t head = task / blocks % problem.heads, n = task / blocks / problem.heads;
         const int64_t last = std::max(begin, std::min(end, problem.query_count(n)));
@@ -104,7 +104,7 @@ void forward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *
           if (largest == problem.kHidden) largest = 0;
 #pragma omp simd reduction(+ : total)
           for (int64_t j = 0; j < count; ++j) total += row[j] = exponential(row[j] - largest);
-          if (total == 0) continue;  // nothing is seen: the weights are zeros
+          if (total == 0) continue;  // no visible key: the weights are zeros
           inverses[i - begin] = 1 / total;
           block_stats[i] = largest + std::log(total);
           if (problem.dropout > 0) {
@@ -114,7 +114,7 @@ void forward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *
         }
         product('N', 'N', last - begin, width, count, 1, scores, count, in[2].at(n, shared), in[2].leading(width), 0,
                 out.at(n, head, begin), std::max<int64_t>(width, 1));
-        // The output's rows are divided, which are shorter than those of the weights.
+        // Normalize the output, whose rows are shorter than those of the weights.
         for (int64_t i = begin; i < last; ++i) {
           T *row = out.at(n, head, i);
           const T inverse = inverses[i - begin];
@@ -128,7 +128,8 @@ void forward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *
   failures.raise();
 }
 
-// Inputs after those of forward(): out, stats, out's gradient.  A task is a head of keys, whose gradients are sums.
+// Inputs: those of forward(), then out, stats and the gradient with respect to out. Each task is a key head,
+// whose gradients are sums over its query heads.
 template <class T>
 void backward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   const Problem<T> problem(params, inputs);

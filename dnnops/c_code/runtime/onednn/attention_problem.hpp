@@ -1,4 +1,4 @@
-// What an attention is: its operands, their checks, and what hides a score.
+// An attention problem: its operands, their checks, and which scores are hidden.
 #ifndef DNNOPS_ONEDNN_ATTENTION_PROBLEM_HPP
 #define DNNOPS_ONEDNN_ATTENTION_PROBLEM_HPP
 
@@ -14,14 +14,14 @@
 
 namespace dnnops::attention {
 
-// params: the factor's bits, whether it is given, whether attention is causal, a bit for each of mask, query_lengths,
-// key_lengths and state, and the bits of dropout's probability.
+// params: the bits of the scale, whether the scale is given, whether attention is causal, a bit for each of
+// mask, query_lengths, key_lengths and state, and the bits of the dropout probability.
 template <class T>
 struct Problem {
   static constexpr int64_t kDtype = std::is_same_v<T, float> ? DNNOPS_FLOAT32 : DNNOPS_FLOAT64;
   static constexpr T kHidden = -std::numeric_limits<T>::infinity();
 
-  int64_t batch, heads, shared_heads, group, queries, keys, depth, value_depth;  // group: heads that share a key
+  int64_t batch, heads, shared_heads, group, queries, keys, depth, value_depth;  // group: query heads per key head
   T scale;
   bool is_causal;
   const dnnops_tensor *mask = nullptr, *query_lengths = nullptr, *key_lengths = nullptr;
@@ -44,7 +44,7 @@ struct Problem {
       fail(DNNOPS_VALUE_ERROR, "the heads of query have to be a multiple of those of key and value");
     double given;
     std::memcpy(&given, params, sizeof given);
-    // Of no depth all scores are 0, whatever they are multiplied by.
+    // With a depth of 0, all scores are 0 for any scale.
     scale = (T)(params[1] ? given : 1 / std::sqrt((double)std::max<int64_t>(depth, 1)));
     group = shared_heads ? heads / shared_heads : 1;
     is_causal = params[2];
@@ -89,13 +89,13 @@ struct Problem {
     check("key_lengths", key_lengths, keys);
   }
   int64_t query_count(int64_t n) const { return length_of(query_lengths, n, queries); }
-  // How many keys the queries of a block that ends with `end` may see.
+  // The number of keys visible to a block of queries that ends at `end`.
   int64_t key_count(int64_t n, int64_t end) const {
     const int64_t count = length_of(key_lengths, n, keys);
     return is_causal ? std::min(count, end) : count;
   }
 
-  // Multiplies the first `count` of what there is of query i's scores by 0 or 1, as dropout has it.
+  // Applies dropout to the first `count` scores of query i: multiplies each by 0 or 1.
   void drop(int64_t n, int64_t head, int64_t i, int64_t count, T *values) const {
     const uint32_t threshold = (uint32_t)(dropout * 4294967296.0);
     const int64_t first = ((n * heads + head) * queries + i) * keys;
@@ -111,7 +111,7 @@ struct Problem {
   }
   T kept_scale() const { return (T)(1 / (1 - dropout)); }
 
-  // Hides what query i does not see of its first `count` scores, and adds the mask.
+  // Adds the mask to the first `count` scores of query i, and hides those of keys that it must not see.
   void hide(int64_t n, int64_t head, int64_t i, int64_t count, T *scores) const {
     if (mask) {
       const auto step = [&](int axis) { return mask->shape[axis] == 1 ? 0 : mask->strides[axis]; };
@@ -127,7 +127,7 @@ struct Problem {
   }
 };
 
-// The matrices of an array of four axes: rows dense, at a distance that products can take.
+// The matrices of a four-axis array: rows are dense, at a distance that matrix products support.
 template <class T>
 struct Matrices {
   T *data;
@@ -136,7 +136,7 @@ struct Matrices {
   explicit Matrices(const dnnops_tensor &tensor) : data(static_cast<T *>(tensor.data)) {
     contiguous_strides(4, tensor.shape, strides);
   }
-  // As it lies, if that can be.
+  // Uses the array in place if possible.
   static bool read(const dnnops_tensor &tensor, Matrices &matrices) {
     int64_t found[4];
     if (!addressable_strides(tensor, found)) return false;
@@ -151,7 +151,7 @@ struct Matrices {
   int64_t leading(int64_t width) const { return std::max(strides[2], std::max<int64_t>(width, 1)); }
 };
 
-// The inputs that are float arrays of four axes, packed where they have to be.
+// The inputs that are four-axis float arrays, packed where necessary.
 template <class T>
 std::vector<Matrices<T>> matrices_of(std::initializer_list<const dnnops_tensor *> tensors) {
   std::vector<Matrices<T>> all;

@@ -1,10 +1,11 @@
-// Batch normalization in training, its gradient, and batch normalization by given statistics.
+// Batch normalization in training, its gradient, and batch normalization with given statistics.
 //
-// The axes that keep their statistics apart follow each other, so that every array is seen as
-// (batch, channel, inner): a statistic is over batch and inner.
+// The axes that are not reduced are adjacent, so every array is viewed as (batch, channel, inner), and
+// statistics are taken over batch and inner.
 //
-// All of it is done here, in float32 and float64, with sums in float64.  oneDNN's are in float32, of which the variance
-// of a million elements keeps three digits, and its normalization by given statistics takes longer than these loops.
+// dnnops loops compute all of it, in float32 and float64, with sums in float64. oneDNN sums in float32, which
+// leaves the variance of a million elements three correct digits, and its normalization with given statistics
+// is slower than these loops.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -15,11 +16,11 @@
 namespace dnnops {
 namespace {
 
-// params: a bit for each axis that statistics are over; whether there are running averages.
+// params: a bit for each axis that is reduced; whether there are running averages.
 
 double read_scalar(const dnnops_tensor &tensor) { return *static_cast<const double *>(tensor.data); }
 
-// What the Ops work on: images as their views say, parameters contiguous.
+// The operands of the Ops: images with their views, and contiguous parameters.
 template <class T>
 struct Operands {
   View views[2];
@@ -28,8 +29,8 @@ struct Operands {
 
 size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Packs what can't be used as it lies, of inputs of which image_count images come first and the others up to count
-// are parameters.
+// Packs the inputs that cannot be used in place. The first image_count inputs are images; the others, up to
+// count, are parameters.
 template <class T>
 class PackedInputs {
  public:
@@ -79,7 +80,7 @@ void check_dtypes(const dnnops_tensor &x, const dnnops_tensor &other) {
     fail(DNNOPS_TYPE_ERROR, "a parameter is of %s beside inputs of %s", dtype_name(other.dtype), dtype_name(x.dtype));
 }
 
-// next = now * (1 - factor) + values * weight * factor, now having any strides.
+// next = now * (1 - factor) + values * weight * factor, where `now` may have any strides.
 template <class T>
 void update_average(const dnnops_tensor &now, const std::vector<double> &values, double weight, double factor,
                     T *next) {
@@ -88,7 +89,7 @@ void update_average(const dnnops_tensor &now, const std::vector<double> &values,
     next[i] = (T)(next[i] * (1 - factor) + values[i] * weight * factor);
 }
 
-// Inputs: x, scale, bias, epsilon and, with running averages, factor, their mean and variance.
+// Inputs: x, scale, bias, epsilon and, with running averages, factor, running mean and running variance.
 template <class T>
 void train(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   const int64_t channels = element_count(outputs[1].shape, outputs[1].ndim);
@@ -105,24 +106,25 @@ void train(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *ou
     mean[c] = by.center[c] = (T)found.mean[c];
     invstd[c] = (T)inverse;
     by.factor[c] = (T)factor;
-    // What rounding took from a mean that is large beside the deviation.
+    // Corrects for the rounding of a mean that is large compared with the deviation.
     by.bias[c] = (T)(bias[c] + ((mean[c] - found.mean[c]) - found.rest[c]) * factor);
   }
   normalize(operands.views[0], operands.data[0], by, static_cast<T *>(outputs[0].data));
   if (!params[1]) return;
   const double factor = read_scalar(inputs[4]), samples = (double)sample_count(params, inputs[0]);
-  // The variance of one sample is no estimate that a factor could make unbiased.
+  // The variance of a single sample cannot be made unbiased.
   const double unbiased = samples > 1 ? samples / (samples - 1) : 1;
   update_average(inputs[5], found.mean, 1, factor, static_cast<T *>(outputs[3].data));
   update_average(inputs[6], found.variance, unbiased, factor, static_cast<T *>(outputs[4].data));
 }
 
-// Inputs: x, out's gradient, scale, mean, invstd.  Outputs: the gradients of x, scale and bias.
+// Inputs: x, the gradient with respect to out, scale, mean, invstd. Outputs: the gradients with respect to x,
+// scale and bias.
 template <class T>
 void train_grad(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   const int64_t channels = element_count(outputs[1].shape, outputs[1].ndim);
   if (channels == 0) return;
-  if (sample_count(params, inputs[0]) == 0) {  // sums over nothing
+  if (sample_count(params, inputs[0]) == 0) {  // empty sums
     for (int i = 1; i < 3; ++i) std::memset(outputs[i].data, 0, channels * sizeof(T));
     return;
   }

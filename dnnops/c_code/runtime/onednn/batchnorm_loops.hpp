@@ -1,4 +1,4 @@
-// Sums over the channels' elements, in float64, and what batch normalization makes of them.
+// Per-channel sums in float64, and the batch normalization computed from them.
 #ifndef DNNOPS_ONEDNN_BATCHNORM_LOOPS_HPP
 #define DNNOPS_ONEDNN_BATCHNORM_LOOPS_HPP
 
@@ -13,8 +13,8 @@
 
 namespace dnnops {
 
-// How the elements of arrays are shared out among threads: in slices of rows, or with channels in blocks where that
-// is too few.  A row is a part of an inner axis that is dense, or else some positions with all channels.
+// How elements are distributed over threads: in slices of rows and, if there are too few rows, also in blocks
+// of channels. A row is a part of a dense inner axis, or otherwise a few positions with all their channels.
 struct Partition {
   static constexpr int64_t kRow = 4096, kPositions = 4;
   int64_t channels, inner, threads, pieces, rows, slices, blocks;
@@ -47,7 +47,7 @@ struct Partition {
 
 inline bool is_along_inner(const View &view) { return view.strides[2] == 1 && view.shape[2] > 1; }
 
-// One image of many positions rather than many of one: positions are taken together.
+// Views many images of one position as one image of many positions, so that positions are processed together.
 inline View of_one_image(View view) {
   if (view.shape[2] == 1) {
     std::swap(view.shape[0], view.shape[2]);
@@ -66,8 +66,8 @@ const T *element(const View &view, const T *data, int64_t n, int64_t channel, in
   return data + n * view.strides[0] + channel * view.strides[1] + i * view.strides[2];
 }
 
-// Adds to a sum of terms that come from float32 or float64: `lost` is what rounding took from the second kind, whose
-// digits are those of the sum.
+// Adds a term computed from float32 or float64 values. For float64, whose precision is that of the sum,
+// `lost` collects the rounding errors.
 template <class T>
 inline void accumulate(double &sum, double &lost, double term) {
   const double next = sum + term, added = next - sum;
@@ -75,7 +75,7 @@ inline void accumulate(double &sum, double &lost, double term) {
   sum = next;
 }
 
-// Sums for each channel, of each slice apart: rounding depends on the number of threads only.
+// Sums for each channel and slice. Their rounding depends only on the number of threads.
 template <class T, int count>
 struct Sums {
   std::vector<double> of[count], lost[count];
@@ -83,7 +83,7 @@ struct Sums {
     for (auto &sums : of) sums.resize(partition.slices * partition.channels);
     for (auto &sums : lost) sums.resize(partition.slices * partition.channels);
   }
-  // Over the slices; they end in the first ones.
+  // Adds up the slices into the first one.
   void add_up(const Partition &partition) {
     for (int which = 0; which < count; ++which) {
       std::vector<double> &sums = of[which], &rests = lost[which];
@@ -93,12 +93,12 @@ struct Sums {
         rests[channel] += rests[i];
       }
       for (int64_t c = 0; c < partition.channels; ++c)
-        if (rests[c] == rests[c]) sums[c] += rests[c];  // beside an infinity there is nothing to put back
+        if (rests[c] == rests[c]) sums[c] += rests[c];  // an infinite sum has no rounding error to add back
     }
   }
 };
 
-// Calls body with a constant that says whether channels are dense: so their loop is compiled for that, too.
+// Calls body with a constant that says whether channels are dense, so that the loop is also compiled for that case.
 template <class Body>
 void by_channel(bool is_dense, Body &&body) {
   if (is_dense)
@@ -107,8 +107,8 @@ void by_channel(bool is_dense, Body &&body) {
     body(std::false_type());
 }
 
-// Calls body(is_dense, count, from) with constants: as above, and how many positions, from the number `from` on, it is
-// to take together.  A channel's sums are then read and written once for them.
+// Calls body(is_dense, count, from) with two constants: is_dense as above, and count, the number of positions
+// to process together, starting at `from`. A channel's sums are then read and written only once per group.
 template <class Body>
 void by_position(bool is_dense, int64_t count, Body &&body) {
   by_channel(is_dense, [&](auto dense) {
@@ -117,12 +117,12 @@ void by_position(bool is_dense, int64_t count, Body &&body) {
   });
 }
 
-// rest: what rounding took from the mean.
+// rest: the rounding error of the mean.
 struct Statistics {
   std::vector<double> mean, rest, variance;
 };
 
-// In one pass: from the sums of a channel's differences from its origin, and of their squares.
+// Computes the statistics in one pass, from the sums of a channel's differences from its origin and of their squares.
 template <class T>
 Statistics statistics_from(const std::vector<double> &origin, const View &view, const T *data) {
   const Partition partition(view, is_along_inner(view));
@@ -170,13 +170,13 @@ Statistics statistics_from(const std::vector<double> &origin, const View &view, 
     const double mean = sums.of[0][c] / count, variance = sums.of[1][c] / count - mean * mean;
     found.mean.push_back(origin[c] + mean);
     found.rest.push_back((origin[c] - found.mean[c]) + mean);
-    found.variance.push_back(variance < 0 ? 0 : variance);  // NaN stays
+    found.variance.push_back(variance < 0 ? 0 : variance);  // NaN is kept
   }
   return found;
 }
 
-// From a channel's first value. Where that is far from the mean, squares in float64 lose digits that float64 data
-// have and float32 data do not: a second pass then starts from the mean.
+// Takes each channel's first value as its origin. If that is far from the mean, the squares lose digits that
+// float64 data have (but float32 data do not), so for float64 a second pass starts from the mean.
 template <class T>
 Statistics take_statistics(const View &given, const T *data) {
   const View view = of_one_image(given);
@@ -186,18 +186,18 @@ Statistics take_statistics(const View &given, const T *data) {
   if (std::is_same_v<T, float>) return found;
   Statistics closer = statistics_from(found.mean, view, data);
   for (int64_t c = 0; c < view.shape[1]; ++c)
-    if (std::isinf(found.mean[c])) closer.mean[c] = found.mean[c];  // there are no differences from it
+    if (std::isinf(found.mean[c])) closer.mean[c] = found.mean[c];  // differences from an infinite mean are undefined
   return closer;
 }
 
-// What each channel becomes: (x - center) * factor + bias.
+// Each channel becomes (x - center) * factor + bias.
 template <class T>
 struct Normalization {
   std::vector<T> center, factor, bias;
   explicit Normalization(int64_t channels) : center(channels), factor(channels), bias(channels) {}
 };
 
-// out is contiguous.
+// out must be contiguous.
 template <class T>
 void normalize(const View &given, const T *data, const Normalization<T> &by, T *out) {
   const View view = of_one_image(given), out_view = of_one_image(contiguous(given));
@@ -229,14 +229,15 @@ void normalize(const View &given, const T *data, const Normalization<T> &by, T *
   });
 }
 
-// The operands of the gradient: x and the output's gradient, as (batch, channel, inner), and parameters.
+// Operands of the gradient: x and the gradient with respect to the output, viewed as (batch, channel, inner),
+// and the parameters.
 template <class T>
 struct NormalizationGradient {
   View x_view, top_view;
   const T *x, *top, *scale, *mean, *invstd;
 };
 
-// The mean is a rounded one: what it lacks is found beside the sums.  dx is contiguous.
+// The given mean is rounded; its error is computed together with the sums. dx must be contiguous.
 template <class T>
 void normalization_gradient(const NormalizationGradient<T> &of, T *dx, T *dscale, T *dbias) {
   const View x_view = of_one_image(of.x_view), top_view = of_one_image(of.top_view);
@@ -290,7 +291,7 @@ void normalization_gradient(const NormalizationGradient<T> &of, T *dx, T *dscale
   });
   sums.add_up(partition);
   const double count = (double)(x_view.shape[0] * x_view.shape[2]);
-  // dx = (top - average - (x - mean) * slope) * factor, where the average has what the mean lacks, times the slope
+  // dx = (top - average - (x - mean) * slope) * factor; the average includes the error of the mean, times the slope.
   std::vector<T> average(channels), slope(channels), factor(channels);
   for (int64_t c = 0; c < channels; ++c) {
     const double total = sums.of[0][c], lack = sums.of[2][c] / count;

@@ -1,11 +1,10 @@
-// The sum of a float32 array over all axes but the channel's: what the gradient of a bias is.
+// Sums a float32 array over all axes except the channels, which gives the gradient with respect to a bias.
 #include "plan.hpp"
 
 namespace dnnops {
 namespace {
 
-// Rows are short enough for float32 to sum them as well as the data deserve; their sums are
-// added up in float64.
+// Rows are short enough to be summed in float32 without losing accuracy; the row sums are added up in float64.
 constexpr int64_t kRow = 1024;
 
 double sum_of(const float *values, int64_t count) {

@@ -1,4 +1,4 @@
-// Convolution and its two gradients on oneDNN (float32) and BLAS (float64).
+// Convolution and its two gradients, with oneDNN (float32) and BLAS (float64).
 #include <cstring>
 
 #include "../common/chosen.hpp"
@@ -11,7 +11,7 @@ namespace dnnops {
 namespace {
 
 LruCache<ConvKey, ConvEntry, WordHash<ConvKey>> &cache() {
-  // Never destroyed: threads may still compute while the process ends.
+  // Never destroyed, because threads may still compute while the process exits.
   static auto *plans = new LruCache<ConvKey, ConvEntry, WordHash<ConvKey>>(512);
   return *plans;
 }
@@ -26,7 +26,7 @@ const char *conv_name(int64_t direction) {
                                          : "OneDnnConvGradWeights";
 }
 
-// What a node keeps: a plan, and what it has told that it uses.
+// What a node keeps: its plan, and the selection that it last reported.
 struct ConvState : NodeState<ConvKey, ConvEntry> {
   bool has_told = false;
   ConvKey told_of;
@@ -38,7 +38,7 @@ struct Told {
   int64_t scratch_bytes;
 };
 
-// Tells what a call used, once for the same operands; told() gives a Told.
+// Reports the plan of a call, once for the same operands; told() returns a Told.
 template <class Use>
 void tell(ConvState *state, const ConvParams &params, const ConvKey &key, const dnnops_tensor *inputs,
           const dnnops_tensor &output, Use &&told) {
@@ -67,7 +67,7 @@ void run(const dnnops_context *context, const ConvParams &params, const dnnops_t
   const int64_t *result = conv_result_shape(problem);
   if (element_count(result, problem.ndim) == 0) return;
   if (element_count(inputs[0].shape, problem.ndim) == 0 || element_count(inputs[1].shape, problem.ndim) == 0) {
-    fill_zeros(output, result, problem.ndim);  // a sum over nothing
+    fill_zeros(output, result, problem.ndim);  // an empty sum
     return;
   }
   const ConvWay way = conv_way(params, problem, inputs[0].dtype);

@@ -13,7 +13,7 @@ Dgemm dgemm = nullptr;
 
 }  // namespace
 
-// Fortran sees the transposed product.
+// In Fortran's column-major order, this is the transposed product.
 void blas_gemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const double *a, int64_t lda,
                const double *b, int64_t ldb, double beta, double *c, int64_t ldc) {
   if (std::max({m, n, k, lda, ldb, ldc}) > INT_MAX)
@@ -27,13 +27,13 @@ void blas_gemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, cons
 
 namespace {
 
-// Row-major C (m x n) = op(A) op(B) + beta C, without distances between rows.
+// Row-major C (m x n) = op(A) op(B) + beta C, with dense rows.
 void gemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, double *a, double *b, double beta,
           double *c) {
   blas_gemm(trans_a, trans_b, m, n, k, a, trans_a ? m : k, b, trans_b ? k : n, beta, c, n);
 }
 
-// The three spatial axes of a problem, missing ones in front with size 1.
+// The three spatial axes of a problem; missing leading axes have size 1.
 struct Spatial {
   int64_t image[3], filter[3], top[3], stride[3], dilation[3], pad[3];
   int64_t image_count = 1, filter_count = 1, top_count = 1;
@@ -55,9 +55,9 @@ struct Spatial {
   }
 };
 
-// Walks all (channel, filter tap) rows of the column matrix; touch(row pointer, image pointer)
-// gets one run of output columns, with which image elements they pair (null: padding).  In one thread: BLAS has
-// threads of its own, which OpenMP's would keep from their cores between two images.
+// Walks all (channel, filter tap) rows of the column matrix. touch(row pointer, image pointer) gets one run
+// of output columns and the matching image elements (null for padding). Single-threaded, because between two
+// images OpenMP threads would keep the cores from BLAS's own threads.
 template <class Copy>
 void for_columns(const Spatial &s, int64_t channels, double *columns, double *image, Copy &&copy) {
   for (int64_t channel = 0; channel < channels; ++channel)
@@ -97,12 +97,12 @@ void columns_to_image(const Spatial &s, int64_t channels, double *columns, doubl
   });
 }
 
-// What conv_blas() copies, and where its scratch memory has which piece: the columns, then a
-// contiguous copy of each operand that needs one, then the result if its filters are reversed.
+// What conv_blas() copies, and the layout of its scratch memory: the columns, then a contiguous copy of each
+// operand that needs one, then the result if its filters are reversed.
 struct Scratch {
-  bool pointwise;  // the columns are the image itself
+  bool pointwise;  // the image itself serves as the columns
   bool copied[2], flip_result;
-  int filters_at;  // the input that is filters, or -1
+  int filters_at;  // the index of the input that holds the filters, or -1
   size_t offsets[3], bytes;
 
   Scratch(const ConvProblem &problem, const Spatial &s, const dnnops_tensor *inputs) {

@@ -15,7 +15,7 @@ Roles roles_of(int64_t direction) {
 
 namespace {
 
-// With groups the filters' output channels are split: (groups, out / groups, in / groups, ...).
+// With groups, the filters' output channels are split: (groups, out / groups, in / groups, ...).
 int64_t grouped(const ConvProblem &problem, const int64_t *plain, bool are_strides, int64_t *out) {
   const int64_t groups = problem.geometry.groups, ndim = problem.ndim;
   if (groups == 1) {
@@ -53,11 +53,12 @@ PrimitiveDesc forward_desc(const ConvProblem &problem, dnnl_prop_kind_t kind, co
   return PrimitiveDesc(desc);
 }
 
-// The first implementation of a problem.  oneDNN goes back to what it was made with to find the next.
+// Iterates over oneDNN's implementations of a problem. oneDNN needs the objects that created a descriptor to
+// find the next one.
 struct Implementations {
   MemoryDesc any[3];
   Attributes attributes = user_scratchpad();
-  PrimitiveDesc hint;  // of the gradients: the convolution
+  PrimitiveDesc hint;  // for the gradients: the forward convolution
   PrimitiveDesc desc;
 
   explicit Implementations(const ConvProblem &problem) {
@@ -84,7 +85,7 @@ struct Implementations {
     desc.reset(made);
   }
 
-  // Goes on to the next implementation; false if there is none.
+  // Moves to the next implementation. Returns false if there is none.
   bool next() {
     const dnnl_status_t status = dnnl_primitive_desc_next_impl(desc.get());
     if (status != dnnl_last_impl_reached) check_dnnl(status, "dnnl_primitive_desc_next_impl(desc.get())");
@@ -98,7 +99,7 @@ std::string implementation_name(const PrimitiveDesc &desc) {
   return name;
 }
 
-// oneDNN computes correlations: a convolution's filters are reversed on the way.
+// oneDNN computes correlations, so a convolution's filters are reversed first.
 bool reverses_filters(const ConvProblem &problem) {
   return problem.geometry.filter_flip && element_count(problem.filters + 2, problem.geometry.spatial_ndim) > 1;
 }
@@ -175,7 +176,7 @@ std::shared_ptr<ConvEntry> make_conv_entry(const ConvKey &key, int64_t implement
   const PrimitiveDesc &desc = found.desc;
   entry->name = implementation_name(desc);
 
-  // What oneDNN chose for each role, under the names that the direction gives them.
+  // The format that oneDNN chose for each role, by the names that each direction uses.
   static const dnnl_query_t queries[3][3] = {
       {dnnl_query_src_md, dnnl_query_weights_md, dnnl_query_dst_md},
       {dnnl_query_diff_src_md, dnnl_query_weights_md, dnnl_query_diff_dst_md},

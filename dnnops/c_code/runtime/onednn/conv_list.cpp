@@ -1,4 +1,4 @@
-// Every way to run one convolution on the CPU: listed, run and timed one by one.
+// All plans of one convolution on the CPU: listed, run and timed one by one.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -11,19 +11,19 @@
 namespace dnnops {
 namespace {
 
-// What Python reads; dnnops/onednn/plan_list.py has the same fields.
+// One plan, as Python reads it. The structure in dnnops/onednn/plan_list.py has the same fields.
 struct ListedPlan {
   char name[PLAN_NAME_SIZE];
   char remark[128];
-  char reason[512];  // why it can't be run; empty if it can
+  char reason[512];  // why it cannot be run; empty if it can
   int64_t way;       // a ConvWay
   int64_t scratch_bytes;
-  int64_t reordered[3];  // by Role: whether a copy in another layout is made
+  int64_t reordered[3];  // by Role: whether the array is copied to another layout
 };
 
 struct Item {
   ListedPlan listed;
-  std::shared_ptr<ConvEntry> entry;  // of oneDNN's
+  std::shared_ptr<ConvEntry> entry;  // for oneDNN's implementations
   std::unique_ptr<PlanRun> run;
 };
 
@@ -44,7 +44,7 @@ class ConvList {
            list_of(result, problem_.ndim).c_str());
     for (const int64_t *shape : {problem_.image, problem_.filters, problem_.top})
       if (element_count(shape, problem_.ndim) == 0) fail(DNNOPS_VALUE_ERROR, "an empty array leaves nothing to choose");
-    params_.algorithm = ALGORITHM_AUTO;  // whichever plan the Op was asked for, all are listed
+    params_.algorithm = ALGORITHM_AUTO;  // list all plans, whatever algorithm the Op was given
     if (conv_way(params_, problem_, inputs[0].dtype) == ConvWay::BLAS) {
       if (!is_contiguous(output)) fail(DNNOPS_VALUE_ERROR, "in float64 the output has to be contiguous");
       add(ConvWay::BLAS, BLAS_NAME).listed.scratch_bytes = blas_scratch_bytes(problem_, inputs_);
@@ -77,7 +77,7 @@ class ConvList {
 
   int64_t size() const { return (int64_t)items_.size(); }
 
-  // What the Op would run, if it was asked for this algorithm.
+  // The index of the plan that the Op would select with this algorithm.
   int64_t chosen(int64_t algorithm) const {
     ConvParams params = params_;
     params.algorithm = algorithm;
@@ -112,15 +112,15 @@ class ConvList {
   ConvParams params_;
   ConvProblem problem_;
   dnnops_tensor inputs_[2], output_;
-  std::vector<Item> items_;  // of each way, what the Op would take comes first
+  std::vector<Item> items_;  // for each way, the plan that the Op would select comes first
 };
 
 double milliseconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double, std::milli>(duration).count();
 }
 
-// The median of single calls after two to warm up.  Slow ones get fewer: about `budget` milliseconds
-// together, one call at least.
+// The median time of single calls after two warm-up calls. Slow plans get fewer calls, for about `budget`
+// milliseconds in total, but always at least one.
 double time_call(ConvList &list, int64_t index, double budget) {
   constexpr size_t FEWEST = 7, MOST = 200;
   constexpr double ENOUGH = 200;
@@ -152,8 +152,8 @@ int guarded_list(Body &&body) {
 using dnnops::ConvList;
 using dnnops::guarded_list;
 
-// The operands have to stay where they are as long as the list is used, which is by one thread at a
-// time; the output is written to.
+// The operands must stay in place as long as the list is used, and only one thread may use it at a time. The
+// output is overwritten.
 DNNOPS_EXPORT int dnnops_onednn_conv_list_open(const int64_t *words, const dnnops_tensor *inputs,
                                                const dnnops_tensor *outputs, ConvList **list) {
   return dnnops::guarded("plans of a convolution", inputs, 2,
@@ -169,7 +169,7 @@ DNNOPS_EXPORT int dnnops_onednn_conv_list_size(const ConvList *list, int64_t *si
   return guarded_list([&] { *size = list->size(); });
 }
 
-// The number of the plan that the Op would run, if its parameter were this ConvAlgorithm.
+// Gets the index of the plan that the Op would select with this ConvAlgorithm.
 DNNOPS_EXPORT int dnnops_onednn_conv_list_chosen(const ConvList *list, int64_t algorithm, int64_t *index) {
   return guarded_list([&] { *index = list->chosen(algorithm); });
 }

@@ -1,4 +1,4 @@
-// The parameters of the convolution Ops on oneDNN, as words.
+// The parameters of the oneDNN convolution Ops, as words.
 #ifndef DNNOPS_ONEDNN_CONV_PARAMS_HPP
 #define DNNOPS_ONEDNN_CONV_PARAMS_HPP
 
@@ -9,13 +9,13 @@ namespace dnnops {
 enum ConvAlgorithm : int64_t { ALGORITHM_AUTO = 0, ALGORITHM_DIRECT = 1, ALGORITHM_NAMED = 2 };
 constexpr int64_t PLAN_NAME_SIZE = 128;
 
-// What parameters() in dnnops/onednn/conv.py gives.
+// What parameters() in dnnops/onednn/conv.py returns.
 struct ConvParams {
   int64_t direction, algorithm;
   ConvGeometry geometry;
   int64_t verbose;
-  char name[PLAN_NAME_SIZE];  // of ALGORITHM_NAMED, ended by a zero; else zeros
-  int64_t node;  // the node's number; 0: none
+  char name[PLAN_NAME_SIZE];  // null-terminated for ALGORITHM_NAMED, otherwise zeros
+  int64_t node;  // the node's number; 0 if there is none
 };
 
 inline const ConvParams &conv_params(const int64_t *words) { return *reinterpret_cast<const ConvParams *>(words); }

@@ -1,4 +1,4 @@
-// The cross-entropy of a softmax's rows with labels, and its gradient, in loops of our own.
+// The cross-entropy between the softmax of each row and its label, and its gradient, in dnnops loops.
 #include "../common/cross_entropy_problem.hpp"
 
 #include <cmath>
@@ -11,9 +11,9 @@
 namespace dnnops {
 namespace {
 
-constexpr int64_t kFewElements = 16384;  // are not worth several threads
+constexpr int64_t kFewElements = 16384;  // too few to be worth several threads
 
-// The labels, none of them negative any more.
+// The labels, with negative ones wrapped around.
 class Labels {
  public:
   Labels(const dnnops_tensor &labels, const CrossEntropyProblem &problem)
@@ -47,8 +47,8 @@ class Labels {
   int64_t classes_, step_;
 };
 
-// The rows of a matrix, whose elements follow each other: the array's own, or a copy in memory of the thread's own,
-// which is there before threads are.
+// The rows of a matrix, with dense elements: either the array's rows, or copies in per-thread memory, which
+// is allocated before the parallel region.
 template <class T>
 class Rows {
  public:
@@ -69,8 +69,8 @@ class Rows {
   T *copies_ = nullptr;
 };
 
-// What each scaled exponential of a row is multiplied by for `g` times the softmax: in steps of which none leaves the
-// normal numbers, unless the result does.
+// The factors that turn each scaled exponential of a row into `g` times its softmax. They are applied one by
+// one, so that no intermediate value leaves the range of normal numbers unless the result does.
 template <class T>
 struct Factors {
   T first, second, third;
@@ -84,8 +84,8 @@ struct Factors {
   T operator()(T term) const { return term * first * second * third; }
 };
 
-// g times the label's probability less 1: of the most probable one it is what the others have, since a difference
-// would have no digits.
+// g times (the label's probability - 1). For the most probable class, it is computed from the probabilities
+// of the other classes, since the difference would lose all digits.
 template <class T>
 T label_gradient(T score, T top, T term, T rest, T g) {
   if (score != top) return g * (term * (T)(1 / Format<T>::kScale) / (1 + rest) - 1);
@@ -101,7 +101,7 @@ void backward_row(const T *row, int64_t count, int64_t label, T top, T g, T *res
   result[label] = label_gradient(row[label], top, of_label, rest, g);
 }
 
-// The same of up to kColumns rows of few elements, which are columns in between.
+// Like backward_row(), for up to kColumns rows of few elements, which are processed as columns.
 template <class T>
 void backward_short_rows(T *columns, int64_t classes, int64_t width, const int64_t *labels, const T *gs, T *result) {
   T tops[kColumns], rests[kColumns], of_labels[kColumns], scores[kColumns];
@@ -120,7 +120,8 @@ void backward_short_rows(T *columns, int64_t classes, int64_t width, const int64
   }
 }
 
-// Outputs: the costs, and of each row the maximum and the logarithm of the sum of exponentials, the maximum subtracted.
+// Outputs: the costs, and for each row the maximum and the logarithm of the sum of exponentials after
+// subtracting the maximum.
 template <class T>
 void forward(const CrossEntropyProblem &problem, const dnnops_tensor &x, const Labels &labels, dnnops_tensor *outputs) {
   T *costs = static_cast<T *>(outputs[0].data), *statistics = static_cast<T *>(outputs[1].data);
@@ -199,7 +200,7 @@ void check_dtype(const dnnops_tensor &x) {
 
 using namespace dnnops;
 
-// Inputs: x, labels.  Params: one of CrossEntropyRows.
+// Inputs: x, labels. Params: one of CrossEntropyRows.
 DNNOPS_EXPORT int dnnops_onednn_cross_entropy_shape(const dnnops_context *, const int64_t *params,
                                                     const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnCrossEntropy", inputs, 2, [&] {

@@ -1,4 +1,5 @@
-// The CTC loss of a batch and its gradient by the activations.  oneDNN has none: these are loops of our own.
+// The CTC loss of a batch and its gradient with respect to the activations, in dnnops loops; oneDNN
+// does not provide it.
 #include <omp.h>
 
 #include <algorithm>

@@ -1,8 +1,9 @@
 // The CTC loss of one sequence and its gradient: Graves et al., Connectionist Temporal Classification (2006).
 //
-// Probabilities of a whole sequence have thousands of digits after the point.  Logarithms of them in float32 leave
-// the gradient three right digits, and cost an exponential each time two are added.  So a number is kept here as a
-// mantissa from 1 to 2 and an exponent of 2, both doubles: adding takes shifts, and nothing is ever out of range.
+// The probabilities of a whole sequence are far below the range of floating-point numbers. With float32
+// logarithms, the gradient would keep three correct digits, and each addition would cost an exponential.
+// Therefore numbers are stored as a mantissa from 1 to 2 and an exponent of 2, both doubles: additions only
+// need shifts, and nothing leaves the range.
 #ifndef DNNOPS_ONEDNN_CTC_LOOPS_HPP
 #define DNNOPS_ONEDNN_CTC_LOOPS_HPP
 
@@ -17,7 +18,7 @@
 namespace dnnops {
 namespace ctc {
 
-// The exponent of zero, and anything below: so far from the others that a sum of them stays there.
+// The exponent of zero: so far below the others that its sum with any of them still counts as zero.
 constexpr double kNone = -1e300;
 constexpr double kLn2 = 0.693147180559945309417;
 
@@ -35,20 +36,20 @@ inline double from_bits(uint64_t bits) {
 
 inline double larger(double a, double b) { return a > b ? a : b; }
 
-// 2^exponent for a whole number up to 1023; 2^-1022 for all below.
+// 2^exponent for an integer exponent up to 1023; 2^-1022 for anything below.
 inline double power_of_2(double exponent) {
-  // Added to 1.5 * 2^52, a whole number stands in the low bits.
+  // Adding 1.5 * 2^52 moves the integer into the low bits.
   return from_bits(bits_of(larger(exponent, -1022) + (1023 + 6755399441055744.0)) << 52);
 }
 
-// Splits value * 2^exponent, value being positive.
+// Splits value * 2^exponent into mantissa and exponent; value must be positive.
 inline void split(double value, double exponent, double &mantissa, double &new_exponent) {
   const uint64_t bits = bits_of(value);
   mantissa = from_bits((bits & 0x000fffffffffffffu) | 0x3ff0000000000000u);
   new_exponent = exponent + (from_bits((bits >> 52) | 0x4330000000000000u) - (4503599627370496.0 + 1023));
 }
 
-// e^x for x from -log(2) / 2 to log(2) / 2, within 1e-16 or, for data in float32, 3e-13.
+// e^x for x from -log(2) / 2 to log(2) / 2, accurate to 1e-16 or, for float32 data, to 3e-13.
 template <class T>
 inline double exponential_of_rest(double x) {
   double sum;
@@ -74,30 +75,30 @@ inline double exponential_of_rest(double x) {
   return sum * x + 1;
 }
 
-// A row of numbers.
+// A row of numbers, each as mantissa and exponent.
 struct Numbers {
   double *mantissa, *exponent;
   void set(int64_t i, double m, double e) const { mantissa[i] = m, exponent[i] = e; }
 };
 
-// How far through its label a path can be at one step: symbol[k] is for those that are at the label's symbol k,
-// blank[k] for those at the blank before it.  Both have k from -1 to length + 1, zero where there is no such place.
+// The probabilities of each position in the label at one step: symbol[k] for paths at the label's symbol k, blank[k]
+// for paths at the blank before it. Both have k from -1 to length + 1, with zero where there is no such position.
 struct Places {
   Numbers symbol, blank;
 };
 
-// One sequence: rows of activations and of gradients are at so many bytes from each other.
+// One sequence, with the strides of its activations and gradients in bytes.
 template <class T>
 struct Sequence {
   const char *activations;
   int64_t step_stride, class_stride, steps, classes;
   const int64_t *label;
   int64_t length;
-  T *gradient;  // rows of classes; null: not asked for
+  T *gradient;  // rows of classes; null if it is not requested
   int64_t gradient_stride, all_steps;
 };
 
-// What one thread needs for sequences of up to so many steps, classes and symbols.
+// The memory that one thread needs for sequences up to given numbers of steps, classes and symbols.
 class Scratch {
  public:
   Scratch(int64_t steps, int64_t classes, int64_t length, bool gradients)
@@ -109,9 +110,9 @@ class Scratch {
   Numbers exponentials;
   Numbers symbol_probability(int64_t t) const { return numbers(symbol_probabilities_, t); }
   double *blank_probability(int64_t t) const { return blank_probabilities_ + t % rows_ * 8; }  // mantissa, exponent
-  // From the start, at all steps if there is a gradient to compute, else at the last two.
+  // Forward values: kept for all steps if there is a gradient to compute, otherwise for the last two.
   Places forward(int64_t t) const { return places(forward_, t % rows_); }
-  // From the end, at the last two steps.
+  // Backward values: kept for the last two steps.
   Places backward(int64_t t) const { return places(backward_, t % 2); }
 
  private:
@@ -145,7 +146,7 @@ class Scratch {
          *backward_ = nullptr;
 };
 
-// exponentials = exp(row - max(row)); returns their sum, NaN if there is a NaN or no finite maximum.
+// exponentials = exp(row - max(row)). Returns their sum, or NaN if there is a NaN or no finite maximum.
 template <class T>
 double exponentiate(const double *__restrict row, int64_t classes, const Numbers &exponentials) {
   double *__restrict mantissa = exponentials.mantissa, *__restrict exponent = exponentials.exponent;
@@ -163,7 +164,7 @@ double exponentiate(const double *__restrict row, int64_t classes, const Numbers
     using F = Format<double>;
     const double distance = row[c] - top, low = difference_error(row[c], top, distance);
     const double whole = std::nearbyint(larger(distance * (1 / kLn2), kNone));
-    // What is left has all digits where products of a whole number with log(2)'s first part are exact.
+    // The remainder keeps all digits as long as products of `whole` with the first part of log(2) are exact.
     const double rest = (distance - whole * F::kLog2High) + (low - whole * F::kLog2Low);
     mantissa[c] = exponential_of_rest<T>(distance > -5e5 ? rest : 0);
     exponent[c] = whole;
@@ -172,7 +173,8 @@ double exponentiate(const double *__restrict row, int64_t classes, const Numbers
   return sum;
 }
 
-// Softmax at step t: probabilities of the label's symbols and of the blank, and all into the gradient.
+// Softmax at step t: stores the probabilities of the label's symbols and of the blank, and all of
+// them in the gradient.
 template <class T>
 bool take_probabilities(const Sequence<T> &of, const Scratch &scratch, int64_t t) {
   const char *source = of.activations + t * of.step_stride;
@@ -216,7 +218,7 @@ inline void close_ends(const Places &places, int64_t length) {
     for (int64_t k : {(int64_t)-1, length + 1}) numbers.set(k, 1, kNone);
 }
 
-// One step from the start: places `from` at a step lead to those `to` at the next.
+// One forward step: from the values at a step to those at the next.
 inline void step_forward(const Scratch &scratch, int64_t t, int64_t length) {
   const Places from = scratch.forward(t - 1), to = scratch.forward(t);
   const Numbers probability = scratch.symbol_probability(t);
@@ -229,11 +231,11 @@ inline void step_forward(const Scratch &scratch, int64_t t, int64_t length) {
   double *__restrict to_bm = to.blank.mantissa, *__restrict to_be = to.blank.exponent;
 #pragma omp simd
   for (int64_t k = 0; k <= length; ++k) {
-    // To the blank: from itself and from the symbol before it.
+    // A blank is reached from itself and from the symbol before it.
     const double blank_top = larger(larger(be[k], se[k - 1]), kNone);
     const double blank = bm[k] * power_of_2(be[k] - blank_top) + sm[k - 1] * power_of_2(se[k - 1] - blank_top);
     split(blank * blank_m, blank_top + blank_e, to_bm[k], to_be[k]);
-    // To the symbol: from itself, from the blank before it and, if that is another one, from the symbol before it.
+    // A symbol is reached from itself, from the blank before it and, if it differs, from the symbol before it.
     const double skipped_e = se[k - 1] + skip[k];
     const double top = larger(larger(larger(se[k], be[k]), skipped_e), kNone);
     const double symbol = sm[k] * power_of_2(se[k] - top) + bm[k] * power_of_2(be[k] - top) +
@@ -243,9 +245,9 @@ inline void step_forward(const Scratch &scratch, int64_t t, int64_t length) {
   close_ends(to, length);
 }
 
-// One step from the end.  `from` at step t + 1 has that step's probabilities in it, and `to` gets those of step t; in
-// between, with what came from the start, is how probable each place is given the whole sequence.  Returns the
-// blanks' part of that; the symbols' parts go to symbol_posterior.
+// One backward step. `from`, at step t + 1, includes the probabilities of that step; `to` receives those of
+// step t. Combined with the forward values, it gives the posterior probability of each position. Returns the
+// posterior of the blanks; those of the symbols go to symbol_posterior.
 inline double step_backward(const Scratch &scratch, int64_t t, int64_t length, double total_m, double total_e) {
   const Places from = scratch.backward(t + 1), to = scratch.backward(t), forward = scratch.forward(t);
   const Numbers probability = scratch.symbol_probability(t);
@@ -278,7 +280,7 @@ inline double step_backward(const Scratch &scratch, int64_t t, int64_t length, d
   return blanks;
 }
 
-// gradient = softmax - posterior, for the classes that the label has: the others have it already.
+// gradient = softmax - posterior, for the classes in the label; for the others, the posterior is 0.
 template <class T>
 void subtract_posterior(const Sequence<T> &of, const Scratch &scratch, int64_t t, double blanks) {
   T *gradient = of.gradient + t * of.gradient_stride;
@@ -299,7 +301,7 @@ void fill(const Sequence<T> &of, int64_t begin, int64_t end, T value) {
     for (int64_t c = 0; c < of.classes; ++c) of.gradient[t * of.gradient_stride + c] = value;
 }
 
-// Returns the cost.  The gradient of an infinite cost, or one that is NaN, is NaN.
+// Returns the cost. If the cost is infinite or NaN, the gradient is NaN.
 template <class T>
 double sequence_cost(const Sequence<T> &of, const Scratch &scratch) {
   const int64_t length = of.length;
@@ -309,7 +311,7 @@ double sequence_cost(const Sequence<T> &of, const Scratch &scratch) {
     scratch.skip[k] = k > 0 && k < length && of.label[k] != of.label[k - 1] ? 0 : kNone;
   bool is_number = take_probabilities(of, scratch, 0);
   if (is_number) {
-    // A path begins at the blank before the first symbol or at that symbol.
+    // A path begins at the first symbol or at the blank before it.
     const Places first = scratch.forward(0);
     const double *blank = scratch.blank_probability(0);
     const Numbers symbols = scratch.symbol_probability(0);
@@ -323,7 +325,7 @@ double sequence_cost(const Sequence<T> &of, const Scratch &scratch) {
   }
   double cost = NAN, total_m = 1, total_e = kNone;
   if (is_number) {
-    // A path ends at the last symbol or the blank after it.
+    // A path ends at the last symbol or at the blank after it.
     const Places last = scratch.forward(of.steps - 1);
     const double symbol_e = last.symbol.exponent[length - 1], blank_e = last.blank.exponent[length];
     const double top = larger(larger(symbol_e, blank_e), kNone);
@@ -338,7 +340,7 @@ double sequence_cost(const Sequence<T> &of, const Scratch &scratch) {
     fill(of, 0, of.steps, T(NAN));
     return cost;
   }
-  // After the last step, as if one more blank followed at no cost.
+  // Start after the last step, as if one more blank followed at no cost.
   const Places after = scratch.backward(of.steps);
   clear(after, length);
   after.blank.set(length, 1, 0);

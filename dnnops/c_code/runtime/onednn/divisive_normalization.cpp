@@ -1,4 +1,5 @@
-// Divisive normalization, by the squares in a spatial window, and its gradients: plain loops, an image plane a task.
+// Divisive normalization by the squares in a spatial window, and its gradients, in plain loops with one image
+// plane per task.
 #include <memory>
 
 #include <omp.h>
@@ -9,14 +10,14 @@
 namespace dnnops {
 namespace {
 
-// params: as window_norm() takes them, then whether there are means.
+// params: those of window_norm(), then whether there are means.
 int input_count(const int64_t *params, bool backward) { return (backward ? 2 : 1) + (params[4] ? 1 : 0); }
 
 struct Plane {
   int64_t ndim, shape[3], size;
 };
 
-// The sums over windows of a plane; returns which of the two, values or spare, they are in.
+// Sums a plane over windows. Returns the buffer that holds the result, values or spare.
 template <class T>
 T *sum_windows(const Plane &plane, T *values, T *spare, int64_t behind, int64_t ahead) {
   int64_t inner = 1;
@@ -32,7 +33,8 @@ T *sum_windows(const Plane &plane, T *values, T *spare, int64_t behind, int64_t 
   return values;
 }
 
-// Inputs: x, means or null; backward also the output's gradient.  Outputs: y, or dx and with means dmeans.
+// Inputs: x, means or null, and backward the gradient with respect to the output. Outputs: y, or dx and, with
+// means, dmeans.
 template <class T>
 struct Operands {
   const T *x, *means, *gy;
@@ -95,7 +97,7 @@ void run(const int64_t *params, bool backward, const dnnops_tensor *inputs, dnno
     const void *means = params[4] ? data[1] : nullptr, *gy = backward ? data[inputs_given - 1] : nullptr;
     void *second = backward && params[4] ? outputs[1].data : nullptr;
     with_power(norm.beta, [&](const auto &power) {
-      // Made here: no exception may leave a thread.
+      // Allocated here because no exception may leave a thread.
       const std::unique_ptr<T[]> memory(new T[omp_get_max_threads() * 3 * plane.size]);
 #pragma omp parallel if (count > 16384)
       {
@@ -122,7 +124,7 @@ void shape(const int64_t *params, bool backward, const dnnops_tensor *inputs, dn
 
 using namespace dnnops;
 
-// Inputs: x, means if there are any.
+// Inputs: x and, if present, means.
 DNNOPS_EXPORT int dnnops_onednn_divisive_normalization_shape(const dnnops_context *, const int64_t *params,
                                                              const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnDivisiveNormalization", inputs, input_count(params, false),
@@ -134,7 +136,7 @@ DNNOPS_EXPORT int dnnops_onednn_divisive_normalization(const dnnops_context *, c
                  [&] { run(params, false, inputs, outputs); });
 }
 
-// Inputs: x, means if there are any, the output's gradient.
+// Inputs: x, means if present, the gradient with respect to the output.
 DNNOPS_EXPORT int dnnops_onednn_divisive_normalization_grad_shape(const dnnops_context *, const int64_t *params,
                                                                   const dnnops_tensor *inputs,
                                                                   dnnops_tensor *outputs) {

@@ -7,15 +7,15 @@ namespace dnnops {
 namespace {
 
 #ifdef __AVX512F__
-constexpr int kLanes = 8, kTileRows = 12;  // 24 of 32 registers are sums
+constexpr int kLanes = 8, kTileRows = 12;  // 24 of 32 registers hold sums
 #elif defined(__AVX__)
-constexpr int kLanes = 4, kTileRows = 6;  // 12 of 16
+constexpr int kLanes = 4, kTileRows = 6;  // 12 of 16 registers hold sums
 #else
 constexpr int kLanes = 2, kTileRows = 6;
 #endif
 constexpr int kTileColumns = 2 * kLanes;
-// A block of A is to stay in the level 2 cache, a tile's columns of B in the level 1 cache, and a block of B wherever
-// there is room: 288 kB and 1 MB.
+// A block of A should stay in the level 2 cache (288 kB), the columns of B for a tile in the level 1 cache,
+// and a block of B in any cache (1 MB).
 constexpr int64_t kBlockRows = 12 * kTileRows, kBlockColumns = 512, kBlockDepth = 256;
 
 using Vec = double __attribute__((vector_size(kLanes * sizeof(double))));
@@ -28,8 +28,8 @@ inline Vec load(const double *from) {
 
 int64_t up_to_whole(int64_t size, int64_t step) { return (size + step - 1) / step * step; }
 
-// Groups of `width` rows of op(A), or columns of op(B): [group][k][width], missing ones zeros. Along `width` elements
-// are `step` apart, along k `deep`.
+// Packs groups of `width` rows of op(A), or columns of op(B), as [group][k][width], padded with zeros.
+// Elements are `step` apart along `width` and `deep` apart along k.
 template <int width>
 void pack_groups(const double *from, int64_t step, int64_t deep, int64_t count, int64_t k, double *to) {
   for (int64_t begin = 0; begin < count; begin += width, to += width * k) {
@@ -48,7 +48,7 @@ void pack_groups(const double *from, int64_t step, int64_t deep, int64_t count, 
   }
 }
 
-// c (rows x columns of a tile) = alpha * the product of two groups, or that added to c.
+// c (rows x columns of a tile) = alpha * the product of two groups; with `adds`, the product is added to c.
 void multiply_tile(int64_t k, const double *a, const double *b, double alpha, bool adds, double *c, int64_t ldc,
                    int64_t rows, int64_t columns) {
   Vec sums[kTileRows][2] = {};

@@ -1,4 +1,4 @@
-// Dropout and its gradient: random numbers by Philox4x32-10, as dnnops/nnet/dropout_ops.py describes them.
+// Dropout and its gradient, with Philox4x32-10 random numbers as described in dnnops/nnet/dropout_ops.py.
 #include "philox.hpp"
 #include "pieces.hpp"
 
@@ -7,7 +7,7 @@ namespace {
 
 static_assert(kPiece % kGroup == 0, "groups would be cut");
 
-// Eight bytes of 0 and 1 as one byte of bits, the first the lowest.
+// Packs eight bytes of 0 or 1 into the bits of one byte, lowest bit first.
 uint8_t bits_of(const uint8_t *flags) {
   uint8_t bits = 0;
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
@@ -20,9 +20,9 @@ uint8_t bits_of(const uint8_t *flags) {
   return bits;
 }
 
-// Functions of their own for the loops below: a compiler can't keep in registers what a lambda has captured.
+// The loops below are separate functions because compilers cannot keep a lambda's captures in registers.
 
-// Sets count elements to zero where a word is below the threshold, and writes the bits of the others.
+// Sets elements whose word is below the threshold to zero, and writes a bit for each element that is kept.
 template <class T>
 void drop(const T *from, T *to, int64_t count, const uint32_t *words, uint32_t threshold, T scale, uint8_t *bits) {
   uint8_t kept[kGroup] = {0};
@@ -36,7 +36,7 @@ void drop(const T *from, T *to, int64_t count, const uint32_t *words, uint32_t t
   for (int64_t i = 0; i < count; i += 8) bits[i / 8] = bits_of(kept + i);
 }
 
-// Sets up to 32 elements to zero where a bit is.
+// Sets up to 32 elements to zero where their bit is not set.
 template <class T>
 void drop_by_bits(const T *from, T *to, int64_t count, const uint8_t *bytes, T scale) {
   uint32_t bits = 0;

@@ -1,5 +1,5 @@
-// Elementary functions as vector code, within about two units of the last digit over the whole range of float and of
-// double: subnormal results, infinities and NaNs included.
+// Elementary functions as vector code. Errors are at most about two units in the last place over the whole
+// range of float and double, including subnormal results, infinities and NaNs.
 #ifndef DNNOPS_ONEDNN_ELEMENTARY_HPP
 #define DNNOPS_ONEDNN_ELEMENTARY_HPP
 
@@ -16,14 +16,14 @@ struct Format;
 template <>
 struct Format<float> {
   using Bits = uint32_t;
-  using Sum = double;  // what long sums are accumulated in
+  using Sum = double;  // the type in which long sums are accumulated
   static constexpr int kShift = 23, kBias = 127, kScaleBits = 64;
   static constexpr double kScale = 18446744073709551616.0;  // 2^kScaleBits, which keeps small terms of a sum normal
-  // Adding 1.5 * 2^23 rounds to a whole number and leaves it in the lowest bits.
+  // Adding 1.5 * 2^23 rounds to an integer, which ends up in the lowest bits.
   static constexpr float kRounder = 12582912, kLog2e = 1.44269504f;
-  // log(2) in two parts: products of the first with an exponent are exact.
+  // log(2) in two parts: products of the first part with an exponent are exact.
   static constexpr float kLog2High = 0.693359375f, kLog2Low = -2.12194440e-4f;
-  // Below the first e^x is 0, below the second also times any number, all but; above the third it is infinite.
+  // Below kLeast, e^x is 0; below kLeastFactor, so is its product with almost any number; above kMost, it is infinite.
   static constexpr float kLeast = -105, kLeastFactor = -174, kMost = 89;
 };
 template <>
@@ -37,7 +37,7 @@ struct Format<double> {
   static constexpr double kLeast = -746, kLeastFactor = -1416, kMost = 710;
 };
 
-// 2^n of a whole number n that is the exponent of a normal number.
+// 2^n for an integer n that is the exponent of a normal number.
 template <class T>
 inline T power_of_two(T n) {
   using F = Format<T>;
@@ -57,7 +57,7 @@ inline auto first_of(V x) {
   return x[0];
 }
 
-// (e^r - 1 - r) / r^2 of |r| <= log(2) / 2, a number or a vector of them.
+// (e^r - 1 - r) / r^2 for |r| <= log(2) / 2, where r is a number or a vector.
 template <class V>
 inline V float_tail(V r) {
   return 0.5f +
@@ -85,7 +85,7 @@ inline V exponential_tail(V r) {
     return double_tail(r);
 }
 
-// e^(x + low) as 2^n (1 + change), of x from kLeastFactor to kMost.  `low` is what rounding took from x.
+// e^(x + low) as 2^n (1 + change), for x from kLeastFactor to kMost. `low` is the rounding error of x.
 template <class T>
 struct Exponential {
   T n, change;
@@ -96,7 +96,7 @@ struct Exponential {
     const T first = x - n * F::kLog2High, second = low - n * F::kLog2Low, r = first + second;
     change = r + (r * r * exponential_tail(r) + ((first - r) + second));
   }
-  // factor * e^x, of which only the result can be subnormal, infinite or 0.
+  // factor * e^x. Only the result can be subnormal, infinite or 0.
   T times(T factor) const {
     const T half = (n * (T)0.5 + Format<T>::kRounder) - Format<T>::kRounder;
     return ((factor + factor * change) * power_of_two(half)) * power_of_two(n - half);
@@ -106,19 +106,19 @@ struct Exponential {
 template <class T>
 inline T exponential(T x) {
   using F = Format<T>;
-  const T above = x < F::kLeast ? F::kLeast : x, bounded = above > F::kMost ? F::kMost : above;  // NaN stays
+  const T above = x < F::kLeast ? F::kLeast : x, bounded = above > F::kMost ? F::kMost : above;  // NaN is kept
   return Exponential<T>(bounded).times(1);
 }
 
-// What rounding took from x - y.
+// The rounding error of x - y.
 template <class T>
 inline T difference_error(T x, T y, T difference) {
   const T taken = x - difference;
   return (x - (difference + taken)) + (taken - y);
 }
 
-// 2^kScaleBits e^(x - y) of x <= y, which is no subnormal number.  Of a large difference rounding takes the digits
-// after the point: they are put back.
+// 2^kScaleBits e^(x - y) for x <= y; the result is never subnormal. The fractional digits that rounding takes
+// from a large difference are restored.
 template <class T>
 inline T scaled_exponential(T x, T y) {
   const T difference = x - y, low = difference_error(x, y, difference);
@@ -128,16 +128,16 @@ inline T scaled_exponential(T x, T y) {
   return is_zero ? 0 : power + power * e.change;
 }
 
-// e^x - 1 of x <= 0.
+// e^x - 1 for x <= 0.
 template <class T>
 inline T negative_expm1(T x) {
-  const T least = sizeof(T) == sizeof(float) ? -20 : -40;  // from there on it is -1
+  const T least = sizeof(T) == sizeof(float) ? -20 : -40;  // below this, the result is -1
   const Exponential<T> e(x < least ? least : x);
   const T power = power_of_two(e.n);
   return power * e.change + (power - 1);
 }
 
-// What rounding took from x * y, which is `product`.
+// The rounding error of x * y, given the rounded `product`.
 inline float product_error(float x, float y, float product) {
 #ifdef __FMA__
   return __builtin_fmaf(x, y, -product);
@@ -149,7 +149,7 @@ inline double product_error(double x, double y, double product) {
 #ifdef __FMA__
   return __builtin_fma(x, y, -product);
 #else
-  const double splitter = 134217729;  // 2^27 + 1: Veltkamp's and Dekker's
+  const double splitter = 134217729;  // 2^27 + 1, as in Veltkamp's and Dekker's splitting
   const double a = x * splitter, b = y * splitter, x_high = a - (a - x), y_high = b - (b - y);
   const double x_low = x - x_high, y_low = y - y_high;
   return ((x_high * y_high - product) + x_high * y_low + x_low * y_high) + x_low * y_low;
@@ -167,7 +167,7 @@ inline T tanh_of(T x) {
   return x == 0 ? x : x < 0 ? -result : result;
 }
 
-// factor / (1 + e^-(x + low)).  Of an infinite factor and none of that, a NaN.
+// factor / (1 + e^-(x + low)). NaN if the factor is infinite and the sigmoid underflows to 0.
 template <class T>
 inline T sigmoid_times(T factor, T x, T low = 0) {
   const bool is_negative = x < 0;
@@ -177,7 +177,7 @@ inline T sigmoid_times(T factor, T x, T low = 0) {
   return (is_negative ? e.times(factor) : factor) / (1 + e.times(1));
 }
 
-// A sum that keeps its digits however many terms it has.
+// A sum that stays accurate for any number of terms.
 template <class T>
 class Accumulator {
  public:
@@ -190,20 +190,22 @@ class Accumulator {
     lost_ += (sum_ - (next - added)) + (term - added);
     sum_ = next;
   }
-  // The terms may be infinite: then there is nothing to put back.
+  // With infinite terms, there is no rounding error to add back.
   double value() const { return lost_ == lost_ ? sum_ + lost_ : sum_; }
 
  private:
   double sum_ = 0, lost_ = 0;
 };
 
-// How many terms are added up before an accumulator takes their sum: in vectors along a row, and one after the other.
+// The number of terms that are summed before an accumulator takes the sum: in vectors along a row, and one
+// after the other.
 constexpr int64_t kTerms = 64, kFewTerms = 16;
 
-// How many columns are worked on at a time.
+// The number of columns that are processed together.
 constexpr int64_t kColumns = 128;
 
-// Likewise for up to kColumns columns, whose elements are `step` apart; gives the largest elements, too.
+// For up to kColumns columns with elements `step` apart, computes the largest element and the sum of e^(x -
+// largest) without the 1 of one largest element.
 template <class T>
 void rests_of_columns(const T *x, int64_t step, int64_t length, int64_t width, T *tops, T *rests) {
   T ties[kColumns], sums[kColumns];
@@ -232,7 +234,7 @@ void rests_of_columns(const T *x, int64_t step, int64_t length, int64_t width, T
   for (int64_t j = 0; j < width; ++j) rests[j] = (T)(totals[j].value() / Format<T>::kScale + ties[j]);
 }
 
-// Rows shorter than this are faster as columns, from a transposed copy.
+// Rows shorter than this are processed faster as columns of a transposed copy.
 constexpr int64_t kShort = 32;
 
 }  // namespace dnnops

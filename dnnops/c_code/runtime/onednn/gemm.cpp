@@ -1,4 +1,4 @@
-// float32 matrix products, in the threads that the other Ops on oneDNN use.
+// float32 matrix products, in the same threads as the other oneDNN Ops.
 #include <cstring>
 
 #include "plan.hpp"
@@ -6,14 +6,14 @@
 namespace dnnops {
 namespace {
 
-// A matrix as dnnl_sgemm takes it: row-major, possibly transposed.
+// A matrix for dnnl_sgemm: row-major, possibly transposed.
 struct Matrix {
   const float *data;
   int64_t leading;
   char transposed;
 };
 
-// The matrix without a copy, or false: one of its axes has to be contiguous.
+// Describes the matrix without a copy. Returns false if neither axis is contiguous.
 bool as_stored(const dnnops_tensor &tensor, Matrix &matrix) {
   int64_t strides[2];
   const int64_t rows = tensor.shape[0], columns = tensor.shape[1];
@@ -38,8 +38,8 @@ float scalar(const dnnops_tensor &operand) {
   return *static_cast<const float *>(operand.data);
 }
 
-// params: whether there are z, alpha and beta: then inputs are z, alpha, x, y, beta, as
-// PyTensor's Gemm has them; else x, y.
+// params: whether there are z, alpha and beta. If so, the inputs are z, alpha, x, y, beta, as in PyTensor's
+// Gemm; otherwise x, y.
 struct Operands {
   const dnnops_tensor *x, *y, *z = nullptr;
   float alpha = 1, beta = 0;

@@ -1,4 +1,4 @@
-// float16 from and to float32, in arithmetic that compilers make vector code of, whatever the processor.
+// float16 from and to float32, in arithmetic that compilers vectorize on any processor.
 #include <cstring>
 
 #include "pieces.hpp"
@@ -16,16 +16,16 @@ inline To bits_as(From from) {
 
 inline float widen(uint16_t half) {
   const uint32_t sign = (uint32_t)(half & 0x8000) << 16, magnitude = half & 0x7fff;
-  // The exponent's bias differs by 112; a product minds subnormal numbers, too.
+  // The exponent biases differ by 112. A multiplication also converts subnormal numbers.
   const float number = bits_as<float>(magnitude << 13) * 0x1p112f;
   const uint32_t special = magnitude << 13 | 0x7f800000;
   return bits_as<float>((magnitude >= 0x7c00 ? special : bits_as<uint32_t>(number)) | sign);
 }
 
-// To the nearest, and to an even last digit from between two.
+// Rounds to nearest, ties to even.
 inline uint16_t narrow(float number) {
   const uint32_t bits = bits_as<uint32_t>(number), magnitude = bits & 0x7fffffff, sign = bits >> 16 & 0x8000;
-  // What becomes subnormal is rounded where its unit is the last digit of a sum.
+  // Values that become subnormal are rounded by adding 0.5, which aligns their last digit with that of the sum.
   const uint32_t small = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - 0x3f000000;
   const uint32_t normal = (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13;
   const uint32_t special = magnitude > 0x7f800000 ? 0x7e00 | (magnitude >> 13 & 0x3ff) : 0x7c00;

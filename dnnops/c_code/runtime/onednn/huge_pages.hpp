@@ -8,13 +8,13 @@
 
 namespace dnnops {
 
-// Asks for huge pages where a result will be written, as NumPy does for its arrays. Numba's have none, and then the
-// system takes longer to hand out 4 KiB pages than a simple operation takes to fill them.
+// Requests huge pages for a result, as NumPy does for its arrays. Numba's arrays have none, and the system
+// then takes longer to provide 4 KiB pages than a simple operation takes to fill them.
 inline void prefer_huge_pages(void *data, int64_t bytes) {
   constexpr int64_t kPage = 4096, kLarge = 4 << 20;
   if (bytes < kLarge) return;
   const int64_t offset = kPage - (int64_t)(reinterpret_cast<uintptr_t>(data) % kPage);
-  // It is a hint: that a system does not know it is no error.
+  // This is only a hint, so a system that does not support it is not an error.
   (void)madvise(static_cast<char *>(data) + offset, bytes - offset, MADV_HUGEPAGE);
 }
 

@@ -1,8 +1,8 @@
-// Local response normalization across channels, and its gradient: loops of our own, because oneDNN's are
-// fast for few layouts and parameters only, and have other windows if those are of even length.
+// Local response normalization across channels, and its gradient, in dnnops loops: oneDNN is fast only for a
+// few layouts and parameters, and places windows of even length differently.
 //
-// An array is seen as (batch, channel, inner).  A task is a tile: all channels of one image, and so many
-// elements of the inner axis that what a window needs of them stays in the first-level cache.
+// An array is viewed as (batch, channel, inner). A task is a tile: all channels of one image, and as many
+// elements of the inner axis as fit with their windows in the first-level cache.
 #include <memory>
 
 #include <omp.h>
@@ -13,7 +13,7 @@
 namespace dnnops {
 namespace {
 
-// A tile's rows are dense, one for each channel.
+// The rows of a tile, dense, one for each channel.
 template <class T>
 struct Rows {
   T *data;
@@ -32,8 +32,8 @@ void forward_tile(const WindowNorm &norm, const Power &power, int64_t channels, 
   }
 }
 
-// Spare: 2 n + 1 rows.  The shares of a channel are needed by those in whose windows it is: they are kept, as the
-// powers are, in rings of n rows.
+// Spare memory: 2 n + 1 rows. A channel's share is needed by all channels whose windows contain it, so shares
+// and powers are kept in rings of n rows.
 template <class T, class Power>
 void backward_tile(const WindowNorm &norm, const Power &power, int64_t channels, int64_t width, Rows<const T> x,
                    Rows<const T> gy, Rows<T> dx, T *spare) {
@@ -59,7 +59,7 @@ void backward_tile(const WindowNorm &norm, const Power &power, int64_t channels,
   }
 }
 
-// A tile of an array whose rows are not dense, in memory where they are.
+// A tile of an array, copied to dense rows if necessary.
 template <class T>
 void load_tile(const T *from, const View &view, int64_t width, T *to) {
   for (int64_t i = 0; i < width; ++i)
@@ -71,7 +71,7 @@ void store_tile(const T *from, const View &view, int64_t width, T *to) {
     for (int64_t c = 0; c < view.shape[1]; ++c) to[c * view.strides[1] + i * view.strides[2]] = from[c * width + i];
 }
 
-// Of the inputs x and, backward, the output's gradient; the output is contiguous.
+// The inputs x and, backward, the gradient with respect to the output; the output is contiguous.
 struct Operands {
   View views[3];
   void *data[3];
@@ -89,10 +89,10 @@ void for_tiles(const Operands &operands, int64_t spare_rows, Compute &&compute) 
     is_dense[i] = operands.views[i].strides[2] == 1;
     copied += is_dense[i] ? 0 : channels;
   }
-  // Longer rows for fewer calls; shorter ones where whole tiles are copied.
+  // Longer rows need fewer calls; rows are shorter if whole tiles are copied.
   const int64_t wanted = (copied ? 256 : 2048) / (int64_t)sizeof(T);
   const int64_t pieces = (inner + wanted - 1) / wanted, longest = (inner + pieces - 1) / pieces;
-  // Made here: no exception may leave a thread.
+  // Allocated here because no exception may leave a thread.
   const int64_t own = (copied + spare_rows) * longest;
   const std::unique_ptr<T[]> memory(new T[omp_get_max_threads() * own]);
 #pragma omp parallel if (batch * channels * inner > 16384)
@@ -120,7 +120,7 @@ void for_tiles(const Operands &operands, int64_t spare_rows, Compute &&compute) 
   }
 }
 
-// params: as window_norm() takes them.
+// params: those of window_norm().
 void run(const int64_t *params, const dnnops_tensor *inputs, int input_count, dnnops_tensor &output) {
   const int64_t count = element_count(output.shape, output.ndim);
   if (count == 0) return;
@@ -142,7 +142,7 @@ void run(const int64_t *params, const dnnops_tensor *inputs, int input_count, dn
   }
   operands.data[input_count] = output.data;
   operands.views[input_count] = contiguous_view(bounds, output);
-  // Without an inner axis the batch takes its place: vectors have to be along something.
+  // Without an inner axis, vectors run along the batch instead.
   for (int i = 0; i < operands.count; ++i) {
     View &view = operands.views[i];
     if (view.shape[2] != 1) continue;
@@ -186,7 +186,7 @@ DNNOPS_EXPORT int dnnops_onednn_lrn(const dnnops_context *, const int64_t *param
   return guarded("OneDnnLRN", inputs, 1, [&] { run(params, inputs, 1, outputs[0]); });
 }
 
-// Inputs: x, the output's gradient.
+// Inputs: x, the gradient with respect to the output.
 DNNOPS_EXPORT int dnnops_onednn_lrn_grad_shape(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
                                                dnnops_tensor *outputs) {
   return guarded("OneDnnLRNGrad", inputs, 2, [&] { shape(inputs, 2, outputs); });

@@ -1,5 +1,5 @@
-// What a node keeps between calls: the plan of its last operands, so that a call on the same
-// shapes looks nothing up.
+// What a node keeps between calls: the plan for its last operands, so that repeated calls on the same shapes
+// need no lookup.
 #ifndef DNNOPS_ONEDNN_NODE_STATE_HPP
 #define DNNOPS_ONEDNN_NODE_STATE_HPP
 
@@ -10,19 +10,19 @@
 
 namespace dnnops {
 
-// What is kept of a plan that needs nothing else.
+// The entry of a plan that needs no further data.
 struct PlanEntry {
   Plan plan;
 };
 
-// The entries of one kind of keys; never destroyed, as threads may outlive static objects.
+// The cache for one kind of keys. Never destroyed, because threads may outlive static objects.
 template <class Key, class Entry>
 LruCache<Key, Entry, WordHash<Key>> &entry_cache() {
   static auto *entries = new LruCache<Key, Entry, WordHash<Key>>(256);
   return *entries;
 }
 
-// Entry holds a Plan as its base or member `plan`.
+// Entry holds a Plan as its base or as its member `plan`.
 template <class Key, class Entry>
 struct NodeState : State {
   Key key;
@@ -30,8 +30,8 @@ struct NodeState : State {
   std::unique_ptr<PlanRun> run;
 };
 
-// Calls use(entry, run) with the entry for key: the node's last, one of the cache, or a new
-// one from make().  A null node: nothing is kept.
+// Calls use(entry, run) with the entry for key: the node's last one, one from the cache, or a new one from
+// make(). With a null node, nothing is kept.
 template <class Key, class Entry, class Make, class Use>
 void with_entry(NodeState<Key, Entry> *node, LruCache<Key, Entry, WordHash<Key>> &cache, const Key &key, Make &&make,
                 Use &&use) {
@@ -58,7 +58,7 @@ void with_entry(const dnnops_context *context, LruCache<Key, Entry, WordHash<Key
 
 }  // namespace dnnops
 
-// Exports a cache's statistics (size, capacity, hits, misses, evictions) and its clearing.
+// Exports functions that get a cache's statistics (size, capacity, hits, misses, evictions) and clear it.
 #define DNNOPS_EXPORT_CACHE(name, cache)                                 \
   DNNOPS_EXPORT void name##_cache(int64_t *statistics) {                  \
     const ::dnnops::CacheStatistics now = (cache).statistics();           \

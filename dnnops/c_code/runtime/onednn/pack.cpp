@@ -40,7 +40,7 @@ void pack_rows(const dnnops_tensor &from, T *to, bool flip_spatial) {
 void pack(const dnnops_tensor &from, void *to, bool flip_spatial) {
   for (int64_t i = 0; i < from.ndim; ++i)
     if (from.shape[i] == 0) return;
-  // The bits are copied as they are, whatever number they are of.
+  // Bits are copied unchanged, so only the item size matters.
   switch (item_size(from.dtype)) {
     case 1: return pack_rows(from, static_cast<uint8_t *>(to), flip_spatial);
     case 2: return pack_rows(from, static_cast<uint16_t *>(to), flip_spatial);

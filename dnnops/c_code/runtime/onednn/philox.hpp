@@ -1,4 +1,4 @@
-// Random numbers by Philox4x32-10, as dnnops/nnet/dropout_ops.py describes them.
+// Philox4x32-10 random numbers, as described in dnnops/nnet/dropout_ops.py.
 #ifndef DNNOPS_ONEDNN_PHILOX_HPP
 #define DNNOPS_ONEDNN_PHILOX_HPP
 
@@ -9,10 +9,10 @@
 
 namespace dnnops {
 
-// How many elements, and how many blocks of random numbers, are drawn together.
+// The number of elements, and of blocks of random numbers, that are drawn together.
 constexpr int64_t kGroup = DROPOUT_GROUP, kBlocks = DROPOUT_BLOCKS;
 
-// The four words of 16 blocks, those of all first words first.
+// The four words of 16 blocks, ordered by word, then by block.
 inline void draw(uint64_t seed, uint64_t block, uint32_t *words) {
   uint32_t a[kBlocks], b[kBlocks], c[kBlocks] = {0}, d[kBlocks] = {0};
   uint32_t first = (uint32_t)seed, second = (uint32_t)(seed >> 32);

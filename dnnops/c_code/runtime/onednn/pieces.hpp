@@ -1,4 +1,4 @@
-// The elements of an array of any strides in C order, piece by piece.
+// Reads and writes the elements of an array with any strides in C order, piece by piece.
 #ifndef DNNOPS_ONEDNN_PIECES_HPP
 #define DNNOPS_ONEDNN_PIECES_HPP
 
@@ -14,14 +14,14 @@ class Pieces {
  public:
   explicit Pieces(const dnnops_tensor &tensor) : tensor_(tensor), is_contiguous_(is_contiguous(tensor)) {}
 
-  // The elements from begin on: where they lie, or copied to the buffer.
+  // The elements from begin on, in place or copied to the buffer.
   const T *read(int64_t begin, int64_t count, T *buffer) const {
     if (is_contiguous_) return data() + begin;
     each(begin, count, [&](int64_t i, char *at) { std::memcpy(buffer + i, at, sizeof(T)); });
     return buffer;
   }
 
-  // Where to write elements from begin on; finish() brings them there from the buffer.
+  // Where to write the elements from begin on. finish() copies them from the buffer, if it is used.
   T *target(int64_t begin, T *buffer) const { return is_contiguous_ ? data() + begin : buffer; }
   void finish(int64_t begin, int64_t count, const T *buffer) const {
     if (!is_contiguous_) each(begin, count, [&](int64_t i, char *at) { std::memcpy(at, buffer + i, sizeof(T)); });
@@ -59,7 +59,7 @@ class Pieces {
   bool is_contiguous_;
 };
 
-// How many elements a thread works on at a time.
+// The number of elements that a thread processes at a time.
 constexpr int64_t kPiece = 4096;
 
 // Calls body(begin, count) for pieces of the elements, in all threads.

@@ -28,7 +28,7 @@ void check_dnnl(dnnl_status_t status, const char *call) {
 }
 
 dnnl_engine_t cpu_engine() {
-  // Never destroyed: primitives of other static objects may outlive it.
+  // Never destroyed, because primitives in other static objects may outlive it.
   static dnnl_engine_t engine = [] {
     dnnl_engine_t made;
     DNNL_CHECK(dnnl_engine_create(&made, dnnl_cpu, 0));
@@ -38,7 +38,7 @@ dnnl_engine_t cpu_engine() {
 }
 
 namespace {
-// A forked child has none of its parent's OpenMP threads, and would wait for them for ever.
+// A forked child has none of its parent's OpenMP threads and would wait for them forever.
 [[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { omp_set_num_threads(1); });
 
 struct Stream {
@@ -122,7 +122,7 @@ int64_t thread_count() { return omp_get_max_threads(); }
 
 namespace {
 
-// More than this a thread does not keep from one call to the next.
+// A thread keeps at most this much from one call to the next.
 std::atomic<int64_t> scratch_limit{int64_t(64) << 20};
 
 struct Scratch {
@@ -215,7 +215,7 @@ void Plan::add_primitive(const PrimitiveDesc &desc, std::initializer_list<std::p
 }
 
 namespace {
-// Lets the system have the whole pages of a piece of scratch memory again, whose contents nobody needs any more.
+// Returns the whole pages of unused scratch memory to the system.
 void drop_pages(char *begin, char *end) {
 #ifdef MADV_DONTNEED
   const uintptr_t page = 4096, first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
@@ -244,7 +244,7 @@ std::pair<int, int> Plan::lodger() const {
     if (argument == DNNL_ARG_TO && buffers_[buffer].is_array) host = buffer;
   if (host < 0 || std::any_of(steps_.begin(), steps_.end() - 1, [&](const Step &step) { return uses(step, host); }))
     return {-1, -1};
-  // Between the elements of a view there may be those of others.
+  // The gaps in a view may hold elements of other views.
   int ndims;
   dnnl_dims_t *dims;
   DNNL_CHECK(dnnl_memory_desc_query(desc(host), dnnl_query_ndims_s32, &ndims));
@@ -278,7 +278,7 @@ PlanRun::PlanRun(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
 }
 
 void PlanRun::operator()(std::initializer_list<void *> arrays, char *scratch) {
-  // The caller's arrays are the first buffers.  Of one that is also an operand, the contents are still needed.
+  // The caller's arrays are the first buffers. If the host is also an operand, its contents are still needed.
   void *host = lodger_ < 0 ? nullptr : arrays.begin()[host_];
   if (std::count(arrays.begin(), arrays.end(), host) > 1) host = nullptr;
   auto array = arrays.begin();
@@ -289,7 +289,7 @@ void PlanRun::operator()(std::initializer_list<void *> arrays, char *scratch) {
   }
   dnnl_stream_t stream = cpu_stream();
   for (size_t i = 0; i < arguments_.size(); ++i) {
-    // Before the array is written: of large operands there are at most two copies at a time.
+    // Before the output is written, so that there are at most two copies of large operands at a time.
     if (i > 0 && i + 1 == arguments_.size()) plan_->drop_what_is_read(scratch);
     DNNL_CHECK(dnnl_primitive_execute(plan_->steps_[i].primitive.get(), stream, (int)arguments_[i].size(),
                                       arguments_[i].data()));
@@ -299,8 +299,8 @@ void PlanRun::operator()(std::initializer_list<void *> arrays, char *scratch) {
 
 }  // namespace dnnops
 
-// What the flag onednn.scratch_limit says, in bytes.
+// Sets the limit from the flag onednn.scratch_limit, in bytes.
 DNNOPS_EXPORT void dnnops_onednn_set_scratch_limit(int64_t bytes) { dnnops::scratch_limit = bytes; }
 
-// How much scratch memory this thread keeps.
+// The amount of scratch memory that this thread keeps, in bytes.
 DNNOPS_EXPORT int64_t dnnops_onednn_kept_scratch(void) { return (int64_t)dnnops::own_scratch().size; }

@@ -1,6 +1,6 @@
-// Pooling and its gradients: oneDNN for float32 averages, forward and backward; loops for float64,
-// sums and maxima, of which oneDNN loses NaNs and needs a workspace to go backward, and where one window has the
-// whole image, which oneDNN 3.2 adds up one element after the other.
+// Pooling and its gradients. oneDNN computes float32 averages, forward and backward. Loops compute float64,
+// sums and maxima (oneDNN loses NaNs in maxima and needs a workspace for their gradient), and windows that
+// cover the whole image, which oneDNN 3.2 adds up one element after the other.
 #include <cstring>
 
 #include "huge_pages.hpp"
@@ -13,7 +13,7 @@ namespace {
 struct Key {
   PoolProblem problem;
   int64_t backward;
-  int64_t strides[5];  // of the input, in elements; zeros if it has to be packed first
+  int64_t strides[5];  // of the input, in elements; zeros if it must be packed first
   int64_t threads;
 };
 bool operator==(const Key &a, const Key &b) { return std::memcmp(&a, &b, sizeof a) == 0; }
@@ -26,7 +26,7 @@ struct Entry {
 
 LruCache<Key, Entry, WordHash<Key>> &cache() { return entry_cache<Key, Entry>(); }
 
-// What padding at the end makes oneDNN's output as large as ours.
+// The end padding that gives oneDNN's output the expected size.
 void end_padding(const PoolProblem &problem, int64_t *padding) {
   for (int64_t i = 0; i < problem.spatial_ndim; ++i)
     padding[i] = std::max<int64_t>(0, (problem.top[2 + i] - 1) * problem.stride[i] + problem.window[i] -
@@ -34,15 +34,15 @@ void end_padding(const PoolProblem &problem, int64_t *padding) {
 }
 
 bool onednn_can(const PoolProblem &problem, int64_t dtype) {
-  // Its maxima lose NaNs, and it has no sums.
+  // oneDNN loses NaNs in maxima and does not support sums.
   if (dtype != DNNOPS_FLOAT32 || problem.mode == POOL_SUM || problem.mode == POOL_MAX) return false;
-  // For the gradient it has but its reference implementation then.
+  // For such gradients, oneDNN only has its reference implementation.
   if (element_count(problem.top + 2, problem.spatial_ndim) == 1) return false;
   int64_t padding[3];
   end_padding(problem, padding);
   for (int64_t i = 0; i < problem.spatial_ndim; ++i) {
     if (padding[i] >= problem.window[i]) return false;
-    // A partial window of an average counts only the part inside the padded image.
+    // The average of a partial window counts only the part inside the padded image.
     if (problem.mode == POOL_AVERAGE_INC_PAD && padding[i] > problem.pad[i]) return false;
   }
   return true;
@@ -58,7 +58,7 @@ std::shared_ptr<Entry> make_entry(const Key &key) {
   const int64_t ndim = problem.spatial_ndim + 2;
   auto entry = std::make_shared<Entry>();
   Plan &plan = entry->plan;
-  // Forward the image comes in and the top goes out, backward the top's gradient comes in.
+  // Forward reads the image and writes the top; backward reads the gradient with respect to the top.
   const int64_t *in_shape = key.backward ? problem.top : problem.image;
   const int64_t *out_shape = key.backward ? problem.image : problem.top;
   int64_t in_strides[5], out_strides[5];
@@ -109,7 +109,7 @@ void run_onednn(const dnnops_context *context, const PoolProblem &problem, bool 
   });
 }
 
-// The operands of the loops, contiguous.
+// The operands of the loops, as contiguous arrays.
 struct Packed {
   const void *data[3];
   Packed(std::initializer_list<const dnnops_tensor *> tensors) {
@@ -136,8 +136,7 @@ void expect_shape(const char *name, const dnnops_tensor &tensor, const int64_t *
          describe(tensor).c_str());
 }
 
-// The parameters of all pooling Ops: spatial_ndim, mode, ignore_border; their operands end
-// with ws, stride and pad.
+// The parameters of all pooling Ops are spatial_ndim, mode, ignore_border; their operands end with ws, stride and pad.
 PoolProblem problem_of(const int64_t *params, const dnnops_tensor *inputs, int arrays) {
   if (inputs[0].dtype != DNNOPS_FLOAT32 && inputs[0].dtype != DNNOPS_FLOAT64)
     fail(DNNOPS_TYPE_ERROR, "expected float32 or float64, got %s", dtype_name(inputs[0].dtype));
@@ -185,7 +184,7 @@ DNNOPS_EXPORT int dnnops_onednn_pool(const dnnops_context *context, const int64_
   });
 }
 
-// Inputs: image, maximum, gradient of the maximum, ws, stride, pad.
+// Inputs: image, maximum, gradient with respect to the maximum, ws, stride, pad.
 DNNOPS_EXPORT int dnnops_onednn_max_pool_grad_shape(const dnnops_context *, const int64_t *params,
                                                     const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnMaxPoolGrad", inputs, 3, [&] {
@@ -233,7 +232,7 @@ DNNOPS_EXPORT int dnnops_onednn_max_pool_grad_grad(const dnnops_context *, const
   });
 }
 
-// Inputs: image (its shape counts), gradient of the output, ws, stride, pad.
+// Inputs: image (only its shape is used), gradient with respect to the output, ws, stride, pad.
 DNNOPS_EXPORT int dnnops_onednn_average_pool_grad_shape(const dnnops_context *, const int64_t *params,
                                                         const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnAveragePoolGrad", inputs, 2, [&] {

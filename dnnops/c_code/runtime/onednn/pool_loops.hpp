@@ -1,4 +1,4 @@
-// Pooling as plain loops over contiguous arrays, one image plane a task.
+// Pooling in plain loops over contiguous arrays, with one image plane per task.
 #ifndef DNNOPS_ONEDNN_POOL_LOOPS_HPP
 #define DNNOPS_ONEDNN_POOL_LOOPS_HPP
 
@@ -14,12 +14,12 @@
 
 namespace dnnops {
 
-// The part of one window that lies inside the image, along one axis, and what it counts as.
+// The part of a window that lies inside the image along one axis, and the length that averages count.
 struct WindowSpan {
   int64_t begin, end, padded_length;
 };
 
-// A pooling's three spatial axes (missing ones in front with size 1).
+// The three spatial axes of a pooling; missing leading axes have size 1.
 struct PoolAxes {
   int64_t image[3] = {1, 1, 1}, top[3] = {1, 1, 1}, window[3] = {1, 1, 1}, stride[3] = {1, 1, 1}, pad[3] = {0, 0, 0};
   int64_t planes, image_plane = 1, top_plane = 1;
@@ -41,12 +41,12 @@ struct PoolAxes {
 
   WindowSpan span(int axis, int64_t position) const {
     const int64_t first = position * stride[axis] - pad[axis];
-    // The window counts what lies in the image and its padding, not beyond.
+    // The counted length includes the image and its padding, but nothing beyond.
     const int64_t last = std::min(first + window[axis], image[axis] + pad[axis]);
     return {std::max<int64_t>(first, 0), std::min(last, image[axis]), last - first};
   }
 
-  // Whether there is one window, which has the whole image.
+  // Whether a single window covers the whole image.
   bool is_whole() const {
     if (top_plane != 1) return false;
     for (int axis = 0; axis < 3; ++axis) {
@@ -70,8 +70,7 @@ void for_windows(const PoolAxes &axes, Visit &&visit) {
   }
 }
 
-// Calls touch(index in the image's plane) for each element of a window, in C order; stops when
-// it returns true.
+// Calls touch(index in the image plane) for each element of a window, in C order, until it returns true.
 template <class Touch>
 inline void for_elements(const PoolAxes &axes, const WindowSpan &depth, const WindowSpan &height,
                          const WindowSpan &width, Touch &&touch) {
@@ -91,16 +90,16 @@ inline int64_t divisor(const PoolProblem &problem, const WindowSpan &depth, cons
   return (depth.end - depth.begin) * (height.end - height.begin) * (width.end - width.begin);
 }
 
-// The outputs along the last axis whose window has its element number `tap` inside the image.
+// The range of outputs along the last axis for which element `tap` of the window lies inside the image.
 inline std::pair<int64_t, int64_t> reached(const PoolAxes &axes, int64_t tap) {
-  const int64_t stride = axes.stride[2], offset = tap - axes.pad[2];  // output w meets w * stride + offset
+  const int64_t stride = axes.stride[2], offset = tap - axes.pad[2];  // output w reads w * stride + offset
   const int64_t first = offset >= 0 ? 0 : (stride - 1 - offset) / stride;
   const int64_t room = axes.image[2] - offset;
   const int64_t last = room <= 0 ? 0 : (room + stride - 1) / stride;
   return {first, std::min(last, axes.top[2])};
 }
 
-// to[w] = combine(to[w], from[w * stride]), for a compiler that turns known strides into vectors.
+// to[w] = combine(to[w], from[w * stride]). Known strides let the compiler vectorize it.
 template <class T, class Combine>
 inline void combine_row(T *to, const T *from, int64_t stride, int64_t count, Combine combine) {
   if (stride == 1)
@@ -111,9 +110,9 @@ inline void combine_row(T *to, const T *from, int64_t stride, int64_t count, Com
     for (int64_t w = 0; w < count; ++w) to[w] = combine(to[w], from[w * stride]);
 }
 
-// Walks the windows of a plane, a row of outputs at a time: begin_row(index of its first output),
-// then visit(index of an output, index of the pixel it meets, count) for each tap, in C order:
-// the next count outputs meet pixels one stride apart.
+// Walks the windows of a plane, one row of outputs at a time. Calls begin_row(index of its first output),
+// then visit(index of an output, index of the pixel it reads, count) for each tap, in C order: the next count
+// outputs read pixels one stride apart.
 template <class Begin, class Visit>
 void for_rows(const PoolAxes &axes, int64_t plane, Begin &&begin_row, Visit &&visit) {
   int64_t row = plane * axes.top_plane;
@@ -125,7 +124,7 @@ void for_rows(const PoolAxes &axes, int64_t plane, Begin &&begin_row, Visit &&vi
       for (int64_t i = depth.begin; i < depth.end; ++i)
         for (int64_t j = height.begin; j < height.end; ++j) {
           const int64_t line = plane * axes.image_plane + (i * axes.image[1] + j) * axes.image[2] - axes.pad[2];
-          // Taps before and after these meet no pixel.
+          // Taps outside of this range read no pixel.
           const int64_t first_tap = std::max<int64_t>(0, axes.pad[2] - (axes.top[2] - 1) * axes.stride[2]);
           const int64_t end_tap = std::min(axes.window[2], axes.image[2] + axes.pad[2]);
           for (int64_t tap = first_tap; tap < end_tap; ++tap) {
@@ -137,7 +136,7 @@ void for_rows(const PoolAxes &axes, int64_t plane, Begin &&begin_row, Visit &&vi
   }
 }
 
-// Combines the elements of a plane: in lanes, which make vectors.
+// Combines the elements of a plane in lanes, which the compiler vectorizes.
 template <class T, class Combine>
 T combine_plane(const T *from, int64_t count, T start, Combine combine) {
   constexpr int LANES = 64 / sizeof(T);
@@ -153,7 +152,7 @@ T combine_plane(const T *from, int64_t count, T start, Combine combine) {
   return combine(lanes[0], rest);
 }
 
-// Combines each window's elements, starting from `start`: whole rows at a time.
+// Combines each window's elements, starting from `start`, in whole rows.
 template <class T, class Combine>
 void combine_windows(const PoolAxes &axes, const T *image, T *top, T start, Combine combine) {
   if (axes.is_whole()) {
@@ -175,7 +174,7 @@ template <class T>
 void pool_forward(const PoolProblem &problem, const T *image, T *top) {
   const PoolAxes axes(problem);
   if (problem.mode == POOL_MAX) {
-    // A NaN is the maximum, and stays so.
+    // NaN propagates: it counts as the maximum.
     combine_windows(axes, image, top, -std::numeric_limits<T>::infinity(),
                     [](T best, T x) { return (x > best) | (x != x) ? x : best; });
     return;
@@ -191,13 +190,14 @@ void pool_forward(const PoolProblem &problem, const T *image, T *top) {
   }
 }
 
-// The gradient goes to the first maximum: what a window still has to give is given to the first
-// element that equals its maximum, and then is zero.
+// The gradient goes to the first maximum: each window's gradient is added to the first element that equals
+// its maximum, and then set to zero.
 template <class T>
 void max_pool_grad(const PoolProblem &problem, const T *image, const T *maximum, const T *top_grad, T *image_grad) {
   const PoolAxes axes(problem);
   std::memset(image_grad, 0, axes.planes * axes.image_plane * sizeof(T));
-  std::vector<T> buffers(omp_get_max_threads() * axes.top[2]);  // made here: no exception may leave a thread
+  std::vector<T> buffers(omp_get_max_threads() * axes.top[2]);  // allocated here because no exception may leave a
+                                                                // thread
 #pragma omp parallel
   {
     T *const to_give = buffers.data() + omp_get_thread_num() * axes.top[2];

@@ -1,4 +1,4 @@
-// Recurrent networks and their gradient: the Ops' functions.
+// The functions of the recurrent network Ops, forward and gradient.
 #include "rnn_problem.hpp"
 
 namespace dnnops::rnn {
@@ -23,7 +23,7 @@ void backward_shape(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor
   set_backward_shapes(p, inputs, outputs);
 }
 
-// Calls body(problem) with the operands in the words of a failure.
+// Calls body(problem). A failure's message describes the operands.
 template <class Body>
 int call(bool is_forward, const int64_t *words, const dnnops_tensor *inputs, Body &&body) {
   return guarded(is_forward ? "OneDnnRNNForward" : "OneDnnRNNBackward", inputs, operand_count(is_forward, words),

@@ -1,5 +1,5 @@
-// The gradient of a recurrent network: step by step that of the gates' sums, from which matrix
-// products over all steps make those of the parameters and of the input.
+// The gradient of a recurrent network. The gradients with respect to the gate sums are computed step by step;
+// matrix products over all steps then give those with respect to the parameters and the input.
 #include "rnn_product.hpp"
 
 namespace dnnops::rnn {
@@ -8,20 +8,22 @@ namespace {
 template <class T>
 struct Buffers {
   T *dgates;  // of all positions
-  T *dh;      // of one step; with a projection of all
-  T *dcells;  // by a projection's operand, of one step
-  T *cells;   // a projection's operand, of all positions
-  T *before;  // the output of the step before, of all positions
+  T *dh;      // of one step; with a projection, of all positions
+  T *dcells;  // with respect to the projection's operand, of one step
+  T *cells;   // the projection's operand, of all positions
+  T *before;  // the output of the previous step, of all positions
 };
 
-// Those of a pseudo-layer, and of its layer: below, y, above and dbelow, which is null where it isn't wanted.
+// The arrays of a pseudo-layer. below, y, above and dbelow belong to its whole layer; dbelow is
+// null if it is not needed.
 template <class T>
 struct Arrays {
   const T *below, *hx, *cx, *kept, *y, *above;
-  T *dbelow, *dh, *dc;  // before, the states' gradients after the last step; after, before the first one
+  T *dbelow, *dh, *dc;  // on entry, the gradients of the states after the last step; on return, those before the first
+                        // step
 };
 
-// How many gradients of gates a position has: a GRU's last gate has two.
+// The number of gate gradients of a position; the last gate of a GRU has two.
 int64_t gradient_size(const Problem &p) { return (p.mode == GRU ? 4 : p.gates) * p.hidden; }
 
 template <class T>
@@ -97,7 +99,7 @@ class Pass {
     recurrence_.run(rows, dgates(t) + recurrent_, arrays_.dh);
   }
 
-  // The gradient by the output of a step; what came from later steps is used up.
+  // Adds the gradient with respect to the output of a step; the part that came from later steps is consumed.
   void add_above(int64_t t, int64_t b) {
     T *to = dh(t, b), *later = arrays_.dh + b * p_.outputs;
     const T *above = arrays_.above + (t * p_.batch + b) * p_.width();
@@ -113,7 +115,7 @@ class Pass {
 
   // -- over all steps --
 
-  // Calls body(row, count, gradients) for the gates' rows of the input matrices, and where their gradients begin.
+  // Calls body(row, count, gradients) for the gate rows of the input matrices, with the start of their gradients.
   template <class Body>
   void by_input_gates(Body &&body) {
     if (p_.mode != GRU) return body(0, p_.rows(), (const T *)buffers_.dgates);
@@ -195,11 +197,11 @@ class Pass {
   Arrays<T> arrays_;
   Buffers<T> buffers_;
   StepProduct<T> &recurrence_;
-  int64_t stride_;     // between the gates' gradients of two positions
-  int64_t recurrent_;  // where those by the recurrence's part begin
+  int64_t stride_;     // between the gate gradients of two positions
+  int64_t recurrent_;  // where the gradients with respect to the recurrent part begin
 };
 
-// What is behind a sequence's end may be anything, NaN too.
+// Copies a sequence with zeros after each end, where the input may hold anything, including NaN.
 template <class T>
 void clear_ends(const Problem &p, const Lengths &lengths, const T *from, T *to) {
   const int64_t size = p.input;
@@ -215,8 +217,8 @@ void clear_ends(const Problem &p, const Lengths &lengths, const T *from, T *to) 
 
 }  // namespace
 
-// Inputs: those of the forward pass, y, reserve, and the gradients by y, hy and, for an LSTM, cy.
-// Outputs: the gradients by w, hx, for an LSTM cx, and with the flag x.
+// Inputs: those of the forward pass, y, reserve, and the gradients with respect to y, hy and, for an LSTM,
+// cy. Outputs: the gradients with respect to w, hx, for an LSTM cx, and with the flag x.
 template <class T>
 void backward(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   const Lengths lengths(p, inputs);

@@ -1,5 +1,5 @@
-// A recurrent network: the input's part of all steps is one matrix product, then step by step
-// comes the recurrence's part.
+// A recurrent network: one matrix product computes the input's part of all steps; the recurrent part is then
+// added step by step.
 #include "rnn_product.hpp"
 
 namespace dnnops::rnn {
@@ -10,10 +10,10 @@ struct Buffers {
   T *state, *recurrent, *cells, *bias;
 };
 
-// How far the next sequence's sums of gates are.
+// The distance from the gate sums of one sequence to those of the next.
 int64_t sums_stride(const Problem &p) { return saved(p) ? saved(p) : p.width(); }
 
-// The direction of a layer: its arrays are those of the whole layer.
+// One direction of a layer. Its arrays are those of the whole layer.
 template <class T>
 class Pass {
  public:
@@ -28,7 +28,7 @@ class Pass {
         buffers_(buffers),
         recurrence_(recurrence) {}
 
-  // `kept` are the gates of this pseudo-layer, `y` the output of the layer.
+  // `kept` are the gates of this pseudo-layer, `y` is the output of the layer.
   void run(const T *below, const T *hx, const T *cx, T *kept, T *y, T *hy, T *cy) {
     const int64_t state_size = p_.batch * p_.outputs;
     kept_ = kept;
@@ -50,7 +50,7 @@ class Pass {
   // Where the gates are summed.
   T *sums(int64_t t) const { return saved(p_) ? kept_ + t * p_.batch * saved(p_) : y_ + t * p_.batch * p_.width(); }
 
-  // The biases of input and recurrence in one, but for a GRU's last gate, where they stay two.
+  // Adds up the input and recurrent biases, except those of a GRU's last gate, which stay separate.
   void make_bias() {
     const T *input = w_ + part_.input_biases, *recurrent = w_ + part_.recurrent_biases;
     const int64_t both = p_.mode == GRU ? 2 * p_.hidden : p_.rows();
@@ -128,13 +128,13 @@ void forward(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outpu
   const int64_t positions = p.positions(), between = positions * p.width();
   Scratch scratch(sizeof(T));
   Operands<T> operands(scratch, inputs, 3 + p.has_cell());
-  // A GRU's last gate needs the recurrence's part by itself.
+  // A GRU's last gate needs the recurrent part separately.
   const bool apart = p.mode == GRU;
   StepProduct<T> recurrence(p, scratch, p.rows(), p.outputs, true, p.outputs, apart ? p.rows() : sums_stride(p), !apart);
   const int state = scratch.add(p.batch * p.outputs);
   const int recurrent = scratch.add(apart ? p.batch * p.rows() : 0);
   const int cells = scratch.add(p.projected ? p.batch * p.hidden : 0), bias = scratch.add(4 * p.hidden);
-  // Without a reserve: the gates of one pseudo-layer, and two layers' outputs.
+  // Without a reserve, only the gates of one pseudo-layer and the outputs of two layers are kept.
   const int gates = scratch.add(p.flag ? 0 : positions * saved(p));
   const int spare[2] = {scratch.add(p.flag || p.layers < 2 ? 0 : between), scratch.add(p.flag || p.layers < 3 ? 0 : between)};
   const int dropped = scratch.add(p.dropout > 0 ? between : 0);

@@ -1,4 +1,4 @@
-// What the passes of a recurrent network consist of besides matrix products: cells, dropout, sums.
+// What the passes of a recurrent network need besides matrix products: cells, dropout, sums.
 #ifndef DNNOPS_ONEDNN_RNN_LOOPS_HPP
 #define DNNOPS_ONEDNN_RNN_LOOPS_HPP
 
@@ -33,7 +33,7 @@ void multiply(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const
     for (int64_t i = 0; i < m; ++i) std::fill_n(c + i * ldc, n, (T)0);
 }
 
-// C (m x n) = A transposed (m x k) B, where k is long: in pieces, as dnnl_sgemm needs a sixth less time for them.
+// C (m x n) = A transposed (m x k) B for a long k, in pieces, which makes dnnl_sgemm a sixth faster.
 template <class T>
 void multiply_in_pieces(int64_t m, int64_t n, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, T *c,
                       int64_t ldc) {
@@ -61,7 +61,7 @@ void transpose(int64_t rows, int64_t columns, const T *from, T *to) {
 #pragma GCC target("prefer-vector-width=512")
 #endif
 
-// -- functions, of float without branches so that loops of them become vectors ------------------
+// -- branch-free functions: loops of the float versions become vectors -----------------------------
 
 template <class To, class From>
 inline To as_bits(From from) {
@@ -70,11 +70,11 @@ inline To as_bits(From from) {
   return to;
 }
 
-// 2^n times a polynomial of the rest; NaN stays.
+// 2^n times a polynomial of the remainder. NaN is kept.
 inline float exponential(float x) {
   x = x < -87.0f ? -87.0f : x;
   x = x > 88.0f ? 88.0f : x;
-  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, in the lowest bits
+  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which ends up in the lowest bits
   const float shifted = x * 1.44269504f + shift, n = shifted - shift;
   const float r = x - n * 0.693359375f + n * 2.12194440e-4f;
   float p = 1.9875691e-4f;
@@ -103,7 +103,7 @@ inline double hyperbolic_tangent(double x) { return std::tanh(x); }
 
 // -- one step of one sequence ------------------------------------------------------------------
 
-// `kept`: before, the gates' sums; after, the gates i, f, c, o, and the cell.
+// `kept`: on entry, the gate sums; on return, the gates i, f, c, o, and the cell.
 template <class T>
 void lstm_step(int64_t size, const T *__restrict bias, const T *__restrict c_before, T *__restrict kept,
                T *__restrict out) {
@@ -122,7 +122,7 @@ void lstm_step(int64_t size, const T *__restrict bias, const T *__restrict c_bef
   }
 }
 
-// `kept`: before, what comes from the input; after, the gates r, i, h, and the recurrent part of the last.
+// `kept`: on entry, the input's part; on return, the gates r, i, h, and the recurrent part of h.
 template <class T>
 void gru_step(int64_t size, const T *__restrict bias, const T *__restrict recurrent, const T *__restrict h_before,
               T *__restrict kept, T *__restrict out) {
@@ -154,7 +154,8 @@ void plain_step(int64_t size, bool relu, const T *__restrict bias, T *__restrict
   for (int64_t j = 0; j < size; ++j) out[j] = hyperbolic_tangent(out[j] + bias[j]);
 }
 
-// `dc`: before, by the cell after the step; after, by the one before.  `dgates`: i, f, c, o.
+// `dc`: on entry, the gradient with respect to the cell after the step; on return, before it.
+// `dgates`: i, f, c, o.
 template <class T>
 void lstm_gradient(int64_t size, const T *__restrict kept, const T *__restrict c_before, const T *__restrict dh,
                    T *__restrict dc, T *__restrict dgates) {
@@ -171,7 +172,8 @@ void lstm_gradient(int64_t size, const T *__restrict kept, const T *__restrict c
   }
 }
 
-// `dgates`: h by the input's part, r, i, h by the recurrent part.  `direct`: by the output before, but for these.
+// `dgates`: with respect to the input part of h, r, i and the recurrent part of h.
+// `direct`: with respect to the previous output, without the paths through the gates.
 template <class T>
 void gru_gradient(int64_t size, const T *__restrict kept, const T *__restrict h_before, const T *__restrict dh,
                   T *__restrict direct, T *__restrict dgates) {
@@ -191,7 +193,7 @@ template <class T>
 void plain_gradient(int64_t size, bool relu, const T *__restrict h, const T *__restrict dh, T *__restrict dgate) {
   if (relu) {
 #pragma omp simd
-    for (int64_t j = 0; j < size; ++j) dgate[j] = h[j] <= 0 ? (T)0 : dh[j];  // of a NaN, too
+    for (int64_t j = 0; j < size; ++j) dgate[j] = h[j] <= 0 ? (T)0 : dh[j];  // if h is NaN, dh is passed on
     return;
   }
 #pragma omp simd
@@ -211,7 +213,7 @@ inline uint64_t mixed(uint64_t word) {
   return word ^ word >> 31;
 }
 
-// The dropout after a layer, as keep_mask of dnnops/nnet/rnn_layout.py says it.  `to` may be `from`.
+// The dropout after a layer, as in keep_mask of dnnops/nnet/rnn_layout.py. `to` may be `from`.
 template <class T>
 void drop(int64_t seed, int64_t layer, double dropout, int64_t count, const T *from, T *to) {
   constexpr uint64_t kIncrement = 0x9E3779B97F4A7C15u;
@@ -225,14 +227,14 @@ void drop(int64_t seed, int64_t layer, double dropout, int64_t count, const T *f
   }
 }
 
-// The sums of the columns [0, columns) of rows that are `stride` apart.
+// Sums the columns [0, columns) of rows that are `stride` apart.
 template <class T>
 void sum_rows(int64_t rows, int64_t columns, int64_t stride, const T *from, T *sums) {
   constexpr int64_t kColumns = 64, kRows = 128;
 #pragma omp parallel for if (rows * columns > 16384)
   for (int64_t begin = 0; begin < columns; begin += kColumns) {
     const int64_t count = std::min(kColumns, columns - begin);
-    // Short sums in T, which are added up in float64.
+    // Short sums in T are added up in float64.
     double totals[kColumns] = {};
     for (int64_t row = 0; row < rows; row += kRows) {
       T part[kColumns] = {};

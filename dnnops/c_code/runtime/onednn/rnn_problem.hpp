@@ -1,4 +1,4 @@
-// What the two Ops of recurrent networks share on the CPU: lengths, scratch memory, contiguous operands.
+// What both recurrent network Ops share on the CPU: lengths, scratch memory, contiguous operands.
 #ifndef DNNOPS_ONEDNN_RNN_PROBLEM_HPP
 #define DNNOPS_ONEDNN_RNN_PROBLEM_HPP
 
@@ -8,13 +8,13 @@
 
 namespace dnnops::rnn {
 
-// The numbers that a pseudo-layer keeps of a position.
+// The number of values that a pseudo-layer saves for each position.
 inline int64_t saved(const Problem &p) { return p.mode == LSTM ? 5 * p.hidden : p.mode == GRU ? 4 * p.hidden : 0; }
 inline int64_t reserve(const Problem &p) {
   return p.positions() * (p.states() * saved(p) + (p.layers - 1) * p.width());
 }
 
-// How long the sequences are.
+// The lengths of the sequences.
 struct Lengths {
   std::vector<int64_t> of;
   int64_t steps;
@@ -23,7 +23,7 @@ struct Lengths {
   Lengths(const Problem &p, const dnnops_tensor *inputs)
       : of(lengths_of(p, inputs)), steps(p.steps), given(p.has_lengths) {}
   bool active(int64_t t, int64_t b) const { return t < of[b]; }
-  // The rows up to the last one that is active.
+  // The number of leading rows up to the last active one.
   int64_t rows(int64_t t) const {
     int64_t rows = (int64_t)of.size();
     while (rows && !active(t, rows - 1)) --rows;
@@ -33,7 +33,7 @@ struct Lengths {
   int64_t last(int64_t b, bool backward) const { return backward ? 0 : of[b] - 1; }
 };
 
-// Pieces of this thread's scratch memory, all asked for before the first is used.
+// Pieces of this thread's scratch memory. All of them must be requested before the first is used.
 class Scratch {
  public:
   explicit Scratch(size_t item) : item_(item) {}
@@ -54,7 +54,7 @@ class Scratch {
   char *data_ = nullptr;
 };
 
-// Operands as contiguous arrays: copies where they lie otherwise.
+// Operands as contiguous arrays, copied if necessary.
 template <class T>
 class Operands {
  public:
@@ -79,7 +79,7 @@ class Operands {
   std::vector<T *> data_;
 };
 
-// In rnn_forward.cpp and rnn_backward.cpp.
+// Defined in rnn_forward.cpp and rnn_backward.cpp.
 template <class T>
 void forward(const Problem &problem, const dnnops_tensor *inputs, dnnops_tensor *outputs);
 template <class T>

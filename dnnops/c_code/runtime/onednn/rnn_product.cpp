@@ -26,7 +26,7 @@ Primitive primitive_of(const PrimitiveDesc &desc) {
   return Primitive(primitive);
 }
 
-// Ends when the work is done: oneDNN may be one that only queues it.
+// Waits until the work is done, since some builds of oneDNN only queue it.
 void execute(const Primitive &primitive, std::initializer_list<dnnl_exec_arg_t> arguments) {
   const dnnl_stream_t stream = cpu_stream();
   DNNL_CHECK(dnnl_primitive_execute(primitive.get(), stream, (int)arguments.size(), arguments.begin()));
@@ -35,7 +35,7 @@ void execute(const Primitive &primitive, std::initializer_list<dnnl_exec_arg_t> 
 
 }  // namespace
 
-// Making one takes some microseconds: oneDNN keeps the code.
+// Making a primitive takes only some microseconds, because oneDNN caches its code.
 PackedProduct::PackedProduct(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldc, bool adds) : n_(n), k_(k) {
   const MemoryDesc a = matrix_desc(m, k, lda, 1), c = matrix_desc(m, n, ldc, 1);
   const int64_t shape[] = {k, n};
@@ -81,7 +81,7 @@ void PackedProduct::run(const float *a, float *c) {
 void matmul_columns(int64_t m, int64_t n, int64_t k, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
                     int64_t ldc) {
   const MemoryDesc across = matrix_desc(m, k, 1, lda), down = matrix_desc(k, n, ldb, 1), target = matrix_desc(m, n, ldc, 1);
-  // Scratch memory is oneDNN's own, which this thread uses at once.
+  // oneDNN manages the scratch memory, because this thread already uses its own.
   const PrimitiveDesc desc = matmul_desc(across, down, target, nullptr);
   const Memory from = memory_at(across.get(), a), other = memory_at(down.get(), b), to = memory_at(target.get(), c);
   execute(primitive_of(desc), {{DNNL_ARG_SRC, from.get()}, {DNNL_ARG_WEIGHTS, other.get()}, {DNNL_ARG_DST, to.get()}});

@@ -1,4 +1,4 @@
-// The product of a recurrent network's steps: of each step's rows with a matrix that is the same in all.
+// Products of each step's rows with a matrix that is the same in all steps of a recurrent network.
 #ifndef DNNOPS_ONEDNN_RNN_PRODUCT_HPP
 #define DNNOPS_ONEDNN_RNN_PRODUCT_HPP
 
@@ -10,15 +10,15 @@
 
 namespace dnnops::rnn {
 
-// C (m x n) = A (m x k) W, or that added to C, with W laid out once as oneDNN wants it: dnnl_sgemm does that in each
-// call.  Rows of A are lda apart, those of C ldc.
+// C (m x n) = A (m x k) W, or C += A W, with W packed once in oneDNN's preferred layout; dnnl_sgemm would
+// repack it in each call. Rows of A are lda apart, those of C ldc.
 class PackedProduct {
  public:
   PackedProduct(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldc, bool adds);
-  // Of the matrix laid out, and of what oneDNN needs besides.
+  // The sizes of the packed matrix and of oneDNN's scratch memory.
   size_t packed_bytes() const { return dnnl_memory_desc_get_size(packed_desc()); }
   size_t scratch_bytes() const { return dnnl_memory_desc_get_size(scratch_desc()); }
-  // `w` is k x n, or transposed.  If oneDNN likes it as it is, there is no copy.
+  // `w` is k x n, or transposed. If its layout already suits oneDNN, it is not copied.
   void pack(const float *w, bool transposed, void *packed, void *scratch);
   void run(const float *a, float *c);
 
@@ -34,12 +34,12 @@ class PackedProduct {
   Memory a_, c_, packed_, scratch_;
 };
 
-// C (m x n) = A transposed (m x k) B, by oneDNN's matmul.
+// C (m x n) = A transposed (m x k) B, with oneDNN's matmul.
 void matmul_columns(int64_t m, int64_t n, int64_t k, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
                     int64_t ldc);
 
-// The same by what is faster.  dnnl_sgemm takes 1.1 times as long as matmul, and for some k 1.4 times, but less where k is
-// short, and it has nothing to prepare for each k.
+// The same product with the faster function. dnnl_sgemm usually takes 1.1 times as long as matmul, and for
+// some k 1.4 times, but it is faster for a short k and needs no preparation for each k.
 template <class T>
 void multiply_columns(int64_t m, int64_t n, int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, T *c, int64_t ldc) {
   constexpr int64_t kLeastTerms = 256;
@@ -49,23 +49,24 @@ void multiply_columns(int64_t m, int64_t n, int64_t k, const T *a, int64_t lda, 
   multiply_in_pieces<T>(m, n, k, a, lda, b, ldb, c, ldc);
 }
 
-// From so many steps on it pays to transpose the matrix: products with it are faster so.
+// The number of steps from which transposing the matrix pays off, since products with it are then faster.
 constexpr int64_t kTransposeSteps = 8;
-// From so many elements on it pays to lay it out for matmul: dnnl_sgemm's copies of them, 2 MiB, fill the level 2 cache.
+// The number of elements from which packing for matmul pays off: dnnl_sgemm's copies of that many, 2 MiB,
+// fill the level 2 cache.
 constexpr int64_t kPackedElements = 1 << 19;
-// Where nothing has to be transposed: for so many rows and steps.
+// The number of rows and steps from which packing pays off if nothing has to be transposed.
 constexpr int64_t kPackedRows = 4, kPackedSteps = 16;
 
 template <class T>
 class StepProduct {
  public:
-  // C (m x n) = A (m x k) W, or that added to C.  W is given transposed, n x k, or as k x n.
+  // C (m x n) = A (m x k) W, or C += A W. W is given as k x n, or transposed as n x k.
   StepProduct(const Problem &p, Scratch &scratch, int64_t n, int64_t k, bool transposed, int64_t lda, int64_t ldc, bool adds)
       : scratch_(scratch), n_(n), k_(k), lda_(lda), ldc_(ldc), transposed_(transposed), adds_(adds) {
     if (p.steps < kTransposeSteps) return;
     if constexpr (std::is_same_v<T, float>) {
       const bool pays = transposed || (p.batch >= kPackedRows && p.steps >= kPackedSteps);
-      // With lengths the number of rows is not the same in all steps.
+      // With lengths, the number of rows varies between steps.
       if (!p.has_lengths && p.batch > 0 && n * k >= kPackedElements && pays) {
         try {
           packed_ = std::make_unique<PackedProduct>(p.batch, n, k, lda, ldc, adds);
@@ -73,7 +74,7 @@ class StepProduct {
           scratch_piece_ = scratch.add(elements(packed_->scratch_bytes()));
           return;
         } catch (const Error &) {
-          packed_.reset();  // dnnl_sgemm does it
+          packed_.reset();  // fall back to dnnl_sgemm
         }
       }
     }
@@ -90,7 +91,7 @@ class StepProduct {
     w_ = to;
   }
 
-  // `m`: all rows, unless there are lengths.
+  // `m` is the number of all rows, unless there are lengths.
   void run(int64_t m, const T *a, T *c) {
     if constexpr (std::is_same_v<T, float>)
       if (packed_) return packed_->run(a, c);

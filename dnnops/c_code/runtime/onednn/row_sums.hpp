@@ -1,5 +1,5 @@
-// The largest element of a row and the sum of its exponentials, in vectors that are spelled out: compilers keep sums
-// in registers then, and make vector code for AVX2, too.
+// The largest element of a row and the sum of its exponentials, with explicit vectors: compilers then keep
+// the sums in registers, and also generate vector code for AVX2.
 #ifndef DNNOPS_ONEDNN_ROW_SUMS_HPP
 #define DNNOPS_ONEDNN_ROW_SUMS_HPP
 
@@ -24,8 +24,8 @@ struct Vector<float> {
   using Values = float __attribute__((vector_size(kVectorBytes)));
   using Integers = int32_t __attribute__((vector_size(kVectorBytes)));
   using Bits = uint32_t __attribute__((vector_size(kVectorBytes)));
-  // e^-kReach, with 2^kScaleBits a normal number, is nothing beside the least one however many terms there are. Where
-  // the top of a row is no larger than kMostTop it leaves digits for that difference.
+  // Times 2^kScaleBits, e^-kReach is a normal number; unscaled, any number of such terms is negligible beside the
+  // smallest positive number. For a row maximum of at most kMostTop, maximum - kReach keeps enough digits.
   static constexpr float kReach = 125, kMostTop = 65536;
 };
 template <>
@@ -45,7 +45,7 @@ inline typename Vector<T>::Values load_vector(const T *from) {
   return values;
 }
 
-// The largest of some numbers that is no NaN, minus infinity if there is none.
+// The largest number that is not NaN; minus infinity if there is none.
 template <class T>
 T largest_of(const T *values, int64_t count) {
   T largest = -std::numeric_limits<T>::infinity();
@@ -64,14 +64,14 @@ T largest_of(const T *values, int64_t count) {
     const auto x = load_vector(values + i);
     first = x > first ? x : first;
   }
-  const auto last = load_vector(values + count - kLanes<T>);  // some of them once more
+  const auto last = load_vector(values + count - kLanes<T>);  // overlaps the previous vector
   second = last > second ? last : second;
   first = first > second ? first : second;
   for (int j = 0; j < kLanes<T>; ++j) largest = first[j] > largest ? first[j] : largest;
   return largest;
 }
 
-// 2^kScaleBits e^(x - top) of x <= top, with `floor` for what is below it.
+// 2^kScaleBits e^(x - top) for x <= top; values of x below `floor` are replaced by it.
 template <class T>
 inline typename Vector<T>::Values exponentials_below(typename Vector<T>::Values x, T floor, T top) {
   using F = Format<T>;
@@ -85,7 +85,7 @@ inline typename Vector<T>::Values exponentials_below(typename Vector<T>::Values 
   return power + power * (r + r * r * exponential_tail(r));
 }
 
-// The sum of scaled exponentials without those of elements that are the largest, which are counted.
+// The sum of the scaled exponentials of all elements but the largest ones, which are counted instead.
 template <class T>
 class RestOfRow {
  public:
@@ -97,14 +97,14 @@ class RestOfRow {
     ties_ -= ties;
     sum_ += (Values)((Integers)terms & ~(ties | skipped));
   }
-  // To be called after few terms: what rounding takes from the sum of all is kept.
+  // Must be called after a few terms. The rounding error of the total is kept.
   void add_up() {
     const Values next = all_ + sum_, added = next - all_;
     lost_ += (all_ - (next - added)) + (sum_ - added);
     all_ = next;
     sum_ = Values{};
   }
-  // Of equal largest elements one is not in it.
+  // Of equal largest elements, one is left out.
   T value() const {
     double total = 0;
     int64_t ties = -1;
@@ -135,7 +135,7 @@ T rest_of_vectors(const T *__restrict row, int64_t count, T top, T *__restrict t
     }
     rest.add_up();
   }
-  if (i < count) {  // the last vector has some elements once more
+  if (i < count) {  // the last vector overlaps the previous one
     typename Vector<T>::Integers lanes;
     for (int j = 0; j < kLanes<T>; ++j) lanes[j] = j;
     const int64_t from = count - kLanes<T>, done = i - from;
@@ -147,7 +147,8 @@ T rest_of_vectors(const T *__restrict row, int64_t count, T top, T *__restrict t
   return rest.value();
 }
 
-// The same of few elements, or of a largest one beside which distances have no digits, or that is not finite.
+// Like rest_of_vectors(), for few elements or a largest element that is not finite or too large for accurate
+// differences.
 template <bool keeps, class T>
 T rest_of_any(const T *row, int64_t count, T top, T *terms) {
   Accumulator<T> rest;
@@ -168,8 +169,8 @@ T rest_of_any(const T *row, int64_t count, T top, T *terms) {
   return (T)(rest.value() / Format<T>::kScale + ties);
 }
 
-// The sum of e^(x - top) over a row whose largest element is `top`, without the 1 of one such element: beside it the
-// others lose their digits. The scaled terms go where there is room for them.
+// The sum of e^(x - top) over a row whose largest element is `top`, leaving out the 1 of one such element,
+// beside which the others would lose their digits. If `terms` is given, the scaled terms are stored there.
 template <class T>
 T rest_of_exponentials(const T *row, int64_t count, T top, T *terms) {
   if (count >= kLanes<T> && magnitude(top) <= Vector<T>::kMostTop) return rest_of_vectors<true>(row, count, top, terms);
@@ -183,7 +184,7 @@ T rest_of_exponentials(const T *row, int64_t count, T top) {
   return rest_of_any<false>(row, count, top, nowhere);
 }
 
-// log(1 + x) of x >= 0, faster than the C library's in float: what rounding takes from 1 + x is put back.
+// log(1 + x) for x >= 0, in float faster than the C library's: it corrects for the rounding of 1 + x.
 template <class T>
 inline T log_of_one_more(T x) {
   const T whole = 1 + x;

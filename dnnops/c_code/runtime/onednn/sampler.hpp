@@ -1,4 +1,4 @@
-// The sampler and its gradients over a batch: operands, threads, and which loops run.
+// The bilinear sampler and its gradients for a batch: operands, threads, and the selection of loops.
 #ifndef DNNOPS_ONEDNN_SAMPLER_HPP
 #define DNNOPS_ONEDNN_SAMPLER_HPP
 
@@ -12,8 +12,8 @@ inline int64_t threads_for(int64_t elements) { return elements > 16384 ? thread_
 
 // -- threads -----------------------------------------------------------------------------------
 
-// Calls body(n, slot, team) for each image: with a thread, and its slot, of its own, or, for those that are left over
-// after whole rounds, with a team of all threads.
+// Calls body(n, slot, team) for each image. Each thread processes one image with its own slot; the images
+// left over after whole rounds are processed by a team of all threads.
 template <class Body>
 void for_images(int64_t batch, int64_t threads, Body &&body) {
   const int64_t alone = batch / threads * threads;
@@ -22,7 +22,7 @@ void for_images(int64_t batch, int64_t threads, Body &&body) {
   for (int64_t n = alone; n < batch; ++n) body(n, 0, threads);
 }
 
-// Calls body(member, begin, end) for parts of a range, one for each member of a team.
+// Calls body(member, begin, end) for the part of a range that belongs to each member of a team.
 template <class Body>
 void share(int64_t count, int64_t team, Body &&body) {
 #pragma omp parallel for if (team > 1)
@@ -30,7 +30,7 @@ void share(int64_t count, int64_t team, Body &&body) {
     body(member, count * member / team, count * (member + 1) / team);
 }
 
-// From so many channels on it is faster to go along them than along the points.
+// The number of channels from which looping over channels is faster than looping over points.
 constexpr int64_t kSideBySide = 8;
 
 // -- operands ----------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ constexpr int64_t kSideBySide = 8;
 // Which axes are merged: (batch, channel, point) and (batch, point, coordinate).
 constexpr int64_t kChannelsFirst[4] = {0, 1, 2, 4}, kCoordinatesLast[4] = {0, 1, 3, 4};
 
-// The inputs as three axes each: where they lie, or packed if they can't be seen so.
+// The inputs with three axes each, in place or packed if they cannot be viewed so.
 template <class T>
 class Operands {
  public:
@@ -50,7 +50,7 @@ class Operands {
     }
   }
 
-  // With room for so many more elements.
+  // Packs the inputs, with room for additional elements.
   void pack_all(int64_t room) {
     size_t bytes = 0;
     for (int i = 0; i < count_; ++i) bytes += packed_[i] ? size_of(inputs_[i]) : 0;
@@ -98,8 +98,8 @@ class Operands {
   bool packed_[3];
 };
 
-// Calls loops(Offset{}) with a type that holds the offsets of a plane's pixels, and of those just outside of it:
-// of 32 bits if that will do, since twice as many of them are gathered at once.
+// Calls loops(Offset{}) with a type that can hold the offsets of a plane's pixels and of those just outside:
+// 32 bits if possible, since twice as many are then gathered at once.
 template <class Loops>
 void for_offset(int64_t rows, int64_t columns, int64_t row_step, int64_t column_step, Loops &&loops) {
   if ((rows + 2) * row_step + (columns + 2) * column_step < std::numeric_limits<int32_t>::max())
@@ -108,11 +108,11 @@ void for_offset(int64_t rows, int64_t columns, int64_t row_step, int64_t column_
     loops(int64_t{});
 }
 
-// Tiles are where they are whatever the number of threads: so a point is always at the same place in a loop, of which
-// the vectors may round otherwise than what is left over.
+// Tile boundaries do not depend on the number of threads, so that each point always has the same position in
+// a loop, whose vector part may round differently from its remainder.
 inline int64_t tile_count(int64_t points) { return (points + kTile - 1) / kTile; }
 
-// Calls body(begin, taps) for the tiles [first, last) of so many points.
+// Calls body(begin, taps) for the tiles [first, last) of `count` points.
 template <bool skip_zeros, class Offset, class T, class Pixel, class Body>
 void for_tiles(const Pixels<Pixel> &image, const Points<T> &points, int64_t count, int64_t first, int64_t last,
                Body &&body) {
@@ -152,7 +152,7 @@ void sample(const dnnops_tensor *inputs, T *output) {
   });
 }
 
-// With enough channels, sums are made with these side by side, and brought into order at the end.
+// With enough channels, sums are computed channels-last and reordered at the end.
 template <class T>
 void sample_grad_image(const dnnops_tensor *inputs, T *output) {
   Operands<T> operands(inputs, 3);
@@ -163,7 +163,7 @@ void sample_grad_image(const dnnops_tensor *inputs, T *output) {
   operands.pack_all(dense ? slots * channels * (plane + kTile) : 0);
   for_offset(rows, columns, columns * channels, channels, [&](auto offset) {
     for_images(operands.batch(), threads, [&](int64_t n, int64_t slot, int64_t team) {
-      // A team shares the channels, so that no two threads add to one pixel.
+      // The team's members share the channels, so that no two threads add to the same pixel.
       share(channels, team, [&](int64_t, int64_t begin, int64_t end) {
         const int64_t width = end - begin;
         if (width == 0) return;
@@ -215,7 +215,7 @@ void sample_grad_grid(const dnnops_tensor *inputs, T *output) {
             slope_planes(image, taps, top, at, along_x, along_y);
           T *to = output + 2 * (n * count + at);
           for (int64_t i = 0; i < taps.count; ++i) {
-            // Where one coordinate is NaN, both derivatives are.
+            // If either coordinate is NaN, so are both derivatives.
             const T lost = 0 * (taps.across[i] + taps.down[i]);
             to[2 * i] = along_x[i] * half_width + lost;
             to[2 * i + 1] = along_y[i] * half_height + lost;

@@ -1,7 +1,7 @@
 // Bilinear sampling of images at the points of a grid, and its gradients, one image at a time.
 //
-// A point's coordinates run from -1 to 1 between the centers of the corner pixels, x before y.  What lies outside of
-// the image is zero.
+// A point's coordinates, x before y, run from -1 to 1 between the centers of the corner pixels. Pixels
+// outside of the image are zero.
 #ifndef DNNOPS_ONEDNN_SAMPLER_LOOPS_HPP
 #define DNNOPS_ONEDNN_SAMPLER_LOOPS_HPP
 
@@ -13,21 +13,21 @@
 
 namespace dnnops {
 
-// One image or its gradient; strides in elements.
+// One image or its gradient. Strides are in elements.
 template <class T>
 struct Pixels {
   T *data;
   int64_t channels, rows, columns, channel_step, row_step, column_step;
 };
 
-// The points of one image; strides in elements.
+// The points of one image. Strides are in elements.
 template <class T>
 struct Points {
   const T *data;
   int64_t point_step, axis_step;
 };
 
-// One image's values at the points, or their gradient, as (channel, point); strides in elements.
+// The values of one image at the points, or their gradient, as (channel, point). Strides are in elements.
 template <class T>
 struct Samples {
   T *data;
@@ -36,37 +36,38 @@ struct Samples {
 
 constexpr int64_t kTile = 64;
 
-// The four pixels around each of some points: top left, top right, bottom left, bottom right.
+// The four pixels around each point of a tile: top left, top right, bottom left, bottom right.
 template <class T, class Offset>
 struct Taps {
-  alignas(64) Offset offset[4][kTile];  // of the pixel in its plane, -1 if it lies outside
+  alignas(64) Offset offset[4][kTile];  // of the pixel in its plane; -1 if it lies outside
   T weight[4][kTile];
-  T across[kTile], down[kTile];  // how far the point is from the left and the top pixels
+  T across[kTile], down[kTile];  // the distance of the point from the left and top pixels
   int32_t column[kTile], row[kTile];
   int64_t count;
 };
 
-// The pixel before each point along one axis, and how far the point is from it.
+// The pixel before each point along one axis, and the distance of the point from it.
 template <class T>
 void place(const T *at, int64_t step, int64_t size, int64_t count, int32_t *before, T *distance) {
   const double half = 0.5 * (double)(size - 1), end = (double)size;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
-    // In double, or float32 would lose what is left of the point after its pixel.
+    // In double, since float32 would lose the fractional part.
     const double given = ((double)at[i * step] + 1) * half;
-    // Far away is as good as infinity, and can be an integer; NaN is where no pixel is.  std::floor would be a call.
+    // Clamp points that are far away, so that they fit an integer; NaN becomes a position without a pixel.
+    // std::floor would be a function call.
     double safe = given >= -2 ? given : -2;
     safe = safe > end ? end : safe;
     int32_t whole = (int32_t)safe;
     whole -= safe < (double)whole;
     before[i] = whole;
-    double near = given < -2 ? -2 : given;  // or NaN
+    double near = given < -2 ? -2 : given;  // NaN is kept
     near = near > end ? end : near;
     distance[i] = (T)(near - (double)whole);
   }
 }
 
-// With skip_zeros, pixels of weight zero count as outside: so an infinite neighbor or a NaN spoils nothing.
+// With skip_zeros, pixels of weight zero count as outside, so that an infinite or NaN neighbor has no effect.
 template <bool skip_zeros, class T, class Offset, class Pixel>
 void find_taps(const Pixels<Pixel> &image, const Points<T> &points, int64_t begin, int64_t count,
                Taps<T, Offset> &taps) {
@@ -101,7 +102,7 @@ inline T pixel(const T *plane, Offset offset) {
 
 // -- the values --------------------------------------------------------------------------------
 
-// Images of any strides, a plane at a time.
+// For images with any strides, one plane at a time.
 template <class T, class Offset>
 void sample_planes(const Pixels<const T> &image, const Taps<T, Offset> &taps, const Samples<T> &to, int64_t begin) {
   const Offset *const o0 = taps.offset[0], *const o1 = taps.offset[1], *const o2 = taps.offset[2],
@@ -118,8 +119,8 @@ void sample_planes(const Pixels<const T> &image, const Taps<T, Offset> &taps, co
   }
 }
 
-// Images whose channels are dense, all channels of a point at a time.  zeros has as many elements as there are
-// channels, room is for a tile of points.
+// For images with dense channels, all channels of a point at a time. zeros has one element per channel; room
+// holds a tile of points.
 template <class T, class Offset>
 void sample_pixels(const Pixels<const T> &image, const Taps<T, Offset> &taps, const T *zeros, T *room,
                    const Samples<T> &to, int64_t begin) {
@@ -139,9 +140,10 @@ void sample_pixels(const Pixels<const T> &image, const Taps<T, Offset> &taps, co
   }
 }
 
-// -- the gradient by the image ------------------------------------------------------------------
+// -- the gradient with respect to the image ------------------------------------------------------
 
-// Adds to an image of any strides.  Planes at once hide how long an addition to the pixel just written takes.
+// Adds to an image with any strides. Processing several planes at once hides the latency of adding to the
+// pixel just written.
 template <int planes, class T, class Offset>
 void spread_over(const Pixels<T> &image, const Taps<T, Offset> &taps, const Samples<const T> &top, int64_t begin,
                  int64_t channel) {
@@ -168,7 +170,7 @@ void spread_planes(const Pixels<T> &image, const Taps<T, Offset> &taps, const Sa
   }
 }
 
-// Some points' values with dense channels: where they are, or copied to room.
+// The values of some points with dense channels, in place or copied to room.
 template <class T>
 Samples<const T> side_by_side(const Samples<const T> &top, int64_t begin, int64_t count, int64_t channels, T *room) {
   const T *from = top.data + begin * top.point_step;
@@ -178,7 +180,7 @@ Samples<const T> side_by_side(const Samples<const T> &top, int64_t begin, int64_
   return {room, 1, channels};
 }
 
-// Adds to an image whose channels are dense; room is for a tile of points.
+// Adds to an image with dense channels; room holds a tile of points.
 template <class T, class Offset>
 void spread_pixels(const Pixels<T> &image, const Taps<T, Offset> &taps, const Samples<const T> &top, T *room,
                    int64_t begin) {
@@ -195,9 +197,9 @@ void spread_pixels(const Pixels<T> &image, const Taps<T, Offset> &taps, const Sa
     }
 }
 
-// -- the gradient by the grid -------------------------------------------------------------------
+// -- the gradient with respect to the grid -------------------------------------------------------
 
-// Images of any strides, a plane at a time.  Adds the derivatives along x and y, in pixels.
+// For images with any strides, one plane at a time. Adds the derivatives along x and y, in pixels.
 template <class T, class Offset>
 void slope_planes(const Pixels<const T> &image, const Taps<T, Offset> &taps, const Samples<const T> &top,
                   int64_t begin, T *along_x, T *along_y) {
@@ -218,7 +220,7 @@ void slope_planes(const Pixels<const T> &image, const Taps<T, Offset> &taps, con
   }
 }
 
-// Images whose channels are dense.
+// For images with dense channels.
 template <class T, class Offset>
 void slope_pixels(const Pixels<const T> &image, const Taps<T, Offset> &taps, const T *zeros,
                   const Samples<const T> &top, T *room, int64_t begin, T *along_x, T *along_y) {

@@ -1,5 +1,5 @@
-// Softmax, log-softmax and their gradients over one axis or several neighboring ones, in dnnops loops: oneDNN's
-// have no float64, round an element's distance from the largest one, and lose small logarithms.
+// Softmax, log-softmax and their gradients over one or several adjacent axes, in dnnops loops. oneDNN does
+// not support float64, rounds an element's distance from the largest one, and loses small logarithms.
 #include <cmath>
 
 #include "row_sums.hpp"
@@ -8,13 +8,13 @@
 namespace dnnops {
 namespace {
 
-// An array is seen as (outer, axis, inner): rows along the axis, or, where there is an inner one, columns.
-constexpr int64_t kFewElements = 16384;  // are not worth several threads
+// An array is viewed as (outer, axis, inner): rows along the axis or, if there is an inner axis, columns.
+constexpr int64_t kFewElements = 16384;  // too few to be worth several threads
 
 template <bool kLog, class T>
 void forward_row(const T *x, T *y, int64_t count) {
   T top = largest_of(x, count);
-  if (!std::isfinite(top)) top = std::numeric_limits<T>::quiet_NaN();  // there are no distances from it
+  if (!std::isfinite(top)) top = std::numeric_limits<T>::quiet_NaN();  // differences from it are undefined
   if (kLog) {
     const T logarithm = log_of_one_more(rest_of_exponentials(x, count, top));
 #pragma omp simd
@@ -26,7 +26,7 @@ void forward_row(const T *x, T *y, int64_t count) {
   for (int64_t i = 0; i < count; ++i) y[i] /= divisor;
 }
 
-// The results of columns with these largest elements and rests; y may be x.
+// Computes the results of columns from their largest elements and rests; y may be x.
 template <bool kLog, class T>
 void finish_columns(const T *x, int64_t x_step, T *y, int64_t y_step, int64_t length, int64_t width, T *tops,
                     T *rests) {
@@ -60,7 +60,7 @@ void forward_short_rows(const T *x, int64_t x_step, T *y, int64_t count, int64_t
     for (int64_t k = 0; k < length; ++k) y[j * length + k] = columns[k * kColumns + j];
 }
 
-// Of the logarithm the sum is of g, otherwise of g * y.
+// The sum is over g for the logarithm, otherwise over g * y.
 template <bool kLog, class T>
 void backward_row(const T *g, const T *y, T *result, int64_t count) {
   Accumulator<T> total;
@@ -116,7 +116,8 @@ void backward_columns(const T *g, int64_t g_step, const T *y, int64_t y_step, T 
 }
 
 struct Operands {
-  View views[3];  // forward: x, y; backward: the output's gradient, the output, x's gradient
+  View views[3];  // forward: x, y; backward: the gradient with respect to the output, the output, the gradient with
+                  // respect to x
   void *data[3];
 };
 
@@ -157,7 +158,7 @@ bool has_dense_rows(const View &view) {
   return view.strides[axis] == 1 || view.shape[axis] == 1;
 }
 
-// params: first axis, last axis + 1, whether it is the logarithm.
+// params: first axis, last axis + 1, whether to compute the logarithm.
 void run(const int64_t *params, const dnnops_tensor *inputs, int input_count, dnnops_tensor &output) {
   const int64_t count = element_count(output.shape, output.ndim);
   if (count == 0) return;
@@ -217,7 +218,7 @@ DNNOPS_EXPORT int dnnops_onednn_softmax(const dnnops_context *, const int64_t *p
   return guarded("OneDnnSoftmax", inputs, 1, [&] { run(params, inputs, 1, outputs[0]); });
 }
 
-// Inputs: the output's gradient, the output.
+// Inputs: the gradient with respect to the output, the output.
 DNNOPS_EXPORT int dnnops_onednn_softmax_grad_shape(const dnnops_context *, const int64_t *params,
                                                    const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnSoftmaxGrad", inputs, 2, [&] { shape(params, inputs, 2, outputs[0]); });

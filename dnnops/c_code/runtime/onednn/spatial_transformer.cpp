@@ -1,5 +1,5 @@
-// Spatial transformers: grids of affine transformations, bilinear samples of images at a grid's points, and the
-// gradients of both.  oneDNN has none of this.
+// Spatial transformers: affine grids, bilinear samples of images at the points of a grid, and the gradients
+// of both. oneDNN does not provide them.
 #include <vector>
 
 #include "sampler.hpp"
@@ -18,14 +18,14 @@ void for_dtype(int64_t dtype, Loops &&loops) {
 
 // -- the grid ----------------------------------------------------------------------------------
 
-// From -1 to 1; a single one is in the middle.
+// Evenly spaced from -1 to 1; 0 if there is only one.
 std::vector<double> coordinates(int64_t count) {
   std::vector<double> values(count, 0.0);
   for (int64_t i = 0; count > 1 && i < count; ++i) values[i] = (double)(2 * i - (count - 1)) / (double)(count - 1);
   return values;
 }
 
-// theta is contiguous.
+// theta must be contiguous.
 template <class T>
 void make_grid(const T *theta, const int64_t *shape, T *grid) {
   const int64_t batch = shape[0], rows = shape[1], columns = shape[2];
@@ -45,12 +45,12 @@ void make_grid(const T *theta, const int64_t *shape, T *grid) {
   }
 }
 
-// Sums of rows first, in whatever thread, and theirs in order: the result has no part in the number of threads.
+// Sums rows in parallel, then the row sums in order, so that the result does not depend on the number of threads.
 template <class T>
 void grid_grad(const T *top, const int64_t *shape, T *theta) {
   const int64_t batch = shape[0], rows = shape[1], columns = shape[2];
   const std::vector<double> xs = coordinates(columns), ys = coordinates(rows);
-  std::vector<double> sums(4 * batch * rows);  // of x, x times its column, y, y times its column
+  std::vector<double> sums(4 * batch * rows);  // for each row, the sums of x, x times its column, y, y times its column
 #pragma omp parallel for if (threads_for(batch * rows * columns) > 1)
   for (int64_t row = 0; row < batch * rows; ++row) {
     const T *from = top + row * columns * 2;
@@ -80,7 +80,7 @@ void grid_grad(const T *top, const int64_t *shape, T *theta) {
     }
 }
 
-// Calls run(T{}, data) with a contiguous copy of a tensor, or itself.
+// Calls run(T{}, data) with the tensor's data, or with a contiguous copy.
 template <class Run>
 void with_contiguous(const dnnops_tensor &tensor, Run &&run) {
   const void *data = tensor.data;
@@ -101,7 +101,7 @@ void check_float(const dnnops_tensor &tensor) {
     fail(DNNOPS_TYPE_ERROR, "expected float32 or float64, got %s", dtype_name(tensor.dtype));
 }
 
-// -1 stands for any size.
+// A size of -1 matches any size.
 void expect_shape(const char *name, const dnnops_tensor &tensor, const std::vector<int64_t> &shape, int64_t dtype) {
   bool fits = tensor.ndim == (int64_t)shape.size() && tensor.dtype == dtype;
   for (size_t i = 0; fits && i < shape.size(); ++i) fits = shape[i] < 0 || tensor.shape[i] == shape[i];
@@ -112,7 +112,7 @@ void expect_shape(const char *name, const dnnops_tensor &tensor, const std::vect
        describe(tensor).c_str());
 }
 
-// The shape of a grid; inputs: theta, and the numbers of rows and columns.
+// The shape of a grid. Inputs: theta, and the numbers of rows and columns.
 std::vector<int64_t> grid_shape(const dnnops_tensor *inputs) {
   check_float(inputs[0]);
   expect_shape("theta", inputs[0], {-1, 2, 3}, inputs[0].dtype);
@@ -130,7 +130,7 @@ void check_grid_grad(const dnnops_tensor &top) {
   expect_shape("the grid's gradient", top, {-1, -1, -1, 2}, top.dtype);
 }
 
-// The shape of the samples; inputs: image, grid and, of the gradients, theirs.
+// The shape of the samples. Inputs: image, grid and, for the gradients, the gradient with respect to the samples.
 std::vector<int64_t> samples_shape(const dnnops_tensor *inputs, int count) {
   const dnnops_tensor &image = inputs[0], &grid = inputs[1];
   check_float(image);
@@ -167,7 +167,7 @@ DNNOPS_EXPORT int dnnops_onednn_affine_grid(const dnnops_context *, const int64_
   });
 }
 
-// Inputs: the gradient by a grid.
+// Inputs: the gradient with respect to a grid.
 DNNOPS_EXPORT int dnnops_onednn_affine_grid_grad_shape(const dnnops_context *, const int64_t *,
                                                        const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnSpatialTransformerGridGrad", inputs, 1, [&] {
@@ -203,7 +203,7 @@ DNNOPS_EXPORT int dnnops_onednn_sampler(const dnnops_context *, const int64_t *,
   });
 }
 
-// Inputs: image (its shape counts), grid, the gradient by the samples.
+// Inputs: image (only its shape is used), grid, the gradient with respect to the samples.
 DNNOPS_EXPORT int dnnops_onednn_sampler_grad_image_shape(const dnnops_context *, const int64_t *,
                                                          const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnSpatialTransformerSamplerGradImage", inputs, 3, [&] {
@@ -223,7 +223,7 @@ DNNOPS_EXPORT int dnnops_onednn_sampler_grad_image(const dnnops_context *, const
   });
 }
 
-// Inputs: image, grid, the gradient by the samples.
+// Inputs: image, grid, the gradient with respect to the samples.
 DNNOPS_EXPORT int dnnops_onednn_sampler_grad_grid_shape(const dnnops_context *, const int64_t *,
                                                         const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnSpatialTransformerSamplerGradGrid", inputs, 3, [&] {

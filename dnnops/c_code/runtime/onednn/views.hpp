@@ -1,4 +1,4 @@
-// Arrays of any rank seen with three axes, each merged of neighbors.
+// Views of arrays of any rank with three axes, each merged from adjacent ones.
 #ifndef DNNOPS_ONEDNN_VIEWS_HPP
 #define DNNOPS_ONEDNN_VIEWS_HPP
 
@@ -6,12 +6,12 @@
 
 namespace dnnops {
 
-// Strides in elements.
+// Strides are in elements.
 struct View {
   int64_t shape[3], strides[3];
 };
 
-// The axis i of a view is merged of the array's axes from bounds[i] to bounds[i + 1], that one not included.
+// Axis i of a view merges the array's axes [bounds[i], bounds[i + 1]).
 inline View contiguous_view(const int64_t *bounds, const dnnops_tensor &tensor) {
   View view{{1, 1, 1}, {0, 0, 0}};
   for (int part = 0; part < 3; ++part)
@@ -20,14 +20,14 @@ inline View contiguous_view(const int64_t *bounds, const dnnops_tensor &tensor) 
   return view;
 }
 
-// The view of an array without copying it, or false: axes that are merged have to follow each other in memory.
+// Views an array without copying it. Returns false if axes to be merged are not adjacent in memory.
 inline bool strided_view(const int64_t *bounds, const dnnops_tensor &tensor, View &view) {
   view = contiguous_view(bounds, tensor);
   if (is_contiguous(tensor)) return true;
   int64_t strides[DNNOPS_MAX_NDIM];
   if (!addressable_strides(tensor, strides)) return false;
   for (int part = 0; part < 3; ++part) {
-    int64_t merged = 0, next = 0;  // of the axes that are longer than 1
+    int64_t merged = 0, next = 0;  // counts only axes longer than 1
     for (int64_t i = bounds[part + 1] - 1; i >= bounds[part]; --i) {
       if (tensor.shape[i] == 1) continue;
       if (merged == 0)

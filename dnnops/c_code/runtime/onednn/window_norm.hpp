@@ -1,5 +1,5 @@
-// What local response normalization and divisive normalization share: x * s^-beta with
-// s = k + scale * (a sum of squares), and sums over windows.
+// What local response normalization and divisive normalization share: x * s^-beta with s = k + scale * (a sum
+// of squares), and sums over windows.
 #ifndef DNNOPS_ONEDNN_WINDOW_NORM_HPP
 #define DNNOPS_ONEDNN_WINDOW_NORM_HPP
 
@@ -14,10 +14,10 @@ namespace dnnops {
 
 struct WindowNorm {
   int64_t n, behind, ahead;
-  double scale, beta, k;  // scale: alpha by the number of elements in a window
+  double scale, beta, k;  // scale: alpha divided by the number of elements in a window
 };
 
-// params: n, then alpha, beta and k as the bits of doubles; windows are over so many axes.
+// params: n, then alpha, beta and k as the bits of doubles. Windows span axis_count axes.
 inline WindowNorm window_norm(const int64_t *params, int64_t axis_count) {
   double numbers[3];
   std::memcpy(numbers, params + 1, sizeof numbers);
@@ -27,20 +27,20 @@ inline WindowNorm window_norm(const int64_t *params, int64_t axis_count) {
   return {n, (n - 1) / 2, n / 2, scale, numbers[1], numbers[2]};
 }
 
-// -- powers, in forms that compilers make vector code of -----------------------------------------
+// -- powers, in forms that compilers vectorize ---------------------------------------------------
 
-// s^-beta of a positive float, by 2^(-beta log2 s): as the C library does, but without its special cases.
+// s^-beta for a positive float, as 2^(-beta log2 s): the C library's method without its special cases.
 inline float negative_power(float s, double beta) {
   int32_t bits;
   std::memcpy(&bits, &s, sizeof bits);
-  // s = m 2^e with m between the roots of 1/2 and 2, and log m = 2 artanh((m - 1) / (m + 1)).
+  // s = m 2^e with m between sqrt(1/2) and sqrt(2), and log m = 2 artanh((m - 1) / (m + 1)).
   const int32_t e = (bits - 0x3f3504f3) >> 23, m_bits = bits - (int32_t)((uint32_t)e << 23);
   float m;
   std::memcpy(&m, &m_bits, sizeof m);
   const float t = (m - 1) / (m + 1), t2 = t * t;
   const float series = 1 + t2 * (1 / 3.f + t2 * (1 / 5.f + t2 * (1 / 7.f + t2 * (1 / 9.f))));
-  // -beta log2 s = first + second + x / log 2: integers, and what is left of the sum.  Adding and subtracting
-  // rounder rounds.
+  // -beta log2 s = first + second + x / log 2, where first and second are integers and x / log 2 is the
+  // remainder. Adding and subtracting rounder rounds to an integer.
   const float beta_high = (float)beta, beta_low = (float)(beta - beta_high), whole_e = (float)e, rounder = 12582912;
   const float first = (-beta_high * whole_e + rounder) - rounder;
   const float rest = (-beta_high * whole_e - first) - (beta_low * whole_e + beta_high * (t * series * 2.885390082f));
@@ -53,7 +53,7 @@ inline float negative_power(float s, double beta) {
   float power;
   std::memcpy(&power, &power_bits, sizeof power);
   power = is_large ? std::numeric_limits<float>::infinity() : is_small ? 0 : power * fraction;
-  return s <= std::numeric_limits<float>::max() ? power : 1 / s;  // of infinity 0, of NaN NaN
+  return s <= std::numeric_limits<float>::max() ? power : 1 / s;  // 0 for infinity, NaN for NaN
 }
 inline double negative_power(double s, double beta) { return std::pow(s, -beta); }
 
@@ -100,7 +100,7 @@ struct PowerAny {
   }
 };
 
-struct PowerLarge {  // with which the steps of the above could overflow
+struct PowerLarge {  // for betas that could overflow in the steps above
   double beta;
   template <class T>
   T power(T s) const {
@@ -147,7 +147,7 @@ inline void add_row(const T *from, T *to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] += from[i];
 }
 
-// y = x * s^-beta, of the sums of squares.
+// y = x * s^-beta, from the sums of squares.
 template <class T, class Power>
 inline void normalize_row(const WindowNorm &norm, const Power &power, const T *x, const T *sums, T *y, int64_t count) {
   const T k = (T)norm.k, scale = (T)norm.scale;
@@ -155,8 +155,8 @@ inline void normalize_row(const WindowNorm &norm, const Power &power, const T *x
   for (int64_t i = 0; i < count; ++i) y[i] = x[i] * power.power(k + scale * sums[i]);
 }
 
-// Of the sums of squares: s^-beta, and what an output loses by larger squares in its window.  Each may be the
-// memory of the sums.
+// Computes from the sums of squares s^-beta, and each output's share in the gradients of its window. Both may
+// overwrite the sums.
 template <class T, class Power>
 inline void share_row(const WindowNorm &norm, const Power &power, const T *x, const T *gy, const T *sums, T *powers,
                       T *shares, int64_t count) {
@@ -171,11 +171,11 @@ inline void share_row(const WindowNorm &norm, const Power &power, const T *x, co
 
 // -- windows -------------------------------------------------------------------------------------
 
-// An array (outer, length, inner) is summed over windows along its middle axis in pieces that don't depend on each
-// other: rows, or lines if there is no inner axis.
+// An array (outer, length, inner) is summed over windows along its middle axis in independent pieces: rows,
+// or lines if there is no inner axis.
 inline int64_t piece_count(int64_t outer, int64_t length, int64_t inner) { return inner > 1 ? outer * length : outer; }
 
-// One piece; from differs from to.
+// Sums one piece; from and to must differ.
 template <class T>
 void sum_piece(const T *from, T *to, int64_t piece, int64_t length, int64_t inner, int64_t behind, int64_t ahead) {
   if (inner > 1) {
@@ -193,7 +193,7 @@ void sum_piece(const T *from, T *to, int64_t piece, int64_t length, int64_t inne
   for (int64_t j = 1; j <= ahead && j < length; ++j) add_row(from + j, to, length - j);
 }
 
-// All operands have to have one shape and dtype, which the outputs get.
+// Checks that all operands have the same shape and dtype, and gives them to the outputs.
 inline void same_shapes(const dnnops_tensor *inputs, int input_count, dnnops_tensor *outputs, int output_count) {
   const dnnops_tensor &first = inputs[0];
   if (first.dtype != DNNOPS_FLOAT32 && first.dtype != DNNOPS_FLOAT64)

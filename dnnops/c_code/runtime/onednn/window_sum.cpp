@@ -1,17 +1,17 @@
-// Sums over windows along some of an array's axes, for derivatives of normalization's gradients.
+// Sums over windows along some axes of an array, for derivatives of the gradients of normalizations.
 #include "plan.hpp"
 #include "window_norm.hpp"
 
 namespace dnnops {
 namespace {
 
-// params: the windows' length, a bit for each axis, whether they are longer before the center than after it.
+// params: the length of the windows, a bit for each axis, whether windows are longer before the center than after it.
 template <class T>
 void run(const int64_t *params, const dnnops_tensor &input, dnnops_tensor &output) {
   const int64_t count = element_count(input.shape, input.ndim), bytes = (count * sizeof(T) + 63) / 64 * 64;
   if (count == 0) return;
   const int64_t behind = params[2] ? params[0] / 2 : (params[0] - 1) / 2, ahead = params[0] - 1 - behind;
-  // From one array to another with each axis; the output's are the last ones.
+  // Each axis is summed from one array into another; the last one is the output.
   char *scratch = thread_scratch(2 * bytes);
   T *const buffers[2] = {reinterpret_cast<T *>(scratch), reinterpret_cast<T *>(scratch + bytes)};
   const T *from = static_cast<const T *>(input.data);

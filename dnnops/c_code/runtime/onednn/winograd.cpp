@@ -20,9 +20,9 @@ namespace {
 #ifdef __AVX512F__
 using namespace winograd;
 
-// Tiles of a chunk.  With few channels its transformed tiles stay in the L2 cache; with many it is
-// large enough that reading the transformed filters for each chunk does not count.
-// Machines of many threads get smaller ones, lest those take too much memory together.
+// The number of tiles in a chunk. With few channels, the transformed tiles of a chunk stay in the L2 cache.
+// With many, a chunk is large enough to amortize reading the transformed filters. With many threads, chunks
+// are smaller to limit the total memory.
 int64_t wanted_tiles(const ConvProblem &problem, int64_t threads) {
   constexpr int64_t kMaxFloats = (int64_t)1 << 26;
   const int64_t channels = problem.image[1] + problem.top[1];
@@ -38,8 +38,8 @@ int thread_number() {
 #endif
 }
 
-// How the tiles of a batch of images are cut into chunks: of whole rows of tiles, or of segments
-// of a row where images are wide.
+// How the tiles of a batch of images are cut into chunks of whole rows of tiles or, for wide images, of
+// segments of a row.
 struct Cut {
   int64_t rows, columns, segments, units, chunks;
 
@@ -49,7 +49,7 @@ struct Cut {
     segments = ceil_div(columns, wanted_tiles);
     units = batch * rows * segments;
     chunks = ceil_div(units, std::max<int64_t>(1, wanted_tiles / columns));
-    // Every thread the same.
+    // Gives every thread the same number of chunks.
     chunks = std::min(ceil_div(chunks, threads) * threads, units);
   }
 
@@ -58,7 +58,7 @@ struct Cut {
   int64_t max_columns() const { return ceil_div(columns, segments); }
   int64_t max_tiles() const { return ceil_div(units, chunks) * max_columns(); }
 
-  // Calls visit(strip, number of tiles before it) for the strips of a chunk; returns its tiles.
+  // Calls visit(strip, number of tiles before it) for the strips of a chunk. Returns the number of tiles.
   template <class Visit>
   int64_t for_strips(int64_t chunk, Visit &&visit) const {
     int64_t tiles = 0;
@@ -89,8 +89,8 @@ class Layout {
     const size_t bytes = this->bytes();
     char *data = thread_scratch(bytes);
 #ifdef MADV_HUGEPAGE
-    // Positions are far from each other: with small pages each would take a TLB entry of its own.
-    // 512 to 512 channels are 8 % faster so.
+    // Positions are far apart, so with small pages each would need its own TLB entry. Huge pages make 512 to
+    // 512 channels 8 % faster.
     const uintptr_t page = 4096, first = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
     if (bytes > 2 * page) madvise(reinterpret_cast<void *>(first), bytes - page, MADV_HUGEPAGE);
 #endif
@@ -114,7 +114,7 @@ void unpack(const float *from, const dnnops_tensor &to) {
     }
 }
 
-// The operands as contiguous arrays, copied into scratch memory where they aren't.
+// The operands as contiguous arrays, copied to scratch memory where necessary.
 struct Operands {
   const dnnops_tensor *tensors[3];  // two inputs and the output
   bool copied[3];
@@ -141,18 +141,18 @@ struct Operands {
 
 Images images_of(const int64_t *shape, float *data = nullptr) { return {data, shape[1], shape[2], shape[3]}; }
 
-// A chunk's transformed tiles in the memory of a thread.
+// The transformed tiles of a chunk, in the memory of a thread.
 Tiles chunk_tiles(const Cut &cut, int64_t blocks, float *data = nullptr) {
   const int64_t tiles = cut.max_tiles();
-  // A line more, lest all positions of a tile fall on the same set of a cache.
+  // One extra line prevents all positions of a tile from falling on the same cache set.
   return {data, tiles * blocks * kLanes + kLanes, tiles};
 }
 
-// Whether to compute, or only to say how much scratch memory that takes.
+// Whether to compute, or only to get the size of the scratch memory.
 enum class Purpose { COMPUTE, SIZE };
 
-// Forward, or the gradient by inputs: a forward convolution of the output's gradient with
-// reversed filters.  Gives the bytes of scratch memory.
+// Computes the forward convolution, or the gradient with respect to the inputs as a forward convolution of
+// the output's gradient with reversed filters. Returns the size of the scratch memory in bytes.
 int64_t correlate(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output, Purpose purpose) {
   const bool forward = problem.direction == CONV_FORWARD;
   const int64_t threads = thread_count(), taps = kTaps * kTaps;
@@ -189,7 +189,7 @@ int64_t correlate(const ConvProblem &problem, const dnnops_tensor *inputs, dnnop
     float *mine = scratch + own_at + thread_number() * own.size();
     in_tiles.data = mine + in_at;
     out_tiles.data = mine + out_at;
-    // Each chunk's result is the same whichever thread computes it.
+    // Each chunk's result does not depend on which thread computes it.
 #pragma omp for schedule(dynamic)
     for (int64_t chunk = 0; chunk < cut.chunks; ++chunk) {
       const int64_t tiles = cut.for_strips(chunk, [&](const Strip &strip, int64_t first) {
@@ -214,7 +214,7 @@ int64_t grad_weights(const ConvProblem &problem, const dnnops_tensor *inputs, dn
   Filters filters{nullptr, image.channels, taps, top.channels, problem.filters[1] * taps,
                   problem.geometry.filter_flip != 0};
   const Cut cut(problem.image[0], top.height, top.width, wanted_tiles(problem, threads), threads);
-  // A part sums over every parts-th chunk: the result depends on the number of threads only.
+  // Each part sums every parts-th chunk, so the result depends only on the number of threads.
   const int64_t parts = std::min(threads, cut.chunks);
   const int64_t position_stride = transformed_filter_size(image.blocks(), top.blocks());
   Tiles image_tiles = chunk_tiles(cut, image.blocks()), top_tiles = chunk_tiles(cut, top.blocks());
@@ -280,23 +280,23 @@ const char *winograd_obstacle(const ConvProblem &problem) {
 }
 
 const char *winograd_drawback(const ConvProblem &problem) {
-  // Where it is faster, measured on two AVX-512 cores of 190 GFLOP/s and 2 MiB of L2 cache against
-  // oneDNN 3.2, whose direct algorithm runs at their peak.  16 to 16 channels on 14 x 14 or larger
-  // images: 1.2 to 1.6 times faster; 8 to 8 up to 1.7 times slower.
+  // Where it is faster than oneDNN 3.2, whose direct algorithm runs at peak speed, measured on two AVX-512
+  // cores of 190 GFLOP/s with 2 MiB of L2 cache. 16 to 16 channels on 14 x 14 or larger images: 1.2 to 1.6
+  // times faster; 8 to 8 channels: up to 1.7 times slower.
   const int64_t channels = std::min(problem.filters[0], problem.filters[1]);
   if (channels < 16) return "not used for less than 16 channels";
-  // Tiles that reach far over the images' edge are in vain.  From 64 channels on, half of them may be:
-  // 6 x 6 images are 1.4 to 1.6 times faster, 5 x 5 ones 0.9 to 1.2 times.  32 to 32 channels are
-  // not faster on 3 x 3 images, and 1.4 to 1.8 times on 7 x 7 ones.
+  // The parts of tiles outside of the image are wasted work. From 64 channels on, half of it may be: 6 x 6
+  // images are 1.4 to 1.6 times faster, 5 x 5 ones 0.9 to 1.2 times. 32 to 32 channels are not faster on 3 x
+  // 3 images, but 1.4 to 1.8 times faster on 7 x 7 ones.
   const int64_t *out = problem.direction == CONV_GRAD_INPUTS ? problem.image : problem.top;
   const int64_t tiles = ceil_div(out[2], kTile) * ceil_div(out[3], kTile);
   const double used = (double)(out[2] * out[3]) / (double)(tiles * kTile * kTile);
   if (used < (channels < 64 ? 0.6 : 0.5)) return "not used where 4 x 4 tiles reach far over the edge";
-  // With few tiles the filters' transform is not paid back: a thread's 16 tiles are between 0.9 and
-  // 1.6 times as fast, 24 at least 1.15 times, 64 from 1.5 times on.
+  // Few tiles do not amortize the transform of the filters: 16 tiles per thread are 0.9 to 1.6 times as fast,
+  // 24 at least 1.15 times, 64 or more at least 1.5 times.
   const int64_t threads = thread_count();
   if (problem.image[0] * tiles < 24 * threads) return "not used for less than 24 tiles of 4 x 4 a thread";
-  // Each thread has sums of its own for the gradient by weights.
+  // Each thread has its own sums for the gradient with respect to the weights.
   constexpr int64_t kMaxSums = (int64_t)1 << 29;
   if (problem.direction == CONV_GRAD_WEIGHTS &&
       threads * kPositions * problem.filters[0] * problem.filters[1] * (int64_t)sizeof(float) > kMaxSums)
@@ -332,7 +332,7 @@ int64_t winograd_scratch_bytes(const ConvProblem &, const dnnops_tensor *, dnnop
 
 }  // namespace dnnops
 
-// Whether dnnops_onednn_conv() uses it for these arguments: 1 or 0, -1 for arguments that are wrong.
+// Whether dnnops_onednn_conv() uses Winograd for these arguments: 1 or 0, or -1 if the arguments are invalid.
 DNNOPS_EXPORT int dnnops_onednn_conv_uses_winograd(const int64_t *params, const dnnops_tensor *inputs) {
   int uses = 0;
   const int status = dnnops::guarded("OneDnnConv", inputs, 2, [&] {

@@ -15,7 +15,7 @@ constexpr int kFilterTaps = kTaps * kTaps;
 }  // namespace
 
 int64_t transformed_filter_size(int64_t summed_blocks, int64_t kept_blocks) {
-  // A line more, lest the positions of a filter fall on the same set of a cache.
+  // One extra line prevents the positions of a filter from falling on the same cache set.
   return summed_blocks * kept_blocks * kLanes * kLanes + kLanes;
 }
 

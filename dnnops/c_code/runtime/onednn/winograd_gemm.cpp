@@ -9,10 +9,10 @@
 namespace dnnops::winograd {
 namespace {
 
-// With 14 x 2 sums two more registers hold the filters; a multiplication needs 16 loads per 28
-// multiplications, which leaves the load ports half idle.
+// 14 x 2 registers hold sums and two more hold the filters. There are 16 loads per 28 multiplications, which
+// leaves the load ports half idle.
 constexpr int kMaxTiles = 14;
-// How many input channels ahead filters are fetched; tiles are fetched a block of channels ahead.
+// How many input channels ahead filters are prefetched; tiles are prefetched one block of channels ahead.
 constexpr int kAhead = 16;
 
 template <int Tiles, int Blocks>
@@ -51,7 +51,7 @@ TilesByFilters kernel_for(int64_t tiles, int64_t blocks, std::integer_sequence<i
   return kernels[blocks - 1][tiles - 1];
 }
 
-// Size of the next of the nearly equal parts into which `rest` is cut.
+// The size of the next part when `rest` is cut into nearly equal parts.
 int64_t next_part(int64_t rest, int64_t largest) {
   const int64_t parts = (rest + largest - 1) / largest;
   return (rest + parts - 1) / parts;

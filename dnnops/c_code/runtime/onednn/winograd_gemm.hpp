@@ -1,6 +1,6 @@
 // The matrix products of Winograd's convolution, one for each of a tile's 36 positions.
 //
-// Transformed tiles lie as [channel block][tile][16 channels], so that a block of tiles is read at
+// Transformed tiles are stored as [channel block][tile][16 channels], so that a block of tiles is read at
 // constant distances and written as vectors.
 #ifndef DNNOPS_ONEDNN_WINOGRAD_GEMM_HPP
 #define DNNOPS_ONEDNN_WINOGRAD_GEMM_HPP
@@ -9,11 +9,11 @@
 
 namespace dnnops::winograd {
 
-// How many blocks of 16 output channels the transformed filters hold side by side.
+// The number of blocks of 16 output channels that the transformed filters hold side by side.
 constexpr int64_t kPanel = 2;
 
-// Where the 16 floats of an input channel and a block of output channels lie among filters of
-// one position: [panel][input channel][2 blocks][16], a last odd block alone.
+// The offset of the 16 floats of an input channel and a block of output channels among the filters of one
+// position: [panel][input channel][2 blocks][16], where an odd last block stands alone.
 inline int64_t filter_offset(int64_t in_channels, int64_t out_blocks, int64_t channel, int64_t block) {
   const int64_t panel = block / kPanel, width = out_blocks - panel * kPanel < kPanel ? 1 : kPanel;
   return (panel * kPanel * in_channels + channel * width + block % kPanel) * kLanes;

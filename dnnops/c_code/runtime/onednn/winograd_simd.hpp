@@ -14,15 +14,15 @@ inline Vec load(const float *from) { return _mm512_loadu_ps(from); }
 inline void store(float *to, Vec value) { _mm512_storeu_ps(to, value); }
 inline void prefetch(const float *at) { _mm_prefetch(reinterpret_cast<const char *>(at), _MM_HINT_T0); }
 inline Vec broadcast(float value) { return _mm512_set1_ps(value); }
-// a * b + c in one rounding, said rather than left to the compiler. GCC makes it of operators by itself, with
-// -std=c++17 as well (its default is -ffp-contract=fast in C++); Clang does so within one expression only.
+// a * b + c with a single rounding, made explicit rather than left to the compiler. GCC contracts operators
+// by default, also with -std=c++17 (-ffp-contract=fast in C++); Clang does so only within one expression.
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec fma(float a, Vec b, Vec c) { return fma(broadcast(a), b, c); }
 
 inline __mmask16 first_lanes(int64_t count) { return (__mmask16)((1u << count) - 1); }
 
-// Columns 4 * Quarters of a 16 x 16 matrix, each a vector.  Only half of the work is shuffles,
-// which have a single port: the rest goes into the loads, which gather four rows each.
+// Loads columns 4 * Quarters of a 16 x 16 matrix, each as a vector. Only half of the work is shuffles, which
+// have a single port; the loads do the rest by gathering four rows each.
 template <int Quarters = 4>
 inline void load_columns(const float *rows, int64_t stride, Vec *columns) {
 #pragma GCC unroll 4
@@ -47,7 +47,7 @@ inline void load_columns(const float *rows, int64_t stride, Vec *columns) {
   }
 }
 
-// The same where only some rows and columns exist: the others are zeros and not read.
+// Like above, for a partial matrix: missing rows and columns are not read and become zeros.
 template <int Quarters = 4>
 inline void load_columns(const float *rows, int64_t stride, int64_t row_count, int64_t column_count, Vec *columns) {
   alignas(64) float padded[kLanes * kLanes];

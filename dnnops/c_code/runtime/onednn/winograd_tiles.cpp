@@ -9,7 +9,7 @@
 namespace dnnops::winograd {
 namespace {
 
-// A rectangle of pixels of one image; it may reach over the image's edges.
+// A rectangle of pixels of one image, which may extend beyond the edges.
 struct Window {
   int64_t row, rows, column, columns;
 };
@@ -18,8 +18,7 @@ void zero_pixels(float *pixels, int64_t count) {
   for (int64_t i = 0; i < count; ++i) store(pixels + i * kLanes, Vec{});
 }
 
-// Copies a run of pixels of a channel block to `pixels`, where lines of `width` pixels are
-// `line_stride` pixels apart.
+// Copies a run of pixels of a channel block to `pixels`, where lines of `width` pixels are `line_stride` pixels apart.
 void read_run(const float *plane, int64_t plane_size, int64_t channels, int64_t count, int64_t width,
               int64_t line_stride, float *pixels) {
   int64_t column = 0;
@@ -41,7 +40,7 @@ void read_run(const float *plane, int64_t plane_size, int64_t channels, int64_t 
   }
 }
 
-// Copies a window of a channel block to pixels[row][column][16], zeros where no image is.
+// Copies a window of a channel block to pixels[row][column][16], with zeros outside of the image.
 void read_window(const Images &images, int64_t image, int64_t block, const Window &window, float *pixels) {
   const int64_t plane_size = images.height * images.width;
   const int64_t channels = std::min<int64_t>(images.channels - block * kLanes, kLanes);
@@ -58,7 +57,7 @@ void read_window(const Images &images, int64_t image, int64_t block, const Windo
   }
   const int64_t width = right - left, lines = bottom - top;
   if (width == 0) return;
-  // Whole lines follow each other without a gap.
+  // Whole lines are contiguous, so they are copied as one run.
   const int64_t runs = width == images.width ? 1 : lines;
   for (int64_t run = 0; run < runs; ++run) {
     const int64_t y = top + run;
@@ -107,7 +106,7 @@ void transform_strip(const Images &images, const Window &window, const Strip &st
 }  // namespace
 
 int64_t strip_pixels(int64_t rows, int64_t columns) {
-  // The largest of the inputs' halo and the outputs, with room for a last incomplete vector.
+  // The larger of the inputs with their halo and the outputs, with room for a last incomplete vector.
   return ((kTile * rows + kTaps) * (kTile * columns + kTaps) + kLanes) * kLanes;
 }
 
@@ -131,9 +130,8 @@ void inverse_outputs(const Tiles &tiles, int64_t first_tile, const Strip &strip,
   window.columns = std::min(kTile * strip.columns, images.width - window.column);
   const int64_t line = window.columns;
   for (int64_t block = 0; block < images.blocks(); ++block) {
-    // Lines are as long as the image's, so what the last tile of a row has too much falls on the
-    // beginning of the next lines.  Tiles are written from right to left, rows downwards: so
-    // those lines are written later.
+    // Lines are as long as those of the image, so the excess of the last tile of a row falls on the beginning of the
+    // next lines. Tiles are written from right to left and rows downwards, so those lines are overwritten later.
     for (int64_t row = 0; row < strip.rows; ++row)
       for (int64_t column = strip.columns - 1; column >= 0; --column) {
         const float *from = tiles.at(block, first_tile + row * strip.columns + column);

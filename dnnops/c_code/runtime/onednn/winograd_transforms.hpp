@@ -1,8 +1,7 @@
-// The one-dimensional transforms of Winograd's F(4, 3), and how two of them make one of F(4 x 4, 3 x 3).
+// The one-dimensional transforms of Winograd's F(4, 3), and the two-dimensional one of F(4 x 4, 3 x 3) made of them.
 //
-// The interpolation points are 0, +-a, +-b and infinity with a = sqrt(1/2), b = sqrt(2).  They
-// halve the rounding error of the customary 1 and 2 at the same number of operations: a * b = 1
-// keeps the powers of the points close to 1.
+// The interpolation points are 0, +-a, +-b and infinity with a = sqrt(1/2), b = sqrt(2). They halve the rounding error
+// of the usual points 1 and 2 at the same number of operations: a * b = 1 keeps the powers of the points close to 1.
 #ifndef DNNOPS_ONEDNN_WINOGRAD_TRANSFORMS_HPP
 #define DNNOPS_ONEDNN_WINOGRAD_TRANSFORMS_HPP
 
@@ -12,7 +11,7 @@ namespace dnnops::winograd {
 
 constexpr float kA = 0.70710678118654752440f, kB = 1.41421356237309504880f;
 constexpr float kA2 = 0.5f, kB2 = 2.0f, kA3 = kA2 * kA, kB3 = kB2 * kB;
-// 1 / product of the differences of +a (or -a) from the other points, and of +b (or -b).
+// 1 / the product of the differences of +a (or -a) from the other points, and likewise for +b (or -b).
 constexpr float kNormA = 1 / (2 * kA2 * (kA2 - kB2)), kNormB = 1 / (2 * kB2 * (kB2 - kA2));
 
 // Six inputs of a tile: B' d.
@@ -58,7 +57,7 @@ struct InverseOutput {
   }
 };
 
-// The gradient by a tile's four outputs: A y, the transpose of InverseOutput.
+// The gradient with respect to a tile's four outputs: A y, the transpose of InverseOutput.
 struct TransformOutputGradient {
   static constexpr int kIn = kTile, kOut = kPatch;
   static inline void apply(const Vec *y, Vec *out) {
@@ -73,7 +72,7 @@ struct TransformOutputGradient {
   }
 };
 
-// The gradient by three taps: G' u, the transpose of TransformFilter.
+// The gradient with respect to three taps: G' u, the transpose of TransformFilter.
 struct InverseFilterGradient {
   static constexpr int kIn = kPatch, kOut = kTaps;
   static inline void apply(const Vec *u, Vec *out) {
