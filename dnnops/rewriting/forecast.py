@@ -1,4 +1,4 @@
-"""Which nodes of a graph will move to the device."""
+"""Predict which nodes of a graph will move to the device."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from dnnops.rewriting.lifters import expansion_of, lifters_of
 
 
 class Forecast:
-    """Which nodes will move, as far as their lifters' declarations tell.
+    """The nodes that will move to the device, predicted from the declarations of their lifters.
 
     Parameters
     ----------
     fgraph : FunctionGraph
     order : list of Apply
-        Its nodes in topological order.
+        Nodes of the graph in topological order.
     excluded_tags : frozenset of str
-        Lifters with one of these tags aren't asked.
+        Tags whose lifters are disabled.
     everything : bool
-        Whether each node that has a lifter and an array of floats moves, also if no array is on the
-        device yet.
+        Whether every node with a lifter and a floating-point array moves, even if no array is on
+        the device yet.
 
     Attributes
     ----------
     pulled : set of Apply, or None
-        Nodes that move because all that uses them does, or because everything does. None if nothing
-        moves at all.
+        Nodes that move because all their users do, or because of `everything`. None if no node
+        moves.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Forecast:
         self.lifters = {node: lifters_of(node, excluded_tags) for node in order}
         self.on_device = {x for x in fgraph.variables if is_on_device(x)}
         self.moved: set[Apply] = set()
-        # Made of numbers and constants alone: moving it moves no array.
+        # Arrays computed from numbers and constants only: moving them transfers no array.
         self.made: set[Variable] = set()
         self.pulled: set[Apply] | None = None
         for node in order:
@@ -108,7 +108,7 @@ class Forecast:
 
 
 def _has_arrays(node: Apply) -> bool:
-    """Tell whether a node computes floating-point numbers from an array of such."""
+    """Return whether a node computes floating-point numbers from a floating-point array."""
     return any(getattr(z.type, "dtype", None) in FLOAT_DTYPES for z in node.outputs) and any(
         getattr(x.type, "dtype", None) in FLOAT_DTYPES and not all(x.type.broadcastable)
         for x in node.inputs

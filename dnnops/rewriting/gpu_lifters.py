@@ -1,4 +1,4 @@
-"""The lifters of PyTensor's own tensor Ops."""
+"""Lifters of PyTensor's tensor Ops."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from dnnops.rewriting.lifting import (
     register_lifter,
 )
 
-# A product of matrices with more multiplications than this repays the transfer of both.
+# A matrix product with at least this many multiplications is worth the transfer of both operands.
 _HEAVY_PRODUCT = 2**24
 
 
@@ -72,7 +72,7 @@ def _every_input(node: Apply) -> range:
 
 
 def _mirror(op_class: type[MirrorOp]) -> LiftFunction:
-    """Make a lifter that wraps the node's Op and changes nothing else."""
+    """Return a lifter that wraps the node's Op and changes nothing else."""
 
     def lift(node: Apply, inputs: list[Any], context: LiftContext) -> Sequence[Variable]:
         return op_class(node.op).make_node(*inputs).outputs
@@ -91,12 +91,12 @@ register_lifter(Join, operands=lambda node: range(first_joined(node.op), len(nod
 
 
 def _is_scalar(x: Any) -> bool:
-    """Tell whether a host variable has one element, known from its type."""
+    """Return whether a host variable has one element according to its type."""
     return isinstance(x.type, TensorType) and all(x.type.broadcastable)
 
 
 def _as_host_scalar(x: Any) -> Any:
-    """Give a one-element host variable without its dimensions."""
+    """Return a one-element host variable as a scalar."""
     while x.owner is not None and isinstance(x.owner.op, DimShuffle):
         x = x.owner.inputs[0]
     if isinstance(x, Constant):
@@ -115,7 +115,7 @@ def _device_of(values: Sequence[Any], context: LiftContext) -> int:
 
 
 def _without_cast(x: Any) -> Any:
-    """Let a kernel load bfloat16 itself, rather than read a float32 copy of it."""
+    """Return the bfloat16 array below a cast to float32, since kernels can load it directly."""
     node = x.owner
     if node is not None and isinstance(node.op, GpuCast) and node.op.dtype == "float32":
         (original,) = node.inputs
@@ -126,7 +126,7 @@ def _without_cast(x: Any) -> Any:
 
 @register_lifter(Elemwise, operands=_every_input, pulled=True, convert=False)
 def lift_elemwise(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
-    """Elemwise: host operands of one element become arguments of the kernel."""
+    """Lift Elemwise; one-element host operands become kernel arguments."""
     if any(x.type.dtype not in DTYPES for x in inputs):
         return None
     device = _device_of(inputs, context)
@@ -138,9 +138,9 @@ def lift_elemwise(node: Apply, inputs: list[Any], context: LiftContext) -> list[
 
 @register_lifter(CAReduce, operands=(0,))
 def lift_reduction(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
-    """CAReduce, of the scalar Ops that the device knows.
+    """Lift a CAReduce whose scalar Op the device supports.
 
-    PyTensor has fused it with an elementwise operation, for its own loops: that is undone.
+    If PyTensor has fused it with an elementwise operation, the two are split again.
     """
     parts = taken_apart(node.op)
     if parts is not None:
@@ -172,26 +172,26 @@ def _all_float(node: Apply) -> bool:
 
 @register_lifter(Dot, Dot22, operands=(0, 1), heavy=_heavy_product(0, 1))
 def lift_dot(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
-    """Dot of floats; cuBLAS multiplies no integers."""
+    """Lift Dot of floating-point matrices; cuBLAS does not multiply integers."""
     return GpuDot(node.op).make_node(*inputs).outputs if _all_float(node) else None
 
 
 @register_lifter(BatchedDot, operands=(0, 1), heavy=_heavy_product(0, 1))
 def lift_batched_dot(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
-    """BatchedDot of floats."""
+    """Lift BatchedDot of floating-point arrays."""
     return GpuBatchedDot(node.op).make_node(*inputs).outputs if _all_float(node) else None
 
 
 @register_lifter(Blockwise, operands=(0, 1), heavy=False)
 def lift_blockwise(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
-    """Blockwise, of a product of matrices only."""
+    """Lift Blockwise if it computes matrix products."""
     if not isinstance(node.op.core_op, Dot) or not _all_float(node):
         return None
     return GpuBatchedDot(node.op).make_node(*inputs).outputs
 
 
 def _blas(op_class: type[MirrorOp], scalars: tuple[int, ...]) -> LiftFunction:
-    """Make the lifter of a BLAS Op whose scalar factors stay where they are."""
+    """Return a lifter for a BLAS Op that leaves the scalar factors where they are."""
 
     def lift(node: Apply, inputs: list[Any], context: LiftContext) -> Sequence[Variable]:
         device = _device_of(inputs, context)
@@ -218,7 +218,7 @@ register_lifter(*existing(blas, "Ger"), operands=(0, 2, 3), convert=False)(_blas
 
 @register_lifter(Alloc, operands=(0,), pulled=_always, convert=False)
 def lift_alloc(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable]:
-    """Alloc: filled on the device with a host's number or a device array."""
+    """Lift Alloc, which fills an array on the device with a host number or a device array."""
     device = _device_of(inputs[:1], context)
     value = _scalar_or_device(inputs[0], context, device)
     shape = [context.to_host(x) for x in inputs[1:]]
@@ -227,13 +227,13 @@ def lift_alloc(node: Apply, inputs: list[Any], context: LiftContext) -> list[Var
 
 @register_lifter(AllocEmpty, operands=(), pulled=_always)
 def lift_alloc_empty(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable]:
-    """AllocEmpty."""
+    """Lift AllocEmpty."""
     return GpuAllocEmpty(node.op.dtype, context.device).make_node(*inputs).outputs
 
 
 @register_lifter(ARange, operands=(), pulled=_always)
 def lift_arange(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable]:
-    """ARange."""
+    """Lift ARange."""
     return GpuARange(node.op, context.device).make_node(*inputs).outputs
 
 
@@ -241,7 +241,7 @@ def lift_arange(node: Apply, inputs: list[Any], context: LiftContext) -> list[Va
 
 
 def _device_indices(indices: list[Any], context: LiftContext, device: int) -> list[Any]:
-    """Put index arrays on the device; numbers and parts of slices belong on the host."""
+    """Move index arrays to the device; numbers and parts of slices stay on the host."""
     return [
         context.to_device(i, device)
         if is_on_device(i) or (isinstance(i.type, TensorType) and i.type.ndim)
@@ -271,7 +271,7 @@ def _index_arrays(first: int) -> Any:
 def lift_advanced_subtensor(
     node: Apply, inputs: list[Any], context: LiftContext
 ) -> list[Variable] | None:
-    """AdvancedSubtensor of a device array."""
+    """Lift AdvancedSubtensor of a device array."""
     device = _device_of(inputs[:1], context)
     x = context.to_device(inputs[0], device)
     indices = _device_indices(inputs[1:], context, device)
@@ -302,18 +302,18 @@ register_lifter(
 )(_lift_change(GpuAdvancedIncSubtensor))
 
 
-# Shapes, whose result is the host's
+# Shapes, whose results stay on the host
 
 
 @register_lifter(Shape_i, operands=(0,), convert=False)
 def lift_shape_i(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
-    """Shape_i reads a device array's shape where it is: on the host."""
+    """Apply Shape_i to the device array directly, since its shape is stored on the host."""
     return [node.op(inputs[0])] if is_on_device(inputs[0]) else None
 
 
 @register_lifter(Shape, operands=(0,), convert=False)
 def lift_shape(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
-    """Shape, likewise."""
+    """Apply Shape to the device array directly, since its shape is stored on the host."""
     (x,) = inputs
     # Not node.op(x): Shape.make_node would transfer its operand to the host.
     return list(Apply(node.op, [x], [node.outputs[0].type()]).outputs) if is_on_device(x) else None
@@ -321,19 +321,19 @@ def lift_shape(node: Apply, inputs: list[Any], context: LiftContext) -> list[Var
 
 @register_lifter(CheckAndRaise, operands=(0,), convert=False)
 def lift_check(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
-    """Assert and its kin hand any value on; the conditions are the host's."""
+    """Lift Assert and similar Ops, which pass on any value; the conditions stay on the host."""
     x, *conditions = inputs
     if not is_on_device(x):
         return None
     return node.op.make_node(x, *[context.to_host(c) for c in conditions]).outputs
 
 
-# What no lifter takes when cuDNN is excluded or can't do it
+# Expressions for Ops that have no lifter if cuDNN is excluded or does not support them
 
 
 @register_expansion(ProdWithoutZeros)
 def expand_prod_without_zeros(node: Apply, inputs: list[Any]) -> list[Variable]:
-    """The product of what is not zero, of which the gradient of a product is made."""
+    """Expand the product of nonzero elements, which the gradient of a product uses."""
     (x,) = inputs
     one = np.ones((1,) * x.type.ndim, x.type.dtype)
     kept = switch(eq(x, 0), one, x)
@@ -342,21 +342,21 @@ def expand_prod_without_zeros(node: Apply, inputs: list[Any]) -> list[Variable]:
 
 @register_expansion(SoftmaxGrad)
 def expand_softmax_grad(node: Apply, inputs: list[Any]) -> list[Variable]:
-    """SoftmaxGrad in elementwise Ops and sums."""
+    """Expand SoftmaxGrad into elementwise Ops and sums."""
     gz, sm = inputs
     return [sm * (gz - (gz * sm).sum(axis=node.op.axis, keepdims=True))]
 
 
 @register_expansion(LogSoftmaxGrad)
 def expand_log_softmax_grad(node: Apply, inputs: list[Any]) -> list[Variable]:
-    """LogSoftmaxGrad in elementwise Ops and sums."""
+    """Expand LogSoftmaxGrad into elementwise Ops and sums."""
     gz, logsm = inputs
     return [gz - exp(logsm) * gz.sum(axis=node.op.axis, keepdims=True)]
 
 
 @register_expansion(WholeSoftmax)
 def expand_softmax(node: Apply, inputs: list[Any]) -> list[Variable]:
-    """WholeSoftmax in elementwise Ops, a maximum and a sum."""
+    """Expand WholeSoftmax into elementwise Ops, a maximum and a sum."""
     (x,) = inputs
     axis = node.op.axis
     shifted = x - x.max(axis=axis, keepdims=True)
@@ -366,17 +366,17 @@ def expand_softmax(node: Apply, inputs: list[Any]) -> list[Variable]:
 
 @register_expansion(CrossEntropy, CrossEntropyGrad)
 def expand_cross_entropy(node: Apply, inputs: list[Any]) -> list[Variable]:
-    """A cross-entropy, or its gradient, in a log-softmax and indexing."""
+    """Expand a cross-entropy or its gradient into a log-softmax and indexing."""
     return node.op.expressions(*inputs)
 
 
 @register_expansion(Activation, ActivationGrad, elementwise=True)
 def expand_activation(node: Apply, inputs: list[Any]) -> list[Variable]:
-    """An activation, or its gradient, in elementwise Ops."""
+    """Expand an activation or its gradient into elementwise Ops."""
     return [node.op.expression(*inputs)]
 
 
 @register_expansion(Attention, AttentionGrad)
 def expand_attention(node: Apply, inputs: list[Any]) -> list[Variable]:
-    """Attention, or its gradient, in products of stacked matrices and elementwise Ops."""
+    """Expand attention or its gradient into products of stacked matrices and elementwise Ops."""
     return node.op.expressions(*inputs)

@@ -1,4 +1,4 @@
-"""In-place versions of the Ops on device arrays."""
+"""In-place versions of Ops on device arrays."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.subtensor import GpuAdvancedIncSubtensor, GpuIncSubtensor
 
-#: ``f(fgraph, node)`` gives an in-place version of ``node.op``, several, or None.
+#: ``f(fgraph, node)`` returns one or several in-place versions of ``node.op``, or None.
 InplaceFunction = Callable[[FunctionGraph, Apply], Op | Sequence[Op] | None]
 
 _registry: dict[type, InplaceFunction] = {}
 
 
 def register_gpu_inplace(*op_classes: type) -> Callable[[InplaceFunction], InplaceFunction]:
-    """Register a function that gives the in-place version of a node's Op.
+    """Register a function that returns the in-place version of a node's Op.
 
     Parameters
     ----------
     *op_classes : type
-        Classes of GPU Ops; no subclasses are served.
+        Classes of GPU Ops. Subclasses are not included.
 
     Returns
     -------
     callable
-        A decorator for ``f(fgraph, node)``, which returns an Op with a ``destroy_map`` that
-        takes ``node.inputs``, or None; or several, of which the first one is taken that overwrites
-        only what may be. It isn't asked about nodes that are in place already, and needn't check
-        whether the input may be overwritten.
+        Decorator for ``f(fgraph, node)``, which returns an Op with a ``destroy_map`` that takes
+        ``node.inputs``, a sequence of such Ops, or None. Of several Ops, the first that overwrites
+        only unneeded inputs is used. The function is not called for nodes that are already in
+        place, and need not check whether an input may be overwritten.
     """
 
     def register(function: InplaceFunction) -> InplaceFunction:
@@ -53,7 +53,7 @@ def register_gpu_inplace(*op_classes: type) -> Callable[[InplaceFunction], Inpla
 
 
 class GpuInplace(GraphRewriter):
-    """Replace Ops by their in-place versions where nothing else needs what they overwrite."""
+    """Replace Ops with their in-place versions where nothing else needs the overwritten inputs."""
 
     def apply(self, fgraph: FunctionGraph) -> None:
         """Rewrite `fgraph`."""
@@ -67,7 +67,7 @@ class GpuInplace(GraphRewriter):
                     break
 
     def _replace(self, fgraph: FunctionGraph, node: Apply, op: Op, inputs: list[Variable]) -> bool:
-        """Put an Op in the place of a node's; False if somebody else needs what it overwrites."""
+        """Replace a node's Op; return False if another node needs an overwritten input."""
         new = op.make_node(*inputs).outputs
         copy_stack_trace(node.outputs, new)
         try:
@@ -80,7 +80,7 @@ class GpuInplace(GraphRewriter):
 
 
 def _inputs(node: Apply, op: Op) -> Iterator[list[Variable]]:
-    """A node's inputs; then with memory of its own, where an allocation has been merged."""
+    """Yield a node's inputs, then, if different, its inputs with unshared copies of allocations."""
     yield list(node.inputs)
     overwritten = {i for indices in op.destroy_map.values() for i in indices}
     own = [
@@ -96,14 +96,14 @@ def _is_allocated(x: Variable) -> bool:
 
 
 class GpuInplaceElemwise(InplaceGraphOptimizer):
-    """Let `GpuElemwise` overwrite operands; updates of shared variables first."""
+    """Let `GpuElemwise` overwrite operands, with updates of shared variables first."""
 
     op = GpuElemwise
 
     def filter_candidate_pairs(
         self, fgraph: FunctionGraph, node: Apply, protected_inputs: Sequence[Variable]
     ) -> list[Any]:
-        """Pair outputs with operands of the same type that nobody else destroys."""
+        """Pair outputs with operands of the same type that no other node destroys."""
         candidates = [
             (node.inputs.index(x), x)
             for x in inplace_candidates(fgraph, node.inputs, protected_inputs=protected_inputs)
@@ -117,13 +117,13 @@ class GpuInplaceElemwise(InplaceGraphOptimizer):
         ]
 
     def create_inplace_node(self, node: Apply, inplace_pattern: dict[int, Sequence[int]]) -> Apply:
-        """Make the node that overwrites the given operands."""
+        """Return the node that overwrites the given operands."""
         pairs = [(o, i) for o, [i] in inplace_pattern.items()]
         return GpuElemwise(node.op.scalar_op, pairs).make_node(*node.inputs)
 
 
 def _inplace_host_op(op: Any) -> Any:
-    """Give the in-place version of an Op of PyTensor that has the parameter ``inplace``."""
+    """Return the in-place version of a PyTensor Op with an ``inplace`` parameter."""
     inplace = copy.copy(op)
     name = "destructive" if hasattr(op, "destructive") else "inplace"
     setattr(inplace, name, True)
@@ -133,13 +133,13 @@ def _inplace_host_op(op: Any) -> Any:
 
 @register_gpu_inplace(GpuIncSubtensor, GpuAdvancedIncSubtensor, GpuGemm, GpuGemv, GpuGer)
 def inplace_mirror(fgraph: FunctionGraph, node: Apply) -> Op:
-    """The Ops whose host's Op has an in-place version."""
+    """Return the in-place version of a GPU Op whose host Op has one."""
     op = copy.copy(node.op)
     op.host_op = _inplace_host_op(node.op.host_op)
     op.destroy_map = op.host_op.destroy_map
     return op
 
 
-# After add_destroy_handler (49.5); the updates' in-place writes before those of temporaries.
+# After add_destroy_handler (49.5). In-place updates come before in-place temporaries.
 optdb.register("gpu_inplace", GpuInplace(), "gpu", "inplace", position=50.55)
 optdb.register("gpu_inplace_elemwise", GpuInplaceElemwise(), "gpu", "inplace", position=50.6)

@@ -1,6 +1,6 @@
-"""The registry of lifters: functions that give the device's version of a node.
+"""Registry of lifters: functions that return the device version of a node.
 
-`dnnops.rewriting.lifting` asks them.
+`dnnops.rewriting.lifting` calls them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dnnops.gpuarray.dtypes import DTYPES, FLOAT_DTYPES, numpy_dtype
 if TYPE_CHECKING:
     from dnnops.rewriting.lifting import LiftContext
 
-#: ``lift(node, inputs, context)`` gives the outputs' new variables, or None.
+#: ``lift(node, inputs, context)`` returns new variables for the outputs, or None.
 LiftFunction = Callable[[Apply, list[Any], "LiftContext"], Sequence[Variable] | None]
 Operands = tuple[int, ...] | Callable[[Apply], Iterable[int]]
 
 
 @dataclass(frozen=True)
 class Lifter:
-    """One entry of the registry; the fields are those of :func:`register_lifter`."""
+    """An entry of the registry, with the parameters of :func:`register_lifter` as fields."""
 
     lift: LiftFunction
     operands: Operands | None = None
@@ -39,7 +39,7 @@ class Lifter:
     priority: int = 0
 
     def operand_indices(self, node: Apply) -> tuple[int, ...]:
-        """Give the indices of the inputs that have to be on the device."""
+        """Return the indices of the inputs that must be on the device."""
         if self.operands is None:
             return tuple(i for i, x in enumerate(node.inputs) if _dtype(x) in FLOAT_DTYPES)
         if callable(self.operands):
@@ -47,18 +47,18 @@ class Lifter:
         return self.operands
 
     def takes_on_device(self, node: Apply, index: int) -> bool:
-        """Tell whether an input ends up on the device when the node moves."""
+        """Return whether an input ends up on the device when the node moves."""
         more = self.takes(node) if callable(self.takes) else self.takes
         return index in self.operand_indices(node) or index in more
 
     def can_be_pulled(self, node: Apply) -> bool:
-        """Tell whether the node moves when all that uses its outputs does."""
+        """Return whether the node moves when all users of its outputs do."""
         if callable(self.pulled):
             return self.pulled(node)
         return self.pulled and _transfers_no_more(node)
 
     def is_heavy(self, node: Apply) -> bool:
-        """Tell whether the node is worth a transfer by itself."""
+        """Return whether the node is worth a transfer by itself."""
         return self.heavy(node) if callable(self.heavy) else self.heavy
 
 
@@ -80,34 +80,35 @@ def register_lifter(
     Parameters
     ----------
     *op_classes : type
-        Classes of the host's Ops; subclasses are served too, by the nearest class.
+        Classes of host Ops. Subclasses use the lifters of their nearest registered class.
     operands : tuple of int, or callable, optional
-        Indices of the inputs that have to be on the device, or ``f(node)`` that gives them.
-        Default: the inputs of float dtypes. The function gets all other inputs as host
-        variables.
+        Indices of the inputs that must be on the device, or ``f(node)`` that returns them.
+        Default: the inputs of floating-point dtypes. All other inputs are passed to the function
+        as host variables.
     heavy : bool or callable, default False
-        True, or ``f(node)`` that says so: worth a transfer by itself. Another node moves when
-        one of its operands is on the device already.
+        Whether the node is worth a transfer by itself, or ``f(node)`` that returns this. Other
+        nodes move only if one of their operands is already on the device.
     pulled : bool or callable, default False
-        The node also moves when all that uses its outputs does, and when that doesn't make
-        the transfer larger; or when ``f(node)`` says so. For Ops whose output isn't smaller
-        than their operands.
+        Whether the node also moves when all users of its outputs do and the transfer does not
+        become larger, or ``f(node)`` that returns whether it moves with its users. Meant for Ops
+        whose output is not smaller than their operands.
     convert : bool, default True
-        False: the function gets each input where it is, and calls
-        :meth:`LiftContext.to_device` and :meth:`LiftContext.to_host` itself.
+        Whether inputs are transferred before the call. If False, the function gets each input
+        where it is, and calls :meth:`LiftContext.to_device` and :meth:`LiftContext.to_host` itself.
     takes : tuple of int, or callable, optional
-        With ``convert=False``: indices of further inputs that the function puts on the device,
-        which don't make the node move, such as index arrays.
+        With ``convert=False``, indices of further inputs that the function moves to the device,
+        such as index arrays. They do not cause the node to move.
     tags : iterable of str
-        ``mode.excluding(tag)`` leaves the lifter out.
+        Tags of the lifter. ``mode.excluding(tag)`` disables it.
     priority : int, default 0
-        The highest is asked first; one that returns None leaves the node to the next.
+        Priority among the lifters of a class. The highest is called first. If it returns None,
+        the next one is called.
 
     Returns
     -------
     callable
-        A decorator for ``lift(node, inputs, context)``, which returns a variable for each of
-        ``node.outputs``, on the device or the host, of equal dtype and rank; or None.
+        Decorator for ``lift(node, inputs, context)``, which returns None or, for each of
+        ``node.outputs``, a variable of equal dtype and rank on the device or the host.
     """
 
     def register(function: LiftFunction) -> LiftFunction:
@@ -121,7 +122,7 @@ def register_lifter(
     return register
 
 
-#: ``expand(node, inputs)`` gives an expression of other Ops with the values of the outputs.
+#: ``expand(node, inputs)`` returns expressions of other Ops that compute the outputs.
 ExpandFunction = Callable[[Apply, list[Any]], Sequence[Variable]]
 
 expansions: dict[type, ExpandFunction] = {}
@@ -131,23 +132,23 @@ _elementwise: set[type] = set()
 def register_expansion(
     *op_classes: type, elementwise: bool = False
 ) -> Callable[[ExpandFunction], ExpandFunction]:
-    """Register a function that writes a node out in Ops that have lifters.
+    """Register a function that expands a node into Ops that have lifters.
 
-    It serves nodes with an operand on the device that no lifter took: its expression is lifted
-    in their place. Every `OpFromGraph` has its inner graph for an expression.
+    If a node has an operand on the device but no lifter accepts it, its expression is lifted
+    instead. The expression of an `OpFromGraph` is its inner graph.
 
     Parameters
     ----------
     *op_classes : type
-        Classes of the host's Ops; subclasses are served too.
+        Classes of host Ops. Subclasses are included.
     elementwise : bool, default False
-        Whether expressions have elementwise Ops that are to be fused with those around the node:
-        it is written out before fusion then.
+        Whether the expressions contain elementwise Ops to fuse with those around the node. Such
+        nodes are expanded before fusion.
 
     Returns
     -------
     callable
-        A decorator for ``expand(node, inputs)``; `inputs` are host variables.
+        Decorator for ``expand(node, inputs)``, where `inputs` are host variables.
     """
     if elementwise:
         _elementwise.update(op_classes)
@@ -161,7 +162,7 @@ def register_expansion(
 
 
 def lifters_of(node: Apply, excluded_tags: frozenset[str]) -> list[Lifter]:
-    """Give the lifters of a node that have none of the tags, in the order in which to ask them."""
+    """Return the lifters of a node that have none of the tags, in the order to call them."""
     if not all(isinstance(z.type, TensorType) and z.type.dtype in DTYPES for z in node.outputs):
         return []
     for op_class in type(node.op).__mro__:
@@ -171,19 +172,19 @@ def lifters_of(node: Apply, excluded_tags: frozenset[str]) -> list[Lifter]:
 
 
 def expansion_of(op: Op) -> ExpandFunction | None:
-    """Give what writes an Op out in others, or None."""
+    """Return the function that expands an Op into other Ops, or None."""
     return next((expansions[c] for c in type(op).__mro__ if c in expansions), None)
 
 
 def expands_elementwise(op: Op) -> bool:
-    """Tell whether what an Op is written out in is to be fused with what is around it."""
+    """Return whether the expression of an Op is to be fused with the Ops around it."""
     return not _elementwise.isdisjoint(type(op).__mro__)
 
 
 @register_expansion(OpFromGraph)
 def inner_graph(node: Apply, inputs: list[Any]) -> Sequence[Variable]:
-    """Write an `OpFromGraph` out: its inner graph, of these inputs."""
-    # Not clone_replace: that would copy all that the inputs are computed from, too.
+    """Expand an `OpFromGraph` into its inner graph, applied to `inputs`."""
+    # Not clone_replace, which would also copy the graph that computes the inputs.
     new: dict[Any, Any] = dict(zip(node.op.inner_inputs, inputs, strict=True))
     for inner in toposort(node.op.inner_outputs, blockers=node.op.inner_inputs):
         copied = inner.op.make_node(*(new.get(x, x) for x in inner.inputs))
@@ -196,10 +197,10 @@ def _dtype(x: Variable) -> str | None:
 
 
 def _transfers_no_more(node: Apply) -> bool:
-    """Tell whether transferring a node's operands is as cheap as transferring its outputs."""
+    """Return whether transferring a node's operands is as cheap as transferring its outputs."""
 
     def size(variables: Iterable[Any]) -> int:
-        # Per element of the result: an operand that is broadcast costs next to nothing.
+        # Bytes per element of the result; an operand that is broadcast costs almost nothing.
         return sum(
             numpy_dtype(x.type.dtype).itemsize
             for x in variables

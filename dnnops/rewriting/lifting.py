@@ -1,8 +1,8 @@
 """The pass that moves a graph to the GPU.
 
-A *lifter* is a function that gives the device's version of a node. The pass decides which nodes
-move, hands each lifter operands that are on the device already, and adds transfers where host and
-device meet: one per variable and direction.
+A *lifter* is a function that returns the device version of a node. The pass decides which nodes
+move, passes each lifter operands that are already on the device, and inserts transfers between host
+and device, one per variable and direction.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ __all__ = [
 
 @dataclass
 class LiftContext:
-    """What a lifter can ask the pass.
+    """The interface of the pass that lifters use.
 
     Attributes
     ----------
     device : int
-        The device to which the graph moves.
+        Device that the graph moves to.
     """
 
     device: int
@@ -70,7 +70,7 @@ class LiftContext:
     _applied: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def to_device(self, x: Any, device: int | None = None) -> Any:
-        """Give a variable on the device, by a transfer if need be; constants are moved once."""
+        """Return `x` on the device, transferred if necessary; constants are moved only once."""
         device = self.device if device is None else device
         if is_on_device(x) and x.type.device == device:
             return x
@@ -85,14 +85,14 @@ class LiftContext:
         return self._device_values[key]
 
     def apply_once(self, op: Any, *inputs: Any) -> Any:
-        """Apply an Op, or give what it gave for the same inputs before."""
+        """Apply an Op, reusing the result of an earlier call with the same inputs."""
         key = (op, *inputs)
         if key not in self._applied:
             self._applied[key] = op(*inputs)
         return self._applied[key]
 
     def to_host(self, x: Any) -> Any:
-        """Give a variable on the host, by a transfer if need be."""
+        """Return `x` on the host, transferred if necessary."""
         if not is_on_device(x):
             return x
         if x not in self._host_values:
@@ -104,16 +104,16 @@ class LiftContext:
 
 
 class GraphToGpu(GraphRewriter):
-    """Move to a GPU what of a graph runs there, or what is worth the transfer.
+    """Move the nodes of a graph to a GPU that use device arrays or are worth the transfer.
 
-    Integers of shapes, random generators and whatever has no lifter stay on the host.
+    Integers of shapes, random generators and Ops without a lifter stay on the host.
 
     Parameters
     ----------
     excluded_tags : collection of str
-        Lifters with one of these tags aren't asked.
+        Tags whose lifters are disabled.
     everything : bool
-        Whether everything moves that has a lifter, worth the transfer or not.
+        Whether every node with a lifter moves, even if it is not worth the transfer.
     """
 
     def __init__(self, excluded_tags: Iterable[str] = (), everything: bool = False):
@@ -139,7 +139,7 @@ class GraphToGpu(GraphRewriter):
 
 
 def _graph_device(fgraph: FunctionGraph) -> int:
-    """Give the device of the graph's device variables, else that of the flag, else 0."""
+    """Return the device of the graph's device variables, else that of the flag, else 0."""
     devices = {x.type.device for x in fgraph.variables if is_on_device(x)}
     wanted = device_from_target(str(getattr(config, "device", "cpu")))
     if len(devices) == 1:
@@ -148,20 +148,20 @@ def _graph_device(fgraph: FunctionGraph) -> int:
 
 
 class _Lifting:
-    """The second half of the pass: build the new graph."""
+    """The second half of the pass, which builds the new graph."""
 
     def __init__(self, rewriter: GraphToGpu, context: LiftContext, pulled: set[Apply]):
         self.rewriter = rewriter
         self.context = context
         self.pulled = pulled
-        # Each old variable's new one: on the device if it was computed there.
+        # Maps each old variable to its new one, on the device if it was computed there.
         self.new: dict[Variable, Any] = {}
 
     def value(self, old: Variable) -> Any:
         return self.new.get(old, old)
 
     def final(self, old: Variable) -> Any:
-        """Give a variable's new one where the old one was."""
+        """Return the new variable for `old`, transferred to where `old` was."""
         new = self.value(old)
         if is_on_device(old):
             return self.context.to_device(new, old.type.device)
@@ -180,7 +180,7 @@ class _Lifting:
         self.new.update(zip(node.outputs, new, strict=True))
 
     def _narrow_origin(self, node: Apply) -> Any:
-        """Give what a cast to bfloat16 was before it was widened to float32, or None."""
+        """Return the bfloat16 array that was widened to float32 before this cast, or None."""
         if not isinstance(node.op, GpuCast) or node.op.dtype != "bfloat16":
             return None
         wide = self.final(node.inputs[0]).owner
@@ -190,7 +190,7 @@ class _Lifting:
         return origin if origin.type.dtype == "bfloat16" else None
 
     def rebuilt(self, node: Apply) -> list[Any]:
-        """Leave the Op as it is, on new inputs."""
+        """Apply the unchanged Op to the new inputs."""
         inputs = [self.final(x) for x in node.inputs]
         if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
             return list(node.outputs)
@@ -198,7 +198,7 @@ class _Lifting:
         return self._labeled(node, outputs)
 
     def lifted(self, node: Apply) -> list[Any] | None:
-        """Ask the node's lifters; None if it stays on the host."""
+        """Return the outputs from the node's first lifter that moves it, or None."""
         for lifter in lifters_of(node, self.rewriter.excluded_tags):
             indices = lifter.operand_indices(node)
             operands = [self.value(node.inputs[i]) for i in indices]
@@ -224,7 +224,7 @@ class _Lifting:
         try:
             outputs = lifter.lift(node, inputs, context)
         except DnnNotSupportedError:
-            # E.g. a scalar Op without CUDA code: the host runs it.
+            # For example, a scalar Op without CUDA code, which the host runs.
             return None
         if outputs is not None:
             for old, z in zip(node.outputs, outputs, strict=True):
@@ -241,7 +241,7 @@ class _Lifting:
         return list(outputs)
 
     def _makes_array(self, node: Apply) -> bool:
-        """Tell whether a node makes an array of numbers alone, and the device can make it."""
+        """Return whether a node makes an array from numbers only, and can do so on the device."""
         from_numbers = all(getattr(x.type, "ndim", 0) == 0 for x in node.inputs)
         if not from_numbers or not any(z.type.ndim for z in node.outputs):
             return False
@@ -249,10 +249,10 @@ class _Lifting:
         return any(lifter.can_be_pulled(node) for lifter in lifters)
 
     def expanded(self, node: Apply) -> list[Any] | None:
-        """Write a node out that no lifter took, and lift what it is made of."""
+        """Expand a node that no lifter accepted, and lift its expression."""
         values = [self.value(x) for x in node.inputs]
         expand = expansion_of(node.op)
-        # An abstract Op's subclass on the device has been put there on purpose.
+        # A subclass of an abstract Op on the device was placed there on purpose.
         stays = expand is None or any(map(is_on_device, node.outputs))
         if stays or not (node in self.pulled or any(map(is_on_device, values))):
             return None
@@ -263,8 +263,8 @@ class _Lifting:
                 for x in values
             ]
         hosts = [self.context.to_host(x) for x in values]
-        # What the expression's nodes see is the device's value; transfers that stay unused
-        # are no part of the graph.
+        # The nodes of the expression use the device values. Unused transfers do not become part
+        # of the graph.
         self.new.update(zip(hosts, values, strict=True))
         outputs = list(expand(node, hosts))
         for inner in toposort(outputs, blockers=hosts):
@@ -274,23 +274,20 @@ class _Lifting:
         return self._labeled(node, [self.value(z) for z in outputs])
 
 
-#: The tag of modes that move everything to the GPU which can be there.
+#: The tag of modes that move every node with a lifter to the GPU.
 EVERYTHING = "everything_on_gpu"
 
 
 def gpu_tags(tags: tuple[Any, ...]) -> tuple[frozenset[str], bool]:
-    """Give the tags that a query excludes, and whether it includes `EVERYTHING`."""
+    """Return the tags that a query excludes, and whether it includes `EVERYTHING`."""
     query = tags[0] if tags else None
     excluded = frozenset(getattr(query, "exclude", ()))
     return excluded, EVERYTHING in getattr(query, "include", ())
 
 
 class GpuDB(RewriteDatabase):
-    """The entry ``"gpu"`` of PyTensor's database of rewrites.
-
-    It passes the tags that a mode excludes on to the lifters.
-    """
+    """Database entry ``"gpu_lift"``, which passes the excluded tags of a mode to the lifters."""
 
     def query(self, *tags: Any, **kwtags: Any) -> GraphToGpu:
-        """Make the rewriter for a query."""
+        """Return the rewriter for a query."""
         return GraphToGpu(*gpu_tags(tags))

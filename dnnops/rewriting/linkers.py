@@ -1,4 +1,4 @@
-"""Linkers that can't run a graph with device variables say so."""
+"""Reject graphs with device variables for linkers that cannot run them."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ __all__ = ["DnnLinkerError", "RefuseDeviceVariables"]
 
 
 class DnnLinkerError(DnnTypeError, AssertionError):
-    """A graph has device variables, and is compiled for a linker that can't run those.
+    """Raised when a graph with device variables is compiled for a linker that cannot run them.
 
-    An `AssertionError` too, because PyTensor logs other exceptions of a rewrite and goes on.
+    It is also an `AssertionError`, because PyTensor logs other exceptions in rewrites and goes on.
     """
 
 
 class RefuseDeviceVariables(GraphRewriter):
     """Raise if a graph for Numba's linker has device variables.
 
-    Only graphs for that linker, which is PyTensor's default, get the rewrites tagged ``numba``.
-    Without this they would fail with a message about types that Numba lacks.
+    Only graphs for that linker, PyTensor's default, get the rewrites tagged ``numba``. Without this
+    check, they would fail with a message about types that Numba does not support.
 
     Raises
     ------
     DnnLinkerError
+        If the graph has device variables.
     """
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        """Check; the graph stays as it is."""
+        """Check `fgraph` without changing it."""
         for variable in sorted(filter(is_on_device, fgraph.variables), key=str):
             raise DnnLinkerError(
                 f"{variable} of type {variable.type} is on the GPU, and Numba's linker, which is"
-                " PyTensor's default, cannot run such graphs. Give pytensor.function mode='DNN' or"
-                " mode='CUDNN', or set the flag device=cuda, which makes them run on the GPU"
+                " PyTensor's default, cannot run such graphs. Pass mode='DNN' or mode='CUDNN' to"
+                " pytensor.function, or set the flag device=cuda, to run them on the GPU"
             )
 
 
-# Last: after everything that might move a graph.
+# Last, after all rewrites that might move a graph.
 optdb.register("numba_refuses_device_variables", RefuseDeviceVariables(), "numba", position=100.2)

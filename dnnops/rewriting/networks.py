@@ -1,4 +1,4 @@
-"""Rewrites of what PyTensor's own Ops compute, kept to graphs of neural networks."""
+"""Restrict rewrites of PyTensor's own Ops to graphs of neural networks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ __all__ = ["InNetworks", "InNetworksDB"]
 
 
 class InNetworks(GraphRewriter):
-    """Apply rewriters to a graph that is somebody's neural network.
+    """Apply rewriters to graphs of neural networks.
 
     Parameters
     ----------
     steps : GraphRewriter
-        What is applied, in order.
+        Rewriters to apply, in order.
     everywhere : bool
-        Whether any graph counts as one, not only those with an Op of dnnops or a softmax.
+        Whether to treat every graph as a neural network, or only those with a dnnops Op or a
+        softmax.
     """
 
     def __init__(self, *steps: GraphRewriter, everywhere: bool = True):
@@ -40,12 +41,12 @@ class InNetworks(GraphRewriter):
 
 
 class InNetworksDB(RewriteDatabase):
-    """An entry of PyTensor's database: any graph is one in dnnops' modes, else those that show it.
+    """Database entry of an `InNetworks`, which treats every graph as a network in dnnops modes.
 
     Parameters
     ----------
     steps : GraphRewriter
-        As for `InNetworks`.
+        Rewriters to apply, in order.
     """
 
     def __init__(self, *steps: GraphRewriter):
@@ -53,6 +54,6 @@ class InNetworksDB(RewriteDatabase):
         self.steps = steps
 
     def query(self, *tags: Any, **kwtags: Any) -> InNetworks:
-        """Make the rewriter for a query."""
+        """Return the rewriter for a query."""
         included = set(getattr(tags[0], "include", ()) if tags else ())
         return InNetworks(*self.steps, everywhere=bool({"onednn", "gpu"} & included))

@@ -1,7 +1,7 @@
-"""Expressions as sums of products of variables whose axes may have been moved.
+"""Read expressions as sums of products of variables whose axes may have been moved.
 
-What a user writes has many forms: parameters may be spread over the axes by `dimshuffle` at any
-place, and factors and terms may come in any order. Rewrites that look for a formula read it so.
+A formula can be written in many forms: `dimshuffle` may broadcast parameters at any place, and
+factors and terms may come in any order. Rewrites that recognize a formula use this common form.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pytensor.tensor.math import Sum
 __all__ = ["Product", "View", "is_sum", "product_of", "root_of", "square_of", "terms_of"]
 
 
-#: From how many factors on a product isn't taken apart any further.
+#: The number of factors above which a product is not split any further.
 MAX_FACTORS = 16
 
 
 class View(NamedTuple):
-    """A variable with its axes moved: for each axis of the view the variable's, or ``"x"``."""
+    """A variable with its axes moved, where `order` is as for `DimShuffle`."""
 
     variable: Any
     order: tuple[Any, ...]
@@ -35,7 +35,7 @@ class View(NamedTuple):
         return View(x, tuple(range(x.type.ndim))).settled()
 
     def settled(self) -> View:
-        """The same view of what a `DimShuffle` was applied to."""
+        """Return the same view in terms of the variable below any `DimShuffle`."""
         x, order = self
         while x.owner is not None and isinstance(x.owner.op, DimShuffle):
             inner = x.owner.op.new_order
@@ -44,7 +44,7 @@ class View(NamedTuple):
         return View(x, order)
 
     def inputs_of(self, *kinds: type) -> list[View] | None:
-        """Views of the operands, if the variable is computed by one of these scalar Ops."""
+        """Return views of the operands if one of these scalar Ops computes the variable."""
         node: Apply | None = self.variable.owner
         if (
             node is None
@@ -55,23 +55,23 @@ class View(NamedTuple):
         return [View(x, self.order).settled() for x in node.inputs]
 
     def number(self) -> float | None:
-        """The number that this is, if it is a constant one."""
+        """Return the value of a one-element constant, else None."""
         x = self.variable
         if isinstance(x, Constant) and np.size(x.data) == 1:
             return float(np.asarray(x.data).item())
         return None
 
     def is_one_on(self, axis: int) -> bool:
-        """Whether the view is known to have size 1 on an axis."""
+        """Return whether the view is known to have size 1 on an axis."""
         i = self.order[axis]
         return i == "x" or self.variable.type.shape[i] == 1
 
     def build(self) -> Any:
-        """The variable that this is."""
+        """Return the variable with its axes moved."""
         return self.variable.dimshuffle(self.order)
 
     def undo(self, x: Any) -> Any:
-        """Move the axes of `x`, which are this view's, to where the variable has them."""
+        """Move the axes of `x` from the order of this view to that of the variable."""
         if self.order == tuple(range(self.variable.type.ndim)):
             return x
         return x.dimshuffle(
@@ -97,7 +97,7 @@ class Product:
         yield from self.divisors
 
     def build(self, values: dict[Any, Any]) -> Any:
-        """The product, with other variables for those in `values`; None if it is empty."""
+        """Build the product with variables replaced by `values`; None if it is empty."""
         product: Any = None
         for view in self.factors:
             x = View(values.get(view.variable, view.variable), view.order).build()
@@ -111,8 +111,8 @@ class Product:
 
 
 def terms_of(view: View, sign: int = 1) -> Iterator[tuple[int, View]]:
-    """The terms of a sum, or the view itself, with their signs."""
-    # Not recursive: sums may be nested deeper than calls.
+    """Yield the terms of a sum, or the view itself, with their signs."""
+    # Not recursive, because sums may be nested deeper than Python's recursion limit.
     waiting = [(sign, view)]
     while waiting:
         sign, view = waiting.pop()
@@ -134,7 +134,7 @@ def is_sum(view: View) -> bool:
 def product_of(
     start: View, sign: int = 1, atoms: Collection[Any] = (), whole_means: bool = True
 ) -> Product:
-    """Read a view as a product in which `atoms`, and quotients of sums, stay whole."""
+    """Read a view as a product without splitting `atoms` or, with `whole_means`, means."""
     found = Product(sign)
     waiting = [(start, False)]
     while waiting:
@@ -160,7 +160,7 @@ def product_of(
 
 
 def root_of(view: View) -> tuple[View, bool] | None:
-    """What a square root is of, and whether it is the inverse of one."""
+    """Return the argument of a square root and whether the root is inverted, or None."""
     if inputs := view.inputs_of(Sqrt):
         return inputs[0], False
     if inputs := view.inputs_of(Pow):
@@ -171,7 +171,7 @@ def root_of(view: View) -> tuple[View, bool] | None:
 
 
 def square_of(view: View) -> View | None:
-    """What a square is of."""
+    """Return the argument of a square, or None if the view is no square."""
     if inputs := view.inputs_of(Sqr):
         return inputs[0]
     inputs = view.inputs_of(Pow)

@@ -1,8 +1,8 @@
 """Recognize norms on the GPU: sums of squares, sums and maxima of absolute values.
 
-PyTensor fuses no elementwise operation with a reduction: the squares of a sum of squares would be
-written to memory, and read again. Here they become a part of the reduction. The square root of a
-norm is left with its neighbors.
+PyTensor does not fuse elementwise operations with GPU reductions, so a sum of squares would write
+the squares to memory and read them back. Here they become part of the reduction. The square root of
+a norm is left to elementwise fusion.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dnnops.gpuarray.reduction import GpuCAReduce
 
 __all__ = ["CUDNN_REDUCTIONS", "cudnn_reduction", "local_gpu_norm"]
 
-#: Pairs of a reduction of cuDNN and a kind of axes ('all', 'first', 'last' or 'other') in which it
-#: is faster than ours. ``benchmarks/small_ops.py`` compares them.
+#: Pairs of a cuDNN reduction and a kind of axes ('all', 'first', 'last' or 'other') for which it is
+#: faster than the dnnops kernel, as measured by ``benchmarks/small_ops.py``.
 CUDNN_REDUCTIONS: frozenset[tuple[str, str]] = frozenset()
 
 _PREMAPS = {(Add, Abs): "abs", (ScalarMaximum, Abs): "abs", (Add, Sqr): "sqr"}
@@ -32,7 +32,7 @@ _NAMES = {(Add, "abs"): "norm1", (ScalarMaximum, "abs"): "absmax"}
 
 
 def axes_kind(axes: tuple[int, ...], ndim: int) -> str:
-    """Say where the reduced axes are: 'all', 'first', 'last' or 'other'."""
+    """Return where the reduced axes are: 'all', 'first', 'last' or 'other'."""
     if len(axes) == ndim:
         return "all"
     if axes == tuple(range(len(axes))):
@@ -41,19 +41,20 @@ def axes_kind(axes: tuple[int, ...], ndim: int) -> str:
 
 
 def cudnn_reduction(op: GpuCAReduce, x: Any, out: Any) -> GpuDnnReduction | None:
-    """The reduction of cuDNN that computes the same, where that is the faster one.
+    """Return the equivalent cuDNN reduction if it is faster.
 
     Parameters
     ----------
     op : GpuCAReduce
-        A norm.
+        Norm.
     x, out : GpuArrayVariable
-        Its operand and its result.
+        Operand and result of the norm.
 
     Returns
     -------
     GpuDnnReduction or None
-        None also if the graph asks for another dtype of the accumulator than cuDNN has.
+        None if the reduction is not faster, or if cuDNN does not support the accumulator dtype of
+        the graph.
     """
     host, ndim, dtype = op.host_op, x.type.ndim, x.type.dtype
     name = _NAMES.get((type(host.scalar_op), op.premap))
@@ -69,7 +70,7 @@ def cudnn_reduction(op: GpuCAReduce, x: Any, out: Any) -> GpuDnnReduction | None
 
 @node_rewriter([GpuCAReduce])
 def local_gpu_norm(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Make squares and absolute values a part of their reduction."""
+    """Fuse squares and absolute values with the reduction that uses them."""
     op = node.op
     if op.premap is not None:
         return None
@@ -83,7 +84,7 @@ def local_gpu_norm(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
         premap is None
         or x.type.dtype not in FLOAT_DTYPES
         or mapped.type.dtype != ("float32" if x.type.dtype == "bfloat16" else x.type.dtype)
-        # If it is needed as well, it costs no more to read that.
+        # If the mapped array is needed anyway, reading it costs nothing extra.
         or len(fgraph.clients[mapped]) > 1
     ):
         return None

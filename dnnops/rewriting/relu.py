@@ -1,8 +1,8 @@
-"""Recognize relu where it is written as ``pt.maximum(x, 0)``, and the gradient of a maximum.
+"""Recognize relu written as ``pt.maximum(x, 0)``, and the gradient of a maximum.
 
-In C, PyTensor's maximum calls ``nan("")`` and its gradient compares the maximum with each operand:
-neither loop is vectorized. What replaces them gives the same numbers, NaN and the slope at a tie
-included.
+In C, PyTensor's maximum calls ``nan("")``, and its gradient compares the maximum with each operand.
+Neither loop is vectorized. The replacements give the same numbers, including NaN and the slope at a
+tie.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["local_comparison_with_extremum", "local_relu"]
 
 @node_rewriter([Elemwise])
 def local_comparison_with_extremum(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace ``maximum(x, y) == x`` by ``x >= y``, and with a minimum likewise."""
+    """Replace ``maximum(x, y) == x`` with ``x >= y``, and use ``x <= y`` for a minimum."""
     if not isinstance(node.op.scalar_op, EQ):
         return None
     for extremum, x in (node.inputs, reversed(node.inputs)):
@@ -42,10 +42,10 @@ def local_comparison_with_extremum(fgraph: FunctionGraph, node: Apply) -> list[V
 
 @node_rewriter([Elemwise])
 def local_relu(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace ``maximum(x, 0)`` by what relu computes.
+    """Replace ``maximum(x, 0)`` with the expression of relu.
 
-    Other forms cost what relu does, and give other numbers: ``switch(x > 0, x, 0)`` makes 0 of a
-    NaN, ``x * (x > 0)`` and ``(x + abs(x)) / 2`` make NaN of minus infinity.
+    Other forms are as fast as relu but give other numbers: ``switch(x > 0, x, 0)`` turns NaN into
+    0, and ``x * (x > 0)`` and ``(x + abs(x)) / 2`` turn minus infinity into NaN.
     """
     (output,) = node.outputs
     inputs = _operands(output, Maximum)
@@ -63,14 +63,14 @@ def local_relu(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
 
 
 def _operands(variable: Variable, *kinds: type) -> list[Any]:
-    """The operands of the elementwise Op of one of these kinds that computes a variable."""
+    """Return the operands of a variable that an elementwise Op of these kinds computes, else []."""
     node: Apply | None = variable.owner
     if node is None or not isinstance(node.op, Elemwise):
         return []
     return list(node.inputs) if isinstance(node.op.scalar_op, kinds) else []
 
 
-# After PyTensor's specialization (2), before what is elementwise is fused (49). Comparisons first:
+# After PyTensor's specialization (2), before elementwise fusion (49). Comparisons come first, since
 # they have to see the maximum.
 optdb.register(
     "recognize_relu",

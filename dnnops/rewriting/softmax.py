@@ -1,9 +1,9 @@
-"""Recognize softmax, log-softmax and their gradients, for a library to compute.
+"""Recognize softmax, log-softmax and their gradients, so that a library can compute them.
 
-PyTensor writes the gradients out as arithmetic:
-``gz * sm - sm * sum(gz * sm)`` is the gradient of a softmax ``sm``, and ``gz - sum(gz) * sm`` that
-of its logarithm. They are looked for after PyTensor has simplified and stabilized the graph:
-before, ``log(softmax(x))`` has a gradient that divides by the softmax, which must not be kept.
+PyTensor writes the gradients as arithmetic: ``gz * sm - sm * sum(gz * sm)`` is the gradient of a
+softmax ``sm``, and ``gz - sum(gz) * sm`` that of its logarithm. They are recognized after PyTensor
+has simplified and stabilized the graph. Before that, the gradient of ``log(softmax(x))`` divides by
+the softmax, which must not be kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["LocalSoftmaxGrad", "LocalWholeSoftmax"]
 
 
 def _factors(x: Variable) -> list[Variable]:
-    """The factors of a product; the variable itself if it is none."""
+    """Return the factors of a product, or the variable itself if it is not a product."""
     if (
         x.owner is not None
         and isinstance(x.owner.op, Elemwise)
@@ -40,7 +40,7 @@ def _factors(x: Variable) -> list[Variable]:
 
 
 def _summed(x: Variable, axis: tuple[int, ...]) -> Variable | None:
-    """What `x` is the sum of, over `axis` with the axes kept."""
+    """Return the summand if `x` is a sum over `axis` with the axes kept, else None."""
     if x.owner is None or not isinstance(x.owner.op, DimShuffle):
         return None
     total = x.owner.inputs[0]
@@ -56,7 +56,7 @@ def _summed(x: Variable, axis: tuple[int, ...]) -> Variable | None:
 
 
 def _axes(axis: tuple[int, ...] | None, ndim: int) -> tuple[int, ...] | None:
-    """The axes of a softmax in ascending order, if a library can take them once they are moved."""
+    """Return the axes of a softmax in ascending order, or None if no library supports them."""
     if ndim > MAX_NDIM:
         return None
     axes = tuple(range(ndim)) if axis is None else tuple(sorted(a % ndim for a in axis))
@@ -66,7 +66,7 @@ def _axes(axis: tuple[int, ...] | None, ndim: int) -> tuple[int, ...] | None:
 def _with_neighbors(
     op: Callable[[tuple[int, ...]], Any], axes: tuple[int, ...], *inputs: Any
 ) -> Variable:
-    """Apply the Op of some axes, which are moved to the end if others lie between them."""
+    """Apply an Op over `axes`, which are moved to the end if they are not adjacent."""
     ndim = inputs[0].type.ndim
     if neighboring_axes(axes, ndim) is not None:
         return op(axes)(*inputs)
@@ -80,12 +80,12 @@ def _product(factors: list[Variable]) -> Variable:
 
 
 class LocalSoftmaxGrad(NodeRewriter):
-    """Replace the arithmetic of a softmax's gradient by `SoftmaxGrad` or `LogSoftmaxGrad`.
+    """Replace the arithmetic of a softmax gradient with `SoftmaxGrad` or `LogSoftmaxGrad`.
 
     Parameters
     ----------
     takes_dtype : callable
-        Says whether gradients of a dtype are wanted.
+        Predicate that returns whether to replace gradients of a dtype.
     """
 
     def __init__(self, takes_dtype: Callable[[str], bool]):
@@ -124,10 +124,10 @@ class LocalSoftmaxGrad(NodeRewriter):
         if sm in others:
             others.remove(sm)
             gz = _product(others) if others else ones_like(sm)
-            if gz.type.dtype != sm.type.dtype:  # a condition, as in a maximum's gradient
+            if gz.type.dtype != sm.type.dtype:  # a condition, as in the gradient of a maximum
                 gz = cast(gz, sm.type.dtype)
             if gz.type.broadcastable != sm.type.broadcastable:
-                # The product with the softmax has broadcast it.
+                # The product with the softmax broadcasts gz.
                 gz = gz * ones_like(sm)
             return _with_neighbors(SoftmaxGrad, axis, gz, sm)
         log_sm = LogSoftmax(axis=axis)(sm.owner.inputs[0])
@@ -135,12 +135,12 @@ class LocalSoftmaxGrad(NodeRewriter):
 
 
 class LocalWholeSoftmax(NodeRewriter):
-    """Replace PyTensor's Softmax and LogSoftmax by `WholeSoftmax`, which isn't inlined.
+    """Replace PyTensor's Softmax and LogSoftmax with `WholeSoftmax`, which is not inlined.
 
     Parameters
     ----------
     takes_dtype : callable
-        Says whether those of a dtype are wanted.
+        Predicate that returns whether to replace softmaxes of a dtype.
     """
 
     def __init__(self, takes_dtype: Callable[[str], bool]):
@@ -169,8 +169,8 @@ def _is_float(dtype: str) -> bool:
     return dtype.startswith("float")
 
 
-# Gradients are looked for after stabilization (1.5), forward Ops are taken just before elementwise
-# fusion (49).
+# Gradients are recognized after stabilization (1.5), and forward Ops just before elementwise fusion
+# (49).
 for _name, _tags in (("onednn", ("fast_run", "onednn")), ("cudnn", ("gpu", "cudnn"))):
     optdb.register(
         f"{_name}_softmax_grad",

@@ -1,4 +1,4 @@
-"""Keep the sizes that Ops take as operands known to JAX and PyTorch while they trace a graph."""
+"""Keep sizes that are operands of Ops static while JAX and PyTorch trace a graph."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = [
 
 
 def _is_static(x: Any) -> bool:
-    """Whether JAX knows the value of an integer, or a vector of them, already."""
+    """Return whether an integer, or a vector of integers, is already static for JAX."""
     return isinstance(x, Constant) or (
         x.owner is not None and isinstance(x.owner.op, Shape | Shape_i | StaticSizes)
     )
 
 
 def _known(x: Any) -> Any:
-    """The same by the shapes of arrays alone, or `x` if it depends on something else."""
+    """Return `x` computed from shapes of arrays only, or `x` itself if it depends on values."""
     if x.type.dtype != "int64" or _is_static(x):
         return x
     found = sizes_by_shapes(x)
@@ -50,20 +50,23 @@ def _replaced(node: Apply, inputs: list[Any]) -> list[Any] | None:
 
 @node_rewriter([ConvGradInputs, ConvGradWeights, PoolBase, SpatialTransformerGrid])
 def local_static_sizes(fgraph: FunctionGraph, node: Apply) -> list[Any] | None:
-    """Replace vectors of sizes that depend on shapes alone."""
+    """Make vectors of sizes static if they depend on shapes only."""
     return _replaced(node, [_known(x) for x in node.inputs])
 
 
 @node_rewriter([Alloc, AllocEmpty])
 def local_static_alloc(fgraph: FunctionGraph, node: Apply) -> list[Any] | None:
-    """Replace the sizes of new arrays: gradients of means have those of a convolution's output."""
+    """Make the sizes of new arrays static.
+
+    For example, the gradient of a mean allocates an array of the size of a convolution's output.
+    """
     first = int(isinstance(node.op, Alloc))
     return _replaced(node, node.inputs[:first] + [_known(x) for x in node.inputs[first:]])
 
 
 @node_rewriter([Reshape])
 def local_static_reshape(fgraph: FunctionGraph, node: Apply) -> list[Any] | None:
-    """Replace the entries of a new shape, a vector of which PyTensor then makes a tuple."""
+    """Make the entries of a new shape static; PyTensor then turns the vector into a tuple."""
     shape = node.inputs[1]
     if shape.owner is None or not isinstance(shape.owner.op, MakeVector):
         return None
@@ -75,11 +78,11 @@ def local_static_reshape(fgraph: FunctionGraph, node: Apply) -> list[Any] | None
 
 @node_rewriter([Reshape])
 def local_static_shape(fgraph: FunctionGraph, node: Apply) -> list[Any] | None:
-    """Replace a new shape as a whole, which PyTorch takes as a tuple."""
+    """Make a new shape static as a whole, since PyTorch takes it as a tuple."""
     return _replaced(node, [node.inputs[0], _known(node.inputs[1])])
 
 
-# Before those of PyTensor that do the same for its own Ops (100), when the graph is done.
+# When the graph is final, before PyTensor's rewrites that do the same for its own Ops (100).
 for rewriter, tags in (
     (local_static_sizes, ("jax", PYTORCH_TAG)),
     (local_static_alloc, ("jax", PYTORCH_TAG)),

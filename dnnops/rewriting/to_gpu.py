@@ -1,8 +1,8 @@
 """The rewrite that moves a graph to the GPU.
 
-It is registered in PyTensor's database of rewrites as ``"gpu"``, after the fusion of elementwise
-operations and before anything is done in place. No mode of PyTensor includes it by itself: a mode
-has to ask for the tag, ``mode.including("gpu")``.
+It is registered in PyTensor's rewrite database with the tag ``"gpu"``, after elementwise fusion and
+before in-place rewrites. No mode of PyTensor includes it by default: request the tag with
+``mode.including("gpu")``.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ optdb.register("gpu_lift", GpuDB(), "gpu", position=GPU_POSITION)
 @register_specialize
 @node_rewriter([GpuFromHost, HostFromGpu, GpuToGpu])
 def local_cut_transfers(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """There and back again is nowhere: ``HostFromGpu(GpuFromHost(x))`` is `x`, and so on.
+    """Remove pairs of opposite transfers, such as ``HostFromGpu(GpuFromHost(x))``.
 
-    Early, because what stands between the two halves of an expression keeps PyTensor's
-    rewrites from seeing it as one.
+    This runs early, because transfers inside an expression hide it from PyTensor's rewrites.
     """
     (x,) = node.inputs
     if x.owner is None or not isinstance(x.owner.op, GpuFromHost | HostFromGpu | GpuToGpu):
@@ -65,7 +64,7 @@ def gpu_transfers(fgraph: FunctionGraph) -> list[Any]:
     Returns
     -------
     list of Apply
-        In topological order.
+        Transfers in topological order.
     """
     kinds = GpuFromHost | HostFromGpu | GpuToGpu
     return [node for node in fgraph.toposort() if isinstance(node.op, kinds)]

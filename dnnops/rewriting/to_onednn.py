@@ -1,4 +1,4 @@
-"""Put Ops on oneDNN in the place of abstract ones that stay on the CPU."""
+"""Replace abstract Ops that stay on the CPU with oneDNN Ops."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ _kinds: set[type] = set()
 
 
 def _substitutes(*op_classes: type) -> Callable[[Substitute], Any]:
-    """Register what takes the place of nodes of some Ops; not of subclasses: backend Ops are."""
+    """Register a function that replaces nodes of some Ops, but not of their backend subclasses."""
 
     def register(substitute: Substitute) -> Any:
         @wraps(substitute)
@@ -109,7 +109,7 @@ def _substitutes(*op_classes: type) -> Callable[[Substitute], Any]:
     return register
 
 
-#: What stays of an abstract Op's parameters makes the Op on oneDNN.
+#: oneDNN Ops that have the parameters of the abstract Op.
 SAME_PARAMETERS: dict[type, type[OneDnnOp]] = {
     Conv: OneDnnConv,
     ConvGradInputs: OneDnnConvGradInputs,
@@ -139,7 +139,7 @@ BATCH_NORMALIZATIONS: dict[type, type[OneDnnOp]] = {
     BatchNormTrainGrad: OneDnnBatchNormTrainGrad,
     BatchNormInference: OneDnnBatchNormInference,
 }
-#: Ops on oneDNN that can overwrite an operand.
+#: oneDNN Ops that can overwrite an operand.
 INPLACE: list[type[OneDnnOp]] = [
     OneDnnGemm,
     OneDnnActivation,
@@ -160,7 +160,7 @@ RECURRENT_NETWORKS: dict[type, type[OneDnnOp]] = {
 
 @_substitutes(*SAME_PARAMETERS, *SOFTMAXES)
 def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace an abstract Op in float32 or float64 by the one on oneDNN.
+    """Replace a float32 or float64 abstract Op with the oneDNN Op.
 
     float16 is computed in float32.
     """
@@ -191,7 +191,7 @@ def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
 
 @_substitutes(*BATCH_NORMALIZATIONS)
 def local_batchnorm_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a batch normalization in float32 or float64 by the one in dnnops loops."""
+    """Replace a float32 or float64 batch normalization with the Op that uses dnnops loops."""
     x = node.inputs[0].type
     if x.dtype not in ("float32", "float64") or not has_neighboring_statistics(
         node.op.axes, x.ndim
@@ -205,7 +205,7 @@ def local_batchnorm_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variab
 
 @_substitutes(CTC)
 def local_ctc_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a CTC loss by the one in oneDNN's threads; float16 is computed in float32."""
+    """Replace a CTC loss with the Op on oneDNN's threads; float16 is computed in float32."""
     activations, *integers = node.inputs
     if activations.type.dtype == "float16":
         activations = cast(activations, "float32")
@@ -217,7 +217,7 @@ def local_ctc_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | 
 
 @_substitutes(*CROSS_ENTROPIES)
 def local_cross_entropy_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a cross-entropy by the one in oneDNN's threads; float16 is computed in float32."""
+    """Replace a cross-entropy with the Op on oneDNN's threads; float16 is computed in float32."""
     inputs = [cast(x, "float32") if x.type.dtype == "float16" else x for x in node.inputs]
     backend = CROSS_ENTROPIES[type(node.op)]
     outputs = [
@@ -232,7 +232,7 @@ def local_cross_entropy_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Va
 
 @node_rewriter([Activation, ActivationGrad])
 def local_activation_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace an activation by the one on oneDNN where that is faster."""
+    """Replace an activation with the oneDNN Op if that is faster."""
     op = onednn_activation(node)
     if op is None:
         return None
@@ -243,7 +243,7 @@ def local_activation_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Varia
 
 @_substitutes(*DROPOUTS)
 def local_dropout_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace dropout by the one in compiled loops; float16 is computed in float32."""
+    """Replace dropout with the Op that uses compiled loops; float16 is computed in float32."""
     backend = DROPOUTS[type(node.op)]
     x, *others = node.inputs
     if x.type.ndim > MAX_NDIM:
@@ -259,7 +259,7 @@ def local_dropout_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable
 
 @_substitutes(SpatialTransformerSamplerGrad)
 def local_sampler_grad_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace the gradients of a sampler by an Op for each: the one that nobody uses is left out.
+    """Replace the gradients of a sampler with one Op each, so that an unused one is dropped.
 
     float16 is computed in float32.
     """
@@ -279,7 +279,7 @@ def local_sampler_grad_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Var
 
 @_substitutes(*RECURRENT_NETWORKS)
 def local_rnn_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a recurrent network by the one on oneDNN; float16 is computed in float32."""
+    """Replace a recurrent network with the oneDNN Op; float16 is computed in float32."""
     backend = RECURRENT_NETWORKS[type(node.op)]
     inputs = [cast(x, "float32") if x.type.dtype == "float16" else x for x in node.inputs]
     outputs = [
@@ -294,7 +294,7 @@ def local_rnn_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | 
 
 @node_rewriter([Dot, Dot22, Gemm, Sum])
 def local_dense_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a float32 matrix product or sum of channels by one in oneDNN's threads."""
+    """Replace a float32 matrix product or channel sum with the Op on oneDNN's threads."""
     if any(x.type.dtype != "float32" for x in (*node.inputs, *node.outputs)):
         return None
     if isinstance(node.op, Sum):
@@ -317,7 +317,7 @@ def local_dense_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] 
 
 
 class ToOneDnn(GraphRewriter):
-    """Apply the rewrites above to a graph that has something for it, if oneDNN can be used."""
+    """Apply the rewrites above to graphs with Ops that they replace, if oneDNN is available."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -334,8 +334,8 @@ class ToOneDnn(GraphRewriter):
         available, reason = onednn_available()
         if available:
             self._substitute.apply(fgraph)
-            # Only beside other Ops on oneDNN: alone, the BLAS that PyTensor has does as well, and
-            # graphs that are nobody's neural network stay what they are.
+            # Only next to other oneDNN Ops: on its own, PyTensor's BLAS is as fast, and graphs that
+            # are not neural networks stay unchanged.
             if any(isinstance(node.op, OneDnnOp) for node in fgraph.apply_nodes):
                 self._substitute_beside.apply(fgraph)
             return
@@ -352,10 +352,10 @@ class ToOneDnn(GraphRewriter):
 
 
 class RegisterNumbaDispatch(GraphRewriter):
-    """Tell Numba's linker about the Ops on oneDNN before it meets one.
+    """Register the oneDNN Ops with Numba's linker before it compiles one.
 
-    It changes no graph: it is a rewrite because only graphs for Numba's linker get those tagged
-    ``numba``, so that other graphs need not wait for Numba's import.
+    This changes no graph. It is a rewrite because only graphs for Numba's linker get the rewrites
+    tagged ``numba``, so that other graphs do not have to import Numba.
     """
 
     def apply(self, fgraph: FunctionGraph) -> None:
@@ -377,7 +377,7 @@ def local_onednn_inplace(fgraph: FunctionGraph, node: Apply) -> list[Variable] |
 # After elementwise fusion and after graphs have moved to the GPU, before Ops become in-place.
 optdb.register("to_onednn", ToOneDnn(), "fast_run", "onednn", position=49.3)
 optdb.register("numba_dispatch_onednn", RegisterNumbaDispatch(), "numba", position=100.1)
-# After PyTensor has made its own Gemm in-place, before it does so with elementwise Ops.
+# After PyTensor has made its Gemm in-place, before it makes elementwise Ops in-place.
 optdb.register(
     "onednn_inplace",
     dfs_rewriter(local_onednn_inplace, failure_callback=NodeProcessingGraphRewriter.warn_inplace),

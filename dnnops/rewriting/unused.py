@@ -1,4 +1,4 @@
-"""Leave out what Ops compute and a graph does not use."""
+"""Drop results of Ops that a graph does not use."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ __all__ = ["local_unused_result"]
 
 @node_rewriter([OptionalResultOp])
 def local_unused_result(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variable] | None:
-    """Replace an Op whose last result nothing uses by one that does not compute it.
+    """Replace an Op whose last result is unused with one that does not compute it.
 
-    These are the reserve of a recurrent network without a gradient, a network's gradient by its
-    input, the gradients of the CTC loss and, on a GPU, the statistics of attention.
+    Such results are the reserve of a recurrent network without a gradient, a network's gradient
+    with respect to its input, the gradients of the CTC loss and, on a GPU, the statistics of
+    attention.
     """
     *used, last = node.outputs
     if not node.op.has_optional_result or fgraph.clients[last]:
@@ -32,5 +33,5 @@ def local_unused_result(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Va
 optdb.register(
     "unused_results", dfs_rewriter(local_unused_result), "fast_run", "fast_compile", position=48.6
 )
-# And afterwards, for what the Ops of a GPU alone can do without.
+# And again after the move, for results that only GPU Ops can omit.
 optdb.register("gpu_unused_results", dfs_rewriter(local_unused_result), "gpu", position=49.22)

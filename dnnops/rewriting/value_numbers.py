@@ -1,8 +1,8 @@
-"""Numbers of variables that are equal if, and only if, equal operations lead to them.
+"""Number variables so that equal numbers mean equal computations.
 
-With them a graph that is about to be merged can be searched as if it were: PyTensor's gradients are
-taken of the graph as a user wrote it, where the same expression may stand twice, and so what they
-consist of shows only there.
+The numbers allow searching a graph as if it had been merged. PyTensor takes gradients of the graph
+as the user wrote it, in which an expression may occur twice, so their terms can only be recognized
+before merging.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ def _is_sum(x: Any) -> bool:
 
 
 class ValueNumbers:
-    """The numbers of a graph's variables; others can be asked for.
+    """Value numbers of a graph's variables, and of other graphs on request.
 
     Sums are numbered by all of their terms, in any order and nesting.
 
     Parameters
     ----------
     fgraph : FunctionGraph
-        The graph.
+        Graph to number.
 
     Attributes
     ----------
     variables : dict
-        The graph's variables with each number, in topological order.
+        List of the graph's variables for each number, in topological order.
     nodes : list of Apply
-        The graph's nodes in that order.
+        Nodes of the graph in topological order.
     """
 
     def __init__(self, fgraph: FunctionGraph):
@@ -87,15 +87,15 @@ class ValueNumbers:
         Parameters
         ----------
         outputs : iterable of Variable
-            What the graph computes.
+            Outputs of the other graph.
         given : dict
-            For its roots, and others from which on it needn't be looked at, variables of the
-            numbered graph, or their numbers.
+            Variables of the numbered graph, or their numbers, for the roots of the other graph and
+            for variables at which to stop.
 
         Returns
         -------
         dict
-            The number of each variable.
+            Number of each variable.
         """
         numbers = {x: v if isinstance(v, int) else self[v] for x, v in given.items()}
         for node in toposort(outputs, blockers=list(given)):
@@ -108,16 +108,18 @@ class ValueNumbers:
         return self._known[x]
 
     def terms(self, number: int) -> Counter[int]:
-        """The terms of a sum, or the number itself."""
+        """Return the terms of a sum, or the number itself."""
         return Counter(self._terms.get(number, (number,)))
 
     def sums_with(self, terms: Counter[int]) -> list[tuple[Variable, Counter[int]]]:
-        """The smallest sums of the graph in which all of the terms are; for one, the term itself.
+        """Return the smallest sums of the graph that have all of `terms`.
+
+        A single term matches only itself.
 
         Returns
         -------
         list
-            Variables, each with the rest of its terms.
+            Variables, each with its remaining terms.
         """
         if terms.total() == 1:
             (number,) = terms

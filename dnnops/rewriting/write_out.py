@@ -1,4 +1,4 @@
-"""Write out in elementwise Ops, before these are fused, what the GPU has no Op of its own for."""
+"""Expand Ops without a GPU version into elementwise Ops, before those are fused."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["WriteOut", "WriteOutDB"]
 
 
 class WriteOut(GraphRewriter):
-    """Write out the nodes that will move to the device and be elementwise there.
+    """Expand the nodes that will move to the device and run there as elementwise Ops.
 
-    The pass that moves the graph would do it too, but after elementwise Ops have been fused.
+    The pass that moves the graph would also expand them, but only after elementwise fusion.
 
     Parameters
     ----------
     excluded_tags : frozenset of str
-        Lifters with one of these tags aren't asked.
+        Tags whose lifters are disabled.
     everything : bool
-        Whether everything moves that has a lifter.
+        Whether every node with a lifter moves.
     """
 
     def __init__(self, excluded_tags: frozenset[str] = frozenset(), everything: bool = False):
@@ -42,7 +42,7 @@ class WriteOut(GraphRewriter):
         order = fgraph.toposort()
         forecast = Forecast(fgraph, order, self.excluded_tags, self.everything)
         for node in order:
-            # An abstract Op's subclass on the device has been put there on purpose.
+            # A subclass of an abstract Op on the device was placed there on purpose.
             stays = node not in forecast.moved or any(map(is_on_device, node.outputs))
             expand = expansion_of(node.op) if expands_elementwise(node.op) else None
             if stays or expand is None or forecast.lifters[node]:
@@ -51,17 +51,17 @@ class WriteOut(GraphRewriter):
             copy_stack_trace(node.outputs, outputs)
             replacements = list(zip(node.outputs, outputs, strict=True))
             fgraph.replace_all_validate(replacements, reason="write_out")
-        # What an Op and its gradient share would be hidden by fusion.
+        # Merge now: fusion would hide subexpressions that an Op shares with its gradient.
         MergeOptimizer().apply(fgraph)
 
 
 class WriteOutDB(RewriteDatabase):
-    """The entry ``"gpu_write_out"`` of PyTensor's database, which passes on what is excluded."""
+    """Database entry ``"gpu_write_out"``, which passes on the excluded tags."""
 
     def query(self, *tags: Any, **kwtags: Any) -> WriteOut:
-        """Make the rewriter for a query."""
+        """Return the rewriter for a query."""
         return WriteOut(*gpu_tags(tags))
 
 
-# Before elemwise_fusion (49), with the modes that move a graph to the GPU.
+# Before elemwise_fusion (49), in the modes that move a graph to the GPU.
 optdb.register("gpu_write_out", WriteOutDB(), "gpu", position=48.97)

@@ -1,7 +1,7 @@
-"""Put Ops on cuDNN in the place of abstract ones whose graph moves to the GPU.
+"""Replace abstract Ops with cuDNN Ops in graphs that move to the GPU.
 
-Each file registers functions of one operation. They are asked by the pass of
-`dnnops.rewriting.lifting`, which hands them operands on the device and deals with transfers.
+Each file registers the lifters of one operation. The pass in `dnnops.rewriting.lifting` calls them
+with operands on the device and handles transfers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention and its gradients."""
+"""Lift attention and its gradients to cuDNN."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dnnops.gpuarray.transfer import GpuCast, cast
 from dnnops.nnet.attention import OPTIONAL, Attention, AttentionGrad
 from dnnops.rewriting.to_cudnn.mechanism import Build, register
 
-# From 9.6 on gradients need nothing cleared before; those of 9.10.0 and 9.10.1 were wrong.
+# Since cuDNN 9.6, gradients do not require cleared buffers. They are wrong in 9.10.0 and 9.10.1.
 _FIRST_ATTENTION = 90600
 _WRONG_ATTENTION = (91000, 91001)
 
 
 def _narrow(x: Any) -> Any:
-    """What was widened to float32 for lack of a host's bfloat16."""
+    """Return the bfloat16 array that was widened to float32 because the host has no bfloat16."""
     node = x.owner
     is_wide = node is not None and isinstance(node.op, GpuCast) and node.op.dtype == "float32"
     return node.inputs[0] if is_wide else x
@@ -34,10 +34,10 @@ def _build_attention(cls: type) -> Build:
         if version is not None and (version < _FIRST_ATTENTION or version in _WRONG_ATTENTION):
             return None
         if op.dropout and "mask" in given and given["mask"].type.dtype != "bool":
-            return None  # the gradient by the mask is an expression, with other random numbers
+            return None  # the mask's gradient is an expression, with other random numbers
         dtype = given["query"].type.dtype
         if dtype == "float32":
-            # Of bfloat16 arrays, everything is float32 on the host's types.
+            # bfloat16 arrays have the dtype float32 in host types.
             arrays = [_narrow(given[operand]) for operand in ("query", "key", "value")]
             if any(x.type.dtype != "bfloat16" for x in arrays):
                 return None

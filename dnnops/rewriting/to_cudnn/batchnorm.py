@@ -1,4 +1,4 @@
-"""Batch normalization."""
+"""Lift batch normalization and its gradient to the GPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _build_batch_norm(make: Callable[[Any], Any]) -> Build:
 
 
 def _arrays(node: Apply) -> list[int]:
-    """The operands of batch normalization that are no scalars."""
+    """Return the indices of the operands of batch normalization that are not scalars."""
     return [i for i, operand in enumerate(node.op.operands) if operand not in node.op.scalars]
 
 
@@ -56,5 +56,5 @@ for _abstract, _make in (
 
 @register_gpu_inplace(GpuDnnBatchNorm, GpuDnnBatchNormGrad, GpuDnnBatchNormInference)
 def inplace_batch_norm(fgraph: FunctionGraph, node: Apply) -> Sequence[Op]:
-    """Batch normalization may overwrite running averages, and what it normalizes."""
+    """Let batch normalization overwrite its running averages and its input."""
     return node.op.inplace_versions()

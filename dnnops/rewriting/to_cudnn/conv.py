@@ -1,4 +1,4 @@
-"""Convolution and its gradients."""
+"""Lift convolution and its gradients to cuDNN."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ register(ConvGradWeights, _build_conv(GpuDnnConvGradW), operands=(0, 1), heavy=T
 
 @register_gpu_inplace(GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW)
 def inplace_conv(fgraph: FunctionGraph, node: Apply) -> Op | None:
-    """A convolution that adds to an operand may overwrite it."""
+    """Let a convolution overwrite the operand that it adds to."""
     return node.op.replace(inplace=True) if node.op.accumulate else None

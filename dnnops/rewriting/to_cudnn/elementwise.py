@@ -1,4 +1,4 @@
-"""The cross-entropy, dropout, and Ops whose elements are computed one by one."""
+"""Lift the cross-entropy and dropout, and make elementwise Ops in-place."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ register_own(DropoutGrad, lambda op, x: [GpuDnnDropoutGrad()(*x)], operands=(0, 
     GpuDnnActivation, GpuDnnActivationGrad, GpuDnnAddTensor, GpuDnnDropoutGrad, GpuDnnDropoutOp
 )
 def inplace_elementwise(fgraph: FunctionGraph, node: Apply) -> Op:
-    """Ops whose elements are computed one by one may overwrite an operand."""
+    """Let an elementwise Op overwrite an operand."""
     props = {name: getattr(node.op, name) for name in node.op.__props__}
     return type(node.op)(**props | {"inplace": True})

@@ -1,4 +1,4 @@
-"""How an abstract Op is given to cuDNN, or to a kernel of our own."""
+"""Register lifters of abstract Ops to cuDNN or to dnnops kernels."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def register(
 
 
 def register_own(op_class: type, build: Build, operands: Operands | None = None) -> None:
-    """Register the lifter of an abstract Op to kernels of the runtime library that are our own.
+    """Register the lifter of an abstract Op to dnnops kernels.
 
-    They are compiled with the library that calls cuDNN, but no call of theirs does: modes that
-    exclude ``cudnn`` have them, too.
+    These kernels are compiled into the library that calls cuDNN but do not call it themselves, so
+    modes that exclude ``cudnn`` use them too.
     """
     _register(op_class, build, operands, False, lambda device: kernels_usable(device), ())
 
@@ -45,7 +45,7 @@ def _register(
     tags: tuple[str, ...],
 ) -> None:
     def lift(node: Apply, inputs: list[Any], context: LiftContext) -> Sequence[Variable] | None:
-        # Backend Ops derive from abstract ones; they are where somebody put them.
+        # Backend Ops derive from abstract Ops and stay where they were placed.
         if type(node.op) is not op_class or not is_usable(context.device):
             return None
         return build(node.op, inputs)
@@ -56,7 +56,7 @@ def _register(
 def register_kernel(
     op_class: type, build: Callable[[Any, list[Any]], Variable], operands: Any
 ) -> None:
-    """Register the kernel that does what cuDNN doesn't."""
+    """Register the dnnops kernel for cases that cuDNN does not support."""
 
     def lift(node: Apply, inputs: list[Any], context: LiftContext) -> Sequence[Variable] | None:
         return [build(node.op, inputs)] if type(node.op) is op_class else None
@@ -68,5 +68,5 @@ def register_kernel(
 def register_outputs(
     op_class: type, make: Callable[[Any], Any], operands: tuple[int, ...] | None = None
 ) -> None:
-    """Register ``make(op)``, a dnnops Op with the operands and results of an abstract one."""
+    """Register ``make(op)``, a dnnops Op with the operands and results of the abstract Op."""
     register_own(op_class, lambda op, inputs: make(op).make_node(*inputs).outputs, operands)

@@ -1,4 +1,4 @@
-"""Spatial transformers and the CTC loss."""
+"""Lift spatial transformers and the CTC loss to dnnops kernels."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from dnnops.nnet.spatial_transformer_ops import (
 )
 from dnnops.rewriting.to_cudnn.mechanism import register_outputs
 
-# By kernels of our own, which know what cuDNN does not: NaN, infinity, a single row or column;
-# labels of any length, other dtypes, and labels that infinite activations rule out.
+# These use dnnops kernels, which support cases that cuDNN does not: NaN, infinity, a single row or
+# column, labels of any length, other dtypes, and labels that infinite activations rule out.
 
 register_outputs(SpatialTransformerGrid, lambda op: GpuTransformerGrid(), (0,))
 register_outputs(SpatialTransformerGridGrad, lambda op: GpuTransformerGradT())

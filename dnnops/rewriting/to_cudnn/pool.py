@@ -1,4 +1,4 @@
-"""Pooling and its gradients."""
+"""Lift pooling and its gradients to cuDNN or dnnops kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dnnops.rewriting.to_cudnn.mechanism import register, register_kernel
 
 
 def _whole_windows(op: Any, img: Any, vectors: list[Any]) -> bool:
-    """Whether no window reaches over the end of the image, so that cuDNN takes it."""
+    """Return whether no window extends past the end of the image, as cuDNN requires."""
     if op.ignore_border:
         return True
     ws, stride, _ = (static_vector(v, op.ndim) for v in vectors)
@@ -46,7 +46,7 @@ def _build_average_grad(op: Any, inputs: list[Any]) -> list[Variable] | None:
     x, gz, *vectors = inputs
     if not _whole_windows(op, x, vectors):
         return None
-    # cuDNN wants the pooled array too, but reads its values for maxima only.
+    # cuDNN also requires the pooled array, but reads its values only for maxima.
     return [GpuDnnPoolGrad(op.mode, op.ndim, op.ignore_border)(x, gz, gz, *vectors)]
 
 

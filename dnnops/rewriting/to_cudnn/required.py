@@ -1,4 +1,4 @@
-"""Requiring cuDNN."""
+"""Require cuDNN in modes that include it explicitly."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["RequireCudnn"]
 
 
 class RequireCudnn(GraphRewriter):
-    """Raise unless cuDNN can be used: of modes that include the tag ``cudnn``."""
+    """Raise unless cuDNN is usable, in modes that include the tag ``cudnn``."""
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        """Check; the graph stays as it is."""
+        """Check cuDNN without changing `fgraph`."""
         try:
             check_cudnn(_graph_device(fgraph))
         except DnnUnavailableError as error:

@@ -1,4 +1,4 @@
-"""Recurrent networks."""
+"""Lift recurrent networks to cuDNN."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dnnops.rewriting.to_cudnn.mechanism import Build, register
 
 def _build_rnn(cls: type[GpuDnnRNNBase]) -> Build:
     def build(abstract: Any, inputs: list[Any]) -> Sequence[Variable] | None:
-        if inputs[1].type.shape[2] == 0:  # cuDNN has no inputs without elements
+        if inputs[1].type.shape[2] == 0:  # cuDNN does not support empty inputs
             return None
         own = {n: getattr(abstract, n) for n in type(abstract).__props__}
         return cls(**own).make_node(*inputs).outputs
@@ -30,13 +30,13 @@ def _rnn_arrays(node: Apply) -> list[int]:
     return [i for i, name in enumerate(names) if name not in INT_OPERANDS]
 
 
-# Both or none: the reserve of one library means nothing to another.
+# Register both: another library could not read the reserve that cuDNN writes.
 register(RNNForward, _build_rnn(GpuDnnRNNForward), operands=_rnn_arrays, heavy=True)
 register(RNNBackward, _build_rnn(GpuDnnRNNBackward), operands=_rnn_arrays, heavy=True)
 
 
 @register_gpu_inplace(GpuDnnRNNBackward)
 def inplace_rnn_backward(fgraph: FunctionGraph, node: Apply) -> Op:
-    """A gradient may overwrite a reserve that nobody needs after it."""
+    """Let a gradient overwrite a reserve that no other node needs."""
     names = {n: getattr(node.op, n) for n in node.op.__props__}
     return GpuDnnRNNBackward(**{**names, "inplace": True})

@@ -1,4 +1,4 @@
-"""Softmax and its gradients; logarithms of those that users put on cuDNN."""
+"""Lift softmax and its gradients to cuDNN, and stabilize logarithms of cuDNN softmaxes."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ register(SoftmaxGrad, _build_softmax(GpuDnnSoftmaxGrad, lambda op: "accurate"))
 register(LogSoftmaxGrad, _build_softmax(GpuDnnSoftmaxGrad, lambda op: "log"))
 
 
-# What PyTensor does for its own softmax, before it is on the device: a logarithm of a softmax that
-# has become zero would be infinite, and its gradient NaN.
+# PyTensor does the same for its own softmax. Without it, the logarithm of a softmax that underflows
+# to zero would be infinite, and its gradient NaN.
 
 
 def _softmax_of(x: Any) -> Any:
-    """The node of the softmax on cuDNN whose host variable `x` is, or None."""
+    """Return the cuDNN softmax node that `x` is a host copy of, or None."""
     if x.owner is None or not isinstance(x.owner.op, HostFromGpu):
         return None
     node = x.owner.inputs[0].owner
@@ -56,7 +56,7 @@ def _log_softmax(node: Apply) -> Any:
 
 @node_rewriter([log])
 def local_log_of_softmax(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """``log(GpuDnnSoftmax('accurate')(x))`` is ``GpuDnnSoftmax('log')(x)``."""
+    """Replace ``log(GpuDnnSoftmax('accurate')(x))`` with ``GpuDnnSoftmax('log')(x)``."""
     softmax = _softmax_of(node.inputs[0])
     if softmax is None or node.outputs[0].type.dtype != node.inputs[0].type.dtype:
         return None
@@ -67,7 +67,7 @@ def local_log_of_softmax(fgraph: FunctionGraph, node: Apply) -> list[Variable] |
 
 @node_rewriter([GpuDnnSoftmaxGrad])
 def local_gradient_of_log_of_softmax(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """The gradient of a softmax, of one divided by it, is that of the logarithm."""
+    """Replace the gradient of a softmax for ``gz / softmax`` with that of the log-softmax."""
     gradient, out = node.inputs
     transfer = gradient.owner
     if node.op.algo == "log" or transfer is None or not isinstance(transfer.op, GpuFromHost):

@@ -1,4 +1,4 @@
-"""Normalization by windows."""
+"""Lift normalization over windows to cuDNN or dnnops kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dnnops.rewriting.to_cudnn.mechanism import register_kernel
 
 @register_lifter(LRN, LRNGrad, tags=("cudnn",), priority=10)
 def lift_lrn(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
-    """LRN; its gradient takes the output, too, which mostly is there already."""
+    """Lift LRN and its gradient, which also takes the output, usually available already."""
     op = node.op
     if type(op) not in (LRN, LRNGrad) or not cudnn_usable(context.device)[0]:
         return None
@@ -41,6 +41,6 @@ register_kernel(WindowSum, lambda op, x: GpuWindowSum(op.n, op.axes, op.backward
     LRN, LRNGrad, DivisiveNormalization, DivisiveNormalizationGrad, elementwise=True
 )
 def expand_window_norm(node: Apply, inputs: list[Any]) -> list[Variable]:
-    """A normalization that cuDNN does not take, in elementwise Ops and sums over windows."""
+    """Expand a normalization that cuDNN does not support into elementwise Ops and window sums."""
     op: WindowNormBase = node.op
     return op.expressions(*inputs)
