@@ -1,6 +1,6 @@
-"""Device-independent neural-network Ops and the functions that make them.
+"""Device-independent neural-network Ops and the functions that create them.
 
-The Ops run in NumPy as they are; rewrites replace them by Ops that call oneDNN or cuDNN.
+The Ops run in NumPy; rewrites replace them with Ops that call oneDNN or cuDNN.
 """
 
 from dnnops.nnet import vectorize  # noqa: F401 - registers with vectorize_graph
@@ -260,5 +260,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """The public names, without the modules that hold them."""
+    """Return the public names, without the submodules that define them."""
     return list(__all__)

@@ -1,6 +1,6 @@
-"""Checks of operands and parameters that the abstract Ops share.
+"""Checks of operands and parameters, shared by the abstract Ops.
 
-Those of plain values are in `dnnops.arguments`, and can be imported from here too.
+The checks of plain values are defined in `dnnops.arguments` and re-exported here.
 """
 
 from __future__ import annotations
@@ -66,27 +66,27 @@ __all__ = [
     "vector_entries",
 ]
 
-#: The dtypes that the abstract Ops take.
+#: The dtypes that the abstract Ops accept.
 FLOAT_DTYPES = ("float16", "float32", "float64")
 
 _MAX_INT64 = 2**63 - 1
 
-#: Sizes: ints, and None for those not yet known.
+#: A shape: ints or symbolic ints, with None for unknown sizes.
 Shape = tuple[Any, ...]
 
 
 def show_shape(shape: Sequence[int | None]) -> str:
-    """Write a shape for a message, ``?`` standing for a size not yet known."""
+    """Format a shape for an error message, with ``?`` for unknown sizes."""
     return "(" + ", ".join("?" if s is None else str(s) for s in shape) + ")"
 
 
 def named_operands(where: str, names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
-    """Return an Op's operands by name.
+    """Return a dict from the names of an Op's operands to their values.
 
     Raises
     ------
     DnnTypeError
-        If there are more or fewer than names.
+        If the number of values differs from the number of names.
     """
     if len(values) != len(names):
         raise DnnTypeError(
@@ -101,22 +101,22 @@ def as_tensor(expected: str, value: Any) -> TensorVariable:
     Parameters
     ----------
     expected : str
-        What the message says first: ``"conv2d: input must be a tensor"``.
+        Start of the error message, such as ``"conv2d: input must be a tensor"``.
     value : tensor_like
-        What the user gave.
+        Value that the user passed.
 
     Raises
     ------
     DnnTypeError
-        If no tensor can be made of it.
+        If `value` cannot be converted to a tensor.
     DnnValueError
-        If it holds an int of more than 64 bits.
+        If `value` contains an int that does not fit into 64 bits.
     """
     try:
         return pt.as_tensor_variable(value)
     except OverflowError as error:
         raise DnnValueError(
-            f"{expected} whose ints have at most 64 bits, got {shown(value)}"
+            f"{expected} whose ints fit into 64 bits, got {shown(value)}"
         ) from error
     except Exception as error:  # whatever the value's own methods raise
         raise DnnTypeError(f"{expected}, got {shown(value)}") from error
@@ -128,18 +128,18 @@ def float_tensor(where: str, name: str, value: Any, ndim: int | None = None) -> 
     Parameters
     ----------
     where, name : str
-        The Op or function, and its argument: for the messages.
+        Names of the Op or function and of its argument, for error messages.
     value : tensor_like
-        What the user gave.
+        Value that the user passed.
     ndim : int, optional
-        The rank that is expected.
+        Expected rank. The default accepts any rank.
 
     Raises
     ------
     DnnTypeError
-        If it is no tensor, or if the rank or the dtype is another one.
+        If `value` cannot be converted to a tensor, or if its rank or dtype is invalid.
     """
-    x = as_tensor(f"{where}: {name} must be a tensor, or numbers that make one", value)
+    x = as_tensor(f"{where}: {name} must be a tensor or array-like", value)
     if ndim is not None and x.type.ndim != ndim:
         raise DnnTypeError(
             f"{where}: {name} must have {ndim} dimensions, got {x.type.ndim} "
@@ -163,22 +163,23 @@ def integer_vector(where: str, name: str, value: Any) -> TensorVariable:
 
 
 def as_floating(where: str, name: str, value: Any) -> TensorVariable:
-    """Return `value` as a tensor of a floating-point dtype, integers and bools converted.
+    """Return `value` as a floating-point tensor, converting integers and bools.
 
-    Integers of at most 16 bits become float32, wider ones float64, as for PyTensor's ``exp``.
+    Bools and integers of at most 16 bits become float32 and wider integers become float64, as in
+    PyTensor's ``exp``.
 
     Parameters
     ----------
     where, name : str
-        The function and its argument, for messages.
+        Names of the function and of its argument, for error messages.
     value : tensor_like
 
     Raises
     ------
     DnnTypeError
-        If it is no tensor, or neither real nor integer.
+        If `value` cannot be converted to a tensor, or if its dtype is not supported.
     """
-    value = as_tensor(f"{where}: {name} must be a tensor, or numbers that make one", value)
+    value = as_tensor(f"{where}: {name} must be a tensor or array-like", value)
     dtype = np.dtype(value.type.dtype)
     if dtype.kind in "biu":
         value = pt.cast(value, "float32" if dtype.itemsize <= 2 else "float64")
@@ -186,7 +187,7 @@ def as_floating(where: str, name: str, value: Any) -> TensorVariable:
 
 
 def require_same_dtype(where: str, **operands: TensorVariable) -> str:
-    """Return the dtype that all `operands` have; raise DnnTypeError if they differ."""
+    """Return the common dtype of all `operands`, or raise DnnTypeError if their dtypes differ."""
     dtypes = {name: x.type.dtype for name, x in operands.items()}
     if len(set(dtypes.values())) != 1:
         found = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
@@ -195,17 +196,17 @@ def require_same_dtype(where: str, **operands: TensorVariable) -> str:
 
 
 def check_broadcast(where: str, **operands: TensorVariable) -> None:
-    """Raise DnnValueError if the static shapes of `operands` tell that they do not broadcast."""
+    """Raise DnnValueError if the static shapes of `operands` cannot broadcast together."""
     ndim = max(x.type.ndim for x in operands.values())
     shapes = [(1,) * (ndim - x.type.ndim) + x.type.shape for x in operands.values()]
     for sizes in zip(*shapes, strict=True):
         if len({size for size in sizes if size not in (None, 1)}) > 1:
             found = ", ".join(f"{n} {show_shape(x.type.shape)}" for n, x in operands.items())
-            raise DnnValueError(f"{where}: the operands must broadcast, got the shapes {found}")
+            raise DnnValueError(f"{where}: the operands must broadcast together, got {found}")
 
 
 def accumulator_dtype(dtype: Any) -> np.dtype:
-    """Return the dtype in which sums over elements of `dtype` are taken."""
+    """Return the dtype in which to accumulate elements of `dtype`."""
     return np.dtype("float32") if np.dtype(dtype) == np.float16 else np.dtype(dtype)
 
 
@@ -215,45 +216,46 @@ def int_vector(where: str, name: str, value: Any, length: int) -> TensorVariable
     Parameters
     ----------
     where, name : str
-        The Op or function, and its argument: for the messages.
+        Names of the Op or function and of its argument, for error messages.
     value : int vector, or sequence of ints and symbolic int scalars
-        What the user gave.
+        Value that the user passed.
     length : int
-        The number of entries expected.
+        Expected number of entries.
 
     Raises
     ------
     DnnTypeError
-        If it is not a vector of integers.
+        If `value` is not a vector of integers.
     DnnValueError
-        If its length is statically another one.
+        If its static length is not `length`, or if an entry does not fit into an int64. If the
+        static length is unknown, the returned variable raises this error when it is computed.
     """
     expected = f"{where}: {name} must be a vector of {length} integers"
     vector = as_tensor(expected, value)
-    is_empty = vector.type.shape == (0,)  # an empty list has the dtype floatX
+    is_empty = vector.type.shape == (0,)  # PyTensor gives an empty list the dtype floatX
     if vector.type.ndim != 1 or not (is_empty or vector.type.dtype in pt.type.integer_dtypes):
         raise DnnTypeError(f"{expected}, got {vector.type}")
     if vector.type.shape[0] not in (None, length):
-        raise DnnValueError(f"{expected}, got {vector.type.shape[0]} of them")
+        raise DnnValueError(f"{expected}, got {vector.type.shape[0]} entries")
     if vector.type.dtype != "int64":
         if isinstance(vector, Constant) and vector.data.max(initial=0) > _MAX_INT64:
-            raise DnnValueError(f"{expected} of at most 64 bits, got {shown(value)}")
+            raise DnnValueError(f"{expected} that fit into int64, got {shown(value)}")
         vector = pt.cast(vector, "int64")
         if isinstance(vector.owner.inputs[0], Constant):
             vector = pt.constant(vector.owner.inputs[0].data.astype("int64"))
     if vector.type.shape[0] is None:
-        # SpecifyShape alone would raise an AssertionError that names no argument.
-        # PyTensor's PyTorch linker can test tensors only, which its pt.eq and a shape do not give.
+        # SpecifyShape alone would raise an AssertionError that does not name the argument.
+        # PyTensor's PyTorch linker can only check tensors, and there pt.eq of a shape is not one.
         count = pt.sum(pt.ge(vector, np.iinfo("int64").min), dtype="int64")
         conditions = pt.ge(count, length), pt.le(count, length)
-        check = CheckAndRaise(DnnValueError, f"{expected}, got another number")
+        check = CheckAndRaise(DnnValueError, f"{expected}, got a different number of them")
         right: Any = check(vector, *conditions)
         vector = pt.specify_shape(right, (length,))
     return vector
 
 
 def static_int(value: Any) -> int | None:
-    """Return an int or symbolic integer scalar as an int; None if it is not constant."""
+    """Return an int or symbolic integer scalar as an int, or None if it is not constant."""
     if value is None or is_int(value):
         return None if value is None else int(value)
     try:
@@ -263,7 +265,7 @@ def static_int(value: Any) -> int | None:
 
 
 def vector_entries(vector: Any, length: int) -> tuple[int | TensorVariable, ...]:
-    """Return the entries of an int vector: ints where they are constant."""
+    """Return the entries of an int vector, with constant entries as ints."""
     if isinstance(vector, Constant):
         return tuple(vector.data.tolist())
     entries = []
@@ -275,13 +277,13 @@ def vector_entries(vector: Any, length: int) -> tuple[int | TensorVariable, ...]
 
 
 def static_vector(vector: Any, length: int) -> Shape:
-    """Return the entries of an int vector, None where they are not constant."""
+    """Return the entries of an int vector, with None for entries that are not constant."""
     entries = vector_entries(vector, length)
     return tuple(e if isinstance(e, int) else None for e in entries)
 
 
 def spatial_shape(x: TensorVariable) -> TensorVariable:
-    """Return the sizes of `x` after batch and channel, as an int64 vector."""
+    """Return the spatial sizes of `x`, after batch and channels, as an int64 vector."""
     sizes = x.type.shape[2:]
     if all(s is not None for s in sizes):
         return pt.constant(np.array(sizes, dtype="int64"))
@@ -291,26 +293,28 @@ def spatial_shape(x: TensorVariable) -> TensorVariable:
 def shape_argument(
     where: str, name: str, shape: Any, ndim: int
 ) -> tuple[int | TensorVariable | None, ...]:
-    """Canonicalise a shape that a user gave.
+    """Canonicalise a shape argument.
 
     Parameters
     ----------
     where, name : str
-        The function and its argument: for the messages.
+        Names of the function and of its argument, for error messages.
     shape : None, int vector, or sequence of int, symbolic int scalar or None
-        What the user gave; None stands for a shape of which nothing is known.
+        Shape that the user passed. None means that the whole shape is unknown.
     ndim : int
-        The number of entries expected.
+        Expected number of entries.
 
     Returns
     -------
     tuple
-        `ndim` entries: int where constant, a symbolic scalar, or None where unknown.
+        `ndim` entries, each an int if constant, a symbolic scalar, or None if unknown.
 
     Raises
     ------
-    DnnTypeError, DnnValueError
-        If it is anything else, or has another length.
+    DnnTypeError
+        If `shape` or one of its entries has an invalid type.
+    DnnValueError
+        If `shape` has the wrong length, or if an entry is negative or too large.
     """
     if shape is None:
         return (None,) * ndim
@@ -321,7 +325,7 @@ def shape_argument(
         try:
             length = get_vector_length(shape)
         except ValueError as error:
-            raise DnnTypeError(f"{expected}; got {shape.type}, of unknown length") from error
+            raise DnnTypeError(f"{expected}; got {shape.type} of unknown length") from error
         shape = tuple(shape[i] for i in range(length))
     if not is_sequence(shape):
         raise DnnTypeError(f"{expected}; got {shown(shape)}")
@@ -337,9 +341,9 @@ def shape_argument(
             raise DnnTypeError(f"{expected}; got the entry {shown(entry)}")
         known = static_int(entry)
         if known is not None and known < 0:
-            raise DnnValueError(f"{where}: {name} has the negative entry {known}")
+            raise DnnValueError(f"{where}: entries of {name} must not be negative, got {known}")
         if known is not None and known > _MAX_INT64:
-            raise DnnValueError(f"{where}: {name} has the entry {known}, of more than 64 bits")
+            raise DnnValueError(f"{where}: {name} has an entry {known} that exceeds 64 bits")
         entries.append(entry if known is None else known)
     return tuple(entries)
 
@@ -347,12 +351,14 @@ def shape_argument(
 def size_argument(
     where: str, name: str, value: Any, minimum: int = 0
 ) -> int | TensorVariable | None:
-    """Canonicalise a size that a user gave: an int, a symbolic int scalar, or None if unknown.
+    """Canonicalise a size argument: an int, a symbolic int scalar, or None if unknown.
 
     Raises
     ------
-    DnnTypeError, DnnValueError
-        If it is anything else, or an int that is out of bounds.
+    DnnTypeError
+        If `value` has another type.
+    DnnValueError
+        If `value` is an int that is out of bounds.
     """
     (size,) = sizes_argument(where, name, (value,), (1,), minimum)
     return size
@@ -361,23 +367,28 @@ def size_argument(
 def sizes_argument(
     where: str, name: str, sizes: Any, lengths: Sequence[int], minimum: int = 0
 ) -> tuple[int | TensorVariable | None, ...]:
-    """Canonicalise sizes as `shape_argument` does a shape, where None alone stands for nothing.
+    """Canonicalise a sequence of sizes.
+
+    This function is like `shape_argument`, but several lengths may be allowed, and None is not
+    accepted in place of the sequence.
 
     Parameters
     ----------
     where, name : str
-        The function and its argument: for the messages.
+        Names of the function and of its argument, for error messages.
     sizes : int vector, or sequence of int, symbolic int scalar or None
-        What the user gave.
+        Sizes that the user passed.
     lengths : sequence of int
-        How many entries there may be.
+        Allowed numbers of entries.
     minimum : int
-        The least value of an entry.
+        Smallest allowed value of an entry.
 
     Raises
     ------
-    DnnTypeError, DnnValueError
-        If they are anything else.
+    DnnTypeError
+        If `sizes` or one of its entries has an invalid type.
+    DnnValueError
+        If the number of entries is not in `lengths`, or if an entry is out of bounds.
     """
     expected = " or ".join(map(str, lengths))
     if is_sequence(sizes):
@@ -398,12 +409,13 @@ def sizes_argument(
 
 
 def narrow(where: str, name: str, x: TensorVariable, shape_name: str, shape: Any) -> TensorVariable:
-    """Add to the static shape of `x` what a user's shape argument tells.
+    """Refine the static shape of `x` with a shape argument.
 
     Raises
     ------
     DnnValueError
-        If the argument contradicts the static shape; when `x` is computed, its shape.
+        If the argument contradicts the static shape. Sizes that are not known statically are
+        checked when the result is computed.
     """
     entries = shape_argument(where, shape_name, shape, x.type.ndim)
     known = tuple(e if isinstance(e, int) else None for e in entries)
@@ -416,21 +428,21 @@ def narrow(where: str, name: str, x: TensorVariable, shape_name: str, shape: Any
     told = [i for i, e in enumerate(entries) if e is not None and x.type.shape[i] is None]
     if not told:
         return pt.specify_shape(x, entries)
-    # SpecifyShape alone would raise an AssertionError that names no argument.
-    problem = f"{where}: the shape of {name} is not what {shape_name} says"
+    # SpecifyShape alone would raise an AssertionError that does not name the argument.
+    problem = f"{where}: the shape of {name} does not match the {shape_name} argument"
     if any(e is not None for e in known):
-        problem += f", {show_shape(known)}"
+        problem += f" {show_shape(known)}"
     fits = (pt.eq(x.shape[i], entries[i]) for i in told)
     return pt.specify_shape(checked(x, problem, *fits), entries)
 
 
 def merge_shapes(where: str, **shapes: Sequence[int | None]) -> Shape:
-    """Return what is known of the one shape that all operands must have.
+    """Return the common shape of all operands, combining the known sizes of each.
 
     Raises
     ------
     DnnValueError
-        If two of the shapes differ.
+        If two known sizes of the same axis differ.
     """
     merged: list[int | None] = []
     for sizes in zip(*shapes.values(), strict=True):
@@ -445,7 +457,7 @@ def merge_shapes(where: str, **shapes: Sequence[int | None]) -> Shape:
 def float64_scalar(
     where: str, name: str, value: Any, minimum: float = -inf, maximum: float = inf
 ) -> TensorVariable:
-    """Return a number or scalar variable as a float64 scalar; a constant one is checked."""
+    """Return a number or scalar variable as a float64 scalar, checking the bounds of constants."""
     x = as_tensor(f"{where}: {name} must be a number or a real scalar variable", value)
     dtype = np.dtype(x.type.dtype)
     if x.type.ndim != 0 or dtype.kind not in "iuf":

@@ -1,7 +1,8 @@
-"""Activations: relu, clipped relu, tanh, sigmoid, elu and swish, and their gradients.
+"""Activations and their gradients: relu, clipped relu, tanh, sigmoid, elu and swish.
 
-They are elementwise, on arrays of any number of dimensions. A NaN stays one. Where relu and clipped
-relu bend, at 0 and at the ceiling, the slope is 0; that of elu at 0 is alpha.
+All of them are elementwise, support any number of dimensions and propagate NaN. The slope of relu
+at 0, and that of clipped relu at 0 and at the ceiling, is defined as 0. The slope of elu at 0 is
+alpha.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ __all__ = [
     "tanh",
 ]
 
-#: What the coefficient of each mode is called; those without one have the coefficient 0.
+#: Name of the coefficient of each mode, or None if the mode has none (then it must be 0).
 ACTIVATION_MODES: dict[str, str | None] = {
     "relu": None,
     "clipped_relu": "ceiling",
@@ -52,21 +53,22 @@ ACTIVATION_MODES: dict[str, str | None] = {
 
 
 class ActivationBase(Op):
-    """What an activation and its gradient share: mode, coefficient, types.
+    """Base class of `Activation` and `ActivationGrad`.
 
     Parameters
     ----------
     mode : {'relu', 'clipped_relu', 'tanh', 'sigmoid', 'elu', 'swish'}
+        Activation to compute.
     coef : float
-        The ceiling of clipped relu, alpha of elu or beta of swish; 0 for the others.
+        Ceiling of clipped relu, alpha of elu or beta of swish; 0 for the other modes.
 
     Raises
     ------
     DnnTypeError
-        If `coef` is no number.
+        If `coef` is not a number.
     DnnValueError
-        If there is no such mode, or if the coefficient is not finite, a ceiling not positive, or
-        another than 0 where the mode has none.
+        If `mode` is unknown, if `coef` is not finite, if the ceiling is not positive, or if `coef`
+        is nonzero for a mode without a coefficient.
     """
 
     __props__: tuple[str, ...] = ("mode", "coef")
@@ -83,7 +85,7 @@ class ActivationBase(Op):
 
 
 def _coefficient(where: str, name: str, mode: str, value: Any) -> float:
-    """Return a coefficient, the argument `name`, as a float, checked."""
+    """Check a coefficient and return it as a float; `name` is the argument that holds it."""
     found = number(where, name, value)
     if mode == "clipped_relu" and found <= 0:
         raise DnnValueError(f"{where}: {name} must be positive, got {found}")
@@ -93,9 +95,9 @@ def _coefficient(where: str, name: str, mode: str, value: Any) -> float:
 
 
 class Activation(ActivationBase):
-    """One of the activations: ``Activation(mode, coef)(x)``.
+    """Apply an activation: ``Activation(mode, coef)(x)``.
 
-    Parameters as for `ActivationBase`.
+    See `ActivationBase` for the parameters.
     """
 
     def make_node(self, x: Any) -> Apply:  # type: ignore[override]
@@ -108,10 +110,10 @@ class Activation(ActivationBase):
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
         if isinstance(tangents[0].type, DisconnectedType):
             return [disconnected_type()]
-        return self.pullback(inputs, outputs, tangents)  # its Jacobian is diagonal
+        return self.pullback(inputs, outputs, tangents)  # the Jacobian is diagonal
 
     def expression(self, x: Any) -> TensorVariable:
-        """What the Op computes, in PyTensor's elementwise Ops.
+        """Return the result as an expression of PyTensor's elementwise Ops.
 
         Parameters
         ----------
@@ -158,10 +160,11 @@ class Activation(ActivationBase):
 
 
 class ActivationGrad(ActivationBase):
-    """The gradient of an activation: ``ActivationGrad(mode, coef)(x, y, gy)``.
+    """Compute the gradient of an activation: ``ActivationGrad(mode, coef)(x, y, gy)``.
 
-    `gy` is the gradient by the output `y`. The slope is taken from `y` for tanh and sigmoid, from
-    `x` for relu, clipped relu and swish, and from both for elu. Parameters as for `ActivationBase`.
+    `gy` is the gradient with respect to the output `y`. The slope is computed from `y` for tanh
+    and sigmoid, from `x` for relu, clipped relu and swish, and from both for elu. See
+    `ActivationBase` for the parameters.
     """
 
     def make_node(self, x: Any, y: Any, gy: Any) -> Apply:  # type: ignore[override]
@@ -184,7 +187,7 @@ class ActivationGrad(ActivationBase):
         return [self._by_x(x, gy, g), self._by_y(x, y, gy, g), self(x, y, g)]
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
-        # Each Jacobian is diagonal: cotangents and tangents are multiplied by the same.
+        # Each Jacobian is diagonal, so tangents are multiplied by the same factors as cotangents.
         x, y, gy = inputs
         makers = (
             lambda t: self._by_x(x, gy, t),
@@ -216,7 +219,7 @@ class ActivationGrad(ActivationBase):
         return pt.zeros_like(y)
 
     def expression(self, x: Any, y: Any, gy: Any) -> TensorVariable:
-        """What the Op computes, in PyTensor's elementwise Ops.
+        """Return the result as an expression of PyTensor's elementwise Ops.
 
         Parameters
         ----------
@@ -267,13 +270,13 @@ class ActivationGrad(ActivationBase):
 
 
 def _constants(x: Any, *numbers: float) -> list[Any]:
-    """Numbers of the dtype of `x`, which they don't widen, and of its dimensions, to be fused."""
+    """Return constants with the dtype and rank of `x`, so that they fuse and don't widen it."""
     shape = (1,) * x.type.ndim
     return [pt.constant(np.full(shape, number, dtype=x.type.dtype)) for number in numbers]
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
-    """The logistic function, of which no exponential overflows."""
+    """Compute the logistic function without overflow in the exponentials."""
     small = np.exp(-np.abs(x))
     return np.where(x < 0, small, 1) / (1 + small)
 
@@ -285,26 +288,27 @@ def _apply(where: str, mode: str, x: Any, coef: Any = 0.0) -> TensorVariable:
 
 
 def relu(x: Any, alpha: Any = 0) -> TensorVariable:
-    """Rectified linear unit: `x` where that is positive, elsewhere ``alpha * x``.
+    """Apply the rectified linear unit: `x` where it is positive, ``alpha * x`` elsewhere.
 
     Parameters
     ----------
     x : tensor_like
-        float16, float32 or float64, of any number of dimensions, or integers.
+        Input of any number of dimensions: float16, float32, float64 or integers, which are
+        converted to float32 or float64.
     alpha : float or tensor_like
-        The slope below 0: another one than 0 makes the unit leaky. A variable, which broadcasts
-        against `x`, can be learned.
+        Slope for negative `x`. A nonzero slope gives a leaky rectifier. A variable, which
+        broadcasts against `x`, can be learned.
 
     Returns
     -------
     TensorVariable
-        Of the shape and dtype of `x`, both widened to those of a variable `alpha`; integers are
-        converted to float32 or float64.  The gradient at 0 is `alpha`.
+        Result with the shape and dtype of `x`. If `alpha` is a variable, its shape and dtype are
+        broadcast and promoted with those of `x`. The gradient at 0 is `alpha`.
 
     Raises
     ------
     DnnTypeError
-        If an operand is no tensor of real numbers.
+        If an operand is not a real tensor.
     """
     x = as_floating("relu", "x", x)
     if isinstance(alpha, (int, float, np.number)):
@@ -318,24 +322,24 @@ def relu(x: Any, alpha: Any = 0) -> TensorVariable:
 
 
 def clipped_relu(x: Any, ceiling: float) -> TensorVariable:
-    """Rectified linear unit with an upper bound, ``min(max(x, 0), ceiling)``.
+    """Apply the rectified linear unit with an upper bound, ``min(max(x, 0), ceiling)``.
 
     Parameters
     ----------
     x : tensor_like
-        As for `relu`.
+        Input, as for `relu`.
     ceiling : float
-        A positive number.
+        Upper bound of the result; must be positive.
 
     Returns
     -------
     TensorVariable
-        Of the shape and dtype of `x`.  The gradient at 0 and at the ceiling is 0.
+        Result with the shape and dtype of `x`. The gradient at 0 and at the ceiling is 0.
 
     Raises
     ------
     DnnTypeError
-        If `x` has another dtype, or `ceiling` is no number.
+        If `x` is not a real tensor or `ceiling` is not a number.
     DnnValueError
         If `ceiling` is not finite or not positive.
     """
@@ -343,34 +347,34 @@ def clipped_relu(x: Any, ceiling: float) -> TensorVariable:
 
 
 def tanh(x: Any) -> TensorVariable:
-    """Hyperbolic tangent; arguments and errors as for `relu`."""
+    """Apply the hyperbolic tangent; see `relu` for the type of `x` and the errors."""
     return _apply("tanh", "tanh", x)
 
 
 def sigmoid(x: Any) -> TensorVariable:
-    """Logistic function, ``1 / (1 + exp(-x))``; arguments and errors as for `relu`."""
+    """Apply the logistic function, ``1 / (1 + exp(-x))``; see `relu` for `x` and the errors."""
     return _apply("sigmoid", "sigmoid", x)
 
 
 def elu(x: Any, alpha: float = 1.0) -> TensorVariable:
-    """Exponential linear unit: `x` where that is positive, elsewhere ``alpha * (exp(x) - 1)``.
+    """Apply the exponential linear unit: `x` if positive, else ``alpha * (exp(x) - 1)``.
 
     Parameters
     ----------
     x : tensor_like
-        As for `relu`.
+        Input, as for `relu`.
     alpha : float
-        What the function tends to at minus infinity, negated.
+        Scale of the negative part. The result tends to ``-alpha`` as `x` tends to minus infinity.
 
     Returns
     -------
     TensorVariable
-        Of the shape and dtype of `x`.  The gradient at 0 is `alpha`.
+        Result with the shape and dtype of `x`. The gradient at 0 is `alpha`.
 
     Raises
     ------
     DnnTypeError
-        If `x` has another dtype, or `alpha` is no number.
+        If `x` is not a real tensor or `alpha` is not a number.
     DnnValueError
         If `alpha` is not finite.
     """
@@ -378,23 +382,24 @@ def elu(x: Any, alpha: float = 1.0) -> TensorVariable:
 
 
 def swish(x: Any, beta: float = 1.0) -> TensorVariable:
-    """Swish, ``x * sigmoid(beta * x)``; with `beta` 1 it is known as SiLU.
+    """Apply swish, ``x * sigmoid(beta * x)``, which is also called SiLU if `beta` is 1.
 
     Parameters
     ----------
     x : tensor_like
-        As for `relu`.
+        Input, as for `relu`.
     beta : float
+        Factor inside the sigmoid.
 
     Returns
     -------
     TensorVariable
-        Of the shape and dtype of `x`.
+        Result with the shape and dtype of `x`.
 
     Raises
     ------
     DnnTypeError
-        If `x` has another dtype, or `beta` is no number.
+        If `x` is not a real tensor or `beta` is not a number.
     DnnValueError
         If `beta` is not finite.
     """

@@ -1,7 +1,7 @@
 """Scaled dot-product attention and its gradient.
 
-The Ops here say what is computed and run in plain NumPy; rewrites replace them by Ops that call a
-library.
+The Ops in this module define the computation and run in NumPy. Rewrites replace them with Ops that
+call a library.
 """
 
 from __future__ import annotations
@@ -41,37 +41,37 @@ from dnnops.nnet.expressions import ExpressionOp, is_connected
 
 __all__ = ["Attention", "AttentionGrad", "scaled_dot_product_attention"]
 
-#: The operands that need not be there, in their order.
+#: The optional operands, in order.
 OPTIONAL = ("mask", "query_lengths", "key_lengths", "state")
 
 
 class AttentionBase(ExpressionOp):
-    """What attention and its gradient share: parameters, operands, checks and the scores.
+    """Base class of `Attention` and `AttentionGrad`.
 
     Parameters
     ----------
     scale : float or None
-        The factor of the scores; None for the inverse root of the depth.
+        Factor of the scores. None means ``depth**-0.5``.
     is_causal : bool
-        Whether a query sees only the keys up to its own place.
+        Whether query ``i`` attends only to the keys 0 to ``i``.
     optional : sequence of str
-        Which of `OPTIONAL` are among the operands. The state, of random numbers, is where there is
-        dropout.
+        The members of `OPTIONAL` that are operands. ``"state"``, the state of the random numbers,
+        is an operand if and only if `dropout` is nonzero, whether or not it is listed.
     dropout : float
-        The probability with which a weight is dropped; the others are multiplied by
-        ``1 / (1 - dropout)``. Which ones it are, `dnnops.nnet.dropout` says, of an array of all
-        scores.
+        Probability of dropping a weight. The other weights are multiplied by
+        ``1 / (1 - dropout)``. The same weights are dropped as by `dnnops.nnet.dropout` on an array
+        of all scores.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If a parameter is anything else.
+        If a parameter is invalid.
     """
 
     __props__: tuple[str, ...] = ("scale", "is_causal", "optional", "dropout")
 
-    has_pushforwards = False  # PyTensor's product of more than two axes has none
-    #: The operands after those that may be missing, and the results.
+    has_pushforwards = False  # PyTensor's batched matrix product has none
+    #: The operands after the optional ones, and the results.
     last_operands: tuple[str, ...] = ()
     results: tuple[str, ...]
 
@@ -84,7 +84,9 @@ class AttentionBase(ExpressionOp):
     ):
         name = type(self).__name__
         if not set(optional) <= set(OPTIONAL):
-            raise DnnValueError(f"{name}: optional must be of {OPTIONAL}, got {shown(optional)}")
+            raise DnnValueError(
+                f"{name}: optional must be a subset of {OPTIONAL}, got {shown(optional)}"
+            )
         self.scale = None if scale is None else number(name, "scale", scale)
         self.is_causal = switch(name, "is_causal", is_causal)
         self.dropout = probability(name, "dropout", dropout)
@@ -111,8 +113,8 @@ class AttentionBase(ExpressionOp):
         dtype = require_same_dtype(name, **floats)
         if "stats" in given and given["stats"].type.dtype != self._dtype("stats", dtype):
             raise DnnTypeError(
-                f"{name}: stats must have dtype {self._dtype('stats', dtype)} beside operands of"
-                f" {dtype}, got {given['stats'].type.dtype}"
+                f"{name}: stats must have dtype {self._dtype('stats', dtype)} if the other operands"
+                f" have dtype {dtype}, got {given['stats'].type.dtype}"
             )
         shapes = self._shapes({o: x.type.shape for o, x in given.items()})
         for operand, of in (("query_lengths", "query"), ("key_lengths", "key")):
@@ -125,7 +127,7 @@ class AttentionBase(ExpressionOp):
 
     @staticmethod
     def _dtype(result: str, dtype: str) -> str:
-        """The dtype of a result: statistics in float16 would spoil the gradient's weights."""
+        """Return the dtype of a result; float16 statistics would make the gradient inaccurate."""
         return accumulator_dtype(dtype).name if result == "stats" else dtype
 
     @shape_inference
@@ -152,7 +154,7 @@ class AttentionBase(ExpressionOp):
             storage[0] = np.asarray(result, dtype=variable.type.dtype)
 
     def expressions(self, *inputs: Any) -> list[Any]:
-        """Write the results as expressions of the operands."""
+        """Return the results as expressions of the operands."""
         return self._expressions(*inputs)
 
     def _expressions(self, *inputs: Any) -> list[Any]:
@@ -166,12 +168,12 @@ class AttentionBase(ExpressionOp):
             for name, result in zip(self.results, results, strict=True)
         ]
 
-    # Of a subclass: the results, of arrays or of variables.
+    # Subclasses compute the results here, from arrays or from variables.
     def _compute(self, *inputs: Any) -> list[Any]:
         raise NotImplementedError
 
     def _shapes(self, shapes: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-        """Check the operands' shapes; return what is known of the results' ones."""
+        """Check the shapes of the operands and return those of the results, as far as known."""
         name = type(self).__name__
         found = ", ".join(f"{o} {show_shape(shape)}" for o, shape in shapes.items())
         query, key, value = (shapes[o] for o in ("query", "key", "value"))
@@ -196,8 +198,8 @@ class AttentionBase(ExpressionOp):
         for size, other in zip(shapes.get("mask", ()), scores, strict=False):
             if None not in (size, other) and size not in (1, other):
                 raise DnnValueError(
-                    f"{name}: mask must have shape {show_shape(scores)}, or 1 in the place of a "
-                    f"size; got {found}"
+                    f"{name}: mask must have shape {show_shape(scores)}, where any size may be 1 "
+                    f"instead; got {found}"
                 )
         out = (batch, query[1], query[2], value[3])
         if "gout" in shapes:
@@ -220,14 +222,14 @@ class AttentionBase(ExpressionOp):
                 )
 
     def _scores(self, given: dict[str, Any]) -> tuple[Any, Any]:
-        """The scores, minus infinity where they don't count, and the scale in them."""
+        """Return the scores, minus infinity where masked out, and the scale applied to them."""
         query, key = given["query"], given["key"]
         is_array = isinstance(query, np.ndarray)
         library: Any = np if is_array else pt
         scale: Any = self.scale
         if scale is None:
             depth = query.shape[3]
-            # Of no depth all scores are 0, whatever they are multiplied by.
+            # If the depth is 0, all scores are 0 for any finite scale.
             depth = library.maximum(depth, 1)
             scale = float(depth) ** -0.5 if is_array else pt.cast(depth, query.type.dtype) ** -0.5
         scores = _unfolded(_folded(query * scale, key) @ key.swapaxes(2, 3), query)
@@ -248,7 +250,7 @@ class AttentionBase(ExpressionOp):
         return scores, scale
 
     def _kept(self, given: dict[str, Any], x: Any) -> Any:
-        """Multiply what there is of each score by 0, or by ``1 / (1 - dropout)``."""
+        """Apply dropout to `x`, an array or a variable with the shape of the scores."""
         if not self.dropout:
             return x
         if isinstance(x, np.ndarray):
@@ -260,11 +262,12 @@ class AttentionBase(ExpressionOp):
 
 
 class Attention(AttentionBase):
-    """Attention: ``Attention(scale, is_causal, optional, dropout)(query, key, value, ...)``.
+    """Compute attention.
 
-    The results are the output, and for each query the logarithm of the sum of its scores'
-    exponentials, minus infinity if there are none, which the gradient takes.  Parameters as for
-    `AttentionBase`; what it computes is in `scaled_dot_product_attention`.
+    ``Attention(scale, is_causal, optional, dropout)(query, key, value, ...)`` returns the output
+    and ``stats``. For each query, ``stats`` holds the logarithm of the sum of the exponentials of
+    its scores, or minus infinity if no key counts; `AttentionGrad` needs it. See `AttentionBase`
+    for the parameters and `scaled_dot_product_attention` for the computation.
     """
 
     results = ("out", "stats")
@@ -289,7 +292,7 @@ class Attention(AttentionBase):
         value = given["value"]
         scores, _ = self._scores(given)
         library: Any = np if isinstance(scores, np.ndarray) else pt
-        # A row that sees nothing has no maximum, and gives zeros.
+        # A fully masked row has no finite maximum; its weights become zeros.
         largest = _without_infinity(library, _largest(scores))
         weights = library.exp(scores - largest)
         total = weights.sum(axis=3, keepdims=True)
@@ -301,11 +304,11 @@ class Attention(AttentionBase):
 
 
 class AttentionGrad(AttentionBase):
-    """The gradients of `Attention` by query, key and value.
+    """Compute the gradients of `Attention` with respect to query, key and value.
 
-    ``AttentionGrad(scale, is_causal, optional, dropout)(query, ..., out, stats, gout)``: `out` and
-    `stats` are what `Attention` gave, `gout` is the gradient by `out`.  Parameters as for
-    `AttentionBase`.
+    In ``AttentionGrad(scale, is_causal, optional, dropout)(query, ..., out, stats, gout)``, `out`
+    and `stats` are the results of `Attention`, and `gout` is the gradient with respect to `out`.
+    See `AttentionBase` for the parameters.
     """
 
     last_operands = ("out", "stats", "gout")
@@ -313,14 +316,14 @@ class AttentionGrad(AttentionBase):
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         if self.dropout:
-            # They would be expressions with other random numbers than a GPU's.
+            # The expressions would use random numbers that differ from those on a GPU.
             raise DnnNotSupportedError(
                 f"{type(self).__name__}: attention with dropout has no second derivatives"
             )
         return super().pullback(inputs, outputs, cotangents)
 
     def mask_gradient(self, *inputs: Any) -> Any:
-        """Write the gradient by an additive mask as an expression of all operands."""
+        """Return the gradient with respect to an additive mask as an expression of all operands."""
         mask = inputs[3]
         score_gradient = self._weights_and_gradients(inputs)[1]
         axes = [axis for axis, size in enumerate(mask.type.shape) if size == 1]
@@ -353,36 +356,36 @@ class AttentionGrad(AttentionBase):
 
 
 def _folded(x: Any, key: Any) -> Any:
-    """Put the heads of `x` that share one of `key` below each other."""
+    """Stack the heads of `x` that share a head of `key` along the row axis."""
     batch, heads, rows, columns = x.shape
     shared = key.shape[1]
-    # Where there are no heads, there is nothing to divide.
+    # Avoid a division by zero if there are no heads.
     least_one = max(shared, 1) if isinstance(x, np.ndarray) else pt.maximum(shared, 1)
     return x.reshape((batch, shared, heads // least_one * rows, columns))
 
 
 def _unfolded(x: Any, query: Any) -> Any:
-    """Undo `_folded`, for the batch, the heads and the rows of `query`."""
+    """Undo `_folded`, restoring the batch, heads and rows of `query`."""
     return x.reshape((*query.shape[:3], x.shape[3]))
 
 
 def _largest(scores: Any) -> Any:
-    """The largest score of each query, minus infinity if there are no keys."""
+    """Return the largest score of each query, or minus infinity if there are no keys."""
     if isinstance(scores, np.ndarray):
         return scores.max(axis=3, keepdims=True, initial=-np.inf)
-    if not scores.type.shape[3]:  # none, or not known
+    if not scores.type.shape[3]:  # zero or unknown
         none = pt.full_like(scores[:, :, :, :1].sum(axis=3, keepdims=True), -np.inf)
         scores = pt.concatenate([scores, none], axis=3)
     return scores.max(axis=3, keepdims=True)
 
 
 def _number(value: float, like: Any) -> np.ndarray:
-    """A scalar of the dtype of an array or a variable, which it does not widen."""
+    """Return a scalar with the dtype of `like`, so that it does not widen expressions."""
     return np.asarray(value, dtype=str(like.dtype))
 
 
 def _without_infinity(library: Any, x: Any) -> Any:
-    """Put zeros in the place of negative infinities."""
+    """Replace negative infinities with zeros."""
     return (
         library.where(x == -np.inf, _number(0, x), x)
         if library is np
@@ -421,58 +424,66 @@ def scaled_dot_product_attention(
     seed: int | None = None,
     state: Any = None,
 ) -> Any:
-    """Attend: the mean of values, weighted by a softmax of products of queries and keys.
+    """Compute scaled dot-product attention.
 
-    ``softmax(query @ key.swapaxes(2, 3) * scale + mask) @ value``, for each batch entry and head.
-    A query for which no key counts gives zeros.
+    For each batch entry and head, the result is
+    ``softmax(query @ key.swapaxes(2, 3) * scale + mask) @ value``. It is zero for queries that
+    may not attend to any key.
 
     Parameters
     ----------
     query : tensor_like, (batch, heads, queries, depth)
-        Of float16, float32 or float64.
+        Queries in float16, float32 or float64.
     key : tensor_like, (batch, heads, keys, depth)
+        Keys, with the dtype of `query`.
     value : tensor_like, (batch, heads, keys, value depth)
+        Values, with the dtype of `query`.
     mask : tensor_like, optional
-        Of shape (batch, heads, queries, keys), each of which may be 1: bool, True where a key
-        counts, or of the dtype of `query`, and added to the scores.
+        Mask of shape (batch, heads, queries, keys), where any size may be 1. A bool mask is True
+        where a query may attend to a key. A mask with the dtype of `query` is added to the scores.
     is_causal : bool
-        Whether query ``i`` sees the keys 0 to ``i`` only. If there is a mask, both hold.
+        Whether query ``i`` may attend only to the keys 0 to ``i``. This applies in addition to
+        `mask`.
     scale : float, optional
-        The factor of the products; ``depth**-0.5`` if not given.
+        Factor of the scores; ``depth**-0.5`` by default.
     enable_gqa : bool
-        Whether key and value may have fewer heads than query, each for as many heads of it that
-        follow each other. If not, this is an error where the numbers of heads are known when the
-        graph is made.
+        Whether `key` and `value` may have fewer heads than `query`, so that consecutive heads of
+        `query` share a head of `key` and `value`. If False, different numbers of heads raise an
+        error if they are known when the graph is built.
     query_lengths, key_lengths : int vector, optional
-        How many queries and keys of each batch entry count, which may be none; the output is zero
-        for the queries after those. Numbers out of range are an error, but on a GPU, where they are
-        not looked at: there they count as the next in range.
+        Number of queries and keys that count in each batch entry; 0 is allowed. The output is zero
+        for the queries after those. Lengths out of range raise an error on the CPU. On a GPU they
+        are not checked but clipped to the valid range.
     dropout_p : float, optional
-        The probability with which a weight is dropped, at least 0 and less than 1.
+        Probability of dropping a weight, at least 0 and less than 1.
     seed : int, optional
-        Of dropout, as for `dnnops.nnet.dropout`: each call draws anew.
+        Seed for dropout, as for `dnnops.nnet.dropout`. Each call of the compiled function draws new
+        random numbers.
     state : int64 vector, optional
-        In place of a seed, likewise: then the state that follows is returned, too.
+        State for dropout, as for `dnnops.nnet.dropout`, in place of a seed. The next state is then
+        returned as well.
 
     Returns
     -------
     out : TensorVariable, (batch, heads, queries, value depth)
+        Weighted means of the values.
     next_state : TensorVariable
-        Only if `state` was given.
+        The state for the next call. Only returned if `state` was given.
 
     Raises
     ------
     DnnTypeError
-        If an operand has another dtype or rank, or a parameter is something else.
+        If an operand has an invalid dtype or rank, or if a parameter has an invalid type.
     DnnValueError
-        If shapes don't fit, a length is out of range, `scale` is not finite, or `dropout_p` is out
-        of bounds; if there is dropout and not just one of `seed` and `state`, or one of them
-        without dropout.
+        If the shapes don't match, a length is out of range, `scale` is not finite, or `dropout_p`
+        is out of bounds. With dropout, if not exactly one of `seed` and `state` is given; without
+        dropout, if either is given.
 
     Notes
     -----
-    It is ``torch.nn.functional.scaled_dot_product_attention`` but for the lengths, and for the
-    random numbers, which on a GPU are cuDNN's: also reproducible, but other ones.
+    This function computes what ``torch.nn.functional.scaled_dot_product_attention`` computes, and
+    supports lengths in addition. The random numbers differ from PyTorch's. On a GPU they are
+    cuDNN's, which are also reproducible but differ from those on the CPU.
     """
     where = "scaled_dot_product_attention"
     switch(where, "enable_gqa", enable_gqa)
@@ -491,8 +502,8 @@ def scaled_dot_product_attention(
     heads = [x.type.shape[1] for x in node.inputs[:2]]
     if not enable_gqa and None not in heads and heads[0] != heads[1]:
         raise DnnValueError(
-            f"{where}: query has {heads[0]} heads, and key and value {heads[1]}; give "
-            "enable_gqa=True if several heads of query are to share a key"
+            f"{where}: query has {heads[0]} heads, but key and value have {heads[1]}; pass "
+            "enable_gqa=True if several heads of query are to share a head of key and value"
         )
     out = node.outputs[0]
     if not op.dropout:

@@ -168,7 +168,7 @@ def test_bad_parameters(parameters, error, message):
     [
         (pt.vector("x"), r"x must have 2 or more dimensions \(batch, channel, spatial...\), got 1"),
         (pt.imatrix("x"), "x has dtype int32; expected one of float16, float32, float64"),
-        ("image", "x must be a tensor, or numbers that make one, got 'image'"),
+        ("image", "x must be a tensor or array-like, got 'image'"),
     ],
     ids=["vector", "integers", "text"],
 )

@@ -50,7 +50,7 @@ def test_convolutions(theano: Any):
     results = f(IMAGE, FILTERS)
     for found, wanted in zip(results[:5], results[5:], strict=True):
         assert_allclose(found, wanted)
-    with pytest.raises(DnnValueError, match="shape of img is not what imshp says"):
+    with pytest.raises(DnnValueError, match="shape of img does not match the imshp argument"):
         f(IMAGE[..., :-1], FILTERS)
     with pytest.raises(DnnNotSupportedError, match="unshared"):
         AbstractConv2d(unshared=True)
