@@ -470,7 +470,7 @@ def test_energy(gpu):
 
 def test_energy_that_is_not_told(gpu, monkeypatch):
     FakeGpu(counts=False).install(monkeypatch)
-    with pytest.warns(DnnWarning, match="cuda0 doesn't tell: Not Supported"):
+    with pytest.warns(DnnWarning, match="energy counter of cuda0: Not Supported"):
         rows = conv_plans(**SMALL, device="cuda", energy=True)
     assert rows[0].time_ms == 0.5
     assert all(row.energy_mj is None for row in rows)

@@ -1,6 +1,6 @@
-"""Arrays on the GPU: their type, variables, shared variables, transfers and tensor Ops.
+"""GPU arrays: their type, variables, shared variables, transfers and tensor Ops.
 
-Importing this needs neither CuPy nor a GPU.
+Importing this package requires neither CuPy nor a GPU.
 """
 
 from __future__ import annotations
@@ -37,5 +37,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """The public names, without the modules that hold them."""
+    """Return the public names, without the submodules."""
     return list(__all__)

@@ -1,4 +1,4 @@
-"""Ops on device arrays that move or make data: shapes, views, allocation, joining."""
+"""Ops that reshape, view, allocate and join device arrays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GpuDimShuffle(MirrorOp):
         x = x.transpose(host_op.shuffle + host_op.drop)
         if not host_op.drop and not host_op.augment:
             return x
-        # An index rather than a reshape, which copies some non-contiguous arrays.
+        # Index instead of reshaping: a reshape copies some non-contiguous arrays.
         index = tuple(None if axis == "x" else slice(None) for axis in host_op.new_order)
         return x[index + (0,) * len(host_op.drop)]
 
@@ -37,7 +37,7 @@ class GpuDimShuffle(MirrorOp):
 
 
 class GpuReshape(MirrorOp):
-    """`Reshape` on the device: a view where the strides allow it, else a copy."""
+    """`Reshape` on the device: a view if the strides allow it, otherwise a copy."""
 
     def compute(self, node: Apply, x: Any, shape: Any) -> Any:
         return x.reshape(tuple(int(length) for length in shape))
@@ -47,7 +47,7 @@ class GpuReshape(MirrorOp):
 
 
 class GpuSpecifyShape(MirrorOp):
-    """`SpecifyShape` on the device: the array itself, its shape checked."""
+    """`SpecifyShape` on the device: check the shape and return the array itself."""
 
     def compute(self, node: Apply, x: Any, *shape: Any) -> Any:
         if any(
@@ -62,9 +62,9 @@ class GpuSpecifyShape(MirrorOp):
 
 
 class GpuAlloc(MirrorOp):
-    """`Alloc` on the device: an array filled with a device array or with a host scalar.
+    """`Alloc` on the device: fill a new array with a device array or a host scalar.
 
-    Unlike the other Ops it may have only host operands; then `device` tells where it runs.
+    Unlike the other Ops, it may have only host operands, so `device` says where it runs.
     """
 
     __props__: ClassVar[tuple[str, ...]] = ("host_op", "device")
@@ -74,7 +74,7 @@ class GpuAlloc(MirrorOp):
         self.device = device
 
     def make_node(self, value: Any, *shape: Any) -> Apply:
-        """Take the value to fill with, a device variable or a host tensor, and int64 scalars."""
+        """Build the node from a fill value (device variable or host tensor) and int64 lengths."""
         node = self.host_node(value, *shape)
         if value.type.ndim:
             value = as_gpuarray_variable(value, self.device)
@@ -98,7 +98,7 @@ class GpuAlloc(MirrorOp):
         for axis in range(-value.ndim, 0):
             if known[axis] != 1 and value.shape[axis] != lengths[axis]:
                 raise DnnValueError(
-                    f"GpuAlloc: a value of shape {value.shape} doesn't fill {lengths}; only"
+                    f"GpuAlloc: can't broadcast a value of shape {value.shape} to {lengths}; only"
                     " dimensions that are known to have length 1 are broadcast"
                 )
 
@@ -112,9 +112,9 @@ class GpuAllocEmpty(GpuOp):
     Parameters
     ----------
     dtype : str
-        Its dtype.
+        Dtype of the array.
     device : int, default 0
-        Number of the device.
+        Device number.
     """
 
     __props__: ClassVar[tuple[str, ...]] = ("dtype", "device")
@@ -125,17 +125,17 @@ class GpuAllocEmpty(GpuOp):
         self.device = device
 
     def make_node(self, *shape: Any) -> Apply:
-        """Take int64 scalars."""
+        """Build the node from the lengths, which are int64 scalars."""
         lengths, static_shape = infer_static_shape(shape)
         return Apply(self, list(lengths), [GpuArrayType(self.dtype, static_shape, self.device)()])
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> Any:
-        """The operands are the shape."""
+        """Return the operands, which are the shape."""
         return [node.inputs]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        """The content doesn't depend on the operands."""
+        """Disconnect the output: its values don't depend on the operands."""
         return [[False] for _ in node.inputs]
 
     def compute(self, node: Apply, *shape: Any) -> Any:
@@ -146,7 +146,7 @@ class GpuAllocEmpty(GpuOp):
 
 
 class GpuARange(MirrorOp):
-    """`ARange` on a device, of host scalars."""
+    """`ARange` on the device, with host scalars as operands."""
 
     __props__: ClassVar[tuple[str, ...]] = ("host_op", "device")
 
@@ -155,7 +155,7 @@ class GpuARange(MirrorOp):
         self.device = device
 
     def make_node(self, start: Any, stop: Any, step: Any) -> Apply:
-        """Take host scalars."""
+        """Build the node from host scalars."""
         node = self.host_node(start, stop, step)
         (out,) = node.outputs
         return Apply(
@@ -173,12 +173,15 @@ class GpuARange(MirrorOp):
 
 
 def first_joined(op: Any) -> int:
-    """The number of the first operand of a `Join` that is joined: after the axis, if it is one."""
+    """Return the index of the first operand that a `Join` joins: 1 if operand 0 is the axis."""
     return 0 if hasattr(op, "axis") else 1
 
 
 class GpuJoin(MirrorOp):
-    """`Join` on the device; the axis is a host integer, or a parameter since PyTensor 3.3."""
+    """`Join` on the device.
+
+    The axis is a host integer operand, or a parameter of the Op since PyTensor 3.3.
+    """
 
     def compute(self, node: Apply, *operands: Any) -> Any:
         import cupy
@@ -194,29 +197,29 @@ class GpuJoin(MirrorOp):
 
 
 class GpuContiguous(GpuOp):
-    """Give a C-contiguous array: the operand itself if it is one, else a copy."""
+    """Return the operand itself if it is C-contiguous, otherwise a C-contiguous copy."""
 
     __props__: ClassVar[tuple[str, ...]] = ()
     view_map: ClassVar[dict[int, list[int]]] = {0: [0]}
 
     def make_node(self, x: Any) -> Apply:
-        """Take a device variable."""
+        """Build the node from a device variable."""
         x = as_gpuarray_variable(x)
         return Apply(self, [x], [x.type()])
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> Any:
-        """The shape stays."""
+        """Return the shape of the operand."""
         return shapes
 
     def pullback(self, inputs: Any, outputs: Any, output_grads: Any) -> list[Variable]:
-        """The value stays, and so does the gradient."""
+        """Pass the gradient through unchanged."""
         (x,), (gradient,) = inputs, output_grads
         gradient = as_gpuarray_variable(gradient, x.type.device)
         return [cast(gradient, "float32") if x.type.dtype == "bfloat16" else gradient]
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
-        """The value stays, and so does the tangent."""
+        """Pass the tangent through unchanged."""
         return list(tangents)
 
     def compute(self, node: Apply, x: Any) -> Any:
@@ -224,7 +227,7 @@ class GpuContiguous(GpuOp):
 
 
 def specify_gpu_shape(x: Any, shape: tuple[int | None, ...]) -> Any:
-    """Check at run time that a device variable has the lengths that `shape` knows.
+    """Check at run time that a device variable has the known lengths of `shape`.
 
     Parameters
     ----------
@@ -234,7 +237,7 @@ def specify_gpu_shape(x: Any, shape: tuple[int | None, ...]) -> Any:
     Returns
     -------
     GpuArrayVariable
-        Its type has the static shape of both.
+        A variable with the known lengths of both `shape` and `x` in its static shape.
     """
     lengths = [known if known is not None else x.type.shape[i] for i, known in enumerate(shape)]
     return GpuSpecifyShape(SpecifyShape())(x, *lengths)

@@ -1,4 +1,4 @@
-"""Matrix products on the device, by cuBLAS through CuPy."""
+"""Matrix products on the device, computed by cuBLAS through CuPy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _precision(allow_tf32: bool) -> Iterator[None]:
-    """Let cuBLAS round the operands of float32 products to TF32, or not."""
+    """Set whether cuBLAS may round the operands of float32 products to TF32."""
     from cupy._core import _routines_linalg as linalg
 
     previous = linalg.get_compute_type("float32")
@@ -41,7 +41,8 @@ class _Product(MirrorOp):
     ----------
     host_op : Op
     allow_tf32 : bool, optional
-        Whether float32 operands may be rounded to TF32. Default: the flag ``dnn.allow_tf32``.
+        Whether float32 operands may be rounded to TF32. Defaults to the flag
+        ``dnn.allow_tf32``.
     """
 
     __props__: ClassVar[tuple[str, ...]] = ("host_op", "allow_tf32")
@@ -75,7 +76,7 @@ class GpuDot(_Product):
 
 
 class GpuBatchedDot(_Product):
-    """`BatchedDot`, and `Blockwise` of a matrix product: products along leading dimensions."""
+    """`BatchedDot` and `Blockwise` matrix products: batched over leading dimensions."""
 
     def compute(self, node: Apply, x: Any, y: Any) -> Any:
         import cupy
@@ -98,9 +99,9 @@ class GpuBatchedDot(_Product):
 
 
 class GpuGemm(_Product):
-    """`Gemm` on the device: ``beta * z + alpha * dot(x, y)``, in place if the host's Op is.
+    """`Gemm` on the device: ``beta * z + alpha * dot(x, y)``, in place if the host Op is.
 
-    alpha and beta are host scalars, or 0-d device arrays.
+    ``alpha`` and ``beta`` are host scalars or 0-d device arrays.
     """
 
     def compute(self, node: Apply, z: Any, alpha: Any, x: Any, y: Any, beta: Any) -> Any:
@@ -109,13 +110,14 @@ class GpuGemm(_Product):
         shape = (x.shape[0], y.shape[1])
         if x.shape[1] != y.shape[0] or not _fills(z.shape, shape, node.inputs[0]):
             raise DnnValueError(
-                f"{self}: z of shape {z.shape} and the product of shapes {x.shape} and {y.shape}"
+                f"{self}: can't add z of shape {z.shape} to the product of shapes {x.shape} and"
+                f" {y.shape}"
             )
         alpha, beta = _scalar(alpha), _scalar(beta)
         out = _target(z, shape, self.host_op.inplace)
         if x.dtype.char not in "fd" or self.allow_tf32 or 0 in (*shape, x.shape[1]):
-            # cuBLAS's plain gemm knows neither the short floats nor TF32; and leaves no
-            # doubt about empty products here.
+            # cuBLAS's plain gemm supports neither 16-bit floats nor TF32. Empty products go
+            # this way too, so that their result doesn't depend on cuBLAS.
             return _accumulate(out, beta, self.product(x, y) * alpha)
         return cublas.gemm("N", "N", x, y, out=out, alpha=alpha, beta=beta)
 
@@ -129,7 +131,7 @@ class GpuGemv(_Product):
     def compute(self, node: Apply, y: Any, alpha: Any, A: Any, x: Any, beta: Any) -> Any:  # noqa: N803
         shape = (A.shape[0],)
         if not _fills(y.shape, shape, node.inputs[0]):
-            raise DnnValueError(f"{self}: y of shape {y.shape}, A of shape {A.shape}")
+            raise DnnValueError(f"{self}: y of shape {y.shape} doesn't match A of shape {A.shape}")
         product = self.product(A, x)
         product *= _scalar(alpha)
         return _accumulate(_target(y, shape, self.host_op.inplace), _scalar(beta), product)
@@ -140,21 +142,24 @@ class GpuGer(_Product):
 
     def compute(self, node: Apply, A: Any, alpha: Any, x: Any, y: Any) -> Any:  # noqa: N803
         if A.shape != (*x.shape, *y.shape):
-            raise DnnValueError(f"{self}: A of shape {A.shape}, x {x.shape}, y {y.shape}")
+            raise DnnValueError(
+                f"{self}: A of shape {A.shape} doesn't match the outer product of x of shape"
+                f" {x.shape} and y of shape {y.shape}"
+            )
         out = _target(A, A.shape, self.host_op.destructive)
         out += (x * _scalar(alpha))[:, None] * y[None, :]
         return out
 
 
 def _scalar(value: Any) -> Any:
-    """Make a NumPy scalar of a 0-d host array; a device array stays one."""
+    """Convert a 0-d host array to a NumPy scalar; return a device array unchanged."""
     import cupy
 
     return value if isinstance(value, cupy.ndarray) else value[()]
 
 
 def _accumulate(out: Any, beta: Any, product: Any) -> Any:
-    """Compute ``out = beta * out + product``; with beta 0, `out` may hold NaN, as in BLAS."""
+    """Compute ``out = beta * out + product``; if `beta` is 0, ignore `out`, as BLAS does."""
     if isinstance(beta, np.generic) and beta == 0:
         out[...] = product
     else:
@@ -169,7 +174,7 @@ def _fills(have: tuple[int, ...], want: tuple[int, ...], variable: Any) -> bool:
 
 
 def _target(z: Any, shape: tuple[int, ...], inplace: bool) -> Any:
-    """Give the array that becomes the result: `z` itself, or a copy."""
+    """Return the array to write the result to: `z` itself or a copy."""
     import cupy
 
     if z.shape != shape:

@@ -1,4 +1,4 @@
-"""C code that PyTensor emits for variables of `GpuArrayType`, whatever Op they belong to."""
+"""C code that PyTensor emits for every variable of `GpuArrayType`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _header_version() -> str:
     return digest.hexdigest()[:16]
 
 
-#: Part of the C code's cache version: a module is compiled again when a header changes.
+#: Part of the C code's cache version: a module is recompiled when a header changes.
 HEADER_VERSION: str = _header_version()
 
 
@@ -33,8 +33,8 @@ def c_init(name: str) -> str:
 
 
 def c_extract(name: str, fail: str) -> str:
-    # None is what an input's storage holds before it has a value; an Op's own output
-    # goes through c_extract_out, which makes NULL of it.
+    # An input's storage holds None until it has a value. Outputs of an Op go through
+    # c_extract_out, which converts None to NULL.
     return f"""
     {name} = NULL;
     if (py_{name} == Py_None) {{
@@ -60,7 +60,7 @@ def c_cleanup(name: str) -> str:
     return f"Py_XDECREF({name});"
 
 
-#: Of ``DeepCopyOp``: a copy that keeps the memory format.
+#: C code of ``DeepCopyOp``: a copy that keeps the memory format.
 DEEP_COPY = """
     Py_XDECREF(%(oname)s);
     %(oname)s = dnnops_gpuarray_copy(%(iname)s);
@@ -69,14 +69,14 @@ DEEP_COPY = """
     }
 """
 
-#: Of ``ViewOp``.
+#: C code of ``ViewOp``.
 VIEW = """
     Py_XDECREF(%(oname)s);
     %(oname)s = %(iname)s;
     Py_XINCREF(%(oname)s);
 """
 
-#: Of ``Shape``: an int64 vector.
+#: C code of ``Shape``: an int64 vector.
 SHAPE = """
     {
         npy_intp ndim = 0;
@@ -97,7 +97,7 @@ SHAPE = """
     }
 """
 
-#: Of ``Shape_i``: an int64 scalar.
+#: C code of ``Shape_i``: an int64 scalar.
 SHAPE_I = """
     {
         npy_intp ndim = 0;

@@ -1,4 +1,4 @@
-"""C code for PyTensor's Ops that work on every type: copies, views, shapes."""
+"""Register C code for PyTensor's type-independent Ops: copies, views and shapes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""CUDA C++ for PyTensor's scalar Ops.
+"""Generate CUDA C++ for PyTensor's scalar Ops.
 
-A scalar Op, or a whole `Composite`, becomes the body of a CuPy kernel: each scalar Op's own
-``c_code`` in order. float16 and bfloat16 values are loaded as float, computed with in float, and
-rounded only when the result is stored.
+A scalar Op, or a whole `Composite`, becomes the body of a CuPy kernel, which contains the
+``c_code`` of each scalar Op in order. float16 and bfloat16 values are converted to float when they
+are loaded, and rounded only when the result is stored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pytensor.scalar.basic import Cast, Composite, Pow, ScalarOp, Trunc, identit
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray.dtypes import DTYPES
 
-#: In which C type a kernel computes with a dtype's values.
+#: The C type in which kernels compute with values of each dtype.
 C_TYPES: dict[str, str] = {
     "bool": "bool",
     "int8": "signed char",
@@ -37,8 +37,8 @@ C_TYPES: dict[str, str] = {
     "float64": "double",
 }
 
-#: What the scalar Ops' C code takes for granted. ``KERNEL`` makes integer division by zero go
-#: on, as in CUDA, instead of raising a Python exception.
+#: Definitions that the C code of scalar Ops relies on. ``KERNEL`` lets integer division by zero
+#: pass, as in CUDA, instead of raising a Python exception.
 PREAMBLE = "\n".join(
     [
         "#define KERNEL",
@@ -54,14 +54,14 @@ PREAMBLE = "\n".join(
 
 @dataclass(frozen=True)
 class ScalarCode:
-    """The code of a scalar Op.
+    """CUDA code of a scalar Op.
 
     Attributes
     ----------
     operation : str
         Statements that read ``in0``, ``in1``... and assign to ``out0``...
     support : str
-        Functions and macros that they use, for the kernel's preamble.
+        Functions and macros that the statements use, for the kernel's preamble.
     """
 
     operation: str
@@ -69,7 +69,7 @@ class ScalarCode:
 
 
 def compute_dtype(dtype: str) -> str:
-    """Give the dtype of the arithmetic with values of `dtype`."""
+    """Return the dtype in which values of `dtype` are computed."""
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
@@ -79,9 +79,9 @@ def scalar_code(scalar_op: ScalarOp, in_dtypes: tuple[str, ...]) -> ScalarCode:
     Parameters
     ----------
     scalar_op : ScalarOp
-        Any Op of `pytensor.scalar` that has C code, or a `Composite` of such.
+        An Op of `pytensor.scalar` that has C code, or a `Composite` of such Ops.
     in_dtypes : tuple of str
-        The operands' dtypes.
+        Dtypes of the operands.
 
     Returns
     -------
@@ -90,11 +90,13 @@ def scalar_code(scalar_op: ScalarOp, in_dtypes: tuple[str, ...]) -> ScalarCode:
     Raises
     ------
     DnnNotSupportedError
-        If the Op has no C code, or C code that a kernel can't hold: then it has to stay on the
-        host. Complex numbers have no device dtype.
+        If the Op has no C code, if a kernel can't contain its C code, or if a dtype, such as a
+        complex one, isn't a device dtype. Such an Op has to stay on the host.
     """
     if unknown := set(in_dtypes) - DTYPES:
-        raise DnnNotSupportedError(f"no CUDA code of {scalar_op} for dtypes {sorted(unknown)}")
+        raise DnnNotSupportedError(
+            f"can't generate CUDA code of {scalar_op} for dtypes {sorted(unknown)}"
+        )
     inputs, outputs, nodes = _scalar_graph(scalar_op, in_dtypes)
     names: dict[Variable, str] = {}
     lines: list[str] = []
@@ -111,7 +113,7 @@ def scalar_code(scalar_op: ScalarOp, in_dtypes: tuple[str, ...]) -> ScalarCode:
 def _scalar_graph(
     scalar_op: ScalarOp, in_dtypes: tuple[str, ...]
 ) -> tuple[list[Variable], list[Variable], list[Apply]]:
-    """Give inputs, outputs and nodes of the Op's graph, with float for every float16."""
+    """Return inputs, outputs and nodes of the Op's graph, with float32 in place of float16."""
     inputs: list[Any] = [get_scalar_type(compute_dtype(dtype))() for dtype in in_dtypes]
     if not isinstance(scalar_op, Composite):
         node = _retyped(scalar_op, inputs)
@@ -163,16 +165,16 @@ def _node_code(
     except (NotImplementedError, MethodNotDefined) as error:
         raise DnnNotSupportedError(f"scalar Op {op} has no C code: {error}") from error
     for function in functions:
-        # The host's special functions come as whole files that need the C library.
+        # The special functions for the host are whole files that need the C library.
         if "#include" in function or len(function) > 8000:
-            raise DnnNotSupportedError(f"scalar Op {op}: its C code is the host's only")
+            raise DnnNotSupportedError(f"scalar Op {op} has C code for the host only")
         if function.strip():
             support[function] = None
     return [*lines, "{", code, "}"]
 
 
-# Where the host's C code calls a function of <math.h> with integers, C converts them; CUDA's
-# overloads make such a call ambiguous.
+# Host C code may pass integers to a function of <math.h>, since C converts them. With CUDA's
+# overloads such a call is ambiguous, so these Ops have CUDA code here.
 
 _INTEGER_POWER = """
 template <typename T> __device__ T dnnops_integer_power(T base, T exponent) {
@@ -207,7 +209,7 @@ _SPECIAL = {Pow: _power, Trunc: _truncation}
 def _c_type(variable: Any) -> str:
     dtype = variable.type.dtype
     if not isinstance(variable.type, ScalarType) or dtype not in C_TYPES:
-        raise DnnNotSupportedError(f"no CUDA code for values of {variable.type}")
+        raise DnnNotSupportedError(f"CUDA code can't hold values of {variable.type}")
     return C_TYPES[dtype]
 
 
@@ -215,25 +217,27 @@ def _name(variable: Any, names: dict[Variable, str]) -> str:
     if variable in names:
         return names[variable]
     if not isinstance(variable, Constant):
-        raise DnnNotSupportedError(f"{variable} is neither computed nor constant")
+        raise DnnNotSupportedError(
+            f"{variable} is neither an operand, nor a result, nor a constant of the scalar graph"
+        )
     return c_literal(variable.data, variable.type.dtype)
 
 
 def c_literal(value: Any, dtype: str) -> str:
-    """Write a number as a C++ expression of the type that `dtype` is computed in.
+    """Return a C++ expression for a number, in the type in which `dtype` is computed.
 
     Parameters
     ----------
     value : number
-        Infinities and NaN too.
+        Value of the expression; may be infinite or NaN.
     dtype : str
-        A dtype of real numbers.
+        Real dtype.
     """
     c_type = C_TYPES[dtype]
     if c_type not in ("float", "double"):
         if dtype == "uint64":
             return f"((unsigned long long){int(value)}ULL)"
-        # The most negative number isn't a literal: C knows only the minus of a positive one.
+        # C has no literal for the most negative number, only for positive ones.
         low = int(value) == -(2**63)
         return f"((long long)({int(value) + 1}LL - 1))" if low else f"(({c_type}){int(value)}LL)"
     number = float(value)

@@ -1,8 +1,8 @@
-"""Errors that a kernel finds: an index out of bounds.
+"""Raise errors that kernels detect, such as an index out of bounds.
 
-Waiting for a kernel to tell whether it found one would stop the stream at each such Op. So the
-kernel writes a word of host memory that the device can reach, and whoever waits for the device
-anyway, which is every transfer to the host, looks at it and raises.
+Waiting for each kernel to report an error would stall the stream at every such Op. Instead, the
+kernel writes to a word of host memory that the device can access. Every transfer to the host, which
+waits for the device anyway, reads that word and raises.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ __all__ = ["DnnIndexError", "check_indices", "check_kernel", "deferred_error", "
 
 
 class _Flag:
-    """A word that kernels write and the host reads; its value is the number of a message."""
+    """A word that kernels write and the host reads; its value identifies a message."""
 
     def __init__(self) -> None:
         import cupy
 
-        # Page-locked memory has one address for the host and for all devices.
+        # Page-locked memory has the same address on the host and on all devices.
         self.memory = cupy.cuda.alloc_pinned_memory(4)
         self.word = np.frombuffer(self.memory, dtype=np.int32, count=1)
         self.word[0] = 0
         self.messages: list[str] = []
 
     def number(self, message: str) -> int:
-        """Give the number, from 1 on, that stands for a message."""
+        """Return the number of a message, counted from 1."""
         if message not in self.messages:
             self.messages.append(message)
         return self.messages.index(message) + 1
@@ -43,7 +43,7 @@ _lock = threading.Lock()
 
 @functools.cache
 def check_kernel(dtype: str) -> Any:
-    """Make the kernel that compares indices of a dtype with the length of their axis."""
+    """Return the kernel that compares indices of a dtype with the length of their axis."""
     import cupy
 
     return cupy.ElementwiseKernel(
@@ -57,19 +57,21 @@ def check_kernel(dtype: str) -> Any:
 
 
 def deferred_error(message: str) -> tuple[int, int]:
-    """Give what a kernel writes, and where to, for `raise_deferred` to raise an error.
+    """Return the address and the value that a kernel writes to report an error.
+
+    :func:`raise_deferred` then raises the error.
 
     Parameters
     ----------
     message : str
-        What the error is to say.
+        Message of the error.
 
     Returns
     -------
     address : int
-        Of an int32 that the device can reach.
+        Address of an int32 that the device can access.
     number : int
-        What it is to become.
+        Value to write there.
     """
     global _flag
     with _lock:
@@ -79,28 +81,30 @@ def deferred_error(message: str) -> tuple[int, int]:
 
 
 def check_indices(indices: Any, length: int, message: str) -> None:
-    """Let the device check that indices are in bounds.
+    """Launch a kernel that checks whether indices are in bounds.
 
     Parameters
     ----------
     indices : cupy.ndarray
-        Of an integer dtype; negative ones count from the end.
+        Indices of an integer dtype; negative indices count from the end.
     length : int
-        The length of the axis that they index.
+        Length of the axis that they index.
     message : str
-        What the error is to say.
+        Message of the error.
     """
     address, number = deferred_error(message)
     check_kernel(indices.dtype.name)(indices, length, address, number)
 
 
 def raise_deferred() -> None:
-    """Raise what a kernel found; to be called when the device has been waited for.
+    """Raise the error that a kernel has reported, if any.
+
+    Call this after synchronizing with the device.
 
     Raises
     ------
     DnnIndexError
-        If an index was out of bounds since the last call.
+        If a kernel has found an index out of bounds since the last call.
     """
     if _flag is None or not _flag.word[0]:
         return

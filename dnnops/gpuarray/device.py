@@ -1,4 +1,4 @@
-"""The current CUDA device, and the errors of a machine that has none."""
+"""Parse, check and select CUDA devices."""
 
 from __future__ import annotations
 
@@ -21,26 +21,32 @@ def device_from_target(target: str) -> int | None:
     Parameters
     ----------
     target : str
-        A value of the flag ``device``, or the target of a transfer.
+        Value of the flag ``device``, or target of a transfer.
 
     Returns
     -------
     int or None
-        The device's number, 0 for ``"cuda"``; None if `target` names no CUDA device.
+        Device number, 0 for ``"cuda"``; None if `target` doesn't name a CUDA device.
     """
     match = _TARGET.fullmatch(target)
     return int(match["number"] or 0) if match else None
 
 
 def check_device(device: int) -> int:
-    """Return `device` as an int; a negative number or another type is a `DnnValueError`."""
+    """Return `device` as an int.
+
+    Raises
+    ------
+    DnnValueError
+        If `device` is negative, too large, or not an integer.
+    """
     if not is_int(device) or not 0 <= device <= MAX_PARAMETER:
-        raise DnnValueError(f"a CUDA device is a number from 0 on; got {shown(device)}")
+        raise DnnValueError(f"a CUDA device must be a number from 0 on; got {shown(device)}")
     return int(device)
 
 
 def is_current(device: int) -> bool:
-    """Tell whether `device` is the current one; False also if there is none."""
+    """Return whether `device` is the current device; False if there is no CUDA device."""
     try:
         import cupy
 
@@ -51,12 +57,12 @@ def is_current(device: int) -> bool:
 
 @contextmanager
 def on_device(device: int) -> Iterator[Any]:
-    """Make `device` current, and give CuPy.
+    """Make `device` the current device within a ``with`` block, and yield the module ``cupy``.
 
     Raises
     ------
     DnnUnavailableError
-        If CuPy is missing, or if it finds no usable device of that number: with its reason.
+        If CuPy is missing, or can't use the device. The message gives CuPy's reason.
     """
     try:
         import cupy

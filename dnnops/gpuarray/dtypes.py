@@ -1,4 +1,4 @@
-"""The dtypes of device arrays: names and NumPy dtypes."""
+"""Names and NumPy dtypes of the dtypes that device arrays can have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOAT_DTYPES: frozenset[str] = frozenset({"float16", "bfloat16", "float32", "flo
 
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype:
-    """Give the NumPy dtype of a device dtype.
+    """Return the NumPy dtype of a device dtype.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def numpy_dtype(name: str) -> np.dtype:
     Returns
     -------
     numpy.dtype
-        For ``"bfloat16"`` the one that ``ml_dtypes`` adds to NumPy.
+        NumPy dtype; ``ml_dtypes.bfloat16`` for ``"bfloat16"``.
 
     Raises
     ------
@@ -39,7 +39,9 @@ def numpy_dtype(name: str) -> np.dtype:
         If `name` is ``"bfloat16"`` and ``ml_dtypes`` isn't installed.
     """
     if name not in DTYPES:
-        raise DnnTypeError(f"no dtype {name!r} on the GPU; it is one of {sorted(DTYPES)}")
+        raise DnnTypeError(
+            f"dtype {name!r} is not supported on the GPU; supported dtypes: {sorted(DTYPES)}"
+        )
     if name != "bfloat16":
         return np.dtype(name)
     try:
@@ -52,12 +54,12 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 def dtype_name(dtype: object) -> str:
-    """Canonicalize what a user gives as a dtype.
+    """Return the canonical name of a dtype given by a user.
 
     Parameters
     ----------
     dtype : str, numpy.dtype or type
-        ``"floatX"`` stands for PyTensor's flag of that name.
+        Dtype; ``"floatX"`` stands for the value of PyTensor's flag of that name.
 
     Returns
     -------
@@ -67,35 +69,43 @@ def dtype_name(dtype: object) -> str:
     Raises
     ------
     DnnTypeError
-        If no device array has that dtype.
+        If device arrays can't have that dtype.
     """
     if isinstance(dtype, str):
         if dtype == "floatX":
             from pytensor.configdefaults import config
 
             dtype = config.floatX
-        # Checked first: NumPy knows "bfloat16" only once ml_dtypes is imported.
+        # Check this first: NumPy recognizes "bfloat16" only once ml_dtypes is imported.
         if dtype in DTYPES:
             return dtype
     try:
-        # Anything else with an attribute `dtype`, such as an array, is not what was meant.
+        # np.dtype also accepts objects with an attribute `dtype`, such as arrays: reject those.
         name = np.dtype(dtype).name if isinstance(dtype, (str, np.dtype, type)) else ""
     except TypeError:
         name = ""
     if not name:
-        raise DnnTypeError(f"{shown(dtype)} is no dtype")
+        raise DnnTypeError(f"{shown(dtype)} is not a dtype")
     if name not in DTYPES:
-        raise DnnTypeError(f"no dtype {name!r} on the GPU; it is one of {sorted(DTYPES)}")
+        raise DnnTypeError(
+            f"dtype {name!r} is not supported on the GPU; supported dtypes: {sorted(DTYPES)}"
+        )
     return name
 
 
 def widest_dtype(dtypes: Iterable[str]) -> str | None:
-    """Give the narrowest floating-point dtype that has all numbers of some, None if there is none.
+    """Return the widest of some floating-point dtypes, which holds every value of the others.
 
     Parameters
     ----------
     dtypes : iterable of str
-        bfloat16 beside float16 has none: neither has the other's numbers. Nor have integers.
+        Names of dtypes.
+
+    Returns
+    -------
+    str or None
+        None if a dtype isn't floating-point, or if `dtypes` contains both float16 and bfloat16,
+        neither of which holds every value of the other.
     """
     found = set(dtypes)
     if not found <= FLOAT_DTYPES or {"float16", "bfloat16"} <= found:
@@ -104,8 +114,8 @@ def widest_dtype(dtypes: Iterable[str]) -> str | None:
 
 
 def host_dtype(name: str) -> str:
-    """Give the dtype in which a host `TensorType` holds values of a device dtype.
+    """Return the dtype of the host `TensorType` that holds values of a device dtype.
 
-    `TensorType` doesn't know bfloat16; every bfloat16 number is a float32 number.
+    `TensorType` doesn't support bfloat16; float32 represents every bfloat16 value exactly.
     """
     return "float32" if name == "bfloat16" else name

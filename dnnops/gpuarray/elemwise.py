@@ -1,4 +1,4 @@
-"""`GpuElemwise`: elementwise operations on the device, as one CUDA kernel each."""
+"""`GpuElemwise`: run an elementwise operation on the device as one CUDA kernel."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class GpuElemwise(GpuOp):
     """Apply a scalar Op to each element of device arrays.
 
     Operands are device arrays of equal rank, broadcast along dimensions whose static length is
-    1, and 0-d host tensors, which become arguments of the kernel. bfloat16 operands count as
-    float32. Results have the memory order of the operands: `channels_last` stays.
+    1, and 0-d host tensors, which become kernel arguments. bfloat16 operands are treated as
+    float32. Results keep the memory order of the operands, for example ``channels_last``.
 
     Parameters
     ----------
     scalar_op : ScalarOp
-        What to compute; a `Composite` makes one kernel of many operations.
+        Operation to apply; a `Composite` fuses several operations into one kernel.
     inplace_pattern : iterable of (int, int)
-        Pairs of an output's index and the index of the operand that it overwrites.
+        Pairs of the index of an output and the index of the operand that it overwrites.
     """
 
     __props__: ClassVar[tuple[str, ...]] = ("scalar_op", "inplace_pattern")
@@ -48,15 +48,15 @@ class GpuElemwise(GpuOp):
             self.destroy_map = {o: [i] for o, i in self.inplace_pattern}
 
     def make_node(self, *inputs: Any) -> Apply:
-        """Take the operands; at least one must be a device variable.
+        """Build the node from the operands, of which at least one must be a device variable.
 
         Raises
         ------
         DnnTypeError
-            If an operand is neither a device variable nor a 0-d host tensor, if ranks differ,
-            or if an output can't overwrite its operand.
+            If an operand is neither a device variable nor a 0-d host tensor, if the ranks
+            differ, or if an output can't overwrite its operand.
         DnnValueError
-            If static shapes contradict each other.
+            If the static shapes can't be broadcast together.
         DnnNotSupportedError
             If the scalar Op has no CUDA code for these dtypes.
         """
@@ -68,7 +68,10 @@ class GpuElemwise(GpuOp):
                 )
         ranks = {x.type.ndim for x in inputs if is_on_device(x)}
         if len(ranks) != 1:
-            raise DnnTypeError(f"{self}: operands of ranks {sorted(ranks)}; dimshuffle them first")
+            raise DnnTypeError(
+                f"{self}: operands must have the same rank; got operands of ranks {sorted(ranks)};"
+                " dimshuffle them first"
+            )
         scalar_code(self.scalar_op, tuple(x.type.dtype for x in inputs))
         shape = self._static_shape([x.type.shape for x in inputs if is_on_device(x)])
         scalars = [get_scalar_type(host_dtype(x.type.dtype))() for x in inputs]
@@ -80,7 +83,9 @@ class GpuElemwise(GpuOp):
                 want.dtype,
                 want.broadcastable,
             ):
-                raise DnnTypeError(f"{self}: output {o}, {want}, can't overwrite {have}")
+                raise DnnTypeError(
+                    f"{self}: output {o} of type {want} can't overwrite an operand of type {have}"
+                )
         return Apply(self, list(inputs), outputs)
 
     def _static_shape(self, shapes: list[tuple[int | None, ...]]) -> tuple[int | None, ...]:
@@ -95,7 +100,7 @@ class GpuElemwise(GpuOp):
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> Any:
-        """Each dimension is that of an operand that isn't broadcast along it."""
+        """Take each length from an operand that isn't broadcast along that dimension."""
         operands = [
             (x.type.broadcastable, shape)
             for x, shape in zip(node.inputs, shapes, strict=True)
@@ -108,7 +113,7 @@ class GpuElemwise(GpuOp):
         return [shape for _ in node.outputs]
 
     def compute(self, node: Apply, *inputs: Any) -> Any:
-        """Launch the kernel."""
+        """Launch the kernel and return its results."""
         plan = _plans.get(node)
         if plan is None:
             plan = _plans[node] = _Plan(self, node)
@@ -120,7 +125,7 @@ class GpuElemwise(GpuOp):
 
 
 class _Plan:
-    """What of a node's execution doesn't depend on the operands' values."""
+    """Cached state of a node's execution, independent of the operands' values."""
 
     def __init__(self, op: GpuElemwise, node: Apply):
         self.name = str(op)
@@ -133,7 +138,7 @@ class _Plan:
         in_dtypes = tuple(x.type.dtype for x in node.inputs)
         out_dtypes = tuple(z.type.dtype for z in node.outputs)
         self.kernel = elementwise_kernel(op.scalar_op, in_dtypes, out_dtypes)
-        # Compiled only when there are large dense arrays.
+        # Compiled only when large dense arrays occur.
         self.make_packed = functools.partial(packed_kernel, op.scalar_op, in_dtypes, out_dtypes)
         self.width = pack_width([*itertools.compress(in_dtypes, self.on_device), *out_dtypes])
 
@@ -143,8 +148,8 @@ class _Plan:
         if any(x.shape != shape for x in arrays[1:]):
             shape = self._broadcast_shape(arrays)
         order = common_order(arrays, shape)
-        # The kernel sees all arrays with the axes in the order of the memory, so that
-        # neighboring threads read and write neighboring elements.
+        # Pass all arrays with their axes in memory order, so that neighboring threads read and
+        # write neighboring elements.
         operands = [
             (x if order is None else x.transpose(order)) if device else x[()]
             for x, device in zip(inputs, self.on_device, strict=True)
@@ -182,19 +187,19 @@ class _Plan:
                 if length != (1 if ones[axis] else shape[axis]):
                     raise DnnValueError(
                         f"{self.name}: shapes {[a.shape for a in arrays]} can't be broadcast;"
-                        " only dimensions that are known to have length 1 are"
+                        " only dimensions that are known to have length 1 are broadcast"
                     )
         return tuple(shape)
 
 
-# Kernels can't be pickled with a function, so plans don't live on the nodes.
+# Kept outside of the nodes, since kernels can't be pickled with a function.
 _plans: WeakKeyDictionary[Apply, _Plan] = WeakKeyDictionary()
 
 
 def _empty(
     shape: tuple[int, ...], dtype: np.dtype, order: tuple[int, ...] | None
 ) -> tuple[Any, Any]:
-    """Allocate an array, and give it with its axes in logical and in memory order."""
+    """Allocate an array, and return it with its axes in logical and in memory order."""
     import cupy
 
     if order is None:
@@ -208,7 +213,7 @@ def _empty(
 def elementwise_kernel(
     scalar_op: ScalarOp, in_dtypes: tuple[str, ...], out_dtypes: tuple[str, ...]
 ) -> Any:
-    """Make the CuPy kernel of a scalar Op.
+    """Return the CuPy kernel of a scalar Op.
 
     Parameters
     ----------
@@ -219,13 +224,13 @@ def elementwise_kernel(
     Returns
     -------
     cupy.ElementwiseKernel
-        Its parameters are ``in0``, ``in1``... and ``z0``, ``z1``...; results may overwrite
-        operands.
+        Kernel with the parameters ``in0``, ``in1``... and ``z0``, ``z1``... The results may
+        overwrite operands.
     """
     import cupy
 
     code = scalar_code(scalar_op, in_dtypes)
-    # Results go to local variables first: a target may be an operand too.
+    # Assign results to local variables first: an output may overwrite an operand.
     lines = [f"{C_TYPES[dtype]} out{i};" for i, dtype in enumerate(out_dtypes)]
     lines.append(code.operation)
     lines += [f"z{i} = out{i};" for i in range(len(out_dtypes))]
@@ -240,7 +245,7 @@ def elementwise_kernel(
 
 
 def can_run(scalar_op: ScalarOp, in_dtypes: tuple[str, ...]) -> bool:
-    """Tell whether a scalar Op has CUDA code for operands of these dtypes."""
+    """Return whether a scalar Op has CUDA code for operands of these dtypes."""
     try:
         scalar_code(scalar_op, in_dtypes)
     except DnnNotSupportedError:

@@ -1,11 +1,11 @@
-"""The energy that a GPU takes for a piece of work, by the counter of NVIDIA's driver.
+"""Measure the energy that a GPU uses for a piece of work, with the counter of NVIDIA's driver.
 
-NVML counts the millijoules of a whole board since the driver was loaded
-(``nvmlDeviceGetTotalEnergyConsumption``, from Volta on). The counter moves every 20 to 100 ms, much
-longer than a convolution takes. So the work is repeated: from one move of the counter to another,
-at least `SECONDS` later, and the difference is divided by how many times it ran in between. What
-that includes: memory, fans, what the board takes while it is idle, and what other processes do on
-it.
+NVML counts the millijoules that a whole board has used since the driver was loaded
+(``nvmlDeviceGetTotalEnergyConsumption``, from Volta on). The counter is updated every 20 to 100 ms,
+much longer than a convolution takes. The work is therefore repeated from one update of the counter
+to another at least `SECONDS` later, and the difference is divided by the number of repetitions. The
+result includes the memory, the fans, the board's idle power and the work of other processes on the
+same board.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from dnnops.gpuarray.device import on_device
 
 __all__ = ["EnergyMeter"]
 
-#: How long a measurement takes at least, between two moves of the counter.
+#: Minimum duration of a measurement in seconds, between two updates of the counter.
 SECONDS = 0.4
-#: How long a counter that doesn't move is waited for.
+#: Seconds to wait for a counter that isn't updated.
 PATIENCE = 2.0
-#: Between two looks at the counter the work is repeated for about as long.
+#: Approximate milliseconds of work between two readings of the counter.
 LOOK_MS = 4.0
 
 
 class EnergyMeter:
-    """Measures what a piece of work takes on one GPU.
+    """Measure the energy that a piece of work uses on one GPU.
 
     Parameters
     ----------
     device : int
-        The number of the CUDA device.
+        CUDA device number.
 
     Raises
     ------
     DnnUnavailableError
         If the package nvidia-ml-py, or the library that it calls, is missing.
     DnnNotSupportedError
-        If the device doesn't count energy.
+        If the device has no energy counter.
     """
 
     def __init__(self, device: int):
@@ -50,51 +50,55 @@ class EnergyMeter:
             import pynvml
         except ImportError as error:
             raise DnnUnavailableError(
-                f"energy is measured through NVML: pip install nvidia-ml-py ({error})"
+                f"measuring energy needs NVML: pip install nvidia-ml-py ({error})"
             ) from error
         self._nvml = pynvml
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
-            raise DnnUnavailableError(f"NVML, which measures energy, fails: {error}") from error
+            raise DnnUnavailableError(
+                f"measuring energy needs NVML, which can't be initialized: {error}"
+            ) from error
         try:
             self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(_bus_id(device))
         except pynvml.NVMLError as error:
-            raise DnnNotSupportedError(f"NVML doesn't know cuda{device}: {error}") from error
+            raise DnnNotSupportedError(f"NVML can't find cuda{device}: {error}") from error
         self.read()
 
     def read(self) -> int:
-        """Millijoules that the board has taken since its driver was loaded.
+        """Return the millijoules that the board has used since its driver was loaded.
 
         Raises
         ------
         DnnNotSupportedError
-            If it doesn't count them.
+            If the device has no energy counter.
         """
         try:
             return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
         except self._nvml.NVMLError as error:
-            raise DnnNotSupportedError(f"cuda{self.device} doesn't tell: {error}") from error
+            raise DnnNotSupportedError(
+                f"can't read the energy counter of cuda{self.device}: {error}"
+            ) from error
 
     def millijoules(self, run: Callable[[int], Any], milliseconds: float) -> float:
-        """Measure what a piece of work takes.
+        """Measure the energy that a piece of work uses.
 
         Parameters
         ----------
         run : callable
-            Does the work so many times, and waits until it is done.
+            Function that does the work a given number of times and waits until it is done.
         milliseconds : float
-            About how long the work takes once.
+            Approximate duration of the work, done once.
 
         Returns
         -------
         float
-            Millijoules for doing it once.
+            Millijoules for doing the work once.
 
         Raises
         ------
         DnnNotSupportedError
-            If the counter doesn't move.
+            If the counter isn't updated.
         """
         repeats = max(1, math.ceil(LOOK_MS / max(milliseconds, 1e-3)))
         run(repeats)
@@ -114,13 +118,13 @@ class EnergyMeter:
                 continue
             latest, moved = reading, now
             if first is None:
-                # From here on: the counter has just moved.
+                # Start here: the counter has just been updated.
                 first, began, calls = reading, now, 0
             elif now - began >= SECONDS:
                 return (reading - first) / calls
 
 
 def _bus_id(device: int) -> str:
-    """The PCI address, by which NVML knows a device whatever CUDA_VISIBLE_DEVICES makes of it."""
+    """Return the PCI address, by which NVML finds a device regardless of CUDA_VISIBLE_DEVICES."""
     with on_device(device) as cupy:
         return cupy.cuda.runtime.deviceGetPCIBusId(device)

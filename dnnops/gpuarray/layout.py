@@ -1,4 +1,4 @@
-"""The order in which an array's axes lie in memory."""
+"""Determine the order of an array's axes in memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-#: The memory formats that results may have.
+#: The memory formats that results can have.
 MEMORY_FORMATS = ("contiguous", "channels_last")
 
 
@@ -14,7 +14,7 @@ MEMORY_FORMATS = ("contiguous", "channels_last")
 def _dense_order(
     shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
 ) -> tuple[int, ...] | None:
-    # Axes of length 1 have arbitrary strides: they stay in place where the others allow it.
+    # Axes of length 1 have arbitrary strides, so keep them in place where the others allow it.
     order = sorted(
         (axis for axis, length in enumerate(shape) if length != 1), key=lambda axis: -strides[axis]
     )
@@ -30,7 +30,7 @@ def _dense_order(
 
 
 def dense_order(array: Any) -> tuple[int, ...] | None:
-    """Give the axes of an array from the slowest to the fastest one in memory.
+    """Return the axes of an array, from the slowest-varying to the fastest-varying in memory.
 
     Parameters
     ----------
@@ -39,8 +39,8 @@ def dense_order(array: Any) -> tuple[int, ...] | None:
     Returns
     -------
     tuple of int or None
-        ``array.transpose(order)`` is C-contiguous. None for an array that is already so, and
-        for one with gaps or overlaps in memory, which has no such order.
+        Order for which ``array.transpose(order)`` is C-contiguous. None if `array` is already
+        C-contiguous, or if no order exists because of gaps or overlaps in memory.
     """
     if array.flags.c_contiguous or array.size == 0:
         return None
@@ -48,22 +48,22 @@ def dense_order(array: Any) -> tuple[int, ...] | None:
 
 
 def common_order(arrays: Iterable[Any], shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Give the axis order for the result of an elementwise operation.
+    """Return the axis order for the result of an elementwise operation.
 
-    The first operand of the full shape that is dense decides: so a ``channels_last`` array
-    stays one, and the kernel runs through its memory in one go.
+    The first dense operand of the full shape determines the order. A ``channels_last`` operand
+    thus gives a ``channels_last`` result, and the kernel accesses its memory sequentially.
 
     Parameters
     ----------
     arrays : iterable of cupy.ndarray
-        The operands.
+        Operands.
     shape : tuple of int
-        Of the result.
+        Shape of the result.
 
     Returns
     -------
     tuple of int or None
-        None for C order.
+        Axes in memory order; None for C order.
     """
     for array in arrays:
         if array.shape == shape:

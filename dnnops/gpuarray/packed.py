@@ -1,4 +1,4 @@
-"""Elementwise kernels for large dense arrays: a thread has several elements."""
+"""Elementwise kernels for large dense arrays, in which each thread computes several elements."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from dnnops.gpuarray.dtypes import numpy_dtype
 
 __all__ = ["LEAST_SIZE", "pack_width", "packed_kernel", "packed_operands", "repetition"]
 
-#: From how many elements on it is worth a kernel of its own.
+#: Minimum number of elements for which a packed kernel is used.
 LEAST_SIZE = 1 << 20
-#: What a thread moves at once of the array with the largest elements.
+#: Bytes that a thread loads or stores at once, of the array with the largest elements.
 _BYTES = 16
-#: Places of an array that is repeated are found in 32 bits.
+#: Maximum number of elements with a repeated operand, whose indices are computed in 32 bits.
 _MOST_REPEATED = 2**31 - 1
 
-#: What an operand is to a kernel: a number of the host; an array of the result's shape; or one with
-#: fewer elements, each of which counts for some in a row, and all of them over and over again.
+#: Kinds of operands: a host number; an array of the result's shape; or a smaller array, of which
+#: each element is repeated several times in a row, and the whole sequence over and over again.
 SCALAR, DENSE, REPEATED = "scalar", "dense", "repeated"
 
 _PACKS = """
@@ -30,7 +30,7 @@ template <int V, class T>
 struct alignas(V * sizeof(T)) DnnopsPack {
   T of[V];
 };
-// The elements from `first` on of an array of n; past its end, the last one again.
+// Load the elements from `first` on of an array of n; past its end, repeat the last element.
 template <int V, class T>
 __device__ DnnopsPack<V, T> dnnops_load(const T *array, long long first, long long n) {
   DnnopsPack<V, T> pack;
@@ -54,7 +54,7 @@ template <int V, class T>
 __device__ DnnopsPack<V, T> dnnops_pack_for(const T *) {
   return DnnopsPack<V, T>();
 }
-// The elements of an array one after the other, each of which counts for `run` in a row.
+// Iterate over the elements of an array, returning each one `run` times in a row.
 template <class T>
 struct DnnopsRepeated {
   const T *array;
@@ -78,19 +78,20 @@ __device__ DnnopsRepeated<T> dnnops_repeat(
 
 
 def repetition(array: Any, shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Tell how an array without gaps is repeated to be of a shape in C order.
+    """Return how the elements of a contiguous array repeat when it is broadcast to `shape`.
 
     Parameters
     ----------
     array : cupy.ndarray
-        Of length 1 where it is broadcast.
+        Array with length 1 along the broadcast axes.
     shape : tuple of int
+        Shape to broadcast to, in C order.
 
     Returns
     -------
     tuple of int or None
-        How many elements in a row are one of the array's, and how many it has; None if the axes
-        that it has don't follow each other.
+        How many times each element is repeated in a row, and the number of elements of `array`.
+        None if the axes that aren't broadcast are not adjacent.
     """
     axes = [axis for axis, length in enumerate(array.shape) if length != 1]
     if not axes:
@@ -104,22 +105,24 @@ def repetition(array: Any, shape: tuple[int, ...]) -> tuple[int, int] | None:
 def packed_operands(
     operands: Sequence[Any], on_device: Sequence[bool], results: Sequence[Any]
 ) -> tuple[tuple[str, ...], list[Any]] | None:
-    """Tell whether there is a packed kernel for arrays, and what it gets.
+    """Return the kinds and arguments of a packed kernel for some operands.
 
     Parameters
     ----------
     operands : sequence
-        Arrays with their axes in the order of the memory, and numbers of the host.
+        Arrays with their axes in memory order, and host numbers.
     on_device : sequence of bool
-        Which of them are arrays.
+        Whether each operand is an array.
     results : sequence of cupy.ndarray
+        Arrays for the results.
 
     Returns
     -------
     kinds : tuple of str
-        Of `packed_kernel`.
+        Kind of each operand, for `packed_kernel`. Instead of the tuple of `kinds` and
+        `arguments`, None is returned if a packed kernel can't be used.
     arguments : list
-        For its parameters that come from operands.
+        Arguments for the kernel parameters that belong to operands.
     """
     shape, size = results[0].shape, results[0].size
     if not all(_is_aligned(x) for x in results):
@@ -148,7 +151,7 @@ def _is_aligned(array: Any) -> bool:
 
 
 def pack_width(dtypes: Sequence[str]) -> int:
-    """Give how many elements a thread has, of arrays of these dtypes.
+    """Return the number of elements per thread for arrays of these dtypes.
 
     Parameters
     ----------
@@ -168,9 +171,9 @@ def packed_kernel(
     out_dtypes: tuple[str, ...],
     kinds: tuple[str, ...],
 ) -> Any:
-    """Make the CuPy kernel of a scalar Op for the arrays of `packed_operands`.
+    """Return the CuPy kernel of a scalar Op for the operands of `packed_operands`.
 
-    Single elements, of 16 bits above all, would not use all of the memory's bandwidth.
+    Loading single elements, above all of 16 bits, doesn't reach the full memory bandwidth.
 
     Parameters
     ----------
@@ -178,14 +181,14 @@ def packed_kernel(
     in_dtypes, out_dtypes : tuple of str
         Dtypes of operands and results in memory.
     kinds : tuple of str
-        What each operand is.
+        Kind of each operand.
 
     Returns
     -------
     cupy.ElementwiseKernel
-        Its parameters are the operands, each one that is repeated followed by its `repetition`; the
-        number of elements; and the results, which may overwrite operands. Its size is the number of
-        threads.
+        Kernel whose parameters are the operands, each repeated one followed by its
+        `repetition`; the number of elements; and the results, which may overwrite operands. Its
+        size is the number of threads.
     """
     import cupy
 

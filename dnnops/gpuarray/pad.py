@@ -1,4 +1,4 @@
-"""Zeros around a device array, and what is inside of them."""
+"""`GpuPad`: pad a device array with zeros, or crop it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ __all__ = ["GpuPad"]
 
 
 class GpuPad(GpuOp):
-    """Put zeros around a device array, or take as much off: ``GpuPad(pads)(x)``.
+    """Pad a device array with zeros, or crop it: ``GpuPad(pads)(x)``.
 
-    An array with zeros around it is a new one, in the memory format of `x`; the inside of an
-    array is a view.
+    A padded array is a new array in the memory format of `x`; a cropped array is a view.
 
     Parameters
     ----------
     pads : sequence of (int, int)
-        For each axis, how much is added before and after it; or, if all are negative or 0, how
-        much is taken off.
+        Number of zeros to add before and after each axis. If all pads are negative or 0, their
+        absolute values are the number of elements to remove.
 
     Raises
     ------
     DnnValueError
-        If some pads are positive and some negative, if there is not a pair for each axis of `x`,
-        or if `x` has less than is to be taken off.
+        If some pads are positive and some negative, if there isn't a pair for each axis of `x`,
+        or if `x` has fewer elements along an axis than should be removed.
     """
 
     __props__: ClassVar[tuple[str, ...]] = ("pads",)
@@ -42,13 +41,15 @@ class GpuPad(GpuOp):
         self.pads = tuple((int(begin), int(end)) for begin, end in pads)
         amounts = [amount for pair in self.pads for amount in pair]
         if min(amounts, default=0) < 0 < max(amounts, default=0):
-            raise DnnValueError(f"GpuPad: pads of both signs: {self.pads}")
+            raise DnnValueError(
+                f"GpuPad: pads must be all non-negative or all non-positive; got {self.pads}"
+            )
         self._crops = max(amounts, default=0) <= 0
         if self._crops:
             self.view_map = {0: [0]}
 
     def make_node(self, x: Any) -> Apply:
-        """Take a device variable."""
+        """Build the node from a device variable."""
         x = as_gpuarray_variable(x)
         if x.type.ndim != len(self.pads):
             raise DnnValueError(f"GpuPad: pads {self.pads} do not fit {x.type}")
@@ -61,25 +62,28 @@ class GpuPad(GpuOp):
             for n, (begin, end) in zip(shape, self.pads, strict=True)
         ]
         if any(isinstance(n, int) and n < 0 for n in lengths):
-            raise DnnValueError(f"GpuPad: cannot take {self.pads} off the shape {tuple(shape)}")
+            raise DnnValueError(
+                f"GpuPad: pads {self.pads} remove more elements than there are in shape"
+                f" {tuple(shape)}"
+            )
         return lengths
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> Any:
-        """Add the pads."""
+        """Add the pads to the lengths of the operand."""
         return [tuple(self._padded(shapes[0]))]
 
     def _reverse(self) -> GpuPad:
         return GpuPad([(-begin, -end) for begin, end in self.pads])
 
     def pullback(self, inputs: Any, outputs: Any, output_grads: Any) -> list[Variable]:
-        """Of zeros that are added, nothing comes back; what was taken off has no part in it."""
+        """Crop the gradient of a padded array; pad the gradient of a cropped array with zeros."""
         (x,), (gradient,) = inputs, output_grads
         result = self._reverse()(as_gpuarray_variable(gradient, x.type.device))
         return [cast(result, "float32") if result.type.dtype == "bfloat16" else result]
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
-        """The Op is linear."""
+        """Apply the Op, which is linear, to the tangent."""
         (tangent,) = tangents
         if isinstance(tangent.type, DisconnectedType):
             return [disconnected_type()]

@@ -1,4 +1,4 @@
-"""Reductions on the device: sums, products, extrema, logic, and the place of the maximum."""
+"""Reductions on the device: sums, products, extrema, logical reductions and argmax."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from dnnops.gpuarray.layout import dense_order
 from dnnops.gpuarray.op import MirrorOp
 from dnnops.gpuarray.row_reduction import Arithmetic, RowReduction, split_axes
 
-#: From this size on it is faster to reduce the last axes, and then what is left, than all at once.
+#: From this size on, reducing the last axes first and then the others is faster than one reduction.
 MIN_TWO_STEPS_BYTES = 1 << 20
 
 
 class _Reduction(NamedTuple):
-    expression: str  # of a and b
-    identity: float | str  # "lowest", "highest": of the dtype, and then empty input is an error
+    expression: str  # combines a and b
+    identity: float | str  # "lowest" or "highest" of the dtype: empty input is then an error
     accumulates: bool  # whether a wider accumulator changes the result
 
 
@@ -53,12 +53,12 @@ _REDUCTIONS: dict[type[ScalarOp], _Reduction] = {
 
 
 def can_reduce(scalar_op: ScalarOp) -> bool:
-    """Tell whether :class:`GpuCAReduce` knows a scalar Op."""
+    """Return whether :class:`GpuCAReduce` supports a scalar Op."""
     return type(scalar_op) in _REDUCTIONS
 
 
 def taken_apart(op: CAReduce) -> tuple[ScalarOp, CAReduce] | None:
-    """Undo PyTensor's fusion of an elementwise operation of one operand with a sum or a product.
+    """Split a `CAReduce` that PyTensor has fused with an elementwise operation.
 
     Parameters
     ----------
@@ -67,8 +67,10 @@ def taken_apart(op: CAReduce) -> tuple[ScalarOp, CAReduce] | None:
     Returns
     -------
     elementwise : ScalarOp
+        The elementwise operation. Instead of the tuple of `elementwise` and `reduction`, None is
+        returned if `op` isn't such a reduction.
     reduction : CAReduce
-        Of a scalar Op that `can_reduce`. None instead of both if `op` is nothing of that kind.
+        The reduction, by a scalar Op that `can_reduce` accepts.
     """
     if not isinstance(op.scalar_op, Composite):
         return None
@@ -93,12 +95,13 @@ def taken_apart(op: CAReduce) -> tuple[ScalarOp, CAReduce] | None:
     )
 
 
-#: What can be done to each element before: C++ expressions of `x`, in the type of the accumulator.
+#: Functions applied to each element before the reduction: C++ expressions of `x`, which has the
+#: type of the accumulator.
 PREMAPS = {"abs": "(x < 0 ? -x : x + 0)", "sqr": "(x * x)"}
 
 
 class GpuCAReduce(MirrorOp):
-    """`CAReduce` on the device, with its accumulator's dtype.
+    """`CAReduce` on the device, with the accumulator dtype of the host Op.
 
     float16 and bfloat16 are accumulated in at least float32.
 
@@ -106,13 +109,13 @@ class GpuCAReduce(MirrorOp):
     ----------
     host_op : CAReduce
     premap : {'abs', 'sqr'}, optional
-        What is done to each element, a floating-point number, before it is reduced: its absolute
-        value is taken, or its square, without rounding to the operand's dtype.
+        Function applied to each floating-point element before the reduction: the absolute value
+        or the square. The result isn't rounded to the dtype of the operand.
 
     Raises
     ------
     DnnValueError
-        When run, for the extremum of no elements.
+        At run time, for the extremum of no elements.
     """
 
     __props__ = ("host_op", "premap")
@@ -133,7 +136,7 @@ class GpuCAReduce(MirrorOp):
         if isinstance(identity, str) and x.size == 0 and 0 not in kept:
             raise DnnValueError(f"{self}: no elements to reduce; shape {x.shape}, axes {axes}")
         if not kept:
-            # The order doesn't matter then: take that of the memory.
+            # The order of the axes doesn't matter here: use the memory order.
             order = dense_order(x)
             x = x if order is None else x.transpose(order)
         words = (
@@ -154,12 +157,12 @@ class GpuCAReduce(MirrorOp):
 def reduction_kernel(
     scalar_op: ScalarOp, in_dtype: str, acc_dtype: str, out_dtype: str, premap: str | None = None
 ) -> Any:
-    """Make the CuPy kernel of a reduction.
+    """Return the CuPy kernel of a reduction.
 
     Parameters
     ----------
     scalar_op : ScalarOp
-        One that :func:`can_reduce`.
+        Scalar Op that :func:`can_reduce` accepts.
     in_dtype, acc_dtype, out_dtype : str
         Dtypes of operand, accumulator and result.
     premap : str, optional
@@ -172,14 +175,14 @@ def reduction_kernel(
     Raises
     ------
     DnnNotSupportedError
-        If the scalar Op isn't a reduction that is known here.
+        If reductions by the scalar Op are not supported.
     """
     import cupy
 
     reduction = _reduction(scalar_op)
     accumulator = C_TYPES[acc_dtype if reduction.accumulates else in_dtype]
-    # Not in0 and out0: CuPy 14.2 takes for granted that the types of operands with these names are
-    # declared, as those of its own reductions are; its code for large arrays then doesn't compile.
+    # Don't use the names in0 and out0: CuPy 14.2 assumes that the types of operands with these
+    # names are declared, as in its own reductions, and its code for large arrays wouldn't compile.
     return cupy.ReductionKernel(
         f"{in_dtype} operand",
         f"{out_dtype} result",
@@ -197,7 +200,7 @@ def reduction_kernel(
 def row_reduction(
     scalar_op: ScalarOp, in_dtype: str, acc_dtype: str, out_dtype: str, premap: str | None = None
 ) -> RowReduction:
-    """Make the faster kernels of a reduction, for rows; as :func:`reduction_kernel`."""
+    """Return the faster kernels for rows; the parameters are those of :func:`reduction_kernel`."""
     reduction = _reduction(scalar_op)
     return RowReduction(
         Arithmetic(
@@ -212,14 +215,15 @@ def row_reduction(
 
 
 def reduce_array(x: Any, axes: tuple[int, ...], *words: Any) -> Any:
-    """Reduce an array, by the kernels that are the fastest ones for how it lies in memory.
+    """Reduce an array, with the fastest kernels for its memory layout.
 
     Parameters
     ----------
     x : cupy.ndarray
     axes : tuple of int
+        Axes to reduce.
     *words
-        As for :func:`reduction_kernel`.
+        Arguments of :func:`reduction_kernel`.
 
     Returns
     -------
@@ -240,7 +244,7 @@ def _in_two_steps(
     out_dtype: str,
     premap: str | None,
 ) -> Any:
-    """Reduce over the last axes first, as rows, and then over others; None where that isn't so."""
+    """Reduce the last axes first, as rows, and then the others; None if that doesn't apply."""
     inner, outer = split_axes(x.shape, axes)
     if not inner or not outer or x.nbytes < MIN_TWO_STEPS_BYTES:
         return None
@@ -256,7 +260,7 @@ def _in_two_steps(
 def _reduction(scalar_op: ScalarOp) -> _Reduction:
     reduction = _REDUCTIONS.get(type(scalar_op))
     if reduction is None:
-        raise DnnNotSupportedError(f"no reduction on the GPU by {scalar_op}")
+        raise DnnNotSupportedError(f"the GPU doesn't support reductions by {scalar_op}")
     return reduction
 
 
@@ -284,7 +288,7 @@ def _identity(reduction: _Reduction, in_dtype: str, acc_dtype: str) -> str:
 
 
 class GpuArgmax(MirrorOp):
-    """`Argmax` on the device: int64 indices, of the first maximum in C order."""
+    """`Argmax` on the device: int64 indices of the first maximum in C order."""
 
     def compute(self, node: Apply, x: Any) -> Any:
         axes = self.host_op.axis

@@ -1,9 +1,9 @@
-"""Reductions over the last axes of contiguous arrays: rows, each of which is read once.
+"""Reduce the last axes of contiguous arrays, seen as rows.
 
-CuPy's kernels for reductions load an element at a time, and reach about half of a GPU's memory
-bandwidth in a sum over all elements. These load 16 bytes at a time and have several loads in
-flight; rows that are fewer than what a GPU runs at once are cut into parts, and a second kernel
-puts the parts together. The order is the same in each run.
+CuPy's reduction kernels load one element at a time, and reach about half of a GPU's memory
+bandwidth in a sum over all elements. The dnnops kernels load 16 bytes at a time, keep several loads
+in flight, and read each row once. If there are too few rows to occupy the GPU, they are split into
+parts, which a second kernel combines. The order of the operations is the same in every run.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ __all__ = [
     "split_axes",
 ]
 
-#: Shorter rows are left to CuPy: they are not much more than the ends that don't fill 16 bytes.
+#: Shorter rows are left to CuPy: too much of them is ends that don't fill 16 bytes.
 MIN_ROW_BYTES = 512
 
 THREADS, LOADS, PACK_BYTES = 256, 4, 16
-#: As many blocks as a multiprocessor runs at once.
+#: Number of blocks that a multiprocessor runs at once.
 BLOCKS = 4
 _MAX_GRID = 2**31 - 1
 _HALVES = ("float16", "bfloat16")
 
 
 class Arithmetic(NamedTuple):
-    """What a reduction computes, as C++.
+    """C++ types and expressions of a reduction.
 
     Attributes
     ----------
     in_dtype, out_dtype : str
         Dtypes of operand and result.
     accumulator : str
-        The C++ type that is computed in.
+        C++ type of the accumulator.
     identity : str
-        Where a reduction begins.
+        Initial value of the accumulator.
     premap : str
-        An expression of `x`, an element as an accumulator.
+        Expression of `x`, an element converted to the accumulator's type.
     combine : str
-        An expression of the accumulators `a` and `b`.
+        Expression of the accumulators `a` and `b`.
     """
 
     in_dtype: str
@@ -64,7 +64,7 @@ class Arithmetic(NamedTuple):
 
 
 class RowPlan(NamedTuple):
-    """How rows are spread over a GPU: threads for a row, parts of a row, blocks."""
+    """Distribution of rows over a GPU: threads per row, parts per row, and number of blocks."""
 
     lanes: int
     parts: int
@@ -72,18 +72,19 @@ class RowPlan(NamedTuple):
 
 
 def rows_of(x: Any, axes: tuple[int, ...]) -> tuple[int, int] | None:
-    """See an array as rows that are reduced.
+    """Return the number and length of the rows of an array that are reduced.
 
     Parameters
     ----------
     x : cupy.ndarray
     axes : tuple of int
-        Those to reduce.
+        Axes to reduce.
 
     Returns
     -------
     tuple of int or None
-        How many rows there are, and their length; None if reduced elements are no neighbors.
+        Number of rows, and their length. None if the elements to reduce are not adjacent in
+        memory.
     """
     if not x.flags.c_contiguous or x.size == 0:
         return None
@@ -101,7 +102,7 @@ def rows_of(x: Any, axes: tuple[int, ...]) -> tuple[int, int] | None:
 def split_axes(
     shape: tuple[int, ...], axes: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Part the axes to reduce into those that are the last ones of an array, and the others."""
+    """Split the axes to reduce into the trailing axes of the array and the others."""
     inner = []
     for axis in reversed(range(len(shape))):
         if axis in axes:
@@ -113,12 +114,12 @@ def split_axes(
 
 @functools.lru_cache(maxsize=1024)
 def plan_rows(rows: int, length: int, itemsize: int, processors: int) -> RowPlan | None:
-    """Choose how rows are spread over a GPU of so many multiprocessors.
+    """Choose the distribution of rows over a GPU with `processors` multiprocessors.
 
     Returns
     -------
     RowPlan or None
-        None for rows that are too short, or too many.
+        None if the rows are too short, or if there are too many of them.
     """
     if length * itemsize < MIN_ROW_BYTES:
         return None
@@ -128,8 +129,8 @@ def plan_rows(rows: int, length: int, itemsize: int, processors: int) -> RowPlan
         lanes, parts = 32, 1
     else:
         lanes = THREADS
-        # As many blocks as run at once, or so many that it doesn't matter when the last one ends;
-        # each thread of a part has all its loads in flight twice, at least.
+        # Use as many blocks as run at once, or so many that the end of the last one doesn't
+        # matter. Each thread of a part should have work for at least two rounds of loads.
         wanted = at_once // rows if at_once % rows == 0 else -(-4 * at_once // rows)
         parts = max(1, min(wanted, packs // (THREADS * LOADS * 2)))
     per_block = THREADS // lanes
@@ -142,7 +143,7 @@ def _stored(dtype: str) -> str:
 
 
 def row_source(arithmetic: Arithmetic) -> str:
-    """The CUDA source of a reduction of rows; the macro LANES is left open.
+    """Return the CUDA source of a reduction of rows; the macro LANES must be defined for it.
 
     Parameters
     ----------
@@ -181,7 +182,7 @@ def _processors(device: int) -> int:
 
 
 class RowReduction:
-    """A reduction of rows, compiled when it is first called.
+    """Reduction of rows, compiled when it is first called.
 
     Parameters
     ----------
@@ -206,22 +207,24 @@ class RowReduction:
         return self._kernels[key]
 
     def __call__(self, x: Any, axes: tuple[int, ...]) -> Any:
-        """Reduce an array of the current device.
+        """Reduce an array on the current device.
 
         Parameters
         ----------
         x : cupy.ndarray
         axes : tuple of int
+            Axes to reduce.
 
         Returns
         -------
         cupy.ndarray or None
-            None if it is no reduction of rows that are long enough.
+            None if the array doesn't consist of rows to reduce, or if they are too short or too
+            many.
         """
         import cupy
 
         found = rows_of(x, axes)
-        # Memory of other libraries may begin anywhere.
+        # Memory from other libraries may be unaligned.
         if found is None or x.data.ptr % x.itemsize:
             return None
         rows, length = found

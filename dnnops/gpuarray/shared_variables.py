@@ -1,4 +1,4 @@
-"""Shared variables whose value lives in a GPU's memory."""
+"""Shared variables whose values are stored in GPU memory."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from dnnops.gpuarray.variable import GpuArrayVariable
 
 
 class GpuArraySharedVariable(SharedVariable, GpuArrayVariable):
-    """A shared variable on a device; :func:`shared` makes it."""
+    """Shared variable on a device, created by :func:`shared`."""
 
     def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
-        """Give the value.
+        """Return the value.
 
         Parameters
         ----------
         borrow : bool, default False
-            With `return_internal_type`, give the array itself and no copy.
+            With `return_internal_type`, return the array itself instead of a copy.
         return_internal_type : bool, default False
-            Give the ``cupy.ndarray``.
+            Return a ``cupy.ndarray`` instead of a NumPy array.
 
         Returns
         -------
         numpy.ndarray or cupy.ndarray
-            bfloat16 values come with the dtype ``ml_dtypes.bfloat16``.
+            Value of the variable. bfloat16 values have the dtype ``ml_dtypes.bfloat16``.
         """
         value = self.container.value
         if not return_internal_type:
@@ -53,20 +53,20 @@ class GpuArraySharedVariable(SharedVariable, GpuArrayVariable):
         Parameters
         ----------
         new_value : array_like
-            An array of the host, or of the device: CuPy's, or any with DLPack or
-            ``__cuda_array_interface__``.
+            Host array, or device array: a ``cupy.ndarray``, or any array that supports DLPack
+            or ``__cuda_array_interface__``.
         borrow : bool, default False
-            Keep a device array itself and no copy. Host arrays are always copied.
+            Store a device array itself instead of a copy. Host arrays are always copied.
 
         Raises
         ------
         DnnTypeError
-            For a wrong dtype, rank, static shape or device.
+            If dtype, rank, static shape or device don't match.
         """
         self.container.value = _owned(self.type, new_value, borrow)
 
     def zero(self, borrow: bool = False) -> None:
-        """Set the value to zeros, with `borrow` in the same memory."""
+        """Set the value to zeros; with `borrow`, overwrite the memory of the current value."""
         with on_device(self.type.device) as cupy:
             if borrow:
                 self.container.value[...] = 0
@@ -77,7 +77,7 @@ class GpuArraySharedVariable(SharedVariable, GpuArrayVariable):
 def _owned(
     type_: GpuArrayType, value: Any, borrow: bool, allow_downcast: bool | None = None
 ) -> Any:
-    """Filter a value, and copy it if it is somebody else's device array."""
+    """Filter a value, and copy it if it is a device array, unless `borrow` is True."""
     array = type_.filter(value, allow_downcast=allow_downcast)
     if borrow or as_device_array(value) is None:
         return array
@@ -95,27 +95,28 @@ def shared(
     borrow: bool = False,
     shape: Iterable[int | None] | None = None,
 ) -> GpuArraySharedVariable:
-    """Make a shared variable on a GPU.
+    """Create a shared variable on a GPU.
 
     Parameters
     ----------
     value : array_like
-        An array of the host, or of the device: CuPy's, or any with DLPack or
+        Host array, or device array: a ``cupy.ndarray``, or any array that supports DLPack or
         ``__cuda_array_interface__``.
     name : str, optional
+        Name of the variable.
     dtype : str, optional
-        Default: the value's. The value is cast to it; ``"bfloat16"`` rounds.
+        Dtype to cast the value to; ``"bfloat16"`` rounds. Defaults to the dtype of the value.
     device : int or str, optional
-        A device's number, ``"cuda"``, ``"cuda1"``... Default: where a device array is, else
-        the flag ``device``, else 0.
+        Device number, ``"cuda"``, ``"cuda1"``... Defaults to the device of a device array. For
+        host arrays, defaults to the flag ``device`` if it names a CUDA device, otherwise to 0.
     strict : bool, default False
-        Refuse later values that need a conversion.
+        Whether to reject later values that need a conversion.
     allow_downcast : bool, optional
         Whether later values may lose precision; see `pytensor.shared`.
     borrow : bool, default False
-        Use a device array itself and no copy.
+        Whether to store a device array itself instead of a copy.
     shape : iterable of int or None, optional
-        Static shape. Default: unknown lengths, so that they may change.
+        Static shape. By default no length is fixed, so later values may have other lengths.
 
     Returns
     -------
@@ -124,9 +125,9 @@ def shared(
     Raises
     ------
     DnnTypeError
-        If the value fits no device array, or not the given shape or device.
+        If the value can't be a device array, or doesn't match the given shape or device.
     DnnUnavailableError
-        If there is no such device.
+        If the device doesn't exist.
 
     Examples
     --------
@@ -145,7 +146,7 @@ def shared(
     type_ = GpuArrayType(wanted, (None,) * array.ndim if shape is None else shape, number)
     variable = GpuArraySharedVariable(
         type=type_,
-        # The cast that `dtype` asks for; nothing is lost where it is the value's.
+        # `dtype` may ask for a downcast; without it, the value keeps its dtype.
         value=_owned(type_, value, borrow, allow_downcast=True),
         strict=strict,
         allow_downcast=allow_downcast,
@@ -161,7 +162,7 @@ def _device_number(device: int | str | None, array: Any) -> int:
         return device_from_target(str(getattr(config, "device", "cpu"))) or 0
     number = device_from_target(device) if isinstance(device, str) else device
     if number is None:
-        raise DnnTypeError(f"{device!r} names no CUDA device; give a number, 'cuda' or 'cuda0'")
+        raise DnnTypeError(f"{device!r} is not a CUDA device; give a number, 'cuda' or 'cuda0'")
     return number
 
 
@@ -169,18 +170,18 @@ _host_constructor: Callable[..., Any] | None = None
 
 
 def put_shared_on_gpu(enabled: bool, device: int = 0) -> None:
-    """Let `pytensor.shared` make device variables, or stop it.
+    """Make `pytensor.shared` create device variables, or restore its original behavior.
 
     Arrays of float16, float32 and float64 with at least one dimension go to the device, as in
-    Theano; integers, which are mostly indices and shapes, and scalars stay on the host, as does
-    everything with ``target="cpu"``.
+    Theano. Scalars and integers, which are mostly indices and shapes, stay on the host, as does
+    every value with ``target="cpu"``.
 
     Parameters
     ----------
     enabled : bool
-        False restores what was before.
+        Whether to create device variables; False restores the original behavior.
     device : int, default 0
-        Number of the device.
+        Device number.
     """
     global _host_constructor
     enabled = switch("put_shared_on_gpu", "enabled", enabled)

@@ -1,6 +1,6 @@
-"""Indexing of device arrays.
+"""Index device arrays.
 
-Numbers and slices stay on the host; index arrays are on the device.
+Integers and slices stay on the host; index arrays are on the device.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dnnops.gpuarray.op import MirrorOp
 
 
 def _int(index: Any) -> Any:
-    """Make a Python int of a NumPy one: CuPy slices with nothing else."""
+    """Convert an index to a Python int: CuPy accepts no other integers in slices."""
     return None if index is None else int(index)
 
 
 class _GpuIndexing(MirrorOp):
-    """An Op with ``idx_list``, the pattern that its index operands fill in."""
+    """Base class of Ops with an ``idx_list``, the pattern that the index operands fill in."""
 
     def index(self, node: Apply, operands: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Give the index that the operands make."""
+        """Return the index built from the operands."""
         return tuple(
             slice(_int(entry.start), _int(entry.stop), _int(entry.step))
             if isinstance(entry, slice)
@@ -34,7 +34,7 @@ class _GpuIndexing(MirrorOp):
         )
 
     def target(self, x: Any) -> Any:
-        """Give the array to change: `x` itself if the Op is in place."""
+        """Return the array to modify: `x` itself if the Op works in place, otherwise a copy."""
         return x if self.host_op.inplace else x.copy(order="K")
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class GpuSubtensor(_GpuIndexing):
 
 
 class GpuIncSubtensor(_GpuIndexing):
-    """`IncSubtensor` on the device: add to a part of an array, or set it."""
+    """`IncSubtensor` on the device: increment or set a part of an array."""
 
     def compute(self, node: Apply, x: Any, y: Any, *indices: Any) -> Any:
         index = self.index(node, indices)
@@ -68,14 +68,14 @@ class GpuIncSubtensor(_GpuIndexing):
 
 
 class _GpuAdvancedIndexing(_GpuIndexing):
-    """An Op that takes index arrays.
+    """Base class of Ops with index arrays.
 
-    CuPy wraps indices around that are out of bounds, so the device checks them beside; the
-    error is raised at the next transfer to the host.
+    CuPy wraps out-of-bounds indices around, so a separate kernel checks them. The error is
+    raised at the next transfer to the host.
     """
 
     def checked_index(self, node: Apply, x: Any, operands: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Give the index, with the check of its arrays on its way."""
+        """Return the index, after launching the bounds checks of its arrays."""
         index = []
         axis = 0
         for entry in self.index(node, operands):
@@ -85,12 +85,12 @@ class _GpuAdvancedIndexing(_GpuIndexing):
                 shape = x.shape[axis : axis + entry.ndim]
                 if entry.shape != shape:
                     raise DnnValueError(
-                        f"{self}: a mask of shape {entry.shape} for axes of shape {shape}"
+                        f"{self}: a mask of shape {entry.shape} can't index axes of shape {shape}"
                     )
                 axis += entry.ndim
             else:
                 length = x.shape[axis]
-                if entry.ndim == 0:  # a number, nearly always the host's
+                if entry.ndim == 0:  # an integer, nearly always on the host
                     entry = int(entry)
                     if not -length <= entry < length:
                         raise DnnIndexError(self._message(x, axis))
@@ -110,12 +110,15 @@ class GpuAdvancedSubtensor(_GpuAdvancedIndexing):
     def compute(self, node: Apply, x: Any, *indices: Any) -> Any:
         index = self.checked_index(node, x, indices)
         result = x[index]
-        # Without an index array that was a view, which the Op doesn't promise.
+        # Without an index array the result is a view, but the Op declares no view_map.
         return result if any(getattr(i, "ndim", 0) for i in index) else result.copy()
 
 
 class GpuAdvancedIncSubtensor(_GpuAdvancedIndexing):
-    """`AdvancedIncSubtensor` and `AdvancedIncSubtensor1` on the device; repeated indices add up."""
+    """`AdvancedIncSubtensor` and `AdvancedIncSubtensor1` on the device.
+
+    Increments of repeated indices add up, unless the host Op ignores duplicates.
+    """
 
     def compute(self, node: Apply, x: Any, y: Any, *indices: Any) -> Any:
         import cupy
@@ -132,7 +135,7 @@ class GpuAdvancedIncSubtensor(_GpuAdvancedIndexing):
             out = self.target(x)
             cupy.add.at(out, index, y)
         else:
-            # No atomic addition of this dtype: add in a wider one.
+            # There is no atomic addition for this dtype: add in a wider one.
             wide = x.astype("uint64" if x.dtype.kind in "iub" else "float32", order="K")
             cupy.add.at(wide, index, y)
             out = x if self.host_op.inplace else wide.astype(x.dtype, order="K")
@@ -141,10 +144,10 @@ class GpuAdvancedIncSubtensor(_GpuAdvancedIndexing):
         return out
 
 
-# What CUDA's atomicAdd adds, as CuPy offers it.
+# The dtypes for which CuPy supports CUDA's atomicAdd.
 _ATOMIC = frozenset({"float32", "float64", "int32", "uint32", "uint64"})
 
 
 def _value(y: Any) -> Any:
-    """Make a NumPy scalar, which CuPy takes, of a 0-d host array."""
+    """Convert a host array, which is 0-d, to a NumPy scalar, which CuPy accepts."""
     return y[()] if isinstance(y, np.ndarray) else y

@@ -1,4 +1,4 @@
-"""Ops that move arrays between host and device and between devices, and casts on the device."""
+"""Transfers between host and device and between devices, and casts on the device."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from dnnops.gpuarray.type import GpuArrayType, as_host_array
 
 
 class _Conversion(GpuOp):
-    """An Op of one input whose output has the same shape, and which is linear in it."""
+    """Base class of Ops whose output has the shape of their only input and is linear in it."""
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> Any:
-        """The shape stays."""
+        """Return the shape of the input."""
         return shapes
 
     def back(self, x: Variable, gradient: Any) -> Variable:
-        """Turn the output's gradient into `x`'s."""
+        """Convert the gradient of the output to the gradient of `x`."""
         raise NotImplementedError
 
     def pullback(self, inputs: Any, outputs: Any, output_grads: Any) -> list[Variable]:
-        """Convert the gradient the other way; it stays float32 where the input is bfloat16."""
+        """Convert the gradient back; with a bfloat16 input, it stays float32."""
         (x,), (gradient,) = inputs, output_grads
         if isinstance(gradient.type, DisconnectedType):
             return [disconnected_type()]
         return [self.back(x, gradient)]
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
-        """Convert the tangent as the value."""
+        """Convert the tangent in the same way as the value."""
         (x,), (tangent,) = inputs, tangents
         if isinstance(tangent.type, DisconnectedType):
             return [disconnected_type()]
-        if is_on_device(x):  # PyTensor makes zeros of the host for what does not move
+        if is_on_device(x):  # PyTensor creates zero tangents on the host
             tangent = cast(to_device(tangent, x.type.device), x.type.dtype)
         return [self(tangent)]
 
@@ -56,7 +56,7 @@ class GpuFromHost(_Conversion):
     Parameters
     ----------
     device : int, default 0
-        Number of the CUDA device.
+        CUDA device number.
     """
 
     __props__: ClassVar[tuple[str, ...]] = ("device",)
@@ -65,7 +65,7 @@ class GpuFromHost(_Conversion):
         self.device = check_device(device)
 
     def make_node(self, x: Any) -> Apply:
-        """Take a tensor; the output has its dtype and static shape."""
+        """Build the node from a host tensor; the output has its dtype and static shape."""
         x = as_tensor_variable(x)
         return Apply(self, [x], [GpuArrayType(x.type.dtype, x.type.shape, self.device)()])
 
@@ -82,12 +82,15 @@ class GpuFromHost(_Conversion):
 
 
 class HostFromGpu(_Conversion):
-    """Copy a device array to the host; bfloat16, which the host lacks, must be cast before."""
+    """Copy a device array to the host.
+
+    bfloat16 arrays must be cast first, since host tensors can't have that dtype.
+    """
 
     __props__: ClassVar[tuple[str, ...]] = ()
 
     def make_node(self, x: Any) -> Apply:
-        """Take a device variable; the output is a tensor of its dtype and static shape."""
+        """Build the node from a device variable; the output has its dtype and static shape."""
         if not is_on_device(x):
             raise DnnTypeError(f"HostFromGpu expects a device variable, got {x}")
         if x.type.dtype == "bfloat16":
@@ -115,7 +118,7 @@ class GpuToGpu(_Conversion):
     Parameters
     ----------
     device : int
-        Number of the device to copy to.
+        Number of the target device.
     """
 
     __props__: ClassVar[tuple[str, ...]] = ("device",)
@@ -124,7 +127,7 @@ class GpuToGpu(_Conversion):
         self.device = check_device(device)
 
     def make_node(self, x: Any) -> Apply:
-        """Take a device variable of any device."""
+        """Build the node from a variable on any device."""
         if not is_on_device(x):
             raise DnnTypeError(f"GpuToGpu expects a device variable, got {x}")
         return Apply(self, [x], [x.type.clone(device=self.device)()])
@@ -156,19 +159,19 @@ class GpuCast(_Conversion):
         self.dtype = dtype_name(dtype)
 
     def make_node(self, x: Any) -> Apply:
-        """Take a device variable."""
+        """Build the node from a device variable."""
         infer_device(x)
         return Apply(self, [x], [x.type.clone(dtype=self.dtype)()])
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        """A cast to or from integers has no gradient."""
+        """Disconnect casts to or from integers, which have no gradient."""
         return [[self.dtype in FLOAT_DTYPES and node.inputs[0].type.dtype in FLOAT_DTYPES]]
 
     def back(self, x: Any, gradient: Any) -> Variable:
         gradient = to_device(gradient, x.type.device)
         if self.dtype not in FLOAT_DTYPES or x.type.dtype not in FLOAT_DTYPES:
             return disconnected_type()
-        # pytensor.grad accepts no bfloat16 terms; float32 is the better gradient anyway.
+        # pytensor.grad rejects bfloat16 terms, and a float32 gradient is more accurate anyway.
         return cast(gradient, "float32" if x.type.dtype == "bfloat16" else x.type.dtype)
 
     def compute(self, node: Apply, x: Any) -> Any:
@@ -179,7 +182,7 @@ class GpuCast(_Conversion):
 
 
 def host_from_gpu(x: Any) -> Any:
-    """Give the host tensor of a device variable; of a bfloat16 one, a float32 tensor.
+    """Transfer a device variable to the host.
 
     Parameters
     ----------
@@ -188,18 +191,18 @@ def host_from_gpu(x: Any) -> Any:
     Returns
     -------
     TensorVariable
-        ``HostFromGpu(x)``, of a cast to float32 if need be.
+        ``HostFromGpu()(x)``. A bfloat16 variable is cast to float32 first.
     """
     return HostFromGpu()(cast(x, "float32") if x.type.dtype == "bfloat16" else x)
 
 
 def to_device(x: Any, device: int) -> Any:
-    """Give `x`, a host or device variable or a value, on a device.
+    """Transfer a variable or a value to a device.
 
     Returns
     -------
     GpuArrayVariable
-        `x` itself if it is there already.
+        `x` itself if it is on that device already.
     """
     if is_on_device(x):
         return x if x.type.device == device else GpuToGpu(device)(x)
@@ -207,20 +210,20 @@ def to_device(x: Any, device: int) -> Any:
 
 
 def cast(x: Any, dtype: str) -> Any:
-    """Cast a device variable; gives `x` itself if it has the dtype."""
+    """Cast a device variable; return `x` itself if it already has the dtype."""
     return x if x.type.dtype == dtype else GpuCast(dtype)(x)
 
 
 def as_gpuarray_variable(x: Any, device: int | None = None) -> Any:
-    """Make a device variable of anything symbolic or numeric.
+    """Convert a variable or an array to a device variable.
 
     Parameters
     ----------
     x : Variable or array_like
-        A device variable is moved only if `device` names another one. An array, of the host
-        or of a device, becomes a constant.
+        Variable, or host or device array. A device variable is moved only if `device` is
+        another device. An array becomes a constant.
     device : int, optional
-        Default: the variable's own, else 0.
+        Device number. Defaults to the device of `x` if it is a device variable, otherwise to 0.
 
     Returns
     -------
@@ -233,8 +236,8 @@ def as_gpuarray_variable(x: Any, device: int | None = None) -> Any:
     if not hasattr(x, "dtype"):
         try:
             x = np.asarray(x)
-        except Exception as error:  # whatever the value's own methods raise
-            raise DnnTypeError(f"no array can be made of {shown(x)}") from error
+        except Exception as error:  # the value's own methods may raise any exception
+            raise DnnTypeError(f"can't convert to an array: {shown(x)}") from error
         if x.dtype.kind == "f":
             x = x.astype(dtype_name("floatX"))
     type_ = GpuArrayType(str(x.dtype).rpartition(".")[2], (None,) * len(x.shape), device or 0)
@@ -242,7 +245,7 @@ def as_gpuarray_variable(x: Any, device: int | None = None) -> Any:
 
 
 def _transfer(x: Variable, target: str) -> Any:
-    """Serve ``x.transfer("cuda1")``."""
+    """Implement ``x.transfer("cuda1")``; return None for targets that aren't CUDA devices."""
     device = device_from_target(target)
     return None if device is None else to_device(x, device)
 

@@ -1,4 +1,4 @@
-"""`GpuArrayType`: the PyTensor type of arrays in a GPU's memory."""
+"""`GpuArrayType`: the PyTensor type of arrays in GPU memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dnnops.gpuarray.dtypes import dtype_name, host_dtype, numpy_dtype
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# DLPack's numbers of memory that a CUDA device addresses (kDLCUDA, kDLCUDAManaged).
+# DLPack device types of memory that a CUDA device can access (kDLCUDA, kDLCUDAManaged).
 _DLPACK_CUDA = (2, 13)
 
 
@@ -37,21 +37,21 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
     Parameters
     ----------
     dtype : str, numpy.dtype or type
-        float16, float32, float64, bfloat16 (which `TensorType` doesn't have), an integer
+        float16, float32, float64, bfloat16 (which `TensorType` doesn't support), an integer
         dtype, or bool.
     shape : iterable of int or None
-        Static shape; None where a length isn't known. True and False stand for 1 and None.
+        Static shape, with None for unknown lengths. True and False stand for 1 and None.
     device : int, default 0
-        Number of the CUDA device.
+        CUDA device number.
     name : str, optional
-        A name to print for the type.
+        Name to print for the type.
 
     Raises
     ------
     DnnTypeError
-        If no device array has that dtype, or if `shape` isn't a static shape.
+        If device arrays can't have that dtype, or if `shape` isn't a static shape.
     DnnValueError
-        If `device` isn't a device's number.
+        If `device` isn't a device number.
     """
 
     __props__ = ("dtype", "shape", "device")
@@ -73,17 +73,17 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
 
     @property
     def broadcastable(self) -> tuple[bool, ...]:
-        """Which dimensions are known to have length 1."""
+        """Whether each dimension is known to have length 1."""
         return tuple(length == 1 for length in self.shape)
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        """The values' dtype; ``ml_dtypes.bfloat16`` for bfloat16."""
+        """NumPy dtype of the values; ``ml_dtypes.bfloat16`` for bfloat16."""
         return numpy_dtype(self.dtype)
 
     @property
     def host_type(self) -> TensorType:
-        """The `TensorType` of this type's values on the host; bfloat16 becomes float32."""
+        """`TensorType` of the values after a transfer to the host; bfloat16 becomes float32."""
         return TensorType(host_dtype(self.dtype), shape=self.shape)
 
     def clone(  # type: ignore[override]
@@ -102,7 +102,7 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
         )
 
     def __call__(self, name: str | None = None, *, shape: Any = None, **kwargs: Any) -> Any:
-        """Make a variable of this type, or of this type with a more specific static `shape`."""
+        """Create a variable of this type, optionally with a more specific static `shape`."""
         if shape is None:
             return super().__call__(name, **kwargs)
         narrowed = self.clone(shape=shape)
@@ -113,20 +113,20 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
     # Values
 
     def filter(self, data: Any, strict: bool = False, allow_downcast: bool | None = None) -> Any:
-        """Check a value, or make one of it.
+        """Check a value, and convert it to an array of this type if necessary.
 
         Parameters
         ----------
         data : object
-            A ``cupy.ndarray`` is returned as it is if dtype, rank and device fit. Anything
-            else on a CUDA device that has ``__dlpack__`` or ``__cuda_array_interface__``
-            (PyTorch, JAX, Numba) is wrapped without a copy. Whatever NumPy makes an array of
-            is copied to the device.
+            Value to check. A ``cupy.ndarray`` is returned as it is if its dtype, shape and
+            device match. Any other array on a CUDA device that has ``__dlpack__`` or
+            ``__cuda_array_interface__`` (PyTorch, JAX, Numba) is wrapped without a copy. Values
+            that NumPy can convert to an array are copied to the device.
         strict : bool, default False
-            Refuse what would need a conversion of the dtype, or a copy from the host.
+            Whether to reject values that need a dtype conversion or a copy from the host.
         allow_downcast : bool, optional
-            As for `TensorType`: True accepts a loss of precision. A bfloat16 type always
-            rounds host floats, since NumPy has no bfloat16 of its own.
+            Whether to accept a loss of precision, as for `TensorType`. A bfloat16 type always
+            rounds host floats, since NumPy has no built-in bfloat16.
 
         Returns
         -------
@@ -135,9 +135,10 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
         Raises
         ------
         DnnTypeError
-            For a wrong device, dtype, rank or static shape: says what was expected and given.
+            If the device, dtype, rank or static shape doesn't match. The message gives the
+            expected and the actual one.
         DnnUnavailableError
-            If there is no such device.
+            If the device doesn't exist.
         """
         if isinstance(data, Variable):
             raise DnnTypeError(f"{self} expects an array, got the symbolic variable {data}")
@@ -158,7 +159,7 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
         return array
 
     def _filter_host(self, data: Any, allow_downcast: bool | None) -> np.ndarray:
-        """Make the host array that is to be copied to the device."""
+        """Check and convert a value to the host array that is copied to the device."""
         if getattr(data, "dtype", None) == self.numpy_dtype:
             host = np.asarray(data)
         elif self.dtype == "bfloat16":
@@ -172,8 +173,8 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
                 host = host_type.filter(data, strict=False, allow_downcast=allow_downcast)
             except TypeError as error:
                 raise DnnTypeError(
-                    f"{self} expects dtype {self.dtype}, got {_of(data)}, which doesn't convert"
-                    " without loss; convert it yourself, or allow a downcast"
+                    f"{self} expects dtype {self.dtype}, got {_of(data)}, which can't be converted"
+                    " without loss; convert it explicitly, or set allow_downcast=True"
                 ) from error
         self._check_shape(host.shape)
         return host
@@ -205,8 +206,8 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
     def values_eq_approx(cls, a: Any, b: Any, **tolerances: Any) -> bool:
         """Compare two device arrays as `TensorType.values_eq_approx` does.
 
-        Two bfloat16 arrays are compared with a relative tolerance of two units in the last
-        place, unless `tolerances` says otherwise.
+        For bfloat16 arrays, ``rtol`` and ``atol`` default to ``2**-7``, which is two units in
+        the last place.
         """
         if a.dtype != b.dtype:
             return False
@@ -216,27 +217,28 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
 
     @staticmethod
     def may_share_memory(a: Any, b: Any) -> bool:
-        """Tell whether the address ranges of two device arrays overlap."""
+        """Return whether the address ranges of two device arrays overlap."""
         cupy = _cupy_or_none()
         if cupy is None or not (isinstance(a, cupy.ndarray) and isinstance(b, cupy.ndarray)):
             return False
         return bool(a.device == b.device and cupy.may_share_memory(a, b))
 
     def get_shape_info(self, obj: Any) -> tuple[int, ...]:
-        """Give what :meth:`get_size` needs; for PyTensor's memory profile."""
+        """Return the argument of :meth:`get_size`, for PyTensor's memory profile."""
         return tuple(obj.shape)
 
     def get_size(self, shape_info: tuple[int, ...]) -> int:
-        """Give the bytes of a value of that shape."""
+        """Return the size in bytes of a value of the given shape."""
         return int(np.prod(shape_info, dtype="int64")) * self.numpy_dtype.itemsize
 
     # Variables
 
     def in_same_class(self, otype: Any) -> bool:
-        """Tell whether `otype` differs in nothing but static lengths other than 1.
+        """Return whether `otype` differs from this type only in static lengths other than 1.
 
-        Or if its static shape is more specific: PyTensor asks this of a shared variable's
-        update, and refuses one of shape ``(1, 6, 1, 1)`` for a `TensorType` of unknown lengths.
+        Types with a more specific static shape are also accepted. PyTensor calls this for the
+        update of a shared variable; `TensorType`, in contrast, rejects an update of shape
+        ``(1, 6, 1, 1)`` if the lengths of the variable are unknown.
         """
         return (
             isinstance(otype, GpuArrayType)
@@ -246,7 +248,7 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
         )
 
     def is_super(self, otype: Any) -> bool:
-        """Tell whether every value of `otype` is one of this type."""
+        """Return whether every value of `otype` is also a value of this type."""
         return (
             isinstance(otype, GpuArrayType)
             and otype.dtype == self.dtype
@@ -256,17 +258,17 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
         )
 
     def filter_variable(self, other: Any, allow_convert: bool = True) -> Any:
-        """Make a variable of this type.
+        """Convert a variable or a value to a variable of this type.
 
-        A value becomes a constant. A `TensorVariable` is transferred to the device, a variable
-        of another device is transferred between devices, and one whose static shape is less
-        specific gets a check of the shape. bfloat16 and float32 are cast into each other, so
-        that a float32 expression can update a bfloat16 variable.
+        A value becomes a constant. A `TensorVariable` or a variable on another device is
+        transferred to the device. If the static shape is less specific, a run-time check of the
+        shape is added. bfloat16 and float32 are cast to each other, so that a float32
+        expression can update a bfloat16 variable.
 
         Raises
         ------
         DnnTypeError
-            If `other` has another dtype or rank, or a contradicting static shape.
+            If `other` has a different dtype or rank, or an incompatible static shape.
         """
         if not isinstance(other, Variable):
             return self.make_constant(other)
@@ -278,7 +280,7 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
         return converted
 
     def convert_variable(self, var: Variable) -> Any:
-        """Convert `var` into a variable of this type, or of a narrower one; None if impossible."""
+        """Convert `var` to a variable of this type or of a narrower type; None if impossible."""
         if self.is_super(var.type):
             return var
         from dnnops.gpuarray.basic import specify_gpu_shape
@@ -303,7 +305,7 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
     def __repr__(self) -> str:
         return f"GpuArrayType({self.dtype!r}, {self.shape}, device={self.device})"
 
-    # C code: a variable is a ``PyObject *``, an owned reference to the cupy.ndarray or NULL.
+    # C code: a variable is a ``PyObject *``, either an owned reference to a cupy.ndarray or NULL.
 
     def c_declare(self, name: str, sub: dict[str, str], check_input: bool = True) -> str:
         return c_declare(name)
@@ -339,11 +341,13 @@ def _static_length(length: Any) -> int | None:
         return None
     if isinstance(length, int | np.integer) and length >= 0:
         return int(length)
-    raise DnnTypeError(f"a static length is an int, a bool or None; got {length!r}")
+    raise DnnTypeError(
+        f"a static length must be a non-negative int, a bool or None; got {length!r}"
+    )
 
 
 def _of(data: Any) -> str:
-    """Describe a value in an error message."""
+    """Describe a value for an error message."""
     words = [type(data).__name__]
     for attribute in ("dtype", "shape"):
         if hasattr(data, attribute):
@@ -360,12 +364,12 @@ def _cupy_or_none() -> Any:
 
 
 def as_device_array(data: Any) -> Any:
-    """Give `data` as a ``cupy.ndarray`` without a copy.
+    """Return `data` as a ``cupy.ndarray`` without copying it.
 
     Parameters
     ----------
     data : object
-        A ``cupy.ndarray``, or an object with ``__dlpack__`` or ``__cuda_array_interface__``.
+        ``cupy.ndarray``, or an object with ``__dlpack__`` or ``__cuda_array_interface__``.
 
     Returns
     -------
@@ -375,12 +379,12 @@ def as_device_array(data: Any) -> Any:
     Raises
     ------
     DnnUnavailableError
-        If it is, but CuPy is missing.
+        If `data` is in the memory of a CUDA device but CuPy is missing.
     """
     cupy = _cupy_or_none()
     if cupy is not None and isinstance(data, cupy.ndarray):
         return data
-    # DLPack first: it hands over bfloat16 and the producer's stream.
+    # Try DLPack first: it supports bfloat16 and passes the producer's stream.
     locate = getattr(data, "__dlpack_device__", None)
     dlpack = locate is not None and int(locate()[0]) in _DLPACK_CUDA
     if not dlpack and not hasattr(data, "__cuda_array_interface__"):

@@ -1,4 +1,4 @@
-"""Variables and constants in a GPU's memory, with the operators of a `TensorVariable`."""
+"""Variables and constants in GPU memory, with the operators of a `TensorVariable`."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from dnnops.gpuarray.type import GpuArrayType, as_device_array
 
 
 class GpuArrayVariable(Variable):
-    """A variable of :class:`~dnnops.gpuarray.type.GpuArrayType`.
+    """Variable of :class:`~dnnops.gpuarray.type.GpuArrayType`.
 
-    It has the operators and methods of a `TensorVariable`. They build the expression on the
-    host's types, of the transferred value, ``HostFromGpu(self)``; the rewrite to the GPU then
-    moves the whole expression back to the device, where no transfer is left of it.
+    It has the operators and methods of a `TensorVariable`. They build a host expression of the
+    transferred value, ``HostFromGpu()(self)``. The rewrites for the GPU then move the whole
+    expression to the device and remove the transfer.
     """
 
     @property
     def ndim(self) -> int:
-        """The rank."""
+        """Number of dimensions."""
         return self.type.ndim
 
     @property
     def dtype(self) -> str:
-        """The dtype's name."""
+        """Name of the dtype."""
         return self.type.dtype
 
     @property
     def broadcastable(self) -> tuple[bool, ...]:
-        """Which dimensions are known to have length 1."""
+        """Whether each dimension is known to have length 1."""
         return self.type.broadcastable
 
     def transfer(self, target: str) -> Any:
-        """Give the variable on ``"cpu"``, ``"cuda"``, ``"cuda0"``...; see `pytensor.tensor`."""
+        """Transfer to ``"cpu"``, ``"cuda"``, ``"cuda0"``...; see `pytensor.tensor.transfer`."""
         from pytensor.tensor.basic import transfer
 
         return transfer(self, target)
 
     def astype(self, dtype: Any) -> Any:
-        """Cast. To or from bfloat16 this happens on the device, and stays there."""
+        """Cast to `dtype`; casts to or from bfloat16 give a device variable."""
         from dnnops.gpuarray.transfer import cast
 
         name = dtype_name(dtype)
@@ -55,10 +55,10 @@ class GpuArrayVariable(Variable):
         return as_tensor_variable(self).astype(name)
 
     def __add__(self, other: Any) -> Any:
-        """Add.
+        """Return ``self + other``.
 
-        The sum of two device variables is one too: `pytensor.grad` adds up the terms of a
-        gradient, and a gradient has its variable's type.
+        The sum of two variables on the same device is a device variable, because
+        `pytensor.grad` adds up the terms of a gradient, which must have the variable's type.
         """
         total = as_tensor_variable(self) + other
         if isinstance(other, GpuArrayVariable) and other.type.device == self.type.device:
@@ -87,7 +87,7 @@ def _property_on_host(name: str) -> property:
 
 
 def _borrow_operators() -> None:
-    """Give `GpuArrayVariable` each public name of a `TensorVariable` that it lacks."""
+    """Return  `GpuArrayVariable` each public name of a `TensorVariable` that it lacks."""
     for name, attribute in vars(_tensor_py_operators).items():
         if name in vars(GpuArrayVariable) or name in ("__dict__", "__weakref__", "__module__"):
             continue
@@ -96,7 +96,7 @@ def _borrow_operators() -> None:
         elif callable(attribute):
             setattr(GpuArrayVariable, name, _on_host(name))
         elif name != "__doc__":
-            # E.g. __array_priority__, which makes NumPy leave `array + variable` to us.
+            # E.g. __array_priority__, which makes NumPy defer `array + variable` to the variable.
             setattr(GpuArrayVariable, name, attribute)
 
 
@@ -104,12 +104,12 @@ _borrow_operators()
 
 
 class GpuArrayConstantSignature(tuple[GpuArrayType, np.ndarray]):
-    """What makes two device constants equal: type and value."""
+    """Type and value of a device constant, which determine equality."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, GpuArrayConstantSignature):
             return NotImplemented
-        # Bytes, so that equal NaNs are equal.
+        # Compare bytes, so that equal NaNs are equal.
         return self[0] == other[0] and self[1].tobytes() == other[1].tobytes()
 
     def __ne__(self, other: object) -> bool:
@@ -120,42 +120,44 @@ class GpuArrayConstantSignature(tuple[GpuArrayType, np.ndarray]):
 
 
 class GpuArrayConstant(GpuArrayVariable, Constant):
-    """A constant on a device.
+    """Constant on a device.
+
+    The value is stored on the host, for comparing, printing and pickling graphs, and copied to
+    the device when it is first needed there. Graphs with constants can thus be built, rewritten
+    and pickled on a machine without a GPU.
 
     Parameters
     ----------
     type : GpuArrayType
-        Its static shape becomes the data's.
+        Type of the constant; its static shape is replaced by the shape of the data.
     data : array_like or cupy.ndarray
-        The value. It is kept on the host, which is what graphs compare, print and pickle,
-        and copied to the device when it is first needed there: graphs with constants can be
-        built, rewritten and pickled on a machine without a GPU.
+        Value of the constant.
     name : str, optional
         Name of the variable.
 
     Raises
     ------
     DnnTypeError
-        If `data` doesn't fit the type.
+        If `data` doesn't match the type.
     """
 
     def __init__(self, type: GpuArrayType, data: Any, name: str | None = None):
         host, device_array = _constant_data(type, data)
-        # Not Constant.__init__: it filters the data, which would copy it to the device.
+        # Constant.__init__ would filter the data, and so copy it to the device.
         Variable.__init__(self, type.clone(shape=host.shape), None, None, name)
         self.host_data = host
         self._device_data = device_array
 
     @property
     def data(self) -> Any:
-        """The value as a ``cupy.ndarray``."""
+        """Value as a ``cupy.ndarray``."""
         if self._device_data is None:
             with on_device(self.type.device) as cupy:
                 self._device_data = cupy.asarray(self.host_data)
         return self._device_data
 
     def signature(self) -> GpuArrayConstantSignature:
-        """Give what tells this constant from others."""
+        """Return the key by which PyTensor compares constants."""
         return GpuArrayConstantSignature((self.type, self.host_data))
 
     def __str__(self) -> str:
@@ -178,7 +180,7 @@ class GpuArrayConstant(GpuArrayVariable, Constant):
 
 
 def _constant_data(type_: GpuArrayType, data: Any) -> tuple[np.ndarray, Any]:
-    """Give the value on the host, and on the device if it is there already."""
+    """Return the value as a host array, and as a device array if it is on the device already."""
     array = as_device_array(data)
     if array is not None:
         array = type_.filter(array)

@@ -1,4 +1,4 @@
-"""Device arrays into which arrays of the host can be written."""
+"""Device arrays that accept assignments of host arrays."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ __all__ = ["writable"]
 
 
 def writable(array: Any) -> Any:
-    """Give a view of a device array that takes assignments of NumPy's arrays, as pygpu's did.
+    """Return a view of a device array that accepts assignments of NumPy arrays, as in pygpu.
+
+    CuPy arrays reject such assignments, since a copy to the device may be slow.
 
     Parameters
     ----------
     array : cupy.ndarray
-        CuPy's own refuse them, since a copy to the device may be slow.
 
     Returns
     -------
     cupy.ndarray
-        Of a subclass, as all views and slices of it are.
+        View of a subclass; its own views and slices have the same class.
     """
     return array.view(_writable_class(type(array)))
 

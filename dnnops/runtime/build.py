@@ -402,7 +402,7 @@ def _lock(path: Path, name: str) -> Iterator[None]:
 
 
 def _register_dgemm(library: ctypes.CDLL) -> None:
-    """Give the float64 convolution SciPy's BLAS, which is there wherever PyTensor is."""
+    """Register SciPy's dgemm for the float64 convolution: PyTensor always depends on SciPy."""
     from scipy.linalg import cython_blas
 
     capsule = cython_blas.__pyx_capi__["dgemm"]

@@ -79,7 +79,7 @@ def _default(dotted: str) -> Any:
 
 
 def _names_device(given: str, device: str) -> bool:
-    """Tell whether a device in Theano's spelling (gpu0) is the one of the flag (cuda0)."""
+    """Return whether a device in Theano's spelling (gpu0) is the one of the flag (cuda0)."""
     return bool(given) and given.replace("gpu", "cuda") == device
 
 

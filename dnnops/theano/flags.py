@@ -75,7 +75,7 @@ def device_as_given() -> str:
 
 
 def is_ignored(name: str) -> bool:
-    """Tell whether a flag, by its name with dots, is one that only Theano had."""
+    """Return whether a flag, by its name with dots, is one that only Theano had."""
     return name in IGNORED or name.rpartition(".")[0] in _IGNORED_SECTIONS
 
 

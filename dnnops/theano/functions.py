@@ -203,7 +203,7 @@ def clone(
 
 
 def is_same_graph(var1: Any, var2: Any, givens: Any = None) -> bool:
-    """Tell whether two variables are computed in the same way from the same inputs.
+    """Return whether two variables are computed in the same way from the same inputs.
 
     Parameters
     ----------

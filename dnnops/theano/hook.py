@@ -22,7 +22,7 @@ _QUIET = (
 
 
 def installed() -> bool:
-    """Tell whether ``import theano`` gives the modules of `dnnops.theano`."""
+    """Return whether ``import theano`` gives the modules of `dnnops.theano`."""
     return any(_is_ours(finder) for finder in sys.meta_path)
 
 

@@ -137,6 +137,6 @@ class TheanoFinder:
         return TheanoModule(spec.name, f"Theano's {spec.name}, made of PyTensor and dnnops.")
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give a module what it has from the start; its other attributes are found later."""
+        """Give a module its initial attributes; the other ones are found later."""
         if module.__name__ == "theano":
             module.__version__ = f"{VERSION}+dnnops"  # type: ignore[attr-defined]

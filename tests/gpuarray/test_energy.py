@@ -106,13 +106,13 @@ def test_a_counter_that_stands_still(monkeypatch):
 
 def test_a_device_without_a_counter(monkeypatch):
     FakeGpu(counts=False).install(monkeypatch)
-    with pytest.raises(DnnNotSupportedError, match="cuda1 doesn't tell: Not Supported"):
+    with pytest.raises(DnnNotSupportedError, match="energy counter of cuda1: Not Supported"):
         EnergyMeter(1)
 
 
 def test_the_device_is_found_by_its_bus(monkeypatch):
     FakeGpu().install(monkeypatch, bus_id="0000:AF:00.0")
-    with pytest.raises(DnnNotSupportedError, match=r"NVML doesn't know cuda0: no device 0000:AF"):
+    with pytest.raises(DnnNotSupportedError, match=r"NVML can't find cuda0: no device 0000:AF"):
         EnergyMeter(0)
 
 

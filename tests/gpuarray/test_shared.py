@@ -41,7 +41,7 @@ def test_symbolic_values_are_refused():
 
 
 def test_unknown_device():
-    with pytest.raises(DnnTypeError, match="'gpu' names no CUDA device"):
+    with pytest.raises(DnnTypeError, match="'gpu' is not a CUDA device"):
         shared(VALUE, device="gpu")
 
 

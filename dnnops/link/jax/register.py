@@ -22,7 +22,7 @@ __all__ = ["converts"]
 
 @jax_funcify.register(StaticSizes)
 def jax_funcify_static_sizes(op: StaticSizes, **kwargs: Any) -> Callable[..., Any]:
-    """Give the sizes as ints, which JAX does not trace."""
+    """Return the sizes as ints, which JAX does not trace."""
 
     def static_sizes(*arrays: Any) -> Any:
         return op.evaluate(*(np.shape(x) for x in arrays))

@@ -20,7 +20,7 @@ __all__ = ["converts"]
 
 @pytorch_funcify.register(StaticSizes)
 def pytorch_funcify_static_sizes(op: StaticSizes, **kwargs: Any) -> Callable[..., Any]:
-    """Give the sizes as ints, which PyTorch compiles as constants, or as expressions of shapes."""
+    """Convert sizes to ints, which PyTorch compiles as constants or as expressions of shapes."""
 
     def static_sizes(*arrays: Any) -> Any:
         return op.evaluate(*[tuple(x.shape) for x in arrays])
