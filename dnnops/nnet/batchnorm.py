@@ -1,8 +1,8 @@
-"""Batch normalization: in training, its gradient, and with given statistics.
+"""Batch normalization for training and inference, and the gradient for training.
 
-The Ops here say what is computed and run in plain NumPy; rewrites replace them by Ops that call a
-library.  Mean and variance are taken over `axes`; with the biased variance, and `invstd` for
-``1 / sqrt(var + epsilon)``, the output is ``(x - mean) * invstd * scale + bias``.
+The Ops in this module define the computation and run in NumPy. Rewrites replace them with Ops that
+call a library. The output is ``(x - mean) * invstd * scale + bias``, where ``invstd`` is
+``1 / sqrt(var + epsilon)``. In training, the mean and the biased variance are computed over `axes`.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ def _store(node: Apply, output_storage: Any, results: Sequence[np.ndarray]) -> N
 
 
 class BatchNormTrain(BatchNormBase):
-    """Batch normalization by the batch's own statistics.
+    """Normalize a batch by its own statistics.
 
-    ``BatchNormTrain(axes)(x, scale, bias, epsilon)`` gives ``out``, ``mean`` and ``invstd``;
+    ``BatchNormTrain(axes)(x, scale, bias, epsilon)`` returns ``out``, ``mean`` and ``invstd``.
     ``BatchNormTrain(axes, running=True)(x, scale, bias, epsilon, factor, running_mean,
-    running_var)`` moreover the new running averages, of which the variance is the unbiased one.
-    All but ``out`` have the parameters' shape and dtype.
+    running_var)`` also returns the new running mean and the new running variance, which is updated
+    with the unbiased variance. All results but ``out`` have the shape and dtype of the parameters.
 
     Parameters
     ----------
     axes : tuple of int
-        As for `BatchNormBase`.
+        Axes to compute the statistics over, as for `BatchNormBase`.
     running : bool
-        Whether there are running averages.
+        Whether to update running averages.
     """
 
     __props__ = ("axes", "running")
@@ -128,7 +128,7 @@ class BatchNormTrain(BatchNormBase):
         count = self._count(x)
         mean = self._sum(x) / count
         centered = x - mean
-        # Not `centered**2`: its pushforward takes the logarithm, for the constant exponent.
+        # Not `centered**2`, because its pushforward computes the logarithm of `centered`.
         var = self._sum(pt.sqr(centered)) / count
         invstd = 1 / pt.sqrt(var + epsilon)
         results = [mean, invstd]
@@ -142,12 +142,12 @@ class BatchNormTrain(BatchNormBase):
 
 
 class BatchNormTrainGrad(BatchNormBase):
-    """The gradient of `BatchNormTrain`'s ``out``.
+    """Compute the gradients of the output of `BatchNormTrain`.
 
-    ``BatchNormTrainGrad(axes)(x, gout, scale, mean, invstd)`` gives the gradients by ``x``,
-    ``scale`` and ``bias``: `gout` is the one by ``out``, and `mean` and `invstd` are what
-    `BatchNormTrain` gave.  What rounding took of the mean is made good: values are counted from
-    `mean`, and then from their own mean.
+    ``BatchNormTrainGrad(axes)(x, gout, scale, mean, invstd)`` returns the gradients with respect to
+    ``x``, ``scale`` and ``bias``. `gout` is the gradient with respect to ``out``; `mean` and
+    `invstd` are results of `BatchNormTrain`. After `mean` has been subtracted from `x`, the mean of
+    the differences is subtracted as well, which corrects the rounding error of `mean`.
     """
 
     data = ("x", "gout")
@@ -166,7 +166,7 @@ class BatchNormTrainGrad(BatchNormBase):
 
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         x, gout, scale, mean, invstd = self._arrays(inputs)
-        # Without elements the sums are zero, and there is no dx.
+        # Without elements, the sums are zero and dx is empty.
         count = max(prod(x.shape[axis] for axis in self.axes), 1)
         centered = x - mean
         normalized = (centered - self._sum(centered) / count) * invstd
@@ -192,9 +192,9 @@ class BatchNormTrainGrad(BatchNormBase):
 
 
 class BatchNormInference(BatchNormBase):
-    """Batch normalization by given statistics.
+    """Normalize by given statistics.
 
-    ``BatchNormInference(axes)(x, scale, bias, mean, var, epsilon)`` is
+    ``BatchNormInference(axes)(x, scale, bias, mean, var, epsilon)`` computes
     ``(x - mean) / sqrt(var + epsilon) * scale + bias``.
     """
 
@@ -215,7 +215,7 @@ class BatchNormInference(BatchNormBase):
 
 
 def _axes(where: str, axes: Any, ndim: int) -> tuple[int, ...]:
-    """Return the axes of a user's argument for an input of `ndim` dimensions."""
+    """Return the canonical form of an `axes` argument for an input with `ndim` dimensions."""
     if isinstance(axes, str) and axes == "per-activation":
         return (0,)
     if isinstance(axes, str) and axes == "spatial":
@@ -239,7 +239,7 @@ def _axes(where: str, axes: Any, ndim: int) -> tuple[int, ...]:
 
 
 def check_sizes(where: str, name: str, parameter: Any, inputs: Any, axes: tuple[int, ...]) -> None:
-    """Raise DnnValueError if a parameter's static shape does not go with that of the inputs."""
+    """Raise DnnValueError if the static shape of a parameter does not match that of `inputs`."""
     wanted = [1 if i in axes else size for i, size in enumerate(inputs.type.shape)]
     if any(
         None not in (a, b) and a != b for a, b in zip(parameter.type.shape, wanted, strict=True)
@@ -256,7 +256,8 @@ def _operands(
 ) -> tuple[TensorVariable, tuple[int, ...], list[TensorVariable]]:
     """Return the input, the axes, and the parameters with as many dimensions as the input.
 
-    All get the widest dtype among them; but parameters of a float16 input stay float32.
+    All are cast to the widest of their dtypes, but a float16 input with float32 parameters keeps
+    its dtype.
     """
     x = as_floating(where, "inputs", inputs)
     ndim = x.type.ndim
@@ -272,7 +273,7 @@ def _operands(
         elif parameter.type.ndim != ndim:
             raise DnnTypeError(
                 f"{where}: {name} must have {ndim} dimensions, or "
-                f"{ndim - len(canonical)} without the axes {canonical}, beside inputs of {ndim}; "
+                f"{ndim - len(canonical)} without the axes {canonical}, if inputs have {ndim}; "
                 f"got {parameter.type.ndim}"
             )
         check_sizes(where, name, parameter, x, canonical)
@@ -283,7 +284,7 @@ def _operands(
 def _widened(
     x: TensorVariable, parameters: dict[str, TensorVariable]
 ) -> tuple[TensorVariable, dict[str, TensorVariable]]:
-    """Cast an input and its parameters to the widest of their dtypes, as the Ops take them."""
+    """Cast an input and its parameters to the widest dtypes that the Ops accept together."""
     wanted = np.result_type(*(p.type.dtype for p in parameters.values()))
     dtype = np.result_type(x.type.dtype, wanted)
     if x.type.dtype == "float16" and wanted == np.float32:
@@ -294,7 +295,7 @@ def _widened(
 
 
 def like_parameter(result: Any, axes: Sequence[int], parameter: Any) -> Any:
-    """Drop the axes that statistics are over from a result, if its parameter has none of them."""
+    """Drop the reduced axes from a result if its parameter does not have them."""
     ndim = result.type.ndim
     if parameter.type.ndim == ndim:
         return result
@@ -316,55 +317,61 @@ def batch_normalization_train(
     Parameters
     ----------
     inputs : tensor_like
-        float16, float32 or float64, of one or more dimensions; integers are converted, as those of
-        the parameters are: to float32 if they have at most 16 bits, else to float64.
+        Batch with one or more dimensions, in float16, float32 or float64. Integers are converted
+        to float32 if they have at most 16 bits, and to float64 otherwise. The same holds for the
+        parameters.
     gamma, beta : tensor_like
-        Scale and bias: of as many dimensions as `inputs` with size 1 on `axes`, or without
-        these, such as vectors for 'spatial'.  Everything is computed in the widest dtype among
-        `inputs` and these; only float32 parameters leave float16 `inputs` as they are.
+        Scale and bias. They have as many dimensions as `inputs`, with size 1 on `axes`, or lack
+        these axes; for 'spatial', they can be vectors. The computation uses the widest dtype of
+        `inputs` and all parameters, but float16 `inputs` with float32 parameters stay float16.
     axes : {'per-activation', 'spatial'} or tuple of int
-        The axes over which mean and variance are taken: the first one, all but the second one,
-        or those given, which may be negative.
+        Axes to compute the mean and the variance over. 'per-activation' is the first axis,
+        'spatial' is all axes but the second. The ints of a tuple may be negative.
     epsilon : number or scalar variable
-        What is added to the variance.
+        Constant added to the variance.
     running_average_factor : number or scalar variable
-        The weight of this batch in the new running averages, from 0 to 1.
+        Weight of this batch in the new running averages, from 0 to 1.
     running_mean, running_var : tensor_like, optional
-        The averages so far, as `gamma`.
+        Current running averages, with a shape as described for `gamma`.
 
     Returns
     -------
     out : TensorVariable
-        ``(inputs - mean) * invstd * gamma + beta``, of the shape of `inputs`.
+        ``(inputs - mean) * invstd * gamma + beta``, with the shape of `inputs`.
     mean, invstd : TensorVariable
-        The mean, and ``1 / sqrt(var + epsilon)`` of the biased variance: of the dtype of the
-        parameters, and, as `gamma`, with size 1 on `axes` or without these.
+        The mean and ``1 / sqrt(var + epsilon)``, where ``var`` is the biased variance. They have
+        the dtype of the parameters and the same axes as `gamma`.
     new_running_mean, new_running_var : TensorVariable
-        If averages were given, and of as many dimensions as these: each times
-        ``1 - running_average_factor``, plus this factor times the batch's mean and unbiased
-        variance (of one element, its variance 0).
+        The new running averages, with the same axes as the given ones. Each is the old average
+        times ``1 - running_average_factor``, plus `running_average_factor` times the mean or the
+        unbiased variance of the batch. The variance of a single element counts as 0. Only returned
+        if running averages were given.
 
     Raises
     ------
     DnnTypeError
-        If a dtype or a rank is another one.
+        If a dtype or rank is invalid.
     DnnValueError
-        If the axes don't fit, shapes don't match, `epsilon` is negative or not finite,
+        If the axes are invalid, the shapes don't match, `epsilon` is negative or not finite,
         `running_average_factor` is not between 0 and 1, or only one of the running averages is
-        given; at the call, if `inputs` has no elements.
+        given. When the function runs, if `inputs` has no elements.
 
     Notes
     -----
-    A shared vector takes a new running average as its update. One of as many dimensions as
-    `inputs` does if its type says where it has size 1: ``pytensor.shared(array, shape=(1, None, 1,
-    1))`` for 'spatial' and images. Those of `dnnops.gpuarray` need not say it.
+    A shared vector accepts a new running average as its update. A shared variable with as many
+    dimensions as `inputs` does so only if its static shape is 1 on `axes`; for 'spatial' and
+    images, create it with ``pytensor.shared(array, shape=(1, None, 1, 1))``. Shared variables of
+    `dnnops.gpuarray` don't need this.
 
-    Where the mean is many times the deviation, what rounding took of it would show in the gradient
-    by `gamma`, as it does in other libraries; here the gradient makes it good.
-    Numba, PyTensor's default linker, knows no float16.
+    If the mean is many times the standard deviation, its rounding error would affect the gradient
+    with respect to `gamma`, as it does in other libraries. The gradient corrects this error.
 
-    After Ioffe and Szegedy, Batch Normalization: Accelerating Deep Network Training by Reducing
-    Internal Covariate Shift (2015).
+    PyTensor's default linker, Numba, does not support float16.
+
+    References
+    ----------
+    Ioffe and Szegedy, Batch Normalization: Accelerating Deep Network Training by Reducing Internal
+    Covariate Shift (2015).
     """
     where = "batch_normalization_train"
     if (running_mean is None) != (running_var is None):
@@ -408,21 +415,21 @@ def batch_normalization_test(
     Parameters
     ----------
     inputs, gamma, beta, axes, epsilon
-        As for `batch_normalization_train`.
+        See `batch_normalization_train`.
     mean, var : tensor_like
-        The statistics, as `gamma`.
+        Mean and variance, with a shape as described for `gamma`.
 
     Returns
     -------
     TensorVariable
-        ``(inputs - mean) / sqrt(var + epsilon) * gamma + beta``, of the shape of `inputs`.
+        ``(inputs - mean) / sqrt(var + epsilon) * gamma + beta``, with the shape of `inputs`.
 
     Raises
     ------
     DnnTypeError
-        If a dtype or a rank is another one.
+        If a dtype or rank is invalid.
     DnnValueError
-        If the axes don't fit, shapes don't match, or `epsilon` is negative or not finite.
+        If the axes are invalid, the shapes don't match, or `epsilon` is negative or not finite.
     """
     where = "batch_normalization_test"
     x, canonical, padded = _operands(

@@ -1,4 +1,4 @@
-"""What the Ops of batch normalization share: operands, checks of shapes and dtypes."""
+"""Base class of the batch normalization Ops: operands, and checks of shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -31,23 +31,24 @@ __all__ = ["BatchNormBase"]
 
 
 class BatchNormBase(ExpressionOp):
-    """What the Ops of batch normalization share: axes, operands and checks.
+    """Base class of the batch normalization Ops.
 
-    Each takes its `data` operands, which have one shape and one dtype; its `parameter_operands`, of
-    as many dimensions, of size 1 on `axes` and of the data's sizes elsewhere, with a dtype of their
-    own; then `scalars`, float64.  Parameters of float16 data may be float32.
+    The operands of each Op are of three kinds. Its `data` operands share one shape and one dtype.
+    Its `parameter_operands` have as many dimensions, with size 1 on `axes` and the sizes of the
+    data elsewhere. They share one dtype, which is that of the data, or float32 if the data is
+    float16. Its `scalars` are float64.
 
     Parameters
     ----------
     axes : tuple of int
-        The axes over which the statistics are, none of them negative.
+        Axes to compute the statistics over; must not be negative.
 
     Raises
     ------
     DnnTypeError
-        If `axes` is something else than a sequence of ints.
+        If `axes` is not a tuple or list of ints.
     DnnValueError
-        If it is empty, or has negative or repeated entries.
+        If `axes` is empty, or has negative or repeated entries.
     """
 
     __props__: tuple[str, ...] = ("axes",)
@@ -55,11 +56,11 @@ class BatchNormBase(ExpressionOp):
     #: The operands, by kind.
     data: tuple[str, ...] = ("x",)
     parameter_operands: tuple[str, ...]
-    #: The scalars, and the least and greatest value of each.
+    #: The scalars, and the smallest and largest value of each.
     scalars: dict[str, tuple[float, float]] = {}  # noqa: RUF012 - replaced, never altered
-    #: The order of all operands.
+    #: All operands, in order.
     operands: tuple[str, ...]
-    #: Which results have the data's shape; the others have that of the parameters.
+    #: For each result, whether it has the shape of the data (True) or of the parameters (False).
     data_results: tuple[bool, ...]
 
     def __init__(self, axes: Sequence[int]):
@@ -68,7 +69,7 @@ class BatchNormBase(ExpressionOp):
             raise DnnTypeError(f"{name}: axes must be a tuple of ints, got {shown(axes)}")
         if not axes or min(axes) < 0 or len(set(axes)) != len(axes):
             raise DnnValueError(
-                f"{name}: axes must be one or more different ints, none negative, got {shown(axes)}"
+                f"{name}: axes must be one or more distinct, non-negative ints, got {shown(axes)}"
             )
         self.axes = tuple(sorted(int(a) for a in axes))
 
@@ -107,7 +108,7 @@ class BatchNormBase(ExpressionOp):
         return [shape if is_data else parameter_shape for is_data in self.data_results]
 
     def _merge(self, shapes: dict[str, Shape]) -> tuple[Shape, Shape]:
-        """Check the operands' shapes; return what is known of the data's and parameters' ones."""
+        """Check the operands' shapes; return those of data and parameters, as far as known."""
         name = type(self).__name__
         shape = list(merge_shapes(name, **{o: shapes[o] for o in self.data}))
         parameter_shape = list(self._reduced(shape))
@@ -127,9 +128,9 @@ class BatchNormBase(ExpressionOp):
         return tuple(1 if axis in self.axes else size for axis, size in enumerate(shape))
 
     def _arrays(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The operands' values, checked, in float64.
+        """Check the operands' values and return them in float64.
 
-        A variance has twice the digits of its mean, which sums of float32 do not leave.
+        float32 sums lose the digits that a variance needs.
         """
         self._merge({o: x.shape for o, x in zip(self.operands, inputs, strict=True)})
         for operand, bounds in self.scalars.items():
@@ -138,7 +139,7 @@ class BatchNormBase(ExpressionOp):
         return [np.asarray(x).astype("float64", copy=False) for x in inputs]
 
     def _variables(self, inputs: Sequence[Any]) -> list[Any]:
-        """The operands to write expressions with: `_arrays`'s counterpart."""
+        """Return the operands to build expressions from, like `_arrays` does for values."""
         dtype = accumulator_dtype(inputs[0].type.dtype).name
         variables = []
         for operand, x in zip(self.operands, inputs, strict=True):
@@ -148,7 +149,7 @@ class BatchNormBase(ExpressionOp):
         return variables
 
     def _count(self, x: Any) -> Any:
-        """How many elements of a variable a statistic is over, in the variable's dtype."""
+        """Return the number of elements that a statistic of `x` covers, in the dtype of `x`."""
         return pt.cast(prod(x.shape[axis] for axis in self.axes), x.type.dtype)
 
     def _sum(self, x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Batch normalization by a given mean and standard deviation, as elementwise arithmetic."""
+"""Batch normalization by a given mean and standard deviation, in elementwise operations."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ __all__ = ["batch_normalization"]
 def batch_normalization(
     inputs: Any, gamma: Any, beta: Any, mean: Any, std: Any, mode: str = "low_mem"
 ) -> TensorVariable:
-    """Normalize by a given mean and standard deviation; both may depend on the inputs.
+    """Normalize by a given mean and standard deviation.
 
-    `batch_normalization_train` and `batch_normalization_test` are faster, and take the variance.
+    The mean and the standard deviation may depend on the inputs. `batch_normalization_train` and
+    `batch_normalization_test` are faster; they use the variance instead.
 
     Parameters
     ----------
     inputs : tensor_like
-        float16, float32 or float64; integers are converted.
+        Values to normalize, in float16, float32 or float64. Integers are converted.
     gamma, beta, mean, std : tensor_like
         Scale, bias, mean and standard deviation. They broadcast against `inputs`.
     mode : {'low_mem', 'high_mem'}
-        The order of the operations: 'high_mem' divides `gamma` by `std`, which are small, and not
-        the inputs. The name is Theano's; neither keeps intermediate results once operations are
-        fused.
+        Order of the operations. 'high_mem' divides `gamma` by `std`, which are small arrays, and
+        'low_mem' divides the inputs. The names are Theano's. Once the operations are fused, neither
+        mode stores intermediate results.
 
     Returns
     -------
@@ -37,9 +38,9 @@ def batch_normalization(
     Raises
     ------
     DnnTypeError
-        If an operand is no tensor of real numbers.
+        If an operand is not a real tensor.
     DnnValueError
-        If `mode` is invalid.
+        If `mode` is invalid, or if the static shapes of the operands cannot broadcast together.
     """
     where = "batch_normalization"
     one_of(where, "mode", mode, ("low_mem", "high_mem"))

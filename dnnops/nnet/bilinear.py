@@ -1,7 +1,8 @@
-"""Bilinear interpolation between the pixels of images: which pixels, and their weights.
+"""Bilinear interpolation between the pixels of images: pixel indices and weights.
 
-Written once for NumPy, which the sampler's Ops run in, for PyTensor, whose expressions are
-differentiated where there is no Op, and for the libraries of `dnnops.link`.
+The same functions work on NumPy arrays, in the ``perform`` of the sampler's Ops, on PyTensor
+variables, whose expressions are differentiated where no Op exists, and on the arrays of the
+libraries in `dnnops.link`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["Corner", "along_grid", "corners", "grid_coordinates"]
 
 
 def grid_coordinates(size: int) -> np.ndarray:
-    """Return `size` coordinates from -1 to 1, in float64; a single one is 0, the middle."""
+    """Return `size` evenly spaced float64 coordinates from -1 to 1, or just 0 if `size` is 1."""
     if size == 1:
         return np.zeros(1)
     return (2.0 * np.arange(size) - (size - 1)) / (size - 1)
@@ -26,16 +27,16 @@ def grid_coordinates(size: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Corner:
-    """One of the four pixels around each point of a grid, (batch, rows, columns) of the output.
+    """One of the four pixels around each point of a grid.
 
     Attributes
     ----------
-    inside
+    inside : (batch, output rows, output columns)
         Whether the pixel lies in the image.
-    weight
-        The pixel's part in the value at the point: NaN where a coordinate is.
-    by_x, by_y
-        The derivatives of `weight` by the point's coordinates.
+    weight : (batch, output rows, output columns)
+        Weight of the pixel in the value at the point; NaN if a coordinate of the point is NaN.
+    by_x, by_y : (batch, output rows, output columns)
+        Derivatives of `weight` with respect to the coordinates of the point.
     """
 
     _row: Any
@@ -47,9 +48,10 @@ class Corner:
     by_y: Any
 
     def index(self, img_shape: Any) -> tuple[Any, ...]:
-        """Return indices into an image (batch, channels, rows, columns), all of them valid.
+        """Return valid indices into an image of shape (batch, channels, rows, columns).
 
-        What they select has the channels last: (batch, output rows, output columns, channels).
+        Indexing gives the channels last: (batch, output rows, output columns, channels). Pixels
+        outside the image are clipped to its border.
         """
         batch, _, rows, columns = img_shape
         return (
@@ -60,7 +62,10 @@ class Corner:
         )
 
     def pixels(self, img: Any, chosen: Any) -> Any:
-        """Return the pixels (batch, channels, output rows, output columns), 0 if not `chosen`."""
+        """Return the pixels, of shape (batch, channels, output rows, output columns).
+
+        Pixels where `chosen` is False are 0.
+        """
         values = self._xp.where(chosen[..., None], img[self.index(img.shape)], 0)
         return self._xp.moveaxis(values, -1, 1)
 
@@ -77,18 +82,22 @@ def corners(
     Parameters
     ----------
     xp : module
-        ``numpy``, ``pytensor.tensor``, or one with functions of their names.
+        ``numpy``, ``pytensor.tensor``, or a module with functions of the same names.
     grid : (batch, output rows, output columns, 2)
-        Coordinates x and y in float64; -1 and 1 are the centers of the first and the last pixels.
-    rows, columns : int
-        The image's, symbolic ones for PyTensor.
+        Coordinates x and y in float64; -1 and 1 are the centers of the first and last pixels.
+    rows, columns : int or symbolic int
+        Size of the image.
     integers : callable, optional
-        Makes integers of numbers that are whole.
+        Function that converts an array of whole numbers to integers.
+
+    Yields
+    ------
+    Corner
     """
     steps = []
     for axis, size in enumerate((columns, rows)):
         scale = (size - 1) / 2
-        # Far away is as good as infinity, and becomes an integer.
+        # Clip far positions, even infinite ones, so that they can be converted to integers.
         position = xp.clip((grid[..., axis] + 1) * scale, -2, size)
         before = xp.floor(position)
         distance = position - before
@@ -100,17 +109,19 @@ def corners(
 
 
 def along_grid(img: Any, grid: Any, direction: Any) -> Any:
-    """Return the derivative of the samples as the grid moves, as an expression.
+    """Return the directional derivative of the samples with respect to the grid.
 
     Parameters
     ----------
     img : TensorVariable, (batch, channels, rows, columns)
+        Images.
     grid, direction : TensorVariable, (batch, output rows, output columns, 2)
+        Coordinates of the samples, and the direction in which they move.
 
     Returns
     -------
     TensorVariable, (batch, channels, output rows, output columns)
-        In the dtype of `img`.
+        Derivative as an expression, with the dtype of `img`.
     """
     wide, moved = grid.astype("float64"), direction.astype("float64")
     total: Any = 0

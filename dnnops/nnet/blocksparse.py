@@ -1,4 +1,4 @@
-"""Products of vectors with chosen blocks of a weight matrix."""
+"""Products of vectors with selected blocks of a weight matrix."""
 
 from __future__ import annotations
 
@@ -14,35 +14,37 @@ __all__ = ["sparse_block_dot"]
 
 
 def sparse_block_dot(W: Any, h: Any, inputIdx: Any, b: Any, outputIdx: Any) -> TensorVariable:  # noqa: N803
-    """Apply a dense layer of which only some blocks of inputs and of outputs are taken.
+    """Apply a dense layer to some of its input blocks, computing only some of its output blocks.
 
     Parameters
     ----------
     W : tensor_like, (input blocks, output blocks, input size, output size)
-        The weights of each pair of blocks.
-    h : tensor_like, (batch, inputs, input size), or without the batch
-        The blocks of the input.
-    inputIdx : integer tensor, (batch, inputs), or without the batch
-        Which blocks of the layer those of `h` are.
+        Weights of each pair of an input block and an output block.
+    h : tensor_like, (batch, inputs, input size) or (inputs, input size)
+        Input blocks.
+    inputIdx : integer tensor, (batch, inputs) or (inputs,)
+        Indices of the blocks of `h` among all input blocks of the layer.
     b : tensor_like, (output blocks, output size)
-        The bias of each block of the output.
-    outputIdx : integer tensor, (batch, outputs), or without the batch
-        Which blocks of the output are wanted.
+        Bias of each output block.
+    outputIdx : integer tensor, (batch, outputs) or (outputs,)
+        Indices of the output blocks to compute.
 
     Returns
     -------
     TensorVariable, (batch, outputs, output size)
-        ``b[j] + sum(h[i] @ W[inputIdx[i], j])`` for each wanted block `j`; the batch is 1 if there
-        is none.
+        ``b[j] + sum(h[i] @ W[inputIdx[i], j])`` for each output block ``j`` in `outputIdx`. The
+        batch size is 1 if the operands have no batch axis.
 
     Raises
     ------
     DnnTypeError
-        If a rank or a dtype is invalid.
+        If a rank or dtype is invalid.
+    DnnValueError
+        If the static shapes don't match.
 
     Notes
     -----
-    The chosen blocks of `W` are copied for the product.
+    The product copies the selected blocks of `W`.
     """
     where = "sparse_block_dot"
     weights, bias = float_tensor(where, "W", W, 4), float_tensor(where, "b", b, 2)
@@ -67,7 +69,7 @@ def _blocks(where: str, name: str, value: Any, ndim: int) -> TensorVariable:
     index = as_tensor(f"{where}: {name} must be an integer tensor", value)
     if index.type.ndim != ndim or index.type.dtype not in pt.type.integer_dtypes:
         raise DnnTypeError(
-            f"{where}: {name} must be an integer tensor of {ndim} dimensions, one less than h, got"
-            f" {index.type}"
+            f"{where}: {name} must be an integer tensor with {ndim} dimensions, one less than h,"
+            f" got {index.type}"
         )
     return index

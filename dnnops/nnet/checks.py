@@ -1,4 +1,4 @@
-"""Conditions that are checked where a value is computed."""
+"""Checks of conditions when a value is computed."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ __all__ = ["CheckedValue", "checked"]
 
 
 class CheckedValue(CheckAndRaise):
-    """`CheckAndRaise`, which has no pushforward, with one: ``op(value, *conditions)``."""
+    """A `CheckAndRaise` with a pushforward: ``CheckedValue(error, message)(x, *conditions)``."""
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
-        # Where the value is computed, the conditions have been checked.
+        # The conditions are checked when the value itself is computed.
         return [tangents[0]]
 
 
 def checked(x: Any, problem: str, *conditions: Any) -> Any:
-    """Raise DnnValueError with `problem` unless all conditions are met.
+    """Return `x` with a check that raises DnnValueError unless all conditions hold.
 
     Parameters
     ----------
     x : Variable or int
-        What is returned; a variable raises the error when it is computed.
+        Value to return.
     problem : str
+        Message of the error.
     *conditions : bool or scalar variable
-        One that is known raises the error at once.
+        Conditions to check. A bool is checked immediately, and a variable when the result is
+        computed.
     """
     if any(condition is False for condition in conditions):
         raise DnnValueError(problem)

@@ -279,7 +279,7 @@ def test_errors_of_ops(op_class):
         with pytest.raises(DnnTypeError, match=f"{name}: axes must be a tuple of ints"):
             op_class(axes)
     for axes in ((), (-1,), (0, 0)):
-        with pytest.raises(DnnValueError, match=f"{name}: axes must be one or more different"):
+        with pytest.raises(DnnValueError, match=f"{name}: axes must be one or more distinct"):
             op_class(axes)
     case = Case((4, 3), (0,), True, 0.1, 0.5, seed=0)
     op = op_class((0,))

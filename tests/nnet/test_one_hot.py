@@ -171,7 +171,7 @@ def test_sparse_block_dot(batched):
         (
             lambda: nnet.sparse_block_dot(np.ones((1, 1, 1, 1)), SCORES, [[0]], SCORES, [0]),
             DnnTypeError,
-            "inputIdx must be an integer tensor of 1 dimensions",
+            "inputIdx must be an integer tensor with 1 dimensions",
         ),
     ],
 )
