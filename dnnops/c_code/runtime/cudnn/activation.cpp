@@ -7,7 +7,7 @@ namespace dnnops {
 
 namespace {
 
-// mode is a cudnnActivationMode_t, coef the bits of a double: ceiling, alpha or beta.
+// mode is a cudnnActivationMode_t; coef holds the bits of a double: ceiling, alpha or beta.
 struct ActivationParams {
   int64_t mode, coef, gradient;
 };
@@ -22,7 +22,7 @@ const char *op_name(const ActivationParams &params) {
 
 int input_count(const ActivationParams &params) { return params.gradient ? 3 : 1; }
 
-// Forward: x; gradient: x, the output, and the gradient by it.
+// Forward: x; gradient: x, the output, and the gradient with respect to it.
 void check_operands(const ActivationParams &params, const dnnops_tensor *inputs) {
   const dnnops_tensor &x = inputs[0];
   cudnn_dtype(x.dtype);
@@ -46,7 +46,7 @@ struct ActivationState : State {
 };
 
 void describe(ActivationState &state, const ActivationParams &params, const dnnops_tensor &x) {
-  // All arrays are contiguous: one axis will do.
+  // All arrays are contiguous, so one axis is enough.
   const int64_t count = element_count(x.shape, x.ndim);
   const bool unmarked = false;
   set_merged_descriptor(state.array, merge_axes(&count, 1, &unmarked), false, x.dtype);
@@ -116,7 +116,7 @@ DNNOPS_EXPORT int dnnops_cudnn_activation(const dnnops_context *context, const i
   return guarded(op_name(params), inputs, input_count(params), [&] { run(*context, params, inputs, outputs[0]); });
 }
 
-// Makes cuDNN's descriptors, without a GPU.
+// Makes cuDNN's descriptors; needs no GPU.
 DNNOPS_EXPORT int dnnops_cudnn_activation_describe(const dnnops_context *, const int64_t *words,
                                                    const dnnops_tensor *inputs, dnnops_tensor *) {
   using namespace dnnops;

@@ -1,4 +1,5 @@
-// Scaled dot-product attention and its gradient, by cuDNN's fused engines; gradients of short sequences by a kernel.
+// Scaled dot-product attention and its gradient, with cuDNN's fused engines; a dnnops kernel computes
+// gradients of short sequences.
 #include <algorithm>
 #include <memory>
 
@@ -38,7 +39,7 @@ struct NodeKey {
   OperandKey arrays[MAX_OPERANDS + MAX_RESULTS];
 };
 
-// Where in the workspace something is; -1: nowhere.
+// Offsets in the workspace; -1 if unused.
 struct Places {
   int64_t size = 0;
   int64_t plan = -1, products = -1, wide_dquery = -1, lengths = -1, random = -1, bias = -1, visible = -1, stats = -1;
@@ -62,11 +63,11 @@ struct AttentionState : State {
   std::shared_ptr<ExecutionPlan> plan;
   int64_t visible_batch = 1, visible_heads = 1;
   float scale, hidden, kept, kept_scale;
-  // Of this node alone: what recurs there need not recur in others that have the plan.
+  // Per node: calls that recur in one node need not recur in others that share the plan.
   std::optional<Replays> replays;
 };
 
-// The operands and results by AttentionArray; null: the call has none.
+// The operands and results by AttentionArray; null if the call has none.
 void list_arrays(const AttentionCall &call, const dnnops_tensor *results, const dnnops_tensor **arrays) {
   std::fill(arrays, arrays + ATTENTION_ARRAYS, nullptr);
   for (int i = 0; i < 3; ++i) arrays[A_QUERY + i] = &call.inputs[i];
@@ -79,14 +80,14 @@ void list_arrays(const AttentionCall &call, const dnnops_tensor *results, const 
   for (int i = 0; i < 3; ++i) arrays[A_DQUERY + i] = &results[i];
 }
 
-// The statistics that the call is to write; null: none.
+// The statistics that the call writes; null if none.
 void *written_stats(const AttentionCall &call, const dnnops_tensor *results) {
   return !call.gradient && call.has_stats ? results[1].data : nullptr;
 }
 
 bool is_result(const AttentionCall &call, int array) { return call.gradient ? array >= A_DQUERY : array == A_OUT; }
 
-// Whether cuDNN can read or write an array where it is: its engines move 16 bytes at a time.
+// Whether cuDNN can use an array in place: its engines move 16 bytes at a time.
 bool suits(const dnnops_tensor &array, const Sizes &inner) {
   for (int i = 0; i < 4; ++i)
     if (array.shape[i] != inner[i]) return false;
@@ -113,13 +114,13 @@ AttentionCase inner_case(const AttentionCall &call) {
          "cuDNN's attention takes depths of up to %lld; where the depth is known when a function is compiled, as by "
          "specify_shape, deeper ones are computed otherwise, and without cuDNN by mode.excluding('cudnn')",
          (long long)MAX_DEPTH);
-  // For one query and one key the gradient isn't offered, and of a bias of several heads for all entries of the batch
-  // cuDNN 9.19 reads all but the first head's from elsewhere: a second key is hidden by lengths.
+  // cuDNN does not support gradients for a single query and key. With a bias of several heads shared by the batch,
+  // cuDNN 9.19 then reads all but the first head from a wrong place. Add a second key, hidden by lengths.
   const bool by_head = call.mask && call.mask->shape[0] == 1 && call.mask->shape[1] > 1;
   if ((c.gradient || by_head) && c.queries == 1 && c.keys == 1) c.keys = 2;
   c.is_causal = call.words[WORD_CAUSAL];
   c.has_lengths = call.query_lengths || call.key_lengths || c.keys != call.keys;
-  // Up to 9.15 gradients were wrong where the last keys don't fill a tile, unless lengths tell how many there are.
+  // Up to 9.15, gradients were wrong if the last keys did not fill a tile, unless lengths gave their number.
   if (c.gradient && c.keys % 128 && cudnnGetVersion() <= 91500) c.has_lengths = true;
   if (call.mask) {
     c.bias_batch = call.mask->shape[0];
@@ -131,7 +132,7 @@ AttentionCase inner_case(const AttentionCall &call) {
   return c;
 }
 
-// Fills in the case as cuDNN gets it, and the places of what is between; says whether arrays are copied.
+// Fills in the case as cuDNN sees it, and the places of intermediate arrays. Returns whether arrays are copied.
 bool lay_out(AttentionState &state, const AttentionCall &call, const dnnops_tensor *results) {
   AttentionCase &c = state.inner;
   Places &places = state.places;
@@ -199,7 +200,7 @@ void prepare(AttentionState &state, const NodeKey &key, const Handle &handle, co
 
 // -- running -----------------------------------------------------------------------------
 
-// Runs what was prepared on a workspace.
+// Runs a prepared call on a workspace.
 struct AttentionRun {
   AttentionRun(AttentionState &state_, const Handle &handle_, const AttentionCall &call_, dnnops_tensor *results_)
       : state(state_), c(state_.inner), places(state_.places), handle(handle_), call(call_), results(results_),
@@ -320,7 +321,7 @@ struct AttentionRun {
     }
     if (c.has_wide_dquery()) {
       add(ID_WIDE_DQUERY, at(places.wide_dquery));
-      // Before 9.6 cuDNN added to what was there.
+      // Before 9.6, cuDNN added to the existing contents.
       if (cudnnGetVersion() < 90600)
         DNNOPS_CHECK(cudaMemsetAsync(at(places.wide_dquery), 0, c.batch * c.query_heads * c.queries * c.depth * sizeof(float),
                                      static_cast<cudaStream_t>(handle.stream)));
@@ -354,7 +355,7 @@ struct AttentionRun {
   const dnnops_tensor *arrays[ATTENTION_ARRAYS];
 };
 
-// Nothing is seen, or nobody looks: zeros.
+// If no key is visible or there are no queries, the results are zeros.
 void run_empty(const AttentionState &state, const Handle &handle, const AttentionCall &call, const dnnops_tensor *results) {
   for (int i = 0; i < (call.gradient ? 3 : 1); ++i) {
     HideParams params = {};
@@ -414,7 +415,7 @@ DNNOPS_EXPORT int dnnops_cudnn_attention(const dnnops_context *context, const in
                  [&] { run(*context, AttentionCall(words, inputs), outputs); });
 }
 
-// Describes the plan of a call on a device that cuDNN is told of in its JSON form: no GPU is needed.
+// Describes the engine of a call for a device given in cuDNN's JSON form; needs no GPU.
 DNNOPS_EXPORT int dnnops_cudnn_attention_plan(const char *device, const int64_t *words, const dnnops_tensor *inputs,
                                               const dnnops_tensor *outputs, char *text, int64_t capacity) {
   using namespace dnnops;

@@ -79,7 +79,7 @@ void AttentionCall::check_mask() const {
 }
 
 float AttentionCall::scale() const {
-  // Of no depth all scores are 0, whatever they are multiplied by.
+  // With a depth of 0, all scores are 0 for any scale.
   const double least_one = static_cast<double>(std::max<int64_t>(depth, 1));
   return static_cast<float>(words[WORD_HAS_SCALE] ? as_double(words[WORD_SCALE]) : 1 / std::sqrt(least_one));
 }

@@ -1,4 +1,4 @@
-// The words and operands of attention and its gradient, checked.
+// The parameter words and operands of attention and its gradient, checked.
 #ifndef DNNOPS_CUDNN_ATTENTION_CALL_HPP
 #define DNNOPS_CUDNN_ATTENTION_CALL_HPP
 
@@ -21,16 +21,16 @@ enum AttentionWord {
 };
 enum GivenOperand { GIVEN_MASK = 1, GIVEN_QUERY_LENGTHS = 2, GIVEN_KEY_LENGTHS = 4, GIVEN_STATE = 8 };
 
-// What computes a gradient: by its shapes, or as tests ask that compare the two.
+// What computes a gradient: selected by shape, or as requested by tests that compare the two.
 enum AttentionPath { PATH_BY_SHAPE, PATH_KERNEL, PATH_CUDNN };
 
 int count_operands(const int64_t *words);
 int count_results(const int64_t *words);
 const char *op_name(const int64_t *words);
 
-// query, key, value, those that need not be there, and for the gradient out, stats and gout.
+// query, key, value, the optional operands, and for the gradient out, stats and gout.
 struct AttentionCall {
-  // Throws if operands don't fit together.
+  // Throws if the operands are inconsistent.
   AttentionCall(const int64_t *words, const dnnops_tensor *inputs);
   float scale() const;
   double dropout() const;

@@ -9,20 +9,20 @@ namespace dnnops {
 
 namespace {
 
-// What the kernel can hold: its warps have 16 keys each, and the sums of their gradients in registers.
+// Limits of the kernel: each warp has 16 keys and holds the sums of their gradients in registers.
 constexpr int64_t MAX_KEYS = 64, MAX_DEPTH = 128;
-// Up to so many scores for each head of keys the kernel takes no longer than cuDNN's gradient, which is three kernels.
+// Up to this many scores per key head, the kernel is at least as fast as cuDNN's gradient, which is three kernels.
 constexpr int64_t MOST_SCORES = 32 * 32;
 
 constexpr int64_t TILE = 16, MOST_QUERIES = 64;
 
-// What the kernel is compiled for.
+// The sizes that the kernel is compiled for.
 struct Sizes {
   int64_t keys, queries, depth, value_depth, warps;
   int64_t shared_bytes() const { return ATTENTION_GRAD_SHARED_BYTES(keys, queries, depth, value_depth); }
 };
 
-// Few sizes, as each is compiled for itself.
+// Rounds up to one of a few sizes, since each is compiled separately.
 int64_t padded(int64_t size) {
   int64_t power = TILE;
   while (power < size) power *= 2;

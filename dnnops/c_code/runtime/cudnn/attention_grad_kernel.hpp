@@ -1,4 +1,4 @@
-// The gradient of attention by the kernel of c_code/cudnn/attention_grad.cuh, in place of cuDNN's graph.
+// The gradient of attention with the kernel in c_code/cudnn/attention_grad.cuh instead of cuDNN's graph.
 #ifndef DNNOPS_CUDNN_ATTENTION_GRAD_KERNEL_HPP
 #define DNNOPS_CUDNN_ATTENTION_GRAD_KERNEL_HPP
 
@@ -9,8 +9,8 @@ namespace dnnops {
 
 class AttentionGradKernel {
  public:
-  // Whether the kernel is to compute a call: by WORD_PATH, and if that leaves it open, by the shapes.  Throws
-  // DNNOPS_NOT_SUPPORTED if the word asks for the kernel and it can't.
+  // Whether the kernel computes a call: as WORD_PATH says or, if that leaves it open, depending on the
+  // shapes. Throws DNNOPS_NOT_SUPPORTED if the word requests the kernel and it does not support the call.
   static bool is_chosen(const AttentionCall &call, const Handle &handle);
 
   AttentionGradKernel(const AttentionCall &call, const Handle &handle);

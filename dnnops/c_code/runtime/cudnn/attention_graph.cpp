@@ -29,7 +29,7 @@ constexpr Array NONE = GraphBuilder::NONE;
 
 Sizes swapped(const Sizes &sizes) { return {sizes[0], sizes[1], sizes[3], sizes[2]}; }
 
-// What both graphs begin with.
+// The part that both graphs share.
 struct AttentionBuilder {
   explicit AttentionBuilder(const AttentionCase &attention)
       : c(attention), io(cudnn_dtype(attention.dtype)), scores{c.batch, c.query_heads, c.queries, c.keys},
@@ -51,7 +51,7 @@ struct AttentionBuilder {
   }
   Array stats() { return graph.array(ID_STATS, CUDNN_DATA_FLOAT, rows, packed(rows)); }
 
-  // Places along an axis of the scores.
+  // The indices along an axis of the scores.
   Array indexes(Array x, int64_t axis, cudnnDataType_t compute) {
     return graph.pointwise(CUDNN_POINTWISE_GEN_INDEX, {x}, {compute, CUDNN_DATA_INT32, axis, NONE});
   }
@@ -111,10 +111,10 @@ BackendDescriptor forward_graph(const AttentionCase &c, const GraphTarget &targe
   graph.reduce(CUDNN_REDUCE_TENSOR_MAX, x, largest);
   const Array exponentials = graph.pointwise(CUDNN_POINTWISE_EXP, {graph.pointwise(CUDNN_POINTWISE_SUB, {x, largest})});
   graph.reduce(CUDNN_REDUCE_TENSOR_ADD, exponentials, total);
-  // The engines know this form only with the nodes of the statistics, whether or not these are written.
+  // The engines only support this form with the nodes of the statistics, whether or not they are written.
   const Array stats = c.has_stats ? b.stats() : graph.between(b.rows);
   graph.pointwise(CUDNN_POINTWISE_ADD, {largest, graph.pointwise(CUDNN_POINTWISE_LOG, {total})}, stats);
-  // The engine wants the product's operand in the dtype of the values.
+  // The engine requires the product's operand in the dtype of the values.
   GraphBuilder::Elementwise narrow;
   narrow.type = b.io;
   Array weights;
@@ -148,13 +148,13 @@ BackendDescriptor backward_graph(const AttentionCase &c, const GraphTarget &targ
   const Array products = graph.array(ID_PRODUCTS, CUDNN_DATA_FLOAT, b.rows, packed(b.rows));
   graph.pointwise(CUDNN_POINTWISE_MUL, {sums, kept_part}, products);
 
-  // The weights, from the scores and the statistics.
+  // The weights, computed from the scores and the statistics.
   Array x = b.scaled_scores(query, transposed_key);
   x = graph.pointwise(CUDNN_POINTWISE_SUB, {x, b.stats()});
   x = b.hide_causally(b.hide_by_lengths(x));
   const Array weights = graph.pointwise(CUDNN_POINTWISE_EXP, {x});
 
-  // From a gradient with respect to scores, or weights, to that with respect to what multiplies them.
+  // Goes from the gradient with respect to scores or weights to that with respect to one of their factors.
   const auto gradient_of = [&](Array of_scores, Array factor, int array) {
     const Sizes turned = {c.batch, c.query_heads, c.keys, c.queries};
     const Array across = graph.between(turned, swapped(packed(b.scores)), b.io);

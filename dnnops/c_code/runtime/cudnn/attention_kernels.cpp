@@ -7,7 +7,7 @@ namespace dnnops {
 namespace {
 
 constexpr unsigned THREADS = 256;
-// With more than that, threads take several turns.
+// With more blocks, each thread processes several elements.
 constexpr int64_t MAX_BLOCKS = 1 << 16;
 
 void launch(const Kernel &kernel, int64_t blocks, void *params, void *stream) {

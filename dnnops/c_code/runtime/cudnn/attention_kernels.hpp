@@ -6,7 +6,7 @@
 
 namespace dnnops {
 
-// As there.
+// The same structure as in the kernels.
 struct LengthParams {
   const void *queries, *keys;
   int64_t batch, max_queries, max_keys, seed, offset;
@@ -42,7 +42,7 @@ struct HideParams {
 class AttentionKernels {
  public:
   AttentionKernels() = default;
-  // `mask_dtype` matters to masks only.
+  // `mask_dtype` is only used for masks.
   AttentionKernels(const Handle &handle, int64_t dtype, int64_t mask_dtype);
   void run(LengthParams params, void *stream) const;
   void run(MaskParams params, void *stream) const;

@@ -1,4 +1,4 @@
-// Batch normalization in training, its gradient, and by given statistics, by kernels of our own.
+// Batch normalization in training, its gradient, and batch normalization with given statistics, with dnnops kernels.
 #include "../common/batchnorm_problem.hpp"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace dnnops {
 
 namespace {
 
-// Words after those of batchnorm_problem.hpp.
+// Words after those in batchnorm_problem.hpp.
 enum BatchNormWord { WORD_RUNNING = 1, WORD_KIND = 2 };
 
 constexpr int MAX_OPERANDS = 12;
@@ -28,7 +28,7 @@ struct BatchNormCall {
     return has_running() ? 7 : counts[kind()];
   }
   int output_count() const { return kind() == BATCHNORM_INFERENCE ? 1 : has_running() ? 5 : 3; }
-  // Arrays of x's shape come first, among inputs and among outputs.
+  // Arrays of x's shape come first among the inputs and among the outputs.
   int image_count() const { return kind() == BATCHNORM_GRADIENT ? 2 : 1; }
   const char *op_name() const {
     static const char *const names[] = {"GpuDnnBatchNorm", "GpuDnnBatchNormGrad", "GpuDnnBatchNormInference"};
@@ -38,7 +38,7 @@ struct BatchNormCall {
   void describe_outputs() const;
 };
 
-// Parameters of 16-bit arrays are of float32, as sums over them are.
+// Parameters of 16-bit arrays are float32, like sums over them.
 void check_dtypes(const dnnops_tensor &x, const dnnops_tensor &parameter) {
   const int64_t expected = item_size(x.dtype) == 2 ? int64_t(DNNOPS_FLOAT32) : x.dtype;
   cudnn_dtype(x.dtype);
@@ -55,7 +55,7 @@ void BatchNormCall::describe_outputs() const {
   }
 }
 
-// Whether an array's memory has its axes in this order, the last one innermost, without gaps.
+// Whether an array is dense, with the axes in this order and the last one innermost.
 bool is_dense(const dnnops_tensor &array, bool channels_last) {
   int64_t stride = item_size(array.dtype);
   for (int64_t i = array.ndim - 1; i >= 0; --i) {
@@ -66,7 +66,7 @@ bool is_dense(const dnnops_tensor &array, bool channels_last) {
   return true;
 }
 
-// Whether images lie in memory with their channels last: all of them or none, if each channel has statistics.
+// Whether images are channels-last in memory: all or none of them, if statistics are per channel.
 bool are_channels_last(const BatchNormCall &call) {
   const int64_t ndim = call.inputs[0].ndim;
   const bool of_channels = ndim > 2 && call.words[0] == (int64_t(1) << ndim) - 1 - 2;
@@ -108,7 +108,7 @@ int attribute(const Handle &handle, cudaDeviceAttr which) {
   return value;
 }
 
-// How many blocks that keep what they read run at once, as far as the device's attributes tell.
+// An upper bound, from the device's attributes, for how many blocks that keep their data run at once.
 int64_t blocks_at_most(const BatchNormBlocks &of, const Handle &handle, int64_t processors) {
   const int64_t bytes = of.bytes + of.other_bytes;
   if (!attribute(handle, cudaDevAttrCooperativeLaunch) ||
@@ -129,7 +129,7 @@ void choose_work(BatchNormState &state, const BatchNormCase &of, const Handle &h
     BatchNormWork &work = state.work;
     state.kernel = load_kernel(handle, "batchnorm", "batchnorm", work.options);
     if (!work.is_cooperative()) return;
-    // What runs at once is for the driver to say.  One share after the other: a group's have to, else all.
+    // Ask the driver how many blocks run at once. If shares take turns, a group's blocks must; otherwise all blocks.
     const int64_t at_once = blocks_at_once(state.kernel, unsigned(work.threads), unsigned(work.shared_bytes));
     const int64_t most = processors * at_once;
     if (work.way == BATCHNORM_BY_WARPS) {
@@ -142,7 +142,7 @@ void choose_work(BatchNormState &state, const BatchNormCase &of, const Handle &h
     } else if (work.way == BATCHNORM_KEPT) {
       if (work.params.splits <= most) {
         work.grid = std::min(work.grid, most);
-        // A group's blocks that are at different turns would wait for each other.
+        // Blocks of the same group must not be at different turns, or they would wait for each other forever.
         if (work.grid == most) work.grid -= work.grid % work.params.splits;
         return;
       }
@@ -172,7 +172,7 @@ void prepare(BatchNormState &state, const BatchNormKey &key, const BatchNormCall
   state.channels = of.channels;
   state.empty = element_count(x.shape, x.ndim) == 0;
   if (!state.empty) {
-    if (are_channels_last(call)) {  // channels of positions
+    if (are_channels_last(call)) {  // view positions as the batch
       of.batch *= of.inner;
       of.inner = 1;
     }
@@ -192,7 +192,7 @@ void prepare(BatchNormState &state, const BatchNormKey &key, const BatchNormCall
 
 double read_scalar(const dnnops_tensor &tensor) { return *static_cast<const double *>(tensor.data); }
 
-// The addresses and scalars of a call.
+// Fills in the addresses and scalars of a call.
 void fill_in(BatchNormParams &p, const BatchNormCall &call) {
   const dnnops_tensor *in = call.inputs, *out = call.outputs;
   p.x = in[0].data;
@@ -235,7 +235,7 @@ void run(const dnnops_context &context, const BatchNormCall &call) {
   for_arrays(call, [&](const dnnops_tensor &array) { read_key(key.operands[count++], array); });
   if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, call, handle);
   if (state.empty) {
-    if (call.kind() == BATCHNORM_GRADIENT)  // sums over nothing
+    if (call.kind() == BATCHNORM_GRADIENT)  // empty sums
       for (int i = 1; i < 3; ++i)
         DNNOPS_CHECK(cudaMemsetAsync(call.outputs[i].data, 0, state.channels * item_size(call.outputs[i].dtype), stream));
     return;
@@ -260,7 +260,7 @@ void run(const dnnops_context &context, const BatchNormCall &call) {
 
 namespace {
 
-// What a test gets of a case, to run its kernel elsewhere.
+// The description of a launch, for tests that run its kernel elsewhere.
 struct BatchNormRow {
   char options[256];
   int64_t way, grid, threads, shared_bytes, workspace, filled_bytes, fill;
@@ -283,8 +283,8 @@ DNNOPS_EXPORT int dnnops_cudnn_batchnorm(const dnnops_context *context, const in
   return guarded(call.op_name(), inputs, call.input_count(), [&] { run(*context, call); });
 }
 
-// Describes, without a GPU, the work on arrays of a dtype seen as (batch, channel, inner), if so many blocks run at
-// once: in general, and of those that keep what they read the ones of each kind.
+// Describes the work on arrays of a dtype viewed as (batch, channel, inner); needs no GPU. `blocks` gives how
+// many blocks run at once: in general, and of each kind that keeps its data.
 DNNOPS_EXPORT int dnnops_cudnn_batchnorm_row(const int64_t *sizes, int64_t kind, int64_t dtype, int64_t alignment,
                                              const int64_t *blocks, BatchNormRow *row) {
   using namespace dnnops;

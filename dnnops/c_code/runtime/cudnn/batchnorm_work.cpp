@@ -7,40 +7,40 @@ namespace dnnops {
 
 namespace {
 
-// What a block reads of an array, about, if it doesn't keep it.
+// About how much of an array a block reads if it does not keep it.
 constexpr int64_t SHARE_BYTES = 32 << 10;
 constexpr int64_t VECTOR_BYTES = 16;
-// Threads side by side along a row: of vectors, and of single elements.
+// Threads side by side along a row, with vectors and with single elements.
 constexpr int64_t VECTOR_LANES = 8, ELEMENT_LANES = 32;
 
 int64_t divided(int64_t size, int64_t by) { return (size + by - 1) / by; }
 
-// How many vectors a thread may hold of shares that differ: some numbers, each of which is a program.  Of equal shares
-// each number is one.
+// The numbers of vectors that a thread may hold if shares differ; each number is a separate program. If
+// shares are equal, the number is their exact size.
 constexpr int64_t HOLDS[] = {7, 13, 19, BATCHNORM_MOST_HELD[1]};
 
-// How arrays are cut.  Along rows, groups of channels are as wide as threads side by side reach.
+// How arrays are cut into shares. For rows, a group of channels is as wide as a row of threads.
 struct Cut {
   int64_t way, lanes, columns, groups, units, share, splits, slots = 0;
   BatchNormBlocks blocks = BATCHNORM_PLAIN;
   int64_t pieces = 1, abreast = 1, bundles = 0, members = 0, crews = 0, time = INT64_MAX;
   int64_t stride = 0, kept = 0, cached = 0, reach = 0;
 
-  // Shares that a block has at a time.
+  // The number of shares that a block processes at a time.
   int64_t rooms() const { return way == BATCHNORM_BY_WARPS || way == BATCHNORM_HELD ? blocks.threads / 32 : 1; }
   int64_t total() const { return groups * splits; }
-  // Whether each warp has a share, if held, and all have as many vectors.
+  // If held: whether each warp has a share, and all shares have the same number of vectors.
   bool is_even(int64_t vectors) const {
     return way == BATCHNORM_HELD && splits == members * rooms() && splits * share == vectors;
   }
-  // Vectors of a thread, if held.
+  // If held: the number of vectors per thread.
   int64_t holds(int64_t vectors) const {
     if (way != BATCHNORM_HELD) return 0;
     if (is_even(vectors)) return divided(share, 32);
     return *std::find_if(std::begin(HOLDS), std::end(HOLDS), [&](int64_t most) { return share <= 32 * most; });
   }
   void split(int64_t into) {
-    // Shares of about one size: blocks of a group wait for each other.
+    // Blocks of a group wait for each other, so make shares about equal.
     share = divided(units, into);
     splits = divided(units, share);
   }
@@ -48,7 +48,7 @@ struct Cut {
 
 int64_t array_count(const BatchNormCase &of) { return of.kind == BATCHNORM_GRADIENT ? 2 : 1; }
 
-// Into shares of at most so many bytes of an array.
+// Cuts arrays into shares of at most `bytes` bytes per array.
 Cut cut_into(const BatchNormCase &of, bool rows, int64_t vector, int64_t bytes) {
   Cut cut;
   cut.lanes = !rows ? 1 : vector > 1 ? VECTOR_LANES : ELEMENT_LANES;
@@ -60,10 +60,10 @@ Cut cut_into(const BatchNormCase &of, bool rows, int64_t vector, int64_t bytes) 
   return cut;
 }
 
-// What a share takes besides its vectors, in the time of so many.
+// The fixed cost of a share, in the time of this many vectors.
 constexpr int64_t SHARE_OVERHEAD = 256;
 
-// Makes shares smaller if blocks that take one after the other then have less to do.
+// Makes shares smaller if that reduces the work of the busiest block.
 void even_out(Cut &cut, int64_t blocks) {
   const auto most = [&](int64_t splits) {
     return divided(cut.groups * splits, blocks) * (divided(cut.units, splits) + SHARE_OVERHEAD);
@@ -71,13 +71,13 @@ void even_out(Cut &cut, int64_t blocks) {
   int64_t best = cut.splits;
   for (int64_t splits = cut.splits + 1; splits <= std::min(cut.splits * 5 / 4, blocks); ++splits)
     if (most(splits) < most(best)) best = splits;
-  // A few vectors of each thread, where there is little.
+  // With little data, each thread still gets a few vectors.
   const int64_t least = 2 * cut.blocks.threads / cut.lanes;
   if (cut.total() < blocks) best = std::max(best, std::min(blocks / cut.groups, cut.units / least));
   cut.split(best);
 }
 
-// Into shares that stay in shared memory.
+// Cuts arrays into shares that stay in shared memory.
 Cut keep(const BatchNormCase &of, bool rows, int64_t vector, int64_t at_once) {
   Cut cut = cut_into(of, rows, vector, BATCHNORM_PLAIN.bytes / array_count(of));
   cut.way = BATCHNORM_KEPT;
@@ -86,21 +86,22 @@ Cut keep(const BatchNormCase &of, bool rows, int64_t vector, int64_t at_once) {
   return cut;
 }
 
-// By warps: a share is a piece of an image, of so many vectors at least, or some whole images of so many bytes at least.
+// By warps, a share is a piece of an image with at least this many vectors, or several whole images of at
+// least this many bytes.
 constexpr int64_t LEAST_PIECE = 64, LEAST_IMAGE_BYTES = 128;
 
-// If a channel has more shares than this, its warps look for sums of bundles: what they look at altogether is the square
-// of their number.
+// If a channel has more shares than this, its warps wait for the sums of bundles, since the total number of
+// sums they read is the square of their number.
 constexpr int64_t MOST_SINGLE_SHARES = 192;
 
-// What a share of a warp takes besides its vectors, in the time of so many: until it has come, and until the sums of
-// others have.
+// The fixed cost of a warp's share, in the time of this many vectors: waiting for its data and for the sums
+// of the others.
 int64_t warp_overhead(int64_t splits) {
   return splits > MOST_SINGLE_SHARES ? 240 + splits / (2 * BATCHNORM_BUNDLE) : 128 + splits / 2;
 }
 
-// Calls consider(share, pieces, splits) for the ways to cut a channel into shares of at most `most` vectors each, but at
-// most so many shares.
+// Calls consider(share, pieces, splits) for each way to cut a channel into at most `most_splits` shares of at
+// most `most` vectors.
 template <class Consider>
 void for_each_cut(const BatchNormCase &of, int64_t across, int64_t most, int64_t most_splits, Consider consider) {
   const auto consider_few = [&](int64_t share, int64_t pieces, int64_t splits) {
@@ -117,7 +118,7 @@ void for_each_cut(const BatchNormCase &of, int64_t across, int64_t most, int64_t
   }
 }
 
-// A cut for warps; none if `splits` is 0.
+// The start of a cut for warps; `splits` of 0 means that there is none.
 Cut begin_cut(const BatchNormCase &of, int64_t way, const BatchNormBlocks &blocks) {
   Cut cut;
   cut.way = way;
@@ -128,15 +129,15 @@ Cut begin_cut(const BatchNormCase &of, int64_t way, const BatchNormBlocks &block
   return cut;
 }
 
-// Whether bulk copies can bring the images.
+// Whether bulk copies can load the images.
 bool suits_warps(const BatchNormCase &of, int64_t vector) {
   return vector * item_size(of.dtype) == VECTOR_BYTES && of.inner * item_size(of.dtype) >= LEAST_IMAGE_BYTES;
 }
 
-// Room for a share in shared memory, so that the next one begins at a multiple of 128 bytes, too.
+// Rounds up the size of a share in shared memory, so that the next one is also aligned to 128 bytes.
 int64_t aligned(int64_t share) { return 8 * divided(share, 8); }
 
-// Shares that a warp has for itself; none if `splits` is 0.
+// Cuts arrays into shares for single warps; `splits` is 0 if that is not possible.
 Cut cut_for_warps(const BatchNormCase &of, int64_t vector, int64_t at_once) {
   const bool has_more = of.kind == BATCHNORM_TRAIN && item_size(of.dtype) == 2;
   Cut cut = begin_cut(of, BATCHNORM_BY_WARPS, has_more ? BATCHNORM_MORE_WARPS : BATCHNORM_WARPS);
@@ -151,7 +152,7 @@ Cut cut_for_warps(const BatchNormCase &of, int64_t vector, int64_t at_once) {
     cut.pieces = pieces;
     cut.splits = splits;
   });
-  // What was fastest on an H200, as long as warps have place for all shares of those channels at once.
+  // The fastest choice on an H200, if warps have room for all shares of these channels at once.
   const int64_t wanted = of.kind == BATCHNORM_TRAIN ? 2 : 1;
   cut.abreast = std::min(of.channels, wanted * cut.splits <= all ? wanted : 1);
   cut.bundles = cut.splits > MOST_SINGLE_SHARES ? divided(cut.splits, BATCHNORM_BUNDLE) : 0;
@@ -159,15 +160,16 @@ Cut cut_for_warps(const BatchNormCase &of, int64_t vector, int64_t at_once) {
   return cut;
 }
 
-// Blocks that share a channel, at most: one warp looks for their sums together.
+// The maximum number of blocks that share a channel: a single warp waits for their sums.
 constexpr int64_t MOST_MEMBERS = 32;
-// Vectors of a share, at least.  A warp's sums are of what elements differ from the mean of its threads' first ones, in
-// which a thread that has none counts as the channel's first element: that may be far off.
+// The minimum number of vectors in a share. A warp sums the differences from the mean of its threads' first
+// elements. A thread without elements contributes the channel's first element, which may be far off.
 constexpr int64_t LEAST_HELD = 32;
-// What a turn takes besides a warp's vectors of an array, in the time of so many.  Other blocks' sums come meanwhile.
+// The fixed cost of a turn, in the time of this many vectors of an array per warp, during which the sums of
+// other blocks arrive.
 constexpr int64_t TURN_OVERHEAD = 64;
 
-// Shares that warps hold in registers; none if `splits` is 0.
+// Cuts arrays into shares that warps hold in registers; `splits` is 0 if that is not possible.
 Cut cut_to_hold(const BatchNormCase &of, int64_t vector, int64_t at_once) {
   Cut cut = begin_cut(of, BATCHNORM_HELD, BATCHNORM_HOLDING);
   if (!suits_warps(of, vector)) return cut;
@@ -190,7 +192,7 @@ Cut cut_to_hold(const BatchNormCase &of, int64_t vector, int64_t at_once) {
   return cut;
 }
 
-// All blocks go over all rows, side by side: of one group of channels, if a block's threads reach along a row.
+// All blocks sweep over all rows side by side; there is one group of channels if a block's threads span a row.
 Cut sweep(const BatchNormCase &of, int64_t vector, int64_t at_once) {
   Cut cut;
   cut.way = BATCHNORM_SWEPT;
@@ -222,14 +224,14 @@ Cut cut_case(const BatchNormCase &of, bool rows, int64_t vector, const BatchNorm
   const Cut kept = keep(of, rows, vector, device.plain);
   if (!rows) {
     const Cut held = cut_to_hold(of, vector, device.holding), by_warps = cut_for_warps(of, vector, device.by_warps);
-    // Vectors of a multiprocessor: those that are held take 0.87 of the time that others take.
+    // The time in vectors per multiprocessor. Held vectors take 0.87 of the time of others.
     const bool holds = held.splits > 0, has_warps = by_warps.splits > 0;
     if (holds && (!has_warps || 20 * held.time * held.rooms() <= 23 * by_warps.time * by_warps.rooms())) return held;
     if (has_warps) return by_warps;
-    // While one channel's blocks wait, those of another one have to read and write.
+    // While the blocks of one channel wait, those of another must read and write.
     return kept.splits <= device.plain / 2 ? kept : streamed;
   }
-  // Parts of rows, if all of them are read at about the same time.
+  // Use parts of rows if all of them are read at about the same time.
   if (kept.total() <= device.plain) return kept;
   const Cut swept = sweep(of, vector, device.sweeping);
   return swept.splits > 0 ? swept : streamed;
@@ -276,7 +278,8 @@ BatchNormWork batchnorm_work(const BatchNormCase &given, const BatchNormDevice &
   p.kept = static_cast<int>(cut.kept);
   p.cached = static_cast<int>(std::min<int64_t>(cut.cached, INT32_MAX));
   p.reach = cut.reach;
-  // A whole group, at least: so all that a block waits for has begun before.  And those that are still adding up.
+  // At least a whole group, so that everything a block waits for has already started, plus those that are
+  // still summing.
   p.lag = static_cast<int>(std::min(total, cut.splits + device.streaming / 2));
   const int64_t sums = given.kind == BATCHNORM_GRADIENT ? 3 : 2, number = sizeof(double), word = sizeof(unsigned);
   work.way = cut.way;
@@ -300,7 +303,7 @@ BatchNormWork batchnorm_work(const BatchNormCase &given, const BatchNormDevice &
     work.workspace = partial + number * 2 * cut.groups * cut.columns + work.filled_bytes;
   }
   const auto macro = [](const char *name, int64_t value) { return std::string(" -D") + name + "=" + std::to_string(value); };
-  // One program for all numbers of lanes, if swept.
+  // If swept, one program serves all numbers of lanes.
   work.options = "-DDTYPE=" + std::to_string(of.dtype) + macro("KIND", of.kind) + macro("HOW", cut.way) +
                  macro("ROWS", rows) + macro("V", vector) + macro("LANES", cut.way == BATCHNORM_SWEPT ? 1 : cut.lanes) +
                  macro("THREADS", cut.blocks.threads) + macro("BLOCKS", cut.blocks.blocks) +

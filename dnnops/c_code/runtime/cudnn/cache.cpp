@@ -8,7 +8,7 @@ namespace dnnops {
 namespace {
 
 constexpr int64_t MIN_BYTES = int64_t(64) << 20;
-// More would be the time of a plan with thousands of launches, all of which can't wait in a queue.
+// More would only be needed for plans with thousands of launches, which cannot all wait in a queue.
 constexpr int64_t MAX_FILLS = 64;
 constexpr unsigned THREADS = 256, BLOCKS_OF_MULTIPROCESSOR = 8;
 
@@ -39,7 +39,7 @@ CacheFiller::CacheFiller(const Handle &handle) : stream_(static_cast<cudaStream_
   try {
     read_ = load_kernel(handle, "cache", "read_zeros", "");
   } catch (const Error &) {
-    // Then the cache is left with what was written.
+    // Without memory, the cache is left with what was last written.
   }
   blocks_ = BLOCKS_OF_MULTIPROCESSOR * attribute_of(handle.device, cudaDevAttrMultiProcessorCount);
   const Event start, stop;
@@ -48,7 +48,7 @@ CacheFiller::CacheFiller(const Handle &handle) : stream_(static_cast<cudaStream_
   fill(2);
   DNNOPS_CHECK(cudaEventRecord(stop, stream_));
   fill_milliseconds_ = std::max(1e-3, milliseconds_between(start, stop) / 2);
-  run(0);  // the kernel is loaded by its first launch
+  run(0);  // the first launch loads the kernel
 }
 
 void CacheFiller::fill(int64_t times) {

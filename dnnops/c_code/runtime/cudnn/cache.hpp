@@ -1,4 +1,4 @@
-// Work before what is timed.
+// Work to run before the plan that is timed.
 #ifndef DNNOPS_CUDNN_CACHE_HPP
 #define DNNOPS_CUDNN_CACHE_HPP
 
@@ -21,15 +21,15 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// Milliseconds from one event to a later one, which is waited for.
+// The milliseconds between two events. Waits for the later one.
 double milliseconds_between(cudaEvent_t start, cudaEvent_t stop);
 
-// Keeps the device busy, and leaves its cache without anything that a plan has used or that has yet to be written.
-// Without memory for it, it does nothing.
+// Keeps the device busy, and evicts from its cache everything that a plan has used and all pending writes.
+// Does nothing if there is no memory for it.
 class CacheFiller {
  public:
   explicit CacheFiller(const Handle &handle);
-  // For at least so long; the device's cache is passed through at least twice.
+  // Runs for at least this long, and passes through the device's cache at least twice.
   void run(double milliseconds);
 
  private:

@@ -24,7 +24,7 @@ void fail_cudnn(cudnnStatus_t status, const char *call) {
 }
 
 void fail_cuda(cudaError_t status, const char *call) {
-  cudaGetLastError();  // a sticky copy would be blamed on the next call
+  cudaGetLastError();  // clears the error, which the next call would otherwise report
   throw Error(status == cudaErrorMemoryAllocation ? DNNOPS_OUT_OF_MEMORY : DNNOPS_LIBRARY_ERROR,
               std::string(call) + " returned " + cudaGetErrorName(status) + " (" + cudaGetErrorString(status) + ")");
 }

@@ -1,4 +1,4 @@
-// Statuses of cuDNN and of the CUDA runtime, turned into dnnops::Error.
+// Turns the statuses of cuDNN and of the CUDA runtime into dnnops::Error.
 #ifndef DNNOPS_CUDNN_CHECK_HPP
 #define DNNOPS_CUDNN_CHECK_HPP
 
@@ -9,7 +9,7 @@
 
 namespace dnnops {
 
-// Throws with the call, the status' name and cuDNN's own words.
+// Throws an error with the call, the name of the status and cuDNN's error text.
 [[noreturn]] void fail_cudnn(cudnnStatus_t status, const char *call);
 [[noreturn]] void fail_cuda(cudaError_t status, const char *call);
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int MAX_SCALAR_CHANGES = 4;
 
-// What has to be the same for a prepared plan to be used again.
+// Everything that must be equal for a prepared plan to be reused.
 struct CallKey {
   int64_t handle;
   OperandKey operands[4];
@@ -38,7 +38,7 @@ void read_key(CallKey &key, const Call &call, const Handle &handle) {
 
 enum class Todo { RUN, SCALE_OUT, NOTHING };
 
-// What a node keeps from one execution to the next.
+// What a node keeps between executions.
 struct ConvState : State {
   bool ready = false;
   CallKey key;
@@ -48,10 +48,10 @@ struct ConvState : State {
   PointerPack pack;
   int scalar_changes = 0;
   bool has_chosen = false;
-  PlanSpec chosen;  // for the wishes that choose once
+  PlanSpec chosen;  // for policies that select only once
   const char *chosen_by = "";  // a Choice's source
-  bool is_provisional = false;  // chosen where nothing could be timed: the next call chooses anew
-  bool is_kept = false;  // it is the node's, not this call's only
+  bool is_provisional = false;  // selected when nothing could be timed: the next call selects again
+  bool is_kept = false;  // whether it belongs to the node, not only to this call
   ChosenRow row;
 
   bool fits(const CallKey &now, const Call &call) const {
@@ -73,7 +73,7 @@ LruCache<PlanKey, Choice, WordHash<PlanKey>> &plans() {
   return *cache;
 }
 
-// `out` and the output have to be dense in one format, so that one can be copied to the other.
+// `out` and the output must be dense in the same format, so that one can be copied to the other.
 void require_same_format(const Call &call) {
   const Tensor out = read_tensor(*call.out), output = read_tensor(call.output);
   if (call.out->dtype != call.output.dtype || std::memcmp(out.shape, output.shape, sizeof out.shape))
@@ -105,13 +105,14 @@ Choice find_plan(ConvState &state, const Call &call, const Launch &launch) {
       choice.source = state.chosen_by;
       return choice;
     } catch (const Error &) {
-      // What was chosen for the first shape can't run this one: choose anew.
+      // The plan selected for the first shape cannot run this one: select again.
       std::memset(&key.spec, 0, sizeof key.spec);
     }
     choosing.explain = true;
   }
   if (once) key.wish = params.wish == WISH_GUESS_ONCE ? WISH_GUESS_ON_SHAPE_CHANGE : WISH_TIME_ON_SHAPE_CHANGE;
-  // While a CUDA graph is captured nothing can be timed, nor kernels compiled: what is chosen then is not kept.
+  // During the capture of a CUDA graph, plans cannot be timed and kernels cannot be compiled, so the
+  // selection is not kept.
   state.is_provisional = params.wish != WISH_PLAN && is_capturing(launch.handle->stream);
   if (state.is_provisional) return choose_plan(choosing, key.wish, key.spec);
   Choice choice = chosen();
@@ -174,7 +175,7 @@ void prepare(ConvState &state, const CallKey &key, const Call &call, const Launc
   state.ready = !state.is_provisional;
 }
 
-// A dense array as rows, one for each entry of its first axis, with gaps between them or not.
+// A dense array as rows, one for each entry of its first axis, optionally with gaps in between.
 struct Rows {
   int64_t count, bytes;
   explicit Rows(const dnnops_tensor &array)
@@ -182,7 +183,7 @@ struct Rows {
   int64_t pitch(const dnnops_tensor &array) const { return count == 1 ? bytes : array.strides[0]; }
 };
 
-// Nothing is summed: the result is zero, or beta times out.
+// For an empty sum, the result is zero, or beta times out.
 void scale_out(const Call &call, const Handle &handle) {
   const Tensor output = read_tensor(call.output);
   if (call.beta == 1) return;
@@ -197,7 +198,7 @@ void scale_out(const Call &call, const Handle &handle) {
   DNNOPS_LEGACY(cudnnScaleTensor, handle.cudnn, descriptor, call.output.data, beta.pointer());
 }
 
-// The Op is not in place: what is to be added to is copied into the output first.
+// The Op does not work in place: what it adds to is first copied into the output.
 void copy_out(const Call &call, const Handle &handle) {
   if (!call.out || call.beta == 0 || call.out->data == call.output.data) return;
   const Rows rows(*call.out);
@@ -207,7 +208,7 @@ void copy_out(const Call &call, const Handle &handle) {
                                  static_cast<cudaStream_t>(handle.stream)));
 }
 
-// Takes plans of ever smaller workspace until one's can be allocated.
+// Tries plans of ever smaller workspace until one can be allocated.
 void execute_within_memory(ConvState &state, const Call &call, Launch launch) {
   for (;;) {
     try {
@@ -217,7 +218,7 @@ void execute_within_memory(ConvState &state, const Call &call, Launch launch) {
     } catch (const Error &error) {
       if (error.status != DNNOPS_OUT_OF_MEMORY || state.choice.plan->workspace == 0 || call.params.wish == WISH_PLAN) throw;
     }
-    state.ready = false;  // unless a smaller plan is found
+    state.ready = false;  // unless a plan with a smaller workspace is found
     plans().clear();
     state.conv.workspace_limit = state.choice.plan->workspace < (1 << 20) ? 0 : state.choice.plan->workspace / 2;
     try {
@@ -251,7 +252,7 @@ void run(const dnnops_context &context, const Call &call) {
 
 }  // namespace dnnops
 
-// Inputs as conv_problem() has them, then alpha and, if has_out, beta and out.
+// Inputs: those of conv_problem(), then alpha and, if has_out, beta and out.
 DNNOPS_EXPORT int dnnops_cudnn_conv_shape(const dnnops_context *, const int64_t *words, const dnnops_tensor *inputs,
                                           dnnops_tensor *outputs) {
   using namespace dnnops;
@@ -274,8 +275,8 @@ DNNOPS_EXPORT int dnnops_cudnn_conv(const dnnops_context *context, const int64_t
                  [&] { run(*context, Call(params, inputs, outputs)); });
 }
 
-// Makes the legacy descriptors of a call and compares cuDNN's idea of the output's shape with ours.
-// Needs no GPU, and looks at no array's content.  (The graph API loads libcuda for its descriptors.)
+// Makes the legacy descriptors of a call and checks that cuDNN computes the same output shape. Needs no GPU
+// and reads no array contents. (The graph API loads libcuda for its descriptors.)
 DNNOPS_EXPORT int dnnops_cudnn_conv_describe(const dnnops_context *, const int64_t *words, const dnnops_tensor *inputs,
                                              dnnops_tensor *outputs) {
   using namespace dnnops;
@@ -294,7 +295,7 @@ DNNOPS_EXPORT int dnnops_cudnn_conv_describe(const dnnops_context *, const int64
   });
 }
 
-// The name of the plan that this thread chose last.
+// The name of the plan that this thread selected last.
 DNNOPS_EXPORT const char *dnnops_cudnn_last_plan(void) { return dnnops::last_plan.c_str(); }
 
 DNNOPS_EXPORT const char *dnnops_cudnn_conv_algorithm(int64_t direction, int64_t id) {
@@ -306,7 +307,7 @@ DNNOPS_EXPORT void dnnops_cudnn_plan_cache(int64_t *statistics) {
   std::memcpy(statistics, &now, sizeof now);
 }
 
-// The table of what was chosen by timing.
+// The table of selections made by timing.
 DNNOPS_EXPORT void dnnops_cudnn_choice_cache(int64_t *statistics) {
   const dnnops::CacheStatistics now = dnnops::choice_statistics();
   std::memcpy(statistics, &now, sizeof now);

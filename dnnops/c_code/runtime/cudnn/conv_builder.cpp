@@ -1,4 +1,4 @@
-// Plans of both APIs, built one after the other, or refused with a reason.
+// Plans of all APIs, built one after the other, or rejected with a reason.
 #include <algorithm>
 
 #include "conv_depthwise.hpp"
@@ -8,7 +8,7 @@ namespace dnnops {
 
 namespace {
 
-// Of one knob as many values are tried, spread over its range.
+// The number of values tried for one knob, spread over its range.
 constexpr int64_t MAX_KNOB_VALUES = 16;
 
 struct DeviceMemory {
@@ -16,7 +16,7 @@ struct DeviceMemory {
   DeviceMemory() { DNNOPS_CHECK(cudaMemGetInfo(&free, &total)); }
 };
 
-// What the driver, libraries' kernels and the like take.
+// Memory taken by the driver, the kernels of libraries and so on.
 constexpr int64_t RESERVED_BYTES = int64_t(1) << 30;
 
 int64_t operand_bytes(const ConvCase &conv) {
@@ -37,8 +37,8 @@ bool are_channels_last(const ConvCase &conv) {
 
 constexpr int64_t MIN_FAST_CHANNELS = 16;
 
-// Legacy algorithms that are usually faster in float32 than what cuDNN's heuristics put first: they
-// multiply less, which without tensor cores is what counts.
+// Legacy algorithms that are usually faster in float32 than the first choice of cuDNN's heuristics: they
+// multiply less, which matters without tensor cores.
 std::vector<PlanSpec> fast_algorithms(const ConvCase &conv) {
   const Tensor &filters = conv.tensors[ROLE_FILTERS];
   const bool plain = conv.dtype == DNNOPS_FLOAT32 && !conv.allow_tf32 && conv.groups == 1 && conv.spatial_ndim == 2 &&
@@ -50,11 +50,11 @@ std::vector<PlanSpec> fast_algorithms(const ConvCase &conv) {
   if (height < 5) return {};
   PlanSpec tiling = legacy_spec(fft_tiling[conv.direction]);
   for (const Tensor &array : conv.tensors)
-    if (!(dense_formats(array) & FORMAT_CONTIGUOUS)) tiling.format = FORMAT_CONTIGUOUS;  // all that it takes
+    if (!(dense_formats(array) & FORMAT_CONTIGUOUS)) tiling.format = FORMAT_CONTIGUOUS;  // all it supports
   return {tiling};
 }
 
-// Of plans' names, by Api; dnnops/cudnn/algorithms.py has the same.
+// The prefixes of plan names, by Api; dnnops/cudnn/algorithms.py has the same.
 const char *const api_prefixes[] = {"", "engine", "depthwise", "gemm"};
 
 PlanSpec unspecific(Api api, int64_t id = -1) {
@@ -75,8 +75,8 @@ const char *format_suffix(int64_t format) {
   }
 }
 
-// Engines that none of cuDNN's heuristics proposes are not what it tests most: several gave wrong results.
-// They are chosen by time only where all of them were compared with the oracle.
+// Engines that no heuristic of cuDNN proposes are not tested as well: several gave wrong results. They are
+// only selected by timing for versions in which all of them were compared with the reference.
 bool trusts_other_engines() { return cudnnGetVersion() / 100 == 919; }
 
 }  // namespace
@@ -98,7 +98,7 @@ std::string plan_name(const PlanSpec &spec, int64_t direction) {
   return name + format_suffix(spec.format);
 }
 
-// Another case on copies of the arrays, whose plans become this one's with the copies around them.
+// Another case on copies of the arrays. Its plans, together with the copies, become plans of this case.
 struct PlanBuilder::Twin {
   Relayout relayout;
   Refusals refusals;
@@ -135,7 +135,7 @@ ConvGraph *PlanBuilder::graph() {
   return graph_.get();
 }
 
-// Throws if the workspace is over the limit, or is more than the device has.
+// Throws if the workspace is over the limit or exceeds the device's memory.
 std::shared_ptr<Plan> PlanBuilder::checked(std::shared_ptr<Plan> plan) const {
   if (conv_.workspace_limit >= 0 && plan->workspace > conv_.workspace_limit)
     fail(DNNOPS_NOT_SUPPORTED, "its workspace of %lld bytes is over the limit of %lld (flag dnn.conv.workspace_limit)",
@@ -144,7 +144,7 @@ std::shared_ptr<Plan> PlanBuilder::checked(std::shared_ptr<Plan> plan) const {
   if (plan->workspace > static_cast<int64_t>(memory.total) - operand_bytes(conv_) - RESERVED_BYTES)
     fail(DNNOPS_NOT_SUPPORTED, "its workspace of %lld bytes is more than the device has besides the operands",
          (long long)plan->workspace);
-  // What the allocator keeps for later counts as free too: only it knows.
+  // Memory that the allocator keeps for later also counts as free, but only the allocator knows how much.
   if (plan->workspace > static_cast<int64_t>(memory.free)) {
     Workspace(*handle_.arena, plan->workspace);
     handle_.arena->free_idle();
@@ -185,7 +185,7 @@ PlanBuilder::Twin *PlanBuilder::twin(TwinKind kind) {
   return twins_[kind].get();
 }
 
-// Runs `body(builder, visit)` with the builder of the other case and a visit for its plans.
+// Runs `body(builder, visit)` with the builder of the other case and a visitor for its plans.
 template <class Body>
 bool PlanBuilder::in_twin(TwinKind kind, const Visit &visit, Body body) {
   Twin *const other = twin(kind);
@@ -220,10 +220,10 @@ std::shared_ptr<Plan> PlanBuilder::from_spec(const PlanSpec &spec) {
     };
     if (twin(kind) && twins_[kind]->relayout.format != spec.format)
       return refuse("the arrays are not copied to this memory format");
-    // Their names are those of another direction.
+    // Their names belong to another direction.
     if (kind == AS_FORWARD && spec.api == API_LEGACY)
       return refuse("legacy algorithms are not offered as forward convolutions");
-    const auto seen = seen_;  // asked for again, it is built again
+    const auto seen = seen_;  // a plan that is requested again is built again
     seen_.clear();
     in_twin(kind, [&](std::shared_ptr<Plan> plan) { found = std::move(plan); return true; },
             [&](PlanBuilder &builder, const Visit &visit) {
@@ -245,7 +245,7 @@ std::shared_ptr<Plan> PlanBuilder::from_spec(const PlanSpec &spec) {
   return attempt(spec, [&] { return from_candidate(graph()->from_spec(spec)); });
 }
 
-// Whether a heuristic of cuDNN has this very configuration, other than the one for when nothing else works.
+// Whether a heuristic of cuDNN proposes exactly this configuration, not counting the fallback heuristic.
 bool PlanBuilder::is_proposed(const PlanSpec &spec) {
   if (!proposals_read_) {
     proposals_read_ = true;
@@ -253,7 +253,7 @@ bool PlanBuilder::is_proposed(const PlanSpec &spec) {
       try {
         for (const auto &candidate : graph()->heuristics(mode)) proposals_.push_back(candidate.spec);
       } catch (const Error &) {
-        // Then it proposes nothing.
+        // Such a heuristic proposes nothing.
       }
     }
   }
@@ -277,7 +277,7 @@ bool PlanBuilder::visit_spec(const PlanSpec &spec, const Visit &visit) {
 bool PlanBuilder::heuristics(const std::vector<cudnnBackendHeurMode_t> &modes, const Visit &visit) {
   if (!graph()) return false;
   std::vector<std::vector<ConvGraph::Candidate>> proposals(modes.size());
-  size_t most = 1;  // as far as is known
+  size_t most = 1;  // as far as known
   for (size_t i = 0; i < most; ++i)
     for (size_t mode = 0; mode < modes.size(); ++mode) {
       if (i == 0) {
@@ -290,7 +290,7 @@ bool PlanBuilder::heuristics(const std::vector<cudnnBackendHeurMode_t> &modes, c
       }
       if (i >= proposals[mode].size()) continue;
       const ConvGraph::Candidate &candidate = proposals[mode][i];
-      // An engine without a full spec can't be told from another: it is refused each time.
+      // An engine without a full spec cannot be told from another, so it is rejected each time.
       if (!candidate.too_many_knobs && !is_new(candidate.spec)) continue;
       auto plan = from_candidate(candidate);
       if (plan && visit(std::move(plan))) return true;
@@ -379,11 +379,11 @@ bool PlanBuilder::all(const Visit &visit) {
   return proposed(visit) || other_engines(visit) || legacy_math_types(visit);
 }
 
-// What guess_* takes where cuDNN's heuristics are known to put something slower first.
+// Plans that guess_* tries first, where cuDNN's heuristics are known to prefer something slower.
 bool PlanBuilder::likely(const Visit &visit) {
   const std::vector<PlanSpec> kernels = depthwise_specs(conv_);
   if (!kernels.empty() && depthwise_is_fast(conv_, kernels.front()) && depthwise_kernels(visit)) return true;
-  // cuBLAS has by far the better kernels for float32; with tensor cores cuDNN's are as good.
+  // For float32, cuBLAS has far better kernels; with tensor cores, cuDNN's are as good.
   if (conv_.dtype == DNNOPS_FLOAT32 && !conv_.allow_tf32 && matrix_products(visit)) return true;
   for (const PlanSpec &spec : fast_algorithms(conv_))
     if (visit_spec(spec, visit)) return true;
@@ -392,7 +392,8 @@ bool PlanBuilder::likely(const Visit &visit) {
 
 bool PlanBuilder::proposed(const Visit &visit) {
   if (likely(visit)) return true;
-  // What is most promising comes first, as time may end.  To tensor cores, contiguous arrays rarely are.
+  // The most promising plans come first, since time may run out. With tensor cores, those are rarely plans
+  // for contiguous arrays.
   const std::vector<cudnnBackendHeurMode_t> both = {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_B};
   if (uses_tensor_cores(conv_) && are_channels_last(conv_))
     return heuristics(both, visit) || depthwise_kernels(visit) || matrix_products(visit) || as_forward(visit) ||
@@ -425,7 +426,7 @@ bool PlanBuilder::neighbors(const PlanSpec &spec, const Visit &visit) {
         PlanSpec other = spec;
         other.knobs[2 * i + 1] = value;
         if (!is_new(other)) continue;
-        // Most combinations do not go together: they are no refusals worth telling.
+        // Most combinations are invalid; such rejections are not worth reporting.
         const size_t before = refusals_.size();
         auto plan = from_spec(other);
         refusals_.erase(std::remove_if(refusals_.begin() + before, refusals_.end(),

@@ -8,7 +8,7 @@ const char *const conv_op_names[3] = {"GpuDnnConv", "GpuDnnConvGradI", "GpuDnnCo
 
 namespace {
 
-// Which input or output an array of each role is; 2 is the output.
+// The input or output that holds the array of each role, by direction; 2 is the output.
 const int operand_of_role[3][3] = {{0, 1, 2}, {2, 0, 1}, {0, 2, 1}};
 
 double scalar_operand(const dnnops_tensor &operand) {
@@ -16,7 +16,7 @@ double scalar_operand(const dnnops_tensor &operand) {
   return *static_cast<const double *>(operand.data);
 }
 
-// A spatial parameter; one axis becomes two, as read_tensor() widens arrays.
+// Copies a spatial parameter. One axis becomes two, as read_tensor() widens arrays.
 void widen(const int64_t *from, int64_t spatial, int64_t unit, int64_t *to) {
   to[0] = unit;
   std::memcpy(spatial == 1 ? to + 1 : to, from, spatial * sizeof(int64_t));
@@ -43,9 +43,9 @@ void Call::read_pointers(Launch &launch) const {
   for (int role = 0; role < 3; ++role) launch.pointers[role] = of_role(role).data;
 }
 
-// The problem of a call.  Padding that differs before and after an axis is refused: the legacy API can't
-// express it, and with the graph API cuDNN 9.19 computed wrong gradients by the filters, without an error.
-// The Ops pad the image themselves instead (dnnops/cudnn/conv_padding.py).
+// The problem of a call. Padding that differs before and after an axis is rejected: the legacy API cannot
+// express it, and with the graph API cuDNN 9.19 silently computed wrong gradients with respect to the
+// filters. The Ops pad the image themselves instead (dnnops/cudnn/conv_padding.py).
 ConvProblem checked_problem(const ConvParams &params, const dnnops_tensor *inputs) {
   const ConvProblem problem = conv_problem(params.direction, reinterpret_cast<const int64_t *>(&params.geometry), inputs);
   const ConvGeometry &geometry = problem.geometry;

@@ -7,8 +7,8 @@ namespace dnnops {
 
 namespace {
 
-// Where choices are kept from one process to the next.  `find` fills in at most `capacity` plans and
-// returns how many it has; `store` with none of them drops what is kept.
+// Stores selections for later processes. `find` fills in at most `capacity` plans and returns how many there
+// are; `store` with no plans drops the stored ones.
 struct Storage {
   int64_t (*find)(const ConvCase *conv, int64_t device, StoredPlan *plans, int64_t capacity);
   void (*store)(const ConvCase *conv, int64_t device, const StoredPlan *plans, int64_t count);
@@ -27,7 +27,7 @@ LruCache<ChoiceKey, StoredChoice, WordHash<ChoiceKey>> &choices() {
   return *cache;
 }
 
-// The same for all threads, and for all scaling factors that have the same work done.
+// The key is the same for all threads, and for all scaling factors that require the same work.
 ChoiceKey choice_key(const ConvCase &conv, const Handle &handle) {
   ChoiceKey key;
   std::memset(&key, 0, sizeof key);
@@ -91,10 +91,10 @@ void resize_choices(size_t capacity) { choices().set_capacity(capacity); }
 
 }  // namespace dnnops
 
-// Null pointers: choices are kept in this process only.
+// With null pointers, selections are only kept in this process.
 DNNOPS_EXPORT void dnnops_cudnn_set_choice_storage(
     int64_t (*find)(const dnnops::ConvCase *, int64_t, dnnops::StoredPlan *, int64_t),
     void (*store)(const dnnops::ConvCase *, int64_t, const dnnops::StoredPlan *, int64_t)) {
-  // Never freed: another thread may be reading it.
+  // Never freed, because another thread may be reading it.
   dnnops::storage.store(find && store ? new dnnops::Storage{find, store} : nullptr);
 }

@@ -1,4 +1,4 @@
-// What was chosen by timing, for all threads of the process and, through Python, for later processes.
+// Selections made by timing, for all threads of the process and, through Python, for later processes.
 #ifndef DNNOPS_CUDNN_CONV_CHOICES_HPP
 #define DNNOPS_CUDNN_CONV_CHOICES_HPP
 
@@ -10,7 +10,7 @@ namespace dnnops {
 constexpr int MAX_PLAN_NAME = 256;
 constexpr int MAX_STORED_PLANS = 8;
 
-// One of the fastest plans of a case, as it is stored; dnnops/cudnn/stored_choices.py has the same.
+// One of the fastest plans of a case, as it is stored; dnnops/cudnn/stored_choices.py has the same structure.
 struct StoredPlan {
   PlanSpec spec;
   double milliseconds;
@@ -23,13 +23,13 @@ struct StoredChoice {
   bool from_disk = false;
 };
 
-// The plans that were the fastest for a case in this process or an earlier one; null if it was not timed.
+// The fastest plans of a case, timed in this process or an earlier one; null if it was not timed.
 std::shared_ptr<StoredChoice> find_choice(const ConvCase &conv, const Handle &handle);
-// Of this process only, where nothing was found a moment ago: another thread may have timed since.
+// Searches only this process, when nothing was found a moment ago: another thread may have timed the case since.
 std::shared_ptr<StoredChoice> find_new_choice(const ConvCase &conv, const Handle &handle);
-// For later processes, too, if it is lasting.
+// Stores a selection, also for later processes if it is lasting.
 void store_choice(const ConvCase &conv, const Handle &handle, const std::vector<TimedPlan> &timed, bool is_lasting);
-// Forgets a choice of which no plan can be built any more.
+// Removes a selection if none of its plans can be built any more.
 void drop_choice(const ConvCase &conv, const Handle &handle);
 
 CacheStatistics choice_statistics();

@@ -1,4 +1,4 @@
-// From what a caller wishes to a plan: candidates of both APIs, refused with reasons or taken.
+// Selects a plan for a caller's wish: candidates of all APIs are rejected with reasons or accepted.
 #include <algorithm>
 #include <mutex>
 
@@ -10,9 +10,9 @@ namespace {
 
 constexpr int END = -1;
 
-// The legacy algorithms that each of Theano's words stands for, in the order in which they are
-// tried, by direction and wish.  The words fft to winograd_non_fused name one algorithm; the
-// others say what matters, and any algorithm of that kind will do.
+// The legacy algorithms for each of Theano's words, in the order in which they are tried, by direction and
+// wish. The words fft to winograd_non_fused name one algorithm; the others describe a property, and any
+// algorithm with that property will do.
 const int word_algorithms[3][8][4] = {
     {{0, 1, END}, {1, 0, END}, {2, 1, 0, END}, {4, END}, {5, END}, {6, END}, {7, END}, {1, 0, END}},
     {{0, 1, END}, {1, 0, END}, {3, 1, 0, END}, {2, END}, {3, END}, {4, END}, {5, END}, {1, END}},
@@ -34,7 +34,7 @@ bool lacked_memory(const Refusals &refusals) {
                      [](const Refusal &refusal) { return refusal.status == DNNOPS_OUT_OF_MEMORY; });
 }
 
-// With more memory, there would be a plan.
+// Out of memory, if there would be a plan with more memory.
 int status_of(const Refusals &refusals) {
   return lacked_memory(refusals) ? DNNOPS_OUT_OF_MEMORY : DNNOPS_NOT_SUPPORTED;
 }
@@ -48,7 +48,7 @@ std::shared_ptr<Plan> guess(PlanBuilder &builder) {
   return found;
 }
 
-// What can run a case, in words; fastest first unless that can't be known now.
+// Describes the plans that can run a case, fastest first if that can be determined now.
 std::string list_able(const Choosing &choosing) {
   constexpr size_t MAX_SHOWN = 12;
   Refusals ignored;
@@ -77,8 +77,8 @@ std::string list_able(const Choosing &choosing) {
   throw Error(status_of(refusals), words);
 }
 
-// The fastest plan by what was timed before, here or in another process; none if nothing was, or if no
-// such plan can be built any more.
+// The fastest plan according to earlier timings, here or in another process. None if nothing was timed, or if
+// no such plan can be built any more.
 Choice fastest_of(const std::shared_ptr<StoredChoice> &stored, PlanBuilder &builder) {
   if (stored)
     for (const StoredPlan &candidate : stored->plans)
@@ -92,10 +92,10 @@ Choice timed_choice(const Choosing &choosing, PlanBuilder &builder, Refusals &re
   const auto stored = find_choice(choosing.conv, handle);
   Choice choice = fastest_of(stored, builder);
   if (choice.plan) return choice;
-  if (is_capturing(handle.stream)) return {};  // what can't be built now may be built later: kernels aren't loaded
-  // What lacked memory only may be built later, or by another process.
+  if (is_capturing(handle.stream)) return {};  // no kernel is loaded now: plans may be built later
+  // Plans that only lacked memory may be built later, or by another process.
   if (stored && !lacked_memory(refusals)) drop_choice(choosing.conv, handle);
-  // Threads that time at once would disturb each other.  Nobody waits here with Python's lock.
+  // Threads that time at once would disturb each other. No thread waits here while holding the GIL.
   static std::mutex timing;
   std::lock_guard<std::mutex> lock(timing);
   choice = fastest_of(find_new_choice(choosing.conv, handle), builder);
@@ -104,7 +104,7 @@ Choice timed_choice(const Choosing &choosing, PlanBuilder &builder, Refusals &re
   try {
     timed = search_plans(choosing.conv, choosing.launch, choosing.params.time_limit * 1e-6, refusals);
   } catch (const Error &error) {
-    // Without memory for a result to time on, nothing can be measured; the convolution itself needs less.
+    // Without memory for a separate result, nothing can be timed; the convolution itself needs less.
     if (error.status != DNNOPS_OUT_OF_MEMORY) throw;
     choice.lasts = false;
     return choice;

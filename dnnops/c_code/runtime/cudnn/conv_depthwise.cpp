@@ -53,7 +53,7 @@ std::shared_ptr<Plan> make_depthwise_plan(const ConvCase &conv, const Handle &ha
 
 namespace {
 
-// What a test gets of a plan, to run its kernels elsewhere.
+// The description of a plan, for tests that run its kernels elsewhere.
 struct DepthwiseRow {
   char name[128];
   char options[512];
@@ -65,8 +65,8 @@ struct DepthwiseRow {
 
 }  // namespace
 
-// Describes the plans of a call, at most `capacity`, without a GPU; of the params of the call's own plan if it
-// has one.  The number of them goes to `count`.
+// Describes at most `capacity` plans of a call; needs no GPU. If the parameters of the call include a plan,
+// only that one is described. The number of plans is stored in `count`.
 DNNOPS_EXPORT int dnnops_cudnn_depthwise_rows(const int64_t *words, const dnnops_tensor *inputs, dnnops_tensor *outputs,
                                               DepthwiseRow *rows, int64_t capacity, int64_t *count) {
   using namespace dnnops;

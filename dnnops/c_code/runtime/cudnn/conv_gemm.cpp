@@ -1,4 +1,4 @@
-// Convolutions that are matrix products, by cuBLASLt: filters of one element, or as large as the image.
+// Convolutions that are matrix products, with cuBLASLt: the filters have one element, or are as large as the image.
 #include <algorithm>
 
 #include "conv_plan.hpp"
@@ -9,10 +9,10 @@ namespace dnnops {
 namespace {
 
 constexpr int MAX_PROPOSALS = 16;
-// More than this never made a product of these sizes faster.
+// A larger workspace never made a product of these sizes faster.
 constexpr uint64_t MAX_WORKSPACE = uint64_t(256) << 20;
 
-// Attributes that tell an algorithm from its variants; their numbers are the types of a PlanSpec's knobs.
+// Attributes that distinguish the variants of an algorithm. Their numbers are the knob types of a PlanSpec.
 struct Attribute {
   cublaslt::ConfigAttribute name;
   size_t size;
@@ -22,12 +22,12 @@ const Attribute config_attributes[] = {
     {cublaslt::CUSTOM_OPTION, 4}, {cublaslt::STAGES_ID, 4}, {cublaslt::INNER_SHAPE_ID, 2},   {cublaslt::CLUSTER_SHAPE_ID, 2},
 };
 
-// A matrix as cuBLAS has them, column by column.
+// A column-major matrix, as in cuBLAS.
 struct Matrix {
   int64_t rows, columns, leading, batch_stride;
 };
 
-// result = op(left) op(right), for each of `batches`.
+// result = op(left) op(right) for each of `batches`.
 struct Product {
   Matrix left, right, result;
   Role left_role, right_role, result_role;
@@ -39,7 +39,7 @@ bool all_equal(const int64_t *values, int64_t count, int64_t to) {
   return std::all_of(values, values + count, [to](int64_t value) { return value == to; });
 }
 
-// Throws where the convolution is no matrix product.
+// Throws if the convolution is not a matrix product.
 Product product_of(const ConvCase &conv) {
   const Tensor &image = conv.tensors[ROLE_IMAGE], &filters = conv.tensors[ROLE_FILTERS], &top = conv.tensors[ROLE_TOP];
   const int64_t spatial = conv.spatial_ndim;
@@ -56,12 +56,12 @@ Product product_of(const ConvCase &conv) {
   const int64_t formats = dense_formats(image) & dense_formats(top) & dense_formats(filters);
   const int64_t batch = image.shape[0], outputs = filters.shape[0];
   const int64_t positions = element_count(top.shape + 2, spatial);
-  const int64_t inputs = elements(filters) / outputs;  // of one result
+  const int64_t inputs = elements(filters) / outputs;  // per result
   const bool channels_last = formats & FORMAT_CHANNELS_LAST;
   if (!formats || !is_packed(filters)) refuse("the arrays are not dense in one memory format");
   const Matrix weights{inputs, outputs, inputs, 0};
   if (channels_last || positions == 1) {
-    // The channels of a position are a column.
+    // The channels of a position form a column.
     if (positions > 1 && (!is_packed(image) || !is_packed(top))) refuse("there are gaps in the arrays");
     const int64_t columns = batch * positions;
     const Matrix x{inputs, columns, positions == 1 ? std::max(image.strides[0], inputs) : inputs, 0};
@@ -70,7 +70,7 @@ Product product_of(const ConvCase &conv) {
     if (conv.direction == CONV_GRAD_INPUTS) return {weights, y, x, ROLE_FILTERS, ROLE_TOP, ROLE_IMAGE, false, false, 1};
     return {x, y, weights, ROLE_IMAGE, ROLE_TOP, ROLE_FILTERS, false, true, 1};
   }
-  // The positions of a channel are a column; each image is a matrix.
+  // The positions of a channel form a column; each image is a matrix.
   const Matrix x{positions, inputs, positions, image.strides[0]}, y{positions, outputs, positions, top.strides[0]};
   if (conv.direction == CONV_FORWARD) return {x, weights, y, ROLE_IMAGE, ROLE_FILTERS, ROLE_TOP, false, false, batch};
   if (conv.direction == CONV_GRAD_INPUTS) return {y, weights, x, ROLE_TOP, ROLE_FILTERS, ROLE_IMAGE, false, true, batch};
@@ -94,7 +94,7 @@ cublaslt::ComputeType compute_type(const ConvCase &conv) {
   return conv.dtype == DNNOPS_FLOAT32 && conv.allow_tf32 ? cublaslt::COMPUTE_32F_FAST_TF32 : cublaslt::COMPUTE_32F;
 }
 
-// Partial sums are added up in the type that is computed in, not in a narrower one of the result.
+// Partial sums are added up in the compute type, not in a narrower type of the result.
 uint32_t reduction_schemes(const ConvCase &conv) {
   return conv.dtype == conv.compute ? cublaslt::IN_PLACE | cublaslt::IN_COMPUTE_TYPE : +cublaslt::IN_COMPUTE_TYPE;
 }
@@ -166,7 +166,7 @@ class Preference {
   cublaslt::Preference preference_ = nullptr;
 };
 
-// A convolution as cuBLASLt describes it.
+// A convolution as cuBLASLt descriptors.
 struct MatrixProduct {
   Product product;
   cublaslt::DataType type, scale;

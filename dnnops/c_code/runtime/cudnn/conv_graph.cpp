@@ -1,11 +1,11 @@
-// Convolution through cuDNN's graph API: an operation graph of one node, engines, execution plans.
+// Convolution with cuDNN's graph API: an operation graph of one node, engines, execution plans.
 #include "conv_plan.hpp"
 
 namespace dnnops {
 
 namespace {
 
-// The attribute names of one direction's operation.
+// The attribute names for the operation of one direction.
 struct OperationNames {
   cudnnBackendDescriptorType_t type;
   cudnnBackendAttributeName_t alpha, beta, conv, arrays[3];  // by Role
@@ -91,7 +91,7 @@ int64_t notes_of(const BackendDescriptor &engine) {
   return bits;
 }
 
-// Fills in the spec; false if the engine has more knobs than fit.
+// Fills in the spec. Returns false if the engine has more knobs than fit.
 bool read_spec(PlanSpec &spec, const BackendDescriptor &config, const BackendDescriptor &engine) {
   std::memset(&spec, 0, sizeof spec);
   spec.api = API_GRAPH;
@@ -250,8 +250,8 @@ const char *forbidden(const ConvCase &conv, const PlanSpec &spec, int64_t notes)
   if (has(CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS)) return "it rounds its inputs to a narrower type";
   if (conv.dtype == DNNOPS_FLOAT32 && !conv.allow_tf32 && has(CUDNN_NUMERICAL_NOTE_TENSOR_CORE))
     return "it computes in TF32, and dnn.allow_tf32 is False";
-  // Engine 63, for the first layers of networks, is noted to sum in float16, but forward its errors are those of
-  // rounding the result alone: test_first_layers in tests/cudnn/test_plan_choice.py.
+  // Engine 63, for the first layers of networks, has a note that it sums in float16, but forward its errors
+  // are only those of rounding the result: test_first_layers in tests/cudnn/test_plan_choice.py.
   const bool sums_in_float32 = spec.id == 63 && conv.direction == CONV_FORWARD && cudnnGetVersion() / 100 == 919;
   if (conv.compute != DNNOPS_FLOAT16 && !sums_in_float32 && has(CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION))
     return "it sums in a narrower type than asked for (flag dnn.conv.precision)";

@@ -1,4 +1,4 @@
-// Convolution through cuDNN's legacy API: numbered algorithms.
+// Convolution with cuDNN's legacy API: numbered algorithms.
 #include <algorithm>
 
 #include "conv_plan.hpp"
@@ -24,11 +24,11 @@ enum Math { MATH_DEFAULT = 0, MATH_TENSOR_OP = 1, MATH_ALLOW_CONVERSION = 2, MAT
 const char *const math_names[] = {"DEFAULT_MATH", "TENSOR_OP_MATH", "TENSOR_OP_MATH_ALLOW_CONVERSION", "FMA_MATH"};
 
 int usual_math_type(const ConvCase &conv) {
-  if (conv.dtype == DNNOPS_FLOAT32) return conv.allow_tf32 ? MATH_DEFAULT : MATH_FMA;  // default math may be TF32
+  if (conv.dtype == DNNOPS_FLOAT32) return conv.allow_tf32 ? MATH_DEFAULT : MATH_FMA;  // default math may use TF32
   return conv.dtype == DNNOPS_FLOAT64 ? MATH_DEFAULT : MATH_TENSOR_OP;
 }
 
-// The descriptors of a case; the constructor throws if the legacy API can't express it.
+// The descriptors of a case. The constructor throws if the legacy API cannot express it.
 struct LegacyCase {
   TensorDescriptor image, top;
   FilterDescriptor filters;
@@ -131,7 +131,7 @@ void legacy_output_shape(const ConvCase &conv, int64_t *shape) {
   std::copy(sizes, sizes + ndim, shape);
 }
 
-// The others sum with atomic additions.
+// The other algorithms sum with atomic additions.
 bool legacy_is_deterministic(int64_t direction, int64_t id) {
   if (direction == CONV_GRAD_INPUTS) return id != 0;
   if (direction == CONV_GRAD_WEIGHTS) return id != 0 && id != 3;

@@ -1,4 +1,4 @@
-// All plans of one convolution in a list, for Python to show, time and run one by one.
+// A list of all plans of one convolution, for Python to show, time and run one by one.
 #include "conv_call.hpp"
 #include "conv_choices.hpp"
 
@@ -6,15 +6,15 @@ namespace dnnops {
 
 namespace {
 
-// dnnops/cudnn/plan_list.py has the same.
+// dnnops/cudnn/plan_list.py has the same structure.
 struct PlanRow {
-  const char *name, *reason;  // valid until the list changes; an empty reason: it can be run
+  const char *name, *reason;  // valid until the list changes; an empty reason means that the plan can run
   int64_t api, number, workspace, deterministic, math, notes;
-  double milliseconds;  // NaN: not timed
+  double milliseconds;  // NaN if not timed
 };
 
 struct Listed {
-  std::shared_ptr<Plan> plan;  // null: refused
+  std::shared_ptr<Plan> plan;  // null if rejected
   std::string name, reason;
   PlanSpec spec;
   int64_t notes = 0;
@@ -66,21 +66,21 @@ class PlanList {
     row.milliseconds = listed.milliseconds;
   }
 
-  // Times a plan; one that fails is refused from then on.
+  // Times a plan. If it fails, it is rejected from then on.
   void time(int64_t index) {
     const DeviceGuard guard(device_);
     Listed &listed = runnable(index);
     attempt(listed, [&](PlanTimer &timer) { listed.milliseconds = timer.time(*listed.plan); });
   }
 
-  // As time(), but only executes it, some times.
+  // Like time(), but only executes the plan repeatedly.
   void run(int64_t index, int64_t repeats) {
     const DeviceGuard guard(device_);
     Listed &listed = runnable(index);
     attempt(listed, [&](PlanTimer &timer) { timer.run(*listed.plan, repeats); });
   }
 
-  // What time_on_shape_change does; plans that are found beyond those listed are added.
+  // Searches as time_on_shape_change does. Plans that are found in addition to those listed are added.
   void search(double seconds) {
     const DeviceGuard guard(device_);
     launch_.handle = &handle();
@@ -107,15 +107,15 @@ class PlanList {
       for (const Listed &listed : rows_)
         if (listed.plan && listed.milliseconds >= 0 && (!fastest || listed.milliseconds < fastest->milliseconds))
           fastest = &listed;
-    ConvCase conv = conv_;  // as describe_case() has it for this wish
+    ConvCase conv = conv_;  // as describe_case() returns it for this wish
     conv.deterministic = params_.deterministic || wish == WISH_DETERMINISTIC;
     conv.time_limit = is_timed(wish) ? params_.time_limit : 0;
     return chosen_ = fastest ? fastest->name : choose_plan({conv, params_, launch_}, wish, spec).plan->name;
   }
 
  private:
-  // The list may be used by another thread than the one that made it, but its plans need the handle
-  // that they were made with.
+  // A list may be used by a different thread than the one that made it, but its plans need the handle that
+  // they were made with.
   Handle &handle() {
     Handle &mine = handle_for(device_, stream_);
     if (conv_.handle && conv_.handle != mine.number)
@@ -171,7 +171,7 @@ int guarded_list(Body &&body) {
 
 using dnnops::PlanList;
 
-// The operands have to stay where they are as long as the list is used; the output is written to.
+// The operands must stay in place as long as the list is used. The output is overwritten.
 DNNOPS_EXPORT int dnnops_cudnn_plan_list_open(const dnnops_context *context, const int64_t *words,
                                               const dnnops_tensor *inputs, dnnops_tensor *outputs, PlanList **list) {
   using namespace dnnops;
@@ -200,7 +200,7 @@ DNNOPS_EXPORT int dnnops_cudnn_plan_list_search(PlanList *list, double seconds) 
   return dnnops::guarded_list([&] { list->search(seconds); });
 }
 
-// The name of the plan that a wish stands for; of those that mean the fastest, by the times measured so far.
+// The name of the plan for a wish. If the wish means the fastest, the times measured so far decide.
 DNNOPS_EXPORT int dnnops_cudnn_plan_list_choose(PlanList *list, int64_t wish, const dnnops::PlanSpec *spec,
                                                 const char **name) {
   return dnnops::guarded_list([&] { *name = list->choose(wish, *spec).c_str(); });

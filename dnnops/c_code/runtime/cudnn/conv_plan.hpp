@@ -1,4 +1,4 @@
-// Plans: the ways in which cuDNN can run one convolution, from both of its APIs in one form.
+// Plans: the ways to run one convolution, from all APIs in one form.
 #ifndef DNNOPS_CUDNN_CONV_PLAN_HPP
 #define DNNOPS_CUDNN_CONV_PLAN_HPP
 
@@ -13,7 +13,7 @@
 
 namespace dnnops {
 
-// What a call gives a plan to run on.
+// What a call passes to a plan.
 struct Launch {
   Handle *handle;
   void *pointers[3];  // by Role
@@ -21,8 +21,8 @@ struct Launch {
   void *workspace;
 };
 
-// The graph API's list of pointers for one call: kept by the node, since the same addresses come
-// again and again from a memory pool, and making the list costs as much as launching.
+// The graph API's list of pointers for one call. The node keeps it, since a memory pool returns the same
+// addresses again and again, and making the list costs as much as launching.
 struct PointerPack {
   BackendDescriptor descriptor;
   void *pointers[4];
@@ -32,16 +32,16 @@ struct Plan {
   PlanSpec spec;
   std::string name;
   int64_t workspace = 0;
-  int64_t math = 0;   // a cudnnMathType_t, of legacy plans
+  int64_t math = 0;   // a cudnnMathType_t, for legacy plans
   int64_t notes = 0;  // bit i: cudnnBackendNumericalNote_t i
   bool deterministic = true;
-  bool takes_scalars = false;  // alpha and beta may differ from those that it was made for
+  bool takes_scalars = false;  // whether alpha and beta may differ from those that it was made for
 
   virtual ~Plan() = default;
   virtual void execute(const Launch &launch, PointerPack &pack) = 0;
 };
 
-// Why a candidate can't be used.
+// Why a candidate cannot be used.
 struct Refusal {
   std::string name, reason;
   int status;
@@ -59,21 +59,21 @@ const char *legacy_algorithm_name(int64_t direction, int64_t id);
 bool legacy_is_deterministic(int64_t direction, int64_t id);
 const char *legacy_math_name(int64_t math);
 PlanSpec legacy_spec(int64_t id, int64_t math = USUAL_MATH);
-// The math types, besides the usual one, that a legacy algorithm may be asked for by name.
+// The math types other than the default that a legacy algorithm can be given by name.
 std::vector<int64_t> other_math_types(const ConvCase &conv);
-// Throws if the algorithm can't run this case.
+// Throws if the algorithm cannot run this case.
 std::shared_ptr<Plan> make_legacy_plan(const ConvCase &conv, const Handle &handle, const PlanSpec &spec);
 
-// The output's shape as the legacy API works it out, which needs no GPU.
+// The output shape as the legacy API computes it; needs no GPU.
 void legacy_output_shape(const ConvCase &conv, int64_t *shape);
 
 // conv_graph.cpp
-// The values that a knob of an engine can have.
+// The possible values of an engine's knob.
 struct Knob {
   int64_t type, minimum, maximum, stride;
 };
 
-// The engine configurations that cuDNN proposes for a case, each yet to be made into a plan.
+// The engine configurations that cuDNN proposes for a case, before they are made into plans.
 class ConvGraph {
  public:
   ConvGraph(const ConvCase &conv, const Handle &handle);
@@ -81,14 +81,14 @@ class ConvGraph {
     BackendDescriptor config;
     PlanSpec spec;
     int64_t notes;
-    bool too_many_knobs;  // to be described by a PlanSpec
+    bool too_many_knobs;  // too many to be described by a PlanSpec
   };
   std::vector<Candidate> heuristics(cudnnBackendHeurMode_t mode) const;
   Candidate from_spec(const PlanSpec &spec) const;
-  // Engines are numbered from 0 to this less 1.
+  // Engines are numbered from 0 to engine_count() - 1.
   int64_t engine_count() const;
   std::vector<Knob> knobs(int64_t engine) const;
-  // Throws if the engine can't run this case.
+  // Throws if the engine cannot run this case.
   std::shared_ptr<Plan> make_plan(const Candidate &candidate) const;
 
  private:
@@ -99,53 +99,54 @@ class ConvGraph {
   BackendDescriptor graph_;
 };
 
-// Whether the settings of a case allow an engine with these numerical notes; else why not.
+// Why the settings of a case forbid an engine with these numerical notes; null if they allow it.
 const char *forbidden(const ConvCase &conv, const PlanSpec &spec, int64_t notes);
 
 // conv_gemm.cpp
-// What cuBLASLt proposes; throws with the reason where a case is no matrix product.
+// The algorithms that cuBLASLt proposes. Throws with the reason if a case is not a matrix product.
 std::vector<PlanSpec> gemm_specs(const ConvCase &conv, const Handle &handle);
 std::shared_ptr<Plan> make_gemm_plan(const ConvCase &conv, const Handle &handle, const PlanSpec &spec);
 
 // conv_wrong.cpp
-// Throws with the evidence if the plan is known to compute wrong results for such a case.
+// Throws with the evidence if the plan is known to compute wrong results in such a case.
 void refuse_known_wrong(const ConvCase &conv, const PlanSpec &spec);
-// Throws: of an engine of tensor cores without values for its knobs.
+// Throws for a tensor-core engine without values for its knobs.
 [[noreturn]] void refuse_knobless();
 
 // conv_builder.cpp
-// Builds plans of one case and keeps the reasons of those that can't be.
+// Builds plans of one case, and keeps the reasons for those that cannot be built.
 class PlanBuilder {
  public:
-  // Returns true to end the visits.
+  // Returns true to stop visiting.
   using Visit = std::function<bool(std::shared_ptr<Plan>)>;
 
   PlanBuilder(const ConvCase &conv, const Handle &handle, Refusals &refusals);
   ~PlanBuilder();
 
-  // The plan, or null if it was refused.
+  // The plan, or null if it was rejected.
   std::shared_ptr<Plan> from_spec(const PlanSpec &spec);
 
-  // These build what was not built before, and return whether a visit ended them.
-  // What cuDNN proposes in these modes, in turns.
+  // These build plans that were not built before, and return whether a visit stopped them.
+  // The proposals of cuDNN in these modes, in turns.
   bool heuristics(const std::vector<cudnnBackendHeurMode_t> &modes, const Visit &visit);
   bool depthwise_kernels(const Visit &visit);
   bool matrix_products(const Visit &visit);
-  // With the arrays transposed to the other memory format.
+  // Plans with the arrays transposed to the other memory format.
   bool other_format(const Visit &visit);
-  // The gradient by the image as a forward convolution.
+  // The gradient with respect to the image as a forward convolution.
   bool as_forward(const Visit &visit);
-  // What cuDNN proposes if nothing else runs, for the arrays as they are and for their copies; for these also
-  // legacy algorithms.
+  // The proposals of cuDNN's fallback heuristic, for the arrays and for their copies; for copies
+  // also legacy algorithms.
   bool fallbacks(const Visit &visit);
   bool legacy_algorithms(const Visit &visit);
   bool legacy_math_types(const Visit &visit);
   bool other_engines(const Visit &visit);
-  // All that a user may choose from by name: the above in the order in which they would be tried.
+  // All plans that a user can select by name: those above, in the order in which they would be tried.
   bool all(const Visit &visit);
-  // Those among which may be chosen; first what guess_* takes, so that timing finds nothing slower.
+  // The plans that may be selected. Those that guess_* would select come first, so that timing never selects
+  // a slower one.
   bool trusted(const Visit &visit);
-  // The same engine with other values of one knob at a time.
+  // The same engine with other values for one knob at a time.
   bool neighbors(const PlanSpec &spec, const Visit &visit);
 
  private:
@@ -189,25 +190,25 @@ struct TimedPlan {
 
 class CacheFiller;
 
-// Times plans of one case, on its operands but with a result of its own where the call's is added to.
+// Times plans of one case on its operands, with a separate result if the call adds to its output.
 class PlanTimer {
  public:
   PlanTimer(const ConvCase &conv, const Launch &launch);
   ~PlanTimer();
-  // The median of some rounds, or of a long one a single time; infinity as soon as it is clear that it is far over
-  // `best`, another plan's.
+  // The median of several rounds, or a single time if the rounds are long. Infinity as soon as it is clearly
+  // far above `best`, the time of another plan.
   double time(Plan &plan, double best = HUGE_VAL);
   void run(Plan &plan, int64_t repeats);
 
  private:
-  // In milliseconds; the host's is that of the launch.
+  // In milliseconds; the host's time is that of the launch.
   struct Times {
     double device, host;
   };
   Times once(Plan &plan, double launch_milliseconds, bool is_short);
   void place_other_operands(const ConvCase &conv);
 
-  Launch launch_, other_;  // on the operands, and on memory that is none's
+  Launch launch_, other_;  // on the operands, and on unrelated memory
   Workspace scratch_;
   std::unique_ptr<Workspace> other_memory_;
   std::unique_ptr<CacheFiller> filler_;
@@ -216,8 +217,8 @@ class PlanTimer {
   std::unique_ptr<Clock> clock_;
 };
 
-// Searches for the fastest plans within a time limit: fastest first, those that were too slow to be timed
-// to the end, with an infinite time, last; empty if none ran.
+// Searches for the fastest plans within a time limit. Returns the fastest first; plans that were too slow to
+// be timed to the end come last, with an infinite time. Empty if no plan ran.
 std::vector<TimedPlan> search_plans(const ConvCase &conv, const Launch &launch, double seconds, Refusals &refusals);
 
 // conv_choose.cpp
@@ -225,18 +226,18 @@ struct Choosing {
   const ConvCase &conv;
   const ConvParams &params;
   const Launch &launch;  // the operands, for timing
-  bool explain = true;   // a plan that can't run: say which can, for which they are timed
+  bool explain = true;   // if a plan cannot run, say which plans can, timing them if needed
 };
 struct Choice {
-  std::shared_ptr<Plan> plan;  // null: none
-  double milliseconds = NAN;   // NaN: not timed
+  std::shared_ptr<Plan> plan;  // null if there is none
+  double milliseconds = NAN;   // NaN if it was not timed
   const char *source = "";     // timed, cache, guessed or given
-  bool lasts = true;           // else the next call is to choose anew
+  bool lasts = true;           // if false, the next call selects again
 };
-// The plan that a wish stands for; throws with the reasons if there is none.
+// Selects the plan for a wish. Throws with the reasons if there is none.
 Choice choose_plan(const Choosing &choosing, int64_t wish, const PlanSpec &spec);
 bool is_timed(int64_t wish);
-// Work on this stream is being recorded into a CUDA graph.
+// Whether work on this stream is being captured into a CUDA graph.
 bool is_capturing(void *stream);
 
 }  // namespace dnnops

@@ -44,7 +44,7 @@ class RelayoutPlan : public Plan {
       workspace += aligned(bytes);
       if (role == ROLE_TOP && relayout.is_spread && !copy.fills_gaps) spread_bytes_ = bytes;
     }
-    // Operands are copied by one launch: the first of two would wait for the other.
+    // One launch copies both operands: with two, the second would wait for the first.
     before_ = Copies(handle, before, conv.dtype);
     after_ = Copies(handle, after, conv.dtype);
   }
@@ -79,11 +79,11 @@ class RelayoutPlan : public Plan {
   Role inner_role_[3];
   bool is_copied_[3];
   int64_t offsets_[3] = {};
-  int64_t spread_bytes_ = 0;  // of the copy that gets zeros between its elements
+  int64_t spread_bytes_ = 0;  // of the copy with zeros between its elements
   Copies before_, after_;
 };
 
-// Tensor cores want channels in fours or eights: where the image has a few less, zeros are added.
+// Tensor cores need a multiple of four or eight channels; if the image has slightly fewer, zeros are added.
 int64_t padded_channels(const ConvCase &conv) {
   const int64_t channels = conv.tensors[ROLE_IMAGE].shape[1];
   const bool is_half = conv.dtype == DNNOPS_FLOAT16 || conv.dtype == DNNOPS_BFLOAT16;
@@ -98,7 +98,7 @@ void require_fixed_product(const ConvCase &conv) {
   if (conv.beta != 0) fail(DNNOPS_NOT_SUPPORTED, "a result that is added to is not transposed");
 }
 
-// The array as the inner case has it: itself, or its copy of this shape.
+// The array in the inner case: itself, or its copy of this shape.
 Tensor inner_tensor(const Tensor &array, bool is_copied, const int64_t *shape, int64_t format) {
   Tensor inner = array;
   if (!is_copied) {
@@ -156,7 +156,7 @@ Relayout make_forward_relayout(const ConvCase &conv) {
     inner.pad[i] = (filters.shape[2 + i] - 1) * conv.dilation[i] - conv.pad[i];
     if (inner.pad[i] < 0) fail(DNNOPS_NOT_SUPPORTED, "the padding is larger than the filters");
   }
-  // Zeros are put in between, and multiplied: only with groups is cuDNN's own way that slow.
+  // The zeros in between are multiplied, too, so this only pays off with groups, where cuDNN's own way is slow.
   if (relayout.is_spread && conv.groups == 1)
     fail(DNNOPS_NOT_SUPPORTED, "not offered for strides without groups");
   const Role roles[3] = {ROLE_TOP, ROLE_FILTERS, ROLE_IMAGE};
@@ -170,7 +170,7 @@ Relayout make_forward_relayout(const ConvCase &conv) {
       wanted.shape[0] = conv.tensors[ROLE_IMAGE].shape[1];
       wanted.shape[1] = array.shape[0] / conv.groups;
     }
-    // As large as the forward convolution wants it: what strides cut off at the end is zero, too.
+    // As large as the forward convolution needs it: positions that strides cut off at the end are zero, too.
     for (int64_t i = 0; role == ROLE_TOP && i < conv.spatial_ndim; ++i)
       wanted.shape[2 + i] =
           conv.tensors[ROLE_IMAGE].shape[2 + i] + 2 * conv.pad[i] - (filters.shape[2 + i] - 1) * conv.dilation[i];

@@ -1,4 +1,4 @@
-// The fastest of the plans of a case, measured on the operands of a call.
+// Finds the fastest plans of a case by timing them on the operands of a call.
 #include <algorithm>
 #include <chrono>
 
@@ -9,25 +9,26 @@ namespace dnnops {
 
 namespace {
 
-// A run after the first that takes this many times the best so far settles it.
+// A plan is given up if a run after the first takes this many times the best time so far.
 constexpr double HOPELESS = 1.5;
 // Plans this close to the fastest are timed a second time, in turns.
 constexpr double CLOSE = 1.1;
 constexpr int FINALISTS = 8;
 constexpr int FINAL_ROUNDS = 5;
 constexpr double FINAL_SECONDS = 0.2;
-// Engines whose fastest configuration is this close are tried with other values of their knobs.
+// Engines whose fastest configuration is this close are tried with other knob values.
 constexpr double PROMISING = 1.3;
 constexpr size_t STARTS = 3;
-// Before each execution the cache is emptied of what the last one left there, as whatever runs between two executions in
-// a network does.  The device is kept busy with it for this many times as long as the host takes to launch what is
+// Before each execution, the cache is emptied of what the last execution left there, as other work in a
+// network would do. This also keeps the device busy for this many times as long as the host takes to launch
+// the plan; otherwise the host would be measured.
 // timed: otherwise what is measured is the host.
 constexpr double LAUNCH_MARGIN = 1.5;
-// Executions that are timed, of short ones more; long ones hardly vary, and cost the time of others: of these the
-// one after the first counts.
+// How many executions are timed. Short ones are timed more often. Long ones hardly vary and take time from
+// others, so only the one after the first counts.
 constexpr double SHORT_MS = 0.2, LONG_MS = 20;
 constexpr int ROUNDS = 5, SHORT_ROUNDS = 9;
-// The first execution also loads the kernels, for which it may take so much longer.
+// The first execution also loads the kernels, which may take this much longer.
 constexpr double LOADING_MS = 1000;
 
 int64_t extent_in_bytes(const Tensor &tensor, int64_t dtype) {
@@ -36,12 +37,12 @@ int64_t extent_in_bytes(const Tensor &tensor, int64_t dtype) {
   return (last + 1) * item_size(dtype);
 }
 
-// A plan that adds to its output is timed on scratch memory: it must not add twice.
+// A plan that adds to its output is timed on scratch memory, because it must not add twice.
 int64_t scratch_bytes(const ConvCase &conv, const Launch &launch) {
   return launch.beta == 0 ? 0 : extent_in_bytes(conv.tensors[result_role(conv.direction)], conv.dtype);
 }
 
-// What a plan may read and write instead of its operands, as long as that isn't much.
+// The maximum memory for a plan to read and write instead of its operands.
 constexpr int64_t MAX_OTHER_BYTES = int64_t(256) << 20;
 constexpr int64_t ALIGNMENT = 256;
 
@@ -64,7 +65,7 @@ PlanTimer::PlanTimer(const ConvCase &conv, const Launch &launch)
       clock_(new Clock) {
   place_other_operands(conv);
   if (!scratch_.pointer()) return;
-  // What is added to is read: let it be numbers, not what was left there.
+  // This memory is read and added to, so it must hold valid numbers.
   DNNOPS_CHECK(cudaMemsetAsync(scratch_.pointer(), 0, scratch_bytes(conv, launch),
                                static_cast<cudaStream_t>(launch.handle->stream)));
   launch_.pointers[result_role(conv.direction)] = scratch_.pointer();
@@ -91,9 +92,9 @@ void PlanTimer::place_other_operands(const ConvCase &conv) {
   }
 }
 
-// One execution, while the host is given so long to launch it.  A short plan's kernels are made to be in the cache by
-// executing it on other operands first: between the layers of a network its operands mostly aren't there, but kernels
-// that other layers run, too, mostly are, and fetching them takes longer than some of them run.
+// Times one execution, given how long the host needs to launch it. For a short plan, an execution on other operands
+// first brings its kernels into the cache. Between the layers of a network, a layer's operands are rarely cached, but
+// kernels that other layers also run usually are, and loading some kernels takes longer than running them.
 PlanTimer::Times PlanTimer::once(Plan &plan, double launch_milliseconds, bool is_short) {
   const cudaStream_t stream = static_cast<cudaStream_t>(launch_.handle->stream);
   const bool warms = is_short && other_memory_;
@@ -115,10 +116,10 @@ double PlanTimer::time(Plan &plan, double best) {
   launch_.workspace = workspace.pointer();
   if (once(plan, 0, false).device > HOPELESS * best + LOADING_MS) return HUGE_VAL;
   const Times first = once(plan, 0, false);
-  // All of the host's time may be in it.
+  // The measured time may include all of the host's time.
   if (first.device - first.host > HOPELESS * best) return HUGE_VAL;
   if (first.device > LONG_MS) return first.device;
-  const bool is_short = std::min(first.device, best) < SHORT_MS;  // as all that are compared with it
+  const bool is_short = std::min(first.device, best) < SHORT_MS;  // the same for all plans compared with it
   std::vector<double> times(is_short ? SHORT_ROUNDS : ROUNDS);
   for (double &time : times) time = once(plan, first.host, is_short).device;
   std::sort(times.begin(), times.end());
@@ -134,14 +135,14 @@ void PlanTimer::run(Plan &plan, int64_t repeats) {
 
 namespace {
 
-// cuDNN's most general kernels run everything, in the worst case a hundred times slower than others: one such run
-// can take all the time that there is.  Engines have the numbers of the legacy algorithms that they come from.
+// cuDNN's most general kernels run everything, in the worst case a hundred times slower than others: one such
+// run can use up all the time. Engines have the numbers of the legacy algorithms that they come from.
 bool is_general(const PlanSpec &spec, int64_t direction) {
   if (spec.api != API_GRAPH && spec.api != API_LEGACY) return false;
   return spec.id == 0 || (direction == CONV_GRAD_WEIGHTS && spec.id == 3);
 }
 
-// A search for the fastest plan of one case, until its time is up.
+// A search for the fastest plan of one case within a time limit.
 class Search {
  public:
   Search(const ConvCase &conv, const Launch &launch, double seconds, Refusals &refusals)
@@ -170,7 +171,7 @@ class Search {
     try {
       settle();
     } catch (const Error &) {
-      // What was measured before stands.
+      // Earlier measurements remain valid.
     }
     timed_.insert(timed_.end(), hopeless_.begin(), hopeless_.end());
     return std::move(timed_);
@@ -194,7 +195,7 @@ class Search {
                      [](const TimedPlan &a, const TimedPlan &b) { return a.milliseconds < b.milliseconds; });
   }
 
-  // Of each of the fastest engines the fastest configuration.
+  // The fastest configuration of each of the fastest engines.
   std::vector<PlanSpec> promising() {
     sort();
     std::vector<PlanSpec> found;
@@ -209,7 +210,7 @@ class Search {
     return found;
   }
 
-  // From one configuration of an engine by steps of one knob, as long as that makes it faster.
+  // Changes one knob of an engine's configuration at a time, as long as that makes it faster.
   bool descend(PlanSpec from) {
     for (;;) {
       const size_t before = timed_.size();
@@ -228,8 +229,8 @@ class Search {
     }
   }
 
-  // Times those that are close to the fastest once more, in turns, so that what the device does in between
-  // falls on all of them.
+  // Times the plans close to the fastest once more, in turns, so that changes in the device's speed affect
+  // all of them.
   void settle() {
     size_t count = 0;
     while (count < timed_.size() && count < FINALISTS && timed_[count].milliseconds <= CLOSE * best_) ++count;
@@ -259,7 +260,7 @@ class Search {
 
 std::vector<TimedPlan> search_plans(const ConvCase &conv, const Launch &launch, double seconds, Refusals &refusals) {
   std::vector<TimedPlan> timed = Search(conv, launch, seconds, refusals).run();
-  launch.handle->arena->free_idle();  // the largest workspace may have been that of a plan not taken
+  launch.handle->arena->free_idle();  // the largest workspace may belong to a plan that was not selected
   return timed;
 }
 

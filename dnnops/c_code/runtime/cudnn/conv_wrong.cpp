@@ -1,13 +1,13 @@
-// Plans that were found to compute wrong results, with cuDNN 9.19 on an H200 by tests/cudnn/test_plans.py.
-// They are refused with any version, as long as none was shown to be right.
+// Plans that computed wrong results with cuDNN 9.19 on an H200, found by tests/cudnn/test_plans.py. They are
+// rejected with all versions, until one is shown to be correct.
 #include "conv_plan.hpp"
 
 namespace dnnops {
 
 namespace {
 
-// Engines of tensor cores without values for their knobs can only be had by their number, or as cuDNN's fallback
-// heuristic proposes them; few are what its other heuristics propose.
+// Tensor-core engines without knob values can only be requested by their number or come from cuDNN's fallback
+// heuristic; other heuristics propose few of them.
 const char *const knobless =
     "known to be wrong: engines of tensor cores without values for their knobs gave relative errors of 0.3 to 12 (71 and"
     " 72 forward, 77 and 78 backward data, 69 backward filter) or wrote nothing (70 backward filter; all with cuDNN"

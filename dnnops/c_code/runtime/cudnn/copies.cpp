@@ -6,7 +6,7 @@ namespace dnnops {
 
 namespace {
 
-// As in transpose.cuh.
+// The same values as in transpose.cuh.
 constexpr unsigned THREADS = 256;
 constexpr int64_t TILE_ROWS = 64, TILE_COLUMNS = 64, NARROW_COLUMNS = 32, SLAB = 64;
 enum CopyKind {
@@ -36,28 +36,28 @@ enum CopyOrder {
   SPREAD = 4,
 };
 
-// From measurements on an H200.  Matrices with so few columns, of more if odd pitches need no skew, or rows are copied by
-// slabs.
+// Measured on an H200: matrices with this few rows or columns (or more columns, if odd pitches need no skew)
+// are copied by slabs,
 constexpr int64_t FEW_COLUMNS = 32, FEW_ODD_COLUMNS = 56, FEW_ROWS = 56;
-// What strips and slabs move along, counted in 32 bits.
+// The maximum length along which strips and slabs move, counted in 32 bits.
 constexpr int64_t MAX_ALONG = INT32_MAX - (1 << 16);
-// What a thread moves at once, at least.
+// The minimum number of elements that a thread moves at once.
 constexpr int64_t STRIP_ELEMENTS = 16;
-// Or by strips, if such a row or column is one of these numbers of vectors.
+// or by strips, if such a row or column has one of these numbers of vectors.
 const std::vector<int64_t> STRIP_VECTORS = {1, 2, 3, 4, 6, 8}, STRIP_HALF_VECTORS = {1, 3};
 constexpr int64_t MAX_SLAB_BYTES = 24 << 10, MAX_SLAB_SHIFT = 4;
-// Slabs are made larger as long as there are so many blocks; with fewer blocks than these, tiles are smaller.
+// Slabs are enlarged as long as there are this many blocks; with fewer blocks than these, tiles are made smaller.
 constexpr int64_t ENOUGH_SLABS = 384, ENOUGH_TILES = 264;
 
-// What a block copies of rows without an exchange of axes, at most, and how many blocks are enough of them.
+// The maximum number of bytes that a block copies if axes are not exchanged, and a sufficient number of such blocks.
 constexpr int64_t MAX_ROWS_BYTES = 32 << 10, ENOUGH_ROWS = 2112;
 
 int64_t divided(int64_t size, int64_t by) { return (size + by - 1) / by; }
 
-// Whether much of the last of these blocks would have nothing to do.
+// Whether much of the last block would be idle.
 bool is_wasteful(int64_t size, int64_t block) { return size % block && size < 8 * block; }
 
-// How many elements move at once along rows of this length: 4, 2 (of 16 bits only) or 1.
+// The number of elements moved at once along rows of this length: 4, 2 (16-bit only) or 1.
 int64_t vector_size(int64_t length, int64_t pitch, int64_t stride, int64_t alignment, int64_t width) {
   const auto fits = [&](int64_t size) {
     return length % size == 0 && pitch % size == 0 && stride % size == 0 && alignment >= size * width;
@@ -65,8 +65,8 @@ int64_t vector_size(int64_t length, int64_t pitch, int64_t stride, int64_t align
   return width <= 4 && fits(4) ? 4 : width == 2 && fits(2) ? 2 : 1;
 }
 
-// What each of so many tiles has of a size, the last one maybe less: as blocks run beside each other, they are to take
-// about the same time.  Four elements move at once.
+// The extent of each of `tiles` tiles; only the last may be smaller. Blocks that run side by side should take
+// about the same time. Four elements move at once.
 int32_t even_tile(int64_t size, int64_t tiles) { return static_cast<int32_t>(divided(divided(size, tiles), 4) * 4); }
 
 int32_t slab_shift(int64_t along, int64_t across, int64_t matrices, int64_t width) {
@@ -77,7 +77,7 @@ int32_t slab_shift(int64_t along, int64_t across, int64_t matrices, int64_t widt
   return shift;
 }
 
-// Of how many vectors a row of so many elements is made, if strips have kernels for that: as a part of the kind; 0 if not.
+// The number of vectors in a row of this length if strips have a kernel for it, as a part of the kind; otherwise 0.
 int strip_vectors(int64_t length, int64_t stride, int64_t alignment, int64_t width) {
   if (width > 4 || length > FEW_ROWS) return 0;
   const auto count = [&](int64_t bytes, const std::vector<int64_t> &counts) {
@@ -90,12 +90,12 @@ int strip_vectors(int64_t length, int64_t stride, int64_t alignment, int64_t wid
   return halves ? static_cast<int>(halves * VECTORS | HALF_VECTORS) : 0;
 }
 
-// The kind, the blocks and what they share.
+// Selects the kind of a copy, the number of blocks and what each of them copies.
 Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t width, int64_t src_alignment,
                int64_t dst_alignment, bool has_gaps = false) {
   Copy copy = {TILES, params, 0, false};
   CopyParams &p = copy.params;
-  // Copies of rows may read what follows the channels in an array with more of them.
+  // Copies of rows may read past the channels in an array that has more of them.
   const int64_t load = vector_size(same_axes ? p.src_pitch : p.columns, p.src_pitch, p.src_stride, src_alignment, width);
   const int64_t store = vector_size(p.dst_width, p.dst_pitch, p.dst_stride, dst_alignment, width);
   const auto slabs = [&](int kind, int64_t along, int64_t across) {
@@ -105,14 +105,15 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
     if (p.slab_shift) copy.kind |= LARGE_SLABS;
     p.row_tiles = static_cast<int32_t>(divided(along, SLAB << p.slab_shift));
     const int64_t elements = (SLAB << p.slab_shift) * across;
-    copy.shared_bytes = static_cast<unsigned>((elements + elements / 16 + 1) * width);  // skewed, at most
+    copy.shared_bytes = static_cast<unsigned>((elements + elements / 16 + 1) * width);  // the maximum, with skew
   };
   const bool are_short = !same_axes && !p.order && std::max(p.rows, p.columns) <= MAX_ALONG;
   const int row_vectors = are_short && !has_gaps && p.dst_width == p.rows
                               ? strip_vectors(p.src_pitch, p.src_stride, src_alignment, width)
                               : 0;
   const int column_vectors = are_short ? strip_vectors(p.dst_width, p.dst_stride, dst_alignment, width) : 0;
-  // Slabs and strips cross from one matrix to the next where these follow each other in memory and fill few blocks.
+  // Slabs and strips may cross from one matrix to the next if the matrices are adjacent in memory and fill
+  // only a few blocks.
   const auto crosses = [&](int64_t along, bool is_dense) {
     return is_dense && is_wasteful(along, row_vectors | column_vectors ? THREADS : SLAB) && matrices * along <= MAX_ALONG;
   };
@@ -141,7 +142,7 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
     copy.kind = SAME_AXES | (load == 4 ? LOADS_QUADS : 0) | (store == 4 ? STORES_QUADS : 0);
     copy.fills_gaps = p.order == SPREAD;
     if (copy.fills_gaps) copy.kind |= FILLS_GAPS;
-    // A thread counts the elements of a row in 32 bits.
+    // Threads count the elements of a row in 32 bits.
     if (p.dst_width > INT32_MAX / 2) fail(DNNOPS_NOT_SUPPORTED, "the arrays are too large to be transposed");
     const int64_t at_once = copy.kind & (LOADS_QUADS | STORES_QUADS) ? 4 : 1;
     while (p.lane_shift < 5 && p.dst_width > at_once << p.lane_shift) ++p.lane_shift;
@@ -171,7 +172,7 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
     if ((load == 1 || width == 2) && matrices * rows * divided(p.columns, columns) < ENOUGH_TILES) {
       copy.kind |= NARROW_TILES;
       columns = NARROW_COLUMNS;
-      at_once = std::min<int64_t>(load, 2);  // so that there is something for each thread
+      at_once = std::min<int64_t>(load, 2);  // so that each thread has something to do
     }
     copy.kind |= at_once == 4 ? LOADS_QUADS : at_once == 2 ? LOADS_PAIRS : 0;
     copy.kind |= store == 4 ? STORES_QUADS : store == 2 ? STORES_PAIRS : 0;
@@ -183,13 +184,13 @@ Copy plan_copy(CopyParams params, int64_t matrices, bool same_axes, int64_t widt
   }
   const double blocks = double(matrices) * divided(p.dst_width, TILE_ROWS) * divided(p.columns, NARROW_COLUMNS);
   const int64_t exact = blocks > INT64_MAX / 4 ? INT64_MAX : matrices * p.row_tiles * p.column_tiles;
-  // A launch may have two such copies.
+  // A launch may contain two such copies.
   if (exact > INT32_MAX / 2) fail(DNNOPS_NOT_SUPPORTED, "the arrays are too large to be transposed");
   p.blocks = static_cast<int32_t>(exact);
   return copy;
 }
 
-// The sizes, pitches and strides of a copy of an array, or back.
+// The sizes, pitches and strides of a copy from an array, or back to it.
 CopyParams matrices_of(const Tensor &array, int64_t format, const Tensor &inner, int64_t inner_format, bool back) {
   const int64_t channels = array.shape[1], positions = element_count(array.shape + 2, array.ndim - 2);
   const Tensor &source = back ? inner : array, &target = back ? array : inner;
@@ -248,7 +249,7 @@ Copy make_exchange(const Tensor &filters, int64_t format, int64_t groups, bool r
   else
     params.order = reversed ? TURNED_CONTIGUOUS : IN_ORDER;
   params.period = static_cast<int32_t>(is_channels_last ? filters.shape[1] : positions);
-  // A slab of rows is read with what is between them.
+  // A slab of rows is read including the gaps between them.
   const bool has_gaps = params.src_pitch != params.columns;
   return plan_copy(params, groups, false, item_size(dtype), filters.alignment, 16, has_gaps);
 }
@@ -279,7 +280,7 @@ void Copies::run(const void *const *sources, void *const *targets, void *stream)
 
 namespace {
 
-// What a test gets of a copy, to run its kernel elsewhere.
+// The description of a copy, for tests that run its kernel elsewhere.
 struct CopyRow {
   int64_t kind, threads, shared_bytes;
   dnnops::CopyParams params;
@@ -287,9 +288,9 @@ struct CopyRow {
 
 }  // namespace
 
-// Describes, without a GPU, the copy of an array to its image in a format, with this number of channels; or back.
-// With groups, of filters whose channels are exchanged, and whose positions are reversed or not.  With strides, to the
-// positions of an array of these sizes that are multiples of them.
+// Describes the copy of an array to a format with this number of channels, or back; needs no GPU. With
+// groups, the channels of filters are exchanged, and their positions are optionally reversed. With strides,
+// the array is copied to the positions of an array of these sizes that are multiples of them.
 DNNOPS_EXPORT int dnnops_cudnn_copy_row(const dnnops_tensor *operand, int64_t format, int64_t channels, int64_t back,
                                         int64_t groups, int64_t reversed, const int64_t *strides, const int64_t *sizes,
                                         CopyRow *row) {

@@ -1,4 +1,4 @@
-// Copies of arrays between memory formats by kernels of our own: c_code/cudnn/transpose.cuh.
+// Copies of arrays between memory formats, with the dnnops kernels in c_code/cudnn/transpose.cuh.
 #ifndef DNNOPS_CUDNN_COPIES_HPP
 #define DNNOPS_CUDNN_COPIES_HPP
 
@@ -9,7 +9,7 @@
 
 namespace dnnops {
 
-// A copy as its kernel takes it: copy_params there.
+// The parameters of a copy's kernel: copy_params there.
 struct CopyParams {
   int64_t rows, columns, src_pitch, dst_pitch, dst_width, src_stride, dst_stride;
   int32_t order, period, sizes[2], steps[3], row_tiles, column_tiles, tile_rows, tile_columns, slab_shift,
@@ -20,27 +20,27 @@ struct Copy {
   int kind;
   CopyParams params;
   unsigned shared_bytes;
-  bool fills_gaps;  // of a spread: it writes the zeros, too
+  bool fills_gaps;  // for spreads: whether the copy also writes the zeros
 };
 
-// From `array`, which is dense in `format`, to `inner`, dense in `inner_format`, maybe with more channels, which
-// become zero; or back.  Throws if they are too large.
+// From `array`, dense in `format`, to `inner`, dense in `inner_format`, which may have more channels, filled
+// with zeros; or back. Throws if the arrays are too large.
 Copy make_copy(const Tensor &array, int64_t format, const Tensor &inner, int64_t inner_format, int64_t dtype,
                bool back);
 
-// From filters, dense in `format`, to those in channels-last format whose inputs' and outputs' channels are
-// exchanged within each group; with the order of positions reversed unless they are flipped already.
+// From filters, dense in `format`, to channels-last filters with input and output channels exchanged within
+// each group. With `reversed`, the order of positions is reversed.
 Copy make_exchange(const Tensor &filters, int64_t format, int64_t groups, bool reversed, int64_t dtype);
 
-// From `array`, which is dense in `format`, to the positions of `inner`, which is in channels-last format, whose indexes
-// are multiples of the strides; whether others become zero or are left as they are, fills_gaps says.
+// From `array`, dense in `format`, to the positions of `inner`, a channels-last array, that are multiples of
+// the strides. fills_gaps says whether the other positions become zero or stay unchanged.
 Copy make_spread(const Tensor &array, int64_t format, const Tensor &inner, const int64_t *strides, int64_t dtype);
 
-// One or two copies by one launch.
+// One or two copies in one launch.
 class Copies {
  public:
   Copies() = default;
-  // Throws if the kernel can't be had.
+  // Throws if the kernel is not available.
   Copies(const Handle &handle, const std::vector<Copy> &copies, int64_t dtype);
   void run(const void *const *sources, void *const *targets, void *stream);
 

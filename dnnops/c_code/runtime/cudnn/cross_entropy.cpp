@@ -1,5 +1,5 @@
-// The cross-entropy of a softmax's rows with labels, and its gradient, in kernels of our own: one pass over the scores
-// each.
+// The cross-entropy between the softmax of each row and its label, and its gradient, with dnnops kernels that
+// make one pass over the scores each.
 #include "../common/cross_entropy_problem.hpp"
 
 #include "deferred.hpp"
@@ -12,7 +12,7 @@ namespace dnnops {
 
 namespace {
 
-// As in cross_entropy.cuh.
+// The same value as in cross_entropy.cuh.
 constexpr int64_t THREADS = 256;
 struct Launch {
   const void *x, *labels, *g;
@@ -21,7 +21,7 @@ struct Launch {
 };
 
 struct CrossEntropyParams {
-  int64_t rows, gradient;  // CrossEntropyRows
+  int64_t rows, gradient;  // rows: a CrossEntropyRows
 };
 
 const CrossEntropyParams &params_of(const int64_t *words) {
@@ -53,7 +53,7 @@ struct CrossEntropyState : State {
   unsigned blocks = 0;
 };
 
-// How many threads share a row: few classes leave no thread without one, many are shared by a block.
+// The number of threads that share a row: with few classes, each thread has a row; with many, a block shares one.
 int64_t lanes_of(int64_t classes) {
   int64_t lanes = 1;
   while (lanes < THREADS && lanes * 4 < classes) lanes *= 2;
@@ -117,7 +117,8 @@ void run(const dnnops_context &context, const CrossEntropyParams &params, const 
 
 }  // namespace dnnops
 
-// Inputs: x, labels; outputs: costs, statistics.  Of the gradient: g, x, labels, statistics; the gradient by x.
+// Inputs: x, labels; outputs: costs, statistics. For the gradient: g, x, labels, statistics; the gradient
+// with respect to x.
 DNNOPS_EXPORT int dnnops_cudnn_cross_entropy_shape(const dnnops_context *, const int64_t *words,
                                                    const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   using namespace dnnops;
@@ -138,7 +139,7 @@ DNNOPS_EXPORT int dnnops_cudnn_cross_entropy(const dnnops_context *context, cons
   return guarded(op_name(params), inputs, input_count(params), [&] { run(*context, params, inputs, outputs); });
 }
 
-// What a test gets of a launch, to run its kernel elsewhere: lanes and blocks.
+// The lanes and blocks of a launch, for tests that run its kernel elsewhere.
 DNNOPS_EXPORT int dnnops_cudnn_cross_entropy_row(const dnnops_context *, const int64_t *words,
                                                  const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   using namespace dnnops;

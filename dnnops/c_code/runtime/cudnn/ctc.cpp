@@ -1,5 +1,5 @@
-// The CTC loss of a batch and its gradient by the activations: by cuDNN, or by kernels of our own
-// (c_code/cudnn/ctc.cuh).
+// The CTC loss of a batch and its gradient with respect to the activations, with cuDNN or with the dnnops
+// kernels in c_code/cudnn/ctc.cuh.
 #include "../common/ctc_problem.hpp"
 
 #include <climits>
@@ -13,7 +13,7 @@ namespace dnnops {
 
 namespace {
 
-// params: as ctc_problem.hpp has them, and what computes.  Labels and lengths are in the host's memory.
+// params: those in ctc_problem.hpp, then the implementation. Labels and lengths are in host memory.
 constexpr int WORD_GRADIENTS = 1, WORD_IMPLEMENTATION = 2;
 enum Implementation { DETERMINISTIC = 0, NON_DETERMINISTIC = 1, KERNELS = 2 };  // the first two: cudnnCTCLossAlgo_t
 
@@ -22,7 +22,7 @@ constexpr int64_t CUDNN_LONGEST_LABEL = 255;
 
 const char *op_name(const int64_t *params) { return params[WORD_IMPLEMENTATION] == KERNELS ? "GpuCTC" : "GpuDnnCTC"; }
 
-// Scratch memory on the device, in parts.
+// Scratch memory on the device, divided into parts.
 class Parts {
  public:
   int64_t add(int64_t bytes) {
@@ -36,10 +36,10 @@ class Parts {
   int64_t size_ = 0;
 };
 
-// What the host knows of the labels, in one vector.
+// What the host computes from the labels, in one vector.
 class Integers {
  public:
-  // Where an array begins that is added.
+  // Adds an array. Returns where it begins.
   template <class Range>
   int64_t add(const Range &range) {
     const int64_t begin = static_cast<int64_t>(values_.size());
@@ -47,7 +47,7 @@ class Integers {
     return begin;
   }
   int64_t bytes() const { return static_cast<int64_t>(values_.size() * sizeof(int)); }
-  // The copy reads pageable memory before it returns, so the vector needn't outlive it.
+  // The copy reads pageable memory before it returns, so the vector need not outlive it.
   void copy_to(void *device, void *stream) const {
     DNNOPS_CHECK(cudaMemcpyAsync(device, values_.data(), bytes(), cudaMemcpyHostToDevice,
                                  static_cast<cudaStream_t>(stream)));
@@ -57,7 +57,7 @@ class Integers {
   std::vector<int> values_;
 };
 
-// CtcParams::links.
+// Computes CtcParams::links.
 std::vector<int> links_of(const CtcBatch &batch, int64_t classes) {
   std::vector<int> links(batch.symbols.size(), 0);
   std::vector<int64_t> last(classes, -1);
@@ -87,7 +87,7 @@ unsigned grid_of(int64_t blocks) {
 
 std::string dtype_option(int64_t dtype) { return "-DDTYPE=" + std::to_string(dtype); }
 
-// Rows of places up to this length are kept in shared memory.
+// Rows of up to this many places are kept in shared memory.
 constexpr int64_t SHARED_PLACES = 2048;
 constexpr unsigned ROW_THREADS = 128, MOST_THREADS = 1024;
 
@@ -147,7 +147,8 @@ void run_kernels(const Handle &handle, const CtcBatch &batch, const dnnops_tenso
   if (gradients) launch(by_activations, all_rows, ROW_THREADS, ROW_THREADS * item);
 }
 
-// What cuDNN refuses without words, and empty labels, for which its costs are 0, or infinite without steps.
+// Rejects what cuDNN rejects without a message, and empty labels, for which its costs are 0, or infinite if
+// there are no steps.
 void check_for_cudnn(const CtcBatch &batch) {
   if (batch.longest_label > CUDNN_LONGEST_LABEL)
     fail(DNNOPS_NOT_SUPPORTED, "cuDNN takes labels of at most %lld symbols, got one of %lld; dnnops.nnet.ctc takes it",
@@ -187,7 +188,7 @@ void run_cudnn(const Handle &handle, int algo, const CtcBatch &batch, const dnno
   char *const memory = static_cast<char *>(workspace.pointer());
   const int *const given = reinterpret_cast<int *>(memory + at_integers);
   integers.copy_to(memory + at_integers, handle.stream);
-  // Nothing is said of steps after the end of a sequence.
+  // cuDNN does not document the gradients of steps after the end of a sequence.
   if (gradients)
     DNNOPS_CHECK(cudaMemsetAsync(gradients, 0, elements(tensor) * sizeof(float),
                                  static_cast<cudaStream_t>(handle.stream)));
@@ -213,7 +214,7 @@ void run(const dnnops_context &context, const int64_t *params, const dnnops_tens
   void *const costs = outputs[0].data, *const gradients = params[WORD_GRADIENTS] ? outputs[1].data : nullptr;
   const DeviceGuard device(context.device);
   const Handle &handle = handle_for(context.device, context.stream);
-  // A replay would copy from where the labels of this call were.
+  // A replay would copy from the address of this call's labels.
   if (is_capturing(handle.stream))
     fail(DNNOPS_NOT_SUPPORTED, "labels and lengths are in the host's memory, from which a CUDA graph can't copy them");
   if (!by_cudnn) {

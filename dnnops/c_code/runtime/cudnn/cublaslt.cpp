@@ -50,7 +50,7 @@ void fail_status(Status status, const char *call) {
 }  // namespace cublaslt
 }  // namespace dnnops
 
-// 0 where cuBLASLt can't be loaded.
+// Returns 0 if cuBLASLt cannot be loaded.
 DNNOPS_EXPORT int64_t dnnops_cudnn_cublaslt_version(void) {
   try {
     return static_cast<int64_t>(dnnops::cublaslt::functions().cublasLtGetVersion());

@@ -1,7 +1,7 @@
-// The functions of cuBLASLt that are called here, looked up when one is first needed.
+// The cuBLASLt functions that are called here, looked up on first use.
 //
-// cuDNN brings the library along, but not its header, and the header needs more of CUDA than the
-// wheels that cuDNN needs.  So what is used of its stable interface is declared here.
+// cuDNN's wheel brings the library, but not its header, which needs more of CUDA than the wheels that cuDNN
+// needs. So the parts of its stable interface that are used are declared here.
 #ifndef DNNOPS_CUDNN_CUBLASLT_HPP
 #define DNNOPS_CUDNN_CUBLASLT_HPP
 
@@ -30,7 +30,7 @@ enum PreferenceAttribute : int {
   MIN_ALIGNMENT_C = 7,
   MIN_ALIGNMENT_D = 8,
 };
-// How the partial sums of a split product are added up: bits.
+// How the partial sums of a split product are added up; a bit mask.
 enum ReductionScheme : uint32_t { IN_PLACE = 1, IN_COMPUTE_TYPE = 2 };
 enum ConfigAttribute : int {
   ALGORITHM_ID = 0,
@@ -44,7 +44,7 @@ enum ConfigAttribute : int {
   CLUSTER_SHAPE_ID = 8,
 };
 
-// The smallest alignment of an array's address, in bytes.
+// The minimum alignment of an array's address, in bytes.
 enum CapabilityAttribute : int { NEEDED_ALIGNMENT_A = 16, NEEDED_ALIGNMENT_B = 17, NEEDED_ALIGNMENT_C = 18, NEEDED_ALIGNMENT_D = 19 };
 
 struct Algorithm {
@@ -88,9 +88,9 @@ struct Functions {
 #undef DNNOPS_MEMBER
 };
 
-// Throws with the reason if the library can't be loaded.
+// Throws with the reason if the library cannot be loaded.
 const Functions &functions();
-// One for each device; never destroyed.  The device has to be current.
+// One handle per device, never destroyed. The device must be current.
 Handle handle_of(int device);
 
 [[noreturn]] void fail_status(Status status, const char *call);

@@ -1,4 +1,4 @@
-// Errors that a kernel finds: it writes a number to a word that Python looks at when it waits for the device.
+// Errors that kernels find: a kernel writes a number to a word that Python checks when it waits for the device.
 #ifndef DNNOPS_CUDNN_DEFERRED_HPP
 #define DNNOPS_CUDNN_DEFERRED_HPP
 
@@ -10,10 +10,10 @@ namespace dnnops {
 
 struct ErrorFlag {
   void *address = nullptr;
-  int64_t number = 0;  // to be written as an int
+  int64_t number = 0;  // the int that the kernel writes
 };
 
-// Of an error that says this.
+// The flag of an error with this message.
 ErrorFlag error_flag(const std::string &message);
 
 }  // namespace dnnops

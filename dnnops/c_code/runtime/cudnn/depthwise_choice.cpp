@@ -1,4 +1,4 @@
-// Which tiles of the depthwise kernels to try, and where they are faster than cuDNN.
+// Which tiles of the depthwise kernels to try, and when they are faster than cuDNN.
 #include <algorithm>
 #include <cmath>
 
@@ -26,42 +26,42 @@ PlanSpec spec_of(int64_t kernel, std::initializer_list<std::pair<DepthwiseKnob, 
   return spec;
 }
 
-// The orders of candidates come from what 936 plans of 12 layers of MobileNets, EfficientNets and ConvNeXts took on
-// an H200: batches of 64, images of 7 to 112 pixels, filters of 3, 5 and 7, strides 1 and 2, float32, float16 and
-// some bfloat16.
+// The order of candidates is based on measurements of 936 plans for 12 layers of MobileNets, EfficientNets
+// and ConvNeXts on an H200: batches of 64, images of 7 to 112 pixels, filters of 3, 5 and 7, strides 1 and 2,
+// float32, float16 and some bfloat16.
 
 double padded(int64_t size, int64_t tile) { return static_cast<double>((size + tile - 1) / tile * tile) / size; }
 
-// What a kernel's time depends on, beside a multiplication and addition, which costs 1.  Fitted: of the plans that
-// were measured for a layer, the one of the least cost took 1.02 times as long as the fastest one, on average.
+// The costs of a kernel, relative to a multiply-add, which costs 1. They are fitted: on average over layers,
+// the measured plan with the lowest cost took 1.02 times as long as the fastest one.
 struct Prices {
-  double load;    // of a source pixel
-  double access;  // of memory, by each of a source pixel's loads
-  double store;   // to shared memory
-  double start;   // of a thread's tile, by tap
-  double idle;    // of few threads at a time
-  double wave;    // of blocks, the last of which is not full
+  double load;    // per source pixel
+  double access;  // per memory access of a source pixel's loads
+  double store;   // per store to shared memory
+  double start;   // per thread tile and tap
+  double idle;    // for low occupancy
+  double wave;    // for a last wave of blocks that is not full
 };
 constexpr Prices CONTIGUOUS_DATA = {0.14, 0.06, 0.16, 2.3, 0.25, 0};
 constexpr Prices CHANNELS_LAST_DATA = {2.5, 7.2, 0, 0.8, 0.18, 0.33};
 constexpr Prices CHANNELS_LAST_FILTER = {3.0, 9.6, 0, 0.4, 0.07, 0.17};
 
-// More results than this of a thread, and the compiler keeps its sums in memory; wider tiles or more filters,
-// and there are too few threads for their registers.
+// With more results per thread, the compiler spills its sums to memory; with wider tiles or more filters, too
+// few threads have enough registers.
 constexpr int64_t MAX_RESULTS = 256, MAX_ROW = 8, MAX_FILTERS = 64;
 
 struct Tile {
   int64_t height, width, vector;
 };
 
-// About how many blocks a multiprocessor runs at a time.
+// The approximate number of blocks that a multiprocessor runs at a time.
 double resident_blocks(const DepthwiseLaunch &launch, double registers) {
   const double most = std::min({2048.0 / launch.block, 65536 / (registers * launch.block),
                                 (228 << 10) / (launch.shared + 1024.0)});
   return std::max(1.0, std::floor(most));
 }
 
-// About how long the device takes for a multiplication and addition that is of use.
+// The approximate time that the device takes per useful multiply-add.
 double cost(const ConvCase &conv, bool last, const Tile &tile, const DepthwiseWork &work) {
   const bool filter = conv.direction == CONV_GRAD_WEIGHTS, up = conv.direction == CONV_GRAD_INPUTS;
   const Prices &prices = !last ? CONTIGUOUS_DATA : filter ? CHANNELS_LAST_FILTER : CHANNELS_LAST_DATA;
@@ -84,13 +84,13 @@ double cost(const ConvCase &conv, bool last, const Tile &tile, const DepthwiseWo
       live_rows = std::min(size[0], filter ? length : (span + step[0] - 1) / step[0]) * of_unit[0] - (of_unit[0] - 1);
   }
   const auto ways = [&](int64_t distance) { return std::max(1.0, static_cast<double>(distance) * item / 4); };
-  // A load is of a vector of channels, or by threads of shared memory some words of which are in the same bank.
+  // A load is a vector of channels, or a shared memory access with bank conflicts.
   const double access = last ? 1.0 / tile.vector : ways(tile.width * step[1]);
   const double used = taps / (of_unit[0] * of_unit[1]);
   double time = used + loads / pixels * (prices.load + prices.access * access) + prices.start * (taps + 10) / pixels +
                 prices.store * ways(tile.width * of_unit[1]);
 
-  // Words that a thread's pixels of one row take, as they are loaded; sums; filters or their gradients.
+  // The registers of a thread: the pixels of one row as loaded, the sums, and the filters or their gradients.
   const double row = static_cast<double>(filter ? 2 * source[1] + size[1] : 2 * source[1]) * tile.vector;
   const double registers = (filter ? 42 : 18) + (last && item == 2 ? row / 2 : row) +
                            (taps + static_cast<double>(live_rows * size[1] * of_unit[1])) * tile.vector;
@@ -109,7 +109,7 @@ struct Candidate {
   double cost;
 };
 
-// Adds a plan if it can run and is another one than those there.
+// Adds a plan if it can run and is not already listed.
 template <class Cost>
 void add_candidate(const ConvCase &conv, const Tile &tile, const PlanSpec &spec, Cost cost_of,
                    std::vector<Candidate> &candidates) {
@@ -135,7 +135,7 @@ constexpr int64_t HEIGHTS[] = {7, 14, 8, 4, 2}, WIDTHS[] = {4, 2, 1};
 void add_channels_last(const ConvCase &conv, std::vector<Candidate> &candidates) {
   const bool filter = conv.direction == CONV_GRAD_WEIGHTS;
   for (int64_t vector = std::min<int64_t>(4, 16 / item_size(conv.dtype)); vector >= 1; vector /= 2) {
-    // Shorter vectors were not better where a thread's results are many anyway.
+    // Shorter vectors were not better if a thread has many results anyway.
     if (conv.direction == CONV_GRAD_INPUTS && conv.stride[0] * conv.stride[1] > 1 && !candidates.empty()) break;
     for (int64_t height : HEIGHTS)
       for (int64_t width : WIDTHS) {
@@ -153,14 +153,16 @@ void add_channels_last(const ConvCase &conv, std::vector<Candidate> &candidates)
 
 void add_contiguous_data(const ConvCase &conv, std::vector<Candidate> &candidates) {
   const Tensor &filters = conv.tensors[ROLE_FILTERS];
-  // Results that pass through shared memory get written in vectors, but large filters leave time anyway.
+  // Results that pass through shared memory are written as vectors, but with large filters there is time to
+  // write them directly.
   const double direct = filters.shape[2] * filters.shape[3] > 32 ? 0.8 : 1.6;
   for (int64_t height : HEIGHTS)
     for (int64_t width : WIDTHS)
       for (int64_t threads : {128, 256})
         for (int64_t staged : {1, 0}) {
           const Tile tile{height, width, 1};
-          // Narrow tiles were measured only where others don't fit the image: they have to be better by more.
+          // Narrow tiles were only measured for images that wider ones do not fit, so they must be better by
+          // a larger margin.
           const double factor =
               (width == 4 ? 1 : width == 2 ? 1.1 : 1.2) * (threads == 128 ? 1 : 1.05) * (staged ? 1 : direct);
           add_candidate(conv, tile,
@@ -172,9 +174,9 @@ void add_contiguous_data(const ConvCase &conv, std::vector<Candidate> &candidate
         }
 }
 
-// How much longer tiles of the same padding take.  What counts is how many threads there are for the shared memory
-// of two stages, and conflicts for its banks: the more so, the wider the image below a tile is.  Of stride 2, widths
-// less than 4 were measured for gradients of 14 and 7 pixels only; for the latter they were 1.3 to 1.7 times as fast.
+// Relative times of tiles with the same padding. They depend on how many threads share the shared memory of two
+// stages, and on its bank conflicts, which increase with the width of the source below a tile. For stride 2, widths
+// less than 4 were only measured for gradients of 14 and 7 pixels; for the latter they were 1.3 to 1.7 times as fast.
 void add_contiguous_filter(const ConvCase &conv, std::vector<Candidate> &candidates) {
   const Tensor &top = conv.tensors[ROLE_TOP], &filters = conv.tensors[ROLE_FILTERS];
   const bool strided = conv.stride[0] > 1 || conv.stride[1] > 1;
@@ -195,7 +197,7 @@ void add_contiguous_filter(const ConvCase &conv, std::vector<Candidate> &candida
                                                      {KNOB_THREADS, tile.height > 8 ? 128 : 256},
                                                      {KNOB_BLOCKS, blocks}}),
                       [&](const DepthwiseWork &work) {
-                        // Fewer blocks if all of them run at once.
+                        // Prefer fewer blocks if all of them run at once.
                         const DepthwiseLaunch &launch = work.launches.front();
                         const double at_once = 132.0 * resident_blocks(launch, 32);
                         return time * (blocks == 4 ? launch.grid > 1.1 * at_once ? 1.1 : 1 : 1.05);
@@ -216,12 +218,12 @@ std::vector<PlanSpec> depthwise_specs(const ConvCase &conv) {
   if (formats & FORMAT_CONTIGUOUS)
     conv.direction == CONV_GRAD_WEIGHTS ? add_contiguous_filter(conv, candidates)
                                         : add_contiguous_data(conv, candidates);
-  // One channel: the formats are the same, and there are no vectors.
+  // With one channel, both formats are the same, and there are no vectors.
   if (formats & FORMAT_CHANNELS_LAST && image.shape[1] > 1) add_channels_last(conv, candidates);
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate &a, const Candidate &b) { return a.cost < b.cost; });
   for (const Candidate &candidate : candidates) {
-    // One of each tile: height, width and vector are the first knobs, if there are vectors.
+    // Keep one of each tile. Height, width and, if there are vectors, vector are the first knobs.
     const auto is_like_it = [&](const PlanSpec &other) {
       const int words = other.id == DEPTHWISE_CHANNELS_LAST ? 6 : 4;
       return other.id == candidate.spec.id && std::equal(other.knobs, other.knobs + words, candidate.spec.knobs);
@@ -232,8 +234,8 @@ std::vector<PlanSpec> depthwise_specs(const ConvCase &conv) {
   return specs;
 }
 
-// By the times of PyTorch with cudnn.benchmark, of the same layers.  Where this says no, the first plan was not always
-// 1.1 times as fast; or nothing was measured.
+// Based on times of PyTorch with cudnn.benchmark for the same layers. Where this returns false, the first
+// plan was not always 1.1 times as fast, or nothing was measured.
 bool depthwise_is_fast(const ConvCase &conv, const PlanSpec &spec) {
   const Tensor &image = conv.tensors[ROLE_IMAGE], &filters = conv.tensors[ROLE_FILTERS];
   const int64_t stride = conv.stride[0], taps = filters.shape[2] * filters.shape[3];
@@ -242,7 +244,7 @@ bool depthwise_is_fast(const ConvCase &conv, const PlanSpec &spec) {
                         std::min(filters.shape[2], filters.shape[3]) >= 3 && taps <= 49;
   if (!measured) return false;
   const bool is_float32 = conv.dtype == DNNOPS_FLOAT32;
-  // cuDNN is slow here whatever the format: at least 1.3 times, usually 2 to 10 times.
+  // cuDNN is slow here in any format: at least 1.3 times slower, usually 2 to 10 times.
   if (stride == 2 && conv.direction == CONV_GRAD_INPUTS) return true;
   if (spec.id == DEPTHWISE_CHANNELS_LAST) return stride == 1 && is_float32 && taps >= 25;
   if (conv.direction == CONV_GRAD_WEIGHTS)

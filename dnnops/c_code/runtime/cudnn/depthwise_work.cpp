@@ -8,14 +8,14 @@ namespace dnnops {
 
 namespace {
 
-// Blocks that the sums of the filter kernels are spread over come in multiples of this, whatever the device, so
-// that every device adds in the same order: the multiprocessors of an H100 and an H200.
+// The number of blocks over which the filter kernels spread their sums is about a multiple of this, on any device, so
+// that every device adds in the same order. It is the number of multiprocessors of an H100 and an H200.
 constexpr int64_t BLOCK_UNIT = 132;
 
 constexpr int MAX_TAPS = 64, MAX_SPAN = 64, MAX_STRIDE = 8, MAX_UP = 4;
-// Sums and filters of a thread that registers have to hold.
+// The maximum number of sums and filters that a thread holds in registers.
 constexpr int MAX_SUMS = 128;
-// Of a block, so that two fit a multiprocessor.
+// The maximum shared memory of a block, so that two fit on a multiprocessor.
 constexpr int64_t MAX_SHARED = 100 << 10;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -145,7 +145,7 @@ class Builder {
     require(taps() * vector_ <= MAX_SUMS, "a thread's filters are too many for the registers");
   }
 
-  // The vectors of channels that neighboring threads take: about 128 bytes, in groups of equal size.
+  // Sets the number of channel vectors that neighboring threads take: about 128 bytes, in groups of equal size.
   void set_groups(int64_t most) {
     const int64_t vectors = params_.channels / vector_, wanted = std::max<int64_t>(1, 128 / (vector_ * item_));
     int64_t best = 1;
@@ -174,7 +174,7 @@ class Builder {
     launch("depthwise_data", ceil_div(count, threads_), threads_, 0);
   }
 
-  // Takes as many tiles as there are threads to be: rows of tiles of a plane, or whole planes.
+  // Takes one tile per thread: rows of tiles of a plane, or whole planes.
   int64_t share_planes(int64_t planes) {
     const int64_t of_plane = static_cast<int64_t>(params_.tiles[0]) * params_.tiles[1];
     params_.chunk = params_.tiles[0];
@@ -192,10 +192,10 @@ class Builder {
 
   int64_t plane(const int *size) const { return static_cast<int64_t>(size[0]) * size[1]; }
 
-  // Of a range of rows or planes in shared memory, which begins at any multiple of an element's size.
+  // The shared memory for a range of rows or planes, which may start at any element.
   int64_t range_bytes(int64_t count) const { return round_up(count * item_, 16) + 16; }
 
-  // The elements of one image that a block takes at a time.
+  // The number of elements of one image that a block reads at a time.
   int64_t source_elements(int64_t group, int64_t span, int64_t step) const {
     if (params_.chunks == 1) return group * plane(params_.in_size);
     const int64_t rows = (static_cast<int64_t>(params_.chunk) * tile_h_ - 1) * step + span;
@@ -229,7 +229,7 @@ class Builder {
     }
     params_.group = static_cast<int>(group);
     const int64_t tiles = group * params_.chunk * params_.tiles[1];
-    // As few rounds as the number of threads allows, each of about as many tiles.
+    // Use the fewest rounds that the number of threads allows, each with about the same number of tiles.
     const int64_t most = std::min<int64_t>(round_up(threads_, 32), DEPTHWISE_THREADS);
     max_threads_ = most;
     const int64_t block = std::min(most, round_up(ceil_div(tiles, ceil_div(tiles, most)), 32));
@@ -239,7 +239,7 @@ class Builder {
   void set_splits(int64_t groups, int64_t most) {
     const int64_t blocks = knobs_.get(KNOB_BLOCKS, 1, 64) * BLOCK_UNIT;
     const int64_t splits = std::max<int64_t>(1, std::min(most, blocks / groups));
-    // Only as many as there are parts of this size.
+    // Use only as many splits as there are parts of this size.
     params_.splits = static_cast<int>(ceil_div(most, ceil_div(most, splits)));
     if (params_.splits == 1) return;
     workspace_ = static_cast<int64_t>(params_.splits) * params_.channels * taps() * acc_;
@@ -265,7 +265,7 @@ class Builder {
 
   void filter_contiguous() {
     const int64_t channels = params_.channels, capacity = share_planes(INT_MAX);
-    // Few channels a block, so that there are enough blocks of different ones, but ranges of some length.
+    // Take few channels per block, so that there are enough blocks, but ranges of a minimum length.
     const int64_t blocks = knobs_.get(KNOB_BLOCKS, 1, 64) * BLOCK_UNIT;
     const int64_t long_enough = ceil_div(256, std::max<int64_t>(1, plane(params_.in_size) * item_));
     int64_t group = std::max(ceil_div(channels, blocks), long_enough);

@@ -8,11 +8,11 @@
 
 namespace dnnops {
 
-// Once set, nothing that may belong to the driver is destroyed: the process is ending, and the
-// driver may be gone already.
+// Once set, nothing that may belong to the driver is destroyed: the process is exiting, and the driver may
+// already be gone.
 extern bool process_is_ending;
 
-// A legacy descriptor.  Kind gives its two functions.
+// A legacy descriptor. Kind provides its two functions.
 template <class Kind>
 class LegacyDescriptor {
  public:
@@ -49,7 +49,7 @@ DNNOPS_DESCRIPTOR_KIND(ReduceTensor)
 DNNOPS_DESCRIPTOR_KIND(Activation)
 #undef DNNOPS_DESCRIPTOR_KIND
 
-// A descriptor of the graph API: created, given attributes, finalized.
+// A graph API descriptor: created, given attributes, finalized.
 class BackendDescriptor {
  public:
   BackendDescriptor() = default;

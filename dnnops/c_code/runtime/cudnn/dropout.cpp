@@ -1,4 +1,4 @@
-// Dropout and its gradient, in kernels of our own.
+// Dropout and its gradient, with dnnops kernels.
 #include "../common/dropout_problem.hpp"
 
 #include "conv_plan.hpp"
@@ -11,7 +11,7 @@ namespace dnnops {
 
 namespace {
 
-// As in dropout.cuh.
+// The same values as in dropout.cuh.
 constexpr int64_t THREADS = 256, ROUNDS = 2, BLOCK_ELEMENTS = 4 * ROUNDS * THREADS;
 struct Launch {
   const void *from;
@@ -61,7 +61,7 @@ void run(const dnnops_context &context, const char *name, Launch &launch, int64_
 }
 
 void forward(const dnnops_context &context, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  // The state is on the host: a captured launch would draw the same numbers at each replay.
+  // The state is on the host, so a captured launch would draw the same numbers at each replay.
   if (is_capturing(context.stream)) fail(DNNOPS_NOT_SUPPORTED, "dropout can't be captured in a CUDA graph");
   Launch launch = make_launch(inputs, outputs[0].data);
   const DropoutPlace place = read_place(inputs[2]);

@@ -132,7 +132,7 @@ BackendDescriptor GraphBuilder::finish(const GraphTarget &target) {
   return graph;
 }
 
-// -- plans -------------------------------------------------------------------------------
+// -- execution plans ------------------------------------------------------------------------
 
 namespace {
 

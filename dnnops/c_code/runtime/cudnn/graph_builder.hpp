@@ -1,4 +1,4 @@
-// Operation graphs of cuDNN's graph API, put together node by node, and their execution plans.
+// Operation graphs of cuDNN's graph API, built node by node, and their execution plans.
 #ifndef DNNOPS_CUDNN_GRAPH_BUILDER_HPP
 #define DNNOPS_CUDNN_GRAPH_BUILDER_HPP
 
@@ -15,7 +15,7 @@ using Sizes = std::array<int64_t, 4>;
 // The strides of a contiguous array.
 Sizes packed(const Sizes &shape);
 
-// For what a graph is made: a handle's device, or one that was described, which needs no GPU.
+// The target of a graph: the device of a handle, or a described device, which needs no GPU.
 struct GraphTarget {
   cudnnHandle_t handle = nullptr;
   const BackendDescriptor *device = nullptr;
@@ -27,18 +27,18 @@ class GraphBuilder {
   using Array = int;
   static constexpr Array NONE = -1;
 
-  // An operand or a result in device memory, which starts at a multiple of 16 bytes.
+  // An operand or result in device memory, aligned to 16 bytes.
   Array array(int64_t id, cudnnDataType_t type, const Sizes &shape, const Sizes &strides);
-  // One number, which the host gives when the plan is executed.
+  // A number that the host passes when the graph is executed.
   Array number(int64_t id, cudnnDataType_t type);
-  // What is only between two nodes.
+  // An intermediate array between two nodes.
   Array between(const Sizes &shape, cudnnDataType_t type = CUDNN_DATA_FLOAT);
   Array between(const Sizes &shape, const Sizes &strides, cudnnDataType_t type);
 
-  // Of one to three operands, elementwise; results are between two nodes unless `result` is given.
+  // An elementwise operation on one to three operands. The result is an intermediate array unless `result` is given.
   struct Elementwise {
-    cudnnDataType_t compute = CUDNN_DATA_FLOAT, type = CUDNN_DATA_FLOAT;  // `type` is the result's
-    int64_t axis = -1;                                                    // of indexes
+    cudnnDataType_t compute = CUDNN_DATA_FLOAT, type = CUDNN_DATA_FLOAT;  // `type` is the result's type
+    int64_t axis = -1;                                                    // for indices
     Array result = NONE;
   };
   Array pointwise(cudnnPointwiseMode_t mode, std::initializer_list<Array> operands, const Elementwise &how);
@@ -48,14 +48,14 @@ class GraphBuilder {
     return pointwise(mode, operands, how);
   }
   void reduce(cudnnReduceTensorOp_t op, Array x, Array result, bool deterministic = false);
-  // Lengths tell how much of an axis counts, for each batch entry; NONE: all of it.
+  // Lengths give the valid part of an axis for each batch entry; with NONE, all of it is valid.
   void multiply(Array a, Array b, Array result, Array m_lengths = NONE, Array n_lengths = NONE, Array k_lengths = NONE);
-  // The same memory with other strides.
+  // Views the same memory with other strides.
   void view(Array x, Array result);
-  // 1 with this probability, else 0.
+  // 1 with this probability, otherwise 0.
   void bernoulli(double probability, Array seed, Array offset, Array result);
 
-  // To be called once, at the end.
+  // Must be called once, at the end.
   BackendDescriptor finish(const GraphTarget &target);
 
  private:
@@ -75,8 +75,8 @@ struct ExecutionPlan {
   std::string describe() const;
 };
 
-// The first plan that the heuristics propose and that can be made; with `deterministic`, of those that give the same
-// each time.  Throws DNNOPS_NOT_SUPPORTED, with what was tried, if there is none.
+// The first proposal of the heuristics that can be built; with `deterministic`, the first one with
+// reproducible results. Throws DNNOPS_NOT_SUPPORTED, listing what was tried, if there is none.
 ExecutionPlan plan_graph(const BackendDescriptor &graph, const GraphTarget &target, bool deterministic);
 
 }  // namespace dnnops

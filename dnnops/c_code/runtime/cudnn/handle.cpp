@@ -6,8 +6,8 @@ namespace dnnops {
 
 namespace {
 
-// Handles of threads that have ended, for threads to come.  They are never destroyed: when the
-// process ends, the driver may be gone before this library is.
+// Handles of threads that have ended, for reuse by other threads. They are never destroyed, because the
+// driver may be gone before this library when the process exits.
 struct IdleHandles {
   std::mutex mutex;
   std::vector<std::unique_ptr<Handle>> handles;
@@ -52,7 +52,7 @@ std::unique_ptr<Handle> make_handle(int device) {
 
 }  // namespace
 
-// The device has to be current.
+// The device must be current.
 Handle &handle_for(int64_t device, void *stream) {
   auto &handles = thread_handles.of_device;
   if (__builtin_expect(handles.size() <= static_cast<size_t>(device), 0)) handles.resize(device + 1);

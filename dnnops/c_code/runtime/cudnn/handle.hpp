@@ -1,4 +1,4 @@
-// One cuDNN handle for each thread and device.
+// One cuDNN handle per thread and device.
 #ifndef DNNOPS_CUDNN_HANDLE_HPP
 #define DNNOPS_CUDNN_HANDLE_HPP
 
@@ -11,13 +11,13 @@ struct Handle {
   int64_t number = 0;  // unique in the process: plans made with one handle are not used with another
   int device = 0;
   void *stream = nullptr;
-  Arena *arena = nullptr;  // of this device and stream
+  Arena *arena = nullptr;  // the arena of this device and stream
 };
 
-// This thread's handle for a device, made on first use and set to the stream.
+// This thread's handle for a device, created on first use and set to the stream.
 Handle &handle_for(int64_t device, void *stream);
 
-// Makes a device current, and the former one again at the end.
+// Makes a device current, and restores the previous one at the end.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int64_t device) {

@@ -13,13 +13,13 @@ namespace dnnops {
 
 namespace {
 
-// Gives a CUfunction, or null and the reason.
+// Returns a CUfunction, or null and the reason.
 using GetKernel = void *(*)(const char *program, const char *name, const char *options, int64_t device, char *reason,
                             int64_t capacity);
 
 std::atomic<GetKernel> get_kernel{nullptr};
 
-// CUlaunchConfig; the runtime's attributes are the driver's.
+// CUlaunchConfig. The runtime's attributes have the same layout as the driver's.
 struct LaunchConfig {
   unsigned grid[3], block[3], shared_bytes;
   void *stream;
@@ -27,8 +27,8 @@ struct LaunchConfig {
   unsigned attribute_count;
 };
 
-// The few functions of the driver's library that are needed.  It isn't linked, as machines that compile this need
-// not have it.
+// The few functions needed from the driver's library, which is not linked because machines that compile this
+// may not have it.
 struct Driver {
   int (*launch)(const LaunchConfig *, void *, void **, void **) = nullptr;
   int (*get_attribute)(int *, int, void *) = nullptr;
@@ -50,7 +50,7 @@ struct Driver {
   }
 };
 
-constexpr int DRIVER_SHARED_BYTES = 1, DRIVER_MAX_DYNAMIC_SHARED_BYTES = 8;  // of CUfunction_attribute
+constexpr int DRIVER_SHARED_BYTES = 1, DRIVER_MAX_DYNAMIC_SHARED_BYTES = 8;  // values of CUfunction_attribute
 constexpr int DRIVER_INVALID_CONTEXT = 201;
 
 const Driver &driver() {
@@ -74,13 +74,13 @@ struct Kernels {
   std::map<KernelKey, Kernel> loaded;
 };
 
-// Never destroyed: threads may outlive static objects.
+// Never destroyed, because threads may outlive static objects.
 Kernels &kernels() {
   static Kernels *all = new Kernels;
   return *all;
 }
 
-// Kernels can wait from compute capability 9.0 on, and CUDA graphs know of it from CUDA 12.3 on.
+// Programmatic dependent launch needs compute capability 9.0; CUDA graphs support it from CUDA 12.3 on.
 bool can_wait(int device) {
   int major = 0, version = 0;
   DNNOPS_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
@@ -88,7 +88,7 @@ bool can_wait(int device) {
   return major >= 9 && version >= 12030;
 }
 
-// By default a block may have 48 KB.
+// By default, a block can only use 48 KB.
 void allow_all_shared_memory(void *function, int device) {
   int all = 0, used = 0;
   DNNOPS_CHECK(cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
@@ -109,7 +109,7 @@ Kernel load_kernel(const Handle &handle, const char *program, const char *name, 
   if (!get_kernel) fail(DNNOPS_NOT_SUPPORTED, "nothing is registered that compiles kernels");
   if (is_capturing(handle.stream))
     fail(DNNOPS_NOT_SUPPORTED, "its kernel is not loaded, and can't be while a CUDA graph is captured");
-  // No lock is held: this has to wait for Python's interpreter lock.
+  // No lock is held, because this has to wait for the GIL.
   char reason[2048] = "";
   void *const function = get_kernel.load()(program, name, options.c_str(), handle.device, reason, sizeof reason);
   if (!function) throw Error(DNNOPS_NOT_SUPPORTED, std::string("its kernel can't be compiled: ") + reason);
@@ -121,12 +121,12 @@ Kernel load_kernel(const Handle &handle, const char *program, const char *name, 
 
 namespace {
 
-// Calls a function of the driver, which wants a context to be current.
+// Calls a driver function, which needs a current context.
 template <class Call>
 void call_driver(const char *name, Call call) {
   int status = call();
   if (__builtin_expect(status == DRIVER_INVALID_CONTEXT, 0)) {
-    // This thread hasn't used the device yet: the runtime makes its context current.
+    // This thread has not used the device yet. This call makes the runtime's context current.
     DNNOPS_CHECK(cudaFree(nullptr));
     status = call();
   }

@@ -7,7 +7,7 @@ namespace legacy {
 
 namespace {
 
-// The library may have been loaded without RTLD_GLOBAL, so it is asked itself.
+// The library may have been loaded without RTLD_GLOBAL, so search it directly.
 void *look_up(const char *name) {
   static void *library = [] {
     Dl_info where;

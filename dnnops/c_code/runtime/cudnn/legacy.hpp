@@ -1,8 +1,8 @@
 // The functions of cuDNN's legacy API that are called here.
 //
-// NVIDIA has deprecated them, and newer releases may drop them from header and library.  So they
-// are declared here, with opaque descriptors, and looked up when the library is loaded: what is
-// missing is a null pointer, and only the Op that needs it fails, saying so.
+// NVIDIA has deprecated them, and newer releases may drop them from the header and the library. So they are
+// declared here with opaque descriptors and looked up when the library is loaded. A missing function is a
+// null pointer, and only Ops that need it raise an error.
 #ifndef DNNOPS_CUDNN_LEGACY_HPP
 #define DNNOPS_CUDNN_LEGACY_HPP
 
@@ -121,7 +121,7 @@ using Descriptor = void *;
 DNNOPS_LEGACY_FUNCTIONS(DNNOPS_DECLARE)
 #undef DNNOPS_DECLARE
 
-// Throws for a function that this cuDNN doesn't have.
+// Throws for a function that this version of cuDNN lacks.
 [[noreturn]] void fail_missing(const char *name);
 
 template <class Function>
@@ -132,7 +132,7 @@ Function require(Function function, const char *name) {
 
 }  // namespace legacy
 
-// Calls a legacy function, checks that it exists, and its status.
+// Checks that a legacy function exists, calls it, and checks its status.
 #define DNNOPS_LEGACY(name, ...) \
   ::dnnops::check(::dnnops::legacy::require(::dnnops::legacy::name, #name)(__VA_ARGS__), #name "(" #__VA_ARGS__ ")")
 

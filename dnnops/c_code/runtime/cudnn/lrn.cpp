@@ -1,4 +1,4 @@
-// Local response normalization across channels, divisive normalization within them, and their gradients.
+// Local response normalization across channels, divisive normalization within channels, and their gradients.
 #include "../common/shapes.hpp"
 #include "handle.hpp"
 #include "node_state.hpp"
@@ -7,7 +7,7 @@ namespace dnnops {
 
 namespace {
 
-// The words of both; the last one is the divisive one's only.
+// The words of both. The last one is only used for divisive normalization.
 struct NormParams {
   int64_t n;
   double alpha, beta, k;
@@ -17,7 +17,7 @@ struct NormParams {
 const NormParams &params_of(const int64_t *words) { return *reinterpret_cast<const NormParams *>(words); }
 
 constexpr int CROSS_CHANNEL = 0, PRECOMPUTED_MEANS = 0;
-// cuDNN takes no larger batch: 65541 images were not supported.
+// cuDNN does not support larger batches: 65541 images failed.
 constexpr int64_t MOST_IMAGES = 65535;
 
 void check_operands(const dnnops_tensor *inputs, int count) {
@@ -37,11 +37,11 @@ struct NormState : State {
   NormKey key;
   bool empty = false;
   int64_t image_bytes = 0;
-  TensorDescriptor most, rest;  // arrays of MOST_IMAGES, and of those that are left
+  TensorDescriptor most, rest;  // for batches of MOST_IMAGES, and for the rest of the batch
   LRNDescriptor norm;
 };
 
-// All arrays are contiguous and have x's shape, so that one descriptor does for all; `tensor` makes it.
+// All arrays are contiguous and have x's shape, so one descriptor serves all of them; `tensor` makes it.
 template <class MakeTensor>
 void prepare(NormState &state, const NormKey &key, const NormParams &params, const dnnops_tensor &x,
              MakeTensor &&tensor) {
@@ -68,7 +68,7 @@ struct Part {
   void *of(const dnnops_tensor &tensor) const { return static_cast<char *>(tensor.data) + begin; }
 };
 
-// Calls body(handle, descriptor, part) for each part of the batch, with what the node has kept.
+// Calls body(handle, descriptor, part) for each part of the batch, with what the node keeps.
 template <class MakeTensor, class Body>
 void run(const dnnops_context &context, const NormParams &params, const dnnops_tensor *inputs, int count,
          MakeTensor &&tensor, Body &&body) {
@@ -91,12 +91,12 @@ void run(const dnnops_context &context, const NormParams &params, const dnnops_t
 
 // -- across channels -------------------------------------------------------------------------------
 
-// Forward: x; gradient: x, y, and the gradient by y.
+// Forward: x; gradient: x, y, and the gradient with respect to y.
 int lrn_input_count(const NormParams &params) { return params.gradient ? 3 : 1; }
 
 const char *lrn_name(const NormParams &params) { return params.gradient ? "GpuDnnLRNGrad" : "GpuDnnLRN"; }
 
-// The axes after the channels as one.
+// Merges the axes after the channels into one.
 Tensor merged(const dnnops_tensor &x) {
   const int64_t channels = x.shape[1], inner = element_count(x.shape + 2, x.ndim - 2);
   return {4, {x.shape[0], channels, inner, 1, 0}, {channels * inner, inner, 1, 1, 0}, 16};
@@ -126,7 +126,7 @@ void run_lrn(const dnnops_context &context, const NormParams &params, const dnno
 
 // -- within channels -------------------------------------------------------------------------------
 
-// Forward: x, and means if there are any; gradient: also the gradient by the output.
+// Forward: x and, if present, means; gradient: also the gradient with respect to the output.
 int divisive_input_count(const NormParams &params) { return 1 + (params.has_means != 0) + (params.gradient != 0); }
 
 int divisive_output_count(const NormParams &params) { return params.gradient && params.has_means ? 2 : 1; }

@@ -1,4 +1,4 @@
-// Contiguous arrays seen with as few axes as tell what is done along them.
+// Contiguous arrays viewed with the fewest axes that describe an operation along some of them.
 #ifndef DNNOPS_CUDNN_MERGED_AXES_HPP
 #define DNNOPS_CUDNN_MERGED_AXES_HPP
 
@@ -8,16 +8,16 @@
 
 namespace dnnops {
 
-// cuDNN's legacy descriptors have at least 4 axes here, which all of its functions take, and at most 8.
+// cuDNN's legacy descriptors have at least 4 axes here, a number that all of its functions support, and at most 8.
 constexpr int MIN_MERGED = 4;
 
 struct MergedAxes {
   int count = 0;
   int64_t shape[DNNOPS_MAX_NDIM];
-  bool marked[DNNOPS_MAX_NDIM];  // along these something is done: a reduction, a broadcast
+  bool marked[DNNOPS_MAX_NDIM];  // axes that are reduced or broadcast
 };
 
-// Neighbors that are both marked, or both not, become one axis; axes of length 1 vanish.
+// Adjacent axes that are both marked or both unmarked become one axis; axes of length 1 are dropped.
 inline MergedAxes merge_axes(const int64_t *shape, int64_t ndim, const bool *marked) {
   MergedAxes merged;
   for (int64_t i = 0; i < ndim; ++i) {
@@ -32,7 +32,7 @@ inline MergedAxes merge_axes(const int64_t *shape, int64_t ndim, const bool *mar
   return merged;
 }
 
-// Describes the contiguous array of these axes; with `squeezed`, the one in which the marked axes have length 1.
+// Describes the contiguous array with these axes; with `squeezed`, the marked axes have length 1.
 inline void set_merged_descriptor(legacy::Descriptor descriptor, const MergedAxes &axes, bool squeezed, int64_t dtype) {
   int shape[DNNOPS_MAX_NDIM], strides[DNNOPS_MAX_NDIM];
   const int count = axes.count < MIN_MERGED ? MIN_MERGED : axes.count, unit = count - axes.count;

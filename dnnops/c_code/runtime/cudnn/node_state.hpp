@@ -1,5 +1,4 @@
-// What a node keeps between its executions: the operands' layout of the last one, and what was
-// prepared for it.
+// What a node keeps between executions: the layout of its last operands, and what was prepared for it.
 #ifndef DNNOPS_CUDNN_NODE_STATE_HPP
 #define DNNOPS_CUDNN_NODE_STATE_HPP
 
@@ -9,7 +8,8 @@
 
 namespace dnnops {
 
-// All of an operand but its address; of that the alignment.  Only 8-byte fields and no padding.
+// Everything about an operand except its address, of which only the alignment counts. Only 8-byte
+// fields and no padding.
 struct OperandKey {
   int64_t dtype, ndim, shape[DNNOPS_MAX_NDIM], strides[DNNOPS_MAX_NDIM], alignment;
 };
@@ -24,14 +24,14 @@ inline void read_key(OperandKey &key, const dnnops_tensor &operand) {
   key.alignment = alignment_of(operand.data);
 }
 
-// The node's state; one for this call if the caller gave no slot, or if another thread has it.
+// The node's state, or a temporary one if the caller gave no slot or another thread holds it.
 template <class NodeState>
 class HeldState {
  public:
   explicit HeldState(const dnnops_context &context) : lease_(context.state) {
     if (!lease_.get()) local_.emplace();
   }
-  // Whether the state is the node's, and not made for this call only.
+  // Whether the state belongs to the node, not only to this call.
   bool is_kept() const { return lease_.get(); }
   NodeState &operator*() { return lease_.get() ? *lease_.get() : *local_; }
 

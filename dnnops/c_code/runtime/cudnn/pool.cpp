@@ -14,7 +14,7 @@ enum PoolWord { WORD_MODE = 1, WORD_GRADIENT = 3, WORD_DETERMINISTIC = 4 };
 enum CudnnPooling { POOLING_MAX = 0, POOLING_INC_PAD = 1, POOLING_EXC_PAD = 2, POOLING_MAX_DETERMINISTIC = 3 };
 constexpr int PROPAGATE_NAN = 1;
 
-// Forward: x and the three vectors; gradient: x, the pooled x, the gradient by it, and the vectors.
+// Forward: x and the three vectors; gradient: x, the pooled x, the gradient with respect to it, and the vectors.
 struct PoolCall {
   const int64_t *words;
   const dnnops_tensor *inputs;
@@ -72,11 +72,11 @@ int cudnn_mode(const PoolCall &call) {
   switch (call.words[WORD_MODE]) {
     case POOL_MAX: return call.words[WORD_DETERMINISTIC] ? POOLING_MAX_DETERMINISTIC : POOLING_MAX;
     case POOL_AVERAGE_EXC_PAD: return POOLING_EXC_PAD;
-    default: return POOLING_INC_PAD;  // a sum is this average times the window's size
+    default: return POOLING_INC_PAD;  // a sum is this average times the size of the window
   }
 }
 
-// cuDNN leaves out windows that reach over the end.
+// cuDNN leaves out windows that extend past the end.
 void require_whole_windows(const PoolProblem &problem) {
   for (int64_t i = 0; i < problem.spatial_ndim; ++i) {
     const int64_t padded = problem.image[2 + i] + 2 * problem.pad[i];

@@ -11,7 +11,7 @@ namespace dnnops {
 
 namespace {
 
-// Bit i of axes: whether axis i is reduced.  op is a cudnnReduceTensorOp_t.
+// Bit i of axes says whether axis i is reduced. op is a cudnnReduceTensorOp_t.
 struct ReductionParams {
   int64_t op, axes, dtype, indices;
 };
@@ -29,7 +29,7 @@ enum CudnnReduction {
 constexpr int PROPAGATE_NAN = 1, FLATTENED_INDICES = 1, INDICES_OF_32_BITS = 0;
 constexpr int64_t INDEX_BYTES = 4;
 
-// As in reduction.cuh.
+// The same values as in reduction.cuh.
 constexpr unsigned THREADS = 256, MAX_BLOCKS = 2112;
 struct Launch {
   const void *from;
@@ -112,7 +112,7 @@ void describe_reduction(ReductionState &state, const ReductionParams &params, co
 Way way_of(const ReductionParams &params, const dnnops_tensor &x) {
   int64_t results = 1, reduced = 1;
   for (int64_t i = 0; i < x.ndim; ++i) (is_reduced(params, i) ? reduced : results) *= x.shape[i];
-  // cuDNN refuses what reduces no axis.
+  // cuDNN rejects reductions over no axes.
   return !results ? NOTHING : !reduced ? FILL : reduced == 1 ? ELEMENTS : CUDNN;
 }
 
@@ -155,7 +155,7 @@ void launch(const Kernel &kernel, const void *from, void *to, int64_t count, voi
   launch_kernel(kernel, static_cast<unsigned>(blocks), THREADS, 0, stream, pointers);
 }
 
-// What sums, products and means of nothing are: 0, 1 and NaN.
+// Fills in the results of empty reductions: 0 for sums, 1 for products, NaN for means.
 void fill(const ReductionState &state, const ReductionParams &params, const Handle &handle, void *output) {
   const int at = params.op == REDUCE_MUL ? 1 : params.op == REDUCE_AVG ? 2 : 0;
   static const float floats[] = {0, 1, __builtin_nanf("")};
@@ -202,7 +202,7 @@ void run(const dnnops_context &context, const ReductionParams &params, const dnn
 
 }  // namespace dnnops
 
-// Input: x.  Outputs: the values, and the int64 indices if they are asked for.
+// Input: x. Outputs: the values, and the int64 indices if requested.
 DNNOPS_EXPORT int dnnops_cudnn_reduction_shape(const dnnops_context *, const int64_t *words,
                                                const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   using namespace dnnops;
@@ -221,7 +221,7 @@ DNNOPS_EXPORT int dnnops_cudnn_reduction(const dnnops_context *context, const in
   return guarded("GpuDnnReduction", inputs, 1, [&] { run(*context, params, inputs[0], outputs); });
 }
 
-// Makes cuDNN's descriptors, without a GPU.
+// Makes cuDNN's descriptors; needs no GPU.
 DNNOPS_EXPORT int dnnops_cudnn_reduction_describe(const dnnops_context *, const int64_t *words,
                                                   const dnnops_tensor *inputs, dnnops_tensor *) {
   using namespace dnnops;

@@ -12,10 +12,10 @@ namespace dnnops {
 
 namespace {
 
-// Of all plans in all threads: a training step has a few, since its arrays take turns.  Each holds some KiB for each of
-// its kernels, of which a long network has thousands.
+// The limits for all plans and threads together. A training step needs a few recordings, since its arrays
+// take turns. Each takes some KiB per kernel, of which a long network has thousands.
 constexpr size_t KEPT_SHORT = 256, KEPT_LONG = 24;
-// Recording takes as long as some launches.  A plan whose addresses change all the time records no more.
+// Recording takes as long as several launches. A plan whose addresses keep changing stops recording.
 constexpr int64_t FREE_RECORDINGS = 8, REPLAYS_PER_RECORDING = 8;
 
 thread_local int64_t replays_of_thread = 0;
@@ -30,13 +30,13 @@ struct RecordingKey {
 using Recordings = LruCache<RecordingKey, Recording, WordHash<RecordingKey>>;
 
 Recordings &recordings(PassLength length) {
-  // Not destroyed with static objects: the driver may be gone by then.
+  // Not destroyed with static objects, because the driver may be gone by then.
   static auto *few_kernels = new Recordings(KEPT_SHORT), *many_kernels = new Recordings(KEPT_LONG);
   return length == PassLength::SHORT ? *few_kernels : *many_kernels;
 }
 
-// While it lives, what goes through the handle is recorded on a stream of its own.  The handle's own stream may be the
-// default one, of which nothing can be recorded.
+// While it exists, work on the handle is recorded on a separate stream: the handle's stream may be the
+// default one, which cannot be captured.
 class Recorder {
  public:
   explicit Recorder(const Handle &handle) : handle_(handle), redirected_(handle) {
@@ -44,7 +44,8 @@ class Recorder {
     redirected_.stream = stream_;
     try {
       DNNOPS_CHECK(cudnnSetStream(handle.cudnn, stream_));
-      // Fails on what this thread does beside launching, for it would not be repeated; others may do what they like.
+      // Fails if this thread does anything but launch, since that would not be replayed. Other threads are
+      // not restricted.
       DNNOPS_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
     } catch (...) {
       leave();
@@ -57,7 +58,7 @@ class Recorder {
       cudaGraph_t partial = nullptr;
       cudaStreamEndCapture(stream_, &partial);
       if (partial) cudaGraphDestroy(partial);
-      cudaGetLastError();  // or the next check of a launch would find it
+      cudaGetLastError();  // otherwise the next launch check would report it
     }
     leave();
   }
@@ -93,7 +94,7 @@ Recording::Recording(const Handle &handle, const LaunchPass &launch, std::shared
   Recorder recorder(handle);
   launch(recorder.handle());
   cudaGraph_t graph = recorder.finish();
-  // cuDNN may have given its own streams priorities.
+  // Keep priorities that cuDNN may have given to its own streams.
   const cudaError_t status =
       cudaGraphInstantiateWithFlags(&executable_, graph, cudaGraphInstantiateFlagUseNodePriority);
   cudaGraphDestroy(graph);
@@ -101,7 +102,7 @@ Recording::Recording(const Handle &handle, const LaunchPass &launch, std::shared
   DNNOPS_CHECK(status);
 }
 
-// One that still runs is destroyed when it is done.
+// If the graph is still running, it is destroyed when it is done.
 Recording::~Recording() {
   if (!process_is_ending) cudaGraphExecDestroy(executable_);
 }
@@ -116,8 +117,7 @@ Replays::Replays(bool wanted, PassLength length, std::shared_ptr<const void> own
   number_ = ++made;
 }
 
-// Whether a pass that has no recording was seen a short time ago: that of addresses that never come again would be in
-// vain.
+// Whether a pass without a recording was seen recently. Recording addresses that never recur would be wasted.
 bool Replays::recurs(size_t hash) {
   if (std::find(seen_.begin(), seen_.end(), hash) != seen_.end()) return true;
   seen_[next_++ % seen_.size()] = hash;
@@ -125,7 +125,7 @@ bool Replays::recurs(size_t hash) {
 }
 
 void Replays::run(const Handle &handle, const Addresses &addresses, const LaunchPass &launch) {
-  // What somebody else records has to be launched for them.
+  // If another capture is in progress, launch the work into it.
   if (!wanted_ || is_capturing(handle.stream)) return launch(handle);
   const RecordingKey key{number_, addresses};
   std::shared_ptr<Recording> recording = recordings(length_).find(key);

@@ -1,4 +1,4 @@
-// Passes that are recorded as CUDA graphs, and launched as these when they come again.
+// Passes that are recorded as CUDA graphs and replayed when the same arrays recur.
 #ifndef DNNOPS_CUDNN_REPLAY_HPP
 #define DNNOPS_CUDNN_REPLAY_HPP
 
@@ -11,7 +11,7 @@
 
 namespace dnnops {
 
-// Every address that a pass reads or writes.  What it launches depends on nothing else.
+// Every address that a pass reads or writes. Its launches depend on nothing else.
 using Addresses = std::array<int64_t, 24>;
 // Launches a pass on the stream of a handle.
 using LaunchPass = std::function<void(const Handle &)>;
@@ -19,7 +19,8 @@ using LaunchPass = std::function<void(const Handle &)>;
 // A recorded pass.
 class Recording {
  public:
-  // Records what is launched, which is not run.  Throws if it can't be recorded.  What has the kernels lives as long.
+  // Records the launches without running them. Throws if they cannot be recorded. Keeps `owner`, which holds
+  // the kernels, alive.
   Recording(const Handle &handle, const LaunchPass &launch, std::shared_ptr<const void> owner = nullptr);
   ~Recording();
   Recording(const Recording &) = delete;
@@ -31,16 +32,17 @@ class Recording {
   cudaGraphExec_t executable_ = nullptr;
 };
 
-// How many kernels a pass has: a few, or some for each step of a network, of which less recordings are kept.
+// The number of kernels in a pass: a few, or several for each step of a network. Fewer recordings of long
+// passes are kept.
 enum class PassLength { SHORT, LONG };
 
-// The recordings of one plan, by addresses.  They are kept with those of all plans, and the one that was not used for
-// longest is forgotten first.
+// The recordings of one plan, by addresses. They are stored with those of all plans; the least recently used
+// one is dropped first.
 class Replays {
  public:
-  // Without wanted none is made.  owner is what has the kernels, if that may go.
+  // If not wanted, nothing is recorded. owner holds the kernels, if they may be freed otherwise.
   Replays(bool wanted, PassLength length, std::shared_ptr<const void> owner = nullptr);
-  // Runs a pass; launch is called unless there is a recording of these addresses.
+  // Runs a pass. launch is called unless there is a recording for these addresses.
   void run(const Handle &handle, const Addresses &addresses, const LaunchPass &launch);
 
  private:
@@ -55,7 +57,7 @@ class Replays {
   int64_t recorded_ = 0, replayed_ = 0;
 };
 
-// How many passes of this thread were launched as recordings.
+// The number of passes of this thread that were replayed.
 int64_t replay_count();
 // Why this thread's last recording failed; empty if none did.
 const char *replay_failure();

@@ -1,4 +1,4 @@
-// Recurrent networks and their gradient: the Ops' functions.
+// The functions of the recurrent network Ops, forward and gradient.
 #include "rnn.hpp"
 
 namespace dnnops::rnn {
@@ -12,7 +12,7 @@ struct RnnState : State {
   std::shared_ptr<Plan> plan;
 };
 
-// One call of either Op.
+// A call of either Op.
 struct Call {
   const dnnops_context &context;
   const Settings &settings;
@@ -32,7 +32,7 @@ struct Call {
 
   bool keeps_reserve() const { return is_forward && problem.flag; }
   bool by_x() const { return !is_forward && problem.flag; }
-  // Without a reserve of its own, a network that drops runs as in training: for inference cuDNN would drop nothing.
+  // With dropout, a network without a reserve still runs as in training, because cuDNN drops nothing in inference.
   bool training() const { return !is_forward || problem.flag || problem.dropout > 0; }
   bool empty() const { return !problem.positions(); }
   int64_t dtype() const { return inputs[1].dtype; }
@@ -50,7 +50,7 @@ void check_call(const Call &call) {
   check_operands(call.problem, call.inputs);
 }
 
-// The node's plan for these operands.  Both functions of a call ask for it, and only the first may have to make it.
+// The node's plan for these operands. Both functions of a call request it, and only the first may have to make it.
 std::shared_ptr<Plan> find_plan(const Call &call, const Handle &handle) {
   const std::vector<int64_t> lengths = lengths_of(call.problem, call.inputs);
   Key key = make_key(call.problem, call.settings, call.context.device, call.dtype(), lengths, call.training());
@@ -108,7 +108,7 @@ void forward(const Call &call) {
   const Problem &p = call.problem;
   const DeviceGuard device(call.context.device);
   const Handle &handle = handle_for(call.context.device, call.context.stream);
-  if (call.empty()) {  // no steps: the states stay
+  if (call.empty()) {  // without steps, the states are unchanged
     copy(handle, call.inputs[2], call.outputs[1]);
     if (p.has_cell()) copy(handle, call.inputs[p.cx_at()], call.outputs[2]);
     return;
@@ -167,16 +167,17 @@ void backward(const Call &call) {
                   call.cell(call.outputs, 2)});
 }
 
-// Calls body(call) with the operands in the words of a failure.
+// Calls body(call). A failure's message describes the operands.
 int run(bool is_forward, void (*body)(const Call &), const dnnops_context *context, const int64_t *words,
         const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded(is_forward ? "GpuDnnRNNForward" : "GpuDnnRNNBackward", inputs, operand_count(is_forward, words),
                  [&] { body(Call(is_forward, context, words, inputs, outputs)); });
 }
 
-// Writes where cuDNN has a matrix and a bias: the offset in elements, the dimensions and the element count of each.
+// Writes the position of a matrix and a bias in cuDNN's parameters: for each the offset in elements, the
+// dimensions and the number of elements.
 void describe_parameters(const Call &call, const Plan &plan, const Handle &handle, int64_t *found) {
-  // An address that nothing is read from: only differences matter.
+  // Nothing is read from this address; only differences matter.
   const Workspace block(*handle.arena, plan.parameters());
   const char *begin = static_cast<const char *>(block.pointer());
   const int64_t item = item_size(call.dtype()), linear = 2 * call.problem.gates + (call.problem.projected > 0);
@@ -229,8 +230,8 @@ DNNOPS_EXPORT const char *dnnops_cudnn_rnn_last_algorithm(void) {
   return rnn::last_algorithm < 0 ? "" : rnn::algorithm_names[rnn::last_algorithm];
 }
 
-// Where cuDNN has the parameters of the network of a forward Op: for each pseudo-layer and linear layer, of matrix and
-// bias, the offset in elements (-1: there is none) and two dimensions.
+// The layout of the parameters in cuDNN for the network of a forward Op: for each pseudo-layer and linear
+// layer, and for matrix and bias, the offset in elements (-1 if there is none) and two dimensions.
 DNNOPS_EXPORT int dnnops_cudnn_rnn_parameters(const dnnops_context *context, const int64_t *words,
                                               const dnnops_tensor *inputs, int64_t *found) {
   return guarded("GpuDnnRNNForward", inputs, rnn::operand_count(true, words), [&] {

@@ -1,4 +1,4 @@
-// cuDNN's recurrent networks: descriptors that are kept from call to call, launches, and the choice of an algorithm.
+// cuDNN's recurrent networks: descriptors that are kept between calls, launches, and the selection of an algorithm.
 #ifndef DNNOPS_CUDNN_RNN_HPP
 #define DNNOPS_CUDNN_RNN_HPP
 
@@ -16,7 +16,7 @@ namespace dnnops::rnn {
 struct Settings {
   int64_t algo;  // a cudnnRNNAlgo_t, or ALGO_AUTO
   int64_t allow_tf32, deterministic;
-  int64_t inplace;  // the gradient may overwrite the reserve
+  int64_t inplace;  // whether the gradient may overwrite the reserve
   int64_t verbose;
 };
 constexpr int64_t ALGO_AUTO = 4;
@@ -24,24 +24,24 @@ extern const char *const algorithm_names[ALGO_AUTO];
 
 inline const Settings &settings_of(const int64_t *words) { return *reinterpret_cast<const Settings *>(words + 9); }
 
-// All that descriptors depend on, but for the lengths.  Only 8-byte fields and no padding.
+// Everything that descriptors depend on, except the lengths. Only 8-byte fields and no padding.
 struct Key {
   int64_t device, dtype, mode, hidden, layers, directions, skip, projected, input, steps, batch, allow_tf32;
   double dropout;
-  int64_t padded;    // sequences have lengths of their own, and lie in memory with what is behind their ends
-  int64_t training;  // there is a reserve
+  int64_t padded;    // whether sequences have their own lengths and are stored with padding
+  int64_t training;  // whether there is a reserve
   int64_t handle, algo;
-  int64_t replays;  // a bit for each Pass: whether it is launched as a CUDA graph when it comes again
+  int64_t replays;  // a bit for each Pass: whether it is replayed as a CUDA graph when it recurs
 
   bool operator==(const Key &other) const { return !std::memcmp(this, &other, sizeof *this); }
 };
 
-// The key without handle and algorithm, for which these are chosen.
+// The key without handle and algorithm, which are selected for it.
 Key make_key(const Problem &problem, const Settings &settings, int64_t device, int64_t dtype,
              const std::vector<int64_t> &lengths, bool training);
 
-// Owners of cuDNN's descriptors.  A network's may hold a kernel that was compiled for it, and is not destroyed when the
-// process is ending.
+// Owners of cuDNN's descriptors. The descriptor of a network may hold a kernel that was compiled for it, so
+// it is not destroyed when the process is exiting.
 template <class Descriptor, cudnnStatus_t (*create)(Descriptor *), cudnnStatus_t (*destroy)(Descriptor)>
 class Owned {
  public:
@@ -61,23 +61,23 @@ using DataDescriptor = Owned<cudnnRNNDataDescriptor_t, cudnnCreateRNNDataDescrip
 using DropoutDescriptor =
     Owned<cudnnDropoutDescriptor_t, cudnnCreateDropoutDescriptor, cudnnDestroyDropoutDescriptor>;
 
-// Why an algorithm doesn't run a network, where cuDNN wouldn't say so itself; null if nothing is known against it.
+// Why an algorithm does not support a network, if cuDNN itself would not report it; null if there is no known reason.
 const char *refusal(const Key &key);
 
-// What a network needs to run with one algorithm, on one handle.
+// Everything a network needs to run with one algorithm on one handle.
 class Plan {
  public:
   Plan(const Key &key, const Handle &handle, const std::vector<int64_t> &lengths);
   Plan(const Plan &) = delete;
   Plan &operator=(const Plan &) = delete;
 
-  // A call may have other lengths than the one before.
+  // The lengths may differ from those of the previous call.
   void set_lengths(const Handle &handle, const std::vector<int64_t> &lengths);
   int algo() const { return static_cast<int>(key_.algo); }
   int64_t workspace() const { return static_cast<int64_t>(workspace_); }
   int64_t reserve() const { return static_cast<int64_t>(reserve_); }
   int64_t parameters() const { return static_cast<int64_t>(parameters_); }
-  // The random generators' memory; 0 without dropout.
+  // The memory of the random generators, in bytes; 0 without dropout.
   int64_t generators() const { return static_cast<int64_t>(generators_); }
   cudnnRNNDescriptor_t network() const { return network_; }
 
@@ -93,7 +93,7 @@ class Plan {
   void forward(const Handle &handle, const Arrays &arrays);
   // Overwrites the reserve.
   void backward(const Handle &handle, const Arrays &arrays, const Gradients &gradients);
-  // The same, never from a recording.
+  // The same functions, never replayed from a recording.
   void launch_forward(const Handle &handle, const Arrays &arrays) const;
   void launch_data(const Handle &handle, const Arrays &arrays, const Gradients &gradients) const;
   void launch_weights(const Handle &handle, const Arrays &arrays, const Gradients &gradients) const;
@@ -113,13 +113,13 @@ class Plan {
   size_t workspace_ = 0, reserve_ = 0, parameters_ = 0, generators_ = 0;
 };
 
-// A plan of this thread's handle, kept for the next call that has the key.
+// A plan for this thread's handle, kept for the next call with the same key.
 std::shared_ptr<Plan> plan_for(const Key &key, const Handle &handle, const std::vector<int64_t> &lengths);
 
 // Pieces of one block of scratch memory.
 class Pieces {
  public:
-  // Gives the place of a piece of so many bytes.
+  // Adds a piece of this size and returns its offset.
   int64_t add(int64_t bytes) {
     const int64_t place = total_;
     total_ += (bytes + 255) / 256 * 256;
@@ -132,13 +132,14 @@ class Pieces {
   int64_t total_ = 0;
 };
 
-// How a network runs.
+// How a network is run.
 struct Choice {
   int64_t algo, replays;
 };
 
-// The choice for a key: the settings' algorithm; else what was chosen before, or is found by timing it on these
-// operands.  A gradient that comes first takes the standard one: the algorithms' reserves differ.
+// Selects how to run a key: with the algorithm in the settings; otherwise with the one selected earlier, or
+// found by timing on these operands. A gradient that comes first uses the standard algorithm, since the
+// reserves of the algorithms differ.
 Choice choose(const Key &key, const Settings &settings, const Problem &problem, const Handle &handle,
               const dnnops_tensor *inputs, bool is_forward);
 

@@ -1,4 +1,4 @@
-// Which algorithm runs a recurrent network: found by timing, once for each network and shape.
+// Selects the algorithm of a recurrent network by timing, once for each network and shape.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -18,17 +18,18 @@ namespace dnnops::rnn {
 
 namespace {
 
-// How many choices there are by timing.  They are never forgotten, since a gradient has to find that of its forward
-// call; networks and shapes beyond take the standard algorithm.
+// The maximum number of selections by timing. They are never forgotten, since a gradient must find the
+// selection of its forward call. Further networks and shapes use the standard algorithm.
 constexpr size_t MOST_CHOICES = 1024;
-// The first run also loads kernels.  Of long ones there are less, but two steps that follow each other at least.
+// The first run also loads kernels. Long runs are timed less often, but at least two consecutive steps are timed.
 constexpr int RUNS = 5, LEAST_RUNS = 2;
 constexpr double ALL_RUNS_MS = 300;
-constexpr int64_t ALL_REPLAY = (1 << PASSES) - 1;  // of Choice::replays
-// Relative differences from the standard algorithm's results that aren't rounding: then an algorithm is wrong.  A
-// network that amplifies from step to step makes large ones of small ones, and then loses the faster algorithm.
+constexpr int64_t ALL_REPLAY = (1 << PASSES) - 1;  // a value of Choice::replays
+// Relative differences from the standard algorithm's results that are more than rounding: such an algorithm
+// is considered wrong. A network that amplifies differences from step to step also exceeds them, and then
+// loses the faster algorithm.
 constexpr double WRONG_FLOAT32 = 1e-2, WRONG_SHORT = 0.2;
-// Of the algorithm for small hidden layers, in cuDNN 9: with three or four gates, and with one.
+// The maximum hidden sizes of cuDNN 9's algorithm for small layers: with three or four gates, and with one.
 constexpr int64_t SMALL_GATED = 192, SMALL_PLAIN = 384;
 
 struct Choices {
@@ -41,7 +42,7 @@ Choices &choices() {
   return *all;
 }
 
-// A training step, or for inference a forward call, on operands of a call and results of its own.
+// A training step, or a forward call for inference, on the operands of a call with separate results.
 class Trial {
  public:
   Trial(Key key, int64_t algo, const Problem &p, const Handle &handle, const dnnops_tensor *inputs)
@@ -68,7 +69,7 @@ class Trial {
     arrays_ = {inputs[0].data, inputs[1].data, inputs[2].data, has_cell ? inputs[p.cx_at()].data : nullptr,
                at(y), at(hy), has_cell ? at(cy) : nullptr, training_ ? at(reserve) : nullptr, at(workspace),
                at(generators), 0};
-    // The output stands in for the gradient by it.
+    // The output stands in for its gradient.
     gradients_ = {at(y), at(hy), has_cell ? at(cy) : nullptr, at(dw), at(dx), at(dhx), has_cell ? at(dcx) : nullptr};
   }
 
@@ -78,7 +79,8 @@ class Trial {
     return time_passes([this](int pass) { launch(pass, handle_); });
   }
 
-  // Some of what the last run computed: the output, and the gradients by parameters, input and first states.
+  // A sample of the results of the last run: the output, and the gradients with respect to parameters, input
+  // and initial states.
   std::vector<std::vector<float>> sample() const {
     const void *const results[] = {arrays_.y, gradients_.dw, gradients_.dx, gradients_.dhx};
     std::vector<std::vector<float>> found;
@@ -87,7 +89,7 @@ class Trial {
     return found;
   }
 
-  // The same, of recordings.
+  // The times of the recorded passes.
   Milliseconds time_recorded() {
     std::optional<Recording> recordings[PASSES];
     for (int pass = 0; pass < passes(); ++pass)
@@ -117,7 +119,7 @@ class Trial {
     const int last = passes() - 1;
     const double first = milliseconds_between(begin_, ends_[0][last]);
     const int runs = static_cast<int>(std::clamp(ALL_RUNS_MS / first, double{LEAST_RUNS}, double{RUNS}));
-    // As in a loop of training: while one step runs, the next is launched.
+    // As in a training loop, the next step is launched while one runs.
     for (int i = 0; i <= runs; ++i) step(ends_[i]);
     Milliseconds least = {};
     for (int pass = 0; pass < passes(); ++pass) {
@@ -141,7 +143,7 @@ class Trial {
   using Events = Event[PASSES];
   Event begin_;
   Events ends_[RUNS + 1];
-  std::array<int64_t, 4> sizes_;  // of what is compared, in bytes
+  std::array<int64_t, 4> sizes_;  // of the compared results, in bytes
   int64_t dtype_, space_;
 };
 
@@ -152,13 +154,13 @@ Times time_algorithm(const Key &key, int64_t algo, const Settings &settings, con
     Trial trial(key, algo, p, handle, inputs);
     times.space = trial.space();
     times.launched = trial.time();
-    // Before the recordings: without them it may run nevertheless.
+    // Taken before recording, since the algorithm may run even if recording fails.
     times.sample = trial.sample();
-    // What is dropped changes from call to call.
+    // Dropout changes from call to call, so it cannot be recorded.
     if (!key.dropout) times.recorded = trial.time_recorded();
   } catch (const Error &error) {
-    // Most often cuDNN doesn't take the network, or there is no memory for another try.  What remains broken breaks
-    // the call itself.
+    // Usually cuDNN does not support the network, or there is no memory for another trial. An error that
+    // persists is raised by the call itself.
     DNNOPS_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(handle.stream)));
     if (times.runs()) times.replay_failure = error.message;
     if (settings.verbose)
@@ -168,7 +170,7 @@ Times time_algorithm(const Key &key, int64_t algo, const Settings &settings, con
   return times;
 }
 
-// Of any result; 0 if an algorithm did not run.
+// The largest difference of any result; 0 if an algorithm did not run.
 double largest_difference(const std::vector<std::vector<float>> &found,
                           const std::vector<std::vector<float>> &expected) {
   double largest = 0;
@@ -191,7 +193,7 @@ std::string words(const Times &times, bool training) {
   return text + piece;
 }
 
-// By the bits of Times::replays().
+// Describes the bits of Times::replays().
 std::string replayed_words(int64_t replays, bool training) {
   constexpr const char *names[PASSES] = {"forward", "by the input", "by the parameters"};
   std::string text;
@@ -203,12 +205,12 @@ std::string replayed_words(int64_t replays, bool training) {
 Choice find_fastest(const Key &key, const Settings &settings, const Problem &p, const Handle &handle,
                     const dnnops_tensor *inputs) {
   const bool is_small = key.hidden <= (p.gates > 1 ? SMALL_GATED : SMALL_PLAIN);
-  // Not the dynamic one: compiling its kernel takes seconds.
+  // The dynamic algorithm is left out, because compiling its kernel takes seconds.
   const int64_t candidates[] = {CUDNN_RNN_ALGO_STANDARD, CUDNN_RNN_ALGO_PERSIST_STATIC,
                                 CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H};
   const double tolerance = key.dtype == DNNOPS_FLOAT32 ? WRONG_FLOAT32 : WRONG_SHORT;
-  // Gradients of static algorithms are less exact than float32 should be: seen on an H200 with cuDNN 9.19, 1.0e-5 and
-  // 1.2e-5 of their norm for an lstm, and more for an rnn_tanh.
+  // Gradients of the static algorithms are less accurate than float32 requires: on an H200 with cuDNN 9.19,
+  // errors were 1.0e-5 and 1.2e-5 of the norm for an lstm, and larger for an rnn_tanh.
   const bool is_exact = key.training && key.dtype == DNNOPS_FLOAT32 && !key.allow_tf32;
   const int count = is_exact ? 1 : 2 + is_small;
   Times times[3];
@@ -223,7 +225,7 @@ Choice find_fastest(const Key &key, const Settings &settings, const Problem &p, 
   }
   const int fastest = fastest_of(times, count, key.layers);
   if (!times[fastest].replay_failure.empty()) set_replay_failure(times[fastest].replay_failure);
-  // That of the largest trial, which may be one that was in vain.
+  // Free the memory of the largest trial, which may not have been selected.
   handle.arena->free_idle();
   const Choice choice{candidates[fastest], times[fastest].replays()};
   if (settings.verbose)
@@ -243,9 +245,9 @@ Choice find_fastest(const Key &key, const Settings &settings, const Problem &p, 
 
 Choice choose(const Key &key, const Settings &settings, const Problem &problem, const Handle &handle,
               const dnnops_tensor *inputs, bool is_forward) {
-  // A recording launches the same kernels: without a choice by timing, what comes again is recorded.
+  // A recording launches the same kernels, so passes that recur are recorded even without timing.
   if (settings.algo != ALGO_AUTO) return {settings.algo, ALL_REPLAY};
-  // The others take none of these; and what is timed may be another one in the next process.
+  // The other algorithms support none of these, and timing could select a different one in the next process.
   if (key.padded || key.projected || key.dtype == DNNOPS_FLOAT64 || settings.deterministic)
     return {CUDNN_RNN_ALGO_STANDARD, ALL_REPLAY};
   const Choice safe{CUDNN_RNN_ALGO_STANDARD, 0};
@@ -257,7 +259,7 @@ Choice choose(const Key &key, const Settings &settings, const Problem &problem, 
   }
   const Choice found =
       is_capturing(handle.stream) ? safe : find_fastest(key, settings, problem, handle, inputs);
-  // Another thread may have been faster: its choice holds.
+  // If another thread was faster, its selection is used.
   std::lock_guard<std::mutex> lock(choices().mutex);
   return choices().made.emplace(key, found).first->second;
 }

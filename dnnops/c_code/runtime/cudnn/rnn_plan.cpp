@@ -1,4 +1,4 @@
-// Descriptors of recurrent networks, and the calls that take them.
+// Descriptors of recurrent networks, and the calls that use them.
 #include <algorithm>
 #include <climits>
 #include <iterator>
@@ -16,12 +16,12 @@ const char *const algorithm_names[ALGO_AUTO] = {"standard", "persist_static", "p
 
 namespace {
 
-// How many networks with their shapes keep their descriptors, in all threads.
+// The number of networks, with their shapes, whose descriptors are kept, over all threads.
 constexpr size_t KEPT_PLANS = 128;
 
 cudnnDataType_t math_precision(int64_t dtype) { return dtype == DNNOPS_FLOAT64 ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT; }
 
-// float32 means float32, unless TF32 is allowed, which cuDNN then takes by default.
+// float32 math, unless TF32 is allowed, which is then cuDNN's default.
 cudnnMathType_t math_type(const Key &key) {
   if (key.dtype == DNNOPS_FLOAT16 || key.dtype == DNNOPS_BFLOAT16) return CUDNN_TENSOR_OP_MATH;
   return key.dtype == DNNOPS_FLOAT32 && !key.allow_tf32 ? CUDNN_FMA_MATH : CUDNN_DEFAULT_MATH;
@@ -35,13 +35,13 @@ Tensor state_shape(const Key &key, int64_t size) {
   return {3, {key.layers * key.directions, key.batch, size, 0, 0}, {key.batch * size, size, 1, 0, 0}, 16};
 }
 
-// A recording has what is launched and nothing else: neither a new seed nor new lengths would be in it.  A kernel that
-// was compiled for a network goes with its descriptor.
+// A recording replays launches only, so it can include neither a new seed nor new lengths. A kernel that was
+// compiled for a network is freed with its descriptor.
 bool replayable(const Key &key, Pass pass) {
   return (key.replays >> pass & 1) && !key.padded && !key.dropout && key.algo != CUDNN_RNN_ALGO_PERSIST_DYNAMIC;
 }
 
-// Places that stand for nothing are null.
+// Unused entries are null.
 Addresses addresses_of(const Plan::Arrays &a, const Plan::Gradients &g) {
   const void *const all[] = {a.w, a.x, a.hx, a.cx, a.y, a.hy, a.cy, a.reserve, a.workspace, a.generators,
                              g.gy, g.ghy, g.gcy, g.dw, g.dx, g.dhx, g.dcx};
@@ -51,7 +51,7 @@ Addresses addresses_of(const Plan::Arrays &a, const Plan::Gradients &g) {
   return found;
 }
 
-// Says of a failure that another algorithm would do.
+// Adds to a failure's message that another algorithm would work.
 template <class Body>
 void with_algorithm(int64_t algo, Body &&body) {
   if (algo == CUDNN_RNN_ALGO_STANDARD) return body();
@@ -73,12 +73,14 @@ const char *refusal(const Key &key) {
   if (key.projected) return "the network has a projection";
   if (key.dtype == DNNOPS_FLOAT64) return "its operands are float64";
   const bool is_static = key.algo == CUDNN_RNN_ALGO_PERSIST_STATIC || key.algo == CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H;
-  // Seen on an H200 with cuDNN 9.19 in float16, hidden size 64, batch 8; the standard algorithm's was right.
+  // Seen on an H200 with cuDNN 9.19 in float16, hidden size 64, batch 8; the standard algorithm's results
+  // were correct.
   if (key.algo == CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H && (key.mode == RELU || key.mode == TANH) &&
       key.directions == 2)
     return "with it the gradient by the parameters of a bidirectional rnn_relu or rnn_tanh comes out wrong, in cuDNN"
            " 9.19 by 0.3 to 0.5 of its norm";
-  // Seen there as well, with hidden sizes of 1, 64 and 256: 1 - h^2 is of an h that is within the bound itself.
+  // Also seen there, with hidden sizes of 1, 64 and 256: 1 - h^2 is computed from an h whose own error is
+  // within the bound.
   if (is_static && key.mode == TANH && key.dtype == DNNOPS_FLOAT32 && !key.allow_tf32 && key.training)
     return "with it the gradients of an rnn_tanh are less exact than float32 should be, in cuDNN 9.19 off by up to"
            " 2.1e-5 of their norm instead of 1e-5";
@@ -87,7 +89,7 @@ const char *refusal(const Key &key) {
 
 Key make_key(const Problem &p, const Settings &settings, int64_t device, int64_t dtype,
              const std::vector<int64_t> &lengths, bool training) {
-  // cuDNN counts in int; its own arrays have the gates of all steps.
+  // cuDNN counts in int, and its internal arrays hold the gates of all steps.
   const int64_t widest = std::max({p.input, p.width(), p.rows()});
   if (p.steps > INT_MAX || p.batch > INT_MAX || p.input > INT_MAX || p.positions() > INT_MAX ||
       (p.positions() && widest > INT_MAX / p.positions()))
@@ -127,7 +129,7 @@ Plan::Plan(const Key &key, const Handle &handle, const std::vector<int64_t> &len
     set_descriptor(hidden_, state_shape(key, key.projected ? key.projected : key.hidden), key.dtype);
     if (key.mode == LSTM) set_descriptor(cell_, state_shape(key, key.hidden), key.dtype);
     if (key.dropout > 0) DNNOPS_CHECK(cudnnDropoutGetStatesSize(handle.cudnn, &generators_));
-    // The generators get their memory and seed at each call.
+    // The generators get their memory and seed in each call.
     DNNOPS_CHECK(
         cudnnSetDropoutDescriptor(dropout_, handle.cudnn, static_cast<float>(key.dropout), nullptr, 0, 0));
     set_network();
@@ -155,7 +157,7 @@ void Plan::set_network() const {
 void Plan::set_lengths(const Handle &handle, const std::vector<int64_t> &lengths) {
   const bool same = lengths_.size() == lengths.size() && std::equal(lengths.begin(), lengths.end(), lengths_.begin());
   if (same) return;
-  lengths_.clear();  // should it fail, the next call sets them
+  lengths_.clear();  // if this fails, the next call sets them again
   std::vector<int> given(lengths.begin(), lengths.end());
   lengths_.swap(given);
   try {
@@ -167,11 +169,11 @@ void Plan::set_lengths(const Handle &handle, const std::vector<int64_t> &lengths
 }
 
 void Plan::set_data(const Handle &handle) {
-  // Sequences that are equally long are packed as they are: nothing has to be copied together.
+  // Sequences of equal length are already packed, so nothing has to be copied.
   const auto layout =
       key_.padded ? CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_UNPACKED : CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_PACKED;
   const int64_t outputs = (key_.projected ? key_.projected : key_.hidden) * key_.directions;
-  // What a result has behind the ends; +0 has the same bits in all dtypes.
+  // The value of results after the ends; +0 has the same bits in all dtypes.
   double padding = 0;
   const auto set = [&](const DataDescriptor &descriptor, int64_t size) {
     DNNOPS_CHECK(cudnnSetRNNDataDescriptor(descriptor, cudnn_dtype(key_.dtype), layout, static_cast<int>(key_.steps),
@@ -201,7 +203,7 @@ void Plan::launch_forward(const Handle &handle, const Arrays &a) const {
     if (generators_)
       DNNOPS_CHECK(cudnnSetDropoutDescriptor(dropout_, handle.cudnn, static_cast<float>(key_.dropout), a.generators,
                                              generators_, a.seed));
-    // cuDNN 9 reads the lengths of the descriptors, and takes none in device memory.
+    // cuDNN 9 reads the lengths from the descriptors and needs none in device memory.
     DNNOPS_CHECK(cudnnRNNForward(handle.cudnn, network_,
                                  key_.training ? CUDNN_FWD_MODE_TRAINING : CUDNN_FWD_MODE_INFERENCE, nullptr, x_, a.x,
                                  y_, a.y, tensor(hidden_), a.hx, a.hy, key_.mode == LSTM ? tensor(cell_) : nullptr,
@@ -213,7 +215,7 @@ void Plan::launch_data(const Handle &handle, const Arrays &a, const Gradients &g
   const cudnnTensorDescriptor_t cell = key_.mode == LSTM ? tensor(cell_) : nullptr;
   with_algorithm(key_.algo, [&] {
     restore_generators(handle, a);
-    // Nothing is promised of a gradient behind the ends.
+    // cuDNN does not define the gradient after the ends.
     if (key_.padded)
       DNNOPS_CHECK(cudaMemsetAsync(g.dx, 0, key_.steps * key_.batch * key_.input * item_size(key_.dtype),
                                    static_cast<cudaStream_t>(handle.stream)));
@@ -234,7 +236,8 @@ void Plan::launch_weights(const Handle &handle, const Arrays &a, const Gradients
   });
 }
 
-// For a gradient.  What was dropped is in the reserve; without memory of generators cuDNN refuses the descriptor.
+// For a gradient. The reserve records what was dropped, but cuDNN rejects the descriptor without memory for
+// the generators.
 void Plan::restore_generators(const Handle &handle, const Arrays &a) const {
   if (generators_)
     DNNOPS_CHECK(cudnnRestoreDropoutDescriptor(dropout_, handle.cudnn, static_cast<float>(key_.dropout), a.generators,
@@ -242,7 +245,7 @@ void Plan::restore_generators(const Handle &handle, const Arrays &a) const {
 }
 
 std::shared_ptr<Plan> plan_for(const Key &key, const Handle &handle, const std::vector<int64_t> &lengths) {
-  // Not destroyed with static objects: the driver may be gone by then.
+  // Not destroyed with static objects, because the driver may be gone by then.
   static auto *plans = new LruCache<Key, Plan, WordHash<Key>>(KEPT_PLANS);
   return plans->get(key, [&] { return std::make_shared<Plan>(key, handle, lengths); });
 }

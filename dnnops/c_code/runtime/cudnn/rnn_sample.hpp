@@ -1,4 +1,4 @@
-// A part of an array on the device, to see whether two algorithms compute the same.
+// Samples of arrays on the device, to check that two algorithms compute the same.
 #ifndef DNNOPS_CUDNN_RNN_SAMPLE_HPP
 #define DNNOPS_CUDNN_RNN_SAMPLE_HPP
 
@@ -25,11 +25,11 @@ inline float from_bfloat16(uint16_t bits) {
   return value;
 }
 
-// Elements from all over an array, at most so many groups of 16 bytes.
+// Takes elements from all over an array, in at most GROUPS groups of 16 bytes.
 inline std::vector<float> take_sample(const Handle &handle, const void *array, int64_t bytes, int64_t dtype) {
   constexpr int64_t GROUP = 16, GROUPS = 4096;
   const int64_t groups = bytes / GROUP;
-  // Odd, or all of them could be in the same columns of a matrix.
+  // An odd step, since otherwise all groups could be in the same columns of a matrix.
   const int64_t step = std::max<int64_t>(1, groups / GROUPS) | 1;
   const int64_t taken = (groups + step - 1) / step;
   std::vector<char> raw(taken * GROUP);
@@ -54,8 +54,8 @@ inline std::vector<float> take_sample(const Handle &handle, const void *array, i
   return found;
 }
 
-// The norm of the difference relative to that of the second; 0 if that is not finite, of which nothing can be said,
-// and infinite if only the first isn't.
+// The norm of the difference relative to the norm of the second array; 0 if the latter is not finite, because
+// nothing can be compared then, and infinity if only the first is not.
 inline double difference(const std::vector<float> &found, const std::vector<float> &expected) {
   double squares = 0, all = 0;
   for (size_t i = 0; i < expected.size(); ++i) {

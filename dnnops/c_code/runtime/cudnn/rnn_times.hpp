@@ -1,4 +1,4 @@
-// What is known of the algorithms of a network when one of them is chosen.
+// What is known about the algorithms of a network when one of them is selected.
 #ifndef DNNOPS_CUDNN_RNN_TIMES_HPP
 #define DNNOPS_CUDNN_RNN_TIMES_HPP
 
@@ -10,24 +10,25 @@
 
 namespace dnnops::rnn {
 
-// The others have to be this much faster than the first, the standard algorithm: times vary, and it is the safe one.
+// Other algorithms must be this much faster than the first, the standard algorithm: times vary, and it is the
+// safe choice.
 constexpr double MARGIN = 0.98;
-// What is no slower than this as a CUDA graph is launched as one, for that takes less of the host's time.
+// A pass that is no slower than this as a CUDA graph is launched as one, since that takes less of the host's time.
 constexpr double REPLAY_MARGIN = 1.002;
-// One that takes so many times the memory has to be worth it by its time.  With several layers none is, which would need
-// more than PyTorch does: it takes persistent algorithms for one layer only.
+// An algorithm that takes this many times the memory must be worth it by its speed. With several layers, none
+// is accepted that needs more memory than PyTorch, which uses persistent algorithms only for a single layer.
 constexpr double MORE_SPACE = 1.05, WORTH_SPACE = 0.85;
 
-// The gradient is two of them: by the input and the states, and by the parameters.
+// The gradient has two passes: with respect to the input and the states, and with respect to the parameters.
 enum Pass { FORWARD, DATA, WEIGHTS, PASSES };
 
-// Of each pass: infinite where it doesn't run, 0 if it isn't wanted.
+// For each pass: infinity if it does not run, 0 if it is not needed.
 using Milliseconds = std::array<double, PASSES>;
 
-// Of an algorithm.
+// The times of an algorithm.
 struct Times {
   Milliseconds launched = {HUGE_VAL, HUGE_VAL, HUGE_VAL}, recorded = launched;
-  int64_t space = 0;                       // bytes of a step: results, reserve and workspace
+  int64_t space = 0;                       // bytes per step: results, reserve and workspace
   std::vector<std::vector<float>> sample;  // of the results
   std::string replay_failure;              // why it could not be recorded
 
@@ -35,7 +36,7 @@ struct Times {
   bool replays(int pass) const {
     return recorded[pass] < HUGE_VAL && recorded[pass] <= REPLAY_MARGIN * launched[pass];
   }
-  // A bit for each pass.
+  // A bit for each pass that is faster as a CUDA graph.
   int64_t replays() const {
     int64_t bits = 0;
     for (int pass = 0; pass < PASSES; ++pass) bits |= static_cast<int64_t>(replays(pass)) << pass;
@@ -48,7 +49,7 @@ struct Times {
   }
 };
 
-// The number of the one to take, of which the first is the standard algorithm.
+// The index of the algorithm to use; the first is the standard algorithm.
 inline int fastest_of(const Times *times, int count, int64_t layers) {
   int fastest = 0;
   for (int i = 1; i < count; ++i) {

@@ -1,4 +1,4 @@
-// Softmax, its logarithm, and their gradients, over neighboring axes.
+// Softmax, log-softmax, and their gradients, over adjacent axes.
 #include "handle.hpp"
 #include "merged_axes.hpp"
 #include "node_state.hpp"
@@ -7,7 +7,7 @@ namespace dnnops {
 
 namespace {
 
-// The axes begin <= axis < end are those that sum to one; algo is a cudnnSoftmaxAlgorithm_t.
+// The values along the axes begin <= axis < end sum to one. algo is a cudnnSoftmaxAlgorithm_t.
 struct SoftmaxParams {
   int64_t begin, end, algo, gradient;
 };
@@ -18,7 +18,7 @@ const SoftmaxParams &params_of(const int64_t *words) { return *reinterpret_cast<
 
 const char *op_name(const SoftmaxParams &params) { return params.gradient ? "GpuDnnSoftmaxGrad" : "GpuDnnSoftmax"; }
 
-// Forward: x; gradient: the gradient by the output, and the output.
+// Forward: x; gradient: the gradient with respect to the output, and the output.
 void check_operands(const SoftmaxParams &params, const dnnops_tensor *inputs) {
   const dnnops_tensor &x = inputs[0];
   cudnn_dtype(x.dtype);

@@ -1,5 +1,5 @@
-// Spatial transformers: affine grids, bilinear samples, and the gradients of both; by cuDNN, or by kernels of our own
-// (c_code/cudnn/sampler.cuh).
+// Spatial transformers: affine grids, bilinear samples, and the gradients of both, with cuDNN or with the
+// dnnops kernels in c_code/cudnn/sampler.cuh.
 #include <climits>
 
 #include "kernel_loader.hpp"
@@ -31,12 +31,12 @@ int input_count(const TransformerParams &params) {
 }
 
 constexpr int BILINEAR = 0;
-// Of the sampler's gradients by cuDNN.  Python's GpuDnnTransformerGradI knows it, too.
+// The limit of cuDNN's sampler gradients. GpuDnnTransformerGradI in Python uses it, too.
 constexpr int64_t MOST_CHANNELS = 1024;
 constexpr unsigned THREADS = 256, GRID_THREADS = 128;
 constexpr int64_t GROUP = 4;
 
-// What there is of a call's sizes; those that the kind has none of are 1.
+// The sizes of a call; those that its kind does not have are 1.
 struct Sizes {
   int64_t batch = 1, channels = 1, rows = 1, columns = 1, top_rows = 1, top_columns = 1;
   int64_t points() const { return batch * top_rows * top_columns; }
@@ -123,7 +123,7 @@ class Launcher {
  public:
   Launcher(const Handle &handle, int64_t dtype) : handle_(handle), options_("-DDTYPE=" + std::to_string(dtype)) {}
 
-  // So many threads, in blocks of `block`.
+  // Launches this many threads, in blocks of `block`.
   void operator()(const char *name, const SamplerParams &params, int64_t threads, unsigned block = THREADS,
                   unsigned shared = 0) const {
     const int64_t blocks = (threads + block - 1) / block;
@@ -229,7 +229,7 @@ void run(const dnnops_context &context, const TransformerParams &params, const d
   const DeviceGuard device(context.device);
   const Handle &handle = handle_for(context.device, context.stream);
   if (sizes.samples() == 0) {
-    // Gradients of nothing are zero; of all other results there is nothing then.
+    // The gradients of an empty array are zero; all other results are empty.
     const int count = params.kind == SAMPLER_GRADIENT ? 2 : 1;
     for (int i = 0; i < count; ++i) clear(outputs[i], handle.stream);
     return;

@@ -6,7 +6,7 @@ namespace dnnops {
 
 namespace {
 
-// The axes from the fastest to the slowest one, the first axis left out.
+// The axes from the fastest to the slowest, without the first one.
 void axis_order(int64_t ndim, int64_t format, int *order) {
   int count = 0;
   if (format == FORMAT_CHANNELS_LAST) order[count++] = 1;
@@ -52,7 +52,7 @@ Tensor read_tensor(const dnnops_tensor &operand) {
     const int64_t axis = i + (widen && i == 2);
     tensor.shape[axis] = operand.shape[i];
     tensor.strides[axis] = operand.strides[i] / item;
-    // An empty array's strides mean nothing; CuPy's may be 0.
+    // The strides of an empty array are meaningless; CuPy's may be 0.
     if (!empty && operand.shape[i] > 1 && (operand.strides[i] <= 0 || operand.strides[i] % item))
       fail(DNNOPS_NOT_SUPPORTED, "cuDNN takes positive strides that are multiples of the item size, got %s",
            describe(operand).c_str());

@@ -7,7 +7,7 @@ namespace dnnops {
 
 namespace {
 
-// cudnnAddTensor takes 4 or 5 axes.
+// cudnnAddTensor supports 4 or 5 axes.
 constexpr int MAX_ADDED = 5;
 
 double read_factor(const char *name, const dnnops_tensor &factor) {
@@ -94,7 +94,7 @@ void run_add(const dnnops_context &context, const dnnops_tensor *inputs, const d
   }
   if (state.empty) return;
   const double beta_value = read_factor("beta", inputs[3]);
-  // With a beta of 0 what c holds does not matter, be it NaN.
+  // With a beta of 0, the contents of c do not matter, even NaN.
   if (output.data != c.data && beta_value != 0)
     DNNOPS_CHECK(cudaMemcpyAsync(output.data, c.data, element_count(c.shape, c.ndim) * item_size(c.dtype),
                                  cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(context.stream)));
@@ -170,7 +170,7 @@ DNNOPS_EXPORT int dnnops_cudnn_add_tensor(const dnnops_context *context, const i
   return guarded("GpuDnnAddTensor", inputs, 4, [&] { run_add(*context, inputs, outputs[0]); });
 }
 
-// Makes cuDNN's descriptors, without a GPU.
+// Makes cuDNN's descriptors; needs no GPU.
 DNNOPS_EXPORT int dnnops_cudnn_add_tensor_describe(const dnnops_context *, const int64_t *,
                                                    const dnnops_tensor *inputs, dnnops_tensor *) {
   using namespace dnnops;
@@ -197,7 +197,7 @@ DNNOPS_EXPORT int dnnops_cudnn_transform(const dnnops_context *context, const in
   return guarded("GpuDnnTransform", inputs, 2, [&] { run_transform(*context, inputs, outputs[0]); });
 }
 
-// Makes cuDNN's descriptors, without a GPU.
+// Makes cuDNN's descriptors; needs no GPU.
 DNNOPS_EXPORT int dnnops_cudnn_transform_describe(const dnnops_context *, const int64_t *,
                                                   const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   using namespace dnnops;

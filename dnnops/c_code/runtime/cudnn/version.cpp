@@ -1,4 +1,4 @@
-// What can be asked without a GPU.
+// What can be queried without a GPU.
 #include "check.hpp"
 
 DNNOPS_EXPORT int64_t dnnops_cudnn_version(void) { return static_cast<int64_t>(cudnnGetVersion()); }
@@ -10,7 +10,7 @@ DNNOPS_EXPORT int64_t dnnops_cudnn_cudart_version(void) {
   return cudaRuntimeGetVersion(&version) == cudaSuccess ? version : 0;
 }
 
-// Makes the handle of a device: the test of whether cuDNN works there.
+// Creates the handle of a device, to test whether cuDNN works there.
 #include "handle.hpp"
 DNNOPS_EXPORT int dnnops_cudnn_probe(int64_t device) {
   return dnnops::guarded("cuDNN", nullptr, 0, [&] {

@@ -29,7 +29,7 @@ void *plain_allocate(int64_t size, int64_t, void *) {
 
 void plain_free(void *pointer) { cudaFree(pointer); }
 
-// Only ever set as a whole, and never freed: another thread may be reading it.
+// Always set as a whole and never freed, because another thread may be reading it.
 std::atomic<const Allocator *> allocator{new Allocator{plain_allocate, plain_free}};
 
 struct Arenas {
@@ -37,7 +37,7 @@ struct Arenas {
   std::map<std::pair<int, void *>, std::unique_ptr<Arena>> of_stream;
 };
 
-// Never destroyed: threads may outlive static objects, and the driver may not.
+// Never destroyed: threads may outlive static objects, and the driver may already be gone.
 Arenas &arenas() {
   static Arenas *all = new Arenas;
   return *all;
@@ -70,7 +70,7 @@ Block Arena::take(int64_t size) {
   }
   if (block.size >= size) return block;
   free_block(block);
-  // cuDNN's sizes vary a little from shape to shape: steps avoid a reallocation for each.
+  // cuDNN's sizes vary a little from shape to shape; rounding up avoids a reallocation for each.
   const int64_t step = int64_t(1) << 20;
   block.size = (size + step - 1) / step * step;
   block.pointer = allocator.load()->allocate(block.size, device_, stream_);
@@ -126,8 +126,8 @@ int64_t idle_workspace_bytes(int device) {
 
 }  // namespace dnnops
 
-// How scratch memory is got: `allocate` returns a null pointer when there is none.  Null pointers
-// instead of functions: cudaMalloc and cudaFree.
+// Sets how scratch memory is allocated. `allocate` returns a null pointer if there is none. With null
+// pointers, cudaMalloc and cudaFree are used.
 DNNOPS_EXPORT void dnnops_cudnn_set_allocator(dnnops::Allocate allocate, dnnops::Free free) {
   dnnops::free_idle_workspaces();
   dnnops::allocator.store(allocate && free ? new dnnops::Allocator{allocate, free}
@@ -140,5 +140,5 @@ DNNOPS_EXPORT int64_t dnnops_cudnn_workspace_bytes(int64_t device) {
   return dnnops::idle_workspace_bytes(static_cast<int>(device));
 }
 
-// To be called when the process ends, before the interpreter does.
+// Must be called when the process exits, before the interpreter does.
 DNNOPS_EXPORT void dnnops_cudnn_shutdown(void) { dnnops::process_is_ending = true; }

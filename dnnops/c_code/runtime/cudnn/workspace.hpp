@@ -1,4 +1,4 @@
-// Scratch memory for one call at a time, kept for each device and stream.
+// Scratch memory for one call at a time, kept per device and stream.
 #ifndef DNNOPS_CUDNN_WORKSPACE_HPP
 #define DNNOPS_CUDNN_WORKSPACE_HPP
 
@@ -14,10 +14,9 @@ struct Block {
   int64_t size = 0;
 };
 
-// A block is taken out while a call launches its kernels and put back right after: kernels of one
-// stream run in order, so the next call may have it at once.  A second thread on the same stream
-// finds it gone and gets another one.  No lock is held while memory is allocated or freed, since
-// that may have to wait for Python's interpreter lock.
+// A block is taken out while a call launches its kernels and put back right after: kernels of one stream run
+// in order, so the next call may use it at once. A second thread on the same stream gets another block. No
+// lock is held while memory is allocated or freed, since that may have to wait for the GIL.
 class Arena {
  public:
   Arena(int device, void *stream) : device_(device), stream_(stream) {}
@@ -33,10 +32,10 @@ class Arena {
   std::vector<Block> idle_;
 };
 
-// The arena of a stream; it lives as long as the process.
+// The arena of a stream, which lives as long as the process.
 Arena &arena_of(int device, void *stream);
 
-// Frees what no call is using.
+// Frees the workspaces that no call is using.
 void free_idle_workspaces();
 int64_t idle_workspace_bytes(int device);
 
