@@ -1,1 +1,1 @@
-"""Finding libraries, building the runtime libraries, and the base class of the Ops on them."""
+"""Find libraries, build and load the runtime libraries, and define the Ops that call them."""

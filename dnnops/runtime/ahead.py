@@ -1,8 +1,8 @@
-"""Compiling the C modules of a graph at once, on all cores, before PyTensor asks for each.
+"""Compile the C modules of a graph in parallel, before PyTensor requests them one by one.
 
-PyTensor makes one module after the other, and the compiler takes a quarter of a second or more for
-each: for a small network, most of the time to its first result. Modules are compiled by PyTensor's
-own function with its own arguments, and it finds and keeps them as it would have without.
+PyTensor compiles modules sequentially, and each takes a quarter of a second or more. For a small
+network, this is most of the time to the first result. The modules are compiled by PyTensor's own
+function with the same arguments, and PyTensor loads and caches them as usual.
 """
 
 from __future__ import annotations
@@ -39,36 +39,36 @@ _log = logging.getLogger(__name__)
 
 
 def cores() -> int:
-    """How many modules are compiled at a time; with one, PyTensor compiles them as ever."""
+    """Return how many modules to compile at a time; 1 leaves compilation to PyTensor."""
     return len(os.sched_getaffinity(0))
 
 
 class ParallelVMLinker(VMLinker):
-    """PyTensor's virtual machine, with the C modules of its nodes compiled in parallel."""
+    """PyTensor's virtual machine linker, which compiles the C modules of its nodes in parallel."""
 
     def make_all(self, *args: Any, **kwargs: Any) -> Any:
         fgraph = self.fgraph
-        assert fgraph is not None  # PyTensor's linkers have accepted one by now
+        assert fgraph is not None  # accept() has been called
         with _compiled_ahead(self.schedule(fgraph)):
             return super().make_all(*args, **kwargs)
 
 
 class _Module:
-    """What PyTensor compiles of one node, if it is not in its cache."""
+    """The C module of one node."""
 
     def __init__(self, node: Apply):
         self.linker = CLinker().accept(FunctionGraph(node.inputs, node.outputs), no_recycling=[])
         self.key = self.linker.cmodule_key()
 
     def is_cached(self) -> bool:
-        """Whether PyTensor has it; asked without waiting for PyTensor's lock."""
+        """Return whether PyTensor has cached the module, without waiting for PyTensor's lock."""
         cache = get_module_cache()
         return self.key in cache.entry_from_key or (
             get_module_hash(self.linker.get_src_code(), self.key) in cache.module_hash_to_key_data
         )
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments that `CLinker.compile_cmodule` passes to the compiler."""
+        """Return the arguments that `CLinker.compile_cmodule` passes to the compiler."""
         module = self.linker.get_dynamic_module()
         source = module.code()
         return {
@@ -82,11 +82,11 @@ class _Module:
 
 
 def _missing_modules(nodes: Sequence[Apply]) -> dict[str, dict[str, Any]]:
-    """The arguments of the compilations that PyTensor is about to do for nodes, each one once."""
+    """Return the arguments of the compilations that PyTensor needs for nodes, without repeats."""
     found: dict[str, dict[str, Any]] = {}
     for node in nodes:
         op = node.op
-        # An Op with a way of its own may not compile anything, or other things.
+        # An Op that overrides make_thunk may compile something else, or nothing.
         if not isinstance(op, COp) or type(op).make_thunk is not COp.make_thunk:
             continue
         try:
@@ -95,18 +95,18 @@ def _missing_modules(nodes: Sequence[Apply]) -> dict[str, dict[str, Any]]:
             if module.key is not None and not module.is_cached():
                 arguments = module.arguments()
                 found.setdefault(_identity(arguments), arguments)
-        except Exception as error:  # it has no C code, or PyTensor is about to say what is wrong
+        except Exception as error:  # no C code, or an error that PyTensor will raise again
             _log.debug("%s is not compiled ahead: %r", op, error)
     return found
 
 
 def _identity(arguments: dict[str, Any]) -> str:
-    """All that a compilation depends on."""
+    """Return a string that contains everything a compilation depends on."""
     return repr([(name, arguments.get(name)) for name in _ARGUMENTS])
 
 
 _ARGUMENTS = ("module_name", "src_code", "include_dirs", "lib_dirs", "libs", "preargs")
-#: Compilations under way, for `_compile_str` to take.
+#: Running compilations, whose results `_compile_str` uses.
 _pending: dict[str, Future[Path]] = {}
 
 
@@ -137,14 +137,14 @@ def _compiled_ahead(nodes: Sequence[Apply]) -> Iterator[None]:
 
 
 def _compile(arguments: dict[str, Any], location: Path) -> Path:
-    # PyTensor asks for debugging information, which takes a tenth of the time.
+    # PyTensor requests debugging information, which accounts for a tenth of the time.
     options = {**arguments, "preargs": [*arguments["preargs"], "-g0"]}
     _original(**options, location=str(location), py_module=False)
     return location
 
 
 def _compile_virtual_machine() -> None:
-    """Have PyTensor compile the loop that calls the modules, which it does when first imported."""
+    """Compile PyTensor's C virtual machine, which is built when it is first imported."""
     importlib.import_module("pytensor.link.c.cvm")
 
 
@@ -152,7 +152,7 @@ _original: Callable[..., Any] = GCC_compiler.compile_str
 
 
 def _compile_str(*args: Any, **kwargs: Any) -> Any:
-    """Take what was compiled ahead; otherwise compile it, as PyTensor does."""
+    """Load the module if it was compiled ahead; otherwise compile it as PyTensor does."""
     job = None
     if not args and kwargs.get("py_module", True) and kwargs.get("hide_symbols", True):
         job = _pending.pop(_identity(kwargs), None)
@@ -165,17 +165,20 @@ def _compile_str(*args: Any, **kwargs: Any) -> Any:
 
 
 def _moved(job: Future[Path], location: Path) -> bool:
-    """Wait for a compilation and move its files; False if it failed, for PyTensor to say why."""
+    """Wait for a compilation and move its files.
+
+    Return False if it failed: PyTensor then compiles again and reports the error.
+    """
     try:
         for file in job.result().iterdir():
             shutil.move(file, location / file.name)
     except Exception as error:
-        _log.debug("compiled ahead in vain: %r", error)
+        _log.debug("compiling ahead failed: %r", error)
         return False
     return True
 
 
 def _install() -> None:
-    """Make PyTensor ask for modules here; without pending ones that changes nothing."""
+    """Make PyTensor call `_compile_str`, which changes nothing without pending compilations."""
     if GCC_compiler.compile_str is not _compile_str:
         GCC_compiler.compile_str = staticmethod(_compile_str)  # type: ignore[method-assign]

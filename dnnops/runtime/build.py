@@ -1,8 +1,8 @@
-"""The runtime libraries: C++ sources of ``c_code/runtime``, compiled once and kept.
+"""Build, cache and load the runtime libraries from the C++ sources in ``c_code/runtime``.
 
-A wheel brings the CPU's library (see `dnnops.runtime.prebuilt`). Otherwise it is compiled at first
-use and kept in PyTensor's compiledir, under a name that holds a hash of all that it was made of, so
-that a change of source, compiler, options or library version makes a new one beside it.
+Wheels contain the CPU library (see `dnnops.runtime.prebuilt`). Otherwise a library is compiled at
+first use and cached in PyTensor's compiledir. Its file name contains a hash of everything it was
+built from, so that changing the sources, compiler, options or library versions builds a new file.
 """
 
 from __future__ import annotations
@@ -42,24 +42,25 @@ __all__ = [
     "c_code_dir",
 ]
 
-#: What the runtime libraries are compiled with, whatever the user's flags for PyTensor's modules
-#: are: PyMC switches exceptions off there.
+#: Compiler options of all runtime libraries. They ignore the user's flags for PyTensor's modules,
+#: in which PyMC disables exceptions.
 _ARGUMENTS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-frtti")
-#: How long a process waits for another one's build before it says so.
+#: How long to wait for another process's build before printing a message.
 _SILENCE = 2.0  # seconds
 
 
 def c_code_dir() -> Path:
-    """Directory of the C and C++ sources that the package ships."""
+    """Return the directory of the C and C++ sources that are shipped with the package."""
     return Path(__file__).resolve().parents[1] / "c_code"
 
 
 @cache
 def abi_hash() -> str:
-    """Hash of the headers that emitted C includes: enters the key of every C module of an Op.
+    """Return a hash of the headers that emitted C code includes.
 
-    Such a module finds the functions that it calls when it is instantiated, so that it need not be
-    compiled again when a runtime library is.
+    The hash is part of the cache key of every Op's C module. The sources of the runtime library
+    are not: a module looks up the functions that it calls when it is instantiated, so that
+    rebuilding the library doesn't require recompiling the module.
     """
     headers = [c_code_dir() / "runtime" / name for name in ("dnnops_emit.h", "dnnops_runtime.h")]
     headers += sorted((c_code_dir() / "gpuarray").glob("*.h"))
@@ -68,18 +69,18 @@ def abi_hash() -> str:
 
 
 class Recipe(NamedTuple):
-    """What a runtime library is compiled with.
+    """Inputs and output of a runtime library's build.
 
     Attributes
     ----------
     compiler : str
-        The C++ compiler.
+        C++ compiler.
     arguments : list of str
-        Its options.
+        Compiler options.
     libraries : tuple of Library
-        What the runtime library is linked with.
+        Libraries to link with.
     target : Path
-        The file to make.
+        File to create.
     """
 
     compiler: str
@@ -90,20 +91,20 @@ class Recipe(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RuntimeLibrary:
-    """One runtime library: its sources and what it is linked with.
+    """A runtime library: its sources, and how to build and load it.
 
     Attributes
     ----------
     name : str
-        Directory below ``c_code/runtime`` and part of the file's name.
+        Name of the directory below ``c_code/runtime``, and part of the file name.
     find : callable
-        Finds the libraries that it is linked with.
+        Function that finds the libraries to link with.
     compile_args : tuple of str
-        Options of the compiler and the linker besides those of all runtime libraries.
+        Compiler and linker options, in addition to those of all runtime libraries.
     cpu_seconds : float
-        How long compiling it takes one core, roughly, for the line that announces it.
+        Approximate time to compile the library on one core, for the message before a build.
     on_load : list of callable
-        Called once with the loaded library, to register what it needs from Python.
+        Functions to call once with the loaded library, which register what it needs from Python.
     """
 
     name: str
@@ -114,7 +115,7 @@ class RuntimeLibrary:
 
     @cached_property
     def sources(self) -> list[Path]:
-        """The library's C++ files."""
+        """C++ source files of the library."""
         return [file for directory in self._directories for file in sorted(directory.glob("*.cpp"))]
 
     @cached_property
@@ -133,12 +134,13 @@ class RuntimeLibrary:
 
     @cached_property
     def path(self) -> Path:
-        """The shared library: one that the package brought, or one compiled at the first use.
+        """Path of the shared library, either prebuilt or compiled at first use.
 
         Raises
         ------
         DnnUnavailableError
-            If a library, the compiler, or a writable compiledir is missing, or if compiling fails.
+            If a library, the compiler or a writable compiledir is missing, or if the compilation
+            fails.
         """
         return self._prebuilt() or self._built()
 
@@ -149,7 +151,7 @@ class RuntimeLibrary:
         Raises
         ------
         DnnUnavailableError
-            If it cannot be made (see `path`) or loaded.
+            If the library can't be built (see `path`) or loaded.
         """
         loaded = self._load()
         loaded.dnnops_last_error.restype = ctypes.c_char_p
@@ -159,27 +161,28 @@ class RuntimeLibrary:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether `library` has been asked for, so that it is there at no cost."""
+        """Whether the library has been loaded, so that accessing `library` costs nothing."""
         return "library" in self.__dict__
 
     def address(self, function: str) -> int:
-        """The address of an exported function."""
+        """Return the address of an exported function."""
         return ctypes.cast(getattr(self.library, function), ctypes.c_void_p).value or 0
 
     def _load(self) -> ctypes.CDLL:
         prebuilt = self._prebuilt()
         if prebuilt is not None:
             try:
-                # It was linked elsewhere: what is loaded already, it finds by name.
+                # It was linked on another machine, and finds libraries that are already loaded
+                # by name.
                 for library in self.find():
                     ctypes.CDLL(str(library.library))
                 return ctypes.CDLL(str(prebuilt))
             except OSError:
-                pass  # another release than it was made with: compiling knows better
+                pass  # built with another release of the library: compile for this one
         try:
             return ctypes.CDLL(str(self._built()))
         except OSError:
-            # Once more from its sources: what it was linked with may have changed since.
+            # Rebuild it: the libraries that it was linked with may have changed.
             self._build(keep_intact=False)
         try:
             return ctypes.CDLL(str(self.recipe.target))
@@ -200,7 +203,7 @@ class RuntimeLibrary:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """What it is compiled with, and the file to make.
+        """Compiler, options and libraries of the build, and the file to create.
 
         Raises
         ------
@@ -230,19 +233,19 @@ class RuntimeLibrary:
             directory = Path(config.compiledir) / "dnnops"
         except (OSError, ValueError) as error:  # PyTensor checks it when it is read
             raise DnnUnavailableError(
-                f"compiled code cannot be kept: {error} Point PyTensor's flag base_compiledir to a"
-                " directory that is writable"
+                f"compiled code cannot be stored: {error} Point PyTensor's flag base_compiledir to"
+                " a writable directory"
             ) from error
         target = directory / f"libdnnops_{self.name}_{digest}.so"
         return Recipe(config.cxx, arguments, libraries, target)
 
     def arguments(self, libraries: tuple[Library, ...]) -> list[str]:
-        """The compiler's options, but for those that choose the processor.
+        """Return the compiler options, except those that select the processor.
 
         Parameters
         ----------
         libraries : tuple of Library
-            What `find` found.
+            Libraries returned by `find`.
 
         Returns
         -------
@@ -252,14 +255,14 @@ class RuntimeLibrary:
         return [*_ARGUMENTS, *self.compile_args, *includes]
 
     def link_arguments(self, libraries: tuple[Library, ...], rpath: bool) -> list[str]:
-        """The linker's options.
+        """Return the linker options.
 
         Parameters
         ----------
         libraries : tuple of Library
-            What `find` found.
+            Libraries returned by `find`.
         rpath : bool
-            Whether the file shall remember where these libraries lie.
+            Whether to store the paths of these libraries in the file.
 
         Returns
         -------
@@ -269,9 +272,10 @@ class RuntimeLibrary:
         return [*self.compile_args, *(str(lib.library) for lib in libraries), *rpaths, "-ldl"]
 
     def _build(self, keep_intact: bool) -> None:
-        """Make the library, unless another process just has.
+        """Build the library, unless another process has just built it.
 
-        A process that has loaded the old file is not disturbed: the new one takes its name only.
+        Processes that have loaded the old file are not affected: the new file only takes over its
+        name.
         """
         compiler, arguments, libraries, target = self.recipe
         directory = target.parent
@@ -298,8 +302,7 @@ class RuntimeLibrary:
         except OSError as error:
             raise DnnUnavailableError(
                 f"the runtime library of {self.name} cannot be written to {directory}: {error};"
-                " point PyTensor's flag base_compiledir to a directory that is writable and has"
-                " space"
+                " point PyTensor's flag base_compiledir to a writable directory with enough space"
             ) from error
 
     def _announce(self, directory: Path) -> None:
@@ -315,10 +318,10 @@ def _say(message: str) -> None:
 
 
 def _machine_arguments(given: list[str]) -> list[str]:
-    """Of PyTensor's options those that say what processor this is.
+    """Return those of PyTensor's compiler options that describe the processor.
 
-    They spell out what ``-march=native`` stands for, so that a home that several machines share has
-    a library for each.
+    They spell out the meaning of ``-march=native``, so that machines that share a home directory
+    each get their own library.
     """
     chosen = []
     for i, argument in enumerate(given):
@@ -330,7 +333,7 @@ def _machine_arguments(given: list[str]) -> list[str]:
 
 
 def _is_private(directory: Path) -> bool:
-    """Whether nobody but this user or root can put files into a directory."""
+    """Return whether only this user and root can write to a directory."""
     try:
         status = directory.stat()
     except OSError:
@@ -343,16 +346,17 @@ def _is_own(status: os.stat_result) -> bool:
 
 
 def _make_private(directory: Path) -> None:
-    """Make a directory of mode 0700.
+    """Create a directory with mode 0700.
 
-    From one that others could write to, everything is removed: whatever is loaded from there runs.
+    If the directory exists and others could write to it, remove everything in it, since any library
+    that is loaded from there runs with this user's rights.
 
     Raises
     ------
     DnnUnavailableError
-        If it belongs to another user.
+        If the directory belongs to another user.
     OSError
-        If it cannot be made.
+        If the directory can't be created.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -365,7 +369,7 @@ def _make_private(directory: Path) -> None:
     if not _is_own(directory.stat()):
         raise DnnUnavailableError(
             f"{directory} belongs to another user, who could put libraries there that this process"
-            " would load; point PyTensor's flag base_compiledir to a directory of your own"
+            " would load; point PyTensor's flag base_compiledir to a directory that you own"
         )
     directory.chmod(0o700)
     for entry in directory.iterdir():
@@ -377,9 +381,9 @@ def _make_private(directory: Path) -> None:
 
 @contextmanager
 def _lock(path: Path, name: str) -> Iterator[None]:
-    """Hold a lock that ends with the process that holds it, as long as that may take.
+    """Hold a lock, after waiting for it without a time limit; it is released if the process dies.
 
-    It is not PyTensor's, which is given up after a time, and then counts as held.
+    PyTensor's lock can't be used, since after a timeout it is treated as acquired.
     """
     from filelock import FileLock, Timeout
 
@@ -391,8 +395,8 @@ def _lock(path: Path, name: str) -> Iterator[None]:
             _say(f"another process is compiling the runtime library of {name}; waiting for it")
             lock.acquire()
     except NotImplementedError:
-        # A file system without locks. Two processes may then do the same work; a library appears
-        # as a whole either way.
+        # The file system has no locks. Two processes may then build the same library, but its file
+        # still appears atomically.
         yield
         return
     try:
@@ -414,14 +418,15 @@ def _register_dgemm(library: ctypes.CDLL) -> None:
 
 
 def _set_scratch_limit(library: ctypes.CDLL) -> None:
-    """Tell the library how much scratch memory a thread may keep."""
+    """Set how much scratch memory a thread of the library may keep."""
     from dnnops.config import flag_value
 
     library.dnnops_onednn_set_scratch_limit(ctypes.c_int64(flag_value("onednn.scratch_limit")))
 
 
-# Without errno, which nobody reads, a loop over square roots becomes vector code; without traps,
-# which nobody sets, loops that choose between two numbers do so for AVX2, too: five times as fast.
+# Neither errno nor floating-point traps are used. Without errno, loops over square roots are
+# vectorized. Without traps, loops that select between two numbers are vectorized for AVX2, too,
+# which makes them five times as fast.
 ONEDNN = RuntimeLibrary(
     "onednn",
     lambda: (find_onednn(),),
@@ -430,5 +435,5 @@ ONEDNN = RuntimeLibrary(
     [_register_dgemm, _set_scratch_limit],
 )
 CUDNN = RuntimeLibrary("cudnn", lambda: (find_cudnn(), find_cuda()), cpu_seconds=60.0)
-#: The runtime libraries by name, as emitted C asks for them.
+#: The runtime libraries by the name that emitted C code uses.
 LIBRARIES = {library.name: library for library in (ONEDNN, CUDNN)}

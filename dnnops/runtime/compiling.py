@@ -1,6 +1,6 @@
-"""Making a shared library of C++ sources: in parallel, file by file, and only what changed.
+"""Compile C++ sources into a shared library, in parallel, and only the files that have changed.
 
-Nothing here knows PyTensor, so that the package's own build can use it.
+This module doesn't import PyTensor, so that the build of the package can use it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ __all__ = [
 INSTALL_COMPILER = (
     "install g++ (on Debian and Ubuntu `apt install g++`), or point PyTensor's flag cxx to one"
 )
-#: How much a failed compilation's message quotes of what the compiler said.
+#: Number of lines of compiler output that the message of a failed compilation quotes.
 _REASON_LINES = 12
-#: Compiled files that are kept for the next build; beyond that the oldest are removed.
+#: Number of compiled files to keep for later builds; beyond that the oldest are removed.
 _KEPT_OBJECTS = 200
 _SCRATCH = "building_"
 
 
 def hash_files(files: Iterable[Path]) -> str:
-    """Hash names and contents of files.
+    """Hash the names and contents of files.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def _checksum(library: Path) -> str:
 
 
 def is_intact(library: Path) -> bool:
-    """Whether a library exists and has the content that was built.
+    """Return whether a library exists and its content matches its checksum.
 
     A damaged library could crash the process that loads it.
     """
@@ -75,13 +75,15 @@ def is_intact(library: Path) -> bool:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove what killed processes left of their builds.
+    """Remove the scratch folders of builds whose processes were killed.
+
+    The scratch folders of running processes are kept, as are those of other machines that share the
+    directory.
 
     Parameters
     ----------
     directory : Path
-        Where they built. The scratch folders of processes that still run, here or on another
-        machine that shares the folder, stay.
+        Directory of the builds.
     """
     prefix = f"{_SCRATCH}{os.uname().nodename}_"
     for leftover in directory.glob(f"{prefix}*"):
@@ -101,32 +103,32 @@ def compile_library(
     objects: Path | None = None,
     key: str = "",
 ) -> None:
-    """Compile sources and link them into a shared library, which appears as a whole or not at all.
+    """Compile sources and link them into a shared library, which is created atomically.
 
     Parameters
     ----------
     target : Path
-        The library to make, in a folder that exists. A file with its checksum appears beside it.
+        Library to create, in an existing folder. A file with its checksum is created beside it.
     sources : sequence of Path
-        C++ files; as many are compiled at a time as there are cores.
+        C++ files, which are compiled in parallel on all cores.
     compiler : str
-        The C++ compiler.
+        C++ compiler.
     arguments : sequence of str
-        Its options.
+        Compiler options.
     link_arguments : sequence of str
-        What follows the compiled files in the linker's command.
+        Arguments after the compiled files in the linker command.
     objects : Path, optional
-        A folder that keeps compiled files for later builds.
+        Folder in which to keep compiled files for later builds.
     key : str
-        Everything but the source, the compiler's name and `arguments` that a compiled file depends
-        on: its version and the headers.
+        Version of the compiler and hash of the headers: what a compiled file depends on besides the
+        source, the compiler's name and `arguments`.
 
     Raises
     ------
     DnnUnavailableError
-        If the compiler cannot be run or fails; the message quotes it.
+        If the compiler can't be run or fails. The message quotes its output.
     OSError
-        If a file cannot be written.
+        If a file can't be written.
     """
     prefix = f"{_SCRATCH}{os.uname().nodename}_{os.getpid()}_"
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as name:
@@ -164,7 +166,7 @@ def compile_library(
 
 
 def _keep(made: Path, kept: Path) -> None:
-    """Move a file to its place together with its checksum."""
+    """Move a file to its destination, together with its checksum."""
     checksum = _checksum_file(made)
     checksum.write_text(_checksum(made))
     made.replace(kept)
@@ -172,7 +174,7 @@ def _keep(made: Path, kept: Path) -> None:
 
 
 def _remove_oldest(objects: Path) -> None:
-    # Another process may remove the same ones.
+    # Another process may remove the same files.
     with suppress(OSError):
         files = sorted(objects.glob("*.o"), key=lambda file: file.stat().st_mtime)
         for file in files[:-_KEPT_OBJECTS]:
@@ -181,7 +183,7 @@ def _remove_oldest(objects: Path) -> None:
 
 
 def unusable_compiler(compiler: str, error: OSError) -> DnnUnavailableError:
-    """Make the error of a compiler that cannot be run."""
+    """Return the error for a compiler that can't be run."""
     return DnnUnavailableError(
         f"the C++ compiler {compiler} cannot be run: {error}; {INSTALL_COMPILER}"
     )

@@ -1,10 +1,10 @@
-"""Where the libraries and their headers are.
+"""Find the libraries and their headers.
 
-Wheels come first, then the environment variables that NVIDIA's and Intel's installers set, conda,
-and the system's directories. For cuDNN, ``dnn.base_path`` and its kin come before all of these when
-they are set: somebody who sets a path means it.
+Wheels are searched first, then the environment variables that the installers of NVIDIA and Intel
+set, conda, and the system directories. For cuDNN, the flags ``dnn.base_path``,
+``dnn.include_path`` and ``dnn.library_path`` take precedence over all of these if they are set.
 
-Nothing is loaded here: versions are read from the headers.
+No library is loaded here: versions are read from the headers.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Library:
     Attributes
     ----------
     name : str
-        The library's name, as its makers write it.
+        Name of the library, as its authors spell it.
     include_dirs : tuple of Path
         Directories for ``-I``.
     library : Path
-        The shared library to link and load.
+        Shared library to link and load.
     version : tuple of int
         Major, minor and patch number, from the headers.
     origin : str
-        Where it was found, in words: ``wheel``, ``flag dnn.base_path``, ``CUDNN_PATH``, ...
+        Where the library was found: ``wheel``, ``flag dnn.base_path``, ``CUDNN_PATH``, ...
     """
 
     name: str
@@ -49,12 +49,12 @@ class Library:
 
     @property
     def version_text(self) -> str:
-        """The version with dots."""
+        """Version as text, separated by dots."""
         return ".".join(map(str, self.version))
 
 
 def _roots(variables: Iterable[str]) -> Iterator[tuple[Path, str]]:
-    """Directories with ``include`` and ``lib`` below them, best first."""
+    """Yield directories that may contain ``include`` and ``lib``, best first."""
     for prefix in dict.fromkeys((sys.prefix, sys.base_prefix, site.USER_BASE or sys.prefix)):
         yield Path(prefix), "wheel"
     # `uv pip install --target` puts a wheel's lib and include beside the packages.
@@ -69,9 +69,9 @@ def _roots(variables: Iterable[str]) -> Iterator[tuple[Path, str]]:
 
 
 def _wheel_files(distribution: str, name: str) -> list[Path]:
-    """Where an installed distribution says that its files of this name are.
+    """Return the paths of the files with this name in an installed distribution.
 
-    Wherever it was installed: its files have places relative to its metadata.
+    They are relative to its metadata, and therefore found wherever it was installed.
     """
     from importlib import metadata
 
@@ -114,13 +114,13 @@ def _version(header: Path, prefix: str) -> tuple[int, int, int]:
 
 
 _ONEDNN = "libdnnl.so.3"
-#: The wheels with the library and with its headers.
+#: The wheels that contain the library and its headers.
 _ONEDNN_WHEELS = ("onednn-cpu-gomp", "onednn-devel-cpu-gomp")
 
 
 @lru_cache(maxsize=1)
 def find_onednn() -> Library:
-    """Find oneDNN 3 with its headers.
+    """Find oneDNN 3 and its headers.
 
     Returns
     -------
@@ -130,7 +130,7 @@ def find_onednn() -> Library:
     Raises
     ------
     DnnUnavailableError
-        If there is none; the message says what installs it.
+        If no installation is found. The message says how to install oneDNN.
     """
     for libraries, includes, origin in _onednn_places():
         library = _first_file(libraries, (_ONEDNN,))
@@ -138,7 +138,7 @@ def find_onednn() -> Library:
         if library is None or header is None:
             continue
         include = header.parents[2]
-        # Debian keeps the numbers in a header of their own.
+        # Debian has the version numbers in a separate header.
         for name in ("dnnl_version.h", "dnnl_config.h"):
             try:
                 version = _version(header.parent / name, "DNNL_VERSION")
@@ -152,8 +152,8 @@ def find_onednn() -> Library:
     installed = next(iter(metadata.distributions(name=wheel)), None) is not None
     lost = installed and not any(path.is_file() for path in _wheel_files(wheel, _ONEDNN))
     raise DnnUnavailableError(
-        "oneDNN 3 and its headers were not found in the wheels' directories, DNNLROOT, CONDA_PREFIX"
-        " or the system's; "
+        "oneDNN 3 and its headers were not found in wheels, DNNLROOT, CONDA_PREFIX or the system"
+        " directories; "
         + (
             f"{wheel} is installed without its {_ONEDNN}, which `pip install --target` leaves "
             "out: install it with `pip install --prefix`, `uv pip install --target`, or in a "
@@ -165,7 +165,7 @@ def find_onednn() -> Library:
 
 
 def _onednn_places() -> Iterator[tuple[list[Path], list[Path], str]]:
-    """Directories that may hold the library, and the headers, best first."""
+    """Yield directories that may contain the library, directories of headers, and the origin."""
     libraries, headers = (
         _wheel_files(distribution, name)
         for distribution, name in zip(_ONEDNN_WHEELS, (_ONEDNN, "dnnl_version.h"), strict=True)
@@ -186,7 +186,7 @@ def _flag(name: str) -> str:
 
 
 def _nvidia_wheels() -> Iterator[Path]:
-    """The ``nvidia`` directories that NVIDIA's wheels share."""
+    """Yield the ``nvidia`` directories that NVIDIA's wheels share."""
     for entry in dict.fromkeys([*sys.path, *site.getsitepackages()]):
         directory = Path(entry or ".") / "nvidia"
         if directory.is_dir():
@@ -194,7 +194,7 @@ def _nvidia_wheels() -> Iterator[Path]:
 
 
 def find_cudnn() -> Library:
-    """Find cuDNN 9 with its headers.
+    """Find cuDNN 9 and its headers.
 
     Returns
     -------
@@ -204,7 +204,8 @@ def find_cudnn() -> Library:
     Raises
     ------
     DnnUnavailableError
-        If there is none; the message says where it was looked for and what installs it.
+        If no installation is found. The message says where it was searched for and how to install
+        it.
     """
     return _find_cudnn(_flag("base_path"), _flag("include_path"), _flag("library_path"))
 
@@ -244,13 +245,13 @@ def _find_cudnn(base_path: str, include_path: str, library_path: str) -> Library
         if version[0] >= 9:
             return Library("cuDNN", (header.parent,), library, version, origin)
     raise DnnUnavailableError(
-        "cuDNN 9 and its headers were not found in the wheels' directories, CUDNN_PATH, CUDA_PATH,"
-        " CONDA_PREFIX or the system's; `pip install dnnops[cuda13]` (or [cuda12]) installs both"
+        "cuDNN 9 and its headers were not found in wheels, CUDNN_PATH, CUDA_PATH, CONDA_PREFIX or"
+        " the system directories; `pip install dnnops[cuda13]` (or [cuda12]) installs both"
     )
 
 
 def find_cuda_headers() -> tuple[Path, ...]:
-    """Directories with CUDA's runtime headers, complete enough to compile.
+    """Return the directories of the CUDA runtime headers and of the headers that they include.
 
     Returns
     -------
@@ -267,7 +268,7 @@ def find_cuda_headers() -> tuple[Path, ...]:
 
 @lru_cache(maxsize=1)
 def find_cuda() -> Library:
-    """Find CUDA's runtime library with its headers, of the major version that CuPy is for.
+    """Find the CUDA runtime library and its headers, in the major version that CuPy uses.
 
     Returns
     -------
@@ -277,7 +278,7 @@ def find_cuda() -> Library:
     Raises
     ------
     DnnUnavailableError
-        If CuPy, the library, or a header is missing; the message says which.
+        If CuPy, the library or a header is missing. The message says which.
     """
     major = _cupy_cuda_major()
     name = f"libcudart.so.{major}"
@@ -288,7 +289,7 @@ def find_cuda() -> Library:
         if library is None or header is None:
             continue
         if _first_file(includes, ("crt/host_defines.h",)) is None:
-            # The runtime's headers include it, and their wheel does not have it.
+            # The runtime headers include it, but it comes from another wheel.
             missing.append(f"{header.parent} lacks crt/host_defines.h")
             continue
         text = header.read_text(encoding="utf-8", errors="replace")
@@ -302,8 +303,8 @@ def find_cuda() -> Library:
         return Library("CUDA runtime", found, library, version, origin)
     detail = f" ({'; '.join(missing)})" if missing else ""
     raise DnnUnavailableError(
-        f"CUDA {major}'s runtime library {name} with its headers was not found{detail};"
-        f" `pip install dnnops[cuda{major}]` installs it"
+        f"CUDA {major}: the runtime library {name} and its headers were not found{detail};"
+        f" `pip install dnnops[cuda{major}]` installs both"
     )
 
 
@@ -320,7 +321,7 @@ def _cupy_cuda_major() -> int:
 
 def _cuda_places(major: int) -> Iterator[tuple[list[Path], list[Path], str]]:
     for nvidia in _nvidia_wheels():
-        # Since CUDA 13 all wheels share one directory; before, each had its own.
+        # Since CUDA 13, all wheels share one directory; before, each had its own.
         shared = nvidia / f"cu{major}"
         runtime, compiler = nvidia / "cuda_runtime", nvidia / "cuda_nvcc"
         yield [shared / "include"], [shared / "lib"], "wheel"

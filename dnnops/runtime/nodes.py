@@ -1,8 +1,8 @@
-"""Numbers of compiled nodes, by which C code and Python mean the same one.
+"""Number compiled nodes, so that C code and Python can refer to the same node.
 
-What a node has chosen is known to the C code that runs it, which knows nothing of graphs. So the
-node is given a number when its C code is instantiated, as one of the Op's parameters. It is no part
-of the code: nodes that differ in nothing else share a module.
+The C code that runs a node knows what it selected, but nothing about the graph. The node is
+therefore numbered when its C code is instantiated, and the number is passed as one of the Op's
+parameters. It isn't part of the code: nodes that differ only in their number share a module.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ _compiled = _Compiled()
 
 
 def node_number(node: Apply) -> int:
-    """The number of a node that C code was instantiated for; 0 if there is none."""
+    """Return the number of a node, or 0 if no C code was instantiated for it."""
     with _lock:
         return _numbers.get(node, 0)
 
 
 def number_node(node: Apply) -> int:
-    """The number of a node that C code is being instantiated for.
+    """Return the number of a node for which C code is instantiated; assign one if necessary.
 
     Parameters
     ----------
     node : Apply
-        Inside of `compiling` any node stands for the one that is being compiled.
+        Node to number. Within `compiling` it is ignored, and the number of the node that is being
+        compiled is returned.
 
     Returns
     -------
     int
-        Of no other node in this process; not 0.
+        Number that is unique in this process, and not 0.
     """
     if _compiled.number:
         return _compiled.number
@@ -58,7 +59,7 @@ def number_node(node: Apply) -> int:
 
 @contextmanager
 def compiling(node: Apply) -> Iterator[None]:
-    """Number a node while PyTensor makes its C code, which it makes of a copy of the node."""
+    """Use a node's number while PyTensor generates its C code, from a copy of the node."""
     _compiled.number = number_node(node)
     try:
         yield

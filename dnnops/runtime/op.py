@@ -1,8 +1,8 @@
-"""The base class of all backend Ops: one mechanism for emitted C, ctypes and errors.
+"""Base class of all backend Ops, which implements the emitted C code, ctypes calls and errors.
 
-A backend Op is a pair of functions of a runtime library (``c_code/runtime/dnnops_runtime.h``): one
-that checks the operands and gives the outputs' shapes, one that computes. What an Op adds is its
-parameters, as 64-bit words, and its symbolic side.
+A backend Op calls a pair of functions of a runtime library (``c_code/runtime/dnnops_runtime.h``):
+one checks the operands and returns the shapes of the outputs, the other computes. A subclass adds
+its parameters, as 64-bit words, and the symbolic methods.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
     "raise_status",
 ]
 
-#: ``dnnops_dtype`` of each dtype's name.
+#: ``dnnops_dtype`` of each dtype name.
 DTYPE_CODES = {
     "float32": 0,
     "float64": 1,
@@ -68,20 +68,20 @@ class _Context(ctypes.Structure):
 
 @dataclass(frozen=True)
 class OperandAccess:
-    """How arrays of one PyTensor Type are read and allocated.
+    """Functions that read and allocate arrays of one PyTensor Type.
 
     Attributes
     ----------
     header : str
         C header that declares the functions below.
     read, prepare : str
-        C functions: ``int read(array, dtype, dnnops_tensor *)`` and
-        ``int prepare(array *, format, dnnops_tensor *)``; both set a Python exception and return -1
-        on failure.
+        Names of C functions: ``int read(array, dtype, dnnops_tensor *)`` and
+        ``int prepare(array *, format, dnnops_tensor *)``. On failure, both set a Python exception
+        and return -1.
     pointer : callable
-        Address of an array's first element.
+        Function that returns the address of an array's first element.
     empty : callable
-        Makes an uninitialized array from shape, dtype and memory format.
+        Function that allocates an uninitialized array, given shape, dtype and memory format.
     """
 
     header: str
@@ -94,7 +94,7 @@ class OperandAccess:
 def permuted_empty(
     empty: Callable[..., Any], shape: tuple[int, ...], dtype: Any, memory_format: str
 ) -> Any:
-    """Allocate an array whose memory has the axes in the order of a memory format."""
+    """Allocate an array in the given memory format."""
     if memory_format == "contiguous" or len(shape) < 3:
         return empty(shape, dtype)
     order = (0, *range(2, len(shape)), 1)
@@ -104,7 +104,7 @@ def permuted_empty(
 
 @singledispatch
 def operand_access(type_: Any) -> OperandAccess:
-    """The access functions for operands of a PyTensor Type."""
+    """Return the access functions for operands of a PyTensor Type."""
     raise DnnTypeError(f"an operand of type {type_} has no access functions")
 
 
@@ -122,7 +122,7 @@ def _(type_: TensorType) -> OperandAccess:
 
 
 def describe_operands(variables: Sequence[Any], values: Sequence[Any]) -> Any:
-    """Make the ``dnnops_tensor`` array that C functions take of the values of variables."""
+    """Return the ``dnnops_tensor`` array that describes the values of variables to C functions."""
     tensors = (_Tensor * len(values))()
     for variable, value, tensor in zip(variables, values, tensors, strict=True):
         _describe(operand_access(variable.type), value, variable.type.dtype, tensor)
@@ -130,24 +130,26 @@ def describe_operands(variables: Sequence[Any], values: Sequence[Any]) -> Any:
 
 
 def make_context(stream: int, device: int) -> Any:
-    """Make the ``dnnops_context`` of a call that keeps nothing."""
+    """Return the ``dnnops_context`` of a call that keeps no state."""
     return _Context(None, stream, device)
 
 
 def entry_addresses(library: str, function: str) -> tuple[int, int, int, int]:
-    """The functions that emitted C calls for an Op; ``dnnops_find`` asks for them.
+    """Return the addresses of the functions that emitted C code calls for an Op.
+
+    ``dnnops_find`` calls this function.
 
     Parameters
     ----------
     library : str
-        Name of a `RuntimeLibrary`, which is loaded if it is not yet.
+        Name of a `RuntimeLibrary`, which is loaded if necessary.
     function : str
         Name of the function that computes.
 
     Returns
     -------
     tuple of int
-        The fields of ``dnnops_entry``.
+        Fields of ``dnnops_entry``.
     """
     names = (f"{function}_shape", function, "dnnops_last_error", "dnnops_state_free")
     shape, run, last_error, state_free = map(LIBRARIES[library].address, names)
@@ -155,19 +157,19 @@ def entry_addresses(library: str, function: str) -> tuple[int, int, int, int]:
 
 
 def raise_status(library: RuntimeLibrary, status: int) -> None:
-    """Raise the exception of a status that a function of a runtime library returned.
+    """Raise the exception for a status returned by a function of a runtime library.
 
     Parameters
     ----------
     library : RuntimeLibrary
-        The library that failed in this thread.
+        Library whose function was called in this thread.
     status : int
-        What its function returned; 0 raises nothing.
+        Status that the function returned; 0 means success and raises nothing.
 
     Raises
     ------
     DnnError
-        The subclass that belongs to the status, with the library's words.
+        The subclass that belongs to the status, with the library's error message.
     """
     if status:
         raise error_from_status(
@@ -176,38 +178,38 @@ def raise_status(library: RuntimeLibrary, status: int) -> None:
 
 
 class RuntimeOp(COp):
-    """An Op that is computed by a function of a runtime library.
+    """Base class of Ops that a function of a runtime library computes.
 
-    Subclasses set `library` and `function`, define :meth:`parameters` and ``make_node``, and may
-    set ``destroy_map`` ``{0: [i]}``: then input ``i``'s array becomes the output, unless
-    `reused_inputs` says otherwise.
+    Subclasses set `library` and `function`, and define :meth:`parameters` and ``make_node``. If
+    they set ``destroy_map`` to ``{0: [i]}``, the array of input ``i`` becomes the output, unless
+    `reused_inputs` is overridden.
     """
 
     library: ClassVar[RuntimeLibrary]
-    #: Name of the C function that computes; the one that gives shapes has ``_shape`` appended.
+    #: Name of the C function that computes; the function for shapes has ``_shape`` appended.
     function: ClassVar[str]
-    #: Order in memory of the first output's axes: ``contiguous`` or ``channels_last``.
+    #: Memory format of the first output: ``contiguous`` or ``channels_last``.
     memory_format: str = "contiguous"
-    #: Which word of :meth:`parameters`, 0 there, is the node's number in C code that a linker makes
-    #: (see `dnnops.runtime.nodes`); None: the Op's C functions take none.
+    #: Index of the word of :meth:`parameters`, 0 there, that is set to the node's number in C code
+    #: made by a linker (see `dnnops.runtime.nodes`). None if the Op's C functions don't need it.
     node_word: ClassVar[int | None] = None
 
     @property
     def reused_inputs(self) -> dict[int, list[int]]:
-        """Of which input each output takes the array, as ``destroy_map`` has it."""
+        """Inputs whose arrays become outputs, in the form of ``destroy_map``."""
         return self.destroy_map
 
     params_type = ParamsType(words=TensorType("int64", shape=(None,)))
-    # float16 operands are the library's affair, so PyTensor needn't keep C away from them.
+    # The library handles float16 operands, so PyTensor may use the C code for them.
     _f16_ok = True
 
     def parameters(self) -> list[int]:
-        """The parameters of the C functions, as 64-bit words."""
+        """Return the parameters of the C functions, as 64-bit words."""
         return []
 
     @property
     def words(self) -> np.ndarray:
-        """The parameters as the vector that C code gets."""
+        """Parameters as the vector that is passed to C code."""
         return np.array(self.parameters(), dtype=np.int64)
 
     def get_params(self, node: Apply) -> Params:
@@ -221,26 +223,26 @@ class RuntimeOp(COp):
             return super().make_c_thunk(node, *arguments, **keywords)
 
     def context(self, node: Apply, inputs: list[Any]) -> tuple[int, int]:
-        """Stream and device of a call, for :meth:`perform`."""
+        """Return stream and device of a call, for :meth:`perform`."""
         return 0, 0
 
-    #: C expressions of the stream and the device; `sub` of :meth:`c_code` is not needed for them.
+    #: C expression for the stream.
     c_stream: ClassVar[str] = "NULL"
 
     def c_device(self, node: Apply) -> str:
-        """C expression of the device's number."""
+        """Return a C expression for the device number."""
         return "0"
 
     def output_format(self, index: int, inputs: list[Any]) -> str:
-        """The memory format of an output, for :meth:`perform`."""
+        """Return the memory format of an output, for :meth:`perform`."""
         return self.memory_format if index == 0 else "contiguous"
 
     def c_output_format(self, index: int) -> str:
-        """C expression of it, in which ``in`` are the operands."""
+        """Return a C expression for the memory format; it may use the operands, ``in``."""
         return f"DNNOPS_{(self.memory_format if index == 0 else 'contiguous').upper()}"
 
     def c_match_operands(self, node: Apply, inputs: list[str], fail: str) -> str:
-        """C code that replaces operands by copies, once all have been read."""
+        """Return C code that runs after reading all operands, and may replace them by copies."""
         return ""
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
@@ -277,8 +279,8 @@ class RuntimeOp(COp):
     def c_header_dirs(self, **kwargs: Any) -> list[str]:
         return [str(c_code_dir() / "runtime"), str(c_code_dir() / "gpuarray")]
 
-    # The code passes operands on: there is nothing to optimize, and compiling it takes half the
-    # time without.
+    # The code only passes operands on: there is nothing to optimize, and compiling without
+    # optimizations takes half the time.
     def c_no_compile_args(self, **kwargs: Any) -> list[str]:
         return ["-O3"]
 
@@ -343,7 +345,7 @@ if (status) {{ dnnops_raise(status, entry_{name}.last_error()); {fail} }}
 def _describe(access: OperandAccess, array: Any, dtype: str, tensor: _Tensor) -> None:
     if array.ndim > MAX_NDIM:
         raise DnnTypeError(
-            f"arrays of more than {MAX_NDIM} dimensions are not taken, got {array.ndim}"
+            f"arrays of more than {MAX_NDIM} dimensions are not supported, got {array.ndim}"
         )
     tensor.data = access.pointer(array)
     tensor.dtype = DTYPE_CODES[dtype]

@@ -1,8 +1,8 @@
-"""Runtime libraries that were compiled when the package was built, for levels of x86-64.
+"""Find runtime libraries that were compiled when the package was built, for levels of x86-64.
 
-A wheel holds the CPU's library once for each level, so that its users need no compiler and wait for
-none. Its name holds a hash of the sources: in a checkout whose C++ has changed since, it no longer
-fits, and the library is compiled at first use as if there were none.
+A wheel contains the CPU library for each level, so that users don't need a compiler. The file name
+contains a hash of the sources. If the C++ sources of a checkout have changed since the build, the
+file is ignored and the library is compiled at first use.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 
 __all__ = ["LEVELS", "PREBUILT_DIR", "levels_of", "prebuilt_name", "supported_levels"]
 
-#: Where they lie in the installed package.
+#: Directory of the prebuilt libraries in the installed package.
 PREBUILT_DIR = Path(__file__).resolve().parents[1] / "lib"
 
-#: Levels of the x86-64 psABI, best first, and what ``/proc/cpuinfo`` calls their instructions.
+#: Levels of the x86-64 psABI, best first, and the names of their instructions in ``/proc/cpuinfo``.
 _V3 = frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"])
 LEVELS = {
     "x86-64-v4": _V3 | frozenset(["avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"]),
@@ -26,18 +26,18 @@ LEVELS = {
 
 @lru_cache(maxsize=1)
 def supported_levels() -> tuple[str, ...]:
-    """The levels of `LEVELS` that this machine's processor has, best first.
+    """Return the levels of `LEVELS` that this machine's processor supports, best first.
 
     Returns
     -------
     tuple of str
-        Empty on other processors, and where they cannot be told.
+        Empty on other processors, or if the levels can't be determined.
     """
     return levels_of(Path("/proc/cpuinfo")) if platform.machine() == "x86_64" else ()
 
 
 def levels_of(cpuinfo: Path) -> tuple[str, ...]:
-    """The levels that a file of the form of ``/proc/cpuinfo`` stands for, best first."""
+    """Return the levels supported according to a file like ``/proc/cpuinfo``, best first."""
     try:
         text = cpuinfo.read_text()
     except OSError:
@@ -48,7 +48,7 @@ def levels_of(cpuinfo: Path) -> tuple[str, ...]:
 
 
 def prebuilt_name(library: str, level: str, source_hash: str) -> str:
-    """Name the file of a library.
+    """Return the file name of a prebuilt library.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def prebuilt_name(library: str, level: str, source_hash: str) -> str:
     level : str
         One of `LEVELS`.
     source_hash : str
-        Of its sources and headers.
+        Hash of its sources and headers.
 
     Returns
     -------

@@ -1,9 +1,9 @@
-"""Small files in a directory that only its owner may write to, shared by processes without locks.
+"""Read and write small files that processes share without locks in a private directory.
 
-Every function takes a descriptor of the directory, so that its path cannot be exchanged between a
-check and what follows. A file is replaced as a whole, and who reads it sees the old or the new one.
-Files that other processes replace or remove meanwhile are a normal thing here: where the kernel
-says ``ENOENT``, a network file system may say ``ESTALE``, and both become `FileNotFoundError`.
+Every function takes a descriptor of the directory, so that the path can't be replaced between a
+check and its use. Files are replaced atomically: a reader sees either the old or the new content.
+Other processes may replace or remove files at any time. The kernel reports this as ``ENOENT``, and
+a network file system possibly as ``ESTALE``; both become `FileNotFoundError`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ __all__ = [
     "write_file",
 ]
 
-#: Names of files that are being written, or were when their process was killed.
+#: Names of files that are being written, or were being written when their process was killed.
 TEMPORARY = re.compile(r"\.dnnops-[0-9a-f]{16}\.tmp")
 
 _GONE = (errno.ENOENT, errno.ESTALE)
-# How often a file is looked for that vanishes while it is being read.
+# How often to try to read a file that vanishes while it is being read.
 _ATTEMPTS = 3
 
 
 class UntrustedError(Exception):
-    """A directory or file that someone else owns or may write to; the message says why."""
+    """Raised for a directory or file that can't be trusted; the message says why."""
 
 
 class FoundFile(NamedTuple):
-    """A file's name, its size in bytes, and when it was written, in seconds since 1970."""
+    """Name, size in bytes and modification time of a file, in seconds since 1970."""
 
     name: str
     size: int
@@ -50,22 +50,22 @@ class FoundFile(NamedTuple):
 
 @contextmanager
 def open_directory(path: str | os.PathLike[str]) -> Iterator[int]:
-    """Open a directory for the functions below.
+    """Open a directory for the functions of this module.
 
     Parameters
     ----------
     path : str or path-like
-        The directory.
+        Path of the directory.
 
     Yields
     ------
     int
-        Its descriptor.
+        Descriptor of the directory.
 
     Raises
     ------
     OSError
-        If it cannot be opened.
+        If the directory can't be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -76,26 +76,26 @@ def open_directory(path: str | os.PathLike[str]) -> Iterator[int]:
 
 @contextmanager
 def open_private_directory(path: str | os.PathLike[str], create: bool = False) -> Iterator[int]:
-    """Open a directory that nobody but this user can write to.
+    """Open a directory that only this user can write to.
 
     Parameters
     ----------
     path : str or path-like
-        The directory.
+        Path of the directory.
     create : bool
-        Whether to make it, with mode 0700, and its parents, if it is not there.
+        Whether to create the directory, with mode 0700, and its parents if it doesn't exist.
 
     Yields
     ------
     int
-        Its descriptor.
+        Descriptor of the directory.
 
     Raises
     ------
     UntrustedError
-        If it belongs to another user, or others may write to it.
+        If the directory belongs to another user, or others may write to it.
     OSError
-        If it cannot be opened or made.
+        If the directory can't be opened or created.
     """
     if create and not os.path.isdir(path):
         os.makedirs(path, mode=0o700, exist_ok=True)
@@ -106,7 +106,7 @@ def open_private_directory(path: str | os.PathLike[str], create: bool = False) -
 
 def _check_trust(status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
-        raise UntrustedError(f"it belongs to another user, of id {status.st_uid}")
+        raise UntrustedError(f"it belongs to another user, with the id {status.st_uid}")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UntrustedError(
             f"others may write to it, its mode is {stat.S_IMODE(status.st_mode):04o}"
@@ -114,7 +114,7 @@ def _check_trust(status: os.stat_result) -> None:
 
 
 def read_file(directory: int, name: str, limit: int) -> tuple[bytes, os.stat_result]:
-    """Read a file as a whole.
+    """Read a whole file.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def read_file(directory: int, name: str, limit: int) -> tuple[bytes, os.stat_res
     name : str
         Name of the file.
     limit : int
-        Bytes that it may have at most.
+        Maximum size in bytes.
 
     Returns
     -------
@@ -133,24 +133,25 @@ def read_file(directory: int, name: str, limit: int) -> tuple[bytes, os.stat_res
     Raises
     ------
     UntrustedError
-        If it is a symbolic link, no regular file, too large, somebody else's, or open to others.
+        If the file is a symbolic link, not a regular file or too large, if it belongs to another
+        user, or if others may write to it.
     FileNotFoundError
-        If there is no such file.
+        If the file doesn't exist.
     OSError
-        If it cannot be read.
+        If the file can't be read.
     """
     for _ in range(_ATTEMPTS):
         try:
             return _read_file(directory, name, limit)
         except OSError as error:
-            # It was replaced from another machine: the next attempt opens the new one.
+            # Another machine has replaced the file: the next attempt opens the new one.
             if error.errno != errno.ESTALE:
                 raise
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
 def _read_file(directory: int, name: str, limit: int) -> tuple[bytes, os.stat_result]:
-    # O_NONBLOCK: opening a FIFO without a writer would wait for one.
+    # O_NONBLOCK: otherwise opening a FIFO would wait for a writer.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(name, flags, dir_fd=directory)
@@ -161,10 +162,10 @@ def _read_file(directory: int, name: str, limit: int) -> tuple[bytes, os.stat_re
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise UntrustedError("it is no regular file")
+            raise UntrustedError("it is not a regular file")
         _check_trust(status)
         if status.st_size > limit:
-            raise UntrustedError(f"its {status.st_size} bytes are over the limit of {limit}")
+            raise UntrustedError(f"its size of {status.st_size} bytes is over the limit of {limit}")
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(limit)
     finally:
@@ -173,10 +174,10 @@ def _read_file(directory: int, name: str, limit: int) -> tuple[bytes, os.stat_re
 
 
 def write_file(directory: int, name: str, content: bytes, mode: int = 0o600) -> None:
-    """Make or replace a file, all of it or nothing.
+    """Create or replace a file atomically.
 
-    An exception, be it an interrupt, leaves what was there before. A killed process leaves a file
-    whose name matches `TEMPORARY`.
+    After an exception, including an interrupt, the previous file is unchanged. A killed process
+    leaves behind a file whose name matches `TEMPORARY`.
 
     Parameters
     ----------
@@ -185,24 +186,24 @@ def write_file(directory: int, name: str, content: bytes, mode: int = 0o600) -> 
     name : str
         Name of the file.
     content : bytes
-        What is to be in it.
+        Content of the file.
     mode : int
-        Its permissions, less those that the process's umask takes away.
+        Permissions of the file, restricted by the process's umask.
 
     Raises
     ------
     FileNotFoundError
-        If the directory, or the file while it was being written, was removed.
+        If the directory is removed, or the file is removed while it is being written.
     OSError
-        If it cannot be written.
+        If the file can't be written.
     """
     temporary = f".dnnops-{secrets.token_hex(8)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        # Closing is a part of writing: a network file system may report a full disk only then.
+        # Close within the try block: a network file system may report a full disk only then.
         with open(os.open(temporary, flags, mode, dir_fd=directory), "wb") as file:
             file.write(content)
-        # Not synchronized to the disk: what a power failure tears, a checksum has to tell.
+        # Not synchronized to disk: readers need a checksum to detect damage by a power failure.
         os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException as error:
         with suppress(OSError):
@@ -225,12 +226,12 @@ def remove_file(directory: int, name: str) -> bool:
     Returns
     -------
     bool
-        Whether it was there.
+        Whether the file existed.
 
     Raises
     ------
     OSError
-        If it cannot be removed.
+        If the file can't be removed.
     """
     try:
         os.unlink(name, dir_fd=directory)
@@ -242,24 +243,24 @@ def remove_file(directory: int, name: str) -> bool:
 
 
 def scan(directory: int, pattern: re.Pattern[str]) -> list[FoundFile]:
-    """List the files of a directory whose whole name matches, in the order of their names.
+    """List the files of a directory whose names match a pattern, sorted by name.
 
     Parameters
     ----------
     directory : int
         Descriptor of the directory.
     pattern : re.Pattern
-        What the names have to match.
+        Pattern that must match the whole name.
 
     Returns
     -------
     list of FoundFile
-        Links are listed as such, directories are not.
+        Matching files. Symbolic links are listed as such; directories are omitted.
 
     Raises
     ------
     OSError
-        If the directory cannot be read.
+        If the directory can't be read.
     """
     found = []
     with os.scandir(directory) as entries:

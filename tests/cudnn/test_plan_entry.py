@@ -290,7 +290,7 @@ def test_neither_directories_nor_pipes_are_read(cache: PlanCache):
         (file,) = (f for f in cache.path.iterdir() if f.is_file())
         file.unlink()
         make(file)
-        with one_warning(file, "no regular file"):
+        with one_warning(file, "not a regular file"):
             assert cache.find(key(number)) is None
 
 
