@@ -1,8 +1,8 @@
 """Convolution and its two gradients, in one, two or three spatial dimensions.
 
-The Ops here say what is computed and run in plain NumPy; rewrites replace them by Ops that
-call oneDNN or cuDNN.  `Conv` is bilinear, and `ConvGradInputs` and `ConvGradWeights` are its
-two adjoints, so that the derivatives of each, of any order, are made of the three.
+The Ops in this module define the computation and run in NumPy. Rewrites replace them with Ops that
+call oneDNN or cuDNN. `Conv` is bilinear, and `ConvGradInputs` and `ConvGradWeights` are its two
+adjoints. Derivatives of any order therefore consist of these three Ops.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ __all__ = [
 
 
 class Conv(ConvBase):
-    """Convolution: ``Conv(...)(img, kern)``.
+    """Convolve images with filters: ``Conv(...)(img, kern)``.
 
-    `img` is (batch, in channels, spatial...), `kern` is
-    (out channels, in channels // num_groups, spatial...), both of one floating-point dtype;
-    the output is (batch, out channels, spatial...).  Parameters as for `ConvBase`.
+    `img` has the shape (batch, in channels, spatial...) and `kern` the shape
+    (out channels, in channels // num_groups, spatial...). Both have the same floating-point dtype.
+    The output has the shape (batch, out channels, spatial...). See `ConvBase` for the parameters.
     """
 
     def make_node(self, img: Any, kern: Any) -> Apply:  # type: ignore[override]
@@ -90,16 +90,19 @@ class Conv(ConvBase):
 
 
 class ConvGradInputs(ConvBase):
-    """The gradient of `Conv` by its image: ``ConvGradInputs(...)(kern, topgrad, shape)``.
+    """Compute the gradient of `Conv` with respect to its image.
 
-    `kern` is as for `Conv`, `topgrad` has the shape of its output, and `shape` is an int64
-    vector with the image's spatial sizes (with a stride, several sizes fit one `topgrad`).
-    Parameters as for `ConvBase`: those of the convolution.
+    In ``ConvGradInputs(...)(kern, topgrad, shape)``, `kern` is as for `Conv`, `topgrad` has the
+    shape of its output, and `shape` is an int64 vector with the spatial sizes of the image (with a
+    stride, several sizes fit one `topgrad`). The parameters are those of the convolution; see
+    `ConvBase`.
     """
 
     def make_node(self, kern: Any, topgrad: Any, shape: Any) -> Apply:  # type: ignore[override]
         kern = float_tensor(self.where, "the filters", kern, self.ndim + 2)
-        topgrad = float_tensor(self.where, "the gradient by the output", topgrad, self.ndim + 2)
+        topgrad = float_tensor(
+            self.where, "the gradient with respect to the output", topgrad, self.ndim + 2
+        )
         dtype = require_same_dtype(self.where, filters=kern, gradient=topgrad)
         shape = int_vector(self.where, "the image's spatial shape", shape, self.ndim)
         img_shape = self._img_shape(
@@ -144,16 +147,18 @@ class ConvGradInputs(ConvBase):
 
 
 class ConvGradWeights(ConvBase):
-    """The gradient of `Conv` by its filters: ``ConvGradWeights(...)(img, topgrad, shape)``.
+    """Compute the gradient of `Conv` with respect to its filters.
 
-    `img` is as for `Conv`, `topgrad` has the shape of its output, and `shape` is an int64
-    vector with the filters' spatial sizes.  Parameters as for `ConvBase`: those of the
-    convolution.
+    In ``ConvGradWeights(...)(img, topgrad, shape)``, `img` is as for `Conv`, `topgrad` has the
+    shape of its output, and `shape` is an int64 vector with the spatial sizes of the filters. The
+    parameters are those of the convolution; see `ConvBase`.
     """
 
     def make_node(self, img: Any, topgrad: Any, shape: Any) -> Apply:  # type: ignore[override]
         img = float_tensor(self.where, "the image", img, self.ndim + 2)
-        topgrad = float_tensor(self.where, "the gradient by the output", topgrad, self.ndim + 2)
+        topgrad = float_tensor(
+            self.where, "the gradient with respect to the output", topgrad, self.ndim + 2
+        )
         dtype = require_same_dtype(self.where, image=img, gradient=topgrad)
         shape = int_vector(self.where, "the filters' spatial shape", shape, self.ndim)
         kern_shape = self._kern_shape(
@@ -199,12 +204,12 @@ class ConvGradWeights(ConvBase):
 
 
 def conv_operands(where: str, ndim: int, **operands: Any) -> list[TensorVariable]:
-    """Check rank and dtype of each operand, and cast them to the widest of their dtypes.
+    """Check the rank and dtype of each operand, and cast all to the widest of their dtypes.
 
     Raises
     ------
     DnnTypeError
-        If the rank isn't `ndim` + 2, or the dtype no floating-point one.
+        If a rank is not `ndim` + 2, or a dtype is not a supported floating-point dtype.
     """
     tensors = [float_tensor(where, name, x, ndim + 2) for name, x in operands.items()]
     dtype = np.result_type(*(x.type.dtype for x in tensors)).name
@@ -212,11 +217,11 @@ def conv_operands(where: str, ndim: int, **operands: Any) -> list[TensorVariable
 
 
 def refuse_unshared(where: str, unshared: bool) -> None:
-    """Raise DnnNotSupportedError if `unshared` is true, DnnTypeError if it is no flag."""
+    """Raise DnnNotSupportedError if `unshared` is true, or DnnTypeError if it is not a bool."""
     if switch(where, "unshared", unshared):
         raise DnnNotSupportedError(
-            f"{where}: unshared=True (locally connected filters) is not supported: neither "
-            "cuDNN nor oneDNN has such a layer"
+            f"{where}: unshared=True (locally connected filters) is not supported, because "
+            "neither cuDNN nor oneDNN implements it"
         )
 
 
@@ -230,7 +235,10 @@ def convolve(
     names: Mapping[str, str] | None = None,
     **params: Any,
 ) -> TensorVariable:
-    """Convolve, for the function `where`, whose `names` of some of these arguments are others."""
+    """Convolve on behalf of the public function `where`.
+
+    `names` maps the names of arguments here to their names in that function, where these differ.
+    """
     own = ("input", "filters", "input_shape", "filter_shape", "num_groups")
     given = {name: name for name in own} | dict(names or {})
     op: Any = Conv(**canonical_conv_params(where, ndim, **params, names=given))
@@ -254,11 +262,12 @@ def conv1d(
     filter_dilation: Any = 1,
     num_groups: int = 1,
 ) -> TensorVariable:
-    """Convolve a batch of sequences of several channels with filters.
+    """Convolve a batch of multi-channel sequences with filters.
 
-    As `conv2d`, with one spatial axis: `input` is (batch, input channels, length), `filters`
-    (output channels, input channels // num_groups, filter length).  `subsample`,
-    `filter_dilation` and `border_mode` may be ints as well as tuples of one entry.
+    This function is like `conv2d`, but with one spatial axis: `input` has the shape
+    (batch, input channels, length) and `filters` the shape
+    (output channels, input channels // num_groups, filter length). `subsample`, `filter_dilation`
+    and `border_mode` can be ints or tuples with one entry.
     """
     return convolve(
         "conv1d",
@@ -288,56 +297,62 @@ def conv2d(
     num_groups: int = 1,
     unshared: bool = False,
 ) -> TensorVariable:
-    """Convolve a batch of images of several channels with filters.
+    """Convolve a batch of multi-channel images with filters.
 
     Parameters
     ----------
     input : tensor_like, (batch, input channels, rows, columns)
-        The images: float16, float32 or float64.
+        Images in float16, float32 or float64.
     filters : tensor_like, (output channels, input channels // num_groups, rows, columns)
-        The filters.  Of two different dtypes, the wider one is that of the result.
+        Filters. If their dtype differs from that of `input`, the result has the wider dtype.
     input_shape, filter_shape : None, or sequence of 4 entries
-        What is known of the shapes when the graph is built, each entry an int, a symbolic
-        int or None.  It becomes part of the static type, and is checked at run time.
+        Shapes, as far as they are known when the graph is built. Each entry is an int, a symbolic
+        int or None. They refine the static types and are checked at run time.
     border_mode : {'valid', 'half', 'full'}, int, or tuple of 2 ints or pairs of ints
-        The zero padding of the images.  'valid': none.  'half': half the filter's (dilated)
-        size, rounded down, on every side; an odd filter then keeps the image's size.
-        'full': the filter's (dilated) size less one.  An int: on every side.  A tuple: for
-        rows and columns, either an int or a pair (before, after).
+        Zero padding of the images:
+
+        * 'valid': no padding.
+        * 'half': half the dilated filter size, rounded down, on each side. Filters of odd size
+          then preserve the image size if the stride is 1.
+        * 'full': the dilated filter size minus one, on each side.
+        * int: the padding on each side.
+        * tuple: an entry for rows and one for columns, each an int for both sides or a pair
+          (before, after).
     subsample : int or tuple of 2 ints
-        The stride of the filters.
+        Stride of the filters.
     filter_flip : bool
-        Whether the filters are flipped along their spatial axes, as convolution proper has
-        it; False computes the cross-correlation.
+        Whether to flip the filters along their spatial axes, as in the mathematical definition of
+        convolution. False computes the cross-correlation.
     image_shape : None, or sequence of 4 entries
-        Another name of `input_shape`, of Theano's.
+        Alias of `input_shape`, from Theano.
     filter_dilation : int or tuple of 2 ints
-        The distance between neighboring filter taps.
+        Distance between neighboring filter taps.
     num_groups : int
-        The number of groups that channels and filters are split into, each convolved on its
-        own.  As many as there are channels: a depthwise convolution.
+        Number of groups into which channels and filters are split. Each group is convolved
+        separately. With as many groups as input channels, this is a depthwise convolution.
     unshared : bool
-        Locally connected filters: not supported.
+        Whether to use locally connected filters. Not supported; must be False.
 
     Returns
     -------
     TensorVariable, (batch, output channels, rows, columns)
-        On each spatial axis the size is
-        ``(image + padding - ((filter - 1) * dilation + 1)) // stride + 1``.
+        Convolved images. The size of each spatial axis is
+        ``(image + padding - ((filter - 1) * dilation + 1)) // stride + 1``, where ``padding`` is
+        the sum of both sides.
 
     Raises
     ------
     DnnTypeError
-        If a rank or a dtype is another one.
+        If a rank or dtype is invalid.
     DnnValueError
-        If parameters are out of bounds, or shapes don't fit together; at the call, if the
-        static shapes don't tell.
+        If a parameter is out of bounds, or if the shapes don't match. Shapes that are not known
+        statically are checked when the function runs.
     DnnNotSupportedError
         If `unshared` is true.
     """
     refuse_unshared("conv2d", unshared)
     if image_shape is not None and input_shape is not None:
-        raise DnnValueError("conv2d: input_shape and image_shape are the same: give one")
+        raise DnnValueError("conv2d: image_shape is an alias of input_shape; pass only one of them")
     return convolve(
         "conv2d",
         2,
@@ -365,10 +380,10 @@ def conv3d(
     filter_dilation: Any = (1, 1, 1),
     num_groups: int = 1,
 ) -> TensorVariable:
-    """Convolve a batch of volumes of several channels with filters.
+    """Convolve a batch of multi-channel volumes with filters.
 
-    As `conv2d`, with three spatial axes: `input` is
-    (batch, input channels, depth, rows, columns), `filters`
+    This function is like `conv2d`, but with three spatial axes: `input` has the shape
+    (batch, input channels, depth, rows, columns) and `filters` the shape
     (output channels, input channels // num_groups, depth, rows, columns).
     """
     return convolve(

@@ -1,4 +1,4 @@
-"""What the Ops of convolution share: parameters, shapes, checks and the walk over filter taps."""
+"""Base class of the convolution Ops: parameters, shapes, checks and iteration over filter taps."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from dnnops.nnet.conv_geometry import (
 
 @dataclass(frozen=True)
 class ConvWords:
-    """What messages about shapes call the function and its arguments.
+    """Names of a function and its arguments in error messages about shapes.
 
     Attributes
     ----------
     where : str
-        The function; empty for the Op.
+        Name of the function; empty for the name of the Op.
     image, filters, top : str
-        The image, the filters, and the gradient with respect to the output.
+        Names of the image, of the filters, and of the gradient with respect to the output.
     subsample, filter_dilation, num_groups : str
-        Parameters.
+        Names of these parameters.
     """
 
     where: str = ""
@@ -48,27 +48,27 @@ _OWN_WORDS = ConvWords()
 
 
 class ConvBase(Op):
-    """What the three Ops of a convolution share: parameters, shapes, checks.
+    """Base class of `Conv`, `ConvGradInputs` and `ConvGradWeights`.
 
     Parameters
     ----------
     ndim : {1, 2, 3}
-        The number of spatial axes.
+        Number of spatial axes.
     border_mode : {'valid', 'half', 'full'}, int, or tuple of ints or pairs of ints
-        The zero padding; see `conv2d`.
+        Zero padding; see `conv2d`.
     subsample : int or tuple of int
-        The stride.
+        Stride of the filters.
     filter_flip : bool
-        Whether the filters are flipped, as convolution proper has it, or not (correlation).
+        Whether to flip the filters (convolution) or not (cross-correlation).
     filter_dilation : int or tuple of int
-        The distance between neighboring filter taps.
+        Distance between neighboring filter taps.
     num_groups : int
-        The number of groups into which the channels are split.
+        Number of groups into which the channels are split.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If a parameter is of another kind, or out of bounds.
+        If a parameter has an invalid type or is out of bounds.
     """
 
     __props__: tuple[str, ...] = (
@@ -79,7 +79,7 @@ class ConvBase(Op):
         "filter_dilation",
         "num_groups",
     )
-    # The spatial size of a gradient is the value of an operand.
+    # The spatial sizes of a gradient are the values of an operand.
     _output_type_depends_on_input_value = True
 
     ndim: int
@@ -111,11 +111,11 @@ class ConvBase(Op):
 
     @property
     def where(self) -> str:
-        """The name that messages give: ``Conv2d`` for `Conv` of two spatial axes."""
+        """Name of the Op in error messages, such as ``Conv2d`` for `Conv` with two spatial axes."""
         return f"{type(self).__name__}{self.ndim}d"
 
     def conv_params(self) -> dict[str, Any]:
-        """Return the parameters, as keyword arguments of any Op of this family."""
+        """Return the parameters as keyword arguments for any subclass."""
         return {name: getattr(self, name) for name in ConvBase.__props__}
 
     def geometry(self) -> np.ndarray:
@@ -137,11 +137,11 @@ class ConvBase(Op):
         return np.array(words, dtype="int64")
 
     def padding(self, kernel_spatial: Sequence[Any]) -> tuple[tuple[Any, Any], ...]:
-        """Return the padding before and after each spatial axis for filters of this size."""
+        """Return the padding before and after each spatial axis for filters of the given size."""
         return padding(self.border_mode, kernel_spatial, self.filter_dilation)
 
     def output_shape(self, img_shape: Sequence[Any], kern_shape: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the convolution's output shape, of ints, symbolic sizes or None."""
+        """Return the output shape of the convolution, as ints, symbolic sizes or None."""
         return output_shape(
             img_shape, kern_shape, self.border_mode, self.subsample, self.filter_dilation
         )
@@ -153,27 +153,27 @@ class ConvBase(Op):
         topgrad: Sequence[int | None] | None = None,
         words: ConvWords = _OWN_WORDS,
     ) -> tuple[Any, ...]:
-        """Check as much of the shapes of image, filters and output as is known.
+        """Check the shapes of image, filters and output, as far as they are known.
 
         Parameters
         ----------
         img, kern : sequence of int or None
-            (batch, in channels, spatial...) and
+            Shapes of the image, (batch, in channels, spatial...), and of the filters,
             (out channels, in channels per group, spatial...).
         topgrad : sequence of int or None, optional
-            The shape of the gradient by the output, which must be the output's.
+            Shape of the gradient with respect to the output, which must be the output's shape.
         words : ConvWords, optional
-            What a message calls all of these.
+            Names of these arguments in error messages.
 
         Returns
         -------
         tuple of int or None
-            The output's shape.
+            Shape of the output.
 
         Raises
         ------
         DnnValueError
-            If they don't fit together.
+            If the shapes don't match.
         """
 
         image, filters = (word.removeprefix("the ") for word in (words.image, words.filters))
@@ -246,7 +246,7 @@ class ConvBase(Op):
         return cls(**self.conv_params())
 
     def _grouped(self, array: np.ndarray, axis: int) -> np.ndarray:
-        # Split the channels on `axis` into (groups, channels), and flatten what follows.
+        # Split the channels on `axis` into (groups, channels), and flatten the axes after it.
         shape = array.shape
         inner = (self.num_groups, shape[axis] // self.num_groups)
         return array.reshape(*shape[:axis], *inner, int(np.prod(shape[axis + 1 :])))
@@ -254,8 +254,8 @@ class ConvBase(Op):
     def _taps(
         self, kernel_spatial: Sequence[int], top_spatial: Sequence[int]
     ) -> Iterator[tuple[tuple, tuple]]:
-        # Yield, for each filter tap, its index in the filters and the part of the padded
-        # image that it is multiplied with.
+        # Yield the index of each filter tap in the filters, and the indices of the elements of the
+        # padded image that it is multiplied with.
         for offset in np.ndindex(*kernel_spatial):
             tap = offset
             if self.filter_flip:
@@ -271,7 +271,7 @@ class ConvBase(Op):
     def _pad(
         self, img_shape: Sequence[int], kernel_spatial: Sequence[int], dtype: np.dtype
     ) -> tuple[np.ndarray, tuple]:
-        # A zero array of the padded image's shape, and its part that is the image.
+        # Return zeros with the shape of the padded image, and the index of the image in them.
         pads = self.padding(kernel_spatial)
         padded = [n + begin + end for n, (begin, end) in zip(img_shape[2:], pads, strict=True)]
         inside = [

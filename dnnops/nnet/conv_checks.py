@@ -1,4 +1,4 @@
-"""Checks of shapes, and padding as numbers, by the names that they have in Theano."""
+"""Checks of shapes and conversion of border modes to padding, under their Theano names."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ __all__ = ["assert_conv_shape", "assert_shape", "border_mode_to_pad"]
 
 
 def assert_conv_shape(shape: Sequence[Any]) -> tuple[Any, ...]:
-    """Check that there is a convolution's output of this shape.
+    """Check that the output of a convolution can have the given shape.
+
+    The batch size and the number of channels must not be negative. The spatial sizes must be
+    positive.
 
     Parameters
     ----------
     shape : sequence of int or symbolic int
-        (batch, channels, spatial...).
+        Shape of the output, (batch, channels, spatial...).
 
     Returns
     -------
     tuple
-        The sizes. Those that are symbolic raise DnnValueError when they are computed, if the first
-        two are negative or the others not positive.
+        The sizes. Symbolic sizes that are invalid raise DnnValueError when they are computed.
 
     Raises
     ------
     DnnTypeError
-        If `shape` is no sequence of ints.
+        If `shape` is not a sequence of ints.
     DnnValueError
-        If a size that is known is too small.
+        If a constant size is too small.
     """
     where = "assert_conv_shape"
     if not is_sequence(shape):
@@ -48,9 +50,7 @@ def assert_conv_shape(shape: Sequence[Any]) -> tuple[Any, ...]:
             raise DnnTypeError(f"{where}: an entry of shape must be an int, got {shown(size)}")
         known = static_int(size)
         least = 0 if axis < 2 else 1
-        problem = (
-            f"{where}: shape, of a convolution's output, must be {least} or more on axis {axis}"
-        )
+        problem = f"{where}: the size of the output must be at least {least} on axis {axis}"
         if known is not None and known < least:
             raise DnnValueError(f"{problem}, got {known}")
         if known is None:
@@ -65,20 +65,23 @@ def assert_shape(x: Any, expected_shape: Any, msg: str = "Unexpected shape.") ->
     Parameters
     ----------
     x : tensor_like
+        Tensor to check.
     expected_shape : None, or sequence of int, symbolic int or None
-        A size for each axis; None stands for any.
+        Size of each axis; None accepts any size.
     msg : str
-        What the error says.
+        Message of the error.
 
     Returns
     -------
     TensorVariable
-        `x`, which raises DnnValueError if its shape differs.
+        `x` with a check that raises DnnValueError if its shape differs.
 
     Raises
     ------
-    DnnTypeError, DnnValueError
-        If `expected_shape` is something else, or contradicts the static shape of `x`.
+    DnnTypeError
+        If an argument has an invalid type.
+    DnnValueError
+        If `expected_shape` is invalid or contradicts the static shape of `x`.
     """
     if not isinstance(msg, str):
         raise DnnTypeError(f"assert_shape: msg must be a str, got {shown(msg)}")
@@ -86,7 +89,7 @@ def assert_shape(x: Any, expected_shape: Any, msg: str = "Unexpected shape.") ->
     if x.type.dtype.startswith("complex"):
         raise DnnTypeError(f"assert_shape: x must be real, got {x.type}")
     sizes = shape_argument(
-        "assert_shape", f"expected_shape, beside x of {x.type},", expected_shape, x.type.ndim
+        "assert_shape", f"expected_shape (for x of {x.type})", expected_shape, x.type.ndim
     )
     told = [(i, size) for i, size in enumerate(sizes) if size is not None]
     static = x.type.shape
@@ -103,27 +106,30 @@ def border_mode_to_pad(mode: Any, convdim: int, kshp: Sequence[Any]) -> tuple[tu
     Parameters
     ----------
     mode : {'valid', 'half', 'full'}, or tuple of ints or pairs of ints
-        A `border_mode`, as `conv2d` takes it.
+        Border mode, as for `conv2d`.
     convdim : int
-        The number of spatial axes.
+        Number of spatial axes.
     kshp : sequence of int or symbolic int
-        The spatial sizes of the filters, dilated.
+        Spatial sizes of the dilated filters.
 
     Returns
     -------
     tuple of pairs
+        Padding (before, after) of each spatial axis.
 
     Raises
     ------
     DnnNotSupportedError
-        If an entry of `mode` has more or fewer than two sides.
+        If a tuple inside `mode` does not have two entries.
+    DnnTypeError
+        If `convdim` or `kshp` has an invalid type.
     DnnValueError
-        If `mode` is anything else.
+        If `mode` is otherwise invalid, or if `kshp` has the wrong length.
     """
     where = "border_mode_to_pad"
     if not is_int(convdim):
         raise DnnTypeError(f"{where}: convdim must be an int, got {shown(convdim)}")
-    kshp = sizes_argument(where, "kshp, an entry for each of convdim axes,", kshp, (convdim,))
+    kshp = sizes_argument(where, "kshp (one entry per axis)", kshp, (convdim,))
     if None in kshp:
         raise DnnTypeError(f"{where}: kshp must hold ints, got {shown(kshp)}")
     if isinstance(mode, tuple):
@@ -143,9 +149,11 @@ def _sides(where: str, entry: Any) -> tuple[int, int]:
     sides = entry if isinstance(entry, tuple) else (entry, entry)
     if not all(is_int(side) and side >= 0 for side in sides):
         raise DnnValueError(
-            f"{where}: entries of mode must be ints of 0 or more, or pairs of them, got"
+            f"{where}: entries of mode must be non-negative ints or pairs of them, got"
             f" {shown(entry)}"
         )
     if len(sides) != 2:
-        raise DnnNotSupportedError(f"{where}: mode must give an axis two sides, got {shown(entry)}")
+        raise DnnNotSupportedError(
+            f"{where}: entries of mode must be ints or pairs, got {shown(entry)}"
+        )
     return int(sides[0]), int(sides[1])

@@ -1,4 +1,4 @@
-"""Sizes and padding of convolutions, for ints and for symbolic sizes alike."""
+"""Sizes and padding of convolutions, for ints and symbolic sizes."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from dnnops.nnet._validate import (
     switch,
 )
 
-#: The largest padded image and the largest reach of a filter: libraries count in 32 bits.
+#: Largest extent of a padded image or of a dilated filter, since the libraries use 32-bit ints.
 MAX_EXTENT = 2**30 - 1
 
-#: A canonical border mode: a name, or (begin, end) for each spatial axis.
+#: A canonical border mode: a name, or a pair (begin, end) for each spatial axis.
 BorderMode = Literal["half", "full"] | tuple[tuple[int, int], ...]
 
 
 def canonical_border_mode(border_mode: Any, ndim: int, where: str = "convolution") -> BorderMode:
-    """Bring every way to write a border mode into one form.
+    """Return the canonical form of a border mode.
 
     Parameters
     ----------
     border_mode : {'valid', 'half', 'full'}, int, or tuple
-        A tuple has one entry for each spatial axis: an int, the padding on both sides, or a
-        pair of ints, the padding before and after.
+        Border mode. A tuple has one entry for each spatial axis, either an int (the padding on
+        both sides) or a pair of ints (the padding before and after).
     ndim : int
-        The number of spatial axes.
+        Number of spatial axes.
     where : str
-        What a message names.
+        Name of the function in error messages.
 
     Returns
     -------
     'half', 'full', or tuple of (int, int)
-        'valid' is zero padding.
+        Canonical border mode. 'valid' becomes a padding of zero.
 
     Raises
     ------
     DnnTypeError
-        If an entry is neither an int nor a pair of ints.
+        If `border_mode` or one of its entries has an invalid type.
     DnnValueError
-        If the name is unknown, the number of entries is wrong or the padding is negative.
+        If the name is unknown, the number of entries is wrong, or the padding is negative.
     """
     if isinstance(border_mode, str):
         if border_mode == "valid":
@@ -78,22 +78,22 @@ def resolve_padding(
     Parameters
     ----------
     border_mode : {'valid', 'half', 'full'}, int, or tuple
-        As `conv2d` takes it.
+        Border mode, as for `conv2d`.
     kernel_spatial : sequence of int, symbolic int or None
-        The filters' size on each spatial axis.
+        Filter size on each spatial axis.
     dilation : int or sequence of int, optional
-        The filters' dilation on each spatial axis; 1 if not given.
+        Filter dilation on each spatial axis; 1 by default.
 
     Returns
     -------
     tuple of pairs
-        Of ints if the padding doesn't depend on a symbolic size; ``(None, None)`` where it
-        depends on a size that is None.
+        Padding (before, after) of each spatial axis. The entries are ints if they don't depend on
+        a symbolic size, and None if they depend on an unknown size.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If an argument is of another kind, has another number of entries, or is out of bounds.
+        If an argument has an invalid type or the wrong number of entries, or is out of bounds.
     """
     where = "resolve_padding"
     kernel = sizes_argument(where, "kernel_spatial", kernel_spatial, (1, 2, 3))
@@ -105,7 +105,7 @@ def resolve_padding(
 def padding(
     mode: BorderMode, kernel_spatial: Sequence[Any], dilation: Sequence[int]
 ) -> tuple[tuple[Any, Any], ...]:
-    """As `resolve_padding`, of arguments that are canonical."""
+    """Return the padding like `resolve_padding`, for canonical arguments."""
     if not isinstance(mode, str):
         return mode
     pads: list[tuple[Any, Any]] = []
@@ -130,30 +130,32 @@ def conv_output_shape(
     Parameters
     ----------
     img_shape : sequence of int, symbolic int or None
-        (batch, in channels, spatial...).
+        Shape of the images, (batch, in channels, spatial...).
     kern_shape : sequence of int, symbolic int or None
-        (out channels, in channels per group, spatial...).
+        Shape of the filters, (out channels, in channels per group, spatial...).
     border_mode : {'valid', 'half', 'full'}, int, or tuple
-        As `conv2d` takes it.
+        Border mode, as for `conv2d`.
     subsample, filter_dilation : int or sequence of int, optional
-        For each spatial axis; 1 if not given.
+        Stride and dilation of the filters on each spatial axis; 1 by default.
 
     Returns
     -------
     tuple
-        (batch, out channels, spatial...): ints where everything that matters is an int,
-        None where something is None.
+        Shape of the output, (batch, out channels, spatial...). A size is an int if all sizes that
+        it depends on are ints, and None if any of them is None.
 
     Raises
     ------
-    DnnTypeError, DnnValueError
-        If an argument is of another kind, has another number of entries, or is out of bounds; or
-        if filters are larger than the padded image.
+    DnnTypeError
+        If an argument has an invalid type.
+    DnnValueError
+        If an argument has the wrong number of entries or is out of bounds, or if the filters are
+        larger than the padded image.
     """
     where = "conv_output_shape"
     img = sizes_argument(where, "img_shape", img_shape, (3, 4, 5))
     ndim = len(img) - 2
-    beside = f"kern_shape, beside an img_shape of {ndim + 2} entries,"
+    beside = f"kern_shape (for an img_shape of {ndim + 2} entries)"
     kern = sizes_argument(where, beside, kern_shape, (ndim + 2,))
     mode = canonical_border_mode(border_mode, ndim, where)
     stride = int_tuple(where, "subsample", 1 if subsample is None else subsample, ndim, 1)
@@ -163,8 +165,8 @@ def conv_output_shape(
     out = output_shape(img, kern, mode, stride, dilation)
     if any(isinstance(size, int) and size < 1 for size in out[2:]) or 0 in kern[2:]:
         raise DnnValueError(
-            f"{where}: filters must have one tap or more, and fit into the padded image, on each"
-            f" spatial axis: img_shape {img_shape}, kern_shape {kern_shape}, border_mode"
+            f"{where}: on each spatial axis, filters must have at least one tap and fit into the"
+            f" padded image; got img_shape {img_shape}, kern_shape {kern_shape}, border_mode"
             f" {border_mode!r}, filter_dilation {dilation}"
         )
     return out
@@ -177,7 +179,7 @@ def output_shape(
     subsample: Sequence[int],
     filter_dilation: Sequence[int],
 ) -> tuple[Any, ...]:
-    """As `conv_output_shape`, of arguments that are canonical; nothing is checked."""
+    """Return the output shape like `conv_output_shape`, for canonical arguments, unchecked."""
     pads = padding(mode, kern_shape[2:], filter_dilation)
     spatial: list[Any] = []
     for size, kernel, (begin, end), stride, dilation in zip(
@@ -201,15 +203,15 @@ def canonical_conv_params(
     num_groups: Any = 1,
     names: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Check the parameters of a convolution and bring them into hashable form.
+    """Check the parameters of a convolution and return them in hashable form.
 
-    `names` are those that the user gives parameters by, where they are others:
+    `names` maps parameters to the names that error messages use for them, if these differ, such as
     ``{"subsample": "input_dilation"}``.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If a parameter is of another kind, or out of bounds.
+        If a parameter has an invalid type or is out of bounds.
     """
     if not is_int(ndim) or ndim not in (1, 2, 3):
         raise DnnValueError(f"{where}: ndim, the number of spatial axes, must be 1, 2 or 3")
