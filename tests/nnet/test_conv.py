@@ -476,7 +476,7 @@ TOP = pt.tensor("top", shape=(2, 6, 3, 3), dtype="float32")
         (
             {"input_shape": (2, 4, 5, 5), "image_shape": (2, 4, 5, 5)},
             DnnValueError,
-            "give one",
+            "pass only one of them",
         ),
         ({"unshared": True}, DnnNotSupportedError, "locally connected"),
     ],

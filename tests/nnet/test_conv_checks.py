@@ -66,10 +66,10 @@ def test_assert_conv_shape():
     channels, rows = (pytensor.function([n], sizes[i], mode=PERFORM_MODE) for i in (1, 2))
     assert (channels(0), rows(1)) == (0, 1)
     for f, value in ((channels, -1), (rows, 0)):
-        with pytest.raises(DnnValueError, match="must be at least . on axis"):
+        with pytest.raises(DnnValueError, match=r"must be at least . on axis"):
             f(value)
     for shape in ((-1, 1, 1), (1, 1, 0), (1, 1, pt.constant(-3))):
-        with pytest.raises(DnnValueError, match="must be at least . on axis"):
+        with pytest.raises(DnnValueError, match=r"must be at least . on axis"):
             nnet.assert_conv_shape(shape)
     for bad in (3, (1, 2, 0.5)):
         with pytest.raises(DnnTypeError):
