@@ -1,18 +1,18 @@
-// What cuDNN's fused attention leaves to do around it: lengths in its type, masks as numbers to add, operands of
-// depths that it doesn't take, and zeros where nothing is seen.
+// What cuDNN's fused attention needs around it: lengths in its integer type, masks as additive biases, copies
+// of operands with depths that it does not support, and zeros for queries that see no key.
 //
-// dnnops/cudnn/kernels.py compiles this with CuPy, and tests for the host.  Elements have 16 bits.  Macros:
-// MASK_WIDTH, the size of a mask's element in bytes: 1 for bool; MINUS_INFINITY and LOWEST, the bits of these
-// numbers, the latter so low that its exponential is 0 beside any score, and finite.
+// dnnops/cudnn/kernels.py compiles this with CuPy, and tests compile it for the host. Elements have 16 bits.
+// Macros: MASK_WIDTH, the size of a mask element in bytes (1 for bool); MINUS_INFINITY and LOWEST, the bits
+// of these numbers. LOWEST is finite, but so low that its exponential is 0 beside any score.
 
 typedef unsigned short element;
 
-// As in c_code/runtime/cudnn/attention_kernels.hpp.
+// The same structures as in c_code/runtime/cudnn/attention_kernels.hpp.
 
-// The lengths that cuDNN gets are at least 1, as it may not look at what lies behind a length of 0; `rows` and `columns`
-// are what really counts of queries and keys: no query does without a key.
+// The lengths passed to cuDNN are at least 1, since it may not process entries of length 0. `rows` and `columns`
+// are the numbers of valid queries and keys; no query is valid without a key.
 struct length_params {
-  const long long *queries, *keys;  // null: all
+  const long long *queries, *keys;  // null if all are valid
   long long batch, max_queries, max_keys, seed, offset;
   int *inner_queries, *inner_keys, *rows, *columns;
   long long *random;
@@ -22,8 +22,8 @@ struct mask_params {
   const unsigned char *mask;
   long long steps[4];  // of the mask, in bytes
   element *bias;
-  unsigned char *visible;  // whether a row has a key that counts
-  const int *columns;      // how many keys count of each batch entry; null: all
+  unsigned char *visible;  // whether a row has a valid key
+  const int *columns;      // valid keys of each batch entry; null if all are valid
   long long batch, heads, queries, keys, bias_batch, bias_stride;
   long long is_causal;
 };
@@ -38,15 +38,15 @@ struct row_copy_params {
   const element *from;
   element *to;
   long long sizes[4];  // of the target
-  long long rows, columns;  // what the source has of the last two axes; the rest becomes zero
+  long long rows, columns;  // the source's sizes of the last two axes; the rest becomes zero
   long long from_steps[3], to_steps[3];
 };
 
 struct hide_params {
   element *array;
-  float *stats;              // null: there are none
-  const int *lengths;        // of each batch entry; null: all
-  const unsigned char *visible;  // null: all
+  float *stats;              // null if there are none
+  const int *lengths;        // of each batch entry; null if all are valid
+  const unsigned char *visible;  // null if all are visible
   long long batch, heads, rows, columns, visible_batch, visible_heads, hides_all;
 };
 
@@ -72,7 +72,7 @@ KERNEL void attention_lengths(GRID_CONSTANT const length_params p) {
   }
 }
 
-// A block at a time for each row of the scores, as far as the mask tells them from each other.
+// One block at a time for each row of the scores that the mask distinguishes.
 KERNEL void attention_mask(GRID_CONSTANT const mask_params p) {
   __shared__ int is_visible;
   wait_for_stream();
@@ -101,7 +101,7 @@ KERNEL void attention_mask(GRID_CONSTANT const mask_params p) {
   }
 }
 
-// Where a query sees nothing, weights computed with these statistics are zero, whatever the scores.
+// For a query that sees no key, weights computed with these statistics are zero for any scores.
 KERNEL void attention_stats(GRID_CONSTANT const stats_params p) {
   wait_for_stream();
   for (long long i = first_index(); i < p.count; i += index_step()) {
@@ -122,7 +122,7 @@ KERNEL void attention_copy(GRID_CONSTANT const row_copy_params p) {
   }
 }
 
-// Of a contiguous array.
+// For a contiguous array.
 KERNEL void attention_hide(GRID_CONSTANT const hide_params p) {
   wait_for_stream();
   const long long total = p.batch * p.heads * p.rows;

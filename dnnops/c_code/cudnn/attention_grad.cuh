@@ -1,11 +1,11 @@
-// The gradient of attention where all keys of a head fit into one block: weights and their gradients are float32.
+// The gradient of attention if all keys of a head fit into one block. Weights and their gradients are float32.
 //
-// A block computes a head of keys and values: all queries that share it, one tile after the other, so every sum is
-// added in the same order each time.  Products run on tensor cores.  16-bit operands are exact in TF32; weights and
-// gradients of scores are split into two such numbers, of 21 bits together.
+// A block computes one head of keys and values: it processes all queries that share the head, one tile after
+// the other, so every sum is added in the same order each time. Products run on tensor cores. 16-bit operands
+// are exact in TF32; weights and gradients of scores are split into two TF32 numbers with 21 bits in total.
 //
-// Macros: DTYPE, of numbers.cuh; WARPS of a block; and KEYS, QUERIES of a tile, DEPTH and VALUE_DEPTH, multiples of 16
-// that sizes are padded to.
+// Macros: DTYPE, as in numbers.cuh; WARPS per block; and KEYS, QUERIES per tile, DEPTH and VALUE_DEPTH, the
+// sizes padded to multiples of 16.
 
 constexpr int THREADS = 32 * WARPS, STRIP = 16;
 
@@ -15,7 +15,7 @@ constexpr int SCORE_PITCH = ATTENTION_GRAD_SCORE_PITCH(KEYS);
 struct shared_arrays {
   Bits key[KEYS * PITCH], value[KEYS * VALUE_PITCH], query[QUERIES * PITCH], gout[QUERIES * VALUE_PITCH];
   float weights[QUERIES * SCORE_PITCH];    // scores at first
-  float gradients[QUERIES * SCORE_PITCH];  // with respect to weights at first, then to scores
+  float gradients[QUERIES * SCORE_PITCH];  // first with respect to weights, then to scores
 };
 static_assert(sizeof(shared_arrays) == ATTENTION_GRAD_SHARED_BYTES(KEYS, QUERIES, DEPTH, VALUE_DEPTH), "as is launched");
 
@@ -24,7 +24,7 @@ DEVICE shared_arrays &shared_memory() {
   return *reinterpret_cast<shared_arrays *>(shared);
 }
 
-// What a warp has of a product of so many rows and columns: 16 rows, and of their blocks of 16 columns every STEP-th.
+// A warp's part of a product with this many rows and columns: 16 rows, and every STEP-th block of 16 columns.
 template <int ROWS, int COLUMNS>
 struct Share {
   static constexpr int STRIPS = ROWS / STRIP, ALL = COLUMNS / STRIP, STEP = WARPS / STRIPS;
@@ -49,7 +49,7 @@ struct Share {
 DEVICE unsigned low_word(unsigned pair) { return __float_as_uint(Number<DTYPE>::low(pair)); }
 DEVICE unsigned high_word(unsigned pair) { return __float_as_uint(Number<DTYPE>::high(pair)); }
 
-// Copies rows into shared memory, zeros behind their ends, and begins no wait.
+// Copies rows into shared memory, with zeros after their ends. Does not wait for the copies.
 template <int ROWS, int COLUMNS>
 DEVICE void load_rows(Bits *to, const AttentionGradParams &p, int array, long long offset, int rows, int columns) {
   const Bits *from = static_cast<const Bits *>(p.arrays[array]) + offset;
@@ -72,7 +72,7 @@ DEVICE void load_rows(Bits *to, const AttentionGradParams &p, int array, long lo
   }
 }
 
-// Products of rows of 16-bit numbers with each other, to shared memory.
+// Multiplies rows of 16-bit numbers with each other, into shared memory.
 template <int INNER>
 DEVICE void multiply_rows(float *to, const Bits *left, const Bits *right) {
   using Part = Share<QUERIES, KEYS>;
@@ -80,7 +80,7 @@ DEVICE void multiply_rows(float *to, const Bits *left, const Bits *right) {
   const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
   Part part;
   part.clear();
-  // Any order of the inner axis will do if it is the same for both: a thread reads 4 neighbours.
+  // The inner axis may be in any order that is the same for both operands: a thread reads 4 neighbors.
   const auto read = [&](const Bits *from) { return *reinterpret_cast<const uint2 *>(from + row * STEP + 4 * column); };
   UNROLL_BY(Part::BLOCKS > 1 ? 2 : 4)
   for (int k = 0; k < INNER; k += 16) {
@@ -111,8 +111,8 @@ DEVICE void multiply_rows(float *to, const Bits *left, const Bits *right) {
   }
 }
 
-// Adds products of float32 numbers with rows of 16-bit ones: of the blocks of 16 columns one tile has the even ones, the
-// other the odd ones.
+// Adds products of float32 numbers with rows of 16-bit numbers. Of each block of 16 columns, one tile has the
+// even ones and the other the odd ones.
 template <class Part, int INNER>
 DEVICE void add_products(Part &part, const float *left, int row_step, int inner_step, const Bits *right, int right_step) {
   const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
@@ -141,7 +141,7 @@ DEVICE void add_products(Part &part, const float *left, int row_step, int inner_
   }
 }
 
-// Writes `rows` rows, of which only the first `counting` are not zero.
+// Writes `rows` rows, of which only the first `counting` are nonzero.
 template <class Part>
 DEVICE void store_rows(const Part &part, const AttentionGradParams &p, int array, long long offset, int rows, int counting,
                        int columns, float factor) {
@@ -175,7 +175,7 @@ DEVICE float sum_of_warp(float value) {
   return value;
 }
 
-// Replaces a row of scores with weights, and their gradients with respect to weights with those with respect to scores.
+// Replaces a row of scores by weights, and their gradients with respect to weights by those with respect to scores.
 DEVICE void weigh_row(const AttentionGradParams &p, float *scores, float *gradients, const char *mask, int row,
                       int columns, float stats) {
   constexpr int COUNT = (KEYS + 31) / 32;
@@ -185,7 +185,7 @@ DEVICE void weigh_row(const AttentionGradParams &p, float *scores, float *gradie
   for (int i = 0; i < COUNT; ++i) {
     const int key = lane + 32 * i;
     weights[i] = by_weights[i] = 0;
-    // A row that sees nothing has no statistics.
+    // A row that sees no key has no statistics.
     if (key >= columns || (p.is_causal && key > row) || stats < -3e38f) continue;
     float score = scores[key] * (float)p.scale;
     if (p.mask_width == 1) {
@@ -202,7 +202,7 @@ DEVICE void weigh_row(const AttentionGradParams &p, float *scores, float *gradie
   }
   total = sum_of_warp(total);
   products = sum_of_warp(products);
-  // Statistics are rounded: of weights whose sum is not 1 the difference below would not cancel.
+  // Statistics are rounded, so the weights may not sum to 1; the difference below would then not cancel.
   const float factor = total == 0 ? 0 : 1 / total, mean = products * factor;
   UNROLL
   for (int i = 0; i < COUNT; ++i) {
@@ -269,7 +269,7 @@ KERNEL void __launch_bounds__(THREADS) attention_grad(GRID_CONSTANT const Attent
       store_rows(dquery, p, GRAD_DQUERY, place_of_tile(GRAD_DQUERY), queries - first, rows - first, depth, scale);
     }
   }
-  // Where there are no queries, nothing has waited for the copies.
+  // Without queries, nothing has waited for the copies yet.
   end_copies();
   wait_for_copies<0>();
   store_rows(dkey, p, GRAD_DKEY, place(GRAD_DKEY, head), keys, columns, depth, scale);

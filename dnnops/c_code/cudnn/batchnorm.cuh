@@ -1,38 +1,38 @@
-// Batch normalization in training, its gradient, and by given statistics.
+// Batch normalization in training, its gradient, and batch normalization with given statistics.
 //
-// The first two are sums, and then what goes by them.  There are six ways to do both parts by one launch, so that
+// The first two compute sums, and then results from them. There are six ways to do both parts in one launch, so that
 // memory is read about once:
-//   ALONE: a block has a group of channels for itself, and keeps it in shared memory.
-//   KEPT: several blocks share a group, and each keeps what it has read in shared memory, until all have read.  All
-//     blocks of a launch run at once (it is a cooperative one), and take one share after the other.
-//   BY_WARPS: likewise, but each warp of a block has shares for itself, of a channel whose elements lie together.  While
-//     some read, others wait or write.  Shares come by bulk copies.
-//   HELD: several blocks share a channel, whose elements lie together, and each warp holds its share in registers until
-//     all have read, while the next one comes to shared memory.
-//   SWEPT: all blocks go over rows in the order of memory, and add up all channels.  When all have, they go over them in
-//     the opposite order: what was read last is still in shared memory, and some more in the level 2 cache.
-//   STREAMED: several blocks share a group, and it is too large to keep.  Each part has blocks of its own.  Those of the
-//     second part come some time after those that they wait for: late enough not to wait, early enough that what the
+//   ALONE: a block has a group of channels to itself, and keeps it in shared memory.
+//   KEPT: several blocks share a group. Each keeps what it has read in shared memory until all have read. All blocks
+//     of a launch run at once (it is a cooperative launch) and process one share after the other.
+//   BY_WARPS: likewise, but each warp of a block has its own shares, of channels whose elements are contiguous. While
+//     some warps read, others wait or write. Shares are loaded by bulk copies.
+//   HELD: several blocks share a channel whose elements are contiguous. Each warp holds its share in registers until
+//     all have read, while the next share is copied to shared memory.
+//   SWEPT: all blocks go over the rows in memory order and sum all channels. Then they go over the rows in the
+//     opposite order: what was read last is still in shared memory, and some more is in the level 2 cache.
+//   STREAMED: several blocks share a group that is too large to keep. Each part has its own blocks. Those of the
+//     second part start some time after those that they wait for: late enough not to wait, early enough that what the
 //     first ones have read is still in the level 2 cache.
 //
-// Macros that c_code/runtime/cudnn/batchnorm_work.cpp sets: DTYPE; KIND, a BatchNormKind; HOW, a BatchNormWay; ROWS:
-// whether channels lie side by side, and a row has all of them, or else a channel's elements do; V, how many elements
-// move at once; LANES, how many threads are side by side along a row (SWEPT is told by its parameters); THREADS of a
-// block; BLOCKS, how many run on a multiprocessor at least; BUNDLED, by warps: whether sums are looked for in bundles;
-// HOLDS, if held: how many vectors of an array a thread holds; EVEN, whether each warp has a share, and all have
-// as many; LINED, whether a share's vectors lie side by side.
+// Macros set by c_code/runtime/cudnn/batchnorm_work.cpp: DTYPE; KIND, a BatchNormKind; HOW, a BatchNormWay; ROWS,
+// whether channels are adjacent and a row has all of them (otherwise a channel's elements are adjacent); V, the number
+// of elements moved at once; LANES, the number of threads side by side along a row (SWEPT gets it as a parameter);
+// THREADS per block; BLOCKS, the minimum number per multiprocessor; BUNDLED, by warps: whether sums are awaited in
+// bundles; HOLDS, if held: the number of vectors of an array that a thread holds; EVEN, whether each warp has a share
+// and all shares have the same number of vectors; LINED, whether the vectors of a share are adjacent.
 
 using Parameter = Acc;
 constexpr int WARPS = THREADS / 32;
-constexpr int COLUMNS = ROWS ? LANES * V : 1;  // channels of a group
-constexpr int SUMS = ROWS ? V : 1;             // channels of a thread
+constexpr int COLUMNS = ROWS ? LANES * V : 1;  // channels per group
+constexpr int SUMS = ROWS ? V : 1;             // channels per thread
 
-constexpr int ARRAYS = KIND == BATCHNORM_GRADIENT ? 2 : 1;  // that are read
+constexpr int ARRAYS = KIND == BATCHNORM_GRADIENT ? 2 : 1;  // arrays that are read
 
-// Whether each warp has shares for itself.
+// Whether each warp has its own shares.
 constexpr bool BY_WARPS = HOW == BATCHNORM_BY_WARPS || HOW == BATCHNORM_HELD;
 constexpr bool KEEPS = HOW == BATCHNORM_ALONE || HOW == BATCHNORM_KEPT || BY_WARPS;
-// Loads from memory that are under way together.  More of them would take more registers than there are.
+// The number of loads from memory in flight together. More would need more registers than there are.
 constexpr int DEPTH = HOW != BATCHNORM_SWEPT ? (ROWS ? 4 : 8) / ARRAYS : ARRAYS > 1 && SUMS > 4 ? 2 : 4;
 
 struct alignas(V * sizeof(Bits)) Pack {
@@ -42,7 +42,7 @@ struct alignas(V * sizeof(Bits)) Pack {
 DEVICE int lane() { return threadIdx.x % 32; }
 DEVICE int warp() { return threadIdx.x / 32; }
 
-// Threads that have shares for themselves, and a thread's number among them.
+// The threads that share a unit of work, and a thread's index among them.
 constexpr int TEAM = BY_WARPS ? 32 : THREADS;
 DEVICE int member() { return BY_WARPS ? lane() : (int)threadIdx.x; }
 
@@ -56,12 +56,12 @@ DEVICE Place place_of(const BatchNormParams &p, int group) {
   return {channel, channel < p.channels};
 }
 
-// The share of a split: so many vectors of a channel, or rows, from one on.
+// The share of a split: a range of vectors of a channel, or of rows.
 struct Share {
   long long begin;
   int size;
   DEVICE Share(const BatchNormParams &p, int split) {
-    if (BY_WARPS && p.pieces > 1) {  // of an image
+    if (BY_WARPS && p.pieces > 1) {  // pieces of an image
       const int across = (int)(p.inner / V), image = split / p.pieces, at = (split - image * p.pieces) * p.share;
       begin = (long long)image * across + at;
       size = min(p.share, across - at);
@@ -72,10 +72,10 @@ struct Share {
   }
 };
 
-// Where the vectors of a split's share are that belong to this thread: one after the other.
+// The vectors in a split's share that belong to this thread, one after the other.
 struct Walk {
   long long offset = 0, step = 0, wrap = 0;
-  int left = 0, at = 0, across = 0, step_at = 0;  // of a channel's elements: the place within an image, in vectors
+  int left = 0, at = 0, across = 0, step_at = 0;  // contiguous channels: vectors within an image
 
   DEVICE Walk(const BatchNormParams &p, const Place &place, int split) {
     constexpr int WIDTH = ROWS ? LANES : 1;  // threads side by side take one unit
@@ -115,7 +115,7 @@ struct Packs {
   Pack of[ARRAYS];
 };
 
-// The same as it is loaded and held: single elements of 16 bits would take a register each.
+// The same as loaded and held: 16-bit elements would take a register each.
 template <int BYTES>
 struct WordsOf {
   using Type = Pack;
@@ -139,7 +139,7 @@ DEVICE const Bits *array_of(const BatchNormParams &p, int number) {
   return static_cast<const Bits *>(number ? p.gradient : p.x);
 }
 
-// What is read `once` isn't to drive other things out of the cache.
+// What is read only `once` should not evict other data from the cache.
 template <bool ONCE = false>
 DEVICE Words load(const BatchNormParams &p, long long offset) {
   Words words;
@@ -154,7 +154,7 @@ DEVICE Words load(const BatchNormParams &p, long long offset) {
   return words;
 }
 
-// What is written isn't to drive out of the cache what is about to be read again.
+// What is written should not evict from the cache what is about to be read again.
 DEVICE void store(Bits *to, const Pack &out) {
   if constexpr ((HOW == BATCHNORM_STREAMED || HOW == BATCHNORM_SWEPT) && sizeof(Pack) == 16)
     __stcs(reinterpret_cast<uint4 *>(to), reinterpret_cast<const uint4 &>(out));
@@ -169,9 +169,10 @@ DEVICE void store_parameter(void *array, int channel, double value) {
   if (array) static_cast<Parameter *>(array)[channel] = (Parameter)value;
 }
 
-// Where a share is kept: of x, and then of the gradient.
+// Where a share is kept: first x, then the gradient.
 DEVICE Pack *kept(const BatchNormParams &p, int array) {
-  // Bulk copies take longer to other places: a gradient of 64x256x56x56 took 176 us at a multiple of 16 bytes, not 163.
+  // Bulk copies to less aligned places are slower: a gradient of 64x256x56x56 took 176 us with an alignment
+  // of 16 bytes instead of 163.
   extern __shared__ __align__(128) uint4 shared[];
   return reinterpret_cast<Pack *>(shared) + ((BY_WARPS ? warp() : 0) * ARRAYS + array) * p.slots;
 }
@@ -182,8 +183,8 @@ DEVICE Packs recall(const BatchNormParams &p, int slot) {
   return packs;
 }
 
-// Copies vectors to shared memory, some at a time if they have to go by way of registers.  `next` goes on to another
-// one, which it gives the place of.
+// Copies vectors to shared memory, several at a time if they have to pass through registers. `next` advances
+// to the next vector and returns its place.
 constexpr int BATCH = sizeof(Pack) == 2 ? 4 : 1;
 template <class Next>
 DEVICE void copy_vectors(const BatchNormParams &p, int count, Next next) {
@@ -223,7 +224,7 @@ DEVICE void copy_vectors(const BatchNormParams &p, int count, Next next) {
   end_copies();
 }
 
-// Reads the share of a split, if it is to be kept.  Each thread reads and waits for what it is going to use itself.
+// Reads the share of a split if it is to be kept. Each thread reads and waits for the data that it will use itself.
 DEVICE void keep(const BatchNormParams &p, const Place &place, int split) {
   if constexpr (KEEPS) {
     Walk walk(p, place, split);
@@ -264,36 +265,36 @@ DEVICE void for_each(const BatchNormParams &p, Walk walk, F f) {
   }
 }
 
-// An element of the channel, which sums of all its blocks are brought to.
+// An element of the channel, used as the common origin for the sums of all its blocks.
 DEVICE Acc origin(const BatchNormParams &p, int channel) {
   return to_acc(static_cast<const Bits *>(p.x)[ROWS ? channel : channel * p.inner]);
 }
 
-// The sums of a channel.  In training, of what elements differ from origin(), and of its squares.  For the gradient, of
-// the output's gradient, of its products with what x differs from the mean, and of that: the mean is a rounded one, and
-// what it lacks shows.
+// The sums of a channel. In training: of the differences of elements from origin(), and of their squares. For
+// the gradient: of the output's gradient, of its products with the differences of x from the mean, and of
+// these differences, which give the rounding error of the mean.
 constexpr int COUNT = KIND == BATCHNORM_GRADIENT ? 3 : 2;
 struct Sums {
   double of[COUNT];
 };
 
-// What a channel's elements go by.
+// The two numbers per channel that its elements are computed with.
 struct Ready {
   double first, second;
 };
 
-// Shared memory of a block to add up in.
+// A block's shared memory for adding up sums.
 constexpr int TABLE = HOW == BATCHNORM_ALONE || WARPS * COLUMNS > THREADS ? WARPS * COLUMNS : THREADS;
 using Table = Sums[TABLE];
 
-// Adds a thread's value to those of the others of its warp that have the same channels.
+// Adds up the values of a warp's threads that have the same channels.
 DEVICE Acc sum_of_warp(Acc value) {
   UNROLL
   for (int apart = 16; apart >= (ROWS ? LANES : 1); apart /= 2) value += __shfl_xor_sync(~0u, value, apart);
   return value;
 }
 
-// Adds the elements of a vector to sums, if they count.
+// Adds the elements of a vector to the sums, if they are valid.
 DEVICE void add(const Packs &packs, const Acc (&from)[SUMS], Acc (&sums)[COUNT][SUMS], bool counts = true) {
   UNROLL
   for (int i = 0; i < V; ++i) {
@@ -311,7 +312,7 @@ DEVICE void add(const Packs &packs, const Acc (&from)[SUMS], Acc (&sums)[COUNT][
   }
 }
 
-// The sums of differences to another origin: `away` from there.
+// Converts sums to another origin; `away` is the distance from it.
 DEVICE Sums moved(double count, double first, double second, double away) {
   Sums sums = {};
   sums.of[0] = first + count * away;
@@ -319,7 +320,7 @@ DEVICE Sums moved(double count, double first, double second, double away) {
   return sums;
 }
 
-// What the sums of a thread's channels are of differences to.
+// The origins of the differences that a thread sums for its channels.
 struct Origins {
   Acc of[SUMS];
   Origins() = default;
@@ -332,8 +333,9 @@ struct Origins {
   }
 };
 
-// Calls found(v, sums) with the sums of what a warp has, of each of the thread's channels.  `start` has the thread's first
-// element of each, or the origin if it has none; `each(f)` calls f(packs, counts) for vectors, of which `count` do.
+// Calls found(v, sums) with the sums of a warp, for each of the thread's channels. `start` holds the thread's
+// first element of each channel, or the origin if it has none. `each(f)` calls f(packs, counts) for all
+// vectors, of which `count` are valid.
 template <class Each, class Found>
 DEVICE void sum_of_warp(Acc (&start)[SUMS], int count, const Origins &from, Each each, Found found) {
   Acc sums[COUNT][SUMS];
@@ -342,8 +344,8 @@ DEVICE void sum_of_warp(Acc (&start)[SUMS], int count, const Origins &from, Each
     UNROLL
     for (int v = 0; v < SUMS; ++v) sums[k][v] = 0;
   if constexpr (KIND == BATCHNORM_TRAIN) {
-    // A warp's sums are of what elements differ from the mean of its threads' first ones: near the channel's mean, even
-    // if some element is far off, such as one in a corner of a padded image.
+    // A warp sums differences from the mean of its threads' first elements. That is near the channel's mean
+    // even if some element is far off, such as one in a corner of a padded image.
     constexpr int FROM = ROWS ? LANES : 1;
     UNROLL
     for (int v = 0; v < SUMS; ++v) start[v] = sum_of_warp(start[v]) * ((Acc)FROM / 32);
@@ -366,7 +368,7 @@ DEVICE void sum_of_warp(Acc (&start)[SUMS], int count, const Origins &from, Each
   }
 }
 
-// The same of a share.
+// Calls found(v, sums) with the sums of a warp's part of a share.
 template <class Found>
 DEVICE void sum_of_share(const BatchNormParams &p, const Walk &walk, const Origins &from, Found found) {
   Acc start[SUMS];
@@ -381,7 +383,7 @@ DEVICE void sum_of_share(const BatchNormParams &p, const Walk &walk, const Origi
   sum_of_warp(start, walk.left, from, each, found);
 }
 
-// The sums of a split, of each of its channels, for the first COLUMNS threads.
+// The sums of a split for each of its channels, in the first COLUMNS threads.
 DEVICE Sums sum_up(const BatchNormParams &p, int group, int split, Table &table) {
   const Place place = place_of(p, group);
   const Origins from(p, place);
@@ -398,12 +400,12 @@ DEVICE Sums sum_up(const BatchNormParams &p, int group, int split, Table &table)
   return total;
 }
 
-// What finish() has to know of a channel: the origin, or for the gradient the reciprocal of the deviation.
+// What finish() needs of a channel: the origin or, for the gradient, the reciprocal of the deviation.
 DEVICE Acc known(const BatchNormParams &p, int channel) {
   return KIND == BATCHNORM_GRADIENT ? parameter(p.spread, channel) : origin(p, channel);
 }
 
-// The mean and the variance of a channel, which running averages go by.
+// The mean and variance of a channel, for the running averages.
 struct Moments {
   double mean, variance;
 };
@@ -415,8 +417,8 @@ DEVICE void update_averages(const BatchNormParams &p, int channel, const Moments
   store_parameter(p.new_running[1], channel, parameter(p.running[1], channel) * (1 - p.factor) + unbiased * p.factor);
 }
 
-// From the sums of a channel, what its elements go by; one that `writes` also writes what the Op gives of the channel, and
-// calls average(moments) if there are running averages.
+// Computes from a channel's sums what its elements need. A thread that `writes` also writes the channel's
+// results, and calls average(moments) if there are running averages.
 template <class Average>
 DEVICE Ready finish(const BatchNormParams &p, int channel, const Sums &sums, Acc known, bool writes, Average average) {
   const double count = (double)(p.batch * p.inner);
@@ -445,7 +447,7 @@ DEVICE Ready finish(const BatchNormParams &p, int channel, const Sums &sums, Acc
   return finish(p, channel, sums, known, writes, [&](const Moments &of) { update_averages(p, channel, of); });
 }
 
-// The parameters that a thread's elements go by, read before it waits for others.
+// The parameters of a thread's channels, read before it waits for other blocks.
 struct Given {
   Acc mean[SUMS], spread[SUMS], scale[SUMS], bias[SUMS];
   DEVICE Given(const BatchNormParams &p, const Place &place) {
@@ -464,10 +466,10 @@ struct Given {
   }
 };
 
-// What makes an element of the result from those of x, and of the gradient.
+// Computes an element of the result from those of x and of the gradient.
 struct Formula {
   Acc from[SUMS], shift[SUMS], factor[SUMS], add[SUMS];
-  // `ready` has what finish() gave for the thread's channels.
+  // `ready` holds the results of finish() for the thread's channels.
   DEVICE Formula(const BatchNormParams &p, const Given &given, const Ready *ready) {
     UNROLL
     for (int v = 0; v < SUMS; ++v) {
@@ -481,7 +483,7 @@ struct Formula {
         add[v] = (Acc)ready[v].second;
         factor[v] = given.scale[v] * given.spread[v];
       } else {
-        // With all digits of the mean, which may be many times the deviation.
+        // Keep all digits of the mean, which may be much larger than the deviation.
         from[v] = (Acc)ready[v].first;
         shift[v] = (Acc)(ready[v].first - from[v]);
         factor[v] = (Acc)(given.scale[v] * ready[v].second);
@@ -489,7 +491,7 @@ struct Formula {
     }
   }
   DEVICE Pack apply(const Packs &packs) const {
-    // An element of 16 bits has fewer digits than the mean has.
+    // A 16-bit element has fewer digits than the mean.
     constexpr bool IS_SHIFTED = KIND == BATCHNORM_TRAIN && DTYPE < 2;
     Pack out;
     UNROLL
@@ -506,13 +508,13 @@ struct Formula {
   }
 };
 
-// The second part.
+// The second part: writes the results.
 DEVICE void normalize(const BatchNormParams &p, const Walk &walk, const Formula &formula) {
   Bits *const out = static_cast<Bits *>(p.out);
   for_each(p, walk, [&](const Packs &packs, long long offset) { store(out + offset, formula.apply(packs)); });
 }
 
-// Of a group's channels, those of this thread.
+// The part of a group's channels that belongs to this thread.
 DEVICE const Ready *own(const Ready *ready) { return ready + (ROWS ? threadIdx.x % LANES * V : 0); }
 
 // The workspace of blocks that share groups.
@@ -529,9 +531,9 @@ struct Shared {
   }
 };
 
-// Adds up what the blocks of a group have found: the last of them does it.
+// Adds up the sums of a group's blocks. The last block of the group calls it.
 DEVICE void finish_group(const BatchNormParams &p, const Shared &space, int group, Table &table) {
-  constexpr int PARTS = THREADS / COLUMNS;  // of the splits, each of which a thread adds up for a channel
+  constexpr int PARTS = THREADS / COLUMNS;  // parts of the splits; a thread adds up one of them for a channel
   const int column = threadIdx.x % COLUMNS, part = threadIdx.x / COLUMNS;
   Sums sums = {};
   const double *const all = space.partial[(long long)group * p.splits * COLUMNS].of;
@@ -539,7 +541,7 @@ DEVICE void finish_group(const BatchNormParams &p, const Shared &space, int grou
   for (int split = part; split < p.splits; split += PARTS)
     UNROLL
     for (int k = 0; k < COUNT; ++k)
-      // Past the level 1 cache, which other blocks do not write to.
+      // Bypass the level 1 cache, which does not see writes of other blocks.
       sums.of[k] += read_from_cache(all + (long long)COUNT * (split * COLUMNS + column) + k);
   table[threadIdx.x] = sums;
   __syncthreads();

@@ -1,8 +1,8 @@
-// Batch normalization of channels whose elements lie together, by warps that hold their shares in registers: the way HELD
-// of batchnorm.cuh.
+// The way HELD of batchnorm.cuh: batch normalization of channels whose elements are contiguous, by warps that
+// hold their shares in registers.
 
-// The vectors that each thread has for certain, if all shares are equal.  Where any may lack, conditions take instructions:
-// a gradient of 64x256x56x56 took 190 us instead of 183 with them.
+// The number of vectors that every thread is certain to have if all shares are equal. Conditions cost
+// instructions: with them, a gradient of 64x256x56x56 took 190 us instead of 183.
 constexpr int HAVE = EVEN ? HOLDS - 1 : 0;
 
 // A thread's vectors of a share.
@@ -11,12 +11,12 @@ struct Holding {
   Origins from;
 };
 
-// What the warps of a block tell each other: at each turn what they have added up, and the sums of the whole channel,
-// which the first warp looks for.  It takes two of each, since some warps may be a turn ahead.
+// What the warps of a block exchange in each turn: their sums, and the sums of the whole channel, for which
+// the first warp waits. There are two of each, since some warps may be a turn ahead.
 struct Exchange {
   Sums parts[2][WARPS], all[2];
   Arrivals have_parts[2], have_all[2];
-  // By one thread.
+  // To be called by one thread.
   DEVICE void begin() {
     UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -26,15 +26,15 @@ struct Exchange {
   }
 };
 
-// What the blocks of a crew publish, of which each lane reads a block's.  All of it at once: while other warps have copies
-// on their way, one look takes 2 us.
+// The sums that the blocks of a crew publish; each lane reads those of one block. All sums are read at once:
+// while other warps have copies in flight, a read takes 2 us.
 struct Look {
   Sums of;
   DEVICE void begin(const BatchNormParams &p, const double *from) {
     UNROLL
     for (int k = 0; k < COUNT; ++k) of.of[k] = lane() < p.members ? read_relaxed(from + k * p.members + lane()) : 0;
   }
-  // Looks again until all are there, and adds them up.
+  // Reads again until all sums are there, and adds them up.
   DEVICE Sums end(const BatchNormParams &p, const double *from) {
     for (;;) {
       bool all = true;
@@ -49,14 +49,14 @@ struct Look {
   }
 };
 
-// `members` blocks side by side are a crew, which has a channel at a turn.  The first warp of each looks for the sums of
-// the others.
+// `members` adjacent blocks form a crew, which processes one channel per turn. The first warp of each block
+// waits for the sums of the others.
 //
-// No warp waits for ever.  All blocks run at once, and wait for those of their crew only.  Each adds up the share of a
-// turn before it waits for the sums of the turn before; and what it waits for to add it up are its own copies.
+// No warp waits forever. All blocks run at once and wait only for those of their crew. Each sums its share of
+// a turn before it waits for the sums of the previous turn, and summing only waits for its own copies.
 //
-// As far as others may write to x: see normalize_by_warps().  Elements that belong to others, the origins, are read a turn
-// ahead, and so before this block has published its sums of that channel.
+// For when others may write to x, see normalize_by_warps(). Elements in other shares, the origins, are read a
+// turn ahead, and so before this block has published its sums of that channel.
 DEVICE void normalize_held(const BatchNormParams &p) {
   __shared__ Arrivals arrivals[WARPS];
   __shared__ Exchange exchange;
@@ -69,7 +69,7 @@ DEVICE void normalize_held(const BatchNormParams &p) {
   const Walk walk(p, {0, has_share}, split);  // of the first channel
   const int left = walk.left;
   const auto origins_of = [&](int channel) { return Origins(p, {channel, channel < p.channels}); };
-  // Averages are updated at the end: to read the old ones here would delay the block, and so its crew.
+  // Averages are updated at the end: reading the old ones here would delay the block and its crew.
   Moments *const moments = static_cast<Moments *>(p.workspace);
   double *const of_blocks = reinterpret_cast<double *>(moments + p.channels);
   const auto published = [&](int channel) { return of_blocks + (long long)channel * COUNT * p.members; };
@@ -77,13 +77,13 @@ DEVICE void normalize_held(const BatchNormParams &p) {
   int channel = crew;
   Origins next = origins_of(channel);
 
-  // Holds the share of a channel, and publishes the sums.
+  // Holds the share of a channel, and publishes its sums.
   const auto take = [&](int turn, int channel, Holding &holding) {
     const int two = turn % 2;
     holding.from = next;
     next = origins_of(channel + crews);
     if (has_share) wait_for_arrivals(own, turn);
-    // Without branches, which would keep the loads apart.
+    // No branches, since they would separate the loads.
     UNROLL
     for (int i = 0; i < HOLDS; ++i)
       UNROLL
@@ -115,7 +115,7 @@ DEVICE void normalize_held(const BatchNormParams &p) {
     }
   };
 
-  // Has the share of a channel fetched, when all of the warp hold that of the channel before.
+  // Fetches the share of a channel, once the whole warp holds that of the previous channel.
   const auto fetch_share = [&](int channel) {
     if (has_share && channel < p.channels) fetch(p, channel, split, own);
   };
@@ -123,7 +123,7 @@ DEVICE void normalize_held(const BatchNormParams &p) {
   const bool looks = warp() == 0 && p.members > 1;
   Look look;
 
-  // Writes what becomes of it.
+  // Writes the results of a share.
   const auto give = [&](int turn, int channel, Holding &holding) {
     const int two = turn % 2;
     UNROLL
@@ -143,7 +143,7 @@ DEVICE void normalize_held(const BatchNormParams &p) {
     const Formula formula(p, given, &ready);
     Bits *to = static_cast<Bits *>(p.out) + walk.offset + channel * p.inner;
     int at = walk.at;
-    // Otherwise all places are found ahead, and there are no registers for them.
+    // Otherwise the compiler computes all places in advance, for which there are not enough registers.
     forget_uses(to);
     forget_uses(at);
     UNROLL
@@ -163,7 +163,7 @@ DEVICE void normalize_held(const BatchNormParams &p) {
   if (channel >= p.channels) return;
   fetch_share(channel);
   Holding mine, coming;
-  // A warp adds up its next share before it waits for the sums of this one.
+  // A warp sums its next share before it waits for the sums of this one.
   for (int turn = -1; channel < p.channels; ++turn) {
     const int ahead = turn < 0 ? channel : channel + crews;
     if (looks && turn >= 0) look.begin(p, published(channel));

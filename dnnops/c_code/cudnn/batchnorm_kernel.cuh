@@ -1,9 +1,9 @@
-// The kernel of all ways of batchnorm.cuh.
+// The kernel for all ways of batchnorm.cuh.
 
-// The number of what comes next, of all blocks.
+// The number of the next unit of work, over all blocks.
 DEVICE int next_number(const Shared &space) {
   __shared__ int number;
-  __syncthreads();  // the last one has been read, and what else is shared
+  __syncthreads();  // the previous number has been read, and so has other shared memory
   if (threadIdx.x == 0) number = (int)atomicAdd(space.blocks, 1u);
   __syncthreads();
   return number;
@@ -37,7 +37,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) batchnorm(const BatchNormParams p
       const Formula formula(p, given, own(ready));
       normalize(p, Walk(p, place, 0), formula);
     } else if constexpr (HOW == BATCHNORM_KEPT) {
-      // Whoever has a number works on it, so a group's blocks wait for each other only.
+      // A block works on each number it takes, so blocks only wait for others of their group.
       const Shared space(p);
       const int total = p.groups * p.splits;
       for (int work = next_number(space); work < total; work = next_number(space)) {
@@ -46,7 +46,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) batchnorm(const BatchNormParams p
         normalize_when_ready(p, space, group, split, ready);
       }
     } else {
-      // Numbered as they begin: so whatever a block waits for has begun before.
+      // Blocks are numbered as they start, so everything that a block waits for has already started.
       const Shared space(p);
       const int number = next_number(space), total = p.groups * p.splits, pair = number - p.lag;
       const bool adds = pair < 0 || (number < 2 * total - p.lag && pair % 2 == 0);

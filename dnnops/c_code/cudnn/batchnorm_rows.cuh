@@ -1,6 +1,6 @@
-// Batch normalization of rows by blocks that go over all of them: the way SWEPT of batchnorm.cuh.
+// The way SWEPT of batchnorm.cuh: batch normalization of rows by blocks that go over all of them.
 
-// The vectors of a thread in the order of memory, if blocks go over rows.
+// The vectors of a thread in memory order.
 struct Sweep {
   long long offset = 0, step = 0;
   int count = 0, first_channel, mine, kept_from;
@@ -17,7 +17,7 @@ struct Sweep {
   }
   DEVICE bool has_channels(const BatchNormParams &p) const { return first_channel < p.channels; }
   DEVICE long long at(int number) const { return offset + number * step; }
-  // Calls f(packs, offset) for vectors from `begin` up to `end`, or backwards.  Some are loaded while others are used.
+  // Calls f(packs, offset) for the vectors from `begin` to `end`, or backwards. Some are loaded while others are used.
   template <bool ONCE, bool BACKWARDS, class F>
   DEVICE void go(const BatchNormParams &p, int begin, int end, F f) const {
     const int count = end - begin;
@@ -43,8 +43,8 @@ struct Sweep {
   }
 };
 
-// The mean of two of a thread's first four elements, without the largest and the smallest one: near the channel's mean,
-// even if one of them is far off.
+// The mean of the middle two of a thread's first four elements: near the channel's mean, even if
+// one of them is far off.
 DEVICE void typical(const BatchNormParams &p, const Sweep &sweep, Acc (&start)[SUMS]) {
   Packs some[4];
   UNROLL
@@ -57,7 +57,7 @@ DEVICE void typical(const BatchNormParams &p, const Sweep &sweep, Acc (&start)[S
   }
 }
 
-// The workspace of blocks that all have all channels.
+// The workspace of blocks that each process all channels.
 struct Swept {
   double *partial;
   Ready *ready;
@@ -73,7 +73,7 @@ struct Swept {
   }
 };
 
-// Channels of a thread whose sums are added up at a time.
+// The number of a thread's channels whose sums are added up at a time.
 constexpr int PORTION = SUMS < 4 ? SUMS : 4;
 union SweptTable {
   double portion[THREADS * PORTION];
@@ -81,7 +81,7 @@ union SweptTable {
   double ready[THREADS * PORTION];
 };
 
-// The sums of a block's rows.
+// Sums the rows of a block.
 DEVICE void add_rows(const BatchNormParams &p, const Swept &space, const Sweep &sweep, int group, int split,
                      double (&table)[THREADS * PORTION]) {
   copy_vectors(p, sweep.count - sweep.kept_from, [&, number = sweep.kept_from]() mutable { return sweep.at(number++); });
@@ -129,7 +129,7 @@ DEVICE void add_rows(const BatchNormParams &p, const Swept &space, const Sweep &
     }
 }
 
-// Tells others that what the block's threads have written is there.
+// Tells other blocks that the writes of this block's threads are complete.
 DEVICE void announce(unsigned *count) {
   __threadfence();
   __syncthreads();
@@ -141,11 +141,11 @@ DEVICE void wait_until(const unsigned *count, unsigned wanted) {
   __syncthreads();
 }
 
-// What has come of the sums of a thread's channels.  A block reads its channels' together: 16 numbers for each thread took a
-// third of the time.
+// Reads the values computed from the sums of a thread's channels. The block reads those of all its channels
+// together: reading 16 numbers per thread took a third of the time.
 DEVICE void read_ready(const BatchNormParams &p, const Swept &space, const Sweep &sweep, int group,
                        double (&table)[THREADS * PORTION], Ready (&ready)[SUMS]) {
-  constexpr int MOST = THREADS * PORTION / 2;  // channels that the table has room for
+  constexpr int MOST = THREADS * PORTION / 2;  // the number of channels that fit in the table
   const int first = group * p.lanes * V, end = (int)min((long long)first + p.lanes * V, p.channels);
   for (int begin = first; begin < end; begin += MOST) {
     const int count = min(MOST, end - begin), at = sweep.first_channel - begin;
@@ -159,12 +159,12 @@ DEVICE void read_ready(const BatchNormParams &p, const Swept &space, const Sweep
   }
 }
 
-// All blocks run at once.  They wait two times: until all have added up their rows, and until those that share the
-// channels out among them have added that up.
+// All blocks run at once. They wait twice: until all have summed their rows, and until the channels, which
+// are distributed over the blocks, have been added up.
 DEVICE void sweep_rows(const BatchNormParams &p, SweptTable &table) {
   constexpr int TILE = BATCHNORM_TILE, PARTS = THREADS / TILE;
   const Swept space(p);
-  // Those with neighboring numbers have one row's groups.
+  // Blocks with adjacent numbers have the groups of the same row.
   const int group = blockIdx.x % p.groups, split = blockIdx.x / p.groups;
   const Sweep sweep(p, group, split);
   add_rows(p, space, sweep, group, split, table.portion);

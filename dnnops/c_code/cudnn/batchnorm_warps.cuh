@@ -1,14 +1,14 @@
-// Batch normalization of channels whose elements lie together, by warps that each work for themselves: the way BY_WARPS
-// of batchnorm.cuh.
+// The way BY_WARPS of batchnorm.cuh: batch normalization of channels whose elements are contiguous, by warps
+// that work independently.
 
-// Shares of a block that are on their way at once.  Without a limit all warps read at the same time, then wait, then
-// write.
+// The number of a block's shares in flight at once. Without a limit, all warps would read at the same time,
+// then wait, then write.
 constexpr int FLIGHT = WARPS / 4;
 
-// A share: of which channel, and its number there.
+// A share: its channel, and its number within the channel.
 struct Piece {
   int channel, split;
-  // Channels side by side take turns, image by image, so that what is read together lies closer together.
+  // Adjacent channels take turns, image by image, so that data read together is closer together in memory.
   DEVICE Piece(const BatchNormParams &p, unsigned number) {
     const unsigned size = p.abreast * p.splits, group = number / size, rest = number - group * size;
     const unsigned begin = group * p.abreast, width = min((unsigned)p.abreast, (unsigned)p.channels - begin);
@@ -18,13 +18,13 @@ struct Piece {
   }
 };
 
-// Begins to read a share into the warp's room: one copy of each image and array.
+// Starts reading a share into the warp's part of shared memory, with one copy for each image and array.
 DEVICE void fetch(const BatchNormParams &p, int channel, int split, Arrivals &arrivals) {
   const Share share(p, split);
   const int across = (int)(p.inner / V), run = min(share.size, across);
   const unsigned image = (unsigned)share.begin / (unsigned)across, at = (unsigned)share.begin - image * across;
   if (lane() == 0) expect_bytes(arrivals, ARRAYS * share.size * (int)sizeof(Pack));
-  __syncwarp();  // and all have used what was there before
+  __syncwarp();  // and all lanes have used the previous contents
   for (int i = lane(); i * run < share.size; i += 32) {
     const long long offset = ((long long)(image + i) * p.channels + channel) * p.inner + (long long)at * V;
     UNROLL
@@ -33,18 +33,18 @@ DEVICE void fetch(const BatchNormParams &p, int channel, int split, Arrivals &ar
   }
 }
 
-// Sums that other warps look for.  They are there as soon as they aren't what the workspace is filled with before, a NaN
-// which sums never are: no counts are needed, and no fence, which would wait for what the thread has written before.
+// Sums that other warps wait for. The workspace is initially filled with a NaN that sums never have, so they are there
+// as soon as they differ from it. This needs no counts and no fence, which would wait for the thread's earlier writes.
 DEVICE bool is_there(double value) { return __double2hiint(value) != -1; }
 DEVICE void publish(double *to, double value) {
   write_relaxed(to, value == value ? value : __hiloint2double(0x7ff80000, 0));
 }
 
-// Some of the doubles that others publish, which a thread reads together.
+// Several published doubles, which a thread reads together.
 struct Read {
   static constexpr int SIZE = 4;
   double of[SIZE];
-  // `left`: how many there are from here on.
+  // `left` is the number of doubles from here on.
   DEVICE void begin(const double *from, int left) {
     UNROLL
     for (int i = 0; i < SIZE; ++i) of[i] = 32 * i < left ? read_relaxed(from + 32 * i) : 0;
@@ -63,7 +63,7 @@ struct Read {
   }
 };
 
-// The same in all lanes.
+// The result is the same in all lanes.
 DEVICE Sums sum_of_lanes(Sums sums) {
   UNROLL
   for (int apart = 16; apart > 0; apart /= 2)
@@ -72,9 +72,9 @@ DEVICE Sums sum_of_lanes(Sums sums) {
   return sums;
 }
 
-// What so many shares have published, added up, the same in all lanes and warps: the sum k of the share i at
-// from[k * stride + i].  Polling takes time from those who read and write: it is for one of a share's sums, which the
-// others come with.
+// Adds up what the shares have published; the result is the same in all lanes and warps. Sum k of share i is
+// at from[k * stride + i]. Polling slows down warps that read and write, so only one sum of a share is
+// polled; the others are published together with it.
 DEVICE Sums gather(const double *from, long long stride, int count) {
   Sums sums = {};
   for (int first = lane(); first < count; first += 32 * Read::SIZE) {
@@ -100,7 +100,7 @@ DEVICE void publish(double *to, long long stride, const Sums &sums) {
     if (lane() == k) publish(to + k * stride, sums.of[k]);
 }
 
-// Where a channel's sums are: of its shares, and, if there are many, of bundles of them.
+// Where a channel's sums are: those of its shares and, if there are many, of bundles of shares.
 struct Published {
   double *shares, *bundles;
   DEVICE Published(const BatchNormParams &p, int channel) {
@@ -110,8 +110,8 @@ struct Published {
   }
 };
 
-// The sums of a channel when all its shares have been added up.  If there are many, the one that comes last in a bundle
-// adds that up for all.
+// Waits for the sums of all shares of a channel. If there are many, the last share of each bundle adds up the
+// bundle for all.
 DEVICE Sums sum_of_channel(const BatchNormParams &p, const Published &sums, int split) {
   if constexpr (BUNDLED) {
     const int bundle = split / BATCHNORM_BUNDLE, begin = bundle * BATCHNORM_BUNDLE;
@@ -123,19 +123,19 @@ DEVICE Sums sum_of_channel(const BatchNormParams &p, const Published &sums, int 
   }
 }
 
-// Shares are numbered, those of some channels side by side one after the other, and then those of the next ones.  At
-// its turn t a block has the share number t * gridDim.x + blockIdx.x; the warp t % WARPS works on it, when it has done
-// its last one.  It begins to read when what the block has read at the turn t - FLIGHT has come.
+// Shares are numbered: first those of several adjacent channels, interleaved, then those of the next ones. In its turn
+// t, a block has the share number t * gridDim.x + blockIdx.x, which the warp t % WARPS processes after its previous
+// share. It starts to read when what the block has read in the turn t - FLIGHT has arrived.
 //
-// No warp waits for ever.  All run at once.  Suppose that all shares with numbers less than n get added up, and look at
-// the one with the number n.  Its warp comes to it, unless it waits for the channel of its last share, which had the
-// number n - WARPS * gridDim.x: those of that channel, and of the ones beside it, have numbers less than n, since they
-// have no more shares than there are warps.  Whoever adds up a bundle waits for such ones, too.  It begins to read,
-// since the block's share n - FLIGHT * gridDim.x has been added up, and so has come.  So this one gets added up as
-// well, and so do all, one after the other.
+// No warp waits forever. All run at once. Suppose that all shares with numbers less than n get summed, and
+// consider share n. Its warp reaches it unless it waits for the channel of its previous share, number n -
+// WARPS * gridDim.x. The shares of that channel, and of the channels interleaved with it, have numbers less
+// than n, since there are no more of them than warps. A warp that adds up a bundle only waits for such
+// shares, too. The warp can start to read, because the block's share n - FLIGHT * gridDim.x has been summed
+// and so has arrived. So share n gets summed as well, and by induction so do all.
 //
-// A wait for arrivals is for the last or the next ones of a warp: those of the turn t - FLIGHT + WARPS aren't expected
-// before those of the turn t have come, which is one of those that they have to wait for, by way of every FLIGHT-th.
+// A wait for arrivals concerns a warp's last share or its next one: those of the turn t - FLIGHT + WARPS are not
+// expected before those of the turn t have arrived, because they have to wait for them, through every FLIGHT-th turn.
 //
 // Others may write to x as soon as this warp has published its sums, which depend on what it has read.
 DEVICE void normalize_by_warps(const BatchNormParams &p) {

@@ -1,12 +1,13 @@
-// Copies in bulk, of any multiple of 16 bytes, from compute capability 9.0 on.  For tests on the host
-// tests/cudnn/host_cuda.hpp has the same names.
+// Bulk copies of any multiple of 16 bytes, from compute capability 9.0 on. tests/cudnn/host_cuda.hpp has the
+// same names for tests on the host.
 #ifdef __CUDACC__
-// Where, in shared memory, those who wait learn that copies have arrived: what one thread expects, and then the next
-// time.  The first one is number 0.  Or that so many threads have arrived, with what they have written.
+// A barrier in shared memory that tells waiting threads that copies have arrived. One thread states what it
+// expects, then again for the next time; the first expectation is number 0. Alternatively, it tells that a
+// number of threads have arrived, with what they have written.
 struct Arrivals {
   unsigned long long barrier;
 };
-// By one thread, ahead of a barrier of all who use it.
+// To be called by one thread, before a barrier for all threads that use it.
 DEVICE void begin_arrivals(Arrivals &of, int count = 1) {
   const unsigned address = (unsigned)__cvta_generic_to_shared(&of);
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(count) : "memory");
@@ -27,7 +28,7 @@ DEVICE void copy_in_bulk(void *to, const void *from, int bytes, Arrivals &of) {
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
-// `number`, modulo 2, must be that of the last expectation that has been met, or of the next one.
+// `number`, modulo 2, must be that of the last expectation that was met, or of the next one.
 DEVICE void wait_for_arrivals(Arrivals &of, unsigned number) {
   const unsigned address = (unsigned)__cvta_generic_to_shared(&of), parity = number & 1;
   unsigned done;

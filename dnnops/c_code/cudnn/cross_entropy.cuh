@@ -1,6 +1,6 @@
-// The cross-entropy of a softmax's rows with labels, and its gradient.
+// The cross-entropy between the softmax of each row and its label, and its gradient.
 //
-// Macros: DTYPE, of numbers.cuh; LABEL_BITS, 32 or 64; LANES, a power of 2: so many threads share a row.
+// Macros: DTYPE, as in numbers.cuh; LABEL_BITS, 32 or 64; LANES, a power of 2: the number of threads that share a row.
 
 #if LABEL_BITS == 64
 using Label = long long;
@@ -12,26 +12,26 @@ constexpr int THREADS = 256, ROWS = THREADS / LANES;
 
 struct cross_entropy_launch {
   const void *x, *labels, *g;
-  void *statistics, *result;  // the costs; or the gradient by x
+  void *statistics, *result;  // the costs, or the gradient with respect to x
   void *flag;
   long long rows, classes, count, label_step, g_step, number;
 };
 
-// The label of a row, counted from the front; that of one out of bounds is -1.
+// The label of a row with negative ones wrapped around; -1 if it is out of bounds.
 DEVICE long long label_of(const cross_entropy_launch &launch, long long row) {
   const long long label = static_cast<const Label *>(launch.labels)[row * launch.label_step];
   const long long counted = label < 0 ? label + launch.classes : label;
   return counted < 0 || counted >= launch.classes ? -1 : counted;
 }
 
-// Sums of exponentials, the maximum subtracted: both for some elements, and made one for all.
+// The maximum of some elements, and the sum of their exponentials after subtracting it. Two of them can be combined.
 struct Exponentials {
   Acc top, sum;
   DEVICE void add(Acc value) {
     if (value > top) {
       sum = sum * exp(top - value) + 1;
       top = value;
-    } else if (value != -(Acc)INFINITY) {  // of a NaN the sum becomes one
+    } else if (value != -(Acc)INFINITY) {  // for a NaN, the sum becomes NaN
       sum += exp(value - top);
     }
   }
@@ -63,7 +63,7 @@ KERNEL void __launch_bounds__(256) cross_entropy(const GRID_CONSTANT cross_entro
     __syncthreads();
   }
   if (lane || row >= launch.count) return;
-  // Infinity minus itself: where there is one, or nothing but negative ones, all is NaN, as in NumPy.
+  // Infinity minus itself is NaN: with +infinity, or only -infinity, the results are NaN, as in NumPy.
   const bool is_finite = own.top - own.top == 0;
   const Acc nan = (Acc)INFINITY - (Acc)INFINITY;
   const Acc log_sum = is_finite ? log(own.sum) : nan;

@@ -1,16 +1,16 @@
-// The CTC loss and its gradient.  One pass over the steps goes from the start, one from the end; a block each, for each
-// sequence.  They run at once and meet in the middle (ctc_first_half).  There the cost is known.  For the gradient
-// both go on over what the other one has left behind (ctc_second_half).
+// The CTC loss and its gradient. For each sequence, one pass over the steps goes from the start and one from
+// the end, with a block each. They run at once and meet in the middle (ctc_first_half), where the cost is
+// known. For the gradient, both continue over the values that the other one has stored (ctc_second_half).
 //
-// Logarithms are added in double, or the rounding errors of long sequences' costs would be in the gradient.  Only
-// what is added to the larger one of several summands is computed in the type of the arrays.  Everything is added in
-// the same order each time.
+// Logarithms are added in double; otherwise the rounding errors of the costs of long sequences would affect
+// the gradient. Only what is added to the largest of several summands is computed in the dtype of the arrays.
+// Everything is added in the same order each time.
 
 #define NEVER (-INFINITY)
 
 DEVICE Acc exp_of(double x) { return exp((Acc)x); }
 
-// The logarithm of a sum, of logarithms.
+// The logarithm of the sum of exponentials.
 DEVICE double log_sum(double a, double b, double c) {
   const double top = max(a, max(b, c));
   if (top == NEVER) return NEVER;
@@ -22,7 +22,7 @@ DEVICE double *shared_doubles() {
   return reinterpret_cast<double *>(shared);
 }
 
-// The sum of a value of each of `lanes` threads, a power of two.  `slots` has one for each thread of the block.
+// The sum of the values of `lanes` threads, a power of two. `slots` has one element for each thread of the block.
 DEVICE double sum_of_lanes(double *slots, double value, int lane, int lanes) {
   slots[lane] = value;
   for (int step = lanes / 2; step > 0; step /= 2) {
@@ -35,7 +35,7 @@ DEVICE double sum_of_lanes(double *slots, double value, int lane, int lanes) {
   return sum;
 }
 
-// The maximum, or NaN if there is one.
+// The maximum, or NaN if there is a NaN.
 DEVICE double top_of_lanes(double *slots, double value, int lane, int lanes) {
   slots[lane] = value;
   for (int step = lanes / 2; step > 0; step /= 2) {
@@ -48,7 +48,7 @@ DEVICE double top_of_lanes(double *slots, double value, int lane, int lanes) {
   return top;
 }
 
-// A row of activations for every `lanes` threads; what is infinite or NaN makes NaN.
+// Computes one row of activations with `lanes` threads. Infinite values and NaN give NaN.
 KERNEL void ctc_normalizers(GRID_CONSTANT const CtcParams p) {
   wait_for_stream();
   const int lanes = (int)p.lanes, lane = threadIdx.x % lanes;
@@ -72,7 +72,7 @@ KERNEL void ctc_normalizers(GRID_CONSTANT const CtcParams p) {
   if (used && lane == 0) p.normalizers[n * p.steps + t] = highest - highest == 0 ? highest + log(sum) : NAN;
 }
 
-// One of the passes of one sequence.  Its steps and places are counted from where it begins.
+// One of the two passes of a sequence. Steps and places are counted from the pass's own start.
 struct Pass {
   const CtcParams *p;
   const Bits *activations;
@@ -103,16 +103,16 @@ struct Pass {
     return (double)to_acc(activations[t * p->batch * p->classes + symbol]) - normalizers[t];
   }
   DEVICE double *at(int k, int r) const { return stored + step(k) * p->places + place(r); }
-  // Probability of what comes before a step; `before` is the row of the step before that.
+  // The logarithm of the probability of the paths before a step; `before` is the row of the previous step.
   DEVICE double arrival(const double *before, int k, int r, bool skipping) const {
     if (k == 0) return r < 2 ? 0 : NEVER;
     return log_sum(before[r], r >= 1 ? before[r - 1] : NEVER, skipping ? before[r - 2] : NEVER);
   }
 
-  // Walks from step `k` to before `end`, beginning with rows[0], and leaves the last row in rows[0].  In the first half
-  // it stores its rows; in the second half it adds what comes before each step to the other pass' rows.
+  // Walks from step `k` to before `end`, starting with rows[0], and leaves the last row in rows[0]. In the first half
+  // it stores its rows; in the second half it adds the probabilities before each step to the rows of the other pass.
   DEVICE void walk(double **rows, int k, int end, bool second) const {
-    // What a step reads of this thread's first place is read one step ahead.
+    // The data that a step reads for this thread's first place is read one step ahead.
     const int own = threadIdx.x;
     const bool has_own = own < places && k < end;
     const int own_symbol = has_own ? symbol(own) : 0;
@@ -143,7 +143,7 @@ struct Pass {
   }
 };
 
-// Where the two passes meet: the one from the start has done the steps before, the other one those from there on.
+// Where the two passes meet: the pass from the start has done the steps before, the other one the rest.
 DEVICE int middle(int length) { return length / 2; }
 
 DEVICE void find_rows(const CtcParams &p, double **rows, double *shared) {
@@ -151,7 +151,7 @@ DEVICE void find_rows(const CtcParams &p, double **rows, double *shared) {
   rows[1] = rows[0] + p.places;
 }
 
-// Blocks 2 n and 2 n + 1 are those of sequence n.
+// Blocks 2 n and 2 n + 1 process sequence n.
 KERNEL void __launch_bounds__(1024) ctc_first_half(GRID_CONSTANT const CtcParams p) {
   wait_for_stream();
   double *rows[2];
@@ -172,7 +172,7 @@ DEVICE void write_cost(const CtcParams &p, long long n, double cost) {
 #endif
 }
 
-// By all threads of the block of the pass from the start.
+// To be called by all threads of the block of the pass from the start.
 DEVICE void find_cost(const CtcParams &p, const Pass &pass, const double *before, double *slots) {
   const long long n = blockIdx.x / 2;
   const int k = middle(pass.length), lane = threadIdx.x, lanes = blockDim.x;
@@ -209,7 +209,7 @@ KERNEL void __launch_bounds__(1024) ctc_second_half(GRID_CONSTANT const CtcParam
   if (p.gradients) pass.walk(rows, half, pass.length, true);
 }
 
-// A block for each row of activations.
+// One block per row of activations.
 KERNEL void ctc_gradients(GRID_CONSTANT const CtcParams p) {
   wait_for_stream();
   double *const slots = shared_doubles();
@@ -230,9 +230,9 @@ KERNEL void ctc_gradients(GRID_CONSTANT const CtcParams p) {
   const int begin = p.begins[n], length = p.begins[n + 1] - begin;
   double blank = 0;
   for (int i = lane; i <= length; i += lanes) blank += exp_of(places[2 * i] + cost);
-  blank = sum_of_lanes(slots, blank, lane, lanes);  // after which all softmaxes are written
+  blank = sum_of_lanes(slots, blank, lane, lanes);  // after this, all softmaxes are written
   if (lane == 0) to[0] = from_acc((Acc)(softmax(0) - blank));
-  // Of equal symbols the first one's thread adds up all.
+  // The thread of the first of several equal symbols adds up all of them.
   for (int i = lane; i < length; i += lanes) {
     if (p.links[begin + i] % 2) continue;
     double sum = 0;
@@ -245,8 +245,8 @@ KERNEL void ctc_gradients(GRID_CONSTANT const CtcParams p) {
   }
 }
 
-// After cuDNN, a block for each row: where a label's probability is 1 but for roundings, cuDNN's gradient lacks the label's
-// part.  It is then the softmax, 1 where it should be nearly 0.
+// Runs after cuDNN, one block per row. If the label's probability is 1 up to rounding, cuDNN's gradient lacks
+// the label's part: it is only the softmax, 1 where it should be nearly 0.
 KERNEL void ctc_certain(GRID_CONSTANT const CtcParams p) {
   wait_for_stream();
   const float roundings = 5e-7f;

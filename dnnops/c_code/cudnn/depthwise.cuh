@@ -1,9 +1,9 @@
-// What the depthwise kernels share: types, vectors of channels, copies between global and shared
-// memory.  dnnops/cudnn/kernels.py compiles this with CuPy, and tests for the host.
+// What the depthwise kernels share: types, vectors of channels, copies between global and shared memory.
+// dnnops/cudnn/kernels.py compiles this with CuPy, and tests compile it for the host.
 //
-// Macros that c_code/runtime/cudnn/conv_depthwise.cpp sets: DTYPE (a dnnops_dtype), CHANNELS_LAST, FLIP,
-// UP (the gradient by the image), filters KH x KW, strides SH, SW, dilations DH, DW; a thread's tile of
-// TH x TW units and V channels; THREADS, the most of a block; and some of each kernel's own.
+// Macros set by c_code/runtime/cudnn/conv_depthwise.cpp: DTYPE (a dnnops_dtype), CHANNELS_LAST, FLIP, UP (for
+// the gradient with respect to the image), filters KH x KW, strides SH, SW, dilations DH, DW; a thread's tile
+// of TH x TW units and V channels; THREADS, the maximum per block; and some that are specific to a kernel.
 
 constexpr int TAPS = KH * KW;
 constexpr int VECTOR_BYTES = V * (int)sizeof(Bits);
@@ -53,7 +53,7 @@ DEVICE Raw load_shared(const Bits *from) {
   return raw;
 }
 
-// to = alpha * sums + beta * to, where beta of 0 doesn't read it.
+// to = alpha * sums + beta * to; a beta of 0 does not read `to`.
 DEVICE void store_vector(Bits *to, const Acc (&sums)[V], Acc alpha, Acc beta) {
   Acc values[V];
   UNROLL for (int v = 0; v < V; ++v) values[v] = alpha * sums[v];
@@ -85,13 +85,13 @@ DEVICE void store_vector(Bits *to, const Acc (&sums)[V], Acc alpha, Acc beta) {
     *reinterpret_cast<unsigned short *>(to) = (unsigned short)words[0];
 }
 
-// A range of an array and its copy in shared memory agree in their addresses modulo 16.
+// The addresses of a range of an array and of its copy in shared memory are equal modulo 16.
 DEVICE int skew_of(const Bits *from) { return (int)(reinterpret_cast<unsigned long long>(from) & 15); }
 
 DEVICE int chunks_of(const Bits *from, int count) { return (skew_of(from) + count * (int)sizeof(Bits) + 15) >> 4; }
 
-// Copies the 16 aligned bytes number `chunk` of a range; where they reach over the array [begin, end),
-// its elements only.
+// Copies the 16 aligned bytes number `chunk` of a range. If they extend beyond the array [begin, end), only
+// its elements are copied.
 DEVICE void copy_chunk_in(char *to, const Bits *from, int chunk, const Bits *begin, const Bits *end) {
   const char *source = reinterpret_cast<const char *>(from) - skew_of(from) + 16 * (long long)chunk;
   to += 16 * chunk;
@@ -104,13 +104,13 @@ DEVICE void copy_chunk_in(char *to, const Bits *from, int chunk, const Bits *beg
   }
 }
 
-// Copies a whole range by all threads of the block.
+// Copies a whole range with all threads of the block.
 DEVICE void copy_in(char *to, const Bits *from, int count, const Bits *begin, const Bits *end) {
   const int chunks = chunks_of(from, count);
   for (int chunk = threadIdx.x; chunk < chunks; chunk += blockDim.x) copy_chunk_in(to, from, chunk, begin, end);
 }
 
-// And back; a range's first and last 16 bytes may be shared with other blocks.
+// Copies a range back. Its first and last 16 bytes may be shared with other blocks.
 DEVICE void copy_out(Bits *to, const char *from, int count) {
   const int skew = skew_of(to), bytes = skew + count * (int)sizeof(Bits), chunks = (bytes + 15) >> 4;
   char *target = reinterpret_cast<char *>(to) - skew;
@@ -125,7 +125,7 @@ DEVICE void copy_out(Bits *to, const char *from, int count) {
   }
 }
 
-// The filters of V channels, lying one after the other, in the order in which they are applied.
+// Loads the filters of V channels, which are stored one after the other, in the order in which they are applied.
 DEVICE void load_filters(Acc (&filters)[TAPS][V], const Bits *from) {
   UNROLL for (int m = 0; m < TAPS; ++m) {
     const Raw raw = load_vector(from + m * V);

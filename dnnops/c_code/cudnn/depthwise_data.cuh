@@ -1,17 +1,17 @@
-// The output of a depthwise convolution, or the gradient by its image: see DepthwiseParams.
+// The output of a depthwise convolution, or the gradient with respect to its image: see DepthwiseParams.
 //
-// A thread goes down the rows of its tile's source pixels.  It loads each once, the next row's while it
-// computes with one row, and adds to all sums that read it.  Sums live in registers from the first row
-// that they read to their last: all loops are unrolled, so that every index is known.
+// A thread goes down the rows of its tile's source pixels. It loads each pixel once, the next row while it
+// computes with the current one, and adds it to all sums that use it. Sums stay in registers from the first
+// row that they read to their last: all loops are unrolled, so that every index is a constant.
 
 #if !FILTER_GRADIENT
 constexpr int UP_H = UP ? SH : 1, UP_W = UP ? SW : 1;
-constexpr int STEP_H = UP ? 1 : SH, STEP_W = UP ? 1 : SW;  // from a unit's source pixels to the next one's
+constexpr int STEP_H = UP ? 1 : SH, STEP_W = UP ? 1 : SW;  // from the source pixels of a unit to those of the next one
 constexpr int LEAST_H = depthwise_least(UP, KH, SH, DH), LEAST_W = depthwise_least(UP, KW, SW, DW);
 constexpr int SPAN_H = depthwise_span(UP, KH, SH, DH), SPAN_W = depthwise_span(UP, KW, SW, DW);
 constexpr int ROWS = (TH - 1) * STEP_H + SPAN_H, COLUMNS = (TW - 1) * STEP_W + SPAN_W;
 
-// The last source row, relative to its unit's, that a result row reads.
+// The last source row, relative to its unit's origin, that a result row reads.
 DEVICE constexpr int last_place(int phase) {
   int last = 0;
   for (int tap = 0; tap < KH; ++tap)
@@ -22,9 +22,8 @@ DEVICE constexpr int last_place(int phase) {
   return last;
 }
 
-// Gives `store` each row's sums.  The tile's source pixels begin at (y, x) of an image of the given
-// sizes; `load` takes places relative to that.  Padding takes no part, so that infinite filters don't
-// make NaNs of it.
+// Passes the sums of each row to `store`. The tile's source pixels begin at (y, x) of an image of the given sizes;
+// `load` takes places relative to that. Padding is skipped, so that infinite filters do not produce NaN.
 template <class Load, class Store>
 DEVICE void gather_tile(const Acc (&filters)[TAPS][V], int y, int height, int x, int width, Load load, Store store) {
   bool inside[COLUMNS];
@@ -70,8 +69,8 @@ DEVICE void gather_tile(const Acc (&filters)[TAPS][V], int y, int height, int x,
 
 #if CHANNELS_LAST
 
-// Threads are numbered by vector of channels (of a group of them), tile along the columns, along the
-// rows, group, and image: groups share what is read from memory where they begin anywhere in it.
+// Threads are numbered by vector of channels (within a group), tile along the columns, tile along the rows,
+// group, and image. Groups share the cached data around their borders, wherever they begin in memory.
 KERNEL void __launch_bounds__(THREADS) depthwise_data(const DepthwiseParams p) {
   wait_for_stream();
   unsigned rest = blockIdx.x * (unsigned)blockDim.x + threadIdx.x;
@@ -109,9 +108,8 @@ KERNEL void __launch_bounds__(THREADS) depthwise_data(const DepthwiseParams p) {
 
 #else
 
-// A block takes whole planes (the images of one channel, which lie one after the other), or some rows of
-// one plane.  Either way, what it reads and writes are two ranges of memory, whatever the images' width:
-// they pass through shared memory in vectors of 16 bytes.
+// A block takes whole planes (the adjacent images of one channel), or some rows of one plane. Either way, it reads and
+// writes two ranges of memory, for any image width; they pass through shared memory in vectors of 16 bytes.
 KERNEL void __launch_bounds__(THREADS) depthwise_data(const DepthwiseParams p) {
   extern __shared__ uint4 shared[];
   wait_for_stream();
@@ -156,7 +154,7 @@ KERNEL void __launch_bounds__(THREADS) depthwise_data(const DepthwiseParams p) {
   while (item < items) {
     const int plane = item / plane_tiles, tile = item % plane_tiles;
     const int unit_h = unit + tile / tiles_w * TH, unit_w = tile % tiles_w * TW;
-    // Rows count from the first one that was copied.
+    // Rows are counted from the first one that was copied.
     const int y = unit_h * STEP_H + p.shift[0] - y_begin, x = unit_w * STEP_W + p.shift[1];
     const Bits *const corner = source + (plane * in_plane + y * in_w + x);
     const int row = unit_h * UP_H - p.lead[0] - row_begin, column = unit_w * UP_W - p.lead[1];

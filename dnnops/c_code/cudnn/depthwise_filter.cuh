@@ -1,15 +1,14 @@
-// The gradient of a depthwise convolution by its filters: see DepthwiseParams.
+// The gradient of a depthwise convolution with respect to its filters: see DepthwiseParams.
 //
-// A thread goes down the image rows below a tile of the gradient by the output, as in depthwise_data.cuh,
-// and adds to its own sums of all taps, over as many tiles as it is given.  A block adds up its threads'
-// sums; where several blocks share a channel, each writes what it has, and depthwise_sum adds that up.
-// Everything is added in a fixed order.
+// A thread goes down the image rows below a tile of the output's gradient, as in depthwise_data.cuh, and adds to its
+// own sums of all taps, over all tiles it is given. A block adds up the sums of its threads. If several blocks share a
+// channel, each writes its part, and depthwise_sum adds them up. Everything is added in a fixed order.
 
 #if FILTER_GRADIENT
 constexpr int ROWS = (TH - 1) * SH + (KH - 1) * DH + 1, COLUMNS = (TW - 1) * SW + (KW - 1) * DW + 1;
 
-// The image below the tile begins at (y, x) of an image of the given sizes, of the tile `tops_h` rows and
-// `tops_w` columns exist (TAIL_H, TAIL_W: possibly not all).  Both loads take places relative to that.
+// The image below the tile begins at (y, x) of an image of the given sizes. The tile has `tops_h` rows and `tops_w`
+// columns (TAIL_H, TAIL_W: possibly fewer than a full tile). Both loads take places relative to that.
 template <class Load, class LoadTop>
 DEVICE void add_tile(Acc (&sums)[TAPS][V], int y, int height, int x, int width, int tops_h, int tops_w, Load load,
                      LoadTop load_top) {
@@ -49,7 +48,7 @@ DEVICE void add_tile(Acc (&sums)[TAPS][V], int y, int height, int x, int width, 
   }
 }
 
-// Where a block's sum of a channel and tap goes.
+// Stores a block's sum for a channel and tap.
 DEVICE void store_sum(const DepthwiseParams &p, int split, int channel, int k, Acc sum) {
   const int at = channel * TAPS + (FLIP ? TAPS - 1 - k : k);
   if (p.splits > 1) {
@@ -93,7 +92,7 @@ KERNEL void __launch_bounds__(THREADS) depthwise_filter(const DepthwiseParams p)
         [&](int t, int u) { return load_vector(top + (t * out_row + u * p.channels)); });
   }
 
-  // Some taps at a time: each thread's sums in a row by tap and channel of its vector.
+  // Several taps at a time: each thread's sums are a row, by tap and channel of its vector.
   const int pitch = blockDim.x + p.group;
   constexpr int ROUND = depthwise_round(TAPS, sizeof(Acc), V * (THREADS + GROUP));
   Acc *const table = reinterpret_cast<Acc *>(shared);
@@ -115,9 +114,9 @@ KERNEL void __launch_bounds__(THREADS) depthwise_filter(const DepthwiseParams p)
 
 #else
 
-// A block takes the planes of a group of channels, of some images at a time, through shared memory; or some
-// rows of one plane at a time.  Threads are numbered by channel, image, tile along the rows, along the columns.
-// While it adds up, the next planes are on their way.
+// A block processes the planes of a group of channels, for several images at a time, through shared memory;
+// or some rows of one plane at a time. Threads are numbered by channel, image, tile along the rows, tile
+// along the columns. While a block computes, the next planes are being copied.
 KERNEL void __launch_bounds__(THREADS) depthwise_filter(const DepthwiseParams p) {
   extern __shared__ uint4 shared[];
   wait_for_stream();
@@ -155,7 +154,7 @@ KERNEL void __launch_bounds__(THREADS) depthwise_filter(const DepthwiseParams p)
   const auto out_of = [&](const Step &step, int image) {
     return all_out + ((step.image + image) * out_image + (long long)first_channel * out_plane + step.row * out_w);
   };
-  // Shared memory has, for each of the stages, p.in_bytes for each image and then p.out_bytes for each.
+  // For each stage, shared memory holds p.in_bytes for each image and then p.out_bytes for each.
   const int stage_bytes = p.images * (p.in_bytes + p.out_bytes);
   const auto copy_step = [&](int number, int stage) {
     const Step step = step_of(number);
@@ -195,7 +194,7 @@ KERNEL void __launch_bounds__(THREADS) depthwise_filter(const DepthwiseParams p)
     const Step step = step_of(number);
     const int row = step.row + tile_h * TH, column = tile_w * TW;
     if (channel < channels && image < step.images && row < step.row_end) {
-      // Rows count from the first one that was copied.
+      // Rows are counted from the first one that was copied.
       const int y = row * SH + p.shift[0] - step.y, x = column * SW + p.shift[1];
       const char *const from = space + stage * stage_bytes;
       const Bits *const in =
@@ -214,7 +213,7 @@ KERNEL void __launch_bounds__(THREADS) depthwise_filter(const DepthwiseParams p)
     if (STAGES == 1 && number + 1 < end) copy_step(number + 1, 0);
   }
 
-  // Some taps at a time: first sums of every so-manieth thread of a channel, then of these.
+  // Several taps at a time: first the sums of every n-th thread of a channel, then the sums of these.
   constexpr int ROUND = depthwise_round(TAPS, sizeof(Acc), 2 * THREADS);
   Acc *const table = reinterpret_cast<Acc *>(shared), *const second = table + ROUND * THREADS;
   UNROLL for (int first = 0; first < TAPS; first += ROUND) {
@@ -245,7 +244,7 @@ KERNEL void __launch_bounds__(THREADS) depthwise_filter(const DepthwiseParams p)
 
 #endif
 
-// Adds up the splits: a block of 32 x SUM_PARTS threads, for 32 filter elements.
+// Adds up the splits, with blocks of 32 x SUM_PARTS threads for 32 filter elements.
 constexpr int SUM_PARTS = 8;
 KERNEL void __launch_bounds__(32 * SUM_PARTS) depthwise_sum(const DepthwiseParams p) {
   __shared__ Acc table[SUM_PARTS][32];

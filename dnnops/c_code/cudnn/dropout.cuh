@@ -1,9 +1,9 @@
-// Dropout and its gradient: random numbers by Philox4x32-10, as dnnops/nnet/dropout_ops.py describes them.
+// Dropout and its gradient, with Philox4x32-10 random numbers as described in dnnops/nnet/dropout_ops.py.
 //
-// Macro: DTYPE, of numbers.cuh.
+// Macro: DTYPE, as in numbers.cuh.
 
-// At a round each of a block's threads draws four words, and has four elements side by side.  Rounds have their loads under
-// way together.
+// In each round, each thread of a block draws four words and processes four adjacent elements. The loads of
+// all rounds are in flight together.
 constexpr int THREADS = 256, DRAWN = 4 * THREADS, ROUNDS = 2;
 
 constexpr int QUAD_BYTES = 4 * sizeof(Bits);
@@ -40,8 +40,8 @@ DEVICE Words philox(unsigned long long seed, unsigned long long counter) {
   return {{a, b, c, d}};
 }
 
-// Some of an array's elements: four side by side for each of a block's threads and each round.  If the array has all of
-// them, at addresses that allow it, four are moved at once.
+// A part of an array: four adjacent elements for each thread of a block and each round. If all of them exist
+// and are aligned, four are moved at once.
 template <bool AT_ONCE>
 struct Portion {
   const dropout_launch &launch;
@@ -49,7 +49,7 @@ struct Portion {
 
   DEVICE explicit Portion(const dropout_launch &launch) : launch(launch) {}
   DEVICE long long begin(int round) const { return first + round * DRAWN; }
-  // Of the four, those that are there.
+  // The number of the four elements that exist.
   DEVICE int size(int round) const {
     const long long left = launch.count - begin(round);
     return AT_ONCE || left >= 4 ? 4 : left > 0 ? (int)left : 0;
@@ -63,7 +63,7 @@ struct Portion {
       if (i < size(round)) quad.of[i] = from[i];
     return quad;
   }
-  // Of elements whose bit is set; others become zero.
+  // Stores the elements whose bit is set; the others become zero.
   DEVICE void store(int round, Quad quad, unsigned kept) const {
     Bits *const to = static_cast<Bits *>(launch.to) + begin(round);
     UNROLL
@@ -81,7 +81,7 @@ struct Portion {
   }
 };
 
-// Calls f(portion) with one that is moved at once, or with another one.
+// Calls f(portion) with a portion that moves four elements at once, if possible.
 template <class F>
 DEVICE void for_portion(const dropout_launch &launch, F f) {
   const bool is_aligned = ((unsigned long long)launch.from | (unsigned long long)launch.to) % alignof(Quad) == 0;
@@ -91,7 +91,7 @@ DEVICE void for_portion(const dropout_launch &launch, F f) {
     f(Portion<false>(launch));
 }
 
-// The first words of 16 threads are those of 16 elements side by side, the second ones of the next 16, and so on.
+// The first words of 16 threads belong to 16 adjacent elements, their second words to the next 16, and so on.
 DEVICE unsigned kept_of_four(const dropout_launch &launch, const Words &words) {
   const int lane = threadIdx.x % 32, group = lane / 16, own = lane % 16 / 4;
   unsigned kept = 0;

@@ -1,5 +1,5 @@
-// What all kernels share.  dnnops/cudnn/kernels.py compiles programs of them with CuPy; for tests on the host
-// tests/cudnn/host_cuda.hpp has the same names.
+// What all kernels share. dnnops/cudnn/kernels.py compiles programs with it, using CuPy;
+// tests/cudnn/host_cuda.hpp has the same names for tests on the host.
 #ifdef __CUDACC__
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__
@@ -10,32 +10,32 @@
 #define NO_UNROLL _Pragma("unroll 1")
 #define GRID_CONSTANT __grid_constant__
 
-// Kernels are launched before the work ahead of them in the stream has ended (launch_kernel in
-// c_code/runtime/cudnn/kernel_loader.cpp), so each begins by waiting for it.
+// Kernels are launched before earlier work in the stream has finished (launch_kernel in
+// c_code/runtime/cudnn/kernel_loader.cpp), so each kernel begins by waiting for it.
 DEVICE void wait_for_stream() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// In one instruction: for a constant of 64 bits the compiler adds a product by its upper half, which is zero.
+// A single instruction. For a 64-bit constant, the compiler would add a product with its upper half, which is zero.
 DEVICE unsigned long long wide_product(unsigned a, unsigned b) {
   unsigned long long product;
   asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
   return product;
 }
 
-// Between two looks at what another block is to write.
+// To be called between two polls of what another block writes.
 DEVICE void pause() { __nanosleep(64); }
 
-// What another block has written.  Unlike __ldcg() it stays where it is.
+// Reads what another block has written. Unlike __ldcg(), the compiler does not move it.
 DEVICE double read_from_cache(const double *from) {
   double value;
   asm volatile("ld.global.cg.f64 %0, [%1];" : "=d"(value) : "l"(from) : "memory");
   return value;
 }
 
-// Tells other blocks that what this thread has written, and what it knows others to have, is there.
+// Tells other blocks that this thread's writes, and those that it has observed, are complete.
 DEVICE void add_release(unsigned *to, unsigned value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
@@ -45,7 +45,7 @@ DEVICE unsigned read_acquire(const unsigned *from) {
   return value;
 }
 
-// What one block writes and others look for: whole, but in no order with anything else.
+// A write that other blocks poll: atomic, but not ordered with other accesses.
 DEVICE void write_relaxed(double *to, double value) {
   asm volatile("st.relaxed.gpu.global.f64 [%0], %1;" ::"l"(to), "d"(value) : "memory");
 }
@@ -55,15 +55,15 @@ DEVICE double read_relaxed(const double *from) {
   return value;
 }
 
-// In one go: an assignment may become one of each element, where the elements come from computations.
+// A single store: the compiler may split an assignment into one for each element if the elements were computed.
 DEVICE void store_16_bytes(void *to, uint4 value) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x), "r"(value.y), "r"(value.z),
                "r"(value.w)
                : "memory");
 }
 
-// Keeps the compiler from keeping what it has made of a value, such as numbers that were unpacked, in place of the value;
-// or from making it earlier.
+// Prevents the compiler from keeping values derived from this one, such as unpacked numbers, instead of it,
+// or from computing them earlier.
 DEVICE void forget_uses(uint4 &value) { asm volatile("" : "+r"(value.x), "+r"(value.y), "+r"(value.z), "+r"(value.w)); }
 template <class T>
 DEVICE void forget_uses(T *&value) {
@@ -71,7 +71,7 @@ DEVICE void forget_uses(T *&value) {
 }
 DEVICE void forget_uses(int &value) { asm volatile("" : "+r"(value)); }
 
-// From global to shared memory, without waiting.
+// Copies from global to shared memory, asynchronously.
 template <int BYTES>
 DEVICE void copy_bytes(void *to, const void *from) {
   static_assert(BYTES == 4 || BYTES == 8, "of what goes by way of the level 1 cache");

@@ -1,5 +1,6 @@
-// Numbers by their dnnops_dtype: as they lie in memory (Bits), and to compute with (Acc).  Programs that use it are
-// compiled with CuPy by dnnops/cudnn/kernels.py; tests compile them for the host, where host_cuda.hpp has conversions.
+// Numbers by their dnnops_dtype: as stored in memory (Bits), and for computation (Acc).
+// dnnops/cudnn/kernels.py compiles programs with this, using CuPy; tests compile them for the host, where
+// host_cuda.hpp has the conversions.
 #ifdef __CUDACC_RTC__
 #define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fffffff)
@@ -20,7 +21,7 @@ struct Number<0> : WideNumber<float> {};
 template <>
 struct Number<1> : WideNumber<double> {};
 
-// low() and high() are of two numbers in one word.
+// low() and high() return the two numbers packed in a word.
 
 template <>
 struct Number<2> {
@@ -63,7 +64,7 @@ struct Number<3> {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
     return bits;
 #else
-    // To the nearest, of two the even one.
+    // Round to nearest, ties to even.
     const unsigned word = __float_as_uint(value);
     return value != value ? 0x7fff : (unsigned short)((word + 0x7fffu + (word >> 16 & 1u)) >> 16);
 #endif
@@ -72,7 +73,7 @@ struct Number<3> {
 
 DEVICE bool is_nan(double value) { return value != value; }
 
-#ifdef DTYPE  // programs of one dtype
+#ifdef DTYPE  // for programs with a single dtype
 using Bits = Number<DTYPE>::Bits;
 using Acc = Number<DTYPE>::Acc;
 DEVICE Acc to_acc(Bits bits) { return Number<DTYPE>::acc(bits); }

@@ -1,7 +1,7 @@
-// The poolings that cuDNN doesn't have: dnnops/cudnn/pool_kernels.py compiles this with CuPy, and a
-// test for the host, where DEVICE is empty and __CUDACC_RTC__ isn't defined.
+// The poolings that cuDNN does not support. dnnops/cudnn/pool_kernels.py compiles this with CuPy, and a test
+// compiles it for the host, where DEVICE is empty and __CUDACC_RTC__ is not defined.
 //
-// Three spatial axes; unused ones have length 1.  T is the arrays' type, C that of the arithmetic.
+// There are three spatial axes; unused ones have length 1. T is the type of the arrays, C the type for computation.
 #ifdef __CUDACC_RTC__
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -12,7 +12,7 @@
 
 struct Geometry { long long image[3], top[3], window[3], stride[3], pad[3]; };
 
-// A window's part inside the image, on one axis.
+// The part of a window inside the image, along one axis.
 DEVICE void inside(const Geometry &g, int axis, long long at, long long *begin, long long *end) {
   *begin = at * g.stride[axis] - g.pad[axis];
   *end = *begin + g.window[axis];
@@ -20,7 +20,7 @@ DEVICE void inside(const Geometry &g, int axis, long long at, long long *begin, 
   if (*end > g.image[axis]) *end = g.image[axis];
 }
 
-// The windows that hold a pixel, on one axis.
+// The windows that contain a pixel, along one axis.
 DEVICE void windows_of(const Geometry &g, int axis, long long pixel, long long *begin, long long *end) {
   const long long at = pixel + g.pad[axis];
   *begin = at < g.window[axis] ? 0 : (at - g.window[axis]) / g.stride[axis] + 1;
@@ -28,7 +28,7 @@ DEVICE void windows_of(const Geometry &g, int axis, long long pixel, long long *
   if (*end > g.top[axis]) *end = g.top[axis];
 }
 
-// What the sum over a window is divided by. Mode: 0 max, 1 sum, 2 average_inc_pad, 3 average_exc_pad.
+// The divisor of a window's sum. Mode: 0 max, 1 sum, 2 average_inc_pad, 3 average_exc_pad.
 DEVICE long long divisor(const Geometry &g, int mode, const long long *begin, const long long *end) {
   long long whole = 1, part = 1;
   bool padded = false;
@@ -40,7 +40,7 @@ DEVICE long long divisor(const Geometry &g, int mode, const long long *begin, co
   return mode == 1 ? 1 : (mode == 2 && padded) ? whole : part;
 }
 
-// The place of a window's first maximum in one channel's image; NaN is the maximum.
+// The place of a window's first maximum in the image of one channel. A NaN counts as the maximum.
 template <class T, class C>
 DEVICE long long first_maximum(const Geometry &g, const T *image, const long long *begin, const long long *end) {
   long long best = -1;

@@ -1,6 +1,6 @@
-// What cudnnReduceTensor leaves to others: reductions of one element each, and indices of 64 bits.
+// Reductions that cudnnReduceTensor does not support: over a single element each, and with 64-bit indices.
 //
-// Macros: FROM and TO, dtypes of numbers.cuh, and ABSOLUTE.
+// Macros: FROM and TO, dtypes as in numbers.cuh, and ABSOLUTE.
 
 struct reduction_launch {
   const void *from;

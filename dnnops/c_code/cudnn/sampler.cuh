@@ -1,6 +1,6 @@
 // Spatial transformers: affine grids, bilinear samples at their points, and the gradients of both.
-// dnnops/nnet/bilinear.py says what a sample is.  Coordinates are computed in double: where a point lies between two
-// pixels has to come out as it does on the host.
+// dnnops/nnet/bilinear.py defines a sample. Coordinates are computed in double, so that the position of a
+// point between two pixels is the same as on the host.
 
 DEVICE long long index_of_thread() { return blockIdx.x * (long long)blockDim.x + threadIdx.x; }
 
@@ -23,7 +23,7 @@ KERNEL void make_grid(GRID_CONSTANT const SamplerParams p) {
   }
 }
 
-// A block for each transformation: its threads' sums are added in the same order each time.
+// One block per transformation, so that the sums of its threads are added in the same order each time.
 KERNEL void grid_gradient(GRID_CONSTANT const SamplerParams p) {
   wait_for_stream();
   extern __shared__ uint4 shared[];
@@ -53,7 +53,7 @@ KERNEL void grid_gradient(GRID_CONSTANT const SamplerParams p) {
 
 // -- samples -------------------------------------------------------------------------------------
 
-// The two pixels beside a point along one axis, and how near it is to each.
+// The two pixels beside a point along one axis, and its distance to them.
 struct Beside {
   long long pixel;
   double distance, scale;
@@ -61,7 +61,7 @@ struct Beside {
 
   DEVICE Beside(Bits element, long long count) : scale((count - 1) / 2.0), size(count) {
     double position = ((double)to_acc(element) + 1) * scale;
-    // Far away is as good as infinity, and becomes an integer.
+    // Clamp points that are far away, so that they fit an integer.
     if (position < -2) position = -2;
     if (position > size) position = size;
     const double before = floor(position);
@@ -83,7 +83,7 @@ struct Point {
   DEVICE long long place(int corner) const { return (y.pixel + (corner >> 1)) * x.size + x.pixel + (corner & 1); }
 };
 
-// Thread t's point, and its first channel; false if there is none.
+// Finds thread t's point and first channel. Returns false if there is none.
 DEVICE bool find_work(const SamplerParams &p, long long t, long long *point, long long *channel) {
   const long long points = p.batch * p.top_rows * p.top_columns;
   *point = t % points;
@@ -102,7 +102,7 @@ KERNEL void take_samples(GRID_CONSTANT const SamplerParams p) {
   long long places[4];
   for (int k = 0; k < 4; ++k) {
     const double weight = point.weight(k);
-    // A pixel of weight 0 has no part in the sample, be it infinite.
+    // A pixel of weight 0 does not contribute to the sample, even if it is infinite.
     places[k] = point.inside(k) && weight != 0 ? point.place(k) : -1;
     weights[k] = (Acc)weight;
   }
@@ -116,7 +116,7 @@ KERNEL void take_samples(GRID_CONSTANT const SamplerParams p) {
   }
 }
 
-// The gradient by the image, of one point and channel.
+// The gradient with respect to the image, for one point and channel.
 template <class Add>
 DEVICE void scatter(const SamplerParams &p, const Point &point, long long i, long long c, Add add) {
   const long long points = p.top_rows * p.top_columns, plane = i / points * p.channels + c;
@@ -128,7 +128,7 @@ DEVICE void scatter(const SamplerParams &p, const Point &point, long long i, lon
   }
 }
 
-// `sums` are zero before.  In which order summands of one pixel are added is not the same each time.
+// `sums` must be zero initially. The order in which a pixel's summands are added may vary.
 KERNEL void image_gradient(GRID_CONSTANT const SamplerParams p) {
   wait_for_stream();
   long long i, c;
@@ -138,7 +138,7 @@ KERNEL void image_gradient(GRID_CONSTANT const SamplerParams p) {
   for (; c < end; ++c) scatter(p, point, i, c, [](Acc *to, Acc value) { atomicAdd(to, value); });
 }
 
-// It is here: a thread for each channel of each image.
+// With a fixed order: one thread for each channel of each image.
 KERNEL void image_gradient_in_order(GRID_CONSTANT const SamplerParams p) {
   wait_for_stream();
   const long long plane = index_of_thread(), points = p.top_rows * p.top_columns;
@@ -148,7 +148,7 @@ KERNEL void image_gradient_in_order(GRID_CONSTANT const SamplerParams p) {
     scatter(p, Point(p, i), i, c, [](Acc *to, Acc value) { *to += value; });
 }
 
-// From `sums` to the type of the arrays.
+// Converts `sums` to the type of the arrays.
 KERNEL void round_gradient(GRID_CONSTANT const SamplerParams p) {
   wait_for_stream();
   const long long i = index_of_thread();
@@ -156,7 +156,7 @@ KERNEL void round_gradient(GRID_CONSTANT const SamplerParams p) {
   static_cast<Bits *>(p.by_image)[i] = from_acc(static_cast<const Acc *>(p.sums)[i]);
 }
 
-// The gradient by the points' coordinates.
+// The gradient with respect to the coordinates of the points.
 KERNEL void points_gradient(GRID_CONSTANT const SamplerParams p) {
   wait_for_stream();
   const long long i = index_of_thread(), points = p.top_rows * p.top_columns, pixels = p.rows * p.columns;

@@ -1,7 +1,7 @@
-// Products on tensor cores; tests/cudnn/host_cuda.hpp has the same for the host.
+// Products on tensor cores. tests/cudnn/host_cuda.hpp has the same function for the host.
 #ifdef __CUDACC__
-// Adds the product of 16x8 and 8x8 numbers of TF32, of which the lowest 13 bits are not read; all threads of a warp take
-// part.  With row = lane / 4 and column = lane % 4, a thread has
+// Adds the product of 16x8 and 8x8 TF32 numbers, whose lowest 13 bits are ignored. All threads of a warp must call it.
+// With row = lane / 4 and column = lane % 4, a thread has
 //   of a: (row, column), (row + 8, column), (row, column + 4), (row + 8, column + 4);
 //   of b: (column, row), (column + 4, row);
 //   of the sums: (row, 2 * column), (row, 2 * column + 1), and the same 8 rows below.

@@ -1,11 +1,11 @@
-// Copies of arrays between memory formats, each as a batch of matrices whose axes are exchanged:
-// dst[b][column][row] = src[b][row][column].  Rows of dst may be wider than src has rows: the rest becomes
-// zero.  Rows of src may be wider than what is copied of them.
+// Copies of arrays between memory formats, each as a batch of matrices with exchanged axes:
+// dst[b][column][row] = src[b][row][column]. Rows of dst may be longer than src has rows: the rest becomes
+// zero. Rows of src may be longer than the part that is copied.
 //
-// One launch makes one or two copies: blocks are those of the first, then those of the second.
-// dnnops/cudnn/kernels.py compiles this with CuPy, and tests for the host.  Macros: WIDTH, the size of an
-// element in bytes; FIRST and SECOND, the kind of each copy, or NO_COPY.  What differs between kinds is known
-// when they are compiled: a block lives for so short a time that asking makes a difference.
+// One launch makes one or two copies: its first blocks belong to the first copy, the others to the second.
+// dnnops/cudnn/kernels.py compiles this with CuPy, and tests compile it for the host. Macros: WIDTH, the size
+// of an element in bytes; FIRST and SECOND, the kind of each copy, or NO_COPY. The differences between kinds
+// are resolved at compile time: blocks are so short-lived that checks would cost measurable time.
 
 #if WIDTH == 2
 typedef unsigned short element;
@@ -16,10 +16,10 @@ typedef unsigned long long element;
 #endif
 typedef unsigned int word;
 
-// As in c_code/runtime/cudnn/copies.cpp.
+// The same values as in c_code/runtime/cudnn/copies.cpp.
 constexpr int THREADS = 256;
-// Kinds of copies, and what may be added to them: how many elements of a row of src are loaded at once, and of a
-// row of dst stored, if addresses are multiples of their size.
+// Kinds of copies, and flags for them: how many elements are loaded at once from a row of src, and stored to
+// a row of dst, if the addresses are multiples of their size.
 enum copy_kind {
   NO_COPY = -1,
   TILES = 0,
@@ -29,35 +29,35 @@ enum copy_kind {
   STRIPS_OF_ROWS = 4,
   STRIPS_OF_COLUMNS = 5,
   KINDS = 8,
-  LOADS_PAIRS = 8,  // pairs are of 16-bit elements
-  LOADS_QUADS = 16,  // of 16 or 32 bits
+  LOADS_PAIRS = 8,  // pairs of 16-bit elements
+  LOADS_QUADS = 16,  // of 16-bit or 32-bit elements
   STORES_PAIRS = 32,
   STORES_QUADS = 64,
   NARROW_TILES = 128,  // for small arrays
-  FILLS_GAPS = 256,    // SAME_AXES, spread: all rows of dst are written
-  CROSSES = 512,       // slabs and strips go on from one matrix to the next
+  FILLS_GAPS = 256,    // SAME_AXES with spread: all rows of dst are written
+  CROSSES = 512,       // slabs and strips continue from one matrix to the next
   LARGE_SLABS = 1024,   // slabs of more than 64 rows or columns
   HALF_VECTORS = 2048,  // strips: vectors have 8 bytes instead of 16
-  VECTORS = 4096,       // times how many of them the short side of a strip has
+  VECTORS = 4096,       // multiplied by the number of vectors on the short side of a strip
 };
 enum copy_order {
   IN_ORDER = 0,
-  TURNED_CONTIGUOUS = 1,  // of filters
+  TURNED_CONTIGUOUS = 1,  // for filters
   TURNED_CHANNELS_LAST = 2,
   EXCHANGED_CHANNELS_LAST = 3,
-  SPREAD = 4,  // of images
+  SPREAD = 4,  // for images
 };
 
 struct copy_params {
-  long long rows, columns;           // of what is copied
+  long long rows, columns;           // of the part that is copied
   long long src_pitch, dst_pitch;    // elements from one row to the next
-  long long dst_width;               // elements to write of each row of dst
+  long long dst_width;               // the number of elements to write in each row of dst
   long long src_stride, dst_stride;  // from one matrix to the next
-  int order;                         // of dst's rows: see row_of_dst
-  int period;                        // of filters: of positions, or of channels
-  int sizes[2], steps[3];            // of images, from the last axis on
+  int order;                         // the order of dst's rows: see row_of_dst
+  int period;                        // for filters: the number of positions or of channels
+  int sizes[2], steps[3];            // for images, from the last axis on
   int row_tiles, column_tiles;
-  // Of each tile but the last.  Of a slab or strips: those of a matrix, where these cross from one to the next.
+  // The size of each tile but the last. For slabs and strips that cross matrices, the size of a matrix.
   int tile_rows, tile_columns;
   int slab_shift;  // slabs have 64 << slab_shift rows or columns
   int lane_shift;  // 1 << lane_shift threads copy a row, if axes are not exchanged
@@ -75,14 +75,14 @@ constexpr int WARPS = THREADS / 32;
 DEVICE int lane() { return threadIdx.x % 32; }
 DEVICE int warp() { return threadIdx.x / 32; }
 
-// How many of `size` elements, counted from `first`, are within the next `most`.
+// How many of `size` elements, counted from `first`, are among the next `most`.
 DEVICE int within(long long size, long long first, int most) {
   return size - first < most ? (size > first ? (int)(size - first) : 0) : most;
 }
 
-// Which row of dst a column of src becomes.  That of filters is channel * positions + position, or
-// position * channels + channel, and becomes the first of these, with the order of positions reversed or not.  That of
-// an image is a position, and positions of dst in between are left out.
+// The row of dst that a column of src becomes. A column of filters is channel * positions + position, or
+// position * channels + channel, and becomes the former, with the order of positions optionally reversed. A
+// column of an image is a position; positions of dst in between are skipped.
 DEVICE long long row_of_dst(const copy_params &p, long long column) {
   if (p.order == IN_ORDER) return column;
   const int c = (int)column;
@@ -96,8 +96,8 @@ DEVICE long long row_of_dst(const copy_params &p, long long column) {
   return (long long)low * positions + (p.order == TURNED_CHANNELS_LAST ? positions - 1 - high : high);
 }
 
-// Tiles pass through shared memory, so that both sides move along their rows.  There, four rows of a column make a
-// unit, and a column's units are permuted: neither those of several columns nor of several rows meet in one bank.
+// Tiles pass through shared memory, so that both sides move along their rows. There, four rows of a column make a
+// unit, and a column's units are permuted, so that units of several columns or rows never share a bank.
 constexpr int TILE_ROWS = 64, UNITS = TILE_ROWS / 4;  // at most
 
 template <int COUNT>
@@ -166,7 +166,7 @@ DEVICE void copy_tile(const element *src, element *dst, const copy_params &p, in
         else if (!(KIND & STORES_PAIRS) && x < width)
           to[x] = (element)value;
       } else {
-        // Of a row that begins at an odd address, pairs are one element and the one before.
+        // If a row begins at an odd address, a pair is one element and the one before it.
         if (x == 0) {
           if (width) to[0] = (element)value;
         } else if (x - 1 < width) {
@@ -187,28 +187,27 @@ DEVICE void copy_tile(const element *src, element *dst, const copy_params &p, in
   }
 }
 
-// Where a row or column begins, if each matrix has so many and they may be those of the next one.
+// Where a row or column begins; it may belong to one of the next matrices.
 template <int KIND>
 DEVICE long long place_of(int i, int in_matrix, long long stride) {
   if constexpr (!(KIND & CROSSES)) return i;
   return i / in_matrix * stride + i % in_matrix;
 }
 
-// Where the element k of a slab lies in shared memory.  An odd pitch makes good use of all banks; others are
-// skewed.
+// Where element k of a slab is in shared memory. An odd pitch already avoids bank conflicts; other pitches are skewed.
 template <bool SKEWED>
 DEVICE int slab_index(int k) {
   if (!SKEWED) return k;
   return WIDTH == 2 ? k + k / 64 * 2 : WIDTH == 4 ? k + k / 32 : k + k / 16;
 }
 
-constexpr int MAX_SHORT = 56;            // elements of a slab's short side
-constexpr int SLAB_VECTOR = 16 / WIDTH;  // what moves at once, between memory and a slab
+constexpr int MAX_SHORT = 56;            // the maximum length of a slab's short side
+constexpr int SLAB_VECTOR = 16 / WIDTH;  // the elements moved at once between memory and a slab
 
-// Between consecutive elements in memory and those of a slab.
+// Copies consecutive elements from memory to a slab.
 //
-// Loops are short, and those of slabs of 64 run once.  Unrolled as compilers like it, most of the time went into loading
-// their code.
+// Loops are short, and those of slabs of 64 run once. With the compiler's default unrolling, most of the time
+// was spent on loading code.
 template <int KIND, bool SKEWED>
 DEVICE void read_slab(const element *from, int count, element *slab) {
   constexpr int AT_ONCE = KIND & LARGE_SLABS ? 4 : (64 * MAX_SHORT / SLAB_VECTOR + THREADS - 1) / THREADS;
@@ -254,8 +253,8 @@ DEVICE void write_slab(element *to, int count, const element *slab) {
   for (int k = vectors * SLAB_VECTOR + threadIdx.x; k < count; k += THREADS) to[k] = slab[slab_index<SKEWED>(k)];
 }
 
-// The part of a slab, of 64 elements along its long side, that a warp begins with, and the first of the short
-// side's that it takes: warps that have the same part share these.
+// A warp's first part of a slab, 64 elements along the long side, and its first index along the short side.
+// Warps with the same part share the short side.
 template <int KIND>
 struct Share {
   int parts = 1, part = 0, start = warp(), step = WARPS;
@@ -269,7 +268,7 @@ struct Share {
   }
 };
 
-// Rows of a matrix with few columns, which are contiguous in src; each column becomes a row of dst.
+// Copies rows of a matrix with few columns, which are contiguous in src. Each column becomes a row of dst.
 template <int KIND, bool SKEWED>
 DEVICE void copy_slab_of_rows(const element *src, element *dst, const copy_params &p, int block, element *slab) {
   const int most = KIND & LARGE_SLABS ? 64 << p.slab_shift : 64, pitch = (int)p.src_pitch, columns = (int)p.columns;
@@ -308,7 +307,7 @@ DEVICE void copy_slab_of_rows(const element *src, element *dst, const copy_param
   }
 }
 
-// Columns of a matrix with few rows; they become rows of dst, which are contiguous there.
+// Copies columns of a matrix with few rows. They become rows of dst, which are contiguous there.
 template <int KIND, bool SKEWED>
 DEVICE void copy_slab_of_columns(const element *src, element *dst, const copy_params &p, int block, element *slab) {
   const int most = KIND & LARGE_SLABS ? 64 << p.slab_shift : 64, width = (int)p.dst_width, rows = (int)p.rows;
@@ -355,22 +354,23 @@ DEVICE void copy_slab_of_columns(const element *src, element *dst, const copy_pa
   write_slab<SKEWED>(dst + matrix * p.dst_stride + first * width, count * width, slab);
 }
 
-// Strips are 32 columns, or rows, of a matrix whose other side is short and made of whole vectors: a warp has one, and
-// waits for no other warp.
+// A strip has 32 columns or rows of a matrix whose other side is short and consists of whole vectors. Each
+// warp has its own strip and waits for no other warp.
 template <int KIND>
 struct Strip {
   static constexpr int LENGTH = (KIND & HALF_VECTORS ? 8 : 16) / WIDTH, COUNT = KIND / VECTORS, ACROSS = COUNT * LENGTH;
-  static constexpr int AT_ONCE = ACROSS < 16 ? 16 / ACROSS : 1;  // of a warp, for enough to be on its way
+  static constexpr int AT_ONCE = ACROSS < 16 ? 16 / ACROSS : 1;  // strips of a warp in flight together
   using Vector = vector<LENGTH>;
 
-  // Where a vector lies in shared memory: neither those of one column nor the same of several meet in one bank.
+  // Where a vector is in shared memory. Neither the vectors of one column nor the same vector of several
+  // columns share a bank.
   static DEVICE int at(int column, int k) {
     if constexpr ((COUNT & (COUNT - 1)) == 0) k ^= column * COUNT / 8 & (COUNT - 1);
     return column * COUNT + k;
   }
 };
 
-// Columns, which are rows of dst there.
+// Copies columns, which become rows of dst.
 template <int KIND>
 DEVICE void copy_strips_of_columns(const element *src, element *dst, const copy_params &p, int block, uint4 *shared) {
   using S = Strip<KIND>;
@@ -413,7 +413,7 @@ DEVICE void copy_strips_of_columns(const element *src, element *dst, const copy_
   }
 }
 
-// Rows, whose columns become rows of dst.
+// Copies rows, whose columns become rows of dst.
 template <int KIND>
 DEVICE void copy_strips_of_rows(const element *src, element *dst, const copy_params &p, int block, uint4 *shared) {
   using S = Strip<KIND>;
@@ -456,7 +456,7 @@ DEVICE void copy_strips_of_rows(const element *src, element *dst, const copy_par
   }
 }
 
-// Which row of src a row of dst is, if positions are spread; -1 for those in between.
+// The row of src for a row of dst if positions are spread; -1 for rows in between.
 DEVICE int row_of_src(const copy_params &p, int row) {
   const int z = row / p.steps[2], in_slice = row - z * p.steps[2];
   const int y = in_slice / p.steps[1], in_line = in_slice - y * p.steps[1];
@@ -465,8 +465,8 @@ DEVICE int row_of_src(const copy_params &p, int row) {
   return (z * p.sizes[1] + y) * p.sizes[0] + x;
 }
 
-// Without an exchange of axes: rows of `columns` elements become rows of `dst_width`; or, if gaps are filled, some
-// rows of dst are those of src, and others are zero.
+// Copies without exchanging axes: rows of `columns` elements become rows of `dst_width`. If gaps are filled,
+// some rows of dst come from src, and the others are zero.
 template <int KIND>
 DEVICE void copy_rows(const element *src, element *dst, const copy_params &p, int block) {
   constexpr bool LOADS = KIND & LOADS_QUADS, STORES = KIND & STORES_QUADS;
@@ -537,8 +537,8 @@ DEVICE void copy_array(const element *__restrict__ src, element *__restrict__ ds
   if constexpr (KIND % KINDS == SAME_AXES) copy_rows<KIND>(src, dst, p, block);
 }
 
-// Told how many blocks of a multiprocessor are enough, the compiler keeps all that a thread loads in registers; told none
-// for slabs of columns, it took so many for 16-bit elements that a fourth block had no place.
+// Given how many blocks per multiprocessor are enough, the compiler keeps everything that a thread loads in registers.
+// Without a bound for slabs of columns, it used so many registers for 16-bit elements that a fourth block did not fit.
 #if WIDTH == 2
 #define BOUNDS __launch_bounds__(THREADS, FIRST % KINDS == SLABS_OF_COLUMNS ? 4 : 1)
 #else

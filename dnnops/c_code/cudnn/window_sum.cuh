@@ -1,11 +1,12 @@
-// Sums over windows along one axis: dnnops/cudnn/window_sum.py compiles this with CuPy, and a test for the host.
+// Sums over windows along one axis. dnnops/cudnn/window_sum.py compiles this with CuPy, and a test compiles
+// it for the host.
 #ifdef __CUDACC_RTC__
 #define DEVICE __device__ inline
 #else
 #define DEVICE inline
 #endif
 
-// Of an array whose axis has `size` elements, `step` apart, element i's sum.
+// The sum for element i of an array whose axis has `size` elements, `step` apart.
 template <class T>
 DEVICE T window_sum(const T *x, long long size, long long step, long long before, long long after, long long i) {
   const long long at = i / step % size;

@@ -1,9 +1,9 @@
 /* Device arrays (cupy.ndarray) as emitted C sees them.
  *
- * A variable of GpuArrayType is a PyObject * in an Op's C code.  CuPy has no C headers, so
- * its arrays are read through attributes: the names are interned once, and reading address,
- * shape and strides costs about 0.2 us.  All functions need the GIL; those that return int
- * give 0, or -1 with a Python exception set.
+ * A variable of GpuArrayType is a PyObject * in an Op's C code. CuPy has no C headers, so its
+ * arrays are read through attributes. The attribute names are interned once; reading address,
+ * shape and strides takes about 0.2 us. All functions need the GIL. Those that return int
+ * return 0, or -1 with a Python exception set.
  */
 #ifndef DNNOPS_GPUARRAY_H
 #define DNNOPS_GPUARRAY_H
@@ -14,8 +14,8 @@
 
 #include "dnnops_runtime.h"
 
-/* References to an Op's output that only that Op's thunk holds: its storage, and the two
- * that PyTensor's generated code takes.  One more, and somebody else uses the array. */
+/* References to an Op's output that only the Op's thunk holds: its storage, and the two that
+ * PyTensor's generated code takes. If there are more, the array is used elsewhere. */
 #define DNNOPS_THUNK_REFERENCES 3
 
 #define DNNOPS_DTYPE_COUNT 9
@@ -25,18 +25,18 @@ static const int dnnops_itemsizes[DNNOPS_DTYPE_COUNT] = {4, 8, 2, 2, 1, 1, 4, 8,
 static const char *const dnnops_dtype_names[DNNOPS_DTYPE_COUNT] = {
     "float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"};
 
-/* Python objects that every call needs, looked up at the first one and kept. */
+/* Python objects that every call needs, looked up once and kept. */
 typedef struct dnnops_python {
   PyObject *data, *ptr, *shape, *strides, *dtype, *device, *id; /* attribute names */
   PyObject *order_k;                                            /* {"order": "K"} */
   PyObject *ndarray, *copy; /* the class cupy.ndarray and its method */
   PyObject *get_device, *set_device;
-  intptr_t (*current_stream)(void); /* NULL: ask Python */
+  intptr_t (*current_stream)(void); /* if NULL, ask Python */
   PyObject *dtypes[DNNOPS_DTYPE_COUNT];
   int ready;
 } dnnops_python;
 
-static dnnops_python dnnops_py; /* zero: static storage; one per module, guarded by the GIL */
+static dnnops_python dnnops_py; /* zero-initialized, since it is static; one per module, guarded by the GIL */
 
 static inline PyObject *dnnops_import(const char *module, const char *attribute) {
   PyObject *imported = PyImport_ImportModule(module);
@@ -46,8 +46,8 @@ static inline PyObject *dnnops_import(const char *module, const char *attribute)
   return found;
 }
 
-/* CuPy's own C function for the current stream, from the table that Cython exports.  Its
- * signature is the capsule's name: anything else, and the slower way through Python stays. */
+/* Finds CuPy's own C function for the current stream in the table that Cython exports. The
+ * capsule's name is its signature; if it differs, the slower way through Python is used. */
 static inline void dnnops_find_current_stream(dnnops_python *py) {
   PyObject *table = dnnops_import("cupy.cuda.stream", "__pyx_capi__");
   PyObject *capsule =
@@ -61,7 +61,7 @@ static inline void dnnops_find_current_stream(dnnops_python *py) {
 static inline int dnnops_python_init(void) {
   dnnops_python *py = &dnnops_py;
   if (py->ready) return 0;
-  /* A failed attempt leaves what it found; the next one fills in the rest. */
+  /* A failed attempt keeps what it has found; the next one fills in the rest. */
 #define DNNOPS_KEEP(field, expression) \
   if (py->field == NULL && (py->field = (expression)) == NULL) return -1
   DNNOPS_KEEP(data, PyUnicode_InternFromString("data"));
@@ -82,7 +82,7 @@ static inline int dnnops_python_init(void) {
   return 0;
 }
 
-/* The NumPy dtype object of a code: borrowed. */
+/* The NumPy dtype object for a code: a borrowed reference. */
 static inline PyObject *dnnops_numpy_dtype(int64_t code) {
   if (code < 0 || code >= DNNOPS_DTYPE_COUNT) {
     PyErr_Format(PyExc_SystemError, "dnnops: no dtype has the code %lld", (long long)code);
@@ -103,7 +103,7 @@ static inline PyObject *dnnops_numpy_dtype(int64_t code) {
   return *slot;
 }
 
-/* Copies a tuple of ints, a shape or strides; gives its length, or -1. */
+/* Copies a tuple of ints, a shape or strides. Returns its length, or -1. */
 static inline Py_ssize_t dnnops_read_lengths(PyObject *array, PyObject *name, int64_t *lengths) {
   PyObject *tuple = PyObject_GetAttr(array, name);
   if (tuple == NULL) return -1;
@@ -127,7 +127,7 @@ static inline Py_ssize_t dnnops_read_lengths(PyObject *array, PyObject *name, in
   return ndim;
 }
 
-/* Describes an array.  dtype_code is known from the variable's type, and isn't read again. */
+/* Describes an array. dtype_code comes from the variable's type and is not read again. */
 static inline int dnnops_gpuarray_read(PyObject *array, int64_t dtype_code, dnnops_tensor *t) {
   if (array == NULL) {
     PyErr_SetString(PyExc_ValueError, "dnnops: an operand has no value");
@@ -149,7 +149,7 @@ static inline int dnnops_gpuarray_read(PyObject *array, int64_t dtype_code, dnno
   return 0;
 }
 
-/* The strides in bytes of a dense array. */
+/* Computes the strides in bytes of a dense array. */
 static inline void dnnops_dense_strides(const dnnops_tensor *t, dnnops_memory_format format,
                                  int64_t *strides) {
   int64_t step = dnnops_itemsizes[t->dtype];
@@ -169,8 +169,8 @@ static inline void dnnops_dense_strides(const dnnops_tensor *t, dnnops_memory_fo
   }
 }
 
-/* Whether strides are those of a dense array; those of axes of length 1 don't matter, and
- * those of an empty array neither. */
+/* Whether strides are those of a dense array. The strides of axes of length 1 and of empty
+ * arrays do not matter. */
 static inline int dnnops_has_strides(const dnnops_tensor *t, const int64_t *strides) {
   for (int64_t axis = 0; axis < t->ndim; ++axis)
     if (t->shape[axis] == 0) return 1;
@@ -191,13 +191,13 @@ static inline int dnnops_on_device(PyObject *array, int64_t device) {
   return number == device;
 }
 
-/* Whether references to an array tell who uses its memory.  One in channels-last order is a
- * transposed view: views of it refer to the array below, and not to it. */
+/* Whether an array's reference count shows who uses its memory. A channels-last array is a
+ * transposed view, and views of it refer to its base instead. */
 static inline int dnnops_counts_references(const dnnops_tensor *t, dnnops_memory_format format) {
   return format == DNNOPS_CONTIGUOUS || t->ndim < 3;
 }
 
-/* Whether *out can take the wanted result: 1, 0, or -1 for an error. */
+/* Whether *out can hold the result: 1, 0, or -1 for an error. */
 static inline int dnnops_gpuarray_reusable(PyObject *out, const dnnops_tensor *want,
                                     const int64_t *strides, int64_t device, dnnops_tensor *have) {
   if (out == NULL || out == Py_None || Py_REFCNT(out) > DNNOPS_THUNK_REFERENCES) return 0;
@@ -214,7 +214,7 @@ static inline int dnnops_gpuarray_reusable(PyObject *out, const dnnops_tensor *w
   return dnnops_on_device(out, device);
 }
 
-/* A new array from CuPy's pool, on the current device; NHWC memory is a transposed view. */
+/* A new array from CuPy's pool, on the current device. Channels-last memory is a transposed view. */
 static inline PyObject *dnnops_gpuarray_new(const dnnops_tensor *want, dnnops_memory_format format) {
   PyObject *dtype = dnnops_numpy_dtype(want->dtype);
   if (dtype == NULL) return NULL;
@@ -242,7 +242,7 @@ static inline PyObject *dnnops_gpuarray_new(const dnnops_tensor *want, dnnops_me
   PyObject *view = NULL;
   if (inverse != NULL) {
     for (int64_t axis = 0; axis < ndim; ++axis) {
-      /* Axis 1 lies last in memory, axes 2... one place before their own. */
+      /* Axis 1 is last in memory; axes 2... are one place earlier. */
       int64_t place = axis == 0 ? 0 : (axis == 1 ? ndim - 1 : axis - 1);
       PyTuple_SET_ITEM(inverse, axis, PyLong_FromLongLong(place)); /* small: never fails */
     }
@@ -253,9 +253,9 @@ static inline PyObject *dnnops_gpuarray_new(const dnnops_tensor *want, dnnops_me
   return view;
 }
 
-/* Makes *out an array for the result that t tells: dtype, ndim and shape are given, address
- * and strides are filled in.  *out is kept if it fits and nobody else uses it.  device must
- * be the current one. */
+/* Makes *out an array for the result that t describes: dtype, ndim and shape are given; the
+ * address and strides are filled in. *out is kept if it fits and nothing else uses it. device
+ * must be the current one. */
 static inline int dnnops_gpuarray_prepare(PyObject **out, dnnops_tensor *t, dnnops_memory_format format,
                                    int64_t device) {
   if (dnnops_python_init() < 0) return -1;
@@ -280,13 +280,13 @@ static inline int dnnops_gpuarray_prepare(PyObject **out, dnnops_tensor *t, dnno
   return 0;
 }
 
-/* An output that a node keeps for its next call.  PyTensor gives intermediate results back after
- * each call; making a small array anew costs more than the call of a library does.  Larger ones
- * are not kept: their memory matters, and the kernels take longer than the allocation. */
+/* An output that a node keeps for its next call. PyTensor releases intermediate results after
+ * each call, and creating a small array costs more than calling a library. Larger arrays are not
+ * kept: their memory matters, and their kernels take longer than the allocation. */
 #define DNNOPS_KEPT_BYTES ((int64_t)1 << 20)
 
 typedef struct dnnops_kept {
-  PyObject *array; /* owned, or NULL */
+  PyObject *array; /* an owned reference, or NULL */
   dnnops_tensor tensor;
   dnnops_memory_format format;
   int64_t device;
@@ -297,8 +297,8 @@ static inline void dnnops_kept_clear(dnnops_kept *kept) {
   Py_CLEAR(kept->array);
 }
 
-/* As dnnops_gpuarray_prepare, but takes the kept array if nobody else holds it.  The stream has
- * to be the same: on another one, work that reads the array may not have been done. */
+/* Like dnnops_gpuarray_prepare, but takes the kept array if nothing else holds it. The stream
+ * must be the same: on another stream, work that reads the array may not have finished. */
 static inline int dnnops_gpuarray_prepare_kept(PyObject **out, dnnops_tensor *t, dnnops_memory_format format,
                                                int64_t device, void *stream, dnnops_kept *kept) {
   if (kept->array != NULL) {
@@ -331,7 +331,7 @@ static inline int dnnops_gpuarray_prepare_kept(PyObject **out, dnnops_tensor *t,
   return 0;
 }
 
-/* A copy that keeps the memory format: a new reference. */
+/* A copy that keeps the memory format, as a new reference. */
 static inline PyObject *dnnops_gpuarray_copy(PyObject *array) {
   if (dnnops_python_init() < 0) return NULL;
   PyObject *arguments = PyTuple_Pack(1, array);
@@ -341,15 +341,15 @@ static inline PyObject *dnnops_gpuarray_copy(PyObject *array) {
   return copied;
 }
 
-/* Only the shape; ndim is a npy_intp. */
+/* Reads only the shape; ndim is an npy_intp. */
 static inline int dnnops_gpuarray_shape(PyObject *array, int64_t *lengths, Py_ssize_t *ndim) {
   if (dnnops_python_init() < 0) return -1;
   *ndim = dnnops_read_lengths(array, dnnops_py.shape, lengths);
   return *ndim < 0 ? -1 : 0;
 }
 
-/* The stream that CuPy uses now in this thread on the current device.  NULL is the default
- * stream: look at PyErr_Occurred(). */
+/* The stream that CuPy currently uses in this thread on the current device. NULL is the default
+ * stream, so check PyErr_Occurred() for errors. */
 static inline void *dnnops_gpuarray_stream(void) {
   if (dnnops_python_init() < 0) return NULL;
   if (dnnops_py.current_stream != NULL) return (void *)dnnops_py.current_stream();
@@ -375,7 +375,7 @@ static inline int dnnops_set_device(int64_t device) {
   return done == NULL ? -1 : 0;
 }
 
-/* Makes device current; gives the one that was, for dnnops_gpuarray_leave_device, or -1. */
+/* Makes device current. Returns the previous one for dnnops_gpuarray_leave_device, or -1. */
 static inline int64_t dnnops_gpuarray_enter_device(int64_t device) {
   if (dnnops_python_init() < 0) return -1;
   PyObject *number = PyObject_CallNoArgs(dnnops_py.get_device);
@@ -387,7 +387,7 @@ static inline int64_t dnnops_gpuarray_enter_device(int64_t device) {
   return previous;
 }
 
-/* Keeps an exception that is set already. */
+/* Preserves an exception that is already set. */
 static inline int dnnops_gpuarray_leave_device(int64_t previous, int64_t device) {
   if (previous < 0 || previous == device) return 0;
   PyObject *type, *value, *traceback;

@@ -1,11 +1,11 @@
-// Reductions of rows that lie in memory one after the other.  dnnops/gpuarray/row_reduction.py compiles it, after
-// c_code/cudnn/kernel.cuh and numbers.cuh, with CuPy; a test compiles it for the host.
+// Reductions of rows that are adjacent in memory. dnnops/gpuarray/row_reduction.py compiles this with CuPy,
+// after c_code/cudnn/kernel.cuh and numbers.cuh; a test compiles it for the host.
 //
-// It declares, too: Stored and Result, the operand's and the result's types in memory; Acc; IDENTITY;
-// Acc acc_of(Stored), Acc combine(Acc, Acc), Result result_of(Acc).
-// Macro: LANES, a power of 2 up to 32, or THREADS: so many threads share a row, or a part of one.
+// The Python module also declares Stored and Result, the types of the operand and the result in memory; Acc;
+// IDENTITY; Acc acc_of(Stored), Acc combine(Acc, Acc), Result result_of(Acc).
+// Macro: LANES, a power of 2 up to 32, or THREADS: the number of threads that share a row, or a part of one.
 
-// A quarter of a multiprocessor's threads; each has so many loads of 16 bytes in flight.
+// A quarter of a multiprocessor's threads; each has this many loads of 16 bytes in flight.
 constexpr int THREADS = 256, LOADS = 4;
 constexpr int V = 16 / (int)sizeof(Stored);
 
@@ -14,7 +14,7 @@ union Pack {
   Stored of[V];
 };
 
-// Of all lanes; the first one's, at least, has it.
+// Combines the values of all lanes. At least the first lane gets the result.
 DEVICE Acc of_lanes(Acc value) {
   UNROLL
   for (int apart = (LANES < 32 ? LANES : 32) / 2; apart; apart /= 2)
@@ -34,10 +34,10 @@ DEVICE void add(Acc &sum, const Pack &pack) {
   for (int v = 0; v < V; ++v) sum = combine(sum, acc_of(pack.of[v]));
 }
 
-// With more than one part each writes what it has of its row to `partial`, for finish_rows.
+// With more than one part, each part writes its value to `partial`, for finish_rows.
 KERNEL void __launch_bounds__(THREADS, 4)
     reduce_rows(const Stored *from, Result *to, Acc *partial, long long rows, long long length, long long parts) {
-  constexpr int ROWS = THREADS / LANES;  // of a block
+  constexpr int ROWS = THREADS / LANES;  // rows per block
   const int lane = threadIdx.x % LANES;
   const long long part = blockIdx.x % parts, row = blockIdx.x / parts * ROWS + threadIdx.x / LANES;
   Acc sums[LOADS];
@@ -58,7 +58,7 @@ KERNEL void __launch_bounds__(THREADS, 4)
       UNROLL
       for (int k = 0; k < LOADS; ++k) add(sums[k], loaded[k]);
     }
-    // At most LOADS - 1 are left; short rows have no others.
+    // At most LOADS - 1 packs are left; short rows only have these.
     Pack left[LOADS - 1];
     UNROLL
     for (int k = 0; k < LOADS - 1; ++k)
@@ -66,7 +66,7 @@ KERNEL void __launch_bounds__(THREADS, 4)
     UNROLL
     for (int k = 0; k < LOADS - 1; ++k)
       if (i + k * step < packs) add(sums[k], left[k]);
-    if (part == 0) {  // what is around the packs, less than one on either side
+    if (part == 0) {  // the elements before and after the packs, less than a pack on either side
       for (long long j = lane; j < head; j += LANES) sums[1] = combine(sums[1], acc_of(begin[j]));
       for (long long j = head + packs * V + lane; j < length; j += LANES) sums[2] = combine(sums[2], acc_of(begin[j]));
     }
@@ -79,7 +79,7 @@ KERNEL void __launch_bounds__(THREADS, 4)
     to[row] = result_of(all);
 }
 
-// A block for each row.
+// One block per row.
 #if LANES > 32
 KERNEL void __launch_bounds__(THREADS) finish_rows(const Acc *partial, Result *to, long long parts) {
   const Acc *const from = partial + blockIdx.x * parts;
