@@ -1,8 +1,8 @@
 """Max, sum and average pooling in one, two or three spatial dimensions, and its gradients.
 
-The Ops here say what is computed and run in plain NumPy; rewrites replace them by Ops that
-call oneDNN or cuDNN.  Of several equal maxima in a window the first in C order gets the
-gradient, and NaN counts as the maximum.
+The Ops in this module define the computation and run in plain NumPy; rewrites replace them with Ops
+that call oneDNN or cuDNN.  If a window has several equal maxima, the first one in C order receives
+the gradient.  NaN counts as the maximum.
 """
 
 from __future__ import annotations
@@ -54,39 +54,39 @@ __all__ = [
 
 
 class PoolBase(Op):
-    """What the Ops of pooling share: operands, shapes, checks.
+    """Base class of the pooling Ops.
 
-    Each takes its data operands and then `ws`, `stride` and `pad`, int64 vectors with an
-    entry for each spatial axis: the windows' size, the distance between them, and the zero
+    Each Op takes its data operands, followed by `ws`, `stride` and `pad`. These are int64 vectors
+    with one entry per spatial axis: the window size, the distance between windows, and the zero
     padding on both sides of the image.
 
     Parameters
     ----------
     ndim : {1, 2, 3}
-        The number of spatial axes.
+        Number of spatial axes.
     ignore_border : bool
-        Whether windows that reach over the end of the padded image are left out.  If not,
-        what lies inside the image is used of them, and padding is not possible.
+        Whether to ignore windows that extend past the end of the padded image.  If not, only the
+        part inside the image is used, and padding is not supported.
 
     Raises
     ------
     DnnValueError
-        If `ndim` is another number.
+        If `ndim` is invalid.
     """
 
     __props__: tuple[str, ...] = ("ndim", "ignore_border")
     # The size of the output depends on the values of ws, stride and pad.
     _output_type_depends_on_input_value = True
 
-    #: The data operands; those in `pooled` have the shape of the pooling's output.
+    #: Names of the data operands; those in `pooled` have the shape of the pooling output.
     operands: tuple[str, ...]
     pooled: tuple[str, ...] = ("maxout", "gz")
-    #: Whether the result has the shape of the pooling's output, or that of the image.
+    #: Whether the result has the shape of the pooling output, rather than that of the image.
     pooled_result: bool
-    #: The data operands that the result depends on in a differentiable way.
+    #: Data operands with respect to which the result is differentiable.
     connected: tuple[str, ...]
 
-    # Of a subclass: the Op itself in NumPy, given the windows and the data operands.
+    # Defined by subclasses: computes the result in NumPy from the windows and the data operands.
     _compute: Callable[..., np.ndarray]
 
     def __init__(self, ndim: int, ignore_border: bool):
@@ -100,7 +100,7 @@ class PoolBase(Op):
 
     @property
     def where(self) -> str:
-        """The name that messages give: ``Pool2d`` for `Pool` of two spatial axes."""
+        """Name used in error messages, such as ``Pool2d`` for `Pool` with two spatial axes."""
         return f"{type(self).__name__}{self.ndim}d"
 
     def make_node(self, *inputs: Any) -> Apply:
@@ -129,23 +129,24 @@ class PoolBase(Op):
         stride: Sequence[Any],
         pad: Sequence[Any],
     ) -> tuple[Shape, Shape]:
-        """Check as much of the shapes and parameters as is known.
+        """Check the shapes and parameters as far as they are known.
 
         Parameters
         ----------
         data : sequence of shapes
-            Those of the data operands, in order.
+            Shapes of the data operands, in order.
         ws, stride, pad : sequence of int or None
-            For each spatial axis.
+            Window size, stride and padding of each spatial axis.
 
         Returns
         -------
         img_shape, out_shape : tuple of int or None
+            Shapes of the image and of the pooling output.
 
         Raises
         ------
         DnnValueError
-            If they don't fit together.
+            If the shapes and parameters are inconsistent or out of bounds.
         """
         shapes = dict(zip(self.operands, data, strict=True))
         img = merge_shapes(self.where, **{n: s for n, s in shapes.items() if n not in self.pooled})
@@ -165,7 +166,7 @@ class PoolBase(Op):
         for axis, (size, w, p) in enumerate(zip(img[2:], ws, pad, strict=True)):
             if None not in (w, p) and p >= w:
                 fail(
-                    "pad must be smaller than ws, or a window can lie wholly in the padding "
+                    "pad must be smaller than ws, so that no window lies entirely in the padding "
                     f"(spatial axis {axis})"
                 )
             if size == 0:
@@ -185,7 +186,8 @@ class PoolBase(Op):
         return [[name in self.connected] for name in (*self.operands, "ws", "stride", "pad")]
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
-        # Linear in the last data operand, piecewise constant in the others that are connected.
+        # The Op is linear in the last data operand and piecewise constant in the other connected
+        # operands.
         last = len(self.operands) - 1
         if not isinstance(tangents[last].type, DisconnectedType):
             return [self(*inputs[:last], tangents[last], *inputs[last + 1 :])]
@@ -206,25 +208,25 @@ class PoolBase(Op):
 
 
 class ModePoolBase(PoolBase):
-    """A `PoolBase` of several modes.
+    """Base class of the pooling Ops that have a mode.
 
     Parameters
     ----------
     ndim : {1, 2, 3}
-        The number of spatial axes.
+        Number of spatial axes.
     mode : str
-        One of `modes`.
+        Pooling mode, one of `modes`.
     ignore_border : bool
-        As for `PoolBase`.
+        See `PoolBase`.
 
     Raises
     ------
     DnnValueError
-        If `ndim` or `mode` is another one.
+        If `ndim` or `mode` is invalid.
     """
 
     __props__ = ("ndim", "mode", "ignore_border")
-    #: The modes that there are.
+    #: Supported modes.
     modes: tuple[str, ...] = (*POOL_MODES, MAX_DETERMINISTIC)
 
     def __init__(self, ndim: int, mode: str, ignore_border: bool):
@@ -233,20 +235,20 @@ class ModePoolBase(PoolBase):
 
     @property
     def computes(self) -> str:
-        """What is taken of each window, one of `POOL_MODES`."""
+        """The reduction applied to each window, one of `POOL_MODES`."""
         return "max" if self.mode == MAX_DETERMINISTIC else self.mode
 
 
 class Pool(ModePoolBase):
     """Pooling: ``Pool(ndim, mode, ignore_border)(x, ws, stride, pad)``.
 
-    `x` is (batch, channels, spatial...), of a floating-point dtype.  Of each window, the
-    output has the maximum, the sum, or the sum divided by the window's number of elements
-    ('average_inc_pad') or by the number of those inside the image ('average_exc_pad').
-    Without `ignore_border` there is no padding, and the two averages are the same.
+    `x` is a floating-point tensor of shape (batch, channels, spatial...).  For each window, the
+    output is the maximum, the sum, or the sum divided by the number of elements of the window
+    ('average_inc_pad') or by the number of elements inside the image ('average_exc_pad').
+    Without `ignore_border`, padding is not supported and the two averages are the same.
 
-    'max_deterministic' is 'max' whose gradient is the same bits in every run, on a GPU too. On the
-    CPU it always is.
+    'max_deterministic' is 'max' with a gradient that is bitwise reproducible, on a GPU too. On the
+    CPU, the gradient of 'max' always is.
     """
 
     operands = ("x",)
@@ -278,18 +280,18 @@ class Pool(ModePoolBase):
 
 
 class MaxPoolGradBase(PoolBase):
-    """A `PoolBase` of the derivatives of max pooling.
+    """Base class of the derivatives of max pooling.
 
     Parameters
     ----------
     ndim, ignore_border
-        As for `PoolBase`.
+        See `PoolBase`.
     deterministic : bool
-        Whether gradients are to be the same bits in every run, on a GPU too.
+        Whether gradients must be bitwise reproducible, on a GPU too.
     """
 
     __props__ = ("ndim", "ignore_border", "deterministic")
-    #: The Op that the pullback by the last data operand applies.
+    #: The Op that gives the pullback with respect to the last data operand.
     transposed: type[MaxPoolGradBase]
 
     def __init__(self, ndim: int, ignore_border: bool, deterministic: bool = False):
@@ -308,10 +310,10 @@ class MaxPoolGradBase(PoolBase):
 
 
 class MaxPoolGrad(MaxPoolGradBase):
-    """The gradient of max pooling: ``MaxPoolGrad(...)(x, maxout, gz, ws, stride, pad)``.
+    """Gradient of max pooling: ``MaxPoolGrad(...)(x, maxout, gz, ws, stride, pad)``.
 
-    `maxout` is the pooling's output and `gz` the gradient by it.  The derivatives by `x` are
-    zero, and `maxout` is no variable of its own but what it has to be for that `x`.
+    `maxout` is the pooling output and `gz` the gradient with respect to it.  The derivative with
+    respect to `x` is zero, and `maxout` is disconnected because `x` determines it.
     """
 
     operands = ("x", "maxout", "gz")
@@ -328,9 +330,10 @@ class MaxPoolGrad(MaxPoolGradBase):
 
 
 class AveragePoolGrad(ModePoolBase):
-    """The gradient of sum and average pooling: ``AveragePoolGrad(...)(x, gz, ws, stride, pad)``.
+    """Gradient of sum and average pooling: ``AveragePoolGrad(...)(x, gz, ws, stride, pad)``.
 
-    Only the shape of `x` matters, the pooling's input; `gz` is the gradient by the output.
+    `x` is the pooling input, of which only the shape is used; `gz` is the gradient with respect to
+    the output.
     """
 
     modes = tuple(mode for mode in POOL_MODES if mode != "max")
@@ -351,10 +354,10 @@ class AveragePoolGrad(ModePoolBase):
 
 
 class MaxPoolGradGrad(MaxPoolGradBase):
-    """The gradient of max pooling's gradient, which is also max pooling's pushforward.
+    """Gradient of the max pooling gradient, which is also the pushforward of max pooling.
 
-    ``MaxPoolGradGrad(...)(x, maxout, ggx, ws, stride, pad)``: of each window, the element of
-    `ggx` (of the shape of `x`) where `x` has its first maximum.
+    ``MaxPoolGradGrad(...)(x, maxout, ggx, ws, stride, pad)`` returns, for each window, the element
+    of `ggx` at the first maximum of `x`. `ggx` has the shape of `x`.
     """
 
     operands = ("x", "maxout", "ggx")

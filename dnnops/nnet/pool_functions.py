@@ -1,4 +1,4 @@
-"""The functions of pooling: arguments under all their names, input of any rank and dtype."""
+"""Pooling functions for inputs of any rank and dtype, which also accept Theano's old names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["pool_2d", "pool_3d"]
 
 
 def _ignores_border(where: str, value: Any) -> bool:
-    # Callers of other libraries give the stride in this place, by position.
+    # Callers used to other libraries pass the stride as the third positional argument.
     if value is None:
         return False
     try:
@@ -39,14 +39,14 @@ def pool_nd(
     stride: Any,
     pad: Any,
 ) -> TensorVariable:
-    """Pool over windows of the last `ndim` axes, for the function `where`; None is the default."""
+    """Pool over windows of the last `ndim` axes for the function `where`; None means default."""
     mode = one_of(where, "mode", mode, (*Pool.modes, "average"))
     op: Any = Pool(
         ndim,
         "average_inc_pad" if mode == "average" else mode,
         _ignores_border(where, ignore_border),
     )
-    kept = as_tensor(f"{where}: input must be a tensor, or numbers that make one", input)
+    kept = as_tensor(f"{where}: input must be a tensor or array-like", input)
     x = as_floating(where, "input", kept)
     lead = x.type.ndim - ndim
     if lead < 0:
@@ -54,7 +54,7 @@ def pool_nd(
             f"{where}: input must have at least {ndim} dimensions, got {x.type.ndim}"
         )
     if ws is None:
-        raise DnnValueError(f"{where}: ws, the size of the windows, must be given")
+        raise DnnValueError(f"{where}: ws, the window size, must be given")
 
     def vector(name: str, value: Any) -> TensorVariable:
         entries = (value,) * ndim if is_int(value) or _is_scalar(value) else value
@@ -66,20 +66,20 @@ def pool_nd(
     out = over_leading_axes(op, [x], [size, step, pad])
     if kept.type.dtype == x.type.dtype:
         return out
-    # By way of int64: sums that are too large wrap around, averages are rounded toward zero.
+    # Cast through int64, so that sums that are too large wrap around. Averages round toward zero.
     return pt.cast(pt.cast(out, "int64"), kept.type.dtype)
 
 
 def over_leading_axes(op: Any, data: Sequence[Any], vectors: Sequence[Any]) -> TensorVariable:
-    """Apply an Op of pooling to arrays with more or fewer than two axes before the spatial ones.
+    """Apply a pooling Op to tensors with any number of axes before the spatial ones.
 
     Parameters
     ----------
     op : PoolBase
     data : sequence of TensorVariable
-        Its data operands, which have the same leading axes.
+        Data operands of `op`, which must have the same leading axes.
     vectors : sequence
-        The windows' size, stride and padding.
+        Window size, stride and padding.
     """
     x = data[0]
     lead = x.type.ndim - op.ndim
@@ -89,7 +89,7 @@ def over_leading_axes(op: Any, data: Sequence[Any], vectors: Sequence[Any]) -> T
         missing = tuple(range(2 - lead))
         out = op(*(pt.expand_dims(operand, missing) for operand in data), *vectors)
         return out.squeeze(missing)
-    # The last leading axis is taken as the channels, all before it as the batch.
+    # Use the last leading axis as the channels and merge those before it into the batch.
     sizes = _sizes(x)[:lead]
     batch = sizes[0]
     for size in sizes[1 : lead - 1]:
@@ -106,10 +106,10 @@ def _sizes(x: Any) -> list[Any]:
 def _renamed(
     where: str, name: str, value: Any, old: str, old_value: Any, default: tuple[Any, ...] = ()
 ) -> Any:
-    """Take an argument by the name that Theano had for it before, if it was given by that one."""
+    """Return the value given under Theano's old name for an argument, if any, else `value`."""
     if old_value is None:
         return value
-    # As in Theano, padding that is none may be given beside.
+    # As in Theano, zero padding may be given under the new name in addition.
     is_default = value is None or (isinstance(value, (int, tuple)) and value in default)
     if not is_default:
         raise DnnValueError(f"{where}: {old} is an old name of {name}; give only {name}")
@@ -123,7 +123,7 @@ def _is_scalar(value: Any) -> bool:
 def _windows(
     where: str, ws: Any, stride: Any, pad: Any, ds: Any, st: Any, padding: Any
 ) -> tuple[Any, Any, Any]:
-    """The windows' size, stride and padding, each under one of its names."""
+    """Return the window size, stride and padding, each given under one of its names."""
     return (
         _renamed(where, "ws", ws, "ds", ds),
         _renamed(where, "stride", stride, "st", st),
@@ -147,41 +147,41 @@ def pool_2d(
     Parameters
     ----------
     input : tensor_like, (..., rows, columns)
-        Of two or more dimensions; pooling is along the last two. Integers are pooled as float32 or
-        float64 numbers and keep their dtype, in which large sums wrap around and averages are
-        rounded toward zero; of 64 bits, those beyond ``2**53`` are rounded.
+        Input with two or more dimensions; the last two are pooled. Integers are pooled as float32
+        or float64 numbers and then cast back to their dtype: large sums wrap around, averages are
+        rounded toward zero, and 64-bit integers beyond ``2**53`` are rounded.
     ws : int, sequence of 2 ints, or int vector
-        The windows' size. Like `stride` and `pad` it may be symbolic, an int scalar too, with
-        other values in each call.
+        Window size. Like `stride` and `pad`, it may be symbolic, including an int scalar, and may
+        differ from call to call.
     ignore_border : bool, optional
-        Whether windows that reach over the end are left out.  If not (None is False too),
-        they have fewer elements, and `pad` must be 0.
+        Whether to ignore windows that extend past the end.  If false or None, these windows have
+        fewer elements, and `pad` must be 0.
     stride : int, sequence of 2 ints, or int vector, optional
-        The distance between windows; `ws` if not given: windows that don't overlap.
+        Distance between windows. The default is `ws`, so that windows don't overlap.
     pad : int, sequence of 2 ints, or int vector
-        The padding on both sides of rows and columns, less than `ws`.  It never is a maximum,
-        and adds nothing to a sum.
+        Padding on both sides of rows and columns, smaller than `ws`.  It is never the maximum and
+        adds nothing to a sum.
     mode : {'max', 'max_deterministic', 'sum', 'average_inc_pad', 'average_exc_pad', 'average'}
-        What is taken of each window; an average counts the padding, or does not. With
-        'max_deterministic' gradients are the same bits in every run on a GPU, too. 'average' is
-        another name of 'average_inc_pad'.
+        Reduction applied to each window. 'average_inc_pad' counts the padding and 'average_exc_pad'
+        does not. With 'max_deterministic', gradients are bitwise reproducible on a GPU, too.
+        'average' is an alias of 'average_inc_pad'.
     ds, st, padding : optional
         Theano's old names of `ws`, `stride` and `pad`.
 
     Returns
     -------
     TensorVariable, (..., windows over the rows, windows over the columns)
-        With `ignore_border` there are ``(size + 2 * pad - ws) // stride + 1`` windows.  Without,
-        as many as start in the image, but if they overlap only as many as cover it.  No window is
-        larger than the padded image: with `ignore_border` such a one leaves an empty result.
+        With `ignore_border`, an axis has ``(size + 2 * pad - ws) // stride + 1`` windows, or none
+        if the window is larger than the padded image.  Otherwise, it has as many windows as start
+        inside the image or, if windows overlap, as many as are needed to cover it.
 
     Raises
     ------
     DnnTypeError
-        If the dtype, rank or type of a parameter is invalid.
+        If the dtype, rank or type of an argument is invalid.
     DnnValueError
-        If a parameter is out of bounds, or given under both of its names; at the call, if only
-        that tells.
+        If an argument is out of bounds, or given under both of its names. Symbolic values are
+        checked when the compiled function is called.
     """
     windows = _windows("pool_2d", ws, stride, pad, ds, st, padding)
     return pool_nd("pool_2d", 2, input, mode, ignore_border, *windows)
@@ -200,7 +200,7 @@ def pool_3d(
 ) -> TensorVariable:
     """Pool over windows of the last three axes.
 
-    As `pool_2d`, with parameters of 3 entries and an input of three or more dimensions.
+    See `pool_2d`. Here, the parameters have 3 entries and the input has three or more dimensions.
     """
     windows = _windows("pool_3d", ws, stride, pad, ds, st, padding)
     return pool_nd("pool_3d", 3, input, mode, ignore_border, *windows)

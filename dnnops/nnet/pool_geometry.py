@@ -1,4 +1,4 @@
-"""Sizes of pooling windows: which there are, where they lie, what they hold."""
+"""Geometry of pooling windows: their number, positions and elements."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pytensor.raise_op import CheckAndRaise
 from dnnops.errors import DnnValueError
 from dnnops.nnet._validate import sizes_argument, switch
 
-#: The largest window, stride and padding: a pass over a window goes over its padding, too, and
-#: libraries count in 32 bits.
+#: Maximum window size, stride and padding. Loops over a window include its padding, and the
+#: libraries use 32-bit counters.
 MAX_WINDOW = 2**26
 
-#: What a pooling computes of each window.
+#: Reductions that pooling can apply to a window.
 POOL_MODES = ("max", "sum", "average_inc_pad", "average_exc_pad")
 
-#: The mode of maxima whose gradient is to be the same bits in every run.
+#: Max pooling mode with a bitwise reproducible gradient.
 MAX_DETERMINISTIC = "max_deterministic"
 
-# Without names and values, which a graph doesn't have, so that one C module does for all.
+# The message has no names or values, so that all graphs share one C module.
 _CHECK_WINDOWS = CheckAndRaise(
     DnnValueError,
     "pooling: windows don't fit their image. On each spatial axis ws and stride must be positive, "
@@ -38,32 +38,32 @@ def pool_output_shape(
     pad: Sequence[Any],
     ignore_border: bool,
 ) -> tuple[Any, ...]:
-    """Return the shape of a pooling's output.
+    """Return the shape of a pooling output.
 
     Parameters
     ----------
     img_shape : sequence of int, symbolic int or None
-        (batch, channels, spatial...).
+        Image shape, (batch, channels, spatial...).
     ws, stride, pad : sequence of int, symbolic int or None
-        For each spatial axis.
+        Window size, stride and padding of each spatial axis.
     ignore_border : bool
-        Whether windows that reach over the end of the (padded) image are left out.
+        Whether to ignore windows that extend past the end of the padded image.
 
     Returns
     -------
     tuple
-        (batch, channels, spatial...): ints where everything that matters is an int, None
-        where something is None.
+        Output shape, (batch, channels, spatial...). An entry is an int if all the sizes it depends
+        on are ints, and None if one of them is None.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If an argument is of another kind, has another number of entries, or is out of bounds.
+        If an argument has an invalid type or number of entries, or is out of bounds.
     """
     where = "pool_output_shape"
     img = sizes_argument(where, "img_shape", img_shape, (3, 4, 5))
     ndim = len(img) - 2
-    beside = f", beside an img_shape of {ndim + 2} entries,"
+    beside = f", for an img_shape of {ndim + 2} entries,"
 
     def sizes(name: str, value: Any, minimum: int) -> tuple[Any, ...]:
         return sizes_argument(where, f"{name}{beside}", value, (ndim,), minimum)
@@ -81,7 +81,7 @@ def windows_shape(
     pad: Sequence[Any],
     ignore_border: bool,
 ) -> tuple[Any, ...]:
-    """As `pool_output_shape`, of arguments that are canonical."""
+    """Compute `pool_output_shape` from arguments that have already been checked."""
     spatial = tuple(
         None if None in map(_none_or_zero, axis) else _axis_windows(*axis, ignore_border)
         for axis in zip(img_shape[2:], ws, stride, pad, strict=True)
@@ -98,8 +98,8 @@ def checked_output_shape(
 ) -> tuple[Any, ...]:
     """Return `windows_shape` as a graph that raises if symbolic windows turn out not to fit.
 
-    Who asks for nothing but the shape has no Op that would check them: it could be negative, or
-    divide by zero.
+    A graph that uses only the shape contains no pooling Op to check the windows, so that the shape
+    could be negative or divide by zero.
     """
     checked = [
         step if all(map(_is_size, (w, step, p))) else _checked(w, step, p, ignore_border)
@@ -120,17 +120,17 @@ def _is_size(value: Any) -> bool:
 
 
 def _none_or_zero(value: Any) -> int | None:
-    # `None in (...)` would compare symbolic values, which is no question.
+    # `None in (...)` would compare symbolic values with None, which is not a bool.
     return None if value is None else 0
 
 
 def _axis_windows(size: Any, ws: Any, stride: Any, pad: Any, ignore_border: bool) -> Any:
     if ignore_border:
         windows = (size + 2 * pad - ws) // stride + 1
-        # None fits in a smaller image.
+        # No window fits in a smaller image.
         return max(windows, 0) if _is_size(windows) else pt.maximum(windows, 0)
-    # As many windows as start inside the image; of overlapping ones, only as many as are
-    # needed to cover it.
+    # Count the windows that start inside the image or, if windows overlap, those needed to cover
+    # it.
     starting = (size - 1) // stride + 1
     covering = (size - 1 - ws) // stride + 2
     if all(map(_is_size, (size, ws, stride))):
@@ -139,14 +139,14 @@ def _axis_windows(size: Any, ws: Any, stride: Any, pad: Any, ignore_border: bool
 
 
 class Windows:
-    """The windows of one pooling of NumPy arrays.
+    """Windows of a pooling over NumPy arrays.
 
     Parameters
     ----------
     img_shape, out_shape : sequence of int
-        (batch, channels, spatial...) of the image and of the pooled image.
+        Shapes of the image and of the pooled image, (batch, channels, spatial...).
     ws, stride, pad : sequence of int
-        For each spatial axis.
+        Window size, stride and padding of each spatial axis.
     """
 
     def __init__(
@@ -162,12 +162,12 @@ class Windows:
         self.ws = tuple(ws)
         self.stride = tuple(stride)
         axes = list(zip(img_shape[2:], out_shape[2:], ws, stride, pad, strict=True))
-        # Long enough for the image and for every window, be it the larger at either end.
+        # The extent must contain both the padded image and every window.
         self._extent = tuple(max((o - 1) * s + w, n + p, w) for n, o, w, s, p in axes)
         self._inside: Any = (..., *(slice(p, p + n) for n, _, _, _, p in axes))
 
     def of(self, array: np.ndarray, fill: float) -> np.ndarray:
-        """Return a view (..., windows..., elements of a window) of an array of images."""
+        """Return the windows of images as an array (..., windows..., elements of a window)."""
         ndim = len(self.ws)
         lead = array.shape[: array.ndim - ndim]
         extended = np.full((*lead, *self._extent), fill, dtype=array.dtype)
@@ -181,29 +181,29 @@ class Windows:
         return windows.reshape(*windows.shape[:-ndim], int(np.prod(self.ws)))
 
     def inside(self) -> np.ndarray:
-        """Return a bool array (windows..., elements of a window): what lies in the image."""
+        """Return a bool array (windows..., elements) that marks elements inside the image."""
         return self.of(np.ones(self.img_shape[2:], dtype=bool), fill=False)
 
     def first_maximum(self, x: np.ndarray) -> np.ndarray:
-        """Return each window's index of its first maximum; NaN counts as the maximum."""
+        """Return the index of the first maximum of each window; NaN counts as the maximum."""
         windows = self.of(x, fill=-np.inf)
         is_maximum = (windows == windows.max(axis=-1, keepdims=True)) | np.isnan(windows)
-        # Of a window of -inf, the padding is not the maximum.
+        # In a window of -inf, the padding must not be taken as the maximum.
         return (is_maximum & self.inside()).argmax(axis=-1)
 
     def divisor(self, mode: str, ignore_border: bool) -> np.ndarray:
-        """Return what the sum over each window is divided by."""
+        """Return the number by which the sum over each window is divided."""
         if mode == "sum":
             return np.ones(self.out_shape[2:], dtype="int64")
         if mode == "average_inc_pad" and ignore_border:
             return np.full(self.out_shape[2:], np.prod(self.ws))
-        # Without padding, the part of a window that is beyond the end is not counted.
+        # Without padding, elements past the end of the image are not counted.
         return self.inside().sum(axis=-1)
 
     def scatter(self, parts: Iterable[np.ndarray], dtype: np.dtype) -> np.ndarray:
-        """Add up, for each pixel, what the windows over it give to it.
+        """Sum the contributions to each pixel of all windows that contain it.
 
-        `parts` has, for each element of a window in C order, an array of the pooled shape.
+        `parts` yields one array of the pooled shape for each element of a window, in C order.
         """
         total = np.zeros((*self.img_shape[:2], *self._extent), dtype=dtype)
         for offset, part in zip(np.ndindex(*self.ws), parts, strict=True):

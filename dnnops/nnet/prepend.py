@@ -1,4 +1,4 @@
-"""Matrices with one more column in front."""
+"""Functions that prepend a column to a matrix."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ __all__ = ["prepend_0_to_each_row", "prepend_1_to_each_row", "prepend_scalar_to_
 
 
 def prepend_scalar_to_each_row(val: Any, mat: Any) -> TensorVariable:
-    """Put a column in front of a matrix, each entry of which is the same.
+    """Prepend a column to a matrix, with a scalar in every row.
 
     Parameters
     ----------
     val : number or scalar variable
-        It is cast to the dtype of `mat`.
+        Value of the new column, which is cast to the dtype of `mat`.
     mat : tensor_like, (rows, columns)
+        Matrix to extend.
 
     Returns
     -------
@@ -29,7 +30,7 @@ def prepend_scalar_to_each_row(val: Any, mat: Any) -> TensorVariable:
     Raises
     ------
     DnnTypeError
-        If `val` is no scalar, or `mat` no matrix.
+        If `val` is not a scalar or `mat` is not a matrix.
     """
     where = "prepend_scalar_to_each_row"
     matrix = as_tensor(f"{where}: mat must be a matrix", mat)
@@ -43,10 +44,10 @@ def prepend_scalar_to_each_row(val: Any, mat: Any) -> TensorVariable:
 
 
 def prepend_0_to_each_row(mat: Any) -> TensorVariable:
-    """Put a column of zeros in front of a matrix; see `prepend_scalar_to_each_row`."""
+    """Prepend a column of zeros to a matrix; see `prepend_scalar_to_each_row`."""
     return prepend_scalar_to_each_row(0, mat)
 
 
 def prepend_1_to_each_row(mat: Any) -> TensorVariable:
-    """Put a column of ones in front of a matrix; see `prepend_scalar_to_each_row`."""
+    """Prepend a column of ones to a matrix; see `prepend_scalar_to_each_row`."""
     return prepend_scalar_to_each_row(1, mat)

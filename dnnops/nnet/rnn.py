@@ -1,4 +1,4 @@
-"""Recurrent networks of several layers: LSTM, GRU, and with tanh or relu alone."""
+"""Multi-layer recurrent networks with LSTM, GRU, tanh or ReLU cells."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = ["RNNBlock"]
 
 _WHERE = "RNNBlock"
 
-# Without numbers, so that one C module does for all.
+# The message has no numbers, so that all graphs share one C module.
 _CHECK_LENGTH = CheckAndRaise(
     DnnValueError,
-    f"{_WHERE}: split_params: w has another number of elements than get_param_size gives",
+    f"{_WHERE}: split_params: w must have as many elements as get_param_size returns",
 )
 
 
 def _choose(name: str, value: Any, first: str, second: str) -> bool:
-    """Return whether an argument is the second of two words."""
+    """Check that an argument is one of two words; return whether it is the second."""
     if not isinstance(value, str):
         raise DnnTypeError(f"{_WHERE}: {name} must be '{first}' or '{second}', got {shown(value)}")
     if value not in (first, second):
@@ -41,70 +41,71 @@ def _choose(name: str, value: Any, first: str, second: str) -> bool:
 
 
 class RNNBlock:
-    """A recurrent network whose parameters are one vector.
+    """A recurrent network with all its parameters in one vector.
 
-    With `W` and `R` for the matrices of the input and of the recurrence, `b` and `d` for their
-    biases, a step gives
+    Let `W` and `R` be the input and recurrent matrices, and `b` and `d` their biases. A step
+    computes
 
     * ``rnn_relu``, ``rnn_tanh``: ``h = act(W x + b + R h + d)``
     * ``lstm``: the gates ``i``, ``f`` and ``o`` are ``sigmoid(W x + b + R h + d)`` and
-      ``g = tanh(W x + b + R h + d)``, each with parameters of its own; then
-      ``c = f * c + i * g`` and ``h = o * tanh(c)``
+      ``g = tanh(W x + b + R h + d)``, each with its own parameters; then ``c = f * c + i * g`` and
+      ``h = o * tanh(c)``
     * ``gru``: the gates ``r`` and ``i`` are ``sigmoid(W x + b + R h + d)`` and
       ``n = tanh(W x + b + r * (R h + d))``; then ``h = (1 - i) * n + i * h``
 
     Parameters
     ----------
     dtype : {'float16', 'float32', 'float64'}
-        Of the parameters, the data and the states.
+        Dtype of the parameters, the data and the states.
     hidden_size : int
-        The units of a layer, in each direction.
+        Number of units of a layer in each direction.
     num_layers : int
-        The layers; each has the output of the one before as its input.
+        Number of layers. The output of each layer is the input of the next.
     rnn_mode : {'rnn_relu', 'rnn_tanh', 'lstm', 'gru'}
-        The kind of cells.
+        Type of the cells.
     input_mode : {'linear', 'skip'}
-        'skip': the input is added to each gate of the first layer without a matrix, so that its
-        size is `hidden_size`.
+        Treatment of the input. With 'skip', the input is added to each gate of the first layer
+        without a matrix, so that its size must be `hidden_size`.
     direction_mode : {'unidirectional', 'bidirectional'}
-        'bidirectional': each layer goes over the sequences in both directions, and its output is
-        both ones side by side.
+        Direction of the layers. With 'bidirectional', each layer processes the sequences in both
+        directions, and its output is the concatenation of both results.
     context_name : optional
-        Taken for Theano's sake; not used.
+        Accepted for compatibility with Theano and ignored.
     proj_size : int, optional
-        For an LSTM: the size to which the output of each cell is projected by a further matrix.
+        Size to which a further matrix projects the output of each cell; only for an LSTM.
     dropout : float, optional
-        The probability with which an output of a layer that is another layer's input is set to
-        zero; the others are divided by ``1 - dropout``.
+        Probability with which dropout sets an input of the second or a later layer to zero. The
+        other inputs are divided by ``1 - dropout``.
     dropout_seed : int, optional
-        What is dropped follows from it. See :meth:`apply`.
+        Seed that determines which elements are dropped. See :meth:`apply`.
     batch_first : bool, optional
-        Whether input and output are (batch, steps, size), instead of (steps, batch, size). States
-        are the same.
+        Whether input and output have the shape (batch, steps, size) instead of
+        (steps, batch, size). The shape of the states is not affected.
     algo : {'auto', 'standard', 'persist_static', 'persist_dynamic', 'persist_static_small_h'}
-        What cuDNN computes the network with; the CPU has one way. 'standard' is a series of matrix
-        products and takes every network. The others keep the recurrent matrices on the chip from
-        step to step: they take no lengths that differ, no projection, no float64, and each only
-        some sizes; what cuDNN does not take, is an error at the call. 'auto' is never one: it times
-        them at a shape's first call and takes the fastest, unless it needs much more memory for
-        little. For gradients in float32 it is 'standard', as the others are less exact.
+        cuDNN algorithm; the CPU has only one. 'standard' is a series of matrix products and
+        supports every network. The others keep the recurrent matrices on the chip between steps.
+        They don't support sequences of different lengths, projections or float64, and each supports
+        only some sizes; unsupported cases raise when the compiled function is called. 'auto' times
+        the algorithms at the first call with each shape and selects the fastest, unless it needs
+        much more memory for a small gain. For float32 gradients, 'auto' uses 'standard', because
+        the other algorithms are less accurate.
 
     Raises
     ------
     DnnTypeError
-        If an argument is of another type.
+        If an argument has the wrong type.
     DnnValueError
-        If a word is unknown or a number out of range.
+        If a string argument is unknown or a number is out of range.
     DnnNotSupportedError
-        If `proj_size` is given for other cells than an LSTM's, or with the input mode 'skip'.
+        If `proj_size` is given for cells other than LSTM, or with the input mode 'skip'.
 
     Notes
     -----
-    The vector of parameters has cuDNN's order, which is also that of PyTorch's cells: see
-    :meth:`split_params`. The same vector serves on the CPU and on a GPU.
+    The parameter vector follows cuDNN's order, and the gates have the order of PyTorch's cells: see
+    :meth:`split_params`. The same vector can be used on the CPU and on a GPU.
     """
 
-    #: The dtypes that a block may have, and the Op that it makes.
+    #: The dtypes that a block supports, and the forward Op that it uses.
     dtypes: ClassVar[tuple[str, ...]] = FLOAT_DTYPES
     _forward: ClassVar[type[RNNForward]] = RNNForward
 
@@ -125,7 +126,7 @@ class RNNBlock:
         algo: str = "auto",
     ):
         try:
-            if dtype is None:  # NumPy takes it for float64
+            if dtype is None:  # NumPy interprets None as float64.
                 raise TypeError("None is no dtype")
             self.dtype = self._dtype_name(dtype)
         except TypeError as error:
@@ -156,11 +157,11 @@ class RNNBlock:
         self.dropout_seed = int(dropout_seed)
         self.batch_first = switch(_WHERE, "batch_first", batch_first)
         self.algo = check_algo(_WHERE, algo)
-        #: The shared variables that :meth:`apply` made to count the calls of a function.
+        #: Shared variables made by :meth:`apply` to count the calls of a compiled function.
         self.dropout_states: list[SharedVariable] = []
 
     def _dtype_name(self, dtype: Any) -> str:
-        """The name of a dtype; TypeError if it is none."""
+        """Return the name of a dtype; raise TypeError if `dtype` is not one."""
         return np.dtype(dtype).name
 
     def _input_size(self, input_size: Any) -> int:
@@ -189,8 +190,8 @@ class RNNBlock:
         Parameters
         ----------
         input_size : int or (int, int)
-            The last dimension of the input, or as in Theano batch and input; a shape of three
-            dimensions does as well. The batch has no influence.
+            Size of the last dimension of the input or, as in Theano, a (batch, input) shape. A
+            three-dimensional shape is also accepted. The batch size has no effect.
 
         Returns
         -------
@@ -199,41 +200,42 @@ class RNNBlock:
         Raises
         ------
         DnnTypeError, DnnValueError
-            If it is something else, or with the input mode 'skip' not `hidden_size`.
+            If `input_size` has the wrong type or is negative, or if it differs from `hidden_size`
+            with the input mode 'skip'.
         """
         return self.layout.param_size(self._input_size(input_size))
 
     def split_params(self, w: Any, layer: int, input_size: Any) -> list[Any]:
-        """Return the parameters of a layer: of each gate, a matrix and a bias.
+        """Return the parameters of a layer: a matrix and a bias for each gate.
 
         Parameters
         ----------
         w : shared variable, vector variable or array of one dimension
-            The parameters, of :meth:`get_param_size` elements.
+            Parameter vector with :meth:`get_param_size` elements.
         layer : int
-            Which layer. A bidirectional network has two *pseudo-layers* for each: 0 is the first
-            layer forward, 1 the first layer backward, and so on.
+            Index of the layer. A bidirectional network has two *pseudo-layers* per layer: 0 is the
+            first layer forward, 1 the first layer backward, and so on.
         input_size : int or (int, int)
-            As for :meth:`get_param_size`.
+            See :meth:`get_param_size`.
 
         Returns
         -------
         list
-            First for what comes from the input, then for the recurrence, of each gate the matrix,
-            (input, hidden) as one multiplies rows by it, and the bias, (hidden,). The gates of an
-            LSTM are i, f, c, o, those of a GRU r, i, h. After that the matrix of the projection,
-            if there is one, (hidden, output). Where the input skips its matrices, they are
-            (0, hidden).
+            For the input and then for the recurrence, a matrix of shape (input, hidden), by which
+            row vectors are multiplied, and a bias of shape (hidden,) for each gate. The gates of an
+            LSTM are i, f, c, o, and those of a GRU are r, i, h. If the network has a projection,
+            its matrix of shape (hidden, output) follows. If the input skips its matrices, they have
+            shape (0, hidden).
 
-            Of a shared variable and of an array these are views: what is written there is
-            written in `w`; those of a device take NumPy's arrays, too. Of a variable they are
+            For a shared variable or an array, the parts are views: writing to them changes `w`.
+            Views of device arrays also accept NumPy arrays. For a symbolic variable, the parts are
             variables.
 
         Raises
         ------
         DnnTypeError, DnnValueError
-            If `w` is something else or of another length, or there is no such layer. If only a
-            call tells the length of a variable, the call raises.
+            If `w` has the wrong type or length, or if `layer` does not exist. If the length of a
+            variable is not known statically, it is checked when the compiled function is called.
         """
         input_size = self._input_size(input_size)
         parts = self._pseudo_layers(layer, input_size)
@@ -260,7 +262,7 @@ class RNNBlock:
         ]
 
     def _writable(self, w: Any) -> Any:
-        """The parameters with parts that a user can write into."""
+        """Return `w` with slices that the user can write to."""
         if not hasattr(w, "__cuda_array_interface__"):
             return w
         from dnnops.gpuarray.writable import writable
@@ -268,24 +270,25 @@ class RNNBlock:
         return writable(w)
 
     def join_params(self, layers: Sequence[Sequence[Any]], input_size: Any) -> Any:
-        """Return the vector of parameters that :meth:`split_params` splits.
+        """Return the parameter vector that :meth:`split_params` splits.
 
         Parameters
         ----------
         layers : sequence of sequence
-            For each pseudo-layer what :meth:`split_params` gives: arrays or variables.
+            Parameters of each pseudo-layer, as returned by :meth:`split_params`: arrays or
+            variables.
         input_size : int or (int, int)
-            As for :meth:`get_param_size`.
+            See :meth:`get_param_size`.
 
         Returns
         -------
         ndarray or TensorVariable
-            An array if all parts are arrays.
+            Parameter vector, an array if all parts are arrays.
 
         Raises
         ------
         DnnTypeError, DnnValueError
-            If there are not as many, or one has another shape.
+            If the number of parts or the shape of a part is wrong.
         """
         size = self._input_size(input_size)
         parts = self._pseudo_layers(None, size)
@@ -327,7 +330,7 @@ class RNNBlock:
         return np.concatenate([flat for _, flat in pieces]).astype(self.dtype)
 
     def _pseudo_layers(self, layer: int | None, input_size: int) -> list[PseudoLayer]:
-        """All pseudo-layers, or one."""
+        """Return all pseudo-layers, or only the one with index `layer`."""
         parts = self.layout.pseudo_layers(input_size)
         if layer is None:
             return parts
@@ -355,59 +358,62 @@ class RNNBlock:
         Parameters
         ----------
         w : (parameters,) tensor_like
-            See :meth:`get_param_size`.
+            Parameter vector; see :meth:`get_param_size`.
         x : (steps, batch, input) tensor_like
-            The sequences; (batch, steps, input) with `batch_first`.
+            Sequences, with shape (batch, steps, input) if `batch_first` is true.
         hx : (layers, batch, hidden) tensor_like
-            The states before the first step, twice as many if bidirectional, in the order of
-            :meth:`split_params`. The last dimension is `proj_size` if there is a projection.
+            States before the first step, in the order of :meth:`split_params`. A bidirectional
+            network has two per layer. With a projection, the last dimension is `proj_size`.
         cx : (layers, batch, hidden) tensor_like, optional
-            The cells' states, for an LSTM.
+            Cell states, required for an LSTM.
         lengths : (batch,) int tensor_like, optional
-            How many steps each sequence has: at least 1, in any order. The output is zero after
-            them, the states are those after a sequence's last step, and backward a sequence
-            begins there. What `x` has after that is without influence.
+            Number of steps of each sequence, at least 1, in any order. The output after the last
+            step of a sequence is zero, the final states are those after its last step, and the
+            backward direction starts there. Later values of `x` have no effect.
         inference : bool, optional
-            Drop nothing, and keep nothing for a gradient: asked for one, the network would run a
-            second time. Without a gradient nothing is kept in any case once a graph has been
-            rewritten.
+            Whether to drop nothing and to keep no data for a gradient. If a gradient is requested
+            nevertheless, the network runs a second time. If the graph has no gradient, rewrites
+            drop this data in any case.
         seed : int or integer scalar variable, optional
-            What is dropped follows from it. If not given, a shared variable of its own, which
-            begins with `dropout_seed` and which each call of a function increases by one: the same
-            sequence of calls drops the same.
+            Seed that determines which elements are dropped. By default, a new shared variable is
+            used, which starts at `dropout_seed` and which each call of the compiled function
+            increments. The same sequence of calls then drops the same elements.
 
         Returns
         -------
         y : TensorVariable, (steps, batch, hidden) or (steps, batch, 2 * hidden)
-            The output of the last layer; as `x` with `batch_first`.
+            Output of the last layer; with `batch_first`, the batch is the first axis, as in `x`.
         hy : TensorVariable
-            The states after the last step, as `hx`.
+            States after the last step, with the shape of `hx`.
         cy : TensorVariable
-            For an LSTM, the cells' states after the last step, as `cx`.
+            Cell states of an LSTM after the last step, with the shape of `cx`.
 
         Raises
         ------
         DnnTypeError
-            If a rank or a dtype is another one, or `cx` is missing, or there should be none.
+            If a rank or dtype is invalid, or if `cx` is missing for an LSTM or given for other
+            cells.
         DnnValueError
-            If shapes don't belong together: now where they are known, else at the call, as for
-            lengths that are not between 1 and the number of steps.
+            If shapes don't match, or if lengths are not between 1 and the number of steps. Shapes
+            and values that are not known statically are checked when the compiled function is
+            called.
 
         Notes
         -----
-        There are gradients with respect to `w`, `x`, `hx` and `cx`, but no derivatives of these.
+        The network can be differentiated with respect to `w`, `x`, `hx` and `cx`. Second and
+        forward-mode derivatives are not supported with dropout between layers.
         """
         where = f"{_WHERE}.apply"
         if self.layout.has_cell and cx is None:
             raise DnnTypeError(f"{where}: rnn_mode lstm needs cx")
         if not self.layout.has_cell and cx is not None:
-            raise DnnTypeError(f"{where}: rnn_mode {self.rnn_mode} has no cx")
+            raise DnnTypeError(f"{where}: rnn_mode {self.rnn_mode} takes no cx")
         named = {"w": w, "x": x, "hx": hx, **({} if cx is None else {"cx": cx})}
         inputs = self._operands(where, named)
         for name, variable in zip(named, inputs, strict=True):
             if variable.type.dtype != self.dtype:
                 raise DnnTypeError(
-                    f"{where}: {name} has dtype {variable.type.dtype}, and the block "
+                    f"{where}: {name} has dtype {variable.type.dtype}, but the block has dtype "
                     f"{self.dtype} (cast it first)"
                 )
         if self.batch_first:
@@ -438,19 +444,19 @@ class RNNBlock:
         return [y, *states]
 
     def _operands(self, where: str, named: dict[str, Any]) -> list[Any]:
-        """Make variables of what :meth:`apply` got, of the right ranks."""
+        """Convert the arguments of :meth:`apply` to variables, checking their ranks."""
         return [float_tensor(where, n, value, RANKS.get(n, 3)) for n, value in named.items()]
 
     def _swapped(self, x: Any) -> Any:
-        """Exchange batch and steps."""
+        """Swap the batch and step axes."""
         return x.dimshuffle(1, 0, 2)
 
     def _new_state(self) -> SharedVariable:
-        """A shared variable that counts calls, far from those that were made before."""
+        """Make a shared variable that counts calls, starting far from earlier ones."""
         first = self.dropout_seed + (len(self.dropout_states) << 40)
         state = pytensor.shared(np.array(first, dtype="int64"), name="dropout_state")
         with warnings.catch_warnings():
-            # PyTensor warns of its use, but its own RandomStream has nothing else either.
+            # PyTensor deprecates default updates, but its RandomStream has no alternative either.
             warnings.simplefilter("ignore", DeprecationWarning)
             state.default_update = state + np.int64(1)
         self.dropout_states.append(state)

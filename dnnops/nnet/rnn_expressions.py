@@ -1,7 +1,7 @@
-"""Recurrent networks as expressions, which PyTensor can differentiate as often as one likes.
+"""Recurrent networks as expressions, which PyTensor can differentiate to any order.
 
-They are loops (``scan``) over the steps of each pseudo-layer: slower than a library, but made of
-what has derivatives of any order.
+They loop over the steps of each pseudo-layer with ``scan``. This is slower than a library, but
+every Op in the loop has derivatives.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _gates(values: Any, count: int, size: int) -> list[Any]:
 
 
 def _cell(layout: RNNLayout, pre: Any, rec: Any, h: Any, c: Any) -> tuple[Any, Any]:
-    """One step: the new output, and the new cell state of an LSTM."""
+    """Compute one step: the new output and, for an LSTM, the new cell state."""
     size = layout.hidden_size
     if layout.rnn_mode == "lstm":
         i, f, g, o = _gates(pre + rec, 4, size)
@@ -49,7 +49,7 @@ def _pseudo_layer(
     skips: bool,
     backward: bool,
 ) -> tuple[Any, list[Any]]:
-    """The outputs of all steps, zeros behind an end, and the states after the last one."""
+    """Return the outputs of all steps, zero past a sequence's end, and the final states."""
     matrices, recurrent, input_bias, recurrent_bias, projection = part.arrays(w)
     if skips:
         pre = pt.concatenate([below] * layout.gates, axis=-1) + input_bias
@@ -90,18 +90,18 @@ def _pseudo_layer(
 def rnn_expressions(
     layout: RNNLayout, w: Any, x: Any, hx: Any, cx: Any = None, lengths: Any = None
 ) -> list[Any]:
-    """Write a network without dropout.
+    """Build the expressions of a network without dropout.
 
     Parameters
     ----------
     layout : RNNLayout
     w, x, hx, cx, lengths : TensorVariable
-        As the operands of `RNNForward`.
+        Operands of `RNNForward`.
 
     Returns
     -------
     list of TensorVariable
-        `y`, `hy`, and of an LSTM `cy`, in the dtype in which sums are taken.
+        `y`, `hy` and, for an LSTM, `cy`, with the dtype of the accumulator.
     """
     dtype = accumulator_dtype(x.type.dtype).name
     w, x, *initial = (pt.cast(v, dtype) for v in (w, x, hx, cx) if v is not None)
@@ -109,7 +109,7 @@ def rnn_expressions(
     active = None
     if lengths is not None:
         active = (pt.arange(x.shape[0])[:, None] < lengths)[..., None]
-        # What is behind a sequence's end may be anything, NaN too.
+        # Values past the end of a sequence are arbitrary and may be NaN.
         x = pt.switch(active, x, 0)
     last: list[list[Any]] = []
     below = x
@@ -132,25 +132,25 @@ def rnn_expressions(
 def rnn_gradient_expressions(
     layout: RNNLayout, operands: dict[str, Any], cotangents: list[Any], wrt: tuple[str, ...]
 ) -> list[Any]:
-    """Write the gradients of a network without dropout.
+    """Build the gradients of a network without dropout.
 
     Parameters
     ----------
     layout : RNNLayout
     operands : dict
-        `w`, `x`, `hx` and, where there are, `cx` and `lengths`.
+        `w`, `x`, `hx` and, if used, `cx` and `lengths`.
     cotangents : list of TensorVariable
-        The gradients by the results, of all of them.
+        Gradients with respect to all results.
     wrt : tuple of str
-        The names of the operands by which the gradients are.
+        Names of the operands with respect to which to differentiate.
 
     Returns
     -------
     list of TensorVariable
-        In the dtypes of the operands.
+        Gradients, each with the dtype of its operand.
     """
-    # Copies: a state is a part of the output, and a gradient given for this would stand instead
-    # of what comes through the state.
+    # Copy the results: a state is part of the output, and a gradient given for the output would
+    # replace the gradient that flows through the state.
     results = [result.copy() for result in rnn_expressions(layout, **operands)]
     known = {r: pt.cast(g, r.type.dtype) for r, g in zip(results, cotangents, strict=True)}
     by = [operands[name] for name in wrt]

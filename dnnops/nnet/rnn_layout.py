@@ -1,10 +1,10 @@
-"""What a recurrent network consists of: its sizes, and where its parameters lie.
+"""Sizes of recurrent networks and the layout of their parameters.
 
-The parameters are one vector, in the order in which cuDNN has them. A *pseudo-layer* is one
-direction of one layer: layer 0 forward, layer 0 backward, layer 1 forward, and so on. First come
-the matrices of each pseudo-layer: those of the input for all gates, those of the recurrence for all
-gates, and the projection; then for each pseudo-layer the biases of the input for all gates, and
-those of the recurrence for all gates. A matrix is (outputs, inputs), row by row.
+The parameters form one vector in cuDNN's order. A *pseudo-layer* is one direction of one layer:
+layer 0 forward, layer 0 backward, layer 1 forward, and so on. The vector starts with the matrices
+of each pseudo-layer: the input matrices of all gates, the recurrent matrices of all gates, and the
+projection. They are followed by the biases of each pseudo-layer: the input biases of all gates and
+the recurrent biases of all gates. A matrix has shape (outputs, inputs) in row-major order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dnnops.nnet._validate import MAX_PARAMETER, is_int
 
 __all__ = ["GATES", "RNN_MODES", "PseudoLayer", "RNNLayout", "keep_mask"]
 
-#: The gates of each mode, in the order of their parameters.
+#: Gates of each mode, in the order of their parameters.
 GATES = {
     "rnn_relu": ("h",),
     "rnn_tanh": ("h",),
@@ -34,20 +34,20 @@ RNN_MODES = tuple(GATES)
 
 @dataclass(frozen=True)
 class PseudoLayer:
-    """Where the parameters of one direction of one layer begin, and their shapes.
+    """Offsets and shapes of the parameters of one direction of one layer.
 
     Attributes
     ----------
     gates, hidden, inputs, outputs : int
-        The number of gates, the units of each, and the sizes of what comes from below and of what
-        the pseudo-layer gives. `inputs` is 0 where the input skips its matrices.
+        Number of gates, number of units, input size and output size. `inputs` is 0 if the input
+        skips its matrices.
     input_matrices, recurrent_matrices, projection : int
-        Where the matrices begin, each of shape (hidden, inputs) or (hidden, outputs), and the
-        projection's, which is (outputs, hidden).
+        Offsets of the input matrices, of shape (hidden, inputs), of the recurrent matrices, of
+        shape (hidden, outputs), and of the projection, of shape (outputs, hidden).
     input_biases, recurrent_biases : int
-        Where the biases begin.
+        Offsets of the biases.
     has_projection : bool
-        Whether there is a projection.
+        Whether the pseudo-layer has a projection.
     """
 
     gates: int
@@ -62,7 +62,7 @@ class PseudoLayer:
     has_projection: bool
 
     def slices(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """The offset and the shape of each: matrix and bias by turns, then the projection."""
+        """Yield offset and shape of each gate's matrix and bias, then of the projection."""
         for matrices, biases, columns in (
             (self.input_matrices, self.input_biases, self.inputs),
             (self.recurrent_matrices, self.recurrent_biases, self.outputs),
@@ -74,7 +74,7 @@ class PseudoLayer:
             yield self.projection, (self.outputs, self.hidden)
 
     def arrays(self, w: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """Views of a parameter vector, gates side by side.
+        """Return views of a parameter vector, with all gates concatenated.
 
         Returns
         -------
@@ -100,29 +100,29 @@ class PseudoLayer:
 
 @dataclass(frozen=True)
 class RNNLayout:
-    """The sizes of a recurrent network.
+    """Configuration and parameter layout of a recurrent network.
 
     Parameters
     ----------
     rnn_mode : {'rnn_relu', 'rnn_tanh', 'lstm', 'gru'}
-        The kind of its cells.
+        Type of the cells.
     hidden_size, num_layers : int
-        The units of a layer in one direction, and the layers.
+        Number of units of a layer in one direction, and number of layers.
     bidirectional : bool
-        Whether each layer goes in both directions.
+        Whether each layer processes the sequences in both directions.
     skip_input : bool
         Whether the input is added to the gates of the first layer without a matrix.
     proj_size : int
-        The size to which an LSTM's output is projected; 0 for none.
+        Size to which the output of an LSTM is projected, or 0 for no projection.
 
     Raises
     ------
     DnnTypeError
-        If a size is no integer, or the mode no string.
+        If a size is not an integer or the mode is not a string.
     DnnValueError
-        If the mode is unknown, or a size is out of range.
+        If the mode is unknown or a size is out of range.
     DnnNotSupportedError
-        If there is a projection of other cells than an LSTM's, or together with a skipped input.
+        If a projection is combined with cells other than LSTM or with a skipped input.
     """
 
     rnn_mode: str
@@ -163,52 +163,52 @@ class RNNLayout:
 
     @property
     def gates(self) -> int:
-        """How many gates a cell has."""
+        """Number of gates of a cell."""
         return len(GATES[self.rnn_mode])
 
     @property
     def directions(self) -> int:
-        """1 or 2."""
+        """Number of directions, 1 or 2."""
         return 2 if self.bidirectional else 1
 
     @property
     def has_cell(self) -> bool:
-        """Whether there is a state besides the output."""
+        """Whether the network has a cell state in addition to its output."""
         return self.rnn_mode == "lstm"
 
     @property
     def state_count(self) -> int:
-        """The number of pseudo-layers: the first dimension of states."""
+        """Number of pseudo-layers, which is the first dimension of the states."""
         return self.num_layers * self.directions
 
     @property
     def output_size(self) -> int:
-        """The size of the output in one direction: the last dimension of `hx`."""
+        """Size of the output in one direction, which is the last dimension of `hx`."""
         return self.proj_size or self.hidden_size
 
     @property
     def saved_size(self) -> int:
-        """How many numbers the gradient needs of a pseudo-layer for each step of a sequence.
+        """Number of values that a pseudo-layer saves for the gradient at each step of a sequence.
 
-        An LSTM keeps its four gates and the cell, a GRU its three gates and the recurrent part of
-        the third one. Of the others the output is enough.
+        An LSTM saves its four gates and the cell, and a GRU its three gates and the recurrent part
+        of the third. The other modes need only the output.
         """
         return {"lstm": 5, "gru": 4}.get(self.rnn_mode, 0) * self.hidden_size
 
     @property
     def reserve_size(self) -> int:
-        """The same of all layers: with the outputs of all of them but the last one."""
+        """Number of values in the reserve per step: all saved values, and inner layers' outputs."""
         between = (self.num_layers - 1) * self.directions * self.output_size
         return self.state_count * self.saved_size + between
 
     def input_columns(self, layer: int, input_size: int) -> int:
-        """The columns of a layer's input matrices."""
+        """Return the number of columns of a layer's input matrices."""
         if layer:
             return self.directions * self.output_size
         return 0 if self.skip_input else input_size
 
     def pseudo_layers(self, input_size: int) -> list[PseudoLayer]:
-        """Where each pseudo-layer's parameters are, for inputs of a size."""
+        """Return the parameter offsets and shapes of each pseudo-layer for an input size."""
         rows = self.gates * self.hidden_size
         projection = self.proj_size * self.hidden_size
         columns = [
@@ -239,7 +239,7 @@ class RNNLayout:
         return found
 
     def param_size(self, input_size: Any) -> Any:
-        """The number of parameters, for inputs of a size: an int, or a symbolic one."""
+        """Return the number of parameters for an input size, which may be symbolic."""
         rows = self.gates * self.hidden_size
         first = 0 if self.skip_input else self.directions * rows * input_size
         above = (self.num_layers - 1) * self.directions * rows * self.directions * self.output_size
@@ -247,10 +247,10 @@ class RNNLayout:
         return first + above + self.state_count * each
 
     def check_input_size(self, where: str, input_size: int | None) -> None:
-        """Raise DnnValueError if inputs of a size cannot skip the first layer's matrices."""
+        """Raise DnnValueError if inputs of this size cannot skip the first layer's matrices."""
         if self.skip_input and input_size not in (None, self.hidden_size):
             raise DnnValueError(
-                f"{where}: with input_mode skip the input's size must be hidden_size "
+                f"{where}: with input_mode skip, the input's size must be hidden_size "
                 f"{self.hidden_size}, got {input_size}"
             )
 
@@ -260,25 +260,26 @@ _WORD = 2**64 - 1
 
 
 def _mixed(words: np.ndarray) -> np.ndarray:
-    """The output function of SplitMix64, a random generator (Steele, Lea and Flood 2014)."""
+    """Apply the output function of the SplitMix64 generator (Steele, Lea and Flood 2014)."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
 
 
 def keep_mask(seed: int, layer: int, shape: tuple[int, ...], dropout: float) -> np.ndarray:
-    """Which elements of a layer's output are left by dropout.
+    """Return a mask of the elements of a layer's output that dropout keeps.
 
-    Each is decided by a number of its own, so that the result depends on no order.
+    Each element has its own random number, so that the mask does not depend on the order of
+    evaluation.
 
     Parameters
     ----------
     seed, layer : int
-        What the numbers depend on.
+        Seed and layer index that determine the random numbers.
     shape : tuple of int
-        Of the output.
+        Shape of the output.
     dropout : float
-        The probability to be dropped, to 24 bits.
+        Probability of dropping an element, rounded to 24 bits.
 
     Returns
     -------

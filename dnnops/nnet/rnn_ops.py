@@ -1,4 +1,4 @@
-"""The Ops of recurrent networks: forward, and the gradient. `dnnops.nnet.RNNBlock` makes them."""
+"""Forward and gradient Ops of recurrent networks, which `dnnops.nnet.RNNBlock` applies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from dnnops.nnet.rnn_reference import RNNProblem, rnn_backward, rnn_forward
 
 __all__ = ["RNN_ALGORITHMS", "RNNBackward", "RNNForward"]
 
-#: cuDNN's algorithms, in the order of ``cudnnRNNAlgo_t``, and the choice among them.
+#: cuDNN's algorithms, in the order of ``cudnnRNNAlgo_t``, and 'auto', which selects among them.
 RNN_ALGORITHMS = (
     "standard",
     "persist_static",
@@ -41,14 +41,14 @@ RNN_ALGORITHMS = (
     "auto",
 )
 
-#: Operands that are integers, and stay on the host.
+#: Integer operands, which stay on the host.
 INT_OPERANDS = ("lengths", "seed")
-#: The rank of those operands that are not of three dimensions.
+#: Ranks of the operands that don't have three dimensions.
 RANKS = {"w": 1, "reserve": 1}
 
 
 def check_algo(where: str, algo: Any) -> str:
-    """Return an algorithm's name; raise if there is no such one."""
+    """Return the name of an algorithm; raise if it is unknown."""
     if not isinstance(algo, str) or algo not in RNN_ALGORITHMS:
         error = DnnValueError if isinstance(algo, str) else DnnTypeError
         raise error(f"{where}: algo must be one of {', '.join(RNN_ALGORITHMS)}, got {shown(algo)}")
@@ -56,7 +56,7 @@ def check_algo(where: str, algo: Any) -> str:
 
 
 def int64_variable(where: str, name: str, value: Any, ndim: int) -> Any:
-    """Return integers, a scalar or a vector, as an int64 variable."""
+    """Convert an integer scalar or vector to an int64 variable."""
     if is_int(value):
         check_int64(where, name, value)
     x = as_tensor(f"{where}: {name} must be integers", value)
@@ -71,31 +71,30 @@ def int64_variable(where: str, name: str, value: Any, ndim: int) -> Any:
 
 
 class RNNBase(ExpressionOp):
-    """What the two Ops share: the network, its operands and their checks.
+    """Base class of the forward and gradient Ops of recurrent networks.
 
-    Derivatives of the gradient, and those in forward mode, are those of the network written as
-    loops over the steps.
+    Second derivatives and forward-mode derivatives come from the network written as loops over the
+    steps.
 
     The operands are `w` (parameters,), `x` (steps, batch, input), `hx` (pseudo-layers, batch,
-    output size), for an LSTM `cx` (pseudo-layers, batch, hidden size), if there are lengths
-    `lengths` (batch,), if there is dropout `seed`.
+    output size), for an LSTM `cx` (pseudo-layers, batch, hidden size), then `lengths` (batch,) if
+    `has_lengths` is true, and the scalar `seed` if there is dropout.
 
     Parameters
     ----------
     rnn_mode, hidden_size, num_layers, bidirectional, skip_input, proj_size
-        As for `RNNLayout`.
+        See `RNNLayout`.
     dropout : float
-        The probability with which an output between two layers is dropped.
+        Probability of dropping an output between two layers.
     has_lengths : bool
-        Whether the sequences have lengths of their own.
+        Whether the sequences have different lengths, given as an operand.
     algo : str
-        What cuDNN computes the network with: see `dnnops.nnet.RNNBlock`. On the CPU it has no
-        influence.
+        cuDNN algorithm: see `dnnops.nnet.RNNBlock`. It has no effect on the CPU.
 
     Raises
     ------
     DnnTypeError, DnnValueError, DnnNotSupportedError
-        As `RNNLayout` does, or if `dropout` is not in [0, 1), or there is no such `algo`.
+        If `RNNLayout` rejects the network, if `dropout` is not in [0, 1), or if `algo` is unknown.
     """
 
     __props__: tuple[str, ...] = (
@@ -134,7 +133,7 @@ class RNNBase(ExpressionOp):
         self.hidden_size = self.layout.hidden_size
         self.num_layers = self.layout.num_layers
         self.proj_size = self.layout.proj_size
-        # There is nothing between the layers of a single one.
+        # Dropout applies between layers, so a single layer has none.
         dropout = probability(name, "dropout", dropout)
         self.dropout = dropout if self.num_layers > 1 else 0.0
         self.has_lengths = switch(name, "has_lengths", has_lengths)
@@ -148,16 +147,16 @@ class RNNBase(ExpressionOp):
             *(("seed",) if self.dropout else ()),
         )
 
-    #: The names of the parameters that both Ops have.
+    #: Names of the parameters that both Ops have.
     network_props: tuple[str, ...] = __props__
 
     @property
     def network(self) -> dict[str, Any]:
-        """The parameters of the network: those that both Ops have."""
+        """Parameters of the network, which both Ops have."""
         return {name: getattr(self, name) for name in self.network_props}
 
     def network_words(self) -> list[int]:
-        """The network as the words that the runtime libraries' functions begin with."""
+        """Encode the network as the integer arguments expected by the runtime libraries."""
         (dropout,) = struct.unpack("q", struct.pack("d", self.dropout))
         return [
             RNN_MODES.index(self.rnn_mode),
@@ -171,7 +170,7 @@ class RNNBase(ExpressionOp):
         ]
 
     def _read(self, names: tuple[str, ...], values: Any) -> dict[str, Any]:
-        """Return the operands by name, checked as far as they are known."""
+        """Convert the operands to variables by name and check what is known statically."""
         where = type(self).__name__
         named = named_operands(where, names, values)
         given = self._float_operands({n: x for n, x in named.items() if n not in INT_OPERANDS})
@@ -190,25 +189,25 @@ class RNNBase(ExpressionOp):
         return given
 
     def _float_operands(self, named: dict[str, Any]) -> dict[str, Any]:
-        """Make variables of the operands that are no integers."""
+        """Convert the floating-point operands to variables."""
         where = type(self).__name__
         return {n: float_tensor(where, n, value, RANKS.get(n, 3)) for n, value in named.items()}
 
     def _result(self, given: dict[str, Any], dtype: str, shape: Any) -> Any:
-        """A new variable for a result of these operands."""
+        """Make a new variable for a result."""
         return pt.tensor(dtype=dtype, shape=shape)
 
     def _reserve_length(self, steps: Any, batch: Any) -> Any:
-        """The reserve's elements, None where not known."""
+        """Return the number of elements of the reserve, or None if unknown."""
         return None if None in (steps, batch) else steps * batch * self.layout.reserve_size
 
     def check_shapes(self, shapes: dict[str, Any]) -> None:
-        """Raise DnnValueError if shapes do not belong together.
+        """Raise DnnValueError if the shapes of the operands are inconsistent.
 
         Parameters
         ----------
         shapes : dict of str to tuple of int or None
-            Those of the operands, by name.
+            Shapes of the operands, by name.
         """
         where, layout = type(self).__name__, self.layout
         steps, batch, input_size = shapes["x"]
@@ -237,7 +236,7 @@ class RNNBase(ExpressionOp):
                 )
 
     def check_lengths(self, lengths: np.ndarray, steps: int | None) -> None:
-        """Raise DnnValueError if a sequence has less than one step, or more than there are."""
+        """Raise DnnValueError if a length is less than 1 or exceeds the number of steps."""
         most = np.inf if steps is None else steps
         if not all(1 <= length <= most for length in lengths.tolist()):
             number = "" if steps is None else f" {steps}"
@@ -247,7 +246,7 @@ class RNNBase(ExpressionOp):
             )
 
     def _problem(self, names: tuple[str, ...], inputs: Any) -> tuple[RNNProblem, dict[str, Any]]:
-        """The network with its operands' values, checked, and the operands by name."""
+        """Return the network with its checked operand values, and the operands by name."""
         values = dict(zip(names, inputs, strict=True))
         self.check_shapes({name: value.shape for name, value in values.items()})
         dtype = accumulator_dtype(values["x"].dtype)
@@ -279,23 +278,23 @@ _STATES_AND_OUTPUT = (("y", "y"), ("hy", "hx"), ("cy", "cx"))
 
 
 def reserve_dtype(dtype: str) -> str:
-    """The dtype of the reserve of a network of a dtype."""
+    """Return the dtype of the reserve of a network with data of type `dtype`."""
     return "float64" if dtype == "float64" else "float32"
 
 
 class RNNForward(RNNBase, OptionalResultOp):
     """A recurrent network: ``RNNForward(...)(w, x, hx, [cx], [lengths], [seed])``.
 
-    The results are `y` (steps, batch, directions * output size), `hy` of the shape of `hx`, for an
-    LSTM `cy` of the shape of `cx`, and, if asked for, the *reserve*: a vector with what the
-    gradient needs, whose contents are the affair of what computes it.
+    The results are `y` (steps, batch, directions * output size), `hy` with the shape of `hx`, for
+    an LSTM `cy` with the shape of `cx`, and, if requested, the *reserve*. This vector holds the
+    data that the gradient needs, in a format that depends on the implementation.
 
     Parameters
     ----------
     *network, **more_network
-        As for `RNNBase`.
+        See `RNNBase`.
     keeps_reserve : bool
-        Whether there is a reserve. Without it the gradient computes the network a second time.
+        Whether to return a reserve. Without it, the gradient runs the network a second time.
     """
 
     __props__ = (*RNNBase.__props__, "keeps_reserve")
@@ -336,7 +335,7 @@ class RNNForward(RNNBase, OptionalResultOp):
         return found
 
     def _reserve_shape(self, node: Apply, steps: Any, batch: Any) -> tuple[Any]:
-        """The reserve's symbolic shape."""
+        """Return the symbolic shape of the reserve."""
         return (steps * batch * self.layout.reserve_size,)
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
@@ -347,18 +346,18 @@ class RNNForward(RNNBase, OptionalResultOp):
         ]
 
     def gradient(self) -> RNNBackward:
-        """The Op that computes the gradient."""
+        """Return the Op that computes the gradient."""
         return RNNBackward(**self.network)
 
     def _cotangent(self, result: Any, cotangent: Any) -> Any:
-        """The gradient by a result, as the gradient's Op takes it."""
+        """Convert the gradient with respect to a result to the form the gradient Op expects."""
         if isinstance(cotangent.type, DisconnectedType):
             return pt.zeros_like(result)
         return pt.cast(cotangent, result.type.dtype)
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         if not self.keeps_reserve:
-            # The merge of equal nodes does not see that this computes the same and more.
+            # PyTensor can't merge this node with the original, which lacks the reserve.
             outputs = self.with_optional_result(True).make_node(*inputs).outputs
         states = 3 if self.layout.has_cell else 2
         given = [
@@ -378,18 +377,18 @@ class RNNForward(RNNBase, OptionalResultOp):
 
 
 class RNNBackward(RNNBase, OptionalResultOp):
-    """The gradient of `RNNForward`.
+    """Gradient of `RNNForward`.
 
-    ``RNNBackward(...)(w, x, hx, [cx], [lengths], [seed], y, reserve, gy, ghy, [gcy])`` gives the
-    gradients by `w`, by `hx`, for an LSTM by `cx`, and, if asked for, by `x`; `gy` and so on are
-    those by the results of `RNNForward`.
+    ``RNNBackward(...)(w, x, hx, [cx], [lengths], [seed], y, reserve, gy, ghy, [gcy])`` returns the
+    gradients with respect to `w`, `hx`, for an LSTM `cx`, and, if requested, `x`. `gy`, `ghy` and
+    `gcy` are the gradients with respect to the results of `RNNForward`.
 
     Parameters
     ----------
     *network, **more_network
-        As for `RNNBase`.
+        See `RNNBase`.
     by_x : bool
-        Whether the gradient by `x` is wanted.
+        Whether to return the gradient with respect to `x`.
     """
 
     __props__ = (*RNNBase.__props__, "by_x")
@@ -418,16 +417,16 @@ class RNNBackward(RNNBase, OptionalResultOp):
         return [shapes[self.all_operands.index(name)] for name in self.results]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        # y and reserve are no variables of their own, but what they have to be for the others.
+        # y and reserve are determined by the other operands, so they are disconnected.
         constant = (*INT_OPERANDS, "y", "reserve")
         return [[name not in constant] * len(node.outputs) for name in self.all_operands]
 
     def _expressions(self, *operands: Any) -> list[Any]:
         if self.dropout:
             raise DnnNotSupportedError(
-                f"{type(self).__name__}: there are no second derivatives, and none in forward "
-                "mode, of a recurrent network with dropout between its layers. Make an RNNBlock of "
-                "one layer for each, with dnnops.nnet.dropout between them, or leave dropout away"
+                f"{type(self).__name__}: second derivatives and forward-mode derivatives are not "
+                "supported for a recurrent network with dropout between its layers. Use one "
+                "RNNBlock per layer with dnnops.nnet.dropout between them, or disable dropout"
             )
         given = dict(zip(self.all_operands, operands, strict=True))
         network = {name: given[name] for name in self.operands}

@@ -1,8 +1,9 @@
-"""Recurrent networks in plain NumPy: what the libraries are tested against.
+"""Reference implementation of recurrent networks in NumPy, against which libraries are tested.
 
-Arrays of a pseudo-layer are (steps, batch, size). What the gradient needs of the forward pass is in
-the *reserve*: for each pseudo-layer what its cells saved, then the outputs of all layers but the
-last one. Steps after a sequence's end are zeros there as in the output.
+Arrays of a pseudo-layer have shape (steps, batch, size). The *reserve* holds the data of the
+forward pass that the gradient needs: the values saved by the cells of each pseudo-layer, then the
+outputs of all layers but the last. Steps past the end of a sequence are zero in the reserve, as in
+the output.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["RNNProblem", "rnn_backward", "rnn_forward"]
 
 @dataclass(frozen=True)
 class RNNProblem:
-    """A network with its operands.
+    """A recurrent network with its operands.
 
     Attributes
     ----------
@@ -28,11 +29,11 @@ class RNNProblem:
     w : (parameters,) ndarray
     x : (steps, batch, input) ndarray
     hx, cx : (pseudo-layers, batch, size) ndarray
-        The states before the first step; `cx` is None but for an LSTM.
+        States before the first step; `cx` is None except for an LSTM.
     lengths : (batch,) ndarray
-        How many steps each sequence has.
+        Number of steps of each sequence.
     dropout, seed : float, int
-        The dropout between layers, and what it depends on.
+        Dropout probability between layers, and its seed.
     """
 
     layout: RNNLayout
@@ -46,20 +47,20 @@ class RNNProblem:
 
     @property
     def active(self) -> np.ndarray:
-        """(steps, batch, 1): whether a step is before its sequence's end."""
+        """Mask of shape (steps, batch, 1) of the steps before the end of each sequence."""
         return (np.arange(len(self.x))[:, None] < self.lengths)[..., None]
 
     def walk(self, number: int) -> range:
-        """The steps in the order in which a pseudo-layer takes them."""
+        """Return the steps in the order in which a pseudo-layer processes them."""
         steps = range(len(self.x))
         return steps[::-1] if self.is_backward(number) else steps
 
     def is_backward(self, number: int) -> bool:
-        """Whether a pseudo-layer begins at the sequences' ends."""
+        """Tell whether a pseudo-layer starts at the end of the sequences."""
         return self.layout.bidirectional and number % 2 == 1
 
     def before(self, number: int, states: np.ndarray, initial: np.ndarray) -> np.ndarray:
-        """The state before each step, of those after each step."""
+        """Return the states before each step, given those after each step."""
         if not self.is_backward(number):
             return np.concatenate([initial[None], states])[: len(states)]
         later = np.concatenate([states, initial[None]])[1:]
@@ -67,19 +68,19 @@ class RNNProblem:
         return np.where(begins[..., None], initial, later)
 
     def dropped(self, layer: int, values: np.ndarray) -> np.ndarray:
-        """Apply the dropout after a layer."""
+        """Apply dropout to the output of a layer."""
         if not self.dropout:
             return values
         kept = keep_mask(self.seed, layer, values.shape, self.dropout)
         return np.where(kept, values / (1 - self.dropout), 0)
 
     def columns(self, number: int) -> slice:
-        """Where a pseudo-layer's output is in that of its layer."""
+        """Return the slice of the layer's output that belongs to a pseudo-layer."""
         direction, size = number % self.layout.directions, self.layout.output_size
         return slice(direction * size, (direction + 1) * size)
 
     def reserve_parts(self, reserve: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Views of the reserve: the cells' and the outputs'."""
+        """Return views of the reserve: the saved cell values, and the outputs."""
         layout, (steps, batch) = self.layout, self.x.shape[:2]
         cells = layout.state_count * layout.saved_size * steps * batch
         width = layout.directions * layout.output_size
@@ -90,7 +91,7 @@ class RNNProblem:
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    """The logistic function, which tanh computes without overflowing."""
+    """Compute the logistic function with tanh, which doesn't overflow."""
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
@@ -99,7 +100,7 @@ def _gates(values: np.ndarray, count: int) -> Iterator[np.ndarray]:
 
 
 def _cell(mode: str, pre: np.ndarray, rec: np.ndarray, h: np.ndarray, c: Any) -> tuple:
-    """One step: the new output, the new cell state, and what the gradient needs."""
+    """Compute one step: the new output, the new cell state, and values for the gradient."""
     if mode == "lstm":
         i, f, g, o = _gates(pre + rec, 4)
         i, f, g, o = sigmoid(i), sigmoid(f), np.tanh(g), sigmoid(o)
@@ -115,12 +116,12 @@ def _cell(mode: str, pre: np.ndarray, rec: np.ndarray, h: np.ndarray, c: Any) ->
 
 
 def rnn_forward(problem: RNNProblem) -> tuple[np.ndarray, np.ndarray, Any, np.ndarray]:
-    """Run a network.
+    """Run a network forward.
 
     Returns
     -------
     y : (steps, batch, directions * output size)
-    hy, cy : as the states before
+    hy, cy : final states, with the shapes of the initial states
     reserve : (steps * batch * reserve size,)
     """
     p, layout = problem, problem.layout
@@ -159,7 +160,11 @@ def rnn_forward(problem: RNNProblem) -> tuple[np.ndarray, np.ndarray, Any, np.nd
 
 
 def _cell_gradient(mode: str, saved: np.ndarray, dh: np.ndarray, dc: Any, before: Any) -> tuple:
-    """Of one step: by what comes from the input, by the recurrence, by h directly, and by c."""
+    """Compute the gradients of one step.
+
+    The gradients are with respect to the input part and the recurrent part of the gates, to the
+    previous output where it enters directly, and to the previous cell state.
+    """
     h_before, c_before, h = before
     if mode == "lstm":
         i, f, g, o, c = _gates(saved, 5)
@@ -189,25 +194,25 @@ def _sum_outer(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def rnn_backward(
     problem: RNNProblem, y: np.ndarray, reserve: np.ndarray, gy: np.ndarray, ghy: Any, gcy: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
-    """Differentiate a network.
+    """Compute the gradients of a network.
 
     Parameters
     ----------
     problem : RNNProblem
     y, reserve : ndarray
-        What `rnn_forward` gave.
+        Results of `rnn_forward`.
     gy, ghy, gcy : ndarray
-        The gradients by its results; `gcy` is None where there is no cell state.
+        Gradients with respect to the results; `gcy` is None if the network has no cell state.
 
     Returns
     -------
     dw, dx, dhx, dcx : ndarray
-        The gradients by its operands; `dcx` None as `gcy`.
+        Gradients with respect to the operands; `dcx` is None if `gcy` is.
     """
     p, layout = problem, problem.layout
     saved, between = p.reserve_parts(reserve)
     outputs = [*between, y]
-    # What is behind a sequence's end may be anything, NaN too.
+    # Values past the end of a sequence are arbitrary and may be NaN.
     x = np.where(p.active, p.x, 0)
     dw, dhx = np.zeros_like(p.w), ghy.copy()
     dcx = None if gcy is None else gcy.copy()

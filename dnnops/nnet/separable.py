@@ -1,4 +1,4 @@
-"""Convolutions made of others: depthwise-separable ones, and causal ones of sequences."""
+"""Depthwise-separable convolutions, and causal convolutions of sequences."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ def separable_conv2d(
     filter_flip: bool = True,
     filter_dilation: Any = (1, 1),
 ) -> TensorVariable:
-    """Convolve each channel on its own, then mix the channels pixel by pixel.
+    """Convolve each channel separately, then mix the channels pixel by pixel.
 
     Parameters
     ----------
     input : tensor_like, (batch, channels, rows, columns)
-        The images.
+        Images.
     depthwise_filters : tensor_like, (depthwise channels, 1, filter rows, filter columns)
-        As many for each channel of the images: `num_channels` divides their number.
+        Filters of the first convolution, the same number for each channel: the number of depthwise
+        channels must be a multiple of `num_channels`.
     pointwise_filters : tensor_like, (output channels, depthwise channels, 1, 1)
-        What mixes the results.
+        Filters that mix the depthwise channels.
     num_channels : int
-        The number of channels of `input`.
+        Number of channels of `input`.
     input_shape, depthwise_filter_shape, pointwise_filter_shape : None, or sequence of 4 entries
-        What is known of the shapes when the graph is built.
+        Shapes, as far as they are known when the graph is built.
     border_mode, subsample, filter_flip, filter_dilation
-        Of the first convolution: see `conv2d`.
+        Parameters of the first convolution: see `conv2d`.
 
     Returns
     -------
@@ -57,7 +58,7 @@ def separable_conv2d(
     Raises
     ------
     DnnTypeError, DnnValueError
-        As for `conv2d`.
+        See `conv2d`.
     """
     filters = [depthwise_filters, depthwise_filter_shape, pointwise_filters, pointwise_filter_shape]
     return _separable(
@@ -87,9 +88,9 @@ def separable_conv3d(
     filter_flip: bool = True,
     filter_dilation: Any = (1, 1, 1),
 ) -> TensorVariable:
-    """Convolve each channel of a volume on its own, then mix the channels voxel by voxel.
+    """Convolve each channel of a volume separately, then mix the channels voxel by voxel.
 
-    As `separable_conv2d`, with three spatial axes and shapes of 5 entries.
+    See `separable_conv2d`. Here, there are three spatial axes, and shapes have 5 entries.
     """
     filters = [depthwise_filters, depthwise_filter_shape, pointwise_filters, pointwise_filter_shape]
     return _separable(
@@ -144,37 +145,38 @@ def causal_conv1d(
     num_groups: int = 1,
     unshared: bool = False,
 ) -> TensorVariable:
-    """Convolve sequences so that no output depends on what comes after it.
+    """Convolve sequences so that no output depends on later inputs.
+
+    The sequences are padded with ``(filter length - 1) * filter_dilation`` zeros at the front.
 
     Parameters
     ----------
     input : tensor_like, (batch, input channels, length)
-        The sequences.
+        Sequences.
     filters : tensor_like, (output channels, input channels // num_groups, filter length)
-        The filters.
+        Filters.
     filter_shape : sequence of 3 entries
-        Their shape; the last entry must be an int, from which the padding follows. None if the
-        static type of `filters` tells it.
+        Shape of the filters. The last entry must be an int, because the padding depends on it. May
+        be None if the static type of `filters` has the filter length.
     input_shape : None, or sequence of 3 entries
-        What is known of the sequences' shape when the graph is built.
+        Shape of the sequences, as far as it is known when the graph is built.
     subsample : int
-        The stride.
+        Stride.
     filter_flip, num_groups
         See `conv2d`.
     filter_dilation : int
-        The distance between neighboring filter taps.
+        Distance between neighboring filter taps.
     unshared : bool
-        Locally connected filters: not supported.
+        Whether the filters are locally connected, which is not supported.
 
     Returns
     -------
     TensorVariable, (batch, output channels, (length - 1) // subsample + 1)
-        The sequences are padded with ``(filter length - 1) * filter_dilation`` zeros at the front.
 
     Raises
     ------
     DnnTypeError, DnnValueError, DnnNotSupportedError
-        As for `conv2d`; also if the filters' length isn't known.
+        See `conv2d`. DnnValueError is also raised if the filter length is not known.
     """
     where = "causal_conv1d"
     refuse_unshared(where, unshared)
@@ -186,14 +188,14 @@ def causal_conv1d(
     length = filters.type.shape[2] if length is None else length
     if not isinstance(length, int):
         raise DnnValueError(
-            f"{where}: the last entry of filter_shape must be an int, because the padding follows"
-            f" from it, got {shown(filter_shape)}"
+            f"{where}: the last entry of filter_shape must be an int, because the padding depends"
+            f" on it, got {shown(filter_shape)}"
         )
     padding = max(length - 1, 0) * filter_dilation
     if padding > MAX_PARAMETER:
         raise DnnValueError(
             f"{where}: a filter_shape of length {length} with filter_dilation {filter_dilation}"
-            f" reaches over more than {MAX_PARAMETER} elements"
+            f" spans more than {MAX_PARAMETER} elements"
         )
     return conv1d(
         input,

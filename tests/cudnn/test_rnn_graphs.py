@@ -154,7 +154,7 @@ def test_block_on_the_device():
     assert [p.type.ndim for p in parts] == [2, 1] * 6
     with pytest.raises(DnnTypeError, match="hx must have 3 dimensions, got 2"):
         host.apply(array(1), array(3), array(2))
-    with pytest.raises(DnnTypeError, match=r"has dtype float64, and the block float32"):
+    with pytest.raises(DnnTypeError, match=r"has dtype float64, but the block has dtype float32"):
         host.apply(*(array(n, "float64") for n in (1, 3, 3)))
 
 

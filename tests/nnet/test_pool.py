@@ -394,7 +394,7 @@ X = pt.tensor("x", shape=(2, 4, 5, 5), dtype="float32")
     ("kwargs", "error", "message"),
     [
         ({"mode": "min"}, DnnValueError, "mode must be one of max, sum, .* got 'min'"),
-        ({"ws": None}, DnnValueError, "ws, the size of the windows, must be given"),
+        ({"ws": None}, DnnValueError, "ws, the window size, must be given"),
         ({"ws": (0, 2)}, DnnValueError, "ws must be between 1 and"),
         ({"ws": (2, 2, 2)}, DnnValueError, "ws must be a vector of 2 integers, got 3"),
         ({"ws": (2.0, 2)}, DnnTypeError, "ws must be a vector of 2 integers"),

@@ -274,7 +274,7 @@ def test_bad_parameter_vectors():
     split = pytensor.function([symbolic], block.split_params(symbolic, 0, 6), mode="FAST_COMPILE")
     split(w)
     for wrong in (w[1:], np.append(w, 0)):
-        with pytest.raises(DnnValueError, match="split_params: w has another number of elements"):
+        with pytest.raises(DnnValueError, match="split_params: w must have as many elements"):
             split(wrong)
     for not_a_vector in (w[None], [1.0], pt.dmatrix()):
         with pytest.raises(DnnTypeError, match="w must be a vector"):
@@ -296,9 +296,9 @@ def test_bad_application():
     with pytest.raises(DnnTypeError, match=r"RNNBlock\.apply: rnn_mode lstm needs cx"):
         block.apply(w, x, hx)
     gru = RNNBlock("float64", 4, 1, "gru")
-    with pytest.raises(DnnTypeError, match="rnn_mode gru has no cx"):
+    with pytest.raises(DnnTypeError, match="rnn_mode gru takes no cx"):
         gru.apply(w, x, hx, cx)
-    with pytest.raises(DnnTypeError, match="x has dtype float32, and the block float64"):
+    with pytest.raises(DnnTypeError, match="x has dtype float32, but the block has dtype float64"):
         block.apply(w, x.astype("float32"), hx, cx)
     with pytest.raises(DnnTypeError, match="x must have 3 dimensions, got 2"):
         block.apply(w, x[0], hx, cx)
