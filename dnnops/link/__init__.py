@@ -1,8 +1,9 @@
-"""The abstract Ops of `dnnops.nnet` under PyTensor's JAX and PyTorch linkers.
+"""Support for the abstract Ops of `dnnops.nnet` in PyTensor's JAX and PyTorch linkers.
 
-PyTensor converts a graph for these libraries node by node, by functions that are registered for
-classes of Ops.  Those of dnnops are in `dnnops.link.jax` and `dnnops.link.pytorch`, a file a
-family, and are imported when PyTensor's own are: neither library is needed, or loaded, before.
+PyTensor converts a graph for these libraries node by node, with functions that are registered for
+Op classes.  The conversions of dnnops are in `dnnops.link.jax` and `dnnops.link.pytorch`, with one
+file for each family of Ops.  They are imported right after PyTensor's own conversions, so neither
+library is loaded, or required, before then.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 __all__ = ["register_conversions"]
 
-#: PyTensor's modules of conversions, and those of dnnops that go with them.
+#: PyTensor's modules of conversions, and the dnnops modules to import after them.
 CONVERSIONS = {
     "pytensor.link.jax.dispatch": "dnnops.link.jax",
     "pytensor.link.pytorch.dispatch": "dnnops.link.pytorch",
@@ -24,12 +25,12 @@ CONVERSIONS = {
 
 
 class _ImportWithPyTensor:
-    """Let the import of PyTensor's conversions be followed by that of dnnops' own."""
+    """Import hook that imports the conversions of dnnops after PyTensor's."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find one of PyTensor's modules, as the finders after this one do."""
+        """Find one of PyTensor's modules of conversions, with the other finders."""
         if fullname not in CONVERSIONS:
             return None
         for finder in sys.meta_path:
@@ -42,7 +43,7 @@ class _ImportWithPyTensor:
 
 
 def _follow(spec: ModuleSpec, name: str) -> None:
-    """Import a module when that of a spec has been executed."""
+    """Import the module `name` after executing the module of a spec."""
     loader: Any = spec.loader
     execute = loader.exec_module
 
@@ -54,11 +55,11 @@ def _follow(spec: ModuleSpec, name: str) -> None:
 
 
 def register_conversions() -> None:
-    """Register dnnops' conversions with PyTensor's, now or when PyTensor imports these.
+    """Register the conversions of dnnops, now or when PyTensor imports its own.
 
-    There is no other time: PyTensor imports its conversions when a linker is used, and has no entry
-    point for others.  A rewrite of the linker's would not do: functions that convert a graph are
-    also called by PyMC, whose modes users choose.
+    PyTensor imports its conversions when a linker is used, and has no entry points for others.
+    Registering them in a rewrite of the linker is not enough, since PyMC also converts graphs
+    directly, with modes that its users choose.
     """
     for theirs, ours in CONVERSIONS.items():
         if theirs in sys.modules:

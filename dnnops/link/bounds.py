@@ -1,4 +1,4 @@
-"""Bounds of operands' values, which `perform` checks and a compiled graph cannot always."""
+"""Bounds of operand values, which `perform` checks, but a compiled graph can't always check."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ __all__ = ["Bounds", "bounds_of"]
 
 @dataclass(frozen=True)
 class Bounds:
-    """Between which numbers all entries of an operand must be.
+    """Bounds that all entries of an operand must satisfy.
 
     Parameters
     ----------
     problem : str
-        What the message of an error says; it is followed by the number that was found.
+        Error message, to which the offending number is appended.
     least, most : number
-        Both are allowed.
+        Minimum and maximum, both inclusive unless `below` is True.
     below : bool
-        Whether `most` is not allowed.
+        Whether `most` is an exclusive bound.
     error : type
-        What is raised.
+        Exception to raise.
     spoils : bool
-        Whether all results are NaN where nothing can be raised. Else the conversion of the Op
-        chooses which ones are.
+        Whether all results become NaN if an exception can't be raised. If False, the conversion
+        of the Op decides which results become NaN.
     """
 
     problem: str
@@ -43,24 +43,28 @@ class Bounds:
     spoils: bool = True
 
     def fits(self, x: Any) -> Any:
-        """Which entries of an array are within the bounds; NaN is not."""
+        """Return whether each entry of an array is within the bounds; False for NaN."""
         return (x >= self.least) & ((x < self.most) if self.below else (x <= self.most))
 
     def require(self, x: Any) -> None:
-        """Raise unless all entries of an array of NumPy are within the bounds."""
+        """Raise `error` unless all entries of a NumPy array are within the bounds."""
         wrong = x[~self.fits(x)]
         if wrong.size:
             raise self.error(f"{self.problem}, got {wrong[0]}")
 
 
 def bounds_of(op: Any, shapes: list[Any]) -> dict[int, Bounds]:
-    """Return the bounds of an Op's operands, by their places.
+    """Return the bounds of an Op's operands by operand index.
 
     Parameters
     ----------
     op : Op
     shapes : list of sequence of int or None
-        The operands' shapes. What depends on a size that is not known has no bounds.
+        Shapes of the operands. Bounds that depend on an unknown size are omitted.
+
+    Returns
+    -------
+    dict of int to Bounds
     """
     where = type(op).__name__
     if isinstance(op, Dropout | DropoutGrad):

@@ -1,4 +1,4 @@
-"""How conversions are registered with PyTensor, and what is done around each of them."""
+"""Register conversions with PyTensor, and add the checks and casts that all of them share."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["Conversions", "check_node"]
 
 
 class Conversions:
-    """Decorators of what computes an Op's results: ``converts(OpType, sizes=0)`` registers it.
+    """Factory of decorators that register conversions: ``@converts(OpType, sizes=0)``.
 
-    The decorated function takes the Op and its operands, floating-point ones in the dtype in which
-    sums are taken, and sizes as tuples of ints, and gives a tuple of results. They are cast to the
-    dtypes that they are to have.
+    The decorated function takes the Op and its operands, and returns a tuple of results.
+    Floating-point operands are passed in the dtype of the accumulator, sizes as tuples of ints.
+    The results are cast to the dtypes of the Op's outputs.
 
     Parameters
     ----------
     funcify : callable
-        PyTensor's dispatcher of the library.
+        PyTensor's dispatcher for the library.
     library : module
-        The functions that `dnnops.link.formulas` calls.
+        Module with the functions that `dnnops.link.formulas` calls.
     """
 
     def __init__(self, funcify: Any, library: Any):
@@ -35,14 +35,14 @@ class Conversions:
         self.library = library
 
     def __call__(self, *op_types: type, sizes: int = 0) -> Callable[[Any], Any]:
-        """Decorate a function.
+        """Return a decorator that registers a conversion.
 
         Parameters
         ----------
         *op_types : type
-            The classes of Ops that it computes.
+            Op classes to convert.
         sizes : int
-            How many of the operands, the last ones, are vectors of sizes.
+            Number of trailing operands that are vectors of sizes.
         """
 
         def register(compute: Callable[..., tuple]) -> Callable[..., tuple]:
@@ -56,21 +56,22 @@ class Conversions:
         return register
 
     def check(self, op: Any, node: Apply, data: Sequence[Any], vectors: Sequence[Any]) -> None:
-        """Raise what the Op raises for operands of these shapes and these vectors of sizes."""
+        """Raise the Op's exception if shapes of operands or vectors of sizes are invalid."""
         raise NotImplementedError
 
     def sizes(self, op: Any, variable: Any, value: Any) -> Sequence[int]:
-        """The entries of a vector of sizes that is no constant."""
+        """Return the entries of a vector of sizes that isn't constant."""
         raise NotImplementedError
 
     def bounded(self, variable: Any, x: Any, bounds: Bounds) -> tuple[Any, Any]:
-        """Raise if an operand is out of bounds, where that is possible.
+        """Raise if an operand is out of bounds and the library can raise exceptions.
 
         Returns
         -------
-        operand, fits
-            The operand to go on with, and a bool array of which entries are within the bounds, or
-            None where that is known.
+        operand : array
+            Operand to use in the computation.
+        fits : array of bool or None
+            Whether each entry is within the bounds; None if all of them are known to be.
         """
         raise NotImplementedError
 
@@ -82,7 +83,7 @@ class Conversions:
         inputs: list[Any] = list(node.inputs)
         data = len(inputs) - sizes
         numbers = constant_numbers(node)
-        # Read now: to read a tensor would interrupt what PyTorch compiles.
+        # Read constants now: reading a tensor later would break PyTorch's compiled graph.
         constants = {
             i: tuple(x.data.tolist())
             for i, x in enumerate(inputs[data:], start=data)
@@ -112,7 +113,7 @@ class Conversions:
     def _spoilt(
         self, op: Any, inputs: list[Any], values: list[Any], numbers: dict[int, Any]
     ) -> tuple[Any, list[Any]]:
-        """Whether values out of bounds make all results NaN, or None; and the values to go on."""
+        """Return whether out-of-bounds values make all results NaN, or None, and the values."""
         spoilt = None
         for i, bounds in bounds_of(op, [getattr(x, "shape", ()) for x in values]).items():
             if i in numbers:  # checked by the Op
@@ -124,7 +125,7 @@ class Conversions:
 
 
 def _check_constants(op: Any, node: Apply) -> None:
-    """Raise what the Op raises for constants: some have been computed since the node was made."""
+    """Raise the Op's exception for invalid constants, some of which were folded only later."""
     op.make_node(*node.inputs)
     for i, bounds in bounds_of(op, [getattr(x.type, "shape", ()) for x in node.inputs]).items():
         variable: Any = node.inputs[i]
@@ -133,15 +134,16 @@ def _check_constants(op: Any, node: Apply) -> None:
 
 
 def check_node(op: Any, node: Apply, shapes: Sequence[Any], vectors: Sequence[Any]) -> None:
-    """Raise what the Op raises for operands of these shapes, and for vectors of these sizes.
+    """Raise the Op's exception if shapes of operands or vectors of sizes are invalid.
 
     Parameters
     ----------
     op : Op
     node : Apply
     shapes : sequence of tuple of int
-        Those of the operands that are no vectors of sizes.
+        Shapes of the operands that aren't vectors of sizes.
     vectors : sequence of tuple of int
+        Values of the vectors of sizes.
     """
     stand_ins = [
         variable

@@ -1,4 +1,4 @@
-"""Which operands of an Op are numbers, parameters rather than data."""
+"""Find the operands of an Op that are numeric parameters rather than data."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _NAMES = ("epsilon", "factor", "seed")
 
 
 def constant_numbers(node: Apply) -> dict[int, Any]:
-    """Return those of a node's operands that are constant numbers.
+    """Return the operands of a node that are constant numbers.
 
-    As numbers of Python they have all of their digits, whatever dtypes a library is set to.
+    They are returned as Python numbers, which keep their full precision even if JAX or PyTorch is
+    set to 32-bit dtypes.
 
     Parameters
     ----------
@@ -25,7 +26,7 @@ def constant_numbers(node: Apply) -> dict[int, Any]:
     Returns
     -------
     dict of int to number
-        The numbers by their places among the operands.
+        Numbers by operand index.
     """
     op: Any = node.op
     if isinstance(op, Dropout | DropoutGrad):

@@ -1,8 +1,9 @@
-"""Sizes that an Op takes as an operand, for linkers that need them before they have any values.
+"""Evaluate size operands of Ops while a graph is traced, when only shapes are known.
 
-JAX and PyTorch trace a graph for arrays of given shapes, so what follows from shapes is known to
-them. But in PyTensor's conversion only the shape itself stays a number; vectors and arithmetic of
-them become arrays, whose values are not known. `StaticSizes` takes the place of such an expression.
+JAX and PyTorch trace a graph for arrays of given shapes, so everything that depends only on shapes
+is known to them. In PyTensor's conversion, however, only the shape itself stays a number. Vectors
+and arithmetic on shapes become arrays, whose values are unknown during tracing. `StaticSizes`
+replaces such expressions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 __all__ = ["StaticSizes", "sizes_by_shapes"]
 
-#: What scalar Ops do with ints, or with what stands for ints while PyTorch traces a graph.
+#: Functions of scalar Ops for ints, or for the symbolic ints with which PyTorch traces a graph.
 _SCALAR_FUNCTIONS: dict[type, Callable[..., Any]] = {
     scalar.Add: lambda *terms: sum(terms),
     scalar.Sub: lambda a, b: a - b,
@@ -49,22 +50,23 @@ _SCALAR_FUNCTIONS: dict[type, Callable[..., Any]] = {
 
 
 class _UnknownOpError(Exception):
-    """An Op that is none of those that sizes are made with."""
+    """Raised for a variable or an Op that `StaticSizes` can't evaluate."""
 
 
 class StaticSizes(Op):
-    """Sizes that are made of the shapes of other arrays: ``StaticSizes(...)(*arrays)``.
+    """Op that computes sizes from the shapes of arrays: ``StaticSizes(...)(*arrays)``.
 
     Parameters
     ----------
     arrays : sequence of Variable
+        Arrays whose shapes determine the sizes.
     sizes : Variable
-        An integer, or a vector of them, which depends on the arrays' shapes alone.
+        Integer or vector of integers that depends only on the shapes of `arrays`.
 
     Raises
     ------
     _UnknownOpError
-        If it does not, or if an Op among them is none of those that sizes are made with.
+        If `sizes` depends on anything else, or if its graph contains an unsupported Op.
     """
 
     def __init__(self, arrays: Sequence[Variable], sizes: Variable):
@@ -73,7 +75,7 @@ class StaticSizes(Op):
         self.result = self._place(sizes, list(arrays), {})
 
     def _place(self, variable: Any, arrays: list[Variable], places: dict[Variable, int]) -> int:
-        """Where the value of a variable is found among the arrays' shapes and all steps' values."""
+        """Return the index of a variable's value among the shapes and the results of the steps."""
         if variable not in places:
             node = variable.owner
             if node is not None and isinstance(node.op, Shape):
@@ -98,7 +100,7 @@ class StaticSizes(Op):
         Parameters
         ----------
         *shapes : sequence of int
-            Of the arrays.
+            Shapes of the arrays.
 
         Returns
         -------
@@ -115,7 +117,7 @@ class StaticSizes(Op):
 
 
 def _step(variable: Any) -> tuple[Callable[..., Any], list[Any]]:
-    """What gives the value of a variable that is no shape, and of which variables."""
+    """Return the function that computes a variable, other than a shape, and its operands."""
     if isinstance(variable, Constant):
         value = np.asarray(variable.data)
         known = tuple(value.tolist()) if value.ndim else value.item()
@@ -126,7 +128,7 @@ def _step(variable: Any) -> tuple[Callable[..., Any], list[Any]]:
     if isinstance(op, MakeVector):
         return (lambda *entries: entries), inputs
     if isinstance(op, Join):
-        # In older releases of PyTensor the axis is an operand, too.
+        # In older releases of PyTensor, the axis is also an operand.
         return (lambda *vectors: sum(vectors, ())), [x for x in inputs if x.type.ndim == 1]
     if isinstance(op, TensorFromScalar | ScalarFromTensor):
         return (lambda x: x), inputs
@@ -145,7 +147,7 @@ def _step(variable: Any) -> tuple[Callable[..., Any], list[Any]]:
 
 
 def _entry(place: int) -> Callable[..., Any]:
-    return lambda vector: vector[place]  # an itemgetter would interrupt what PyTorch compiles
+    return lambda vector: vector[place]  # an itemgetter would break PyTorch's compiled graph
 
 
 def _as_vector(x: Any) -> tuple[Any]:
@@ -165,7 +167,7 @@ def _checked(op: CheckAndRaise) -> Callable[..., Any]:
 
 
 def _elementwise(op: Any, output: int) -> Callable[..., Any]:
-    """A function of ints and vectors of ints, which are spread over the longest vector."""
+    """Return a function of ints and vectors of ints, broadcast to the longest vector."""
     function = _scalar_function(op, output)
 
     def apply(*operands: Any) -> Any:
@@ -208,17 +210,17 @@ def _scalar_function(op: Any, output: int = 0) -> Callable[..., Any]:
 
 
 def sizes_by_shapes(sizes: Variable) -> Variable | None:
-    """Write sizes as one `StaticSizes`.
+    """Rewrite sizes as the result of one `StaticSizes`.
 
     Parameters
     ----------
     sizes : Variable
-        An integer, or a vector of them.
+        Integer or vector of integers.
 
     Returns
     -------
     Variable or None
-        None if it depends on something else than shapes and constants.
+        None if `sizes` depends on anything but shapes and constants, or on unsupported Ops.
     """
     arrays: dict[Variable, None] = {}
     pending, seen = [sizes], set()

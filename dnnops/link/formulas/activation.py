@@ -1,4 +1,4 @@
-"""The gradients of activations, elementwise."""
+"""Gradients of activations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["activation_gradient"]
 
 
 def activation_gradient(lib: Any, op: Any, x: Any, y: Any, gy: Any) -> tuple[Any]:
-    """What `ActivationGrad` computes."""
+    """Compute `ActivationGrad`."""
     coef, mode = op.coef, op.mode
     if mode == "relu":
         return (lib.where(x <= 0, 0.0, gy),)

@@ -1,4 +1,4 @@
-"""Attention and its gradient, of products, a softmax and masks."""
+"""Attention and its gradient, computed with matrix products, a softmax and masks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ __all__ = [
 
 
 def check_shapes(op: Any, given: dict[str, Any]) -> None:
-    """Raise what the Op raises for shapes that do not belong together: some would broadcast."""
+    """Raise the Op's exception if the shapes don't match, since some of them would broadcast."""
     query, key, value = (given[name].shape for name in ("query", "key", "value"))
     batch, heads, rows, depth = query
     require_same_shape(op, (batch, depth), (key[0], key[3]))
     require_same_shape(op, key[:3], value[:3])
     if heads % (key[1] or heads + 1):
-        raise DnnValueError(f"{op}: {heads} heads of query are no multiple of {key[1]} of key")
+        raise DnnValueError(
+            f"{op}: the {heads} heads of query are not a multiple of the {key[1]} heads of key"
+        )
     for name in ("query_lengths", "key_lengths"):
         if name in given:
             require_same_shape(op, (batch,), given[name].shape)
@@ -34,7 +36,7 @@ def check_shapes(op: Any, given: dict[str, Any]) -> None:
         scores = (batch, heads, rows, key[2])
         for size, other in zip(given["mask"].shape, scores, strict=True):
             if size not in (1, other):
-                raise DnnValueError(f"{op}: the mask does not fit {show_shape(scores)}")
+                raise DnnValueError(f"{op}: the mask can't be broadcast to {show_shape(scores)}")
     if "gout" in given:
         out = (batch, heads, rows, value[3])
         require_same_shape(op, out, given["out"].shape, given["gout"].shape)
@@ -42,14 +44,14 @@ def check_shapes(op: Any, given: dict[str, Any]) -> None:
 
 
 def scale_of(op: Any, query: Any) -> float:
-    """The factor of the scores."""
+    """Return the scale factor of the scores."""
     return max(query.shape[3], 1) ** -0.5 if op.scale is None else op.scale
 
 
 def allowed_keys(lib: Any, op: Any, given: dict[str, Any]) -> Any:
-    """Where a key counts for a query, of a shape that broadcasts to that of the scores.
+    """Return whether each query may attend to each key, in a shape that broadcasts to the scores.
 
-    None if all of them count, or if they do that an additive mask does not exclude.
+    Additive masks are not included. Return None if nothing else excludes any key.
     """
     rows = lib.arange(given["query"].shape[2])[:, None]
     columns = lib.arange(given["key"].shape[2])
@@ -72,7 +74,7 @@ def _is_added(lib: Any, given: dict[str, Any]) -> bool:
 
 
 def _scores(lib: Any, op: Any, given: dict[str, Any]) -> Any:
-    """The scores, minus infinity where they don't count."""
+    """Return the scores, which are minus infinity for excluded keys."""
     query, key = given["query"], given["key"]
     products = _folded(query * scale_of(op, query), key) @ key.swapaxes(2, 3)
     scores = _unfolded(products, query)
@@ -83,7 +85,10 @@ def _scores(lib: Any, op: Any, given: dict[str, Any]) -> Any:
 
 
 def _softmax(lib: Any, scores: Any) -> tuple[Any, Any]:
-    """Weights, zeros where no key counts, and the logarithms of the sums of exponentials."""
+    """Return the softmax of the scores, and the logarithms of the sums of their exponentials.
+
+    The weights of a query without allowed keys are zero.
+    """
     largest = _without_infinity(lib, lib.amax(scores, 3))
     weights = lib.exp(scores - largest)
     total = weights.sum(axis=3, keepdims=True)
@@ -93,7 +98,7 @@ def _softmax(lib: Any, scores: Any) -> tuple[Any, Any]:
 
 
 def _kept(lib: Any, op: Any, given: dict[str, Any], x: Any) -> Any:
-    """Drop elements of an array of the scores' shape, and scale the others."""
+    """Apply dropout to an array of the scores' shape."""
     if not op.dropout:
         return x
     kept = kept_elements(lib, given["state"], x.shape, op.dropout)
@@ -101,12 +106,12 @@ def _kept(lib: Any, op: Any, given: dict[str, Any], x: Any) -> Any:
 
 
 def statistics(lib: Any, op: Any, given: dict[str, Any]) -> Any:
-    """The second result of `Attention`."""
+    """Compute the second result of `Attention`: the logarithms of the sums of exponentials."""
     return _softmax(lib, _scores(lib, op, given))[1]
 
 
 def attention(lib: Any, op: Any, *operands: Any) -> tuple[Any, Any]:
-    """What `Attention` computes."""
+    """Compute `Attention`."""
     given = dict(zip(op.operands, operands, strict=True))
     weights, stats = _softmax(lib, _scores(lib, op, given))
     weights = _kept(lib, op, given, weights)
@@ -115,7 +120,7 @@ def attention(lib: Any, op: Any, *operands: Any) -> tuple[Any, Any]:
 
 
 def attention_gradient(lib: Any, op: Any, *operands: Any) -> tuple[Any, Any, Any]:
-    """What `AttentionGrad` computes."""
+    """Compute `AttentionGrad`."""
     given = dict(zip(op.operands, operands, strict=True))
     query, key, value, gout = (given[name] for name in ("query", "key", "value", "gout"))
     scores, stats = _scores(lib, op, given), given["stats"][:, :, :, None]
@@ -132,14 +137,14 @@ def attention_gradient(lib: Any, op: Any, *operands: Any) -> tuple[Any, Any, Any
 
 
 def _folded(x: Any, key: Any) -> Any:
-    """Put the heads of `x` that share one of `key` below each other."""
+    """Concatenate the rows of those heads of `x` that share a head of `key`."""
     batch, heads, rows, columns = x.shape
     shared = key.shape[1]
     return x.reshape((batch, shared, heads // max(shared, 1) * rows, columns))
 
 
 def _unfolded(x: Any, query: Any) -> Any:
-    """Undo `_folded`, for the batch, the heads and the rows of `query`."""
+    """Undo `_folded`, given `query` with the original batch, heads and rows."""
     return x.reshape((*query.shape[:3], x.shape[3]))
 
 

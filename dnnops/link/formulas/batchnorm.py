@@ -1,4 +1,4 @@
-"""Batch normalization: in training, its gradient, and with given statistics."""
+"""Batch normalization: training, its gradient, and inference with given statistics."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def _count(op: Any, x: Any) -> int:
 
 
 def batchnorm_train(lib: Any, op: Any, x: Any, scale: Any, bias: Any, *others: Any) -> tuple:
-    """What `BatchNormTrain` computes."""
+    """Compute `BatchNormTrain`."""
     epsilon, *running = others
     if 0 in [x.shape[axis] for axis in op.axes]:
-        raise DnnValueError(f"{op}: there are no elements to take statistics of")
+        raise DnnValueError(f"{op}: there are no elements to compute statistics of")
     count = _count(op, x)
     mean = _sum(op, x) / count
     centered = x - mean
-    # What rounding took of the mean would be squared in the variance.
+    # Correct the mean for its rounding error, whose square would otherwise enter the variance.
     rest = _sum(op, centered) / count
     mean, centered = mean + rest, centered - rest
     var = _sum(op, centered * centered) / count
@@ -41,7 +41,7 @@ def batchnorm_train(lib: Any, op: Any, x: Any, scale: Any, bias: Any, *others: A
 
 
 def batchnorm_gradient(lib: Any, op: Any, *operands: Any) -> tuple:
-    """What `BatchNormTrainGrad` computes."""
+    """Compute `BatchNormTrainGrad`."""
     x, gout, scale, mean, invstd = operands
     count = _count(op, x)
     centered = x - mean
@@ -53,6 +53,6 @@ def batchnorm_gradient(lib: Any, op: Any, *operands: Any) -> tuple:
 
 
 def batchnorm_inference(lib: Any, op: Any, *operands: Any) -> tuple[Any]:
-    """What `BatchNormInference` computes."""
+    """Compute `BatchNormInference`."""
     x, scale, bias, mean, var, epsilon = operands
     return ((x - mean) * (scale / lib.sqrt(var + epsilon)) + bias,)

@@ -1,4 +1,4 @@
-"""Dropout: the same elements as `dnnops.nnet.dropout_ops` drops."""
+"""Dropout, which drops the same elements as `dnnops.nnet.dropout_ops`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["dropout", "dropout_gradient", "kept_elements"]
 
 
 def kept_elements(lib: Any, state: Any, shape: Any, p: Any) -> Any:
-    """Which elements of an array of a shape are kept."""
+    """Return whether each element of an array of the given shape is kept."""
     return philox_words(lib, state, shape) >= lib.word(p * 2.0**32)
 
 
 def dropout(lib: Any, op: Any, x: Any, p: Any, state: Any) -> tuple[Any, Any, Any]:
-    """What `Dropout` computes."""
+    """Compute `Dropout`."""
     kept = kept_elements(lib, state, x.shape, p)
     blocks = BLOCKS * -(-prod(x.shape) // GROUP)
     y = lib.where(kept, x * (1 / (1 - p)), 0.0)
@@ -26,7 +26,7 @@ def dropout(lib: Any, op: Any, x: Any, p: Any, state: Any) -> tuple[Any, Any, An
 
 
 def dropout_gradient(lib: Any, op: Any, gy: Any, p: Any, reserve: Any) -> tuple[Any]:
-    """What `DropoutGrad` computes."""
+    """Compute `DropoutGrad`."""
     expected = (prod(gy.shape) + 7) // 8
     if reserve.shape[0] != expected:
         raise DnnValueError(f"{op}: reserve must have {expected} bytes, got {reserve.shape[0]}")

@@ -1,4 +1,4 @@
-"""Sizes of pooling windows, as numbers or as what stands for them while a graph is traced."""
+"""Sizes of pooling windows, as ints or as the symbolic sizes of a graph that is being traced."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ __all__ = ["divisor", "is_empty", "padding_after"]
 
 
 def _axes(op: Any, shape: Sequence[int], sizes: Any) -> list[tuple[int, ...]]:
-    """Of each spatial axis the sizes of image and output, window, stride and padding."""
+    """Return sizes of image and output, window, stride and padding for each spatial axis."""
     ws, stride, pad = sizes
     out = windows_shape(shape, ws, stride, pad, op.ignore_border)
     return list(zip(shape[2:], out[2:], ws, stride, pad, strict=True))
 
 
 def is_empty(op: Any, shape: Sequence[int], sizes: Any) -> bool:
-    """Whether there are no windows, or nothing in them."""
+    """Return whether there are no windows, or no elements in them."""
     ws, stride, pad = sizes
     return 0 in (*shape, *windows_shape(shape, ws, stride, pad, op.ignore_border))
 
 
 def padding_after(op: Any, shape: Sequence[int], sizes: Any) -> list[int]:
-    """How much has to be put after an image so that all windows lie in it, on each spatial axis."""
+    """Return the padding after the image, per spatial axis, that makes it contain all windows."""
     axes = _axes(op, shape, sizes)
     return [max((o - 1) * step + window - n - pad, 0) for n, o, window, step, pad in axes]
 
 
 def divisor(lib: Any, op: Any, shape: Sequence[int], sizes: Any) -> Any:
-    """What the sum over each window is divided by: a number, or an array of the windows'."""
+    """Return the divisor of the sum over each window: a number, or an array with one per window."""
     if op.mode == "sum":
         return 1
     if op.mode == "average_inc_pad" and op.ignore_border:

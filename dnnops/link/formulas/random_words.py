@@ -1,7 +1,7 @@
-"""The random numbers of `dnnops.nnet`, in words of 32 bits.
+"""The random numbers of `dnnops.nnet`, computed with 32-bit words.
 
-Products are taken of halves of 16 bits, so that nothing is lost in the integers of a library,
-unsigned ones of 32 bits or signed ones of 64.
+Products are computed from 16-bit halves, so that they don't overflow in the integers of either
+library: unsigned 32-bit or signed 64-bit integers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HALF, _WORD = 0xFFFF, 0xFFFFFFFF
 
 
 def _product(a: Any, number: int) -> tuple[Any, Any]:
-    """The upper and the lower word of words times a number of 32 bits."""
+    """Return the upper and the lower words of the products of words and a 32-bit number."""
     high, low = number >> 16, number & _HALF
     a_high, a_low = a >> 16, a & _HALF
     first, last = a_low * low, a_high * high
@@ -33,7 +33,7 @@ def _product(a: Any, number: int) -> tuple[Any, Any]:
 
 
 def philox_words(lib: Any, state: Any, shape: Any) -> Any:
-    """What `dnnops.nnet.dropout_ops.random_words` gives, for an array of a shape."""
+    """Return `dnnops.nnet.dropout_ops.random_words` for an array of the given shape."""
     count = prod(shape)
     groups = -(-count // GROUP)
     upper, lower = lib.halves(state)
@@ -55,14 +55,14 @@ def philox_words(lib: Any, state: Any, shape: Any) -> Any:
 
 
 def _product64(lib: Any, upper: Any, lower: Any, number: int) -> tuple[Any, Any]:
-    """The words of pairs of words times a number of 64 bits, as far as they go."""
+    """Return the products of 64-bit numbers, given as words, and a number, modulo ``2**64``."""
     high, low = _product(lower, number & _WORD)
     across, back = _product(lower, number >> 32)[1], _product(upper, number & _WORD)[1]
     return lib.words(high + across + back), low
 
 
 def _mixed(lib: Any, upper: Any, lower: Any) -> tuple[Any, Any]:
-    """The output function of SplitMix64."""
+    """Apply the output function of SplitMix64."""
     for shift, by in zip((30, 27), _SPLITMIX_MULTIPLIERS, strict=True):
         upper, lower = _shifted(lib, upper, lower, shift)
         upper, lower = _product64(lib, upper, lower, by)
@@ -70,13 +70,13 @@ def _mixed(lib: Any, upper: Any, lower: Any) -> tuple[Any, Any]:
 
 
 def _shifted(lib: Any, upper: Any, lower: Any, shift: int) -> tuple[Any, Any]:
-    """Pairs of words, exclusive-or themselves shifted to the right."""
+    """Return the exclusive or of 64-bit numbers, given as words, and themselves shifted right."""
     moved = lib.words(upper << (32 - shift)) | (lower >> shift)
     return upper ^ (upper >> shift), lower ^ moved
 
 
 def splitmix_words(lib: Any, seed: Any, layer: int, shape: Any) -> Any:
-    """The upper words of those by which `dnnops.nnet.rnn_layout.keep_mask` decides."""
+    """Return the upper words of the random numbers of `dnnops.nnet.rnn_layout.keep_mask`."""
     start = (layer + 1) * _SPLITMIX_INCREMENT & (2**64 - 1)
     upper, lower = lib.halves(seed)
     upper, lower = _sum64(lib, (upper, lower), (lib.word(start >> 32), lib.word(start & _WORD)))

@@ -1,4 +1,4 @@
-"""Spatial transformers: the affine grid, bilinear samples, and their gradients."""
+"""Spatial transformers: the affine grid, bilinear sampling, and their gradients."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["grid", "grid_gradient", "sampler", "sampler_gradient"]
 
 
 def _coordinates(lib: Any, size: int, like: Any) -> Any:
-    """Coordinates from -1 to 1; a single one is 0."""
+    """Return `size` coordinates from -1 to 1; a single coordinate is 0."""
     steps = lib.zeros((size,), like) + lib.arange(size)
     return (2 * steps - (size - 1)) / max(size - 1, 1)
 
 
 def grid(lib: Any, op: Any, theta: Any, out_shape: Any) -> tuple[Any]:
-    """What `SpatialTransformerGrid` computes."""
+    """Compute `SpatialTransformerGrid`."""
     theta = lib.widest(theta)
     rows, columns = out_shape
     y, x = (_coordinates(lib, size, theta) for size in (rows, columns))
@@ -25,7 +25,7 @@ def grid(lib: Any, op: Any, theta: Any, out_shape: Any) -> tuple[Any]:
 
 
 def grid_gradient(lib: Any, op: Any, dgrid: Any) -> tuple[Any]:
-    """What `SpatialTransformerGridGrad` computes."""
+    """Compute `SpatialTransformerGridGrad`."""
     dgrid = lib.widest(dgrid)
     y, x = (_coordinates(lib, size, dgrid) for size in dgrid.shape[1:3])
     factors = (x[:, None], y[:, None, None], lib.zeros((1,), dgrid) + 1)
@@ -38,7 +38,7 @@ def _corners(lib: Any, img: Any, grid: Any) -> list[Corner]:
 
 
 def sampler(lib: Any, op: Any, img: Any, grid: Any) -> tuple[Any]:
-    """What `SpatialTransformerSampler` computes."""
+    """Compute `SpatialTransformerSampler`."""
     out: Any = 0.0
     for corner in _corners(lib, img, grid):
         pixels = corner.pixels(img, corner.inside & (corner.weight != 0))
@@ -47,7 +47,7 @@ def sampler(lib: Any, op: Any, img: Any, grid: Any) -> tuple[Any]:
 
 
 def sampler_gradient(lib: Any, op: Any, img: Any, grid: Any, gout: Any) -> tuple[Any, Any]:
-    """What `SpatialTransformerSamplerGrad` computes."""
+    """Compute `SpatialTransformerSamplerGrad`."""
     gradient = lib.widest(gout)
     by_img = lib.zeros(img.shape, gradient)
     by_x: Any = 0.0
@@ -59,7 +59,7 @@ def sampler_gradient(lib: Any, op: Any, img: Any, grid: Any, gout: Any) -> tuple
         pixels = corner.pixels(img, corner.inside)
         by_x = by_x + corner.by_x[:, None] * pixels
         by_y = by_y + corner.by_y[:, None] * pixels
-    # A NaN of a coordinate is in all weights, and in one of the two derivatives by each.
+    # A NaN coordinate affects all weights, but only one of their two derivatives.
     lost = lib.isnan(grid).any(-1)[..., None]
     by_grid = lib.stack([(gradient * slope).sum(axis=1) for slope in (by_x, by_y)], -1)
     return by_img, lib.where(lost, float("nan"), by_grid)

@@ -1,4 +1,4 @@
-"""The gradients of softmax and of its logarithm."""
+"""Gradients of softmax and log-softmax."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def _sum(op: Any, x: Any) -> Any:
 
 
 def softmax_gradient(lib: Any, op: Any, gz: Any, sm: Any) -> tuple[Any]:
-    """What `SoftmaxGrad` computes."""
+    """Compute `SoftmaxGrad`."""
     return (sm * (gz - _sum(op, gz * sm)),)
 
 
 def log_softmax_gradient(lib: Any, op: Any, gz: Any, logsm: Any) -> tuple[Any]:
-    """What `LogSoftmaxGrad` computes."""
+    """Compute `LogSoftmaxGrad`."""
     return (gz - lib.exp(logsm) * _sum(op, gz),)

@@ -17,12 +17,12 @@ def _sum(lib: Any, x: Any, n: int, axes: Any, backward: bool = False) -> Any:
 
 
 def window_sum(lib: Any, op: Any, x: Any) -> tuple[Any]:
-    """What `WindowSum` computes."""
+    """Compute `WindowSum`."""
     return (_sum(lib, x, op.n, op.axes, op.backward),)
 
 
 def window_norm(lib: Any, op: Any, *operands: Any) -> tuple:
-    """What a normalization of `WindowNormBase`, or its gradient, computes."""
+    """Compute a normalization of `WindowNormBase`, or its gradient."""
     given = dict(zip(op.operands, operands, strict=True))
     x = given["x"]
     axes = op.window_axes(x.ndim)
@@ -32,7 +32,7 @@ def window_norm(lib: Any, op: Any, *operands: Any) -> tuple:
     power = base**-op.beta
     if "gy" not in given:
         return (x * power,)
-    # What the output of each element that has this one in its window loses by a larger square.
+    # The effect of each element's square on the outputs of all elements whose window contains it.
     gy = given["gy"]
     shares = _sum(lib, gy * x * (power / base), op.n, axes, backward=True)
     through_squares = (2 * alpha * op.beta) * squared * shares

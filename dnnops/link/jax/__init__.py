@@ -1,4 +1,7 @@
-"""Conversions for PyTensor's JAX linker. Importing this registers them, and imports JAX."""
+"""Conversions for PyTensor's JAX linker.
+
+Importing this package registers the conversions, and imports JAX.
+"""
 
 import dnnops.link.jax.conv
 import dnnops.link.jax.ctc

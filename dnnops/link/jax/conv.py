@@ -1,4 +1,4 @@
-"""Convolutions by `jax.lax.conv_general_dilated`, and gradients through its transposes."""
+"""Convert convolutions to `jax.lax.conv_general_dilated`, and gradients to its transposes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dnnops.nnet.conv_base import ConvBase
 
 
 def convolve(op: ConvBase, img: Any, kern: Any) -> Any:
-    """Convolve an image, which has at least one element, with filters."""
+    """Convolve a non-empty image with filters."""
     spatial = "DHW"[-op.ndim :]
     if op.filter_flip:
         kern = jnp.flip(kern, range(2, kern.ndim))
@@ -47,7 +47,7 @@ def conv(op: Conv, img: Any, kern: Any) -> tuple[Any]:
 def conv_gradient_by_inputs(
     op: ConvGradInputs, kern: Any, topgrad: Any, spatial: tuple[int, ...]
 ) -> tuple[Any]:
-    """Compute the gradient of a convolution by its image."""
+    """Compute the gradient of a convolution with respect to the image."""
     shape = (topgrad.shape[0], kern.shape[1] * op.num_groups, *spatial)
     if 0 in (*kern.shape, *topgrad.shape, *shape):
         return (jnp.zeros(shape, kern.dtype),)
@@ -58,7 +58,7 @@ def conv_gradient_by_inputs(
 def conv_gradient_by_weights(
     op: ConvGradWeights, img: Any, topgrad: Any, spatial: tuple[int, ...]
 ) -> tuple[Any]:
-    """Compute the gradient of a convolution by its filters."""
+    """Compute the gradient of a convolution with respect to the filters."""
     shape = (topgrad.shape[1], img.shape[1] // op.num_groups, *spatial)
     if 0 in (*img.shape, *topgrad.shape, *shape):
         return (jnp.zeros(shape, img.dtype),)

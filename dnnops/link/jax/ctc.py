@@ -1,4 +1,4 @@
-"""The CTC loss, by scans over the steps of all sequences at once."""
+"""Compute the CTC loss with scans over the steps of all sequences at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dnnops.nnet import CTC
 
 
 def _compact(labels: Any, label_lengths: Any) -> tuple[Any, Any, Any]:
-    """Labels without what is between their symbols, their lengths, and whether some are wrong."""
+    """Return labels without gaps, their lengths, and whether each sequence of labels is invalid."""
     if label_lengths is not None:
         columns = jnp.arange(labels.shape[1])
         given = columns < label_lengths[:, None]
@@ -25,17 +25,17 @@ def _compact(labels: Any, label_lengths: Any) -> tuple[Any, Any, Any]:
 
 
 def _moved(x: Any, by: int) -> Any:
-    """Move probabilities to later places, or if `by` is negative to earlier ones."""
+    """Shift probabilities to later positions, or to earlier ones if `by` is negative."""
     gap = jnp.full((x.shape[0], abs(by)), -jnp.inf, x.dtype)
     parts = [gap, x[:, :-by]] if by > 0 else [x[:, -by:], gap]
     return jnp.concatenate(parts, axis=1)[:, : x.shape[1]]
 
 
 def _passes(log_probabilities: Any, extended: Any, lengths: Any, ends: Any, both: bool) -> Any:
-    """Log-probabilities of being at each place after each step, having begun, and until the end.
+    """Return the forward and backward log-probabilities of each position at each step.
 
-    A path begins at one of the first two places.  It stays, goes on by one place, or skips a blank
-    between different symbols.
+    A path begins at one of the first two positions.  In each step it stays, moves on by one
+    position, or skips a blank between different symbols.
     """
     skips = jnp.zeros(extended.shape, bool)
     skips = skips.at[:, 2:].set((extended[:, 2:] != 0) & (extended[:, 2:] != extended[:, :-2]))
@@ -70,8 +70,9 @@ def _passes(log_probabilities: Any, extended: Any, lengths: Any, ends: Any, both
 def ctc(op: CTC, activations: Any, labels: Any, input_lengths: Any, *others: Any) -> tuple:
     """Compute costs and gradients.
 
-    What the Op refuses, labels outside of the alphabet, or longer than their sequences, and lengths
-    out of bounds, has costs and gradients of NaN: a compiled graph cannot raise.
+    Costs and gradients are NaN for operands that the Op rejects, since a compiled graph can't raise
+    exceptions: labels outside of the alphabet or longer than their sequences, and lengths out of
+    bounds.
     """
     steps, batch, classes = activations.shape
     labels, label_lengths, wrong = _compact(labels, others[0] if others else None)
@@ -95,7 +96,7 @@ def ctc(op: CTC, activations: Any, labels: Any, input_lengths: Any, *others: Any
     costs = jnp.where(wrong | jnp.isnan(log_probabilities).any(axis=(0, 2)), jnp.nan, costs)
     if not op.with_gradients:
         return (costs,)
-    # Both passes have the step's own probability in them.
+    # Both passes include the probability of the step itself.
     possible = emitted > -jnp.inf
     paths = jnp.exp(begun + until - jnp.where(possible, emitted, 0.0) + costs[:, None])
     is_symbol = extended[..., None] == jnp.arange(classes)

@@ -1,4 +1,4 @@
-"""Ops that JAX compiles from formulas: elementwise functions, reductions and products."""
+"""Convert elementwise functions, reductions and products to formulas that JAX compiles."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from dnnops.nnet.lrn_base import WindowNormBase, WindowSum
 
 _FORMULAS: dict[Any, Callable[..., tuple]] = {
     ActivationGrad: activation.activation_gradient,
-    # Of jax.nn.dot_product_attention the softmax is in float32, for float64 too, and a query
-    # without a key gives the mean of all values.
+    # jax.nn.dot_product_attention isn't used: it computes the softmax in float32 even for float64,
+    # and returns the mean of all values for a query without keys.
     Attention: attention.attention,
     AttentionGrad: attention.attention_gradient,
     BatchNormInference: batchnorm.batchnorm_inference,

@@ -1,4 +1,4 @@
-"""JAX under the names that `dnnops.link.formulas` calls."""
+"""JAX implementations of the functions that `dnnops.link.formulas` calls."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ sigmoid = jax.nn.sigmoid
 
 
 def cast(x: Any, dtype: str) -> Any:
-    """Cast to a dtype, or where JAX is set to 32 bits to the one that it has instead."""
+    """Cast to a dtype, or to its 32-bit counterpart if 64-bit dtypes are disabled in JAX."""
     return jnp.asarray(x).astype(jax.dtypes.canonicalize_dtype(dtype))
 
 
 def widen(x: Any) -> Any:
-    """Cast an array of a floating-point dtype to the one in which sums are taken."""
+    """Cast a floating-point array to the dtype of its accumulator."""
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x
@@ -69,42 +69,42 @@ def widen(x: Any) -> Any:
 
 
 def widest(x: Any) -> Any:
-    """Cast to float64, or where JAX is set to 32 bits to float32."""
+    """Cast to float64, or to float32 if 64-bit dtypes are disabled in JAX."""
     return cast(x, "float64")
 
 
 def integers(x: Any) -> Any:
-    """Cast numbers to integers."""
+    """Cast to int64, or to int32 if 64-bit dtypes are disabled in JAX."""
     return cast(x, "int64")
 
 
 def amax(x: Any, axis: Any) -> Any:
-    """The maximum along axes, which are kept; minus infinity if there is nothing."""
+    """Return the maximum along axes, which are kept; minus infinity if there are no elements."""
     return jnp.max(x, axis=axis, keepdims=True, initial=-jnp.inf)
 
 
 def zeros(shape: Any, like: Any) -> Any:
-    """Zeros of the dtype of an array."""
+    """Return zeros with the dtype of the array `like`."""
     return jnp.zeros(shape, like.dtype)
 
 
 def add_at(x: Any, index: Any, values: Any) -> Any:
-    """Add values to the elements of an array that an index names, as often as it does."""
+    """Add values to the indexed elements of an array; repeated indices accumulate."""
     return x.at[index].add(values)
 
 
 def sum_of_windows(x: Any, n: int, axis: int, sides: tuple[int, int]) -> Any:
-    """The sum over a window around each element along one axis."""
+    """Return the sums over a window around each element along one axis."""
     window = [n if a == axis else 1 for a in range(x.ndim)]
     padding = [sides if a == axis else (0, 0) for a in range(x.ndim)]
     return lax.reduce_window(x, 0.0, lax.add, window, [1] * x.ndim, padding)
 
 
-# -- words of 32 bits: JAX has those of 64 bits only where it is set to them -----------------
+# -- 32-bit words: JAX supports 64-bit integers only if they are enabled ---------------------
 
 
 def halves(x: Any) -> tuple[Any, Any]:
-    """The upper and the lower words of integers; those of 32 bits have the upper word 0."""
+    """Return the upper and the lower words of integers; the upper word of 32-bit ones is 0."""
     if isinstance(x, int):
         return jnp.uint32(x >> 32 & 0xFFFFFFFF), jnp.uint32(x & 0xFFFFFFFF)
     if x.dtype.itemsize == 4:
@@ -113,22 +113,22 @@ def halves(x: Any) -> tuple[Any, Any]:
 
 
 def word(number: Any) -> Any:
-    """Make a word of a number that is not negative."""
+    """Convert a non-negative number to a word."""
     return number.astype("uint32") if isinstance(number, jax.Array) else jnp.uint32(int(number))
 
 
 def words(x: Any) -> Any:
-    """Drop what integers have beyond 32 bits: nothing, here."""
+    """Truncate integers to 32 bits: a no-op, since words are uint32 here."""
     return x
 
 
 def count_up(size: int) -> Any:
-    """The words 0, 1, 2..."""
+    """Return the words 0, 1, 2..."""
     return jnp.arange(size, dtype="uint32")
 
 
 def packed_bits(x: Any) -> Any:
-    """Pack a bool vector into bytes, the first one in the lowest bit."""
+    """Pack a bool vector into bytes, starting with the lowest bit."""
     return jnp.packbits(x, bitorder="little")
 
 

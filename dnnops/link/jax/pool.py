@@ -1,4 +1,4 @@
-"""Pooling by `jax.lax.reduce_window`, and gradients through its transposes."""
+"""Convert pooling to `jax.lax.reduce_window`, and gradients to its transposes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Sizes = tuple[int, ...]
 
 
 def _reduced(op: PoolBase, is_max: bool, sizes: tuple[Sizes, ...], x: Any) -> Any:
-    """The maximum or the sum of each window."""
+    """Return the maximum or the sum of each window."""
     window, step, pad = sizes
     padding = ((0, 0), (0, 0), *zip(pad, padding_after(op, x.shape, sizes), strict=True))
     function, start = (lax.max, -jnp.inf) if is_max else (lax.add, 0.0)
@@ -29,7 +29,7 @@ def _reduced(op: PoolBase, is_max: bool, sizes: tuple[Sizes, ...], x: Any) -> An
 
 @converts(Pool, sizes=3)
 def pool(op: Pool, x: Any, *sizes: Sizes) -> tuple[Any]:
-    """Compute a pooling."""
+    """Compute the pooled image."""
     if is_empty(op, x.shape, sizes):
         ws, stride, pad = sizes
         return (jnp.zeros(windows_shape(x.shape, ws, stride, pad, op.ignore_border), x.dtype),)
@@ -40,7 +40,7 @@ def pool(op: Pool, x: Any, *sizes: Sizes) -> tuple[Any]:
 
 @converts(AveragePoolGrad, sizes=3)
 def average_gradient(op: AveragePoolGrad, x: Any, gz: Any, *sizes: Sizes) -> tuple[Any]:
-    """Compute the gradient of a sum or an average."""
+    """Compute the gradient of sum or average pooling."""
     if is_empty(op, x.shape, sizes):
         return (jnp.zeros_like(x),)
     share = (gz / divisor(library, op, x.shape, sizes)).astype(gz.dtype)
@@ -49,16 +49,17 @@ def average_gradient(op: AveragePoolGrad, x: Any, gz: Any, *sizes: Sizes) -> tup
 
 
 def _comparable(x: Any) -> Any:
-    """Numbers of which the first maximum is found where the Op finds that of `x`.
+    """Return numbers whose first maximum is at the position where the Op finds that of `x`.
 
-    NaN is the largest one, and what pads an image less than any pixel.
+    NaN counts as the largest number, and infinities are replaced by finite numbers, so that the
+    padding is less than any pixel.
     """
     return jnp.where(jnp.isnan(x), jnp.inf, jnp.nan_to_num(x))
 
 
 @converts(MaxPoolGrad, sizes=3)
 def max_gradient(op: MaxPoolGrad, x: Any, maxout: Any, gz: Any, *sizes: Sizes) -> tuple[Any]:
-    """Compute the gradient of a maximum."""
+    """Compute the gradient of max pooling."""
     if is_empty(op, x.shape, sizes):
         return (jnp.zeros_like(x),)
     return jax.vjp(partial(_reduced, op, True, sizes), _comparable(x))[1](gz)
@@ -66,7 +67,7 @@ def max_gradient(op: MaxPoolGrad, x: Any, maxout: Any, gz: Any, *sizes: Sizes) -
 
 @converts(MaxPoolGradGrad, sizes=3)
 def max_tangent(op: MaxPoolGradGrad, x: Any, maxout: Any, ggx: Any, *sizes: Sizes) -> tuple[Any]:
-    """Compute what a maximum becomes as the image moves."""
+    """Compute the tangent of max pooling, given the tangent of the image."""
     if is_empty(op, x.shape, sizes):
         return (jnp.zeros_like(maxout),)
     return (jax.jvp(partial(_reduced, op, True, sizes), (_comparable(x),), (ggx,))[1],)

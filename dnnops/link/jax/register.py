@@ -1,4 +1,4 @@
-"""How the conversions are registered, and what they ask of a node."""
+"""Register conversions for JAX, and check the operands of converted nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["converts"]
 
 @jax_funcify.register(StaticSizes)
 def jax_funcify_static_sizes(op: StaticSizes, **kwargs: Any) -> Callable[..., Any]:
-    """Return the sizes as ints, which JAX does not trace."""
+    """Convert sizes to ints, which JAX doesn't trace."""
 
     def static_sizes(*arrays: Any) -> Any:
         return op.evaluate(*(np.shape(x) for x in arrays))
@@ -31,7 +31,7 @@ def jax_funcify_static_sizes(op: StaticSizes, **kwargs: Any) -> Callable[..., An
 
 
 class _JaxConversions(Conversions):
-    """Conversions for JAX, which compiles a graph for given shapes, and cannot raise later on."""
+    """Conversions for JAX, which compiles a graph for given shapes and can't raise at run time."""
 
     def check(self, op: Any, node: Apply, data: Sequence[Any], vectors: Sequence[Any]) -> None:
         check_node(op, node, [np.shape(x) for x in data], vectors)
@@ -41,8 +41,8 @@ class _JaxConversions(Conversions):
             return tuple(np.asarray(value).tolist())
         except jax.errors.TracerArrayConversionError as error:
             raise DnnNotSupportedError(
-                f"{op}: JAX compiles a graph for given sizes, which have to be constants or to"
-                f" follow from the shapes of arrays; {variable} depends on other values"
+                f"{op}: JAX compiles a graph for given sizes, which must be constants or depend"
+                f" only on the shapes of arrays; {variable} depends on other values"
             ) from error
 
     def bounded(self, variable: Any, x: Any, bounds: Bounds) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Recurrent networks, by a scan over the steps for each direction of each layer."""
+"""Convert recurrent networks to a scan over the steps for each direction of each layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dnnops.nnet.rnn_ops import INT_OPERANDS, RNNBase
 
 
 def _cell(layout: RNNLayout, pre: Any, rec: Any, h: Any, c: Any) -> tuple[Any, Any]:
-    """One step: the new output, and the new cell state of an LSTM."""
+    """Compute one step: return the new output and, for LSTMs, the new cell state."""
     if layout.rnn_mode == "lstm":
         i, f, g, o = jnp.split(pre + rec, 4, axis=-1)
         c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
@@ -28,7 +28,7 @@ def _cell(layout: RNNLayout, pre: Any, rec: Any, h: Any, c: Any) -> tuple[Any, A
         n = jnp.tanh(pre_n + jax.nn.sigmoid(pre_r + rec_r) * rec_n)
         return (1 - z) * n + z * h, c
     total = pre + rec
-    # Unlike that of jax.nn.relu, its gradient keeps NaN.
+    # Unlike the gradient of jax.nn.relu, the gradient of this expression keeps NaN.
     return jnp.tanh(total) if layout.rnn_mode == "rnn_tanh" else jnp.where(
         total <= 0, 0.0, total
     ), c
@@ -44,7 +44,7 @@ def _pseudo_layer(
     skips: bool,
     backward: bool,
 ) -> tuple[Any, Any]:
-    """The states after the last step, and the outputs of all steps, zeros behind an end."""
+    """Return the last states and the outputs of all steps, zero after the end of a sequence."""
     matrices, recurrent, input_bias, recurrent_bias, projection = part.arrays(w)
     pre = (jnp.tile(below, layout.gates) if skips else below @ matrices.T) + input_bias
 
@@ -69,12 +69,12 @@ def _dropped(op: RNNBase, seed: Any, layer: int, x: Any) -> Any:
 
 
 def network(op: RNNBase, given: dict[str, Any]) -> list[Any]:
-    """The results of a network but for the reserve: `y`, `hy`, and of an LSTM `cy`."""
+    """Return the results of a network except the reserve: `y`, `hy` and, for LSTMs, `cy`."""
     layout = op.layout
     x, w = given["x"], given["w"]
     lengths = given["lengths"] if op.has_lengths else jnp.full(x.shape[1], x.shape[0])
     active = (jnp.arange(x.shape[0])[:, None] < lengths)[..., None]
-    # What is behind a sequence's end may be anything, NaN too.
+    # Elements after the end of a sequence may have any value, including NaN.
     below = jnp.where(active, x, 0.0)
     last: list[tuple[Any, Any]] = []
     parts = layout.pseudo_layers(x.shape[2])
@@ -97,7 +97,10 @@ def network(op: RNNBase, given: dict[str, Any]) -> list[Any]:
 
 @converts(RNNForward)
 def rnn_forward(op: RNNForward, *operands: Any) -> tuple:
-    """Run a network. The reserve has nothing in it: the gradient runs the network again."""
+    """Run a network.
+
+    The reserve contains only zeros: the gradient runs the network again.
+    """
     given = dict(zip(op.operands, operands, strict=True))
     results = network(op, given)
     steps, batch, _ = given["x"].shape
@@ -108,7 +111,7 @@ def rnn_forward(op: RNNForward, *operands: Any) -> tuple:
 
 @converts(RNNBackward)
 def rnn_backward(op: RNNBackward, *operands: Any) -> tuple:
-    """Differentiate a network."""
+    """Compute the gradients of a network."""
     given = dict(zip(op.all_operands, operands, strict=True))
     integers = {name: x for name, x in given.items() if name in INT_OPERANDS}
     by = {name: given[name] for name in op.results}

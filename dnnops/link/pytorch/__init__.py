@@ -1,4 +1,7 @@
-"""Conversions for PyTensor's PyTorch linker. Importing this registers them, and imports PyTorch."""
+"""Conversions for PyTensor's PyTorch linker.
+
+Importing this package registers the conversions, and imports PyTorch.
+"""
 
 import dnnops.link.pytorch.attention
 import dnnops.link.pytorch.conv

@@ -1,4 +1,4 @@
-"""Attention by ``torch.nn.functional.scaled_dot_product_attention``."""
+"""Convert attention to ``torch.nn.functional.scaled_dot_product_attention``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ def attention_gradient(op: AttentionGrad, *operands: Any) -> tuple[Any, Any, Any
 
 @converts(Attention)
 def attention(op: Attention, *operands: Any) -> tuple[Any, Any]:
-    """Compute attention; with dropout, whose random numbers are dnnops', from its formula."""
+    """Compute attention.
+
+    With dropout, the formula is used instead of PyTorch's function, since the random numbers have
+    to be those of dnnops.
+    """
     given = dict(zip(op.operands, operands, strict=True))
     formulas.check_shapes(op, given)
     query, key, value = (given[name] for name in ("query", "key", "value"))
@@ -44,9 +48,9 @@ def attention(op: Attention, *operands: Any) -> tuple[Any, Any]:
         enable_gqa=query.shape[1] != key.shape[1],
     )
     if allowed is not None:
-        # A query that sees no key gives zeros.
+        # The output of a query without allowed keys is zero.
         out = torch.where(allowed.any(dim=3, keepdim=True), out, 0.0)
-    # Left out of what is compiled, if nothing takes it.
+    # PyTorch's compiler removes the statistics if they are unused.
     return out, formulas.statistics(library, op, given)
 
 

@@ -1,4 +1,4 @@
-"""Convolutions by ``torch.nn.functional``, and gradients from the functions behind it."""
+"""Convert convolutions to ``torch.nn.functional``, and gradients to ATen's backward function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def _flipped(op: ConvBase, kern: Any) -> Any:
 
 
 def _padding(op: ConvBase, kernel: Any) -> tuple[list[int], list[int]]:
-    """What PyTorch pads on both sides, and what is missing on each, the last axis first."""
+    """Return the padding that PyTorch adds to both sides of each axis, and the remaining padding.
+
+    The remaining padding is listed for each side, last axis first.
+    """
     pads = op.padding(tuple(kernel))
     missing = [n - min(pad) for pad in reversed(pads) for n in pad]
     return [min(pad) for pad in pads], missing
@@ -61,7 +64,7 @@ def _gradient(
 def conv_gradient_by_inputs(
     op: ConvGradInputs, kern: Any, topgrad: Any, spatial: tuple[int, ...]
 ) -> tuple[Any]:
-    """Compute the gradient of a convolution by its image."""
+    """Compute the gradient of a convolution with respect to the image."""
     shape = (topgrad.shape[0], kern.shape[1] * op.num_groups, *spatial)
     op.check_shapes(shape, tuple(kern.shape), tuple(topgrad.shape))
     if 0 in (*kern.shape, *topgrad.shape, *shape):
@@ -80,7 +83,7 @@ def conv_gradient_by_inputs(
 def conv_gradient_by_weights(
     op: ConvGradWeights, img: Any, topgrad: Any, spatial: tuple[int, ...]
 ) -> tuple[Any]:
-    """Compute the gradient of a convolution by its filters."""
+    """Compute the gradient of a convolution with respect to the filters."""
     shape = (topgrad.shape[1], img.shape[1] // op.num_groups, *spatial)
     op.check_shapes(tuple(img.shape), shape, tuple(topgrad.shape))
     if 0 in (*img.shape, *topgrad.shape, *shape):

@@ -1,4 +1,4 @@
-"""The CTC loss by ``torch.nn.functional.ctc_loss``."""
+"""Convert the CTC loss to ``torch.nn.functional.ctc_loss``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dnnops.nnet import CTC
 def ctc(op: CTC, activations: Any, labels: Any, *lengths: Any) -> tuple:
     """Compute costs and gradients.
 
-    Labels are checked as the Op does it, which takes them out of what PyTorch compiles.
+    Labels are checked as in the Op, on the host, so PyTorch can't compile this function.
     """
     steps, batch, _ = activations.shape
     arrays = [x.cpu().numpy() for x in (labels, *lengths)]

@@ -1,4 +1,4 @@
-"""Ops that PyTorch compiles from formulas: elementwise functions, reductions and products."""
+"""Convert elementwise functions, reductions and products to formulas that PyTorch compiles."""
 
 from __future__ import annotations
 
@@ -66,13 +66,16 @@ def _normalized(formula: Formula, op: BatchNormBase, *operands: Any) -> tuple:
 
 def _sampled(formula: Formula, op: Any, img: Any, grid: Any, *gout: Any) -> tuple:
     if img.shape[0] != grid.shape[0]:
-        raise DnnValueError(f"{op}: {img.shape[0]} images and {grid.shape[0]} grids")
+        raise DnnValueError(
+            f"{op}: the batch sizes must be equal, got {img.shape[0]} images and"
+            f" {grid.shape[0]} grids"
+        )
     if gout:
         require_same_shape(op, (*img.shape[:2], *grid.shape[1:3]), gout[0].shape)
     return formula(library, op, img, grid, *gout)
 
 
-#: How the operands' shapes are checked, and what is computed.
+#: The function that checks the operands' shapes and the formula, by Op class.
 _FORMULAS: dict[Any, tuple[Callable[..., tuple], Formula]] = {
     ActivationGrad: (_of_one_shape, activation.activation_gradient),
     BatchNormInference: (_normalized, batchnorm.batchnorm_inference),
@@ -96,7 +99,7 @@ for op_type, (checked, formula) in _FORMULAS.items():
 
 @converts(SpatialTransformerGrid, sizes=1)
 def grid(op: SpatialTransformerGrid, theta: Any, out_shape: Any) -> tuple[Any]:
-    """Compute a grid."""
+    """Compute the affine grid of a spatial transformer."""
     require_same_shape(op, (theta.shape[0], 2, 3), theta.shape)
     if any(size < 1 for size in out_shape):
         raise DnnValueError(f"{op}: the sizes of out_shape must be positive, got {out_shape}")

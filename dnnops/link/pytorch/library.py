@@ -1,4 +1,4 @@
-"""PyTorch under the names that `dnnops.link.formulas` calls."""
+"""PyTorch implementations of the functions that `dnnops.link.formulas` calls."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ arange = torch.arange
 
 
 def cast(x: Any, dtype: str) -> Any:
-    """Cast to a dtype of a name."""
+    """Cast to the dtype with the given name."""
     return x.to(getattr(torch, dtype))
 
 
 def widen(x: Any) -> Any:
-    """Cast an array of a floating-point dtype to the one in which sums are taken."""
+    """Cast a floating-point array to the dtype of its accumulator."""
     return x.float() if x.dtype == torch.float16 else x
 
 
@@ -57,12 +57,12 @@ def widest(x: Any) -> Any:
 
 
 def integers(x: Any) -> Any:
-    """Cast numbers to integers."""
+    """Cast to int64."""
     return x.long()
 
 
 def amax(x: Any, axis: Any) -> Any:
-    """The maximum along axes, which are kept; minus infinity if there is nothing."""
+    """Return the maximum along axes, which are kept; minus infinity if there are no elements."""
     axes = (axis,) if isinstance(axis, int) else axis
     if all(x.shape[a] for a in axes):
         return torch.amax(x, dim=axis, keepdim=True)
@@ -70,12 +70,12 @@ def amax(x: Any, axis: Any) -> Any:
 
 
 def zeros(shape: Any, like: Any) -> Any:
-    """Zeros of the dtype of an array."""
+    """Return zeros with the dtype of the array `like`."""
     return like.new_zeros(tuple(shape))
 
 
 def add_at(x: Any, index: Any, values: Any) -> Any:
-    """Add values to the elements of an array that an index names, as often as it does."""
+    """Add values to the indexed elements of an array; repeated indices accumulate."""
     whole = [i for i, part in enumerate(index) if isinstance(part, slice)]
     last = range(-len(whole), 0)
     parts = [part for part in index if not isinstance(part, slice)]
@@ -85,7 +85,7 @@ def add_at(x: Any, index: Any, values: Any) -> Any:
 
 
 def sum_of_windows(x: Any, n: int, axis: int, sides: tuple[int, int]) -> Any:
-    """The sum over a window around each element along one axis."""
+    """Return the sums over a window around each element along one axis."""
     if x.numel() == 0:
         return x
     lead, tail = prod(x.shape[:axis]), prod(x.shape[axis + 1 :])
@@ -93,33 +93,33 @@ def sum_of_windows(x: Any, n: int, axis: int, sides: tuple[int, int]) -> Any:
     return functional.avg_pool2d(rows, (n, 1), 1, divisor_override=1).reshape(x.shape)
 
 
-# -- words of 32 bits, in integers of 64, as there is little arithmetic of unsigned ones ------
+# -- 32-bit words in 64-bit integers: PyTorch has little arithmetic of unsigned integers ------
 
 _WORD = 0xFFFFFFFF
 
 
 def halves(x: Any) -> tuple[Any, Any]:
-    """The upper and the lower words of integers of 64 bits."""
+    """Return the upper and the lower words of 64-bit integers."""
     return (x >> 32) & _WORD, x & _WORD
 
 
 def word(number: Any) -> Any:
-    """Make a word of a number that is not negative."""
+    """Convert a non-negative number to a word."""
     return number.long() if isinstance(number, torch.Tensor) else int(number)
 
 
 def words(x: Any) -> Any:
-    """Drop what integers have beyond 32 bits."""
+    """Truncate integers to 32 bits."""
     return x & _WORD
 
 
 def count_up(size: int) -> Any:
-    """The words 0, 1, 2..."""
+    """Return the words 0, 1, 2..."""
     return torch.arange(size)
 
 
 def packed_bits(x: Any) -> Any:
-    """Pack a bool vector into bytes, the first one in the lowest bit."""
+    """Pack a bool vector into bytes, starting with the lowest bit."""
     groups = functional.pad(x.to(torch.uint8), (0, -len(x) % 8)).reshape(-1, 8)
     return (groups << torch.arange(8, dtype=torch.uint8)).sum(dim=1, dtype=torch.uint8)
 

@@ -1,4 +1,4 @@
-"""Pooling by ``torch.nn.functional``, and gradients from the functions behind it."""
+"""Convert pooling to ``torch.nn.functional``, and gradients to ATen's backward functions."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ Sizes = tuple[int, ...]
 
 
 def _checked(op: PoolBase, images: list[Any], pooled: list[Any], sizes: Any) -> tuple[int, ...]:
-    """Check shapes, and return that of the pooled image.
+    """Check shapes, and return the shape of the pooled image.
 
-    The Op's own check compares values, which PyTorch would then compile the graph for.
+    The Op's own check isn't used: it compares values, for which PyTorch would specialize the
+    compiled graph.
     """
     ws, stride, pad = sizes
     require_same_shape(op, *(x.shape for x in images))
@@ -42,7 +43,10 @@ def _checked(op: PoolBase, images: list[Any], pooled: list[Any], sizes: Any) -> 
 
 
 def _padded(op: PoolBase, x: Any, sizes: tuple[Sizes, ...], fill: float) -> tuple[Any, Any, Any]:
-    """An image in which all windows lie, windows and strides, of two or three spatial axes."""
+    """Return an image padded to contain all windows, the window and the stride.
+
+    A single spatial axis is extended to two.
+    """
     window, stride, pad = sizes
     after = padding_after(op, x.shape, sizes)
     sides = [side for pair in zip(reversed(pad), reversed(after), strict=True) for side in pair]
@@ -54,7 +58,7 @@ def _padded(op: PoolBase, x: Any, sizes: tuple[Sizes, ...], fill: float) -> tupl
 
 
 def _inside(op: PoolBase, x: Any, shape: Any, pad: Sizes) -> Any:
-    """The part of a padded image that is not padding."""
+    """Return a padded image without its padding."""
     x = x[:, :, 0] if op.ndim == 1 else x
     for axis, (begin, size) in enumerate(zip(pad, shape[2:], strict=True)):
         x = x.narrow(axis + 2, begin, size)
@@ -71,7 +75,7 @@ def _squeezed(op: PoolBase, x: Any) -> Any:
 
 @converts(Pool, sizes=3)
 def pool(op: Pool, x: Any, *sizes: Sizes) -> tuple[Any]:
-    """Compute a pooling."""
+    """Compute the pooled image."""
     shape = _checked(op, [x], [], sizes)
     if is_empty(op, x.shape, sizes):
         return (x.new_zeros(shape),)
@@ -88,7 +92,7 @@ def pool(op: Pool, x: Any, *sizes: Sizes) -> tuple[Any]:
 
 @converts(AveragePoolGrad, sizes=3)
 def average_gradient(op: AveragePoolGrad, x: Any, gz: Any, *sizes: Sizes) -> tuple[Any]:
-    """Compute the gradient of a sum or an average."""
+    """Compute the gradient of sum or average pooling."""
     _checked(op, [x], [gz], sizes)
     if is_empty(op, x.shape, sizes):
         return (torch.zeros_like(x),)
@@ -101,10 +105,10 @@ def average_gradient(op: AveragePoolGrad, x: Any, gz: Any, *sizes: Sizes) -> tup
 
 
 def _first_maximum(op: PoolBase, x: Any, sizes: tuple[Sizes, ...]) -> tuple[Any, ...]:
-    """A padded image, its windows, and where in it each window has its first maximum.
+    """Return a padded image, its window and stride, and the index of each window's first maximum.
 
-    NaN, of which PyTorch would take the last one, is the largest number, and what pads an image
-    less than any pixel.
+    NaN counts as the largest number: it is replaced by infinity, because PyTorch would select the
+    last NaN of a window. The padding is less than any pixel.
     """
     comparable = torch.nan_to_num(x, nan=torch.inf)
     image, window, stride = _padded(op, comparable, sizes, -torch.inf)
@@ -115,7 +119,7 @@ def _first_maximum(op: PoolBase, x: Any, sizes: tuple[Sizes, ...]) -> tuple[Any,
 
 @converts(MaxPoolGrad, sizes=3)
 def max_gradient(op: MaxPoolGrad, x: Any, maxout: Any, gz: Any, *sizes: Sizes) -> tuple[Any]:
-    """Compute the gradient of a maximum."""
+    """Compute the gradient of max pooling."""
     _checked(op, [x], [maxout, gz], sizes)
     if is_empty(op, x.shape, sizes):
         return (torch.zeros_like(x),)
@@ -131,7 +135,7 @@ def max_gradient(op: MaxPoolGrad, x: Any, maxout: Any, gz: Any, *sizes: Sizes) -
 
 @converts(MaxPoolGradGrad, sizes=3)
 def max_tangent(op: MaxPoolGradGrad, x: Any, maxout: Any, ggx: Any, *sizes: Sizes) -> tuple[Any]:
-    """Compute what a maximum becomes as the image moves."""
+    """Compute the tangent of max pooling, given the tangent of the image."""
     _checked(op, [x, ggx], [maxout], sizes)
     if is_empty(op, x.shape, sizes):
         return (torch.zeros_like(maxout),)

@@ -1,4 +1,4 @@
-"""How the conversions are registered, and what they ask of a node."""
+"""Register conversions for PyTorch, and check the operands of converted nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pytorch_funcify_static_sizes(op: StaticSizes, **kwargs: Any) -> Callable[...
 
 @torch.library.custom_op("dnnops::bounded", mutates_args=())
 def _bounded(x: torch.Tensor, fits: torch.Tensor, error: str, problem: str) -> torch.Tensor:
-    """Raise unless all entries fit; as a function of PyTorch's it does not interrupt a graph."""
+    """Raise unless all entries fit; as a custom op, it doesn't break PyTorch's compiled graph."""
     wrong = x[~fits]
     if wrong.numel():
         raise getattr(errors, error)(f"{problem}, got {wrong[0].item()}")
@@ -48,16 +48,16 @@ def _check_sizes(op: Any, node: Apply, shapes: Sequence[Any], vectors: Sequence[
 
 
 class _PyTorchConversions(Conversions):
-    """Conversions for PyTorch, which compiles a graph for all shapes, and can raise on the CPU."""
+    """Conversions for PyTorch, which compiles a graph for all shapes and can raise on the CPU."""
 
     def check(self, op: Any, node: Apply, data: Sequence[Any], vectors: Sequence[Any]) -> None:
-        """Leave shapes to the conversion.
+        """Do nothing: conversions check shapes themselves.
 
-        The Op's own check compares values, which PyTorch would then compile the graph for.
+        The Op's own check compares values, for which PyTorch would specialize the compiled graph.
         """
 
     def sizes(self, op: Any, variable: Any, value: Any) -> Sequence[int]:
-        # A tensor if sizes depend on values: that interrupts what PyTorch compiles.
+        # Sizes that depend on values are a tensor. Reading it breaks PyTorch's compiled graph.
         return tuple(value.tolist() if isinstance(value, torch.Tensor) else value)
 
     def bounded(self, variable: Any, x: Any, bounds: Bounds) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Recurrent networks by PyTorch's own, a layer at a time."""
+"""Convert recurrent networks to PyTorch's, one layer at a time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _dropped(op: RNNBase, seed: Any, layer: int, x: Any) -> Any:
 
 
 def _weights(op: RNNBase, w: Any, layer: int, input_size: int) -> list[Any]:
-    """The parameters of a layer, as PyTorch takes them."""
+    """Return the parameters of a layer in the form that PyTorch expects."""
     layout = op.layout
     parts = layout.pseudo_layers(input_size)
     found = []
@@ -51,7 +51,7 @@ def _weights(op: RNNBase, w: Any, layer: int, input_size: int) -> list[Any]:
 
 
 def _layer(op: RNNBase, x: Any, lengths: Any, states: list[Any], weights: list[Any]) -> list[Any]:
-    """The outputs of a layer, zeros behind a sequence's end, and its last states."""
+    """Return the outputs of a layer, zero after the end of each sequence, and its last states."""
     function: Any = _NETWORKS[op.rnn_mode]
     initial = tuple(states) if op.layout.has_cell else states[0]
     options = (True, 1, 0.0, False, op.bidirectional)
@@ -69,7 +69,7 @@ def _layer(op: RNNBase, x: Any, lengths: Any, states: list[Any], weights: list[A
 
 
 def network(op: RNNBase, given: dict[str, Any]) -> list[Any]:
-    """The results of a network but for the reserve: `y`, `hy`, and of an LSTM `cy`."""
+    """Return the results of a network except the reserve: `y`, `hy` and, for LSTMs, `cy`."""
     layout, x = op.layout, given["x"]
     names = ("hx", "cx") if layout.has_cell else ("hx",)
     if 0 in x.shape[:2]:
@@ -91,9 +91,10 @@ def network(op: RNNBase, given: dict[str, Any]) -> list[Any]:
 @converts(RNNForward)
 @torch.compiler.disable
 def rnn_forward(op: RNNForward, *operands: Any) -> tuple:
-    """Run a network. The reserve has nothing in it: the gradient runs the network again.
+    """Run a network.
 
-    PyTorch's compiler would write it out, step by step; so it is kept from it.
+    The reserve contains only zeros: the gradient runs the network again. The function is excluded
+    from compilation, since PyTorch's compiler would unroll the loop over the steps.
     """
     given = dict(zip(op.operands, operands, strict=True))
     _check(op, given)
@@ -107,7 +108,7 @@ def rnn_forward(op: RNNForward, *operands: Any) -> tuple:
 @converts(RNNBackward)
 @torch.compiler.disable
 def rnn_backward(op: RNNBackward, *operands: Any) -> tuple:
-    """Differentiate a network."""
+    """Compute the gradients of a network."""
     given = dict(zip(op.all_operands, operands, strict=True))
     _check(op, given)
     with torch.enable_grad():
