@@ -1,7 +1,7 @@
-"""Neural-network Ops for PyTensor, on cuDNN where there is a GPU and on oneDNN everywhere.
+"""Neural-network Ops for PyTensor, run by cuDNN on GPUs and by oneDNN on CPUs.
 
-Importing this package registers its flags, rewrites and modes with PyTensor. It compiles, loads and
-probes nothing.
+Importing this package registers its flags, rewrites and modes with PyTensor. It does not compile,
+load or probe anything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dnnops.mode_flag import accept_modes, mode_kept_back
 
 try:
     if is_command("theano"):
-        # PyTensor reads its flags when it is imported.
+        # PyTensor reads its flags while it is imported.
         from dnnops.theano.flags import adopt_environment
 
         adopt_environment()
@@ -24,13 +24,13 @@ try:
     register_flags()
     accept_modes()
 except DnnValueError as error:
-    # A command is about to be run, whose main() comes too late to catch it.
+    # The main() of a command would run too late to catch this error.
     if not is_command_line():
         raise
     print(f"dnnops: {error}", file=sys.stderr)
     sys.exit(2)
 
-# Rewrites are registered by importing the modules that hold them.
+# Importing the modules below registers their rewrites.
 import dnnops.rewriting.attention
 import dnnops.rewriting.batchnorm
 import dnnops.rewriting.conv_merge
@@ -98,5 +98,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """The public names, without the modules that hold them."""
+    """Return the public names, without the modules that define them."""
     return list(__all__)

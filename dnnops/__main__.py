@@ -1,4 +1,4 @@
-"""``python -m dnnops COMMAND``, also installed as ``dnnops``."""
+"""Run ``python -m dnnops COMMAND``, which is also installed as ``dnnops``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv : sequence of str, optional
-        Arguments without the program's name; those of the process by default.
+        Arguments without the program name. Default: those of the process.
 
     Returns
     -------
     int
-        Exit status: 0 for success, 1 for a failure that was reported, 2 for a wrong command line,
-        130 if it was interrupted, 141 if nobody reads what it prints.
+        Exit status: 0 for success, 1 for a reported failure, 2 for an invalid command line, 130 if
+        interrupted, 141 if the reader of the output has closed the pipe.
     """
     parser = argparse.ArgumentParser(
         prog="dnnops", description="Neural-network operations for PyTensor on cuDNN and oneDNN."
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return 0
-    if sys.stdout is None:  # closed by who called
+    if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         status = COMMANDS[args.command].run(args)
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """Have nothing left to write, which would fail again when the interpreter ends."""
+    """Discard pending output, which would fail again when the interpreter exits."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

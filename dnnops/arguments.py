@@ -1,6 +1,6 @@
 """Checks of arguments that are plain values: flags, numbers, words and tuples of ints.
 
-Whatever a user gives, they return a value of the type that they promise or raise an error of
+For any input, each check returns a value of the documented type or raises an error from
 `dnnops.errors` that names the argument.
 """
 
@@ -35,21 +35,21 @@ MAX_PARAMETER = 2**31 - 1
 
 
 def shown(value: Any) -> str:
-    """Write a user's value for a message: on one line, and cut where it is long."""
+    """Format a user's value for a message, on one line and truncated if it is long."""
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # whatever the value's own __repr__ raises
+    except Exception:  # __repr__ of the value may raise anything
         text = object.__repr__(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def one_of(where: str, name: str, value: Any, accepted: Iterable[str]) -> str:
-    """Return `value`, one of the strings in `accepted`.
+    """Return `value` if it is one of the strings in `accepted`.
 
     Raises
     ------
     DnnValueError
-        If it is anything else.
+        If `value` is not accepted.
     """
     if not isinstance(value, str) or value not in accepted:
         raise DnnValueError(
@@ -70,14 +70,14 @@ def _real(where: str, name: str, value: Any) -> float:
 
 
 def number(where: str, name: str, value: Any, minimum: float = -inf, maximum: float = inf) -> float:
-    """Return `value`, a finite number of Python or NumPy within bounds, as a float.
+    """Return `value`, a finite Python or NumPy number within bounds, as a float.
 
     Raises
     ------
     DnnTypeError
-        If it is no number; a bool is none.
+        If `value` is not a number. A bool does not count as one.
     DnnValueError
-        If it is not finite, or out of bounds.
+        If `value` is not finite or out of bounds.
     """
     found = _real(where, name, value)
     check_bounds(where, name, found, minimum, maximum)
@@ -90,9 +90,9 @@ def probability(where: str, name: str, value: Any) -> float:
     Raises
     ------
     DnnTypeError
-        If it is no number; a bool is none.
+        If `value` is not a number. A bool does not count as one.
     DnnValueError
-        If it is out of bounds.
+        If `value` is out of bounds.
     """
     found = _real(where, name, value)
     if not 0 <= found < 1:  # NaN, too
@@ -135,12 +135,12 @@ def int_tuple(where: str, name: str, value: Any, ndim: int, minimum: int) -> tup
 
 
 def switch(where: str, name: str, value: Any) -> bool:
-    """Return `value`, a bool of Python or NumPy or one of the ints 0 and 1, as a bool.
+    """Return `value`, a Python or NumPy bool or the int 0 or 1, as a bool.
 
     Raises
     ------
     DnnTypeError
-        If it is anything else.
+        If `value` is anything else.
     """
     if isinstance(value, (bool, np.bool_)) or (is_int(value) and value in (0, 1)):
         return bool(value)
@@ -148,21 +148,21 @@ def switch(where: str, name: str, value: Any) -> bool:
 
 
 def switch_or_flag(where: str, name: str, value: Any, flag: str) -> bool:
-    """Return `value` as `switch` does; None stands for the value of a flag."""
+    """Return `value` as a bool, or the value of `flag` if `value` is None."""
     return bool(flag_value(flag)) if value is None else switch(where, name, value)
 
 
 def check_int64(where: str, name: str, value: int) -> None:
-    """Raise `DnnValueError` if an int has more than 64 bits."""
+    """Raise `DnnValueError` if an int does not fit into 64 bits."""
     if not -(2**63) <= value < 2**63:
         raise DnnValueError(f"{where}: {name} must be from -2**63 to 2**63 - 1, got {value}")
 
 
 def is_sequence(value: Any) -> bool:
-    """Tell whether `value` is a tuple, a list or an array of one axis or more."""
+    """Return whether `value` is a tuple, a list or an array with at least one axis."""
     return isinstance(value, (tuple, list)) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
 def is_int(value: Any) -> bool:
-    """Tell whether `value` is an integer of Python or NumPy, bool excluded."""
+    """Return whether `value` is a Python or NumPy integer, but not a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""What the convolutions of a compiled function use: asked for, or shown in its profile."""
+"""Report the plans selected by the convolutions of a compiled function, also in its profile."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ __all__ = ["ChosenPlan", "ChosenPlans", "chosen_plans"]
 
 #: In the order of ``ConvDirection``.
 _DIRECTIONS = ("forward", "grad_inputs", "grad_weights")
-#: Which of a node's inputs and its output is image, filters, and result of the convolution; 2 is
-#: the output.
+#: Positions of the image, the filters and the convolution's result among a node's two inputs (0 and
+#: 1) and its output (2).
 _ROLES = {"forward": (0, 1, 2), "grad_inputs": (2, 0, 1), "grad_weights": (0, 2, 1)}
 _DTYPES = {code: name for name, code in DTYPE_CODES.items()}
 
@@ -50,37 +50,38 @@ class _Row(ctypes.Structure):
 
 @dataclass(frozen=True)
 class ChosenPlan:
-    """What one convolution of a compiled function used when it last chose.
+    """The latest selection of one convolution in a compiled function.
 
     Attributes
     ----------
     op : str
-        The Op's class.
+        Class name of the Op.
     output : str
-        The name of its output's variable; empty if that has none.
+        Name of the output variable, or empty if it has none.
     direction : {'forward', 'grad_inputs', 'grad_weights'}
-        What is computed.
+        Forward convolution or one of its gradients.
     input_shape, filter_shape, output_shape : tuple of int or None
-        Of the image, the filters and the convolution's result, in whichever direction. Of a node
-        that hasn't run, as far as the graph tells.
+        Shapes of the image, the filters and the convolution's result, for every direction. If the
+        node has not run, they hold the sizes known from the graph.
     dtype : str
-        Of these arrays.
+        Dtype of these arrays.
     memory_format : {'contiguous', 'channels_last', 'mixed'}
-        That of the image and of the result; mixed if only one of them is channels last. Of a node
-        that hasn't run, what its Op gives its output.
+        Memory format of the image and the result, or ``mixed`` if only one of them is channels
+        last. If the node has not run, the format that its Op gives the output.
     algo : str
-        What the node was asked for: its Op's ``algo``, which by default is the flag's value.
+        Algorithm requested by the Op's ``algo``, which defaults to the flag's value.
     plan : str
-        The plan's name, as `dnnops.conv_plans` has it; empty for a node that hasn't run.
+        Name of the plan as in `dnnops.conv_plans`, or empty if the node has not run.
     workspace_bytes : int or None
-        Memory that it takes besides the operands; None if it can't be told.
+        Memory needed in addition to the operands, or None if unknown.
     time_ms : float or None
-        Milliseconds of one call, measured when the plan was chosen; None if nothing was.
+        Milliseconds per call, measured when the plan was selected, or None if not measured.
     source : {'timed', 'cache', 'guessed', 'given', ''}
-        How it was chosen: by measuring in this process, by what another one measured, by a
-        heuristic, or by the user. Empty for a node that hasn't run.
+        How the plan was selected: by timing in this process, from the timings of another process,
+        by a heuristic, or by the user. Empty if the node has not run.
     remark : str
-        Why it isn't known what a node uses that may well have run: it is not C code that runs it.
+        Reason why the selection is unknown even if the node has run: the node does not run as C
+        code.
     """
 
     op: str
@@ -99,11 +100,11 @@ class ChosenPlan:
     remark: str = ""
 
 
-#: The `remark` of what Numba or Python runs, and what is said of it below a table.
-_NO_C_CODE = "not C code, tells nothing"
+#: The `remark` of nodes that Numba or Python runs, and the explanation below a table.
+_NO_C_CODE = "not C code, plan unknown"
 _WHAT_TELLS = (
-    "Only C code tells what it uses. Compile with mode='DNN' or another mode of linker CVM, or set"
-    " the flag dnn.verbose=True, which works with Numba, PyTensor's default linker, too."
+    "Only C code reports its plan. Compile with mode='DNN' or another mode with the CVM linker, or"
+    " set the flag dnn.verbose=True, which also works with Numba, PyTensor's default linker."
 )
 
 
@@ -111,7 +112,7 @@ class ChosenPlans(list[ChosenPlan]):
     """A list of `ChosenPlan` that prints as a table."""
 
     def __rich__(self) -> Any:
-        """The table, for ``rich.print``."""
+        """Return the table for ``rich.print``."""
         return _table(self)
 
     def __str__(self) -> str:
@@ -125,38 +126,37 @@ class ChosenPlans(list[ChosenPlan]):
 
 
 def chosen_plans(f: Any, time: bool = False) -> ChosenPlans:
-    """Tell what each convolution of a compiled function uses.
+    """Report the plan that each convolution of a compiled function uses.
 
-    A node's choice stands until it runs on other shapes; of a node that hasn't run, `plan` is
-    empty. Convolutions inside of ``scan`` and ``OpFromGraph`` are listed where these run, and
-    functions that were copied from one another share those; all others are each copy's own. Only
-    nodes that run as C code tell something: with Numba's linker, which is PyTensor's default on the
-    CPU, each row's `remark` says that nothing is known. Compile with ``mode="DNN"`` or another mode
-    of linker CVM.
+    A node keeps its plan until it runs on other shapes. If a node has not run, `plan` is empty.
+    Convolutions inside ``scan`` and ``OpFromGraph`` are listed where these run. Copies of a
+    function share those convolutions, but no others. Only nodes that run as C code report a plan:
+    with Numba's linker, PyTensor's default on the CPU, the `remark` of each row says that the plan
+    is unknown. Compile with ``mode="DNN"`` or another mode with the CVM linker.
 
     Parameters
     ----------
     f : pytensor.compile.Function
-        What ``pytensor.function`` gave.
+        Function compiled by ``pytensor.function``.
     time : bool
-        Whether to measure the plans whose time isn't known, on random operands of the same shapes.
+        Whether to time plans whose time is unknown, on random operands of the same shapes.
 
     Returns
     -------
     ChosenPlans
-        A list of `ChosenPlan`, in the order of execution. Printed, it is a table.
+        List of `ChosenPlan` in the order of execution, which prints as a table.
 
     Raises
     ------
     DnnTypeError
-        If `f` is no compiled function.
+        If `f` is not a compiled function.
     DnnError
-        From measuring.
+        If a plan cannot be timed.
     """
     time = switch("chosen_plans", "time", time)
     if not isinstance(f, Function):
         raise DnnTypeError(
-            "chosen_plans takes a compiled function, which pytensor.function gives, but got"
+            "chosen_plans takes a function compiled by pytensor.function, but got"
             f" {f!r} of type {type(f).__name__}"
         )
     nodes = list(_convolutions(f.maker.fgraph))
@@ -171,11 +171,11 @@ def chosen_plans(f: Any, time: bool = False) -> ChosenPlans:
 
 
 def _convolutions(fgraph: Any) -> Iterator[Apply]:
-    """The nodes of a graph, and of the compiled graphs inside, that know what they have chosen."""
+    """Yield the convolutions of a graph and of its inner compiled graphs that report a plan."""
     for node in fgraph.toposort():
         if isinstance(node.op, RuntimeOp) and isinstance(node.op, ConvBase):
             yield node
-        # Not `fn`: that would compile one for linkers that have no use for it.
+        # Not `fn`, which would compile a function for linkers that do not use it.
         elif isinstance(inner := getattr(node.op, "_fn", None), Function):
             yield from _convolutions(inner.maker.fgraph)
 
@@ -200,7 +200,7 @@ def _chosen(node: Apply) -> ChosenPlan:
     number = node_number(node)
     if not number:
         return replace(chosen, remark=_NO_C_CODE)
-    # A library that isn't loaded has run nothing.
+    # If the library is not loaded, nothing has run.
     if not (
         op.library.is_loaded
         and op.library.library.dnnops_chosen(ctypes.c_int64(number), ctypes.byref(row))
@@ -227,7 +227,7 @@ def _device(node: Apply) -> str:
 
 
 def _measure(op: Any, device: str, row: ChosenPlan) -> float | None:
-    """Milliseconds of a row's plan; None if it isn't offered for contiguous or channels last."""
+    """Time a row's plan; return milliseconds, or None if no memory format offers the plan."""
     from dnnops.plans import conv_plans
 
     if row.memory_format == "mixed":
@@ -251,7 +251,7 @@ def _measure(op: Any, device: str, row: ChosenPlan) -> float | None:
 
 # -- tables --------------------------------------------------------------------------------
 
-#: How wide a table may be in a file.
+#: Width of a table in a file.
 _WIDTH = 160
 _UNITS = ("B", "KiB", "MiB", "GiB")
 
@@ -317,16 +317,16 @@ def print_profile(
     *others: Any,
     file: Any,
 ) -> None:
-    """Add to a profile's summary what each convolution uses; PyTensor calls this.
+    """Add the plan of each convolution to a profile's summary; PyTensor calls this.
 
     Parameters
     ----------
     message, compile_time, call_time, *others
-        Are not looked at.
+        Ignored.
     apply_time : dict
-        Seconds in each node, by graph and node.
+        Seconds spent in each node, keyed by graph and node.
     file : file
-        Where to print.
+        File to print to.
     """
     nodes: list[Apply] = []
     for fgraph in dict.fromkeys(fgraph for fgraph, _ in apply_time):
@@ -341,7 +341,7 @@ def print_profile(
     print(file=file)
 
 
-# PyTensor has moved the function between modules: it is where the class is.
+# PyTensor has moved this function between modules, but always together with the class.
 _register = getattr(sys.modules[ProfileStats.__module__], "register_profiler_printer", None)
 if _register is not None:
     _register(print_profile)

@@ -1,4 +1,4 @@
-"""What differs between the supported releases of PyTensor."""
+"""Differences between the supported releases of PyTensor."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from dnnops.errors import DnnNotSupportedError
 
 __all__ = ["existing", "inferred_shapes", "inferred_size", "set_default_update", "shape_inference"]
 
-#: Whether ``Op.infer_shape`` is given the graph, as before PyTensor 3.1.
+#: Whether ``Op.infer_shape`` takes the graph, as before PyTensor 3.1.
 _TAKES_FGRAPH = "fgraph" in inspect.signature(Elemwise.infer_shape).parameters
 
 
 def shape_inference(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate an Op's ``infer_shape(self, node, shapes)`` for the installed PyTensor.
+    """Adapt an Op's ``infer_shape(self, node, shapes)`` to the installed PyTensor.
 
     Parameters
     ----------
     method : callable
-        Takes the node and the shapes of its inputs, and gives those of the outputs.
+        Method that takes a node and the shapes of its inputs and returns those of its outputs.
 
     Returns
     -------
     callable
-        The method with the parameters that PyTensor passes.
+        Method with the parameters that PyTensor passes.
     """
     if not _TAKES_FGRAPH:
         return method
@@ -49,35 +49,35 @@ def inferred_shapes(op: Any, node: Any, shapes: Any) -> Any:
     Parameters
     ----------
     op : Op
-        One that has the method.
+        Op that has the method.
     node : Apply
     shapes : list of tuple
-        Of the inputs.
+        Shapes of the inputs.
 
     Returns
     -------
     list of tuple
-        The shapes of the outputs.
+        Shapes of the outputs.
     """
     return op.infer_shape(None, node, shapes) if _TAKES_FGRAPH else op.infer_shape(node, shapes)
 
 
 def inferred_size(fgraph: FunctionGraph, x: Any, axis: int) -> Any:
-    """The size of an axis, as the graph's inputs give it.
+    """Return the size of an axis as inferred from the graph's inputs.
 
-    PyTensor 3.0 knows the variables of the graph only, and 3.3 counts no axis from the end.
+    PyTensor 3.0 knows only variables of the graph, and 3.3 does not support negative axes.
 
     Parameters
     ----------
     fgraph : FunctionGraph
     x : TensorVariable
     axis : int
-        May be negative.
+        Axis, which may be negative.
 
     Returns
     -------
     TensorVariable or None
-        None if nobody follows the shapes in this graph, or `x` is no part of it.
+        None if the graph has no shape feature or does not contain `x`.
     """
     feature = getattr(fgraph, "shape_feature", None)
     if feature is None or x not in fgraph.variables:
@@ -86,13 +86,13 @@ def inferred_size(fgraph: FunctionGraph, x: Any, axis: int) -> Any:
 
 
 def existing(module: Any, *names: str) -> tuple[type, ...]:
-    """Those of a module's classes that the installed PyTensor has.
+    """Return the named classes of a module that exist in the installed PyTensor.
 
     Parameters
     ----------
     module : module
     *names : str
-        Classes that a release has dropped, or not had yet.
+        Classes that some supported releases do not have.
 
     Returns
     -------
@@ -102,7 +102,7 @@ def existing(module: Any, *names: str) -> tuple[type, ...]:
 
 
 def set_default_update(variable: Any, update: Any) -> None:
-    """Let each function that uses a shared variable update it, unless it says otherwise.
+    """Set the default update of a shared variable, which functions apply unless they override it.
 
     Parameters
     ----------
@@ -112,12 +112,12 @@ def set_default_update(variable: Any, update: Any) -> None:
     Raises
     ------
     DnnNotSupportedError
-        If the installed PyTensor has no default updates: it has deprecated them.
+        If the installed PyTensor no longer has default updates, which are deprecated.
     """
     if not hasattr(SharedVariable, "default_update"):
         raise DnnNotSupportedError(
-            "this release of PyTensor has no default updates of shared variables: pass a state,"
-            " and the one that follows as its update"
+            "this release of PyTensor has no default updates of shared variables: pass a state, and"
+            " use the returned next state as its update"
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -1,12 +1,11 @@
-"""Every flag of dnnops, in one table, and its registration with ``pytensor.config``.
+"""The table of all dnnops flags, and their registration with ``pytensor.config``.
 
-PyTensor's parser names sections with double underscores (``dnn__conv__algo_fwd``). The names with
-dots that Theano had (``dnn.conv.algo_fwd``) are accepted too, from ``PYTENSOR_FLAGS`` and as
-sections of ``.pytensorrc`` (``[dnn.conv]``).
+PyTensor's parser writes sections with double underscores (``dnn__conv__algo_fwd``). Theano's dotted
+names (``dnn.conv.algo_fwd``) are also accepted, in ``PYTENSOR_FLAGS`` and as sections of
+``.pytensorrc`` (``[dnn.conv]``).
 
-This module does not import PyTensor until :func:`register_flags` is called: importing PyTensor is
-what makes it complain about flags that it does not know, and :func:`quiet_unknown_flag_warnings`
-has to be in place before.
+This module does not import PyTensor until :func:`register_flags` is called. PyTensor warns about
+unknown flags while it is imported, so :func:`quiet_unknown_flag_warnings` must be active before.
 """
 
 from __future__ import annotations
@@ -37,22 +36,23 @@ __all__ = [
 ]
 
 
-#: The variable of the environment that holds flags of dnnops alone.
+#: The environment variable for flags of dnnops only.
 VARIABLE = "DNNOPS_FLAGS"
 
 
 @dataclass(frozen=True)
 class Values:
-    """What a flag accepts.
+    """The values that a flag accepts.
 
     Attributes
     ----------
     words : tuple of str
-        Values that are taken literally.
+        Values accepted literally.
     others : str
-        What else is accepted, in words, for messages and for the documentation.
+        Description of other accepted values, for messages and the documentation.
     convert : callable, optional
-        Turns text into the flag's value, or raises `ValueError`: then only `words` are left.
+        Function that converts text to the flag's value. If it raises `ValueError`, only `words` are
+        accepted.
     """
 
     words: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class Values:
     convert: Callable[[str], object] | None = None
 
     def describe(self) -> str:
-        """Say in one phrase what is accepted."""
+        """Return the accepted values as one phrase."""
         return ", ".join([*self.words, *([self.others] if self.others else [])])
 
     def parse(self, name: str, value: object) -> object:
@@ -71,17 +71,17 @@ class Values:
         name : str
             Dotted name of the flag, for the message.
         value : object
-            What the user gave; anything but a string is taken by its `str`.
+            Value from the user, which is converted with `str`.
 
         Returns
         -------
         object
-            The normalized value.
+            Normalized value.
 
         Raises
         ------
         DnnValueError
-            If the value is not one of those accepted. The message names the flag and lists them.
+            If the value is not accepted. The message names the flag and lists accepted values.
         """
         text = str(value).strip()
         if self.convert is not None:
@@ -133,7 +133,7 @@ def _seconds(text: str) -> float:
 
 
 def _matching(pattern: str) -> Callable[[str], str]:
-    """Make a converter that accepts the strings that match `pattern` as they are."""
+    """Return a converter that accepts strings matching `pattern` unchanged."""
 
     def convert(text: str) -> str:
         if re.fullmatch(pattern, text) is None:
@@ -160,7 +160,7 @@ ALGORITHM_WORDS = (
     "time_once",
     "time_on_shape_change",
 )
-# A plan's name is an engine with its knobs, or an algorithm of the legacy API in capitals.
+# A plan's name is an engine with its knobs, or an algorithm of the legacy API in upper case.
 _PLAN_NAME = (
     r"(?:(?:engine|depthwise|gemm)\d{1,9}(?:_k\d{1,9}=-?\d{1,9})*|[A-Z][A-Z0-9_]+)"
     r"(?:_channels_last|_contiguous|_as_forward)?"
@@ -168,7 +168,7 @@ _PLAN_NAME = (
 
 
 def _algorithm(last: int) -> Values:
-    """What a flag takes whose direction has algorithms of cuDNN's legacy API from 0 to `last`."""
+    """Return the values of an algorithm flag with cuDNN legacy algorithms 0 to `last`."""
     numbers = "|".join(map(str, range(last + 1)))
     return Values(
         ALGORITHM_WORDS,
@@ -177,31 +177,31 @@ def _algorithm(last: int) -> Values:
     )
 
 
-# As oneDNN calls its implementations, with a number where it has several of one name; and those of
-# dnnops. What there is for one convolution only a call can tell.
+# Names of oneDNN's implementations, numbered if several share a name, and those of dnnops. Which of
+# them support a convolution is known only when it is called.
 _CPU_PLAN_NAME = r"winograd|gemm \(BLAS\)|(?=.{1,127}\Z)[\w.+-]+(?::[\w.+-]+)+(?:#\d+)?"
 
 
 @dataclass(frozen=True)
 class Flag:
-    """One row of the table of flags.
+    """A row of the table of flags.
 
     Attributes
     ----------
     name : str
-        Name with dots, as in the documentation.
+        Dotted name, as in the documentation.
     default : str or callable
-        Default, as a user would write it; a callable is asked at the first read.
+        Default as a user would write it, or a function that is called at the first read.
     values : Values
-        What it accepts.
+        Accepted values.
     doc : str
-        What it does.
+        Description.
     in_c_key : bool
-        Whether it alters generated C code, so that changing it compiles again.
+        Whether the flag changes generated C code, so that a new value causes recompilation.
     follows : str
-        Dotted name of the flag whose value this one has as long as it is not set itself.
+        Dotted name of the flag that provides the value while this flag is not set.
     default_doc : str
-        How the documentation shows a default that is not a plain value.
+        Description of a default that is not a plain value, for the documentation.
     """
 
     name: str
@@ -214,7 +214,7 @@ class Flag:
 
     @property
     def key(self) -> str:
-        """Name in ``pytensor.config``: double underscores for dots."""
+        """Name in ``pytensor.config``, with double underscores for dots."""
         return self.name.replace(".", "__")
 
     def parse(self, value: object) -> object:
@@ -249,7 +249,7 @@ FLAGS: tuple[Flag, ...] = (
         "dnn.bin_path",
         "",
         PATH,
-        "Folder of cuDNN's DLLs. Theano had it for Windows; Linux has no use for it.",
+        "Folder of cuDNN's DLLs. Theano used it on Windows; it has no effect on Linux.",
     ),
     Flag(
         "dnn.conv.algo_fwd",
@@ -261,7 +261,7 @@ FLAGS: tuple[Flag, ...] = (
         "dnn.conv.algo_bwd",
         "none",
         _algorithm(5),
-        "Algorithm of both gradients of convolutions, where the next two flags are not set.",
+        "Algorithm of both gradients of convolutions, unless the next two flags are set.",
     ),
     Flag(
         "dnn.conv.algo_bwd_data",
@@ -294,66 +294,65 @@ FLAGS: tuple[Flag, ...] = (
         "dnn.conv.workspace_limit",
         "auto",
         Values(("auto",), "a size (512MB, 2GiB, a number of bytes)", _size),
-        "Most device memory that one convolution may use as workspace: what is free (auto), or a "
-        "size. MB is 1000 * 1000 bytes, MiB 1024 * 1024.",
+        "Maximum device memory that one convolution may use as workspace: all free memory (auto), "
+        "or a size. MB is 1000 * 1000 bytes, MiB 1024 * 1024.",
     ),
     Flag(
         "dnn.conv.time_limit",
         "2",
         Values(others="seconds, more than 0", convert=_seconds),
-        "How long the timing of plans for one choice (time_once, time_on_shape_change) may take. "
-        "What is being built or timed when the time is up is finished.",
+        "Time limit for timing the plans of one selection (time_once, time_on_shape_change). A "
+        "plan that is being built or timed when the limit is reached is finished.",
     ),
     Flag(
         "dnn.conv.cache",
         _default_cache,
         Values(("off",), "a path", _cache_path),
-        "Folder that keeps the plans chosen for convolutions from one process to the next, or off.",
-        default_doc="dnnops-plans, beside the compiledir",
+        "Folder that stores the plans selected for convolutions between processes, or off.",
+        default_doc="dnnops-plans, next to the compiledir",
     ),
     Flag(
         "dnn.deterministic",
         "False",
         BOOLEAN,
-        "Whether only algorithms that give the same bits in every run are used.",
+        "Whether to use only algorithms that give bitwise identical results in every run.",
     ),
     Flag(
         "onednn.conv.algo",
         "auto",
         Values(("auto", "direct"), "a plan's name (jit:avx2, winograd)", _matching(_CPU_PLAN_NAME)),
-        "Algorithm of convolutions on the CPU: in float32 Winograd's for 3x3 filters where it is "
-        "faster (auto), the direct one always, or the plan of a name that `python -m dnnops algos` "
-        "lists.",
+        "Algorithm of convolutions on the CPU: for float32 and 3x3 filters, Winograd's where it is "
+        "faster (auto); always the direct algorithm (direct); or a plan that `python -m dnnops "
+        "algos` lists, by name.",
     ),
     Flag(
         "onednn.scratch_limit",
         "64MiB",
         Values(others="a size (64MiB, 1GB, a number of bytes)", convert=_size),
-        "Most scratch memory that each thread on the CPU keeps from one call to the next; what a "
-        "call takes beyond is given back when it ends. Read when the CPU's runtime library is "
-        "loaded.",
+        "Maximum scratch memory that each CPU thread keeps between calls. Memory beyond it is "
+        "freed at the end of a call. The flag is read when the CPU's runtime library is loaded.",
     ),
-    Flag("dnn.verbose", "False", BOOLEAN, "Whether choices of plans are printed as they are made."),
+    Flag("dnn.verbose", "False", BOOLEAN, "Whether to print each selection of a plan."),
     Flag(
         "dnn.cuda_graph",
         "False",
         BOOLEAN,
-        "Whether compiled functions record their kernels as a CUDA graph and replay it. Nothing "
-        "reads it yet.",
+        "Whether compiled functions record their kernels as a CUDA graph and replay it. The flag "
+        "has no effect yet.",
     ),
 )
 
 
 @contextmanager
 def quiet_unknown_flag_warnings() -> Iterator[None]:
-    """Keep PyTensor from calling the flags of dnnops unknown while it is being imported.
+    """Silence PyTensor's warnings about unknown dnnops flags while it is imported.
 
-    Only warnings about flags of `FLAGS` are silenced, in both spellings; a misspelled one is still
+    Only warnings about flags in `FLAGS` are silenced, in both spellings. A misspelled flag is still
     reported.
     """
     names = "|".join(re.escape(name) for flag in FLAGS for name in {flag.name, flag.key})
-    # Not warnings.catch_warnings(): it would also undo the filters that the libraries imported
-    # inside install for good.
+    # Not warnings.catch_warnings(), which would also undo filters that imported libraries install
+    # permanently.
     warnings.filterwarnings("ignore", rf"PyTensor does not recognise this flag: (?:{names})\Z")
     ours = warnings.filters[0]
     try:
@@ -364,14 +363,14 @@ def quiet_unknown_flag_warnings() -> Iterator[None]:
 
 
 def register_flags() -> None:
-    """Add every flag of `FLAGS` to ``pytensor.config``; do nothing for those already there.
+    """Add every flag in `FLAGS` to ``pytensor.config``, except those already registered.
 
     Raises
     ------
     DnnValueError
-        If the environment or a configuration file gives a flag a value that it does not accept, or
-        gives one flag two values, under its two spellings or in ``PYTENSOR_FLAGS`` and
-        ``DNNOPS_FLAGS``; if ``DNNOPS_FLAGS`` has another flag.
+        If the environment or a configuration file sets a flag to a value that it does not accept,
+        or sets one flag to two values (under its two spellings, or in ``PYTENSOR_FLAGS`` and
+        ``DNNOPS_FLAGS``), or if ``DNNOPS_FLAGS`` sets a flag that is not one of dnnops.
     """
     from pytensor.configdefaults import config
 
@@ -383,23 +382,23 @@ def register_flags() -> None:
         try:
             config.add(flag.key, flag.doc, _make_param(flag), in_c_key=flag.in_c_key)
         except Exception:
-            # add() registers before it reads the user's value.
+            # add() registers the flag before it reads the user's value.
             config._config_var_dict.pop(flag.key, None)
             raise
 
 
 def flag_value(name: str) -> Any:
-    """Read a flag by its dotted name.
+    """Return the current value of a flag.
 
     Parameters
     ----------
     name : str
-        Such as ``"dnn.conv.algo_fwd"``.
+        Dotted name, such as ``"dnn.conv.algo_fwd"``.
 
     Returns
     -------
     object
-        Its current value: `bool` for switches, `int` for sizes, else `str`.
+        A `bool` for switches, an `int` for sizes, else a `str`.
 
     Raises
     ------
@@ -412,33 +411,33 @@ def flag_value(name: str) -> Any:
 
 
 def parse_flag(name: str, value: object) -> Any:
-    """Check and normalize what an argument gives in place of a flag's value.
+    """Check and normalize an argument that overrides a flag.
 
     Parameters
     ----------
     name : str
         Dotted name of the flag.
     value : object
-        What was given.
+        Value of the argument.
 
     Returns
     -------
     object
-        As `flag_value` gives it.
+        Normalized value, as `flag_value` returns it.
 
     Raises
     ------
     DnnValueError
-        If the flag does not accept the value. The message names the flag and lists its values.
+        If the flag does not accept the value. The message names the flag and lists accepted values.
     """
     return next(flag for flag in FLAGS if flag.name == name).parse(value)
 
 
 def _adopt_own_variable(config: PyTensorConfigParser) -> None:
-    """Hand the flags of ``DNNOPS_FLAGS`` to the parser, as if ``PYTENSOR_FLAGS`` had them.
+    """Pass the flags in ``DNNOPS_FLAGS`` to the parser, as if they were in ``PYTENSOR_FLAGS``.
 
-    PyTensor checks the latter at the end of its own import, and warns of flags that it does not
-    know yet. This variable it does not read.
+    PyTensor checks ``PYTENSOR_FLAGS`` at the end of its own import and warns about flags that it
+    does not know yet. It does not read ``DNNOPS_FLAGS``.
     """
     from pytensor.configparser import parse_config_string
 
@@ -449,20 +448,20 @@ def _adopt_own_variable(config: PyTensorConfigParser) -> None:
         flag = next((flag for flag in FLAGS if name in (flag.name, flag.key)), None)
         if flag is None:
             raise DnnValueError(
-                f"{VARIABLE}: dnnops has no flag {name}; PyTensor's own are set in PYTENSOR_FLAGS"
+                f"{VARIABLE}: dnnops has no flag {name}; set PyTensor's flags in PYTENSOR_FLAGS"
             )
         if flag.key in config._config_var_dict:
             continue  # read before
         for spelling in (flag.name, flag.key):
             if given.setdefault(spelling, value) != value:
                 raise DnnValueError(
-                    f"{VARIABLE} gives {name}={value}, and {spelling}={given[spelling]} is given, "
-                    "too: give it once"
+                    f"{VARIABLE} sets {name}={value}, but {spelling}={given[spelling]} is also "
+                    "set; set it only once"
                 )
 
 
 def _adopt_dotted_name(config: PyTensorConfigParser, flag: Flag) -> None:
-    """Hand a value given under the dotted name to the parser under the one that it looks up."""
+    """Pass a value set under the dotted name to the parser under the name that it looks up."""
     given = config._flags_dict
     if flag.name == flag.key:
         return
@@ -470,8 +469,8 @@ def _adopt_dotted_name(config: PyTensorConfigParser, flag: Flag) -> None:
         value = given.pop(flag.name)
         if given.setdefault(flag.key, value) != value:
             raise DnnValueError(
-                f"PYTENSOR_FLAGS gives {flag.name}={value} and {flag.key}={given[flag.key]}: "
-                "these are two spellings of one flag, give it once"
+                f"PYTENSOR_FLAGS sets {flag.name}={value} and {flag.key}={given[flag.key]}, "
+                "which are two spellings of one flag; set it only once"
             )
     elif flag.key not in given:
         section, option = flag.name.rsplit(".", 1)
@@ -486,7 +485,7 @@ def _adopt_dotted_name(config: PyTensorConfigParser, flag: Flag) -> None:
 
 
 class _Inherited(str):
-    """The value of a flag that follows another; setting it makes the flag follow again."""
+    """The value of a flag that follows another. Setting it makes the flag follow again."""
 
     __slots__ = ()
 
@@ -500,14 +499,14 @@ def _make_param(flag: Flag) -> ConfigParam:
     leader = flag.follows.replace(".", "__")
 
     class FollowingParam(ConfigParam):
-        """A parameter that has another one's value as long as it is not set itself."""
+        """A parameter with the value of another one while it is not set itself."""
 
         def __get__(self, cls: Any, type_: Any, delete_key: bool = False) -> Any:
             value = super().__get__(cls, type_, delete_key)
             return _Inherited(getattr(cls, leader)) if isinstance(value, _Inherited) else value
 
     def apply(value: object) -> object:
-        # change_flags() puts back what it has read, which must not pin an inherited value.
+        # change_flags() restores the value that it has read, which must not pin an inherited one.
         return _Inherited() if isinstance(value, _Inherited) or value == "" else flag.parse(value)
 
     return FollowingParam(flag.default, apply=apply)

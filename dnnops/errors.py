@@ -1,56 +1,56 @@
-"""The exceptions and the warning of dnnops: a library, an operand or a file is at fault."""
+"""Exceptions and warnings of dnnops."""
 
 from __future__ import annotations
 
 
 class DnnError(Exception):
-    """Base class of the errors of dnnops."""
+    """Base class of all dnnops errors."""
 
 
 class DnnValueError(DnnError, ValueError):
-    """Operands or parameters that cannot be right: shapes, strides, padding, groups."""
+    """Raised for invalid values of operands or parameters: shapes, strides, padding, groups."""
 
 
 class DnnTypeError(DnnError, TypeError):
-    """A dtype or rank that an Op does not take."""
+    """Raised for a dtype or rank that an Op does not accept."""
 
 
 class DnnNotSupportedError(DnnError, NotImplementedError):
-    """Valid operands that the library has no way to run."""
+    """Raised for valid operands that the library cannot run."""
 
 
 class DnnLibraryError(DnnError, RuntimeError):
-    """A library call failed; the message holds the call, its status and its own words."""
+    """Raised when a library call fails; the message has the call, its status and its text."""
 
 
 class DnnMemoryError(DnnError, MemoryError):
-    """Not enough memory, also after the caches were freed and smaller workspaces tried."""
+    """Raised when memory runs out, even after freeing caches and trying smaller workspaces."""
 
 
 class DnnIndexError(DnnError, IndexError):
-    """An index, or a label, is out of bounds. On a GPU a later transfer to the host raises it."""
+    """Raised for an index or label out of bounds; on a GPU, by a later transfer to the host."""
 
 
 class DnnUnavailableError(DnnError, RuntimeError):
-    """A library, a compiler or a device that is needed is missing; the message says which."""
+    """Raised when a required library, compiler or device is missing; the message names it."""
 
 
 class DnnCacheError(DnnError, RuntimeError):
-    """The cache of plans, or a file that it is exported to, cannot be read or written."""
+    """Raised when the plan cache, or a file exported from it, cannot be read or written."""
 
 
 class DnnRequiredError(DnnUnavailableError, AssertionError):
-    """A library that ``optimizer_including`` asks for cannot be used.
+    """Raised when a library requested by ``optimizer_including`` cannot be used.
 
-    An `AssertionError` too, because PyTensor logs other exceptions of a rewrite and goes on.
+    It is also an `AssertionError`, because PyTensor logs other exceptions in rewrites and goes on.
     """
 
 
 class DnnWarning(UserWarning):
-    """Something that dnnops goes on without; the message says what, and what happens instead."""
+    """Issued when dnnops continues without something; the message names it and the fallback."""
 
 
-#: Exception class of each ``dnnops_status`` of ``c_code/runtime/dnnops_runtime.h``.
+#: Exception class for each ``dnnops_status`` in ``c_code/runtime/dnnops_runtime.h``.
 STATUS_ERRORS: dict[int, type[DnnError]] = {
     1: DnnValueError,
     2: DnnTypeError,
@@ -62,18 +62,18 @@ STATUS_ERRORS: dict[int, type[DnnError]] = {
 
 
 def error_from_status(status: int, message: str) -> DnnError:
-    """Make the exception for a status that a runtime library returned.
+    """Return the exception for a status that a runtime library returned.
 
     Parameters
     ----------
     status : int
-        A non-zero ``dnnops_status``.
+        Non-zero ``dnnops_status``.
     message : str
-        What ``dnnops_last_error()`` said.
+        Result of ``dnnops_last_error()``.
 
     Returns
     -------
     DnnError
-        An instance of the matching subclass, not yet raised.
+        Instance of the matching subclass.
     """
     return STATUS_ERRORS.get(status, DnnLibraryError)(message)

@@ -1,8 +1,8 @@
-"""The flag ``mode`` with the names of dnnops' modes.
+"""Let the flag ``mode`` accept the names of dnnops modes.
 
-PyTensor reads its flags while it is imported, when it knows only modes of its own, and refuses
-others. So it is given ``Mode`` then, and the name afterwards. Like `dnnops.config`, this module
-does not import PyTensor before its functions are called.
+PyTensor reads its flags while it is imported. At that time it knows only its own modes and rejects
+others. The flag is therefore ``Mode`` during the import and set to the dnnops mode afterwards. Like
+`dnnops.config`, this module does not import PyTensor until its functions are called.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dnnops.errors import DnnValueError
 __all__ = ["MODE_NAMES", "accept_modes", "mode_kept_back", "wanted_mode"]
 
 MODE_NAMES = ("DNN", "CUDNN", "ONEDNN")
-#: PyTensor's variable, and that of dnnops, which PyTensor does not read.
+#: The environment variables of PyTensor and of dnnops. PyTensor does not read the latter.
 _PYTENSOR, _OWN = "PYTENSOR_FLAGS", "DNNOPS_FLAGS"
 _NEUTRAL = "mode=Mode"
 
 
 def _given(variable: str) -> str:
-    """The value that a variable of the environment gives the flag; empty if none."""
+    """Return the flag's value in an environment variable, or an empty string."""
     found = ""
     for part in os.environ.get(variable, "").split(","):
         name, _, value = part.partition("=")
@@ -36,31 +36,32 @@ def _given(variable: str) -> str:
 
 
 def _in_files() -> str:
-    """The value that the files of PyTensor's configuration give the flag; empty if none."""
+    """Return the flag's value in PyTensor's configuration files, or an empty string."""
     parser = ConfigParser(interpolation=None)
     paths = os.environ.get("PYTENSORRC", "~/.pytensorrc").split(os.pathsep)
     try:
         parser.read(Path(path).expanduser() for path in paths)
     except (Error, OSError, UnicodeDecodeError):
-        return ""  # PyTensor says what is wrong
+        return ""  # PyTensor reports the error
     return parser.get("global", "mode", fallback="")
 
 
 def wanted_mode() -> str:
-    """Give the mode of dnnops that the flag ``mode`` names; empty if it names none.
+    """Return the dnnops mode that the flag ``mode`` names, or an empty string.
 
     Raises
     ------
     DnnValueError
-        If the two variables of the environment name different modes.
+        If the two environment variables name different modes, or if ``DNNOPS_FLAGS`` names a mode
+        that is not one of dnnops.
     """
     theirs, own = _given(_PYTENSOR), _given(_OWN)
     if own and theirs and own != theirs:
-        raise DnnValueError(f"{_OWN} gives mode={own}, and {_PYTENSOR} mode={theirs}: give it once")
+        raise DnnValueError(f"{_OWN} sets mode={own}, but {_PYTENSOR} sets mode={theirs}; set one")
     if own and own not in MODE_NAMES:
         raise DnnValueError(
-            f"{_OWN}: mode must be one of {', '.join(MODE_NAMES)}, got {own!r}; PyTensor's own are "
-            f"set in {_PYTENSOR}"
+            f"{_OWN}: mode must be one of {', '.join(MODE_NAMES)}, got {own!r}; set PyTensor's "
+            f"modes in {_PYTENSOR}"
         )
     wanted = own or theirs or _in_files()
     return wanted if wanted in MODE_NAMES else ""
@@ -68,13 +69,13 @@ def wanted_mode() -> str:
 
 @contextmanager
 def mode_kept_back() -> Iterator[None]:
-    """Hide a mode of dnnops from PyTensor, which is imported inside."""
+    """Hide a dnnops mode from PyTensor while PyTensor is imported in this context."""
     flags = os.environ.get(_PYTENSOR)
-    # The flags are read there, early in PyTensor's import, inside of which this may be called.
+    # That module reads the flags early in PyTensor's import, which may already be in progress.
     if "pytensor.configdefaults" in sys.modules or not wanted_mode():
         yield
         return
-    # Of two values, PyTensor takes the last one; and any before that of a file.
+    # PyTensor takes the last of two values, and prefers the environment to a file.
     parts = [part for part in (flags or "").split(",") if part.partition("=")[0].strip() != "mode"]
     os.environ[_PYTENSOR] = ",".join([*filter(None, parts), _NEUTRAL])
     try:
@@ -87,9 +88,9 @@ def mode_kept_back() -> Iterator[None]:
 
 
 def accept_modes() -> None:
-    """Let PyTensor's flag ``mode`` take the names, and set it to the one that is wanted.
+    """Let PyTensor's flag ``mode`` accept dnnops modes, and set it to the requested one.
 
-    A mode that a program has set stays.
+    A mode that a program has set is kept.
     """
     from pytensor.configdefaults import config
 

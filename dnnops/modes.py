@@ -1,7 +1,7 @@
-"""The modes ``DNN``, ``CUDNN`` and ``ONEDNN``, and what the flag ``device`` does.
+"""The modes ``DNN``, ``CUDNN`` and ``ONEDNN``, and the effect of the flag ``device``.
 
-A mode's rewrites are chosen when it is used, not when it is made: whether there is a GPU is probed
-only then.
+A mode chooses its rewrites when it is used, not when it is created, so that a GPU is probed only
+then.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dnnops.errors import DnnUnavailableError
 from dnnops.rewriting.lifting import EVERYTHING
 from dnnops.runtime.ahead import ParallelVMLinker
 
-#: Of rewrites for PyTorch's linker.
+#: Tag of rewrites for PyTorch's linker.
 PYTORCH_TAG = "dnnops_pytorch"
 
 __all__ = [
@@ -43,7 +43,7 @@ __all__ = [
 
 
 class DnnMode(Mode):
-    """Runs graphs on cuDNN where there is a GPU, else on oneDNN; registered as ``DNN``.
+    """Mode that runs graphs on cuDNN if there is a GPU, else on oneDNN; registered as ``DNN``.
 
     The linker is PyTensor's CVM, which runs emitted C. PyTensor's flags ``optimizer_including``,
     ``optimizer_excluding`` and ``optimizer_requiring`` apply.
@@ -51,9 +51,9 @@ class DnnMode(Mode):
     Parameters
     ----------
     linker : str or Linker
-        Another linker; the default is PyTensor's CVM with modules that are compiled in parallel.
+        Linker. Default: PyTensor's CVM, with modules compiled in parallel.
     optimizer : str or RewriteDatabaseQuery
-        Other rewrites to begin with.
+        Rewrites that those of the backend are added to.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class DnnMode(Mode):
 
     @property
     def optimizer(self) -> GraphRewriter:
-        """The rewrites, with those of the backend."""
+        """Rewrites of the mode, including those of the backend."""
         query: Any = self._optimizer
         if not isinstance(query, RewriteDatabaseQuery):
             return query
@@ -88,10 +88,11 @@ class DnnMode(Mode):
 
 
 class CudnnMode(DnnMode):
-    """Runs graphs on the GPU with cuDNN; registered as ``CUDNN``.
+    """Mode that runs graphs on the GPU with cuDNN; registered as ``CUDNN``.
 
-    All moves there that can, also where `DnnMode` finds it not worth the transfer of its operands.
-    Compiling a function raises `DnnUnavailableError` where cuDNN cannot be used.
+    Every node that can run on the GPU moves there, even if `DnnMode` would not consider it worth
+    the transfer of its operands. Compiling a function raises `DnnUnavailableError` if cuDNN cannot
+    be used.
     """
 
     def _backend_tags(self) -> tuple[str, ...]:
@@ -104,10 +105,10 @@ class CudnnMode(DnnMode):
 
 
 class DeviceMode(DnnMode):
-    """The default mode under ``device=cuda``: on the GPU, with cuDNN unless that is disabled.
+    """Default mode with ``device=cuda``, which runs graphs on the GPU and uses cuDNN if enabled.
 
-    Compiling a function raises `DnnUnavailableError` where there is no GPU, or where cuDNN cannot
-    be used and ``dnn.enabled`` isn't False.
+    Compiling a function raises `DnnUnavailableError` if cuDNN or the GPU cannot be used, unless
+    ``dnn.enabled`` is False.
     """
 
     def _backend_tags(self) -> tuple[str, ...]:
@@ -122,9 +123,9 @@ class DeviceMode(DnnMode):
 
 
 class OneDnnMode(DnnMode):
-    """Runs graphs on the CPU with oneDNN; registered as ``ONEDNN``.
+    """Mode that runs graphs on the CPU with oneDNN; registered as ``ONEDNN``.
 
-    Compiling a function raises `DnnUnavailableError` where oneDNN cannot be used.
+    Compiling a function raises `DnnUnavailableError` if oneDNN cannot be used.
     """
 
     def _backend_tags(self) -> tuple[str, ...]:
@@ -137,36 +138,37 @@ class OneDnnMode(DnnMode):
 
 
 def _look_for_blas() -> None:
-    """Have PyTensor look for a BLAS to link, without its five lines where it finds none.
+    """Let PyTensor look for a BLAS to link, but silence its long warning if it finds none.
 
-    Dense layers in float32 are oneDNN's or cuBLAS's, and NumPy multiplies the others. The doctor
-    reports what was found.
+    oneDNN or cuBLAS runs float32 dense layers, and NumPy multiplies other matrices. The doctor
+    command reports the BLAS.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "PyTensor could not link to a BLAS")
-        _ = config.blas__ldflags  # looked for when it is read first
+        _ = config.blas__ldflags  # the first read starts the search
 
 
 def _device() -> int:
-    """The number of the flag's CUDA device; the first one if the flag names none."""
+    """Return the number of the flag's CUDA device, or 0 if the flag names none."""
     from dnnops.gpuarray.device import device_from_target
 
     return device_from_target(flag_value("device")) or 0
 
 
 def register_modes() -> None:
-    """Make the modes known to PyTensor by name; do nothing for those that are."""
+    """Register the modes with PyTensor, except those already registered."""
     for name, mode in (("DNN", DnnMode), ("CUDNN", CudnnMode), ("ONEDNN", OneDnnMode)):
         if name not in predefined_modes:
             register_mode(name, mode())
 
 
 def keep_from_other_linkers() -> None:
-    """Keep oneDNN's Ops out of graphs for JAX, PyTorch and MLX, which can't run them.
+    """Keep oneDNN Ops out of graphs for JAX, PyTorch and MLX, which cannot run them.
 
-    PyTensor's linkers name the rewrites that go with them and those that don't, and a mode heeds
-    that when it is made. So the predefined modes are set up anew, in place: users may have imported
-    them.  PyTorch's linker, which has no tag of its own, gets the one of dnnops' rewrites for it.
+    PyTensor's linkers list the rewrites that they require and those that they exclude, and a mode
+    reads these lists when it is created. The predefined modes are therefore initialized again, in
+    place because users may have imported them. PyTorch's linker has no tag of its own, so the tag
+    of the dnnops rewrites for it is added.
     """
     if PYTORCH_TAG not in PytorchLinker.required_rewrites:
         PytorchLinker.required_rewrites = (*PytorchLinker.required_rewrites, PYTORCH_TAG)
@@ -179,10 +181,10 @@ def keep_from_other_linkers() -> None:
 
 
 def use_device() -> None:
-    """Do what the flag ``device`` says, at import: under ``cuda`` graphs run on the GPU by default.
+    """Apply the flag ``device`` at import, so that graphs run on the GPU by default with ``cuda``.
 
-    The default mode becomes `DeviceMode`, unless the flag ``mode`` was set, and ``pytensor.shared``
-    makes variables on the device.
+    The default mode becomes `DeviceMode` unless the flag ``mode`` is set, and ``pytensor.shared``
+    creates variables on the device.
     """
     if flag_value("device") == "cpu":
         return

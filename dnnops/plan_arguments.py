@@ -1,4 +1,4 @@
-"""From what a user says of a convolution to one whose plans can be listed."""
+"""Check the arguments that describe a convolution whose plans are to be listed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dnnops.plan_cases import DIRECTIONS, CpuCase, GpuCase, PlanCase
 
 __all__ = ["DIRECTION_NAMES", "make_case"]
 
-#: Every way to write a direction, ours and cuDNN's.
+#: Accepted names of a direction, those of dnnops and those of cuDNN.
 DIRECTION_NAMES = {name: name for name in DIRECTIONS} | {
     DIRECTIONS[name]: name for name in DIRECTIONS
 }
@@ -47,12 +47,12 @@ def make_case(
     workspace_limit: Any = None,
     device: str | None = None,
 ) -> PlanCase:
-    """Check what `dnnops.conv_plans` is given, and choose the device.
+    """Check the arguments of `dnnops.conv_plans` and choose the device.
 
     Parameters
     ----------
     input_shape, filter_shape, ...
-        As for `dnnops.conv_plans`.
+        Same as for `dnnops.conv_plans`.
 
     Returns
     -------
@@ -61,9 +61,9 @@ def make_case(
     Raises
     ------
     DnnValueError, DnnTypeError
-        If an argument can't be right; the message says which.
+        If an argument is invalid; the message names it.
     DnnUnavailableError
-        If cuDNN can't be used on the device that is asked for.
+        If cuDNN cannot be used on the requested device.
     """
     input_shape = _sizes("input_shape", input_shape)
     filter_shape = _sizes("filter_shape", filter_shape)
@@ -106,20 +106,20 @@ def _cpu_case(params: dict[str, Any], settings: dict[str, Any], common: dict[str
 
     dtype = common["dtype"]
     if dtype not in ("float32", "float64"):
-        advice = "graphs compute it in float32 there: give dtype float32"
+        advice = "graphs compute float16 in float32 there, so pass dtype float32"
         if dtype == "bfloat16":
-            advice = "give dtype float32 or float64"
-        raise DnnTypeError(f"no convolution on the CPU is of dtype {dtype}; {advice}")
+            advice = "pass dtype float32 or float64"
+        raise DnnTypeError(f"convolutions on the CPU do not support dtype {dtype}; {advice}")
     if settings["precision"] not in (None, "as_input", "as_input_f32", dtype):
         raise DnnValueError(
-            f"precision {settings['precision']!r} isn't to be had on the CPU, which computes in the"
-            f" arrays' dtype, {dtype}"
+            f"precision {settings['precision']!r} is not available on the CPU, which computes in"
+            f" the dtype of the arrays, {dtype}"
         )
     for name in ("allow_tf32", "deterministic", "workspace_limit"):
         value = settings[name]
         if not (value is None or value is False or value == "auto"):
             raise DnnValueError(
-                f"{name}={value!r} is a setting for cuDNN, which the CPU's Ops don't have"
+                f"{name}={value!r} is a cuDNN setting, which the CPU Ops do not have"
             )
     classes = {
         "forward": OneDnnConv,
@@ -148,7 +148,7 @@ def _gpu_case(
     check_cudnn(number)
     remark = ""
     if is_asymmetric(op):
-        # As padded_explicitly() of dnnops.cudnn.conv_padding does.
+        # Same as padded_explicitly() in dnnops.cudnn.conv_padding.
         pads: Any = op.border_mode
         rest = [abs(begin - end) for begin, end in pads]
         op = op.replace(border_mode=tuple((min(pair),) * 2 for pair in pads))
@@ -156,15 +156,15 @@ def _gpu_case(
         spatial = (n + extra for n, extra in zip(image[2:], rest, strict=True))
         common["input_shape"] = (*image[:2], *spatial)
         remark = (
-            "cuDNN isn't given padding that differs before and after an axis: these plans are of an"
-            f" image of {show_shape(common['input_shape'])} that is padded before, in a pass of its"
-            " own, which isn't timed"
+            "cuDNN is not used with padding that differs before and after an axis: these plans are"
+            f" for an image of {show_shape(common['input_shape'])} that is padded first, in a"
+            " separate pass that is not timed"
         )
     return GpuCase(op=op, device=f"cuda{number}", remark=remark, **common)
 
 
 def _device_number(device: Any) -> int | None:
-    """The CUDA device that is meant, None for the CPU."""
+    """Return the number of the CUDA device, or None for the CPU."""
     if device is None:
         from dnnops.cudnn.base import cudnn_usable
 
@@ -174,7 +174,7 @@ def _device_number(device: Any) -> int | None:
 
 
 def _parsed(flag: str, value: Any) -> Any:
-    """Check an argument as the flag of that meaning is checked; None stays None."""
+    """Check an argument like the corresponding flag; None stays None."""
     return None if value is None else parse_flag(flag, value)
 
 
@@ -186,7 +186,7 @@ def _one_of(name: str, value: Any, accepted: dict[str, str]) -> str:
 
 def _float_dtype(dtype: Any) -> str:
     try:
-        # To NumPy, None is float64.
+        # NumPy reads None as float64.
         name = "" if dtype is None else dtype_name(dtype)
     except DnnTypeError:
         name = ""

@@ -1,4 +1,4 @@
-"""Convolutions given by shapes, with operands of random numbers, on either device."""
+"""Convolutions defined by shapes, with random operands, on the CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dnnops.runtime.op import operand_access, permuted_empty
 
 __all__ = ["DIRECTIONS", "CpuCase", "GpuCase", "PlanCase"]
 
-#: The directions, and what cuDNN calls them.
+#: The directions and their names in cuDNN.
 DIRECTIONS = {
     "forward": "forward",
     "grad_inputs": "backward_data",
@@ -34,28 +34,29 @@ DIRECTIONS = {
 }
 
 _SEED = 1
-#: Of random numbers, which are repeated on a GPU: many, and in step with no array's rows.
+#: Number of random values that are repeated to fill a GPU array. It is large, and odd so that the
+#: repetition does not align with the rows of an array.
 _BLOCK = (1 << 22) + 15
 
 
 @dataclass(frozen=True)
 class PlanCase(ABC):
-    """A convolution in one direction, whose arguments have been checked.
+    """A convolution in one direction, with checked arguments.
 
     Attributes
     ----------
     op : OneDnnConv, GpuDnnConvBase, ...
-        The Op that computes it.
+        Op that computes the convolution.
     direction : {'forward', 'grad_inputs', 'grad_weights'}
-        What is computed.
+        Forward convolution or one of its gradients.
     input_shape, filter_shape : tuple of int
-        As `op` gets them.
+        Shapes of the image and the filters that `op` works on.
     dtype, memory_format : str
-        Of all arrays.
+        Dtype and memory format of all arrays.
     device : str
-        ``cpu``, or ``cuda0``...
+        ``cpu``, ``cuda0``, ``cuda1``, ...
     remark : str
-        How what is run differs from what was asked for.
+        Difference between the convolution that is run and the one that was requested.
     """
 
     op: Any
@@ -69,28 +70,28 @@ class PlanCase(ABC):
 
     @cached_property
     def output_shape(self) -> tuple[int, ...]:
-        """The convolution's output, or what the gradients start from."""
+        """Shape of the convolution's output, from which gradients start."""
         return self.op.output_shape(self.input_shape, self.filter_shape)
 
     @property
     def flops(self) -> int:
-        """Operations of the direct algorithm, whichever is used."""
+        """Number of operations of the direct algorithm, regardless of the plan."""
         return conv_flops(self.filter_shape, self.output_shape)
 
     @contextmanager
     def listing(self, with_memory: bool = True) -> Iterator[Any]:
-        """Allocate operands, and give the list of plans for them.
+        """Allocate operands and yield the list of plans for them.
 
         Parameters
         ----------
         with_memory : bool
-            Whether plans are going to run. If not, the arrays have shapes and strides, but no
-            memory: for the list and the library's heuristics that is enough, for any size.
+            Whether plans are going to run. If not, the arrays have shapes and strides but no
+            memory, which is enough for the list and the library's heuristics at any size.
 
         Raises
         ------
         DnnMemoryError
-            If there is no room for them.
+            If there is not enough memory for the operands.
         """
         image, filters, top = self.input_shape, self.filter_shape, self.output_shape
         first, second, result, sizes = {
@@ -123,49 +124,49 @@ class PlanCase(ABC):
             with self._plan_list(node, [*arrays, *vectors, *scalars], output) as plans:
                 yield plans
 
-    # -- what a device adds ------------------------------------------------------------------
+    # -- defined for each device -------------------------------------------------------------
 
     @property
     @abstractmethod
     def flag(self) -> str:
-        """The flag that says which plan is used."""
+        """Name of the flag that selects the plan."""
 
     @property
     @abstractmethod
     def flag_values(self) -> tuple[str, ...]:
-        """The words that the flag takes."""
+        """Words that the flag accepts."""
 
     @property
     def timed_values(self) -> tuple[str, ...]:
-        """Those of them that mean the fastest plan."""
+        """Words that select the fastest plan by timing."""
         return tuple(value for value in self.flag_values if value.startswith("time_"))
 
     @abstractmethod
     def search(self, listing: Any) -> None:
-        """Look for more plans than the library proposes, after those listed have been timed."""
+        """Search for plans beyond those that the library proposes, once those have been timed."""
 
     @abstractmethod
     def energy_meter(self) -> Any:
-        """Give what measures energy.
+        """Return the object that measures energy.
 
         Raises
         ------
         DnnNotSupportedError
-            If the device doesn't tell.
+            If the device does not report its energy.
         DnnUnavailableError
-            If what asks it is missing.
+            If a package needed for the measurement is missing.
         """
 
     @abstractmethod
     def library(self) -> str:
-        """The device and the library, in words."""
+        """Return a description of the device and the library."""
 
     @abstractmethod
     def _on_device(self) -> Any: ...
 
     @abstractmethod
     def _check_room(self) -> None:
-        """Raise DnnMemoryError if it is known that operands can't be allocated."""
+        """Raise `DnnMemoryError` if the operands are known not to fit into memory."""
 
     @abstractmethod
     def _variable(self, shape: tuple[int, ...]) -> Any: ...
@@ -175,14 +176,14 @@ class PlanCase(ABC):
 
     @abstractmethod
     def _without_memory(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """A contiguous array whose elements must be neither read nor written."""
+        """Return a contiguous array whose elements must not be read or written."""
 
     @abstractmethod
     def _plan_list(self, node: Apply, inputs: list[Any], output: Any) -> Any: ...
 
 
 class CpuCase(PlanCase):
-    """A convolution by oneDNN or BLAS."""
+    """A convolution on the CPU, with oneDNN, BLAS or dnnops loops."""
 
     flag = "onednn.conv.algo"
 
@@ -193,10 +194,10 @@ class CpuCase(PlanCase):
         return ALGORITHMS
 
     def search(self, listing: Any) -> None:
-        """Do nothing: oneDNN has no other implementations than those listed."""
+        """Do nothing, since oneDNN has no implementations beyond those listed."""
 
     def energy_meter(self) -> Any:
-        raise DnnNotSupportedError("only NVIDIA GPUs tell how much energy they take")
+        raise DnnNotSupportedError("only NVIDIA GPUs report how much energy they use")
 
     def library(self) -> str:
         from dnnops.runtime.build import ONEDNN
@@ -212,10 +213,10 @@ class CpuCase(PlanCase):
     def _check_room(self) -> None:
         shapes = (self.input_shape, self.filter_shape, self.output_shape)
         needed = sum(map(math.prod, shapes)) * np.dtype(self.dtype).itemsize
-        # Linux would grant it, and kill the process when it is used.
+        # Linux would grant the memory, and kill the process when it is used.
         if needed > (available := _available_memory()):
             raise DnnMemoryError(
-                f"{self.dtype} arrays of {', '.join(map(show_shape, shapes))} take"
+                f"{self.dtype} arrays of {', '.join(map(show_shape, shapes))} need"
                 f" {needed / 2**30:.1f} GiB of memory; {available / 2**30:.1f} GiB are free"
             )
 
@@ -237,7 +238,7 @@ class CpuCase(PlanCase):
 
 
 class GpuCase(PlanCase):
-    """A convolution by cuDNN."""
+    """A convolution on a GPU, with cuDNN."""
 
     @property
     def flag(self) -> str:
@@ -275,7 +276,7 @@ class GpuCase(PlanCase):
         return on_device(self._number)
 
     def _check_room(self) -> None:
-        """Leave it to the allocation, which fails where there is none."""
+        """Do nothing, since an allocation on the device fails if there is not enough memory."""
 
     def _variable(self, shape: tuple[int, ...]) -> Any:
         from dnnops.gpuarray.type import GpuArrayType
@@ -283,7 +284,7 @@ class GpuCase(PlanCase):
         return GpuArrayType(self.dtype, shape, self._number)()
 
     def _random(self, shape: tuple[int, ...], dtype: str) -> Any:
-        # Not by cupy.random: it needs cuRAND, which nothing else here does.
+        # Not cupy.random, which needs cuRAND; nothing else here does.
         import cupy
 
         size = math.prod(shape)
@@ -297,7 +298,7 @@ class GpuCase(PlanCase):
     def _without_memory(self, shape: tuple[int, ...], dtype: str) -> Any:
         import cupy
 
-        # Of as much memory as has the alignment that arrays have.
+        # A small allocation has the alignment of real arrays.
         return cupy.ndarray(shape, numpy_dtype(dtype), memptr=cupy.cuda.alloc(512))
 
     def _plan_list(self, node: Apply, inputs: list[Any], output: Any) -> Any:
@@ -319,7 +320,7 @@ def _cpu_name() -> str:
 
 
 def _available_memory() -> float:
-    """Bytes that can be allocated without swapping; infinite if that can't be told."""
+    """Return the bytes that can be allocated without swapping, or infinity if unknown."""
     try:
         text = Path("/proc/meminfo").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""The ways to run a convolution: listed, timed and chosen without running a network."""
+"""List, time and select the plans of a convolution without running a network."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ Progress = Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class ConvPlan:
-    """One way to run one convolution, whichever library does it.
+    """One way to run one convolution, with any library.
 
     Attributes
     ----------
     name : str
-        What the flags ``dnn.conv.algo_*`` take: an algorithm of cuDNN's legacy API (``FFT_TILING``,
-        ``FFT_FMA_MATH``), an engine of its graph API (``engine7_k2=4``), an algorithm of cuBLASLt
-        (``gemm20_k1=17``) or a kernel of our own (``depthwise1_k0=8``). It ends in
-        ``_channels_last`` or ``_contiguous`` where arrays are copied to that format first, in
-        ``_as_forward`` where a forward convolution with turned filters computes the gradient. On
-        the CPU an implementation of oneDNN, as oneDNN calls it, or one of our own.
+        Name that the flags ``dnn.conv.algo_*`` accept: an algorithm of cuDNN's legacy API
+        (``FFT_TILING``, ``FFT_FMA_MATH``), an engine of its graph API (``engine7_k2=4``), a
+        cuBLASLt algorithm (``gemm20_k1=17``) or a dnnops kernel (``depthwise1_k0=8``). It ends in
+        ``_channels_last`` or ``_contiguous`` if arrays are first copied to that format, and in
+        ``_as_forward`` if a forward convolution with rotated filters computes the gradient. On the
+        CPU, it is oneDNN's name of an implementation, or the name of a dnnops implementation.
     direction : {'forward', 'grad_inputs', 'grad_weights'}
-        What is computed.
+        Forward convolution or one of its gradients.
     api : {'legacy', 'graph', 'cublaslt', 'onednn', 'dnnops'}
-        Whose it is; ``dnnops`` for our own.
+        API that provides the plan; ``dnnops`` for dnnops kernels.
     number : int or None
-        Of the legacy algorithm, engine, kernel or algorithm of cuBLASLt.
+        Number of the legacy algorithm, engine, kernel or cuBLASLt algorithm.
     workspace_bytes : int or None
-        Memory that it needs besides the operands. On the CPU that includes copies of operands in
-        other memory layouts. None if it can't be told.
+        Memory needed in addition to the operands, or None if unknown. On the CPU, it includes
+        copies of operands in other memory layouts.
     deterministic : bool or None
-        Whether every run gives the same bits; None if the library doesn't say.
+        Whether every run gives the same bits, or None if the library does not say.
     math_type : str
-        How it multiplies.
+        Arithmetic of the multiplications.
     notes : tuple of str
-        What else there is to know.
+        Further remarks.
     time_ms : float or None
-        Milliseconds of one call; None if it wasn't timed.
+        Milliseconds per call, or None if not timed.
     reason : str
-        Why it can't be run; empty if it can.
+        Reason why the plan cannot be run; empty if it can.
     energy_mj : float or None
-        Millijoules of one call; None if they weren't measured.
+        Millijoules per call, or None if not measured.
     """
 
     name: str
@@ -71,12 +71,12 @@ class ConvPlan:
 
 
 class FlagChoice(str):
-    """The name of the plan that a flag's value stands for; empty if there is none.
+    """Name of the plan that a flag's value selects, or an empty string if there is none.
 
     Attributes
     ----------
     reason : str
-        Why there is none.
+        Reason why there is none.
     """
 
     __slots__ = ("reason",)
@@ -84,7 +84,7 @@ class FlagChoice(str):
     reason: str
 
     def __new__(cls, name: str, reason: str = "") -> FlagChoice:
-        """Make one of a plan's name, or of the reason why there is none."""
+        """Create a choice from a plan's name or from the reason why there is none."""
         choice = super().__new__(cls, name)
         choice.reason = reason
         return choice
@@ -92,18 +92,19 @@ class FlagChoice(str):
 
 @dataclass(frozen=True)
 class Survey:
-    """What was found out about one convolution in one direction.
+    """Plans and choices for one convolution in one direction.
 
     Attributes
     ----------
     case : PlanCase
-        The convolution.
+        Convolution.
     plans : list of ConvPlan
-        Fastest first, then those untimed in the library's order, then those that can't be run.
+        Timed plans, fastest first, then untimed plans in the library's order, then plans that
+        cannot be run.
     choices : dict
-        For each value of the flag ``case.flag`` the plan that it stands for.
+        Plan that each value of the flag ``case.flag`` selects.
     energy_reason : str
-        Why no energy was measured, if it was asked for.
+        Reason why no energy was measured although it was requested.
     """
 
     case: PlanCase
@@ -133,60 +134,62 @@ def conv_plans(
     energy: bool = False,
     progress: Progress | None = None,
 ) -> list[ConvPlan]:
-    """List the ways in which a convolution can be run.
+    """List the plans of a convolution.
 
-    Operands of normally distributed random numbers are allocated for it, and freed.
+    Operands with normally distributed random numbers are allocated for the call and freed after it.
 
     Parameters
     ----------
     input_shape : sequence of int
-        The image's: (batch, channels, one to three spatial sizes).
+        Shape of the image: (batch, channels, one to three spatial sizes).
     filter_shape : sequence of int
-        (output channels, input channels / `num_groups`, spatial sizes).
+        Shape of the filters: (output channels, input channels / `num_groups`, spatial sizes).
     border_mode, subsample, filter_dilation, num_groups, filter_flip
-        As `dnnops.nnet.conv2d` takes them. cuDNN isn't given padding that differs before and after
-        an axis: the GPU's Ops pad the image first. Then the plans are those of the convolution that
-        follows, of less padding and a larger image; a note says so, and padding isn't timed.
+        Same as for `dnnops.nnet.conv2d`. GPU Ops do not pass cuDNN padding that differs before and
+        after an axis, but pad the image first. The plans are then those of the remaining
+        convolution with less padding and a larger image. A note says so, and the padding is not
+        timed.
     direction : {'forward', 'grad_inputs', 'grad_weights'}
-        The convolution, or which of its gradients; the gradients are also called
-        ``backward_data`` and ``backward_filter``.
+        Forward convolution or one of its gradients. The gradients are also called ``backward_data``
+        and ``backward_filter``.
     dtype : str
-        Of all arrays: float16, bfloat16, float32 or float64; the CPU computes in the last two.
+        Dtype of all arrays: float16, bfloat16, float32 or float64. The CPU supports the last two.
     precision, allow_tf32, deterministic, workspace_limit
-        Settings for cuDNN, in place of the flags ``dnn.conv.precision``, ``dnn.allow_tf32``,
-        ``dnn.deterministic`` and ``dnn.conv.workspace_limit``. The CPU's Ops have no such settings.
+        Settings for cuDNN, which override the flags ``dnn.conv.precision``, ``dnn.allow_tf32``,
+        ``dnn.deterministic`` and ``dnn.conv.workspace_limit``. CPU Ops do not have these settings.
     memory_format : {'contiguous', 'channels_last'}
-        The order of all arrays in memory, but that the CPU's results are always contiguous.
+        Memory format of all arrays, except that results on the CPU are always contiguous.
     device : str, optional
-        ``cpu``, ``cuda`` or ``cuda0``...; by default ``cuda0`` if cuDNN can be used, else ``cpu``.
+        ``cpu``, ``cuda``, ``cuda0``, ``cuda1``, ... Default: ``cuda0`` if cuDNN can be used, else
+        ``cpu``.
     time : bool
-        Whether to run and time every plan. On the GPU engines are then tried with further values of
-        their knobs too, as ``time_on_shape_change`` does.
+        Whether to run and time every plan. On the GPU, engines are then also tried with further
+        values of their knobs, as with ``time_on_shape_change``.
     energy : bool
-        Whether to measure millijoules, too; then plans are timed. Only NVIDIA GPUs tell; see
+        Whether to measure millijoules, which implies `time`. Only NVIDIA GPUs report energy; see
         `dnnops.gpuarray.energy`.
     progress : callable, optional
-        Called as ``progress(done, total)`` while plans are timed.
+        Function called as ``progress(done, total)`` while plans are timed.
 
     Returns
     -------
     list of ConvPlan
-        Fastest first; then those not timed, in the order in which the library would try them; then
-        those that can't be run, with the reason.
+        Timed plans, fastest first; then untimed plans, in the order in which the library would try
+        them; then plans that cannot be run, with the reason.
 
     Raises
     ------
     DnnValueError, DnnTypeError
-        If an argument can't be right; the message says which.
+        If an argument is invalid; the message names it.
     DnnUnavailableError
-        If the library or the device can't be used, or if `energy` needs a package that is missing.
+        If the library or the device cannot be used, or if `energy` needs a package that is missing.
     DnnMemoryError
-        If plans are timed and there is no room for the operands.
+        If plans are timed and there is not enough memory for the operands.
 
     Warns
     -----
     DnnWarning
-        If energy was asked for and the device doesn't tell.
+        If energy was requested and the device does not report it.
 
     Examples
     --------
@@ -241,37 +244,37 @@ def flag_choices(
     time: bool = True,
     **settings: Any,
 ) -> dict[str, FlagChoice]:
-    """Tell for each value of an algorithm flag which plan it would choose.
+    """Return the plan that each value of an algorithm flag would select.
 
     Parameters
     ----------
     input_shape, filter_shape, border_mode, subsample, filter_dilation, num_groups
-        As for `conv_plans`.
+        Same as for `conv_plans`.
     time : bool
-        Whether to time all plans, without which it isn't known what ``time_once`` and
-        ``time_on_shape_change`` would choose.
+        Whether to time all plans. Otherwise the selections of ``time_once`` and
+        ``time_on_shape_change`` are unknown.
     **settings
         Other arguments of `conv_plans`, such as `direction`, `dtype` and `device`.
 
     Returns
     -------
     dict
-        From each word that the flag takes (on the GPU ``dnn.conv.algo_fwd``, ``algo_bwd_data`` or
-        ``algo_bwd_filter``, on the CPU ``onednn.conv.algo``) to the plan's name; where there is
-        none that is an empty string whose attribute ``reason`` tells why.
+        Name of the plan for each word that the flag accepts. The flag is ``dnn.conv.algo_fwd``,
+        ``algo_bwd_data`` or ``algo_bwd_filter`` on the GPU and ``onednn.conv.algo`` on the CPU. If
+        there is no plan, the name is an empty string with the reason in its attribute ``reason``.
 
     Raises
     ------
     DnnError
-        As `conv_plans` does.
+        Same as for `conv_plans`.
     """
     progress = settings.pop("progress", None)
     known = inspect.signature(conv_plans).parameters
     for name in settings:
         if name not in known or name in ("time", "energy"):
             raise DnnTypeError(
-                f"flag_choices: there is no argument {name}; those of conv_plans are taken, other"
-                " than energy"
+                f"flag_choices: there is no argument {name}; it takes those of conv_plans except"
+                " energy"
             )
     time = switch("flag_choices", "time", time)
     case = make_case(
@@ -287,7 +290,7 @@ def flag_choices(
 
 
 def make_case(**arguments: Any) -> PlanCase:
-    """Check arguments as `conv_plans` takes them, and make the convolution that they describe."""
+    """Check the arguments of `conv_plans` and return the convolution that they describe."""
     from dnnops.plan_arguments import make_case
 
     return make_case(**arguments)
@@ -301,16 +304,16 @@ def survey(
     choices: bool = True,
     progress: Progress | None = None,
 ) -> Survey:
-    """Find out all that is wanted of a convolution with one set of operands.
+    """List, time and measure the plans of a convolution with one set of operands.
 
     Parameters
     ----------
     case : PlanCase
-        The convolution.
+        Convolution.
     time, energy, progress
-        As for `conv_plans`.
+        Same as for `conv_plans`.
     choices : bool
-        Whether to ask which plan each value of the flag stands for.
+        Whether to find the plan that each value of the flag selects.
 
     Returns
     -------
@@ -319,7 +322,7 @@ def survey(
     Raises
     ------
     DnnError
-        As `conv_plans` does.
+        Same as for `conv_plans`.
     """
     meter, energy_reason = None, ""
     if energy:
@@ -349,7 +352,7 @@ def _time_all(case: PlanCase, listing: Any, progress: Progress | None, rounds: i
     for done, index in enumerate(runnable):
         if progress is not None:
             progress(done, rounds * len(runnable))
-        # One that fails is refused from then on, and its row tells why.
+        # A plan that fails is refused from then on, with the reason in its row.
         with suppress(DnnError):
             listing.time(index)
     try:
@@ -367,7 +370,7 @@ def _time_all(case: PlanCase, listing: Any, progress: Progress | None, rounds: i
 def _measure_all(
     meter: Any, listing: Any, plans: list[ConvPlan], progress: Progress | None
 ) -> None:
-    """Add to the rows of the timed plans what energy they take."""
+    """Add the measured energy to the rows of the timed plans."""
     timed = [index for index, plan in enumerate(plans) if plan.time_ms is not None]
     for done, index in enumerate(timed, start=1):
 
@@ -406,6 +409,6 @@ def conv_flops(filter_shape: Sequence[int], output_shape: Sequence[int]) -> int:
     Returns
     -------
     int
-        Multiplications and additions, those with the padding's zeros included.
+        Number of multiplications and additions, including those with zeros from padding.
     """
     return 2 * math.prod(output_shape) * math.prod(filter_shape[1:])

@@ -1,14 +1,13 @@
-"""What lets a program import PyTensor before dnnops, whatever flags of dnnops are set.
+"""Let a program import PyTensor before dnnops even if dnnops flags are set.
 
-PyTensor warns of flags that it does not know, and refuses modes that it does not know, while it is
-imported. An installation therefore puts a file with the line `PTH` into ``site-packages``, which
-Python executes when it starts. Where flags could concern dnnops, that line loads this module, whose
-`install` waits for PyTensor to be imported. It does by then what ``dnnops/__init__.py`` does when
-dnnops is imported first.
+While it is imported, PyTensor warns about unknown flags and rejects unknown modes. The installation
+therefore puts a file with the line `PTH` into ``site-packages``, which Python executes at startup.
+If flags might concern dnnops, that line loads this module and calls `install`, which waits for
+PyTensor to be imported. It then does what ``dnnops/__init__.py`` does if dnnops is imported first.
 
-Python loads this module by its path, without the package, whose import would be that of PyTensor.
-So it imports nothing but the standard library, and little of that: processes that never import
-PyTensor pay for it, too.
+This module is loaded by its path and not as part of the package, which would import PyTensor. It
+imports only a few modules of the standard library, since processes that never import PyTensor also
+pay for it.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from typing import Any
 
 __all__ = ["PTH", "PTH_NAME", "install"]
 
-#: Python reads these files in the order of their names: after ``__editable__.*.pth``, which makes
-#: an editable installation known.
+#: Python reads .pth files in the order of their names. This one comes after ``__editable__.*.pth``,
+#: which makes an editable installation importable.
 PTH_NAME = "dnnops-flags.pth"
-#: One line, or Python would take the next one for a line of its own. Nothing that goes wrong in it
-#: is reported, since it would be in every process of the environment.
+#: A single line, because Python executes each line of a .pth file separately. Errors in it are not
+#: reported, since they would appear in every process of the environment.
 PTH = (
     "import os; _given = os.environ.get; ("
     "'dnn' in _given('PYTENSOR_FLAGS', '').lower() or 'device' in _given('PYTENSOR_FLAGS', '') "
@@ -42,9 +41,9 @@ PTH = (
 
 
 def install() -> None:
-    """Wait for PyTensor to be imported; do nothing if it has been, or if that is done already.
+    """Wait for PyTensor to be imported; do nothing if it has been, or if this was called before.
 
-    Python may read two start-up files: of two environments, or twice in one.
+    Python may read two startup files, from two environments or twice from one.
     """
     waiting = any(type(finder).__module__ == __name__ for finder in sys.meta_path)
     if "pytensor" not in sys.modules and not waiting:
@@ -52,7 +51,7 @@ def install() -> None:
 
 
 class _Finder:
-    """Finds PyTensor where the others do, and has it imported with the flags of dnnops in mind."""
+    """Finder that locates PyTensor with the other finders and prepares its import for dnnops."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         # dnnops, imported first, makes its own preparations.
@@ -61,7 +60,7 @@ class _Finder:
         try:
             return self._prepared(name, path, target)
         except Exception:
-            return None  # as if there were no such finder
+            return None  # fall back to the other finders
 
     def _prepared(self, name: str, path: Any, target: Any) -> ModuleSpec | None:
         others = (finder for finder in sys.meta_path if finder is not self)
@@ -78,18 +77,18 @@ class _Finder:
                 sys.meta_path.remove(self)
             _import_pytensor(lambda: execute(module))
 
-        # The loader stays the same object: it also reads sources and resources.
+        # Keep the loader object, since it also reads sources and resources.
         loader.exec_module = exec_module
         return spec
 
 
 def _import_pytensor(execute: Any) -> None:
-    """Import PyTensor, and then dnnops if one of its modes is to be the default."""
+    """Import PyTensor, and then dnnops if a dnnops mode is the requested default."""
     from contextlib import ExitStack, suppress
 
     wanted = ""
     with ExitStack() as stack:
-        # What is wrong with the flags, PyTensor or dnnops says.
+        # PyTensor or dnnops will report errors in the flags.
         with suppress(Exception):
             config, mode_flag = _modules("config", "mode_flag")
             stack.enter_context(config.quiet_unknown_flag_warnings())
@@ -101,9 +100,9 @@ def _import_pytensor(execute: Any) -> None:
 
 
 def _modules(*names: str) -> list[ModuleType]:
-    """Load modules of dnnops that need no PyTensor without their package, which does.
+    """Load dnnops modules that do not need PyTensor, without the package, which does.
 
-    They are forgotten at once, so that the package finds none of itself imported.
+    The modules are removed from ``sys.modules`` at once, so that the package is imported afresh.
     """
     folder = __file__.rpartition("/")[0]
     loaded: list[ModuleType] = []

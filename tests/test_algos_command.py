@@ -174,7 +174,7 @@ def test_json_without_times(capsys: Output):
 def test_energy_on_the_cpu(capsys: Output):
     assert main(["algos", *SHAPES, *CPU, "--energy"]) == 0
     out = capsys.readouterr().out
-    assert "no energy was measured: only NVIDIA GPUs tell how much energy they take" in out
+    assert "no energy was measured: only NVIDIA GPUs report how much energy they use" in out
     assert "mJ" not in tables(out)[0][0]
 
 
@@ -198,7 +198,7 @@ def test_energy_on_the_cpu(capsys: Output):
         (["--groups", "3"], "num_groups 3 does not divide the 16 input channels"),
         (["--groups", "2,2"], "--groups must be one integer"),
         (["--dtype", "float8"], "dtype must be one of bfloat16, float16, float32, float64; got"),
-        (["--dtype", "float16"], "give dtype float32"),
+        (["--dtype", "float16"], "pass dtype float32"),
         (
             ["--direction", "sideways"],
             "--direction must be one of forward, backward_data, backward",
@@ -206,8 +206,8 @@ def test_energy_on_the_cpu(capsys: Output):
         (["--memory-format", "NHWC"], "memory_format must be one of contiguous, channels_last"),
         (["--device", "tpu"], "flag device: 'tpu' is not accepted. Give one of: cpu, cuda"),
         (["--no-time", "--energy"], "--energy runs the plans, which --no-time forbids"),
-        (["--precision", "float64"], "precision 'float64' isn't to be had on the CPU"),
-        (["--allow-tf32"], "allow_tf32=True is a setting for cuDNN"),
+        (["--precision", "float64"], "precision 'float64' is not available on the CPU"),
+        (["--allow-tf32"], "allow_tf32=True is a cuDNN setting"),
         (["--workspace-limit", "many"], "flag dnn.conv.workspace_limit: 'many' is not accepted"),
     ],
 )
@@ -371,7 +371,7 @@ def test_nothing_can_be_run(capsys: Output, monkeypatch: pytest.MonkeyPatch):
 
 def test_what_differs_from_the_question_is_said(capsys: Output):
     found = gpu_survey()
-    remark = "cuDNN isn't given padding that differs before and after an axis"
+    remark = "cuDNN is not used with padding that differs before and after an axis"
     case = GpuCase(**{**found.case.__dict__, "remark": remark})
     algos_report.print_survey(Survey(case, found.plans, {}, "cuda0 doesn't tell"))
     lines = capsys.readouterr().out.splitlines()

@@ -286,11 +286,11 @@ def test_nothing_is_known_of_what_numba_runs(monkeypatch):
     f = forward(mode=None)
     for _ in range(2):
         row = only(dnnops.chosen_plans(f))
-        assert (row.plan, row.remark) == ("", "not C code, tells nothing")
+        assert (row.plan, row.remark) == ("", "not C code, plan unknown")
         printed = " ".join(str(dnnops.chosen_plans(f)).split())
-        assert "(not C code, tells nothing)" in printed
+        assert "(not C code, plan unknown)" in printed
         assert "has not run" not in printed
-        assert "Compile with mode='DNN' or another mode of linker CVM" in printed
+        assert "Compile with mode='DNN' or another mode with the CVM linker" in printed
         f(*arrays(*SMALL))
 
 

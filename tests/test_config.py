@@ -243,15 +243,15 @@ def test_a_variable_of_its_own_warns_in_no_order_of_imports(imports: str):
 @pytest.mark.parametrize(
     ("own", "shared", "message"),
     [
-        ("dnn.conv.algo=fft", "", "DNNOPS_FLAGS: dnnops has no flag dnn.conv.algo; PyTensor's own"),
+        ("dnn.conv.algo=fft", "", "DNNOPS_FLAGS: dnnops has no flag dnn.conv.algo; set PyTensor's"),
         (
             "floatX=float32",
             "",
-            "DNNOPS_FLAGS: dnnops has no flag floatX; PyTensor's own are set in",
+            "DNNOPS_FLAGS: dnnops has no flag floatX; set PyTensor's flags in",
         ),
         ("dnn.enabled=sometimes", "", "flag dnn.enabled: 'sometimes' is not accepted"),
-        ("dnn.enabled=True", "dnn.enabled=False", "and dnn.enabled=False is given, too"),
-        ("dnn.enabled=True", "dnn__enabled=False", "and dnn__enabled=False is given, too"),
+        ("dnn.enabled=True", "dnn.enabled=False", "but dnn.enabled=False is also set"),
+        ("dnn.enabled=True", "dnn__enabled=False", "but dnn__enabled=False is also set"),
     ],
 )
 def test_a_bad_variable_of_its_own_is_an_error(own: str, shared: str, message: str):

@@ -95,7 +95,11 @@ def test_which_one_is_wanted(monkeypatch, tmp_path, theirs, own, file, wanted):
 @pytest.mark.parametrize(
     ("theirs", "own", "message"),
     [
-        ("mode=DNN", "mode=CUDNN", "DNNOPS_FLAGS gives mode=CUDNN, and PYTENSOR_FLAGS mode=DNN"),
+        (
+            "mode=DNN",
+            "mode=CUDNN",
+            "DNNOPS_FLAGS sets mode=CUDNN, but PYTENSOR_FLAGS sets mode=DNN",
+        ),
         ("", "mode=FAST_RUN", "mode must be one of DNN, CUDNN, ONEDNN, got 'FAST_RUN'"),
     ],
 )

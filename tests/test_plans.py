@@ -125,7 +125,7 @@ def test_progress_is_told():
 
 
 def test_energy_on_the_cpu_is_a_warning():
-    with pytest.warns(DnnWarning, match="no energy was measured: only NVIDIA GPUs tell"):
+    with pytest.warns(DnnWarning, match="no energy was measured: only NVIDIA GPUs report"):
         rows = conv_plans(**SMALL, device="cpu", energy=True)
     assert all(row.energy_mj is None for row in rows)
     assert rows[0].time_ms is not None
@@ -217,22 +217,26 @@ def test_it_is_what_users_see():
             "dtype must be one of bfloat16, float16, float32, float6",
         ),
         ({"dtype": "half-precision"}, DnnTypeError, "dtype must be one of"),
-        ({"dtype": "float16"}, DnnTypeError, "in float32 there: give dtype float32"),
-        ({"dtype": "bfloat16"}, DnnTypeError, "give dtype float32 or float64"),
+        ({"dtype": "float16"}, DnnTypeError, "in float32 there, so pass dtype float32"),
+        ({"dtype": "bfloat16"}, DnnTypeError, "pass dtype float32 or float64"),
         (
             {"memory_format": "NHWC"},
             DnnValueError,
             "memory_format must be one of contiguous, chann",
         ),
         ({"device": "tpu"}, DnnValueError, "flag device: 'tpu' is not accepted"),
-        ({"precision": "float16"}, DnnValueError, "precision 'float16' isn't to be had on the CPU"),
+        (
+            {"precision": "float16"},
+            DnnValueError,
+            "precision 'float16' is not available on the CPU",
+        ),
         ({"precision": "half"}, DnnValueError, "flag dnn.conv.precision: 'half' is not accepted"),
         ({"dtype": None}, DnnTypeError, "dtype must be one of"),
-        ({"allow_tf32": True}, DnnValueError, "allow_tf32=True is a setting for cuDNN"),
+        ({"allow_tf32": True}, DnnValueError, "allow_tf32=True is a cuDNN setting"),
         ({"allow_tf32": "maybe"}, DnnValueError, "flag dnn.allow_tf32: 'maybe' is not accepted"),
-        ({"workspace_limit": 0}, DnnValueError, "workspace_limit=0 is a setting for"),
-        ({"deterministic": True}, DnnValueError, "deterministic=True is a setting for cuDNN"),
-        ({"workspace_limit": "1MB"}, DnnValueError, "workspace_limit=1000000 is a setting for"),
+        ({"workspace_limit": 0}, DnnValueError, "workspace_limit=0 is a cuDNN setting"),
+        ({"deterministic": True}, DnnValueError, "deterministic=True is a cuDNN setting"),
+        ({"workspace_limit": "1MB"}, DnnValueError, "workspace_limit=1000000 is a cuDNN setting"),
         ({"workspace_limit": "lots"}, DnnValueError, "flag dnn.conv.workspace_limit: 'lots'"),
         ({"workspace_limit": -1}, DnnValueError, "flag dnn.conv.workspace_limit: '-1'"),
     ],
