@@ -151,7 +151,7 @@ def test_no_device_means_one_that_works(monkeypatch):
 
 def test_too_little_memory(monkeypatch):
     monkeypatch.setattr(plan_cases, "_available_memory", lambda: 1000.0)
-    with pytest.raises(DnnMemoryError, match=r"float32 arrays of \(2, 16, 9, 8\), .* take"):
+    with pytest.raises(DnnMemoryError, match=r"float32 arrays of \(2, 16, 9, 8\), .* need"):
         conv_plans(**SMALL, device="cpu", time=True)
 
 
@@ -431,7 +431,7 @@ def test_asymmetric_padding_is_what_is_really_run(gpu):
         assert type(case.op) is cls
         assert case.op == plain.op
         assert case.input_shape == (2, 16, 11, 10)
-        assert "an image of (2, 16, 11, 10) that is padded before" in case.remark
+        assert "an image of (2, 16, 11, 10) that is padded first" in case.remark
         assert plain.remark == ""
         # The output is that of the convolution that was asked for.
         assert case.output_shape == make_case(**arguments, device="cpu").output_shape
