@@ -148,7 +148,7 @@ def test_show_what_cannot_be_used(run, cache: PlanCache):
     cache.store(key(beta=1), CHOICE)
     shown = run("show")
     assert shown.status == 0
-    assert any(line.startswith(f"{file} is ignored: it is no valid JSON") for line in shown.lines)
+    assert any(line.startswith(f"{file} is ignored: it is not valid JSON") for line in shown.lines)
     assert "2 entries" in shown.lines[-1]
     assert run("show", "--json").json["unusable"][0]["file"] == str(file)
 
@@ -326,10 +326,10 @@ def test_import_refuses_entries_one_by_one(run, cache: PlanCache, tmp_path: Path
     imported = run("import", file)
     assert imported.status == 1
     assert imported.lines[:4] == [
-        "refused entry 1: it is no dnnops-plan",
+        "refused entry 1: its format is not dnnops-plan",
         "refused entry 2: it is of an older version: its schema is 0, not 1",
-        "refused entry 4: its checksum does not fit its content",
-        "refused entry 5: it is no dnnops-plan",
+        "refused entry 4: its checksum does not match its content",
+        "refused entry 5: its format is not dnnops-plan",
     ]
     assert ": 1 entry imported into " in imported.lines[4]
     assert imported.lines[4].endswith(", 0 not newer than those there, 4 refused")
@@ -339,22 +339,22 @@ def test_import_refuses_entries_one_by_one(run, cache: PlanCache, tmp_path: Path
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "no valid JSON"),
-        (b"\xff\xfe", "no valid JSON"),
-        (b"[]", "no dnnops-plans"),
-        (b"[" * 200_000, "no dnnops-plans"),
-        (b'{"format": ' + b"[" * 1000, "no valid JSON"),
+        (b"", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"[]", "its format is not dnnops-plans"),
+        (b"[" * 200_000, "its format is not dnnops-plans"),
+        (b'{"format": ' + b"[" * 1000, "not valid JSON"),
         (b'{"format": "dnnops-plans", "schema": 1, "entries": [' + b"[" * 100_000, "too deeply"),
-        (b'{"format": "dnnops-plans", "schema": 1, "entries": [{},]}', "no valid JSON"),
-        (b'{"format": "dnnops-plans", "schema": 1, "entries": [{} {}]}', "',' expected at '{'"),
+        (b'{"format": "dnnops-plans", "schema": 1, "entries": [{},]}', "not valid JSON"),
+        (b'{"format": "dnnops-plans", "schema": 1, "entries": [{} {}]}', "expected ',' at '{'"),
         (b'{"format": "dnnops-plans", "schema": 1, "entries": []} []', "follows its end"),
-        (b'{"entries": [], "entries": [], "schema": 1}', "a member is there twice"),
+        (b'{"entries": [], "entries": [], "schema": 1}', "a member is given twice"),
         (b'{"format": "' + b"a" * 2000 + b'"}', "over the limit"),
         (b'{"schema": 1, "entries": ["' + b"a" * 300_000 + b'"]}', "over the limit"),
-        (b"{" + b" " * 300_000, "no valid JSON"),
+        (b"{" + b" " * 300_000, "not valid JSON"),
         (b'{"format": "dnnops-plans", "schema": 9, "entries": []}', "newer version"),
         (b'{"format": "dnnops-plans", "schema": 1}', "'entries'"),
-        (b'{"format": "dnnops-plans", "schema": 1, "entries": 7}', "entries are no list"),
+        (b'{"format": "dnnops-plans", "schema": 1, "entries": 7}', "entries are not a list"),
     ],
 )
 def test_import_of_something_else(
@@ -365,7 +365,7 @@ def test_import_of_something_else(
     failed = run("import", file)
     assert (failed.status, failed.out) == (1, "")
     assert failed.err.startswith(
-        f"dnnops cache: {file} is not what `dnnops cache export` writes: it"
+        f"dnnops cache: {file} is not a file that `dnnops cache export` wrote: it"
     )
     assert reason in failed.err
     assert not cache.path.exists()
@@ -392,7 +392,7 @@ def test_import_of_very_many_entries_takes_little_memory(
     file.write_text(f"{start}{'{},' * 99}{{}}]}}")
     imported = run("import", file)
     assert imported.lines[19:21] == [
-        "refused entry 20: it is no dnnops-plan",
+        "refused entry 20: its format is not dnnops-plan",
         "refused 80 more; --json lists all",
     ]
     assert imported.lines[21].endswith("0 not newer than those there, 100 refused")
@@ -401,10 +401,10 @@ def test_import_of_very_many_entries_takes_little_memory(
 @pytest.mark.parametrize(
     ("date", "reason"),
     [
-        ("0001-01-01T00:00:00Z", "its date '0001-01-01T00:00:00Z' cannot be right"),
-        ("1-01-01T00:00:00Z", "its date is none"),
-        ("1970-01-01T00:00:00Z", "its date '1970-01-01T00:00:00Z' cannot be right"),
-        ("2025-1-1T0:0:0Z", "its date '2025-1-1T0:0:0Z' cannot be right"),
+        ("0001-01-01T00:00:00Z", "its date '0001-01-01T00:00:00Z' is invalid"),
+        ("1-01-01T00:00:00Z", "its date is invalid"),
+        ("1970-01-01T00:00:00Z", "its date '1970-01-01T00:00:00Z' is invalid"),
+        ("2025-1-1T0:0:0Z", "its date '2025-1-1T0:0:0Z' is invalid"),
         ("9999-12-31T23:59:59Z", "its date is in the future"),
     ],
 )
@@ -473,9 +473,7 @@ def test_export_replaces_a_file_only_if_told_to(run, cache: PlanCache, tmp_path:
     file.write_text("mine")
     refused = run("export", file)
     assert refused.status == 1
-    assert (
-        refused.err == f"dnnops cache: {file} is there already; force=True (--force) replaces it\n"
-    )
+    assert refused.err == f"dnnops cache: {file} already exists; force=True (--force) replaces it\n"
     assert file.read_text() == "mine"
     assert run("export", file, "--force", "--json").json == {
         "path": str(cache.path),
@@ -496,7 +494,7 @@ def test_export_replaces_nothing_but_files(run, cache: PlanCache, tmp_path: Path
     for target in (cache.path.parent, tmp_path / "link", tmp_path / "pipe"):
         failed = run("export", target, "--force")
         assert failed.status == 1
-        assert "is no regular file" in failed.err
+        assert "is not a regular file" in failed.err
 
 
 def test_an_export_leaves_out_what_is_damaged(run, cache: PlanCache, tmp_path: Path):
@@ -506,7 +504,7 @@ def test_an_export_leaves_out_what_is_damaged(run, cache: PlanCache, tmp_path: P
     cache.store(key(beta=1), CHOICE)
     target = tmp_path / "plans.json"
     exported = run("export", target)
-    reason = "it is no valid JSON: Expecting value: line 1 column 1 (char 0)"
+    reason = "it is not valid JSON: Expecting value: line 1 column 1 (char 0)"
     assert exported.lines == [
         f"left out {file}: {reason}",
         f"wrote 1 entry of {cache.path} to {target}",

@@ -1,8 +1,8 @@
 """Convolution and its two gradients on cuDNN.
 
-Each Op computes ``alpha * convolution + beta * out``: the scaling factor `alpha` is 1 and there is
-no `out` unless they are given, by hand or by the rewrites that merge what follows a convolution
-into it.
+Each Op computes ``alpha * convolution + beta * out``. By default `alpha` is 1 and there is no
+`out`. Users can pass them, and rewrites add them when they merge scaling and addition into a
+convolution.
 """
 
 from __future__ import annotations
@@ -46,43 +46,44 @@ __all__ = ["GpuDnnConv", "GpuDnnConvBase", "GpuDnnConvGradI", "GpuDnnConvGradW"]
 
 
 class GpuDnnConvBase(CudnnOp, ConvBase):
-    """What the three Ops share; called as ``op(first, second, [shape,] alpha, beta, out)``.
+    """Base class of convolution and its gradients on cuDNN.
 
-    A `GpuDnnConvDesc` may give the parameters, as in Theano:
-    ``op(first, second, output, desc, alpha=1, beta=0)``.
+    The Ops are called as ``op(first, second, [shape,] alpha, beta, out)``. As in Theano, a
+    `GpuDnnConvDesc` can give the parameters: ``op(first, second, output, desc, alpha=1, beta=0)``.
 
-    Padding that differs before and after an axis is not left to cuDNN: such an Op, when called,
-    pads the image on the device and applies an Op of symmetric padding to it (the reason is in
-    `dnnops.cudnn.conv_padding`).
+    cuDNN isn't used for padding that differs before and after an axis. Instead, calling such an Op
+    pads the image on the device and applies an Op with symmetric padding; see
+    `dnnops.cudnn.conv_padding` for the reason.
 
-    Parameters by position are Theano's: `algo`, `inplace` and `num_groups`, and of the gradients
-    `inplace`, `algo` and `num_groups`.
+    Positional parameters are in Theano's order: `algo`, `inplace` and `num_groups` for the
+    convolution, and `inplace`, `algo` and `num_groups` for the gradients.
 
     Parameters
     ----------
     algo : str or int, optional
-        What chooses the plan (see `dnnops.cudnn.algorithms`). Default: the flag
+        How to select the plan; see `dnnops.cudnn.algorithms`. Default: the flag
         ``dnn.conv.algo_fwd``, ``algo_bwd_data`` or ``algo_bwd_filter``.
     inplace : bool
-        Whether the result is written into `out`, which has to be given then.
+        Whether the result is written into `out`, which must then be given.
     num_groups, ndim, border_mode, subsample, filter_flip, filter_dilation
-        As for `dnnops.nnet.conv.ConvBase`.
+        See `dnnops.nnet.conv.ConvBase`.
     precision : str, optional
-        The type that is computed in. Default: the flag ``dnn.conv.precision``.
+        Type to compute in. Default: the flag ``dnn.conv.precision``.
     memory_format : {'contiguous', 'channels_last'}
-        The order in memory of a result that is allocated. Operands may have either.
+        Memory format of the result if the Op allocates it. Operands can have either format.
     accumulate : bool
-        Whether there are operands `beta` and `out`.
+        Whether the Op takes the operands `beta` and `out`.
     allow_tf32, deterministic : bool, optional
-        Default: the flags ``dnn.allow_tf32`` and ``dnn.deterministic``.
+        Whether TF32 is allowed, and whether results must be the same in every run. Default: the
+        flags ``dnn.allow_tf32`` and ``dnn.deterministic``.
     workspace_limit : int or str, optional
-        In bytes, or as the flag ``dnn.conv.workspace_limit`` takes it; -1 for what can be
-        allocated. Default: the flag.
+        Limit in bytes, or another value of the flag ``dnn.conv.workspace_limit``; -1 allows
+        whatever can be allocated. Default: the flag.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If a parameter is of another kind, or out of bounds.
+        If a parameter has the wrong type or an invalid value.
     DnnNotSupportedError
         From ``make_node``, if padding differs before and after an axis.
     """
@@ -103,9 +104,9 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
     node_word = 24
     #: An entry of `DIRECTIONS`.
     direction: str
-    #: What messages call the first two operands.
+    #: Names of the first two operands in error messages.
     operand_names: tuple[str, str]
-    #: How many operands there are before `alpha`.
+    #: Number of operands before `alpha`.
     leading: int
 
     def __init__(
@@ -155,13 +156,13 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
         return f"{type(self).__name__}{{{', '.join(shown)}}}"
 
     def replace(self, **changes: Any) -> GpuDnnConvBase:
-        """Copy the Op with other parameters."""
+        """Return a copy of the Op with some parameters changed."""
         own = {name: getattr(self, name) for name in self.__props__}
         return type(self)(**{**own, **changes})
 
     @classmethod
     def from_abstract(cls, op: ConvBase) -> GpuDnnConvBase:
-        """Make the Op with the parameters of an abstract one."""
+        """Return the Op with the parameters of an abstract one."""
         return cls(**op.conv_params())
 
     def parameters(self) -> list[int]:
@@ -181,8 +182,7 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
             *parse_algorithm(self.algo, self.direction).words(),
         ]
 
-    # Of a subclass: the result's static shape, checked, from those of the operands and the
-    # entries of the shape operand; and the shape of symbolic sizes.
+    # Subclasses implement both: the first checks static shapes, the second takes symbolic ones.
     def _static_shape(self, first: Any, second: Any, sizes: Any) -> tuple[Any, ...]:
         raise NotImplementedError
 
@@ -199,13 +199,13 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
     def make_node(self, first: Any, second: Any, *others: Any) -> Apply:
         if is_asymmetric(self):
             raise DnnNotSupportedError(
-                f"{self.where}: cuDNN is not used for padding that differs before and after an"
-                f" axis, as border_mode={self.border_mode} does; call the Op, which pads the image"
+                f"{self.where}: make_node does not support padding that differs before and after"
+                f" an axis, got border_mode={self.border_mode}; call the Op, which pads the image"
             )
         shape, others = self._split_shape(others)
         alpha, beta, out = (*others, *(1.0, 1.0, None)[len(others) :])
         if out is None and self.inplace:
-            raise DnnTypeError(f"{self.where}: inplace needs out, an operand to write into")
+            raise DnnTypeError(f"{self.where}: inplace=True needs an operand out to write into")
         if (out is not None) != self.accumulate:
             return self.replace(accumulate=out is not None).make_node(
                 first, second, *shape, alpha, beta, out
@@ -229,8 +229,8 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
         if not count <= len(others) <= count + 3:
             expected = ", ".join((*self.operand_names, *("shape",) * count))
             raise DnnTypeError(
-                f"{self.where}: expected the operands {expected}, alpha, beta and out, the last"
-                f" three of them optional; got {2 + len(others)}"
+                f"{self.where}: expected the operands {expected}, and optionally alpha, beta and"
+                f" out; the number of operands given is {2 + len(others)}"
             )
         shape = [int_vector(self.where, "the spatial shape", x, self.ndim) for x in others[:count]]
         return shape, others[count:]
@@ -253,7 +253,7 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[i != 2 or self.leading == 2] for i in range(len(node.inputs))]
 
-    # The gradients by the first two operands of the convolution alone, times alpha.
+    # The convolution's gradients with respect to the first two operands, times alpha.
     def _adjoints(self, first: Any, second: Any, g: Any, alpha: Any) -> list[Any]:
         raise NotImplementedError
 
@@ -313,10 +313,10 @@ def _inner_product(x: Any, y: Any) -> Any:
 
 
 class GpuDnnConv(GpuDnnConvBase):
-    """`Conv` by cuDNN: ``GpuDnnConv(...)(img, kerns, alpha=1, beta=1, out=None)``.
+    """`Conv` on cuDNN, called as ``GpuDnnConv(...)(img, kerns, alpha=1, beta=1, out=None)``.
 
-    Parameters as for `GpuDnnConvBase`. The result is
-    ``alpha * convolution(img, kerns) + beta * out``.
+    The result is ``alpha * convolution(img, kerns) + beta * out``. See `GpuDnnConvBase` for the
+    parameters.
     """
 
     direction = "forward"
@@ -340,9 +340,10 @@ class GpuDnnConv(GpuDnnConvBase):
 
 
 class GpuDnnConvGradI(GpuDnnConvBase):
-    """`ConvGradInputs` by cuDNN: ``(kerns, topgrad, shape, alpha=1, beta=1, out=None)``.
+    """`ConvGradInputs` on cuDNN.
 
-    Parameters as for `GpuDnnConvBase`; `shape` is an int64 vector with the image's spatial sizes.
+    Called as ``op(kerns, topgrad, shape, alpha=1, beta=1, out=None)``, where `shape` is an int64
+    vector with the spatial sizes of the image. See `GpuDnnConvBase` for the parameters.
     """
 
     direction = "grad_inputs"
@@ -370,9 +371,10 @@ class GpuDnnConvGradI(GpuDnnConvBase):
 
 
 class GpuDnnConvGradW(GpuDnnConvBase):
-    """`ConvGradWeights` by cuDNN: ``(img, topgrad, shape, alpha=1, beta=1, out=None)``.
+    """`ConvGradWeights` on cuDNN.
 
-    Parameters as for `GpuDnnConvBase`; `shape` is an int64 vector with the filters' spatial sizes.
+    Called as ``op(img, topgrad, shape, alpha=1, beta=1, out=None)``, where `shape` is an int64
+    vector with the spatial sizes of the filters. See `GpuDnnConvBase` for the parameters.
     """
 
     direction = "grad_weights"

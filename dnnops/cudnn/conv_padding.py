@@ -1,10 +1,13 @@
-"""Padding that differs before and after an axis, which cuDNN isn't asked for.
+"""Apply padding that differs before and after an axis without cuDNN.
 
-cuDNN's legacy API can't express it. Its graph API can, and cuDNN 9.19 then computed wrong gradients
-by the filters on an H200, in float32 and float64, without an error: relative error 1.36 for padding
-((0, 2), (3, 1)) and stride (2, 1). No list of good engines can be trusted after that, in any
-direction. So cuDNN gets the padding that both sides have, and the image gets the rest as zeros: one
-more pass over the image, after which all engines and algorithms can run the convolution.
+cuDNN's legacy API can't express such padding. Its graph API can, but cuDNN 9.19 on an H200 then
+computed wrong gradients with respect to the filters, in float32 and float64, without reporting an
+error: the relative error was 1.36 for padding ((0, 2), (3, 1)) and stride (2, 1). No engine can be
+trusted after that, in any direction.
+
+So cuDNN gets the padding that both sides share, and the image is padded with zeros for the rest.
+This costs one more pass over the image, but then every engine and algorithm can run the
+convolution.
 """
 
 from __future__ import annotations
@@ -22,27 +25,27 @@ __all__ = ["is_asymmetric", "padded_explicitly"]
 
 
 def is_asymmetric(op: Any) -> bool:
-    """Whether a convolution pads some axis by different amounts before and after it."""
+    """Return whether a convolution pads an axis by different amounts before and after it."""
     return not isinstance(op.border_mode, str) and any(b != e for b, e in op.border_mode)
 
 
 def padded_explicitly(op: Any, operands: tuple[Any, ...], **kwargs: Any) -> Any:
-    """Apply a convolution of asymmetric padding as one of symmetric padding.
+    """Apply a convolution with asymmetric padding as one with symmetric padding.
 
     Parameters
     ----------
     op : GpuDnnConvBase
-        Its padding may be asymmetric.
+        Op with any padding.
     operands : tuple
-        What it is called with.
+        Operands of the call.
     **kwargs
-        For the Op that computes the result.
+        Keyword arguments for the Op that computes the result.
 
     Returns
     -------
     GpuArrayVariable
-        The result. An `out` to be added to the gradient by the image is left alone even if the Op
-        is in place.
+        The result. For the gradient with respect to the image, `out` is not overwritten, even if
+        the Op is in place.
     """
     common = tuple((min(pair),) * 2 for pair in op.border_mode)
     rest = [(b - min(b, e), e - min(b, e)) for b, e in op.border_mode]
@@ -52,7 +55,7 @@ def padded_explicitly(op: Any, operands: tuple[Any, ...], **kwargs: Any) -> Any:
     if op.direction != "grad_inputs":
         (image,) = device_operands(op.where, op.ndim + 2, **{op.operand_names[0]: first})
         return symmetric(pad(image), second, *others, **kwargs)
-    # The gradient by the padded image, of which the zeros' part is cut off.
+    # Compute the gradient with respect to the padded image, and crop the padding from it.
     sizes = vector_entries(int_vector(op.where, "the spatial shape", others[0], op.ndim), op.ndim)
     padded_sizes = [n + begin + end for n, (begin, end) in zip(sizes, rest, strict=True)]
     if all(isinstance(n, int) for n in padded_sizes):

@@ -1,4 +1,4 @@
-"""Cross-entropy on a GPU, in kernels of our own."""
+"""Cross-entropy on a GPU with dnnops kernels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _GpuCrossEntropyOp(GpuExpressionOp):
         return [self.rows, int(self.is_gradient)]  # type: ignore[attr-defined]
 
     def _operands(self, labels: Any, **floats: Any) -> list[Any]:
-        """The operands on one device: those of the scores' dtype, and the labels at the end."""
+        """Move the operands to one device; return those of the scores' dtype, then the labels."""
         name = type(self).__name__
         values = [v for v in (*floats.values(), labels) if is_on_device(v)]
         device = infer_device(*values) if values else 0
@@ -47,19 +47,19 @@ class _GpuCrossEntropyOp(GpuExpressionOp):
             raise DnnTypeError(f"{name}: labels must be an int32 or int64 vector, got {labels}")
         for key, x in zip(floats, found, strict=True):
             if x.type.ndim != (2 if key == "x" else 1):
-                raise DnnTypeError(f"{name}: {key} has {x.type.ndim} dimensions ({x.type})")
+                raise DnnTypeError(f"{name}: {key} can't have {x.type.ndim} dimensions ({x.type})")
         return [*found, labels]
 
 
 class GpuCrossEntropy(_GpuCrossEntropyOp, CrossEntropy):
-    """`CrossEntropy` of device arrays, also of bfloat16.
+    """`CrossEntropy` of device arrays, including bfloat16.
 
-    A label out of bounds makes its cost NaN, and is an error at the next transfer to the host.
+    If a label is out of bounds, its cost is NaN, and the next transfer to the host raises an error.
 
     Parameters
     ----------
     every_row, one_for_all : bool
-        As for `CrossEntropy`.
+        See `CrossEntropy`.
     """
 
     is_gradient = False
@@ -81,12 +81,12 @@ class GpuCrossEntropy(_GpuCrossEntropyOp, CrossEntropy):
 
 
 class GpuCrossEntropyGrad(_GpuCrossEntropyOp, CrossEntropyGrad):
-    """`CrossEntropyGrad` of device arrays, also of bfloat16.
+    """`CrossEntropyGrad` of device arrays, including bfloat16.
 
     Parameters
     ----------
     every_row, one_for_all : bool
-        As for `CrossEntropy`.
+        See `CrossEntropy`.
     """
 
     is_gradient = True

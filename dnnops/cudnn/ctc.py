@@ -1,4 +1,4 @@
-"""The CTC loss on a GPU: by cuDNN, and by kernels of our own, which take what cuDNN does not."""
+"""The CTC loss on a GPU, with cuDNN and with dnnops kernels for the cases cuDNN doesn't support."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["GpuCTC", "GpuCTCBase", "GpuDnnCTC"]
 
 
 class GpuCTCBase(CudnnOp, CTC):
-    """What the two Ops share: operands as for `CTC`, the activations and results on the device.
+    """Base class of the CTC Ops on a GPU, with the operands of `CTC`.
 
-    Labels and lengths are the host's, which checks them before anything runs; from device variables
-    they are transferred.
+    Activations and results are on the device. Labels and lengths are on the host, which checks them
+    before anything runs; if they are device variables, they are transferred to the host.
     """
 
     function = "dnnops_cudnn_ctc"
@@ -61,7 +61,7 @@ class GpuCTCBase(CudnnOp, CTC):
             return [self._no_second_derivative(inputs), *rest]
         if not is_connected(cotangents[0]):
             return [disconnected_type(), *rest]
-        # Written on the host's types; the rewrites move it to the device.
+        # Built from host variables; rewrites move the gradients to the device.
         gradients = pt.as_tensor_variable(self._gradients(inputs, outputs))
         factors = pt.as_tensor_variable(cotangents[0]).dimshuffle("x", 0, "x")
         weighted = factors * pt.cast(gradients, outputs[0].type.dtype)
@@ -79,30 +79,30 @@ class GpuCTCBase(CudnnOp, CTC):
 
 
 class GpuCTC(GpuCTCBase):
-    """`CTC` by kernels of our own: ``GpuCTC()(activations, labels, input_lengths)``.
+    """`CTC` with dnnops kernels, called as ``GpuCTC()(activations, labels, input_lengths)``.
 
-    float16, bfloat16, float32 and float64, labels of any length, and what is infinite or NaN as
-    `dnnops.nnet.ctc` has it. The same bits in every run.
+    Supports float16, bfloat16, float32 and float64, and labels of any length. Infinities and NaN
+    are treated as in `dnnops.nnet.ctc`. Results are identical in every run.
 
     Parameters
     ----------
     with_gradients, with_label_lengths : bool
-        As for `CTC`.
+        See `CTC`.
     """
 
     implementation = 2
 
 
 class GpuDnnCTC(GpuCTCBase):
-    """`CTC` by cuDNN: float32, labels of 1 to 255 symbols.
+    """`CTC` on cuDNN, for float32 activations and labels of 1 to 255 symbols.
 
     Parameters
     ----------
     with_gradients, with_label_lengths : bool
-        As for `CTC`.
+        See `CTC`.
     deterministic : bool, default True
-        Which algorithm. The other one is not faster, and its gradient is wrong where activations
-        are large, as `dnnops.dnn.dnn_ctc` says.
+        Whether to use cuDNN's deterministic algorithm. The other algorithm is not faster, and its
+        gradient is wrong for large activations; see `dnnops.dnn.dnn_ctc`.
     """
 
     __props__ = ("with_gradients", "with_label_lengths", "deterministic")
@@ -124,7 +124,7 @@ class GpuDnnCTC(GpuCTCBase):
         node = super().make_node(*inputs)
         if (dtype := node.inputs[0].type.dtype) != "float32":
             raise DnnTypeError(
-                f"{type(self).__name__}: cuDNN takes float32 activations, got {dtype}; "
-                "dnnops.nnet.ctc takes the others"
+                f"{type(self).__name__}: cuDNN requires float32 activations, got {dtype}; "
+                "dnnops.nnet.ctc supports any floating-point dtype"
             )
         return node

@@ -1,4 +1,4 @@
-"""Errors that kernels of the runtime library find, raised at a later transfer to the host."""
+"""Report errors found by kernels of the runtime library at a later transfer to the host."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _ERROR_FLAG = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(
 
 @_ERROR_FLAG
 def _error_flag(message: bytes, number: ctypes._Pointer[ctypes.c_int64]) -> int | None:
-    # Called from C: whatever goes wrong means that there is none.
+    # Called from C, where None means that there is no flag.
     try:
         from dnnops.gpuarray.deferred import deferred_error
 
         address, number[0] = deferred_error(message.decode())
         return address
-    except BaseException as error:  # one that escaped would leave C code with any address
+    except BaseException as error:  # if it escaped, C code would get an arbitrary address
         if isinstance(error, KeyboardInterrupt):
             interrupt_later()
         return None

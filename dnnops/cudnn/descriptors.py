@@ -1,4 +1,4 @@
-"""What Theano kept in cuDNN's descriptors, as records that the Ops take as Theano's did."""
+"""Records of parameters that the Ops accept in place of Theano's cuDNN descriptors."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ __all__ = ["CONV_MODES", "GpuDnnConvDesc", "GpuDnnDropoutDesc"]
 #: Convolution, which flips the filters, and cross-correlation, which doesn't.
 CONV_MODES = ("conv", "cross")
 
-#: Parameters of an Op that a descriptor gives.
+#: Parameters of an Op that a descriptor replaces.
 DESCRIBED = ("border_mode", "subsample", "filter_flip", "filter_dilation", "num_groups")
 
 
 @dataclass(frozen=True)
 class GpuDnnConvDesc:
-    """The parameters of a convolution: ``GpuDnnConv()(img, kern, output, desc, alpha, beta)``.
+    """Parameters of a convolution, for ``GpuDnnConv()(img, kern, output, desc, alpha, beta)``.
 
     Parameters
     ----------
     border_mode : {'valid', 'half', 'full'}, int, or tuple of ints or pairs of ints
-        The zero padding; see `dnnops.nnet.conv2d`.
+        Zero padding; see `dnnops.nnet.conv2d`.
     subsample : tuple of 2 or 3 ints
-        The stride; as many as there are spatial axes.
+        Stride along each spatial axis. Its length is the number of spatial axes.
     dilation : tuple of ints
-        The distance between neighboring filter taps.
+        Distance between neighboring filter taps.
     conv_mode : {'conv', 'cross'}
         Convolution, which flips the filters, or cross-correlation, which doesn't.
     precision : str
-        The type that is computed in, as the argument of `dnn_conv`.
+        Type to compute in; see `dnn_conv`.
     num_groups : int
-        The number of groups that channels and filters are split into.
+        Number of groups that channels and filters are split into.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If a parameter is of another kind, or out of bounds.
+        If a parameter has the wrong type or an invalid value.
 
     Examples
     --------
@@ -87,11 +87,11 @@ class GpuDnnConvDesc:
             object.__setattr__(self, name, params[key])
 
     def __call__(self, kern_shape: Any = None) -> GpuDnnConvDesc:
-        """Return the record itself; Theano needed the filters' shape to make a descriptor."""
+        """Return the record itself; Theano's descriptors took the shape of the filters here."""
         return self
 
     def op_parameters(self) -> dict[str, Any]:
-        """The parameters by the names that Ops of convolution give them."""
+        """Return the parameters under the names used by the convolution Ops."""
         return {
             "ndim": len(self.subsample),
             "border_mode": self.border_mode,
@@ -105,26 +105,26 @@ class GpuDnnConvDesc:
 
 @dataclass(frozen=True)
 class GpuDnnDropoutDesc:
-    """The parameters of dropout: ``GpuDnnDropoutOp()(x, desc, desc.state())``.
+    """Parameters of dropout, for ``GpuDnnDropoutOp()(x, desc, desc.state())``.
 
     Parameters
     ----------
     dropout : number or scalar variable
-        The probability with which an element becomes 0, at least 0 and less than 1.
+        Probability that an element becomes 0, at least 0 and less than 1.
     seed : int
-        From 0 to ``2**64 - 1``.
+        Seed from 0 to ``2**64 - 1``.
     """
 
     dropout: Any = 0.0
     seed: int = 4242
 
     def state(self, name: str | None = None) -> SharedVariable:
-        """Make the state of random numbers that begins with the seed: see `dropout_state`."""
+        """Create a random state from the seed; see `dropout_state`."""
         return dropout_state(self.seed, name)
 
 
 def is_described(operands: Sequence[Any], named: dict[str, Any]) -> bool:
-    """Tell whether a convolution is called as Theano's was, with a descriptor."""
+    """Return whether a convolution is called with a descriptor, as in Theano."""
     return "desc" in named or (len(operands) > 3 and isinstance(operands[3], GpuDnnConvDesc))
 
 
@@ -137,20 +137,20 @@ def apply_described(
     alpha: Any = None,
     beta: Any = None,
 ) -> Any:
-    """Apply an Op of convolution, or of its gradients, as Theano's was.
+    """Apply a convolution Op, or one of its gradients, with a descriptor as in Theano.
 
     Parameters
     ----------
     op : GpuDnnConvBase
-        Says the algorithm, and whether the result is written into `output`.
+        Op that gives the algorithm, and says whether the result is written into `output`.
     first, second : array
-        Its first two operands.
+        First two operands of the Op.
     output : array
-        Of the shape of the result.
+        Array with the shape of the result.
     desc : GpuDnnConvDesc
         All other parameters.
     alpha, beta : number or scalar variable, optional
-        1 and 0.
+        Scaling factors. Default: 1 and 0.
 
     Returns
     -------
@@ -160,9 +160,9 @@ def apply_described(
     Raises
     ------
     DnnTypeError
-        If `desc` is something else.
+        If `desc` is not a `GpuDnnConvDesc`.
     DnnValueError
-        If the Op has such parameters itself.
+        If a parameter of the Op differs from the descriptor's.
     """
     if not isinstance(desc, GpuDnnConvDesc):
         raise DnnTypeError(f"{op.where}: desc must be a GpuDnnConvDesc, got {desc!r}")
@@ -171,8 +171,8 @@ def apply_described(
     for name in DESCRIBED:
         if getattr(op, name) not in (getattr(plain, name), params[name]):
             raise DnnValueError(
-                f"{op.where}: {name}={getattr(op, name)!r} of the Op differs from desc, which has"
-                f" {params[name]!r}"
+                f"{op.where}: {name}={getattr(op, name)!r} of the Op differs from the value in"
+                f" desc, {params[name]!r}"
             )
     described = op.replace(**params, accumulate=True)
     (out,) = device_operands(described.where, described.ndim + 2, output=output)
@@ -184,7 +184,10 @@ def apply_described(
 def output_shape(
     ishape: Any, kshape: Any, border_mode: Any, subsample: Any, dilation: Any = None
 ) -> tuple[Any, ...]:
-    """`GpuDnnConv.get_out_shape`, of sequences of sizes or symbolic vectors."""
+    """Compute a convolution's output shape from sequences of sizes or symbolic vectors.
+
+    This is `GpuDnnConv.get_out_shape`.
+    """
     count = len(subsample) + 2
     image, kernel = (
         [shape[i] for i in range(count)] if isinstance(shape, TensorVariable) else shape

@@ -1,9 +1,10 @@
 """Divisive normalization and its gradients on cuDNN.
 
-Where there are means, cuDNN takes the one of a window's center from all elements of that window:
-with windows of ``n`` on each of ``d`` axes, element ``i`` is divided by
-``(k + alpha / n**d * sum((x[j] - means[i])**2))**beta``, the sum being over its window's ``j``, as
-far as there are any. The abstract Op takes each element's own, ``x[j] - means[j]``.
+If means are given, cuDNN subtracts the mean at a window's center from all elements of the window.
+With windows of size ``n`` along each of ``d`` axes, element ``i`` is divided by
+``(k + alpha / n**d * sum((x[j] - means[i])**2))**beta``, where ``j`` runs over the elements of its
+window that lie inside the array. The abstract Op subtracts each element's own mean instead:
+``x[j] - means[j]``.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ __all__ = [
 ]
 
 
-# -- what cuDNN computes of means, on the host's types ---------------------------------------------
+# -- cuDNN's treatment of means, in host Ops -------------------------------------------------------
 
 
 class _Centered:
-    """`DivisiveNormalization` as cuDNN has it: with the mean of each window's center."""
+    """Mixin for `DivisiveNormalization` as in cuDNN, which uses the mean at a window's center."""
 
-    # Of the class that this is mixed into.
+    # Provided by the class that this is mixed into.
     n: int
     alpha: float
     beta: float
@@ -42,7 +43,7 @@ class _Centered:
     _window_sum: Any
 
     def _compute(self, x: Any, means: Any, gy: Any = None) -> list[Any]:
-        # Sums of squares cancel where means are larger than what is left of their subtraction.
+        # In float64, because the sums cancel if means are large compared to the differences.
         x, means = _as_float64(x), _as_float64(means)
         axes = self.window_axes(x.ndim)
         alpha = self.alpha / self.n ** len(axes)
@@ -75,9 +76,9 @@ def _ones_like(x: Any) -> Any:
 
 
 class CenteredDivisiveNormalization(_Centered, DivisiveNormalization):
-    """What `GpuDnnDivisiveNormalization` computes of means: ``(x, means)``.
+    """`GpuDnnDivisiveNormalization` with means, in host Ops; called as ``op(x, means)``.
 
-    Its derivatives are taken from this where cuDNN has none.
+    It provides the derivatives that cuDNN lacks.
     """
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
@@ -86,7 +87,7 @@ class CenteredDivisiveNormalization(_Centered, DivisiveNormalization):
 
 
 class CenteredDivisiveNormalizationGrad(_Centered, DivisiveNormalizationGrad):
-    """The gradients of `CenteredDivisiveNormalization`: ``(x, means, gy)``."""
+    """Gradients of `CenteredDivisiveNormalization`, called as ``op(x, means, gy)``."""
 
 
 # -- on cuDNN --------------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ class CenteredDivisiveNormalizationGrad(_Centered, DivisiveNormalizationGrad):
 
 class _GpuDnnDivisive(GpuWindowNormBase):
     function = "dnnops_cudnn_divisive_normalization"
-    # cuDNN has no single spatial axis.
+    # cuDNN doesn't support a single spatial axis.
     ndim_bounds = (4, 5)
     has_means: bool
 
@@ -103,7 +104,7 @@ class _GpuDnnDivisive(GpuWindowNormBase):
         if (dtype := node.inputs[0].type.dtype) not in ("float32", "float64"):
             raise DnnTypeError(
                 f"{type(self).__name__}: expected float32 or float64, got {dtype}; "
-                "dnn_divisive_normalization converts it"
+                "dnn_divisive_normalization converts other dtypes"
             )
         return node
 
@@ -116,11 +117,11 @@ class _GpuDnnDivisive(GpuWindowNormBase):
 
 
 class GpuDnnDivisiveNormalization(_GpuDnnDivisive, DivisiveNormalization):
-    """`DivisiveNormalization` by cuDNN, of two or three spatial axes, in float32 and float64.
+    """`DivisiveNormalization` on cuDNN, for two or three spatial axes, in float32 and float64.
 
-    ``GpuDnnDivisiveNormalization(n, alpha, beta, k)(x)``, or with ``has_means=True``
-    ``(x, means)``. Parameters as for `dnnops.nnet.divisive_normalization`; what means are is in
-    `dnnops.dnn.dnn_divisive_normalization`.
+    Called as ``GpuDnnDivisiveNormalization(n, alpha, beta, k)(x)``, or with ``has_means=True`` as
+    ``op(x, means)``. See `dnnops.nnet.divisive_normalization` for the parameters and
+    `dnnops.dnn.dnn_divisive_normalization` for the means.
     """
 
     is_gradient = False
@@ -138,17 +139,16 @@ class GpuDnnDivisiveNormalization(_GpuDnnDivisive, DivisiveNormalization):
 
 
 class GpuDnnDivisiveNormalizationGrad(_GpuDnnDivisive, DivisiveNormalizationGrad):
-    """The gradients of `GpuDnnDivisiveNormalization`: by ``x`` and, where there are any, ``means``.
+    """Gradients of `GpuDnnDivisiveNormalization` with respect to ``x`` and, if given, ``means``.
 
-    ``GpuDnnDivisiveNormalizationGrad(n, alpha, beta, k)(x, gy)``, or with ``has_means=True``
-    ``(x, means, gy)``; `gy` is the gradient by the output.
+    Called as ``GpuDnnDivisiveNormalizationGrad(n, alpha, beta, k)(x, gy)``, or with
+    ``has_means=True`` as ``op(x, means, gy)``. `gy` is the gradient with respect to the output.
 
     Raises
     ------
     DnnValueError
-        If `n` is even. What cuDNN 9.19 then computes is no gradient of what it computes forward:
-        it adds up over the window of each element instead of over the elements whose window it is
-        in.
+        If `n` is even. cuDNN 9.19 then computes a wrong gradient: for each element, it sums over
+        the element's own window, instead of over the elements whose windows contain it.
     """
 
     is_gradient = True
@@ -158,7 +158,7 @@ class GpuDnnDivisiveNormalizationGrad(_GpuDnnDivisive, DivisiveNormalizationGrad
         if self.n % 2 == 0:
             raise DnnValueError(
                 f"{type(self).__name__}: n must be odd, got {self.n}: cuDNN's gradient is wrong "
-                "for even windows; that of GpuDnnDivisiveNormalization is written out for them"
+                "for even windows; GpuDnnDivisiveNormalization computes theirs with other Ops"
             )
 
     def abstract(self) -> DivisiveNormalizationGrad:

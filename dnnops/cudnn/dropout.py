@@ -1,4 +1,4 @@
-"""Dropout on a GPU, in kernels of our own, with the random numbers of the CPU."""
+"""Dropout on a GPU with dnnops kernels, which draw the same random numbers as the CPU."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class _GpuDropout(CudnnOp):
 
 
 class GpuDnnDropoutOp(_GpuDropout, Dropout):
-    """`Dropout` of a device array: ``GpuDnnDropoutOp()(x, p, state)``.
+    """`Dropout` of a device array, called as ``GpuDnnDropoutOp()(x, p, state)``.
 
-    The results are those of the CPU, bit for bit. `x` is float16, bfloat16, float32 or float64, and
-    is on the device, as `y` and `reserve` are; `p` and the states are the host's. It can't be
-    captured in a CUDA graph, which would draw the same numbers each time.
+    The results are bitwise identical to those on the CPU. `x` is float16, bfloat16, float32 or
+    float64. `x`, `y` and `reserve` are on the device; `p` and the states are on the host. The Op
+    can't be captured in a CUDA graph, which would draw the same numbers each time.
 
-    A `GpuDnnDropoutDesc` may stand for `p`. Without a state, one of the descriptor's seed is made,
-    which each call of a compiled function updates.
+    A `GpuDnnDropoutDesc` can be given in place of `p`. If no state is given with it, a state is
+    created from the descriptor's seed, and each call of a compiled function updates it.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class GpuDnnDropoutOp(_GpuDropout, Dropout):
                 return node
             p = p.dropout
         (x,) = device_operands(type(self).__name__, None, x=x)
-        # The abstract Op checks the rest; it knows no bfloat16.
+        # The abstract Op checks the rest. It doesn't support bfloat16, so give it a stand-in.
         stand_in = pt.tensor(dtype="float32", shape=x.type.shape)
         _, p, state = Dropout.make_node(self, stand_in, p, state).inputs
         _, reserve, next_state = Dropout.make_node(self, stand_in, p, state).outputs
@@ -84,7 +84,7 @@ class GpuDnnDropoutOp(_GpuDropout, Dropout):
 
 
 class GpuDnnDropoutGrad(_GpuDropout, DropoutGrad):
-    """`DropoutGrad` of device arrays: ``GpuDnnDropoutGrad()(gy, p, reserve)``.
+    """`DropoutGrad` of device arrays, called as ``GpuDnnDropoutGrad()(gy, p, reserve)``.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class GpuDnnDropoutGrad(_GpuDropout, DropoutGrad):
         (gy,) = device_operands(name, None, gy=gy)
         reserve = as_gpuarray_variable(reserve, gy.type.device)
         if reserve.type.ndim != 1 or reserve.type.dtype != "uint8":
-            raise DnnTypeError(f"{name}: reserve must be an uint8 vector, got {reserve.type}")
+            raise DnnTypeError(f"{name}: reserve must be a uint8 vector, got {reserve.type}")
         stand_in = pt.tensor(dtype="float32", shape=gy.type.shape)
         p = DropoutGrad.make_node(self, stand_in, p, pt.vector(dtype="uint8")).inputs[1]
         return Apply(self, [gy, p, reserve], [gy.type()])

@@ -1,4 +1,4 @@
-"""Device Ops whose derivatives come from writing their results as expressions."""
+"""Device Ops that are differentiated through PyTensor expressions for their results."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["GpuExpressionOp"]
 
 
 class GpuExpressionOp(CudnnOp, ExpressionOp):
-    """A `CudnnOp` that PyTensor can differentiate because its results are written as expressions.
+    """A `CudnnOp` that is differentiated through PyTensor expressions for its results.
 
-    They are written on the host's types, and moved to the device by the rewrites.
+    The expressions are built from host variables; rewrites move the derivatives to the device.
     """
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
@@ -34,7 +34,7 @@ def _on_host(variables: Any) -> list[Any]:
 
 
 def _like(derivatives: Any, variables: Any) -> list[Any]:
-    """Bring derivatives to where that is which they belong to."""
+    """Move each derivative to its variable's device."""
     return [
         gradient_like(d, v) if is_connected(d) and is_on_device(v) else d
         for d, v in zip(derivatives, variables, strict=True)

@@ -1,4 +1,4 @@
-"""JSON from a file, a value at a time, in an amount of memory that is known beforehand."""
+"""Read JSON from a file one value at a time, with bounded memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 class JsonReader:
-    """Reads the values of a JSON text one after the other.
+    """Reader of the values in a JSON text, one after the other.
 
     Parameters
     ----------
     stream : binary file
-        UTF-8.
+        File that holds the text in UTF-8.
     limit : int
-        How many bytes are read at most.
+        Maximum number of bytes to read.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class JsonReader:
     Raises
     ------
     DamageError
-        From any method: if the text is no valid JSON, or longer than the limit.
+        From any method, if the text is not valid JSON or is longer than the limit.
     """
 
     def __init__(self, stream: IO[bytes], limit: int) -> None:
@@ -47,7 +47,7 @@ class JsonReader:
         self.text = ""
 
     def peek(self) -> str:
-        """The next character that is no space; empty at the end."""
+        """Return the next character that is not a space, or an empty string at the end."""
         while True:
             space = _SPACE.match(self._buffer, self._at)
             self._at = space.end() if space else self._at
@@ -57,15 +57,15 @@ class JsonReader:
                 return ""
 
     def take(self, character: str) -> None:
-        """Read one character, that has to be the next one."""
+        """Skip the next character, which must be `character`."""
         found = self.peek()
         if found != character:
             at = f"{found!a}" if found else "its end"
-            raise DamageError(f"it is no valid JSON: {character!a} expected at {at}")
+            raise DamageError(f"it is not valid JSON: expected {character!a} at {at}")
         self._at += 1
 
     def items(self, begin: str, end: str) -> Iterator[int]:
-        """Yield a number, from 1, for each item of a list or an object, which the caller reads."""
+        """Yield 1, 2, ... for the items of a list or an object; the caller reads each item."""
         self.take(begin)
         number = 0
         while self.peek() != end:
@@ -76,12 +76,12 @@ class JsonReader:
         self.take(end)
 
     def value(self, limit: int) -> Any:
-        """Read a whole value.
+        """Read and return a whole value.
 
         Parameters
         ----------
         limit : int
-            How many characters it may have.
+            Maximum number of characters.
         """
         self.peek()
         while True:
@@ -90,12 +90,12 @@ class JsonReader:
             except RecursionError:
                 raise DamageError("it is nested too deeply") from None
             except ValueError as error:
-                # What stops in the middle may go on in the next chunk.
+                # The value may continue in the next chunk.
                 if len(self._buffer) - self._at > limit or not self._more():
-                    raise DamageError(f"it is no valid JSON: {error}") from None
+                    raise DamageError(f"it is not valid JSON: {error}") from None
                 continue
             if end == len(self._buffer) and self._more():
-                continue  # a number may go on
+                continue  # a number may continue
             self.text = self._buffer[self._at : end]
             self._at = end
             if len(self.text) > limit:
@@ -114,7 +114,7 @@ class JsonReader:
         try:
             text = self._decode(chunk, final=self._ended)
         except UnicodeDecodeError as error:
-            raise DamageError(f"it is no valid JSON: {error}") from None
+            raise DamageError(f"it is not valid JSON: {error}") from None
         self._buffer = self._buffer[self._at :] + text
         self._at = 0
         return not self._ended or bool(text)

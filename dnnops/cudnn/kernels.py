@@ -1,7 +1,7 @@
-"""Our own CUDA kernels: compiled with CuPy at run time when the runtime library asks for one.
+"""Compile dnnops CUDA kernels with CuPy when the runtime library asks for one.
 
-CuPy keeps what it has compiled on disk, so that a later process only loads it. The kernels'
-configuration (dtype, filter size, tile sizes) is a part of the compiler's options.
+CuPy caches compiled kernels on disk, so later processes only load them. A kernel's configuration
+(dtype, filter size, tile sizes) is passed through compiler options.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dnnops.runtime.build import CUDNN, c_code_dir
 
 __all__ = ["kernel_source", "kernels_version"]
 
-#: Files of each program, below ``c_code``.
+#: Files of each program, relative to ``c_code``.
 _PROGRAMS = {
     "depthwise": (
         "runtime/cudnn/depthwise_params.hpp",
@@ -67,12 +67,12 @@ _PROGRAMS = {
 
 @cache
 def kernel_source(program: str) -> str:
-    """The CUDA source of a program.
+    """Return the CUDA source of a program.
 
     Parameters
     ----------
     program : str
-        Its name, as the runtime library calls it.
+        Name of the program in the runtime library.
 
     Returns
     -------
@@ -82,13 +82,13 @@ def kernel_source(program: str) -> str:
     return "".join(file.read_text(encoding="utf-8") for file in files)
 
 
-#: Those that plans of convolutions are made of, or timed with.
+#: Programs that convolution plans consist of or are timed with.
 _OF_PLANS = ("cache", "depthwise", "transpose")
 
 
 @cache
 def kernels_version() -> str:
-    """A hash of the kernels' sources: what was timed with others does not hold any more."""
+    """Return a hash of the kernels' sources; timings with other sources are no longer valid."""
     sources = "".join(map(kernel_source, _OF_PLANS))
     return hashlib.sha256(sources.encode()).hexdigest()[:16]
 
@@ -102,7 +102,7 @@ def _module(program: str, options: str) -> Any:
     )
 
 
-# The library keeps the addresses: CuPy would unload the modules upon cupy.clear_memo().
+# The library keeps the addresses, so keep the modules loaded even after cupy.clear_memo().
 _functions: list[Any] = []
 
 _GET_KERNEL = ctypes.CFUNCTYPE(
@@ -120,7 +120,7 @@ _GET_KERNEL = ctypes.CFUNCTYPE(
 def _get_kernel(
     program: bytes, name: bytes, options: bytes, device: int, reason: int, capacity: int
 ) -> int | None:
-    # Called from C: whatever goes wrong becomes a reason.
+    # Called from C, which gets any error as a text in `reason`.
     try:
         import cupy
 
@@ -129,7 +129,7 @@ def _get_kernel(
             function = kernel.kernel
             _functions.append(function)
             return function.ptr
-    except BaseException as error:  # one that escaped would leave C code with any address
+    except BaseException as error:  # if it escaped, C code would get an arbitrary address
         if isinstance(error, KeyboardInterrupt):
             interrupt_later()
         text = f"{type(error).__name__}: {error}".encode()[: capacity - 1]

@@ -19,11 +19,11 @@ __all__ = ["GpuDnnLRN", "GpuDnnLRNGrad", "GpuWindowNormBase"]
 
 
 class GpuWindowNormBase(CudnnOp, WindowNormBase):
-    """What both normalizations by cuDNN and their gradients share."""
+    """Base class of local response and divisive normalization on cuDNN, and their gradients."""
 
     contiguous_only = True
     is_gradient: ClassVar[bool]
-    #: Of which operands of :meth:`make_node` the abstract Op has none.
+    #: Operands of :meth:`make_node` that the abstract Op doesn't take.
     extra_operands: ClassVar[tuple[str, ...]] = ()
 
     def make_node(self, *inputs: Any) -> Apply:
@@ -33,7 +33,7 @@ class GpuWindowNormBase(CudnnOp, WindowNormBase):
         x = data[0]
         self.check_rank(name, "x", x.type.ndim)
         if len({d.type.ndim for d in data}) > 1:
-            raise DnnTypeError(f"{name}: the operands must have one rank, got {data}")
+            raise DnnTypeError(f"{name}: the operands must have the same rank, got {data}")
         shape = merge_shapes(
             name, **{o: d.type.shape for o, d in zip(self.operands, data, strict=True)}
         )
@@ -44,11 +44,11 @@ class GpuWindowNormBase(CudnnOp, WindowNormBase):
         return [self.n, *factors, int(self.is_gradient)]
 
     def abstract(self) -> Any:
-        """The abstract Op of the same meaning."""
+        """Return the equivalent abstract Op."""
         raise NotImplementedError
 
-    # Second derivatives, and those along a direction, are those of the abstract Op, of the host's
-    # types: the rewrites move them to the device.
+    # Second and directional derivatives are the abstract Op's, built from host variables; rewrites
+    # move them to the device.
 
     def _host(self, inputs: Any) -> tuple[list[int], list[Any], list[Any]]:
         kept = [i for i, o in enumerate(self.operands) if o not in self.extra_operands]
@@ -77,9 +77,10 @@ class GpuWindowNormBase(CudnnOp, WindowNormBase):
 
 
 class GpuDnnLRN(GpuWindowNormBase, LRN):
-    """`LRN` by cuDNN: ``GpuDnnLRN(n, alpha, beta, k)(x)``.
+    """`LRN` on cuDNN, called as ``GpuDnnLRN(n, alpha, beta, k)(x)``.
 
-    Parameters as for `dnnops.nnet.local_response_normalization`; float16, float32 and float64.
+    Supports float16, float32 and float64. See `dnnops.nnet.local_response_normalization` for the
+    parameters.
     """
 
     function = "dnnops_cudnn_lrn"
@@ -95,14 +96,14 @@ class GpuDnnLRN(GpuWindowNormBase, LRN):
 
 
 class GpuDnnLRNGrad(GpuWindowNormBase, LRNGrad):
-    """The gradient of `GpuDnnLRN`: ``GpuDnnLRNGrad(n, alpha, beta, k)(x, y, gy)``.
+    """Gradient of `GpuDnnLRN`, called as ``GpuDnnLRNGrad(n, alpha, beta, k)(x, y, gy)``.
 
-    `y` is the output, and `gy` the gradient by it.
+    `y` is the output, and `gy` the gradient with respect to it.
     """
 
     function = "dnnops_cudnn_lrn"
     operands = ("x", "y", "gy")
-    #: A function of x: derivatives are along x alone.
+    #: ``y`` is a function of ``x``, so derivatives are with respect to ``x`` alone.
     extra_operands = ("y",)
     is_gradient = True
 

@@ -1,9 +1,9 @@
-"""The choices among convolutions' plans on disk, so that the next process times nothing.
+"""Cache selections of convolution plans on disk, so that later processes need not time plans.
 
-The flag ``dnn.conv.cache`` names a directory that any number of processes share, also of several
-machines. It holds one file a key, whose form `dnnops.cudnn.plan_entry` has; files are replaced as a
-whole, so there are no locks. Whatever is wrong with the directory or a file costs a warning and
-timing the plans anew, never a failure.
+The flag ``dnn.conv.cache`` names a directory that any number of processes can share, even across
+machines. It holds one file for each key, in the format of `dnnops.cudnn.plan_entry`. Files are
+replaced as a whole, so no locks are needed. If the directory or a file can't be used, convolutions
+warn and time the plans again; they never fail.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _current: tuple[str, PlanCache] | None = None
 
 
 def _renew_lock() -> None:
-    """Let a forked process not wait for a thread that it does not have."""
+    """Replace the lock in a forked process, where its owner may not exist."""
     global _lock
     _lock = threading.Lock()
 
@@ -69,18 +69,18 @@ def _warn_once(kind: str, path: Path, message: str, stacklevel: int = 3) -> None
 
 @dataclass(frozen=True)
 class CacheFile:
-    """A file of the cache, intact or not.
+    """A file of the cache, intact or damaged.
 
     Attributes
     ----------
     path : Path
-        Where it lies.
+        Path of the file.
     size : int
-        Its size in bytes.
+        Size in bytes.
     entry : Entry or None
-        What it holds; None if that cannot be used.
+        Contents of the file, or None if they can't be used.
     reason : str
-        Why it cannot be used; empty if it can.
+        Reason why the contents can't be used; empty if they can.
     """
 
     path: Path
@@ -91,16 +91,16 @@ class CacheFile:
 
 @dataclass(frozen=True)
 class Imported:
-    """What became of the entries of a file that was imported.
+    """The result of importing a file of entries.
 
     Attributes
     ----------
     imported : int
-        Entries that are in the cache now.
+        Number of entries that were added to the cache.
     kept : int
-        Entries for which the cache had one at least as new.
+        Number of entries that were skipped because the cache had one at least as new.
     refused : tuple of str
-        For each other entry, which it is and why it cannot be used.
+        Each invalid entry's number, with the reason why it can't be used.
     """
 
     imported: int
@@ -109,26 +109,26 @@ class Imported:
 
 
 class PlanCache:
-    """A directory of entries, each a key and the choice made for it.
+    """A directory of entries, each with a key and the selection made for it.
 
-    `find`, `store` and `drop`, which convolutions call, never raise because of the file system or
-    of what is in it: they issue a `DnnWarning`, once for each path, and go on. The other methods
-    are for a user who wants to know, and raise `DnnCacheError`.
+    Convolutions call `find`, `store` and `drop`. These methods never raise because of the file
+    system or of damaged files; they issue a `DnnWarning`, once for each path, and continue. Users
+    call the other methods, which raise `DnnCacheError`.
 
     Parameters
     ----------
     path : str or path-like
-        The directory. It is made at the first `store`, with mode 0700. One that belongs to another
-        user or that others may write to is not used.
+        Path of the directory. The first `store` creates it with mode 0700. It is not used if it
+        belongs to another user or if others can write to it.
     capacity_bytes : int
-        Size that all entries may have together; those not used for the longest time are removed.
+        Maximum total size of the entries. Those not used for the longest time are removed.
     capacity_entries : int
-        Number of entries that there may be.
+        Maximum number of entries.
 
     Raises
     ------
     DnnValueError
-        If the path cannot be one.
+        If the path is invalid.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class PlanCache:
         capacity_entries: int = 16384,
     ) -> None:
         if not os.fspath(path) or "\0" in os.fspath(path):
-            raise DnnValueError(f"flag {FLAG}: {os.fspath(path)!a} cannot be a directory's path")
+            raise DnnValueError(f"flag {FLAG}: {os.fspath(path)!a} is not a valid path")
         self.path = Path(os.path.abspath(path))
         self.capacity_bytes = capacity_bytes
         self._files = PlanFiles(str(self.path), capacity_bytes, capacity_entries)
@@ -152,16 +152,16 @@ class PlanCache:
 
     @property
     def statistics(self) -> dict[str, int]:
-        """What this process did here.
+        """Return what this process counted in this cache.
 
-        ``hits``, ``misses`` (``ignored`` of them because of what the file was like), ``stores``,
-        ``failures`` to store, and ``evictions``.
+        The counts are ``hits``, ``misses``, ``ignored`` (the misses because of a damaged file),
+        ``stores``, ``failures`` (of stores) and ``evictions``.
         """
         with _lock:
             return dict(self._counts)
 
     def find(self, key: dict[str, Any]) -> CachedChoice | None:
-        """Look for the choice that was made for a key.
+        """Look up the selection for a key.
 
         Parameters
         ----------
@@ -171,12 +171,12 @@ class PlanCache:
         Returns
         -------
         CachedChoice or None
-            None if there is none that can be used.
+            The selection, or None if there is no usable one.
 
         Raises
         ------
         DnnTypeError, DnnValueError
-            If the key cannot be one.
+            If the key is invalid.
         """
         name = entry_name(check_key(key))
         if self._off:
@@ -190,7 +190,7 @@ class PlanCache:
         except DamageError as damage:
             self._count(misses=1, ignored=1)
             path = self.path / name
-            _warn_once("entry", path, f"{path} is ignored, and the plans are timed anew: {damage}")
+            _warn_once("entry", path, f"{path} is ignored, and plans are timed again: {damage}")
             return None
         except DnnCacheError as error:
             self._count(misses=1)
@@ -200,24 +200,24 @@ class PlanCache:
         return entry.choice
 
     def store(self, key: dict[str, Any], choice: CachedChoice) -> None:
-        """Keep the choice that was made for a key, in the place of an older one.
+        """Store the selection for a key, replacing an older one.
 
         Parameters
         ----------
         key : dict
             See `dnnops.cudnn.plan_entry.check_key`.
         choice : CachedChoice
-            The plans and their times. Of more than 256, the fastest are kept.
+            Plans with their times. If there are more than 256, only the fastest 256 are stored.
 
         Raises
         ------
         DnnTypeError, DnnValueError
-            If the key cannot be one.
+            If the key is invalid.
         """
         check_key(key)
         if self._off:
             return
-        # Twice, because the directory may be removed meanwhile.
+        # Try twice, because another process may remove the directory meanwhile.
         for _ in range(2):
             try:
                 with self._files.open(create=True) as directory:
@@ -231,7 +231,7 @@ class PlanCache:
                 self._go_on_without(error)
                 return
         self._count(failures=1)
-        # Unlike one that others keep removing, it can never be made if the system says that of it.
+        # Other processes may keep removing the directory. Warn only if it can't be created at all.
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
         except FileNotFoundError:
@@ -240,7 +240,7 @@ class PlanCache:
             pass
 
     def drop(self, key: dict[str, Any]) -> None:
-        """Forget the choice that was made for a key, if there is one.
+        """Remove the selection for a key, if there is one.
 
         Parameters
         ----------
@@ -250,7 +250,7 @@ class PlanCache:
         Raises
         ------
         DnnTypeError, DnnValueError
-            If the key cannot be one.
+            If the key is invalid.
         """
         name = entry_name(check_key(key))
         if self._off:
@@ -264,7 +264,7 @@ class PlanCache:
             self._go_on_without(error)
 
     def files(self) -> Iterator[CacheFile]:
-        """All files of the cache, in the order of their names, also those that cannot be used.
+        """Iterate over all files of the cache, including damaged ones, ordered by name.
 
         Yields
         ------
@@ -273,7 +273,7 @@ class PlanCache:
         Raises
         ------
         DnnCacheError
-            If the directory cannot be used. That there is none is no error.
+            If the directory can't be used. A missing directory is not an error.
         """
         try:
             with self._files.open() as directory:
@@ -290,7 +290,7 @@ class PlanCache:
             return
 
     def entries(self) -> Iterator[Entry]:
-        """The intact entries, in the order of their files' names.
+        """Iterate over the intact entries, ordered by file name.
 
         Yields
         ------
@@ -299,22 +299,24 @@ class PlanCache:
         Raises
         ------
         DnnCacheError
-            If the directory cannot be used. That there is none is no error.
+            If the directory can't be used. A missing directory is not an error.
         """
         return (file.entry for file in self.files() if file.entry is not None)
 
     def clear(self) -> int:
-        """Remove all files of the cache, and what killed processes left; nothing else.
+        """Remove all files of the cache and the temporary files of killed processes.
+
+        Other files in the directory are left alone.
 
         Returns
         -------
         int
-            How many entries there were.
+            Number of entries that were removed.
 
         Raises
         ------
         DnnCacheError
-            If the directory cannot be used or written to.
+            If the directory can't be used or written to.
         """
         try:
             with self._files.open() as directory:
@@ -330,46 +332,48 @@ class PlanCache:
         Parameters
         ----------
         file : str or path-like
-            The file to make. It appears when it is complete.
+            File to create. It appears only once it is complete.
         force : bool
-            Whether to replace a file that is there.
+            Whether to replace an existing file.
 
         Returns
         -------
         int
-            How many entries it has.
+            Number of entries in the file.
 
         Raises
         ------
         DnnValueError
-            If there is a file already, and not `force`; or something that is no regular file.
+            If the file exists and `force` is False, or if the path is not a regular file.
         DnnCacheError
-            If the directory cannot be used, or the file cannot be written.
+            If the directory can't be used, or the file can't be written.
         """
         return write_export(file, self.entries(), force)
 
     def import_(self, file: str | os.PathLike[str]) -> Imported:
-        """Add the entries of a file that `export` wrote; of two for one key the newer one is kept.
+        """Add the entries of a file that `export` wrote.
+
+        If the cache already has an entry for a key, the newer one is kept.
 
         Parameters
         ----------
         file : str or path-like
-            The file.
+            File to read.
 
         Returns
         -------
         Imported
-            How many entries were added, and which were refused.
+            Number of entries that were added, and the entries that were refused.
 
         Raises
         ------
         DnnValueError
-            If the file is not what `export` writes.
+            If `export` didn't write the file.
         DnnCacheError
-            If the file cannot be read, or the directory not be used or written to.
+            If the file can't be read, or the directory can't be used or written to.
         """
         entries, refused = read_export(file)
-        # The newest last: if there are more than fit, the oldest will have to go.
+        # Write the newest last, so that the oldest are evicted if not all of them fit.
         entries.sort(key=lambda exported: exported.date)
         imported = 0
         try:
@@ -385,10 +389,10 @@ class PlanCache:
         return Imported(imported, len(entries) - imported, tuple(refused))
 
     def _is_newer(self, directory: int, entry: Entry) -> bool:
-        """Whether an entry is newer than the one that the cache has for its key, if any."""
+        """Return whether the cache has no intact entry at least as new for the same key."""
         try:
             found = self._files.read(directory, entry.name)[0].date
-            # A date in the future is wrong, and would be kept for ever.
+            # An entry with a date in the future, which is wrong, would be kept forever.
             return entry.date > found or found > datetime.now(UTC) + CLOCK_TOLERANCE
         except (DamageError, FileNotFoundError):
             return True
@@ -399,26 +403,26 @@ class PlanCache:
                 self._counts[name] += number
 
     def _nowhere(self) -> DnnCacheError:
-        return DnnCacheError(f"the directory {self.path} cannot be made, or was removed meanwhile")
+        return DnnCacheError(f"the directory {self.path} can't be created, or was just removed")
 
     def _go_on_without(self, error: DnnCacheError) -> None:
         self._off |= isinstance(error, UntrustedCacheError)
-        message = f"{error}. This process goes on, and each one times the plans anew"
+        message = f"{error}. This process continues, but every process times its plans again"
         _warn_once("directory", self.path, message, stacklevel=4)
 
 
 def plan_cache() -> PlanCache | None:
-    """The cache that the flag ``dnn.conv.cache`` names.
+    """Return the cache that the flag ``dnn.conv.cache`` names.
 
     Returns
     -------
     PlanCache or None
-        The same object as long as the flag stays the same; None if the flag is ``off``.
+        The same object until the flag changes; None if the flag is ``off``.
 
     Raises
     ------
     DnnValueError
-        If the flag's value cannot be a path.
+        If the flag's value is not a valid path.
     """
     global _current
     value = flag_value(FLAG)

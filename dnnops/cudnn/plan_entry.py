@@ -1,10 +1,15 @@
-"""What is kept of a choice among a convolution's plans, and its form in files: JSON, all checked.
+"""The entries of the plan cache, and their JSON format.
 
-An entry is a JSON object with exactly these members: ``format`` and ``schema`` say what it is,
-``key`` what the choice depends on: convolution, settings, device and library. ``plans`` has the
-``name``, ``time_ms`` and ``workspace_bytes`` of each, fastest first; ``dnnops`` and ``date`` say
-who wrote it and when; ``sha256`` is a checksum of all others. Nothing in it is executed: a plan's
-name is looked up among the plans that cuDNN offers.
+An entry is a JSON object with exactly these members:
+
+- ``format`` and ``schema`` identify the format and its version.
+- ``key`` holds what the selection depends on: the convolution, settings, device and libraries.
+- ``plans`` holds the ``name``, ``time_ms`` and ``workspace_bytes`` of each plan, fastest first.
+- ``dnnops`` and ``date`` give the version of dnnops that wrote the entry, and when.
+- ``sha256`` is a checksum of all other members.
+
+Everything is checked on reading, and nothing is executed: a plan's name is only looked up among the
+plans that cuDNN offers.
 """
 
 from __future__ import annotations
@@ -42,17 +47,17 @@ __all__ = [
     "write_entry",
 ]
 
-#: Version of the form of entries; a change makes those on disk count as old.
+#: Version of the entry format. Changing it makes existing entries out of date.
 SCHEMA = 1
-#: The fastest plans of a choice, that many at most, are kept.
+#: Maximum number of plans in an entry; the fastest ones are kept.
 MAX_PLANS = 256
-#: Larger than any entry that can be written.
+#: Upper bound of the size of an entry.
 MAX_ENTRY_BYTES = 256 * 1024
 
 _FORMAT = "dnnops-plan"
 _MEMBERS = {"format", "schema", "key", "plans", "dnnops", "date", "sha256"}
 _PLAN_MEMBERS = {"name", "time_ms", "workspace_bytes"}
-# Names of cuDNN's algorithms and engines, and room for other libraries'.
+# Allows more than the names of cuDNN's algorithms and engines, to leave room for other libraries.
 _PLAN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_:=.,+-]{0,511}")
 _VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,64}")
 _DATE = "%Y-%m-%dT%H:%M:%SZ"
@@ -61,12 +66,12 @@ _MAX_KEY_DEPTH = 8
 _MAX_TEXT = 512
 _INT64_END = 2**63
 _FIRST_DATE = datetime(2020, 1, 1, tzinfo=UTC)
-#: By how much the clocks of two machines may differ.
+#: Allowed difference between the clocks of two machines.
 CLOCK_TOLERANCE = timedelta(days=1)
 
 
 class DamageError(Exception):
-    """What was read is no entry as this version writes it; the message says why."""
+    """Raised when data is not an entry that this version writes; the message says why."""
 
 
 class CachedPlan(NamedTuple):
@@ -75,11 +80,11 @@ class CachedPlan(NamedTuple):
     Attributes
     ----------
     name : str
-        Its name, as ``engine7_k2=4`` or ``FFT_TILING``.
+        Name of the plan, such as ``engine7_k2=4`` or ``FFT_TILING``.
     time_ms : float
-        Milliseconds of one call.
+        Time of one call in milliseconds.
     workspace_bytes : int
-        Device memory that it takes beside its operands.
+        Device memory in bytes that the plan needs besides its operands.
     """
 
     name: str
@@ -89,20 +94,21 @@ class CachedPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class CachedChoice:
-    """The plans of one convolution that were timed.
+    """The timed plans of one convolution.
 
     Attributes
     ----------
     plans : tuple of CachedPlan
-        Fastest first. Tuples ``(name, time_ms, workspace_bytes)`` are taken, too.
+        Plans ordered by time, fastest first. Tuples ``(name, time_ms, workspace_bytes)`` are also
+        accepted.
 
     Raises
     ------
     DnnTypeError
-        If a member is of another type.
+        If a member has the wrong type.
     DnnValueError
-        If there is no plan, a name has characters that no plan's name has, a time is not positive
-        and finite, a size is negative, or the plans are not ordered by time.
+        If there is no plan, a name has invalid characters, a time is not positive and finite, a
+        size is negative, or the plans are not ordered by time.
     """
 
     plans: tuple[CachedPlan, ...]
@@ -110,19 +116,19 @@ class CachedChoice:
     def __post_init__(self) -> None:
         plans = tuple(_checked_plan(*plan) for plan in self.plans)
         if not plans:
-            raise DnnValueError("a choice needs one plan at least")
+            raise DnnValueError("a selection needs at least one plan")
         if any(a.time_ms > b.time_ms for a, b in itertools.pairwise(plans)):
-            raise DnnValueError("the plans of a choice have to be ordered by time")
+            raise DnnValueError("the plans of a selection must be ordered by time")
         object.__setattr__(self, "plans", plans)
 
 
 def _checked_plan(name: Any, time_ms: Any, workspace_bytes: Any) -> CachedPlan:
     if not isinstance(name, str):
-        raise DnnTypeError(f"a plan's name has to be a string, not {name!r}")
+        raise DnnTypeError(f"a plan's name must be a string, not {name!r}")
     if _PLAN_NAME.fullmatch(name) is None:
-        raise DnnValueError(f"{name!r} cannot be the name of a plan")
+        raise DnnValueError(f"{name!r} is not a valid plan name")
     if isinstance(time_ms, bool) or isinstance(workspace_bytes, bool):
-        raise DnnTypeError(f"plan {name}: time and workspace have to be numbers, not booleans")
+        raise DnnTypeError(f"plan {name}: time and workspace must be numbers, not booleans")
     try:
         time_ms, workspace_bytes = float(time_ms), operator.index(workspace_bytes)
     except (TypeError, ValueError, OverflowError) as error:
@@ -141,13 +147,13 @@ class Entry:
     Attributes
     ----------
     key : dict
-        What the choice was made for.
+        Key that the selection was made for.
     choice : CachedChoice
-        The plans and their times.
+        Plans with their times.
     date : datetime
-        When they were timed, to the second, in UTC.
+        Date of the timing, to the second, in UTC.
     version : str
-        The version of dnnops that wrote the entry.
+        Version of dnnops that wrote the entry.
     """
 
     key: dict[str, Any]
@@ -157,17 +163,17 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Name of its file, which follows from the key."""
+        """The name of the entry's file, which is derived from the key."""
         return entry_name(canonical_json(self.key))
 
 
 def entry_name(key_text: str) -> str:
-    """Name of the file that holds the entry of a key, given as `canonical_json`."""
+    """Return the name of the file for a key, given as `canonical_json`."""
     return f"{_sha256(key_text)}.json"
 
 
 def new_entry(key: dict[str, Any], choice: CachedChoice) -> Entry:
-    """Make an entry of now and of this version; of very many plans the fastest are kept."""
+    """Return an entry with the current date and version and the `MAX_PLANS` fastest plans."""
     from dnnops import __version__
 
     if len(choice.plans) > MAX_PLANS:
@@ -176,7 +182,7 @@ def new_entry(key: dict[str, Any], choice: CachedChoice) -> Entry:
 
 
 def canonical_json(value: Any) -> str:
-    """The one text that stands for a JSON value: members sorted, no spaces, ASCII only."""
+    """Return the canonical text of a JSON value: members sorted, no spaces, ASCII only."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -185,29 +191,29 @@ def _sha256(text: str) -> str:
 
 
 def check_key(key: Any) -> str:
-    """Check that a key is made of JSON's types and of a sensible size.
+    """Check that a key consists of JSON types and isn't too large.
 
     Parameters
     ----------
     key : dict
-        Members are dicts with string keys, lists, tuples, strings, integers, finite floats,
-        booleans and None.
+        Key with members that are dicts with string keys, lists, tuples, strings, integers, finite
+        floats, booleans or None.
 
     Returns
     -------
     str
-        Its canonical JSON.
+        Canonical JSON of the key.
 
     Raises
     ------
     DnnTypeError
-        If it or a member is of another type.
+        If the key or a member has another type.
     DnnValueError
-        If a number is not finite, a string cannot be printed, or the key is too large or nested
-        too deeply.
+        If a number is not finite, a string is not printable, or the key is too large or nested too
+        deeply.
     """
     if not isinstance(key, dict):
-        raise DnnTypeError(f"a key has to be a dict, not {type(key).__name__}")
+        raise DnnTypeError(f"a key must be a dict, not {type(key).__name__}")
     _check_value(key, _MAX_KEY_DEPTH)
     text = canonical_json(key)
     if len(text) > _MAX_KEY_BYTES:
@@ -218,7 +224,7 @@ def check_key(key: Any) -> str:
 def _check_value(value: Any, depth: int) -> None:
     if isinstance(value, str):
         if len(value) > _MAX_TEXT or not value.isprintable():
-            raise DnnValueError(f"a string is too long or cannot be printed: {value[:40]!a}")
+            raise DnnValueError(f"a string is too long or not printable: {value[:40]!a}")
     elif isinstance(value, float):
         if not math.isfinite(value):
             raise DnnValueError(f"a number is not finite: {value}")
@@ -231,18 +237,18 @@ def _check_value(value: Any, depth: int) -> None:
         if isinstance(value, dict):
             for name, member in value.items():
                 if not isinstance(name, str):
-                    raise DnnTypeError(f"a member's name is no string: {name!r}")
+                    raise DnnTypeError(f"a member's name is not a string: {name!r}")
                 _check_value(name, depth)
                 _check_value(member, depth - 1)
         else:
             for member in value:
                 _check_value(member, depth - 1)
     elif value is not None:
-        raise DnnTypeError(f"a key cannot hold a {type(value).__name__}")
+        raise DnnTypeError(f"a key can't contain a value of type {type(value).__name__}")
 
 
 def write_entry(entry: Entry) -> dict[str, Any]:
-    """The JSON object that stands for an entry."""
+    """Return an entry as a JSON object."""
     content = {
         "format": _FORMAT,
         "schema": SCHEMA,
@@ -255,12 +261,12 @@ def write_entry(entry: Entry) -> dict[str, Any]:
 
 
 def read_entry(content: Any) -> Entry:
-    """Take an entry from a JSON object; the inverse of `write_entry`.
+    """Return the entry in a JSON object; the inverse of `write_entry`.
 
     Parameters
     ----------
     content : object
-        What `parse_json` gave.
+        Result of `parse_json`.
 
     Returns
     -------
@@ -269,7 +275,7 @@ def read_entry(content: Any) -> Entry:
     Raises
     ------
     DamageError
-        If it is not exactly what `write_entry` makes.
+        If `write_entry` can't have written the object.
     """
     check_header(content, _FORMAT, SCHEMA, _MEMBERS)
     try:
@@ -277,40 +283,40 @@ def read_entry(content: Any) -> Entry:
         _check_value(content["plans"], 2)
         unsigned = {name: value for name, value in content.items() if name != "sha256"}
         if content["sha256"] != _sha256(canonical_json(unsigned)):
-            raise DamageError("its checksum does not fit its content")
+            raise DamageError("its checksum does not match its content")
         choice = CachedChoice(_read_plans(content["plans"]))
         date, version = _read_date(content["date"]), content["dnnops"]
     except (DnnTypeError, DnnValueError, RecursionError) as error:
         raise DamageError(str(error)) from None
     if not isinstance(version, str) or _VERSION.fullmatch(version) is None:
-        raise DamageError("the version of dnnops is none")
+        raise DamageError("its version of dnnops is invalid")
     return Entry(content["key"], choice, date, version)
 
 
 def check_header(content: Any, form: str, schema: int, members: Iterable[str]) -> None:
-    """Check that a JSON object is what its members ``format`` and ``schema`` have to say.
+    """Check the format, version and members of a JSON object.
 
     Parameters
     ----------
     content : object
-        What `parse_json` gave.
+        Result of `parse_json`.
     form : str
-        The format that is wanted.
+        Expected value of the member ``format``.
     schema : int
-        Its version.
+        Expected value of the member ``schema``.
     members : iterable of str
         Names of all members.
 
     Raises
     ------
     DamageError
-        If it is something else, of another version, or has other members.
+        If the format, the version or the members differ.
     """
     if not isinstance(content, dict) or content.get("format") != form:
-        raise DamageError(f"it is no {form}")
+        raise DamageError(f"its format is not {form}")
     found = content.get("schema")
     if isinstance(found, bool) or not isinstance(found, int):
-        raise DamageError("its schema is no number")
+        raise DamageError("its schema is not a number")
     if found != schema:
         age = "an older" if found < schema else "a newer"
         raise DamageError(f"it is of {age} version: its schema is {found}, not {schema}")
@@ -321,12 +327,14 @@ def check_header(content: Any, form: str, schema: int, members: Iterable[str]) -
 
 def _read_plans(plans: Any) -> tuple[CachedPlan, ...]:
     if not isinstance(plans, list) or len(plans) > MAX_PLANS:
-        raise DamageError(f"its plans are no list of at most {MAX_PLANS}")
+        raise DamageError(f"its plans are not a list of at most {MAX_PLANS}")
     for plan in plans:
         if not isinstance(plan, dict) or set(plan) != _PLAN_MEMBERS:
-            raise DamageError(f"a plan has other members than {', '.join(sorted(_PLAN_MEMBERS))}")
+            raise DamageError(
+                f"a plan must have exactly the members {', '.join(sorted(_PLAN_MEMBERS))}"
+            )
         if not isinstance(plan["time_ms"], int | float):
-            raise DamageError("a plan's time is no number")
+            raise DamageError("a plan's time is not a number")
     return tuple(CachedPlan(**plan) for plan in plans)
 
 
@@ -334,20 +342,20 @@ def _read_date(text: Any) -> datetime:
     try:
         date = datetime.strptime(text, _DATE).replace(tzinfo=UTC)
     except (TypeError, ValueError):
-        raise DamageError("its date is none") from None
-    # Of a year before 1000, strftime does not write what strptime reads.
+        raise DamageError("its date is invalid") from None
+    # strftime and strptime disagree about years before 1000.
     if date < _FIRST_DATE or date.strftime(_DATE) != text:
-        raise DamageError(f"its date {text!a} cannot be right")
+        raise DamageError(f"its date {text!a} is invalid")
     return date
 
 
 def parse_json(content: bytes) -> Any:
-    """Parse JSON as its standard has it.
+    """Parse standard JSON, without the extensions of Python's parser.
 
     Parameters
     ----------
     content : bytes
-        Text in UTF-8, of a size that was checked.
+        Text in UTF-8; the caller checks its size.
 
     Returns
     -------
@@ -356,25 +364,26 @@ def parse_json(content: bytes) -> Any:
     Raises
     ------
     DamageError
-        If it is no JSON, has a member twice, a number that is not finite, or is nested too deeply.
+        If the text is not JSON, repeats a member, has a number that is not finite, or is nested too
+        deeply.
     """
     try:
         return DECODER.decode(content.decode())
     except RecursionError:
         raise DamageError("it is nested too deeply") from None
     except ValueError as error:
-        raise DamageError(f"it is no valid JSON: {error}") from None
+        raise DamageError(f"it is not valid JSON: {error}") from None
 
 
 def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        raise ValueError("a member is there twice")
+        raise ValueError("a member is given twice")
     return members
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a valid number")
 
 
 def _finite_float(text: str) -> float:
@@ -384,7 +393,7 @@ def _finite_float(text: str) -> float:
     return number
 
 
-#: Takes what the standard of JSON has, and no member twice.
+#: Accepts standard JSON only, and no repeated members.
 DECODER = json.JSONDecoder(
     object_pairs_hook=_unique_members, parse_constant=_refuse_constant, parse_float=_finite_float
 )

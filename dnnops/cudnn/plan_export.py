@@ -1,4 +1,4 @@
-"""Many entries of the cache of plans in one file, to be carried to another machine."""
+"""Export entries of the plan cache to one file, and import them, for use on another machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dnnops.runtime.private_files import open_directory, write_file
 
 __all__ = ["MAX_ENTRIES", "Exported", "read_export", "write_export"]
 
-#: More than any cache holds that is not told to.
+#: Maximum number of entries in a file; a cache holds fewer by default.
 MAX_ENTRIES = 65536
 
 _FORMAT = "dnnops-plans"
@@ -37,39 +37,39 @@ _MAX_HEADER_BYTES = 1024
 
 
 class Exported(NamedTuple):
-    """An intact entry of a file: as text, since objects would take many times the memory."""
+    """An intact entry of a file, kept as text because objects would need far more memory."""
 
     date: datetime
     text: str
 
     def entry(self) -> Entry:
-        """The entry itself."""
+        """Return the parsed entry."""
         return read_entry(parse_json(self.text.encode()))
 
 
 def write_export(file: str | os.PathLike[str], entries: Iterable[Entry], force: bool) -> int:
-    """Write entries to a file, which appears when it is complete; one line each.
+    """Write entries to a file, one on each line.
 
     Parameters
     ----------
     file : str or path-like
-        The file to make.
+        File to create. It appears only once it is complete.
     entries : iterable of Entry
-        What is to be in it.
+        Entries to write.
     force : bool
-        Whether to replace a file that is there.
+        Whether to replace an existing file.
 
     Returns
     -------
     int
-        How many entries were written.
+        Number of entries written.
 
     Raises
     ------
     DnnValueError
-        If there is a file already, and not `force`; or something that is no regular file.
+        If the file exists and `force` is False, or if the path is not a regular file.
     DnnCacheError
-        If the file cannot be written.
+        If the file can't be written.
     """
     target = Path(os.path.abspath(file))
     lines = [canonical_json(write_entry(entry)) for entry in entries]
@@ -89,35 +89,35 @@ def _check_replaceable(directory: int, target: Path, force: bool) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISREG(status.st_mode):
-        raise DnnValueError(f"{target} is no regular file, give another name")
+        raise DnnValueError(f"{target} is not a regular file; give another name")
     if not force:
-        raise DnnValueError(f"{target} is there already; force=True (--force) replaces it")
+        raise DnnValueError(f"{target} already exists; force=True (--force) replaces it")
 
 
 def read_export(file: str | os.PathLike[str]) -> tuple[list[Exported], list[str]]:
-    """Read a file that `write_export` made.
+    """Read a file that `write_export` wrote.
 
-    An entry at a time, so that a file of small JSON values, which take 50 times as much memory as
-    text, cannot take more than a file of entries.
+    The file is read one entry at a time to limit memory: small JSON values need 50 times as much
+    memory as their text.
 
     Parameters
     ----------
     file : str or path-like
-        The file.
+        File to read.
 
     Returns
     -------
     entries : list of Exported
-        Those that are intact.
+        Intact entries.
     refused : list of str
-        For each other one, which it is and why it cannot be used.
+        Each invalid entry's number, with the reason why it can't be used.
 
     Raises
     ------
     DnnValueError
-        If the file as a whole is not what `write_export` makes.
+        If `write_export` can't have written the file.
     DnnCacheError
-        If it cannot be read.
+        If the file can't be read.
     """
     entries, refused = [], []
     latest = datetime.now(UTC) + CLOCK_TOLERANCE
@@ -135,36 +135,36 @@ def read_export(file: str | os.PathLike[str]) -> tuple[list[Exported], list[str]
         raise DnnCacheError(f"{os.fspath(file)} cannot be read: {error.strerror}") from error
     except DamageError as damage:
         raise DnnValueError(
-            f"{os.fspath(file)} is not what `dnnops cache export` writes: {damage}"
+            f"{os.fspath(file)} is not a file that `dnnops cache export` wrote: {damage}"
         ) from None
     return entries, refused
 
 
 def _contents(stream: IO[bytes]) -> Iterator[tuple[Any, str]]:
-    """Yield each entry of an export, parsed and as text, and check what is around them."""
+    """Yield each entry of an export, parsed and as text, and check the rest of the file."""
     reader = JsonReader(stream, _MAX_BYTES)
     header: dict[str, Any] = {}
     if reader.peek() != "{":
         if not reader.peek():
-            raise DamageError("it is no valid JSON: it is empty")
-        raise DamageError(f"it is no {_FORMAT}")
+            raise DamageError("it is not valid JSON: it is empty")
+        raise DamageError(f"its format is not {_FORMAT}")
     for _ in reader.items("{", "}"):
         name = reader.value(_MAX_HEADER_BYTES)
         if not isinstance(name, str):
-            raise DamageError("it is no valid JSON: a member's name is no string")
+            raise DamageError("it is not valid JSON: a member's name is not a string")
         if name in header:
-            raise DamageError("it is no valid JSON: a member is there twice")
+            raise DamageError("it is not valid JSON: a member is given twice")
         reader.take(":")
         header[name] = []
         if name != "entries":
             header[name] = reader.value(_MAX_HEADER_BYTES)
         elif reader.peek() != "[":
-            raise DamageError("its entries are no list")
+            raise DamageError("its entries are not a list")
         else:
             for number in reader.items("[", "]"):
                 if number > MAX_ENTRIES:
                     raise DamageError(f"it holds more than {MAX_ENTRIES} entries")
                 yield reader.value(MAX_ENTRY_BYTES), reader.text
     if reader.peek():
-        raise DamageError("it is no valid JSON: something follows its end")
+        raise DamageError("it is not valid JSON: something follows its end")
     check_header(header, _FORMAT, _SCHEMA, _MEMBERS)

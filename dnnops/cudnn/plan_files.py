@@ -1,8 +1,8 @@
-"""The directory of the cache of plans: reading, writing and removing entries, within its capacity.
+"""Read, write and remove the files of the plan cache, and keep it within its capacity.
 
-What goes wrong raises: `DamageError` because of one entry, `DnnCacheError` because of the
-directory. `FileNotFoundError` is what it says, and may come at any time: another process may have
-evicted an entry, or a user removed the directory.
+Problems with an entry raise `DamageError`, and problems with the directory `DnnCacheError`.
+`FileNotFoundError` can be raised at any time, because another process may evict an entry and a user
+may remove the directory.
 """
 
 from __future__ import annotations
@@ -38,43 +38,43 @@ __all__ = ["PlanFiles", "UntrustedCacheError"]
 
 _NAME = re.compile(r"[0-9a-f]{64}\.json")
 
-# Seconds. A used entry is marked as such once a day, which is often enough to evict the others.
+# Seconds. Marking used entries once a day is enough to find the unused ones.
 _TOUCH_AFTER = 24 * 3600
-# Nobody takes an hour to write a file: the process was killed.
+# Seconds. Writing a file never takes an hour, so its process must have been killed.
 _LEFTOVER_AFTER = 3600
-# Counting files takes a look at each, so that it is not done at every store.
+# Counting reads the status of every file, so don't count at every store.
 _WRITES_BETWEEN_COUNTS = 256
-# Evicting goes down to this part of the capacity, so that the next store need not evict again.
+# Evict down to this fraction of the capacity, so that the next store need not evict again.
 _FILLED_AFTER_EVICTION = 7 / 8
 
 
 class UntrustedCacheError(DnnCacheError):
-    """The directory belongs to someone else, or others may write to it."""
+    """Raised when the directory belongs to another user, or when other users can write to it."""
 
 
 class PlanFiles:
-    """A directory and how much there may be in it; see `dnnops.cudnn.plan_cache.PlanCache`."""
+    """A directory of entries and its capacity; see `dnnops.cudnn.plan_cache.PlanCache`."""
 
     def __init__(self, path: str, capacity_bytes: int, capacity_entries: int) -> None:
         self.path = path
         self.capacity_bytes = capacity_bytes
         self.capacity_entries = capacity_entries
-        # What there was when it was last counted, and what was written since: an estimate, as one
-        # entry may have replaced another, and other processes and threads write, too.
+        # Estimates: the last count plus what was written since. Entries may have been replaced, and
+        # other processes and threads write, too.
         self._entries = self._bytes = 0
         self._writes_until_count = 0
 
     @contextmanager
     def open(self, create: bool = False) -> Iterator[int]:
-        """Open the directory, having made it if `create`, and yield its descriptor."""
+        """Open the directory, creating it first if `create` is True, and yield its descriptor."""
         with ExitStack() as stack:
             try:
                 with self._reporting("used"):
                     directory = stack.enter_context(open_private_directory(self.path, create))
             except UntrustedError as error:
                 raise UntrustedCacheError(
-                    f"the directory {self.path} is not used, as {error}; it has to be this user's,"
-                    " and writable for nobody else"
+                    f"the directory {self.path} is not used, because {error}; it must belong to"
+                    " this user, and nobody else may write to it"
                 ) from None
             yield directory
 
@@ -100,11 +100,11 @@ class PlanFiles:
             raise DamageError(f"it cannot be read: {error.strerror or error}") from error
         entry = read_entry(parse_json(content))
         if entry.name != name:
-            raise DamageError("its name does not fit its key")
+            raise DamageError("its name does not match its key")
         return entry, status
 
     def use(self, directory: int, name: str) -> Entry:
-        """Read an entry, and note that it is in use, so that it is not among the next evicted."""
+        """Read an entry and mark it as used, so that it isn't evicted soon."""
         entry, status = self.read(directory, name)
         if time.time() - status.st_mtime > _TOUCH_AFTER:
             with suppress(OSError):
@@ -112,7 +112,7 @@ class PlanFiles:
         return entry
 
     def write(self, directory: int, entry: Entry) -> int:
-        """Write an entry, in the place of an older one; return how many were evicted for it."""
+        """Write an entry, replacing an older one; return how many others were evicted."""
         content = f"{canonical_json(write_entry(entry))}\n".encode()
         with self._reporting("written to"):
             write_file(directory, entry.name, content)
@@ -125,17 +125,17 @@ class PlanFiles:
         return self._make_room(directory, entry.name)
 
     def remove(self, directory: int, name: str) -> bool:
-        """Remove a file; return whether it was there."""
+        """Remove a file; return whether it existed."""
         with self._reporting("written to"):
             return remove_file(directory, name)
 
     def listing(self, directory: int) -> list[FoundFile]:
-        """The files that have an entry's name, in the order of their names."""
+        """Return the files that have the name of an entry, ordered by name."""
         with self._reporting("read"):
             return scan(directory, _NAME)
 
     def sweep(self, directory: int, older_than: float = _LEFTOVER_AFTER) -> None:
-        """Remove files that were being written `older_than` seconds ago."""
+        """Remove temporary files that are at least `older_than` seconds old."""
         with self._reporting("read"):
             leftovers = scan(directory, TEMPORARY)
         for leftover in leftovers:
@@ -149,7 +149,7 @@ class PlanFiles:
         )
 
     def _make_room(self, directory: int, spared: str) -> int:
-        """Count the entries and, if there are too many, remove the oldest, but not `spared`."""
+        """Count the entries and, if they exceed the capacity, evict the oldest except `spared`."""
         self.sweep(directory)
         found = self.listing(directory)
         self._entries, self._bytes = len(found), sum(file.size for file in found)

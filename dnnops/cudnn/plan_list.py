@@ -1,4 +1,4 @@
-"""All plans of one convolution on its operands: listed, timed and run one by one."""
+"""List, time and run the plans of one convolution on its operands."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ class _PlanRow(ctypes.Structure):
 
 
 class PlanList:
-    """The plans that cuDNN has for a node's operands; a context manager.
+    """A context manager that holds the plans for a node's operands.
 
-    To be used in the thread that made it. Running a plan overwrites the output, unless it adds to
-    it: then it writes to memory of its own.
+    Use it only in the thread that created it. Running a plan overwrites the output; if the Op
+    accumulates into the output, the plan writes to separate memory instead.
 
     Parameters
     ----------
     node : Apply
-        A node of a `GpuDnnConvBase`; its flags and parameters say what may be used.
+        Node of a `GpuDnnConvBase`, whose parameters say which plans are allowed.
     inputs : list
-        Values of the node's inputs, as ``perform`` takes them.
+        Values of the node's inputs, as for ``perform``.
     output : cupy.ndarray
-        An array for the result, of the node's dtype and shape.
+        Array for the result, with its dtype and shape.
 
     Raises
     ------
     DnnError
-        If the operands don't fit each other, or cuDNN can't be used.
+        If the operands don't match, or cuDNN can't be used.
     """
 
     def __init__(self, node: Apply, inputs: list[Any], output: Any):
@@ -75,7 +75,7 @@ class PlanList:
         assert isinstance(op, GpuDnnConvBase)
         self.op = op
         self.device = op.node_device(node)
-        # The library keeps the addresses: what they point to has to live as long.
+        # The library keeps the addresses, so the arrays must live as long as this object.
         self._operands = (list(inputs), output)
         self._library = CUDNN.library
         self._list = ctypes.c_void_p()
@@ -118,8 +118,10 @@ class PlanList:
 
     @property
     def plans(self) -> list[ConvPlan]:
-        """All plans, with what is known of them now: those that can run first, in the order in
-        which they would be tried."""
+        """All plans with their current information.
+
+        Plans that can run come first, in the order in which they would be tried.
+        """
         return [self._plan(index) for index in range(len(self))]
 
     def _plan(self, index: int) -> ConvPlan:
@@ -141,22 +143,23 @@ class PlanList:
         )
 
     def time(self, index: int) -> float:
-        """Time a plan on the operands, by CUDA events.
+        """Time a plan on the operands with CUDA events.
 
         Parameters
         ----------
         index : int
-            Of `plans`.
+            Index into `plans`.
 
         Returns
         -------
         float
-            Milliseconds of one execution: the median of some rounds, or a long plan's single time.
+            Milliseconds per execution: the median of several rounds, or a single time if the plan
+            is slow.
 
         Raises
         ------
         DnnError
-            If it can't run; it counts as refused from then on.
+            If the plan can't run; it is then listed as refused.
         """
         self._check(self._library.dnnops_cudnn_plan_list_time(self._open, index))
         time_ms = self._plan(index).time_ms
@@ -164,32 +167,31 @@ class PlanList:
         return time_ms
 
     def run(self, index: int, repeats: int = 1) -> None:
-        """Execute a plan some times and wait for the device; raises as `time` does."""
+        """Execute a plan `repeats` times and wait for the device; raises the errors of `time`."""
         self._check(self._library.dnnops_cudnn_plan_list_run(self._open, index, repeats))
 
     def search(self, seconds: float) -> None:
-        """Look for the fastest plan as ``time_on_shape_change`` does.
+        """Search for the fastest plan in the same way as ``time_on_shape_change``.
 
-        It also tries engines with other values of their knobs than cuDNN proposes; such plans, if
-        they were timed, are added to the list.
+        The search also tries knob values that cuDNN doesn't propose. Such plans are added to the
+        list once they have been timed.
 
         Parameters
         ----------
         seconds : float
-            About how long.
+            Approximate duration of the search.
         """
         self._check(self._library.dnnops_cudnn_plan_list_search(self._open, seconds))
 
     def choice(self, algo: Any) -> str:
-        """Name the plan that a value of the flags or of ``algo=`` stands for.
+        """Return the name of the plan that a value of the flags or of ``algo`` selects.
 
-        For those that mean the fastest plan it is the fastest of those timed so far, if there is
-        one.
+        Values that select the fastest plan give the fastest one timed so far, if any was timed.
 
         Raises
         ------
         DnnError
-            If there is none, or if `algo` is no algorithm.
+            If no plan can be selected, or if `algo` is invalid.
         """
         chosen = parse_algorithm(algo, self.op.direction)
         spec = np.array(chosen.spec(), dtype=np.int64)

@@ -20,7 +20,7 @@ __all__ = ["GpuDnnPool", "GpuDnnPoolBase", "GpuDnnPoolGrad"]
 
 
 class GpuPoolOperands(ModePoolBase):
-    """The symbolic side of a pooling Op whose data operands are in device memory."""
+    """Mixin that builds the nodes of pooling Ops with data operands on a device."""
 
     def make_node(self, *inputs: Any) -> Apply:
         names = (*self.operands, "ws", "stride", "pad")
@@ -42,29 +42,29 @@ class GpuPoolOperands(ModePoolBase):
 
 
 class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
-    """What pooling and its gradient share.
+    """Base class of pooling and its gradient on cuDNN.
 
     Parameters
     ----------
     mode : {'max', 'max_deterministic', 'sum', 'average_inc_pad', 'average_exc_pad', 'average'}
-        'max_deterministic' is 'max' with `deterministic`, and 'average' another name of
-        'average_inc_pad', as in Theano.
+        Value computed for each window. As in Theano, 'max_deterministic' is 'max' with
+        ``deterministic=True``, and 'average' is another name for 'average_inc_pad'.
     ndim : {1, 2, 3}, optional
-        The number of spatial axes. Default: those that the image has which the Op is applied to.
+        Number of spatial axes. Default: that of the image that the Op is applied to.
     ignore_border : bool
-        Whether windows that reach over the end are left out. If not, cuDNN takes only images that
-        have no such windows, and anything else raises DnnNotSupportedError at the call;
-        `dnnops.cudnn.pool_kernels` has Ops that take them.
+        Whether to leave out windows that extend past the end of the image. If False, a call raises
+        DnnNotSupportedError if there are such windows, which cuDNN doesn't support; the Ops in
+        `dnnops.cudnn.pool_kernels` do.
     deterministic : bool, optional
-        Whether the gradient of maxima is to be the same bits in every run. Default: the flag
+        Whether the gradient of max pooling must be identical in every run. Default: the flag
         ``dnn.deterministic``.
     memory_format : {'contiguous', 'channels_last'}
-        The order in memory of the result. The operands may have either.
+        Memory format of the result. Operands can have either format.
 
     Raises
     ------
     DnnValueError
-        If a parameter is another one.
+        If a parameter is invalid.
     """
 
     __props__ = ("ndim", "mode", "ignore_border", "deterministic", "memory_format")
@@ -120,10 +120,10 @@ class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
 
 
 class GpuDnnPool(GpuDnnPoolBase):
-    """`Pool` by cuDNN: ``GpuDnnPool(mode)(x, ws, stride, pad)``.
+    """`Pool` on cuDNN, called as ``GpuDnnPool(mode)(x, ws, stride, pad)``.
 
-    Parameters as for `GpuDnnPoolBase`; `x` is (batch, channels, spatial...), the others are int64
-    vectors with an entry for each spatial axis.
+    `x` is (batch, channels, spatial...). The other operands are int64 vectors with an entry for
+    each spatial axis. See `GpuDnnPoolBase` for the parameters.
     """
 
     operands = ("x",)
@@ -151,10 +151,10 @@ class GpuDnnPool(GpuDnnPoolBase):
 
 
 class GpuDnnPoolGrad(GpuDnnPoolBase):
-    """The gradient of pooling by cuDNN: ``(x, out, gz, ws, stride, pad)``.
+    """Gradient of pooling on cuDNN, called as ``op(x, out, gz, ws, stride, pad)``.
 
-    Parameters as for `GpuDnnPoolBase`. `out` is the pooling's output, of which only maxima need the
-    values, and `gz` the gradient by it.
+    `out` is the output of the pooling, whose values matter only for max pooling, and `gz` the
+    gradient with respect to it. See `GpuDnnPoolBase` for the parameters.
     """
 
     operands = ("x", "maxout", "gz")
@@ -172,7 +172,7 @@ class GpuDnnPoolGrad(GpuDnnPoolBase):
             by_gz = op(x, out, g, *vectors)
         else:
             by_gz = self._sibling(GpuDnnPool)(g, *vectors)
-        # Piecewise constant in x, whose values only select.
+        # The result is piecewise constant in x, so that gradient is zero.
         return [
             as_gradient(gradient_like(x.zeros_like(), x)),
             disconnected_type(),

@@ -1,9 +1,9 @@
-"""The poolings that cuDNN doesn't have, as kernels that CuPy compiles.
+"""Pooling that cuDNN doesn't support, with kernels that CuPy compiles.
 
-These are windows that reach over the end of the image (``ignore_border=False``), and the gradient
-of max pooling's gradient. Each output element is computed by one thread, which walks over the
-windows or pixels that it depends on, so that results are the same bits in every run, and of equal
-maxima the first in C order gets the gradient, as `dnnops.nnet.pool` has it.
+The kernels support windows that extend past the end of the image (``ignore_border=False``) and the
+gradient of max pooling's gradient. One thread computes each output element and loops over the
+windows or pixels that it depends on, so results are identical in every run. If maxima are equal,
+the first in C order gets the gradient, as in `dnnops.nnet.pool`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _GEOMETRY = np.dtype([("words", "int64", 15)])
 
 
 def kernel_source() -> str:
-    """The kernels' CUDA source."""
+    """Return the CUDA source of the kernels."""
     return (c_code_dir() / "cudnn" / "pool_kernels.cuh").read_text(encoding="utf-8")
 
 
 def kernel_names() -> list[str]:
-    """The kernels, as instances of their templates."""
+    """Return the kernels' names, as instances of their templates."""
     kernels = ("pool_kernel", "pool_grad_kernel", "max_pool_grad_grad_kernel")
     return [f"{kernel}<{', '.join(types)}>" for kernel in kernels for types in _C_TYPES.values()]
 
@@ -55,7 +55,7 @@ def _module() -> Any:
 
 
 class GpuKernelPool(GpuOp, GpuPoolOperands):
-    """A pooling Op that is one kernel. Parameters as for `dnnops.nnet.pool.ModePoolBase`."""
+    """Base class of pooling Ops with one kernel; see `dnnops.nnet.pool.ModePoolBase`."""
 
     kernel: ClassVar[str]
 
@@ -89,7 +89,7 @@ class GpuKernelPool(GpuOp, GpuPoolOperands):
                 (pad, 0),
             )
         ]
-        # CuPy passes a NumPy array by value if it has one element: here a struct of 15 words.
+        # CuPy passes a NumPy array of one element by value: here, a struct of 15 words.
         geometry = np.array(words, dtype="int64").reshape(-1).view(_GEOMETRY)
         function = _module().get_function(f"{self.kernel}<{', '.join(_C_TYPES[dtype])}>")
         arguments = (*mode, *(cupy.ascontiguousarray(a) for a in self._read(arrays)), out)
@@ -110,7 +110,7 @@ class GpuKernelPool(GpuOp, GpuPoolOperands):
 
 
 class GpuPool(GpuKernelPool):
-    """`Pool` as a kernel: ``GpuPool(ndim, mode, ignore_border)(x, ws, stride, pad)``."""
+    """`Pool` as a kernel, called as ``GpuPool(ndim, mode, ignore_border)(x, ws, stride, pad)``."""
 
     operands = ("x",)
     pooled_result = True
@@ -132,7 +132,7 @@ class GpuPool(GpuKernelPool):
 
 
 class GpuPoolGrad(GpuKernelPool):
-    """The gradient of `GpuPool`: ``(x, out, gz, ws, stride, pad)``; `out` isn't read."""
+    """Gradient of `GpuPool`, called as ``op(x, out, gz, ws, stride, pad)``; `out` isn't read."""
 
     operands = ("x", "maxout", "gz")
     pooled_result = False
@@ -158,7 +158,10 @@ class GpuPoolGrad(GpuKernelPool):
 
 
 class GpuMaxPoolGradGrad(GpuKernelPool):
-    """`MaxPoolGradGrad` as a kernel: ``(x, maxout, ggx, ws, stride, pad)``; `maxout` isn't read."""
+    """`MaxPoolGradGrad` as a kernel, called as ``op(x, maxout, ggx, ws, stride, pad)``.
+
+    `maxout` isn't read.
+    """
 
     modes = ("max", MAX_DETERMINISTIC)
     operands = ("x", "maxout", "ggx")

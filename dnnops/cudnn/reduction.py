@@ -37,10 +37,10 @@ _WITH_INDICES = ("minimum", "maximum")
 
 
 class GpuDnnReduction(GpuExpressionOp):
-    """Reduce an array over axes: ``GpuDnnReduction(red_op, axis, ...)(x)``.
+    """Reduce an array over axes, called as ``GpuDnnReduction(red_op, axis, ...)(x)``.
 
-    `x` is contiguous, or is copied; float16, float32 or float64. Extrema of no elements are an
-    error, and one that is NaN where an element is.
+    `x` is float16, float32 or float64, and is copied if it isn't contiguous. Minima and maxima over
+    no elements raise an error; they are NaN if any element is NaN.
 
     Parameters
     ----------
@@ -49,25 +49,26 @@ class GpuDnnReduction(GpuExpressionOp):
         'absmax' or 'amax' (the largest absolute value), 'norm1' (the sum of absolute values) or
         'norm2' (the root of the sum of squares).
     axis : int, tuple of int, or None
-        The axes to reduce; None for all.
+        Axes to reduce; None reduces all axes.
     acc_dtype : str, optional
-        What is accumulated in. cuDNN has float64 for float64, and float32 for the others; float16
-        means float32, too.
+        Dtype to accumulate in. cuDNN uses float64 for float64, and float32 for other dtypes;
+        float16 is accepted as another name for float32.
     dtype : str, optional
-        Of the result: that of `x`, or float32 for a float16 `x`. Default: that of `x`.
+        Dtype of the result: that of `x`, or float32 for a float16 `x`. Default: that of `x`.
     return_indices : bool
-        Whether there is a second result, for minima and maxima: their places, int64, counted in C
-        order over the reduced axes. Of several equal ones cuDNN does not say which it takes.
+        Whether to return the positions of minima or maxima as a second result. They are int64 and
+        count in C order over the reduced axes. cuDNN doesn't specify which of several equal
+        elements it takes.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If a parameter is another one.
+        If a parameter is invalid.
 
     Notes
     -----
-    A graph that moves to the GPU has `dnnops.gpuarray.reduction` for its reductions, which takes
-    every dtype and accumulates as the graph says.
+    Rewrites that move reductions to the GPU use `dnnops.gpuarray.reduction` instead, which supports
+    every dtype and accumulates in the dtype that the graph specifies.
     """
 
     __props__ = ("red_op", "axis", "acc_dtype", "dtype", "return_indices")
@@ -101,7 +102,7 @@ class GpuDnnReduction(GpuExpressionOp):
         self.return_indices = switch(type(self).__name__, "return_indices", return_indices)
         if self.return_indices and self.red_op not in _WITH_INDICES:
             raise DnnValueError(
-                f"{name}: return_indices=True needs minima or maxima, and red_op is {red_op}"
+                f"{name}: return_indices=True requires minima or maxima, got red_op={red_op}"
             )
 
     def make_node(self, x: Any) -> Apply:
@@ -109,20 +110,20 @@ class GpuDnnReduction(GpuExpressionOp):
         (x,) = device_operands(name, None, x=x)
         ndim, dtype = x.type.ndim, x.type.dtype
         if dtype == "bfloat16":
-            raise DnnTypeError(f"{name}: cuDNN reduces no bfloat16 (cast x to float32)")
+            raise DnnTypeError(f"{name}: cuDNN can't reduce bfloat16 (cast x to float32)")
         if ndim > 8:
-            raise DnnTypeError(f"{name}: cuDNN takes 8 dimensions, got {ndim} ({x.type})")
+            raise DnnTypeError(f"{name}: cuDNN supports 8 dimensions, got {ndim} ({x.type})")
         acc_dtype = "float64" if dtype == "float64" else "float32"
         if self.acc_dtype not in (None, acc_dtype, dtype):
             raise DnnTypeError(
-                f"{name}: {dtype} is accumulated in {acc_dtype}, and acc_dtype is {self.acc_dtype}"
+                f"{name}: {dtype} is accumulated in {acc_dtype}, got acc_dtype={self.acc_dtype}"
             )
         if self.dtype not in (None, dtype, "float32" if dtype == "float16" else dtype):
             raise DnnTypeError(
-                f"{name}: {dtype} is not reduced to dtype {self.dtype}; cast the result"
+                f"{name}: {dtype} can't be reduced to dtype {self.dtype}; cast the result"
             )
         axes = _normalized(name, self.axis, ndim)
-        # The C functions are told the axes and the dtypes: they become part of the Op.
+        # The C functions need the axes and the dtypes, so make them part of the Op.
         op = type(self)(self.red_op, axes, acc_dtype, self.dtype or dtype, self.return_indices)
         shape = tuple(n for i, n in enumerate(x.type.shape) if i not in axes)
         dtypes = (op.dtype, "int64")[: 1 + self.return_indices]
@@ -146,8 +147,8 @@ class GpuDnnReduction(GpuExpressionOp):
         return [[True, False][: len(node.outputs)]]
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
-        # PyTensor has none for products, and one for maxima of matrices only. Each element is in
-        # one sum, product or maximum: the tangent is one of products with the gradient.
+        # PyTensor has none for products, and one for maxima of matrices only. Each element belongs
+        # to one result, so a result's tangent is the sum of tangents times the gradient.
         (tangent,) = tangents
         moved: list[Any] = [disconnected_type() for _ in outputs]
         if is_connected(tangent):
@@ -157,7 +158,7 @@ class GpuDnnReduction(GpuExpressionOp):
         return moved
 
     def _expressions(self, x: Any) -> list[Any]:
-        """The results in PyTensor's Ops: what the derivatives are those of."""
+        """Return the results as PyTensor expressions, from which the derivatives are taken."""
         axes = self.axis
         if not axes:
             value = abs(x) if self.red_op in ("absmax", "norm1", "norm2") else x
@@ -187,12 +188,12 @@ def _dtype(where: str, name: str, value: Any) -> str | None:
 
 
 def _normalized(where: str, axis: tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
-    """The axes in ascending order, none of them negative."""
+    """Return the axes as non-negative numbers in ascending order."""
     if axis is None:
         return tuple(range(ndim))
     if not all(-ndim <= a < ndim for a in axis) or len({a % ndim for a in axis}) < len(axis):
         raise DnnValueError(
-            f"{where}: axis={axis} does not fit an array of {ndim} dimensions; axes must exist, and"
-            " none be given twice"
+            f"{where}: axis={axis} does not fit an array of {ndim} dimensions; axes must exist and"
+            " not be given twice"
         )
     return tuple(sorted(a % ndim for a in axis))

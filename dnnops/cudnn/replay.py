@@ -1,4 +1,4 @@
-"""Passes that were launched as recorded CUDA graphs: recurrent networks' and attention's."""
+"""Count the calls of recurrent networks and attention that were replayed as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ __all__ = ["replay_failure", "replays"]
 
 
 def replays() -> int:
-    """How many passes of this thread were launched as recorded CUDA graphs.
+    """Return how many calls of this thread were replayed as CUDA graphs.
 
     Returns
     -------
     int
-        Calls of forward Ops and of gradients.
+        Number of calls, of forward Ops and of gradients.
     """
     return CUDNN.library.dnnops_cudnn_replays()
 
 
 def replay_failure() -> str:
-    """Why a pass of this thread could not be recorded as a CUDA graph, and was launched as it is.
+    """Return why a call of this thread could not be recorded as a CUDA graph.
+
+    Such a call is launched without a graph.
 
     Returns
     -------
     str
-        cuDNN's or CUDA's words; empty if there was no failure.
+        Message of cuDNN or CUDA; empty if there was no failure.
     """
     return CUDNN.library.dnnops_cudnn_replay_failure().decode()

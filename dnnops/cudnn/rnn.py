@@ -35,17 +35,17 @@ __all__ = [
 
 
 class GpuDnnRNNBase(CudnnOp, RNNBase):
-    """What the two Ops share.
+    """Base class of recurrent networks and their gradient on cuDNN.
 
     Parameters
     ----------
     *network, **more_network
-        As for `dnnops.nnet.rnn_ops.RNNBase`.
+        See `dnnops.nnet.rnn_ops.RNNBase`.
     allow_tf32 : bool, optional
         Whether float32 operands may be rounded to TF32. Default: the flag ``dnn.allow_tf32``.
     deterministic : bool, optional
-        Whether ``algo='auto'`` takes the algorithm that is the same in every process, and times
-        none. Default: the flag ``dnn.deterministic``.
+        Whether ``algo='auto'`` uses the same algorithm in every process, instead of the fastest one
+        timed. Default: the flag ``dnn.deterministic``.
     """
 
     network_props: tuple[str, ...] = (*RNNBase.__props__, "allow_tf32", "deterministic")
@@ -77,7 +77,7 @@ class GpuDnnRNNBase(CudnnOp, RNNBase):
         return GpuArrayType(dtype, shape, given["x"].type.device)()
 
     def _reserve_length(self, steps: Any, batch: Any) -> None:
-        """Only cuDNN knows, at the call."""
+        """Return None: only cuDNN knows the length, when the Op is called."""
 
     def _words(self, flag: bool, inplace: bool = False) -> list[int]:
         return [
@@ -92,17 +92,18 @@ class GpuDnnRNNBase(CudnnOp, RNNBase):
 
 
 class GpuDnnRNNForward(GpuDnnRNNBase, GpuExpressionOp, RNNForward):
-    """`RNNForward` by cuDNN: ``GpuDnnRNNForward(...)(w, x, hx, [cx], [lengths], [seed])``.
+    """`RNNForward` on cuDNN.
 
-    The reserve has what cuDNN's algorithm keeps, in a vector of cuDNN's size.
+    Called as ``GpuDnnRNNForward(...)(w, x, hx, [cx], [lengths], [seed])``. The reserve is a vector
+    of the size and content that cuDNN's algorithm requires.
 
-    What is dropped follows from the seed, the operands' shapes, the device and cuDNN's release:
-    its random generators are made anew from the seed at each call.
+    Which elements dropout drops depends on the seed, the operands' shapes, the device and cuDNN's
+    version, because each call creates cuDNN's random generators from the seed.
 
     Parameters
     ----------
     *network, **more_network
-        As for `GpuDnnRNNBase` and `RNNForward`.
+        See `GpuDnnRNNBase` and `RNNForward`.
     """
 
     __props__ = (*GpuDnnRNNBase.network_props, "keeps_reserve")
@@ -139,20 +140,21 @@ class GpuDnnRNNForward(GpuDnnRNNBase, GpuExpressionOp, RNNForward):
     def parameter_places(
         self, node: Apply, inputs: list[Any]
     ) -> list[list[tuple[tuple[int, int, int], tuple[int, int, int]]]]:
-        """Ask cuDNN where it has the parameters.
+        """Ask cuDNN for the places of the parameters in the parameter vector.
 
         Parameters
         ----------
         node : Apply
-            A node of this Op.
+            Node of this Op.
         inputs : list
-            The values of its inputs.
+            Values of the node's inputs.
 
         Returns
         -------
         list
-            For each pseudo-layer, for each of cuDNN's linear layers, of the matrix and of the bias:
-            the offset in elements, -1 if there is none, and two dimensions.
+            For each pseudo-layer, a list with a pair for each of cuDNN's linear layers: the places
+            of the matrix and of the bias. A place is an offset in elements, which is -1 if the
+            parameter doesn't exist, followed by two dimensions.
         """
         linear = 2 * self.layout.gates + bool(self.proj_size)
         found = np.empty((self.layout.state_count, linear, 2, 3), "int64")
@@ -171,22 +173,22 @@ class GpuDnnRNNForward(GpuDnnRNNBase, GpuExpressionOp, RNNForward):
 
 
 class GpuDnnRNNBackward(GpuDnnRNNBase, GpuExpressionOp, RNNBackward):
-    """`RNNBackward` by cuDNN.
+    """`RNNBackward` on cuDNN.
 
-    cuDNN overwrites the reserve: it gets a copy, unless the Op works in place. cuDNN has no second
-    derivatives: they are loops, as those of `RNNBackward`.
+    cuDNN overwrites the reserve, so it gets a copy unless the Op works in place. cuDNN has no
+    second derivatives; as for `RNNBackward`, loops compute them.
 
     Parameters
     ----------
     *network, **more_network
-        As for `GpuDnnRNNBase` and `RNNBackward`.
+        See `GpuDnnRNNBase` and `RNNBackward`.
     inplace : bool
         Whether the reserve may be overwritten.
     """
 
     __props__ = (*GpuDnnRNNBase.network_props, "by_x", "inplace")
     function = "dnnops_cudnn_rnn_backward"
-    #: No result takes the reserve's memory.
+    #: No result reuses the memory of the reserve.
     reused_inputs: ClassVar[dict[int, list[int]]] = {}
 
     def __init__(
@@ -208,11 +210,11 @@ class GpuDnnRNNBackward(GpuDnnRNNBase, GpuExpressionOp, RNNBackward):
 
 
 def last_rnn_algorithm() -> str:
-    """The algorithm of this thread's last call of a recurrent network on cuDNN.
+    """Return the algorithm that this thread's last call of a recurrent network on cuDNN used.
 
     Returns
     -------
     str
-        As for ``algo``; empty if there was no call.
+        A value of ``algo``; empty if there was no call.
     """
     return CUDNN.library.dnnops_cudnn_rnn_last_algorithm().decode()

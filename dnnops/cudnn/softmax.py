@@ -1,4 +1,4 @@
-"""Softmax, its logarithm, and their gradients on cuDNN."""
+"""Softmax, log-softmax and their gradients on cuDNN."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad
 
 __all__ = ["ALGORITHMS", "GpuDnnSoftmax", "GpuDnnSoftmaxBase", "GpuDnnSoftmaxGrad"]
 
-#: In the order of ``cudnnSoftmaxAlgorithm_t``: without care for overflow, with, and the logarithm.
+#: In the order of ``cudnnSoftmaxAlgorithm_t``. Of these, 'fast' can overflow.
 ALGORITHMS = ("fast", "accurate", "log")
 MODES = ("instance", "channel")
 
 
 class GpuDnnSoftmaxBase(CudnnOp):
-    """What softmax and its gradient share.
+    """Base class of softmax and its gradient on cuDNN.
 
     Parameters
     ----------
     algo : {'fast', 'accurate', 'log'}
-        'fast' computes exponentials as they are, and cuDNN keeps them in the arrays' dtype:
-        operands over 11 overflow in float16, over 88 in float32, and the result then has
-        infinities or NaN; 'accurate' subtracts the maximum first; 'log' gives the logarithm of
+        'accurate' subtracts the maximum before it computes exponentials. 'fast' doesn't, and cuDNN
+        stores the exponentials in the arrays' dtype: operands above 11 in float16, or above 88 in
+        float32, overflow, and the result has infinities or NaN. 'log' computes the logarithm of
         the softmax.
     mode : {'channel', 'instance'}
-        Over which axes the results sum to one: axis 1, or all axes but the first.
+        Axes over which the results sum to one: axis 1, or all axes but the first.
     axis : int, tuple of int, or None
-        Other axes, in place of those of `mode`: neighboring ones, in any rank.
+        Adjacent axes that replace those of `mode`.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If a parameter is another one.
+        If a parameter is invalid.
     """
 
     __props__ = ("algo", "mode", "axis")
@@ -65,12 +65,12 @@ class GpuDnnSoftmaxBase(CudnnOp):
         self.axis: tuple[int, ...] | None = axis
 
     def axes(self, ndim: int) -> range:
-        """The axes over which the result of an array of `ndim` dimensions sums to one.
+        """Return the axes over which the result sums to one, for arrays of rank `ndim`.
 
         Raises
         ------
         DnnValueError
-            If the array has no such axes, or if others lie between them.
+            If the array doesn't have these axes, or if they aren't adjacent.
         """
         if self.axis is None:
             found = [1] if self.mode == "channel" else [*range(1, ndim)]
@@ -80,7 +80,7 @@ class GpuDnnSoftmaxBase(CudnnOp):
             what = f"mode={self.mode!r}" if self.axis is None else f"axis={self.axis}"
             raise DnnValueError(
                 f"{type(self).__name__}: {what} does not fit an array of {ndim} dimensions; the"
-                " axes must exist and be neighbors"
+                " axes must exist and be adjacent"
             )
         return range(found[0], found[-1] + 1)
 
@@ -88,11 +88,11 @@ class GpuDnnSoftmaxBase(CudnnOp):
         name = type(self).__name__
         data = device_operands(name, None, **named_operands(name, self.operands, inputs))
         if len({x.type.ndim for x in data}) > 1:
-            raise DnnTypeError(f"{name}: the operands must have one rank, got {data}")
+            raise DnnTypeError(f"{name}: the operands must have the same rank, got {data}")
         axes = self.axes(data[0].type.ndim)
         shapes = {n: x.type.shape for n, x in zip(self.operands, data, strict=True)}
         shape = merge_shapes(name, **shapes)
-        # The C functions are told the axes: they become part of the Op.
+        # The C functions need the axes, so make them part of the Op.
         op = type(self)(self.algo, self.mode, tuple(axes))
         return Apply(op, data, [data[0].type.clone(shape=shape)()])
 
@@ -109,9 +109,9 @@ class GpuDnnSoftmaxBase(CudnnOp):
 
 
 class GpuDnnSoftmax(GpuDnnSoftmaxBase):
-    """Softmax or its logarithm: ``GpuDnnSoftmax(algo, mode)(x)``.
+    """Softmax or its logarithm, called as ``GpuDnnSoftmax(algo, mode)(x)``.
 
-    Parameters as for `GpuDnnSoftmaxBase`.
+    See `GpuDnnSoftmaxBase` for the parameters.
     """
 
     operands = ("x",)
@@ -135,9 +135,10 @@ class GpuDnnSoftmax(GpuDnnSoftmaxBase):
 
 
 class GpuDnnSoftmaxGrad(GpuDnnSoftmaxBase):
-    """The gradient of `GpuDnnSoftmax`: ``GpuDnnSoftmaxGrad(algo, mode)(gz, out)``.
+    """Gradient of `GpuDnnSoftmax`, called as ``GpuDnnSoftmaxGrad(algo, mode)(gz, out)``.
 
-    `gz` is the gradient by the output `out`. Parameters as for `GpuDnnSoftmaxBase`.
+    `gz` is the gradient with respect to the output `out`. See `GpuDnnSoftmaxBase` for the
+    parameters.
     """
 
     operands = ("gz", "out")
@@ -146,8 +147,8 @@ class GpuDnnSoftmaxGrad(GpuDnnSoftmaxBase):
         return (LogSoftmaxGrad if self.algo == "log" else SoftmaxGrad)(self.axis)
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
-        # Second derivatives are sums and products, written on the host's types and moved to
-        # the device by the rewrites.
+        # Second derivatives are sums and products of host variables; rewrites move them to the
+        # device.
         host = [as_tensor_variable(x) for x in inputs]
         op = self._abstract()
         gradients = op.pullback(host, [op(*host)], [as_tensor_variable(cotangents[0])])

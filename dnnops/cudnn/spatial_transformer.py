@@ -1,8 +1,8 @@
-"""Spatial transformers on a GPU: by cuDNN, and by kernels of our own.
+"""Spatial transformers on a GPU, with cuDNN and with dnnops kernels.
 
-cuDNN's are those that `dnnops.dnn` gives; the kernels take the place of the abstract Ops. They
-keep to what those say of NaN, of pixels that are infinite, and of a single row or column, which
-cuDNN has at -1, where that of several is, and not at 0.
+`dnnops.dnn` uses cuDNN; rewrites replace the abstract Ops by the dnnops kernels. The kernels agree
+with the abstract Ops on NaN, on infinite pixels, and on a single row or column, which is at 0.
+cuDNN puts a single row or column at -1, where the first of several is.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ __all__ = [
 
 
 class _TransformerOp(CudnnOp):
-    """What all share: the function, and derivatives that are those of an abstract Op."""
+    """Base class of all Ops here, with the derivatives of an abstract Op."""
 
     function = "dnnops_cudnn_spatial_transformer"
     contiguous_only = True
     #: ``Kind`` in ``spatial_transformer.cpp``.
     kind: ClassVar[int]
-    #: Whether our own kernels compute.
+    #: Whether the Op uses dnnops kernels instead of cuDNN.
     kernels: ClassVar[bool] = False
-    #: The Op of the same meaning on the host's types.
+    #: The equivalent abstract Op.
     abstract: ClassVar[type]
     deterministic = False
 
@@ -59,8 +59,7 @@ class _TransformerOp(CudnnOp):
     def _output(self, like: Any, shape: Any) -> Any:
         return GpuArrayType(like.type.dtype, tuple(shape), like.type.device)()
 
-    # Of the gradients, derivatives are written on the host's types, and moved to the device by the
-    # rewrites.
+    # Derivatives of the gradients are built from host variables; rewrites move them to the device.
 
     def _abstract_node(self, inputs: Any) -> Apply:
         return self.abstract().make_node(*(as_tensor_variable(x) for x in inputs))
@@ -88,11 +87,11 @@ class _TransformerOp(CudnnOp):
 
 
 class GpuDnnTransformerGrid(_TransformerOp, SpatialTransformerGrid):
-    """`SpatialTransformerGrid` by cuDNN: ``GpuDnnTransformerGrid()(theta, out_dims)``.
+    """`SpatialTransformerGrid` on cuDNN, called as ``GpuDnnTransformerGrid()(theta, out_dims)``.
 
-    `theta` is (batch, 2, 3). `out_dims` are the output's numbers of rows and columns, or, as in
-    Theano, its batch, channels, rows and columns, of which the first two aren't read. A single row
-    or column of the output is the one at -1, not the one in the middle.
+    `theta` is (batch, 2, 3). `out_dims` gives the rows and columns of the output or, as in Theano,
+    its batch, channels, rows and columns, of which the first two are ignored. If the output has a
+    single row or column, it is the one at -1 rather than the one in the middle.
     """
 
     kind = 0
@@ -111,8 +110,8 @@ class GpuDnnTransformerGrid(_TransformerOp, SpatialTransformerGrid):
         shape = self._check(theta.type.shape, static_vector(out_shape, 2))
         return Apply(self, [theta, out_shape], [self._output(theta, shape)])
 
-    # Grid and gradient are linear, and each the other's transpose: so derivatives of all orders are
-    # on the same points.
+    # Grid and gradient are linear and each other's transpose, so derivatives of all orders use the
+    # same points.
 
     def _gradient(self) -> Any:
         return GpuDnnTransformerGradT()
@@ -129,9 +128,10 @@ class GpuDnnTransformerGrid(_TransformerOp, SpatialTransformerGrid):
 
 
 class GpuDnnTransformerGradT(_TransformerOp, SpatialTransformerGridGrad):
-    """The gradient of `GpuDnnTransformerGrid`: ``GpuDnnTransformerGradT()(dgrid)``.
+    """Gradient of `GpuDnnTransformerGrid`, called as ``GpuDnnTransformerGradT()(dgrid)``.
 
-    `dgrid` is the gradient by the grid, the result that by `theta`.
+    `dgrid` is the gradient with respect to the grid; the result is the gradient with respect to
+    `theta`.
     """
 
     kind = 1
@@ -166,7 +166,7 @@ class _TransformerSampler(_TransformerOp, SamplerBase):
 
 
 class GpuDnnTransformerSampler(_TransformerSampler, SpatialTransformerSampler):
-    """`SpatialTransformerSampler` by cuDNN: ``GpuDnnTransformerSampler()(img, grid)``."""
+    """`SpatialTransformerSampler` on cuDNN, called as ``GpuDnnTransformerSampler()(img, grid)``."""
 
     kind = 2
     abstract = SpatialTransformerSampler
@@ -184,15 +184,16 @@ class GpuDnnTransformerSampler(_TransformerSampler, SpatialTransformerSampler):
 
 
 class GpuDnnTransformerGradI(_TransformerSampler, SpatialTransformerSamplerGrad):
-    """The gradients of `GpuDnnTransformerSampler`: ``GpuDnnTransformerGradI()(img, grid, dy)``.
+    """Gradients of `GpuDnnTransformerSampler` with respect to `img` and `grid`.
 
-    `dy` is the gradient by the samples, the results are those by `img` and `grid`. cuDNN takes at
-    most 1024 channels, and adds in another order in each run.
+    Called as ``GpuDnnTransformerGradI()(img, grid, dy)``, where `dy` is the gradient with respect
+    to the samples. cuDNN supports at most 1024 channels, and the order of its sums varies between
+    runs.
     """
 
     kind = 3
     abstract = SpatialTransformerSamplerGrad
-    #: Of `img`; None where it doesn't matter.
+    #: Maximum number of channels of `img`; None if there is no limit.
     most_channels: ClassVar[int | None] = 1024
 
     def make_node(self, img: Any, grid: Any, dy: Any) -> Apply:  # type: ignore[override]
@@ -200,17 +201,17 @@ class GpuDnnTransformerGradI(_TransformerSampler, SpatialTransformerSamplerGrad)
         channels = shapes[0][1]
         if None not in (self.most_channels, channels) and channels > self.most_channels:
             raise DnnNotSupportedError(
-                f"{type(self).__name__}: cuDNN's gradient takes at most {self.most_channels} "
-                f"channels, got {channels}; dnnops.nnet.spatial_transformer takes them"
+                f"{type(self).__name__}: cuDNN's gradient supports at most {self.most_channels} "
+                f"channels, got {channels}; dnnops.nnet.spatial_transformer supports any number"
             )
         return Apply(self, arrays, [self._output(arrays[0], s) for s in shapes[:2]])
 
 
-# -- kernels of our own --------------------------------------------------------------------
+# -- dnnops kernels ------------------------------------------------------------------------
 
 
 class GpuTransformerGrid(GpuDnnTransformerGrid):
-    """`SpatialTransformerGrid` by a kernel of our own."""
+    """`SpatialTransformerGrid` with a dnnops kernel."""
 
     kernels = True
 
@@ -219,7 +220,7 @@ class GpuTransformerGrid(GpuDnnTransformerGrid):
 
 
 class GpuTransformerGradT(GpuDnnTransformerGradT):
-    """`SpatialTransformerGridGrad` by a kernel of our own, the same bits in every run."""
+    """`SpatialTransformerGridGrad` with a dnnops kernel; results are identical in every run."""
 
     kernels = True
 
@@ -228,7 +229,7 @@ class GpuTransformerGradT(GpuDnnTransformerGradT):
 
 
 class GpuTransformerSampler(GpuDnnTransformerSampler):
-    """`SpatialTransformerSampler` by a kernel of our own."""
+    """`SpatialTransformerSampler` with a dnnops kernel."""
 
     kernels = True
 
@@ -237,13 +238,13 @@ class GpuTransformerSampler(GpuDnnTransformerSampler):
 
 
 class GpuTransformerGradI(GpuDnnTransformerGradI):
-    """`SpatialTransformerSamplerGrad` by kernels of our own.
+    """`SpatialTransformerSamplerGrad` with dnnops kernels.
 
     Parameters
     ----------
     deterministic : bool, optional
-        Whether the results are to be the same bits in every run, which is slow for few channels:
-        each is then added up by one thread. Default: the flag ``dnn.deterministic``.
+        Whether the results must be identical in every run. This is slow for few channels, because
+        one thread then sums up each result. Default: the flag ``dnn.deterministic``.
     """
 
     __props__ = ("deterministic",)

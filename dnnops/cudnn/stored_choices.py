@@ -1,8 +1,8 @@
-"""Keeps what was chosen by timing from one process to the next, for the runtime library.
+"""Connect the runtime library to the plan cache, which keeps timed selections between processes.
 
-The library asks here for a convolution that it has not timed itself, and tells what it has timed.
-What is kept where is the matter of `dnnops.cudnn.plan_cache`; this module turns the library's words
-into keys and plans' names, and back.
+The library asks this module for the selection of a convolution that it has not timed, and reports
+the convolutions that it has timed. This module converts between the library's structures and the
+keys and plan names of `dnnops.cudnn.plan_cache`.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ _STORE = ctypes.CFUNCTYPE(
 
 @cache
 def _describe_device(device: int) -> dict[str, Any]:
-    """What the speed of plans depends on besides the convolution."""
+    """Return the properties besides the convolution that the speed of plans depends on."""
     import cupy
 
     runtime = cupy.cuda.runtime
     properties = runtime.getDeviceProperties(device)
     return {
         "gpu": properties["name"].decode(),
-        # Fewer than the model has, if it is a slice of one.
+        # Fewer than the model has if the device is a MIG slice.
         "multiprocessors": properties["multiProcessorCount"],
         "driver": _driver_version(),
         "cuda": runtime.driverGetVersion(),
@@ -126,19 +126,19 @@ def _describe_tensor(tensor: _Tensor) -> dict[str, Any]:
 
 
 def case_key(case: Any, device: dict[str, Any]) -> dict[str, Any]:
-    """The key of a convolution's choice.
+    """Return the cache key of a convolution.
 
     Parameters
     ----------
     case : ctypes structure
         ``ConvCase`` of the runtime library.
     device : dict
-        What is known of the device, its driver and cuDNN.
+        Properties of the device, its driver and libraries.
 
     Returns
     -------
     dict
-        Numbers and names only, for JSON.
+        Numbers and names, which can be written as JSON.
     """
     spatial = case.spatial_ndim
     image, filters, top = (_describe_tensor(tensor) for tensor in case.tensors)
@@ -168,7 +168,7 @@ def case_key(case: Any, device: dict[str, Any]) -> dict[str, Any]:
 
 
 def _report(error: BaseException) -> None:
-    """Say what went wrong where nothing can be raised: the caller is C code."""
+    """Print an error that can't be raised because the caller is C code."""
     if isinstance(error, KeyboardInterrupt):
         interrupt_later()
     else:
@@ -194,7 +194,7 @@ def _fill(choice: CachedChoice, case: Any, plans: Any, capacity: int) -> int:
         try:
             parsed = parse_algorithm(plan.name, DIRECTIONS[case.direction])
         except DnnError:
-            continue  # of a name that this version doesn't know
+            continue  # a name that this version doesn't know
         stored = plans[count]
         ctypes.memset(ctypes.byref(stored), 0, ctypes.sizeof(stored))
         stored.spec = _PlanSpec.from_buffer_copy((ctypes.c_int64 * 37)(*parsed.spec()))

@@ -1,4 +1,4 @@
-"""Scaled sums, and copies in another memory format, on cuDNN."""
+"""Scaled sums and copies to another memory format on cuDNN."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["GpuDnnAddTensor", "GpuDnnTransform"]
 
 def _refuse_bfloat16(where: str, x: Any) -> None:
     if x.type.dtype == "bfloat16":
-        raise DnnTypeError(f"{where}: bfloat16 is not taken; cast to float32 first")
+        raise DnnTypeError(f"{where}: bfloat16 is not supported; cast to float32 first")
 
 
 class GpuDnnAddTensor(GpuExpressionOp):
-    """Add an array to another: ``GpuDnnAddTensor()(a, c, alpha, beta)``, ``alpha * a + beta * c``.
+    """Compute ``alpha * a + beta * c``, called as ``GpuDnnAddTensor()(a, c, alpha, beta)``.
 
-    Operands are float16, float32 or float64 and of one rank. `a` has the dimensions of `c`, or
-    length 1 where it is repeated. cuDNN adds arrays of five dimensions: those along which `a` is
-    repeated, and those along which it is not, count as one where they are neighbors.
+    Operands are float16, float32 or float64 and have the same rank. Each axis of `a` has the length
+    of that axis of `c`, or length 1 to be broadcast. cuDNN supports up to five dimensions, after
+    adjacent axes along which `a` is broadcast, or isn't, have been merged.
 
     Parameters
     ----------
     inplace : bool
-        Whether the sum overwrites `c`; otherwise that is copied.
+        Whether the sum overwrites `c`; otherwise `c` is copied.
     """
 
     __props__ = ("inplace",)
@@ -50,11 +50,11 @@ class GpuDnnAddTensor(GpuExpressionOp):
         a, c = device_operands(name, None, a=a, c=c)
         _refuse_bfloat16(name, c)
         if a.type.ndim != c.type.ndim:
-            raise DnnTypeError(f"{name}: a and c must have one rank, got {a.type} and {c.type}")
+            raise DnnTypeError(f"{name}: a and c must have equal rank, got {a.type} and {c.type}")
         pairs = zip(a.type.shape, c.type.shape, strict=True)
         if any(m not in (1, None, n) and n is not None for m, n in pairs):
             raise DnnValueError(
-                f"{name}: a of shape {show_shape(a.type.shape)} can't be repeated to the shape"
+                f"{name}: a of shape {show_shape(a.type.shape)} can't be broadcast to the shape"
                 f" {show_shape(c.type.shape)} of c"
             )
         factors = [float64_scalar(name, n, x) for n, x in (("alpha", alpha), ("beta", beta))]
@@ -70,20 +70,21 @@ class GpuDnnAddTensor(GpuExpressionOp):
 
 
 class GpuDnnTransform(GpuExpressionOp):
-    """Copy an array to a memory format, and scale it: ``GpuDnnTransform(memory_format)(x, alpha)``.
+    """Scale an array and copy it to a memory format.
 
-    `x` is (batch, channels, spatial...) of one to three spatial axes, and float16, float32 or
-    float64. Neither its shape nor its dtype change.
+    Called as ``GpuDnnTransform(memory_format)(x, alpha)``. `x` is (batch, channels, spatial...)
+    with one to three spatial axes, and float16, float32 or float64. Its shape and dtype don't
+    change.
 
     Parameters
     ----------
     memory_format : {'contiguous', 'channels_last'}
-        The order in memory of the result. `x` may have either.
+        Memory format of the result. `x` can have either format.
 
     Raises
     ------
     DnnValueError
-        If the format is another one.
+        If the format is invalid.
     """
 
     __props__ = ("memory_format",)

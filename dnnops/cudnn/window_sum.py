@@ -1,7 +1,7 @@
-"""Sums over windows, as a kernel that CuPy compiles.
+"""Sums over windows, computed by a kernel that CuPy compiles.
 
-Divisive normalization and second derivatives of both normalizations consist of them, and of
-elementwise Ops.
+Divisive normalization, and the second derivatives of both window normalizations, are built from
+these sums and elementwise Ops.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KERNEL_NAMES = ("window_sum_kernel<float>", "window_sum_kernel<double>")
 
 
 def kernel_source() -> str:
-    """The kernel's CUDA source."""
+    """Return the CUDA source of the kernel."""
     return (c_code_dir() / "cudnn" / "window_sum.cuh").read_text(encoding="utf-8")
 
 
@@ -42,7 +42,10 @@ def _module() -> Any:
 
 
 class GpuWindowSum(GpuOp, WindowSum):
-    """`WindowSum` as a kernel: ``GpuWindowSum(n, axes, backward)(x)``, parameters as there."""
+    """`WindowSum` as a kernel, called as ``GpuWindowSum(n, axes, backward)(x)``.
+
+    See `WindowSum` for the parameters.
+    """
 
     def make_node(self, x: Any) -> Apply:
         name = type(self).__name__

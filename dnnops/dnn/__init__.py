@@ -1,9 +1,9 @@
-"""cuDNN under the names that it had in ``theano.gpuarray.dnn``.
+"""cuDNN under the names of ``theano.gpuarray.dnn``.
 
-The functions here put Ops on cuDNN into a graph by hand. A graph made of `dnnops.nnet` gets the
-same Ops by rewriting, and runs on a CPU too: prefer that where it can say what is wanted.
+These functions put Ops on cuDNN into a graph explicitly. Prefer `dnnops.nnet` where it can express
+the same computation: its graphs get the same Ops through rewrites, and also run on a CPU.
 
-Operands may be device variables, host variables or arrays; those of the host are transferred.
+Operands can be device variables, host variables or arrays; host data is transferred to the device.
 Results are device variables.
 """
 
@@ -121,5 +121,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """The public names, without the modules that hold them."""
+    """Return the public names, without the names of submodules."""
     return list(__all__)

@@ -1,4 +1,4 @@
-"""Whether cuDNN can be used, and which release it is."""
+"""Check whether cuDNN can be used, and return its version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["context_device", "dnn_available", "dnn_present", "version"]
 
 
 def context_device(context_name: Any) -> int:
-    """The number of the device of a name; None is that of the flag ``device``."""
+    """Return the number of the named device; None stands for the device of the flag ``device``."""
     if context_name is None:
         return device_from_target(flag_value("device")) or 0
     if isinstance(context_name, str):
@@ -27,17 +27,20 @@ def context_device(context_name: Any) -> int:
 
 
 def dnn_available(context_name: Any = None) -> bool:
-    """Tell whether cuDNN is used on a device; ``dnn_available.msg`` then says why not.
+    """Return whether cuDNN is used on a device.
+
+    The answer depends on the flag ``dnn.enabled`` and on a check that cuDNN works, which is made
+    once. If cuDNN isn't used, ``dnn_available.msg`` gives the reason.
 
     Parameters
     ----------
     context_name : None, str or int
-        The device: ``"cuda0"`` or its number; None for that of the flag ``device``.
+        Name of the device, such as ``"cuda0"``, or its number; None stands for the device of the
+        flag ``device``.
 
     Returns
     -------
     bool
-        As the flag ``dnn.enabled`` and a trial have it. The trial's result is remembered.
 
     Raises
     ------
@@ -52,7 +55,7 @@ dnn_available.msg = ""  # type: ignore[attr-defined]
 
 
 def dnn_present() -> bool:
-    """Tell whether cuDNN's headers and library are installed and fit together, GPU or not."""
+    """Return whether cuDNN's headers and library are installed and match, even without a GPU."""
     try:
         CUDNN.library  # noqa: B018
     except DnnUnavailableError as error:
@@ -66,12 +69,12 @@ dnn_present.msg = ""  # type: ignore[attr-defined]
 
 
 def version(raises: bool = True) -> int:
-    """The version of the cuDNN library as cuDNN writes it: 92800 is 9.28.0.
+    """Return the version of the cuDNN library in cuDNN's own encoding: 92800 is 9.28.0.
 
     Parameters
     ----------
     raises : bool
-        Whether to raise if there is none; else it is -1.
+        Whether to raise an error if cuDNN isn't available; otherwise the result is -1.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Batch normalization."""
+"""Batch normalization with Theano's functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _axes(mode: str, ndim: int) -> tuple[int, ...]:
 
 
 def _batch_norm_parameters(where: str, inputs: Any, mode: str, **parameters: Any) -> list[Any]:
-    """The inputs, and parameters as they came, of the dtypes that the Ops take."""
+    """Return the inputs and parameters in the dtypes that the Ops take; ranks don't change."""
     (x,) = device_operands(where, None, inputs=inputs)
     ndim = x.type.ndim
     one_of(where, "mode", mode, MODES)
@@ -49,14 +49,14 @@ def _batch_norm_parameters(where: str, inputs: Any, mode: str, **parameters: Any
         check_sizes(where, name, _spread(array, mode, ndim), x, axes)
     dtype = arrays[0].type.dtype
     if dtype != parameter_dtype(x.type.dtype):
-        # float64 widens everything; what has 16 bits is computed with float32 parameters.
+        # float64 parameters make everything float64; 16-bit inputs take float32 parameters.
         x = cast(x, "float64") if dtype == "float64" else x
         arrays = [cast(array, parameter_dtype(x.type.dtype)) for array in arrays]
     return [x, *arrays]
 
 
 def _spread(array: Any, mode: str, ndim: int) -> Any:
-    """A parameter with the inputs' rank."""
+    """Expand a parameter to the rank of the inputs."""
     if array.type.ndim == ndim:
         return array
     spread = pt.expand_dims(pt.as_tensor_variable(array), _axes(mode, ndim))
@@ -64,7 +64,7 @@ def _spread(array: Any, mode: str, ndim: int) -> Any:
 
 
 def _like_parameter(result: Any, mode: str, parameter: Any) -> Any:
-    """A result of the rank of a parameter."""
+    """Reduce a result to the rank of a parameter."""
     ndim = result.type.ndim
     if parameter.type.ndim == ndim:
         return result
@@ -82,34 +82,36 @@ def dnn_batch_normalization_train(
     running_mean: Any = None,
     running_var: Any = None,
 ) -> tuple[Any, ...]:
-    """Normalize a batch by its own mean and variance on a GPU.
+    """Normalize a batch with its own mean and variance on a GPU.
 
     Parameters
     ----------
     inputs : array
-        Of any rank.
+        Batch of any rank of at least 2.
     gamma, beta : array
-        Scale and bias: of the inputs' rank with size 1 on the axes that statistics are over, or
-        without these, such as vectors for 'spatial'. They are cast to the dtype of `inputs`, or to
-        float32 if that has 16 bits; float64 ones make everything float64.
+        Scale and bias. They have the rank of `inputs` with size 1 along the axes that statistics
+        are computed over, or lack these axes: for 'spatial' they can be vectors. They are cast to
+        the dtype of `inputs`, or to float32 for 16-bit inputs. If any of them is float64,
+        everything is computed in float64.
     mode : {'per-activation', 'spatial'}
-        Statistics are over the first axis, or over all but the second one.
+        Axes that statistics are computed over: the first axis, or all but the second.
     epsilon : number or scalar variable
-        At least 0, cuDNN's ``CUDNN_BN_MIN_EPSILON``, and finite; of a variable this is checked at
-        the call.
+        Finite number that is at least 0, which is cuDNN's ``CUDNN_BN_MIN_EPSILON``. Variables are
+        checked when the function runs.
     running_average_factor, running_mean, running_var
-        As for `dnnops.nnet.batch_normalization_train`.
+        See `dnnops.nnet.batch_normalization_train`.
 
     Returns
     -------
     tuple of GpuArrayVariable
-        As of `dnnops.nnet.batch_normalization_train`.
+        The results of `dnnops.nnet.batch_normalization_train`.
 
     Raises
     ------
-    DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind, or if they don't fit together. The latter
-        is a `ValueError`.
+    DnnTypeError
+        If an operand or a parameter has the wrong type.
+    DnnValueError
+        If a value is invalid, or operands don't match. This is a `ValueError`.
     """
     where = "dnn_batch_normalization_train"
     if (running_mean is None) != (running_var is None):
@@ -139,14 +141,14 @@ def dnn_batch_normalization_test(
     mode: str = "per-activation",
     epsilon: Any = 1e-4,
 ) -> Any:
-    """Normalize by a given mean and variance on a GPU.
+    """Normalize a batch with a given mean and variance on a GPU.
 
     Parameters
     ----------
     inputs, gamma, beta, mode, epsilon
-        As for `dnn_batch_normalization_train`.
+        See `dnn_batch_normalization_train`.
     mean, var : array
-        As `gamma`.
+        Mean and variance, with the shapes and dtypes allowed for `gamma`.
 
     Returns
     -------
@@ -156,7 +158,7 @@ def dnn_batch_normalization_test(
     Raises
     ------
     DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind, or if they don't fit together.
+        If an operand or a parameter has the wrong type or value, or if operands don't match.
     """
     where = "dnn_batch_normalization_test"
     x, *given = _batch_norm_parameters(

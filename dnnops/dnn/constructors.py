@@ -1,4 +1,4 @@
-"""Ops of convolution by algorithm, to be called with a `GpuDnnConvDesc`."""
+"""Constructors of convolution Ops that are called with a `GpuDnnConvDesc`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ __all__ = ["gpu_dnn_conv", "gpu_dnn_conv_gradI", "gpu_dnn_conv_gradW"]
 
 
 def gpu_dnn_conv(algo: Any = None, inplace: bool = False, num_groups: int = 1) -> GpuDnnConv:
-    """Make the Op ``(img, kern, output, desc, alpha=1, beta=0)``.
+    """Return the convolution Op, called as ``op(img, kern, output, desc, alpha=1, beta=0)``.
 
     Parameters
     ----------
     algo : str or int, optional
-        What chooses the plan; by default the flag ``dnn.conv.algo_fwd``.
+        How to select the plan. Default: the flag ``dnn.conv.algo_fwd``.
     inplace : bool
         Whether the result is written into `output`.
     num_groups : int
-        The descriptor's.
+        Number of groups, which must match the descriptor's.
 
     Returns
     -------
@@ -31,12 +31,20 @@ def gpu_dnn_conv(algo: Any = None, inplace: bool = False, num_groups: int = 1) -
 def gpu_dnn_conv_gradI(  # noqa: N802
     algo: Any = None, inplace: bool = False, num_groups: int = 1
 ) -> GpuDnnConvGradI:
-    """Make the Op ``(kern, topgrad, output, desc, alpha=1, beta=0)``; as `gpu_dnn_conv`."""
+    """Return the Op of the gradient with respect to the images.
+
+    It is called as ``op(kern, topgrad, output, desc, alpha=1, beta=0)``. See `gpu_dnn_conv` for the
+    parameters.
+    """
     return GpuDnnConvGradI(algo=algo, inplace=inplace, num_groups=num_groups)
 
 
 def gpu_dnn_conv_gradW(  # noqa: N802
     algo: Any = None, inplace: bool = False, num_groups: int = 1
 ) -> GpuDnnConvGradW:
-    """Make the Op ``(img, topgrad, output, desc, alpha=1, beta=0)``; as `gpu_dnn_conv`."""
+    """Return the Op of the gradient with respect to the filters.
+
+    It is called as ``op(img, topgrad, output, desc, alpha=1, beta=0)``. See `gpu_dnn_conv` for the
+    parameters.
+    """
     return GpuDnnConvGradW(algo=algo, inplace=inplace, num_groups=num_groups)

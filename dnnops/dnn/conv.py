@@ -1,4 +1,4 @@
-"""Convolution and its gradients."""
+"""Convolution and its gradients with Theano's functions."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def _conv_params(
 
 
 def _rank_params(where: str, operand: Any, **params: Any) -> dict[str, Any]:
-    """Parameters for as many spatial axes as an operand has: three of five dimensions, else two.
+    """Return the parameters for three spatial axes if an operand has rank 5, otherwise for two.
 
-    The default of `subsample` and `dilation`, one for each of two axes, is one for each of three.
+    The two-dimensional defaults of `subsample` and `dilation` are extended to three axes.
     """
     ndim = 3 if getattr(operand, "ndim", 4) == 5 else 2
     for name in ("subsample", "dilation"):
@@ -108,7 +108,7 @@ def _conv(
         one_of(where, "direction_hint", direction_hint, DIRECTION_HINTS[1:])
     if workmem is not None:
         if algo is not None:
-            raise DnnValueError(f"{where}: workmem is an old name of algo; give only algo")
+            raise DnnValueError(f"{where}: workmem is an old name of algo; give only one of them")
         params = {**params, "algo": workmem}
         try:
             parse_algorithm(workmem, "forward")
@@ -125,8 +125,8 @@ def _conv(
         and forward.border_mode == ((0, 0),) * ndim
         and forward.filter_dilation == (1,) * ndim
     ):
-        # The gradient of a convolution by its filters is one of the image with a large filter:
-        # the roles of batch and channels are exchanged.
+        # The gradient with respect to the filters is a convolution of the image with a large
+        # filter, with the roles of batch and channels exchanged.
         sizes = [n - k + 1 for n, k in zip(_sizes(img), _sizes(kerns), strict=True)]
         filters = swapped(kerns)
         if forward.filter_flip:
@@ -134,8 +134,8 @@ def _conv(
         grad_weights = GpuDnnConvGradW(**{**other, "filter_flip": False})
         return swapped(grad_weights(swapped(img), filters, pt.stack(sizes)))
     if plain and forward.border_mode == "full" and direction_hint != "forward!":
-        # The gradient of a 'valid' convolution by its input is a 'full' one with the filters'
-        # channels exchanged, and flipped the other way.
+        # The gradient of a 'valid' convolution with respect to its input is a 'full' convolution
+        # with the filters' channels exchanged and the opposite flip.
         sizes = [
             n + (k - 1) * d
             for n, k, d in zip(_sizes(img), _sizes(kerns), forward.filter_dilation, strict=True)
@@ -171,33 +171,32 @@ def dnn_conv(
     Parameters
     ----------
     img : (batch, input channels, rows, columns)
-        The images: float16, bfloat16, float32 or float64. Of five dimensions they are volumes, and
-        everything is as for `dnn_conv3d`.
+        Images in float16, bfloat16, float32 or float64. If `img` has five dimensions, the images
+        are volumes, as for `dnn_conv3d`.
     kerns : (output channels, input channels // num_groups, rows, columns)
-        The filters. Of two different dtypes, the wider one is that of the result.
+        Filters. If their dtype differs from that of `img`, the result has the wider dtype.
     border_mode : {'valid', 'half', 'full'}, int, or tuple of 2 ints or pairs of ints
-        The zero padding; see `dnnops.nnet.conv2d`.
+        Zero padding; see `dnnops.nnet.conv2d`.
     subsample : int or tuple of 2 ints
-        The stride.
+        Stride along each spatial axis.
     dilation : int or tuple of 2 ints
-        The distance between neighboring filter taps.
+        Distance between neighboring filter taps.
     conv_mode : {'conv', 'cross'}
         Convolution, which flips the filters, or cross-correlation, which doesn't.
     direction_hint : None, 'forward', 'forward!', 'bprop inputs' or 'bprop weights'
-        A convolution without stride and groups can also be computed by what is a gradient
-        otherwise. 'bprop weights' does that for a 'valid' one; a 'full' one is computed as a
-        gradient by the input, unless 'forward!' forbids it. Neither happens if `algo` is given,
-        which is the forward convolution's.
+        Whether to compute a convolution without stride and groups with a gradient Op. With 'bprop
+        weights', a 'valid' convolution is computed as a gradient with respect to filters. A 'full'
+        convolution is computed as a gradient with respect to the input, unless 'forward!' is
+        given. If `algo` is given, which applies to the forward Op, no gradient Op is used.
     workmem : str, optional
-        An old name of `algo`.
+        Old name of `algo`.
     algo : str or int, optional
-        What chooses the plan; default: the flag ``dnn.conv.algo_fwd``.
+        How to select the plan. Default: the flag ``dnn.conv.algo_fwd``.
     precision : {'as_input_f32', 'as_input', 'float16', 'float32', 'float64'}, optional
-        The type that is computed in; default: the flag ``dnn.conv.precision``. cuDNN 9 computes
-        with arrays of float16 in float32 and float16, with others in float32, or float64 for those
-        of float64.
+        Type to compute in. Default: the flag ``dnn.conv.precision``. cuDNN 9 computes with float16
+        arrays in float32 or float16, with float64 arrays in float64, and with others in float32.
     num_groups : int
-        The number of groups that channels and filters are split into.
+        Number of groups that channels and filters are split into.
 
     Returns
     -------
@@ -206,7 +205,7 @@ def dnn_conv(
     Raises
     ------
     DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind, or if they don't fit together.
+        If an operand or a parameter has the wrong type or value, or if operands don't match.
     """
     params = _rank_params(
         "dnn_conv",
@@ -234,7 +233,10 @@ def dnn_conv3d(
     precision: str | None = None,
     num_groups: int = 1,
 ) -> Any:
-    """Convolve a batch of volumes with filters on cuDNN; as `dnn_conv`, with three spatial axes."""
+    """Convolve a batch of volumes with filters on cuDNN.
+
+    This is `dnn_conv` for three spatial axes.
+    """
     params = _conv_params(
         "dnn_conv3d", 3, border_mode, subsample, dilation, conv_mode, precision, algo, num_groups
     )
@@ -242,7 +244,7 @@ def dnn_conv3d(
 
 
 def _spatial_sizes(where: str, name: str, shape: Any, ndim: int) -> Any:
-    """The last entries of a shape of `ndim` + 2 entries, a vector or a sequence, as a vector."""
+    """Return the last `ndim` entries of a shape, given as a vector or a sequence, as a vector."""
     if isinstance(shape, TensorVariable):
         return int_vector(where, name, shape, ndim + 2)[2:]
     sizes: Any = sizes_argument(where, name, shape, (ndim + 2,))[2:]
@@ -287,28 +289,28 @@ def dnn_gradweight(
     algo: Any = None,
     num_groups: int = 1,
 ) -> Any:
-    """The gradient of `dnn_conv` by its filters.
+    """Compute the gradient of `dnn_conv` with respect to its filters.
 
     Parameters
     ----------
     img : (batch, input channels, rows, columns)
-        The images.
+        Images.
     topgrad : (batch, output channels, rows, columns)
-        The gradient by the convolution's output.
+        Gradient with respect to the output of the convolution.
     kerns_shp : int vector or sequence of 4 entries
-        The filters' shape.
+        Shape of the filters.
     border_mode, subsample, dilation, conv_mode, precision, algo, num_groups
-        As for `dnn_conv`; `algo` by default as the flag ``dnn.conv.algo_bwd_filter`` has it.
+        See `dnn_conv`. The default of `algo` is the flag ``dnn.conv.algo_bwd_filter``.
 
     Returns
     -------
     GpuArrayVariable
-        Of shape `kerns_shp`.
+        Gradient of shape `kerns_shp`.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind, or if they don't fit together.
+        If an operand or a parameter has the wrong type or value, or if operands don't match.
     """
     params = _rank_params(
         "dnn_gradweight",
@@ -336,7 +338,7 @@ def dnn_gradweight3d(
     algo: Any = None,
     num_groups: int = 1,
 ) -> Any:
-    """The gradient of `dnn_conv3d` by its filters; as `dnn_gradweight`."""
+    """Compute the gradient of `dnn_conv3d` with respect to its filters; see `dnn_gradweight`."""
     params = _conv_params(
         "dnn_gradweight3d", 3, border_mode, subsample, dilation, conv_mode, precision, algo,
         num_groups,
@@ -356,28 +358,28 @@ def dnn_gradinput(
     algo: Any = None,
     num_groups: int = 1,
 ) -> Any:
-    """The gradient of `dnn_conv` by its images.
+    """Compute the gradient of `dnn_conv` with respect to its images.
 
     Parameters
     ----------
     kerns : (output channels, input channels // num_groups, rows, columns)
-        The filters.
+        Filters.
     topgrad : (batch, output channels, rows, columns)
-        The gradient by the convolution's output.
+        Gradient with respect to the output of the convolution.
     img_shp : int vector or sequence of 4 entries
-        The images' shape.
+        Shape of the images.
     border_mode, subsample, dilation, conv_mode, precision, algo, num_groups
-        As for `dnn_conv`; `algo` by default as the flag ``dnn.conv.algo_bwd_data`` has it.
+        See `dnn_conv`. The default of `algo` is the flag ``dnn.conv.algo_bwd_data``.
 
     Returns
     -------
     GpuArrayVariable
-        Of shape `img_shp`.
+        Gradient of shape `img_shp`.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind, or if they don't fit together.
+        If an operand or a parameter has the wrong type or value, or if operands don't match.
     """
     params = _rank_params(
         "dnn_gradinput",
@@ -405,7 +407,7 @@ def dnn_gradinput3d(
     algo: Any = None,
     num_groups: int = 1,
 ) -> Any:
-    """The gradient of `dnn_conv3d` by its volumes; as `dnn_gradinput`."""
+    """Compute the gradient of `dnn_conv3d` with respect to its volumes; see `dnn_gradinput`."""
     params = _conv_params(
         "dnn_gradinput3d", 3, border_mode, subsample, dilation, conv_mode, precision, algo,
         num_groups,

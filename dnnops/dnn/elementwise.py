@@ -1,4 +1,4 @@
-"""Activations, dropout, sums and copies."""
+"""Activations, dropout, scaled sums and copies with Theano's functions."""
 
 from __future__ import annotations
 
@@ -23,57 +23,60 @@ def dnn_activation(x: Any, mode: str = "relu", coef: float = 0.0) -> Any:
     Parameters
     ----------
     x : array
-        float16, bfloat16, float32 or float64.
+        Array in float16, bfloat16, float32 or float64.
     mode : {'relu', 'clipped_relu', 'tanh', 'sigmoid', 'elu', 'swish'}
+        Name of the activation.
     coef : float
         The ceiling of clipped relu, alpha of elu or beta of swish; 0 for the others.
 
     Returns
     -------
     GpuArrayVariable
-        Of the shape and dtype of `x`.
+        Array with the shape and dtype of `x`.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind.
+        If an operand or a parameter has the wrong type or value.
 
     Notes
     -----
-    The activations of `dnnops.nnet` become elementwise kernels on a GPU, which are fused with what
-    is around them; this is a kernel of its own. Two slopes are 1 here: clipped relu's at exactly
-    the ceiling, which is 0 there, and elu's at exactly 0, which is alpha there.
+    On a GPU, the activations of `dnnops.nnet` become elementwise kernels that are fused with the
+    surrounding Ops, while this function always runs a separate kernel. Two slopes differ: for
+    clipped relu at exactly the ceiling it is 1 here and 0 in `dnnops.nnet`, and for elu at exactly
+    0 it is 1 here and alpha in `dnnops.nnet`.
     """
     return GpuDnnActivation(mode, coef)(x)
 
 
 def dropout(x: Any, dropout: Any = 0.0, seed: int = 4242) -> Any:
-    """Set elements to zero at random and scale the others, so that the mean stays.
+    """Set elements to zero at random and scale the others, which preserves the mean.
 
     Parameters
     ----------
     x : array
-        float16, bfloat16, float32 or float64.
+        Array in float16, bfloat16, float32 or float64.
     dropout : number or scalar variable
-        The probability with which an element becomes 0, at least 0 and less than 1.
+        Probability that an element becomes 0, at least 0 and less than 1.
     seed : int
-        From 0 to ``2**64 - 1``. The state is kept by this function's result: each call of a
-        compiled function draws anew, and compiling the same program again repeats its sequence.
+        Seed from 0 to ``2**64 - 1``. The result owns the random state: each call of a compiled
+        function draws new numbers, and running the same program again repeats the sequence.
 
     Returns
     -------
     GpuArrayVariable
-        Of the shape and dtype of `x`.
+        Array with the shape and dtype of `x`.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind.
+        If an operand or a parameter has the wrong type or value.
 
     Notes
     -----
-    Theano's gave cuDNN's descriptor and states besides. Here the state is two integers; give
-    ``GpuDnnDropoutOp()(x, p, state)`` one of `dnnops.nnet.dropout_state` to keep it yourself.
+    Theano's function also returned cuDNN's descriptor and states. Here, the state is two integers.
+    To manage it yourself, pass the result of `dnnops.nnet.dropout_state` as `state` to
+    ``GpuDnnDropoutOp()(x, p, state)``.
     """
     (x,) = device_operands("dropout", None, x=x)
     p = probability_variable("dropout", "dropout", dropout)
@@ -86,19 +89,20 @@ def dnn_add(a: Any, c: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
     Parameters
     ----------
     a, c : array
-        float16, float32 or float64, of one rank; `a` has the dimensions of `c`, or length 1 where
-        it is repeated.
+        Arrays in float16, float32 or float64, with the same rank. Each axis of `a` has the length
+        of that axis of `c`, or length 1 to be broadcast.
     alpha, beta : number or scalar variable
+        Scaling factors.
 
     Returns
     -------
     GpuArrayVariable
-        Of the shape and dtype of `c`.
+        Array with the shape and dtype of `c`.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If an operand is of another kind, or if they don't fit together.
+        If an operand has the wrong type, or if operands don't match.
     """
     return GpuDnnAddTensor()(a, c, alpha, beta)
 
@@ -106,28 +110,29 @@ def dnn_add(a: Any, c: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
 def dnn_transform(
     x: Any, memory_format: str = "contiguous", dtype: str | None = None, alpha: Any = 1.0
 ) -> Any:
-    """Copy an array to another memory format and dtype, and scale it.
+    """Scale an array and copy it to another memory format and dtype.
 
     Parameters
     ----------
     x : (batch, channels, spatial...)
-        Of one to three spatial axes: float16, float32 or float64.
+        Array with one to three spatial axes, in float16, float32 or float64.
     memory_format : {'contiguous', 'channels_last'}
-        The order in memory of the result.
+        Memory format of the result.
     dtype : str, optional
-        Of the result; that of `x` if not given. cuDNN keeps the dtype: a kernel of ours converts
-        it before or after, whatever is less memory to copy.
+        Dtype of the result. Default: that of `x`. cuDNN doesn't change the dtype; a dnnops kernel
+        converts it before or after, whichever needs to copy less memory.
     alpha : number or scalar variable
+        Scaling factor.
 
     Returns
     -------
     GpuArrayVariable
-        Of the shape of `x`.
+        Array with the shape of `x`.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind.
+        If an operand or a parameter has the wrong type or value.
     """
     (x,) = device_operands("dnn_transform", None, x=x)
     try:

@@ -1,4 +1,4 @@
-"""Normalization by windows."""
+"""Local response and divisive normalization on cuDNN."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ __all__ = ["dnn_divisive_normalization", "dnn_lrn"]
 
 
 def dnn_lrn(img: Any, n: int = 5, alpha: float = 1e-4, beta: float = 0.75, k: float = 2.0) -> Any:
-    """Normalize each element by the squares of its neighbors in other channels, on cuDNN.
+    """Normalize each element by the squares of its neighbors in other channels on cuDNN.
 
     Parameters
     ----------
     img : (batch, channels, ...)
-        float16, float32 or float64.
+        Images in float16, float32 or float64.
     n, alpha, beta, k
-        As for `dnnops.nnet.local_response_normalization`.
+        See `dnnops.nnet.local_response_normalization`.
 
     Returns
     -------
     GpuArrayVariable
-        Of the shape of `img`.
+        Array with the shape of `img`.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind, or out of its bounds.
+        If an operand or a parameter has the wrong type or value.
     """
     op: Any = GpuDnnLRN(n, alpha, beta, k)
     (img,) = device_operands("dnn_lrn", None, img=img)
@@ -47,34 +47,35 @@ def dnn_divisive_normalization(
     beta: float = 0.75,
     k: float = 2.0,
 ) -> Any:
-    """Divide each element by a power of the mean of squares around it, on cuDNN.
+    """Divide each element by a power of the mean of squares around it on cuDNN.
 
     Parameters
     ----------
     img : (batch, channels, two or three spatial axes)
-        float16, bfloat16, float32 or float64. cuDNN computes with float16 in float16, and its
-        gradients have errors of 2e-3 then: 16 bits are converted to float32 and back.
+        Images in float16, bfloat16, float32 or float64. 16-bit arrays are converted to float32 and
+        back, because cuDNN would compute with float16 arrays in float16, where its gradients have
+        errors of 2e-3.
     means : variable of the same type, optional
-        What is subtracted before squaring: from all elements of a window the mean at its center,
-        as in a local variance. `dnnops.nnet.divisive_normalization` subtracts from each element
-        its own.
+        Means to subtract before squaring. The mean at the center of a window is subtracted from all
+        elements of the window, as in a local variance. `dnnops.nnet.divisive_normalization`
+        subtracts each element's own mean instead.
     n, alpha, beta, k
-        As for `dnnops.nnet.divisive_normalization`.
+        See `dnnops.nnet.divisive_normalization`.
 
     Returns
     -------
     GpuArrayVariable
-        Of the shape of `img`.
+        Array with the shape of `img`.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind, or out of its bounds.
+        If an operand or a parameter has the wrong type or value.
 
     Notes
     -----
-    Gradients are cuDNN's where `n` is odd. For even windows what cuDNN 9.19 computes is none, so
-    they are written out.
+    cuDNN computes the gradients if `n` is odd. For even `n` the gradients of cuDNN 9.19 are wrong,
+    so other Ops compute them.
     """
     op: Any = GpuDnnDivisiveNormalization(n, alpha, beta, k, means is not None)
     given = {"img": img} if means is None else {"img": img, "means": means}
@@ -84,7 +85,7 @@ def dnn_divisive_normalization(
     if operands[0].type.ndim != operands[-1].type.ndim:
         ranks = " and ".join(str(x.type.ndim) for x in operands)
         raise DnnTypeError(
-            f"dnn_divisive_normalization: img and means must have one rank, got {ranks}"
+            f"dnn_divisive_normalization: img and means must have the same rank, got {ranks}"
         )
     dtype = operands[0].type.dtype
     wide = "float64" if dtype == "float64" else "float32"

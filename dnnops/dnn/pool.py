@@ -1,4 +1,4 @@
-"""Pooling."""
+"""Pooling on cuDNN."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ def dnn_pool(img: Any, ws: Any, stride: Any = None, mode: str = "max", pad: Any 
     Parameters
     ----------
     img : (batch, channels, spatial...)
-        Of one to three spatial axes.
+        Images with one to three spatial axes.
     ws : sequence of ints, or int vector
-        The windows' size, an entry for each spatial axis. Like `stride` and `pad` it may be
-        symbolic, with other values in each call.
+        Window size along each spatial axis. Like `stride` and `pad`, it can be symbolic and change
+        between calls.
     stride : sequence of ints, or int vector, optional
-        The distance between windows; 1 on each axis if not given.
+        Distance between windows along each axis. Default: 1.
     mode : {'max', 'max_deterministic', 'sum', 'average_inc_pad', 'average_exc_pad', 'average'}
-        What is taken of each window; an average counts the padding, or does not. With
-        'max_deterministic' gradients are the same bits in every run. 'average' is another name of
-        'average_inc_pad', as it was in Theano.
+        Value computed for each window. The averages include or exclude the padding. With
+        'max_deterministic', gradients are identical in every run. As in Theano, 'average' is
+        another name for 'average_inc_pad'.
     pad : sequence of ints, or int vector, optional
-        The padding on both sides of each axis; 0 if not given. It never is a maximum.
+        Padding on both sides of each axis. Default: 0. Padding is never the maximum of a window.
 
     Returns
     -------
     GpuArrayVariable
-        Of ``(size + 2 * pad - ws) // stride + 1`` windows on each axis.
+        Array with ``(size + 2 * pad - ws) // stride + 1`` windows along each axis.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind, or if they don't fit together; at the call,
-        if only that tells.
+        If an operand or a parameter has the wrong type or value, or if operands don't match.
+        Problems that depend on symbolic values are raised when the function runs.
     """
     (img,) = device_operands("dnn_pool", None, img=img)
     ndim = img.type.ndim - 2

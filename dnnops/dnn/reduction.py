@@ -1,4 +1,4 @@
-"""Reductions over axes."""
+"""Reductions over axes on cuDNN."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ def dnn_reduction(
     Parameters
     ----------
     x : array
-        float16, float32 or float64, of at most 8 dimensions.
+        Array in float16, float32 or float64, with at most 8 dimensions.
     red_op : str
-        'add', 'mul', 'mean', 'maximum', 'minimum', 'absmax', 'norm1' or 'norm2'; also 'sum',
-        'prod', 'avg', 'max', 'min' and 'amax'.
+        Reduction: 'add', 'mul', 'mean', 'maximum', 'minimum', 'absmax', 'norm1' or 'norm2', or one
+        of the other names 'sum', 'prod', 'avg', 'max', 'min' and 'amax'.
     axis : int, tuple of int, or None
-        The axes to reduce; None for all.
+        Axes to reduce; None reduces all axes.
     acc_dtype, dtype : str, optional
-        As for `GpuDnnReduction`.
+        See `GpuDnnReduction`.
     return_indices : bool
-        Whether the places of the extrema are given, too.
+        Whether to return the positions of minima or maxima, too.
 
     Returns
     -------
     GpuArrayVariable, or a pair
-        The result, and the int64 indices if they were asked for: counted in C order over the
-        reduced axes.
+        The result and, if requested, the positions as int64 indices, which count in C order over
+        the reduced axes.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind.
+        If an operand or a parameter has the wrong type or value.
     """
     outputs = GpuDnnReduction(red_op, axis, acc_dtype, dtype, return_indices).make_node(x).outputs
     return tuple(outputs) if return_indices else outputs[0]

@@ -1,4 +1,4 @@
-"""Recurrent networks."""
+"""Recurrent networks on cuDNN."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ __all__ = ["RNNBlock"]
 
 
 class RNNBlock(_HostRNNBlock):
-    """A recurrent network on cuDNN whose parameters are one vector.
+    """A recurrent network on cuDNN with its parameters in one vector.
 
-    As `dnnops.nnet.RNNBlock`, but `apply` takes operands on a device, or transfers them, and gives
-    device variables; in bfloat16, too. `context_name` is the device where no operand is on one.
+    It differs from `dnnops.nnet.RNNBlock` in that `apply` transfers host operands to the device,
+    returns device variables and supports bfloat16. If no operand is on a device, `context_name`
+    gives the device.
     """
 
     dtypes: ClassVar[tuple[str, ...]] = (*_HostRNNBlock.dtypes, "bfloat16")
@@ -50,7 +51,10 @@ class RNNBlock(_HostRNNBlock):
         return swapped(x)
 
     def split_params(self, w: Any, layer: int, input_size: Any) -> list[Any]:
-        """As `dnnops.nnet.RNNBlock.split_params`; of a device variable, too."""
+        """Split the parameter vector as `dnnops.nnet.RNNBlock.split_params`.
+
+        `w` can also be a device variable.
+        """
         if is_on_device(w) and not isinstance(w, SharedVariable):
             w = pt.as_tensor_variable(w)
         return super().split_params(w, layer, input_size)

@@ -1,4 +1,4 @@
-"""Spatial transformers."""
+"""Spatial transformers on cuDNN."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["dnn_spatialtf"]
 
 
 def dnn_spatialtf(img: Any, theta: Any, scale_width: Any = 1, scale_height: Any = 1) -> Any:
-    """Transform images by affine transformations, on cuDNN: a spatial transformer.
+    """Apply affine transformations to images with a spatial transformer on cuDNN.
 
     Parameters
     ----------
     img : (batch, channels, rows, columns)
-        float16, float32 or float64.
+        Images in float16, float32 or float64.
     theta : (batch, 2, 3)
-        The transformations, in the dtype of `img`: where in the image a point (x, y) of the output
-        comes from is ``theta @ (x, y, 1)``.
+        Transformations in the dtype of `img`. The point (x, y) of the output is sampled from the
+        image at ``theta @ (x, y, 1)``.
     scale_width, scale_height : number or scalar variable
-        The output's size in relation to the input's, more than 0.
+        Positive ratios of the output's size to the input's.
 
     Returns
     -------
@@ -35,20 +35,21 @@ def dnn_spatialtf(img: Any, theta: Any, scale_width: Any = 1, scale_height: Any 
     Raises
     ------
     DnnTypeError, DnnValueError
-        If an operand or a parameter is of another kind, or if they don't fit together.
+        If an operand or a parameter has the wrong type or value, or if operands don't match.
     DnnNotSupportedError
-        For a gradient of more than 1024 channels: when it is taken, if their number is known, else
-        when the function runs.
+        If the gradient has more than 1024 channels. It is raised when the gradient is taken if the
+        number of channels is known, otherwise when the function runs.
 
     See Also
     --------
-    dnnops.nnet.spatial_transformer : what is computed, by kernels of our own.
+    dnnops.nnet.spatial_transformer : The same computation with dnnops kernels.
 
     Notes
     -----
-    A single row or column of the output is the one at -1, the image's first, where
-    `dnnops.nnet.spatial_transformer` takes the one in the middle. What pixels that are infinite or
-    NaN give is cuDNN's affair. The gradient by the image is added up in another order in each run.
+    If the output has a single row or column, it is the one at -1, which is the image's first;
+    `dnnops.nnet.spatial_transformer` takes the one in the middle. cuDNN doesn't specify the results
+    for infinite or NaN pixels. The order of the sums in the gradient with respect to the image
+    varies between runs.
     """
     where = "dnn_spatialtf"
     (img,) = device_operands(where, 4, img=img)

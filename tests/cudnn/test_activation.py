@@ -45,7 +45,7 @@ def test_bad_operands():
         GpuDnnActivation("relu", 1.0)
     with pytest.raises(DnnTypeError, match="x, y, gy"):
         GpuDnnActivationGrad("relu")(x)
-    with pytest.raises(DnnTypeError, match="one rank"):
+    with pytest.raises(DnnTypeError, match="the same rank"):
         GpuDnnActivationGrad("relu")(x, x, GpuArrayType("float32", (3,))())
     with pytest.raises(DnnValueError, match="one dtype and shape"):
         call(

@@ -174,7 +174,7 @@ def test_precisions_that_cudnn_lacks(dtype, precision, others):
     img, kerns = arrays(2, 4, dtype)
     message = (
         f"cuDNN 9 has no convolution of {dtype} arrays that computes in {precision}, only in"
-        f" {others}: give that"
+        f" {others}. Set that"
     )
     with pytest.raises(DnnValueError, match=message):
         dnn.dnn_conv(img, kerns, precision=precision)

@@ -118,7 +118,7 @@ def test_bad_operands():
         dnn.dnn_divisive_normalization(x4, half)
     with pytest.raises(DnnTypeError, match=r"means must have 4 to 5 dimensions.*got 3"):
         dnn.dnn_divisive_normalization(x4, x3)
-    with pytest.raises(DnnTypeError, match="one rank"):
+    with pytest.raises(DnnTypeError, match="the same rank"):
         dnn.dnn_divisive_normalization(x4, arrays_of(5)[0])
     with pytest.raises(DnnValueError, match=r"\(2, 3, 4, 6\)"):
         dnn.dnn_divisive_normalization(fixed, other)

@@ -123,7 +123,7 @@ def test_flags_are_read_when_the_op_is_made():
     [
         (lambda: GpuDnnConv(precision="half"), DnnValueError, "precision must be one of.*'half'"),
         (lambda: GpuDnnConv(memory_format="NHWC"), DnnValueError, "memory_format"),
-        (lambda: GpuDnnConv(inplace=True)(array(), array()), DnnTypeError, "inplace needs out"),
+        (lambda: GpuDnnConv(inplace=True)(array(), array()), DnnTypeError, "inplace=True needs"),
         (lambda: GpuDnnConv(allow_tf32="True"), DnnTypeError, "allow_tf32 must be True or False"),
         (lambda: GpuDnnConv(deterministic=2), DnnTypeError, "deterministic must be True or False"),
         (lambda: GpuDnnConv(workspace_limit="lots"), DnnValueError, "workspace_limit: 'lots'"),
@@ -153,7 +153,7 @@ def test_flags_are_read_when_the_op_is_made():
         (lambda: GpuDnnPool()(array(), [2, 2], [1, 1], [2, 0]), DnnValueError, "smaller than ws"),
         (lambda: GpuDnnSoftmax("slow"), DnnValueError, "slow"),
         (lambda: GpuDnnSoftmax(mode="row"), DnnValueError, "row"),
-        (lambda: GpuDnnSoftmax(axis=(0, 2))(array()), DnnValueError, "neighbors"),
+        (lambda: GpuDnnSoftmax(axis=(0, 2))(array()), DnnValueError, "adjacent"),
         (lambda: GpuDnnSoftmax()(array(shape=(None,))), DnnValueError, "1 dimensions"),
     ],
 )

@@ -197,40 +197,40 @@ PLAN = {"name": "engine0", "time_ms": 1.0, "workspace_bytes": 0}
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (lambda: "", "no valid JSON"),
-        (lambda: "\0" * 100, "no valid JSON"),
-        (lambda: "[]", "no dnnops-plan"),
-        (lambda: signed(format="pickle"), "no dnnops-plan"),
+        (lambda: "", "not valid JSON"),
+        (lambda: "\0" * 100, "not valid JSON"),
+        (lambda: "[]", "its format is not dnnops-plan"),
+        (lambda: signed(format="pickle"), "its format is not dnnops-plan"),
         (lambda: signed(schema=0), "an older version: its schema is 0"),
         (lambda: signed(schema=2), "a newer version: its schema is 2"),
-        (lambda: signed(schema=True), "schema is no number"),
-        (lambda: signed(schema="1"), "schema is no number"),
+        (lambda: signed(schema=True), "schema is not a number"),
+        (lambda: signed(schema="1"), "schema is not a number"),
         (lambda: signed(more=1), "missing or unknown members: 'more'"),
-        (lambda: signed(key=key(7)), "name does not fit its key"),
-        (lambda: signed(key=[1]), "a key has to be a dict"),
-        (lambda: signed(plans={}), "no list"),
-        (lambda: signed(plans=[]), "one plan at least"),
-        (lambda: signed(plans=[PLAN] * (MAX_PLANS + 1)), "no list of at most 256"),
-        (lambda: signed(plans=[[1]]), "other members"),
-        (lambda: signed(plans=[{**PLAN, "more": 1}]), "other members"),
-        (lambda: signed(plans=[{**PLAN, "name": "a b"}]), "cannot be the name"),
-        (lambda: signed(plans=[{**PLAN, "name": 1}]), "has to be a string"),
-        (lambda: signed(plans=[{**PLAN, "time_ms": "1"}]), "time is no number"),
+        (lambda: signed(key=key(7)), "name does not match its key"),
+        (lambda: signed(key=[1]), "a key must be a dict"),
+        (lambda: signed(plans={}), "not a list"),
+        (lambda: signed(plans=[]), "at least one plan"),
+        (lambda: signed(plans=[PLAN] * (MAX_PLANS + 1)), "not a list of at most 256"),
+        (lambda: signed(plans=[[1]]), "must have exactly the members"),
+        (lambda: signed(plans=[{**PLAN, "more": 1}]), "must have exactly the members"),
+        (lambda: signed(plans=[{**PLAN, "name": "a b"}]), "is not a valid plan name"),
+        (lambda: signed(plans=[{**PLAN, "name": 1}]), "must be a string"),
+        (lambda: signed(plans=[{**PLAN, "time_ms": "1"}]), "time is not a number"),
         (lambda: signed(plans=[{**PLAN, "time_ms": True}]), "not booleans"),
         (lambda: signed(plans=[{**PLAN, "time_ms": -1}]), "not positive and finite"),
         (lambda: signed(plans=[{**PLAN, "time_ms": 10**400}]), "more than 64 bits"),
         (lambda: signed(plans=[{**PLAN, "workspace_bytes": 0.5}]), "plan engine0"),
         (lambda: signed(plans=[{**PLAN, "workspace_bytes": -1}]), "-1 bytes"),
         (lambda: signed(plans=[{**PLAN, "time_ms": 2}, PLAN]), "ordered by time"),
-        (lambda: signed(date="yesterday"), "date is none"),
-        (lambda: signed(date=20261103), "date is none"),
-        (lambda: signed(dnnops="\x1b[2J"), "version of dnnops is none"),
-        (lambda: signed().replace("91900", "91901"), "checksum does not fit"),
-        (lambda: signed().replace("3.640625", "NaN"), "NaN is no number"),
-        (lambda: signed().replace("3.640625", "-Infinity"), "-Infinity is no number"),
+        (lambda: signed(date="yesterday"), "date is invalid"),
+        (lambda: signed(date=20261103), "date is invalid"),
+        (lambda: signed(dnnops="\x1b[2J"), "version of dnnops is invalid"),
+        (lambda: signed().replace("91900", "91901"), "checksum does not match"),
+        (lambda: signed().replace("3.640625", "NaN"), "NaN is not a valid number"),
+        (lambda: signed().replace("3.640625", "-Infinity"), "-Infinity is not a valid number"),
         (lambda: signed().replace("3.640625", "1e999"), "not finite"),
         (lambda: signed().replace(f'"{__version__}"', "1e999"), "not finite"),
-        (lambda: signed().replace("3.640625", "1" * 5000), "no valid JSON"),
+        (lambda: signed().replace("3.640625", "1" * 5000), "not valid JSON"),
         (lambda: signed().replace('"schema"', '"format": 1, "schema"', 1), "twice"),
         (lambda: "[" * 100_000, "nested too deeply"),
         (lambda: '{"a":' * 20_000 + "1" + "}" * 20_000, "nested too deeply"),
@@ -241,7 +241,7 @@ def test_a_damaged_entry_costs_one_warning(cache: PlanCache, content: Any, reaso
     cache.store(KEY, CHOICE)
     file = the_file(cache)
     file.write_text(content())
-    with one_warning(file, "the plans are timed anew", reason):
+    with one_warning(file, "plans are timed again", reason):
         assert cache.find(KEY) is None
     # Once for each process and file.
     assert PlanCache(cache.path).find(KEY) is None
@@ -265,7 +265,7 @@ def test_an_entry_under_another_name(cache: PlanCache):
     cache.store(key(2), choice(2))
     (other,) = set(cache.path.iterdir()) - {file}
     os.replace(other, file)
-    with one_warning(file, "does not fit its key"):
+    with one_warning(file, "does not match its key"):
         assert cache.find(key(1)) is None
 
 

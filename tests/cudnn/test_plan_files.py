@@ -80,7 +80,7 @@ def test_a_file_in_the_place_of_the_directory(tmp_path: Path):
     (tmp_path / "plans").write_text("")
     for path in (tmp_path / "plans", tmp_path / "plans" / "below"):
         cache = PlanCache(path)
-        with one_warning(path, "cannot be used: ", "goes on"):
+        with one_warning(path, "cannot be used: ", "continues"):
             assert cache.find(KEY) is None
             cache.store(KEY, CHOICE)
             cache.store(key(1), CHOICE)

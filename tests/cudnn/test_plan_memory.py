@@ -261,7 +261,7 @@ def test_a_damaged_entry_is_timed_anew(tmp_path, damage):
             }[damage]
         )
         assert file.read_bytes() != content
-        with pytest.warns(DnnWarning, match=r"flag dnn\.conv\.cache: .*timed anew"):
+        with pytest.warns(DnnWarning, match=r"flag dnn\.conv\.cache: .*timed again"):
             row = timed_anew(conv)
         assert row.source == "timed"
         # It is intact again.
@@ -329,7 +329,7 @@ def test_a_directory_that_cannot_be_written_to(tmp_path):
             for each in (conv, other, conv, other):
                 assert each.run_row(f).source == "timed"
 
-    with pytest.warns(DnnWarning, match=r"flag dnn\.conv\.cache: .*goes on") as caught:
+    with pytest.warns(DnnWarning, match=r"flag dnn\.conv\.cache: .*continues") as caught:
         run_both()
     assert len([w for w in caught if isinstance(w.message, DnnWarning)]) == 1
     assert (tmp_path / "file").read_text() == ""

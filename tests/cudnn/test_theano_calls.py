@@ -152,7 +152,7 @@ def test_records():
                 *arrays(*((None,) * 4,) * 3), dnn.GpuDnnConvDesc("valid")
             ),
             DnnValueError,
-            "border_mode='full' of the Op differs from desc",
+            "border_mode='full' of the Op differs from the value in desc",
         ),
         (
             lambda: dnn.GpuDnnConv()(
