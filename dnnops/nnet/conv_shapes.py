@@ -1,6 +1,6 @@
-"""Shapes of convolutions and of their gradients, by the names that they have in Theano.
+"""Shapes of convolutions and of their gradients, under their Theano names.
 
-Sizes may be ints, symbolic ints, or None where nothing is known; None gives None.
+Sizes are ints, symbolic ints, or None if unknown. A result that depends on None is None.
 """
 
 from __future__ import annotations
@@ -43,23 +43,25 @@ def get_conv_output_shape(
     Parameters
     ----------
     image_shape : sequence of int, symbolic int or None
-        (batch, input channels, spatial...).
+        Shape of the images, (batch, input channels, spatial...).
     kernel_shape : sequence of int, symbolic int or None
-        (output channels, input channels, spatial...).
+        Shape of the filters, (output channels, input channels, spatial...).
     border_mode : {'valid', 'half', 'full'}, int, or tuple
-        As `conv2d` takes it; ints may be symbolic.
+        Border mode, as for `conv2d`; its ints may be symbolic.
     subsample, filter_dilation : sequence of int or symbolic int
-        For each spatial axis; `filter_dilation` is 1 if not given.
+        Stride and dilation of the filters on each spatial axis. The dilation is 1 by default.
 
     Returns
     -------
     tuple
-        (batch, output channels, spatial...).
+        Shape of the output, (batch, output channels, spatial...).
 
     Raises
     ------
+    DnnTypeError
+        If an argument has an invalid type.
     DnnValueError
-        If padding is negative, or a sequence has another length.
+        If a size or the padding is negative, or if a sequence has the wrong length.
     """
     where = "get_conv_output_shape"
     image_shape = sizes_argument(where, "image_shape", image_shape, (3, 4, 5))
@@ -85,19 +87,23 @@ def get_conv_shape_1axis(
     Parameters
     ----------
     image_shape, kernel_shape : int, symbolic int or None
-        The sizes of image and filters on the axis.
+        Sizes of the image and of the filters on the axis.
     border_mode : {'valid', 'half', 'full'}, int, or pair of ints
-        The padding: on both sides, or before and after.
+        Padding on both sides, or the padding before and after.
     subsample, dilation : int, symbolic int or None
+        Stride and dilation of the filters.
 
     Returns
     -------
     int, symbolic int or None
+        Size of the output.
 
     Raises
     ------
+    DnnTypeError
+        If an argument has an invalid type.
     DnnValueError
-        If `border_mode` is another word, or padding is negative.
+        If `border_mode` is an unknown string, or if a size or the padding is negative.
     """
     where = "get_conv_shape_1axis"
     image_shape = size_argument(where, "image_shape", image_shape)
@@ -123,28 +129,32 @@ def get_conv_gradweights_shape(
     num_groups: int = 1,
     unshared: bool = False,
 ) -> tuple[Any, ...]:
-    """Return the shape of a convolution's filters, as far as image and output tell it.
+    """Return the shape of a convolution's filters, as far as image and output determine it.
 
     Parameters
     ----------
     image_shape, top_shape : sequence of int, symbolic int or None
-        (batch, channels, spatial...) of image and output.
+        Shapes of the images and of the output, (batch, channels, spatial...).
     border_mode, subsample, filter_dilation
-        As for `get_conv_output_shape`.
+        See `get_conv_output_shape`.
     num_groups : int
+        Number of groups of channels.
     unshared : bool
-        Must be false.
+        Must be False.
 
     Returns
     -------
     tuple
-        Theano's: (output channels // num_groups, input channels, spatial...), None on axes with a
-        stride or with 'half' padding, where several sizes are possible.
+        Shape of the filters in Theano's form,
+        (output channels // num_groups, input channels, spatial...). The size is None on axes with a
+        stride or with 'half' padding, because several sizes are possible.
 
     Raises
     ------
+    DnnTypeError
+        If an argument has an invalid type.
     DnnValueError
-        If padding is negative, or a sequence has another length.
+        If a size or the padding is negative, or if a sequence has the wrong length.
     DnnNotSupportedError
         If `unshared` is true.
     """
@@ -152,7 +162,7 @@ def get_conv_gradweights_shape(
     refuse_unshared(where, unshared)
     image_shape = sizes_argument(where, "image_shape", image_shape, (3, 4, 5))
     rank = len(image_shape)
-    beside = f"top_shape, beside an image_shape of {rank} entries,"
+    beside = f"top_shape (for an image_shape of {rank} entries)"
     top_shape = sizes_argument(where, beside, top_shape, (rank,))
     num_groups = _groups(where, num_groups)
     spatial = _spatial(
@@ -174,9 +184,10 @@ def get_conv_gradweights_shape(
 def get_conv_gradweights_shape_1axis(
     image_shape: Any, top_shape: Any, border_mode: Any, subsample: Any, dilation: Any = 1
 ) -> Any:
-    """Return the size of the filters on one spatial axis: None if several are possible.
+    """Return the size of the filters on one spatial axis, or None if several are possible.
 
-    Arguments and errors as for `get_conv_shape_1axis`; `top_shape` is the output's size.
+    `top_shape` is the size of the output. See `get_conv_shape_1axis` for the other arguments and
+    the errors.
     """
     where = "get_conv_gradweights_shape_1axis"
     image_shape = size_argument(where, "image_shape", image_shape)
@@ -204,28 +215,31 @@ def get_conv_gradinputs_shape(
     filter_dilation: Sequence[Any] | None = None,
     num_groups: int = 1,
 ) -> tuple[Any, ...]:
-    """Return the shape of a convolution's image, as far as filters and output tell it.
+    """Return the shape of a convolution's images, as far as filters and output determine it.
 
     Parameters
     ----------
     kernel_shape : sequence of int, symbolic int or None
-        (output channels, input channels // num_groups, spatial...).
+        Shape of the filters, (output channels, input channels // num_groups, spatial...).
     top_shape : sequence of int, symbolic int or None
-        (batch, output channels, spatial...) of the output.
+        Shape of the output, (batch, output channels, spatial...).
     border_mode, subsample, filter_dilation
-        As for `get_conv_output_shape`.
+        See `get_conv_output_shape`.
     num_groups : int
+        Number of groups of channels.
 
     Returns
     -------
     tuple
-        (batch, input channels, spatial...), None on axes with a stride, where several sizes are
-        possible.
+        Shape of the images, (batch, input channels, spatial...). The size is None on axes with a
+        stride, because several sizes are possible.
 
     Raises
     ------
+    DnnTypeError
+        If an argument has an invalid type.
     DnnValueError
-        If padding is negative, or a sequence has another length.
+        If a size or the padding is negative, or if a sequence has the wrong length.
     """
     where = "get_conv_gradinputs_shape"
     top_shape = sizes_argument(where, "top_shape", top_shape, (3, 4, 5))
@@ -250,9 +264,10 @@ def get_conv_gradinputs_shape(
 def get_conv_gradinputs_shape_1axis(
     kernel_shape: Any, top_shape: Any, border_mode: Any, subsample: Any, dilation: Any = 1
 ) -> Any:
-    """Return the size of the image on one spatial axis: None if several are possible.
+    """Return the size of the images on one spatial axis, or None if several are possible.
 
-    Arguments and errors as for `get_conv_shape_1axis`; `top_shape` is the output's size.
+    `top_shape` is the size of the output. See `get_conv_shape_1axis` for the other arguments and
+    the errors.
     """
     where = "get_conv_gradinputs_shape_1axis"
     kernel_shape = size_argument(where, "kernel_shape", kernel_shape)
@@ -277,18 +292,19 @@ def check_conv_gradinputs_shape(
     subsample: Sequence[Any],
     filter_dilation: Sequence[Any] | None = None,
 ) -> bool:
-    """Tell whether a convolution can have an output of a shape.
+    """Return whether the output of a convolution can have the given shape.
 
     Parameters
     ----------
     image_shape, kernel_shape, output_shape : sequence of int, symbolic int or None
+        Shapes of the images, of the filters and of the output.
     border_mode, subsample, filter_dilation
-        As for `get_conv_output_shape`.
+        See `get_conv_output_shape`.
 
     Returns
     -------
     bool
-        False if it cannot: True also where sizes that aren't known would have to tell.
+        False if the known sizes rule it out, True otherwise.
     """
     where = "check_conv_gradinputs_shape"
     given = {
@@ -318,8 +334,8 @@ def check_conv_gradinputs_shape(
 
 
 def _kernel_shape(where: str, kernel_shape: Any, beside: str, rank: int) -> tuple[Any, ...]:
-    # Of unshared filters, the output's sizes stand between channels and filter sizes.
-    name = f"kernel_shape, beside a {beside} of {rank} entries,"
+    # Unshared filters have the output's spatial sizes between output channels and input channels.
+    name = f"kernel_shape (for a {beside} of {rank} entries)"
     return sizes_argument(where, name, kernel_shape, (rank, 2 * rank - 2))
 
 
@@ -338,7 +354,7 @@ def _spatial(
     filter_dilation: Sequence[Any] | None,
 ) -> list[Any]:
     count = len(first)
-    beside = f", beside {shape_name} of {count + 2} entries,"
+    beside = f" (for {shape_name} of {count + 2} entries)"
     per_axis = border_mode if isinstance(border_mode, tuple) else (border_mode,) * count
     if len(per_axis) != count:
         raise DnnValueError(
@@ -354,7 +370,7 @@ def _spatial(
 
 
 def _unknown(*values: Any) -> bool:
-    # `None in values` would compare symbolic values, which is no question.
+    # `None in values` would compare symbolic values with None.
     return any(value is None for value in values)
 
 
@@ -367,12 +383,12 @@ def _is_word(border_mode: Any, word: str) -> bool:
 
 
 def _reach(kernel: Any, dilation: Any) -> Any:
-    """How far the last tap is from the first one."""
+    """Return the distance from the first to the last tap."""
     return (kernel - 1) if _is_one(dilation) else (kernel - 1) * dilation
 
 
 def _border(where: str, border_mode: Any) -> Any:
-    """Check the padding of one axis: a word, a size, a pair of sizes, or None if unknown."""
+    """Check the padding of one axis: a mode, a size, a pair of sizes, or None if unknown."""
     if border_mode is None:
         return None
     if isinstance(border_mode, str) and border_mode in ("valid", "half", "full"):
@@ -383,8 +399,8 @@ def _border(where: str, border_mode: Any) -> Any:
     except DnnError as error:
         kind = DnnValueError if isinstance(border_mode, str) else type(error)
         raise kind(
-            f"{where}: border_mode must be 'valid', 'half', 'full', an int of at least 0 or a pair"
-            f" of such, got {shown(border_mode)}"
+            f"{where}: border_mode must be 'valid', 'half', 'full', a non-negative int or a pair of"
+            f" such ints, got {shown(border_mode)}"
         ) from None
     return None if _unknown(*pads) else pads
 

@@ -1,4 +1,4 @@
-"""The gradients of convolution as functions of their own, and transposed convolution."""
+"""Gradients of convolution as public functions, and transposed convolution."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 def _apply_gradient(
     where: str, op: Any, first: Any, second: Any, shape_name: str, entries: Sequence[Any]
 ) -> TensorVariable:
-    # The spatial part of the wanted shape is an operand; the rest narrows the result's type.
+    # The spatial part of the requested shape is an operand; the rest refines the static type.
     result = op(first, second, pt.as_tensor_variable(entries[2:], dtype="int64"))
     wanted = (*entries[:2], *(None,) * op.ndim)
     return narrow(where, "the result", result, shape_name, wanted)
@@ -37,7 +37,7 @@ def _wanted_shape(where: str, name: str, shape: Any, ndim: int) -> tuple[Any, ..
     entries = shape_argument(where, name, shape, ndim + 2)
     if any(entry is None for entry in entries[2:]):
         raise DnnValueError(
-            f"{where}: {name} must give the {ndim} spatial sizes, because several are possible; "
+            f"{where}: {name} must contain the {ndim} spatial sizes, because several are possible; "
             f"got {shown(shape)}"
         )
     return entries
@@ -75,12 +75,13 @@ def _grad_wrt_inputs(
 
 
 def _with_rest(op: ConvBase, x: Any, filters: Any, wanted: Sequence[Any]) -> TensorVariable:
-    """Lengthen images by zeros where a wider result than their own is wanted.
+    """Append zeros to `x` if the requested result needs a larger one.
 
-    With a stride s and a dilation d, what a transposed convolution gives may be up to
-    ``max(s, d) - 1`` elements longer than the filters reach, as ``output_padding`` of other
-    libraries. Fewer than s are a choice of the convolution that is transposed. From s on it would
-    have had a longer output: here the images are lengthened, by zeros, which give nothing.
+    With stride s and dilation d, the result of a transposed convolution may be up to
+    ``max(s, d) - 1`` elements longer than the filters reach, like ``output_padding`` in other
+    libraries. Up to ``s - 1`` extra elements need nothing, because the forward convolution maps
+    images of these sizes to outputs of the same size. With s or more, the forward convolution
+    would have a larger output, so `x` is extended with zeros, which contribute nothing.
     """
     if all(d <= s for d, s in zip(op.filter_dilation, op.subsample, strict=True)):
         return x
@@ -96,7 +97,7 @@ def _with_rest(op: ConvBase, x: Any, filters: Any, wanted: Sequence[Any]) -> Ten
     )
     for size, kernel, result, (begin, end), stride, dilation in axes:
         extent = result + begin + end - (kernel - 1) * dilation - 1
-        rest = extent - (size - 1) * stride  # the result's elements that nothing reaches
+        rest = extent - (size - 1) * stride  # elements of the result that no filter reaches
         if is_int(rest):
             more = rest // stride if 0 <= rest < max(stride, dilation) else 0
             is_same &= more == 0
@@ -141,31 +142,32 @@ def conv2d_grad_wrt_inputs(
     num_groups: int = 1,
     unshared: bool = False,
 ) -> TensorVariable:
-    """Return the gradient of a 2-d convolution by its input.
+    """Return the gradient of a 2-d convolution with respect to its input.
 
     Parameters
     ----------
     output_grad : tensor_like, (batch, output channels, rows, columns)
-        The gradient by the convolution's output.
+        Gradient with respect to the output of the convolution.
     filters : tensor_like, (output channels, input channels // num_groups, rows, columns)
-        The convolution's filters.
+        Filters of the convolution.
     input_shape : sequence of 4 entries
-        The shape of the convolution's input: two ints, symbolic ints or None, and two ints
-        or symbolic ints, which are needed because with a stride several sizes are possible.
+        Shape of the input of the convolution. Each entry is an int, a symbolic int or None. The
+        last two must not be None, because several sizes are possible with a stride.
     filter_shape : None, or sequence of 4 entries
-        What is known of the filters' shape when the graph is built.
+        Shape of the filters, as far as it is known when the graph is built.
     border_mode, subsample, filter_flip, filter_dilation, num_groups, unshared
-        Of the convolution: see `conv2d`.
+        Parameters of the convolution; see `conv2d`.
 
     Returns
     -------
-    TensorVariable, of the shape of the convolution's input
+    TensorVariable, (batch, input channels, rows, columns)
+        Gradient, with the shape of the input of the convolution.
 
     Raises
     ------
     DnnTypeError, DnnValueError, DnnNotSupportedError
-        As `conv2d`; also if `output_grad` has not the shape that the convolution of an input
-        of `input_shape` gives.
+        As for `conv2d`. DnnValueError also if the convolution of an input of shape `input_shape`
+        does not have an output with the shape of `output_grad`.
     """
     refuse_unshared("conv2d_grad_wrt_inputs", unshared)
     return _grad_wrt_inputs(
@@ -194,9 +196,10 @@ def conv3d_grad_wrt_inputs(
     filter_dilation: Any = (1, 1, 1),
     num_groups: int = 1,
 ) -> TensorVariable:
-    """Return the gradient of a 3-d convolution by its input.
+    """Return the gradient of a 3-d convolution with respect to its input.
 
-    As `conv2d_grad_wrt_inputs`, with three spatial axes and shapes of 5 entries.
+    This function is like `conv2d_grad_wrt_inputs`, but with three spatial axes and shapes of 5
+    entries.
     """
     return _grad_wrt_inputs(
         "conv3d_grad_wrt_inputs",
@@ -225,31 +228,32 @@ def conv2d_grad_wrt_weights(
     num_groups: int = 1,
     unshared: bool = False,
 ) -> TensorVariable:
-    """Return the gradient of a 2-d convolution by its filters.
+    """Return the gradient of a 2-d convolution with respect to its filters.
 
     Parameters
     ----------
     input : tensor_like, (batch, input channels, rows, columns)
-        The convolution's input.
+        Input of the convolution.
     output_grad : tensor_like, (batch, output channels, rows, columns)
-        The gradient by the convolution's output.
+        Gradient with respect to the output of the convolution.
     filter_shape : sequence of 4 entries
-        The shape of the filters: two ints, symbolic ints or None, and two ints or symbolic
-        ints, which are needed because with a stride several sizes are possible.
+        Shape of the filters. Each entry is an int, a symbolic int or None. The last two must not
+        be None, because several sizes are possible with a stride.
     input_shape : None, or sequence of 4 entries
-        What is known of the input's shape when the graph is built.
+        Shape of the input, as far as it is known when the graph is built.
     border_mode, subsample, filter_flip, filter_dilation, num_groups, unshared
-        Of the convolution: see `conv2d`.
+        Parameters of the convolution; see `conv2d`.
 
     Returns
     -------
-    TensorVariable, of the shape of the filters
+    TensorVariable, (output channels, input channels // num_groups, rows, columns)
+        Gradient, with the shape of the filters.
 
     Raises
     ------
     DnnTypeError, DnnValueError, DnnNotSupportedError
-        As `conv2d`; also if `output_grad` has not the shape that the convolution with filters
-        of `filter_shape` gives.
+        As for `conv2d`. DnnValueError also if the convolution with filters of shape `filter_shape`
+        does not have an output with the shape of `output_grad`.
     """
     refuse_unshared("conv2d_grad_wrt_weights", unshared)
     return _grad_wrt_weights(
@@ -278,9 +282,10 @@ def conv3d_grad_wrt_weights(
     filter_dilation: Any = (1, 1, 1),
     num_groups: int = 1,
 ) -> TensorVariable:
-    """Return the gradient of a 3-d convolution by its filters.
+    """Return the gradient of a 3-d convolution with respect to its filters.
 
-    As `conv2d_grad_wrt_weights`, with three spatial axes and shapes of 5 entries.
+    This function is like `conv2d_grad_wrt_weights`, but with three spatial axes and shapes of 5
+    entries.
     """
     return _grad_wrt_weights(
         "conv3d_grad_wrt_weights",
@@ -309,38 +314,41 @@ def conv2d_transpose(
     num_groups: int = 1,
     unshared: bool = False,
 ) -> TensorVariable:
-    """Transposed convolution: what maps the output of a convolution back to its input.
+    """Compute a transposed 2-d convolution, also known as deconvolution.
 
-    It is `conv2d_grad_wrt_inputs` under other names; some call it deconvolution.
+    This function computes `conv2d_grad_wrt_inputs` with other argument names: it maps the output of
+    a forward convolution back to the shape of its input.
 
     Parameters
     ----------
     input : tensor_like, (batch, input channels, rows, columns)
-        The images.
+        Images.
     filters : tensor_like, (input channels, output channels // num_groups, rows, columns)
-        The filters: in the order that the convolution takes which is transposed.
+        Filters, with the axes in the order of the forward convolution.
     output_shape : sequence of 4 entries
-        The shape of the result: two ints, symbolic ints or None, and two ints or symbolic
-        ints. It may be longer than the filters reach by less than the larger one of
-        `input_dilation` and `filter_dilation`, which other libraries call output padding.
+        Shape of the result. Each entry is an int, a symbolic int or None; the last two must not be
+        None. On each spatial axis, the result may extend beyond the reach of the filters by fewer
+        elements than the larger of `input_dilation` and `filter_dilation`. Other libraries call
+        this output padding.
     filter_shape : None, or sequence of 4 entries
-        What is known of the filters' shape when the graph is built.
+        Shape of the filters, as far as it is known when the graph is built.
     border_mode : {'valid', 'half', 'full'}, int, or tuple
-        The padding of the convolution that is transposed: it is cut off from the result.
+        Padding of the forward convolution, which is cropped from the result.
     input_dilation : int or tuple of 2 ints
-        The stride of the convolution that is transposed: the distance between the images'
-        pixels in the result.
+        Stride of the forward convolution, which is the distance between neighboring pixels of the
+        images in the result.
     filter_flip, filter_dilation, num_groups, unshared
         See `conv2d`.
 
     Returns
     -------
     TensorVariable, (batch, output channels, rows, columns)
+        Result of the transposed convolution.
 
     Raises
     ------
     DnnTypeError, DnnValueError, DnnNotSupportedError
-        As `conv2d_grad_wrt_inputs`.
+        As for `conv2d_grad_wrt_inputs`.
     """
     refuse_unshared("conv2d_transpose", unshared)
     return _grad_wrt_inputs(
@@ -370,9 +378,9 @@ def conv3d_transpose(
     filter_dilation: Any = (1, 1, 1),
     num_groups: int = 1,
 ) -> TensorVariable:
-    """Transposed convolution in three spatial dimensions.
+    """Compute a transposed 3-d convolution.
 
-    As `conv2d_transpose`, with three spatial axes and shapes of 5 entries.
+    This function is like `conv2d_transpose`, but with three spatial axes and shapes of 5 entries.
     """
     return _grad_wrt_inputs(
         "conv3d_transpose",

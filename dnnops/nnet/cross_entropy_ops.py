@@ -1,8 +1,8 @@
-"""Cross-entropy: what the labels of a batch cost under the softmax of its scores.
+"""Cross-entropy between integer labels and the softmax of scores.
 
-The cost of a row is minus the logarithm of the softmax at its label. As one Op it is one pass over
-the scores, of which neither the softmax nor its logarithm is kept; the gradient is another one. The
-graph that spells it out, ``-log_softmax(x)[arange(n), labels]``, is recognized.
+The cost of a row is minus the logarithm of the softmax at its label. A single Op computes it in one
+pass over the scores, storing neither the softmax nor its logarithm. The gradient is another Op that
+takes one pass. Rewrites recognize the graph ``-log_softmax(x)[arange(n), labels]``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dnnops.nnet.expressions import ExpressionOp, is_connected
 
 __all__ = ["CrossEntropy", "CrossEntropyGrad", "cross_entropy"]
 
-#: The integers that labels may be.
+#: The dtypes that labels may have.
 LABEL_DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 
 
@@ -34,13 +34,13 @@ def label_vector(where: str, labels: Any) -> TensorVariable:
     Raises
     ------
     DnnTypeError
-        If they are none.
+        If `labels` is not a vector with one of the `LABEL_DTYPES`.
     """
     expected = f"{where}: labels must be an integer vector"
     x = as_tensor(expected, labels)
     if x.type.ndim != 1 or x.type.dtype not in LABEL_DTYPES:
         raise DnnTypeError(
-            f"{expected} of one of the dtypes {', '.join(LABEL_DTYPES)}, got {x.type}"
+            f"{expected} with one of the dtypes {', '.join(LABEL_DTYPES)}, got {x.type}"
         )
     if x.type.dtype in ("int32", "int64"):
         return x
@@ -48,16 +48,16 @@ def label_vector(where: str, labels: Any) -> TensorVariable:
 
 
 class CrossEntropyBase(ExpressionOp):
-    """What the cost and its gradient share.
+    """Base class of `CrossEntropy` and `CrossEntropyGrad`.
 
     Parameters
     ----------
     every_row : bool
-        True: each row of the scores has a cost, and there are as many labels. False: each label has
-        a cost, and there may be further rows, as indexing by ``arange(labels.shape[0])`` gives it.
+        If True, each row of the scores has a cost and a label. If False, each label has a cost, and
+        there may be more rows than labels, as with the index ``arange(labels.shape[0])``.
     one_for_all : bool
-        With `every_row`: a single label stands for all rows, as it does in indexing by
-        ``arange(x.shape[0])``.
+        Whether a single label may apply to all rows, as with the index ``arange(x.shape[0])``. Only
+        used with `every_row`.
     """
 
     __props__: tuple[str, ...] = ("every_row", "one_for_all")
@@ -69,16 +69,16 @@ class CrossEntropyBase(ExpressionOp):
 
     @property
     def rows(self) -> int:
-        """Which rows have a cost, as ``CrossEntropyRows`` of the C code numbers it."""
+        """The value of the C enum ``CrossEntropyRows`` that tells which rows have a cost."""
         return self.every_row + (self.every_row and self.one_for_all)
 
     def count(self, rows: Any, labels: Any) -> Any:
-        """The number of costs; None if it is not known.
+        """Return the number of costs, or None if it is not known.
 
         Raises
         ------
         DnnIndexError
-            If the labels' number does not fit the rows', and both are known.
+            If the numbers of labels and rows are known and don't match.
         """
         if isinstance(rows, int) and isinstance(labels, int):
             fits = labels == rows if self.every_row else labels <= rows
@@ -89,22 +89,22 @@ class CrossEntropyBase(ExpressionOp):
         return rows if self.every_row else labels
 
     def expressions(self, *inputs: Any) -> list[Any]:
-        """The results in PyTensor's Ops.
+        """Return the results as expressions of PyTensor's Ops.
 
         Parameters
         ----------
         *inputs : TensorVariable
-            As the Op takes them.
+            Inputs of the Op.
         """
         return self._expressions(*inputs)
 
     def targets(self, x: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The label of each row that has a cost, counted from the front.
+        """Return the non-negative label of each row that has a cost.
 
         Raises
         ------
         DnnIndexError
-            If one is out of bounds.
+            If a label is out of bounds.
         """
         count = self.count(x.shape[0], labels.shape[0])
         classes = x.shape[1]
@@ -119,12 +119,13 @@ class CrossEntropyBase(ExpressionOp):
 
 
 class CrossEntropy(CrossEntropyBase):
-    """The cost of each row: ``CrossEntropy()(x, labels)`` gives ``costs`` and ``statistics``.
+    """Compute the cost of each row.
 
-    `x` is a matrix (rows, classes) of scores, and `labels` a vector of int32 or int64, which count
-    from the end where they are negative. `statistics`, for `CrossEntropyGrad`, has two columns:
-    each row's maximum, and the logarithm of the sum of its exponentials once that is subtracted.
-    They are float32 for float16. Parameters as for `CrossEntropyBase`.
+    ``CrossEntropy()(x, labels)`` returns ``costs`` and ``statistics``. `x` is a matrix of scores,
+    (rows, classes). `labels` is an int32 or int64 vector, where negative labels count from the end.
+    ``statistics``, which `CrossEntropyGrad` needs, has two columns: the maximum of each row, and
+    ``log(sum(exp(x - maximum)))``. It is float32 if `x` is float16. See `CrossEntropyBase` for the
+    parameters.
     """
 
     def make_node(self, x: Any, labels: Any) -> Apply:  # type: ignore[override]
@@ -142,7 +143,7 @@ class CrossEntropy(CrossEntropyBase):
         return [(count,), (count, 2)]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        # Statistics belong to the Op: gradients go through x alone.
+        # The statistics are only meant for the gradient Op, so they have no gradient themselves.
         return [[True, False], [False, False]]
 
     def _expressions(self, x: Any, labels: Any) -> list[Any]:
@@ -170,7 +171,7 @@ class CrossEntropy(CrossEntropyBase):
         top = used.max(axis=1, initial=-np.inf)
         with np.errstate(invalid="ignore"):
             shifted = used - top[:, None]
-            # Beside the largest term, which is 1, the others would lose their digits.
+            # Added to the largest term, which is 1, the small ones would lose precision.
             rest = np.where(shifted == 0, 0, np.exp(shifted)).sum(axis=1)
             log_sum = np.log1p(rest + ((shifted == 0).sum(axis=1) - 1).astype(rest.dtype))
         costs = log_sum - shifted[np.arange(len(targets)), targets]
@@ -179,11 +180,12 @@ class CrossEntropy(CrossEntropyBase):
 
 
 class CrossEntropyGrad(CrossEntropyBase):
-    """The gradient by the scores: ``CrossEntropyGrad()(g, x, labels, statistics)``.
+    """Compute the gradient with respect to the scores.
 
-    `g` is the gradient by the costs, a vector, of one element if that is all costs'. The result is
-    ``g * softmax(x)``, from which `g` is subtracted at the labels; it is 0 in rows without a label.
-    Parameters as for `CrossEntropyBase`.
+    In ``CrossEntropyGrad()(g, x, labels, statistics)``, `g` is the gradient with respect to the
+    costs: a vector, with a single element if it is the same for all costs. The result is
+    ``g * softmax(x)`` with `g` subtracted at the labels; rows without a label are 0. See
+    `CrossEntropyBase` for the parameters.
     """
 
     def make_node(self, g: Any, x: Any, labels: Any, statistics: Any) -> Apply:  # type: ignore[override]
@@ -199,7 +201,7 @@ class CrossEntropyGrad(CrossEntropyBase):
         count = self.count(x.type.shape[0], labels.type.shape[0])
         given = g.type.shape[0]
         if count is not None and given not in (None, 1, count):
-            raise DnnValueError(f"{name}: g must have {count} elements, or one, got {given}")
+            raise DnnValueError(f"{name}: g must have {count} elements or one, got {given}")
         return Apply(self, [g, x, labels, statistics], [pt.tensor(dtype=dtype, shape=x.type.shape)])
 
     @shape_inference
@@ -210,7 +212,7 @@ class CrossEntropyGrad(CrossEntropyBase):
         return [[True], [True], [False], [False]]
 
     def _expressions(self, g: Any, x: Any, labels: Any, statistics: Any) -> list[Any]:
-        # As a function of the scores, of which the statistics are made.
+        # Computed from the scores instead of the statistics, so that gradients reach the scores.
         dtype = x.type.dtype
         wide = pt.cast(x, accumulator_dtype(dtype))
         rows = pt.arange(x.shape[0] if self.every_row else labels.shape[0])
@@ -226,7 +228,7 @@ class CrossEntropyGrad(CrossEntropyBase):
         count = len(targets)
         if len(g) not in (1, count) or statistics.shape != (count, 2):
             raise DnnValueError(
-                f"{type(self).__name__}: {len(g)} gradients and statistics of shape"
+                f"{type(self).__name__}: got {len(g)} gradients and statistics of shape"
                 f" {statistics.shape} for {count} costs"
             )
         dtype = accumulator_dtype(x.dtype)
@@ -240,31 +242,32 @@ class CrossEntropyGrad(CrossEntropyBase):
 
 
 def cross_entropy(x: Any, labels: Any) -> TensorVariable:
-    """Compute what the label of each row costs under the softmax of its scores.
+    """Compute the cross-entropy between the softmax of scores and integer labels.
 
     Parameters
     ----------
     x : tensor_like, shape (rows, classes)
-        float16, float32 or float64, before the softmax, which is part of the cost.
+        Scores before the softmax, in float16, float32 or float64.
     labels : integer vector, shape (rows,)
-        A class for each row. As indices do, negative ones count from the end.
+        Class of each row. Negative labels count from the end, like indices.
 
     Returns
     -------
     TensorVariable, shape (rows,)
-        ``-log_softmax(x, axis=1)[arange(rows), labels]``, in the dtype of `x`.
+        ``-log_softmax(x, axis=1)[arange(rows), labels]``, with the dtype of `x`.
 
     Raises
     ------
     DnnTypeError
-        If a dtype or a rank is another one.
+        If a dtype or rank is invalid.
     DnnIndexError
-        At the call, if a label is out of bounds, or if there are more or fewer labels than rows. It
-        is an `IndexError`.
+        If a label is out of bounds, or if the number of labels differs from the number of rows.
+        Values, and sizes that are not known statically, are checked when the function runs.
+        DnnIndexError is a subclass of `IndexError`.
 
     Notes
     -----
-    The graph that spells this out becomes the same Ops in modes that include dnnops's rewrites.
+    In modes that include the rewrites of dnnops, the expression above becomes the same Ops.
     """
     costs: Any = CrossEntropy().make_node(x, labels).outputs[0]
     return costs

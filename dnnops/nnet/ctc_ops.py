@@ -1,8 +1,8 @@
-"""Connectionist temporal classification: the loss of labels that no step of an input is given.
+"""Connectionist temporal classification (CTC): a loss for labels that are not aligned to steps.
 
-The probability of a label is the sum of those of all paths that spell it: one class a step, where
-class 0, the blank, spells nothing, and a symbol that follows itself is spelled once.  What costs
-here is minus the logarithm of that probability.
+A path assigns one class to each step. It spells a label if removing repeated symbols and then
+blanks (class 0) gives that label. The probability of a label is the sum of the probabilities of all
+paths that spell it, and the cost is minus its logarithm.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from dnnops.nnet.optional_result import OptionalResultOp
 
 __all__ = ["CTC", "ctc"]
 
-#: The integers that labels and lengths may be; those that int32 cannot hold become int64.
+#: The dtypes that labels and lengths may have. uint32 is converted to int64, and all others but
+#: int64 to int32.
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 
 
@@ -39,19 +40,22 @@ def _integer_tensor(where: str, name: str, value: Any, ndim: int) -> TensorVaria
     """Return `value` as an int32 or int64 tensor of `ndim` dimensions."""
     expected = f"{where}: {name} must be an integer {'matrix' if ndim == 2 else 'vector'}"
     x = as_tensor(expected, value)
-    is_empty = 0 in x.type.shape and x.type.dtype.startswith("float")  # empty lists have floatX
+    # PyTensor gives empty lists the dtype floatX.
+    is_empty = 0 in x.type.shape and x.type.dtype.startswith("float")
     if x.type.ndim != ndim or not (x.type.dtype in _INTEGERS or is_empty):
-        raise DnnTypeError(f"{expected} of one of the dtypes {', '.join(_INTEGERS)}, got {x.type}")
+        raise DnnTypeError(
+            f"{expected} with one of the dtypes {', '.join(_INTEGERS)}, got {x.type}"
+        )
     if x.type.dtype in ("int32", "int64"):
         return x
     return pt.cast(x, "int64" if x.type.dtype == "uint32" else "int32")
 
 
 def _arrivals(log_probabilities: np.ndarray, extended: np.ndarray) -> np.ndarray:
-    """Log-probabilities of being at each place of `extended` after each step, having begun.
+    """Return the log-probability of being at each place of `extended` after each step.
 
-    A path begins at one of the first two places.  It stays, goes on by one place, or skips a blank
-    between different symbols.
+    A path begins at one of the first two places. At each step it stays, moves on by one place, or
+    skips a blank between different symbols.
     """
     emitted = log_probabilities[:, extended]
     places = np.full_like(emitted, -np.inf)
@@ -67,7 +71,7 @@ def _arrivals(log_probabilities: np.ndarray, extended: np.ndarray) -> np.ndarray
 
 
 def _cost_and_gradient(activations: np.ndarray, label: np.ndarray) -> tuple[Any, np.ndarray]:
-    """The cost of one sequence (step, class) in float64, and its gradient."""
+    """Return the cost of one sequence (step, class) of float64 activations, and its gradient."""
     if len(activations) == 0:
         return 0.0, activations
     top = activations.max(axis=1, keepdims=True)
@@ -82,7 +86,7 @@ def _cost_and_gradient(activations: np.ndarray, label: np.ndarray) -> tuple[Any,
     if not np.isfinite(cost) or np.isnan(log_probabilities).any():
         cost = np.nan if np.isnan(log_probabilities).any() else np.inf
         return cost, np.full_like(activations, np.nan)
-    # Both passes have the step's own probability in them.
+    # Both passes include the probability of the step itself, so divide by it once.
     possible = emitted > -np.inf
     own = np.where(possible, emitted, 0)
     posterior = np.where(possible, np.exp(forward + backward - own + cost), 0)
@@ -92,22 +96,23 @@ def _cost_and_gradient(activations: np.ndarray, label: np.ndarray) -> tuple[Any,
 
 
 class CTC(OptionalResultOp):
-    """The CTC loss: ``CTC()(activations, labels, input_lengths)`` gives costs and gradients.
+    """Compute the CTC loss and its gradient.
 
-    The second output is the gradient of the sum of all costs by `activations`: the two passes over
-    the sequences that it takes share most of their work.  It is computed if something needs it.
+    ``CTC()(activations, labels, input_lengths)`` returns the costs and the gradient of their sum
+    with respect to `activations`. One Op computes both, because they share most of the work. The
+    gradient is only computed if something uses it.
 
     Parameters
     ----------
     with_gradients : bool
-        Whether there is a second output.
+        Whether the Op has the second output.
     with_label_lengths : bool
-        Whether there is a fourth operand, which says how many entries of each row of `labels` are
-        its label.  Otherwise those are that aren't negative.
+        Whether the Op has a fourth operand, the number of entries of each row of `labels` that form
+        the label. Without it, the non-negative entries form the label.
 
     See Also
     --------
-    ctc : what the operands are.
+    ctc : Describes the operands.
     """
 
     __props__ = ("with_gradients", "with_label_lengths")
@@ -132,7 +137,7 @@ class CTC(OptionalResultOp):
         batch = self.check_shapes([x.type.shape for x in operands])
         steps, _, classes = activations.type.shape
         dtype = activations.type.dtype
-        # float16 keeps three digits of a cost, and no cost above 65504.
+        # Costs of float16 activations are float32: float16 has three digits and ends at 65504.
         outputs = [pt.tensor(dtype=accumulator_dtype(dtype).name, shape=(batch,))]
         if self.with_gradients:
             outputs.append(pt.tensor(dtype=dtype, shape=(steps, batch, classes)))
@@ -169,7 +174,7 @@ class CTC(OptionalResultOp):
         steps, batch, classes = activations.shape
         costs = np.zeros(batch)
         gradients = np.zeros((steps, batch, classes))
-        # What is infinite or NaN costs infinity or NaN, without a warning.
+        # Infinite or NaN activations give infinite or NaN costs, without a warning.
         with np.errstate(invalid="ignore", over="ignore"):
             for n, (label, length) in enumerate(zip(labels, inputs[2], strict=True)):
                 sequence = activations[:length, n].astype("float64")
@@ -189,20 +194,22 @@ class CTC(OptionalResultOp):
         return grad_not_implemented(self, 0, inputs[0], "CTC has no second derivatives.")
 
     def check_shapes(self, shapes: Sequence[Any]) -> int | None:
-        """Check the operands' shapes; return what is known of the batch's size.
+        """Check the shapes of the operands and return the batch size.
 
         Parameters
         ----------
         shapes : sequence of tuple of int or None
+            Shape of each operand.
 
         Returns
         -------
         int or None
+            Batch size, or None if it is unknown.
 
         Raises
         ------
         DnnValueError
-            If they don't fit together.
+            If the shapes don't match, or if there are no classes.
         """
         name = type(self).__name__
         activations, labels, *lengths = shapes
@@ -230,15 +237,20 @@ class CTC(OptionalResultOp):
         Parameters
         ----------
         shape : sequence of int
-            That of the activations.
+            Shape of the activations.
         labels, input_lengths, label_lengths : ndarray
-            The other operands.
+            Values of the other operands.
+
+        Returns
+        -------
+        list of ndarray
+            Symbols of each label.
 
         Raises
         ------
         DnnValueError
-            If a length is out of bounds, a label outside of the alphabet, or one longer than its
-            sequence.
+            If a length is out of bounds, a label contains a symbol outside the alphabet, or a
+            sequence is too short for its label.
         """
         name = type(self).__name__
         steps, _, classes = shape
@@ -284,47 +296,51 @@ def ctc(
     Parameters
     ----------
     activations : tensor_like, shape (steps, batch, classes)
-        float16, float32 or float64, before the softmax, which is part of the loss. Class 0 is the
-        blank, the others are the alphabet.
+        Scores before the softmax, which is part of the loss, in float16, float32 or float64. Class
+        0 is the blank; the other classes form the alphabet.
     labels : integer matrix, shape (batch, columns)
-        A label in each row, of symbols from 1 to ``classes - 1``. Negative entries are padding,
-        wherever they stand.
+        Label of each sequence, with symbols from 1 to ``classes - 1``. Without `label_lengths`,
+        negative entries are padding and may be anywhere in the row.
     input_lengths : integer vector, shape (batch,)
-        How many steps of each sequence count. What comes after has no influence, and gradient 0.
+        Number of steps of each sequence that count. Later steps are ignored; their gradient is 0.
     label_lengths : integer vector, shape (batch,), optional
-        How many entries of each row are its label. Those after may be anything, and none of those
-        before may be negative.
+        Number of entries of each row that form the label. These must not be negative; the entries
+        after them are ignored.
 
     Returns
     -------
     TensorVariable, shape (batch,)
-        Minus the logarithm of each label's probability, in the dtype of `activations`, float32 for
-        float16.
+        Minus the logarithm of the probability of each label. The dtype is that of `activations`, or
+        float32 if that is float16.
 
     Raises
     ------
     DnnTypeError
-        If a dtype or a rank is another one.
+        If a dtype or rank is invalid.
     DnnValueError
-        If the operands' batches differ; at the call, if a length is out of range, a label has a
-        symbol outside the alphabet, or a sequence is too short for its label: it takes a step for
-        each symbol and one more, for a blank, between two equal ones.
+        If the batch sizes of the operands differ. When the function runs, if a length is out of
+        range, a label contains a symbol outside the alphabet, or a sequence is too short for its
+        label. A label needs one step per symbol, and one more for the blank between two equal
+        symbols.
 
     Notes
     -----
-    Signature and meaning are those of Theano's ``ctc``. What differs from PyTorch's ``ctc_loss``,
-    whose costs are the same for ``log_probs=log_softmax(activations, dim=-1)``,
-    ``reduction="none"`` and ``blank=0``: the gradient is by `activations`, labels too long for
-    their sequences are errors instead of infinite, and there is no choice of another blank.
+    The signature and the semantics are those of Theano's ``ctc``. PyTorch's ``ctc_loss`` with
+    ``log_probs=log_softmax(activations, dim=-1)``, ``reduction="none"`` and ``blank=0`` returns the
+    same costs. Unlike there, the gradient is with respect to `activations`, labels that are too
+    long for their sequences raise an error instead of having infinite cost, and the blank is always
+    class 0.
 
-    The cost is infinite where activations of minus infinity leave the label no path, and NaN where
-    there is a NaN or plus infinity, or nothing but minus infinity, among a step's activations. The
-    gradient of such an entry is NaN.
+    The cost is infinite if activations of minus infinity leave no path for the label. It is NaN if
+    any step that counts has a NaN or plus infinity among its activations, or only minus infinity.
+    In both cases, the gradient of the sequence is NaN.
 
-    There is no second derivative. Numba, PyTensor's default linker, knows no float16.
+    There is no second derivative. PyTensor's default linker, Numba, does not support float16.
 
-    After Graves et al., Connectionist Temporal Classification: Labelling Unsegmented Sequence Data
-    with Recurrent Neural Networks (2006).
+    References
+    ----------
+    Graves et al., Connectionist Temporal Classification: Labelling Unsegmented Sequence Data with
+    Recurrent Neural Networks (2006).
     """
     where = "ctc"
     operands = [

@@ -590,9 +590,9 @@ def test_with_a_stride_several_sizes_fit_one_gradient():
 
 
 def test_gradient_functions_need_the_spatial_shape():
-    with pytest.raises(DnnValueError, match="input_shape must give the 2 spatial sizes"):
+    with pytest.raises(DnnValueError, match="input_shape must contain the 2 spatial sizes"):
         conv2d_grad_wrt_inputs(TOP, KERN, (2, 4, None, 5))
-    with pytest.raises(DnnValueError, match="output_shape must give the 2 spatial sizes"):
+    with pytest.raises(DnnValueError, match="output_shape must contain the 2 spatial sizes"):
         conv2d_transpose(TOP, KERN, None)
     with pytest.raises(DnnValueError, match="input has 4 channels, but filter_shape of 3 channels"):
         conv2d_grad_wrt_weights(IMG, TOP, (6, 3, 3, 3))

@@ -81,12 +81,12 @@ def test_numpy_sizes():
 
 
 def test_errors():
-    with pytest.raises(DnnValueError, match="border_mode must be 'valid', 'half', 'full', an int"):
+    with pytest.raises(DnnValueError, match="border_mode must be 'valid', 'half', 'full', a non-neg"):
         get_conv_shape_1axis(5, 3, "same", 1)
-    with pytest.raises(DnnValueError, match="an int of at least 0 or a pair of such, got -1"):
+    with pytest.raises(DnnValueError, match="a non-negative int or a pair of such ints, got -1"):
         get_conv_shape_1axis(5, 3, -1, 1)
     with pytest.raises(
-        DnnValueError, match="border_mode, beside image_shape of 4 entries, must have 2"
+        DnnValueError, match=r"border_mode \(for image_shape of 4 entries\) must have 2"
     ):
         get_conv_output_shape((1, 1, 5, 5), (1, 1, 3, 3), (1,), (1, 1))
     with pytest.raises(DnnNotSupportedError, match=r"unshared=True .* is not supported"):

@@ -350,7 +350,7 @@ def test_batches_that_differ():
     [
         ((np.zeros((4, 3)), LABELS, FOUR), "activations must have 3 dimensions, got 2"),
         ((X.astype("int64"), LABELS, FOUR), "activations has dtype int64"),
-        ((X, LABELS[0], FOUR), "labels must be an integer matrix of one of the dtypes int8"),
+        ((X, LABELS[0], FOUR), "labels must be an integer matrix with one of the dtypes int8"),
         ((X, LABELS.astype("float32"), FOUR), "labels must be an integer matrix"),
         ((X, LABELS.astype("uint64"), FOUR), "labels must be an integer matrix"),
         ((X, LABELS, 4), "input_lengths must be an integer vector"),
