@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from dnnops.errors import DnnUnavailableError
+from dnnops.runtime.prebuilt import supported_levels
 
 __all__ = ["NEEDS", "UnknownNeedError", "mark_missing", "missing", "of_dtypes", "require"]
 
@@ -92,6 +93,8 @@ LASAGNE = Path(os.environ.get("LASAGNE_SOURCE", Path(sys.prefix) / "Lasagne-0.1"
 #: function raises is an error of the run, since nobody knows then whether it is there.
 NEEDS: dict[str, Callable[[], str]] = {
     "gpu": _gpu,
+    # The processor's instructions: the runtime library is compiled for those that it has.
+    "avx512": lambda: "" if "x86-64-v4" in supported_levels() else "the processor has no AVX-512",
     "no gpu": lambda: "" if missing("gpu") else "there is a GPU",
     # cuDNN's and CUDA's headers and libraries: the Ops on cuDNN can be compiled and linked.
     "cudnn": _libraries("find_cudnn", "find_cuda"),

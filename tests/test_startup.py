@@ -204,7 +204,7 @@ def test_hook_that_fails_leaves_pytensor_as_it_was(site_packages):
     ],
 )
 def test_line_does_nothing_unless_flags_are_set(monkeypatch, tmp_path, environment, concerned):
-    """It then imports nothing, and takes Python less than 100 microseconds when it starts."""
+    """It then imports nothing, and takes Python less than half a millisecond when it starts."""
     for name in ("PYTENSOR_FLAGS", "DNNOPS_FLAGS", "PYTENSORRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -218,4 +218,4 @@ def test_line_does_nothing_unless_flags_are_set(monkeypatch, tmp_path, environme
     assert bool(executed) == concerned
     if not concerned:
         assert set(sys.modules) == modules
-        assert seconds < 100e-6
+        assert seconds < 500e-6

@@ -23,6 +23,8 @@ THREADS = 2
 TILES = 24 * THREADS
 GRAD_INPUTS = 1
 
+needs_avx512 = pytest.mark.needs("avx512")
+
 DIRECTIONS = pytest.mark.parametrize("index", range(3), ids=[pair[0].__name__ for pair in PAIRS])
 
 
@@ -120,12 +122,14 @@ def check(case: ConvCase, index: int, used: bool = True) -> None:
     assert_close(run_op(backend, *arrays), run_op(abstract, *in_double(arrays)), allow_zero=True)
 
 
+@needs_avx512
 @DIRECTIONS
 @fuzz(max_examples=40, data=st.data())
 def test_random(index, data):
     check(data.draw(winograd_cases(index)), index)
 
 
+@needs_avx512
 @DIRECTIONS
 @fuzz(max_examples=20, data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_strides(index, data, seed):
@@ -142,6 +146,7 @@ def test_strides(index, data, seed):
     assert_close(out, reference, allow_zero=True)
 
 
+@needs_avx512
 @DIRECTIONS
 @pytest.mark.parametrize(
     ("batch", "channels", "size"),
@@ -158,17 +163,20 @@ def test_shapes(index, batch, channels, size):
     check(make_case(index, batch, channels, size, pads), index)
 
 
+@needs_avx512
 @DIRECTIONS
 def test_many_channels_are_accurate(index):
     check(make_case(index, 4, (512, 64), (14, 14)), index)
     check(make_case(index, 4, (64, 512), (14, 14)), index)
 
 
+@needs_avx512
 @DIRECTIONS
 def test_many_tiles_are_accurate(index):
     check(make_case(index, 4, (16, 16), (128, 128)), index)
 
 
+@needs_avx512
 @DIRECTIONS
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 def test_repeats_bit_by_bit(index, threads):
@@ -187,6 +195,7 @@ def test_repeats_bit_by_bit(index, threads):
     assert_close(first, reference)
 
 
+@needs_avx512
 @DIRECTIONS
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_not_finite(index, value):
@@ -214,6 +223,7 @@ def test_not_finite(index, value):
     np.testing.assert_array_equal(run_op(backend, *arrays), clean)
 
 
+@needs_avx512
 @DIRECTIONS
 def test_what_does_not_suit(index):
     """Each change of a suiting case makes it oneDNN's."""
@@ -227,6 +237,7 @@ def test_what_does_not_suit(index):
     assert not uses_winograd(op, *in_double(arrays))
 
 
+@needs_avx512
 def test_other_geometries_do_not_suit():
     def used(*kernel: int, img: tuple[int, ...] = (8, 32, 16, 16), **params: Any) -> bool:
         kern = np.zeros((32, 32 // params.get("num_groups", 1), *kernel), "float32")
@@ -244,6 +255,7 @@ def test_other_geometries_do_not_suit():
     assert not used(3, 3, 3, img=(8, 32, 8, 8, 8))
 
 
+@needs_avx512
 @DIRECTIONS
 def test_direct(index):
     """Not wanted, it isn't used: the result is oneDNN's, to the last bit another one."""
@@ -278,6 +290,7 @@ def test_errors_are_the_same():
         run_op(op, img, kern[:, :31])
 
 
+@needs_avx512
 def test_a_nan_stays_in_its_tile_and_direct_keeps_it_to_its_pixels():
     """What the documentation says of NaNs."""
     x = np.ones((1, 64, 24, 24), "float32")

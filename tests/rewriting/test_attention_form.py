@@ -9,6 +9,7 @@ import pytest
 
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.softmax_ops import SoftmaxGrad
+from tests.oracle import assert_close
 from tests.rewriting.test_to_cudnn import (
     GPU_MODE,
     names,
@@ -209,7 +210,7 @@ def test_larger_forms_on_the_cpu(form):
     plain = pytensor.function([*operands.values()], results, mode="FAST_COMPILE")
     for result, expected in zip(fn(*arrays), plain(*arrays), strict=True):
         assert result.dtype == "float32"
-        np.testing.assert_allclose(result, expected, rtol=2e-4, atol=2e-5)
+        assert_close(result, expected, bound=2e-5)
 
 
 @pytest.mark.parametrize("form", ["heads", "projected", "root", "seen", "stack"])

@@ -66,6 +66,10 @@ const T *element(const View &view, const T *data, int64_t n, int64_t channel, in
   return data + n * view.strides[0] + channel * view.strides[1] + i * view.strides[2];
 }
 
+// How many terms are added without compensation. Terms of float32 data keep their digits in float64, over a whole row.
+template <class T>
+constexpr int64_t kRun = std::is_same_v<T, double> ? 64 : Partition::kRow;
+
 // Adds a term computed from float32 or float64 values. For float64, whose precision is that of the sum,
 // `lost` collects the rounding errors.
 template <class T>
@@ -152,15 +156,18 @@ Statistics statistics_from(const std::vector<double> &origin, const View &view, 
     for (int64_t c = first; c < last; ++c) {
       const T *values = element(view, data, n, c, begin);
       const double from = origin[c];
-      double total = 0, squares = 0;
+      for (int64_t run = 0; run < end - begin; run += kRun<T>) {
+        const int64_t stop = std::min(end - begin, run + kRun<T>);
+        double total = 0, squares = 0;
 #pragma omp simd reduction(+ : total, squares)
-      for (int64_t i = 0; i < end - begin; ++i) {
-        const double away = values[i] - from;
-        total += away;
-        squares += away * away;
+        for (int64_t i = run; i < stop; ++i) {
+          const double away = values[i] - from;
+          total += away;
+          squares += away * away;
+        }
+        accumulate<T>(totals[c], lost_totals[c], total);
+        accumulate<T>(all_squares[c], lost_squares[c], squares);
       }
-      accumulate<T>(totals[c], lost_totals[c], total);
-      accumulate<T>(all_squares[c], lost_squares[c], squares);
     }
   });
   sums.add_up(partition);
@@ -276,17 +283,20 @@ void normalization_gradient(const NormalizationGradient<T> &of, T *dx, T *dscale
     for (int64_t c = first; c < last; ++c) {
       const T *values = element(x_view, x, n, c, begin), *gradients = element(top_view, top, n, c, begin);
       const double center = mean[c];
-      double total = 0, products = 0, distances = 0;
+      for (int64_t run = 0; run < end - begin; run += kRun<T>) {
+        const int64_t stop = std::min(end - begin, run + kRun<T>);
+        double total = 0, products = 0, distances = 0;
 #pragma omp simd reduction(+ : total, products, distances)
-      for (int64_t i = 0; i < end - begin; ++i) {
-        const double away = values[i] - center;
-        total += gradients[i];
-        products += gradients[i] * away;
-        distances += away;
+        for (int64_t i = run; i < stop; ++i) {
+          const double away = values[i] - center;
+          total += gradients[i];
+          products += gradients[i] * away;
+          distances += away;
+        }
+        accumulate<T>(totals[c], lost_totals[c], total);
+        accumulate<T>(all_products[c], lost_products[c], products);
+        accumulate<T>(all_distances[c], lost_distances[c], distances);
       }
-      accumulate<T>(totals[c], lost_totals[c], total);
-      accumulate<T>(all_products[c], lost_products[c], products);
-      accumulate<T>(all_distances[c], lost_distances[c], distances);
     }
   });
   sums.add_up(partition);
