@@ -293,7 +293,7 @@ def spatial_shape(x: TensorVariable) -> TensorVariable:
 def shape_argument(
     where: str, name: str, shape: Any, ndim: int
 ) -> tuple[int | TensorVariable | None, ...]:
-    """Canonicalise a shape argument.
+    """Canonicalize a shape argument.
 
     Parameters
     ----------
@@ -351,7 +351,7 @@ def shape_argument(
 def size_argument(
     where: str, name: str, value: Any, minimum: int = 0
 ) -> int | TensorVariable | None:
-    """Canonicalise a size argument: an int, a symbolic int scalar, or None if unknown.
+    """Canonicalize a size argument: an int, a symbolic int scalar, or None if unknown.
 
     Raises
     ------
@@ -367,7 +367,7 @@ def size_argument(
 def sizes_argument(
     where: str, name: str, sizes: Any, lengths: Sequence[int], minimum: int = 0
 ) -> tuple[int | TensorVariable | None, ...]:
-    """Canonicalise a sequence of sizes.
+    """Canonicalize a sequence of sizes.
 
     This function is like `shape_argument`, but several lengths may be allowed, and None is not
     accepted in place of the sequence.

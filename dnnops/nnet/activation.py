@@ -347,12 +347,18 @@ def clipped_relu(x: Any, ceiling: float) -> TensorVariable:
 
 
 def tanh(x: Any) -> TensorVariable:
-    """Apply the hyperbolic tangent; see `relu` for the type of `x` and the errors."""
+    """Apply the hyperbolic tangent.
+
+    See `relu` for the type of `x` and the errors.
+    """
     return _apply("tanh", "tanh", x)
 
 
 def sigmoid(x: Any) -> TensorVariable:
-    """Apply the logistic function, ``1 / (1 + exp(-x))``; see `relu` for `x` and the errors."""
+    """Apply the logistic function, ``1 / (1 + exp(-x))``.
+
+    See `relu` for the type of `x` and the errors.
+    """
     return _apply("sigmoid", "sigmoid", x)
 
 

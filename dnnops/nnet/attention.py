@@ -198,8 +198,8 @@ class AttentionBase(ExpressionOp):
         for size, other in zip(shapes.get("mask", ()), scores, strict=False):
             if None not in (size, other) and size not in (1, other):
                 raise DnnValueError(
-                    f"{name}: mask must have shape {show_shape(scores)}, where any size may be 1 "
-                    f"instead; got {found}"
+                    f"{name}: mask must have shape {show_shape(scores)}, or 1 in place of any size;"
+                    f" got {found}"
                 )
         out = (batch, query[1], query[2], value[3])
         if "gout" in shapes:

@@ -105,7 +105,7 @@ def resolve_padding(
 def padding(
     mode: BorderMode, kernel_spatial: Sequence[Any], dilation: Sequence[int]
 ) -> tuple[tuple[Any, Any], ...]:
-    """Return the padding like `resolve_padding`, for canonical arguments."""
+    """Compute `resolve_padding` for canonical arguments."""
     if not isinstance(mode, str):
         return mode
     pads: list[tuple[Any, Any]] = []
@@ -179,7 +179,7 @@ def output_shape(
     subsample: Sequence[int],
     filter_dilation: Sequence[int],
 ) -> tuple[Any, ...]:
-    """Return the output shape like `conv_output_shape`, for canonical arguments, unchecked."""
+    """Compute `conv_output_shape` for canonical arguments, without checks."""
     pads = padding(mode, kern_shape[2:], filter_dilation)
     spatial: list[Any] = []
     for size, kernel, (begin, end), stride, dilation in zip(

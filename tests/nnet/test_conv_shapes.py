@@ -81,7 +81,7 @@ def test_numpy_sizes():
 
 
 def test_errors():
-    with pytest.raises(DnnValueError, match="border_mode must be 'valid', 'half', 'full', a non-neg"):
+    with pytest.raises(DnnValueError, match="border_mode must be 'valid', 'half', 'full', a non"):
         get_conv_shape_1axis(5, 3, "same", 1)
     with pytest.raises(DnnValueError, match="a non-negative int or a pair of such ints, got -1"):
         get_conv_shape_1axis(5, 3, -1, 1)
