@@ -139,7 +139,7 @@ class BatchNormBase(ExpressionOp):
         return [np.asarray(x).astype("float64", copy=False) for x in inputs]
 
     def _variables(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the operands to build expressions from, as the symbolic counterpart of `_arrays`."""
+        """Return the operands to build expressions from; the symbolic version of `_arrays`."""
         dtype = accumulator_dtype(inputs[0].type.dtype).name
         variables = []
         for operand, x in zip(self.operands, inputs, strict=True):
