@@ -27,6 +27,7 @@ class GpuDnnActivationBase(CudnnOp, ActivationBase):
     Parameters
     ----------
     mode : {'relu', 'clipped_relu', 'tanh', 'sigmoid', 'elu', 'swish'}
+        Name of the activation.
     coef : float
         The ceiling of clipped relu, alpha of elu or beta of swish; 0 for the others.
     inplace : bool
@@ -101,8 +102,8 @@ class GpuDnnActivationGrad(GpuDnnActivationBase):
     parameters.
 
     cuDNN uses a slope of 1 for clipped relu at exactly the ceiling and for elu at exactly 0.
-    `dnnops.nnet.clipped_relu` and `elu` don't call cuDNN: there the slopes are 0 and alpha on every
-    device.
+    `dnnops.nnet.clipped_relu` and `elu` don't call cuDNN; their slopes at these points are 0 and
+    alpha on every device.
     """
 
     operands = ("x", "y", "gy")

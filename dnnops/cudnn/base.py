@@ -389,7 +389,8 @@ def cudnn_version() -> int:
 def version_to_rewrite_for() -> int | None:
     """Return the cuDNN version to rewrite graphs for; None means the newest.
 
-    It is None if cuDNN isn't installed: with ``dnn.enabled=no_check`` graphs are rewritten anyway.
+    With ``dnn.enabled=no_check``, graphs are rewritten even if cuDNN isn't installed. The result is
+    None in that case.
     """
     try:
         return cudnn_version()

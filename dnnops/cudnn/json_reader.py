@@ -57,7 +57,7 @@ class JsonReader:
                 return ""
 
     def take(self, character: str) -> None:
-        """Skip the next character, which must be `character`."""
+        """Consume the next character, which must be `character`."""
         found = self.peek()
         if found != character:
             at = f"{found!a}" if found else "its end"

@@ -152,10 +152,10 @@ class PlanCache:
 
     @property
     def statistics(self) -> dict[str, int]:
-        """Return what this process counted in this cache.
+        """The counts of this process for this cache.
 
-        The counts are ``hits``, ``misses``, ``ignored`` (the misses because of a damaged file),
-        ``stores``, ``failures`` (of stores) and ``evictions``.
+        The keys are ``hits``, ``misses``, ``ignored`` (misses because of a damaged file),
+        ``stores``, ``failures`` (stores that failed) and ``evictions``.
         """
         with _lock:
             return dict(self._counts)

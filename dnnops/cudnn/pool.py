@@ -52,8 +52,8 @@ class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
     ndim : {1, 2, 3}, optional
         Number of spatial axes. Default: that of the image that the Op is applied to.
     ignore_border : bool
-        Whether to leave out windows that extend past the end of the image. If False, a call raises
-        DnnNotSupportedError if there are such windows, which cuDNN doesn't support; the Ops in
+        Whether to leave out windows that extend past the end of the image. If False, a call with
+        such windows raises DnnNotSupportedError, because cuDNN doesn't support them; the Ops in
         `dnnops.cudnn.pool_kernels` do.
     deterministic : bool, optional
         Whether the gradient of max pooling must be identical in every run. Default: the flag

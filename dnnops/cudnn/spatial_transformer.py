@@ -1,8 +1,8 @@
 """Spatial transformers on a GPU, with cuDNN and with dnnops kernels.
 
 `dnnops.dnn` uses cuDNN; rewrites replace the abstract Ops by the dnnops kernels. The kernels agree
-with the abstract Ops on NaN, on infinite pixels, and on a single row or column, which is at 0.
-cuDNN puts a single row or column at -1, where the first of several is.
+with the abstract Ops on NaN, on infinite pixels, and on outputs with a single row or column, which
+is sampled at 0. cuDNN samples it at -1, like the first of several rows or columns.
 """
 
 from __future__ import annotations

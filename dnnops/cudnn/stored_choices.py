@@ -91,7 +91,7 @@ _STORE = ctypes.CFUNCTYPE(
 
 @cache
 def _describe_device(device: int) -> dict[str, Any]:
-    """Return the properties besides the convolution that the speed of plans depends on."""
+    """Return the properties of the device and libraries that affect the speed of plans."""
     import cupy
 
     runtime = cupy.cuda.runtime

@@ -27,8 +27,8 @@ class GpuDnnAddTensor(GpuExpressionOp):
     """Compute ``alpha * a + beta * c``, called as ``GpuDnnAddTensor()(a, c, alpha, beta)``.
 
     Operands are float16, float32 or float64 and have the same rank. Each axis of `a` has the length
-    of that axis of `c`, or length 1 to be broadcast. cuDNN supports up to five dimensions, after
-    adjacent axes along which `a` is broadcast, or isn't, have been merged.
+    of that axis of `c`, or length 1 to be broadcast. cuDNN supports up to five dimensions; adjacent
+    axes count as one dimension if `a` is broadcast along all of them or along none.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Batch normalization with Theano's functions."""
+"""Theano's functions for batch normalization, on a GPU."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _spread(array: Any, mode: str, ndim: int) -> Any:
 
 
 def _like_parameter(result: Any, mode: str, parameter: Any) -> Any:
-    """Reduce a result to the rank of a parameter."""
+    """Drop the axes of a result that a parameter lacks."""
     ndim = result.type.ndim
     if parameter.type.ndim == ndim:
         return result
@@ -87,7 +87,7 @@ def dnn_batch_normalization_train(
     Parameters
     ----------
     inputs : array
-        Batch of any rank of at least 2.
+        Batch with at least 2 dimensions.
     gamma, beta : array
         Scale and bias. They have the rank of `inputs` with size 1 along the axes that statistics
         are computed over, or lack these axes: for 'spatial' they can be vectors. They are cast to
@@ -111,7 +111,7 @@ def dnn_batch_normalization_train(
     DnnTypeError
         If an operand or a parameter has the wrong type.
     DnnValueError
-        If a value is invalid, or operands don't match. This is a `ValueError`.
+        If a value is invalid, or operands don't match. This error is a `ValueError`.
     """
     where = "dnn_batch_normalization_train"
     if (running_mean is None) != (running_var is None):

@@ -1,4 +1,4 @@
-"""Convolution and its gradients with Theano's functions."""
+"""Theano's functions for convolution and its gradients, on cuDNN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations, dropout, scaled sums and copies with Theano's functions."""
+"""Theano's functions for activations, dropout, scaled sums and copies, on a GPU."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def dropout(x: Any, dropout: Any = 0.0, seed: int = 4242) -> Any:
         Probability that an element becomes 0, at least 0 and less than 1.
     seed : int
         Seed from 0 to ``2**64 - 1``. The result owns the random state: each call of a compiled
-        function draws new numbers, and running the same program again repeats the sequence.
+        function draws new numbers, and building the same graph again repeats the sequence.
 
     Returns
     -------
