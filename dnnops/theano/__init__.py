@@ -1,11 +1,12 @@
-"""Theano's names, so that code written for Theano runs as it is.
+"""Compatibility layer that runs code written for Theano without changes.
 
-After :func:`install`, ``import theano`` and its submodules give objects of PyTensor and dnnops
-under Theano's names. ``python -m dnnops theano script.py`` runs a script that way, and reads
-``THEANO_FLAGS`` and ``.theanorc`` before PyTensor does.
+After :func:`install`, ``import theano`` and its submodules provide objects of PyTensor and dnnops
+under Theano's names. ``python -m dnnops theano script.py`` runs a script that way, and applies
+``THEANO_FLAGS`` and ``.theanorc`` before PyTensor is imported.
 
-Nothing happens without either. The tables in `dnnops.theano.tables` say what each name stands for.
-Functions whose arguments differ are defined here, in modules named after Theano's.
+The layer is inactive unless one of them is used. The tables in `dnnops.theano.tables` map Theano's
+names to objects. Functions whose arguments differ are defined in this package, in modules named
+after Theano's.
 """
 
 from __future__ import annotations

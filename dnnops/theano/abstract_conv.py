@@ -1,4 +1,4 @@
-"""Theano's Ops of convolution by their names: `dnnops.nnet`'s, with what is known of shapes."""
+"""Theano's convolution Ops, implemented by those of `dnnops.nnet` with checks of known shapes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
     "CorrMM_gradWeights",
 ]
 
-#: Of each class: what Theano calls the operands, and which of them its `imshp` and `kshp` describe.
+#: Theano's names of the operands of each class; `imshp` describes ``img``, `kshp` ``kern``.
 _OPERANDS: dict[type, tuple[str, str]] = {
     nnet.Conv: ("img", "kern"),
     nnet.ConvGradWeights: ("img", "topgrad"),
@@ -39,13 +39,13 @@ _OPERANDS: dict[type, tuple[str, str]] = {
 
 
 class KnownShapes:
-    """An Op of convolution that checks what was said of its operands' shapes.
+    """Convolution Op that checks the shapes of its operands against known shapes.
 
     Parameters
     ----------
     op : ConvBase
-    imshp, kshp : None, or sequence of int or None
-        What is known of the shapes of image and filters.
+    imshp, kshp : sequence of int or None, optional
+        Known shapes of image and filters, with None for unknown sizes.
     """
 
     def __init__(self, op: Any, imshp: Any, kshp: Any):
@@ -56,7 +56,7 @@ class KnownShapes:
     def __call__(
         self, first: Any, second: Any, shape: Any = None, add_assert_shape: bool = True
     ) -> Any:
-        """Apply the Op: the gradients take the spatial sizes of their result, too."""
+        """Apply the Op; for gradients, `shape` gives the spatial sizes of the result."""
         where, ndim = self.op.where, self.op.ndim
         names = _OPERANDS[type(self.op)]
         told = {"img": ("imshp", self.imshp), "kern": ("kshp", self.kshp)}
@@ -71,14 +71,16 @@ class KnownShapes:
         return self.op(*operands, self._spatial(*operands) if shape is None else shape)
 
     def _spatial(self, first: Any, second: Any) -> Any:
-        """The spatial sizes of a gradient's result, where those of its operands tell them."""
+        """Return the spatial sizes of a gradient's result, if its operands determine them."""
         backward = isinstance(self.op, nnet.ConvGradInputs)
         sizes: Any = nnet.get_conv_gradinputs_shape if backward else nnet.get_conv_gradweights_shape
         shapes = ([x.shape[i] for i in range(x.type.ndim)] for x in (first, second))
         geometry = (self.op.border_mode, self.op.subsample, self.op.filter_dilation)
         spatial = sizes(*shapes, *geometry)[2:]
         if None in spatial:
-            raise DnnValueError(f"{self.op.where}: shape must be given beside a stride or 'half'")
+            raise DnnValueError(
+                f"{self.op.where}: shape must be given with a stride or border_mode 'half'"
+            )
         return spatial
 
     def __getattr__(self, name: str) -> Any:
@@ -163,7 +165,7 @@ AbstractConv2d_gradInputs = _named("AbstractConv2d_gradInputs", nnet.ConvGradInp
 AbstractConv3d = _named("AbstractConv3d", nnet.Conv, 3)
 AbstractConv3d_gradWeights = _named("AbstractConv3d_gradWeights", nnet.ConvGradWeights, 3)
 AbstractConv3d_gradInputs = _named("AbstractConv3d_gradInputs", nnet.ConvGradInputs, 3)
-# Correlations by matrix products, which dnnops leaves to the rewrites.
+# Theano's correlations by matrix products. In dnnops, the rewrites choose the implementation.
 CorrMM = _named("CorrMM", nnet.Conv, 2, _corr)
 CorrMM_gradWeights = _named("CorrMM_gradWeights", nnet.ConvGradWeights, 2, _corr)
 CorrMM_gradInputs = _named("CorrMM_gradInputs", nnet.ConvGradInputs, 2, _corr)

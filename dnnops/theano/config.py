@@ -1,4 +1,4 @@
-"""``theano.config``: PyTensor's flags under names with dots."""
+"""``theano.config``: PyTensor's flags under dotted names."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dnnops.theano.flags import IGNORED, device_as_given, is_ignored, warn_ignor
 
 __all__ = ["Section", "change_flags", "config"]
 
-#: What a program has set of the flags that only Theano had.
+#: Values that a program has set for flags that exist only in Theano.
 _without_effect: dict[str, Any] = {}
 
 
 class Section:
-    """Part of the flags: all of them, or those whose names begin with one prefix.
+    """All flags, or those whose names begin with a prefix.
 
     Parameters
     ----------
     prefix : str
-        With dots; empty for all flags.
+        Dotted prefix; empty for all flags.
     """
 
     def __init__(self, prefix: str):
@@ -69,17 +69,20 @@ class Section:
         return str(pytensor_config)
 
     def change_flags(self, **flags: Any) -> Any:
-        """As the function of this name."""
+        """Change flags temporarily; see :func:`change_flags`."""
         return change_flags(**flags)
 
 
 def _default(dotted: str) -> Any:
-    """What a flag that only Theano had is if nobody sets it; bugs that it warned of are its own."""
+    """Return the default of a flag that exists only in Theano.
+
+    It is False for the ``warn`` flags, since the bugs that they warn of were Theano's.
+    """
     return IGNORED.get(dotted, False if dotted.startswith("warn.") else None)
 
 
 def _names_device(given: str, device: str) -> bool:
-    """Return whether a device in Theano's spelling (gpu0) is the one of the flag (cuda0)."""
+    """Return whether a device in Theano's spelling (gpu0) is the flag's device (cuda0)."""
     return bool(given) and given.replace("gpu", "cuda") == device
 
 
@@ -88,14 +91,14 @@ config = Section("")
 
 @contextmanager
 def change_flags(args: Any = (), **flags: Any) -> Iterator[None]:
-    """Change flags for a while, as a context manager or a decorator.
+    """Change flags temporarily, as a context manager or a decorator.
 
     Parameters
     ----------
     args : dict or sequence of pairs
-        Flags whose names have dots.
+        Values of flags by dotted name.
     **flags
-        Flags by name; two underscores may stand for a dot.
+        Values of flags by name, with two underscores in place of a dot.
     """
     changes = {**dict(args), **{name.replace("__", "."): value for name, value in flags.items()}}
     before = {name: _section_of(name) for name in changes}
@@ -110,6 +113,6 @@ def change_flags(args: Any = (), **flags: Any) -> Iterator[None]:
 
 
 def _section_of(name: str) -> tuple[Any, str]:
-    """The section of a flag, and the last word of its name."""
+    """Return the section of a flag, and the last part of its name."""
     *sections, last = name.split(".")
     return reduce(getattr, sections, config), last

@@ -1,4 +1,4 @@
-"""Convolutions that Theano had in other modules, with other arguments."""
+"""Convolutions from several modules of Theano, with Theano's arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def abstract_conv2d(
     num_groups: int = 1,
     unshared: bool = False,
 ) -> Any:
-    """Convolve images, as `dnnops.nnet.conv2d` without its argument `image_shape`."""
+    """Convolve images; like `dnnops.nnet.conv2d`, but without the argument `image_shape`."""
     return nnet.conv2d(
         input,
         filters,
@@ -56,13 +56,13 @@ def conv2d(
     ----------
     input : tensor_like, (batch, input channels, rows, columns)
     filters : tensor_like, (output channels, input channels, rows, columns)
-        They are flipped.
+        Filters, which are flipped.
     image_shape, filter_shape : sequence of int or None, optional
-        What is known of the shapes.
+        Known shapes, with None for unknown sizes.
     border_mode : {'valid', 'full'}
     subsample : tuple of int
     **kwargs
-        How Theano's loops were unrolled; not looked at.
+        Options for unrolling Theano's loops; ignored.
     """
     return nnet.conv2d(input, filters, image_shape, filter_shape, border_mode, subsample)
 
@@ -82,13 +82,13 @@ def signal_conv2d(
     ----------
     input : tensor_like, ([images,] rows, columns)
     filters : tensor_like, ([filters,] rows, columns)
-        They are flipped.
+        Filters, which are flipped.
     image_shape, filter_shape : sequence of int or None, optional
-        What is known of the shapes.
+        Known shapes, with None for unknown sizes.
     border_mode : {'valid', 'full'}
     subsample : tuple of int
     **kwargs
-        How Theano's loops were unrolled; not looked at.
+        Options for unrolling Theano's loops; ignored.
 
     Returns
     -------
@@ -97,7 +97,7 @@ def signal_conv2d(
     Raises
     ------
     DnnTypeError
-        If an operand has neither two nor three axes.
+        If an operand doesn't have two or three axes.
     """
     images, taps = as_tensor_variable(input), as_tensor_variable(filters)
     for name, operand in (("input", images), ("filters", taps)):
@@ -140,11 +140,11 @@ def conv3d2d(
     ----------
     signals : tensor_like, (batch, time, input channels, rows, columns)
     filters : tensor_like, (output channels, time, input channels, rows, columns)
-        They are flipped.
+        Filters, which are flipped.
     signals_shape, filters_shape : sequence of int or None, optional
-        What is known of the shapes.
+        Known shapes, with None for unknown sizes.
     border_mode : {'valid', 'full', 'half'} or tuple of three of them
-        For time, rows and columns.
+        Border mode of all axes, or of time, rows and columns.
 
     Returns
     -------
@@ -174,7 +174,7 @@ def _reordered(shape: Any, order: tuple[int, ...]) -> Any:
 
 
 def _padded(videos: Any, taps: Any, modes: Any) -> Any:
-    """Put zeros around videos, each axis by its own mode."""
+    """Pad videos with zeros, with a separate border mode for each axis."""
     pads = [
         nnet.border_mode_to_pad(mode, 1, [taps.shape[axis]])[0]
         for axis, mode in enumerate(modes, 2)

@@ -1,4 +1,4 @@
-"""What scripts used of ``theano.sandbox.cuda``, Theano's first backend for GPUs."""
+"""The parts of ``theano.sandbox.cuda``, Theano's first GPU backend, that scripts use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ float32_shared_constructor = shared_constructor
 
 
 def use(device: str, *args: Any, **kwargs: Any) -> None:
-    """Run graphs on a device from now on: ``gpu``, ``gpu0``, ..., or ``cpu``."""
+    """Select the device that runs graphs: ``gpu``, ``gpu0``, ..., or ``cpu``."""
     from dnnops.modes import use_device
     from dnnops.theano.config import config
     from dnnops.theano.flags import translate
@@ -31,14 +31,14 @@ def use(device: str, *args: Any, **kwargs: Any) -> None:
 
 
 class GpuCorrMM:
-    """Correlate images with filters on the device, the way of cuDNN.
+    """Correlate images with filters on the device, with cuDNN.
 
     Parameters
     ----------
     border_mode, subsample, filter_dilation
-        As those of `dnnops.dnn.dnn_conv`.
+        Border mode, strides and dilation, as in `dnnops.dnn.dnn_conv`.
     pad : int or tuple of int, optional
-        Another way to give a padding.
+        Padding. If it isn't zero, it replaces `border_mode`.
     """
 
     def __init__(

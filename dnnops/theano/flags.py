@@ -1,6 +1,6 @@
-"""Flags of Theano (``THEANO_FLAGS``, ``.theanorc``) as flags of PyTensor and dnnops.
+"""Translate Theano's flags (``THEANO_FLAGS``, ``.theanorc``) to flags of PyTensor and dnnops.
 
-This module does not import PyTensor, which reads its flags when it is imported.
+Importing this module doesn't import PyTensor, which reads its flags when it is imported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
     "warn_ignored",
 ]
 
-#: Flags that only Theano had, and their defaults: accepted, and without effect.
+#: Flags that exist only in Theano, and their defaults. They are accepted but have no effect.
 IGNORED: dict[str, object] = {
     "assert_no_cpu_op": "ignore",
     "cache_optimizations": False,
@@ -54,12 +54,12 @@ IGNORED: dict[str, object] = {
     "unittests.rseed": "666",
     "warn.ignore_bug_before": "0.9",
 }
-#: Sections that only Theano had.
+#: Sections that exist only in Theano.
 _IGNORED_SECTIONS = (
     *("conv", "cublas", "cuda", "dnn.bin", "experimental", "gpuarray", "lib", "magma", "nvcc"),
     *("pycuda", "unittests", "warn"),
 )
-#: Flags that are called otherwise.
+#: Flags that have other names.
 _RENAMED = {
     "dnn.conv.workmem": "dnn.conv.algo_fwd",
     "dnn.conv.workmem_bwd": "dnn.conv.algo_bwd",
@@ -70,12 +70,12 @@ _device = ""
 
 
 def device_as_given() -> str:
-    """The flag ``device`` in Theano's spelling, which scripts look at; empty if it was not set."""
+    """Return the flag ``device`` in Theano's spelling, for scripts; empty if it was not set."""
     return _device
 
 
 def is_ignored(name: str) -> bool:
-    """Return whether a flag, by its name with dots, is one that only Theano had."""
+    """Return whether a flag, given by its dotted name, exists only in Theano."""
     return name in IGNORED or name.rpartition(".")[0] in _IGNORED_SECTIONS
 
 
@@ -85,19 +85,19 @@ def translate(name: str, value: str) -> tuple[str, str] | None:
     Parameters
     ----------
     name : str
-        Theano's name, with dots.
+        Theano's dotted name.
     value : str
-        Its value.
+        Value of the flag.
 
     Returns
     -------
     tuple of str, or None
-        Name and value for PyTensor's parser; None if the flag has no meaning here.
+        Name and value for PyTensor's parser; None if the flag has no effect.
 
     Raises
     ------
     DnnValueError
-        If the flag ``device`` names a device that dnnops does not know.
+        If the value of the flag ``device`` is not a device that dnnops supports.
     """
     name = _RENAMED.get(name, name)
     if is_ignored(name):
@@ -121,10 +121,10 @@ def _device_flag(value: str) -> str:
 
 
 def adopt_environment() -> None:
-    """Hand Theano's flags to PyTensor through ``PYTENSOR_FLAGS``, before it is imported.
+    """Add Theano's flags to ``PYTENSOR_FLAGS``, before PyTensor is imported.
 
-    What ``PYTENSOR_FLAGS`` and ``DNNOPS_FLAGS`` give stays as it is. Flags that mean nothing here
-    are named in one warning.
+    Flags that are set in ``PYTENSOR_FLAGS`` or ``DNNOPS_FLAGS`` take precedence. A single warning
+    lists the flags that have no effect.
     """
     global _adopted
     _adopted = True
@@ -135,9 +135,10 @@ def adopt_environment() -> None:
 
 
 def apply_to_config() -> None:
-    """Set Theano's flags in ``pytensor.config``, unless :func:`adopt_environment` has.
+    """Set Theano's flags in ``pytensor.config``, unless :func:`adopt_environment` has been called.
 
-    Flags that PyTensor has read for good, or does not have, are named in one warning.
+    Warnings list the flags that PyTensor doesn't have, and those that can't be changed after it has
+    been imported.
     """
     global _adopted
     if _adopted:
@@ -176,12 +177,12 @@ def _set(config: object, name: str, value: str) -> None:
 
 
 def warn_ignored(names: list[str]) -> None:
-    """Name flags that only Theano had in a warning."""
-    _warn(f"These flags have no effect on PyTensor and dnnops, and are ignored: {_list(names)}")
+    """Warn about flags that exist only in Theano."""
+    _warn(f"These flags have no effect on PyTensor and dnnops and are ignored: {_list(names)}")
 
 
 def _translate_all(flags: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Translate flags, but for those that PyTensor's environment gives too."""
+    """Translate flags, except those that are also set for PyTensor or dnnops themselves."""
     global _device
     taken = {name.replace(".", "__") for name in own}
     ignored, translated = [], {}
@@ -199,7 +200,7 @@ def _translate_all(flags: Mapping[str, str], own: Mapping[str, str]) -> dict[str
 
 
 def _read(environment: Mapping[str, str]) -> dict[str, str]:
-    """The flags of the configuration files, then of the environment, which counts more."""
+    """Return the flags of the configuration files and of ``THEANO_FLAGS``, which has precedence."""
     flags: dict[str, str] = {}
     for path in environment.get("THEANORC", "~/.theanorc").split(os.pathsep):
         flags.update(_read_file(Path(path).expanduser()))
@@ -207,7 +208,7 @@ def _read(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _own(environment: Mapping[str, str]) -> dict[str, str]:
-    """The flags that the environment gives for PyTensor and dnnops themselves."""
+    """Return the flags that the environment sets for PyTensor and dnnops themselves."""
     return _parse(environment.get("PYTENSOR_FLAGS", "")) | _parse(environment.get(VARIABLE, ""))
 
 
@@ -217,7 +218,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, str]]:
     try:
         parser.read(path)
     except (Error, OSError, UnicodeDecodeError) as error:
-        _warn(f"{path} cannot be read, and is ignored: {error}")
+        _warn(f"{path} cannot be read and is ignored: {error}")
         return
     for section in parser.sections():
         prefix = "" if section == "global" else f"{section}."
@@ -226,7 +227,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _parse(text: str) -> dict[str, str]:
-    """Split ``name=value,name=value`` as Theano and PyTensor do; a value may be in quotes."""
+    """Split ``name=value,name=value`` as Theano and PyTensor do; values may be quoted."""
     splitter = shlex.shlex(text, posix=True)
     splitter.whitespace = ","
     splitter.whitespace_split = True

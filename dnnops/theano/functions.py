@@ -1,4 +1,4 @@
-"""``theano.function``, ``scan``, ``shared`` and their kin, with Theano's arguments."""
+"""``theano.function``, ``scan``, ``shared`` and related functions, with Theano's arguments."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = [
     "sparse_grad",
 ]
 
-#: The release of Theano whose names and meanings these are.
+#: The release of Theano that `dnnops.theano` is compatible with.
 VERSION = "1.0.5"
 
 
 class OrderedUpdates(dict[Any, Any]):
-    """New values of shared variables, by variable. ``+`` joins two of them."""
+    """New values of shared variables by variable; ``+`` merges two of them."""
 
     def __add__(self, other: Any) -> OrderedUpdates:
         joined = OrderedUpdates(self)
@@ -41,16 +41,16 @@ class OrderedUpdates(dict[Any, Any]):
 
 
 class In(pytensor.In):
-    """An input of a function, with the value that it has where a call gives none.
+    """Input of a function, with an optional default value.
 
     Parameters
     ----------
     variable : Variable
     name : str, optional
     value : object, optional
-        The default; PyTensor's inputs have none.
+        Default value, which inputs of PyTensor don't support.
     *args, **kwargs
-        As those of ``pytensor.In``.
+        Further arguments of ``pytensor.In``.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class In(pytensor.In):
 
 
 class _Function:
-    """A compiled function whose inputs have defaults, or whose outputs have names."""
+    """Compiled function with default values of inputs, or with named outputs."""
 
     def __init__(self, compiled: Any, inputs: list[Any], names: list[str] | None):
         self._compiled = compiled
@@ -73,7 +73,7 @@ class _Function:
         for name, default in self._inputs[len(args) :]:
             value = kwargs.pop(name, default) if name else default
             if value is None:
-                break  # what is missing, the compiled function says
+                break  # the compiled function reports missing inputs
             given.append(value)
         results = self._compiled(*given, **kwargs)
         return results if self._names is None else dict(zip(self._names, results, strict=True))
@@ -84,11 +84,11 @@ class _Function:
 
 @wraps(pytensor.function)
 def function(inputs: Any, outputs: Any = None, mode: Any = None, **kwargs: Any) -> Any:
-    """Compile a function as ``pytensor.function``.
+    """Compile a function with ``pytensor.function``.
 
-    As in Theano, inputs may have defaults, outputs may be a dict, whose keys the results then have,
-    the mode ``"FAST_RUN"`` takes the linker that the flag names, whichever it is, and an update may
-    have size 1 where its variable has any.
+    As in Theano, inputs may have default values, and outputs may be a dict, in which case calls
+    return a dict with the same keys. The mode ``"FAST_RUN"`` uses the linker of the flag
+    ``linker``. An update may have size 1 along an axis where the size of its variable is unknown.
     """
     inputs, names = list(inputs), None
     if kwargs.get("updates"):
@@ -107,7 +107,7 @@ def _pairs(updates: Any) -> Any:
 
 
 def _of_any_size(variable: Any, update: Any) -> Any:
-    """Have an update broadcast only where its variable does; PyTensor types know more sizes."""
+    """Remove static sizes of 1 from an update where the variable's type doesn't have them."""
     given, wanted = (getattr(getattr(x, "type", None), "shape", ()) for x in (update, variable))
     if len(given) != len(wanted):
         return update
@@ -119,7 +119,7 @@ def _mode(mode: Any) -> Any:
     if not isinstance(mode, str) or mode.upper() != "FAST_RUN":
         return mode
     if flag_value("device") != "cpu":
-        return None  # the default mode, which is the device's
+        return None  # the default mode of the device
     linker = pytensor.config.linker
     return mode if linker == "auto" else Mode(linker, "fast_run")
 
@@ -134,7 +134,7 @@ def Param(  # noqa: N802 - Theano's name
     implicit: bool | None = None,
     borrow: bool | None = None,
 ) -> In:
-    """Describe an input of a function that has a default value: an ``In`` with `default`."""
+    """Return an ``In`` with a default value."""
     return In(
         variable,
         name=name,
@@ -157,13 +157,13 @@ def shared(
     target: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """Make a shared variable.
+    """Create a shared variable.
 
-    `broadcastable` names the axes that keep the size 1. `target` is not looked at: where variables
-    are is what the flag ``device`` says.
+    `broadcastable` gives the axes whose size is always 1. `target` is ignored: the flag ``device``
+    determines where variables are stored.
     """
     if broadcastable is not None:
-        # A plain Python number's constructor has no shape.
+        # The constructor for Python numbers doesn't accept a shape.
         value = np.asarray(value)
         kwargs["shape"] = tuple(1 if one else None for one in broadcastable)
     return pytensor.shared(value, name, strict, allow_downcast, **kwargs)
@@ -171,7 +171,7 @@ def shared(
 
 @wraps(pytensor.scan)
 def scan(*args: Any, **kwargs: Any) -> Any:
-    """Loop, and give outputs and updates, which may be joined with others by ``+``."""
+    """Run a loop; return outputs and updates, which can be merged with others by ``+``."""
     outputs, updates = pytensor.scan(*args, **kwargs)
     return outputs, OrderedUpdates(updates)
 
@@ -183,20 +183,20 @@ def clone(
     share_inputs: bool = True,
     copy_inputs: Any = None,
 ) -> Any:
-    """Copy a graph, some of whose variables are replaced.
+    """Copy a graph, optionally replacing some of its variables.
 
     Parameters
     ----------
     output : Variable or list of Variable
-        Of the graph that is copied.
+        Outputs of the graph to copy.
     replace : dict or sequence of pairs, optional
-        What stands for a variable in the copy.
+        Replacements of variables in the copy.
     strict : bool
-        Whether replacements must have the types of what they replace.
+        Whether replacements must have the types of the variables that they replace.
     share_inputs : bool
-        Whether the copy has the same inputs, not copies.
+        Whether the copy uses the same inputs instead of copies.
     copy_inputs : bool, optional
-        Another name of `share_inputs`.
+        Alias of `share_inputs`.
     """
     share = share_inputs if copy_inputs is None else copy_inputs
     return clone_replace(output, replace, rebuild_strict=strict, copy_inputs_over=share)
@@ -209,7 +209,7 @@ def is_same_graph(var1: Any, var2: Any, givens: Any = None) -> bool:
     ----------
     var1, var2 : Variable
     givens : dict or sequence of pairs, optional
-        What stands for a variable in both graphs.
+        Replacements of variables in both graphs.
     """
     if givens:
         var1, var2 = clone_replace([var1, var2], givens, rebuild_strict=False)
@@ -217,5 +217,5 @@ def is_same_graph(var1: Any, var2: Any, givens: Any = None) -> bool:
 
 
 def sparse_grad(variable: Any) -> Any:
-    """Return what it is given: PyTensor's gradients of an indexed matrix are dense."""
+    """Return `variable` unchanged: PyTensor's gradients of an indexed matrix are dense."""
     return variable

@@ -1,4 +1,4 @@
-"""What scripts used of ``theano.gpuarray`` besides `dnnops.dnn`."""
+"""The parts of ``theano.gpuarray`` that scripts use, except for `dnnops.dnn`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["gpu_contiguous", "gpu_from_host", "host_from_gpu", "pygpu_activated"
 
 
 def gpu_contiguous(x: Any) -> Any:
-    """Have a device array in C order, transferred if it is on the host."""
+    """Return a C-contiguous device variable; host variables are transferred."""
     return GpuContiguous()(as_gpuarray_variable(x))
 
 

@@ -1,4 +1,4 @@
-"""Puts modules named ``theano`` in front of Python's own import machinery."""
+"""Install and remove the import hook for modules named ``theano``."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _QUIET = (
 
 
 def installed() -> bool:
-    """Return whether ``import theano`` gives the modules of `dnnops.theano`."""
+    """Return whether ``import theano`` imports the modules of `dnnops.theano`."""
     return any(_is_ours(finder) for finder in sys.meta_path)
 
 
 def install() -> None:
-    """Make ``import theano`` give PyTensor and dnnops under Theano's names.
+    """Make ``import theano`` import PyTensor and dnnops under Theano's names.
 
-    ``THEANO_FLAGS`` and ``.theanorc`` are applied to PyTensor's configuration; a flag that can only
-    be set before PyTensor is imported causes a warning. Calling it again does nothing.
+    ``THEANO_FLAGS`` and ``.theanorc`` are applied to PyTensor's configuration. A flag that can only
+    be set before PyTensor is imported causes a warning. Calling this function again has no effect.
 
     Raises
     ------
     DnnNotSupportedError
-        If the real Theano has been imported already.
+        If the real Theano has already been imported.
     DnnValueError
-        If a flag in the environment has a value that is not accepted.
+        If a flag in the environment has an invalid value.
     """
     if installed():
         return
@@ -59,21 +59,21 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo :func:`install`: take the modules named ``theano`` away.
+    """Undo :func:`install` by removing the modules named ``theano``.
 
-    What a program has imported from them keeps working. Flags keep the values they have.
+    Objects that a program has imported from them continue to work. Flags keep their values.
     """
     if not installed():
         return
     sys.meta_path[:] = [finder for finder in sys.meta_path if not _is_ours(finder)]
     for name in [name for name in sys.modules if name.split(".")[0] == "theano"]:
         del sys.modules[name]
-    # A filter is (action, message's pattern, category, module's pattern, line).
+    # A filter is a tuple (action, message pattern, category, module pattern, line).
     warnings.filters[:] = [  # type: ignore[index]
         entry for entry in warnings.filters if getattr(entry[1], "pattern", None) not in _QUIET
     ]
 
 
 def _is_ours(finder: Any) -> bool:
-    # Not isinstance: importing the class imports PyTensor's modules with it.
+    # isinstance would need the class, whose import also imports PyTensor.
     return type(finder).__module__ == "dnnops.theano.modules"

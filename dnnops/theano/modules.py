@@ -1,4 +1,4 @@
-"""Modules named as Theano's, whose attributes are found when they are asked for."""
+"""Modules with Theano's names, whose attributes are looked up when they are accessed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MISSING = object()
 
 
 class TheanoModule(ModuleType):
-    """A module of Theano, made of a row of `dnnops.theano.tables.TABLES`.
+    """A module of Theano, defined by an entry of `dnnops.theano.tables.TABLES`.
 
-    Attributes that it has not got yet come from, in this order: the names that its row renames, the
-    modules that its row lists, the submodules of its name.
+    Missing attributes are looked up in this order: the ``names`` of the entry, the modules in its
+    ``sources``, and the submodules.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -31,13 +31,14 @@ class TheanoModule(ModuleType):
         value = self._find(name)
         if value is _MISSING:
             raise AttributeError(missing(self.__name__, name))
-        # Found once; a plain attribute is faster, and may be replaced as one of any module.
+        # Store it as a plain attribute, which is faster and can be replaced as in any module.
         self.__dict__[name] = value
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # The import system binds a submodule to its parent. As in Theano, theano.tensor.var, .sort
-        # and theano.compile.function are functions, although there are modules of these names.
+        # The import system sets submodules as attributes of their parent. As in Theano,
+        # theano.tensor.var, .sort and theano.compile.function stay functions, although there are
+        # modules with these names.
         if isinstance(value, TheanoModule) and value.__name__ == f"{self.__name__}.{name}":
             own = self._find_name(name)
             value = value if own is _MISSING else own
@@ -77,7 +78,7 @@ class TheanoModule(ModuleType):
 
 
 def _exported(module: ModuleType) -> set[str]:
-    """The public names of a module: for one of dnnops what it declares, else what it has."""
+    """Return the public names of a module: its ``__all__`` if it belongs to dnnops."""
     if module.__name__.split(".")[0] == "dnnops":
         return set(module.__all__)
     return {
@@ -88,17 +89,17 @@ def _exported(module: ModuleType) -> set[str]:
 
 
 def resolve(target: str) -> Any:
-    """Find what a table names.
+    """Import the object that a table refers to.
 
     Parameters
     ----------
     target : str
-        ``"package.module:name"``.
+        Reference of the form ``"package.module:name"``.
 
     Returns
     -------
     object
-        The object, or a private marker if the installed PyTensor does not have it.
+        The object, or a private marker if the installed PyTensor doesn't have it.
     """
     module, _, name = target.partition(":")
     try:
@@ -108,35 +109,35 @@ def resolve(target: str) -> Any:
 
 
 def missing(module: str, name: str) -> str:
-    """Say that a name of Theano is not there, and what to use instead if that is known."""
-    text = f"{module}.{name} is not available: neither PyTensor nor dnnops has it"
+    """Return the message for a missing name of Theano, with a replacement if one is known."""
+    text = f"{module}.{name} is not available: neither PyTensor nor dnnops provides it"
     advice = ADVICE.get(f"{module}.{name}") or ADVICE.get(name)
     return f"{text}. {advice}" if advice else text
 
 
 class TheanoFinder:
-    """Finds the modules of `dnnops.theano.tables.TABLES`, and no other module named ``theano``."""
+    """Finder of the modules in `dnnops.theano.tables.TABLES`; rejects other ``theano`` modules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module by its name, as ``sys.meta_path`` wants it."""
+        """Find a module by name; called for finders in ``sys.meta_path``."""
         if fullname.split(".")[0] != "theano":
             return None
         if fullname in TABLES:
             return ModuleSpec(fullname, self, origin="dnnops.theano", is_package=True)  # type: ignore[arg-type]
-        # "from theano.tensor import name" comes here for a name that the module has not got. An
-        # ImportError with what to use instead reaches the user; an AttributeError would not.
+        # "from theano.tensor import name" gets here if the module doesn't have the name. The
+        # message of an ImportError reaches the user; that of an AttributeError would not.
         parent, _, name = fullname.rpartition(".")
         if name.startswith("_"):
             return None
         raise ImportError(missing(parent, name), name=fullname)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Make the module, without any attribute of its own."""
-        return TheanoModule(spec.name, f"Theano's {spec.name}, made of PyTensor and dnnops.")
+        """Create the module, without any attributes."""
+        return TheanoModule(spec.name, f"Theano's {spec.name}, provided by PyTensor and dnnops.")
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give a module its initial attributes; the other ones are found later."""
+        """Set the initial attributes of a module; the others are looked up on access."""
         if module.__name__ == "theano":
             module.__version__ = f"{VERSION}+dnnops"  # type: ignore[attr-defined]

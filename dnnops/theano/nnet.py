@@ -1,4 +1,4 @@
-"""Functions of ``theano.tensor.nnet`` and ``theano.tensor.signal`` with older arguments."""
+"""Functions of ``theano.tensor.nnet`` and ``theano.tensor.signal`` with deprecated arguments."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ def conv2d(
     unshared: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Convolve images, as `dnnops.nnet.conv2d`; further arguments, once hints, are ignored."""
+    """Convolve images with `dnnops.nnet.conv2d`; further arguments, once hints, are ignored."""
     for name in ("imshp_logical", "kshp_logical"):
         if name in kwargs:
-            raise DnnValueError(f"conv2d: {name} is not supported: use bilinear_upsampling")
+            raise DnnValueError(f"conv2d: {name} is not supported; use bilinear_upsampling")
     if kwargs:
-        warnings.warn(f"conv2d: {', '.join(kwargs)}: ignored", DnnWarning, stacklevel=2)
+        warnings.warn(
+            f"conv2d: the arguments {', '.join(kwargs)} are ignored", DnnWarning, stacklevel=2
+        )
     return nnet.conv2d(
         input,
         filters,
@@ -54,7 +56,7 @@ def max_pool_2d(
     padding: Any = (0, 0),
     mode: str = "max",
 ) -> Any:
-    """Pool over windows of the last two axes, as `dnnops.nnet.pool_2d`."""
+    """Pool over windows of the last two axes; see `dnnops.nnet.pool_2d`."""
     return nnet.pool_2d(input, ds, ignore_border, st, padding, mode)
 
 
@@ -66,5 +68,5 @@ def max_pool_3d(
     padding: Any = (0, 0, 0),
     mode: str = "max",
 ) -> Any:
-    """Pool over windows of the last three axes, as `dnnops.nnet.pool_3d`."""
+    """Pool over windows of the last three axes; see `dnnops.nnet.pool_3d`."""
     return nnet.pool_3d(input, ds, ignore_border, st, padding, mode)

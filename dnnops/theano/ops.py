@@ -1,4 +1,4 @@
-"""Classes of Theano's Ops: what calling them makes, and what `isinstance` finds in graphs."""
+"""Stand-ins for Theano's Op classes, which can be called and used with `isinstance`."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ __all__ = [
 
 
 class OpName:
-    """Stands for a class of Theano's Ops, without being one: calling it makes what applies it.
+    """Stand-in for a Theano Op class, whose instances are functions that apply the Op.
 
     Parameters
     ----------
     name : str
-        What Theano calls the class.
+        Theano's name of the class.
     make : callable
-        From the class's arguments makes a function of the Op's operands.
+        Function that takes the arguments of the class and returns a function of the operands.
     *classes : type
-        Those of the Ops that stand in graphs; none if it is an expression of several.
+        Op classes that `isinstance` accepts; none if the Op becomes an expression of several Ops.
     fits : callable, optional
-        Tells which Ops of these classes.
+        Further condition that Ops of these classes must satisfy.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class OpName:
         self._fits = fits
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Make what applies the Op."""
+        """Return a function that applies the Op."""
         return self.__wrapped__(*args, **kwargs)
 
     def __instancecheck__(self, instance: Any) -> bool:
@@ -92,12 +92,15 @@ def _without_parameters(name: str, function: Callable[..., Any], *classes: type)
 
 softmax_op = nnet.softmax
 logsoftmax_op = nnet.logsoftmax
-# What is overwritten, the rewrites decide.
+# The rewrites decide which operations work in place.
 sigmoid_inplace = nnet.sigmoid
 
 
 def softmax_grad(dy: Any, sm: Any) -> Any:
-    """The gradient of a softmax of rows: `dy` by its result `sm`; vectors become one row."""
+    """Return the gradient of a row-wise softmax, given the gradient `dy` and the result `sm`.
+
+    Vectors are treated as a single row.
+    """
     dy, sm = (pt.atleast_2d(pt.as_tensor_variable(x)) for x in (dy, sm))
     if dy.type.ndim != 2 or sm.type.ndim != 2:
         raise DnnTypeError(f"softmax_grad: dy and sm must be matrices, got {dy.type}, {sm.type}")
@@ -129,7 +132,7 @@ ConnectionistTemporalClassification = OpName(
 
 
 def ctc_available() -> bool:
-    """Tell that the CTC loss can be computed: it needs no library here."""
+    """Return True: in dnnops, the CTC loss doesn't need an additional library."""
     return True
 
 
@@ -163,7 +166,7 @@ def _sparse_block_gemv(inplace: bool = False) -> Any:
 SparseBlockGemv = OpName("SparseBlockGemv", _sparse_block_gemv)
 
 
-# Pooling: Theano's Ops take `ignore_border` first, and may be called without stride and padding.
+# Pooling: Theano's Ops take `ignore_border` first, and don't require stride and padding.
 
 
 def _pool(ignore_border: bool = False, mode: str = "max", ndim: int = 2, openmp: Any = None) -> Any:
@@ -184,7 +187,7 @@ def _out_shape(
     st: Any = None,
     padding: Any = None,
 ) -> list[Any]:
-    """The shape of a pooling's result; the first entries of `imgshape` are kept."""
+    """Return the shape of the pooled image; the leading entries of `imgshape` are kept."""
     ws = ds if ws is None else ws
     stride = st if stride is None else stride
     pad = padding if pad is None else pad
@@ -236,7 +239,7 @@ DownsampleFactorMaxGradGrad = OpName(
 )
 
 
-# Batch normalization: Theano's Ops have defaults.
+# Batch normalization: the arguments of Theano's Ops have defaults.
 
 
 def _batch_norm_train(axes: Any = (0,)) -> Any:

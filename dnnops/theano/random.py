@@ -1,7 +1,7 @@
-"""Random streams with the methods of Theano's, on PyTensor's generators.
+"""Random streams with Theano's methods, based on PyTensor's generators.
 
-Each call draws from a generator of its own, which every function that uses the draw advances. The
-numbers are not those that Theano drew from the same seed.
+Each call creates a separate generator, which is advanced by every function that uses the draw. The
+numbers differ from those that Theano draws from the same seed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["MRG_RandomStreams", "RandomStreams"]
 
 
 class RandomStreams:
-    """Random variables that differ from call to call of a function.
+    """Random streams whose draws differ between calls of a compiled function.
 
     Parameters
     ----------
     seed : int or sequence of int, optional
-        What the streams begin with; drawn by the operating system if not given.
+        Seed of the streams. By default, the operating system provides one.
     """
 
     def __init__(self, seed: Any = None):
@@ -37,11 +37,11 @@ class RandomStreams:
         self.gen_seedgen = np.random.SeedSequence(_entropy(seed))
 
     def updates(self) -> list[tuple[Any, Any]]:
-        """The generators, and those that follow them."""
+        """Return the generators and their updates."""
         return list(self.state_updates)
 
     def seed(self, seed: Any = None) -> None:
-        """Begin all streams anew, with `seed` or that of the constructor."""
+        """Restart all streams with `seed`, which defaults to the seed of the constructor."""
         seed = self.default_instance_seed if seed is None else seed
         self.gen_seedgen = np.random.SeedSequence(_entropy(seed))
         for generator, _ in self.state_updates:
@@ -54,7 +54,7 @@ class RandomStreams:
         generator.set_value(value, borrow=True)
 
     def gen(self, op: Any, *args: Any, **kwargs: Any) -> Any:
-        """Draw with one of PyTensor's random Ops from a new generator."""
+        """Draw from a new generator with one of PyTensor's random Ops."""
         generator = shared(self._generator(), borrow=True)
         following, draw = op(*args, rng=generator, return_next_rng=True, **kwargs)
         set_default_update(generator, following)
@@ -75,7 +75,7 @@ class RandomStreams:
         dtype: Any = None,
         nstreams: int | None = None,
     ) -> Any:
-        """Draw from [low, high)."""
+        """Draw from the uniform distribution on ``[low, high)``."""
         dtype = dtype or _float_of(low, high)
         return self._cast(self.gen(basic.uniform, low, high, size=_size(size)), dtype)
 
@@ -102,7 +102,7 @@ class RandomStreams:
         nstreams: int | None = None,
         prob: Any = None,
     ) -> Any:
-        """Draw how many of `n` trials succeed; `prob` is another name of `p`."""
+        """Draw the number of successes in `n` trials; `prob` is an alias of `p`."""
         p = p if prob is None else prob
         return self._cast(self.gen(basic.binomial, n, p, size=_size(size)), dtype)
 
@@ -134,7 +134,7 @@ class RandomStreams:
         dtype: Any = "int64",
         nstreams: int | None = None,
     ) -> Any:
-        """Draw elements of `a`, or of the integers below it."""
+        """Draw elements of the vector `a`, or integers below the scalar `a`."""
         draw = self.gen(basic.choice, a, size=_size(size), replace=replace, p=p)
         return self._cast(draw, dtype if as_tensor_variable(a).ndim == 0 else draw.dtype)
 
@@ -147,9 +147,9 @@ class RandomStreams:
         dtype: Any = "int64",
         nstreams: int | None = None,
     ) -> Any:
-        """Draw how often each category comes in `n` trials; `pvals` has them in the last axis."""
+        """Draw how often each category, in the last axis of `pvals`, occurs in `n` trials."""
         pvals = as_tensor_variable([0.5, 0.5] if pvals is None else pvals)
-        # NumPy refuses sums that are above 1 by the error of a float32 softmax.
+        # NumPy rejects probabilities whose sum exceeds 1, even by the rounding error of float32.
         pvals = pvals.astype("float64")
         pvals = pvals / pvals.sum(axis=-1, keepdims=True)
         return self._cast(self.gen(basic.multinomial, n, pvals, size=_size(size)), dtype)
@@ -157,7 +157,7 @@ class RandomStreams:
     def permutation(
         self, size: Any = None, n: Any = 1, ndim: int | None = None, dtype: Any = "int64"
     ) -> Any:
-        """Draw permutations of the integers below `n`, one for each element of `size`."""
+        """Draw permutations of the integers below `n`, in an array of shape `size`."""
         if size is None or (isinstance(size, (tuple, list)) and not size):
             return self._cast(self.gen(basic.permutation, n), dtype)
         if not isinstance(n, int):
@@ -167,14 +167,14 @@ class RandomStreams:
         return self._cast(pt.argsort(rows, axis=-1), dtype)
 
     def shuffle_row_elements(self, input: Any) -> Any:
-        """Shuffle the rows of a matrix, each for itself; a vector is one row."""
+        """Shuffle the elements within each row of a matrix; a vector is treated as one row."""
         input = as_tensor_variable(input)
         order = pt.argsort(self.gen(basic.uniform, 0.0, 1.0, size=input.shape), axis=-1)
         return pt.take_along_axis(input, order, axis=-1)
 
     @staticmethod
     def _cast(draw: Any, dtype: Any) -> Any:
-        """Give a draw another dtype, and the attributes of the draw."""
+        """Cast a draw, and copy its attributes to the result."""
         result = pt.cast(draw, config.floatX if dtype == "floatX" else dtype)
         if result is not draw and draw.owner is not None and hasattr(draw, "rng"):
             vars(result).update(rng=draw.rng, update=draw.update)
@@ -182,20 +182,21 @@ class RandomStreams:
 
 
 class MRG_RandomStreams(RandomStreams):  # noqa: N801 - Theano's name
-    """Theano's fast streams: the same methods, other defaults, and a few methods more.
+    """Theano's fast streams: `RandomStreams` with other defaults and additional methods.
 
     Parameters
     ----------
     seed : int or sequence of int
+        Seed of the streams.
     use_cuda : bool, optional
-        Not looked at.
+        Ignored.
     """
 
     def __init__(self, seed: Any = 12345, use_cuda: Any = None):
         super().__init__(seed)
 
     def set_rstate(self, seed: Any) -> None:
-        """Begin all streams anew."""
+        """Restart all streams with `seed`."""
         self.seed(seed)
 
     def normal(
@@ -208,11 +209,11 @@ class MRG_RandomStreams(RandomStreams):  # noqa: N801 - Theano's name
         nstreams: int | None = None,
         truncate: bool = False,
     ) -> Any:
-        """Draw from a normal distribution; `truncate` leaves out what is above 2 `std`."""
+        """Draw from a normal distribution; `truncate` limits the draws to 2 `std` from `avg`."""
         if not truncate:
             return super().normal(size, avg, std, ndim, dtype)
         dtype = dtype or _float_of(avg, std)
-        # By the inverse of the distribution function, whose values at -2 and 2 these are.
+        # Invert the cumulative distribution function, whose values at -2 and 2 these are.
         low, high = 0.022750131948179195, 0.9772498680518208
         size = as_tensor_variable(avg).shape if size is None else size
         quantile = self.gen(basic.uniform, low, high, size=_size(size))
@@ -227,7 +228,7 @@ class MRG_RandomStreams(RandomStreams):  # noqa: N801 - Theano's name
         dtype: Any = None,
         nstreams: int | None = None,
     ) -> Any:
-        """Draw from a normal distribution without what is above 2 `std`."""
+        """Draw from a normal distribution truncated at 2 `std` from `avg`."""
         return self.normal(size, avg, std, ndim, dtype, truncate=True)
 
     def multinomial_wo_replacement(
@@ -241,9 +242,9 @@ class MRG_RandomStreams(RandomStreams):  # noqa: N801 - Theano's name
     ) -> Any:
         """Draw `n` different categories for each row of `pvals`."""
         if size is not None or pvals is None:
-            raise DnnValueError("multinomial_wo_replacement: give pvals, and no size")
+            raise DnnValueError("multinomial_wo_replacement: give pvals and no size")
         pvals = as_tensor_variable(pvals)
-        # The largest of log(p) + Gumbel noise are a draw without replacement.
+        # The n largest entries of log(p) + Gumbel noise are a draw without replacement.
         noise = self.gen(basic.gumbel, 0.0, 1.0, size=pvals.shape)
         order = pt.argsort(-(pt.log(pvals) + noise), axis=-1)
         return self._cast(order[..., :n], dtype)
@@ -256,10 +257,10 @@ def _entropy(seed: Any) -> Any:
 
 
 def _size(size: Any) -> Any:
-    """A size as PyTensor takes it: Theano also took one number."""
+    """Convert a size to PyTensor's form: Theano also accepted a single number."""
     return (size,) if isinstance(size, (int, np.integer)) else size
 
 
 def _float_of(*parameters: Any) -> str:
-    """The dtype of a continuous draw: the widest of floatX and the parameters'."""
+    """Return the dtype of a continuous draw: the widest of floatX and the parameters' dtypes."""
     return upcast(config.floatX, *(as_tensor_variable(one).dtype for one in parameters))

@@ -1,4 +1,4 @@
-"""Which objects of PyTensor and dnnops stand for which names of Theano 1.0.5."""
+"""Tables that map the names of Theano 1.0.5 to objects of PyTensor and dnnops."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["ADVICE", "TABLES", "Table"]
 
 @dataclass(frozen=True)
 class Table:
-    """What one module of Theano is made of.
+    """Contents of one Theano module.
 
     Attributes
     ----------
     sources : tuple of str
-        Modules whose public names it has; the first one that has a name counts.
+        Modules whose public names it has; the first module that has a name is used.
     names : mapping of str to str
-        Names of its own, and where their objects are; see `dnnops.theano.modules.resolve`.
+        Further names and references to their objects; see `dnnops.theano.modules.resolve`.
     """
 
     sources: tuple[str, ...] = ()
@@ -25,7 +25,7 @@ class Table:
 
 
 def _at(module: str, *names: str, **renamed: str) -> dict[str, str]:
-    """Names that are in one module; a keyword gives one that is called otherwise there."""
+    """Return references to names in a module; keywords map a Theano name to another name there."""
     return {name: f"{module}:{name}" for name in names} | {
         name: f"{module}:{there}" for name, there in renamed.items()
     }
@@ -175,7 +175,7 @@ TABLES: dict[str, Table] = {
             **_at("pytensor.tensor", "dot", "get_scalar_constant_value"),
             "FunctionMaker": "pytensor.compile.maker:FunctionMaker",
             "as_op": "pytensor:wrap_py",
-            "clone": "dnnops.theano.functions:clone",  # not gof's
+            "clone": "dnnops.theano.functions:clone",  # differs from that of theano.gof
             "config": "dnnops.theano.config:config",
             "change_flags": "dnnops.theano.config:change_flags",
         },
@@ -188,7 +188,7 @@ TABLES: dict[str, Table] = {
     "theano.d3viz": Table(("pytensor.d3viz",)),
     "theano.gradient": Table(("pytensor.gradient",), _GRADIENTS),
     "theano.ifelse": Table(
-        ("pytensor.ifelse",),  # a module of PyTensor before 3.1
+        ("pytensor.ifelse",),  # exists only before PyTensor 3.1
         _at("pytensor.conditional", "IfElse", "ifelse"),
     ),
     "theano.misc": Table(),
@@ -342,7 +342,7 @@ TABLES: dict[str, Table] = {
         names=_at("dnnops.theano.ops", GpuImages2Neibs="Images2Neibs")
     ),
     "theano.gpuarray.type": Table(("dnnops.gpuarray",)),
-    # What Theano had not yet finished, or kept for old code
+    # Theano's experimental and deprecated modules
     "theano.sandbox": Table(),
     "theano.sandbox.cuda": Table(
         ("dnnops.theano.cuda",), _at("dnnops.gpuarray", CudaNdarrayType="GpuArrayType") | _DEVICE
@@ -361,7 +361,7 @@ TABLES: dict[str, Table] = {
 _STREAMS = "Draw from theano.sandbox.rng_mrg.MRG_RandomStreams"
 _ABSTRACT = "Use conv2d, conv2d_grad_wrt_inputs or conv2d_grad_wrt_weights of theano.tensor.nnet"
 
-#: What to use instead of a name that is missing, by the name alone or with its module.
+#: Replacements of missing names, by the name alone or with its module.
 ADVICE: dict[str, str] = {
     "AdvancedIncSubtensor1": "Use theano.tensor.inc_subtensor or set_subtensor",
     "AdvancedSubtensor1": "Index a tensor: x[indices]",
@@ -388,5 +388,5 @@ ADVICE: dict[str, str] = {
     "theano.sandbox.gpuarray": "Use theano.gpuarray",
     "theano.sandbox.softsign": "Use theano.tensor.nnet.softsign",
     "theano.compat.six": "Install the package six, and import it",
-    "theano.compat.python2x": "Use what Python has itself",
+    "theano.compat.python2x": "Use Python's built-in functions",
 }

@@ -1,4 +1,4 @@
-"""Functions of ``theano.tensor`` that PyTensor calls otherwise, or gives other arguments."""
+"""Functions of ``theano.tensor`` that have other names or arguments in PyTensor."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _constructor(kind: str) -> Callable[..., Any]:
         return make(name, dtype=dtype)
 
     construct.__name__ = construct.__qualname__ = kind
-    construct.__doc__ = f"Make a {kind}; the dtype is floatX if none is given."
+    construct.__doc__ = f"Create a {kind} variable; the dtype defaults to floatX."
     return construct
 
 
@@ -71,29 +71,29 @@ tensor7 = _constructor("tensor7")
 
 
 def tensor(dtype: Any, broadcastable: Any, name: str | None = None) -> Any:
-    """Make a tensor variable.
+    """Create a tensor variable.
 
     Parameters
     ----------
     dtype : str
     broadcastable : sequence of bool
-        For each axis whether its size is 1.
+        Whether the size of each axis is always 1.
     name : str, optional
     """
     return TensorType(dtype, shape=tuple(1 if one else None for one in broadcastable))(name)
 
 
 def stack(*tensors: Any, **kwargs: Any) -> Any:
-    """Stack tensors along a new axis: given one by one, or as a list and an axis."""
+    """Stack tensors, given as separate arguments or as a list and an axis, along a new axis."""
     if tensors and not kwargs and not isinstance(tensors[0], (list, tuple)):
         return pt.stack(tensors)
     return pt.stack(*tensors, **kwargs)
 
 
 def flatten(x: Any, ndim: int | None = None, outdim: int | None = None) -> Any:
-    """Join the last axes so that `ndim` are left, of old called `outdim`; 1 by default."""
+    """Flatten the last axes, leaving `ndim` dimensions, by default 1; `outdim` is an alias."""
     if ndim is not None and outdim is not None:
-        raise DnnValueError("flatten: give ndim or outdim, not both")
+        raise DnnValueError("flatten: give either ndim or outdim, not both")
     return pt.flatten(x, next((n for n in (ndim, outdim) if n is not None), 1))
 
 
@@ -103,7 +103,7 @@ def split(x: Any, splits_size: Any, n_splits: int, axis: int = 0) -> Any:
 
 
 def tile(x: Any, reps: Any, ndim: int | None = None) -> Any:
-    """Repeat a tensor along its axes; with `ndim`, `reps` counts for the last axes."""
+    """Repeat a tensor along its axes; if `ndim` is given, `reps` applies to the last axes."""
     if ndim is not None and isinstance(reps, (list, tuple)):
         reps = (*(1,) * (ndim - len(reps)), *reps)
     return pt.tile(x, reps)
@@ -115,7 +115,7 @@ def repeat(x: Any, repeats: Any, axis: int | None = None) -> Any:
 
 
 def unravel_index(indices: Any, dims: Any, order: str = "C", ndim: int | None = None) -> Any:
-    """Turn flat indices into one index an axis; `ndim` is not looked at."""
+    """Convert flat indices to one index per axis; `ndim` is ignored."""
     return pt.unravel_index(indices, dims, order)
 
 
@@ -127,45 +127,46 @@ def mean(
     keepdims: bool = False,
     acc_dtype: Any = None,
 ) -> Any:
-    """Average a tensor; `op` is not looked at."""
+    """Compute the mean of a tensor; `op` is ignored."""
     return pt.mean(input, axis=axis, dtype=dtype, keepdims=keepdims, acc_dtype=acc_dtype)
 
 
 def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
-    """Take each element from one of several tensors."""
+    """Select each element from one of several tensors."""
     if out is not None:
         raise DnnValueError("choose: out must be None")
     return pt.choose(a, choices, mode)
 
 
 def clip(x: Any, min: Any, max: Any) -> Any:
-    """Limit the elements of a tensor."""
+    """Clip the elements of a tensor to the range from `min` to `max`."""
     return pt.clip(x, min, max)
 
 
 def switch(cond: Any, ift: Any, iff: Any) -> Any:
-    """Take each element of `ift` where `cond` is true, else of `iff`."""
+    """Select elements of `ift` where `cond` is true, and of `iff` elsewhere."""
     return pt.switch(cond, ift, iff)
 
 
 def addbroadcast(x: Any, *axes: int) -> Any:
-    """Have the axes broadcast: their size must be 1."""
+    """Make the axes broadcastable; their size must be 1."""
     return specify_broadcastable(x, *axes)
 
 
 def unbroadcast(x: Any, *axes: int) -> Any:
-    """Have the axes not broadcast, whatever their size is."""
+    """Make the axes not broadcastable, even if their size is 1."""
     x = pt.as_tensor_variable(x)
     if not any(x.type.shape[axis] == 1 for axis in axes):
         return x
     if None not in x.type.shape:
-        # The product below would be a constant. How many are not zero, no type tells.
+        # The product below would be folded to a constant, but the type of nonzero()'s result
+        # doesn't know its length.
         for axis in axes:
             (index,) = pt.nonzero(pt.ones(x.shape[axis], dtype="bool"))
             x = pt.take(x, index, axis=axis)
         return x
     shape: Any = Shape()(x)
-    # A size read off the type would be in the type of the result again.
+    # Sizes known from the type would reappear in the type of the result.
     sizes = [
         pt.prod(shape[axis : axis + 1]) if axis in axes else shape[axis] for axis in range(x.ndim)
     ]
@@ -173,20 +174,21 @@ def unbroadcast(x: Any, *axes: int) -> Any:
 
 
 def patternbroadcast(x: Any, broadcastable: Any) -> Any:
-    """Have the axes broadcast for which `broadcastable` is true, and no others."""
+    """Make exactly those axes broadcastable for which `broadcastable` is true."""
     x = unbroadcast(x, *(axis for axis, one in enumerate(broadcastable) if not one))
     return specify_broadcastable(x, *(axis for axis, one in enumerate(broadcastable) if one))
 
 
 def batched_tensordot(x: Any, y: Any, axes: Any = 2) -> Any:
-    """Contract two batches, pair by pair.
+    """Compute the tensor dot product of each pair of elements of two batches.
 
     Parameters
     ----------
     x, y : tensor
-        The first axis of each is the batch.
+        Tensors whose first axis is the batch.
     axes : int or pair of sequences of int
-        The axes to sum over: how many, or which, counted with the batch's, which is not one.
+        Number of axes to sum over, or the axes of `x` and `y`, which must not include the batch
+        axis, 0.
     """
     x, y = pt.as_tensor_variable(x), pt.as_tensor_variable(y)
     if not isinstance(axes, int):

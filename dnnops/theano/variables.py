@@ -1,4 +1,4 @@
-"""Theano's classes of variables, for `isinstance` and for calls without an owner."""
+"""Theano's variable classes, which can be used with `isinstance` and called without an owner."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["TensorVariable", "Variable"]
 
 
 class _StandIn:
-    """Stands for a class of PyTensor's in `isinstance`, in calls and as a base class.
+    """Stand-in for a PyTensor class in `isinstance`, in calls and as a base class.
 
-    It isn't derived from that class: PyTensor's own `isinstance` would ask it, too.
+    It isn't derived from that class, so that `isinstance` checks in PyTensor aren't affected.
     """
 
     def __init__(self, actual: type, exceptions: tuple[type, ...] = ()):
@@ -24,7 +24,7 @@ class _StandIn:
         self.__doc__ = actual.__doc__
 
     def __call__(self, type: Any, owner: Any = None, index: Any = None, name: Any = None) -> Any:
-        """Make a variable, without an owner if none is given."""
+        """Create a variable, by default without an owner."""
         return self._actual(type, owner, index, name)
 
     def __instancecheck__(self, instance: Any) -> bool:
@@ -41,5 +41,5 @@ class _StandIn:
 
 
 Variable = _StandIn(basic.Variable)
-#: In Theano shared variables and constants were none.
+#: In Theano, shared variables and constants were not instances of this class.
 TensorVariable = _StandIn(variable.TensorVariable, (basic.Constant, SharedVariable))

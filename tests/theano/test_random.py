@@ -113,7 +113,7 @@ def test_bad_arguments(theano: Any):
     from theano.sandbox.rng_mrg import MRG_RandomStreams
 
     stream = MRG_RandomStreams()
-    with pytest.raises(DnnValueError, match="give pvals, and no size"):
+    with pytest.raises(DnnValueError, match="give pvals and no size"):
         stream.multinomial_wo_replacement((2,), pvals=np.ones((2, 2)))
     with pytest.raises(DnnTypeError, match="n must be a Python int"):
         stream.permutation((2,), theano.tensor.iscalar())

@@ -117,7 +117,7 @@ def test_older_convolutions_and_pools(theano: Any):
     videos, taps = rng.normal(size=(2, 5, 3, 6, 6)), rng.normal(size=(4, 2, 3, 3, 2))
     expected = dnnops.nnet.conv2d(images, filters)
     old = tt.nnet.conv.conv2d(images, filters, (2, 3, 7, 6), (4, 3, 3, 2), unroll_kern=2)
-    with pytest.warns(DnnWarning, match="conv2d: unroll_batch"):
+    with pytest.warns(DnnWarning, match="conv2d: the arguments unroll_batch"):
         new = tt.nnet.conv2d(images, filters, subsample=(2, 2), unroll_batch=1)
     signal = tt.signal.conv.conv2d(images[:, 0], filters[:, 0], border_mode="full")
     one = tt.signal.conv.conv2d(images[0, 0], filters[0, 0], (7, 6), (3, 2))
