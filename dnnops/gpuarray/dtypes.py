@@ -1,4 +1,4 @@
-"""Names and NumPy dtypes of the dtypes that device arrays can have."""
+"""Names of the dtypes of device arrays, and the corresponding NumPy dtypes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ __all__ = [
     "split_axes",
 ]
 
-#: Shorter rows are left to CuPy: too much of them is ends that don't fill 16 bytes.
+#: Shorter rows are left to CuPy: too many of their elements don't belong to full packs of 16 bytes.
 MIN_ROW_BYTES = 512
 
 THREADS, LOADS, PACK_BYTES = 256, 4, 16
@@ -129,7 +129,7 @@ def plan_rows(rows: int, length: int, itemsize: int, processors: int) -> RowPlan
         lanes, parts = 32, 1
     else:
         lanes = THREADS
-        # Use as many blocks as run at once, or so many that the end of the last one doesn't
+        # Use as many blocks as run at once, or so many that an incomplete last wave doesn't
         # matter. Each thread of a part should have work for at least two rounds of loads.
         wanted = at_once // rows if at_once % rows == 0 else -(-4 * at_once // rows)
         parts = max(1, min(wanted, packs // (THREADS * LOADS * 2)))

@@ -1,4 +1,4 @@
-"""Index device arrays.
+"""Indexing Ops on device arrays.
 
 Integers and slices stay on the host; index arrays are on the device.
 """

@@ -87,7 +87,7 @@ def _property_on_host(name: str) -> property:
 
 
 def _borrow_operators() -> None:
-    """Return  `GpuArrayVariable` each public name of a `TensorVariable` that it lacks."""
+    """Add the public names of `TensorVariable` that `GpuArrayVariable` lacks."""
     for name, attribute in vars(_tensor_py_operators).items():
         if name in vars(GpuArrayVariable) or name in ("__dict__", "__weakref__", "__module__"):
             continue

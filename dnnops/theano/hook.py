@@ -10,7 +10,7 @@ from dnnops.errors import DnnNotSupportedError
 
 __all__ = ["install", "installed", "uninstall"]
 
-#: Warnings of PyTensor about names of Theano, which a script that stays as it is cannot heed.
+#: PyTensor's warnings about Theano's names, which an unmodified script can't avoid.
 _QUIET = (
     r"The `broadcastable` keyword is deprecated",
     r"The no_default_updates parameter is deprecated",

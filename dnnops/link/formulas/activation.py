@@ -8,7 +8,7 @@ __all__ = ["activation_gradient"]
 
 
 def activation_gradient(lib: Any, op: Any, x: Any, y: Any, gy: Any) -> tuple[Any]:
-    """Compute `ActivationGrad`."""
+    """Compute the results of `ActivationGrad`."""
     coef, mode = op.coef, op.mode
     if mode == "relu":
         return (lib.where(x <= 0, 0.0, gy),)

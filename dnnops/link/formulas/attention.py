@@ -111,7 +111,7 @@ def statistics(lib: Any, op: Any, given: dict[str, Any]) -> Any:
 
 
 def attention(lib: Any, op: Any, *operands: Any) -> tuple[Any, Any]:
-    """Compute `Attention`."""
+    """Compute the results of `Attention`."""
     given = dict(zip(op.operands, operands, strict=True))
     weights, stats = _softmax(lib, _scores(lib, op, given))
     weights = _kept(lib, op, given, weights)
@@ -120,7 +120,7 @@ def attention(lib: Any, op: Any, *operands: Any) -> tuple[Any, Any]:
 
 
 def attention_gradient(lib: Any, op: Any, *operands: Any) -> tuple[Any, Any, Any]:
-    """Compute `AttentionGrad`."""
+    """Compute the results of `AttentionGrad`."""
     given = dict(zip(op.operands, operands, strict=True))
     query, key, value, gout = (given[name] for name in ("query", "key", "value", "gout"))
     scores, stats = _scores(lib, op, given), given["stats"][:, :, :, None]

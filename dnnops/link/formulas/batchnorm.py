@@ -19,7 +19,7 @@ def _count(op: Any, x: Any) -> int:
 
 
 def batchnorm_train(lib: Any, op: Any, x: Any, scale: Any, bias: Any, *others: Any) -> tuple:
-    """Compute `BatchNormTrain`."""
+    """Compute the results of `BatchNormTrain`."""
     epsilon, *running = others
     if 0 in [x.shape[axis] for axis in op.axes]:
         raise DnnValueError(f"{op}: there are no elements to compute statistics of")
@@ -41,7 +41,7 @@ def batchnorm_train(lib: Any, op: Any, x: Any, scale: Any, bias: Any, *others: A
 
 
 def batchnorm_gradient(lib: Any, op: Any, *operands: Any) -> tuple:
-    """Compute `BatchNormTrainGrad`."""
+    """Compute the results of `BatchNormTrainGrad`."""
     x, gout, scale, mean, invstd = operands
     count = _count(op, x)
     centered = x - mean
@@ -53,6 +53,6 @@ def batchnorm_gradient(lib: Any, op: Any, *operands: Any) -> tuple:
 
 
 def batchnorm_inference(lib: Any, op: Any, *operands: Any) -> tuple[Any]:
-    """Compute `BatchNormInference`."""
+    """Compute the results of `BatchNormInference`."""
     x, scale, bias, mean, var, epsilon = operands
     return ((x - mean) * (scale / lib.sqrt(var + epsilon)) + bias,)

@@ -25,7 +25,7 @@ def _chosen(lib: Any, op: Any, x: Any, labels: Any) -> tuple[Any, Any]:
 
 
 def cross_entropy(lib: Any, op: Any, x: Any, labels: Any) -> tuple[Any, Any]:
-    """Compute `CrossEntropy`: costs and statistics."""
+    """Compute the results of `CrossEntropy`: costs and statistics."""
     at_label, factor = _chosen(lib, op, x, labels)
     used = x[: at_label.shape[0]]
     top = lib.amax(used, 1)
@@ -41,7 +41,7 @@ def cross_entropy(lib: Any, op: Any, x: Any, labels: Any) -> tuple[Any, Any]:
 def cross_entropy_gradient(
     lib: Any, op: Any, g: Any, x: Any, labels: Any, statistics: Any
 ) -> tuple[Any]:
-    """Compute `CrossEntropyGrad`."""
+    """Compute the results of `CrossEntropyGrad`."""
     at_label, factor = _chosen(lib, op, x, labels)
     count = at_label.shape[0]
     if g.shape[0] not in (1, count) or tuple(statistics.shape) != (count, 2):

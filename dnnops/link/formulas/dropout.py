@@ -18,7 +18,7 @@ def kept_elements(lib: Any, state: Any, shape: Any, p: Any) -> Any:
 
 
 def dropout(lib: Any, op: Any, x: Any, p: Any, state: Any) -> tuple[Any, Any, Any]:
-    """Compute `Dropout`."""
+    """Compute the results of `Dropout`."""
     kept = kept_elements(lib, state, x.shape, p)
     blocks = BLOCKS * -(-prod(x.shape) // GROUP)
     y = lib.where(kept, x * (1 / (1 - p)), 0.0)
@@ -26,7 +26,7 @@ def dropout(lib: Any, op: Any, x: Any, p: Any, state: Any) -> tuple[Any, Any, An
 
 
 def dropout_gradient(lib: Any, op: Any, gy: Any, p: Any, reserve: Any) -> tuple[Any]:
-    """Compute `DropoutGrad`."""
+    """Compute the results of `DropoutGrad`."""
     expected = (prod(gy.shape) + 7) // 8
     if reserve.shape[0] != expected:
         raise DnnValueError(f"{op}: reserve must have {expected} bytes, got {reserve.shape[0]}")

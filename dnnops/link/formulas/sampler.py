@@ -16,7 +16,7 @@ def _coordinates(lib: Any, size: int, like: Any) -> Any:
 
 
 def grid(lib: Any, op: Any, theta: Any, out_shape: Any) -> tuple[Any]:
-    """Compute `SpatialTransformerGrid`."""
+    """Compute the results of `SpatialTransformerGrid`."""
     theta = lib.widest(theta)
     rows, columns = out_shape
     y, x = (_coordinates(lib, size, theta) for size in (rows, columns))
@@ -25,7 +25,7 @@ def grid(lib: Any, op: Any, theta: Any, out_shape: Any) -> tuple[Any]:
 
 
 def grid_gradient(lib: Any, op: Any, dgrid: Any) -> tuple[Any]:
-    """Compute `SpatialTransformerGridGrad`."""
+    """Compute the results of `SpatialTransformerGridGrad`."""
     dgrid = lib.widest(dgrid)
     y, x = (_coordinates(lib, size, dgrid) for size in dgrid.shape[1:3])
     factors = (x[:, None], y[:, None, None], lib.zeros((1,), dgrid) + 1)
@@ -38,7 +38,7 @@ def _corners(lib: Any, img: Any, grid: Any) -> list[Corner]:
 
 
 def sampler(lib: Any, op: Any, img: Any, grid: Any) -> tuple[Any]:
-    """Compute `SpatialTransformerSampler`."""
+    """Compute the results of `SpatialTransformerSampler`."""
     out: Any = 0.0
     for corner in _corners(lib, img, grid):
         pixels = corner.pixels(img, corner.inside & (corner.weight != 0))
@@ -47,7 +47,7 @@ def sampler(lib: Any, op: Any, img: Any, grid: Any) -> tuple[Any]:
 
 
 def sampler_gradient(lib: Any, op: Any, img: Any, grid: Any, gout: Any) -> tuple[Any, Any]:
-    """Compute `SpatialTransformerSamplerGrad`."""
+    """Compute the results of `SpatialTransformerSamplerGrad`."""
     gradient = lib.widest(gout)
     by_img = lib.zeros(img.shape, gradient)
     by_x: Any = 0.0

@@ -13,10 +13,10 @@ def _sum(op: Any, x: Any) -> Any:
 
 
 def softmax_gradient(lib: Any, op: Any, gz: Any, sm: Any) -> tuple[Any]:
-    """Compute `SoftmaxGrad`."""
+    """Compute the results of `SoftmaxGrad`."""
     return (sm * (gz - _sum(op, gz * sm)),)
 
 
 def log_softmax_gradient(lib: Any, op: Any, gz: Any, logsm: Any) -> tuple[Any]:
-    """Compute `LogSoftmaxGrad`."""
+    """Compute the results of `LogSoftmaxGrad`."""
     return (gz - lib.exp(logsm) * _sum(op, gz),)

@@ -17,7 +17,7 @@ def _sum(lib: Any, x: Any, n: int, axes: Any, backward: bool = False) -> Any:
 
 
 def window_sum(lib: Any, op: Any, x: Any) -> tuple[Any]:
-    """Compute `WindowSum`."""
+    """Compute the results of `WindowSum`."""
     return (_sum(lib, x, op.n, op.axes, op.backward),)
 
 
