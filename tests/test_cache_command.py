@@ -597,7 +597,7 @@ def test_without_a_path_the_flag_holds(capsys, tmp_path: Path):
         failed = Result(capsys, "show")
         assert failed.status == 1
         assert failed.err == (
-            "dnnops cache: the flag dnn.conv.cache is off; name a folder with --path\n"
+            "dnnops cache: the flag dnn.conv.cache is off; specify a folder with --path\n"
         )
         assert Result(capsys, "show", "--path", tmp_path).status == 0
 

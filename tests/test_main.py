@@ -97,7 +97,7 @@ def test_without_a_gpu_nothing_is_asked_for(
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     (row,) = (line for line in lines if line.startswith("NVIDIA"))
-    assert re.fullmatch(r"NVIDIA GPU +- +none here, so nothing is needed for one", row)
+    assert re.fullmatch(r"NVIDIA GPU +- +none found, so no GPU libraries are needed", row)
     assert not any("install" in line for line in lines)
     assert lines[-2].startswith("CPU: works: ")
     assert lines[-1] == "GPU: none; graphs run on the CPU"

@@ -1,4 +1,4 @@
-"""List every way to run one convolution, time each, and tell what each flag value would choose."""
+"""List and time every plan of one convolution, and show the plan that each flag value selects."""
 
 from __future__ import annotations
 
@@ -42,13 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pad",
         default="valid",
         metavar="P",
-        help="padding: valid, half, full, 3, or one an axis, as 3,1 or 0:2,1:1 (before:after)",
+        help="padding: valid, half, full, 3, or one per axis, as 3,1 or 0:2,1:1 (before:after)",
     )
-    shape.add_argument("--stride", default="1", metavar="S", help="one for all axes, or one each")
-    shape.add_argument("--dilation", default="1", metavar="D", help="the same of the filters' taps")
+    shape.add_argument("--stride", default="1", metavar="S", help="one, or one per axis")
+    shape.add_argument(
+        "--dilation", default="1", metavar="D", help="of the filters: one, or one per axis"
+    )
     shape.add_argument("--groups", default="1", metavar="G", help="groups of channels")
     shape.add_argument(
-        "--no-flip", action="store_true", help="correlation: the filters are not reversed"
+        "--no-flip", action="store_true", help="compute a correlation: do not flip the filters"
     )
     shape.add_argument(
         "--direction",
@@ -70,23 +72,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_argument(
         "--allow-tf32",
         action=argparse.BooleanOptionalAction,
-        help="whether float32 may be rounded to TF32",
+        help="whether float32 operands may be rounded to TF32",
     )
     settings.add_argument(
         "--deterministic",
         action=argparse.BooleanOptionalAction,
-        help="whether only plans that always give the same bits may be used",
+        help="whether to use only plans that give the same bits in every run",
     )
     settings.add_argument(
-        "--workspace-limit", metavar="SIZE", help="as 512MB: plans that need more are not used"
+        "--workspace-limit", metavar="SIZE", help="such as 512MB: skip plans that need more"
     )
-    output = parser.add_argument_group("what is done")
+    output = parser.add_argument_group("execution and output")
     output.add_argument(
         "--device", metavar="D", help="cpu, cuda, cuda1...; default: cuda if cuDNN works, else cpu"
     )
-    output.add_argument("--no-time", action="store_true", help="list only, run nothing")
+    output.add_argument("--no-time", action="store_true", help="list plans without running them")
     output.add_argument(
-        "--energy", action="store_true", help="measure millijoules a call, where a GPU tells them"
+        "--energy", action="store_true", help="measure millijoules per call if a GPU reports them"
     )
     output.add_argument("--json", action="store_true", help="print one JSON object instead")
 
@@ -97,21 +99,21 @@ def run(args: argparse.Namespace) -> int:
     Parameters
     ----------
     args : argparse.Namespace
-        With the attributes that `add_arguments` declares.
+        Arguments declared by `add_arguments`.
 
     Returns
     -------
     int
-        0; 1 if there is a direction in which nothing can be run; 2 if an argument can't be right.
+        0 for success, 1 if no plan can be run in some direction, 2 if an argument is invalid.
 
     Raises
     ------
     DnnError
-        If a library or the device can't be used.
+        If a library or the device cannot be used.
     """
     try:
         if args.energy and args.no_time:
-            raise DnnValueError("--energy runs the plans, which --no-time forbids; give one")
+            raise DnnValueError("--energy runs the plans, which --no-time forbids; use only one")
         cases = _cases(args)
     except (DnnValueError, DnnTypeError) as error:
         print(f"dnnops algos: {error}", file=sys.stderr)
@@ -135,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cases(args: argparse.Namespace) -> list[PlanCase]:
-    """Make the convolutions that the command line describes, one a direction."""
+    """Return the convolutions that the command line describes, one per direction."""
     from dnnops.plan_arguments import DIRECTION_NAMES, make_case
     from dnnops.plan_cases import DIRECTIONS
 
@@ -164,7 +166,7 @@ def _cases(args: argparse.Namespace) -> list[PlanCase]:
 
 def _integers(option: str, text: str, minimum: int) -> tuple[int, ...]:
     if not _LIST.fullmatch(text):
-        raise DnnValueError(f"{option} must be integers with commas between them; got {text!r}")
+        raise DnnValueError(f"{option} must be integers separated by commas; got {text!r}")
     numbers = tuple(map(int, _SEPARATOR.split(text)))
     if min(numbers) < minimum:
         raise DnnValueError(f"{option}: numbers must be at least {minimum}; got {text!r}")
@@ -188,8 +190,8 @@ def _padding(text: str) -> Any:
         return text
     if not _PAIRS.fullmatch(text):
         raise DnnValueError(
-            "--pad must be valid, half, full, or integers from 0 on, one for all axes or one each,"
-            f" as 3,1 or 0:2,1:1 (before:after); got {text!r}"
+            "--pad must be valid, half, full, or nonnegative integers, one for all axes or one per"
+            f" axis, such as 3,1 or 0:2,1:1 (before:after); got {text!r}"
         )
     entries = [tuple(map(int, entry.split(":"))) for entry in _SEPARATOR.split(text)]
     pads = [entry if len(entry) == 2 else entry[0] for entry in entries]
@@ -198,7 +200,7 @@ def _padding(text: str) -> Any:
 
 @contextmanager
 def _progress_bar(case: PlanCase) -> Iterator[Progress | None]:
-    """Show on a terminal how far the timing has got."""
+    """Show the progress of the timing on a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -1,4 +1,4 @@
-"""What ``python -m dnnops algos`` prints."""
+"""Format the output of ``python -m dnnops algos``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
-#: A title, the side to which cells are aligned, and the cells.
+#: Title, alignment and cells of a column.
 _Column = tuple[str, str, list[str]]
-#: Columns whose cells may take several lines, and what they need at least, if they have as much.
+#: Columns whose cells may be folded over several lines, with the largest minimum width.
 _FOLDED = {"plan": 24, "notes": 20}
-#: What a narrow terminal doesn't get, in this order; notes are long.
+#: Columns to drop on a narrow terminal, in this order. Notes are long.
 _FIRST_DROPPED = (
     *("no.", "math", "notes", "API", "x best", "determ."),
     *("GFLOP/s", "TFLOP/s", "workspace"),
@@ -29,12 +29,12 @@ _FIRST_DROPPED = (
 
 
 def heading(case: PlanCase) -> str:
-    """Say where the plans are run."""
+    """Return a line with the device and the library."""
     return f"{case.device}: {case.library()}"
 
 
 def describe(case: PlanCase) -> str:
-    """Say in one line what is computed."""
+    """Describe the convolution in one line."""
     op = case.op
 
     def shown(shape: Iterable[int]) -> str:
@@ -57,7 +57,7 @@ def describe(case: PlanCase) -> str:
         parts.append("correlation")
     if case.memory_format != "contiguous":
         parts.append(case.memory_format)
-    # Of cuDNN's settings those that aren't as the flags are by default.
+    # Show only the cuDNN settings that differ from the flags' defaults.
     settings = _settings(case)
     if settings.get("precision", "as_input_f32") != "as_input_f32":
         parts.append(f"precision {settings['precision']}")
@@ -71,16 +71,16 @@ def describe(case: PlanCase) -> str:
 
 
 def as_json(surveys: list[Survey]) -> dict[str, Any]:
-    """Give everything that is known, for programs.
+    """Return all results in a form that can be written as JSON.
 
     Returns
     -------
     dict
-        ``device``, ``library``, ``dtype``, ``memory_format``, the parameters of the convolution,
-        cuDNN's ``settings`` (empty on the CPU), and ``directions``: for each its name as cuDNN has
-        it, shapes, ``flops``, ``remark``, ``plans`` (the fields of `ConvPlan`, ``relative`` to the
-        fastest, ``tflops``), ``flag``, its value now, ``choices`` (``plan``, or null and the
-        ``reason``) and ``energy_reason``.
+        Keys ``device``, ``library``, ``dtype``, ``memory_format``, the parameters of the
+        convolution, cuDNN's ``settings`` (empty on the CPU) and ``directions``. Each direction has
+        its cuDNN name, shapes, ``flops``, ``remark``, ``plans`` (the fields of `ConvPlan`, the time
+        ``relative`` to the fastest plan, and ``tflops``), ``flag``, ``flag_value``, ``choices``
+        (``plan``, which may be null, and ``reason``) and ``energy_reason``.
     """
     case = surveys[0].case
     parameters = {name: value for name, value in case.op.conv_params().items() if name != "ndim"}
@@ -96,7 +96,7 @@ def as_json(surveys: list[Survey]) -> dict[str, Any]:
 
 
 def _settings(case: PlanCase) -> dict[str, Any]:
-    """Those of cuDNN's settings that hold for a convolution; none for the CPU's."""
+    """Return the cuDNN settings of a convolution, which are empty on the CPU."""
     names = ("precision", "allow_tf32", "deterministic", "workspace_limit")
     settings = {name: getattr(case.op, name) for name in names if hasattr(case.op, name)}
     if settings.get("workspace_limit") == -1:
@@ -133,10 +133,10 @@ def _direction_as_json(survey: Survey) -> dict[str, Any]:
 
 
 def print_survey(survey: Survey) -> None:
-    """Print what was found out about one direction: plans, refusals, what the flag chooses."""
+    """Print the plans, refusals and flag choices for one direction."""
     from rich.console import Console
 
-    # Off a terminal nothing is wrapped, so that names stay whole for grep.
+    # Do not wrap lines unless on a terminal, so that grep finds whole names.
     console = Console(width=None if sys.stdout.isatty() else 100_000, highlight=False)
     case = survey.case
     sections: list[Any] = [_text(describe(case), "bold")]
@@ -170,7 +170,7 @@ def print_survey(survey: Survey) -> None:
 
 
 def _plan_table(case: PlanCase, plans: list[ConvPlan], width: int) -> tuple[Table, list[str]]:
-    """Make the table of the plans that can be run, and name the columns that found no room."""
+    """Return the table of runnable plans and the titles of columns dropped for lack of width."""
     best = _best(plans)
     times = [plan.time_ms for plan in plans if plan.time_ms is not None]
     decimals = max(0, 3 - math.floor(math.log10(min(times)))) if times else 0
@@ -189,7 +189,7 @@ def _plan_table(case: PlanCase, plans: list[ConvPlan], width: int) -> tuple[Tabl
         ("math", "left", [plan.math_type for plan in plans]),
         ("notes", "left", ["; ".join(plan.notes).replace("_", " ") for plan in plans]),
     ]
-    # A column in which there is nothing isn't shown.
+    # Hide empty columns.
     shown = [column for column in columns if any(column[2])]
     dropped = []
     for title in _FIRST_DROPPED:
@@ -213,7 +213,7 @@ def _plan_table(case: PlanCase, plans: list[ConvPlan], width: int) -> tuple[Tabl
 
 
 def _least_width(columns: list[_Column]) -> int:
-    """Characters that a table takes if what can be folded is."""
+    """Return the width of a table in characters when its folding columns are folded."""
     widths = [
         min(max(map(len, [title, *cells])), _FOLDED.get(title, sys.maxsize))
         for title, _, cells in columns
@@ -262,7 +262,7 @@ def _text(words: str, style: str = "") -> Any:
 
 
 def _by(items: Iterable[Any], key: Callable[[Any], str]) -> dict[str, list[Any]]:
-    """Group items by a text that isn't empty."""
+    """Group items by a text; items with an empty text are skipped."""
     groups: dict[str, list[Any]] = {}
     for item in items:
         if key(item):

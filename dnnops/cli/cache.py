@@ -1,4 +1,4 @@
-"""Show, clear, export or import the plans that are kept from one process to the next."""
+"""Show, clear, export or import the plans that are stored between processes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dnnops.errors import DnnValueError
 if TYPE_CHECKING:
     from dnnops.cudnn.plan_cache import CacheFile, PlanCache
 
-HELP = "show, clear, export or import the plans chosen for convolutions"
+HELP = "show, clear, export or import the plans selected for convolutions"
 
-# Of an import.
+# Number of refused entries that an import prints.
 _SHOWN_REASONS = 20
 _AGES = (("day", 24 * 3600), ("hour", 3600), ("minute", 60), ("second", 1))
 
@@ -30,18 +30,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--path",
         type=os.path.expanduser,
         metavar="DIR",
-        help="folder of the cache (default: the one that the flag dnn.conv.cache names)",
+        help="folder of the cache (default: that of the flag dnn.conv.cache)",
     )
     actions = parser.add_subparsers(title="actions", dest="action", required=True)
-    actions.add_parser("show", parents=[common], help="list what is in the cache")
-    actions.add_parser("clear", parents=[common], help="remove all that is in the cache")
+    actions.add_parser("show", parents=[common], help="list the entries of the cache")
+    actions.add_parser("clear", parents=[common], help="remove all entries of the cache")
     export = actions.add_parser("export", parents=[common], help="write all plans to one file")
     export.add_argument("file", type=Path, metavar="FILE", help="JSON file to write")
-    export.add_argument("--force", action="store_true", help="replace the file if it is there")
+    export.add_argument("--force", action="store_true", help="replace the file if it exists")
     import_ = actions.add_parser(
         "import",
         parents=[common],
-        help="add the plans of an exported file; the newer ones win",
+        help="add the plans of an exported file; newer plans replace older ones",
     )
     import_.add_argument("file", type=Path, metavar="FILE", help="JSON file to read")
 
@@ -52,18 +52,18 @@ def run(args: argparse.Namespace) -> int:
     Parameters
     ----------
     args : argparse.Namespace
-        With the attributes `action`, `json` and `path`; of export and import `file`, of export
-        `force`.
+        Arguments with the attributes `action`, `json` and `path`, also `file` for export and
+        import, and `force` for export.
 
     Returns
     -------
     int
-        0 if all went well, 1 if entries of an imported file were refused.
+        0 for success, 1 if entries of an imported file were refused.
 
     Raises
     ------
     DnnError
-        If the cache is off, or it or a file cannot be used; the message says why.
+        If the cache is off, or if the cache or a file cannot be used.
     """
     report, lines, status = _ACTIONS[args.action](_open_cache(args.path), args)
     if args.json:
@@ -80,11 +80,11 @@ def _open_cache(path: str | None) -> PlanCache:
         return PlanCache(path)
     cache = plan_cache()
     if cache is None:
-        raise DnnValueError("the flag dnn.conv.cache is off; name a folder with --path")
+        raise DnnValueError("the flag dnn.conv.cache is off; specify a folder with --path")
     return cache
 
 
-# The result of an action: its report in JSON, the same for people, and the exit status.
+# The result of an action: its report for JSON, the lines to print otherwise, and the exit status.
 _Result = tuple[dict[str, Any], list[str], int]
 
 
@@ -162,7 +162,7 @@ def _unusable(files: list[CacheFile]) -> list[dict[str, str]]:
 
 
 def _describe(file: CacheFile) -> dict[str, Any]:
-    """One row of the table, with more for those who read JSON."""
+    """Return a row of the table, with further keys for JSON."""
     from dnnops.cli.case_words import case_words, cudnn_words
 
     entry = file.entry
@@ -204,9 +204,9 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
             str(len(row["plans"])),
             age,
         )
-        # Text: what stands in a file is not markup.
+        # Text, because the contents of a file are not markup.
         table.add_row(*map(Text, cells))
-    # Off a terminal, nothing is wrapped, so that a line is an entry for grep.
+    # Do not wrap lines unless on a terminal, so that each entry is one line for grep.
     console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
     with console.capture() as capture:
         console.print(table)

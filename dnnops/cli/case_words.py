@@ -1,7 +1,7 @@
-"""A convolution's key in the cache of plans, in words.
+"""Describe the key of a convolution in the plan cache in words.
 
-Keys come from files, and their members change with versions: what is missing or of another kind
-than expected is left out.
+Keys are read from files, and their members change between versions. Members that are missing or
+have an unexpected type are left out.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _LONGEST = 120
 
 
 def case_words(key: Mapping[str, Any]) -> str:
-    """Describe the convolution that a key stands for.
+    """Describe the convolution that a key identifies.
 
     Parameters
     ----------
     key : dict
-        With the members that `dnnops.cudnn.plan_cache` documents, or others.
+        Key with any of the members that `dnnops.cudnn.plan_cache` documents.
 
     Returns
     -------
     str
-        Such as ``forward 64x128x28x28, 128 filters 3x3, pad 1, float16 channels_last``.
+        Description such as ``forward 64x128x28x28, 128 filters 3x3, pad 1, float16 channels_last``.
     """
     case = key.get("case")
     if not isinstance(case, Mapping):
@@ -75,10 +75,10 @@ def _settings(case: Mapping[str, Any]) -> list[str]:
 
 
 def cudnn_words(version: Any) -> str:
-    """Turn cuDNN's number of its version, as 91900, into words, as 9.19.0."""
+    """Format cuDNN's version number, such as 91900, as 9.19.0."""
     if not isinstance(version, int):
         return str(version)
-    # Up to cuDNN 8, the number has a digit less for the major version's part.
+    # Up to cuDNN 8, the number has one digit less.
     major, rest = divmod(version, 10000 if version >= 90000 else 1000)
     return f"{major}.{rest // 100}.{rest % 100}"
 
@@ -108,7 +108,7 @@ def _once(values: Sequence[int]) -> str:
 
 
 def _layout(tensor: Mapping[str, Any]) -> str:
-    """Name a tensor's memory format, from its shape and its strides in elements."""
+    """Return the name of a tensor's memory format, from its shape and its strides in elements."""
     shape, strides = _integers(tensor.get("shape")), _integers(tensor.get("strides"))
     if len(shape) != len(strides):
         return ""
@@ -119,7 +119,7 @@ def _layout(tensor: Mapping[str, Any]) -> str:
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int], order: Sequence[int]) -> bool:
-    """Whether the axes lie densely in this order; an axis of length 1 may have any stride."""
+    """Return whether the axes are dense in this order; an axis of length 1 may have any stride."""
     expected = 1
     for axis in reversed(order):
         if shape[axis] != 1 and strides[axis] != expected:

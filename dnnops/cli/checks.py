@@ -1,4 +1,4 @@
-"""What the doctor looks at: one function for each thing that a CPU or a GPU run needs."""
+"""Checks of the doctor command, one function for each requirement of a CPU or GPU run."""
 
 from __future__ import annotations
 
@@ -41,21 +41,22 @@ _INSTRUCTION_SETS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report.
+    """A line of the report.
 
     Attributes
     ----------
     name : str
-        What was looked for.
+        Name of the requirement.
     status : {"ok", "advice", "missing", "unneeded"}
-        Found; usable, but something could be better; not usable, with the reason in `value`; or
-        absent where nothing else of its device is needed.
+        ``ok`` if found; ``advice`` if usable but not optimal; ``missing`` if not usable, with the
+        reason in `value`; ``unneeded`` if the device is absent, so that its other requirements do
+        not matter.
     value : str
-        Version, name, or what is wrong.
+        Version, name or problem.
     where : str
         Path, if there is one.
     install : str
-        The command that would mend it.
+        Command that fixes the problem.
     """
 
     name: str
@@ -91,11 +92,11 @@ def check_compiler() -> Iterator[Finding]:
 
 
 def check_blas() -> Iterator[Finding]:
-    """Report the BLAS that PyTensor links; dnnops itself works without."""
+    """Report the BLAS that PyTensor links; dnnops itself works without one."""
     from pytensor.configdefaults import config
 
     with warnings.catch_warnings():
-        # PyTensor warns at length when it finds none, which is what this line reports.
+        # PyTensor prints a long warning if it finds none, which this line already reports.
         warnings.simplefilter("ignore")
         flags = config.blas__ldflags
     if flags:
@@ -104,14 +105,14 @@ def check_blas() -> Iterator[Finding]:
         yield Finding(
             "BLAS",
             "advice",
-            "none to link: NumPy multiplies where oneDNN does not",
+            "none to link: NumPy computes matrix products that oneDNN does not",
             "",
             "apt-get install libopenblas-dev; export PYTENSOR_FLAGS=blas__ldflags=-lopenblas",
         )
 
 
 def check_onednn() -> Iterator[Finding]:
-    """Look for oneDNN, load it, and ask for its instruction set."""
+    """Look for oneDNN, load it, and query its instruction set."""
     from dnnops.runtime.find import find_onednn
 
     def describe(library: Library) -> str:
@@ -131,7 +132,7 @@ def check_onednn() -> Iterator[Finding]:
 
 
 def check_driver() -> Iterator[Finding]:
-    """Look for NVIDIA's driver without needing anything else of CUDA."""
+    """Look for NVIDIA's driver without using any other part of CUDA."""
     version = driver_cuda_version()
     if version:
         try:
@@ -150,14 +151,14 @@ def check_driver() -> Iterator[Finding]:
             "apt-get install nvidia-driver",
         )
     else:
-        yield Finding("NVIDIA GPU", "unneeded", "none here, so nothing is needed for one")
+        yield Finding("NVIDIA GPU", "unneeded", "none found, so no GPU libraries are needed")
 
 
 def check_cupy() -> Iterator[Finding]:
-    """Look for CuPy, and through it for devices."""
+    """Look for CuPy, and use it to look for devices."""
     try:
         import cupy
-    except Exception as error:  # A CuPy that does not fit its CUDA fails in many ways.
+    except Exception as error:  # a CuPy that does not match CUDA fails in many ways
         yield Finding("CuPy", "missing", _first_words(error), "", _pip_extra())
         return
     yield Finding("CuPy", "ok", cupy.__version__, str(Path(cupy.__file__).parent))
@@ -179,7 +180,7 @@ def check_cupy() -> Iterator[Finding]:
 
 
 def check_cuda_headers() -> Iterator[Finding]:
-    """Look for CUDA's headers and runtime library, which is loaded only where there is a GPU."""
+    """Look for CUDA's headers and runtime library, which is loaded only if there is a GPU."""
     from dnnops.runtime.find import find_cuda
 
     try:
@@ -223,7 +224,7 @@ GPU_CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
 
 
 def driver_cuda_version() -> tuple[int, int] | None:
-    """Ask the driver for the newest CUDA that it supports; None without a driver."""
+    """Return the newest CUDA version that the driver supports, or None without a driver."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -251,13 +252,13 @@ def _check_library(
 
 
 def _pip_extra() -> str:
-    """Return the command that installs what a GPU needs and that fits the driver."""
+    """Return the command that installs the GPU requirements in a version matching the driver."""
     version = driver_cuda_version()
     return f"pip install 'dnnops[{'cuda12' if version and version[0] == 12 else 'cuda13'}]'"
 
 
 def _has_nvidia_device() -> bool:
-    """Tell whether a display or 3D controller of NVIDIA is on the PCI bus."""
+    """Return whether an NVIDIA display or 3D controller is on the PCI bus."""
     for device in Path("/sys/bus/pci/devices").glob("*"):
         try:
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
@@ -269,7 +270,7 @@ def _has_nvidia_device() -> bool:
 
 
 def _first_words(error: BaseException) -> str:
-    """Return an error's first paragraph in one line, or its type where it says nothing."""
+    """Return an error's first paragraph in one line, or its type if the message is empty."""
     return " ".join(str(error).strip().split("\n\n")[0].split()) or type(error).__name__
 
 

@@ -1,4 +1,4 @@
-"""Train a small convolutional network on handwritten digits and show how well it reads them."""
+"""Train a small convolutional network on handwritten digits and show its accuracy."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 HELP = "train a small network on handwritten digits"
 
-#: Of the images in the picture.
+#: Layout of the images in the picture.
 ROWS, COLUMNS = 3, 6
 
 
 @dataclass
 class History:
-    """What happened while training: one entry an epoch."""
+    """Losses and accuracies during training, one entry per epoch."""
 
     losses: list[float] = field(default_factory=list)
     train_accuracies: list[float] = field(default_factory=list)
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to train; auto is the GPU if cuDNN can be used, else the CPU",
     )
     parser.add_argument("--epochs", type=_positive, default=15, help="passes over the images")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed, the same result")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same result")
     parser.add_argument(
         "--output", type=Path, default=Path("demo.png"), help="picture to write (default demo.png)"
     )
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     Parameters
     ----------
     args : argparse.Namespace
-        With the attributes `device`, `epochs`, `seed` and `output`.
+        Arguments with the attributes `device`, `epochs`, `seed` and `output`.
 
     Returns
     -------
@@ -82,19 +82,19 @@ def run(args: argparse.Namespace) -> int:
     Raises
     ------
     DnnUnavailableError
-        If a package that the demo needs, or the device, is missing.
+        If the device or a package that the demo needs is missing.
     """
     start = time.perf_counter()
     console = _require_packages()
     device = _choose_device(args.device)
     data = digits.load_digits(args.seed)
     print(
-        f"{len(data.train_images)} images of handwritten digits to learn from, "
-        f"{len(data.test_images)} to be tested on"
+        f"{len(data.train_images)} images of handwritten digits for training, "
+        f"{len(data.test_images)} for testing"
     )
     with console.status("compiling"):
         trainer = digits.Trainer(device, args.seed)
-    # A no-break space keeps each name with its count while lines are filled.
+    # A no-break space keeps each name next to its count when lines are wrapped.
     calls = ", ".join(f"{name}\xa0x{count}" for name, count in trainer.library_ops().items())
     sentence = f"One training step calls: {calls or 'neither cuDNN nor oneDNN'}"
     width = min(console.width, 100)
@@ -155,7 +155,8 @@ def _train(trainer: digits.Trainer, data: digits.Digits, epochs: int, console: C
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("training", total=epochs, loss=np.nan, accuracy=np.nan)
         for epoch in range(1, epochs + 1):
-            # The steps get smaller to zero, so that the result does not depend on the last few.
+            # The learning rate decays to zero, so that the result does not depend on the last few
+            # steps.
             rate = digits.LEARNING_RATE * (1 - (epoch - 1) / epochs)
             steps = [
                 trainer.train(*batch, rate)
@@ -169,7 +170,7 @@ def _train(trainer: digits.Trainer, data: digits.Digits, epochs: int, console: C
             history.test_accuracies.append(test_accuracy)
             progress.update(task, advance=1, loss=loss, accuracy=100 * test_accuracy)
             if not console.is_terminal:
-                # A progress bar is of no use in a log.
+                # A progress bar is useless in a log.
                 print(
                     f"epoch {epoch}/{epochs}  loss {loss:.4f}  "
                     f"test accuracy {100 * test_accuracy:.1f} %",
@@ -179,7 +180,7 @@ def _train(trainer: digits.Trainer, data: digits.Digits, epochs: int, console: C
 
 
 def _draw(path: Path, history: History, data: digits.Digits, probabilities: np.ndarray) -> None:
-    """Write a picture with the learning curve and classified digits, the mistakes first."""
+    """Write a picture with the learning curve and classified digits, mistakes first."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -197,7 +198,7 @@ def _draw(path: Path, history: History, data: digits.Digits, probabilities: np.n
         (history.test_accuracies, "test images", "-"),
     ):
         below.plot(epochs, 100 * np.array(values), style, marker=".", label=name)
-    below.set(xlabel="epoch", ylabel="read right (%)", ylim=(None, 101))
+    below.set(xlabel="epoch", ylabel="accuracy (%)", ylim=(None, 101))
     below.xaxis.get_major_locator().set_params(integer=True)
     below.legend(loc="lower right", frameon=False)
     for axes in (above, below):
@@ -224,7 +225,7 @@ def _draw(path: Path, history: History, data: digits.Digits, probabilities: np.n
 
 
 def _shown(classes: np.ndarray, guesses: np.ndarray) -> np.ndarray:
-    """Choose images to show: mistakes, then what was read right, from each class in turn."""
+    """Choose images to show: mistakes, then correctly read ones from each class in turn."""
     (wrong,), (read,) = np.nonzero(guesses != classes), np.nonzero(guesses == classes)
     turns = np.array(
         [np.count_nonzero(classes[read[:i]] == classes[read[i]]) for i in range(len(read))]

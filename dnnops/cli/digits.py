@@ -1,7 +1,7 @@
-"""A small convolutional network for handwritten digits: what the demo trains.
+"""The small convolutional network for handwritten digits that the demo trains.
 
-It is written as any user would write it. Nothing in the graph names a library: the mode that the
-functions are compiled in does.
+It is written like user code. The graph does not name a library: the mode in which functions are
+compiled chooses it.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ class Digits(NamedTuple):
 
 
 def load_digits(seed: int = 0) -> Digits:
-    """Read scikit-learn's digits and split them, a quarter for the test.
+    """Read scikit-learn's digits and set a quarter aside for testing.
 
     Parameters
     ----------
     seed : int
-        Decides which images are in which part.
+        Seed of the split.
 
     Returns
     -------
     Digits
-        Both parts.
+        Training and test data.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def load_digits(seed: int = 0) -> Digits:
 
 
 def missing_dependency(error: ImportError) -> DnnUnavailableError:
-    """Make the error for a package that only the demo needs."""
+    """Return the error for a missing package that only the demo needs."""
     return DnnUnavailableError(
         f"the demo needs {error.name}, which is not installed: pip install 'dnnops[demo]'"
     )
@@ -94,7 +94,7 @@ class Network:
     probabilities : TensorVariable
         Output, of shape (batch, 10).
     logits : TensorVariable
-        What the softmax is taken of.
+        Input of the softmax.
     parameters : list
         Shared variables of weights and biases.
     """
@@ -106,7 +106,7 @@ class Network:
 
 
 def shared_on(device: str, value: np.ndarray, name: str) -> Any:
-    """Make a shared variable of static shape on a device, whatever the flag ``device`` says."""
+    """Create a shared variable of static shape on a device, regardless of the flag ``device``."""
     if device == "cpu":
         import pytensor
 
@@ -122,14 +122,14 @@ def build_network(seed: int = 0, device: str = "cpu") -> Network:
     Parameters
     ----------
     seed : int
-        Decides the initial weights.
+        Seed of the initial weights.
     device : str
-        Where the shared variables are.
+        Device of the shared variables.
 
     Returns
     -------
     Network
-        The graph with its shared variables.
+        Graph with its shared variables.
     """
     import pytensor.tensor as pt
     from pytensor.tensor.special import softmax
@@ -162,7 +162,7 @@ def build_network(seed: int = 0, device: str = "cpu") -> Network:
 
 
 def mode_of(device: str) -> str:
-    """Name the mode that runs a graph on a device: ``"ONEDNN"`` on the CPU, else ``"CUDNN"``."""
+    """Return the mode that runs a graph on a device: ``"ONEDNN"`` on the CPU, else ``"CUDNN"``."""
     return "ONEDNN" if device == "cpu" else "CUDNN"
 
 
@@ -172,15 +172,15 @@ class Trainer:
     Parameters
     ----------
     device : str
-        ``"cpu"``, ``"cuda"``, ``"cuda1"``, ...
+        Device: ``"cpu"``, ``"cuda"``, ``"cuda1"``, ...
     seed : int
-        Decides the initial weights and the order of the images.
+        Seed of the initial weights and the order of the images.
 
     Attributes
     ----------
     step : Function
-        Takes images, classes and a learning rate, updates the weights, and returns the mean
-        cross-entropy before the update and the fraction of images that were classified right.
+        Function that takes images, classes and a learning rate, updates the weights, and returns
+        the mean cross-entropy and the fraction of correctly classified images before the update.
     """
 
     step: Function
@@ -195,7 +195,7 @@ class Trainer:
         with config.change_flags(device=device, floatX="float32"):
             network = build_network(seed, device)
             classes, rate = pt.lvector("classes"), pt.fscalar("rate")
-            # A product with one-hot rows, and not an index, stays on the GPU.
+            # Unlike indexing, a product with one-hot rows stays on the GPU.
             targets = pt.eq(classes[:, None], np.arange(N_CLASSES)).astype("float32")
             loss = -(targets * log_softmax(network.logits, axis=1)).sum(axis=1).mean()
             accuracy = pt.eq(pt.argmax(network.logits, axis=1), classes).mean(dtype="float32")
@@ -214,14 +214,14 @@ class Trainer:
 
     @cached_property
     def classify(self) -> Function:
-        """Takes images and returns the probabilities of the classes; compiled when first used."""
+        """Function from images to the probabilities of the classes, compiled on first use."""
         import pytensor
 
         outputs = self._network.probabilities
         return pytensor.function([self._network.images], outputs, mode=self._mode)
 
     def batches(self, images: np.ndarray, classes: np.ndarray) -> Iterator[tuple[Any, Any]]:
-        """Yield one epoch's minibatches, in a new random order; what is left over is dropped."""
+        """Yield the minibatches of one epoch in a new random order; leftover images are dropped."""
         order = self.rng.permutation(len(images))
         for start in range(0, len(order) - BATCH_SIZE + 1, BATCH_SIZE):
             chosen = order[start : start + BATCH_SIZE]
@@ -230,18 +230,18 @@ class Trainer:
     def train(
         self, images: np.ndarray, classes: np.ndarray, rate: float = LEARNING_RATE
     ) -> tuple[float, float]:
-        """Take one step; see the attribute `step`.
+        """Run one training step; see the attribute `step`.
 
         Returns
         -------
         tuple of float
-            Loss before the update and fraction classified right.
+            Loss before the update and fraction of correctly classified images.
         """
         loss, accuracy = self.step(images, classes, np.float32(rate))
         return float(loss), float(accuracy)
 
     def probabilities(self, images: np.ndarray) -> np.ndarray:
-        """Apply the network.
+        """Return the probabilities of the classes for each image.
 
         Returns
         -------
@@ -258,7 +258,7 @@ class Trainer:
         Returns
         -------
         dict
-            Name of each Op that calls cuDNN or oneDNN, and how often the step has it.
+            Number of occurrences of each Op that calls cuDNN or oneDNN, keyed by its name.
         """
         counts: dict[str, int] = {}
         for node in self.step.maker.fgraph.toposort():
@@ -269,21 +269,21 @@ class Trainer:
 
 
 def train(device: str = "cpu", seed: int = 0, steps: int = 20) -> list[float]:
-    """Train for some steps and return the losses, to compare devices with.
+    """Train for some steps and return the losses, to compare devices.
 
     Parameters
     ----------
     device : str
-        Where to train.
+        Device to train on.
     seed : int
-        Decides the initial weights, the split of the images and their order.
+        Seed of the initial weights, the split of the images and their order.
     steps : int
         Number of minibatches.
 
     Returns
     -------
     list of float
-        The loss of each minibatch before its update.
+        Loss of each minibatch before its update.
     """
     digits = load_digits(seed)
     trainer = Trainer(device, seed)

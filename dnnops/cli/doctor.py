@@ -1,4 +1,4 @@
-"""Show which compiler, libraries and devices were found, and how to install a missing one."""
+"""Show which compiler, libraries and devices were found, and how to install missing ones."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _MARKS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether graphs run on a device.
+    """The verdict on whether graphs run on a device.
 
     Attributes
     ----------
     works : bool
-        They do.
+        Whether they run.
     reason : str
-        What was run, or why it cannot run.
+        Description of the test that ran, or the reason why none can run.
     summary : str
-        The reason in a few words, for a report that shows the findings besides.
+        Short reason, for a report that also shows the findings.
     """
 
     works: bool
@@ -50,12 +50,12 @@ def run(args: argparse.Namespace) -> int:
     Parameters
     ----------
     args : argparse.Namespace
-        With the attribute `json`.
+        Arguments with the attribute `json`.
 
     Returns
     -------
     int
-        0 if graphs run on the CPU, whatever the GPU does; else 1.
+        0 if graphs run on the CPU, regardless of the GPU; else 1.
     """
     on_cpu, on_gpu = _examine(CPU_CHECKS), _examine(GPU_CHECKS)
     verdicts = {"cpu": judge_cpu(on_cpu), "gpu": judge_gpu(on_gpu)}
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _examine(checks: Sequence[Callable[[], Iterable[Finding]]]) -> list[Finding]:
-    """Run the checks of one device, up to one that leaves nothing for the others to look for."""
+    """Run the checks of one device, until one of them finds that the device is absent."""
     findings: list[Finding] = []
     for check in checks:
         findings += check()
@@ -84,7 +84,7 @@ def _examine(checks: Sequence[Callable[[], Iterable[Finding]]]) -> list[Finding]
 
 
 def judge_cpu(findings: list[Finding]) -> Verdict:
-    """Compute a convolution with oneDNN, unless something that it needs is missing.
+    """Compute a convolution with oneDNN, unless a requirement is missing.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def judge_cpu(findings: list[Finding]) -> Verdict:
     Returns
     -------
     Verdict
-        Whether the result was right, or why there is none.
+        Whether the result was correct, or why there is none.
     """
     if lacking := _lacking(findings):
         return lacking
@@ -111,19 +111,19 @@ def judge_cpu(findings: list[Finding]) -> Verdict:
     try:
         convolve = pytensor.function([x, w], conv2d(x, w), mode="ONEDNN")
         result = convolve(image, filters)
-    except Exception as error:  # Whatever fails here is what the user wants to know.
+    except Exception as error:  # report any failure to the user
         return Verdict(False, f"a convolution failed: {error}")
     nodes = [type(node.op).__name__ for node in convolve.maker.fgraph.toposort()]
     used = [name for name in nodes if name.startswith("OneDnn")]
     if not used:
-        return Verdict(False, f"a convolution did not use oneDNN, but {', '.join(nodes)}")
+        return Verdict(False, f"a convolution did not use oneDNN but ran {', '.join(nodes)}")
     if not np.array_equal(result, expected):
         return Verdict(False, "a convolution gave a wrong result")
     return Verdict(True, "a convolution ran in oneDNN and gave the right result")
 
 
 def judge_gpu(findings: list[Finding]) -> Verdict:
-    """Ask whether cuDNN can be used, unless something that it needs is missing.
+    """Check whether cuDNN can be used, unless a requirement is missing.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def judge_gpu(findings: list[Finding]) -> Verdict:
     Returns
     -------
     Verdict
-        What `dnnops.dnn.dnn_available` says.
+        Result of `dnnops.dnn.dnn_available`.
     """
     if lacking := _lacking(findings):
         return lacking
@@ -145,7 +145,7 @@ def judge_gpu(findings: list[Finding]) -> Verdict:
 
 
 def _lacking(findings: list[Finding]) -> Verdict | None:
-    """The verdict on a device for which something is missing."""
+    """Return the verdict on a device with missing requirements, or None if there are none."""
     if any(finding.status == "unneeded" for finding in findings):
         return Verdict(
             False, "there is no NVIDIA GPU in this machine", "none; graphs run on the CPU"
@@ -163,15 +163,15 @@ def print_report(findings: dict[str, list[Finding]], verdicts: dict[str, Verdict
     Parameters
     ----------
     findings : dict
-        Findings of each device, in the order in which to show them.
+        Findings for each device, in display order.
     verdicts : dict
-        Verdict of each device.
+        Verdict for each device.
     """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    # Off a terminal, nothing is wrapped, so that paths stay whole for grep.
+    # Do not wrap lines unless on a terminal, so that grep finds whole paths.
     console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
     table = Table(box=None, pad_edge=False)
     for title in ("", "status", "found", "where"):

@@ -1,6 +1,6 @@
-"""Run a script that was written for Theano on PyTensor and dnnops, as it is.
+"""Run an unmodified Theano script on PyTensor and dnnops.
 
-THEANO_FLAGS and .theanorc are read. Use `dnnops.theano.install()` for the same in a program.
+THEANO_FLAGS and .theanorc are read. In a program, call `dnnops.theano.install()` instead.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ HELP = "run a script that was written for Theano"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+    """Declare the arguments of the command."""
     parser.usage = "dnnops theano [-h] (SCRIPT | -m MODULE) [ARGUMENT ...]"
-    # A flag, as argparse ends the values of an option at "--".
+    # A flag, because argparse ends the values of an option at "--".
     parser.add_argument(
         "-m", dest="module", action="store_true", help="run a module, as python -m does"
     )
@@ -36,11 +36,11 @@ def run(args: argparse.Namespace) -> int:
     Returns
     -------
     int
-        0 if the script ended, 1 if it raised an exception, 2 if there is no script. An exit status
-        that the script gives itself is kept.
+        0 if the script ended, 1 if it raised an exception, 2 if there is no script. The script's
+        own exit status is kept.
     """
     if not args.script:
-        print("dnnops theano: give a script, or -m and a module", file=sys.stderr)
+        print("dnnops theano: pass a script, or -m and a module", file=sys.stderr)
         return 2
     if not args.module and not os.path.exists(args.script):
         print(f"dnnops theano: there is no file {args.script}", file=sys.stderr)
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             sys.path[0] = os.getcwd()
             runpy.run_module(args.script, run_name="__main__", alter_sys=True)
         else:
-            # A folder or an archive puts itself there.
+            # runpy adds a folder or an archive to the path itself.
             if os.path.isfile(args.script):
                 sys.path[0] = os.path.dirname(os.path.abspath(args.script))
             runpy.run_path(args.script, run_name="__main__")
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
-    """Leave out the frames above a script's own; all are left if it has none."""
+    """Drop the frames above those of the script; keep all frames if it has none."""
     inner = trace
     while inner is not None and inner.tb_frame.f_globals.get("__name__") != "__main__":
         inner = inner.tb_next

@@ -70,7 +70,7 @@ def test_an_exception_is_reported_as_pythons(tmp_path: Path):
     ("arguments", "message"),
     [
         (["missing.py"], "dnnops theano: there is no file missing.py\n"),
-        ([], "dnnops theano: give a script, or -m and a module\n"),
+        ([], "dnnops theano: pass a script, or -m and a module\n"),
     ],
 )
 def test_without_a_script(tmp_path: Path, arguments: list[str], message: str):
