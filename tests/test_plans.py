@@ -138,7 +138,7 @@ def test_a_plan_that_was_not_timed_stands_behind_those_that_were(monkeypatch):
     rows = conv_plans((2, 3, 9, 9), (4, 3, 2, 2), device="cpu", time=True)
     assert rows[0].time_ms is not None
     assert all(row.time_ms is None for row in rows[1:])
-    assert all("judged by a small part" in row.notes[-1] for row in rows[1:] if not row.reason)
+    assert all("estimated from a small part" in row.notes[-1] for row in rows[1:] if not row.reason)
     assert [bool(row.reason) for row in rows] == [False] * (len(rows) - 1) + [True]
 
 

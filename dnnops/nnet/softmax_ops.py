@@ -1,8 +1,8 @@
 """Softmax, log-softmax and their gradients.
 
-Users' graphs have PyTensor's own `pytensor.tensor.special.Softmax` and `LogSoftmax`. Newer releases
-of PyTensor write these out as arithmetic, to be fused with what stands around them: `WholeSoftmax`
-takes their place before that happens, where a library is to compute them.
+User graphs contain PyTensor's own `pytensor.tensor.special.Softmax` and `LogSoftmax`. Newer
+releases of PyTensor expand them into arithmetic, which is fused with the surrounding operations. If
+a library is to compute them, `WholeSoftmax` replaces them before that happens.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class WholeSoftmax(Op):
     Parameters
     ----------
     axis : tuple of int
-        The axes over which the softmax sums to one.
+        Axes over which the softmax sums to one.
     log : bool
-        Whether the result is the logarithm.
+        Whether to return the logarithm.
     """
 
     __props__: tuple[str, ...] = ("axis", "log")
@@ -88,7 +88,7 @@ class WholeSoftmax(Op):
             output_storage[0][0] = exponents.astype(x.dtype)
             return
         exponents = exponents - exponents.max(axis=self.axis, keepdims=True)
-        # Beside the largest term, which is 1, the others would lose their digits.
+        # Sum the other terms separately from the largest, which is 1, to keep their digits.
         is_largest = exponents == 0
         terms = np.where(is_largest, 0, np.exp(exponents))
         rest = (is_largest.sum(axis=self.axis, keepdims=True) - 1).astype(terms.dtype)
@@ -107,7 +107,7 @@ def _int_axes(where: str, axis: Any) -> tuple[int, ...]:
 
 
 def _checked_axes(where: str, axis: Any, ndim: int, name: str = "x") -> tuple[int, ...]:
-    """Return axes, counted from the first, of an operand of `ndim` dimensions."""
+    """Return `axis` as non-negative axes of an operand with `ndim` dimensions."""
     axes = _int_axes(where, axis)
     try:
         return normalize_axis_tuple(axes, ndim)
@@ -118,25 +118,25 @@ def _checked_axes(where: str, axis: Any, ndim: int, name: str = "x") -> tuple[in
 
 
 class SoftmaxGradBase(Op):
-    """What the two gradients share: the axes, the type and the checks.
+    """Base class of the gradients of softmax and log-softmax.
 
     Parameters
     ----------
     axis : None, int or tuple of int
-        The axes over which the softmax is taken; None for all.
+        Axes over which the softmax is taken; None for all.
 
     Raises
     ------
     DnnTypeError
-        If `axis` is something else.
+        If `axis` has another type.
     """
 
     __props__ = ("axis",)
-    #: What messages call the second operand.
+    #: Name of the second operand in error messages.
     output_name: str
 
-    # Of a subclass: the two gradients, the tangent along the second operand (along the first
-    # the Op is linear), and the Op itself in NumPy.
+    # Defined by subclasses: the two gradients, the tangent along the second operand (the Op is
+    # linear in the first), and the NumPy implementation.
     _by_gz: Callable[[Any, Any], Any]
     _by_output: Callable[[Any, Any], Any]
     _tangent_by_output: Callable[[Any, Any], Any]
@@ -188,10 +188,10 @@ class SoftmaxGradBase(Op):
 
 
 class SoftmaxGrad(SoftmaxGradBase):
-    """The gradient of softmax: ``SoftmaxGrad(axis)(gz, sm)``.
+    """Gradient of softmax: ``SoftmaxGrad(axis)(gz, sm)``.
 
-    `gz` is the gradient by the output `sm`; the result is
-    ``sm * (gz - sum(gz * sm, axis))``.  Parameters as for `SoftmaxGradBase`.
+    `gz` is the gradient with respect to the output `sm`; the result is
+    ``sm * (gz - sum(gz * sm, axis))``.  See `SoftmaxGradBase` for the parameters.
     """
 
     output_name = "sm"
@@ -213,10 +213,10 @@ class SoftmaxGrad(SoftmaxGradBase):
 
 
 class LogSoftmaxGrad(SoftmaxGradBase):
-    """The gradient of log-softmax: ``LogSoftmaxGrad(axis)(gz, logsm)``.
+    """Gradient of log-softmax: ``LogSoftmaxGrad(axis)(gz, logsm)``.
 
-    `gz` is the gradient by the output `logsm`; the result is
-    ``gz - exp(logsm) * sum(gz, axis)``.  Parameters as for `SoftmaxGradBase`.
+    `gz` is the gradient with respect to the output `logsm`; the result is
+    ``gz - exp(logsm) * sum(gz, axis)``.  See `SoftmaxGradBase` for the parameters.
     """
 
     output_name = "logsm"
@@ -229,7 +229,7 @@ class LogSoftmaxGrad(SoftmaxGradBase):
         return -g * pt.exp(logsm) * self._sum(gz)
 
     def _tangent_by_output(self, inputs: Any, tangent: Any) -> Any:
-        # The same: each element of `logsm` alters one element of the result.
+        # This Jacobian is diagonal: each element of `logsm` affects one element of the result.
         return self._by_output(inputs, tangent)
 
     def _compute(self, gz: np.ndarray, logsm: np.ndarray) -> np.ndarray:
@@ -237,39 +237,40 @@ class LogSoftmaxGrad(SoftmaxGradBase):
 
 
 def softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> TensorVariable:
-    """Turn scores into probabilities: ``exp(x) / sum(exp(x))`` along `axis`.
+    """Compute the softmax ``exp(x) / sum(exp(x))`` along `axis`.
 
     Parameters
     ----------
     x : tensor_like
-        float16, float32 or float64.
+        A float16, float32 or float64 tensor.
     axis : int or tuple of int, optional
-        The axes over which the result sums to one. Without it `x` must be a matrix, of which each
-        row does, or a vector, of which a matrix of one row is made: Theano's meaning.
+        Axes over which the result sums to one. Without it, `x` must be a matrix, each row of which
+        then sums to one, or a vector, which is converted to a matrix with one row, as in Theano.
 
     Returns
     -------
     TensorVariable
-        Of the dtype and shape of `x`; (1, n) for a vector of n entries without `axis`.
+        Probabilities with the dtype and shape of `x`, or the shape (1, n) for a vector of n entries
+        without `axis`.
 
     Raises
     ------
     DnnTypeError
-        If the dtype is invalid, or `axis` is not an int.
+        If the dtype is invalid, or if `axis` is neither an int nor a tuple of ints.
     DnnValueError
-        If `axis` isn't one of `x`, or is missing for three or more dimensions.
+        If `axis` is out of range, or missing for an operand that is not a vector or a matrix.
 
     Notes
     -----
-    It is `pytensor.tensor.special.softmax` with another default: there, no axis means all of them.
+    `pytensor.tensor.special.softmax` is the same except for the default: there, it means all axes.
     """
     return pt.special.softmax(*_scores_and_axis("softmax", x, axis))
 
 
 def log_softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> TensorVariable:
-    """Compute the logarithm of `softmax`, accurately; arguments and errors as there.
+    """Compute the logarithm of `softmax` accurately.
 
-    `logsoftmax` is another name of it, Theano's.
+    See `softmax` for the parameters and errors. `logsoftmax` is an alias, Theano's name.
     """
     return pt.special.log_softmax(*_scores_and_axis("log_softmax", x, axis))
 
@@ -278,12 +279,12 @@ logsoftmax = log_softmax
 
 
 def softmax_graph(c: Any) -> TensorVariable:
-    """Spell out a softmax along the last axis: ``exp(c) / sum(exp(c))``, for the rewrites.
+    """Write a softmax along the last axis as ``exp(c) / sum(exp(c))``, for the rewrites.
 
     Parameters
     ----------
     c : tensor_like
-        float16, float32 or float64.
+        A float16, float32 or float64 tensor.
 
     Returns
     -------
@@ -304,7 +305,9 @@ def softmax_with_bias(x: Any, b: Any) -> TensorVariable:
     Parameters
     ----------
     x : tensor_like, (rows, classes)
+        Scores.
     b : tensor_like, (classes,)
+        Bias added to each row.
 
     Returns
     -------
@@ -327,7 +330,7 @@ def _scores_and_axis(where: str, x: Any, axis: Any) -> tuple[TensorVariable, Any
         return x, _checked_axes(where, axis, x.type.ndim)
     if x.type.ndim not in (1, 2):
         raise DnnValueError(
-            f"{where}: axis must be given for an operand of {x.type.ndim} dimensions, as x is;"
-            " without it, only vectors and matrices are taken"
+            f"{where}: axis must be given for an x of {x.type.ndim} dimensions; it is optional only"
+            " for vectors and matrices"
         )
     return (x[None, :] if x.type.ndim == 1 else x), 1

@@ -1,9 +1,9 @@
-"""Spatial transformers: images resampled at the points of a grid, such as an affine one.
+"""Spatial transformers, which resample images at the points of a grid, such as an affine one.
 
-The Ops here say what is computed and run in plain NumPy; rewrites replace them by Ops that call a
-library.  Coordinates are x and y, each from -1 at the center of the first pixel to 1 at the center
-of the last one; samples are interpolated linearly between four pixels, and pixels outside of the
-image are zero.
+The Ops in this module define the computation and run in plain NumPy; rewrites replace them with Ops
+that call a library.  The coordinates x and y run from -1 at the center of the first pixel to 1 at
+the center of the last pixel.  Samples are interpolated bilinearly between four pixels, and pixels
+outside the image are zero.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ __all__ = [
     "spatial_transformer",
 ]
 
-#: What is read past the last pixel still has to be a 32-bit integer.
+#: Maximum size of an axis. Indices past the last pixel must still fit in 32-bit integers.
 MAX_SIZE = MAX_PARAMETER - 2
 
 
 def _sum(terms: list[Any]) -> Any:
-    """Add up derivatives; none at all is a disconnected one."""
+    """Sum derivatives; return a disconnected one if there are none."""
     return sum(terms[1:], start=terms[0]) if terms else disconnected_type()
 
 
@@ -60,11 +60,11 @@ def _sum(terms: list[Any]) -> Any:
 
 
 class SpatialTransformerGrid(Op):
-    """The grid of an affine transformation: ``SpatialTransformerGrid()(theta, out_shape)``.
+    """Grid of an affine transformation: ``SpatialTransformerGrid()(theta, out_shape)``.
 
-    `theta` is (batch, 2, 3), `out_shape` an int64 vector of the numbers of rows and columns.  The
-    result (batch, rows, columns, 2) is ``theta @ (x, y, 1)`` for x and y in equal steps from -1
-    to 1; a single row or column is at 0.
+    `theta` has shape (batch, 2, 3), and `out_shape` is an int64 vector with the number of rows and
+    columns.  The result, of shape (batch, rows, columns, 2), is ``theta @ (x, y, 1)`` for evenly
+    spaced x and y from -1 to 1.  A single row or column lies at 0.
     """
 
     __props__ = ()
@@ -79,7 +79,7 @@ class SpatialTransformerGrid(Op):
         return Apply(self, [theta, out_shape], [pt.tensor(dtype=theta.type.dtype, shape=shape)])
 
     def _check(self, theta: Shape, out_shape: Shape) -> Shape:
-        """Check as much of the shapes as is known; return the result's."""
+        """Check the shapes as far as they are known; return the shape of the result."""
         name = type(self).__name__
         if any(n not in (None, m) for n, m in zip(theta[1:], (2, 3), strict=True)):
             raise DnnValueError(
@@ -116,10 +116,10 @@ class SpatialTransformerGrid(Op):
 
 
 class SpatialTransformerGridGrad(Op):
-    """The gradient of `SpatialTransformerGrid`: ``SpatialTransformerGridGrad()(dgrid)``.
+    """Gradient of `SpatialTransformerGrid`: ``SpatialTransformerGridGrad()(dgrid)``.
 
-    `dgrid` (batch, rows, columns, 2) is the gradient by the grid, the result (batch, 2, 3) that by
-    `theta`.
+    `dgrid`, of shape (batch, rows, columns, 2), is the gradient with respect to the grid. The
+    result, of shape (batch, 2, 3), is the gradient with respect to `theta`.
     """
 
     __props__ = ()
@@ -160,13 +160,13 @@ class SpatialTransformerGridGrad(Op):
 
 
 class SamplerBase(Op):
-    """What the sampler and its gradient share: operands and checks."""
+    """Base class of the sampler and its gradient."""
 
     __props__: tuple[str, ...] = ()
     operands: tuple[str, ...]
 
     def _operands(self, inputs: Any) -> tuple[list[TensorVariable], list[Shape]]:
-        """Return the operands, and what is known of the shapes of image, grid and samples."""
+        """Return the operands, and the static shapes of image, grid and samples."""
         name = type(self).__name__
         operands = {
             operand: float_tensor(name, operand, x, 4)
@@ -197,16 +197,17 @@ class SamplerBase(Op):
 
     @staticmethod
     def _corners(img: np.ndarray, grid: np.ndarray) -> list[Corner]:
-        with np.errstate(invalid="ignore", over="ignore"):  # infinity, and what becomes so
+        with np.errstate(invalid="ignore", over="ignore"):  # coordinates may be infinite
             return list(corners(np, grid.astype("float64"), *img.shape[2:]))
 
 
 class SpatialTransformerSampler(SamplerBase):
-    """Bilinear samples: ``SpatialTransformerSampler()(img, grid)``.
+    """Bilinear sampling: ``SpatialTransformerSampler()(img, grid)``.
 
-    `img` is (batch, channels, rows, columns), `grid` (batch, output rows, output columns, 2) in the
-    same dtype, the result (batch, channels, output rows, output columns).  A pixel of weight 0 has
-    no part in a sample, whatever its value.  A coordinate that is NaN makes NaN.
+    `img` has shape (batch, channels, rows, columns), and `grid` has shape
+    (batch, output rows, output columns, 2) and the same dtype.  The result has shape
+    (batch, channels, output rows, output columns).  A pixel of weight 0 does not contribute to a
+    sample, even if it is infinite or NaN.  A NaN coordinate gives a NaN sample.
     """
 
     operands = ("img", "grid")
@@ -244,11 +245,12 @@ class SpatialTransformerSampler(SamplerBase):
 
 
 class SpatialTransformerSamplerGrad(SamplerBase):
-    """The gradient of the sampler: ``SpatialTransformerSamplerGrad()(img, grid, gout)``.
+    """Gradient of the sampler: ``SpatialTransformerSamplerGrad()(img, grid, gout)``.
 
-    `gout` is the gradient by the samples, the results are those by `img` and `grid`.  Where the
-    grid meets a pixel's center exactly, the derivative is that to the right and downwards.  A
-    coordinate that is NaN has NaN as its point's gradient, and adds nothing to the image's.
+    `gout` is the gradient with respect to the samples; the results are the gradients with respect
+    to `img` and `grid`.  If a point is exactly at the center of a pixel, its derivative is the
+    one-sided derivative to the right and downwards.  If a coordinate is NaN, the gradient of its
+    point is NaN, and the point adds nothing to the gradient of the image.
     """
 
     operands = ("img", "grid", "gout")
@@ -265,8 +267,8 @@ class SpatialTransformerSamplerGrad(SamplerBase):
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[False, True], [True, True], [True, True]]
 
-    # Both results are the gradient of one number, sum(gout * samples), which is linear in img and
-    # in gout: so both derivatives of them are made of the same parts.
+    # Both results are gradients of the scalar sum(gout * samples), which is linear in img and in
+    # gout. Pullback and pushforward are therefore built from the same parts.
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         img, grid, gout = inputs
@@ -303,12 +305,12 @@ class SpatialTransformerSamplerGrad(SamplerBase):
         self._check([x.shape for x in inputs])
         gradient = gout.astype("float64")
         by_img = np.zeros(img.shape)
-        slopes = np.zeros((2, *gout.shape))  # of the samples, as their points move along x and y
+        slopes = np.zeros((2, *gout.shape))  # derivatives of the samples along x and y
         lost = np.zeros(grid.shape[:3], dtype=bool)
         for corner in self._corners(img, grid):
             met = (corner.inside & (corner.weight != 0))[:, None]
             share = np.where(met, corner.weight[:, None], 0) * np.where(met, gradient, 0)
-            # With the channels last, as the corner's indices select them.
+            # The corner's indices select elements with the channels last.
             np.add.at(by_img, corner.index(img.shape), share.transpose(0, 2, 3, 1))
             pixels = corner.pixels(img, corner.inside)
             slopes += np.stack([corner.by_x, corner.by_y])[:, :, None] * pixels
@@ -324,8 +326,8 @@ def _gradients(img: Any, grid: Any, gout: Any) -> list[Any]:
 
 
 def _gradients_along_grid(img: Any, grid: Any, gout: Any, direction: Any) -> list[Any]:
-    """How the gradients by image and grid change as the grid moves, by plain expressions."""
-    # Of variables of its own, because one input may depend on another one.
+    """Differentiate the gradients with respect to image and grid along a grid direction."""
+    # Use new variables, because one input may depend on another.
     given = (img, grid, gout, direction)
     own = [x.type() for x in given]
     total = (own[2] * along_grid(own[0], own[1], own[3])).sum()
@@ -338,78 +340,78 @@ def _gradients_along_grid(img: Any, grid: Any, gout: Any, direction: Any) -> lis
 
 
 def affine_grid(theta: Any, out_shape: Any) -> TensorVariable:
-    """Make the grid of an affine transformation, to sample images at.
+    """Make the sampling grid of an affine transformation.
 
     Parameters
     ----------
     theta : tensor_like, (batch, 2, 3)
-        The transformations, float16, float32 or float64: where in the image a point (x, y) of the
-        output comes from is ``theta @ (x, y, 1)``.
+        Transformations, of dtype float16, float32 or float64. The point (x, y) of the output is
+        sampled at ``theta @ (x, y, 1)`` in the image.
     out_shape : int vector, or sequence of 2 ints or symbolic int scalars
-        The output's numbers of rows and columns.
+        Number of rows and columns of the output.
 
     Returns
     -------
     TensorVariable, (batch, rows, columns, 2)
-        The coordinates x and y: -1 and 1 are the centers of the first and the last pixels.  A
-        single row or column of the output is at 0.
+        The coordinates x and y: -1 and 1 are the centers of the first and the last pixel.  A single
+        row or column of the output lies at 0.
 
     Raises
     ------
     DnnTypeError
-        If a dtype or a rank is another one.
+        If a dtype or rank is invalid.
     DnnValueError
-        If `theta` has another shape, or a size is less than 1; at the call, if that is not known
-        before.
+        If the shape of `theta` is invalid or a size is less than 1. Shapes and sizes that are not
+        known statically are checked when the compiled function is called.
     """
     return SpatialTransformerGrid()(theta, out_shape)  # type: ignore[return-value]
 
 
 def grid_sample(img: Any, grid: Any) -> TensorVariable:
-    """Sample images at the points of a grid, by bilinear interpolation.
+    """Sample images at the points of a grid with bilinear interpolation.
+
+    The result can be differentiated with respect to both operands, to any order.
 
     Parameters
     ----------
     img : tensor_like, (batch, channels, rows, columns)
-        float16, float32 or float64.
+        Images, of dtype float16, float32 or float64.
     grid : tensor_like, (batch, output rows, output columns, 2)
-        The points' coordinates x and y, in the dtype of `img`: -1 and 1 are the centers of the
-        first and the last pixels.  Pixels outside of the image are zero.
+        Coordinates x and y of the points, with the dtype of `img`: -1 and 1 are the centers of the
+        first and the last pixel.  Pixels outside the image are zero.
 
     Returns
     -------
     TensorVariable, (batch, channels, output rows, output columns)
-        It can be differentiated by both operands, any number of times.
 
     Raises
     ------
     DnnTypeError
-        If a dtype or a rank is another one.
+        If a dtype or rank is invalid.
     DnnValueError
-        If the shapes don't fit together or an image has no pixels; at the call, if that is not
-        known before.
+        If the shapes don't match or an image has no pixels. Shapes that are not known statically
+        are checked when the compiled function is called.
 
     Notes
     -----
-    PyTorch's function of this name does the same with ``align_corners=True`` and
-    ``padding_mode='zeros'``.
+    This is PyTorch's ``grid_sample`` with ``align_corners=True`` and ``padding_mode='zeros'``.
     """
     return SpatialTransformerSampler()(img, grid)  # type: ignore[return-value]
 
 
 def _scaled(size: Any, scale: Any) -> Any:
-    """Scale a size, an int or a symbolic one, by a float64 scalar."""
+    """Scale a size, an int or a symbolic int, by a float64 scalar."""
     if isinstance(scale, Constant) and isinstance(size, int):
         return ceil(size * float(scale.data))
-    # PyTensor's tangent of a size is a float, of which it makes no vector of ints.
+    # PyTensor gives sizes float tangents, which it can't join into a vector of ints.
     return disconnected_grad(pt.cast(pt.ceil(size * scale), "int64"))
 
 
 def scaled_sizes(where: str, img: Any, scale_width: Any, scale_height: Any) -> list[Any]:
-    """Return the output's rows and columns, ints where they are known."""
+    """Return the number of rows and columns of the output, as ints if they are known."""
     sizes = []
     for axis, name, value in ((2, "scale_height", scale_height), (3, "scale_width", scale_width)):
-        # PyTensor would make a float32 of a Python number where that is its floatX.
+        # PyTensor would convert a Python number to float32 if that is its floatX.
         number = np.float64(value) if isinstance(value, float) else value
         scale = float64_scalar(where, name, number)
         if isinstance(scale, Constant) and float(scale.data) <= 0:
@@ -418,8 +420,8 @@ def scaled_sizes(where: str, img: Any, scale_width: Any, scale_height: Any) -> l
         size = _scaled(img.shape[axis] if known is None else known, scale)
         if isinstance(size, int) and size > MAX_SIZE:
             raise DnnValueError(
-                f"{where}: {name} {float(scale.data):g} makes {size} of a size of {known}; at most"  # type: ignore[attr-defined]
-                f" {MAX_SIZE} are possible"
+                f"{where}: {name} {float(scale.data):g} gives {size} for a size of {known}; at most"  # type: ignore[attr-defined]
+                f" {MAX_SIZE} is supported"
             )
         sizes.append(size)
     return sizes
@@ -428,41 +430,41 @@ def scaled_sizes(where: str, img: Any, scale_width: Any, scale_height: Any) -> l
 def spatial_transformer(
     img: Any, theta: Any, scale_width: Any = 1, scale_height: Any = 1
 ) -> TensorVariable:
-    """Transform images by affine transformations: a spatial transformer.
+    """Apply affine transformations to images, as a spatial transformer layer does.
 
     Parameters
     ----------
     img : tensor_like, (batch, channels, rows, columns)
-        float16, float32 or float64.
+        Images, of dtype float16, float32 or float64.
     theta : tensor_like, (batch, 2, 3)
-        The transformations, in the dtype of `img`: where in the image a point (x, y) of the output
-        comes from is ``theta @ (x, y, 1)``.  Coordinates run from -1 at the center of the first
-        pixel to 1 at the center of the last one.
+        Transformations, with the dtype of `img`. The point (x, y) of the output is sampled at
+        ``theta @ (x, y, 1)`` in the image.  Coordinates run from -1 at the center of the first
+        pixel to 1 at the center of the last pixel.
     scale_width, scale_height : number or scalar variable
-        The output's size in relation to the input's, more than 0.
+        Ratios of the output size to the input size, greater than 0.
 
     Returns
     -------
     TensorVariable, (batch, channels, ceil(rows * scale_height), ceil(columns * scale_width))
-        Interpolated linearly between the pixels; what lies outside of the image is zero.  The
-        sizes are rounded up, as in Theano, from a product in float64: 100 rows times 1.1, which
-        is more than 110 there, are 111.
+        The transformed images, interpolated bilinearly; pixels outside the image are zero.  As in
+        Theano, the sizes are float64 products rounded up: 100 rows times 1.1 gives 111 rows,
+        because the product is slightly more than 110 in float64.
 
     Raises
     ------
     DnnTypeError
-        If a dtype or a rank is another one.
+        If a dtype or rank is invalid.
     DnnValueError
-        If the shapes don't fit together, or a scale is not finite or not more than 0; at the
-        call, if that is not known before.
+        If the shapes don't match, or if a scale is not finite or not greater than 0. Shapes and
+        values that are not known statically are checked when the compiled function is called.
 
     See Also
     --------
-    affine_grid, grid_sample : its two steps.
+    affine_grid, grid_sample : The two steps of this function.
 
     Notes
     -----
-    After Jaderberg, Simonyan, Zisserman and Kavukcuoglu, Spatial Transformer Networks (2015).
+    Based on Jaderberg, Simonyan, Zisserman and Kavukcuoglu, Spatial Transformer Networks (2015).
     """
     where = "spatial_transformer"
     img = float_tensor(where, "img", img, 4)

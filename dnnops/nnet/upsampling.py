@@ -1,4 +1,4 @@
-"""Bilinear upsampling of images, as a transposed convolution with a fixed pyramid of a filter."""
+"""Bilinear upsampling of images by transposed convolution with a fixed, pyramid-shaped filter."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ __all__ = [
 
 
 def bilinear_kernel_1D(ratio: Any, normalize: bool = True) -> TensorVariable:  # noqa: N802
-    """Return the filter that upsamples a line by linear interpolation.
+    """Return the filter that upsamples a line with linear interpolation.
 
     Parameters
     ----------
     ratio : int or symbolic int
-        How many samples become of one.
+        Number of output samples per input sample.
     normalize : bool
-        Whether the largest entry is 1; it is `ratio` otherwise.
+        Whether to divide the filter by `ratio`, so that its largest entry is 1.
 
     Returns
     -------
     TensorVariable, (2 * ratio - 1,)
-        The numbers 1, 2, ... `ratio`, ... 2, 1, divided by `ratio`, in PyTensor's floatX.
+        The numbers 1, 2, ... `ratio`, ... 2, 1, divided by `ratio` if `normalize` is true, with
+        PyTensor's floatX as dtype.
     """
     ratio = _ratio("bilinear_kernel_1D", ratio)
     normalize = switch("bilinear_kernel_1D", "normalize", normalize)
@@ -56,19 +57,19 @@ def bilinear_kernel_1D(ratio: Any, normalize: bool = True) -> TensorVariable:  #
 
 
 def bilinear_kernel_2D(ratio: Any, normalize: bool = True) -> TensorVariable:  # noqa: N802
-    """Return the filter that upsamples an image by bilinear interpolation.
+    """Return the filter that upsamples an image with bilinear interpolation.
 
     Parameters
     ----------
     ratio : int, symbolic int, or pair of these
-        How many pixels become of one, along rows and columns.
+        Number of output pixels per input pixel, along rows and columns.
     normalize : bool
-        Whether the largest entry is 1.
+        Whether to scale the filter so that its largest entry is 1.
 
     Returns
     -------
     TensorVariable, (2 * ratio - 1, 2 * ratio - 1)
-        The outer product of two filters of `bilinear_kernel_1D`.
+        The outer product of two filters returned by `bilinear_kernel_1D`.
     """
     where = "bilinear_kernel_2D"
     pair = ratio if is_sequence(ratio) else (ratio, ratio)
@@ -89,37 +90,37 @@ def bilinear_upsampling(
     num_input_channels: int | None = None,
     use_1D_kernel: bool = True,  # noqa: N803
 ) -> TensorVariable:
-    """Enlarge images by bilinear interpolation.
+    """Upsample images with bilinear interpolation.
 
     Parameters
     ----------
     input : tensor_like, (batch, channels, rows, columns)
-        float16, float32 or float64.
+        Images, of dtype float16, float32 or float64.
     ratio : int, or constant int scalar
-        How many times as many rows and columns the result has.
+        Factor by which to multiply the number of rows and columns.
     frac_ratio : pair of ints, or pair of such pairs
-        In place of `ratio`: a fraction (numerator, denominator), or one for the rows and one for
-        the columns.
+        Factor given as a fraction (numerator, denominator) instead of `ratio`, or one fraction for
+        the rows and one for the columns.
     batch_size, num_input_channels : int, optional
-        The first two sizes of `input`, if its static type doesn't tell them.
+        First two sizes of `input`, if its static type doesn't have them.
     use_1D_kernel : bool
-        Whether rows and columns are enlarged one after the other, with small filters; the result
-        is the same. A fraction needs False.
+        Whether to upsample rows and columns separately, with small filters. The result is the same.
+        Must be False for a fraction.
 
     Returns
     -------
     TensorVariable
-        (batch, channels, rows * ratio, columns * ratio), rounded up for a fraction, in the dtype of
-        `input`. Pixel `i` of `input` is at ``i * ratio + (ratio - 1) // 2``; what lies outside of
-        the first and the last is like them.
+        Images of shape (batch, channels, rows * ratio, columns * ratio), rounded up for a fraction,
+        with the dtype of `input`. Pixel ``i`` of `input` is at ``i * ratio + (ratio - 1) // 2``;
+        pixels before the first and after the last position repeat the border.
 
     Raises
     ------
     DnnTypeError
-        If `input` has another rank or dtype, or a ratio is no int.
+        If the rank or dtype of `input` is invalid, or if a ratio is not an int.
     DnnValueError
-        If both ratios are given, or none; if one is not positive; if `use_1D_kernel` is true for a
-        fraction.
+        If both ratios are given or neither is, if a ratio is not positive, or if `use_1D_kernel` is
+        true for a fraction.
     """
     where = "bilinear_upsampling"
     if (ratio is None) == (frac_ratio is None):
@@ -143,24 +144,25 @@ def bilinear_upsampling(
 
 
 def frac_bilinear_upsampling(input: Any, frac_ratio: Any) -> TensorVariable:
-    """Enlarge images by a fraction, with bilinear interpolation.
+    """Upsample images by a fraction with bilinear interpolation.
 
     Parameters
     ----------
     input : tensor_like, (batch, channels, rows, columns)
-        float16, float32 or float64.
+        Images, of dtype float16, float32 or float64.
     frac_ratio : pair of ints, or pair of such pairs
-        As for `bilinear_upsampling`.
+        See `bilinear_upsampling`.
 
     Returns
     -------
     TensorVariable
-        What an enlargement by the numerators has in every denominator-th row and column.
+        The images upsampled by the numerators, of which every denominator-th row and column is
+        kept.
 
     Raises
     ------
     DnnTypeError, DnnValueError
-        As for `bilinear_upsampling`.
+        See `bilinear_upsampling`.
     """
     where = "frac_bilinear_upsampling"
     if not isinstance(frac_ratio, tuple) or len(frac_ratio) != 2:
@@ -195,7 +197,7 @@ def _positive(where: str, name: str, value: Any) -> int:
     elif isinstance(value, Variable) and getattr(value.type, "ndim", None) == 0:
         number = static_int(value) if value.type.dtype in pt.type.integer_dtypes else None
     if number is None:
-        raise DnnTypeError(f"{where}: {name} must be made of ints, got {shown(value)}")
+        raise DnnTypeError(f"{where}: {name} must consist of ints, got {shown(value)}")
     if not 1 <= number <= MAX_PARAMETER:
         raise DnnValueError(
             f"{where}: {name} must be between 1 and {MAX_PARAMETER}, got {shown(value)}"
@@ -204,12 +206,12 @@ def _positive(where: str, name: str, value: Any) -> int:
 
 
 def _check_enlarged(where: str, name: str, x: TensorVariable, ratio: tuple[int, int]) -> None:
-    """Raise DnnValueError if the static shape tells that the enlarged images are too large."""
+    """Raise DnnValueError if the upsampled images are known to be too large."""
     for size, times in zip(x.type.shape[2:], ratio, strict=True):
         if (1 if size is None else size) * times * 2 > MAX_PARAMETER:
             raise DnnValueError(
-                f"{where}: {name} {ratio} makes too much of input of shape"
-                f" {show_shape(x.type.shape)}: no size may be more than {MAX_PARAMETER // 2}"
+                f"{where}: {name} {ratio} is too large for input of shape"
+                f" {show_shape(x.type.shape)}: output sizes must be at most {MAX_PARAMETER // 2}"
             )
 
 
@@ -217,7 +219,7 @@ def _upsampled(x: TensorVariable, ratio: tuple[int, int], one_by_one: bool) -> T
     batch, channels, *sizes = (
         x.shape[i] if size is None else size for i, size in enumerate(x.type.shape)
     )
-    # Each channel is an image of its own, whose first and last rows and columns are repeated.
+    # Treat each channel as a separate image, and repeat its first and last rows and columns.
     images = x.reshape((-1, 1, *sizes))
     for axis in (2, 3):
         lead = (slice(None),) * axis
@@ -236,7 +238,7 @@ def _upsampled(x: TensorVariable, ratio: tuple[int, int], one_by_one: bool) -> T
 def _stretched(
     images: TensorVariable, ratio: tuple[int, int], pads: tuple[int, int], sizes: tuple[Any, Any]
 ) -> TensorVariable:
-    """Put `ratio` pixels for each of images of one channel, and cut off `pads` at each end."""
+    """Upsample one-channel images by `ratio` and crop `pads` pixels at each end."""
     kernel = pt.cast(bilinear_kernel_2D(ratio), images.type.dtype)[None, None]
     return conv2d_grad_wrt_inputs(
         images,

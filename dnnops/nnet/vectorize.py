@@ -1,10 +1,10 @@
-"""``pytensor.graph.vectorize_graph`` over convolutions, pooling and other Ops of a batch.
+"""Support for ``pytensor.graph.vectorize_graph`` over convolution, pooling and other batched Ops.
 
-PyTensor would loop over the extra axes in Python, with the Ops in NumPy. Here these axes become
-part of the batch, or of the channels with a group for each entry, so that one call of a library is
-left; a batch normalization just has more axes that keep their statistics. Where neither does,
-PyTensor's loop stays: axes whose sizes aren't known when the graph is built and that filters have,
-or parameters with such axes.
+By default, PyTensor loops over the extra axes in Python and runs the Ops in NumPy. The functions in
+this module instead merge the extra axes into the batch, or into the channels with one group per
+entry, so that a single library call remains. In a batch normalization, the extra axes become
+further axes with separate statistics. PyTensor's loop remains if filters have extra axes whose
+sizes are not known when the graph is built, or if parameters have extra axes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
     "vectorize_window_norm",
 ]
 
-#: The data operands of each Op, and its result.
+#: Roles of the two data operands and of the result of each Op.
 ROLES: dict[type, tuple[str, str, str]] = {
     Conv: ("image", "filters", "image"),
     ConvGradInputs: ("filters", "image", "image"),
@@ -47,14 +47,14 @@ POOLING = (Pool, MaxPoolGrad, AveragePoolGrad, MaxPoolGradGrad)
 
 
 def _sizes(x: Any) -> list[Any]:
-    """The shape of `x`: ints where they are known."""
+    """Return the shape of `x`, with ints for the sizes that are known."""
     return [x.shape[i] if n is None else n for i, n in enumerate(x.type.shape)]
 
 
 def _with_extra_axes(data: Sequence[Any], *cores: int) -> tuple[list[Any], list[Any]]:
-    """Broadcast the axes before each operand's last ones; return them and the operands.
+    """Broadcast the extra leading axes of the operands; return their sizes and the operands.
 
-    `cores` says how many the last ones are: one number for all, or one for each.
+    `cores` is the number of axes of each operand that are not extra, or one number for all.
     """
     cores = cores * len(data) if len(cores) == 1 else cores
     pairs = list(zip(data, cores, strict=True))
@@ -62,7 +62,7 @@ def _with_extra_axes(data: Sequence[Any], *cores: int) -> tuple[list[Any], list[
     padded = [pt.shape_padleft(x, lead + core - x.type.ndim) for x, core in pairs]
     extra: list[Any] = []
     for axis in range(lead):
-        # As in Elemwise, only what is known to be 1 is broadcast.
+        # As in Elemwise, only axes whose size is statically 1 are broadcast.
         sizes = [_sizes(x)[axis] for x in padded if x.type.shape[axis] != 1]
         known = [size for size in sizes if isinstance(size, int)]
         extra.append((known or sizes or [1])[0])
@@ -95,7 +95,7 @@ def _out_of_channels(x: Any, extra: Sequence[Any]) -> Any:
 
 @_vectorize_node.register(ConvBase)
 def vectorize_conv(op: ConvBase, node: Apply, *inputs: Any) -> Any:
-    """Vectorize a convolution or its gradient: extra axes become part of batch or channels."""
+    """Vectorize a convolution or its gradient by merging extra axes into batch or channels."""
     roles = ROLES.get(type(op))
     data, shape = list(inputs[:2]), inputs[2:]
     if roles is None or any(vector.type.ndim != 1 for vector in shape):
@@ -129,7 +129,7 @@ def vectorize_conv(op: ConvBase, node: Apply, *inputs: Any) -> Any:
 
 @_vectorize_node.register(PoolBase)
 def vectorize_pool(op: PoolBase, node: Apply, *inputs: Any) -> Any:
-    """Vectorize a pooling or its gradient: extra axes become part of the batch."""
+    """Vectorize pooling or its gradient by merging extra axes into the batch."""
     count = len(op.operands)
     data, vectors = list(inputs[:count]), inputs[count:]
     if type(op) not in POOLING or any(vector.type.ndim != 1 for vector in vectors):
@@ -144,7 +144,7 @@ def vectorize_pool(op: PoolBase, node: Apply, *inputs: Any) -> Any:
 
 @_vectorize_node.register(CTC)
 def vectorize_ctc(op: CTC, node: Apply, *inputs: Any) -> Any:
-    """Vectorize the CTC loss: extra axes become part of the batch, which is not the first axis."""
+    """Vectorize the CTC loss by merging extra axes into the batch, which is the second axis."""
     cores = [x.type.ndim for x in node.inputs]
     if all(x.type.ndim == core for x, core in zip(inputs, cores, strict=True)):
         return op.make_node(*inputs)
@@ -162,7 +162,7 @@ def vectorize_ctc(op: CTC, node: Apply, *inputs: Any) -> Any:
 @_vectorize_node.register(Activation)
 @_vectorize_node.register(ActivationGrad)
 def vectorize_activation(op: Activation | ActivationGrad, node: Apply, *inputs: Any) -> Any:
-    """Vectorize an activation or its gradient, which are elementwise."""
+    """Vectorize an activation or its gradient, both of which are elementwise."""
     _, spread = _with_extra_axes(inputs, *(x.type.ndim for x in node.inputs))
     return op.make_node(*spread)
 
@@ -170,7 +170,7 @@ def vectorize_activation(op: Activation | ActivationGrad, node: Apply, *inputs: 
 @_vectorize_node.register(WindowNormBase)
 @_vectorize_node.register(WindowSum)
 def vectorize_window_norm(op: WindowNormBase | WindowSum, node: Apply, *inputs: Any) -> Any:
-    """Vectorize local response or divisive normalization: extra axes become part of the batch."""
+    """Vectorize local response or divisive normalization by merging extra axes into the batch."""
     core = node.inputs[0].type.ndim
     if all(x.type.ndim == core for x in inputs):
         return op.make_node(*inputs)
@@ -182,7 +182,7 @@ def vectorize_window_norm(op: WindowNormBase | WindowSum, node: Apply, *inputs: 
 
 @_vectorize_node.register(BatchNormBase)
 def vectorize_batchnorm(op: BatchNormBase, node: Apply, *inputs: Any) -> Any:
-    """Vectorize a batch normalization or its gradient: extra axes have statistics of their own."""
+    """Vectorize batch normalization or its gradient, with separate statistics for extra axes."""
     named = dict(zip(op.operands, inputs, strict=True))
     core = node.inputs[0].type.ndim
     if type(op) not in NORMALIZATIONS or any(named[name].type.ndim for name in op.scalars):
@@ -191,7 +191,7 @@ def vectorize_batchnorm(op: BatchNormBase, node: Apply, *inputs: Any) -> Any:
     extra, spread = _with_extra_axes(list(arrays.values()), *(core for _ in arrays))
     if not extra:
         return op.make_node(*inputs)
-    # Beside the axes that keep their statistics: a library wants these together.
+    # Place the extra axes next to the axes with separate statistics: libraries need these adjacent.
     lead, place = len(extra), next((i for i in range(core) if i not in op.axes), 0)
     order = [*range(lead, lead + place), *range(lead), *range(lead + place, lead + core)]
     back = [order.index(i) for i in range(lead + core)]

@@ -1,1 +1,1 @@
-"""Backend Ops on the CPU: oneDNN, and BLAS or plain loops for what oneDNN does not have."""
+"""Backend Ops for the CPU, which use oneDNN and, where oneDNN has no support, BLAS or C++ loops."""

@@ -1,4 +1,4 @@
-"""Activations in loops of dnnops, beside oneDNN: those with an exponential."""
+"""Activations that use an exponential, computed on the CPU by dnnops kernels."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dnnops.onednn.base import OneDnnOp
 
 __all__ = ["OneDnnActivation", "OneDnnActivationGrad"]
 
-#: What the C functions take, in their order.
+#: Modes that the C functions support, in the order of their codes.
 MODES = ("tanh", "sigmoid", "swish", "elu")
 
 
 class _OneDnnActivationOp(OneDnnOp):
     __props__ = ("mode", "coef", "inplace")
-    #: The operand that is overwritten if the Op is in place.
+    #: Index of the operand that the Op overwrites if it is in place.
     overwrites: int
 
     def __init__(self, mode: str, coef: float = 0.0, inplace: bool = False):
@@ -30,12 +30,14 @@ class _OneDnnActivationOp(OneDnnOp):
 
 
 class OneDnnActivation(_OneDnnActivationOp, Activation):
-    """`Activation` in float32 or float64.
+    """`Activation` on the CPU, in float32 or float64.
 
     Parameters
     ----------
     mode : {'tanh', 'sigmoid', 'elu', 'swish'}
+        Activation function.
     coef : float
+        Coefficient of the activation; see `Activation`.
     inplace : bool
         Whether the result overwrites `x`.
     """
@@ -45,12 +47,14 @@ class OneDnnActivation(_OneDnnActivationOp, Activation):
 
 
 class OneDnnActivationGrad(_OneDnnActivationOp, ActivationGrad):
-    """The gradient of swish, from `x`.
+    """Gradient of swish on the CPU, computed from `x`.
 
     Parameters
     ----------
     mode : {'swish'}
+        Activation function.
     coef : float
+        Coefficient of the activation; see `Activation`.
     inplace : bool
         Whether the result overwrites `gy`.
     """

@@ -23,12 +23,12 @@ class _OneDnnAttentionOp(OneDnnOp):
 
 
 class OneDnnAttention(_OneDnnAttentionOp, Attention):
-    """`Attention` in matrix products and a pass over the scores of 128 queries at a time."""
+    """`Attention` on the CPU, computed by matrix products in blocks of 128 queries."""
 
     function = "dnnops_onednn_attention"
 
 
 class OneDnnAttentionGrad(_OneDnnAttentionOp, AttentionGrad):
-    """`AttentionGrad`, which computes the scores anew."""
+    """`AttentionGrad` on the CPU, which recomputes the scores."""
 
     function = "dnnops_onednn_attention_grad"

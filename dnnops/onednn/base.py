@@ -1,4 +1,4 @@
-"""What the Ops on oneDNN share."""
+"""Base class of the Ops that run on the CPU, and functions that query the oneDNN library."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ _CACHES = ("conv", "pool")
 
 
 class OneDnnOp(RuntimeOp):
-    """An Op that runs on oneDNN.
+    """Base class of Ops that run on the CPU through the oneDNN runtime library.
 
-    A subclass usually derives from an abstract Op too, after this class: it takes its symbolic side
-    from there.
+    A subclass usually also derives from an abstract Op, listed after this class, from which it
+    inherits its symbolic methods.
     """
 
     library: ClassVar[RuntimeLibrary] = ONEDNN
 
     @classmethod
     def from_abstract(cls, op: Any) -> OneDnnOp:
-        """Make the Op with the parameters of an abstract one."""
+        """Make the Op with the parameters of an abstract Op."""
         return cls(**{name: getattr(op, name) for name in op.__props__})
 
 
 @lru_cache(maxsize=1)
 def onednn_available() -> tuple[bool, str]:
-    """Say whether oneDNN can be used; the answer is remembered.
+    """Tell whether oneDNN can be used; the answer is cached.
 
     Returns
     -------
     available : bool
-        Whether the runtime library of oneDNN could be built and loaded.
+        Whether the oneDNN runtime library could be built and loaded.
     reason : str
-        Why not; empty if it could.
+        Reason for which the library is not available, or an empty string.
     """
     try:
         ONEDNN.library  # noqa: B018
@@ -49,12 +49,13 @@ def onednn_available() -> tuple[bool, str]:
 
 
 def cache_statistics() -> dict[str, dict[str, int]]:
-    """Statistics of the caches of oneDNN primitives.
+    """Return statistics of the oneDNN primitive caches.
 
     Returns
     -------
     dict
-        For each kind of Op: ``size``, ``capacity``, ``hits``, ``misses``, ``evictions``.
+        For each kind of Op, a dict with ``size``, ``capacity``, ``hits``, ``misses`` and
+        ``evictions``.
     """
     names = ("size", "capacity", "hits", "misses", "evictions")
     statistics = {}

@@ -1,4 +1,7 @@
-"""Batch normalization and its gradient in the threads of oneDNN, in float32 and float64."""
+"""Batch normalization and its gradient on the CPU, in float32 and float64.
+
+The dnnops kernels run in oneDNN's threads.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,23 @@ __all__ = [
 
 
 def has_neighboring_statistics(axes: Sequence[int], ndim: int) -> bool:
-    """Tell whether a library can take the axes of a batch normalization.
+    """Tell whether the runtime libraries support the axes of a batch normalization.
 
-    It sees an array as (batch, channel, inner), so that the axes that are left follow each other.
+    The libraries view an array as (batch, channel, inner), so the axes that keep separate
+    statistics must be adjacent.
 
     Parameters
     ----------
     axes : sequence of int
-        The axes over which mean and variance are, none of them negative.
+        Non-negative axes over which mean and variance are computed.
     ndim : int
-        The array's number of dimensions.
+        Number of dimensions of the array.
 
     Returns
     -------
     bool
-        False too if the array has more dimensions than the runtime libraries take.
+        Whether the axes are supported. False if the array has more dimensions than the runtime
+        libraries support.
     """
     left = [axis for axis in range(ndim) if axis not in axes]
     return ndim <= MAX_NDIM and (not left or left[-1] - left[0] == len(left) - 1)
@@ -46,26 +51,26 @@ class _OneDnnBatchNormOp(OneDnnOp):
 
 
 class OneDnnBatchNormTrain(_OneDnnBatchNormOp, BatchNormTrain):
-    """`BatchNormTrain` in dnnops loops, with statistics in float64.
+    """`BatchNormTrain` on the CPU, with statistics computed in float64.
 
     Parameters
     ----------
     axes : tuple of int
-        The axes over which mean and variance are; the others are neighbors.
+        Axes over which mean and variance are computed; the others must be adjacent.
     running : bool
-        Whether there are running averages.
+        Whether the Op updates running averages.
     """
 
     function = "dnnops_onednn_batchnorm_train"
 
 
 class OneDnnBatchNormTrainGrad(_OneDnnBatchNormOp, BatchNormTrainGrad):
-    """`BatchNormTrainGrad` in dnnops loops, with sums in float64."""
+    """`BatchNormTrainGrad` on the CPU, with sums in float64."""
 
     function = "dnnops_onednn_batchnorm_train_grad"
 
 
 class OneDnnBatchNormInference(_OneDnnBatchNormOp, BatchNormInference):
-    """`BatchNormInference` in dnnops loops."""
+    """`BatchNormInference` on the CPU."""
 
     function = "dnnops_onednn_batchnorm_inference"

@@ -1,4 +1,4 @@
-"""The sum over all axes but the channel's, in oneDNN's threads: the gradient of a bias."""
+"""Sum over all axes except the channel axis, in oneDNN's threads, for the gradient of a bias."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["OneDnnChannelSum"]
 
 
 class OneDnnChannelSum(OneDnnOp):
-    """``x.sum(axis=(0, 2, 3, ...))`` of a float32 array (batch, channel, spatial...).
+    """``x.sum(axis=(0, 2, 3, ...))`` of a float32 array of shape (batch, channel, spatial...).
 
-    Rows are summed in float32, their sums in float64.
+    Rows are summed in float32, and their sums are added in float64.
     """
 
     __props__ = ()

@@ -1,4 +1,4 @@
-"""Convolution and its gradients on oneDNN in float32, on BLAS in float64."""
+"""Convolution and its gradients on the CPU: oneDNN in float32, BLAS in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["OneDnnConv", "OneDnnConvGradInputs", "OneDnnConvGradWeights"]
 
 #: In the order of ConvAlgorithm in c_code/runtime/onednn/conv_params.hpp.
 ALGORITHMS = ("auto", "direct")
-#: Of a plan's name in ConvParams, in bytes, with the zero at its end.
+#: Size of the plan name in ConvParams, in bytes, including the terminating zero.
 _NAME_SIZE = 128
 
 
@@ -35,7 +35,7 @@ class _OneDnnConvOp(OneDnnOp, ConvBase):
         except DnnValueError:
             raise DnnValueError(
                 f"{self.where}: algo must be one of {', '.join(ALGORITHMS)}, or the name of a plan "
-                f"as `python -m dnnops algos` lists them, got {algo!r}"
+                f"listed by `python -m dnnops algos`, got {algo!r}"
             ) from None
 
     def parameters(self) -> list[int]:
@@ -49,36 +49,36 @@ class _OneDnnConvOp(OneDnnOp, ConvBase):
 
 
 class OneDnnConv(_OneDnnConvOp, Conv):
-    """`Conv` by ``dnnl_convolution_forward`` (float32) or matrix products (float64).
+    """`Conv` on the CPU, by ``dnnl_convolution_forward`` (float32) or matrix products (float64).
 
     Parameters
     ----------
     *args, **kwargs
-        Those of `Conv`.
+        Parameters of `Conv`.
     algo : str, optional
-        ``"auto"`` or ``"direct"``: whether Winograd's algorithm may be used for 3x3 filters in
-        float32, where it is faster. It is an implementation of dnnops, tested to a relative error
-        of 1e-5. Or the name of a plan, as ``python -m dnnops algos`` lists them; a call for which
-        there is no such plan raises `DnnValueError`, which lists those that there are. Default: the
-        flag ``onednn.conv.algo``.
+        ``"auto"``, ``"direct"`` or the name of a plan. ``"auto"`` uses Winograd's algorithm for 3x3
+        filters in float32 if it is faster; ``"direct"`` never does. The Winograd implementation is
+        part of dnnops and tested to a relative error of 1e-5. ``python -m dnnops algos`` lists the
+        names of the plans. If the named plan does not support a call, `DnnValueError` is raised,
+        whose message lists the supported plans. The default is the flag ``onednn.conv.algo``.
     """
 
     direction = 0
 
 
 class OneDnnConvGradInputs(_OneDnnConvOp, ConvGradInputs):
-    """`ConvGradInputs` by ``dnnl_convolution_backward_data`` or matrix products.
+    """`ConvGradInputs` on the CPU, by ``dnnl_convolution_backward_data`` or matrix products.
 
-    Parameters as for `OneDnnConv`.
+    See `OneDnnConv` for the parameters.
     """
 
     direction = 1
 
 
 class OneDnnConvGradWeights(_OneDnnConvOp, ConvGradWeights):
-    """`ConvGradWeights` by ``dnnl_convolution_backward_weights`` or matrix products.
+    """`ConvGradWeights` on the CPU, by ``dnnl_convolution_backward_weights`` or matrix products.
 
-    Parameters as for `OneDnnConv`.
+    See `OneDnnConv` for the parameters.
     """
 
     direction = 2

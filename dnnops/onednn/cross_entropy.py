@@ -9,12 +9,12 @@ __all__ = ["OneDnnCrossEntropy", "OneDnnCrossEntropyGrad"]
 
 
 class OneDnnCrossEntropy(OneDnnOp, CrossEntropy):
-    """`CrossEntropy` in loops of our own: oneDNN has none.
+    """`CrossEntropy` on the CPU, computed by dnnops kernels because oneDNN does not provide it.
 
     Parameters
     ----------
     every_row, one_for_all : bool
-        As for `CrossEntropy`.
+        See `CrossEntropy`.
     """
 
     function = "dnnops_onednn_cross_entropy"
@@ -24,12 +24,12 @@ class OneDnnCrossEntropy(OneDnnOp, CrossEntropy):
 
 
 class OneDnnCrossEntropyGrad(OneDnnOp, CrossEntropyGrad):
-    """`CrossEntropyGrad` in loops of our own.
+    """`CrossEntropyGrad` on the CPU, computed by dnnops kernels.
 
     Parameters
     ----------
     every_row, one_for_all : bool
-        As for `CrossEntropy`.
+        See `CrossEntropy`.
     """
 
     function = "dnnops_onednn_cross_entropy_grad"

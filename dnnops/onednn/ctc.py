@@ -1,4 +1,4 @@
-"""The CTC loss on the CPU, in float32 and float64."""
+"""CTC loss on the CPU, in float32 and float64."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ __all__ = ["OneDnnCTC"]
 
 
 class OneDnnCTC(OneDnnOp, CTC):
-    """`CTC` in loops of our own, in oneDNN's threads: oneDNN has none.
+    """`CTC` on the CPU, computed by dnnops kernels because oneDNN does not provide it.
+
+    The kernels run in oneDNN's threads.
 
     Parameters
     ----------
     with_gradients, with_label_lengths : bool
-        As for `CTC`.
+        See `CTC`.
     """
 
     function = "dnnops_onednn_ctc"

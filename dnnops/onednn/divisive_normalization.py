@@ -1,4 +1,4 @@
-"""Divisive normalization and its gradients on the CPU, in loops of our own."""
+"""Divisive normalization and its gradients on the CPU, computed by dnnops kernels."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class _OneDnnDivisiveNormalizationOp(OneDnnOp):
 
 
 class OneDnnDivisiveNormalization(_OneDnnDivisiveNormalizationOp, DivisiveNormalization):
-    """`DivisiveNormalization` in float32 or float64."""
+    """`DivisiveNormalization` on the CPU, in float32 or float64."""
 
     function = "dnnops_onednn_divisive_normalization"
 
 
 class OneDnnDivisiveNormalizationGrad(_OneDnnDivisiveNormalizationOp, DivisiveNormalizationGrad):
-    """`DivisiveNormalizationGrad` in float32 or float64."""
+    """`DivisiveNormalizationGrad` on the CPU, in float32 or float64."""
 
     function = "dnnops_onednn_divisive_normalization_grad"

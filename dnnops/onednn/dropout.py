@@ -1,4 +1,4 @@
-"""Dropout and its gradient in loops of our own, in float32 and float64."""
+"""Dropout and its gradient on the CPU, computed by dnnops kernels in float32 and float64."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _OneDnnDropoutOp(OneDnnOp):
 
 
 class OneDnnDropout(_OneDnnDropoutOp, Dropout):
-    """`Dropout`, with the same random numbers.
+    """`Dropout` on the CPU, with the same random numbers.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class OneDnnDropout(_OneDnnDropoutOp, Dropout):
 
 
 class OneDnnDropoutGrad(_OneDnnDropoutOp, DropoutGrad):
-    """`DropoutGrad`.
+    """`DropoutGrad` on the CPU.
 
     Parameters
     ----------

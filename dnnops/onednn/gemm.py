@@ -1,8 +1,8 @@
-"""float32 matrix products on oneDNN.
+"""Matrix products in float32 with oneDNN.
 
-BLAS libraries bring threads of their own, which spin beside those of oneDNN between two calls: on
-two cores that slows both down several times. A network's dense layers therefore run in oneDNN's
-threads.
+BLAS libraries have their own threads, which keep spinning between calls and compete with those of
+oneDNN: on two cores, this makes both several times slower. The dense layers of a network therefore
+run in oneDNN's threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _matrices(where: str, *operands: Any) -> list[Any]:
 
 
 class OneDnnDot(OneDnnOp):
-    """The product of two matrices by ``dnnl_sgemm``: ``OneDnnDot()(x, y)``."""
+    """Product of two matrices, computed by ``dnnl_sgemm``: ``OneDnnDot()(x, y)``."""
 
     __props__ = ()
     function = "dnnops_onednn_gemm"
@@ -52,10 +52,10 @@ class OneDnnDot(OneDnnOp):
 
 
 class OneDnnGemm(OneDnnOp):
-    """``beta * z + alpha * x @ y`` by ``dnnl_sgemm``.
+    """``beta * z + alpha * x @ y``, computed by ``dnnl_sgemm``.
 
-    ``OneDnnGemm(inplace)(z, alpha, x, y, beta)``: operands as for PyTensor's ``Gemm``, which it
-    takes the place of.
+    Call it as ``OneDnnGemm(inplace)(z, alpha, x, y, beta)``. It replaces PyTensor's ``Gemm`` and
+    has the same operands.
 
     Parameters
     ----------

@@ -14,12 +14,12 @@ from dnnops.onednn.base import OneDnnOp
 
 __all__ = ["OneDnnHalfCast"]
 
-#: What each dtype is cast to.
+#: Dtype that each dtype is cast to.
 OTHER = {"float16": "float32", "float32": "float16"}
 
 
 class OneDnnHalfCast(OneDnnOp):
-    """A float16 array in float32, or one in float32 rounded to float16: ``OneDnnHalfCast()(x)``."""
+    """Cast from float16 to float32, or from float32 to float16: ``OneDnnHalfCast()(x)``."""
 
     __props__ = ()
     function = "dnnops_onednn_half_cast"

@@ -1,4 +1,4 @@
-"""Local response normalization and its gradient on the CPU, in loops of our own."""
+"""Local response normalization and its gradient on the CPU, computed by dnnops kernels."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ __all__ = ["OneDnnLRN", "OneDnnLRNGrad", "OneDnnWindowSum", "window_norm_paramet
 
 
 def window_norm_parameters(op: Any) -> list[int]:
-    """Return what all Ops of this kind have: n, and the bits of alpha, beta and k."""
+    """Return the parameters of a window normalization: n, and the bits of alpha, beta and k."""
     return [op.n, *np.array([op.alpha, op.beta, op.k]).view("int64").tolist()]
 
 
 class OneDnnLRN(OneDnnOp, LRN):
-    """`LRN` in float32 or float64."""
+    """`LRN` on the CPU, in float32 or float64."""
 
     function = "dnnops_onednn_lrn"
     parameters = window_norm_parameters
 
 
 class OneDnnLRNGrad(OneDnnOp, LRNGrad):
-    """`LRNGrad` in float32 or float64."""
+    """`LRNGrad` on the CPU, in float32 or float64."""
 
     function = "dnnops_onednn_lrn_grad"
     parameters = window_norm_parameters
 
 
 class OneDnnWindowSum(OneDnnOp, WindowSum):
-    """`WindowSum` in float32 or float64."""
+    """`WindowSum` on the CPU, in float32 or float64."""
 
     function = "dnnops_onednn_window_sum"
 

@@ -1,10 +1,10 @@
-"""The same oneDNN code under Numba, PyTensor's default linker.
+"""Numba implementations of the CPU Ops; Numba is PyTensor's default linker.
 
-A dispatched function describes its operands in int64 arrays that have the layout of
-``dnnops_tensor`` and calls the runtime library's functions by name. Names rather than addresses,
-because Numba keeps compiled code across processes.
+A dispatched function describes its operands in int64 arrays with the layout of ``dnnops_tensor``
+and calls functions of the runtime library. It refers to them by name, not by address, because Numba
+caches compiled code across processes.
 
-Importing this module imports Numba: only a rewrite that belongs to Numba's linker does.
+Importing this module imports Numba, so it is imported only by a rewrite for Numba's linker.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from dnnops.runtime.build import ONEDNN, abi_hash
 from dnnops.runtime.op import DTYPE_CODES, MAX_NDIM, raise_status
 
 _TENSOR_WORDS = 3 + 2 * MAX_NDIM
-#: Part of the key of compiled code: raise it when the generated code changes.
+#: Part of the cache key of compiled code; increment it when the generated code changes.
 _VERSION = 1
 
 
 def raise_onednn_status(status: int) -> None:
-    """Raise the exception of a status; called by compiled code."""
+    """Raise the exception for a status; called by compiled code."""
     raise_status(ONEDNN, status)
 
 
@@ -47,7 +47,7 @@ def _add_symbol(name: str) -> None:
 def _call_runtime(  # type: ignore[no-untyped-def]
     typingctx, name, context_words, parameters, inputs, outputs
 ):
-    """Call a function of the runtime library and raise what its status says."""
+    """Call a function of the runtime library and raise if its status is an error."""
     signature = types.void(name, context_words, parameters, inputs, outputs)
     function_name = name.literal_value
 
@@ -67,7 +67,7 @@ def _call_runtime(  # type: ignore[no-untyped-def]
             module = pyapi.import_module(context.insert_const_string(builder.module, __name__))
             raiser = pyapi.object_getattr_string(module, raise_onednn_status.__name__)
             number = pyapi.long_from_signed_int(builder.sext(status, ir.IntType(64)))
-            # It raises: the result is NULL and Python's exception is set.
+            # The call raises: its result is NULL and Python's exception is set.
             pyapi.call_function_objargs(raiser, [number])
             for reference in (number, raiser, module):
                 pyapi.decref(reference)
@@ -91,7 +91,7 @@ def _describe_source(array: str, words: str, dtype: str, ndim: int) -> list[str]
 
 
 def _empty_source(words: str, dtype: str, ndim: int, memory_format: str) -> str:
-    dtype = "uint16" if dtype == "float16" else dtype  # Numba has the bits only
+    dtype = "uint16" if dtype == "float16" else dtype  # Numba sees only the bits of float16
     shape = [f"{words}[{3 + axis}]" for axis in range(ndim)]
     if memory_format == "contiguous" or ndim < 3:
         return f"np.empty(({''.join(f'{size}, ' for size in shape)}), np.{dtype})"
@@ -105,8 +105,8 @@ def _source(op: OneDnnOp, node: Apply) -> str:
     for variable in (*node.inputs, *node.outputs):
         if variable.type.ndim > MAX_NDIM:
             raise DnnTypeError(
-                f"{op}: arrays of more than {MAX_NDIM} dimensions are not taken, got {variable} of"
-                f" type {variable.type}"
+                f"{op}: arrays of more than {MAX_NDIM} dimensions are not supported, got {variable}"
+                f" of type {variable.type}"
             )
     names = [f"x{i}" for i in range(len(node.inputs))]
     parameters = op.parameters()
@@ -141,7 +141,7 @@ def _source(op: OneDnnOp, node: Apply) -> str:
 def numba_funcify_onednn(
     op: OneDnnOp, node: Apply, **kwargs: Any
 ) -> tuple[Callable[..., Any], str]:
-    """Make the Numba function of an Op on oneDNN, and its key for Numba's cache."""
+    """Return the Numba function of a CPU Op and its key in Numba's cache."""
     for name in (f"{op.function}_shape", op.function):
         _add_symbol(name)
     source = _source(op, node)

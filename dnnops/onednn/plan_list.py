@@ -1,4 +1,4 @@
-"""The ways to run one convolution on the CPU, one by one."""
+"""List, time and run the individual plans of a convolution on the CPU."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ DIRECTIONS = ("forward", "grad_inputs", "grad_weights")
 _BLAS, _WINOGRAD = 0, 1
 _ROLES = ("image", "filters", "output")
 
-#: Milliseconds that timing one plan may take; it may take longer by one call.
+#: Time in milliseconds after which timing a plan starts no further call.
 _BUDGET = 1500.0
-#: A plan that takes so many times as long as the fastest one isn't timed in full.
+#: A plan that takes this many times as long as the fastest is not timed in full.
 _HOPELESS = 20
-#: From how many operations on it is worthwhile to look at a smaller convolution first.
+#: Number of operations above which a smaller convolution is timed first, and limit for that one.
 _LARGE, _SAMPLE = 4e9, 1e8
 
 
 class _ListedPlan(ctypes.Structure):
-    # ListedPlan in c_code/runtime/onednn/conv_list.cpp.
+    # Mirrors ListedPlan in c_code/runtime/onednn/conv_list.cpp.
     _fields_ = [
         ("name", ctypes.c_char * 128),
         ("remark", ctypes.c_char * 128),
@@ -47,32 +47,32 @@ class _ListedPlan(ctypes.Structure):
 
 
 class PlanList:
-    """Every implementation that oneDNN has of a convolution, and those of our own.
+    """All plans of a convolution on the CPU: those of oneDNN and those of dnnops.
 
-    A plan's time is that of a call of the Op, with the copies into and out of the memory layouts
-    that the implementation wants; its notes say of which arrays. To be used by one thread at a
-    time.
+    The time of a plan is that of a call of the Op, including copies into and out of the memory
+    formats that the implementation needs. The notes of the plan name the arrays that are copied. An
+    instance must be used by one thread at a time.
 
     Parameters
     ----------
     node : Apply
-        Of `OneDnnConv`, `OneDnnConvGradInputs` or `OneDnnConvGradWeights`.
+        Node of `OneDnnConv`, `OneDnnConvGradInputs` or `OneDnnConvGradWeights`.
     inputs : list of ndarray
-        Values of the node's inputs, as ``perform`` takes them.
+        Values of the inputs of the node, as passed to ``perform``.
     output : ndarray
-        What to compute into; in float64 it has to be contiguous.
+        Array that receives the result; it must be contiguous in float64.
 
     Raises
     ------
     DnnValueError
-        If the operands don't fit together, or are empty.
+        If the operands don't match or are empty.
     DnnTypeError
-        If nothing computes in their dtype.
+        If no implementation supports their dtype.
     """
 
     def __init__(self, node: Apply, inputs: list[Any], output: Any):
         self.op = node.op
-        # The library keeps the addresses: what they point to has to live as long.
+        # The library stores the addresses of these arrays, so they must stay alive.
         self._inputs, self._output = inputs, output
         self._direction = DIRECTIONS[self.op.direction]
         self._list = ctypes.c_void_p()
@@ -104,34 +104,36 @@ class PlanList:
 
     @property
     def plans(self) -> list[ConvPlan]:
-        """All plans, with what is known of them now: those that can run first, in the order in
-        which they would be tried."""
+        """All plans in their current state.
+
+        Plans that can run come first, in the order in which they would be tried.
+        """
         return list(self._rows)
 
     def time(self, index: int) -> float:
-        """Milliseconds of a call: the median of several after two to warm up.
+        """Time a plan, as the median of several calls after two warm-up calls.
 
         Parameters
         ----------
         index : int
-            Into `plans`.
+            Index of the plan in `plans`.
 
         Returns
         -------
         float
-            Infinite if a small part of the convolution told that the plan is hopelessly slow. The
-            plan's notes then say how slow.
+            Time of a call in milliseconds. It is infinite if a small part of the convolution shows
+            that the plan is far too slow; the notes of the plan then give an estimate.
 
         Raises
         ------
         DnnError
-            If it can't be run; it counts as refused from then on.
+            If the plan cannot run. It is then listed as rejected.
         """
         row = self._rows[index]
         best = min((x.time_ms for x in self._rows if x.time_ms is not None), default=math.inf)
         expected = self._expected_time(row)
         if expected > max(_BUDGET, _HOPELESS * best):
-            note = f"about {expected / 1000:.3g} s, judged by a small part of it"
+            note = f"about {expected / 1000:.3g} s, estimated from a small part of it"
             self._rows[index] = replace(row, notes=(*row.notes, note))
             return math.inf
         time = ctypes.c_double()
@@ -145,29 +147,29 @@ class PlanList:
         return time.value
 
     def run(self, index: int, repeats: int = 1) -> None:
-        """Compute the convolution with a plan, so many times.
+        """Compute the convolution with a plan, `repeats` times.
 
         Raises
         ------
         DnnError
-            If it can't be run.
+            If the plan cannot run.
         """
         self._call("run", self._list, self._number(index), ctypes.c_int64(repeats))
 
     def choice(self, algo: str) -> str:
-        """The name of the plan that a value of the flag ``onednn.conv.algo`` stands for.
+        """Return the name of the plan that a value of the flag ``onednn.conv.algo`` selects.
 
         Raises
         ------
         DnnValueError
-            If there is no such value.
+            If `algo` is neither a value of the flag nor the name of a plan that can run.
         """
         if algo not in ALGORITHMS:
             names = [row.name for row in self._rows if not row.reason]
             if algo in names:
                 return algo
             raise DnnValueError(
-                f"{algo!r} is no algorithm on the CPU for this convolution; give one of "
+                f"{algo!r} is not available on the CPU for this convolution; use one of "
                 f"{', '.join([*ALGORITHMS, *names])}"
             )
         number = ctypes.c_int64()
@@ -179,7 +181,7 @@ class PlanList:
 
     def _call(self, function: str, *arguments: Any) -> None:
         if not self._list and function != "open":
-            raise DnnValueError("the list of plans was closed")
+            raise DnnValueError("the list of plans is closed")
         status = getattr(ONEDNN.library, f"dnnops_onednn_conv_list_{function}")(*arguments)
         raise_status(ONEDNN, status)
 
@@ -200,7 +202,8 @@ class PlanList:
             direction=self._direction,
             api="dnnops" if own else "onednn",
             workspace_bytes=listed.scratch_bytes if can_run else None,
-            # As long as the number of threads stays. oneDNN and BLAS don't say.
+            # Winograd is deterministic for a fixed number of threads. oneDNN and BLAS don't
+            # document this.
             deterministic=True if listed.way == _WINOGRAD else None,
             math_type=self._output.dtype.name,
             notes=tuple(notes),
@@ -210,7 +213,7 @@ class PlanList:
     # -- what would take too long ------------------------------------------------------------
 
     def _expected_time(self, plan: ConvPlan) -> float:
-        """Milliseconds of a call, judged by a part of a large convolution; else 0."""
+        """Estimate the milliseconds of a call from part of a large convolution, or return 0."""
         op = self.op
         image, filters, top = self._shapes()
         flops = conv_flops(filters, top)
@@ -241,7 +244,7 @@ class PlanList:
         return 1000 * seconds * flops / conv_flops(filters, part_top)
 
     def _shapes(self) -> tuple[Any, Any, Any]:
-        """Shapes of image, filters and output."""
+        """Return the shapes of image, filters and output."""
         first, second = self._inputs[0].shape, self._inputs[1].shape
         if self._direction == "forward":
             return first, second, self._output.shape
@@ -250,7 +253,7 @@ class PlanList:
         return first, self._output.shape, second
 
     def _cut(self, image: Any, filters: Any, top: Any) -> tuple[list[Any], Any]:
-        """Operands of a smaller convolution, in the same order in memory."""
+        """Return the operands of a smaller convolution, in the same memory format."""
         if self._direction == "forward":
             shapes, sizes = (image, filters, top), []
         elif self._direction == "grad_inputs":
@@ -272,13 +275,13 @@ def _seconds(listing: PlanList, index: int) -> float:
 
 
 def conv_node(op: Any, inputs: Sequence[Any]) -> Apply:
-    """Make a node of a convolution whose operands have the types of arrays, but no values."""
+    """Make a convolution node with symbolic operands that have the types of arrays."""
     variables = [pt.tensor(dtype=x.dtype.name, shape=x.shape) for x in inputs[:2]]
     return op.make_node(*variables, *map(pt.constant, inputs[2:]))
 
 
 def _shrunk(filters: Sequence[int], top: Sequence[int]) -> list[int]:
-    """An output of one image, cut down to few operations."""
+    """Return an output shape for one image, reduced until it needs few operations."""
     shape = [1, *top[1:]]
     while conv_flops(filters, shape) > _SAMPLE and max(shape[2:]) > 1:
         axis = max(range(2, len(shape)), key=shape.__getitem__)

@@ -1,4 +1,4 @@
-"""Pooling and its gradients: oneDNN where it has them, plain loops otherwise."""
+"""Pooling and its gradients on the CPU, with oneDNN where it supports them, else plain loops."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _OneDnnPoolOp(OneDnnOp):
 
 
 class OneDnnPool(_OneDnnPoolOp, Pool):
-    """`Pool` by ``dnnl_pooling_forward`` (float32 maxima and averages) or plain loops."""
+    """`Pool` by ``dnnl_pooling_forward`` (float32 max and average) or plain loops."""
 
     function = "dnnops_onednn_pool"
 
@@ -41,6 +41,6 @@ class OneDnnMaxPoolGradGrad(_OneDnnPoolOp, MaxPoolGradGrad):
 
 
 class OneDnnAveragePoolGrad(_OneDnnPoolOp, AveragePoolGrad):
-    """`AveragePoolGrad` by ``dnnl_pooling_backward`` (float32 averages) or plain loops."""
+    """`AveragePoolGrad` by ``dnnl_pooling_backward`` (float32 average) or plain loops."""
 
     function = "dnnops_onednn_average_pool_grad"

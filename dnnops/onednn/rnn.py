@@ -1,6 +1,6 @@
 """Recurrent networks and their gradient on the CPU, in float32 and float64.
 
-Matrix products are oneDNN's, in float64 SciPy's BLAS's; cells run in loops of our own.
+Matrix products use oneDNN in float32 and SciPy's BLAS in float64; dnnops kernels compute the cells.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ __all__ = ["OneDnnRNNBackward", "OneDnnRNNForward"]
 
 
 class OneDnnRNNForward(OneDnnOp, RNNForward):
-    """`RNNForward`: one matrix product for all steps' input, then one a step for the recurrence."""
+    """`RNNForward` on the CPU.
+
+    It computes one matrix product for the input of all steps, then one per step for the recurrence.
+    """
 
     function = "dnnops_onednn_rnn_forward"
 
@@ -21,7 +24,10 @@ class OneDnnRNNForward(OneDnnOp, RNNForward):
 
 
 class OneDnnRNNBackward(OneDnnOp, RNNBackward):
-    """`RNNBackward`: one matrix product a step, then one for each gradient of a matrix."""
+    """`RNNBackward` on the CPU.
+
+    It computes one matrix product per step, then one for the gradient of each matrix.
+    """
 
     function = "dnnops_onednn_rnn_backward"
 

@@ -1,4 +1,7 @@
-"""Softmax, log-softmax and their gradients in loops of dnnops, in float32 and float64."""
+"""Softmax, log-softmax and their gradients on the CPU, computed by dnnops kernels.
+
+The kernels support float32 and float64.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,20 @@ __all__ = ["OneDnnLogSoftmaxGrad", "OneDnnSoftmax", "OneDnnSoftmaxGrad", "neighb
 
 
 def neighboring_axes(axis: tuple[int, ...] | None, ndim: int) -> tuple[int, ...] | None:
-    """Normalize the axes of a softmax if a library can take them: they follow each other.
+    """Normalize the axes of a softmax if they are adjacent, as the runtime libraries require.
 
     Parameters
     ----------
     axis : tuple of int or None
-        The axes as PyTensor's Softmax has them; None means all.
+        Axes of PyTensor's Softmax; None means all.
     ndim : int
-        The array's number of dimensions.
+        Number of dimensions of the array.
 
     Returns
     -------
     tuple of int or None
-        The axes in ascending order; None if there are none or others lie between them, or if the
-        array has more dimensions than the runtime libraries take.
+        The axes in ascending order, or None if there are no axes, if they are not adjacent, or if
+        the array has more dimensions than the runtime libraries support.
     """
     if ndim > MAX_NDIM:
         return None
@@ -42,28 +45,28 @@ class _OneDnnSoftmaxOp(OneDnnOp):
 
 
 class OneDnnSoftmax(_OneDnnSoftmaxOp, WholeSoftmax):
-    """`WholeSoftmax` over neighboring axes.
+    """`WholeSoftmax` over adjacent axes.
 
     Parameters
     ----------
     axis : tuple of int
-        Neighboring axes in ascending order.
+        Adjacent axes in ascending order.
     log : bool
-        Whether the result is the logarithm.
+        Whether to return the logarithm.
     """
 
     function = "dnnops_onednn_softmax"
 
 
 class OneDnnSoftmaxGrad(_OneDnnSoftmaxOp, SoftmaxGrad):
-    """`SoftmaxGrad` over neighboring axes."""
+    """`SoftmaxGrad` over adjacent axes."""
 
     function = "dnnops_onednn_softmax_grad"
     log = False
 
 
 class OneDnnLogSoftmaxGrad(_OneDnnSoftmaxOp, LogSoftmaxGrad):
-    """`LogSoftmaxGrad` over neighboring axes."""
+    """`LogSoftmaxGrad` over adjacent axes."""
 
     function = "dnnops_onednn_softmax_grad"
     log = True

@@ -1,4 +1,4 @@
-"""Spatial transformers on the CPU, in loops of our own: oneDNN has none of this."""
+"""Spatial transformers on the CPU, computed by dnnops kernels because oneDNN has none."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ __all__ = [
 
 
 class OneDnnSpatialTransformerGrid(OneDnnOp, SpatialTransformerGrid):
-    """`SpatialTransformerGrid`, calculated in float64."""
+    """`SpatialTransformerGrid` on the CPU, computed in float64."""
 
     function = "dnnops_onednn_affine_grid"
 
 
 class OneDnnSpatialTransformerGridGrad(OneDnnOp, SpatialTransformerGridGrad):
-    """`SpatialTransformerGridGrad`, with sums in float64."""
+    """`SpatialTransformerGridGrad` on the CPU, with sums in float64."""
 
     function = "dnnops_onednn_affine_grid_grad"
 
 
 class OneDnnSpatialTransformerSampler(OneDnnOp, SpatialTransformerSampler):
-    """`SpatialTransformerSampler`; it goes along the channels where these are dense."""
+    """`SpatialTransformerSampler` on the CPU; it loops over the channels where they are dense."""
 
     function = "dnnops_onednn_sampler"
 
@@ -72,9 +72,10 @@ class _SamplerGradPart(OneDnnOp):
 
 
 class OneDnnSpatialTransformerSamplerGradImage(_SamplerGradPart):
-    """The gradient of the sampler by its images; of these, only the shape matters.
+    """Gradient of the sampler with respect to its images, of which only the shape is used.
 
-    Threads share images or channels, so that the result is the same whatever their number.
+    Threads divide the work by images or channels, so that the result does not depend on their
+    number.
     """
 
     function = "dnnops_onednn_sampler_grad_image"
@@ -82,7 +83,7 @@ class OneDnnSpatialTransformerSamplerGradImage(_SamplerGradPart):
 
 
 class OneDnnSpatialTransformerSamplerGradGrid(_SamplerGradPart):
-    """The gradient of the sampler by its grid."""
+    """Gradient of the sampler with respect to its grid."""
 
     function = "dnnops_onednn_sampler_grad_grid"
     result = 1

@@ -115,9 +115,9 @@ def test_errors():
         bilinear_upsampling(x, 2, (3, 2))
     with pytest.raises(DnnValueError, match="frac_ratio needs use_1D_kernel=False"):
         bilinear_upsampling(x, frac_ratio=(3, 2))
-    with pytest.raises(DnnTypeError, match=r"ratio must be made of ints, got 2\.5"):
+    with pytest.raises(DnnTypeError, match=r"ratio must consist of ints, got 2\.5"):
         bilinear_upsampling(x, 2.5)
-    with pytest.raises(DnnTypeError, match="ratio must be made of ints"):
+    with pytest.raises(DnnTypeError, match="ratio must consist of ints"):
         bilinear_upsampling(x, pt.lscalar())
     with pytest.raises(DnnValueError, match="ratio must be between 1 and 2147483647, got 0"):
         bilinear_upsampling(x, 0)
