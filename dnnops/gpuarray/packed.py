@@ -107,6 +107,8 @@ def packed_operands(
 ) -> tuple[tuple[str, ...], list[Any]] | None:
     """Return the kinds and arguments of a packed kernel for some operands.
 
+    Return None if a packed kernel can't be used.
+
     Parameters
     ----------
     operands : sequence
@@ -119,8 +121,7 @@ def packed_operands(
     Returns
     -------
     kinds : tuple of str
-        Kind of each operand, for `packed_kernel`. Instead of the tuple of `kinds` and
-        `arguments`, None is returned if a packed kernel can't be used.
+        Kind of each operand, for `packed_kernel`.
     arguments : list
         Arguments for the kernel parameters that belong to operands.
     """

@@ -60,6 +60,8 @@ def can_reduce(scalar_op: ScalarOp) -> bool:
 def taken_apart(op: CAReduce) -> tuple[ScalarOp, CAReduce] | None:
     """Split a `CAReduce` that PyTensor has fused with an elementwise operation.
 
+    Return None if `op` isn't such a reduction.
+
     Parameters
     ----------
     op : CAReduce
@@ -67,10 +69,9 @@ def taken_apart(op: CAReduce) -> tuple[ScalarOp, CAReduce] | None:
     Returns
     -------
     elementwise : ScalarOp
-        The elementwise operation. Instead of the tuple of `elementwise` and `reduction`, None is
-        returned if `op` isn't such a reduction.
+        Elementwise operation, of one operand.
     reduction : CAReduce
-        The reduction, by a scalar Op that `can_reduce` accepts.
+        Reduction by a scalar Op that `can_reduce` accepts.
     """
     if not isinstance(op.scalar_op, Composite):
         return None

@@ -29,9 +29,9 @@ class GpuArraySharedVariable(SharedVariable, GpuArrayVariable):
         Parameters
         ----------
         borrow : bool, default False
-            With `return_internal_type`, return the array itself instead of a copy.
+            Whether to return the array itself instead of a copy, with `return_internal_type`.
         return_internal_type : bool, default False
-            Return a ``cupy.ndarray`` instead of a NumPy array.
+            Whether to return a ``cupy.ndarray`` instead of a NumPy array.
 
         Returns
         -------
@@ -56,7 +56,8 @@ class GpuArraySharedVariable(SharedVariable, GpuArrayVariable):
             Host array, or device array: a ``cupy.ndarray``, or any array that supports DLPack
             or ``__cuda_array_interface__``.
         borrow : bool, default False
-            Store a device array itself instead of a copy. Host arrays are always copied.
+            Whether to store a device array itself instead of a copy. Host arrays are always
+            copied.
 
         Raises
         ------

@@ -150,7 +150,7 @@ class GpuCast(_Conversion):
     Parameters
     ----------
     dtype : str
-        Any dtype of a device array, bfloat16 included.
+        New dtype: any dtype of device arrays, including bfloat16.
     """
 
     __props__: ClassVar[tuple[str, ...]] = ("dtype",)

@@ -47,7 +47,7 @@ def number_node(node: Apply) -> int:
     Returns
     -------
     int
-        Number that is unique in this process, and not 0.
+        Number that is unique in this process and not 0.
     """
     if _compiled.number:
         return _compiled.number

@@ -57,7 +57,7 @@ class OpName:
     *classes : type
         Op classes that `isinstance` accepts; none if the Op becomes an expression of several Ops.
     fits : callable, optional
-        Further condition that Ops of these classes must satisfy.
+        Function that returns whether an Op of these classes matches; by default all of them do.
     """
 
     def __init__(
