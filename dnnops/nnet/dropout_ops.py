@@ -58,8 +58,11 @@ def philox4x32(counter: np.ndarray, key: tuple[int, int], rounds: int = 10) -> n
     Parameters
     ----------
     counter : ndarray of uint32, shape (..., 4)
+        Counters of the blocks.
     key : tuple of two ints less than 2**32
+        Key of the generator.
     rounds : int
+        Number of rounds.
 
     Returns
     -------

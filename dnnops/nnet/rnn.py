@@ -127,7 +127,7 @@ class RNNBlock:
     ):
         try:
             if dtype is None:  # NumPy interprets None as float64.
-                raise TypeError("None is no dtype")
+                raise TypeError("None is not a dtype")
             self.dtype = self._dtype_name(dtype)
         except TypeError as error:
             raise DnnTypeError(f"{_WHERE}: dtype must be a dtype, got {shown(dtype)}") from error
@@ -315,9 +315,9 @@ class RNNBlock:
                 found = array.type.shape if symbolic else np.shape(array)
                 wanted = shape[::-1]
                 if any(None not in (a, b) and a != b for a, b in zip(found, wanted, strict=False)):
-                    raise DnnValueError(f"{_WHERE}: {where} must be {wanted}, got {found}")
+                    raise DnnValueError(f"{_WHERE}: {where} must have shape {wanted}, got {found}")
                 if len(found) != len(wanted):
-                    raise DnnValueError(f"{_WHERE}: {where} must be {wanted}, got {found}")
+                    raise DnnValueError(f"{_WHERE}: {where} must have shape {wanted}, got {found}")
                 flat = (
                     pt.specify_shape(array, wanted).T.flatten()
                     if symbolic

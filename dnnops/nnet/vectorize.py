@@ -1,4 +1,4 @@
-"""Support for ``pytensor.graph.vectorize_graph`` over convolution, pooling and other batched Ops.
+"""Vectorization of convolution, pooling and other batched Ops for ``vectorize_graph``.
 
 By default, PyTensor loops over the extra axes in Python and runs the Ops in NumPy. The functions in
 this module instead merge the extra axes into the batch, or into the channels with one group per

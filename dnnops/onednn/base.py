@@ -1,4 +1,4 @@
-"""Base class of the Ops that run on the CPU, and functions that query the oneDNN library."""
+"""Base class of the CPU Ops, and functions for the oneDNN library and its caches."""
 
 from __future__ import annotations
 

@@ -71,6 +71,6 @@ class OneDnnBatchNormTrainGrad(_OneDnnBatchNormOp, BatchNormTrainGrad):
 
 
 class OneDnnBatchNormInference(_OneDnnBatchNormOp, BatchNormInference):
-    """`BatchNormInference` on the CPU."""
+    """`BatchNormInference` on the CPU, computed by dnnops kernels."""
 
     function = "dnnops_onednn_batchnorm_inference"

@@ -21,7 +21,7 @@ from dnnops.runtime.op import describe_operands, raise_status
 
 __all__ = ["DIRECTIONS", "PlanList", "conv_node"]
 
-#: In the order of ConvDirection in c_code/runtime/common/conv_problem.hpp.
+#: Directions in the order of ConvDirection in c_code/runtime/common/conv_problem.hpp.
 DIRECTIONS = ("forward", "grad_inputs", "grad_weights")
 _BLAS, _WINOGRAD = 0, 1
 _ROLES = ("image", "filters", "output")
@@ -202,15 +202,15 @@ class PlanList:
             direction=self._direction,
             api="dnnops" if own else "onednn",
             workspace_bytes=listed.scratch_bytes if can_run else None,
-            # Winograd is deterministic for a fixed number of threads. oneDNN and BLAS don't
-            # document this.
+            # The Winograd plan is deterministic for a fixed number of threads. oneDNN and BLAS make
+            # no such promise.
             deterministic=True if listed.way == _WINOGRAD else None,
             math_type=self._output.dtype.name,
             notes=tuple(notes),
             reason=listed.reason.decode(errors="replace"),
         )
 
-    # -- what would take too long ------------------------------------------------------------
+    # -- estimating long times ---------------------------------------------------------------
 
     def _expected_time(self, plan: ConvPlan) -> float:
         """Estimate the milliseconds of a call from part of a large convolution, or return 0."""

@@ -287,7 +287,9 @@ def test_bad_parameter_vectors():
     with pytest.raises(DnnValueError, match="pseudo-layer 1 has 16 parameters, got 15"):
         block.join_params([layers[0], layers[1][:-1], *layers[2:]], 6)
     layers[2][3] = np.zeros(5)
-    with pytest.raises(DnnValueError, match=r"parameter 3 of pseudo-layer 2 must be \(4,\), got"):
+    with pytest.raises(
+        DnnValueError, match=r"parameter 3 of pseudo-layer 2 must have shape \(4,\)"
+    ):
         block.join_params(layers, 6)
 
 
