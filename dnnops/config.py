@@ -195,7 +195,7 @@ class Flag:
     values : Values
         Accepted values.
     doc : str
-        Description.
+        Description for the documentation.
     in_c_key : bool
         Whether the flag changes generated C code, so that a new value causes recompilation.
     follows : str

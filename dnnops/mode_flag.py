@@ -57,7 +57,9 @@ def wanted_mode() -> str:
     """
     theirs, own = _given(_PYTENSOR), _given(_OWN)
     if own and theirs and own != theirs:
-        raise DnnValueError(f"{_OWN} sets mode={own}, but {_PYTENSOR} sets mode={theirs}; set one")
+        raise DnnValueError(
+            f"{_OWN} sets mode={own}, but {_PYTENSOR} sets mode={theirs}; set only one"
+        )
     if own and own not in MODE_NAMES:
         raise DnnValueError(
             f"{_OWN}: mode must be one of {', '.join(MODE_NAMES)}, got {own!r}; set PyTensor's "

@@ -107,8 +107,8 @@ class CudnnMode(DnnMode):
 class DeviceMode(DnnMode):
     """Default mode with ``device=cuda``, which runs graphs on the GPU and uses cuDNN if enabled.
 
-    Compiling a function raises `DnnUnavailableError` if cuDNN or the GPU cannot be used, unless
-    ``dnn.enabled`` is False.
+    Compiling a function raises `DnnUnavailableError` if there is no GPU, or if cuDNN cannot be used
+    although ``dnn.enabled`` is not False.
     """
 
     def _backend_tags(self) -> tuple[str, ...]:

@@ -174,7 +174,7 @@ def _device_number(device: Any) -> int | None:
 
 
 def _parsed(flag: str, value: Any) -> Any:
-    """Check an argument like the corresponding flag; None stays None."""
+    """Check an argument in the same way as the corresponding flag; None stays None."""
     return None if value is None else parse_flag(flag, value)
 
 

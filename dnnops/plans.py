@@ -341,7 +341,7 @@ def survey(
             except DnnNotSupportedError as error:
                 energy_reason = str(error)
         chosen = _ask_all(case, listing, time) if choices else {}
-    # Sorting keeps the library's order where nothing was measured.
+    # The sort is stable, so untimed plans keep the library's order.
     plans.sort(key=lambda plan: math.inf if plan.time_ms is None else plan.time_ms)
     plans.sort(key=lambda plan: bool(plan.reason))
     return Survey(case, plans, chosen, energy_reason)
@@ -402,9 +402,9 @@ def conv_flops(filter_shape: Sequence[int], output_shape: Sequence[int]) -> int:
     Parameters
     ----------
     filter_shape : sequence of int
-        (output channels, input channels of a group, spatial sizes).
+        Shape of the filters: (output channels, input channels of a group, spatial sizes).
     output_shape : sequence of int
-        (batch, output channels, spatial sizes).
+        Shape of the output: (batch, output channels, spatial sizes).
 
     Returns
     -------

@@ -51,7 +51,7 @@ def install() -> None:
 
 
 class _Finder:
-    """Finder that locates PyTensor with the other finders and prepares its import for dnnops."""
+    """A finder that locates PyTensor with the other finders and prepares its import for dnnops."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         # dnnops, imported first, makes its own preparations.

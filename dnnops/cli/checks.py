@@ -202,7 +202,8 @@ def check_cudnn() -> Iterator[Finding]:
         version = (loaded // 10000, loaded // 100 % 100, loaded % 100)
         if version != library.version:
             raise DnnUnavailableError(
-                f"headers of {library.version_text}, library of {'.'.join(map(str, version))}"
+                f"headers have version {library.version_text}, "
+                f"but the library has {'.'.join(map(str, version))}"
             )
         return library.version_text
 

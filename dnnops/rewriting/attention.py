@@ -138,7 +138,7 @@ def _operand(x: Any) -> Any:
 
 
 class _Search:
-    """Search a graph for attention whose weights are the result of a softmax."""
+    """Search for attention whose weights are the result of a given softmax."""
 
     def __init__(self, fgraph: FunctionGraph):
         self.fgraph = fgraph
@@ -218,9 +218,9 @@ class _Search:
         return _Use(result, factor, is_transpose != on_right, on_right)
 
     def _add_scores(self, found: _Found, node: Apply) -> bool:
-        """Add the gradients with respect to query and key, which are products with the scores'.
+        """Add the gradients with respect to query and key to `found`.
 
-        Return False if the graph does not have the expected form.
+        They are products with the gradient of the scores. Return False if they are not found.
         """
         gradient = node.inputs[0]
         if gradient.owner is not None and isinstance(gradient.owner.op, SpecifyShape):
@@ -241,7 +241,7 @@ class _Search:
         return uses is not None
 
     def _by_scores(self, found: _Found, gradient: Any) -> Any:
-        """Return `gradient` once scaled and masked like the scores, or None if it is not."""
+        """Return `gradient` after the scale and the mask of the scores, or None if these differ."""
         result = gradient
         while len(self.clients(result)) == 1:
             node = self.clients(result)[0][0]
@@ -258,9 +258,10 @@ class _Search:
 
     @staticmethod
     def _fits(found: _Found, weights: Any) -> bool:
-        """Return whether the operands have one dtype and none, except the mask, is broadcast.
+        """Return whether the operands of an attention fit the Op.
 
-        The mask must not be larger than the scores.
+        They must have one dtype, and only the mask may be broadcast. It must not be larger than the
+        scores.
         """
         arrays = [found.scaled(found.query), found.key, found.value, weights, found.out.result]
         if found.gout is not None:

@@ -36,11 +36,7 @@ View = tuple[Any, tuple[Any, ...]]
 def view_of(x: Any, swapped: bool = False) -> View:
     """Return the array that `x` permutes and the permutation.
 
-    Parameters
-    ----------
-    x : Variable
-    swapped : bool
-        Whether to describe `x` with its last two axes swapped.
+    If `swapped`, describe `x` with its last two axes swapped.
     """
     node, order = x.owner, tuple(range(x.type.ndim))
     if node is not None and isinstance(node.op, DimShuffle):
@@ -62,7 +58,7 @@ def _operands(x: Any, kind: type) -> list[Any] | None:
 
 
 def factors_of(x: Any) -> tuple[Any, Any] | None:
-    """Return the two stacks of matrices whose product is `x`, or None if `x` is no product."""
+    """Return the two stacks of matrices whose product is `x`, or None if it is not a product."""
     node = x.owner
     if node is None or not isinstance(node.op, Blockwise) or not isinstance(node.op.core_op, Dot):
         return None

@@ -108,8 +108,8 @@ class RecognizeGpuBatchNorm(RecognizeBatchNorm):
         if self.everything:
             return lambda form: form.trains
         on_device = Forecast(fgraph, order, self.excluded_tags).on_device
-        # Without an operand on the device, the Op would stay on the host, where elementwise loops
-        # are left alone.
+        # Leave normalizations on the host to elementwise loops. Without an operand on the device,
+        # the Op would stay on the host too.
         return lambda form: form.trains and not on_device.isdisjoint(form.leaves())
 
 
@@ -124,11 +124,11 @@ class _Found:
     Attributes
     ----------
     variable : Variable
-        The variable.
+        Variable to replace.
     leaf : Variable or None
-        If the variable is a gradient, the leaf with respect to which it is taken.
+        Leaf with respect to which the variable is a gradient.
     gradient : Variable or None
-        The gradient with respect to the normalization's output that it is computed from.
+        Gradient with respect to the normalization's output, from which the variable is computed.
     rest : list of Variable
         Other terms of the sum that the variable computes.
     """
@@ -243,7 +243,7 @@ def _replacements(fgraph: FunctionGraph, form: Normalization) -> list[tuple[Vari
     if form.trains and not parts.isdisjoint(needed):
         gradients = template.gradients(template.out)
         numbers = ValueNumbers(fgraph)
-        # Sums alone do not show that a gradient belongs to this normalization.
+        # A sum alone does not show that a gradient belongs to this normalization.
         telling = _telling_leaves(template, gradients)
         for gradient in _gradients_of_output(numbers, template, list(gradients.values())):
             by_leaves = list(_find(numbers, template, gradients, gradient))

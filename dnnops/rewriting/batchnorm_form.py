@@ -77,7 +77,7 @@ def _entry_of_shape(node: Apply, shaped: tuple[Any, ...]) -> int | None:
 def _mean(view: View, x: Any) -> tuple[Any, tuple[int, ...]] | None:
     """Read a view as a mean of `x`, or of an array of the same shape, with its axes kept.
 
-    Return the averaged variable and the axes, or None if the view is no such mean.
+    Return the averaged variable and the axes, or None if the view is not such a mean.
     """
     accumulator = accumulator_dtype(x.type.dtype)
     if accumulator != x.type.dtype:
@@ -130,7 +130,7 @@ def _is_variance_of(view: View, x: Any, axes: tuple[int, ...]) -> bool:
         centered = square_of(View.of(summand))
         inputs = centered.inputs_of(Sub) if centered is not None and over == axes else None
         return inputs is not None and inputs[0] == whole and _is_mean_of(inputs[1], x, axes)
-    # The mean of the squares less the square of the mean.
+    # The mean of the squares minus the square of the mean.
     inputs = view.inputs_of(Sub)
     if not inputs:
         return False
@@ -222,7 +222,7 @@ class Normalization:
         return value
 
     def is_large(self, x: Any) -> bool:
-        """Return whether an intermediate variable is as large as `x`, and not a statistic."""
+        """Return whether an intermediate variable has the size of `x` and not of a statistic."""
         kind = x.type
         return (
             isinstance(kind, TensorType)
@@ -329,7 +329,7 @@ def read_normalization(
     Returns
     -------
     Normalization or None
-        None if `out` is no batch normalization, or if its operands have another dtype than `out`.
+        None if `out` is not a batch normalization, or if its operands have a different dtype.
     """
     if not isinstance(out.type, TensorType) or out.type.dtype not in dtypes or not out.type.ndim:
         return None

@@ -35,7 +35,7 @@ __all__ = ["FuseCrossEntropy"]
 
 @dataclass(frozen=True)
 class _Place:
-    """One element per row of a softmax: the one that is read, or whose gradient is set."""
+    """The element of each row of a softmax that is read, or whose gradient is set."""
 
     x: Variable
     labels: Variable
@@ -98,9 +98,9 @@ def _is_length_of(fgraph: FunctionGraph, size: Variable, x: Any) -> bool:
 
 
 def _covers(fgraph: FunctionGraph, rows: Variable, x: Any, labels: Any) -> bool | None:
-    """Return which rows the index ``arange`` covers.
+    """Determine whether an index counts rows like ``arange``.
 
-    True means each row of `x`, False each label, and None that the index is not an ``arange``.
+    Return True if it counts the rows of `x`, False if it counts the labels, and None otherwise.
     """
     if isinstance(rows, Constant):
         count = rows.data.shape[0] if rows.data.ndim == 1 else -1
@@ -281,7 +281,7 @@ class FuseCrossEntropy(GraphRewriter):
 
 
 def _vector(g: Any, place: _Place) -> Any:
-    """Return a gradient with respect to the logarithms as a vector, of one element if scalar."""
+    """Return a gradient with respect to the logarithms as a vector or a single element, or None."""
     ndim = g.type.ndim
     if ndim == 0:
         return g.dimshuffle("x")

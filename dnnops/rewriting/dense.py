@@ -1,4 +1,4 @@
-"""Compute the gradient of ``x @ w`` with respect to `w` as one product if `x` has many axes."""
+"""Compute the gradient of ``x @ w`` with respect to `w` as one product if ``x.ndim > 2``."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def _widened(op: Any) -> Any:
 
 
 class _Widening:
-    """The float32 counterparts of a graph's float16 variables."""
+    """A mapping from a graph's float16 variables to their float32 counterparts."""
 
     def __init__(self) -> None:
         self.wide: dict[Variable, Any] = {}

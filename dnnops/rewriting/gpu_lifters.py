@@ -328,7 +328,7 @@ def lift_check(node: Apply, inputs: list[Any], context: LiftContext) -> list[Var
     return node.op.make_node(x, *[context.to_host(c) for c in conditions]).outputs
 
 
-# Expressions for Ops that have no lifter if cuDNN is excluded or does not support them
+# Expansions, for Ops that have no lifter if cuDNN is excluded or does not support them
 
 
 @register_expansion(ProdWithoutZeros)

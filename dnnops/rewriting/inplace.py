@@ -80,7 +80,10 @@ class GpuInplace(GraphRewriter):
 
 
 def _inputs(node: Apply, op: Op) -> Iterator[list[Variable]]:
-    """Yield a node's inputs, then, if different, its inputs with unshared copies of allocations."""
+    """Yield a node's inputs, then its inputs with copies of the allocations that it overwrites.
+
+    An allocation may have been merged, so that other nodes use the same one.
+    """
     yield list(node.inputs)
     overwritten = {i for indices in op.destroy_map.values() for i in indices}
     own = [

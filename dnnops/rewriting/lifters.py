@@ -86,12 +86,12 @@ def register_lifter(
         Default: the inputs of floating-point dtypes. All other inputs are passed to the function
         as host variables.
     heavy : bool or callable, default False
-        Whether the node is worth a transfer by itself, or ``f(node)`` that returns this. Other
-        nodes move only if one of their operands is already on the device.
+        Whether the node is worth a transfer by itself, as a bool or as ``f(node)``. Other nodes
+        move only if one of their operands is already on the device.
     pulled : bool or callable, default False
-        Whether the node also moves when all users of its outputs do and the transfer does not
-        become larger, or ``f(node)`` that returns whether it moves with its users. Meant for Ops
-        whose output is not smaller than their operands.
+        Whether the node also moves when all users of its outputs do. With True, it moves only if
+        the transfer does not become larger. With ``f(node)``, it moves if that returns True. Meant
+        for Ops whose output is not smaller than their operands.
     convert : bool, default True
         Whether inputs are transferred before the call. If False, the function gets each input
         where it is, and calls :meth:`LiftContext.to_device` and :meth:`LiftContext.to_host` itself.
@@ -101,8 +101,8 @@ def register_lifter(
     tags : iterable of str
         Tags of the lifter. ``mode.excluding(tag)`` disables it.
     priority : int, default 0
-        Priority among the lifters of a class. The highest is called first. If it returns None,
-        the next one is called.
+        Priority among the lifters of a class. The lifter with the highest priority is called first.
+        If it returns None, the next one is called.
 
     Returns
     -------

@@ -229,7 +229,7 @@ class _Lifting:
         if outputs is not None:
             for old, z in zip(node.outputs, outputs, strict=True):
                 if (z.type.dtype, z.type.ndim) != (old.type.dtype, old.type.ndim):
-                    raise TypeError(f"the lifter of {node.op} made a {z.type} of a {old.type}")
+                    raise TypeError(f"the lifter of {node.op} returned {z.type} for {old.type}")
         return outputs
 
     @staticmethod

@@ -41,7 +41,7 @@ class InNetworks(GraphRewriter):
 
 
 class InNetworksDB(RewriteDatabase):
-    """Database entry of an `InNetworks`, which treats every graph as a network in dnnops modes.
+    """Database entry of `InNetworks`, which treats every graph as a network only in dnnops modes.
 
     Parameters
     ----------

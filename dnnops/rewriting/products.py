@@ -134,7 +134,7 @@ def is_sum(view: View) -> bool:
 def product_of(
     start: View, sign: int = 1, atoms: Collection[Any] = (), whole_means: bool = True
 ) -> Product:
-    """Read a view as a product without splitting `atoms` or, with `whole_means`, means."""
+    """Read a view as a product, without splitting `atoms` and, if `whole_means`, means."""
     found = Product(sign)
     waiting = [(start, False)]
     while waiting:
@@ -171,7 +171,7 @@ def root_of(view: View) -> tuple[View, bool] | None:
 
 
 def square_of(view: View) -> View | None:
-    """Return the argument of a square, or None if the view is no square."""
+    """Return the argument of a square, or None if the view is not a square."""
     if inputs := view.inputs_of(Sqr):
         return inputs[0]
     inputs = view.inputs_of(Pow)

@@ -26,7 +26,7 @@ __all__ = ["local_comparison_with_extremum", "local_relu"]
 
 @node_rewriter([Elemwise])
 def local_comparison_with_extremum(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace ``maximum(x, y) == x`` with ``x >= y``, and use ``x <= y`` for a minimum."""
+    """Replace ``maximum(x, y) == x`` with ``x >= y``, and with ``x <= y`` for a minimum."""
     if not isinstance(node.op.scalar_op, EQ):
         return None
     for extremum, x in (node.inputs, reversed(node.inputs)):

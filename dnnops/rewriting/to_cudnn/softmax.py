@@ -93,5 +93,5 @@ def local_gradient_of_log_of_softmax(fgraph: FunctionGraph, node: Apply) -> list
 
 
 for _rewriter in (local_log_of_softmax, local_gradient_of_log_of_softmax):
-    # With PyTensor's stabilization (1.5).
+    # Right after PyTensor's stabilization (1.5).
     optdb.register(_rewriter.fn.__name__, dfs_rewriter(_rewriter), "gpu", "cudnn", position=1.6)
