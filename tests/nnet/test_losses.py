@@ -44,7 +44,7 @@ def test_softmax_gradients_and_errors(name):
     function = getattr(nnet, name)
     check_gradient(lambda x: function(x), [RNG.standard_normal((3, 5))])
     check_gradient(lambda x: function(x), [RNG.standard_normal(5)])
-    with pytest.raises(DnnValueError, match=f"{name}: axis must be given for an operand of 3"):
+    with pytest.raises(DnnValueError, match=f"{name}: axis must be given for an x of 3"):
         function(pt.ftensor3())
     with pytest.raises(DnnValueError, match=f"{name}: axis 2 does not fit 2 dimensions"):
         function(pt.fmatrix(), axis=2)
