@@ -78,7 +78,7 @@ def test_what_cannot_be_run(capsys: Output):
     reason = (
         "the library was compiled for a processor without AVX-512"
         if missing("avx512")
-        else "it is for two spatial axes"
+        else "it requires two spatial axes"
     )
     assert f"\ncannot be run: 1\nwinograd  {reason}\n" in out
     (rows,) = tables(out)
@@ -283,7 +283,7 @@ def gpu_survey(**changes: Any) -> Survey:
         ),
         gpu_plan("IMPLICIT_GEMM", "legacy", 0, workspace_bytes=512, deterministic=True),
         *(gpu_plan(f"engine{i}", "graph", i, reason=UNSUPPORTED) for i in (11, 12, 13)),
-        gpu_plan("WINOGRAD", "legacy", 6, reason="for 3 x 3 filters"),
+        gpu_plan("WINOGRAD", "legacy", 6, reason="it requires 3 x 3 filters"),
     ]
     choices = {wish: FlagChoice("FFT_TILING") for wish in WISHES}
     choices["small"] = choices["none"] = FlagChoice("IMPLICIT_GEMM")

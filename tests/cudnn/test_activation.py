@@ -47,7 +47,7 @@ def test_bad_operands():
         GpuDnnActivationGrad("relu")(x)
     with pytest.raises(DnnTypeError, match="the same rank"):
         GpuDnnActivationGrad("relu")(x, x, GpuArrayType("float32", (3,))())
-    with pytest.raises(DnnValueError, match="one dtype and shape"):
+    with pytest.raises(DnnValueError, match="same dtype and shape"):
         call(
             "dnnops_cudnn_activation_shape",
             GpuDnnActivationGrad("relu"),

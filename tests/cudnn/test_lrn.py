@@ -128,7 +128,7 @@ def test_bad_operands():
         GpuWindowSum(3, (4,))(x4)
     op = GpuDnnLRNGrad(5, 1.0, 0.75, 2.0)
     operands = [device_tensor(s) for s in ((2, 3), (2, 3), (2, 4))]
-    with pytest.raises(DnnValueError, match="one dtype and shape"):
+    with pytest.raises(DnnValueError, match="same dtype and shape"):
         call("dnnops_cudnn_lrn_shape", op, operands)
 
 

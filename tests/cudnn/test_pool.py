@@ -111,7 +111,7 @@ def test_nan_is_the_maximum(op):
 def test_partial_windows_are_refused(mode):
     x = on_gpu(np.zeros((1, 1, 5, 5)), "float32")
     vectors = np.array([2, 2]), np.array([2, 2]), np.array([0, 0])
-    with pytest.raises(DnnNotSupportedError, match="reach over the end"):
+    with pytest.raises(DnnNotSupportedError, match="extend past the end"):
         apply_op(GpuDnnPool(mode, 2, ignore_border=False), x, *vectors)
 
 

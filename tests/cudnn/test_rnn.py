@@ -112,9 +112,9 @@ def test_algorithms(algo, dtype):
     assert all(f"algo='{algo}'" in message for _, message in refused)
     for (mode, _, _, both, _), error in refused:
         if algo == "persist_static_small_h" and both and mode in ("rnn_relu", "rnn_tanh"):
-            assert "bidirectional rnn_relu or rnn_tanh comes out wrong" in error
+            assert "bidirectional rnn_relu or rnn_tanh is wrong" in error
         elif algo.startswith("persist_static") and (mode, dtype) == ("rnn_tanh", "float32"):
-            assert "less exact than float32" in error
+            assert "less accurate than float32" in error
     is_refused = {(mode, both) for (mode, _, _, both, _), _ in refused}
     assert not known_inexact(algo, dtype) - is_refused
     if not ran:
@@ -131,7 +131,8 @@ def test_tanh_without_gradients(algo):
         )
         network = Network(case, "float32", usual_scale(case))
         given = network.on_device(network.operands)
-        with pytest.raises(DnnNotSupportedError, match=f"algo='{algo}'.*less exact than float32"):
+        message = f"algo='{algo}'.*less accurate than float32"
+        with pytest.raises(DnnNotSupportedError, match=message):
             network.run(network.forward, *given)
         alone = GpuDnnRNNForward(**case.network, keeps_reserve=False)
         try:

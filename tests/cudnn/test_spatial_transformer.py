@@ -239,7 +239,7 @@ def test_bad_arguments(make, error, words):
     ("op", "shapes", "words"),
     [
         (GpuDnnTransformerSampler, [(2, 3, 4, 5), (3, 4, 4, 2)], "don't fit together"),
-        (GpuDnnTransformerSampler, [(2, 3, 0, 5), (2, 4, 4, 2)], "has to have pixels"),
+        (GpuDnnTransformerSampler, [(2, 3, 0, 5), (2, 4, 4, 2)], "at least one pixel"),
         (GpuDnnTransformerSampler, [(2, 3, 4, 5), (2, 4, 4, 3)], r"\(batch, rows, columns, 2\)"),
         (
             GpuDnnTransformerGradI,

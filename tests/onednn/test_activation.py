@@ -214,5 +214,5 @@ def test_operands_that_do_not_fit(mode):
     x, y, gy = (pt.fmatrix() for _ in range(3))
     fn = pytensor.function([x, y, gy], ActivationGrad("swish", 1)(x, y, gy), mode=mode)
     ones = np.ones((2, 3), "float32")
-    with pytest.raises(DnnValueError, match="OneDnnActivationGrad: x, y and gy have to have one"):
+    with pytest.raises(DnnValueError, match="OneDnnActivationGrad: x, y and gy must have the same"):
         fn(ones, ones, ones[:1])

@@ -105,7 +105,7 @@ def test_forward_and_gradients(mode):
         for result, expected in zip(fn(*arrays), plain(*arrays), strict=True):
             assert_close(result, expected, allow_zero=True)
     if mode == "CVM":
-        with pytest.raises(DnnValueError, match="the operands have to have one shape and dtype"):
+        with pytest.raises(DnnValueError, match="the operands must have the same shape and dtype"):
             fn(arrays[0], np.ones((1, 1, 9, 9), "float32"), arrays[2])
 
 

@@ -151,7 +151,7 @@ def test_forward_gradient_and_second_derivative(mode):
         for result, expected in zip(fn(*arrays), plain(*arrays), strict=True):
             assert_close(result, expected, allow_zero=True)
     if mode == "CVM":
-        with pytest.raises(DnnValueError, match="OneDnnLRNGrad: the operands have to have one"):
+        with pytest.raises(DnnValueError, match="OneDnnLRNGrad: the operands must have the same"):
             fn(arrays[0], np.ones((1, 1, 9, 9), "float32"))
 
 

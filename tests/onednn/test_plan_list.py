@@ -260,9 +260,9 @@ def test_what_is_said_of_winograd():
     assert (used.api, used.notes, used.reason, used.deterministic) == ("dnnops", (), "", True)
     assert used.workspace_bytes > 36 * 32 * 32 * 4  # its filters alone
     for arguments, note in (
-        (((4, 8, 28, 28), (32, 8, 3, 3)), "not used for less than 16 channels"),
-        (((4, 32, 1, 28), (32, 32, 3, 3)), "not used where 4 x 4 tiles reach far over the edge"),
-        (((1, 32, 4, 8), (32, 32, 3, 3)), "not used for less than 24 tiles of 4 x 4 a thread"),
+        (((4, 8, 28, 28), (32, 8, 3, 3)), "not used for fewer than 16 channels"),
+        (((4, 32, 1, 28), (32, 32, 3, 3)), "not used if 4 x 4 tiles extend far beyond the edge"),
+        (((1, 32, 4, 8), (32, 32, 3, 3)), "not used for fewer than 24 tiles of 4 x 4 per thread"),
     ):
         plan = told(*arguments)
         assert (plan.notes, plan.reason) == ((note,), "")
@@ -271,7 +271,7 @@ def test_what_is_said_of_winograd():
         ((image, (32, 32, 5, 5)), {}, "3 x 3 filters"),
         ((image, (32, 32, 3, 3)), {"subsample": (2, 1)}, "stride and dilation 1"),
         ((image, (32, 16, 3, 3)), {"num_groups": 2}, "one group"),
-        ((image, (32, 32, 3, 3)), {"border_mode": ((3, 3), (1, 1))}, "padding up to 2"),
+        ((image, (32, 32, 3, 3)), {"border_mode": ((3, 3), (1, 1))}, "padding of at most 2"),
         (((4, 32, 28), (32, 32, 3)), {}, "two spatial axes"),
     ):
         plan = told(*arguments, **params)
@@ -342,7 +342,7 @@ def test_a_plan_that_fails_is_refused_from_then_on(monkeypatch: pytest.MonkeyPat
 
     def refuse(self: PlanList, function: str, *arguments: Any) -> None:
         assert function == "time"
-        raise DnnMemoryError("no 9 bytes of scratch memory")
+        raise DnnMemoryError("cannot allocate 9 bytes of scratch memory")
 
     with plans:
         before = [plan.name for plan in plans.plans if plan.reason]
@@ -351,7 +351,7 @@ def test_a_plan_that_fails_is_refused_from_then_on(monkeypatch: pytest.MonkeyPat
             with pytest.raises(DnnMemoryError):
                 plans.time(1)
         row = plans.plans[1]
-        assert (row.reason, row.time_ms) == ("no 9 bytes of scratch memory", None)
+        assert (row.reason, row.time_ms) == ("cannot allocate 9 bytes of scratch memory", None)
         assert [plan.name for plan in plans.plans if plan.reason] == [row.name, *before]
 
 
@@ -402,7 +402,7 @@ def test_what_is_refused():
     with pytest.raises(DnnValueError, match="empty array"):
         PlanList(conv_node(op, (empty, good[1])), [empty, good[1]], np.empty((0, 3, 3, 3), "f4"))
     half = tuple(a.astype("float16") for a in good)
-    with pytest.raises(DnnTypeError, match="float32, not in float16"):
+    with pytest.raises(DnnTypeError, match="float32, got float16"):
         PlanList(conv_node(op, half), list(half), np.empty((1, 3, 3, 3), "float16"))
     double = tuple(a.astype("float64") for a in good)
     strided = np.empty((1, 3, 3, 6))[..., ::2]

@@ -47,7 +47,7 @@ static inline int dnnops_find(const char *library, const char *function, dnnops_
 
 static inline int dnnops_ndarray_read(PyArrayObject *array, int64_t dtype, dnnops_tensor *tensor) {
   if (PyArray_NDIM(array) > DNNOPS_MAX_NDIM) {
-    PyErr_Format(PyExc_ValueError, "arrays of more than %d dimensions are not taken", DNNOPS_MAX_NDIM);
+    PyErr_Format(PyExc_ValueError, "arrays of more than %d dimensions are not supported", DNNOPS_MAX_NDIM);
     return -1;
   }
   tensor->data = PyArray_DATA(array);

@@ -20,7 +20,7 @@ inline void axis_bounds(const int64_t *params, int64_t ndim, int64_t *bounds) {
     if (end == 0)
       begin = i;
     else if (end != i)
-      fail(DNNOPS_NOT_SUPPORTED, "axes that have statistics of their own have to be neighbors, %lld and %lld are not",
+      fail(DNNOPS_NOT_SUPPORTED, "axes that are not reduced must be adjacent, but %lld and %lld are not",
            (long long)end - 1, (long long)i);
     end = i + 1;
   }
@@ -39,7 +39,7 @@ namespace batchnorm {
 
 inline void check_image(const int64_t *params, const dnnops_tensor &x) {
   if (x.ndim < 1 || params[0] <= 0 || params[0] >> x.ndim)
-    fail(DNNOPS_VALUE_ERROR, "an array of %lld dimensions does not have the axes that statistics are over",
+    fail(DNNOPS_VALUE_ERROR, "the axes to reduce are out of bounds for an array of %lld dimensions",
          (long long)x.ndim);
   int64_t bounds[4];
   axis_bounds(params, x.ndim, bounds);
@@ -115,7 +115,8 @@ void batchnorm_gradient_shape(const int64_t *params, const dnnops_tensor *inputs
   const dnnops_tensor &x = inputs[0], &gradient = inputs[1];
   check_image(params, x);
   if (gradient.dtype != x.dtype || !same_shape(gradient, x))
-    fail(DNNOPS_VALUE_ERROR, "the output's gradient has shape %s, expected that of the inputs, %s, and their dtype",
+    fail(DNNOPS_VALUE_ERROR,
+         "the output's gradient has shape %s, expected the shape of the inputs, %s, and their dtype",
          list_of(gradient.shape, gradient.ndim).c_str(), list_of(x.shape, x.ndim).c_str());
   const char *const names[] = {"scale", "mean", "invstd"};
   for (int i = 0; i < 3; ++i) {

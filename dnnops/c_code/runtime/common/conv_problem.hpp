@@ -61,7 +61,7 @@ inline ConvProblem conv_problem(int64_t direction, const int64_t *geometry_words
   if (inputs[0].ndim != ndim || inputs[1].ndim != ndim)
     fail(DNNOPS_TYPE_ERROR, "expected two arrays of %lld dimensions", (long long)ndim);
   if (inputs[0].dtype != inputs[1].dtype)
-    fail(DNNOPS_TYPE_ERROR, "expected two arrays of one dtype, got %s and %s", dtype_name(inputs[0].dtype),
+    fail(DNNOPS_TYPE_ERROR, "expected two arrays of the same dtype, got %s and %s", dtype_name(inputs[0].dtype),
          dtype_name(inputs[1].dtype));
   const int64_t *top = nullptr;
   if (direction == CONV_FORWARD) {

@@ -57,7 +57,7 @@ inline void dropout_grad_shape(const dnnops_tensor *inputs, dnnops_tensor *outpu
   const dnnops_tensor &gy = inputs[0], &reserve = inputs[2];
   read_probability(inputs[1]);
   if (reserve.dtype != DNNOPS_UINT8 || reserve.ndim != 1)
-    fail(DNNOPS_TYPE_ERROR, "reserve has to be an uint8 vector");
+    fail(DNNOPS_TYPE_ERROR, "reserve has to be a uint8 vector");
   if (reserve.shape[0] != reserve_bytes(gy))
     fail(DNNOPS_VALUE_ERROR, "reserve has %lld bytes, expected %lld for gy of shape %s", (long long)reserve.shape[0],
          (long long)reserve_bytes(gy), list_of(gy.shape, gy.ndim).c_str());

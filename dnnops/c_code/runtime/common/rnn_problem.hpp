@@ -103,7 +103,7 @@ inline void check_operand(const char *name, const dnnops_tensor &operand, int64_
 inline void check_operands(const Problem &p, const dnnops_tensor *inputs) {
   const int64_t dtype = inputs[1].dtype;
   if (p.skip && p.input != p.hidden)
-    fail(DNNOPS_VALUE_ERROR, "with input_mode skip the input's size has to be that of the hidden layer, %lld, got %lld",
+    fail(DNNOPS_VALUE_ERROR, "with input_mode skip, the input size must equal the hidden size, %lld, got %lld",
          (long long)p.hidden, (long long)p.input);
   check_operand("w", inputs[0], dtype, {p.parameters()});
   check_operand("hx", inputs[2], dtype, {p.states(), p.batch, p.outputs});

@@ -29,7 +29,7 @@ void check_operands(const ActivationParams &params, const dnnops_tensor *inputs)
   for (int i = 1; i < input_count(params); ++i)
     if (inputs[i].dtype != x.dtype || inputs[i].ndim != x.ndim ||
         std::memcmp(inputs[i].shape, x.shape, x.ndim * sizeof(int64_t)))
-      fail(DNNOPS_VALUE_ERROR, "the operands have to have one dtype and shape");
+      fail(DNNOPS_VALUE_ERROR, "the operands must have the same dtype and shape");
 }
 
 struct ActivationKey {

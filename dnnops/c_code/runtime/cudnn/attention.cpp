@@ -111,8 +111,8 @@ AttentionCase inner_case(const AttentionCall &call) {
   c.depth = rounded_depth(call.depth), c.value_depth = rounded_depth(call.value_depth);
   if (std::max(c.depth, c.value_depth) > MAX_DEPTH)
     fail(DNNOPS_NOT_SUPPORTED,
-         "cuDNN's attention takes depths of up to %lld; where the depth is known when a function is compiled, as by "
-         "specify_shape, deeper ones are computed otherwise, and without cuDNN by mode.excluding('cudnn')",
+         "cuDNN's attention supports depths of up to %lld; larger depths are computed without cuDNN if the depth is "
+         "known when the function is compiled, as with specify_shape, or with mode.excluding('cudnn')",
          (long long)MAX_DEPTH);
   // cuDNN does not support gradients for a single query and key. With a bias of several heads shared by the batch,
   // cuDNN 9.19 then reads all but the first head from a wrong place. Add a second key, hidden by lengths.
@@ -433,7 +433,7 @@ DNNOPS_EXPORT int dnnops_cudnn_attention_plan(const char *device, const int64_t 
     std::snprintf(text, capacity, "%s, ours %lld", plan.describe().c_str(), (long long)state.places.size);
 #else
     (void)device, (void)outputs, (void)text, (void)capacity;
-    fail(DNNOPS_NOT_SUPPORTED, "cuDNN before 9.8 can't be told of devices");
+    fail(DNNOPS_NOT_SUPPORTED, "describing a device requires cuDNN 9.8 or newer");
 #endif
   });
 }

@@ -74,7 +74,7 @@ void AttentionCall::check_mask() const {
   bool fits = mask->ndim == 4 && (mask->dtype == DNNOPS_BOOL || mask->dtype == dtype);
   for (int i = 0; fits && i < 4; ++i) fits = mask->shape[i] == sizes[i] || mask->shape[i] == 1;
   if (!fits)
-    fail(DNNOPS_VALUE_ERROR, "mask has to be bool, or of the dtype of query, and of shape %s, or 1 in the place of a size",
+    fail(DNNOPS_VALUE_ERROR, "mask must be bool or have the dtype of query, with a shape that broadcasts to %s",
          list_of(sizes, 4).c_str());
 }
 

@@ -70,7 +70,7 @@ bool AttentionGradKernel::is_chosen(const AttentionCall &call, const Handle &han
   if (!call.gradient || path == PATH_CUDNN) return false;
   const bool possible = is_possible(call, handle);
   if (path == PATH_KERNEL && !possible)
-    fail(DNNOPS_NOT_SUPPORTED, "dnnops' kernel computes gradients of up to %lld keys of depths up to %lld, without dropout",
+    fail(DNNOPS_NOT_SUPPORTED, "the dnnops kernel supports up to %lld keys and depths of up to %lld, without dropout",
          (long long)MAX_KEYS, (long long)MAX_DEPTH);
   const int64_t rows = call.query_heads / std::max<int64_t>(call.heads, 1) * call.queries;
   return possible && (path == PATH_KERNEL || rows * call.keys <= MOST_SCORES);

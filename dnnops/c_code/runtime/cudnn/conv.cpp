@@ -77,7 +77,7 @@ LruCache<PlanKey, Choice, WordHash<PlanKey>> &plans() {
 void require_same_format(const Call &call) {
   const Tensor out = read_tensor(*call.out), output = read_tensor(call.output);
   if (call.out->dtype != call.output.dtype || std::memcmp(out.shape, output.shape, sizeof out.shape))
-    fail(DNNOPS_VALUE_ERROR, "out is %s where the result is %s", describe(*call.out).c_str(),
+    fail(DNNOPS_VALUE_ERROR, "out is %s, but the result is %s", describe(*call.out).c_str(),
          describe(call.output).c_str());
   if (!(dense_formats(out) & dense_formats(output)))
     fail(DNNOPS_NOT_SUPPORTED, "out has to be dense, contiguous or channels last, got %s", describe(*call.out).c_str());
@@ -224,7 +224,8 @@ void execute_within_memory(ConvState &state, const Call &call, Launch launch) {
     try {
       set_plan(state, call, launch);
     } catch (const Error &error) {
-      fail(DNNOPS_OUT_OF_MEMORY, "no device memory for the workspace of %lld bytes of plan %s, and no plan with less: %s",
+      fail(DNNOPS_OUT_OF_MEMORY,
+           "no device memory for the workspace of %lld bytes of plan %s, and no plan needs less: %s",
            (long long)state.choice.plan->workspace, state.choice.plan->name.c_str(), error.what());
     }
     state.ready = !state.is_provisional;
@@ -290,7 +291,7 @@ DNNOPS_EXPORT int dnnops_cudnn_conv_describe(const dnnops_context *, const int64
     legacy_output_shape(conv, shape);
     const Tensor &top = conv.tensors[ROLE_TOP];
     if (std::memcmp(shape, top.shape, top.ndim * sizeof(int64_t)))
-      fail(DNNOPS_LIBRARY_ERROR, "cuDNN says that the output has the shape %s, not %s",
+      fail(DNNOPS_LIBRARY_ERROR, "cuDNN computes the output shape %s, expected %s",
            list_of(shape, top.ndim).c_str(), list_of(top.shape, top.ndim).c_str());
   });
 }

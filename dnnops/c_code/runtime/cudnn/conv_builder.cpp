@@ -126,7 +126,7 @@ ConvGraph *PlanBuilder::graph() {
   if (!graph_made_) {
     graph_made_ = true;
     try {
-      if (!conv_.fixed_scalars) fail(DNNOPS_NOT_SUPPORTED, "not offered, as alpha or beta differ from call to call");
+      if (!conv_.fixed_scalars) fail(DNNOPS_NOT_SUPPORTED, "not offered because alpha or beta change between calls");
       graph_.reset(new ConvGraph(conv_, handle_));
     } catch (const Error &error) {
       refusals_.push_back({"graph API", error.message, error.status, unspecific(API_GRAPH), 0});
@@ -142,7 +142,7 @@ std::shared_ptr<Plan> PlanBuilder::checked(std::shared_ptr<Plan> plan) const {
          (long long)plan->workspace, (long long)conv_.workspace_limit);
   const DeviceMemory memory;
   if (plan->workspace > static_cast<int64_t>(memory.total) - operand_bytes(conv_) - RESERVED_BYTES)
-    fail(DNNOPS_NOT_SUPPORTED, "its workspace of %lld bytes is more than the device has besides the operands",
+    fail(DNNOPS_NOT_SUPPORTED, "its workspace of %lld bytes is more than the device memory left by the operands",
          (long long)plan->workspace);
   // Memory that the allocator keeps for later also counts as free, but only the allocator knows how much.
   if (plan->workspace > static_cast<int64_t>(memory.free)) {

@@ -52,8 +52,8 @@ ConvProblem checked_problem(const ConvParams &params, const dnnops_tensor *input
   for (int64_t i = 0; i < geometry.spatial_ndim; ++i)
     if (geometry.pad_begin[i] != geometry.pad_end[i])
       fail(DNNOPS_NOT_SUPPORTED,
-           "padding of %lld before and %lld after spatial axis %lld: cuDNN %zu is not used for asymmetric padding, with"
-           " which its gradients were found to be wrong; pad the image with zeros",
+           "padding of %lld before and %lld after spatial axis %lld: cuDNN %zu is not used for asymmetric padding,"
+           " because its gradients were wrong; pad the image with zeros",
            (long long)geometry.pad_begin[i], (long long)geometry.pad_end[i], (long long)i, cudnnGetVersion());
   return problem;
 }
@@ -63,7 +63,7 @@ int64_t compute_dtype(int64_t precision, int64_t dtype) {
   if (precision == PRECISION_AS_INPUT_F32) return widens ? +DNNOPS_FLOAT32 : dtype;
   if (precision == PRECISION_AS_INPUT) return dtype == DNNOPS_BFLOAT16 ? +DNNOPS_FLOAT32 : dtype;
   if (precision != dtype && !(widens && precision == DNNOPS_FLOAT32))
-    fail(DNNOPS_VALUE_ERROR, "precision %s does not go with %s arrays", dtype_name(precision), dtype_name(dtype));
+    fail(DNNOPS_VALUE_ERROR, "precision %s is not supported for %s arrays", dtype_name(precision), dtype_name(dtype));
   return precision;
 }
 

@@ -43,14 +43,14 @@ bool all_equal(const int64_t *values, int64_t count, int64_t to) {
 Product product_of(const ConvCase &conv) {
   const Tensor &image = conv.tensors[ROLE_IMAGE], &filters = conv.tensors[ROLE_FILTERS], &top = conv.tensors[ROLE_TOP];
   const int64_t spatial = conv.spatial_ndim;
-  const auto refuse = [](const char *reason) { fail(DNNOPS_NOT_SUPPORTED, "it is no matrix product: %s", reason); };
+  const auto refuse = [](const char *reason) { fail(DNNOPS_NOT_SUPPORTED, "it is not a matrix product: %s", reason); };
   if (conv.groups != 1) refuse("the channels are in groups");
   if (!all_equal(conv.pad, spatial, 0)) refuse("the image is padded");
   const bool pointwise = all_equal(filters.shape + 2, spatial, 1);
   if (pointwise && !all_equal(conv.stride, spatial, 1)) refuse("it skips positions");
   if (!pointwise) {
     if (!all_equal(top.shape + 2, spatial, 1) || std::memcmp(image.shape + 2, filters.shape + 2, spatial * sizeof(int64_t)))
-      refuse("the filters are neither of one element nor as large as the image");
+      refuse("the filters neither have one element nor are as large as the image");
     if (conv.flip) refuse("the filters are flipped");
   }
   const int64_t formats = dense_formats(image) & dense_formats(top) & dense_formats(filters);
@@ -85,12 +85,13 @@ cublaslt::DataType data_type(int64_t dtype) {
     case DNNOPS_FLOAT16: return cublaslt::R_16F;
     case DNNOPS_BFLOAT16: return cublaslt::R_16BF;
   }
-  fail(DNNOPS_NOT_SUPPORTED, "arrays of %s are not multiplied", dtype_name(dtype));
+  fail(DNNOPS_NOT_SUPPORTED, "matrix products of %s arrays are not supported", dtype_name(dtype));
 }
 
 cublaslt::ComputeType compute_type(const ConvCase &conv) {
   if (conv.compute == DNNOPS_FLOAT64) return cublaslt::COMPUTE_64F;
-  if (conv.compute != DNNOPS_FLOAT32) fail(DNNOPS_NOT_SUPPORTED, "sums in %s are not offered", dtype_name(conv.compute));
+  if (conv.compute != DNNOPS_FLOAT32)
+    fail(DNNOPS_NOT_SUPPORTED, "summation in %s is not supported", dtype_name(conv.compute));
   return conv.dtype == DNNOPS_FLOAT32 && conv.allow_tf32 ? cublaslt::COMPUTE_32F_FAST_TF32 : cublaslt::COMPUTE_32F;
 }
 
@@ -212,7 +213,7 @@ cublaslt::Algorithm algorithm_of(const PlanSpec &spec, const MatrixProduct &prod
     const auto attribute = std::find_if(std::begin(config_attributes), std::end(config_attributes),
                                         [&](const Attribute &known) { return known.name == spec.knobs[2 * i]; });
     if (attribute == std::end(config_attributes))
-      fail(DNNOPS_NOT_SUPPORTED, "algorithms of cuBLASLt have no knob %lld", (long long)spec.knobs[2 * i]);
+      fail(DNNOPS_NOT_SUPPORTED, "cuBLASLt algorithms have no knob %lld", (long long)spec.knobs[2 * i]);
     const int32_t value = static_cast<int32_t>(spec.knobs[2 * i + 1]);
     DNNOPS_CUBLASLT(cublasLtMatmulAlgoConfigSetAttribute, &algorithm, attribute->name, &value, attribute->size);
   }
@@ -239,7 +240,8 @@ class GemmPlan : public Plan {
     workspace = static_cast<int64_t>(checked.workspace_bytes);
     takes_scalars = true;
     const int64_t scheme = knob_value(of, cublaslt::REDUCTION_SCHEME);
-    if (scheme & ~int64_t(reduction_schemes(conv))) fail(DNNOPS_NOT_SUPPORTED, "it sums in a narrower type than asked for (flag dnn.conv.precision)");
+    if (scheme & ~int64_t(reduction_schemes(conv)))
+      fail(DNNOPS_NOT_SUPPORTED, "it sums in a narrower type than requested (flag dnn.conv.precision)");
     deterministic = scheme != cublaslt::IN_PLACE;
     if (!deterministic) notes |= int64_t(1) << CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
     if (conv.deterministic && !deterministic) fail(DNNOPS_NOT_SUPPORTED, "not deterministic (flag dnn.deterministic)");

@@ -254,7 +254,7 @@ const char *forbidden(const ConvCase &conv, const PlanSpec &spec, int64_t notes)
   // are only those of rounding the result: test_first_layers in tests/cudnn/test_plan_choice.py.
   const bool sums_in_float32 = spec.id == 63 && conv.direction == CONV_FORWARD && cudnnGetVersion() / 100 == 919;
   if (conv.compute != DNNOPS_FLOAT16 && !sums_in_float32 && has(CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION))
-    return "it sums in a narrower type than asked for (flag dnn.conv.precision)";
+    return "it sums in a narrower type than requested (flag dnn.conv.precision)";
   return nullptr;
 }
 

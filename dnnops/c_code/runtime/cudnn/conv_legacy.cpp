@@ -58,7 +58,7 @@ struct LegacyCase {
   void set_filters(const ConvCase &of) {
     const Tensor &array = of.tensors[ROLE_FILTERS];
     require_32_bit(array);
-    if (!is_packed(array)) fail(DNNOPS_NOT_SUPPORTED, "the legacy API takes dense filters only");
+    if (!is_packed(array)) fail(DNNOPS_NOT_SUPPORTED, "the legacy API only supports dense filters");
     const int64_t wanted = dense_formats(of.tensors[ROLE_IMAGE]);
     int64_t formats = dense_formats(array);
     if (formats & wanted) formats &= wanted;

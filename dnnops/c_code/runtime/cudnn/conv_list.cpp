@@ -29,7 +29,7 @@ class PlanList {
     const Call call(params_, inputs, outputs);
     const ConvProblem problem = checked_problem(params_, inputs);
     for (const int64_t *shape : {problem.image, problem.filters, problem.top})
-      if (!element_count(shape, problem.ndim)) fail(DNNOPS_VALUE_ERROR, "an empty array is not convolved by any plan");
+      if (!element_count(shape, problem.ndim)) fail(DNNOPS_VALUE_ERROR, "there are no plans for empty arrays");
     const DeviceGuard guard(device_);
     launch_ = {&handle(), {}, call.alpha, call.beta, nullptr};
     call.read_pointers(launch_);

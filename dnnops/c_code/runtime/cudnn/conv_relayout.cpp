@@ -94,8 +94,8 @@ int64_t padded_channels(const ConvCase &conv) {
 }
 
 void require_fixed_product(const ConvCase &conv) {
-  if (!conv.fixed_scalars) fail(DNNOPS_NOT_SUPPORTED, "not offered, as alpha or beta differ from call to call");
-  if (conv.beta != 0) fail(DNNOPS_NOT_SUPPORTED, "a result that is added to is not transposed");
+  if (!conv.fixed_scalars) fail(DNNOPS_NOT_SUPPORTED, "not offered because alpha or beta change between calls");
+  if (conv.beta != 0) fail(DNNOPS_NOT_SUPPORTED, "not offered if beta is not 0");
 }
 
 // The array in the inner case: itself, or its copy of this shape.
@@ -121,7 +121,7 @@ Relayout make_relayout(const ConvCase &conv) {
   int64_t common = FORMAT_CONTIGUOUS | FORMAT_CHANNELS_LAST, formats[3];
   for (int role = 0; role < 3; ++role) common &= formats[role] = dense_formats(conv.tensors[role]);
   if (common == (FORMAT_CONTIGUOUS | FORMAT_CHANNELS_LAST))
-    fail(DNNOPS_NOT_SUPPORTED, "the arrays lie in both memory formats already");
+    fail(DNNOPS_NOT_SUPPORTED, "the arrays already match both memory formats");
   const int64_t channels = padded_channels(conv);
   const bool is_padded = channels != conv.tensors[ROLE_IMAGE].shape[1];
   relayout.format = common == FORMAT_CHANNELS_LAST && !is_padded ? FORMAT_CONTIGUOUS : FORMAT_CHANNELS_LAST;
@@ -140,7 +140,7 @@ Relayout make_relayout(const ConvCase &conv) {
 
 Relayout make_forward_relayout(const ConvCase &conv) {
   if (conv.direction != CONV_GRAD_INPUTS)
-    fail(DNNOPS_NOT_SUPPORTED, "only the gradient with respect to the inputs can be had by a forward convolution");
+    fail(DNNOPS_NOT_SUPPORTED, "only the gradient with respect to the inputs can be computed as a forward convolution");
   require_fixed_product(conv);
   const Tensor &filters = conv.tensors[ROLE_FILTERS];
   if (conv.groups > 1 && filters.shape[1] == 1) fail(DNNOPS_NOT_SUPPORTED, "not offered for depthwise convolutions");

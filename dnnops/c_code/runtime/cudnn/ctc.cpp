@@ -151,12 +151,12 @@ void run_kernels(const Handle &handle, const CtcBatch &batch, const dnnops_tenso
 // there are no steps.
 void check_for_cudnn(const CtcBatch &batch) {
   if (batch.longest_label > CUDNN_LONGEST_LABEL)
-    fail(DNNOPS_NOT_SUPPORTED, "cuDNN takes labels of at most %lld symbols, got one of %lld; dnnops.nnet.ctc takes it",
+    fail(DNNOPS_NOT_SUPPORTED, "cuDNN supports labels of at most %lld symbols, got %lld; use dnnops.nnet.ctc",
          (long long)CUDNN_LONGEST_LABEL, (long long)batch.longest_label);
   for (size_t n = 0; n + 1 < batch.begins.size(); ++n)
     if (batch.begins[n] == batch.begins[n + 1])
       fail(DNNOPS_NOT_SUPPORTED,
-           "the label of batch entry %lld is empty, for which cuDNN's cost is wrong; dnnops.nnet.ctc takes it",
+           "the label of batch entry %lld is empty, for which cuDNN's cost is wrong; use dnnops.nnet.ctc",
            (long long)n);
 }
 
@@ -216,7 +216,7 @@ void run(const dnnops_context &context, const int64_t *params, const dnnops_tens
   const Handle &handle = handle_for(context.device, context.stream);
   // A replay would copy from the address of this call's labels.
   if (is_capturing(handle.stream))
-    fail(DNNOPS_NOT_SUPPORTED, "labels and lengths are in the host's memory, from which a CUDA graph can't copy them");
+    fail(DNNOPS_NOT_SUPPORTED, "labels and lengths are in host memory, which a CUDA graph cannot copy them from");
   if (!by_cudnn) {
     run_kernels(handle, batch, activations, costs, gradients);
   } else if (!has_steps) {
@@ -234,7 +234,8 @@ void shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *ou
     fail(DNNOPS_TYPE_ERROR, "cuDNN's CTC loss takes float32, got %s", dtype_name(activations.dtype));
   for (int64_t i = 0; i < 3; ++i)
     if (activations.shape[i] > INT_MAX)
-      fail(DNNOPS_NOT_SUPPORTED, "no size of activations may be over 2**31 - 1, got %s", describe(activations).c_str());
+      fail(DNNOPS_NOT_SUPPORTED, "the sizes of activations must be at most 2**31 - 1, got %s",
+           describe(activations).c_str());
   set_output(outputs[0], activations.dtype == DNNOPS_FLOAT64 ? DNNOPS_FLOAT64 : DNNOPS_FLOAT32,
              {activations.shape[1]});
   if (params[WORD_GRADIENTS]) set_output(outputs[1], activations);

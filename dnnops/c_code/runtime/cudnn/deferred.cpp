@@ -15,7 +15,7 @@ ErrorFlag error_flag(const std::string &message) {
   ErrorFlag flag;
   // No lock is held, because this has to wait for the GIL.
   if (get_flag) flag.address = get_flag.load()(message.c_str(), &flag.number);
-  if (!flag.address) fail(DNNOPS_LIBRARY_ERROR, "there is no memory in which a kernel could leave an error");
+  if (!flag.address) fail(DNNOPS_LIBRARY_ERROR, "there is no memory for a kernel's error flag");
   return flag;
 }
 

@@ -92,23 +92,26 @@ class Builder {
 
   void require_depthwise() {
     const Tensor &filters = conv_.tensors[ROLE_FILTERS];
-    require(conv_.spatial_ndim == 2, "the depthwise kernels take one or two spatial axes");
+    require(conv_.spatial_ndim == 2, "the depthwise kernels support one or two spatial axes");
     require(conv_.groups == image_.shape[1] && filters.shape[0] == conv_.groups,
-            "not a depthwise convolution of as many channels in as out");
-    require(is_packed(filters), "the depthwise kernels take dense filters only");
+            "not a depthwise convolution with as many input as output channels");
+    require(is_packed(filters), "the depthwise kernels only support dense filters");
     const int64_t format = last_ ? FORMAT_CHANNELS_LAST : FORMAT_CONTIGUOUS;
     for (const Tensor *tensor : {&image_, &top_}) {
-      require(dense_formats(*tensor) & format, last_ ? "this kernel takes images that are channels last"
-                                                     : "this kernel takes contiguous images");
-      require(last_ || is_packed(*tensor), "this kernel takes images without gaps between them");
-      require(elements(*tensor) <= INT_MAX - (1 << 16), "the depthwise kernels take less than 2**31 elements");
+      require(dense_formats(*tensor) & format, last_ ? "this kernel only supports channels-last images"
+                                                     : "this kernel only supports contiguous images");
+      require(last_ || is_packed(*tensor), "this kernel does not support gaps between images");
+      require(elements(*tensor) <= INT_MAX - (1 << 16),
+              "the depthwise kernels only support arrays of less than 2**31 elements");
     }
-    require(elements(filters) <= MAX_TAPS * filters.shape[0], "the depthwise kernels take filters of up to 64 elements");
+    require(elements(filters) <= MAX_TAPS * filters.shape[0],
+            "the depthwise kernels only support filters of up to 64 elements");
     for (int axis = 0; axis < 2; ++axis) {
-      require(conv_.stride[axis] <= (up() ? MAX_UP : MAX_STRIDE), "the depthwise kernels take smaller strides only");
+      require(conv_.stride[axis] <= (up() ? MAX_UP : MAX_STRIDE),
+              "the strides are too large for the depthwise kernels");
       require((filter_size(axis) - 1) * conv_.dilation[axis] < MAX_SPAN,
-              "the depthwise kernels take smaller dilations only");
-      require(conv_.pad[axis] < (1 << 20), "the depthwise kernels take less padding only");
+              "the dilations are too large for the depthwise kernels");
+      require(conv_.pad[axis] < (1 << 20), "the padding is too large for the depthwise kernels");
     }
   }
 
@@ -139,10 +142,10 @@ class Builder {
     const auto is_multiple = [&](int64_t stride) { return params_.batch == 1 || stride % vector_ == 0; };
     require((vector_ & (vector_ - 1)) == 0 && params_.channels % vector_ == 0 && is_multiple(params_.in_stride) &&
                 is_multiple(params_.out_stride),
-            "the channels are no multiple of the vectors");
+            "the number of channels is not a multiple of the vector size");
     for (const Tensor &tensor : conv_.tensors)
-      require(tensor.alignment >= bytes, "the arrays are not aligned as the vectors have to be");
-    require(taps() * vector_ <= MAX_SUMS, "a thread's filters are too many for the registers");
+      require(tensor.alignment >= bytes, "the arrays are not aligned to the vector size");
+    require(taps() * vector_ <= MAX_SUMS, "a thread's filters do not fit in its registers");
   }
 
   // Sets the number of channel vectors that neighboring threads take: about 128 bytes, in groups of equal size.
@@ -159,8 +162,8 @@ class Builder {
   }
 
   void launch(const char *kernel, int64_t blocks, int64_t block, int64_t shared) {
-    require(blocks < INT_MAX, "the depthwise kernels take fewer pixels only");
-    require(shared <= MAX_SHARED, "a block's pixels don't fit shared memory");
+    require(blocks < INT_MAX, "there are too many pixels for the depthwise kernels");
+    require(shared <= MAX_SHARED, "a block's pixels do not fit in shared memory");
     launches_.push_back(
         {kernel, static_cast<unsigned>(blocks), static_cast<unsigned>(block), static_cast<unsigned>(shared)});
   }
@@ -169,7 +172,7 @@ class Builder {
     set_groups(1 << 20);
     const int64_t count = static_cast<int64_t>(params_.group) * params_.groups * params_.tiles[0] * params_.tiles[1] *
                           params_.batch;
-    require(count < INT_MAX, "the depthwise kernels take fewer pixels only");
+    require(count < INT_MAX, "there are too many pixels for the depthwise kernels");
     max_threads_ = threads_;
     launch("depthwise_data", ceil_div(count, threads_), threads_, 0);
   }
@@ -222,7 +225,7 @@ class Builder {
       if (group > 1) {
         group = (group + 1) / 2;
       } else {
-        require(params_.chunk > 1, "a block's pixels don't fit shared memory");
+        require(params_.chunk > 1, "a block's pixels do not fit in shared memory");
         params_.chunk = (params_.chunk + 1) / 2;
         fit_chunks();
       }
@@ -285,7 +288,7 @@ class Builder {
         params_.chunk = (params_.chunk + 1) / 2;
         fit_chunks();
       } else {
-        require(stages_ > 1, "a block's pixels don't fit shared memory");
+        require(stages_ > 1, "a block's pixels do not fit in shared memory");
         stages_ = 1;
       }
     }

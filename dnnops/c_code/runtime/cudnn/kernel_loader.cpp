@@ -106,7 +106,7 @@ Kernel load_kernel(const Handle &handle, const char *program, const char *name, 
     if (found != kernels().loaded.end()) return found->second;
   }
   driver();
-  if (!get_kernel) fail(DNNOPS_NOT_SUPPORTED, "nothing is registered that compiles kernels");
+  if (!get_kernel) fail(DNNOPS_NOT_SUPPORTED, "no kernel compiler is registered");
   if (is_capturing(handle.stream))
     fail(DNNOPS_NOT_SUPPORTED, "its kernel is not loaded, and can't be while a CUDA graph is captured");
   // No lock is held, because this has to wait for the GIL.

@@ -24,7 +24,7 @@ void check_operands(const dnnops_tensor *inputs, int count) {
   cudnn_dtype(inputs[0].dtype);
   for (int i = 1; i < count; ++i)
     if (inputs[i].dtype != inputs[0].dtype || !same_shape(inputs[i], inputs[0]))
-      fail(DNNOPS_VALUE_ERROR, "operands have to have one dtype and shape");
+      fail(DNNOPS_VALUE_ERROR, "operands must have the same dtype and shape");
 }
 
 struct NormKey {

@@ -82,7 +82,7 @@ void require_whole_windows(const PoolProblem &problem) {
     const int64_t padded = problem.image[2 + i] + 2 * problem.pad[i];
     if (padded < problem.window[i] || (padded - problem.window[i]) / problem.stride[i] + 1 != problem.top[2 + i])
       fail(DNNOPS_NOT_SUPPORTED,
-           "with ignore_border=False cuDNN takes no windows that reach over the end, as those on spatial axis %lld do",
+           "with ignore_border=False, cuDNN does not support windows that extend past the end, as on spatial axis %lld",
            (long long)i);
   }
 }

@@ -54,7 +54,7 @@ void check_operands(const ReductionParams &params, const dnnops_tensor &x) {
     fail(DNNOPS_TYPE_ERROR, "cuDNN does not reduce %s to %s", dtype_name(x.dtype), dtype_name(params.dtype));
   }
   if (x.ndim > DNNOPS_MAX_NDIM || params.axes >> x.ndim)
-    fail(DNNOPS_VALUE_ERROR, "an array of %lld dimensions does not have the axes that are to be reduced",
+    fail(DNNOPS_VALUE_ERROR, "the axes to reduce are out of bounds for an array of %lld dimensions",
          (long long)x.ndim);
   bool reduces_nothing = false;
   for (int64_t i = 0; i < x.ndim; ++i) reduces_nothing = reduces_nothing || (is_reduced(params, i) && !x.shape[i]);

@@ -61,7 +61,8 @@ void with_algorithm(int64_t algo, Body &&body) {
     if (error.status != DNNOPS_NOT_SUPPORTED && error.status != DNNOPS_LIBRARY_ERROR) throw;
     throw Error(error.status, std::string("cuDNN ") + std::to_string(cudnnGetVersion()) +
                                   " does not run this network with algo='" + algorithm_names[algo] +
-                                  "'; 'standard' takes every network, and 'auto' what is fastest: " + error.message);
+                                  "'; 'standard' supports every network, and 'auto' selects the fastest algorithm: " +
+                                  error.message);
   }
 }
 
@@ -77,12 +78,12 @@ const char *refusal(const Key &key) {
   // were correct.
   if (key.algo == CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H && (key.mode == RELU || key.mode == TANH) &&
       key.directions == 2)
-    return "with it the gradient by the parameters of a bidirectional rnn_relu or rnn_tanh comes out wrong, in cuDNN"
-           " 9.19 by 0.3 to 0.5 of its norm";
+    return "with it, the gradient with respect to the parameters of a bidirectional rnn_relu or rnn_tanh is wrong, in "
+           "cuDNN 9.19 by 0.3 to 0.5 of its norm";
   // Also seen there, with hidden sizes of 1, 64 and 256: 1 - h^2 is computed from an h whose own error is
   // within the bound.
   if (is_static && key.mode == TANH && key.dtype == DNNOPS_FLOAT32 && !key.allow_tf32 && key.training)
-    return "with it the gradients of an rnn_tanh are less exact than float32 should be, in cuDNN 9.19 off by up to"
+    return "with it, the gradients of an rnn_tanh are less accurate than float32 requires, in cuDNN 9.19 off by up to"
            " 2.1e-5 of their norm instead of 1e-5";
   return nullptr;
 }
@@ -98,7 +99,7 @@ Key make_key(const Problem &p, const Settings &settings, int64_t device, int64_t
          " got %lld x %lld x %lld",
          (long long)p.steps, (long long)p.batch, (long long)widest);
   if (p.input < 1)
-    fail(DNNOPS_NOT_SUPPORTED, "cuDNN takes inputs of a size of at least 1, got %lld", (long long)p.input);
+    fail(DNNOPS_NOT_SUPPORTED, "cuDNN requires an input size of at least 1, got %lld", (long long)p.input);
   Key key;
   std::memset(&key, 0, sizeof key);
   key.device = device;

@@ -23,11 +23,11 @@ void check_operands(const SoftmaxParams &params, const dnnops_tensor *inputs) {
   const dnnops_tensor &x = inputs[0];
   cudnn_dtype(x.dtype);
   if (params.begin < 0 || params.begin >= params.end || params.end > x.ndim)
-    fail(DNNOPS_VALUE_ERROR, "axes %lld to %lld of an array of %lld dimensions", (long long)params.begin,
+    fail(DNNOPS_VALUE_ERROR, "axes %lld to %lld are invalid for an array of %lld dimensions", (long long)params.begin,
          (long long)params.end - 1, (long long)x.ndim);
   if (params.gradient && (inputs[1].dtype != x.dtype || inputs[1].ndim != x.ndim ||
                           std::memcmp(inputs[1].shape, x.shape, x.ndim * sizeof(int64_t))))
-    fail(DNNOPS_VALUE_ERROR, "the gradient by the output and the output have to have one dtype and shape");
+    fail(DNNOPS_VALUE_ERROR, "the output's gradient and the output must have the same dtype and shape");
 }
 
 struct SoftmaxKey {

@@ -82,11 +82,11 @@ Sizes sizes_of(const TransformerParams &params, const dnnops_tensor *inputs) {
   sizes.channels = inputs[0].shape[1];
   sizes.rows = inputs[0].shape[2];
   sizes.columns = inputs[0].shape[3];
-  if (sizes.rows < 1 || sizes.columns < 1) fail(DNNOPS_VALUE_ERROR, "the image has to have pixels");
+  if (sizes.rows < 1 || sizes.columns < 1) fail(DNNOPS_VALUE_ERROR, "the image must have at least one pixel");
   bool fits = inputs[0].shape[0] == sizes.batch && grid.dtype == inputs[0].dtype;
   if (params.kind == SAMPLER_GRADIENT) {
     const int64_t shape[] = {sizes.batch, sizes.channels, sizes.top_rows, sizes.top_columns};
-    require_rank("the gradient by the samples", inputs[2], 4);
+    require_rank("the gradient with respect to the samples", inputs[2], 4);
     fits = fits && inputs[2].dtype == grid.dtype && !std::memcmp(inputs[2].shape, shape, sizeof shape);
   }
   if (!fits) fail(DNNOPS_VALUE_ERROR, "the operands' dtypes, batches or shapes don't fit together");

@@ -54,7 +54,7 @@ Tensor read_tensor(const dnnops_tensor &operand) {
     tensor.strides[axis] = operand.strides[i] / item;
     // The strides of an empty array are meaningless; CuPy's may be 0.
     if (!empty && operand.shape[i] > 1 && (operand.strides[i] <= 0 || operand.strides[i] % item))
-      fail(DNNOPS_NOT_SUPPORTED, "cuDNN takes positive strides that are multiples of the item size, got %s",
+      fail(DNNOPS_NOT_SUPPORTED, "cuDNN requires positive strides that are multiples of the item size, got %s",
            describe(operand).c_str());
   }
   if (widen) tensor.shape[2] = tensor.strides[2] = 1;

@@ -53,7 +53,7 @@ void check_add(const dnnops_tensor &a, const dnnops_tensor &c) {
   bool fits = a.dtype == c.dtype && a.ndim == c.ndim;
   for (int64_t i = 0; fits && i < a.ndim; ++i) fits = a.shape[i] == c.shape[i] || a.shape[i] == 1;
   if (!fits)
-    fail(DNNOPS_VALUE_ERROR, "a has to have the dtype and the dimensions of c, or 1 where it is repeated");
+    fail(DNNOPS_VALUE_ERROR, "a must have the dtype of c and a shape that broadcasts to that of c");
 }
 
 void describe(AddState &state, const dnnops_tensor &a, const dnnops_tensor &c) {
@@ -62,7 +62,7 @@ void describe(AddState &state, const dnnops_tensor &a, const dnnops_tensor &c) {
   const MergedAxes axes = merge_axes(c.shape, c.ndim, marked);
   if (axes.count > MAX_ADDED)
     fail(DNNOPS_NOT_SUPPORTED,
-         "cuDNN adds arrays of %d dimensions; here it takes %d, when those are merged along which a is repeated, or not",
+         "cuDNN adds arrays of up to %d dimensions, got %d after merging adjacent axes",
          MAX_ADDED, axes.count);
   set_merged_descriptor(state.a, axes, true, a.dtype);
   set_merged_descriptor(state.c, axes, false, c.dtype);

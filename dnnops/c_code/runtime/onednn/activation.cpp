@@ -104,7 +104,7 @@ void shape(const int64_t *params, const dnnops_tensor *inputs, int input_count, 
   for (int i = 0; i < input_count; ++i) {
     if (inputs[i].dtype != inputs[0].dtype || (inputs[i].dtype != DNNOPS_FLOAT32 && inputs[i].dtype != DNNOPS_FLOAT64))
       fail(DNNOPS_TYPE_ERROR, "operands have to be float32, or all float64, got %s", dtype_name(inputs[i].dtype));
-    if (!same_shape(inputs[i], inputs[0])) fail(DNNOPS_VALUE_ERROR, "x, y and gy have to have one shape");
+    if (!same_shape(inputs[i], inputs[0])) fail(DNNOPS_VALUE_ERROR, "x, y and gy must have the same shape");
   }
   set_output(output, inputs[0]);
 }

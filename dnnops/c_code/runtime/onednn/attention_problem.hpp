@@ -60,7 +60,7 @@ struct Problem {
       bool fits = mask->ndim == 4 && (mask->dtype == DNNOPS_BOOL || mask->dtype == kDtype);
       for (int i = 0; fits && i < 4; ++i) fits = mask->shape[i] == sizes[i] || mask->shape[i] == 1;
       if (!fits)
-        fail(DNNOPS_VALUE_ERROR, "mask has to be %s or bool of shape %s, or 1 in the place of a size",
+        fail(DNNOPS_VALUE_ERROR, "mask must be %s or bool, with a shape that broadcasts to %s",
              dtype_name(kDtype), list_of(sizes, 4).c_str());
     }
     for (const dnnops_tensor *lengths : {query_lengths, key_lengths})

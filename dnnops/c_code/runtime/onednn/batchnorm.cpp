@@ -77,7 +77,7 @@ class PackedInputs {
 void check_dtypes(const dnnops_tensor &x, const dnnops_tensor &other) {
   for_float_dtype(x.dtype, [](auto) {});
   if (other.dtype != x.dtype)
-    fail(DNNOPS_TYPE_ERROR, "a parameter is of %s beside inputs of %s", dtype_name(other.dtype), dtype_name(x.dtype));
+    fail(DNNOPS_TYPE_ERROR, "a parameter is %s, but the inputs are %s", dtype_name(other.dtype), dtype_name(x.dtype));
 }
 
 // next = now * (1 - factor) + values * weight * factor, where `now` may have any strides.

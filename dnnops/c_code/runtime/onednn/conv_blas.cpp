@@ -17,7 +17,7 @@ Dgemm dgemm = nullptr;
 void blas_gemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const double *a, int64_t lda,
                const double *b, int64_t ldb, double beta, double *c, int64_t ldc) {
   if (std::max({m, n, k, lda, ldb, ldc}) > INT_MAX)
-    fail(DNNOPS_NOT_SUPPORTED, "a matrix product of more than 2^31 rows or columns");
+    fail(DNNOPS_NOT_SUPPORTED, "matrix products of more than 2^31 rows or columns are not supported");
   char first = trans_b ? 'T' : 'N', second = trans_a ? 'T' : 'N';
   int rows = (int)n, columns = (int)m, inner = (int)k, stride_a = (int)lda, stride_b = (int)ldb, stride_c = (int)ldc;
   double one = 1;
@@ -126,7 +126,7 @@ struct Scratch {
 }  // namespace
 
 void conv_blas(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output) {
-  if (!dgemm) fail(DNNOPS_NOT_SUPPORTED, "float64 needs a dgemm, and none was registered");
+  if (!dgemm) fail(DNNOPS_NOT_SUPPORTED, "float64 requires a dgemm function, but none was registered");
   const Spatial s(problem);
   const int64_t groups = problem.geometry.groups, batch = problem.image[0];
   const int64_t in_channels = problem.filters[1], out_channels = problem.filters[0] / groups;

@@ -172,7 +172,7 @@ std::shared_ptr<ConvEntry> make_conv_entry(const ConvKey &key, int64_t implement
   auto entry = std::make_shared<ConvEntry>();
   Implementations found(problem);
   for (int64_t i = 0; i < implementation; ++i)
-    if (!found.next()) fail(DNNOPS_NOT_SUPPORTED, "oneDNN has %lld implementations only", (long long)i + 1);
+    if (!found.next()) fail(DNNOPS_NOT_SUPPORTED, "oneDNN only has %lld implementations", (long long)i + 1);
   const PrimitiveDesc &desc = found.desc;
   entry->name = implementation_name(desc);
 

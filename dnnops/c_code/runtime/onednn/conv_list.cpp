@@ -43,7 +43,7 @@ class ConvList {
       fail(DNNOPS_VALUE_ERROR, "the output has to be %s%s", dtype_name(inputs[0].dtype),
            list_of(result, problem_.ndim).c_str());
     for (const int64_t *shape : {problem_.image, problem_.filters, problem_.top})
-      if (element_count(shape, problem_.ndim) == 0) fail(DNNOPS_VALUE_ERROR, "an empty array leaves nothing to choose");
+      if (element_count(shape, problem_.ndim) == 0) fail(DNNOPS_VALUE_ERROR, "there are no plans for empty arrays");
     params_.algorithm = ALGORITHM_AUTO;  // list all plans, whatever algorithm the Op was given
     if (conv_way(params_, problem_, inputs[0].dtype) == ConvWay::BLAS) {
       if (!is_contiguous(output)) fail(DNNOPS_VALUE_ERROR, "in float64 the output has to be contiguous");

@@ -115,7 +115,7 @@ void run(const int64_t *params, bool backward, const dnnops_tensor *inputs, dnno
 
 void shape(const int64_t *params, bool backward, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   if (inputs[0].ndim < 3 || inputs[0].ndim > 5)
-    fail(DNNOPS_TYPE_ERROR, "expected a batch axis, a channel axis, and one to three spatial ones");
+    fail(DNNOPS_TYPE_ERROR, "expected a batch axis, a channel axis, and one to three spatial axes");
   same_shapes(inputs, input_count(params, backward), outputs, backward && params[4] ? 2 : 1);
 }
 

@@ -91,7 +91,7 @@ void backward(const dnnops_tensor &gy, double p, const uint8_t *reserve, const d
 
 void check_data(const dnnops_tensor &x) {
   if (x.dtype != DNNOPS_FLOAT32 && x.dtype != DNNOPS_FLOAT64)
-    fail(DNNOPS_TYPE_ERROR, "dropout runs in float32 and float64, not in %s", dtype_name(x.dtype));
+    fail(DNNOPS_TYPE_ERROR, "dropout supports float32 and float64, got %s", dtype_name(x.dtype));
 }
 
 void run_dropout(const dnnops_tensor *inputs, dnnops_tensor *outputs) {

@@ -65,7 +65,7 @@ void shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor &ou
          list_of(operands.y->shape, 2).c_str());
   set_output(output, DNNOPS_FLOAT32, {operands.x->shape[0], operands.y->shape[1]});
   if (operands.z && std::memcmp(operands.z->shape, output.shape, 2 * sizeof(int64_t)))
-    fail(DNNOPS_VALUE_ERROR, "%s has to be added to a product of shape %s", list_of(operands.z->shape, 2).c_str(),
+    fail(DNNOPS_VALUE_ERROR, "%s cannot be added to a product of shape %s", list_of(operands.z->shape, 2).c_str(),
          list_of(output.shape, 2).c_str());
 }
 

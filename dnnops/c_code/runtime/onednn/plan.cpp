@@ -24,7 +24,7 @@ void check_dnnl(dnnl_status_t status, const char *call) {
                                       "dnnl_not_required",   "dnnl_invalid_graph", "dnnl_invalid_graph_op",
                                       "dnnl_invalid_shape",  "dnnl_invalid_data_type"};
   const char *name = status >= 0 && status < 11 ? names[status] : "unknown status";
-  fail(kind, "oneDNN answered %s to %.200s", name, call);
+  fail(kind, "oneDNN returned %s from %.200s", name, call);
 }
 
 dnnl_engine_t cpu_engine() {
@@ -65,7 +65,7 @@ Attributes user_scratchpad() {
 
 dnnl_data_type_t dnnl_dtype(int64_t dtype) {
   if (dtype == DNNOPS_FLOAT32) return dnnl_f32;
-  fail(DNNOPS_TYPE_ERROR, "oneDNN runs this in float32, not in %s", dtype_name(dtype));
+  fail(DNNOPS_TYPE_ERROR, "oneDNN only supports this in float32, got %s", dtype_name(dtype));
 }
 
 MemoryDesc memory_desc(int64_t ndim, const int64_t *shape, const int64_t *strides) {
@@ -150,7 +150,8 @@ char *thread_scratch(size_t bytes) {
   if (bytes > own.size) {
     own.give_back();
     void *data = nullptr;
-    if (posix_memalign(&data, 64, bytes)) fail(DNNOPS_OUT_OF_MEMORY, "no %zu bytes of scratch memory", bytes);
+    if (posix_memalign(&data, 64, bytes))
+      fail(DNNOPS_OUT_OF_MEMORY, "cannot allocate %zu bytes of scratch memory", bytes);
     own.data = static_cast<char *>(data);
     own.size = bytes;
   }

@@ -196,11 +196,11 @@ void shape(const int64_t *params, const dnnops_tensor *inputs, int input_count, 
   if (inputs[0].dtype != DNNOPS_FLOAT32 && inputs[0].dtype != DNNOPS_FLOAT64)
     fail(DNNOPS_TYPE_ERROR, "expected float32 or float64, got %s", dtype_name(inputs[0].dtype));
   if (params[0] < 0 || params[1] > inputs[0].ndim || params[0] >= params[1])
-    fail(DNNOPS_VALUE_ERROR, "axes %lld to %lld of an array of %lld dimensions", (long long)params[0],
+    fail(DNNOPS_VALUE_ERROR, "axes %lld to %lld are invalid for an array of %lld dimensions", (long long)params[0],
          (long long)params[1] - 1, (long long)inputs[0].ndim);
   for (int i = 1; i < input_count; ++i)
     if (inputs[i].dtype != inputs[0].dtype || !same_shape(inputs[i], inputs[0]))
-      fail(DNNOPS_VALUE_ERROR, "the output's gradient and the output have to have one shape and dtype");
+      fail(DNNOPS_VALUE_ERROR, "the output's gradient and the output must have the same shape and dtype");
   set_output(output, inputs[0]);
 }
 

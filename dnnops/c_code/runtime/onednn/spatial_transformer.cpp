@@ -137,7 +137,7 @@ std::vector<int64_t> samples_shape(const dnnops_tensor *inputs, int count) {
   expect_shape("the image", image, {-1, -1, -1, -1}, image.dtype);
   if (image.shape[2] < 1 || image.shape[3] < 1) fail(DNNOPS_VALUE_ERROR, "the image has no pixels");
   if (image.shape[2] > kMaxSize || image.shape[3] > kMaxSize)
-    fail(DNNOPS_NOT_SUPPORTED, "images of more than %lld rows or columns are not taken", (long long)kMaxSize);
+    fail(DNNOPS_NOT_SUPPORTED, "images of more than %lld rows or columns are not supported", (long long)kMaxSize);
   expect_shape("the grid", grid, {image.shape[0], -1, -1, 2}, image.dtype);
   const std::vector<int64_t> shape{image.shape[0], image.shape[1], grid.shape[1], grid.shape[2]};
   if (count > 2) expect_shape("the output's gradient", inputs[2], shape, image.dtype);

@@ -200,7 +200,7 @@ inline void same_shapes(const dnnops_tensor *inputs, int input_count, dnnops_ten
     fail(DNNOPS_TYPE_ERROR, "expected float32 or float64, got %s", dtype_name(first.dtype));
   for (int i = 1; i < input_count; ++i)
     if (inputs[i].dtype != first.dtype || !same_shape(inputs[i], first))
-      fail(DNNOPS_VALUE_ERROR, "the operands have to have one shape and dtype");
+      fail(DNNOPS_VALUE_ERROR, "the operands must have the same shape and dtype");
   for (int i = 0; i < output_count; ++i) set_output(outputs[i], first);
 }
 

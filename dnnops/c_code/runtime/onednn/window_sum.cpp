@@ -43,7 +43,7 @@ DNNOPS_EXPORT int dnnops_onednn_window_sum_shape(const dnnops_context *, const i
                                                  const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   return guarded("OneDnnWindowSum", inputs, 1, [&] {
     if (params[0] < 1 || params[1] <= 0 || params[1] >> inputs[0].ndim)
-      fail(DNNOPS_VALUE_ERROR, "windows of %lld elements, or their axes, do not fit", (long long)params[0]);
+      fail(DNNOPS_VALUE_ERROR, "windows of %lld elements or their axes are invalid", (long long)params[0]);
     same_shapes(inputs, 1, outputs, 1);
   });
 }

@@ -268,13 +268,13 @@ int64_t grad_weights(const ConvProblem &problem, const dnnops_tensor *inputs, dn
 #ifdef __AVX512F__
 const char *winograd_obstacle(const ConvProblem &problem) {
   const ConvGeometry &geometry = problem.geometry;
-  if (geometry.spatial_ndim != 2) return "it is for two spatial axes";
-  if (geometry.groups != 1) return "it is for one group of channels";
+  if (geometry.spatial_ndim != 2) return "it requires two spatial axes";
+  if (geometry.groups != 1) return "it requires one group of channels";
   for (int i = 0; i < 2; ++i) {
-    if (problem.filters[2 + i] != kTaps) return "it is for 3 x 3 filters";
-    if (geometry.stride[i] != 1 || geometry.dilation[i] != 1) return "it is for stride and dilation 1";
+    if (problem.filters[2 + i] != kTaps) return "it requires 3 x 3 filters";
+    if (geometry.stride[i] != 1 || geometry.dilation[i] != 1) return "it requires stride and dilation 1";
     if (geometry.pad_begin[i] < 0 || geometry.pad_begin[i] > 2 || geometry.pad_end[i] < 0 || geometry.pad_end[i] > 2)
-      return "it is for padding up to 2";
+      return "it requires padding of at most 2";
   }
   return nullptr;
 }
@@ -284,23 +284,23 @@ const char *winograd_drawback(const ConvProblem &problem) {
   // cores of 190 GFLOP/s with 2 MiB of L2 cache. 16 to 16 channels on 14 x 14 or larger images: 1.2 to 1.6
   // times faster; 8 to 8 channels: up to 1.7 times slower.
   const int64_t channels = std::min(problem.filters[0], problem.filters[1]);
-  if (channels < 16) return "not used for less than 16 channels";
+  if (channels < 16) return "not used for fewer than 16 channels";
   // The parts of tiles outside of the image are wasted work. From 64 channels on, half of it may be: 6 x 6
   // images are 1.4 to 1.6 times faster, 5 x 5 ones 0.9 to 1.2 times. 32 to 32 channels are not faster on 3 x
   // 3 images, but 1.4 to 1.8 times faster on 7 x 7 ones.
   const int64_t *out = problem.direction == CONV_GRAD_INPUTS ? problem.image : problem.top;
   const int64_t tiles = ceil_div(out[2], kTile) * ceil_div(out[3], kTile);
   const double used = (double)(out[2] * out[3]) / (double)(tiles * kTile * kTile);
-  if (used < (channels < 64 ? 0.6 : 0.5)) return "not used where 4 x 4 tiles reach far over the edge";
+  if (used < (channels < 64 ? 0.6 : 0.5)) return "not used if 4 x 4 tiles extend far beyond the edge";
   // Few tiles do not amortize the transform of the filters: 16 tiles per thread are 0.9 to 1.6 times as fast,
   // 24 at least 1.15 times, 64 or more at least 1.5 times.
   const int64_t threads = thread_count();
-  if (problem.image[0] * tiles < 24 * threads) return "not used for less than 24 tiles of 4 x 4 a thread";
+  if (problem.image[0] * tiles < 24 * threads) return "not used for fewer than 24 tiles of 4 x 4 per thread";
   // Each thread has its own sums for the gradient with respect to the weights.
   constexpr int64_t kMaxSums = (int64_t)1 << 29;
   if (problem.direction == CONV_GRAD_WEIGHTS &&
       threads * kPositions * problem.filters[0] * problem.filters[1] * (int64_t)sizeof(float) > kMaxSums)
-    return "not used where its sums take more than 512 MiB";
+    return "not used if its sums take more than 512 MiB";
   return nullptr;
 }
 
