@@ -30,22 +30,8 @@ except DnnValueError as error:
     print(f"dnnops: {error}", file=sys.stderr)
     sys.exit(2)
 
-# Importing the modules below registers their rewrites.
-import dnnops.rewriting.attention
-import dnnops.rewriting.batchnorm
-import dnnops.rewriting.conv_merge
-import dnnops.rewriting.cross_entropy
-import dnnops.rewriting.dense
-import dnnops.rewriting.float16
-import dnnops.rewriting.inplace
-import dnnops.rewriting.reduction
-import dnnops.rewriting.relu
-import dnnops.rewriting.softmax
-import dnnops.rewriting.static_sizes
-import dnnops.rewriting.to_cudnn
-import dnnops.rewriting.to_gpu
-import dnnops.rewriting.to_onednn
-import dnnops.rewriting.unused  # noqa: F401
+# Importing this module registers the rewrites.
+import dnnops.rewriting.pipeline  # noqa: F401
 from dnnops import config, dnn, errors, gpuarray, modes, nnet, plans, theano
 from dnnops.chosen import chosen_plans
 from dnnops.dnn import (

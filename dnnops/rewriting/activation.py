@@ -10,7 +10,6 @@ from math import prod
 from typing import Any
 from weakref import WeakSet
 
-from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import (
@@ -163,8 +162,3 @@ class FuseAgain(GraphRewriter):
             _altered.discard(fgraph)
             for step in self._steps:
                 step.apply(fgraph)
-
-
-# After to_onednn (49.3), before add_destroy_handler (49.5).
-optdb.register("expand_activations", ExpandActivations(), "fast_run", position=49.35)
-optdb.register("fuse_activations", FuseAgain(), "fast_run", "fusion", position=49.4)

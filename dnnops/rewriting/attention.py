@@ -14,11 +14,9 @@ from math import inf
 from typing import Any
 
 import pytensor.tensor as pt
-from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph, Output
 from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
-from pytensor.graph.rewriting.db import RewriteDatabase
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.special import Softmax
@@ -327,22 +325,3 @@ class RecognizeAttention(GraphRewriter):
             return True
         arrays = [view_of(x)[0] for x in (found.scaled(found.query), found.key, found.value)]
         return dtype == "float32" and all(_narrow(x) is not None for x in arrays)
-
-
-class _Nothing(GraphRewriter):
-    def apply(self, fgraph: FunctionGraph) -> None:
-        pass
-
-
-class RecognizeAttentionDB(RewriteDatabase):
-    """Database entry ``"onednn_attention"``, which does nothing for graphs that go to a GPU."""
-
-    def query(self, *tags: Any, **kwtags: Any) -> GraphRewriter:
-        """Return the rewriter for a query."""
-        included = getattr(tags[0], "include", ()) if tags else ()
-        return _Nothing() if "gpu" in included else RecognizeAttention(False)
-
-
-# After the gradients of softmax (1.8), before PyTensor replaces products with other Ops (2).
-optdb.register("onednn_attention", RecognizeAttentionDB(), "fast_run", "onednn", position=1.85)
-optdb.register("cudnn_attention", RecognizeAttention(True), "gpu", "cudnn", position=1.85)

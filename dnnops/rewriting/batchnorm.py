@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytensor.gradient
-from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
-from pytensor.graph.rewriting.db import RewriteDatabase
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Pow, Sqrt
 from pytensor.tensor.basic import cast, constant, zeros_like
@@ -36,7 +34,7 @@ from dnnops.nnet.expressions import is_connected
 from dnnops.onednn.base import onednn_available
 from dnnops.rewriting.batchnorm_form import Normalization, read_normalization
 from dnnops.rewriting.forecast import Forecast
-from dnnops.rewriting.lifting import _graph_device, gpu_tags
+from dnnops.rewriting.lifting import _graph_device
 from dnnops.rewriting.value_numbers import ValueNumbers
 
 __all__ = ["RecognizeBatchNorm", "RecognizeGpuBatchNorm"]
@@ -339,32 +337,3 @@ def _find(
         for variable, rest in numbers.sums_with(numbers.terms(of_template[written])):
             others = [numbers.variables[number][0] for number in rest.elements()]
             yield _Found(variable, leaf, gradient, others)
-
-
-class _Nothing(GraphRewriter):
-    def apply(self, fgraph: FunctionGraph) -> None:
-        pass
-
-
-class RecognizeBatchNormDB(RewriteDatabase):
-    """Database entry ``"recognize_batchnorm"``, which does nothing for graphs that go to a GPU."""
-
-    def query(self, *tags: Any, **kwtags: Any) -> GraphRewriter:
-        """Return the rewriter for a query."""
-        included = getattr(tags[0], "include", ()) if tags else ()
-        return _Nothing() if "gpu" in included else RecognizeBatchNorm()
-
-
-class RecognizeGpuBatchNormDB(RewriteDatabase):
-    """Database entry ``"recognize_gpu_batchnorm"``, which passes on the excluded tags."""
-
-    def query(self, *tags: Any, **kwtags: Any) -> GraphRewriter:
-        """Return the rewriter for a query."""
-        return RecognizeGpuBatchNorm(*gpu_tags(tags))
-
-
-# After the expansion of graphs within Ops (-0.01), before the first merge (0).
-optdb.register("recognize_batchnorm", RecognizeBatchNormDB(), "fast_run", "onednn", position=-0.005)
-optdb.register(
-    "recognize_gpu_batchnorm", RecognizeGpuBatchNormDB(), "gpu", "cudnn", position=-0.005
-)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import (
@@ -24,7 +23,6 @@ from pytensor.graph.rewriting.basic import (
     WalkingGraphRewriter,
     copy_stack_trace,
 )
-from pytensor.graph.rewriting.db import RewriteDatabase
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Add, Mul, Neg, Sub, TrueDiv
 from pytensor.tensor.elemwise import Elemwise
@@ -233,21 +231,3 @@ class ConvMerge(GraphRewriter):
             WalkingGraphRewriter(
                 LocalConvMerge(device), order="in_to_out", ignore_newtrees=False
             ).apply(fgraph)
-
-
-class _Nothing(GraphRewriter):
-    def apply(self, fgraph: FunctionGraph) -> None:
-        pass
-
-
-class ConvMergeDB(RewriteDatabase):
-    """Database entry ``"conv_merge"``, which does nothing if ``cudnn`` is excluded."""
-
-    def query(self, *tags: Any, **kwtags: Any) -> GraphRewriter:
-        """Return the rewriter for a query."""
-        excluded = getattr(tags[0], "exclude", ()) if tags else ()
-        return _Nothing() if "cudnn" in excluded else ConvMerge()
-
-
-# Before elemwise_fusion (49), in the modes that move a graph to the GPU.
-optdb.register("conv_merge", ConvMergeDB(), "gpu", position=48.95)

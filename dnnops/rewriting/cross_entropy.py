@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Constant, Variable, equal_computations
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
@@ -290,19 +289,3 @@ def _vector(g: Any, place: _Place) -> Any:
     if ndim == 2:
         return g.dimshuffle(0) if g.type.broadcastable[1] else None
     return g if g.type.broadcastable[0] else None
-
-
-def _is_float32_or_64(dtype: str) -> bool:
-    return dtype in ("float32", "float64")
-
-
-def _is_float(dtype: str) -> bool:
-    return dtype.startswith("float")
-
-
-# After the gradients of softmax have been recognized (1.8).
-for _name, _takes_dtype, _tags in (
-    ("onednn", _is_float32_or_64, ("fast_run", "onednn")),
-    ("cudnn", _is_float, ("gpu", "cudnn")),
-):
-    optdb.register(f"{_name}_cross_entropy", FuseCrossEntropy(_takes_dtype), *_tags, position=1.85)

@@ -6,15 +6,12 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
-from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import copy_stack_trace, dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import copy_stack_trace, node_rewriter
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.math import Dot, Sum, dot
-
-from dnnops.rewriting.networks import InNetworksDB
 
 __all__ = ["local_sum_of_products"]
 
@@ -69,13 +66,3 @@ def _rows(x: Any) -> Any:
     *sizes, columns = x.shape
     # A size of -1 would be ambiguous if another axis has size 0.
     return x.reshape((reduce(mul, sizes), columns))
-
-
-# After stabilization (1.5), which keeps sums of products, and before BlasOpt (1.7) and PyTensor's
-# specialization (2), which turns Blockwise products into products of stacked matrices.
-optdb.register(
-    "dense_gradients",
-    InNetworksDB(dfs_rewriter(local_sum_of_products)),
-    "fast_run",
-    position=1.65,
-)

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
-from pytensor.compile.mode import optdb
 from pytensor.compile.ops import DeepCopyOp, ViewOp
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
-from pytensor.graph.rewriting.db import RewriteDatabase
 from pytensor.graph.traversal import toposort
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.scalar.basic import Cast
@@ -170,19 +168,6 @@ class Float16InFloat32(GraphRewriter):
                 fgraph.replace_all([(output, new)], reason="float16_in_float32")
 
 
-class _Nothing(GraphRewriter):
-    def apply(self, fgraph: FunctionGraph) -> None:
-        """Do nothing: a GPU computes in float16."""
-
-
-class Float16DB(RewriteDatabase):
-    """Database entry of the float16 rewrite, which does nothing if graphs may move to a GPU."""
-
-    def query(self, *tags: Any, **kwtags: Any) -> GraphRewriter:
-        included = getattr(tags[0], "include", ()) if tags else ()
-        return _Nothing() if "gpu" in (included or ()) else Float16InFloat32()
-
-
 # -- Numba ---------------------------------------------------------------------------------
 
 
@@ -243,8 +228,3 @@ def _teach_linker() -> None:
 
 def _as_bits(x: Any) -> Any:
     return x.view("uint16") if getattr(x, "dtype", None) == np.float16 else x
-
-
-# The rewrite runs before all others; graphs for Numba are checked at the end.
-optdb.register("float16_in_float32", Float16DB(), "fast_run", "onednn", position=0.02)
-optdb.register("numba_views_float16", ViewFloat16(), "numba", position=100.3)

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.destroyhandler import inplace_candidates
 from pytensor.graph.fg import FunctionGraph
@@ -141,8 +140,3 @@ def inplace_mirror(fgraph: FunctionGraph, node: Apply) -> Op:
     op.host_op = _inplace_host_op(node.op.host_op)
     op.destroy_map = op.host_op.destroy_map
     return op
-
-
-# After add_destroy_handler (49.5). In-place updates come before in-place temporaries.
-optdb.register("gpu_inplace", GpuInplace(), "gpu", "inplace", position=50.55)
-optdb.register("gpu_inplace_elemwise", GpuInplaceElemwise(), "gpu", "inplace", position=50.6)

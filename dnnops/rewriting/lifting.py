@@ -15,7 +15,6 @@ from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
-from pytensor.graph.rewriting.db import RewriteDatabase
 from pytensor.graph.traversal import toposort
 
 from dnnops.errors import DnnNotSupportedError
@@ -43,12 +42,10 @@ from dnnops.rewriting.lifters import (
 
 __all__ = [
     "EVERYTHING",
-    "GpuDB",
     "GraphToGpu",
     "LiftContext",
     "LiftFunction",
     "Lifter",
-    "gpu_tags",
     "register_expansion",
     "register_lifter",
 ]
@@ -276,18 +273,3 @@ class _Lifting:
 
 #: The tag of modes that move every node with a lifter to the GPU.
 EVERYTHING = "everything_on_gpu"
-
-
-def gpu_tags(tags: tuple[Any, ...]) -> tuple[frozenset[str], bool]:
-    """Return the tags that a query excludes, and whether it includes `EVERYTHING`."""
-    query = tags[0] if tags else None
-    excluded = frozenset(getattr(query, "exclude", ()))
-    return excluded, EVERYTHING in getattr(query, "include", ())
-
-
-class GpuDB(RewriteDatabase):
-    """Database entry ``"gpu_lift"``, which passes the excluded tags of a mode to the lifters."""
-
-    def query(self, *tags: Any, **kwtags: Any) -> GraphToGpu:
-        """Return the rewriter for a query."""
-        return GraphToGpu(*gpu_tags(tags))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pytensor.compile.mode import optdb
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter
 
@@ -39,7 +38,3 @@ class RefuseDeviceVariables(GraphRewriter):
                 " PyTensor's default, cannot run such graphs. Pass mode='DNN' or mode='CUDNN' to"
                 " pytensor.function, or set the flag device=cuda, to run them on the GPU"
             )
-
-
-# Last, after all rewrites that might move a graph.
-optdb.register("numba_refuses_device_variables", RefuseDeviceVariables(), "numba", position=100.2)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter
-from pytensor.graph.rewriting.db import RewriteDatabase
 from pytensor.tensor.special import LogSoftmax, Softmax
 
-__all__ = ["InNetworks", "InNetworksDB"]
+__all__ = ["InNetworks"]
 
 
 class InNetworks(GraphRewriter):
@@ -38,22 +35,3 @@ class InNetworks(GraphRewriter):
         ):
             for step in self.steps:
                 step.apply(fgraph)
-
-
-class InNetworksDB(RewriteDatabase):
-    """Database entry of `InNetworks`, which treats every graph as a network only in dnnops modes.
-
-    Parameters
-    ----------
-    steps : GraphRewriter
-        Rewriters to apply, in order.
-    """
-
-    def __init__(self, *steps: GraphRewriter):
-        super().__init__()
-        self.steps = steps
-
-    def query(self, *tags: Any, **kwtags: Any) -> InNetworks:
-        """Return the rewriter for a query."""
-        included = set(getattr(tags[0], "include", ()) if tags else ())
-        return InNetworks(*self.steps, everywhere=bool({"onednn", "gpu"} & included))

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import copy_stack_trace, dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import copy_stack_trace, node_rewriter
 from pytensor.scalar.basic import Abs, Add, ScalarMaximum, Sqr
 
 from dnnops.cudnn.base import cudnn_usable
@@ -96,7 +95,3 @@ def local_gpu_norm(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
         return None
     copy_stack_trace(old, result)
     return [result]
-
-
-# After graphs have moved to the GPU (49.2), before Ops become in-place.
-optdb.register("gpu_norms", dfs_rewriter(local_gpu_norm), "gpu", position=49.25)

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import copy_stack_trace, dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import copy_stack_trace, node_rewriter
 from pytensor.scalar.basic import EQ, Maximum, Minimum
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import ge, le
 
 from dnnops.nnet.activation import Activation
-from dnnops.rewriting.networks import InNetworksDB
 from dnnops.rewriting.products import View
 
 __all__ = ["local_comparison_with_extremum", "local_relu"]
@@ -68,13 +66,3 @@ def _operands(variable: Variable, *kinds: type) -> list[Any]:
     if node is None or not isinstance(node.op, Elemwise):
         return []
     return list(node.inputs) if isinstance(node.op.scalar_op, kinds) else []
-
-
-# After PyTensor's specialization (2), before elementwise fusion (49). Comparisons come first, since
-# they have to see the maximum.
-optdb.register(
-    "recognize_relu",
-    InNetworksDB(dfs_rewriter(local_comparison_with_extremum), dfs_rewriter(local_relu)),
-    "fast_run",
-    position=48.9,
-)

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import NodeRewriter, copy_stack_trace, dfs_rewriter
+from pytensor.graph.rewriting.basic import NodeRewriter, copy_stack_trace
 from pytensor.scalar.basic import Mul
 from pytensor.tensor.basic import cast, ones_like
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
@@ -163,24 +162,3 @@ class LocalWholeSoftmax(NodeRewriter):
         result = _with_neighbors(lambda axes: WholeSoftmax(axes, log), axis, x)
         copy_stack_trace(node.outputs[0], result)
         return [result]
-
-
-def _is_float(dtype: str) -> bool:
-    return dtype.startswith("float")
-
-
-# Gradients are recognized after stabilization (1.5), and forward Ops just before elementwise fusion
-# (49).
-for _name, _tags in (("onednn", ("fast_run", "onednn")), ("cudnn", ("gpu", "cudnn"))):
-    optdb.register(
-        f"{_name}_softmax_grad",
-        dfs_rewriter(LocalSoftmaxGrad(_is_float)),
-        *_tags,
-        position=1.8,
-    )
-    optdb.register(
-        f"{_name}_softmax",
-        dfs_rewriter(LocalWholeSoftmax(_is_float)),
-        *_tags,
-        position=48.5,
-    )

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Constant
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import copy_stack_trace, dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import copy_stack_trace, node_rewriter
 from pytensor.tensor.basic import Alloc, AllocEmpty, MakeVector
 from pytensor.tensor.shape import Reshape, Shape, Shape_i
 
 from dnnops.link.sizes import StaticSizes, sizes_by_shapes
-from dnnops.modes import PYTORCH_TAG
 from dnnops.nnet.conv import ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool import PoolBase
 from dnnops.nnet.spatial_transformer_ops import SpatialTransformerGrid
@@ -80,13 +78,3 @@ def local_static_reshape(fgraph: FunctionGraph, node: Apply) -> list[Any] | None
 def local_static_shape(fgraph: FunctionGraph, node: Apply) -> list[Any] | None:
     """Make a new shape static as a whole, since PyTorch takes it as a tuple."""
     return _replaced(node, [node.inputs[0], _known(node.inputs[1])])
-
-
-# When the graph is final, before PyTensor's rewrites that do the same for its own Ops (100).
-for rewriter, tags in (
-    (local_static_sizes, ("jax", PYTORCH_TAG)),
-    (local_static_alloc, ("jax", PYTORCH_TAG)),
-    (local_static_reshape, ("jax",)),
-    (local_static_shape, (PYTORCH_TAG,)),
-):
-    optdb.register(rewriter.__name__, dfs_rewriter(rewriter), *tags, position=99.9)

@@ -8,12 +8,10 @@ from functools import wraps
 from typing import Any
 
 from pytensor import config
-from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import (
     GraphRewriter,
-    NodeProcessingGraphRewriter,
     copy_stack_trace,
     dfs_rewriter,
     node_rewriter,
@@ -372,17 +370,3 @@ def local_onednn_inplace(fgraph: FunctionGraph, node: Apply) -> list[Variable] |
     outputs = type(node.op)(**props | {"inplace": True}).make_node(*node.inputs).outputs
     copy_stack_trace(node.outputs, outputs)
     return outputs
-
-
-# After elementwise fusion and after graphs have moved to the GPU, before Ops become in-place.
-optdb.register("to_onednn", ToOneDnn(), "fast_run", "onednn", position=49.3)
-optdb.register("numba_dispatch_onednn", RegisterNumbaDispatch(), "numba", position=100.1)
-# After PyTensor has made its Gemm in-place, before it makes elementwise Ops in-place.
-optdb.register(
-    "onednn_inplace",
-    dfs_rewriter(local_onednn_inplace, failure_callback=NodeProcessingGraphRewriter.warn_inplace),
-    "fast_run",
-    "onednn",
-    "inplace",
-    position=70.0,
-)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import copy_stack_trace, dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import copy_stack_trace, node_rewriter
 
 from dnnops.nnet.optional_result import OptionalResultOp
 
@@ -26,12 +25,3 @@ def local_unused_result(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Va
     outputs = node.op.with_optional_result(False).make_node(*node.inputs).outputs
     copy_stack_trace(used, outputs)
     return dict(zip(used, outputs, strict=True))
-
-
-# When graphs are simplified, before they move to a GPU (49.2) or to oneDNN (49.3): whether an Op
-# can move may depend on it.
-optdb.register(
-    "unused_results", dfs_rewriter(local_unused_result), "fast_run", "fast_compile", position=48.6
-)
-# And again after the move, for results that only GPU Ops can omit.
-optdb.register("gpu_unused_results", dfs_rewriter(local_unused_result), "gpu", position=49.22)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pytensor.compile.mode import optdb
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, MergeOptimizer, copy_stack_trace
-from pytensor.graph.rewriting.db import RewriteDatabase
 
 from dnnops.gpuarray.op import is_on_device
 from dnnops.rewriting.forecast import Forecast
 from dnnops.rewriting.lifters import expands_elementwise, expansion_of
-from dnnops.rewriting.lifting import gpu_tags
 
-__all__ = ["WriteOut", "WriteOutDB"]
+__all__ = ["WriteOut"]
 
 
 class WriteOut(GraphRewriter):
@@ -53,15 +48,3 @@ class WriteOut(GraphRewriter):
             fgraph.replace_all_validate(replacements, reason="write_out")
         # Merge now: fusion would hide subexpressions that an Op shares with its gradient.
         MergeOptimizer().apply(fgraph)
-
-
-class WriteOutDB(RewriteDatabase):
-    """Database entry ``"gpu_write_out"``, which passes on the excluded tags."""
-
-    def query(self, *tags: Any, **kwtags: Any) -> WriteOut:
-        """Return the rewriter for a query."""
-        return WriteOut(*gpu_tags(tags))
-
-
-# Before elemwise_fusion (49), in the modes that move a graph to the GPU.
-optdb.register("gpu_write_out", WriteOutDB(), "gpu", position=48.97)

@@ -1,6 +1,7 @@
 """Directives that make parts of the documentation from the code and from recorded runs.
 
-``flags-table`` shows `dnnops.config.FLAGS`, ``example-output`` runs a file of ``examples/`` and
+``flags-table`` shows `dnnops.config.FLAGS`, ``passes-table`` shows
+`dnnops.rewriting.pipeline.PASSES`, ``example-output`` runs a file of ``examples/`` and
 shows its output, ``gpu-record`` shows ``gpu_record.json``, ``benchmark NAME`` shows
 ``benchmarks/NAME.json``, and ``speed-chart`` draws the geometric means of several of them.
 """
@@ -25,6 +26,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from dnnops.config import FLAGS
+from dnnops.rewriting.pipeline import PASSES
 
 DOCS = Path(__file__).parents[1]
 # The benchmarks are no part of the package.
@@ -83,6 +85,17 @@ class FlagsTable(SphinxDirective):
             definition = nodes.definition("", nodes.paragraph(text=flag.doc), values, default)
             terms += nodes.definition_list_item("", term, definition)
         return [terms]
+
+
+class PassesTable(SphinxDirective):
+    """Each rewriting pass with its position, its tags, and why it runs there."""
+
+    def run(self) -> list[nodes.Node]:
+        self.env.note_dependency(sys.modules["dnnops.rewriting.pipeline"].__file__)
+        rows = [
+            (f"{step.position:g}", step.name, ", ".join(step.tags), step.reason) for step in PASSES
+        ]
+        return [table(("Position", "Pass", "Tags", "Reason"), rows)]
 
 
 class ExampleOutput(SphinxDirective):
@@ -299,6 +312,7 @@ def show(value: Any) -> str:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives."""
     app.add_directive("flags-table", FlagsTable)
+    app.add_directive("passes-table", PassesTable)
     app.add_directive("example-output", ExampleOutput)
     app.add_directive("gpu-record", GpuRecord)
     app.add_directive("benchmark", Benchmark)

@@ -9,7 +9,7 @@ from pytensor.compile.mode import get_mode
 from pytensor.graph.fg import FunctionGraph
 
 import dnnops.rewriting.inplace
-import dnnops.rewriting.to_gpu  # noqa: F401
+import dnnops.rewriting.pipeline  # noqa: F401
 from dnnops.gpuarray import GpuArrayType
 from dnnops.gpuarray.dtypes import numpy_dtype
 

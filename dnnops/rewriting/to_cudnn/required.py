@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pytensor.compile.mode import optdb
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter
 
@@ -24,6 +23,3 @@ class RequireCudnn(GraphRewriter):
             check_cudnn(_graph_device(fgraph))
         except DnnUnavailableError as error:
             raise DnnRequiredError(f"optimizer_including=cudnn: {error}") from error
-
-
-optdb.register("cudnn_required", RequireCudnn(), "cudnn", position=0)

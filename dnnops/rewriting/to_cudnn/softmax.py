@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import copy_stack_trace, dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import copy_stack_trace, node_rewriter
 from pytensor.scalar.basic import Reciprocal, TrueDiv
 from pytensor.tensor.basic import ones_like
 from pytensor.tensor.elemwise import Elemwise
@@ -90,8 +89,3 @@ def local_gradient_of_log_of_softmax(fgraph: FunctionGraph, node: Apply) -> list
     result = op(to_device(dividend, out.type.device), _log_softmax(softmax))
     copy_stack_trace(node.outputs[0], result)
     return [result] if result.type.dtype == node.outputs[0].type.dtype else None
-
-
-for _rewriter in (local_log_of_softmax, local_gradient_of_log_of_softmax):
-    # Right after PyTensor's stabilization (1.5).
-    optdb.register(_rewriter.fn.__name__, dfs_rewriter(_rewriter), "gpu", "cudnn", position=1.6)

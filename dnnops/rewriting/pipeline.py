@@ -1,0 +1,379 @@
+"""The passes of dnnops over a graph, in the order in which PyTensor runs them.
+
+PyTensor runs the passes of `optdb` by position. Of its own passes, 0 merges equal nodes, 1
+canonicalizes, 1.5 stabilizes, 1.7 inserts BLAS calls, 2 specializes, 49 fuses elementwise Ops, and
+49.5 adds the destroy handler, after which Ops may become in-place. A mode runs a pass if it
+includes one of its tags and excludes none.
+
+The lifters of `dnnops.rewriting.lifters` and the conversions of `dnnops.rewriting.to_onednn` and
+`dnnops.rewriting.to_cudnn` are not passes: ``gpu_lift`` and ``to_onednn`` apply them to each node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pytensor.compile.mode import optdb
+from pytensor.graph.rewriting.basic import (
+    GraphRewriter,
+    NodeProcessingGraphRewriter,
+    SequentialGraphRewriter,
+    dfs_rewriter,
+)
+from pytensor.graph.rewriting.db import RewriteDatabase
+
+import dnnops.rewriting.gpu_lifters  # registers lifters
+import dnnops.rewriting.to_cudnn  # registers lifters
+import dnnops.rewriting.to_gpu  # noqa: F401 - registers rewrites with PyTensor's own passes
+from dnnops.modes import PYTORCH_TAG
+from dnnops.rewriting.activation import ExpandActivations, FuseAgain
+from dnnops.rewriting.attention import RecognizeAttention
+from dnnops.rewriting.batchnorm import RecognizeBatchNorm, RecognizeGpuBatchNorm
+from dnnops.rewriting.conv_merge import ConvMerge
+from dnnops.rewriting.cross_entropy import FuseCrossEntropy
+from dnnops.rewriting.dense import local_sum_of_products
+from dnnops.rewriting.float16 import Float16InFloat32, ViewFloat16
+from dnnops.rewriting.inplace import GpuInplace, GpuInplaceElemwise
+from dnnops.rewriting.lifting import EVERYTHING, GraphToGpu
+from dnnops.rewriting.linkers import RefuseDeviceVariables
+from dnnops.rewriting.networks import InNetworks
+from dnnops.rewriting.reduction import local_gpu_norm
+from dnnops.rewriting.relu import local_comparison_with_extremum, local_relu
+from dnnops.rewriting.softmax import LocalSoftmaxGrad, LocalWholeSoftmax
+from dnnops.rewriting.static_sizes import (
+    local_static_alloc,
+    local_static_reshape,
+    local_static_shape,
+    local_static_sizes,
+)
+from dnnops.rewriting.to_cudnn.required import RequireCudnn
+from dnnops.rewriting.to_cudnn.softmax import (
+    local_gradient_of_log_of_softmax,
+    local_log_of_softmax,
+)
+from dnnops.rewriting.to_onednn import RegisterNumbaDispatch, ToOneDnn, local_onednn_inplace
+from dnnops.rewriting.unused import local_unused_result
+from dnnops.rewriting.write_out import WriteOut
+
+__all__ = ["PASSES", "ByTags", "Pass"]
+
+Tags = frozenset[str]
+
+
+class ByTags(RewriteDatabase):
+    """A database entry whose rewriter depends on the tags of the mode.
+
+    Parameters
+    ----------
+    make : callable
+        Called with the included and the excluded tags of a query. Returns the rewriter, or None if
+        there is nothing to do.
+    """
+
+    def __init__(self, make: Callable[[Tags, Tags], GraphRewriter | None]):
+        super().__init__()
+        self.make = make
+
+    def query(self, *tags: Any, **kwtags: Any) -> GraphRewriter:
+        """Return the rewriter for a query."""
+        query = tags[0] if tags else None
+        included, excluded = (
+            frozenset(getattr(query, name, None) or ()) for name in ("include", "exclude")
+        )
+        return self.make(included, excluded) or SequentialGraphRewriter()
+
+
+class Pass(NamedTuple):
+    """One pass over a graph.
+
+    Attributes
+    ----------
+    position : float
+        Where it runs among the passes of `optdb`.
+    name : str
+        Its name in `optdb`.
+    rewriter : GraphRewriter or RewriteDatabase
+        What runs.
+    tags : tuple of str
+        The tags of modes that run it.
+    reason : str
+        Why it runs at that position.
+    """
+
+    position: float
+    name: str
+    rewriter: GraphRewriter | RewriteDatabase
+    tags: tuple[str, ...]
+    reason: str
+
+
+def _on_the_host(make: Callable[[], GraphRewriter]) -> ByTags:
+    """Return a database entry that does nothing for graphs that go to a GPU."""
+    return ByTags(lambda included, excluded: None if "gpu" in included else make())
+
+
+def _before_the_move(make: Callable[[Tags, bool], GraphRewriter]) -> ByTags:
+    """Return a database entry for a rewriter that must know which nodes go to the GPU."""
+    return ByTags(lambda included, excluded: make(excluded, EVERYTHING in included))
+
+
+def _in_networks(*steps: GraphRewriter) -> ByTags:
+    """Return a database entry that leaves graphs alone that have nothing to do with networks.
+
+    In the modes of dnnops, every graph counts as a network.
+    """
+    return ByTags(
+        lambda included, excluded: InNetworks(*steps, everywhere=bool({"onednn", "gpu"} & included))
+    )
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype.startswith("float")
+
+
+_CPU, _GPU = ("fast_run", "onednn"), ("gpu", "cudnn")
+
+#: In the order in which they run; passes at the same position run in alphabetical order.
+PASSES = (
+    Pass(
+        -0.005,
+        "recognize_batchnorm",
+        _on_the_host(RecognizeBatchNorm),
+        _CPU,
+        "After the graphs within Ops are expanded (-0.01). Before the first merge (0), which would "
+        "share parts of the expression with the rest of the graph.",
+    ),
+    Pass(
+        -0.005,
+        "recognize_gpu_batchnorm",
+        _before_the_move(RecognizeGpuBatchNorm),
+        _GPU,
+        "As recognize_batchnorm.",
+    ),
+    Pass(
+        0,
+        "cudnn_required",
+        RequireCudnn(),
+        ("cudnn",),
+        "First, so that a mode that requires cuDNN fails before anything is rewritten.",
+    ),
+    Pass(
+        0.02,
+        "float16_in_float32",
+        _on_the_host(Float16InFloat32),
+        _CPU,
+        "Before all passes that look at dtypes, so that they see float32.",
+    ),
+    Pass(
+        1.6,
+        "local_gradient_of_log_of_softmax",
+        dfs_rewriter(local_gradient_of_log_of_softmax),
+        _GPU,
+        "With PyTensor's stabilization (1.5), which does the same for its own softmax.",
+    ),
+    Pass(
+        1.6,
+        "local_log_of_softmax",
+        dfs_rewriter(local_log_of_softmax),
+        _GPU,
+        "With PyTensor's stabilization (1.5), which does the same for its own softmax.",
+    ),
+    Pass(
+        1.65,
+        "dense_gradients",
+        _in_networks(dfs_rewriter(local_sum_of_products)),
+        ("fast_run",),
+        "After stabilization (1.5), which keeps sums of products. Before BlasOpt (1.7) and "
+        "specialization (2), which turns Blockwise products into products of stacked matrices.",
+    ),
+    *(
+        Pass(
+            1.8,
+            f"{library}_softmax_grad",
+            dfs_rewriter(LocalSoftmaxGrad(_is_float)),
+            tags,
+            "After stabilization (1.5), which makes log-softmax of logarithms of softmax.",
+        )
+        for library, tags in (("cudnn", _GPU), ("onednn", _CPU))
+    ),
+    Pass(
+        1.85,
+        "cudnn_attention",
+        RecognizeAttention(True),
+        _GPU,
+        "After cudnn_softmax_grad (1.8), whose Ops it looks for. Before specialization (2), which "
+        "replaces products with other Ops.",
+    ),
+    Pass(
+        1.85,
+        "cudnn_cross_entropy",
+        FuseCrossEntropy(_is_float),
+        _GPU,
+        "After cudnn_softmax_grad (1.8), whose Ops it looks for.",
+    ),
+    Pass(
+        1.85,
+        "onednn_attention",
+        _on_the_host(lambda: RecognizeAttention(False)),
+        _CPU,
+        "As cudnn_attention.",
+    ),
+    Pass(
+        1.85,
+        "onednn_cross_entropy",
+        FuseCrossEntropy(lambda dtype: dtype in ("float32", "float64")),
+        _CPU,
+        "As cudnn_cross_entropy.",
+    ),
+    *(
+        Pass(
+            48.5,
+            f"{library}_softmax",
+            dfs_rewriter(LocalWholeSoftmax(_is_float)),
+            tags,
+            "After PyTensor's own rewrites of softmax (1.5, 2). Before elementwise fusion (49), "
+            "which would hide its neighbors.",
+        )
+        for library, tags in (("cudnn", _GPU), ("onednn", _CPU))
+    ),
+    Pass(
+        48.6,
+        "unused_results",
+        dfs_rewriter(local_unused_result),
+        ("fast_run", "fast_compile"),
+        "After simplification. Before graphs move to a GPU (49.2) or to oneDNN (49.3): whether an "
+        "Op can move may depend on its results.",
+    ),
+    Pass(
+        48.9,
+        "recognize_relu",
+        _in_networks(dfs_rewriter(local_comparison_with_extremum), dfs_rewriter(local_relu)),
+        ("fast_run",),
+        "After specialization (2). Before elementwise fusion (49), which would hide the maximum. "
+        "Comparisons come first, since they have to see the maximum.",
+    ),
+    Pass(
+        48.95,
+        "conv_merge",
+        ByTags(lambda included, excluded: None if "cudnn" in excluded else ConvMerge()),
+        ("gpu",),
+        "Before elementwise fusion (49), which would take the sums and factors that convolutions "
+        "can include.",
+    ),
+    Pass(
+        48.97,
+        "gpu_write_out",
+        _before_the_move(WriteOut),
+        ("gpu",),
+        "After everything that recognizes these Ops. Before elementwise fusion (49), which fuses "
+        "the expressions that it writes.",
+    ),
+    Pass(
+        49.2,
+        "gpu_lift",
+        _before_the_move(GraphToGpu),
+        ("gpu",),
+        "After elementwise fusion (49), so that fused Ops move as one. Before the destroy handler "
+        "(49.5).",
+    ),
+    Pass(
+        49.22,
+        "gpu_unused_results",
+        dfs_rewriter(local_unused_result),
+        ("gpu",),
+        "After gpu_lift (49.2), for results that only GPU Ops can omit.",
+    ),
+    Pass(
+        49.25,
+        "gpu_norms",
+        dfs_rewriter(local_gpu_norm),
+        ("gpu",),
+        "After gpu_lift (49.2), since it looks for GPU reductions.",
+    ),
+    Pass(
+        49.3,
+        "to_onednn",
+        ToOneDnn(),
+        _CPU,
+        "After elementwise fusion (49), and after gpu_lift (49.2) has taken what runs on the GPU.",
+    ),
+    Pass(
+        49.35,
+        "expand_activations",
+        ExpandActivations(),
+        ("fast_run",),
+        "After gpu_lift (49.2) and to_onednn (49.3), for activations that neither has taken.",
+    ),
+    Pass(
+        49.4,
+        "fuse_activations",
+        FuseAgain(),
+        ("fast_run", "fusion"),
+        "After expand_activations (49.35). Before the destroy handler (49.5).",
+    ),
+    Pass(
+        50.55,
+        "gpu_inplace",
+        GpuInplace(),
+        ("gpu", "inplace"),
+        "After the destroy handler (49.5). Before gpu_inplace_elemwise, because updates in place "
+        "save more than temporaries.",
+    ),
+    Pass(
+        50.6,
+        "gpu_inplace_elemwise",
+        GpuInplaceElemwise(),
+        ("gpu", "inplace"),
+        "After gpu_inplace (50.55).",
+    ),
+    Pass(
+        70.0,
+        "onednn_inplace",
+        dfs_rewriter(
+            local_onednn_inplace, failure_callback=NodeProcessingGraphRewriter.warn_inplace
+        ),
+        (*_CPU, "inplace"),
+        "After PyTensor has made Gemm in-place (70 and before). Before it makes elementwise Ops "
+        "in-place.",
+    ),
+    *(
+        Pass(
+            99.9,
+            rewriter.__name__,
+            dfs_rewriter(rewriter),
+            tags,
+            "When the graph is final. Before PyTensor does the same for its own Ops (100).",
+        )
+        for rewriter, tags in (
+            (local_static_alloc, ("jax", PYTORCH_TAG)),
+            (local_static_reshape, ("jax",)),
+            (local_static_shape, (PYTORCH_TAG,)),
+            (local_static_sizes, ("jax", PYTORCH_TAG)),
+        )
+    ),
+    Pass(
+        100.1,
+        "numba_dispatch_onednn",
+        RegisterNumbaDispatch(),
+        ("numba",),
+        "When the graph is final. It changes nothing, but Numba must know the Ops to compile them.",
+    ),
+    Pass(
+        100.2,
+        "numba_refuses_device_variables",
+        RefuseDeviceVariables(),
+        ("numba",),
+        "After everything that might move a variable.",
+    ),
+    Pass(
+        100.3,
+        "numba_views_float16",
+        ViewFloat16(),
+        ("numba",),
+        "Last, since it checks every variable of the final graph.",
+    ),
+)
+
+for _pass in PASSES:
+    optdb.register(_pass.name, _pass.rewriter, *_pass.tags, position=_pass.position)
