@@ -23,8 +23,8 @@ from pytensor import scalar
 from pytensor.compile.mode import get_mode
 
 import dnnops.nnet as nnet
-from dnnops.cudnn.activation import MODES, GpuDnnActivation, GpuDnnActivationGrad
-from dnnops.cudnn.reduction import GpuDnnReduction
+from dnnops.gpu.activation import MODES, GpuDnnActivation, GpuDnnActivationGrad
+from dnnops.gpu.reduction import GpuDnnReduction
 from dnnops.gpuarray.reduction import reduce_array, reduction_kernel
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType

@@ -82,7 +82,7 @@ class DnnMode(Mode):
         return database.query(query.including(*self._backend_tags()))
 
     def _backend_tags(self) -> tuple[str, ...]:
-        from dnnops.cudnn.base import cudnn_usable
+        from dnnops.gpu.base import cudnn_usable
 
         return ("gpu", "cudnn") if cudnn_usable(_device())[0] else ("onednn",)
 
@@ -96,7 +96,7 @@ class CudnnMode(DnnMode):
     """
 
     def _backend_tags(self) -> tuple[str, ...]:
-        from dnnops.cudnn.base import cudnn_usable
+        from dnnops.gpu.base import cudnn_usable
 
         usable, reason = cudnn_usable(_device())
         if not usable:
@@ -112,7 +112,7 @@ class DeviceMode(DnnMode):
     """
 
     def _backend_tags(self) -> tuple[str, ...]:
-        from dnnops.cudnn.base import cudnn_usable
+        from dnnops.gpu.base import cudnn_usable
 
         usable, reason = cudnn_usable(_device())
         if usable:
@@ -129,7 +129,7 @@ class OneDnnMode(DnnMode):
     """
 
     def _backend_tags(self) -> tuple[str, ...]:
-        from dnnops.onednn.base import onednn_available
+        from dnnops.cpu.base import onednn_available
 
         available, reason = onednn_available()
         if not available:

@@ -102,7 +102,7 @@ def make_case(
 
 
 def _cpu_case(params: dict[str, Any], settings: dict[str, Any], common: dict[str, Any]) -> CpuCase:
-    from dnnops.onednn.conv import OneDnnConv, OneDnnConvGradInputs, OneDnnConvGradWeights
+    from dnnops.cpu.conv import OneDnnConv, OneDnnConvGradInputs, OneDnnConvGradWeights
 
     dtype = common["dtype"]
     if dtype not in ("float32", "float64"):
@@ -132,10 +132,10 @@ def _cpu_case(params: dict[str, Any], settings: dict[str, Any], common: dict[str
 def _gpu_case(
     params: dict[str, Any], settings: dict[str, Any], common: dict[str, Any], number: int
 ) -> GpuCase:
-    from dnnops.cudnn.algorithms import check_precision
-    from dnnops.cudnn.base import check_cudnn
-    from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
-    from dnnops.cudnn.conv_padding import is_asymmetric
+    from dnnops.gpu.algorithms import check_precision
+    from dnnops.gpu.base import check_cudnn
+    from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
+    from dnnops.gpu.conv_padding import is_asymmetric
 
     classes = {
         "forward": GpuDnnConv,
@@ -148,7 +148,7 @@ def _gpu_case(
     check_cudnn(number)
     remark = ""
     if is_asymmetric(op):
-        # Same as padded_explicitly() in dnnops.cudnn.conv_padding.
+        # Same as padded_explicitly() in dnnops.gpu.conv_padding.
         pads: Any = op.border_mode
         rest = [abs(begin - end) for begin, end in pads]
         op = op.replace(border_mode=tuple((min(pair),) * 2 for pair in pads))
@@ -166,7 +166,7 @@ def _gpu_case(
 def _device_number(device: Any) -> int | None:
     """Return the number of the CUDA device, or None for the CPU."""
     if device is None:
-        from dnnops.cudnn.base import cudnn_usable
+        from dnnops.gpu.base import cudnn_usable
 
         usable, _ = cudnn_usable(0)
         return 0 if usable else None

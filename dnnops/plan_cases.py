@@ -189,7 +189,7 @@ class CpuCase(PlanCase):
 
     @property
     def flag_values(self) -> tuple[str, ...]:
-        from dnnops.onednn.conv import ALGORITHMS
+        from dnnops.cpu.conv import ALGORITHMS
 
         return ALGORITHMS
 
@@ -232,7 +232,7 @@ class CpuCase(PlanCase):
         return np.lib.stride_tricks.as_strided(element, shape, strides)
 
     def _plan_list(self, node: Apply, inputs: list[Any], output: Any) -> Any:
-        from dnnops.onednn.plan_list import PlanList
+        from dnnops.cpu.plan_list import PlanList
 
         return PlanList(node, inputs, output)
 
@@ -246,7 +246,7 @@ class GpuCase(PlanCase):
 
     @property
     def flag_values(self) -> tuple[str, ...]:
-        from dnnops.cudnn.algorithms import WISHES
+        from dnnops.gpu.algorithms import WISHES
 
         return WISHES
 
@@ -259,7 +259,7 @@ class GpuCase(PlanCase):
         return EnergyMeter(self._number)
 
     def library(self) -> str:
-        from dnnops.cudnn.base import cudnn_version
+        from dnnops.gpu.base import cudnn_version
 
         with on_device(self._number) as cupy:
             name = cupy.cuda.runtime.getDeviceProperties(self._number)["name"].decode()
@@ -302,7 +302,7 @@ class GpuCase(PlanCase):
         return cupy.ndarray(shape, numpy_dtype(dtype), memptr=cupy.cuda.alloc(512))
 
     def _plan_list(self, node: Apply, inputs: list[Any], output: Any) -> Any:
-        from dnnops.cudnn.plan_list import PlanList
+        from dnnops.gpu.plan_list import PlanList
 
         return PlanList(node, inputs, output)
 

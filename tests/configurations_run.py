@@ -116,8 +116,8 @@ def count_configurations(folder: Path) -> dict[str, int]:
 
 def watch_all() -> Configurations:
     """Note what Ops on cuDNN run from Python, and what Ops on oneDNN run from Python and from C."""
-    from dnnops.cudnn.base import CudnnOp
-    from dnnops.onednn.base import OneDnnOp
+    from dnnops.cpu.base import OneDnnOp
+    from dnnops.gpu.base import CudnnOp
 
     found = Configurations()
     found.watch(CudnnOp)

@@ -77,7 +77,7 @@ def describe_device() -> dict[str, str]:
     import pytensor
 
     import dnnops
-    from dnnops.cudnn.base import cudnn_status
+    from dnnops.gpu.base import cudnn_status
 
     runtime = cupy.cuda.runtime
     try:

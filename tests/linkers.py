@@ -7,7 +7,7 @@ import pytest
 __all__ = ["EVERY_LINKER", "LINKERS"]
 
 #: Numba compiles for seconds what PyTensor's C linker compiles in one. All Ops are given to it by
-#: one function, `dnnops.onednn.numba_dispatch`: convolution, pooling and softmax stand for them,
+#: one function, `dnnops.cpu.numba_dispatch`: convolution, pooling and softmax stand for them,
 #: and the others are left to the slow tests.
 EVERY_LINKER = pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 LINKERS = pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import pytest
 
 from dnnops.__main__ import main
 from dnnops.cli import algos_report
-from dnnops.cudnn.algorithms import WISHES
-from dnnops.cudnn.conv import GpuDnnConv
+from dnnops.gpu.algorithms import WISHES
+from dnnops.gpu.conv import GpuDnnConv
 from dnnops.plan_cases import GpuCase
 from dnnops.plans import ConvPlan, FlagChoice, Survey
 from tests.needs import missing
@@ -236,7 +236,7 @@ def test_missing_arguments(capsys: Output):
 
 
 def test_a_device_that_is_not_there(capsys: Output, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dnnops.cudnn.base.cudnn_status", lambda device: f"no cuda{device}")
+    monkeypatch.setattr("dnnops.gpu.base.cudnn_status", lambda device: f"no cuda{device}")
     assert main(["algos", *SHAPES, "--device", "cuda7"]) == 1
     assert capsys.readouterr().err == ("dnnops algos: cuDNN cannot be used on cuda7: no cuda7\n")
 

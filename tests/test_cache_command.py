@@ -18,8 +18,8 @@ from pytensor import config
 from dnnops.__main__ import main
 from dnnops.cli import cache as command
 from dnnops.cli.case_words import case_words, cudnn_words
-from dnnops.cudnn import plan_entry, plan_export
-from dnnops.cudnn.plan_cache import CachedChoice, Entry, PlanCache
+from dnnops.gpu import plan_entry, plan_export
+from dnnops.gpu.plan_cache import CachedChoice, Entry, PlanCache
 
 CASE: dict[str, Any] = {
     "direction": "forward",

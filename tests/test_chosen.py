@@ -22,11 +22,11 @@ from pytensor.compile.builders import OpFromGraph
 
 import dnnops
 from dnnops.chosen import ChosenPlan, ChosenPlans, _Row
-from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.cpu.conv import OneDnnConv, OneDnnConvGradInputs, OneDnnConvGradWeights
 from dnnops.errors import DnnTypeError
+from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet import conv2d, conv3d
-from dnnops.onednn.conv import OneDnnConv, OneDnnConvGradInputs, OneDnnConvGradWeights
 from dnnops.plans import conv_plans
 from dnnops.runtime.build import ONEDNN
 from dnnops.runtime.nodes import node_number
@@ -563,7 +563,7 @@ def test_measured():
 def test_asking_loads_nothing():
     code = """
 import sys, dnnops, pytensor, pytensor.tensor as pt
-from dnnops.onednn.conv import OneDnnConv
+from dnnops.cpu.conv import OneDnnConv
 from dnnops.runtime.build import ONEDNN
 x, k = (pt.tensor(dtype="float32", shape=(None,) * 4) for _ in range(2))
 mode = pytensor.compile.Mode("py", None)

@@ -15,7 +15,6 @@ import pytest
 
 import dnnops
 from dnnops import plan_cases, plans
-from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.errors import (
     DnnLibraryError,
     DnnMemoryError,
@@ -25,6 +24,7 @@ from dnnops.errors import (
     DnnValueError,
     DnnWarning,
 )
+from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.plan_arguments import make_case
 from dnnops.plans import ConvPlan, FlagChoice, conv_plans, flag_choices, survey
@@ -132,9 +132,9 @@ def test_energy_on_the_cpu_is_a_warning():
 
 
 def test_a_plan_that_was_not_timed_stands_behind_those_that_were(monkeypatch):
-    monkeypatch.setattr("dnnops.onednn.plan_list._LARGE", 1.0)
-    monkeypatch.setattr("dnnops.onednn.plan_list._BUDGET", 1e-6)
-    monkeypatch.setattr("dnnops.onednn.plan_list._HOPELESS", 1e-9)
+    monkeypatch.setattr("dnnops.cpu.plan_list._LARGE", 1.0)
+    monkeypatch.setattr("dnnops.cpu.plan_list._BUDGET", 1e-6)
+    monkeypatch.setattr("dnnops.cpu.plan_list._HOPELESS", 1e-9)
     rows = conv_plans((2, 3, 9, 9), (4, 3, 2, 2), device="cpu", time=True)
     assert rows[0].time_ms is not None
     assert all(row.time_ms is None for row in rows[1:])
@@ -143,9 +143,9 @@ def test_a_plan_that_was_not_timed_stands_behind_those_that_were(monkeypatch):
 
 
 def test_no_device_means_one_that_works(monkeypatch):
-    monkeypatch.setattr("dnnops.cudnn.base.cudnn_usable", lambda device: (False, "no GPU"))
+    monkeypatch.setattr("dnnops.gpu.base.cudnn_usable", lambda device: (False, "no GPU"))
     assert make_case(**SMALL).device == "cpu"
-    monkeypatch.setattr("dnnops.cudnn.base.cudnn_usable", lambda device: (True, ""))
+    monkeypatch.setattr("dnnops.gpu.base.cudnn_usable", lambda device: (True, ""))
     assert make_case(**SMALL).device == "cuda0"
 
 
@@ -249,7 +249,7 @@ def test_bad_arguments(changes, error, words):
 
 
 def test_cudnn_that_does_not_work(monkeypatch):
-    monkeypatch.setattr("dnnops.cudnn.base.cudnn_status", lambda device: f"no cuda{device} here")
+    monkeypatch.setattr("dnnops.gpu.base.cudnn_status", lambda device: f"no cuda{device} here")
     with pytest.raises(DnnUnavailableError, match="cannot be used on cuda1: no cuda1 here"):
         conv_plans(**SMALL, device="cuda1")
 
@@ -343,8 +343,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     board.allocated = allocated
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(plan_cases, "on_device", on_device)
-    monkeypatch.setattr("dnnops.cudnn.base.cudnn_status", lambda device: "")
-    monkeypatch.setattr("dnnops.cudnn.plan_list.PlanList", FakePlanList)
+    monkeypatch.setattr("dnnops.gpu.base.cudnn_status", lambda device: "")
+    monkeypatch.setattr("dnnops.gpu.plan_list.PlanList", FakePlanList)
     monkeypatch.setattr(FakePlanList, "made", [])
     monkeypatch.setattr(FakePlanList, "gpu", board, raising=False)
     return board
@@ -440,7 +440,7 @@ def test_asymmetric_padding_is_what_is_really_run(gpu):
 
 
 def test_what_flags_choose_on_a_gpu(gpu):
-    from dnnops.cudnn.algorithms import WISHES
+    from dnnops.gpu.algorithms import WISHES
 
     choices = flag_choices(**SMALL, device="cuda")
     assert tuple(choices) == WISHES

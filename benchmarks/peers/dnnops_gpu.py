@@ -17,8 +17,8 @@ from benchmarks.machine import resident_mib
 from benchmarks.networks import CALLS_BETWEEN_EVENTS, conv_arrays, rotated_sets
 from benchmarks.peers.graphs import compile_small_step, library_ops, small_batch
 from dnnops.cli import digits
-from dnnops.cudnn.algorithms import last_plan, parse_algorithm
-from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.gpu.algorithms import last_plan, parse_algorithm
+from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.gpuarray import GpuArrayType, shared
 
 _APIS = ("legacy", "graph")

@@ -14,8 +14,8 @@ from benchmarks.peers.dnnops_gpu import versions
 from benchmarks.peers.gated import ArrayTask
 from benchmarks.peers.graphs import library_ops
 from benchmarks.peers.norm_turns import SEEDS, NormTask
-from dnnops.cudnn.batchnorm import GpuDnnBatchNormGrad
 from dnnops.dnn import dnn_batch_normalization_train
+from dnnops.gpu.batchnorm import GpuDnnBatchNormGrad
 from dnnops.gpuarray import GpuArrayType
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.nnet import batch_normalization_train

@@ -142,8 +142,8 @@ class GpuStep(Step):
         """The algorithm, the most memory that a step has in use, and its host's time."""
         import cupy
 
-        from dnnops.cudnn.replay import replay_failure, replays
-        from dnnops.cudnn.rnn import last_rnn_algorithm
+        from dnnops.gpu.rnn import last_rnn_algorithm
+        from dnnops.runtime.replay import replay_failure, replays
 
         with PeakMemory.make() as memory:
             self.call()
@@ -166,7 +166,7 @@ class GpuStep(Step):
         """Give memory back to the device."""
         import cupy
 
-        from dnnops.cudnn.base import free_workspaces
+        from dnnops.gpu.base import free_workspaces
 
         # Nodes keep small results, as states are, for their next call. Without sequences they are
         # empty: what is kept would be counted in later cases, for whose networks it is not.

@@ -9,33 +9,6 @@ Results are device variables.
 
 from __future__ import annotations
 
-from dnnops.cudnn.activation import GpuDnnActivation, GpuDnnActivationGrad
-from dnnops.cudnn.attention import GpuDnnAttention, GpuDnnAttentionGrad
-from dnnops.cudnn.batchnorm import (
-    GpuDnnBatchNorm,
-    GpuDnnBatchNormGrad,
-    GpuDnnBatchNormInference,
-)
-from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
-from dnnops.cudnn.ctc import GpuDnnCTC
-from dnnops.cudnn.descriptors import GpuDnnConvDesc, GpuDnnDropoutDesc
-from dnnops.cudnn.divisive_normalization import (
-    GpuDnnDivisiveNormalization,
-    GpuDnnDivisiveNormalizationGrad,
-)
-from dnnops.cudnn.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
-from dnnops.cudnn.lrn import GpuDnnLRN, GpuDnnLRNGrad
-from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
-from dnnops.cudnn.reduction import GpuDnnReduction
-from dnnops.cudnn.rnn import GpuDnnRNNBackward, GpuDnnRNNForward
-from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
-from dnnops.cudnn.spatial_transformer import (
-    GpuDnnTransformerGradI,
-    GpuDnnTransformerGradT,
-    GpuDnnTransformerGrid,
-    GpuDnnTransformerSampler,
-)
-from dnnops.cudnn.transform import GpuDnnAddTensor, GpuDnnTransform
 from dnnops.dnn.availability import dnn_available, dnn_present, version
 from dnnops.dnn.batchnorm import dnn_batch_normalization_test, dnn_batch_normalization_train
 from dnnops.dnn.constructors import gpu_dnn_conv, gpu_dnn_conv_gradI, gpu_dnn_conv_gradW
@@ -56,6 +29,33 @@ from dnnops.dnn.pool import dnn_pool
 from dnnops.dnn.reduction import dnn_reduction
 from dnnops.dnn.rnn import RNNBlock
 from dnnops.dnn.spatial_transformer import dnn_spatialtf
+from dnnops.gpu.activation import GpuDnnActivation, GpuDnnActivationGrad
+from dnnops.gpu.attention import GpuDnnAttention, GpuDnnAttentionGrad
+from dnnops.gpu.batchnorm import (
+    GpuDnnBatchNorm,
+    GpuDnnBatchNormGrad,
+    GpuDnnBatchNormInference,
+)
+from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.gpu.ctc import GpuDnnCTC
+from dnnops.gpu.descriptors import GpuDnnConvDesc, GpuDnnDropoutDesc
+from dnnops.gpu.divisive_normalization import (
+    GpuDnnDivisiveNormalization,
+    GpuDnnDivisiveNormalizationGrad,
+)
+from dnnops.gpu.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
+from dnnops.gpu.lrn import GpuDnnLRN, GpuDnnLRNGrad
+from dnnops.gpu.pool import GpuDnnPool, GpuDnnPoolGrad
+from dnnops.gpu.reduction import GpuDnnReduction
+from dnnops.gpu.rnn import GpuDnnRNNBackward, GpuDnnRNNForward
+from dnnops.gpu.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
+from dnnops.gpu.spatial_transformer import (
+    GpuDnnTransformerGradI,
+    GpuDnnTransformerGradT,
+    GpuDnnTransformerGrid,
+    GpuDnnTransformerSampler,
+)
+from dnnops.gpu.transform import GpuDnnAddTensor, GpuDnnTransform
 
 __all__ = [
     "CONV_MODES",

@@ -6,8 +6,8 @@ from typing import Any
 
 from dnnops.arguments import switch
 from dnnops.config import flag_value
-from dnnops.cudnn.base import cudnn_usable, cudnn_version
 from dnnops.errors import DnnError, DnnUnavailableError, DnnValueError
+from dnnops.gpu.base import cudnn_usable, cudnn_version
 from dnnops.gpuarray.device import check_device, device_from_target
 from dnnops.runtime.build import CUDNN
 

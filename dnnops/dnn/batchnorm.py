@@ -7,14 +7,14 @@ from typing import Any
 import pytensor.tensor as pt
 
 from dnnops.arguments import one_of
-from dnnops.cudnn.base import device_operand, device_operands
-from dnnops.cudnn.batchnorm import (
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.gpu.base import device_operand, device_operands
+from dnnops.gpu.batchnorm import (
     MODES,
     GpuDnnBatchNorm,
     GpuDnnBatchNormInference,
     parameter_dtype,
 )
-from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.nnet._validate import float64_scalar
 from dnnops.nnet.batchnorm import check_sizes, like_parameter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 
 __all__ = ["gpu_dnn_conv", "gpu_dnn_conv_gradI", "gpu_dnn_conv_gradW"]
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
-from dnnops.cudnn.algorithms import PRECISIONS, parse_algorithm
-from dnnops.cudnn.base import device_operands
-from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
-from dnnops.cudnn.descriptors import CONV_MODES
 from dnnops.errors import DnnError, DnnValueError
+from dnnops.gpu.algorithms import PRECISIONS, parse_algorithm
+from dnnops.gpu.base import device_operands
+from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.gpu.descriptors import CONV_MODES
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.nnet._validate import (
     int_vector,

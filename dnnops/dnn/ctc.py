@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dnnops.cudnn.ctc import GpuDnnCTC
+from dnnops.gpu.ctc import GpuDnnCTC
 
 __all__ = ["dnn_ctc"]
 

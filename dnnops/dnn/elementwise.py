@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from dnnops.arguments import shown
-from dnnops.cudnn.activation import GpuDnnActivation
-from dnnops.cudnn.base import device_operands
-from dnnops.cudnn.dropout import GpuDnnDropoutOp
-from dnnops.cudnn.transform import GpuDnnAddTensor, GpuDnnTransform
 from dnnops.errors import DnnTypeError
+from dnnops.gpu.activation import GpuDnnActivation
+from dnnops.gpu.base import device_operands
+from dnnops.gpu.dropout import GpuDnnDropoutOp
+from dnnops.gpu.transform import GpuDnnAddTensor, GpuDnnTransform
 from dnnops.gpuarray.dtypes import dtype_name, numpy_dtype
 from dnnops.gpuarray.transfer import cast
 from dnnops.nnet.dropout_ops import probability_variable, seeded_dropout

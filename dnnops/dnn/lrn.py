@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dnnops.cudnn.base import device_operands
-from dnnops.cudnn.divisive_normalization import GpuDnnDivisiveNormalization
-from dnnops.cudnn.lrn import GpuDnnLRN
 from dnnops.errors import DnnTypeError
+from dnnops.gpu.base import device_operands
+from dnnops.gpu.divisive_normalization import GpuDnnDivisiveNormalization
+from dnnops.gpu.lrn import GpuDnnLRN
 from dnnops.gpuarray.transfer import cast
 
 __all__ = ["dnn_divisive_normalization", "dnn_lrn"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dnnops.cudnn.base import device_operands
-from dnnops.cudnn.pool import GpuDnnPool
 from dnnops.errors import DnnValueError
+from dnnops.gpu.base import device_operands
+from dnnops.gpu.pool import GpuDnnPool
 from dnnops.nnet._validate import int_vector
 
 __all__ = ["dnn_pool"]

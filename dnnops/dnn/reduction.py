@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dnnops.cudnn.reduction import GpuDnnReduction
+from dnnops.gpu.reduction import GpuDnnReduction
 
 __all__ = ["dnn_reduction"]
 

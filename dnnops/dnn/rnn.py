@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 
-from dnnops.cudnn.base import device_operands
-from dnnops.cudnn.rnn import GpuDnnRNNForward
 from dnnops.dnn.availability import context_device
 from dnnops.dnn.conv import swapped
 from dnnops.errors import DnnTypeError
+from dnnops.gpu.base import device_operands
+from dnnops.gpu.rnn import GpuDnnRNNForward
 from dnnops.gpuarray.dtypes import dtype_name
 from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable

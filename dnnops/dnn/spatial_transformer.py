@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dnnops.cudnn.base import device_operands
-from dnnops.cudnn.spatial_transformer import (
+from dnnops.gpu.base import device_operands
+from dnnops.gpu.spatial_transformer import (
     GpuDnnTransformerGrid,
     GpuDnnTransformerSampler,
 )

@@ -28,9 +28,9 @@ from pytensor.tensor.rewriting.elemwise import (
     local_useless_composite_outputs,
 )
 
+from dnnops.cpu.activation import OneDnnActivation, OneDnnActivationGrad
+from dnnops.cpu.base import OneDnnOp
 from dnnops.nnet.activation import Activation, ActivationGrad
-from dnnops.onednn.activation import OneDnnActivation, OneDnnActivationGrad
-from dnnops.onednn.base import OneDnnOp
 from dnnops.runtime.op import MAX_NDIM
 
 __all__ = ["local_elemwise_activation", "onednn_activation"]

@@ -22,14 +22,14 @@ from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.special import Softmax
 
 from dnnops.compat import inferred_size
-from dnnops.cudnn.base import cudnn_usable
+from dnnops.cpu.base import onednn_available
 from dnnops.errors import DnnError
+from dnnops.gpu.base import cudnn_usable
 from dnnops.gpuarray.basic import GpuDimShuffle
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import GpuCast, HostFromGpu, host_from_gpu
 from dnnops.nnet.attention import Attention, AttentionGrad
 from dnnops.nnet.softmax_ops import SoftmaxGrad
-from dnnops.onednn.base import onednn_available
 from dnnops.rewriting.attention_form import (
     Condition,
     Scale,

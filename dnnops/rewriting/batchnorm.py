@@ -27,11 +27,11 @@ from pytensor.tensor.basic import cast, constant, zeros_like
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import Sum, add, maximum, variadic_mul
 
-from dnnops.cudnn.base import cudnn_usable
+from dnnops.cpu.base import onednn_available
 from dnnops.errors import DnnError
+from dnnops.gpu.base import cudnn_usable
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain
 from dnnops.nnet.expressions import is_connected
-from dnnops.onednn.base import onednn_available
 from dnnops.rewriting.batchnorm_form import Normalization, read_normalization
 from dnnops.rewriting.forecast import Forecast
 from dnnops.rewriting.lifting import _graph_device

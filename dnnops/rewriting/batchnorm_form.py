@@ -18,8 +18,8 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
+from dnnops.cpu.batchnorm import has_neighboring_statistics
 from dnnops.nnet._validate import accumulator_dtype
-from dnnops.onednn.batchnorm import has_neighboring_statistics
 from dnnops.rewriting.products import (
     Product,
     View,

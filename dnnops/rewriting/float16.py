@@ -27,9 +27,9 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.type import TensorType
 
+from dnnops.cpu.base import onednn_available
+from dnnops.cpu.half_cast import OneDnnHalfCast
 from dnnops.errors import DnnTypeError
-from dnnops.onednn.base import onednn_available
-from dnnops.onednn.half_cast import OneDnnHalfCast
 from dnnops.rewriting.lifters import inner_graph
 from dnnops.runtime.op import MAX_NDIM
 

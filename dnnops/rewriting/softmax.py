@@ -20,8 +20,8 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Sum, mul, sub
 from pytensor.tensor.special import LogSoftmax, Softmax
 
+from dnnops.cpu.softmax import neighboring_axes
 from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
-from dnnops.onednn.softmax import neighboring_axes
 from dnnops.runtime.op import MAX_NDIM
 
 __all__ = ["LocalSoftmaxGrad", "LocalWholeSoftmax"]

@@ -20,6 +20,46 @@ from pytensor.tensor.basic import cast
 from pytensor.tensor.blas import Dot22, Gemm
 from pytensor.tensor.math import Dot, Sum
 
+from dnnops.cpu.activation import OneDnnActivation, OneDnnActivationGrad
+from dnnops.cpu.attention import OneDnnAttention, OneDnnAttentionGrad
+from dnnops.cpu.base import OneDnnOp, onednn_available
+from dnnops.cpu.batchnorm import (
+    OneDnnBatchNormInference,
+    OneDnnBatchNormTrain,
+    OneDnnBatchNormTrainGrad,
+    has_neighboring_statistics,
+)
+from dnnops.cpu.channel_sum import OneDnnChannelSum
+from dnnops.cpu.conv import OneDnnConv, OneDnnConvGradInputs, OneDnnConvGradWeights
+from dnnops.cpu.cross_entropy import OneDnnCrossEntropy, OneDnnCrossEntropyGrad
+from dnnops.cpu.ctc import OneDnnCTC
+from dnnops.cpu.divisive_normalization import (
+    OneDnnDivisiveNormalization,
+    OneDnnDivisiveNormalizationGrad,
+)
+from dnnops.cpu.dropout import OneDnnDropout, OneDnnDropoutGrad
+from dnnops.cpu.gemm import OneDnnDot, OneDnnGemm
+from dnnops.cpu.lrn import OneDnnLRN, OneDnnLRNGrad, OneDnnWindowSum
+from dnnops.cpu.pool import (
+    OneDnnAveragePoolGrad,
+    OneDnnMaxPoolGrad,
+    OneDnnMaxPoolGradGrad,
+    OneDnnPool,
+)
+from dnnops.cpu.rnn import OneDnnRNNBackward, OneDnnRNNForward
+from dnnops.cpu.softmax import (
+    OneDnnLogSoftmaxGrad,
+    OneDnnSoftmax,
+    OneDnnSoftmaxGrad,
+    neighboring_axes,
+)
+from dnnops.cpu.spatial_transformer import (
+    OneDnnSpatialTransformerGrid,
+    OneDnnSpatialTransformerGridGrad,
+    OneDnnSpatialTransformerSampler,
+    OneDnnSpatialTransformerSamplerGradGrid,
+    OneDnnSpatialTransformerSamplerGradImage,
+)
 from dnnops.errors import DnnRequiredError
 from dnnops.nnet.activation import Activation, ActivationGrad
 from dnnops.nnet.attention import Attention, AttentionGrad
@@ -39,46 +79,6 @@ from dnnops.nnet.spatial_transformer_ops import (
     SpatialTransformerGridGrad,
     SpatialTransformerSampler,
     SpatialTransformerSamplerGrad,
-)
-from dnnops.onednn.activation import OneDnnActivation, OneDnnActivationGrad
-from dnnops.onednn.attention import OneDnnAttention, OneDnnAttentionGrad
-from dnnops.onednn.base import OneDnnOp, onednn_available
-from dnnops.onednn.batchnorm import (
-    OneDnnBatchNormInference,
-    OneDnnBatchNormTrain,
-    OneDnnBatchNormTrainGrad,
-    has_neighboring_statistics,
-)
-from dnnops.onednn.channel_sum import OneDnnChannelSum
-from dnnops.onednn.conv import OneDnnConv, OneDnnConvGradInputs, OneDnnConvGradWeights
-from dnnops.onednn.cross_entropy import OneDnnCrossEntropy, OneDnnCrossEntropyGrad
-from dnnops.onednn.ctc import OneDnnCTC
-from dnnops.onednn.divisive_normalization import (
-    OneDnnDivisiveNormalization,
-    OneDnnDivisiveNormalizationGrad,
-)
-from dnnops.onednn.dropout import OneDnnDropout, OneDnnDropoutGrad
-from dnnops.onednn.gemm import OneDnnDot, OneDnnGemm
-from dnnops.onednn.lrn import OneDnnLRN, OneDnnLRNGrad, OneDnnWindowSum
-from dnnops.onednn.pool import (
-    OneDnnAveragePoolGrad,
-    OneDnnMaxPoolGrad,
-    OneDnnMaxPoolGradGrad,
-    OneDnnPool,
-)
-from dnnops.onednn.rnn import OneDnnRNNBackward, OneDnnRNNForward
-from dnnops.onednn.softmax import (
-    OneDnnLogSoftmaxGrad,
-    OneDnnSoftmax,
-    OneDnnSoftmaxGrad,
-    neighboring_axes,
-)
-from dnnops.onednn.spatial_transformer import (
-    OneDnnSpatialTransformerGrid,
-    OneDnnSpatialTransformerGridGrad,
-    OneDnnSpatialTransformerSampler,
-    OneDnnSpatialTransformerSamplerGradGrid,
-    OneDnnSpatialTransformerSamplerGradImage,
 )
 from dnnops.rewriting.activation import local_elemwise_activation, onednn_activation
 from dnnops.runtime.op import MAX_NDIM
@@ -358,7 +358,7 @@ class RegisterNumbaDispatch(GraphRewriter):
 
     def apply(self, fgraph: FunctionGraph) -> None:
         if any(isinstance(node.op, OneDnnOp) for node in fgraph.apply_nodes):
-            import dnnops.onednn.numba_dispatch  # noqa: F401
+            import dnnops.cpu.numba_dispatch  # noqa: F401
 
 
 @node_rewriter(INPLACE)

@@ -13,8 +13,8 @@ from pytensor.gradient import verify_grad
 
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.nnet import Attention, AttentionGrad, Dropout, scaled_dot_product_attention
+from tests.cpu.test_batchnorm import run_all
 from tests.nnet.attention_cases import Case, cases
-from tests.onednn.test_batchnorm import run_all
 from tests.oracle import (
     PERFORM_MODE,
     assert_close,

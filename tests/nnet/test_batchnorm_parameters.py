@@ -13,7 +13,7 @@ import pytensor.tensor as pt
 import pytest
 
 from dnnops import dnn, nnet
-from tests.cudnn.host_graphs import on_host
+from tests.gpu.host_graphs import on_host
 from tests.oracle import PERFORM_MODE, assert_close
 
 RNG = np.random.default_rng(0)

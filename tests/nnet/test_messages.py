@@ -10,8 +10,8 @@ import pytest
 import dnnops
 from dnnops import dnn, nnet
 from dnnops.config import parse_flag
-from dnnops.cudnn.algorithms import LEGACY_ALGORITHMS, parse_algorithm
 from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.gpu.algorithms import LEGACY_ALGORITHMS, parse_algorithm
 from tests.oracle import PERFORM_MODE
 
 X = pt.tensor("x", shape=(2, 4, 6, 7), dtype="float32")

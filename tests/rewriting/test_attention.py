@@ -6,7 +6,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from dnnops.cudnn.attention import GpuDnnAttention
+from dnnops.gpu.attention import GpuDnnAttention
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet import scaled_dot_product_attention

@@ -11,8 +11,8 @@ from pytensor.compile.mode import Mode
 from pytensor.tensor.special import log_softmax, softmax
 
 from dnnops import nnet
-from dnnops.onednn.base import OneDnnOp
-from dnnops.onednn.half_cast import OneDnnHalfCast
+from dnnops.cpu.base import OneDnnOp
+from dnnops.cpu.half_cast import OneDnnHalfCast
 
 DTYPES = ("float16", "float32", "float64")
 #: Compiles nothing: only the rewrites matter here.

@@ -12,9 +12,9 @@ import pytest
 from pytensor.compile.builders import OpFromGraph
 
 from dnnops import nnet
+from dnnops.cpu.half_cast import OneDnnHalfCast
 from dnnops.errors import DnnTypeError
-from dnnops.onednn.half_cast import OneDnnHalfCast
-from tests.onednn.test_conv import restrided
+from tests.cpu.test_conv import restrided
 from tests.oracle import assert_close
 
 MODES = pytest.mark.parametrize(

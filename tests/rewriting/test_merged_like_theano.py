@@ -17,7 +17,7 @@ from dnnops.rewriting.to_cudnn.softmax import (
     local_gradient_of_log_of_softmax,
     local_log_of_softmax,
 )
-from tests.cudnn.host_graphs import on_host
+from tests.gpu.host_graphs import on_host
 from tests.gpuarray.graphs import ops, rewritten
 from tests.oracle import PERFORM_MODE, assert_close
 

@@ -12,8 +12,8 @@ from pytensor.link.pytorch.linker import PytorchLinker
 from scipy.special import softmax
 
 from dnnops import nnet
+from dnnops.cpu.softmax import OneDnnSoftmax
 from dnnops.nnet.softmax_ops import WholeSoftmax
-from dnnops.onednn.softmax import OneDnnSoftmax
 
 NAMES = ("PYTORCH", "JAX", "MLX")
 MODES = {

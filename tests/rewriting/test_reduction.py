@@ -10,7 +10,7 @@ import pytest
 import dnnops.rewriting.reduction as rewriting
 from dnnops.gpuarray.reduction import PREMAPS, reduction_kernel
 from dnnops.gpuarray.type import GpuArrayType
-from tests.cudnn.device import host, on_gpu, rounded
+from tests.gpu.device import host, on_gpu, rounded
 from tests.gpuarray.cuda_source import compile_log, reduction_source
 from tests.gpuarray.graphs import GPU_MODE, rewritten
 from tests.oracle import SEED

@@ -14,12 +14,12 @@ from pytensor.graph.fg import FunctionGraph
 import dnnops.rewriting.conv_merge
 import dnnops.rewriting.to_cudnn  # noqa: F401
 from dnnops import dnn, nnet
-from dnnops.cudnn.base import CudnnOp
 from dnnops.errors import DnnUnavailableError
+from dnnops.gpu.base import CudnnOp
 from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu, as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.rewriting.to_cudnn import mechanism
-from tests.cudnn.device import on_gpu
+from tests.gpu.device import on_gpu
 from tests.oracle import assert_close
 
 GPU_MODE = get_mode("CVM").including("gpu")
@@ -473,7 +473,7 @@ def test_dropout_moves_and_overwrites():
 
 
 def test_activations_by_hand_overwrite():
-    from dnnops.cudnn.activation import GpuDnnActivation
+    from dnnops.gpu.activation import GpuDnnActivation
 
     x = GpuArrayType("float32", (None,) * 4)()
     moved = pt.as_tensor_variable(x) + np.float32(1)

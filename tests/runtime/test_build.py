@@ -29,7 +29,7 @@ PROBE = """
     import numpy as np
     import dnnops.runtime.build
     dnnops.runtime.build.supported_levels = lambda: ()
-    from dnnops.onednn.conv import OneDnnConv
+    from dnnops.cpu.conv import OneDnnConv
     op, storage = OneDnnConv(2), [[None]]
     arrays = [np.ones((1, 1, 3, 3), "float32"), np.ones((1, 1, 2, 2), "float32")]
     op.perform(op.make_node(*arrays), arrays, storage)
@@ -430,7 +430,7 @@ def test_source_hash_covers_every_source():
 
 def test_modules_depend_on_the_interface_alone(monkeypatch):
     """A changed source makes a new library, and no new C module of an Op."""
-    from dnnops.onednn.conv import OneDnnConv
+    from dnnops.cpu.conv import OneDnnConv
 
     op = OneDnnConv(2)
     version = op.c_code_cache_version()

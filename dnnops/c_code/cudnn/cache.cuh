@@ -1,5 +1,5 @@
 // Memory that was written must be written back from a GPU's cache before anything else can take its place, which slows
-// down whatever runs then. Memory that was only read can be dropped. dnnops/cudnn/kernels.py compiles this with CuPy.
+// down whatever runs then. Memory that was only read can be dropped. dnnops/gpu/kernels.py compiles this with CuPy.
 
 // Reads `count` vectors, which must be zero.
 KERNEL void read_zeros(const uint4 *from, long long count, uint4 *never) {

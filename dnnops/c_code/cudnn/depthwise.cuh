@@ -1,5 +1,5 @@
 // What the depthwise kernels share: types, vectors of channels, copies between global and shared memory.
-// dnnops/cudnn/kernels.py compiles this with CuPy, and tests compile it for the host.
+// dnnops/gpu/kernels.py compiles this with CuPy, and tests compile it for the host.
 //
 // Macros set by c_code/runtime/cudnn/conv_depthwise.cpp: DTYPE (a dnnops_dtype), CHANNELS_LAST, FLIP, UP (for
 // the gradient with respect to the image), filters KH x KW, strides SH, SW, dilations DH, DW; a thread's tile

@@ -62,7 +62,7 @@ static inline dnnops_memory_format dnnops_cudnn_format(const dnnops_tensor *t) {
 static inline int dnnops_cudnn_match(PyObject **array, int64_t dtype, const dnnops_tensor *like, dnnops_tensor *t) {
   const dnnops_memory_format format = dnnops_cudnn_format(like);
   if (dnnops_cudnn_is_dense(t, format, 0)) return 0;
-  PyObject *make = dnnops_import("dnnops.cudnn.base", "as_dense");
+  PyObject *make = dnnops_import("dnnops.gpu.base", "as_dense");
   if (make == NULL) return -1;
   PyObject *copy =
       PyObject_CallFunction(make, "Os", *array, format == DNNOPS_CONTIGUOUS ? "contiguous" : "channels_last");

@@ -1,5 +1,5 @@
 // Numbers by their dnnops_dtype: as stored in memory (Bits), and for computation (Acc).
-// dnnops/cudnn/kernels.py compiles programs with this, using CuPy; tests compile them for the host, where
+// dnnops/gpu/kernels.py compiles programs with this, using CuPy; tests compile them for the host, where
 // host_cuda.hpp has the conversions.
 #ifdef __CUDACC_RTC__
 #define INFINITY __int_as_float(0x7f800000)

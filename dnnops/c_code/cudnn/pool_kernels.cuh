@@ -1,4 +1,4 @@
-// The poolings that cuDNN does not support. dnnops/cudnn/pool_kernels.py compiles this with CuPy, and a test
+// The poolings that cuDNN does not support. dnnops/gpu/pool_kernels.py compiles this with CuPy, and a test
 // compiles it for the host, where DEVICE is empty and __CUDACC_RTC__ is not defined.
 //
 // There are three spatial axes; unused ones have length 1. T is the type of the arrays, C the type for computation.

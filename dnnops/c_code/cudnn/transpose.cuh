@@ -3,7 +3,7 @@
 // zero. Rows of src may be longer than the part that is copied.
 //
 // One launch makes one or two copies: its first blocks belong to the first copy, the others to the second.
-// dnnops/cudnn/kernels.py compiles this with CuPy, and tests compile it for the host. Macros: WIDTH, the size
+// dnnops/gpu/kernels.py compiles this with CuPy, and tests compile it for the host. Macros: WIDTH, the size
 // of an element in bytes; FIRST and SECOND, the kind of each copy, or NO_COPY. The differences between kinds
 // are resolved at compile time: blocks are so short-lived that checks would cost measurable time.
 

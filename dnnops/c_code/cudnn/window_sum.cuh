@@ -1,4 +1,4 @@
-// Sums over windows along one axis. dnnops/cudnn/window_sum.py compiles this with CuPy, and a test compiles
+// Sums over windows along one axis. dnnops/gpu/window_sum.py compiles this with CuPy, and a test compiles
 // it for the host.
 #ifdef __CUDACC_RTC__
 #define DEVICE __device__ inline

@@ -6,8 +6,8 @@ from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
 
-from dnnops.cudnn.attention import MAX_DEPTH, GpuDnnAttention, GpuDnnAttentionGrad
-from dnnops.cudnn.base import version_to_rewrite_for
+from dnnops.gpu.attention import MAX_DEPTH, GpuDnnAttention, GpuDnnAttentionGrad
+from dnnops.gpu.base import version_to_rewrite_for
 from dnnops.gpuarray.transfer import GpuCast, cast
 from dnnops.nnet.attention import OPTIONAL, Attention, AttentionGrad
 from dnnops.rewriting.to_cudnn.mechanism import Build, register

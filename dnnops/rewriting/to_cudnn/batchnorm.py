@@ -9,7 +9,8 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 
-from dnnops.cudnn.batchnorm import (
+from dnnops.cpu.batchnorm import has_neighboring_statistics
+from dnnops.gpu.batchnorm import (
     GpuDnnBatchNorm,
     GpuDnnBatchNormGrad,
     GpuDnnBatchNormInference,
@@ -17,7 +18,6 @@ from dnnops.cudnn.batchnorm import (
 )
 from dnnops.gpuarray.transfer import cast
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
-from dnnops.onednn.batchnorm import has_neighboring_statistics
 from dnnops.rewriting.inplace import register_gpu_inplace
 from dnnops.rewriting.to_cudnn.mechanism import Build, register_own
 

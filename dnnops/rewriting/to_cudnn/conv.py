@@ -8,7 +8,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 
-from dnnops.cudnn.conv import GpuDnnConv, GpuDnnConvBase, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvBase, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.rewriting.inplace import register_gpu_inplace
 from dnnops.rewriting.to_cudnn.mechanism import Build, register

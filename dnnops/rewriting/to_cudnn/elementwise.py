@@ -6,10 +6,10 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 
-from dnnops.cudnn.activation import GpuDnnActivation, GpuDnnActivationGrad
-from dnnops.cudnn.cross_entropy import GpuCrossEntropy, GpuCrossEntropyGrad
-from dnnops.cudnn.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
-from dnnops.cudnn.transform import GpuDnnAddTensor
+from dnnops.gpu.activation import GpuDnnActivation, GpuDnnActivationGrad
+from dnnops.gpu.cross_entropy import GpuCrossEntropy, GpuCrossEntropyGrad
+from dnnops.gpu.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
+from dnnops.gpu.transform import GpuDnnAddTensor
 from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad
 from dnnops.nnet.dropout_ops import Dropout, DropoutGrad
 from dnnops.rewriting.inplace import register_gpu_inplace

@@ -7,7 +7,7 @@ from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
 
-from dnnops.cudnn.base import cudnn_usable, kernels_usable
+from dnnops.gpu.base import cudnn_usable, kernels_usable
 from dnnops.rewriting.lifters import Operands
 from dnnops.rewriting.lifting import (
     LiftContext,

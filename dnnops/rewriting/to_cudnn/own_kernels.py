@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dnnops.cudnn.ctc import GpuCTC
-from dnnops.cudnn.spatial_transformer import (
+from dnnops.gpu.ctc import GpuCTC
+from dnnops.gpu.spatial_transformer import (
     GpuTransformerGradI,
     GpuTransformerGradT,
     GpuTransformerGrid,

@@ -6,8 +6,8 @@ from typing import Any
 
 from pytensor.graph.basic import Variable
 
-from dnnops.cudnn.pool import GpuDnnPool, GpuDnnPoolGrad
-from dnnops.cudnn.pool_kernels import GpuMaxPoolGradGrad, GpuPool, GpuPoolGrad
+from dnnops.gpu.pool import GpuDnnPool, GpuDnnPoolGrad
+from dnnops.gpu.pool_kernels import GpuMaxPoolGradGrad, GpuPool, GpuPoolGrad
 from dnnops.nnet._validate import static_vector
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 from dnnops.nnet.pool_geometry import MAX_DETERMINISTIC

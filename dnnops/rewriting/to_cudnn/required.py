@@ -5,8 +5,8 @@ from __future__ import annotations
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter
 
-from dnnops.cudnn.base import check_cudnn
 from dnnops.errors import DnnRequiredError, DnnUnavailableError
+from dnnops.gpu.base import check_cudnn
 from dnnops.rewriting.lifting import (
     _graph_device,
 )

@@ -9,7 +9,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 
-from dnnops.cudnn.rnn import GpuDnnRNNBackward, GpuDnnRNNBase, GpuDnnRNNForward
+from dnnops.gpu.rnn import GpuDnnRNNBackward, GpuDnnRNNBase, GpuDnnRNNForward
 from dnnops.nnet.rnn_ops import INT_OPERANDS, RNNBackward, RNNForward
 from dnnops.rewriting.inplace import register_gpu_inplace
 from dnnops.rewriting.to_cudnn.mechanism import Build, register

@@ -13,7 +13,7 @@ from pytensor.tensor.basic import ones_like
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import log
 
-from dnnops.cudnn.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
+from dnnops.gpu.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
 from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu, host_from_gpu, to_device
 from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.rewriting.to_cudnn.mechanism import Build, register

@@ -6,9 +6,9 @@ from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
 
-from dnnops.cudnn.base import cudnn_usable
-from dnnops.cudnn.lrn import GpuDnnLRN, GpuDnnLRNGrad
-from dnnops.cudnn.window_sum import GpuWindowSum
+from dnnops.gpu.base import cudnn_usable
+from dnnops.gpu.lrn import GpuDnnLRN, GpuDnnLRNGrad
+from dnnops.gpu.window_sum import GpuWindowSum
 from dnnops.nnet.divisive_normalization_ops import DivisiveNormalization, DivisiveNormalizationGrad
 from dnnops.nnet.lrn import LRN, LRNGrad
 from dnnops.nnet.lrn_base import WindowNormBase, WindowSum

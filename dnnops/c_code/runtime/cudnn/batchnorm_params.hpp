@@ -1,4 +1,4 @@
-// The launch parameters of the batch normalization kernels. dnnops/cudnn/kernels.py prepends this file to the
+// The launch parameters of the batch normalization kernels. dnnops/gpu/kernels.py prepends this file to the
 // source of the kernels.
 #ifndef DNNOPS_BATCHNORM_PARAMS_HPP
 #define DNNOPS_BATCHNORM_PARAMS_HPP

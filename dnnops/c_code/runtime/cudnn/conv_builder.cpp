@@ -54,7 +54,7 @@ std::vector<PlanSpec> fast_algorithms(const ConvCase &conv) {
   return {tiling};
 }
 
-// The prefixes of plan names, by Api; dnnops/cudnn/algorithms.py has the same.
+// The prefixes of plan names, by Api; dnnops/gpu/algorithms.py has the same.
 const char *const api_prefixes[] = {"", "engine", "depthwise", "gemm"};
 
 PlanSpec unspecific(Api api, int64_t id = -1) {

@@ -45,7 +45,7 @@ void Call::read_pointers(Launch &launch) const {
 
 // The problem of a call. Padding that differs before and after an axis is rejected: the legacy API cannot
 // express it, and with the graph API cuDNN 9.19 silently computed wrong gradients with respect to the
-// filters. The Ops pad the image themselves instead (dnnops/cudnn/conv_padding.py).
+// filters. The Ops pad the image themselves instead (dnnops/gpu/conv_padding.py).
 ConvProblem checked_problem(const ConvParams &params, const dnnops_tensor *inputs) {
   const ConvProblem problem = conv_problem(params.direction, reinterpret_cast<const int64_t *>(&params.geometry), inputs);
   const ConvGeometry &geometry = problem.geometry;

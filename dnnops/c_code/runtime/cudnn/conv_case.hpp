@@ -38,7 +38,7 @@ struct PlanSpec {
 // The dtype to compute in, if it depends on the arrays' dtype. Other values are a dnnops_dtype.
 enum Precision : int64_t { PRECISION_AS_INPUT_F32 = -1, PRECISION_AS_INPUT = -2 };
 
-// What a caller asks for. dnnops/cudnn/algorithms.py has the same numbers.
+// What a caller asks for. dnnops/gpu/algorithms.py has the same numbers.
 enum Wish : int64_t {
   WISH_NONE = 0,
   WISH_SMALL = 1,
@@ -55,7 +55,7 @@ enum Wish : int64_t {
   WISH_PLAN = 12,  // the given plan
 };
 
-// The parameters of the Ops, word by word, as written by dnnops/cudnn/conv.py.
+// The parameters of the Ops, word by word, as written by dnnops/gpu/conv.py.
 struct ConvParams {
   ConvGeometry geometry;
   int64_t direction;

@@ -1,5 +1,5 @@
 // The launch parameters of the depthwise kernels, and the sizes that both the kernels and their launcher
-// compute. dnnops/cudnn/kernels.py prepends this file to the source of the kernels.
+// compute. dnnops/gpu/kernels.py prepends this file to the source of the kernels.
 #ifndef DNNOPS_DEPTHWISE_PARAMS_HPP
 #define DNNOPS_DEPTHWISE_PARAMS_HPP
 

@@ -8,7 +8,7 @@
 namespace dnnops {
 namespace {
 
-// The order of `MODES` in dnnops/onednn/activation.py.
+// The order of `MODES` in dnnops/cpu/activation.py.
 enum Mode : int64_t { kTanh, kSigmoid, kSwish, kElu, kModes };
 
 // x times a coefficient, and the rounding error of the product.

@@ -1,0 +1,34 @@
+"""Scaled dot-product attention and its gradients on the CPU, in float32 and float64."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dnnops.cpu.base import OneDnnOp
+from dnnops.nnet.attention import OPTIONAL, Attention, AttentionGrad
+
+__all__ = ["OneDnnAttention", "OneDnnAttentionGrad"]
+
+
+class _OneDnnAttentionOp(OneDnnOp):
+    scale: float | None
+    is_causal: bool
+    optional: tuple[str, ...]
+    dropout: float
+
+    def parameters(self) -> list[int]:
+        scale, dropout = np.array([self.scale or 0.0, self.dropout]).view("int64").tolist()
+        given = sum(1 << OPTIONAL.index(name) for name in self.optional)
+        return [scale, int(self.scale is not None), int(self.is_causal), given, dropout]
+
+
+class OneDnnAttention(_OneDnnAttentionOp, Attention):
+    """`Attention` on the CPU, computed by matrix products in blocks of 128 queries."""
+
+    function = "dnnops_onednn_attention"
+
+
+class OneDnnAttentionGrad(_OneDnnAttentionOp, AttentionGrad):
+    """`AttentionGrad` on the CPU, which recomputes the scores."""
+
+    function = "dnnops_onednn_attention_grad"

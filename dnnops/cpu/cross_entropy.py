@@ -1,0 +1,38 @@
+"""Cross-entropy on the CPU, in float32 and float64."""
+
+from __future__ import annotations
+
+from dnnops.cpu.base import OneDnnOp
+from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad
+
+__all__ = ["OneDnnCrossEntropy", "OneDnnCrossEntropyGrad"]
+
+
+class OneDnnCrossEntropy(OneDnnOp, CrossEntropy):
+    """`CrossEntropy` on the CPU, computed by dnnops kernels because oneDNN does not provide it.
+
+    Parameters
+    ----------
+    every_row, one_for_all : bool
+        See `CrossEntropy`.
+    """
+
+    function = "dnnops_onednn_cross_entropy"
+
+    def parameters(self) -> list[int]:
+        return [self.rows]
+
+
+class OneDnnCrossEntropyGrad(OneDnnOp, CrossEntropyGrad):
+    """`CrossEntropyGrad` on the CPU, computed by dnnops kernels.
+
+    Parameters
+    ----------
+    every_row, one_for_all : bool
+        See `CrossEntropy`.
+    """
+
+    function = "dnnops_onednn_cross_entropy_grad"
+
+    def parameters(self) -> list[int]:
+        return [self.rows]

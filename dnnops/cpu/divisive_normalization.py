@@ -1,0 +1,28 @@
+"""Divisive normalization and its gradients on the CPU, computed by dnnops kernels."""
+
+from __future__ import annotations
+
+from dnnops.cpu.base import OneDnnOp
+from dnnops.cpu.lrn import window_norm_parameters
+from dnnops.nnet.divisive_normalization_ops import DivisiveNormalization, DivisiveNormalizationGrad
+
+__all__ = ["OneDnnDivisiveNormalization", "OneDnnDivisiveNormalizationGrad"]
+
+
+class _OneDnnDivisiveNormalizationOp(OneDnnOp):
+    has_means: bool
+
+    def parameters(self) -> list[int]:
+        return [*window_norm_parameters(self), int(self.has_means)]
+
+
+class OneDnnDivisiveNormalization(_OneDnnDivisiveNormalizationOp, DivisiveNormalization):
+    """`DivisiveNormalization` on the CPU, in float32 or float64."""
+
+    function = "dnnops_onednn_divisive_normalization"
+
+
+class OneDnnDivisiveNormalizationGrad(_OneDnnDivisiveNormalizationOp, DivisiveNormalizationGrad):
+    """`DivisiveNormalizationGrad` on the CPU, in float32 or float64."""
+
+    function = "dnnops_onednn_divisive_normalization_grad"

@@ -1,0 +1,46 @@
+"""Pooling and its gradients on the CPU, with oneDNN where it supports them, else plain loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dnnops.cpu.base import OneDnnOp
+from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.nnet.pool_geometry import POOL_MODES
+
+__all__ = [
+    "OneDnnAveragePoolGrad",
+    "OneDnnMaxPoolGrad",
+    "OneDnnMaxPoolGradGrad",
+    "OneDnnPool",
+]
+
+
+class _OneDnnPoolOp(OneDnnOp):
+    def parameters(self) -> list[int]:
+        op: Any = self
+        return [op.ndim, POOL_MODES.index(getattr(op, "computes", "max")), int(op.ignore_border)]
+
+
+class OneDnnPool(_OneDnnPoolOp, Pool):
+    """`Pool` by ``dnnl_pooling_forward`` (float32 max and average) or plain loops."""
+
+    function = "dnnops_onednn_pool"
+
+
+class OneDnnMaxPoolGrad(_OneDnnPoolOp, MaxPoolGrad):
+    """`MaxPoolGrad` by plain loops, which need no workspace from the forward pass."""
+
+    function = "dnnops_onednn_max_pool_grad"
+
+
+class OneDnnMaxPoolGradGrad(_OneDnnPoolOp, MaxPoolGradGrad):
+    """`MaxPoolGradGrad` by plain loops."""
+
+    function = "dnnops_onednn_max_pool_grad_grad"
+
+
+class OneDnnAveragePoolGrad(_OneDnnPoolOp, AveragePoolGrad):
+    """`AveragePoolGrad` by ``dnnl_pooling_backward`` (float32 average) or plain loops."""
+
+    function = "dnnops_onednn_average_pool_grad"

@@ -1,0 +1,129 @@
+"""Activations and their gradients on cuDNN."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from pytensor.gradient import DisconnectedType, disconnected_type
+from pytensor.graph.basic import Apply, Variable
+from pytensor.tensor import as_tensor_variable
+
+from dnnops.arguments import switch
+from dnnops.errors import DnnTypeError
+from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.nnet._validate import merge_shapes, named_operands
+from dnnops.nnet.activation import ActivationBase, ActivationGrad
+
+__all__ = ["GpuDnnActivation", "GpuDnnActivationGrad"]
+
+#: ``cudnnActivationMode_t``.
+MODES = {"sigmoid": 0, "relu": 1, "tanh": 2, "clipped_relu": 3, "elu": 4, "swish": 6}
+
+
+class GpuDnnActivationBase(CudnnOp, ActivationBase):
+    """Base class of activations and their gradients.
+
+    Parameters
+    ----------
+    mode : {'relu', 'clipped_relu', 'tanh', 'sigmoid', 'elu', 'swish'}
+        Name of the activation.
+    coef : float
+        The ceiling of clipped relu, alpha of elu or beta of swish; 0 for the others.
+    inplace : bool
+        Whether an activation overwrites `x`, and its gradient overwrites `gy`.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError
+        If a parameter is invalid.
+    """
+
+    __props__ = ("mode", "coef", "inplace")
+    function = "dnnops_cudnn_activation"
+    contiguous_only = True
+    operands: ClassVar[tuple[str, ...]]
+    #: The operand that is overwritten.
+    overwrites: ClassVar[int]
+
+    def __init__(self, mode: str, coef: float = 0.0, inplace: bool = False):
+        super().__init__(mode, coef)
+        self.inplace = switch(type(self).__name__, "inplace", inplace)
+        if self.inplace:
+            self.destroy_map = {0: [self.overwrites]}
+
+    def make_node(self, *inputs: Any) -> Apply:
+        name = type(self).__name__
+        data = device_operands(name, None, **named_operands(name, self.operands, inputs))
+        if len({x.type.ndim for x in data}) > 1:
+            raise DnnTypeError(f"{name}: the operands must have the same rank, got {data}")
+        shapes = {n: x.type.shape for n, x in zip(self.operands, data, strict=True)}
+        shape = merge_shapes(name, **shapes)
+        return Apply(self, data, [data[0].type.clone(shape=shape)()])
+
+    def parameters(self) -> list[int]:
+        return [
+            MODES[self.mode],
+            int(np.float64(self.coef).view(np.int64)),
+            len(self.operands) > 1,
+        ]
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        return [[True] for _ in node.inputs]
+
+
+class GpuDnnActivation(GpuDnnActivationBase):
+    """An activation function, called as ``GpuDnnActivation(mode, coef)(x)``.
+
+    All modes propagate NaN, including relu and clipped relu. See `GpuDnnActivationBase` for the
+    parameters.
+    """
+
+    operands = ("x",)
+    overwrites = 0
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
+        (x,) = inputs
+        gradient = GpuDnnActivationGrad(self.mode, self.coef)
+        return [as_gradient(gradient(x, outputs[0], gradient_like(cotangents[0], x)))]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
+        if isinstance(tangents[0].type, DisconnectedType):
+            return [disconnected_type()]
+        (x,) = inputs  # its Jacobian is diagonal
+        gradient = GpuDnnActivationGrad(self.mode, self.coef)
+        return [gradient(x, outputs[0], gradient_like(tangents[0], x))]
+
+
+class GpuDnnActivationGrad(GpuDnnActivationBase):
+    """Gradient of an activation, called as ``GpuDnnActivationGrad(mode, coef)(x, y, gy)``.
+
+    `gy` is the gradient with respect to the output `y`. See `GpuDnnActivationBase` for the
+    parameters.
+
+    cuDNN uses a slope of 1 for clipped relu at exactly the ceiling and for elu at exactly 0.
+    `dnnops.nnet.clipped_relu` and `elu` don't call cuDNN; their slopes at these points are 0 and
+    alpha on every device.
+    """
+
+    operands = ("x", "y", "gy")
+    overwrites = 2
+
+    # Second derivatives are built from host variables; rewrites move them to the device.
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
+        host = [as_tensor_variable(x) for x in inputs]
+        op = ActivationGrad(self.mode, self.coef)
+        gradients = op.pullback(host, [op(*host)], [as_tensor_variable(cotangents[0])])
+        return [as_gradient(gradient_like(g, x)) for g, x in zip(gradients, inputs, strict=True)]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
+        host = [as_tensor_variable(x) for x in inputs]
+        moved = [
+            t if isinstance(t.type, DisconnectedType) else as_tensor_variable(t) for t in tangents
+        ]
+        op = ActivationGrad(self.mode, self.coef)
+        (result,) = op.pushforward(host, [op(*host)], moved)
+        if isinstance(result.type, DisconnectedType):
+            return [result]
+        return [gradient_like(result, inputs[0])]

@@ -1,0 +1,103 @@
+"""Cross-entropy on a GPU with dnnops kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytensor.gradient import disconnected_type
+from pytensor.graph.basic import Apply, Variable
+
+import dnnops.gpu.deferred
+import dnnops.gpu.kernels  # noqa: F401 - both register what C code calls
+from dnnops.errors import DnnTypeError
+from dnnops.gpu.base import as_gradient, device_operands, gradient_like
+from dnnops.gpu.expressions import GpuExpressionOp
+from dnnops.gpuarray.op import infer_device, is_on_device
+from dnnops.gpuarray.transfer import as_gpuarray_variable
+from dnnops.gpuarray.type import GpuArrayType
+from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad, label_vector
+from dnnops.nnet.expressions import is_connected
+
+__all__ = ["GpuCrossEntropy", "GpuCrossEntropyGrad"]
+
+
+def _statistics_dtype(x: Any) -> str:
+    return "float64" if x.type.dtype == "float64" else "float32"
+
+
+class _GpuCrossEntropyOp(GpuExpressionOp):
+    function = "dnnops_cudnn_cross_entropy"
+    contiguous_only = True
+    is_gradient: bool
+
+    def parameters(self) -> list[int]:
+        return [self.rows, int(self.is_gradient)]  # type: ignore[attr-defined]
+
+    def _operands(self, labels: Any, **floats: Any) -> list[Any]:
+        """Move the operands to one device; return those of the scores' dtype, then the labels."""
+        name = type(self).__name__
+        values = [v for v in (*floats.values(), labels) if is_on_device(v)]
+        device = infer_device(*values) if values else 0
+        found = device_operands(
+            name, None, **{k: as_gpuarray_variable(v, device) for k, v in floats.items()}
+        )
+        if not is_on_device(labels):
+            labels = as_gpuarray_variable(label_vector(name, labels), device)
+        if labels.type.ndim != 1 or labels.type.dtype not in ("int32", "int64"):
+            raise DnnTypeError(f"{name}: labels must be an int32 or int64 vector, got {labels}")
+        for key, x in zip(floats, found, strict=True):
+            if x.type.ndim != (2 if key == "x" else 1):
+                raise DnnTypeError(f"{name}: {key} can't have {x.type.ndim} dimensions ({x.type})")
+        return [*found, labels]
+
+
+class GpuCrossEntropy(_GpuCrossEntropyOp, CrossEntropy):
+    """`CrossEntropy` of device arrays, including bfloat16.
+
+    If a label is out of bounds, its cost is NaN, and the next transfer to the host raises an error.
+
+    Parameters
+    ----------
+    every_row, one_for_all : bool
+        See `CrossEntropy`.
+    """
+
+    is_gradient = False
+
+    def make_node(self, x: Any, labels: Any) -> Apply:
+        x, labels = self._operands(labels, x=x)
+        count = self.count(x.type.shape[0], labels.type.shape[0])
+        statistics = GpuArrayType(_statistics_dtype(x), (count, 2), x.type.device)
+        costs = GpuArrayType(x.type.dtype, (count,), x.type.device)
+        return Apply(self, [x, labels], [costs(), statistics()])
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
+        (x, labels), (g, _) = inputs, cotangents
+        if not is_connected(g):
+            return [disconnected_type() for _ in inputs]
+        op = GpuCrossEntropyGrad(self.every_row, self.one_for_all)
+        gradient = op(gradient_like(g, x), x, labels, outputs[1])
+        return [as_gradient(gradient), disconnected_type()]
+
+
+class GpuCrossEntropyGrad(_GpuCrossEntropyOp, CrossEntropyGrad):
+    """`CrossEntropyGrad` of device arrays, including bfloat16.
+
+    Parameters
+    ----------
+    every_row, one_for_all : bool
+        See `CrossEntropy`.
+    """
+
+    is_gradient = True
+
+    def make_node(self, g: Any, x: Any, labels: Any, statistics: Any) -> Apply:
+        g, x, labels = self._operands(labels, g=g, x=x)
+        statistics = as_gpuarray_variable(statistics, x.type.device)
+        if statistics.type.ndim != 2 or statistics.type.dtype != _statistics_dtype(x):
+            raise DnnTypeError(
+                f"{type(self).__name__}: statistics must be a {_statistics_dtype(x)} matrix, got"
+                f" {statistics.type}"
+            )
+        self.count(x.type.shape[0], labels.type.shape[0])
+        return Apply(self, [g, x, labels, statistics], [x.type()])

@@ -1,0 +1,181 @@
+"""Pooling and its gradient on cuDNN."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pytensor.gradient import disconnected_type
+from pytensor.graph.basic import Apply, Variable
+
+from dnnops.arguments import one_of, switch_or_flag
+from dnnops.errors import DnnTypeError
+from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.gpuarray.layout import MEMORY_FORMATS
+from dnnops.gpuarray.type import GpuArrayType
+from dnnops.nnet._validate import int_vector, named_operands, static_vector
+from dnnops.nnet.pool import ModePoolBase
+from dnnops.nnet.pool_geometry import MAX_DETERMINISTIC, POOL_MODES
+
+__all__ = ["GpuDnnPool", "GpuDnnPoolBase", "GpuDnnPoolGrad"]
+
+
+class GpuPoolOperands(ModePoolBase):
+    """Mixin that builds the nodes of pooling Ops with data operands on a device."""
+
+    def make_node(self, *inputs: Any) -> Apply:
+        names = (*self.operands, "ws", "stride", "pad")
+        named_operands(self.where, names, inputs)
+        count = len(self.operands)
+        data = device_operands(
+            self.where, self.ndim + 2, **dict(zip(self.operands, inputs[:count], strict=True))
+        )
+        vectors = [
+            int_vector(self.where, name, value, self.ndim)
+            for name, value in zip(names[count:], inputs[count:], strict=True)
+        ]
+        img_shape, out_shape = self.check_shapes(
+            [x.type.shape for x in data], *(static_vector(v, self.ndim) for v in vectors)
+        )
+        shape = out_shape if self.pooled_result else img_shape
+        output_type = GpuArrayType(data[0].type.dtype, shape, data[0].type.device)
+        return Apply(self, [*data, *vectors], [output_type()])
+
+
+class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
+    """Base class of pooling and its gradient on cuDNN.
+
+    Parameters
+    ----------
+    mode : {'max', 'max_deterministic', 'sum', 'average_inc_pad', 'average_exc_pad', 'average'}
+        Value computed for each window. As in Theano, 'max_deterministic' is 'max' with
+        ``deterministic=True``, and 'average' is another name for 'average_inc_pad'.
+    ndim : {1, 2, 3}, optional
+        Number of spatial axes. Default: that of the image that the Op is applied to.
+    ignore_border : bool
+        Whether to leave out windows that extend past the end of the image. If False, a call with
+        such windows raises DnnNotSupportedError, because cuDNN doesn't support them; the Ops in
+        `dnnops.gpu.pool_kernels` do.
+    deterministic : bool, optional
+        Whether the gradient of max pooling must be identical in every run. Default: the flag
+        ``dnn.deterministic``.
+    memory_format : {'contiguous', 'channels_last'}
+        Memory format of the result. Operands can have either format.
+
+    Raises
+    ------
+    DnnValueError
+        If a parameter is invalid.
+    """
+
+    __props__ = ("ndim", "mode", "ignore_border", "deterministic", "memory_format")
+    function = "dnnops_cudnn_pool"
+    is_gradient: ClassVar[bool]
+
+    def __init__(
+        self,
+        mode: str = "max",
+        ndim: int | None = None,
+        ignore_border: bool = True,
+        deterministic: bool | None = None,
+        memory_format: str = "contiguous",
+    ):
+        if isinstance(mode, str) and mode == "average":
+            mode = "average_inc_pad"
+        ModePoolBase.__init__(self, 2 if ndim is None else ndim, mode, ignore_border)
+        if ndim is None:
+            self.ndim = 0
+        if mode == MAX_DETERMINISTIC:
+            self.mode, deterministic = "max", True
+        self.deterministic = switch_or_flag(
+            type(self).__name__, "deterministic", deterministic, "dnn.deterministic"
+        )
+        self.memory_format = one_of(
+            type(self).__name__, "memory_format", memory_format, MEMORY_FORMATS
+        )
+
+    def make_node(self, *inputs: Any) -> Apply:
+        if self.ndim:
+            return super().make_node(*inputs)
+        named_operands(type(self).__name__, (*self.operands, "ws", "stride", "pad"), inputs)
+        (x,) = device_operands(type(self).__name__, None, x=inputs[0])
+        ndim = x.type.ndim - 2
+        if ndim not in (1, 2, 3):
+            raise DnnTypeError(
+                f"{type(self).__name__}: the image must have three to five dimensions, got {x.type}"
+            )
+        return self._sibling(type(self), ndim).make_node(*inputs)
+
+    def parameters(self) -> list[int]:
+        return [
+            self.ndim,
+            POOL_MODES.index(self.mode),
+            int(self.ignore_border),
+            int(self.is_gradient),
+            int(self.deterministic),
+        ]
+
+    def _sibling(self, cls: type[GpuDnnPoolBase], ndim: int | None = None) -> GpuDnnPoolBase:
+        props = {name: getattr(self, name) for name in self.__props__}
+        return cls(**{**props, "ndim": ndim or self.ndim})
+
+
+class GpuDnnPool(GpuDnnPoolBase):
+    """`Pool` on cuDNN, called as ``GpuDnnPool(mode)(x, ws, stride, pad)``.
+
+    `x` is (batch, channels, spatial...). The other operands are int64 vectors with an entry for
+    each spatial axis. See `GpuDnnPoolBase` for the parameters.
+    """
+
+    operands = ("x",)
+    pooled_result = True
+    connected = ("x",)
+    is_gradient = False
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
+        x, *vectors = inputs
+        op = self._sibling(GpuDnnPoolGrad)
+        gz = gradient_like(cotangents[0], x)
+        return [
+            as_gradient(op(x, outputs[0], gz, *vectors)),
+            *(disconnected_type() for _ in vectors),
+        ]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
+        if self.mode == "max":
+            from dnnops.gpu.pool_kernels import GpuMaxPoolGradGrad
+
+            x, *vectors = inputs
+            op = GpuMaxPoolGradGrad(self.ndim, self.mode, self.ignore_border)
+            return [op(x, outputs[0], gradient_like(tangents[0], x), *vectors)]
+        return super().pushforward(inputs, outputs, tangents)
+
+
+class GpuDnnPoolGrad(GpuDnnPoolBase):
+    """Gradient of pooling on cuDNN, called as ``op(x, out, gz, ws, stride, pad)``.
+
+    `out` is the output of the pooling, whose values matter only for max pooling, and `gz` the
+    gradient with respect to it. See `GpuDnnPoolBase` for the parameters.
+    """
+
+    operands = ("x", "maxout", "gz")
+    pooled_result = False
+    connected = ("x", "gz")
+    is_gradient = True
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
+        x, out, _, *vectors = inputs
+        g = gradient_like(cotangents[0], x)
+        if self.mode == "max":
+            from dnnops.gpu.pool_kernels import GpuMaxPoolGradGrad
+
+            op = GpuMaxPoolGradGrad(self.ndim, self.mode, self.ignore_border)
+            by_gz = op(x, out, g, *vectors)
+        else:
+            by_gz = self._sibling(GpuDnnPool)(g, *vectors)
+        # The result is piecewise constant in x, so that gradient is zero.
+        return [
+            as_gradient(gradient_like(x.zeros_like(), x)),
+            disconnected_type(),
+            as_gradient(by_gz),
+            *(disconnected_type() for _ in vectors),
+        ]

@@ -1,0 +1,257 @@
+"""Spatial transformers on a GPU, with cuDNN and with dnnops kernels.
+
+`dnnops.dnn` uses cuDNN; rewrites replace the abstract Ops by the dnnops kernels. The kernels agree
+with the abstract Ops on NaN, on infinite pixels, and on outputs with a single row or column, which
+is sampled at 0. cuDNN samples it at -1, like the first of several rows or columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from pytensor.gradient import disconnected_type
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.tensor import as_tensor_variable
+
+from dnnops.arguments import switch_or_flag
+from dnnops.errors import DnnNotSupportedError
+from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.gpuarray.type import GpuArrayType
+from dnnops.nnet._validate import int_vector, named_operands, static_vector
+from dnnops.nnet.expressions import is_connected
+from dnnops.nnet.spatial_transformer_ops import (
+    SamplerBase,
+    SpatialTransformerGrid,
+    SpatialTransformerGridGrad,
+    SpatialTransformerSampler,
+    SpatialTransformerSamplerGrad,
+)
+
+__all__ = [
+    "GpuDnnTransformerGradI",
+    "GpuDnnTransformerGradT",
+    "GpuDnnTransformerGrid",
+    "GpuDnnTransformerSampler",
+    "GpuTransformerGradI",
+    "GpuTransformerGradT",
+    "GpuTransformerGrid",
+    "GpuTransformerSampler",
+]
+
+
+class _TransformerOp(CudnnOp):
+    """Base class of all Ops here, with the derivatives of an abstract Op."""
+
+    function = "dnnops_cudnn_spatial_transformer"
+    contiguous_only = True
+    #: ``Kind`` in ``spatial_transformer.cpp``.
+    kind: ClassVar[int]
+    #: Whether the Op uses dnnops kernels instead of cuDNN.
+    kernels: ClassVar[bool] = False
+    #: The equivalent abstract Op.
+    abstract: ClassVar[type]
+    deterministic = False
+
+    def parameters(self) -> list[int]:
+        return [self.kind, int(self.kernels), int(self.deterministic)]
+
+    def _output(self, like: Any, shape: Any) -> Any:
+        return GpuArrayType(like.type.dtype, tuple(shape), like.type.device)()
+
+    # Derivatives of the gradients are built from host variables; rewrites move them to the device.
+
+    def _abstract_node(self, inputs: Any) -> Apply:
+        return self.abstract().make_node(*(as_tensor_variable(x) for x in inputs))
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        node = self._abstract_node(inputs)
+        moved = [as_tensor_variable(g) if is_connected(g) else g for g in cotangents]
+        found = node.op.pullback(node.inputs, node.outputs, moved)
+        return [
+            as_gradient(gradient_like(g, x)) if is_connected(g) else g
+            for g, x in zip(found, inputs, strict=True)
+        ]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
+        node = self._abstract_node(inputs)
+        moved = [as_tensor_variable(t) if is_connected(t) else t for t in tangents]
+        found = node.op.pushforward(node.inputs, node.outputs, moved)
+        return [
+            gradient_like(t, z) if is_connected(t) else t
+            for t, z in zip(found, outputs, strict=True)
+        ]
+
+
+# -- the grid ------------------------------------------------------------------------------
+
+
+class GpuDnnTransformerGrid(_TransformerOp, SpatialTransformerGrid):
+    """`SpatialTransformerGrid` on cuDNN, called as ``GpuDnnTransformerGrid()(theta, out_dims)``.
+
+    `theta` is (batch, 2, 3). `out_dims` gives the rows and columns of the output or, as in Theano,
+    its batch, channels, rows and columns, of which the first two are ignored. If the output has a
+    single row or column, it is the one at -1 rather than the one in the middle.
+    """
+
+    kind = 0
+    abstract = SpatialTransformerGrid
+
+    def make_node(self, theta: Any, out_dims: Any) -> Apply:  # type: ignore[override]
+        name = type(self).__name__
+        (theta,) = device_operands(name, 3, theta=theta)
+        if not isinstance(out_dims, tuple | list):
+            out_dims = as_tensor_variable(out_dims)
+            if isinstance(out_dims, Constant):
+                out_dims = out_dims.data
+        length = out_dims.type.shape if isinstance(out_dims, Variable) else np.shape(out_dims)
+        out_dims = out_dims[2:] if length == (4,) else out_dims
+        out_shape = int_vector(name, "out_dims", out_dims, 2)
+        shape = self._check(theta.type.shape, static_vector(out_shape, 2))
+        return Apply(self, [theta, out_shape], [self._output(theta, shape)])
+
+    # Grid and gradient are linear and each other's transpose, so derivatives of all orders use the
+    # same points.
+
+    def _gradient(self) -> Any:
+        return GpuDnnTransformerGradT()
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        gradient = self._gradient()(gradient_like(cotangents[0], inputs[0]))
+        return [as_gradient(gradient), disconnected_type()]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
+        tangent, theta = tangents[0], inputs[0]
+        return [
+            self(gradient_like(tangent, theta), inputs[1]) if is_connected(tangent) else tangent
+        ]
+
+
+class GpuDnnTransformerGradT(_TransformerOp, SpatialTransformerGridGrad):
+    """Gradient of `GpuDnnTransformerGrid`, called as ``GpuDnnTransformerGradT()(dgrid)``.
+
+    `dgrid` is the gradient with respect to the grid; the result is the gradient with respect to
+    `theta`.
+    """
+
+    kind = 1
+    abstract = SpatialTransformerGridGrad
+
+    def make_node(self, dgrid: Any) -> Apply:  # type: ignore[override]
+        (dgrid,) = device_operands(type(self).__name__, 4, dgrid=dgrid)
+        self._check(dgrid.type.shape)
+        return Apply(self, [dgrid], [self._output(dgrid, (dgrid.type.shape[0], 2, 3))])
+
+    def _grid(self) -> Any:
+        return GpuDnnTransformerGrid()
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        (dgrid,) = inputs
+        theta = gradient_like(cotangents[0], dgrid)
+        return [as_gradient(self._grid()(theta, dgrid.shape[1:3]))]
+
+    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
+        (tangent,) = tangents
+        return [self(gradient_like(tangent, inputs[0])) if is_connected(tangent) else tangent]
+
+
+# -- the sampler ---------------------------------------------------------------------------
+
+
+class _TransformerSampler(_TransformerOp, SamplerBase):
+    def _device_operands(self, inputs: Any) -> tuple[list[Any], list[Any]]:
+        name = type(self).__name__
+        arrays = device_operands(name, 4, **named_operands(name, self.operands, inputs))
+        return arrays, self._check([x.type.shape for x in arrays])
+
+
+class GpuDnnTransformerSampler(_TransformerSampler, SpatialTransformerSampler):
+    """`SpatialTransformerSampler` on cuDNN, called as ``GpuDnnTransformerSampler()(img, grid)``."""
+
+    kind = 2
+    abstract = SpatialTransformerSampler
+
+    def make_node(self, img: Any, grid: Any) -> Apply:  # type: ignore[override]
+        arrays, (_, _, shape) = self._device_operands((img, grid))
+        return Apply(self, arrays, [self._output(arrays[0], shape)])
+
+    def _gradient(self) -> Any:
+        return GpuDnnTransformerGradI()
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
+        node = self._gradient().make_node(*inputs, gradient_like(cotangents[0], inputs[0]))
+        return [as_gradient(g) for g in node.outputs]
+
+
+class GpuDnnTransformerGradI(_TransformerSampler, SpatialTransformerSamplerGrad):
+    """Gradients of `GpuDnnTransformerSampler` with respect to `img` and `grid`.
+
+    Called as ``GpuDnnTransformerGradI()(img, grid, dy)``, where `dy` is the gradient with respect
+    to the samples. cuDNN supports at most 1024 channels, and the order of its sums varies between
+    runs.
+    """
+
+    kind = 3
+    abstract = SpatialTransformerSamplerGrad
+    #: Maximum number of channels of `img`; None if there is no limit.
+    most_channels: ClassVar[int | None] = 1024
+
+    def make_node(self, img: Any, grid: Any, dy: Any) -> Apply:  # type: ignore[override]
+        arrays, shapes = self._device_operands((img, grid, dy))
+        channels = shapes[0][1]
+        if None not in (self.most_channels, channels) and channels > self.most_channels:
+            raise DnnNotSupportedError(
+                f"{type(self).__name__}: cuDNN's gradient supports at most {self.most_channels} "
+                f"channels, got {channels}; dnnops.nnet.spatial_transformer supports any number"
+            )
+        return Apply(self, arrays, [self._output(arrays[0], s) for s in shapes[:2]])
+
+
+# -- dnnops kernels ------------------------------------------------------------------------
+
+
+class GpuTransformerGrid(GpuDnnTransformerGrid):
+    """`SpatialTransformerGrid` with a dnnops kernel."""
+
+    kernels = True
+
+    def _gradient(self) -> Any:
+        return GpuTransformerGradT()
+
+
+class GpuTransformerGradT(GpuDnnTransformerGradT):
+    """`SpatialTransformerGridGrad` with a dnnops kernel; results are identical in every run."""
+
+    kernels = True
+
+    def _grid(self) -> Any:
+        return GpuTransformerGrid()
+
+
+class GpuTransformerSampler(GpuDnnTransformerSampler):
+    """`SpatialTransformerSampler` with a dnnops kernel."""
+
+    kernels = True
+
+    def _gradient(self) -> Any:
+        return GpuTransformerGradI()
+
+
+class GpuTransformerGradI(GpuDnnTransformerGradI):
+    """`SpatialTransformerSamplerGrad` with dnnops kernels.
+
+    Parameters
+    ----------
+    deterministic : bool, optional
+        Whether the results must be identical in every run. This is slow for few channels, because
+        one thread then sums up each result. Default: the flag ``dnn.deterministic``.
+    """
+
+    __props__ = ("deterministic",)
+    kernels = True
+    most_channels = None
+
+    def __init__(self, deterministic: bool | None = None):
+        self.deterministic = switch_or_flag(
+            type(self).__name__, "deterministic", deterministic, "dnn.deterministic"
+        )

@@ -1,0 +1,220 @@
+"""Running attention on a GPU in tests, against the abstract Ops' NumPy in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dnnops.gpu.attention import GpuDnnAttention, GpuDnnAttentionGrad
+from dnnops.nnet.attention import Attention, AttentionGrad
+from tests.gpu.device import make_node, on_gpu, rounded
+from tests.oracle import RELATIVE_ERROR, UNIT
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a plan is made for."""
+
+    dtype: str = "float16"
+    batch: int = 2
+    heads: tuple[int, int] = (4, 4)
+    lengths: tuple[int, int] = (64, 64)
+    depths: tuple[int, int] = (64, 64)
+    is_causal: bool = False
+    mask: str | None = None  # 'bool' or 'float'
+    mask_ones: tuple[int, ...] = ()
+    query_lengths: bool = False
+    key_lengths: bool = False
+    layout: str = "heads_first"
+    scale: float | None = None
+    is_deterministic: bool = False
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        given = {"mask": self.mask is not None, "query_lengths": self.query_lengths}
+        given |= {"key_lengths": self.key_lengths}
+        return tuple(name for name, is_given in given.items() if is_given)
+
+
+def random_form(rng: np.random.Generator) -> Form:
+    """Draw a form: any sizes, mostly those that networks have."""
+    group, shared = int(rng.choice([1, 1, 2, 3])), int(rng.integers(1, 3))
+    length = int(rng.choice([1, 2, 17, 64, 100, 128, 150]))
+    depth = int(rng.choice([8, 32, 40, 64, 64, 80, 128, 192, 256, 5, 20]))
+    return Form(
+        dtype=str(rng.choice(["float16", "bfloat16"])),
+        batch=int(rng.integers(1, 4)),
+        heads=(group * shared, shared),
+        lengths=(length, length if rng.random() < 0.6 else int(rng.choice([1, 3, 65, 130, 200]))),
+        depths=(depth, depth if rng.random() < 0.7 else int(rng.choice([8, 64, 128]))),
+        is_causal=bool(rng.random() < 0.5),
+        mask=[None, None, "bool", "float"][rng.integers(4)],
+        mask_ones=tuple(int(i) for i in range(4) if rng.random() < 0.4),
+        query_lengths=bool(rng.random() < 0.3),
+        key_lengths=bool(rng.random() < 0.3),
+        layout=str(rng.choice(["heads_first", "heads_inside", "packed"])),
+        scale=[None, 0.2][rng.integers(2)],
+        is_deterministic=bool(rng.random() < 0.3),
+    )
+
+
+def _laid_out(array: np.ndarray, dtype: str, layout: str) -> Any:
+    """Copy an array to the device, with its heads inside, or as a part of a wider one."""
+    import cupy
+
+    n, heads, rows, depth = array.shape
+    if layout == "heads_first":
+        return on_gpu(array, dtype)
+    gap = 8 if layout == "packed" else 0
+    wide = cupy.full((n, rows, heads, depth + gap), np.nan, on_gpu(array[:0], dtype).dtype)
+    wide[..., :depth] = on_gpu(array.transpose(0, 2, 1, 3), dtype)
+    return wide[..., :depth].transpose(0, 2, 1, 3)
+
+
+@dataclass
+class Data:
+    """Operands of a form: as float64 for the oracle, and on the device."""
+
+    form: Form
+    seed: int
+    given: dict[str, np.ndarray] = field(init=False)
+    _expected: list[np.ndarray] = field(init=False, default_factory=list)
+
+    def __post_init__(self):
+        form, rng = self.form, np.random.default_rng(self.seed)
+        n, (heads, shared), (rows, keys) = form.batch, form.heads, form.lengths
+
+        def normal(*shape: int) -> np.ndarray:
+            return rounded(rng.standard_normal(shape), form.dtype)
+
+        self.given = {
+            "query": normal(n, heads, rows, form.depths[0]),
+            "key": normal(n, shared, keys, form.depths[0]),
+            "value": normal(n, shared, keys, form.depths[1]),
+        }
+        sizes = (n, heads, rows, keys)
+        shape = [1 if i in form.mask_ones else size for i, size in enumerate(sizes)]
+        if form.mask == "bool":
+            self.given["mask"] = rng.random(shape) < 0.6
+        elif form.mask == "float":
+            mask = normal(*shape)
+            mask[rng.random(shape) < 0.3] = -np.inf
+            self.given["mask"] = mask
+        for name, size in (("query_lengths", rows), ("key_lengths", keys)):
+            if getattr(form, name):
+                self.given[name] = rng.integers(0, size + 1, n)
+        self.gout = normal(n, heads, rows, form.depths[1])
+
+    def on_device(self) -> list[Any]:
+        """The operands, in the form's dtype and layout."""
+        import cupy
+
+        moved = []
+        for name, array in self.given.items():
+            if name in ("query", "key", "value"):
+                moved.append(_laid_out(array, self.form.dtype, self.form.layout))
+            elif array.dtype == np.float64:
+                moved.append(on_gpu(array, self.form.dtype))
+            else:
+                moved.append(cupy.asarray(array))
+        return moved
+
+    def expected(self) -> list[np.ndarray]:
+        """The output, the statistics and the three gradients, in float64.
+
+        They are computed once: `given` is not to be changed afterwards.
+        """
+        if self._expected:
+            return self._expected
+        form = self.form
+        op = Attention(form.scale, form.is_causal, form.optional)
+        arrays = list(self.given.values())
+        forward = _perform(op, arrays)
+        grad = AttentionGrad(form.scale, form.is_causal, form.optional)
+        self._expected = [*forward, *_perform(grad, [*arrays, *forward, self.gout])]
+        return self._expected
+
+
+def uniform_operands(data: Data, largest: float) -> Data:
+    """Give query, key and value other values, which are spread evenly; `data` has them then."""
+    rng = np.random.default_rng(data.seed)
+    for name in ("query", "key", "value"):
+        shape = data.given[name].shape
+        data.given[name] = rounded(rng.uniform(-largest, largest, shape), data.form.dtype)
+    return data
+
+
+def _perform(op: Any, arrays: list[Any]) -> list[Any]:
+    node = op.make_node(*arrays)
+    storage: list[list[Any]] = [[None] for _ in node.outputs]
+    op.perform(node, arrays, storage)
+    return [value for (value,) in storage]
+
+
+def apply_all(op: Any, *operands: Any) -> list[Any]:
+    """Apply an Op to device arrays, and run `perform`; gives all device arrays."""
+    node, values = make_node(op, *operands)
+    storage: list[list[Any]] = [[None] for _ in node.outputs]
+    node.op.perform(node, values, storage)
+    return [value for (value,) in storage]
+
+
+class GradientByKernel(GpuDnnAttentionGrad):
+    """The gradient of short sequences by the kernel of dnnops, whatever the shapes."""
+
+    path = 1
+
+
+class GradientByCudnn(GpuDnnAttentionGrad):
+    """cuDNN computes the gradient, whatever the shapes."""
+
+    path = 2
+
+
+def run_on_gpu(data: Data, gradient: type[GpuDnnAttentionGrad] = GpuDnnAttentionGrad) -> list[Any]:
+    """Compute what `Data.expected` gives on the device, the gradients with a class of Ops."""
+    form, operands = data.form, data.on_device()
+    forward = apply_all(GpuDnnAttention(form.scale, form.is_causal, form.optional), *operands)
+    grad = gradient(
+        form.scale, form.is_causal, form.optional, is_deterministic=form.is_deterministic
+    )
+    gout = _laid_out(data.gout, form.dtype, form.layout)
+    return [*forward, *apply_all(grad, *operands, *forward, gout)]
+
+
+def run_without_stats(data: Data) -> Any:
+    """The output alone, on cuDNN: a device array."""
+    form = data.form
+    op = GpuDnnAttention(form.scale, form.is_causal, form.optional, with_stats=False)
+    (out,) = apply_all(op, *data.on_device())
+    return out
+
+
+RESULTS = ("out", "stats", "dquery", "dkey", "dvalue")
+
+
+def errors(data: Data, results: list[Any]) -> dict[str, float]:
+    """Each result's ||difference||, in parts of what is allowed: those over 1 are wrong.
+
+    Gradients are differences of products with the output's gradient: what is rounded are those.
+    """
+    dtype = data.form.dtype
+    arrays = [np.abs(data.given[o]).max(initial=0) for o in ("query", "key", "value")]
+    size = np.linalg.norm(data.gout) * max(1, *arrays) ** 2
+    found = {}
+    for name, result, wanted in zip(RESULTS, results, data.expected(), strict=True):
+        got = result.get().astype("float64")
+        if name == "stats":
+            same = np.isinf(wanted) == np.isinf(got)
+            finite = np.isfinite(wanted)
+            worst = np.abs(got[finite] - wanted[finite]).max(initial=0) if same.all() else np.inf
+            found[name] = float(worst / 1e-3)
+            continue
+        allowed = RELATIVE_ERROR[dtype] * np.linalg.norm(wanted) + 1e-30
+        if name.startswith("d"):
+            allowed += UNIT[dtype] * size / 4
+        error = float(np.linalg.norm(got - wanted) / allowed)
+        found[name] = error if np.isfinite(error) else np.inf
+    return found

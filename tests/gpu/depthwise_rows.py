@@ -1,0 +1,106 @@
+"""The plans of the depthwise kernels as the runtime library describes them, without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dnnops.errors import error_from_status
+from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.runtime.build import CUDNN
+from dnnops.runtime.op import _Tensor
+from tests.gpu.calls import host_tensor
+
+OPS = (GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW)
+_CAPACITY = 16
+
+
+class Params(ctypes.Structure):
+    """``DepthwiseParams``."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("source", "other", "result", "partial")),
+        ("alpha", ctypes.c_double),
+        ("beta", ctypes.c_double),
+        ("in_stride", ctypes.c_int64),
+        ("out_stride", ctypes.c_int64),
+        ("batch", ctypes.c_int),
+        ("channels", ctypes.c_int),
+        *(
+            (name, ctypes.c_int * 2)
+            for name in ("in_size", "out_size", "shift", "lead", "units", "tiles")
+        ),
+        *(
+            (name, ctypes.c_int)
+            for name in ("group", "groups", "chunk", "chunks", "images", "splits")
+        ),
+        ("in_bytes", ctypes.c_int),
+        ("out_bytes", ctypes.c_int),
+    ]
+
+
+class _Row(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char * 128),
+        ("options", ctypes.c_char * 512),
+        ("launch_count", ctypes.c_int64),
+        ("workspace", ctypes.c_int64),
+        ("kernels", (ctypes.c_char * 32) * 2),
+        ("grid", ctypes.c_int64 * 2),
+        ("block", ctypes.c_int64 * 2),
+        ("shared", ctypes.c_int64 * 2),
+        ("params", Params),
+    ]
+
+
+@dataclass
+class Plan:
+    """A plan: how its kernels are compiled and launched."""
+
+    name: str
+    options: str
+    workspace: int
+    #: Name, blocks, threads of a block, bytes of shared memory.
+    launches: list[tuple[str, int, int, int]]
+    params: Params
+
+
+def depthwise_plans(op: Any, inputs: list[Any], output: _Tensor) -> list[Plan]:
+    """The plans of a convolution Op's call; inputs are described arrays, or NumPy's.
+
+    Raises
+    ------
+    DnnError
+        If the Op was given one of these plans, and it can't run.
+    """
+    inputs = [np.asarray(x) if not isinstance(x, _Tensor) else x for x in inputs]
+    described = [x if isinstance(x, _Tensor) else host_tensor(x) for x in inputs]
+    rows = (_Row * _CAPACITY)()
+    count = ctypes.c_int64()
+    words = op.words
+    status = CUDNN.library.dnnops_cudnn_depthwise_rows(
+        ctypes.c_void_p(words.ctypes.data),
+        (_Tensor * len(described))(*described),
+        (_Tensor * 1)(output),
+        rows,
+        ctypes.c_int64(_CAPACITY),
+        ctypes.byref(count),
+    )
+    if status:
+        raise error_from_status(status, CUDNN.library.dnnops_last_error().decode())
+    return [
+        Plan(
+            name=row.name.decode(),
+            options=row.options.decode(),
+            workspace=row.workspace,
+            launches=[
+                (row.kernels[i].value.decode(), row.grid[i], row.block[i], row.shared[i])
+                for i in range(row.launch_count)
+            ],
+            params=Params.from_buffer_copy(row.params),
+        )
+        for row in rows[: count.value]
+    ]

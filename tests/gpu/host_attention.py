@@ -1,0 +1,79 @@
+"""Compile the kernels around cuDNN's attention for the host, and run them on NumPy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dnnops.gpu.kernels import kernel_source
+
+#: Of float16: the bits of minus infinity, and of the lowest number.
+MACROS = {"MINUS_INFINITY": "0xfc00", "LOWEST": "0xfbff"}
+
+_ENTRIES = """
+#define ENTRY(kernel, params) \\
+  extern "C" int run_##kernel( \\
+      const void *given, unsigned blocks, unsigned threads, unsigned seed) \\
+  { \\
+    const auto &values = *static_cast<const params *>(given); \\
+    return run_grid(attention_##kernel, values, blocks, threads, 0, seed); \\
+  }
+ENTRY(lengths, length_params)
+ENTRY(mask, mask_params)
+ENTRY(stats, stats_params)
+ENTRY(copy, row_copy_params)
+ENTRY(hide, hide_params)
+"""
+
+#: The fields of the kernels' parameters: arrays and numbers, all of 8 bytes.
+FIELDS = {
+    "lengths": (
+        *("queries", "keys", "batch", "max_queries", "max_keys", "seed", "offset"),
+        *("inner_queries", "inner_keys", "rows", "columns", "random"),
+    ),
+    "mask": (
+        *("mask", ("steps", 4), "bias", "visible", "columns", "batch", "heads", "queries", "keys"),
+        *("bias_batch", "bias_stride", "is_causal"),
+    ),
+    "stats": ("from", "to", "count"),
+    "copy": ("from", "to", ("sizes", 4), "rows", "columns", ("from_steps", 3), ("to_steps", 3)),
+    "hide": (
+        *("array", "stats", "lengths", "visible", "batch", "heads", "rows", "columns"),
+        *("visible_batch", "visible_heads", "hides_all"),
+    ),
+}
+
+
+class HostKernels:
+    """The kernels, compiled for masks whose elements have a size."""
+
+    def __init__(self, directory: Path, mask_width: int):
+        header = Path(__file__).with_name("host_cuda.hpp")
+        source = directory / f"attention_{mask_width}.cpp"
+        source.write_text(f'#include "{header}"\n{kernel_source("attention")}\n{_ENTRIES}')
+        library = source.with_suffix(".so")
+        macros = [f"-D{name}={value}" for name, value in MACROS.items()]
+        command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", f"-DMASK_WIDTH={mask_width}"]
+        subprocess.run([*command, *macros, str(source), "-o", str(library)], check=True)
+        self.library = ctypes.CDLL(str(library))
+
+    def run(self, kernel: str, blocks: int = 3, threads: int = 64, **values: Any) -> None:
+        """Run a kernel: arrays are given as such or as None, all other parameters as ints."""
+        words: list[int] = []
+        for field in FIELDS[kernel]:
+            name, count = field if isinstance(field, tuple) else (field, 1)
+            value = values.pop(name, 0)
+            if isinstance(value, np.ndarray):
+                value = value.ctypes.data
+            words += [int(value or 0)] if count == 1 else [int(v) for v in value]
+            assert count in (1, len(value if count > 1 else [0]))
+        assert not values, f"no parameters of {kernel}: {values}"
+        given = np.array(words, np.int64)
+        status = getattr(self.library, f"run_{kernel}")(
+            ctypes.c_void_p(given.ctypes.data), blocks, threads, 0
+        )
+        assert status == 0

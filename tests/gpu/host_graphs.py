@@ -1,0 +1,128 @@
+"""Compute graphs of device Ops on the host, by the abstract Ops of the same meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Constant
+from pytensor.graph.traversal import toposort
+
+from dnnops import dnn
+from dnnops.gpu.base import CudnnOp
+from dnnops.gpu.batchnorm import GpuDnnBatchNormBase
+from dnnops.gpu.conv import GpuDnnConvBase
+from dnnops.gpu.expressions import GpuExpressionOp
+from dnnops.gpu.lrn import GpuWindowNormBase
+from dnnops.gpu.pool_kernels import GpuMaxPoolGradGrad
+from dnnops.gpu.rnn import GpuDnnRNNBase
+from dnnops.gpu.spatial_transformer import _TransformerOp
+from dnnops.gpuarray.op import is_on_device
+from dnnops.gpuarray.transfer import GpuCast, GpuFromHost, GpuToGpu, HostFromGpu
+from dnnops.nnet.activation import Activation, ActivationGrad
+from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.ctc_ops import CTC
+from dnnops.nnet.dropout_ops import Dropout, DropoutGrad
+from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.nnet.rnn_ops import RNNBackward, RNNBase, RNNForward
+from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+
+__all__ = ["on_host"]
+
+_CONVOLUTIONS: dict[str, Any] = {
+    "forward": Conv,
+    "grad_inputs": ConvGradInputs,
+    "grad_weights": ConvGradWeights,
+}
+
+
+def _conv(op: Any, inputs: list[Any]) -> list[Any]:
+    abstract = _CONVOLUTIONS[op.direction](**op.conv_params())
+    alpha, *more = inputs[op.leading :]
+    out = alpha * abstract(*inputs[: op.leading])
+    return [out + more[0] * more[1] if more else out]
+
+
+def _pool_grad(op: Any, inputs: list[Any]) -> list[Any]:
+    x, _, gz, *vectors = inputs
+    if op.mode == "max":
+        return [MaxPoolGrad(op.ndim, op.ignore_border)(*inputs)]
+    return [AveragePoolGrad(op.ndim, op.mode, op.ignore_border)(x, gz, *vectors)]
+
+
+def _softmax(op: Any, inputs: list[Any]) -> list[Any]:
+    return [WholeSoftmax(op.axis, op.algo == "log")(*inputs)]
+
+
+def _softmax_grad(op: Any, inputs: list[Any]) -> list[Any]:
+    return [(LogSoftmaxGrad if op.algo == "log" else SoftmaxGrad)(op.axis)(*inputs)]
+
+
+def _window_norm(op: Any, inputs: list[Any]) -> list[Any]:
+    kept = [x for o, x in zip(op.operands, inputs, strict=True) if o not in op.extra_operands]
+    return op.abstract().make_node(*kept).outputs
+
+
+def _rnn(op: Any, inputs: list[Any]) -> list[Any]:
+    network = {name: getattr(op, name) for name in RNNBase.__props__}
+    if isinstance(op, RNNForward):
+        return RNNForward(**network, keeps_reserve=op.keeps_reserve).make_node(*inputs).outputs
+    return RNNBackward(**network, by_x=op.by_x).make_node(*inputs).outputs
+
+
+#: For classes of device Ops, the outputs on the host; of an Op's classes, the first one counts.
+_LOWERED: dict[type, Callable[[Any, list[Any]], Any]] = {
+    GpuFromHost: lambda op, x: x,
+    HostFromGpu: lambda op, x: x,
+    GpuToGpu: lambda op, x: x,
+    GpuCast: lambda op, x: [pt.cast(x[0], op.dtype)],
+    GpuDnnConvBase: _conv,
+    dnn.GpuDnnPool: lambda op, x: [Pool(op.ndim, op.mode, op.ignore_border)(*x)],
+    dnn.GpuDnnPoolGrad: _pool_grad,
+    GpuMaxPoolGradGrad: lambda op, x: [MaxPoolGradGrad(op.ndim, op.ignore_border)(*x)],
+    GpuDnnBatchNormBase: lambda op, x: op.abstract(x[0].type.ndim).make_node(*x).outputs,
+    dnn.GpuDnnSoftmax: _softmax,
+    dnn.GpuDnnSoftmaxGrad: _softmax_grad,
+    dnn.GpuDnnCTC: lambda op, x: (
+        CTC(op.with_gradients, op.with_label_lengths).make_node(*x).outputs
+    ),
+    dnn.GpuDnnActivation: lambda op, x: [Activation(op.mode, op.coef)(*x)],
+    dnn.GpuDnnActivationGrad: lambda op, x: [ActivationGrad(op.mode, op.coef)(*x)],
+    dnn.GpuDnnDropoutOp: lambda op, x: Dropout().make_node(*x).outputs,
+    dnn.GpuDnnDropoutGrad: lambda op, x: [DropoutGrad()(*x)],
+    GpuWindowNormBase: _window_norm,
+    _TransformerOp: lambda op, x: op.abstract().make_node(*x).outputs,
+    GpuDnnRNNBase: _rnn,
+    GpuExpressionOp: lambda op, x: op._expressions(*x),
+}
+
+
+def _lowered(node: Apply, inputs: list[Any]) -> list[Any]:
+    for op_class in type(node.op).__mro__:
+        if op_class in _LOWERED:
+            return _LOWERED[op_class](node.op, inputs)
+    assert not isinstance(node.op, CudnnOp), f"{node.op} has no counterpart here"
+    assert not any(map(is_on_device, node.outputs)), f"{node.op} has no counterpart here"
+    return node.clone_with_new_inputs(inputs, strict=False).outputs
+
+
+def on_host(outputs: list[Any]) -> list[Any]:
+    """Give variables of the host with the values of `outputs`, whose inputs are the host's.
+
+    Shared variables become constants, so that each evaluation sees the same random numbers.
+    """
+    new: dict[Any, Any] = {}
+
+    def value(x: Any) -> Any:
+        if x not in new and isinstance(x, SharedVariable):
+            return pt.constant(x.get_value())
+        if x not in new and isinstance(x, Constant) and is_on_device(x):
+            return pt.constant(x.data)
+        return new.get(x, x)
+
+    for node in toposort(outputs):
+        found = _lowered(node, [value(x) for x in node.inputs])
+        new.update(zip(node.outputs, found, strict=True))
+    return [value(z) for z in outputs]

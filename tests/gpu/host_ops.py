@@ -1,0 +1,127 @@
+"""Run Ops' kernels on the host, by the code that launches them on a GPU.
+
+The C++ sources of an Op are compiled with `host_runtime.cpp`, which stands for the GPU, and its
+program of kernels with `host_cuda.hpp`, which runs them on NumPy arrays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dnnops.errors import error_from_status
+from dnnops.gpu.kernels import kernel_source
+from dnnops.gpuarray.dtypes import numpy_dtype
+from dnnops.runtime.build import c_code_dir
+from dnnops.runtime.find import find_cuda, find_cudnn
+from dnnops.runtime.op import DTYPE_CODES, _Context, _Tensor
+
+_HERE = Path(__file__).parent
+_RUNTIME = c_code_dir() / "runtime"
+_SHARED_SOURCES = ("cudnn/tensor.cpp", "cudnn/legacy.cpp", "cudnn/check.cpp", "common/exports.cpp")
+_NAMES = {code: name for name, code in DTYPE_CODES.items()}
+
+
+def _compile(folder: Path, target: str, *arguments: str) -> ctypes.CDLL:
+    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-Wl,-Bsymbolic"]
+    subprocess.run([*command, "-o", target, *arguments], cwd=folder, check=True)
+    return ctypes.CDLL(str(folder / target))
+
+
+def _kernels_source(program: str, params: str, kernels: tuple[str, ...], dtype: str) -> str:
+    source = kernel_source(program).replace(
+        "extern __shared__ uint4 shared[];", "uint4 *const shared = Block::dynamic.data();"
+    )
+    # The file with the parameters has been included outside of the namespace.
+    source = source[source.index("#endif", source.index("struct")) :].removeprefix("#endif")
+    code = DTYPE_CODES[dtype]
+    entries = "".join(
+        f'extern "C" int {kernel}_{code}(const {params} *p, unsigned blocks, unsigned threads,'
+        " unsigned shared, unsigned seed) {\n"
+        f"  return run_grid({kernel}, *p, blocks, threads, shared, seed);\n}}\n"
+        for kernel in kernels
+    )
+    return (
+        f"namespace of_{dtype} {{\n#define DTYPE {code}\n{source}\n{entries}}}\n"
+        "#undef DTYPE\n#undef NEVER\n"
+    )
+
+
+class HostOp:
+    """The functions of one C++ source of the runtime library, on the host.
+
+    Parameters
+    ----------
+    folder : Path
+        Where to compile.
+    name : str
+        The source's, and the function's after ``dnnops_cudnn_``.
+    program, params : str
+        The kernels' program, and the name of the struct that they get.
+    kernels : tuple of str
+    dtypes : tuple of str
+        For which the kernels are compiled.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        program: str,
+        params: str,
+        kernels: tuple[str, ...],
+        dtypes: tuple[str, ...],
+    ):
+        cuda, cudnn = find_cuda(), find_cudnn()
+        text = f'#include "host_cuda.hpp"\n#include "{program}_params.hpp"\n'
+        text += "".join(_kernels_source(program, params, kernels, dtype) for dtype in dtypes)
+        (folder / "kernels.cpp").write_text(text)
+        _compile(folder, "kernels.so", f"-I{_HERE}", f"-I{_RUNTIME / 'cudnn'}", "kernels.cpp")
+        includes = [*cuda.include_dirs, *cudnn.include_dirs]
+        self._library = _compile(
+            folder,
+            "op.so",
+            str(_HERE / "host_runtime.cpp"),
+            *(str(_RUNTIME / source) for source in (f"cudnn/{name}.cpp", *_SHARED_SOURCES)),
+            *(f"-I{directory}" for directory in (_RUNTIME / "cudnn", *includes)),
+            str(cudnn.library),
+            f"-Wl,-rpath,{cudnn.library.parent}",
+            "-ldl",
+        )
+        self._library.dnnops_last_error.restype = ctypes.c_char_p
+        assert self._library.use_kernels(str(folder / "kernels.so").encode()) == 0
+        self._function = f"dnnops_cudnn_{name}"
+
+    def _call(self, suffix: str, *arguments: Any) -> None:
+        status = getattr(self._library, self._function + suffix)(*arguments)
+        if status:
+            raise error_from_status(status, self._library.dnnops_last_error().decode())
+
+    def run(self, op: Any, *arrays: np.ndarray) -> list[np.ndarray]:
+        """Run an Op of this source on arrays of the dtypes that it takes; gives float64."""
+        inputs = (_Tensor * len(arrays))()
+        for tensor, array in zip(inputs, arrays, strict=True):
+            tensor.data, tensor.ndim = array.ctypes.data, array.ndim
+            tensor.dtype = DTYPE_CODES[array.dtype.name]
+            tensor.shape[: array.ndim] = array.shape
+            tensor.strides[: array.ndim] = array.strides
+        outputs = (_Tensor * 2)()
+        for tensor in outputs:
+            tensor.ndim = -1
+        words = op.words
+        context = ctypes.byref(_Context(None, None, 0))
+        arguments = (context, ctypes.c_void_p(words.ctypes.data), inputs, outputs)
+        self._call("_shape", *arguments)
+        results = []
+        for tensor in outputs:
+            if tensor.ndim < 0:
+                break
+            shape = tuple(tensor.shape[: tensor.ndim])
+            results.append(np.full(shape, 7, numpy_dtype(_NAMES[tensor.dtype])))
+            tensor.data = results[-1].ctypes.data
+        self._call("", *arguments)
+        return [result.astype("float64") for result in results]

@@ -1,0 +1,188 @@
+"""Dropout on a GPU: its kernels on the host and compiled; on a GPU bit for bit as on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from dnnops import nnet
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.gpu.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
+from dnnops.gpuarray.type import GpuArrayType
+from dnnops.nnet.dropout_ops import BLOCKS, GROUP, Dropout, DropoutGrad
+from dnnops.runtime.op import DTYPE_CODES
+from tests.gpu.calls import call, device_tensor, shape_of
+from tests.gpu.device import DTYPES, bits, make_node, on_gpu, poison, rounded, values
+from tests.gpu.host_kernels import compile_for_gpu, compile_for_host, launch_struct
+from tests.needs import of_dtypes
+from tests.oracle import SEED, repeat_command
+
+KERNELS = dict.fromkeys(("dropout", "dropout_grad"), "dropout_launch")
+BLOCK_ELEMENTS = 2048
+
+
+def run_op(op, *arrays):
+    node = op.make_node(*arrays)
+    storage = [[None] for _ in node.outputs]
+    op.perform(node, [np.asarray(a) for a in arrays], storage)
+    return [cell[0] for cell in storage]
+
+
+def expected(x: np.ndarray, gy: np.ndarray, p: float, state: np.ndarray, dtype: str) -> list:
+    """What the abstract Ops give: y, reserve, next state, gradient, as float64 where they are."""
+    # bfloat16 is not among their dtypes; like float16 it is computed in float32.
+    named = "float32" if dtype == "bfloat16" else dtype
+    y, reserve, next_state = run_op(Dropout(), x.astype(named), p, state)
+    (gx,) = run_op(DropoutGrad(), gy.astype(named), p, reserve)
+    return [rounded(y, dtype), reserve, next_state, rounded(gx, dtype)]
+
+
+def random_state(rng: np.random.Generator) -> np.ndarray:
+    # Counters of more than 32 bits, too.
+    seed = rng.integers(2**63, dtype="int64")
+    offset = int(rng.choice([0, 16, 2**32 - 32, int(rng.integers(2**40))]))
+    return np.array([seed, offset], dtype="int64")
+
+
+def moved(array: np.ndarray, first: int) -> np.ndarray:
+    """A copy whose first element is so many after an address that is a multiple of 32."""
+    memory = np.empty(array.size + 40, array.dtype)
+    first += -(memory.ctypes.data // array.itemsize) % (32 // array.itemsize)
+    copy = memory[first : first + array.size]
+    copy[...] = array
+    return copy
+
+
+@pytest.mark.parametrize("dtype", of_dtypes(*DTYPES))
+def test_kernels_on_the_host(tmp_path, dtype):
+    library = compile_for_host(tmp_path, "dropout", KERNELS, {"DTYPE": DTYPE_CODES[dtype]})
+    rng = np.random.default_rng(SEED)
+    for number in range(25):
+        count = int(rng.choice([1, 63, 64, 65, 1025, 2048, 2049, int(rng.integers(1, 9000))]))
+        # Some at addresses where four elements are not moved at once.
+        first = int(rng.choice([0, 0, 1, 2]))
+        p = float(rng.choice([0.0, 0.5, rng.random() * 0.99]))
+        state = random_state(rng)
+        x, gy = (rounded(rng.standard_normal(count), dtype) for _ in range(2))
+        given, g = (moved(bits(values, dtype), first) for values in (x, gy))
+        y, gx = (moved(np.full_like(given, 7), first) for _ in range(2))
+        reserve = np.full((count + 7) // 8 + 1, 255, "uint8")
+        for kernel, source, target in (("dropout", given, y), ("dropout_grad", g, gx)):
+            launch = launch_struct(
+                source=source, target=target, reserve=reserve, seed=state[0], offset=state[1],
+                count=count, threshold=int(p * 2**32), scale=1 / (1 - p),
+            )  # fmt: skip
+            run = getattr(library, f"run_{kernel}")
+            assert run(launch, -(-count // BLOCK_ELEMENTS), 256, number) == 0
+        y_ref, reserve_ref, next_ref, gx_ref = expected(x, gy, p, state, dtype)
+        words = f"{dtype}, {count} from {first} on, p={p}, state {state}: {repeat_command()}"
+        np.testing.assert_array_equal(values(y, dtype), y_ref, err_msg=words)
+        np.testing.assert_array_equal(reserve, [*reserve_ref, 255], err_msg=words)
+        np.testing.assert_array_equal(values(gx, dtype), gx_ref, err_msg=words)
+        assert next_ref[1] - state[1] == -(-count // GROUP) * BLOCKS
+
+
+@pytest.mark.needs("nvrtc")
+def test_gpu_compiler():
+    for dtype in DTYPES:
+        code = compile_for_gpu("dropout", {"DTYPE": DTYPE_CODES[dtype]})
+        assert "griddepcontrol.wait" in code
+
+
+@pytest.mark.needs("cudnn")
+def test_shapes():
+    state = np.array([1, 2])
+    outputs = [device_tensor(())] * 3
+    y, reserve, next_state = call(
+        "dnnops_cudnn_dropout_shape",
+        GpuDnnDropoutOp(),
+        [device_tensor((3, 7), "bfloat16"), np.array(0.5), state],
+        outputs,
+    )
+    assert [shape_of(t) for t in (y, reserve, next_state)] == [(3, 7), (3,), (2,)]
+    with pytest.raises(DnnValueError, match="p must be at least 0"):
+        call(
+            "dnnops_cudnn_dropout_shape",
+            GpuDnnDropoutOp(),
+            [device_tensor((3,)), np.array(1.0), state],
+            outputs,
+        )
+    with pytest.raises(DnnValueError, match="2 bytes, expected 1"):
+        call(
+            "dnnops_cudnn_dropout_grad_shape",
+            GpuDnnDropoutGrad(),
+            [device_tensor((3,)), np.array(0.5), device_tensor((2,), "uint8")],
+            outputs,
+        )
+
+
+def test_gradients_are_built():
+    x, state = GpuArrayType("float32", (None, 4))(), pt.lvector()
+    y, reserve, next_state = GpuDnnDropoutOp()(x, 0.5, state)
+    assert (y.type, next_state.type.ndim) == (x.type, 1)
+    assert reserve.type.dtype == "uint8"
+    g = pytensor.grad((pt.as_tensor_variable(y) ** 2).sum(), x)
+    assert pytensor.grad((pt.as_tensor_variable(g) ** 2).sum(), x).type.ndim == 2
+    assert GpuDnnDropoutOp(inplace=True).destroy_map == {0: [0]}
+    with pytest.raises(DnnTypeError, match="int64"):
+        GpuDnnDropoutOp()(x, 0.5, pt.ivector())
+
+
+# -- with a GPU ----------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_random(dtype):
+    rng = np.random.default_rng(SEED)
+    for number in range(90):
+        shape = tuple(int(n) for n in rng.integers(0, 12, int(rng.integers(0, 5))))
+        if number % 5 == 0:
+            shape = (int(rng.integers(1, 200_000)),)
+        p = float(rng.choice([0.0, 0.5, rng.random() * 0.99]))
+        state = random_state(rng)
+        x, gy = (rounded(rng.standard_normal(shape), dtype) for _ in range(2))
+        given, g = on_gpu(x, dtype), on_gpu(gy, dtype)
+        if len(shape) > 1 and number % 3 == 0:
+            import cupy
+
+            given, g = cupy.asfortranarray(given), cupy.asfortranarray(g)
+        poison()
+        node, inputs = make_node(GpuDnnDropoutOp(), given, p, state)
+        storage = [[None] for _ in node.outputs]
+        node.op.perform(node, inputs, storage)
+        y, reserve, next_state = (cell[0] for cell in storage)
+        node, inputs = make_node(GpuDnnDropoutGrad(), g, p, reserve)
+        storage = [[None]]
+        node.op.perform(node, inputs, storage)
+        found = [y.get().astype("float64"), reserve.get(), next_state]
+        found.append(storage[0][0].get().astype("float64"))
+        words = f"number {number}: {dtype} {shape}, p={p}, state {state}: {repeat_command()}"
+        for out, ref in zip(found, expected(x, gy, p, state, dtype), strict=True):
+            np.testing.assert_array_equal(out, ref, err_msg=words)
+
+
+@pytest.mark.gpu
+def test_compiled_function():
+    """The state is kept across calls, and both devices draw the same elements."""
+    xg, xc = GpuArrayType("float32", (None, None))(), pt.fmatrix()
+    functions = []
+    for x, mode in ((xg, "gpu"), (xc, "fast_run")):
+        y = nnet.dropout(pt.as_tensor_variable(x), 0.3, seed=11)
+        g = pytensor.grad((y**2).sum(), x)
+        compiled = pytensor.compile.get_mode("CVM").including(mode)
+        functions.append(pytensor.function([x], [y, g], mode=compiled))
+    names = {type(node.op).__name__ for node in functions[0].maker.fgraph.apply_nodes}
+    assert names >= {"GpuDnnDropoutOp", "GpuDnnDropoutGrad"}, names
+    rng = np.random.default_rng(SEED)
+    zeros = []
+    for shape in ((3, 70), (65, 5), (3, 70), (1, 1), (200, 300)):
+        value = rng.standard_normal(shape).astype("float32")
+        on_device, on_host = functions[0](on_gpu(value, "float32")), functions[1](value)
+        for out, ref in zip(on_device, on_host, strict=True):
+            out = np.asarray(out.get() if hasattr(out, "get") else out)
+            np.testing.assert_array_equal(out, ref, err_msg=str(shape))
+        zeros.append(np.asarray(on_host[0]) == 0)
+    assert (zeros[0] != zeros[2]).any()

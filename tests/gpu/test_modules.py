@@ -1,0 +1,266 @@
+"""Without a GPU: the Ops' static side, and their C modules generated, compiled and linked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.graph.basic import Constant
+from pytensor.graph.fg import FunctionGraph
+from pytensor.link.c.basic import CLinker
+
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.gpu.activation import GpuDnnActivation, GpuDnnActivationGrad
+from dnnops.gpu.batchnorm import (
+    GpuDnnBatchNorm,
+    GpuDnnBatchNormGrad,
+    GpuDnnBatchNormInference,
+)
+from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.gpu.cross_entropy import GpuCrossEntropy, GpuCrossEntropyGrad
+from dnnops.gpu.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
+from dnnops.gpu.pool import GpuDnnPool, GpuDnnPoolGrad
+from dnnops.gpu.reduction import GpuDnnReduction
+from dnnops.gpu.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
+from dnnops.gpu.transform import GpuDnnAddTensor, GpuDnnTransform
+from dnnops.gpuarray.type import GpuArrayType
+from tests.nvrtc import compile_cuda
+
+
+def array(dtype="float32", shape=(None, None, None, None), device=0):
+    return GpuArrayType(dtype, shape, device)()
+
+
+def outputs():
+    x, w, top = array(), array(), array()
+    vectors = [2, 2], [2, 2], [0, 0]
+    yield GpuDnnConv()(x, w)
+    yield GpuDnnConv(memory_format="channels_last")(x, w)
+    yield GpuDnnConv(accumulate=True)(x, w, 1.0, 1.0, top)
+    yield GpuDnnConv(accumulate=True, inplace=True)(x, w, pt.dscalar(), pt.dscalar(), top)
+    yield GpuDnnConvGradI()(w, top, pt.lvector())
+    yield GpuDnnConvGradW()(x, top, [3, 3])
+    yield GpuDnnPool()(x, *vectors)
+    yield GpuDnnPoolGrad()(x, top, top, *vectors)
+    yield GpuDnnSoftmax()(x)
+    yield GpuDnnSoftmaxGrad()(x, top)
+    yield GpuDnnConv()(array("bfloat16"), array("bfloat16"))
+    one = array(shape=(1, None, 1, 1))
+    yield GpuDnnBatchNorm("spatial", True, True)(x, one, one, pt.dscalar(), 0.1, one, one)[3]
+    yield GpuDnnBatchNormGrad("spatial", True)(x, top, one, one, one)[0]
+    yield GpuDnnBatchNormInference("spatial")(x, one, one, one, one, 0.1)
+    yield GpuDnnReduction("norm2", (0, 2))(x)
+    yield GpuDnnReduction("max", 1, return_indices=True)(x)[1]
+    yield GpuDnnActivation("elu", 1.0, inplace=True)(x)
+    yield GpuDnnActivationGrad("tanh")(x, top, w)
+    yield GpuDnnDropoutOp(inplace=True)(x, 0.5, pt.lvector())[0]
+    yield GpuDnnDropoutGrad()(x, pt.dscalar(), array("uint8", (None,)))
+    yield GpuDnnAddTensor(inplace=True)(x, top, 2.0, pt.dscalar())
+    yield GpuDnnTransform("channels_last")(x)
+    scores, labels = array(shape=(None, None)), array("int64", (None,))
+    yield GpuCrossEntropy()(scores, labels)[0]
+    statistics = array(shape=(None, None))
+    yield GpuCrossEntropyGrad()(array(shape=(None,)), scores, labels, statistics)
+
+
+@pytest.mark.needs("cudnn")
+@pytest.mark.parametrize("out", list(outputs()), ids=lambda out: type(out.owner.op).__name__)
+def test_c_module(out):
+    inputs = [x for x in dict.fromkeys(out.owner.inputs) if not isinstance(x, Constant)]
+    module = CLinker().accept(FunctionGraph(inputs, [out], clone=True)).compile_cmodule()
+    assert callable(module.instantiate)
+
+
+def test_static_shapes():
+    x, w = array(shape=(2, 4, 8, None)), array(shape=(6, 2, 3, 3))
+    out = GpuDnnConv(num_groups=2, border_mode="half")(x, w)
+    assert out.type == GpuArrayType("float32", (2, 6, 8, None), 0)
+    gx = GpuDnnConvGradI(num_groups=2, border_mode="half")(w, out, [8, 9])
+    assert gx.type.shape == (2, 4, 8, 9)
+    gw = GpuDnnConvGradW(num_groups=2, border_mode="half")(x, out, [3, 3])
+    assert gw.type.shape == (6, 2, 3, 3)
+    pooled = GpuDnnPool()(x, [2, 2], [2, 2], [0, 0])
+    assert pooled.type.shape == (2, 4, 4, None)
+
+
+def test_accumulate_follows_the_operands():
+    x, w, top = array(), array(), array()
+    node = GpuDnnConv()(x, w, 2.0, 0.5, top).owner
+    assert node.op.accumulate
+    assert len(node.inputs) == 5
+    assert not GpuDnnConv(accumulate=True)(x, w).owner.op.accumulate
+    assert node.op.replace(inplace=True).destroy_map == {0: [4]}
+    assert GpuDnnConvGradI(accumulate=True, inplace=True).destroy_map == {0: [5]}
+
+
+def test_flags_are_read_when_the_op_is_made():
+    with pytensor.config.change_flags(
+        dnn__conv__algo_fwd="guess_once",
+        dnn__conv__algo_bwd="time_once",
+        dnn__conv__precision="float32",
+        dnn__allow_tf32=True,
+        dnn__deterministic=True,
+        dnn__conv__workspace_limit="1MiB",
+    ):
+        forward, backward = GpuDnnConv(), GpuDnnConvGradW()
+    assert forward.algo == "guess_once"
+    assert backward.algo == "time_once"
+    assert GpuDnnConv().algo == "small"
+    assert GpuDnnConvGradI().algo == "none"
+    assert forward.precision == "float32"
+    assert forward.allow_tf32
+    assert forward.deterministic
+    assert forward.workspace_limit == 1 << 20
+    assert GpuDnnConv(algo="fft").algo == "fft"
+    assert not GpuDnnConv(deterministic=False).deterministic
+    assert GpuDnnConv(workspace_limit="1.5KiB").workspace_limit == 1536
+    assert GpuDnnConv(workspace_limit="auto") == GpuDnnConv(workspace_limit=-1)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: GpuDnnConv(precision="half"), DnnValueError, "precision must be one of.*'half'"),
+        (lambda: GpuDnnConv(memory_format="NHWC"), DnnValueError, "memory_format"),
+        (lambda: GpuDnnConv(inplace=True)(array(), array()), DnnTypeError, "inplace=True needs"),
+        (lambda: GpuDnnConv(allow_tf32="True"), DnnTypeError, "allow_tf32 must be True or False"),
+        (lambda: GpuDnnConv(deterministic=2), DnnTypeError, "deterministic must be True or False"),
+        (lambda: GpuDnnConv(workspace_limit="lots"), DnnValueError, "workspace_limit: 'lots'"),
+        (lambda: GpuDnnConv(workspace_limit=-2), DnnValueError, "workspace_limit: '-2'"),
+        (
+            lambda: GpuDnnConv(precision="float16")(array(), array()),
+            DnnValueError,
+            "no convolution of float32 arrays that computes in float16",
+        ),
+        (lambda: GpuDnnConv()(array(), array("float16")), DnnTypeError, "the same dtype"),
+        (lambda: GpuDnnConv()(array("int32"), array("int32")), DnnTypeError, "int32"),
+        (lambda: GpuDnnConv()(array(shape=(None,) * 3), array()), DnnTypeError, "4 dimensions"),
+        (lambda: GpuDnnConv()(array(), array(device=1)), DnnTypeError, "one device"),
+        (
+            lambda: GpuDnnConv()(array(shape=(1, 3, 5, 5)), array(shape=(2, 4, 3, 3))),
+            DnnValueError,
+            "3 channels",
+        ),
+        (lambda: GpuDnnConvGradI()(array(), array()), DnnTypeError, "expected the operands"),
+        (
+            lambda: GpuDnnConv()(array(), array(), pt.vector()),
+            DnnTypeError,
+            "alpha must be a scalar",
+        ),
+        (lambda: GpuDnnPool(mode="median"), DnnValueError, "median"),
+        (lambda: GpuDnnPool()(array(), [2, 2], [2, 2]), DnnTypeError, "ws, stride, pad"),
+        (lambda: GpuDnnPool()(array(), [2, 2], [1, 1], [2, 0]), DnnValueError, "smaller than ws"),
+        (lambda: GpuDnnSoftmax("slow"), DnnValueError, "slow"),
+        (lambda: GpuDnnSoftmax(mode="row"), DnnValueError, "row"),
+        (lambda: GpuDnnSoftmax(axis=(0, 2))(array()), DnnValueError, "adjacent"),
+        (lambda: GpuDnnSoftmax()(array(shape=(None,))), DnnValueError, "1 dimensions"),
+    ],
+)
+def test_bad_arguments(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_gradients_are_built(dtype):
+    """First and second derivatives, by scaling factors and accumulated operand too."""
+    x, w, out = array(dtype), array(dtype), array(dtype)
+    alpha, beta = pt.dscalar(), pt.dscalar()
+    z = GpuDnnConv()(x, w, alpha, beta, out)
+    inputs = [x, w, alpha, beta, out]
+    grads = pytensor.grad((pt.as_tensor_variable(z) ** 2).sum(), inputs)
+    total = sum((pt.as_tensor_variable(g) ** 2).sum() for g in grads)
+    second = pytensor.grad(total, inputs)
+    for variable, first, again in zip(inputs, grads, second, strict=True):
+        assert first.type.ndim == again.type.ndim == variable.type.ndim
+
+
+POOL_KERNELS_ON_HOST = r"""
+#include "pool_kernels.cuh"
+#define EVERY for (long long i = 0; i < n; ++i)
+typedef const double *In;
+typedef long long Size;
+extern "C" {
+void run_pool(const Geometry *g, int mode, In x, double *out, Size n) {
+  EVERY pool<double, double>(*g, mode, x, out, i);
+}
+void run_pool_grad(const Geometry *g, int mode, In x, In gz, double *out, Size n) {
+  EVERY pool_grad<double, double>(*g, mode, x, gz, out, i);
+}
+void run_max_pool_grad_grad(const Geometry *g, In x, In ggx, double *out, Size n) {
+  EVERY max_pool_grad_grad<double, double>(*g, x, ggx, out, i);
+}
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def pool_kernels(tmp_path_factory):
+    """The pooling kernels' source, compiled for the host."""
+    import ctypes
+    import subprocess
+
+    from dnnops.runtime.build import c_code_dir
+
+    folder = tmp_path_factory.mktemp("kernels")
+    (folder / "pool.cpp").write_text(POOL_KERNELS_ON_HOST)
+    command = [pytensor.config.cxx, "-std=c++17", "-O1", "-shared", "-fPIC"]
+    command.append(f"-I{c_code_dir() / 'cudnn'}")
+    subprocess.run([*command, "-o", "pool.so", "pool.cpp"], cwd=folder, check=True)
+    return ctypes.CDLL(str(folder / "pool.so"))
+
+
+def test_pool_kernels_on_the_host(pool_kernels):
+    import ctypes
+
+    from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+    from tests.oracle import POOL_MODES, PoolCase, fuzz, pool_cases, run_op
+
+    def pointer(a: np.ndarray) -> ctypes.c_void_p:
+        return ctypes.c_void_p(a.ctypes.data)
+
+    @fuzz(max_examples=200, case=pool_cases(max_size=8, empty=True))
+    def compare(case: PoolCase) -> None:
+        x, gz, ggx = (np.ascontiguousarray(a) for a in case.arrays(ties=True))
+        unused = 3 - case.ndim
+        rows = (
+            (case.img_shape[2:], 1),
+            (case.out_shape[2:], 1),
+            (case.ws, 1),
+            (case.stride, 1),
+            (case.pad, 0),
+        )
+        geometry = np.array([[fill] * unused + list(row) for row, fill in rows], dtype="int64")
+        mode = POOL_MODES.index(case.mode)
+        out, gx = np.full(case.out_shape, np.nan), np.full(case.img_shape, np.nan)
+        g = pointer(geometry)
+        size = ctypes.c_longlong(out.size)
+        pool_kernels.run_pool(g, mode, pointer(x), pointer(out), size)
+        expected = run_op(Pool(case.ndim, case.mode, case.ignore_border), x, *case.vectors)
+        np.testing.assert_allclose(out, expected, rtol=1e-12)
+        args = (pointer(x), pointer(gz), pointer(gx), ctypes.c_longlong(gx.size))
+        pool_kernels.run_pool_grad(g, mode, *args)
+        if case.mode != "max":
+            op = AveragePoolGrad(case.ndim, case.mode, case.ignore_border)
+            np.testing.assert_allclose(gx, run_op(op, x, gz, *case.vectors), rtol=1e-12, atol=1e-12)
+            return
+        op = MaxPoolGrad(case.ndim, case.ignore_border)
+        expected_gx = run_op(op, x, expected, gz, *case.vectors)
+        np.testing.assert_allclose(gx, expected_gx, rtol=1e-12, atol=1e-12)
+        chosen = np.full(case.out_shape, np.nan)
+        pool_kernels.run_max_pool_grad_grad(g, pointer(x), pointer(ggx), pointer(chosen), size)
+        op = MaxPoolGradGrad(case.ndim, case.ignore_border)
+        np.testing.assert_array_equal(chosen, run_op(op, x, expected, ggx, *case.vectors))
+
+    compare()
+
+
+@pytest.mark.needs("nvrtc")
+def test_pool_kernels_compile():
+    """For a GPU that need not be there."""
+    from dnnops.gpu.pool_kernels import kernel_names, kernel_source
+    from dnnops.runtime.find import find_cuda_headers
+
+    includes = [f"-I{directory}" for directory in find_cuda_headers()]
+    compile_cuda(kernel_source(), "-std=c++17", *includes, names=kernel_names())
