@@ -33,7 +33,6 @@ except DnnValueError as error:
 # Importing this module registers the rewrites.
 import dnnops.rewriting.pipeline  # noqa: F401
 from dnnops import config, dnn, errors, gpuarray, modes, nnet, plans, theano
-from dnnops.chosen import chosen_plans
 from dnnops.dnn import (
     dnn_available,
     dnn_conv,
@@ -49,6 +48,7 @@ from dnnops.dnn import (
 from dnnops.link import register_conversions
 from dnnops.modes import keep_from_other_linkers, register_modes, use_device
 from dnnops.plans import conv_plans, flag_choices
+from dnnops.plans.used import chosen_plans
 
 keep_from_other_linkers()
 register_conversions()

@@ -16,8 +16,8 @@ from dnnops.__main__ import main
 from dnnops.cli import algos_report
 from dnnops.gpu.algorithms import WISHES
 from dnnops.gpu.conv import GpuDnnConv
-from dnnops.plan_cases import GpuCase
 from dnnops.plans import ConvPlan, FlagChoice, Survey
+from dnnops.plans.cases import GpuCase
 from tests.needs import missing
 
 SHAPES = ["--input", "2,16,14,14", "--filter", "32,16,3,3"]

@@ -18,8 +18,9 @@ from pytensor import config
 from dnnops.__main__ import main
 from dnnops.cli import cache as command
 from dnnops.cli.case_words import case_words, cudnn_words
-from dnnops.gpu import plan_entry, plan_export
-from dnnops.gpu.plan_cache import CachedChoice, Entry, PlanCache
+from dnnops.plans import entry as plan_entry
+from dnnops.plans import export as plan_export
+from dnnops.plans.cache import CachedChoice, Entry, PlanCache
 
 CASE: dict[str, Any] = {
     "direction": "forward",

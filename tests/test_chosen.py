@@ -21,13 +21,13 @@ from pytensor import config
 from pytensor.compile.builders import OpFromGraph
 
 import dnnops
-from dnnops.chosen import ChosenPlan, ChosenPlans, _Row
 from dnnops.cpu.conv import OneDnnConv, OneDnnConvGradInputs, OneDnnConvGradWeights
 from dnnops.errors import DnnTypeError
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet import conv2d, conv3d
 from dnnops.plans import conv_plans
+from dnnops.plans.used import ChosenPlan, ChosenPlans, _Row
 from dnnops.runtime.build import ONEDNN
 from dnnops.runtime.nodes import node_number
 
@@ -430,7 +430,7 @@ def test_table_as_text(monkeypatch):
     ],
 )
 def test_sizes(size, text):
-    from dnnops.chosen import _show_size
+    from dnnops.plans.used import _show_size
 
     assert _show_size(size) == text
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import dnnops
-from dnnops import plan_cases, plans
+from dnnops import plans
 from dnnops.errors import (
     DnnLibraryError,
     DnnMemoryError,
@@ -26,8 +26,9 @@ from dnnops.errors import (
 )
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.plan_arguments import make_case
 from dnnops.plans import ConvPlan, FlagChoice, conv_plans, flag_choices, survey
+from dnnops.plans import cases as plan_cases
+from dnnops.plans.arguments import make_case
 from tests.gpuarray.test_energy import FakeGpu
 from tests.needs import of_dtypes
 
@@ -132,9 +133,9 @@ def test_energy_on_the_cpu_is_a_warning():
 
 
 def test_a_plan_that_was_not_timed_stands_behind_those_that_were(monkeypatch):
-    monkeypatch.setattr("dnnops.cpu.plan_list._LARGE", 1.0)
-    monkeypatch.setattr("dnnops.cpu.plan_list._BUDGET", 1e-6)
-    monkeypatch.setattr("dnnops.cpu.plan_list._HOPELESS", 1e-9)
+    monkeypatch.setattr("dnnops.plans.cpu._LARGE", 1.0)
+    monkeypatch.setattr("dnnops.plans.cpu._BUDGET", 1e-6)
+    monkeypatch.setattr("dnnops.plans.cpu._HOPELESS", 1e-9)
     rows = conv_plans((2, 3, 9, 9), (4, 3, 2, 2), device="cpu", time=True)
     assert rows[0].time_ms is not None
     assert all(row.time_ms is None for row in rows[1:])
@@ -344,7 +345,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(plan_cases, "on_device", on_device)
     monkeypatch.setattr("dnnops.gpu.base.cudnn_status", lambda device: "")
-    monkeypatch.setattr("dnnops.gpu.plan_list.PlanList", FakePlanList)
+    monkeypatch.setattr("dnnops.plans.gpu.PlanList", FakePlanList)
     monkeypatch.setattr(FakePlanList, "made", [])
     monkeypatch.setattr(FakePlanList, "gpu", board, raising=False)
     return board

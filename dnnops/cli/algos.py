@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from dnnops.errors import DnnTypeError, DnnValueError
 
 if TYPE_CHECKING:
-    from dnnops.plan_cases import PlanCase
     from dnnops.plans import Progress, Survey
+    from dnnops.plans.cases import PlanCase
 
 HELP = "list and time the plans of a convolution"
 
@@ -138,8 +138,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _cases(args: argparse.Namespace) -> list[PlanCase]:
     """Return the convolutions that the command line describes, one per direction."""
-    from dnnops.plan_arguments import DIRECTION_NAMES, make_case
-    from dnnops.plan_cases import DIRECTIONS
+    from dnnops.plans.arguments import DIRECTION_NAMES, make_case
+    from dnnops.plans.cases import DIRECTIONS
 
     if args.direction not in (*DIRECTION_NAMES, "all"):
         names = ", ".join(dict.fromkeys([*DIRECTIONS.values(), *DIRECTION_NAMES, "all"]))

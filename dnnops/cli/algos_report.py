@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dnnops.config import flag_value
-from dnnops.plan_cases import DIRECTIONS, PlanCase
 from dnnops.plans import ConvPlan, Survey
+from dnnops.plans.cases import DIRECTIONS, PlanCase
 
 if TYPE_CHECKING:
     from rich.table import Table

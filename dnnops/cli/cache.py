@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dnnops.errors import DnnValueError
 
 if TYPE_CHECKING:
-    from dnnops.gpu.plan_cache import CacheFile, PlanCache
+    from dnnops.plans.cache import CacheFile, PlanCache
 
 HELP = "show, clear, export or import the plans selected for convolutions"
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _open_cache(path: str | None) -> PlanCache:
-    from dnnops.gpu.plan_cache import PlanCache, plan_cache
+    from dnnops.plans.cache import PlanCache, plan_cache
 
     if path is not None:
         return PlanCache(path)

@@ -23,7 +23,7 @@ def case_words(key: Mapping[str, Any]) -> str:
     Parameters
     ----------
     key : dict
-        Key with the members that `dnnops.gpu.plan_cache` documents. Others are ignored.
+        Key with the members that `dnnops.plans.cache` documents. Others are ignored.
 
     Returns
     -------

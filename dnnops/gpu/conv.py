@@ -13,8 +13,7 @@ import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Apply, Constant, Variable
 
-import dnnops.gpu.kernels
-import dnnops.gpu.stored_choices  # noqa: F401  both register with the runtime library
+import dnnops.gpu.kernels  # noqa: F401 - registers what C code calls
 from dnnops.arguments import is_int, one_of, shown, switch, switch_or_flag
 from dnnops.compat import shape_inference
 from dnnops.config import flag_value

@@ -14,10 +14,8 @@ import pytensor.tensor as pt
 import pytest
 
 import dnnops
-from dnnops.cpu import plan_list
 from dnnops.cpu.base import clear_caches
 from dnnops.cpu.conv import OneDnnConv
-from dnnops.cpu.plan_list import PlanList, conv_node
 from dnnops.errors import (
     DnnError,
     DnnMemoryError,
@@ -28,6 +26,8 @@ from dnnops.errors import (
 from dnnops.nnet import conv2d
 from dnnops.nnet.conv import Conv
 from dnnops.plans import ConvPlan
+from dnnops.plans import cpu as plan_list
+from dnnops.plans.cpu import PlanList, conv_node
 from dnnops.runtime.build import ONEDNN
 from tests.cpu.test_conv import DTYPES, PAIRS, in_double, operands, restrided
 from tests.cpu.test_winograd import two_threads  # noqa: F401  every test runs with them

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dnnops.errors import DnnWarning
-from dnnops.gpu.plan_cache import CachedChoice, CachedPlan, PlanCache
+from dnnops.plans.cache import CachedChoice, CachedPlan, PlanCache
 
 KEY: dict[str, Any] = {
     "schema": 1,

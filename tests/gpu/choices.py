@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dnnops.gpu import stored_choices
 from dnnops.gpu.algorithms import parse_algorithm
+from dnnops.plans import stored as stored_choices
 
 #: What choices depend on besides the convolution.
 DEVICE = {"gpu": "a GPU", "driver": "1.2.3", "cudnn": 91900}

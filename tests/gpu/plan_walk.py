@@ -313,7 +313,7 @@ def _judge(configuration: Configuration, arrays: list[np.ndarray], output: Guard
 
 def _listed(op: Any, operands: list[Any], search_seconds: float) -> list[ConvPlan]:
     """The plans of an Op for operands of which the last one is the output."""
-    from dnnops.gpu.plan_list import PlanList
+    from dnnops.plans.gpu import PlanList
 
     with PlanList(*make_node(op, *operands), operands[-1]) as listing:
         rows = listing.plans

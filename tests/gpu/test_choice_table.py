@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from pytensor import config
 
-from dnnops.gpu import stored_choices
-from dnnops.gpu.plan_cache import CachedChoice, PlanCache, plan_cache
+from dnnops.plans import stored as stored_choices
+from dnnops.plans.cache import CachedChoice, PlanCache, plan_cache
 from dnnops.runtime.build import CUDNN, c_code_dir
 from tests.gpu.choices import DEVICE, case_of, stored_plan
 

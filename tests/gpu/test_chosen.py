@@ -14,10 +14,10 @@ import pytest
 from pytensor import config
 
 import dnnops
-from dnnops.chosen import ChosenPlan, _Row
 from dnnops.gpu.algorithms import clear_cache
 from dnnops.nnet import conv2d
 from dnnops.plans import conv_plans
+from dnnops.plans.used import ChosenPlan, _Row
 from dnnops.runtime.build import CUDNN
 from dnnops.runtime.nodes import node_number
 

@@ -15,7 +15,7 @@ from pytensor import config
 
 from dnnops.config import flag_value
 from dnnops.errors import DnnValueError, DnnWarning
-from dnnops.gpu.plan_cache import PlanCache, plan_cache
+from dnnops.plans.cache import PlanCache, plan_cache
 from tests.gpu.cached_plans import (
     CHOICE,
     KEY,

@@ -12,7 +12,7 @@ from dnnops.errors import DnnError, DnnNotSupportedError, DnnValueError
 from dnnops.gpu import algorithms
 from dnnops.gpu.algorithms import LEGACY_ALGORITHMS, WISHES
 from dnnops.gpu.base import cudnn_version, free_workspaces
-from dnnops.gpu.plan_cache import CachedChoice, plan_cache
+from dnnops.plans.cache import CachedChoice, plan_cache
 from dnnops.runtime.build import CUDNN
 from tests.gpu.convolutions import every_op, large_case
 from tests.gpu.device import DTYPES, apply_op

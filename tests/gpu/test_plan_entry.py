@@ -19,8 +19,8 @@ import pytest
 
 from dnnops import __version__
 from dnnops.errors import DnnTypeError, DnnValueError, DnnWarning
-from dnnops.gpu.plan_cache import CachedChoice, PlanCache
-from dnnops.gpu.plan_entry import MAX_ENTRY_BYTES, MAX_PLANS, canonical_json, write_entry
+from dnnops.plans.cache import CachedChoice, PlanCache
+from dnnops.plans.entry import MAX_ENTRY_BYTES, MAX_PLANS, canonical_json, write_entry
 from tests.gpu.cached_plans import (
     CHOICE,
     KEY,
@@ -183,7 +183,7 @@ def test_truncated_and_flipped_files_are_ignored_or_right(cache: PlanCache):
 
 def signed(**changes: Any) -> str:
     """An entry with other members, and a checksum that fits."""
-    from dnnops.gpu import plan_entry
+    from dnnops.plans import entry as plan_entry
 
     content = write_entry(plan_entry.new_entry(KEY, CHOICE)) | changes
     del content["sha256"]

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from dnnops.errors import DnnCacheError
-from dnnops.gpu import plan_cache as module
-from dnnops.gpu.plan_cache import CachedChoice, PlanCache
+from dnnops.plans import cache as module
+from dnnops.plans.cache import CachedChoice, PlanCache
 from tests.gpu.cached_plans import (
     CHOICE,
     KEY,

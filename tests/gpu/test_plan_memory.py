@@ -19,7 +19,7 @@ from pytensor import config
 from dnnops.errors import DnnWarning
 from dnnops.gpu import algorithms
 from dnnops.gpu.algorithms import choice_statistics
-from dnnops.gpu.plan_cache import CachedChoice, PlanCache, plan_cache
+from dnnops.plans.cache import CachedChoice, PlanCache, plan_cache
 from dnnops.runtime.build import CUDNN
 from tests.gpu.convolutions import every_op, large_case
 from tests.gpu.timed import Convolution, in_threads, lines_of, only_row
@@ -146,7 +146,7 @@ import numpy as np
 import dnnops
 from dnnops.gpu import algorithms
 from dnnops.gpu.algorithms import choice_statistics
-from dnnops.gpu.plan_cache import plan_cache
+from dnnops.plans.cache import plan_cache
 from tests.gpu.convolutions import large_case
 from tests.gpu.timed import Convolution, seconds_of
 conv = Convolution(large_case(), 0)

@@ -14,7 +14,7 @@ from pytensor import config
 from dnnops.errors import DnnError
 from dnnops.gpu import algorithms
 from dnnops.gpu.algorithms import choice_statistics
-from dnnops.gpu.plan_cache import plan_cache
+from dnnops.plans.cache import plan_cache
 from tests.gpu.convolutions import every_op, large_case
 from tests.gpu.device import apply_op, on_gpu
 from tests.gpu.timed import (

@@ -14,7 +14,6 @@ import pytest
 from pytensor import config
 
 from dnnops.errors import DnnNotSupportedError, DnnUnavailableError, DnnValueError
-from dnnops.gpu import plan_list, stored_choices
 from dnnops.gpu.algorithms import (
     APIS,
     DIRECTIONS,
@@ -26,8 +25,10 @@ from dnnops.gpu.algorithms import (
     parse_algorithm,
 )
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
-from dnnops.gpu.plan_list import NUMERICAL_NOTES, PlanList
 from dnnops.gpuarray.type import GpuArrayType
+from dnnops.plans import gpu as plan_list
+from dnnops.plans import stored as stored_choices
+from dnnops.plans.gpu import NUMERICAL_NOTES, PlanList
 from dnnops.runtime.build import CUDNN, c_code_dir
 
 GIVEN = len(WISHES)

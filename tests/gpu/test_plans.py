@@ -107,7 +107,7 @@ def listing(index: int, dtype: str = "float32", **settings):
     """The list of plans of a large convolution."""
     import cupy
 
-    from dnnops.gpu.plan_list import PlanList
+    from dnnops.plans.gpu import PlanList
 
     case = large_case()
     op = PAIRS[index][0](**case.params, **settings)
@@ -151,7 +151,7 @@ def test_pointwise_convolutions_are_matrix_products():
     case = large_case(kern_shape=(16, 32, 1, 1), border_mode="valid")
     import cupy
 
-    from dnnops.gpu.plan_list import PlanList
+    from dnnops.plans.gpu import PlanList
 
     for index, dtype in ((0, "float32"), (1, "float16"), (0, "float64")):
         given = moved(in_dtype(operands(case, index), dtype), dtype)

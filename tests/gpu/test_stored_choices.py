@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pytensor import config
 
-from dnnops.gpu import stored_choices
 from dnnops.gpu.algorithms import DIRECTIONS, LEGACY_ALGORITHMS
-from dnnops.gpu.plan_cache import CachedChoice, plan_cache
+from dnnops.plans import stored as stored_choices
+from dnnops.plans.cache import CachedChoice, plan_cache
 from tests.gpu.choices import DEVICE, case_of, stored_plan
 
 

@@ -13,11 +13,11 @@ import pytensor
 import pytensor.tensor as pt
 
 import dnnops
-from dnnops.chosen import ChosenPlan
 from dnnops.errors import DnnNotSupportedError
-from dnnops.gpu.plan_list import PlanList
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.plans import ConvPlan
+from dnnops.plans.gpu import PlanList
+from dnnops.plans.used import ChosenPlan
 from tests.gpu.convolutions import PAIRS, in_dtype, moved, operands, reference
 from tests.gpu.device import apply_op, check, make_node, on_gpu, rounded
 from tests.oracle import TRANSFORM_RELATIVE_ERROR, ConvCase

@@ -11,7 +11,7 @@ import pytest
 from pytensor import config
 from pytensor.link.c.cmodule import GCC_compiler
 
-from dnnops.chosen import _Row
+from dnnops.plans.used import _Row
 from dnnops.runtime.build import c_code_dir
 from dnnops.runtime.op import _Tensor
 

@@ -1,4 +1,4 @@
-// The plans that the nodes of compiled functions currently use, for Python to read (dnnops/chosen.py). A node
+// The plans that the nodes of compiled functions currently use, for Python to read (dnnops/plans/used.py). A node
 // reports a plan when it selects one, not each time it runs.
 #ifndef DNNOPS_CHOSEN_HPP
 #define DNNOPS_CHOSEN_HPP
@@ -9,7 +9,7 @@
 
 namespace dnnops {
 
-// One node's selection. The structure in dnnops/chosen.py has the same members.
+// One node's selection. The structure in dnnops/plans/used.py has the same members.
 struct Chosen {
   char plan[256];         // its name, truncated if too long
   char source[16];        // where the selection comes from: "timed", "cache", "guessed" or "given"
@@ -21,7 +21,7 @@ struct Chosen {
   int64_t ndim;
   int64_t image[5], filters[5], top[5];  // shapes, zero from ndim on
 };
-static_assert(sizeof(Chosen) == 256 + 16 + 21 * sizeof(int64_t), "the layout of _Row in dnnops/chosen.py");
+static_assert(sizeof(Chosen) == 256 + 16 + 21 * sizeof(int64_t), "the layout of _Row in dnnops/plans/used.py");
 
 // Workspace and time are unknown until they are set.
 Chosen make_chosen(int64_t direction, const dnnops_tensor &image, const dnnops_tensor &filters,

@@ -10,7 +10,7 @@ namespace dnnops {
 constexpr int MAX_PLAN_NAME = 256;
 constexpr int MAX_STORED_PLANS = 8;
 
-// One of the fastest plans of a case, as it is stored; dnnops/gpu/stored_choices.py has the same structure.
+// One of the fastest plans of a case, as it is stored; dnnops/plans/stored.py has the same structure.
 struct StoredPlan {
   PlanSpec spec;
   double milliseconds;

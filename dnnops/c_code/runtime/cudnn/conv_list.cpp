@@ -6,7 +6,7 @@ namespace dnnops {
 
 namespace {
 
-// dnnops/gpu/plan_list.py has the same structure.
+// dnnops/plans/gpu.py has the same structure.
 struct PlanRow {
   const char *name, *reason;  // valid until the list changes; an empty reason means that the plan can run
   int64_t api, number, workspace, deterministic, math, notes;

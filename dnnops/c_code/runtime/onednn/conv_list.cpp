@@ -11,7 +11,7 @@
 namespace dnnops {
 namespace {
 
-// One plan, as Python reads it. The structure in dnnops/cpu/plan_list.py has the same fields.
+// One plan, as Python reads it. The structure in dnnops/plans/cpu.py has the same fields.
 struct ListedPlan {
   char name[PLAN_NAME_SIZE];
   char remark[128];

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from dnnops.errors import DnnCacheError, DnnValueError
-from dnnops.gpu.json_reader import JsonReader
-from dnnops.gpu.plan_entry import (
+from dnnops.plans.entry import (
     CLOCK_TOLERANCE,
     MAX_ENTRY_BYTES,
     DamageError,
@@ -22,6 +21,7 @@ from dnnops.gpu.plan_entry import (
     read_entry,
     write_entry,
 )
+from dnnops.plans.json_reader import JsonReader
 from dnnops.runtime.private_files import open_directory, write_file
 
 __all__ = ["MAX_ENTRIES", "Exported", "read_export", "write_export"]

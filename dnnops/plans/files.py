@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from dnnops.errors import DnnCacheError
-from dnnops.gpu.plan_entry import (
+from dnnops.plans.entry import (
     MAX_ENTRY_BYTES,
     DamageError,
     Entry,
@@ -53,7 +53,7 @@ class UntrustedCacheError(DnnCacheError):
 
 
 class PlanFiles:
-    """A directory of entries and its capacity; see `dnnops.gpu.plan_cache.PlanCache`."""
+    """A directory of entries and its capacity; see `dnnops.plans.cache.PlanCache`."""
 
     def __init__(self, path: str, capacity_bytes: int, capacity_entries: int) -> None:
         self.path = path

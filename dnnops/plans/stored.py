@@ -2,7 +2,7 @@
 
 The library asks this module for the selection of a convolution that it has not timed, and reports
 the convolutions that it has timed. This module converts between the library's structures and the
-keys and plan names of `dnnops.gpu.plan_cache`.
+keys and plan names of `dnnops.plans.cache`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dnnops.errors import DnnError
 from dnnops.gpu.algorithms import DIRECTIONS, parse_algorithm
 from dnnops.gpu.base import interrupt_later
 from dnnops.gpu.kernels import kernels_version
-from dnnops.gpu.plan_cache import CachedChoice, CachedPlan, plan_cache
+from dnnops.plans.cache import CachedChoice, CachedPlan, plan_cache
 from dnnops.runtime.build import CUDNN
 from dnnops.runtime.op import DTYPE_CODES
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import IO, Any
 
-from dnnops.gpu.plan_entry import DECODER, DamageError
+from dnnops.plans.entry import DECODER, DamageError
 
 __all__ = ["JsonReader"]
 

@@ -1,7 +1,7 @@
 """Cache selections of convolution plans on disk, so that later processes need not time plans.
 
 The flag ``dnn.conv.cache`` names a directory that any number of processes can share, even across
-machines. It holds one file for each key, in the format of `dnnops.gpu.plan_entry`. Files are
+machines. It holds one file for each key, in the format of `dnnops.plans.entry`. Files are
 replaced as a whole, so no locks are needed. If the directory or a file can't be used, convolutions
 warn and time the plans again; they never fail.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 from dnnops.config import flag_value
 from dnnops.errors import DnnCacheError, DnnValueError, DnnWarning
-from dnnops.gpu.plan_entry import (
+from dnnops.plans.entry import (
     CLOCK_TOLERANCE,
     CachedChoice,
     CachedPlan,
@@ -30,8 +30,8 @@ from dnnops.gpu.plan_entry import (
     entry_name,
     new_entry,
 )
-from dnnops.gpu.plan_export import read_export, write_export
-from dnnops.gpu.plan_files import PlanFiles, UntrustedCacheError
+from dnnops.plans.export import read_export, write_export
+from dnnops.plans.files import PlanFiles, UntrustedCacheError
 
 __all__ = [
     "CacheFile",
@@ -166,7 +166,7 @@ class PlanCache:
         Parameters
         ----------
         key : dict
-            See `dnnops.gpu.plan_entry.check_key`.
+            See `dnnops.plans.entry.check_key`.
 
         Returns
         -------
@@ -205,7 +205,7 @@ class PlanCache:
         Parameters
         ----------
         key : dict
-            See `dnnops.gpu.plan_entry.check_key`.
+            See `dnnops.plans.entry.check_key`.
         choice : CachedChoice
             Plans with their times. If there are more than 256, only the fastest 256 are stored.
 
@@ -245,7 +245,7 @@ class PlanCache:
         Parameters
         ----------
         key : dict
-            See `dnnops.gpu.plan_entry.check_key`.
+            See `dnnops.plans.entry.check_key`.
 
         Raises
         ------

@@ -21,7 +21,7 @@ from dnnops.errors import DnnMemoryError, DnnNotSupportedError
 from dnnops.gpuarray.device import device_from_target, on_device
 from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.nnet._validate import show_shape
-from dnnops.plans import conv_flops
+from dnnops.plans.listing import conv_flops
 from dnnops.runtime.op import operand_access, permuted_empty
 
 __all__ = ["DIRECTIONS", "CpuCase", "GpuCase", "PlanCase"]
@@ -232,7 +232,7 @@ class CpuCase(PlanCase):
         return np.lib.stride_tricks.as_strided(element, shape, strides)
 
     def _plan_list(self, node: Apply, inputs: list[Any], output: Any) -> Any:
-        from dnnops.cpu.plan_list import PlanList
+        from dnnops.plans.cpu import PlanList
 
         return PlanList(node, inputs, output)
 
@@ -302,7 +302,7 @@ class GpuCase(PlanCase):
         return cupy.ndarray(shape, numpy_dtype(dtype), memptr=cupy.cuda.alloc(512))
 
     def _plan_list(self, node: Apply, inputs: list[Any], output: Any) -> Any:
-        from dnnops.gpu.plan_list import PlanList
+        from dnnops.plans.gpu import PlanList
 
         return PlanList(node, inputs, output)
 

@@ -14,7 +14,7 @@ from dnnops.arguments import switch
 from dnnops.errors import DnnError, DnnNotSupportedError, DnnTypeError, DnnWarning
 
 if TYPE_CHECKING:
-    from dnnops.plan_cases import PlanCase
+    from dnnops.plans.cases import PlanCase
 
 __all__ = ["ConvPlan", "FlagChoice", "Survey", "conv_plans", "flag_choices", "survey"]
 
@@ -291,7 +291,7 @@ def flag_choices(
 
 def make_case(**arguments: Any) -> PlanCase:
     """Check the arguments of `conv_plans` and return the convolution that they describe."""
-    from dnnops.plan_arguments import make_case
+    from dnnops.plans.arguments import make_case
 
     return make_case(**arguments)
 
