@@ -4,8 +4,8 @@
 kernels, by CuPy's and by cuDNN, activations as elementwise kernels and by cuDNN, and the fused
 cross-entropy with a log-softmax whose results are picked. Each row is printed when it is there, the
 most important ones first. What cuDNN is to be used for by itself follows from it:
-``CUDNN_REDUCTIONS`` in ``dnnops/rewriting/reduction.py``, and the expansion of activations in
-``dnnops/rewriting/gpu_lifters.py``.
+``CUDNN_REDUCTIONS`` in ``dnnops/rewriting/recognize/reduction.py``, and the expansion of
+activations in ``dnnops/rewriting/move/tensor_ops.py``.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from pytensor.link.pytorch.linker import PytorchLinker
 
 from dnnops.config import flag_value
 from dnnops.errors import DnnUnavailableError
-from dnnops.rewriting.lifting import EVERYTHING
+from dnnops.rewriting.move.lifting import EVERYTHING
 from dnnops.runtime.ahead import ParallelVMLinker
 
 #: Tag of rewrites for PyTorch's linker.

@@ -5,8 +5,8 @@ canonicalizes, 1.5 stabilizes, 1.7 inserts BLAS calls, 2 specializes, 49 fuses e
 49.5 adds the destroy handler, after which Ops may become in-place. A mode runs a pass if it
 includes one of its tags and excludes none.
 
-The lifters of `dnnops.rewriting.lifters` and the conversions of `dnnops.rewriting.to_onednn` and
-`dnnops.rewriting.to_cudnn` are not passes: ``gpu_lift`` and ``to_onednn`` apply them to each node.
+The lifters of `dnnops.rewriting.move.lifters` and the conversions of `dnnops.rewriting.cpu.ops` and
+`dnnops.rewriting.gpu` are not passes: ``gpu_lift`` and ``to_onednn`` apply them to each node.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from pytensor.graph.rewriting.basic import (
 )
 from pytensor.graph.rewriting.db import RewriteDatabase
 
-import dnnops.rewriting.gpu_lifters  # registers lifters
-import dnnops.rewriting.to_cudnn  # registers lifters
-import dnnops.rewriting.to_gpu  # noqa: F401 - registers rewrites with PyTensor's own passes
+import dnnops.rewriting.gpu  # registers lifters
+import dnnops.rewriting.move.tensor_ops  # registers lifters
+import dnnops.rewriting.move.to_gpu  # noqa: F401 - registers rewrites with PyTensor's own passes
 from dnnops.modes import PYTORCH_TAG
-from dnnops.rewriting.activation import ExpandActivations, FuseAgain
-from dnnops.rewriting.attention import RecognizeAttention
-from dnnops.rewriting.batchnorm import RecognizeBatchNorm, RecognizeGpuBatchNorm
-from dnnops.rewriting.conv_merge import ConvMerge
-from dnnops.rewriting.cross_entropy import FuseCrossEntropy
-from dnnops.rewriting.dense import local_sum_of_products
-from dnnops.rewriting.float16 import Float16InFloat32, ViewFloat16
+from dnnops.rewriting.cpu.activation import ExpandActivations, FuseAgain
+from dnnops.rewriting.cpu.ops import RegisterNumbaDispatch, ToOneDnn, local_onednn_inplace
+from dnnops.rewriting.fuse.conv_merge import ConvMerge
+from dnnops.rewriting.gpu.required import RequireCudnn
+from dnnops.rewriting.gpu.softmax import (
+    local_gradient_of_log_of_softmax,
+    local_log_of_softmax,
+)
 from dnnops.rewriting.inplace import GpuInplace, GpuInplaceElemwise
-from dnnops.rewriting.lifting import EVERYTHING, GraphToGpu
-from dnnops.rewriting.linkers import RefuseDeviceVariables
-from dnnops.rewriting.networks import InNetworks
-from dnnops.rewriting.reduction import local_gpu_norm
-from dnnops.rewriting.relu import local_comparison_with_extremum, local_relu
-from dnnops.rewriting.softmax import LocalSoftmaxGrad, LocalWholeSoftmax
+from dnnops.rewriting.move.lifting import EVERYTHING, GraphToGpu
+from dnnops.rewriting.move.linkers import RefuseDeviceVariables
+from dnnops.rewriting.move.write_out import WriteOut
+from dnnops.rewriting.precision import Float16InFloat32, ViewFloat16
+from dnnops.rewriting.recognize.attention import RecognizeAttention
+from dnnops.rewriting.recognize.batchnorm import RecognizeBatchNorm, RecognizeGpuBatchNorm
+from dnnops.rewriting.recognize.cross_entropy import FuseCrossEntropy
+from dnnops.rewriting.recognize.dense import local_sum_of_products
+from dnnops.rewriting.recognize.networks import InNetworks
+from dnnops.rewriting.recognize.reduction import local_gpu_norm
+from dnnops.rewriting.recognize.relu import local_comparison_with_extremum, local_relu
+from dnnops.rewriting.recognize.softmax import LocalSoftmaxGrad, LocalWholeSoftmax
 from dnnops.rewriting.static_sizes import (
     local_static_alloc,
     local_static_reshape,
     local_static_shape,
     local_static_sizes,
 )
-from dnnops.rewriting.to_cudnn.required import RequireCudnn
-from dnnops.rewriting.to_cudnn.softmax import (
-    local_gradient_of_log_of_softmax,
-    local_log_of_softmax,
-)
-from dnnops.rewriting.to_onednn import RegisterNumbaDispatch, ToOneDnn, local_onednn_inplace
 from dnnops.rewriting.unused import local_unused_result
-from dnnops.rewriting.write_out import WriteOut
 
 __all__ = ["PASSES", "ByTags", "Pass"]
 

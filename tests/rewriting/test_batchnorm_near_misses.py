@@ -8,7 +8,7 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.graph.fg import FunctionGraph
 
-from dnnops.rewriting.batchnorm import RecognizeBatchNorm
+from dnnops.rewriting.recognize.batchnorm import RecognizeBatchNorm
 from tests.rewriting.batchnorm_forms import (
     INFERENCE,
     PERFORM,

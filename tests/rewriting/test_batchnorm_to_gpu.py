@@ -14,7 +14,7 @@ from pytensor.graph.fg import FunctionGraph
 from dnnops import nnet
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.rewriting.batchnorm import RecognizeGpuBatchNorm
+from dnnops.rewriting.recognize.batchnorm import RecognizeGpuBatchNorm
 from tests.oracle import PERFORM_MODE, RELATIVE_ERROR, assert_close
 from tests.rewriting.batchnorm_forms import SPATIAL, TRAINING, divided, moments
 from tests.rewriting.test_to_cudnn import GPU_MODE, names, nodes, rewritten, transfers

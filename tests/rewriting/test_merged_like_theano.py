@@ -13,7 +13,7 @@ from dnnops import dnn, nnet
 from dnnops.gpuarray import GpuArrayType
 from dnnops.gpuarray.basic import GpuAllocEmpty
 from dnnops.modes import CudnnMode
-from dnnops.rewriting.to_cudnn.softmax import (
+from dnnops.rewriting.gpu.softmax import (
     local_gradient_of_log_of_softmax,
     local_log_of_softmax,
 )

@@ -10,10 +10,10 @@ from pytensor.compile.mode import optdb
 from pytensor.graph.rewriting.basic import GraphRewriter, SequentialGraphRewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
-from dnnops.rewriting.attention import RecognizeAttention
-from dnnops.rewriting.conv_merge import ConvMerge
-from dnnops.rewriting.lifting import EVERYTHING, GraphToGpu
+from dnnops.rewriting.fuse.conv_merge import ConvMerge
+from dnnops.rewriting.move.lifting import EVERYTHING, GraphToGpu
 from dnnops.rewriting.pipeline import PASSES, ByTags
+from dnnops.rewriting.recognize.attention import RecognizeAttention
 
 ENTRIES: Any = optdb
 

@@ -7,7 +7,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-import dnnops.rewriting.reduction as rewriting
+import dnnops.rewriting.recognize.reduction as rewriting
 from dnnops.gpuarray.reduction import PREMAPS, reduction_kernel
 from dnnops.gpuarray.type import GpuArrayType
 from tests.gpu.device import host, on_gpu, rounded

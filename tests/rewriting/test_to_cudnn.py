@@ -11,14 +11,14 @@ from pytensor.compile.io import In
 from pytensor.compile.mode import get_mode
 from pytensor.graph.fg import FunctionGraph
 
-import dnnops.rewriting.conv_merge
-import dnnops.rewriting.to_cudnn  # noqa: F401
+import dnnops.rewriting.fuse.conv_merge
+import dnnops.rewriting.gpu  # noqa: F401
 from dnnops import dnn, nnet
 from dnnops.errors import DnnUnavailableError
 from dnnops.gpu.base import CudnnOp
 from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu, as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.rewriting.to_cudnn import mechanism
+from dnnops.rewriting.gpu import mechanism
 from tests.gpu.device import on_gpu
 from tests.oracle import assert_close
 

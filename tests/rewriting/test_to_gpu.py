@@ -20,10 +20,10 @@ from dnnops.nnet import Activation, conv2d, divisive_normalization, pool_2d
 from dnnops.nnet.activation import ACTIVATION_MODES
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool import MaxPoolGrad, Pool
-from dnnops.rewriting import lifters, lifting
 from dnnops.rewriting.inplace import register_gpu_inplace
-from dnnops.rewriting.lifting import register_lifter
-from dnnops.rewriting.to_gpu import gpu_transfers
+from dnnops.rewriting.move import lifters, lifting
+from dnnops.rewriting.move.lifting import register_lifter
+from dnnops.rewriting.move.to_gpu import gpu_transfers
 from tests.gpuarray.cuda_source import compile_log, elementwise_source
 from tests.gpuarray.graphs import GPU_MODE, HOST_MODE, ops, rewritten
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytensor.tensor as pt
 from pytensor.graph.fg import FunctionGraph
 
-from dnnops.rewriting.value_numbers import ValueNumbers
+from dnnops.rewriting.recognize.value_numbers import ValueNumbers
 
 
 def test_value_numbers():

@@ -32,10 +32,10 @@ from dnnops.errors import DnnError
 from dnnops.gpu.base import cudnn_usable
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain
 from dnnops.nnet.expressions import is_connected
-from dnnops.rewriting.batchnorm_form import Normalization, read_normalization
-from dnnops.rewriting.forecast import Forecast
-from dnnops.rewriting.lifting import _graph_device
-from dnnops.rewriting.value_numbers import ValueNumbers
+from dnnops.rewriting.move.forecast import Forecast
+from dnnops.rewriting.move.lifting import _graph_device
+from dnnops.rewriting.recognize.batchnorm_form import Normalization, read_normalization
+from dnnops.rewriting.recognize.value_numbers import ValueNumbers
 
 __all__ = ["RecognizeBatchNorm", "RecognizeGpuBatchNorm"]
 

@@ -8,8 +8,8 @@ from typing import Any
 from pytensor.graph.basic import Apply, Variable
 
 from dnnops.gpu.base import cudnn_usable, kernels_usable
-from dnnops.rewriting.lifters import Operands
-from dnnops.rewriting.lifting import (
+from dnnops.rewriting.move.lifters import Operands
+from dnnops.rewriting.move.lifting import (
     LiftContext,
     LiftFunction,
     register_lifter,

@@ -33,7 +33,7 @@ from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import HostFromGpu, host_from_gpu, to_device
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
-from dnnops.rewriting.lifting import _graph_device
+from dnnops.rewriting.move.lifting import _graph_device
 
 __all__ = ["LocalConvMerge"]
 

@@ -1,6 +1,6 @@
 """Registry of lifters: functions that return the device version of a node.
 
-`dnnops.rewriting.lifting` calls them.
+`dnnops.rewriting.move.lifting` calls them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pytensor.tensor.type import TensorType
 from dnnops.gpuarray.dtypes import DTYPES, FLOAT_DTYPES, numpy_dtype
 
 if TYPE_CHECKING:
-    from dnnops.rewriting.lifting import LiftContext
+    from dnnops.rewriting.move.lifting import LiftContext
 
 #: ``lift(node, inputs, context)`` returns new variables for the outputs, or None.
 LiftFunction = Callable[[Apply, list[Any], "LiftContext"], Sequence[Variable] | None]

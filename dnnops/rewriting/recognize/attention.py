@@ -30,7 +30,8 @@ from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import GpuCast, HostFromGpu, host_from_gpu
 from dnnops.nnet.attention import Attention, AttentionGrad
 from dnnops.nnet.softmax_ops import SoftmaxGrad
-from dnnops.rewriting.attention_form import (
+from dnnops.rewriting.move.lifting import _graph_device
+from dnnops.rewriting.recognize.attention_form import (
     Condition,
     Scale,
     View,
@@ -41,7 +42,6 @@ from dnnops.rewriting.attention_form import (
     unscaled,
     view_of,
 )
-from dnnops.rewriting.lifting import _graph_device
 
 __all__ = ["RecognizeAttention"]
 

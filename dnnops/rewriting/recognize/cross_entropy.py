@@ -26,8 +26,8 @@ from pytensor.tensor.subtensor import AdvancedIncSubtensor, AdvancedSubtensor
 from dnnops.compat import inferred_size
 from dnnops.nnet.cross_entropy_ops import LABEL_DTYPES, CrossEntropy, CrossEntropyGrad
 from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad
-from dnnops.rewriting.products import View, product_of
-from dnnops.rewriting.softmax import LocalSoftmaxGrad
+from dnnops.rewriting.recognize.products import View, product_of
+from dnnops.rewriting.recognize.softmax import LocalSoftmaxGrad
 
 __all__ = ["FuseCrossEntropy"]
 

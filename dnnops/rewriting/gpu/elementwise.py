@@ -12,8 +12,8 @@ from dnnops.gpu.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
 from dnnops.gpu.transform import GpuDnnAddTensor
 from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad
 from dnnops.nnet.dropout_ops import Dropout, DropoutGrad
+from dnnops.rewriting.gpu.mechanism import Build, register_own
 from dnnops.rewriting.inplace import register_gpu_inplace
-from dnnops.rewriting.to_cudnn.mechanism import Build, register_own
 
 
 def _build_cross_entropy(cls: type) -> Build:

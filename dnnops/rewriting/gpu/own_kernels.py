@@ -16,7 +16,7 @@ from dnnops.nnet.spatial_transformer_ops import (
     SpatialTransformerSampler,
     SpatialTransformerSamplerGrad,
 )
-from dnnops.rewriting.to_cudnn.mechanism import register_outputs
+from dnnops.rewriting.gpu.mechanism import register_outputs
 
 # These use dnnops kernels, which support cases that cuDNN does not: NaN, infinity, a single row or
 # column, labels of any length, other dtypes, and labels that infinite activations rule out.

@@ -10,8 +10,8 @@ from pytensor.graph.op import Op
 
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvBase, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.rewriting.gpu.mechanism import Build, register
 from dnnops.rewriting.inplace import register_gpu_inplace
-from dnnops.rewriting.to_cudnn.mechanism import Build, register
 
 
 def _build_conv(cls: type[GpuDnnConvBase]) -> Build:

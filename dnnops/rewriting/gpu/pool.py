@@ -11,7 +11,7 @@ from dnnops.gpu.pool_kernels import GpuMaxPoolGradGrad, GpuPool, GpuPoolGrad
 from dnnops.nnet._validate import static_vector
 from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 from dnnops.nnet.pool_geometry import MAX_DETERMINISTIC
-from dnnops.rewriting.to_cudnn.mechanism import register, register_kernel
+from dnnops.rewriting.gpu.mechanism import register, register_kernel
 
 
 def _whole_windows(op: Any, img: Any, vectors: list[Any]) -> bool:

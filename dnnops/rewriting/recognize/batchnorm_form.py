@@ -20,7 +20,7 @@ from pytensor.tensor.type import TensorType
 
 from dnnops.cpu.batchnorm import has_neighboring_statistics
 from dnnops.nnet._validate import accumulator_dtype
-from dnnops.rewriting.products import (
+from dnnops.rewriting.recognize.products import (
     Product,
     View,
     is_sum,

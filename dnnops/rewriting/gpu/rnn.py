@@ -11,8 +11,8 @@ from pytensor.graph.op import Op
 
 from dnnops.gpu.rnn import GpuDnnRNNBackward, GpuDnnRNNBase, GpuDnnRNNForward
 from dnnops.nnet.rnn_ops import INT_OPERANDS, RNNBackward, RNNForward
+from dnnops.rewriting.gpu.mechanism import Build, register
 from dnnops.rewriting.inplace import register_gpu_inplace
-from dnnops.rewriting.to_cudnn.mechanism import Build, register
 
 
 def _build_rnn(cls: type[GpuDnnRNNBase]) -> Build:

@@ -30,7 +30,7 @@ from pytensor.tensor.type import TensorType
 from dnnops.cpu.base import onednn_available
 from dnnops.cpu.half_cast import OneDnnHalfCast
 from dnnops.errors import DnnTypeError
-from dnnops.rewriting.lifters import inner_graph
+from dnnops.rewriting.move.lifters import inner_graph
 from dnnops.runtime.op import MAX_NDIM
 
 __all__ = ["Float16Error", "Float16InFloat32"]

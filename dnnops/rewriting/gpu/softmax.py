@@ -16,7 +16,7 @@ from pytensor.tensor.math import log
 from dnnops.gpu.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
 from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu, host_from_gpu, to_device
 from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
-from dnnops.rewriting.to_cudnn.mechanism import Build, register
+from dnnops.rewriting.gpu.mechanism import Build, register
 
 
 def _build_softmax(cls: type, algo: Callable[[Any], str]) -> Build:

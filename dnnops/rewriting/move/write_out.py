@@ -6,8 +6,8 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, MergeOptimizer, copy_stack_trace
 
 from dnnops.gpuarray.op import is_on_device
-from dnnops.rewriting.forecast import Forecast
-from dnnops.rewriting.lifters import expands_elementwise, expansion_of
+from dnnops.rewriting.move.forecast import Forecast
+from dnnops.rewriting.move.lifters import expands_elementwise, expansion_of
 
 __all__ = ["WriteOut"]
 

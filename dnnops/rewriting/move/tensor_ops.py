@@ -52,7 +52,7 @@ from dnnops.nnet.activation import Activation, ActivationGrad
 from dnnops.nnet.attention import Attention, AttentionGrad
 from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad
 from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
-from dnnops.rewriting.lifting import (
+from dnnops.rewriting.move.lifting import (
     LiftContext,
     LiftFunction,
     register_expansion,

@@ -1,12 +1,12 @@
 """Replace abstract Ops with cuDNN Ops in graphs that move to the GPU.
 
-Each file registers the lifters of one operation. The pass in `dnnops.rewriting.lifting` calls them
-with operands on the device and handles transfers.
+Each file registers the lifters of one operation. The pass in `dnnops.rewriting.move.lifting` calls
+them with operands on the device and handles transfers.
 """
 
 from __future__ import annotations
 
-from dnnops.rewriting.to_cudnn import (
+from dnnops.rewriting.gpu import (
     attention,
     batchnorm,
     conv,
@@ -17,7 +17,7 @@ from dnnops.rewriting.to_cudnn import (
     softmax,
     window_norm,
 )
-from dnnops.rewriting.to_cudnn.required import RequireCudnn
+from dnnops.rewriting.gpu.required import RequireCudnn
 
 __all__ = [
     "RequireCudnn",

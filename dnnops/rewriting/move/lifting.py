@@ -30,8 +30,8 @@ from dnnops.gpuarray.transfer import (
     to_device,
 )
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.rewriting.forecast import Forecast
-from dnnops.rewriting.lifters import (
+from dnnops.rewriting.move.forecast import Forecast
+from dnnops.rewriting.move.lifters import (
     Lifter,
     LiftFunction,
     expansion_of,

@@ -18,8 +18,8 @@ from dnnops.gpu.batchnorm import (
 )
 from dnnops.gpuarray.transfer import cast
 from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
+from dnnops.rewriting.gpu.mechanism import Build, register_own
 from dnnops.rewriting.inplace import register_gpu_inplace
-from dnnops.rewriting.to_cudnn.mechanism import Build, register_own
 
 
 def _build_batch_norm(make: Callable[[Any], Any]) -> Build:

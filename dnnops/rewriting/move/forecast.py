@@ -10,7 +10,7 @@ from pytensor.graph.fg import FunctionGraph, Output
 from dnnops.gpuarray.dtypes import FLOAT_DTYPES
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu
-from dnnops.rewriting.lifters import expansion_of, lifters_of
+from dnnops.rewriting.move.lifters import expansion_of, lifters_of
 
 
 class Forecast:

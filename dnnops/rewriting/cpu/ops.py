@@ -80,7 +80,7 @@ from dnnops.nnet.spatial_transformer_ops import (
     SpatialTransformerSampler,
     SpatialTransformerSamplerGrad,
 )
-from dnnops.rewriting.activation import local_elemwise_activation, onednn_activation
+from dnnops.rewriting.cpu.activation import local_elemwise_activation, onednn_activation
 from dnnops.runtime.op import MAX_NDIM
 
 __all__ = ["local_to_onednn"]

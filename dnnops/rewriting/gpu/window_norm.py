@@ -12,12 +12,12 @@ from dnnops.gpu.window_sum import GpuWindowSum
 from dnnops.nnet.divisive_normalization_ops import DivisiveNormalization, DivisiveNormalizationGrad
 from dnnops.nnet.lrn import LRN, LRNGrad
 from dnnops.nnet.lrn_base import WindowNormBase, WindowSum
-from dnnops.rewriting.lifting import (
+from dnnops.rewriting.gpu.mechanism import register_kernel
+from dnnops.rewriting.move.lifting import (
     LiftContext,
     register_expansion,
     register_lifter,
 )
-from dnnops.rewriting.to_cudnn.mechanism import register_kernel
 
 
 @register_lifter(LRN, LRNGrad, tags=("cudnn",), priority=10)

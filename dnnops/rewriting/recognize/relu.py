@@ -17,7 +17,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import ge, le
 
 from dnnops.nnet.activation import Activation
-from dnnops.rewriting.products import View
+from dnnops.rewriting.recognize.products import View
 
 __all__ = ["local_comparison_with_extremum", "local_relu"]
 

@@ -7,7 +7,7 @@ from pytensor.graph.rewriting.basic import GraphRewriter
 
 from dnnops.errors import DnnRequiredError, DnnUnavailableError
 from dnnops.gpu.base import check_cudnn
-from dnnops.rewriting.lifting import (
+from dnnops.rewriting.move.lifting import (
     _graph_device,
 )
 

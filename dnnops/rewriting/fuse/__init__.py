@@ -1,0 +1,1 @@
+"""Rewrites that join an Op with the Ops around it."""

@@ -1,0 +1,1 @@
+"""The rewrites that move a graph to the GPU."""

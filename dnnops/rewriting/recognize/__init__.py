@@ -1,0 +1,1 @@
+"""Forms that users write by hand, replaced by the Ops that they stand for."""
