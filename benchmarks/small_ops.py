@@ -28,7 +28,7 @@ from dnnops.gpu.reduction import GpuDnnReduction
 from dnnops.gpuarray.reduction import reduce_array, reduction_kernel
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.activation import Activation, ActivationGrad
+from dnnops.nnet.activation.op import Activation, ActivationGrad
 
 MODE = get_mode("CVM").including("gpu")
 CALLS, ROUNDS = 6, 3
@@ -154,7 +154,7 @@ def activations(timer: Timer, dtypes: tuple[str, ...]) -> None:
         for shape in ACTIVATED:
             a, b = (_values(timer, rng, shape, dtype) for _ in range(2))
             for mode in MODES:
-                coef = 1.0 if nnet.activation.ACTIVATION_MODES[mode] else 0.0
+                coef = 1.0 if nnet.activation.op.ACTIVATION_MODES[mode] else 0.0
                 x, y, g = (GpuArrayType(dtype, (None,) * len(shape))() for _ in range(3))
                 hosts = [pt.as_tensor_variable(v) for v in (x, y, g)]
                 own = _function([x], [_on_device(Activation(mode, coef)(hosts[0]))])

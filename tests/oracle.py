@@ -23,9 +23,9 @@ from pytensor.compile.mode import Mode
 from pytensor.gradient import pushforward
 from pytensor.link.basic import PerformLinker
 
-from dnnops.nnet.conv import conv_output_shape
-from dnnops.nnet.conv_geometry import resolve_padding
-from dnnops.nnet.pool import POOL_MODES, pool_output_shape
+from dnnops.nnet.conv.geometry import resolve_padding
+from dnnops.nnet.conv.op import conv_output_shape
+from dnnops.nnet.pool.op import POOL_MODES, pool_output_shape
 
 #: Of this session's random cases. Set DNNOPS_TEST_SEED to repeat another session's.
 SEED = int(os.environ.get("DNNOPS_TEST_SEED") or random.SystemRandom().randrange(2**32))

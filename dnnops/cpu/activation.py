@@ -6,7 +6,7 @@ import numpy as np
 
 from dnnops.arguments import switch
 from dnnops.cpu.base import OneDnnOp
-from dnnops.nnet.activation import Activation, ActivationGrad
+from dnnops.nnet.activation.op import Activation, ActivationGrad
 
 __all__ = ["OneDnnActivation", "OneDnnActivationGrad"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dnnops.cpu.base import OneDnnOp
-from dnnops.nnet.attention import OPTIONAL, Attention, AttentionGrad
+from dnnops.nnet.attention.op import OPTIONAL, Attention, AttentionGrad
 
 __all__ = ["OneDnnAttention", "OneDnnAttentionGrad"]
 

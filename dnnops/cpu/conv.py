@@ -9,8 +9,8 @@ import numpy as np
 from dnnops.config import flag_value, parse_flag
 from dnnops.cpu.base import OneDnnOp
 from dnnops.errors import DnnValueError
-from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
-from dnnops.nnet.conv_base import ConvBase
+from dnnops.nnet.conv.base import ConvBase
+from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 
 __all__ = ["OneDnnConv", "OneDnnConvGradInputs", "OneDnnConvGradWeights"]
 

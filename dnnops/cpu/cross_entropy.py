@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dnnops.cpu.base import OneDnnOp
-from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad
+from dnnops.nnet.loss.cross_entropy import CrossEntropy, CrossEntropyGrad
 
 __all__ = ["OneDnnCrossEntropy", "OneDnnCrossEntropyGrad"]
 

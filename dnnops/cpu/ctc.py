@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dnnops.cpu.base import OneDnnOp
-from dnnops.nnet.ctc_ops import CTC
+from dnnops.nnet.loss.ctc import CTC
 
 __all__ = ["OneDnnCTC"]
 

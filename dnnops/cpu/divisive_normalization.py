@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dnnops.cpu.base import OneDnnOp
 from dnnops.cpu.lrn import window_norm_parameters
-from dnnops.nnet.divisive_normalization_ops import DivisiveNormalization, DivisiveNormalizationGrad
+from dnnops.nnet.norm.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
 
 __all__ = ["OneDnnDivisiveNormalization", "OneDnnDivisiveNormalizationGrad"]
 

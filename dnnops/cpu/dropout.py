@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dnnops.arguments import switch
 from dnnops.cpu.base import OneDnnOp
-from dnnops.nnet.dropout_ops import Dropout, DropoutGrad
+from dnnops.nnet.regularization.dropout import Dropout, DropoutGrad
 
 __all__ = ["OneDnnDropout", "OneDnnDropoutGrad"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from dnnops.cpu.base import OneDnnOp
-from dnnops.nnet.lrn import LRN, LRNGrad
-from dnnops.nnet.lrn_base import WindowSum
+from dnnops.nnet.norm.lrn import LRN, LRNGrad
+from dnnops.nnet.norm.window_base import WindowSum
 
 __all__ = ["OneDnnLRN", "OneDnnLRNGrad", "OneDnnWindowSum", "window_norm_parameters"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dnnops.cpu.base import OneDnnOp
-from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
-from dnnops.nnet.pool_geometry import POOL_MODES
+from dnnops.nnet.pool.geometry import POOL_MODES
+from dnnops.nnet.pool.op import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 
 __all__ = [
     "OneDnnAveragePoolGrad",

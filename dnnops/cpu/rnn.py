@@ -6,7 +6,7 @@ Matrix products use oneDNN in float32 and SciPy's BLAS in float64; dnnops kernel
 from __future__ import annotations
 
 from dnnops.cpu.base import OneDnnOp
-from dnnops.nnet.rnn_ops import RNNBackward, RNNForward
+from dnnops.nnet.rnn.op import RNNBackward, RNNForward
 
 __all__ = ["OneDnnRNNBackward", "OneDnnRNNForward"]
 

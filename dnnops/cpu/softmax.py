@@ -6,7 +6,7 @@ The kernels support float32 and float64.
 from __future__ import annotations
 
 from dnnops.cpu.base import OneDnnOp
-from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.runtime.op import MAX_NDIM
 
 __all__ = ["OneDnnLogSoftmaxGrad", "OneDnnSoftmax", "OneDnnSoftmaxGrad", "neighboring_axes"]

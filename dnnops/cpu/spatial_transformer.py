@@ -9,7 +9,7 @@ from pytensor.graph.basic import Apply
 
 from dnnops.compat import inferred_shapes, shape_inference
 from dnnops.cpu.base import OneDnnOp
-from dnnops.nnet.spatial_transformer_ops import (
+from dnnops.nnet.resample.spatial_transformer import (
     SpatialTransformerGrid,
     SpatialTransformerGridGrad,
     SpatialTransformerSampler,

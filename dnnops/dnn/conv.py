@@ -21,8 +21,8 @@ from dnnops.nnet._validate import (
     spatial_shape,
     static_vector,
 )
-from dnnops.nnet.conv_base import ConvWords
-from dnnops.nnet.conv_geometry import canonical_conv_params
+from dnnops.nnet.conv.base import ConvWords
+from dnnops.nnet.conv.geometry import canonical_conv_params
 
 __all__ = [
     "CONV_MODES",

@@ -12,7 +12,7 @@ from dnnops.gpu.dropout import GpuDnnDropoutOp
 from dnnops.gpu.transform import GpuDnnAddTensor, GpuDnnTransform
 from dnnops.gpuarray.dtypes import dtype_name, numpy_dtype
 from dnnops.gpuarray.transfer import cast
-from dnnops.nnet.dropout_ops import probability_variable, seeded_dropout
+from dnnops.nnet.regularization.dropout import probability_variable, seeded_dropout
 
 __all__ = ["dnn_activation", "dnn_add", "dnn_transform", "dropout"]
 

@@ -15,8 +15,8 @@ from dnnops.gpu.rnn import GpuDnnRNNForward
 from dnnops.gpuarray.dtypes import dtype_name
 from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable
-from dnnops.nnet.rnn import RNNBlock as _HostRNNBlock
-from dnnops.nnet.rnn_ops import RANKS
+from dnnops.nnet.rnn.block import RNNBlock as _HostRNNBlock
+from dnnops.nnet.rnn.op import RANKS
 
 __all__ = ["RNNBlock"]
 

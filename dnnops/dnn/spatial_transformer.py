@@ -10,7 +10,7 @@ from dnnops.gpu.spatial_transformer import (
     GpuDnnTransformerSampler,
 )
 from dnnops.nnet._validate import require_same_dtype
-from dnnops.nnet.spatial_transformer_ops import scaled_sizes
+from dnnops.nnet.resample.spatial_transformer import scaled_sizes
 
 __all__ = ["dnn_spatialtf"]
 

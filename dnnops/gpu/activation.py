@@ -13,7 +13,7 @@ from dnnops.arguments import switch
 from dnnops.errors import DnnTypeError
 from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.nnet._validate import merge_shapes, named_operands
-from dnnops.nnet.activation import ActivationBase, ActivationGrad
+from dnnops.nnet.activation.op import ActivationBase, ActivationGrad
 
 __all__ = ["GpuDnnActivation", "GpuDnnActivationGrad"]
 

@@ -39,7 +39,7 @@ from dnnops.nnet._validate import (
     static_vector,
     vector_entries,
 )
-from dnnops.nnet.conv_base import ConvBase
+from dnnops.nnet.conv.base import ConvBase
 
 __all__ = ["GpuDnnConv", "GpuDnnConvBase", "GpuDnnConvGradI", "GpuDnnConvGradW"]
 
@@ -65,7 +65,7 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
     inplace : bool
         Whether the result is written into `out`, which must then be given.
     num_groups, ndim, border_mode, subsample, filter_flip, filter_dilation
-        See `dnnops.nnet.conv.ConvBase`.
+        See `dnnops.nnet.conv.op.ConvBase`.
     precision : str, optional
         Type to compute in. Default: the flag ``dnn.conv.precision``.
     memory_format : {'contiguous', 'channels_last'}

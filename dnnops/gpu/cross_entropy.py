@@ -15,8 +15,8 @@ from dnnops.gpu.expressions import GpuExpressionOp
 from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad, label_vector
 from dnnops.nnet.expressions import is_connected
+from dnnops.nnet.loss.cross_entropy import CrossEntropy, CrossEntropyGrad, label_vector
 
 __all__ = ["GpuCrossEntropy", "GpuCrossEntropyGrad"]
 

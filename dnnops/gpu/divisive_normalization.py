@@ -18,7 +18,7 @@ from pytensor.graph.basic import Apply
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpu.base import as_gradient, gradient_like
 from dnnops.gpu.lrn import GpuWindowNormBase
-from dnnops.nnet.divisive_normalization_ops import DivisiveNormalization, DivisiveNormalizationGrad
+from dnnops.nnet.norm.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
 
 __all__ = [
     "CenteredDivisiveNormalization",

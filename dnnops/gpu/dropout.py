@@ -16,8 +16,8 @@ from dnnops.gpu.descriptors import GpuDnnDropoutDesc
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import switch
-from dnnops.nnet.dropout_ops import Dropout, DropoutGrad, is_moving, undefined_by_p
 from dnnops.nnet.expressions import is_connected
+from dnnops.nnet.regularization.dropout import Dropout, DropoutGrad, is_moving, undefined_by_p
 
 __all__ = ["GpuDnnDropoutGrad", "GpuDnnDropoutOp"]
 

@@ -3,7 +3,7 @@
 The kernels support windows that extend past the end of the image (``ignore_border=False``) and the
 gradient of max pooling's gradient. One thread computes each output element and loops over the
 windows or pixels that it depends on, so results are identical in every run. If maxima are equal,
-the first in C order gets the gradient, as in `dnnops.nnet.pool`.
+the first in C order gets the gradient, as in `dnnops.nnet.pool.op`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pytensor.graph.basic import Apply, Variable
 from dnnops.gpu.base import as_gradient, gradient_like
 from dnnops.gpu.pool import GpuPoolOperands
 from dnnops.gpuarray.op import GpuOp, infer_device
-from dnnops.nnet.pool_geometry import MAX_DETERMINISTIC, POOL_MODES
+from dnnops.nnet.pool.geometry import MAX_DETERMINISTIC, POOL_MODES
 from dnnops.runtime.build import c_code_dir
 
 __all__ = ["GpuMaxPoolGradGrad", "GpuPool", "GpuPoolGrad"]
@@ -55,7 +55,7 @@ def _module() -> Any:
 
 
 class GpuKernelPool(GpuOp, GpuPoolOperands):
-    """Base class of pooling Ops with one kernel; see `dnnops.nnet.pool.ModePoolBase`."""
+    """Base class of pooling Ops with one kernel; see `dnnops.nnet.pool.op.ModePoolBase`."""
 
     kernel: ClassVar[str]
 

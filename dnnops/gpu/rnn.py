@@ -17,7 +17,7 @@ from dnnops.gpu.expressions import GpuExpressionOp
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import switch
-from dnnops.nnet.rnn_ops import (
+from dnnops.nnet.rnn.op import (
     RANKS,
     RNN_ALGORITHMS,
     RNNBackward,
@@ -40,7 +40,7 @@ class GpuDnnRNNBase(CudnnOp, RNNBase):
     Parameters
     ----------
     *network, **more_network
-        See `dnnops.nnet.rnn_ops.RNNBase`.
+        See `dnnops.nnet.rnn.op.RNNBase`.
     allow_tf32 : bool, optional
         Whether float32 operands may be rounded to TF32. Default: the flag ``dnn.allow_tf32``.
     deterministic : bool, optional

@@ -13,7 +13,7 @@ from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.nnet._validate import is_int, merge_shapes, named_operands, one_of
-from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad
+from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad
 
 __all__ = ["ALGORITHMS", "GpuDnnSoftmax", "GpuDnnSoftmaxBase", "GpuDnnSoftmaxGrad"]
 

@@ -20,7 +20,7 @@ from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet._validate import int_vector, named_operands, static_vector
 from dnnops.nnet.expressions import is_connected
-from dnnops.nnet.spatial_transformer_ops import (
+from dnnops.nnet.resample.spatial_transformer import (
     SamplerBase,
     SpatialTransformerGrid,
     SpatialTransformerGridGrad,

@@ -18,7 +18,7 @@ from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.op import GpuOp
 from dnnops.nnet._validate import named_operands
 from dnnops.nnet.expressions import is_connected
-from dnnops.nnet.lrn_base import WindowSum, window_sides
+from dnnops.nnet.norm.window_base import WindowSum, window_sides
 from dnnops.runtime.build import c_code_dir
 
 __all__ = ["GpuWindowSum"]

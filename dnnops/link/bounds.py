@@ -8,10 +8,10 @@ from typing import Any
 
 from dnnops.errors import DnnError, DnnIndexError, DnnValueError
 from dnnops.nnet import CrossEntropyGrad, Dropout, DropoutGrad
-from dnnops.nnet.attention import AttentionBase
-from dnnops.nnet.batchnorm_base import BatchNormBase
-from dnnops.nnet.cross_entropy_ops import CrossEntropyBase
-from dnnops.nnet.rnn_ops import RNNBase
+from dnnops.nnet.attention.op import AttentionBase
+from dnnops.nnet.loss.cross_entropy import CrossEntropyBase
+from dnnops.nnet.norm.batchnorm_base import BatchNormBase
+from dnnops.nnet.rnn.op import RNNBase
 
 __all__ = ["Bounds", "bounds_of"]
 

@@ -4,7 +4,17 @@ The Ops run in NumPy; rewrites replace them with Ops that call oneDNN or cuDNN.
 """
 
 from dnnops.nnet import vectorize  # noqa: F401 - registers with vectorize_graph
-from dnnops.nnet.activation import (
+from dnnops.nnet.activation.elementwise import (
+    hard_sigmoid,
+    selu,
+    softplus,
+    softsign,
+    ultra_fast_sigmoid,
+)
+from dnnops.nnet.activation.hierarchical import (
+    h_softmax,
+)
+from dnnops.nnet.activation.op import (
     Activation,
     ActivationGrad,
     clipped_relu,
@@ -14,109 +24,7 @@ from dnnops.nnet.activation import (
     swish,
     tanh,
 )
-from dnnops.nnet.attention import Attention, AttentionGrad, scaled_dot_product_attention
-from dnnops.nnet.batchnorm import (
-    BatchNormInference,
-    BatchNormTrain,
-    BatchNormTrainGrad,
-    batch_normalization_test,
-    batch_normalization_train,
-)
-from dnnops.nnet.batchnorm_elementwise import (
-    batch_normalization,
-)
-from dnnops.nnet.blocksparse import sparse_block_dot
-from dnnops.nnet.conv import (
-    Conv,
-    ConvGradInputs,
-    ConvGradWeights,
-    conv1d,
-    conv2d,
-    conv3d,
-    conv_output_shape,
-    resolve_padding,
-)
-from dnnops.nnet.conv_checks import assert_conv_shape, assert_shape, border_mode_to_pad
-from dnnops.nnet.conv_shapes import (
-    check_conv_gradinputs_shape,
-    get_conv_gradinputs_shape,
-    get_conv_gradinputs_shape_1axis,
-    get_conv_gradweights_shape,
-    get_conv_gradweights_shape_1axis,
-    get_conv_output_shape,
-    get_conv_shape_1axis,
-)
-from dnnops.nnet.conv_transpose import (
-    conv2d_grad_wrt_inputs,
-    conv2d_grad_wrt_weights,
-    conv2d_transpose,
-    conv3d_grad_wrt_inputs,
-    conv3d_grad_wrt_weights,
-    conv3d_transpose,
-)
-from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad, cross_entropy
-from dnnops.nnet.ctc_ops import CTC, ctc
-from dnnops.nnet.divisive_normalization_ops import (
-    DivisiveNormalization,
-    DivisiveNormalizationGrad,
-    divisive_normalization,
-)
-from dnnops.nnet.dropout_ops import Dropout, DropoutGrad, dropout, dropout_state
-from dnnops.nnet.elementwise import (
-    hard_sigmoid,
-    selu,
-    softplus,
-    softsign,
-    ultra_fast_sigmoid,
-)
-from dnnops.nnet.hierarchical import (
-    h_softmax,
-)
-from dnnops.nnet.losses import (
-    binary_crossentropy,
-    categorical_crossentropy,
-    confusion_matrix,
-    crossentropy_categorical_1hot,
-    sigmoid_binary_crossentropy,
-)
-from dnnops.nnet.lrn import LRN, LRNGrad, local_response_normalization
-from dnnops.nnet.max_pool_mask import (
-    max_pool_2d_same_size,
-)
-from dnnops.nnet.neighbours import (
-    images2neibs,
-    neibs2images,
-)
-from dnnops.nnet.one_hot import (
-    crossentropy_categorical_1hot_grad,
-    crossentropy_softmax_1hot,
-    crossentropy_softmax_1hot_with_bias,
-    crossentropy_softmax_1hot_with_bias_dx,
-    crossentropy_softmax_argmax_1hot_with_bias,
-    crossentropy_softmax_max_and_argmax_1hot,
-    crossentropy_softmax_max_and_argmax_1hot_with_bias,
-)
-from dnnops.nnet.pool import (
-    AveragePoolGrad,
-    MaxPoolGrad,
-    MaxPoolGradGrad,
-    Pool,
-    pool_output_shape,
-)
-from dnnops.nnet.pool_functions import pool_2d, pool_3d
-from dnnops.nnet.prepend import (
-    prepend_0_to_each_row,
-    prepend_1_to_each_row,
-    prepend_scalar_to_each_row,
-)
-from dnnops.nnet.rnn import RNNBlock
-from dnnops.nnet.rnn_ops import RNNBackward, RNNForward
-from dnnops.nnet.separable import (
-    causal_conv1d,
-    separable_conv2d,
-    separable_conv3d,
-)
-from dnnops.nnet.softmax_ops import (
+from dnnops.nnet.activation.softmax import (
     LogSoftmaxGrad,
     SoftmaxGrad,
     WholeSoftmax,
@@ -126,7 +34,97 @@ from dnnops.nnet.softmax_ops import (
     softmax_graph,
     softmax_with_bias,
 )
-from dnnops.nnet.spatial_transformer_ops import (
+from dnnops.nnet.attention.op import Attention, AttentionGrad, scaled_dot_product_attention
+from dnnops.nnet.blocksparse import sparse_block_dot
+from dnnops.nnet.conv.checks import assert_conv_shape, assert_shape, border_mode_to_pad
+from dnnops.nnet.conv.op import (
+    Conv,
+    ConvGradInputs,
+    ConvGradWeights,
+    conv1d,
+    conv2d,
+    conv3d,
+    conv_output_shape,
+    resolve_padding,
+)
+from dnnops.nnet.conv.separable import (
+    causal_conv1d,
+    separable_conv2d,
+    separable_conv3d,
+)
+from dnnops.nnet.conv.shapes import (
+    check_conv_gradinputs_shape,
+    get_conv_gradinputs_shape,
+    get_conv_gradinputs_shape_1axis,
+    get_conv_gradweights_shape,
+    get_conv_gradweights_shape_1axis,
+    get_conv_output_shape,
+    get_conv_shape_1axis,
+)
+from dnnops.nnet.conv.transpose import (
+    conv2d_grad_wrt_inputs,
+    conv2d_grad_wrt_weights,
+    conv2d_transpose,
+    conv3d_grad_wrt_inputs,
+    conv3d_grad_wrt_weights,
+    conv3d_transpose,
+)
+from dnnops.nnet.loss.cross_entropy import CrossEntropy, CrossEntropyGrad, cross_entropy
+from dnnops.nnet.loss.ctc import CTC, ctc
+from dnnops.nnet.loss.functions import (
+    binary_crossentropy,
+    categorical_crossentropy,
+    confusion_matrix,
+    crossentropy_categorical_1hot,
+    sigmoid_binary_crossentropy,
+)
+from dnnops.nnet.loss.one_hot import (
+    crossentropy_categorical_1hot_grad,
+    crossentropy_softmax_1hot,
+    crossentropy_softmax_1hot_with_bias,
+    crossentropy_softmax_1hot_with_bias_dx,
+    crossentropy_softmax_argmax_1hot_with_bias,
+    crossentropy_softmax_max_and_argmax_1hot,
+    crossentropy_softmax_max_and_argmax_1hot_with_bias,
+)
+from dnnops.nnet.norm.batchnorm import (
+    BatchNormInference,
+    BatchNormTrain,
+    BatchNormTrainGrad,
+    batch_normalization_test,
+    batch_normalization_train,
+)
+from dnnops.nnet.norm.batchnorm_elementwise import (
+    batch_normalization,
+)
+from dnnops.nnet.norm.divisive_normalization import (
+    DivisiveNormalization,
+    DivisiveNormalizationGrad,
+    divisive_normalization,
+)
+from dnnops.nnet.norm.lrn import LRN, LRNGrad, local_response_normalization
+from dnnops.nnet.pool.functions import pool_2d, pool_3d
+from dnnops.nnet.pool.op import (
+    AveragePoolGrad,
+    MaxPoolGrad,
+    MaxPoolGradGrad,
+    Pool,
+    pool_output_shape,
+)
+from dnnops.nnet.pool.same_size import (
+    max_pool_2d_same_size,
+)
+from dnnops.nnet.prepend import (
+    prepend_0_to_each_row,
+    prepend_1_to_each_row,
+    prepend_scalar_to_each_row,
+)
+from dnnops.nnet.regularization.dropout import Dropout, DropoutGrad, dropout, dropout_state
+from dnnops.nnet.resample.neighbours import (
+    images2neibs,
+    neibs2images,
+)
+from dnnops.nnet.resample.spatial_transformer import (
     SpatialTransformerGrid,
     SpatialTransformerGridGrad,
     SpatialTransformerSampler,
@@ -135,12 +133,14 @@ from dnnops.nnet.spatial_transformer_ops import (
     grid_sample,
     spatial_transformer,
 )
-from dnnops.nnet.upsampling import (
+from dnnops.nnet.resample.upsampling import (
     bilinear_kernel_1D,
     bilinear_kernel_2D,
     bilinear_upsampling,
     frac_bilinear_upsampling,
 )
+from dnnops.nnet.rnn.block import RNNBlock
+from dnnops.nnet.rnn.op import RNNBackward, RNNForward
 
 __all__ = [
     "CTC",

@@ -18,14 +18,14 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.replace import _vectorize_node
 from pytensor.tensor.blockwise import vectorize_node_fallback
 
-from dnnops.nnet.activation import Activation, ActivationGrad
-from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
-from dnnops.nnet.batchnorm_base import BatchNormBase
-from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
-from dnnops.nnet.conv_base import ConvBase
-from dnnops.nnet.ctc_ops import CTC
-from dnnops.nnet.lrn_base import WindowNormBase, WindowSum
-from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool, PoolBase
+from dnnops.nnet.activation.op import Activation, ActivationGrad
+from dnnops.nnet.conv.base import ConvBase
+from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.loss.ctc import CTC
+from dnnops.nnet.norm.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
+from dnnops.nnet.norm.batchnorm_base import BatchNormBase
+from dnnops.nnet.norm.window_base import WindowNormBase, WindowSum
+from dnnops.nnet.pool.op import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool, PoolBase
 
 __all__ = [
     "vectorize_activation",

@@ -18,7 +18,7 @@ from pytensor.graph.basic import Apply
 
 from dnnops.arguments import switch
 from dnnops.errors import DnnTypeError
-from dnnops.nnet.conv_base import ConvBase
+from dnnops.nnet.conv.base import ConvBase
 from dnnops.runtime.nodes import node_number
 from dnnops.runtime.op import DTYPE_CODES, RuntimeOp
 

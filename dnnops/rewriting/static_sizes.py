@@ -11,9 +11,9 @@ from pytensor.tensor.basic import Alloc, AllocEmpty, MakeVector
 from pytensor.tensor.shape import Reshape, Shape, Shape_i
 
 from dnnops.link.sizes import StaticSizes, sizes_by_shapes
-from dnnops.nnet.conv import ConvGradInputs, ConvGradWeights
-from dnnops.nnet.pool import PoolBase
-from dnnops.nnet.spatial_transformer_ops import SpatialTransformerGrid
+from dnnops.nnet.conv.op import ConvGradInputs, ConvGradWeights
+from dnnops.nnet.pool.op import PoolBase
+from dnnops.nnet.resample.spatial_transformer import SpatialTransformerGrid
 
 __all__ = [
     "local_static_alloc",

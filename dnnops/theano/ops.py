@@ -11,8 +11,8 @@ from pytensor.tensor import special
 from dnnops import nnet
 from dnnops.arguments import one_of
 from dnnops.errors import DnnTypeError
-from dnnops.nnet.ctc_ops import CTC
-from dnnops.nnet.pool_functions import over_leading_axes, pool_nd
+from dnnops.nnet.loss.ctc import CTC
+from dnnops.nnet.pool.functions import over_leading_axes, pool_nd
 
 __all__ = [
     "AbstractBatchNormInference",

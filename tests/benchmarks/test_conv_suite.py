@@ -76,7 +76,7 @@ def test_there_are_enough_distinct_cases_of_every_origin():
 
 @pytest.mark.parametrize("case", [*CASES, *small_cases()], ids=lambda case: case.words)
 def test_geometry_is_that_of_the_abstract_op(case):
-    from dnnops.nnet.conv import Conv
+    from dnnops.nnet.conv.op import Conv
 
     op = Conv(
         ndim=len(case.size),

@@ -11,7 +11,7 @@ from benchmarks.harness import Settings
 from benchmarks.rnn import fitted, gpu_misses
 from benchmarks.rnn_data import ALGORITHMS, cpu_cases, gpu_cases, parameter_shapes, rnn_arrays
 from dnnops.nnet import RNNBlock
-from dnnops.nnet.rnn_ops import RNN_ALGORITHMS
+from dnnops.nnet.rnn.op import RNN_ALGORITHMS
 
 
 def test_cases():

@@ -23,7 +23,7 @@ from tests.oracle import PERFORM_MODE, assert_close, fuzz, run_op
 
 COEFFICIENTS = {"elu": 1.3, "swish": 0.8, "clipped_relu": 1.5}
 FORWARD = [(mode, COEFFICIENTS.get(mode, 0.0)) for mode in MODES]
-ALL = [(mode, COEFFICIENTS.get(mode, 0.0)) for mode in nnet.activation.ACTIVATION_MODES]
+ALL = [(mode, COEFFICIENTS.get(mode, 0.0)) for mode in nnet.activation.op.ACTIVATION_MODES]
 
 
 def ops_of(fn: Any) -> list[str]:

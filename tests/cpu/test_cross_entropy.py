@@ -14,7 +14,7 @@ from pytensor.tensor.special import log_softmax, softmax
 from dnnops import nnet
 from dnnops.cpu.cross_entropy import OneDnnCrossEntropy, OneDnnCrossEntropyGrad
 from dnnops.errors import DnnIndexError
-from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad
+from dnnops.nnet.loss.cross_entropy import CrossEntropy, CrossEntropyGrad
 from tests.cpu.test_conv import restrided
 from tests.oracle import RELATIVE_ERROR, SEED, repeat_command
 

@@ -21,7 +21,7 @@ from dnnops.cpu.divisive_normalization import (
     OneDnnDivisiveNormalizationGrad,
 )
 from dnnops.cpu.lrn import OneDnnLRN, OneDnnLRNGrad
-from dnnops.nnet.batchnorm import BatchNormTrain
+from dnnops.nnet.norm.batchnorm import BatchNormTrain
 from tests.cpu.test_batchnorm import run_all
 from tests.cpu.test_digits import DTYPES, WIDE, pytestmark  # noqa: F401
 from tests.oracle import assert_digits

@@ -13,7 +13,7 @@ import pytest
 from dnnops.cpu.lrn import OneDnnLRN, OneDnnLRNGrad, OneDnnWindowSum
 from dnnops.errors import DnnValueError
 from dnnops.nnet import LRN, LRNGrad, local_response_normalization
-from dnnops.nnet.lrn_base import WindowSum
+from dnnops.nnet.norm.window_base import WindowSum
 from tests.cpu.test_conv import in_double, restrided
 from tests.linkers import LINKERS
 from tests.nnet.window_norm_cases import Case, cases

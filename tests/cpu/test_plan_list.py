@@ -24,7 +24,7 @@ from dnnops.errors import (
     DnnValueError,
 )
 from dnnops.nnet import conv2d
-from dnnops.nnet.conv import Conv
+from dnnops.nnet.conv.op import Conv
 from dnnops.plans import ConvPlan
 from dnnops.plans import cpu as plan_list
 from dnnops.plans.cpu import PlanList, conv_node

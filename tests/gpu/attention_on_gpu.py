@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dnnops.gpu.attention import GpuDnnAttention, GpuDnnAttentionGrad
-from dnnops.nnet.attention import Attention, AttentionGrad
+from dnnops.nnet.attention.op import Attention, AttentionGrad
 from tests.gpu.device import make_node, on_gpu, rounded
 from tests.oracle import RELATIVE_ERROR, UNIT
 

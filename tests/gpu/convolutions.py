@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
-from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 from tests.gpu.device import on_gpu, rounded
 from tests.oracle import ConvCase, run_op
 

@@ -21,13 +21,13 @@ from dnnops.gpu.rnn import GpuDnnRNNBase
 from dnnops.gpu.spatial_transformer import _TransformerOp
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import GpuCast, GpuFromHost, GpuToGpu, HostFromGpu
-from dnnops.nnet.activation import Activation, ActivationGrad
-from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
-from dnnops.nnet.ctc_ops import CTC
-from dnnops.nnet.dropout_ops import Dropout, DropoutGrad
-from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
-from dnnops.nnet.rnn_ops import RNNBackward, RNNBase, RNNForward
-from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.activation.op import Activation, ActivationGrad
+from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.loss.ctc import CTC
+from dnnops.nnet.pool.op import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.nnet.regularization.dropout import Dropout, DropoutGrad
+from dnnops.nnet.rnn.op import RNNBackward, RNNBase, RNNForward
 
 __all__ = ["on_host"]
 

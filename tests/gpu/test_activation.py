@@ -10,7 +10,7 @@ import pytest
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpu.activation import MODES, GpuDnnActivation, GpuDnnActivationGrad
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.activation import ACTIVATION_MODES, Activation, ActivationGrad
+from dnnops.nnet.activation.op import ACTIVATION_MODES, Activation, ActivationGrad
 from tests.gpu.calls import call, device_tensor, shape_of
 from tests.gpu.device import DTYPES, apply_op, host, on_gpu, poison, rounded
 from tests.oracle import RELATIVE_ERROR, SEED, repeat_command, run_op

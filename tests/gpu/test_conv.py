@@ -16,7 +16,7 @@ from dnnops.gpu.base import free_workspaces
 from dnnops.gpu.conv import GpuDnnConv
 from dnnops.gpu.conv_padding import is_asymmetric
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.runtime.build import CUDNN
 from tests.gpu.convolutions import (
     NAMES,

@@ -14,7 +14,7 @@ from pytensor.tensor.special import log_softmax
 from dnnops.errors import DnnIndexError, DnnTypeError
 from dnnops.gpu.cross_entropy import GpuCrossEntropy, GpuCrossEntropyGrad
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad
+from dnnops.nnet.loss.cross_entropy import CrossEntropy, CrossEntropyGrad
 from dnnops.runtime.op import DTYPE_CODES
 from tests.gpu.calls import call, device_tensor, shape_of
 from tests.gpu.device import DTYPES, bits, host, make_node, on_gpu, poison, rounded, values

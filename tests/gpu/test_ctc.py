@@ -15,7 +15,7 @@ from dnnops.gpu.ctc import GpuCTC, GpuDnnCTC
 from dnnops.gpu.kernels import kernel_source
 from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.ctc_ops import CTC
+from dnnops.nnet.loss.ctc import CTC
 from dnnops.runtime.op import DTYPE_CODES
 from tests.gpu.calls import call, device_tensor, shape_of
 from tests.gpu.compiled import check_module

@@ -17,7 +17,7 @@ from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.gpu.algorithms import last_plan
 from dnnops.gpu.kernels import kernel_source
 from dnnops.gpuarray.dtypes import numpy_dtype
-from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 from tests.gpu.calls import channels_last, device_tensor, host_tensor
 from tests.gpu.depthwise_rows import OPS, Plan, depthwise_plans
 from tests.gpu.device import DTYPES, apply_op, check, host, on_gpu, poison, rounded

@@ -12,8 +12,8 @@ from dnnops import dnn
 from dnnops.errors import DnnTypeError, DnnUnavailableError, DnnValueError
 from dnnops.gpu.base import cudnn_usable
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
-from dnnops.nnet.pool import Pool
+from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.pool.op import Pool
 from tests.gpu.device import check, on_gpu
 from tests.oracle import run_op
 

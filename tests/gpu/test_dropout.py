@@ -11,7 +11,7 @@ from dnnops import nnet
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpu.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.dropout_ops import BLOCKS, GROUP, Dropout, DropoutGrad
+from dnnops.nnet.regularization.dropout import BLOCKS, GROUP, Dropout, DropoutGrad
 from dnnops.runtime.op import DTYPE_CODES
 from tests.gpu.calls import call, device_tensor, shape_of
 from tests.gpu.device import DTYPES, bits, make_node, on_gpu, poison, rounded, values

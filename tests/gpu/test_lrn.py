@@ -25,9 +25,9 @@ from dnnops.gpu.divisive_normalization import (
 from dnnops.gpu.lrn import GpuDnnLRN, GpuDnnLRNGrad
 from dnnops.gpu.window_sum import KERNEL_NAMES, GpuWindowSum, kernel_source
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.divisive_normalization_ops import DivisiveNormalization, DivisiveNormalizationGrad
-from dnnops.nnet.lrn import LRN, LRNGrad
-from dnnops.nnet.lrn_base import WindowSum, window_sides
+from dnnops.nnet.norm.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
+from dnnops.nnet.norm.lrn import LRN, LRNGrad
+from dnnops.nnet.norm.window_base import WindowSum, window_sides
 from dnnops.runtime.build import c_code_dir
 from tests.gpu.calls import call, device_tensor, shape_of
 from tests.gpu.compiled import check_module

@@ -214,7 +214,7 @@ def pool_kernels(tmp_path_factory):
 def test_pool_kernels_on_the_host(pool_kernels):
     import ctypes
 
-    from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+    from dnnops.nnet.pool.op import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
     from tests.oracle import POOL_MODES, PoolCase, fuzz, pool_cases, run_op
 
     def pointer(a: np.ndarray) -> ctypes.c_void_p:

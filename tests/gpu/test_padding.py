@@ -15,7 +15,7 @@ from dnnops.errors import DnnNotSupportedError
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvBase, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.gpuarray.pad import GpuPad
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 from tests.oracle import assert_close, conv_cases, fuzz, run_op
 
 PAIRS = (

@@ -11,7 +11,7 @@ from dnnops.errors import DnnNotSupportedError
 from dnnops.gpu.pool import GpuDnnPool, GpuDnnPoolGrad
 from dnnops.gpu.pool_kernels import GpuMaxPoolGradGrad, GpuPool, GpuPoolGrad
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.nnet.pool.op import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 from tests.gpu.device import DTYPES, apply_op, check, host, on_gpu, poison, rounded
 from tests.oracle import POOL_MODES, PoolCase, fuzz, pool_cases, run_op
 

@@ -15,7 +15,7 @@ from dnnops.errors import DnnValueError
 from dnnops.gpu.pool import GpuDnnPool, GpuDnnPoolGrad
 from dnnops.gpu.pool_kernels import GpuMaxPoolGradGrad, GpuPool, GpuPoolGrad
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, Pool
+from dnnops.nnet.pool.op import AveragePoolGrad, MaxPoolGrad, Pool
 from tests.gpu.calls import call, device_tensor, shape_of
 from tests.gpu.device import DTYPES, apply_op, check, host, on_gpu, rounded
 from tests.oracle import SEED, PoolCase, run_op

@@ -17,8 +17,8 @@ from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.gpu.rnn import GpuDnnRNNBackward, GpuDnnRNNForward, last_rnn_algorithm
 from dnnops.gpuarray import GpuArrayType, shared
 from dnnops.nnet import RNNBlock
-from dnnops.nnet.rnn_layout import RNN_MODES
-from dnnops.nnet.rnn_ops import INT_OPERANDS, RNN_ALGORITHMS
+from dnnops.nnet.rnn.layout import RNN_MODES
+from dnnops.nnet.rnn.op import INT_OPERANDS, RNN_ALGORITHMS
 from dnnops.runtime.replay import replay_failure, replays
 from tests.gpu.device import DTYPES, host, make_node, on_gpu, poison, rounded
 from tests.gpu.rnn_networks import (

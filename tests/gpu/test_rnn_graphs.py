@@ -19,7 +19,7 @@ from dnnops.errors import DnnLibraryError, DnnTypeError, DnnValueError
 from dnnops.gpu.rnn import GpuDnnRNNBackward, GpuDnnRNNForward
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet import RNNBackward, RNNBlock, RNNForward
-from dnnops.nnet.rnn_ops import RNN_ALGORITHMS
+from dnnops.nnet.rnn.op import RNN_ALGORITHMS
 from tests.gpu.calls import call, device_tensor, shape_of
 from tests.nnet.rnn_cases import RNNCase, rnn_cases
 from tests.oracle import fuzz

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dnnops.gpu.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad
+from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad
 from tests.gpu.device import DTYPES, apply_op, check, host, on_gpu, poison, restrided, rounded
 from tests.oracle import RELATIVE_ERROR, fuzz, normal, run_op
 

@@ -24,7 +24,7 @@ from dnnops.gpu.spatial_transformer import (
 )
 from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.spatial_transformer_ops import (
+from dnnops.nnet.resample.spatial_transformer import (
     SpatialTransformerGrid,
     SpatialTransformerGridGrad,
     SpatialTransformerSampler,

@@ -19,7 +19,7 @@ from dnnops.nnet import (
     SoftmaxGrad,
     WholeSoftmax,
 )
-from dnnops.nnet.lrn_base import WindowSum
+from dnnops.nnet.norm.window_base import WindowSum
 from tests.link.conversions import DTYPES, assert_converted, both_libraries, converted, perform
 from tests.nnet import batchnorm_cases, window_norm_cases
 from tests.oracle import fuzz

@@ -42,8 +42,8 @@ def dispatcher(library):
 def abstract_ops():
     """All classes of Ops that `dnnops.nnet` makes nodes of."""
     found = {}
-    for module_info in pkgutil.iter_modules(dnnops.nnet.__path__):
-        module = import_module(f"dnnops.nnet.{module_info.name}")
+    for module_info in pkgutil.walk_packages(dnnops.nnet.__path__, "dnnops.nnet."):
+        module = import_module(module_info.name)
         for name, value in vars(module).items():
             if (
                 inspect.isclass(value)

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from dnnops.nnet import RNNBackward, RNNForward
-from dnnops.nnet.rnn_layout import RNN_MODES
+from dnnops.nnet.rnn.layout import RNN_MODES
 from tests.oracle import normal
 
 

@@ -13,7 +13,7 @@ from pytensor.graph.replace import vectorize_graph
 
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet import Dropout, DropoutGrad, dropout, dropout_state
-from dnnops.nnet.dropout_ops import philox4x32
+from dnnops.nnet.regularization.dropout import philox4x32
 from tests.oracle import PERFORM_MODE, check_gradient, evaluate, fuzz, normal
 
 #: Of Random123's kat_vectors: counter, key, result.

@@ -13,7 +13,7 @@ from pytensor.gradient import disconnected_type
 
 from dnnops.errors import DnnError, DnnTypeError, DnnValueError
 from dnnops.nnet import LRN, LRNGrad, local_response_normalization
-from dnnops.nnet.lrn_base import WindowSum
+from dnnops.nnet.norm.window_base import WindowSum
 from tests.nnet.window_norm_cases import BAD_PARAMETERS, by_elements, cases
 from tests.oracle import (
     PERFORM_MODE,

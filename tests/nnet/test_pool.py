@@ -26,7 +26,7 @@ from dnnops.nnet import (
     pool_3d,
     pool_output_shape,
 )
-from dnnops.nnet.pool import POOL_MODES
+from dnnops.nnet.pool.op import POOL_MODES
 from tests.oracle import (
     PERFORM_MODE,
     PoolCase,

@@ -9,7 +9,7 @@ import pytest
 
 from dnnops.errors import DnnValueError
 from dnnops.nnet import Pool, pool_2d, pool_3d
-from dnnops.nnet.pool import POOL_MODES
+from dnnops.nnet.pool.op import POOL_MODES
 from tests.gpu.host_graphs import on_host
 from tests.oracle import PERFORM_MODE, evaluate
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dnnops.compat import inferred_shapes
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.nnet import RNNBackward, RNNForward
-from dnnops.nnet.rnn_layout import RNNLayout, keep_mask
+from dnnops.nnet.rnn.layout import RNNLayout, keep_mask
 from tests.nnet.rnn_cases import RNNCase, rnn_cases, run_op, torch_results
 from tests.oracle import assert_close, evaluate, fuzz
 

@@ -12,7 +12,7 @@ import pytest
 
 from dnnops.errors import DnnNotSupportedError
 from dnnops.nnet import RNNForward
-from dnnops.nnet.rnn_expressions import rnn_expressions
+from dnnops.nnet.rnn.expressions import rnn_expressions
 from tests.nnet.rnn_cases import RNNCase, run_op
 from tests.oracle import assert_close
 

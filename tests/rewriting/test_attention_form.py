@@ -8,7 +8,7 @@ import pytensor.tensor as pt
 import pytest
 
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.softmax_ops import SoftmaxGrad
+from dnnops.nnet.activation.softmax import SoftmaxGrad
 from tests.oracle import assert_close
 from tests.rewriting.test_to_cudnn import (
     GPU_MODE,

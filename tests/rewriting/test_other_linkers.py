@@ -13,7 +13,7 @@ from scipy.special import softmax
 
 from dnnops import nnet
 from dnnops.cpu.softmax import OneDnnSoftmax
-from dnnops.nnet.softmax_ops import WholeSoftmax
+from dnnops.nnet.activation.softmax import WholeSoftmax
 
 NAMES = ("PYTORCH", "JAX", "MLX")
 MODES = {

@@ -17,9 +17,9 @@ from dnnops.gpuarray import GpuArrayType, GpuFromHost, GpuToGpu, HostFromGpu, sh
 from dnnops.gpuarray.elemwise import GpuElemwise, elementwise_kernel
 from dnnops.gpuarray.op import MirrorOp
 from dnnops.nnet import Activation, conv2d, divisive_normalization, pool_2d
-from dnnops.nnet.activation import ACTIVATION_MODES
-from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
-from dnnops.nnet.pool import MaxPoolGrad, Pool
+from dnnops.nnet.activation.op import ACTIVATION_MODES
+from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.pool.op import MaxPoolGrad, Pool
 from dnnops.rewriting.inplace import register_gpu_inplace
 from dnnops.rewriting.move import lifters, lifting
 from dnnops.rewriting.move.lifting import register_lifter

@@ -1,5 +1,5 @@
 // Spatial transformers: affine grids, bilinear samples at their points, and the gradients of both.
-// dnnops/nnet/bilinear.py defines a sample. Coordinates are computed in double, so that the position of a
+// dnnops/nnet/resample/bilinear.py defines a sample. Coordinates are computed in double, so that the position of a
 // point between two pixels is the same as on the host.
 
 DEVICE long long index_of_thread() { return blockIdx.x * (long long)blockDim.x + threadIdx.x; }

@@ -1,4 +1,4 @@
-"""Dropout, which drops the same elements as `dnnops.nnet.dropout_ops`."""
+"""Dropout, which drops the same elements as `dnnops.nnet.regularization.dropout`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from dnnops.errors import DnnValueError
 from dnnops.link.formulas.random_words import philox_words
-from dnnops.nnet.dropout_ops import BLOCKS, GROUP
+from dnnops.nnet.regularization.dropout import BLOCKS, GROUP
 
 __all__ = ["dropout", "dropout_gradient", "kept_elements"]
 

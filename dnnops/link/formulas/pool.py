@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from dnnops.nnet.pool_geometry import windows_shape
+from dnnops.nnet.pool.geometry import windows_shape
 
 __all__ = ["divisor", "is_empty", "padding_after"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from dnnops.nnet.dropout_ops import BLOCKS, GROUP
+from dnnops.nnet.regularization.dropout import BLOCKS, GROUP
 
 __all__ = ["philox_words", "splitmix_words"]
 
@@ -33,7 +33,7 @@ def _product(a: Any, number: int) -> tuple[Any, Any]:
 
 
 def philox_words(lib: Any, state: Any, shape: Any) -> Any:
-    """Return `dnnops.nnet.dropout_ops.random_words` for an array of the given shape."""
+    """Return `dnnops.nnet.regularization.dropout.random_words` for an array of the given shape."""
     count = prod(shape)
     groups = -(-count // GROUP)
     upper, lower = lib.halves(state)
@@ -76,7 +76,7 @@ def _shifted(lib: Any, upper: Any, lower: Any, shift: int) -> tuple[Any, Any]:
 
 
 def splitmix_words(lib: Any, seed: Any, layer: int, shape: Any) -> Any:
-    """Return the upper words of the random numbers of `dnnops.nnet.rnn_layout.keep_mask`."""
+    """Return the upper words of the random numbers of `dnnops.nnet.rnn.layout.keep_mask`."""
     start = (layer + 1) * _SPLITMIX_INCREMENT & (2**64 - 1)
     upper, lower = lib.halves(seed)
     upper, lower = _sum64(lib, (upper, lower), (lib.word(start >> 32), lib.word(start & _WORD)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dnnops.nnet.bilinear import Corner, corners
+from dnnops.nnet.resample.bilinear import Corner, corners
 
 __all__ = ["grid", "grid_gradient", "sampler", "sampler_gradient"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dnnops.nnet.lrn_base import window_sides
+from dnnops.nnet.norm.window_base import window_sides
 
 __all__ = ["window_norm", "window_sum"]
 

@@ -11,7 +11,7 @@ from jax import lax
 
 from dnnops.link.jax.register import converts
 from dnnops.nnet import Conv, ConvGradInputs, ConvGradWeights
-from dnnops.nnet.conv_base import ConvBase
+from dnnops.nnet.conv.base import ConvBase
 
 
 def convolve(op: ConvBase, img: Any, kern: Any) -> Any:

@@ -41,7 +41,7 @@ from dnnops.nnet import (
     SpatialTransformerSamplerGrad,
     WholeSoftmax,
 )
-from dnnops.nnet.lrn_base import WindowNormBase, WindowSum
+from dnnops.nnet.norm.window_base import WindowNormBase, WindowSum
 
 _FORMULAS: dict[Any, Callable[..., tuple]] = {
     ActivationGrad: activation.activation_gradient,

@@ -13,8 +13,8 @@ from dnnops.link.formulas.pool import divisor, is_empty, padding_after
 from dnnops.link.jax import library
 from dnnops.link.jax.register import converts
 from dnnops.nnet import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
-from dnnops.nnet.pool import PoolBase
-from dnnops.nnet.pool_geometry import windows_shape
+from dnnops.nnet.pool.geometry import windows_shape
+from dnnops.nnet.pool.op import PoolBase
 
 Sizes = tuple[int, ...]
 

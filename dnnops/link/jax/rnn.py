@@ -12,8 +12,8 @@ from dnnops.link.formulas.random_words import splitmix_words
 from dnnops.link.jax import library
 from dnnops.link.jax.register import converts
 from dnnops.nnet import RNNBackward, RNNForward
-from dnnops.nnet.rnn_layout import PseudoLayer, RNNLayout
-from dnnops.nnet.rnn_ops import INT_OPERANDS, RNNBase
+from dnnops.nnet.rnn.layout import PseudoLayer, RNNLayout
+from dnnops.nnet.rnn.op import INT_OPERANDS, RNNBase
 
 
 def _cell(layout: RNNLayout, pre: Any, rec: Any, h: Any, c: Any) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from dnnops.link.pytorch.register import converts
 from dnnops.nnet import Conv, ConvGradInputs, ConvGradWeights
-from dnnops.nnet.conv_base import ConvBase
+from dnnops.nnet.conv.base import ConvBase
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 

@@ -40,8 +40,8 @@ from dnnops.nnet import (
     SpatialTransformerSamplerGrad,
     WholeSoftmax,
 )
-from dnnops.nnet.batchnorm_base import BatchNormBase
-from dnnops.nnet.lrn_base import WindowNormBase, WindowSum
+from dnnops.nnet.norm.batchnorm_base import BatchNormBase
+from dnnops.nnet.norm.window_base import WindowNormBase, WindowSum
 
 Formula = Callable[..., tuple]
 

@@ -15,8 +15,8 @@ from dnnops.link.pytorch import library
 from dnnops.link.pytorch.register import converts
 from dnnops.nnet import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
 from dnnops.nnet._validate import show_shape
-from dnnops.nnet.pool import PoolBase
-from dnnops.nnet.pool_geometry import windows_shape
+from dnnops.nnet.pool.geometry import windows_shape
+from dnnops.nnet.pool.op import PoolBase
 
 Sizes = tuple[int, ...]
 

@@ -11,7 +11,7 @@ from dnnops.link.formulas.random_words import splitmix_words
 from dnnops.link.pytorch import library
 from dnnops.link.pytorch.register import converts
 from dnnops.nnet import RNNBackward, RNNForward
-from dnnops.nnet.rnn_ops import INT_OPERANDS, RNNBase
+from dnnops.nnet.rnn.op import INT_OPERANDS, RNNBase
 
 _NETWORKS = {
     "lstm": torch.lstm,

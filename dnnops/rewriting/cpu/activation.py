@@ -30,7 +30,7 @@ from pytensor.tensor.rewriting.elemwise import (
 
 from dnnops.cpu.activation import OneDnnActivation, OneDnnActivationGrad
 from dnnops.cpu.base import OneDnnOp
-from dnnops.nnet.activation import Activation, ActivationGrad
+from dnnops.nnet.activation.op import Activation, ActivationGrad
 from dnnops.runtime.op import MAX_NDIM
 
 __all__ = ["local_elemwise_activation", "onednn_activation"]

@@ -61,25 +61,25 @@ from dnnops.cpu.spatial_transformer import (
     OneDnnSpatialTransformerSamplerGradImage,
 )
 from dnnops.errors import DnnRequiredError
-from dnnops.nnet.activation import Activation, ActivationGrad
-from dnnops.nnet.attention import Attention, AttentionGrad
-from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
-from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
-from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad
-from dnnops.nnet.ctc_ops import CTC
-from dnnops.nnet.divisive_normalization_ops import DivisiveNormalization, DivisiveNormalizationGrad
-from dnnops.nnet.dropout_ops import Dropout, DropoutGrad
-from dnnops.nnet.lrn import LRN, LRNGrad
-from dnnops.nnet.lrn_base import WindowSum
-from dnnops.nnet.pool import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
-from dnnops.nnet.rnn_ops import RNNBackward, RNNForward
-from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
-from dnnops.nnet.spatial_transformer_ops import (
+from dnnops.nnet.activation.op import Activation, ActivationGrad
+from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.attention.op import Attention, AttentionGrad
+from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.loss.cross_entropy import CrossEntropy, CrossEntropyGrad
+from dnnops.nnet.loss.ctc import CTC
+from dnnops.nnet.norm.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
+from dnnops.nnet.norm.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
+from dnnops.nnet.norm.lrn import LRN, LRNGrad
+from dnnops.nnet.norm.window_base import WindowSum
+from dnnops.nnet.pool.op import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.nnet.regularization.dropout import Dropout, DropoutGrad
+from dnnops.nnet.resample.spatial_transformer import (
     SpatialTransformerGrid,
     SpatialTransformerGridGrad,
     SpatialTransformerSampler,
     SpatialTransformerSamplerGrad,
 )
+from dnnops.nnet.rnn.op import RNNBackward, RNNForward
 from dnnops.rewriting.cpu.activation import local_elemwise_activation, onednn_activation
 from dnnops.runtime.op import MAX_NDIM
 

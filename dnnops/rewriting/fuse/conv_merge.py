@@ -32,7 +32,7 @@ from dnnops.gpu.base import cudnn_usable
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import HostFromGpu, host_from_gpu, to_device
-from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.rewriting.move.lifting import _graph_device
 
 __all__ = ["LocalConvMerge"]

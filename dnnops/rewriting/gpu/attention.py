@@ -9,7 +9,7 @@ from pytensor.graph.basic import Apply, Variable
 from dnnops.gpu.attention import MAX_DEPTH, GpuDnnAttention, GpuDnnAttentionGrad
 from dnnops.gpu.base import version_to_rewrite_for
 from dnnops.gpuarray.transfer import GpuCast, cast
-from dnnops.nnet.attention import OPTIONAL, Attention, AttentionGrad
+from dnnops.nnet.attention.op import OPTIONAL, Attention, AttentionGrad
 from dnnops.rewriting.gpu.mechanism import Build, register
 
 # Since cuDNN 9.6, gradients do not require cleared buffers. They are wrong in 9.10.0 and 9.10.1.

@@ -17,7 +17,7 @@ from dnnops.gpu.batchnorm import (
     parameter_dtype,
 )
 from dnnops.gpuarray.transfer import cast
-from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
+from dnnops.nnet.norm.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.rewriting.gpu.mechanism import Build, register_own
 from dnnops.rewriting.inplace import register_gpu_inplace
 

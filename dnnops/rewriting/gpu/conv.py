@@ -9,7 +9,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvBase, GpuDnnConvGradI, GpuDnnConvGradW
-from dnnops.nnet.conv import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.rewriting.gpu.mechanism import Build, register
 from dnnops.rewriting.inplace import register_gpu_inplace
 

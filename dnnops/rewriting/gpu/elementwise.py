@@ -10,8 +10,8 @@ from dnnops.gpu.activation import GpuDnnActivation, GpuDnnActivationGrad
 from dnnops.gpu.cross_entropy import GpuCrossEntropy, GpuCrossEntropyGrad
 from dnnops.gpu.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
 from dnnops.gpu.transform import GpuDnnAddTensor
-from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad
-from dnnops.nnet.dropout_ops import Dropout, DropoutGrad
+from dnnops.nnet.loss.cross_entropy import CrossEntropy, CrossEntropyGrad
+from dnnops.nnet.regularization.dropout import Dropout, DropoutGrad
 from dnnops.rewriting.gpu.mechanism import Build, register_own
 from dnnops.rewriting.inplace import register_gpu_inplace
 

@@ -9,8 +9,8 @@ from dnnops.gpu.spatial_transformer import (
     GpuTransformerGrid,
     GpuTransformerSampler,
 )
-from dnnops.nnet.ctc_ops import CTC
-from dnnops.nnet.spatial_transformer_ops import (
+from dnnops.nnet.loss.ctc import CTC
+from dnnops.nnet.resample.spatial_transformer import (
     SpatialTransformerGrid,
     SpatialTransformerGridGrad,
     SpatialTransformerSampler,

@@ -10,7 +10,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 
 from dnnops.gpu.rnn import GpuDnnRNNBackward, GpuDnnRNNBase, GpuDnnRNNForward
-from dnnops.nnet.rnn_ops import INT_OPERANDS, RNNBackward, RNNForward
+from dnnops.nnet.rnn.op import INT_OPERANDS, RNNBackward, RNNForward
 from dnnops.rewriting.gpu.mechanism import Build, register
 from dnnops.rewriting.inplace import register_gpu_inplace
 

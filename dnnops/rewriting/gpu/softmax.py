@@ -15,7 +15,7 @@ from pytensor.tensor.math import log
 
 from dnnops.gpu.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
 from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu, host_from_gpu, to_device
-from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.rewriting.gpu.mechanism import Build, register
 
 

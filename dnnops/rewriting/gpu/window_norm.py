@@ -9,9 +9,9 @@ from pytensor.graph.basic import Apply, Variable
 from dnnops.gpu.base import cudnn_usable
 from dnnops.gpu.lrn import GpuDnnLRN, GpuDnnLRNGrad
 from dnnops.gpu.window_sum import GpuWindowSum
-from dnnops.nnet.divisive_normalization_ops import DivisiveNormalization, DivisiveNormalizationGrad
-from dnnops.nnet.lrn import LRN, LRNGrad
-from dnnops.nnet.lrn_base import WindowNormBase, WindowSum
+from dnnops.nnet.norm.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
+from dnnops.nnet.norm.lrn import LRN, LRNGrad
+from dnnops.nnet.norm.window_base import WindowNormBase, WindowSum
 from dnnops.rewriting.gpu.mechanism import register_kernel
 from dnnops.rewriting.move.lifting import (
     LiftContext,

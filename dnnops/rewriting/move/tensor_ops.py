@@ -48,10 +48,10 @@ from dnnops.gpuarray.subtensor import (
     GpuSubtensor,
 )
 from dnnops.gpuarray.transfer import GpuCast
-from dnnops.nnet.activation import Activation, ActivationGrad
-from dnnops.nnet.attention import Attention, AttentionGrad
-from dnnops.nnet.cross_entropy_ops import CrossEntropy, CrossEntropyGrad
-from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.activation.op import Activation, ActivationGrad
+from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.attention.op import Attention, AttentionGrad
+from dnnops.nnet.loss.cross_entropy import CrossEntropy, CrossEntropyGrad
 from dnnops.rewriting.move.lifting import (
     LiftContext,
     LiftFunction,

@@ -28,8 +28,8 @@ from dnnops.gpu.base import cudnn_usable
 from dnnops.gpuarray.basic import GpuDimShuffle
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import GpuCast, HostFromGpu, host_from_gpu
-from dnnops.nnet.attention import Attention, AttentionGrad
-from dnnops.nnet.softmax_ops import SoftmaxGrad
+from dnnops.nnet.activation.softmax import SoftmaxGrad
+from dnnops.nnet.attention.op import Attention, AttentionGrad
 from dnnops.rewriting.move.lifting import _graph_device
 from dnnops.rewriting.recognize.attention_form import (
     Condition,

@@ -30,8 +30,8 @@ from pytensor.tensor.math import Sum, add, maximum, variadic_mul
 from dnnops.cpu.base import onednn_available
 from dnnops.errors import DnnError
 from dnnops.gpu.base import cudnn_usable
-from dnnops.nnet.batchnorm import BatchNormInference, BatchNormTrain
 from dnnops.nnet.expressions import is_connected
+from dnnops.nnet.norm.batchnorm import BatchNormInference, BatchNormTrain
 from dnnops.rewriting.move.forecast import Forecast
 from dnnops.rewriting.move.lifting import _graph_device
 from dnnops.rewriting.recognize.batchnorm_form import Normalization, read_normalization

@@ -24,8 +24,8 @@ from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import AdvancedIncSubtensor, AdvancedSubtensor
 
 from dnnops.compat import inferred_size
-from dnnops.nnet.cross_entropy_ops import LABEL_DTYPES, CrossEntropy, CrossEntropyGrad
-from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad
+from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad
+from dnnops.nnet.loss.cross_entropy import LABEL_DTYPES, CrossEntropy, CrossEntropyGrad
 from dnnops.rewriting.recognize.products import View, product_of
 from dnnops.rewriting.recognize.softmax import LocalSoftmaxGrad
 

@@ -16,7 +16,7 @@ from pytensor.scalar.basic import EQ, Maximum, Minimum
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import ge, le
 
-from dnnops.nnet.activation import Activation
+from dnnops.nnet.activation.op import Activation
 from dnnops.rewriting.recognize.products import View
 
 __all__ = ["local_comparison_with_extremum", "local_relu"]

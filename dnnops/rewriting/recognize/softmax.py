@@ -21,7 +21,7 @@ from pytensor.tensor.math import Sum, mul, sub
 from pytensor.tensor.special import LogSoftmax, Softmax
 
 from dnnops.cpu.softmax import neighboring_axes
-from dnnops.nnet.softmax_ops import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.runtime.op import MAX_NDIM
 
 __all__ = ["LocalSoftmaxGrad", "LocalWholeSoftmax"]

@@ -12,16 +12,16 @@ namespace dnnops {
 enum ConvDirection : int64_t { CONV_FORWARD = 0, CONV_GRAD_INPUTS = 1, CONV_GRAD_WEIGHTS = 2 };
 
 // The largest size of a padded image, since the libraries use 32-bit integers: MAX_EXTENT in
-// dnnops/nnet/conv_geometry.py.
+// dnnops/nnet/conv/geometry.py.
 constexpr int64_t LARGEST_EXTENT = (int64_t(1) << 30) - 1;
 
-// The 16 words that geometry() in dnnops.nnet.conv returns.
+// The 16 words that geometry() in dnnops.nnet.conv.op returns.
 struct ConvGeometry {
   int64_t spatial_ndim, border, groups, filter_flip;
   int64_t stride[3], dilation[3], pad_begin[3], pad_end[3];
 };
 enum ConvBorder : int64_t { BORDER_EXPLICIT = 0, BORDER_HALF = 1, BORDER_FULL = 2 };
-static_assert(sizeof(ConvGeometry) == 16 * sizeof(int64_t), "the layout of geometry() in nnet/conv.py");
+static_assert(sizeof(ConvGeometry) == 16 * sizeof(int64_t), "the layout of geometry() in nnet/conv/op.py");
 
 // Only 8-byte fields and no padding, because the struct is part of cache keys.
 struct ConvProblem {

@@ -11,7 +11,7 @@ namespace dnnops {
 
 enum PoolMode : int64_t { POOL_MAX = 0, POOL_SUM = 1, POOL_AVERAGE_INC_PAD = 2, POOL_AVERAGE_EXC_PAD = 3 };
 
-// The largest window, stride or padding: MAX_WINDOW in dnnops/nnet/pool_geometry.py.
+// The largest window, stride or padding: MAX_WINDOW in dnnops/nnet/pool/geometry.py.
 constexpr int64_t LARGEST_WINDOW = int64_t(1) << 26;
 
 // Only 8-byte fields and no padding, because the struct is part of cache keys.

@@ -1,4 +1,4 @@
-// Dropout and its gradient, with Philox4x32-10 random numbers as described in dnnops/nnet/dropout_ops.py.
+// Dropout and its gradient, with Philox4x32-10 random numbers as described in dnnops/nnet/regularization/dropout.py.
 #include "philox.hpp"
 #include "pieces.hpp"
 

@@ -1,4 +1,4 @@
-// Philox4x32-10 random numbers, as described in dnnops/nnet/dropout_ops.py.
+// Philox4x32-10 random numbers, as described in dnnops/nnet/regularization/dropout.py.
 #ifndef DNNOPS_ONEDNN_PHILOX_HPP
 #define DNNOPS_ONEDNN_PHILOX_HPP
 

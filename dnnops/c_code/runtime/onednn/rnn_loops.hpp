@@ -213,7 +213,7 @@ inline uint64_t mixed(uint64_t word) {
   return word ^ word >> 31;
 }
 
-// The dropout after a layer, as in keep_mask of dnnops/nnet/rnn_layout.py. `to` may be `from`.
+// The dropout after a layer, as in keep_mask of dnnops/nnet/rnn/layout.py. `to` may be `from`.
 template <class T>
 void drop(int64_t seed, int64_t layer, double dropout, int64_t count, const T *from, T *to) {
   constexpr uint64_t kIncrement = 0x9E3779B97F4A7C15u;

@@ -34,8 +34,8 @@ from dnnops.nnet._validate import (
     static_vector,
     vector_entries,
 )
-from dnnops.nnet.bilinear import Corner, along_grid, corners, grid_coordinates
 from dnnops.nnet.expressions import is_connected
+from dnnops.nnet.resample.bilinear import Corner, along_grid, corners, grid_coordinates
 
 __all__ = [
     "SpatialTransformerGrid",

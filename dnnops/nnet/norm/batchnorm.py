@@ -27,8 +27,8 @@ from dnnops.nnet._validate import (
     is_int,
     show_shape,
 )
-from dnnops.nnet.batchnorm_base import BatchNormBase
 from dnnops.nnet.expressions import is_connected
+from dnnops.nnet.norm.batchnorm_base import BatchNormBase
 
 __all__ = [
     "BatchNormInference",

@@ -12,7 +12,7 @@ from typing import Any
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.nnet._validate import switch
-from dnnops.nnet.lrn_base import WindowNormBase
+from dnnops.nnet.norm.window_base import WindowNormBase
 
 __all__ = ["DivisiveNormalization", "DivisiveNormalizationGrad", "divisive_normalization"]
 

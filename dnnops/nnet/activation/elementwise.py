@@ -13,7 +13,7 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.nnet._validate import as_floating
-from dnnops.nnet.activation import elu
+from dnnops.nnet.activation.op import elu
 
 __all__ = [
     "hard_sigmoid",

@@ -16,7 +16,7 @@ from dnnops.nnet._validate import (
     show_shape,
     size_argument,
 )
-from dnnops.nnet.softmax_ops import softmax
+from dnnops.nnet.activation.softmax import softmax
 
 __all__ = ["h_softmax"]
 

@@ -18,7 +18,7 @@ from dnnops.nnet._validate import (
     sizes_argument,
     static_int,
 )
-from dnnops.nnet.conv import refuse_unshared
+from dnnops.nnet.conv.op import refuse_unshared
 
 __all__ = [
     "check_conv_gradinputs_shape",

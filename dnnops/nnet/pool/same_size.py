@@ -15,7 +15,7 @@ from dnnops.nnet._validate import (
     shown,
     static_vector,
 )
-from dnnops.nnet.pool import MaxPoolGrad, Pool
+from dnnops.nnet.pool.op import MaxPoolGrad, Pool
 
 __all__ = ["max_pool_2d_same_size"]
 

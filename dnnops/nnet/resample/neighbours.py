@@ -19,7 +19,7 @@ from dnnops.nnet._validate import (
     vector_entries,
 )
 from dnnops.nnet.checks import checked
-from dnnops.nnet.pool_geometry import MAX_WINDOW
+from dnnops.nnet.pool.geometry import MAX_WINDOW
 
 __all__ = ["images2neibs", "neibs2images"]
 

@@ -29,7 +29,8 @@ from dnnops.nnet._validate import (
     show_shape,
     switch,
 )
-from dnnops.nnet.dropout_ops import (
+from dnnops.nnet.expressions import ExpressionOp, is_connected
+from dnnops.nnet.regularization.dropout import (
     BLOCKS,
     GROUP,
     Dropout,
@@ -37,7 +38,6 @@ from dnnops.nnet.dropout_ops import (
     _state_vector,
     random_words,
 )
-from dnnops.nnet.expressions import ExpressionOp, is_connected
 
 __all__ = ["Attention", "AttentionGrad", "scaled_dot_product_attention"]
 

@@ -32,7 +32,7 @@ from dnnops.nnet._validate import (
     static_vector,
     vector_entries,
 )
-from dnnops.nnet.pool_geometry import (
+from dnnops.nnet.pool.geometry import (
     MAX_DETERMINISTIC,
     MAX_WINDOW,
     POOL_MODES,

@@ -23,7 +23,7 @@ from dnnops.nnet._validate import (
     static_int,
     switch,
 )
-from dnnops.nnet.conv_transpose import conv2d_grad_wrt_inputs
+from dnnops.nnet.conv.transpose import conv2d_grad_wrt_inputs
 
 __all__ = [
     "bilinear_kernel_1D",

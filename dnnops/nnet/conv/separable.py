@@ -15,7 +15,7 @@ from dnnops.nnet._validate import (
     shape_argument,
     shown,
 )
-from dnnops.nnet.conv import conv1d, convolve, refuse_unshared
+from dnnops.nnet.conv.op import conv1d, convolve, refuse_unshared
 
 __all__ = ["causal_conv1d", "separable_conv2d", "separable_conv3d"]
 

@@ -29,8 +29,8 @@ from dnnops.nnet._validate import (
     switch,
     vector_entries,
 )
-from dnnops.nnet.conv_base import ConvBase, ConvWords
-from dnnops.nnet.conv_geometry import canonical_conv_params, conv_output_shape, resolve_padding
+from dnnops.nnet.conv.base import ConvBase, ConvWords
+from dnnops.nnet.conv.geometry import canonical_conv_params, conv_output_shape, resolve_padding
 
 __all__ = [
     "Conv",

@@ -26,9 +26,9 @@ from dnnops.nnet._validate import (
 )
 from dnnops.nnet.expressions import ExpressionOp
 from dnnops.nnet.optional_result import OptionalResultOp
-from dnnops.nnet.rnn_expressions import rnn_gradient_expressions
-from dnnops.nnet.rnn_layout import RNN_MODES, RNNLayout
-from dnnops.nnet.rnn_reference import RNNProblem, rnn_backward, rnn_forward
+from dnnops.nnet.rnn.expressions import rnn_gradient_expressions
+from dnnops.nnet.rnn.layout import RNN_MODES, RNNLayout
+from dnnops.nnet.rnn.reference import RNNProblem, rnn_backward, rnn_forward
 
 __all__ = ["RNN_ALGORITHMS", "RNNBackward", "RNNForward"]
 

@@ -12,7 +12,7 @@ from pytensor.graph.op import Op
 
 from dnnops.errors import DnnValueError
 from dnnops.nnet._validate import show_shape
-from dnnops.nnet.conv_geometry import (
+from dnnops.nnet.conv.geometry import (
     MAX_EXTENT,
     BorderMode,
     canonical_conv_params,

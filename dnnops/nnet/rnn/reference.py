@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dnnops.nnet.rnn_layout import RNNLayout, keep_mask
+from dnnops.nnet.rnn.layout import RNNLayout, keep_mask
 
 __all__ = ["RNNProblem", "rnn_backward", "rnn_forward"]
 

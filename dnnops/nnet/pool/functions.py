@@ -12,7 +12,7 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.arguments import one_of, switch
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet._validate import as_floating, as_tensor, int_vector, is_int
-from dnnops.nnet.pool import Pool
+from dnnops.nnet.pool.op import Pool
 
 __all__ = ["pool_2d", "pool_3d"]
 

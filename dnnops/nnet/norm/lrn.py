@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pytensor.tensor.variable import TensorVariable
 
-from dnnops.nnet.lrn_base import WindowNormBase
+from dnnops.nnet.norm.window_base import WindowNormBase
 
 __all__ = ["LRN", "LRNGrad", "local_response_normalization"]
 

@@ -21,8 +21,8 @@ from dnnops.nnet._validate import (
     integer_vector,
     merge_shapes,
 )
-from dnnops.nnet.activation import Activation
-from dnnops.nnet.elementwise import softplus
+from dnnops.nnet.activation.elementwise import softplus
+from dnnops.nnet.activation.op import Activation
 
 __all__ = [
     "binary_crossentropy",

@@ -12,7 +12,7 @@ import pytensor
 import pytensor.tensor as pt
 
 from dnnops.nnet._validate import accumulator_dtype
-from dnnops.nnet.rnn_layout import PseudoLayer, RNNLayout
+from dnnops.nnet.rnn.layout import PseudoLayer, RNNLayout
 
 __all__ = ["rnn_expressions", "rnn_gradient_expressions"]
 

@@ -1,0 +1,1 @@
+"""Convolution: the Ops, the functions that users call, shapes and padding."""

@@ -1,0 +1,1 @@
+"""Losses: cross-entropies and connectionist temporal classification."""

@@ -1,0 +1,1 @@
+"""Normalization: batch, local response and divisive."""

@@ -1,0 +1,1 @@
+"""Pooling: the Ops, the functions that users call, and windows."""

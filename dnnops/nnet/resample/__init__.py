@@ -1,0 +1,1 @@
+"""Images resampled or cut into neighborhoods."""
