@@ -50,7 +50,7 @@ class DnnWarning(UserWarning):
     """Issued when dnnops continues without something; the message names it and the fallback."""
 
 
-#: Exception class for each ``dnnops_status`` in ``c_code/runtime/dnnops_runtime.h``.
+#: Exception class for each ``dnnops_status`` in ``c_code/abi/dnnops_runtime.h``.
 STATUS_ERRORS: dict[int, type[DnnError]] = {
     1: DnnValueError,
     2: DnnTypeError,

@@ -92,7 +92,7 @@ def test_wheel_holds_every_source_file(wheel_names: set[str]):
         for path in (ROOT / "dnnops").rglob("*")
         if path.is_file() and not {"__pycache__", "lib"} & set(path.parts)
     }
-    assert {"dnnops/py.typed", "dnnops/c_code/runtime/dnnops_runtime.h"} <= on_disk
+    assert {"dnnops/py.typed", "dnnops/c_code/abi/dnnops_runtime.h"} <= on_disk
     assert on_disk - wheel_names == set()
 
 

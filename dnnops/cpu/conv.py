@@ -14,7 +14,7 @@ from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 
 __all__ = ["OneDnnConv", "OneDnnConvGradInputs", "OneDnnConvGradWeights"]
 
-#: Values of `algo` in the order of ConvAlgorithm in c_code/runtime/onednn/conv_params.hpp.
+#: Values of `algo` in the order of ConvAlgorithm in c_code/cpu/conv/conv_params.hpp.
 ALGORITHMS = ("auto", "direct")
 #: Size of the plan name in ConvParams, in bytes, including the terminating zero.
 _NAME_SIZE = 128
@@ -24,7 +24,7 @@ class _OneDnnConvOp(OneDnnOp, ConvBase):
     __props__ = (*ConvBase.__props__, "algo")
     function = "dnnops_onednn_conv"
     node_word = -1
-    #: Value of ConvDirection in c_code/runtime/common/conv_problem.hpp.
+    #: Value of ConvDirection in c_code/common/conv_problem.hpp.
     direction: ClassVar[int]
 
     def __init__(self, *args: Any, algo: str | None = None, **kwargs: Any):
@@ -39,7 +39,7 @@ class _OneDnnConvOp(OneDnnOp, ConvBase):
             ) from None
 
     def parameters(self) -> list[int]:
-        # The order is that of ConvParams in c_code/runtime/onednn/conv_params.hpp.
+        # The order is that of ConvParams in c_code/cpu/conv/conv_params.hpp.
         verbose = int(flag_value("dnn.verbose"))
         is_word = self.algo in ALGORITHMS
         algorithm = ALGORITHMS.index(self.algo) if is_word else len(ALGORITHMS)

@@ -2,7 +2,7 @@
 
 A *plan* is one way to run a convolution: an algorithm of cuDNN's legacy API, an engine of its graph
 API with values for its knobs, a cuBLASLt product or a dnnops kernel. The flags ``dnn.conv.algo_*``
-say which plan to use; ``c_code/runtime/cudnn/conv_choose.cpp`` selects it once the shapes are
+say which plan to use; ``c_code/gpu/conv/conv_choose.cpp`` selects it once the shapes are
 known.
 """
 

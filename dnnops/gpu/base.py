@@ -20,7 +20,7 @@ from dnnops.gpuarray.dtypes import FLOAT_DTYPES, numpy_dtype, widest_dtype
 from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.runtime.build import CUDNN, RuntimeLibrary, c_code_dir
+from dnnops.runtime.build import CUDNN, RuntimeLibrary
 from dnnops.runtime.op import OperandAccess, RuntimeOp, operand_access, permuted_empty, raise_status
 
 __all__ = [
@@ -149,9 +149,6 @@ class CudnnOp(RuntimeOp):
 
     def c_headers(self, **kwargs: Any) -> list[str]:
         return ['"dnnops_cudnn_emit.h"']
-
-    def c_header_dirs(self, **kwargs: Any) -> list[str]:
-        return [*super().c_header_dirs(**kwargs), str(c_code_dir() / "cudnn")]
 
     def c_device(self, node: Apply) -> str:
         return "device"

@@ -99,7 +99,7 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
         "workspace_limit",
     )
     function = "dnnops_cudnn_conv"
-    #: `node` of ConvParams in c_code/runtime/cudnn/conv_case.hpp.
+    #: `node` of ConvParams in c_code/gpu/conv/conv_case.hpp.
     node_word = 24
     #: An entry of `DIRECTIONS`.
     direction: str
@@ -165,7 +165,7 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
         return cls(**op.conv_params())
 
     def parameters(self) -> list[int]:
-        # In the order of ConvParams in c_code/runtime/cudnn/conv_case.hpp.
+        # In the order of ConvParams in c_code/gpu/conv/conv_case.hpp.
         return [
             *self.geometry(),
             DIRECTIONS.index(self.direction),

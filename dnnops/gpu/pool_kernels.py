@@ -36,7 +36,7 @@ _GEOMETRY = np.dtype([("words", "int64", 15)])
 
 def kernel_source() -> str:
     """Return the CUDA source of the kernels."""
-    return (c_code_dir() / "cudnn" / "pool_kernels.cuh").read_text(encoding="utf-8")
+    return (c_code_dir() / "gpu/pool/pool_kernels.cuh").read_text(encoding="utf-8")
 
 
 def kernel_names() -> list[str]:

@@ -29,7 +29,7 @@ KERNEL_NAMES = ("window_sum_kernel<float>", "window_sum_kernel<double>")
 
 def kernel_source() -> str:
     """Return the CUDA source of the kernel."""
-    return (c_code_dir() / "cudnn" / "window_sum.cuh").read_text(encoding="utf-8")
+    return (c_code_dir() / "gpu/norm/window_sum.cuh").read_text(encoding="utf-8")
 
 
 @cache

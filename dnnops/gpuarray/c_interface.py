@@ -7,16 +7,14 @@ from pathlib import Path
 
 _C_CODE = Path(__file__).resolve().parent.parent / "c_code"
 
-HEADER_DIRS: tuple[str, ...] = (str(_C_CODE / "gpuarray"), str(_C_CODE / "runtime"))
+HEADER_DIRS: tuple[str, ...] = (str(_C_CODE / "abi"),)
 HEADERS: tuple[str, ...] = ('"dnnops_gpuarray.h"',)
 
 
 def _header_version() -> str:
     digest = hashlib.sha256()
-    for directory, header in zip(
-        HEADER_DIRS, ("dnnops_gpuarray.h", "dnnops_runtime.h"), strict=True
-    ):
-        digest.update(Path(directory, header).read_bytes())
+    for header in ("dnnops_gpuarray.h", "dnnops_runtime.h"):
+        digest.update((_C_CODE / "abi" / header).read_bytes())
     return digest.hexdigest()[:16]
 
 

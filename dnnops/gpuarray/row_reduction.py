@@ -169,7 +169,7 @@ DEVICE Acc acc_of(Stored element) {{ return premapped((Acc){value}); }}
 DEVICE Acc combine(Acc a, Acc b) {{ return {of.combine}; }}
 DEVICE Result result_of(Acc value) {{ return {result}; }}
 """
-    files = ("cudnn/kernel.cuh", "cudnn/numbers.cuh", "gpuarray/row_reduction.cuh")
+    files = ("gpu/kernels/kernel.cuh", "gpu/kernels/numbers.cuh", "gpu/reduction/row_reduction.cuh")
     kernel, numbers, rows = ((c_code_dir() / f).read_text(encoding="utf-8") for f in files)
     return f"{kernel}{numbers}{declared}{rows}"
 

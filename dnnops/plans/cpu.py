@@ -21,7 +21,7 @@ from dnnops.runtime.op import describe_operands, raise_status
 
 __all__ = ["DIRECTIONS", "PlanList", "conv_node"]
 
-#: Directions in the order of ConvDirection in c_code/runtime/common/conv_problem.hpp.
+#: Directions in the order of ConvDirection in c_code/common/conv_problem.hpp.
 DIRECTIONS = ("forward", "grad_inputs", "grad_weights")
 _BLAS, _WINOGRAD = 0, 1
 _ROLES = ("image", "filters", "output")
@@ -35,7 +35,7 @@ _LARGE, _SAMPLE = 4e9, 1e8
 
 
 class _ListedPlan(ctypes.Structure):
-    # Mirrors ListedPlan in c_code/runtime/onednn/conv_list.cpp.
+    # Mirrors ListedPlan in c_code/cpu/conv/conv_list.cpp.
     _fields_ = [
         ("name", ctypes.c_char * 128),
         ("remark", ctypes.c_char * 128),

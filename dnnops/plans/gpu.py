@@ -35,7 +35,7 @@ NUMERICAL_NOTES = (
 
 
 class _PlanRow(ctypes.Structure):
-    # PlanRow of c_code/runtime/cudnn/conv_list.cpp.
+    # PlanRow of c_code/gpu/conv/conv_list.cpp.
     _fields_ = [
         ("name", ctypes.c_char_p),
         ("reason", ctypes.c_char_p),

@@ -40,7 +40,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _ConvCase(ctypes.Structure):
-    # ConvCase of c_code/runtime/cudnn/conv_case.hpp.
+    # ConvCase of c_code/gpu/conv/conv_case.hpp.
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("direction", "spatial_ndim", "dtype", "compute")),
         ("groups", ctypes.c_int64),
@@ -68,7 +68,7 @@ class _PlanSpec(ctypes.Structure):
 
 
 class _StoredPlan(ctypes.Structure):
-    # StoredPlan of c_code/runtime/cudnn/conv_choices.hpp.
+    # StoredPlan of c_code/gpu/conv/conv_choices.hpp.
     _fields_ = [
         ("spec", _PlanSpec),
         ("milliseconds", ctypes.c_double),

@@ -33,7 +33,7 @@ _DTYPES = {code: name for name, code in DTYPE_CODES.items()}
 
 
 class _Row(ctypes.Structure):
-    """``Chosen`` in ``c_code/runtime/common/chosen.hpp``."""
+    """``Chosen`` in ``c_code/common/chosen.hpp``."""
 
     _fields_ = [
         ("plan", ctypes.c_char * 256),

@@ -1,4 +1,4 @@
-"""Build, cache and load the runtime libraries from the C++ sources in ``c_code/runtime``.
+"""Build, cache and load the runtime libraries from the C++ sources in ``c_code``.
 
 Wheels contain the CPU library (see `dnnops.runtime.prebuilt`). Otherwise a library is compiled at
 first use and cached in PyTensor's compiledir. Its file name contains a hash of everything it was
@@ -45,6 +45,8 @@ __all__ = [
 #: Compiler options of all runtime libraries. They ignore the user's flags for PyTensor's modules,
 #: in which PyMC disables exceptions.
 _ARGUMENTS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-frtti")
+#: Directories of the libraries' sources below ``c_code``.
+_FOLDERS = {"onednn": "cpu", "cudnn": "gpu"}
 #: How long to wait for another process's build before printing a message.
 _SILENCE = 2.0  # seconds
 
@@ -62,10 +64,7 @@ def abi_hash() -> str:
     are not: a module looks up the functions that it calls when it is instantiated, so that
     rebuilding the library doesn't require recompiling the module.
     """
-    headers = [c_code_dir() / "runtime" / name for name in ("dnnops_emit.h", "dnnops_runtime.h")]
-    headers += sorted((c_code_dir() / "gpuarray").glob("*.h"))
-    headers += sorted((c_code_dir() / "cudnn").glob("*.h"))
-    return hash_files(headers)
+    return hash_files(sorted((c_code_dir() / "abi").glob("*.h")))
 
 
 class Recipe(NamedTuple):
@@ -96,7 +95,7 @@ class RuntimeLibrary:
     Attributes
     ----------
     name : str
-        Name of the directory below ``c_code/runtime``, and part of the file name.
+        Part of the file name. `_FOLDERS` has the directory.
     find : callable
         Function that finds the libraries to link with.
     compile_args : tuple of str
@@ -116,7 +115,9 @@ class RuntimeLibrary:
     @cached_property
     def sources(self) -> list[Path]:
         """C++ source files of the library."""
-        return [file for directory in self._directories for file in sorted(directory.glob("*.cpp"))]
+        return [
+            file for directory in self._directories for file in sorted(directory.rglob("*.cpp"))
+        ]
 
     @cached_property
     def source_hash(self) -> str:
@@ -125,12 +126,12 @@ class RuntimeLibrary:
 
     @property
     def _directories(self) -> list[Path]:
-        return [c_code_dir() / "runtime" / part for part in (self.name, "common")]
+        return [c_code_dir() / part for part in (_FOLDERS.get(self.name, self.name), "common")]
 
     @property
     def _headers(self) -> list[Path]:
-        directories = [*self._directories, c_code_dir() / "runtime"]
-        return [file for folder in directories for file in sorted(folder.glob("*.h*"))]
+        directories = [*self._directories, c_code_dir() / "abi"]
+        return [file for folder in directories for file in sorted(folder.rglob("*.h*"))]
 
     @cached_property
     def path(self) -> Path:

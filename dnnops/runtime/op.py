@@ -1,6 +1,6 @@
 """Base class of all backend Ops, which implements the emitted C code, ctypes calls and errors.
 
-A backend Op calls a pair of functions of a runtime library (``c_code/runtime/dnnops_runtime.h``):
+A backend Op calls a pair of functions of a runtime library (``c_code/abi/dnnops_runtime.h``):
 one checks the operands and returns the shapes of the outputs, the other computes. A subclass adds
 its parameters, as 64-bit words, and the symbolic methods.
 """
@@ -277,7 +277,7 @@ class RuntimeOp(COp):
         return ["dnnops_emit.h"]
 
     def c_header_dirs(self, **kwargs: Any) -> list[str]:
-        return [str(c_code_dir() / "runtime"), str(c_code_dir() / "gpuarray")]
+        return [str(c_code_dir() / "abi")]
 
     # The code only passes operands on: there is nothing to optimize, and compiling without
     # optimizations takes half the time.

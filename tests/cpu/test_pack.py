@@ -14,7 +14,7 @@ from dnnops.runtime.build import c_code_dir
 from dnnops.runtime.op import DTYPE_CODES, _Tensor
 
 SOURCE = """
-#include "onednn/pack.hpp"
+#include "cpu/base/pack.hpp"
 extern "C" void run_pack(const dnnops_tensor *from, void *to, int flip) {
   dnnops::pack(*from, to, flip);
 }
@@ -25,12 +25,12 @@ extern "C" void run_pack(const dnnops_tensor *from, void *to, int flip) {
 def run_pack(tmp_path_factory):
     folder: Path = tmp_path_factory.mktemp("pack")
     (folder / "run_pack.cpp").write_text(SOURCE)
-    runtime = c_code_dir() / "runtime"
+    runtime = c_code_dir()
     subprocess.run(
         [
             *(pytensor.config.cxx, "-std=c++17", "-O1", "-shared", "-fPIC", "-fopenmp"),
             *(f"-I{runtime}", "-o", "pack.so", "run_pack.cpp"),
-            str(runtime / "onednn" / "pack.cpp"),
+            str(runtime / "cpu" / "base" / "pack.cpp"),
         ],
         cwd=folder,
         check=True,

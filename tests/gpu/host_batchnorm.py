@@ -107,7 +107,7 @@ class HostKernels:
 
     def __init__(self, folder: Path, options: Iterable[bytes]):
         self._numbers = {text: i for i, text in enumerate(dict.fromkeys(options))}
-        source = '#include "host_cuda.hpp"\n#include "batchnorm_params.hpp"\n' + "".join(
+        source = '#include "host_cuda.hpp"\n#include "gpu/norm/batchnorm_params.hpp"\n' + "".join(
             self._configuration(text.decode(), number) for text, number in self._numbers.items()
         )
         (folder / "batchnorm.cpp").write_text(source)
@@ -125,7 +125,7 @@ class HostKernels:
                 ),
                 *("-w", "-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"),
                 f"-I{Path(__file__).parent}",
-                f"-I{c_code_dir() / 'runtime' / 'cudnn'}",
+                f"-I{c_code_dir()}",
                 *("-o", str(library), str(folder / "batchnorm.cpp")),
             ],
             check=True,

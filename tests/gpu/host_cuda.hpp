@@ -313,7 +313,7 @@ T __shfl_xor_sync(unsigned, T value, int apart) {
   return other;
 }
 
-// As of c_code/cudnn/tensor_cores.cuh: one thread of each warp after the other brings its numbers, and all get theirs.
+// As of c_code/gpu/kernels/tensor_cores.cuh: one thread of each warp after the other brings its numbers, and all get theirs.
 inline void add_product(float *sums, const unsigned *a, const unsigned *b) {
   static thread_local unsigned left[1024][4], right[1024][2];
   const unsigned thread = threadIdx.x, first = thread / 32 * 32, lane = thread % 32;

@@ -20,7 +20,7 @@ _MACROS = (
 
 _PRELUDE = """
 #include "host_cuda.hpp"
-#include "depthwise_params.hpp"
+#include "gpu/depthwise/depthwise_params.hpp"
 """
 
 _ENTRY = """
@@ -51,7 +51,7 @@ class HostKernels:
             [
                 *("g++", "-std=c++17", "-O0", "-fPIC", "-shared", "-w"),
                 f"-I{Path(__file__).parent}",
-                f"-I{c_code_dir() / 'runtime' / 'cudnn'}",
+                f"-I{c_code_dir()}",
                 *("-o", str(library), str(folder / "depthwise.cpp")),
             ],
             check=True,

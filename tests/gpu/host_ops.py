@@ -21,9 +21,20 @@ from dnnops.runtime.find import find_cuda, find_cudnn
 from dnnops.runtime.op import DTYPE_CODES, _Context, _Tensor
 
 _HERE = Path(__file__).parent
-_RUNTIME = c_code_dir() / "runtime"
-_SHARED_SOURCES = ("cudnn/tensor.cpp", "cudnn/legacy.cpp", "cudnn/check.cpp", "common/exports.cpp")
+_C_CODE = c_code_dir()
+_SHARED_SOURCES = (
+    "gpu/base/tensor.cpp",
+    "gpu/base/legacy.cpp",
+    "gpu/base/check.cpp",
+    "common/exports.cpp",
+)
 _NAMES = {code: name for name, code in DTYPE_CODES.items()}
+
+
+def _source(name: str) -> Path:
+    """The file of a family on the GPU."""
+    (found,) = _C_CODE.glob(f"gpu/*/{name}")
+    return found
 
 
 def _compile(folder: Path, target: str, *arguments: str) -> ctypes.CDLL:
@@ -77,17 +88,17 @@ class HostOp:
         dtypes: tuple[str, ...],
     ):
         cuda, cudnn = find_cuda(), find_cudnn()
-        text = f'#include "host_cuda.hpp"\n#include "{program}_params.hpp"\n'
+        text = f'#include "host_cuda.hpp"\n#include "{_source(f"{program}_params.hpp")}"\n'
         text += "".join(_kernels_source(program, params, kernels, dtype) for dtype in dtypes)
         (folder / "kernels.cpp").write_text(text)
-        _compile(folder, "kernels.so", f"-I{_HERE}", f"-I{_RUNTIME / 'cudnn'}", "kernels.cpp")
+        _compile(folder, "kernels.so", f"-I{_HERE}", "kernels.cpp")
         includes = [*cuda.include_dirs, *cudnn.include_dirs]
         self._library = _compile(
             folder,
             "op.so",
             str(_HERE / "host_runtime.cpp"),
-            *(str(_RUNTIME / source) for source in (f"cudnn/{name}.cpp", *_SHARED_SOURCES)),
-            *(f"-I{directory}" for directory in (_RUNTIME / "cudnn", *includes)),
+            *(str(_C_CODE / source) for source in (_source(f"{name}.cpp"), *_SHARED_SOURCES)),
+            *(f"-I{directory}" for directory in (_C_CODE, *includes)),
             str(cudnn.library),
             f"-Wl,-rpath,{cudnn.library.parent}",
             "-ldl",

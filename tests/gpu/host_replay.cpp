@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "conv_plan.hpp"
-#include "replay.hpp"
+#include "gpu/conv/conv_plan.hpp"
+#include "gpu/kernels/replay.hpp"
 
 namespace {
 int graphs = 0, executables = 0, streams = 0, launched = 0, replayed = 0;

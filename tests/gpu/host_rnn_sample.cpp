@@ -1,5 +1,5 @@
 // rnn_sample.hpp on the host, with CUDA's copies as host's copies.  Ends with a failure if something is wrong.
-#include "rnn_sample.hpp"
+#include "gpu/rnn/rnn_sample.hpp"
 
 #include <cstdlib>
 

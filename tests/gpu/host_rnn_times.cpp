@@ -1,5 +1,5 @@
 // rnn_times.hpp on the host.  Ends with a failure if something is wrong.
-#include "rnn_times.hpp"
+#include "gpu/rnn/rnn_times.hpp"
 
 #include "host_require.hpp"
 

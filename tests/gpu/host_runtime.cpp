@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "kernel_loader.hpp"
+#include "gpu/kernels/kernel_loader.hpp"
 
 extern "C" {
 cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }

@@ -37,7 +37,7 @@ SAMPLES = [
     Form(batch=4, heads=(4, 2), lengths=(3, 6), depths=(8, 8)),
 ]
 
-_SOURCE = c_code_dir() / "runtime/cudnn/attention_grad_kernel.cpp"
+_SOURCE = c_code_dir() / "gpu/attention/attention_grad_kernel.cpp"
 
 
 def _most_scores() -> int:

@@ -20,7 +20,7 @@ from tests.gpu.choices import DEVICE, case_of, stored_plan
 pytestmark = pytest.mark.needs("cudnn")
 
 SOURCE = """
-#include "conv_choices.cpp"
+#include "gpu/conv/conv_choices.cpp"
 namespace {
 struct NamedPlan : dnnops::Plan {
   void execute(const dnnops::Launch &, dnnops::PointerPack &) override {}
@@ -70,7 +70,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
     (folder / "table.cpp").write_text(SOURCE)
     cxx, arguments, *_ = CUDNN.recipe
     visible = [argument for argument in arguments if argument != "-fvisibility=hidden"]
-    include = f"-I{c_code_dir() / 'runtime' / 'cudnn'}"
+    include = f"-I{c_code_dir()}"
     subprocess.run(
         [cxx, *visible, "-O0", "-shared", "-fPIC", include, "table.cpp", "-o", "table.so"],
         cwd=folder,

@@ -177,7 +177,7 @@ def test_a_gradient_of_even_windows_is_refused():
 
 
 SUM_ON_HOST = r"""
-#include "window_sum.cuh"
+#include "gpu/norm/window_sum.cuh"
 extern "C" void run(const double *x, double *out, long long size, long long step, long long before,
                     long long after, long long count) {
   for (long long i = 0; i < count; ++i)
@@ -189,7 +189,7 @@ extern "C" void run(const double *x, double *out, long long size, long long step
 def test_window_sum_on_the_host(tmp_path):
     (tmp_path / "sum.cpp").write_text(SUM_ON_HOST)
     command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-o", "sum.so", "sum.cpp"]
-    subprocess.run([*command, f"-I{c_code_dir() / 'cudnn'}"], cwd=tmp_path, check=True)
+    subprocess.run([*command, f"-I{c_code_dir()}"], cwd=tmp_path, check=True)
     library = ctypes.CDLL(str(tmp_path / "sum.so"))
 
     @fuzz(max_examples=60, case=cases(2, 4), backward=st.booleans())

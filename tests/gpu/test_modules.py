@@ -177,7 +177,7 @@ def test_gradients_are_built(dtype):
 
 
 POOL_KERNELS_ON_HOST = r"""
-#include "pool_kernels.cuh"
+#include "gpu/pool/pool_kernels.cuh"
 #define EVERY for (long long i = 0; i < n; ++i)
 typedef const double *In;
 typedef long long Size;
@@ -206,7 +206,7 @@ def pool_kernels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kernels")
     (folder / "pool.cpp").write_text(POOL_KERNELS_ON_HOST)
     command = [pytensor.config.cxx, "-std=c++17", "-O1", "-shared", "-fPIC"]
-    command.append(f"-I{c_code_dir() / 'cudnn'}")
+    command.append(f"-I{c_code_dir()}")
     subprocess.run([*command, "-o", "pool.so", "pool.cpp"], cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "pool.so"))
 

@@ -161,7 +161,7 @@ def test_the_flag_takes_every_name(direction):
 def compiler() -> tuple[str, list[str]]:
     """The compiler of the runtime library, and its arguments."""
     command, arguments, *_ = CUDNN.recipe
-    return command, [*arguments, f"-I{c_code_dir() / 'runtime' / 'cudnn'}"]
+    return command, [*arguments, f"-I{c_code_dir()}"]
 
 
 def require(tmp_path: Path, source: str, *arguments: str) -> None:
@@ -203,7 +203,7 @@ def test_structures(tmp_path):
     ]
     require(
         tmp_path,
-        '#include "conv_list.cpp"\n#include <cstddef>\nnamespace dnnops {\n'
+        '#include "gpu/conv/conv_list.cpp"\n#include <cstddef>\nnamespace dnnops {\n'
         + asserted(conditions)
         + "}\n",
     )
@@ -214,7 +214,7 @@ def test_a_wrong_structure_is_noticed(tmp_path):
     class Wrong(ctypes.Structure):
         _fields_ = [("api", ctypes.c_int64), ("knobs", ctypes.c_int64 * 32), ("id", ctypes.c_int64)]
 
-    source = '#include "conv_case.hpp"\n#include <cstddef>\nusing namespace dnnops;\n'
+    source = '#include "gpu/conv/conv_case.hpp"\n#include <cstddef>\nusing namespace dnnops;\n'
     with pytest.raises(AssertionError, match="static assertion failed"):
         require(tmp_path, source + asserted(layout_of(Wrong, "PlanSpec")))
 
@@ -264,7 +264,7 @@ def test_parameters(tmp_path):
             assert op.node_word == start
         start += len(values)
     assert start == len(words)
-    source = '#include "conv_case.hpp"\n#include <cstddef>\nusing namespace dnnops;\n'
+    source = '#include "gpu/conv/conv_case.hpp"\n#include <cstddef>\nusing namespace dnnops;\n'
     require(tmp_path, source + asserted(conditions))
 
 
@@ -287,7 +287,7 @@ def test_numbers_of_words(tmp_path):
             algorithm = name.removeprefix("ALGO_")
             end = f"ALGO_{algorithm}"
             conditions.append(f"CUDNN_CONVOLUTION_{prefixes[direction]}_{end} == {number}")
-    source = '#include "conv_plan.hpp"\nusing namespace dnnops;\n'
+    source = '#include "gpu/conv/conv_plan.hpp"\nusing namespace dnnops;\n'
     as_numbers = (f"int({words}".replace(" ==", ") ==") for words in conditions)
     require(tmp_path, source + asserted(as_numbers))
 
@@ -340,7 +340,7 @@ def test_declarations_of_cublaslt(tmp_path):
         pytest.skip("CuPy brings no CUDA C++ library, which cublasLt.h includes")
     require(
         tmp_path,
-        '#include <cublasLt.h>\n#include <cstddef>\n#include "cublaslt.hpp"\n'
+        '#include <cublasLt.h>\n#include <cstddef>\n#include "gpu/base/cublaslt.hpp"\n'
         "using namespace dnnops::cublaslt;\n"
         + asserted(f"long({ours}) == long({theirs})" for ours, theirs in CUBLASLT_NAMES.items()),
         f"-I{bundled}",

@@ -17,9 +17,9 @@ LAUNCHED, RECORDED, REPLAYED = "010", "101", "001"
 
 def compiled(target: Path, program: str, *sources: str) -> Path:
     headers = [argument for argument in CUDNN.recipe[1] if argument.startswith("-I")]
-    folder = c_code_dir() / "runtime" / "cudnn"
+    folder = c_code_dir()
     command = ["g++", "-std=c++17", "-O1", "-g", "-w", "-fsanitize=address,undefined", *headers]
-    command += [f"-I{folder}", f"-I{folder.parent}", "-o", str(target), "-pthread"]
+    command += [f"-I{folder}", "-o", str(target), "-pthread"]
     command += [str(Path(__file__).with_name(program)), *(str(folder / name) for name in sources)]
     subprocess.run(command, check=True)
     return target
@@ -28,7 +28,7 @@ def compiled(target: Path, program: str, *sources: str) -> Path:
 @pytest.fixture(scope="module")
 def program(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("replay")
-    return compiled(folder / "replay", "host_replay.cpp", "replay.cpp")
+    return compiled(folder / "replay", "host_replay.cpp", "gpu/kernels/replay.cpp")
 
 
 def run(program: Path, *passes: object, length: str = "long") -> tuple[list[str], dict[str, int]]:

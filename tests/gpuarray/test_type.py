@@ -49,7 +49,7 @@ def test_runtime_codes_are_those_of_the_header():
 
     import dnnops
 
-    header = Path(dnnops.__file__).parent / "c_code/runtime/dnnops_runtime.h"
+    header = Path(dnnops.__file__).parent / "c_code/abi/dnnops_runtime.h"
     text = header.read_text()
     for name, code in DTYPE_CODES.items():
         assert f"DNNOPS_{name.upper()} = {code}" in text

@@ -20,7 +20,7 @@ from dnnops.runtime.op import _Tensor
 def table(tmp_path_factory):
     """The library's table by itself, with what only C++ may call."""
     folder = tmp_path_factory.mktemp("table")
-    common = c_code_dir() / "runtime" / "common"
+    common = c_code_dir() / "common"
     (folder / "probe.cpp").write_text(
         f"""
         #include "{common / "chosen.cpp"}"

@@ -1,0 +1,115 @@
+// Convolution and its two gradients, with oneDNN (float32) and BLAS (float64).
+#include <cstring>
+
+#include "../../common/chosen.hpp"
+#include "conv_blas.hpp"
+#include "conv_entry.hpp"
+#include "../base/node_state.hpp"
+#include "winograd.hpp"
+
+namespace dnnops {
+namespace {
+
+LruCache<ConvKey, ConvEntry, WordHash<ConvKey>> &cache() {
+  // Never destroyed, because threads may still compute while the process exits.
+  static auto *plans = new LruCache<ConvKey, ConvEntry, WordHash<ConvKey>>(512);
+  return *plans;
+}
+
+void fill_zeros(const dnnops_tensor &output, const int64_t *shape, int64_t ndim) {
+  std::memset(output.data, 0, element_count(shape, ndim) * item_size(output.dtype));
+}
+
+const char *conv_name(int64_t direction) {
+  return direction == CONV_FORWARD       ? "OneDnnConv"
+         : direction == CONV_GRAD_INPUTS ? "OneDnnConvGradInputs"
+                                         : "OneDnnConvGradWeights";
+}
+
+// What a node keeps: its plan, and the selection that it last reported.
+struct ConvState : NodeState<ConvKey, ConvEntry> {
+  bool has_told = false;
+  ConvKey told_of;
+  ChosenRow row;
+};
+
+struct Told {
+  std::string name;
+  int64_t scratch_bytes;
+};
+
+// Reports the plan of a call, once for the same operands; told() returns a Told.
+template <class Use>
+void tell(ConvState *state, const ConvParams &params, const ConvKey &key, const dnnops_tensor *inputs,
+          const dnnops_tensor &output, Use &&told) {
+  if (!params.verbose && !(params.node && state)) return;
+  if (state && state->has_told && state->told_of == key) return;
+  const int64_t direction = params.direction;
+  const Roles roles = roles_of(direction);
+  const dnnops_tensor *tensors[3];
+  tensors[roles.first] = &inputs[0];
+  tensors[roles.second] = &inputs[1];
+  tensors[roles.result] = &output;
+  const Told use = told();
+  Chosen chosen = make_chosen(direction, *tensors[IMAGE], *tensors[FILTERS], *tensors[TOP], use.name,
+                              params.algorithm == ALGORITHM_NAMED ? "given" : "guessed");
+  chosen.workspace = use.scratch_bytes;
+  if (!state) return print_chosen_once(conv_name(direction), chosen);
+  if (params.verbose) print_chosen(conv_name(direction), chosen);
+  state->row.remember(params.node, chosen);
+  state->told_of = key;
+  state->has_told = true;
+}
+
+void run(const dnnops_context *context, const ConvParams &params, const dnnops_tensor *inputs,
+         dnnops_tensor &output) {
+  const ConvProblem problem = problem_of(params, inputs);
+  const int64_t *result = conv_result_shape(problem);
+  if (element_count(result, problem.ndim) == 0) return;
+  if (element_count(inputs[0].shape, problem.ndim) == 0 || element_count(inputs[1].shape, problem.ndim) == 0) {
+    fill_zeros(output, result, problem.ndim);  // an empty sum
+    return;
+  }
+  const ConvWay way = conv_way(params, problem, inputs[0].dtype);
+  const bool by_name = way == ConvWay::ONEDNN && params.algorithm == ALGORITHM_NAMED;
+  const ConvKey key = conv_key(problem, inputs, output, by_name ? params.name : nullptr);
+  const StateLease<ConvState> lease(context->state);
+  ConvState *const state = lease.get();
+  switch (way) {
+    case ConvWay::BLAS:
+      conv_blas(problem, inputs, output);
+      tell(state, params, key, inputs, output, [&] { return Told{BLAS_NAME, blas_scratch_bytes(problem, inputs)}; });
+      return;
+    case ConvWay::WINOGRAD:
+      conv_winograd(problem, inputs, output);
+      tell(state, params, key, inputs, output,
+           [&] { return Told{WINOGRAD_NAME, winograd_scratch_bytes(problem, inputs, output)}; });
+      return;
+    case ConvWay::ONEDNN:
+      break;
+  }
+  with_entry(state, cache(), key, [&] { return make_wanted_entry(key); }, [&](ConvEntry &entry, PlanRun &plan_run) {
+    run_conv_entry(entry, plan_run, problem, inputs, output);
+    tell(state, params, key, inputs, output, [&] { return Told{entry.name, (int64_t)entry.plan.scratch_bytes()}; });
+  });
+}
+
+}  // namespace
+}  // namespace dnnops
+
+using namespace dnnops;
+
+DNNOPS_EXPORT int dnnops_onednn_conv_shape(const dnnops_context *, const int64_t *params,
+                                           const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  return guarded(conv_name(params[0]), inputs, 2, [&] {
+    const ConvProblem problem = problem_of(conv_params(params), inputs);
+    set_output(outputs[0], inputs[0].dtype, conv_result_shape(problem), problem.ndim);
+  });
+}
+
+DNNOPS_EXPORT int dnnops_onednn_conv(const dnnops_context *context, const int64_t *params,
+                                     const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  return guarded(conv_name(params[0]), inputs, 2, [&] { run(context, conv_params(params), inputs, outputs[0]); });
+}
+
+DNNOPS_EXPORT_CACHE(dnnops_onednn_conv, cache())

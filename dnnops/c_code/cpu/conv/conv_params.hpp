@@ -1,0 +1,28 @@
+// The parameters of the oneDNN convolution Ops, as words.
+#ifndef DNNOPS_ONEDNN_CONV_PARAMS_HPP
+#define DNNOPS_ONEDNN_CONV_PARAMS_HPP
+
+#include "../../common/conv_problem.hpp"
+
+namespace dnnops {
+
+enum ConvAlgorithm : int64_t { ALGORITHM_AUTO = 0, ALGORITHM_DIRECT = 1, ALGORITHM_NAMED = 2 };
+constexpr int64_t PLAN_NAME_SIZE = 128;
+
+// What parameters() in dnnops/cpu/conv.py returns.
+struct ConvParams {
+  int64_t direction, algorithm;
+  ConvGeometry geometry;
+  int64_t verbose;
+  char name[PLAN_NAME_SIZE];  // null-terminated for ALGORITHM_NAMED, otherwise zeros
+  int64_t node;  // the node's number; 0 if there is none
+};
+
+inline const ConvParams &conv_params(const int64_t *words) { return *reinterpret_cast<const ConvParams *>(words); }
+
+inline ConvProblem problem_of(const ConvParams &params, const dnnops_tensor *inputs) {
+  return conv_problem(params.direction, reinterpret_cast<const int64_t *>(&params.geometry), inputs);
+}
+
+}  // namespace dnnops
+#endif

@@ -1,0 +1,150 @@
+// Divisive normalization by the squares in a spatial window, and its gradients, in plain loops with one image
+// plane per task.
+#include <memory>
+
+#include <omp.h>
+
+#include "../base/plan.hpp"
+#include "window_norm.hpp"
+
+namespace dnnops {
+namespace {
+
+// params: those of window_norm(), then whether there are means.
+int input_count(const int64_t *params, bool backward) { return (backward ? 2 : 1) + (params[4] ? 1 : 0); }
+
+struct Plane {
+  int64_t ndim, shape[3], size;
+};
+
+// Sums a plane over windows. Returns the buffer that holds the result, values or spare.
+template <class T>
+T *sum_windows(const Plane &plane, T *values, T *spare, int64_t behind, int64_t ahead) {
+  int64_t inner = 1;
+  for (int64_t axis = plane.ndim - 1; axis >= 0; --axis) {
+    const int64_t length = plane.shape[axis];
+    if (length > 1) {
+      const int64_t pieces = piece_count(plane.size / length / inner, length, inner);
+      for (int64_t piece = 0; piece < pieces; ++piece) sum_piece(values, spare, piece, length, inner, behind, ahead);
+      std::swap(values, spare);
+    }
+    inner *= length;
+  }
+  return values;
+}
+
+// Inputs: x, means or null, and backward the gradient with respect to the output. Outputs: y, or dx and, with
+// means, dmeans.
+template <class T>
+struct Operands {
+  const T *x, *means, *gy;
+  T *first, *second;
+};
+
+// Memory: 3 planes.
+template <class T, class Power>
+void run_plane(const WindowNorm &norm, const Power &power, const Plane &plane, const Operands<T> &of, T *memory) {
+  const int64_t size = plane.size;
+  T *values = memory, *spare = memory + size, *powers = memory + 2 * size;
+  if (of.means) {
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) values[i] = (of.x[i] - of.means[i]) * (of.x[i] - of.means[i]);
+  } else {
+    set_squares(of.x, values, size);
+  }
+  const T *sums = sum_windows(plane, values, spare, norm.behind, norm.ahead);
+  if (!of.gy) return normalize_row(norm, power, of.x, sums, of.first, size);
+  share_row(norm, power, of.x, of.gy, sums, powers, values, size);
+  sums = sum_windows(plane, values, spare, norm.ahead, norm.behind);
+  const T factor = (T)(2 * norm.scale * norm.beta);
+  if (of.means) {
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) {
+      const T through_squares = factor * (of.x[i] - of.means[i]) * sums[i];
+      of.first[i] = of.gy[i] * powers[i] - through_squares;
+      of.second[i] = through_squares;
+    }
+    return;
+  }
+#pragma omp simd
+  for (int64_t i = 0; i < size; ++i) of.first[i] = of.gy[i] * powers[i] - factor * of.x[i] * sums[i];
+}
+
+void run(const int64_t *params, bool backward, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  const dnnops_tensor &x = inputs[0];
+  const int64_t count = element_count(x.shape, x.ndim), inputs_given = input_count(params, backward);
+  if (count == 0) return;
+  Plane plane{x.ndim - 2, {1, 1, 1}, 1};
+  for (int64_t i = 0; i < plane.ndim; ++i) plane.size *= plane.shape[i] = x.shape[2 + i];
+  const int64_t planes = count / plane.size, padded = (count * item_size(x.dtype) + 63) / 64 * 64;
+  size_t bytes = 0;
+  for (int64_t i = 0; i < inputs_given; ++i) bytes += is_contiguous(inputs[i]) ? 0 : padded;
+  char *scratch = thread_scratch(bytes);
+  const void *data[3];
+  for (int64_t i = 0; i < inputs_given; ++i) {
+    data[i] = inputs[i].data;
+    if (is_contiguous(inputs[i])) continue;
+    pack(inputs[i], scratch, false);
+    data[i] = scratch;
+    scratch += padded;
+  }
+  const WindowNorm norm = window_norm(params, plane.ndim);
+  for_float_dtype(x.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const auto at = [&](const void *array, int64_t index) {
+      return array ? static_cast<const T *>(array) + index * plane.size : nullptr;
+    };
+    const void *means = params[4] ? data[1] : nullptr, *gy = backward ? data[inputs_given - 1] : nullptr;
+    void *second = backward && params[4] ? outputs[1].data : nullptr;
+    with_power(norm.beta, [&](const auto &power) {
+      // Allocated here because no exception may leave a thread.
+      const std::unique_ptr<T[]> memory(new T[omp_get_max_threads() * 3 * plane.size]);
+#pragma omp parallel if (count > 16384)
+      {
+        T *const mine = memory.get() + omp_get_thread_num() * 3 * plane.size;
+#pragma omp for
+        for (int64_t i = 0; i < planes; ++i)
+          run_plane<T>(norm, power, plane,
+                       {at(data[0], i), at(means, i), at(gy, i), const_cast<T *>(at(outputs[0].data, i)),
+                        const_cast<T *>(at(second, i))},
+                       mine);
+      }
+    });
+  });
+}
+
+void shape(const int64_t *params, bool backward, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  if (inputs[0].ndim < 3 || inputs[0].ndim > 5)
+    fail(DNNOPS_TYPE_ERROR, "expected a batch axis, a channel axis, and one to three spatial axes");
+  same_shapes(inputs, input_count(params, backward), outputs, backward && params[4] ? 2 : 1);
+}
+
+}  // namespace
+}  // namespace dnnops
+
+using namespace dnnops;
+
+// Inputs: x and, if present, means.
+DNNOPS_EXPORT int dnnops_onednn_divisive_normalization_shape(const dnnops_context *, const int64_t *params,
+                                                             const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  return guarded("OneDnnDivisiveNormalization", inputs, input_count(params, false),
+                 [&] { shape(params, false, inputs, outputs); });
+}
+DNNOPS_EXPORT int dnnops_onednn_divisive_normalization(const dnnops_context *, const int64_t *params,
+                                                       const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  return guarded("OneDnnDivisiveNormalization", inputs, input_count(params, false),
+                 [&] { run(params, false, inputs, outputs); });
+}
+
+// Inputs: x, means if present, the gradient with respect to the output.
+DNNOPS_EXPORT int dnnops_onednn_divisive_normalization_grad_shape(const dnnops_context *, const int64_t *params,
+                                                                  const dnnops_tensor *inputs,
+                                                                  dnnops_tensor *outputs) {
+  return guarded("OneDnnDivisiveNormalizationGrad", inputs, input_count(params, true),
+                 [&] { shape(params, true, inputs, outputs); });
+}
+DNNOPS_EXPORT int dnnops_onednn_divisive_normalization_grad(const dnnops_context *, const int64_t *params,
+                                                            const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  return guarded("OneDnnDivisiveNormalizationGrad", inputs, input_count(params, true),
+                 [&] { run(params, true, inputs, outputs); });
+}

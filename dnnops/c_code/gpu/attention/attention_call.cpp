@@ -1,0 +1,89 @@
+#include "attention_call.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "../../common/shapes.hpp"
+
+namespace dnnops {
+
+namespace {
+
+double as_double(int64_t word) {
+  double value;
+  std::memcpy(&value, &word, sizeof value);
+  return value;
+}
+
+}  // namespace
+
+int count_operands(const int64_t *words) {
+  int count = words[WORD_GRADIENT] ? 6 : 3;
+  for (int bit : {GIVEN_MASK, GIVEN_QUERY_LENGTHS, GIVEN_KEY_LENGTHS, GIVEN_STATE}) count += words[WORD_GIVEN] & bit ? 1 : 0;
+  return count;
+}
+
+int count_results(const int64_t *words) { return words[WORD_GRADIENT] ? 3 : words[WORD_STATS] ? 2 : 1; }
+
+const char *op_name(const int64_t *words) { return words[WORD_GRADIENT] ? "GpuDnnAttentionGrad" : "GpuDnnAttention"; }
+
+AttentionCall::AttentionCall(const int64_t *words_, const dnnops_tensor *inputs_) : words(words_), inputs(inputs_) {
+  gradient = words[WORD_GRADIENT], has_stats = words[WORD_STATS];
+  const dnnops_tensor *next = inputs + 3;
+  const int64_t given = words[WORD_GIVEN];
+  if (given & GIVEN_MASK) mask = next++;
+  if (given & GIVEN_QUERY_LENGTHS) query_lengths = next++;
+  if (given & GIVEN_KEY_LENGTHS) key_lengths = next++;
+  if (given & GIVEN_STATE) state = next++;
+  if (gradient) out = next, stats = next + 1, gout = next + 2;
+  check();
+}
+
+void AttentionCall::check() {
+  const dnnops_tensor &query = inputs[0], &key = inputs[1], &value = inputs[2];
+  dtype = query.dtype;
+  if (dtype != DNNOPS_FLOAT16 && dtype != DNNOPS_BFLOAT16)
+    fail(DNNOPS_TYPE_ERROR, "cuDNN's attention takes float16 and bfloat16, not %s", dtype_name(dtype));
+  for (int i = 0; i < 3; ++i)
+    if (inputs[i].ndim != 4 || inputs[i].dtype != dtype)
+      fail(DNNOPS_TYPE_ERROR, "query, key and value have to have 4 dimensions and one dtype");
+  batch = query.shape[0], query_heads = query.shape[1], queries = query.shape[2], depth = query.shape[3];
+  heads = key.shape[1], keys = key.shape[2], value_depth = value.shape[3];
+  if (key.shape[0] != batch || value.shape[0] != batch || value.shape[1] != heads || value.shape[2] != keys ||
+      key.shape[3] != depth)
+    fail(DNNOPS_VALUE_ERROR, "batch, heads, keys or depth of query, key and value differ");
+  if (heads == 0 ? query_heads != 0 : query_heads % heads != 0)
+    fail(DNNOPS_VALUE_ERROR, "the heads of query have to be a multiple of those of key and value");
+  if (mask) check_mask();
+  for (const dnnops_tensor *lengths : {query_lengths, key_lengths})
+    if (lengths && (lengths->dtype != DNNOPS_INT64 || lengths->ndim != 1 || lengths->shape[0] != batch))
+      fail(DNNOPS_VALUE_ERROR, "lengths have to be int64, and one for each batch entry");
+  if (!gradient) return;
+  const int64_t expected[4] = {batch, query_heads, queries, value_depth};
+  for (const dnnops_tensor *array : {out, stats, gout}) {
+    const int64_t ndim = array == stats ? 3 : 4;
+    if (array->ndim != ndim || std::memcmp(array->shape, expected, ndim * sizeof(int64_t)) ||
+        array->dtype != (array == stats ? DNNOPS_FLOAT32 : dtype))
+      fail(DNNOPS_VALUE_ERROR, "the output, its gradient or the scores' statistics do not have the shape %s, or "
+           "another dtype", list_of(expected, ndim).c_str());
+  }
+}
+
+void AttentionCall::check_mask() const {
+  const int64_t sizes[4] = {batch, query_heads, queries, keys};
+  bool fits = mask->ndim == 4 && (mask->dtype == DNNOPS_BOOL || mask->dtype == dtype);
+  for (int i = 0; fits && i < 4; ++i) fits = mask->shape[i] == sizes[i] || mask->shape[i] == 1;
+  if (!fits)
+    fail(DNNOPS_VALUE_ERROR, "mask must be bool or have the dtype of query, with a shape that broadcasts to %s",
+         list_of(sizes, 4).c_str());
+}
+
+float AttentionCall::scale() const {
+  // With a depth of 0, all scores are 0 for any scale.
+  const double least_one = static_cast<double>(std::max<int64_t>(depth, 1));
+  return static_cast<float>(words[WORD_HAS_SCALE] ? as_double(words[WORD_SCALE]) : 1 / std::sqrt(least_one));
+}
+
+double AttentionCall::dropout() const { return as_double(words[WORD_DROPOUT]); }
+
+}  // namespace dnnops

@@ -1,0 +1,90 @@
+// A convolution as the plan builders see it, and the words by which a caller selects a plan.
+#ifndef DNNOPS_CUDNN_CONV_CASE_HPP
+#define DNNOPS_CUDNN_CONV_CASE_HPP
+
+#include "../../common/conv_problem.hpp"
+#include "../base/tensor.hpp"
+
+namespace dnnops {
+
+// The arrays of a convolution in any direction; also the ids of the graph's tensors.
+enum Role { ROLE_IMAGE = 0, ROLE_FILTERS = 1, ROLE_TOP = 2 };
+
+// The array that a direction computes.
+inline Role result_role(int64_t direction) {
+  return direction == CONV_FORWARD ? ROLE_TOP : direction == CONV_GRAD_INPUTS ? ROLE_IMAGE : ROLE_FILTERS;
+}
+
+// The API of a plan: cuDNN's legacy or graph API, dnnops kernels, or cuBLASLt.
+enum Api : int64_t { API_LEGACY = 0, API_GRAPH = 1, API_KERNEL = 2, API_CUBLASLT = 3 };
+
+constexpr int MAX_KNOBS = 16;
+
+constexpr int64_t USUAL_MATH = -1;
+
+// The gradient with respect to the image as a forward convolution: see make_forward_relayout.
+constexpr int64_t FORMAT_AS_FORWARD = 4;
+
+// Identifies a plan in every process: enough to build it again.
+struct PlanSpec {
+  int64_t api;
+  int64_t id;          // the number of the legacy algorithm, engine, kernel or cuBLASLt algorithm
+  int64_t format;      // a Format that arrays are transposed to first, or FORMAT_AS_FORWARD; 0: used in place
+  int64_t math;        // for legacy algorithms: a cudnnMathType_t, or the one that goes with dtype and flags
+  int64_t knob_count;  // for all but legacy algorithms
+  int64_t knobs[2 * MAX_KNOBS];  // type, value, type, value, ...
+};
+
+// The dtype to compute in, if it depends on the arrays' dtype. Other values are a dnnops_dtype.
+enum Precision : int64_t { PRECISION_AS_INPUT_F32 = -1, PRECISION_AS_INPUT = -2 };
+
+// What a caller asks for. dnnops/gpu/algorithms.py has the same numbers.
+enum Wish : int64_t {
+  WISH_NONE = 0,
+  WISH_SMALL = 1,
+  WISH_LARGE = 2,
+  WISH_FFT = 3,
+  WISH_FFT_TILING = 4,
+  WISH_WINOGRAD = 5,
+  WISH_WINOGRAD_NON_FUSED = 6,
+  WISH_DETERMINISTIC = 7,
+  WISH_GUESS_ONCE = 8,
+  WISH_GUESS_ON_SHAPE_CHANGE = 9,
+  WISH_TIME_ONCE = 10,
+  WISH_TIME_ON_SHAPE_CHANGE = 11,
+  WISH_PLAN = 12,  // the given plan
+};
+
+// The parameters of the Ops, word by word, as written by dnnops/gpu/conv.py.
+struct ConvParams {
+  ConvGeometry geometry;
+  int64_t direction;
+  int64_t precision;  // a dnnops_dtype or a Precision
+  int64_t allow_tf32;
+  int64_t deterministic;
+  int64_t workspace_limit;  // in bytes; -1 for whatever can be allocated
+  int64_t has_out;          // whether the last three inputs are alpha, beta, out; otherwise the last one is alpha
+  int64_t channels_last;    // the output's memory format
+  int64_t verbose;
+  int64_t node;        // the number of the compiled node; 0 if there is none
+  int64_t time_limit;  // for timing all plans of one selection, in microseconds
+  int64_t wish;
+  PlanSpec plan;  // for WISH_PLAN
+};
+
+// Everything that determines how a convolution can be run. Only 8-byte fields and no padding.
+struct ConvCase {
+  int64_t direction, spatial_ndim, dtype, compute, groups, flip;
+  int64_t stride[3], dilation[3], pad[3];  // the padding is the same on both sides
+  Tensor tensors[3];  // by Role
+  int64_t allow_tf32, deterministic, workspace_limit;
+  // Graph API plans have their scaling factors built in. If the factors keep changing, fixed_scalars is 0,
+  // both factors are 0 here, and only the legacy API is offered, which takes them with each call.
+  int64_t fixed_scalars;
+  double alpha, beta;
+  int64_t time_limit;  // for timing, in microseconds, if plans are timed; otherwise 0
+  int64_t handle;  // the number of the handle with which plans are made
+};
+
+}  // namespace dnnops
+#endif

@@ -1,0 +1,209 @@
+// Scaled sums of arrays, one of which may be broadcast, and scaled copies in another memory format.
+#include "../base/handle.hpp"
+#include "../base/merged_axes.hpp"
+#include "../base/node_state.hpp"
+
+namespace dnnops {
+
+namespace {
+
+// cudnnAddTensor supports 4 or 5 axes.
+constexpr int MAX_ADDED = 5;
+
+double read_factor(const char *name, const dnnops_tensor &factor) {
+  if (factor.dtype != DNNOPS_FLOAT64 || factor.ndim != 0)
+    fail(DNNOPS_TYPE_ERROR, "%s has to be a float64 scalar", name);
+  double value;
+  std::memcpy(&value, factor.data, sizeof value);
+  return value;
+}
+
+void check_dtype(const dnnops_tensor &array) {
+  cudnn_dtype(array.dtype);
+  if (array.dtype == DNNOPS_BFLOAT16) fail(DNNOPS_TYPE_ERROR, "expected float16, float32 or float64, got bfloat16");
+}
+
+void same_shape(const dnnops_tensor &x, dnnops_tensor &output) {
+  output.dtype = x.dtype;
+  output.ndim = x.ndim;
+  std::memcpy(output.shape, x.shape, x.ndim * sizeof(int64_t));
+}
+
+void require_shape(const dnnops_tensor &x, const dnnops_tensor &output) {
+  if (output.ndim != x.ndim || std::memcmp(output.shape, x.shape, x.ndim * sizeof(int64_t)))
+    fail(DNNOPS_VALUE_ERROR, "the output has to have the shape %s", list_of(x.shape, x.ndim).c_str());
+}
+
+// -- alpha * a + beta * c ------------------------------------------------------------------------
+
+struct AddKey {
+  int64_t handle;
+  OperandKey a, c, output;
+};
+
+struct AddState : State {
+  bool ready = false;
+  AddKey key;
+  bool empty = false;
+  TensorDescriptor a, c;
+};
+
+void check_add(const dnnops_tensor &a, const dnnops_tensor &c) {
+  check_dtype(a);
+  bool fits = a.dtype == c.dtype && a.ndim == c.ndim;
+  for (int64_t i = 0; fits && i < a.ndim; ++i) fits = a.shape[i] == c.shape[i] || a.shape[i] == 1;
+  if (!fits)
+    fail(DNNOPS_VALUE_ERROR, "a must have the dtype of c and a shape that broadcasts to that of c");
+}
+
+void describe(AddState &state, const dnnops_tensor &a, const dnnops_tensor &c) {
+  bool marked[DNNOPS_MAX_NDIM];
+  for (int64_t i = 0; i < c.ndim; ++i) marked[i] = a.shape[i] != c.shape[i];
+  const MergedAxes axes = merge_axes(c.shape, c.ndim, marked);
+  if (axes.count > MAX_ADDED)
+    fail(DNNOPS_NOT_SUPPORTED,
+         "cuDNN adds arrays of up to %d dimensions, got %d after merging adjacent axes",
+         MAX_ADDED, axes.count);
+  set_merged_descriptor(state.a, axes, true, a.dtype);
+  set_merged_descriptor(state.c, axes, false, c.dtype);
+}
+
+// Inputs: a, c, alpha, beta.
+void run_add(const dnnops_context &context, const dnnops_tensor *inputs, const dnnops_tensor &output) {
+  const DeviceGuard device(context.device);
+  const Handle &handle = handle_for(context.device, context.stream);
+  const dnnops_tensor &a = inputs[0], &c = inputs[1];
+  HeldState<AddState> held(context);
+  AddState &state = *held;
+  AddKey key;
+  key.handle = handle.number;
+  read_key(key.a, a);
+  read_key(key.c, c);
+  read_key(key.output, output);
+  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) {
+    state.ready = false;
+    check_add(a, c);
+    require_shape(c, output);
+    require_contiguous(a);
+    require_contiguous(c);
+    require_contiguous(output);
+    state.empty = !element_count(c.shape, c.ndim);
+    if (!state.empty) describe(state, a, c);
+    state.key = key;
+    state.ready = true;
+  }
+  if (state.empty) return;
+  const double beta_value = read_factor("beta", inputs[3]);
+  // With a beta of 0, the contents of c do not matter, even NaN.
+  if (output.data != c.data && beta_value != 0)
+    DNNOPS_CHECK(cudaMemcpyAsync(output.data, c.data, element_count(c.shape, c.ndim) * item_size(c.dtype),
+                                 cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(context.stream)));
+  const Scalar alpha(read_factor("alpha", inputs[2]), c.dtype), beta(beta_value, c.dtype);
+  DNNOPS_LEGACY(cudnnAddTensor, handle.cudnn, alpha.pointer(), state.a, a.data, beta.pointer(), state.c, output.data);
+}
+
+// -- alpha * x, in another memory format -----------------------------------------------------------
+
+struct TransformKey {
+  int64_t handle;
+  OperandKey x, output;
+};
+
+struct TransformState : State {
+  bool ready = false;
+  TransformKey key;
+  bool empty = false;
+  TensorDescriptor x, output;
+};
+
+void describe(TransformState &state, const dnnops_tensor &x, const dnnops_tensor &output) {
+  Tensor tensors[2] = {read_tensor(x), read_tensor(output)};
+  for (Tensor &tensor : tensors) canonicalize(tensor, dense_format(tensor, FORMAT_CONTIGUOUS));
+  set_descriptor(state.x, tensors[0], x.dtype);
+  set_descriptor(state.output, tensors[1], x.dtype);
+}
+
+// Inputs: x, alpha.
+void run_transform(const dnnops_context &context, const dnnops_tensor *inputs, const dnnops_tensor &output) {
+  const DeviceGuard device(context.device);
+  const Handle &handle = handle_for(context.device, context.stream);
+  const dnnops_tensor &x = inputs[0];
+  HeldState<TransformState> held(context);
+  TransformState &state = *held;
+  TransformKey key;
+  key.handle = handle.number;
+  read_key(key.x, x);
+  read_key(key.output, output);
+  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) {
+    state.ready = false;
+    check_dtype(x);
+    require_shape(x, output);
+    state.empty = !element_count(x.shape, x.ndim);
+    if (!state.empty) describe(state, x, output);
+    state.key = key;
+    state.ready = true;
+  }
+  if (state.empty) return;
+  const Scalar alpha(read_factor("alpha", inputs[1]), x.dtype), zero(0, x.dtype);
+  DNNOPS_LEGACY(cudnnTransformTensor, handle.cudnn, alpha.pointer(), state.x, x.data, zero.pointer(), state.output,
+                output.data);
+}
+
+}  // namespace
+
+}  // namespace dnnops
+
+DNNOPS_EXPORT int dnnops_cudnn_add_tensor_shape(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
+                                                dnnops_tensor *outputs) {
+  using namespace dnnops;
+  return guarded("GpuDnnAddTensor", inputs, 4, [&] {
+    check_add(inputs[0], inputs[1]);
+    read_factor("alpha", inputs[2]);
+    read_factor("beta", inputs[3]);
+    same_shape(inputs[1], outputs[0]);
+  });
+}
+
+DNNOPS_EXPORT int dnnops_cudnn_add_tensor(const dnnops_context *context, const int64_t *, const dnnops_tensor *inputs,
+                                          dnnops_tensor *outputs) {
+  using namespace dnnops;
+  return guarded("GpuDnnAddTensor", inputs, 4, [&] { run_add(*context, inputs, outputs[0]); });
+}
+
+// Makes cuDNN's descriptors; needs no GPU.
+DNNOPS_EXPORT int dnnops_cudnn_add_tensor_describe(const dnnops_context *, const int64_t *,
+                                                   const dnnops_tensor *inputs, dnnops_tensor *) {
+  using namespace dnnops;
+  return guarded("GpuDnnAddTensor", inputs, 4, [&] {
+    check_add(inputs[0], inputs[1]);
+    AddState state;
+    if (element_count(inputs[1].shape, inputs[1].ndim)) describe(state, inputs[0], inputs[1]);
+  });
+}
+
+DNNOPS_EXPORT int dnnops_cudnn_transform_shape(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
+                                               dnnops_tensor *outputs) {
+  using namespace dnnops;
+  return guarded("GpuDnnTransform", inputs, 2, [&] {
+    check_dtype(inputs[0]);
+    read_factor("alpha", inputs[1]);
+    same_shape(inputs[0], outputs[0]);
+  });
+}
+
+DNNOPS_EXPORT int dnnops_cudnn_transform(const dnnops_context *context, const int64_t *, const dnnops_tensor *inputs,
+                                         dnnops_tensor *outputs) {
+  using namespace dnnops;
+  return guarded("GpuDnnTransform", inputs, 2, [&] { run_transform(*context, inputs, outputs[0]); });
+}
+
+// Makes cuDNN's descriptors; needs no GPU.
+DNNOPS_EXPORT int dnnops_cudnn_transform_describe(const dnnops_context *, const int64_t *,
+                                                  const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  using namespace dnnops;
+  return guarded("GpuDnnTransform", inputs, 2, [&] {
+    check_dtype(inputs[0]);
+    TransformState state;
+    if (element_count(inputs[0].shape, inputs[0].ndim)) describe(state, inputs[0], outputs[0]);
+  });
+}

@@ -1,0 +1,257 @@
+// The CTC loss of a batch and its gradient with respect to the activations, with cuDNN or with the dnnops
+// kernels in c_code/gpu/loss/ctc.cuh.
+#include "../../common/ctc_problem.hpp"
+
+#include <climits>
+
+#include "../conv/conv_plan.hpp"
+#include "ctc_params.hpp"
+#include "../kernels/kernel_loader.hpp"
+#include "../base/tensor.hpp"
+
+namespace dnnops {
+
+namespace {
+
+// params: those in ctc_problem.hpp, then the implementation. Labels and lengths are in host memory.
+constexpr int WORD_GRADIENTS = 1, WORD_IMPLEMENTATION = 2;
+enum Implementation { DETERMINISTIC = 0, NON_DETERMINISTIC = 1, KERNELS = 2 };  // the first two: cudnnCTCLossAlgo_t
+
+constexpr int NORMALIZATION_SOFTMAX = 1, ZERO_OUT_OF_BOUNDS = 0, DO_NOT_PROPAGATE_NAN = 0;
+constexpr int64_t CUDNN_LONGEST_LABEL = 255;
+
+const char *op_name(const int64_t *params) { return params[WORD_IMPLEMENTATION] == KERNELS ? "GpuCTC" : "GpuDnnCTC"; }
+
+// Scratch memory on the device, divided into parts.
+class Parts {
+ public:
+  int64_t add(int64_t bytes) {
+    const int64_t begin = size_;
+    size_ += (bytes + 255) / 256 * 256;
+    return begin;
+  }
+  int64_t size() const { return size_; }
+
+ private:
+  int64_t size_ = 0;
+};
+
+// What the host computes from the labels, in one vector.
+class Integers {
+ public:
+  // Adds an array. Returns where it begins.
+  template <class Range>
+  int64_t add(const Range &range) {
+    const int64_t begin = static_cast<int64_t>(values_.size());
+    values_.insert(values_.end(), range.begin(), range.end());
+    return begin;
+  }
+  int64_t bytes() const { return static_cast<int64_t>(values_.size() * sizeof(int)); }
+  // The copy reads pageable memory before it returns, so the vector need not outlive it.
+  void copy_to(void *device, void *stream) const {
+    DNNOPS_CHECK(cudaMemcpyAsync(device, values_.data(), bytes(), cudaMemcpyHostToDevice,
+                                 static_cast<cudaStream_t>(stream)));
+  }
+
+ private:
+  std::vector<int> values_;
+};
+
+// Computes CtcParams::links.
+std::vector<int> links_of(const CtcBatch &batch, int64_t classes) {
+  std::vector<int> links(batch.symbols.size(), 0);
+  std::vector<int64_t> last(classes, -1);
+  for (size_t n = 0; n + 1 < batch.begins.size(); ++n) {
+    for (int64_t i = batch.begins[n]; i < batch.begins[n + 1]; ++i) {
+      int64_t &before = last[batch.symbols[i]];
+      if (before >= batch.begins[n]) {
+        links[before] += 2 * static_cast<int>(i - before);
+        links[i] = 1;
+      }
+      before = i;
+    }
+  }
+  return links;
+}
+
+unsigned power_of_two(int64_t least, unsigned from, unsigned to) {
+  unsigned power = from;
+  while (power < to && power < least) power *= 2;
+  return power;
+}
+
+unsigned grid_of(int64_t blocks) {
+  if (blocks > INT_MAX) fail(DNNOPS_NOT_SUPPORTED, "there are too many sequences and steps for one call");
+  return static_cast<unsigned>(blocks);
+}
+
+std::string dtype_option(int64_t dtype) { return "-DDTYPE=" + std::to_string(dtype); }
+
+// Rows of up to this many places are kept in shared memory.
+constexpr int64_t SHARED_PLACES = 2048;
+constexpr unsigned ROW_THREADS = 128, MOST_THREADS = 1024;
+
+void run_kernels(const Handle &handle, const CtcBatch &batch, const dnnops_tensor &activations, void *costs,
+                 void *gradients) {
+  CtcParams params = {};
+  params.activations = activations.data;
+  params.costs = costs;
+  params.gradients = gradients;
+  params.all_steps = activations.shape[0];
+  params.batch = activations.shape[1];
+  params.classes = activations.shape[2];
+  params.steps = batch.most_steps;
+  params.places = 2 * batch.longest_label + 1;
+
+  Integers integers;
+  const int64_t lengths = integers.add(batch.steps), begins = integers.add(batch.begins),
+                symbols = integers.add(batch.symbols), links = integers.add(links_of(batch, params.classes));
+  const int64_t item = sizeof(double), rows_of_steps = params.batch * params.steps;
+  const bool shared_rows = params.places <= SHARED_PLACES;
+  Parts parts;
+  const int64_t at_integers = parts.add(integers.bytes()), at_normalizers = parts.add(rows_of_steps * item),
+                at_middles = parts.add(2 * params.batch * params.places * item),
+                at_passes = parts.add(gradients ? rows_of_steps * params.places * item : 0),
+                at_rows = parts.add(shared_rows ? 0 : 4 * params.batch * params.places * item),
+                at_totals = parts.add(params.batch * item);
+  const Workspace workspace(*handle.arena, parts.size());
+  char *const memory = static_cast<char *>(workspace.pointer());
+  const int *const given = reinterpret_cast<int *>(memory + at_integers);
+  const auto doubles = [&](int64_t at) { return reinterpret_cast<double *>(memory + at); };
+  params.lengths = given + lengths;
+  params.begins = given + begins;
+  params.symbols = given + symbols;
+  params.links = given + links;
+  params.normalizers = doubles(at_normalizers);
+  params.middles = doubles(at_middles);
+  params.passes = gradients ? doubles(at_passes) : nullptr;
+  params.rows = shared_rows ? nullptr : doubles(at_rows);
+  params.totals = doubles(at_totals);
+  params.lanes = power_of_two(params.classes / 4, 8, ROW_THREADS);
+
+  const std::string options = dtype_option(activations.dtype);
+  const auto load = [&](const char *name) { return load_kernel(handle, "ctc", name, options); };
+  const Kernel first = load("ctc_first_half"), second = load("ctc_second_half"), normalizers = load("ctc_normalizers"),
+               by_activations = load("ctc_gradients");
+  void *arguments[] = {&params};
+  const auto launch = [&](const Kernel &kernel, int64_t blocks, unsigned threads, int64_t shared) {
+    if (blocks) launch_kernel(kernel, grid_of(blocks), threads, static_cast<unsigned>(shared), handle.stream, arguments);
+  };
+  const unsigned threads = power_of_two(params.places, 32, MOST_THREADS);
+  const int64_t rows_bytes = shared_rows ? 2 * params.places * item : 0, all_rows = params.all_steps * params.batch;
+  integers.copy_to(memory + at_integers, handle.stream);
+  launch(normalizers, (params.steps * params.batch * params.lanes + ROW_THREADS - 1) / ROW_THREADS, ROW_THREADS,
+         ROW_THREADS * item);
+  launch(first, 2 * params.batch, threads, rows_bytes);
+  launch(second, 2 * params.batch, threads, threads * item + rows_bytes);
+  if (gradients) launch(by_activations, all_rows, ROW_THREADS, ROW_THREADS * item);
+}
+
+// Rejects what cuDNN rejects without a message, and empty labels, for which its costs are 0, or infinite if
+// there are no steps.
+void check_for_cudnn(const CtcBatch &batch) {
+  if (batch.longest_label > CUDNN_LONGEST_LABEL)
+    fail(DNNOPS_NOT_SUPPORTED, "cuDNN supports labels of at most %lld symbols, got %lld; use dnnops.nnet.ctc",
+         (long long)CUDNN_LONGEST_LABEL, (long long)batch.longest_label);
+  for (size_t n = 0; n + 1 < batch.begins.size(); ++n)
+    if (batch.begins[n] == batch.begins[n + 1])
+      fail(DNNOPS_NOT_SUPPORTED,
+           "the label of batch entry %lld is empty, for which cuDNN's cost is wrong; use dnnops.nnet.ctc",
+           (long long)n);
+}
+
+void run_cudnn(const Handle &handle, int algo, const CtcBatch &batch, const dnnops_tensor &activations, void *costs,
+               void *gradients) {
+  CTCLossDescriptor loss;
+  const int longest = static_cast<int>(batch.longest_label);
+  if (legacy::cudnnSetCTCLossDescriptor_v9)
+    DNNOPS_LEGACY(cudnnSetCTCLossDescriptor_v9, loss, CUDNN_DATA_FLOAT, NORMALIZATION_SOFTMAX, ZERO_OUT_OF_BOUNDS,
+                  longest);
+  else
+    DNNOPS_LEGACY(cudnnSetCTCLossDescriptor_v8, loss, CUDNN_DATA_FLOAT, NORMALIZATION_SOFTMAX, DO_NOT_PROPAGATE_NAN,
+                  longest);
+  const int64_t batch_size = activations.shape[1], classes = activations.shape[2];
+  const Tensor tensor = {3, {activations.shape[0], batch_size, classes, 0, 0}, {batch_size * classes, classes, 1, 0, 0}, 16};
+  const TensorDescriptor array = tensor_descriptor(tensor, activations.dtype);
+  const legacy::Descriptor gradient_array = gradients ? static_cast<legacy::Descriptor>(array) : nullptr;
+
+  Integers integers;
+  std::vector<int64_t> label_lengths;
+  for (int64_t n = 0; n < batch_size; ++n) label_lengths.push_back(batch.begins[n + 1] - batch.begins[n]);
+  const int64_t at_labels = integers.add(batch.symbols), at_label_lengths = integers.add(label_lengths),
+                at_lengths = integers.add(batch.steps);
+  size_t scratch = 0;
+  DNNOPS_LEGACY(cudnnGetCTCLossWorkspaceSize_v8, handle.cudnn, algo, loss, array, gradient_array, &scratch);
+  Parts parts;
+  const int64_t at_scratch = parts.add(scratch), at_integers = parts.add(integers.bytes());
+  const Workspace workspace(*handle.arena, parts.size());
+  char *const memory = static_cast<char *>(workspace.pointer());
+  const int *const given = reinterpret_cast<int *>(memory + at_integers);
+  integers.copy_to(memory + at_integers, handle.stream);
+  // cuDNN does not document the gradients of steps after the end of a sequence.
+  if (gradients)
+    DNNOPS_CHECK(cudaMemsetAsync(gradients, 0, elements(tensor) * sizeof(float),
+                                 static_cast<cudaStream_t>(handle.stream)));
+  DNNOPS_LEGACY(cudnnCTCLoss_v8, handle.cudnn, algo, loss, array, activations.data, given + at_labels,
+                given + at_label_lengths, given + at_lengths, costs, gradient_array, gradients, scratch,
+                memory + at_scratch);
+  if (!gradients) return;
+  CtcParams params = {};
+  params.costs = costs, params.gradients = gradients;
+  params.batch = batch_size, params.classes = classes;
+  void *arguments[] = {&params};
+  launch_kernel(load_kernel(handle, "ctc", "ctc_certain", dtype_option(activations.dtype)),
+                grid_of(activations.shape[0] * batch_size), ROW_THREADS, 0, handle.stream, arguments);
+}
+
+void run(const dnnops_context &context, const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  const CtcBatch batch(params, inputs);
+  const dnnops_tensor &activations = inputs[0];
+  const int64_t count = activations.shape[1];
+  if (count == 0) return;
+  const bool has_steps = activations.shape[0] > 0, by_cudnn = params[WORD_IMPLEMENTATION] != KERNELS;
+  if (by_cudnn && has_steps) check_for_cudnn(batch);
+  void *const costs = outputs[0].data, *const gradients = params[WORD_GRADIENTS] ? outputs[1].data : nullptr;
+  const DeviceGuard device(context.device);
+  const Handle &handle = handle_for(context.device, context.stream);
+  // A replay would copy from the address of this call's labels.
+  if (is_capturing(handle.stream))
+    fail(DNNOPS_NOT_SUPPORTED, "labels and lengths are in host memory, which a CUDA graph cannot copy them from");
+  if (!by_cudnn) {
+    run_kernels(handle, batch, activations, costs, gradients);
+  } else if (!has_steps) {
+    DNNOPS_CHECK(cudaMemsetAsync(costs, 0, count * sizeof(float), static_cast<cudaStream_t>(handle.stream)));
+  } else {
+    run_cudnn(handle, static_cast<int>(params[WORD_IMPLEMENTATION]), batch, activations, costs, gradients);
+  }
+}
+
+void shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  check_ctc_operands(params, inputs);
+  const dnnops_tensor &activations = inputs[0];
+  cudnn_dtype(activations.dtype);
+  if (params[WORD_IMPLEMENTATION] != KERNELS && activations.dtype != DNNOPS_FLOAT32)
+    fail(DNNOPS_TYPE_ERROR, "cuDNN's CTC loss takes float32, got %s", dtype_name(activations.dtype));
+  for (int64_t i = 0; i < 3; ++i)
+    if (activations.shape[i] > INT_MAX)
+      fail(DNNOPS_NOT_SUPPORTED, "the sizes of activations must be at most 2**31 - 1, got %s",
+           describe(activations).c_str());
+  set_output(outputs[0], activations.dtype == DNNOPS_FLOAT64 ? DNNOPS_FLOAT64 : DNNOPS_FLOAT32,
+             {activations.shape[1]});
+  if (params[WORD_GRADIENTS]) set_output(outputs[1], activations);
+}
+
+}  // namespace
+
+}  // namespace dnnops
+
+using namespace dnnops;
+
+DNNOPS_EXPORT int dnnops_cudnn_ctc_shape(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
+                                         dnnops_tensor *outputs) {
+  return guarded(op_name(params), inputs, ctc_input_count(params), [&] { shape(params, inputs, outputs); });
+}
+DNNOPS_EXPORT int dnnops_cudnn_ctc(const dnnops_context *context, const int64_t *params, const dnnops_tensor *inputs,
+                                   dnnops_tensor *outputs) {
+  return guarded(op_name(params), inputs, ctc_input_count(params), [&] { run(*context, params, inputs, outputs); });
+}

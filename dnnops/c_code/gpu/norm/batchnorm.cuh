@@ -1,0 +1,590 @@
+// Batch normalization in training, its gradient, and batch normalization with given statistics.
+//
+// The first two compute sums, and then results from them. There are six ways to do both parts in one launch, so that
+// memory is read about once:
+//   ALONE: a block has a group of channels to itself, and keeps it in shared memory.
+//   KEPT: several blocks share a group. Each keeps what it has read in shared memory until all have read. All blocks
+//     of a launch run at once (it is a cooperative launch) and process one share after the other.
+//   BY_WARPS: likewise, but each warp of a block has its own shares, of channels whose elements are contiguous. While
+//     some warps read, others wait or write. Shares are loaded by bulk copies.
+//   HELD: several blocks share a channel whose elements are contiguous. Each warp holds its share in registers until
+//     all have read, while the next share is copied to shared memory.
+//   SWEPT: all blocks go over the rows in memory order and sum all channels. Then they go over the rows in the
+//     opposite order: what was read last is still in shared memory, and some more is in the level 2 cache.
+//   STREAMED: several blocks share a group that is too large to keep. Each part has its own blocks. Those of the
+//     second part start some time after those that they wait for: late enough not to wait, early enough that what the
+//     first ones have read is still in the level 2 cache.
+//
+// Macros set by c_code/gpu/norm/batchnorm_work.cpp: DTYPE; KIND, a BatchNormKind; HOW, a BatchNormWay; ROWS,
+// whether channels are adjacent and a row has all of them (otherwise a channel's elements are adjacent); V, the number
+// of elements moved at once; LANES, the number of threads side by side along a row (SWEPT gets it as a parameter);
+// THREADS per block; BLOCKS, the minimum number per multiprocessor; BUNDLED, by warps: whether sums are awaited in
+// bundles; HOLDS, if held: the number of vectors of an array that a thread holds; EVEN, whether each warp has a share
+// and all shares have the same number of vectors; LINED, whether the vectors of a share are adjacent.
+
+using Parameter = Acc;
+constexpr int WARPS = THREADS / 32;
+constexpr int COLUMNS = ROWS ? LANES * V : 1;  // channels per group
+constexpr int SUMS = ROWS ? V : 1;             // channels per thread
+
+constexpr int ARRAYS = KIND == BATCHNORM_GRADIENT ? 2 : 1;  // arrays that are read
+
+// Whether each warp has its own shares.
+constexpr bool BY_WARPS = HOW == BATCHNORM_BY_WARPS || HOW == BATCHNORM_HELD;
+constexpr bool KEEPS = HOW == BATCHNORM_ALONE || HOW == BATCHNORM_KEPT || BY_WARPS;
+// The number of loads from memory in flight together. More would need more registers than there are.
+constexpr int DEPTH = HOW != BATCHNORM_SWEPT ? (ROWS ? 4 : 8) / ARRAYS : ARRAYS > 1 && SUMS > 4 ? 2 : 4;
+
+struct alignas(V * sizeof(Bits)) Pack {
+  Bits of[V];
+};
+
+DEVICE int lane() { return threadIdx.x % 32; }
+DEVICE int warp() { return threadIdx.x / 32; }
+
+// The threads that share a unit of work, and a thread's index among them.
+constexpr int TEAM = BY_WARPS ? 32 : THREADS;
+DEVICE int member() { return BY_WARPS ? lane() : (int)threadIdx.x; }
+
+struct Place {
+  int first_channel;  // of the thread
+  bool has_channels;
+};
+
+DEVICE Place place_of(const BatchNormParams &p, int group) {
+  const int channel = ROWS ? group * COLUMNS + threadIdx.x % LANES * V : group;
+  return {channel, channel < p.channels};
+}
+
+// The share of a split: a range of vectors of a channel, or of rows.
+struct Share {
+  long long begin;
+  int size;
+  DEVICE Share(const BatchNormParams &p, int split) {
+    if (BY_WARPS && p.pieces > 1) {  // pieces of an image
+      const int across = (int)(p.inner / V), image = split / p.pieces, at = (split - image * p.pieces) * p.share;
+      begin = (long long)image * across + at;
+      size = min(p.share, across - at);
+    } else {
+      begin = (long long)split * p.share;
+      size = (int)min((long long)p.share, p.batch * (ROWS ? p.inner : p.inner / V) - begin);
+    }
+  }
+};
+
+// The vectors in a split's share that belong to this thread, one after the other.
+struct Walk {
+  long long offset = 0, step = 0, wrap = 0;
+  int left = 0, at = 0, across = 0, step_at = 0;  // contiguous channels: vectors within an image
+
+  DEVICE Walk(const BatchNormParams &p, const Place &place, int split) {
+    constexpr int WIDTH = ROWS ? LANES : 1;  // threads side by side take one unit
+    const Share share(p, split);
+    const int mine = member() / WIDTH;
+    across = ROWS ? 1 : (int)(p.inner / V);
+    if (!place.has_channels || mine >= share.size) return;
+    left = (share.size - mine + TEAM / WIDTH - 1) / (TEAM / WIDTH);
+    const long long first = share.begin + mine;
+    if constexpr (ROWS) {
+      offset = first * p.channels + place.first_channel;
+      step = TEAM / LANES * p.channels;
+    } else {
+      // A channel that fits in shared memory has less than 2^32 vectors.
+      const long long image = BY_WARPS ? (unsigned)first / (unsigned)across : first / across;
+      at = (int)(first - image * across);
+      offset = (image * p.channels + place.first_channel) * p.inner + (long long)at * V;
+      step_at = TEAM % across;
+      step = TEAM / across * (p.channels * p.inner) + step_at * V;
+      wrap = (p.channels - 1) * p.inner;
+    }
+  }
+  DEVICE void advance() {
+    offset += step;
+    if constexpr (!ROWS) {
+      at += step_at;
+      if (at >= across) {
+        at -= across;
+        offset += wrap;
+      }
+    }
+  }
+};
+
+// A vector of each array.
+struct Packs {
+  Pack of[ARRAYS];
+};
+
+// The same as loaded and held: 16-bit elements would take a register each.
+template <int BYTES>
+struct WordsOf {
+  using Type = Pack;
+};
+template <>
+struct WordsOf<16> {
+  using Type = uint4;
+};
+struct Words {
+  using Type = WordsOf<sizeof(Pack)>::Type;
+  Type of[ARRAYS];
+  DEVICE operator Packs() const {
+    Packs packs;
+    UNROLL
+    for (int i = 0; i < ARRAYS; ++i) packs.of[i] = reinterpret_cast<const Pack &>(of[i]);
+    return packs;
+  }
+};
+
+DEVICE const Bits *array_of(const BatchNormParams &p, int number) {
+  return static_cast<const Bits *>(number ? p.gradient : p.x);
+}
+
+// What is read only `once` should not evict other data from the cache.
+template <bool ONCE = false>
+DEVICE Words load(const BatchNormParams &p, long long offset) {
+  Words words;
+  UNROLL
+  for (int i = 0; i < ARRAYS; ++i) {
+    const auto *const from = reinterpret_cast<const Words::Type *>(array_of(p, i) + offset);
+    if constexpr (ONCE && sizeof(Pack) == 16)
+      reinterpret_cast<uint4 &>(words.of[i]) = __ldcs(reinterpret_cast<const uint4 *>(from));
+    else
+      words.of[i] = *from;
+  }
+  return words;
+}
+
+// What is written should not evict from the cache what is about to be read again.
+DEVICE void store(Bits *to, const Pack &out) {
+  if constexpr ((HOW == BATCHNORM_STREAMED || HOW == BATCHNORM_SWEPT) && sizeof(Pack) == 16)
+    __stcs(reinterpret_cast<uint4 *>(to), reinterpret_cast<const uint4 &>(out));
+  else if constexpr (sizeof(Pack) == 16)
+    store_16_bytes(to, reinterpret_cast<const uint4 &>(out));
+  else
+    *reinterpret_cast<Pack *>(to) = out;
+}
+
+DEVICE Acc parameter(const void *array, int channel) { return static_cast<const Parameter *>(array)[channel]; }
+DEVICE void store_parameter(void *array, int channel, double value) {
+  if (array) static_cast<Parameter *>(array)[channel] = (Parameter)value;
+}
+
+// Where a share is kept: first x, then the gradient.
+DEVICE Pack *kept(const BatchNormParams &p, int array) {
+  // Bulk copies to less aligned places are slower: a gradient of 64x256x56x56 took 176 us with an alignment
+  // of 16 bytes instead of 163.
+  extern __shared__ __align__(128) uint4 shared[];
+  return reinterpret_cast<Pack *>(shared) + ((BY_WARPS ? warp() : 0) * ARRAYS + array) * p.slots;
+}
+DEVICE Packs recall(const BatchNormParams &p, int slot) {
+  Packs packs;
+  UNROLL
+  for (int i = 0; i < ARRAYS; ++i) packs.of[i] = kept(p, i)[slot];
+  return packs;
+}
+
+// Copies vectors to shared memory, several at a time if they have to pass through registers. `next` advances
+// to the next vector and returns its place.
+constexpr int BATCH = sizeof(Pack) == 2 ? 4 : 1;
+template <class Next>
+DEVICE void copy_vectors(const BatchNormParams &p, int count, Next next) {
+  int slot = threadIdx.x;
+  UNROLL_BY(2)
+  for (int left = count; left > 0; left -= BATCH) {
+    Packs batch[BATCH];
+    UNROLL
+    for (int k = 0; k < BATCH; ++k) {
+      if (k >= left) break;
+      const long long offset = next();
+      if constexpr (sizeof(Pack) == 2) {
+        batch[k] = load(p, offset);
+      } else {
+        UNROLL
+        for (int i = 0; i < ARRAYS; ++i) {
+          char *const to = reinterpret_cast<char *>(kept(p, i) + slot);
+          const char *const from = reinterpret_cast<const char *>(array_of(p, i) + offset);
+          if constexpr (sizeof(Pack) == 16)
+            copy_16_bytes(to, from);
+          else
+            copy_bytes<sizeof(Pack)>(to, from);
+        }
+        slot += THREADS;
+      }
+    }
+    if constexpr (sizeof(Pack) == 2) {
+      UNROLL
+      for (int k = 0; k < BATCH; ++k) {
+        if (k >= left) break;
+        UNROLL
+        for (int i = 0; i < ARRAYS; ++i) kept(p, i)[slot] = batch[k].of[i];
+        slot += THREADS;
+      }
+    }
+  }
+  end_copies();
+}
+
+// Reads the share of a split if it is to be kept. Each thread reads and waits for the data that it will use itself.
+DEVICE void keep(const BatchNormParams &p, const Place &place, int split) {
+  if constexpr (KEEPS) {
+    Walk walk(p, place, split);
+    copy_vectors(p, walk.left, [&] {
+      const long long offset = walk.offset;
+      walk.advance();
+      return offset;
+    });
+    wait_for_copies<0>();
+  }
+}
+
+// Calls f(packs, offset) for each vector of a share that belongs to this thread.
+template <class F>
+DEVICE void for_each(const BatchNormParams &p, Walk walk, F f) {
+  if constexpr (KEEPS) {
+    int slot = member();
+    UNROLL_BY(BY_WARPS ? 4 : 2)
+    for (int left = walk.left; left > 0; --left) {
+      f(recall(p, slot), walk.offset);
+      walk.advance();
+      slot += TEAM;
+    }
+  } else {
+    for (int left = walk.left; left > 0; left -= DEPTH) {
+      Words words[DEPTH];
+      long long offsets[DEPTH];
+      UNROLL
+      for (int i = 0; i < DEPTH; ++i)
+        if (i < left) {
+          words[i] = load(p, offsets[i] = walk.offset);
+          walk.advance();
+        }
+      UNROLL
+      for (int i = 0; i < DEPTH; ++i)
+        if (i < left) f(words[i], offsets[i]);
+    }
+  }
+}
+
+// An element of the channel, used as the common origin for the sums of all its blocks.
+DEVICE Acc origin(const BatchNormParams &p, int channel) {
+  return to_acc(static_cast<const Bits *>(p.x)[ROWS ? channel : channel * p.inner]);
+}
+
+// The sums of a channel. In training: of the differences of elements from origin(), and of their squares. For
+// the gradient: of the output's gradient, of its products with the differences of x from the mean, and of
+// these differences, which give the rounding error of the mean.
+constexpr int COUNT = KIND == BATCHNORM_GRADIENT ? 3 : 2;
+struct Sums {
+  double of[COUNT];
+};
+
+// The two numbers per channel that its elements are computed with.
+struct Ready {
+  double first, second;
+};
+
+// A block's shared memory for adding up sums.
+constexpr int TABLE = HOW == BATCHNORM_ALONE || WARPS * COLUMNS > THREADS ? WARPS * COLUMNS : THREADS;
+using Table = Sums[TABLE];
+
+// Adds up the values of a warp's threads that have the same channels.
+DEVICE Acc sum_of_warp(Acc value) {
+  UNROLL
+  for (int apart = 16; apart >= (ROWS ? LANES : 1); apart /= 2) value += __shfl_xor_sync(~0u, value, apart);
+  return value;
+}
+
+// Adds the elements of a vector to the sums, if they are valid.
+DEVICE void add(const Packs &packs, const Acc (&from)[SUMS], Acc (&sums)[COUNT][SUMS], bool counts = true) {
+  UNROLL
+  for (int i = 0; i < V; ++i) {
+    const int v = i % SUMS;
+    const Acc difference = counts ? to_acc(packs.of[0].of[i]) - from[v] : 0;
+    if constexpr (KIND == BATCHNORM_GRADIENT) {
+      const Acc g = counts ? to_acc(packs.of[ARRAYS - 1].of[i]) : 0;
+      sums[0][v] += g;
+      sums[1][v] += g * difference;
+      sums[2][v] += difference;
+    } else {
+      sums[0][v] += difference;
+      sums[1][v] += difference * difference;
+    }
+  }
+}
+
+// Converts sums to another origin; `away` is the distance from it.
+DEVICE Sums moved(double count, double first, double second, double away) {
+  Sums sums = {};
+  sums.of[0] = first + count * away;
+  sums.of[1] = second + away * (2 * first + count * away);
+  return sums;
+}
+
+// The origins of the differences that a thread sums for its channels.
+struct Origins {
+  Acc of[SUMS];
+  Origins() = default;
+  DEVICE Origins(const BatchNormParams &p, const Place &place) {
+    UNROLL
+    for (int v = 0; v < SUMS; ++v) {
+      const int channel = place.first_channel + v;
+      of[v] = !place.has_channels ? 0 : KIND == BATCHNORM_GRADIENT ? parameter(p.mean, channel) : origin(p, channel);
+    }
+  }
+};
+
+// Calls found(v, sums) with the sums of a warp, for each of the thread's channels. `start` holds the thread's
+// first element of each channel, or the origin if it has none. `each(f)` calls f(packs, counts) for all
+// vectors, of which `count` are valid.
+template <class Each, class Found>
+DEVICE void sum_of_warp(Acc (&start)[SUMS], int count, const Origins &from, Each each, Found found) {
+  Acc sums[COUNT][SUMS];
+  UNROLL
+  for (int k = 0; k < COUNT; ++k)
+    UNROLL
+    for (int v = 0; v < SUMS; ++v) sums[k][v] = 0;
+  if constexpr (KIND == BATCHNORM_TRAIN) {
+    // A warp sums differences from the mean of its threads' first elements. That is near the channel's mean
+    // even if some element is far off, such as one in a corner of a padded image.
+    constexpr int FROM = ROWS ? LANES : 1;
+    UNROLL
+    for (int v = 0; v < SUMS; ++v) start[v] = sum_of_warp(start[v]) * ((Acc)FROM / 32);
+    each([&](const Packs &packs, bool counts) { add(packs, start, sums, counts); });
+    const double all = sum_of_warp((Acc)(count * (V / SUMS)));
+    UNROLL
+    for (int v = 0; v < SUMS; ++v) {
+      const double first = sum_of_warp(sums[0][v]), second = sum_of_warp(sums[1][v]);
+      found(v, moved(all, first, second, (double)start[v] - from.of[v]));
+    }
+  } else {
+    each([&](const Packs &packs, bool counts) { add(packs, from.of, sums, counts); });
+    UNROLL
+    for (int v = 0; v < SUMS; ++v) {
+      Sums all;
+      UNROLL
+      for (int k = 0; k < COUNT; ++k) all.of[k] = sum_of_warp(sums[k][v]);
+      found(v, all);
+    }
+  }
+}
+
+// Calls found(v, sums) with the sums of a warp's part of a share.
+template <class Found>
+DEVICE void sum_of_share(const BatchNormParams &p, const Walk &walk, const Origins &from, Found found) {
+  Acc start[SUMS];
+  UNROLL
+  for (int v = 0; v < SUMS; ++v) start[v] = from.of[v];
+  if (KIND == BATCHNORM_TRAIN && walk.left) {
+    const Pack x = (KEEPS ? recall(p, member()) : (Packs)load(p, walk.offset)).of[0];
+    UNROLL
+    for (int v = 0; v < SUMS; ++v) start[v] = to_acc(x.of[v]);
+  }
+  const auto each = [&](auto f) { for_each(p, walk, [&](const Packs &packs, long long) { f(packs, true); }); };
+  sum_of_warp(start, walk.left, from, each, found);
+}
+
+// The sums of a split for each of its channels, in the first COLUMNS threads.
+DEVICE Sums sum_up(const BatchNormParams &p, int group, int split, Table &table) {
+  const Place place = place_of(p, group);
+  const Origins from(p, place);
+  sum_of_share(p, Walk(p, place, split), from, [&](int v, const Sums &sums) {
+    if (lane() < (ROWS ? LANES : 1)) table[warp() * COLUMNS + lane() * SUMS + v] = sums;
+  });
+  __syncthreads();
+  Sums total = {};
+  if (threadIdx.x < COLUMNS)
+    UNROLL
+    for (int w = 0; w < WARPS; ++w)
+      UNROLL
+      for (int k = 0; k < COUNT; ++k) total.of[k] += table[w * COLUMNS + threadIdx.x].of[k];
+  return total;
+}
+
+// What finish() needs of a channel: the origin or, for the gradient, the reciprocal of the deviation.
+DEVICE Acc known(const BatchNormParams &p, int channel) {
+  return KIND == BATCHNORM_GRADIENT ? parameter(p.spread, channel) : origin(p, channel);
+}
+
+// The mean and variance of a channel, for the running averages.
+struct Moments {
+  double mean, variance;
+};
+
+DEVICE void update_averages(const BatchNormParams &p, int channel, const Moments &of) {
+  const double count = (double)(p.batch * p.inner);
+  const double unbiased = count > 1 ? of.variance * (count / (count - 1)) : of.variance;
+  store_parameter(p.new_running[0], channel, parameter(p.running[0], channel) * (1 - p.factor) + of.mean * p.factor);
+  store_parameter(p.new_running[1], channel, parameter(p.running[1], channel) * (1 - p.factor) + unbiased * p.factor);
+}
+
+// Computes from a channel's sums what its elements need. A thread that `writes` also writes the channel's
+// results, and calls average(moments) if there are running averages.
+template <class Average>
+DEVICE Ready finish(const BatchNormParams &p, int channel, const Sums &sums, Acc known, bool writes, Average average) {
+  const double count = (double)(p.batch * p.inner);
+  if constexpr (KIND == BATCHNORM_GRADIENT) {
+    const double invstd = known, part = 1 / count, lack = sums.of[2] * part;
+    const double by_scale = (sums.of[1] - lack * sums.of[0]) * invstd, slope = by_scale * part * invstd;
+    if (writes) {
+      store_parameter(p.results[0], channel, by_scale);
+      store_parameter(p.results[1], channel, sums.of[0]);
+    }
+    return {sums.of[0] * part - lack * slope, slope};
+  } else {
+    const double shift = sums.of[0] / count, difference = (sums.of[1] - sums.of[0] * shift) / count;
+    const double variance = difference < 0 ? 0 : difference;  // or NaN
+    const double invstd = 1 / sqrt(variance + p.epsilon), mean = (double)known + shift;
+    if (writes) {
+      store_parameter(p.results[0], channel, mean);
+      store_parameter(p.results[1], channel, invstd);
+      if (p.running[0]) average(Moments{mean, variance});
+    }
+    return {mean, invstd};
+  }
+}
+
+DEVICE Ready finish(const BatchNormParams &p, int channel, const Sums &sums, Acc known, bool writes) {
+  return finish(p, channel, sums, known, writes, [&](const Moments &of) { update_averages(p, channel, of); });
+}
+
+// The parameters of a thread's channels, read before it waits for other blocks.
+struct Given {
+  Acc mean[SUMS], spread[SUMS], scale[SUMS], bias[SUMS];
+  DEVICE Given(const BatchNormParams &p, const Place &place) {
+    UNROLL
+    for (int v = 0; v < SUMS; ++v) {
+      const int channel = place.first_channel + v;
+      mean[v] = spread[v] = scale[v] = bias[v] = 0;
+      if (!place.has_channels) continue;
+      scale[v] = parameter(p.scale, channel);
+      if constexpr (KIND != BATCHNORM_GRADIENT) bias[v] = parameter(p.bias, channel);
+      if constexpr (KIND != BATCHNORM_TRAIN) {
+        mean[v] = parameter(p.mean, channel);
+        spread[v] = parameter(p.spread, channel);
+      }
+    }
+  }
+};
+
+// Computes an element of the result from those of x and of the gradient.
+struct Formula {
+  Acc from[SUMS], shift[SUMS], factor[SUMS], add[SUMS];
+  // `ready` holds the results of finish() for the thread's channels.
+  DEVICE Formula(const BatchNormParams &p, const Given &given, const Ready *ready) {
+    UNROLL
+    for (int v = 0; v < SUMS; ++v) {
+      from[v] = given.mean[v];
+      shift[v] = 0;
+      add[v] = given.bias[v];
+      if constexpr (KIND == BATCHNORM_INFERENCE) {
+        factor[v] = (Acc)(given.scale[v] / sqrt((double)given.spread[v] + p.epsilon));
+      } else if constexpr (KIND == BATCHNORM_GRADIENT) {
+        shift[v] = (Acc)ready[v].first;
+        add[v] = (Acc)ready[v].second;
+        factor[v] = given.scale[v] * given.spread[v];
+      } else {
+        // Keep all digits of the mean, which may be much larger than the deviation.
+        from[v] = (Acc)ready[v].first;
+        shift[v] = (Acc)(ready[v].first - from[v]);
+        factor[v] = (Acc)(given.scale[v] * ready[v].second);
+      }
+    }
+  }
+  DEVICE Pack apply(const Packs &packs) const {
+    // A 16-bit element has fewer digits than the mean.
+    constexpr bool IS_SHIFTED = KIND == BATCHNORM_TRAIN && DTYPE < 2;
+    Pack out;
+    UNROLL
+    for (int i = 0; i < V; ++i) {
+      const int v = i % SUMS;
+      Acc difference = to_acc(packs.of[0].of[i]) - from[v];
+      if constexpr (IS_SHIFTED) difference -= shift[v];
+      if constexpr (KIND == BATCHNORM_GRADIENT)
+        out.of[i] = from_acc((to_acc(packs.of[ARRAYS - 1].of[i]) - shift[v] - difference * add[v]) * factor[v]);
+      else
+        out.of[i] = from_acc(difference * factor[v] + add[v]);
+    }
+    return out;
+  }
+};
+
+// The second part: writes the results.
+DEVICE void normalize(const BatchNormParams &p, const Walk &walk, const Formula &formula) {
+  Bits *const out = static_cast<Bits *>(p.out);
+  for_each(p, walk, [&](const Packs &packs, long long offset) { store(out + offset, formula.apply(packs)); });
+}
+
+// The part of a group's channels that belongs to this thread.
+DEVICE const Ready *own(const Ready *ready) { return ready + (ROWS ? threadIdx.x % LANES * V : 0); }
+
+// The workspace of blocks that share groups.
+struct Shared {
+  Sums *partial;
+  Ready *ready;
+  unsigned *counts, *flags, *blocks;
+  DEVICE explicit Shared(const BatchNormParams &p) {
+    partial = static_cast<Sums *>(p.workspace);
+    ready = reinterpret_cast<Ready *>(partial + (long long)p.groups * p.splits * COLUMNS);
+    counts = reinterpret_cast<unsigned *>(ready + (long long)p.groups * COLUMNS);
+    flags = counts + p.groups;
+    blocks = flags + p.groups;
+  }
+};
+
+// Adds up the sums of a group's blocks. The last block of the group calls it.
+DEVICE void finish_group(const BatchNormParams &p, const Shared &space, int group, Table &table) {
+  constexpr int PARTS = THREADS / COLUMNS;  // parts of the splits; a thread adds up one of them for a channel
+  const int column = threadIdx.x % COLUMNS, part = threadIdx.x / COLUMNS;
+  Sums sums = {};
+  const double *const all = space.partial[(long long)group * p.splits * COLUMNS].of;
+  UNROLL_4
+  for (int split = part; split < p.splits; split += PARTS)
+    UNROLL
+    for (int k = 0; k < COUNT; ++k)
+      // Bypass the level 1 cache, which does not see writes of other blocks.
+      sums.of[k] += read_from_cache(all + (long long)COUNT * (split * COLUMNS + column) + k);
+  table[threadIdx.x] = sums;
+  __syncthreads();
+  const int channel = group * COLUMNS + (int)threadIdx.x;
+  if (threadIdx.x < COLUMNS && channel < p.channels) {
+    Sums total = {};
+    for (int i = 0; i < PARTS && i < p.splits; ++i)
+      UNROLL
+      for (int k = 0; k < COUNT; ++k) total.of[k] += table[i * COLUMNS + threadIdx.x].of[k];
+    space.ready[channel] = finish(p, channel, total, known(p, channel), true);
+  }
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) atomicExch(space.flags + group, 1u);
+}
+
+DEVICE void add_to_group(const BatchNormParams &p, const Shared &space, int group, int split, Table &table) {
+  __shared__ bool is_last;
+  keep(p, place_of(p, group), split);
+  const Sums sums = sum_up(p, group, split, table);
+  if (threadIdx.x < COLUMNS) space.partial[((long long)group * p.splits + split) * COLUMNS + threadIdx.x] = sums;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) is_last = atomicAdd(space.counts + group, 1u) + 1 == (unsigned)p.splits;
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  finish_group(p, space, group, table);
+}
+
+DEVICE void normalize_when_ready(const BatchNormParams &p, const Shared &space, int group, int split, Ready *ready) {
+  const Place place = place_of(p, group);
+  const Given given(p, place);
+  if (threadIdx.x == 0) {
+    while (!atomicAdd(space.flags + group, 0u)) pause();
+    __threadfence();
+  }
+  __syncthreads();
+  if (threadIdx.x < COLUMNS) {
+    const double *const from = &space.ready[(long long)group * COLUMNS + threadIdx.x].first;
+    ready[threadIdx.x] = {read_from_cache(from), read_from_cache(from + 1)};
+  }
+  __syncthreads();
+  const Formula formula(p, given, own(ready));
+  normalize(p, Walk(p, place, split), formula);
+}

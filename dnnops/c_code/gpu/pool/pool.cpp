@@ -1,0 +1,192 @@
+// Pooling and its gradient.
+#include "../../common/pool_problem.hpp"
+
+#include "../base/handle.hpp"
+#include "../base/node_state.hpp"
+
+namespace dnnops {
+
+namespace {
+
+// Words after those of pool_problem().
+enum PoolWord { WORD_MODE = 1, WORD_GRADIENT = 3, WORD_DETERMINISTIC = 4 };
+
+enum CudnnPooling { POOLING_MAX = 0, POOLING_INC_PAD = 1, POOLING_EXC_PAD = 2, POOLING_MAX_DETERMINISTIC = 3 };
+constexpr int PROPAGATE_NAN = 1;
+
+// Forward: x and the three vectors; gradient: x, the pooled x, the gradient with respect to it, and the vectors.
+struct PoolCall {
+  const int64_t *words;
+  const dnnops_tensor *inputs;
+  dnnops_tensor &output;
+  bool gradient;
+
+  PoolCall(const int64_t *words_, const dnnops_tensor *inputs_, dnnops_tensor *outputs)
+      : words(words_), inputs(inputs_), output(outputs[0]), gradient(words_[WORD_GRADIENT]) {}
+
+  int arrays() const { return gradient ? 3 : 1; }
+  PoolProblem problem() const {
+    const dnnops_tensor *vectors = inputs + arrays();
+    return pool_problem(words, inputs[0], vectors[0], vectors[1], vectors[2]);
+  }
+  const int64_t *result_shape(const PoolProblem &problem) const { return gradient ? problem.image : problem.top; }
+};
+
+struct PoolKey {
+  int64_t handle;
+  OperandKey arrays[4];
+  int64_t vectors[9];
+};
+
+void read_key(PoolKey &key, const PoolCall &call, const Handle &handle) {
+  key.handle = handle.number;
+  const int count = call.arrays();
+  for (int i = 0; i < 3; ++i) {
+    if (i < count)
+      read_key(key.arrays[i], call.inputs[i]);
+    else
+      std::memset(&key.arrays[i], 0, sizeof key.arrays[i]);
+  }
+  read_key(key.arrays[3], call.output);
+  for (int which = 0; which < 3; ++which) {
+    const dnnops_tensor &vector = call.inputs[count + which];
+    for (int i = 0; i < 3; ++i)
+      key.vectors[3 * which + i] =
+          i < vector.shape[0] ? *reinterpret_cast<const int64_t *>(static_cast<const char *>(vector.data) +
+                                                                   i * vector.strides[0])
+                              : 0;
+  }
+}
+
+struct PoolState : State {
+  bool ready = false;
+  PoolKey key;
+  bool empty = false;    // there is nothing to compute
+  bool no_windows = false;  // the gradient is zero
+  double scale = 1;
+  PoolingDescriptor pooling;
+  TensorDescriptor image, top, pooled, gradient;
+};
+
+int cudnn_mode(const PoolCall &call) {
+  switch (call.words[WORD_MODE]) {
+    case POOL_MAX: return call.words[WORD_DETERMINISTIC] ? POOLING_MAX_DETERMINISTIC : POOLING_MAX;
+    case POOL_AVERAGE_EXC_PAD: return POOLING_EXC_PAD;
+    default: return POOLING_INC_PAD;  // a sum is this average times the size of the window
+  }
+}
+
+// cuDNN leaves out windows that extend past the end.
+void require_whole_windows(const PoolProblem &problem) {
+  for (int64_t i = 0; i < problem.spatial_ndim; ++i) {
+    const int64_t padded = problem.image[2 + i] + 2 * problem.pad[i];
+    if (padded < problem.window[i] || (padded - problem.window[i]) / problem.stride[i] + 1 != problem.top[2 + i])
+      fail(DNNOPS_NOT_SUPPORTED,
+           "with ignore_border=False, cuDNN does not support windows that extend past the end, as on spatial axis %lld",
+           (long long)i);
+  }
+}
+
+void set_pooling(PoolState &state, const PoolCall &call, const PoolProblem &problem) {
+  const int spatial = static_cast<int>(problem.spatial_ndim);
+  const bool widen = spatial == 1;
+  int window[3] = {1, 1, 1}, stride[3] = {1, 1, 1}, pad[3] = {0, 0, 0};
+  to_int(problem.window, spatial, window + widen);
+  to_int(problem.stride, spatial, stride + widen);
+  to_int(problem.pad, spatial, pad + widen);
+  DNNOPS_LEGACY(cudnnSetPoolingNdDescriptor, state.pooling, cudnn_mode(call), PROPAGATE_NAN, spatial + widen, window,
+                pad, stride);
+  state.scale = 1;
+  if (problem.mode == POOL_SUM)
+    for (int i = 0; i < spatial; ++i) state.scale *= static_cast<double>(problem.window[i]);
+}
+
+void prepare(PoolState &state, const PoolKey &key, const PoolCall &call) {
+  state.ready = false;
+  const PoolProblem problem = call.problem();
+  const int64_t dtype = call.inputs[0].dtype, ndim = problem.spatial_ndim + 2;
+  cudnn_dtype(dtype);
+  const int64_t *shape = call.result_shape(problem);
+  if (call.output.ndim != ndim || std::memcmp(call.output.shape, shape, ndim * sizeof(int64_t)))
+    fail(DNNOPS_VALUE_ERROR, "the output has to have the shape %s", list_of(shape, ndim).c_str());
+  if (call.gradient)
+    for (int i = 1; i < 3; ++i)
+      if (call.inputs[i].dtype != dtype || call.inputs[i].ndim != ndim ||
+          std::memcmp(call.inputs[i].shape, problem.top, ndim * sizeof(int64_t)))
+        fail(DNNOPS_VALUE_ERROR, "pooled arrays have to be %s%s", dtype_name(dtype),
+             list_of(problem.top, ndim).c_str());
+  state.empty = element_count(shape, ndim) == 0;
+  state.no_windows = element_count(problem.top, ndim) == 0;
+  if (!state.empty && !state.no_windows) {
+    require_whole_windows(problem);
+    set_pooling(state, call, problem);
+    Tensor tensors[4];
+    Tensor *all[4];
+    const int count = call.gradient ? 4 : 2;
+    for (int i = 0; i < count; ++i) {
+      tensors[i] = read_tensor(i == count - 1 ? call.output : call.inputs[i]);
+      all[i] = &tensors[i];
+    }
+    canonicalize_together(all, count);
+    set_descriptor(state.image, tensors[0], dtype);
+    if (call.gradient) {
+      set_descriptor(state.pooled, tensors[1], dtype);
+      set_descriptor(state.top, tensors[2], dtype);
+      set_descriptor(state.gradient, tensors[3], dtype);
+    } else {
+      set_descriptor(state.top, tensors[1], dtype);
+    }
+  }
+  state.key = key;
+  state.ready = true;
+}
+
+void run(const dnnops_context &context, const PoolCall &call) {
+  const DeviceGuard device(context.device);
+  const Handle &handle = handle_for(context.device, context.stream);
+  HeldState<PoolState> held(context);
+  PoolState &state = *held;
+  PoolKey key;
+  read_key(key, call, handle);
+  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, call);
+  if (state.empty) return;
+  if (state.no_windows) {
+    const int64_t count = element_count(call.output.shape, call.output.ndim);
+    DNNOPS_CHECK(cudaMemsetAsync(call.output.data, 0, count * item_size(call.output.dtype),
+                                 static_cast<cudaStream_t>(context.stream)));
+    return;
+  }
+  const Scalar scale(state.scale, call.output.dtype), zero(0, call.output.dtype);
+  if (call.gradient)
+    DNNOPS_LEGACY(cudnnPoolingBackward, handle.cudnn, state.pooling, scale.pointer(), state.pooled,
+                  call.inputs[1].data, state.top, call.inputs[2].data, state.image, call.inputs[0].data,
+                  zero.pointer(), state.gradient, call.output.data);
+  else
+    DNNOPS_LEGACY(cudnnPoolingForward, handle.cudnn, state.pooling, scale.pointer(), state.image, call.inputs[0].data,
+                  zero.pointer(), state.top, call.output.data);
+}
+
+const char *op_name(const int64_t *words) { return words[WORD_GRADIENT] ? "GpuDnnPoolGrad" : "GpuDnnPool"; }
+
+}  // namespace
+
+}  // namespace dnnops
+
+DNNOPS_EXPORT int dnnops_cudnn_pool_shape(const dnnops_context *, const int64_t *words, const dnnops_tensor *inputs,
+                                          dnnops_tensor *outputs) {
+  using namespace dnnops;
+  const PoolCall call(words, inputs, outputs);
+  return guarded(op_name(words), inputs, call.arrays(), [&] {
+    const PoolProblem problem = call.problem();
+    cudnn_dtype(inputs[0].dtype);
+    describe_output(call.output, inputs[0].dtype, call.result_shape(problem), problem.spatial_ndim + 2,
+                    FORMAT_CONTIGUOUS);
+  });
+}
+
+DNNOPS_EXPORT int dnnops_cudnn_pool(const dnnops_context *context, const int64_t *words, const dnnops_tensor *inputs,
+                                    dnnops_tensor *outputs) {
+  using namespace dnnops;
+  const PoolCall call(words, inputs, outputs);
+  return guarded(op_name(words), inputs, call.arrays(), [&] { run(*context, call); });
+}

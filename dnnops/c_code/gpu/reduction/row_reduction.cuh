@@ -1,0 +1,91 @@
+// Reductions of rows that are adjacent in memory. dnnops/gpuarray/row_reduction.py compiles this with CuPy,
+// after c_code/gpu/kernels/kernel.cuh and numbers.cuh; a test compiles it for the host.
+//
+// The Python module also declares Stored and Result, the types of the operand and the result in memory; Acc;
+// IDENTITY; Acc acc_of(Stored), Acc combine(Acc, Acc), Result result_of(Acc).
+// Macro: LANES, a power of 2 up to 32, or THREADS: the number of threads that share a row, or a part of one.
+
+// A quarter of a multiprocessor's threads; each has this many loads of 16 bytes in flight.
+constexpr int THREADS = 256, LOADS = 4;
+constexpr int V = 16 / (int)sizeof(Stored);
+
+union Pack {
+  uint4 words;
+  Stored of[V];
+};
+
+// Combines the values of all lanes. At least the first lane gets the result.
+DEVICE Acc of_lanes(Acc value) {
+  UNROLL
+  for (int apart = (LANES < 32 ? LANES : 32) / 2; apart; apart /= 2)
+    value = combine(value, (Acc)__shfl_xor_sync(0xffffffffu, value, apart));
+#if LANES > 32
+  __shared__ Acc of_warps[THREADS / 32];
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  if (threadIdx.x == 0)
+    for (int warp = 1; warp < THREADS / 32; ++warp) value = combine(value, of_warps[warp]);
+#endif
+  return value;
+}
+
+DEVICE void add(Acc &sum, const Pack &pack) {
+  UNROLL
+  for (int v = 0; v < V; ++v) sum = combine(sum, acc_of(pack.of[v]));
+}
+
+// With more than one part, each part writes its value to `partial`, for finish_rows.
+KERNEL void __launch_bounds__(THREADS, 4)
+    reduce_rows(const Stored *from, Result *to, Acc *partial, long long rows, long long length, long long parts) {
+  constexpr int ROWS = THREADS / LANES;  // rows per block
+  const int lane = threadIdx.x % LANES;
+  const long long part = blockIdx.x % parts, row = blockIdx.x / parts * ROWS + threadIdx.x / LANES;
+  Acc sums[LOADS];
+  UNROLL
+  for (int k = 0; k < LOADS; ++k) sums[k] = IDENTITY;
+  if (row < rows) {
+    const Stored *const begin = from + row * length;
+    const int skew = (int)(reinterpret_cast<unsigned long long>(begin) % 16 / sizeof(Stored));
+    long long head = skew ? V - skew : 0;
+    if (head > length) head = length;
+    const long long packs = (length - head) / V, step = LANES * parts;
+    const uint4 *const aligned = reinterpret_cast<const uint4 *>(begin + head);
+    long long i = part * LANES + lane;
+    for (; i + (LOADS - 1) * step < packs; i += LOADS * step) {
+      Pack loaded[LOADS];
+      UNROLL
+      for (int k = 0; k < LOADS; ++k) loaded[k].words = __ldg(aligned + i + k * step);
+      UNROLL
+      for (int k = 0; k < LOADS; ++k) add(sums[k], loaded[k]);
+    }
+    // At most LOADS - 1 packs are left; short rows only have these.
+    Pack left[LOADS - 1];
+    UNROLL
+    for (int k = 0; k < LOADS - 1; ++k)
+      if (i + k * step < packs) left[k].words = __ldg(aligned + i + k * step);
+    UNROLL
+    for (int k = 0; k < LOADS - 1; ++k)
+      if (i + k * step < packs) add(sums[k], left[k]);
+    if (part == 0) {  // the elements before and after the packs, less than a pack on either side
+      for (long long j = lane; j < head; j += LANES) sums[1] = combine(sums[1], acc_of(begin[j]));
+      for (long long j = head + packs * V + lane; j < length; j += LANES) sums[2] = combine(sums[2], acc_of(begin[j]));
+    }
+  }
+  const Acc all = of_lanes(combine(combine(sums[0], sums[1]), combine(sums[2], sums[3])));
+  if (lane || row >= rows) return;
+  if (parts > 1)
+    partial[row * parts + part] = all;
+  else
+    to[row] = result_of(all);
+}
+
+// One block per row.
+#if LANES > 32
+KERNEL void __launch_bounds__(THREADS) finish_rows(const Acc *partial, Result *to, long long parts) {
+  const Acc *const from = partial + blockIdx.x * parts;
+  Acc sum = IDENTITY;
+  for (long long i = threadIdx.x; i < parts; i += THREADS) sum = combine(sum, from[i]);
+  sum = of_lanes(sum);
+  if (threadIdx.x == 0) to[blockIdx.x] = result_of(sum);
+}
+#endif

@@ -1,0 +1,116 @@
+// Dropout and its gradient, with dnnops kernels.
+#include "../../common/dropout_problem.hpp"
+
+#include "../conv/conv_plan.hpp"
+#include "../base/handle.hpp"
+#include "../kernels/kernel_loader.hpp"
+#include "../base/merged_axes.hpp"
+#include "../base/node_state.hpp"
+
+namespace dnnops {
+
+namespace {
+
+// The same values as in dropout.cuh.
+constexpr int64_t THREADS = 256, ROUNDS = 2, BLOCK_ELEMENTS = 4 * ROUNDS * THREADS;
+struct Launch {
+  const void *from;
+  void *to, *reserve;
+  unsigned long long seed, offset;
+  long long count, threshold;
+  double scale;
+};
+
+struct DropoutKey {
+  int64_t handle, dtype;
+};
+
+struct DropoutState : State {
+  bool ready = false;
+  DropoutKey key;
+  Kernel kernel;
+};
+
+Launch make_launch(const dnnops_tensor *inputs, void *to) {
+  Launch launch = {};
+  const double p = read_probability(inputs[1]);
+  launch.from = inputs[0].data;
+  launch.to = to;
+  launch.count = element_count(inputs[0].shape, inputs[0].ndim);
+  launch.threshold = dropout_threshold(p);
+  launch.scale = 1 / (1 - p);
+  return launch;
+}
+
+void run(const dnnops_context &context, const char *name, Launch &launch, int64_t dtype) {
+  if (!launch.count) return;
+  const DeviceGuard device(context.device);
+  const Handle &handle = handle_for(context.device, context.stream);
+  HeldState<DropoutState> held(context);
+  DropoutState &state = *held;
+  const int64_t blocks = (launch.count + BLOCK_ELEMENTS - 1) / BLOCK_ELEMENTS;
+  if (blocks > INT_MAX) fail(DNNOPS_NOT_SUPPORTED, "the array is too large");
+  if (!state.ready || state.key.handle != handle.number || state.key.dtype != dtype) {
+    state.ready = false;
+    state.kernel = load_kernel(handle, "dropout", name, "-DDTYPE=" + std::to_string(dtype));
+    state.key = {handle.number, dtype};
+    state.ready = true;
+  }
+  void *arguments[] = {&launch};
+  launch_kernel(state.kernel, static_cast<unsigned>(blocks), THREADS, 0, context.stream, arguments);
+}
+
+void forward(const dnnops_context &context, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  // The state is on the host, so a captured launch would draw the same numbers at each replay.
+  if (is_capturing(context.stream)) fail(DNNOPS_NOT_SUPPORTED, "dropout can't be captured in a CUDA graph");
+  Launch launch = make_launch(inputs, outputs[0].data);
+  const DropoutPlace place = read_place(inputs[2]);
+  require_contiguous(inputs[0]);
+  require_contiguous(outputs[0]);
+  launch.seed = place.seed;
+  launch.offset = place.offset;
+  launch.reserve = outputs[1].data;
+  run(context, "dropout", launch, inputs[0].dtype);
+  write_next_place(place, launch.count, outputs[2].data);
+}
+
+void backward(const dnnops_context &context, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+  Launch launch = make_launch(inputs, outputs[0].data);
+  require_contiguous(inputs[0]);
+  require_contiguous(inputs[2]);
+  require_contiguous(outputs[0]);
+  launch.reserve = inputs[2].data;
+  run(context, "dropout_grad", launch, inputs[0].dtype);
+}
+
+}  // namespace
+
+}  // namespace dnnops
+
+DNNOPS_EXPORT int dnnops_cudnn_dropout_shape(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
+                                             dnnops_tensor *outputs) {
+  using namespace dnnops;
+  return guarded("GpuDnnDropoutOp", inputs, 3, [&] {
+    cudnn_dtype(inputs[0].dtype);
+    dropout_shapes(inputs, outputs);
+  });
+}
+DNNOPS_EXPORT int dnnops_cudnn_dropout(const dnnops_context *context, const int64_t *, const dnnops_tensor *inputs,
+                                       dnnops_tensor *outputs) {
+  using namespace dnnops;
+  return guarded("GpuDnnDropoutOp", inputs, 3, [&] { forward(*context, inputs, outputs); });
+}
+
+DNNOPS_EXPORT int dnnops_cudnn_dropout_grad_shape(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
+                                                  dnnops_tensor *outputs) {
+  using namespace dnnops;
+  return guarded("GpuDnnDropoutGrad", inputs, 3, [&] {
+    cudnn_dtype(inputs[0].dtype);
+    dropout_grad_shape(inputs, outputs);
+  });
+}
+DNNOPS_EXPORT int dnnops_cudnn_dropout_grad(const dnnops_context *context, const int64_t *, const dnnops_tensor *inputs,
+                                            dnnops_tensor *outputs) {
+  using namespace dnnops;
+  return guarded("GpuDnnDropoutGrad", inputs, 3, [&] { backward(*context, inputs, outputs); });
+}
