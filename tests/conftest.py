@@ -86,6 +86,7 @@ if _gpu := gpu_of_worker(os.environ):
 import dnnops  # noqa: E402, F401
 from dnnops.errors import DnnError  # noqa: E402
 from tests import configurations_run, needs, skips  # noqa: E402
+from tests.stored_plans import no_stored_plans  # noqa: E402, F401
 
 
 def share_libraries(shared: Path, own: Path, build: Callable[[], None]) -> None:

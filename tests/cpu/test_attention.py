@@ -16,7 +16,7 @@ from dnnops.nnet import Attention, AttentionGrad, scaled_dot_product_attention
 from tests.cpu.test_batchnorm import run_all
 from tests.cpu.test_conv import restrided
 from tests.linkers import LINKERS
-from tests.nnet.attention_cases import Case, cases
+from tests.nnet.attention.attention_cases import Case, cases
 from tests.oracle import PERFORM_MODE, assert_close, fuzz
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -19,8 +19,8 @@ from dnnops.nnet import CTC, ctc
 from tests.cpu.test_conv import restrided
 from tests.linkers import LINKERS
 from tests.needs import require
-from tests.nnet.ctc_cases import Case, cases, torch_loss
-from tests.nnet.test_ctc import BAD_VALUES, BATCH, FOUR, LABELS, X, run
+from tests.nnet.loss.ctc_cases import Case, cases, torch_loss
+from tests.nnet.loss.test_ctc import BAD_VALUES, BATCH, FOUR, LABELS, X, run
 from tests.oracle import assert_close, fuzz
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])

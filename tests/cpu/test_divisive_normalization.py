@@ -20,7 +20,7 @@ from dnnops.nnet import DivisiveNormalization, DivisiveNormalizationGrad, divisi
 from tests.cpu.test_batchnorm import in_double, run_all
 from tests.cpu.test_conv import restrided
 from tests.linkers import LINKERS
-from tests.nnet.window_norm_cases import Case, cases
+from tests.nnet.norm.window_norm_cases import Case, cases
 from tests.oracle import PERFORM_MODE, assert_close, fuzz, normal
 
 DTYPES = ("float32", "float64")

@@ -16,7 +16,7 @@ from dnnops.nnet import LRN, LRNGrad, local_response_normalization
 from dnnops.nnet.norm.window_base import WindowSum
 from tests.cpu.test_conv import in_double, restrided
 from tests.linkers import LINKERS
-from tests.nnet.window_norm_cases import Case, cases
+from tests.nnet.norm.window_norm_cases import Case, cases
 from tests.oracle import PERFORM_MODE, assert_close, fuzz, normal, run_op, small_integers
 
 DTYPES = ("float32", "float64")

@@ -16,7 +16,7 @@ from dnnops.cpu.rnn import OneDnnRNNBackward, OneDnnRNNForward
 from dnnops.errors import DnnError, DnnTypeError, DnnValueError
 from dnnops.nnet import RNNBlock
 from tests.cpu.test_conv import restrided
-from tests.nnet.rnn_cases import RNNCase, rnn_cases, run_op
+from tests.nnet.rnn.rnn_cases import RNNCase, rnn_cases, run_op
 from tests.oracle import PERFORM_MODE, UNIT, assert_close, fuzz, small_integers
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -17,14 +17,14 @@ from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.loss.ctc import CTC
 from dnnops.runtime.op import DTYPE_CODES
+from tests.emulation.host_ops import HostOp
+from tests.emulation.nvrtc import compile_cuda
 from tests.gpu.calls import call, device_tensor, shape_of
 from tests.gpu.compiled import check_module
 from tests.gpu.device import DTYPES, apply_all, host, on_gpu, poison, restrided, rounded
-from tests.gpu.host_ops import HostOp
 from tests.needs import require
-from tests.nnet.ctc_cases import Case, cases
-from tests.nnet.test_ctc import BAD_VALUES, FOUR, LABELS, X, run
-from tests.nvrtc import compile_cuda
+from tests.nnet.loss.ctc_cases import Case, cases
+from tests.nnet.loss.test_ctc import BAD_VALUES, FOUR, LABELS, X, run
 from tests.oracle import RELATIVE_ERROR, fuzz
 
 #: Of costs, by their size or 1, and of gradients, whose elements are between -1 and 1.

@@ -13,9 +13,9 @@ from dnnops.gpu.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.regularization.dropout import BLOCKS, GROUP, Dropout, DropoutGrad
 from dnnops.runtime.op import DTYPE_CODES
+from tests.emulation.host_kernels import compile_for_gpu, compile_for_host, launch_struct
 from tests.gpu.calls import call, device_tensor, shape_of
 from tests.gpu.device import DTYPES, bits, make_node, on_gpu, poison, rounded, values
-from tests.gpu.host_kernels import compile_for_gpu, compile_for_host, launch_struct
 from tests.needs import of_dtypes
 from tests.oracle import SEED, repeat_command
 

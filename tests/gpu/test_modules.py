@@ -25,7 +25,7 @@ from dnnops.gpu.reduction import GpuDnnReduction
 from dnnops.gpu.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
 from dnnops.gpu.transform import GpuDnnAddTensor, GpuDnnTransform
 from dnnops.gpuarray.type import GpuArrayType
-from tests.nvrtc import compile_cuda
+from tests.emulation.nvrtc import compile_cuda
 
 
 def array(dtype="float32", shape=(None, None, None, None), device=0):

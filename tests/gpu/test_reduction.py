@@ -14,9 +14,9 @@ from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpu.reduction import REDUCTIONS, GpuDnnReduction
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.runtime.op import DTYPE_CODES
+from tests.emulation.host_kernels import compile_for_gpu, compile_for_host, launch_struct
 from tests.gpu.calls import call, device_tensor, shape_of
 from tests.gpu.device import bits, host, make_node, on_gpu, poison, rounded, values
-from tests.gpu.host_kernels import compile_for_gpu, compile_for_host, launch_struct
 from tests.oracle import RELATIVE_ERROR, SEED, repeat_command
 
 DTYPES = ("float16", "float32", "float64")

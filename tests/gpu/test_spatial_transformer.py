@@ -31,13 +31,13 @@ from dnnops.nnet.resample.spatial_transformer import (
     SpatialTransformerSamplerGrad,
 )
 from dnnops.runtime.op import DTYPE_CODES
+from tests.emulation.host_ops import HostOp
+from tests.emulation.nvrtc import compile_cuda
 from tests.gpu.calls import call, device_tensor, shape_of
 from tests.gpu.compiled import check_module
 from tests.gpu.device import DTYPES, apply_all, host, on_gpu, poison, restrided, rounded
-from tests.gpu.host_ops import HostOp
-from tests.nnet.spatial_transformer_cases import Case, cases
-from tests.nnet.test_ctc import run
-from tests.nvrtc import compile_cuda
+from tests.nnet.loss.test_ctc import run
+from tests.nnet.resample.spatial_transformer_cases import Case, cases
 from tests.oracle import RELATIVE_ERROR, fuzz
 
 CUDNN_OPS = (

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from dnnops.runtime.find import find_cuda_headers
-from tests.nvrtc import CudaError, compile_cuda
+from tests.emulation.nvrtc import CudaError, compile_cuda
 
 ARCHITECTURE = "compute_90"
 

@@ -16,11 +16,11 @@ from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.reduction import row_reduction
 from dnnops.gpuarray.row_reduction import THREADS, plan_rows, row_source, rows_of, split_axes
 from dnnops.gpuarray.type import GpuArrayType
+from tests.emulation.nvrtc import compile_cuda
 from tests.gpu.device import poison
-from tests.nvrtc import compile_cuda
 from tests.oracle import SEED, repeat_command
 
-HEADERS = Path(__file__).parents[1] / "gpu"
+HEADERS = Path(__file__).parents[1] / "emulation"
 PROCESSORS = 132
 
 #: Op, dtypes of operand, accumulator and result, and what is done to each element before.

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dnnops.nnet import Attention, AttentionGrad
 from tests.link.conversions import DTYPES, assert_converted, both_libraries, converted, perform
-from tests.nnet.attention_cases import cases
+from tests.nnet.attention.attention_cases import cases
 from tests.oracle import fuzz
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dnnops.errors import DnnValueError
 from dnnops.nnet import CTC
 from tests.link.conversions import DTYPES, assert_converted, both_libraries, converted
-from tests.nnet.ctc_cases import cases
+from tests.nnet.loss.ctc_cases import cases
 from tests.oracle import fuzz
 
 

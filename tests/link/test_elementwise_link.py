@@ -21,7 +21,7 @@ from dnnops.nnet import (
 )
 from dnnops.nnet.norm.window_base import WindowSum
 from tests.link.conversions import DTYPES, assert_converted, both_libraries, converted, perform
-from tests.nnet import batchnorm_cases, window_norm_cases
+from tests.nnet.norm import batchnorm_cases, window_norm_cases
 from tests.oracle import fuzz
 
 SPECIAL = np.array([-np.inf, -800.0, -3.0, -0.5, -0.0, 0.0, 0.5, 2.0, 3.0, 800.0, np.inf, np.nan])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dnnops.nnet import RNNForward
 from tests.link.conversions import DTYPES, assert_converted, both_libraries, of_dtype, perform
-from tests.nnet.rnn_cases import rnn_cases
+from tests.nnet.rnn.rnn_cases import rnn_cases
 from tests.oracle import fuzz, normal
 
 

@@ -12,7 +12,7 @@ from dnnops.nnet import (
     SpatialTransformerSamplerGrad,
 )
 from tests.link.conversions import DTYPES, assert_converted, both_libraries
-from tests.nnet.spatial_transformer_cases import cases
+from tests.nnet.resample.spatial_transformer_cases import cases
 from tests.oracle import fuzz
 
 

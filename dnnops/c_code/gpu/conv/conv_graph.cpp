@@ -251,7 +251,7 @@ const char *forbidden(const ConvCase &conv, const PlanSpec &spec, int64_t notes)
   if (conv.dtype == DNNOPS_FLOAT32 && !conv.allow_tf32 && has(CUDNN_NUMERICAL_NOTE_TENSOR_CORE))
     return "it computes in TF32, and dnn.allow_tf32 is False";
   // Engine 63, for the first layers of networks, has a note that it sums in float16, but forward its errors
-  // are only those of rounding the result: test_first_layers in tests/gpu/test_plan_choice.py.
+  // are only those of rounding the result: test_first_layers in tests/plans/test_choice.py.
   const bool sums_in_float32 = spec.id == 63 && conv.direction == CONV_FORWARD && cudnnGetVersion() / 100 == 919;
   if (conv.compute != DNNOPS_FLOAT16 && !sums_in_float32 && has(CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION))
     return "it sums in a narrower type than requested (flag dnn.conv.precision)";

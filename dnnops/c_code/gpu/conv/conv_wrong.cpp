@@ -1,4 +1,4 @@
-// Plans that computed wrong results with cuDNN 9.19 on an H200, found by tests/gpu/test_plans.py. They are
+// Plans that computed wrong results with cuDNN 9.19 on an H200, found by tests/plans/test_gpu.py. They are
 // rejected with all versions, until one is shown to be correct.
 #include "conv_plan.hpp"
 

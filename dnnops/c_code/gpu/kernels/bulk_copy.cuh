@@ -1,4 +1,4 @@
-// Bulk copies of any multiple of 16 bytes, from compute capability 9.0 on. tests/gpu/host_cuda.hpp has the
+// Bulk copies of any multiple of 16 bytes, from compute capability 9.0 on. tests/emulation/host_cuda.hpp has the
 // same names for tests on the host.
 #ifdef __CUDACC__
 // A barrier in shared memory that tells waiting threads that copies have arrived. One thread states what it

@@ -1,5 +1,5 @@
 // What all kernels share. dnnops/gpu/kernels.py compiles programs with it, using CuPy;
-// tests/gpu/host_cuda.hpp has the same names for tests on the host.
+// tests/emulation/host_cuda.hpp has the same names for tests on the host.
 #ifdef __CUDACC__
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__

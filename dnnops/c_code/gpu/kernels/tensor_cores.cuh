@@ -1,4 +1,4 @@
-// Products on tensor cores. tests/gpu/host_cuda.hpp has the same function for the host.
+// Products on tensor cores. tests/emulation/host_cuda.hpp has the same function for the host.
 #ifdef __CUDACC__
 // Adds the product of 16x8 and 8x8 TF32 numbers, whose lowest 13 bits are ignored. All threads of a warp must call it.
 // With row = lane / 4 and column = lane % 4, a thread has

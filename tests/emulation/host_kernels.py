@@ -1,0 +1,80 @@
+"""Compile small kernels of one parameter for the host, and run them."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pytensor import config
+
+from dnnops.gpu.kernels import kernel_source
+from tests.emulation.nvrtc import compile_cuda
+
+_NUMBERS = itertools.count()
+
+_ENTRY = """
+extern "C" int run_{kernel}(const void *launch, unsigned blocks, unsigned threads, unsigned seed) {{
+  return run_grid({kernel}, *static_cast<const {struct} *>(launch), blocks, threads, 0, seed);
+}}
+"""
+
+
+def compile_for_host(
+    folder: Path, program: str, kernels: dict[str, str], macros: dict[str, Any]
+) -> ctypes.CDLL:
+    """Compile a program's kernels.
+
+    Parameters
+    ----------
+    folder : Path
+        Where to.
+    program : str
+        As `dnnops.gpu.kernels` calls it.
+    kernels : dict
+        The struct that each kernel takes.
+    macros : dict
+        What they are compiled with.
+
+    Returns
+    -------
+    CDLL
+        Has ``run_<kernel>(launch, blocks, threads, seed)``.
+    """
+    name = f"{program}_{next(_NUMBERS)}"
+    entries = "".join(_ENTRY.format(kernel=k, struct=s) for k, s in kernels.items())
+    text = f'#include "host_cuda.hpp"\n{kernel_source(program)}\n{entries}'
+    (folder / f"{name}.cpp").write_text(text)
+    defines = [f"-D{key}={value}" for key, value in macros.items()]
+    command = [config.cxx, "-std=c++17", "-O1", "-shared", "-fPIC", *defines]
+    # As a device does, it stops at addresses that don't fit what is moved at once.
+    command += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
+    command += [f"-I{Path(__file__).parent}", "-o", f"{name}.so", f"{name}.cpp"]
+    subprocess.run(command, cwd=folder, check=True)
+    return ctypes.CDLL(str(folder / f"{name}.so"))
+
+
+def compile_for_gpu(program: str, macros: dict[str, Any]) -> str:
+    """Compile a program with NVRTC, which needs no GPU; gives the assembly code."""
+    defines = (f"-D{key}={value}" for key, value in macros.items())
+    return compile_cuda(kernel_source(program), "-std=c++17", *defines).code
+
+
+def launch_struct(**fields: Any) -> Any:
+    """A reference to a struct of eight-byte fields: pointers to arrays, integers and floats."""
+    kinds: dict[str, Any] = {}
+    values = {}
+    for name, value in fields.items():
+        if isinstance(value, np.ndarray):
+            kinds[name], values[name] = ctypes.c_void_p, value.ctypes.data
+        elif isinstance(value, float):
+            kinds[name], values[name] = ctypes.c_double, value
+        else:
+            kinds[name], values[name] = ctypes.c_uint64, int(value) % 2**64
+    struct = type("Launch", (ctypes.Structure,), {"_fields_": list(kinds.items())})
+    launch = struct(**values)
+    launch.arrays = fields  # ctypes keeps no arrays alive
+    return ctypes.byref(launch)

@@ -1,0 +1,167 @@
+"""Ask cuDNN for plans of attention on a GPU that is described to it, where there is none.
+
+``python -m tests.plans.described_device`` reads configurations, a JSON list, and writes what it
+found for each. It is a process of its own, because cuDNN's engines are linked with the driver's
+library: without a driver, one that does nothing stands in for it, and has to be found by the
+loader.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+#: What cuDNN wants to know of a device.
+H200 = {
+    "maxGridSize": [2**31 - 1, 65535, 65535],
+    "maxBlockSize": [1024, 1024, 64],
+    "regsPerBlock": 65536,
+    "multiProcessorCount": 132,
+    "smCountOrigin": 0,
+    "warpSize": 32,
+    "maxSharedMemoryPerBlock": 49152,
+    "maxSharedMemoryPerBlockOptin": 232448,
+    "oversizedSharedMemoryPerBlock": 0,
+    "reservedSharedMemoryPerBlock": 1024,
+    "maxRegistersPerSM": 65536,
+    "maxCtasPerSM": 32,
+    "maxThreadsPerBlock": 1024,
+    "maxThreadsPerSM": 2048,
+    "pciDeviceId": 0,
+    "isTccDriver": 0,
+    "supportCoopLaunch": 1,
+    "totalGlobalMem": 150_000_000_000,
+    "smClockRateKHz": 1_980_000,
+    "memClockRateKHz": 3_201_000,
+    "memoryBusWidth": 6144,
+    "l2CacheSize": 62_914_560,
+    "cudaDeviceId": 0,
+    "deviceVer": 900,
+    "driverVer": 13000,
+    "deviceName": "NVIDIA H200",
+}
+
+# Kernels are compiled, and said to be loaded.
+_GIVES_HANDLES = ("ModuleLoadData", "ModuleGetFunction", "LibraryLoadData", "LibraryGetKernel")
+_DOES_NOTHING = (
+    *("CtxGetCurrent", "CtxGetLimit", "CtxPopCurrent", "CtxPushCurrent", "DeviceGet"),
+    *("DeviceGetCount", "GetErrorName", "GetErrorString", "KernelSetAttribute"),
+    *("LaunchCooperativeKernel", "LaunchKernel", "LaunchKernelEx", "LibraryLoadFromFile"),
+    *("LibraryUnload", "LinkAddData", "LinkComplete", "LinkCreate", "LinkDestroy"),
+    *("ModuleUnload", "OccupancyMaxPotentialClusterSize", "StreamGetCtx"),
+    *("TensorMapEncodeIm2col", "TensorMapEncodeTiled"),
+)
+
+
+def _stand_in(directory: Path) -> None:
+    """Compile a library with the functions of the driver that cuDNN's engines refer to."""
+    lines = [f"int cu{name}(void) {{ return 0; }}" for name in _DOES_NOTHING]
+    lines += [f"int cu{name}(void **h) {{ *h = (void *)16; return 0; }}" for name in _GIVES_HANDLES]
+    lines.append("int cuDriverGetVersion(int *v) { *v = 13000; return 0; }")
+    lines.append("int cuKernelGetAttribute(int *v) { *v = 0; return 0; }")
+    source = directory / "cuda.c"
+    source.write_text("\n".join(lines))
+    command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", str(source)]
+    subprocess.run([*command, "-o", str(directory / "libcuda.so.1")], check=True)
+
+
+def plans_of(configurations: list[dict[str, Any]], directory: Path) -> list[dict[str, str]]:
+    """What `describe` gives for configurations, found in another process."""
+    environment = dict(os.environ)
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        _stand_in(directory)
+        former = environment.get("LD_LIBRARY_PATH")
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, (str(directory), former)))
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.plans.described_device"],
+        input=json.dumps(configurations),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        cwd=Path(__file__).parents[2],
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+def describe(
+    gradient: bool = False,
+    dtype: str = "float16",
+    batch: int = 2,
+    heads: tuple[int, int] = (4, 4),
+    lengths: tuple[int, int] = (128, 128),
+    depths: tuple[int, int] = (64, 64),
+    heads_inside: bool = False,
+    is_causal: bool = False,
+    optional: tuple[str, ...] = (),
+    deterministic: bool = False,
+    with_stats: bool = True,
+    **keywords: Any,
+) -> dict[str, str]:
+    """A plan's description, or the reason why there is none.
+
+    `heads` and `lengths` are those of queries, and of keys and values; `depths` those of queries
+    and keys, and of values; ``heads_inside`` is for operands whose heads follow the places.
+    """
+    from dnnops.gpu.attention import GpuDnnAttention, GpuDnnAttentionGrad
+    from dnnops.runtime.build import CUDNN
+    from tests.gpu.calls import call, device_tensor
+
+    def array(n: int, count: int, rows: int, depth: int) -> Any:
+        if not heads_inside:
+            return device_tensor((n, count, rows, depth), dtype)
+        strides = (rows * count * depth, depth, count * depth, 1)
+        return device_tensor((n, count, rows, depth), dtype, strides)
+
+    inputs = [array(batch, heads[0], lengths[0], depths[0])]
+    inputs += [array(batch, heads[1], lengths[1], depth) for depth in depths]
+    given = {
+        "mask": device_tensor((batch, 1, lengths[0], lengths[1]), "bool"),
+        "query_lengths": device_tensor((batch,), "int64"),
+        "key_lengths": device_tensor((batch,), "int64"),
+        "state": np.zeros(2, np.int64),
+    }
+    inputs += [given[operand] for operand in optional]
+    op: Any = GpuDnnAttention(None, is_causal, optional, with_stats=with_stats, **keywords)
+    if gradient:
+        op = GpuDnnAttentionGrad(
+            None, is_causal, optional, is_deterministic=deterministic, **keywords
+        )
+        out = array(batch, heads[0], lengths[0], depths[1])
+        inputs += [out, device_tensor((batch, heads[0], lengths[0]), "float32"), out]
+    outputs = call("dnnops_cudnn_attention_shape", op, inputs, [device_tensor((1,))] * 3)
+    results = [
+        device_tensor(tuple(x.shape[: x.ndim]), dtype if i != 1 or gradient else "float32")
+        for i, x in enumerate(outputs[: len(op.results)])
+    ]
+    text = ctypes.create_string_buffer(1 << 12)
+    described = [
+        x if not isinstance(x, np.ndarray) else device_tensor((2,), "int64") for x in inputs
+    ]
+    words = op.words
+    status = CUDNN.library.dnnops_cudnn_attention_plan(
+        json.dumps(H200).encode(),
+        ctypes.c_void_p(words.ctypes.data),
+        (type(described[0]) * len(described))(*described),
+        (type(described[0]) * len(results))(*results),
+        text,
+        ctypes.c_int64(len(text)),
+    )
+    if status:
+        return {"reason": CUDNN.library.dnnops_last_error().decode()}
+    return {"plan": text.value.decode()}
+
+
+if __name__ == "__main__":
+    found = [describe(**configuration) for configuration in json.load(sys.stdin)]
+    print(json.dumps(found))
