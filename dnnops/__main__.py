@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv : sequence of str, optional
-        Arguments without the program name. Default: those of the process.
+        Command-line arguments without the program name. Default: those of the process.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """Discard pending output, which would fail again when the interpreter exits."""
+    """Discard pending output, so that flushing it doesn't fail again when the interpreter exits."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

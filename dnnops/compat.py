@@ -49,7 +49,7 @@ def inferred_shapes(op: Any, node: Any, shapes: Any) -> Any:
     Parameters
     ----------
     op : Op
-        Op that has the method.
+        Op that defines ``infer_shape``.
     node : Apply
     shapes : list of tuple
         Shapes of the inputs.
@@ -65,7 +65,7 @@ def inferred_shapes(op: Any, node: Any, shapes: Any) -> Any:
 def inferred_size(fgraph: FunctionGraph, x: Any, axis: int) -> Any:
     """Return the size of an axis as inferred from the graph's inputs.
 
-    PyTensor 3.0 knows only variables of the graph, and 3.3 does not support negative axes.
+    PyTensor 3.0 only accepts variables of the graph, and 3.3 does not support negative axes.
 
     Parameters
     ----------

@@ -5,7 +5,8 @@ names (``dnn.conv.algo_fwd``) are also accepted, in ``PYTENSOR_FLAGS`` and as se
 ``.pytensorrc`` (``[dnn.conv]``).
 
 This module does not import PyTensor until :func:`register_flags` is called. PyTensor warns about
-unknown flags while it is imported, so :func:`quiet_unknown_flag_warnings` must be active before.
+unknown flags while it is imported, so :func:`quiet_unknown_flag_warnings` must be active before
+that.
 """
 
 from __future__ import annotations
@@ -370,7 +371,7 @@ def register_flags() -> None:
     DnnValueError
         If the environment or a configuration file sets a flag to a value that it does not accept,
         or sets one flag to two values (under its two spellings, or in ``PYTENSOR_FLAGS`` and
-        ``DNNOPS_FLAGS``), or if ``DNNOPS_FLAGS`` sets a flag that is not one of dnnops.
+        ``DNNOPS_FLAGS``), or if ``DNNOPS_FLAGS`` sets a flag that does not belong to dnnops.
     """
     from pytensor.configdefaults import config
 
@@ -485,7 +486,7 @@ def _adopt_dotted_name(config: PyTensorConfigParser, flag: Flag) -> None:
 
 
 class _Inherited(str):
-    """The value of a flag that follows another. Setting it makes the flag follow again."""
+    """Value inherited from the flag that a flag follows. Setting it makes the flag follow again."""
 
     __slots__ = ()
 
@@ -499,7 +500,7 @@ def _make_param(flag: Flag) -> ConfigParam:
     leader = flag.follows.replace(".", "__")
 
     class FollowingParam(ConfigParam):
-        """A parameter with the value of another one while it is not set itself."""
+        """Parameter that takes the value of another one until it is set itself."""
 
         def __get__(self, cls: Any, type_: Any, delete_key: bool = False) -> Any:
             value = super().__get__(cls, type_, delete_key)

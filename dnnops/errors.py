@@ -16,11 +16,11 @@ class DnnTypeError(DnnError, TypeError):
 
 
 class DnnNotSupportedError(DnnError, NotImplementedError):
-    """Raised for valid operands that the library cannot run."""
+    """Raised for valid operands or parameters that the library does not support."""
 
 
 class DnnLibraryError(DnnError, RuntimeError):
-    """Raised when a library call fails; the message has the call, its status and its text."""
+    """Raised when a library call fails; the message gives the call, the status and its text."""
 
 
 class DnnMemoryError(DnnError, MemoryError):
@@ -42,12 +42,13 @@ class DnnCacheError(DnnError, RuntimeError):
 class DnnRequiredError(DnnUnavailableError, AssertionError):
     """Raised when a library requested by ``optimizer_including`` cannot be used.
 
-    It is also an `AssertionError`, because PyTensor logs other exceptions in rewrites and goes on.
+    It is also an `AssertionError`, because PyTensor logs other exceptions in rewrites and
+    continues.
     """
 
 
 class DnnWarning(UserWarning):
-    """Issued when dnnops continues without something; the message names it and the fallback."""
+    """Issued when something is unavailable; the message names it and the fallback."""
 
 
 #: Exception class for each ``dnnops_status`` in ``c_code/abi/dnnops_runtime.h``.

@@ -53,7 +53,7 @@ def wanted_mode() -> str:
     ------
     DnnValueError
         If the two environment variables name different modes, or if ``DNNOPS_FLAGS`` names a mode
-        that is not one of dnnops.
+        that does not belong to dnnops.
     """
     theirs, own = _given(_PYTENSOR), _given(_OWN)
     if own and theirs and own != theirs:
@@ -71,7 +71,7 @@ def wanted_mode() -> str:
 
 @contextmanager
 def mode_kept_back() -> Iterator[None]:
-    """Hide a dnnops mode from PyTensor while PyTensor is imported in this context."""
+    """Hide a dnnops mode from PyTensor within a ``with`` block that imports PyTensor."""
     flags = os.environ.get(_PYTENSOR)
     # That module reads the flags early in PyTensor's import, which may already be in progress.
     if "pytensor.configdefaults" in sys.modules or not wanted_mode():

@@ -43,7 +43,7 @@ __all__ = [
 
 
 class DnnMode(Mode):
-    """Mode that runs graphs on cuDNN if there is a GPU, else on oneDNN; registered as ``DNN``.
+    """Mode that runs graphs with cuDNN if there is a GPU, else with oneDNN; registered as ``DNN``.
 
     The linker is PyTensor's CVM, which runs emitted C. PyTensor's flags ``optimizer_including``,
     ``optimizer_excluding`` and ``optimizer_requiring`` apply.
@@ -53,7 +53,7 @@ class DnnMode(Mode):
     linker : str or Linker
         Linker. Default: PyTensor's CVM, with modules compiled in parallel.
     optimizer : str or RewriteDatabaseQuery
-        Rewrites that those of the backend are added to.
+        Rewrites to which those of the backend are added.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ def _look_for_blas() -> None:
 
 
 def _device() -> int:
-    """Return the number of the flag's CUDA device, or 0 if the flag names none."""
+    """Return the number of the CUDA device that the flag names, or 0 if it names none."""
     from dnnops.gpuarray.device import device_from_target
 
     return device_from_target(flag_value("device")) or 0
@@ -181,7 +181,7 @@ def keep_from_other_linkers() -> None:
 
 
 def use_device() -> None:
-    """Apply the flag ``device`` at import, so that graphs run on the GPU by default with ``cuda``.
+    """Apply the flag ``device`` at import; with ``cuda``, graphs run on the GPU by default.
 
     The default mode becomes `DeviceMode` unless the flag ``mode`` is set, and ``pytensor.shared``
     creates variables on the device.

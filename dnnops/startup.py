@@ -43,7 +43,7 @@ PTH = (
 def install() -> None:
     """Wait for PyTensor to be imported; do nothing if it has been, or if this was called before.
 
-    Python may read two startup files, from two environments or twice from one.
+    Python may execute the startup line twice, for one environment or for two.
     """
     waiting = any(type(finder).__module__ == __name__ for finder in sys.meta_path)
     if "pytensor" not in sys.modules and not waiting:
@@ -100,7 +100,7 @@ def _import_pytensor(execute: Any) -> None:
 
 
 def _modules(*names: str) -> list[ModuleType]:
-    """Load dnnops modules that do not need PyTensor, without the package, which does.
+    """Load the dnnops modules that do not need PyTensor, without importing the package.
 
     The modules are removed from ``sys.modules`` at once, so that the package is imported afresh.
     """

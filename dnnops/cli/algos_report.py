@@ -170,7 +170,7 @@ def print_survey(survey: Survey) -> None:
 
 
 def _plan_table(case: PlanCase, plans: list[ConvPlan], width: int) -> tuple[Table, list[str]]:
-    """Return the table of runnable plans and the titles of columns dropped for lack of width."""
+    """Return the table of runnable plans and the titles of columns dropped for lack of space."""
     best = _best(plans)
     times = [plan.time_ms for plan in plans if plan.time_ms is not None]
     decimals = max(0, 3 - math.floor(math.log10(min(times)))) if times else 0
@@ -262,7 +262,7 @@ def _text(words: str, style: str = "") -> Any:
 
 
 def _by(items: Iterable[Any], key: Callable[[Any], str]) -> dict[str, list[Any]]:
-    """Group items by a text; items with an empty text are skipped."""
+    """Group items by a string key; skip items with an empty key."""
     groups: dict[str, list[Any]] = {}
     for item in items:
         if key(item):

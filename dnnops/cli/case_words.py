@@ -1,4 +1,4 @@
-"""Describe the key of a convolution in the plan cache in words.
+"""Describe convolutions in the plan cache in words.
 
 Keys are read from files, and their members change between versions. Members that are missing or
 have an unexpected type are left out.

@@ -271,7 +271,7 @@ def _has_nvidia_device() -> bool:
 
 
 def _first_words(error: BaseException) -> str:
-    """Return an error's first paragraph in one line, or its type if the message is empty."""
+    """Return an error's first paragraph on one line, or its type if the message is empty."""
     return " ".join(str(error).strip().split("\n\n")[0].split()) or type(error).__name__
 
 

@@ -225,7 +225,7 @@ def _draw(path: Path, history: History, data: digits.Digits, probabilities: np.n
 
 
 def _shown(classes: np.ndarray, guesses: np.ndarray) -> np.ndarray:
-    """Choose images to show: mistakes, then correctly read ones from each class in turn."""
+    """Choose images to show: mistakes first, then correct ones from each class in turn."""
     (wrong,), (read,) = np.nonzero(guesses != classes), np.nonzero(guesses == classes)
     turns = np.array(
         [np.count_nonzero(classes[read[:i]] == classes[read[i]]) for i in range(len(read))]

@@ -1,7 +1,6 @@
 """The small convolutional network for handwritten digits that the demo trains.
 
-It is written like user code. The graph does not name a library: the mode in which functions are
-compiled chooses it.
+It is written like user code. The graph does not name a library; the compilation mode selects it.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ class Verdict:
     Attributes
     ----------
     works : bool
-        Whether they run.
+        Whether graphs run.
     reason : str
-        Description of the test that ran, or the reason why none can run.
+        Description of the test that ran, or the reason why no test can run.
     summary : str
         Short reason, for a report that also shows the findings.
     """

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
-    """Drop the frames above those of the script; keep all frames if it has none."""
+    """Drop the traceback frames above the script's own; keep all frames if it has none."""
     inner = trace
     while inner is not None and inner.tb_frame.f_globals.get("__name__") != "__main__":
         inner = inner.tb_next

@@ -32,14 +32,14 @@ class OneDnnOp(RuntimeOp):
 
 @lru_cache(maxsize=1)
 def onednn_available() -> tuple[bool, str]:
-    """Tell whether oneDNN can be used; the answer is cached.
+    """Return whether oneDNN can be used; the answer is cached.
 
     Returns
     -------
     available : bool
         Whether the oneDNN runtime library could be built and loaded.
     reason : str
-        Reason for which the library is not available, or an empty string.
+        Reason why the library is not available; empty if it is.
     """
     try:
         ONEDNN.library  # noqa: B018

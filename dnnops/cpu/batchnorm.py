@@ -20,7 +20,7 @@ __all__ = [
 
 
 def has_neighboring_statistics(axes: Sequence[int], ndim: int) -> bool:
-    """Tell whether the runtime libraries support the axes of a batch normalization.
+    """Return whether the runtime libraries support the axes of a batch normalization.
 
     The libraries view an array as (batch, channel, inner), so the axes that keep separate
     statistics must be adjacent.

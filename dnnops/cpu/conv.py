@@ -59,8 +59,8 @@ class OneDnnConv(_OneDnnConvOp, Conv):
         ``"auto"``, ``"direct"`` or the name of a plan. ``"auto"`` uses Winograd's algorithm for 3x3
         filters in float32 if it is faster; ``"direct"`` never does. The Winograd implementation is
         part of dnnops and tested to a relative error of 1e-5. ``python -m dnnops algos`` lists the
-        names of the plans. If the named plan does not support a call, `DnnValueError` is raised,
-        whose message lists the supported plans. The default is the flag ``onednn.conv.algo``.
+        names of the plans. If the named plan does not support a call, a `DnnValueError` is raised
+        that lists the supported plans. The default is the flag ``onednn.conv.algo``.
     """
 
     direction = 0

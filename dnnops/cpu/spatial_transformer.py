@@ -1,4 +1,4 @@
-"""Spatial transformers on the CPU, computed by dnnops kernels because oneDNN has none."""
+"""Spatial transformers on the CPU, computed by dnnops kernels because oneDNN lacks them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OneDnnSpatialTransformerGridGrad(OneDnnOp, SpatialTransformerGridGrad):
 
 
 class OneDnnSpatialTransformerSampler(OneDnnOp, SpatialTransformerSampler):
-    """`SpatialTransformerSampler` on the CPU; it loops over the channels where they are dense."""
+    """`SpatialTransformerSampler` on the CPU; the inner loop runs over dense channels."""
 
     function = "dnnops_onednn_sampler"
 
@@ -72,7 +72,7 @@ class _SamplerGradPart(OneDnnOp):
 
 
 class OneDnnSpatialTransformerSamplerGradImage(_SamplerGradPart):
-    """Gradient of the sampler with respect to its images, of which only the shape is used.
+    """Gradient of the sampler with respect to its images; only their shape is used.
 
     Threads divide the work by images or channels, so that the result does not depend on their
     number.

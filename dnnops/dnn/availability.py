@@ -29,8 +29,8 @@ def context_device(context_name: Any) -> int:
 def dnn_available(context_name: Any = None) -> bool:
     """Return whether cuDNN is used on a device.
 
-    The answer depends on the flag ``dnn.enabled`` and on a check that cuDNN works, which is made
-    once. If cuDNN isn't used, ``dnn_available.msg`` gives the reason.
+    The answer depends on the flag ``dnn.enabled`` and on a check that cuDNN works, which is
+    performed once. If cuDNN isn't used, ``dnn_available.msg`` gives the reason.
 
     Parameters
     ----------

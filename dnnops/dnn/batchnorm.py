@@ -111,7 +111,8 @@ def dnn_batch_normalization_train(
     DnnTypeError
         If an operand or a parameter has the wrong type.
     DnnValueError
-        If a value is invalid, or operands don't match. This error is a `ValueError`.
+        If a value is invalid, or operands don't match. `DnnValueError` is a subclass of
+        `ValueError`.
     """
     where = "dnn_batch_normalization_train"
     if (running_mean is None) != (running_var is None):

@@ -193,8 +193,8 @@ def dnn_conv(
     algo : str or int, optional
         How to select the plan. Default: the flag ``dnn.conv.algo_fwd``.
     precision : {'as_input_f32', 'as_input', 'float16', 'float32', 'float64'}, optional
-        Type to compute in. Default: the flag ``dnn.conv.precision``. cuDNN 9 computes with float16
-        arrays in float32 or float16, with float64 arrays in float64, and with others in float32.
+        Type to compute in. Default: the flag ``dnn.conv.precision``. cuDNN 9 computes in float32 or
+        float16 for float16 arrays, in float64 for float64 arrays, and in float32 for other dtypes.
     num_groups : int
         Number of groups that channels and filters are split into.
 

@@ -89,8 +89,8 @@ def dnn_add(a: Any, c: Any, alpha: Any = 1.0, beta: Any = 1.0) -> Any:
     Parameters
     ----------
     a, c : array
-        Arrays in float16, float32 or float64, with the same rank. Each axis of `a` has the length
-        of that axis of `c`, or length 1 to be broadcast.
+        Arrays in float16, float32 or float64, with the same rank. Each axis of `a` has the same
+        length as in `c`, or length 1 to be broadcast.
     alpha, beta : number or scalar variable
         Scaling factors.
 

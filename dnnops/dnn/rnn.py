@@ -51,7 +51,7 @@ class RNNBlock(_HostRNNBlock):
         return swapped(x)
 
     def split_params(self, w: Any, layer: int, input_size: Any) -> list[Any]:
-        """Split the parameter vector as `dnnops.nnet.RNNBlock.split_params`.
+        """Split the parameter vector like `dnnops.nnet.RNNBlock.split_params`.
 
         `w` can also be a device variable.
         """

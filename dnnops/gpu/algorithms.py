@@ -90,7 +90,7 @@ FORMATS = {1: "contiguous", 2: "channels_last", 4: "as_forward"}
 
 @dataclass(frozen=True)
 class AlgorithmChoice:
-    """A parsed ``algo``, in the form that the runtime library takes.
+    """A parsed ``algo``, in the form that the runtime library expects.
 
     All attributes but `wish` describe a plan that was given by name or number.
 
@@ -119,13 +119,13 @@ class AlgorithmChoice:
     knobs: tuple[tuple[int, int], ...] = ()
 
     def spec(self) -> list[int]:
-        """Return the words of ``PlanSpec``."""
+        """Return the members of the C struct ``PlanSpec`` as a list of integers."""
         knobs = [word for knob in self.knobs for word in knob]
         knobs += [0] * (2 * _MAX_KNOBS - len(knobs))
         return [self.api, self.number, self.format, self.math, len(self.knobs), *knobs]
 
     def words(self) -> list[int]:
-        """Return the members ``wish`` and ``plan`` of ``ConvParams``."""
+        """Return the members ``wish`` and ``plan`` of ``ConvParams`` as a list of integers."""
         return [self.wish, *self.spec()]
 
 
@@ -157,7 +157,8 @@ def parse_algorithm(algo: Any, direction: str) -> AlgorithmChoice:
     Raises
     ------
     DnnValueError
-        If `algo` is invalid, or is a name of another direction. The message lists the valid values.
+        If `algo` is invalid, or names a plan of another direction. The message lists the valid
+        values.
     DnnNotSupportedError
         If the engine has more knobs than the runtime library supports.
     """

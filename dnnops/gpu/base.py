@@ -1,4 +1,4 @@
-"""The base class of the Ops on cuDNN, their workspaces, and checks that cuDNN works."""
+"""Base class of the Ops on cuDNN, management of workspaces, and checks that cuDNN works."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _empty(shape: tuple[int, ...], dtype: str, memory_format: str) -> Any:
 
 
 def as_dense(array: Any, memory_format: str) -> Any:
-    """Return a device array in a memory format, copied only if necessary.
+    """Return a device array in the given memory format, copying it only if necessary.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ class CudnnOp(RuntimeOp):
         return either if operand in self.packed_operands else either | _GAPS
 
     def _accepted(self, array: Any, layouts: int) -> Any:
-        """Return the array, or a contiguous copy where ``dnnops_cudnn_read_dense`` makes one."""
+        """Return the array, or a contiguous copy if ``dnnops_cudnn_read_dense`` would make one."""
         if array.flags.c_contiguous:
             return array
         axes = range(1, array.ndim)
@@ -204,7 +204,7 @@ def _has_rows(array: Any) -> bool:
 
 
 def device_operand(where: str, name: str, x: Any, device: int) -> Any:
-    """Convert an operand to a device variable; errors give the operand's name."""
+    """Convert an operand to a device variable; error messages name the operand."""
     try:
         return as_gpuarray_variable(x, device)
     except (TypeError, ValueError, NotImplementedError) as error:
@@ -288,10 +288,10 @@ class _Stream:
 
 
 def interrupt_later() -> None:
-    """Raise again, after a short delay, a KeyboardInterrupt caught in a callback from C code.
+    """Re-raise a KeyboardInterrupt caught in a callback from C code, after a short delay.
 
-    Raising it at once would interrupt the callback itself, and ctypes would then return whatever
-    happens to be in memory.
+    Raising it at once would interrupt the callback itself, and ctypes would then return an
+    undefined value.
     """
     threading.Timer(_INTERRUPT_DELAY, _thread.interrupt_main).start()
 
@@ -336,7 +336,7 @@ _PLAN_LIST_ARGUMENTS = {
 
 
 def _register(library: ctypes.CDLL) -> None:
-    """Declare the library's functions, take workspaces from CuPy's pool and register shutdown."""
+    """Declare the library's functions, set CuPy's pool as allocator and register the shutdown."""
     library.dnnops_cudnn_set_allocator(_allocate, _free)
     library.dnnops_cudnn_probe.argtypes = [ctypes.c_int64]
     library.dnnops_cudnn_workspace_bytes.argtypes = [ctypes.c_int64]
@@ -427,7 +427,7 @@ def cudnn_status(device: int = 0) -> str:
 
 
 def cudnn_usable(device: int = 0) -> tuple[bool, str]:
-    """Return whether to use the Ops on cuDNN on a device, according to the flag ``dnn.enabled``.
+    """Return whether to use cuDNN Ops on a device, according to the flag ``dnn.enabled``.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ MODES = ("per-activation", "spatial")
 
 
 def parameter_dtype(dtype: str) -> str:
-    """Return the dtype of the parameters for arrays of a dtype: float32 for 16-bit dtypes."""
+    """Return the parameter dtype for arrays of `dtype`: `dtype`, but float32 for 16-bit dtypes."""
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
@@ -86,7 +86,7 @@ class GpuDnnBatchNormBase(CudnnOp):
         return self.abstract_class(tuple(axes))
 
     def abstract(self, ndim: int) -> Any:
-        """Return the device-independent Op that computes the same for arrays of rank `ndim`."""
+        """Return the equivalent device-independent Op for arrays of rank `ndim`."""
         if self.axes is not None:
             return self._make_abstract(self.axes)
         return self._make_abstract((0,) if self.mode == "per-activation" else (0, *range(2, ndim)))
@@ -177,7 +177,7 @@ class GpuDnnBatchNormBase(CudnnOp):
 
 
 def _like(derivatives: Sequence[Any], variables: Sequence[Any], change: Any) -> list[Any]:
-    """Move each derivative to its variable's device and dtype; leave those of host variables."""
+    """Move derivatives to the devices and dtypes of their variables, except for host variables."""
     return [
         change(gradient_like(d, v)) if is_connected(d) and is_on_device(v) else d
         for d, v in zip(derivatives, variables, strict=True)
@@ -266,7 +266,7 @@ class GpuDnnBatchNorm(GpuDnnBatchNormBase):
         return BatchNormTrain(tuple(axes), self.running_averages)
 
     def inplace_versions(self) -> list[GpuDnnBatchNorm]:
-        """Return all in-place versions of this Op, those that overwrite most operands first."""
+        """Return all in-place versions of this Op, ordered by how many operands they overwrite."""
         averages = (True, False) if self.running_averages else (False,)
         flags = [flag for flag in product(averages, averages, (True, False)) if any(flag)]
         flags.sort(key=lambda flag: -sum(flag))

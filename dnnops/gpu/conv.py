@@ -84,7 +84,7 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
     DnnTypeError, DnnValueError
         If a parameter has the wrong type or an invalid value.
     DnnNotSupportedError
-        From ``make_node``, if padding differs before and after an axis.
+        If padding differs before and after an axis; raised by ``make_node``.
     """
 
     __props__ = (
@@ -161,7 +161,7 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
 
     @classmethod
     def from_abstract(cls, op: ConvBase) -> GpuDnnConvBase:
-        """Return the Op with the parameters of an abstract one."""
+        """Return the Op with the parameters of an abstract Op."""
         return cls(**op.conv_params())
 
     def parameters(self) -> list[int]:

@@ -1,12 +1,12 @@
 """Apply padding that differs before and after an axis without cuDNN.
 
-cuDNN's legacy API can't express such padding. Its graph API can, but cuDNN 9.19 on an H200 then
-computed wrong gradients with respect to the filters, in float32 and float64, without reporting an
-error: the relative error was 1.36 for padding ((0, 2), (3, 1)) and stride (2, 1). No engine can be
-trusted after that, in any direction.
+cuDNN's legacy API can't express such padding. Its graph API can, but with such padding cuDNN 9.19
+on an H200 computed wrong gradients with respect to the filters, in float32 and float64, without
+reporting an error: the relative error was 1.36 for padding ((0, 2), (3, 1)) and stride (2, 1).
+dnnops therefore trusts no engine with such padding, in any direction.
 
-So cuDNN gets the padding that both sides share, and the image is padded with zeros for the rest.
-This costs one more pass over the image, but then every engine and algorithm can run the
+Instead, cuDNN applies the padding that both sides share, and the image is padded with zeros for the
+rest. This costs one more pass over the image, but then every engine and algorithm can run the
 convolution.
 """
 

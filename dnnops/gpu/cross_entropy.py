@@ -34,7 +34,7 @@ class _GpuCrossEntropyOp(GpuExpressionOp):
         return [self.rows, int(self.is_gradient)]  # type: ignore[attr-defined]
 
     def _operands(self, labels: Any, **floats: Any) -> list[Any]:
-        """Move the operands to one device; return those of the scores' dtype, then the labels."""
+        """Move the operands to one device; return the floating-point ones, then the labels."""
         name = type(self).__name__
         values = [v for v in (*floats.values(), labels) if is_on_device(v)]
         device = infer_device(*values) if values else 0

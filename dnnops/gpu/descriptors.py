@@ -87,7 +87,7 @@ class GpuDnnConvDesc:
             object.__setattr__(self, name, params[key])
 
     def __call__(self, kern_shape: Any = None) -> GpuDnnConvDesc:
-        """Return the record itself; Theano's descriptors took the shape of the filters here."""
+        """Return the record itself; the argument, a filter shape in Theano, is ignored."""
         return self
 
     def op_parameters(self) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def _ones_like(x: Any) -> Any:
 
 
 class CenteredDivisiveNormalization(_Centered, DivisiveNormalization):
-    """`GpuDnnDivisiveNormalization` with means, in host Ops; called as ``op(x, means)``.
+    """Host equivalent of `GpuDnnDivisiveNormalization` with means, called as ``op(x, means)``.
 
     It provides the derivatives that cuDNN lacks.
     """

@@ -100,7 +100,7 @@ _OF_PLANS = ("cache", "depthwise", "transpose")
 
 @cache
 def kernels_version() -> str:
-    """Return a hash of the kernels' sources; timings with other sources are no longer valid."""
+    """Return a hash of the kernels' sources; timings of other sources are no longer valid."""
     sources = "".join(map(kernel_source, _OF_PLANS))
     return hashlib.sha256(sources.encode()).hexdigest()[:16]
 

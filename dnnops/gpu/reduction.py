@@ -39,8 +39,8 @@ _WITH_INDICES = ("minimum", "maximum")
 class GpuDnnReduction(GpuExpressionOp):
     """Reduce an array over axes, called as ``GpuDnnReduction(red_op, axis, ...)(x)``.
 
-    `x` is float16, float32 or float64, and is copied if it isn't contiguous. Minima and maxima over
-    no elements raise an error; they are NaN if any element is NaN.
+    `x` is float16, float32 or float64, and is copied if it isn't contiguous. Minima and maxima are
+    NaN if any element is NaN, and raise an error if there are no elements.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class GpuDnnReduction(GpuExpressionOp):
         Dtype to accumulate in. cuDNN uses float64 for float64, and float32 for other dtypes;
         float16 is accepted as another name for float32.
     dtype : str, optional
-        Dtype of the result: that of `x`, or float32 for a float16 `x`. Default: that of `x`.
+        Dtype of the result: the dtype of `x` (the default), or float32 if `x` is float16.
     return_indices : bool
         Whether to return the positions of minima or maxima as a second result. They are int64 and
         count in C order over the reduced axes. cuDNN doesn't specify which of several equal

@@ -77,7 +77,7 @@ class GpuDnnRNNBase(CudnnOp, RNNBase):
         return GpuArrayType(dtype, shape, given["x"].type.device)()
 
     def _reserve_length(self, steps: Any, batch: Any) -> None:
-        """Return None: only cuDNN knows the length, when the Op is called."""
+        """Return None, since cuDNN determines the length when the Op is called."""
 
     def _words(self, flag: bool, inplace: bool = False) -> list[int]:
         return [
@@ -97,7 +97,7 @@ class GpuDnnRNNForward(GpuDnnRNNBase, GpuExpressionOp, RNNForward):
     Called as ``GpuDnnRNNForward(...)(w, x, hx, [cx], [lengths], [seed])``. The reserve is a vector
     of the size and content that cuDNN's algorithm requires.
 
-    Which elements dropout drops depends on the seed, the operands' shapes, the device and cuDNN's
+    The elements that dropout drops depend on the seed, the operands' shapes, the device and cuDNN's
     version, because each call creates cuDNN's random generators from the seed.
 
     Parameters
@@ -140,7 +140,7 @@ class GpuDnnRNNForward(GpuDnnRNNBase, GpuExpressionOp, RNNForward):
     def parameter_places(
         self, node: Apply, inputs: list[Any]
     ) -> list[list[tuple[tuple[int, int, int], tuple[int, int, int]]]]:
-        """Ask cuDNN for the places of the parameters in the parameter vector.
+        """Return the places of the parameters in the parameter vector, as reported by cuDNN.
 
         Parameters
         ----------

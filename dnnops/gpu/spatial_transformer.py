@@ -1,8 +1,8 @@
 """Spatial transformers on a GPU, with cuDNN and with dnnops kernels.
 
-`dnnops.dnn` uses cuDNN; rewrites replace the abstract Ops by the dnnops kernels. The kernels agree
-with the abstract Ops on NaN, on infinite pixels, and on outputs with a single row or column, which
-is sampled at 0. cuDNN samples it at -1, like the first of several rows or columns.
+`dnnops.dnn` uses cuDNN; rewrites replace the abstract Ops with the dnnops kernels. The kernels
+agree with the abstract Ops on NaN, on infinite pixels, and on outputs with a single row or column,
+which is sampled at 0. cuDNN samples it at -1, like the first of several rows or columns.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class _TransformerOp(CudnnOp):
-    """Base class of all Ops here, with the derivatives of an abstract Op."""
+    """Base class of the Ops in this module, which take their derivatives from an abstract Op."""
 
     function = "dnnops_cudnn_spatial_transformer"
     contiguous_only = True

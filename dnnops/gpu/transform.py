@@ -26,8 +26,8 @@ def _refuse_bfloat16(where: str, x: Any) -> None:
 class GpuDnnAddTensor(GpuExpressionOp):
     """Compute ``alpha * a + beta * c``, called as ``GpuDnnAddTensor()(a, c, alpha, beta)``.
 
-    Operands are float16, float32 or float64 and have the same rank. Each axis of `a` has the length
-    of that axis of `c`, or length 1 to be broadcast. cuDNN supports up to five dimensions; adjacent
+    Operands are float16, float32 or float64 and have the same rank. Each axis of `a` has the same
+    length as in `c`, or length 1 to be broadcast. cuDNN supports up to five dimensions; adjacent
     axes count as one dimension if `a` is broadcast along all of them or along none.
 
     Parameters

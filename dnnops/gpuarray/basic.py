@@ -16,7 +16,7 @@ from dnnops.gpuarray.type import GpuArrayType
 
 
 class GpuDimShuffle(MirrorOp):
-    """`DimShuffle` on the device: a view."""
+    """`DimShuffle` on the device, which returns a view."""
 
     def compute(self, node: Apply, x: Any) -> Any:
         host_op = self.host_op

@@ -19,7 +19,7 @@ __all__ = ["DnnIndexError", "check_indices", "check_kernel", "deferred_error", "
 
 
 class _Flag:
-    """A word that kernels write and the host reads; its value identifies a message."""
+    """A word of memory that kernels write and the host reads; its value identifies a message."""
 
     def __init__(self) -> None:
         import cupy

@@ -48,7 +48,7 @@ class GpuElemwise(GpuOp):
             self.destroy_map = {o: [i] for o, i in self.inplace_pattern}
 
     def make_node(self, *inputs: Any) -> Apply:
-        """Build the node from the operands, of which at least one must be a device variable.
+        """Build the node from the operands; at least one must be a device variable.
 
         Raises
         ------

@@ -174,7 +174,7 @@ def packed_kernel(
 ) -> Any:
     """Return the CuPy kernel of a scalar Op for the operands of `packed_operands`.
 
-    Loading single elements, above all of 16 bits, doesn't reach the full memory bandwidth.
+    Loading one element at a time, especially of 16 bits, doesn't reach the full memory bandwidth.
 
     Parameters
     ----------

@@ -69,7 +69,7 @@ def taken_apart(op: CAReduce) -> tuple[ScalarOp, CAReduce] | None:
     Returns
     -------
     elementwise : ScalarOp
-        Elementwise operation, of one operand.
+        Elementwise operation with one operand.
     reduction : CAReduce
         Reduction by a scalar Op that `can_reduce` accepts.
     """
@@ -116,7 +116,7 @@ class GpuCAReduce(MirrorOp):
     Raises
     ------
     DnnValueError
-        At run time, for the extremum of no elements.
+        At run time, if a minimum or maximum is taken over no elements.
     """
 
     __props__ = ("host_op", "premap")
@@ -245,7 +245,7 @@ def _in_two_steps(
     out_dtype: str,
     premap: str | None,
 ) -> Any:
-    """Reduce the last axes first, as rows, and then the others; None if that doesn't apply."""
+    """Reduce the last axes as rows, then the other axes; return None if that isn't possible."""
     inner, outer = split_axes(x.shape, axes)
     if not inner or not outer or x.nbytes < MIN_TWO_STEPS_BYTES:
         return None

@@ -1,4 +1,4 @@
-"""Reduce the last axes of contiguous arrays, seen as rows.
+"""Reduce the last axes of contiguous arrays, viewed as rows.
 
 CuPy's reduction kernels load one element at a time, and reach about half of a GPU's memory
 bandwidth in a sum over all elements. The dnnops kernels load 16 bytes at a time, keep several loads
@@ -50,9 +50,9 @@ class Arithmetic(NamedTuple):
     identity : str
         Initial value of the accumulator.
     premap : str
-        Expression of `x`, an element converted to the accumulator's type.
+        Expression in terms of `x`, an element converted to the accumulator's type.
     combine : str
-        Expression of the accumulators `a` and `b`.
+        Expression that combines the accumulators `a` and `b`.
     """
 
     in_dtype: str
@@ -143,7 +143,7 @@ def _stored(dtype: str) -> str:
 
 
 def row_source(arithmetic: Arithmetic) -> str:
-    """Return the CUDA source of a reduction of rows; the macro LANES must be defined for it.
+    """Return the CUDA source of a row reduction; compiling it requires the macro LANES.
 
     Parameters
     ----------

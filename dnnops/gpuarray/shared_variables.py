@@ -29,7 +29,7 @@ class GpuArraySharedVariable(SharedVariable, GpuArrayVariable):
         Parameters
         ----------
         borrow : bool, default False
-            Whether to return the array itself instead of a copy, with `return_internal_type`.
+            Whether to return the array itself instead of a copy; requires `return_internal_type`.
         return_internal_type : bool, default False
             Whether to return a ``cupy.ndarray`` instead of a NumPy array.
 

@@ -17,7 +17,7 @@ from dnnops.gpuarray.op import MirrorOp
 
 
 def _int(index: Any) -> Any:
-    """Convert an index to a Python int: CuPy accepts no other integers in slices."""
+    """Convert an index to a Python int, since CuPy accepts no other integers in slices."""
     return None if index is None else int(index)
 
 
@@ -46,7 +46,7 @@ class _GpuIndexing(MirrorOp):
 
 
 class GpuSubtensor(_GpuIndexing):
-    """`Subtensor` on the device: a view."""
+    """`Subtensor` on the device, which returns a view."""
 
     def compute(self, node: Apply, x: Any, *indices: Any) -> Any:
         index = self.index(node, indices)
@@ -149,5 +149,5 @@ _ATOMIC = frozenset({"float32", "float64", "int32", "uint32", "uint64"})
 
 
 def _value(y: Any) -> Any:
-    """Convert a host array, which is 0-d, to a NumPy scalar, which CuPy accepts."""
+    """Convert a 0-d host array to a NumPy scalar, which CuPy accepts."""
     return y[()] if isinstance(y, np.ndarray) else y

@@ -118,8 +118,8 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
         Parameters
         ----------
         data : object
-            Value to check. A ``cupy.ndarray`` is returned as it is if its dtype, shape and
-            device match. Any other array on a CUDA device that has ``__dlpack__`` or
+            Value to check. A ``cupy.ndarray`` is returned unchanged if its dtype, shape and device
+            match. Any other array on a CUDA device that has ``__dlpack__`` or
             ``__cuda_array_interface__`` (PyTorch, JAX, Numba) is wrapped without a copy. Values
             that NumPy can convert to an array are copied to the device.
         strict : bool, default False
@@ -280,7 +280,7 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
         return converted
 
     def convert_variable(self, var: Variable) -> Any:
-        """Convert `var` to a variable of this type or of a narrower type; None if impossible."""
+        """Convert `var` to this type or a narrower one; return None if that is impossible."""
         if self.is_super(var.type):
             return var
         from dnnops.gpuarray.basic import specify_gpu_shape

@@ -1,8 +1,8 @@
 """Support for the abstract Ops of `dnnops.nnet` in PyTensor's JAX and PyTorch linkers.
 
 PyTensor converts a graph for these libraries node by node, with functions that are registered for
-Op classes.  The conversions of dnnops are in `dnnops.link.jax` and `dnnops.link.pytorch`, with one
-file for each family of Ops.  They are imported right after PyTensor's own conversions, so neither
+Op classes. The conversions of dnnops are in `dnnops.link.jax` and `dnnops.link.pytorch`, with one
+file for each family of Ops. They are imported right after PyTensor's own conversions, so neither
 library is loaded, or required, before then.
 """
 

@@ -1,4 +1,4 @@
-"""Bounds of operand values, which `perform` checks, but a compiled graph can't always check."""
+"""Bounds of operand values, which `perform` checks but a compiled graph can't always check."""
 
 from __future__ import annotations
 

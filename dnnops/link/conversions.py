@@ -113,7 +113,7 @@ class Conversions:
     def _spoilt(
         self, op: Any, inputs: list[Any], values: list[Any], numbers: dict[int, Any]
     ) -> tuple[Any, list[Any]]:
-        """Return whether out-of-bounds values make all results NaN, or None, and the values."""
+        """Return whether all results become NaN (None if they can't), and the checked values."""
         spoilt = None
         for i, bounds in bounds_of(op, [getattr(x, "shape", ()) for x in values]).items():
             if i in numbers:  # checked by the Op
@@ -125,7 +125,7 @@ class Conversions:
 
 
 def _check_constants(op: Any, node: Apply) -> None:
-    """Raise the Op's exception for invalid constants, some of which were folded only later."""
+    """Raise the Op's exception for invalid constants, including those folded by rewrites."""
     op.make_node(*node.inputs)
     for i, bounds in bounds_of(op, [getattr(x.type, "shape", ()) for x in node.inputs]).items():
         variable: Any = node.inputs[i]

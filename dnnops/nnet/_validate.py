@@ -81,7 +81,7 @@ def show_shape(shape: Sequence[int | None]) -> str:
 
 
 def named_operands(where: str, names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
-    """Return a dict from the names of an Op's operands to their values.
+    """Return a dict that maps the names of an Op's operands to their values.
 
     Raises
     ------

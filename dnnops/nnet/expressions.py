@@ -16,7 +16,7 @@ __all__ = ["ExpressionOp", "is_connected"]
 
 
 def is_connected(variable: Any) -> bool:
-    """Tell whether a derivative is connected, that is, not of `DisconnectedType`."""
+    """Return whether a derivative is connected, that is, not of `DisconnectedType`."""
     return not isinstance(variable.type, DisconnectedType)
 
 

@@ -54,7 +54,8 @@ def _sizes(x: Any) -> list[Any]:
 def _with_extra_axes(data: Sequence[Any], *cores: int) -> tuple[list[Any], list[Any]]:
     """Broadcast the extra leading axes of the operands; return their sizes and the operands.
 
-    `cores` is the number of axes of each operand that are not extra, or one number for all.
+    `cores` is the number of axes of each operand without the extra ones, or one number for all
+    operands.
     """
     cores = cores * len(data) if len(cores) == 1 else cores
     pairs = list(zip(data, cores, strict=True))

@@ -152,7 +152,7 @@ class PlanCache:
 
     @property
     def statistics(self) -> dict[str, int]:
-        """The counts of this process for this cache.
+        """Statistics of this process's use of the cache.
 
         The keys are ``hits``, ``misses``, ``ignored`` (misses because of a damaged file),
         ``stores``, ``failures`` (stores that failed) and ``evictions``.
@@ -389,7 +389,7 @@ class PlanCache:
         return Imported(imported, len(entries) - imported, tuple(refused))
 
     def _is_newer(self, directory: int, entry: Entry) -> bool:
-        """Return whether the cache has no intact entry at least as new for the same key."""
+        """Return whether an entry is newer than the cache's entry for the same key, if any."""
         try:
             found = self._files.read(directory, entry.name)[0].date
             # An entry with a date in the future, which is wrong, would be kept forever.

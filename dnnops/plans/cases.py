@@ -85,8 +85,8 @@ class PlanCase(ABC):
         Parameters
         ----------
         with_memory : bool
-            Whether plans are going to run. If not, the arrays have shapes and strides but no
-            memory, which is enough for the list and the library's heuristics at any size.
+            Whether plans will run. If not, the arrays have shapes and strides but no memory, which
+            is enough for the list and the library's heuristics at any size.
 
         Raises
         ------

@@ -49,8 +49,8 @@ class _ListedPlan(ctypes.Structure):
 class PlanList:
     """All plans of a convolution on the CPU: those of oneDNN and those of dnnops.
 
-    The time of a plan is that of a call of the Op, including copies into and out of the memory
-    formats that the implementation needs. The notes of the plan name the arrays that are copied. An
+    The time of a plan covers a call of the Op, including copies into and out of the memory formats
+    that the implementation needs. The notes of the plan name the arrays that are copied. An
     instance must be used by one thread at a time.
 
     Parameters
@@ -60,7 +60,7 @@ class PlanList:
     inputs : list of ndarray
         Values of the inputs of the node, as passed to ``perform``.
     output : ndarray
-        Array that receives the result; it must be contiguous in float64.
+        Array that receives the result; must be contiguous if its dtype is float64.
 
     Raises
     ------

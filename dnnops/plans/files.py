@@ -130,7 +130,7 @@ class PlanFiles:
             return remove_file(directory, name)
 
     def listing(self, directory: int) -> list[FoundFile]:
-        """Return the files that have the name of an entry, ordered by name."""
+        """Return the files of entries, ordered by name."""
         with self._reporting("read"):
             return scan(directory, _NAME)
 

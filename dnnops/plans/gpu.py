@@ -118,7 +118,7 @@ class PlanList:
 
     @property
     def plans(self) -> list[ConvPlan]:
-        """All plans with their current information.
+        """All plans, with the information gathered so far.
 
         Plans that can run come first, in the order in which they would be tried.
         """
@@ -167,7 +167,7 @@ class PlanList:
         return time_ms
 
     def run(self, index: int, repeats: int = 1) -> None:
-        """Execute a plan `repeats` times and wait for the device; raises the errors of `time`."""
+        """Execute a plan `repeats` times and wait for the device; see `time` for the errors."""
         self._check(self._library.dnnops_cudnn_plan_list_run(self._open, index, repeats))
 
     def search(self, seconds: float) -> None:
@@ -186,7 +186,7 @@ class PlanList:
     def choice(self, algo: Any) -> str:
         """Return the name of the plan that a value of the flags or of ``algo`` selects.
 
-        Values that select the fastest plan give the fastest one timed so far, if any was timed.
+        Values that select the fastest plan return the fastest one timed so far, if there is one.
 
         Raises
         ------

@@ -16,7 +16,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 class JsonReader:
-    """Reader of the values in a JSON text, one after the other.
+    """Reader that returns the values in a JSON text one at a time.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class JsonReader:
             return found
 
     def _more(self) -> bool:
-        """Read a chunk; return whether there was one."""
+        """Read another chunk of text; return False at the end of the stream."""
         if self._ended:
             return False
         chunk = self._stream.read(_CHUNK)

@@ -76,7 +76,7 @@ class FlagChoice(str):
     Attributes
     ----------
     reason : str
-        Reason why there is none.
+        Reason why no plan is selected.
     """
 
     __slots__ = ("reason",)
@@ -145,9 +145,9 @@ def conv_plans(
     filter_shape : sequence of int
         Shape of the filters: (output channels, input channels / `num_groups`, spatial sizes).
     border_mode, subsample, filter_dilation, num_groups, filter_flip
-        Same as for `dnnops.nnet.conv2d`. GPU Ops do not pass cuDNN padding that differs before and
-        after an axis, but pad the image first. The plans are then those of the remaining
-        convolution with less padding and a larger image. A note says so, and the padding is not
+        Same as for `dnnops.nnet.conv2d`. cuDNN is not used for padding that differs before and
+        after an axis; GPU Ops pad the image first. The plans are then those of the remaining
+        convolution, with less padding and a larger image. A note says so, and the padding is not
         timed.
     direction : {'forward', 'grad_inputs', 'grad_weights'}
         Forward convolution or one of its gradients. The gradients are also called ``backward_data``

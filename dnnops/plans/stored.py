@@ -138,7 +138,7 @@ def case_key(case: Any, device: dict[str, Any]) -> dict[str, Any]:
     Returns
     -------
     dict
-        Numbers and names, which can be written as JSON.
+        Key that consists of numbers and names, which can be written as JSON.
     """
     spatial = case.spatial_ndim
     image, filters, top = (_describe_tensor(tensor) for tensor in case.tensors)

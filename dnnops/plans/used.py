@@ -33,7 +33,7 @@ _DTYPES = {code: name for name, code in DTYPE_CODES.items()}
 
 
 class _Row(ctypes.Structure):
-    """``Chosen`` in ``c_code/common/chosen.hpp``."""
+    """Mirror of the C++ struct ``Chosen`` in ``c_code/common/chosen.hpp``."""
 
     _fields_ = [
         ("plan", ctypes.c_char * 256),
@@ -80,7 +80,7 @@ class ChosenPlan:
         How the plan was selected: by timing in this process, from the timings of another process,
         by a heuristic, or by the user. Empty if the node has not run.
     remark : str
-        Reason why the selection is unknown even if the node has run: the node does not run as C
+        Reason why the plan is unknown even after a run, namely that the node does not run as C
         code.
     """
 
@@ -129,10 +129,11 @@ def chosen_plans(f: Any, time: bool = False) -> ChosenPlans:
     """Report the plan that each convolution of a compiled function uses.
 
     A node keeps its plan until it runs on other shapes. If a node has not run, `plan` is empty.
-    Convolutions inside ``scan`` and ``OpFromGraph`` are listed where these run. Copies of a
-    function share those convolutions, but no others. Only nodes that run as C code report a plan:
-    with Numba's linker, PyTensor's default on the CPU, the `remark` of each row says that the plan
-    is unknown. Compile with ``mode="DNN"`` or another mode with the CVM linker.
+    Convolutions inside ``scan`` and ``OpFromGraph`` are listed at the position of the enclosing
+    node. Copies of a function share these inner convolutions, but no others. Only nodes that run as
+    C code report a plan: with Numba's linker, PyTensor's default on the CPU, the `remark` of each
+    row says that the plan is unknown. Compile with ``mode="DNN"`` or another mode with the CVM
+    linker.
 
     Parameters
     ----------
@@ -317,7 +318,7 @@ def print_profile(
     *others: Any,
     file: Any,
 ) -> None:
-    """Add the plan of each convolution to a profile's summary; PyTensor calls this.
+    """Add the plan of each convolution to a profile's summary; called by PyTensor.
 
     Parameters
     ----------

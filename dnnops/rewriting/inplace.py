@@ -38,9 +38,9 @@ def register_gpu_inplace(*op_classes: type) -> Callable[[InplaceFunction], Inpla
     -------
     callable
         Decorator for ``f(fgraph, node)``, which returns an Op with a ``destroy_map`` that takes
-        ``node.inputs``, a sequence of such Ops, or None. Of several Ops, the first that overwrites
-        only unneeded inputs is used. The function is not called for nodes that are already in
-        place, and need not check whether an input may be overwritten.
+        ``node.inputs``, a sequence of such Ops, or None. The first Op that overwrites only unneeded
+        inputs is used. The function is not called for nodes that are already in place, and need not
+        check whether an input may be overwritten.
     """
 
     def register(function: InplaceFunction) -> InplaceFunction:

@@ -1,9 +1,9 @@
 """The passes of dnnops over a graph, in the order in which PyTensor runs them.
 
-PyTensor runs the passes of `optdb` by position. Of its own passes, 0 merges equal nodes, 1
-canonicalizes, 1.5 stabilizes, 1.7 inserts BLAS calls, 2 specializes, 49 fuses elementwise Ops, and
-49.5 adds the destroy handler, after which Ops may become in-place. A mode runs a pass if it
-includes one of its tags and excludes none.
+PyTensor runs the passes of `optdb` by position. PyTensor's own passes merge equal nodes at 0,
+canonicalize at 1, stabilize at 1.5, insert BLAS calls at 1.7, specialize at 2, fuse elementwise Ops
+at 49, and add the destroy handler at 49.5. Ops may become in-place only after that. A mode runs a
+pass if it includes one of its tags and excludes none.
 
 The lifters of `dnnops.rewriting.move.lifters` and the conversions of `dnnops.rewriting.cpu.ops` and
 `dnnops.rewriting.gpu` are not passes: ``gpu_lift`` and ``to_onednn`` apply them to each node.
@@ -90,15 +90,15 @@ class Pass(NamedTuple):
     Attributes
     ----------
     position : float
-        Where it runs among the passes of `optdb`.
+        Position among the passes of `optdb`.
     name : str
-        Its name in `optdb`.
+        Name in `optdb`.
     rewriter : GraphRewriter or RewriteDatabase
-        What runs.
+        Rewriter to run, or database to query for it.
     tags : tuple of str
-        The tags of modes that run it.
+        Tags of the modes that run the pass.
     reason : str
-        Why it runs at that position.
+        Reason for the position.
     """
 
     position: float
@@ -109,19 +109,19 @@ class Pass(NamedTuple):
 
 
 def _on_the_host(make: Callable[[], GraphRewriter]) -> ByTags:
-    """Return a database entry that does nothing for graphs that go to a GPU."""
+    """Return a database entry that does nothing for graphs that move to a GPU."""
     return ByTags(lambda included, excluded: None if "gpu" in included else make())
 
 
 def _before_the_move(make: Callable[[Tags, bool], GraphRewriter]) -> ByTags:
-    """Return a database entry for a rewriter that must know which nodes go to the GPU."""
+    """Return a database entry for a rewriter that must know which nodes will move to the GPU."""
     return ByTags(lambda included, excluded: make(excluded, EVERYTHING in included))
 
 
 def _in_networks(*steps: GraphRewriter) -> ByTags:
-    """Return a database entry that leaves graphs alone that have nothing to do with networks.
+    """Return a database entry that rewrites only graphs of neural networks.
 
-    In the modes of dnnops, every graph counts as a network.
+    In the modes of dnnops, every graph counts as a neural network.
     """
     return ByTags(
         lambda included, excluded: InNetworks(*steps, everywhere=bool({"onednn", "gpu"} & included))

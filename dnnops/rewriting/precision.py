@@ -43,7 +43,8 @@ _BLIND = (DeepCopyOp, ViewOp, Shape, Shape_i)
 class Float16Error(DnnTypeError, AssertionError):
     """Raised when a graph for Numba's linker has a float16 Op without a float32 form.
 
-    It is also an `AssertionError`, because PyTensor logs other exceptions in rewrites and goes on.
+    It is also an `AssertionError`, because PyTensor logs other exceptions in rewrites and
+    continues.
     """
 
 
@@ -91,7 +92,7 @@ class _Widening:
         return made
 
     def as_it_was(self, x: Variable) -> Any:
-        """Return the rewritten `x` in its old dtype, for outputs and Ops without a float32 form."""
+        """Return the rewritten `x` in its original dtype, for outputs and for Ops that need it."""
         new = self.wide.get(x)
         if new is None or isinstance(x, Constant):
             return x
@@ -124,7 +125,7 @@ class _Widening:
         return is_graph and any(map(_is_half, (*node.inputs, *node.outputs)))
 
     def _write_out(self, node: Apply) -> None:
-        """Replace an Op with its inner graph, whose types are fixed."""
+        """Replace an Op that has an inner graph with a float32 version of that graph."""
         outputs = inner_graph(node, node.inputs)
         for inner in toposort(outputs, blockers=node.inputs):
             self.rebuild(inner)

@@ -31,7 +31,7 @@ def _is_static(x: Any) -> bool:
 
 
 def _known(x: Any) -> Any:
-    """Return `x` computed from shapes of arrays only, or `x` itself if it depends on values."""
+    """Return `x` as a function of array shapes only, or `x` itself if it depends on values."""
     if x.type.dtype != "int64" or _is_static(x):
         return x
     found = sizes_by_shapes(x)

@@ -82,7 +82,7 @@ class _Module:
 
 
 def _missing_modules(nodes: Sequence[Apply]) -> dict[str, dict[str, Any]]:
-    """Return the arguments of the compilations that PyTensor needs for nodes, without repeats."""
+    """Return the arguments of all compilations that the nodes need, without duplicates."""
     found: dict[str, dict[str, Any]] = {}
     for node in nodes:
         op = node.op
@@ -179,6 +179,6 @@ def _moved(job: Future[Path], location: Path) -> bool:
 
 
 def _install() -> None:
-    """Make PyTensor call `_compile_str`, which changes nothing without pending compilations."""
+    """Make PyTensor call `_compile_str`, which has no effect unless compilations are pending."""
     if GCC_compiler.compile_str is not _compile_str:
         GCC_compiler.compile_str = staticmethod(_compile_str)  # type: ignore[method-assign]

@@ -319,7 +319,7 @@ def _say(message: str) -> None:
 
 
 def _machine_arguments(given: list[str]) -> list[str]:
-    """Return those of PyTensor's compiler options that describe the processor.
+    """Return the PyTensor compiler options that describe the processor.
 
     They spell out the meaning of ``-march=native``, so that machines that share a home directory
     each get their own library.
@@ -407,7 +407,7 @@ def _lock(path: Path, name: str) -> Iterator[None]:
 
 
 def _register_dgemm(library: ctypes.CDLL) -> None:
-    """Register SciPy's dgemm for the float64 convolution: PyTensor always depends on SciPy."""
+    """Register dgemm of SciPy, a dependency of PyTensor, for the float64 convolution."""
     from scipy.linalg import cython_blas
 
     capsule = cython_blas.__pyx_capi__["dgemm"]

@@ -120,8 +120,8 @@ def compile_library(
     objects : Path, optional
         Folder in which to keep compiled files for later builds.
     key : str
-        Version of the compiler and hash of the headers: what a compiled file depends on besides the
-        source, the compiler's name and `arguments`.
+        Version of the compiler and hash of the headers. The other dependencies of a compiled file
+        are its source, the compiler's name and `arguments`.
 
     Raises
     ------

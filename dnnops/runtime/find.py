@@ -71,7 +71,7 @@ def _roots(variables: Iterable[str]) -> Iterator[tuple[Path, str]]:
 def _wheel_files(distribution: str, name: str) -> list[Path]:
     """Return the paths of the files with this name in an installed distribution.
 
-    They are relative to its metadata, and therefore found wherever it was installed.
+    The distribution's metadata gives these paths, so the files are found wherever it was installed.
     """
     from importlib import metadata
 

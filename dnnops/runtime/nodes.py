@@ -2,7 +2,8 @@
 
 The C code that runs a node knows what it selected, but nothing about the graph. The node is
 therefore numbered when its C code is instantiated, and the number is passed as one of the Op's
-parameters. It isn't part of the code: nodes that differ only in their number share a module.
+parameters. The number isn't part of the code, so nodes that differ only in their number share a
+module.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def number_node(node: Apply) -> int:
     Returns
     -------
     int
-        Number that is unique in this process and not 0.
+        Nonzero number that is unique in this process.
     """
     if _compiled.number:
         return _compiled.number

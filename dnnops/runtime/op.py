@@ -169,7 +169,7 @@ def raise_status(library: RuntimeLibrary, status: int) -> None:
     Raises
     ------
     DnnError
-        The subclass that belongs to the status, with the library's error message.
+        The subclass that corresponds to the status, with the library's error message.
     """
     if status:
         raise error_from_status(

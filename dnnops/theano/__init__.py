@@ -4,9 +4,9 @@ After :func:`install`, ``import theano`` and its submodules provide objects of P
 under Theano's names. ``python -m dnnops theano script.py`` runs a script that way, and applies
 ``THEANO_FLAGS`` and ``.theanorc`` before PyTensor is imported.
 
-The layer is inactive unless one of them is used. The tables in `dnnops.theano.tables` map Theano's
-names to objects. Functions whose arguments differ are defined in this package, in modules named
-after Theano's.
+The layer is inactive unless the function or the command is used. The tables in
+`dnnops.theano.tables` map Theano's names to objects. Functions whose arguments differ are defined
+in this package, in modules named after Theano's.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Section:
 def _default(dotted: str) -> Any:
     """Return the default of a flag that exists only in Theano.
 
-    It is False for the ``warn`` flags, since the bugs that they warn of were Theano's.
+    It is False for the ``warn`` flags, since they warn about bugs of Theano.
     """
     return IGNORED.get(dotted, False if dotted.startswith("warn.") else None)
 

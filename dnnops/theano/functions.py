@@ -32,7 +32,7 @@ VERSION = "1.0.5"
 
 
 class OrderedUpdates(dict[Any, Any]):
-    """New values of shared variables by variable; ``+`` merges two of them."""
+    """Mapping from shared variables to their new values; ``+`` merges two mappings."""
 
     def __add__(self, other: Any) -> OrderedUpdates:
         joined = OrderedUpdates(self)

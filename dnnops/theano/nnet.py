@@ -25,7 +25,7 @@ def conv2d(
     unshared: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Convolve images with `dnnops.nnet.conv2d`; further arguments, once hints, are ignored."""
+    """Convolve images with `dnnops.nnet.conv2d`; ignore Theano's performance hints."""
     for name in ("imshp_logical", "kshp_logical"):
         if name in kwargs:
             raise DnnValueError(f"conv2d: {name} is not supported; use bilinear_upsampling")

@@ -147,7 +147,7 @@ class RandomStreams:
         dtype: Any = "int64",
         nstreams: int | None = None,
     ) -> Any:
-        """Draw how often each category, in the last axis of `pvals`, occurs in `n` trials."""
+        """Draw how often each category (last axis of `pvals`) occurs in `n` trials."""
         pvals = as_tensor_variable([0.5, 0.5] if pvals is None else pvals)
         # NumPy rejects probabilities whose sum exceeds 1, even by the rounding error of float32.
         pvals = pvals.astype("float64")
@@ -209,7 +209,7 @@ class MRG_RandomStreams(RandomStreams):  # noqa: N801 - Theano's name
         nstreams: int | None = None,
         truncate: bool = False,
     ) -> Any:
-        """Draw from a normal distribution; `truncate` limits the draws to 2 `std` from `avg`."""
+        """Draw from a normal distribution, with `truncate` only within 2 `std` of `avg`."""
         if not truncate:
             return super().normal(size, avg, std, ndim, dtype)
         dtype = dtype or _float_of(avg, std)

@@ -20,7 +20,7 @@ __all__ = [
 
 
 def check_shapes(op: Any, given: dict[str, Any]) -> None:
-    """Raise the Op's exception if the shapes don't match, since some of them would broadcast."""
+    """Raise the Op's exception if the shapes don't match, even if they would broadcast."""
     query, key, value = (given[name].shape for name in ("query", "key", "value"))
     batch, heads, rows, depth = query
     require_same_shape(op, (batch, depth), (key[0], key[3]))
@@ -137,7 +137,7 @@ def attention_gradient(lib: Any, op: Any, *operands: Any) -> tuple[Any, Any, Any
 
 
 def _folded(x: Any, key: Any) -> Any:
-    """Concatenate the rows of those heads of `x` that share a head of `key`."""
+    """Concatenate the rows of the heads of `x` that share a head of `key`."""
     batch, heads, rows, columns = x.shape
     shared = key.shape[1]
     return x.reshape((batch, shared, heads // max(shared, 1) * rows, columns))

@@ -12,7 +12,7 @@ __all__ = ["divisor", "is_empty", "padding_after"]
 
 
 def _axes(op: Any, shape: Sequence[int], sizes: Any) -> list[tuple[int, ...]]:
-    """Return sizes of image and output, window, stride and padding for each spatial axis."""
+    """Return the image size, output size, window, stride and padding of each spatial axis."""
     ws, stride, pad = sizes
     out = windows_shape(shape, ws, stride, pad, op.ignore_border)
     return list(zip(shape[2:], out[2:], ws, stride, pad, strict=True))

@@ -22,7 +22,7 @@ _HALF, _WORD = 0xFFFF, 0xFFFFFFFF
 
 
 def _product(a: Any, number: int) -> tuple[Any, Any]:
-    """Return the upper and the lower words of the products of words and a 32-bit number."""
+    """Multiply words by a 32-bit number; return the upper and lower words of the products."""
     high, low = number >> 16, number & _HALF
     a_high, a_low = a >> 16, a & _HALF
     first, last = a_low * low, a_high * high
@@ -55,7 +55,7 @@ def philox_words(lib: Any, state: Any, shape: Any) -> Any:
 
 
 def _product64(lib: Any, upper: Any, lower: Any, number: int) -> tuple[Any, Any]:
-    """Return the products of 64-bit numbers, given as words, and a number, modulo ``2**64``."""
+    """Multiply 64-bit numbers, given as pairs of words, by a number modulo ``2**64``."""
     high, low = _product(lower, number & _WORD)
     across, back = _product(lower, number >> 32)[1], _product(upper, number & _WORD)[1]
     return lib.words(high + across + back), low
@@ -70,7 +70,7 @@ def _mixed(lib: Any, upper: Any, lower: Any) -> tuple[Any, Any]:
 
 
 def _shifted(lib: Any, upper: Any, lower: Any, shift: int) -> tuple[Any, Any]:
-    """Return the exclusive or of 64-bit numbers, given as words, and themselves shifted right."""
+    """Compute ``x ^ (x >> shift)`` for 64-bit numbers, given as pairs of words."""
     moved = lib.words(upper << (32 - shift)) | (lower >> shift)
     return upper ^ (upper >> shift), lower ^ moved
 

@@ -34,7 +34,7 @@ def _moved(x: Any, by: int) -> Any:
 def _passes(log_probabilities: Any, extended: Any, lengths: Any, ends: Any, both: bool) -> Any:
     """Return the forward and backward log-probabilities of each position at each step.
 
-    A path begins at one of the first two positions.  In each step it stays, moves on by one
+    A path begins at one of the first two positions. In each step it stays, moves on by one
     position, or skips a blank between different symbols.
     """
     skips = jnp.zeros(extended.shape, bool)
@@ -71,7 +71,7 @@ def ctc(op: CTC, activations: Any, labels: Any, input_lengths: Any, *others: Any
     """Compute costs and gradients.
 
     Costs and gradients are NaN for operands that the Op rejects, since a compiled graph can't raise
-    exceptions: labels outside of the alphabet or longer than their sequences, and lengths out of
+    exceptions: labels outside the alphabet or longer than their sequences, and lengths out of
     bounds.
     """
     steps, batch, classes = activations.shape

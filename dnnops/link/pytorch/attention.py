@@ -24,8 +24,8 @@ def attention_gradient(op: AttentionGrad, *operands: Any) -> tuple[Any, Any, Any
 def attention(op: Attention, *operands: Any) -> tuple[Any, Any]:
     """Compute attention.
 
-    With dropout, the formula is used instead of PyTorch's function, since the random numbers have
-    to be those of dnnops.
+    With dropout, the formula is used instead of PyTorch's function, since dropout has to use the
+    random numbers of dnnops.
     """
     given = dict(zip(op.operands, operands, strict=True))
     formulas.check_shapes(op, given)

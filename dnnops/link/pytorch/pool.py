@@ -24,8 +24,8 @@ Sizes = tuple[int, ...]
 def _checked(op: PoolBase, images: list[Any], pooled: list[Any], sizes: Any) -> tuple[int, ...]:
     """Check shapes, and return the shape of the pooled image.
 
-    The Op's own check isn't used: it compares values, for which PyTorch would specialize the
-    compiled graph.
+    The Op's own check isn't used, because it compares values, and PyTorch would specialize the
+    compiled graph for them.
     """
     ws, stride, pad = sizes
     require_same_shape(op, *(x.shape for x in images))

@@ -53,7 +53,8 @@ class _PyTorchConversions(Conversions):
     def check(self, op: Any, node: Apply, data: Sequence[Any], vectors: Sequence[Any]) -> None:
         """Do nothing: conversions check shapes themselves.
 
-        The Op's own check compares values, for which PyTorch would specialize the compiled graph.
+        The Op's own check compares values, and PyTorch would specialize the compiled graph for
+        them.
         """
 
     def sizes(self, op: Any, variable: Any, value: Any) -> Sequence[int]:

@@ -107,7 +107,7 @@ def ultra_fast_sigmoid(x: Any) -> TensorVariable:
     TensorVariable
         ``(t + 1) / 2``, with the shape of `x`, where `t` approximates ``tanh(x / 2)``. With
         ``h = abs(x / 2)``, the magnitude of `t` is ``1.5 * h / (1 + h)`` for `h` below 1.7, linear
-        in `h` up to 3, and 0.995 beyond. The gradient is that of these pieces.
+        in `h` up to 3, and 0.995 beyond. The gradient is the derivative of this piecewise function.
 
     Raises
     ------

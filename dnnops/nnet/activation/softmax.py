@@ -191,7 +191,7 @@ class SoftmaxGrad(SoftmaxGradBase):
     """Gradient of softmax: ``SoftmaxGrad(axis)(gz, sm)``.
 
     `gz` is the gradient with respect to the output `sm`; the result is
-    ``sm * (gz - sum(gz * sm, axis))``.  See `SoftmaxGradBase` for the parameters.
+    ``sm * (gz - sum(gz * sm, axis))``. See `SoftmaxGradBase` for the parameters.
     """
 
     output_name = "sm"
@@ -216,7 +216,7 @@ class LogSoftmaxGrad(SoftmaxGradBase):
     """Gradient of log-softmax: ``LogSoftmaxGrad(axis)(gz, logsm)``.
 
     `gz` is the gradient with respect to the output `logsm`; the result is
-    ``gz - exp(logsm) * sum(gz, axis)``.  See `SoftmaxGradBase` for the parameters.
+    ``gz - exp(logsm) * sum(gz, axis)``. See `SoftmaxGradBase` for the parameters.
     """
 
     output_name = "logsm"
@@ -244,8 +244,8 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> TensorVariable
     x : tensor_like
         A float16, float32 or float64 tensor.
     axis : int or tuple of int, optional
-        Axes over which the result sums to one. Without it, `x` must be a matrix, each row of which
-        then sums to one, or a vector, which is converted to a matrix with one row, as in Theano.
+        Axes over which the result sums to one. Without it, `x` must be a matrix, whose rows then
+        sum to one, or a vector, which is converted to a matrix with one row, as in Theano.
 
     Returns
     -------
@@ -262,7 +262,7 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> TensorVariable
 
     Notes
     -----
-    `pytensor.tensor.special.softmax` is the same except for the default: there, it means all axes.
+    `pytensor.tensor.special.softmax` differs only in the default of `axis`, which is all axes.
     """
     return pt.special.softmax(*_scores_and_axis("softmax", x, axis))
 
@@ -270,7 +270,7 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> TensorVariable
 def log_softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> TensorVariable:
     """Compute the logarithm of `softmax` accurately.
 
-    See `softmax` for the parameters and errors. `logsoftmax` is an alias, Theano's name.
+    See `softmax` for the parameters and errors. `logsoftmax` is an alias from Theano.
     """
     return pt.special.log_softmax(*_scores_and_axis("log_softmax", x, axis))
 
@@ -279,7 +279,7 @@ logsoftmax = log_softmax
 
 
 def softmax_graph(c: Any) -> TensorVariable:
-    """Write a softmax along the last axis as ``exp(c) / sum(exp(c))``, for the rewrites.
+    """Return the expression ``exp(c) / sum(exp(c))`` of a softmax along the last axis.
 
     Parameters
     ----------

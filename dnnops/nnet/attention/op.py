@@ -452,8 +452,8 @@ def scaled_dot_product_attention(
         error if they are known when the graph is built.
     query_lengths, key_lengths : int vector, optional
         Number of queries and keys that count in each batch entry; 0 is allowed. The output is zero
-        for the queries after those. Lengths out of range raise an error on the CPU. On a GPU they
-        are not checked but clipped to the valid range.
+        for later queries. Lengths out of range raise an error on the CPU. On a GPU they are not
+        checked but clipped to the valid range.
     dropout_p : float, optional
         Probability of dropping a weight, at least 0 and less than 1.
     seed : int, optional
@@ -476,14 +476,14 @@ def scaled_dot_product_attention(
         If an operand has an invalid dtype or rank, or if a parameter has an invalid type.
     DnnValueError
         If the shapes don't match, a length is out of range, `scale` is not finite, or `dropout_p`
-        is out of bounds. With dropout, if not exactly one of `seed` and `state` is given; without
-        dropout, if either is given.
+        is out of bounds. Also if dropout is used without exactly one of `seed` and `state`, or if
+        either is given without dropout.
 
     Notes
     -----
-    This function computes what ``torch.nn.functional.scaled_dot_product_attention`` computes, and
-    supports lengths in addition. The random numbers differ from PyTorch's. On a GPU they are
-    cuDNN's, which are also reproducible but differ from those on the CPU.
+    This function computes the same as ``torch.nn.functional.scaled_dot_product_attention``, and
+    also supports lengths. The random numbers differ from PyTorch's. On a GPU, cuDNN generates them;
+    they are also reproducible, but differ from those on the CPU.
     """
     where = "scaled_dot_product_attention"
     switch(where, "enable_gqa", enable_gqa)

@@ -121,8 +121,9 @@ class ConvBase(Op):
     def geometry(self) -> np.ndarray:
         """Return the parameters as the 16 int64 words that the runtime libraries read.
 
-        ``[ndim, border, num_groups, filter_flip, stride[3], dilation[3], pad_begin[3],
-        pad_end[3]]``, where border is 0 for explicit padding, 1 for 'half' and 2 for 'full'.
+        The words are ``[ndim, border, num_groups, filter_flip, stride[3], dilation[3],
+        pad_begin[3], pad_end[3]]``, where border is 0 for explicit padding, 1 for 'half' and 2 for
+        'full'.
         """
         if isinstance(self.border_mode, str):
             border, pads = {"half": 1, "full": 2}[self.border_mode], ((0, 0),) * self.ndim

@@ -75,13 +75,13 @@ def _grad_wrt_inputs(
 
 
 def _with_rest(op: ConvBase, x: Any, filters: Any, wanted: Sequence[Any]) -> TensorVariable:
-    """Append zeros to `x` if the requested result needs a larger one.
+    """Append zeros to `x` if the requested result requires a larger `x`.
 
     With stride s and dilation d, the result of a transposed convolution may be up to
     ``max(s, d) - 1`` elements longer than the filters reach, like ``output_padding`` in other
-    libraries. Up to ``s - 1`` extra elements need nothing, because the forward convolution maps
-    images of these sizes to outputs of the same size. With s or more, the forward convolution
-    would have a larger output, so `x` is extended with zeros, which contribute nothing.
+    libraries. Up to ``s - 1`` extra elements need no zeros, because the forward convolution maps
+    images of these sizes to outputs of the same size. With s or more, the forward convolution would
+    have a larger output, so `x` is extended with zeros, which contribute nothing.
     """
     if all(d <= s for d, s in zip(op.filter_dilation, op.subsample, strict=True)):
         return x
@@ -166,8 +166,8 @@ def conv2d_grad_wrt_inputs(
     Raises
     ------
     DnnTypeError, DnnValueError, DnnNotSupportedError
-        As for `conv2d`. DnnValueError also if the convolution of an input of shape `input_shape`
-        does not have an output with the shape of `output_grad`.
+        As for `conv2d`. DnnValueError is also raised if the convolution of an input of shape
+        `input_shape` does not have an output with the shape of `output_grad`.
     """
     refuse_unshared("conv2d_grad_wrt_inputs", unshared)
     return _grad_wrt_inputs(
@@ -252,8 +252,8 @@ def conv2d_grad_wrt_weights(
     Raises
     ------
     DnnTypeError, DnnValueError, DnnNotSupportedError
-        As for `conv2d`. DnnValueError also if the convolution with filters of shape `filter_shape`
-        does not have an output with the shape of `output_grad`.
+        As for `conv2d`. DnnValueError is also raised if the convolution with filters of shape
+        `filter_shape` does not have an output with the shape of `output_grad`.
     """
     refuse_unshared("conv2d_grad_wrt_weights", unshared)
     return _grad_wrt_weights(

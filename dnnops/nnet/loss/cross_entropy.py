@@ -267,7 +267,7 @@ def cross_entropy(x: Any, labels: Any) -> TensorVariable:
 
     Notes
     -----
-    In modes that include the rewrites of dnnops, the expression above becomes the same Ops.
+    Modes that include the rewrites of dnnops replace the expression above with the same Ops.
     """
     costs: Any = CrossEntropy().make_node(x, labels).outputs[0]
     return costs

@@ -1,4 +1,4 @@
-"""Connectionist temporal classification (CTC): a loss for labels that are not aligned to steps.
+"""Connectionist temporal classification (CTC): a loss for labels that are not aligned with steps.
 
 A path assigns one class to each step. It spells a label if removing repeated symbols and then
 blanks (class 0) gives that label. The probability of a label is the sum of the probabilities of all
@@ -302,7 +302,7 @@ def ctc(
         Label of each sequence, with symbols from 1 to ``classes - 1``. Without `label_lengths`,
         negative entries are padding and may be anywhere in the row.
     input_lengths : integer vector, shape (batch,)
-        Number of steps of each sequence that count. Later steps are ignored; their gradient is 0.
+        Number of valid steps in each sequence. Later steps are ignored; their gradient is 0.
     label_lengths : integer vector, shape (batch,), optional
         Number of entries of each row that form the label. These must not be negative; the entries
         after them are ignored.
@@ -327,9 +327,9 @@ def ctc(
     -----
     The signature and the semantics are those of Theano's ``ctc``. PyTorch's ``ctc_loss`` with
     ``log_probs=log_softmax(activations, dim=-1)``, ``reduction="none"`` and ``blank=0`` returns the
-    same costs. Unlike there, the gradient is with respect to `activations`, labels that are too
-    long for their sequences raise an error instead of having infinite cost, and the blank is always
-    class 0.
+    same costs. Unlike in PyTorch, the gradient is with respect to `activations`, labels that are
+    too long for their sequences raise an error instead of having infinite cost, and the blank is
+    always class 0.
 
     The cost is infinite if activations of minus infinity leave no path for the label. It is NaN if
     any step that counts has a NaN or plus infinity among its activations, or only minus infinity.

@@ -1,7 +1,7 @@
 """Categorical and binary cross-entropies under their Theano names.
 
 They are expressions of PyTensor Ops: PyTensor's rewrites prevent overflow, and those of dnnops fuse
-the expressions. `dnnops.nnet.cross_entropy` is the loss with its own Op.
+the expressions. `dnnops.nnet.cross_entropy` has its own Op.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def categorical_crossentropy(coding_dist: Any, true_dist: Any) -> TensorVariable
     Raises
     ------
     DnnTypeError
-        If `true_dist` neither has the rank of `coding_dist` nor is a vector beside a matrix, or if
-        a dtype is invalid.
+        If `true_dist` neither has the rank of `coding_dist` nor is a vector for a matrix
+        `coding_dist`, or if a dtype is invalid.
     """
     where = "categorical_crossentropy"
     coding = float_tensor(where, "coding_dist", coding_dist)
@@ -176,7 +176,7 @@ def confusion_matrix(actual: Any, pred: Any) -> list[TensorVariable]:
     conf_mat : int64 matrix, (classes, classes)
         Counts, with one row per true class and one column per predicted class.
     order : vector, (classes,)
-        The classes of the rows and columns: those that occur, in ascending order.
+        Classes of the rows and columns: all classes that occur, in ascending order.
 
     Raises
     ------

@@ -45,7 +45,7 @@ def _store(node: Apply, output_storage: Any, results: Sequence[np.ndarray]) -> N
 
 
 class BatchNormTrain(BatchNormBase):
-    """Normalize a batch by its own statistics.
+    """Normalize a batch with its own statistics.
 
     ``BatchNormTrain(axes)(x, scale, bias, epsilon)`` returns ``out``, ``mean`` and ``invstd``.
     ``BatchNormTrain(axes, running=True)(x, scale, bias, epsilon, factor, running_mean,
@@ -192,7 +192,7 @@ class BatchNormTrainGrad(BatchNormBase):
 
 
 class BatchNormInference(BatchNormBase):
-    """Normalize by given statistics.
+    """Normalize with given statistics.
 
     ``BatchNormInference(axes)(x, scale, bias, mean, var, epsilon)`` computes
     ``(x - mean) / sqrt(var + epsilon) * scale + bias``.
@@ -312,7 +312,7 @@ def batch_normalization_train(
     running_mean: Any = None,
     running_var: Any = None,
 ) -> tuple[Variable, ...]:
-    """Normalize a batch by its own mean and variance.
+    """Normalize a batch with its own mean and variance.
 
     Parameters
     ----------
@@ -410,7 +410,7 @@ def batch_normalization_test(
     axes: Any = "per-activation",
     epsilon: Any = 1e-4,
 ) -> TensorVariable:
-    """Normalize by a given mean and variance, such as the running averages of training.
+    """Normalize with a given mean and variance, such as the running averages of training.
 
     Parameters
     ----------

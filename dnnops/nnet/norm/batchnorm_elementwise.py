@@ -1,4 +1,4 @@
-"""Batch normalization by a given mean and standard deviation, in elementwise operations."""
+"""Batch normalization with a given mean and standard deviation, in elementwise operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["batch_normalization"]
 def batch_normalization(
     inputs: Any, gamma: Any, beta: Any, mean: Any, std: Any, mode: str = "low_mem"
 ) -> TensorVariable:
-    """Normalize by a given mean and standard deviation.
+    """Normalize with a given mean and standard deviation.
 
     The mean and the standard deviation may depend on the inputs. `batch_normalization_train` and
     `batch_normalization_test` are faster; they use the variance instead.

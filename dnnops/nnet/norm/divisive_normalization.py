@@ -1,7 +1,7 @@
 """Divisive normalization over spatial windows within each channel.
 
 Based on Jarrett, Kavukcuoglu, Ranzato and LeCun, What is the Best Multi-Stage Architecture for
-Object Recognition? (2009).  The Ops in this module define the computation and run in plain NumPy;
+Object Recognition? (2009). The Ops in this module define the computation and run in plain NumPy;
 rewrites replace them with Ops that run compiled code.
 """
 
@@ -32,7 +32,7 @@ class _WithinChannels(WindowNormBase):
 class DivisiveNormalization(_WithinChannels):
     """Divisive normalization: ``DivisiveNormalization(n, alpha, beta, k)(x)``.
 
-    With ``has_means=True``, the operands are ``(x, means)``.  See `divisive_normalization` for the
+    With ``has_means=True``, the operands are ``(x, means)``. See `divisive_normalization` for the
     definition.
 
     Parameters
@@ -58,7 +58,7 @@ class DivisiveNormalizationGrad(_WithinChannels):
     """Gradients of `DivisiveNormalization` with respect to ``x`` and, if given, ``means``.
 
     Call it as ``DivisiveNormalizationGrad(n, alpha, beta, k)(x, gy)``; with ``has_means=True``, the
-    operands are ``(x, means, gy)``.  `gy` is the gradient with respect to the output.  The
+    operands are ``(x, means, gy)``. `gy` is the gradient with respect to the output. The
     parameters are those of `DivisiveNormalization`.
     """
 

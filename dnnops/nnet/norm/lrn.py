@@ -40,7 +40,7 @@ class LRN(_AcrossChannels):
 class LRNGrad(_AcrossChannels):
     """Gradient of `LRN`: ``LRNGrad(n, alpha, beta, k)(x, gy)``.
 
-    `gy` is the gradient with respect to the output.  See `WindowNormBase` for the parameters.
+    `gy` is the gradient with respect to the output. See `WindowNormBase` for the parameters.
     """
 
     operands = ("x", "gy")

@@ -2,7 +2,7 @@
 
 With windows of length ``n`` on each of ``d`` axes, the output is ``x * s**-beta``, where
 ``s = k + alpha / n**d * sum(v**2)`` over the window and ``v`` is the input or its difference from
-given means.  Elements outside the array count as zeros, and the divisor is ``n**d`` at the borders,
+given means. Elements outside the array count as zeros, and the divisor is ``n**d`` at the borders,
 too.
 """
 
@@ -168,7 +168,7 @@ class WindowNormBase(ExpressionOp):
 class WindowSum(Op):
     """Sum over the window of each element: ``WindowSum(n, axes)(x)``.
 
-    Elements outside the array count as zeros.  The second derivatives of the normalizations are
+    Elements outside the array count as zeros. The second derivatives of the normalizations are
     built from this Op.
 
     Parameters

@@ -39,7 +39,7 @@ def pool_nd(
     stride: Any,
     pad: Any,
 ) -> TensorVariable:
-    """Pool over windows of the last `ndim` axes for the function `where`; None means default."""
+    """Pool over windows of the last `ndim` axes on behalf of the public function `where`."""
     mode = one_of(where, "mode", mode, (*Pool.modes, "average"))
     op: Any = Pool(
         ndim,
@@ -123,7 +123,7 @@ def _is_scalar(value: Any) -> bool:
 def _windows(
     where: str, ws: Any, stride: Any, pad: Any, ds: Any, st: Any, padding: Any
 ) -> tuple[Any, Any, Any]:
-    """Return the window size, stride and padding, each given under one of its names."""
+    """Return the window size, stride and padding, each given under its new or old name."""
     return (
         _renamed(where, "ws", ws, "ds", ds),
         _renamed(where, "stride", stride, "st", st),
@@ -154,16 +154,16 @@ def pool_2d(
         Window size. Like `stride` and `pad`, it may be symbolic, including an int scalar, and may
         differ from call to call.
     ignore_border : bool, optional
-        Whether to ignore windows that extend past the end.  If false or None, these windows have
+        Whether to ignore windows that extend past the end. If false or None, these windows have
         fewer elements, and `pad` must be 0.
     stride : int, sequence of 2 ints, or int vector, optional
         Distance between windows. The default is `ws`, so that windows don't overlap.
     pad : int, sequence of 2 ints, or int vector
-        Padding on both sides of rows and columns, smaller than `ws`.  It is never the maximum and
+        Padding on both sides of rows and columns, smaller than `ws`. It is never the maximum and
         adds nothing to a sum.
     mode : {'max', 'max_deterministic', 'sum', 'average_inc_pad', 'average_exc_pad', 'average'}
         Reduction applied to each window. 'average_inc_pad' counts the padding and 'average_exc_pad'
-        does not. With 'max_deterministic', gradients are bitwise reproducible on a GPU, too.
+        does not. With 'max_deterministic', gradients are bitwise reproducible even on a GPU.
         'average' is an alias of 'average_inc_pad'.
     ds, st, padding : optional
         Theano's old names of `ws`, `stride` and `pad`.
@@ -172,7 +172,7 @@ def pool_2d(
     -------
     TensorVariable, (..., windows over the rows, windows over the columns)
         With `ignore_border`, an axis has ``(size + 2 * pad - ws) // stride + 1`` windows, or none
-        if the window is larger than the padded image.  Otherwise, it has as many windows as start
+        if the window is larger than the padded image. Otherwise, it has as many windows as start
         inside the image or, if windows overlap, as many as are needed to cover it.
 
     Raises

@@ -96,10 +96,10 @@ def checked_output_shape(
     pad: Sequence[Any],
     ignore_border: bool,
 ) -> tuple[Any, ...]:
-    """Return `windows_shape` as a graph that raises if symbolic windows turn out not to fit.
+    """Return `windows_shape` with a check, at run time, that symbolic windows fit.
 
-    A graph that uses only the shape contains no pooling Op to check the windows, so that the shape
-    could be negative or divide by zero.
+    A graph that uses only the shape contains no pooling Op to check the windows, so its shape could
+    be negative, or its computation could divide by zero.
     """
     checked = [
         step if all(map(_is_size, (w, step, p))) else _checked(w, step, p, ignore_border)

@@ -1,8 +1,8 @@
 """Max, sum and average pooling in one, two or three spatial dimensions, and its gradients.
 
 The Ops in this module define the computation and run in plain NumPy; rewrites replace them with Ops
-that call oneDNN or cuDNN.  If a window has several equal maxima, the first one in C order receives
-the gradient.  NaN counts as the maximum.
+that call oneDNN or cuDNN. If a window has several equal maxima, the first one in C order receives
+the gradient. NaN counts as the maximum.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PoolBase(Op):
     ndim : {1, 2, 3}
         Number of spatial axes.
     ignore_border : bool
-        Whether to ignore windows that extend past the end of the padded image.  If not, only the
+        Whether to ignore windows that extend past the end of the padded image. If not, only the
         part inside the image is used, and padding is not supported.
 
     Raises
@@ -242,13 +242,13 @@ class ModePoolBase(PoolBase):
 class Pool(ModePoolBase):
     """Pooling: ``Pool(ndim, mode, ignore_border)(x, ws, stride, pad)``.
 
-    `x` is a floating-point tensor of shape (batch, channels, spatial...).  For each window, the
+    `x` is a floating-point tensor of shape (batch, channels, spatial...). For each window, the
     output is the maximum, the sum, or the sum divided by the number of elements of the window
     ('average_inc_pad') or by the number of elements inside the image ('average_exc_pad').
     Without `ignore_border`, padding is not supported and the two averages are the same.
 
-    'max_deterministic' is 'max' with a gradient that is bitwise reproducible, on a GPU too. On the
-    CPU, the gradient of 'max' always is.
+    'max_deterministic' is 'max' with a gradient that is bitwise reproducible, even on a GPU. On the
+    CPU, the gradient of 'max' always is reproducible.
     """
 
     operands = ("x",)
@@ -287,7 +287,7 @@ class MaxPoolGradBase(PoolBase):
     ndim, ignore_border
         See `PoolBase`.
     deterministic : bool
-        Whether gradients must be bitwise reproducible, on a GPU too.
+        Whether gradients must be bitwise reproducible, even on a GPU.
     """
 
     __props__ = ("ndim", "ignore_border", "deterministic")
@@ -312,8 +312,8 @@ class MaxPoolGradBase(PoolBase):
 class MaxPoolGrad(MaxPoolGradBase):
     """Gradient of max pooling: ``MaxPoolGrad(...)(x, maxout, gz, ws, stride, pad)``.
 
-    `maxout` is the pooling output and `gz` the gradient with respect to it.  The derivative with
-    respect to `x` is zero, and `maxout` is disconnected because `x` determines it.
+    `maxout` is the pooling output and `gz` the gradient with respect to it. The derivative of this
+    Op with respect to `x` is zero, and `maxout` is disconnected because `x` determines it.
     """
 
     operands = ("x", "maxout", "gz")
@@ -332,8 +332,8 @@ class MaxPoolGrad(MaxPoolGradBase):
 class AveragePoolGrad(ModePoolBase):
     """Gradient of sum and average pooling: ``AveragePoolGrad(...)(x, gz, ws, stride, pad)``.
 
-    `x` is the pooling input, of which only the shape is used; `gz` is the gradient with respect to
-    the output.
+    `x` is the pooling input; only its shape is used. `gz` is the gradient with respect to the
+    output.
     """
 
     modes = tuple(mode for mode in POOL_MODES if mode != "max")

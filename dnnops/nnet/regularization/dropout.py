@@ -219,7 +219,7 @@ def undefined_by_p(op: Op, p: Any) -> Any:
 
 
 def is_moving(tangent: Any) -> bool:
-    """Tell whether a tangent is connected and not the zero tangent of a constant operand."""
+    """Return whether a tangent is connected and not the zero tangent of a constant operand."""
     if not is_connected(tangent):
         return False
     try:

@@ -1,8 +1,7 @@
 """Bilinear interpolation between the pixels of images: pixel indices and weights.
 
-The same functions work on NumPy arrays, in the ``perform`` of the sampler's Ops, on PyTensor
-variables, whose expressions are differentiated where no Op exists, and on the arrays of the
-libraries in `dnnops.link`.
+The functions work on NumPy arrays (in ``perform``), on PyTensor variables (for expressions that
+PyTensor differentiates), and on the arrays of JAX and PyTorch (in `dnnops.link`).
 """
 
 from __future__ import annotations

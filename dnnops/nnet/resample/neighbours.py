@@ -1,4 +1,4 @@
-"""Convert between images and matrices of their neighbourhoods."""
+"""Convert between images and matrices of their neighborhoods."""
 
 from __future__ import annotations
 
@@ -29,41 +29,42 @@ MODES = ("valid", "half", "full", "ignore_borders", "wrap_centered")
 def images2neibs(
     ten4: Any, neib_shape: Any, neib_step: Any = None, mode: str = "valid"
 ) -> TensorVariable:
-    """Cut images into neighbourhoods, each of which becomes a row of a matrix.
+    """Cut images into neighborhoods, each of which becomes a row of a matrix.
 
     Parameters
     ----------
     ten4 : tensor_like, (batch, channels, rows, columns)
         Images of any dtype.
     neib_shape : int vector or sequence of 2 ints
-        Number of rows and columns of a neighbourhood. Each of them, and their product, must be at
+        Number of rows and columns of a neighborhood. Each of them, and their product, must be at
         most ``2**26``. May be symbolic, like `neib_step`.
     neib_step : int vector or sequence of 2 ints, optional
-        Distance from one neighbourhood to the next. The default is `neib_shape`, so that
-        neighbourhoods don't overlap.
+        Distance from one neighborhood to the next. The default is `neib_shape`, so that
+        neighborhoods don't overlap.
     mode : {'valid', 'half', 'full', 'ignore_borders', 'wrap_centered'}
-        Treatment of the borders. With 'valid', the neighbourhoods must fill the image exactly.
+        Treatment of the borders. With 'valid', the neighborhoods must fill the image exactly.
         'ignore_borders' drops the pixels left over at the end. 'half' and 'full' are like 'valid'
-        after padding each side with zeros: by half a neighbourhood, or by a whole one minus one
-        pixel. With 'wrap_centered', neighbourhoods are centered on every `neib_step`-th pixel and
+        after padding each side with zeros: by half a neighborhood, or by a whole one minus one
+        pixel. With 'wrap_centered', neighborhoods are centered on every `neib_step`-th pixel and
         wrap around at the border; `neib_shape` must be odd.
 
     Returns
     -------
-    TensorVariable, (batch * channels * neighbourhoods, rows * columns of a neighbourhood)
-        The neighbourhoods, ordered by image, channel, row and column.
+    TensorVariable, (batch * channels * neighborhoods, rows * columns of a neighborhood)
+        The neighborhoods, ordered by image, channel, row and column.
 
     Raises
     ------
     DnnTypeError
         If `ten4` does not have 4 dimensions, or if sizes are not ints.
     DnnValueError
-        If `mode` is invalid, or if the neighbourhoods don't fit. Shapes that are not known
+        If `mode` is invalid, or if the neighborhoods don't fit. Shapes that are not known
         statically are checked when the compiled function is called.
 
     Notes
     -----
-    Neighbourhoods that don't overlap are made by permuting axes, without indexing single pixels.
+    Neighborhoods that don't overlap are extracted by permuting axes, without indexing single
+    pixels.
     """
     where = "images2neibs"
     x = _tensor4(where, "ten4", ten4)
@@ -102,14 +103,14 @@ def images2neibs(
 def neibs2images(
     neibs: Any, neib_shape: Any, original_shape: Any, mode: str = "valid"
 ) -> TensorVariable:
-    """Reassemble images from neighbourhoods that don't overlap.
+    """Reassemble images from neighborhoods that don't overlap.
 
     Parameters
     ----------
-    neibs : tensor_like, (batch * channels * neighbourhoods, rows * columns of a neighbourhood)
+    neibs : tensor_like, (batch * channels * neighborhoods, rows * columns of a neighborhood)
         Matrix returned by `images2neibs` without `neib_step`.
     neib_shape : int vector or sequence of 2 ints
-        Number of rows and columns of a neighbourhood.
+        Number of rows and columns of a neighborhood.
     original_shape : int vector or sequence of 4 ints
         Shape of the images.
     mode : {'valid', 'ignore_borders'}
@@ -196,7 +197,7 @@ def _positive(where: str, name: str, value: Any, maximum: int = MAX_PARAMETER) -
 
 
 def _windows(size: Any, length: Any, step: Any, drops_rest: bool) -> Any:
-    """Return the number of neighbourhoods that fit along an axis."""
+    """Return the number of neighborhoods that fit along an axis."""
     rest = size - length
     if drops_rest:
         # No neighbourhoods fit if they are larger than the image.
@@ -209,7 +210,7 @@ def _windows(size: Any, length: Any, step: Any, drops_rest: bool) -> Any:
 
 
 def _centres(size: Any, length: Any, step: Any) -> Any:
-    """Return the number of centers along an axis whose neighbourhoods wrap around."""
+    """Return the number of centers along an axis whose neighborhoods wrap around."""
     problem = (
         "images2neibs: with mode='wrap_centered', neib_shape must be odd and at most the size of"
         " the images, ten4"
@@ -219,7 +220,7 @@ def _centres(size: Any, length: Any, step: Any) -> Any:
 
 
 def _blocks(x: TensorVariable, counts: Sequence[Any], shape: Sequence[Any]) -> TensorVariable:
-    """Return the non-overlapping neighbourhoods that fill the images."""
+    """Return the non-overlapping neighborhoods that fill the images."""
     batch, channels = _sizes(x)[:2]
     (down, across), (rows, columns) = counts, shape
     grid = x.reshape((batch, channels, down, rows, across, columns))

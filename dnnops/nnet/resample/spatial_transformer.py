@@ -1,8 +1,8 @@
-"""Spatial transformers, which resample images at the points of a grid, such as an affine one.
+"""Spatial transformers, which resample images at the points of a grid, such as an affine grid.
 
 The Ops in this module define the computation and run in plain NumPy; rewrites replace them with Ops
-that call a library.  The coordinates x and y run from -1 at the center of the first pixel to 1 at
-the center of the last pixel.  Samples are interpolated bilinearly between four pixels, and pixels
+that call a library. The coordinates x and y run from -1 at the center of the first pixel to 1 at
+the center of the last pixel. Samples are interpolated bilinearly between four pixels, and pixels
 outside the image are zero.
 """
 
@@ -63,8 +63,8 @@ class SpatialTransformerGrid(Op):
     """Grid of an affine transformation: ``SpatialTransformerGrid()(theta, out_shape)``.
 
     `theta` has shape (batch, 2, 3), and `out_shape` is an int64 vector with the number of rows and
-    columns.  The result, of shape (batch, rows, columns, 2), is ``theta @ (x, y, 1)`` for evenly
-    spaced x and y from -1 to 1.  A single row or column lies at 0.
+    columns. The result, of shape (batch, rows, columns, 2), is ``theta @ (x, y, 1)`` for evenly
+    spaced x and y from -1 to 1. A single row or column lies at 0.
     """
 
     __props__ = ()
@@ -205,9 +205,9 @@ class SpatialTransformerSampler(SamplerBase):
     """Bilinear sampling: ``SpatialTransformerSampler()(img, grid)``.
 
     `img` has shape (batch, channels, rows, columns), and `grid` has shape
-    (batch, output rows, output columns, 2) and the same dtype.  The result has shape
-    (batch, channels, output rows, output columns).  A pixel of weight 0 does not contribute to a
-    sample, even if it is infinite or NaN.  A NaN coordinate gives a NaN sample.
+    (batch, output rows, output columns, 2) and the same dtype. The result has shape
+    (batch, channels, output rows, output columns). A pixel of weight 0 does not contribute to a
+    sample, even if it is infinite or NaN. A NaN coordinate gives a NaN sample.
     """
 
     operands = ("img", "grid")
@@ -248,8 +248,8 @@ class SpatialTransformerSamplerGrad(SamplerBase):
     """Gradient of the sampler: ``SpatialTransformerSamplerGrad()(img, grid, gout)``.
 
     `gout` is the gradient with respect to the samples; the results are the gradients with respect
-    to `img` and `grid`.  If a point is exactly at the center of a pixel, its derivative is the
-    one-sided derivative to the right and downwards.  If a coordinate is NaN, the gradient of its
+    to `img` and `grid`. If a point is exactly at the center of a pixel, its derivative is the
+    one-sided derivative to the right and downwards. If a coordinate is NaN, the gradient of its
     point is NaN, and the point adds nothing to the gradient of the image.
     """
 
@@ -353,7 +353,7 @@ def affine_grid(theta: Any, out_shape: Any) -> TensorVariable:
     Returns
     -------
     TensorVariable, (batch, rows, columns, 2)
-        The coordinates x and y: -1 and 1 are the centers of the first and the last pixel.  A single
+        The coordinates x and y: -1 and 1 are the centers of the first and the last pixel. A single
         row or column of the output lies at 0.
 
     Raises
@@ -378,7 +378,7 @@ def grid_sample(img: Any, grid: Any) -> TensorVariable:
         Images, of dtype float16, float32 or float64.
     grid : tensor_like, (batch, output rows, output columns, 2)
         Coordinates x and y of the points, with the dtype of `img`: -1 and 1 are the centers of the
-        first and the last pixel.  Pixels outside the image are zero.
+        first and the last pixel. Pixels outside the image are zero.
 
     Returns
     -------
@@ -438,7 +438,7 @@ def spatial_transformer(
         Images, of dtype float16, float32 or float64.
     theta : tensor_like, (batch, 2, 3)
         Transformations, with the dtype of `img`. The point (x, y) of the output is sampled at
-        ``theta @ (x, y, 1)`` in the image.  Coordinates run from -1 at the center of the first
+        ``theta @ (x, y, 1)`` in the image. Coordinates run from -1 at the center of the first
         pixel to 1 at the center of the last pixel.
     scale_width, scale_height : number or scalar variable
         Ratios of the output size to the input size, greater than 0.
@@ -446,7 +446,7 @@ def spatial_transformer(
     Returns
     -------
     TensorVariable, (batch, channels, ceil(rows * scale_height), ceil(columns * scale_width))
-        The transformed images, interpolated bilinearly; pixels outside the image are zero.  As in
+        The transformed images, interpolated bilinearly; pixels outside the image are zero. As in
         Theano, the sizes are float64 products rounded up: 100 rows times 1.1 gives 111 rows,
         because the product is slightly more than 110 in float64.
 

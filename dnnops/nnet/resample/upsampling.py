@@ -102,7 +102,7 @@ def bilinear_upsampling(
         Factor given as a fraction (numerator, denominator) instead of `ratio`, or one fraction for
         the rows and one for the columns.
     batch_size, num_input_channels : int, optional
-        First two sizes of `input`, if its static type doesn't have them.
+        First two sizes of `input`, if its static shape doesn't specify them.
     use_1D_kernel : bool
         Whether to upsample rows and columns separately, with small filters. The result is the same.
         Must be False for a fraction.
@@ -156,8 +156,7 @@ def frac_bilinear_upsampling(input: Any, frac_ratio: Any) -> TensorVariable:
     Returns
     -------
     TensorVariable
-        The images upsampled by the numerators, of which every denominator-th row and column is
-        kept.
+        The images upsampled by the numerators, reduced to every denominator-th row and column.
 
     Raises
     ------

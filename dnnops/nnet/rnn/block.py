@@ -221,11 +221,11 @@ class RNNBlock:
         Returns
         -------
         list
-            For the input and then for the recurrence, a matrix of shape (input, hidden), by which
-            row vectors are multiplied, and a bias of shape (hidden,) for each gate. The gates of an
-            LSTM are i, f, c, o, and those of a GRU are r, i, h. If the network has a projection,
-            its matrix of shape (hidden, output) follows. If the input skips its matrices, they have
-            shape (0, hidden).
+            Matrices and biases of the input, then those of the recurrence. Each gate has a matrix
+            of shape (input, hidden), which row vectors are multiplied by, and a bias of shape
+            (hidden,). The gates of an LSTM are i, f, c, o, and those of a GRU are r, i, h. If the
+            network has a projection, its matrix of shape (hidden, output) follows. With the input
+            mode 'skip', the input matrices have shape (0, hidden).
 
             For a shared variable or an array, the parts are views: writing to them changes `w`.
             Views of device arrays also accept NumPy arrays. For a symbolic variable, the parts are
@@ -371,8 +371,8 @@ class RNNBlock:
             step of a sequence is zero, the final states are those after its last step, and the
             backward direction starts there. Later values of `x` have no effect.
         inference : bool, optional
-            Whether to drop nothing and to keep no data for a gradient. If a gradient is requested
-            nevertheless, the network runs a second time. If the graph has no gradient, rewrites
+            Whether to apply no dropout and to keep no data for a gradient. If a gradient is
+            requested anyway, the network runs a second time. If the graph has no gradient, rewrites
             drop this data in any case.
         seed : int or integer scalar variable, optional
             Seed that determines which elements are dropped. By default, a new shared variable is

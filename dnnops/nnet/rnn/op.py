@@ -152,7 +152,7 @@ class RNNBase(ExpressionOp):
 
     @property
     def network(self) -> dict[str, Any]:
-        """Parameters of the network, which both Ops have."""
+        """Parameters of the network, shared by both Ops."""
         return {name: getattr(self, name) for name in self.network_props}
 
     def network_words(self) -> list[int]:

@@ -56,7 +56,7 @@ class RNNProblem:
         return steps[::-1] if self.is_backward(number) else steps
 
     def is_backward(self, number: int) -> bool:
-        """Tell whether a pseudo-layer starts at the end of the sequences."""
+        """Return whether a pseudo-layer starts at the end of the sequences."""
         return self.layout.bidirectional and number % 2 == 1
 
     def before(self, number: int, states: np.ndarray, initial: np.ndarray) -> np.ndarray:

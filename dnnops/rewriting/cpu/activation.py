@@ -145,7 +145,7 @@ class ExpandActivations(GraphRewriter):
 
 
 class FuseAgain(GraphRewriter):
-    """Fuse elementwise Ops again in graphs that the rewrites above have changed."""
+    """Fuse elementwise Ops again in graphs that the other rewrites of this module have changed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -3,7 +3,8 @@
 cuDNN computes ``alpha * convolution + beta * out`` at the cost of the convolution alone. Merging
 the factor and the sum of, for example, ``velocity = mu * velocity - lr * gradient`` saves a pass
 over the arrays, and also memory, since the sum can overwrite `out`. If an elementwise loop
-processes the result or the addend anyway, factor and sum are free there and are not merged.
+processes the result or the addend anyway, the factor and the sum cost nothing there and are not
+merged.
 
 The rewrite runs before PyTensor fuses elementwise operations, since fusion would hide the factor
 and the sum in a larger loop. The graph has not moved to the GPU at that point: the merged
@@ -158,12 +159,12 @@ class LocalConvMerge(NodeRewriter):
         return None
 
     def _joins_a_loop(self, fgraph: FunctionGraph, x: Variable) -> bool:
-        """Return whether an elementwise loop that the sum could be fused into computes `x`."""
+        """Return whether `x` comes from an elementwise loop that the sum could be fused into."""
         node = x.owner
         return node is not None and isinstance(node.op, Elemwise) and len(fgraph.clients[x]) == 1
 
     def _feeds_a_loop(self, fgraph: FunctionGraph, x: Variable) -> bool:
-        """Return whether an elementwise loop uses `x`, where a factor costs nothing."""
+        """Return whether `x` is used by an elementwise loop, where a factor costs nothing."""
         return any(isinstance(client.op, Elemwise) for client, _ in fgraph.clients[x])
 
     def _term(self, fgraph: FunctionGraph, x: Variable, top: bool = False) -> _Term:

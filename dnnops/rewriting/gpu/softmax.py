@@ -66,7 +66,7 @@ def local_log_of_softmax(fgraph: FunctionGraph, node: Apply) -> list[Variable] |
 
 @node_rewriter([GpuDnnSoftmaxGrad])
 def local_gradient_of_log_of_softmax(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace the gradient of a softmax for ``gz / softmax`` with that of the log-softmax."""
+    """Replace a softmax gradient applied to ``gz / softmax`` with a log-softmax gradient."""
     gradient, out = node.inputs
     transfer = gradient.owner
     if node.op.algo == "log" or transfer is None or not isinstance(transfer.op, GpuFromHost):

@@ -22,7 +22,10 @@ from dnnops.rewriting.move.lifting import (
 
 @register_lifter(LRN, LRNGrad, tags=("cudnn",), priority=10)
 def lift_lrn(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
-    """Lift LRN and its gradient, which also takes the output of LRN, usually available already."""
+    """Lift LRN and its gradient.
+
+    On cuDNN, the gradient also takes the output of LRN, which has usually been computed already.
+    """
     op = node.op
     if type(op) not in (LRN, LRNGrad) or not cudnn_usable(context.device)[0]:
         return None

@@ -103,7 +103,7 @@ class LiftContext:
 class GraphToGpu(GraphRewriter):
     """Move the nodes of a graph to a GPU that use device arrays or are worth the transfer.
 
-    Integers of shapes, random generators and Ops without a lifter stay on the host.
+    Shapes, random generators and Ops without a lifter stay on the host.
 
     Parameters
     ----------

@@ -14,7 +14,8 @@ __all__ = ["DnnLinkerError", "RefuseDeviceVariables"]
 class DnnLinkerError(DnnTypeError, AssertionError):
     """Raised when a graph with device variables is compiled for a linker that cannot run them.
 
-    It is also an `AssertionError`, because PyTensor logs other exceptions in rewrites and goes on.
+    It is also an `AssertionError`, because PyTensor logs other exceptions in rewrites and
+    continues.
     """
 
 

@@ -127,7 +127,7 @@ def _narrow(x: Any) -> Any:
 
 
 def _operand(x: Any) -> Any:
-    """Convert `x` to an operand of the Op: four axes, and transferred as bfloat16 if it is one."""
+    """Convert `x` to an operand of the Op with four axes, undoing a cast from bfloat16."""
     root, order = view_of(x)
     if len(order) == 3:
         x = root.dimshuffle(order[0], "x", *order[1:])
@@ -239,7 +239,7 @@ class _Search:
         return uses is not None
 
     def _by_scores(self, found: _Found, gradient: Any) -> Any:
-        """Return `gradient` after the scale and the mask of the scores, or None if these differ."""
+        """Return `gradient`, scaled and masked like the scores, or None if it isn't found."""
         result = gradient
         while len(self.clients(result)) == 1:
             node = self.clients(result)[0][0]

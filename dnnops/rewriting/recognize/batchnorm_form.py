@@ -42,7 +42,7 @@ def _count_factors(view: View) -> Iterator[View]:
 
 
 def _axis_of_size(view: View, shaped: tuple[Any, ...]) -> int | None:
-    """Return the axis of one of `shaped` whose size a view computes, or None."""
+    """Return the axis of a variable in `shaped` whose size a view computes, or None."""
     x = view.variable
     while x.owner is not None:
         op, inputs = x.owner.op, x.owner.inputs

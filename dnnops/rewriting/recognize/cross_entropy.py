@@ -2,8 +2,8 @@
 
 ``-log_softmax(x)[arange(n), labels]`` and similar expressions of a matrix `x` become
 `CrossEntropy`. Otherwise the logarithms of all classes would be written to memory although only one
-per row is read. The gradient is written out as that of the log-softmax for an array that is zero
-except at the labels. It becomes `CrossEntropyGrad`, which does not need that array.
+per row is read. The gradient is written out as the gradient of the log-softmax, applied to an array
+that is zero except at the labels. It becomes `CrossEntropyGrad`, which does not need that array.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _scores(softmax: Variable, kind: type) -> Variable | None:
 
 
 def _without_columns(index: Variable) -> Variable | None:
-    """Return the vector that an index has as its column, or None."""
+    """Return the vector that an index of shape (n, 1) was made from, or None."""
     node = _owner(index, DimShuffle)
     return node.inputs[0] if node is not None and node.op.new_order == (0, "x") else None
 
@@ -84,7 +84,7 @@ def _plain(x: Variable) -> Variable:
 
 
 def _is_length_of(fgraph: FunctionGraph, size: Variable, x: Any) -> bool:
-    """Return whether a symbolic size is that of the first axis of `x`."""
+    """Return whether a symbolic size is the length of the first axis of `x`."""
     size = _plain(size)
     known = x.type.shape[0]
     if isinstance(size, Constant):
@@ -205,7 +205,7 @@ class FuseCrossEntropy(GraphRewriter):
 
     @staticmethod
     def _kept(fgraph: FunctionGraph, order: list[Apply], known: set[Apply]) -> Iterator[Variable]:
-        """Yield the scores whose whole log-softmax is needed, so that reading from it is free."""
+        """Yield the scores whose log-softmax has other uses, so that indexing it costs nothing."""
         for node in order:
             x = _scores(node.outputs[0], LogSoftmax) if type(node.op) is LogSoftmax else None
             if x is not None and any(c not in known for c, _ in fgraph.clients[node.outputs[0]]):
@@ -262,7 +262,7 @@ class FuseCrossEntropy(GraphRewriter):
     ) -> Variable | None:
         """Return the gradient with respect to the logarithm in ``log(softmax(x)[...])``.
 
-        In the graph it is divided by the elements that are read.
+        In the graph, this gradient is divided by the elements of the softmax.
         """
         if place is None:
             return None

@@ -20,8 +20,8 @@ __all__ = ["local_sum_of_products"]
 def local_sum_of_products(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace ``(x.mT @ g).sum(batch axes)`` with one product of matrices.
 
-    The matrices stack the rows of all matrices in `x` and `g`. The products are kept if `x` would
-    have to be transposed in memory.
+    The matrices stack the rows of all matrices in `x` and `g`. The graph is left unchanged if `x`
+    would have to be transposed in memory.
     """
     (products,) = node.inputs
     (output,) = node.outputs

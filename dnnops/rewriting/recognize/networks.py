@@ -17,8 +17,8 @@ class InNetworks(GraphRewriter):
     steps : GraphRewriter
         Rewriters to apply, in order.
     everywhere : bool
-        Whether to treat every graph as a neural network, or only those with a dnnops Op or a
-        softmax.
+        Whether to treat every graph as a neural network. If False, only graphs with a dnnops Op or
+        a softmax count.
     """
 
     def __init__(self, *steps: GraphRewriter, everywhere: bool = True):

@@ -42,8 +42,8 @@ def local_comparison_with_extremum(fgraph: FunctionGraph, node: Apply) -> list[V
 def local_relu(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace ``maximum(x, 0)`` with the expression of relu.
 
-    Other forms are as fast as relu but give other numbers: ``switch(x > 0, x, 0)`` turns NaN into
-    0, and ``x * (x > 0)`` and ``(x + abs(x)) / 2`` turn minus infinity into NaN.
+    Other forms are as fast as relu but give different numbers: ``switch(x > 0, x, 0)`` turns NaN
+    into 0, and ``x * (x > 0)`` and ``(x + abs(x)) / 2`` turn minus infinity into NaN.
     """
     (output,) = node.outputs
     inputs = _operands(output, Maximum)

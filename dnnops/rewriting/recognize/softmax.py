@@ -1,9 +1,9 @@
 """Recognize softmax, log-softmax and their gradients, so that a library can compute them.
 
 PyTensor writes the gradients as arithmetic: ``gz * sm - sm * sum(gz * sm)`` is the gradient of a
-softmax ``sm``, and ``gz - sum(gz) * sm`` that of its logarithm. They are recognized after PyTensor
-has simplified and stabilized the graph. Before that, the gradient of ``log(softmax(x))`` divides by
-the softmax, which must not be kept.
+softmax ``sm``, and ``gz - sum(gz) * sm`` is the gradient of its logarithm. They are recognized
+after PyTensor has simplified and stabilized the graph. Before that, the gradient of
+``log(softmax(x))`` divides by the softmax, which is unstable.
 """
 
 from __future__ import annotations
