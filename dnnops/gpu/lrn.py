@@ -47,8 +47,8 @@ class GpuWindowNormBase(CudnnOp, WindowNormBase):
         """Return the equivalent abstract Op."""
         raise NotImplementedError
 
-    # Second and directional derivatives are the abstract Op's, built from host variables; rewrites
-    # move them to the device.
+    # Second and directional derivatives are those of the abstract Op, built from host variables;
+    # rewrites move them to the device.
 
     def _host(self, inputs: Any) -> tuple[list[int], list[Any], list[Any]]:
         kept = [i for i, o in enumerate(self.operands) if o not in self.extra_operands]

@@ -147,8 +147,9 @@ class GpuDnnReduction(GpuExpressionOp):
         return [[True, False][: len(node.outputs)]]
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
-        # PyTensor has none for products, and one for maxima of matrices only. Each element belongs
-        # to one result, so a result's tangent is the sum of tangents times the gradient.
+        # PyTensor has no pushforward for products, and for maxima only one for matrices. Each
+        # element belongs to one result, so a result's tangent is the sum of tangents times the
+        # gradient.
         (tangent,) = tangents
         moved: list[Any] = [disconnected_type() for _ in outputs]
         if is_connected(tangent):

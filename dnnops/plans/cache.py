@@ -392,7 +392,7 @@ class PlanCache:
         """Return whether an entry is newer than the cache's entry for the same key, if any."""
         try:
             found = self._files.read(directory, entry.name)[0].date
-            # An entry with a date in the future, which is wrong, would be kept forever.
+            # An entry with a wrong date in the future would be kept forever.
             return entry.date > found or found > datetime.now(UTC) + CLOCK_TOLERANCE
         except (DamageError, FileNotFoundError):
             return True

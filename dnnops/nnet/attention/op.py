@@ -70,7 +70,7 @@ class AttentionBase(ExpressionOp):
 
     __props__: tuple[str, ...] = ("scale", "is_causal", "optional", "dropout")
 
-    has_pushforwards = False  # PyTensor's batched matrix product has none
+    has_pushforwards = False  # PyTensor's batched matrix product lacks one
     #: The operands after the optional ones, and the results.
     last_operands: tuple[str, ...] = ()
     results: tuple[str, ...]

@@ -72,7 +72,7 @@ def images2neibs(
     shape = _positive(where, "neib_shape", neib_shape, MAX_WINDOW)
     if all(map(is_int, shape)) and shape[0] * shape[1] > MAX_WINDOW:
         raise DnnValueError(
-            f"{where}: neighbourhoods of neib_shape must have at most {MAX_WINDOW} elements, got"
+            f"{where}: neighborhoods of neib_shape must have at most {MAX_WINDOW} elements, got"
             f" {shape}"
         )
     apart = neib_step is None or neib_step is neib_shape
@@ -94,7 +94,7 @@ def images2neibs(
         index = pt.arange(count)[:, None] * distance + pt.arange(length)
         if mode == "wrap_centered":
             index = (index - length // 2) % sizes[axis]
-        # Copy shared pixels into each neighbourhood, so that none overlap. Move the axis to the
+        # Copy shared pixels into each neighborhood, so that none overlap. Move the axis to the
         # front, because the gradient of indexing the first axis is implemented in C.
         x = x.swapaxes(0, axis)[index.flatten()].swapaxes(0, axis)
     return _blocks(x, counts, shape)
@@ -200,10 +200,10 @@ def _windows(size: Any, length: Any, step: Any, drops_rest: bool) -> Any:
     """Return the number of neighborhoods that fit along an axis."""
     rest = size - length
     if drops_rest:
-        # No neighbourhoods fit if they are larger than the image.
+        # No neighborhoods fit if they are larger than the image.
         return max(rest // step + 1, 0) if is_int(rest // step) else pt.maximum(rest // step + 1, 0)
     problem = (
-        "images2neibs: neighbourhoods of neib_shape, neib_step apart, must fill the images of"
+        "images2neibs: neighborhoods of neib_shape, neib_step apart, must fill the images of"
         " ten4 exactly (mode='ignore_borders' drops the remainder)"
     )
     return checked(rest, problem, rest >= 0, _equal(rest % step, 0)) // step + 1

@@ -1,4 +1,4 @@
-"""Neighbourhoods of images: against loops, gradients, errors, and the way back."""
+"""Neighborhoods of images: against loops, gradients, errors, and the way back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def differentiate(fun, x: np.ndarray) -> None:
 
 
 def looped(x: np.ndarray, shape, step, mode: str) -> np.ndarray:
-    """A loop over neighbourhoods and their pixels."""
+    """A loop over neighborhoods and their pixels."""
     (r, c), (down, across) = shape, step
     if mode in ("half", "full"):
         first = [n // 2 if mode == "half" else n - 1 for n in shape]
@@ -40,7 +40,7 @@ def looped(x: np.ndarray, shape, step, mode: str) -> np.ndarray:
     return np.array(rows, dtype=x.dtype).reshape(-1, r * c)
 
 
-# mode, image, neighbourhood, step
+# mode, image, neighborhood, step
 CASES = [
     ("valid", (6, 4), (3, 2), None),
     ("valid", (6, 5), (2, 3), (2, 2)),
