@@ -486,7 +486,7 @@ def _adopt_dotted_name(config: PyTensorConfigParser, flag: Flag) -> None:
 
 
 class _Inherited(str):
-    """Value inherited from the flag that a flag follows. Setting it makes the flag follow again."""
+    """Value taken from another flag. Setting a flag to it makes the flag follow again."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""The commands of ``python -m dnnops``, one module each.
+"""The commands of ``python -m dnnops``, each in its own module.
 
 The module of a command defines ``HELP``, ``add_arguments(parser)`` and ``run(args) -> int``, which
 returns the exit status. Importing it must be cheap: a command imports what it needs when it runs.

@@ -213,7 +213,7 @@ def _plan_table(case: PlanCase, plans: list[ConvPlan], width: int) -> tuple[Tabl
 
 
 def _least_width(columns: list[_Column]) -> int:
-    """Return the width of a table in characters when its folding columns are folded."""
+    """Return the minimum width of a table, in characters, with its foldable columns folded."""
     widths = [
         min(max(map(len, [title, *cells])), _FOLDED.get(title, sys.maxsize))
         for title, _, cells in columns

@@ -105,7 +105,7 @@ class Network:
 
 
 def shared_on(device: str, value: np.ndarray, name: str) -> Any:
-    """Create a shared variable of static shape on a device, regardless of the flag ``device``."""
+    """Create a shared variable with a static shape on a device, ignoring the flag ``device``."""
     if device == "cpu":
         import pytensor
 

@@ -23,24 +23,24 @@ class _OneDnnPoolOp(OneDnnOp):
 
 
 class OneDnnPool(_OneDnnPoolOp, Pool):
-    """`Pool` by ``dnnl_pooling_forward`` (float32 max and average) or plain loops."""
+    """`Pool` computed by ``dnnl_pooling_forward`` (float32 max and average) or plain loops."""
 
     function = "dnnops_onednn_pool"
 
 
 class OneDnnMaxPoolGrad(_OneDnnPoolOp, MaxPoolGrad):
-    """`MaxPoolGrad` by plain loops, which need no workspace from the forward pass."""
+    """`MaxPoolGrad` computed by plain loops, which need no workspace from the forward pass."""
 
     function = "dnnops_onednn_max_pool_grad"
 
 
 class OneDnnMaxPoolGradGrad(_OneDnnPoolOp, MaxPoolGradGrad):
-    """`MaxPoolGradGrad` by plain loops."""
+    """`MaxPoolGradGrad` computed by plain loops."""
 
     function = "dnnops_onednn_max_pool_grad_grad"
 
 
 class OneDnnAveragePoolGrad(_OneDnnPoolOp, AveragePoolGrad):
-    """`AveragePoolGrad` by ``dnnl_pooling_backward`` (float32 average) or plain loops."""
+    """`AveragePoolGrad` computed by ``dnnl_pooling_backward`` (float32 average) or plain loops."""
 
     function = "dnnops_onednn_average_pool_grad"

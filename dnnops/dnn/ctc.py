@@ -42,7 +42,7 @@ def dnn_ctc(
     Raises
     ------
     DnnTypeError, DnnValueError
-        In the cases of `dnnops.nnet.ctc`, or if `activations` are not float32.
+        In the same cases as `dnnops.nnet.ctc`, or if `activations` are not float32.
     DnnNotSupportedError
         When the function runs, if a label is empty or has more than 255 symbols. cuDNN 9.19 gives
         empty labels a cost of 0, regardless of the activations.

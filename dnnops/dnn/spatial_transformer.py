@@ -46,10 +46,10 @@ def dnn_spatialtf(img: Any, theta: Any, scale_width: Any = 1, scale_height: Any 
 
     Notes
     -----
-    If the output has a single row or column, it is the one at -1, which is the image's first;
-    `dnnops.nnet.spatial_transformer` takes the one in the middle. cuDNN doesn't specify the results
-    for infinite or NaN pixels. The order of the sums in the gradient with respect to the image
-    varies between runs.
+    A single row or column of the output lies at -1, the first row or column of the image;
+    `dnnops.nnet.spatial_transformer` places it in the middle. cuDNN doesn't specify the results for
+    infinite or NaN pixels. The order of the sums in the gradient with respect to the image varies
+    between runs.
     """
     where = "dnn_spatialtf"
     (img,) = device_operands(where, 4, img=img)

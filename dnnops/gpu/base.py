@@ -386,8 +386,8 @@ def cudnn_version() -> int:
 def version_to_rewrite_for() -> int | None:
     """Return the cuDNN version to rewrite graphs for; None means the newest.
 
-    With ``dnn.enabled=no_check``, graphs are rewritten even if cuDNN isn't installed. The result is
-    None in that case.
+    With ``dnn.enabled=no_check``, graphs are rewritten even if cuDNN isn't installed; the result is
+    then None.
     """
     try:
         return cudnn_version()

@@ -113,7 +113,7 @@ def scalar_code(scalar_op: ScalarOp, in_dtypes: tuple[str, ...]) -> ScalarCode:
 def _scalar_graph(
     scalar_op: ScalarOp, in_dtypes: tuple[str, ...]
 ) -> tuple[list[Variable], list[Variable], list[Apply]]:
-    """Return inputs, outputs and nodes of the Op's graph, with float32 in place of float16."""
+    """Return the inputs, outputs and nodes of the Op's graph, with float32 in place of float16."""
     inputs: list[Any] = [get_scalar_type(compute_dtype(dtype))() for dtype in in_dtypes]
     if not isinstance(scalar_op, Composite):
         node = _retyped(scalar_op, inputs)

@@ -29,7 +29,7 @@ LOOK_MS = 4.0
 
 
 class EnergyMeter:
-    """Measure the energy that a piece of work uses on one GPU.
+    """Meter of the energy that a piece of work uses on one GPU.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class EnergyMeter:
         run : callable
             Function that does the work a given number of times and waits until it is done.
         milliseconds : float
-            Approximate duration of the work, done once.
+            Approximate duration of doing the work once.
 
         Returns
         -------

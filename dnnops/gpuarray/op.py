@@ -75,7 +75,7 @@ class GpuOp(Op):
             storage[0] = result
 
     def do_constant_folding(self, fgraph: Any, node: Apply) -> bool:
-        """Return False: graphs must compile on machines without a GPU."""
+        """Return False, so that graphs compile on machines without a GPU."""
         return False
 
 

@@ -165,7 +165,7 @@ def reduction_kernel(
     scalar_op : ScalarOp
         Scalar Op that :func:`can_reduce` accepts.
     in_dtype, acc_dtype, out_dtype : str
-        Dtypes of operand, accumulator and result.
+        Dtypes of the operand, the accumulator and the result.
     premap : str, optional
         One of `PREMAPS`.
 

@@ -44,7 +44,7 @@ class Arithmetic(NamedTuple):
     Attributes
     ----------
     in_dtype, out_dtype : str
-        Dtypes of operand and result.
+        Dtypes of the operand and the result.
     accumulator : str
         C++ type of the accumulator.
     identity : str

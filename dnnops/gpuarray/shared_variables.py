@@ -62,7 +62,7 @@ class GpuArraySharedVariable(SharedVariable, GpuArrayVariable):
         Raises
         ------
         DnnTypeError
-            If dtype, rank, static shape or device don't match.
+            If the dtype, the rank, the static shape or the device doesn't match.
         """
         self.container.value = _owned(self.type, new_value, borrow)
 

@@ -1,7 +1,7 @@
-"""Plans of convolutions: listed, timed, stored, and shown after use.
+"""List, time, store and report the plans of convolutions.
 
-A plan is one way to run one convolution. `dnnops.plans.cpu` and `dnnops.plans.gpu` ask the
-libraries for theirs.
+A plan is one way to run one convolution. `dnnops.plans.cpu` and `dnnops.plans.gpu` query the
+libraries for them.
 """
 
 from dnnops.plans import stored  # noqa: F401 - registers with the runtime library

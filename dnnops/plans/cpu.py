@@ -213,7 +213,8 @@ class PlanList:
     # -- estimating long times ---------------------------------------------------------------
 
     def _expected_time(self, plan: ConvPlan) -> float:
-        """Estimate the milliseconds of a call from part of a large convolution, or return 0."""
+        """Estimate a call's milliseconds from part of a large convolution; return 0 for a small
+        one."""
         op = self.op
         image, filters, top = self._shapes()
         flops = conv_flops(filters, top)
@@ -244,7 +245,7 @@ class PlanList:
         return 1000 * seconds * flops / conv_flops(filters, part_top)
 
     def _shapes(self) -> tuple[Any, Any, Any]:
-        """Return the shapes of image, filters and output."""
+        """Return the shapes of the image, the filters and the output."""
         first, second = self._inputs[0].shape, self._inputs[1].shape
         if self._direction == "forward":
             return first, second, self._output.shape

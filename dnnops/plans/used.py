@@ -80,8 +80,7 @@ class ChosenPlan:
         How the plan was selected: by timing in this process, from the timings of another process,
         by a heuristic, or by the user. Empty if the node has not run.
     remark : str
-        Reason why the plan is unknown even after a run, namely that the node does not run as C
-        code.
+        Reason why the plan is unknown even if the node has run, for example with Numba.
     """
 
     op: str

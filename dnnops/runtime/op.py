@@ -223,7 +223,7 @@ class RuntimeOp(COp):
             return super().make_c_thunk(node, *arguments, **keywords)
 
     def context(self, node: Apply, inputs: list[Any]) -> tuple[int, int]:
-        """Return stream and device of a call, for :meth:`perform`."""
+        """Return the stream and the device of a call, for :meth:`perform`."""
         return 0, 0
 
     #: C expression for the stream.

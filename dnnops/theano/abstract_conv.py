@@ -45,7 +45,7 @@ class KnownShapes:
     ----------
     op : ConvBase
     imshp, kshp : sequence of int or None, optional
-        Known shapes of image and filters, with None for unknown sizes.
+        Known shapes of the image and the filters, with None for unknown sizes.
     """
 
     def __init__(self, op: Any, imshp: Any, kshp: Any):

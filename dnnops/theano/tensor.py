@@ -174,7 +174,7 @@ def unbroadcast(x: Any, *axes: int) -> Any:
 
 
 def patternbroadcast(x: Any, broadcastable: Any) -> Any:
-    """Make exactly those axes broadcastable for which `broadcastable` is true."""
+    """Make each axis broadcastable or not, according to `broadcastable`."""
     x = unbroadcast(x, *(axis for axis, one in enumerate(broadcastable) if not one))
     return specify_broadcastable(x, *(axis for axis, one in enumerate(broadcastable) if one))
 

@@ -58,7 +58,7 @@ def _padded(op: PoolBase, x: Any, sizes: tuple[Sizes, ...], fill: float) -> tupl
 
 
 def _inside(op: PoolBase, x: Any, shape: Any, pad: Sizes) -> Any:
-    """Return a padded image without its padding."""
+    """Remove the padding from a padded image."""
     x = x[:, :, 0] if op.ndim == 1 else x
     for axis, (begin, size) in enumerate(zip(pad, shape[2:], strict=True)):
         x = x.narrow(axis + 2, begin, size)

@@ -1,4 +1,4 @@
-"""Convert recurrent networks to PyTorch's, one layer at a time."""
+"""Convert recurrent networks to those of PyTorch, one layer at a time."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class AttentionBase(ExpressionOp):
     Parameters
     ----------
     scale : float or None
-        Factor of the scores. None means ``depth**-0.5``.
+        Factor by which the scores are multiplied. None means ``depth**-0.5``.
     is_causal : bool
         Whether query ``i`` attends only to the keys 0 to ``i``.
     optional : sequence of str
@@ -264,10 +264,11 @@ class AttentionBase(ExpressionOp):
 class Attention(AttentionBase):
     """Compute attention.
 
-    ``Attention(scale, is_causal, optional, dropout)(query, key, value, ...)`` returns the output
-    and ``stats``. For each query, ``stats`` holds the logarithm of the sum of the exponentials of
-    its scores, or minus infinity if no key counts; `AttentionGrad` needs it. See `AttentionBase`
-    for the parameters and `scaled_dot_product_attention` for the computation.
+    ``Attention(scale, is_causal, optional, dropout)(query, key, value,
+    ...)`` returns the output and ``stats``. For each query, ``stats`` holds the logarithm of the
+    sum of the exponentials of its scores, or minus infinity if no key is allowed; `AttentionGrad`
+    needs it. See `AttentionBase` for the parameters and `scaled_dot_product_attention` for the
+    computation.
     """
 
     results = ("out", "stats")
@@ -445,15 +446,15 @@ def scaled_dot_product_attention(
         Whether query ``i`` may attend only to the keys 0 to ``i``. This applies in addition to
         `mask`.
     scale : float, optional
-        Factor of the scores; ``depth**-0.5`` by default.
+        Factor by which the scores are multiplied; ``depth**-0.5`` by default.
     enable_gqa : bool
         Whether `key` and `value` may have fewer heads than `query`, so that consecutive heads of
         `query` share a head of `key` and `value`. If False, different numbers of heads raise an
         error if they are known when the graph is built.
     query_lengths, key_lengths : int vector, optional
-        Number of queries and keys that count in each batch entry; 0 is allowed. The output is zero
-        for later queries. Lengths out of range raise an error on the CPU. On a GPU they are not
-        checked but clipped to the valid range.
+        Number of valid queries and keys in each batch entry; 0 is allowed. The output is zero for
+        later queries. Lengths out of range raise an error on the CPU. On a GPU they are not checked
+        but clipped to the valid range.
     dropout_p : float, optional
         Probability of dropping a weight, at least 0 and less than 1.
     seed : int, optional

@@ -154,7 +154,7 @@ class ConvBase(Op):
         topgrad: Sequence[int | None] | None = None,
         words: ConvWords = _OWN_WORDS,
     ) -> tuple[Any, ...]:
-        """Check the shapes of image, filters and output, as far as they are known.
+        """Check the shapes of the image, the filters and the output, as far as they are known.
 
         Parameters
         ----------

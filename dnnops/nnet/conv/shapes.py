@@ -129,7 +129,7 @@ def get_conv_gradweights_shape(
     num_groups: int = 1,
     unshared: bool = False,
 ) -> tuple[Any, ...]:
-    """Return the shape of a convolution's filters, as far as image and output determine it.
+    """Return the shape of a convolution's filters, as far as the other shapes determine it.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def get_conv_gradinputs_shape(
     filter_dilation: Sequence[Any] | None = None,
     num_groups: int = 1,
 ) -> tuple[Any, ...]:
-    """Return the shape of a convolution's images, as far as filters and output determine it.
+    """Return the shape of a convolution's images, as far as the other shapes determine it.
 
     Parameters
     ----------

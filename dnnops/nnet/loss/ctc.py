@@ -304,14 +304,14 @@ def ctc(
     input_lengths : integer vector, shape (batch,)
         Number of valid steps in each sequence. Later steps are ignored; their gradient is 0.
     label_lengths : integer vector, shape (batch,), optional
-        Number of entries of each row that form the label. These must not be negative; the entries
-        after them are ignored.
+        Number of entries of each row that form the label. These entries must not be negative; later
+        entries are ignored.
 
     Returns
     -------
     TensorVariable, shape (batch,)
-        Minus the logarithm of the probability of each label. The dtype is that of `activations`, or
-        float32 if that is float16.
+        Negative logarithm of the probability of each label. The dtype is that of `activations`, but
+        float32 for float16 activations.
 
     Raises
     ------
@@ -332,8 +332,8 @@ def ctc(
     always class 0.
 
     The cost is infinite if activations of minus infinity leave no path for the label. It is NaN if
-    any step that counts has a NaN or plus infinity among its activations, or only minus infinity.
-    In both cases, the gradient of the sequence is NaN.
+    the activations of a valid step contain NaN or plus infinity, or are all minus infinity. In both
+    cases, the gradient of the sequence is NaN.
 
     There is no second derivative. PyTensor's default linker, Numba, does not support float16.
 

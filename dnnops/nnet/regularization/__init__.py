@@ -1,1 +1,1 @@
-"""Regularization: dropout."""
+"""Regularization by dropout."""

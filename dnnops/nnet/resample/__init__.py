@@ -1,1 +1,1 @@
-"""Images resampled or cut into neighborhoods."""
+"""Resampling of images, and conversion to and from neighborhoods."""

@@ -166,7 +166,7 @@ class SamplerBase(Op):
     operands: tuple[str, ...]
 
     def _operands(self, inputs: Any) -> tuple[list[TensorVariable], list[Shape]]:
-        """Return the operands, and the static shapes of image, grid and samples."""
+        """Return the operands, and the static shapes of the image, the grid and the samples."""
         name = type(self).__name__
         operands = {
             operand: float_tensor(name, operand, x, 4)
@@ -326,7 +326,7 @@ def _gradients(img: Any, grid: Any, gout: Any) -> list[Any]:
 
 
 def _gradients_along_grid(img: Any, grid: Any, gout: Any, direction: Any) -> list[Any]:
-    """Differentiate the gradients with respect to image and grid along a grid direction."""
+    """Differentiate the gradients of the image and the grid along a direction of the grid."""
     # Use new variables, because one input may depend on another.
     given = (img, grid, gout, direction)
     own = [x.type() for x in given]

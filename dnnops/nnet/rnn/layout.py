@@ -62,7 +62,7 @@ class PseudoLayer:
     has_projection: bool
 
     def slices(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield offset and shape of each gate's matrix and bias, then of the projection."""
+        """Yield the offset and shape of each gate's matrix and bias, then of the projection."""
         for matrices, biases, columns in (
             (self.input_matrices, self.input_biases, self.inputs),
             (self.recurrent_matrices, self.recurrent_biases, self.outputs),

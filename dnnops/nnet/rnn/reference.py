@@ -80,7 +80,7 @@ class RNNProblem:
         return slice(direction * size, (direction + 1) * size)
 
     def reserve_parts(self, reserve: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return views of the reserve: the saved cell values, and the outputs."""
+        """Return the saved cell values and the outputs as views of the reserve."""
         layout, (steps, batch) = self.layout, self.x.shape[:2]
         cells = layout.state_count * layout.saved_size * steps * batch
         width = layout.directions * layout.output_size

@@ -1,1 +1,1 @@
-"""Rewrites that replace abstract Ops with those of the CPU."""
+"""Rewrites that replace abstract Ops with CPU Ops."""

@@ -1,1 +1,1 @@
-"""Rewrites that join an Op with the Ops around it."""
+"""Rewrites that fuse an Op with the Ops around it."""

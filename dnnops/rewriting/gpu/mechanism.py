@@ -68,5 +68,5 @@ def register_kernel(
 def register_outputs(
     op_class: type, make: Callable[[Any], Any], operands: tuple[int, ...] | None = None
 ) -> None:
-    """Register ``make(op)``, a dnnops Op with the operands and results of the abstract Op."""
+    """Register ``make(op)``, which returns a dnnops Op with the operands and results of `op`."""
     register_own(op_class, lambda op, inputs: make(op).make_node(*inputs).outputs, operands)

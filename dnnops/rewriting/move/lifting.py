@@ -53,7 +53,7 @@ __all__ = [
 
 @dataclass
 class LiftContext:
-    """The interface of the pass that lifters use.
+    """Context that lifters are called with.
 
     Attributes
     ----------

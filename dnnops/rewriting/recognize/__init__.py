@@ -1,1 +1,1 @@
-"""Forms that users write by hand, replaced by the Ops that they stand for."""
+"""Rewrites that recognize written-out expressions and replace them with single Ops."""

@@ -34,7 +34,7 @@ View = tuple[Any, tuple[Any, ...]]
 
 
 def view_of(x: Any, swapped: bool = False) -> View:
-    """Return the array that `x` permutes and the permutation.
+    """Return the array whose axes `x` permutes, and the permutation.
 
     If `swapped`, describe `x` with its last two axes swapped.
     """
@@ -99,7 +99,7 @@ class Scale:
         )
 
     def without_number(self, x: Any) -> Any:
-        """Scale `x` by the variables only."""
+        """Scale `x` by the variables, but not by the number."""
         for factor in self.factors:
             x = x * factor
         for divisor in self.divisors:

@@ -75,7 +75,7 @@ class RecognizeBatchNorm(GraphRewriter):
     def _selection(
         self, fgraph: FunctionGraph, order: list[Apply]
     ) -> Callable[[Normalization], bool]:
-        """Return a predicate that says whether to replace a normalization."""
+        """Return a function that decides whether to replace a normalization."""
         return lambda form: True
 
 
@@ -207,7 +207,7 @@ class _Results:
 def _op_outputs(
     form: Normalization, values: dict[Any, Any], with_var: bool
 ) -> tuple[list[Any], list[Any]]:
-    """Apply the Op to `values`; return output, mean and invstd, and then running averages."""
+    """Apply the Op to `values`; return the output, mean, invstd and any running averages."""
     scale, bias = form.parameters(values)
     x, epsilon = values[form.x], constant(form.epsilon, dtype="float64")
     if not form.trains:

@@ -164,7 +164,7 @@ class FuseCrossEntropy(GraphRewriter):
     Parameters
     ----------
     takes_dtype : callable
-        Predicate that returns whether to replace cross-entropies of a dtype.
+        Function that takes a dtype and returns whether to replace cross-entropies of that dtype.
     """
 
     def __init__(self, takes_dtype: Callable[[str], bool]):

@@ -84,7 +84,7 @@ class LocalSoftmaxGrad(NodeRewriter):
     Parameters
     ----------
     takes_dtype : callable
-        Predicate that returns whether to replace gradients of a dtype.
+        Function that takes a dtype and returns whether to replace gradients of that dtype.
     """
 
     def __init__(self, takes_dtype: Callable[[str], bool]):
@@ -139,7 +139,7 @@ class LocalWholeSoftmax(NodeRewriter):
     Parameters
     ----------
     takes_dtype : callable
-        Predicate that returns whether to replace softmaxes of a dtype.
+        Function that takes a dtype and returns whether to replace softmaxes of that dtype.
     """
 
     def __init__(self, takes_dtype: Callable[[str], bool]):
