@@ -16,8 +16,8 @@ from dnnops.gpu.batchnorm import (
     parameter_dtype,
 )
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
-from dnnops.nnet._validate import float64_scalar
 from dnnops.nnet.norm.batchnorm import check_sizes, like_parameter
+from dnnops.nnet.validate import float64_scalar
 
 __all__ = ["dnn_batch_normalization_test", "dnn_batch_normalization_train"]
 

@@ -13,7 +13,9 @@ from dnnops.gpu.base import device_operands
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.gpu.descriptors import CONV_MODES
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
-from dnnops.nnet._validate import (
+from dnnops.nnet.conv.base import ConvWords
+from dnnops.nnet.conv.geometry import canonical_conv_params
+from dnnops.nnet.validate import (
     int_vector,
     one_of,
     shown,
@@ -21,8 +23,6 @@ from dnnops.nnet._validate import (
     spatial_shape,
     static_vector,
 )
-from dnnops.nnet.conv.base import ConvWords
-from dnnops.nnet.conv.geometry import canonical_conv_params
 
 __all__ = [
     "CONV_MODES",

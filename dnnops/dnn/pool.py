@@ -7,7 +7,7 @@ from typing import Any
 from dnnops.errors import DnnValueError
 from dnnops.gpu.base import device_operands
 from dnnops.gpu.pool import GpuDnnPool
-from dnnops.nnet._validate import int_vector
+from dnnops.nnet.validate import int_vector
 
 __all__ = ["dnn_pool"]
 

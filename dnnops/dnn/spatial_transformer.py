@@ -9,8 +9,8 @@ from dnnops.gpu.spatial_transformer import (
     GpuDnnTransformerGrid,
     GpuDnnTransformerSampler,
 )
-from dnnops.nnet._validate import require_same_dtype
 from dnnops.nnet.resample.spatial_transformer import scaled_sizes
+from dnnops.nnet.validate import require_same_dtype
 
 __all__ = ["dnn_spatialtf"]
 

@@ -12,8 +12,8 @@ from pytensor.tensor import as_tensor_variable
 from dnnops.arguments import switch
 from dnnops.errors import DnnTypeError
 from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
-from dnnops.nnet._validate import merge_shapes, named_operands
 from dnnops.nnet.activation.op import ActivationBase, ActivationGrad
+from dnnops.nnet.validate import merge_shapes, named_operands
 
 __all__ = ["GpuDnnActivation", "GpuDnnActivationGrad"]
 

@@ -23,11 +23,11 @@ from dnnops.gpu.base import (
 from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import cast
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet._validate import named_operands, switch
 from dnnops.nnet.attention.op import OPTIONAL, Attention, AttentionBase, AttentionGrad
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.optional_result import OptionalResultOp
 from dnnops.nnet.regularization.dropout import _state_vector
+from dnnops.nnet.validate import named_operands, switch
 
 __all__ = ["DTYPES", "MAX_DEPTH", "GpuDnnAttention", "GpuDnnAttentionBase", "GpuDnnAttentionGrad"]
 

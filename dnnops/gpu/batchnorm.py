@@ -24,10 +24,10 @@ from dnnops.gpu.base import (
 from dnnops.gpuarray.device import on_device
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet._validate import float64_scalar, one_of, switch
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.norm.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.norm.batchnorm_base import BatchNormBase
+from dnnops.nnet.validate import float64_scalar, one_of, switch
 from dnnops.runtime.op import DTYPE_CODES
 
 __all__ = [

@@ -32,14 +32,14 @@ from dnnops.gpu.conv_padding import is_asymmetric, padded_explicitly
 from dnnops.gpu.descriptors import apply_described, is_described, output_shape
 from dnnops.gpuarray.layout import MEMORY_FORMATS
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet._validate import (
+from dnnops.nnet.conv.base import ConvBase
+from dnnops.nnet.validate import (
     int_vector,
     merge_shapes,
     spatial_shape,
     static_vector,
     vector_entries,
 )
-from dnnops.nnet.conv.base import ConvBase
 
 __all__ = ["GpuDnnConv", "GpuDnnConvBase", "GpuDnnConvGradI", "GpuDnnConvGradW"]
 

@@ -19,7 +19,7 @@ import pytensor.tensor as pt
 
 from dnnops.gpu.base import device_operands
 from dnnops.gpuarray.pad import GpuPad
-from dnnops.nnet._validate import int_vector, vector_entries
+from dnnops.nnet.validate import int_vector, vector_entries
 
 __all__ = ["is_asymmetric", "padded_explicitly"]
 

@@ -13,9 +13,9 @@ from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import host_from_gpu
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet._validate import named_operands, switch
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.loss.ctc import CTC, _integer_tensor
+from dnnops.nnet.validate import named_operands, switch
 
 __all__ = ["GpuCTC", "GpuCTCBase", "GpuDnnCTC"]
 

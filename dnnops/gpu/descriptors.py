@@ -12,10 +12,10 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.arguments import one_of, shown
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpu.base import device_operands
-from dnnops.nnet._validate import spatial_shape
 from dnnops.nnet.conv.geometry import canonical_conv_params
 from dnnops.nnet.conv.shapes import get_conv_output_shape
 from dnnops.nnet.regularization.dropout import dropout_state
+from dnnops.nnet.validate import spatial_shape
 
 __all__ = ["CONV_MODES", "GpuDnnConvDesc", "GpuDnnDropoutDesc"]
 

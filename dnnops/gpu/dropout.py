@@ -15,9 +15,9 @@ from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.gpu.descriptors import GpuDnnDropoutDesc
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet._validate import switch
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.regularization.dropout import Dropout, DropoutGrad, is_moving, undefined_by_p
+from dnnops.nnet.validate import switch
 
 __all__ = ["GpuDnnDropoutGrad", "GpuDnnDropoutOp"]
 

@@ -10,10 +10,10 @@ from pytensor.tensor import as_tensor_variable
 
 from dnnops.errors import DnnTypeError
 from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
-from dnnops.nnet._validate import merge_shapes, named_operands
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.norm.lrn import LRN, LRNGrad
 from dnnops.nnet.norm.window_base import WindowNormBase
+from dnnops.nnet.validate import merge_shapes, named_operands
 
 __all__ = ["GpuDnnLRN", "GpuDnnLRNGrad", "GpuWindowNormBase"]
 

@@ -12,9 +12,9 @@ from dnnops.errors import DnnTypeError
 from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.gpuarray.layout import MEMORY_FORMATS
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet._validate import int_vector, named_operands, static_vector
 from dnnops.nnet.pool.geometry import MAX_DETERMINISTIC, POOL_MODES
 from dnnops.nnet.pool.op import ModePoolBase
+from dnnops.nnet.validate import int_vector, named_operands, static_vector
 
 __all__ = ["GpuDnnPool", "GpuDnnPoolBase", "GpuDnnPoolGrad"]
 

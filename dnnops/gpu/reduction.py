@@ -17,8 +17,8 @@ from dnnops.gpu.base import device_operands, gradient_like
 from dnnops.gpu.expressions import GpuExpressionOp
 from dnnops.gpuarray.dtypes import dtype_name
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet._validate import is_int, switch
 from dnnops.nnet.expressions import is_connected
+from dnnops.nnet.validate import is_int, switch
 from dnnops.runtime.op import DTYPE_CODES
 
 __all__ = ["REDUCTIONS", "GpuDnnReduction"]

@@ -16,7 +16,6 @@ from dnnops.gpu.base import CUDNN, CudnnOp, as_gradient, device_operands, gradie
 from dnnops.gpu.expressions import GpuExpressionOp
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet._validate import switch
 from dnnops.nnet.rnn.op import (
     RANKS,
     RNN_ALGORITHMS,
@@ -24,6 +23,7 @@ from dnnops.nnet.rnn.op import (
     RNNBase,
     RNNForward,
 )
+from dnnops.nnet.validate import switch
 from dnnops.runtime.op import describe_operands, make_context, raise_status
 
 __all__ = [

@@ -12,8 +12,8 @@ from dnnops.arguments import shown
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
-from dnnops.nnet._validate import is_int, merge_shapes, named_operands, one_of
 from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad
+from dnnops.nnet.validate import is_int, merge_shapes, named_operands, one_of
 
 __all__ = ["ALGORITHMS", "GpuDnnSoftmax", "GpuDnnSoftmaxBase", "GpuDnnSoftmaxGrad"]
 

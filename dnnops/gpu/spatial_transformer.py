@@ -18,7 +18,6 @@ from dnnops.arguments import switch_or_flag
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet._validate import int_vector, named_operands, static_vector
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.resample.spatial_transformer import (
     SamplerBase,
@@ -27,6 +26,7 @@ from dnnops.nnet.resample.spatial_transformer import (
     SpatialTransformerSampler,
     SpatialTransformerSamplerGrad,
 )
+from dnnops.nnet.validate import int_vector, named_operands, static_vector
 
 __all__ = [
     "GpuDnnTransformerGradI",

@@ -13,7 +13,7 @@ from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpu.base import device_operands
 from dnnops.gpu.expressions import GpuExpressionOp
 from dnnops.gpuarray.layout import MEMORY_FORMATS
-from dnnops.nnet._validate import float64_scalar, show_shape
+from dnnops.nnet.validate import float64_scalar, show_shape
 
 __all__ = ["GpuDnnAddTensor", "GpuDnnTransform"]
 

@@ -16,9 +16,9 @@ from pytensor.graph.basic import Apply
 from dnnops.gpu.base import as_gradient, device_operands, gradient_like
 from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.op import GpuOp
-from dnnops.nnet._validate import named_operands
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.norm.window_base import WindowSum, window_sides
+from dnnops.nnet.validate import named_operands
 from dnnops.runtime.build import c_code_dir
 
 __all__ = ["GpuWindowSum"]

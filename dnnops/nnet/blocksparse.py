@@ -8,7 +8,7 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError
-from dnnops.nnet._validate import as_tensor, float_tensor, merge_shapes
+from dnnops.nnet.validate import as_tensor, float_tensor, merge_shapes
 
 __all__ = ["sparse_block_dot"]
 

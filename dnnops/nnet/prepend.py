@@ -8,7 +8,7 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError
-from dnnops.nnet._validate import as_tensor
+from dnnops.nnet.validate import as_tensor
 
 __all__ = ["prepend_0_to_each_row", "prepend_1_to_each_row", "prepend_scalar_to_each_row"]
 

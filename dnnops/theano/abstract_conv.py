@@ -7,9 +7,9 @@ from typing import Any
 
 from dnnops import nnet
 from dnnops.errors import DnnValueError
-from dnnops.nnet._validate import narrow
 from dnnops.nnet.conv.geometry import canonical_conv_params
 from dnnops.nnet.conv.op import conv_operands, refuse_unshared
+from dnnops.nnet.validate import narrow
 from dnnops.theano.ops import OpName
 
 __all__ = [

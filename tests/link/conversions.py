@@ -10,7 +10,7 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.graph.basic import Constant
 
-from dnnops.nnet._validate import accumulator_dtype
+from dnnops.nnet.validate import accumulator_dtype
 from tests.oracle import assert_close
 
 DTYPES = ("float16", "float32", "float64")

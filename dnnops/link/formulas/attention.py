@@ -7,7 +7,7 @@ from typing import Any
 from dnnops.errors import DnnValueError
 from dnnops.link.formulas.dropout import kept_elements
 from dnnops.link.formulas.shapes import require_same_shape
-from dnnops.nnet._validate import show_shape
+from dnnops.nnet.validate import show_shape
 
 __all__ = [
     "allowed_keys",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dnnops.errors import DnnValueError
-from dnnops.nnet._validate import show_shape
+from dnnops.nnet.validate import show_shape
 
 __all__ = ["require_same_shape"]
 

@@ -21,7 +21,7 @@ from jax.numpy import (
     where,
 )
 
-from dnnops.nnet._validate import accumulator_dtype
+from dnnops.nnet.validate import accumulator_dtype
 
 __all__ = [
     "add_at",

@@ -14,9 +14,9 @@ from dnnops.link.formulas.shapes import require_same_shape
 from dnnops.link.pytorch import library
 from dnnops.link.pytorch.register import converts
 from dnnops.nnet import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
-from dnnops.nnet._validate import show_shape
 from dnnops.nnet.pool.geometry import windows_shape
 from dnnops.nnet.pool.op import PoolBase
+from dnnops.nnet.validate import show_shape
 
 Sizes = tuple[int, ...]
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
-from dnnops.nnet._validate import as_floating
 from dnnops.nnet.activation.op import elu
+from dnnops.nnet.validate import as_floating
 
 __all__ = [
     "hard_sigmoid",

@@ -8,7 +8,8 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.activation.softmax import softmax
+from dnnops.nnet.validate import (
     as_tensor,
     float_tensor,
     is_int,
@@ -16,7 +17,6 @@ from dnnops.nnet._validate import (
     show_shape,
     size_argument,
 )
-from dnnops.nnet.activation.softmax import softmax
 
 __all__ = ["h_softmax"]
 

@@ -18,7 +18,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.validate import (
     accumulator_dtype,
     as_floating,
     check_broadcast,

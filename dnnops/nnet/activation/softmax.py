@@ -22,7 +22,7 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.arguments import shown, switch
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.validate import (
     accumulator_dtype,
     check_broadcast,
     float_tensor,

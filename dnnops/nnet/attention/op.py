@@ -19,16 +19,6 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.arguments import number, probability, shown
 from dnnops.compat import set_default_update, shape_inference
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
-from dnnops.nnet._validate import (
-    accumulator_dtype,
-    as_tensor,
-    float_tensor,
-    merge_shapes,
-    named_operands,
-    require_same_dtype,
-    show_shape,
-    switch,
-)
 from dnnops.nnet.expressions import ExpressionOp, is_connected
 from dnnops.nnet.regularization.dropout import (
     BLOCKS,
@@ -37,6 +27,16 @@ from dnnops.nnet.regularization.dropout import (
     _initial_state,
     _state_vector,
     random_words,
+)
+from dnnops.nnet.validate import (
+    accumulator_dtype,
+    as_tensor,
+    float_tensor,
+    merge_shapes,
+    named_operands,
+    require_same_dtype,
+    show_shape,
+    switch,
 )
 
 __all__ = ["Attention", "AttentionGrad", "scaled_dot_product_attention"]

@@ -11,7 +11,6 @@ from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.op import Op
 
 from dnnops.errors import DnnValueError
-from dnnops.nnet._validate import show_shape
 from dnnops.nnet.conv.geometry import (
     MAX_EXTENT,
     BorderMode,
@@ -19,6 +18,7 @@ from dnnops.nnet.conv.geometry import (
     output_shape,
     padding,
 )
+from dnnops.nnet.validate import show_shape
 
 
 @dataclass(frozen=True)

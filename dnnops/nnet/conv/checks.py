@@ -11,8 +11,8 @@ from pytensor.tensor.variable import TensorVariable
 
 from dnnops.arguments import is_int, is_sequence, shown
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
-from dnnops.nnet._validate import as_tensor, shape_argument, sizes_argument, static_int
 from dnnops.nnet.checks import checked
+from dnnops.nnet.validate import as_tensor, shape_argument, sizes_argument, static_int
 
 __all__ = ["assert_conv_shape", "assert_shape", "border_mode_to_pad"]
 

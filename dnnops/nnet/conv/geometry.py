@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.validate import (
     MAX_PARAMETER,
     int_tuple,
     is_int,

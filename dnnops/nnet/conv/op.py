@@ -18,7 +18,9 @@ from pytensor.tensor.variable import TensorVariable
 
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnNotSupportedError, DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.conv.base import ConvBase, ConvWords
+from dnnops.nnet.conv.geometry import canonical_conv_params, conv_output_shape, resolve_padding
+from dnnops.nnet.validate import (
     accumulator_dtype,
     float_tensor,
     int_vector,
@@ -29,8 +31,6 @@ from dnnops.nnet._validate import (
     switch,
     vector_entries,
 )
-from dnnops.nnet.conv.base import ConvBase, ConvWords
-from dnnops.nnet.conv.geometry import canonical_conv_params, conv_output_shape, resolve_padding
 
 __all__ = [
     "Conv",

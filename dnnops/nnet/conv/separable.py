@@ -7,7 +7,8 @@ from typing import Any
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.conv.op import conv1d, convolve, refuse_unshared
+from dnnops.nnet.validate import (
     MAX_PARAMETER,
     float_tensor,
     int_tuple,
@@ -15,7 +16,6 @@ from dnnops.nnet._validate import (
     shape_argument,
     shown,
 )
-from dnnops.nnet.conv.op import conv1d, convolve, refuse_unshared
 
 __all__ = ["causal_conv1d", "separable_conv2d", "separable_conv3d"]
 

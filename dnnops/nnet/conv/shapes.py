@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dnnops.errors import DnnError, DnnTypeError, DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.conv.op import refuse_unshared
+from dnnops.nnet.validate import (
     int_tuple,
     is_int,
     is_sequence,
@@ -18,7 +19,6 @@ from dnnops.nnet._validate import (
     sizes_argument,
     static_int,
 )
-from dnnops.nnet.conv.op import refuse_unshared
 
 __all__ = [
     "check_conv_gradinputs_shape",

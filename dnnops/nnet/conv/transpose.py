@@ -9,10 +9,10 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnValueError
-from dnnops.nnet._validate import is_int, narrow, shape_argument, shown
 from dnnops.nnet.conv.base import ConvBase, ConvWords
 from dnnops.nnet.conv.geometry import canonical_conv_params
 from dnnops.nnet.conv.op import ConvGradInputs, ConvGradWeights, conv_operands, refuse_unshared
+from dnnops.nnet.validate import is_int, narrow, shape_argument, shown
 
 __all__ = [
     "conv2d_grad_wrt_inputs",

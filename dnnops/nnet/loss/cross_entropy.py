@@ -19,8 +19,8 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.arguments import switch
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnIndexError, DnnTypeError, DnnValueError
-from dnnops.nnet._validate import accumulator_dtype, as_tensor, float_tensor, require_same_dtype
 from dnnops.nnet.expressions import ExpressionOp, is_connected
+from dnnops.nnet.validate import accumulator_dtype, as_tensor, float_tensor, require_same_dtype
 
 __all__ = ["CrossEntropy", "CrossEntropyGrad", "cross_entropy"]
 

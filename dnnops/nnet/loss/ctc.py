@@ -19,15 +19,15 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.arguments import switch
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.expressions import is_connected
+from dnnops.nnet.optional_result import OptionalResultOp
+from dnnops.nnet.validate import (
     accumulator_dtype,
     as_tensor,
     float_tensor,
     named_operands,
     show_shape,
 )
-from dnnops.nnet.expressions import is_connected
-from dnnops.nnet.optional_result import OptionalResultOp
 
 __all__ = ["CTC", "ctc"]
 

@@ -13,7 +13,9 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.activation.elementwise import softplus
+from dnnops.nnet.activation.op import Activation
+from dnnops.nnet.validate import (
     as_floating,
     as_tensor,
     check_broadcast,
@@ -21,8 +23,6 @@ from dnnops.nnet._validate import (
     integer_vector,
     merge_shapes,
 )
-from dnnops.nnet.activation.elementwise import softplus
-from dnnops.nnet.activation.op import Activation
 
 __all__ = [
     "binary_crossentropy",

@@ -12,10 +12,10 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError
-from dnnops.nnet._validate import check_broadcast, float_tensor, integer_vector, merge_shapes
 from dnnops.nnet.activation.softmax import softmax_with_bias
 from dnnops.nnet.checks import checked
 from dnnops.nnet.loss.cross_entropy import cross_entropy
+from dnnops.nnet.validate import check_broadcast, float_tensor, integer_vector, merge_shapes
 
 __all__ = [
     "crossentropy_categorical_1hot_grad",

@@ -21,14 +21,14 @@ from pytensor.tensor.variable import TensorVariable
 
 from dnnops.arguments import shown, switch
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.expressions import is_connected
+from dnnops.nnet.norm.batchnorm_base import BatchNormBase
+from dnnops.nnet.validate import (
     as_floating,
     float64_scalar,
     is_int,
     show_shape,
 )
-from dnnops.nnet.expressions import is_connected
-from dnnops.nnet.norm.batchnorm_base import BatchNormBase
 
 __all__ = [
     "BatchNormInference",

@@ -13,7 +13,8 @@ from pytensor.graph.basic import Apply
 from dnnops.arguments import shown
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.expressions import ExpressionOp
+from dnnops.nnet.validate import (
     Shape,
     accumulator_dtype,
     check_bounds,
@@ -25,7 +26,6 @@ from dnnops.nnet._validate import (
     require_same_dtype,
     show_shape,
 )
-from dnnops.nnet.expressions import ExpressionOp
 
 __all__ = ["BatchNormBase"]
 

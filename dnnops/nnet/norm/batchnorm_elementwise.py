@@ -6,7 +6,7 @@ from typing import Any
 
 from pytensor.tensor.variable import TensorVariable
 
-from dnnops.nnet._validate import as_floating, check_broadcast, one_of
+from dnnops.nnet.validate import as_floating, check_broadcast, one_of
 
 __all__ = ["batch_normalization"]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from pytensor.tensor.variable import TensorVariable
 
-from dnnops.nnet._validate import switch
 from dnnops.nnet.norm.window_base import WindowNormBase
+from dnnops.nnet.validate import switch
 
 __all__ = ["DivisiveNormalization", "DivisiveNormalizationGrad", "divisive_normalization"]
 

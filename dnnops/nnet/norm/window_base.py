@@ -21,7 +21,8 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.arguments import shown, switch
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.expressions import ExpressionOp, is_connected
+from dnnops.nnet.validate import (
     accumulator_dtype,
     float_tensor,
     is_int,
@@ -30,7 +31,6 @@ from dnnops.nnet._validate import (
     number,
     require_same_dtype,
 )
-from dnnops.nnet.expressions import ExpressionOp, is_connected
 
 __all__ = ["MAX_N", "MIN_BETA", "MIN_K", "WindowNormBase", "WindowSum", "window_sides"]
 

@@ -11,8 +11,8 @@ from pytensor.tensor.variable import TensorVariable
 
 from dnnops.arguments import one_of, switch
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import as_floating, as_tensor, int_vector, is_int
 from dnnops.nnet.pool.op import Pool
+from dnnops.nnet.validate import as_floating, as_tensor, int_vector, is_int
 
 __all__ = ["pool_2d", "pool_3d"]
 

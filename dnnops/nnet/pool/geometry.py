@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pytensor.raise_op import CheckAndRaise
 
 from dnnops.errors import DnnValueError
-from dnnops.nnet._validate import sizes_argument, switch
+from dnnops.nnet.validate import sizes_argument, switch
 
 #: Maximum window size, stride and padding. Loops over a window include its padding, and the
 #: libraries use 32-bit counters.

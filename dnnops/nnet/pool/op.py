@@ -19,7 +19,16 @@ from pytensor.graph.op import Op
 from dnnops.arguments import one_of, shown, switch
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.pool.geometry import (
+    MAX_DETERMINISTIC,
+    MAX_WINDOW,
+    POOL_MODES,
+    Windows,
+    checked_output_shape,
+    pool_output_shape,
+    windows_shape,
+)
+from dnnops.nnet.validate import (
     Shape,
     accumulator_dtype,
     float_tensor,
@@ -31,15 +40,6 @@ from dnnops.nnet._validate import (
     show_shape,
     static_vector,
     vector_entries,
-)
-from dnnops.nnet.pool.geometry import (
-    MAX_DETERMINISTIC,
-    MAX_WINDOW,
-    POOL_MODES,
-    Windows,
-    checked_output_shape,
-    pool_output_shape,
-    windows_shape,
 )
 
 __all__ = [

@@ -7,7 +7,8 @@ from typing import Any
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.pool.op import MaxPoolGrad, Pool
+from dnnops.nnet.validate import (
     MAX_PARAMETER,
     float_tensor,
     int_vector,
@@ -15,7 +16,6 @@ from dnnops.nnet._validate import (
     shown,
     static_vector,
 )
-from dnnops.nnet.pool.op import MaxPoolGrad, Pool
 
 __all__ = ["max_pool_2d_same_size"]
 

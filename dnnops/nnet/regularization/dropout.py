@@ -31,7 +31,8 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.arguments import probability, shown
 from dnnops.compat import set_default_update, shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.expressions import is_connected
+from dnnops.nnet.validate import (
     accumulator_dtype,
     float64_scalar,
     float_tensor,
@@ -39,7 +40,6 @@ from dnnops.nnet._validate import (
     is_int,
     show_shape,
 )
-from dnnops.nnet.expressions import is_connected
 
 __all__ = ["Dropout", "DropoutGrad", "dropout", "dropout_state", "philox4x32"]
 

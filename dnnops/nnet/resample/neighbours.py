@@ -9,7 +9,9 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.checks import checked
+from dnnops.nnet.pool.geometry import MAX_WINDOW
+from dnnops.nnet.validate import (
     MAX_PARAMETER,
     as_tensor,
     int_vector,
@@ -18,8 +20,6 @@ from dnnops.nnet._validate import (
     show_shape,
     vector_entries,
 )
-from dnnops.nnet.checks import checked
-from dnnops.nnet.pool.geometry import MAX_WINDOW
 
 __all__ = ["images2neibs", "neibs2images"]
 

@@ -22,7 +22,9 @@ from pytensor.tensor.variable import TensorVariable
 
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.expressions import is_connected
+from dnnops.nnet.resample.bilinear import Corner, along_grid, corners, grid_coordinates
+from dnnops.nnet.validate import (
     MAX_PARAMETER,
     Shape,
     float64_scalar,
@@ -34,8 +36,6 @@ from dnnops.nnet._validate import (
     static_vector,
     vector_entries,
 )
-from dnnops.nnet.expressions import is_connected
-from dnnops.nnet.resample.bilinear import Corner, along_grid, corners, grid_coordinates
 
 __all__ = [
     "SpatialTransformerGrid",

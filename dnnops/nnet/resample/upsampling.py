@@ -11,7 +11,8 @@ from pytensor.graph.basic import Variable
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.conv.transpose import conv2d_grad_wrt_inputs
+from dnnops.nnet.validate import (
     MAX_PARAMETER,
     float_tensor,
     is_int,
@@ -23,7 +24,6 @@ from dnnops.nnet._validate import (
     static_int,
     switch,
 )
-from dnnops.nnet.conv.transpose import conv2d_grad_wrt_inputs
 
 __all__ = [
     "bilinear_kernel_1D",

@@ -16,9 +16,9 @@ from pytensor.tensor.variable import TensorVariable
 
 from dnnops.arguments import probability, shown
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet._validate import FLOAT_DTYPES, check_int64, float_tensor, is_int, switch
 from dnnops.nnet.rnn.layout import PseudoLayer, RNNLayout
 from dnnops.nnet.rnn.op import RANKS, RNNForward, check_algo, int64_variable
+from dnnops.nnet.validate import FLOAT_DTYPES, check_int64, float_tensor, is_int, switch
 
 __all__ = ["RNNBlock"]
 

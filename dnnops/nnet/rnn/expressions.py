@@ -11,8 +11,8 @@ from typing import Any
 import pytensor
 import pytensor.tensor as pt
 
-from dnnops.nnet._validate import accumulator_dtype
 from dnnops.nnet.rnn.layout import PseudoLayer, RNNLayout
+from dnnops.nnet.validate import accumulator_dtype
 
 __all__ = ["rnn_expressions", "rnn_gradient_expressions"]
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from dnnops.arguments import shown
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
-from dnnops.nnet._validate import MAX_PARAMETER, is_int
+from dnnops.nnet.validate import MAX_PARAMETER, is_int
 
 __all__ = ["GATES", "RNN_MODES", "PseudoLayer", "RNNLayout", "keep_mask"]
 

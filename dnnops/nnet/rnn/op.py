@@ -13,7 +13,12 @@ from pytensor.graph.basic import Apply, Constant
 from dnnops.arguments import probability, shown
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
-from dnnops.nnet._validate import (
+from dnnops.nnet.expressions import ExpressionOp
+from dnnops.nnet.optional_result import OptionalResultOp
+from dnnops.nnet.rnn.expressions import rnn_gradient_expressions
+from dnnops.nnet.rnn.layout import RNN_MODES, RNNLayout
+from dnnops.nnet.rnn.reference import RNNProblem, rnn_backward, rnn_forward
+from dnnops.nnet.validate import (
     accumulator_dtype,
     as_tensor,
     check_int64,
@@ -24,11 +29,6 @@ from dnnops.nnet._validate import (
     show_shape,
     switch,
 )
-from dnnops.nnet.expressions import ExpressionOp
-from dnnops.nnet.optional_result import OptionalResultOp
-from dnnops.nnet.rnn.expressions import rnn_gradient_expressions
-from dnnops.nnet.rnn.layout import RNN_MODES, RNNLayout
-from dnnops.nnet.rnn.reference import RNNProblem, rnn_backward, rnn_forward
 
 __all__ = ["RNN_ALGORITHMS", "RNNBackward", "RNNForward"]
 

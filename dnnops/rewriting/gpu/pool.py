@@ -8,9 +8,9 @@ from pytensor.graph.basic import Variable
 
 from dnnops.gpu.pool import GpuDnnPool, GpuDnnPoolGrad
 from dnnops.gpu.pool_kernels import GpuMaxPoolGradGrad, GpuPool, GpuPoolGrad
-from dnnops.nnet._validate import static_vector
 from dnnops.nnet.pool.geometry import MAX_DETERMINISTIC
 from dnnops.nnet.pool.op import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.nnet.validate import static_vector
 from dnnops.rewriting.gpu.mechanism import register, register_kernel
 
 

@@ -19,7 +19,7 @@ from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
 from dnnops.cpu.batchnorm import has_neighboring_statistics
-from dnnops.nnet._validate import accumulator_dtype
+from dnnops.nnet.validate import accumulator_dtype
 from dnnops.rewriting.recognize.products import (
     Product,
     View,
