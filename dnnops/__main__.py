@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv : sequence of str, optional
-        Command-line arguments without the program name. Default: those of the process.
+        Command-line arguments without the program name. Default: the arguments of the process.
 
     Returns
     -------

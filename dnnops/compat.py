@@ -26,7 +26,8 @@ def shape_inference(method: Callable[..., Any]) -> Callable[..., Any]:
     Parameters
     ----------
     method : callable
-        Method that takes a node and the shapes of its inputs and returns those of its outputs.
+        Method that takes a node and the shapes of its inputs, and returns the shapes of its
+        outputs.
 
     Returns
     -------

@@ -8,7 +8,7 @@ class DnnError(Exception):
 
 
 class DnnValueError(DnnError, ValueError):
-    """Raised for invalid values of operands or parameters: shapes, strides, padding, groups."""
+    """Raised for invalid values of operands or parameters, such as shapes, strides or padding."""
 
 
 class DnnTypeError(DnnError, TypeError):

@@ -53,7 +53,7 @@ class DnnMode(Mode):
     linker : str or Linker
         Linker. Default: PyTensor's CVM, with modules compiled in parallel.
     optimizer : str or RewriteDatabaseQuery
-        Rewrites to which those of the backend are added.
+        Rewrites to apply in addition to those of the backend.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ def judge_cpu(findings: list[Finding]) -> Verdict:
     Returns
     -------
     Verdict
-        Whether the result was correct, or why there is none.
+        Whether the result was correct, or the reason why nothing was computed.
     """
     if lacking := _lacking(findings):
         return lacking

@@ -1,1 +1,1 @@
-"""Backend Ops for the CPU, which use oneDNN and, where oneDNN has no support, BLAS or C++ loops."""
+"""Backend Ops for the CPU, which use oneDNN where it supports them, else BLAS or C++ loops."""

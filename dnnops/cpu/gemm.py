@@ -1,7 +1,7 @@
 """Matrix products in float32 with oneDNN.
 
-BLAS libraries have their own threads, which keep spinning between calls and compete with those of
-oneDNN: on two cores, this makes both several times slower. The dense layers of a network therefore
+BLAS libraries have their own threads, which keep spinning between calls and compete with oneDNN's
+threads. On two cores, this makes both several times slower. The dense layers of a network therefore
 run in oneDNN's threads.
 """
 

@@ -94,7 +94,7 @@ def dnn_batch_normalization_train(
         the dtype of `inputs`, or to float32 for 16-bit inputs. If any of them is float64,
         everything is computed in float64.
     mode : {'per-activation', 'spatial'}
-        Axes that statistics are computed over: the first axis, or all but the second.
+        Axes that statistics are computed over: the first axis, or all axes but the second.
     epsilon : number or scalar variable
         Finite number that is at least 0, which is cuDNN's ``CUDNN_BN_MIN_EPSILON``. Variables are
         checked when the function runs.

@@ -19,7 +19,7 @@ def gpu_dnn_conv(algo: Any = None, inplace: bool = False, num_groups: int = 1) -
     inplace : bool
         Whether the result is written into `output`.
     num_groups : int
-        Number of groups: 1, or that of the descriptor.
+        Number of groups: 1, or the number in the descriptor.
 
     Returns
     -------

@@ -119,8 +119,8 @@ def dnn_transform(
     memory_format : {'contiguous', 'channels_last'}
         Memory format of the result.
     dtype : str, optional
-        Dtype of the result. Default: that of `x`. cuDNN doesn't change the dtype; a dnnops kernel
-        converts it before or after, whichever needs to copy less memory.
+        Dtype of the result. Default: the dtype of `x`. cuDNN doesn't change the dtype; a dnnops
+        kernel converts it before or after the copy, whichever moves less memory.
     alpha : number or scalar variable
         Scaling factor.
 

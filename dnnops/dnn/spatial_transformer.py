@@ -26,7 +26,7 @@ def dnn_spatialtf(img: Any, theta: Any, scale_width: Any = 1, scale_height: Any 
         Transformations in the dtype of `img`. The point (x, y) of the output is sampled from the
         image at ``theta @ (x, y, 1)``.
     scale_width, scale_height : number or scalar variable
-        Positive ratios of the output's size to the input's.
+        Positive ratios of the output size to the input size.
 
     Returns
     -------

@@ -368,7 +368,7 @@ CUDNN.on_load.append(_register)
 
 
 def free_workspaces() -> None:
-    """Return workspaces that no call is using to CuPy's memory pool."""
+    """Give unused workspaces back to CuPy's memory pool."""
     CUDNN.library.dnnops_cudnn_free_workspaces()
 
 

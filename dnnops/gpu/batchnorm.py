@@ -61,9 +61,9 @@ class GpuDnnBatchNormBase(CudnnOp):
     Parameters
     ----------
     mode : {'per-activation', 'spatial'}
-        Axes that statistics are computed over: the first axis, or all but the second.
+        Axes that statistics are computed over: the first axis, or all axes but the second.
     axes : tuple of int, optional
-        Non-negative axes that replace those of `mode`. The remaining axes must be adjacent.
+        Non-negative axes to use instead of `mode`. The remaining axes must be adjacent.
 
     Raises
     ------
@@ -266,7 +266,7 @@ class GpuDnnBatchNorm(GpuDnnBatchNormBase):
         return BatchNormTrain(tuple(axes), self.running_averages)
 
     def inplace_versions(self) -> list[GpuDnnBatchNorm]:
-        """Return all in-place versions of this Op, ordered by how many operands they overwrite."""
+        """Return all in-place versions of this Op, in descending order of overwritten operands."""
         averages = (True, False) if self.running_averages else (False,)
         flags = [flag for flag in product(averages, averages, (True, False)) if any(flag)]
         flags.sort(key=lambda flag: -sum(flag))

@@ -162,7 +162,7 @@ def apply_described(
     DnnTypeError
         If `desc` is not a `GpuDnnConvDesc`.
     DnnValueError
-        If a parameter of the Op differs from the descriptor's.
+        If a parameter of the Op contradicts the descriptor.
     """
     if not isinstance(desc, GpuDnnConvDesc):
         raise DnnTypeError(f"{op.where}: desc must be a GpuDnnConvDesc, got {desc!r}")

@@ -50,7 +50,7 @@ class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
         Value computed for each window. As in Theano, 'max_deterministic' is 'max' with
         ``deterministic=True``, and 'average' is another name for 'average_inc_pad'.
     ndim : {1, 2, 3}, optional
-        Number of spatial axes. Default: that of the image that the Op is applied to.
+        Number of spatial axes. Default: taken from the image that the Op is applied to.
     ignore_border : bool
         Whether to leave out windows that extend past the end of the image. If False, a call with
         such windows raises DnnNotSupportedError, because cuDNN doesn't support them; the Ops in

@@ -35,7 +35,7 @@ class GpuDnnSoftmaxBase(CudnnOp):
     mode : {'channel', 'instance'}
         Axes over which the results sum to one: axis 1, or all axes but the first.
     axis : int, tuple of int, or None
-        Adjacent axes that replace those of `mode`.
+        Adjacent axes to use instead of `mode`.
 
     Raises
     ------

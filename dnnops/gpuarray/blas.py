@@ -99,7 +99,7 @@ class GpuBatchedDot(_Product):
 
 
 class GpuGemm(_Product):
-    """`Gemm` on the device: ``beta * z + alpha * dot(x, y)``, in place if the host Op is.
+    """`Gemm` on the device: ``beta * z + alpha * dot(x, y)``, in place like the host Op.
 
     ``alpha`` and ``beta`` are host scalars or 0-d device arrays.
     """

@@ -105,7 +105,7 @@ def widest_dtype(dtypes: Iterable[str]) -> str | None:
     -------
     str or None
         None if a dtype isn't floating-point, or if `dtypes` contains both float16 and bfloat16,
-        neither of which holds every value of the other.
+        since neither holds every value of the other.
     """
     found = set(dtypes)
     if not found <= FLOAT_DTYPES or {"float16", "bfloat16"} <= found:

@@ -125,6 +125,6 @@ class EnergyMeter:
 
 
 def _bus_id(device: int) -> str:
-    """Return the PCI address, by which NVML finds a device regardless of CUDA_VISIBLE_DEVICES."""
+    """Return the PCI address, which identifies a device for NVML despite CUDA_VISIBLE_DEVICES."""
     with on_device(device) as cupy:
         return cupy.cuda.runtime.deviceGetPCIBusId(device)

@@ -129,7 +129,7 @@ class MirrorOp(GpuOp):
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> Any:
-        """Infer the shapes as the host Op does."""
+        """Infer the shapes with the host Op."""
         if not hasattr(self.host_op, "infer_shape"):
             raise ShapeError(f"{self.host_op} doesn't implement shape inference")
         return inferred_shapes(self.host_op, self.host_node(*node.inputs), shapes)

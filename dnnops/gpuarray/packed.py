@@ -1,4 +1,4 @@
-"""Elementwise kernels for large dense arrays, in which each thread computes several elements."""
+"""Elementwise kernels for large dense arrays; each thread computes several elements."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def reduction_kernel(
 def row_reduction(
     scalar_op: ScalarOp, in_dtype: str, acc_dtype: str, out_dtype: str, premap: str | None = None
 ) -> RowReduction:
-    """Return the faster kernels for rows; the parameters are those of :func:`reduction_kernel`."""
+    """Return the faster kernels for rows; see :func:`reduction_kernel` for the parameters."""
     reduction = _reduction(scalar_op)
     return RowReduction(
         Arithmetic(

@@ -204,7 +204,7 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
 
     @classmethod
     def values_eq_approx(cls, a: Any, b: Any, **tolerances: Any) -> bool:
-        """Compare two device arrays as `TensorType.values_eq_approx` does.
+        """Compare two device arrays with tolerances, like `TensorType.values_eq_approx`.
 
         For bfloat16 arrays, ``rtol`` and ``atol`` default to ``2**-7``, which is two units in
         the last place.

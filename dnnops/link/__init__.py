@@ -25,7 +25,7 @@ CONVERSIONS = {
 
 
 class _ImportWithPyTensor:
-    """Import hook that imports the conversions of dnnops after PyTensor's."""
+    """Import hook that imports the conversions of dnnops after those of PyTensor."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -70,7 +70,7 @@ class PlanCase(ABC):
 
     @cached_property
     def output_shape(self) -> tuple[int, ...]:
-        """Shape of the convolution's output, from which gradients start."""
+        """Shape of the convolution's output, which the gradient Ops take as an operand."""
         return self.op.output_shape(self.input_shape, self.filter_shape)
 
     @property
@@ -143,7 +143,7 @@ class PlanCase(ABC):
 
     @abstractmethod
     def search(self, listing: Any) -> None:
-        """Search for plans beyond those that the library proposes, once those have been timed."""
+        """Search for further plans, once those that the library proposes have been timed."""
 
     @abstractmethod
     def energy_meter(self) -> Any:

@@ -213,8 +213,7 @@ class PlanList:
     # -- estimating long times ---------------------------------------------------------------
 
     def _expected_time(self, plan: ConvPlan) -> float:
-        """Estimate a call's milliseconds from part of a large convolution; return 0 for a small
-        one."""
+        """Estimate the milliseconds of a call from part of it; return 0 for small convolutions."""
         op = self.op
         image, filters, top = self._shapes()
         flops = conv_flops(filters, top)

@@ -71,7 +71,7 @@ class ConvPlan:
 
 
 class FlagChoice(str):
-    """Name of the plan that a flag's value selects, or an empty string if there is none.
+    """Name of the plan that a flag's value selects, or an empty string if it selects none.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class FlagChoice(str):
     reason: str
 
     def __new__(cls, name: str, reason: str = "") -> FlagChoice:
-        """Create a choice from a plan's name or from the reason why there is none."""
+        """Create a choice from a plan's name, or from the reason why no plan is selected."""
         choice = super().__new__(cls, name)
         choice.reason = reason
         return choice
@@ -261,7 +261,8 @@ def flag_choices(
     dict
         Name of the plan for each word that the flag accepts. The flag is ``dnn.conv.algo_fwd``,
         ``algo_bwd_data`` or ``algo_bwd_filter`` on the GPU and ``onednn.conv.algo`` on the CPU. If
-        there is no plan, the name is an empty string with the reason in its attribute ``reason``.
+        no plan is selected, the name is an empty string with the reason in its attribute
+        ``reason``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The passes of dnnops over a graph, in the order in which PyTensor runs them.
+"""The passes of dnnops over a graph, in execution order.
 
 PyTensor runs the passes of `optdb` by position. PyTensor's own passes merge equal nodes at 0,
 canonicalize at 1, stabilize at 1.5, insert BLAS calls at 1.7, specialize at 2, fuse elementwise Ops

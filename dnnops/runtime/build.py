@@ -95,7 +95,7 @@ class RuntimeLibrary:
     Attributes
     ----------
     name : str
-        Part of the file name. `_FOLDERS` has the directory.
+        Name of the library, which is part of its file name. `_FOLDERS` gives its source directory.
     find : callable
         Function that finds the libraries to link with.
     compile_args : tuple of str

@@ -77,8 +77,8 @@ def is_intact(library: Path) -> bool:
 def remove_leftovers(directory: Path) -> None:
     """Remove the scratch folders of builds whose processes were killed.
 
-    The scratch folders of running processes are kept, as are those of other machines that share the
-    directory.
+    The scratch folders of running processes, and of other machines that share the directory, are
+    kept.
 
     Parameters
     ----------

@@ -6,7 +6,7 @@ under Theano's names. ``python -m dnnops theano script.py`` runs a script that w
 
 The layer is inactive unless the function or the command is used. The tables in
 `dnnops.theano.tables` map Theano's names to objects. Functions whose arguments differ are defined
-in this package, in modules named after Theano's.
+in this package, in modules named like those of Theano.
 """
 
 from __future__ import annotations

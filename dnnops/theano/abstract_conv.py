@@ -1,4 +1,4 @@
-"""Theano's convolution Ops, implemented by those of `dnnops.nnet` with checks of known shapes."""
+"""Theano's convolution Ops, built from those of `dnnops.nnet`, with checks of known shapes."""
 
 from __future__ import annotations
 

@@ -137,8 +137,8 @@ def adopt_environment() -> None:
 def apply_to_config() -> None:
     """Set Theano's flags in ``pytensor.config``, unless :func:`adopt_environment` has been called.
 
-    Warnings list the flags that PyTensor doesn't have, and those that can't be changed after it has
-    been imported.
+    Warnings list the flags that PyTensor doesn't have, and flags that can't be changed once it is
+    imported.
     """
     global _adopted
     if _adopted:

@@ -86,9 +86,9 @@ class _Function:
 def function(inputs: Any, outputs: Any = None, mode: Any = None, **kwargs: Any) -> Any:
     """Compile a function with ``pytensor.function``.
 
-    As in Theano, inputs may have default values, and outputs may be a dict, in which case calls
-    return a dict with the same keys. The mode ``"FAST_RUN"`` uses the linker of the flag
-    ``linker``. An update may have size 1 along an axis where the size of its variable is unknown.
+    As in Theano, inputs may have default values, and outputs may be a dict; calls then return a
+    dict with the same keys. The mode ``"FAST_RUN"`` uses the linker of the flag ``linker``. An
+    update may have size 1 along an axis where the size of its variable is unknown.
     """
     inputs, names = list(inputs), None
     if kwargs.get("updates"):

@@ -55,9 +55,10 @@ class OpName:
     make : callable
         Function that takes the arguments of the class and returns a function of the operands.
     *classes : type
-        Op classes that `isinstance` accepts; none if the Op becomes an expression of several Ops.
+        Op classes that `isinstance` accepts; empty if the Op becomes an expression of several Ops.
     fits : callable, optional
-        Function that returns whether an Op of these classes matches; by default all of them do.
+        Function that returns whether an Op of these classes matches. By default, every such Op
+        matches.
     """
 
     def __init__(

@@ -120,7 +120,7 @@ class RandomStreams:
         ndim: int | None = None,
         dtype: Any = "int64",
     ) -> Any:
-        """Draw integers from `low` to `high`, both included."""
+        """Draw integers from `low` to `high`, inclusive."""
         high = as_tensor_variable(high) + 1
         return self._cast(self.gen(basic.integers, low, high, size=_size(size)), dtype)
 
@@ -257,7 +257,7 @@ def _entropy(seed: Any) -> Any:
 
 
 def _size(size: Any) -> Any:
-    """Convert a size to PyTensor's form: Theano also accepted a single number."""
+    """Convert a size to PyTensor's form; as in Theano, it may be a single number."""
     return (size,) if isinstance(size, (int, np.integer)) else size
 
 

@@ -15,7 +15,7 @@ class Table:
     Attributes
     ----------
     sources : tuple of str
-        Modules whose public names it has; the first module that has a name is used.
+        Modules that provide its public names; the first module with a given name is used.
     names : mapping of str to str
         Further names and references to their objects; see `dnnops.theano.modules.resolve`.
     """

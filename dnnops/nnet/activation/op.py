@@ -1,8 +1,7 @@
 """Activations and their gradients: relu, clipped relu, tanh, sigmoid, elu and swish.
 
-All of them are elementwise, support any number of dimensions and propagate NaN. The slope of relu
-at 0, and that of clipped relu at 0 and at the ceiling, is defined as 0. The slope of elu at 0 is
-alpha.
+All of them are elementwise, support any number of dimensions and propagate NaN. The slopes of relu
+at 0, and of clipped relu at 0 and at the ceiling, are defined as 0. The slope of elu at 0 is alpha.
 """
 
 from __future__ import annotations
@@ -302,8 +301,8 @@ def relu(x: Any, alpha: Any = 0) -> TensorVariable:
     Returns
     -------
     TensorVariable
-        Result with the shape and dtype of `x`. If `alpha` is a variable, its shape and dtype are
-        broadcast and promoted with those of `x`. The gradient at 0 is `alpha`.
+        Result with the shape and dtype of `x`. If `alpha` is a variable, the shapes of `x` and
+        `alpha` are broadcast and their dtypes promoted. The gradient at 0 is `alpha`.
 
     Raises
     ------

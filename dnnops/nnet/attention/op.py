@@ -173,7 +173,7 @@ class AttentionBase(ExpressionOp):
         raise NotImplementedError
 
     def _shapes(self, shapes: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-        """Check the shapes of the operands and return those of the results, as far as known."""
+        """Check the shapes of the operands; return the shapes of the results, as far as known."""
         name = type(self).__name__
         found = ", ".join(f"{o} {show_shape(shape)}" for o, shape in shapes.items())
         query, key, value = (shapes[o] for o in ("query", "key", "value"))
@@ -483,8 +483,8 @@ def scaled_dot_product_attention(
     Notes
     -----
     This function computes the same as ``torch.nn.functional.scaled_dot_product_attention``, and
-    also supports lengths. The random numbers differ from PyTorch's. On a GPU, cuDNN generates them;
-    they are also reproducible, but differ from those on the CPU.
+    also supports lengths. The random numbers differ from those of PyTorch. On a GPU, cuDNN
+    generates them; they are also reproducible, but differ from those on the CPU.
     """
     where = "scaled_dot_product_attention"
     switch(where, "enable_gqa", enable_gqa)

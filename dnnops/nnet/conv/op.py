@@ -94,8 +94,8 @@ class ConvGradInputs(ConvBase):
 
     In ``ConvGradInputs(...)(kern, topgrad, shape)``, `kern` is as for `Conv`, `topgrad` has the
     shape of its output, and `shape` is an int64 vector with the spatial sizes of the image (with a
-    stride, several sizes fit one `topgrad`). The parameters are those of the convolution; see
-    `ConvBase`.
+    stride, several sizes fit one `topgrad`). See `ConvBase` for the parameters, which describe the
+    convolution.
     """
 
     def make_node(self, kern: Any, topgrad: Any, shape: Any) -> Apply:  # type: ignore[override]
@@ -150,8 +150,8 @@ class ConvGradWeights(ConvBase):
     """Compute the gradient of `Conv` with respect to its filters.
 
     In ``ConvGradWeights(...)(img, topgrad, shape)``, `img` is as for `Conv`, `topgrad` has the
-    shape of its output, and `shape` is an int64 vector with the spatial sizes of the filters. The
-    parameters are those of the convolution; see `ConvBase`.
+    shape of its output, and `shape` is an int64 vector with the spatial sizes of the filters. See
+    `ConvBase` for the parameters, which describe the convolution.
     """
 
     def make_node(self, img: Any, topgrad: Any, shape: Any) -> Apply:  # type: ignore[override]

@@ -310,7 +310,7 @@ def ctc(
     Returns
     -------
     TensorVariable, shape (batch,)
-        Negative logarithm of the probability of each label. The dtype is that of `activations`, but
+        Negative logarithm of the probability of each label. It has the dtype of `activations`, or
         float32 for float16 activations.
 
     Raises

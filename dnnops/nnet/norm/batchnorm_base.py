@@ -35,8 +35,8 @@ class BatchNormBase(ExpressionOp):
 
     The operands of each Op are of three kinds. Its `data` operands share one shape and one dtype.
     Its `parameter_operands` have as many dimensions, with size 1 on `axes` and the sizes of the
-    data elsewhere. They share one dtype, which is that of the data, or float32 if the data is
-    float16. Its `scalars` are float64.
+    data elsewhere. They share one dtype: the dtype of the data, or float32 if the data is float16.
+    Its `scalars` are float64.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class BatchNormBase(ExpressionOp):
         return [shape if is_data else parameter_shape for is_data in self.data_results]
 
     def _merge(self, shapes: dict[str, Shape]) -> tuple[Shape, Shape]:
-        """Check the operands' shapes; return those of data and parameters, as far as known."""
+        """Check the operands' shapes; return the data and parameter shapes, as far as known."""
         name = type(self).__name__
         shape = list(merge_shapes(name, **{o: shapes[o] for o in self.data}))
         parameter_shape = list(self._reduced(shape))

@@ -27,8 +27,8 @@ def batch_normalization(
         Scale, bias, mean and standard deviation. They broadcast against `inputs`.
     mode : {'low_mem', 'high_mem'}
         Order of the operations. 'high_mem' divides `gamma` by `std`, which are small arrays, and
-        'low_mem' divides the inputs. The names are Theano's. Once the operations are fused, neither
-        mode stores intermediate results.
+        'low_mem' divides the inputs. The names come from Theano. Once the operations are fused,
+        neither mode stores intermediate results.
 
     Returns
     -------

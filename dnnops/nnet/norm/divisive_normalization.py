@@ -57,9 +57,9 @@ class DivisiveNormalization(_WithinChannels):
 class DivisiveNormalizationGrad(_WithinChannels):
     """Gradients of `DivisiveNormalization` with respect to ``x`` and, if given, ``means``.
 
-    Call it as ``DivisiveNormalizationGrad(n, alpha, beta, k)(x, gy)``; with ``has_means=True``, the
-    operands are ``(x, means, gy)``. `gy` is the gradient with respect to the output. The
-    parameters are those of `DivisiveNormalization`.
+    Call it as ``DivisiveNormalizationGrad(n, alpha, beta, k)(x,
+    gy)``; with ``has_means=True``, the operands are ``(x, means, gy)``. `gy` is the gradient with
+    respect to the output. See `DivisiveNormalization` for the parameters.
     """
 
     def __init__(self, n: int, alpha: float, beta: float, k: float, has_means: bool = False):
@@ -113,8 +113,7 @@ def divisive_normalization(
         If an operand has an unsupported dtype or number of dimensions, if `n` is not an int, or if
         another parameter is not a number.
     DnnValueError
-        If a parameter is out of bounds or not finite, or if the shape of `means` differs from that
-        of `x`.
+        If a parameter is out of bounds or not finite, or if the shapes of `means` and `x` differ.
 
     Notes
     -----

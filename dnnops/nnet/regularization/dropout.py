@@ -314,7 +314,7 @@ def dropout(
     x : tensor_like
         A float16, float32 or float64 tensor with any number of dimensions.
     p : number or scalar variable
-        Probability with which an element becomes 0, at least 0 and less than 1.
+        Probability that an element becomes 0, at least 0 and less than 1.
     seed : int, optional
         Seed, from 0 to ``2**64 - 1``. The result keeps its own state: each call of a compiled
         function draws new numbers, and compiling the same program again repeats the sequence. If
@@ -325,7 +325,7 @@ def dropout(
         returned, too, and must be used: as the update of the shared variable, or as the state of
         the next dropout.
     rng : Generator, shared variable of one, SeedSequence or RandomStream, optional
-        Source from which to draw a seed immediately, instead of `seed`. Layers that share a
+        Source of a seed, which is drawn immediately, instead of `seed`. Layers that share a
         generator get different seeds, and seeding the generator makes them reproducible.
 
     Returns

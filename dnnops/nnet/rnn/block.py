@@ -74,8 +74,8 @@ class RNNBlock:
     proj_size : int, optional
         Size to which a further matrix projects the output of each cell; only for an LSTM.
     dropout : float, optional
-        Probability with which dropout sets an input of the second or a later layer to zero. The
-        other inputs are divided by ``1 - dropout``.
+        Probability that dropout sets an input of the second or a later layer to zero. The other
+        inputs are divided by ``1 - dropout``.
     dropout_seed : int, optional
         Seed that determines which elements are dropped. See :meth:`apply`.
     batch_first : bool, optional
@@ -262,7 +262,7 @@ class RNNBlock:
         ]
 
     def _writable(self, w: Any) -> Any:
-        """Return `w` with slices that the user can write to."""
+        """Return `w` or a view of it whose slices the user can write to."""
         if not hasattr(w, "__cuda_array_interface__"):
             return w
         from dnnops.gpuarray.writable import writable

@@ -142,7 +142,7 @@ def rnn_gradient_expressions(
     cotangents : list of TensorVariable
         Gradients with respect to all results.
     wrt : tuple of str
-        Names of the operands with respect to which to differentiate.
+        Names of the operands to differentiate with respect to.
 
     Returns
     -------

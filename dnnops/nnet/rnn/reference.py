@@ -207,7 +207,7 @@ def rnn_backward(
     Returns
     -------
     dw, dx, dhx, dcx : ndarray
-        Gradients with respect to the operands; `dcx` is None if `gcy` is.
+        Gradients with respect to the operands; `dcx` is None if `gcy` is None.
     """
     p, layout = problem, problem.layout
     saved, between = p.reserve_parts(reserve)

@@ -203,7 +203,7 @@ def local_batchnorm_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variab
 
 @_substitutes(CTC)
 def local_ctc_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a CTC loss with the Op for oneDNN's threads; float16 is computed in float32."""
+    """Replace a CTC loss with its CPU Op; float16 is computed in float32."""
     activations, *integers = node.inputs
     if activations.type.dtype == "float16":
         activations = cast(activations, "float32")
@@ -215,7 +215,7 @@ def local_ctc_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | 
 
 @_substitutes(*CROSS_ENTROPIES)
 def local_cross_entropy_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a cross-entropy with the Op for oneDNN's threads; float16 is computed in float32."""
+    """Replace a cross-entropy with its CPU Op; float16 is computed in float32."""
     inputs = [cast(x, "float32") if x.type.dtype == "float16" else x for x in node.inputs]
     backend = CROSS_ENTROPIES[type(node.op)]
     outputs = [
@@ -292,7 +292,7 @@ def local_rnn_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | 
 
 @node_rewriter([Dot, Dot22, Gemm, Sum])
 def local_dense_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a float32 matrix product or channel sum with the Op for oneDNN's threads."""
+    """Replace a float32 matrix product or channel sum with an Op that uses oneDNN's threads."""
     if any(x.type.dtype != "float32" for x in (*node.inputs, *node.outputs)):
         return None
     if isinstance(node.op, Sum):

@@ -30,7 +30,7 @@ class Forecast:
     Attributes
     ----------
     pulled : set of Apply, or None
-        Nodes that move because all their users do, or because of `everything`. None if no node
+        Nodes that move because all their users move, or because of `everything`. None if no node
         moves.
     """
 

@@ -52,7 +52,7 @@ class Lifter:
         return index in self.operand_indices(node) or index in more
 
     def can_be_pulled(self, node: Apply) -> bool:
-        """Return whether the node moves when all users of its outputs do."""
+        """Return whether the node moves when all users of its outputs move."""
         if callable(self.pulled):
             return self.pulled(node)
         return self.pulled and _transfers_no_more(node)
@@ -89,7 +89,7 @@ def register_lifter(
         Whether the node is worth a transfer by itself, as a bool or as ``f(node)``. Other nodes
         move only if one of their operands is already on the device.
     pulled : bool or callable, default False
-        Whether the node also moves when all users of its outputs do. With True, it moves only if
+        Whether the node also moves when all users of its outputs move. With True, it moves only if
         the transfer does not become larger. With ``f(node)``, it moves if that returns True. Meant
         for Ops whose output is not smaller than their operands.
     convert : bool, default True

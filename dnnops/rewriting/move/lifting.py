@@ -136,7 +136,7 @@ class GraphToGpu(GraphRewriter):
 
 
 def _graph_device(fgraph: FunctionGraph) -> int:
-    """Return the device of the graph's device variables, else that of the flag, else 0."""
+    """Return the device of the graph's device variables, else the device of the flag, else 0."""
     devices = {x.type.device for x in fgraph.variables if is_on_device(x)}
     wanted = device_from_target(str(getattr(config, "device", "cpu")))
     if len(devices) == 1:

@@ -191,7 +191,7 @@ def lift_blockwise(node: Apply, inputs: list[Any], context: LiftContext) -> list
 
 
 def _blas(op_class: type[MirrorOp], scalars: tuple[int, ...]) -> LiftFunction:
-    """Return a lifter for a BLAS Op that leaves the scalar factors where they are."""
+    """Return a lifter for a BLAS Op; it does not move the scalar factors."""
 
     def lift(node: Apply, inputs: list[Any], context: LiftContext) -> Sequence[Variable]:
         device = _device_of(inputs, context)

@@ -126,7 +126,7 @@ class _Found:
     leaf : Variable or None
         Leaf with respect to which the variable is a gradient.
     gradient : Variable or None
-        Gradient with respect to the normalization's output, from which the variable is computed.
+        Gradient with respect to the normalization's output that the variable is computed from.
     rest : list of Variable
         Other terms of the sum that the variable computes.
     """

@@ -71,7 +71,7 @@ class View(NamedTuple):
         return self.variable.dimshuffle(self.order)
 
     def undo(self, x: Any) -> Any:
-        """Move the axes of `x` from the order of this view to that of the variable."""
+        """Move the axes of `x` from the order of this view to the order of the variable."""
         if self.order == tuple(range(self.variable.type.ndim)):
             return x
         return x.dimshuffle(

@@ -1,8 +1,8 @@
 """Recognize relu written as ``pt.maximum(x, 0)``, and the gradient of a maximum.
 
 In C, PyTensor's maximum calls ``nan("")``, and its gradient compares the maximum with each operand.
-Neither loop is vectorized. The replacements give the same numbers, including NaN and the slope at a
-tie.
+Compilers vectorize neither of them. The replacements give the same numbers, including NaN and the
+slope at a tie.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Number variables so that two have the same number if and only if they compute the same value.
 
-The numbers allow searching a graph as if it had been merged. PyTensor takes gradients of the graph
-as the user wrote it, in which an expression may occur twice, so their terms can only be recognized
-before merging.
+The numbers allow searching a graph as if it had been merged. PyTensor takes gradients of the
+unmerged graph, where an expression may occur twice, so their terms can only be recognized before
+merging.
 """
 
 from __future__ import annotations
