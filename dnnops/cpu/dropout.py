@@ -19,7 +19,7 @@ class _OneDnnDropoutOp(OneDnnOp):
 
 
 class OneDnnDropout(_OneDnnDropoutOp, Dropout):
-    """`Dropout` on the CPU, with the same random numbers.
+    """`Dropout` on the CPU, with the same random numbers as the abstract Op.
 
     Parameters
     ----------

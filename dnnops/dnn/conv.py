@@ -244,7 +244,7 @@ def dnn_conv3d(
 
 
 def _spatial_sizes(where: str, name: str, shape: Any, ndim: int) -> Any:
-    """Return the last `ndim` entries of a shape, given as a vector or a sequence, as a vector."""
+    """Return the last `ndim` entries of a shape (a vector or a sequence) as a vector."""
     if isinstance(shape, TensorVariable):
         return int_vector(where, name, shape, ndim + 2)[2:]
     sizes: Any = sizes_argument(where, name, shape, (ndim + 2,))[2:]

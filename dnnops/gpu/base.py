@@ -198,7 +198,7 @@ dnnops_kept *const kept = kept_{name};
 
 
 def _has_rows(array: Any) -> bool:
-    """Return whether the last axis is dense and all strides are positive, as the C code checks."""
+    """Return whether the last axis is dense and all strides are positive; mirrors a check in C."""
     positive = all(s > 0 for n, s in zip(array.shape, array.strides, strict=True) if n > 1)
     return positive and (array.shape[-1] <= 1 or array.strides[-1] == array.itemsize)
 

@@ -153,8 +153,8 @@ class GpuDnnPool(GpuDnnPoolBase):
 class GpuDnnPoolGrad(GpuDnnPoolBase):
     """Gradient of pooling on cuDNN, called as ``op(x, out, gz, ws, stride, pad)``.
 
-    `out` is the output of the pooling, whose values matter only for max pooling, and `gz` the
-    gradient with respect to it. See `GpuDnnPoolBase` for the parameters.
+    `out` is the pooling output; its values matter only for max pooling. `gz` is the gradient with
+    respect to `out`. See `GpuDnnPoolBase` for the parameters.
     """
 
     operands = ("x", "maxout", "gz")

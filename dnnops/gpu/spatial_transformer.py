@@ -211,7 +211,7 @@ class GpuDnnTransformerGradI(_TransformerSampler, SpatialTransformerSamplerGrad)
 
 
 class GpuTransformerGrid(GpuDnnTransformerGrid):
-    """`SpatialTransformerGrid` with a dnnops kernel."""
+    """`SpatialTransformerGrid` computed by a dnnops kernel."""
 
     kernels = True
 
@@ -220,7 +220,8 @@ class GpuTransformerGrid(GpuDnnTransformerGrid):
 
 
 class GpuTransformerGradT(GpuDnnTransformerGradT):
-    """`SpatialTransformerGridGrad` with a dnnops kernel; results are identical in every run."""
+    """`SpatialTransformerGridGrad` computed by a dnnops kernel, with identical results in every
+    run."""
 
     kernels = True
 
@@ -229,7 +230,7 @@ class GpuTransformerGradT(GpuDnnTransformerGradT):
 
 
 class GpuTransformerSampler(GpuDnnTransformerSampler):
-    """`SpatialTransformerSampler` with a dnnops kernel."""
+    """`SpatialTransformerSampler` computed by a dnnops kernel."""
 
     kernels = True
 
@@ -238,7 +239,7 @@ class GpuTransformerSampler(GpuDnnTransformerSampler):
 
 
 class GpuTransformerGradI(GpuDnnTransformerGradI):
-    """`SpatialTransformerSamplerGrad` with dnnops kernels.
+    """`SpatialTransformerSamplerGrad` computed by dnnops kernels.
 
     Parameters
     ----------

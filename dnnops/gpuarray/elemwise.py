@@ -100,7 +100,7 @@ class GpuElemwise(GpuOp):
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> Any:
-        """Take each length from an operand that isn't broadcast along that dimension."""
+        """Infer each length from an operand that isn't broadcast along that dimension."""
         operands = [
             (x.type.broadcastable, shape)
             for x, shape in zip(node.inputs, shapes, strict=True)

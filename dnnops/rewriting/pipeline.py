@@ -67,8 +67,8 @@ class ByTags(RewriteDatabase):
     Parameters
     ----------
     make : callable
-        Called with the included and the excluded tags of a query. Returns the rewriter, or None if
-        there is nothing to do.
+        Function that takes the included and the excluded tags of a query, and returns the rewriter,
+        or None if there is nothing to do.
     """
 
     def __init__(self, make: Callable[[Tags, Tags], GraphRewriter | None]):

@@ -182,7 +182,7 @@ class RandomStreams:
 
 
 class MRG_RandomStreams(RandomStreams):  # noqa: N801 - Theano's name
-    """Theano's fast streams: `RandomStreams` with other defaults and additional methods.
+    """Theano's fast streams: `RandomStreams` with different defaults and additional methods.
 
     Parameters
     ----------

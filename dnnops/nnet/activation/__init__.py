@@ -1,1 +1,1 @@
-"""Activations, and softmax."""
+"""Activations and softmax."""

@@ -57,9 +57,9 @@ class DivisiveNormalization(_WithinChannels):
 class DivisiveNormalizationGrad(_WithinChannels):
     """Gradients of `DivisiveNormalization` with respect to ``x`` and, if given, ``means``.
 
-    Call it as ``DivisiveNormalizationGrad(n, alpha, beta, k)(x,
-    gy)``; with ``has_means=True``, the operands are ``(x, means, gy)``. `gy` is the gradient with
-    respect to the output. See `DivisiveNormalization` for the parameters.
+    Call it as ``DivisiveNormalizationGrad(n, alpha, beta, k)(x, gy)``; with ``has_means=True``, the
+    operands are ``(x, means, gy)``. `gy` is the gradient with respect to the output. See
+    `DivisiveNormalization` for the parameters.
     """
 
     def __init__(self, n: int, alpha: float, beta: float, k: float, has_means: bool = False):

@@ -248,7 +248,7 @@ class Pool(ModePoolBase):
     Without `ignore_border`, padding is not supported and the two averages are the same.
 
     'max_deterministic' is 'max' with a gradient that is bitwise reproducible, even on a GPU. On the
-    CPU, the gradient of 'max' always is reproducible.
+    CPU, the gradient of 'max' is always reproducible.
     """
 
     operands = ("x",)

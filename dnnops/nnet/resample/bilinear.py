@@ -49,8 +49,8 @@ class Corner:
     def index(self, img_shape: Any) -> tuple[Any, ...]:
         """Return valid indices into an image of shape (batch, channels, rows, columns).
 
-        Indexing gives the channels last: (batch, output rows, output columns, channels). Pixels
-        outside the image are clipped to its border.
+        The indexed array has the channels last: (batch, output rows, output columns, channels).
+        Pixels outside the image are clipped to its border.
         """
         batch, _, rows, columns = img_shape
         return (

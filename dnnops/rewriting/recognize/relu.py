@@ -61,7 +61,7 @@ def local_relu(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
 
 
 def _operands(variable: Variable, *kinds: type) -> list[Any]:
-    """Return the operands of a variable that an elementwise Op of these kinds computes, else []."""
+    """Return a variable's operands if an elementwise Op of these kinds computes it, else []."""
     node: Apply | None = variable.owner
     if node is None or not isinstance(node.op, Elemwise):
         return []
