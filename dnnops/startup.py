@@ -3,7 +3,8 @@
 While it is imported, PyTensor warns about unknown flags and rejects unknown modes. The installation
 therefore puts a file with the line `PTH` into ``site-packages``, which Python executes at startup.
 If flags might concern dnnops, that line loads this module and calls `install`, which waits for
-PyTensor to be imported. It then does what ``dnnops/__init__.py`` does if dnnops is imported first.
+PyTensor to be imported. It then makes the preparations that ``dnnops/__init__.py`` makes if dnnops
+is imported first.
 
 This module is loaded by its path and not as part of the package, which would import PyTensor. It
 imports only a few modules of the standard library, since processes that never import PyTensor also

@@ -47,14 +47,14 @@ def dnn_divisive_normalization(
     beta: float = 0.75,
     k: float = 2.0,
 ) -> Any:
-    """Divide each element by a power of the mean of squares around it on cuDNN.
+    """Divide each element by a power of the local mean of squares on cuDNN.
 
     Parameters
     ----------
     img : (batch, channels, two or three spatial axes)
         Images in float16, bfloat16, float32 or float64. 16-bit arrays are converted to float32 and
-        back, because cuDNN would compute with float16 arrays in float16, where its gradients have
-        errors of 2e-3.
+        back, because cuDNN would use float16 arithmetic for float16 arrays, which gives gradients
+        with errors of 2e-3.
     means : variable of the same type, optional
         Means to subtract before squaring. The mean at the center of a window is subtracted from all
         elements of the window, as in a local variance. `dnnops.nnet.divisive_normalization`

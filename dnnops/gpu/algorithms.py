@@ -233,7 +233,7 @@ def check_precision(where: str, precision: str, dtype: str) -> None:
 
 
 def last_plan() -> str:
-    """Return the name of the plan that this thread selected last, or an empty string if none."""
+    """Return the name of the plan that this thread selected last, or an empty string."""
     return CUDNN.library.dnnops_cudnn_last_plan().decode()
 
 

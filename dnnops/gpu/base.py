@@ -438,7 +438,7 @@ def cudnn_usable(device: int = 0) -> tuple[bool, str]:
     -------
     usable : bool
     reason : str
-        Reason why they aren't used; empty if they are.
+        Reason why the Ops aren't used; empty if they are used.
 
     Raises
     ------

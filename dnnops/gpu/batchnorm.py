@@ -43,7 +43,7 @@ MODES = ("per-activation", "spatial")
 
 
 def parameter_dtype(dtype: str) -> str:
-    """Return the parameter dtype for arrays of `dtype`: `dtype`, but float32 for 16-bit dtypes."""
+    """Return the dtype of the parameters: float32 for arrays of a 16-bit dtype, else `dtype`."""
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 

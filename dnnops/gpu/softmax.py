@@ -30,8 +30,8 @@ class GpuDnnSoftmaxBase(CudnnOp):
     algo : {'fast', 'accurate', 'log'}
         'accurate' subtracts the maximum before it computes exponentials. 'fast' doesn't, and cuDNN
         stores the exponentials in the arrays' dtype: operands above 11 in float16, or above 88 in
-        float32, overflow, and the result has infinities or NaN. 'log' computes the logarithm of
-        the softmax.
+        float32, overflow, and the result contains infinities or NaN. 'log' computes the logarithm
+        of the softmax.
     mode : {'channel', 'instance'}
         Axes over which the results sum to one: axis 1, or all axes but the first.
     axis : int, tuple of int, or None

@@ -220,8 +220,7 @@ class GpuTransformerGrid(GpuDnnTransformerGrid):
 
 
 class GpuTransformerGradT(GpuDnnTransformerGradT):
-    """`SpatialTransformerGridGrad` computed by a dnnops kernel, with identical results in every
-    run."""
+    """`SpatialTransformerGridGrad` computed by a dnnops kernel; every run gives the same result."""
 
     kernels = True
 

@@ -135,7 +135,7 @@ class GpuAllocEmpty(GpuOp):
         return [node.inputs]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        """Disconnect the output: its values don't depend on the operands."""
+        """Disconnect the output, since its values don't depend on the operands."""
         return [[False] for _ in node.inputs]
 
     def compute(self, node: Apply, *shape: Any) -> Any:

@@ -121,7 +121,7 @@ class PlanCache:
         Path of the directory. The first `store` creates it with mode 0700. It is not used if it
         belongs to another user or if others can write to it.
     capacity_bytes : int
-        Maximum total size of the entries. Those not used for the longest time are removed.
+        Maximum total size of the entries. The least recently used entries are removed.
     capacity_entries : int
         Maximum number of entries.
 

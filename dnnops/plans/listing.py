@@ -166,7 +166,7 @@ def conv_plans(
         Whether to run and time every plan. On the GPU, engines are then also tried with further
         values of their knobs, as with ``time_on_shape_change``.
     energy : bool
-        Whether to measure millijoules, which implies `time`. Only NVIDIA GPUs report energy; see
+        Whether to measure energy, which implies `time`. Only NVIDIA GPUs report energy; see
         `dnnops.gpuarray.energy`.
     progress : callable, optional
         Function called as ``progress(done, total)`` while plans are timed.

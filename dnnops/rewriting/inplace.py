@@ -98,7 +98,7 @@ def _is_allocated(x: Variable) -> bool:
 
 
 class GpuInplaceElemwise(InplaceGraphOptimizer):
-    """Let `GpuElemwise` overwrite operands, with updates of shared variables first."""
+    """Let `GpuElemwise` overwrite operands; updates of shared variables take precedence."""
 
     op = GpuElemwise
 

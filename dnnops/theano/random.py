@@ -209,7 +209,7 @@ class MRG_RandomStreams(RandomStreams):  # noqa: N801 - Theano's name
         nstreams: int | None = None,
         truncate: bool = False,
     ) -> Any:
-        """Draw from a normal distribution, with `truncate` only within 2 `std` of `avg`."""
+        """Draw from a normal distribution; with `truncate`, draw only within 2 `std` of `avg`."""
         if not truncate:
             return super().normal(size, avg, std, ndim, dtype)
         dtype = dtype or _float_of(avg, std)

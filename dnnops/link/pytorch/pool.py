@@ -43,7 +43,7 @@ def _checked(op: PoolBase, images: list[Any], pooled: list[Any], sizes: Any) -> 
 
 
 def _padded(op: PoolBase, x: Any, sizes: tuple[Sizes, ...], fill: float) -> tuple[Any, Any, Any]:
-    """Return an image padded to contain all windows, the window and the stride.
+    """Return the image padded to contain all windows, together with the window and the stride.
 
     A single spatial axis is extended to two.
     """

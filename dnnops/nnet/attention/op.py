@@ -264,11 +264,10 @@ class AttentionBase(ExpressionOp):
 class Attention(AttentionBase):
     """Compute attention.
 
-    ``Attention(scale, is_causal, optional, dropout)(query, key, value,
-    ...)`` returns the output and ``stats``. For each query, ``stats`` holds the logarithm of the
-    sum of the exponentials of its scores, or minus infinity if no key is allowed; `AttentionGrad`
-    needs it. See `AttentionBase` for the parameters and `scaled_dot_product_attention` for the
-    computation.
+    ``Attention(scale, is_causal, optional, dropout)(query, key, value, ...)`` returns the output
+    and ``stats``. For each query, ``stats`` holds the logarithm of the sum of the exponentials of
+    its scores, or minus infinity if no key is allowed; `AttentionGrad` needs it. See
+    `AttentionBase` for the parameters and `scaled_dot_product_attention` for the computation.
     """
 
     results = ("out", "stats")

@@ -1,7 +1,7 @@
 """Categorical and binary cross-entropies under their Theano names.
 
-They are expressions of PyTensor Ops: PyTensor's rewrites prevent overflow, and those of dnnops fuse
-the expressions. `dnnops.nnet.cross_entropy` has its own Op.
+The losses are expressions of PyTensor Ops. PyTensor's rewrites prevent overflow, and those of
+dnnops fuse the expressions. `dnnops.nnet.cross_entropy` has its own Op.
 """
 
 from __future__ import annotations

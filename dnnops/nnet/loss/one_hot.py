@@ -1,7 +1,7 @@
 """Softmax cross-entropies with the true class of each row, under their Theano names.
 
-They are built from `dnnops.nnet.cross_entropy` and `softmax`; results that a compiled function does
-not use are not computed.
+The functions are built from `dnnops.nnet.cross_entropy` and `softmax`; results that a compiled
+function does not use are not computed.
 """
 
 from __future__ import annotations

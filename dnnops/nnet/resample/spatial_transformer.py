@@ -394,7 +394,8 @@ def grid_sample(img: Any, grid: Any) -> TensorVariable:
 
     Notes
     -----
-    This is PyTorch's ``grid_sample`` with ``align_corners=True`` and ``padding_mode='zeros'``.
+    This function computes the same as PyTorch's ``grid_sample`` with ``align_corners=True`` and
+    ``padding_mode='zeros'``.
     """
     return SpatialTransformerSampler()(img, grid)  # type: ignore[return-value]
 

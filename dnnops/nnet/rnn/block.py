@@ -85,10 +85,10 @@ class RNNBlock:
         cuDNN algorithm; the CPU has only one. 'standard' is a series of matrix products and
         supports every network. The others keep the recurrent matrices on the chip between steps.
         They don't support sequences of different lengths, projections or float64, and each supports
-        only some sizes; unsupported cases raise when the compiled function is called. 'auto' times
-        the algorithms at the first call with each shape and selects the fastest, unless it needs
-        much more memory for a small gain. For float32 gradients, 'auto' uses 'standard', because
-        the other algorithms are less accurate.
+        only some sizes; unsupported cases raise an error when the compiled function is called.
+        'auto' times the algorithms at the first call with each shape and selects the fastest,
+        unless it needs much more memory for a small gain. For float32 gradients, 'auto' uses
+        'standard', because the other algorithms are less accurate.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Recurrent networks as expressions, which PyTensor can differentiate to any order.
 
-They loop over the steps of each pseudo-layer with ``scan``. This is slower than a library, but
-every Op in the loop has derivatives.
+The expressions loop over the steps of each pseudo-layer with ``scan``. This is slower than a
+library call, but every Op in the loop has derivatives.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ def int64_variable(where: str, name: str, value: Any, ndim: int) -> Any:
 class RNNBase(ExpressionOp):
     """Base class of the forward and gradient Ops of recurrent networks.
 
-    Second derivatives and forward-mode derivatives come from the network written as loops over the
-    steps.
+    Second derivatives and forward-mode derivatives are built from the network written as loops over
+    the steps.
 
     The operands are `w` (parameters,), `x` (steps, batch, input), `hx` (pseudo-layers, batch,
     output size), for an LSTM `cx` (pseudo-layers, batch, hidden size), then `lengths` (batch,) if

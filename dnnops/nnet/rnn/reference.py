@@ -1,4 +1,4 @@
-"""Reference implementation of recurrent networks in NumPy, against which libraries are tested.
+"""Reference implementation of recurrent networks in NumPy, used to test the libraries.
 
 Arrays of a pseudo-layer have shape (steps, batch, size). The *reserve* holds the data of the
 forward pass that the gradient needs: the values saved by the cells of each pseudo-layer, then the

@@ -315,7 +315,7 @@ def local_dense_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] 
 
 
 class ToOneDnn(GraphRewriter):
-    """Apply the rewrites above to graphs with Ops that they replace, if oneDNN is available."""
+    """Apply this module's rewrites to graphs with Ops that they replace, if oneDNN is available."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -350,10 +350,10 @@ class ToOneDnn(GraphRewriter):
 
 
 class RegisterNumbaDispatch(GraphRewriter):
-    """Register the oneDNN Ops with Numba's linker before it compiles one.
+    """Register the oneDNN Ops with Numba's linker before it compiles a graph.
 
-    This changes no graph. It is a rewrite because only graphs for Numba's linker get the rewrites
-    tagged ``numba``, so that other graphs do not have to import Numba.
+    It is a rewrite, although it changes no graph, because only graphs for Numba's linker get the
+    rewrites tagged ``numba``, so that other graphs do not have to import Numba.
     """
 
     def apply(self, fgraph: FunctionGraph) -> None:

@@ -15,7 +15,7 @@ __all__ = ["RequireCudnn"]
 
 
 class RequireCudnn(GraphRewriter):
-    """Raise unless cuDNN is usable, in modes that include the tag ``cudnn``."""
+    """Raise an error if cuDNN is unusable, in modes that include the tag ``cudnn``."""
 
     def apply(self, fgraph: FunctionGraph) -> None:
         """Check cuDNN without changing `fgraph`."""

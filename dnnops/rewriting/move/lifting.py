@@ -1,7 +1,7 @@
 """The pass that moves a graph to the GPU.
 
 A *lifter* is a function that returns the device version of a node. The pass decides which nodes
-move, passes each lifter operands that are already on the device, and inserts transfers between host
+move, calls lifters with operands that are already on the device, and inserts transfers between host
 and device, one per variable and direction.
 """
 

@@ -20,7 +20,7 @@ class DnnLinkerError(DnnTypeError, AssertionError):
 
 
 class RefuseDeviceVariables(GraphRewriter):
-    """Raise if a graph for Numba's linker has device variables.
+    """Raise an error if a graph for Numba's linker has device variables.
 
     Only graphs for that linker, PyTensor's default, get the rewrites tagged ``numba``. Without this
     check, they would fail with a message about types that Numba does not support.

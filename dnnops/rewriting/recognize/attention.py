@@ -218,7 +218,8 @@ class _Search:
     def _add_scores(self, found: _Found, node: Apply) -> bool:
         """Add the gradients with respect to query and key to `found`.
 
-        They are products with the gradient of the scores. Return False if they are not found.
+        These gradients are products with the gradient of the scores. Return False if they are not
+        found.
         """
         gradient = node.inputs[0]
         if gradient.owner is not None and isinstance(gradient.owner.op, SpecifyShape):
@@ -258,8 +259,8 @@ class _Search:
     def _fits(found: _Found, weights: Any) -> bool:
         """Return whether the operands of an attention fit the Op.
 
-        They must have one dtype, and only the mask may be broadcast. It must not be larger than the
-        scores.
+        They must have one dtype, and only the mask may be broadcast. The mask must not be larger
+        than the scores.
         """
         arrays = [found.scaled(found.query), found.key, found.value, weights, found.out.result]
         if found.gout is not None:
