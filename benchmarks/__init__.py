@@ -1,1 +1,1 @@
-"""Programs that measure dnnops beside other libraries; README.rst says how to run them."""
+"""Programs that compare dnnops with other libraries; README.rst describes how to run them."""

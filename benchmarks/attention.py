@@ -1,10 +1,10 @@
 """Compare attention with PyTorch and JAX on one GPU: ``python -m benchmarks.attention``.
 
-The cases are in ``attention_data.py``, and what a library does with one in
-``peers/attention_LIBRARY.py``. All make the same operands on the device, and take their turns
-behind the gate of ``peers/device_timer.cpp``. JAX, and what fails in it, may be missing; what XLA
-makes of attention without cuDNN (``jax_xla``) is measured for the first size alone, since it keeps
-all scores and takes seconds to compile.
+The cases are in ``attention_data.py``, and ``peers/attention_LIBRARY.py`` runs them. Every library
+makes the same operands on the device, and takes its turns behind the gate of
+``peers/device_timer.cpp``. JAX is optional, and its failures do not stop the run. XLA's attention
+without cuDNN (``jax_xla``) is measured for the first size only: it stores all scores and takes
+seconds to compile.
 """
 
 from __future__ import annotations
@@ -34,38 +34,38 @@ from benchmarks.peers.device_timer import built_for_gpu
 from benchmarks.report import Row
 from benchmarks.runner import Part, at_least, main
 
-#: The module of each library, and what is added to a case.
+#: The module of each library, and the entries that it adds to a case.
 PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     "dnnops": ("attention_dnnops", {}),
     "torch": ("attention_torch", {}),
     "jax_cudnn": ("attention_jax", {"implementation": "cudnn"}),
     "jax_xla": ("attention_jax", {"implementation": "xla"}),
 }
-#: Those that need not be there, or take a case.
+#: Libraries that may be missing or fail a case.
 OPTIONAL = ("jax_cudnn", "jax_xla")
-#: Seconds of a turn: calls of all but the longest cases come many times, behind a gate each.
+#: Seconds per turn. All but the longest cases are called many times per turn, each behind a gate.
 TURN_S = 0.02
-#: How long a library may take to start and compile, and for a case.
+#: Seconds a library may take to start and compile, and to run a case.
 _START_LIMIT_S, _LIMIT_S = 240.0, 60.0
 
 
 def cases(session: Session) -> list[dict[str, Any]]:
-    """Forward, and forward with gradients."""
+    """Return the cases: forward, and forward with gradients."""
     return attention_cases(session.small)
 
 
 def fitted(settings: Settings) -> Settings:
-    """Shorter turns, without pauses: no thread of the host's is timed, or spins."""
+    """Return settings with shorter turns and no pauses, since no host thread is timed or spins."""
     return replace(settings, turn_s=min(settings.turn_s, TURN_S), pause_s=0.0)
 
 
 def _given(case: dict[str, Any], name: str) -> dict[str, Any]:
-    """The case as a library gets it."""
+    """Return the case with the entries that this library needs."""
     return {"device": "cuda", **case, "timer": built_for_gpu()[0], **PEERS[name][1]}
 
 
 def _wanted(case: dict[str, Any]) -> list[str]:
-    """The libraries that a case is measured in."""
+    """Return the names of the libraries that measure a case."""
     return [
         name
         for name in PEERS
@@ -74,25 +74,25 @@ def _wanted(case: dict[str, Any]) -> list[str]:
 
 
 def _worker(session: Session, name: str) -> Worker:
-    """The process of a library: each has one of its own, and starts and opens beside the others."""
+    """Return the library's process; each library has its own, and all start at the same time."""
     return session.worker(PEERS[name][0], name)
 
 
 def _reasons(session: Session, answers: dict[str, Any]) -> dict[str, str]:
-    """Why some libraries gave no answer; raises for those that have to."""
+    """Return why optional libraries failed; raise if a required one did."""
     errors = {n: answer for n, answer in answers.items() if isinstance(answer, BenchmarkError)}
     for name, error in errors.items():
         if name not in OPTIONAL:
             raise error
         try:
             _worker(session, name).call("versions")
-        except BenchmarkError:  # it would not tell its version to `runner` either
+        except BenchmarkError:  # then it cannot report its version to `runner` either
             session.workers.pop((PEERS[name][0], name)).kill()
     return {name: error_line(error) for name, error in errors.items()}
 
 
 def prepare(session: Session, missing: Sequence[dict[str, Any]]) -> None:
-    """Let all libraries start, and compile what they need, beside each other."""
+    """Start all libraries at the same time, and let them compile what they need."""
     calls = {}
     for name in PEERS:
         given = [_given(case, name) for case in missing if name in _wanted(case)]
@@ -100,12 +100,12 @@ def prepare(session: Session, missing: Sequence[dict[str, Any]]) -> None:
             worker = _worker(session, name)
             worker.limit_s = _START_LIMIT_S
             calls[name] = partial(worker.call, "prepare", given)
-    with suppress(BenchmarkError):  # the cases say so as well
+    with suppress(BenchmarkError):  # measuring a case reports it again
         _reasons(session, beside(calls))
 
 
 def measure_case(session: Session, case: dict[str, Any]) -> list[Row]:
-    """Check that the libraries do the same, and time them in turns."""
+    """Check that the libraries agree, and time them in turns."""
     calls = {}
     for name in _wanted(case):
         worker = _worker(session, name)

@@ -1,4 +1,4 @@
-"""Cases of attention with their data, for every library: NumPy only."""
+"""Cases of attention with their data, shared by all libraries; needs only NumPy."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 __all__ = ["NAMES", "PLACES", "SEEDS", "attention_cases", "attention_shapes"]
 
-#: Of `conv_data.values`, for the arrays that are read.
+#: Seeds of the inputs, for `conv_data.values`.
 SEEDS = {"query": 0x51ED270B, "key": 0x2E1B2138, "value": 0x7A4D1F05, "gout": 0x13198A2E}
-#: Of the results.
+#: Names of the results.
 NAMES = ("out", "dquery", "dkey", "dvalue")
 
-#: About how long the calls behind one gate take, if there are no more than these, and about how
-#: many operations a GPU does in a second: all libraries make the same number of calls.
+#: Target time of the calls behind one gate, the most calls, and roughly how many operations a GPU
+#: does per second. They depend only on the case, so all libraries make the same number of calls.
 _GATE_S, _MAX_CALLS, _OPERATIONS_PER_S = 2e-3, 8, 5e14
 
-#: How many copies of the operands a library has, which take turns: in another run a program took up
-#: to 1.6 % more or less, which may be where arrays lie in memory.
+#: Copies of the operands that take turns. In another run a program took up to 1.6 % more or less,
+#: perhaps because of the position of the arrays in memory.
 PLACES = 4
 
-# words, batch, heads of queries, of keys, queries, keys, depth
+# name, batch, query heads, key heads, query length, key length, depth
 SIZES = (
     ("4x16x1024x64", 4, 16, 16, 1024, 1024, 64),
     ("4x16x2048x64", 4, 16, 16, 2048, 2048, 64),
@@ -39,10 +39,10 @@ TOLERANCE = {"float16": 5e-3, "bfloat16": 3e-2, "float32": 1e-4}
 
 
 def attention_cases(small: bool = False) -> list[dict[str, Any]]:
-    """All cases: forward alone, and with the gradients by all operands.
+    """Return all cases: forward alone, and with gradients with respect to all operands.
 
-    ``calls`` is how many calls to time together; ``with_xla`` is of the first size alone, as XLA
-    takes seconds to compile what it makes of attention, and keeps the scores.
+    ``calls`` is the number of calls that are timed together. Only cases of the first size have
+    ``with_xla``, because XLA's own attention takes seconds to compile and stores the scores.
     """
     names = ("batch", "heads", "shared_heads", "queries", "keys", "depth")
     all_sizes = SMALL_SIZES if small else SIZES
@@ -66,12 +66,12 @@ def _calls(case: dict[str, Any]) -> int:
     operations = 4.0 * case["batch"] * case["heads"] * case["queries"] * case["keys"]
     operations *= case["depth"] * (0.5 if case["is_causal"] else 1)
     if case["training"]:
-        operations *= 3.5  # two products, and five for the gradients
+        operations *= 3.5  # two products forward, five for the gradients
     return max(1, min(_MAX_CALLS, ceil(_GATE_S * _OPERATIONS_PER_S / operations)))
 
 
 def attention_shapes(case: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Shapes of query, key, value and, for training, the output's gradient."""
+    """Return the shapes of query, key, value and, for training, the output's gradient."""
     batch, depth = case["batch"], case["depth"]
     query = (batch, case["heads"], case["queries"], depth)
     key = (batch, case["shared_heads"], case["keys"], depth)

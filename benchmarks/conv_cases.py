@@ -1,4 +1,4 @@
-"""The convolutions of the suite, and in what order its rows are measured."""
+"""The convolutions of the suite, and the order in which its rows are measured."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ConvCase:
-    """A convolution's sizes; spatial ones have an entry for each axis, height before width.
+    """Sizes of a convolution. Spatial sizes have one entry per axis, height before width.
 
     Attributes
     ----------
     network : str
-        Where it comes from.
+        The network or collection that the convolution comes from.
     batch, channels, filters, groups : int
-        Of the images, of the result, and into how many groups both are split.
+        Numbers of images, of input channels, of output channels, and of groups.
     size, kernel, pad, stride, dilation : tuple of int
-        Pads are the same on both sides.
+        Spatial sizes. Padding is the same on both sides.
     """
 
     network: str
@@ -75,7 +75,7 @@ class ConvCase:
 
     @property
     def words(self) -> str:
-        """The name that rows have in their ``case``."""
+        """Return the name that rows show as their ``case``."""
         parts = [
             f"{self.network}: {_times(self.image_shape)}",
             f"{self.filters} of {_times(self.kernel)}",
@@ -93,7 +93,7 @@ class ConvCase:
         return ", ".join(parts)
 
     def terms(self, direction: str) -> int:
-        """About how many products an entry of the result is the sum of."""
+        """Return roughly how many products are summed for one entry of the result."""
         if direction == "forward":
             return self.channels // self.groups * prod(self.kernel)
         if direction == "backward_data":
@@ -102,7 +102,7 @@ class ConvCase:
         return self.batch * prod(self.output_size)
 
     def description(self) -> dict[str, Any]:
-        """The sizes, as peers take them."""
+        """Return the sizes as the peers expect them."""
         return {
             "image_shape": self.image_shape,
             "filters_shape": self.filters_shape,
@@ -131,7 +131,7 @@ def _case(
     groups: int = 1,
     ndim: int = 2,
 ) -> ConvCase:
-    """A case whose axes are alike unless they are given; without `pad` it is half of the kernel."""
+    """Return a case. A single number is for every axis; `pad` defaults to half of the kernel."""
 
     def each(value: int | Sizes) -> Sizes:
         return value if isinstance(value, tuple) else (value,) * ndim
@@ -152,12 +152,12 @@ def _case(
     )
 
 
-#: The convolution of cudnn-python-wrappers' README, of which the suite expects most.
+#: The convolution in the README of cudnn-python-wrappers, which has its own goals.
 README_CASE = _case("cudnn-python-wrappers", 64, 128, 112, 128, 7)
 
 
 def _resnet50() -> Iterator[ConvCase]:
-    """Each distinct layer, with the strides of the 3x3 convolutions (version 1.5)."""
+    """Yield each distinct layer, with strides in the 3x3 convolutions (version 1.5)."""
 
     def layer(*sizes: int, **others: int) -> ConvCase:
         return _case("ResNet-50", 64, *sizes, **others)
@@ -172,7 +172,7 @@ def _resnet50() -> Iterator[ConvCase]:
             yield layer(width, before, width, 3, stride=2)
             yield layer(inputs, before, 4 * width, 1, stride=2)
         yield layer(width, size, width, 3)
-        # In the first stage also the shortcut.
+        # The shortcut of the first stage, too.
         yield layer(width, size, 4 * width, 1)
         yield layer(4 * width, size, width, 1)
         inputs = 4 * width
@@ -194,7 +194,7 @@ def _mobilenet() -> Iterator[ConvCase]:
 
 
 def _unet() -> Iterator[ConvCase]:
-    """Of a 3-d U-Net whose patches have 128 voxels along each axis."""
+    """Yield layers of a 3-d U-Net on patches of 128 voxels per axis."""
     layers: tuple[tuple[int, int, int, int], ...]
     layers = ((1, 128, 32, 1), (32, 128, 32, 1), (32, 128, 64, 2))
     layers += ((128, 32, 128, 1), (320, 8, 320, 1))
@@ -203,7 +203,7 @@ def _unet() -> Iterator[ConvCase]:
 
 
 def _deeplab() -> Iterator[ConvCase]:
-    """Images of 513x513, at an eighth and a sixteenth of that."""
+    """Yield layers for images of 513x513, at an eighth and a sixteenth of that size."""
     layers = ((256, 65, 256, 2), (512, 65, 512, 4), (2048, 33, 256, 6))
     for channels, size, filters, dilation in layers:
         yield _case("DeepLab", 8, channels, size, filters, dilation=dilation)
@@ -216,10 +216,10 @@ def _resnext() -> Iterator[ConvCase]:
 
 
 def _deepbench() -> Iterator[ConvCase]:
-    """Of its training set, with the largest batch of each: speech, text, faces, vision, ResNet.
+    """Yield cases of its training set, with the largest batch of each: speech, text, faces, ResNet.
 
-    Numbers are in its order: width, height, channels, batch, filters, kernel width and height,
-    pad, stride. Of each of its networks, the layers that differ most from those above.
+    Numbers are in DeepBench's order: width, height, channels, batch, filters, kernel width and
+    height, pad, stride. Of each network, these are the layers that differ most from those above.
     """
     layers = (
         (700, 161, 1, 32, 32, 20, 5, 0, 2),
@@ -239,7 +239,7 @@ def _deepbench() -> Iterator[ConvCase]:
 
 CASES: tuple[ConvCase, ...] = (
     README_CASE,
-    # The first notebook of cuDNN's front end.
+    # The first notebook of cuDNN's frontend.
     _case("cudnn-frontend", 8, 64, 56, 64),
     *_resnet50(),
     *_vgg16(),
@@ -252,7 +252,7 @@ CASES: tuple[ConvCase, ...] = (
 
 
 def small_cases() -> tuple[ConvCase, ...]:
-    """Cases of every kind that take a processor no time, to try the program."""
+    """Return small cases of every kind, for a quick check of the program on a CPU."""
     return (
         _case("plain", 2, 4, 10, 6, 3),
         _case("strided", 2, 3, (9, 8), 4, (3, 2), (1, 0), 2),
@@ -268,27 +268,28 @@ Work = tuple[ConvCase, str, str, str]
 
 
 def row_key(row: dict[str, Any]) -> tuple[str, str, str, str]:
-    """What a row is told by from others."""
+    """Return the key that identifies a row."""
     return (row["case"], row["direction"], row["precision"], row["layout"])
 
 
 def rows_in_order(cases: Sequence[ConvCase], seed: int = 3) -> list[Work]:
-    """All combinations, in an order whose beginnings are samples of all.
+    """Return all combinations, ordered so that each prefix is a fair sample of all.
 
     Parameters
     ----------
     cases : sequence of ConvCase
-        What is combined with each direction, precision and layout.
+        Cases to combine with each direction, precision and layout.
     seed : int
-        Of the permutation.
+        Seed of the permutation.
 
     Returns
     -------
     list of tuple
-        Case, direction, precision and layout. Those of a case and direction are together, because
-        they share what libraries have to prepare: see `units`. The beginning has of each network
-        about the share that it has of all. `README_CASE`, which takes longest, comes in the middle:
-        no GPU is left alone with it at the end, and a run that is cut short has other rows, too.
+        Case, direction, precision and layout. Rows with the same case and direction are adjacent,
+        because they share the operands that libraries prepare: see `units`. A prefix contains about
+        the same share of each network as the whole. `README_CASE`, which takes longest, comes in
+        the middle: at the end, one GPU would work on it alone, and at the beginning, an interrupted
+        run would have few other rows.
     """
     rng = random.Random(seed)
     networks = defaultdict(list)
@@ -311,5 +312,5 @@ def rows_in_order(cases: Sequence[ConvCase], seed: int = 3) -> list[Work]:
 
 
 def units(rows: Sequence[Work]) -> list[list[Work]]:
-    """Rows that one GPU measures one after the other: those of a case and direction."""
+    """Group rows by case and direction; one GPU measures each group."""
     return [list(group) for _, group in groupby(rows, key=lambda row: row[:2])]

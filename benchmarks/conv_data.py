@@ -1,9 +1,9 @@
-"""Numbers that every library makes and sums up for itself, the same to the last bit.
+"""Numbers that every library generates and sums for itself, identical to the last bit.
 
-Arrays of a gigabyte are not to be sent from one process to another. So the entry of an array at a
-place in memory is a function of this place, in whole numbers up to the last step, and results are
+Arrays of a gigabyte are too large to send between processes. So each entry of an array is a
+function of its position in memory, computed in integers until the last step, and results are
 compared by `sketch`. The functions here work with NumPy and CuPy; ``peers/conv_torch.py`` and
-``peers/conv_jax.py`` have the same in their library's words.
+``peers/conv_jax.py`` implement the same for their libraries.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ __all__ = [
     "values",
 ]
 
-#: Below 2**31, so that a product with 32 bits fits into 64 with a sign.
+#: Below 2**31, so that its product with a 32-bit number fits into a signed 64-bit integer.
 MULTIPLIER = 0x45D9F3B
-#: Added between the two words of a number.
+#: Offset between the two hashed words of a number.
 SECOND_WORD = 0x3C6EF372
-#: A number is the sum of four of 16 bits, less their mean, over this.
+#: A number is the sum of four 16-bit integers, minus the mean of that sum, divided by STEPS.
 STEPS = 2.0**15
 OFFSET = 2 * 65535
-#: Entries of a sketch.
+#: Number of entries of a sketch.
 SKETCH_SIZE = 256
-#: Entries that are made or summed up at a time; a multiple of SKETCH_SIZE.
+#: Number of entries that are generated or summed at a time; a multiple of SKETCH_SIZE.
 CHUNK = 1 << 24
 SIGN_SEED = 0x2545F491
 
-#: More than twice what an H200 has of level 2 cache.
+#: More than twice the level 2 cache of an H200.
 _RING_BYTES = 160 << 20
 _MAX_RING = 64
 
 
 def ring_size(bytes_of_one: int) -> int:
-    """How many sets of operands to use in turns, so that none is still in a GPU's cache."""
+    """Return how many sets of operands take turns, so that none is still in the GPU's cache."""
     return max(1, min(_MAX_RING, math.ceil(_RING_BYTES / bytes_of_one)))
 
 
 def hash_words(xp: Any, index: Any, seed: int) -> Any:
-    """Scramble 32-bit numbers; `index` is an array of uint32."""
+    """Hash 32-bit numbers; `index` is an array of uint32."""
     word = index
     for _ in range(2):
         word = ((word >> xp.uint32(16)) ^ word) * xp.uint32(MULTIPLIER)
@@ -65,25 +65,25 @@ def hash_words(xp: Any, index: Any, seed: int) -> Any:
 
 
 def values(xp: Any, count: int, seed: int, scale: float, dtype: str) -> Any:
-    """Make numbers that look normally distributed, of mean 0 and a deviation of 1.15.
+    """Generate numbers that look normally distributed, with mean 0 and standard deviation 1.15.
 
     Parameters
     ----------
     xp : module
         NumPy or CuPy.
     count : int
-        How many.
+        Number of entries.
     seed : int
-        32 bits; see `operand_seed`.
+        32-bit seed; see `operand_seed`.
     scale : float
-        A power of two that they are multiplied by, so that float32 holds them exactly.
+        Factor; a power of two, so that the products are exact in float32.
     dtype : str
-        What they are rounded to.
+        Dtype to which the numbers are rounded.
 
     Returns
     -------
     array
-        One axis; bfloat16 as uint16, bit by bit.
+        Array with one axis. bfloat16 is returned as uint16 with the same bits.
     """
     result = xp.empty(count, _storage(dtype))
     for start in range(0, count, CHUNK):
@@ -104,7 +104,7 @@ def _storage(dtype: str) -> str:
 
 
 def stored(xp: Any, numbers: Any, dtype: str) -> Any:
-    """Round float32 to nearest even, without asking the library for bfloat16."""
+    """Round float32 to nearest even, even if the array library has no bfloat16."""
     if dtype != "bfloat16":
         return numbers.astype(dtype)
     bits = numbers.view(xp.uint32)
@@ -113,17 +113,18 @@ def stored(xp: Any, numbers: Any, dtype: str) -> Any:
 
 
 def sketch(xp: Any, array: Any) -> list[float]:
-    """Sum up an array of one axis in `SKETCH_SIZE` numbers.
+    """Sum the entries of a one-dimensional array in `SKETCH_SIZE` numbers.
 
-    Entry ``i`` is added, with a sign that looks random, to number ``i % SKETCH_SIZE``, in float64.
-    The squared norm of the difference of two arrays' sketches has the arrays' as its expectation.
+    Entry ``i`` is added with a pseudorandom sign to number ``i % SKETCH_SIZE``, in float64. The
+    squared norm of the difference of two sketches has the squared norm of the difference of the
+    arrays as its expectation.
 
     Parameters
     ----------
     xp : module
         NumPy or CuPy.
     array : array
-        As `values` gives it.
+        Array as returned by `values`.
 
     Returns
     -------
@@ -143,19 +144,19 @@ def sketch(xp: Any, array: Any) -> list[float]:
 
 
 def difference(found: Sequence[float], expected: Sequence[float]) -> float:
-    """About the relative difference of the arrays that two sketches are of, by 2-norms."""
+    """Estimate the relative difference of two arrays in the 2-norm from their sketches."""
     a, b = np.asarray(found), np.asarray(expected)
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
 def operand_seed(operand: str, number: int) -> int:
-    """The seed of an operand, by its name and the number of its set."""
+    """Return the seed of an operand, given its name and the number of its set."""
     names = ("image", "filters", "output")
     return (0x9E3779B9 * (1 + names.index(operand) + 3 * number)) & 0xFFFFFFFF
 
 
 def operand_scales(direction: str, terms: int) -> dict[str, float]:
-    """Powers of two that keep a result's size near 1, by operand."""
+    """Return a power of two for each operand that keeps the result near 1."""
     scale = 2.0 ** -round(math.log2(terms) / 2)
     if direction == "backward_filter":
         return {"image": 1.0, "output": scale}
@@ -163,7 +164,7 @@ def operand_scales(direction: str, terms: int) -> dict[str, float]:
 
 
 def strides_of(shape: Sequence[int], layout: str, item_size: int = 1) -> tuple[int, ...]:
-    """Strides of an array in a memory format, in items or, with `item_size`, in bytes."""
+    """Return strides for a memory format, in items or, with `item_size`, in bytes."""
     order = [0, *range(1, len(shape))]
     if layout == "channels_last":
         order = [0, *range(2, len(shape)), 1]

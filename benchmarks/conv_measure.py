@@ -1,4 +1,4 @@
-"""One GPU of the convolution suite: the processes of its libraries, and the measuring of a row."""
+"""Measure rows of the convolution suite on one GPU, with one process per library."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ __all__ = [
     "environment",
 ]
 
-#: Milliseconds that a turn takes at least, if the most calls and gates suffice.
+#: Shortest turn in milliseconds, as far as the most calls and gates allow.
 _TURN_MS = 2.0
-#: Calls behind one gate, and gates in a turn. XLA builds a plan for each of the calls that it
-#: compiles; some of cuDNN's for depthwise convolutions take 0.13 s.
+#: Most calls behind one gate, and most gates in a turn. XLA builds a plan for each call that it
+#: compiles; some of cuDNN's plans for depthwise convolutions take 0.13 s.
 _MAX_CALLS, _MAX_DEPTHWISE_CALLS = 8, 4
 _MAX_GATES = 3
-#: How long a library may take for one answer: to choose among its ways, and to compile.
+#: Seconds a library may take for one answer, including selecting plans and compiling.
 _LIMIT_S = 90.0
 _START_LIMIT_S = 300.0
-#: What a row that has begun may take after the deadline.
+#: Seconds that a row may continue after the deadline.
 _GRACE_S = 20.0
-#: Percent of spread from which a row gets more rounds, and how many times as many at most.
+#: Spread in percent above which a row gets more rounds, and the most times as many.
 _WIDE_PCT = 4.0
 _MORE_ROUNDS = 3
-#: How many times as many rounds a row has that is measured again.
+#: How many times as many rounds a second measurement of a row has.
 _AGAIN_ROUNDS = 3
-#: With these words, a process can't use its GPU any longer.
+#: A process whose error contains one of these cannot use its GPU any longer.
 _FATAL = ("CUDA error", "illegal", "launch failure", "cudaError", "CUDA_ERROR", "EXECUTION_FAILED")
 
 _ALGOS = {"time": "time_on_shape_change", "guess": "guess_on_shape_change"}
@@ -60,29 +60,29 @@ _MODULES = {
 
 
 class DeadlinePassedError(BenchmarkError):
-    """There is no time to measure a row to its end."""
+    """Raised when there is no time left to finish a row."""
 
 
 @dataclass(frozen=True)
 class SuiteSettings:
-    """How rows are measured.
+    """Settings of the measurements.
 
     Attributes
     ----------
     timer : str
-        Path of `device_timer`'s library.
+        Path of the library that `device_timer` built.
     device : str
-        ``cuda``, or ``cpu`` to try the program.
+        ``cuda``, or ``cpu`` for a quick check.
     rounds : int
-        How many turns each library has at least.
+        Minimum number of turns of each library.
     slopes : bool
-        Whether the host's clock is asked too, for comparison.
+        Whether to measure with the host's clock too, for comparison.
     deadline : float
-        When to end, by `time.monotonic`.
+        Time of `time.monotonic` at which to stop.
     gpus : int
-        How many GPUs share the processor's cores.
+        Number of GPUs that share the processor's cores.
     again : bool
-        Whether rows have been measured before: they get more rounds, and say so.
+        Whether this is a second measurement, which has more rounds and is marked as such.
     """
 
     timer: str
@@ -95,32 +95,32 @@ class SuiteSettings:
 
 
 def environment(module: str, device: str, gpu: int) -> dict[str, str]:
-    """Environment variables of a library's process.
+    """Return environment variables of a library's process.
 
     Parameters
     ----------
     module : str
-        Of `benchmarks.peers`.
+        Module of `benchmarks.peers`.
     device : str
         ``cuda`` or ``cpu``.
     gpu : int
-        The only one that the process sees; one of those that this process sees.
+        The GPU that the process can use, counted among those visible to this process.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     number = visible[gpu] if len(visible) > gpu and visible[gpu] else str(gpu)
     variables = {"CUDA_VISIBLE_DEVICES": number if device == "cuda" else ""}
-    # Nothing that is timed runs on the processor, where threads would wait for work by spinning.
+    # Nothing that is timed runs on the CPU, and idle threads would spin.
     threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     variables |= dict.fromkeys(threads, "1")
     if module == "conv_jax":
         variables |= {
             "JAX_PLATFORMS": device,
-            # Three processes share the memory.
+            # Three processes share the GPU's memory.
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
             "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4",
             "TF_CPP_MIN_LOG_LEVEL": "3",
-            # Each kernel is launched by itself, and a custom call is where it stands: kernels that
-            # XLA makes a CUDA graph of may run beside each other.
+            # Without command buffers, kernels and custom calls run in order. XLA's CUDA graphs may
+            # run kernels concurrently.
             "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_enable_command_buffer=",
         }
     if module == "conv_dnnops":
@@ -130,9 +130,9 @@ def environment(module: str, device: str, gpu: int) -> dict[str, str]:
 
 
 def cores_of(gpu: int, gpus: int) -> tuple[int, ...]:
-    """The processor's cores for the processes of a GPU: a part that no other GPU's have.
+    """Return the cores for the processes of a GPU, which no other GPU's processes use.
 
-    All of them, if there are fewer than two for each.
+    Return all cores if there are fewer than two for each GPU.
     """
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // gpus
@@ -140,7 +140,7 @@ def cores_of(gpu: int, gpus: int) -> tuple[int, ...]:
 
 
 def calls_and_gates(seconds: float, depthwise: bool) -> tuple[int, int]:
-    """How many calls to time at once, if one takes so long, and how often in a turn."""
+    """Return how many calls to time at once, given the seconds of one, and how often in a turn."""
     wanted = math.ceil(_TURN_MS / 1e3 / seconds)
     calls = max(1, min(_MAX_DEPTHWISE_CALLS if depthwise else _MAX_CALLS, wanted))
     return calls, max(1, min(_MAX_GATES, math.ceil(wanted / calls)))
@@ -148,16 +148,16 @@ def calls_and_gates(seconds: float, depthwise: bool) -> tuple[int, int]:
 
 @dataclass
 class Gpu:
-    """The processes on one GPU, started when they are first needed, or again after they were lost.
+    """The processes on one GPU, started when they are first needed and restarted if they die.
 
     Attributes
     ----------
     number : int
-        Of the GPU.
+        Number of the GPU.
     settings : SuiteSettings
-        How rows are measured.
+        Settings of the measurements.
     start_worker : callable
-        Makes a `Worker` of a module, an environment and cores.
+        Returns a `Worker`, given a module, environment variables and cores.
     """
 
     number: int
@@ -174,7 +174,7 @@ class Gpu:
         self.workers.clear()
 
     def worker(self, module: str) -> Worker:
-        """The process of a library, given no more time than there is."""
+        """Return the process of a library, with the remaining time as its limit."""
         left = self.settings.deadline + _GRACE_S - time.monotonic()
         if left <= 0:
             raise DeadlinePassedError("the deadline has passed")
@@ -187,11 +187,11 @@ class Gpu:
         return self.workers[module]
 
     def versions(self) -> dict[str, Any]:
-        """What the libraries say of themselves and of the machine."""
+        """Return the versions of the libraries and facts about the machine."""
         workers = {module: self.worker(module) for module in dict.fromkeys(_MODULES.values())}
 
         def ask(module: str) -> dict[str, Any]:
-            # The first of all compiles the runtime library.
+            # The first one compiles the runtime library.
             workers[module].limit_s = _START_LIMIT_S
             try:
                 return workers[module].call("versions", self.settings.device)
@@ -199,7 +199,7 @@ class Gpu:
                 self._lost(module)
                 return {f"{module}_missing": error_line(error)}
 
-        # Importing takes seconds: the libraries do it beside each other.
+        # Importing takes seconds, so the libraries do it at the same time.
         with ThreadPoolExecutor() as pool:
             found = list(pool.map(ask, workers))
         return {key: value for answer in found for key, value in answer.items()}
@@ -209,7 +209,7 @@ class Gpu:
             self.workers.pop(module).kill()
 
     def _attempt(self, name: str, reasons: dict[str, str], work: Callable[[], Any]) -> Any:
-        """Do what may fail for one library alone; None, and the reason, if it does."""
+        """Run `work`; if it fails for this library, store the reason and return None."""
         module = _MODULES[name]
         try:
             return work()
@@ -234,17 +234,17 @@ class Gpu:
         case : ConvCase
             The convolution.
         direction, precision, layout : str
-            Of `conv_cases`.
+            As in `conv_cases`.
 
         Returns
         -------
         dict
-            What a library can't do is None, and ``reasons`` says why.
+            The row. Entries that a library cannot measure are None, and ``reasons`` says why.
 
         Raises
         ------
         DeadlinePassedError
-            If time is over before the row is complete.
+            If the deadline passes before the row is complete.
         """
         start = time.perf_counter()
         settings = self.settings
@@ -274,7 +274,7 @@ class Gpu:
             else:
                 facts[name] = found
 
-        # One after the other: while a library tries its ways, no other is to use the GPU.
+        # In sequence: while a library times its plans, no other may use the GPU.
         prepare("time", algo=_ALGOS["time"])
         prepare("guess", algo=_ALGOS["guess"])
         prepare("torch")
@@ -348,14 +348,14 @@ class Gpu:
         turn: Callable[[RemoteTask], list[float]],
         rounds: int,
     ) -> dict[str, list[float]]:
-        """Let tasks take turns; those that fail are left out from then on."""
+        """Run tasks in turns; a task that fails is left out from then on."""
         samples: dict[str, list[float]] = {name: [] for name in tasks}
         order = list(tasks)
         for _ in range(rounds):
             for name in tuple(order):
                 found = self._attempt(name, reasons, lambda t=tasks[name]: turn(t))
                 if found is None:
-                    # The process may be another by now.
+                    # The worker may have been restarted since.
                     lost = [key for key in order if _MODULES[key] == _MODULES[name]]
                     for key in lost:
                         reasons.setdefault(key, reasons[name])
@@ -368,14 +368,14 @@ class Gpu:
 
 
 def _errors(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Relative differences to PyTorch's result; to JAX's where PyTorch has none."""
+    """Return differences relative to PyTorch's result, or to JAX's if PyTorch has none."""
     reference = next((name for name in ("torch", "jax") if name in facts), None)
     found: dict[str, Any] = {}
     for name, key in (("time", "error"), ("guess", "guess_error"), ("jax", "jax_error")):
         found[key] = None
         if reference and name in facts and name != reference:
             error = difference(facts[name]["sketch"], facts[reference]["sketch"])
-            # JSON has no word for what isn't a number.
+            # JSON cannot represent NaN.
             found[key] = error if math.isfinite(error) else "not finite"
     return found
 

@@ -1,4 +1,4 @@
-"""The rows of the convolution suite: kept in a file as they come, summed up, and drawn."""
+"""Store, summarize and draw the rows of the convolution suite."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ __all__ = [
 
 PEERS = ("torch_ms", "jax_ms")
 
-# What is to be reached.
+# Goals.
 TIME_GOAL = 1.1
 GUESS_GOAL = 0.95
 LOSS = 0.95
 README_GOALS = {"torch_ms": 8.0, "jax_ms": 1.9}
-#: XLA's result was had with less precision, if it differs from PyTorch's so many times as much as
-#: dnnops', and so many times as much as what says nothing.
+#: XLA is taken to compute with less precision if its difference from PyTorch's result is more than
+#: `LESS_PRECISE` times that of dnnops, or than `LESS_PRECISE` times `SMALL_ERROR` if that is more.
 LESS_PRECISE, SMALL_ERROR = 5.0, 5e-5
-#: Largest relative difference to PyTorch's result; both are rounded.
+#: Largest relative difference from PyTorch's result; both are rounded.
 TOLERANCES = {"float32": 1e-4, "tf32": 2e-3, "float16": 4e-3, "bfloat16": 1.5e-2}
 
-#: Why there are losses: conditions on a row, and words. The first that fits holds; if none does,
-#: `why` says what the row knows. `plan_kind` tells plans apart.
+#: Known reasons for losses: a condition on a row, and the reason. The first match is taken; if none
+#: matches, `why` describes the row. `plan_kind` classifies plans.
 NOTES: tuple[tuple[Callable[[Row], bool], str], ...] = ()
 
 _FORMATS = {
@@ -65,19 +65,19 @@ _SHOWN_CHARACTERS = 60
 
 
 def read_rows(paths: Iterable[Path]) -> tuple[dict[str, Any], list[Row]]:
-    """Read files of JSON lines, or of a finished benchmark.
+    """Read rows from files of JSON lines or from a finished benchmark.
 
     Parameters
     ----------
     paths : iterable of Path
-        Later ones hold where they have the same rows.
+        Files. If several have the same row, the last one counts.
 
     Returns
     -------
     machine : dict
-        What was measured on.
+        Description of the machine.
     rows : list of dict
-        As `merge` gives them.
+        Rows as returned by `merge`.
     """
     machine: dict[str, Any] = {}
     rows: list[Row] = []
@@ -92,7 +92,7 @@ def read_rows(paths: Iterable[Path]) -> tuple[dict[str, Any], list[Row]]:
             try:
                 entry = json.loads(line)
             except json.JSONDecodeError:
-                continue  # a line that was being written when its process was ended
+                continue  # the process ended while it wrote this line
             if "machine" in entry:
                 machine |= entry["machine"]
             else:
@@ -101,10 +101,10 @@ def read_rows(paths: Iterable[Path]) -> tuple[dict[str, Any], list[Row]]:
 
 
 def merge(rows: Iterable[Row]) -> list[Row]:
-    """Keep one of rows with the same key; in the order of cases and of their combinations.
+    """Keep one row for each key, in the order of cases and of their combinations.
 
-    It is the last, but no first measurement takes the place of a second. So the faster of two is
-    never chosen.
+    The last row counts, except that a first measurement never replaces a second. So the faster of
+    two is never picked.
     """
     found: dict[tuple[str, ...], Row] = {}
     for row in rows:
@@ -124,25 +124,25 @@ def merge(rows: Iterable[Row]) -> list[Row]:
 
 
 def ratio(row: Row, ours: str = "time_ms", peers: Sequence[str] = PEERS) -> float | None:
-    """How many times as fast as the fastest of these peers; None if one side has no time."""
+    """Return the fastest peer's time divided by that of dnnops; None if one has no time."""
     theirs = [row[peer] for peer in peers if row.get(peer)]
     return min(theirs) / row[ours] if theirs and row.get(ours) else None
 
 
 def ratios(rows: Iterable[Row], ours: str = "time_ms", peers: Sequence[str] = PEERS) -> list[float]:
-    """Those that there are."""
+    """Return the ratios of all rows that have one."""
     return [found for row in rows if (found := ratio(row, ours, peers)) is not None]
 
 
 def geometric_mean(numbers: Sequence[float]) -> float:
-    """The geometric mean, or not a number if there are none."""
+    """Return the geometric mean, or NaN if there are no numbers."""
     if not numbers:
         return math.nan
     return math.exp(statistics.fmean(math.log(number) for number in numbers))
 
 
 def losses(rows: Iterable[Row]) -> list[Row]:
-    """Rows in which the faster peer is faster than `LOSS` allows, or dnnops has no time."""
+    """Return rows whose ratio to the faster peer is below `LOSS`, or without a time of dnnops."""
     lost = []
     for row in rows:
         found = ratio(row)
@@ -158,16 +158,16 @@ def _has_peer(row: Row) -> bool:
 
 
 def plan_kind(plan: str | None) -> tuple[str, str, str]:
-    """Take a plan's name apart.
+    """Split a plan's name into its parts.
 
     Returns
     -------
     kind : str
-        Whose it is, in words; empty if there is no plan.
+        Description of the library or API; empty if there is no plan.
     name : str
-        Its name without what it ends in for copies.
+        The name without the suffix for copies.
     format : str
-        What arrays are copied for first, in words; empty if they are taken as they are.
+        Memory format to which arrays are copied first; empty if there is no copy.
     """
     name, words = plan or "", ""
     for suffix, meaning in _FORMATS.items():
@@ -180,7 +180,7 @@ def plan_kind(plan: str | None) -> tuple[str, str, str]:
 
 
 def why(row: Row) -> str:
-    """Why a row is lost, as far as it is known."""
+    """Return the reason why a row is lost, as far as it is known."""
     for applies, words in NOTES:
         if applies(row):
             return words
@@ -198,7 +198,7 @@ def why(row: Row) -> str:
     if not theirs:
         return "XLA's own kernel, no convolution of cuDNN"
     _, name, transposed = plan_kind(row.get("plan"))
-    # Beside each convolution.
+    # Per convolution.
     others = row.get("jax_others") or 0
     beside = f" with {others:g} kernels of its own beside it, as transpositions" if others else ""
     same = theirs == name and bool(others) == bool(transposed)
@@ -211,7 +211,7 @@ def why(row: Row) -> str:
 
 
 def summary(rows: Sequence[Row]) -> list[tuple[str, int, str]]:
-    """What the rows come to: words, the number of rows, and a figure."""
+    """Summarize rows as (description, number of rows, figure)."""
     lines: list[tuple[str, int, str]] = []
 
     def mean(words: str, chosen: Sequence[Row], ours: str, peers: Sequence[str]) -> None:
@@ -256,7 +256,7 @@ def summary(rows: Sequence[Row]) -> list[tuple[str, int, str]]:
 
 
 def _readme_rows(rows: Iterable[Row]) -> list[Row]:
-    """Of the README's convolution, forward in float32, the contiguous one first."""
+    """Return the rows of the README's convolution, forward in float32, contiguous first."""
     found = [
         row
         for row in rows
@@ -268,12 +268,12 @@ def _readme_rows(rows: Iterable[Row]) -> list[Row]:
 
 
 def _has_goal(row: Row) -> bool:
-    """Whether `README_GOALS` are for this row of `_readme_rows`: it is laid out as there."""
+    """Return whether `README_GOALS` apply to a row of `_readme_rows`, by its layout."""
     return row["layout"] == "contiguous"
 
 
 def misses(rows: Sequence[Row]) -> list[str]:
-    """What is not as good as it has to be."""
+    """Return a message for each goal that the rows miss."""
     found = []
     mean = geometric_mean(ratios(rows))
     if not mean >= TIME_GOAL:
@@ -307,9 +307,9 @@ def draw_suite(title: str, rows: Sequence[Row]) -> Figure:
     Parameters
     ----------
     title : str
-        Written above.
+        Title of the picture.
     rows : sequence of dict
-        Of the suite.
+        Rows of the suite.
 
     Returns
     -------
@@ -324,7 +324,7 @@ def draw_suite(title: str, rows: Sequence[Row]) -> Figure:
     figure = Figure(figsize=(12, upper + lower + 1), layout="constrained")
     below: Any = figure
     if shown:
-        # Apart, so that the long names of losses leave the other one its width.
+        # Separate subfigures, so that the long labels of losses do not narrow the other plot.
         above, below = figure.subfigures(2, 1, height_ratios=[upper, lower])
         _draw_losses(above.subplots(), shown, len(lost), len(rows))
     _draw_distribution(below.subplots(), rows, len(lost))
@@ -333,7 +333,7 @@ def draw_suite(title: str, rows: Sequence[Row]) -> Figure:
 
 
 def _shorter(reason: str) -> str:
-    """The reason of a loss without values of knobs; the documentation has all of it."""
+    """Return the reason of a loss without knob values, which the documentation shows."""
     reason = re.sub(r"(?:_k\d+=-?\d+)+", "", reason)
     return textwrap.shorten(reason, _SHOWN_CHARACTERS, placeholder=" ...")
 
@@ -369,7 +369,7 @@ def _draw_distribution(axes: Any, rows: Sequence[Row], lost: int) -> None:
             at = place + (number - 1) * 0.26
             if not values:
                 continue
-            # Points beside each other, in an order that says nothing.
+            # Spread the points horizontally; their order has no meaning.
             spread = [at + 0.18 * ((i * 0.618) % 1 - 0.5) for i in range(len(values))]
             axes.scatter(spread, values, s=5, color=color, alpha=0.45, linewidths=0)
             mean = geometric_mean(values)

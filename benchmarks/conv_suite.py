@@ -1,4 +1,4 @@
-"""Measure convolutions beside PyTorch and JAX on GPUs: ``python -m benchmarks.conv_suite``."""
+"""Compare convolutions with PyTorch and JAX on GPUs: ``python -m benchmarks.conv_suite``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["TITLE", "main", "selected", "work_through"]
 OUTPUT = Path(__file__).parents[1] / "docs" / "benchmarks"
 FILE = "conv_suite"
 TITLE = "Convolutions on the GPU, beside the faster of PyTorch and JAX"
-#: Seconds between two lines that tell how far it is.
+#: Seconds between two progress lines.
 _REPORT_S = 15.0
 
 
@@ -114,7 +114,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def selected(args: argparse.Namespace, done: Sequence[Row]) -> list[Work]:
-    """The rows that the command line asks for, in their order, without those that are done."""
+    """Return the rows that the command line asks for, in order, without those already measured."""
     rows = rows_in_order(small_cases() if args.small else CASES)
     if args.only:
         rows = [
@@ -126,7 +126,7 @@ def selected(args: argparse.Namespace, done: Sequence[Row]) -> list[Work]:
     rows = [row for unit in units(rows)[shard::shards] for row in unit]
     if args.retry_losses:
         _, first = read_rows(args.retry_losses)
-        # Not a third time: that would go on until a row has luck.
+        # Never a third time: repeating until a row wins by chance would bias the result.
         wanted = {row_key(row) for row in losses(first) if not row.get("remeasured")}
         rows = [row for row in rows if (row[0].words, *row[1:]) in wanted]
         done = [row for row in done if row.get("remeasured")]
@@ -137,7 +137,7 @@ def selected(args: argparse.Namespace, done: Sequence[Row]) -> list[Work]:
 
 
 class Writer:
-    """Writes rows as they come, from several threads, and tells how far it is."""
+    """Write rows as they come, from several threads, and print the progress."""
 
     def __init__(self, file: TextIO, total: int) -> None:
         self.file = file
@@ -181,20 +181,20 @@ def work_through(
     Parameters
     ----------
     gpus : sequence of Gpu
-        Each gets a thread.
+        GPUs; each is served by a thread.
     work : sequence of tuple
-        Rows to measure, in their order.
+        Rows to measure, in order.
     writer : Writer
-        Where they go.
+        Receives the rows.
     deadline : float
-        By `time.monotonic`; no row is begun after it.
+        Time of `time.monotonic` after which no row is started.
 
     Returns
     -------
     list of str
-        What broke a GPU's work off.
+        Errors that stopped the work of a GPU.
     """
-    # Both ends of a deque may be used by several threads.
+    # Threads may use both ends of a deque safely.
     remaining = deque(units(work))
     problems: list[str] = []
 
@@ -207,13 +207,13 @@ def work_through(
                     writer.machine({**versions, "gpus": len(gpus)})
                 while time.monotonic() < deadline and (rows or remaining):
                     if not rows:
-                        with suppress(IndexError):  # another one took the last
+                        with suppress(IndexError):  # another thread took the last one
                             rows.extend(remaining.popleft())
                         continue
                     writer.row(gpu.measure(*rows.popleft()))
         except DeadlinePassedError:
             pass
-        except Exception as error:  # the other GPUs go on
+        except Exception as error:  # the other GPUs continue
             problems.append(f"error: GPU {gpu.number}: {type(error).__name__}: {error}")
             if rows:
                 remaining.appendleft(list(rows))
@@ -227,7 +227,7 @@ def work_through(
 
 
 def measure(args: argparse.Namespace, make_gpu: Callable[..., Gpu] = Gpu) -> list[str]:
-    """Measure what the command line asks for, show what comes out, and say what is wrong."""
+    """Measure what the command line asks for, print the results, and return the problems."""
     start = time.monotonic()
     deadline = start + args.deadline if args.deadline else float("inf")
     before = (*args.retry_losses, *args.resume, args.rows)
@@ -264,7 +264,7 @@ def measure(args: argparse.Namespace, make_gpu: Callable[..., Gpu] = Gpu) -> lis
 
 
 def show(rows: Sequence[Row], most: int = 30) -> None:
-    """Print what rows come to, and the worst of them."""
+    """Print a summary of the rows, and the worst of them."""
     for words, count, figure in summary(rows):
         print(f"{figure:>14}  {words} ({count} rows)")
     for row in losses(rows)[:most]:
@@ -278,7 +278,7 @@ def show(rows: Sequence[Row], most: int = 30) -> None:
 
 
 def write(args: argparse.Namespace) -> list[str]:
-    """Write the benchmark's files from those of rows."""
+    """Write the benchmark's files from files of rows."""
     machine, rows = read_rows(args.merge)
     if not rows:
         return ["error: there are no rows"]

@@ -18,20 +18,20 @@ FLAT_MIB = 1.0
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Give every library the same threads, and hide the GPU, so that the mode DNN is oneDNN's."""
+    """Give every library the same threads, and hide the GPU, so that mode DNN uses oneDNN."""
     count = str(threads)
     return {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "CUDA_VISIBLE_DEVICES": ""}
 
 
 def race(session: Session, case: dict[str, Any], tolerance: float, each: bool) -> Any:
-    """Check that dnnops and PyTorch do the same, and time them in turns.
+    """Check that dnnops and PyTorch agree, and time them in turns.
 
     Returns
     -------
     Measurement
-        By library.
+        Times by library.
     dict
-        What there is to know about the task of dnnops.
+        Facts about the task of dnnops.
     """
     tasks = {"dnnops": session.worker("dnnops_cpu").open(case)}
     for name, options in PEERS.items():
@@ -48,7 +48,7 @@ def race(session: Session, case: dict[str, Any], tolerance: float, each: bool) -
 
 
 def training_cases(session: Session) -> list[dict[str, Any]]:
-    """A training step of a VGG-like network in two modes."""
+    """Return the cases: a training step of a VGG-like network in two modes."""
     layers = (8, "M", 16, "M", "M") if session.small else VGG_LAYERS
     return [
         {
@@ -92,7 +92,7 @@ CONVOLUTIONS = (
 
 
 def convolution_cases(session: Session) -> list[dict[str, Any]]:
-    """Convolutions, each with its gradients."""
+    """Return the cases: convolutions, each with its gradients."""
     cases = []
     for channels, filters, full_size, kernel, stride, pad, groups in CONVOLUTIONS:
         size = min(full_size, 14) if session.small else full_size
@@ -124,7 +124,7 @@ def measure_convolution(session: Session, case: dict[str, Any]) -> list[Row]:
 
 
 def memory_cases(session: Session) -> list[dict[str, Any]]:
-    """Many calls of a small compiled function."""
+    """Return the cases: many calls of a small compiled function."""
     calls = [100, 200, 300] if session.small else [100, 300, 1000, 3000, 10000]
     return [
         {"case": f"small network, mode {mode}", "mode": mode, "calls": calls}
@@ -133,14 +133,14 @@ def memory_cases(session: Session) -> list[dict[str, Any]]:
 
 
 def measure_memory(session: Session, case: dict[str, Any]) -> list[Row]:
-    """Look at the memory of a process that has just this function."""
+    """Measure the memory of a process that has only this function."""
     worker = session.worker("dnnops_cpu", case["mode"])
     points = worker.call("resident_memory", case["mode"], case["calls"])
     return [{"case": case["case"], **point} for point in points]
 
 
 def growth(rows: Sequence[Row], limits: dict[str, float]) -> list[str]:
-    """Say which quantity of which function grows by more MiB than its limit."""
+    """Return a message for each quantity of a function that grows by more MiB than its limit."""
     found = []
     for name in dict.fromkeys(row["case"] for row in rows):
         own = [row for row in rows if row["case"] == name]

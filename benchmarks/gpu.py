@@ -1,4 +1,4 @@
-"""Measure dnnops on one GPU, beside cuDNN itself and PyTorch: ``python -m benchmarks.gpu``."""
+"""Compare dnnops on one GPU with bare cuDNN and PyTorch: ``python -m benchmarks.gpu``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from benchmarks.report import Row, draw_growth, draw_times
 from benchmarks.runner import Part, main
 
 DEVICE = "cuda"
-#: Microseconds that a thunk may take on top of the bare call.
+#: Microseconds that a thunk may take in addition to the bare call.
 THUNK_OVER_BARE_US = 3.0
-#: By how many MiB memory may seem to change. A driver's own bookkeeping comes in such pieces.
+#: Change of memory in MiB that counts as none; the driver's bookkeeping grows in such steps.
 FLAT_MIB = {
     "resident_mib": 2.0,
     "pool_used_mib": 0.0,
@@ -27,12 +27,12 @@ FLAT_MIB = {
 
 
 def environment(threads: int) -> dict[str, str]:
-    """What runs on the host has the same threads everywhere."""
+    """Give every library the same number of threads on the host."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 def environment_beside_jax(threads: int) -> dict[str, str]:
-    """Let JAX leave memory to others, and let what it runs be in order, one after the other."""
+    """Let JAX leave memory to the others, and run its kernels in order."""
     return {
         **environment(threads),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
@@ -44,7 +44,7 @@ def environment_beside_jax(threads: int) -> dict[str, str]:
 
 
 def thunk_cases(session: Session) -> list[dict[str, Any]]:
-    """Chains of small convolutions through either of cuDNN's APIs."""
+    """Return the cases: chains of small convolutions through each of cuDNN's APIs."""
     sizes = {"batch": 1, "channels": 8, "filters": 8, "size": 8, "kernel": 3}
     sizes |= {"stride": 1, "pad": 1, "groups": 1}
     return [
@@ -60,7 +60,7 @@ def thunk_cases(session: Session) -> list[dict[str, Any]]:
 
 
 def measure_thunk(session: Session, case: dict[str, Any]) -> list[Row]:
-    """Time one convolution of a chain on the host: dnnops, cuDNN by the same plan, PyTorch."""
+    """Time one convolution of a chain on the host: dnnops, cuDNN with the same plan, PyTorch."""
     ours = session.worker("dnnops_gpu").open(case)
     plan = ours.facts()
     tasks = {
@@ -85,7 +85,7 @@ def measure_thunk(session: Session, case: dict[str, Any]) -> list[Row]:
 
 
 def thunk_misses(rows: Sequence[Row]) -> list[str]:
-    """What is dearer than it may be."""
+    """Return a message for each row above its limit."""
     found = []
     for row in rows:
         over = row["dnnops_us"] - row["cudnn_us"]
@@ -107,12 +107,12 @@ def thunk_misses(rows: Sequence[Row]) -> list[str]:
 
 
 def demo_cases(session: Session) -> list[dict[str, Any]]:
-    """The demo's network."""
+    """Return the case: the demo's network."""
     return [{"kind": "demo", "case": "training step of the demo", "seed": 0, "device": DEVICE}]
 
 
 def measure_demo(session: Session, case: dict[str, Any]) -> list[Row]:
-    """Check that the demo's network trains as on the CPU and in cuDNN, and time its steps."""
+    """Check that the demo's network trains as on the CPU and uses cuDNN, and time its steps."""
     worker = session.worker("dnnops_gpu")
     seed, steps = case["seed"], 20
     losses = {
@@ -125,8 +125,8 @@ def measure_demo(session: Session, case: dict[str, Any]) -> list[Row]:
 
     ours = worker.open(case)
     tasks = {"dnnops": ours, "torch": session.worker("torch_gpu").open({**case, **ours.facts()})}
-    # Where a rectifier's input is 0, as for the empty borders of the images at first, PyTorch's
-    # gradient is 0, and that of PyTensor's maximum 1: the losses drift apart a little.
+    # At 0, as in the empty borders of the images at first, the gradient of PyTorch's ReLU is 0 and
+    # that of PyTensor's maximum is 1, so the losses drift apart a little.
     check_agreement({name: task.results() for name, task in tasks.items()}, 1e-2, each=True)
     measurement = measure(tasks, session.settings)
     return [
@@ -148,13 +148,13 @@ def measure_demo(session: Session, case: dict[str, Any]) -> list[Row]:
 
 
 def memory_cases(session: Session) -> list[dict[str, Any]]:
-    """Many calls of a small compiled function."""
+    """Return the case: many calls of a small compiled function."""
     calls = [100, 200, 300] if session.small else [100, 300, 1000, 3000, 10000]
     return [{"case": "small network, mode CUDNN", "calls": calls}]
 
 
 def measure_memory(session: Session, case: dict[str, Any]) -> list[Row]:
-    """Look at the memory of a process that has just this function."""
+    """Measure the memory of a process that has only this function."""
     points = session.worker("dnnops_gpu", "memory").call("memory", DEVICE, case["calls"])
     return [{"case": case["case"], **point} for point in points]
 
@@ -166,7 +166,7 @@ CONVOLUTIONS = ((128, 128, 28, 3, 1), (64, 256, 56, 1, 0))
 
 
 def convolution_cases(session: Session) -> list[dict[str, Any]]:
-    """Convolutions, each with its gradients, of two dtypes and in both memory formats."""
+    """Return the cases: convolutions and their gradients, in two dtypes and both memory formats."""
     cases = []
     for (channels, filters, size, kernel, pad), dtype, memory_format, direction in product(
         CONVOLUTIONS, ("float32", "float16"), ("contiguous", "channels_last"), DIRECTIONS
@@ -193,7 +193,7 @@ def measure_convolution(session: Session, case: dict[str, Any]) -> list[Row]:
     }
     tolerance = {"float32": 1e-4, "float16": 4e-3}[case["dtype"]]
     check_agreement({name: task.results() for name, task in tasks.items()}, tolerance)
-    # There are many, and events are steady.
+    # There are many cases, and event times are steady.
     measurement = measure(tasks, replace(session.settings, turn_s=session.settings.turn_s / 4))
     plan = tasks["dnnops"].facts()["plan"]
     for task in tasks.values():

@@ -1,4 +1,4 @@
-"""Processes that hold one library each, and the timing of what they hold in turns."""
+"""Run each library in its own process, and time their tasks in turns."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ __all__ = [
     "measure_apart",
 ]
 
-# Where the medians of dnnops and PyTorch are as near to each other as this, or as times vary, turns
-# go on until there are so many times as many: a few don't tell which is the smaller.
+# If the medians of dnnops and PyTorch differ by less than this, or than the spread of the times,
+# there are so many times as many turns: a few do not tell which is faster.
 NEAR, TIMES_AS_MANY = 0.01, 4
-# Between turns: OpenMP's threads of the process that has just worked still spin for a while.
+# Seconds between turns: the OpenMP threads of the last process still spin for a while.
 PAUSE_S = 0.02
 
 
 class BenchmarkError(RuntimeError):
-    """A worker failed, or libraries disagree about a result."""
+    """Raised when a worker fails, or libraries disagree about a result."""
 
 
 class WorkerLostError(BenchmarkError):
-    """A worker ended, or had to be ended."""
+    """Raised when a worker has ended or had to be killed."""
 
 
 class Task:
-    """Something to be timed, in the process that has its library.
+    """Work to be timed, in the process that has its library.
 
     Subclasses define `call`, which returns when the work is done, or `times`.
     """
@@ -61,17 +61,17 @@ class Task:
         raise NotImplementedError
 
     def times(self, calls: int) -> list[float]:
-        """Do the work some times.
+        """Do the work several times.
 
         Parameters
         ----------
         calls : int
-            How often.
+            Number of calls.
 
         Returns
         -------
         list of float
-            The seconds of each call.
+            Seconds of each call.
         """
         seconds = []
         for _ in range(calls):
@@ -81,21 +81,21 @@ class Task:
         return seconds
 
     def results(self) -> dict[str, np.ndarray]:
-        """What has to be the same in every library, by name."""
+        """Return the arrays, by name, on which all libraries have to agree."""
         return {}
 
     def facts(self) -> dict[str, Any]:
-        """What others have to know about the task."""
+        """Return facts about the task that the main process needs."""
         return {}
 
     def close(self) -> None:
-        """Give back what the task holds, where forgetting it isn't enough."""
+        """Release resources that garbage collection would not."""
 
 
 def _serve(
     connection: Connection, module_name: str, environment: dict[str, str], cores: Collection[int]
 ) -> None:
-    """Answer requests until the other side hangs up: the main program of a worker."""
+    """Answer requests until the other side hangs up; the main program of a worker."""
     # Before any library is loaded.
     os.environ.update(environment)
     if cores:
@@ -132,16 +132,16 @@ class Worker:
     Parameters
     ----------
     module : str
-        The module of `benchmarks.peers` that it runs.
+        Module of `benchmarks.peers` to run.
     environment : mapping, optional
-        Environment variables that it has beside this process's.
+        Environment variables in addition to those of this process.
     cores : collection of int, optional
-        The processor's cores that it may run on, if not all.
+        Processor cores that it may use; all by default.
 
     Attributes
     ----------
     limit_s : float or None
-        How long to wait for an answer.
+        Seconds to wait for an answer.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Worker:
     ) -> None:
         self.module = module
         self.limit_s: float | None = None
-        # A forked process would share what the parent has loaded.
+        # A forked process would share the libraries that the parent has loaded.
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
@@ -180,17 +180,17 @@ class Worker:
         return answer
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """Call a function of the module there and return what it does.
+        """Call a function of the module in the process and return its result.
 
         Raises
         ------
         BenchmarkError
-            If it raises, or if the process dies.
+            If the function raises, or if the process dies.
         """
         return self._request("call", function, *arguments)
 
     def open(self, case: Mapping[str, Any]) -> RemoteTask:
-        """Prepare a case there; raises as `call` does."""
+        """Prepare a case in the process; raises as `call` does."""
         return RemoteTask(self, self._request("open", None, dict(case)))
 
     def stop(self) -> None:
@@ -201,7 +201,7 @@ class Worker:
             self._process.terminate()
 
     def kill(self) -> None:
-        """End the process, whatever it is doing."""
+        """Kill the process, even if it is busy."""
         self._process.kill()
         self._process.join()
         self._connection.close()
@@ -209,7 +209,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class RemoteTask:
-    """A task in a worker; methods as those of `Task`."""
+    """A task in a worker, with the methods of `Task`."""
 
     worker: Worker
     number: int
@@ -228,24 +228,24 @@ class RemoteTask:
         return self.worker._request(method, self.number, *arguments)
 
     def close(self) -> None:
-        """Forget the task there."""
+        """Close the task in the worker."""
         self.worker._request("close", self.number)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long is measured.
+    """Length of the measurements.
 
     Attributes
     ----------
     rounds : int
-        How often each library has its turn.
+        Number of turns of each library.
     turn_s : float
-        About how long a turn is.
+        Approximate seconds per turn.
     max_calls : int
         Most calls in a turn.
     pause_s : float
-        Between turns.
+        Seconds between turns.
     """
 
     rounds: int = 7
@@ -263,9 +263,9 @@ class Session:
     environment : dict
         Environment variables of the workers.
     settings : Settings
-        How long is measured.
+        Length of the measurements.
     small : bool
-        Whether sizes are small: to try the programs, not to measure.
+        Whether to use small sizes, for a quick check of the programs.
     """
 
     environment: dict[str, str]
@@ -274,7 +274,7 @@ class Session:
     workers: dict[tuple[str, str], Worker] = field(default_factory=dict)
 
     def worker(self, module: str, purpose: str = "") -> Worker:
-        """The process of a module of `benchmarks.peers`; another one for each purpose."""
+        """Return the process of a module of `benchmarks.peers`; each purpose has its own."""
         key = (module, purpose)
         if key not in self.workers:
             os.environ.update(self.environment)
@@ -291,17 +291,17 @@ class Session:
 
 
 def beside(work: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Ask several workers beside each other.
+    """Run calls of several workers at the same time.
 
     Parameters
     ----------
     work : mapping
-        Calls, each of another worker.
+        Calls by name, each to a different worker.
 
     Returns
     -------
     dict
-        What they gave, by the same names, or the `BenchmarkError` that was raised.
+        The result of each call, or the `BenchmarkError` that it raised, by the same names.
     """
 
     def attempt(call: Callable[[], Any]) -> Any:
@@ -317,7 +317,7 @@ def beside(work: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
 
 
 def error_line(error: BaseException | str) -> str:
-    """The line of a message, which may have a traceback in it, that names the error."""
+    """Return the line that names the error, from a message that may contain a traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
     text = (named or lines or [type(error).__name__])[-1]
@@ -332,7 +332,7 @@ def check_agreement(
     Parameters
     ----------
     results : mapping
-        By library, then by name; the first library's are what the others are compared with.
+        Arrays by library, then by name. The first library is the reference.
     tolerance : float
         Largest relative difference, of an array's 2-norm or, with `each`, of each element.
     each : bool
@@ -341,7 +341,7 @@ def check_agreement(
     Raises
     ------
     BenchmarkError
-        If results differ, in shape or more than `tolerance`, or are not finite.
+        If results differ in shape or by more than `tolerance`, or are not finite.
     """
     (reference, expected), *others = results.items()
     for library, found in others:
@@ -358,7 +358,7 @@ def check_agreement(
                 difference = float(np.max(np.abs(a - b) / np.abs(b)))
             else:
                 difference = float(np.linalg.norm(a - b) / np.linalg.norm(b))
-            # Written so that NaN fails.
+            # Negated, so that NaN fails.
             if not difference <= tolerance:
                 raise BenchmarkError(
                     f"{name}: {reference} and {library} differ by {difference:.2g}, relatively; "
@@ -368,12 +368,12 @@ def check_agreement(
 
 @dataclass(frozen=True)
 class Measurement:
-    """The seconds of every timed call, by library."""
+    """Seconds of every timed call, by library."""
 
     samples: dict[str, list[float]]
 
     def medians(self, unit: str) -> dict[str, float]:
-        """The medians as entries of a row: ``NAME_unit``."""
+        """Return the medians as entries of a row: ``NAME_unit``."""
         factor = {"s": 1, "ms": 1e3, "us": 1e6}[unit]
         return {
             f"{name}_{unit}": factor * statistics.median(seconds)
@@ -381,11 +381,11 @@ class Measurement:
         }
 
     def joined(self, other: Measurement) -> Measurement:
-        """All samples of this and another measurement of the same libraries."""
+        """Return all samples of this and another measurement of the same libraries."""
         return Measurement({name: own + other.samples[name] for name, own in self.samples.items()})
 
     def spread_pct(self) -> float:
-        """The widest interquartile range of any library, in percent of its median."""
+        """Return the widest interquartile range of any library, in percent of its median."""
         widest = 0.0
         for seconds in self.samples.values():
             low, middle, high = np.percentile(seconds, (25, 50, 75))
@@ -394,26 +394,26 @@ class Measurement:
 
 
 def measure(tasks: Mapping[str, RemoteTask], settings: Settings) -> Measurement:
-    """Time tasks in turns, so that whatever else the machine does falls on all of them.
+    """Time tasks in turns, so that other load on the machine affects all of them.
 
     Parameters
     ----------
     tasks : mapping
-        By the name of the library.
+        Tasks by the name of the library.
     settings : Settings
-        How long.
+        Length of the measurements.
 
     Returns
     -------
     Measurement
-        Without the calls that warm up: two at first, and one at the beginning of each turn.
+        Times without the warm-up calls: two at first, and one at the beginning of each turn.
     """
     calls = {}
     for name, task in tasks.items():
         task.times(1)
         start = time.perf_counter()
         task.times(1)
-        # What a call takes with what it isn't timed for.
+        # The duration of a call, including the parts that are not timed.
         once = time.perf_counter() - start
         calls[name] = max(1, min(settings.max_calls, math.ceil(settings.turn_s / once)))
     samples: dict[str, list[float]] = {name: [] for name in tasks}
@@ -427,9 +427,9 @@ def measure(tasks: Mapping[str, RemoteTask], settings: Settings) -> Measurement:
 
 
 def measure_apart(tasks: Mapping[str, RemoteTask], settings: Settings) -> Measurement:
-    """Time tasks in turns as `measure` does, and for longer if dnnops and PyTorch are close.
+    """Time tasks in turns as `measure` does, but longer if dnnops and PyTorch are close.
 
-    Parameters and result as for `measure`; tasks named ``dnnops`` and ``torch`` are among them.
+    Parameters and result are those of `measure`. `tasks` must contain ``dnnops`` and ``torch``.
     """
     measurement = measure(tasks, settings)
     medians = measurement.medians("s")

@@ -1,4 +1,4 @@
-"""What was measured on."""
+"""Describe the machine of a measurement."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def describe_machine(threads: int) -> dict[str, Any]:
     Parameters
     ----------
     threads : int
-        How many threads the libraries were given.
+        Number of threads that the libraries use.
 
     Returns
     -------
     dict
-        The beginning of ``machine`` in a benchmark's file.
+        First entries of ``machine`` in a benchmark's file.
     """
     return {
         "cpu": _cpu_model(),
@@ -45,6 +45,6 @@ def _cpu_model() -> str:
 
 
 def resident_mib() -> float:
-    """The memory of this process that is in use, in MiB."""
+    """Return the resident memory of this process in MiB."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

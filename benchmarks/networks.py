@@ -1,4 +1,4 @@
-"""Sizes, weights and data that are the same for every library: NumPy only."""
+"""Sizes, weights and data that all libraries share; needs only NumPy."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ VGG_MOMENTUM = 0.9
 
 DIRECTIONS = ("forward", "grad_inputs", "grad_weights")
 
-#: Calls that are timed together on a GPU, so that launching them hides behind running them.
+#: Calls that are timed together on a GPU, so that running them hides launching them.
 CALLS_BETWEEN_EVENTS = 20
-#: Bytes that the operands take together which are used in turns: more than a GPU's caches hold.
+#: Total bytes of the operands that take turns: more than the caches of a GPU.
 _ROTATED_BYTES = 200 << 20
 
 
@@ -42,7 +42,7 @@ def vgg_parameters(size: int, layers: tuple[int | str, ...] = VGG_LAYERS) -> lis
     size : int
         Height and width of the images.
     layers : tuple of int or str
-        As `VGG_LAYERS`.
+        Layers in the form of `VGG_LAYERS`.
 
     Returns
     -------
@@ -91,13 +91,14 @@ def conv_arrays(case: dict[str, Any]) -> ConvArrays:
     Parameters
     ----------
     case : dict
-        With ``batch``, ``channels``, ``filters``, ``size``, ``kernel``, ``stride``, ``pad`` and
-        ``groups``: whole numbers; axes are alike. ``dtype`` is float32 if it isn't given.
+        Integers ``batch``, ``channels``, ``filters``, ``size``, ``kernel``, ``stride``, ``pad`` and
+        ``groups``, the same for each spatial axis. ``dtype`` is float32 by default.
 
     Returns
     -------
     ConvArrays
-        Of zero mean; the filters scaled so that the result has about the images' size.
+        Arrays with zero mean. The filters are scaled so that the result is about as large as the
+        images.
     """
     rng = np.random.default_rng(SEED + 2)
     kernel, inputs = case["kernel"], case["channels"] // case["groups"]
@@ -115,7 +116,7 @@ def conv_arrays(case: dict[str, Any]) -> ConvArrays:
 
 
 def rotated_sets(case: dict[str, Any], arrays: ConvArrays) -> int:
-    """How many copies of the operands to use in turns, so that none is still in a GPU's cache."""
+    """Return how many copies of the operands take turns, so that none is still in a GPU's cache."""
     result = DIRECTIONS[::-1].index(case["direction"])
     names = ("filters", "image", "topgrad")
     read = sum(getattr(arrays, name).nbytes for i, name in enumerate(names) if i != result)

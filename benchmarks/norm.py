@@ -1,7 +1,7 @@
 """Compare batch normalization and pooling with other libraries: ``python -m benchmarks.norm``.
 
-The cases are in ``norm_data.py``, and what a library does with one in ``peers/norm_LIBRARY.py``; on
-a GPU, in ``peers/norm_gpu_LIBRARY.py``.
+The cases are in ``norm_data.py``, and the code that runs them in ``peers/norm_LIBRARY.py``, or on a
+GPU in ``peers/norm_gpu_LIBRARY.py``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.peers.device_timer import built_for_gpu
 from benchmarks.report import Row
 from benchmarks.runner import Part, at_least, main
 
-#: On the CPU: the module of each library, and what is added to a case.
+#: On the CPU: the module of each library, and the entries that it adds to a case.
 CPU_PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     "dnnops": ("norm_dnnops", {}),
     "torch": ("norm_torch", {}),
@@ -28,18 +28,18 @@ CPU_PEERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def cases(session: Session) -> list[dict[str, Any]]:
-    """Normalizations and poolings."""
+    """Return the cases: normalizations and poolings."""
     return norm_cases(session.small) + pool_cases(session.small)
 
 
 def measure_case(
     session: Session, case: dict[str, Any], peers: dict[str, tuple[str, dict[str, Any]]]
 ) -> list[Row]:
-    """Check that the libraries do the same, and time them in turns."""
+    """Check that the libraries agree, and time them in turns."""
     tasks = {
         name: session.worker(module).open({**case, **options})
         for name, (module, options) in peers.items()
-        # Two axes have one memory format.
+        # Arrays with two axes have only one memory format.
         if not (options and len(case["shape"]) == 2)
     }
     check_agreement({name: task.results() for name, task in tasks.items()}, 1e-4)
@@ -57,16 +57,16 @@ def measure_case(
 
 # -- on a GPU --------------------------------------------------------------------------------
 
-#: Arrays that a training step has to move: the output's x and out, the gradient's x, top and dx. A
-#: copy moves two of the same size.
+#: Arrays that a training step has to move: x and out for the output, and x, top and dx for the
+#: gradient. A copy moves two of the same size.
 ARRAYS_MOVED, ARRAYS_COPIED = 5, 2
-#: How much longer than that it may take.
+#: The most times as long as that it may take.
 OVER_FLOOR = 1.1
 TOLERANCES = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}
 
 
 def measure_on_gpu(session: Session, case: dict[str, Any]) -> list[Row]:
-    """Time training on the device beside PyTorch, JAX if it is there, and a copy."""
+    """Time training on the device against PyTorch, JAX if it is installed, and a copy."""
     library, without_jax = built_for_gpu()
     given = {**case, "timer": library}
     peers = {"dnnops": "norm_gpu_dnnops", "torch": "norm_gpu_torch"}
@@ -87,7 +87,7 @@ def measure_on_gpu(session: Session, case: dict[str, Any]) -> list[Row]:
         {
             "case": case["case"],
             **medians,
-            # As another library's time: what it divided by that of dnnops gives is at most 1.
+            # A limit on the time: divided by that of dnnops, it is at most 1.
             "floor_ms": copy * ARRAYS_MOVED / ARRAYS_COPIED,
             "copy_tb_per_s": _megabytes(case) * ARRAYS_COPIED / copy / 1e3,
             "spread_pct": measurement.spread_pct(),
@@ -102,7 +102,7 @@ def _megabytes(case: dict[str, Any]) -> float:
 
 
 def above_floor(rows: Sequence[Row]) -> list[str]:
-    """Say what takes longer than memory makes it take."""
+    """Return a message for each row that takes too long for the memory that it moves."""
     return [
         f"{row['case']}: {row['dnnops_ms'] / row['floor_ms']:.2f} times the floor of "
         f"{row['floor_ms']:.3f} ms, not {OVER_FLOOR:g} times"

@@ -1,4 +1,4 @@
-"""Cases of batch normalization and pooling with their data, for every library: NumPy only."""
+"""Cases of batch normalization and pooling with their data; needs only NumPy."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ EPSILON = 1e-4
 #: Shapes of images, and of the outputs of a dense layer.
 NORMALIZED = ((64, 64, 56, 56), (32, 256, 14, 14), (32, 16, 112, 112), (4096, 256), (128, 1024))
 SMALL_NORMALIZED = ((4, 3, 8, 8), (16, 5))
-#: What is measured of each: with the Ops, or of an expression written out.
+#: Kinds of measurements: with the Ops, or of an expression written out.
 NORM_KINDS = ("training", "training, written out", "inference", "inference, written out")
 
-#: On a GPU, in training.
+#: Shapes for training on a GPU.
 GPU_SHAPE, SMALL_GPU_SHAPE = (64, 256, 56, 56), (4, 16, 8, 8)
 
 # mode, shape, window, stride, pad
@@ -44,7 +44,7 @@ def _by(shape: tuple[int, ...]) -> str:
 
 
 def norm_cases(small: bool = False) -> list[dict[str, Any]]:
-    """Batch normalization over all axes but the second one."""
+    """Return cases of batch normalization over all axes but the second."""
     return [
         {
             "kind": "normalization",
@@ -59,7 +59,7 @@ def norm_cases(small: bool = False) -> list[dict[str, Any]]:
 
 
 def gpu_cases(small: bool = False) -> list[dict[str, Any]]:
-    """Training on a GPU, of all dtypes that networks are trained in and both memory formats."""
+    """Return cases of training on a GPU, in all training dtypes and both memory formats."""
     shape = SMALL_GPU_SHAPE if small else GPU_SHAPE
     return [
         {
@@ -75,7 +75,7 @@ def gpu_cases(small: bool = False) -> list[dict[str, Any]]:
 
 
 def pool_cases(small: bool = False) -> list[dict[str, Any]]:
-    """Two-dimensional pooling, alone and with its gradient."""
+    """Return cases of two-dimensional pooling, alone and with its gradient."""
     return [
         {
             "kind": "pooling",
@@ -93,7 +93,7 @@ def pool_cases(small: bool = False) -> list[dict[str, Any]]:
 
 
 def norm_arrays(case: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Draw the operands of a normalization: ``x``, ``top``, and parameters of the channels."""
+    """Draw the operands of a normalization: ``x``, ``top``, and the parameters of the channels."""
     rng = np.random.default_rng(SEED)
     shape = case["shape"]
     channels = shape[1]
@@ -108,12 +108,12 @@ def norm_arrays(case: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def pooled_size(case: dict[str, Any]) -> int:
-    """How large the image is after pooling."""
+    """Return the size of the image after pooling."""
     return (case["shape"][-1] + 2 * case["pad"] - case["window"]) // case["stride"] + 1
 
 
 def pool_arrays(case: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Draw an image, and a gradient by the pooled one."""
+    """Draw an image, and a gradient with respect to the pooled image."""
     rng = np.random.default_rng(SEED + 1)
     size = pooled_size(case)
     top = rng.standard_normal((*case["shape"][:2], size, size), dtype="float32")

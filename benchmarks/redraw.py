@@ -1,4 +1,4 @@
-"""Draw the pictures of ``docs/benchmarks`` again, from the figures that runs wrote beside them."""
+"""Redraw the pictures in ``docs/benchmarks`` from the stored figures."""
 
 from __future__ import annotations
 

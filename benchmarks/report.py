@@ -1,4 +1,4 @@
-"""Tables on the terminal, and the files of ``docs/benchmarks``."""
+"""Tables for the terminal, and the files in ``docs/benchmarks``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 
 
 def times(row: Row) -> dict[str, float]:
-    """The times of the libraries in a row, by name, dnnops first."""
+    """Return the times of the libraries in a row, by name, dnnops first."""
     found = {}
     for unit in _UNITS:
         if f"dnnops_{unit}" in row:
@@ -39,14 +39,14 @@ def times(row: Row) -> dict[str, float]:
 
 
 def ratios(row: Row) -> dict[str, float]:
-    """How many times as fast as each peer dnnops is, by the peer's name."""
+    """Return each peer's time divided by that of dnnops, by the peer's name."""
     found = times(row)
     ours = found.pop("dnnops", None)
     return {name: value / ours for name, value in found.items()} if ours else {}
 
 
 def print_table(title: str, rows: Sequence[Row]) -> None:
-    """Print rows with their ratios; those below 1 stand out."""
+    """Print rows with their ratios, and highlight those below 1."""
     from rich.console import Console
     from rich.table import Table
 
@@ -68,7 +68,7 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
                 cells.append(f"[{color}]{ratio:.2f}[/]")
         table.add_row(*cells)
     console = Console()
-    # Away from a terminal nothing is to be cut off.
+    # Without a terminal, nothing is cut off.
     (console if console.is_terminal else Console(width=240)).print(table)
 
 
@@ -77,14 +77,14 @@ def _show(value: Any) -> str:
 
 
 def draw_ratios(title: str, rows: Sequence[Row]) -> Figure:
-    """Draw how fast dnnops is beside each peer, the worst row at the top.
+    """Draw the speed of dnnops relative to each peer, the worst row at the top.
 
     Parameters
     ----------
     title : str
-        Written above.
+        Title of the picture.
     rows : sequence of dict
-        With times ``NAME_ms`` or ``NAME_us``; the first peer decides the order.
+        Rows with times ``NAME_ms`` or ``NAME_us``. The first peer decides the order.
 
     Returns
     -------
@@ -97,15 +97,15 @@ def draw_ratios(title: str, rows: Sequence[Row]) -> Figure:
 
 
 def draw_times(title: str, rows: Sequence[Row]) -> Figure:
-    """Draw what each library takes, the row where dnnops does worst at the top.
+    """Draw the time of each library, the row where dnnops does worst at the top.
 
-    Parameters and result as those of `draw_ratios`; all times have to be in one unit.
+    Parameters and result are those of `draw_ratios`. All times must have the same unit.
     """
     unit = next(unit for unit in _UNITS if f"dnnops_{unit}" in rows[0])
     return _draw_bars(title, rows, times, _UNITS[unit])
 
 
-#: Where there are more, rows get a line each, with a point for each library in the place of a bar.
+#: With more rows than this, each row is a line with a point instead of a bar for each library.
 _MOST_BARS = 60
 
 
@@ -149,14 +149,14 @@ def _draw_bars(
 
 
 def draw_growth(title: str, rows: Sequence[Row]) -> Figure:
-    """Draw how memory changes with the number of calls, from the first row of each function on.
+    """Draw how memory changes with the number of calls, relative to each function's first row.
 
     Parameters
     ----------
     title : str
-        Written above.
+        Title of the picture.
     rows : sequence of dict
-        With ``calls`` and quantities ``NAME_mib``; rows of one function have the same ``case``.
+        Rows with ``calls`` and quantities ``NAME_mib``. Rows of a function share ``case``.
 
     Returns
     -------
@@ -190,20 +190,20 @@ def write_benchmark(
     rows: Sequence[Row],
     draw: Callable[[str, Sequence[Row]], Figure],
 ) -> Path:
-    """Write ``NAME.json`` and ``NAME.png``; each appears whole or not at all.
+    """Write ``NAME.json`` and ``NAME.png``, each atomically.
 
     Parameters
     ----------
     directory : Path
-        Where; made if it isn't there.
+        Directory of the files; created if it does not exist.
     name : str
-        Of the files.
+        Base name of the files.
     title : str
-        Of the picture.
+        Title of the picture.
     machine : dict
-        What was measured on.
+        Description of the machine.
     rows : sequence of dict
-        What was measured: words, numbers and raw medians.
+        Measured rows: words, numbers and raw medians.
     draw : callable
         `draw_ratios` or `draw_growth`.
 
@@ -228,7 +228,7 @@ def write_benchmark(
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Give a file to write, which then takes the place of `path`."""
+    """Yield a temporary file that then replaces `path`."""
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:

@@ -1,7 +1,7 @@
 """Compare training steps of recurrent networks with other libraries: ``python -m benchmarks.rnn``.
 
-On the first GPU, or with ``--device cpu`` on the CPU. The cases are in ``rnn_data.py``, and what a
-library does with one in ``peers/rnn_LIBRARY.py``.
+It runs on the first GPU, or with ``--device cpu`` on the CPU. The cases are in ``rnn_data.py``, and
+the code that runs them in ``peers/rnn_LIBRARY.py``.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from benchmarks.rnn_data import ALGORITHMS, cpu_cases, gpu_cases
 from benchmarks.runner import Part, at_least
 from benchmarks.runner import main as run
 
-#: Times as fast as PyTorch, by the geometric mean of all rows.
+#: Goal: times as fast as PyTorch, by the geometric mean of all rows.
 MEAN = 1.05
-#: dnnops takes scratch memory in whole MiB.
+#: dnnops allocates scratch memory in whole MiB.
 SLACK_MIB = 1.0
-#: Seconds of a turn of short steps, and of all turns of two libraries.
+#: Seconds per turn of short steps, and of all turns of two libraries.
 SHORT_TURN_S, CASE_S = 0.05, 0.8
 LEAST_ROUNDS = 3
-#: A step's arrays take turns in memory: until all have come again.
+#: Steps until all arrays that take turns in memory have been used.
 WARM_STEPS = 8
-#: Largest relative difference of the libraries' results.
+#: Largest relative difference between the libraries' results.
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
 
 
 def fitted(settings: Settings, step_s: float) -> Settings:
-    """Shorter turns of short steps, and fewer turns of long ones.
+    """Return settings with shorter turns for short steps, and fewer turns for long ones.
 
     A case takes a second or two, but has at least three turns of two steps.
     """
     turn_s = min(settings.turn_s, max(SHORT_TURN_S, 2 * step_s))
-    # Each turn also has a step that isn't counted.
+    # Each turn also has a step that does not count.
     rounds = min(settings.rounds, max(LEAST_ROUNDS, round(CASE_S / (2 * (turn_s + step_s)))))
     return replace(settings, rounds=rounds, turn_s=turn_s)
 
 
 def measure_case(session: Session, case: dict[str, Any], device: str) -> list[Row]:
-    """Check that the libraries do the same, and time their steps in turns."""
+    """Check that the libraries agree, and time their steps in turns."""
     tasks: dict[str, RemoteTask] = {}
     try:
         for name in ("dnnops", "torch"):
@@ -63,14 +63,14 @@ def measure_case(session: Session, case: dict[str, Any], device: str) -> list[Ro
         if case["jax"]:
             try:
                 tasks["jax"] = session.worker("rnn_jax").open(case)
-            except BenchmarkError as error:  # it is for information
+            except BenchmarkError as error:  # JAX is for information only
                 print(f"without JAX: {error_line(error)}", file=sys.stderr)
-                # It would not tell its version either.
+                # It could not report its version either.
                 session.workers.pop(("rnn_jax", "")).stop()
         return [_measured(session, case, device, tasks)]
     finally:
         for task in tasks.values():
-            with suppress(WorkerLostError):  # with all that it held
+            with suppress(WorkerLostError):  # its memory is then free anyway
                 task.close()
 
 
@@ -80,10 +80,10 @@ def _measured(
     check_agreement({n: t.results() for n, t in tasks.items()}, TOLERANCE[case["dtype"]])
     settings = session.settings
     if device == "cuda":
-        # Of these dnnops records what comes again.
+        # dnnops captures repeated steps among these.
         step_s = max(min(tasks[name].times(WARM_STEPS)) for name in ("dnnops", "torch"))
         settings = fitted(settings, step_s)
-    # Of one step, when all that is made once is there.
+    # For one step, after everything that is made once.
     facts = {name: task.facts() for name, task in tasks.items()}
     measurement = measure_apart(tasks, settings)
     row: Row = {
@@ -99,7 +99,7 @@ def _measured(
 
 
 def gpu_misses(rows: Sequence[Row]) -> list[str]:
-    """Rows that are slower or take more memory than PyTorch, and a mean that is too low."""
+    """Return messages for rows slower or with more memory than PyTorch, and for a low mean."""
     found = at_least(1.0)(rows)
     mean = exp(sum(log(ratios(row)["torch"]) for row in rows) / len(rows))
     if mean < MEAN:
@@ -132,7 +132,7 @@ PARTS = {
 
 
 def gpu_environment(threads: int) -> dict[str, str]:
-    """As for other benchmarks on the GPU; JAX leaves memory to the others."""
+    """Return the environment of other GPU benchmarks; JAX leaves memory to the others."""
     return {**gpu.environment(threads), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
@@ -140,14 +140,14 @@ ENVIRONMENTS = {"cuda": gpu_environment, "cpu": cpu.environment}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read ``--device`` and measure there."""
+    """Run the benchmark on the device that ``--device`` selects."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--device", choices=PARTS, default="cuda")
     parser.add_argument("--algo", choices=ALGORITHMS, default="auto")
     args, others = parser.parse_known_args(arguments)
     part = PARTS[args.device]
     if args.algo != "auto":
-        others = ["--only", " ", *others]  # all, but nothing is written
+        others = ["--only", " ", *others]  # matches every case, and writes nothing
         part = replace(
             part, cases=lambda session: _with_algorithm(PARTS[args.device], session, args.algo)
         )

@@ -1,4 +1,4 @@
-"""Cases of recurrent networks with their data, for every library: NumPy only."""
+"""Cases of recurrent networks with their data, shared by all libraries; needs only NumPy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 SEED = 40
-#: dnnops' names of cuDNN's algorithms, which are not imported: this is for every library.
+#: dnnops' names for cuDNN's algorithms; not imported, because every library uses this file.
 ALGORITHMS = (
     "standard",
     "persist_static",
@@ -28,15 +28,15 @@ ALGORITHMS = (
     "persist_static_small_h",
     "auto",
 )
-#: Small, so that hundreds of steps on the same data lead nowhere; and so large that the parameters'
-#: change in float32 tells the gradient.
+#: Small enough that hundreds of steps on the same data do not diverge, and large enough that the
+#: change of the parameters in float32 shows the gradient.
 LEARNING_RATE = 1e-5
 GATES = {"lstm": 4, "gru": 3}
-#: Of how many sequences results are compared, and of every how many-th parameter.
+#: How many sequences are compared, and the step between the parameters that are.
 COMPARED_SEQUENCES, COMPARED_STEP = 8, 97
 
 HIDDEN = (512, 1024)
-#: Layers, batch and steps: what a beginning tells most of comes first, and what takes long last.
+#: Layers, batch and steps: the most informative cases first, the slowest last.
 SHAPES = (
     (1, 32, 200),
     (4, 32, 50),
@@ -48,9 +48,9 @@ SHAPES = (
     (4, 256, 200),
     (2, 128, 100),
 )
-#: JAX runs a network as a scan, which takes long to compile: only in these, with 1024.
+#: JAX runs a network as a scan, which takes long to compile: only these shapes, with 1024 units.
 WITH_JAX = {(2, 128, 100)}
-#: Random numbers that are drawn, and repeated. A prime: no two rows are equal.
+#: Number of random values, which are then repeated. It is prime, so no two rows are equal.
 DRAWN = 1_000_003
 CPU_SHAPES = ((16, 25), (32, 50))
 
@@ -73,7 +73,7 @@ def _case(
 
 
 def gpu_cases(small: bool = False) -> list[dict[str, Any]]:
-    """Training steps of LSTM and GRU, of networks whose input is as large as a layer."""
+    """Return cases of LSTM and GRU training steps whose input is as large as a layer."""
     if small:
         return [
             _case(mode, 32, 2, 4, 5, dtype, jax=True)
@@ -87,7 +87,7 @@ def gpu_cases(small: bool = False) -> list[dict[str, Any]]:
 
 
 def cpu_cases(small: bool = False) -> list[dict[str, Any]]:
-    """The same for a CPU, in float32."""
+    """Return the same cases for a CPU, in float32."""
     shapes, hidden = (((4, 5),), (16,)) if small else (CPU_SHAPES, (256, 512))
     return [
         _case(mode, size, layers, batch, steps, "float32", jax=False)
@@ -96,13 +96,13 @@ def cpu_cases(small: bool = False) -> list[dict[str, Any]]:
 
 
 def parameter_shapes(case: dict[str, Any]) -> list[tuple[int, ...]]:
-    """The shapes of the parameters: both matrices of each layer, then both biases of each."""
+    """Return the parameters' shapes: both matrices of each layer, then both biases of each."""
     hidden, rows = case["hidden"], GATES[case["mode"]] * case["hidden"]
     return [(rows, hidden)] * (2 * case["layers"]) + [(rows,)] * (2 * case["layers"])
 
 
 class RNNArrays(NamedTuple):
-    """The parameters in one vector, the input, and the gradient by the output."""
+    """The parameters in one vector, the input, and the gradient with respect to the output."""
 
     w: np.ndarray
     x: np.ndarray
@@ -110,7 +110,7 @@ class RNNArrays(NamedTuple):
 
 
 def rnn_arrays(case: dict[str, Any]) -> RNNArrays:
-    """Make the data of a case."""
+    """Make the arrays of a case."""
     rng = np.random.default_rng(SEED)
 
     def repeated(drawn: np.ndarray, shape: Any) -> np.ndarray:
@@ -129,12 +129,12 @@ def rnn_arrays(case: dict[str, Any]) -> RNNArrays:
 def compared(
     before: np.ndarray, after: np.ndarray, y: Any, gx: Any, fetched: Any = np.asarray
 ) -> dict[str, np.ndarray]:
-    """What of a step has to be the same in every library: a part of all, for there is much.
+    """Return a part of a step's results, on which all libraries have to agree.
 
-    `fetched` brings what is left of `y` and `gx` to the host. The parameters are a part already,
-    by `COMPARED_STEP`.
+    `fetched` copies the selected part of `y` and `gx` to the host. The parameters contain only
+    every `COMPARED_STEP`-th value already.
 
-    Of the parameters before and after the step the difference tells the gradient in float32; in
+    In float32, the difference of the parameters before and after the step shows the gradient. In
     float16 it is as small as the rounding.
     """
     found = {"y": fetched(y[:, :COMPARED_SEQUENCES]), "gx": fetched(gx[:, :COMPARED_SEQUENCES])}

@@ -26,28 +26,28 @@ OUTPUT = Path(__file__).parents[1] / "docs" / "benchmarks"
 
 @dataclass(frozen=True)
 class Part:
-    """A benchmark with a file of its own.
+    """A benchmark with its own file.
 
     Attributes
     ----------
     name : str
-        What the command line calls it.
+        Name on the command line.
     file : str
-        What its files are called.
+        Base name of its files.
     title : str
-        What its table and picture are called.
+        Title of its table and picture.
     cases : callable
-        Gives the cases of a session: a dict each, with ``case``, the words that name it.
+        Returns the cases of a session: dicts with a description, ``case``.
     measure : callable
-        Gives the rows of a case.
+        Returns the rows of a case.
     misses : callable
-        Says which rows are not as good as they have to be, and why.
+        Returns a message for each goal that the rows miss.
     draw : callable
-        Makes the picture.
+        Draws the picture.
     environment : callable, optional
-        In place of the program's own, of `main`.
+        Replaces the `environment` that was passed to `main`.
     prepare : callable, optional
-        Gets the session and all cases that are to be measured, before the first of them is.
+        Called with the session and all cases to be measured, before the first is measured.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Part:
 
 
 def at_least(target: float, peer: str = "torch") -> Callable[[Sequence[Row]], list[str]]:
-    """Make a `Part.misses` for a speed that dnnops has to have beside a peer's."""
+    """Return a `Part.misses` for a required speed relative to a peer."""
 
     def misses(rows: Sequence[Row]) -> list[str]:
         return [
@@ -85,18 +85,18 @@ def main(
     Parameters
     ----------
     description : str
-        For ``--help``.
+        Description for ``--help``.
     parts : sequence of Part
-        What there is.
+        The parts that can be measured.
     environment : callable
-        Environment variables of the workers for a number of threads.
+        Returns the environment variables of the workers, given the number of threads.
     arguments : sequence of str, optional
-        Instead of those of the command line.
+        Arguments to parse; by default those of the command line.
 
     Returns
     -------
     int
-        Exit status: 1 if something failed or is not as good as it has to be.
+        Exit status: 1 if something failed or missed its goal.
     """
     names = [part.name for part in parts]
     parser = argparse.ArgumentParser(
@@ -160,9 +160,9 @@ def main(
 def _run(
     part: Part, cases: Sequence[dict[str, Any]], session: Session, args: argparse.Namespace
 ) -> list[str]:
-    """Measure a part and return what is wrong."""
+    """Measure a part and return its problems."""
     machine = describe_machine(args.threads)
-    # By the words of each case, with what was installed when it was measured.
+    # By the description of each case, with the versions that measured it.
     kept = _kept(args.rows, part) if args.rows else {}
     rows: list[Row] = []
     problems: list[str] = []
@@ -191,9 +191,9 @@ def _run(
                 problems.append(f"error: {part.name}: {case['case']}: {error}")
                 print(problems[-1], file=sys.stderr, flush=True)
                 if isinstance(error, WorkerLostError):
-                    session.__exit__()  # the next case starts them anew
+                    session.__exit__()  # the next case restarts them
                 continue
-            # Should a later case fail, what was measured so far can be read above.
+            # Printed at once, in case a later case fails.
             for row in new:
                 print(f"{time.perf_counter() - start:6.1f} s  {json.dumps(row)}", flush=True)
             if args.rows:
@@ -214,7 +214,7 @@ def _run(
 
 
 def _kept(path: Path, part: Part) -> dict[str, tuple[list[Row], dict[str, Any]]]:
-    """The rows of a part that a file has, and what was installed then, by case."""
+    """Return the rows of a part that a file has, and the versions that measured them, by case."""
     if not path.exists():
         return {}
     found = map(json.loads, path.read_text().splitlines())

@@ -1,9 +1,9 @@
-"""Which of two ways is the faster one on a GPU: reductions, activations, cross-entropy.
+"""Compare ways to compute reductions, activations and cross-entropy on a GPU.
 
-``python -m benchmarks.small_ops`` compares, in milliseconds of the device alone, reductions by our
-kernels, by CuPy's and by cuDNN, activations as elementwise kernels and by cuDNN, and the fused
-cross-entropy with a log-softmax whose results are picked. Each row is printed when it is there, the
-most important ones first. What cuDNN is to be used for by itself follows from it:
+``python -m benchmarks.small_ops`` compares, in milliseconds of device time: reductions with dnnops'
+kernels, CuPy and cuDNN; activations as elementwise kernels and with cuDNN; and the fused
+cross-entropy with a log-softmax from which the labels are picked. Each row is printed as soon as it
+is measured, the most important first. The results decide where dnnops calls cuDNN:
 ``CUDNN_REDUCTIONS`` in ``dnnops/rewriting/recognize/reduction.py``, and the expansion of
 activations in ``dnnops/rewriting/move/tensor_ops.py``.
 """
@@ -33,7 +33,7 @@ from dnnops.nnet.activation.op import Activation, ActivationGrad
 MODE = get_mode("CVM").including("gpu")
 CALLS, ROUNDS = 6, 3
 
-#: Shape, and the axes to reduce; the most important ones first.
+#: Shape, and the axes to reduce; the most important first.
 REDUCED: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((1 << 26,), (0,)),
     ((4096, 4096), (0, 1)),
@@ -45,7 +45,7 @@ REDUCED: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((64, 64, 112, 112), (2, 3)),
     ((65536, 256), (0,)),
 )
-#: Our reductions: of a scalar Op, and what is done to each element before; likewise.
+#: dnnops' reductions: the scalar Op, and the function applied to each element first.
 OWN: dict[str, tuple[Any, str | None]] = {
     "add": (scalar.add, None),
     "norm2": (scalar.add, "sqr"),
@@ -58,7 +58,7 @@ CLASSES = ((65536, 10), (4096, 1000), (4096, 50257))
 
 
 class Timer:
-    """Milliseconds of the device for a call, with the host's work hidden behind a long kernel."""
+    """Measure a call in milliseconds of device time; a long kernel hides the host's work."""
 
     def __init__(self) -> None:
         import cupy
@@ -78,7 +78,7 @@ class Timer:
         return float(cupy.cuda.get_elapsed_time(start, stop)) / CALLS
 
     def compare(self, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-        """Medians of turns, in which each has been called before."""
+        """Return the median time of each call; the calls take turns after a warm-up."""
         for call in calls.values():
             call()
             call()
@@ -99,17 +99,17 @@ def _function(inputs: list[Any], outputs: Any) -> Any:
 
 
 def _on_device(z: Any) -> Any:
-    """An output that stays on the device."""
+    """Return an output that stays on the device."""
     return as_gpuarray_variable(z, 0)
 
 
 def _values(timer: Timer, rng: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """Random numbers on the device, which repeat: those of all elements take long to make."""
+    """Return repeated random numbers on the device; drawing every element would take long."""
     return timer.cupy.asarray(np.resize(rng.standard_normal(65537).astype(dtype), shape))
 
 
 def _call(op: Any, *values: Any) -> Callable[[], Any]:
-    """A call of an Op on device arrays, without a module that would have to be compiled."""
+    """Return a call of an Op on device arrays that needs no compiled module."""
     variables = [GpuArrayType(str(value.dtype), (None,) * value.ndim)() for value in values]
     node = op.make_node(*variables)
     storage: list[list[Any]] = [[None] for _ in node.outputs]
@@ -117,7 +117,7 @@ def _call(op: Any, *values: Any) -> Callable[[], Any]:
 
 
 def reductions(timer: Timer, dtypes: tuple[str, ...]) -> None:
-    """Print the table of reductions: our choice of kernels, CuPy's alone for sums, and cuDNN's."""
+    """Print the table of reductions: dnnops' kernels, CuPy's for sums only, and cuDNN's."""
     columns = "own    CuPy   cuDNN own TB/s"
     print(f"reduction       dtype    shape over axes                    {columns}")
     rng = np.random.default_rng(0)
@@ -125,7 +125,7 @@ def reductions(timer: Timer, dtypes: tuple[str, ...]) -> None:
         for dtype in dtypes:
             value = _values(timer, rng, shape, dtype)
             for red_op, (scalar_op, premap) in OWN.items():
-                # float64 is what PyTensor accumulates sums of float32 in.
+                # PyTensor accumulates sums of float32 in float64.
                 wide = "float32" if dtype == "float16" else "float64"
                 words = (scalar_op, dtype, wide, dtype, premap)
                 calls = {
@@ -213,7 +213,7 @@ TABLES = {
 
 
 def main() -> None:
-    """Print the tables that the command line names."""
+    """Print the tables that the command line selects."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", nargs="+", choices=[*TABLES], default=[*TABLES])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float16"])
