@@ -26,7 +26,7 @@ from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.attention.op import OPTIONAL, Attention, AttentionBase, AttentionGrad
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.optional_result import OptionalResultOp
-from dnnops.nnet.regularization.dropout import _state_vector
+from dnnops.nnet.regularization.dropout import state_vector
 from dnnops.nnet.validate import named_operands, switch
 
 __all__ = ["DTYPES", "MAX_DEPTH", "GpuDnnAttention", "GpuDnnAttentionBase", "GpuDnnAttentionGrad"]
@@ -89,7 +89,7 @@ class GpuDnnAttentionBase(CudnnOp, AttentionBase):
                 )
         shapes = self._shapes({o: x.type.shape for o, x in moved.items()})
         if "state" in given:  # the state stays on the host
-            moved["state"] = _state_vector(name, given["state"])
+            moved["state"] = state_vector(name, given["state"])
         results = [
             GpuArrayType("float32" if r == "stats" else dtype, tuple(shapes[r]), device)()
             for r in self.results

@@ -24,6 +24,9 @@ from dnnops.runtime.build import CUDNN, RuntimeLibrary
 from dnnops.runtime.op import OperandAccess, RuntimeOp, operand_access, permuted_empty, raise_status
 
 __all__ = [
+    "TAKES_CHANNELS_LAST",
+    "TAKES_CONTIGUOUS",
+    "TAKES_GAPS",
     "TAKES_ROWS",
     "CudnnOp",
     "as_dense",
@@ -42,7 +45,7 @@ __all__ = [
 
 
 # As in dnnops_cudnn_emit.h: the layouts in which an operand is used without a copy.
-_CONTIGUOUS, _CHANNELS_LAST, _GAPS, TAKES_ROWS = 1, 2, 4, 8
+TAKES_CONTIGUOUS, TAKES_CHANNELS_LAST, TAKES_GAPS, TAKES_ROWS = 1, 2, 4, 8
 
 
 @operand_access.register(GpuArrayType)
@@ -126,20 +129,27 @@ class CudnnOp(RuntimeOp):
     def _layouts(self, operand: int) -> int:
         """Return the layouts accepted for an operand, as flags for ``dnnops_cudnn_read_dense``."""
         if self.contiguous_only:
-            return _CONTIGUOUS
-        either = _CONTIGUOUS | _CHANNELS_LAST
-        return either if operand in self.packed_operands else either | _GAPS
+            return TAKES_CONTIGUOUS
+        either = TAKES_CONTIGUOUS | TAKES_CHANNELS_LAST
+        return either if operand in self.packed_operands else either | TAKES_GAPS
 
     def _accepted(self, array: Any, layouts: int) -> Any:
         """Return the array, or a contiguous copy if ``dnnops_cudnn_read_dense`` would make one."""
         if array.flags.c_contiguous:
             return array
         axes = range(1, array.ndim)
-        for layout, order in ((_CONTIGUOUS, [*axes]), (_CHANNELS_LAST, [*axes[1:], *axes[:1]])):
+        for layout, order in (
+            (TAKES_CONTIGUOUS, [*axes]),
+            (TAKES_CHANNELS_LAST, [*axes[1:], *axes[:1]]),
+        ):
             # The stride of the first axis is checked separately below.
             if layouts & layout and array[:1].transpose([0, *order]).flags.c_contiguous:
                 stride, dense = array.strides[0], array[:1].size * array.itemsize
-                if array.shape[0] == 1 or stride == dense or (layouts & _GAPS and stride > dense):
+                if (
+                    array.shape[0] == 1
+                    or stride == dense
+                    or (layouts & TAKES_GAPS and stride > dense)
+                ):
                     return array
         if layouts & TAKES_ROWS and _has_rows(array):
             return array

@@ -13,8 +13,8 @@ from pytensor.tensor import as_tensor_variable
 from dnnops.compat import inferred_shapes, shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpu.base import (
-    _CHANNELS_LAST,
-    _CONTIGUOUS,
+    TAKES_CHANNELS_LAST,
+    TAKES_CONTIGUOUS,
     CudnnOp,
     as_dense,
     as_gradient,
@@ -119,7 +119,7 @@ class GpuDnnBatchNormBase(CudnnOp):
                 f"{name}: {', '.join(abstract.parameter_operands)} must be {wanted} on "
                 f"cuda{device} for x of dtype {dtype}, got {parameters[0].type}"
             )
-        shape, parameter_shape = abstract._merge({o: x.type.shape for o, x in given.items()})
+        shape, parameter_shape = abstract.check_shapes({o: x.type.shape for o, x in given.items()})
         results = [
             GpuArrayType(dtype, shape, device)()
             if is_data
@@ -144,7 +144,7 @@ class GpuDnnBatchNormBase(CudnnOp):
         axes = self.axes or ()
         of_channels = len(axes) > 1 and axes == (0, *range(2, len(axes) + 1))
         takes_both = of_channels and self._is_data(operand)
-        return _CONTIGUOUS | _CHANNELS_LAST if takes_both else _CONTIGUOUS
+        return TAKES_CONTIGUOUS | TAKES_CHANNELS_LAST if takes_both else TAKES_CONTIGUOUS
 
     def output_format(self, index: int, inputs: list[Any]) -> str:
         dense = index > 0 or inputs[0].flags.c_contiguous

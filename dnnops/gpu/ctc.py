@@ -14,7 +14,7 @@ from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import host_from_gpu
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.expressions import is_connected
-from dnnops.nnet.loss.ctc import CTC, _integer_tensor
+from dnnops.nnet.loss.ctc import CTC, integer_tensor
 from dnnops.nnet.validate import named_operands, switch
 
 __all__ = ["GpuCTC", "GpuCTCBase", "GpuDnnCTC"]
@@ -42,7 +42,7 @@ class GpuCTCBase(CudnnOp, CTC):
         operands = [activations]
         for operand, x in given.items():
             host = host_from_gpu(x) if is_on_device(x) else x
-            operands.append(_integer_tensor(name, operand, host, 2 if operand == "labels" else 1))
+            operands.append(integer_tensor(name, operand, host, 2 if operand == "labels" else 1))
         batch = self.check_shapes([x.type.shape for x in operands])
         type_ = activations.type
         steps, _, classes = type_.shape

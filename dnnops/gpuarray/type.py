@@ -146,7 +146,7 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
         if array is None:
             if strict:
                 raise DnnTypeError(f"{self} expects an array on cuda{self.device}, got {_of(data)}")
-            host = self._filter_host(data, allow_downcast)
+            host = self.filter_host(data, allow_downcast)
             with on_device(self.device) as cupy:
                 return cupy.asarray(host)
         if array.device.id != self.device:
@@ -158,7 +158,7 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
         self._check_shape(array.shape)
         return array
 
-    def _filter_host(self, data: Any, allow_downcast: bool | None) -> np.ndarray:
+    def filter_host(self, data: Any, allow_downcast: bool | None) -> np.ndarray:
         """Check and convert a value to the host array that is copied to the device."""
         if getattr(data, "dtype", None) == self.numpy_dtype:
             host = np.asarray(data)

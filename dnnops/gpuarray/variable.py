@@ -185,7 +185,7 @@ def _constant_data(type_: GpuArrayType, data: Any) -> tuple[np.ndarray, Any]:
     if array is not None:
         array = type_.filter(array)
         return array.get(), array
-    return type_._filter_host(data, allow_downcast=None), None
+    return type_.filter_host(data, allow_downcast=None), None
 
 
 GpuArrayType.variable_type = GpuArrayVariable

@@ -24,9 +24,9 @@ from dnnops.nnet.regularization.dropout import (
     BLOCKS,
     GROUP,
     Dropout,
-    _initial_state,
-    _state_vector,
+    initial_state,
     random_words,
+    state_vector,
 )
 from dnnops.nnet.validate import (
     accumulator_dtype,
@@ -101,7 +101,7 @@ class AttentionBase(ExpressionOp):
             if operand == "mask":
                 given[operand] = _mask(name, value)
             elif operand == "state":
-                given[operand] = _state_vector(name, value)
+                given[operand] = state_vector(name, value)
             elif operand in OPTIONAL:
                 given[operand] = _lengths(name, operand, value)
             else:
@@ -495,7 +495,7 @@ def scaled_dot_product_attention(
         raise DnnValueError(f"{where}: give {wanted}; dropout_p is {dropout_p}")
     own = None
     if seed is not None:
-        own = pytensor.shared(_initial_state(where, seed), shape=(2,))
+        own = pytensor.shared(initial_state(where, seed), shape=(2,))
     if op.dropout:
         given["state"] = state if own is None else own
     node: Any = op.make_node(query, key, value, *given.values())

@@ -29,14 +29,14 @@ from dnnops.nnet.validate import (
     show_shape,
 )
 
-__all__ = ["CTC", "ctc"]
+__all__ = ["CTC", "ctc", "integer_tensor"]
 
 #: The dtypes that labels and lengths may have. uint32 is converted to int64, and all others but
 #: int64 to int32.
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 
 
-def _integer_tensor(where: str, name: str, value: Any, ndim: int) -> TensorVariable:
+def integer_tensor(where: str, name: str, value: Any, ndim: int) -> TensorVariable:
     """Return `value` as an int32 or int64 tensor of `ndim` dimensions."""
     expected = f"{where}: {name} must be an integer {'matrix' if ndim == 2 else 'vector'}"
     x = as_tensor(expected, value)
@@ -132,8 +132,8 @@ class CTC(OptionalResultOp):
             names.append("label_lengths")
         given = named_operands(name, names, inputs)
         activations = float_tensor(name, "activations", given.pop("activations"), 3)
-        operands = [activations, _integer_tensor(name, "labels", given.pop("labels"), 2)]
-        operands += [_integer_tensor(name, n, x, 1) for n, x in given.items()]
+        operands = [activations, integer_tensor(name, "labels", given.pop("labels"), 2)]
+        operands += [integer_tensor(name, n, x, 1) for n, x in given.items()]
         batch = self.check_shapes([x.type.shape for x in operands])
         steps, _, classes = activations.type.shape
         dtype = activations.type.dtype
@@ -345,11 +345,11 @@ def ctc(
     where = "ctc"
     operands = [
         float_tensor(where, "activations", activations, 3),
-        _integer_tensor(where, "labels", labels, 2),
-        _integer_tensor(where, "input_lengths", input_lengths, 1),
+        integer_tensor(where, "labels", labels, 2),
+        integer_tensor(where, "input_lengths", input_lengths, 1),
     ]
     if label_lengths is not None:
-        operands.append(_integer_tensor(where, "label_lengths", label_lengths, 1))
+        operands.append(integer_tensor(where, "label_lengths", label_lengths, 1))
     op = CTC(with_label_lengths=label_lengths is not None)
     costs: Any = op.make_node(*operands).outputs[0]
     return costs

@@ -92,7 +92,7 @@ class BatchNormBase(ExpressionOp):
                 f"{name}: {', '.join(self.parameter_operands)} have dtype {parameter_dtype}; "
                 f"expected {dtype}, as {first} has" + (", or float32" if dtype == "float16" else "")
             )
-        shape, parameter_shape = self._merge({o: x.type.shape for o, x in given.items()})
+        shape, parameter_shape = self.check_shapes({o: x.type.shape for o, x in given.items()})
         results = [
             pt.tensor(dtype=dtype, shape=shape)
             if is_data
@@ -107,7 +107,7 @@ class BatchNormBase(ExpressionOp):
         parameter_shape = self._reduced(shape)
         return [shape if is_data else parameter_shape for is_data in self.data_results]
 
-    def _merge(self, shapes: dict[str, Shape]) -> tuple[Shape, Shape]:
+    def check_shapes(self, shapes: dict[str, Shape]) -> tuple[Shape, Shape]:
         """Check the operands' shapes; return the data and parameter shapes, as far as known."""
         name = type(self).__name__
         shape = list(merge_shapes(name, **{o: shapes[o] for o in self.data}))
@@ -132,7 +132,7 @@ class BatchNormBase(ExpressionOp):
 
         float32 sums lose the digits that a variance needs.
         """
-        self._merge({o: x.shape for o, x in zip(self.operands, inputs, strict=True)})
+        self.check_shapes({o: x.shape for o, x in zip(self.operands, inputs, strict=True)})
         for operand, bounds in self.scalars.items():
             value = float(inputs[self.operands.index(operand)])
             check_bounds(type(self).__name__, operand, value, *bounds)

@@ -41,7 +41,15 @@ from dnnops.nnet.validate import (
     show_shape,
 )
 
-__all__ = ["Dropout", "DropoutGrad", "dropout", "dropout_state", "philox4x32"]
+__all__ = [
+    "Dropout",
+    "DropoutGrad",
+    "dropout",
+    "dropout_state",
+    "initial_state",
+    "philox4x32",
+    "state_vector",
+]
 
 #: Number of elements in a group, and number of random blocks that a group uses.
 GROUP, BLOCKS = 64, 16
@@ -113,7 +121,7 @@ class Dropout(Op):
         name = type(self).__name__
         x = float_tensor(name, "x", x)
         p = probability_variable(name, "p", p)
-        state = _state_vector(name, state)
+        state = state_vector(name, state)
         sizes = x.type.shape
         length = None if None in sizes else _reserve_length(prod(sizes))
         return Apply(
@@ -238,7 +246,8 @@ def _scaled(x: np.ndarray, p: float, kept: np.ndarray) -> np.ndarray:
     return np.where(kept.reshape(x.shape), scaled, 0).astype(x.dtype)
 
 
-def _state_vector(where: str, state: Any) -> TensorVariable:
+def state_vector(where: str, state: Any) -> TensorVariable:
+    """Check the `state` argument of the function `where` and return it as an int64 vector."""
     vector = int_vector(where, "state", state, 2)
     if pt.as_tensor_variable(state).type.dtype != "int64":
         raise DnnTypeError(f"{where}: state must have dtype int64, got {state.type.dtype}")
@@ -272,10 +281,11 @@ def dropout_state(seed: int, name: str | None = None) -> Any:
     where = "dropout_state"
     if name is not None and not isinstance(name, str):
         raise DnnTypeError(f"{where}: name must be a string, got {shown(name)}")
-    return pytensor.shared(_initial_state(where, seed), name=name, shape=(2,))
+    return pytensor.shared(initial_state(where, seed), name=name, shape=(2,))
 
 
-def _initial_state(where: str, seed: Any) -> np.ndarray:
+def initial_state(where: str, seed: Any) -> np.ndarray:
+    """Return the state that a seed starts with; `where` names the function in error messages."""
     if not is_int(seed):
         raise DnnTypeError(f"{where}: seed must be an int, got {shown(seed)}")
     if not 0 <= seed < 2**64:
@@ -375,7 +385,7 @@ def dropout(
     x = float_tensor(where, "x", x)
     p = probability_variable(where, "p", p)
     if state is not None:
-        y, _, next_state = Dropout().make_node(x, p, _state_vector(where, state)).outputs
+        y, _, next_state = Dropout().make_node(x, p, state_vector(where, state)).outputs
         return y, next_state
     return seeded_dropout(where, Dropout(), x, p, _drawn_seed(where, rng) if seed is None else seed)
 
@@ -392,7 +402,7 @@ def seeded_dropout(where: str, op: Any, x: Any, p: Any, seed: Any) -> Any:
     x, p, seed
         See `dropout`.
     """
-    own = pytensor.shared(_initial_state(where, seed), shape=(2,))
+    own = pytensor.shared(initial_state(where, seed), shape=(2,))
     y, _, next_state = op.make_node(x, p, own).outputs
     set_default_update(own, next_state)
     return y

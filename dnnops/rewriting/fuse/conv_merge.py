@@ -34,7 +34,7 @@ from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import HostFromGpu, host_from_gpu, to_device
 from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
-from dnnops.rewriting.move.lifting import _graph_device
+from dnnops.rewriting.move.lifting import graph_device
 
 __all__ = ["LocalConvMerge"]
 
@@ -226,7 +226,7 @@ class ConvMerge(GraphRewriter):
         """Rewrite `fgraph`."""
         if not any(type(n.op) in _GPU_OPS or isinstance(n.op, _MERGED) for n in fgraph.apply_nodes):
             return
-        device = _graph_device(fgraph)
+        device = graph_device(fgraph)
         usable, _ = cudnn_usable(device)
         if usable:
             WalkingGraphRewriter(

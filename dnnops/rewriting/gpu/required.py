@@ -8,7 +8,7 @@ from pytensor.graph.rewriting.basic import GraphRewriter
 from dnnops.errors import DnnRequiredError, DnnUnavailableError
 from dnnops.gpu.base import check_cudnn
 from dnnops.rewriting.move.lifting import (
-    _graph_device,
+    graph_device,
 )
 
 __all__ = ["RequireCudnn"]
@@ -20,6 +20,6 @@ class RequireCudnn(GraphRewriter):
     def apply(self, fgraph: FunctionGraph) -> None:
         """Check cuDNN without changing `fgraph`."""
         try:
-            check_cudnn(_graph_device(fgraph))
+            check_cudnn(graph_device(fgraph))
         except DnnUnavailableError as error:
             raise DnnRequiredError(f"optimizer_including=cudnn: {error}") from error

@@ -46,6 +46,7 @@ __all__ = [
     "LiftContext",
     "LiftFunction",
     "Lifter",
+    "graph_device",
     "register_expansion",
     "register_lifter",
 ]
@@ -124,7 +125,7 @@ class GraphToGpu(GraphRewriter):
         pulled = Forecast(fgraph, order, self.excluded_tags, self.everything).pulled
         if pulled is None:
             return
-        lifting = _Lifting(self, LiftContext(_graph_device(fgraph)), pulled)
+        lifting = _Lifting(self, LiftContext(graph_device(fgraph)), pulled)
         for node in order:
             lifting.visit(node)
         replacements = [
@@ -135,7 +136,7 @@ class GraphToGpu(GraphRewriter):
         )
 
 
-def _graph_device(fgraph: FunctionGraph) -> int:
+def graph_device(fgraph: FunctionGraph) -> int:
     """Return the device of the graph's device variables, else the device of the flag, else 0."""
     devices = {x.type.device for x in fgraph.variables if is_on_device(x)}
     wanted = device_from_target(str(getattr(config, "device", "cpu")))

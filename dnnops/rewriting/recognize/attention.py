@@ -30,7 +30,7 @@ from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import GpuCast, HostFromGpu, host_from_gpu
 from dnnops.nnet.activation.softmax import SoftmaxGrad
 from dnnops.nnet.attention.op import Attention, AttentionGrad
-from dnnops.rewriting.move.lifting import _graph_device
+from dnnops.rewriting.move.lifting import graph_device
 from dnnops.rewriting.recognize.attention_form import (
     Condition,
     Scale,
@@ -315,7 +315,7 @@ class RecognizeAttention(GraphRewriter):
 
     def _is_available(self, fgraph: FunctionGraph) -> bool:
         if self.on_device:
-            return cudnn_usable(_graph_device(fgraph))[0]
+            return cudnn_usable(graph_device(fgraph))[0]
         return onednn_available()[0] and not any(map(is_on_device, fgraph.variables))
 
     def _takes(self, found: _Found) -> bool:

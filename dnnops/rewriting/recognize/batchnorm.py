@@ -33,7 +33,7 @@ from dnnops.gpu.base import cudnn_usable
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.norm.batchnorm import BatchNormInference, BatchNormTrain
 from dnnops.rewriting.move.forecast import Forecast
-from dnnops.rewriting.move.lifting import _graph_device
+from dnnops.rewriting.move.lifting import graph_device
 from dnnops.rewriting.recognize.batchnorm_form import Normalization, read_normalization
 from dnnops.rewriting.recognize.value_numbers import ValueNumbers
 
@@ -98,7 +98,7 @@ class RecognizeGpuBatchNorm(RecognizeBatchNorm):
         self.everything = everything
 
     def _is_available(self, fgraph: FunctionGraph) -> bool:
-        return cudnn_usable(_graph_device(fgraph))[0]
+        return cudnn_usable(graph_device(fgraph))[0]
 
     def _selection(
         self, fgraph: FunctionGraph, order: list[Apply]
