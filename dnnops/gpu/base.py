@@ -366,8 +366,8 @@ def _register(library: ctypes.CDLL) -> None:
     for name in ("last_plan", "conv_algorithm", "rnn_last_algorithm", "replay_failure"):
         getattr(library, f"dnnops_cudnn_{name}").restype = ctypes.c_char_p
     atexit.register(library.dnnops_cudnn_shutdown)
-    # The runtime library loads cuBLASLt by its bare name, so make it known to the loader here.
-    # Without it, fewer plans are available.
+    # The runtime library loads cuBLASLt by its bare name, but does not search the directory of its
+    # wheel for CUDA 12, so load it here. Without it, fewer plans are available.
     with suppress(Exception):
         from cuda.pathfinder import load_nvidia_dynamic_lib
 

@@ -102,20 +102,33 @@ def test_a_wheel_without_its_library_is_told(tmp_path, monkeypatch):
         find.find_onednn()
 
 
+def install_cudnn(root: Path, lib: str, *version: int) -> None:
+    """Write cuDNN's library and its header."""
+    for directory in (root / "include", root / lib):
+        directory.mkdir(parents=True)
+    (root / lib / "libcudnn.so.9").touch()
+    parts = zip(("MAJOR", "MINOR", "PATCHLEVEL"), version, strict=True)
+    (root / "include" / "cudnn_version.h").write_text(
+        "".join(f"#define CUDNN_{part} {number}\n" for part, number in parts)
+    )
+
+
+@pytest.mark.usefixtures("fresh_search")
+def test_cudnn_is_found_on_the_path(tmp_path, monkeypatch):
+    """As ``pip --target`` leaves its wheel, with ``PYTHONPATH``."""
+    install_cudnn(tmp_path / "nvidia" / "cudnn", "lib", 9, 99, 0)
+    monkeypatch.syspath_prepend(tmp_path)
+    library = find.find_cudnn()
+    assert (library.version, library.origin) == ((9, 99, 0), "wheel")
+
+
 @pytest.mark.usefixtures("fresh_search")
 def test_base_path_comes_first(tmp_path):
-    include, lib = tmp_path / "include", tmp_path / "lib64"
-    include.mkdir()
-    lib.mkdir()
-    numbers = {"MAJOR": 9, "MINOR": 7, "PATCHLEVEL": 3}
-    (include / "cudnn_version.h").write_text(
-        "".join(f"#define CUDNN_{part} {number}\n" for part, number in numbers.items())
-    )
-    (lib / "libcudnn.so.9").touch()
+    install_cudnn(tmp_path, "lib64", 9, 7, 3)
     with pytensor.config.change_flags(dnn__base_path=str(tmp_path)):
         library = find.find_cudnn()
     assert library.version == (9, 7, 3)
-    assert library.library == lib / "libcudnn.so.9"
+    assert library.library == tmp_path / "lib64" / "libcudnn.so.9"
     assert "dnn.base_path" in library.origin
 
 
@@ -130,13 +143,7 @@ def test_wrong_base_path_is_an_error(tmp_path):
 
 @pytest.mark.usefixtures("fresh_search")
 def test_old_cudnn_is_not_taken(tmp_path, monkeypatch):
-    directory = tmp_path / "nvidia" / "cudnn"
-    for part in ("include", "lib"):
-        (directory / part).mkdir(parents=True)
-    (directory / "include" / "cudnn_version.h").write_text(
-        "#define CUDNN_MAJOR 8\n#define CUDNN_MINOR 9\n#define CUDNN_PATCHLEVEL 0\n"
-    )
-    (directory / "lib" / "libcudnn.so.9").touch()
+    install_cudnn(tmp_path / "nvidia" / "cudnn", "lib", 8, 9, 0)
     monkeypatch.setattr(find, "_nvidia_wheels", lambda: iter([tmp_path / "nvidia"]))
     monkeypatch.setattr(find, "_roots", lambda variables: iter(()))
     with pytest.raises(DnnUnavailableError, match="cuDNN 9"):
