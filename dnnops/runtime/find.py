@@ -20,7 +20,7 @@ from pathlib import Path
 
 from dnnops.errors import DnnUnavailableError
 
-__all__ = ["Library", "find_cuda", "find_cuda_headers", "find_cudnn", "find_onednn"]
+__all__ = ["Library", "find_cuda", "find_cudnn", "find_onednn"]
 
 
 @dataclass(frozen=True)
@@ -248,22 +248,6 @@ def _find_cudnn(base_path: str, include_path: str, library_path: str) -> Library
         "cuDNN 9 and its headers were not found in wheels, CUDNN_PATH, CUDA_PATH, CONDA_PREFIX or"
         " the system directories; `pip install dnnops[cuda13]` (or [cuda12]) installs both"
     )
-
-
-def find_cuda_headers() -> tuple[Path, ...]:
-    """Return the directories of the CUDA runtime headers and of the headers that they include.
-
-    Returns
-    -------
-    tuple of Path
-        Directories for ``-I``.
-
-    Raises
-    ------
-    DnnUnavailableError
-        If ``cuda_runtime_api.h`` or ``crt/host_defines.h`` is missing.
-    """
-    return find_cuda().include_dirs
 
 
 @lru_cache(maxsize=1)

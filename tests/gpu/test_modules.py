@@ -260,7 +260,7 @@ def test_pool_kernels_on_the_host(pool_kernels):
 def test_pool_kernels_compile():
     """For a GPU that need not be there."""
     from dnnops.gpu.pool_kernels import kernel_names, kernel_source
-    from dnnops.runtime.find import find_cuda_headers
+    from dnnops.runtime.find import find_cuda
 
-    includes = [f"-I{directory}" for directory in find_cuda_headers()]
+    includes = [f"-I{directory}" for directory in find_cuda().include_dirs]
     compile_cuda(kernel_source(), "-std=c++17", *includes, names=kernel_names())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dnnops.runtime.find import find_cuda_headers
+from dnnops.runtime.find import find_cuda
 from tests.emulation.nvrtc import CudaError, compile_cuda
 
 ARCHITECTURE = "compute_90"
@@ -99,7 +99,7 @@ def compile_log(source: str) -> str:
     cupy_include = Path(cupy.__file__).parent / "_core" / "include"
     cccl = cupy_include / "cupy" / "_cccl"
     bundled = [cupy_include, cccl / "cub", cccl / "thrust", cccl / "libcudacxx"]
-    directories = [*bundled, *find_cuda_headers()]
+    directories = [*bundled, *find_cuda().include_dirs]
     includes = (f"-I{path}" for path in directories)
     try:
         compile_cuda(_HEADERS + source, "-std=c++17", *includes, architecture=ARCHITECTURE)
