@@ -1,4 +1,4 @@
-// What the dropouts of both libraries read and check.
+// The parameters, operands and checks of dropout in both libraries.
 #ifndef DNNOPS_DROPOUT_PROBLEM_HPP
 #define DNNOPS_DROPOUT_PROBLEM_HPP
 

@@ -77,7 +77,7 @@ inline std::string &last_error() {
   return text;
 }
 
-// What to run when this thread's call ends, or null.
+// The function to run when this thread's call ends, or null.
 using AfterCall = void (*)() noexcept;
 inline AfterCall &after_call() {
   static thread_local AfterCall action = nullptr;

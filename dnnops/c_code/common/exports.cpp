@@ -1,4 +1,4 @@
-// What every runtime library exports in addition to its Ops' functions.
+// Functions that every runtime library exports in addition to those of its Ops.
 #include "error.hpp"
 
 DNNOPS_EXPORT const char *dnnops_last_error(void) { return dnnops::last_error().c_str(); }

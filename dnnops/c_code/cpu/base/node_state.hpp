@@ -1,5 +1,5 @@
-// What a node keeps between calls: the plan for its last operands, so that repeated calls on the same shapes
-// need no lookup.
+// The state that a node keeps between calls: the plan for its last operands, so that repeated calls on the same
+// shapes need no lookup.
 #ifndef DNNOPS_ONEDNN_NODE_STATE_HPP
 #define DNNOPS_ONEDNN_NODE_STATE_HPP
 

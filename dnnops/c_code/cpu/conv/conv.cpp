@@ -26,7 +26,7 @@ const char *conv_name(int64_t direction) {
                                          : "OneDnnConvGradWeights";
 }
 
-// What a node keeps: its plan, and the selection that it last reported.
+// The state of a node: its plan, and the selection that it last reported.
 struct ConvState : NodeState<ConvKey, ConvEntry> {
   bool has_told = false;
   ConvKey told_of;

@@ -97,8 +97,8 @@ void columns_to_image(const Spatial &s, int64_t channels, double *columns, doubl
   });
 }
 
-// What conv_blas() copies, and the layout of its scratch memory: the columns, then a contiguous copy of each
-// operand that needs one, then the result if its filters are reversed.
+// The arrays that conv_blas() copies, and the layout of its scratch memory: the columns, then a contiguous copy of
+// each operand that needs one, then the result if its filters are reversed.
 struct Scratch {
   bool pointwise;  // the image itself serves as the columns
   bool copied[2], flip_result;

@@ -9,7 +9,7 @@ namespace dnnops {
 enum ConvAlgorithm : int64_t { ALGORITHM_AUTO = 0, ALGORITHM_DIRECT = 1, ALGORITHM_NAMED = 2 };
 constexpr int64_t PLAN_NAME_SIZE = 128;
 
-// What parameters() in dnnops/cpu/conv.py returns.
+// The words that parameters() in dnnops/cpu/conv.py returns.
 struct ConvParams {
   int64_t direction, algorithm;
   ConvGeometry geometry;

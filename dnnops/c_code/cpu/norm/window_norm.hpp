@@ -1,5 +1,5 @@
-// What local response normalization and divisive normalization share: x * s^-beta with s = k + scale * (a sum
-// of squares), and sums over windows.
+// The common parts of local response normalization and divisive normalization: x * s^-beta with s = k + scale * (a
+// sum of squares), and sums over windows.
 #ifndef DNNOPS_ONEDNN_WINDOW_NORM_HPP
 #define DNNOPS_ONEDNN_WINDOW_NORM_HPP
 

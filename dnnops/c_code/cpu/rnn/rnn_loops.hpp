@@ -1,4 +1,4 @@
-// What the passes of a recurrent network need besides matrix products: cells, dropout, sums.
+// The parts of a recurrent network's passes besides matrix products: cells, dropout, sums.
 #ifndef DNNOPS_ONEDNN_RNN_LOOPS_HPP
 #define DNNOPS_ONEDNN_RNN_LOOPS_HPP
 
@@ -55,7 +55,7 @@ void transpose(int64_t rows, int64_t columns, const T *from, T *to) {
           to[column * rows + row] = from[row * columns + column];
 }
 
-// What follows divides a lot: a quarter less time in whole AVX-512 vectors, which GCC avoids by itself.
+// The functions below divide a lot. Whole AVX-512 vectors, which GCC avoids by default, save a quarter of the time.
 #ifdef __AVX512F__
 #pragma GCC push_options
 #pragma GCC target("prefer-vector-width=512")

@@ -1,4 +1,4 @@
-// What both recurrent network Ops share on the CPU: lengths, scratch memory, contiguous operands.
+// The common parts of both recurrent network Ops on the CPU: lengths, scratch memory, contiguous operands.
 #ifndef DNNOPS_ONEDNN_RNN_PROBLEM_HPP
 #define DNNOPS_ONEDNN_RNN_PROBLEM_HPP
 

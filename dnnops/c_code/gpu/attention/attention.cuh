@@ -1,5 +1,5 @@
-// What cuDNN's fused attention needs around it: lengths in its integer type, masks as additive biases, copies
-// of operands with depths that it does not support, and zeros for queries that see no key.
+// Kernels that run before and after cuDNN's fused attention: lengths in its integer type, masks as additive biases,
+// copies of operands with depths that it does not support, and zeros for queries that see no key.
 //
 // dnnops/gpu/kernels.py compiles this with CuPy, and tests compile it for the host. Elements have 16 bits.
 // Macros: MASK_WIDTH, the size of a mask element in bytes (1 for bool); MINUS_INFINITY and LOWEST, the bits

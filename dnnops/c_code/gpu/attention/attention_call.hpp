@@ -21,7 +21,7 @@ enum AttentionWord {
 };
 enum GivenOperand { GIVEN_MASK = 1, GIVEN_QUERY_LENGTHS = 2, GIVEN_KEY_LENGTHS = 4, GIVEN_STATE = 8 };
 
-// What computes a gradient: selected by shape, or as requested by tests that compare the two.
+// The implementation that computes a gradient: selected by shape, or as requested by tests that compare the two.
 enum AttentionPath { PATH_BY_SHAPE, PATH_KERNEL, PATH_CUDNN };
 
 int count_operands(const int64_t *words);

@@ -1,4 +1,4 @@
-// What a node keeps between executions: the layout of its last operands, and what was prepared for it.
+// The state that a node keeps between executions: the layout of its last operands, and what was prepared for it.
 #ifndef DNNOPS_CUDNN_NODE_STATE_HPP
 #define DNNOPS_CUDNN_NODE_STATE_HPP
 

@@ -1,4 +1,4 @@
-// What can be queried without a GPU.
+// Queries that need no GPU.
 #include "check.hpp"
 
 DNNOPS_EXPORT int64_t dnnops_cudnn_version(void) { return static_cast<int64_t>(cudnnGetVersion()); }

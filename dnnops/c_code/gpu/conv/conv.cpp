@@ -38,7 +38,7 @@ void read_key(CallKey &key, const Call &call, const Handle &handle) {
 
 enum class Todo { RUN, SCALE_OUT, NOTHING };
 
-// What a node keeps between executions.
+// The state that a node keeps between executions.
 struct ConvState : State {
   bool ready = false;
   CallKey key;

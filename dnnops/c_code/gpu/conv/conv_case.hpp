@@ -38,7 +38,7 @@ struct PlanSpec {
 // The dtype to compute in, if it depends on the arrays' dtype. Other values are a dnnops_dtype.
 enum Precision : int64_t { PRECISION_AS_INPUT_F32 = -1, PRECISION_AS_INPUT = -2 };
 
-// What a caller asks for. dnnops/gpu/algorithms.py has the same numbers.
+// The ways in which a caller can ask for a plan. dnnops/gpu/algorithms.py has the same numbers.
 enum Wish : int64_t {
   WISH_NONE = 0,
   WISH_SMALL = 1,

@@ -13,7 +13,7 @@
 
 namespace dnnops {
 
-// What a call passes to a plan.
+// The arguments that a call passes to a plan.
 struct Launch {
   Handle *handle;
   void *pointers[3];  // by Role

@@ -1,4 +1,4 @@
-// What the depthwise kernels share: types, vectors of channels, copies between global and shared memory.
+// The common parts of the depthwise kernels: types, vectors of channels, copies between global and shared memory.
 // dnnops/gpu/kernels.py compiles this with CuPy, and tests compile it for the host.
 //
 // Macros set by c_code/gpu/depthwise/conv_depthwise.cpp: DTYPE (a dnnops_dtype), CHANNELS_LAST, FLIP, UP (for

@@ -1,4 +1,4 @@
-// What all kernels share. dnnops/gpu/kernels.py compiles programs with it, using CuPy;
+// The common parts of all kernels. dnnops/gpu/kernels.py compiles programs with it, using CuPy;
 // tests/emulation/host_cuda.hpp has the same names for tests on the host.
 #ifdef __CUDACC__
 #define DEVICE __device__ __forceinline__

@@ -36,7 +36,7 @@ class Parts {
   int64_t size_ = 0;
 };
 
-// What the host computes from the labels, in one vector.
+// The arrays that the host computes from the labels, in one vector.
 class Integers {
  public:
   // Adds an array. Returns where it begins.

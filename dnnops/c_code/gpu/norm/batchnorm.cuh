@@ -139,7 +139,7 @@ DEVICE const Bits *array_of(const BatchNormParams &p, int number) {
   return static_cast<const Bits *>(number ? p.gradient : p.x);
 }
 
-// What is read only `once` should not evict other data from the cache.
+// Data that is read only `once` should not evict other data from the cache.
 template <bool ONCE = false>
 DEVICE Words load(const BatchNormParams &p, long long offset) {
   Words words;
@@ -154,7 +154,7 @@ DEVICE Words load(const BatchNormParams &p, long long offset) {
   return words;
 }
 
-// What is written should not evict from the cache what is about to be read again.
+// Written data should not evict data from the cache that is about to be read again.
 DEVICE void store(Bits *to, const Pack &out) {
   if constexpr ((HOW == BATCHNORM_STREAMED || HOW == BATCHNORM_SWEPT) && sizeof(Pack) == 16)
     __stcs(reinterpret_cast<uint4 *>(to), reinterpret_cast<const uint4 &>(out));
@@ -400,7 +400,7 @@ DEVICE Sums sum_up(const BatchNormParams &p, int group, int split, Table &table)
   return total;
 }
 
-// What finish() needs of a channel: the origin or, for the gradient, the reciprocal of the deviation.
+// The number that finish() needs for a channel: the origin or, for the gradient, the reciprocal of the deviation.
 DEVICE Acc known(const BatchNormParams &p, int channel) {
   return KIND == BATCHNORM_GRADIENT ? parameter(p.spread, channel) : origin(p, channel);
 }

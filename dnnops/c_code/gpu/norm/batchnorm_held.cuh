@@ -11,7 +11,7 @@ struct Holding {
   Origins from;
 };
 
-// What the warps of a block exchange in each turn: their sums, and the sums of the whole channel, for which
+// The data that the warps of a block exchange in each turn: their sums, and the sums of the whole channel, for which
 // the first warp waits. There are two of each, since some warps may be a turn ahead.
 struct Exchange {
   Sums parts[2][WARPS], all[2];

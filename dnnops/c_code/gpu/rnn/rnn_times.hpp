@@ -1,4 +1,4 @@
-// What is known about the algorithms of a network when one of them is selected.
+// The measurements of a network's algorithms, from which one is selected.
 #ifndef DNNOPS_CUDNN_RNN_TIMES_HPP
 #define DNNOPS_CUDNN_RNN_TIMES_HPP
 
