@@ -486,7 +486,8 @@ def _adopt_dotted_name(config: PyTensorConfigParser, flag: Flag) -> None:
 
 
 class _Inherited(str):
-    """Value taken from another flag. Setting a flag to it makes the flag follow again."""
+    """Value that a flag takes from the flag that it follows. Setting it makes the flag follow
+    again."""
 
     __slots__ = ()
 

@@ -98,7 +98,7 @@ class GpuDnnLRN(GpuWindowNormBase, LRN):
 class GpuDnnLRNGrad(GpuWindowNormBase, LRNGrad):
     """Gradient of `GpuDnnLRN`, called as ``GpuDnnLRNGrad(n, alpha, beta, k)(x, y, gy)``.
 
-    `y` is the output, and `gy` the gradient with respect to it.
+    `y` is the output, and `gy` is the gradient with respect to it.
     """
 
     function = "dnnops_cudnn_lrn"

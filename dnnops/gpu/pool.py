@@ -122,8 +122,8 @@ class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
 class GpuDnnPool(GpuDnnPoolBase):
     """`Pool` on cuDNN, called as ``GpuDnnPool(mode)(x, ws, stride, pad)``.
 
-    `x` is (batch, channels, spatial...). The other operands are int64 vectors with an entry for
-    each spatial axis. See `GpuDnnPoolBase` for the parameters.
+    `x` has the shape (batch, channels, spatial...). The other operands are int64 vectors with an
+    entry for each spatial axis. See `GpuDnnPoolBase` for the parameters.
     """
 
     operands = ("x",)

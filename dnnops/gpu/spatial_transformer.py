@@ -89,9 +89,9 @@ class _TransformerOp(CudnnOp):
 class GpuDnnTransformerGrid(_TransformerOp, SpatialTransformerGrid):
     """`SpatialTransformerGrid` on cuDNN, called as ``GpuDnnTransformerGrid()(theta, out_dims)``.
 
-    `theta` is (batch, 2, 3). `out_dims` gives the rows and columns of the output or, as in Theano,
-    its batch, channels, rows and columns; the first two are ignored. A single row or column of the
-    output lies at -1, not in the middle.
+    `theta` has the shape (batch, 2, 3). `out_dims` gives the rows and columns of the output or, as
+    in Theano, its batch, channels, rows and columns; the first two are ignored. A single row or
+    column of the output lies at -1, not in the middle.
     """
 
     kind = 0

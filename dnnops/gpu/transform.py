@@ -72,9 +72,9 @@ class GpuDnnAddTensor(GpuExpressionOp):
 class GpuDnnTransform(GpuExpressionOp):
     """Scale an array and copy it to a memory format.
 
-    Called as ``GpuDnnTransform(memory_format)(x, alpha)``. `x` is (batch, channels, spatial...)
-    with one to three spatial axes, and float16, float32 or float64. Its shape and dtype don't
-    change.
+    Called as ``GpuDnnTransform(memory_format)(x, alpha)``. `x` has the shape (batch, channels,
+    spatial...), with one to three spatial axes, and the dtype float16, float32 or float64. The
+    result has the same shape and dtype.
 
     Parameters
     ----------

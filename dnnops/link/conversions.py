@@ -60,7 +60,7 @@ class Conversions:
         raise NotImplementedError
 
     def sizes(self, op: Any, variable: Any, value: Any) -> Sequence[int]:
-        """Return the entries of a vector of sizes that isn't constant."""
+        """Return the entries of a non-constant vector of sizes."""
         raise NotImplementedError
 
     def bounded(self, variable: Any, x: Any, bounds: Bounds) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Find runtime libraries that were compiled when the package was built, for levels of x86-64.
+"""Find runtime libraries that were compiled for a level of x86-64 when the package was built.
 
 A wheel contains the CPU library for each level, so that users don't need a compiler. The file name
 contains a hash of the sources. If the C++ sources of a checkout have changed since the build, the

@@ -312,8 +312,8 @@ class MaxPoolGradBase(PoolBase):
 class MaxPoolGrad(MaxPoolGradBase):
     """Gradient of max pooling: ``MaxPoolGrad(...)(x, maxout, gz, ws, stride, pad)``.
 
-    `maxout` is the pooling output and `gz` the gradient with respect to it. The derivative of this
-    Op with respect to `x` is zero, and `maxout` is disconnected because `x` determines it.
+    `maxout` is the pooling output, and `gz` is the gradient with respect to it. The derivative of
+    this Op with respect to `x` is zero, and `maxout` is disconnected because `x` determines it.
     """
 
     operands = ("x", "maxout", "gz")

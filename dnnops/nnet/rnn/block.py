@@ -43,8 +43,8 @@ def _choose(name: str, value: Any, first: str, second: str) -> bool:
 class RNNBlock:
     """A recurrent network with all its parameters in one vector.
 
-    Let `W` and `R` be the input and recurrent matrices, and `b` and `d` their biases. A step
-    computes
+    Let `W` and `R` be the input and recurrent matrices, and `b` and `d` their biases. Each step
+    computes:
 
     * ``rnn_relu``, ``rnn_tanh``: ``h = act(W x + b + R h + d)``
     * ``lstm``: the gates ``i``, ``f`` and ``o`` are ``sigmoid(W x + b + R h + d)`` and

@@ -352,8 +352,8 @@ class ToOneDnn(GraphRewriter):
 class RegisterNumbaDispatch(GraphRewriter):
     """Register the oneDNN Ops with Numba's linker before it compiles a graph.
 
-    It is a rewrite, although it changes no graph, because only graphs for Numba's linker get the
-    rewrites tagged ``numba``, so that other graphs do not have to import Numba.
+    It changes no graph. It is a rewrite because rewrites tagged ``numba`` apply only to graphs for
+    Numba's linker, so that other graphs don't have to import Numba.
     """
 
     def apply(self, fgraph: FunctionGraph) -> None:
