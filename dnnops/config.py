@@ -486,8 +486,7 @@ def _adopt_dotted_name(config: PyTensorConfigParser, flag: Flag) -> None:
 
 
 class _Inherited(str):
-    """Value that a flag takes from the flag that it follows. Setting it makes the flag follow
-    again."""
+    """Value that a flag takes from another one. Setting it makes the flag follow again."""
 
     __slots__ = ()
 
