@@ -47,12 +47,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--gpus", type=int, default=1, help="on how many, beside each other")
+    parser.add_argument("--gpus", type=int, default=1, help="number of GPUs to use")
     parser.add_argument(
         "--rows",
         type=Path,
         default=Path("conv_suite_rows.jsonl"),
-        help="where rows are written as they come, after those that are there",
+        help="file to which rows are appended as soon as they are measured",
     )
     parser.add_argument(
         "--resume",
@@ -60,10 +60,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="files of rows that are not to be measured again",
+        help="files with rows that are already measured",
     )
     parser.add_argument(
-        "--retry", action="store_true", help="measure rows again in which a library failed"
+        "--retry", action="store_true", help="repeat rows in which a library failed"
     )
     parser.add_argument(
         "--retry-losses",
@@ -71,10 +71,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="measure those rows of these files a second time that are below the loss limit,"
-        " with more rounds; the second measurement holds, whatever it says",
+        help="repeat the rows of these files that are below the loss limit, with more rounds; the"
+        " second measurement counts, whether it is better or worse",
     )
-    parser.add_argument("--deadline", type=float, metavar="S", help="end after so many seconds")
+    parser.add_argument("--deadline", type=float, metavar="S", help="stop after this many seconds")
     parser.add_argument(
         "--shard", default="0/1", metavar="I/N", help="only every Nth case and direction"
     )
@@ -83,33 +83,35 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="WORD",
-        help="only rows whose case, direction, precision and layout have all of these in them",
+        help="measure only rows whose case, direction, precision and layout contain all of these",
     )
     parser.add_argument("--count", type=int, metavar="N", help="only the first N rows")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each library, at least")
     parser.add_argument(
-        "--slopes", action="store_true", help="ask the host's clock too, for comparison"
+        "--rounds", type=int, default=5, help="minimum number of turns of each library"
+    )
+    parser.add_argument(
+        "--slopes", action="store_true", help="measure with the host's clock too, for comparison"
     )
     parser.add_argument(
         "--merge",
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="measure nothing: write the benchmark's files from these",
+        help="measure nothing; write the benchmark's files from these files of rows",
     )
     parser.add_argument("--output", type=Path, default=OUTPUT, help="where --merge writes")
-    parser.add_argument("--list", action="store_true", help="measure nothing: show the rows")
+    parser.add_argument("--list", action="store_true", help="measure nothing; list the rows")
     parser.add_argument(
-        "--small", action="store_true", help="small sizes on the processor, to try the program"
+        "--small", action="store_true", help="use small sizes on the CPU for a quick check"
     )
     args = parser.parse_args(arguments)
     try:
         args.shard = tuple(map(int, args.shard.split("/")))
         shard, shards = args.shard
     except ValueError:
-        parser.error(f"--shard {args.shard}: give I/N, as 0/4")
+        parser.error(f"--shard {args.shard}: expected I/N, for example 0/4")
     if not 0 <= shard < shards:
-        parser.error(f"--shard {shard}/{shards}: I is from 0 to N - 1")
+        parser.error(f"--shard {shard}/{shards}: I must be from 0 to N - 1")
     return args
 
 
@@ -259,7 +261,7 @@ def measure(args: argparse.Namespace, make_gpu: Callable[..., Gpu] = Gpu) -> lis
     show(rows)
     left = len(selected(args, rows))
     if left:
-        problems.append(f"{left} rows are left: go on with --resume")
+        problems.append(f"{left} rows remain; continue with --resume")
     return problems + [f"missed: {miss}" for miss in misses(rows)]
 
 

@@ -152,8 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             part, cases=lambda session: _with_algorithm(PARTS[args.device], session, args.algo)
         )
     words = (
-        "Compare training steps of recurrent networks; --device {cuda,cpu} says where, and --algo"
-        " which of cuDNN's algorithms dnnops takes: then nothing is written."
+        "Compare training steps of recurrent networks. --device {cuda,cpu} selects the device;"
+        " --algo selects the cuDNN algorithm of dnnops, and writes nothing."
     )
     return run(words, [part], ENVIRONMENTS[args.device], others)
 

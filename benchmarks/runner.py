@@ -103,35 +103,35 @@ def main(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help=f"what to measure, of {', '.join(names)}"
+        "parts", nargs="*", metavar="PART", help=f"what to measure: {', '.join(names)}"
     )
     parser.add_argument(
         "--only",
         metavar="PATTERN",
-        help="only cases whose part or words contain it; prints, and writes nothing",
+        help="measure only cases whose part or name contains this; print the rows, write nothing",
     )
     parser.add_argument("--threads", type=int, default=2, help="threads of each library")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each library")
     parser.add_argument("--turn", type=float, default=0.4, metavar="S", help="seconds of a turn")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="where the files go")
     parser.add_argument(
-        "--small", action="store_true", help="small sizes, to try the program; writes nothing"
+        "--small", action="store_true", help="use small sizes for a quick check; write nothing"
     )
     parser.add_argument(
         "--rows",
         type=Path,
         metavar="FILE",
-        help="rows come to this file as soon as they are measured; those that it has are kept",
+        help="store rows in this file as soon as they are measured, and skip rows that it has",
     )
     parser.add_argument(
         "--deadline",
         type=float,
         metavar="S",
-        help="start no case later than after so many seconds; go on with --rows",
+        help="start no case after this many seconds; continue later with --rows",
     )
     args = parser.parse_args(arguments)
     if unknown := set(args.parts) - set(names):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; parts are {', '.join(names)}")
     for package in ("matplotlib", "rich"):
         try:
             importlib.import_module(package)
@@ -177,8 +177,8 @@ def _run(
             new, versions = kept[case["case"]]
         elif args.deadline is not None and start - begin > args.deadline:
             problems.append(
-                f"error: {part.name}: not measured within {args.deadline:g} s, of"
-                f" {len(cases)} cases: from the {number + 1}th on, {case['case']}"
+                f"error: {part.name}: stopped at the deadline of {args.deadline:g} s; of"
+                f" {len(cases)} cases, number {number + 1} and later are missing: {case['case']}"
             )
             break
         else:

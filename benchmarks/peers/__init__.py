@@ -1,5 +1,5 @@
-"""What runs in the workers: one module for each library and device.
+"""Code that runs in the workers: one module per library and device.
 
-Each has ``make_task(case)``, which prepares what a case asks for, and ``versions()``, which names
-what was measured. Other functions are called by name.
+Each module has ``make_task(case)``, which prepares a case, and ``versions()``, which returns the
+versions of what is measured. The main process calls other functions by name.
 """

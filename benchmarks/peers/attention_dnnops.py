@@ -1,4 +1,4 @@
-"""Attention in dnnops, on one GPU; on the CPU, to try the program."""
+"""Attention in dnnops on one GPU, or on the CPU for a quick check."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["graph", "make_task", "prepare", "versions"]
 
 
 def graph(dtype: str, is_causal: bool, training: bool, device: str) -> tuple[list[Any], list[Any]]:
-    """Write attention, or it and its gradients, of operands of any shape.
+    """Build the graph of attention, with its gradients if `training`, for operands of any size.
 
     Returns
     -------
@@ -47,7 +47,7 @@ def graph(dtype: str, is_causal: bool, training: bool, device: str) -> tuple[lis
 
 @cache
 def compiled(dtype: str, is_causal: bool, training: bool, device: str) -> Any:
-    """The function of `graph`, for all sizes."""
+    """Return the compiled function of `graph`, which serves all sizes."""
     mode, prefix = ("CUDNN", "GpuDnn") if device == "cuda" else ("DNN", "OneDnn")
     function = pytensor.function(*graph(dtype, is_causal, training, device), mode=mode)
     library_ops(function, prefix)
@@ -59,7 +59,7 @@ def _compiled_for(case: dict[str, Any]) -> Any:
 
 
 class Attention(ArrayTask):
-    """The abstract function, compiled."""
+    """Attention as a compiled function of dnnops."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         super().__init__(case["timer"], case["calls"])
@@ -97,7 +97,7 @@ def make_task(case: dict[str, Any]) -> Task:
 
 
 def prepare(cases: Sequence[dict[str, Any]]) -> None:
-    """Compile the functions of all cases, and what makes and sums up numbers."""
+    """Compile the functions of all cases, and the kernels that make and sum numbers."""
     for case in cases:
         _compiled_for(case)
     task = ArrayTask(cases[0]["timer"], 1)

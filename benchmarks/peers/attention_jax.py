@@ -1,8 +1,8 @@
-"""Attention in JAX on one GPU: cuDNN's fused one, or what XLA makes of it.
+"""Attention in JAX on one GPU: cuDNN's fused attention, or XLA's own code.
 
-All programs are compiled by some threads, in the order of the cases. What `prepare` doesn't wait
-for is compiled while earlier cases are measured, which takes the processor alone; but XLA's own
-attention is ready before, as XLA tries products of matrices on the device.
+Threads compile all programs, in the order of the cases. Programs that `prepare` does not wait for
+are compiled on the CPU while earlier cases are measured. XLA's own attention is compiled before any
+measurement, because XLA tries matrix products on the device.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from benchmarks.peers import conv_jax
 from benchmarks.peers.gated_jax import ChainTask, compiled_chain, make_timer_known
 
 _THREADS = 8
-#: How long `prepare` waits for what need not be ready.
+#: Seconds that `prepare` waits for programs that need not be ready.
 _WAIT_S = 20.0
 _pool = ThreadPoolExecutor(_THREADS)
-# Else a process that is to end would first compile what is left.
+# Otherwise the process would compile the remaining programs before it exits.
 Finalize(None, _pool.shutdown, kwargs={"wait": False, "cancel_futures": True}, exitpriority=1)
 _programs: dict[tuple[Any, ...], Future[Any]] = {}
 
@@ -32,12 +32,12 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def versions() -> dict[str, Any]:
-    """Name what is measured."""
+    """Return the versions of what is measured."""
     return {"jax": jax.__version__}
 
 
 def _program(compile_it: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """What `compile_it` gives for the arguments; a thread does it once."""
+    """Return the future result of `compile_it` for the arguments; a thread runs it once."""
     key = (compile_it, *arguments)
     if key not in _programs:
         _programs[key] = _pool.submit(compile_it, *arguments)
@@ -45,7 +45,7 @@ def _program(compile_it: Callable[..., Any], *arguments: Any) -> Future[Any]:
 
 
 def _maker(shapes: Shapes, dtype: str) -> Any:
-    """Make the operands; heads follow the places, as JAX has them."""
+    """Compile a function that makes the operands, with heads after positions, as JAX expects."""
 
     def make() -> list[Any]:
         return [
@@ -62,7 +62,7 @@ def _moved(shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def _summer(shape: tuple[int, ...], dtype: str) -> Any:
-    """Sum up a result in the order that other libraries have."""
+    """Compile a function that sums a result in the same order as the other libraries."""
     return (
         jax.jit(lambda x: conv_jax.sketch(x.swapaxes(1, 2))).lower(_moved(shape, dtype)).compile()
     )
@@ -88,7 +88,7 @@ def _chain(
 
 
 def _programs_of(case: dict[str, Any]) -> tuple[Future[Any], list[Future[Any]], Future[Any]]:
-    """What makes the operands, sums up each result, and is timed."""
+    """Return the programs that make the operands, sum each result, and are timed."""
     shapes, dtype = tuple(attention_shapes(case).values()), case["dtype"]
     chosen = (case["is_causal"], case["training"], case["implementation"], case["calls"])
     # The gradients have the operands' shapes.
@@ -127,7 +127,7 @@ def make_task(case: dict[str, Any]) -> Task:
 
 
 def prepare(cases: Sequence[dict[str, Any]]) -> None:
-    """Compile what the cases need, or begin to; see above."""
+    """Compile what the cases need, or start to; see the module's docstring."""
     make_timer_known(cases[0]["timer"], cases[0]["device"])
     needed: list[Future[Any]] = []
     others: list[Future[Any]] = []
@@ -135,6 +135,6 @@ def prepare(cases: Sequence[dict[str, Any]]) -> None:
         make, sums, chain = _programs_of(case)
         is_needed = case["implementation"] == "xla" or case is cases[0]
         (needed if is_needed else others).extend((make, *sums, chain))
-    # What has failed is raised by the case that needs it.
+    # If a program failed, the case that needs it raises the error.
     wait(others, _WAIT_S)
     wait(needed)

@@ -1,4 +1,4 @@
-"""Attention in PyTorch on one GPU, run eagerly, by the fastest of its backends."""
+"""Attention in PyTorch on one GPU, run eagerly, with the fastest of its backends."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ BACKENDS = (
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 )
-#: Of its plain implementation, which keeps the scores: it isn't tried where these float32 are more
-#: bytes, as moving them takes several times what the others do.
+#: Most bytes of float32 scores with which the plain backend, which stores them, is tried. Above,
+#: moving the scores takes several times as long as the other backends do.
 _MATH_BYTES = 1 << 30
-#: Turns of each backend, of which the fastest counts for the choice.
+#: Turns of each backend; the fastest turn counts.
 _TRIALS = 3
 
 
 class Attention(TorchTask):
-    """``scaled_dot_product_attention``; `choose` has to be called before it is timed."""
+    """``scaled_dot_product_attention``; call `choose` before timing it."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         super().__init__(case["timer"], case["calls"])
@@ -52,10 +52,10 @@ class Attention(TorchTask):
             self.backend = backend
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # they say why it can't
+                    warnings.simplefilter("ignore")  # they say why a backend cannot run
                     self.warm()
                 self.usable.append(backend)
-            except RuntimeError:  # it doesn't take these operands
+            except RuntimeError:  # the backend does not support these operands
                 self.synchronize()
         if not self.usable:
             raise BenchmarkError(f"PyTorch has no backend for {case['case']}")
@@ -75,7 +75,7 @@ class Attention(TorchTask):
         return super().times(calls)
 
     def choose(self) -> None:
-        """Take the fastest backend; nothing else is to use the GPU meanwhile."""
+        """Select the fastest backend; nothing else may use the GPU meanwhile."""
         found: dict[SDPBackend, float] = {}
         for backend in self.usable:
             self.backend = backend
@@ -85,7 +85,7 @@ class Attention(TorchTask):
         self.unqueued = 0
 
     def launch(self) -> None:
-        # The suite's functions that make numbers have switched gradients off.
+        # The suite's functions that make numbers disable gradients.
         with sdpa_kernel(self.backend), torch.set_grad_enabled(self.case["training"]):
             super().launch()
 
@@ -105,7 +105,7 @@ class Attention(TorchTask):
         return dict(zip(NAMES, found, strict=False))
 
     def facts(self) -> dict[str, Any]:
-        """Beside the waits, which backend it is."""
+        """Return the number of waits, and the backend."""
         return {**super().facts(), "torch_backend": self.backend.name.lower()}
 
     def close(self) -> None:
@@ -119,6 +119,6 @@ def make_task(case: dict[str, Any]) -> Task:
 
 
 def prepare(cases: Sequence[dict[str, Any]]) -> None:
-    """Set up the device, and load the kernels that make and sum up numbers."""
+    """Set up the device, and load the kernels that make and sum numbers."""
     for dtype in {case["dtype"]: None for case in cases}:
         sketch(values(1000, 1, 1.0, dtype, cases[0]["device"]))

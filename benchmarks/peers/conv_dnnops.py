@@ -1,8 +1,8 @@
-"""dnnops in the convolution suite: its Ops' functions of the runtime library, called directly.
+"""dnnops in the convolution suite: direct calls of the C functions behind its Ops.
 
-What a compiled function does to an Op's operands is done here once for each set of them; a call is
-that of the Op's C function, and nothing is compiled for a row. On a CPU, to try the program, oneDNN
-takes the place of cuDNN.
+The preparation that a compiled function does for the operands of an Op is done once for each set of
+operands. Each call is then a call of the Op's C function, and no row compiles anything. On the CPU,
+for a quick check, oneDNN replaces cuDNN.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _OPS: dict[str, dict[str, type]] = {
 
 
 def versions(device: str) -> dict[str, Any]:
-    """Name the device, and what is measured."""
+    """Return the name of the device, and the versions of what is measured."""
     if device == "cpu":
         return {"dnnops": dnnops.__version__}
     from benchmarks.peers.dnnops_gpu import versions as on_gpu
 
-    # Now, and not in the time of the first choice, cuDNN is loaded and CuPy's kernels compiled.
+    # Load cuDNN and compile CuPy's kernels now, outside the time of the first selection.
     check_cudnn()
     import cupy
 
@@ -56,7 +56,7 @@ def versions(device: str) -> dict[str, Any]:
 
 
 def make_op(case: dict[str, Any]) -> Any:
-    """Make the Op of a row."""
+    """Return the Op of a row."""
     params: dict[str, Any] = {
         "ndim": len(case["pad"]),
         "border_mode": tuple(case["pad"]),
@@ -80,20 +80,20 @@ def make_op(case: dict[str, Any]) -> Any:
 
 
 def tensor_words(address: int, dtype: str, shape: Any, strides: Any) -> list[int]:
-    """A ``dnnops_tensor`` of ``dnnops_runtime.h``."""
+    """Return the words of a ``dnnops_tensor``, as in ``dnnops_runtime.h``."""
     padding = [0] * (MAX_NDIM - len(shape))
     return [address, DTYPE_CODES[dtype], len(shape), *shape, *padding, *strides, *padding]
 
 
 def operand_words(case: dict[str, Any], operand: str, address: int) -> list[int]:
-    """The ``dnnops_tensor`` of ``image``, ``filters`` or ``output``."""
+    """Return the ``dnnops_tensor`` of ``image``, ``filters`` or ``output``."""
     dtype, shape = storage_dtype(case["precision"]), case[f"{operand}_shape"]
     strides = conv_data.strides_of(shape, case["layout"], ITEM_SIZE[dtype])
     return tensor_words(address, dtype, shape, strides)
 
 
 class Convolution(ConvTask):
-    """A convolution Op, called as its C code does it.
+    """A convolution Op, called as its C code calls it.
 
     ``case`` also has ``algo``.
     """
@@ -121,7 +121,7 @@ class Convolution(ConvTask):
             )
             for number in range(self.sets)
         ]
-        self.arrays[0][self.written].view("uint8").fill(0xFF)  # not a number
+        self.arrays[0][self.written].view("uint8").fill(0xFF)  # NaN
         if self.on_gpu:
             free_workspaces()
         self.synchronize()
@@ -134,7 +134,7 @@ class Convolution(ConvTask):
         self.workspace = self._workspace()
         self.sketch = conv_data.sketch(self.xp, self.arrays[0][self.written])
         self.seconds = self.rough_seconds()
-        # While others choose, they are to have the memory.
+        # Leave the memory to the other libraries while they select plans.
         self.synchronize()
         if self.on_gpu:
             self._free()
@@ -157,7 +157,7 @@ class Convolution(ConvTask):
         return arrays
 
     def _tensors(self, arrays: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and output as the C function takes them."""
+        """Return inputs and output as the C function takes them."""
 
         def address(name: str) -> int:
             return arrays[name].data.ptr if self.on_gpu else arrays[name].ctypes.data
@@ -175,7 +175,7 @@ class Convolution(ConvTask):
             raise_status(self.library, status)
 
     def _workspace(self) -> int:
-        """The bytes that the plan takes: all that the library keeps after a call of it."""
+        """Return the bytes of the plan's workspace: all that the library keeps after a call."""
         return self.library.library.dnnops_cudnn_workspace_bytes(0) if self.on_gpu else 0
 
     @property
@@ -197,7 +197,7 @@ class Convolution(ConvTask):
         }
 
     def close(self) -> None:
-        """Give all memory back to the device."""
+        """Return all memory to the device."""
         self.synchronize()
         if self.state[0]:
             self.library.library.dnnops_state_free(ctypes.c_void_p(int(self.state[0])))
@@ -220,7 +220,7 @@ def make_task(case: dict[str, Any]) -> ConvTask:
 
 
 def clear() -> None:
-    """Give back what a failed row has left."""
+    """Free the memory of a failed row."""
     OPERANDS.clear()
     gc.collect()
     clear_cache()

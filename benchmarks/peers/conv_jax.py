@@ -1,8 +1,8 @@
 """JAX in the convolution suite: XLA with its own choice of algorithms.
 
-JAX's stream can't be asked for. So what is timed is one compiled function: it shuts the gate of
-`device_timer`, computes some convolutions, each after the one before and on operands of its own,
-and opens the gate; custom calls that do nothing else on the device order them so.
+JAX does not expose its stream. So one compiled function is timed: it shuts the gate of
+`device_timer`, computes several convolutions in sequence, each on its own operands, and opens the
+gate. Custom calls, which do nothing else on the device, keep this order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks import conv_data
 from benchmarks.harness import BenchmarkError
 from benchmarks.peers.conv_turns import ITEM_SIZE, OPERANDS, ConvTask
 
-# Only for the sums of a sketch.
+# Needed only for the sums of a sketch.
 jax.config.update("jax_enable_x64", True)
 
 _CALLS = ("timer_start_call", "timer_fence_call", "timer_stop_call")
@@ -32,22 +32,22 @@ _PRECISIONS = {"float32": lax.Precision.HIGHEST}
 _SPECS = {
     ("contiguous", 2): ("NCHW", "OIHW", "NCHW"),
     ("contiguous", 3): ("NCDHW", "OIDHW", "NCDHW"),
-    # Filters as cuDNN wants them beside such images, so that XLA needn't move them.
+    # cuDNN's preferred filter format for such images, so that XLA need not transpose them.
     ("channels_last", 2): ("NHWC", "OHWI", "NHWC"),
     ("channels_last", 3): ("NDHWC", "ODHWI", "NDHWC"),
 }
 
 
 def versions(device: str) -> dict[str, Any]:
-    """Name what is measured."""
-    # Now, and not with the first row, the device is set up.
+    """Return the versions of what is measured."""
+    # Set up the device now, not with the first row.
     for dtype in ITEM_SIZE:
         sketch(values((1000,), np.uint32(1), np.float32(1), dtype)).block_until_ready()
     return {"jax": jax.__version__}
 
 
 def _hash_words(index: Any, seed: Any) -> Any:
-    """As `conv_data.hash_words`."""
+    """Hash numbers as `conv_data.hash_words` does."""
     word, multiplier, half = index, jnp.uint32(conv_data.MULTIPLIER), jnp.uint32(16)
     for _ in range(2):
         word = ((word >> half) ^ word) * multiplier
@@ -59,7 +59,7 @@ def _hash_words(index: Any, seed: Any) -> Any:
 
 @partial(jax.jit, static_argnums=(0, 3))
 def values(shape: tuple[int, ...], seed: Any, scale: Any, dtype: str) -> Any:
-    """As `conv_data.values`, of this shape; `seed` is uint32 and `scale` float32."""
+    """Generate `conv_data.values` of this shape; `seed` is uint32 and `scale` float32."""
     index = lax.iota(jnp.uint32, prod(shape))
     total = jnp.full(index.shape, -conv_data.OFFSET, jnp.int32)
     for word_seed in (seed, seed + jnp.uint32(conv_data.SECOND_WORD)):
@@ -72,13 +72,13 @@ def values(shape: tuple[int, ...], seed: Any, scale: Any, dtype: str) -> Any:
 
 @partial(jax.jit, static_argnums=(0, 3))
 def set_of_operands(counts: tuple[int, ...], seeds: Any, scales: Any, dtype: str) -> list[Any]:
-    """`values` of several arrays of one axis, by one program."""
+    """Generate `values` of several one-dimensional arrays in one program."""
     return [values((n,), seeds[i], scales[i], dtype) for i, n in enumerate(counts)]
 
 
 @jax.jit
 def sketch(array: Any) -> Any:
-    """As `conv_data.sketch`, of an array of any shape."""
+    """Return `conv_data.sketch` of an array of any shape."""
     flat = array.reshape(-1)
     size = conv_data.SKETCH_SIZE
     place = lax.iota(jnp.uint32, flat.size)
@@ -90,7 +90,7 @@ def sketch(array: Any) -> Any:
 
 @cache
 def register(path: str, platform: str) -> str:
-    """Make the timer's custom calls known; say why there are none."""
+    """Register the timer's custom calls, or return why there are none."""
     import ctypes
 
     library = ctypes.CDLL(path)
@@ -103,7 +103,7 @@ def register(path: str, platform: str) -> str:
 
 
 def passed(name: str, arrays: list[Any], others: list[Any]) -> list[Any]:
-    """Arrays after a custom call that they pass through, and that waits for others too."""
+    """Pass arrays through a custom call that also waits for the other arrays."""
     call = jax.ffi.ffi_call(
         name,
         [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays],
@@ -114,9 +114,9 @@ def passed(name: str, arrays: list[Any], others: list[Any]) -> list[Any]:
 
 
 class Convolution(ConvTask):
-    """A convolution or one of its gradients, some times in a row in one compiled function.
+    """A convolution or one of its gradients, several times in sequence in one compiled function.
 
-    ``case`` also has ``calls``, how many times.
+    ``case`` also has ``calls``, the number of times.
     """
 
     def __init__(self, case: dict[str, Any]) -> None:
@@ -124,7 +124,7 @@ class Convolution(ConvTask):
         platform = "CUDA" if case["device"] == "cuda" else "cpu"
         self.without_events = register(case["timer"], platform)
         self.calls = case["calls"]
-        # As many as a turn has, which take turns among all.
+        # As many sets as a turn has calls; successive turns use different sets.
         self.used = min(self.calls, self.sets)
         self.arrays: list[list[Any]] = self.operands(self._made)
         self.single: Any = None
@@ -139,7 +139,7 @@ class Convolution(ConvTask):
         else:
             self.chain = self._compiled_chain()
             self.prepare_s = time.perf_counter() - start
-            # Memory is asked for, and kernels are loaded.
+            # This allocates memory and loads kernels.
             with self.ungated():
                 result = self._turn()
                 jax.block_until_ready((result, self.arrays))
@@ -148,10 +148,10 @@ class Convolution(ConvTask):
         self.next = 0
 
     def _made(self, number: int) -> list[Any]:
-        """The operands of a set, in the order of memory.
+        """Return the operands of a set, in the order of memory.
 
-        They are of one axis, so that rows that differ in the layout alone can share them and the
-        programs that make them.
+        They are one-dimensional, so that rows that differ only in the memory format can share them
+        and the programs that make them.
         """
         counts = tuple(prod(self.shape(name)) for name in self.read)
         seeds = np.array([conv_data.operand_seed(name, number) for name in self.read], "uint32")
@@ -159,7 +159,7 @@ class Convolution(ConvTask):
         return set_of_operands(counts, seeds, scales, self.dtype)
 
     def convolution(self, *flat: Any) -> Any:
-        """What is timed, of the arrays in `read`; all of one axis."""
+        """Compute what is timed from the one-dimensional arrays in `read`."""
         case = self.case
         first, second = (
             array.reshape(self.physical_shape(name))
@@ -180,7 +180,7 @@ class Convolution(ConvTask):
 
         if case["direction"] == "forward":
             return forward(first, second).reshape(-1)
-        # Linear in what the gradient is by: its transpose is the gradient and nothing more.
+        # The result is linear in the operand, so its transpose is the gradient and nothing more.
         shape = jax.ShapeDtypeStruct(self.physical_shape(self.written), self.dtype)
         if case["direction"] == "backward_data":
             transposed = jax.linear_transpose(lambda image: forward(image, first), shape)
@@ -189,14 +189,14 @@ class Convolution(ConvTask):
         return transposed(second)[0].reshape(-1)
 
     def _chain(self, *arrays: Any) -> tuple[Any, ...]:
-        """Work on the sets in turns, between start and stop; give them back, and a result."""
+        """Work on the sets in turns, between start and stop; return them, and a result."""
         flat = passed("timer_start_call", list(arrays), [])
         sets = [flat[i : i + 2] for i in range(0, len(flat), 2)]
         results: list[Any] = []
         for call in range(self.calls):
             results.append(self.convolution(*sets[call % self.used]))
             if call + 1 < self.calls:
-                # Results take turns as well: each is held until its set's next turn.
+                # Results take turns as well: each is kept until its set's next turn.
                 held = results[-self.used :]
                 following = (call + 1) % self.used
                 sets[following] = passed("timer_fence_call", sets[following], held)
@@ -209,10 +209,10 @@ class Convolution(ConvTask):
         return jax.jit(self._chain, donate_argnums=donated).lower(*arrays).compile()
 
     def _turn(self) -> Any:
-        """Run the chain on the next sets, and give its first result."""
+        """Run the chain on the next sets, and return its first result."""
         numbers = [(self.next + i) % self.sets for i in range(self.used)]
         arrays = [array for number in numbers for array in self.arrays[number]]
-        # The chain takes their memory.
+        # The chain donates their memory.
         for number in numbers:
             self.arrays[number] = []
         *flat, result = self.chain(*arrays)
@@ -222,7 +222,7 @@ class Convolution(ConvTask):
         return result
 
     def warm(self, calls: int) -> list[float]:
-        # The first turn was.
+        # The constructor has run the first turn.
         return []
 
     def times(self, calls: int) -> list[float]:
@@ -232,7 +232,7 @@ class Convolution(ConvTask):
             raise BenchmarkError(f"compiled for {self.calls} calls, not for {calls}")
 
         def turn() -> None:
-            # What is launched, is launched by another thread.
+            # JAX launches the work from another thread.
             jax.block_until_ready(self._turn())
 
         return [self.timed(turn) / calls]
@@ -269,7 +269,7 @@ class Convolution(ConvTask):
         }
 
     def close(self) -> None:
-        """Give the memory back to JAX's pool."""
+        """Return the memory to JAX's pool."""
         self.arrays = []
         self.kept = []
         self.chain = self.single = None
@@ -278,14 +278,14 @@ class Convolution(ConvTask):
 def plan_of(text: str) -> str:
     """Name the plan of the first convolution in an optimized module, as dnnops would.
 
-    XLA runs convolutions by engines of cuDNN's graph API alone, and writes their number as
-    ``algo_id``; its ``is_cudnn_frontend`` is false beside knobs, too, which only engines have.
+    XLA runs convolutions only with engines of cuDNN's graph API, and writes the engine's number as
+    ``algo_id``. ``is_cudnn_frontend`` is false even with knobs, which only engines have.
     """
     algorithm = re.search(r'"algorithm":\s*(?=\{)', text)
     if not algorithm:
         targets = re.findall(r'custom_call_target="(__cu[^"]*|__triton[^"]*)"', text)
         return targets[0] if targets else ""
-    # An object of JSON, with what follows it; what is 0 may be left out.
+    # A JSON object, followed by other text. Entries that are 0 may be missing.
     found, _ = json.JSONDecoder().raw_decode(text[algorithm.end() :])
     knobs = {int(kind): int(value) for kind, value in found.get("tuning_knobs", {}).items()}
     words = "".join(f"_k{kind}={value}" for kind, value in sorted(knobs.items()))
@@ -293,7 +293,7 @@ def plan_of(text: str) -> str:
 
 
 def other_kernels(text: str, calls: int) -> float:
-    """How many fusions, copies and transpositions there are to a convolution."""
+    """Return the number of fusions, copies and transpositions per convolution."""
     entry = text[text.find("\nENTRY") :]
     found = re.findall(r"= [^=\n]*? (?:fusion|copy|transpose|pad|reduce|convert)\(", entry)
     return round(len(found) / calls, 2)
@@ -305,6 +305,6 @@ def make_task(case: dict[str, Any]) -> ConvTask:
 
 
 def clear() -> None:
-    """Give back what a failed row has left."""
+    """Free the memory of a failed row."""
     OPERANDS.clear()
     gc.collect()

@@ -14,7 +14,7 @@ from benchmarks import conv_data
 from benchmarks.peers.conv_turns import ITEM_SIZE, KEPT_BYTES, OPERANDS, ConvTask
 from benchmarks.peers.gated_torch import OnTorchStream
 
-# It chooses the fastest of the plans that cuDNN's heuristics propose, and so many at most.
+# Time the plans that cuDNN's heuristics propose, up to a limit on their number.
 torch.backends.cudnn.benchmark = True
 torch.backends.cudnn.deterministic = False
 torch.set_grad_enabled(False)
@@ -27,15 +27,15 @@ _WORD = 0xFFFFFFFF
 
 
 def versions(device: str) -> dict[str, Any]:
-    """Name what is measured."""
-    # Now, and not with the first row, PyTorch loads its kernels.
+    """Return the versions of what is measured."""
+    # PyTorch loads its kernels now, not with the first row.
     for dtype in ITEM_SIZE:
         sketch(values(1000, 1, 1.0, dtype, device))
     return {"torch": torch.__version__, "torch_cudnn": torch.backends.cudnn.version()}
 
 
 def _hash_words(index: torch.Tensor, seed: int) -> torch.Tensor:
-    """As `conv_data.hash_words`, in 64 bits with a sign."""
+    """Hash numbers as `conv_data.hash_words` does, in signed 64-bit integers."""
     word = index
     for _ in range(2):
         word = ((word >> 16) ^ word) * conv_data.MULTIPLIER & _WORD
@@ -46,7 +46,7 @@ def _hash_words(index: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def values(count: int, seed: int, scale: float, dtype: str, device: str) -> torch.Tensor:
-    """As `conv_data.values`."""
+    """Generate `conv_data.values`."""
     result = torch.empty(count, dtype=getattr(torch, dtype), device=device)
     for start in range(0, count, conv_data.CHUNK):
         stop = min(count, start + conv_data.CHUNK)
@@ -60,7 +60,7 @@ def values(count: int, seed: int, scale: float, dtype: str, device: str) -> torc
 
 
 def sketch(array: torch.Tensor) -> list[float]:
-    """As `conv_data.sketch`."""
+    """Return `conv_data.sketch` of an array."""
     size = conv_data.SKETCH_SIZE
     total = torch.zeros(size, dtype=torch.float64, device=array.device)
     for start in range(0, array.numel(), conv_data.CHUNK):
@@ -76,13 +76,13 @@ def sketch(array: torch.Tensor) -> list[float]:
 
 
 class Convolution(OnTorchStream, ConvTask):
-    """One convolution, or one of its gradients alone."""
+    """A convolution, or one of its gradients alone."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         super().__init__(case)
         torch.backends.cudnn.allow_tf32 = case["precision"] == "tf32"
         self.device = case["device"]
-        # A gradient also takes what it is the gradient by, of which only the shape is looked at.
+        # A gradient also takes the operand that it is computed for, but only reads its shape.
         flat = self.operands(self._made)
         self.sets_of_operands = [
             {name: self._shaped(name, array) for name, array in arrays.items()} for arrays in flat
@@ -101,13 +101,13 @@ class Convolution(OnTorchStream, ConvTask):
         self._free()
 
     def _logical(self, array: torch.Tensor) -> torch.Tensor:
-        """The array with its channels second, in the memory that it has."""
+        """Return a view of the array with channels second."""
         if self.case["layout"] == "contiguous":
             return array
         return array.permute(0, array.ndim - 1, *range(1, array.ndim - 1))
 
     def _made(self, number: int) -> dict[str, torch.Tensor]:
-        """The operands of a set, in the order of memory."""
+        """Return the operands of a set, in the order of memory."""
         made = {}
         for name in self.read:
             count, seed = prod(self.shape(name)), conv_data.operand_seed(name, number)
@@ -118,7 +118,7 @@ class Convolution(OnTorchStream, ConvTask):
         return self._logical(flat.reshape(self.physical_shape(operand)))
 
     def _flat(self, result: torch.Tensor | None) -> torch.Tensor:
-        """The result's entries in the order of the suite's memory format, whatever its own is."""
+        """Return the result's entries in the row's memory format, whatever its own is."""
         assert result is not None
         if self.case["layout"] == "channels_last":
             result = result.permute(0, *range(2, result.ndim), 1)
@@ -143,11 +143,11 @@ class Convolution(OnTorchStream, ConvTask):
         self.kept[number] = result
 
     def backend(self) -> str:
-        """Which of its implementations PyTorch takes."""
+        """Return the implementation that PyTorch selects."""
         case, operands = self.case, {**self.unread, **self.sets_of_operands[0]}
         zeros = [0] * len(case["pad"])
         params = (case["stride"], case["pad"], case["dilation"], False, zeros, case["groups"])
-        # Not public, and for information.
+        # Not public; for information only.
         with suppress(AttributeError, TypeError, RuntimeError):
             found = torch._C._select_conv_backend(
                 operands["image"], operands["filters"], None, *params
@@ -165,7 +165,7 @@ class Convolution(OnTorchStream, ConvTask):
         }
 
     def close(self) -> None:
-        """Give memory back to PyTorch and, if it is much, to the device."""
+        """Return memory to PyTorch and, if it is much, to the device."""
         self.sets_of_operands.clear()
         self.unread.clear()
         self.kept.clear()
@@ -184,7 +184,7 @@ def make_task(case: dict[str, Any]) -> ConvTask:
 
 
 def clear() -> None:
-    """Give back what a failed row has left."""
+    """Free the memory of a failed row."""
     OPERANDS.clear()
     gc.collect()
     if torch.cuda.is_available():

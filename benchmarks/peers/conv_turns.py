@@ -1,4 +1,4 @@
-"""What the peers of the convolution suite share: sets of operands in turns, timed on the device."""
+"""Base of the convolution suite's peers: sets of operands take turns, timed on the device."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from benchmarks.peers.device_timer import DeviceTimer
 __all__ = ["ITEM_SIZE", "KEPT_BYTES", "OPERANDS", "ConvTask", "operands_of", "storage_dtype"]
 
 ITEM_SIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
-#: How much memory that it doesn't use a library may keep, so as not to ask for it again.
+#: Most bytes of unused memory that a library may keep for later allocations.
 KEPT_BYTES = 4 << 30
 
-#: Names of the arrays that a direction reads, and of the one that it writes.
+#: Names of the arrays that each direction reads, and of the one that it writes.
 _READ = {
     "forward": ("image", "filters"),
     "backward_data": ("filters", "output"),
@@ -28,17 +28,17 @@ _WRITTEN = {"forward": "output", "backward_data": "image", "backward_filter": "f
 
 
 def storage_dtype(precision: str) -> str:
-    """The arrays' dtype."""
+    """Return the dtype of the arrays."""
     return "float32" if precision == "tf32" else precision
 
 
 def operands_of(case: dict[str, Any]) -> tuple[tuple[str, ...], str]:
-    """Names of the arrays that are read, and of the one that is written."""
+    """Return the names of the arrays that are read, and of the one that is written."""
     return _READ[case["direction"]], _WRITTEN[case["direction"]]
 
 
 class _Operands:
-    """The sets of operands made last, which the next row may have as well."""
+    """The sets of operands of the last row, which the next row may share."""
 
     def __init__(self) -> None:
         self.clear()
@@ -48,7 +48,7 @@ class _Operands:
         self._sets: Any = None
 
     def get(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What was made for an equal `key`; else `make` makes it, after the last has gone."""
+        """Return the sets made for an equal `key`, or drop the old ones and call `make`."""
         if key != self._key:
             self.clear()
             self._sets = make()
@@ -56,7 +56,7 @@ class _Operands:
         return self._sets
 
 
-#: A process has those of one row.
+#: Holds the operands of one row per process.
 OPERANDS = _Operands()
 
 
@@ -68,7 +68,7 @@ class ConvTask(Task):
     Parameters
     ----------
     case : dict
-        What `ConvCase.description` gives, with ``direction``, ``precision``, ``layout``, ``terms``,
+        Result of `ConvCase.description`, with ``direction``, ``precision``, ``layout``, ``terms``,
         ``device`` (``cuda`` or ``cpu``) and ``timer``, the path of `device_timer`'s library.
     """
 
@@ -85,17 +85,17 @@ class ConvTask(Task):
         self.unqueued = 0
 
     def operands(self, make: Callable[[int], Any]) -> list[Any]:
-        """What `make` gives for the number of each set, made anew if the last row's was other."""
+        """Return `make` of each set's number; reuse the last row's sets if they are the same."""
         counts = [prod(self.shape(name)) for name in (*self.read, self.written)]
         key = (type(self), self.case["direction"], self.dtype, self.sets, self.scales, counts)
         return OPERANDS.get(key, lambda: [make(number) for number in range(self.sets)])
 
     def shape(self, operand: str) -> tuple[int, ...]:
-        """The shape of an operand, channels second."""
+        """Return the shape of an operand, channels second."""
         return tuple(self.case[f"{operand}_shape"])
 
     def physical_shape(self, operand: str) -> tuple[int, ...]:
-        """The shape in the order of memory."""
+        """Return the shape in the order of memory."""
         shape = self.shape(operand)
         if self.case["layout"] == "contiguous":
             return shape
@@ -103,25 +103,25 @@ class ConvTask(Task):
 
     @property
     def stream(self) -> int | None:
-        """The stream that `run` launches on."""
+        """Return the stream on which `run` launches."""
         return None
 
     def run(self, number: int) -> None:
-        """Launch the work on a set of operands, and keep its result until the set's next turn."""
+        """Launch the work on a set of operands, and keep the result until the set's next turn."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
         """Wait for the device."""
 
     def launch(self, calls: int) -> None:
-        """Work on as many sets, going on where the last turn ended."""
+        """Launch `calls` calls on consecutive sets, starting after the last turn's."""
         for _ in range(calls):
             self.run(self.next)
             self.next = (self.next + 1) % self.sets
 
     @contextmanager
     def ungated(self) -> Iterator[None]:
-        """Let the timer do nothing meanwhile."""
+        """Disable the timer in the context."""
         self.timer.enable(False)
         try:
             yield
@@ -129,18 +129,18 @@ class ConvTask(Task):
             self.timer.enable(True)
 
     def warm(self, calls: int) -> list[float]:
-        """Launch once what a turn has, without a gate: memory may be asked for, kernels loaded."""
+        """Launch a turn's calls once without a gate, to allocate memory and load kernels."""
         with self.ungated():
             self.launch(calls)
             self.synchronize()
         return []
 
     def turn(self, calls: int, gates: int) -> list[float]:
-        """As `times`, so many times."""
+        """Run `times` for each gate of a turn."""
         return [seconds for _ in range(gates) for seconds in self.times(calls)]
 
     def times(self, calls: int) -> list[float]:
-        """The device's seconds for a call: one mean over `calls` in a row."""
+        """Return the device's seconds per call: one mean over `calls` in sequence."""
 
         def turn() -> None:
             self.timer.start(self.stream)
@@ -150,24 +150,25 @@ class ConvTask(Task):
         return [self.timed(turn) / calls]
 
     def timed(self, turn: Callable[[], None]) -> float:
-        """The seconds between start and stop of a turn."""
+        """Return the seconds between start and stop of a turn."""
         seconds, was_queued = self.timer.timed(turn, self.attempts)
         self.unqueued += not was_queued
         return seconds
 
     @property
     def attempts(self) -> int:
-        """How often to try until a turn is launched before it runs; once, if it was in vain."""
+        """How often to try to launch a turn before it runs; once, after the tries have failed."""
         return 1 if self.unqueued else 3
 
     def waits(self) -> int:
-        """How many turns were not wholly launched before they ran."""
+        """Return how many turns were not fully launched before they ran."""
         return self.unqueued
 
     def slope(self, calls: int) -> float:
-        """The host's seconds for a call: what three times as many take longer, without events.
+        """Return the host's seconds per call: the additional time of three turns over one.
 
-        For comparison with `times`. Where launching takes longer than running, it is launching.
+        It uses no events, for comparison with `times`. If launching takes longer than running, this
+        is the launch time.
         """
         with self.ungated():
             found = []
@@ -181,6 +182,6 @@ class ConvTask(Task):
         return (found[1] - found[0]) / (2 * calls)
 
     def rough_seconds(self) -> float:
-        """About what a call takes, to decide how many to time at once."""
+        """Return roughly the seconds of a call, to decide how many to time at once."""
         self.warm(2)
         return min(self.times(2)[0] for _ in range(2))

@@ -1,4 +1,4 @@
-"""cuDNN alone, through a C++ program of its own (``bare_cudnn.cpp``), on CuPy's memory."""
+"""Bare cuDNN, called by a C++ program (``bare_cudnn.cpp``) on CuPy's memory."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def driver() -> ctypes.CDLL:
 
 
 def versions() -> dict[str, Any]:
-    """Name what is measured."""
+    """Return the versions of what is measured."""
     number = driver().bare_version()
     return {"cudnn": f"{number // 10000}.{number // 100 % 100}.{number % 100}"}
 
 
 class Chain(Task):
-    """Convolutions one after the other, by the plan that dnnops chose.
+    """A chain of convolutions, with the plan that dnnops selected.
 
-    ``case`` is one of `networks.conv_arrays` with the length of the ``chain`` and, as
-    `dnnops_gpu.Chain.facts` gives them, ``api``, ``number`` and ``knobs`` of the plan.
+    ``case`` is a case of `networks.conv_arrays` with the length of the ``chain`` and with ``api``,
+    ``number`` and ``knobs`` of the plan, as returned by `dnnops_gpu.Chain.facts`.
     """
 
     def __init__(self, case: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ class Chain(Task):
         self.filters = cupy.asarray(filters)
         sizes = (case["batch"], case["channels"], case["size"], case["kernel"])
         knobs = [word for knob in case["knobs"] for word in knob]
-        # An array of no knobs isn't the same as none.
+        # An empty array of knobs is not the same as no array.
         words = (ctypes.c_int64 * max(1, len(knobs)))(*knobs) if case["api"] == "graph" else None
         handle = self.library.bare_chain(
             (ctypes.c_int64 * 4)(*sizes),
@@ -83,7 +83,7 @@ class Chain(Task):
         filters_at = ctypes.c_void_p(self.filters.data.ptr)
         workspace_at = ctypes.c_void_p(self.workspace.data.ptr)
         calls = ctypes.c_int64(self.chain)
-        # The arrays are filled in CuPy's stream.
+        # CuPy's stream fills the arrays.
         cupy.cuda.runtime.deviceSynchronize()
         if self.library.bare_bind(self.handle, pointers, calls, filters_at, workspace_at):
             raise self._error()
@@ -98,7 +98,7 @@ class Chain(Task):
         return seconds
 
     def times(self, calls: int) -> list[float]:
-        """The host's seconds for one convolution of the chain."""
+        """Return the host's seconds per convolution of the chain."""
         return [(self._time(self.chain) - self._time(1)) / (self.chain - 1) for _ in range(calls)]
 
     def results(self) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Device time by events, for every library by the same code (``device_timer.cpp``)."""
+"""Measure device time with events, with the same code (``device_timer.cpp``) for every library."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from benchmarks.harness import BenchmarkError
 __all__ = ["DeviceTimer", "build", "built_for_gpu"]
 
 _SOURCE = Path(__file__).with_name("device_timer.cpp")
-#: How often to try until all is launched before it runs.
+#: How often to try until all work is launched before it runs.
 _ATTEMPTS = 3
-# Until the process ends: workers have loaded the library that is in it.
+# Kept until the process ends, because workers have loaded the library in it.
 _directory: tempfile.TemporaryDirectory[str] | None = None
 
 
@@ -28,21 +28,21 @@ def build(directory: Path, cuda: bool) -> tuple[Path, str]:
     Parameters
     ----------
     directory : Path
-        Where it goes.
+        Directory for the library.
     cuda : bool
-        Whether it is for a GPU; if not, it reads the host's clock, to try the programs.
+        Whether to build for a GPU. Otherwise it reads the host's clock, for a quick check.
 
     Returns
     -------
     path : Path
         The library.
     without_jax : str
-        Why it has no custom calls for JAX; empty if it has.
+        Reason why it has no custom calls for JAX; empty if it has them.
 
     Raises
     ------
     BenchmarkError
-        If it doesn't compile.
+        If it does not compile.
     """
     options = ["-std=c++17", "-O1", "-shared", "-fPIC"]
     libraries: list[str] = []
@@ -53,7 +53,7 @@ def build(directory: Path, cuda: bool) -> tuple[Path, str]:
         options += ["-DWITH_CUDA", *(f"-I{path}" for path in found.include_dirs)]
         libraries = [str(found.library), f"-Wl,-rpath,{found.library.parent}"]
     path = directory / "device_timer.so"
-    # Not jax.ffi.include_dir(): that would load JAX here.
+    # jax.ffi.include_dir() would load JAX in this process.
     jaxlib = importlib.util.find_spec("jaxlib")
     without_jax = "there is no jaxlib"
     if jaxlib is not None and jaxlib.origin is not None:
@@ -76,7 +76,7 @@ def _compile(options: list[str], libraries: list[str], path: Path) -> None:
 
 @cache
 def built_for_gpu() -> tuple[str, str]:
-    """What `build` gives for a GPU, once in a process, in a directory that goes when it ends."""
+    """Return the result of `build` for a GPU, once per process, in a temporary directory."""
     global _directory
     _directory = tempfile.TemporaryDirectory()
     path, without_jax = build(Path(_directory.name), cuda=True)
@@ -84,12 +84,12 @@ def built_for_gpu() -> tuple[str, str]:
 
 
 class DeviceTimer:
-    """The library, in a process that has one device.
+    """The library, in a process that uses one device.
 
     Parameters
     ----------
     path : str
-        What `build` made.
+        Path returned by `build`.
     """
 
     def __init__(self, path: str) -> None:
@@ -103,43 +103,43 @@ class DeviceTimer:
             raise BenchmarkError(self.library.timer_error().decode())
 
     def start(self, stream: int | None) -> None:
-        """Shut the gate, and note the time behind it."""
+        """Shut the gate, and record the start time behind it."""
         self._check(self.library.timer_start(stream))
 
     def stop(self, stream: int | None) -> None:
-        """Note the time behind all that was launched, and open the gate."""
+        """Record the stop time behind all launched work, and open the gate."""
         self._check(self.library.timer_stop(stream))
 
     def enable(self, on: bool) -> None:
-        """Let `start` and `stop` do nothing, or what they are for."""
+        """Enable or disable `start` and `stop`."""
         self.library.timer_enable(int(on))
 
     def milliseconds(self) -> float:
-        """Wait for the end, and give what lies between start and stop."""
+        """Wait for the end, and return the time between start and stop."""
         result = ctypes.c_double()
         self._check(self.library.timer_milliseconds(ctypes.byref(result)))
         return result.value
 
     @property
     def queued(self) -> bool:
-        """Whether all that was timed last had been launched before it ran."""
+        """Return whether all of the last timed work was launched before it ran."""
         return bool(self.library.timer_queued())
 
     def timed(self, turn: Callable[[], None], attempts: int = _ATTEMPTS) -> tuple[float, bool]:
-        """Time what is launched between start and stop.
+        """Time the work that is launched between start and stop.
 
         Parameters
         ----------
         turn : callable
-            Starts, launches and stops.
+            Calls `start`, launches the work, and calls `stop`.
         attempts : int
-            How often to try until all is launched before it runs.
+            Number of tries until all work is launched before it runs.
 
         Returns
         -------
         seconds : float
         was_queued : bool
-            Whether it was, the last time.
+            Whether the last try launched all work before it ran.
         """
         for _ in range(attempts):
             turn()

@@ -25,7 +25,7 @@ CHECKED_STEPS = 3
 
 
 def versions() -> dict[str, Any]:
-    """Name what is measured."""
+    """Return the versions of what is measured."""
     from dnnops.runtime.find import find_onednn
 
     return {
@@ -102,14 +102,14 @@ def make_task(case: dict[str, Any]) -> Task:
 
 
 def resident_memory(mode: str, calls_at: list[int]) -> list[dict[str, Any]]:
-    """Call a compiled function many times and look at this process's memory.
+    """Call a compiled function many times and measure this process's memory.
 
     Parameters
     ----------
     mode : str
-        PyTensor's mode, or ``"default"``.
+        PyTensor mode, or ``"default"``.
     calls_at : list of int
-        After how many calls.
+        Numbers of calls after which memory is measured.
 
     Returns
     -------

@@ -25,7 +25,7 @@ _APIS = ("legacy", "graph")
 
 
 def versions() -> dict[str, Any]:
-    """Name the device, and what is measured."""
+    """Return the name of the device, and the versions of what is measured."""
     import cupy
 
     from dnnops.cli.checks import check_driver
@@ -44,9 +44,9 @@ def versions() -> dict[str, Any]:
 
 
 class Chain(Task):
-    """Convolutions one after the other in one compiled function, timed on the host.
+    """A chain of convolutions in one compiled function, timed on the host.
 
-    ``case`` is one of `networks.conv_arrays` with ``algo`` and the length of the ``chain``.
+    ``case`` is a case of `networks.conv_arrays` with ``algo`` and the length of the ``chain``.
     """
 
     def __init__(self, case: dict[str, Any]) -> None:
@@ -77,8 +77,10 @@ class Chain(Task):
         return time.perf_counter() - start
 
     def times(self, calls: int) -> list[float]:
-        """The host's seconds for one convolution of the chain: what a call of any function costs is
-        in the chain and in the single convolution that is taken off."""
+        """Return the host's seconds per convolution of the chain.
+
+        The time of a single convolution is subtracted, and with it the cost of calling a function.
+        """
         return [
             (self._time(self.long) - self._time(self.short)) / (self.chain - 1)
             for _ in range(calls)
@@ -88,7 +90,7 @@ class Chain(Task):
         return {"y": self.long(self.image).get()}
 
     def facts(self) -> dict[str, Any]:
-        """The plan that was chosen, as `cudnn_gpu.Chain` takes it."""
+        """Return the selected plan, as `cudnn_gpu.Chain` takes it."""
         choice = parse_algorithm(self.plan, "forward")
         return {
             "plan": self.plan,
@@ -99,7 +101,7 @@ class Chain(Task):
 
 
 class Convolution(Task):
-    """One convolution, or one of its gradients, timed by CUDA events."""
+    """A convolution, or one of its gradients, timed with CUDA events."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         arrays = image, filters, topgrad = conv_arrays(case)
@@ -140,7 +142,7 @@ class Convolution(Task):
         return cupy.array(array.transpose(0, 2, 3, 1), order="C").transpose(0, 3, 1, 2)
 
     def times(self, calls: int) -> list[float]:
-        """The device's seconds, each a mean over some calls in a row."""
+        """Return the device's seconds, each a mean over several calls in sequence."""
         import cupy
 
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()
@@ -183,7 +185,7 @@ class Demo(Task):
         return {"losses": np.array(losses)}
 
     def facts(self) -> dict[str, Any]:
-        """The weights at the beginning and the batch, for another library."""
+        """Return the initial weights and the batch, for another library."""
         return {
             "weights": self.weights,
             "batch": self.batch,
@@ -204,12 +206,12 @@ def make_task(case: dict[str, Any]) -> Task:
 
 
 def demo_losses(device: str, seed: int, steps: int) -> np.ndarray:
-    """Train the demo's network on a device, and give the losses."""
+    """Train the demo's network on a device, and return the losses."""
     return np.array(digits.train(device, seed, steps))
 
 
 def demo_ops(device: str, seed: int) -> dict[str, int]:
-    """Count the Ops on cuDNN in the demo's functions.
+    """Count the cuDNN Ops in the demo's functions.
 
     Raises
     ------
@@ -222,20 +224,20 @@ def demo_ops(device: str, seed: int) -> dict[str, int]:
 
 
 def memory(device: str, calls_at: list[int]) -> list[dict[str, Any]]:
-    """Call a compiled training step many times and look at the memory of device and process.
+    """Call a compiled training step many times and measure the memory of device and process.
 
     Parameters
     ----------
     device : str
-        Where it runs.
+        Device of the training step.
     calls_at : list of int
-        After how many calls.
+        Numbers of calls after which memory is measured.
 
     Returns
     -------
     list of dict
         ``calls``; ``resident_mib`` of the process; ``pool_used_mib`` and ``pool_total_mib`` of
-        CuPy's memory pool; ``device_used_mib`` as the driver counts.
+        CuPy's memory pool; ``device_used_mib`` as reported by the driver.
     """
     import cupy
 

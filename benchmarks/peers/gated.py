@@ -1,4 +1,4 @@
-"""Work on a GPU that is timed behind the gate of `device_timer`, in whichever library."""
+"""Base of GPU tasks in any library that are timed behind the gate of `device_timer`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["ArrayTask", "GatedTask"]
 
 
 class GatedTask(Task):
-    """Some calls in a row, launched behind a gate and timed by events.
+    """Several calls in sequence, launched behind a gate and timed with events.
 
-    Subclasses define `run`, which launches the work once and gives what it gave, `stream` and
-    `synchronize`; and call `warm` when they can run.
+    Subclasses define `run`, which launches the work once and returns its result, `stream` and
+    `synchronize`. They call `warm` once they can run.
 
     Parameters
     ----------
     timer : str
-        The path of `device_timer`'s library.
+        Path of `device_timer`'s library.
     calls : int
-        How many calls there are between two events.
+        Number of calls between two events.
     """
 
     def __init__(self, timer: str, calls: int) -> None:
@@ -35,7 +35,7 @@ class GatedTask(Task):
 
     @property
     def stream(self) -> int | None:
-        """The stream that `run` launches on."""
+        """Return the stream on which `run` launches."""
         return None
 
     def run(self) -> Any:
@@ -47,23 +47,23 @@ class GatedTask(Task):
         raise NotImplementedError
 
     def launch(self) -> None:
-        """Launch the calls of a turn; a result lives until the next one is there."""
+        """Launch the calls of a turn; each result lives until the next one exists."""
         for _ in range(self.calls):
             self.kept = self.run()
 
     def turn(self) -> None:
-        """Launch them between events, behind the gate."""
+        """Launch the calls between events, behind the gate."""
         self.timer.start(self.stream)
         self.launch()
         self.timer.stop(self.stream)
 
     def warm(self) -> None:
-        """Ask for all memory, and load all kernels."""
+        """Allocate all memory, and load all kernels."""
         self.launch()
         self.synchronize()
 
     def times(self, calls: int) -> list[float]:
-        """The device's seconds, each a mean over the calls of a turn."""
+        """Return the device's seconds, each a mean over the calls of a turn."""
         return [self._time() for _ in range(calls)]
 
     def _time(self) -> float:
@@ -72,22 +72,22 @@ class GatedTask(Task):
         return seconds / self.calls
 
     def facts(self) -> dict[str, Any]:
-        """How many measurements were not launched before they ran."""
+        """Return how many measurements were not fully launched before they ran."""
         return {"waits": self.unqueued}
 
     def close(self) -> None:
-        """Let go of the last result."""
+        """Release the last result."""
         self.kept = None
 
 
 class ArrayTask(GatedTask):
-    """On CuPy's stream and arrays; on the CPU, to try the programs, on NumPy's."""
+    """A task on CuPy's stream and arrays, or on NumPy's arrays for a quick check on the CPU."""
 
     device = "cuda"
 
     @property
     def xp(self) -> Any:
-        """The arrays' module."""
+        """Return the module of the arrays."""
         if self.device != "cuda":
             return np
         import cupy
@@ -103,7 +103,7 @@ class ArrayTask(GatedTask):
             self.xp.cuda.runtime.deviceSynchronize()
 
     def flat(self, count: int, seed: int, dtype: str) -> Any:
-        """The numbers of `conv_data.values`."""
+        """Return the numbers of `conv_data.values`."""
         array = conv_data.values(self.xp, count, seed, 1.0, dtype)
         if dtype == "bfloat16":
             import ml_dtypes
@@ -112,7 +112,7 @@ class ArrayTask(GatedTask):
         return array
 
     def sketch(self, array: Any) -> list[float]:
-        """The sums of `conv_data.sketch`, of an array of any shape in C order."""
+        """Return `conv_data.sketch` of an array of any shape, in C order."""
         flat = self.xp.ascontiguousarray(array).reshape(-1)
         if flat.dtype.name == "bfloat16":
             flat = flat.view("uint16")

@@ -1,7 +1,7 @@
-"""What JAX's peers that are timed behind a gate share: one compiled function for all of a turn.
+"""Base of JAX tasks timed behind a gate: one compiled function runs a whole turn.
 
-JAX's stream can't be asked for. So what shuts the gate and what opens it are custom calls, and
-others, which do nothing on the device, keep the calls in between in order.
+JAX does not expose its stream. So custom calls shut and open the gate, and other custom calls,
+which do nothing on the device, keep the calls in between in order.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ __all__ = ["ChainTask", "compiled_chain", "make_timer_known"]
 
 
 def make_timer_known(timer: str, device: str) -> None:
-    """Make the timer's custom calls known, before anything with them is compiled."""
+    """Register the timer's custom calls, before a program with them is compiled."""
     if missing := register(timer, "CUDA" if device == "cuda" else "cpu"):
         raise BenchmarkError(missing)
 
 
 def compiled_chain(work: Callable[..., tuple[Any, ...]], operands: list[Any], calls: int) -> Any:
-    """Compile some calls in a row between start and stop.
+    """Compile several calls in sequence, between start and stop.
 
     Parameters
     ----------
     work : callable
-        Gives the results of operands.
+        Function from operands to results.
     operands : list
         Arrays, or their shapes and dtypes.
     calls : int
-        How many.
+        Number of calls.
 
     Returns
     -------
     compiled function
-        It takes the operands' memory, and gives them back with the last call's results after them.
+        Donates the operands' memory, and returns the operands followed by the last call's results.
     """
 
     def chain(*operands: Any) -> tuple[Any, ...]:
@@ -56,9 +56,9 @@ def compiled_chain(work: Callable[..., tuple[Any, ...]], operands: list[Any], ca
 
 
 class ChainTask(GatedTask):
-    """Work whose turn is what `compiled_chain` gave: a subclass sets `chain` and `operands`.
+    """A task whose turn is a function from `compiled_chain`; subclasses set `chain` and `operands`.
 
-    The list of operands always holds those that there are, so that others may use them in between.
+    The list of operands is kept up to date, so that others may use them between turns.
     """
 
     chain: Any
@@ -66,13 +66,13 @@ class ChainTask(GatedTask):
 
     def turn(self) -> None:
         count = len(self.operands)
-        # The chain takes the operands' memory.
+        # The chain donates the operands' memory.
         operands = list(self.operands)
         self.operands[:] = []
         self.kept = None
         found = self.chain(*operands)
         self.operands[:], self.kept = found[:count], found[count:]
-        # What is launched, is launched by another thread.
+        # JAX launches the work from another thread.
         self.synchronize()
 
     def warm(self) -> None:

@@ -1,4 +1,4 @@
-"""What PyTorch's peers that are timed behind a gate share."""
+"""Base of PyTorch tasks that are timed behind a gate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["OnTorchStream", "TorchTask"]
 
 
 class OnTorchStream:
-    """Work on PyTorch's stream; on the CPU, to try the programs, there is none."""
+    """Work on PyTorch's stream, or without a stream for a quick check on the CPU."""
 
     device = "cuda"
 
@@ -24,4 +24,4 @@ class OnTorchStream:
 
 
 class TorchTask(OnTorchStream, GatedTask):
-    """Work on PyTorch's stream that is timed behind a gate."""
+    """A task on PyTorch's stream that is timed behind a gate."""

@@ -1,4 +1,4 @@
-"""Graphs of the benchmarks in PyTensor, for either device."""
+"""PyTensor graphs of the benchmarks, for CPU and GPU."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def library_ops(function: Function, prefix: str) -> dict[str, int]:
     Parameters
     ----------
     function : Function
-        What was compiled.
+        Compiled function.
     prefix : str
-        How the names of the library's Ops begin: ``OneDnn`` or ``GpuDnn``.
+        Prefix of the names of the library's Ops: ``OneDnn`` or ``GpuDnn``.
 
     Returns
     -------
     dict
-        How often the function has each.
+        Number of nodes of each Op.
 
     Raises
     ------
     BenchmarkError
-        If there is none, or if a convolution, pooling or softmax runs elsewhere.
+        If there are none, or if a convolution, pooling or softmax runs elsewhere.
     """
     counts: dict[str, int] = {}
     for node in function.maker.fgraph.toposort():
@@ -83,14 +83,14 @@ def compile_vgg_step(
     size : int
         Height and width of the images.
     layers : tuple of int or str
-        As `networks.VGG_LAYERS`.
+        Layers in the form of `networks.VGG_LAYERS`.
     mode : str, optional
-        PyTensor's mode; None for the default one.
+        PyTensor mode; None for the default.
 
     Returns
     -------
     Function
-        Takes images and classes, updates the weights, and returns the loss before.
+        Takes images and classes, updates the weights, and returns the loss before the update.
     """
 
     def shared(value: np.ndarray) -> Any:
@@ -105,7 +105,7 @@ def compile_vgg_step(
         if layer == "M":
             x = pool_2d(x, (2, 2), ignore_border=True)
             continue
-        # Not flipped, as in PyTorch.
+        # Filters are not flipped, as in PyTorch.
         x = conv2d(x, next(remaining), border_mode=1, filter_flip=False)
         x = pt.maximum(x + next(remaining)[None, :, None, None], 0)
     x = pt.maximum(x.flatten(2) @ next(remaining) + next(remaining), 0)
@@ -116,7 +116,7 @@ def compile_vgg_step(
 
 
 def small_batch() -> tuple[np.ndarray, np.ndarray]:
-    """Draw what `compile_small_step` takes: images and classes."""
+    """Draw the arguments of `compile_small_step`: images and classes."""
     rng = np.random.default_rng(networks.SEED)
     return rng.normal(size=(4, 3, 12, 12)).astype("float32"), rng.integers(0, 10, 4)
 
@@ -127,14 +127,14 @@ def compile_small_step(device: str, mode: str | None) -> Function:
     Parameters
     ----------
     device : str
-        Where the weights are: ``"cpu"`` or ``"cuda"``.
+        Device of the weights: ``"cpu"`` or ``"cuda"``.
     mode : str, optional
-        PyTensor's mode; None for the default one.
+        PyTensor mode; None for the default.
 
     Returns
     -------
     Function
-        Takes images and classes, updates the weights, and returns the loss before.
+        Takes images and classes, updates the weights, and returns the loss before the update.
     """
     rng = np.random.default_rng(networks.SEED)
 
@@ -148,7 +148,7 @@ def compile_small_step(device: str, mode: str | None) -> Function:
     x = pt.maximum(conv2d(images, filters, border_mode="half"), 0)
     x = pool_2d(x, (2, 2), ignore_border=True)
     logits = x.flatten(2) @ weights
-    # A product with one-hot rows, and not an index, stays on the GPU.
+    # A product with one-hot rows stays on the GPU; an index would not.
     targets = pt.eq(classes[:, None], np.arange(10)).astype("float32")
     loss = -(targets * log_softmax(logits, axis=1)).sum(axis=1).mean()
     updates = _momentum_updates(loss, [filters, weights], shared)

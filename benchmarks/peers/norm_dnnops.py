@@ -18,7 +18,7 @@ __all__ = ["make_task", "versions"]
 
 
 def written_out(x: Any, gamma: Any, beta: Any, axes: Any, mean: Any = None, var: Any = None) -> Any:
-    """Normalize by what a user would write: by the statistics of `x`, or by given ones."""
+    """Normalize with an expression that a user would write, by statistics of `x` or given ones."""
 
     def spread(vector: Any) -> Any:
         return pt.expand_dims(vector, axes)
@@ -30,7 +30,7 @@ def written_out(x: Any, gamma: Any, beta: Any, axes: Any, mean: Any = None, var:
 
 
 class _FunctionTask(Task):
-    """Calls a compiled function with the same arrays."""
+    """Repeated calls of a compiled function with the same arrays."""
 
     names: tuple[str, ...]
 
@@ -51,7 +51,7 @@ def _tensor(array: np.ndarray) -> Any:
 
 
 class Normalization(_FunctionTask):
-    """Batch normalization, in training with its gradients."""
+    """Batch normalization, with its gradients in training."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         arrays = norm_arrays(case)
@@ -80,7 +80,7 @@ class Normalization(_FunctionTask):
 
 
 class Pooling(_FunctionTask):
-    """Pooling, in training with its gradient."""
+    """Pooling, with its gradient in training."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         image, topgrad = pool_arrays(case)

@@ -24,7 +24,7 @@ __all__ = ["make_task", "versions"]
 
 
 class Normalization(NormTask, ArrayTask):
-    """A compiled function of a graph of `dnnops.nnet`."""
+    """Batch normalization as a compiled function of `dnnops.nnet`."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         super().__init__(case)
@@ -51,7 +51,7 @@ class Normalization(NormTask, ArrayTask):
         self.warm()
 
     def _of_bfloat16(self, x: Any, top: Any, gamma: Any, beta: Any) -> list[Any]:
-        # PyTensor's own tensors have no such dtype.
+        # PyTensor's own tensors do not support bfloat16.
         out, mean, invstd = dnn_batch_normalization_train(x, gamma, beta, "spatial", EPSILON)
         scale = out.owner.inputs[1]
         return [out, *GpuDnnBatchNormGrad("spatial")(x, top, scale, mean, invstd)]
@@ -91,7 +91,7 @@ copy(const uint4 *from, uint4 *to, long long count) {
 
 
 class Copy(NormTask, ArrayTask):
-    """An array of the case's size is read once and written once."""
+    """A copy, which reads and writes an array of the case's size once."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         super().__init__(case)

@@ -19,12 +19,12 @@ __all__ = ["make_task", "versions"]
 
 
 def versions() -> dict[str, Any]:
-    """Name what is measured."""
+    """Return the versions of what is measured."""
     return {"jax": jax.__version__}
 
 
 class Normalization(NormTask, ChainTask):
-    """The output and its gradients; sums are of float32."""
+    """Batch normalization and its gradients, with sums in float32."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         super().__init__(case)

@@ -19,7 +19,7 @@ __all__ = ["make_task", "versions"]
 
 
 class Normalization(NormTask, TorchTask):
-    """The output and its gradients, by autograd."""
+    """Batch normalization and its gradients, by autograd."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         super().__init__(case)
@@ -40,7 +40,7 @@ class Normalization(NormTask, TorchTask):
         return array.permute(0, array.ndim - 1, *range(1, array.ndim - 1))
 
     def run(self) -> Any:
-        # The suite's functions that make numbers have switched gradients off.
+        # The suite's functions that make numbers disable gradients.
         with torch.enable_grad():
             x, gamma, beta = self.differentiated
             out = functional.batch_norm(x, None, None, gamma, beta, training=True, eps=EPSILON)

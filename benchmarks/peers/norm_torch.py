@@ -21,7 +21,7 @@ def _tensor(array: np.ndarray, layout: torch.memory_format) -> torch.Tensor:
 
 
 class _EagerTask(Task):
-    """A function of tensors, in training with its gradients."""
+    """A function of tensors, with its gradients in training."""
 
     names: tuple[str, ...]
     differentiated: tuple[torch.Tensor, ...]
@@ -47,7 +47,7 @@ class _EagerTask(Task):
 
 
 class Normalization(_EagerTask):
-    """Batch normalization, in training with its gradients."""
+    """Batch normalization, with its gradients in training."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         arrays = {name: _tensor(a, memory_format(case)) for name, a in norm_arrays(case).items()}
@@ -67,7 +67,7 @@ class Normalization(_EagerTask):
 
 
 class Pooling(_EagerTask):
-    """Pooling, in training with its gradient."""
+    """Pooling, with its gradient in training."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         image, topgrad = (_tensor(a, memory_format(case)) for a in pool_arrays(case))

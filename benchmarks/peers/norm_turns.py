@@ -1,4 +1,4 @@
-"""What the peers of batch normalization on a GPU share: the case's sizes, and timing by events."""
+"""Base of the peers of batch normalization on a GPU: sizes of the case, and timing with events."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from benchmarks.peers.gated import GatedTask
 
 __all__ = ["CALLS", "SEEDS", "NormTask"]
 
-#: In a row between two events.
+#: Calls in sequence between two events.
 CALLS = 4
-#: Of `conv_data.values`, for the arrays that are read.
+#: Seeds of the inputs, for `conv_data.values`.
 SEEDS = {"x": 0x51ED270B, "top": 0x2E1B2138, "gamma": 0x7A4D1F05, "beta": 0x13198A2E}
 
 
 class NormTask(GatedTask):
-    """Training by batch normalization: the output, and the gradients by all operands.
+    """Batch normalization in training: the output, and gradients with respect to all operands.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Training steps of recurrent networks in dnnops, on either device."""
+"""Training steps of recurrent networks in dnnops, on CPU and GPU."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from dnnops.nnet import RNNBlock
 __all__ = ["make_task", "versions"]
 
 _on_gpu = False
-#: The parameters and the function of each network that there was.
+#: The parameters and the compiled function of each network.
 _functions: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
 
 def versions() -> dict[str, Any]:
-    """Name what was measured last."""
+    """Return the versions of what was measured last."""
     return (dnnops_gpu if _on_gpu else dnnops_cpu).versions()
 
 
 class Step(Task):
-    """Forward, the gradients by the parameters and the input, and the parameters' update."""
+    """A step: forward, gradients with respect to parameters and input, and the update."""
 
     prefix = "OneDnn"
     mode: str | None = None
@@ -41,7 +41,7 @@ class Step(Task):
         arrays = rnn_arrays(case)
         dtype = case["dtype"]
         states = (case["layers"], case["batch"], case["hidden"])
-        # The function doesn't depend on the shapes.
+        # The function does not depend on the shapes.
         network = (
             type(self),
             dtype,
@@ -58,7 +58,7 @@ class Step(Task):
         self.given.append(self.moved(np.zeros(states, dtype)))
 
     def compiled(self, dtype: str, hidden: int, layers: int, mode: str, algo: str) -> Any:
-        """The parameters, empty as yet, and the function of a step."""
+        """Return the parameters, still empty, and the function of a step."""
         block = self.block_class(dtype, hidden, layers, mode, algo=algo)
         w = self.parameters(np.zeros(0, dtype))
         x, gy, start = (self.variable(dtype) for _ in range(3))
@@ -87,11 +87,11 @@ class Step(Task):
         return compared(before, self.some_parameters(), y, gx, self.fetched)
 
     def some_parameters(self) -> np.ndarray:
-        """Every so many-th of all parameters."""
+        """Return every `COMPARED_STEP`-th parameter."""
         return self.w.get_value()[::COMPARED_STEP]
 
     def close(self) -> None:
-        """Forget the arrays; the function stays for other shapes."""
+        """Release the arrays, but keep the function for other shapes."""
         self.w.set_value(self.moved(np.zeros(0, self.w.type.dtype)))
         self.function.free()
         del self.given
@@ -101,11 +101,11 @@ class Step(Task):
 
 
 class GpuStep(Step):
-    """The same on a GPU, timed by CUDA events."""
+    """The same step on a GPU, timed with CUDA events."""
 
     prefix = "GpuDnn"
     mode = "CUDNN"
-    block_class = dnn.RNNBlock  # whose results stay on the device
+    block_class = dnn.RNNBlock  # its results stay on the device
 
     def variable(self, dtype: str) -> Any:
         return GpuArrayType(dtype, (None,) * 3)()
@@ -119,7 +119,7 @@ class GpuStep(Step):
         return cupy.asarray(value)
 
     def times(self, calls: int) -> list[float]:
-        """The device's seconds of each step; steps follow each other without waiting."""
+        """Return the device's seconds of each step; no step waits for the one before."""
         import cupy
 
         events = [cupy.cuda.Event() for _ in range(calls + 1)]
@@ -139,7 +139,7 @@ class GpuStep(Step):
         return array.get()
 
     def facts(self) -> dict[str, Any]:
-        """The algorithm, the most memory that a step has in use, and its host's time."""
+        """Return the algorithm, the peak memory of a step, and its cost on the host."""
         import cupy
 
         from dnnops.gpu.rnn import last_rnn_algorithm
@@ -155,7 +155,7 @@ class GpuStep(Step):
         cupy.cuda.runtime.deviceSynchronize()
         return {
             "algorithm": last_rnn_algorithm(),
-            # Of three passes.
+            # Out of three passes.
             "replays": replays() - replayed,
             "replay_failure": replay_failure(),
             "peak_mib": memory.peak / 2**20,
@@ -163,13 +163,13 @@ class GpuStep(Step):
         }
 
     def close(self) -> None:
-        """Give memory back to the device."""
+        """Return memory to the device."""
         import cupy
 
         from dnnops.gpu.base import free_workspaces
 
-        # Nodes keep small results, as states are, for their next call. Without sequences they are
-        # empty: what is kept would be counted in later cases, for whose networks it is not.
+        # Nodes keep small results, such as states, for their next call. A call without sequences
+        # makes them empty, so that they do not count as memory of later cases.
         self.function(*(array[:, :0] for array in self.given))
         super().close()
         free_workspaces()
@@ -177,11 +177,11 @@ class GpuStep(Step):
 
 
 class PeakMemory:
-    """Counts the bytes of CuPy's pool that are in use."""
+    """Peak number of bytes in use in CuPy's memory pool."""
 
     @staticmethod
     def make() -> Any:
-        """A memory hook of CuPy with the attribute ``peak``."""
+        """Return a CuPy memory hook with the attribute ``peak``."""
         import cupy
 
         class Hook(cupy.cuda.MemoryHook):

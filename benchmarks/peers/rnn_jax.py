@@ -15,12 +15,12 @@ from benchmarks.rnn_data import COMPARED_STEP, LEARNING_RATE, compared, paramete
 
 __all__ = ["make_task", "versions"]
 
-# As in dnnops, float32 means float32.
+# Like dnnops, compute float32 without TF32.
 jax.config.update("jax_default_matmul_precision", "highest")
 
 
 def versions() -> dict[str, Any]:
-    """Name what is measured."""
+    """Return the versions of what is measured."""
     return {"jax": jax.__version__}
 
 
@@ -52,7 +52,7 @@ def _gru(state: Any, pre: Any, r: Any, d: Any) -> tuple[Any, Any]:
 
 
 class Step(Task):
-    """Forward, the gradients by the parameters and the input, and the parameters' update."""
+    """A step: forward, gradients with respect to parameters and input, and the update."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         arrays = rnn_arrays(case)
@@ -66,7 +66,7 @@ class Step(Task):
             parts = _split(w, shapes)
             matrices, biases = parts[: 2 * layers], parts[2 * layers :]
             for n in range(layers):
-                # The input's part of all steps at once.
+                # The input's contribution to all steps at once.
                 pre = x @ matrices[2 * n].T + biases[2 * n]
                 r, d = matrices[2 * n + 1], biases[2 * n + 1]
                 state = (start, start) if lstm else (start,)
@@ -85,7 +85,7 @@ class Step(Task):
         return y, gx
 
     def times(self, calls: int) -> list[float]:
-        """The host's seconds for a step: a mean over all, which follow each other."""
+        """Return the host's seconds per step: a mean over steps that do not wait for each other."""
         start = time.perf_counter()
         for _ in range(calls):
             results = self._run()
@@ -98,7 +98,7 @@ class Step(Task):
         return compared(before, np.asarray(self.w[::COMPARED_STEP]), y, gx)
 
     def close(self) -> None:
-        """Forget the arrays."""
+        """Release the arrays."""
         del self.w, self.x, self.gy, self.step
 
 

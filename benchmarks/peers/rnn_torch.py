@@ -1,4 +1,4 @@
-"""Training steps of recurrent networks in PyTorch, run eagerly, on either device."""
+"""Training steps of recurrent networks in PyTorch, run eagerly, on CPU and GPU."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from benchmarks.rnn_data import COMPARED_STEP, LEARNING_RATE, compared, paramete
 
 __all__ = ["make_task", "versions"]
 
-# As in dnnops, float32 means float32.
+# Like dnnops, compute float32 without TF32.
 torch.backends.cudnn.allow_tf32 = False
 torch.backends.cuda.matmul.allow_tf32 = False
 
 
 class Step(Task):
-    """Forward, the gradients by the parameters and the input, and the parameters' update."""
+    """A step: forward, gradients with respect to parameters and input, and the update."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         arrays = rnn_arrays(case)
@@ -41,7 +41,7 @@ class Step(Task):
                 parameter.copy_(torch.from_numpy(piece).view(shape))
                 begin += parameter.numel()
         self.network.flatten_parameters()
-        # All parameters in one kernel: the fastest that PyTorch has.
+        # The fused update is PyTorch's fastest: one kernel for all parameters.
         self.optimizer = torch.optim.SGD(
             self.network.parameters(), lr=LEARNING_RATE, fused=self.device == "cuda"
         )
@@ -57,7 +57,7 @@ class Step(Task):
         return y
 
     def parameters(self) -> np.ndarray:
-        """Every so many-th of all parameters, in the order of `parameter_shapes`."""
+        """Return every `COMPARED_STEP`-th parameter, in the order of `parameter_shapes`."""
         pieces = [getattr(self.network, name).detach().flatten() for name in self.names]
         return torch.cat(pieces)[::COMPARED_STEP].cpu().numpy()
 
@@ -68,10 +68,10 @@ class Step(Task):
 
 
 class GpuStep(Step):
-    """The same on a GPU, timed by CUDA events."""
+    """The same step on a GPU, timed with CUDA events."""
 
     def times(self, calls: int) -> list[float]:
-        """The device's seconds of each step; steps follow each other without waiting."""
+        """Return the device's seconds of each step; no step waits for the one before."""
         events = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
         events[0].record()
         for event in events[1:]:
@@ -81,8 +81,8 @@ class GpuStep(Step):
         return [a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(events)]
 
     def facts(self) -> dict[str, Any]:
-        """The most memory that a step has in use."""
-        # As in dnnops, where the last step's results are gone when a step begins.
+        """Return the peak memory of a step."""
+        # Free the last step's results first, as dnnops does before a step.
         self.optimizer.zero_grad(set_to_none=True)
         self.x.grad = None
         torch.cuda.synchronize()
@@ -92,7 +92,7 @@ class GpuStep(Step):
         return {"peak_mib": torch.cuda.max_memory_allocated() / 2**20}
 
     def close(self) -> None:
-        """Give memory back to the device."""
+        """Return memory to the device."""
         del self.network, self.optimizer, self.x, self.gy
         torch.cuda.empty_cache()
 

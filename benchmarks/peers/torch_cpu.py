@@ -20,18 +20,18 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def versions() -> dict[str, Any]:
-    """Name what is measured."""
+    """Return the versions of what is measured."""
     return {"torch": torch.__version__}
 
 
 def memory_format(case: dict[str, Any]) -> torch.memory_format:
-    """The memory format that a case asks for."""
+    """Return the memory format of a case."""
     last = case.get("memory_format") == "channels_last"
     return torch.channels_last if last else torch.contiguous_format
 
 
 def vgg(size: int, layers: tuple[int | str, ...]) -> nn.Sequential:
-    """Make the VGG-like network with the weights of `networks.vgg_parameters`."""
+    """Build the VGG-like network with the weights of `networks.vgg_parameters`."""
     modules: list[nn.Module] = []
     channels = 3
     for layer in layers:
@@ -47,7 +47,7 @@ def vgg(size: int, layers: tuple[int | str, ...]) -> nn.Sequential:
     values = networks.vgg_parameters(size, layers)
     with torch.no_grad():
         for parameter, value in zip(net.parameters(), values, strict=True):
-            # nn.Linear has the outputs first.
+            # nn.Linear stores the output axis first.
             parameter.copy_(torch.from_numpy(value.T if value.ndim == 2 else value))
     return net
 
@@ -82,19 +82,19 @@ class Training(Task):
 def convolution_calls(
     case: dict[str, Any], image: torch.Tensor, filters: torch.Tensor, topgrad: torch.Tensor
 ) -> list[Callable[[], torch.Tensor]]:
-    """The ways in which PyTorch computes a convolution or one of its gradients.
+    """Return the ways in which PyTorch computes a convolution or one of its gradients.
 
     Parameters
     ----------
     case : dict
-        As for `networks.conv_arrays`, with ``direction``.
+        Case of `networks.conv_arrays` with ``direction``.
     image, filters, topgrad : torch.Tensor
         The operands.
 
     Returns
     -------
     list of callable
-        Each gives the result.
+        Functions that return the result.
     """
     stride, padding, groups = (case["stride"],) * 2, (case["pad"],) * 2, case["groups"]
     params = {"stride": stride, "padding": padding, "groups": groups}
@@ -117,7 +117,7 @@ def convolution_calls(
 
 
 class Convolution(Task):
-    """One convolution, or one of its gradients, in the fastest way that there is."""
+    """A convolution, or one of its gradients, computed in the fastest way."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         layout = memory_format(case)

@@ -15,19 +15,19 @@ from benchmarks.harness import Task
 from benchmarks.networks import CALLS_BETWEEN_EVENTS, conv_arrays, rotated_sets
 from benchmarks.peers.torch_cpu import convolution_calls, memory_format
 
-# As in dnnops, float32 means float32, and plans are guessed and not timed.
+# Like dnnops, compute float32 without TF32, and select plans by heuristics, not by timing.
 torch.backends.cudnn.benchmark = False
 torch.backends.cudnn.allow_tf32 = False
 torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def versions() -> dict[str, Any]:
-    """Name what is measured."""
+    """Return the versions of what is measured."""
     return {"torch": torch.__version__, "torch_cudnn": torch.backends.cudnn.version()}
 
 
 class Chain(Task):
-    """Convolutions one after the other, timed on the host; as `dnnops_gpu.Chain`."""
+    """A chain of convolutions, timed on the host like `dnnops_gpu.Chain`."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         image, filters, _ = conv_arrays(case)
@@ -49,7 +49,7 @@ class Chain(Task):
         return time.perf_counter() - start
 
     def times(self, calls: int) -> list[float]:
-        """The host's seconds for one convolution of the chain."""
+        """Return the host's seconds per convolution of the chain."""
         with torch.no_grad():
             return [
                 (self._time(self.chain) - self._time(1)) / (self.chain - 1) for _ in range(calls)
@@ -61,7 +61,7 @@ class Chain(Task):
 
 
 class Convolution(Task):
-    """One convolution, or one of its gradients, timed by CUDA events."""
+    """A convolution, or one of its gradients, timed with CUDA events."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         arrays = conv_arrays(case)
@@ -75,7 +75,7 @@ class Convolution(Task):
             self.calls.append(convolution_calls(case, *operands)[0])
 
     def times(self, calls: int) -> list[float]:
-        """The device's seconds, each a mean over some calls in a row."""
+        """Return the device's seconds, each a mean over several calls in sequence."""
         start = torch.cuda.Event(enable_timing=True)
         stop = torch.cuda.Event(enable_timing=True)
         operands = itertools.cycle(self.calls)
@@ -96,7 +96,7 @@ class Convolution(Task):
 
 
 class Demo(Task):
-    """A training step of the demo's network, with what `dnnops_gpu.Demo.facts` gives."""
+    """A training step of the demo's network, with the data of `dnnops_gpu.Demo.facts`."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         self.device = torch.device(case["device"])
@@ -112,7 +112,7 @@ class Demo(Task):
         self.net = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(*case["weights"][-2].shape))
         with torch.no_grad():
             for parameter, value in zip(self.net.parameters(), case["weights"], strict=True):
-                if value.ndim == 4:  # dnnops flips filters, PyTorch doesn't
+                if value.ndim == 4:  # dnnops flips filters, PyTorch does not
                     value = value[:, :, ::-1, ::-1].copy()
                 parameter.copy_(torch.from_numpy(value.T if value.ndim == 2 else value))
         self.net.to(self.device)
@@ -121,7 +121,7 @@ class Demo(Task):
         )
 
     def step(self) -> tuple[float, float]:
-        """Loss before the update and fraction classified right, as `digits.Trainer.train`."""
+        """Return the loss before the update and the accuracy, as `digits.Trainer.train` does."""
         images, classes = self.images.to(self.device), self.classes.to(self.device)
         self.optimizer.zero_grad()
         logits = self.net(images)
