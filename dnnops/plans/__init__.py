@@ -6,15 +6,14 @@ libraries for them.
 
 from dnnops.plans import stored  # noqa: F401 - registers with the runtime library
 from dnnops.plans.listing import (
-    ConvPlan,
     FlagChoice,
     Progress,
     Survey,
-    conv_flops,
     conv_plans,
     flag_choices,
     survey,
 )
+from dnnops.plans.plan import ConvPlan, conv_flops
 
 __all__ = [
     "ConvPlan",

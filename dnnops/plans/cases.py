@@ -21,7 +21,7 @@ from dnnops.errors import DnnMemoryError, DnnNotSupportedError
 from dnnops.gpuarray.device import device_from_target, on_device
 from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.nnet.validate import show_shape
-from dnnops.plans.listing import conv_flops
+from dnnops.plans.plan import conv_flops
 from dnnops.runtime.op import operand_access, permuted_empty
 
 __all__ = ["DIRECTIONS", "CpuCase", "GpuCase", "PlanCase"]

@@ -15,7 +15,7 @@ from pytensor.graph.basic import Apply
 
 from dnnops.cpu.conv import ALGORITHMS
 from dnnops.errors import DnnError, DnnValueError
-from dnnops.plans.listing import ConvPlan, conv_flops
+from dnnops.plans.plan import ConvPlan, conv_flops
 from dnnops.runtime.build import ONEDNN
 from dnnops.runtime.op import describe_operands, raise_status
 

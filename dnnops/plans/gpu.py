@@ -13,7 +13,7 @@ from dnnops.errors import DnnValueError
 from dnnops.gpu.algorithms import APIS, MATH_TYPES, parse_algorithm
 from dnnops.gpu.conv import GpuDnnConvBase
 from dnnops.gpuarray.device import on_device
-from dnnops.plans.listing import ConvPlan
+from dnnops.plans.plan import ConvPlan
 from dnnops.runtime.build import CUDNN
 from dnnops.runtime.op import describe_operands, make_context, raise_status
 

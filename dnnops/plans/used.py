@@ -228,7 +228,7 @@ def _device(node: Apply) -> str:
 
 def _measure(op: Any, device: str, row: ChosenPlan) -> float | None:
     """Time a row's plan; return milliseconds, or None if no memory format offers the plan."""
-    from dnnops.plans import conv_plans
+    from dnnops.plans.listing import conv_plans
 
     if row.memory_format == "mixed":
         return None

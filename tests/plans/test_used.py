@@ -511,7 +511,7 @@ def test_times_are_filled_in(monkeypatch):
             SimpleNamespace(name=used, time_ms=2.0),
         ]
 
-    monkeypatch.setattr("dnnops.plans.conv_plans", stand_in)
+    monkeypatch.setattr("dnnops.plans.listing.conv_plans", stand_in)
     x, k = tensors("x", "k")
     y = conv2d(x, k, border_mode=(1, 1), subsample=(2, 1), num_groups=3)
     f = pytensor.function([x, k], [y, conv2d(x, k, num_groups=3)], mode="ONEDNN")
@@ -542,7 +542,9 @@ def test_times_are_filled_in(monkeypatch):
 
 def test_equal_convolutions_are_measured_once(monkeypatch):
     calls = []
-    monkeypatch.setattr("dnnops.plans.conv_plans", lambda **arguments: calls.append(1) or [])
+    monkeypatch.setattr(
+        "dnnops.plans.listing.conv_plans", lambda **arguments: calls.append(1) or []
+    )
     x, k, w = tensors("x", "k", "w")
     f = pytensor.function([x, k, w], [conv2d(x, k), conv2d(x, w)], mode="ONEDNN")
     f(*arrays(*SMALL, SMALL[1]))
