@@ -10,35 +10,13 @@ from pytensor.graph.basic import Apply, Variable
 from dnnops.arguments import one_of, switch_or_flag
 from dnnops.errors import DnnTypeError
 from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.gpu.pool_kernels import GpuMaxPoolGradGrad, GpuPoolOperands
 from dnnops.gpuarray.layout import MEMORY_FORMATS
-from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.pool.geometry import MAX_DETERMINISTIC, POOL_MODES
 from dnnops.nnet.pool.op import ModePoolBase
-from dnnops.nnet.validate import int_vector, named_operands, static_vector
+from dnnops.nnet.validate import named_operands
 
 __all__ = ["GpuDnnPool", "GpuDnnPoolBase", "GpuDnnPoolGrad"]
-
-
-class GpuPoolOperands(ModePoolBase):
-    """Mixin that builds the nodes of pooling Ops with data operands on a device."""
-
-    def make_node(self, *inputs: Any) -> Apply:
-        names = (*self.operands, "ws", "stride", "pad")
-        named_operands(self.where, names, inputs)
-        count = len(self.operands)
-        data = device_operands(
-            self.where, self.ndim + 2, **dict(zip(self.operands, inputs[:count], strict=True))
-        )
-        vectors = [
-            int_vector(self.where, name, value, self.ndim)
-            for name, value in zip(names[count:], inputs[count:], strict=True)
-        ]
-        img_shape, out_shape = self.check_shapes(
-            [x.type.shape for x in data], *(static_vector(v, self.ndim) for v in vectors)
-        )
-        shape = out_shape if self.pooled_result else img_shape
-        output_type = GpuArrayType(data[0].type.dtype, shape, data[0].type.device)
-        return Apply(self, [*data, *vectors], [output_type()])
 
 
 class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
@@ -142,8 +120,6 @@ class GpuDnnPool(GpuDnnPoolBase):
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
         if self.mode == "max":
-            from dnnops.gpu.pool_kernels import GpuMaxPoolGradGrad
-
             x, *vectors = inputs
             op = GpuMaxPoolGradGrad(self.ndim, self.mode, self.ignore_border)
             return [op(x, outputs[0], gradient_like(tangents[0], x), *vectors)]
@@ -166,8 +142,6 @@ class GpuDnnPoolGrad(GpuDnnPoolBase):
         x, out, _, *vectors = inputs
         g = gradient_like(cotangents[0], x)
         if self.mode == "max":
-            from dnnops.gpu.pool_kernels import GpuMaxPoolGradGrad
-
             op = GpuMaxPoolGradGrad(self.ndim, self.mode, self.ignore_border)
             by_gz = op(x, out, g, *vectors)
         else:

@@ -15,13 +15,15 @@ import numpy as np
 from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Variable
 
-from dnnops.gpu.base import as_gradient, gradient_like
-from dnnops.gpu.pool import GpuPoolOperands
+from dnnops.gpu.base import as_gradient, device_operands, gradient_like
 from dnnops.gpuarray.op import GpuOp, infer_device
+from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.pool.geometry import MAX_DETERMINISTIC, POOL_MODES
+from dnnops.nnet.pool.op import ModePoolBase
+from dnnops.nnet.validate import int_vector, named_operands, static_vector
 from dnnops.runtime.build import c_code_dir
 
-__all__ = ["GpuMaxPoolGradGrad", "GpuPool", "GpuPoolGrad"]
+__all__ = ["GpuMaxPoolGradGrad", "GpuPool", "GpuPoolGrad", "GpuPoolOperands"]
 
 _C_TYPES = {
     "float16": ("__half", "float"),
@@ -52,6 +54,28 @@ def _module() -> Any:
     return cupy.RawModule(
         code=kernel_source(), options=("-std=c++17",), name_expressions=kernel_names()
     )
+
+
+class GpuPoolOperands(ModePoolBase):
+    """Mixin that builds the nodes of pooling Ops with data operands on a device."""
+
+    def make_node(self, *inputs: Any) -> Apply:
+        names = (*self.operands, "ws", "stride", "pad")
+        named_operands(self.where, names, inputs)
+        count = len(self.operands)
+        data = device_operands(
+            self.where, self.ndim + 2, **dict(zip(self.operands, inputs[:count], strict=True))
+        )
+        vectors = [
+            int_vector(self.where, name, value, self.ndim)
+            for name, value in zip(names[count:], inputs[count:], strict=True)
+        ]
+        img_shape, out_shape = self.check_shapes(
+            [x.type.shape for x in data], *(static_vector(v, self.ndim) for v in vectors)
+        )
+        shape = out_shape if self.pooled_result else img_shape
+        output_type = GpuArrayType(data[0].type.dtype, shape, data[0].type.device)
+        return Apply(self, [*data, *vectors], [output_type()])
 
 
 class GpuKernelPool(GpuOp, GpuPoolOperands):
