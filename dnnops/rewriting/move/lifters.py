@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
@@ -16,12 +16,10 @@ from pytensor.graph.traversal import toposort
 from pytensor.tensor.type import TensorType
 
 from dnnops.gpuarray.dtypes import DTYPES, FLOAT_DTYPES, numpy_dtype
-
-if TYPE_CHECKING:
-    from dnnops.rewriting.move.lifting import LiftContext
+from dnnops.rewriting.move.context import LiftContext
 
 #: ``lift(node, inputs, context)`` returns new variables for the outputs, or None.
-LiftFunction = Callable[[Apply, list[Any], "LiftContext"], Sequence[Variable] | None]
+LiftFunction = Callable[[Apply, list[Any], LiftContext], Sequence[Variable] | None]
 Operands = tuple[int, ...] | Callable[[Apply], Iterable[int]]
 
 

@@ -8,11 +8,10 @@ and device, one per variable and direction.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
 from pytensor.graph.traversal import toposort
@@ -25,11 +24,8 @@ from dnnops.gpuarray.transfer import (
     GpuCast,
     GpuFromHost,
     HostFromGpu,
-    cast,
-    host_from_gpu,
-    to_device,
 )
-from dnnops.gpuarray.type import GpuArrayType
+from dnnops.rewriting.move.context import LiftContext
 from dnnops.rewriting.move.forecast import Forecast
 from dnnops.rewriting.move.lifters import (
     Lifter,
@@ -50,55 +46,6 @@ __all__ = [
     "register_expansion",
     "register_lifter",
 ]
-
-
-@dataclass
-class LiftContext:
-    """Context that lifters are called with.
-
-    Attributes
-    ----------
-    device : int
-        Device that the graph moves to.
-    """
-
-    device: int
-    _device_values: dict[tuple[Variable, int], Any] = field(default_factory=dict)
-    _host_values: dict[Variable, Any] = field(default_factory=dict)
-    _applied: dict[tuple[Any, ...], Any] = field(default_factory=dict)
-
-    def to_device(self, x: Any, device: int | None = None) -> Any:
-        """Return `x` on the device, transferred if necessary; constants are moved only once."""
-        device = self.device if device is None else device
-        if is_on_device(x) and x.type.device == device:
-            return x
-        key = (x, device)
-        if key not in self._device_values:
-            if isinstance(x, Constant) and not is_on_device(x):
-                moved = GpuArrayType(x.type.dtype, x.type.shape, device).make_constant(x.data)
-            else:
-                moved = to_device(x, device)
-                copy_stack_trace(x, moved)
-            self._device_values[key] = moved
-        return self._device_values[key]
-
-    def apply_once(self, op: Any, *inputs: Any) -> Any:
-        """Apply an Op, reusing the result of an earlier call with the same inputs."""
-        key = (op, *inputs)
-        if key not in self._applied:
-            self._applied[key] = op(*inputs)
-        return self._applied[key]
-
-    def to_host(self, x: Any) -> Any:
-        """Return `x` on the host, transferred if necessary."""
-        if not is_on_device(x):
-            return x
-        if x not in self._host_values:
-            host = host_from_gpu(x)
-            copy_stack_trace(x, host)
-            self._host_values[x] = host
-            self._device_values[host, x.type.device] = cast(x, host.type.dtype)
-        return self._host_values[x]
 
 
 class GraphToGpu(GraphRewriter):

@@ -1,0 +1,64 @@
+"""What lifters know about the graph that moves to the GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.rewriting.basic import copy_stack_trace
+
+from dnnops.gpuarray.op import is_on_device
+from dnnops.gpuarray.transfer import cast, host_from_gpu, to_device
+from dnnops.gpuarray.type import GpuArrayType
+
+__all__ = ["LiftContext"]
+
+
+@dataclass
+class LiftContext:
+    """Context that lifters are called with.
+
+    Attributes
+    ----------
+    device : int
+        Device that the graph moves to.
+    """
+
+    device: int
+    _device_values: dict[tuple[Variable, int], Any] = field(default_factory=dict)
+    _host_values: dict[Variable, Any] = field(default_factory=dict)
+    _applied: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+    def to_device(self, x: Any, device: int | None = None) -> Any:
+        """Return `x` on the device, transferred if necessary; constants are moved only once."""
+        device = self.device if device is None else device
+        if is_on_device(x) and x.type.device == device:
+            return x
+        key = (x, device)
+        if key not in self._device_values:
+            if isinstance(x, Constant) and not is_on_device(x):
+                moved = GpuArrayType(x.type.dtype, x.type.shape, device).make_constant(x.data)
+            else:
+                moved = to_device(x, device)
+                copy_stack_trace(x, moved)
+            self._device_values[key] = moved
+        return self._device_values[key]
+
+    def apply_once(self, op: Any, *inputs: Any) -> Any:
+        """Apply an Op, reusing the result of an earlier call with the same inputs."""
+        key = (op, *inputs)
+        if key not in self._applied:
+            self._applied[key] = op(*inputs)
+        return self._applied[key]
+
+    def to_host(self, x: Any) -> Any:
+        """Return `x` on the host, transferred if necessary."""
+        if not is_on_device(x):
+            return x
+        if x not in self._host_values:
+            host = host_from_gpu(x)
+            copy_stack_trace(x, host)
+            self._host_values[x] = host
+            self._device_values[host, x.type.device] = cast(x, host.type.dtype)
+        return self._host_values[x]
