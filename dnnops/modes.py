@@ -26,10 +26,8 @@ from pytensor.link.pytorch.linker import PytorchLinker
 from dnnops.config import flag_value
 from dnnops.errors import DnnUnavailableError
 from dnnops.rewriting.move.lifting import EVERYTHING
+from dnnops.rewriting.pipeline import PYTORCH_TAG
 from dnnops.runtime.ahead import ParallelVMLinker
-
-#: Tag of rewrites for PyTorch's linker.
-PYTORCH_TAG = "dnnops_pytorch"
 
 __all__ = [
     "CudnnMode",

@@ -26,7 +26,6 @@ from pytensor.graph.rewriting.db import RewriteDatabase
 import dnnops.rewriting.gpu  # registers lifters
 import dnnops.rewriting.move.tensor_ops  # registers lifters
 import dnnops.rewriting.move.to_gpu  # noqa: F401 - registers rewrites with PyTensor's own passes
-from dnnops.modes import PYTORCH_TAG
 from dnnops.rewriting.cpu.activation import ExpandActivations, FuseAgain
 from dnnops.rewriting.cpu.ops import RegisterNumbaDispatch, ToOneDnn, local_onednn_inplace
 from dnnops.rewriting.fuse.conv_merge import ConvMerge
@@ -56,7 +55,10 @@ from dnnops.rewriting.static_sizes import (
 )
 from dnnops.rewriting.unused import local_unused_result
 
-__all__ = ["PASSES", "ByTags", "Pass"]
+__all__ = ["PASSES", "PYTORCH_TAG", "ByTags", "Pass"]
+
+#: Tag of rewrites for PyTorch's linker.
+PYTORCH_TAG = "dnnops_pytorch"
 
 Tags = frozenset[str]
 
