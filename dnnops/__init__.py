@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 
+from dnnops.__about__ import __version__
 from dnnops.cli import is_command, is_command_line
 from dnnops.config import quiet_unknown_flag_warnings, register_flags
 from dnnops.errors import DnnValueError
@@ -54,8 +55,6 @@ keep_from_other_linkers()
 register_conversions()
 register_modes()
 use_device()
-
-__version__ = "0.1.0"
 
 __all__ = [
     "__version__",

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from dnnops import __version__
+from dnnops.__about__ import __version__
 from dnnops.cli import algos, cache, demo, doctor, theano
 from dnnops.errors import DnnError
 

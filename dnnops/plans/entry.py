@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+from dnnops.__about__ import __version__
 from dnnops.errors import DnnTypeError, DnnValueError
 
 __all__ = [
@@ -174,8 +175,6 @@ def entry_name(key_text: str) -> str:
 
 def new_entry(key: dict[str, Any], choice: CachedChoice) -> Entry:
     """Return an entry with the current date and version and the `MAX_PLANS` fastest plans."""
-    from dnnops import __version__
-
     if len(choice.plans) > MAX_PLANS:
         choice = CachedChoice(choice.plans[:MAX_PLANS])
     return Entry(key, choice, datetime.now(UTC).replace(microsecond=0), __version__)
