@@ -1,51 +1,51 @@
-# Everything runs in a virtual environment of this checkout, .venv, that these targets make and fill.
-# Nothing outside the checkout changes, so a system Python that forbids `pip install` does as well.
+# Everything runs in .venv, a virtual environment that these targets create in the checkout. Nothing
+# outside the checkout changes, so a system Python that forbids `pip install` works, too.
 #
 #   make demo     train a small network on handwritten digits
-#   make test     run the tests, but for the slow ones
+#   make test     run the tests, except the slow ones
 #   make help     the rest
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 
 VENV ?= .venv
-# The interpreter that .venv is made with; empty: the first fitting one of those below.
+# The interpreter for .venv; if empty, the first suitable one of those below.
 PYTHON ?=
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 CXX ?= g++
 
-# Extras of setup.cfg to install beside those that a target needs. With an NVIDIA driver, the GPU's.
+# Extras of setup.cfg to install besides those that a target needs; the GPU's with an NVIDIA driver.
 CUDA_MAJOR := $(shell nvidia-smi 2>/dev/null | sed -nE 's/.*CUDA [A-Za-z ]*Version: *([0-9]+)\..*/\1/p')
 EXTRAS ?= $(if $(filter 12,$(CUDA_MAJOR)),cuda12,$(if $(filter-out 9 10 11,$(CUDA_MAJOR)),cuda13))
 
 DEMO_FLAGS ?=
-# After those below, which they replace: PYTEST_FLAGS='-n 0' for one process.
+# These come last, so they override the flags below: PYTEST_FLAGS='-n 0' for one process.
 PYTEST_FLAGS ?=
 RECORD_FLAGS ?=
 
 comma := ,
 space := $(subst ,, )
-# The stamp of a list of extras, each named once and in order, so that equal sets share it.
+# The stamp of a list of extras, sorted and without duplicates, so that equal sets share it.
 installed = $(VENV)/.installed-$(subst $(space),$(comma),$(sort $(1) $(subst $(comma), ,$(EXTRAS))))
 run = $(VENV)/bin/python -m
-# Two processes, each of which has neighboring tests: these share what is compiled.
+# Two processes, each with neighboring tests, which share compiled modules.
 pytest = $(run) pytest -n 2 --dist worksteal
 
 .PHONY: help demo test test-slow lasagne test-lasagne test-gpu gpu-record doctor docs lint dist clean
 help:
 	@echo "make demo       train a small network on handwritten digits (DEMO_FLAGS='--device cpu')"
-	@echo "make test       run the tests, but for the slow ones (PYTEST_FLAGS='-k conv')"
+	@echo "make test       run the tests, except the slow ones (PYTEST_FLAGS='-k conv')"
 	@echo "make test-slow  run the slow tests"
 	@echo "make test-lasagne  run Lasagne's tests and its MNIST example"
 	@echo "make test-gpu   run the tests that need a GPU"
-	@echo "make gpu-record run them and write docs/gpu_record.json"
-	@echo "make doctor     show which libraries were found, and what is missing"
+	@echo "make gpu-record run the GPU tests and write docs/gpu_record.json"
+	@echo "make doctor     show which libraries were found and which are missing"
 	@echo "make docs       build the documentation into docs/_build/html"
 	@echo "make lint       check style and types"
 	@echo "make dist       build the wheel and the source distribution into dist/"
-	@echo "make clean      remove .venv and all that was built"
+	@echo "make clean      remove .venv and everything that was built"
 	@echo
-	@echo "Variables: PYTHON=python3.12 chooses the interpreter; EXTRAS=cuda13 installs more extras."
+	@echo "Variables: PYTHON=python3.12 selects the interpreter; EXTRAS=cuda13 installs more extras."
 
 demo: $(call installed,demo)
 	@$(run) dnnops demo $(DEMO_FLAGS)
@@ -56,7 +56,7 @@ test: $(call installed,test demo)
 test-slow: $(call installed,test demo)
 	@$(pytest) -m slow $(PYTEST_FLAGS)
 
-# Its tests and examples are only in the source distribution, which is not installed.
+# Lasagne's tests and examples are only in its source distribution, which is not installed.
 LASAGNE := Lasagne-0.1
 $(VENV)/$(LASAGNE): | $(VENV)/.made
 	@$(run) pip download --disable-pip-version-check --no-input --no-deps --no-binary Lasagne \
@@ -93,13 +93,13 @@ dist: $(call installed,dev)
 clean:
 	rm -rf $(VENV) build dist docs/_build *.egg-info
 
-# One stamp for each set of extras: newer than these means that there is nothing to install.
+# One stamp for each set of extras. If it is newer than these files, there is nothing to install.
 $(VENV)/.installed-%: setup.cfg setup.py pyproject.toml | $(VENV)/.made
 	@echo "Installing dnnops with [$*] into $(VENV); the first time this takes a few minutes."
 	@$(run) pip install --disable-pip-version-check --no-input -e '.[$*]'
 	@touch '$@'
 
-# Everything that could be missing is reported at once, before anything is downloaded.
+# Report everything that is missing at once, before anything is downloaded.
 $(VENV)/.made:
 	@python=; missing=; \
 	for candidate in $(PYTHONS); do \
@@ -115,22 +115,22 @@ $(VENV)/.made:
 	package=$$(basename "$$python"); \
 	need() { echo "error: $$1" >&2; missing="$$missing $$2"; }; \
 	"$$python" -c 'import ensurepip, venv' >/dev/null 2>&1 \
-	  || need "$$python cannot make virtual environments." "$$package-venv"; \
+	  || need "$$python cannot create virtual environments." "$$package-venv"; \
 	"$$python" -c 'import os, sysconfig as s; open(os.path.join(s.get_path("include"), "Python.h"))' \
 	  >/dev/null 2>&1 || need "Python.h, the headers of $$python, is missing." "$$package-dev"; \
 	command -v $(CXX) >/dev/null 2>&1 \
 	  || need "the C++ compiler $(CXX) is missing." "g++"; \
 	if [ -n "$$missing" ]; then \
-	  echo "Install what is missing, as root, then run make again. On Debian and Ubuntu:" >&2; \
+	  echo "Install what is missing as root, then run make again. On Debian and Ubuntu:" >&2; \
 	  echo "    apt-get install$$missing" >&2; \
 	  exit 1; \
 	fi; \
 	if [ -n "$$(ls -A $(VENV) 2>/dev/null)" ] \
 	    && ! grep -q "^prompt = 'dnnops'" $(VENV)/pyvenv.cfg 2>/dev/null; then \
-	  echo "error: $(VENV) is there and was not made here. Remove it, or choose another folder:" >&2; \
+	  echo "error: $(VENV) exists but was not created by make. Remove it, or use another folder:" >&2; \
 	  echo "    make VENV=.venv-dnnops ..." >&2; \
 	  exit 1; \
 	fi; \
-	echo "Making $(VENV) with $$("$$python" --version)"; \
+	echo "Creating $(VENV) with $$("$$python" --version)"; \
 	"$$python" -m venv --clear --prompt dnnops $(VENV); \
 	touch '$@'

@@ -1,7 +1,7 @@
-"""Adds the CPU's runtime library and the start-up file to the wheel; all else is in setup.cfg.
+"""Add the CPU's runtime library and the start-up file to the wheel; the rest is in setup.cfg.
 
-Without a compiler or oneDNN's headers the package is built all the same: the library is then
-compiled when it is first used.
+Without a compiler or oneDNN's headers, the package is built without the library, which is then
+compiled at its first use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _without_dependencies() -> None:
 
 
 class BuildRuntime(build_ext):
-    """Compiles the library once for each level of x86-64; in a checkout for this machine's."""
+    """Compile the library for each level of x86-64, or in a checkout for this machine's level."""
 
     def run(self) -> None:
         _without_dependencies()
@@ -66,7 +66,7 @@ class BuildRuntime(build_ext):
 
 
 class StartupFile(Command):
-    """Puts the file that Python executes when it starts beside the package."""
+    """Put the file that Python executes at start-up beside the package."""
 
     description = "put the start-up file beside the package"
     user_options: typing.ClassVar = [("build-lib=", "d", "directory to build in")]
@@ -99,21 +99,21 @@ class StartupFile(Command):
         _without_dependencies()
         from dnnops.startup import PTH_NAME
 
-        # Of an editable installation the folder of builds is left out. What else is to be installed
-        # goes where the command install would put it, which is the root of its wheel.
+        # An editable installation does not install the build directory. Other files belong where
+        # the install command would put them, which is the root of its wheel.
         editable = self.editable_mode
         root = self.get_finalized_command("install").install_lib if editable else self.build_lib
         return Path(root, PTH_NAME)
 
 
 class Build(build):
-    """Builds the start-up file, too."""
+    """Build the start-up file, too."""
 
     sub_commands: typing.ClassVar = [*build.sub_commands, ("build_startup", None)]
 
 
 class PlatformWheel(bdist_wheel):
-    """Names a wheel after its platform, and no version of Python: the library calls none."""
+    """Tag the wheel for its platform but no Python version; the library calls no Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
@@ -126,6 +126,6 @@ setup(
         "build_startup": StartupFile,
         "bdist_wheel": PlatformWheel,
     },
-    # It has no sources of its own, but makes setuptools run build_ext.
+    # The extension has no sources, but makes setuptools run build_ext.
     ext_modules=[Extension("dnnops.lib", sources=[])],
 )

@@ -1,4 +1,4 @@
-"""Run a small graph through an installed dnnops; fail unless oneDNN computed it, and right."""
+"""Run a small graph with an installed dnnops; fail unless oneDNN computed it correctly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ assert "site-packages" in package.parts, f"{package} is not an installed package
 assert (package / "py.typed").exists()
 print(f"Python {sys.version.split()[0]}, PyTensor {pytensor.__version__}, NumPy {np.__version__}")
 
-# It came with the package: nothing of dnnops is compiled, but for the modules of Ops.
+# The package contains the runtime library, so only the modules of Ops are compiled.
 if supported_levels():
     assert ONEDNN.path.parent == package / "lib", f"{ONEDNN.path} was compiled at first use"
 
@@ -56,7 +56,7 @@ np.testing.assert_array_equal(
     np.broadcast_to(windows.sum(axis=(0, 2, 3))[None, :, ::-1, ::-1], filters.shape),
 )
 
-# Flags of dnnops are known to PyTensor before dnnops is imported, as in this file.
+# PyTensor knows the flags of dnnops even before dnnops is imported.
 subprocess.run(
     [
         sys.executable,

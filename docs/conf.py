@@ -20,9 +20,9 @@ default_role = "py:obj"
 nitpicky = False
 
 autodoc_member_order = "bysource"
-# PyTensor documents the methods that every Op has.
+# PyTensor documents the methods that all Ops have.
 autodoc_inherit_docstrings = False
-# Types are given in the docstrings, with what they mean.
+# The docstrings give the types.
 autodoc_typehints = "none"
 napoleon_google_docstring = False
 napoleon_use_rtype = False

@@ -1,4 +1,4 @@
-"""A GRU network with Theano's names: only the imports are others."""
+"""Train a GRU network with code written for Theano; only the imports differ."""
 
 from __future__ import annotations
 

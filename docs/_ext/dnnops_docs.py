@@ -1,4 +1,4 @@
-"""Directives that make parts of the documentation from the code and from recorded runs.
+"""Directives that generate parts of the documentation from the code and from recorded runs.
 
 ``flags-table`` shows `dnnops.config.FLAGS`, ``passes-table`` shows
 `dnnops.rewriting.pipeline.PASSES`, ``example-output`` runs a file of ``examples/`` and
@@ -29,18 +29,18 @@ from dnnops.config import FLAGS
 from dnnops.rewriting.pipeline import PASSES
 
 DOCS = Path(__file__).parents[1]
-# The benchmarks are no part of the package.
+# The benchmarks are not part of the package.
 sys.path.append(str(DOCS.parent))
 
 from benchmarks import conv_rows  # noqa: E402
 
-#: The benchmark whose rows are too many for a table.
+#: The benchmark with too many rows for a table.
 CONV_SUITE = "conv_suite"
 NO_RECORD = "There is no record yet."
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> nodes.table:
-    """Make a table of texts."""
+    """Return a table with text cells."""
     group = nodes.tgroup(cols=len(head))
     for column in zip(head, *rows, strict=True):
         group += nodes.colspec(colwidth=max(map(len, column)))
@@ -55,7 +55,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> nodes.table:
 
 
 def literals(title: str, words: Iterable[str], rest: str = "") -> nodes.paragraph:
-    """Make a paragraph of comma-separated literals, with plain text at its end."""
+    """Return a paragraph of comma-separated literals, with plain text at its end."""
     paragraph = nodes.paragraph("", "", nodes.emphasis(text=title), nodes.Text(" "))
     parts: list[nodes.Node] = [nodes.literal(text=word) for word in words]
     if rest:
@@ -68,7 +68,7 @@ def literals(title: str, words: Iterable[str], rest: str = "") -> nodes.paragrap
 
 
 class FlagsTable(SphinxDirective):
-    """Each flag with its meaning, values and default."""
+    """A list of all flags with their meanings, values and defaults."""
 
     def run(self) -> list[nodes.Node]:
         self.env.note_dependency(sys.modules["dnnops.config"].__file__)
@@ -88,7 +88,7 @@ class FlagsTable(SphinxDirective):
 
 
 class PassesTable(SphinxDirective):
-    """Each rewriting pass with its position, its tags, and why it runs there."""
+    """A table of the rewriting passes with positions, tags, and reasons for the positions."""
 
     def run(self) -> list[nodes.Node]:
         self.env.note_dependency(sys.modules["dnnops.rewriting.pipeline"].__file__)
@@ -99,7 +99,7 @@ class PassesTable(SphinxDirective):
 
 
 class ExampleOutput(SphinxDirective):
-    """The output of ``examples/NAME``; an error if it fails.
+    """The output of ``examples/NAME``, or an error if it fails.
 
     With ``:elide:``, the parameters of Ops are shortened to an ellipsis.
     """
@@ -129,7 +129,7 @@ class ExampleOutput(SphinxDirective):
 
 
 class GpuRecord(SphinxDirective):
-    """The last run of the tests on a GPU."""
+    """The record of the last run of the GPU tests."""
 
     def run(self) -> list[nodes.Node]:
         path = DOCS / "gpu_record.json"
@@ -162,7 +162,7 @@ class GpuRecord(SphinxDirective):
 
 
 def count_reasons(skipped: Any) -> Counter[str]:
-    """Count skipped tests by reason, from a mapping to counts or a list of reasons or of tests."""
+    """Count skipped tests by reason, given a mapping to counts or a list of reasons or of tests."""
     if isinstance(skipped, dict):
         return Counter(
             {
@@ -201,7 +201,7 @@ class Benchmark(SphinxDirective):
 
 
 def machine_line(machine: dict[str, Any]) -> str:
-    """Say in one line where and with which versions a record was measured."""
+    """Return a line with the machine and the versions of a record."""
     device = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
     names = {"cudnn": "cuDNN", "onednn": "oneDNN", "torch": "PyTorch", "jax": "JAX"}
     versions = [f"{names[key]} {machine[key]}" for key in names if key in machine]
@@ -209,7 +209,7 @@ def machine_line(machine: dict[str, Any]) -> str:
 
 
 def folded(summary: str, content: list[nodes.Node]) -> list[nodes.Node]:
-    """Fold nodes away in HTML; other formats show them."""
+    """Fold nodes in HTML; other formats show them in full."""
     opening = f"<details><summary>{escape(summary)}</summary>"
     return [
         nodes.raw("", opening, format="html"),
@@ -218,7 +218,7 @@ def folded(summary: str, content: list[nodes.Node]) -> list[nodes.Node]:
     ]
 
 
-#: The rows of the chart: words, the record, the key of dnnops' time, and peers with their keys.
+#: The rows of the chart: title, record, key of dnnops' time, and peers with their keys.
 CHART = (
     ("CPU, training step of a VGG-like network", "cpu_training", "dnnops_ms",
      {"PyTorch": "torch_ms", "PyTorch, NHWC": "torch_channels_last_ms"}),
@@ -234,7 +234,7 @@ CHART = (
 
 
 class SpeedChart(SphinxDirective):
-    """Times of peers relative to dnnops', by the geometric mean over the rows of each record."""
+    """Times of peers relative to dnnops, as geometric means over the rows of each record."""
 
     def run(self) -> list[nodes.Node]:
         html = ['<div class="speed">']
@@ -268,7 +268,7 @@ def bar(title: str, peer: str, value: float) -> str:
 
 
 def suite_nodes(rows: Sequence[dict[str, Any]]) -> list[nodes.Node]:
-    """What the many rows of the convolution suite come to, its losses, and where all rows are."""
+    """Return a summary of the convolution suite, its losses, and a link to all rows."""
     figures = [(words, str(count), figure) for words, count, figure in conv_rows.summary(rows)]
     uri = f"benchmarks/{CONV_SUITE}.json"
     link = download_reference("", "", nodes.literal(text=f"{CONV_SUITE}.json"), reftarget=uri)
@@ -294,7 +294,7 @@ def suite_nodes(rows: Sequence[dict[str, Any]]) -> list[nodes.Node]:
 
 
 def with_ratios(row: dict[str, Any]) -> dict[str, Any]:
-    """Add the ratio of each peer's time to ours: ``dnnops_ms`` and ``PEER_ms``, or ``_us``."""
+    """Add the ratio of each peer's time to that of dnnops: ``dnnops_ms`` and ``PEER_ms``."""
     ratios = {}
     for key, value in row.items():
         peer, _, unit = key.rpartition("_")
@@ -305,7 +305,7 @@ def with_ratios(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(value: Any) -> str:
-    """Write a cell: measured numbers with three significant digits."""
+    """Return the text of a cell: measured numbers with three significant digits."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
