@@ -1,4 +1,4 @@
-"""A valid call of every public function, and values that few or none of them can take."""
+"""A valid call of every public function, and values that few or no parameters accept."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ DNN: dict[str, dict[str, Any]] = {
     "gpu_dnn_conv_gradW": {},
 }
 
-#: For each Op that has flags, what else it needs.
+#: Other required arguments of each Op that has flags.
 OPS: dict[str, dict[str, Any]] = {
     "AveragePoolGrad": {"ndim": 2, "mode": "sum"},
     "BatchNormTrain": {"axes": (0,)},
@@ -298,14 +298,14 @@ OPS: dict[str, dict[str, Any]] = {
 
 
 class _NoArray:
-    """Raises what no checker expects."""
+    """Object whose conversion raises an unexpected exception."""
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("no array")
 
 
 class _NoItem:
-    """Says that it has two entries, and has none."""
+    """Object with a length of two but no entries."""
 
     def __len__(self) -> int:
         return 2
@@ -314,7 +314,7 @@ class _NoItem:
         raise KeyError(index)
 
 
-#: Values that no parameter takes.
+#: Values that no parameter accepts.
 NEVER: dict[str, Any] = {
     "object": object(),
     "dict": {"a": 1},
@@ -357,7 +357,7 @@ _ENTRIES: dict[str, Any] = {
     "constant -1": pt.constant(-1),
 }
 
-#: Values that some parameters take.
+#: Values that some parameters accept.
 SOMETIMES: dict[str, Any] = {
     **{f"({n},)*{k}": (value,) * k for n, value in _ENTRIES.items() for k in _LENGTHS},
     "word": "no such word",
@@ -423,5 +423,5 @@ SOMETIMES: dict[str, Any] = {
     "shared": pytensor.shared(np.ones((2, 4, 6, 7), "float32")),
 }
 
-#: The values that flags take.
+#: Values for flags.
 SWITCHES = ("True", "False", "0", "1", "bool_")

@@ -1,8 +1,8 @@
-"""Counts how many configurations of each Op ran on cuDNN and oneDNN.
+"""Count how many configurations of each Op ran on cuDNN and oneDNN.
 
-``DNNOPS_TEST_CONFIGURATIONS=FOLDER python -m pytest ...`` leaves what ran in a folder, and
-``python -m tests.configurations_run FOLDER`` prints the counts. What runs in code that Numba
-compiles is not counted.
+With ``DNNOPS_TEST_CONFIGURATIONS=FOLDER``, pytest stores in a folder what ran, and
+``python -m tests.configurations_run FOLDER`` prints the counts. Calls from code that Numba compiles
+are not counted.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 
 __all__ = ["FOLDER", "Configurations", "configuration", "count_configurations", "watch_all"]
 
-#: The environment variable that names the folder where each process leaves what it ran.
+#: The environment variable with the folder where each process stores what it ran.
 FOLDER = "DNNOPS_TEST_CONFIGURATIONS"
 
 
 def _described(value: Any) -> tuple[Any, ...]:
-    """The shape, the strides and the dtype."""
+    """Return the shape, the strides and the dtype."""
     shape, strides = getattr(value, "shape", None), getattr(value, "strides", None)
     return shape, strides, str(getattr(value, "dtype", type(value).__name__))
 
 
 def configuration(op: Any, described: Iterable[Any]) -> str:
-    """A digest of an Op's parameters, and of what describes its operands and results.
+    """Return a digest of an Op's parameters and the description of its operands and results.
 
     Parameters
     ----------
@@ -47,27 +47,27 @@ def configuration(op: Any, described: Iterable[Any]) -> str:
 
 
 class Configurations:
-    """What ran in this process: digests by the Op's class."""
+    """Configurations that ran in this process: digests by the Op's class."""
 
     def __init__(self) -> None:
         self.found: defaultdict[str, set[str]] = defaultdict(set)
 
     def watch(self, cls: type) -> None:
-        """Note what runs through the method ``perform`` of a class, and does not fail."""
+        """Record the successful calls of a class's ``perform``."""
         perform = cls.perform  # type: ignore[attr-defined]
 
         @wraps(perform)
         def watched(op: Any, node: Any, inputs: Any, output_storage: Any) -> None:
             described = [_described(x) for x in inputs]  # before operands are destroyed
             perform(op, node, inputs, output_storage)
-            # Sizes of results may be values of operands.
+            # The sizes of results may depend on the values of operands.
             described += [_described(value) for (value,) in output_storage]
             self.found[type(op).__name__].add(configuration(op, described))
 
         cls.perform = watched  # type: ignore[attr-defined]
 
     def watch_c(self, cls: type) -> None:
-        """Note also what runs through the C code of a class, called from Python for that."""
+        """Record the calls of a class's C code, too; for that, PyTensor calls it from Python."""
         make_c_thunk = cls.make_c_thunk  # type: ignore[attr-defined]
 
         @wraps(make_c_thunk)
@@ -76,7 +76,7 @@ class Configurations:
             inputs = [storage_map[x] for x in node.inputs]
             outputs = [storage_map[z] for z in node.outputs]
 
-            # Without the address of the C function that PyTensor's C VM would call instead.
+            # Without the address of the C function, which PyTensor's C VM would call instead.
             def run() -> None:
                 described = [_described(value) for (value,) in inputs]
                 thunk()
@@ -90,13 +90,13 @@ class Configurations:
         cls.make_c_thunk = watched  # type: ignore[attr-defined]
 
     def write(self, folder: Path) -> None:
-        """Leave what ran in a file of this process."""
+        """Store what ran in a file of this process."""
         found = {name: sorted(digests) for name, digests in self.found.items()}
         (folder / f"configurations-{os.getpid()}.json").write_text(json.dumps(found))
 
 
 def count_configurations(folder: Path) -> dict[str, int]:
-    """Count the different configurations of each Op that all processes have left.
+    """Count the different configurations of each Op that all processes have stored.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def count_configurations(folder: Path) -> dict[str, int]:
     Returns
     -------
     dict
-        By the Op's class, in the order of the alphabet.
+        Counts by the Op's class, in alphabetical order.
     """
     found: defaultdict[str, set[str]] = defaultdict(set)
     for path in folder.glob("configurations-*.json"):
@@ -115,7 +115,7 @@ def count_configurations(folder: Path) -> dict[str, int]:
 
 
 def watch_all() -> Configurations:
-    """Note what Ops on cuDNN run from Python, and what Ops on oneDNN run from Python and from C."""
+    """Record what cuDNN Ops run from Python, and what oneDNN Ops run from Python and from C."""
     from dnnops.cpu.base import OneDnnOp
     from dnnops.gpu.base import CudnnOp
 

@@ -1,4 +1,4 @@
-"""Settings of every run: what tests need, what each process of pytest-xdist has for itself."""
+"""Settings of all test runs: needs of tests, and separate resources of pytest-xdist's processes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pytest
 
 
 def gpu_of_worker(environment: Mapping[str, str]) -> str:
-    """The only GPU that a process of pytest-xdist is to see; empty if it is to see all.
+    """Return the only GPU that a pytest-xdist process may see; empty if it may see all.
 
     Parameters
     ----------
     environment : mapping
-        ``DNNOPS_TEST_GPUS`` says over how many GPUs the processes are spread.
+        Environment, where ``DNNOPS_TEST_GPUS`` is the number of GPUs for all processes.
 
     Returns
     -------
     str
-        An entry of ``CUDA_VISIBLE_DEVICES``, if that is set, else a number.
+        An entry of ``CUDA_VISIBLE_DEVICES`` if that is set, otherwise a number.
     """
     worker = environment.get("PYTEST_XDIST_WORKER")
     gpus = environment.get("DNNOPS_TEST_GPUS")
@@ -34,28 +34,28 @@ def gpu_of_worker(environment: Mapping[str, str]) -> str:
     return visible[number] if visible else str(number)
 
 
-#: The end of a report of a failure, which has what was found.
+#: Length of the printed end of a failure's report, which contains the values that differ.
 REPORT_CHARACTERS = 4000
-#: For modules that run a few times: the compiler takes 0.25 s for one, and 0.43 s with -O3.
+#: Most modules run only a few times. Compiling one takes 0.25 s, and 0.43 s with -O3.
 QUICK = "-O0"
-#: Processes of pytest-xdist that share what is compiled. One at a time compiles.
+#: Number of pytest-xdist processes that share compiled modules; only one at a time compiles.
 WORKERS_OF_A_COMPILEDIR = 2
 
 
-#: PyTensor's own name of the folder below ``base_compiledir``.
+#: PyTensor's name for the folder below ``base_compiledir``.
 COMPILEDIR = "compiledir_%(short_platform)s-%(processor)s-%(python_version)s-%(python_bitwidth)s"
 
 
 def flags_of_worker(environment: Mapping[str, str]) -> str:
-    """PyTensor's flags for a process of pytest-xdist; empty if they are to stay as they are.
+    """Return PyTensor's flags for a pytest-xdist process; empty if they should not change.
 
-    Each directory of compiled modules is locked while one of them is compiled, so that processes
-    have several. They stay where PyTensor would keep them, for the next run.
+    PyTensor locks a directory of compiled modules while it compiles one, so the processes use
+    several directories. They are beside PyTensor's own, and the next run uses them again.
 
     Parameters
     ----------
     environment : mapping
-        ``DNNOPS_TEST_COMPILEDIRS`` is a folder for these directories, if they are not to be kept.
+        Environment, where ``DNNOPS_TEST_COMPILEDIRS`` is a folder for temporary directories.
 
     Returns
     -------
@@ -74,15 +74,15 @@ def flags_of_worker(environment: Mapping[str, str]) -> str:
     return ",".join([*flags, own, f"gcc__cxxflags={QUICK}"])
 
 
-# Before CUDA is used for the first time, and PyTensor is imported.
+# Before CUDA is first used, and before PyTensor is imported.
 if _flags := flags_of_worker(os.environ):
     os.environ["PYTENSOR_FLAGS"] = _flags
-    # Threads that wait for their like would take the time of the other process.
+    # Spinning threads would take time from the other process.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if _gpu := gpu_of_worker(os.environ):
     os.environ["CUDA_VISIBLE_DEVICES"] = _gpu
 
-# Before any test imports PyTensor, so that the flags of dnnops are known to it.
+# Before any test imports PyTensor, so that PyTensor knows the flags of dnnops.
 import dnnops  # noqa: E402, F401
 from dnnops.errors import DnnError  # noqa: E402
 from tests import configurations_run, needs, skips  # noqa: E402
@@ -90,18 +90,18 @@ from tests.stored_plans import no_stored_plans  # noqa: E402, F401
 
 
 def share_libraries(shared: Path, own: Path, build: Callable[[], None]) -> None:
-    """Build the runtime libraries once for the directories of compiled modules of all processes.
+    """Build the runtime libraries once for the compile directories of all processes.
 
-    In each of them they would take longer than most tests, which wait for that.
+    Building them in each directory would take longer than most of the tests that wait for it.
 
     Parameters
     ----------
     shared : Path
-        Where libraries are left for other processes, and for later runs.
+        Folder where libraries are stored for other processes and later runs.
     own : Path
-        Where this process looks for them.
+        Folder where this process looks for them.
     build : callable
-        Makes there what is missing.
+        Builds missing libraries in `own`.
     """
     from filelock import FileLock
 
@@ -113,7 +113,7 @@ def share_libraries(shared: Path, own: Path, build: Callable[[], None]) -> None:
 
 
 def _copy_missing(source: Path, target: Path) -> None:
-    """Copy the files of a folder that another one doesn't have."""
+    """Copy the files of a folder that the target does not have."""
     for file in source.glob("*"):
         if file.is_file() and not (copy := target / file.name).exists():
             target.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def _copy_missing(source: Path, target: Path) -> None:
 
 
 def build_libraries() -> None:
-    """Build the runtime libraries without loading them; the tests say why one cannot be built."""
+    """Build the runtime libraries without loading them; tests report why one cannot be built."""
     from dnnops.runtime.build import CUDNN, ONEDNN
 
     for library in (CUDNN, ONEDNN):
@@ -153,30 +153,30 @@ if _folder := os.environ.get(configurations_run.FOLDER):
 def pytest_configure(config: pytest.Config) -> None:
     import pytensor
 
-    # Each variable would remember the lines that made it, which takes a fifth of the time to build
-    # a graph. The test of that sets the flag.
+    # Otherwise each variable stores the lines that created it, which takes a fifth of the time to
+    # build a graph. Tests of those lines set the flag.
     pytensor.config.traceback__limit = 0
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(skips.SkipCounter(config), "skips of tests")
 
 
 def pytest_collection_finish() -> None:
-    """Keep the collector from going through what stays, modules and tests, again and again."""
+    """Exclude modules and tests, which stay in memory, from garbage collection."""
     gc.collect()
     gc.freeze()
-    # PyTensor keeps much of each graph: a full collection takes up to 0.5 s and finds little. A
-    # tenth of them leaves 70 MB more.
+    # A full collection takes up to 0.5 s and frees little, because PyTensor keeps much of each
+    # graph. A tenth as many collections use 70 MB more.
     gc.set_threshold(*gc.get_threshold()[:2], 100)
 
 
 def pytest_sessionfinish() -> None:
-    """Leave what ran to the command that counts it."""
+    """Store the configurations that ran for the command that counts them."""
     if _folder:
         _configurations.write(Path(_folder))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Tell why a test failed on a GPU as soon as that is known: its run may not reach its end."""
+    """Print a failure on a GPU at once, because the run may not reach its end."""
     if report.failed and os.environ.get("DNNOPS_TEST_COMPILEDIRS"):
         print(f"\n{report.nodeid}\n{report.longreprtext[-REPORT_CHARACTERS:]}", flush=True)
 

@@ -1,8 +1,8 @@
-"""Run the tests that need a GPU, and record the outcome in ``docs/gpu_record.json``.
+"""Run the GPU tests, and record the outcome in ``docs/gpu_record.json``.
 
-``python3 -m tests.gpu_record`` in a checkout with everything committed, or with ``--commit`` where
-Git is not at hand. Nothing is written unless tests ran on a GPU. The exit status is 0 if none of
-them failed, 1 if the record holds failures, and 2 if there is no record.
+Run ``python3 -m tests.gpu_record`` in a checkout without uncommitted changes, or with ``--commit``
+if Git is not available. Nothing is written unless tests ran on a GPU. The exit status is 0 if all
+passed, 1 if the record has failures, and 2 if there is no record.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from tests.configurations_run import FOLDER, count_configurations
 ROOT = Path(__file__).parents[1]
 RECORD = Path("docs", "gpu_record.json")
 
-# What pytest returns when it ran to its end: all passed, or some failed.
+# pytest's exit statuses after a complete run: all passed, or some failed.
 _COMPLETE = (0, 1)
 
 
 class RecordError(Exception):
-    """There is nothing to record; the message says why."""
+    """Raised when there is nothing to record."""
 
 
 @dataclass
 class Outcome:
-    """The counts of one run.
+    """Counts of one run.
 
     Attributes
     ----------
     passed, failed : int
-        Tests. One that fails while it is set up or torn down has failed.
+        Numbers of tests. An error in setup or teardown counts as a failure.
     skipped : Counter
-        Tests by the reason why they didn't run.
+        Numbers of skipped tests by reason.
     """
 
     passed: int = 0
@@ -58,7 +58,7 @@ class Outcome:
 
 
 def describe_device() -> dict[str, str]:
-    """Name the GPU and the software on it.
+    """Return the names of the GPU and its software.
 
     Returns
     -------
@@ -68,7 +68,7 @@ def describe_device() -> dict[str, str]:
     Raises
     ------
     RecordError
-        If there is no GPU, or cuDNN doesn't work on it.
+        If there is no GPU, or cuDNN does not work on it.
     """
     try:
         import cupy
@@ -111,12 +111,12 @@ def _driver_version() -> str:
 
 
 def find_commit(given: str | None) -> str:
-    """Find out which commit is tested.
+    """Return the hash of the tested commit.
 
     Parameters
     ----------
     given : str or None
-        Its hash, if Git is not to be asked.
+        Hash to use without asking Git.
 
     Returns
     -------
@@ -126,14 +126,14 @@ def find_commit(given: str | None) -> str:
     Raises
     ------
     RecordError
-        If `given` is no hash, Git doesn't know, or files differ from the commit.
+        If `given` is not a hash, Git does not know the commit, or files differ from it.
     """
     if given is not None:
         if not re.fullmatch(r"[0-9a-f]{40}", given):
             raise RecordError(f"{given!r} is not the full hash of a commit")
         return given
     commit = _git("rev-parse", "HEAD").strip()
-    # The record that is about to be replaced doesn't count.
+    # Ignore the record, which is about to be replaced.
     changes = _git("status", "--porcelain", "--", ".", f":(exclude){RECORD.as_posix()}")
     if changes:
         raise RecordError(f"there are changes that are not committed:\n{changes.rstrip()}")
@@ -154,36 +154,36 @@ def _git(*arguments: str) -> str:
 
 
 def run_tests(workers: int | None, gpus: int | None = None) -> tuple[Outcome, dict[str, int]]:
-    """Run the tests marked ``gpu`` in processes of their own, and those marked ``alone`` at last.
+    """Run the tests marked ``gpu`` in separate processes, those marked ``alone`` last.
 
     Parameters
     ----------
     workers : int or None
-        How many processes share the others, through pytest-xdist; None to do without it.
+        Number of pytest-xdist processes for the other tests; None to run without pytest-xdist.
     gpus : int or None
-        Over how many GPUs these are spread; None if all of them use the first.
+        Number of GPUs for these processes; None if all of them use the first.
 
     Returns
     -------
     outcome : Outcome
-        What happened.
+        The counts.
     configurations : dict
-        By the Op's class, of how many configurations it ran.
+        Number of configurations that ran, by the Op's class.
 
     Raises
     ------
     RecordError
-        If pytest did not run to its end, or no test did.
+        If pytest did not finish, or no test ran.
     """
-    # Options in the environment could leave out tests.
+    # Options in the environment could deselect tests.
     environment = {key: v for key, v in os.environ.items() if key != "PYTEST_ADDOPTS"}
     if gpus is not None:
         environment["DNNOPS_TEST_GPUS"] = str(gpus)
-    # A test that is interrupted leaves processes that may go on to write there.
+    # Processes of an interrupted test may still write there.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         environment["DNNOPS_TEST_COMPILEDIRS"] = directory
         outcome = Outcome()
-        # Each process has neighboring tests, which share what is compiled, until one has none left.
+        # Neighboring tests share compiled modules, so they stay in a process until another is idle.
         parts: list[tuple[str, list[str]]] = [("gpu", [])]
         if workers is not None:
             spread = ["-p", "xdist", "-n", str(workers), "--dist=worksteal"]
@@ -203,11 +203,11 @@ def run_tests(workers: int | None, gpus: int | None = None) -> tuple[Outcome, di
 def _run_marked(
     marks: str, options: Sequence[str], environment: dict[str, str], report: Path
 ) -> Outcome:
-    # Verbose: each failure has a line as soon as it is there, should the run not reach its end.
+    # Verbose, so that each failure is printed at once; the run may not reach its end.
     command = [sys.executable, "-m", "pytest", "-v", "--durations=30", "-m", marks, "tests"]
     command += [*options, f"--junit-xml={report}"]
     done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
-    if done.returncode == 5:  # there are none
+    if done.returncode == 5:  # no tests were collected
         return Outcome()
     if done.returncode not in _COMPLETE:
         raise RecordError(f"pytest did not finish: exit status {done.returncode}")
@@ -218,20 +218,20 @@ def _run_marked(
 
 
 def read_report(path: Path) -> Outcome:
-    """Count the tests of a report in JUnit's format.
+    """Count the tests in a JUnit report.
 
     Parameters
     ----------
     path : Path
-        The file that pytest wrote.
+        Report that pytest wrote.
 
     Returns
     -------
     Outcome
-        Its counts.
+        The counts.
     """
     outcome = Outcome()
-    # A test that fails and whose teardown fails as well has two entries.
+    # A test has two entries if its teardown fails, too.
     failed: set[tuple[str, str]] = set()
     others: list[tuple[tuple[str, str], str | None]] = []
     for case in ElementTree.parse(path).iter("testcase"):
@@ -253,7 +253,7 @@ def read_report(path: Path) -> Outcome:
 
 
 def write_record(record: dict[str, Any], path: Path) -> None:
-    """Write the record, whole or not at all."""
+    """Write the record atomically."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         scratch.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -263,7 +263,7 @@ def write_record(record: dict[str, Any], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; see the module."""
+    """Run the command; see the module's docstring."""
     parser = argparse.ArgumentParser(
         prog="python3 -m tests.gpu_record",
         description=f"Run the tests marked gpu and write {RECORD}.",
@@ -275,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", type=int, help="GPUs that the processes are spread over")
     args = parser.parse_args(arguments)
     try:
-        # What would prevent a record is better said before the tests run than after.
+        # Find out before the tests run whether a record is possible.
         commit = find_commit(args.commit)
         device = describe_device()
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

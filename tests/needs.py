@@ -1,7 +1,7 @@
-"""What tests need beside the package's own requirements, and why it is missing here.
+"""What tests need besides the package's own requirements, and why it is missing.
 
-A test states it with ``@pytest.mark.needs("cudnn", "cupy")``, and is skipped with the reason where
-one of them is missing. ``pytest.mark.gpu`` stands for ``needs("gpu")`` and can be selected.
+A test declares it with ``@pytest.mark.needs("cudnn", "cupy")``, and is skipped with the reason if
+one of them is missing. ``pytest.mark.gpu`` implies ``needs("gpu")`` and can be selected.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["NEEDS", "UnknownNeedError", "mark_missing", "missing", "of_dtypes", 
 
 
 class UnknownNeedError(pytest.UsageError):
-    """A test needs something that the table does not have."""
+    """Raised when a test needs something that is not in the table."""
 
 
 def _packages(*names: str) -> Callable[[], str]:
-    """Make the function that looks for packages, without importing them."""
+    """Return a function that looks for packages without importing them."""
 
     def find() -> str:
         absent = [name for name in names if importlib.util.find_spec(name) is None]
@@ -38,7 +38,7 @@ def _packages(*names: str) -> Callable[[], str]:
 
 
 def _one_of(*names: str) -> Callable[[], str]:
-    """Make the function that looks for any of some packages."""
+    """Return a function that looks for any of the packages."""
 
     def find() -> str:
         if any(importlib.util.find_spec(name) for name in names):
@@ -71,7 +71,7 @@ def _nvrtc() -> str:
 
 
 def _libraries(*finders: str) -> Callable[[], str]:
-    """Make the function that looks for libraries and their headers by `dnnops.runtime.find`."""
+    """Return a function that looks for libraries and headers with `dnnops.runtime.find`."""
 
     def find() -> str:
         from dnnops.runtime import find as places
@@ -86,20 +86,20 @@ def _libraries(*finders: str) -> Callable[[], str]:
     return find
 
 
-#: The unpacked source distribution: wheels of Lasagne have neither its tests nor its examples.
+#: The unpacked source distribution: Lasagne's wheels contain neither its tests nor its examples.
 LASAGNE = Path(os.environ.get("LASAGNE_SOURCE", Path(sys.prefix) / "Lasagne-0.1"))
 
-#: By its name, what gives the reason why something is missing, and "" where it is there. What a
-#: function raises is an error of the run, since nobody knows then whether it is there.
+#: Functions by need. Each returns why the need is missing, or "" if it is there. An exception stops
+#: the run, because then nobody knows whether it is there.
 NEEDS: dict[str, Callable[[], str]] = {
     "gpu": _gpu,
-    # The processor's instructions: the runtime library is compiled for those that it has.
+    # The runtime library is compiled for the instructions that the processor supports.
     "avx512": lambda: "" if "x86-64-v4" in supported_levels() else "the processor has no AVX-512",
     "no gpu": lambda: "" if missing("gpu") else "there is a GPU",
-    # cuDNN's and CUDA's headers and libraries: the Ops on cuDNN can be compiled and linked.
+    # Headers and libraries of cuDNN and CUDA, to compile and link the cuDNN Ops.
     "cudnn": _libraries("find_cudnn", "find_cuda"),
     "cupy": _packages("cupy"),
-    # CUDA's compiler and headers, which need no GPU.
+    # CUDA's compiler and headers; no GPU is necessary.
     "nvrtc": _nvrtc,
     "ml_dtypes": _packages("ml_dtypes"),
     "pymc": _packages("pymc"),
@@ -125,7 +125,7 @@ NEEDS: dict[str, Callable[[], str]] = {
 
 @cache
 def missing(name: str) -> str:
-    """Say why something is missing here; empty if it is there.
+    """Return why something is missing; empty if it is there.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def missing(name: str) -> str:
     Raises
     ------
     UnknownNeedError
-        If `name` is none.
+        If `name` is not in the table.
     """
     if name not in NEEDS:
         raise UnknownNeedError(f"tests/needs.py does not know {name!r}; it has {sorted(NEEDS)}")
@@ -149,24 +149,24 @@ def _reasons(names: tuple[str, ...]) -> Iterator[str]:
 
 
 def of_dtypes(*names: str) -> list[Any]:
-    """Give the arguments of ``parametrize`` for dtypes: bfloat16 is one of ``ml_dtypes``."""
+    """Return ``parametrize`` arguments for dtypes; bfloat16 needs ``ml_dtypes``."""
     marks = pytest.mark.needs("ml_dtypes")
     return [pytest.param(name, marks=marks) if name == "bfloat16" else name for name in names]
 
 
 def require(*names: str) -> None:
-    """Skip the running test where something is missing; for what only its end needs."""
+    """Skip the running test if something is missing that only its last part needs."""
     for reason in _reasons(names):
         pytest.skip(reason)
 
 
 def mark_missing(items: list[pytest.Item]) -> None:
-    """Skip the tests that need what is missing, with the reason.
+    """Skip tests with missing needs, and give the reason.
 
     Raises
     ------
     UnknownNeedError
-        If a test needs what is not in the table; the message names the test.
+        If a need is not in the table; the message names the test.
     """
     for item in items:
         names = dict.fromkeys(

@@ -1,7 +1,7 @@
-"""What the tests share: random cases, running an Op in NumPy, comparing, differentiating.
+"""Shared helpers: random cases, running an Op in NumPy, comparing, differentiating.
 
-Each abstract Op's `perform`, in float64, is the reference of the backends; the tests of
-`dnnops.nnet` compare it with references of their own.
+Each abstract Op's `perform`, in float64, is the reference for the backends. The tests of
+`dnnops.nnet` compare `perform` with independent references.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from dnnops.nnet.conv.geometry import resolve_padding
 from dnnops.nnet.conv.op import conv_output_shape
 from dnnops.nnet.pool.op import POOL_MODES, pool_output_shape
 
-#: Of this session's random cases. Set DNNOPS_TEST_SEED to repeat another session's.
+#: Seed of this session's random cases. Set DNNOPS_TEST_SEED to repeat another session's.
 SEED = int(os.environ.get("DNNOPS_TEST_SEED") or random.SystemRandom().randrange(2**32))
 
 
 class _Perform(PerformLinker):
-    """Runs the inner graphs of Ops in Python, too, which PyTensor compiles in its default mode."""
+    """Run inner graphs of Ops in Python, too, which PyTensor compiles in its default mode."""
 
     def make_all(self, *args: Any, **kwargs: Any) -> Any:
         for node in self.fgraph.apply_nodes:
@@ -41,10 +41,10 @@ class _Perform(PerformLinker):
         return super().make_all(*args, **kwargs)
 
 
-#: Runs each Op's `perform` as it stands in the graph: no rewrites, nothing compiled.
+#: Runs each Op's `perform` without rewrites or compilation.
 PERFORM_MODE = Mode(linker=_Perform(), optimizer=None)
 
-#: The largest ||out - ref|| / ||ref||.
+#: Largest allowed ||out - ref|| / ||ref||.
 RELATIVE_ERROR = {
     "float64": 1e-12,
     "float32": 1e-5,
@@ -52,10 +52,10 @@ RELATIVE_ERROR = {
     "float16": 2e-3,
     "bfloat16": 1e-2,
 }
-#: For algorithms that transform their operands: FFT and Winograd.
+#: The same for algorithms that transform their operands: FFT and Winograd.
 TRANSFORM_RELATIVE_ERROR = {**RELATIVE_ERROR, "float64": 1e-10, "float32": 1e-4}
 
-#: How much a rounding changes a number, relatively, at the most.
+#: Largest relative rounding error.
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
@@ -63,20 +63,20 @@ UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16
 
 
 def repeat_command() -> str:
-    """Return the command line that repeats the test that is running, random cases included."""
+    """Return the command line that repeats the running test, including its random cases."""
     test = os.environ.get("PYTEST_CURRENT_TEST", "tests").rsplit(" (", 1)[0]
     return f"DNNOPS_TEST_SEED={SEED} python -m pytest {test!r}"
 
 
 def fuzz(max_examples: int = 50, **strategies: st.SearchStrategy) -> Callable:
-    """Decorate a test to run on random arguments, and to print how to repeat a failure.
+    """Decorate a test to run with random arguments, and to print how to repeat a failure.
 
     Parameters
     ----------
     max_examples : int
-        How many random arguments.
+        Number of random cases.
     **strategies
-        As for `hypothesis.given`.
+        Strategies for `hypothesis.given`.
     """
 
     def decorate(test: Callable) -> Callable:
@@ -85,7 +85,7 @@ def fuzz(max_examples: int = 50, **strategies: st.SearchStrategy) -> Callable:
             note(f"repeat with: {repeat_command()}")
             test(*args, **kwargs)
 
-        # No database: what an earlier run left there would not be repeated by the seed.
+        # No database: DNNOPS_TEST_SEED could not repeat cases that an earlier run stored there.
         options = settings(max_examples=max_examples, deadline=None, print_blob=True, database=None)
         return seed(SEED)(options(given(**strategies)(run)))
 
@@ -94,7 +94,7 @@ def fuzz(max_examples: int = 50, **strategies: st.SearchStrategy) -> Callable:
 
 @dataclass(frozen=True)
 class ConvCase:
-    """A convolution whose shapes and parameters fit together."""
+    """A convolution with consistent shapes and parameters."""
 
     img_shape: tuple[int, ...]
     kern_shape: tuple[int, ...]
@@ -133,7 +133,7 @@ class ConvCase:
         )
 
     def arrays(self, dtype: str = "float64", integers: bool = False) -> tuple[np.ndarray, ...]:
-        """Return an image, filters and a gradient by the output."""
+        """Return an image, filters and a gradient with respect to the output."""
         rng = np.random.default_rng(self.seed)
         make = small_integers if integers else normal
         return tuple(
@@ -154,20 +154,20 @@ def conv_cases(
     max_groups: int = 3,
     empty: bool = False,
 ) -> ConvCase:
-    """Strategy of `ConvCase`: all of them valid, none is drawn in vain.
+    """Return a strategy for valid `ConvCase` objects; it rejects no draws.
 
     Parameters
     ----------
     ndim : {1, 2, 3}, optional
-        The number of spatial axes; random if not given.
+        Number of spatial axes; random by default.
     max_channels : int
-        Of each group, in and out.
+        Most input or output channels of each group.
     max_size : int
         How much larger than necessary the image can be.
     border_modes : sequence of str
-        The kinds of padding to choose from.
+        Kinds of padding to choose from.
     max_kernel, max_stride, max_dilation, max_groups : int
-        The largest values; the smallest are 1.
+        Largest values; the smallest are 1.
     empty : bool
         Whether batch and channels may be 0.
     """
@@ -208,7 +208,7 @@ def conv_cases(
 
 @dataclass(frozen=True)
 class PoolCase:
-    """A pooling whose shapes and parameters fit together."""
+    """A pooling with consistent shapes and parameters."""
 
     img_shape: tuple[int, ...]
     ws: tuple[int, ...]
@@ -234,9 +234,9 @@ class PoolCase:
         return pool_output_shape(self.img_shape, self.ws, self.stride, self.pad, self.ignore_border)
 
     def arrays(self, dtype: str = "float64", ties: bool = False) -> tuple[np.ndarray, ...]:
-        """Return an image, a gradient by the output, and one by the image's gradient.
+        """Return an image, and gradients with respect to the output and to the image's gradient.
 
-        Without `ties` no two pixels are closer to each other than 1/64.
+        Without `ties`, any two pixels differ by at least 1/64.
         """
         rng = np.random.default_rng(self.seed)
         if ties:
@@ -259,20 +259,20 @@ def pool_cases(
     max_window: int = 3,
     empty: bool = False,
 ) -> PoolCase:
-    """Strategy of `PoolCase`: all of them valid, none is drawn in vain.
+    """Return a strategy for valid `PoolCase` objects; it rejects no draws.
 
     Parameters
     ----------
     ndim : {1, 2, 3}, optional
-        The number of spatial axes; random if not given.
+        Number of spatial axes; random by default.
     modes : sequence of str
-        The modes to choose from.
+        Modes to choose from.
     ignore_border : bool, optional
-        Random if not given.
+        Value of the parameter; random by default.
     max_size : int
         How much larger than necessary the image can be.
     max_channels, max_window : int
-        The largest values; the smallest are 1.
+        Largest values; the smallest are 1.
     empty : bool
         Whether batch and channels may be 0.
     """
@@ -310,7 +310,7 @@ def normal(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> np.nda
 
 
 def small_integers(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> np.ndarray:
-    """Return integers of -3 to 3, of which sums of products are exact in any float dtype."""
+    """Return integers from -3 to 3, whose sums of products are exact in any float dtype."""
     return rng.integers(-3, 4, size=tuple(shape)).astype(dtype)
 
 
@@ -326,14 +326,14 @@ def assert_close(
     Parameters
     ----------
     out, ref : ndarray
-        Of one shape.
+        Arrays of the same shape.
     dtype : str, optional
-        The key of `RELATIVE_ERROR` that gives the bound; that of `out` if not given.
+        Key of `RELATIVE_ERROR` for the bound; the dtype of `out` by default.
     bound : float, optional
-        Another bound.
+        Bound that replaces the one for `dtype`.
     allow_zero : bool
-        Whether most of the reference may be zero.  A reference of zeros compares nothing,
-        so it has to be said where that is right.
+        Whether most of the reference may be zero. Comparing with zeros checks nothing, so a test
+        has to allow it explicitly.
     """
     assert out.shape == ref.shape, f"shape {out.shape}, expected {ref.shape}"
     if ref.size == 0:
@@ -351,7 +351,7 @@ def assert_close(
     error = np.linalg.norm((out - ref).ravel())
     # Subnormal numbers have fewer digits.
     rounding = np.sqrt(ref.size) * smallest
-    # Written so that NaN fails.
+    # Negated, so that NaN fails.
     assert error <= bound * norm + rounding, (
         f"relative error {error / norm if norm else np.inf:.3g} > {bound:.3g}; "
         f"largest difference {np.max(np.abs(out - ref)):.3g}"
@@ -361,19 +361,19 @@ def assert_close(
 def units_off(
     out: np.ndarray, ref: np.ndarray, scale: np.ndarray | float | None = None
 ) -> np.ndarray:
-    """Return how many units of its last digit each element is off.
+    """Return the error of each element in units of the last digit.
 
-    A norm hides what is wrong with small elements; this does not. The smallest unit is that of
-    subnormal numbers. NaNs and infinities count as infinitely far from anything but themselves.
+    A norm hides errors of small elements; this does not. The smallest unit is that of subnormal
+    numbers. NaNs and infinities count as infinitely far from anything but themselves.
 
     Parameters
     ----------
     out : ndarray
-        Of the dtype whose digits count.
+        Array whose dtype determines the digits.
     ref : ndarray
-        Of a dtype of more digits, such as ``longdouble``.
+        Reference in a dtype with more digits, such as ``longdouble``.
     scale : ndarray, optional
-        The magnitude of terms that cancel in the element: units are those of the larger one.
+        Magnitude of terms that cancel in the element. The unit is that of the larger number.
     """
     assert out.shape == ref.shape, f"shape {out.shape}, expected {ref.shape}"
     assert np.finfo(ref.dtype).nmant > np.finfo(out.dtype).nmant
@@ -395,9 +395,9 @@ def assert_digits(
     scale: np.ndarray | float | None = None,
     what: str = "",
 ) -> None:
-    """Compare elements, each relative to itself: at most so many units of the last digit off.
+    """Compare each element with a bound of `units` units of its last digit.
 
-    Parameters as for `units_off`; `what` is named in the message.
+    Other parameters are those of `units_off`; the message starts with `what`.
     """
     off = units_off(out, ref, scale)
     if out.size == 0 or off.max() <= units:
@@ -413,7 +413,7 @@ def assert_digits(
 
 
 def run_op(op: Any, *arrays: np.ndarray) -> np.ndarray:
-    """Run an Op's `perform`, and check the static shape that it infers from constants."""
+    """Run an Op's `perform`, and check the static shape inferred from constants."""
     node = op.make_node(*arrays)
     storage: list[list] = [[None]]
     op.perform(node, [np.asarray(a) for a in arrays], storage)
@@ -425,15 +425,15 @@ def run_op(op: Any, *arrays: np.ndarray) -> np.ndarray:
 
 
 def evaluate(outputs: Any, values: dict) -> Any:
-    """Compute variables by the `perform` of each Op."""
+    """Compute variables with the `perform` of each Op."""
     fn = pytensor.function(list(values), outputs, mode=PERFORM_MODE, on_unused_input="ignore")
     return fn(*values.values())
 
 
 def check_infer_shape(op: Any, *arrays: np.ndarray) -> None:
-    """Check an Op's `infer_shape` for operands of no static shape, and its output's type.
+    """Check an Op's `infer_shape` for operands without static shapes, and its output's type.
 
-    Integer vectors are given as constants first and as variables then.
+    Integer vectors are passed first as constants and then as variables.
     """
     for symbolic_vectors in (False, True):
         inputs: list[Any] = []
@@ -456,7 +456,7 @@ def check_infer_shape(op: Any, *arrays: np.ndarray) -> None:
 
 
 def pullback_of(fun: Callable, n_inputs: int) -> Callable:
-    """Return the function of `fun`'s inputs and a cotangent that is all its gradients, flat."""
+    """Return a function of `fun`'s inputs and a cotangent that returns all gradients, flat."""
 
     def gradients(*args: Any) -> Any:
         inputs, cotangent = args[:n_inputs], args[n_inputs]
@@ -483,19 +483,19 @@ def check_gradient(
     Parameters
     ----------
     fun : callable
-        Takes variables, returns one.
+        Function from variables to a variable.
     points : sequence of ndarray
-        Where.
+        Values of the variables.
     seed : int
-        Of the random direction and cotangent.
+        Seed of the random direction and cotangent.
     eps, bound : float
-        The step, and the largest relative error.
+        Step size, and largest relative error.
     allow_zero : bool
         Whether most of the derivative may be zero.
     lower : callable
-        Gives variables that can be evaluated here, for those of graphs that cannot.
+        Replaces variables that cannot be evaluated here by equivalent ones that can.
     by_pushforward : bool
-        Whether pushforwards are those of the Ops; else they are two pullbacks.
+        Whether to use the Ops' pushforwards; otherwise, pushforwards are two pullbacks.
     """
     rng = np.random.default_rng(seed)
     points = [np.asarray(p, dtype="float64") for p in points]
@@ -548,7 +548,7 @@ def check_second_derivatives(
 ) -> None:
     """Compare the derivatives of `fun`'s pullback with central differences.
 
-    Arguments as for `check_gradient`.
+    Parameters are those of `check_gradient`.
     """
     points = list(points)
     inputs = [pt.tensor(dtype="float64", shape=(None,) * np.ndim(p)) for p in points]

@@ -1,7 +1,7 @@
-"""How many tests may be skipped, by what they need; ``tests/skips.json`` keeps the numbers.
+"""How many tests may be skipped, by need; ``tests/skips.json`` stores the numbers.
 
-Each run of pytest leaves its own numbers in pytest's cache. ``python -m tests.skips NAME`` compares
-them with the row NAME of the file, and fails where more were skipped; ``--write`` replaces the row.
+Each run of pytest stores its own numbers in pytest's cache. ``python -m tests.skips NAME`` compares
+them with the row NAME of the file, and fails if more were skipped; ``--write`` replaces the row.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ __all__ = ["SkipCounter", "main", "too_many"]
 
 ROOT = Path(__file__).parents[1]
 KEPT = Path("tests", "skips.json")
-#: In pytest's cache, and of the file that has it.
+#: The key in pytest's cache, and the path of its file.
 KEY = "dnnops/skips"
 FOUND = Path(".pytest_cache", "v", KEY)
 
 
 def _kind(reason: str) -> str:
-    """What a test needs, if that is why it was skipped."""
+    """Return the missing need if that is why a test was skipped."""
     match = re.search(r"(needs [\w ]+):", reason)
     return match[1] if match else "other"
 
 
 class SkipCounter:
-    """A plugin of pytest: leaves in its cache how many tests were skipped, by what they need."""
+    """A pytest plugin that stores in the cache how many tests were skipped, by need."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -57,17 +57,17 @@ class SkipCounter:
 
 
 def too_many(found: Mapping[str, int], allowed: Mapping[str, int]) -> list[str]:
-    """Say where more tests were skipped than is allowed.
+    """Report the needs for which more tests were skipped than allowed.
 
     Parameters
     ----------
     found, allowed : mapping of str to int
-        Numbers of tests by what they need.
+        Numbers of tests by need.
 
     Returns
     -------
     list of str
-        A line for each need.
+        A line for each such need.
     """
     return [
         f"{kind}: {count} tests were skipped, {allowed.get(kind, 0)} may be"
@@ -77,7 +77,7 @@ def too_many(found: Mapping[str, int], allowed: Mapping[str, int]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Run the command; see the module. 1: more were skipped; 2: nothing to compare."""
+    """Run the command. Return 1 if more were skipped, and 2 if there is nothing to compare."""
     parser = argparse.ArgumentParser(prog="python -m tests.skips", description=__doc__)
     parser.add_argument("name", help="a row of the file, as `bare`")
     parser.add_argument("--write", action="store_true", help="replace the row")

@@ -1,4 +1,4 @@
-"""A fixture that keeps the selections of earlier processes away from tests."""
+"""A fixture that hides stored plan selections from tests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from pytensor import config
 
 @pytest.fixture
 def no_stored_plans() -> Iterator[None]:
-    """Neither read what other processes chose, nor write what this one chooses."""
+    """Neither read selections of other processes, nor store those of this one."""
     with config.change_flags(dnn__conv__cache="off"):
         yield

@@ -11,7 +11,7 @@ import numpy as np
 
 from dnnops.gpu.kernels import kernel_source
 
-#: Of float16: the bits of minus infinity, and of the lowest number.
+#: float16 bits of minus infinity, and the lowest number.
 MACROS = {"MINUS_INFINITY": "0xfc00", "LOWEST": "0xfbff"}
 
 _ENTRIES = """
@@ -29,7 +29,7 @@ ENTRY(copy, row_copy_params)
 ENTRY(hide, hide_params)
 """
 
-#: The fields of the kernels' parameters: arrays and numbers, all of 8 bytes.
+#: The fields of the kernels' parameters: arrays and numbers of 8 bytes each.
 FIELDS = {
     "lengths": (
         *("queries", "keys", "batch", "max_queries", "max_keys", "seed", "offset"),
@@ -49,7 +49,7 @@ FIELDS = {
 
 
 class HostKernels:
-    """The kernels, compiled for masks whose elements have a size."""
+    """The kernels, compiled for masks with elements of a given size."""
 
     def __init__(self, directory: Path, mask_width: int):
         header = Path(__file__).with_name("host_cuda.hpp")
@@ -62,7 +62,7 @@ class HostKernels:
         self.library = ctypes.CDLL(str(library))
 
     def run(self, kernel: str, blocks: int = 3, threads: int = 64, **values: Any) -> None:
-        """Run a kernel: arrays are given as such or as None, all other parameters as ints."""
+        """Run a kernel. Arrays are passed as such or as None, all other parameters as ints."""
         words: list[int] = []
         for field in FIELDS[kernel]:
             name, count = field if isinstance(field, tuple) else (field, 1)

@@ -1,4 +1,4 @@
-"""Run the kernel of attention's gradient on the host, and compute what it has to give."""
+"""Run the kernel of attention's gradient on the host, and compute the expected results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CODES = {"float16": 2, "bfloat16": 3}
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the kernel is compiled for."""
+    """The constants with which the kernel is compiled."""
 
     dtype: str = "float16"
     warps: int = 4
@@ -43,7 +43,7 @@ class Sizes:
 
 
 class HostGradient:
-    """The kernel for some sizes."""
+    """The kernel, compiled for given sizes."""
 
     def __init__(self, folder: Path, sizes: Sizes):
         source = kernel_source("attention_grad").replace(
@@ -60,7 +60,7 @@ class HostGradient:
         self._library = ctypes.CDLL(str(folder / f"{name}.so"))
 
     def run(self, data: Data, vectors: bool = True, seed: int = 0) -> list[np.ndarray]:
-        """Return the gradients of query, key and value as float64; their arrays start as NaN."""
+        """Return the float64 gradients of query, key and value; the output arrays start as NaN."""
         form = data.form
         given = data.given
         assert form.dtype == self.sizes.dtype
@@ -103,7 +103,7 @@ class HostGradient:
 
 
 def _laid_out(array: np.ndarray, form: Form) -> np.ndarray:
-    """The bits of an array, with its heads inside, or as a part of a wider one that is NaN."""
+    """Return an array's bits with heads innermost, or as part of a wider array of NaN."""
     typed = bits(array, form.dtype).view(np.uint16)
     if form.layout == "heads_first":
         return np.ascontiguousarray(typed)
@@ -121,7 +121,7 @@ def _moves_by_16_bytes(array: np.ndarray) -> bool:
 
 
 def relative_errors(data: Data, found: list[np.ndarray]) -> list[float]:
-    """Each gradient's ``||difference|| / ||reference||``; not finite where it is not."""
+    """Return each gradient's ``||difference|| / ||reference||``; NaN results yield NaN."""
     errors = []
     for got, wanted in zip(found, data.expected()[2:], strict=True):
         norm = np.linalg.norm(wanted)

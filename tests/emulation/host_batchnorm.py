@@ -37,7 +37,7 @@ extern "C" int run_{number}(const BatchNormParams *params, unsigned blocks, unsi
 
 
 class Params(ctypes.Structure):
-    """``BatchNormParams``."""
+    """The struct ``BatchNormParams``."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "gradient", "out", "scale", "bias")),
@@ -59,7 +59,7 @@ class Params(ctypes.Structure):
 
 
 class Work(ctypes.Structure):
-    """``BatchNormRow``: the kernel for some arrays, and how it is launched."""
+    """The struct ``BatchNormRow``: the kernel for given arrays, and how to launch it."""
 
     _fields_ = [
         ("options", ctypes.c_char * 256),
@@ -69,7 +69,7 @@ class Work(ctypes.Structure):
     ]
 
     def macro(self, name: str) -> int:
-        """The value of one of the compiler's options."""
+        """Return the value of one of the compiler's options."""
         words = dict(word[2:].split("=") for word in self.options.decode().split())
         return int(words[name])
 
@@ -82,11 +82,11 @@ def work_of(
     blocks: int = 528,
     kept_blocks: tuple[int, int, int, int] = (528, 132, 132, 132),
 ) -> Work:
-    """The work on arrays of (batch, channel, inner), on a device that runs so many blocks.
+    """Return the work on arrays of (batch, channel, inner), on a device that runs so many blocks.
 
-    `kept_blocks` are how many run at once by a cooperative launch: of those that take one share
-    after the other, by blocks and by warps, of those that go over rows, and of those that hold
-    shares in registers.
+    `kept_blocks` gives how many blocks a cooperative launch can run at once: for kernels that take
+    shares in sequence, by blocks and by warps; for kernels that go over rows; and for kernels that
+    keep shares in registers.
     """
     work = Work()
     status = CUDNN.library.dnnops_cudnn_batchnorm_row(
@@ -103,7 +103,7 @@ def work_of(
 
 
 class HostKernels:
-    """The kernels of some configurations, by their options."""
+    """The kernels of several configurations, by their options."""
 
     def __init__(self, folder: Path, options: Iterable[bytes]):
         self._numbers = {text: i for i, text in enumerate(dict.fromkeys(options))}
@@ -150,7 +150,7 @@ class HostKernels:
         return f"namespace configuration_{number} {{\n{defines}{source}{entry}{undefine}"
 
     def run(self, work: Work, seed: int) -> None:
-        """Run the kernel of `work`, whose params have all addresses but the workspace."""
+        """Run the kernel of `work`, whose parameters have all addresses except the workspace."""
         workspace = np.full(work.workspace // 4 + 1, 0xFFFFFFFF, "uint32")
         end = work.workspace // 4
         assert work.fill in (0, 0xFF)

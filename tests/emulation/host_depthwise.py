@@ -38,7 +38,7 @@ extern "C" int run_{number}(const char *kernel, const DepthwiseParams *params, u
 
 
 class HostKernels:
-    """The kernels of some configurations, compiled for the host together."""
+    """The kernels of several configurations, compiled together for the host."""
 
     def __init__(self, folder: Path, options: Iterable[str]):
         self._numbers = {text: i for i, text in enumerate(dict.fromkeys(options))}
@@ -63,7 +63,7 @@ class HostKernels:
         given = [word[2:].split("=") for word in options.split() if word.startswith("-D")]
         assert {name for name, _ in given} <= set(_MACROS)
         defines = "".join(f"#define {name} {value}\n" for name, value in given)
-        # The file with the parameters has been included outside of the namespace.
+        # The header with the parameters is already included outside of the namespace.
         source = kernel_source("depthwise").replace(
             "extern __shared__ uint4 shared[];", "uint4 *const shared = Block::dynamic.data();"
         )
@@ -80,7 +80,7 @@ class HostKernels:
     def run(
         self, plan: Plan, pointers: tuple[int, int, int], alpha: float, beta: float, seed: int
     ) -> None:
-        """Run a plan on arrays in the order of the roles image, filters, gradient by the output."""
+        """Run a plan on arrays in the order image, filters, gradient of the output."""
         direction_up = "-DUP=1" in plan.options
         gradient = "-DFILTER_GRADIENT=1" in plan.options
         image, filters, top = pointers

@@ -1,4 +1,4 @@
-"""Compute graphs of device Ops on the host, by the abstract Ops of the same meaning."""
+"""Compute graphs of device Ops on the host, with the corresponding abstract Ops."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _rnn(op: Any, inputs: list[Any]) -> list[Any]:
     return RNNBackward(**network, by_x=op.by_x).make_node(*inputs).outputs
 
 
-#: For classes of device Ops, the outputs on the host; of an Op's classes, the first one counts.
+#: Functions that compute device Ops on the host, by class; the first matching class is taken.
 _LOWERED: dict[type, Callable[[Any, list[Any]], Any]] = {
     GpuFromHost: lambda op, x: x,
     HostFromGpu: lambda op, x: x,
@@ -109,9 +109,9 @@ def _lowered(node: Apply, inputs: list[Any]) -> list[Any]:
 
 
 def on_host(outputs: list[Any]) -> list[Any]:
-    """Give variables of the host with the values of `outputs`, whose inputs are the host's.
+    """Return host variables with the values of `outputs`, which depend only on host inputs.
 
-    Shared variables become constants, so that each evaluation sees the same random numbers.
+    Shared variables become constants, so that each evaluation uses the same random numbers.
     """
     new: dict[Any, Any] = {}
 

@@ -1,4 +1,4 @@
-"""Compile small kernels of one parameter for the host, and run them."""
+"""Compile kernels with a single parameter for the host, and run them."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ extern "C" int run_{kernel}(const void *launch, unsigned blocks, unsigned thread
 def compile_for_host(
     folder: Path, program: str, kernels: dict[str, str], macros: dict[str, Any]
 ) -> ctypes.CDLL:
-    """Compile a program's kernels.
+    """Compile the kernels of a program.
 
     Parameters
     ----------
     folder : Path
-        Where to.
+        Folder for the library.
     program : str
-        As `dnnops.gpu.kernels` calls it.
+        Name of the program in `dnnops.gpu.kernels`.
     kernels : dict
-        The struct that each kernel takes.
+        The parameter struct of each kernel.
     macros : dict
-        What they are compiled with.
+        Macros to define.
 
     Returns
     -------
     CDLL
-        Has ``run_<kernel>(launch, blocks, threads, seed)``.
+        Library with ``run_<kernel>(launch, blocks, threads, seed)``.
     """
     name = f"{program}_{next(_NUMBERS)}"
     entries = "".join(_ENTRY.format(kernel=k, struct=s) for k, s in kernels.items())
@@ -50,7 +50,7 @@ def compile_for_host(
     (folder / f"{name}.cpp").write_text(text)
     defines = [f"-D{key}={value}" for key, value in macros.items()]
     command = [config.cxx, "-std=c++17", "-O1", "-shared", "-fPIC", *defines]
-    # As a device does, it stops at addresses that don't fit what is moved at once.
+    # As on a device, an access to a misaligned address ends the process.
     command += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
     command += [f"-I{Path(__file__).parent}", "-o", f"{name}.so", f"{name}.cpp"]
     subprocess.run(command, cwd=folder, check=True)
@@ -58,13 +58,13 @@ def compile_for_host(
 
 
 def compile_for_gpu(program: str, macros: dict[str, Any]) -> str:
-    """Compile a program with NVRTC, which needs no GPU; gives the assembly code."""
+    """Compile a program with NVRTC, which needs no GPU, and return the assembly code."""
     defines = (f"-D{key}={value}" for key, value in macros.items())
     return compile_cuda(kernel_source(program), "-std=c++17", *defines).code
 
 
 def launch_struct(**fields: Any) -> Any:
-    """A reference to a struct of eight-byte fields: pointers to arrays, integers and floats."""
+    """Return a reference to a struct of 8-byte fields: pointers to arrays, integers and floats."""
     kinds: dict[str, Any] = {}
     values = {}
     for name, value in fields.items():
@@ -76,5 +76,5 @@ def launch_struct(**fields: Any) -> Any:
             kinds[name], values[name] = ctypes.c_uint64, int(value) % 2**64
     struct = type("Launch", (ctypes.Structure,), {"_fields_": list(kinds.items())})
     launch = struct(**values)
-    launch.arrays = fields  # ctypes keeps no arrays alive
+    launch.arrays = fields  # ctypes does not keep arrays alive
     return ctypes.byref(launch)

@@ -1,7 +1,7 @@
-"""Run Ops' kernels on the host, by the code that launches them on a GPU.
+"""Run Ops' kernels on the host, with the code that launches them on a GPU.
 
-The C++ sources of an Op are compiled with `host_runtime.cpp`, which stands for the GPU, and its
-program of kernels with `host_cuda.hpp`, which runs them on NumPy arrays.
+The C++ sources of an Op are compiled with `host_runtime.cpp`, which replaces the GPU, and its
+kernels with `host_cuda.hpp`, which runs them on NumPy arrays.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAMES = {code: name for name, code in DTYPE_CODES.items()}
 
 
 def _source(name: str) -> Path:
-    """The file of a family on the GPU."""
+    """Return the path of a source file of a GPU family."""
     (found,) = _C_CODE.glob(f"gpu/*/{name}")
     return found
 
@@ -47,7 +47,7 @@ def _kernels_source(program: str, params: str, kernels: tuple[str, ...], dtype: 
     source = kernel_source(program).replace(
         "extern __shared__ uint4 shared[];", "uint4 *const shared = Block::dynamic.data();"
     )
-    # The file with the parameters has been included outside of the namespace.
+    # The header with the parameters is already included outside of the namespace.
     source = source[source.index("#endif", source.index("struct")) :].removeprefix("#endif")
     code = DTYPE_CODES[dtype]
     entries = "".join(
@@ -68,14 +68,15 @@ class HostOp:
     Parameters
     ----------
     folder : Path
-        Where to compile.
+        Folder for compiled files.
     name : str
-        The source's, and the function's after ``dnnops_cudnn_``.
+        Name of the source, and of the function after ``dnnops_cudnn_``.
     program, params : str
-        The kernels' program, and the name of the struct that they get.
+        The program with the kernels, and the name of their parameter struct.
     kernels : tuple of str
+        Names of the kernels.
     dtypes : tuple of str
-        For which the kernels are compiled.
+        Dtypes for which the kernels are compiled.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class HostOp:
             raise error_from_status(status, self._library.dnnops_last_error().decode())
 
     def run(self, op: Any, *arrays: np.ndarray) -> list[np.ndarray]:
-        """Run an Op of this source on arrays of the dtypes that it takes; gives float64."""
+        """Run an Op of this source on arrays of the dtypes that it takes; return float64."""
         inputs = (_Tensor * len(arrays))()
         for tensor, array in zip(inputs, arrays, strict=True):
             tensor.data, tensor.ndim = array.ctypes.data, array.ndim

@@ -18,7 +18,7 @@ from dnnops.runtime.op import _Tensor
 
 FORMAT_CODES = {"contiguous": 1, "channels_last": 2}
 
-#: ``CopyKind``: kinds, and what may be added to them.
+#: The kinds of ``CopyKind``, and the flags that can be added to them.
 NO_COPY = -1
 KINDS = range(6)
 TILES, SLABS_OF_ROWS, SLABS_OF_COLUMNS, SAME_AXES, STRIPS_OF_ROWS, STRIPS_OF_COLUMNS = KINDS
@@ -27,7 +27,7 @@ NARROW_TILES, FILLS_GAPS, CROSSES, LARGE_SLABS, HALF_VECTORS, VECTORS = _OTHERS
 
 
 def kind_of(copy: Copy) -> int:
-    """One of `KINDS`, without what is added to it."""
+    """Return the kind, one of `KINDS`, without flags."""
     return copy.kind % LOADS_PAIRS
 
 
@@ -55,7 +55,7 @@ def _slabs(pairs: Sequence[bool]) -> Iterator[int]:
         yield SLABS_OF_COLUMNS + crosses + large + (LOADS_PAIRS if has_pairs else 0)
 
 
-#: All kinds that there are, by the size of an element.
+#: All kinds that exist, by the size of an element.
 COPY_KINDS = {
     2: (
         *_tiles((0, LOADS_PAIRS, LOADS_QUADS), (0, STORES_PAIRS, STORES_QUADS)),
@@ -72,7 +72,7 @@ COPY_KINDS = {
     8: (*_tiles((0,), (0,)), *_slabs((False,)), *_rows((0,), (0,))),
 }
 
-#: Of one copy, and of some pairs, what is asked of the compiler.
+#: Configurations to compile: all single copies, and some pairs.
 CONFIGURATIONS = [
     *((width, kind, NO_COPY) for width, kinds in COPY_KINDS.items() for kind in kinds),
     *((2, kind, kind) for kind in COPY_KINDS[2] if kind < CROSSES),
@@ -94,7 +94,7 @@ extern "C" int run_{number}(const void *launch, unsigned threads, unsigned share
 
 
 class Params(ctypes.Structure):
-    """``CopyParams``."""
+    """The struct ``CopyParams``."""
 
     _fields_ = [
         *(
@@ -117,7 +117,7 @@ class Params(ctypes.Structure):
 
 
 class Copy(ctypes.Structure):
-    """``CopyRow``: which kernel copies an array, and how it is launched."""
+    """The struct ``CopyRow``: the kernel that copies an array, and how to launch it."""
 
     _fields_ = [
         ("kind", ctypes.c_int64),
@@ -128,7 +128,7 @@ class Copy(ctypes.Structure):
 
 
 class _Launch(ctypes.Structure):
-    """``copy_launch``."""
+    """The struct ``copy_launch``."""
 
     _fields_ = [
         ("sources", ctypes.c_void_p * 2),
@@ -156,17 +156,17 @@ def _copy_row(
 
 
 def copy_of(array: _Tensor, inner_format: str, inner_channels: int, back: bool) -> Copy:
-    """How an array is copied to its image in a workspace, or back."""
+    """Return how an array is copied to its image in a workspace, or back."""
     return _copy_row(array, FORMAT_CODES[inner_format], inner_channels, back, 0, 0)
 
 
 def exchange_of(filters: _Tensor, groups: int, reverse: bool) -> Copy:
-    """How filters are copied with inputs' and outputs' channels exchanged."""
+    """Return how filters are copied with input and output channels exchanged."""
     return _copy_row(filters, FORMAT_CODES["channels_last"], 0, 0, groups, reverse)
 
 
 def spread_of(array: _Tensor, strides: Sequence[int], sizes: Sequence[int]) -> Copy:
-    """How an array is copied to those positions of a larger one that are multiples of strides."""
+    """Return how an array is copied to the strided positions of a larger one."""
     channels = array.shape[1]
     return _copy_row(
         array, FORMAT_CODES["channels_last"], channels, 0, 0, 0, strides=strides, sizes=sizes
@@ -174,7 +174,7 @@ def spread_of(array: _Tensor, strides: Sequence[int], sizes: Sequence[int]) -> C
 
 
 class FencedMemory:
-    """Bytes on the host with pages on both sides that can't be read: that ends the process."""
+    """Host memory between unreadable pages, so that an access beyond it ends the process."""
 
     def __init__(self, size: int):
         page = mmap.PAGESIZE
@@ -188,7 +188,7 @@ class FencedMemory:
         self._bytes = everything[page : page + size]
 
     def at_end(self, size: int, alignment: int) -> np.ndarray:
-        """The last bytes at an address that is a multiple of the alignment."""
+        """Return the last `size` bytes that start at a multiple of the alignment."""
         start = (len(self._bytes) - size) // alignment * alignment
         return self._bytes[start : start + size]
 
@@ -197,10 +197,9 @@ class FencedMemory:
 
 
 class HostKernels:
-    """The kernels, compiled for the host in some configurations: an element's size, two kinds.
+    """The kernels, compiled for the host in configurations of an element's size and two kinds.
 
-    Addresses that are no multiples of what is loaded from there, and indexes beyond shared memory's
-    arrays, end the process.
+    Misaligned addresses, and indexes beyond the arrays in shared memory, end the process.
     """
 
     def __init__(self, folder: Path, configurations: Iterable[tuple[int, int, int]]):
@@ -234,7 +233,7 @@ class HostKernels:
         return f"namespace configuration_{number} {{\n{defines}{source}{entry}{undefine}"
 
     def run(self, width: int, copies: Sequence[tuple[Copy, int, int]], seed: int) -> None:
-        """Make one or two copies, each from an address to another one, by one launch."""
+        """Run one or two copies in one launch, each from an address to another."""
         launch = _Launch()
         kinds = [NO_COPY, NO_COPY]
         for i, (copy, source, target) in enumerate(copies):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Compiled(NamedTuple):
-    """What NVRTC made of a source."""
+    """Result of compiling a source."""
 
     log: str
     #: Assembly code (PTX).
@@ -15,7 +15,7 @@ class Compiled(NamedTuple):
 
 
 class CudaError(AssertionError):
-    """NVRTC refused a source; the message has its log."""
+    """Raised when NVRTC rejects a source; the message contains its log."""
 
 
 def compile_cuda(
@@ -26,12 +26,13 @@ def compile_cuda(
     Parameters
     ----------
     source : str
+        CUDA source code.
     *options : str
-        Further options of NVRTC.
+        Additional NVRTC options.
     names : iterable of str, optional
-        Instances of templates to compile.
+        Template instances to compile.
     architecture : str, optional
-        That of the GPU, by default an H200's.
+        Architecture of the GPU; an H200's by default.
 
     Returns
     -------
@@ -40,11 +41,11 @@ def compile_cuda(
     Raises
     ------
     CudaError
-        If the source doesn't compile.
+        If the source does not compile.
     """
     from cupy.cuda import nvrtc
 
-    # Without the second one releases before 13.1 refuse generic lambdas in kernels.
+    # Without the second option, releases before 13.1 reject generic lambdas in kernels.
     given = (f"-arch={architecture}", "-default-device", *options)
     program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:

@@ -1,4 +1,4 @@
-"""Which passes are replayed, and recurrent networks' choices: with CUDA on the host."""
+"""Test which passes are replayed, and algorithm choices of recurrent networks, on the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dnnops.runtime.build import CUDNN, c_code_dir
 
 pytestmark = pytest.mark.needs("cudnn")
 
-#: What becomes of a pass: how often it was recorded, launched, replayed.
+#: Numbers of recordings, direct launches and replays of one pass.
 LAUNCHED, RECORDED, REPLAYED = "010", "101", "001"
 
 
@@ -42,7 +42,7 @@ def run(program: Path, *passes: object, length: str = "long") -> tuple[list[str]
 
 
 def test_what_comes_again(program):
-    """First launched, then recorded and replayed; others' recordings are left alone."""
+    """A pass is first launched, then recorded and replayed; other recordings are unaffected."""
     became, counts = run(program, 1, 2, 1, 2, 1, 1, "c", 1)
     expected = [LAUNCHED] * 2 + [RECORDED] * 2 + [REPLAYED] * 2 + [LAUNCHED, REPLAYED]
     assert became == expected
@@ -57,18 +57,18 @@ def test_what_never_comes_again(program):
 
 
 def test_what_can_not_be_recorded(program):
-    """It runs nevertheless, and is not tried a second time."""
+    """The pass still runs, and recording it is not tried again."""
     became, counts = run(program, "x", "x", 7, 7, 7)
     assert became == [LAUNCHED] * 5
     assert counts["executables"] == 0
 
 
 def test_recordings_are_few(program):
-    """Each pass twice, so that a recording is never used but once: soon there are no more."""
+    """Run each pass twice, so that its recording is used only once: recording soon stops."""
     became, counts = run(program, *(n for i in range(1, 100) for n in (i, i)))
     assert became[:16] == [LAUNCHED, RECORDED] * 8
     assert became.count(RECORDED) < 12
-    # Those that are used make up for others, of which as many are kept as there is room.
+    # Recordings that are used allow new ones, and as many are kept as there is room for.
     passes = [n for i in range(1, 60) for n in [i] * 20]
     became, counts = run(program, *passes)
     assert became == [LAUNCHED, RECORDED, *[REPLAYED] * 18] * 59
@@ -84,10 +84,10 @@ def test_kernels_stay_while_recordings_do(program):
 
 
 def test_choice_by_times(tmp_path):
-    """The fastest algorithm, unless it takes more memory than its time is worth."""
+    """Select the fastest algorithm, unless it uses more memory than its speed is worth."""
     subprocess.run([compiled(tmp_path / "times", "host_rnn_times.cpp")], check=True)
 
 
 def test_samples_of_results(tmp_path):
-    """By which a wrong algorithm is found out."""
+    """Sampling the results detects a wrong algorithm."""
     subprocess.run([compiled(tmp_path / "sample", "host_rnn_sample.cpp")], check=True)

@@ -1,4 +1,4 @@
-"""Calls of the runtime library without a GPU: operands are described, and have no memory."""
+"""Call the runtime library without a GPU; operands are descriptions without memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dnnops.errors import error_from_status
 from dnnops.runtime.build import CUDNN
 from dnnops.runtime.op import DTYPE_CODES, _Context, _Tensor
 
-#: An address that nothing reads.
+#: A dummy address that is never read.
 NOWHERE = 1 << 20
 
 
 def device_tensor(
     shape: Sequence[int], dtype: str = "float32", strides: Sequence[int] | None = None
 ) -> _Tensor:
-    """Describe an array on a device, contiguous or with strides in elements."""
+    """Return the description of a device array, contiguous or with strides in elements."""
     size = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
     if strides is None:
         strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
@@ -30,7 +30,7 @@ def device_tensor(
 
 
 def channels_last(shape: Sequence[int], dtype: str = "float32") -> _Tensor:
-    """Describe an array whose memory has the channels innermost."""
+    """Return the description of a channels-last array."""
     order = [0, *range(2, len(shape)), 1]
     strides = [0] * len(shape)
     step = 1
@@ -41,7 +41,7 @@ def channels_last(shape: Sequence[int], dtype: str = "float32") -> _Tensor:
 
 
 def host_tensor(array: np.ndarray) -> _Tensor:
-    """Describe an array of the host; it has to be kept alive."""
+    """Return the description of a host array, which the caller has to keep alive."""
     tensor = _Tensor(array.ctypes.data, DTYPE_CODES[array.dtype.name], array.ndim)
     tensor.shape[: array.ndim] = array.shape
     tensor.strides[: array.ndim] = array.strides
@@ -51,8 +51,8 @@ def host_tensor(array: np.ndarray) -> _Tensor:
 def call(function: str, op: Any, inputs: Sequence[Any], outputs: Sequence[_Tensor] = ()) -> Any:
     """Call a function of the runtime library for an Op.
 
-    Host operands may be NumPy arrays. Returns the described outputs; raises what the status stands
-    for.
+    Host operands may be NumPy arrays. Return the described outputs, or raise the exception of the
+    status.
     """
     inputs = [np.asarray(x) if not isinstance(x, _Tensor) else x for x in inputs]
     described = [x if isinstance(x, _Tensor) else host_tensor(x) for x in inputs]

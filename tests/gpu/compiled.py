@@ -1,4 +1,4 @@
-"""Whether Ops' C modules compile, without a GPU."""
+"""Check that the C modules of GPU Ops compile, without a GPU."""
 
 from __future__ import annotations
 

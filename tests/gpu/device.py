@@ -1,4 +1,4 @@
-"""Running Ops on a GPU in tests, and comparing them with the float64 oracle."""
+"""Run Ops on a GPU, and compare them with the float64 oracle."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
-    """An array's values in `dtype`, as float64."""
+    """Return an array's values, rounded to `dtype`, as float64."""
     return array.astype(numpy_dtype(dtype)).astype("float64")
 
 
 def bits(array: np.ndarray, dtype: str) -> np.ndarray:
-    """An array in a dtype, as numbers that NumPy has."""
+    """Return an array in a dtype, as numbers that NumPy supports."""
     typed = array.astype(numpy_dtype(dtype))
     return typed.view("uint16") if dtype == "bfloat16" else typed
 
 
 def values(array: np.ndarray, dtype: str) -> np.ndarray:
-    """The float64 of what `bits` gave."""
+    """Return the float64 values of the numbers from `bits`."""
     return (array.view(numpy_dtype("bfloat16")) if dtype == "bfloat16" else array).astype("float64")
 
 
@@ -44,7 +44,7 @@ def on_gpu(array: np.ndarray, dtype: str, memory_format: str = "contiguous") -> 
 
 
 def restrided(rng: np.random.Generator, array: Any) -> Any:
-    """Give a device array other strides: permuted, every second element, reversed, broadcast."""
+    """Return a device array with other strides: permuted, sliced, reversed or broadcast."""
     import cupy
 
     kind = rng.integers(5)
@@ -60,7 +60,7 @@ def restrided(rng: np.random.Generator, array: Any) -> Any:
     if kind == 2:
         axis = int(rng.integers(array.ndim))
         return cupy.flip(cupy.flip(array, axis).copy(), axis)
-    if kind == 3:  # part of a larger batch's channels
+    if kind == 3:  # some channels of a larger array
         wide = cupy.full(
             (array.shape[0], array.shape[1] + 3, *array.shape[2:]), np.nan, array.dtype
         )
@@ -71,7 +71,7 @@ def restrided(rng: np.random.Generator, array: Any) -> Any:
 
 
 def poison() -> None:
-    """Leave NaN in the memory that the next allocations get."""
+    """Fill the memory of the next allocations with NaN."""
     import cupy
 
     for size in (1 << 10, 1 << 14, 1 << 18):
@@ -80,7 +80,7 @@ def poison() -> None:
 
 
 def make_node(op: Any, *operands: Any) -> tuple[Apply, list[Any]]:
-    """Apply an Op to device arrays and host values: its node, and the values of that's inputs."""
+    """Apply an Op to device arrays and host values; return its node and the node's input values."""
     import cupy
 
     variables = [
@@ -93,9 +93,9 @@ def make_node(op: Any, *operands: Any) -> tuple[Apply, list[Any]]:
 
 
 def apply_op(op: Any, *operands: Any) -> Any:
-    """Apply an Op to device arrays and host values, and run `perform`; gives the device array.
+    """Apply an Op to device arrays and host values, run `perform`, and return the device array.
 
-    An Op may put others around itself when it is called, as convolutions do for asymmetric padding.
+    Calling an Op may add other Ops around it; convolutions do for asymmetric padding.
     """
     import cupy
 
@@ -122,7 +122,7 @@ def apply_op(op: Any, *operands: Any) -> Any:
 
 
 def apply_all(op: Any, *operands: Any) -> list[Any]:
-    """Apply an Op to device arrays and host values, and run `perform`; gives all outputs."""
+    """Apply an Op to device arrays and host values, run `perform`, and return all outputs."""
     node, values = make_node(op, *operands)
     storage: list[list[Any]] = [[None] for _ in node.outputs]
     node.op.perform(node, values, storage)
@@ -133,7 +133,7 @@ def apply_all(op: Any, *operands: Any) -> list[Any]:
 
 
 def host(array: Any) -> np.ndarray:
-    """A device array as float64 on the host."""
+    """Return a device array as float64 on the host."""
     return array.get().astype("float64")
 
 
