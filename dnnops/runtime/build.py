@@ -60,8 +60,8 @@ def c_code_dir() -> Path:
 def abi_hash() -> str:
     """Return a hash of the headers that emitted C code includes.
 
-    The hash is part of the cache key of every Op's C module. The sources of the runtime library
-    are not: a module looks up the functions that it calls when it is instantiated, so that
+    The hash is part of the cache key of every Op's C module. The sources of the runtime library are
+    not part of it: a module looks up the functions that it calls when it is instantiated, so that
     rebuilding the library doesn't require recompiling the module.
     """
     return hash_files(sorted((c_code_dir() / "abi").glob("*.h")))

@@ -49,7 +49,7 @@ def average_gradient(op: AveragePoolGrad, x: Any, gz: Any, *sizes: Sizes) -> tup
 
 
 def _comparable(x: Any) -> Any:
-    """Return numbers whose first maximum has the position that the Op finds for `x`.
+    """Return an array whose first maximum is at the index that the Op finds for `x`.
 
     NaN counts as the largest number, and infinities are replaced by finite numbers, so that the
     padding is less than any pixel.

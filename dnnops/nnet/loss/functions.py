@@ -125,8 +125,8 @@ def categorical_crossentropy(coding_dist: Any, true_dist: Any) -> TensorVariable
     if (true.type.ndim, coding.type.ndim) == (1, 2):
         return _of_true_classes(where, coding, "true_dist", true)
     raise DnnTypeError(
-        f"{where}: true_dist must have as many dimensions as coding_dist, or be a vector beside a"
-        f" matrix, got {true.type.ndim} and {coding.type.ndim}"
+        f"{where}: true_dist must have as many dimensions as coding_dist, or be a vector if"
+        f" coding_dist is a matrix, got {true.type.ndim} and {coding.type.ndim}"
     )
 
 

@@ -452,7 +452,7 @@ class RNNBlock:
         return x.dimshuffle(1, 0, 2)
 
     def _new_state(self) -> SharedVariable:
-        """Make a shared variable that counts calls, starting far from earlier ones."""
+        """Make a shared variable that counts calls, starting far from those made earlier."""
         first = self.dropout_seed + (len(self.dropout_states) << 40)
         state = pytensor.shared(np.array(first, dtype="int64"), name="dropout_state")
         with warnings.catch_warnings():
