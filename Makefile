@@ -41,7 +41,7 @@ help:
 	@echo "make gpu-record run the GPU tests and write docs/gpu_record.json"
 	@echo "make doctor     show which libraries were found and which are missing"
 	@echo "make docs       build the documentation into docs/_build/html"
-	@echo "make lint       check style and types"
+	@echo "make lint       check style, types and imports"
 	@echo "make dist       build the wheel and the source distribution into dist/"
 	@echo "make clean      remove .venv and everything that was built"
 	@echo
@@ -85,6 +85,7 @@ lint: $(call installed,dev)
 	@$(run) ruff check .
 	@$(run) ruff format --check .
 	@$(run) mypy
+	@$(VENV)/bin/lint-imports --no-logo --no-cache
 
 dist: $(call installed,dev)
 	@rm -rf dist
