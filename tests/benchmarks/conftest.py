@@ -1,4 +1,4 @@
-"""What the benchmarks' tests share."""
+"""Fixtures of the benchmarks' tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.peers.device_timer import build
 
 @pytest.fixture(autouse=True)
 def gradients_on_again() -> Iterator[None]:
-    """Undo what `benchmarks.peers.conv_torch` does to its process, which the other tests share."""
+    """Undo the changes of `benchmarks.peers.conv_torch` to the process that other tests share."""
     yield
     if torch := sys.modules.get("torch"):
         torch.set_grad_enabled(True)
@@ -20,5 +20,5 @@ def gradients_on_again() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def timer(tmp_path_factory) -> str:
-    """The path of `device_timer`'s library, by the host's clock; JAX takes one in a process."""
+    """Return the path of a `device_timer` for the host's clock; JAX loads only one per process."""
     return str(build(tmp_path_factory.mktemp("timer"), cuda=False)[0])

@@ -1,4 +1,4 @@
-"""Each function of `dnnops.dnn` that makes a graph, with operands to call it with."""
+"""All functions of `dnnops.dnn` that build graphs, with operands for a call."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ __all__ = ["FUNCTIONS", "DnnFunction"]
 
 @dataclass(frozen=True)
 class DnnFunction:
-    """A function, which takes and gives device variables, and the shapes of what it takes.
+    """A function of device variables, and the shapes of its operands.
 
     Attributes
     ----------
     name : str
     make : callable
-        Gives a variable, or a sequence of them.
+        Returns a variable or a sequence of variables.
     shapes : tuple of tuple of int
     positive : tuple of int
-        Which operands have to be positive.
+        Indices of operands that have to be positive.
     dtype : str
-        What it is computed in: float64, unless cuDNN has only float32.
+        Dtype of the computation: float64, unless cuDNN supports only float32.
     second : str
-        What the error says that a second derivative raises; empty if there is one.
+        Message of the error for a second derivative; empty if there is none.
     lacks_pushforward : bool
-        Whether PyTensor has no pushforward of what its gradient is made of.
+        Whether PyTensor has no pushforward for an Op in the gradient.
     """
 
     name: str
@@ -44,18 +44,18 @@ class DnnFunction:
     lacks_pushforward: bool = False
 
     def points(self, seed: int = 0) -> list[np.ndarray]:
-        """Operands' values."""
+        """Return values of the operands."""
         rng = np.random.default_rng(seed)
         drawn = [rng.standard_normal(shape) for shape in self.shapes]
         return [abs(x) + 0.5 if i in self.positive else x for i, x in enumerate(drawn)]
 
     def outputs(self, *operands: Any) -> list[Any]:
-        """The device variables that the function gives of variables."""
+        """Return the device variables that the function computes from variables."""
         found = self.make(*(x if is_on_device(x) else pt.cast(x, self.dtype) for x in operands))
         return list(found) if isinstance(found, list | tuple) else [found]
 
     def flat(self, *operands: Any) -> Any:
-        """All results in one host vector."""
+        """Return all results in one host vector."""
         return pt.concatenate([pt.as_tensor_variable(z).flatten() for z in self.outputs(*operands)])
 
 

@@ -1,7 +1,7 @@
 """Compile the CUDA source of CuPy kernels for an H200 on a machine without a GPU.
 
-CuPy writes a kernel's source when the kernel is launched. The functions that write it are called
-here as the launch would call them, and NVRTC, which needs no GPU, compiles the result.
+CuPy writes a kernel's source when the kernel is launched. This module calls the functions that
+write it as the launch would, and NVRTC, which needs no GPU, compiles the result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEADERS = """
 #include <cupy/math_constants.h>
 """
 
-# Values of CuPy's enum of kernel arguments.
+# Values of CuPy's enum for kernel arguments.
 _NDARRAY, _INDEXER, _SCALAR = 1, 2, 3
 
 
@@ -51,7 +51,7 @@ def _indexer(ndim):
 
 
 def elementwise_source(kernel, ndim: int, contiguous: bool, scalars=()) -> str:
-    """Give the source that CuPy compiles for operands of a rank; `scalars` are the host's."""
+    """Return the source that CuPy compiles for operands of a rank; `scalars` are on the host."""
     from cupy._core import _kernel
 
     parameters = [*kernel.in_params, *kernel.out_params]
@@ -62,7 +62,7 @@ def elementwise_source(kernel, ndim: int, contiguous: bool, scalars=()) -> str:
 
 
 def reduction_source(kernel, ndim: int) -> str:
-    """Give the source that CuPy compiles for the reduction of an array of rank `ndim`."""
+    """Return the source that CuPy compiles for the reduction of an array of rank `ndim`."""
     from cupy._core import _kernel, _reduction, _scalar
 
     (source,) = _arguments(kernel.in_params, ndim, ndim == 1)
@@ -93,7 +93,7 @@ def reduction_source(kernel, ndim: int) -> str:
 
 
 def compile_log(source: str) -> str:
-    """Compile CUDA source; gives the compiler's errors, empty if it has none."""
+    """Compile CUDA source, and return the compiler's errors; empty if there are none."""
     import cupy
 
     cupy_include = Path(cupy.__file__).parent / "_core" / "include"

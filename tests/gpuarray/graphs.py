@@ -1,4 +1,4 @@
-"""Build a graph on host variables and the same on device variables, rewrite, run, compare."""
+"""Build the same graph on host and device variables, rewrite, run and compare."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ import dnnops.rewriting.pipeline  # noqa: F401
 from dnnops.gpuarray import GpuArrayType
 from dnnops.gpuarray.dtypes import numpy_dtype
 
-#: Everything that can go to the device does; cuDNN is tested elsewhere.
+#: Moves everything to the device that can run there. Other tests cover cuDNN.
 GPU_MODE = get_mode("CVM").including("gpu").excluding("onednn", "cudnn")
 HOST_MODE = get_mode("CVM").excluding("onednn")
 
-#: ||out - ref|| / ||ref|| by dtype.
+#: Largest ||out - ref|| / ||ref|| by dtype.
 TOLERANCE = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 1e-5, "float64": 1e-12}
 
 
 def device_variable(value, dtype=None, name=None):
-    """Make the device variable of which `value` can be a value."""
+    """Return a device variable for `value`."""
     return GpuArrayType(dtype or value.dtype.name, (None,) * value.ndim)(name)
 
 
 def rewritten(inputs, outputs, mode=GPU_MODE) -> FunctionGraph:
     """Rewrite a graph as the compilation of a function would; needs no device."""
     graph = FunctionGraph(inputs, outputs, clone=True)
-    # A function protects its explicit inputs.
+    # Compilation protects a function's inputs.
     graph.attach_feature(Supervisor(graph.inputs))
     mode.optimizer.rewrite(graph)
     return graph
 
 
 def ops(graph) -> list[str]:
-    """Give the names of a graph's Op classes, in topological order."""
+    """Return the names of a graph's Op classes, in topological order."""
     return [type(node.op).__name__ for node in graph.toposort()]
 
 
 def to_device(value):
-    """Copy a NumPy array to the device with its memory order: channels_last stays."""
+    """Copy a NumPy array to the device and keep its memory order, such as channels_last."""
     import cupy
 
     if value.ndim == 0:
@@ -52,12 +52,12 @@ def to_device(value):
 
 
 def to_host(value) -> np.ndarray:
-    """Give a NumPy array of what a function returned."""
+    """Return a function's result as a NumPy array."""
     return value.get() if hasattr(value, "get") else np.asarray(value)
 
 
 def assert_near(got, wanted, tolerance):
-    """Compare by the norm of the difference; integers and empty arrays exactly."""
+    """Compare results by the norm of the difference; integers and empty arrays exactly."""
     got, wanted = to_host(got), np.asarray(wanted)
     assert got.shape == wanted.shape
     if wanted.dtype.kind in "iub" or wanted.size == 0:
@@ -71,9 +71,9 @@ def assert_near(got, wanted, tolerance):
 
 
 def compare(build, *values, dtype=None, tolerance=None, mode=GPU_MODE):
-    """Compare ``build(*variables)`` on the device with NumPy's arithmetic on the host.
+    """Compare ``build(*variables)`` on the device with NumPy on the host.
 
-    Values of `dtype` bfloat16 are rounded to it first, and computed with in float32 on the host.
+    If `dtype` is bfloat16, values are rounded to it first, and the host computes in float32.
     """
     if dtype is not None:
         rounded = [v.astype(numpy_dtype(dtype)) if v.dtype.kind == "f" else v for v in values]

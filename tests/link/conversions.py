@@ -1,4 +1,4 @@
-"""Running the conversions of an Op, and comparing them with its `perform`."""
+"""Run the conversions of an Op, and compare them with its `perform`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.oracle import assert_close
 
 DTYPES = ("float16", "float32", "float64")
 
-#: The operand of an Op that is float32 beside float16.
+#: Operands that are float32 even if the others are float16.
 _STATISTICS = {"AttentionGrad": "stats", "RNNBackward": "reserve", "CrossEntropyGrad": "statistics"}
 
-#: For tests of the argument ``library``.
+#: Values of the argument ``library`` for tests.
 both_libraries = pytest.mark.parametrize(
     "library", [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("jax", "torch")]
 )
@@ -32,15 +32,16 @@ def converted(library: str, op: Any, *arrays: Any, symbolic: Collection[int] = (
     library : {'jax', 'torch'}
     op : Op
     *arrays : ndarray or number
-        The operands. Integer vectors of an Op of convolution, pooling or of grids, and scalars,
-        are constants of the node.
-    symbolic : collection of int
+        The operands. Scalars, and integer vectors of convolution, pooling and grid Ops, become
+        constants of the node.
+        symbolic : collection of int
+        Indices of such operands that become variables nevertheless.
         Of those, which are variables all the same.
 
     Returns
     -------
     callable
-        Takes arrays of NumPy, and gives a list of them.
+        Function from NumPy arrays to a list of NumPy arrays.
     """
     inputs = []
     for i, value in enumerate(arrays):
@@ -55,7 +56,7 @@ def converted(library: str, op: Any, *arrays: Any, symbolic: Collection[int] = (
         import jax
         from pytensor.link.jax.dispatch import jax_funcify, jax_typify
 
-        # Constants stay out of what is traced, as they do in a function of PyTensor.
+        # Constants are not traced, as in a function of PyTensor.
         function, typify = jax_funcify(op, node=node), jax_typify
         places = [i for i, x in enumerate(node.inputs) if not isinstance(x, Constant)]
 
@@ -68,7 +69,7 @@ def converted(library: str, op: Any, *arrays: Any, symbolic: Collection[int] = (
                     operands[place] = x
                 return function(*operands)
 
-            # What is compiled runs once.
+            # Compiled functions run once.
             compiled = jax.jit(of_variables, compiler_options={"xla_backend_optimization_level": 0})
             return compiled(*(given[place] for place in places))
 
@@ -89,7 +90,7 @@ def converted(library: str, op: Any, *arrays: Any, symbolic: Collection[int] = (
 
 
 def op_takes_sizes(op: Any) -> bool:
-    """Whether integer vectors among an Op's operands are sizes."""
+    """Return whether integer vectors among an Op's operands are sizes."""
     return any(name in type(op).__name__ for name in ("Conv", "Pool", "TransformerGrid"))
 
 
@@ -102,7 +103,7 @@ def perform(op: Any, *arrays: Any) -> list[np.ndarray]:
 
 
 def of_dtype(op: Any, dtype: str, *arrays: Any) -> list[Any]:
-    """Cast those operands of an Op that are arrays of floating-point numbers."""
+    """Cast an Op's floating-point array operands."""
     names = getattr(op, "all_operands", getattr(op, "operands", ("g", "x", "labels", "statistics")))
     wide = str(accumulator_dtype(dtype))
     statistics = _STATISTICS.get(type(op).__name__)
@@ -123,23 +124,23 @@ def assert_converted(
     saved: Collection[int] = (),
     atol: float | None = None,
 ) -> None:
-    """Compare an Op's conversion with its `perform`, which is run in float64.
+    """Compare an Op's conversion with its `perform`, which runs in float64.
 
     Parameters
     ----------
     library, op, *arrays
         As for `converted`.
     dtype : str
-        What the conversion is run in.
+        Dtype of the conversion.
     skip : sequence of int
-        Results that are not compared.
+        Indices of results that are not compared.
     saved : collection of int
-        Operands that a forward pass in float64 left. The reference gets them as they are, since a
-        conversion that computes them again does not round them.
+        Operands from a forward pass in float64. The reference receives them unrounded, because a
+        conversion that recomputes them does not round them.
     atol : float, optional
-        Compare elements within this error, in units of the dtype in which sums are taken, instead
-        of norms: where a result may be next to nothing, or has infinities and NaN in it. Those of
-        float16 are rounded once more.
+        If given, elements are compared instead of norms, within this error in units of the dtype in
+        which sums are computed. Use it if a result may be near zero, or has infinities or NaN.
+        float16 results have an additional rounding.
     """
     given = of_dtype(op, dtype, *arrays)
     out = converted(library, op, *given)(*given)
@@ -158,7 +159,7 @@ def assert_converted(
             error = atol * float(np.finfo(accumulator_dtype(dtype)).eps)
             if o.dtype == "float16":
                 error += float(np.finfo(dtype).eps)
-                with np.errstate(over="ignore"):  # what is too large is infinite in both
+                with np.errstate(over="ignore"):  # overflows are infinite in both
                     r = np.where(np.isinf(r.astype(dtype)), r.astype(dtype), r)
             np.testing.assert_allclose(o.astype("float64"), r, atol=error, rtol=error)
         else:

@@ -1,4 +1,4 @@
-"""What tests of the plans on disk share: a key, choices, a cache, and how it warns and fails."""
+"""Shared helpers for tests of plans on disk: a key, choices, a cache, warnings and failures."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def cache_fixture(tmp_path: Path) -> PlanCache:
 
 @pytest.fixture(autouse=True)
 def warnings_are_errors() -> Iterator[None]:
-    """Fail at a warning that a test does not expect."""
+    """Fail if there is a warning that the test does not expect."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", DnnWarning)
         yield
 
 
 def one_warning(*parts: object) -> AbstractContextManager[None]:
-    """Expect exactly one warning, which names the flag and has these parts."""
+    """Expect exactly one warning, which names the flag and contains these parts."""
     return _one_warning_at(sys._getframe(1).f_globals["__file__"], parts)
 
 
@@ -78,7 +78,7 @@ def _one_warning_at(file: str, parts: tuple[object, ...]) -> Iterator[None]:
     with pytest.warns(DnnWarning) as caught:
         yield
     (warning,) = caught
-    # It points at who called the cache.
+    # The warning points at the cache's caller.
     assert warning.filename == file
     message = str(warning.message)
     for part in ("flag dnn.conv.cache", *parts):
@@ -91,7 +91,7 @@ def the_file(cache: PlanCache) -> Path:
 
 
 def failing(function: Any, number: int, only: Any = lambda *args: True) -> Any:
-    """Make a function of os fail with an error number where its arguments are such."""
+    """Make a function of os fail with an error number if its arguments match."""
 
     def fail(*args: Any, **kwargs: Any) -> Any:
         if only(*args):

@@ -1,4 +1,4 @@
-"""Cases and plans as the runtime library hands them to Python to be stored."""
+"""Cases and plans in the form in which the runtime library passes them to Python."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from dnnops.gpu.algorithms import parse_algorithm
 from dnnops.plans import stored as stored_choices
 
-#: What choices depend on besides the convolution.
+#: Other conditions on which choices depend, besides the convolution.
 DEVICE = {"gpu": "a GPU", "driver": "1.2.3", "cudnn": 91900}
 
 
 def case_of(**changes: Any) -> Any:
-    """A convolution as the runtime library tells it."""
+    """Return a convolution as the runtime library describes it."""
     case = stored_choices._ConvCase(
         direction=0, spatial_ndim=2, groups=1, workspace_limit=-1, fixed_scalars=1, alpha=1
     )

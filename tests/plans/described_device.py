@@ -1,9 +1,8 @@
-"""Ask cuDNN for plans of attention on a GPU that is described to it, where there is none.
+"""Ask cuDNN for attention plans for a GPU that is described to it, without a GPU.
 
-``python -m tests.plans.described_device`` reads configurations, a JSON list, and writes what it
-found for each. It is a process of its own, because cuDNN's engines are linked with the driver's
-library: without a driver, one that does nothing stands in for it, and has to be found by the
-loader.
+``python -m tests.plans.described_device`` reads configurations, a JSON list, and writes the result
+for each. It has to be a separate process, because cuDNN's engines are linked with the driver's
+library. Without a driver, the loader has to find a stub in its place.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-#: What cuDNN wants to know of a device.
+#: The device properties that cuDNN needs.
 H200 = {
     "maxGridSize": [2**31 - 1, 65535, 65535],
     "maxBlockSize": [1024, 1024, 64],
@@ -48,7 +47,7 @@ H200 = {
     "deviceName": "NVIDIA H200",
 }
 
-# Kernels are compiled, and said to be loaded.
+# Kernels are compiled, but loading them is only simulated.
 _GIVES_HANDLES = ("ModuleLoadData", "ModuleGetFunction", "LibraryLoadData", "LibraryGetKernel")
 _DOES_NOTHING = (
     *("CtxGetCurrent", "CtxGetLimit", "CtxPopCurrent", "CtxPushCurrent", "DeviceGet"),
@@ -61,7 +60,7 @@ _DOES_NOTHING = (
 
 
 def _stand_in(directory: Path) -> None:
-    """Compile a library with the functions of the driver that cuDNN's engines refer to."""
+    """Compile a library with stubs of the driver functions that cuDNN's engines use."""
     lines = [f"int cu{name}(void) {{ return 0; }}" for name in _DOES_NOTHING]
     lines += [f"int cu{name}(void **h) {{ *h = (void *)16; return 0; }}" for name in _GIVES_HANDLES]
     lines.append("int cuDriverGetVersion(int *v) { *v = 13000; return 0; }")
@@ -73,7 +72,7 @@ def _stand_in(directory: Path) -> None:
 
 
 def plans_of(configurations: list[dict[str, Any]], directory: Path) -> list[dict[str, str]]:
-    """What `describe` gives for configurations, found in another process."""
+    """Return the results of `describe` for configurations, from another process."""
     environment = dict(os.environ)
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -108,10 +107,10 @@ def describe(
     with_stats: bool = True,
     **keywords: Any,
 ) -> dict[str, str]:
-    """A plan's description, or the reason why there is none.
+    """Return a plan's description, or the reason why there is none.
 
-    `heads` and `lengths` are those of queries, and of keys and values; `depths` those of queries
-    and keys, and of values; ``heads_inside`` is for operands whose heads follow the places.
+    `heads` and `lengths` are those of queries, and of keys and values. `depths` are those of
+    queries and keys, and of values. ``heads_inside`` selects operands with heads after positions.
     """
     from dnnops.gpu.attention import GpuDnnAttention, GpuDnnAttentionGrad
     from dnnops.runtime.build import CUDNN

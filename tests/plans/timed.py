@@ -1,4 +1,4 @@
-"""What tests of choosing share: compiled functions, the tables' statistics, the stored plans."""
+"""Shared helpers for tests of selections: compiled functions, statistics, stored plans."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from tests.gpu.conv.convolutions import PAIRS, in_dtype, moved, operands, refere
 from tests.gpu.device import apply_op, check, make_node, on_gpu, rounded
 from tests.oracle import TRANSFORM_RELATIVE_ERROR, ConvCase
 
-#: Whether other processes of this test run use the device, too: then times say little.
+#: Whether other processes of this test run use the device, which makes times unreliable.
 SHARED = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1
 
 
 def compiled(op: Any, dtype: str = "float32") -> Any:
-    """A function of an Op's arrays and sizes."""
+    """Compile a function of an Op's arrays and sizes."""
     arrays = [GpuArrayType(dtype, (None,) * (op.ndim + 2))() for _ in range(2)]
     sizes = [pt.lvector()] * (op.leading - 2)
     return pytensor.function([*arrays, *sizes], op(*arrays, *sizes), mode="CVM")
 
 
 def only_row(f: Any) -> ChosenPlan:
-    """What the one convolution of a function has chosen."""
+    """Return the plan that a function with one convolution has selected."""
     (row,) = dnnops.chosen_plans(f)
     return row
 
 
 class Convolution:
-    """A case in one direction: its operands on the device, and the oracle's result."""
+    """A case in one direction, with its operands on the device and the oracle's result."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Convolution:
         arrays = in_dtype(operands(case, index), dtype)
         self.expected = reference(case, index, arrays)
         self.given = moved(arrays, dtype, memory_format)
-        synchronize()  # they may be used on any stream
+        synchronize()  # other streams may use them
 
     def op(self, **settings: Any) -> Any:
         return self.cls(**{**self.params, "memory_format": self.memory_format, **settings})
@@ -71,7 +71,7 @@ class Convolution:
     def run_on(
         self, old: np.ndarray, alpha: float = 1.0, beta: float = 1.0, **settings: Any
     ) -> tuple[Any, Any]:
-        """Add it to what is in an array, and check the result; gives both arrays."""
+        """Add the result to an array, check it, and return both arrays."""
         out = on_gpu(old, self.dtype, self.memory_format)
         result = apply_op(self.op(**settings, accumulate=True), *self.given, alpha, beta, out)
         expected = alpha * self.expected + beta * rounded(old, self.dtype)
@@ -79,7 +79,7 @@ class Convolution:
         return result, out
 
     def refusal(self, **settings: Any) -> str:
-        """Run it so; gives the words of the error if there is no such plan, else none."""
+        """Run with the plan; return the error's message if it is not supported, otherwise empty."""
         try:
             self.run(**settings)
         except DnnNotSupportedError as error:
@@ -87,25 +87,25 @@ class Convolution:
         return ""
 
     def listing(self, **settings: Any) -> PlanList:
-        """The list of all plans; to be used as a context manager."""
+        """Provide the list of all plans; to be used as a context manager."""
         output = on_gpu(np.zeros(self.expected.shape), self.dtype, self.memory_format)
         return PlanList(*make_node(self.op(**settings), *self.given), output)
 
     def plans(self, **settings: Any) -> list[ConvPlan]:
-        """The rows of all plans."""
+        """Return the rows of all plans."""
         with self.listing(**settings) as plans:
             return plans.plans
 
     def runnable(self, **settings: Any) -> dict[str, ConvPlan]:
-        """The rows of those that can be run, by name."""
+        """Return the rows of plans that can run, by name."""
         return {row.name: row for row in self.plans(**settings) if not row.reason}
 
     def check(self, out: Any, bound: float | None = None) -> None:
-        """Compare a result with the oracle's, within the bounds of FFT and Winograd's algorithm."""
+        """Compare a result with the oracle's, within the bounds of FFT and Winograd algorithms."""
         check(out, self.expected, self.dtype, bound=bound or TRANSFORM_RELATIVE_ERROR[self.dtype])
 
     def run_row(self, f: Any) -> ChosenPlan:
-        """Run a function, check its result, and give what it has chosen."""
+        """Run a function, check its result, and return its selection."""
         self.check(f(*self.given))
         return only_row(f)
 
@@ -118,7 +118,7 @@ def synchronize() -> None:
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
-    """How long a call takes, with what it leaves to the device."""
+    """Return the duration of a call, including its work on the device."""
     synchronize()
     start = time.perf_counter()
     call()
@@ -127,19 +127,19 @@ def seconds_of(call: Callable[[], Any]) -> float:
 
 
 def bits(array: Any) -> Any:
-    """A dense device array's memory, as integers to be compared."""
+    """Return the memory of a dense device array as integers."""
     import cupy
 
     return cupy.ndarray((array.nbytes // 2,), "uint16", memptr=array.data)
 
 
 def lines_of(text: str) -> list[str]:
-    """What dnn.verbose printed."""
+    """Return what dnn.verbose printed."""
     return [line for line in text.splitlines() if line.startswith("dnnops: GpuDnnConv")]
 
 
 def in_threads(count: int, work: Callable[[int], Any]) -> None:
-    """Run something in several threads; raises what one of them raises."""
+    """Run a function in several threads; reraise an exception of any thread."""
     failures: list[BaseException] = []
 
     def guarded(number: int) -> None:

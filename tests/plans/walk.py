@@ -1,4 +1,4 @@
-"""Running every plan of a convolution, and judging what it leaves behind."""
+"""Run every plan of a convolution, and check its results."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from tests.gpu.conv.convolutions import PAIRS, in_dtype, operands, reference, re
 from tests.gpu.device import apply_op, make_node, rounded
 from tests.oracle import repeat_command
 
-#: How the reason of a plan begins that is not used because its results were found to be wrong.
+#: Prefix of the reason of a plan that is rejected because its results are known to be wrong.
 KNOWN_WRONG = "known to be wrong"
-# Reasons in dnnops's own words, which are the same whoever asks.
+# Reasons that dnnops gives itself, which do not depend on the library.
 _OWN_WORDS = (KNOWN_WRONG, "not deterministic", "it ", "its workspace")
 _REFUSALS_ASKED_FOR = 3
 _REPETITIONS = 3
 _MOST_COMPLAINTS = 30
-# Before and behind an array; a multiple of the alignment of a fresh allocation.
+# Guard size before and behind an array; a multiple of the alignment of a fresh allocation.
 _GUARD = 4096
-# All bits set are a NaN in every floating-point dtype.
+# All bits set are NaN in every floating-point dtype.
 _POISON = 0xFF
-# Of plans that may refuse arrays of another alignment than they were listed for.
+# For plans that may reject arrays with another alignment than those for which they were listed.
 _REFUSED = "it is listed as runnable, but: "
 
 
 class GuardedArray:
-    """An array between two areas of NaN that nobody has to read, nor write to.
+    """An array between two areas of NaN that must not be read or written.
 
     Parameters
     ----------
     xp : module
-        CuPy, or NumPy to try it without a GPU.
+        CuPy, or NumPy for a check without a GPU.
     shape : tuple of int
     dtype : str
     memory_format : {'contiguous', 'channels_last'}
     offset : int
-        By how many elements it begins later than memory is aligned.
+        Number of elements between an aligned address and the array.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class GuardedArray:
         return view.transpose([self._order.index(axis) for axis in range(view.ndim)])
 
     def poison(self) -> None:
-        """Fill it with NaN, and what is around it."""
+        """Fill the array and its surroundings with NaN."""
         if isinstance(self.memory, np.ndarray):
             self.memory[...] = _POISON
         else:
             self.memory.data.memset_async(_POISON, self.memory.nbytes)
 
     def write(self, values: np.ndarray) -> Any:
-        """Fill it with a host array's values; gives the array."""
+        """Fill the array with a host array's values, and return it."""
         filled = np.full(self.memory.shape, _POISON, "uint8")
         self._view(filled)[...] = values
         if isinstance(self.memory, np.ndarray):
@@ -88,7 +88,7 @@ class GuardedArray:
         return self.array
 
     def read(self) -> tuple[np.ndarray, bool]:
-        """The values, on the host, and whether nothing was written beside them."""
+        """Return the values on the host, and whether the surroundings are unchanged."""
         memory = self.memory if isinstance(self.memory, np.ndarray) else self.memory.get()
         end = self._start + self._size
         guards = (memory[: self._start], memory[end:])
@@ -97,21 +97,21 @@ class GuardedArray:
 
 
 def transforms(plan: ConvPlan) -> bool:
-    """Whether a plan works on transformed operands, which rounds more: by FFT or Winograd's."""
+    """Return whether a plan transforms its operands by FFT or Winograd, which rounds more."""
     named = plan.api == "legacy" and re.search("FFT|WINOGRAD", plan.name)
     return bool(named) or any(note.startswith(("fft", "winograd")) for note in plan.notes)
 
 
-#: Engines without tensor cores that gave inexact results, within the bounds of direct algorithms,
-#: for small integers with cuDNN 9.19, as transforms do that it doesn't note.
+#: Engines without tensor cores that gave inexact results for small integers with cuDNN 9.19, within
+#: the bounds of direct algorithms. Transforms do this, but cuDNN does not note any here.
 INEXACT_ENGINES = {("forward", 4), ("grad_inputs", 5), ("grad_weights", 4), ("grad_weights", 17)}
 
 
 def is_exact(plan: ConvPlan, dtype: str) -> bool:
-    """Whether a plan has to give the exact bits for small integers.
+    """Return whether a plan must give the exact bits for small integers.
 
-    Those that work on transformed operands do not, nor those that round partial sums to a result of
-    16 bits: the legacy algorithms that add them up in it as they come, and engines whose knob 0
+    Plans that transform their operands need not. Neither do plans that round partial sums to a
+    16-bit result: the legacy algorithms that accumulate in it, and engines whose knob 0
     (CUDNN_KNOB_TYPE_SPLIT_K) splits a sum.
     """
     direction = "forward" if plan.name.endswith("_as_forward") else plan.direction
@@ -124,20 +124,20 @@ def is_exact(plan: ConvPlan, dtype: str) -> bool:
 
 
 class Judge:
-    """Says what is wrong with a plan's results.
+    """Check a plan's results, and say what is wrong.
 
     Parameters
     ----------
     expected : ndarray
-        The oracle's result, of float64.
+        The oracle's float64 result.
     output : GuardedArray
-        What the plans write to.
+        Output of the plans.
     bound : callable
-        The largest relative error of a plan that transforms its operands or not.
+        Returns the largest relative error of a plan that transforms its operands or does not.
     exact : bool
-        Whether plans that don't have to get the right bits.
+        Whether plans that do not transform must give the exact bits.
     added_to : ndarray, optional
-        What the output holds before each run; NaN if not given, which must not be read.
+        Content of the output before each run. The default is NaN, which must not be read.
     """
 
     def __init__(
@@ -152,9 +152,9 @@ class Judge:
         self.exact, self.added_to = exact, added_to
 
     def complaints(self, plan: ConvPlan, run: Callable[[], str]) -> list[str]:
-        """Run a plan some times, each on a fresh output; gives what is wrong, in words.
+        """Run a plan several times, each on a fresh output; return what is wrong, in words.
 
-        `run` gives the name of the plan that was used.
+        `run` returns the name of the plan that it used.
         """
         results = []
         found = []
@@ -200,20 +200,20 @@ class Judge:
 
 
 def _poison_workspace(size: int | None) -> None:
-    """Leave NaN in the memory that a plan's workspace will most likely be."""
+    """Fill the memory that a plan's workspace will most likely use with NaN."""
     import cupy
 
     from dnnops.gpu.base import free_workspaces
 
     free_workspaces()
-    step = 1 << 20  # as Arena::take() rounds
+    step = 1 << 20  # the rounding of Arena::take()
     if size and size <= 1 << 28:
         memory = cupy.empty(-(-size // step) * step, "uint8")
         memory.data.memset_async(_POISON, memory.nbytes)
 
 
 def _asked_for(rows: list[ConvPlan], seed: int) -> list[ConvPlan]:
-    """Refused plans to ask for by name: all that are known to be wrong, and some others."""
+    """Return rejected plans to request by name: all known to be wrong, and some others."""
     named = [row for row in rows if row.reason.startswith(_OWN_WORDS) and row.number is not None]
     wrong = [row for row in named if row.reason.startswith(KNOWN_WRONG)]
     others = [row for row in named if row not in wrong]
@@ -222,9 +222,9 @@ def _asked_for(rows: list[ConvPlan], seed: int) -> list[ConvPlan]:
 
 
 def granted(plan: ConvPlan, run: Callable[[], str]) -> list[str]:
-    """What is wrong if a refused plan is asked for by its name."""
+    """Return what is wrong if a rejected plan is requested by name."""
     try:
-        # The refusal times plans that could be used instead.
+        # The error suggests other plans, which it times first.
         with config.change_flags(dnn__conv__time_limit=1e-6):
             run()
     except DnnError as error:
@@ -235,16 +235,16 @@ def granted(plan: ConvPlan, run: Callable[[], str]) -> list[str]:
 
 
 def walk(configuration: Configuration, search_seconds: float = 0, offset: int = 0) -> list[str]:
-    """Run the plans of a configuration; gives what is wrong with them.
+    """Run the plans of a configuration; return what is wrong with them.
 
     Parameters
     ----------
     configuration : Configuration
     search_seconds : float
-        If it is not 0, the plans are those that a search this long finds beyond those listed.
+        If not 0, run the plans that a search of this length finds in addition to those listed.
     offset : int
-        By how many elements all arrays begin later than memory is aligned; the plans are still
-        those of aligned arrays, and may refuse.
+        Number of elements between an aligned address and each array. The plans are still those
+        of aligned arrays, and may reject these.
     """
     import cupy
 
@@ -312,7 +312,7 @@ def _judge(configuration: Configuration, arrays: list[np.ndarray], output: Guard
 
 
 def _listed(op: Any, operands: list[Any], search_seconds: float) -> list[ConvPlan]:
-    """The plans of an Op for operands of which the last one is the output."""
+    """Return the plans of an Op for operands, of which the last is the output."""
     from dnnops.plans.gpu import PlanList
 
     with PlanList(*make_node(op, *operands), operands[-1]) as listing:
@@ -334,7 +334,7 @@ def _changed(given: list[GuardedArray], arrays: list[np.ndarray], dtype: str) ->
 
 
 def report(configuration: Configuration, found: list[str]) -> str:
-    """The message of a failed walk: what is wrong with which plan, and how to repeat it."""
+    """Return the message of a failed run: what is wrong with which plan, and how to repeat it."""
     shown = found[:_MOST_COMPLAINTS]
     if len(found) > len(shown):
         shown.append(f"and {len(found) - len(shown)} more")

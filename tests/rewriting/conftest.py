@@ -1,4 +1,4 @@
-"""Settings that tests of rewrites share."""
+"""Shared settings of the tests of rewrites."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ import pytest
 
 @pytest.fixture
 def float32_numbers() -> Iterator[None]:
-    """``1e-4`` is a float32 beside one."""
+    """Make constants such as ``1e-4`` float32 in float32 expressions."""
     with pytensor.config.change_flags(floatX="float32"):
         yield

@@ -1,4 +1,4 @@
-"""Theano's names, installed for one test."""
+"""Install Theano's names for one test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dnnops.theano import flags
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
-    """No flags of Theano's from this machine, and all as it was after a test."""
+    """Hide this machine's Theano flags, and restore everything after a test."""
     monkeypatch.setenv("THEANORC", str(tmp_path / "theanorc"))
     monkeypatch.delenv("THEANO_FLAGS", raising=False)
     monkeypatch.delenv("DNNOPS_FLAGS", raising=False)
@@ -33,7 +33,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[None]:
 
 @pytest.fixture
 def theano() -> Any:
-    """The module ``theano``; functions compile without C, for speed."""
+    """Return the module ``theano``; functions compile without C, for speed."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "PyTensor could not link to a BLAS installation")

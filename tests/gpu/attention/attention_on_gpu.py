@@ -1,4 +1,4 @@
-"""Running attention on a GPU in tests, against the abstract Ops' NumPy in float64."""
+"""Run attention on a GPU, and compare it with the abstract Ops' NumPy in float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.oracle import RELATIVE_ERROR, UNIT
 
 @dataclass(frozen=True)
 class Form:
-    """What a plan is made for."""
+    """Properties of a call that determine its plan."""
 
     dtype: str = "float16"
     batch: int = 2
@@ -39,7 +39,7 @@ class Form:
 
 
 def random_form(rng: np.random.Generator) -> Form:
-    """Draw a form: any sizes, mostly those that networks have."""
+    """Return a strategy for forms of any sizes, mostly those of real networks."""
     group, shared = int(rng.choice([1, 1, 2, 3])), int(rng.integers(1, 3))
     length = int(rng.choice([1, 2, 17, 64, 100, 128, 150]))
     depth = int(rng.choice([8, 32, 40, 64, 64, 80, 128, 192, 256, 5, 20]))
@@ -61,7 +61,7 @@ def random_form(rng: np.random.Generator) -> Form:
 
 
 def _laid_out(array: np.ndarray, dtype: str, layout: str) -> Any:
-    """Copy an array to the device, with its heads inside, or as a part of a wider one."""
+    """Copy an array to the device, with heads innermost or as part of a wider array."""
     import cupy
 
     n, heads, rows, depth = array.shape
@@ -75,7 +75,7 @@ def _laid_out(array: np.ndarray, dtype: str, layout: str) -> Any:
 
 @dataclass
 class Data:
-    """Operands of a form: as float64 for the oracle, and on the device."""
+    """Operands of a form: in float64 for the oracle, and on the device."""
 
     form: Form
     seed: int
@@ -108,7 +108,7 @@ class Data:
         self.gout = normal(n, heads, rows, form.depths[1])
 
     def on_device(self) -> list[Any]:
-        """The operands, in the form's dtype and layout."""
+        """Return the operands, in the form's dtype and layout."""
         import cupy
 
         moved = []
@@ -122,9 +122,9 @@ class Data:
         return moved
 
     def expected(self) -> list[np.ndarray]:
-        """The output, the statistics and the three gradients, in float64.
+        """Return the output, the statistics and the three gradients, in float64.
 
-        They are computed once: `given` is not to be changed afterwards.
+        They are computed once, so `given` must not change afterwards.
         """
         if self._expected:
             return self._expected
@@ -138,7 +138,7 @@ class Data:
 
 
 def uniform_operands(data: Data, largest: float) -> Data:
-    """Give query, key and value other values, which are spread evenly; `data` has them then."""
+    """Replace query, key and value by evenly spread values; changes `data`."""
     rng = np.random.default_rng(data.seed)
     for name in ("query", "key", "value"):
         shape = data.given[name].shape
@@ -154,7 +154,7 @@ def _perform(op: Any, arrays: list[Any]) -> list[Any]:
 
 
 def apply_all(op: Any, *operands: Any) -> list[Any]:
-    """Apply an Op to device arrays, and run `perform`; gives all device arrays."""
+    """Apply an Op to device arrays, run `perform`, and return all device arrays."""
     node, values = make_node(op, *operands)
     storage: list[list[Any]] = [[None] for _ in node.outputs]
     node.op.perform(node, values, storage)
@@ -162,19 +162,19 @@ def apply_all(op: Any, *operands: Any) -> list[Any]:
 
 
 class GradientByKernel(GpuDnnAttentionGrad):
-    """The gradient of short sequences by the kernel of dnnops, whatever the shapes."""
+    """Use dnnops' kernel for the gradient of short sequences, whatever the shapes."""
 
     path = 1
 
 
 class GradientByCudnn(GpuDnnAttentionGrad):
-    """cuDNN computes the gradient, whatever the shapes."""
+    """Use cuDNN for the gradient, whatever the shapes."""
 
     path = 2
 
 
 def run_on_gpu(data: Data, gradient: type[GpuDnnAttentionGrad] = GpuDnnAttentionGrad) -> list[Any]:
-    """Compute what `Data.expected` gives on the device, the gradients with a class of Ops."""
+    """Compute the results of `Data.expected` on the device, the gradients with a class of Ops."""
     form, operands = data.form, data.on_device()
     forward = apply_all(GpuDnnAttention(form.scale, form.is_causal, form.optional), *operands)
     grad = gradient(
@@ -185,7 +185,7 @@ def run_on_gpu(data: Data, gradient: type[GpuDnnAttentionGrad] = GpuDnnAttention
 
 
 def run_without_stats(data: Data) -> Any:
-    """The output alone, on cuDNN: a device array."""
+    """Return only the output, computed by cuDNN, as a device array."""
     form = data.form
     op = GpuDnnAttention(form.scale, form.is_causal, form.optional, with_stats=False)
     (out,) = apply_all(op, *data.on_device())
@@ -196,9 +196,9 @@ RESULTS = ("out", "stats", "dquery", "dkey", "dvalue")
 
 
 def errors(data: Data, results: list[Any]) -> dict[str, float]:
-    """Each result's ||difference||, in parts of what is allowed: those over 1 are wrong.
+    """Return each result's ||difference|| as a fraction of the bound; above 1 it is wrong.
 
-    Gradients are differences of products with the output's gradient: what is rounded are those.
+    Gradients are differences of products with the output's gradient, and these are rounded.
     """
     dtype = data.form.dtype
     arrays = [np.abs(data.given[o]).max(initial=0) for o in ("query", "key", "value")]

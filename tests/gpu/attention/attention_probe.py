@@ -1,10 +1,9 @@
-"""What cuDNN's attention does on this machine's GPU: ``python -m
-tests.gpu.attention.attention_probe``.
+"""Examine cuDNN's attention: ``python -m tests.gpu.attention.attention_probe``.
 
-For each of many configurations, a line: cuDNN's plans forward and backward, the results' errors in
-parts of what the tests allow, and the time of a call on the device. One configuration that fails
-says why, and the next ones run. ``--times`` leaves the comparison out and takes large operands.
-``--launches`` only lists what a call puts on the device: the nodes of a CUDA graph.
+For each of many configurations, print a line: cuDNN's plans forward and backward, the results'
+errors as fractions of the tests' bounds, and the device time of a call. If a configuration fails,
+its line has the reason, and the next ones still run. ``--times`` skips the comparison and uses
+large operands. ``--launches`` only lists the nodes of a call's CUDA graph.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tests.plans.described_device import describe
 
 
 def small_forms() -> Iterator[Form]:
-    """One after the other, everything that makes a difference."""
+    """Yield forms that vary each property in turn."""
     base = Form(batch=2, heads=(4, 4), lengths=(128, 128), depths=(64, 64))
     yield base
     changes: list[dict[str, Any]] = [{"depths": (d, d)} for d in (8, 20, 32, 40, 80, 96, 128)]
@@ -47,7 +46,7 @@ def small_forms() -> Iterator[Form]:
 
 
 def large_forms() -> Iterator[Form]:
-    """Those of the benchmark, as far as they differ for cuDNN."""
+    """Return the benchmark's forms, as far as they differ for cuDNN."""
     for dtype in ("float16", "bfloat16"):
         for depth, heads in ((64, (16, 16)), (128, (16, 16)), (128, (32, 8)), (256, (8, 8))):
             for is_causal in (False, True):
@@ -59,13 +58,13 @@ def large_forms() -> Iterator[Form]:
 
 
 def milliseconds(op: Any, operands: list[Any]) -> float:
-    """The device's time of a call, without the host's: of a CUDA graph."""
+    """Return the device time of a call without the host's cost, measured with a CUDA graph."""
     import cupy
 
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with stream:
-        # Memory for several results: none can be had while work is captured.
+        # Memory for several results, because none can be allocated during capture.
         kept = [apply_all(op, *operands) for _ in range(3)]
         del kept
         stream.begin_capture()
@@ -85,7 +84,7 @@ def milliseconds(op: Any, operands: list[Any]) -> float:
 
 
 def launches(op: Any, operands: list[Any]) -> list[str]:
-    """What a call puts on the device: a line for each node of its CUDA graph."""
+    """Return a line for each node of a call's CUDA graph."""
     import cupy
 
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -97,14 +96,14 @@ def launches(op: Any, operands: list[Any]) -> list[str]:
         kept = apply_all(op, *operands)
         graph = stream.end_capture()
     stream.synchronize()
-    written = graph.debug_dot_str(1)  # with all that is known of a node
+    written = graph.debug_dot_str(1)  # with all details of the nodes
     del kept
     labels = re.findall(r'label\s*=\s*"((?:[^"\\]|\\.)*)"', written, re.DOTALL)
     return [" ".join(label.split())[:400] for label in labels] or [written]
 
 
 def report_launches() -> None:
-    """Print what plain attention launches, with statistics, without them, and its gradient."""
+    """Print the launches of plain attention, with and without statistics, and of its gradient."""
     for sizes in (
         {"batch": 64, "heads": (12, 12), "lengths": (197, 197)},
         {"batch": 4, "heads": (16, 16), "lengths": (1024, 1024)},
@@ -127,7 +126,7 @@ def report_launches() -> None:
 
 
 def plans(form: Form) -> str:
-    """The plans forward and backward: of an H200, which cuDNN is told of."""
+    """Return the plans forward and backward for an H200, which is described to cuDNN."""
     options: dict[str, Any] = {
         "dtype": form.dtype,
         "batch": form.batch,
@@ -146,7 +145,7 @@ def plans(form: Form) -> str:
 
 
 def report(form: Form, compares: bool, shows_plans: bool) -> bool:
-    """Print a form's line; tell whether it is as it should be."""
+    """Print a form's line, and return whether its results are right."""
     words = ", ".join(
         f"{field.name}={getattr(form, field.name)}"
         for field in dataclasses.fields(form)

@@ -1,7 +1,7 @@
-"""Random convolutions of every kind that cuDNN has special engines for, the same in each process.
+"""Random convolutions of every kind for which cuDNN has special engines, reproducible by seed.
 
-A configuration follows from the session's seed and its number alone. Over 40 numbers each
-direction meets each dtype in each memory format, and each kind of convolution comes up.
+A configuration depends only on the session's seed and its number. Any 40 consecutive numbers
+combine each direction with each dtype and memory format, and cover every kind of convolution.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.oracle import RELATIVE_ERROR, SEED, TRANSFORM_RELATIVE_ERROR, ConvCas
 COUNT = 40
 _FACTORS = ((1.0, 0.0),) * 4 + ((2.0, 1.0), (-0.5, 0.25))
 
-#: Keys of the oracle's bounds: a dtype, or float32 computed in TF32.
+#: Keys of the oracle's bounds: a dtype, or TF32 for float32 computed with it.
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16", "float64")
 MEMORY_FORMATS = ("contiguous", "channels_last")
 _COMBINATIONS = list(itertools.product(range(len(DIRECTIONS)), PRECISIONS, MEMORY_FORMATS))
@@ -27,7 +27,7 @@ _COMBINATIONS = list(itertools.product(range(len(DIRECTIONS)), PRECISIONS, MEMOR
 
 @dataclass(frozen=True)
 class Configuration:
-    """A convolution, and how it is to be computed."""
+    """A convolution with its dtype, memory formats and other settings."""
 
     number: int
     kind: str
@@ -36,7 +36,7 @@ class Configuration:
     precision: str
     memory_format: str
     integers: bool
-    #: Alpha and beta: of the convolution and of what the output held before.
+    #: Alpha and beta: the factors of the convolution and of the output's previous values.
     factors: tuple[float, float]
 
     @property
@@ -45,12 +45,12 @@ class Configuration:
 
     @property
     def dtype(self) -> str:
-        """Of all arrays."""
+        """Return the dtype of all arrays."""
         return "float32" if self.precision == "tf32" else self.precision
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Keyword arguments of the Op."""
+        """Return keyword arguments of the Op."""
         return {
             **self.case.params,
             "memory_format": self.memory_format,
@@ -58,7 +58,7 @@ class Configuration:
         }
 
     def bound(self, transforms: bool) -> float:
-        """The largest relative error, of a plan that transforms its operands or not."""
+        """Return the largest relative error, for plans that transform their operands or do not."""
         bounds = TRANSFORM_RELATIVE_ERROR if transforms else RELATIVE_ERROR
         return bounds[self.precision]
 
@@ -68,7 +68,7 @@ def _one_of(rng: np.random.Generator, choices: Sequence[Any]) -> Any:
 
 
 def _between(rng: np.random.Generator, low: int, high: int, count: int) -> tuple[int, ...]:
-    """Numbers from `low` to `high`, both included."""
+    """Return a strategy for integers from `low` to `high`, inclusive."""
     return tuple(int(n) for n in rng.integers(low, high + 1, size=count))
 
 
@@ -83,7 +83,7 @@ def _fitted(
     groups: int = 1,
     flip: bool | None = None,
 ) -> ConvCase:
-    """A case whose image is larger than the filters by `extra`, of `channels` in each group."""
+    """Return a case with an image larger than the filters by `extra`, and `channels` per group."""
     ndim = len(kernel)
     dilation = dilation or (1,) * ndim
     if border is None:
@@ -105,7 +105,7 @@ _EIGHTS = (8, 16, 32, 64)
 
 
 def _eights(rng: np.random.Generator) -> tuple[int, int]:
-    """Channels that tensor cores take."""
+    """Use numbers of channels that tensor cores support."""
     return _one_of(rng, _EIGHTS), _one_of(rng, _EIGHTS)
 
 
@@ -149,7 +149,7 @@ def _pointwise(rng: np.random.Generator) -> ConvCase:
 
 
 def _whole_image(rng: np.random.Generator) -> ConvCase:
-    """Filters as large as the image: each result is one inner product."""
+    """Use filters as large as the image, so that each result is one inner product."""
     kernel = _between(rng, 2, 7, 2)
     return _fitted(rng, kernel, (0, 0), _eights(rng), border="valid", flip=False)
 
@@ -167,7 +167,7 @@ def _three_axes(rng: np.random.Generator) -> ConvCase:
 
 
 def _odd(rng: np.random.Generator) -> ConvCase:
-    """Sizes that no vector instruction likes."""
+    """Use sizes that do not suit vector instructions."""
     channels = _one_of(rng, (1, 3, 5, 13)), _one_of(rng, (1, 3, 7, 11))
     kernel, stride = _between(rng, 1, 4, 2), _between(rng, 1, 3, 2)
     dilation = _between(rng, 1, 2, 2)
@@ -190,13 +190,13 @@ KINDS: dict[str, Callable[[np.random.Generator], ConvCase]] = {
 
 
 def configuration_id(number: int) -> str:
-    """The name of a test of a configuration: the same for all seeds."""
+    """Return the test id of a configuration, which is the same for all seeds."""
     index, precision, memory_format = _COMBINATIONS[number % len(_COMBINATIONS)]
     return f"{number}-{DIRECTIONS[index]}-{precision}-{memory_format}"
 
 
 def make_configuration(number: int, seed: int = SEED) -> Configuration:
-    """Make a configuration from its number and the session's seed."""
+    """Return the configuration for a number and the session's seed."""
     names = [*KINDS] * -(-COUNT // len(KINDS))
     kind = str(np.random.default_rng(seed).permutation(names)[number % len(names)])
     rng = np.random.default_rng([seed, number])

@@ -1,4 +1,4 @@
-"""Convolutions on a GPU and on the oracle: operands of any direction, dtype and memory format."""
+"""Run convolutions on a GPU and with the oracle, in any direction, dtype and memory format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 from tests.gpu.device import on_gpu, rounded
 from tests.oracle import ConvCase, run_op
 
-#: The Ops on cuDNN with the abstract ones, by direction.
+#: The cuDNN Ops with the corresponding abstract Ops, by direction.
 PAIRS = (
     (GpuDnnConv, Conv),
     (GpuDnnConvGradI, ConvGradInputs),
@@ -23,7 +23,7 @@ every_op = pytest.mark.parametrize("index", range(3), ids=NAMES)
 
 
 def operands(case: ConvCase, index: int, integers: bool = False) -> tuple:
-    """The Op's arrays, in float64, and sizes."""
+    """Return the Op's arrays, in float64, and its sizes."""
     img, kern, top = case.arrays("float64", integers)
     return (
         (img, kern),
@@ -33,27 +33,27 @@ def operands(case: ConvCase, index: int, integers: bool = False) -> tuple:
 
 
 def result_shape(case: ConvCase, index: int) -> tuple[int, ...]:
-    """The shape of what the Op computes."""
+    """Return the shape of the Op's result."""
     return (case.top_shape, case.img_shape, case.kern_shape)[index]
 
 
 def in_dtype(arrays: tuple, dtype: str) -> list[np.ndarray]:
-    """The arrays' values in a dtype, as float64; sizes as they are."""
+    """Round the arrays' values to a dtype and return them as float64; sizes stay as they are."""
     return [rounded(a, dtype) if a.dtype.kind == "f" else a for a in arrays]
 
 
 def moved(arrays: Any, dtype: str, memory_format: str = "contiguous") -> list:
-    """The arrays on the device; sizes as they are."""
+    """Copy the arrays to the device; sizes stay as they are."""
     return [on_gpu(a, dtype, memory_format) if a.dtype.kind == "f" else a for a in arrays]
 
 
 def reference(case: ConvCase, index: int, arrays: Any) -> np.ndarray:
-    """The oracle's result."""
+    """Return the oracle's result."""
     return run_op(PAIRS[index][1](**case.params), *arrays)
 
 
 def large_case(**params: Any) -> ConvCase:
-    """A convolution of which algorithms differ in workspace and speed."""
+    """Return a convolution whose algorithms differ in workspace and speed."""
     return ConvCase(
         **{
             "img_shape": (8, 32, 30, 30),

@@ -1,4 +1,4 @@
-"""The plans of the depthwise kernels as the runtime library describes them, without a GPU."""
+"""Plans of the depthwise kernels as the runtime library describes them; needs no GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CAPACITY = 16
 
 
 class Params(ctypes.Structure):
-    """``DepthwiseParams``."""
+    """The struct ``DepthwiseParams``."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("source", "other", "result", "partial")),
@@ -58,23 +58,23 @@ class _Row(ctypes.Structure):
 
 @dataclass
 class Plan:
-    """A plan: how its kernels are compiled and launched."""
+    """A plan, with the constants of its kernels and how to launch them."""
 
     name: str
     options: str
     workspace: int
-    #: Name, blocks, threads of a block, bytes of shared memory.
+    #: Name, blocks, threads per block, bytes of shared memory.
     launches: list[tuple[str, int, int, int]]
     params: Params
 
 
 def depthwise_plans(op: Any, inputs: list[Any], output: _Tensor) -> list[Plan]:
-    """The plans of a convolution Op's call; inputs are described arrays, or NumPy's.
+    """Return the plans of a call of a convolution Op; inputs are descriptions or NumPy arrays.
 
     Raises
     ------
     DnnError
-        If the Op was given one of these plans, and it can't run.
+        If the Op requests one of these plans, and it cannot run.
     """
     inputs = [np.asarray(x) if not isinstance(x, _Tensor) else x for x in inputs]
     described = [x if isinstance(x, _Tensor) else host_tensor(x) for x in inputs]

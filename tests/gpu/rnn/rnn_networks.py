@@ -1,4 +1,4 @@
-"""Recurrent networks on a device, and what they are compared with."""
+"""Run recurrent networks on a device, and compare them with references."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from tests.gpu.device import host, make_node, on_gpu, poison, restrided, rounded
 from tests.nnet.rnn.rnn_cases import RNNCase, run_op
 from tests.oracle import RELATIVE_ERROR, UNIT
 
-#: The standard deviation of a case's parameters.
+#: Standard deviation of a case's parameters.
 CASE_SCALE = 0.5
 
 
-#: Of a relu, in 16 bits: rounding of its terms, which are of some units, moves it by so much.
+#: Bound on the change of a ReLU's 16-bit input by rounding of its terms, which are a few units.
 NEAR_ZERO = {"bfloat16": 2.0**-5, "float16": 2.0**-8, "float32": 2.0**-20, "float64": 2.0**-40}
 
 
 def usual_scale(case: RNNCase) -> float:
-    """That of a network that is trained: much larger ones amplify rounding from step to step."""
+    """Return a standard deviation typical of trained networks; larger ones amplify rounding."""
     return case.hidden_size**-0.5
 
 
 def with_numbers(case: RNNCase, least: int) -> RNNCase | None:
-    """Multiply the batch, so that even a last state has so many numbers; None of few parameters.
+    """Enlarge the batch until a last state has `least` numbers; None with fewer parameters.
 
-    A bound on a norm is one on the usual rounding, and of few numbers any may have several times
-    that.
+    A bound on a norm bounds the usual rounding. Among few numbers, any may be several times that.
     """
     if case.forward.layout.param_size(case.input_size) < least:
         return None
@@ -39,9 +38,9 @@ def with_numbers(case: RNNCase, least: int) -> RNNCase | None:
 
 
 def relative_error(out: np.ndarray, reference: np.ndarray) -> float:
-    """Return the norm of the difference, relative to the reference's or to 0.3 an element.
+    """Return the norm of the difference, relative to the reference's or to 0.3 per element.
 
-    What is small is often the sum of large terms that cancel.
+    Small results are often sums of large terms that cancel.
     """
     if reference.size == 0:
         return 0.0
@@ -50,11 +49,11 @@ def relative_error(out: np.ndarray, reference: np.ndarray) -> float:
 
 
 def check(out: Any, reference: np.ndarray, bound: float, words: str) -> None:
-    """Compare by the relative error."""
+    """Check the relative error of a result."""
     out = host(out)
     assert out.shape == reference.shape, f"{words}: shape {out.shape}, not {reference.shape}"
     error = relative_error(out, reference)
-    # Written so that NaN fails.
+    # Negated, so that NaN fails.
     assert error <= bound, (
         f"{words}: relative error {error:.3g} > {bound:.3g}; largest difference "
         f"{np.max(np.abs(out - reference)):.3g} at "
@@ -64,10 +63,10 @@ def check(out: Any, reference: np.ndarray, bound: float, words: str) -> None:
 
 
 class Network:
-    """A case with operands in a dtype: run on the device, and by the oracle."""
+    """A case with operands in a dtype, to be run on the device and with the oracle."""
 
     def __init__(self, case: RNNCase, dtype: str, scale: float | None = None):
-        """`scale` is the parameters' standard deviation, if not that of the case."""
+        """Draw operands; `scale` replaces the standard deviation of the case's parameters."""
         self.case, self.dtype = case, dtype
         self.forward = GpuDnnRNNForward(**case.network)
         self.backward = GpuDnnRNNBackward(**case.network)
@@ -80,7 +79,7 @@ class Network:
         self.tops = [rounded(rng.standard_normal(e.shape), dtype) for e in self.expected[:-1]]
 
     def on_device(self, arrays: Any, rng: np.random.Generator | None = None) -> list[Any]:
-        """Arrays on the device, integers as they are; with `rng`, in any strides."""
+        """Return arrays on the device, with random strides if `rng` is given; keep integers."""
         moved = [on_gpu(a, self.dtype) if a.dtype.kind == "f" else a for a in arrays]
         if rng is None:
             return moved
@@ -95,9 +94,9 @@ class Network:
         return run_node(node, values)
 
     def is_determined(self) -> bool:
-        """Whether the operands, changed by half of their last digit, leave results in the bounds.
+        """Return whether results stay within the bounds if operands change by half of a last digit.
 
-        What rounding of the operands moves further no computation in their dtype can be held to.
+        Otherwise, no computation in the operands' dtype can be required to meet the bounds.
         """
         rng = np.random.default_rng(self.case.seed + 2)
 
@@ -110,7 +109,7 @@ class Network:
 
         near = changed(self.operands)
         others = run_op(self.case.forward, *near)
-        # As `check` does, which gives the gradients of plain units the output that they go by.
+        # Like `check`, give the gradients of plain units the output on which they depend.
         y = self.expected[0] if self.case.rnn_mode in ("rnn_relu", "rnn_tanh") else others[0]
         gradients = run_op(self.case.backward, *near, y, others[-1], *changed(self.tops))
         pairs = [
@@ -127,14 +126,14 @@ class Network:
             check(out, ref, RELATIVE_ERROR[self.dtype], self.words(name))
 
     def expected_gradients(self, y: np.ndarray) -> list[np.ndarray]:
-        """The oracle's, for a forward pass that gave `y`."""
+        """Return the oracle's gradients for a forward pass with the result `y`."""
         return run_op(self.case.backward, *self.operands, y, self.expected[-1], *self.tops)
 
     def likely_signs(self, gradients: list[Any], y: np.ndarray) -> np.ndarray:
-        """Change outputs of relus to zero, or from zero, where that fits the gradients better.
+        """Change ReLU outputs to zero, or from zero, if that matches the gradients better.
 
-        Only of those so near zero that rounding decides; cuDNN's backward pass does not go by what
-        its forward pass has written.
+        Change only outputs so near zero that rounding decides. cuDNN's backward pass does not use
+        the values that its forward pass has written.
         """
         layout = self.forward.layout
         biases = layout.pseudo_layers(self.case.input_size)[0].input_biases
@@ -156,7 +155,7 @@ class Network:
 
         least, places = error(y), list(zip(*np.nonzero(near), strict=True))
         while places:
-            # The best first: what a flip changes shows only where those that change more are right.
+            # The best first: the effect of a flip shows only after those with larger effects.
             found, at = min((error(flipped(y, at)), at) for at in places)
             if not found < least:
                 break
@@ -179,15 +178,15 @@ class Network:
             compare(self.likely_signs(gradients, y))
 
     def check(self, rng: np.random.Generator | None = None) -> None:
-        """Compare both passes; operands may have any strides."""
+        """Check both passes; operands may have random strides."""
         given = self.on_device(self.operands, rng)
         results = self.run(self.forward, *given)
         self.check_forward(results[:-1])
         gradients = self.run(
             self.backward, *given, results[0], results[-1], *self.on_device(self.tops, rng)
         )
-        # The gradient of a plain unit goes by its output: whether that is zero, or by 1 - y**2,
-        # in which rounding of y to 16 bits shows where y is near 1.
+        # The gradient of a plain unit depends on its output: on whether it is zero, or on 1 - y**2,
+        # in which the rounding of y to 16 bits shows if y is near 1.
         y = results[0] if self.case.rnn_mode in ("rnn_relu", "rnn_tanh") else None
         self.check_backward(gradients, y)
 
@@ -199,9 +198,9 @@ def run_node(node: Apply, values: list[Any]) -> list[Any]:
 
 
 def of_one_layer(case: RNNCase, dtype: str) -> RNNCase:
-    """Rounding decides the sign of what is nearly zero, and with it a relu's gradient.
+    """Rounding decides the sign of outputs near zero, and with it a ReLU's gradient.
 
-    Of the last layer the oracle is told the signs.
+    The oracle receives the signs of the last layer.
     """
     half = dtype in ("float16", "bfloat16")
     return replace(case, num_layers=1) if half and case.rnn_mode == "rnn_relu" else case

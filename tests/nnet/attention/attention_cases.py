@@ -13,7 +13,7 @@ from tests.oracle import normal
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes, parameters and which operands there are."""
+    """Sizes, parameters, and which operands exist."""
 
     batch: int
     heads: int
@@ -32,18 +32,18 @@ class Case:
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """The names of the operands that need not be there."""
+        """Return the names of the optional operands."""
         given = {"mask": self.mask is not None}
         given |= {"query_lengths": self.query_lengths, "key_lengths": self.key_lengths}
         return tuple(name for name, is_given in given.items() if is_given)
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Keyword arguments of the Ops."""
+        """Return keyword arguments of the Ops."""
         return {"scale": self.scale, "is_causal": self.is_causal, "optional": self.optional}
 
     def arrays(self, dtype: str = "float64") -> tuple[list[np.ndarray], np.ndarray]:
-        """Return all operands, and a gradient by the output."""
+        """Return all operands, and a gradient with respect to the output."""
         rng = np.random.default_rng(self.seed)
         query_heads = self.heads * self.group
         arrays = [
@@ -65,7 +65,7 @@ class Case:
         return arrays, normal(rng, (*sizes[:3], self.value_depth), dtype)
 
     def seen(self, optional: list[np.ndarray]) -> np.ndarray:
-        """Which keys each query sees, as a bool array of all scores."""
+        """Return which keys each query sees, as a bool array of the scores' shape."""
         sizes = (self.batch, self.heads * self.group, self.queries, self.keys)
         seen = np.ones(sizes, bool)
         for name, array in zip(self.optional, optional, strict=True):
@@ -81,7 +81,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, max_length: int = 6, masks: Any = (None, "bool", "float")) -> Case:
-    """Strategy of `Case`."""
+    """Return a strategy for `Case`."""
     return Case(
         batch=draw(st.integers(1, 3)),
         heads=draw(st.integers(1, 3)),

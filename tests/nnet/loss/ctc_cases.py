@@ -1,4 +1,4 @@
-"""Random batches for the tests of the CTC loss, and the loss by counting all paths."""
+"""Random batches for the tests of the CTC loss, and the loss computed by counting all paths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 @dataclass(frozen=True)
 class Case:
-    """A batch of which each label fits its sequence."""
+    """A batch in which each label fits its sequence."""
 
     steps: int
     batch: int
@@ -41,7 +41,7 @@ class Case:
 
 
 def needed(label: list[int]) -> int:
-    """How many steps a label takes at least."""
+    """Return the least number of steps for a label."""
     return len(label) + sum(a == b for a, b in pairwise(label))
 
 
@@ -55,7 +55,7 @@ def cases(
     scales: Any = (1.0,),
     min_steps: int = 1,
 ) -> Case:
-    """Strategy of `Case`."""
+    """Return a strategy for `Case`."""
     return Case(
         steps=draw(st.integers(min_steps, max_steps)),
         batch=draw(st.integers(1, max_batch)),
@@ -67,12 +67,12 @@ def cases(
 
 
 def spelled(path: tuple[int, ...]) -> list[int]:
-    """What a path of classes spells: repeats are one symbol, blanks are none."""
+    """Return the label of a path of classes: merge repeats, then drop blanks."""
     return [symbol for symbol, _ in groupby(path) if symbol != 0]
 
 
 def cost_of_paths(activations: np.ndarray, label: list[int]) -> tuple[float, np.ndarray]:
-    """Add up the probabilities of all paths of one sequence; return the cost and its gradient."""
+    """Return the cost and gradient of a sequence from the sum of all paths' probabilities."""
     softmax = np.exp(activations) / np.exp(activations).sum(axis=1, keepdims=True)
     total, counts = 0.0, np.zeros_like(activations)
     steps = np.arange(len(activations))
@@ -87,7 +87,7 @@ def cost_of_paths(activations: np.ndarray, label: list[int]) -> tuple[float, np.
 def torch_loss(
     torch: Any, activations: np.ndarray, labels: np.ndarray, lengths: Any, label_lengths: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """PyTorch's costs and the gradient of their sum."""
+    """Return PyTorch's costs and the gradient of their sum."""
     leaf = torch.tensor(activations, requires_grad=True)
     loss = torch.nn.functional.ctc_loss(
         leaf.log_softmax(2),

@@ -1,4 +1,4 @@
-"""Cases of batch normalization, and what it has to be, in plain NumPy."""
+"""Cases of batch normalization, and the expected results in plain NumPy."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tests.oracle import (
     normal,
 )
 
-#: The dtypes of data and parameters.
+#: Dtypes of data and parameters.
 DTYPES = [
     ("float64", "float64"),
     ("float32", "float32"),
     ("float16", "float16"),
     ("float16", "float32"),
 ]
-#: Relative to values of about 1; an average of positive and negative ones can be next to nothing.
+#: Absolute tolerances for values of about 1, because averages may be near zero.
 TOLERANCE = {"float64": 1e-11, "float32": 3e-5, "float16": 4e-3}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A batch normalization whose shapes and axes fit together."""
+    """A batch normalization with consistent shapes and axes."""
 
     shape: tuple[int, ...]
     axes: Any
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def canonical(self) -> tuple[int, ...]:
-        """The axes by number."""
+        """Return the axes as numbers."""
         if self.axes == "per-activation":
             return (0,)
         if self.axes == "spatial":
@@ -51,18 +51,18 @@ class Case:
 
     @property
     def full_shape(self) -> tuple[int, ...]:
-        """The shape of the parameters' results."""
+        """Return the shape of statistics in results."""
         return tuple(1 if i in self.canonical else n for i, n in enumerate(self.shape))
 
     @property
     def parameter_shape(self) -> tuple[int, ...]:
-        """The shape of the parameters."""
+        """Return the shape of the parameters."""
         kept = tuple(n for i, n in enumerate(self.shape) if i not in self.canonical)
         return self.full_shape if self.full_rank else kept
 
     @property
     def count(self) -> int:
-        """How many elements a statistic is over."""
+        """Return the number of elements per statistic."""
         return int(np.prod([self.shape[axis] for axis in self.canonical]))
 
     def arrays(self, dtype: str = "float64", parameter_dtype: str = "float64") -> list[np.ndarray]:
@@ -73,7 +73,7 @@ class Case:
         return [x, scale, bias, mean, rng.uniform(0.1, 2, mean.shape).astype(parameter_dtype)]
 
     def groups(self, x: np.ndarray) -> np.ndarray:
-        """Bring data or parameters to (groups, elements of a group), in float64."""
+        """Reshape data or parameters to (groups, elements of a group), in float64."""
         x = np.asarray(x, dtype="float64")
         if x.ndim == len(self.shape):
             kept = [i for i in range(x.ndim) if i not in self.canonical]
@@ -82,7 +82,7 @@ class Case:
         return x.reshape(groups, x.size // groups)
 
     def ungroup(self, x: np.ndarray) -> np.ndarray:
-        """Bring (groups, elements of a group) to the shape of the data, or of parameters."""
+        """Reshape (groups, elements of a group) to the shape of the data, or of parameters."""
         kept = [i for i in range(len(self.shape)) if i not in self.canonical]
         order = [*kept, *self.canonical]
         shape = self.shape if x.shape[1] == self.count else self.full_shape
@@ -93,7 +93,7 @@ class Case:
 
 @st.composite
 def cases(draw, max_ndim: int = 5, max_size: int = 4, min_count: int = 1):
-    """Strategy of `Case`."""
+    """Return a strategy for `Case`."""
     shape = tuple(draw(st.lists(st.integers(1, max_size), min_size=1, max_size=max_ndim)))
     ndim = len(shape)
     axes = draw(
@@ -110,7 +110,7 @@ def cases(draw, max_ndim: int = 5, max_size: int = 4, min_count: int = 1):
         shape,
         axes,
         draw(st.booleans()),
-        # Not so small that the rounding of almost equal elements is made large.
+        # Large enough not to amplify the rounding of almost equal elements.
         draw(st.floats(0.01, 1)),
         draw(st.floats(0, 1)),
         draw(st.integers(0, 2**32 - 1)),
@@ -123,7 +123,7 @@ def cases(draw, max_ndim: int = 5, max_size: int = 4, min_count: int = 1):
 
 
 def reference(case: Case, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """Compute what training gives: statistics in the shape of the parameters."""
+    """Return the expected training results, with statistics in the parameters' shape."""
     x, scale, bias, running_mean, running_var = (case.groups(a) for a in arrays)
     mean, deviation = x.mean(axis=1, keepdims=True), x.std(axis=1, keepdims=True)
     unbiased = x.var(axis=1, keepdims=True, ddof=1) if case.count > 1 else np.zeros_like(mean)
@@ -140,7 +140,7 @@ def reference(case: Case, arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def gradient_by_jacobian(case: Case, x, gout, scale, mean, invstd) -> list[np.ndarray]:
-    """Multiply `gout` by the derivative of every element of a group by every other one."""
+    """Multiply `gout` by the derivatives of all elements with respect to all others in a group."""
     x, gout, scale, mean, invstd = (case.groups(a) for a in (x, gout, scale, mean, invstd))
     normalized = (x - mean) * invstd
     jacobian = np.eye(case.count) - 1 / case.count
@@ -152,7 +152,7 @@ def gradient_by_jacobian(case: Case, x, gout, scale, mean, invstd) -> list[np.nd
 
 
 def run(op: Any, *arrays: Any) -> list[np.ndarray]:
-    """Run an Op's `perform`; check its results against the static shapes and dtypes."""
+    """Run an Op's `perform`, and check the results' static shapes and dtypes."""
     node = op.make_node(*arrays)
     storage: list[list] = [[None] for _ in node.outputs]
     values = [np.asarray(a, dtype=v.type.dtype) for a, v in zip(arrays, node.inputs, strict=True)]

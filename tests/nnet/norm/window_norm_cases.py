@@ -1,4 +1,4 @@
-"""Random cases of local response and divisive normalization, and a reference by single elements."""
+"""Random cases of local response and divisive normalization, and an elementwise reference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Case:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Keyword arguments of Ops and functions."""
+        """Return keyword arguments of Ops and functions."""
         return {"n": self.n, "alpha": self.alpha, "beta": self.beta, "k": self.k}
 
     def arrays(self, count: int, dtype: str = "float64") -> list[np.ndarray]:
@@ -37,7 +37,7 @@ class Case:
 def cases(
     draw: st.DrawFn, min_ndim: int, max_ndim: int, max_size: int = 5, max_n: int = 16
 ) -> Case:
-    """Strategy of `Case`: windows may be longer than what they are on."""
+    """Return a strategy for `Case`; windows may be longer than their axis."""
     ndim = draw(st.integers(min_ndim, max_ndim))
     return Case(
         shape=tuple(draw(st.integers(1, max_size)) for _ in range(ndim)),
@@ -50,7 +50,7 @@ def cases(
 
 
 def by_elements(case: Case, axes: tuple[int, ...], x: np.ndarray, squared: Any) -> np.ndarray:
-    """Normalize element by element, as the functions' documentation has it."""
+    """Normalize element by element, following the functions' documentation."""
     out = np.empty_like(x)
     for place in np.ndindex(x.shape):
         window: list[Any] = list(place)
@@ -63,7 +63,7 @@ def by_elements(case: Case, axes: tuple[int, ...], x: np.ndarray, squared: Any) 
     return out
 
 
-#: Parameters that are refused, by name, with the error's class and a part of its message.
+#: Rejected parameters by name, with the error's class and a part of its message.
 BAD_PARAMETERS: list[tuple[dict[str, Any], type, str]] = [
     ({"n": 0}, ValueError, "n must be between 1 and 16, got 0"),
     ({"n": 17}, ValueError, "n must be between 1 and 16, got 17"),

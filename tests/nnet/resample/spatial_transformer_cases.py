@@ -1,4 +1,4 @@
-"""Cases of the spatial transformer, and what a sample has to be, pixel by pixel."""
+"""Cases of the spatial transformer, and the expected samples, computed pixel by pixel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 @dataclass(frozen=True)
 class Case:
-    """An image, and the output's rows and columns."""
+    """An image, and the number of rows and columns of the output."""
 
     img_shape: tuple[int, int, int, int]
     out_shape: tuple[int, int]
@@ -19,11 +19,11 @@ class Case:
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """The shape of the samples."""
+        """Return the shape of the samples."""
         return (*self.img_shape[:2], *self.out_shape)
 
     def theta(self, dtype: str = "float64") -> np.ndarray:
-        """Return transformations that leave part of the output inside of the image."""
+        """Return transformations for which part of the output lies inside the image."""
         rng = np.random.default_rng(self.seed + 1)
         theta = np.array([[1, 0, 0], [0, 1, 0]]) + 0.4 * rng.standard_normal(
             (self.img_shape[0], 2, 3)
@@ -33,19 +33,19 @@ class Case:
     def grid(self, dtype: str = "float64") -> np.ndarray:
         """Return points inside and outside of the image, none at or near a pixel's center.
 
-        What is not differentiable there would upset finite differences.
+        The result is not differentiable there, which would disturb finite differences.
         """
         rng = np.random.default_rng(self.seed + 2)
         points = []
         for size in (self.img_shape[3], self.img_shape[2]):
             shape = (self.img_shape[0], *self.out_shape)
-            # An image of one pixel along an axis is met everywhere along it.
+            # Along an axis with one pixel, every point is on the image.
             position = rng.integers(-2, size + 1, shape) + rng.uniform(0.1, 0.9, shape)
             points.append(2 * position / (size - 1) - 1 if size > 1 else position)
         return np.stack(points, axis=-1).astype(dtype)
 
     def arrays(self, dtype: str = "float64") -> list[np.ndarray]:
-        """Return an image, points, and a gradient by the samples."""
+        """Return an image, points, and a gradient with respect to the samples."""
         rng = np.random.default_rng(self.seed)
         img, gout = (
             rng.standard_normal(shape).astype(dtype)
@@ -62,12 +62,12 @@ def cases(
     max_size: int = 6,
     empty: bool = False,
 ) -> Case:
-    """Strategy of `Case`.
+    """Return a strategy for `Case`.
 
     Parameters
     ----------
     max_batch, max_channels, max_size : int
-        The largest values; the smallest are 1.
+        Largest values; the smallest are 1.
     empty : bool
         Whether batch and channels may be 0.
     """
@@ -82,12 +82,12 @@ def cases(
 
 
 def tent(distance: float) -> float:
-    """Interpolate linearly: how much of a pixel that far away is in a sample."""
+    """Return the weight of a pixel at a distance, by linear interpolation."""
     return max(0.0, 1 - abs(distance))
 
 
 def sample_by_loops(img: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """Add up all pixels of an image for each point, by their distance."""
+    """Sum all pixels of an image for each point, weighted by distance."""
     batch, channels, rows, columns = img.shape
     out = np.zeros((batch, channels, *grid.shape[1:3]))
     for n, i, j in np.ndindex(*grid.shape[:3]):

@@ -15,7 +15,7 @@ from tests.oracle import normal
 
 @dataclass(frozen=True)
 class RNNCase:
-    """A network and sequences that fit together."""
+    """A network with consistent sequences."""
 
     rnn_mode: str
     hidden_size: int
@@ -33,7 +33,7 @@ class RNNCase:
 
     @property
     def network(self) -> dict[str, Any]:
-        """Keyword arguments of the Ops."""
+        """Return keyword arguments of the Ops."""
         names = RNNForward.__props__[:-1]
         return {name: getattr(self, name) for name in names}
 
@@ -46,7 +46,7 @@ class RNNCase:
         return RNNBackward(**self.network)
 
     def operands(self, dtype: str = "float64") -> list[np.ndarray]:
-        """Return w, x, hx, and as the Op needs them cx, lengths, seed."""
+        """Return the Op's operands: w, x, hx and, if used, cx, lengths and seed."""
         rng = np.random.default_rng(self.seed)
         layout = self.forward.layout
         states = (layout.state_count, self.batch)
@@ -64,7 +64,7 @@ class RNNCase:
         return [np.asarray(a, a.dtype if a.dtype.kind == "i" else dtype) for a in arrays]
 
     def float_count(self) -> int:
-        """How many of the operands have gradients."""
+        """Return the number of operands with gradients."""
         return 4 if self.forward.layout.has_cell else 3
 
 
@@ -78,7 +78,7 @@ def rnn_cases(
     max_batch: int = 4,
     torch: bool = False,
 ) -> RNNCase:
-    """Strategy of `RNNCase`; `torch`: of those that PyTorch has."""
+    """Return a strategy for `RNNCase`; with `torch`, only for networks that PyTorch supports."""
     mode = draw(st.sampled_from(list(modes)))
     hidden = draw(st.integers(1, max_hidden))
     skip = not torch and draw(st.booleans())
@@ -100,7 +100,7 @@ def rnn_cases(
 
 
 def run_op(op: Any, *arrays: Any) -> list[np.ndarray]:
-    """Run an Op's `perform`; check its results against the static shapes and dtypes."""
+    """Run an Op's `perform`, and check the results' static shapes and dtypes."""
     node = op.make_node(*arrays)
     storage: list[list] = [[None] for _ in node.outputs]
     op.perform(node, [np.asarray(a) for a in arrays], storage)
@@ -112,7 +112,7 @@ def run_op(op: Any, *arrays: Any) -> list[np.ndarray]:
 
 
 def torch_network(case: RNNCase, w: np.ndarray) -> tuple[Any, list[Any]]:
-    """Return PyTorch's network with these parameters, and its parameters in our order."""
+    """Return PyTorch's network with these parameters, and its parameters in dnnops' order."""
     import torch
 
     dtype = getattr(torch, w.dtype.name)
@@ -148,7 +148,7 @@ def torch_network(case: RNNCase, w: np.ndarray) -> tuple[Any, list[Any]]:
 
 
 def torch_results(case: RNNCase, operands: list[Any], cotangents: list[Any]) -> list[np.ndarray]:
-    """Compute with PyTorch the outputs, then the gradients by w, hx, cx and x."""
+    """Return PyTorch's outputs, then the gradients with respect to w, hx, cx and x."""
     import torch
 
     w, *floats = operands[: case.float_count()]

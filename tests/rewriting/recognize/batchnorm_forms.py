@@ -1,4 +1,4 @@
-"""Batch normalizations as users write them out, and graphs compared with and without an Op."""
+"""Batch normalizations as users write them, and comparisons of graphs with and without an Op."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.oracle import assert_close
 SPATIAL = (0, 2, 3)
 TRAIN, INFERENCE = "OneDnnBatchNormTrain", "OneDnnBatchNormInference"
 GRAD = "OneDnnBatchNormTrainGrad"
-#: Without compiled code, which only takes long.
+#: Without compiled code, because compiling takes long.
 PERFORM = Mode("py", "fast_run").excluding("fusion")
-#: What a user's graph computes without the rewrite.
+#: Computes a user's graph without the rewrite.
 PLAIN = PERFORM.excluding("onednn")
 
 
 def ops(function: Any) -> dict[str, int]:
-    """How often each Op of batch normalization is in a compiled function."""
+    """Count each batch normalization Op in a compiled function."""
     names = sorted(type(node.op).__name__ for node in function.maker.fgraph.apply_nodes)
     return {name: names.count(name) for name in names if "BatchNorm" in name}
 
@@ -36,7 +36,7 @@ def images(count: int = 1, ndim: int = 4) -> list[Any]:
 
 
 def values(inputs: list[Any], seed: int = 0) -> list[np.ndarray]:
-    """Images of different sizes with 3 channels, and vectors of 3 positive numbers."""
+    """Return images of different sizes with 3 channels, and vectors of 3 positive numbers."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(4, 8, 4)
     arrays = []
@@ -55,7 +55,7 @@ def check(
     bound: float = 1e-5,
     mode: Any = PERFORM,
 ) -> Any:
-    """Check the Ops that a compiled function has; if any, compare results with those without."""
+    """Check the Ops of a compiled function; if there are any, compare with results without them."""
     outputs = outputs if isinstance(outputs, list) else [outputs]
     function = pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore")
     assert ops(function) == expected
