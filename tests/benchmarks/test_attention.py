@@ -78,7 +78,7 @@ def test_what_did_not_queue_is_timed_again():
 
 
 def asked(timer: str, **options: Any) -> list[dict[str, Any]]:
-    """Small cases in float32, which all libraries have on the CPU."""
+    """Return small float32 cases, which all libraries can run on the CPU."""
     return [
         {**case, "dtype": "float32", "device": "cpu", "timer": timer, **options}
         for case in attention_cases(small=True)
@@ -108,12 +108,12 @@ def test_peers_compute_the_same(timer, monkeypatch):
         check_agreement(results, 1e-4)
         for name, task in tasks.items():
             assert min(task.times(3)) > 0
-            # Turns leave the operands as they are.
+            # Turns do not change the operands.
             check_agreement({"before": results[name], "after": task.results()}, 1e-5)
             assert task.facts()["waits"] == 0
             task.close()
         assert tasks["torch"].facts()["torch_backend"] in ("math", "flash_attention")
-    # For both sizes the same.
+    # Both sizes share one function.
     assert attention_dnnops.compiled.cache_info().currsize == 4
 
 
@@ -135,7 +135,7 @@ def test_nothing_else_runs_on_the_device(dtype, training):
 
 
 class FakeWorker:
-    """A library that gives what it is told to, or fails."""
+    """A library that returns given results, or fails."""
 
     def __init__(self, name: str, out: Any = 1.0):
         self.name, self.out = name, out

@@ -1,4 +1,4 @@
-"""How long benchmarks go on: turns of libraries that are close to each other."""
+"""Test how long benchmarks run, in particular if libraries are close to each other."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from benchmarks.harness import TIMES_AS_MANY, Settings, measure_apart
 
 SETTINGS = Settings(rounds=3, max_calls=4, pause_s=0)
-#: Without the call that warms up at the beginning of each.
+#: Timed calls, without the warm-up call at the beginning of each turn.
 COUNTED = SETTINGS.rounds * SETTINGS.max_calls
 
 
 class Library:
-    """Takes some times in turn."""
+    """A task that takes given times in turn."""
 
     def __init__(self, *seconds: float):
         self.seconds = cycle(seconds)
@@ -30,13 +30,13 @@ class Library:
         ((1.005,), (1.0,), True),
         ((1.0,), (1.02,), False),
         ((1.02,), (1.0,), False),
-        # Further apart, but no more than times vary.
+        # Further apart, but not by more than the spread of the times.
         ((0.9, 0.95, 1.0, 1.05, 1.1), (1.03,), True),
         ((0.99, 0.995, 1.0, 1.005, 1.01), (1.1,), False),
     ],
 )
 def test_turns_of_close_libraries(dnnops, torch, is_close):
-    """More of them, whichever is ahead, and all of them count."""
+    """There are more turns, whichever is ahead, and all of them count."""
     tasks = {"dnnops": Library(*dnnops), "torch": Library(*torch), "jax": Library(5.0)}
     measurement = measure_apart(tasks, SETTINGS)
     expected = COUNTED * (TIMES_AS_MANY if is_close else 1)

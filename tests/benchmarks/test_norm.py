@@ -1,4 +1,4 @@
-"""The benchmark of batch normalization on a GPU, without one."""
+"""Test the GPU benchmark of batch normalization, without a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.needs import missing
 
 
 class InNumpy(NormTask, ArrayTask):
-    """Written out, with channels second."""
+    """Compute the reference as an expression, with channels second."""
 
     device = "cpu"
 

@@ -1,4 +1,4 @@
-"""Tables and pictures of what benchmarks measured."""
+"""Test tables and pictures of benchmark results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.report import draw_ratios
 @pytest.mark.needs("matplotlib")
 @pytest.mark.parametrize("count", [3, 60])
 def test_picture_of_few_rows_and_of_many(count):
-    """It stays as high as a page is, and the worst row is the first one."""
+    """The picture is not higher than a page, and the worst row comes first."""
     rows = [
         {"case": f"case {i}", "dnnops_ms": 1.0, "torch_ms": 0.5 + i / count, "jax_ms": 20.0}
         for i in reversed(range(count))

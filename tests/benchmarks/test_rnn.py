@@ -1,4 +1,4 @@
-"""The benchmark of recurrent networks: its cases, data and goals."""
+"""Test the benchmark of recurrent networks: cases, data and goals."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_data(case):
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["lstm", "gru"])
 def test_a_closed_case_keeps_no_memory(mode):
-    """Its function stays, and what that keeps would be counted as other networks' memory."""
+    """The function stays, and memory that it keeps would count as that of other networks."""
     import cupy
 
     from benchmarks.peers import rnn_dnnops
 
-    # The gradient by the parameters is too large to be kept, and states are not.
+    # The gradient with respect to the parameters is too large to be kept; states are not.
     case = {"mode": mode, "hidden": 256, "layers": 2, "batch": 128, "steps": 3, "dtype": "float32"}
     pool = cupy.get_default_memory_pool()
     used = []
@@ -56,7 +56,7 @@ def test_a_closed_case_keeps_no_memory(mode):
         used.append(pool.used_bytes())
     state = 2 * 128 * 256 * 4
     assert used[1] == used[2], f"grows: {used}"
-    # Compared with what there is when the function's nodes are gone, too.
+    # Compare with the memory after the function's nodes are gone, too.
     del task
     rnn_dnnops._functions.clear()
     gc.collect()
@@ -64,7 +64,7 @@ def test_a_closed_case_keeps_no_memory(mode):
 
 
 def test_turns_fit_the_steps():
-    """Some seconds at most, and two steps a turn at least."""
+    """A case takes a few seconds, but at least two steps per turn."""
     for step_s in (1e-4, 1e-3, 1e-2, 0.06, 0.3):
         settings = fitted(Settings(), step_s)
         assert settings.turn_s >= min(0.4, 2 * step_s)

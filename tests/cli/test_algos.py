@@ -1,4 +1,4 @@
-"""``python -m dnnops algos``: its table, its JSON, and what it says of wrong arguments."""
+"""Test ``python -m dnnops algos``: its table, JSON, and messages about wrong arguments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def columns(line: str) -> list[str]:
 
 
 def tables(text: str) -> list[list[dict[str, str]]]:
-    """The tables of plans in what was printed, by titles."""
+    """Return the printed tables of plans by title."""
     found, titles = [], None
     for line in text.splitlines():
         if re.match(r"plan +(no\. +)?API ", line):
@@ -67,7 +67,7 @@ def test_the_table(capsys: Output):
         assert re.fullmatch(r"\d+(\.\d)? (B|KiB|MiB)", row["workspace"])
     assert "onednn.conv.algo would choose (it is auto now)" in lines
     assert re.search(r"^jit:\S+ +(auto, )?direct$", out, re.MULTILINE)
-    # Nothing is padded to a width, and nothing cut off.
+    # Nothing is padded to a width or cut off.
     assert all(line == line.rstrip() for line in lines)
     assert "…" not in out
 
@@ -309,7 +309,7 @@ def test_a_gpus_table(capsys: Output):
     }
     assert re.search(r"_k23=0 +1 +graph +35\.600 +9\.79 +36\.2 +0 +no +tensor core; reduced", out)
     assert re.search(r"^IMPLICIT_GEMM +0 +legacy +512 B +yes$", out, re.MULTILINE)
-    # One line for all that fail in the same way.
+    # One line for all plans that fail in the same way.
     assert re.search(rf"^engine11, engine12, engine13 +{UNSUPPORTED}$", out, re.MULTILINE)
     assert "\ncannot be run: 4\n" in out
     assert "\ndnn.conv.algo_fwd would choose (it is small now)\n" in out

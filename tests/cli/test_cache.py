@@ -1,4 +1,4 @@
-"""``python -m dnnops cache``: what it shows, writes and reads, and how it fails."""
+"""Test ``python -m dnnops cache``: what it shows, writes and reads, and how it fails."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def entry(days: float = 0, choice: CachedChoice = CHOICE, **changes: Any) -> Ent
 
 
 def write(cache: PlanCache, *entries: Entry) -> None:
-    """Put entries with dates of their own into a cache."""
+    """Put entries with given dates into a cache."""
     cache.path.mkdir(mode=0o700, exist_ok=True)
     for one in entries:
         text = plan_entry.canonical_json(plan_entry.write_entry(one))
@@ -74,7 +74,7 @@ def cache(tmp_path: Path) -> PlanCache:
 
 
 class Result:
-    """What the command printed and returned."""
+    """Return the command's output and exit status."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: object):
         self.status = main(["cache", *map(str, arguments)])
@@ -101,7 +101,7 @@ def test_show(run, cache: PlanCache):
     header, first, second, _, last = shown.lines
     columns = lambda line: re.split(r"\s{2,}", line)  # noqa: E731
     assert columns(header) == ["convolution", "GPU", "cuDNN", "best plan", "time", "plans", "age"]
-    # What stands in a number's column is right-justified, and ends where its header ends.
+    # Numbers are right-justified, and end where their header ends.
     assert columns(first)[:-1] == f"{WORDS}|NVIDIA H200|9.19.0|engine7_k2=4|0.04012 ms|2".split("|")
     assert first.endswith("3 days")
     assert columns(second)[0] == f"{WORDS}, beta 1"
@@ -483,7 +483,7 @@ def test_export_replaces_a_file_only_if_told_to(run, cache: PlanCache, tmp_path:
         "unusable": [],
     }
     assert "engine7_k2=4" in file.read_text()
-    # Unlike the cache, it is for others to read, as far as the umask lets them.
+    # Unlike the cache, others may read the file, as far as the umask allows.
     os.umask(mask := os.umask(0))
     assert file.stat().st_mode & 0o777 == 0o666 & ~mask
     assert set(tmp_path.iterdir()) == {file, cache.path}

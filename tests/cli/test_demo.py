@@ -20,7 +20,7 @@ LAST_LINE = r"test accuracy (\d+\.\d) % on cpu \(oneDNN \d+\.\d+\.\d+\), (\d+\.\
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory):
-    """Run the whole demo once; what it printed, and its picture."""
+    """Run the whole demo once; return its output and its picture."""
     picture = tmp_path_factory.mktemp("demo") / "digits.png"
     with pytest.MonkeyPatch.context() as patch:
         lines: list[str] = []
@@ -30,7 +30,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory):
 
 
 class _Lines:
-    """A stream that is no terminal and keeps its lines."""
+    """A stream that is not a terminal and keeps its lines."""
 
     encoding = "utf-8"
 
@@ -81,7 +81,7 @@ def test_mistakes_are_shown_first_and_then_every_class():
     first = _shown(classes, guesses)[:12].tolist()
     assert first[:2] == [40, 100]
     assert [classes[i] for i in first[2:]] == list(range(10))
-    guesses[:] = 0  # 270 mistakes leave room for what is right, too
+    guesses[:] = 0  # 270 mistakes leave room for right answers, too
     shown = _shown(classes, guesses)
     assert (guesses[shown[8:]] == classes[shown[8:]]).all()
 
@@ -92,7 +92,7 @@ def test_picture(demo):
     picture = imread(demo[1])
     assert picture.shape[0] > 300
     assert picture.shape[1] > 2 * 300
-    # Both halves have something on them.
+    # Neither half is empty.
     for half in np.array_split(picture[..., :3], 2, axis=1):
         assert half.std() > 0.05
 

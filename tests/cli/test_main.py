@@ -22,7 +22,7 @@ OK = Finding("thing", "ok", "1.2", "/somewhere")
 
 
 def only(monkeypatch: pytest.MonkeyPatch, cpu: list[Finding], gpu: list[Finding]) -> None:
-    """Let the doctor find just what is given."""
+    """Let the doctor find only the given libraries."""
     monkeypatch.setattr(doctor, "CPU_CHECKS", (lambda: iter(cpu),))
     monkeypatch.setattr(doctor, "GPU_CHECKS", (lambda: iter(gpu),))
 
@@ -44,7 +44,7 @@ def test_doctor_finds_what_this_machine_has(capsys: pytest.CaptureFixture[str]):
     assert re.search(r"ok\s+3\.\d+\.\d+, .*libdnnl\.so", found["oneDNN"])
     assert "CPU: works: a convolution ran in oneDNN and gave the right result" in lines
     assert lines[-1].startswith("GPU: ")
-    # Nothing is wrapped or padded in a pipe.
+    # Nothing is wrapped or padded when the output is a pipe.
     assert all(line == line.rstrip() for line in lines)
 
 
@@ -85,7 +85,7 @@ def test_missing_things_come_with_commands_and_a_status(
 def test_without_a_gpu_nothing_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """One row without alarm, no advice, and verdicts that fit a terminal."""
+    """One row without warnings or advice, and verdicts that fit a terminal."""
 
     def unreachable():
         raise AssertionError("looked for a library that only a GPU needs")

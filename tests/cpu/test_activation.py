@@ -1,4 +1,4 @@
-"""Activations on the CPU: oneDNN's against NumPy in float64, and what graphs get."""
+"""Activations on the CPU: oneDNN against NumPy in float64, and activations in graphs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ops_of(fn: Any) -> list[str]:
 
 
 def compile_quietly(inputs: Any, outputs: Any, mode: Any) -> Any:
-    """Compile without object mode, of which PyTensor warns."""
+    """Make PyTensor's warnings about object mode errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         return pytensor.function(inputs, outputs, mode=mode)
@@ -101,7 +101,7 @@ def test_many_elements_small_ones_and_special_ones(mode, coef):
 
 @LINKERS
 def test_graphs_and_gradients(mode):
-    """All activations in one function: what each becomes, and what it gives."""
+    """Check the Op and the results of every activation, all in one function."""
     x, bias, gy = pt.ftensor3("x"), pt.fvector("bias"), pt.ftensor3("gy")
     outputs = []
     for name, coef in ALL:
@@ -137,7 +137,7 @@ def test_cheap_activations_are_fused_with_what_is_around_them(mode):
 
 @LINKERS
 def test_a_users_tanh_and_sigmoid(mode):
-    """They are taken out of what PyTensor has fused, beside other Ops on oneDNN."""
+    """Activations are taken out of PyTensor's fused Ops, next to other oneDNN Ops."""
     x, w, b = pt.fmatrix("x"), pt.fmatrix("w"), pt.fvector("b")
     h = pt.dot(nnet.elu(x), w) + b
     y = pt.tanh(h) * 3 + h * pt.sigmoid(h) / (1 + h**2)
@@ -145,7 +145,7 @@ def test_a_users_tanh_and_sigmoid(mode):
     nodes = fn.maker.fgraph.apply_nodes
     modes = sorted(n.op.mode for n in nodes if isinstance(n.op, OneDnnActivation))
     assert modes == ["elu", "sigmoid", "tanh"]
-    # What is left of the Composite is one again.
+    # The rest of the Composite is fused again.
     assert ops_of(fn).count("Elemwise") == 2
     plain = pytensor.function([x, w, b], y, mode=PERFORM_MODE)
     rng = np.random.default_rng(3)

@@ -20,12 +20,12 @@ from tests.nnet.attention.attention_cases import Case, cases
 from tests.oracle import PERFORM_MODE, assert_close, fuzz
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
-#: By how much bounds for float32 are multiplied; the reference in float64 is rounded as well.
+#: Factor of the float32 bounds; the float64 reference is rounded as well.
 FACTORS = {"float32": 1.0, "float64": 4 * 2.0**-29}
 
 
 def check(case: Case, dtype: str) -> None:
-    """Compare both Ops, of arrays with any strides."""
+    """Compare both Ops, on arrays with any strides."""
     rng = np.random.default_rng(case.seed)
     factor = FACTORS[dtype]
     arrays, gout = case.arrays(dtype)
@@ -40,7 +40,7 @@ def check(case: Case, dtype: str) -> None:
     references = run_all(
         AttentionGrad(**case.parameters), *wide, expected, wide_stats, gout.astype("float64")
     )
-    # Differences of products with the output's gradient: what is rounded are those.
+    # Gradients are differences of products with the output's gradient, and these are rounded.
     size = np.linalg.norm(gout) * max(1, *(np.abs(a).max() for a in arrays[:3])) ** 2
     for grad, reference in zip(grads, references, strict=True):
         bound = 1e-5 * np.linalg.norm(reference) + 1e-6 * size
@@ -63,7 +63,7 @@ def test_several_blocks_of_queries(mask, is_causal, dtype):
 
 @pytest.mark.parametrize("sizes", [(150, 530, 20, 9), (130, 520, 300, 5), (20, 30, 270, 600)])
 def test_several_blocks_of_a_product(sizes):
-    """Products in float64 are cut along all three of their sizes."""
+    """float64 products are split along all three of their axes."""
     check(Case(1, 1, 2, *sizes, False, 0.05, None, (), False, False, seed=3), "float64")
 
 
@@ -71,7 +71,7 @@ def test_several_blocks_of_a_product(sizes):
 @pytest.mark.parametrize("p", [0.1, 0.7])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_dropout(p, is_causal, dtype):
-    """The same random numbers as NumPy's, in blocks of any number of queries."""
+    """The random numbers equal NumPy's, for blocks of any number of queries."""
     for sizes, seed in (((2, 2, 2, 150, 170, 16, 8), 1), ((3, 1, 2, 5, 7, 4, 3), 2)):
         case = Case(*sizes, is_causal, None, "bool", (1,), True, True, seed)
         arrays, gout = case.arrays(dtype)
@@ -89,7 +89,7 @@ def test_dropout(p, is_causal, dtype):
 
 
 def test_scores_of_any_size():
-    """What is far below the largest score is zero, and nothing overflows."""
+    """Weights far below the largest score are zero, and nothing overflows."""
     rng = np.random.default_rng(3)
     arrays = [(30 * rng.standard_normal((1, 2, 80, 20))).astype("float32") for _ in range(2)]
     value = rng.standard_normal((1, 2, 80, 4)).astype("float32")
@@ -122,7 +122,7 @@ def test_empty():
     assert not out.any()
     dquery, *_ = run_all(OneDnnAttentionGrad(), query, none, none, out, stats, query)
     assert not dquery.any()
-    # Nor are there any through values that have no elements.
+    # Values without elements have no gradients, either.
     query, key = (np.ones((1, 2, n, 4), "float32") for n in (3, 5))
     value = np.ones((1, 2, 5, 0), "float32")
     out, stats = run_all(OneDnnAttention(), query, key, value)
@@ -214,7 +214,7 @@ SIZES = (2, 3, 4, 5, 6, 7)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("mode", [PERFORM_MODE, "CVM", None], ids=["perform", "CVM", "default"])
 def test_sizes_of_zero(mode, dtype):
-    """What PyTorch gives: zeros for queries without keys, the mean of the values without depth."""
+    """Results equal PyTorch's: zeros for queries without keys, the mean of values without depth."""
     operands = [pt.tensor(dtype=dtype, shape=(None,) * 4) for _ in range(3)]
     out = scaled_dot_product_attention(*operands)
     gradients = pytensor.grad(out.sum(), operands)

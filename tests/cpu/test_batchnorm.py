@@ -25,7 +25,7 @@ from tests.cpu.test_conv import restrided
 from tests.linkers import LINKERS
 from tests.oracle import PERFORM_MODE, RELATIVE_ERROR, assert_close, fuzz
 
-#: For inputs of four dimensions; what is left of the axes are neighbors.
+#: Axes for inputs of four dimensions; the remaining axes are adjacent.
 AXES: list[tuple[int, ...]] = [(0, 2, 3), (0,), (3,), (0, 3), (1, 2, 3), (0, 1, 2, 3)]
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -38,13 +38,13 @@ DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
-#: How many axes of four are left.
+#: Number of remaining axes out of four.
 RANKS: list[tuple[Any, int]] = [("spatial", 1), ("per-activation", 3), ((0, 1, 2, 3), 0)]
 
 
 @st.composite
 def shapes_and_axes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Strategy of an array's shape and axes of which the ones left are neighbors."""
+    """Return a strategy for an array's shape and axes, with the remaining axes adjacent."""
     ndim = draw(st.integers(1, 5))
     begin = draw(st.integers(0, ndim))
     end = draw(st.integers(begin, ndim))
@@ -60,7 +60,7 @@ def make_arrays(
     parameters: int,
     dtype: str = "float32",
 ) -> list[np.ndarray]:
-    """Return data and parameters; to be variances, the last of these are positive."""
+    """Return data and parameters; the last are positive, so that they can be variances."""
     reduced = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
     x = (3 + 2 * rng.standard_normal(shape)).astype(dtype)
     others = [rng.standard_normal(reduced).astype(dtype) for _ in range(parameters)]
@@ -108,7 +108,7 @@ def check_train_grad(rng, shape, axes, dtype="float32"):
     operands = [x, gout, scale, mean, invstd]
     results = run_all(OneDnnBatchNormTrainGrad(axes), *restride_all(rng, operands))
     expected = run_all(BatchNormTrainGrad(axes), *in_double(operands))
-    # Of few elements these are differences of numbers almost alike: what is rounded are those.
+    # With few elements, these are differences of almost equal numbers, and those are rounded.
     normalized = (x.astype("float64") - mean) * invstd
     terms = [gout * (scale * invstd) * (1 + np.abs(normalized)), gout * normalized, gout]
     bound = RELATIVE_ERROR[dtype]
@@ -165,7 +165,7 @@ def test_sizes_for_several_threads(axes, dtype):
 
 @pytest.mark.parametrize("shape", [(4096, 8), (1023, 37), (2, 20000), (5001, 5), (20001, 1)])
 def test_matrices_for_several_threads(shape):
-    """Some rows are taken together; not all of these numbers are multiples of that."""
+    """Some rows are handled together; not all of these numbers are multiples of that."""
     for seed in range(4):
         rng = np.random.default_rng(seed)
         check_train(rng, shape, (0,), True)
@@ -176,10 +176,10 @@ def test_matrices_for_several_threads(shape):
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(("offset", "first"), [(0, 0), (10, 10), (1000, 1000), (1, -5000)])
 def test_statistics_of_many_elements(offset, first, channels_last):
-    """oneDNN's own statistics miss the bound at some: they are sums in float32."""
+    """oneDNN's own statistics, which are sums in float32, would miss the bound here."""
     rng = np.random.default_rng(2)
     x = (offset + rng.standard_normal((16, 2, 256, 256))).astype("float32")
-    x[0, :, 0, 0] = first  # from which values are counted
+    x[0, :, 0, 0] = first  # the origin of the values
     if channels_last:
         x = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
     axes, parameters = (0, 2, 3), make_arrays(rng, (1, 2, 1, 1), (0,), 2)[1:]
@@ -191,10 +191,10 @@ def test_statistics_of_many_elements(offset, first, channels_last):
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_gradient_by_scale_where_the_mean_is_large(channels_last):
-    """Of 100 +- 0.01 the rounded mean lacks 4e-4 of the deviation."""
+    """For 100 +- 0.01, the rounded mean is off by 4e-4 of the deviation."""
     rng = np.random.default_rng(3)
     x = (100 + 0.01 * rng.standard_normal((8, 3, 20, 20))).astype("float32")
-    # Where the output's gradient has a mean of its own, it shows most.
+    # The error is largest if the output's gradient has a nonzero mean.
     gout = (1 + 0.1 * rng.standard_normal(x.shape)).astype("float32")
     if channels_last:
         x, gout = (
@@ -245,7 +245,7 @@ def variables(ndim: int, count: int, dtype: str = "float32") -> list[Any]:
 
 
 def compile_quietly(inputs: Any, outputs: Any, mode: Any) -> Any:
-    """Compile without object mode, of which PyTensor warns."""
+    """Make PyTensor's warnings about object mode errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         return pytensor.function(inputs, outputs, mode=mode)
@@ -303,8 +303,8 @@ def test_gradients_of_statistics_and_second_derivatives():
     grad = pytensor.grad(loss, x)
     second = pytensor.grad((grad**2).sum(), x)
     inputs = [scale.owner.inputs[0], bias.owner.inputs[0]]
-    # Nothing is compiled, which would take long and is seen to in the tests above, but all is
-    # rewritten, and the Ops on oneDNN run.
+    # Rewrite everything and run the oneDNN Ops, but compile nothing, which would take long and is
+    # tested above.
     mode = Mode(linker="py", optimizer="fast_run")
     fn = pytensor.function([x, *inputs], [grad, second], mode=mode)
     assert {"OneDnnBatchNormTrain", "OneDnnBatchNormTrainGrad"} <= ops_of(fn)
@@ -315,7 +315,7 @@ def test_gradients_of_statistics_and_second_derivatives():
 
 
 def test_gradient_of_the_backend_op():
-    """A graph that holds the Ops on oneDNN already can be differentiated."""
+    """A graph that contains oneDNN Ops can be differentiated."""
     x, scale, bias = variables(2, 3)
     out = OneDnnBatchNormTrain((0,)).make_node(x, scale, bias, 1e-4).outputs[0]
     abstract = BatchNormTrain((0,)).make_node(x, scale, bias, 1e-4).outputs[0]

@@ -39,7 +39,7 @@ def in_double(arrays: tuple) -> list[np.ndarray]:
 
 
 def restrided(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
-    """Give an array other strides: permuted in memory, every second element, reversed."""
+    """Return an array with other strides: permuted in memory, every second element, reversed."""
     kind = rng.integers(4)
     if kind == 0:
         order = rng.permutation(array.ndim)
@@ -56,7 +56,7 @@ def restrided(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
 
 
 def assert_sums_close(out: np.ndarray, oracle: Any, arrays: list[np.ndarray]) -> None:
-    """Compare with the oracle; a sum that all but cancels has the error of its terms."""
+    """Compare with the oracle; the error of a sum that almost cancels is that of its terms."""
     double = in_double(arrays)
     expected = run_op(oracle, *double)
     terms = run_op(oracle, *(np.abs(a) if a.dtype.kind == "f" else a for a in double))
@@ -120,7 +120,7 @@ def test_empty(index, dtype, case):
     ],
 )
 def test_linkers(mode, dtype):
-    """Emitted C and Numba: many shapes on one compiled function, no warning, no object mode."""
+    """C code and Numba handle many shapes with one function, without warnings or object mode."""
     img, kern = pt.tensor4("img", dtype=dtype), pt.tensor4("kern", dtype=dtype)
     params = {"border_mode": ((1, 2), (0, 1)), "subsample": (2, 1), "num_groups": 2}
     out = conv2d(img, kern, **params)
@@ -212,7 +212,7 @@ def test_integers_are_refused():
 
 
 def test_no_dgemm(monkeypatch):
-    """Without a registered BLAS float64 says so, and nothing crashes."""
+    """Without a registered BLAS, float64 raises an error and does not crash."""
     from dnnops.runtime.build import ONEDNN, _register_dgemm
 
     ONEDNN.library.dnnops_onednn_set_dgemm(None)
@@ -243,7 +243,7 @@ def test_cache_is_bounded_and_counts():
 
 @pytest.mark.parametrize("stride", [2**31 - 1, 2**31 - 2, 2**30])
 def test_strides_past_the_image(stride):
-    """They are as good as the image's size: oneDNN computes places in 32 bits."""
+    """Such sizes behave like large images: oneDNN computes positions in 32 bits."""
     rng = np.random.default_rng(9)
     x, w = (rng.standard_normal(s).astype("float32") for s in ((2, 3, 6, 7), (4, 3, 3, 3)))
     top = rng.standard_normal((2, 4, 1, 1)).astype("float32")

@@ -100,7 +100,7 @@ def test_static_shapes():
 
 
 def test_fewer_labels_than_rows():
-    """Indexing by ``arange(labels.shape[0])`` takes the first rows; the others have no gradient."""
+    """Indexing by ``arange(labels.shape[0])`` selects the first rows; others have no gradient."""
     x, labels = pt.fmatrix("x"), pt.lvector("labels")
     loss = -log_softmax(x, axis=1)[pt.arange(labels.shape[0]), labels].sum()
     fn = pytensor.function([x, labels], [loss, pytensor.grad(loss, x)], mode="CVM")
@@ -125,7 +125,7 @@ def test_fewer_labels_than_rows():
     ],
 )
 def test_other_graphs_stay(make):
-    """The logarithms are needed anyway, or what is picked is not one of each row."""
+    """The logarithms are needed anyway, or the index does not pick one entry of each row."""
     x, labels = pt.fmatrix("x"), pt.lvector("labels")
     outputs = make(log_softmax(x, axis=1), pt.arange(x.shape[0]), labels)
     fn = pytensor.function([x, labels], outputs, mode="CVM")
@@ -141,7 +141,7 @@ def test_softmax_over_other_axes_stays():
 
 @pytest.mark.slow
 def test_default_mode():
-    """Numba's linker calls the same functions, and gets their errors."""
+    """Numba's linker calls the same functions, and raises their errors."""
     x, labels = pt.fmatrix("x"), pt.lvector("labels")
     loss = -log_softmax(x, axis=1)[pt.arange(x.shape[0]), labels].mean()
     with warnings.catch_warnings():
@@ -179,7 +179,7 @@ def test_large_batch_in_threads():
 
 @pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 def test_one_label_for_all_rows(mode):
-    """An error in the function, as documented; indexing by ``arange`` means it."""
+    """The function raises, as documented; indexing by ``arange`` allows it."""
     x, labels = pt.fmatrix(), pt.lvector()
     written = -log_softmax(x, axis=1)[pt.arange(x.shape[0]), labels]
     fn = pytensor.function([x, labels], nnet.cross_entropy(x, labels), mode=mode)

@@ -28,7 +28,7 @@ DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 @pytest.fixture(autouse=True)
 def _poisoned_outputs(monkeypatch):
-    """Fill what `perform` allocates with NaN."""
+    """Fill the arrays that `perform` allocates with NaN."""
     access = dnnops.runtime.op.operand_access
 
     def poisoned(type_):
@@ -45,12 +45,12 @@ def check(arrays, dtype, given=False):
     strided = [restrided(rng, a) if a.size else a for a in operands]
     results = run(OneDnnCTC(True, given), *strided)
     expected = run(CTC(True, given), operands[0].astype("float64"), *operands[1:])
-    # Close to the logarithm's zero, and where there is no choice, as exact as numbers about 1.
+    # Near the logarithm's zero, and if there is only one path, errors are those of numbers near 1.
     bound = {"float32": 2e-7, "float64": 1e-12}[dtype]
     costs, gradients = expected
     assert results[0].dtype == results[1].dtype == dtype
     np.testing.assert_allclose(results[0], costs, rtol=bound, atol=bound)
-    # The oracle's logarithms have no more digits than the largest of them leaves.
+    # The oracle's logarithms have only as many digits as the largest of them leaves.
     bound = max(bound, 1e-14 * costs.max(initial=0))
     np.testing.assert_allclose(results[1], gradients, rtol=0, atol=bound)
     assert np.linalg.norm(results[1] - gradients) <= bound * max(1, np.linalg.norm(gradients))
@@ -74,13 +74,13 @@ def test_random(dtype, case, given, integer):
 @DTYPES
 @fuzz(20, case=cases(min_steps=60, max_steps=120, max_classes=9, max_columns=30, scales=(300.0,)))
 def test_probabilities_that_no_float_holds(dtype, case):
-    """Of paths with a probability of 2 to the power of minus thousands."""
+    """Paths have probabilities around 2 to the power of minus thousands."""
     check(case.arrays(dtype), dtype)
 
 
 @DTYPES
 def test_a_confident_and_wrong_network(dtype):
-    """All that was likely from the start turns out impossible at the end."""
+    """Paths that were likely from the start turn out to be impossible at the end."""
     x = np.zeros((60, 2, 4), dtype)
     x[:, :, 0] = 80
     x[-1, 0, 0], x[-1, 0, 3] = 0, 3000
@@ -111,7 +111,7 @@ def test_more_memory_than_is_kept():
 
 @DTYPES
 def test_gradient_where_the_label_is_all_but_certain(dtype):
-    """A difference of numbers almost alike, of which float32 would leave nothing."""
+    """A difference of almost equal numbers, of which float32 would keep no digit."""
     x = np.zeros((6, 1, 3), dtype)
     for t, symbol in enumerate([1, 1, 0, 1, 2, 0]):
         x[t, 0, symbol] = 18
@@ -159,7 +159,7 @@ def ops_of(fn):
 
 
 def compile_quietly(inputs, outputs, mode):
-    """Compile without object mode, of which PyTensor warns."""
+    """Make PyTensor's warnings about object mode errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         return pytensor.function(inputs, outputs, mode=mode)
@@ -209,7 +209,7 @@ def test_float16():
 
 
 def test_gradient_of_the_backend_op():
-    """A graph that holds the Op in C++ already can be differentiated."""
+    """A graph that contains the C++ Op can be differentiated."""
     activations, labels, lengths, _ = BATCH.arrays()
     x = pt.dtensor3()
     for op in (OneDnnCTC(), OneDnnCTC(False)):

@@ -1,4 +1,4 @@
-"""Matrix products and sums of channels in oneDNN's threads."""
+"""Matrix products and sums over channels in oneDNN's threads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_gemm(inplace, sizes, seed, beta):
     z, x, y = (rng.standard_normal(s).astype("float32") for s in shapes)
     expected = beta * z.astype("float64") + -0.75 * (x.astype("float64") @ y.astype("float64"))
     if beta == 0:
-        z = np.full_like(z, np.nan)  # what is multiplied by zero does not count
+        z = np.full_like(z, np.nan)  # a factor of zero ignores it
     operands = (restrided(rng, z), np.float32(-0.75), restrided(rng, x), restrided(rng, y))
     node_inputs = [np.asarray(a) for a in (*operands, np.float32(beta))]
     op = OneDnnGemm(inplace)
@@ -69,7 +69,7 @@ def test_long_sums_are_accurate():
 
 @LINKERS
 def test_dense_layers_of_a_network(mode):
-    """A step of gradient descent: products, the bias' gradient, and an update in place."""
+    """Run a step of gradient descent: products, the bias gradient, and an in-place update."""
     rng = np.random.default_rng(0)
     values = {
         "kern": rng.standard_normal((4, 2, 3, 3)),

@@ -1,6 +1,6 @@
-"""Elements compared each with itself, over the whole range of their dtype.
+"""Compare each element relative to itself, over the whole range of its dtype.
 
-A norm over an array hides that small elements have no right digit. References are in extended
+The norm of an array hides small elements without a correct digit. References have extended
 precision.
 """
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def whole_range(dtype: str, count: int = 20000) -> np.ndarray:
-    """Numbers of all magnitudes and both signs, and many where exponentials are finite."""
+    """Return numbers of all magnitudes and both signs, many of them with finite exponentials."""
     info = np.finfo(dtype)
     rng = np.random.default_rng(0)
     least, most = np.log2(float(info.tiny)) - info.nmant, np.log2(float(info.max))
@@ -81,7 +81,7 @@ def test_activations(dtype, mode):
 @MODES
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradient_of_swish(dtype, mode):
-    """Its two terms cancel at one place: there the digits are theirs."""
+    """The two terms cancel at one point; there, errors are relative to the terms."""
     x = pt.vector(dtype=dtype)
     fn = pytensor.function([x], pytensor.grad(Activation("swish", 0.75)(x).sum(), x), mode=mode)
     values = whole_range(dtype)
@@ -94,7 +94,7 @@ def test_gradient_of_swish(dtype, mode):
 
 
 def rows_of(dtype: str) -> list[np.ndarray]:
-    """Scores of few and many classes, close to each other and far from each other."""
+    """Return scores of few and many classes, close to and far from each other."""
     rng = np.random.default_rng(1)
     shapes = ((2000, 2), (1000, 10), (100, 33), (30, 1000), (2, 20011))
     scales = (1e-3, 1, 30, 300)
@@ -102,7 +102,7 @@ def rows_of(dtype: str) -> list[np.ndarray]:
 
 
 def exact_softmax(x: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """The softmax and its logarithm, of which no digit is lost."""
+    """The softmax and its logarithm lose no digits."""
     distances = x.astype(WIDE) - x.max(axis=axis, keepdims=True)
     order = np.argmax(x, axis=axis, keepdims=True)
     others = np.exp(distances)
@@ -138,7 +138,7 @@ def test_no_probability_is_more_than_one(dtype, mode):
 @MODES
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cross_entropy(dtype, mode):
-    """Losses relative to themselves, also of labels that are all but certain."""
+    """Losses are compared relative to themselves, also for labels that are almost certain."""
     x, labels = pt.matrix(dtype=dtype), pt.ivector()
     costs = CrossEntropy().make_node(x, labels).outputs[0]
     outputs = [costs, pytensor.grad(costs.sum(), x)]

@@ -15,7 +15,7 @@ from tests.oracle import assert_digits
 
 
 def loss_and_gradient(x: np.ndarray, label: list[int]) -> tuple[Any, Any, Any]:
-    """The loss, its gradient, and what is subtracted in it: softmax and posterior."""
+    """Return the loss, its gradient, and the two terms of the gradient: softmax and posterior."""
     shares, logarithms = exact_softmax(x, 1)
     places = [0]
     for symbol in label:
@@ -46,9 +46,9 @@ def loss_and_gradient(x: np.ndarray, label: list[int]) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("scale", [0.1, 1.0, 20.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_ctc(dtype, scale):
-    """Probabilities are products of one factor a step, each of which is rounded in float64.
+    """Probabilities are products with one factor per step, each rounded in float64.
 
-    So a loss has the digits of its terms, or of 1 a step, where the probability is next to 1.
+    If the probability is near 1, the loss has the error of its terms, or of 1 per step.
     """
     for seed in range(6):
         case = Case(12, 4, 5, 4, seed, scale)

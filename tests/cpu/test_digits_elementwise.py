@@ -1,7 +1,7 @@
 """Elementwise functions and losses that are graphs of PyTensor's Ops, and all slopes.
 
-Slopes of tanh, sigmoid and elu are computed from the output: where they are a difference, units are
-those of its terms.
+Slopes of tanh, sigmoid and elu are computed from the output. If a slope is a difference, errors are
+relative to its terms.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def softplus(x: Any) -> Any:
 
 
 def ultra_fast_sigmoid(x: Any, rounded: Any) -> tuple[Any, Any, Any]:
-    """Its values and its slopes, both with the size of their terms."""
+    """The values and slopes of a function, both with the size of their terms."""
     h, sign = x / 2, np.sign(x)
     size = np.abs(h)
     near, step = rounded(1.5), rounded(0.0458812946797165)
@@ -44,7 +44,7 @@ def ultra_fast_sigmoid(x: Any, rounded: Any) -> tuple[Any, Any, Any]:
 
 
 def functions(x: np.ndarray, dtype: str) -> dict[str, tuple[Any, Any, Any, Any]]:
-    """For each name: the function, its values, its slopes and the size of a slope's terms."""
+    """Return, by name, the function, its values, its slopes and the size of a slope's terms."""
 
     def rounded(value: float) -> Any:
         return np.asarray(value, "float32" if dtype == "float16" else dtype).astype(WIDE)
@@ -94,7 +94,7 @@ def functions(x: np.ndarray, dtype: str) -> dict[str, tuple[Any, Any, Any, Any]]
 @pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 @ALL_DTYPES
 def test_functions_and_slopes(dtype, mode):
-    """Of finite elements; slopes made of PyTensor's Ops may be 0 where they are subnormal."""
+    """Check finite elements; slopes of PyTensor's Ops may be 0 if they are subnormal."""
     x = pt.vector(dtype=dtype)
     values = whole_range(dtype, 5000)
     values = values[np.isfinite(values)]
@@ -112,10 +112,10 @@ def test_functions_and_slopes(dtype, mode):
             keep = values != 0
             if name in ("softplus", "softsign"):
                 keep &= slope >= tiny
-            if name == "hard sigmoid":  # the slope at its two bends is either one
+            if name == "hard sigmoid":  # at its two bends, either slope is right
                 keep &= np.abs(np.abs(values.astype(WIDE)) - 2.5) > 1e-2
             assert_digits(out, expected, scale=terms, what=name)
-            if name == "ultra fast sigmoid":  # nor where its pieces meet
+            if name == "ultra fast sigmoid":  # likewise where its pieces meet
                 keep &= np.abs(np.abs(values.astype(WIDE)) - WIDE(3.4)) > 1e-2
                 keep &= np.abs(np.abs(values.astype(WIDE)) - 6) > 1e-2
             size = None if size is None else size[keep]
@@ -126,7 +126,7 @@ def test_functions_and_slopes(dtype, mode):
 @pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_losses_of_probabilities(dtype, mode):
-    """Each loss relative to itself."""
+    """Each loss is compared relative to itself."""
     rng = np.random.default_rng(0)
     p = 10.0 ** rng.uniform(-30, 0, 4000)
     p[::2] = rng.random(2000)
@@ -174,7 +174,7 @@ def test_losses_of_probabilities(dtype, mode):
 @pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_gradients_of_categorical_crossentropy(dtype, mode):
-    """With respect to the probabilities, from distributions and from classes."""
+    """Gradients with respect to the probabilities, from distributions and from classes."""
     rng = np.random.default_rng(2)
     p = (10.0 ** rng.uniform(-30, 0, (200, 7))).astype(dtype)
     true = rng.random((200, 7)).astype(dtype)
@@ -195,7 +195,7 @@ def test_gradients_of_categorical_crossentropy(dtype, mode):
 @pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_hierarchical_softmax(dtype, mode):
-    """Scores are exact sums of halves, so that all rounding is that of the two softmaxes."""
+    """Scores are exact sums of halves, so only the two softmaxes round."""
     rng = np.random.default_rng(3)
     rows, features, classes, within = 60, 4, 3, 5
     shapes = [

@@ -1,7 +1,7 @@
-"""Normalizations, element by element, in units of the last digit of the terms that make an element.
+"""Normalizations, element by element, in units of the last digit of an element's terms.
 
-Bounds are for these terms where they are subtracted from each other: no formula that reads rounded
-operands can promise digits that cancel. References are in extended precision.
+If terms are subtracted from each other, bounds are relative to the terms: no formula that reads
+rounded operands can preserve digits that cancel. References have extended precision.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AXES = (0, 2, 3)
 
 
 def image(dtype: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    """Numbers of many magnitudes and both signs, whose squares are finite and no less normal."""
+    """Return numbers of many magnitudes and both signs, whose squares are finite and normal."""
     rng = np.random.default_rng(seed)
     reach = 8 if dtype == "float32" else 100
     x = rng.standard_normal(shape) * 10.0 ** rng.uniform(-reach, 2, shape)
@@ -42,7 +42,7 @@ def image(dtype: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
 
 
 def batch(dtype: str, kind: str, layout: str) -> list[np.ndarray]:
-    """Data, the output's gradient, scale and bias; of the channels one is constant."""
+    """Return data, the output's gradient, scale and bias; one channel is constant."""
     rng = np.random.default_rng(3)
     shape = (6, 5, 33, 21)
     x = {
@@ -68,7 +68,7 @@ LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 
 
 def statistics(x: np.ndarray) -> tuple[Any, Any]:
-    """Mean and variance in extended precision."""
+    """Return mean and variance in extended precision."""
     wide = x.astype(WIDE)
     mean = wide.mean(axis=AXES, keepdims=True)
     mean = mean + (wide - mean).mean(axis=AXES, keepdims=True)
@@ -79,7 +79,7 @@ def statistics(x: np.ndarray) -> tuple[Any, Any]:
 @KINDS
 @ALL_DTYPES
 def test_batch_normalization(dtype, kind, layout):
-    """Terms: what is normalized, and the bias that is added to it."""
+    """Return the terms of the output: the normalized data, and the bias."""
     x, _, scale, bias = batch(dtype, kind, layout)
     epsilon = 1e-4
     out, mean, invstd = run_all(OneDnnBatchNormTrain(AXES), x, scale, bias, epsilon)
@@ -101,7 +101,7 @@ def test_batch_normalization(dtype, kind, layout):
 @KINDS
 @ALL_DTYPES
 def test_gradients_of_batch_normalization(dtype, kind, layout):
-    """Terms: the output's gradient, its mean, and what the deviation's gradient adds."""
+    """Return the terms of the gradient: the output's gradient, its mean, and the deviation's."""
     x, gout, scale, _ = batch(dtype, kind, layout)
     exact_mean, variance = statistics(x)
     invstd = (1 / np.sqrt(variance + WIDE(1e-4))).astype(dtype)
@@ -124,7 +124,7 @@ def test_gradients_of_batch_normalization(dtype, kind, layout):
 
 
 def test_float16_is_rounded_once():
-    """Batch normalization of float16 data, in NumPy as on the CPU's float32."""
+    """Batch normalization of float16 data, both in NumPy and in float32 on the CPU."""
     rng = np.random.default_rng(5)
     x = rng.standard_normal((6, 5, 33, 21)).astype("float16")
     scale, bias = rng.standard_normal((2, 1, 5, 1, 1)).astype("float16")
@@ -142,7 +142,7 @@ def test_float16_is_rounded_once():
 
 
 def window_sums(values: np.ndarray, n: int, axes: tuple[int, ...], reverse: bool = False) -> Any:
-    """Sums over windows along axes, ``(n - 1) // 2`` behind and ``n // 2`` ahead."""
+    """Return sums over windows along axes, ``(n - 1) // 2`` behind and ``n // 2`` ahead."""
     behind, ahead = (n - 1) // 2, n // 2
     if reverse:
         behind, ahead = ahead, behind
@@ -168,9 +168,9 @@ PARAMETERS = [
 @pytest.mark.parametrize("family", ["LRN", "divisive", "divisive, with means"])
 @ALL_DTYPES
 def test_norms_by_squares(dtype, family, parameters):
-    """The output relative to itself; the gradient's terms are subtracted from each other.
+    """The output is compared relative to itself; the gradient's terms are subtracted.
 
-    A power multiplies what is rounded of its base by the exponent.
+    A power multiplies the rounding error of its base by the exponent.
     """
     x, gout = image(dtype, (3, 9, 17, 16), 1), image(dtype, (3, 9, 17, 16), 2)
     n, alpha, beta, k = (parameters[name] for name in ("n", "alpha", "beta", "k"))
@@ -185,7 +185,7 @@ def test_norms_by_squares(dtype, family, parameters):
         forward = OneDnnDivisiveNormalization(**parameters, has_means=has_means)
         backward = OneDnnDivisiveNormalizationGrad(**parameters, has_means=has_means)
         operands = [x, *([image(dtype, x.shape, 3)] if has_means else [])]
-        # The difference itself is rounded: its square has that digit.
+        # The difference is rounded, and the error of its square is relative to it.
         away = (x - operands[1]).astype(WIDE) if has_means else wide
     scale = WIDE(alpha) / WIDE(n) ** len(axes)
     base = WIDE(k) + scale * window_sums(away**2, n, axes)
@@ -198,7 +198,7 @@ def test_norms_by_squares(dtype, family, parameters):
     size = np.abs(factor) * window_sums(np.abs(shares), n, axes, reverse=True)
     direct = gout * power
     found = run_all(backward, *operands, gout)
-    # The power of the base, whose exponent is one more, and the sum of shares.
+    # The power of the base, with an exponent larger by one, and the sum of shares.
     units = 4 * (2 + beta)
     terms = np.maximum(np.abs(direct), size)
     if family == "divisive, with means":

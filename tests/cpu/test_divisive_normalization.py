@@ -31,7 +31,7 @@ PAIRS: list[tuple[Any, Any]] = [
 
 
 def check(case: Case, has_means: bool, dtype: str) -> None:
-    """Compare both Ops, of arrays with any strides."""
+    """Compare both Ops, on arrays with any strides."""
     rng = np.random.default_rng(case.seed)
     for extra, (backend, abstract) in enumerate(PAIRS):
         arrays = [normal(rng, case.shape, dtype) for _ in range(1 + has_means + extra)]
@@ -42,8 +42,8 @@ def check(case: Case, has_means: bool, dtype: str) -> None:
         bound = 3e-6 if dtype == "float32" else 1e-14
         for result, reference in zip(results, expected, strict=True):
             assert result.flags.c_contiguous
-            # Gradients are differences of numbers that may be almost alike: what is rounded are
-            # those, of which the second one is the gradient by means.
+            # Gradients are differences of numbers that may be almost equal; these are rounded.
+            # The second one is the gradient with respect to the means.
             size = np.linalg.norm(reference)
             if extra:
                 size += np.linalg.norm(arrays[-1]) * case.k**-case.beta
@@ -129,7 +129,7 @@ def test_dtypes_and_modes(dtype, mode):
 
 
 def test_vectorized():
-    """Extra axes become part of the batch; what has none is repeated."""
+    """Extra axes become part of the batch; operands without them are repeated."""
     x, means = pt.ftensor4("x"), pt.ftensor4("means")
     many = pt.tensor("many", dtype="float32", shape=(None,) * 5)
     out = divisive_normalization(x, 3, 1.0, means=means)

@@ -1,4 +1,4 @@
-"""Dropout on the CPU in compiled loops: exactly what NumPy gives, in graphs with their states."""
+"""Dropout on the CPU in compiled loops: equal to NumPy bit by bit, and in graphs with states."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(op: Any, *arrays: np.ndarray) -> list[np.ndarray]:
 
 
 def check(op: Any, abstract: Any, rng: np.random.Generator, *operands: np.ndarray) -> list:
-    """Compare bit by bit, also in place, and on an operand of other strides."""
+    """Compare bit by bit, also in place, and with operands of other strides."""
     expected = run(abstract, *operands)
     first, *others = operands
     view = restrided(rng, first) if first.ndim else first.copy()
@@ -115,7 +115,7 @@ def ops_of(fn: Any) -> list[str]:
 
 
 def compile_quietly(inputs: Any, outputs: Any, mode: Any, **kwargs: Any) -> Any:
-    """Compile without object mode, of which PyTensor warns."""
+    """Make PyTensor's warnings about object mode errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         return pytensor.function(inputs, outputs, mode=mode, **kwargs)
@@ -123,10 +123,10 @@ def compile_quietly(inputs: Any, outputs: Any, mode: Any, **kwargs: Any) -> Any:
 
 @LINKERS
 def test_functions_gradients_and_states(mode):
-    """A state by itself, one that is passed on, and a symbolic p, in one function."""
+    """Test a single state, a state that is passed on, and a symbolic p in one function."""
     x, p, top = pt.fmatrix("x"), pt.dscalar("p"), pt.fmatrix("top")
 
-    # Nothing elementwise besides the sum of two gradients: it would only be compiled.
+    # Only the sum of two gradients is elementwise, since more would only take time to compile.
     def build():
         shared = dropout_state(21)
         y, after_y = dropout(x, p, state=shared)

@@ -23,7 +23,7 @@ DTYPES = ("float32", "float64")
 
 
 def check(case: Case, dtype: str) -> None:
-    """Compare all Ops, of arrays with any strides."""
+    """Compare all Ops, on arrays with any strides."""
     rng = np.random.default_rng(case.seed)
     x, gy = (normal(rng, case.shape, dtype) for _ in range(2))
     bound = 2e-6 if dtype == "float32" else 1e-14
@@ -31,7 +31,7 @@ def check(case: Case, dtype: str) -> None:
     assert_close(y, run_op(LRN(**case.parameters), *in_double([x])), bound=bound)
     dx = run_op(OneDnnLRNGrad(**case.parameters), restrided(rng, x), restrided(rng, gy))
     expected = run_op(LRNGrad(**case.parameters), *in_double([x, gy]))
-    # A difference of numbers that may be almost alike: what is rounded are those.
+    # A difference of numbers that may be almost equal, and these are rounded.
     size = max(np.linalg.norm(expected), np.linalg.norm(gy * (y / x)))
     assert np.linalg.norm(dx - expected) <= 2 * bound * size
     total = run_op(OneDnnWindowSum(case.n, (1,), True), restrided(rng, x))
@@ -80,19 +80,19 @@ def test_exact_on_integers(n):
 
 @pytest.mark.parametrize("beta", [0.01, 0.3, 0.5, 0.75, 1.0, 1.7, 4.0, 70.0])
 def test_powers_of_any_size(beta):
-    """Each element is right, not only their norm: of bases from 1e-5 to 1e37."""
+    """Each element is right, not only the norm, for bases from 1e-5 to 1e37."""
     x = np.logspace(-3, 18.5, 4001).astype("float32").reshape(1, 1, -1)
     result = run_op(OneDnnLRN(1, 1.0, beta, 1e-5), x)
     with np.errstate(over="ignore"):
         expected = run_op(LRN(1, 1.0, beta, 1e-5), x.astype("float64"))
-    # Below them are numbers that float32 has fewer digits of.
+    # Below these, float32 numbers have fewer digits.
     normal_ones = (expected / x > 1e-37) & (expected / x < 1e38) & (expected < 1e38)
     assert normal_ones.mean() > 0.02
     np.testing.assert_allclose(result[normal_ones], expected[normal_ones], rtol=1e-6 * max(1, beta))
 
 
 def test_a_large_channel_leaves_nothing_behind():
-    """As running sums would, from which it is subtracted again."""
+    """Running sums would fail here, because they subtract the infinity again."""
     x = np.random.default_rng(4).standard_normal((2, 30, 50)).astype("float32")
     x[:, 10] = 1e8
     for n in (4, 5):

@@ -1,4 +1,4 @@
-"""Copies of arrays of any strides, of every dtype, compiled by themselves."""
+"""Copies of arrays with any strides and dtype, compiled separately."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_dtype(run_pack, dtype, flip):
         plain = rng.integers(0, 2 if dtype == "bool" else 100, shape).astype(bits)
         apart = np.repeat(plain, 2, axis=-1)[..., ::2]
         for array in (plain, apart, np.flip(plain), plain.T.copy().T):
-            # What lies behind the copy must stay as it is.
+            # Memory behind the copy must not change.
             guarded = np.full(array.size * array.itemsize + 64, 0xA5, "uint8")
             to = guarded[: array.size * array.itemsize].view(bits).reshape(shape)
             run_pack(ctypes.byref(describe(array, dtype)), ctypes.c_void_p(to.ctypes.data), flip)

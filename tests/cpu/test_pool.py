@@ -66,7 +66,7 @@ def test_gradients_of_averages(dtype, case):
 @pytest.mark.parametrize("mode", ["max", *AVERAGES])
 @pytest.mark.parametrize("spatial", [(7, 7), (1, 1), (3, 5), (16,), (5, 4, 9)])
 def test_one_window_with_the_whole_image(spatial, mode, dtype):
-    """The window may reach beyond the image, into padding that counts or doesn't."""
+    """The window may reach beyond the image, into padding that counts or does not."""
     ndim = len(spatial)
     for padding in (0, 1):
         window = tuple(n + 2 * padding for n in spatial)
@@ -98,7 +98,7 @@ def test_nan_is_the_maximum(dtype, size):
 @EVERY_LINKER
 @pytest.mark.parametrize("pool_mode", ["max", "average_exc_pad"])
 def test_linkers(mode, pool_mode):
-    """Window, stride and padding are operands: one compiled function serves them all."""
+    """Window, stride and padding are operands, so one compiled function serves them all."""
     x = pt.tensor4("x", dtype="float32")
     ws, stride, pad = (pt.lvector(name) for name in ("ws", "stride", "pad"))
     out = pool_2d(x, ws, ignore_border=True, stride=stride, pad=pad, mode=pool_mode)

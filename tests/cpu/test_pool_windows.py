@@ -1,4 +1,4 @@
-"""One compiled function of an image and its windows, called with many of them."""
+"""Call one compiled function of an image and its windows with many of them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_windows_of_each_call(linker, ndim, pool_mode, ignore_border):
     out = function(x, vectors[0], ignore_border, *vectors[1:], mode=pool_mode)
     grad = pytensor.grad((out * gz).sum(), x)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # Numba's object mode is announced by one
+        warnings.simplefilter("error")  # Numba warns when it uses object mode
         f = pytensor.function([x, gz, *vectors], [out, grad], mode=linker)
     rng = np.random.default_rng(ndim)
     for _ in range(40):

@@ -20,7 +20,7 @@ from tests.nnet.rnn.rnn_cases import RNNCase, rnn_cases, run_op
 from tests.oracle import PERFORM_MODE, UNIT, assert_close, fuzz, small_integers
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
-#: Sums over many steps are of almost canceling terms at times.
+#: Bounds for sums over many steps, whose terms sometimes almost cancel.
 BOUNDS = {"float32": 1e-5, "float64": 1e-12}
 CASE = RNNCase("lstm", 3, 2, True, False, 0, 0.0, True, 4, 2, 5, seed=1)
 
@@ -37,7 +37,7 @@ def restride_all(rng: np.random.Generator, arrays: Any) -> list[np.ndarray]:
 
 
 def check(case: RNNCase, dtype: str, operands: list[np.ndarray] | None = None) -> None:
-    """Compare both passes, the reserve included; operands lie in any order."""
+    """Compare both passes, including the reserve; operands may have any memory order."""
     rng = np.random.default_rng(case.seed)
     operands = case.operands(dtype) if operands is None else operands
     results = run_op(OneDnnRNNForward(**case.network), *restride_all(rng, operands))
@@ -59,10 +59,10 @@ def check(case: RNNCase, dtype: str, operands: list[np.ndarray] | None = None) -
 
 
 def is_determined(case: RNNCase, dtype: str) -> bool:
-    """Whether operands of a dtype determine the outputs to a fifth of the bound.
+    """Return whether the operands determine the outputs to a fifth of the bound.
 
-    They don't where terms of about 1 leave a single small number: then half of a last digit of an
-    operand is as much as the bound allows, and no computation in that dtype can be held to it.
+    They do not if terms of about 1 leave a small number. Then half of an operand's last digit
+    changes it by as much as the bound allows, and no computation in that dtype can meet the bound.
     """
     operands = case.operands(dtype)
     rng = np.random.default_rng(case.seed)
@@ -110,7 +110,7 @@ def test_sizes_for_several_threads(mode, has_lengths):
     ids=lambda case: f"{case.rnn_mode}{case.proj_size or ''}{'ends' if case.has_lengths else ''}",
 )
 def test_matrices_that_are_laid_out_for_all_steps(case):
-    """Large ones, where there are no lengths; and products of all steps that oneDNN prepares."""
+    """Large networks without lengths, with products of all steps that oneDNN prepares."""
     operands = case.operands("float32")
     operands[0] *= 2 * case.hidden_size**-0.5
     check(case, "float32", operands)
@@ -135,7 +135,7 @@ def test_small_integers_are_exact(bidirectional):
 
 @pytest.mark.parametrize("mode", ["rnn_tanh", "lstm"])
 def test_functions_everywhere(mode):
-    """One unit each: tanh of all sizes; the gates of an LSTM, whose tanh is of about 1."""
+    """Single units: tanh of all sizes, and the gates of an LSTM, with tanh of about 1."""
     values = np.concatenate([np.logspace(-30, 4, 999), [0, 0.62499, 0.625, 9, 44, 88, 89, 1e38]])
     x = np.concatenate([values, -values]).astype("float32")[None, :, None]
     case = RNNCase(mode, 1, 1, False, False, 0, 0.0, False, 1, x.shape[1], 1, seed=0)
@@ -203,7 +203,7 @@ def ops_of(fn: Any) -> dict[str, Any]:
 
 
 def graph_of(dtype: str = "float32") -> tuple[list[Any], list[Any], list[Any]]:
-    """Operands, results and gradients of a network with everything in it."""
+    """Operands, results and gradients of a network that uses every option."""
     block = RNNBlock(dtype, 4, 2, "lstm", "linear", "bidirectional", proj_size=3, dropout=0.3)
     w = pt.vector("w", dtype=dtype)
     x, hx, cx = (pt.tensor3(name, dtype=dtype) for name in ("x", "hx", "cx"))
@@ -233,7 +233,7 @@ def test_in_graphs(mode):
             assert_close(result, expected, bound=1e-5, allow_zero=True)
     if mode == "DNN":
         return
-    # The same function refuses what does not fit.
+    # The same function rejects wrong shapes.
     w, x, hx, cx, lengths = arrays_of("float32")
     for words, bad in {
         r"w has shape \(\d+\), expected \(\d+\)": (w[1:], x, hx, cx, lengths),
@@ -284,7 +284,7 @@ def test_excluded():
 @DTYPES
 @fuzz(max_examples=20, case=rnn_cases(), fraction=st.floats(0, 0.99))
 def test_refused_at_the_call(dtype, case, fraction):
-    """Operands of wrong shapes, each in turn; checked before anything is read."""
+    """Each operand in turn has a wrong shape, which is checked before anything is read."""
     operands = case.operands(dtype)
     op = OneDnnRNNForward(**case.network)
     node = op.make_node(*(pt.tensor(dtype=a.dtype, shape=(None,) * a.ndim) for a in operands))
@@ -323,7 +323,7 @@ def test_wrong_gradients_are_refused():
 
 @DTYPES
 def test_relu_keeps_nans(dtype):
-    """An output that is a NaN has a gradient that is one, in the library and in NumPy."""
+    """An output of NaN has a gradient of NaN, in the library and in NumPy."""
     case = RNNCase("rnn_relu", 2, 1, False, False, 0, 0.0, False, 3, 2, 4, seed=3)
     operands = case.operands(dtype)
     operands[1][0, 0, 0] = np.nan

@@ -1,4 +1,4 @@
-"""Scratch memory on the CPU: what a thread keeps of it."""
+"""Scratch memory on the CPU, and how much of it a thread keeps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_is_more_than_the_limit_is_given_back(name, dtype, limit):
     limit(2**40)
     expected = run_op(op, x, w)
     taken = kept()
-    assert taken > 2**18  # the call needs so much
+    assert taken > 2**18  # the call needs this much
     limit(taken)
     run_op(op, x, w)
     assert kept() == taken
@@ -95,6 +95,6 @@ print(peak * 1024 / x.nbytes)
 
 
 def test_the_output_has_room_for_the_copy_of_the_input():
-    """At most two arrays of the output's size are in memory, the output included."""
+    """At most two arrays of the output's size exist, including the output."""
     done = subprocess.run([sys.executable, "-c", _PEAK], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 2.3

@@ -89,7 +89,7 @@ def test_cross_entropy_is_stable():
 
 @pytest.mark.parametrize("axis", [1, (0, 2), None])
 def test_gradient_of_the_sum(axis):
-    """The softmax's own product is all that there is: what comes from above is ones."""
+    """Only the softmax's own product is left, because the incoming gradient is all ones."""
     x = pt.ftensor3("x")
     gradient = pytensor.grad(softmax(x, axis=axis).sum(), x)
     with pytensor.config.change_flags(on_opt_error="raise"):
@@ -101,7 +101,7 @@ def test_gradient_of_the_sum(axis):
 
 @pytest.mark.parametrize("dtype", ["bool", "float64"])
 def test_gradient_from_above_of_another_dtype(dtype):
-    """Conditions and integers are factors as others; with float64 the arithmetic is in float64."""
+    """Conditions and integers are valid factors; float64 factors make the arithmetic float64."""
     x, factor = pt.fmatrix("x"), pt.tensor("factor", dtype=dtype, shape=(None, None))
     sm = softmax(x, axis=1)
     product = factor * sm
@@ -119,7 +119,7 @@ def test_gradient_from_above_of_another_dtype(dtype):
 
 @pytest.mark.parametrize("log", [False, True])
 def test_float16_is_computed_in_float32(log):
-    """PyTensor's own softmax can't be compiled for it."""
+    """PyTensor's own softmax cannot be compiled for it."""
     x, t = pt.matrix("x", dtype="float16"), pt.matrix("t", dtype="float16")
     out = (log_softmax if log else softmax)(x, axis=1)
     grad = pytensor.grad((out * t).sum(), x)
@@ -179,7 +179,7 @@ def test_many_dimensions_are_left_to_pytensor():
 
 
 def test_many_dimensions_are_refused_under_numba():
-    # The rewrites leave such a graph alone; one made by hand would overrun the descriptions.
+    # The rewrites leave such a graph alone; an Op applied by hand would overrun the descriptions.
     x = pt.tensor("x", dtype="float32", shape=(None,) * 9)
     out = OneDnnSoftmax((3,))(x)
     with pytest.raises(DnnTypeError, match="more than 8 dimensions"):

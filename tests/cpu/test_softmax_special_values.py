@@ -1,4 +1,4 @@
-"""Softmax of NaNs, infinities and very many dimensions: what SciPy gives."""
+"""Softmax of NaN, infinities and many dimensions, compared with SciPy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def test_special_values_along_the_last_axis(name, mode):
         values = np.array(row, dtype="float32")
         with np.errstate(all="ignore"):
             expected = reference(values)
-        if np.isposinf(values).any():  # SciPy's log_softmax has a case of its own, PyTensor's none
+        if np.isposinf(
+            values
+        ).any():  # SciPy's log_softmax handles it separately, PyTensor's does not
             expected = np.full_like(expected, np.nan)
         result = function(values)
         # A NaN must not become a probability.
@@ -73,7 +75,7 @@ def test_softmax_of_very_many_dimensions():
 
 
 def check_softmax_of(ndim: int, mode: Any) -> None:
-    """Up to 8 dimensions it is oneDNN's; whatever computes more must be right."""
+    """oneDNN handles up to 8 dimensions; results must be right with more, too."""
     x = pt.tensor("x", dtype="float32", shape=(None,) * ndim)
     function = pytensor.function([x], pt.special.softmax(x, axis=-1), mode=mode)
     names = {type(node.op).__name__ for node in function.maker.fgraph.apply_nodes}

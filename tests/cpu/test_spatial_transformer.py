@@ -43,7 +43,7 @@ def poisoned(shape: Any, dtype: Any = float) -> np.ndarray:
 
 
 def run_poisoned(op: Any, *arrays: np.ndarray) -> np.ndarray:
-    """Run an Op whose output is allocated full of NaN."""
+    """Run an Op whose output array is filled with NaN."""
     with mock.patch.object(np, "empty", poisoned):
         return run_op(op, *arrays)
 
@@ -57,7 +57,7 @@ def run_grad(*arrays: np.ndarray) -> list[np.ndarray]:
 
 
 def run_all(img: np.ndarray, grid: np.ndarray, gout: np.ndarray) -> list[np.ndarray]:
-    """Sample, and run both of the gradients."""
+    """Sample, and run both gradients."""
     return [
         run_poisoned(OneDnnSpatialTransformerSampler(), img, grid),
         run_poisoned(OneDnnSpatialTransformerSamplerGradImage(), img, grid, gout),
@@ -102,7 +102,7 @@ def test_grid(dtype, case):
     top = case.grid(dtype)
     result = run_poisoned(OneDnnSpatialTransformerGridGrad(), restrided(rng, top))
     expected = run_op(SpatialTransformerGridGrad(), *in_double((top,)))
-    # Sums of few terms can be next to nothing.
+    # Sums of few terms can be near zero.
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5 * np.abs(top).sum())
 
 
@@ -125,7 +125,7 @@ def test_wide_grids():
 
 
 def test_large_images_keep_the_digits_of_their_points():
-    """In float32 there would be four digits left of what a point is away from its pixel."""
+    """In float32, four digits of a point's distance from its pixel would be left."""
     img = np.random.default_rng(2).standard_normal((1, 1, 3, 20000)).astype("float32")
     grid = np.random.default_rng(3).uniform(-1, 1, (1, 40, 50, 2)).astype("float32")
     gout = np.random.default_rng(4).standard_normal((1, 1, 40, 50)).astype("float32")
@@ -137,7 +137,7 @@ def test_large_images_keep_the_digits_of_their_points():
 
 @pytest.mark.parametrize("channels", [1, 5, 12])
 def test_exact(channels):
-    """Points at and halfway between pixels, and small integers: nothing is rounded."""
+    """Points at and halfway between pixels, and small integers, so that nothing is rounded."""
     rng = np.random.default_rng(channels)
     img = rng.integers(-8, 9, (3, channels, 9, 17)).astype("float32")
     gout = rng.integers(-8, 9, (3, channels, 20, 30)).astype("float32")
@@ -209,7 +209,7 @@ def test_pixels_that_are_no_numbers(channels):
 
 
 def test_planes_past_32_bits():
-    """Rows far apart in memory, of which only a few pages are touched."""
+    """Rows are far apart in memory, of which only a few pages are used."""
     try:
         memory = np.empty((2, 2**30), "float32")
     except MemoryError:
@@ -233,7 +233,7 @@ def ops_of(fn) -> list[str]:
 
 
 def compile_quietly(inputs: Any, outputs: Any, mode: Any) -> Any:
-    """Compile without object mode, of which PyTensor warns."""
+    """Make PyTensor's warnings about object mode errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         return pytensor.function(inputs, outputs, mode=mode)
@@ -283,7 +283,7 @@ def test_second_derivatives():
     loss = (grid_sample(img, grid) ** 3).sum()
     grads = pytensor.grad(loss, [img, grid])
     second = pytensor.grad(sum((g**2).sum() for g in grads), [img, grid])
-    # Nothing is compiled, which would take long, but all is rewritten.
+    # Rewrite everything, but compile nothing, which would take long.
     fn = pytensor.function([img, grid], second, mode=Mode(linker="py", optimizer="fast_run"))
     assert any("OneDnnSpatialTransformerSamplerGrad" in name for name in ops_of(fn))
     plain = pytensor.function([img, grid], second, mode=PERFORM_MODE)
@@ -293,7 +293,7 @@ def test_second_derivatives():
 
 
 def test_gradient_of_the_backend_ops():
-    """A graph that holds the Ops of the CPU already can be differentiated, twice."""
+    """A graph that contains the CPU Ops can be differentiated twice."""
     img, theta = pt.dtensor4(), pt.dtensor3()
     case = Case((2, 3, 5, 6), (4, 7), seed=9)
     results = []

@@ -1,4 +1,4 @@
-"""Winograd's convolution: where it is used, against the float64 oracle, repeatably."""
+"""Winograd convolution: when it is used, accuracy against the float64 oracle, repeatability."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cpu.test_conv import PAIRS, in_double, operands, restrided
 from tests.oracle import ConvCase, assert_close, fuzz, run_op
 
 THREADS = 2
-#: How few tiles of 4 x 4 outputs a thread may have.
+#: Smallest number of 4 x 4 output tiles per thread.
 TILES = 24 * THREADS
 GRAD_INPUTS = 1
 
@@ -30,7 +30,7 @@ DIRECTIONS = pytest.mark.parametrize("index", range(3), ids=[pair[0].__name__ fo
 
 @pytest.fixture(autouse=True)
 def two_threads() -> Iterator[None]:
-    """Run with two threads, wherever: what is used depends on their number."""
+    """Run with two threads everywhere, because the number of threads decides whether it is used."""
     before = ONEDNN.library.omp_get_max_threads()
     ONEDNN.library.omp_set_num_threads(THREADS)
     yield
@@ -54,7 +54,7 @@ def uses_winograd(op: Any, *arrays: np.ndarray) -> bool:
 
 
 def run_into(op: Any, out: np.ndarray, *arrays: np.ndarray) -> None:
-    """Compute into an array of any strides, as `perform` never does."""
+    """Compute into an array of any strides, which `perform` never does."""
     node = op.make_node(*arrays)
     words, context, result = op.words, _Context(None, None, 0), _Tensor()
     _describe(operand_access(node.outputs[0].type), out, out.dtype.name, result)
@@ -76,7 +76,7 @@ def make_case(
     flip: bool = True,
     seed: int = 0,
 ) -> ConvCase:
-    """Make a case of which the array that is cut into tiles has spatial shape `size`."""
+    """Return a case in which the array that is cut into tiles has the spatial shape `size`."""
     img = size
     if index != GRAD_INPUTS:
         img = tuple(n + 2 - sum(pad) for n, pad in zip(size, pads, strict=True))
@@ -92,7 +92,7 @@ def make_case(
     )
 
 
-#: Sizes of which at least 0.6 of the tiles' area is used, whichever is drawn.
+#: Sizes that use at least 0.6 of the tiles' area, whichever is drawn.
 _WHOLE, _ANY = st.sampled_from([4, 8, 12, 16]), st.integers(3, 18)
 _PARTIAL = st.sampled_from([7, 10, 11, 13, 14, 15, 17, 18])
 SIZES = st.one_of(st.tuples(_WHOLE, _ANY), st.tuples(_ANY, _WHOLE), st.tuples(_PARTIAL, _PARTIAL))
@@ -100,7 +100,7 @@ SIZES = st.one_of(st.tuples(_WHOLE, _ANY), st.tuples(_ANY, _WHOLE), st.tuples(_P
 
 @st.composite
 def winograd_cases(draw: st.DrawFn, index: int) -> ConvCase:
-    """Strategy of cases past the thresholds, of whole tiles and of partial ones."""
+    """Return a strategy for cases above the thresholds, with whole and partial tiles."""
     pad, channel = st.integers(0, 2), st.integers(16, 40)
     rows, columns = draw(SIZES)
     tiles = -(-rows // 4) * -(-columns // 4)
@@ -187,7 +187,7 @@ def test_repeats_bit_by_bit(index, threads):
     assert uses_winograd(backend, *arrays)
     first = run_op(backend, *arrays)
     for _ in range(5):
-        # What another call leaves in the scratch memory must not come back.
+        # The scratch memory may contain results of another call.
         poisoned = [a * np.nan if a.dtype.kind == "f" else a for a in others]
         assert np.isnan(run_op(backend, *poisoned)).all()
         assert run_op(backend, *arrays).tobytes() == first.tobytes()
@@ -199,7 +199,7 @@ def test_repeats_bit_by_bit(index, threads):
 @DIRECTIONS
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_not_finite(index, value):
-    """What isn't finite reaches at least where it would, and no other image or tile."""
+    """Non-finite numbers spread at least as far as in a convolution, but not to other images."""
     case = make_case(index, 6, (20, 24), (15, 16))
     backend, abstract = (cls(**case.params) for cls in PAIRS[index])
     arrays = operands(case, index, "float32")
@@ -226,7 +226,7 @@ def test_not_finite(index, value):
 @needs_avx512
 @DIRECTIONS
 def test_what_does_not_suit(index):
-    """Each change of a suiting case makes it oneDNN's."""
+    """Any change of a suitable case makes oneDNN compute it."""
     suiting = {"batch": 8, "channels": (32, 32), "size": (16, 16)}
     check(make_case(index, **suiting), index)
     for change in ({"batch": 2}, {"channels": (15, 64)}, {"channels": (64, 15)}, {"size": (5, 5)}):
@@ -258,7 +258,7 @@ def test_other_geometries_do_not_suit():
 @needs_avx512
 @DIRECTIONS
 def test_direct(index):
-    """Not wanted, it isn't used: the result is oneDNN's, to the last bit another one."""
+    """If it is disabled, oneDNN computes the result, which differs in the last bit."""
     case = make_case(index, 8, (32, 32), (16, 16))
     backend = PAIRS[index][0](**case.params)
     arrays = operands(case, index, "float32")
@@ -292,7 +292,7 @@ def test_errors_are_the_same():
 
 @needs_avx512
 def test_a_nan_stays_in_its_tile_and_direct_keeps_it_to_its_pixels():
-    """What the documentation says of NaNs."""
+    """NaNs spread as the documentation says."""
     x = np.ones((1, 64, 24, 24), "float32")
     w = np.ones((64, 64, 3, 3), "float32")
     x[0, 0, 10, 11] = np.nan

@@ -124,7 +124,7 @@ def test_parameters_reach_the_op():
     ],
 )
 def test_the_wider_dtype(first, second, wide):
-    """As in Theano, and as `dnnops.nnet.conv2d` does."""
+    """The function behaves as in Theano, and like `dnnops.nnet.conv2d`."""
     for ndim, suffix in ((4, ""), (5, "3d")):
         for x, y in ((first, second), (second, first)):
             x, y = (arrays(1, ndim, dtype)[0] for dtype in (x, y))

@@ -1,4 +1,4 @@
-"""Derivatives of each graph that `dnnops.dnn` makes: on the host by the abstract Ops."""
+"""Derivatives of each graph of `dnnops.dnn`, computed on the host with the abstract Ops."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from tests.oracle import PERFORM_MODE, check_gradient, check_second_derivatives
 
 CASES = pytest.mark.parametrize(
     "function",
-    # Loops of PyTensor take half a minute.
+    # PyTensor's loops take half a minute.
     [
         pytest.param(f, id=f.name, marks=[pytest.mark.slow] if f.name == "RNNBlock" else [])
         for f in FUNCTIONS
     ],
 )
 MODE = get_mode("CVM").including("gpu", "cudnn").excluding("onednn")
-#: cuDNN's only dtype for it is float32, of which differences have few digits.
+#: cuDNN supports only float32 for it, whose differences have few digits.
 COARSE = {"float32": {"eps": 1e-2, "bound": 5e-3}}
 
 
 def test_all_functions_are_here():
-    """Each function of the package that takes arrays, and RNNBlock."""
+    """Return each function of the package that takes arrays, and RNNBlock."""
     names = dnnops.dnn.__all__
     makers = {name for name in names if name.islower() and not name.startswith("gpu_dnn")}
     makers = makers - {"dnn_available", "dnn_present", "version"} | {"RNNBlock"}
@@ -51,7 +51,7 @@ def test_all_functions_are_here():
 
 @CASES
 def test_gradient(function: DnnFunction):
-    """Pullback and pushforward against differences, in float64 with the host's arithmetic."""
+    """Compare pullback and pushforward with differences, in float64 on the host."""
     check_gradient(
         function.flat,
         function.points(),
@@ -80,7 +80,7 @@ def test_second_derivatives(function: DnnFunction):
 
 
 def _derivatives(function: DnnFunction) -> tuple[list[Any], list[Any]]:
-    """Device variables, and the value, gradients, a tangent and second derivatives of them."""
+    """Return device variables, and the value, gradients, a tangent and second derivatives."""
     operands = [GpuArrayType(function.dtype, shape)() for shape in function.shapes]
     outputs = function.outputs(*operands)
     cost = sum(pt.sqr(pt.as_tensor_variable(z)).sum() for z in outputs)
@@ -96,7 +96,7 @@ def _derivatives(function: DnnFunction) -> tuple[list[Any], list[Any]]:
 
 
 def _device_graph(function: DnnFunction) -> FunctionGraph:
-    """The derivatives, rewritten for a GPU."""
+    """Return the derivatives, rewritten for a GPU."""
     _, wanted = _derivatives(function)
     with pytensor.config.change_flags(dnn__enabled="no_check"):
         free = [x for x in graph_inputs(wanted) if not isinstance(x, Constant)]
@@ -104,7 +104,7 @@ def _device_graph(function: DnnFunction) -> FunctionGraph:
 
 
 def _write_c(node) -> str:
-    # Constants of a device would need one.
+    # Constants on a device would need one.
     inputs = [
         x for x in dict.fromkeys(node.inputs) if is_on_device(x) or not isinstance(x, Constant)
     ]
@@ -115,12 +115,12 @@ def _write_c(node) -> str:
 @pytest.mark.gpu
 @CASES
 def test_numbers_on_a_gpu(function: DnnFunction):
-    """All of it on the device, against the host's arithmetic."""
+    """Compare all results on the device with the host."""
     inputs, wanted = _derivatives(function)
     values = [*function.points(), *function.points(1)]
     options: dict[str, Any] = {"on_unused_input": "ignore"}
     if hasattr(SharedVariable, "default_update"):
-        # Dropout's state would be another one for the second function.
+        # Dropout's state would be different for a second function.
         options["no_default_updates"] = True
     found = pytensor.function(inputs, wanted, mode="CUDNN", **options)(
         *(on_gpu(value, function.dtype) for value in values)
@@ -139,7 +139,7 @@ def test_numbers_on_a_gpu(function: DnnFunction):
 
 @CASES
 def test_rewriting_and_code(function: DnnFunction):
-    """The whole graph moves to the device, and each of its Ops on cuDNN writes its C code."""
+    """The whole graph moves to the device, and each of its cuDNN Ops generates C code."""
     graph = _device_graph(function)
     if function.name != "RNNBlock":  # whose second derivatives are loops on the host
         left = [z for n in graph.toposort() if isinstance(n.op, HostFromGpu) for z in n.outputs]

@@ -1,4 +1,4 @@
-"""Ops called as Theano's were, with descriptors: graphs without a GPU, numbers with one."""
+"""Ops called with descriptors, as in Theano: graphs without a GPU, results with one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def arrays(*shapes) -> list:
 @pytest.mark.parametrize("inplace", [False, True])
 @fuzz(max_examples=40, case=conv_cases())
 def test_convolutions(index, inplace, case):
-    """A call with a descriptor is the one with the Op's own parameters."""
+    """A call with a descriptor equals one with the Op's own parameters."""
     if case.ndim == 1:
         return
     first, second = operands(case, index)[:2]
