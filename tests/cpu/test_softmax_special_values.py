@@ -44,9 +44,8 @@ def test_special_values_along_the_last_axis(name, mode):
         values = np.array(row, dtype="float32")
         with np.errstate(all="ignore"):
             expected = reference(values)
-        if np.isposinf(
-            values
-        ).any():  # SciPy's log_softmax handles it separately, PyTensor's does not
+        # SciPy's log_softmax handles infinity separately, PyTensor's does not.
+        if np.isposinf(values).any():
             expected = np.full_like(expected, np.nan)
         result = function(values)
         # A NaN must not become a probability.

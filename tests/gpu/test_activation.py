@@ -1,4 +1,4 @@
-"""Activations by cuDNN: descriptors without a GPU, results with one."""
+"""Activations with cuDNN: descriptors without a GPU, results with one."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_random(dtype):
         if len(shape) > 1 and number % 3 == 0:
             given = cupy.asfortranarray(given)
         words = f"number {number}: {mode}({coef}) of {dtype}{shape}, strides {given.strides}"
-        # Exponentials of 16 bits: an error of the result's last place and of the arithmetic.
+        # 16-bit exponentials: an error of the result's last digit, and of the arithmetic.
         bound = max(RELATIVE_ERROR[dtype], 2e-6 if dtype == "float32" else 0)
         try:
             poison()
@@ -102,7 +102,7 @@ def test_random(dtype):
 
 @pytest.mark.gpu
 def test_special_values():
-    """A NaN stays one; slopes where an activation bends are the abstract Ops', but for two."""
+    """NaN stays NaN; at bends, slopes are those of the abstract Ops, with two exceptions."""
     x = np.array([np.nan, 0.0, 1.0, -1.0, 2.0])
     gy = np.ones(5)
     failures = []
@@ -126,7 +126,7 @@ def test_special_values():
 
 @pytest.mark.gpu
 def test_written_out():
-    """The activations of `dnnops.nnet`, as elementwise kernels, and their gradients."""
+    """Run the activations of `dnnops.nnet` and their gradients as elementwise kernels."""
     coefs = {"clipped_relu": 2.0, "elu": 0.5, "swish": 1.5}
     rng = np.random.default_rng(SEED)
     for dtype in ("float32", "float16"):

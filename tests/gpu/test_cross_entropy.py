@@ -24,7 +24,7 @@ from tests.oracle import PERFORM_MODE, RELATIVE_ERROR, SEED, repeat_command
 
 GPU_MODE = pytensor.compile.get_mode("CVM").including("gpu")
 KERNELS = dict.fromkeys(("cross_entropy", "cross_entropy_grad"), "cross_entropy_launch")
-#: How many threads share a row, and the labels' dtype with it.
+#: Numbers of threads that share a row, with the labels' dtype.
 LANES = {1: "int64", 8: "int32", 256: "int64"}
 
 
@@ -36,7 +36,7 @@ def run_oracle(op, *arrays):
 
 
 class Case:
-    """Scores, labels and a gradient by the costs, drawn at random."""
+    """Draw scores, labels and a gradient with respect to the costs."""
 
     def __init__(
         self, rng: np.random.Generator, dtype: str, largest: int, label_dtype: str = "int64"
@@ -214,7 +214,7 @@ def test_random(dtype):
 
 @pytest.mark.gpu
 def test_compiled_function():
-    """One module, many shapes: cost and gradient as the CPU computes them; then a wrong label."""
+    """One module computes cost and gradient of many shapes like the CPU; then a label is wrong."""
     x, labels = pt.fmatrix(), pt.lvector()
     loss = -log_softmax(x, axis=1)[pt.arange(labels.shape[0]), labels].mean()
     outputs = [loss, pytensor.grad(loss, x)]

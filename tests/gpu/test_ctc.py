@@ -27,25 +27,25 @@ from tests.nnet.loss.ctc_cases import Case, cases
 from tests.nnet.loss.test_ctc import BAD_VALUES, FOUR, LABELS, X, run
 from tests.oracle import RELATIVE_ERROR, fuzz
 
-#: Of costs, by their size or 1, and of gradients, whose elements are between -1 and 1.
+#: Bounds for costs, relative to the cost or 1, and for gradients, which are between -1 and 1.
 BOUNDS = {**RELATIVE_ERROR, "float32": 2e-6}
 
-#: The relative error of cuDNN's gradients, for each unit of the highest cost: it adds logarithms in
-#: float32, whose spacing grows with the cost. On 9.19 errors were 1.1e-5 at a cost of 72, 1.4e-5 at
-#: 83 and 7.6e-5 at 470.
+#: Relative error of cuDNN's gradients per unit of the highest cost. cuDNN adds logarithms in
+#: float32, whose spacing grows with the cost. With 9.19, errors were 1.1e-5 at a cost of 72, 1.4e-5
+#: at 83 and 7.6e-5 at 470.
 CUDNN_ERROR_BY_COST = 3e-7
-#: What is added to its errors by a step of a probability near 1, whose logarithm cancels: 5e-8 on
+#: Additional error for each step with a probability near 1, whose logarithm cancels: 5e-8 with
 #: 9.19.
 CUDNN_CANCELLATION = 1e-6
 
 
 def cudnn_bound(costs):
-    """The relative error that cuDNN's gradients may have."""
+    """Return the allowed relative error of cuDNN's gradients."""
     return max(RELATIVE_ERROR["float32"], CUDNN_ERROR_BY_COST * np.max(costs, initial=0))
 
 
 def compare_with_cudnn(results, expected, what):
-    """By norms."""
+    """Compare by norms."""
     expected = expected[: len(results)]
     bounds = [RELATIVE_ERROR["float32"], cudnn_bound(expected[0])][: len(results)]
     for out, ref, bound in zip(results, expected, bounds, strict=True):
@@ -57,13 +57,13 @@ def compare_with_cudnn(results, expected, what):
 
 
 def compare(results, expected, dtype, what):
-    """Costs and gradients with the oracle's."""
+    """Compare costs and gradients with the oracle's."""
     costs, gradients = expected
     bound = BOUNDS["float32" if dtype in ("float16", "bfloat16") else dtype]
     words = f"costs {results[0]}, expected {costs}; {what}"
     np.testing.assert_allclose(results[0], costs, rtol=bound, atol=bound, err_msg=words)
     if len(results) > 1:
-        # A difference of two numbers up to 1.
+        # The difference of two numbers up to 1.
         bound = max(BOUNDS[dtype], 1e-14 * np.abs(costs).max(initial=0, where=np.isfinite(costs)))
         np.testing.assert_allclose(results[1], gradients, rtol=bound, atol=bound, err_msg=what)
 
@@ -106,7 +106,7 @@ def test_kernels_on_the_host(on_host, dtype, case):
 @pytest.mark.needs("cudnn")
 @pytest.mark.parametrize(("steps", "columns"), [(560, 270), (2100, 1040)])
 def test_labels_of_any_length_on_the_host(on_host, steps, columns):
-    """Over 255 symbols, and rows of places that shared memory has no room for."""
+    """More than 255 symbols, and rows of positions that do not fit in shared memory."""
     x, labels, lengths, _ = Case(steps, 1, 4, columns, seed=1).arrays()
     check_host(on_host, "float32", (x, labels, lengths))
 
@@ -115,7 +115,7 @@ SPECIAL_LABELS = np.array([[1, 2], [1, 2], [1, 2], [1, 2], [-1, -1], [1, 1]])
 
 
 def special_activations():
-    """NaN, infinity, a step without probabilities, a label that is ruled out, no steps at all."""
+    """NaN, infinity, a step without probabilities, an impossible label, no steps at all."""
     x = np.random.default_rng(0).standard_normal((6, 6, 4))
     x[2, 0, 1], x[1, 1, 2], x[3, 2], x[:, 3, 1], x[:, 5, 3] = np.nan, np.inf, *[-np.inf] * 3
     return x, np.array([6, 6, 6, 6, 0, 5])
@@ -175,7 +175,7 @@ def test_dtypes(dtype):
 @pytest.mark.parametrize("cls", [GpuCTC, GpuDnnCTC])
 @pytest.mark.parametrize("name", BAD_VALUES)
 def test_values_that_do_not_fit(cls, name):
-    """Before anything runs on the GPU."""
+    """The error is raised before anything runs on the GPU."""
     (x, *integers), message = BAD_VALUES[name]
     op = cls(with_label_lengths=len(integers) > 2)
     inputs = [device_tensor(np.shape(x)), *map(np.asarray, integers)]
@@ -195,7 +195,7 @@ def test_values_that_do_not_fit(cls, name):
 )
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_labels_that_cudnn_does_not_take(labels, lengths, message, deterministic):
-    """Before anything runs on the GPU; `GpuCTC` takes them."""
+    """The error is raised before anything runs on the GPU; `GpuCTC` accepts these operands."""
     inputs = [device_tensor((600, 2, 3)), np.array(labels), np.array(lengths)]
     outputs = [device_tensor((2,)), device_tensor((600, 2, 3))]
     op = GpuDnnCTC(deterministic=deterministic)
@@ -262,7 +262,7 @@ def test_random(dtype, case):
 
 
 def without_empty_labels(case):
-    """A case's arrays, with a symbol where a label would be empty."""
+    """Return a case's arrays, with a symbol in each label that would be empty."""
     x, labels, lengths, label_lengths = case.arrays()
     for n in np.flatnonzero(label_lengths == 0):
         labels[n, 0], label_lengths[n], lengths[n] = 1, 1, max(1, lengths[n])
@@ -284,7 +284,7 @@ def test_cudnn(deterministic, case):
 @pytest.mark.gpu
 @fuzz(max_examples=40, case=cases(max_steps=40, max_classes=40, max_columns=16, scales=(8.0,)))
 def test_cudnn_large_activations(case):
-    """For which its other algorithm's gradients are wrong; larger ones underflow in both."""
+    """cuDNN's other algorithm has wrong gradients for these; larger costs underflow in both."""
     case = replace(case, classes=max(2, case.classes), columns=max(1, case.columns))
     check_gpu(GpuDnnCTC(), "float32", without_empty_labels(case), seed=case.seed)
 
@@ -293,10 +293,10 @@ def test_cudnn_large_activations(case):
 @pytest.mark.parametrize("steps", [3, 200])
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_cudnn_certain(deterministic, steps):
-    """Of labels whose probability is 1 in float32, nearly so, and not, all gradients are right.
+    """Gradients are right for labels with a float32 probability of 1, of nearly 1, and lower.
 
-    Over many steps roundings of probabilities add up: `dnnops.dnn.dnn_ctc` says how far off a cost
-    may be by that.
+    Over many steps, rounding errors of probabilities add up: `dnnops.dnn.dnn_ctc` documents the
+    resulting error of the cost.
     """
     labels = np.array([[1, 2], [1, 1], [2, 0], [1, 2], [1, 2], [1, 1]])
     margins = [25, 20, 30, *([15, 3] if steps < 10 else [17, 6]), 40]
@@ -311,7 +311,7 @@ def test_cudnn_certain(deterministic, steps):
 
 @pytest.mark.gpu
 def test_cudnn_rounds_costs_of_certain_labels():
-    """What `dnnops.dnn.dnn_ctc` says of it: 7e-6 of 1.84e-4, where kernels of our own are right."""
+    """`dnnops.dnn.dnn_ctc` documents this error: 7e-6 of 1.84e-4; dnnops' kernels are right."""
     x = np.zeros((200, 1, 4))
     x[np.arange(200), 0, [1, *199 * [2]]] = 15
     integers = [np.array([[1, 2]]), np.array([200])]
@@ -337,7 +337,7 @@ def test_special_values(dtype):
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_sizes(dtype, steps, columns, classes):
-    """Rows of places in shared memory and beside it, many classes, and labels over 255 symbols."""
+    """Rows of positions in and outside of shared memory, many classes, and over 255 symbols."""
     case = Case(steps, 3, classes, columns, seed=1)
     x, labels, lengths, _ = case.arrays()
     check_gpu(GpuCTC(), dtype, (x, labels, lengths))
@@ -378,7 +378,7 @@ def test_a_captured_graph_is_refused():
 
 @pytest.mark.gpu
 def test_compiled_functions():
-    """The abstract Op in a GPU mode, and ``dnn_ctc``, against PyTorch on the GPU."""
+    """Compare the abstract Op in a GPU mode, and ``dnn_ctc``, with PyTorch on the GPU."""
     x, labels, lengths = GpuArrayType("float32", (None,) * 3)(), pt.imatrix(), pt.ivector()
     factors = pt.fvector()
     outputs = []

@@ -1,4 +1,4 @@
-"""What the runtime library does before it needs a GPU: checks, shapes, cuDNN's descriptors."""
+"""Work of the runtime library that needs no GPU: checks, shapes, cuDNN's descriptors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONVOLUTIONS = (GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW)
 
 
 def conv_call(case: ConvCase, index: int, dtype: str, make=device_tensor) -> tuple[list, object]:
-    """Inputs (alpha included) and the result's description."""
+    """Return the inputs, including alpha, and the description of the result."""
     img, kern, top = (make(s, dtype) for s in (case.img_shape, case.kern_shape, case.top_shape))
     inputs, result = (
         ([img, kern], top),
@@ -43,7 +43,7 @@ def conv_call(case: ConvCase, index: int, dtype: str, make=device_tensor) -> tup
 @pytest.mark.parametrize("index", range(3), ids=[op.__name__ for op in CONVOLUTIONS])
 @fuzz(max_examples=40, case=conv_cases())
 def test_convolution(index, make, dtype, case):
-    """The legacy API takes the descriptors, and works out the same shape."""
+    """The legacy API accepts the descriptors, and computes the same shape."""
     op = CONVOLUTIONS[index](**case.params)
     inputs, result = conv_call(case, index, dtype, make)
     if is_asymmetric(op):

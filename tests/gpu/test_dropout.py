@@ -1,4 +1,4 @@
-"""Dropout on a GPU: its kernels on the host and compiled; on a GPU bit for bit as on the CPU."""
+"""Dropout on a GPU: kernels on the host and compiled; on a GPU equal to the CPU bit by bit."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def run_op(op, *arrays):
 
 
 def expected(x: np.ndarray, gy: np.ndarray, p: float, state: np.ndarray, dtype: str) -> list:
-    """What the abstract Ops give: y, reserve, next state, gradient, as float64 where they are."""
-    # bfloat16 is not among their dtypes; like float16 it is computed in float32.
+    """Return the abstract Ops' y, reserve, next state and gradient, floats as float64."""
+    # The abstract Ops do not support bfloat16, which is computed in float32 like float16.
     named = "float32" if dtype == "bfloat16" else dtype
     y, reserve, next_state = run_op(Dropout(), x.astype(named), p, state)
     (gx,) = run_op(DropoutGrad(), gy.astype(named), p, reserve)
@@ -47,7 +47,7 @@ def random_state(rng: np.random.Generator) -> np.ndarray:
 
 
 def moved(array: np.ndarray, first: int) -> np.ndarray:
-    """A copy whose first element is so many after an address that is a multiple of 32."""
+    """Return a copy that starts so many elements after an address that is a multiple of 32."""
     memory = np.empty(array.size + 40, array.dtype)
     first += -(memory.ctypes.data // array.itemsize) % (32 // array.itemsize)
     copy = memory[first : first + array.size]
@@ -61,7 +61,7 @@ def test_kernels_on_the_host(tmp_path, dtype):
     rng = np.random.default_rng(SEED)
     for number in range(25):
         count = int(rng.choice([1, 63, 64, 65, 1025, 2048, 2049, int(rng.integers(1, 9000))]))
-        # Some at addresses where four elements are not moved at once.
+        # At some of these addresses, four elements cannot be moved at once.
         first = int(rng.choice([0, 0, 1, 2]))
         p = float(rng.choice([0.0, 0.5, rng.random() * 0.99]))
         state = random_state(rng)

@@ -1,4 +1,4 @@
-"""A node keeps a small output for its next call, unless somebody else still has it."""
+"""A node keeps a small output for its next call, unless it is still referenced elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Without a GPU: the Ops' static side, and their C modules generated, compiled and linked."""
+"""The Ops' static properties without a GPU, and their C modules, compiled and linked."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_bad_arguments(make, error, words):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_gradients_are_built(dtype):
-    """First and second derivatives, by scaling factors and accumulated operand too."""
+    """First and second derivatives, also with respect to scaling factors and the added operand."""
     x, w, out = array(dtype), array(dtype), array(dtype)
     alpha, beta = pt.dscalar(), pt.dscalar()
     z = GpuDnnConv()(x, w, alpha, beta, out)
@@ -197,7 +197,7 @@ void run_max_pool_grad_grad(const Geometry *g, In x, In ggx, double *out, Size n
 
 @pytest.fixture(scope="module")
 def pool_kernels(tmp_path_factory):
-    """The pooling kernels' source, compiled for the host."""
+    """Compile the pooling kernels' source for the host."""
     import ctypes
     import subprocess
 
@@ -258,7 +258,7 @@ def test_pool_kernels_on_the_host(pool_kernels):
 
 @pytest.mark.needs("nvrtc")
 def test_pool_kernels_compile():
-    """For a GPU that need not be there."""
+    """Compile for a GPU that need not exist."""
     from dnnops.gpu.pool_kernels import kernel_names, kernel_source
     from dnnops.runtime.find import find_cuda
 

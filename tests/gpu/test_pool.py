@@ -25,7 +25,7 @@ def params_of(case: PoolCase) -> dict:
 
 
 def oracle(case: PoolCase, dtype: str, ties: bool = False) -> tuple:
-    """x, its pooling, the gradient by it, and the gradient by x."""
+    """Return x, its pooling, the gradient with respect to the pooling, and that of x."""
     x, gz, _ = (rounded(a, dtype) for a in case.arrays("float64", ties))
     out = run_op(Pool(**params_of(case)), x, *case.vectors)
     if case.mode == "max":
@@ -70,7 +70,7 @@ def test_kernels(dtype, case):
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_ties(dtype, deterministic):
-    """The gradient goes to the first of equal maxima, as the abstract Op has it."""
+    """The gradient goes to the first of equal maxima, as in the abstract Op."""
     x = np.zeros((1, 1, 4, 4))
     x[0, 0, 0, 2] = x[0, 0, 1, 2] = x[0, 0, 1, 3] = 2
     ones = np.array([2, 2])

@@ -1,4 +1,4 @@
-"""Pooling on a GPU with windows known at the call only, and the mode max_deterministic."""
+"""Pooling on a GPU with windows known only at the call, and the mode max_deterministic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.oracle import SEED, PoolCase, run_op
 MODE = get_mode("CVM").including("gpu")
 MODES = ("max", "max_deterministic", "sum", "average_inc_pad", "average_exc_pad")
 VECTORS = ("ws", "stride", "pad")
-#: Windows that don't fit an image of 6, 6, and what is said of them.
+#: Windows that do not fit an image of 6, 6, and parts of the error messages.
 WRONG = [
     (((2, 0), (1, 1), (0, 0)), "ws"),
     (((2, -3), (1, 1), (0, 0)), "ws"),
@@ -50,12 +50,12 @@ def test_the_library_reads_windows_at_each_call():
 @pytest.mark.needs("cudnn")
 @pytest.mark.parametrize(("windows", "message"), WRONG)
 def test_wrong_windows_at_the_call(windows, message):
-    """What the library raises on a GPU, and what kernels of our own do."""
+    """Test the errors of the library on a GPU, and the results of dnnops' kernels."""
     vectors = [np.array(v) for v in windows]
     with pytest.raises(DnnValueError, match=f"GpuDnnPool: .*{message}"):
         call("dnnops_cudnn_pool_shape", GpuDnnPool(ndim=2), [device_tensor((1, 1, 6, 6)), *vectors])
     x = GpuArrayType("float32", (None,) * 4)()
-    image = np.ones((1, 1, 6, 6), "float32")  # only its shape is looked at
+    image = np.ones((1, 1, 6, 6), "float32")  # only its shape is read
     for op, operands in ((GpuPool, 1), (GpuPoolGrad, 3), (GpuMaxPoolGradGrad, 3)):
         op = op(2, "max", True)
         node = op.make_node(*[x] * operands, *(pt.lvector() for _ in VECTORS))
@@ -71,7 +71,7 @@ def test_modes_of_theano():
     assert dnn.dnn_pool(img, (2, 2, 2), mode="average").owner.op == GpuDnnPool("average_inc_pad", 3)
     with pytensor.config.change_flags(dnn__deterministic=True):
         assert dnn.dnn_pool(img, (2, 2, 2)).owner.op == op
-    # As in Theano, the image tells the number of axes.
+    # As in Theano, the image determines the number of axes.
     out = GpuDnnPool("average")(img, [2, 2, 2], [1, 1, 1], [0, 0, 0])
     assert out.owner.op == GpuDnnPool("average_inc_pad", 3)
     grad = GpuDnnPoolGrad(mode="max")(img, img, img, [2, 2, 2], [1, 1, 1], [0, 0, 0])
@@ -99,7 +99,7 @@ def test_derivatives_stay_deterministic():
 
 
 def graph(entry: str, ndim: int, dtype: str) -> tuple[list, dict[tuple, list]]:
-    """The inputs, and by mode and ignore_border the pooled image and the gradient by the image."""
+    """Return the inputs, and by mode and ignore_border the pooled image and the gradient."""
     ws, stride, pad = vectors = [pt.ivector(name) for name in VECTORS]
     shape = (None,) * (ndim + 2)
     x, gz, gz_part = (GpuArrayType(dtype, shape)(name) for name in ("x", "gz", "gz_part"))
@@ -136,7 +136,7 @@ ENTRIES = [
 @pytest.mark.needs("cudnn")
 @pytest.mark.parametrize(("entry", "ndim", "dtype"), ENTRIES)
 def test_graphs(entry, ndim, dtype):
-    """All of it runs on the device, and windows are read on the host."""
+    """Everything runs on the device, except that windows are read on the host."""
     with pytensor.config.change_flags(dnn__enabled="no_check"):
         f, keys = compiled(entry, ndim, dtype)
     ops = [node.op for node in f.maker.fgraph.apply_nodes]
@@ -207,12 +207,12 @@ def test_one_function_for_many_windows(entry, ndim, dtype):
         vectors = padded if ndim == 3 else windows
         with pytest.raises(DnnValueError, match=f"{message}|windows don't fit"):
             run(ones, ones, ones, vectors)
-    # A call that failed leaves the function as it was.
+    # A failed call does not change the function.
     run(x, gz, gz_part, (whole.ws, whole.stride, whole.pad))
 
 
 def deterministic_gradient(ndim: int, dtype: str, x: np.ndarray, gz: np.ndarray) -> Any:
-    """A function that computes the gradient of maxima over windows that overlap much."""
+    """Return a function that computes the gradient of maxima over windows that overlap much."""
     vectors = [np.array([n] * ndim) for n in (5, 1, 2)]
     given, top = on_gpu(x, dtype), on_gpu(gz, dtype)
     pooled = apply_op(GpuDnnPool("max_deterministic", ndim), given, *vectors)
@@ -243,7 +243,7 @@ def test_max_deterministic_repeats_its_bits(dtype, ndim):
 @overlapping
 @every_dtype
 def test_max_deterministic_with_ties(dtype, ndim):
-    """Sums of small integers are exact in every dtype: only the choice of the pixel is compared."""
+    """Sums of small integers are exact in every dtype, so only the choice of the pixel matters."""
     rng = np.random.default_rng(ndim)
     shape = (2, 3, *(11,) * ndim)
     x = rng.integers(-4, 5, shape).astype("float64")

@@ -1,4 +1,4 @@
-"""Reductions by cuDNN: descriptors and kernels without a GPU, results with one."""
+"""Reductions with cuDNN: descriptors and kernels without a GPU, results with one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def made(op: GpuDnnReduction, dtype: str, shape) -> GpuDnnReduction:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_descriptors(shape, dtype):
-    """cuDNN takes the descriptors, of eight dimensions, too."""
+    """cuDNN accepts the descriptors, also with eight dimensions."""
     for axes in axes_of(len(shape)):
         op = made(GpuDnnReduction("add", axes), dtype, shape)
         x = device_tensor(shape, dtype)
@@ -203,7 +203,7 @@ def test_random(dtype):
         given = on_gpu(x, dtype)
         if number % 3 == 0:
             given = cupy.asfortranarray(given)
-        # Sums cancel: errors are those of the terms.
+        # Sums cancel, so errors are relative to the terms.
         scale = np.maximum(abs(x).sum(axis=axes), 1) if red_op == "add" else 1
         indices = red_op in ("minimum", "maximum") and number % 16 > 7
         wide = "float32" if dtype == "float16" and number % 5 == 0 else None

@@ -55,7 +55,7 @@ KERNEL_OPS = (
 
 
 def compare(out, expected, dtype, what, scale=None):
-    """A result with the oracle's; what is NaN has to be NaN."""
+    """Compare a result with the oracle's; NaNs must be at the same places."""
     out, expected = (np.asarray(a).astype("float64") for a in (out, expected))
     assert out.shape == expected.shape, what
     np.testing.assert_array_equal(np.isnan(out), np.isnan(expected), err_msg=what)
@@ -71,7 +71,7 @@ def compare(out, expected, dtype, what, scale=None):
 
 
 def oracle(dtype, theta, out_shape, img, grid, gout):
-    """Operands as the dtype has them, and the results of the four Ops, by the kind's number."""
+    """Return operands that the dtype can represent, and the results of the four Ops."""
     theta, img, grid, gout = (rounded(a, dtype) for a in (theta, img, grid, gout))
     sizes = np.array(out_shape)
     return [
@@ -102,10 +102,10 @@ def on_host(tmp_path_factory):
 
 
 def check_op(run_op, op, dtype, arrays, expected, what):
-    """Run an Op by ``run_op(op, arrays)``."""
+    """Run an Op with ``run_op(op, arrays)``."""
     found = run_op(op, arrays)
     for index, (out, ref) in enumerate(zip(found, expected, strict=True)):
-        # Sums of the gradient by the grid cancel.
+        # Sums of the gradient with respect to the grid cancel.
         scale = 2 * np.linalg.norm(arrays[0]) if type(op) in (KERNEL_OPS[1], CUDNN_OPS[1]) else None
         compare(out, ref, dtype, f"{op} output {index} {dtype} {what}", scale)
 
@@ -129,7 +129,7 @@ def test_kernels_on_the_host(on_host, dtype, case):
 
 
 def special_case():
-    """Pixels and points that are infinite or NaN, and points at pixels' centers."""
+    """Pixels and points that are infinite or NaN, and points at pixel centers."""
     rng = np.random.default_rng(0)
     img, gout = rng.standard_normal((2, 2, 4, 5)), rng.standard_normal((2, 2, 4, 5))
     img[0, 0, 1, 2], img[0, 1, 2, 2], img[1, 0, 0, 0] = np.inf, np.nan, -np.inf
@@ -140,7 +140,7 @@ def special_case():
 
 
 def special_results(dtype):
-    """Of the sampler and its gradients; of the latter only points are infinite or NaN."""
+    """Test the sampler and its gradients; for gradients, only points are infinite or NaN."""
     theta, sizes, img, grid, gout = special_case()
     finite = np.where(np.isfinite(img), img, 1)
     return [
@@ -271,7 +271,7 @@ def test_more_channels_than_cudnn_takes():
 
 @pytest.mark.parametrize("ops", [CUDNN_OPS, KERNEL_OPS], ids=["cudnn", "kernels"])
 def test_derivatives_of_the_grid_are_on_its_points(ops):
-    """Which are cuDNN's for its own Ops: a single row is elsewhere."""
+    """The points of cuDNN's Ops are cuDNN's, which place a single row elsewhere."""
     grid, gradient = ops[:2]
     (theta, direction), (dgrid,) = device_arrays(2, ndim=3), device_arrays(1)
     node = grid().make_node(theta, [1, 3])
@@ -329,7 +329,7 @@ def test_cudnn(kind, dtype, case):
 
 
 def single_row_results(case: Case):
-    """What cuDNN makes of a single row or column, which it has at -1, and the oracle at 0."""
+    """cuDNN places a single row or column at -1, and the oracle places it at 0."""
     rows, columns = case.out_shape
     single = [axis for axis, n in enumerate((columns, rows)) if n == 1]
     theta = rounded(case.theta(), "float32")
@@ -363,7 +363,7 @@ def test_sizes(ops, channels):
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_special_values(dtype):
-    for seed in range(2):  # by atomics, and in order
+    for seed in range(2):  # with atomics, and in order
         check_gpu(KERNEL_OPS[2:], dtype, special_results(dtype), "special", seed)
 
 
@@ -379,7 +379,7 @@ def test_the_same_bits():
 
 @pytest.mark.gpu
 def test_compiled_functions():
-    """The abstract Ops in a GPU mode, and ``dnn_spatialtf``, with gradients."""
+    """Run the abstract Ops in a GPU mode, and ``dnn_spatialtf``, with gradients."""
     x, theta = GpuArrayType("float32", (None,) * 4)(), GpuArrayType("float32", (None, 2, 3))()
     outputs = []
     for transform, a, b in (
@@ -410,5 +410,5 @@ def test_compiled_functions():
             value = result.get() if hasattr(result, "get") else result
             ref = expected[i % 3]
             error = np.linalg.norm(value - ref) / np.linalg.norm(ref)
-            # Points computed in float32 may be on another side of a pixel's center.
+            # float32 rounding may move points to the other side of a pixel's center.
             assert error < (1e-5 if i % 3 == 0 else 1e-3), f"output {i} of {case}: {error:.3g}"

@@ -1,4 +1,4 @@
-"""Scaled sums and copies by cuDNN: descriptors without a GPU, results with one."""
+"""Scaled sums and copies with cuDNN: descriptors without a GPU, results with one."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_random_copies(dtype):
             poison()
             out = apply_op(GpuDnnTransform(target), on_gpu(x, dtype, source), alpha)
             bound = RELATIVE_ERROR[dtype]
-            # A product next to zero may have fewer digits than the bound.
+            # A product near zero may have fewer digits than the bound requires.
             np.testing.assert_allclose(host(out), rounded(alpha * x, dtype), rtol=bound, atol=0)
             order = (0, *range(2, len(shape)), 1) if target == formats[1] else range(len(shape))
             assert out.transpose(tuple(order)).flags.c_contiguous

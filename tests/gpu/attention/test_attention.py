@@ -29,7 +29,7 @@ pytestmark = pytest.mark.gpu
 
 GPU_MODE = pytensor.compile.get_mode("CVM").including("gpu")
 
-#: Plans take cuDNN half a second each: many tests share the forms, for processes beside each other.
+#: cuDNN takes half a second to build a plan, so many tests share these forms.
 TESTS, FORMS = 25, 8
 
 
@@ -53,7 +53,7 @@ def assert_right(data: Data, results: list, words: str = "") -> None:
 
 
 def assert_right_without_stats(data: Data, results: list) -> None:
-    """Without statistics, the output has to be as good; `results` are those with them."""
+    """Without statistics, the output must be as good; `results` are those with them."""
     out = run_without_stats(data)
     assert (out.shape, out.dtype) == (results[0].shape, results[0].dtype)
     differing = int((host(out) != host(results[0])).sum())
@@ -98,7 +98,7 @@ def test_forms(form):
 
 
 def test_queries_that_see_nothing():
-    """By a length of zero, or a mask: zeros, and no NaN in gradients."""
+    """Queries without keys, by a length of zero or a mask, yield zeros; gradients have no NaN."""
     data = Data(Form(batch=3, mask="float", query_lengths=True, key_lengths=True), 0)
     data.given["key_lengths"][:] = (0, 40, 64)
     data.given["query_lengths"][:] = (64, 0, 33)
@@ -150,7 +150,7 @@ def test_deterministic():
 
 
 class _Kept(Attention):
-    """Attention whose dropout keeps given weights."""
+    """Attention with dropout that keeps given weights."""
 
     kept: np.ndarray
 
@@ -165,7 +165,7 @@ class _KeptGrad(AttentionGrad):
 @pytest.mark.parametrize("lengths", [False, True])
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_dropout(p, lengths):
-    """With the unit matrix for values, the output shows which weights are kept."""
+    """With the identity as values, the output shows which weights are kept."""
     import cupy
 
     form = Form(heads=(4, 2), lengths=(128, 64), is_causal=True, key_lengths=lengths)
@@ -186,14 +186,14 @@ def test_dropout(p, lengths):
     counts = weights > 1e-4
     part = kept[counts].mean()
     assert abs(part - (1 - p)) < 5 * np.sqrt(p * (1 - p) / counts.sum()), (part, counts.sum())
-    # Statistics are those of all weights. A state keeps the same weights, another one others.
+    # Statistics cover all weights. The same state keeps the same weights, another state others.
     finite = np.isfinite(wide_stats)
     np.testing.assert_allclose(host(stats)[finite], wide_stats[finite], atol=1e-3)
     assert bool((run(unit, 123, 0)[0] == shown).all())
     arrays = [on_gpu(a, "float16") for a in (query, key, unit)]
     state = np.array([123, 0])
     (alone,) = apply_all(op.with_optional_result(False), *arrays, *map(cupy.asarray, rest), state)
-    # What is kept, but for weights that another order of sums makes too small for float16.
+    # The kept weights, except those that another summation order makes too small for float16.
     assert bool(((alone > 0) == (shown > 0))[cupy.asarray(weights > 1e-4)].all())
     error = np.linalg.norm(host(alone) - host(shown)) / np.linalg.norm(host(shown))
     assert error <= 2e-3, f"without statistics: {error}, p {p}"
@@ -212,7 +212,7 @@ def test_dropout(p, lengths):
     references = [wanted[0], *_numpy(grad, query, key, value, *rest, state, *wanted, data.gout)]
     for name, got, reference in zip(("out", "dq", "dk", "dv"), found, references, strict=True):
         error = np.linalg.norm(host(got) - reference) / np.linalg.norm(reference)
-        # Weights below float16's least number look dropped.
+        # Weights below float16's smallest number look as if they were dropped.
         assert error <= 5e-3, f"{name}: {error}, p {p}, part kept {part}"
 
 
@@ -232,14 +232,14 @@ def test_too_deep():
 
 
 def test_capture():
-    """Work captured into a CUDA graph gives the same on operands that change in place."""
+    """Work captured as a CUDA graph computes the same with operands that change in place."""
     import cupy
 
     form = Form(query_lengths=True, key_lengths=True, mask="bool", is_causal=True)
     data, other = Data(form, 0), Data(form, 1)
     operands = data.on_device()
     op = GpuDnnAttention(form.scale, form.is_causal, form.optional)
-    apply_all(op, *operands)  # plans and kernels are made outside
+    apply_all(op, *operands)  # build plans and kernels outside of the capture
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with stream:
@@ -267,9 +267,9 @@ def test_capture():
     ],
 )
 def test_replayed(form, p):
-    """What comes again is launched as a CUDA graph, and computes with what is there now.
+    """Repeated calls are launched as a CUDA graph, and compute with the current operands.
 
-    Gradients of so many keys are cuDNN's.
+    With so many keys, cuDNN computes the gradients.
     """
     optional = (*form.optional, *(["state"] if p else []))
     op = GpuDnnAttention(form.scale, form.is_causal, optional, p)
@@ -304,7 +304,7 @@ def test_replayed(form, p):
 
 
 def compiled(dtype: str, bfloat16: bool = False, with_gradients: bool = True):
-    """A function of four device arrays and the keys' lengths: the output, and gradients."""
+    """Compile a function of four device arrays and the keys' lengths: the output, and gradients."""
     on_device = "bfloat16" if bfloat16 else dtype
     query, key, value, gout = (GpuArrayType(on_device, (None,) * 4)() for _ in range(4))
     lengths = pt.lvector("lengths")
@@ -341,7 +341,7 @@ def test_compiled_function(dtype):
 
 
 def test_compiled_without_gradients():
-    """The function has the Op without statistics, which gives the same output."""
+    """The function uses the Op without statistics, which computes the same output."""
     import cupy
 
     function = compiled("float32", bfloat16=True, with_gradients=False)

@@ -13,18 +13,18 @@ from tests.emulation.host_attention_grad import HostGradient, Sizes, relative_er
 from tests.gpu.attention.attention_on_gpu import Data, Form, uniform_operands
 from tests.oracle import SEED, repeat_command
 
-#: What rounding a result alone does is 2.1e-4 and 1.7e-3 in the mean.
+#: Rounding a result alone causes mean errors of 2.1e-4 and 1.7e-3.
 BOUNDS = {"float16": 4e-4, "bfloat16": 3.2e-3}
 
 SMALL = Sizes()
-#: Several tiles, and blocks of columns for a warp; sizes that differ.
+#: Sizes with several tiles and blocks of columns per warp, and sizes that differ.
 WIDE = Sizes(keys=32, queries=16, depth=64, value_depth=32)
 BFLOAT16 = Sizes("bfloat16", 8, 32, 32, 32, 64)
 
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
-    """Makes a kernel for sizes, once."""
+    """Compile the kernel for given sizes, once each."""
     folder: Path = tmp_path_factory.mktemp("attention_grad")
     made: dict[Sizes, HostGradient] = {}
 
@@ -37,7 +37,7 @@ def kernels(tmp_path_factory):
 
 
 def random_form(rng: np.random.Generator, sizes: Sizes) -> Form:
-    """Draw a form that the kernel has room for."""
+    """Return a strategy for forms for which the kernel has enough room."""
     heads = int(rng.integers(1, 3))
     return Form(
         dtype=sizes.dtype,
@@ -74,7 +74,7 @@ def test_random(kernels, sizes, count):
             relative_errors(data, found),
             strict=True,
         ):
-            # Where little but roundings is left, as of one visible key, relative to what cancels.
+            # If little but rounding errors is left, as with one visible key, relative to the terms.
             cancelled = 1e-6 * np.linalg.norm(data.gout) * max(got.shape[3], 1)
             assert error <= BOUNDS[sizes.dtype] or np.linalg.norm(got - wanted) <= cancelled, (
                 f"{name} of {data.form}, seed {data.seed}: {error}; {repeat_command()}"
@@ -82,7 +82,7 @@ def test_random(kernels, sizes, count):
 
 
 def test_operator_samples(kernels):
-    """PyTorch's samples with values of U(-9, 9): scores of about 100, weights next to 1."""
+    """PyTorch's samples with values from U(-9, 9): scores of about 100, weights near 1."""
     for seed in range(8):
         form = Form(batch=4, heads=(4, 4), lengths=(3, 6), depths=(8, 8), is_causal=seed % 2 == 1)
         data = uniform_operands(Data(form, seed), 9)
@@ -91,7 +91,7 @@ def test_operator_samples(kernels):
 
 
 def test_rounded_statistics(kernels):
-    """What statistics are off by, cuDNN's or rounded ones, does not matter."""
+    """Errors of the statistics, by cuDNN or by rounding, do not matter."""
     data = uniform_operands(Data(Form(lengths=(5, 5), depths=(8, 8)), 0), 9)
     data.expected()[1][:] += np.random.default_rng(0).uniform(-1e-3, 1e-3, (2, 4, 5))
     found = relative_errors(data, kernels(SMALL).run(data))
@@ -99,7 +99,7 @@ def test_rounded_statistics(kernels):
 
 
 def test_nothing_seen(kernels):
-    """Gradients of what does not count are zero, and what lies there is not read."""
+    """Gradients of masked positions are zero, and memory there is not read."""
     form = Form(
         batch=4,
         mask="float",
@@ -132,7 +132,7 @@ def test_nothing_seen(kernels):
 
 
 def test_nan(kernels):
-    """A NaN that counts does not reach what does not."""
+    """A NaN at a valid position does not reach masked ones."""
     form = Form(batch=1, lengths=(9, 12), depths=(8, 8), query_lengths=True, key_lengths=True)
     data = Data(form, 0)
     data.given["query_lengths"][:], data.given["key_lengths"][:] = 5, 7
@@ -147,7 +147,7 @@ def test_nan(kernels):
 
 
 def test_repeatable(kernels):
-    """Threads in another order give the same bits."""
+    """Another order of threads gives the same bits."""
     data = Data(Form(heads=(6, 2), lengths=(40, 30), depths=(40, 20), mask="float"), 3)
     first, second = (kernels(WIDE).run(data, seed=seed) for seed in (0, 1))
     for a, b in zip(first, second, strict=True):
@@ -165,7 +165,7 @@ def test_repeatable(kernels):
     ids=str,
 )
 def test_compiles_for_a_gpu(sizes):
-    """With all sums in registers, and what is read after the stream has been waited for."""
+    """All sums are in registers, and memory is read only after waiting for the stream."""
     from cupy.cuda import nvrtc
 
     made = nvrtc.createProgram(kernel_source("attention_grad"), "attention_grad.cu", (), ())

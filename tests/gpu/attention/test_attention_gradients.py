@@ -1,4 +1,4 @@
-"""Gradients of attention on a GPU: short sequences by the kernel of dnnops, others by cuDNN."""
+"""Gradients of attention on a GPU: dnnops' kernel for short sequences, cuDNN for others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.oracle import SEED, repeat_command
 
 pytestmark = pytest.mark.gpu
 
-#: PyTorch's samples of this operator, in its operator tests; of three dimensions is one head.
+#: Samples from PyTorch's operator tests; three dimensions mean one head.
 SAMPLES = [
     Form(batch=4, heads=(4, 4), lengths=(3, 6), depths=(8, 8)),
     Form(batch=4, heads=(1, 1), lengths=(3, 6), depths=(8, 8)),
@@ -41,20 +41,20 @@ _SOURCE = c_code_dir() / "gpu/attention/attention_grad_kernel.cpp"
 
 
 def _most_scores() -> int:
-    """The number of scores up to which gradients are those of the kernel."""
+    """Return the number of scores up to which the kernel computes gradients."""
     (found,) = re.findall(r"MOST_SCORES = (\d+) \* (\d+);", _SOURCE.read_text())
     return int(found[0]) * int(found[1])
 
 
 def relative_errors(data: Data, results: list) -> list[float]:
-    """Of the three gradients: ``||difference|| / ||reference||``."""
+    """Return ``||difference|| / ||reference||`` of the three gradients."""
     pairs = zip(results[2:], data.expected()[2:], strict=True)
     return [float(np.linalg.norm(host(a) - b) / np.linalg.norm(b)) for a, b in pairs]
 
 
 @pytest.mark.parametrize("form", SAMPLES, ids=str)
 def test_operator_samples(form):
-    """Scores of about 100, of which a rounded output or weight leaves errors of 1e-3 and more."""
+    """Scores are about 100, so a rounded output or weight causes errors of 1e-3 and more."""
     for seed in range(10):
         data = uniform_operands(Data(form, seed), 9)
         poison()
@@ -72,7 +72,7 @@ def test_large_scores(length, depth):
 
 @pytest.mark.parametrize("number", range(6))
 def test_random(number):
-    """The kernel against the oracle and cuDNN."""
+    """Compare the kernel with the oracle and cuDNN."""
     rng = np.random.default_rng([SEED, number, 99])
     for i in range(8):
         form = random_form(rng)
@@ -98,7 +98,7 @@ def _same(a: list, b: list) -> list[bool]:
 
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2)])
 def test_boundary(heads):
-    """Up to the bound gradients are the kernel's, beyond it cuDNN's; both are right."""
+    """The kernel computes gradients up to the bound and cuDNN beyond it; both are right."""
     rows = _most_scores() // 64 // (heads[0] // heads[1])
     for queries in (rows, rows + 1):
         form = Form(heads=heads, lengths=(queries, 64), is_deterministic=True)
@@ -128,7 +128,7 @@ def test_repeatable():
 
 
 def test_capture():
-    """A kernel that was recorded into a CUDA graph computes with what is there now."""
+    """A kernel captured as a CUDA graph computes with the current operands."""
     import cupy
 
     form = Form(lengths=(40, 50), query_lengths=True, key_lengths=True, mask="bool")

@@ -1,4 +1,4 @@
-"""The Ops of attention on cuDNN without a GPU: types, shapes, C modules, derivatives' graphs."""
+"""cuDNN's attention Ops without a GPU: types, shapes, C modules, graphs of derivatives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.gpu.compiled import check_module
 
 
 def arrays(dtype: str = "float16", *more: GpuArrayType) -> list:
-    """Query, key and value, of which the first has its own length and the last its own depth."""
+    """Return query, key and value; the query has its own length and the value its own depth."""
     shapes = (2, 4, 5, 8), (2, 2, 6, 8), (2, 2, 6, 16)
     return [GpuArrayType(dtype, shape)() for shape in shapes] + [type_() for type_ in more]
 
@@ -76,7 +76,7 @@ def test_gradient_module_compiles():
 
 
 def test_gradient_without_stats():
-    """The gradient's Op gets the output and the statistics of an Op that has both."""
+    """The gradient Op receives the output and the statistics of an Op that returns both."""
     for dropout, optional, more in ((0.0, (), []), (0.5, ("state",), [pt.lvector("state")])):
         op = GpuDnnAttention(0.5, True, optional, dropout, with_stats=False)
         operands = [*arrays(), *more]
@@ -93,7 +93,7 @@ def test_gradient_without_stats():
 
 
 def test_other_derivatives_without_stats():
-    """By a mask, second ones, and in forward mode: expressions, of the same types."""
+    """With a mask, as second derivatives, and in forward mode: expressions of the same types."""
     operands = arrays("float16", MASK)
     op = GpuDnnAttention(0.5, False, ("mask",), with_stats=False)
     (out,) = op.make_node(*operands).outputs

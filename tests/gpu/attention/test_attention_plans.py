@@ -1,4 +1,4 @@
-"""cuDNN has plans for attention on an H200: asked without one, by its description."""
+"""cuDNN has attention plans for an H200, which is described to it without a GPU."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_small_integers_are_exact(index, dtype, algo, case):
 @every_op
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gaps_between_filters(index, compiled):
-    """cuDNN takes filters without gaps alone: others are copied, also those to be added to."""
+    """cuDNN only takes filters without gaps; others are copied, also as the output to add to."""
     case = large_case()
     arrays = in_dtype(operands(case, index), "float32")
     given = moved(arrays, "float32")
@@ -88,7 +88,7 @@ def test_gaps_between_filters(index, compiled):
 
 
 def with_gaps(array):
-    """Give a device array a larger stride along its first axis."""
+    """Return a device array with a larger stride along its first axis."""
     import cupy
 
     wide = cupy.full((array.shape[0], array.shape[1] + 1, *array.shape[2:]), np.nan, array.dtype)
@@ -135,7 +135,7 @@ def test_alpha_beta(index, inplace, algo, case, factors):
     out = on_gpu(old, "float32")
     result = apply_op(op, *moved(arrays, "float32"), alpha, beta, out)
     check(result, alpha * plain + beta * old, "float32", bound=2e-5)
-    # The gradient by a padded image can't be written into an array of the image's shape.
+    # The gradient of a padded image cannot be written into an array of the image's shape.
     overwritten = inplace and not (index == 1 and is_asymmetric(op))
     assert (result is out) == overwritten
     if not overwritten:
@@ -143,7 +143,7 @@ def test_alpha_beta(index, inplace, algo, case, factors):
 
 
 def test_scaling_factors_that_keep_changing():
-    """One node, many alphas: results stay right, and plans don't pile up."""
+    """One node with many alphas: results stay right, and plans do not accumulate."""
     x, w, o = (GpuArrayType("float32", (None,) * 4)() for _ in range(3))
     alpha, beta = pt.dscalar(), pt.dscalar()
     case = large_case()
@@ -161,7 +161,7 @@ def test_scaling_factors_that_keep_changing():
 
 
 def test_compiled_function_and_gradients():
-    """Emitted C, many shapes on one function, first and second derivatives."""
+    """Generated C code, many shapes with one function, first and second derivatives."""
     x, w = (GpuArrayType("float32", (None,) * 4)() for _ in range(2))
     params = {"border_mode": (1, 2), "subsample": (2, 1), "num_groups": 2}
     out = GpuDnnConv(**params)(x, w)
@@ -200,7 +200,7 @@ WORDS = {
 
 @every_op
 def test_words(index):
-    """Each word gives a right result, or an error that lists what can run; most of them run."""
+    """Each name gives a right result or an error that lists what can run; most of them run."""
     cls = PAIRS[index][0]
     case = large_case(kern_shape=(16, 32, 3, 3), border_mode=((1, 1), (1, 1)))
     arrays = in_dtype(operands(case, index), "float32")
@@ -233,13 +233,13 @@ def test_words(index):
     memory_format=st.sampled_from(["contiguous", "channels_last"]),
 )
 def test_words_on_random_cases(word, case, index, dtype, memory_format):
-    """However the plan is chosen, the result is right; a named algorithm may be refused."""
+    """The result is right, however the plan is selected; a named algorithm may be rejected."""
     cls = PAIRS[index][0]
     arrays = in_dtype(operands(case, index), dtype)
     op = cls(**case.params, algo=word, memory_format=memory_format)
     poison()
     try:
-        # Also a refusal times plans, to say which are fast.
+        # A rejection also times plans, to say which are fast.
         with pytensor.config.change_flags(dnn__conv__time_limit=0.05):
             out = apply_op(op, *moved(arrays, dtype, memory_format))
     except DnnNotSupportedError:
@@ -272,7 +272,7 @@ def test_timing(index, dtype):
     out = apply_op(cls(**case.params, algo="time_on_shape_change"), *moved(arrays, dtype))
     bound = TRANSFORM_RELATIVE_ERROR[dtype]
     check(out, reference(case, index, arrays), dtype, bound=bound)
-    # The plan that was chosen can be asked for by its name.
+    # The selected plan can be requested by name.
     name = algorithms.last_plan()
     again = apply_op(cls(**case.params, algo=name), *moved(arrays, dtype))
     assert algorithms.last_plan() == name
@@ -280,7 +280,7 @@ def test_timing(index, dtype):
 
 
 def test_timing_leaves_the_operand_alone():
-    """What is added to is added to once, however many plans were timed."""
+    """The result is added only once, however many plans were timed."""
     case = large_case()
     img, kern, top = case.arrays("float32")
     op = GpuDnnConv(**case.params, algo="time_once", accumulate=True, inplace=True)
@@ -330,7 +330,7 @@ def test_workspace_limit(index):
 
 @every_op
 def test_out_of_memory(index):
-    """Without memory for its workspace a plan gives way to a smaller one, unless forced."""
+    """Without memory for its workspace, a plan is replaced by a smaller one, unless forced."""
     import cupy
 
     cls = PAIRS[index][0]
@@ -421,7 +421,7 @@ def test_asymmetric_padding_in_compiled_functions():
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_more_than_two_to_the_31_elements(dtype):
-    """Right, or refused: here a 1x1 convolution whose every output is known."""
+    """The result is right or rejected: a 1x1 convolution whose outputs are all known."""
     import cupy
 
     count = (1 << 31) + (1 << 22)

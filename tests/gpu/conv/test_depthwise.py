@@ -27,12 +27,12 @@ from tests.oracle import RELATIVE_ERROR, SEED, ConvCase, assert_close, repeat_co
 
 ORACLES = (Conv, ConvGradInputs, ConvGradWeights)
 FORMATS = ("contiguous", "channels_last")
-#: On each side of an array on the host, in elements: NaN, which must neither be read nor written.
+#: Elements of NaN on each side of an array on the host, which must not be read or written.
 GUARD = 64
 
 
 def random_case(rng: random.Random) -> ConvCase:
-    """A depthwise convolution whose image is larger than the filters at times, and odd always."""
+    """Return a depthwise convolution of unusual sizes; the image may be larger than the filters."""
     kernel = rng.choice([(3, 3), (3, 3), (5, 5), (1, 3), (2, 2), (4, 3), (7, 7), (1, 1), (1, 7)])
     stride = rng.choice([(1, 1), (1, 1), (2, 2), (2, 2), (1, 2), (3, 2), (2, 3)])
     dilation = rng.choice([(1, 1), (1, 1), (1, 1), (2, 2), (1, 3), (3, 2)])
@@ -54,7 +54,7 @@ def random_case(rng: random.Random) -> ConvCase:
 
 
 def depthwise_case(img_shape: tuple, kernel: int = 3, stride: int = 1, pad: int = 1) -> ConvCase:
-    """A convolution of square filters."""
+    """Return a convolution with square filters."""
     return ConvCase(
         img_shape=img_shape,
         kern_shape=(img_shape[1], 1, kernel, kernel),
@@ -68,7 +68,7 @@ def depthwise_case(img_shape: tuple, kernel: int = 3, stride: int = 1, pad: int 
 
 
 class HostArray:
-    """A copy of an array in a dtype and memory format, between guards."""
+    """Return a copy of an array in a dtype and memory format, between guards."""
 
     def __init__(self, values: np.ndarray, dtype: str, memory_format: str, misaligned: bool):
         order = [0, 2, 3, 1] if memory_format == "channels_last" else [0, 1, 2, 3]
@@ -81,7 +81,7 @@ class HostArray:
         inside = self._memory[self._inside].reshape(ordered.shape)
         inside[...] = ordered
         self.array = inside.transpose([order.index(axis) for axis in range(4)])
-        # host_tensor() knows no bfloat16: it takes the codes of the dtype's name.
+        # host_tensor() does not know bfloat16: it uses the codes of the dtype's name.
         self.tensor = host_tensor(self.array)
 
     @property
@@ -128,7 +128,7 @@ class Run:
         return depthwise_plans(op or self.op, [*given, np.array(1.0)], output)
 
     def run(self, kernels: HostKernels, plan: Plan, alpha: float, beta: float) -> np.ndarray:
-        """Run a plan; the result in float64."""
+        """Run a plan, and return the result in float64."""
         result = self.arrays[self.role]
         result.array[...] = self.values[self.role] if beta else np.nan
         pointers = tuple(a.array.ctypes.data for a in self.arrays)
@@ -174,7 +174,7 @@ def check_all(
 
 @pytest.mark.needs("cudnn", "ml_dtypes")
 def test_suggested_plans(tmp_path):
-    """Random cases: the kernels' source, launched as on a GPU, on the host."""
+    """Random cases: the kernels' source runs on the host, launched as on a GPU."""
     rng = random.Random(SEED)
     chosen = []
     for run in random_runs(rng, 150):
@@ -185,7 +185,7 @@ def test_suggested_plans(tmp_path):
 
 
 def random_name(rng: random.Random, run: Run, memory_format: str) -> str:
-    """A plan that a user could ask for; it may not be able to run."""
+    """Return the name of a plan that a user could request; it may not be able to run."""
     tiles = f"k0={rng.randint(1, 9)}_k1={rng.randint(1, 6)}"
     threads = f"k3={rng.choice([32, 64, 96, 200, 256, 512])}"
     gradient = f"_k5={rng.choice([1, 1, 2, 8])}" if run.index == 2 else ""
@@ -196,7 +196,7 @@ def random_name(rng: random.Random, run: Run, memory_format: str) -> str:
 
 @pytest.mark.needs("cudnn")
 def test_any_knobs(tmp_path):
-    """Plans with other tiles than those that are suggested compute the same, or are refused."""
+    """Plans with tiles other than the suggested ones compute the same, or are rejected."""
     rng = random.Random(SEED)
     chosen = []
     for _ in range(150):
@@ -214,7 +214,7 @@ def test_any_knobs(tmp_path):
 @pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("memory_format", FORMATS)
 def test_larger_images(tmp_path, memory_format):
-    """Blocks that take rows of a plane, or several images one after the other; sums in parts."""
+    """Blocks compute rows of a plane, or several images in sequence, or sums in parts."""
     chosen = []
     for case in (
         depthwise_case((3, 6, 45, 70)),
@@ -239,7 +239,7 @@ def test_larger_images(tmp_path, memory_format):
 
 @pytest.mark.needs("cudnn")
 def test_one_stage(tmp_path):
-    """Rows so wide that shared memory has no space for the next ones meanwhile."""
+    """Rows are so wide that shared memory cannot hold the next ones at the same time."""
     run = Run(depthwise_case((2, 1, 6, 3500)), 2, "float32", "contiguous")
     (plan,) = run.plans(run.op.replace(algo="depthwise1_k0=1_k1=8_k3=512_k5=1"))
     assert "STAGES=1" in plan.options
@@ -249,7 +249,7 @@ def test_one_stage(tmp_path):
 @pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("index", range(3), ids=[op.__name__ for op in OPS])
 def test_padding_takes_no_part(tmp_path, index):
-    """Infinite factors of padding would make NaNs of its zeros."""
+    """Infinite filter entries times zeros of the padding would be NaN."""
     case = depthwise_case((2, 8, 9, 11))
     ones = [np.ones_like(a) for a in case.arrays()]
     ones[(1, 1, 2)[index]][...] = np.inf
@@ -264,7 +264,7 @@ def test_padding_takes_no_part(tmp_path, index):
 
 @pytest.mark.needs("cudnn")
 def test_what_is_offered():
-    """Nothing for convolutions that aren't depthwise, or arrays of two memory formats."""
+    """There are no plans for convolutions that are not depthwise, or mixed memory formats."""
     case = depthwise_case((2, 8, 9, 11))
     assert Run(case, 0, "float32", "contiguous").plans()
     two_groups = replace(case, kern_shape=(8, 4, 3, 3), num_groups=2)
@@ -292,7 +292,7 @@ LAYERS = (
 @pytest.mark.needs("cudnn", "nvrtc")
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: "x".join(map(str, layer)))
 def test_gpu_compiler(layer):
-    """NVRTC compiles the first plan of each direction, format and type, without a GPU."""
+    """NVRTC compiles the first plan of each direction, format and dtype, without a GPU."""
     channels, size, kernel, stride = layer
     pad = kernel // 2
     top = (size + 2 * pad - kernel) // stride + 1
@@ -310,7 +310,7 @@ def test_gpu_compiler(layer):
         plan = depthwise_plans(OPS[index](**case.params), [*inputs, np.array(1.0)], result)[0]
         options = plan.options.split()
         log = compile_cuda(kernel_source("depthwise"), "-Xptxas=-v", *options).log
-        # Arrays that the compiler could not keep in registers count as the stack.
+        # Arrays that do not fit in registers count as stack memory.
         for used in (r"(\d+) bytes spill stores", r"(\d+) bytes stack frame"):
             found = [int(n) for n in re.findall(used, log)]
             assert found, f"{plan.name} of {plan.options}: {log}"
@@ -321,7 +321,7 @@ def test_gpu_compiler(layer):
 
 
 def with_plan(run: Run, plan: Plan, memory_format: str) -> Any:
-    """The Op of a run that gives the plan what it was suggested for: filters are contiguous."""
+    """Return the Op of a run with the plan's memory format; filters are contiguous."""
     wanted = memory_format if run.index < 2 else "contiguous"
     return run.op.replace(algo=plan.name, memory_format=wanted)
 
@@ -331,7 +331,7 @@ def with_plan(run: Run, plan: Plan, memory_format: str) -> Any:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("index", range(3), ids=[op.__name__ for op in OPS])
 def test_on_a_gpu(index, dtype, memory_format):
-    """Suggested plans of random cases, by their names: few, since each one gets compiled."""
+    """Run suggested plans of random cases by name; only few, since each is compiled."""
     rng = random.Random(SEED)
     for _ in range(3):
         case = random_case(rng)
@@ -350,7 +350,7 @@ def test_on_a_gpu(index, dtype, memory_format):
 @pytest.mark.gpu
 @pytest.mark.parametrize("index", range(3), ids=[op.__name__ for op in OPS])
 def test_same_bits(index):
-    """The order of all sums is fixed."""
+    """The order of all sums is fixed, so results are reproducible."""
     case = depthwise_case((8, 24, 28, 28))
     for memory_format in FORMATS:
         run = Run(case, index, "float32", memory_format)

@@ -1,4 +1,4 @@
-"""Asymmetric padding is done around cuDNN: the graphs that this makes, in NumPy."""
+"""Asymmetric padding is added around cuDNN; evaluate the resulting graphs in NumPy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ABSTRACT = dict(PAIRS)
 
 
 def in_numpy(result: Any, values: dict) -> np.ndarray:
-    """Evaluate a graph of device Ops as if its arrays were the host's."""
+    """Evaluate a graph of device Ops as if its arrays were on the host."""
     for node in toposort([result]):
         inputs = [values[x] if x in values else np.asarray(x.data) for x in node.inputs]
         op = node.op

@@ -37,7 +37,7 @@ from tests.gpu.calls import channels_last, device_tensor, host_tensor
 from tests.oracle import SEED, repeat_command
 
 DTYPES = {2: "float16", 4: "float32", 8: "float64"}
-#: On each side of a target, in elements, more than a tile has: must stay as it is.
+#: Guard elements on each side of a target, more than a tile has, which must not change.
 GUARD = 64 * 160
 FENCED = FencedMemory(1 << 22)
 
@@ -49,11 +49,11 @@ def kernels(tmp_path_factory) -> HostKernels:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the elements of an array lie."""
+    """Positions in memory of an array's elements."""
 
     shape: tuple[int, ...]
     memory_format: str
-    #: Elements between the end of an image and the next.
+    #: Elements between the end of an image and the next one.
     gap: int = 0
 
     @property
@@ -62,11 +62,11 @@ class Layout:
 
     @property
     def extent(self) -> int:
-        """Elements from the first to the last one."""
+        """Return the number of elements from the first to the last."""
         return (self.shape[0] - 1) * self.batch_stride + prod(self.shape[1:])
 
     def view(self, memory: np.ndarray) -> np.ndarray:
-        """The array in its elements' memory, of which it takes the beginning."""
+        """Return the array at the start of its memory."""
         axes = list(range(1, len(self.shape)))
         order = [*axes[1:], axes[0]] if self.memory_format == "channels_last" else axes
         strides = {0: self.batch_stride}
@@ -81,14 +81,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Case:
-    """An array, its image in a workspace, and which way it is copied."""
+    """An array, its image in a workspace, and the direction of the copy."""
 
     array: Layout
     inner_format: str
     inner_channels: int
     back: bool
     width: int
-    #: In elements, of the array.
+    #: Offset of the array, in elements.
     misaligned: int = 0
     at_end: bool = True
     seed: int = 0
@@ -99,7 +99,7 @@ class Case:
         return Layout((batch, self.inner_channels, *spatial), self.inner_format)
 
     def check(self, kernels: HostKernels) -> Copy:
-        """Run the copy and compare all of the target's memory, guards and gaps included."""
+        """Run the copy and compare the whole target memory, including guards and gaps."""
         rng = np.random.default_rng(self.seed)
         words = np.dtype(f"u{self.width}")
         source, target = (self.inner, self.array) if self.back else (self.array, self.inner)
@@ -127,7 +127,7 @@ class Case:
         return copy
 
     def source_memory(self, source: Layout, misaligned: int) -> np.ndarray:
-        """Memory whose neighbors can't be read on one side."""
+        """Allocate memory next to an unreadable page."""
         size = (source.extent + misaligned) * self.width
         fenced = FENCED.at_end(size, 16) if self.at_end else FENCED.at_start(size)
         return fenced.view(f"u{self.width}")[misaligned:]
@@ -138,7 +138,7 @@ class Case:
 
 
 def random_spatial(rng: random.Random) -> tuple[int, ...]:
-    """One to three sizes, at most 150 positions."""
+    """Return a strategy for one to three sizes, with at most 150 positions."""
     positions = rng.choice([1, 4, 31, 32, 33, 49, 64, 65, 128, 150, *[rng.randint(1, 150)] * 10])
     sizes = []
     for _ in range(rng.randrange(3)):
@@ -176,7 +176,7 @@ def random_case(rng: random.Random) -> Case:
 
 @pytest.mark.needs("cudnn")
 def test_random_arrays(kernels):
-    """Whatever the shapes: the same elements in their new places, zeros for padding, no more."""
+    """For all shapes, elements are in their new places, padding is zero, the rest is unchanged."""
     rng = random.Random(SEED)
     copies = [random_case(rng).check(kernels) for _ in range(400)]
     assert {kind_of(copy) for copy in copies} == set(KINDS)
@@ -189,7 +189,7 @@ def test_random_arrays(kernels):
 @pytest.mark.parametrize(("channels", "padded"), [(3, 4), (20, 24), (62, 64), (63, 72)])
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
 def test_padding(kernels, memory_format, channels, padded, back, width):
-    """Channels of zeros are added, and left out again."""
+    """Channels of zeros are added, and removed again."""
     for spatial in ((1, 1), (3, 3), (5, 8), (2, 7, 10)):
         array = Layout((2, channels, *spatial), memory_format)
         Case(array, "channels_last", padded, back, width).check(kernels)
@@ -197,7 +197,7 @@ def test_padding(kernels, memory_format, channels, padded, back, width):
 
 @pytest.mark.needs("cudnn")
 def test_vectors(kernels):
-    """Two or four elements move at once where all addresses allow it: sizes, strides, arrays."""
+    """Two or four elements move at once if sizes, strides and addresses allow it."""
 
     def sizes(case: Case) -> tuple[int, int]:
         copy = case.check(kernels)
@@ -231,7 +231,7 @@ def test_vectors(kernels):
 @pytest.mark.needs("cudnn")
 @pytest.mark.parametrize("width", DTYPES)
 def test_all_kinds(kernels, width):
-    """Every kind is chosen for something: few and many blocks, few rows or columns, odd sizes."""
+    """Each kind is chosen for some case: few and many blocks, few rows or columns, odd sizes."""
     kinds = set()
     # By what the sizes can be divided: 1, 2 or 4.
     sizes = (7, 8, 67, 66, 68, 74)
@@ -251,7 +251,7 @@ def test_all_kinds(kernels, width):
 
 @pytest.mark.needs("cudnn")
 def test_rows(kernels):
-    """Rows that only become wider or narrower: four elements at once on one side, both or none."""
+    """If rows only change their width, four elements move at once on one side, both or none."""
     kinds = set()
     for channels, padded in ((3, 4), (8, 8), (7, 7), (20, 24), (130, 136)):
         for back, misaligned, width in product((False, True), (0, 1), DTYPES):
@@ -268,7 +268,7 @@ def test_rows(kernels):
 
 
 def aligned(count: int, width: int) -> np.ndarray:
-    """Elements at an address that is a multiple of 16."""
+    """Return elements at an address that is a multiple of 16."""
     memory = np.empty(count + 16 // width, f"u{width}")
     start = -(memory.ctypes.data // width) % (16 // width)
     return memory[start : start + count]
@@ -276,7 +276,7 @@ def aligned(count: int, width: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Filters:
-    """Filters whose inputs' and outputs' channels are exchanged within each group."""
+    """Filters whose input and output channels are exchanged within each group."""
 
     shape: tuple[int, ...]  # outputs and inputs of a group, then the spatial axes
     groups: int
@@ -284,11 +284,11 @@ class Filters:
     reverse: bool
     width: int
     misaligned: int = 0
-    #: Elements between the end of an output's filters and the next.
+    #: Elements between the end of an output's filters and the next ones.
     gap: int = 0
 
     def prepared(self, seed: int) -> tuple[Copy, np.ndarray, np.ndarray, np.ndarray]:
-        """How it is copied, the source, the target's memory, and what that has to become."""
+        """Return the copy, the source, the target's memory, and the expected target memory."""
         outputs, inputs, *spatial = self.shape
         shape = (self.groups * outputs, inputs, *spatial)
         layout, size = Layout(shape, self.memory_format, self.gap), prod(shape)
@@ -324,7 +324,7 @@ def random_filters(rng: random.Random, width: int) -> Filters:
 
 @pytest.mark.needs("cudnn")
 def test_exchanged_filters(kernels):
-    """The channels' axes are exchanged and positions reversed, whatever the format and groups."""
+    """Channel axes are exchanged and positions reversed, for all formats and groups."""
     rng = random.Random(SEED + 1)
     for number in range(120):
         filters = random_filters(rng, rng.choice(list(DTYPES)))
@@ -335,7 +335,7 @@ def test_exchanged_filters(kernels):
 
 @pytest.mark.needs("cudnn")
 def test_spread_images(kernels):
-    """Elements go to multiples of the strides; what is in between becomes zero, or stays."""
+    """Elements move to multiples of the strides; gaps become zero, or stay unchanged."""
     rng = random.Random(SEED + 3)
     kinds = set()
     for number in range(400):
@@ -358,7 +358,7 @@ def test_spread_images(kernels):
             slice(None, (n - 1) * s + 1, s) for n, s in zip(spatial, strides, strict=True)
         )
         given = layout.view(source)
-        unit = [1] * (2 - ndim)  # the library gives a single spatial axis another one
+        unit = [1] * (2 - ndim)  # the library adds an axis to a single spatial axis
         copy = spread_of(host_tensor(given.view(DTYPES[width])), unit + strides, unit + sizes)
         kinds.add((width, copy.kind))
         if copy.kind & FILLS_GAPS:
@@ -398,7 +398,7 @@ def test_two_copies_at_once(kernels):
 
 @pytest.mark.needs("cudnn")
 def test_refusals():
-    """Arrays that are not dense, and those whose blocks can't be counted."""
+    """Arrays that are not dense, or have too many blocks, are rejected."""
     spread = device_tensor((2, 4, 5, 6), strides=(500, 60, 12, 2))
     with pytest.raises(DnnNotSupportedError, match="not dense"):
         copy_of(spread, "channels_last", 4, False)
@@ -412,11 +412,11 @@ def test_refusals():
 
 @pytest.mark.needs("nvrtc")
 def test_gpu_compiler():
-    """NVRTC compiles all kinds, without a GPU, so that a multiprocessor has all its threads."""
+    """NVRTC compiles all kinds, without a GPU, and a multiprocessor can run all its threads."""
     for width, first, second in CONFIGURATIONS:
         macros = (f"-DWIDTH={width}", f"-DFIRST={first}", f"-DSECOND={second}")
         log, code = compile_cuda(kernel_source("transpose"), "-Xptxas=-v", *macros)
-        # What is launched early waits before it reads or writes.
+        # A kernel that is launched early waits before it reads or writes.
         wait, load, store = map(code.find, ("griddepcontrol.wait", "ld.global", "st.global"))
         assert 0 < wait < min(load, store)
         assert log.count(" 0 bytes spill stores") == 1, f"{macros}: {log}"

@@ -1,4 +1,4 @@
-"""Batch normalization on a GPU, without one: kernels on the host and compiled, rewrites."""
+"""Batch normalization for a GPU, without one: kernels on the host, compiled kernels, rewrites."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from tests.gpu.device import DTYPES, numpy_dtype, rounded
 from tests.oracle import RELATIVE_ERROR, SEED, repeat_command
 from tests.rewriting.gpu.test_to_cudnn import nodes, rewritten
 
-#: Blocks that run at once: of a small device, so that small arrays have many of them.
+#: Number of blocks that run at once: a small device, so that small arrays need many blocks.
 BLOCKS = 8
 
-#: Likewise, of 16 warps or 32 that work for themselves.
+#: The same for kernels with 16 or 32 independent warps.
 BLOCKS_OF_WARPS = 2
 
 
@@ -42,7 +42,7 @@ BLOCKS_OF_WARPS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """Arrays seen as (batch, channel, inner), whose addresses are a multiple of `alignment`."""
+    """Arrays viewed as (batch, channel, inner), at addresses that are multiples of `alignment`."""
 
     shape: tuple[int, int, int]
     dtype: str
@@ -53,12 +53,12 @@ class Case:
     mean: float = 0.0
     outlier: float = 0.0
     cooperative: bool = True
-    #: Whether the device has copies in bulk.
+    #: Whether the device supports bulk copies.
     bulk: bool = True
     blocks_of_warps: int = BLOCKS_OF_WARPS
-    #: Likewise, of those whose threads hold what they read in registers.
+    #: Number of blocks for kernels whose threads keep their data in registers.
     holding_blocks: int = 0
-    #: How many steps of a thread stay in shared memory at most, if rows are swept.
+    #: Most steps of a thread that stay in shared memory if rows are swept.
     kept: int = 1000
     seed: int = 0
 
@@ -73,7 +73,7 @@ class Case:
         return work
 
     def array(self, values: np.ndarray) -> np.ndarray:
-        """A copy at an address that is no larger multiple than wanted."""
+        """Return a copy at an address that is not a multiple of more than the alignment."""
         dtype = numpy_dtype(self.dtype)
         memory = np.empty(values.size + 32, dtype)
         start = -(memory.ctypes.data // dtype.itemsize) % (16 // dtype.itemsize)
@@ -83,7 +83,7 @@ class Case:
         return array
 
     def check(self, kernels: HostKernels) -> None:
-        """Run the kernel and compare with float64."""
+        """Run the kernel, and compare it with float64."""
         rng = np.random.default_rng(self.seed)
         x, g = (rounded(rng.standard_normal(self.shape) + m, self.dtype) for m in (self.mean, 0))
         if self.outlier:
@@ -91,7 +91,7 @@ class Case:
         channels = (self.shape[1],)
         scale, bias, mean = (rng.standard_normal(channels) for _ in range(3))
         spread = rng.uniform(0.5, 2, channels)
-        if self.kind == "gradient":  # as it is given: the mean of x, rounded
+        if self.kind == "gradient":  # the mean of x is an operand, and rounded
             mean, spread = x.mean((0, 2)), 1 / np.sqrt(x.var((0, 2)) + 0.125)
         running = [rng.standard_normal(channels), rng.uniform(0.5, 2, channels)]
         of_parameters = parameter_dtype(self.dtype)
@@ -123,7 +123,7 @@ class Case:
         for i, (result, reference) in enumerate(zip(found, expected, strict=True)):
             wanted = bound if i == 0 else RELATIVE_ERROR[of_parameters] * (1 + abs(self.mean))
             error = np.linalg.norm(result.astype("float64") - reference)
-            # Sums and means of numbers of both signs may be next to nothing; what is rounded isn't.
+            # Sums and means of numbers of both signs may be near zero; their terms are rounded.
             least = 0.1 * np.sqrt(x.size) if self.kind == "gradient" and i else 0.03
             size = max(np.linalg.norm(reference), least)
             words = f"result {i} of {self}, {repeat_command()}: {error / size:.2g}"
@@ -266,7 +266,7 @@ LARGE_MEANS = [
 
 @pytest.mark.needs("cudnn")
 def test_random_arrays(kernels, cases):
-    """All kinds of kernels, whatever the sizes."""
+    """Test all kinds of kernels, with any sizes."""
     for case in cases:
         case.check(kernels)
     configurations = {
@@ -303,7 +303,7 @@ def test_large_means(kernels):
 
 @pytest.mark.needs("cudnn")
 def test_order_of_blocks():
-    """Every part of both passes has one block, which begins after those that it waits for."""
+    """Each part of both passes has one block, which starts after the blocks that it waits for."""
     for shape in ((64, 256, 3136), (2000000, 40, 1), (8, 3, 50176), (512, 2, 50176)):
         work = work_of(shape, "train", "float32", kept_blocks=(0, 0, 0, 0))
         p = work.params
@@ -358,7 +358,7 @@ def test_sizes_beyond_32_bits():
     ],
 )
 def test_ways_on_a_large_device(shape, dtype, kind, way, size):
-    """What an H200 gets, of 132 multiprocessors."""
+    """Test the kernels that an H200 with 132 multiprocessors uses."""
     work = work_of(shape, kind, dtype)
     assert work.way == WAYS[way], list(WAYS)[work.way]
     if size is not None:
@@ -383,7 +383,7 @@ def test_gpu_compiler(cases):
 
 @pytest.mark.needs("cudnn", "nvrtc")
 def test_compiler_of_older_gpus(cases):
-    """All that they get compiles for them, too."""
+    """All kernels for GPUs without bulk copies compile for older GPUs, too."""
     bulk = (WAYS["by_warps"], WAYS["held"])
     older = [case.work for case in cases if case.work.way not in bulk]
     found = {}
@@ -465,7 +465,7 @@ def test_parameters_of_16_bit_arrays():
 
 @pytest.mark.needs("cudnn")
 def test_epsilon_of_a_call():
-    """What only becomes known at the call is checked then."""
+    """Shapes that are known only at the call are checked then."""
     op = GpuDnnBatchNorm("spatial", axes=(0, 2))
     x, parameter = device_tensor((4, 3, 5)), device_tensor((1, 3, 1))
     outputs = [device_tensor((0,)) for _ in range(3)]
@@ -476,7 +476,7 @@ def test_epsilon_of_a_call():
 
 
 def test_memory_formats():
-    """Either is taken as it is where each channel has statistics, and results are like x."""
+    """Both formats are accepted if each channel has statistics, and results have that of x."""
     of_channels = GpuDnnBatchNorm("spatial", axes=(0, 2, 3))
     of_pixels = GpuDnnBatchNorm(axes=(0,))
     assert [of_channels._layouts(i) for i in range(3)] == [3, 1, 1]
@@ -496,7 +496,7 @@ def without_probing():
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_graphs_get_the_ops(without_probing, dtype):
-    """Training with its gradient, and inference, with what can work in place in place."""
+    """Training with its gradient, and inference, work in place where they can."""
     of = parameter_dtype(dtype)
     x, gamma, beta = GpuArrayType(dtype, (None,) * 4)(), pt.vector(dtype=of), pt.vector(dtype=of)
     on_host = pt.as_tensor_variable(x)
@@ -511,9 +511,9 @@ def test_graphs_get_the_ops(without_probing, dtype):
     inputs = [x, gamma, beta, *means]
     fgraph = rewritten(inputs, [*grads, new_mean, new_var])
     (train,) = nodes(fgraph, "GpuDnnBatchNorm")
-    # The gradient needs what was normalized.
+    # The gradient needs the normalized data.
     assert not train.op.inplace_output
-    # They have come from the host for this node alone.
+    # They were copied from the host for this node alone.
     assert train.op.inplace_running_mean
     assert train.op.inplace_running_var
     assert train.op.destroy_map == {3: [5], 4: [6]}
@@ -526,7 +526,7 @@ def test_graphs_get_the_ops(without_probing, dtype):
 
 
 def test_operands_of_a_caller_stay(without_probing):
-    """Only what the caller gives away is overwritten: of two averages, maybe one."""
+    """Only operands that the caller gives up are overwritten; maybe one of two averages."""
     x = GpuArrayType("float32", (None,) * 4)()
     parameters = [GpuArrayType("float32", (1, None, 1, 1))() for _ in range(4)]
     op = GpuDnnBatchNorm("spatial", True)

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.gpu
 
 
 def reference_of(op: Any, *arrays: np.ndarray) -> list[np.ndarray]:
-    """All results of an abstract Op's `perform`, in float64."""
+    """Return all results of an abstract Op's `perform`, in float64."""
     node = op.make_node(*arrays)
     storage: list[list[Any]] = [[None] for _ in node.outputs]
     op.perform(node, [np.asarray(a) for a in arrays], storage)
@@ -52,7 +52,7 @@ def reference_of(op: Any, *arrays: np.ndarray) -> list[np.ndarray]:
 
 
 def results_of(op: Any, *operands: Any) -> list[Any]:
-    """All results of an Op of device arrays and host scalars."""
+    """Return all results of an Op for device arrays and host scalars."""
     node, values = make_node(op, *operands)
     storage: list[list[Any]] = [[None] for _ in node.outputs]
     node.op.perform(node, values, storage)
@@ -62,7 +62,7 @@ def results_of(op: Any, *operands: Any) -> list[Any]:
 def gpu_arrays(
     arrays: list[np.ndarray], dtype: str, count: int, memory_format: str = "contiguous"
 ) -> list[Any]:
-    """Arrays on the device: the first ones in a dtype, the others in that of parameters."""
+    """Copy arrays to the device: the first ones in a dtype, the others in the parameters' dtype."""
     return [on_gpu(a, dtype, memory_format) for a in arrays[:count]] + [
         on_gpu(a, parameter_dtype(dtype)) for a in arrays[count:]
     ]
@@ -71,7 +71,7 @@ def gpu_arrays(
 def compare(results: list[Any], expected: list[np.ndarray], dtype: str, words: str) -> None:
     for i, (result, reference) in enumerate(zip(results, expected, strict=True)):
         bound = RELATIVE_ERROR[dtype if i == 0 else parameter_dtype(dtype)]
-        # A sum of numbers of both signs, such as a gradient, may be next to nothing.
+        # A sum of numbers of both signs, such as a gradient, may be near zero.
         size = max(np.linalg.norm(reference), np.sqrt(reference.size))
         error = np.linalg.norm(host(result) - reference)
         assert error <= bound * size, (
@@ -81,21 +81,21 @@ def compare(results: list[Any], expected: list[np.ndarray], dtype: str, words: s
 
 
 def conditioning(terms: np.ndarray, axes: tuple[int, ...]) -> float:
-    """How many times as large as their sums the terms are together, by the norms of `compare`."""
+    """Return how many times larger the terms are than their sums, by the norms of `compare`."""
     sums = terms.sum(axes)
     size = max(np.linalg.norm(sums), np.sqrt(sums.size))
     return float(np.linalg.norm(np.abs(terms).sum(axes)) / size)
 
 
-#: A gradient by a parameter is a sum of noise, which may be next to nothing: float32 does not tell
-#: it then. Sums of N such numbers are off by 0.7e-7 to 1.6e-7 sqrt(N), where N / 1.6 are the terms'
-#: absolute values together: of 72,000 numbers the sum was 2 once.
+#: A gradient with respect to a parameter is a sum of noise, which may be too close to zero for
+#: float32. Sums of N such numbers have errors of 0.7e-7 to 1.6e-7 sqrt(N), and their absolute
+#: values add up to N / 1.6: once, the sum of 72,000 numbers was 2.
 MOST_CONDITIONING = 1000
 
 
 @st.composite
 def gpu_cases(draw):
-    """A shape, axes, whether there are running averages, how arrays lie in memory, a seed."""
+    """Shape, axes, whether there are running averages, memory layout, and seed."""
     shape = draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
     first = draw(st.integers(0, len(shape)))
     last = draw(st.integers(first, len(shape)))
@@ -114,7 +114,7 @@ def gpu_cases(draw):
 @pytest.mark.parametrize("dtype", DTYPES)
 @fuzz(max_examples=85, case=gpu_cases())
 def test_ops(dtype, case):
-    """Training, gradient and inference, in place or not, of arrays in any layout."""
+    """Training, gradient and inference, in place or not, for arrays in any layout."""
     shape, axes, running, layouts, seed = case
     rng = np.random.default_rng(seed)
     of = parameter_dtype(dtype)
@@ -244,7 +244,7 @@ def test_many_blocks(shape, mode, memory_format, dtype):
 
 
 def test_a_rounded_mean():
-    """What rounding took of a mean that is many times the deviation is no part of a gradient."""
+    """Rounding of a mean much larger than the deviation does not affect the gradient."""
     rng = np.random.default_rng(0)
     shape = (32, 8, 40, 40)
     x = rounded(1000 + rng.standard_normal(shape), "float32")
@@ -301,7 +301,7 @@ def test_empty_arrays(shape):
 
 
 def test_streams_and_graphs():
-    """Launches of two streams don't wait for each other for ever; a CUDA graph repeats them."""
+    """Launches on two streams do not deadlock, and a CUDA graph can repeat them."""
     import cupy
 
     shape, axes = (32, 64, 56, 56), (0, 2, 3)
@@ -382,7 +382,7 @@ def test_compiled_function():
 
 
 def test_explicit_calls():
-    """`dnnops.dnn` takes parameters of both ranks."""
+    """`dnnops.dnn` accepts parameters of both ranks."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((4, 3, 5)).astype("float32")
     for mode, small, full in (("spatial", (3,), (1, 3, 1)), ("per-activation", (3, 5), (1, 3, 5))):
@@ -399,7 +399,7 @@ def test_explicit_calls():
         x64, *wide = (a.astype("float64") for a in (x, *wide))
         wanted = reference_of(BatchNormTrain(axes, True), x64, *wide[:2], *scalars, *wide[2:])
         wanted += reference_of(BatchNormInference(axes), x64, *wide, scalars[0])
-        # Statistics have the shape of the scale, running averages their own.
+        # Statistics have the shape of the scale; running averages keep their own.
         wanted[1:5] = [a.reshape(small) for a in wanted[1:5]]
         for result, reference in zip(f(), wanted, strict=True):
             check(result, reference, "float32")

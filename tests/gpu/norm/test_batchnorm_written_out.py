@@ -1,4 +1,4 @@
-"""Batch normalization that is written out, compiled for a GPU: against the same in float64."""
+"""Expressions of batch normalization, compiled for a GPU, against the same in float64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GPU_MODE = pytensor.compile.get_mode("CVM").including("gpu")
 
 
 def written_out(operands: list[Any], axes: tuple[int, ...]) -> list[Any]:
-    """A normalization of `x`, with its gradients for `top`."""
+    """Return a normalization of `x`, with its gradients for `top`."""
     x, top, gamma, beta = operands
     mean, var = (f(x, axis=axes, keepdims=True) for f in (pt.mean, pt.var))
     epsilon = np.dtype(x.type.dtype).type(1e-3)
@@ -35,7 +35,7 @@ def written_out(operands: list[Any], axes: tuple[int, ...]) -> list[Any]:
     [((16, 8, 12, 10), (0, 2, 3)), ((200, 30), (0,)), ((6, 40, 64), (2,))],
 )
 def test_compiled_function(shape, axes, dtype):
-    """Arrays on the device, and parameters that the host sends there."""
+    """Return arrays on the device, and parameters that are sent there from the host."""
     ndim = len(shape)
     small = tuple(1 if i in axes else n for i, n in enumerate(shape))
     known = tuple(1 if i in axes else None for i in range(ndim))

@@ -37,7 +37,7 @@ from tests.nnet.loss.test_ctc import run
 from tests.nnet.norm.window_norm_cases import BAD_PARAMETERS, Case, cases
 from tests.oracle import RELATIVE_ERROR, check_gradient, check_second_derivatives, fuzz
 
-#: Those that cuDNN takes.
+#: Windows that cuDNN supports.
 CUDNN_DTYPES = ("float16", "float32", "float64")
 
 
@@ -45,10 +45,10 @@ def arrays_of(ndim: int, count: int = 1, dtype: str = "float32") -> list:
     return [GpuArrayType(dtype, (None,) * ndim)() for _ in range(count)]
 
 
-#: What cuDNN computes without means, and with them.
+#: Ops for what cuDNN computes without means, and with them.
 DIVISIVE = (DivisiveNormalization, CenteredDivisiveNormalization)
 DIVISIVE_GRAD = (DivisiveNormalizationGrad, CenteredDivisiveNormalizationGrad)
-#: Between subnormal numbers, which gradients by means may be.
+#: Absolute bound for subnormal numbers, which gradients with respect to means may be.
 SPACING = {"float16": 6e-8, "bfloat16": 0.0, "float32": 0.0, "float64": 0.0}
 
 
@@ -136,7 +136,7 @@ def test_bad_operands():
 
 
 def centered_by_elements(case: Case, x, means):
-    """Element by element, as the documentation has it."""
+    """Compute the result element by element, following the documentation."""
     out = np.empty_like(x)
     for place in np.ndindex(x.shape):
         window = tuple(slice(max(0, i - (case.n - 1) // 2), i + case.n // 2 + 1) for i in place[2:])
@@ -216,7 +216,7 @@ def test_window_sum_compiles():
 
 
 def device_operands(case: Case, count: int, dtype: str) -> tuple[list, list]:
-    """Operands as float64 that the dtype has, and on the device."""
+    """Return operands as float64 values that the dtype can represent, and on the device."""
     values = [rounded(a, dtype) for a in case.arrays(count)]
     rng = np.random.default_rng(case.seed)
     return values, [restrided(rng, on_gpu(a, dtype)) for a in values]
@@ -269,7 +269,7 @@ def test_cudnn_divisive(has_means, dtype, case):
 
 
 def by_function(parameters, kind, *operands):
-    """``dnn_divisive_normalization``, or the gradient by an operand's number."""
+    """Return ``dnn_divisive_normalization``, or its gradient with respect to an operand."""
     if kind == "y":
         return dnn.dnn_divisive_normalization(*operands, **parameters)
     *given, gy = operands
@@ -281,7 +281,7 @@ def by_function(parameters, kind, *operands):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @fuzz(max_examples=60, case=cases(4, 5, max_size=9), large=st.booleans())
 def test_divisive_of_16_bits(dtype, case, large):
-    """In float32, so that nothing is rounded but the results, and squares don't overflow."""
+    """Use float32, so that only results are rounded, and squares do not overflow."""
     has_means = bool(case.seed % 2)
     arrays, _ = device_operands(case, 3, dtype)
     if large:
@@ -340,7 +340,7 @@ def test_sizes(shape):
 
 @pytest.mark.gpu
 def test_compiled_functions():
-    """The abstract Ops in a GPU mode, with first and second derivatives, and cuDNN's by hand."""
+    """Run the abstract Ops in a GPU mode, with derivatives, and cuDNN's Ops directly."""
     x, m = arrays_of(4, 2)
 
     def outputs(x, m):
@@ -352,7 +352,7 @@ def test_compiled_functions():
         return [lrn, plain, around, *gradients, second]
 
     def by_hand(apply, x, m):
-        """Of an odd and an even window."""
+        """Test an odd and an even window."""
         results = [apply(n, x, m) for n in (3, 4)]
         return [*results, *(g for y in results for g in pytensor.grad((y**2).sum(), [x, m]))]
 

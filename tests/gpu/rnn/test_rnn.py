@@ -69,7 +69,7 @@ def test_larger(case, dtype):
 
 
 def known_inexact(algo: str, dtype: str) -> set[tuple[str, bool]]:
-    """Modes, of one direction or of both, whose gradients cuDNN has not exactly enough."""
+    """Return modes and directions for which cuDNN's gradients are not accurate enough."""
     found = set()
     if algo == "persist_static_small_h":
         found |= {("rnn_relu", True), ("rnn_tanh", True)}
@@ -81,7 +81,7 @@ def known_inexact(algo: str, dtype: str) -> set[tuple[str, bool]]:
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("algo", [algo for algo in RNN_ALGORITHMS if algo != "auto"])
 def test_algorithms(algo, dtype):
-    """What cuDNN takes is right; for the rest the error names the algorithm."""
+    """Networks that cuDNN supports are right; for others the error names the algorithm."""
     ran, refused, wrong = [], [], []
     for mode in RNN_MODES:
         for hidden, layers, bidirectional, batch in (
@@ -123,7 +123,7 @@ def test_algorithms(algo, dtype):
 
 @pytest.mark.parametrize("algo", ["persist_static", "persist_static_small_h"])
 def test_tanh_without_gradients(algo):
-    """In float32 only the gradients are not exact enough; without them the algorithms run."""
+    """In float32 only the gradients are inaccurate; without them the algorithms run."""
     wrong, ran = [], 0
     for hidden, layers, batch in ((1, 1, 1), (64, 1, 8), (128, 1, 16), (256, 2, 32)):
         case = RNNCase(
@@ -149,7 +149,7 @@ def test_tanh_without_gradients(algo):
 
 
 def test_auto_agrees_with_itself():
-    """The gradient takes the algorithm of the forward call, which is chosen once."""
+    """The gradient uses the algorithm of the forward call, which is selected once."""
     case = RNNCase("lstm", 128, 1, False, False, 0, 0.0, False, 40, 32, 128, 8)
     network = Network(case, "float16", usual_scale(case))
     given = network.on_device(network.operands)
@@ -261,7 +261,7 @@ def test_what_is_behind_an_end_has_no_influence():
 
 
 def test_full_lengths_are_none():
-    """Sequences of which each has all steps run as if there were no lengths."""
+    """If each sequence has all steps, the network runs as if there were no lengths."""
     case = RNNCase(
         "lstm", 16, 1, False, False, 0, 0.0, True, 6, 8, 16, 11, "persist_static_small_h"
     )
@@ -278,7 +278,7 @@ def test_full_lengths_are_none():
 
 
 def constant_network(dtype: str, dropout: float) -> tuple[RNNCase, list[np.ndarray]]:
-    """Two layers of which the first gives ones, and the second what is left of them."""
+    """Two layers: the first returns ones, and the second what dropout keeps of them."""
     hidden = 32
     case = RNNCase("rnn_relu", hidden, 2, False, False, 0, dropout, False, 20, 16, 4, 1, "standard")
     layout = case.forward.layout
@@ -305,10 +305,10 @@ def test_dropout(dtype):
         kept = y != 0
         np.testing.assert_allclose(y[kept], 1 / 0.75, rtol=1e-3)
         assert abs(kept.mean() - 0.75) < 5 * (0.25 * 0.75 / y.size) ** 0.5
-        # Neither steps nor sequences share what is dropped.
+        # Each step and each sequence drops different elements.
         assert (kept[0] != kept[1]).any()
         assert (kept[:, 0] != kept[:, 1]).any()
-    # Without a reserve the same is dropped.
+    # Without a reserve, the same elements are dropped.
     alone = GpuDnnRNNForward(**case.network, keeps_reserve=False)
     np.testing.assert_array_equal(host(network.run(alone, *given, np.asarray(5))[0]), ys[0])
     # The gradient drops the same, as the one by the first layer's biases tells.
@@ -328,7 +328,7 @@ def test_dropout(dtype):
 
 
 def test_reserve():
-    """It is not used up by a gradient, unless that is in place; another one is refused."""
+    """A gradient does not use it up, unless it works in place; another reserve is rejected."""
     case = RNNCase("lstm", 9, 2, False, False, 0, 0.0, False, 5, 3, 4, 2)
     network = Network(case, "float32")
     given = network.on_device(network.operands)
@@ -370,7 +370,7 @@ def test_empty(empty):
 @pytest.mark.needs("torch")
 @fuzz(max_examples=30, case=rnn_cases(torch=True, max_hidden=12, max_steps=6, max_batch=6))
 def test_as_in_pytorch(case):
-    """Against PyTorch's layers with the same parameters, in float64 on the host."""
+    """Compare with PyTorch's layers with the same parameters, in float64 on the host."""
     network = Network(case, "float32")
     expected = torch_results(case, network.operands, network.tops)
     given = network.on_device(network.operands)
@@ -390,7 +390,7 @@ def test_as_in_pytorch(case):
 @pytest.mark.parametrize("mode", ["lstm", "gru"])
 @pytest.mark.needs("torch")
 def test_as_pytorch_on_the_same_device(mode, dtype):
-    """Of sizes that matter, where both are cuDNN: by how far each is from float64."""
+    """At realistic sizes, compare the errors of dnnops and PyTorch, which both use cuDNN."""
     import torch
 
     if not torch.cuda.is_available():
@@ -416,7 +416,7 @@ def test_as_pytorch_on_the_same_device(mode, dtype):
 
 
 def test_compiled_function():
-    """One function with lengths, on many shapes, against the same on the host in float64."""
+    """One function with lengths, for many shapes, against the same in float64 on the host."""
     block = dnn.RNNBlock("float32", 6, 2, "lstm", direction_mode="bidirectional", batch_first=True)
     w, (x, hx, cx) = (
         GpuArrayType("float32", (None,))(),
@@ -447,7 +447,7 @@ def test_compiled_function():
 
 
 def test_two_gradients_of_one_network():
-    """Both need the reserve: only the last may overwrite it."""
+    """Both need the reserve, so only the last may overwrite it."""
 
     def compiled(dtype, mode):
         block = RNNBlock(dtype, 6, 2, "gru")
@@ -468,7 +468,7 @@ def test_two_gradients_of_one_network():
 
 
 def test_gru_as_in_theano():
-    """Theano's example on a GPU: parameters are written through views of a shared vector."""
+    """Run Theano's example on a GPU: parameters are written through views of a shared vector."""
     input_dim, hidden_dim, batch_size, depth, timesteps = 6, 5, 2, 3, 4
     rng = np.random.default_rng(3)
     X, h0 = pt.ftensor3("X"), pt.ftensor3("h0")  # noqa: N806 - its names
@@ -502,7 +502,7 @@ def test_gru_as_in_theano():
 
 
 def test_captured():
-    """A CUDA graph may record both passes, once memory and kernels are there."""
+    """A CUDA graph may capture both passes once memory and kernels exist."""
     import cupy
 
     case = RNNCase("lstm", 64, 2, False, False, 0, 0.0, False, 10, 8, 32, 2)
@@ -533,7 +533,7 @@ def test_captured():
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_replayed(dtype):
-    """What comes again is launched as a CUDA graph, and computes with what is there now."""
+    """Repeated calls are launched as a CUDA graph, and compute with the current operands."""
     case = RNNCase("lstm", 48, 2, False, False, 0, 0.0, False, 12, 8, 32, 2, "standard")
     network = Network(case, dtype, usual_scale(case))
     given = network.on_device([*network.operands, *network.tops])
@@ -558,7 +558,7 @@ def test_replayed(dtype):
 
 
 def test_memory_is_given_back():
-    """The reserve is there between forward and backward only, and nothing grows."""
+    """The reserve exists only between forward and backward pass, and memory does not grow."""
     import cupy
 
     block = RNNBlock("float32", 64, 2, "lstm")
@@ -576,7 +576,7 @@ def test_memory_is_given_back():
 
 
 def test_operands_are_counted():
-    """All but the integers are on the device."""
+    """All results except integers are on the device."""
     case = RNNCase("lstm", 3, 2, False, False, 0, 0.5, True, 2, 2, 3, 1)
     names = [n for n in case.forward.operands if n not in INT_OPERANDS]
     node, _ = make_node(

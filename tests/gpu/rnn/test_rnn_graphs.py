@@ -1,4 +1,4 @@
-"""Recurrent networks on cuDNN without a GPU: graphs, C modules, and what is refused."""
+"""Recurrent networks on cuDNN without a GPU: graphs, C modules, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_only_the_last_gradient_overwrites_the_reserve():
     grads = [pytensor.grad((y**2).sum(), inputs[0]), pytensor.grad((hy**3).sum(), inputs[0])]
     _, *backward = networks(rewritten(inputs, grads))
     assert [op.inplace for op in backward] == [False, True]
-    # Nor may a gradient overwrite what is given to it from outside.
+    # A gradient may not overwrite an operand from outside, either.
     given = [array(ndim) for ndim in (1, 3, 3, 3, 1, 3, 3)]
     outputs = GpuDnnRNNBackward("gru", 4, 1).make_node(*given).outputs
     (backward,) = networks(rewritten(given, outputs))
@@ -112,7 +112,7 @@ def test_only_the_last_gradient_overwrites_the_reserve():
 
 
 def test_excluded_or_not_taken():
-    """Both Ops stay on the host then: what one keeps for the other is their own affair."""
+    """Then both Ops stay on the host, because they share the format of the reserve."""
     block = RNNBlock("float32", 4, 1, "gru")
     w, hx = pt.fvector(), pt.ftensor3()
     for x, mode in (
@@ -242,7 +242,7 @@ def test_wrong_operands(operand, value, error, words):
 @pytest.mark.needs("cudnn")
 @pytest.mark.needs("no gpu")
 def test_without_a_gpu():
-    """The reserve's size is cuDNN's to say: that needs a device, and the error names the call."""
+    """Only cuDNN on a device knows the reserve's size; the error names the call."""
     op = GpuDnnRNNForward(**CASE.network)
     with pytest.raises(DnnLibraryError, match="cuda"):
         call("dnnops_cudnn_rnn_forward_shape", op, tensors(CASE), [device_tensor(())] * 4)

@@ -1,4 +1,4 @@
-"""What recurrent networks on a GPU are compared with, on the host."""
+"""Test the references for recurrent networks on a GPU, on the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.nnet.rnn.rnn_cases import RNNCase
 
 @pytest.mark.needs("ml_dtypes")
 def test_signs_of_relus(monkeypatch):
-    """Rounding may decide the sign of what is next to zero, but of nothing else."""
+    """Rounding may decide the sign of outputs near zero, but of nothing else."""
     monkeypatch.setattr(rnn_networks, "host", np.asarray)
     monkeypatch.setattr(rnn_networks, "last_rnn_algorithm", lambda: "")
     # Its first unit has 0.0009 where terms of some units cancel.
@@ -39,7 +39,7 @@ def test_signs_of_relus(monkeypatch):
 
 
 def test_networks_of_16_bits_that_are_compared():
-    """Those with enough numbers, which the operands determine."""
+    """Use networks with enough numbers, and whose operands determine the results."""
     case = RNNCase("rnn_tanh", 1, 2, False, False, 0, 0.0, False, 6, 5, 1, seed=1)
     assert with_numbers(case, 32) is None
     assert with_numbers(case, 7).batch == 10
