@@ -4,6 +4,7 @@
 `dnnops.rewriting.pipeline.PASSES`, ``example-output`` runs a file of ``examples/`` and
 shows its output, ``gpu-record`` shows ``gpu_record.json``, ``benchmark NAME`` shows
 ``benchmarks/NAME.json``, and ``speed-chart`` draws the geometric means of several of them.
+``rooms-picture`` and ``call-steps NAME`` show what ``architecture.py`` has.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
+import architecture
 from docutils import nodes
 from docutils.parsers.rst import directives
+from docutils.statemachine import StringList
 from sphinx.addnodes import download_reference
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
@@ -96,6 +99,34 @@ class PassesTable(SphinxDirective):
             (f"{step.position:g}", step.name, ", ".join(step.tags), step.reason) for step in PASSES
         ]
         return [table(("Position", "Pass", "Tags", "Reason"), rows)]
+
+
+class RoomsPicture(SphinxDirective):
+    """The rooms of the package and the direction of imports."""
+
+    def run(self) -> list[nodes.Node]:
+        self.env.note_dependency(architecture.__file__)
+        return [nodes.raw("", architecture.picture(), format="html")]
+
+
+class CallSteps(SphinxDirective):
+    """The steps of a convolution on a device, numbered."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        self.env.note_dependency(architecture.__file__)
+        steps = nodes.enumerated_list(enumtype="arabic", prefix="", suffix=".", classes=["steps"])
+        for step in architecture.WAYS[self.arguments[0]]:
+            names = nodes.paragraph(
+                "", "", nodes.literal(text=step.function), nodes.Text(" in "),
+                nodes.literal(text=step.file),
+            )  # fmt: skip
+            item = nodes.list_item("", names)
+            text = StringList([step.text[:1].upper() + step.text[1:]], architecture.__file__)
+            self.state.nested_parse(text, self.content_offset, item)
+            steps += item
+        return [steps]
 
 
 class ExampleOutput(SphinxDirective):
@@ -313,6 +344,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives."""
     app.add_directive("flags-table", FlagsTable)
     app.add_directive("passes-table", PassesTable)
+    app.add_directive("rooms-picture", RoomsPicture)
+    app.add_directive("call-steps", CallSteps)
     app.add_directive("example-output", ExampleOutput)
     app.add_directive("gpu-record", GpuRecord)
     app.add_directive("benchmark", Benchmark)

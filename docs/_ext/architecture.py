@@ -1,0 +1,246 @@
+"""The rooms of the package and the way of a convolution, for ``docs/architecture.rst``.
+
+``tests/test_architecture.py`` compares them with the sources and with real calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+__all__ = ["LAYERS", "WAYS", "Room", "Step", "picture"]
+
+
+@dataclass(frozen=True)
+class Room:
+    """A folder or module of ``dnnops``, with a few words for the picture."""
+
+    name: str
+    words: str
+    #: Modules of ``dnnops`` that belong to the room although they are in no folder of it.
+    modules: tuple[str, ...] = ()
+
+
+#: Rows of rooms, from the top. A room imports from the rows below it.
+LAYERS: tuple[tuple[Room, ...], ...] = (
+    (Room("cli", "commands", ("__main__", "startup")), Room("theano", "modules of Theano")),
+    (Room("rewriting", "passes over graphs, and modes", ("modes",)),),
+    (
+        Room("plans", "list, time, store"),
+        Room("dnn", "names of Theano"),
+        Room("link", "JAX, PyTorch"),
+    ),
+    (Room("cpu", "oneDNN, BLAS, C++"), Room("gpu", "cuDNN, cuBLASLt, kernels")),
+    (Room("nnet", "what is computed"), Room("gpuarray", "arrays on the GPU")),
+    (Room("runtime", "finds, builds and loads libraries"),),
+    (
+        Room(
+            "config",
+            "flags, errors",
+            ("arguments", "compat", "mode_flag", "errors", "__about__"),
+        ),
+        Room("c_code", "C and C++ sources"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a call: a file below ``dnnops``, a function in it, and what it does."""
+
+    file: str
+    function: str
+    text: str
+
+
+_CALL = Step(
+    "nnet/conv/op.py",
+    "conv2d",
+    "checks the arguments and makes a node of the abstract Op `Conv`.",
+)
+_MODE = Step(
+    "modes.py",
+    "DnnMode.optimizer",
+    "adds the tags of the mode's backend, which select passes from the table of :doc:`passes`.",
+)
+_LOAD = Step(
+    "runtime/build.py",
+    "RuntimeLibrary.address",
+    "loads the runtime library, building it if necessary, and gives the C code the addresses of"
+    " the two functions to call.",
+)
+
+#: Title, and steps. Python steps come first.
+WAYS: dict[str, tuple[Step, ...]] = {
+    "cpu": (
+        _CALL,
+        _MODE,
+        Step(
+            "rewriting/cpu/ops.py",
+            "local_to_onednn",
+            "replaces the node with one of `OneDnnConv`.",
+        ),
+        Step(
+            "cpu/conv.py",
+            "_OneDnnConvOp.parameters",
+            "writes the Op's parameters as 64-bit words.",
+        ),
+        Step(
+            "runtime/op.py",
+            "RuntimeOp.c_code",
+            "emits C code that reads the operands and calls two functions: one for the shape of the"
+            " output, one to compute it.",
+        ),
+        _LOAD,
+        Step(
+            "c_code/abi/dnnops_emit.h",
+            "dnnops_ndarray_read",
+            "describes a NumPy array to the runtime library by address, dtype, shape and strides.",
+        ),
+        Step(
+            "c_code/cpu/conv/conv.cpp",
+            "dnnops_onednn_conv",
+            "checks the shapes, selects the plan, and keeps it in the node for the next call. Plans"
+            " without oneDNN, which are Winograd's algorithm and BLAS, run from here.",
+        ),
+        Step(
+            "c_code/cpu/conv/conv_entry.cpp",
+            "run_conv_entry",
+            "packs the operands that oneDNN cannot address, such as filters to flip.",
+        ),
+        Step(
+            "c_code/cpu/base/plan.cpp",
+            "PlanRun::operator()",
+            "calls ``dnnl_primitive_execute`` for the convolution and for the reorders around it.",
+        ),
+    ),
+    "gpu": (
+        _CALL,
+        _MODE,
+        Step(
+            "rewriting/move/lifting.py",
+            "GraphToGpu.apply",
+            "decides which nodes move to the GPU, and puts transfers around them.",
+        ),
+        Step(
+            "rewriting/gpu/conv.py",
+            "_build_conv",
+            "replaces a `Conv` that moves with `GpuDnnConv`.",
+        ),
+        Step(
+            "gpu/conv.py",
+            "GpuDnnConvBase.parameters",
+            "writes the Op's parameters and algorithm as 64-bit words.",
+        ),
+        Step(
+            "gpu/base.py",
+            "CudnnOp.c_code",
+            "wraps the C code of the next step: it enters the device and takes CuPy's stream.",
+        ),
+        Step(
+            "runtime/op.py",
+            "RuntimeOp.c_code",
+            "emits the same C code as on the CPU.",
+        ),
+        _LOAD,
+        Step(
+            "c_code/abi/dnnops_cudnn_emit.h",
+            "dnnops_cudnn_read_dense",
+            "describes a CuPy array to the runtime library, after copying it if cuDNN does not"
+            " support its strides.",
+        ),
+        Step(
+            "c_code/gpu/conv/conv.cpp",
+            "dnnops_cudnn_conv",
+            "reuses the node's plan if the operands have not changed; otherwise the next three"
+            " steps select one.",
+        ),
+        Step(
+            "c_code/gpu/conv/conv_call.cpp",
+            "describe_case",
+            "collects everything that a plan depends on, in a canonical form.",
+        ),
+        Step(
+            "c_code/gpu/conv/conv_choose.cpp",
+            "choose_plan",
+            "follows the algorithm of the Op: it tries algorithms by number, guesses, times, or"
+            " takes the named plan.",
+        ),
+        Step(
+            "c_code/gpu/conv/conv_builder.cpp",
+            "PlanBuilder::from_spec",
+            "builds a plan, or records why it cannot run.",
+        ),
+        Step(
+            "c_code/gpu/conv/conv_legacy.cpp",
+            "LegacyPlan::execute",
+            "calls ``cudnnConvolutionForward`` once the workspace is allocated. Other plans are in"
+            " ``conv_graph.cpp``, ``conv_gemm.cpp`` and ``gpu/depthwise``.",
+        ),
+    ),
+}
+
+_WIDTH, _LEFT, _GAP = 360, 26, 8
+_BOX, _PITCH = 42, 62
+_STYLE = """
+.house { max-width: 34rem; width: 100%; height: auto; display: block; margin: 1rem auto; }
+.house text { fill: var(--color-foreground-primary, #000); font-family: sans-serif; }
+.house .name { font: bold 13px monospace; text-anchor: middle; }
+.house .words { font-size: 11px; text-anchor: middle; }
+.house .side { font-size: 12px; text-anchor: middle; }
+.house rect { fill: var(--color-background-secondary, #f8f9fb); stroke-width: 1.2;
+  stroke: var(--color-foreground-muted, #6b6f76); }
+.house path { fill: none; stroke: var(--color-brand-primary, #0a4bff); stroke-width: 1.6; }
+.house marker path { fill: var(--color-brand-primary, #0a4bff); stroke: none; }
+@media print {
+  .house { max-width: 26rem; }
+  .house text { fill: #000; }
+  .house rect { fill: #fff; stroke: #000; }
+  .house path { stroke: #000; }
+  .house marker path { fill: #000; }
+}
+"""
+
+
+def _boxes() -> dict[str, tuple[float, float, float]]:
+    """Give the left edge, the top and the width of each room's box."""
+    boxes = {}
+    for row, rooms in enumerate(LAYERS):
+        width = (_WIDTH - 2 - _LEFT - _GAP * (len(rooms) - 1)) / len(rooms)
+        for column, room in enumerate(rooms):
+            boxes[room.name] = (_LEFT + column * (width + _GAP), 2.0 + row * _PITCH, width)
+    return boxes
+
+
+def picture() -> str:
+    """Draw the rooms as an SVG element, with an arrow from each row to those that it imports."""
+    height = 4 + (len(LAYERS) - 1) * _PITCH + _BOX
+    title = "Rooms of dnnops in rows; each imports from the rows below it"
+    parts = [
+        f'<svg class="house" role="img" aria-label="{title}" viewBox="0 0 {_WIDTH} {height}"'
+        ' xmlns="http://www.w3.org/2000/svg">',
+        f"<title>{title}</title><style>{_STYLE}</style>",
+        '<defs><marker id="house-tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"'
+        ' markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z"/></marker></defs>',
+        f'<path d="M18 4V{height - 6}" marker-end="url(#house-tip)"/>',
+        f'<text class="side" transform="translate(12 {height / 2}) rotate(-90)">imports</text>',
+    ]
+    boxes = _boxes()
+    for row, rooms in enumerate(LAYERS):
+        for room in rooms:
+            left, top, width = boxes[room.name]
+            middle = left + width / 2
+            words = escape(room.words)
+            parts.append(
+                f'<rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{_BOX}" rx="5"/>'
+                f'<text class="name" x="{middle:.1f}" y="{top + 18:.1f}">{room.name}</text>'
+                f'<text class="words" x="{middle:.1f}" y="{top + 33:.1f}">{words}</text>'
+            )
+        if row + 1 < len(LAYERS):
+            top = 2 + row * _PITCH + _BOX
+            middle = (_LEFT + _WIDTH - 2) / 2
+            parts.append(
+                f'<path d="M{middle} {top + 2}V{top + _PITCH - _BOX - 2}"'
+                ' marker-end="url(#house-tip)"/>'
+            )
+    return "".join(parts) + "</svg>"
