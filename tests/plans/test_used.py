@@ -334,7 +334,7 @@ def test_functions_without_convolutions():
     "wrong", [None, 3, tensors("x")[0], np.sum, "f"], ids=lambda wrong: type(wrong).__name__
 )
 def test_what_is_no_function(wrong):
-    with pytest.raises(DnnTypeError, match=r"compiled function, which pytensor\.function gives"):
+    with pytest.raises(DnnTypeError, match=r"takes a function compiled by pytensor\.function"):
         dnnops.chosen_plans(wrong)
 
 

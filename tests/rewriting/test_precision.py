@@ -141,7 +141,7 @@ def test_numba_says_what_it_has_not():
     """An Op that stays float16 is an error that names it, not a computation with its bits."""
     rng = pytensor.shared(np.random.default_rng(4))
     x = pt.random.normal(size=(3,), rng=rng, dtype="float16")
-    with pytest.raises(DnnTypeError, match="float16, which Numba's linker"):
+    with pytest.raises(DnnTypeError, match="float16, which PyTensor's default Numba linker"):
         pytensor.function([], x)
 
 

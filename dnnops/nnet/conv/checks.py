@@ -50,7 +50,7 @@ def assert_conv_shape(shape: Sequence[Any]) -> tuple[Any, ...]:
             raise DnnTypeError(f"{where}: an entry of shape must be an int, got {shown(size)}")
         known = static_int(size)
         least = 0 if axis < 2 else 1
-        problem = f"{where}: the size of the output must be at least {least} on axis {axis}"
+        problem = f"{where}: the output shape must be at least {least} on axis {axis}"
         if known is not None and known < least:
             raise DnnValueError(f"{problem}, got {known}")
         if known is None:
@@ -129,7 +129,7 @@ def border_mode_to_pad(mode: Any, convdim: int, kshp: Sequence[Any]) -> tuple[tu
     where = "border_mode_to_pad"
     if not is_int(convdim):
         raise DnnTypeError(f"{where}: convdim must be an int, got {shown(convdim)}")
-    kshp = sizes_argument(where, "kshp (one entry per axis)", kshp, (convdim,))
+    kshp = sizes_argument(where, "kshp, with one entry for each of convdim axes,", kshp, (convdim,))
     if None in kshp:
         raise DnnTypeError(f"{where}: kshp must hold ints, got {shown(kshp)}")
     if isinstance(mode, tuple):
