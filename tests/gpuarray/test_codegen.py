@@ -55,7 +55,7 @@ def test_kernels_compile(op, dtypes):
 @pytest.mark.needs("nvrtc")
 @pytest.mark.parametrize("op", [ps.mul, ps.exp, ps.switch, ps.eq, ps.isnan, ps.invert])
 def test_packed_kernels_compile(op):
-    """Also of operands and results that have other sizes, of the host's scalars, and repeated."""
+    """Test operands and results of other sizes, host scalars, and repeated operands, too."""
     for dtype in INTEGERS if op is ps.invert else FLOATS:
         nin = op.nin if op.nin > 0 else 2
         for last in ("dense", "scalar", "repeated") if nin > 1 else ("dense",):

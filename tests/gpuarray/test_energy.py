@@ -1,4 +1,4 @@
-"""Energy by NVML's counter, with a counter and a clock of the tests' own."""
+"""Energy from NVML's counter, with a simulated counter and clock."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class NVMLError(Exception):
 
 
 class FakeGpu:
-    """A board whose counter moves now and then, and work whose time and power are known.
+    """A board whose counter advances from time to time, and work of known time and power.
 
     Attributes
     ----------
     watts : float
-        What the work takes.
+        Power of the work.
     period : float
-        Seconds between two moves of the counter.
+        Seconds between two updates of the counter.
     """
 
     def __init__(self, watts: float = 500.0, period: float = 0.1, counts: bool = True):
@@ -63,7 +63,7 @@ class FakeGpu:
         self.now += repeats * self.milliseconds / 1000
 
     def install(self, monkeypatch: pytest.MonkeyPatch, bus_id: str = BUS_ID) -> FakeGpu:
-        """Put it in the place of NVML, CUDA and the clock."""
+        """Replace NVML, CUDA and the clock."""
 
         @contextmanager
         def on_device(device: int) -> Iterator[Any]:
@@ -84,7 +84,7 @@ def test_millijoules_are_power_times_time(monkeypatch, watts, milliseconds, peri
     gpu.milliseconds = milliseconds
     started = gpu.now
     measured = EnergyMeter(0).millijoules(gpu.run, milliseconds)
-    # Each end of the measurement may be off by the time between two looks at the counter.
+    # Each end of the measurement may be off by the time between two readings of the counter.
     slack = 2 * max(milliseconds, energy.LOOK_MS) / 1000 / energy.SECONDS
     assert measured == pytest.approx(watts * milliseconds, rel=min(slack, 0.5))
     assert energy.SECONDS <= gpu.now - started < energy.SECONDS + 0.5 + 6 * milliseconds / 1000

@@ -1,4 +1,4 @@
-"""dnnops_gpuarray.h: emitted C that reads, allocates and copies device arrays."""
+"""dnnops_gpuarray.h: generated C code that reads, allocates and copies device arrays."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CODE = """
 
 
 class Prepare(COp):
-    """Allocate an output like the input, and report what the header's functions said."""
+    """Allocate an output like the input, and report the results of the header's functions."""
 
     __props__ = ("memory_format",)
     _f16_ok = True
@@ -134,7 +134,7 @@ def test_an_intermediate_result_keeps_its_memory():
     value = to_device(np.zeros((2, 3, 4, 5), "float32"))
     reused = [int(f(value)[1][0]) for _ in range(4)]
     assert reused[-1] == 1
-    # Another shape doesn't fit.
+    # An output of another shape is not reused.
     assert f(value[:1])[1][0] == 0
 
 

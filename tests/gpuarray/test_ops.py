@@ -1,4 +1,4 @@
-"""The tensor Ops on the device: what they become, without a GPU; and their results, with one."""
+"""Tensor Ops on the device: which Ops they become, without a GPU, and their results with one."""
 
 from __future__ import annotations
 
@@ -223,10 +223,10 @@ def test_reductions_of_integers(reduce, dtype):
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int64", "float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("reduce", ["sum", "max", "min", "all"])
 def test_large_reductions(reduce, dtype):
-    """CuPy has other code for them, on CUB."""
+    """CuPy uses different code for them, based on CUB."""
     if reduce == "all" and dtype != "bool":
         pytest.skip("of booleans")
-    # Of both signs: float16 has no numbers past 65504.
+    # Both signs, because float16 has no numbers above 65504.
     low, high = (0, 2) if dtype == "bool" else (-2, 3)
     x = rng.integers(low, high, (300, 1001))
     x = x.astype("float32" if dtype == "bfloat16" else dtype)
@@ -238,7 +238,7 @@ def test_large_reductions(reduce, dtype):
         )
 
 
-#: More elements than a kernel for large arrays needs, and not a multiple of what a thread has.
+#: More elements than a kernel for large arrays needs, and not a multiple of a thread's share.
 LARGE = (5, 31, 65, 105)
 assert np.prod(LARGE) > LEAST_SIZE
 assert np.prod(LARGE) % 2
@@ -260,7 +260,7 @@ def test_large_dense_arrays(dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_large_arrays_with_repeated_ones(dtype):
-    """A bias of each channel, in either order of memory; of each image; of all; of other axes."""
+    """Add a bias of each channel, in either memory order; of each image; of all; of other axes."""
     x = normal(*LARGE)
     for axes in ((1,), (0,), (), (0, 1), (1, 2, 3), (0, 2, 3), (1, 2)):
         b = normal(*(LARGE[axis] for axis in axes))

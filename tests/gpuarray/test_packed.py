@@ -1,4 +1,4 @@
-"""Operands of packed kernels, and their walks over them, on the host."""
+"""Operands of packed kernels, and their traversal, on the host."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(("shape", "repeated", "expected"), SHAPES)
 def test_repetition(library, shape, repeated, expected):
-    """The walk from any place on gives what broadcasting gives."""
+    """The traversal from any position gives the same as broadcasting."""
     x = np.random.default_rng(0).standard_normal(repeated).astype("float32")
     found = packed.repetition(x, shape)
     assert found == expected
@@ -67,7 +67,7 @@ def test_repetition(library, shape, repeated, expected):
 @pytest.mark.parametrize("size", [4, 8, 9, 11])
 def test_nothing_behind_the_end_is_touched(library, size):
     source = np.arange(16, dtype="float32")
-    # As on the device, at a multiple of what moves at once.
+    # As on the device, at a multiple of the bytes that move at once.
     memory = np.full(32, -1, "float32")
     target = memory[-memory.ctypes.data // 4 % 4 :][:16]
     whole = np.empty(32, "float32")

@@ -1,4 +1,4 @@
-"""Zeros around device arrays: graphs without a GPU, numbers with one."""
+"""Zero padding of device arrays: graphs without a GPU, results with one."""
 
 from __future__ import annotations
 

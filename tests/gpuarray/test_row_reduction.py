@@ -1,4 +1,4 @@
-"""The kernels for reductions of rows: on the host, by the GPU's compiler, and on a GPU."""
+"""Kernels for reductions of rows: on the host, compiled for a GPU, and on a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.oracle import SEED, repeat_command
 HEADERS = Path(__file__).parents[1] / "emulation"
 PROCESSORS = 132
 
-#: Op, dtypes of operand, accumulator and result, and what is done to each element before.
+#: Op, dtypes of operand, accumulator and result, and the function applied to each element first.
 KINDS = (
     (ps.add, "float32", "float64", "float32", None),
     (ps.add, "float32", "float32", "float32", "abs"),
@@ -71,7 +71,7 @@ extern "C" int run_{number}_{lanes}(const Launch *launch, unsigned blocks, unsig
 
 
 def values_of(rng, dtype, shape):
-    """Random values, as NumPy's dtype and as stored."""
+    """Return random values, in NumPy's dtype and as stored."""
     if dtype == "bool":
         stored = rng.random(shape) < 0.999
     elif dtype in BOUNDS:
@@ -139,7 +139,7 @@ def _kind_param(number: int):
 
 @pytest.mark.parametrize("number", [_kind_param(number) for number in range(len(KINDS))])
 def test_on_the_host(host_kernels, number):
-    """Rows that begin anywhere, of any length, in parts and whole."""
+    """Rows start at any address and have any length, and are reduced in parts or as a whole."""
     kind = KINDS[number]
     _, dtype, _, out_dtype, _ = kind
     rng = np.random.default_rng([SEED, number])
@@ -187,7 +187,7 @@ def test_split_axes():
 
 
 class Recorded:
-    """Stands for kernels: reduces by NumPy, and keeps what it was asked for."""
+    """A substitute for kernels that reduces with NumPy and records its calls."""
 
     def __init__(self, calls, premap=None, out_dtype=None):
         self.calls, self.premap, self.out_dtype = calls, premap, out_dtype
@@ -201,7 +201,7 @@ class Recorded:
 
 
 def test_last_axes_and_then_others(monkeypatch):
-    """The sum over batch and pixels of each channel."""
+    """Compute the sum over batch and pixels of each channel."""
     rows, others = [], []
     monkeypatch.setattr(
         reduction, "row_reduction", lambda op, i, acc, out, pre: Recorded(rows, pre, out)
@@ -240,7 +240,7 @@ def test_plans():
 @pytest.mark.needs("nvrtc")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: " ".join(map(str, kind)))
 def test_gpu_compiler(kind):
-    """NVRTC compiles them, without a GPU: loads of 16 bytes, and nothing but registers."""
+    """NVRTC compiles them without a GPU: they load 16 bytes at once and use only registers."""
     source = row_source(row_reduction(*kind).arithmetic)
     for lanes in (32, THREADS):
         log, code = compile_cuda(source, "-std=c++17", f"-DLANES={lanes}", "-Xptxas=-v")

@@ -1,4 +1,4 @@
-"""GpuArrayType, its variables and constants: all that needs no device."""
+"""GpuArrayType, its variables and constants, as far as they need no device."""
 
 from __future__ import annotations
 

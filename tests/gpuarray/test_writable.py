@@ -1,4 +1,4 @@
-"""Writing arrays of the host into parts of device arrays; CuPy's stands in as NumPy's subclass."""
+"""Writing host arrays into parts of device arrays; a NumPy subclass replaces CuPy's array."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dnnops.gpuarray.writable import writable
 
 
 class FakeDeviceArray(np.ndarray):
-    """Refuses arrays of the host as CuPy does."""
+    """Reject host arrays as CuPy does."""
 
     device = contextlib.nullcontext()
     __cuda_array_interface__ = None
@@ -27,7 +27,7 @@ class FakeDeviceArray(np.ndarray):
 
 @pytest.fixture(autouse=True)
 def fake_cupy(monkeypatch):
-    """A module with what is asked of CuPy."""
+    """A module with the parts of CuPy that are used."""
     fake = types.ModuleType("cupy")
     fake.ndarray = FakeDeviceArray
     fake.asarray = lambda x, dtype=None: np.asarray(x, dtype).view(FakeDeviceArray)
@@ -51,7 +51,7 @@ def test_writable():
 
 
 def test_parts_of_a_network():
-    """As Theano's documentation has it: ``split_params(...)[i][:] = array``."""
+    """Use it as in Theano's documentation: ``split_params(...)[i][:] = array``."""
     block = nnet.RNNBlock("float32", 3, 1, "gru")
     size = block.get_param_size(2)
     w = np.zeros(size, "float32").view(FakeDeviceArray)

@@ -23,7 +23,7 @@ from tests.oracle import fuzz
 )
 def test_costs_and_gradients(library, case, with_label_lengths, integer, dtype):
     activations, labels, lengths, label_lengths = case.arrays(integer=integer)
-    # What is behind a sequence's end may be anything.
+    # Memory behind a sequence's end may contain anything.
     activations[np.arange(case.steps)[:, None] >= lengths] = np.nan
     op = CTC(True, with_label_lengths)
     operands = (activations, labels, lengths, label_lengths)[: 3 + with_label_lengths]

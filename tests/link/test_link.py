@@ -40,7 +40,7 @@ def dispatcher(library):
 
 
 def abstract_ops():
-    """All classes of Ops that `dnnops.nnet` makes nodes of."""
+    """Return all Op classes that appear in graphs of `dnnops.nnet`."""
     found = {}
     for module_info in pkgutil.walk_packages(dnnops.nnet.__path__, "dnnops.nnet."):
         module = import_module(module_info.name)
@@ -69,7 +69,7 @@ def test_every_op_has_a_conversion(library):
 
 
 def small_network(x, labels, weights):
-    """A loss with a convolution, poolings, normalizations and dropout in it."""
+    """Return a loss with a convolution, poolings, normalizations and dropout."""
     filters, gamma, beta, dense = weights
     y = nnet.conv2d(x, filters, border_mode="half", subsample=(2, 1))
     y, *_ = nnet.batch_normalization_train(y, gamma, beta, "spatial")
@@ -81,7 +81,7 @@ def small_network(x, labels, weights):
 
 
 def compiled(inputs, outputs, mode):
-    """A function, by PyTensor, or converted as PyMC does it: PyTorch compiles for half a minute."""
+    """Compile a function with PyTensor, or convert it as PyMC does; PyTorch takes half a minute."""
     if isinstance(mode, str):
         return pytensor.function(inputs, outputs, mode=mode)
     graph = FunctionGraph(inputs, outputs, clone=True)
@@ -131,7 +131,7 @@ def test_training_step(mode):
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 def test_sizes_that_follow_from_shapes(mode):
     x, filters = pt.dtensor4("x"), pt.dtensor4("filters")
-    # The middle image's sizes are an expression of those of x and of the filters.
+    # The middle image's sizes depend on those of x and of the filters.
     y = nnet.conv2d(nnet.conv2d(x, filters, subsample=(2, 3)), filters, subsample=(2, 2))
     y = nnet.pool_2d(y, (y.shape[2] // 2, 1), ignore_border=True)
     y = y.reshape((y.shape[0], y.shape[1] * y.shape[2] * y.shape[3]))
@@ -147,7 +147,7 @@ def test_sizes_that_follow_from_shapes(mode):
 
 @pytest.mark.needs("torch")
 def test_pytorch_compiles_one_graph_for_all_shapes():
-    """What interrupts it, as a size that is read from a tensor, makes calls slow."""
+    """Graph breaks, such as sizes read from tensors, make calls slow."""
     import torch
 
     x, filters = pt.dtensor4("x"), pt.dtensor4("filters")
@@ -197,7 +197,7 @@ def test_static_sizes_are_what_they_stand_for():
 
 
 def fused(sizes):
-    """The same after PyTensor's rewrites, with arithmetic in Ops of several steps."""
+    """Test the same graph after PyTensor's rewrites, which fuse arithmetic into larger Ops."""
     inputs = [v for v in graph_inputs([sizes]) if not isinstance(v, Constant)]
     graph = FunctionGraph(inputs, [sizes], clone=False, copy_inputs=False)
     Mode(linker="vm", optimizer="fast_run").excluding("inplace").optimizer.rewrite(graph)
@@ -232,7 +232,7 @@ def test_shapes_are_checked(library):
 
 
 def run_python(code, flags=""):
-    """Run a program in a process of its own."""
+    """Run a program in a new process."""
     given = f"base_compiledir={pytensor.config.base_compiledir},{flags}"
     return subprocess.run(
         [sys.executable, "-c", code],
@@ -275,7 +275,7 @@ def test_importing_dnnops_needs_neither_library():
 
 @pytest.mark.needs("jax")
 def test_jax_of_32_bits():
-    """Under floatX=float32 JAX knows no integers and numbers of 64 bits."""
+    """With floatX=float32, JAX has no 64-bit integers or floats."""
     code = """
 import warnings
 warnings.simplefilter("error", UserWarning)

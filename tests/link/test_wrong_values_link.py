@@ -1,4 +1,4 @@
-"""What the Ops refuse, under JAX and PyTorch: an error, or where there can be none, NaN."""
+"""Arguments that the Ops reject, under JAX and PyTorch: an error, or NaN if none is possible."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _RESULTS = perform(Attention(), *_ATTENTION)
 
 
 def train(epsilon, factor):
-    """The operands of batch normalization."""
+    """Return the operands of batch normalization."""
     return _IMAGE, _VECTOR, _VECTOR, epsilon, factor, _VECTOR, _VECTOR
 
 
-#: An Op, operands that it refuses, the place of the wrong one, and what the message names.
+#: An Op, operands that it rejects, the index of the wrong one, and a part of the message.
 WRONG_VALUES = {
     **{
         f"dropout p={p}": (Dropout(), (_IMAGE, np.array(p), np.array([1, 2])), 1, "p must be")
@@ -117,7 +117,7 @@ def test_a_variable(library, name):
 @both_libraries
 @wrong_values
 def test_a_constant_that_was_computed_after_the_node_was_made(library, name):
-    """Rewrites put constants into nodes without asking the Op."""
+    """Rewrites insert constants into nodes without asking the Op."""
     op, arrays, place, named = WRONG_VALUES[name]
     inputs = [pt.tensor(dtype=np.asarray(a).dtype, shape=np.shape(a)) for a in arrays]
     node = op.make_node(*inputs)
@@ -144,7 +144,7 @@ def test_values_that_are_allowed(library):
             np.testing.assert_allclose(x, expected, atol=1e-12)
 
 
-#: Operands whose shapes do not belong together, which a library would broadcast or cut.
+#: Operands with inconsistent shapes, which a library would broadcast or truncate.
 WRONG_SHAPES = {
     "bytes of a reserve": (DropoutGrad(), (_IMAGE, 0.5, np.full(2, 255, "uint8"))),
     "no elements": (BatchNormTrain((0, 2, 3)), (_IMAGE[:0], _VECTOR, _VECTOR, 0.1)),

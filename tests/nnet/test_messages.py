@@ -1,4 +1,4 @@
-"""Errors that name what the user gave, and flags that are flags."""
+"""Errors name the user's arguments, and flags must be flags."""
 
 from __future__ import annotations
 

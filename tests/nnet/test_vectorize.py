@@ -1,4 +1,4 @@
-"""vectorize_graph over convolutions and pooling: one Op, what a loop gives."""
+"""vectorize_graph over convolutions and pooling: one Op with the results of a loop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CASES = {**CONV, **POOLING}
 
 
 def check(op, shapes, rest, lead, static=True, loops=False):
-    """Compare with a loop over the extra axes, `lead[i]` those of operand i."""
+    """Compare with a loop over the extra axes; `lead[i]` are those of operand i."""
     rng = np.random.default_rng(0)
     data = [
         rng.standard_normal((*extra, *shape)) for extra, shape in zip(lead, shapes, strict=True)
@@ -119,7 +119,7 @@ NORMALIZATIONS = {
 
 
 def check_batchnorm(op, lead, shape=(4, 3, 5, 2), static=False, loops=False):
-    """Compare with a loop over the extra axes, `lead[name]` those of an operand."""
+    """Compare with a loop over the extra axes; `lead[name]` are those of an operand."""
     rng = np.random.default_rng(0)
     parameter_shape = tuple(1 if i in op.axes else n for i, n in enumerate(shape))
     data, inner, outer = {}, {}, {}

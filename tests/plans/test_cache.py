@@ -1,4 +1,4 @@
-"""Plans on disk: what is stored is found, while there is room, where the flag says."""
+"""Plans on disk: stored plans are found, within the capacity, in the flag's directory."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_other_processes_entries_count(tmp_path: Path):
 
 
 def test_the_new_entry_stays(tmp_path: Path):
-    """Also where the clock of the file system says that it is the oldest."""
+    """This holds even if the file system's clock says that it is the oldest."""
     cache = PlanCache(tmp_path, capacity_bytes=100, capacity_entries=1)
     file = stored(PlanCache(tmp_path), 0)
     set_age(file, days=-100)

@@ -1,4 +1,4 @@
-"""Which plan each value of the flags and of ``algo=`` stands for."""
+"""The plan that each value of the flags and of ``algo=`` selects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ONCE = ("guess_once", "time_once")
 
 
 def time_limit(seconds: float):
-    """Let timing, and the lists of errors, take no longer."""
+    """Limit the time of timing and of the lists in errors."""
     return config.change_flags(dnn__conv__time_limit=seconds)
 
 
@@ -67,7 +67,7 @@ def time_limit(seconds: float):
     ],
 )
 def test_as_forward(params, dtype, memory_format):
-    """Engines of forward convolutions, on turned filters, give the gradient by the inputs."""
+    """Engines of forward convolutions compute the gradient with respect to the inputs."""
     conv = Convolution(large_case(**params), 1, dtype, memory_format)
     allow_tf32 = dtype == "float32"
     plans = conv.runnable(allow_tf32=allow_tf32)
@@ -98,7 +98,7 @@ def test_not_as_forward(index, params, reason):
 
 
 def test_first_layers():
-    """Engine 63 sums in float32, whatever cuDNN notes of it: its error is that of rounding."""
+    """Engine 63 sums in float32, whatever cuDNN notes about it: its error is that of rounding."""
     if cudnn_version() // 100 != 919:
         pytest.skip("the engine has this number in cuDNN 9.19")
     case = large_case(
@@ -131,7 +131,7 @@ DETERMINISTIC = (
 @every_dtype
 @every_op
 def test_deterministic(index, dtype, memory_format):
-    """100 runs, bit by bit."""
+    """100 runs give the same bits."""
     import cupy
 
     # Many images and few filters: what tempts into adding up partial sums as they come.
@@ -200,7 +200,7 @@ def test_once_prints_one_line_for_each_choice(algo, capfd):
 
 LAYOUT = "float16", "channels_last"
 POINTWISE = {"img_shape": (8, 64, 14, 14), "kern_shape": (64, 64, 1, 1), "border_mode": "valid"}
-#: Shapes for which plans of the former may not do: other filters, odd channels.
+#: Shapes for which plans of `POINTWISE` may fail: other filters, odd channels.
 OTHERS = (
     {"img_shape": (8, 64, 14, 14), "kern_shape": (64, 64, 3, 3), "border_mode": "valid"},
     {"img_shape": (8, 3, 15, 13), "kern_shape": (5, 3, 3, 3), "border_mode": "valid"},
@@ -211,7 +211,7 @@ OTHERS = (
 @pytest.mark.parametrize("algo", ONCE)
 @every_op
 def test_once_on_shapes_that_differ_in_all(index, algo):
-    """What can be kept is kept; what can't be is chosen anew; results are right."""
+    """Plans that fit are kept, others are selected anew, and results are right."""
     first = Convolution(large_case(**POINTWISE), index, *LAYOUT)
     for params in OTHERS:
         other = Convolution(large_case(**params), index, *LAYOUT)
@@ -226,7 +226,7 @@ def test_once_on_shapes_that_differ_in_all(index, algo):
 
 
 def test_choosing_anew_does_not_time_what_nobody_reads(tmp_path):
-    """A plan that can't be kept costs no list of those that can: that is for errors only."""
+    """If a plan cannot be kept, the plans that can run are not listed; only errors list them."""
     first, other = (Convolution(large_case(**p), 0, *LAYOUT) for p in (POINTWISE, OTHERS[0]))
     product = next(name for name, row in first.runnable().items() if row.api == "cublaslt")
     assert product not in other.runnable()
@@ -248,7 +248,7 @@ def test_choosing_anew_does_not_time_what_nobody_reads(tmp_path):
 
 
 def test_on_shape_change_chooses_for_each_shape():
-    """What was chosen for one shape is found again when it returns."""
+    """The selection for a shape is found again when the shape returns."""
     convolutions = [
         Convolution(large_case(img_shape=(n, 32, size, size)), 0) for n, size in ((8, 30), (2, 60))
     ]
@@ -286,7 +286,7 @@ def test_every_number_as_in_theanos_flag(index):
 
 
 def test_math_types_in_names():
-    """FFMA where tensor cores are allowed, and no tensor cores where they are not."""
+    """FFMA is used where tensor cores are allowed, and no tensor cores where they are not."""
     case = large_case(img_shape=(8, 64, 30, 30), kern_shape=(64, 64, 3, 3))
     conv = Convolution(case, 0)
     for allow_tf32 in (False, True):
@@ -303,7 +303,7 @@ def test_math_types_in_names():
 
 @every_op
 def test_a_plan_that_cannot_run(index):
-    """The error lists what can, fastest first, and what it lists can be asked for."""
+    """The error lists plans that can run, fastest first, and each can be requested."""
     conv = Convolution(large_case(), index)
     refused = {row.api: row for row in conv.plans() if row.reason and row.number is not None}
     assert {"legacy", "graph"} <= set(refused)
@@ -347,7 +347,7 @@ def test_words_that_name_one_algorithm():
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @every_op
 def test_workspace_limit(index, dtype):
-    """All choices are within it, and what isn't says so and names the flag."""
+    """All selections respect it; a plan that does not raises an error that names the flag."""
     conv = Convolution(large_case(), index, dtype)
     workspaces = {name: row.workspace_bytes for name, row in conv.runnable().items()}
     sizes = sorted(set(workspaces.values()) - {0})
@@ -390,7 +390,7 @@ def test_timing_leaves_no_more_than_the_limit(algo):
 
 @every_op
 def test_a_limit_that_no_plan_fits(index):
-    """Without any workspace there is still a plan, or an error that names the flag."""
+    """Without a workspace there is still a plan, or an error that names the flag."""
     for dtype in ("float32", "bfloat16"):
         conv = Convolution(large_case(), index, dtype, "channels_last")
         able = conv.runnable(workspace_limit=0)

@@ -1,4 +1,4 @@
-"""The runtime library's table of what was chosen by timing, by itself: that needs no GPU."""
+"""The runtime library's table of timed selections, which needs no GPU."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ void resize(int64_t capacity) { resize_choices(static_cast<size_t>(capacity)); }
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The table with what only C++ may call."""
+    """The table, with the functions that only C++ may call."""
     folder = tmp_path_factory.mktemp("choices")
     (folder / "table.cpp").write_text(SOURCE)
     cxx, arguments, *_ = CUDNN.recipe
@@ -80,13 +80,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 class Table:
-    """The library's functions, for Python."""
+    """Return the library's functions for Python."""
 
     def __init__(self, library: Any):
         self.library = library
 
     def find(self, case: Any, device: int = 0) -> tuple[list[tuple[bytes, float, int]], bool]:
-        """Names, times and workspaces, and whether they come from disk."""
+        """Return names, times and workspaces, and whether they come from disk."""
         plans = (stored_choices._StoredPlan * 8)()
         count = self.library.find(ctypes.byref(case), device, plans)
         from_disk = count >= 100
@@ -112,7 +112,7 @@ class Table:
 
 @pytest.fixture
 def table(library: Any) -> Iterator[Table]:
-    """The table, empty, that nothing is stored of."""
+    """Return the empty table, with nothing stored."""
     library.dnnops_cudnn_set_choice_storage(None, None)
     library.resize(ctypes.c_int64(4096))
     library.clear()
@@ -122,7 +122,7 @@ def table(library: Any) -> Iterator[Table]:
 
 @pytest.fixture
 def cache(table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanCache]:
-    """The directory that the table's choices are stored in."""
+    """Return the directory in which the table's selections are stored."""
     monkeypatch.setattr(stored_choices, "_describe_device", lambda device: {**DEVICE, "n": device})
     table.library.dnnops_cudnn_set_choice_storage(stored_choices._find, stored_choices._store)
     with config.change_flags(dnn__conv__cache=str(tmp_path / "plans")):
@@ -212,7 +212,7 @@ def test_a_choice_of_unknown_plans_is_none(table: Table, cache: PlanCache):
 
 
 def test_more_plans_than_there_is_room_for(table: Table, cache: PlanCache):
-    """As another version of dnnops may store them."""
+    """Another version of dnnops may store such entries."""
     table.store(case_of(), ENGINE[0])
     (entry,) = cache.entries()
     cache.store(entry.key, CachedChoice(tuple((f"engine{i}", 1 + i, 0) for i in range(20))))

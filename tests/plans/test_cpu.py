@@ -1,4 +1,4 @@
-"""Every way to run a convolution on the CPU: what is listed, and that it gives the right result."""
+"""All plans of a convolution on the CPU: which are listed, and that their results are right."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ COMMON = make_case((4, 32, 28, 28), (32, 32, 3, 3))
 
 
 def listing(case: ConvCase, index: int, arrays: tuple | None = None) -> tuple[PlanList, np.ndarray]:
-    """A list of plans and the array that they write to."""
+    """A list of plans and their output array."""
     arrays = arrays or operands(case, index, "float32")
     shape = (case.top_shape, case.img_shape, case.kern_shape)[index]
     output = np.full(shape, np.nan, arrays[0].dtype)
@@ -237,7 +237,7 @@ def test_plans_asked_for_that_compute_something_else():
 
 @pytest.mark.parametrize("mode", ["CVM", pytest.param("NUMBA", marks=pytest.mark.slow)])
 def test_the_flag_takes_a_plans_name(mode: str):
-    """Another than the first; ``chosen_plans`` shows it, except of Numba, which tells nothing."""
+    """Select a plan other than the first; ``chosen_plans`` shows it, except under Numba."""
     x, w = pt.ftensor4("x"), pt.ftensor4("w")
     arrays = operands(COMMON, 0, "float32")
     with pytensor.config.change_flags(onednn__conv__algo="x64:gemm:jit"):
@@ -326,7 +326,7 @@ def test_a_hopeless_plan_is_judged_by_a_part(monkeypatch: pytest.MonkeyPatch):
 @every_op
 @fuzz(max_examples=20, case=conv_cases(max_channels=20, max_size=20, max_kernel=4))
 def test_parts_are_convolutions_of_the_same_kind(index, case):
-    """Whatever the parameters, the smaller convolution can be made."""
+    """The smaller convolution can be built for all parameters."""
     arrays = operands(case, index, "float32")
     plans, _ = listing(case, index, arrays)
     with plans, pytest.MonkeyPatch.context() as patch:
@@ -356,7 +356,7 @@ def test_a_plan_that_fails_is_refused_from_then_on(monkeypatch: pytest.MonkeyPat
 
 
 def test_listing_beside_threads_that_compute():
-    """Turning oneDNN's cache off for a moment is nothing to them."""
+    """They are unaffected if oneDNN's cache is turned off for a moment."""
     case = make_case((2, 5, 9, 9), (4, 5, 2, 3))
     arrays = operands(case, 0, "float32")
     expected = run_op(PAIRS[0][1](**case.params), *in_double(arrays))

@@ -1,4 +1,4 @@
-"""Entries of plans on disk: their form, and that damaged and foreign ones are ignored."""
+"""Entries of plans on disk: their format, and that damaged and foreign ones are ignored."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_impossible_keys(cache: PlanCache, error: type[Exception], wrong: Any):
 
 
 def test_truncated_and_flipped_files_are_ignored_or_right(cache: PlanCache):
-    """Whatever happens to its bits, a file gives what was stored or nothing."""
+    """Whichever bits are changed, a file yields what was stored or nothing."""
     cache.store(KEY, CHOICE)
     file = the_file(cache)
     intact = file.read_bytes()
@@ -182,7 +182,7 @@ def test_truncated_and_flipped_files_are_ignored_or_right(cache: PlanCache):
 
 
 def signed(**changes: Any) -> str:
-    """An entry with other members, and a checksum that fits."""
+    """Return an entry with other members and a valid checksum."""
     from dnnops.plans import entry as plan_entry
 
     content = write_entry(plan_entry.new_entry(KEY, CHOICE)) | changes
@@ -253,7 +253,7 @@ def test_a_damaged_entry_costs_one_warning(cache: PlanCache, content: Any, reaso
 
 
 def test_an_entry_signed_anew_is_taken(cache: PlanCache):
-    """What the tests above write differs from an entry in nothing but what they say."""
+    """The invalid entries of these tests differ from a valid one only as they say."""
     cache.store(KEY, CHOICE)
     the_file(cache).write_text(signed(plans=[PLAN], dnnops="9.9"))
     assert cache.find(KEY) == CachedChoice((("engine0", 1.0, 0),))

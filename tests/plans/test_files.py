@@ -1,4 +1,4 @@
-"""The directory of plans on disk: unusable, full, written to by stopped and by many processes."""
+"""The directory of plans on disk: unusable, full, or written by stopped or many processes."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_directory_in_the_place_of_an_entry(cache: PlanCache):
 
 
 def test_a_disk_that_fills_up_while_writing(cache: PlanCache):
-    """A real error in the middle of a file: the system allows no more bytes in one."""
+    """A real error in the middle of a file: the system limits the size of files."""
     cache.store(KEY, CHOICE)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     big = CachedChoice(tuple((f"engine{i}", 1.0, 0) for i in range(200)))
@@ -151,7 +151,7 @@ def test_a_disk_that_fills_up_while_writing(cache: PlanCache):
 def test_a_full_disk_that_shows_when_a_file_is_closed(
     cache: PlanCache, monkeypatch: pytest.MonkeyPatch
 ):
-    """As on a network file system."""
+    """This happens on network file systems."""
     from dnnops.runtime import private_files
 
     class Unclosable:
@@ -255,7 +255,7 @@ def test_processes_stopped_at_any_time_leave_whole_entries(cache: PlanCache, num
 
 
 def _share(path: Path, seed: int, results: Any) -> None:
-    """Store, find and drop the same keys as others do; report what was wrong, and the hits."""
+    """Store, find and drop the same keys as other processes; report errors and hits."""
     warnings.simplefilter("error")
     generator, cache = random.Random(seed), PlanCache(path, capacity_entries=6)
     wrong = []

@@ -48,7 +48,7 @@ from tests.plans.walk import (
 
 pytestmark = pytest.mark.usefixtures("no_stored_plans")
 
-#: How many configurations are searched for plans that cuDNN does not propose.
+#: Number of configurations that are searched for plans that cuDNN does not propose.
 SEARCHED = 10
 SEARCH_SECONDS = 3.0
 
@@ -67,7 +67,7 @@ def test_every_plan(number):
 @pytest.mark.gpu
 @pytest.mark.parametrize("number", range(0, COUNT, COUNT // SEARCHED), ids=configuration_id)
 def test_plans_that_a_search_finds(number):
-    """Engines with values of their knobs that cuDNN's heuristics do not propose."""
+    """Run engines with knob values that cuDNN's heuristics do not propose."""
     configuration = make_configuration(number)
     found = walk(configuration, search_seconds=SEARCH_SECONDS)
     assert not found, report(configuration, found)
@@ -87,9 +87,9 @@ with config.change_flags(dnn__conv__cache="off"):
 @pytest.mark.gpu
 @pytest.mark.parametrize("number", range(1, COUNT, 6), ids=configuration_id)
 def test_arrays_that_are_not_aligned(number):
-    """Plans of aligned arrays, as time_once keeps them, refuse others or are right.
+    """Plans of aligned arrays, as time_once keeps them, reject other arrays or are right.
 
-    In a process of its own: a kernel that reads what is not aligned ends all work on the device.
+    This runs in a separate process, because a misaligned read ends all work on the device.
     """
     done = subprocess.run(
         [sys.executable, "-c", MISALIGNED, str(number), str(SEED)],
@@ -104,7 +104,7 @@ def test_arrays_that_are_not_aligned(number):
 
 
 def listing(index: int, dtype: str = "float32", **settings):
-    """The list of plans of a large convolution."""
+    """List the plans of a large convolution."""
     import cupy
 
     from dnnops.plans.gpu import PlanList
@@ -211,7 +211,7 @@ EXPECTED = small_integers(np.random.default_rng(0), (2, 3, 4, 5), "float64")
 
 
 def complaints(plan: ConvPlan, *results, exact: bool = False, beside: bool = False) -> list[str]:
-    """Judge a plan that leaves these results, in turns."""
+    """Judge a plan that leaves these results in turn."""
     output = GuardedArray(np, EXPECTED.shape, "float32", "channels_last")
     judge = Judge(EXPECTED, output, lambda transforms: 1e-4 if transforms else 1e-5, exact)
     left = iter(results * 3)

@@ -1,4 +1,4 @@
-"""Listing, timing and choosing plans by shapes, without a network."""
+"""Listing, timing and selecting plans by shapes, without a network."""
 
 from __future__ import annotations
 
@@ -259,10 +259,10 @@ def test_cudnn_that_does_not_work(monkeypatch):
 
 
 class FakePlanList:
-    """A list of plans of a convolution that isn't run.
+    """Return a list of plans for a convolution that is not run.
 
-    Its plans: two that can be run, the later one faster; one that fails when it is timed; one that
-    is refused. A search finds one more.
+    It has two plans that can run, the later one faster; one that fails when it is timed; and one
+    that is rejected. A search finds one more.
     """
 
     made: list[FakePlanList] = []  # noqa: RUF012
@@ -318,7 +318,7 @@ class FakePlanList:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    """Let arrays of NumPy pass for a GPU's, and the list above for cuDNN's plans."""
+    """Treat NumPy arrays as GPU arrays, and use the list above as cuDNN's plans."""
 
     @contextmanager
     def on_device(device: int) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Choices by time are remembered: in the process, and on disk for the next one."""
+"""Timed selections are remembered: in the process, and on disk for the next one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TIMED = "time_on_shape_change"
 
 
 def batches(count: int, index: int = 0) -> list[Convolution]:
-    """Convolutions that differ in the size of their batch."""
+    """Return convolutions that differ in their batch size."""
     return [
         Convolution(large_case(img_shape=(n, 8, 12, 12), kern_shape=(8, 8, 3, 3)), index)
         for n in range(1, count + 1)
@@ -39,7 +39,7 @@ def batches(count: int, index: int = 0) -> list[Convolution]:
 
 @contextmanager
 def kept_in(path: Path | str, seconds: float = 0.3) -> Iterator[None]:
-    """Keep choices in a directory, of which this process remembers none."""
+    """Store selections in a directory, and make this process forget its own."""
     algorithms.clear_cache()
     with config.change_flags(dnn__conv__cache=str(path), dnn__conv__time_limit=seconds):
         yield
@@ -54,7 +54,7 @@ def differences(before: dict[str, int], after: dict[str, int]) -> dict[str, int]
 
 @every_op
 def test_statistics(index):
-    """Of plans and of choices: a node asks once, and other nodes and threads find them."""
+    """A node looks up its plan and selection once, and other nodes and threads find them."""
     (conv,) = batches(1, index)
     algorithms.clear_cache()
     plans, choices = algorithms.cache_statistics(), choice_statistics()
@@ -127,7 +127,7 @@ def test_the_tables_are_bounded():
     ids=lambda settings: next(iter(settings)),
 )
 def test_settings_are_told_apart(settings, tmp_path):
-    """What is chosen under one setting isn't used under another, but for one that says the same."""
+    """A selection under one setting is not used under another, unless both mean the same."""
     (conv,) = batches(1)
     with kept_in(tmp_path, 0.02):
         conv.run(algo=TIMED)
@@ -166,7 +166,7 @@ print(json.dumps({"plan": plan, "seconds": seconds, "again": again, "statistics"
 
 
 def start(path: Path | str) -> subprocess.Popen:
-    """Time a convolution in another process, which keeps its choice in a directory."""
+    """Time a convolution in another process, which stores its selection in a directory."""
     flags = [os.environ.get("PYTENSOR_FLAGS", ""), f"dnn.conv.cache={path}", "dnn.verbose=True"]
     return subprocess.Popen(
         [sys.executable, "-c", PROCESS],
@@ -179,7 +179,7 @@ def start(path: Path | str) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> dict[str, Any]:
-    """What a process did, and the source of its choice."""
+    """Return a process's actions, and the source of its selection."""
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     line, *again = [line for line in lines_of(errors) if not line.endswith("(guessed)")]
@@ -222,7 +222,7 @@ def only_entry():
 
 
 def timed_anew(conv: Convolution) -> Any:
-    """Forget what the process knows, run, and give what was chosen."""
+    """Forget what the process knows, run, and return the selection."""
     algorithms.clear_cache()
     return conv.run_row(conv.compiled(algo=TIMED))
 
@@ -281,7 +281,7 @@ def test_a_damaged_entry_is_timed_anew(tmp_path, damage):
     ids=lambda plans: plans[0][0],
 )
 def test_plans_that_are_no_more(tmp_path, plans):
-    """As after a change of cuDNN that doesn't show in its version."""
+    """This happens after a change of cuDNN that its version does not show."""
     (conv,) = batches(1)
     with kept_in(tmp_path):
         timed_anew(conv)
@@ -336,7 +336,7 @@ def test_a_directory_that_cannot_be_written_to(tmp_path):
 
 
 def test_a_warning_that_is_an_error_stops_nothing(tmp_path):
-    """C code asks for the choice: nothing can be raised there."""
+    """C code requests the selection, so no exception can be raised there."""
     (conv,) = batches(1)
     (tmp_path / "file").write_text("")
     f = conv.compiled(algo=TIMED)
@@ -346,7 +346,7 @@ def test_a_warning_that_is_an_error_stops_nothing(tmp_path):
 
 
 def test_the_flag_is_read_at_each_choice(tmp_path):
-    """A function that was compiled before uses the cache that the flag names now."""
+    """A function that was compiled before uses the cache of the flag's present value."""
     conv, other = batches(2)
     f = conv.compiled(algo=TIMED)
     with kept_in(tmp_path):

@@ -1,4 +1,4 @@
-"""Choices on their way between the runtime library and the disk; no GPU is needed for that."""
+"""Selections on their way between the runtime library and the disk; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_everything_that_matters_is_in_the_key():
 
 @pytest.fixture
 def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The functions that the runtime library calls, on a cache of its own and without a GPU."""
+    """Return the functions that the runtime library calls, with a separate cache and no GPU."""
     monkeypatch.setattr(stored_choices, "_describe_device", lambda device: {**DEVICE, "n": device})
 
     def find(case: Any, capacity: int = 8, device: int = 0) -> list[Any]:
@@ -119,7 +119,7 @@ def test_nothing_is_kept_if_the_cache_is_off(storage, tmp_path):
 
 
 def test_failures_do_not_reach_the_library(storage, monkeypatch, capfd):
-    """It is C++ code, which knows no exceptions of Python: they are printed, and it goes on."""
+    """The caller is C++ code without Python exceptions: they are printed, and it continues."""
 
     def fail() -> None:
         raise RuntimeError("no cache today")

@@ -1,6 +1,6 @@
-"""Choosing plans by time: the fastest one, within a limit, and nothing else happens.
+"""Selecting plans by time: the fastest one, within a limit, and without side effects.
 
-What else the device does meanwhile counts: under pytest-xdist the bounds are wider.
+Other work on the device affects times, so the bounds are wider under pytest-xdist.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CASES = {
 
 
 def slowness(conv: Convolution, path: str) -> tuple[float, str]:
-    """How much slower the plan that is chosen by timing is than the fastest, and both in words."""
+    """Return how much slower the selected plan is than the fastest, and describe both."""
     algorithms.clear_cache()
     with config.change_flags(dnn__conv__cache=path):
         plan_cache().clear()
@@ -104,7 +104,7 @@ def test_the_fastest_plan_is_chosen(index, name, dtype, tmp_path):
 @pytest.mark.parametrize("algo", TIMED)
 @every_op
 def test_what_is_added_to_is_added_to_once(index, algo, inplace, dtype):
-    """However many plans were timed; and operands stay as they are."""
+    """However many plans were timed, operands do not change."""
     case = large_case(img_shape=(4, 16, 20, 20), kern_shape=(8, 16, 3, 3))
     conv = Convolution(case, index, dtype)
     before = [a.copy() for a in conv.given]
@@ -125,7 +125,7 @@ def _host(array):
 
 
 def test_the_time_limit():
-    """One plan is timed at least, and the one that is being timed is timed to its end."""
+    """At least one plan is timed, and a measurement that has begun is finished."""
     conv = Convolution(large_case(**CASES["fft"]), 0)
     conv.run(algo="guess_on_shape_change")
     op = conv.op(algo="time_on_shape_change")
@@ -144,7 +144,7 @@ def test_the_time_limit():
 @pytest.mark.parametrize("name", CASES)
 @every_op
 def test_timing_begins_with_the_guess(index, name, memory_format):
-    """With time for one plan only, it is that which would be guessed."""
+    """If there is time for only one plan, it is the one that guessing would select."""
     conv = Convolution(large_case(**CASES[name]), index, "float32", memory_format)
     conv.run(algo="guess_on_shape_change")
     guessed = algorithms.last_plan()
@@ -155,7 +155,7 @@ def test_timing_begins_with_the_guess(index, name, memory_format):
 
 
 def test_not_while_a_graph_is_recorded():
-    """Then a plan is guessed; it is timed when nothing is recorded."""
+    """During a capture, a plan is guessed; it is timed when nothing is captured."""
     import cupy
 
     conv = Convolution(large_case(), 0)
@@ -195,7 +195,7 @@ def test_not_while_a_graph_is_recorded():
 
 
 def test_a_choice_is_used_while_a_graph_is_recorded():
-    """What was timed before is no guess."""
+    """A plan that was timed before is not a guess."""
     import cupy
 
     conv = Convolution(large_case(), 0)

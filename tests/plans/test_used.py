@@ -1,4 +1,4 @@
-"""What compiled functions tell of their convolutions: rows, profile, lines of dnn.verbose."""
+"""Reports of compiled functions on their convolutions: rows, profile, lines of dnn.verbose."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dnnops.plans.used import ChosenPlan, ChosenPlans, _Row
 from dnnops.runtime.build import ONEDNN
 from dnnops.runtime.nodes import node_number
 
-#: (image, filters) of convolutions that take one way or another.
+#: (image, filters) of convolutions that select certain plans.
 SMALL = (2, 3, 9, 8), (4, 3, 3, 3)
 WINOGRAD = (8, 32, 28, 28), (32, 32, 3, 3)
 
@@ -46,7 +46,7 @@ def arrays(*shapes: tuple, dtype: str = "float32") -> list[np.ndarray]:
 
 
 def forward(mode: str | None = "ONEDNN", **keywords):
-    """A compiled function of one convolution, whose output is called y."""
+    """Compile a function of one convolution, whose output is called y."""
     x, k = tensors("x", "k")
     y = conv2d(x, k, border_mode="half")
     y.name = "y"
@@ -111,7 +111,7 @@ def test_every_direction(dtype):
 
 
 def test_the_plan_is_the_one_that_runs():
-    """The row says Winograd exactly where the result is not the direct algorithm's."""
+    """The row says Winograd exactly if the result is not the direct algorithm's."""
     x, k = tensors("x", "k")
     image, filters = arrays(*WINOGRAD)
     results = {}
@@ -226,7 +226,7 @@ def test_copies_have_their_own_rows():
 
 
 def test_other_linkers_of_c():
-    """Also a graph that is one C module."""
+    """Test a graph that is one C module, too."""
     x, k = tensors("x", "k")
     y = OneDnnConv()(x, OneDnnConv(border_mode="half")(k, k))
     for linker in ("c", "c|py", "vm"):
@@ -262,7 +262,7 @@ def test_the_number_is_no_part_of_the_code():
     ],
 )
 def test_word_of_the_number(op):
-    """Nothing but the node's word differs from what Python's calls give."""
+    """Only the node's word differs from the parameters of calls from Python."""
     if op.__name__.startswith("Gpu"):
         x, k = (GpuArrayType("float32", (None,) * 4, 0)() for _ in range(2))
     else:
@@ -487,7 +487,7 @@ def test_verbose(capfd):
 
 
 def test_verbose_without_a_node(capfd):
-    """What keeps nothing from call to call, as under Numba, prints a line once in the process."""
+    """Without state between calls, as under Numba, a line is printed once per process."""
     shapes = (2, 3, 11, 13), (4, 3, 3, 3)
     image, filters = arrays(*shapes)
     f = verbose(mode=None)

@@ -1,4 +1,4 @@
-"""What functions on a GPU tell of their convolutions."""
+"""Reports of GPU functions on their convolutions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def arrays(*shapes: tuple) -> list[np.ndarray]:
 
 
 def compiled(algo: str, gradients: bool = False, **flags):
-    """A function of a convolution that keeps its results on the GPU, and the choices off disk."""
+    """Compile a function that keeps results on the GPU, with selections not stored on disk."""
     x, k = (pt.tensor(name, dtype="float32", shape=(None,) * 4) for name in "xk")
     flags |= {"dnn__conv__algo_fwd": algo, "dnn__conv__algo_bwd": algo, "dnn__conv__cache": "off"}
     with config.change_flags(**flags):

@@ -1,4 +1,4 @@
-"""The runtime libraries' table of what nodes have chosen, and the lines of dnn.verbose."""
+"""The runtime libraries' table of nodes' selections, and the lines of dnn.verbose."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dnnops.runtime.op import _Tensor
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """The library's table by itself, with what only C++ may call."""
+    """The library's table, with the functions that only C++ may call."""
     folder = tmp_path_factory.mktemp("table")
     common = c_code_dir() / "common"
     (folder / "probe.cpp").write_text(
@@ -116,7 +116,7 @@ def test_long_names_are_cut(table):
 
 
 def test_table_in_threads(table):
-    """Each thread writes, reads and forgets nodes of its own, and some that all share."""
+    """Each thread writes, reads and forgets its own nodes, and some that all share."""
     wrong = []
 
     def work(thread: int) -> None:

@@ -1,4 +1,4 @@
-"""Without a GPU: plans' names, and that C++ and Python mean the same by words and structures."""
+"""Names of plans, and constants and structs that C++ and Python share; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ NO_PLANS = (
 @every_direction
 @pytest.mark.parametrize("name", NO_PLANS)
 def test_what_is_no_plan(direction, name):
-    """The error says what there is, and which flag may have had it."""
+    """The error lists existing names, and the flag that may have set the wrong one."""
     with pytest.raises(DnnValueError) as error:
         OPS[direction](algo=name)
     words = str(error.value)
@@ -159,13 +159,13 @@ def test_the_flag_takes_every_name(direction):
 
 
 def compiler() -> tuple[str, list[str]]:
-    """The compiler of the runtime library, and its arguments."""
+    """Return the compiler of the runtime library, and its arguments."""
     command, arguments, *_ = CUDNN.recipe
     return command, [*arguments, f"-I{c_code_dir()}"]
 
 
 def require(tmp_path: Path, source: str, *arguments: str) -> None:
-    """Compile something, to nothing."""
+    """Compile a source, and discard the result."""
     file = tmp_path / "checked.cpp"
     file.write_text(source)
     cxx, common = compiler()
@@ -179,7 +179,7 @@ def asserted(conditions: Any) -> str:
 
 
 def layout_of(structure: type[ctypes.Structure], name: str) -> Iterator[str]:
-    """Conditions by which a C++ structure is laid out as the one of ctypes."""
+    """Return conditions that hold if the layouts of a C++ struct and its ctypes class agree."""
     yield f"sizeof({name}) == {ctypes.sizeof(structure)}"
     for field, *_ in structure._fields_:
         descriptor = getattr(structure, field)
@@ -329,7 +329,7 @@ CUBLASLT_NAMES = {
 
 @pytest.mark.needs("cupy")
 def test_declarations_of_cublaslt(tmp_path):
-    """What is declared of it is what its header has, where that and what it includes are there."""
+    """The declarations agree with the library's header, if that and its includes are installed."""
     import cupy
 
     headers = [Path(argument[2:]) for argument in compiler()[1] if argument.startswith("-I")]

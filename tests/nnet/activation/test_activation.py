@@ -59,7 +59,7 @@ SLOPES = {
 
 
 def away_from_bends(rng: np.random.Generator, shape) -> np.ndarray:
-    """Normally distributed numbers, none of them near to 0 or 1.5."""
+    """Return normally distributed numbers, none of them near 0 or 1.5."""
     x = 2 * rng.standard_normal(shape)
     return np.where(np.abs(x * (x - 1.5)) < 0.05, 0.7, x)
 
@@ -154,7 +154,7 @@ def test_special_values(mode, coef):
             np.testing.assert_allclose(out, np.array(expected, dtype))
             written_out = evaluate(Activation(mode, coef).expression(pt.constant(x)), {})
             np.testing.assert_allclose(written_out, np.array(expected, dtype))
-            # A NaN that arrives goes on.
+            # NaN is propagated.
             gy = np.array([np.nan], dtype)
             one = np.ones(1, dtype)
             assert np.isnan(run_op(ActivationGrad(mode, coef), one, one, gy)).all()

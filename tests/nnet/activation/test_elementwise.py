@@ -13,7 +13,7 @@ from tests.oracle import PERFORM_MODE, assert_close, check_gradient, evaluate
 
 
 def ultra_fast(x: np.ndarray) -> np.ndarray:
-    """The table of pieces, for each number on its own."""
+    """Evaluate the piecewise table separately for each number."""
 
     def tanh(h: float) -> float:
         if h < 0:
@@ -36,7 +36,7 @@ FORMULAS = {
     "hard_sigmoid": lambda x: np.minimum(np.maximum(x / 5 + 0.5, 0), 1),
     "ultra_fast_sigmoid": ultra_fast,
 }
-#: Where the formulas have no slope, or two.
+#: Points where the formulas have no slope, or two.
 BENDS = {"selu": [0], "hard_sigmoid": [-2.5, 2.5], "ultra_fast_sigmoid": [-6, -3.4, 3.4, 6]}
 SLOPES_AT_0 = {
     "softplus": 0.5,

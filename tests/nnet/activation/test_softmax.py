@@ -31,7 +31,7 @@ OPS = (SoftmaxGrad, LogSoftmaxGrad)
 
 @st.composite
 def cases(draw, min_size: int = 1):
-    """Strategy of (axis, gz, x): an axis as PyTensor's softmax takes it, and two arrays."""
+    """Return a strategy for (axis, gz, x): an axis for PyTensor's softmax, and two arrays."""
     shape = tuple(draw(st.lists(st.integers(min_size, 4), min_size=1, max_size=4)))
     ndim = len(shape)
     axis = draw(
@@ -46,7 +46,7 @@ def cases(draw, min_size: int = 1):
 
 
 def forward(op_class: type, x: np.ndarray, axis) -> np.ndarray:
-    """Return what the second operand is."""
+    """Return the second operand."""
     e = np.exp(x)
     sm = e / e.sum(axis=axis, keepdims=True)
     return sm if op_class is SoftmaxGrad else np.log(sm)
@@ -79,8 +79,8 @@ def test_perform_against_the_jacobian(op_class, case, dtype):
     output = forward(op_class, x, axis)
     out = run_op(op_class(axis), gz.astype(dtype), output.astype(dtype))
     expected = by_jacobian(op_class, gz, x, axis)
-    # A group of one element has the derivative 0, of which nothing but rounding errors remain;
-    # in general the terms cancel, so that errors are those of gz, not of the result.
+    # A group with one element has the derivative 0, up to rounding errors. In general the terms
+    # cancel, so errors are relative to gz, not to the result.
     assert out.dtype == dtype
     tolerance = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3}[dtype]
     assert np.linalg.norm((out - expected).ravel()) <= tolerance * np.linalg.norm(gz.ravel())

@@ -56,12 +56,12 @@ def test_against_torch(case):
 
 
 def attention_of(case: Case, vectors: list[np.ndarray]) -> Any:
-    """The function of a case's float operands; other ones are constants."""
+    """Return the function of a case's float operands; the others are constants."""
 
     def fun(query, key, value, mask=None):
         operands = dict(zip(case.optional, vectors, strict=True))
         if mask is not None:
-            # Its static shape says where it is broadcast.
+            # The static shape says where the operand is broadcast.
             ones = [axis for axis, size in enumerate(operands["mask"].shape) if size == 1]
             operands["mask"] = pt.specify_broadcastable(mask, *ones)
         return scaled_dot_product_attention(
@@ -109,7 +109,7 @@ def test_gradient_of_the_statistics():
 
 
 def test_infinite_masks_leave_no_nan():
-    """In gradients, for queries that see nothing."""
+    """Also in gradients, for queries that see nothing."""
     case = Case(1, 2, 1, 4, 3, 2, 2, False, None, "float", (), False, False, seed=2)
     arrays, _ = case.arrays()
     arrays[3][:, :, 1] = -np.inf
@@ -238,7 +238,7 @@ def test_shapes_that_do_not_fit_when_run():
 
 
 def kept_weights(case: Case, p: float, state: np.ndarray) -> np.ndarray:
-    """The factors of all weights, from dropout of ones."""
+    """Return the factors of all weights, from dropout of ones."""
     sizes = (case.batch, case.heads * case.group, case.queries, case.keys)
     node = Dropout().make_node(np.ones(sizes), p, state)
     return evaluate(node.outputs[:1], {})[0]
@@ -246,7 +246,7 @@ def kept_weights(case: Case, p: float, state: np.ndarray) -> np.ndarray:
 
 @fuzz(20, case=cases(max_length=8))
 def test_dropout(case):
-    """Of the weights, by the random numbers of dropout; statistics are those of all."""
+    """Weights are dropped by dropout's random numbers; statistics cover all weights."""
     p, state = 0.4, np.array([case.seed, 64 * case.batch])
     arrays, gout = case.arrays()
     _, stats = run_all(Attention(**case.parameters), *arrays)
@@ -258,7 +258,7 @@ def test_dropout(case):
     dropped = weights * kept_weights(case, p, state)
     value = np.repeat(arrays[2], case.group, axis=1)
     np.testing.assert_allclose(out, dropped @ value, atol=1e-12)
-    # The gradient by values is a product with the weights that are kept.
+    # The gradient with respect to the values is a product with the weights that are kept.
     grads = run_all(AttentionGrad(dropout=p, **case.parameters), *arrays, state, out, stats, gout)
     by_value = (dropped.swapaxes(2, 3) @ gout).reshape(
         (case.batch, case.heads, case.group, case.keys, case.value_depth)

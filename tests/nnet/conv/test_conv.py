@@ -50,7 +50,7 @@ OPS = (Conv, ConvGradInputs, ConvGradWeights)
 
 
 def products(case: ConvCase):
-    """Yield, for each product that a convolution adds up, the three elements it joins."""
+    """Yield the elements of filters, image and output for each product of a convolution."""
     kern_in = case.kern_shape[1]
     kern_out = case.kern_shape[0] // case.num_groups
     kernel = case.kern_shape[2:]
@@ -85,7 +85,7 @@ def operands(case: ConvCase, op_class: type, dtype: str = "float64", integers: b
 
 
 def by_loops(case: ConvCase, op_class: type, integers: bool = False) -> np.ndarray:
-    """Return what an Op has to give, added up product by product."""
+    """Return an Op's expected result, summed product by product."""
     arrays = case.arrays("float64", integers)
     target = {Conv: 2, ConvGradInputs: 0, ConvGradWeights: 1}[op_class]
     first, second = (i for i in range(3) if i != target)
@@ -161,7 +161,7 @@ def test_non_contiguous_operands():
 
 
 def test_float16_is_accumulated_in_float32():
-    # In float16, 2048 + 1 is 2048: adding up one by one would stop there.
+    # In float16, 2048 + 1 is 2048: a sequential sum would stop there.
     img, one = np.ones((1, 1, 3000), dtype="float16"), np.ones((1, 1, 1), dtype="float16")
     assert run_op(Conv(1), img, img) == 3000
     assert run_op(ConvGradWeights(1), img, img, np.array([1])) == 3000
@@ -666,7 +666,7 @@ def test_check_gradient_can_fail():
 
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 def test_transpose_with_an_output_padding_of_a_stride_or_more(symbolic):
-    """It may be less than the stride or the dilation, whichever is larger."""
+    """The size may be less than the stride or the dilation, whichever is larger."""
     rng = np.random.default_rng(8)
     img, kern = normal(rng, (2, 4, 5, 6), "float64"), normal(rng, (4, 3, 3, 2), "float64")
     static = (None,) * 4 if symbolic else img.shape

@@ -1,4 +1,4 @@
-"""Shapes that are known, or said to be, are checked; padding as numbers."""
+"""Known and declared shapes are checked; padding as numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IMAGE, FILTERS = np.ones((2, 3, 8, 7)), np.ones((4, 3, 3, 3))
 
 
 def test_a_known_shape_that_is_contradicted():
-    """When the graph is built where types tell, else at the call; never an AssertionError."""
+    """Errors are raised when the graph is built if types tell, else at the call."""
     x, w = pt.tensor4(shape=(2, 3, 8, 7), dtype="float64"), pt.dtensor4()
     with pytest.raises(DnnValueError, match=r"conv2d: input_shape \(2, 3, 9, 7\) contradicts"):
         nnet.conv2d(x, w, input_shape=(2, 3, 9, 7))

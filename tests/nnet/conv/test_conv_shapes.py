@@ -1,4 +1,4 @@
-"""Shapes of convolutions by Theano's names, against what convolutions give."""
+"""Theano's functions for shapes of convolutions, against actual convolutions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.oracle import conv_cases, evaluate, fuzz
 
 
 def image_positions(size: int, kernel: int, pads, stride: int, dilation: int) -> int:
-    """How many places a filter can be at, counted."""
+    """Count the positions of a filter."""
     begin, end = pads
     last = (kernel - 1) * dilation
     return sum(at + last < size + begin + end for at in range(0, size + begin + end, stride))
@@ -94,7 +94,7 @@ def test_errors():
 
 
 def test_no_output_has_a_negative_size():
-    """As in Theano, which tells so rather than raises."""
+    """The function returns False, as in Theano, and does not raise."""
     shapes = (2, 3, 5, 5), (4, 3, 3, 3)
     assert check_conv_gradinputs_shape(*shapes, (2, 4, 3, 3), "valid", (1, 1))
     assert not check_conv_gradinputs_shape(*shapes, (2, 4, -1, 3), "valid", (1, 1))

@@ -51,7 +51,7 @@ def test_separable(ndim, flip):
 
 
 def causal(x, filters, stride, dilation, flip, groups) -> np.ndarray:
-    """A sum for each output, over the present and the past."""
+    """Each output is a sum over the present and the past."""
     taps = filters if flip else filters[:, :, ::-1]
     per_group = len(filters) // groups
     out = np.zeros((len(x), len(filters), len(range(0, x.shape[2], stride))))

@@ -15,7 +15,7 @@ from tests.oracle import PERFORM_MODE, check_gradient, check_second_derivatives,
 
 @st.composite
 def cases(draw, least: int = 0):
-    """Strategy of (every_row, x, labels), labels as many as fit."""
+    """Return a strategy for (every_row, x, labels), with a valid number of labels."""
     rows, classes = draw(st.integers(least, 5)), draw(st.integers(1, 6))
     every_row = draw(st.booleans())
     count = draw(st.sampled_from([rows, 1] if rows else [0])) if every_row else rows
@@ -142,7 +142,7 @@ def test_errors(make, error, words):
 
 
 def test_one_label_for_all_rows_is_refused():
-    """It is in indexing by ``arange``, and so where that is recognized; not in the function."""
+    """It is allowed in indexing by ``arange``, also if that is recognized; not in the function."""
     x, labels = pt.dmatrix(), pt.lvector()
     fn = pytensor.function([x, labels], cross_entropy(x, labels), mode=PERFORM_MODE)
     with pytest.raises(IndexError, match="1 labels for 4 rows"):

@@ -1,4 +1,4 @@
-"""The CTC loss: against all paths and PyTorch, derivatives, and what bad input gets."""
+"""The CTC loss: against all paths and PyTorch, derivatives, results for bad input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BATCH = Case(steps=7, batch=3, classes=4, columns=3, seed=1)
 
 
 def run(op, *arrays):
-    """Run an Op's `perform`; check its results against the static shapes and dtypes."""
+    """Run an Op's `perform`, and check the results' static shapes and dtypes."""
     node = op.make_node(*arrays)
     storage: list[list] = [[None] for _ in node.outputs]
     op.perform(node, [np.asarray(a) for a in arrays], storage)
@@ -227,7 +227,7 @@ def test_shapes():
     node = op.make_node(*(pt.constant(a).type() for a in (activations, *integers)))
     costs, gradients = inferred_shapes(op, node, [x.shape for x in (activations, *integers)])
     assert (costs, gradients) == ((3,), (7, 3, 4))
-    # What one operand does not tell of the batch, another one does.
+    # If one operand does not tell the batch size, another one does.
     x = pt.tensor(dtype="float32", shape=(None, None, 4))
     assert ctc(x, pt.imatrix(), np.array([2, 3, 4])).type.shape == (3,)
     assert CTC().make_node(x, pt.imatrix(), pt.ivector()).outputs[1].type.shape == (None, None, 4)
@@ -290,7 +290,7 @@ X = np.zeros((4, 2, 3))
 LABELS = np.array([[1, 2], [1, -1]])
 FOUR = np.array([4, 4])
 
-#: Values that don't fit, by what is said of them; also for the Ops of backends.
+#: Invalid values, by a part of the message; also used for the backends' Ops.
 BAD_VALUES = {
     "too large a symbol": (
         (X, [[1, 2], [1, 3]], FOUR),

@@ -1,4 +1,4 @@
-"""Batch normalization against NumPy and PyTorch; shapes, and what bad input gets."""
+"""Batch normalization against NumPy and PyTorch; shapes, and results for bad input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dnnops.nnet import (
     batch_normalization_train,
 )
 
-#: The dtypes of data and parameters.
+#: Dtypes of data and parameters.
 from tests.nnet.norm.batchnorm_cases import (
     DTYPES,
     Case,
@@ -155,7 +155,7 @@ def test_variance_about_a_large_mean(dtype, offset):
 
 
 def test_half_precision_accumulates_in_single():
-    # In float16 such a sum stops at 2048, and the squares overflow.
+    # In float16, such a sum stops at 2048, and the squares overflow.
     x = np.full((5000, 1), 1.0, "float16")
     x[::2] = 301
     out, mean, _, new_mean, _ = run(
@@ -406,7 +406,7 @@ def test_errors_of_running_averages():
 
 @pytest.mark.parametrize("mode", ["FAST_COMPILE", None])
 def test_an_epsilon_that_is_known_at_the_call(mode):
-    """In plain NumPy and, in PyTensor's default mode, in the runtime library."""
+    """Test NumPy and, in PyTensor's default mode, the runtime library."""
     x, epsilon = pt.fmatrix(), pt.dscalar()
     parameter = pt.ones(3, dtype="float32")
     outputs = [

@@ -1,4 +1,4 @@
-"""Derivatives of batch normalization, of all Ops and by all operands."""
+"""Derivatives of all Ops of batch normalization with respect to all operands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dnnops.nnet import (
     batch_normalization_train,
 )
 
-#: The dtypes of data and parameters.
+#: Dtypes of data and parameters.
 from tests.nnet.norm.batchnorm_cases import (
     DTYPES,
     Case,
@@ -50,7 +50,7 @@ def training_points(case: Case) -> list[Any]:
 
 
 def training_function(case: Case, which: Any) -> Any:
-    """Of `training_points`, some of the results, joined."""
+    """Compute some of the results for `training_points`, joined."""
 
     def fun(x, scale, bias, epsilon, factor, mean, var):
         results = batch_normalization_train(x, scale, bias, case.axes, epsilon, factor, mean, var)
@@ -78,7 +78,7 @@ def test_second_derivatives_of_training(which, case):
 @pytest.mark.parametrize("which", [(0,), (1,), (2,), (0, 1, 2)], ids=str)
 @fuzz(10, case=cases(max_ndim=4, max_size=3))
 def test_derivatives_of_the_gradient(which, case):
-    # They hold for any mean and invstd, not only for those of x.
+    # The derivatives hold for any mean and invstd, not only for those of x.
     x, scale, _, mean, invstd = case.arrays()
     gout = normal(np.random.default_rng(case.seed + 1), case.shape, "float64")
     points = [x, gout, *(p.reshape(case.full_shape) for p in (scale, mean, invstd))]
@@ -101,7 +101,7 @@ def test_derivatives_of_inference(case):
     check_second_derivatives(fun, points, **DIFFERENCES)
 
 
-#: The results that each of training's operands has no influence on, by the operand's place.
+#: Indices of the results that do not depend on an operand of training, by the operand's index.
 UNINFLUENCED: dict[int, tuple[int, ...]] = {
     0: (),
     1: (1, 2, 3, 4),

@@ -1,6 +1,6 @@
 """Ranks and dtypes of batch normalization's parameters, and updates of shared ones, as in Theano.
 
-The functions of `dnnops.nnet`, and those of `dnnops.dnn` by the abstract Ops of the same meaning.
+These are the functions of `dnnops.nnet`, and those of `dnnops.dnn` through the abstract Ops.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MODES = pytest.mark.parametrize("mode", ["spatial", "per-activation"])
 
 
 def train(room: str, x: Any, gamma: Any, beta: Any, mode: str, *averages: Any) -> list[Any]:
-    """Host variables of what a room's function gives."""
+    """Return the host variables that a module's function returns."""
     running = dict(zip(("running_mean", "running_var"), averages, strict=False))
     if room == "nnet":
         return list(nnet.batch_normalization_train(x, gamma, beta, mode, 1e-3, 0.2, **running))
@@ -43,7 +43,7 @@ test_.__test__ = False  # type: ignore[attr-defined]
 
 
 def expected(mode: str, gamma: Any, beta: Any, mean: Any, var: Any) -> list[np.ndarray]:
-    """In NumPy, with all parameters of full rank."""
+    """Compute in NumPy, with all parameters of full rank."""
     axes = AXES[mode]
     count = np.prod([IMAGE.shape[axis] for axis in axes])
     batch_mean, batch_var = (f(IMAGE, axis=axes, keepdims=True) for f in (np.mean, np.var))
@@ -61,7 +61,7 @@ def expected(mode: str, gamma: Any, beta: Any, mean: Any, var: Any) -> list[np.n
 @MODES
 @pytest.mark.parametrize("ranks", ["kept", "full", "kept averages", "full averages"])
 def test_ranks(room, mode, ranks):
-    """Statistics have gamma's rank, running averages their own, and values are the same."""
+    """Statistics have gamma's rank, running averages keep their own, and values are the same."""
     values = [RNG.standard_normal(FULL[mode]) for _ in range(3)] + [RNG.random(FULL[mode])]
     kept = [ranks in ("kept", "full averages")] * 2 + [ranks in ("kept", "kept averages")] * 2
     given = [v.reshape(KEPT[mode]) if k else v for v, k in zip(values, kept, strict=True)]
@@ -94,7 +94,7 @@ def test_updates_of_shared_vectors(room):
 
 @ROOMS
 def test_gradients_by_vectors(room):
-    """They have the vectors' shape, statistics' gradients too."""
+    """They have the vectors' shape, and so do gradients of statistics."""
     x = pt.tensor4(dtype="float64")
     gamma, beta = pt.dvector(), pt.dvector()
     out, mean, invstd = train(room, x, gamma, beta, "spatial")
@@ -122,7 +122,7 @@ def test_gradients_by_vectors(room):
     ],
 )
 def test_dtypes(room, x_dtype, dtypes, result, statistics):
-    """The widest one, as in Theano; but float32 parameters leave float16 images as they are."""
+    """The widest dtype is taken, as in Theano, but float32 parameters keep float16 images."""
     x = pt.tensor4(dtype=x_dtype)
     vectors = [pt.vector(dtype=dtype) for dtype in dtypes]
     results = train(room, x, *vectors[:2], "spatial", *vectors[2:])
@@ -141,7 +141,7 @@ def test_dtypes(room, x_dtype, dtypes, result, statistics):
     ],
 )
 def test_integers(x_dtype, dtypes, result):
-    """They widen to floats, as in Theano."""
+    """Integers are converted to floats, as in Theano."""
     gamma, beta = (np.array([1, 2, 3], dtype) for dtype in dtypes)
     image = np.round(IMAGE * 9).astype(x_dtype)
     x, *vectors = pt.tensor4(dtype=x_dtype), *(pt.vector(dtype=dtype) for dtype in dtypes)

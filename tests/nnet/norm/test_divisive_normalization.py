@@ -44,7 +44,7 @@ def test_by_elements(has_means, case):
 
 
 def test_by_average_pooling():
-    """What Caffe calls normalization within a channel."""
+    """Caffe calls this normalization within a channel."""
     x = pt.dtensor4("x")
     squares = pool_2d(x**2, (5, 5), True, (1, 1), (2, 2), "average_inc_pad")
     ours = divisive_normalization(x, n=5, alpha=3.0, beta=0.75, k=1.0)
@@ -54,7 +54,7 @@ def test_by_average_pooling():
 
 
 def test_local_contrast_normalization():
-    """The documentation's example."""
+    """Run the documentation's example."""
     x = pt.dtensor4("x")
     means = pool_2d(x, (9, 9), True, (1, 1), (4, 4), "average_exc_pad")
     y = divisive_normalization(x - means, n=9, alpha=1, beta=0.5, k=1e-4)

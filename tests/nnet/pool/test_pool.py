@@ -44,7 +44,7 @@ AVERAGES = POOL_MODES[1:]
 
 
 def windows(case: PoolCase):
-    """Yield each window: its place in the output, its pixels, how many elements it counts."""
+    """Yield each window: its position in the output, its pixels, and its number of elements."""
     for place in np.ndindex(*case.out_shape):
         pixels = []
         for offset in np.ndindex(*case.ws):
@@ -62,7 +62,7 @@ def windows(case: PoolCase):
 
 
 def first_maximum(x: np.ndarray, pixels: list) -> tuple:
-    """Return the first of `pixels` where `x` is NaN, else the first where it is largest."""
+    """Return the first of `pixels` where `x` is NaN, otherwise the first with the maximum."""
     best = pixels[0]
     for pixel in pixels[1:]:
         if np.isnan(x[best]):

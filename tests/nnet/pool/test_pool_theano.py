@@ -1,4 +1,4 @@
-"""What Theano's pooling took besides: old names, 'average', large windows, integers."""
+"""Other features of Theano's pooling: old names, 'average', large windows, integers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_average():
 @pytest.mark.parametrize("mode", POOL_MODES)
 @pytest.mark.parametrize("linker", ["py", None], ids=["perform", "compiled"])
 def test_windows_larger_than_the_image(mode, linker):
-    """No windows: empty, with zero gradients; the sizes may be known at the call only."""
+    """Without windows, outputs are empty and gradients zero; sizes may be symbolic."""
     x, sizes = pt.tensor4(dtype="float32"), pt.lvector()
     out = pool_2d(x, sizes, True, (2, 2), (1, 0), mode)
     cost = out.sum() + (x[0, 0, 0, 0] * 3)
@@ -66,7 +66,7 @@ def test_second_derivatives_of_no_windows():
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
 def test_integers(dtype):
-    """They keep their dtype: averages are rounded toward zero."""
+    """Integers keep their dtype: averages are rounded toward zero."""
     info = np.iinfo(dtype)
     top = min(info.max, 2**50) // 4
     x = RNG.integers(max(info.min, -top), top, (1, 2, 4, 4), dtype)

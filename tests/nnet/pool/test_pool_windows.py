@@ -1,4 +1,4 @@
-"""Pooling whose windows are known at the call only, and the mode max_deterministic."""
+"""Pooling with windows known only at the call, and the mode max_deterministic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.linkers import LINKERS
 from tests.oracle import evaluate, run_op
 
 VECTORS = ("ws", "stride", "pad")
-#: One value of each that makes a window of 2, 2 over an image of 6, 6 wrong.
+#: A value of each operand that makes a window of 2, 2 over an image of 6, 6 invalid.
 WRONG = [
     ("ws", (0, 2)),
     ("ws", (2, -1)),
@@ -32,7 +32,7 @@ def windows(**changed: tuple[int, ...]) -> dict[str, np.ndarray]:
 
 
 def compiled(ignore_border: bool = True, mode: Any = "FAST_COMPILE") -> Any:
-    """A function of an image and its windows that gives the shape of the pooled image only."""
+    """Compile a function of an image and its windows that returns only the pooled image's shape."""
     x = pt.tensor4("x", dtype="float32")
     vectors = [pt.lvector(name) for name in VECTORS]
     out = pool_2d(x, vectors[0], ignore_border, *vectors[1:])
@@ -41,7 +41,7 @@ def compiled(ignore_border: bool = True, mode: Any = "FAST_COMPILE") -> Any:
 
 @LINKERS
 def test_the_shape_alone_is_checked_too(mode):
-    """A shape's graph does not run the pooling, which would find what is wrong."""
+    """A shape's graph does not run the pooling, which would detect the error."""
     image = np.ones((1, 3, 6, 6), "float32")
     f = compiled(mode=mode)
     ops = {type(node.op).__name__ for node in f.maker.fgraph.apply_nodes}

@@ -16,7 +16,7 @@ from dnnops.nnet import Dropout, DropoutGrad, dropout, dropout_state
 from dnnops.nnet.regularization.dropout import philox4x32
 from tests.oracle import PERFORM_MODE, check_gradient, evaluate, fuzz, normal
 
-#: Of Random123's kat_vectors: counter, key, result.
+#: From Random123's kat_vectors: counter, key, result.
 KNOWN_ANSWERS = [
     ("00000000 " * 4, "00000000 " * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
     ("ffffffff " * 4, "ffffffff " * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
@@ -33,7 +33,7 @@ def state(seed: int, offset: int = 0) -> np.ndarray:
 
 
 def run(op, *operands) -> list[np.ndarray]:
-    """Run an Op's `perform`, and check its results' types."""
+    """Run an Op's `perform`, and check the results' types."""
     arrays = [np.asarray(a) for a in operands]
     node = op.make_node(*arrays)
     storage: list[list] = [[None] for _ in node.outputs]
@@ -57,7 +57,7 @@ def test_known_answers_of_the_generator(counter, key, expected):
 
 
 def test_which_word_an_element_takes():
-    """Written out: 64 elements share 16 blocks, whose first words come first."""
+    """Compute the order: 64 elements share 16 blocks, whose first words come first."""
     seed, offset, p = 0x0123456789ABCDEF, 2**32 - 3, 0.4
     x = np.ones((5, 29))
     y, reserve, next_state = run(Dropout(), x, p, state(seed, offset))
@@ -208,12 +208,12 @@ def test_a_seed_is_repeated_and_its_state_kept():
 
 
 def initial(y) -> list[int]:
-    """The state that a dropout begins with."""
+    """Return the initial state of a dropout."""
     return y.owner.inputs[2].get_value().tolist()
 
 
 def test_without_a_seed_each_draws_its_own():
-    """In every mode: a graph draws anew with each call, and another graph draws other numbers."""
+    """In every mode, each call draws new numbers, and another graph draws different ones."""
     x = pt.fvector("x")
     ones = np.ones(500, "float32")
     layers = [dropout(x, 0.5), dropout(x, 0.5)]
@@ -239,7 +239,7 @@ def test_without_a_seed_each_draws_its_own():
     ids=["Generator", "SeedSequence", "shared_rng", "RandomStream"],
 )
 def test_a_seed_is_drawn_from_a_generator(make):
-    """Each layer draws its own, and a generator with the same seed repeats them all."""
+    """Each layer draws its own numbers, and a generator with the same seed repeats them."""
     x = pt.dvector("x")
 
     def layers(seed: int) -> list[list[int]]:

@@ -19,7 +19,7 @@ def differentiate(fun, x: np.ndarray) -> None:
 
 
 def looped(x: np.ndarray, shape, step, mode: str) -> np.ndarray:
-    """A loop over neighborhoods and their pixels."""
+    """Loop over neighborhoods and their pixels."""
     (r, c), (down, across) = shape, step
     if mode in ("half", "full"):
         first = [n // 2 if mode == "half" else n - 1 for n in shape]

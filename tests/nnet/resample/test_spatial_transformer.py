@@ -194,7 +194,7 @@ def test_third_derivatives_exist():
 
 
 def test_one_operand_may_depend_on_the_other():
-    """What the second derivatives are made of, gets variables of its own."""
+    """The operands of the second derivatives are variables of their own."""
     case = Case((2, 3, 4, 5), (3, 4), 8)
     img, _, _ = case.arrays()
 

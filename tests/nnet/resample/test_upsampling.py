@@ -24,7 +24,7 @@ def differentiate(fun, x: np.ndarray) -> None:
 
 
 def interpolated(x: np.ndarray, ratios, steps=(1, 1)) -> np.ndarray:
-    """Interpolate along rows, then along columns; beyond the ends, all is as there."""
+    """Interpolate along rows, then along columns; values beyond the ends are those at the ends."""
     for axis, ratio, step in zip((2, 3), ratios, steps, strict=True):
         size = x.shape[axis]
         at = np.arange(0, size * ratio, step)

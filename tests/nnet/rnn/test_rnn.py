@@ -1,4 +1,4 @@
-"""The Ops of recurrent networks, as they run in NumPy."""
+"""The Ops of recurrent networks in NumPy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_against_pytorch(case):
 
 @fuzz(max_examples=100, case=rnn_cases(modes=("lstm", "gru", "rnn_tanh")))
 def test_gradients_by_differences(case):
-    """Skipped inputs and dropout too, which PyTorch does not have in the same way."""
+    """Include skipped inputs and dropout, which PyTorch does not have in the same form."""
     operands, count = case.operands(), case.float_count()
     rng = np.random.default_rng(case.seed)
     steps = [rng.standard_normal(a.shape) for a in operands[:count]]
@@ -64,7 +64,7 @@ def test_gradients_by_differences(case):
 
 @fuzz(max_examples=30, case=rnn_cases(max_layers=2))
 def test_lengths_are_sequences_of_their_own(case):
-    """Each sequence alone, without what follows its end, gives the same."""
+    """Running each sequence alone, without what follows its end, gives the same results."""
     case = replace(case, has_lengths=True, dropout=0.0)
     operands = case.operands()
     count = case.float_count()
@@ -99,7 +99,7 @@ def test_lengths_are_sequences_of_their_own(case):
 
 
 def splitmix64(seed: int, count: int) -> list[int]:
-    """The generator as its authors wrote it down."""
+    """Compute the generator as its authors wrote it."""
     mask, words = 2**64 - 1, []
     state = seed & mask
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""`RNNBlock`: what users see of recurrent networks."""
+"""`RNNBlock`, the public interface of recurrent networks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_gradient_through_split_and_join():
 
 
 def test_gru_as_in_theano():
-    """Theano's way to use it: write a shared vector's parts, apply; against a network of scans."""
+    """Use it as in Theano: write parts of a shared vector, apply; compare with scans."""
     input_dim, hidden_dim, batch_size, depth, timesteps = 6, 5, 2, 3, 4
     floatX = pytensor.config.floatX  # noqa: N806 - its name
     rng = np.random.default_rng(3)
@@ -317,7 +317,7 @@ def test_bad_application():
 
 
 def test_seeds_out_of_range():
-    """More than 64 bits, of the block and of a call."""
+    """Seeds of more than 64 bits, of the block and of a call."""
     with pytest.raises(DnnValueError, match=r"dropout_seed must be from -2\*\*63 .* got 9223372"):
         RNNBlock("float32", 4, 2, "gru", dropout=0.5, dropout_seed=2**63)
     block = RNNBlock("float32", 4, 2, "gru", dropout=0.5)

@@ -1,4 +1,4 @@
-"""Derivatives of recurrent networks' gradients, and those in forward mode."""
+"""Second derivatives of recurrent networks, and derivatives in forward mode."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CASES = {
     "rnn_tanh": RNNCase("rnn_tanh", 2, 1, True, True, 0, 0.0, False, 3, 2, 2, 3),
     "rnn_relu": RNNCase("rnn_relu", 4, 2, False, False, 0, 0.0, False, 3, 2, 3, 4),
 }
-#: Little of it is compiled; loops run as they stand.
+#: Compiles little; loops run as they are.
 MODE = "FAST_COMPILE"
 
 
 def make(case: RNNCase) -> tuple[list[Any], list[np.ndarray], Any]:
-    """Variables of the operands that have gradients, values of all, and a loss of all results."""
+    """Return variables of operands with gradients, values of all, and a loss of all results."""
     arrays = case.operands()
     if case.has_lengths:
         length = arrays[case.float_count()]
