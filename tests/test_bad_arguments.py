@@ -1,4 +1,4 @@
-"""No argument of a public function raises anything but an error of dnnops that names it."""
+"""Bad arguments of public functions raise only errors of dnnops, which name the argument."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.bad_arguments import DNN, NEVER, NNET, OPS, SOMETIMES, SWITCHES
 
 _MODULES = {"nnet": (nnet, NNET), "dnn": (dnn, DNN)}
 _FUNCTIONS = [(module, name) for module, (_, table) in _MODULES.items() for name in table]
-# Of functions of no argument, or whose argument is a device.
+# Functions without arguments, or whose argument is a device.
 _UNTRIED = {
     "dnn": {"dnn_available", "dnn_present", "version"},
     "nnet": set(),
@@ -24,7 +24,7 @@ _UNTRIED = {
 
 # Volumes are taken as well, and then it is the other operand that does not fit.
 _VOLUMES = {("dnn_conv", "img"), ("dnn_gradinput", "kerns"), ("dnn_gradweight", "img")}
-# Old names, for which a message may give the present one.
+# Old names, for which a message may give the current name.
 _OLD_NAMES = {"ds": "ws", "st": "stride", "padding": "pad"}
 
 
@@ -33,7 +33,7 @@ def is_flag(parameter: inspect.Parameter) -> bool:
 
 
 def outcome(call: Any, name: str) -> str:
-    """What a call with a bad argument `name` does that it should not; empty if nothing."""
+    """Return how a call with a bad argument `name` misbehaves; empty if it does not."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""What has to mean the same with every supported release of PyTensor."""
+"""Names and behavior that must be the same with every supported release of PyTensor."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def _registered() -> None:
 
 
 def read_in_process(names: list[str], flags: str = "", rc: Path | None = None) -> dict:
-    """Import dnnops in a new process and read some flags and the warnings there."""
+    """Import dnnops in a new process, and return values of flags and warnings."""
     program = (
         "import json, sys, warnings\n"
         "with warnings.catch_warnings(record=True) as caught:\n"
@@ -143,7 +143,7 @@ def test_one_flag_sets_both_backward_algorithms_unless_they_are_set():
         assert (flag_value(data), flag_value(filters)) == ("fft", "fft")
         with config.change_flags(dnn__conv__algo_bwd_data="deterministic"):
             assert (flag_value(data), flag_value(filters)) == ("deterministic", "fft")
-        # Leaving the inner change makes it follow again, and does not pin what it was.
+        # After the inner change, the flag follows again and is not fixed at its old value.
         with config.change_flags(dnn__conv__algo_bwd="winograd"):
             assert (flag_value(data), flag_value(filters)) == ("winograd", "winograd")
     assert (flag_value(data), flag_value(filters)) == ("none", "none")
@@ -194,7 +194,7 @@ def test_configuration_file_with_both_kinds_of_sections(tmp_path: Path):
         "deterministic",
         "float32",
     ]
-    # The environment beats the file, whichever spelling each uses.
+    # The environment takes precedence over the file, whichever spelling each uses.
     for spelling in ("dnn.conv.algo_fwd", "dnn__conv__algo_fwd"):
         read = read_in_process(["dnn.conv.algo_fwd"], f"{spelling}=none", rc)
         assert read["values"] == {"dnn.conv.algo_fwd": "none"}

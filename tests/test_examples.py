@@ -1,4 +1,4 @@
-"""The programs of examples/ and README.rst do what the README and the documentation say."""
+"""The programs of examples/ and README.rst behave as the documentation says."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def run(*arguments: str) -> str:
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
     )
     assert done.returncode == 0, done.stderr
-    # PyTensor's lines on a BLAS that it does not need here; as an error they would be logged.
+    # PyTensor logs these lines about a BLAS that it does not need here.
     assert "BLAS" not in done.stderr
     return done.stdout
 
 
 def blocks(start: str) -> list[str]:
-    """Indented blocks of the README that follow a line, or a part of one, that matches `start`."""
+    """Return indented blocks of the README that follow a line with a part that matches `start`."""
     found = re.findall(rf"{start}\n\n((?:(?:    .*)?\n)+)", README)
     return [textwrap.dedent(block).strip() for block in found]
 

@@ -1,4 +1,4 @@
-"""The command that records a run on a GPU, on tests that need none."""
+"""The command that records a run on a GPU, on tests that need no GPU."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_fragile(fragile): pass
 
 
 def test_gpu_of_worker():
-    """Processes are spread over GPUs only where that is asked for, and only over visible ones."""
+    """Processes are spread over GPUs only on request, and only over visible ones."""
     given = {"PYTEST_XDIST_WORKER": "gw6", "DNNOPS_TEST_GPUS": "4"}
     assert gpu_of_worker(given) == "2"
     assert gpu_of_worker({**given, "CUDA_VISIBLE_DEVICES": "5,GPU-1,7,3"}) == "7"
@@ -69,7 +69,7 @@ def test_gpu_of_worker():
 
 
 def test_flags_of_worker():
-    """Some processes share a directory of compiled modules; flags that are given stay."""
+    """Several processes share a directory of compiled modules; given flags stay."""
     given = {"PYTEST_XDIST_WORKER": "gw6", "DNNOPS_TEST_COMPILEDIRS": "/folder"}
     own = "base_compiledir=/folder/3,gcc__cxxflags=-O0"
     assert flags_of_worker(given) == own
@@ -80,7 +80,7 @@ def test_flags_of_worker():
 
 
 def test_directory_of_worker(tmp_path):
-    """Each process has one, and the same in the next run, beside PyTensor's own."""
+    """Each process has one, the same in the next run, beside PyTensor's own."""
     ask = "from pytensor import config; print(config.compiledir, config.gcc__cxxflags)"
     found = []
     for worker in ("", "gw0", "gw1", "gw0"):
@@ -101,7 +101,7 @@ def test_directory_of_worker(tmp_path):
 
 
 def test_libraries_are_built_once(tmp_path):
-    """Whatever directory of compiled modules comes first; one that has them keeps its own."""
+    """This holds whichever directory comes first; one with libraries keeps its own."""
     built = []
 
     def build_in(own):
@@ -120,7 +120,7 @@ def test_libraries_are_built_once(tmp_path):
     share_libraries(shared, directories[1], lambda: None)
     assert (directories[1] / "library.so").read_text() == "its own"
 
-    # Sources have changed since.
+    # The sources have changed since.
     def build_another():
         (directories[2] / "newer.so").write_text("newer")
 
@@ -130,7 +130,7 @@ def test_libraries_are_built_once(tmp_path):
 
 
 def test_one_library_that_cannot_be_built_is_left_to_the_tests(monkeypatch):
-    """And the other one is built."""
+    """The other library is still built."""
     built = []
 
     class Fake:
@@ -165,7 +165,7 @@ def test_failures_are_told_at_once(monkeypatch, capsys, spread):
 
 
 class Checkout:
-    """A directory with a suite of its own."""
+    """Return a directory with its own test suite."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -189,17 +189,17 @@ class Checkout:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
-    """A checkout on a machine with a GPU."""
+    """Return a checkout on a machine with a GPU."""
     monkeypatch.setattr(gpu_record, "ROOT", tmp_path)
     monkeypatch.setattr(gpu_record, "describe_device", lambda: dict(DEVICE))
-    # This may be one of several processes itself.
+    # This process may be one of several itself.
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     return Checkout(tmp_path)
 
 
 def test_record_of_a_run(checkout: Checkout):
     checkout.write_tests(PASSING, SKIPPED, "def test_more(): pass")
-    # What is not marked is not recorded.
+    # Unmarked tests are not recorded.
     (checkout.root / "tests" / "test_cpu.py").write_text("def test_cpu(): pass\n")
     assert gpu_record.main(["--commit", COMMIT]) == 0
     record = checkout.record()
@@ -242,7 +242,7 @@ def test_several_processes(checkout: Checkout):
 
 
 class Doubled:
-    """An Op that knows what it gives of arrays, and fails of nothing."""
+    """An Op whose result is known, and which fails for nothing."""
 
     __props__ = ("factor",)
 
@@ -256,7 +256,7 @@ class Doubled:
 
 
 def test_configurations_are_counted(checkout: Checkout, tmp_path: Path):
-    """Those that differ, over all processes; what fails is none."""
+    """Different configurations are counted over all processes; failed calls do not count."""
     found = Configurations()
 
     class Watched(Doubled):
@@ -298,7 +298,7 @@ def test_configurations_are_recorded(checkout: Checkout):
 
 @pytest.mark.needs("xdist")
 def test_some_run_alone(checkout: Checkout):
-    """After the others, by a process that is none of theirs."""
+    """They run after the others, in a separate process."""
     checkout.write_tests(
         "import os",
         "from pathlib import Path",
@@ -395,7 +395,7 @@ def test_commit_of_a_checkout(checkout: Checkout, capsys: pytest.CaptureFixture[
     commit = checkout.git("rev-parse", "HEAD")
     assert gpu_record.main([]) == 0
     assert checkout.record()["commit"] == commit
-    # The record itself, now a change, doesn't prevent another one.
+    # The record has changed now, but does not prevent another one.
     assert gpu_record.main([]) == 0
 
     (checkout.root / "pytest.ini").write_text(CONFIG + "\n")

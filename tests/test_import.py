@@ -1,4 +1,4 @@
-"""What importing dnnops costs beside PyTensor."""
+"""The cost of importing dnnops in addition to PyTensor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_MODULES = 207
 
 
 def test_nothing_else_is_imported():
-    """Neither a package nor a part of the standard library that PyTensor has no use for."""
+    """Importing loads no other package, and no standard module that PyTensor does not need."""
     program = (
         "import json, sys, pytensor; before = set(sys.modules)\n"
         "import dnnops; print(json.dumps(sorted(set(sys.modules) - before)))"

@@ -1,4 +1,4 @@
-"""Names, arguments and defaults are Theano's, or docs/migrating.rst says how they differ."""
+"""Names, arguments and defaults are Theano's, or docs/migrating.rst documents the difference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GUIDE = (Path(__file__).parents[1] / "docs" / "migrating.rst").read_text(encodin
 #: A line for each function and class of Theano 1.0.5, ``name(argument, argument=default)``.
 SIGNATURES = (Path(__file__).parent / "theano_signatures.txt").read_text(encoding="utf-8")
 
-#: Names of arguments that differ, as the guide's table says.
+#: Argument names that differ, as in the guide's table.
 OTHER_NAMES = {
     "softmax": ["x"],
     "logsoftmax": ["x"],
@@ -32,7 +32,7 @@ SAME_MEANING = [{sizes, meaning} for sizes in ((1, 1), (1, 1, 1)) for meaning in
 
 
 def recorded() -> Iterator[Any]:
-    """Modules, names and arguments of Theano."""
+    """Return modules, names and arguments of Theano."""
     module = ""
     for line in SIGNATURES.splitlines():
         if line.startswith("["):
@@ -70,7 +70,7 @@ def test_signatures(module, name, names, defaults):
     for argument, default in zip(own[required : len(names)], defaults, strict=True):
         same = by_name[argument] == default
         assert same or {by_name[argument], default} in SAME_MEANING, argument
-    # Nothing else must be given.
+    # No other argument is required.
     assert all(p.default is not p.empty for p in parameters[len(names) :] if p.kind not in variadic)
 
 
@@ -88,7 +88,7 @@ def test_the_record_is_whole():
     ],
 )
 def test_names(room, module):
-    """Functions are also in the rooms themselves; Theano's classes of Ops are in the table."""
+    """Functions are also in their modules; Theano's Op classes are in the table."""
     for parameters in recorded():
         where, name, *_ = parameters.values
         if not where.startswith(module) or "." in name or hasattr(room, name):
@@ -98,7 +98,7 @@ def test_names(room, module):
         assert any(hasattr(installed, name) for installed in rooms), name
 
 
-#: Functions that make sense beside Theano's names only.
+#: Functions that are useful only together with Theano's names.
 ONLY_INSTALLED = {
     "ctc_available", "ctc_present", "logsoftmax_op", "sigmoid_inplace", "softmax_grad",
     "softmax_op",

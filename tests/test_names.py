@@ -1,4 +1,4 @@
-"""The names that users meet: of the API page, of ``dir``, of functions and of modules."""
+"""Public names: on the API page, in ``dir``, and of functions and modules."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ DIRECTIVE = re.compile(
     r"^\.\. auto(?P<kind>\w+):: (?P<name>\S+)(?P<options>(?:\n +:.*)*)", re.MULTILINE
 )
 MEMBERS = re.compile(r":members:(?P<names>.*)")
-#: Packages of which users import names.
+#: Packages from which users import names.
 PUBLIC_PACKAGES = ("dnnops", "dnnops.dnn", "dnnops.gpuarray", "dnnops.nnet")
 
 
 def _documented(module: types.ModuleType) -> list[str]:
-    """The names that Sphinx documents for a module whose members aren't listed."""
+    """Return the names that Sphinx documents for a module whose members are not listed."""
     if hasattr(module, "__all__"):
         return list(module.__all__)
     return [
@@ -37,7 +37,7 @@ def _documented(module: types.ModuleType) -> list[str]:
 
 
 def _api_names() -> list[str]:
-    """Every dotted name on the API page."""
+    """Return every dotted name on the API page."""
     names = []
     for directive in DIRECTIVE.finditer(API_PAGE.read_text()):
         name = directive["name"]
@@ -51,7 +51,7 @@ def _api_names() -> list[str]:
 
 
 def _packages() -> list[types.ModuleType]:
-    """Every package that the libraries installed here are enough for."""
+    """Return every package that can be imported with the installed libraries."""
     folder = Path(dnnops.__file__).parent
     packages = []
     for found in sorted(folder.rglob("__init__.py")):

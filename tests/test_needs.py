@@ -1,4 +1,4 @@
-"""What tests need: they are skipped with the reason, and only for it."""
+"""Tests with missing needs are skipped with the reason, and only those."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_odd(): assert False
 
 
 class Plugin:
-    """What `tests/conftest.py` does."""
+    """Do what `tests/conftest.py` does."""
 
     def pytest_configure(self, config: pytest.Config) -> None:
         config.addinivalue_line("markers", "needs(name, ...): for this test")
@@ -57,7 +57,7 @@ def absent() -> str:
 
 @pytest.fixture(autouse=True)
 def table(monkeypatch: pytest.MonkeyPatch):
-    """A table with what is here, what is away, no GPU, and a finder that fails."""
+    """Use a table with something that is there, something missing, no GPU, and a failing finder."""
     rows = {
         "here": lambda: "",
         "away": lambda: "it went: far away",
@@ -76,7 +76,7 @@ def run(pytester: pytest.Pytester, text: str, *arguments: str) -> pytest.RunResu
 
 
 def outcomes(result: pytest.HookRecorder) -> dict[str, str]:
-    """The outcome of each test, and the reason if it was skipped."""
+    """Return the outcome of each test, and the reason if it was skipped."""
     found = {}
     for report in result.getreports("pytest_runtest_logreport"):
         name = report.nodeid.rpartition("::")[2]

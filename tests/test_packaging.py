@@ -1,4 +1,4 @@
-"""What a wheel holds, and what an installation brings along."""
+"""The contents of a wheel, and of an installation."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def setup_cfg() -> configparser.ConfigParser:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what is needed to build a wheel."""
+    """Return a copy of the files that building a wheel needs."""
     tree = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "dnnops", tree / "dnnops")
     shutil.rmtree(tree / "dnnops" / "lib", ignore_errors=True)
     for name in ("pyproject.toml", "setup.cfg", "setup.py", "README.rst", "LICENSE"):
         shutil.copy(ROOT / name, tree)
-    # Compiling takes a minute, and the CI's smoke test runs what comes of it.
+    # Compiling takes a minute, and the CI's smoke test runs the result.
     compiler = tree / "g++"
     compiler.write_text('#!/bin/sh\nfor last; do :; done\necho compiled > "$last"\n')
     compiler.chmod(0o755)
@@ -45,7 +45,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(tree: Path, what: str) -> Path:
-    """Build a wheel as pip would, but from this environment: nothing is downloaded."""
+    """Build a wheel as pip would, but in this environment, so that nothing is downloaded."""
     program = f"from setuptools import build_meta; print(build_meta.build_{what}('dist'))"
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -67,13 +67,13 @@ def wheel(tree: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def editable(tree: Path) -> Path:
-    """The wheel that an editable installation installs."""
+    """Return the wheel that an editable installation installs."""
     return build(tree, "editable")
 
 
 @pytest.fixture(scope="module")
 def wheel_names(wheel: Path) -> set[str]:
-    """The files that the wheel holds."""
+    """Return the files in the wheel."""
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
 
@@ -115,7 +115,7 @@ def test_start_up_file_is_installed(request: pytest.FixtureRequest, kind: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_pytensor_may_be_imported_first(tree: Path, tmp_path: Path, kind: str):
-    """In an environment that pip installed the package into; none of it is left afterwards."""
+    """Test an environment with the package installed by pip, and that uninstalling removes it."""
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")

@@ -1,7 +1,7 @@
 """A Bayesian convolutional classifier in PyMC, sampled by NUTS in PyTensor's default mode.
 
-PyMC changes PyTensor's compiler flags when it is imported, so the model runs in a process of its
-own, in which every warning is an error.
+PyMC changes PyTensor's compiler flags when it is imported, so the model runs in a separate process,
+in which every warning is an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The start-up file: PyTensor imported before dnnops, with flags of dnnops set."""
+"""The start-up file: importing PyTensor before dnnops, with flags of dnnops set."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pytensor.configdefaults import config
 from dnnops import startup
 
 ROOT = Path(__file__).parents[1]
-#: How a flag is seen to have been read, without a function that would be compiled.
+#: Shows that a flag was read, without compiling a function.
 FLAG = "from dnnops.config import flag_value; print(flag_value('dnn.conv.algo_fwd'))"
 
 
 @pytest.fixture(scope="module")
 def site_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the one that packages are installed into, with the start-up file."""
+    """Return a folder like site-packages, with the start-up file."""
     folder = tmp_path_factory.mktemp("site-packages")
     (folder / startup.PTH_NAME).write_text(startup.PTH)
     return folder
@@ -45,14 +45,14 @@ def start(
 
 
 def output(*arguments, **environment) -> str:
-    """What a program prints whose warnings are errors."""
+    """Return a program's output, with warnings as errors."""
     done = start(*arguments, "-W", "error", **environment)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.strip()
 
 
 def test_flags_cause_no_warning(site_packages):
-    """In both spellings; only dnnops itself imports what belongs to it."""
+    """Both spellings work; only dnnops itself imports its modules."""
     program = (
         "import sys, warnings\n"
         "import pytensor\n"
@@ -92,7 +92,7 @@ print(os.environ["PYTENSOR_FLAGS"].rpartition(",")[2])
 
 
 def test_mode(site_packages):
-    """It works, though the program does not import dnnops; its child processes see it as given."""
+    """The mode works without importing dnnops, and child processes see the flag as it was given."""
     shown = output(site_packages, MODE, PYTENSOR_FLAGS="mode=DNN")
     assert shown.splitlines() == ["DNN DnnMode True", "mode=DNN"]
 
@@ -121,7 +121,7 @@ def test_configuration_file(site_packages, tmp_path, home):
 
 
 def test_configuration_file_without_a_mode(site_packages, tmp_path):
-    """PyTensor does not warn of sections that it does not know; dnnops reads them as before."""
+    """PyTensor does not warn about sections that it does not know; dnnops reads them as before."""
     file = tmp_path / "rc"
     file.write_text("[dnn]\ndeterministic = True\n")
     program = (
@@ -136,7 +136,7 @@ def test_configuration_file_without_a_mode(site_packages, tmp_path):
 
 
 def test_pytensor_is_the_same_to_tools(site_packages):
-    """Looking for it imports nothing, and its source and loader are there afterwards."""
+    """Looking for it imports nothing, and its source and loader can be found afterwards."""
     program = (
         "import sys, inspect, importlib.util\n"
         "spec = importlib.util.find_spec('pytensor')\n"
@@ -152,7 +152,7 @@ def test_pytensor_is_the_same_to_tools(site_packages):
 
 @pytest.mark.parametrize("what", ["nothing of dnnops", "no startup.py", "a broken startup.py"])
 def test_remains_of_an_installation_do_no_harm(site_packages, tmp_path, what):
-    """Python starts without a word, and PyTensor says what it always said."""
+    """Python starts without output, and PyTensor's messages do not change."""
     site = tmp_path / "site-packages"
     site.mkdir()
     (site / startup.PTH_NAME).write_text(startup.PTH)
@@ -178,7 +178,7 @@ def test_remains_of_an_installation_do_no_harm(site_packages, tmp_path, what):
 
 
 def test_hook_that_fails_leaves_pytensor_as_it_was(site_packages):
-    """Here what it loads of dnnops is broken."""
+    """Test with a broken dnnops in its place."""
     program = (
         "import sys\n"
         "type(sys.meta_path[0]).find_spec.__globals__['_modules'] = lambda *names: 1 / 0\n"
@@ -204,7 +204,7 @@ def test_hook_that_fails_leaves_pytensor_as_it_was(site_packages):
     ],
 )
 def test_line_does_nothing_unless_flags_are_set(monkeypatch, tmp_path, environment, concerned):
-    """It then imports nothing, and takes Python less than half a millisecond when it starts."""
+    """Then it imports nothing, and adds less than half a millisecond to Python's start."""
     for name in ("PYTENSOR_FLAGS", "DNNOPS_FLAGS", "PYTENSORRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

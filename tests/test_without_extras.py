@@ -1,6 +1,6 @@
 """Without CuPy and ml_dtypes every module imports, and every graph is built and rewritten.
 
-In processes that can't import them, wherever they are installed.
+The tests run in processes that cannot import them, even if they are installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of passes: it is in order, and PyTensor has no pass of dnnops that it does not list."""
+"""The table of passes is in order, and lists all passes of dnnops in PyTensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENTRIES: Any = optdb
 
 
 def modules(rewriter: Any) -> Iterator[str]:
-    """Where the parts of a rewriter are defined."""
+    """Return where the parts of a rewriter are defined."""
     while rewriter is not None:
         yield type(rewriter).__module__
         yield getattr(rewriter, "__module__", "") or ""

@@ -29,7 +29,7 @@ def compile_quietly(*args: Any, **kwargs: Any) -> Any:
 
 
 def dtypes_of(fn: Any) -> set[str]:
-    """The dtypes that any Op but a cast has to do with."""
+    """Return the dtypes of all operands and results of Ops other than casts."""
     return {
         getattr(x.type, "dtype", "")
         for node in fn.maker.fgraph.apply_nodes
@@ -77,7 +77,7 @@ def test_casts_of_any_strides_and_shapes():
 
 
 def network(dtype: str) -> tuple[list[Any], Any, list[tuple[Any, Any]]]:
-    """A training step of dense layers."""
+    """Return a training step of dense layers."""
     rng = np.random.default_rng(0)
     x, labels = pt.matrix(dtype=dtype), pt.ivector()
     parameters, h = [], x
@@ -138,7 +138,7 @@ def test_elementwise_ops_reductions_and_moves_of_data(mode):
 
 
 def test_numba_says_what_it_has_not():
-    """An Op that stays float16 is an error that names it, not a computation with its bits."""
+    """An Op that stays float16 raises an error with its name and does not misread its operands."""
     rng = pytensor.shared(np.random.default_rng(4))
     x = pt.random.normal(size=(3,), rng=rng, dtype="float16")
     with pytest.raises(DnnTypeError, match="float16, which PyTensor's default Numba linker"):
@@ -147,7 +147,7 @@ def test_numba_says_what_it_has_not():
 
 @MODES
 def test_graphs_within_graphs(mode):
-    """An `OpFromGraph` holds a graph of its own dtypes."""
+    """An `OpFromGraph` contains a graph with its own dtypes."""
     a, b = pt.vector(dtype="float16"), pt.vector(dtype="float16")
     inner = OpFromGraph([a, b], [a * b + 1, pt.tanh(a)])
     x, y = pt.vector(dtype="float16"), pt.vector(dtype="float16")

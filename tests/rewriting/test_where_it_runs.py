@@ -1,4 +1,4 @@
-"""What mode CUDNN moves to the GPU, what DNN leaves, and what excluding cuDNN keeps there."""
+"""What mode CUDNN moves to the GPU, what mode DNN does not, and what stays without cuDNN."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.gpuarray.graphs import ops, rewritten
 
 @pytest.fixture(autouse=True)
 def without_probing():
-    """Rewrite as if cuDNN worked, on machines without a GPU too."""
+    """Rewrite as if cuDNN worked, even on machines without a GPU."""
     with pytensor.config.change_flags(dnn__enabled="no_check"):
         yield
 
@@ -68,7 +68,7 @@ ALONE = {
 
 @pytest.mark.parametrize(("function", "op"), ALONE.values(), ids=ALONE)
 def test_cudnn_moves_all_that_it_can(function, op):
-    """From the host's inputs: transfers are at inputs and outputs alone."""
+    """With inputs on the host, transfers are only at inputs and outputs."""
     x = image(shape=(None, 2, None, None))
     graph = rewritten([x], [function(x)], CudnnMode())
     assert op in ops(graph)
@@ -85,7 +85,7 @@ def test_cudnn_moves_all_that_it_can(function, op):
 
 
 def test_dnn_weighs_the_transfer():
-    """A pooling is no work for a GPU that does not have the image; a convolution is."""
+    """A pooling does not move to the GPU if its image is on the host; a convolution does."""
     x = image()
     assert "GpuDnnPool" not in ops(rewritten([x], [nnet.pool_2d(x, (2, 2), True)], DnnMode()))
     w = image()
@@ -94,7 +94,7 @@ def test_dnn_weighs_the_transfer():
 
 
 def test_half_precision_softmax():
-    """No cast, and no oneDNN."""
+    """There is no cast, and no oneDNN Op."""
     x = pt.matrix(dtype="float16")
     graph = rewritten([x], [pt.special.softmax(x, axis=1)], CudnnMode())
     assert ops(graph) == ["GpuFromHost", "GpuDnnSoftmax", "HostFromGpu"]
@@ -126,7 +126,7 @@ def test_what_needs_no_cudnn_stays_on_the_gpu():
 
 
 def test_excluded_from_mode_cudnn():
-    """With cuDNN excluded everything still moves that can."""
+    """With cuDNN excluded, everything that can still moves."""
     x = image(shape=(None, 2, None, None))
     out = nnet.batch_normalization_train(x, ONES, ONES, "spatial")[0]
     pooled = nnet.pool_2d(out, (2, 2), True)

@@ -1,4 +1,4 @@
-"""C modules of a graph are compiled in parallel, and PyTensor takes them as its own."""
+"""C modules of a graph are compiled in parallel, and PyTensor uses them as its own."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_one_core_compiles_as_pytensor_does(tmp_path):
 
 
 def test_compilation_that_fails_is_left_to_pytensor(tmp_path, monkeypatch):
-    """So that its message is PyTensor's, and a failure of one attempt is none of the second."""
+    """PyTensor then reports the error, and a failed first attempt does not fail the second."""
     attempts = []
 
     def compile_str(**arguments):

@@ -24,7 +24,7 @@ from dnnops.runtime.build import CUDNN, ONEDNN, Recipe, RuntimeLibrary, abi_hash
 from dnnops.runtime.compiling import compile_library
 from dnnops.runtime.prebuilt import levels_of, prebuilt_name
 
-#: Computes with a library that is compiled, whether or not the package brought one.
+#: Computes with a library that is compiled, even if the package contains one.
 PROBE = """
     import numpy as np
     import dnnops.runtime.build
@@ -71,7 +71,7 @@ def test_processes_that_start_at_once_build_one_library(tmp_path):
     made = library.stat().st_mtime_ns
     assert not list(library.parent.glob("building_*"))
 
-    # A warm start compiles nothing: it runs without a compiler that works.
+    # A warm start compiles nothing: it runs without a working compiler.
     process = start(PROBE, tmp_path, flags)
     _, errors = process.communicate()
     assert process.returncode == 0, errors
@@ -126,7 +126,7 @@ SMALL = (
 
 @pytest.fixture
 def small_library(tmp_path, monkeypatch):
-    """Makes a library that compiles fast, as a fresh process would, and counts compilations."""
+    """A library that compiles fast, as in a new process, and counts compilations."""
     built = []
 
     def count(target, *arguments):
@@ -192,7 +192,7 @@ def test_library_that_does_not_load_is_built_once_more(small_library, monkeypatc
 
 
 def as_prebuilt(library: RuntimeLibrary, level: str, path: Path, monkeypatch) -> Path:
-    """Put a library where the package would have brought it."""
+    """Put a library where the package would contain it."""
     directory = path.parents[1] / "lib"
     directory.mkdir()
     target = directory / prebuilt_name(library.name, level, library.source_hash)
@@ -289,7 +289,7 @@ def test_leftovers_of_killed_builds_are_removed(small_library):
 
 
 def test_waits_for_another_process_that_builds(small_library, monkeypatch, capsys):
-    """However long that takes; PyTensor's time limit for its own lock does not matter."""
+    """This takes as long as necessary; PyTensor's time limit for its own lock has no effect."""
     monkeypatch.setattr(build, "_SILENCE", 0.05)
     library = small_library()
     directory = library.recipe.target.parent
@@ -358,7 +358,7 @@ def test_flags_of_the_user_do_not_reach_the_library(monkeypatch):
 
 @pytest.mark.parametrize("mode", ["ONEDNN", None])
 def test_flags_of_pymc(mode):
-    """With them, oneDNN computes as without, and nothing warns."""
+    """With these flags, oneDNN computes the same, and there are no warnings."""
     code = f"""
         import warnings
         warnings.simplefilter("error")
@@ -391,7 +391,7 @@ def test_read_only_compiledir(tmp_path):
 
 
 def test_place_that_cannot_be_written(tmp_path):
-    """As on a full or read-only disk: the directory cannot be made."""
+    """The directory cannot be made, as on a full or read-only disk."""
     code = f"""
         from pathlib import Path
         from pytensor import config
@@ -429,7 +429,7 @@ def test_source_hash_covers_every_source():
 
 
 def test_modules_depend_on_the_interface_alone(monkeypatch):
-    """A changed source makes a new library, and no new C module of an Op."""
+    """A changed source makes a new library, but no new C module of an Op."""
     from dnnops.cpu.conv import OneDnnConv
 
     op = OneDnnConv(2)

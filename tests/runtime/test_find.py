@@ -1,4 +1,4 @@
-"""Finding libraries: wheels, flags, what is missing and what the message says."""
+"""Finding libraries: wheels, flags, missing libraries and the messages about them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dnnops.runtime import find
 
 @pytest.fixture
 def fresh_search():
-    """Forget what was found, before and after."""
+    """Forget the search results before and after each test."""
     searches = (find.find_onednn, find._find_cudnn, find.find_cuda)
     for search in searches:
         search.cache_clear()
@@ -40,7 +40,7 @@ def test_missing_onednn_names_the_packages(monkeypatch):
 
 
 def install(site_packages: Path, distribution: str, files: dict[str, str]) -> None:
-    """Write an installed wheel: its metadata, and files relative to where packages are."""
+    """Write an installed wheel: its metadata, and files relative to the packages."""
     record = []
     for name, text in files.items():
         path = site_packages / name
@@ -53,7 +53,7 @@ def install(site_packages: Path, distribution: str, files: dict[str, str]) -> No
     (info / "RECORD").write_text("\n".join(record))
 
 
-#: Where a wheel's lib and include are, relative to the packages.
+#: The folders lib and include of each wheel, relative to the packages.
 LAYOUTS = {
     "prefix": ("../../", "../../../"),
     "target": ("lib/", ""),
@@ -64,7 +64,7 @@ LAYOUTS = {
 @pytest.mark.usefixtures("fresh_search")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_onednn_is_where_its_wheel_says(layout, tmp_path, monkeypatch):
-    """Another prefix than the interpreter's, each wheel with one of its own, moved afterwards."""
+    """Use a prefix other than the interpreter's, with each wheel in its own, moved afterwards."""
     monkeypatch.setattr(find, "_roots", lambda variables: iter(()))
     lib, include = LAYOUTS[layout]
     header = "".join(
@@ -93,7 +93,7 @@ def test_onednn_is_where_its_wheel_says(layout, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("fresh_search")
 def test_a_wheel_without_its_library_is_told(tmp_path, monkeypatch):
-    """As pip leaves it with --target."""
+    """Create the files that pip installs with --target."""
     monkeypatch.setattr(find, "_roots", lambda variables: iter(()))
     install(tmp_path, "onednn-cpu-gomp", {"../libdnnl.so.3": ""})
     (tmp_path.parent / "libdnnl.so.3").unlink()
@@ -115,7 +115,7 @@ def install_cudnn(root: Path, lib: str, *version: int) -> None:
 
 @pytest.mark.usefixtures("fresh_search")
 def test_cudnn_is_found_on_the_path(tmp_path, monkeypatch):
-    """As ``pip --target`` leaves its wheel, with ``PYTHONPATH``."""
+    """Install cuDNN's wheel as ``pip --target`` does, with ``PYTHONPATH``."""
     install_cudnn(tmp_path / "nvidia" / "cudnn", "lib", 9, 99, 0)
     monkeypatch.syspath_prepend(tmp_path)
     library = find.find_cudnn()

@@ -1,4 +1,4 @@
-"""No parallel region of the C++ code may throw: what leaves a thread ends the process."""
+"""No parallel region of the C++ code may throw: an exception in a thread ends the process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from dnnops.runtime.build import c_code_dir
 
-#: What allocates or fails, and so throws.
+#: Calls that allocate or fail, and may therefore throw.
 THROWS = re.compile(
     r"\bstd::(?:vector|string|map|deque|make_unique|make_shared|function)\b|\bnew\b"
     r"|\.(?:resize|reserve|push_back|emplace_back|assign)\(|\b(?:thread_scratch|fail)\("
@@ -17,12 +17,12 @@ THROWS = re.compile(
 )
 #: Functions that call their argument in several threads.
 IN_THREADS = re.compile(r"\b(?:by_pieces|for_images|share)\(")
-#: Catches what is thrown in it.
+#: Catches exceptions in its argument.
 CATCHES = re.compile(r"\bfailures\.run\(|\btry\s*(?=\{)")
 
 
 def closing(text: str, at: int) -> int:
-    """The place after the bracket that closes the one at a place."""
+    """Return the position after the bracket that closes the one at a position."""
     pairs = {"(": ")", "{": "}", "[": "]"}
     waiting = []
     for i in range(at, len(text)):
@@ -36,7 +36,7 @@ def closing(text: str, at: int) -> int:
 
 
 def statement(text: str, at: int) -> str:
-    """The statement that begins at a place: a block, or all up to the end of a loop's body."""
+    """Return the statement at a position: a block, or everything up to the end of a loop's body."""
     i = at
     while i < len(text):
         if text[i] == "{":
@@ -51,7 +51,7 @@ def statement(text: str, at: int) -> str:
 
 
 def regions(text: str) -> list[str]:
-    """What is run in several threads: parallel regions, and arguments of what has one."""
+    """Return the code that runs in several threads: parallel regions and arguments."""
     text = re.sub(r"//[^\n]*", "", text)
     text = re.sub(r"\bstd::vector<[^;()]*> \w+;", "", text)  # an empty one allocates nothing
     found = [
@@ -65,7 +65,7 @@ def regions(text: str) -> list[str]:
 
 
 def throwing(text: str) -> list[str]:
-    """What throws in a region, but for what is caught there."""
+    """Return the calls in a region that may throw outside of a catch."""
     words = []
     for region in regions(text):
         rest = region

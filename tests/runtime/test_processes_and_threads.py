@@ -17,7 +17,7 @@ import pytest
 from dnnops.nnet import conv2d
 from tests.linkers import LINKERS
 
-#: A process of its own: what is tested would take the test run with it.
+#: Runs in a separate process, because a failure would end the test run.
 PRELUDE = """
 import multiprocessing, sys, threading
 import numpy as np, pytensor, pytensor.tensor as pt, dnnops
@@ -122,7 +122,7 @@ def test_two_threads_in_one_function_do_not_crash(mode):
 
 
 def test_copies_of_one_function_run_in_threads():
-    """What the documentation tells users to do, because one function is for one thread."""
+    """Follow the documentation's advice, because a function may be used by only one thread."""
     page = Path(__file__).parents[2] / "docs" / "graphs.rst"
     if page.exists():  # not in an installed package
         text = " ".join(page.read_text().split())

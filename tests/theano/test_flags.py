@@ -56,7 +56,7 @@ def test_environment_is_handed_to_pytensor(monkeypatch: pytest.MonkeyPatch, tmp_
     with pytest.warns(UserWarning, match=r"no effect.*: lib\.cnmem\Z") as caught:
         flags.adopt_environment()
     assert len(caught) == 1
-    # The environment counts more than the file, PyTensor's variable more than both.
+    # The environment takes precedence over the file, and PyTensor's variable over both.
     assert parse_config_string(os.environ["PYTENSOR_FLAGS"]) == {
         "floatX": "float32",
         "linker": "vm",
@@ -150,7 +150,7 @@ def test_device_keeps_its_spelling(theano: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_flags_of_warnings_are_off(theano: Any):
-    """Theano warned of bugs of its own past."""
+    """Theano warned about bugs of its earlier releases."""
     assert theano.config.warn.sum_div_dimshuffle_bug is False
     assert theano.config.conv.assert_shape is False
     with warnings.catch_warnings():

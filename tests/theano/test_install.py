@@ -1,4 +1,4 @@
-"""Where ``import theano`` leads, and that nothing else changes."""
+"""What ``import theano`` imports, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_missing_name_says_what_to_use(theano: Any):
 
 
 def test_advice_names_what_is_missing(theano: Any):
-    """Advice for a name that is there would never be read."""
+    """Advice for an existing name would never be shown."""
     for name in ADVICE:
         modules = (
             [name.rpartition(".")[0]] if "." in name else ["theano.tensor", "theano.tensor.nnet"]
@@ -143,7 +143,7 @@ def test_advice_names_what_is_missing(theano: Any):
 
 
 def test_shared_variables_and_constants_are_no_tensor_variables(theano: Any):
-    """Lasagne tells by it whether an initial state is an expression or a parameter."""
+    """Lasagne uses it to tell whether an initial state is an expression or a parameter."""
     tt = theano.tensor
     assert isinstance(tt.matrix(), tt.TensorVariable)
     assert isinstance(tt.matrix() + 1, tt.TensorVariable)

@@ -1,7 +1,7 @@
 """Lasagne 0.1, unchanged: its tests, and its example of MNIST.
 
-The tests run without C code, which compiling would take most of the time for; the example runs
-as a user would run it.
+The tests run without C code, because compiling would take most of the time. The example runs as a
+user would run it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tests.needs import LASAGNE
 pytestmark = [pytest.mark.needs("Lasagne"), pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-#: Tests that fail, and why. None does.
+#: Tests that fail, and why; there are none.
 FAILURES: dict[str, str] = {}
-#: Tests that pass on a machine without a GPU, at least.
+#: Least number of tests that pass on a machine without a GPU.
 PASSED = 485
-#: Why Lasagne skips tests: they are of layers that need a GPU, or cuda-convnet.
+#: Lasagne's reasons to skip tests: layers that need a GPU, or cuda-convnet.
 SKIPPED = (
     r"(lasagne\.layers\.)?(cuda_convnet|corrmm|dnn|cuDNN) not available|got empty parameter set"
 )

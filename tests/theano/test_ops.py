@@ -1,4 +1,4 @@
-"""Theano's classes of Ops: what they make, and what `isinstance` finds in a graph."""
+"""Theano's Op classes: the nodes that they make, and `isinstance` checks in a graph."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_convolutions(theano: Any):
 
 @pytest.mark.parametrize("border_mode", ["valid", "full", (1, 2)])
 def test_gradients_without_a_shape(theano: Any, border_mode: Any):
-    """The operands tell it where there is no stride."""
+    """The operands determine it if there is no stride."""
     from theano.tensor.nnet import corr
 
     x, w = theano.tensor.dtensor4(), theano.tensor.dtensor4()

@@ -1,4 +1,4 @@
-"""Programs in the style of Theano's users, run as they would have written them."""
+"""Programs in the style of Theano's users, run unchanged."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ def run(data: dict[str, Any], theano: Any) -> Callable[[str], dict[str, Any]]:
     ],
 )
 def test_script(run: Callable[[str], dict[str, Any]], script: str, accuracy: float):
-    """It learns, without a warning, although it has been given as it was written."""
+    """The program learns without a warning, although it was not changed."""
     assert run(script)["accuracy"] > accuracy
 
 

@@ -1,4 +1,4 @@
-"""Functions whose arguments or names are Theano's."""
+"""Functions with Theano's arguments or names."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_functions(theano: Any):
 
 
 def test_older_convolutions_and_pools(theano: Any):
-    """The same results as those of `dnnops.nnet`, whose own tests have an oracle."""
+    """Results equal those of `dnnops.nnet`, whose own tests have an oracle."""
     rng = np.random.default_rng(1)
     tt = theano.tensor
     images, filters = rng.normal(size=(2, 3, 7, 6)), rng.normal(size=(4, 3, 3, 2))
@@ -173,7 +173,7 @@ def test_devices_functions_build_graphs(theano: Any):
 
 @pytest.mark.parametrize("kind", [dict, list])
 def test_an_update_may_have_size_one(theano: Any, kind: Any):
-    """Types of PyTensor know of sizes that Theano's did not."""
+    """PyTensor's types have static sizes, which Theano's did not."""
     kept = theano.shared(np.zeros((2, 2)), "kept")
     row = theano.tensor.ones((3, 1))
     f = theano.function([], [], updates=kind([(kept, row)]) if kind is list else {kept: row})

@@ -1,4 +1,4 @@
-"""What each Op of `dnnops.nnet` ends as on the CPU, in every dtype: nothing is left to NumPy."""
+"""The Op that computes each Op of `dnnops.nnet` on the CPU, in every dtype: never NumPy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dnnops.cpu.base import OneDnnOp
 from dnnops.cpu.half_cast import OneDnnHalfCast
 
 DTYPES = ("float16", "float32", "float64")
-#: Compiles nothing: only the rewrites matter here.
+#: Compiles nothing, because only the rewrites matter here.
 REWRITTEN = Mode(linker="py", optimizer="fast_run")
 
 
@@ -24,7 +24,7 @@ def tensors(dtype: str, *ndims: int) -> list[Any]:
 
 
 def with_gradients(inputs: list[Any], *outputs: Any) -> tuple[list[Any], list[Any]]:
-    """Outputs and their gradients with respect to all float inputs."""
+    """Return outputs and their gradients with respect to all float inputs."""
     floats = [x for x in inputs if x.type.dtype.startswith("float")]
     total: Any = sum((y.astype("float64") ** 2).sum() for y in outputs)
     gradients = pytensor.grad(total, floats, disconnected_inputs="ignore")
@@ -112,7 +112,7 @@ def lstm(dtype: str) -> Any:
     return with_gradients([x, h, c, w], *outputs)
 
 
-#: What each graph has of Ops with loops of their own.
+#: Ops with their own loops in each graph.
 FAMILIES: dict[Any, set[str]] = {
     conv: {"OneDnnConv", "OneDnnConvGradInputs", "OneDnnConvGradWeights"},
     max_pool: {"OneDnnPool", "OneDnnMaxPoolGrad", "OneDnnMaxPoolGradGrad"},
@@ -167,7 +167,7 @@ def _is_half(x: Any) -> bool:
 
 
 def test_every_abstract_op_is_listed():
-    """An Op that is new in the table of substitutes has to be in a graph above."""
+    """Each Op in the table of replacements must be in a graph above."""
     from dnnops.rewriting.cpu.ops import _kinds
 
     listed = set().union(*FAMILIES.values())

@@ -1,4 +1,4 @@
-"""What Theano merged, fused and computed in place: convolutions on cuDNN, and softmax."""
+"""Fusions and in-place Ops as in Theano: convolutions on cuDNN, and softmax."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODE = CudnnMode()
 
 @pytest.fixture(autouse=True)
 def without_probing():
-    """Rewrite as if cuDNN worked, on machines without a GPU too."""
+    """Rewrite as if cuDNN worked, even on machines without a GPU."""
     with pytensor.config.change_flags(dnn__enabled="no_check"):
         yield
 
@@ -54,7 +54,7 @@ RATE = np.array(0.3, "float32")
     ],
 )
 def test_factors_of_sums(form, alpha, beta):
-    """One convolution, which scales itself and what it adds to."""
+    """A single convolution scales its result and its addend."""
     for make, first, second in (
         (nnet.conv2d, X, W),
         (
@@ -85,7 +85,7 @@ def test_factors_of_sums(form, alpha, beta):
 
 
 def _computed(graph, values):
-    """The value of a graph whose only device Ops are convolutions."""
+    """Return the value of a graph whose only device Ops are convolutions."""
     hosts = on_host(list(graph.outputs))
     return pytensor.function(
         list(graph.inputs), hosts, mode=PERFORM_MODE, on_unused_input="ignore"
@@ -93,7 +93,7 @@ def _computed(graph, values):
 
 
 def test_a_sum_with_other_uses_stays():
-    """Merged, the sum would be computed twice."""
+    """If it were merged, the sum would be computed twice."""
     x, w, out = (pt.tensor4(dtype="float32") for _ in range(3))
     total = nnet.conv2d(x, w) + out
     graph = rewritten([x, w, out], [total * np.float32(3), total.sum(axis=1)], MODE)
@@ -104,7 +104,7 @@ def test_a_sum_with_other_uses_stays():
 
 @pytest.mark.parametrize("algo", ["accurate", "fast"])
 def test_logarithm_of_a_softmax(algo):
-    """Also of what has become zero: the logarithm and its gradient are finite."""
+    """Also if it underflows to zero: the logarithm and its gradient are finite."""
     x = GpuArrayType("float64", (None,) * 4)()
     out = pt.log(dnn.GpuDnnSoftmax(algo, "channel")(x))
     weights = np.arange(24.0).reshape(2, 3, 2, 2)

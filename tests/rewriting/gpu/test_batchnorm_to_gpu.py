@@ -1,4 +1,4 @@
-"""Batch normalizations that are written out, in graphs that move to a GPU: without one."""
+"""Expressions of batch normalization in graphs that move to a GPU; needs no GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DTYPES = ("float16", "float32", "float64")
 
 @pytest.fixture(autouse=True)
 def without_probing():
-    """Rewrite as if cuDNN worked, on machines without a GPU too."""
+    """Rewrite as if cuDNN worked, even on machines without a GPU."""
     with pytensor.config.change_flags(dnn__enabled="no_check", floatX="float32"):
         yield
 
@@ -42,7 +42,7 @@ def written_out(x: Any, axes: tuple[int, ...], gamma: Any = None, beta: Any = No
 
 
 def with_gradients(x: Any, top: Any, axes: tuple[int, ...]) -> tuple[list[Any], list[Any]]:
-    """Parameters of a normalization of `x`; its output and gradients."""
+    """Return parameters of a normalization of `x`, its output and gradients."""
     dtype, ndim = x.type.dtype, x.type.ndim
     shape = [1 if i in axes else None for i in range(ndim)]
     gamma, beta = (pt.tensor(dtype=dtype, shape=shape) for _ in range(2))
@@ -88,7 +88,7 @@ def test_forms(written, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values(dtype):
-    """What is put in the graph, in NumPy, is what was written out, in float64."""
+    """The inserted Ops compute the same as the expression, in NumPy and in float64."""
 
     class Recognize(RecognizeGpuBatchNorm):
         def _selection(self, fgraph, order):
@@ -115,7 +115,7 @@ def test_values(dtype):
 
 
 def test_a_network():
-    """What comes from a convolution of the host's arrays is on the device."""
+    """A convolution of host arrays leaves its result on the device."""
     x, w, v = (pt.tensor(dtype="float32", shape=(None,) * 4) for _ in range(3))
     gamma, beta = (pt.tensor(dtype="float32", shape=(1, None, 1, 1)) for _ in range(2))
     y = nnet.relu(written_out(nnet.conv2d(x, w), SPATIAL, gamma, beta))
@@ -148,7 +148,7 @@ def wider_epsilon(x):
 
 
 def given_statistics(x):
-    """It is elementwise, and is fused with what is around it."""
+    """It is elementwise, and is fused with its neighbors."""
     parameters = [pt.constant(np.full(3, n, "float32")) for n in (1, 2, 3, 4)]
     return nnet.relu(divided(x, *parameters))
 

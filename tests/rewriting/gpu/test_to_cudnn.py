@@ -1,4 +1,4 @@
-"""Graphs on cuDNN: which nodes they get, without a GPU; what they compute, with one."""
+"""Graphs on cuDNN: their nodes, without a GPU, and their results with one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GPU_MODE = get_mode("CVM").including("gpu")
 
 @pytest.fixture(autouse=True)
 def without_probing():
-    """Rewrite as if cuDNN worked, on machines without a GPU too."""
+    """Rewrite as if cuDNN worked, even on machines without a GPU."""
     with pytensor.config.change_flags(dnn__enabled="no_check", floatX="float32"):
         yield
 
@@ -184,7 +184,7 @@ def test_softmax_axes():
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("fn", [pt.special.softmax, pt.special.log_softmax])
 def test_softmax_axes_that_are_not_neighbors_are_moved_on_the_device(fn, dtype):
-    """As on the CPU: two reductions and two elementwise kernels read the array more often."""
+    """As on the CPU: two reductions and two elementwise kernels would read the array more often."""
     x, g = (GpuArrayType(dtype, (None,) * 4)() for _ in range(2))
     out = fn(x, axis=(0, 2))
     grad = pytensor.grad((out * g).sum(), x)
@@ -219,7 +219,7 @@ def test_softmax_axes_that_are_not_neighbors(fn):
         for number, (result, reference) in enumerate(zip(found, expected, strict=True)):
             result = np.asarray(result) if isinstance(result, np.ndarray) else result.get()
             distance = np.linalg.norm(result - reference)
-            # A gradient may be the difference of equal numbers: then nothing is left of it.
+            # A gradient may be the difference of equal numbers, of which nothing is left.
             scale = max(np.linalg.norm(reference), 0.1 * np.linalg.norm(top))
             assert distance <= 1e-5 * scale, (fn.__name__, shape, number, distance, scale)
 
@@ -377,7 +377,7 @@ def test_ctc(dtype):
 
 
 def test_what_is_not_worth_a_transfer():
-    """Like pooling: operands on the host stay there, and what needs them is computed there."""
+    """As for pooling, operands on the host stay there, with everything that needs them."""
     (x,), theta = tensors(1), pt.tensor(dtype="float32", shape=(None, 2, 3))
     activations, labels, lengths = pt.ftensor3(), pt.imatrix(), pt.ivector()
     inputs = [x, theta, activations, labels, lengths]

@@ -1,4 +1,4 @@
-"""What a user is told who gives device variables to a linker that can't run them."""
+"""Errors for device variables with a linker that cannot run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rewrite to the GPU: what moves, what stays, which transfers are left."""
+"""The rewrite to the GPU: which Ops move, which stay, and which transfers remain."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def transfers(graph):
 
 @pytest.fixture
 def registry():
-    """Let a test register lifters of its own."""
+    """Let a test register its own lifters."""
     before = {op_class: list(entries) for op_class, entries in lifters.registry.items()}
     yield
     lifters.registry.clear()
@@ -46,7 +46,7 @@ def registry():
 
 
 class Stand(MirrorOp):
-    """Stands in graphs for the cuDNN Op of an abstract one; never runs."""
+    """A substitute in graphs for the cuDNN Op of an abstract one; never runs."""
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_one_transfer_per_variable():
     w, v, x = on_gpu(None, None), on_gpu(None, None), pt.fmatrix()
     graph = rewritten([w, v, x], [(w @ x).sum(), (v @ x).sum(), x + 1])
     assert Counter(transfers(graph)) == {"GpuFromHost": 1, "HostFromGpu": 2}
-    # What needs only the host's operand stays.
+    # An Op that needs only the host's operand stays there.
     assert sum(isinstance(node.op, Elemwise) for node in graph.apply_nodes) == 1
 
 
@@ -112,7 +112,7 @@ def test_transfers_there_and_back_vanish():
     assert not transfers(rewritten([x], [back + 1]))
     there = pt.as_tensor_variable(w).transfer("cuda")
     assert not transfers(rewritten([w], [there]))
-    # Also early, so that the host's rewrites see one expression.
+    # This happens early, so that the host's rewrites see one expression.
     assert not transfers(rewritten([x], [back + 1], HOST_MODE))
 
 
@@ -145,7 +145,7 @@ ACTIVATIONS = pytest.mark.parametrize(
 
 @ACTIVATIONS
 def test_activations_are_fused_with_their_neighbors(mode, dtype):
-    """One kernel forward, and one more for the gradient."""
+    """There is one kernel forward, and one more for the gradient."""
     for most, graph in enumerate(fused_activation(mode, dtype), 1):
         assert ops(graph) == ["GpuElemwise"] * len(graph.apply_nodes)
         assert len(graph.apply_nodes) <= most
@@ -196,7 +196,7 @@ def test_shapes_are_read_without_a_transfer():
 
 
 def test_what_feeds_the_device_is_made_there():
-    """Bytes go to the device, and are converted there; but two arrays aren't moved for a sum."""
+    """Bytes are converted on the device, but two arrays are not moved just for a sum."""
     image, w = pt.tensor3(dtype="uint8"), on_gpu(None, None, None)
     scaled = image.astype("float32") / np.float32(255)
     graph = rewritten([image, w], [(scaled * w).transfer("cuda")])
@@ -431,7 +431,7 @@ def network(shared_variable, stable, seed=0):
 
 
 def value_of(variable):
-    """Give the value of a shared variable, or of a variable that pretends to be one."""
+    """Return the value of a shared variable, or of a variable that imitates one."""
     return variable.get_value() if hasattr(variable, "get_value") else variable.tag.value
 
 
@@ -443,7 +443,7 @@ def pretend_shared(value, name):
 
 @pytest.mark.parametrize("stable", [True, False])
 def test_training_moves_as_a_whole(heavy_ops, stable):
-    """In: the labels. Out: loss and accuracy. All else stays on the device."""
+    """Labels go in, loss and accuracy come out, and everything else stays on the device."""
     variables, inputs, outputs, updates = network(pretend_shared, stable)
     updates = [new if new.type == old.type else old.type.filter_variable(new)
                for old, new in updates]  # fmt: skip
@@ -452,7 +452,7 @@ def test_training_moves_as_a_whole(heavy_ops, stable):
     assert [name for op, name in moves if op is GpuFromHost] == ["labels"]
     assert [op for op, _ in moves].count(HostFromGpu) == 2
     assert not [op for op, _ in moves if op is GpuToGpu]
-    # Of float arithmetic, only that of the learning rate is the host's.
+    # The only float arithmetic on the host is that of the learning rate.
     for node in graph.apply_nodes:
         if isinstance(node.op, Elemwise):
             floats = [x for x in node.inputs if x.type.dtype.startswith("float")]

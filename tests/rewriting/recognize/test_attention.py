@@ -1,4 +1,4 @@
-"""Attention in graphs for a GPU: which nodes it gets, without one."""
+"""Attention in graphs for a GPU, without one: which nodes it becomes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_on_cudnn(dtype, depth, mask):
     mask = ("float16" if dtype == "float16" else "float32") if mask == "same" else mask
     fgraph = attention(dtype, depth, mask=mask)
     assert names(fgraph) >= {"GpuDnnAttention", "GpuDnnAttentionGrad"}
-    # The lengths and the mask alone; nothing is computed in another dtype.
+    # Only the lengths and the mask; nothing is computed in another dtype.
     assert transfers(fgraph) == (1 + (mask is not None), 0)
     casts = {"GpuCast"} if mask == "float32" else set()
     assert names(fgraph) == {"GpuDnnAttention", "GpuDnnAttentionGrad", "GpuFromHost"} | casts
@@ -81,7 +81,7 @@ def test_statistics_only_for_gradients(dtype):
     "mode", ["CVM", "FAST_COMPILE", GPU_MODE], ids=["CVM", "FAST_COMPILE", "GPU"]
 )
 def test_statistics_of_ops_made_explicitly(dtype, mode):
-    """In any mode; they stay where they are asked for, or a gradient needs them."""
+    """This holds in any mode; requested statistics and those that a gradient needs stay."""
     mode = pytensor.compile.get_mode(mode)
     operands = [GpuArrayType(dtype, (2, 4, 6, 8))() for _ in range(3)]
     for with_stats in (True, False):
@@ -94,7 +94,7 @@ def test_statistics_of_ops_made_explicitly(dtype, mode):
 
 
 def test_statistics_that_are_merged():
-    """Two nodes of one Op, of which one needs the statistics, are one."""
+    """Two nodes of the same Op, one of which needs the statistics, are merged."""
     operands = [GpuArrayType("float16", (2, 4, 6, 8))() for _ in range(3)]
     first, second = (GpuDnnAttention().make_node(*operands).outputs for _ in range(2))
     (node,) = rewritten(operands, [first[0], *second]).apply_nodes
@@ -125,7 +125,7 @@ def test_otherwise_products_on_the_device(dtype, depth, mode, mask):
     moved, back = transfers(fgraph)
     assert back == 0
     assert moved == 1 + (mask is not None)
-    # What stays on the host are numbers, and the lengths.
+    # Only numbers and the lengths stay on the host.
     for node in fgraph.apply_nodes:
         if not type(node.op).__name__.startswith("Gpu"):
             arrays = [x for x in node.outputs if getattr(x.type, "ndim", 0) > 1]

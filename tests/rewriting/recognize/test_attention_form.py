@@ -1,4 +1,4 @@
-"""Attention that is written out: what is recognized, what is not, and that it stays the same."""
+"""Expressions of attention: which are recognized, and that results stay the same."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_on_the_cpu(form, masked, by):
 
 
 def heads_first(x):
-    """Put (batch, steps, heads, depth) as (batch, heads, steps, depth)."""
+    """Transpose (batch, steps, heads, depth) to (batch, heads, steps, depth)."""
     return x.transpose(0, 2, 1, 3)
 
 
@@ -83,7 +83,7 @@ def scaled(x):
 
 
 def of_heads(q, k, v, scores=scaled):
-    """Attention of arrays with the heads behind the steps, as its result has them."""
+    """Compute attention of arrays with heads after steps, as in the result."""
     products = heads_first(q) @ heads_first(k).swapaxes(2, 3)
     return heads_first(pt.special.softmax(scores(products), axis=3) @ heads_first(v))
 
@@ -93,7 +93,7 @@ def plainly(q, k, v, scores=scaled):
 
 
 def projected(x, wq, wk, wv):
-    """Heads that are projected in one product, and put together after it."""
+    """Project all heads in one product, and merge them afterwards."""
     shape = (x.shape[0], x.shape[1], 2, 4)
     return of_heads(*((x @ w).reshape(shape) for w in (wq, wk, wv))).reshape(x.shape)
 
@@ -172,7 +172,7 @@ LARGER_FORMS = {
 
 
 def larger_form(form: str, size_known: bool = False) -> tuple[dict, list]:
-    """The operands of a form, and the result with its gradients."""
+    """Return the operands of a form, and the result with its gradients."""
     make, shapes = LARGER_FORMS[form]
     operands = {
         name: pt.tensor(
@@ -188,7 +188,7 @@ def larger_form(form: str, size_known: bool = False) -> tuple[dict, list]:
 
 
 def is_whole(form: str, found: set[str]) -> bool:
-    """Whether nothing of what was written out is left beside the Ops."""
+    """Return whether nothing of the expression is left besides the Ops."""
     gone = ["Softmax"] if "product" in form or form == "projected" else ["Softmax", "Batched"]
     return found >= {"OneDnnAttention", "OneDnnAttentionGrad"} and not any(
         word in name for name in found for word in gone

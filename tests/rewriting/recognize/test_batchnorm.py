@@ -1,4 +1,4 @@
-"""Batch normalizations that are written out: that they are recognized, and that results stay."""
+"""Expressions of batch normalization are recognized, and results stay the same."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_gradients_taken_apart_and_for_two_losses():
 
 
 def test_a_residual_around_it():
-    """The gradient by `x` has terms of other origin, before, between and after."""
+    """The gradient with respect to `x` has other terms before, between and after."""
     x, top = images(2)
     gamma, beta = tensor(1), tensor(1)
     for out in (
@@ -165,7 +165,7 @@ def test_parameters_that_depend_on_the_input():
 
 
 def test_a_scale_that_is_the_mean_itself():
-    """With it the Op would need its own result."""
+    """With this term, the Op would need its own result."""
     x = tensor(4)
     mean, var = moments(x)
     function = check([x], (x - mean) / pt.sqrt(var + 1e-4) * mean + var, {TRAIN: 1})

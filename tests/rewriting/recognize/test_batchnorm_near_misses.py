@@ -159,9 +159,9 @@ def test_parts_with_other_uses():
     centered = x - mean
     out = centered / pt.sqrt(var + 1e-4) * spread(gamma) + spread(beta)
     check([x, gamma, beta], [out, pt.tanh(centered)], {})
-    # A loss that has the statistics in it: the gradient is another one.
+    # A loss that contains the statistics has a different gradient.
     loss = pt.sqr(out).sum() + pt.sqr(var).sum()
     check([x, gamma, beta], [out, pytensor.grad(loss, x)], {}, 1e-4)
-    # A derivative of the gradient has its parts in it.
+    # A derivative of the gradient contains its parts.
     grad = pytensor.grad(pt.sqr(out).sum() + (out**3).sum(), x)
     check([x, gamma, beta], [out, pytensor.grad(pt.sqr(grad).sum(), x)], {}, 1e-3)

@@ -1,4 +1,4 @@
-"""Cross-entropies of ``log(softmax(x)[...])``, whose gradients are quotients: all are fused."""
+"""Cross-entropies of ``log(softmax(x)[...])``, with gradients that are quotients, are fused."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ FORMS = [mean_of_negatives, weighted, weighted_mean, quotient, positive]
 
 
 def picked(x, rows, labels, is_column: bool = False):
-    """What `x` has at labels, by indexing or by ``take_along_axis``."""
+    """Return the entries of `x` at labels, by indexing or by ``take_along_axis``."""
     if is_column:
         return pt.take_along_axis(x, labels[:, None], axis=1)
     return x[rows, labels]
 
 
 def left(found: set[str]) -> set[str]:
-    """Parts of what is written out among names of Ops."""
+    """Return the Ops that show an expression was not fused."""
     return {name for name in found if "oftmax" in name or "Advanced" in name}
 
 
@@ -91,7 +91,7 @@ def test_on_a_gpu(form, dtype):
 
 
 def test_a_divisor_at_other_labels():
-    """A quotient by something else is no gradient of the logarithm."""
+    """A quotient by something else is not a gradient of the logarithm."""
     x, labels, others = pt.fmatrix(), pt.lvector(), pt.lvector()
     probabilities = softmax(x, axis=1)
     rows = pt.arange(labels.shape[0])

@@ -1,4 +1,4 @@
-"""Tests of the gradients of products with stacked matrices: one product, the same numbers."""
+"""Gradients of products with stacked matrices become one product with the same numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BATCHES: tuple[tuple[int | None, ...], ...] = ((None,), (4, 3), (None, 1, None))
 
 
 def products_that_are_summed(fgraph: FunctionGraph) -> list[Apply]:
-    """Products of stacked matrices, and sums of more than a matrix."""
+    """Return products of stacked matrices, and sums of more than a matrix."""
     products, sums = BatchedDot | GpuBatchedDot, Sum | GpuCAReduce
     return [
         node
@@ -54,7 +54,7 @@ def arrays(batch: tuple[int | None, ...], dtype: str = "float32", empty: bool = 
 @pytest.mark.parametrize("mode", ["DNN", "NUMBA", pytest.param("CUDNN", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_gradient_is_one_product(mode: str, dtype: str):
-    """Of any batch axes; where there are no rows it is zeros."""
+    """Any batch axes are supported; without rows, the result is zeros."""
     variables = [operands(batch, dtype) for batch in BATCHES]
     logits = pt.matrix("logits", dtype=dtype)
     # The softmax makes a neural network of it, for modes that aren't dnnops' own.

@@ -1,4 +1,4 @@
-"""Norms on the GPU: recognized without one, computed with one."""
+"""Norms on the GPU: recognized without a GPU, computed with one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of ``pt.maximum(x, 0)`` as relu: the same numbers, and none of what is slow in C."""
+"""Tests of ``pt.maximum(x, 0)`` as relu: the same numbers, without Ops that are slow in C."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dnnops.gpuarray.elemwise import GpuElemwise
 from tests.gpuarray.graphs import rewritten
 from tests.oracle import PERFORM_MODE
 
-#: What a maximum may be asked about: ties, both zeros, infinities, NaN, and no number in between.
+#: Special operands of a maximum: ties, both zeros, infinities, NaN.
 SPECIAL = np.array(
     [[0.0, -0.0, 1.5, -1.5, np.inf, -np.inf], [np.nan, 1e-45, -1e-45, 3e38, -3e38, -np.nan]],
     dtype="float32",
@@ -38,7 +38,7 @@ FORMS: dict[str, Callable] = {
 
 
 def scalar_ops(nodes: Iterable[Apply]) -> set[type]:
-    """The kinds of scalar Ops in elementwise nodes, fused ones included."""
+    """Return the kinds of scalar Ops in elementwise nodes, including fused ones."""
     found: set[type] = set()
     for node in nodes:
         scalar_op = getattr(node.op, "scalar_op", None)
@@ -60,12 +60,12 @@ def outputs_and_gradients(inputs: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("mode", ["DNN", "NUMBA", pytest.param("CUDNN", marks=pytest.mark.gpu)])
 def test_every_form_gives_what_it_gives_as_written(mode: str):
-    """NaN where PyTensor's own is NaN, and its slopes at ties. Zeros may differ in sign."""
+    """Results are NaN where PyTensor's are, with its slopes at ties. Zeros may differ in sign."""
     inputs = [pt.fmatrix("x"), pt.fmatrix("slope")]
     outputs = outputs_and_gradients(inputs)
     special = SPECIAL
     if mode == "CUDNN":
-        # CuPy compiles kernels that take subnormal numbers for zeros.
+        # CuPy compiles kernels that treat subnormal numbers as zero.
         special = np.where(abs(SPECIAL) < np.finfo("float32").tiny, np.float32(0), SPECIAL)
     written = pytensor.function(inputs, outputs, mode=PERFORM_MODE)(special, SLOPES)
     # Other modes than DNN recognize relu beside Ops of dnnops.
@@ -78,7 +78,7 @@ def test_every_form_gives_what_it_gives_as_written(mode: str):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_maximum_with_zero_is_relu(dtype: str):
-    """Neither the maximum nor its comparison is left, each with a loop that isn't vectorized."""
+    """The maximum and its comparison, whose loops are not vectorized, do not remain."""
     x = pt.matrix("x", dtype=dtype)
     y = pt.maximum(x, 0)
     f = pytensor.function([x], [y, pytensor.grad(y.sum(), x)], mode="DNN")
@@ -117,7 +117,7 @@ def test_modes_of_pytensor_recognize_it_beside_ops_of_dnnops_only():
 
 @pytest.mark.parametrize("x", [pt.imatrix("x"), pt.fmatrix("x")])
 def test_other_maxima_stay(x: Any):
-    """Of integers, with another number, of three operands."""
+    """A maximum of integers, with another number, or of three operands."""
     other = 0 if x.type.dtype == "int32" else 1
     f = pytensor.function([x], [pt.maximum(x, other)], mode="DNN")
     assert Maximum in scalar_ops(f.maker.fgraph.apply_nodes)
