@@ -242,7 +242,7 @@ def test_several_processes(checkout: Checkout):
 
 
 class Doubled:
-    """An Op whose result is known, and which fails for nothing."""
+    """An Op that multiplies its input, and fails without one."""
 
     __props__ = ("factor",)
 
@@ -375,7 +375,7 @@ def test_commit_is_unknown(
     checkout: Checkout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     checkout.write_tests(PASSING)
-    # The directory is no repository, also where one is above it; then there is no Git at all.
+    # The directory is not a repository, even if a parent is one; then there is no Git at all.
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(checkout.root.parent))
     for path in (None, "/nonexistent"):
         if path:

@@ -35,7 +35,7 @@ def start(
     start = f"import site\nfor _ in range(2): site.addsitedir({str(site_packages)!r})\n"
     return subprocess.run(
         [sys.executable, *options, "-c", start + program],
-        # The home has no file of PyTensor's; what is set has.
+        # This home has no .pytensorrc; the environment sets the flags.
         env={**os.environ, "HOME": str(site_packages), "PYTENSOR_FLAGS": flags, **environment},
         cwd=ROOT,
         capture_output=True,

@@ -1,6 +1,6 @@
-// Runs CUDA kernels on the host, one block after the other, or some at once, each of which has a thread of the host: a
-// block's threads are coroutines, which take turns, in an order drawn anew each time, up to the next barrier of the block
-// or of the warp.  What waits for ever ends the process.
+// Runs CUDA kernels on the host. Blocks run in sequence, or several at once, each in a thread of the host. A block's
+// threads are coroutines that take turns, in an order drawn anew each time, up to the next barrier of the block or
+// warp. A deadlock ends the process.
 #pragma once
 #include <sched.h>
 #include <ucontext.h>
@@ -66,7 +66,7 @@ inline double __hiloint2double(int high, int low) {
 inline int __double2loint(double value) { return (int)(uint32_t)bits_as<uint64_t>(value); }
 inline int __double2hiint(double value) { return (int)(bits_as<uint64_t>(value) >> 32); }
 
-// A load whose address is no multiple of its size fails on a GPU.
+// A load from a misaligned address fails on a GPU.
 template <class T>
 T __ldg(const T *from) {
   if (reinterpret_cast<uintptr_t>(from) % sizeof(T)) std::abort();
@@ -82,7 +82,7 @@ inline float half_value(unsigned short bits) {
   return sign * (exponent ? std::ldexp(1024.f + fraction, exponent - 25) : std::ldexp((float)fraction, -24));
 }
 
-// To the nearest, of two the even one.
+// Rounds to nearest, ties to even.
 inline unsigned short to_half(float value) {
   const unsigned short sign = std::signbit(value) ? 0x8000 : 0;
   if (std::isnan(value)) return 0x7fff;
@@ -109,7 +109,7 @@ void atomicAdd(T *to, T value) {
   *to += value;
 }
 
-// Copies that a thread has begun are made when it waits for them, not earlier.
+// Asynchronous copies are made only when the thread waits for them.
 struct Copies {
   struct Copy {
     void *to;
@@ -138,7 +138,7 @@ void wait_for_copies() {
     for (const Copies::Copy &copy : groups.front()) std::memcpy(copy.to, copy.from, copy.bytes);
 }
 
-// Where copies in bulk tell that they have arrived, or threads, as an mbarrier does.
+// Counts bulk copies or threads that have arrived, like an mbarrier.
 struct Arrivals {
   int met, awaited_bytes;  // how many expectations have been met
   bool expects;
@@ -180,7 +180,7 @@ inline void copy_in_bulk(void *to, const void *from, int bytes, Arrivals &of) {
   bulk_copies.push_back({to, from, bytes, &of});
 }
 
-// Counts what all blocks do: if it stays as it is, they wait for ever.
+// Counts what all blocks do: if it does not change, they are in a deadlock.
 inline std::atomic<uint64_t> steps{0};
 
 class Block {
@@ -224,7 +224,7 @@ class Block {
         steps += made;
         continue;
       }
-      // All that this block could do is to wait.
+      // This block could only wait.
       sched_yield();
       const auto now = std::chrono::steady_clock::now();
       if (seen != steps) {
@@ -237,7 +237,7 @@ class Block {
 
   void block_barrier() { leave(AT_BLOCK); }
   void warp_barrier() { leave(AT_WARP); }
-  // Lets others come first, of this block too.
+  // Lets other threads run first, also of this block.
   void pause() { leave(PAUSED); }
 
  private:
@@ -253,7 +253,7 @@ class Block {
     swapcontext(&contexts_[me], &main_);
   }
 
-  // Some of the copies arrive.
+  // Makes some of the copies.
   unsigned deliver() {
     std::vector<BulkCopy> late;
     for (const BulkCopy &copy : bulk_copies) {
@@ -270,7 +270,7 @@ class Block {
     return (unsigned)count;
   }
 
-  // Lets those go on who are at a barrier that all have come to who haven't ended.
+  // Releases the threads at a barrier that all threads have reached that have not ended.
   void release() {
     const size_t size = states_.size();
     const auto pass = [&](size_t begin, size_t end, State at) {
@@ -286,7 +286,7 @@ class Block {
     for (size_t begin = 0; begin < size; begin += 32) some = pass(begin, std::min(begin + 32, size), AT_WARP) || some;
     const auto can_go_on = [](State state) { return state == READY; };
     if (some || std::any_of(states_.begin(), states_.end(), can_go_on)) return;
-    // Barriers that others do not come to.
+    // Barriers that other threads do not reach.
     if (std::any_of(states_.begin(), states_.end(), [](State state) { return state != ENDED; })) std::abort();
   }
 
@@ -313,7 +313,7 @@ T __shfl_xor_sync(unsigned, T value, int apart) {
   return other;
 }
 
-// As of c_code/gpu/kernels/tensor_cores.cuh: one thread of each warp after the other brings its numbers, and all get theirs.
+// As in c_code/gpu/kernels/tensor_cores.cuh: the threads of a warp provide their numbers in turn, and all read the result.
 inline void add_product(float *sums, const unsigned *a, const unsigned *b) {
   static thread_local unsigned left[1024][4], right[1024][2];
   const unsigned thread = threadIdx.x, first = thread / 32 * 32, lane = thread % 32;
@@ -343,7 +343,7 @@ inline void wait_for_arrivals(Arrivals &of, unsigned number) {
 
 inline unsigned long long wide_product(unsigned a, unsigned b) { return (unsigned long long)a * b; }
 
-// If blocks run one after the other, what one waits for has to be there.
+// If blocks run in sequence, a block may wait only for results of earlier ones.
 inline bool runs_some_at_once = false;
 inline void pause() {
   if (!runs_some_at_once) std::abort();
@@ -373,7 +373,7 @@ inline void __stcs(uint4 *to, uint4 value) {
   *to = value;
 }
 
-// Shared memory begins as NaNs, and is as long as asked for; what follows it must stay as it is.
+// Shared memory starts as NaN and has the requested size; memory behind it must not change.
 template <class Kernel, class Params>
 int run_block(Kernel kernel, const Params &params, Dim3 block, Dim3 grid, unsigned threads, unsigned shared,
               unsigned seed) {
@@ -386,7 +386,7 @@ int run_block(Kernel kernel, const Params &params, Dim3 block, Dim3 grid, unsign
   copies.assign(threads, {});
   bulk_copies.clear();
   Block(threads, [&] { kernel(params); }, seed).run();
-  if (!bulk_copies.empty()) return 1;  // nobody has waited for them
+  if (!bulk_copies.empty()) return 1;  // no thread has waited for them
   for (size_t i = units; i < units + GUARD; ++i) {
     const uint4 q = Block::dynamic[i];
     if ((q.x & q.y & q.z & q.w) != ~0u) return 1;
@@ -402,7 +402,7 @@ int run_grid(Kernel kernel, const Params &params, unsigned blocks, unsigned thre
   return failed;
 }
 
-// As of a cooperative launch.
+// As for a cooperative launch.
 template <class Kernel, class Params>
 int run_grid_at_once(Kernel kernel, const Params &params, unsigned blocks, unsigned threads, unsigned shared,
                      unsigned seed) {

@@ -1,4 +1,4 @@
-// What programs that test a header on the host end with if something is wrong.
+// Ends programs that test a header on the host if a check fails.
 #ifndef DNNOPS_TESTS_HOST_REQUIRE_HPP
 #define DNNOPS_TESTS_HOST_REQUIRE_HPP
 

@@ -1,4 +1,4 @@
-// rnn_sample.hpp on the host, with CUDA's copies as host's copies.  Ends with a failure if something is wrong.
+// rnn_sample.hpp on the host, with CUDA's copies as copies on the host. Fails if a check fails.
 #include "gpu/rnn/rnn_sample.hpp"
 
 #include <cstdlib>
@@ -32,7 +32,7 @@ int main() {
     REQUIRE(found == (float)value || (std::isnan(found) && std::isnan((float)value)));
   }
   REQUIRE(from_bfloat16(0xc040) == -3);
-  // Sizes around those at which there are too many groups for all of them; reading behind the end is an error.
+  // Sizes near the limit on the number of groups; reading behind the end is an error.
   for (int64_t count : {0, 1, 3, 4, 5, 100, 16384, 16385, 40000, 65536, 1000003}) {
     std::vector<float> array(count);
     for (int64_t i = 0; i < count; ++i) array[i] = i;

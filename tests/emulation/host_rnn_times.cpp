@@ -1,11 +1,11 @@
-// rnn_times.hpp on the host.  Ends with a failure if something is wrong.
+// rnn_times.hpp on the host. Fails if a check fails.
 #include "gpu/rnn/rnn_times.hpp"
 
 #include "host_require.hpp"
 
 using namespace dnnops::rnn;
 
-// Half of the time forward, and a quarter for each gradient.
+// Half of the time is the forward pass, and a quarter is each gradient.
 Times of(double launched, double recorded, int64_t space) {
   Times times;
   times.launched = {launched / 2, launched / 4, launched / 4};
@@ -27,7 +27,7 @@ int main() {
   // By chance a recording seems slower, when the device has no time to wait.
   REQUIRE(of(11, 11.02, 1).replays() == 7 && near(of(11, 11.02, 1).best(), 11.02));
   REQUIRE(of(11, 11.05, 1).replays() == 0 && near(of(11, 11.05, 1).best(), 11));
-  // Each pass has the faster way.
+  // Each pass uses the faster way.
   Times mixed = of(12, 8, 1);
   mixed.recorded[WEIGHTS] = 4;
   REQUIRE(mixed.replays() == (1 << FORWARD | 1 << DATA) && near(mixed.best(), 4 + 2 + 3));
@@ -36,24 +36,24 @@ int main() {
   // Without a gradient, there is one pass.
   mixed.launched = {6, 0, 0}, mixed.recorded = {7, 0, 0};
   REQUIRE(!mixed.replays(FORWARD) && near(mixed.best(), 6));
-  // What can't be recorded, and what does not run.
+  // Passes that cannot be recorded, and that do not run.
   REQUIRE(!of(11, HUGE_VAL, 1).replays() && !Times().replays() && !Times().runs());
 
   REQUIRE(chosen(standard, Times()) == 0);
   REQUIRE(chosen(Times(), of(5, 4, 100)) == 1);
   REQUIRE(chosen(Times(), Times()) == 0);
-  // As much memory: it has to be faster beyond chance.
+  // With as much memory, it has to be faster by more than chance.
   REQUIRE(chosen(standard, of(3, 1.98, 100)) == 0);
   REQUIRE(chosen(standard, of(3, 1.9, 104)) == 1);
-  // More of it: that has to pay.
+  // More memory has to be worth it.
   REQUIRE(chosen(standard, of(3, 1.9, 120)) == 0);
   REQUIRE(chosen(standard, of(3, 1.6, 200)) == 1);
   REQUIRE(chosen(standard, of(3, 1.6, 100), of(3, 1.5, 100)) == 2);
   REQUIRE(chosen(standard, of(3, 1.5, 100), of(3, 1.6, 100)) == 1);
-  // Of several layers, nothing pays for it.
+  // With several layers, it is never worth it.
   REQUIRE(chosen(standard, of(3, 1.6, 200), Times(), 2) == 0);
   REQUIRE(chosen(standard, of(3, 1.6, 104), Times(), 2) == 1);
   REQUIRE(chosen(Times(), of(3, 1.6, 200), Times(), 2) == 1);
-  // The fastest one takes too much for what it saves, and another one doesn't.
+  // The fastest one uses too much memory for the time that it saves, and another one does not.
   REQUIRE(chosen(standard, of(3, 1.8, 200), of(3, 1.9, 100)) == 2);
 }

@@ -1,5 +1,5 @@
-// What the runtime library has of a GPU, on the host: memory is the host's, and kernels are those that host_cuda.hpp
-// runs.  Tests link this with the sources whose launches they try.
+// The runtime library's GPU functions on the host: memory is the host's, and host_cuda.hpp runs the kernels. Tests link
+// this with the sources whose launches they test.
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -35,7 +35,7 @@ bool process_is_ending = false;
 
 bool is_capturing(void *) { return false; }
 
-// Begins as NaNs, and what follows it must stay as it is.
+// Starts as NaN; memory behind it must not change.
 Block Arena::take(int64_t size) {
   Block block;
   block.size = size;

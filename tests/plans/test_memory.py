@@ -77,7 +77,7 @@ def test_statistics(index):
             assert (other.plan, other.time_ms, other.source) == (row.plan, row.time_ms, "timed")
         assert differences(plans, algorithms.cache_statistics()) == {"hits": 2}
         assert differences(choices, choice_statistics()) == {}
-        # A thread has a cuDNN of its own: it builds the plan anew, and times nothing.
+        # Each thread has its own cuDNN handle, so it rebuilds the plan, but times nothing.
         in_threads(1, lambda _: conv.run(algo=TIMED))
         assert "misses" not in differences(choices, choice_statistics())
     algorithms.clear_cache()

@@ -161,7 +161,7 @@ def test_not_while_a_graph_is_recorded():
     conv = Convolution(large_case(), 0)
     conv.run(algo="guess_on_shape_change")
     f = conv.compiled(algo="time_on_shape_change")
-    # Its module has kernels and memory of its own: let them be there before.
+    # The module has its own kernels and memory, which must exist before the capture.
     g = conv.compiled(algo="guess_on_shape_change")
     stream = cupy.cuda.Stream(non_blocking=True)
     with config.change_flags(dnn__conv__time_limit=0.3), stream:

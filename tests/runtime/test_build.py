@@ -53,7 +53,7 @@ def libraries(compiledir: Path) -> list[Path]:
 
 
 def quick_compiler(folder: Path) -> Path:
-    """The C++ compiler without optimization, which takes most of a build's time."""
+    """Return a C++ compiler without optimization, which takes most of a build's time."""
     script = folder / "quick-g++"
     script.write_text(f'#!/bin/sh\nexec {config.cxx} "$@" -O0\n')
     script.chmod(0o755)
@@ -126,7 +126,7 @@ SMALL = (
 
 @pytest.fixture
 def small_library(tmp_path, monkeypatch):
-    """A library that compiles fast, as in a new process, and counts compilations."""
+    """Return a library that compiles fast, as in a new process, and counts compilations."""
     built = []
 
     def count(target, *arguments):

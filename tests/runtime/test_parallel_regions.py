@@ -17,7 +17,7 @@ THROWS = re.compile(
 )
 #: Functions that call their argument in several threads.
 IN_THREADS = re.compile(r"\b(?:by_pieces|for_images|share)\(")
-#: Catches exceptions in its argument.
+#: Code whose argument or block may throw, because it catches exceptions.
 CATCHES = re.compile(r"\bfailures\.run\(|\btry\s*(?=\{)")
 
 
