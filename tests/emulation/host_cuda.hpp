@@ -313,7 +313,7 @@ T __shfl_xor_sync(unsigned, T value, int apart) {
   return other;
 }
 
-// As in c_code/gpu/kernels/tensor_cores.cuh: the threads of a warp provide their numbers in turn, and all read the result.
+// As in c_code/gpu/kernels/tensor_cores.cuh: the threads of a warp provide their numbers in turn, and all read them.
 inline void add_product(float *sums, const unsigned *a, const unsigned *b) {
   static thread_local unsigned left[1024][4], right[1024][2];
   const unsigned thread = threadIdx.x, first = thread / 32 * 32, lane = thread % 32;

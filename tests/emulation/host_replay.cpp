@@ -1,7 +1,7 @@
 // CUDA's and cuDNN's functions that replay.cpp uses, on the host, and a program that runs passes with it. Arguments are
 // 'long' or 'short', and passes: a number that stands for the addresses, 'x' for a pass that cannot be recorded, 'c'
-// for one on a stream that is being recorded elsewhere. Prints the outcome of each pass, and at the end what is left after
-// the plan is destroyed: owners are the recordings that still hold the plan's resources.
+// for one on a stream that is being recorded elsewhere. Prints the outcome of each pass, and at the end what is left
+// after the plan is destroyed: owners are the recordings that still hold the plan's resources.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
