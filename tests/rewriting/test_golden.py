@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from difflib import ndiff
+from difflib import unified_diff
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -197,7 +197,7 @@ def difference(golden: str, now: str) -> str:
     for title in dict.fromkeys([*was, *is_]):
         old, new = was.get(title, []), is_.get(title, [])
         if old != new or (title in was) != (title in is_):
-            lines += [title, *(line.rstrip() for line in ndiff(old, new) if line[0] != "?")]
+            lines += [title, *list(unified_diff(old, new, n=2, lineterm=""))[2:]]
     return "\n".join(lines)
 
 
@@ -215,8 +215,10 @@ def test_as_golden(name):
 def test_difference():
     golden = "## a\none\ntwo\n## b\nthree\n"
     assert difference(golden, golden) == ""
-    assert difference(golden, "## a\none\n2\n## b\nthree\n") == "## a\n  one\n- two\n+ 2"
-    assert difference(golden, "## a\none\ntwo\n") == "## b\n- three"
+    assert (
+        difference(golden, "## a\none\n2\n## b\nthree\n") == "## a\n@@ -1,2 +1,2 @@\n one\n-two\n+2"
+    )
+    assert difference(golden, "## a\none\ntwo\n") == "## b\n@@ -1 +0,0 @@\n-three"
     assert difference("", "## c\n") == "## c"
 
 
