@@ -7,7 +7,7 @@ import pytest
 __all__ = ["EVERY_LINKER", "LINKERS"]
 
 #: Numba takes seconds to compile what PyTensor's C linker compiles in one. A single function,
-#: `dnnops.cpu.numba_dispatch`, registers all Ops with it, so convolution, pooling and softmax
+#: `dnnops.link.numba_dispatch`, registers all Ops with it, so convolution, pooling and softmax
 #: stand for the others, which only the slow tests cover.
 EVERY_LINKER = pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
 LINKERS = pytest.mark.parametrize(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dnnops.cpu.base import OneDnnOp
+from dnnops.cpu.base import CPU, OneDnnOp
 from dnnops.nnet.attention.op import OPTIONAL, Attention, AttentionGrad
+from dnnops.runtime.implementations import implements
 
 __all__ = ["OneDnnAttention", "OneDnnAttentionGrad"]
 
@@ -22,12 +23,14 @@ class _OneDnnAttentionOp(OneDnnOp):
         return [scale, int(self.scale is not None), int(self.is_causal), given, dropout]
 
 
+@implements(Attention, on=CPU)
 class OneDnnAttention(_OneDnnAttentionOp, Attention):
     """`Attention` on the CPU, computed by matrix products in blocks of 128 queries."""
 
     function = "dnnops_onednn_attention"
 
 
+@implements(AttentionGrad, on=CPU)
 class OneDnnAttentionGrad(_OneDnnAttentionOp, AttentionGrad):
     """`AttentionGrad` on the CPU, which recomputes the scores."""
 

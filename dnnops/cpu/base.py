@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dnnops.errors import DnnUnavailableError
 from dnnops.runtime.build import ONEDNN, RuntimeLibrary
+from dnnops.runtime.implementations import Backend
 from dnnops.runtime.op import RuntimeOp
 
-__all__ = ["OneDnnOp", "cache_statistics", "clear_caches", "onednn_available"]
+__all__ = ["CPU", "OneDnnOp", "cache_statistics", "clear_caches", "onednn_available"]
+
+#: Backend of the Ops in this folder.
+CPU = Backend("cpu")
 
 _CACHES = ("conv", "pool")
 
@@ -23,11 +27,6 @@ class OneDnnOp(RuntimeOp):
     """
 
     library: ClassVar[RuntimeLibrary] = ONEDNN
-
-    @classmethod
-    def from_abstract(cls, op: Any) -> OneDnnOp:
-        """Make the Op with the parameters of an abstract Op."""
-        return cls(**{name: getattr(op, name) for name in op.__props__})
 
 
 @lru_cache(maxsize=1)

@@ -5,41 +5,23 @@ The dnnops kernels run in oneDNN's threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pytensor.graph.basic import Apply
 
-from dnnops.cpu.base import OneDnnOp
+from dnnops.cpu.base import CPU, OneDnnOp
 from dnnops.nnet.norm.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
-from dnnops.runtime.op import MAX_NDIM
+from dnnops.runtime.axes import has_neighboring_statistics
+from dnnops.runtime.implementations import implements
 
 __all__ = [
     "OneDnnBatchNormInference",
     "OneDnnBatchNormTrain",
     "OneDnnBatchNormTrainGrad",
-    "has_neighboring_statistics",
 ]
 
 
-def has_neighboring_statistics(axes: Sequence[int], ndim: int) -> bool:
-    """Return whether the runtime libraries support the axes of a batch normalization.
-
-    The libraries view an array as (batch, channel, inner), so the axes that keep separate
-    statistics must be adjacent.
-
-    Parameters
-    ----------
-    axes : sequence of int
-        Non-negative axes over which mean and variance are computed.
-    ndim : int
-        Number of dimensions of the array.
-
-    Returns
-    -------
-    bool
-        Whether the axes are supported. False if the array has more dimensions than the runtime
-        libraries support.
-    """
-    left = [axis for axis in range(ndim) if axis not in axes]
-    return ndim <= MAX_NDIM and (not left or left[-1] - left[0] == len(left) - 1)
+def _is_supported(node: Apply) -> bool:
+    x = node.inputs[0].type
+    return x.dtype in ("float32", "float64") and has_neighboring_statistics(node.op.axes, x.ndim)
 
 
 class _OneDnnBatchNormOp(OneDnnOp):
@@ -50,6 +32,7 @@ class _OneDnnBatchNormOp(OneDnnOp):
         return [sum(1 << axis for axis in self.axes), int(self.running)]
 
 
+@implements(BatchNormTrain, on=CPU, when=_is_supported)
 class OneDnnBatchNormTrain(_OneDnnBatchNormOp, BatchNormTrain):
     """`BatchNormTrain` on the CPU, with statistics computed in float64.
 
@@ -64,12 +47,14 @@ class OneDnnBatchNormTrain(_OneDnnBatchNormOp, BatchNormTrain):
     function = "dnnops_onednn_batchnorm_train"
 
 
+@implements(BatchNormTrainGrad, on=CPU, when=_is_supported)
 class OneDnnBatchNormTrainGrad(_OneDnnBatchNormOp, BatchNormTrainGrad):
     """`BatchNormTrainGrad` on the CPU, with sums in float64."""
 
     function = "dnnops_onednn_batchnorm_train_grad"
 
 
+@implements(BatchNormInference, on=CPU, when=_is_supported)
 class OneDnnBatchNormInference(_OneDnnBatchNormOp, BatchNormInference):
     """`BatchNormInference` on the CPU, computed by dnnops kernels."""
 

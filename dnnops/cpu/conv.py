@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dnnops.config import flag_value, parse_flag
-from dnnops.cpu.base import OneDnnOp
+from dnnops.cpu.base import CPU, OneDnnOp
 from dnnops.errors import DnnValueError
 from dnnops.nnet.conv.base import ConvBase
 from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.runtime.implementations import implements
 
 __all__ = ["OneDnnConv", "OneDnnConvGradInputs", "OneDnnConvGradWeights"]
 
@@ -48,6 +49,7 @@ class _OneDnnConvOp(OneDnnOp, ConvBase):
         return [self.direction, algorithm, *self.geometry(), verbose, *name_words, 0]
 
 
+@implements(Conv, on=CPU)
 class OneDnnConv(_OneDnnConvOp, Conv):
     """`Conv` on the CPU, by ``dnnl_convolution_forward`` (float32) or matrix products (float64).
 
@@ -66,6 +68,7 @@ class OneDnnConv(_OneDnnConvOp, Conv):
     direction = 0
 
 
+@implements(ConvGradInputs, on=CPU)
 class OneDnnConvGradInputs(_OneDnnConvOp, ConvGradInputs):
     """`ConvGradInputs` on the CPU, by ``dnnl_convolution_backward_data`` or matrix products.
 
@@ -75,6 +78,7 @@ class OneDnnConvGradInputs(_OneDnnConvOp, ConvGradInputs):
     direction = 1
 
 
+@implements(ConvGradWeights, on=CPU)
 class OneDnnConvGradWeights(_OneDnnConvOp, ConvGradWeights):
     """`ConvGradWeights` on the CPU, by ``dnnl_convolution_backward_weights`` or matrix products.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dnnops.cpu.base import OneDnnOp
+from dnnops.cpu.base import CPU, OneDnnOp
 from dnnops.nnet.loss.cross_entropy import CrossEntropy, CrossEntropyGrad
+from dnnops.runtime.implementations import implements
 
 __all__ = ["OneDnnCrossEntropy", "OneDnnCrossEntropyGrad"]
 
 
+@implements(CrossEntropy, on=CPU)
 class OneDnnCrossEntropy(OneDnnOp, CrossEntropy):
     """`CrossEntropy` on the CPU, computed by dnnops kernels because oneDNN does not provide it.
 
@@ -23,6 +25,7 @@ class OneDnnCrossEntropy(OneDnnOp, CrossEntropy):
         return [self.rows]
 
 
+@implements(CrossEntropyGrad, on=CPU)
 class OneDnnCrossEntropyGrad(OneDnnOp, CrossEntropyGrad):
     """`CrossEntropyGrad` on the CPU, computed by dnnops kernels.
 

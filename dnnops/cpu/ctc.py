@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dnnops.cpu.base import OneDnnOp
+from dnnops.cpu.base import CPU, OneDnnOp
 from dnnops.nnet.loss.ctc import CTC
+from dnnops.runtime.implementations import implements
 
 __all__ = ["OneDnnCTC"]
 
 
+@implements(CTC, on=CPU)
 class OneDnnCTC(OneDnnOp, CTC):
     """`CTC` on the CPU, computed by dnnops kernels because oneDNN does not provide it.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dnnops.arguments import switch
-from dnnops.cpu.base import OneDnnOp
+from dnnops.cpu.base import CPU, OneDnnOp
 from dnnops.nnet.regularization.dropout import Dropout, DropoutGrad
+from dnnops.runtime.implementations import implements
 
 __all__ = ["OneDnnDropout", "OneDnnDropoutGrad"]
 
@@ -18,6 +19,7 @@ class _OneDnnDropoutOp(OneDnnOp):
             self.destroy_map = {0: [0]}
 
 
+@implements(Dropout, on=CPU)
 class OneDnnDropout(_OneDnnDropoutOp, Dropout):
     """`Dropout` on the CPU, with the same random numbers as the abstract Op.
 
@@ -30,6 +32,7 @@ class OneDnnDropout(_OneDnnDropoutOp, Dropout):
     function = "dnnops_onednn_dropout"
 
 
+@implements(DropoutGrad, on=CPU)
 class OneDnnDropoutGrad(_OneDnnDropoutOp, DropoutGrad):
     """`DropoutGrad` on the CPU.
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from dnnops.cpu.base import OneDnnOp
+from dnnops.cpu.base import CPU, OneDnnOp
 from dnnops.nnet.norm.lrn import LRN, LRNGrad
 from dnnops.nnet.norm.window_base import WindowSum
+from dnnops.runtime.implementations import implements
 
 __all__ = ["OneDnnLRN", "OneDnnLRNGrad", "OneDnnWindowSum", "window_norm_parameters"]
 
@@ -18,6 +19,7 @@ def window_norm_parameters(op: Any) -> list[int]:
     return [op.n, *np.array([op.alpha, op.beta, op.k]).view("int64").tolist()]
 
 
+@implements(LRN, on=CPU)
 class OneDnnLRN(OneDnnOp, LRN):
     """`LRN` on the CPU, in float32 or float64."""
 
@@ -25,6 +27,7 @@ class OneDnnLRN(OneDnnOp, LRN):
     parameters = window_norm_parameters
 
 
+@implements(LRNGrad, on=CPU)
 class OneDnnLRNGrad(OneDnnOp, LRNGrad):
     """`LRNGrad` on the CPU, in float32 or float64."""
 
@@ -32,6 +35,7 @@ class OneDnnLRNGrad(OneDnnOp, LRNGrad):
     parameters = window_norm_parameters
 
 
+@implements(WindowSum, on=CPU)
 class OneDnnWindowSum(OneDnnOp, WindowSum):
     """`WindowSum` on the CPU, in float32 or float64."""
 

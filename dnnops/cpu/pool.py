@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dnnops.cpu.base import OneDnnOp
+from dnnops.cpu.base import CPU, OneDnnOp
 from dnnops.nnet.pool.geometry import POOL_MODES
 from dnnops.nnet.pool.op import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
+from dnnops.runtime.implementations import implements
 
 __all__ = [
     "OneDnnAveragePoolGrad",
@@ -22,24 +23,28 @@ class _OneDnnPoolOp(OneDnnOp):
         return [op.ndim, POOL_MODES.index(getattr(op, "computes", "max")), int(op.ignore_border)]
 
 
+@implements(Pool, on=CPU)
 class OneDnnPool(_OneDnnPoolOp, Pool):
     """`Pool` computed by ``dnnl_pooling_forward`` (float32 max and average) or plain loops."""
 
     function = "dnnops_onednn_pool"
 
 
+@implements(MaxPoolGrad, on=CPU)
 class OneDnnMaxPoolGrad(_OneDnnPoolOp, MaxPoolGrad):
     """`MaxPoolGrad` computed by plain loops, which need no workspace from the forward pass."""
 
     function = "dnnops_onednn_max_pool_grad"
 
 
+@implements(MaxPoolGradGrad, on=CPU)
 class OneDnnMaxPoolGradGrad(_OneDnnPoolOp, MaxPoolGradGrad):
     """`MaxPoolGradGrad` computed by plain loops."""
 
     function = "dnnops_onednn_max_pool_grad_grad"
 
 
+@implements(AveragePoolGrad, on=CPU)
 class OneDnnAveragePoolGrad(_OneDnnPoolOp, AveragePoolGrad):
     """`AveragePoolGrad` computed by ``dnnl_pooling_backward`` (float32 average) or plain loops."""
 

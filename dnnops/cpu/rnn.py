@@ -5,12 +5,14 @@ Matrix products use oneDNN in float32 and SciPy's BLAS in float64; dnnops kernel
 
 from __future__ import annotations
 
-from dnnops.cpu.base import OneDnnOp
+from dnnops.cpu.base import CPU, OneDnnOp
 from dnnops.nnet.rnn.op import RNNBackward, RNNForward
+from dnnops.runtime.implementations import implements
 
 __all__ = ["OneDnnRNNBackward", "OneDnnRNNForward"]
 
 
+@implements(RNNForward, on=CPU)
 class OneDnnRNNForward(OneDnnOp, RNNForward):
     """`RNNForward` on the CPU.
 
@@ -23,6 +25,7 @@ class OneDnnRNNForward(OneDnnOp, RNNForward):
         return [*self.network_words(), int(self.keeps_reserve)]
 
 
+@implements(RNNBackward, on=CPU)
 class OneDnnRNNBackward(OneDnnOp, RNNBackward):
     """`RNNBackward` on the CPU.
 

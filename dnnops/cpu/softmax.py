@@ -5,45 +5,34 @@ The kernels support float32 and float64.
 
 from __future__ import annotations
 
-from dnnops.cpu.base import OneDnnOp
+from typing import Any
+
+from pytensor.graph.basic import Variable
+
+from dnnops.cpu.base import CPU, OneDnnOp
 from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
-from dnnops.runtime.op import MAX_NDIM
+from dnnops.runtime.axes import neighboring_axes
+from dnnops.runtime.implementations import BuildContext, implements
 
-__all__ = ["OneDnnLogSoftmaxGrad", "OneDnnSoftmax", "OneDnnSoftmaxGrad", "neighboring_axes"]
-
-
-def neighboring_axes(axis: tuple[int, ...] | None, ndim: int) -> tuple[int, ...] | None:
-    """Normalize the axes of a softmax if they are adjacent, as the runtime libraries require.
-
-    Parameters
-    ----------
-    axis : tuple of int or None
-        Axes of PyTensor's Softmax; None means all.
-    ndim : int
-        Number of dimensions of the array.
-
-    Returns
-    -------
-    tuple of int or None
-        The axes in ascending order, or None if there are no axes, if they are not adjacent, or if
-        the array has more dimensions than the runtime libraries support.
-    """
-    if ndim > MAX_NDIM:
-        return None
-    axes = tuple(range(ndim)) if axis is None else tuple(sorted(a % ndim for a in axis))
-    if not axes or axes != tuple(range(axes[0], axes[0] + len(axes))):
-        return None
-    return axes
+__all__ = ["OneDnnLogSoftmaxGrad", "OneDnnSoftmax", "OneDnnSoftmaxGrad"]
 
 
 class _OneDnnSoftmaxOp(OneDnnOp):
     log: bool
+
+    @classmethod
+    def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> list[Variable] | None:
+        axis = neighboring_axes(op.axis, inputs[0].type.ndim)
+        if axis is None:
+            return None
+        return cls.from_abstract(op, axis=axis).make_node(*inputs).outputs
 
     def parameters(self) -> list[int]:
         axis: tuple[int, ...] = self.axis  # type: ignore[attr-defined]
         return [axis[0], axis[-1] + 1, int(self.log)]
 
 
+@implements(WholeSoftmax, on=CPU)
 class OneDnnSoftmax(_OneDnnSoftmaxOp, WholeSoftmax):
     """`WholeSoftmax` over adjacent axes.
 
@@ -58,6 +47,7 @@ class OneDnnSoftmax(_OneDnnSoftmaxOp, WholeSoftmax):
     function = "dnnops_onednn_softmax"
 
 
+@implements(SoftmaxGrad, on=CPU)
 class OneDnnSoftmaxGrad(_OneDnnSoftmaxOp, SoftmaxGrad):
     """`SoftmaxGrad` over adjacent axes."""
 
@@ -65,6 +55,7 @@ class OneDnnSoftmaxGrad(_OneDnnSoftmaxOp, SoftmaxGrad):
     log = False
 
 
+@implements(LogSoftmaxGrad, on=CPU)
 class OneDnnLogSoftmaxGrad(_OneDnnSoftmaxOp, LogSoftmaxGrad):
     """`LogSoftmaxGrad` over adjacent axes."""
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from pytensor.gradient import disconnected_type
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
 
 from dnnops.compat import inferred_shapes, shape_inference
-from dnnops.cpu.base import OneDnnOp
+from dnnops.cpu.base import CPU, OneDnnOp
 from dnnops.nnet.resample.spatial_transformer import (
     SpatialTransformerGrid,
     SpatialTransformerGridGrad,
     SpatialTransformerSampler,
     SpatialTransformerSamplerGrad,
 )
+from dnnops.runtime.implementations import BuildContext, implements
 
 __all__ = [
     "OneDnnSpatialTransformerGrid",
@@ -25,18 +26,21 @@ __all__ = [
 ]
 
 
+@implements(SpatialTransformerGrid, on=CPU)
 class OneDnnSpatialTransformerGrid(OneDnnOp, SpatialTransformerGrid):
     """`SpatialTransformerGrid` on the CPU, computed in float64."""
 
     function = "dnnops_onednn_affine_grid"
 
 
+@implements(SpatialTransformerGridGrad, on=CPU)
 class OneDnnSpatialTransformerGridGrad(OneDnnOp, SpatialTransformerGridGrad):
     """`SpatialTransformerGridGrad` on the CPU, with sums in float64."""
 
     function = "dnnops_onednn_affine_grid_grad"
 
 
+@implements(SpatialTransformerSampler, on=CPU)
 class OneDnnSpatialTransformerSampler(OneDnnOp, SpatialTransformerSampler):
     """`SpatialTransformerSampler` on the CPU; the inner loop runs over dense channels."""
 
@@ -82,8 +86,14 @@ class OneDnnSpatialTransformerSamplerGradImage(_SamplerGradPart):
     result = 0
 
 
+@implements(SpatialTransformerSamplerGrad, on=CPU)
 class OneDnnSpatialTransformerSamplerGradGrid(_SamplerGradPart):
     """Gradient of the sampler with respect to its grid."""
 
     function = "dnnops_onednn_sampler_grad_grid"
     result = 1
+
+    @classmethod
+    def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> list[Variable]:
+        # One Op for each result, so that an unused one is dropped.
+        return [OneDnnSpatialTransformerSamplerGradImage()(*inputs), cls()(*inputs)]

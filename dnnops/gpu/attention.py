@@ -8,26 +8,28 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Variable
-from pytensor.tensor import as_tensor_variable
 
 from dnnops.arguments import switch_or_flag
 from dnnops.errors import DnnNotSupportedError, DnnTypeError
 from dnnops.gpu.base import (
+    GPU_CUDNN,
     TAKES_ROWS,
-    CudnnOp,
     as_gradient,
     device_operand,
     device_operands,
     gradient_like,
+    version_to_rewrite_for,
 )
+from dnnops.gpu.derivatives import GpuAbstractOp
 from dnnops.gpuarray.op import infer_device, is_on_device
-from dnnops.gpuarray.transfer import cast
+from dnnops.gpuarray.transfer import GpuCast, cast
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.attention.op import OPTIONAL, Attention, AttentionBase, AttentionGrad
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.optional_result import OptionalResultOp
 from dnnops.nnet.regularization.dropout import state_vector
 from dnnops.nnet.validate import named_operands, switch
+from dnnops.runtime.implementations import BuildContext, implements
 
 __all__ = ["DTYPES", "MAX_DEPTH", "GpuDnnAttention", "GpuDnnAttentionBase", "GpuDnnAttentionGrad"]
 
@@ -36,9 +38,27 @@ DTYPES = ("float16", "bfloat16")
 MAX_DEPTH = 256
 
 _LENGTHS = ("query_lengths", "key_lengths")
+# Since cuDNN 9.6, gradients do not require cleared buffers. They are wrong in 9.10.0 and 9.10.1.
+_FIRST_ATTENTION = 90600
+_WRONG_ATTENTION = (91000, 91001)
 
 
-class GpuDnnAttentionBase(CudnnOp, AttentionBase):
+def _narrow(x: Any) -> Any:
+    """Return the bfloat16 array that was widened to float32 because the host has no bfloat16."""
+    node = x.owner
+    is_wide = node is not None and isinstance(node.op, GpuCast) and node.op.dtype == "float32"
+    return node.inputs[0] if is_wide else x
+
+
+def _arrays(node: Apply) -> list[int]:
+    return [i for i, operand in enumerate(node.op.operands) if operand != "state"]
+
+
+def _is_half(node: Apply) -> bool:
+    return node.inputs[0].type.dtype == "float16"
+
+
+class GpuDnnAttentionBase(GpuAbstractOp, AttentionBase):
     """Base class of attention and its gradient on cuDNN.
 
     Operands are float16 or bfloat16. They can have any strides as long as the last axis is dense.
@@ -55,7 +75,35 @@ class GpuDnnAttentionBase(CudnnOp, AttentionBase):
     #: How to compute the gradient: with the dnnops kernel (1), with cuDNN (2), or with the one that
     #: suits the shapes (0). Tests and timings that compare the two set it.
     path: ClassVar[int] = 0
-    abstract: ClassVar[type[AttentionBase]]
+    abstract_class: ClassVar[type[AttentionBase]]
+
+    @classmethod
+    def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> list[Variable] | None:
+        given = dict(zip(op.operands, inputs, strict=True))
+        depths = [given[operand].type.shape[3] for operand in ("query", "value")]
+        version = version_to_rewrite_for()
+        if any(depth is not None and depth > MAX_DEPTH for depth in depths):
+            return None
+        if version is not None and (version < _FIRST_ATTENTION or version in _WRONG_ATTENTION):
+            return None
+        if op.dropout and "mask" in given and given["mask"].type.dtype != "bool":
+            return None  # the mask's gradient is an expression, with other random numbers
+        dtype = given["query"].type.dtype
+        if dtype == "float32":
+            # bfloat16 arrays have the dtype float32 in host types.
+            arrays = [_narrow(given[operand]) for operand in ("query", "key", "value")]
+            if any(x.type.dtype != "bfloat16" for x in arrays):
+                return None
+            for operand, x in given.items():
+                is_mask = operand == "mask" and x.type.dtype != "bool"
+                if is_mask or operand not in (*OPTIONAL, "stats"):
+                    given[operand] = cast(_narrow(x), "bfloat16")
+        elif dtype != "float16":
+            return None
+        made = cls.from_abstract(op).make_node(*given.values())
+        if dtype == "float16":
+            return made.outputs
+        return [cast(out, "float32") for out in made.outputs]
 
     def make_node(self, *inputs: Any) -> Apply:
         name = type(self).__name__
@@ -120,50 +168,17 @@ class GpuDnnAttentionBase(CudnnOp, AttentionBase):
         rows = self.operands[operand] in ("query", "key", "value", "out", "gout")
         return TAKES_ROWS if rows else super()._layouts(operand)
 
-    def _on_host(self, variables: Any) -> list[Any]:
-        return [as_tensor_variable(x) if is_connected(x) else x for x in variables]
-
-    def _abstract(self) -> AttentionBase:
-        return self.abstract(self.scale, self.is_causal, self.optional, self.dropout)
-
-    def _host_node(self, inputs: Any) -> Apply:
+    def abstract(self) -> AttentionBase:
+        """Return the abstract Op that computes the same, without cuDNN's random numbers."""
         if self.dropout:
             raise DnnNotSupportedError(
                 f"{type(self).__name__}: with dropout, the output can only be differentiated with"
                 " respect to query, key and value, because no other Op draws cuDNN's random numbers"
             )
-        return self._abstract().make_node(*self._on_host(inputs))
-
-    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
-        # Built from host variables; rewrites move the gradients to the device.
-        node = self._host_node(inputs)
-        gradients = node.op.pullback(
-            node.inputs, node.outputs, _dtypes_of(node.outputs, self._on_host(cotangents))
-        )
-        return _moved(gradients, inputs)
-
-    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
-        node = self._host_node(inputs)
-        moving = node.op.pushforward(
-            node.inputs, node.outputs, _dtypes_of(node.inputs, self._on_host(tangents))
-        )
-        return _moved(moving[: len(outputs)], outputs)
+        return self.abstract_class(self.scale, self.is_causal, self.optional)
 
 
-def _dtypes_of(variables: Any, derivatives: Any) -> list[Any]:
-    return [
-        pt.cast(d, v.type.dtype) if is_connected(d) else d
-        for v, d in zip(variables, derivatives, strict=True)
-    ]
-
-
-def _moved(derivatives: Any, variables: Any) -> list[Variable]:
-    return [
-        as_gradient(gradient_like(d, x)) if is_connected(d) else disconnected_type()
-        for d, x in zip(derivatives, variables, strict=True)
-    ]
-
-
+@implements(Attention, on=GPU_CUDNN, operands=_arrays, heavy=_is_half)
 class GpuDnnAttention(GpuDnnAttentionBase, OptionalResultOp):
     """`Attention` on cuDNN.
 
@@ -183,7 +198,7 @@ class GpuDnnAttention(GpuDnnAttentionBase, OptionalResultOp):
 
     optional_result = "with_stats"
     is_gradient = False
-    abstract = Attention
+    abstract_class = Attention
 
     def __init__(
         self,
@@ -216,6 +231,7 @@ class GpuDnnAttention(GpuDnnAttentionBase, OptionalResultOp):
         return "mask" in self.optional and inputs[3].type.dtype != "bool"
 
 
+@implements(AttentionGrad, on=GPU_CUDNN, operands=_arrays, heavy=_is_half)
 class GpuDnnAttentionGrad(GpuDnnAttentionBase):
     """`AttentionGrad` on cuDNN; short sequences without dropout use a dnnops kernel.
 
@@ -232,7 +248,7 @@ class GpuDnnAttentionGrad(GpuDnnAttentionBase):
     last_operands = AttentionGrad.last_operands
     results = AttentionGrad.results
     is_gradient = True
-    abstract = AttentionGrad
+    abstract_class = AttentionGrad
 
     def __init__(
         self,

@@ -21,9 +21,13 @@ from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.runtime.build import CUDNN, RuntimeLibrary
+from dnnops.runtime.implementations import Backend
 from dnnops.runtime.op import OperandAccess, RuntimeOp, operand_access, permuted_empty, raise_status
 
 __all__ = [
+    "GPU_CUDNN",
+    "GPU_CUPY",
+    "GPU_KERNELS",
     "TAKES_CHANNELS_LAST",
     "TAKES_CONTIGUOUS",
     "TAKES_GAPS",
@@ -472,6 +476,15 @@ def kernels_usable(device: int = 0) -> bool:
     They need the runtime library, which is linked with cuDNN.
     """
     return flag_value("dnn.enabled") == "no_check" or not cudnn_status(device)
+
+
+#: Backend of the Ops that call cuDNN.
+GPU_CUDNN = Backend("gpu", ("cudnn",), 10, lambda device: cudnn_usable(device)[0])
+#: Backend of dnnops kernels in the library that is linked with cuDNN. They do not call it, so modes
+#: that exclude ``cudnn`` use them, too.
+GPU_KERNELS = Backend("gpu", (), 10, lambda device: kernels_usable(device))
+#: Backend of kernels that CuPy compiles, for what the others do not support.
+GPU_CUPY = Backend("gpu")
 
 
 def check_cudnn(device: int = 0) -> None:

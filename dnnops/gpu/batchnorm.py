@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Variable
@@ -13,6 +13,7 @@ from pytensor.tensor import as_tensor_variable
 from dnnops.compat import inferred_shapes, shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpu.base import (
+    GPU_KERNELS,
     TAKES_CHANNELS_LAST,
     TAKES_CONTIGUOUS,
     CudnnOp,
@@ -23,11 +24,14 @@ from dnnops.gpu.base import (
 )
 from dnnops.gpuarray.device import on_device
 from dnnops.gpuarray.op import is_on_device
+from dnnops.gpuarray.transfer import cast
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.norm.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.norm.batchnorm_base import BatchNormBase
 from dnnops.nnet.validate import float64_scalar, one_of, switch
+from dnnops.runtime.axes import has_neighboring_statistics
+from dnnops.runtime.implementations import BuildContext, implements
 from dnnops.runtime.op import DTYPE_CODES
 
 __all__ = [
@@ -45,6 +49,11 @@ MODES = ("per-activation", "spatial")
 def parameter_dtype(dtype: str) -> str:
     """Return the dtype of the parameters: float32 for arrays of a 16-bit dtype, else `dtype`."""
     return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+def _arrays(node: Apply) -> list[int]:
+    """Return the indices of the operands of batch normalization that are not scalars."""
+    return [i for i, operand in enumerate(node.op.operands) if operand not in node.op.scalars]
 
 
 class GpuDnnBatchNormBase(CudnnOp):
@@ -81,6 +90,26 @@ class GpuDnnBatchNormBase(CudnnOp):
     def __init__(self, mode: str = "per-activation", axes: Sequence[int] | None = None):
         self.mode = one_of(type(self).__name__, "mode", mode, MODES)
         self.axes = None if axes is None else self._make_abstract(axes).axes
+
+    @classmethod
+    def from_abstract(cls, op: Any, **others: Any) -> Self:
+        return cls("spatial", axes=op.axes, **others)
+
+    @classmethod
+    def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> list[Variable] | None:
+        x = inputs[0]
+        if not has_neighboring_statistics(op.axes, x.type.ndim):
+            return None
+        given = dict(zip(op.operands, inputs, strict=True))
+        dtype = given[op.parameter_operands[0]].type.dtype
+        wanted = parameter_dtype(x.type.dtype)
+        for operand in op.parameter_operands:
+            given[operand] = cast(given[operand], wanted)
+        results = cls.from_abstract(op).make_node(*given.values()).outputs
+        return [
+            result if is_data else cast(result, dtype)
+            for is_data, result in zip(op.data_results, results, strict=True)
+        ]
 
     def _make_abstract(self, axes: Sequence[int]) -> Any:
         return self.abstract_class(tuple(axes))
@@ -184,6 +213,7 @@ def _like(derivatives: Sequence[Any], variables: Sequence[Any], change: Any) -> 
     ]
 
 
+@implements(BatchNormTrain, on=GPU_KERNELS, operands=_arrays)
 class GpuDnnBatchNorm(GpuDnnBatchNormBase):
     """`BatchNormTrain` on a GPU: normalize with the mean and variance of the batch.
 
@@ -262,6 +292,10 @@ class GpuDnnBatchNorm(GpuDnnBatchNormBase):
         more = [running_average_factor, *averages] if self.running_averages else []
         return super().make_node(x, scale, bias, epsilon, *more)
 
+    @classmethod
+    def from_abstract(cls, op: Any, **others: Any) -> Self:
+        return super().from_abstract(op, running_averages=op.running, **others)
+
     def _make_abstract(self, axes: Sequence[int]) -> Any:
         return BatchNormTrain(tuple(axes), self.running_averages)
 
@@ -306,11 +340,8 @@ class _InplaceBatchNorm(GpuDnnBatchNormBase):
         self.inplace = switch(type(self).__name__, "inplace", inplace)
         self.destroy_map = {0: [self.overwritten]} if self.inplace else {}
 
-    def inplace_versions(self) -> list[Any]:
-        """Return the in-place version of this Op."""
-        return [type(self)(self.mode, True, self.axes)]
 
-
+@implements(BatchNormTrainGrad, on=GPU_KERNELS, operands=_arrays)
 class GpuDnnBatchNormGrad(_InplaceBatchNorm):
     """`BatchNormTrainGrad` on a GPU, called as ``op(x, gout, scale, mean, invstd)``.
 
@@ -346,6 +377,7 @@ class GpuDnnBatchNormGrad(_InplaceBatchNorm):
         return f"if (dnnops_cudnn_match(&{inputs[1]}, {code}, &in[0], &in[1]) < 0) {{ {fail} }}"
 
 
+@implements(BatchNormInference, on=GPU_KERNELS, operands=_arrays)
 class GpuDnnBatchNormInference(_InplaceBatchNorm):
     """`BatchNormInference` on a GPU, called as ``op(x, scale, bias, mean, var, epsilon=1e-4)``.
 

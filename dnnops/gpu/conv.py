@@ -27,12 +27,13 @@ from dnnops.gpu.algorithms import (
     precision_word,
     read_workspace_limit,
 )
-from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.gpu.base import GPU_CUDNN, CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.gpu.conv_padding import is_asymmetric, padded_explicitly
 from dnnops.gpu.descriptors import apply_described, is_described, output_shape
 from dnnops.gpuarray.layout import MEMORY_FORMATS
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.conv.base import ConvBase
+from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.validate import (
     int_vector,
     merge_shapes,
@@ -40,6 +41,7 @@ from dnnops.nnet.validate import (
     static_vector,
     vector_entries,
 )
+from dnnops.runtime.implementations import BuildContext, implements
 
 __all__ = ["GpuDnnConv", "GpuDnnConvBase", "GpuDnnConvGradI", "GpuDnnConvGradW"]
 
@@ -256,6 +258,15 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
     def _adjoints(self, first: Any, second: Any, g: Any, alpha: Any) -> list[Any]:
         raise NotImplementedError
 
+    @classmethod
+    def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> list[Variable]:
+        # Only a call pads asymmetrically; `make_node` raises an error.
+        return [cls.from_abstract(op)(*inputs)]
+
+    def inplace_versions(self) -> list[GpuDnnConvBase]:
+        """Return the version that overwrites the operand that it adds to."""
+        return [self.replace(inplace=True)] if self.accumulate else []
+
     def _plain(self) -> GpuDnnConvBase:
         return self.replace(accumulate=False, inplace=False)
 
@@ -311,6 +322,7 @@ def _inner_product(x: Any, y: Any) -> Any:
     return product.sum(dtype="float64")
 
 
+@implements(Conv, on=GPU_CUDNN, heavy=True)
 class GpuDnnConv(GpuDnnConvBase):
     """`Conv` on cuDNN, called as ``GpuDnnConv(...)(img, kerns, alpha=1, beta=1, out=None)``.
 
@@ -338,6 +350,7 @@ class GpuDnnConv(GpuDnnConvBase):
         ]
 
 
+@implements(ConvGradInputs, on=GPU_CUDNN, operands=(0, 1), heavy=True)
 class GpuDnnConvGradI(GpuDnnConvBase):
     """`ConvGradInputs` on cuDNN.
 
@@ -369,6 +382,7 @@ class GpuDnnConvGradI(GpuDnnConvBase):
         ]
 
 
+@implements(ConvGradWeights, on=GPU_CUDNN, operands=(0, 1), heavy=True)
 class GpuDnnConvGradW(GpuDnnConvBase):
     """`ConvGradWeights` on cuDNN.
 

@@ -10,13 +10,14 @@ from pytensor.graph.basic import Apply, Variable
 import dnnops.gpu.deferred
 import dnnops.gpu.kernels  # noqa: F401 - both register what C code calls
 from dnnops.errors import DnnTypeError
-from dnnops.gpu.base import as_gradient, device_operands, gradient_like
-from dnnops.gpu.expressions import GpuExpressionOp
+from dnnops.gpu.base import GPU_KERNELS, as_gradient, device_operands, gradient_like
+from dnnops.gpu.derivatives import GpuExpressionOp
 from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.loss.cross_entropy import CrossEntropy, CrossEntropyGrad, label_vector
+from dnnops.runtime.implementations import implements
 
 __all__ = ["GpuCrossEntropy", "GpuCrossEntropyGrad"]
 
@@ -51,6 +52,7 @@ class _GpuCrossEntropyOp(GpuExpressionOp):
         return [*found, labels]
 
 
+@implements(CrossEntropy, on=GPU_KERNELS, operands=(0, 1))
 class GpuCrossEntropy(_GpuCrossEntropyOp, CrossEntropy):
     """`CrossEntropy` of device arrays, including bfloat16.
 
@@ -80,6 +82,7 @@ class GpuCrossEntropy(_GpuCrossEntropyOp, CrossEntropy):
         return [as_gradient(gradient), disconnected_type()]
 
 
+@implements(CrossEntropyGrad, on=GPU_KERNELS, operands=(0, 1, 2, 3))
 class GpuCrossEntropyGrad(_GpuCrossEntropyOp, CrossEntropyGrad):
     """`CrossEntropyGrad` of device arrays, including bfloat16.
 

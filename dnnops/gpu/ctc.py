@@ -9,13 +9,14 @@ from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply
 
 from dnnops.errors import DnnTypeError
-from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.gpu.base import GPU_KERNELS, CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import host_from_gpu
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.loss.ctc import CTC, integer_tensor
 from dnnops.nnet.validate import named_operands, switch
+from dnnops.runtime.implementations import implements
 
 __all__ = ["GpuCTC", "GpuCTCBase", "GpuDnnCTC"]
 
@@ -78,6 +79,7 @@ class GpuCTCBase(CudnnOp, CTC):
         return [along, *(self._no_second_derivative(inputs) for _ in outputs[1:])]
 
 
+@implements(CTC, on=GPU_KERNELS, operands=(0,))
 class GpuCTC(GpuCTCBase):
     """`CTC` with dnnops kernels, called as ``GpuCTC()(activations, labels, input_lengths)``.
 

@@ -11,13 +11,14 @@ from pytensor.graph.basic import Apply, Variable
 import dnnops.gpu.kernels  # noqa: F401 - registers what C code calls
 from dnnops.compat import set_default_update
 from dnnops.errors import DnnTypeError
-from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.gpu.base import GPU_KERNELS, CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.gpu.descriptors import GpuDnnDropoutDesc
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.regularization.dropout import Dropout, DropoutGrad, is_moving, undefined_by_p
 from dnnops.nnet.validate import switch
+from dnnops.runtime.implementations import implements
 
 __all__ = ["GpuDnnDropoutGrad", "GpuDnnDropoutOp"]
 
@@ -32,6 +33,7 @@ class _GpuDropout(CudnnOp):
             self.destroy_map = {0: [0]}
 
 
+@implements(Dropout, on=GPU_KERNELS, operands=(0,))
 class GpuDnnDropoutOp(_GpuDropout, Dropout):
     """`Dropout` of a device array, called as ``GpuDnnDropoutOp()(x, p, state)``.
 
@@ -83,6 +85,7 @@ class GpuDnnDropoutOp(_GpuDropout, Dropout):
         return [tangent, disconnected_type(), disconnected_type()]
 
 
+@implements(DropoutGrad, on=GPU_KERNELS, operands=(0, 2))
 class GpuDnnDropoutGrad(_GpuDropout, DropoutGrad):
     """`DropoutGrad` of device arrays, called as ``GpuDnnDropoutGrad()(gy, p, reserve)``.
 

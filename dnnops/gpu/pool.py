@@ -9,14 +9,28 @@ from pytensor.graph.basic import Apply, Variable
 
 from dnnops.arguments import one_of, switch_or_flag
 from dnnops.errors import DnnTypeError
-from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.gpu.base import GPU_CUDNN, CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.gpu.pool_kernels import GpuMaxPoolGradGrad, GpuPoolOperands
 from dnnops.gpuarray.layout import MEMORY_FORMATS
 from dnnops.nnet.pool.geometry import MAX_DETERMINISTIC, POOL_MODES
-from dnnops.nnet.pool.op import ModePoolBase
-from dnnops.nnet.validate import named_operands
+from dnnops.nnet.pool.op import AveragePoolGrad, MaxPoolGrad, ModePoolBase, Pool
+from dnnops.nnet.validate import named_operands, static_vector
+from dnnops.runtime.implementations import BuildContext, implements
 
 __all__ = ["GpuDnnPool", "GpuDnnPoolBase", "GpuDnnPoolGrad"]
+
+
+def _has_whole_windows(op: Any, x: Any, vectors: list[Any]) -> bool:
+    """Return whether no window extends past the end of the image, as cuDNN requires."""
+    if op.ignore_border:
+        return True
+    ws, stride, _ = (static_vector(v, op.ndim) for v in vectors)
+    sizes = x.type.shape[2:]
+    if None in (*ws, *stride, *sizes):
+        return False
+    return all(
+        n >= w and (n - w) % s == 0 and s <= w for n, w, s in zip(sizes, ws, stride, strict=True)
+    )
 
 
 class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
@@ -71,6 +85,20 @@ class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
             type(self).__name__, "memory_format", memory_format, MEMORY_FORMATS
         )
 
+    @classmethod
+    def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> list[Variable] | None:
+        vectors = inputs[-3:]
+        if not _has_whole_windows(op, inputs[0], vectors):
+            return None
+        if isinstance(op, AveragePoolGrad):
+            # cuDNN also requires the pooled array, but reads its values only for maxima.
+            inputs = [*inputs[:2], *inputs[1:]]
+        if isinstance(op, MaxPoolGrad):
+            mode = MAX_DETERMINISTIC if op.deterministic else "max"
+        else:
+            mode = op.mode
+        return [cls(mode, op.ndim, op.ignore_border)(*inputs)]
+
     def make_node(self, *inputs: Any) -> Apply:
         if self.ndim:
             return super().make_node(*inputs)
@@ -97,6 +125,7 @@ class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
         return cls(**{**props, "ndim": ndim or self.ndim})
 
 
+@implements(Pool, on=GPU_CUDNN, operands=(0,))
 class GpuDnnPool(GpuDnnPoolBase):
     """`Pool` on cuDNN, called as ``GpuDnnPool(mode)(x, ws, stride, pad)``.
 
@@ -126,6 +155,8 @@ class GpuDnnPool(GpuDnnPoolBase):
         return super().pushforward(inputs, outputs, tangents)
 
 
+@implements(MaxPoolGrad, on=GPU_CUDNN, operands=(0, 1, 2))
+@implements(AveragePoolGrad, on=GPU_CUDNN, operands=(0, 1))
 class GpuDnnPoolGrad(GpuDnnPoolBase):
     """Gradient of pooling on cuDNN, called as ``op(x, out, gz, ws, stride, pad)``.
 

@@ -15,13 +15,20 @@ import numpy as np
 from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Variable
 
-from dnnops.gpu.base import as_gradient, device_operands, gradient_like
+from dnnops.gpu.base import GPU_CUPY, as_gradient, device_operands, gradient_like
 from dnnops.gpuarray.op import GpuOp, infer_device
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.pool.geometry import MAX_DETERMINISTIC, POOL_MODES
-from dnnops.nnet.pool.op import ModePoolBase
+from dnnops.nnet.pool.op import (
+    AveragePoolGrad,
+    MaxPoolGrad,
+    MaxPoolGradGrad,
+    ModePoolBase,
+    Pool,
+)
 from dnnops.nnet.validate import int_vector, named_operands, static_vector
 from dnnops.runtime.build import c_code_dir
+from dnnops.runtime.implementations import implements
 
 __all__ = ["GpuMaxPoolGradGrad", "GpuPool", "GpuPoolGrad", "GpuPoolOperands"]
 
@@ -133,6 +140,12 @@ class GpuKernelPool(GpuOp, GpuPoolOperands):
         return self._launch(node, inputs[0].shape, inputs[count:], self._mode(), inputs[:count])
 
 
+@implements(
+    Pool,
+    on=GPU_CUPY,
+    build=lambda op, x, context: [GpuPool(op.ndim, op.mode, op.ignore_border)(*x)],
+    operands=(0,),
+)
 class GpuPool(GpuKernelPool):
     """`Pool` as a kernel, called as ``GpuPool(ndim, mode, ignore_border)(x, ws, stride, pad)``."""
 
@@ -155,6 +168,20 @@ class GpuPool(GpuKernelPool):
         return [op(x, outputs[0], gradient_like(tangents[0], x), *vectors)]
 
 
+@implements(
+    MaxPoolGrad,
+    on=GPU_CUPY,
+    build=lambda op, x, context: [GpuPoolGrad(op.ndim, "max", op.ignore_border)(*x)],
+    operands=(0, 1, 2),
+)
+@implements(
+    AveragePoolGrad,
+    on=GPU_CUPY,
+    build=lambda op, x, context: [
+        GpuPoolGrad(op.ndim, op.mode, op.ignore_border)(x[0], x[1], *x[1:])
+    ],
+    operands=(0, 1),
+)
 class GpuPoolGrad(GpuKernelPool):
     """Gradient of `GpuPool`, called as ``op(x, out, gz, ws, stride, pad)``; `out` isn't read."""
 
@@ -181,6 +208,12 @@ class GpuPoolGrad(GpuKernelPool):
         ]
 
 
+@implements(
+    MaxPoolGradGrad,
+    on=GPU_CUPY,
+    build=lambda op, x, context: [GpuMaxPoolGradGrad(op.ndim, "max", op.ignore_border)(*x)],
+    operands=(0, 1, 2),
+)
 class GpuMaxPoolGradGrad(GpuKernelPool):
     """`MaxPoolGradGrad` as a kernel, called as ``op(x, maxout, ggx, ws, stride, pad)``.
 

@@ -14,7 +14,7 @@ from dnnops.arguments import shown
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpu.base import device_operands, gradient_like
-from dnnops.gpu.expressions import GpuExpressionOp
+from dnnops.gpu.derivatives import GpuExpressionOp
 from dnnops.gpuarray.dtypes import dtype_name
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.expressions import is_connected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,11 +13,12 @@ from pytensor.tensor.shape import Shape_i
 
 from dnnops.config import flag_value
 from dnnops.errors import DnnTypeError
-from dnnops.gpu.base import CUDNN, CudnnOp, as_gradient, device_operands, gradient_like
-from dnnops.gpu.expressions import GpuExpressionOp
+from dnnops.gpu.base import CUDNN, GPU_CUDNN, CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.gpu.derivatives import GpuExpressionOp
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.rnn.op import (
+    INT_OPERANDS,
     RANKS,
     RNN_ALGORITHMS,
     RNNBackward,
@@ -24,6 +26,7 @@ from dnnops.nnet.rnn.op import (
     RNNForward,
 )
 from dnnops.nnet.validate import switch
+from dnnops.runtime.implementations import BuildContext, implements
 from dnnops.runtime.op import describe_operands, make_context, raise_status
 
 __all__ = [
@@ -32,6 +35,11 @@ __all__ = [
     "GpuDnnRNNForward",
     "last_rnn_algorithm",
 ]
+
+
+def _arrays(node: Apply) -> list[int]:
+    names = getattr(node.op, "all_operands", node.op.operands)
+    return [i for i, name in enumerate(names) if name not in INT_OPERANDS]
 
 
 class GpuDnnRNNBase(CudnnOp, RNNBase):
@@ -91,6 +99,7 @@ class GpuDnnRNNBase(CudnnOp, RNNBase):
         ]
 
 
+@implements(RNNForward, on=GPU_CUDNN, operands=_arrays, heavy=True)
 class GpuDnnRNNForward(GpuDnnRNNBase, GpuExpressionOp, RNNForward):
     """`RNNForward` on cuDNN.
 
@@ -108,6 +117,14 @@ class GpuDnnRNNForward(GpuDnnRNNBase, GpuExpressionOp, RNNForward):
 
     __props__ = (*GpuDnnRNNBase.network_props, "keeps_reserve")
     function = "dnnops_cudnn_rnn_forward"
+
+    @classmethod
+    def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> Sequence[Variable] | None:
+        # cuDNN does not support empty inputs. The condition is the same for both Ops: no other
+        # library could read the reserve that cuDNN writes.
+        if inputs[1].type.shape[2] == 0:
+            return None
+        return super().build(op, inputs, context)
 
     def __init__(
         self,
@@ -172,6 +189,7 @@ class GpuDnnRNNForward(GpuDnnRNNBase, GpuExpressionOp, RNNForward):
         ]
 
 
+@implements(RNNBackward, on=GPU_CUDNN, operands=_arrays, heavy=True)
 class GpuDnnRNNBackward(GpuDnnRNNBase, GpuExpressionOp, RNNBackward):
     """`RNNBackward` on cuDNN.
 

@@ -11,9 +11,12 @@ from pytensor.tensor import as_tensor_variable
 from dnnops.arguments import shown
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
-from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad
+from dnnops.gpu.base import GPU_CUDNN, CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.gpu.derivatives import GpuAbstractOp
+from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.nnet.validate import is_int, merge_shapes, named_operands, one_of
+from dnnops.runtime.axes import neighboring_axes
+from dnnops.runtime.implementations import BuildContext, implements
 
 __all__ = ["ALGORITHMS", "GpuDnnSoftmax", "GpuDnnSoftmaxBase", "GpuDnnSoftmaxGrad"]
 
@@ -64,6 +67,14 @@ class GpuDnnSoftmaxBase(CudnnOp):
             axis = tuple(int(a) for a in axis)
         self.axis: tuple[int, ...] | None = axis
 
+    @classmethod
+    def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> list[Variable] | None:
+        axes = neighboring_axes(op.axis, inputs[0].type.ndim)
+        if axes is None:
+            return None
+        is_log = isinstance(op, LogSoftmaxGrad) or getattr(op, "log", False)
+        return cls("log" if is_log else "accurate", axis=axes).make_node(*inputs).outputs
+
     def axes(self, ndim: int) -> range:
         """Return the axes over which the result sums to one, for arrays of rank `ndim`.
 
@@ -108,6 +119,7 @@ class GpuDnnSoftmaxBase(CudnnOp):
         return [[True] for _ in node.inputs]
 
 
+@implements(WholeSoftmax, on=GPU_CUDNN)
 class GpuDnnSoftmax(GpuDnnSoftmaxBase):
     """Softmax or its logarithm, called as ``GpuDnnSoftmax(algo, mode)(x)``.
 
@@ -134,7 +146,8 @@ class GpuDnnSoftmax(GpuDnnSoftmaxBase):
         return [gradient_like(host - (sm * host).sum(axis=self.axis, keepdims=True), tangent)]
 
 
-class GpuDnnSoftmaxGrad(GpuDnnSoftmaxBase):
+@implements(SoftmaxGrad, LogSoftmaxGrad, on=GPU_CUDNN)
+class GpuDnnSoftmaxGrad(GpuDnnSoftmaxBase, GpuAbstractOp):
     """Gradient of `GpuDnnSoftmax`, called as ``GpuDnnSoftmaxGrad(algo, mode)(gz, out)``.
 
     `gz` is the gradient with respect to the output `out`. See `GpuDnnSoftmaxBase` for the
@@ -143,24 +156,6 @@ class GpuDnnSoftmaxGrad(GpuDnnSoftmaxBase):
 
     operands = ("gz", "out")
 
-    def _abstract(self) -> SoftmaxGrad | LogSoftmaxGrad:
+    def abstract(self) -> SoftmaxGrad | LogSoftmaxGrad:
+        """Return the abstract Op that computes the same."""
         return (LogSoftmaxGrad if self.algo == "log" else SoftmaxGrad)(self.axis)
-
-    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
-        # Second derivatives are sums and products of host variables; rewrites move them to the
-        # device.
-        host = [as_tensor_variable(x) for x in inputs]
-        op = self._abstract()
-        gradients = op.pullback(host, [op(*host)], [as_tensor_variable(cotangents[0])])
-        return [as_gradient(gradient_like(g, x)) for g, x in zip(gradients, inputs, strict=True)]
-
-    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
-        host = [as_tensor_variable(x) for x in inputs]
-        moved = [
-            t if isinstance(t.type, DisconnectedType) else as_tensor_variable(t) for t in tangents
-        ]
-        op = self._abstract()
-        (result,) = op.pushforward(host, [op(*host)], moved)
-        if isinstance(result.type, DisconnectedType):
-            return [result]
-        return [gradient_like(result, inputs[0])]

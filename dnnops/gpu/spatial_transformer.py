@@ -16,7 +16,8 @@ from pytensor.tensor import as_tensor_variable
 
 from dnnops.arguments import switch_or_flag
 from dnnops.errors import DnnNotSupportedError
-from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.gpu.base import GPU_KERNELS, as_gradient, device_operands, gradient_like
+from dnnops.gpu.derivatives import GpuAbstractOp
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.resample.spatial_transformer import (
@@ -27,6 +28,7 @@ from dnnops.nnet.resample.spatial_transformer import (
     SpatialTransformerSamplerGrad,
 )
 from dnnops.nnet.validate import int_vector, named_operands, static_vector
+from dnnops.runtime.implementations import implements
 
 __all__ = [
     "GpuDnnTransformerGradI",
@@ -40,7 +42,7 @@ __all__ = [
 ]
 
 
-class _TransformerOp(CudnnOp):
+class _TransformerOp(GpuAbstractOp):
     """Base class of the Ops in this module, which take their derivatives from an abstract Op."""
 
     function = "dnnops_cudnn_spatial_transformer"
@@ -49,38 +51,18 @@ class _TransformerOp(CudnnOp):
     kind: ClassVar[int]
     #: Whether the Op uses dnnops kernels instead of cuDNN.
     kernels: ClassVar[bool] = False
-    #: The equivalent abstract Op.
-    abstract: ClassVar[type]
+    #: Class of the abstract Op that computes the same.
+    abstract_class: ClassVar[type]
     deterministic = False
 
     def parameters(self) -> list[int]:
         return [self.kind, int(self.kernels), int(self.deterministic)]
 
+    def abstract(self) -> Any:
+        return self.abstract_class()
+
     def _output(self, like: Any, shape: Any) -> Any:
         return GpuArrayType(like.type.dtype, tuple(shape), like.type.device)()
-
-    # Derivatives of the gradients are built from host variables; rewrites move them to the device.
-
-    def _abstract_node(self, inputs: Any) -> Apply:
-        return self.abstract().make_node(*(as_tensor_variable(x) for x in inputs))
-
-    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
-        node = self._abstract_node(inputs)
-        moved = [as_tensor_variable(g) if is_connected(g) else g for g in cotangents]
-        found = node.op.pullback(node.inputs, node.outputs, moved)
-        return [
-            as_gradient(gradient_like(g, x)) if is_connected(g) else g
-            for g, x in zip(found, inputs, strict=True)
-        ]
-
-    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
-        node = self._abstract_node(inputs)
-        moved = [as_tensor_variable(t) if is_connected(t) else t for t in tangents]
-        found = node.op.pushforward(node.inputs, node.outputs, moved)
-        return [
-            gradient_like(t, z) if is_connected(t) else t
-            for t, z in zip(found, outputs, strict=True)
-        ]
 
 
 # -- the grid ------------------------------------------------------------------------------
@@ -95,7 +77,7 @@ class GpuDnnTransformerGrid(_TransformerOp, SpatialTransformerGrid):
     """
 
     kind = 0
-    abstract = SpatialTransformerGrid
+    abstract_class = SpatialTransformerGrid
 
     def make_node(self, theta: Any, out_dims: Any) -> Apply:  # type: ignore[override]
         name = type(self).__name__
@@ -135,7 +117,7 @@ class GpuDnnTransformerGradT(_TransformerOp, SpatialTransformerGridGrad):
     """
 
     kind = 1
-    abstract = SpatialTransformerGridGrad
+    abstract_class = SpatialTransformerGridGrad
 
     def make_node(self, dgrid: Any) -> Apply:  # type: ignore[override]
         (dgrid,) = device_operands(type(self).__name__, 4, dgrid=dgrid)
@@ -169,7 +151,7 @@ class GpuDnnTransformerSampler(_TransformerSampler, SpatialTransformerSampler):
     """`SpatialTransformerSampler` on cuDNN, called as ``GpuDnnTransformerSampler()(img, grid)``."""
 
     kind = 2
-    abstract = SpatialTransformerSampler
+    abstract_class = SpatialTransformerSampler
 
     def make_node(self, img: Any, grid: Any) -> Apply:  # type: ignore[override]
         arrays, (_, _, shape) = self._device_operands((img, grid))
@@ -192,7 +174,7 @@ class GpuDnnTransformerGradI(_TransformerSampler, SpatialTransformerSamplerGrad)
     """
 
     kind = 3
-    abstract = SpatialTransformerSamplerGrad
+    abstract_class = SpatialTransformerSamplerGrad
     #: Maximum number of channels of `img`; None if there is no limit.
     most_channels: ClassVar[int | None] = 1024
 
@@ -210,6 +192,11 @@ class GpuDnnTransformerGradI(_TransformerSampler, SpatialTransformerSamplerGrad)
 # -- dnnops kernels ------------------------------------------------------------------------
 
 
+# These support cases that cuDNN does not: NaN, infinity, a single row or column, any number of
+# channels, and other dtypes.
+
+
+@implements(SpatialTransformerGrid, on=GPU_KERNELS, operands=(0,))
 class GpuTransformerGrid(GpuDnnTransformerGrid):
     """`SpatialTransformerGrid` computed by a dnnops kernel."""
 
@@ -219,6 +206,7 @@ class GpuTransformerGrid(GpuDnnTransformerGrid):
         return GpuTransformerGradT()
 
 
+@implements(SpatialTransformerGridGrad, on=GPU_KERNELS)
 class GpuTransformerGradT(GpuDnnTransformerGradT):
     """`SpatialTransformerGridGrad` computed by a dnnops kernel; every run gives the same result."""
 
@@ -228,6 +216,7 @@ class GpuTransformerGradT(GpuDnnTransformerGradT):
         return GpuTransformerGrid()
 
 
+@implements(SpatialTransformerSampler, on=GPU_KERNELS)
 class GpuTransformerSampler(GpuDnnTransformerSampler):
     """`SpatialTransformerSampler` computed by a dnnops kernel."""
 
@@ -237,6 +226,7 @@ class GpuTransformerSampler(GpuDnnTransformerSampler):
         return GpuTransformerGradI()
 
 
+@implements(SpatialTransformerSamplerGrad, on=GPU_KERNELS)
 class GpuTransformerGradI(GpuDnnTransformerGradI):
     """`SpatialTransformerSamplerGrad` computed by dnnops kernels.
 

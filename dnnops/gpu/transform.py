@@ -11,7 +11,7 @@ from dnnops.arguments import one_of, switch
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpu.base import device_operands
-from dnnops.gpu.expressions import GpuExpressionOp
+from dnnops.gpu.derivatives import GpuExpressionOp
 from dnnops.gpuarray.layout import MEMORY_FORMATS
 from dnnops.nnet.validate import float64_scalar, show_shape
 

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from pytensor.graph.basic import Apply
 
-from dnnops.gpu.base import as_gradient, device_operands, gradient_like
+from dnnops.gpu.base import GPU_CUPY, as_gradient, device_operands, gradient_like
 from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.op import GpuOp
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.norm.window_base import WindowSum, window_sides
 from dnnops.nnet.validate import named_operands
 from dnnops.runtime.build import c_code_dir
+from dnnops.runtime.implementations import implements
 
 __all__ = ["GpuWindowSum"]
 
@@ -41,6 +42,12 @@ def _module() -> Any:
     )
 
 
+@implements(
+    WindowSum,
+    on=GPU_CUPY,
+    build=lambda op, x, context: [GpuWindowSum(op.n, op.axes, op.backward)(*x)],
+    operands=(0,),
+)
 class GpuWindowSum(GpuOp, WindowSum):
     """`WindowSum` as a kernel, called as ``GpuWindowSum(n, axes, backward)(x)``.
 

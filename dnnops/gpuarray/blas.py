@@ -104,6 +104,8 @@ class GpuGemm(_Product):
     ``alpha`` and ``beta`` are host scalars or 0-d device arrays.
     """
 
+    inplace_parameter = "inplace"
+
     def compute(self, node: Apply, z: Any, alpha: Any, x: Any, y: Any, beta: Any) -> Any:
         from cupy import cublas
 
@@ -128,6 +130,8 @@ class GpuGemm(_Product):
 class GpuGemv(_Product):
     """`Gemv` on the device: ``beta * y + alpha * dot(A, x)``."""
 
+    inplace_parameter = "inplace"
+
     def compute(self, node: Apply, y: Any, alpha: Any, A: Any, x: Any, beta: Any) -> Any:  # noqa: N803
         shape = (A.shape[0],)
         if not _fills(y.shape, shape, node.inputs[0]):
@@ -139,6 +143,8 @@ class GpuGemv(_Product):
 
 class GpuGer(_Product):
     """`Ger` on the device: ``A + alpha * outer(x, y)``."""
+
+    inplace_parameter = "destructive"
 
     def compute(self, node: Apply, A: Any, alpha: Any, x: Any, y: Any) -> Any:  # noqa: N803
         if A.shape != (*x.shape, *y.shape):

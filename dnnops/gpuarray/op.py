@@ -7,6 +7,7 @@ call to CuPy.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, ClassVar
 
 from pytensor.graph.basic import Apply, Variable
@@ -90,6 +91,8 @@ class MirrorOp(GpuOp):
     """
 
     __props__: ClassVar[tuple[str, ...]] = ("host_op",)
+    #: The parameter of the host Op that makes it overwrite its first operand, if there is one.
+    inplace_parameter: ClassVar[str | None] = None
 
     def __init__(self, host_op: Op):
         self.host_op = host_op
@@ -102,6 +105,16 @@ class MirrorOp(GpuOp):
     def with_host_op(self, host_op: Op) -> MirrorOp:
         """Return a copy of this Op with another host Op; its own parameters are kept."""
         return type(self)(host_op)
+
+    def inplace_versions(self) -> list[MirrorOp]:
+        """Return the version of this Op that overwrites an operand, if its host Op has one."""
+        if self.inplace_parameter is None:
+            return []
+        version, host_op = copy.copy(self), copy.copy(self.host_op)
+        setattr(host_op, self.inplace_parameter, True)
+        version.host_op = host_op
+        host_op.destroy_map = version.destroy_map = {0: [0]}
+        return [version]
 
     def host_node(self, *inputs: Any) -> Apply:
         """Apply the host Op to `inputs`, with host stand-ins for the device variables."""

@@ -56,6 +56,8 @@ class GpuSubtensor(_GpuIndexing):
 class GpuIncSubtensor(_GpuIndexing):
     """`IncSubtensor` on the device: increment or set a part of an array."""
 
+    inplace_parameter = "inplace"
+
     def compute(self, node: Apply, x: Any, y: Any, *indices: Any) -> Any:
         index = self.index(node, indices)
         out = self.target(x)
@@ -119,6 +121,8 @@ class GpuAdvancedIncSubtensor(_GpuAdvancedIndexing):
 
     Increments of repeated indices add up, unless the host Op ignores duplicates.
     """
+
+    inplace_parameter = "inplace"
 
     def compute(self, node: Apply, x: Any, y: Any, *indices: Any) -> Any:
         import cupy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytensor.gradient
 import pytensor.tensor as pt
@@ -12,12 +12,36 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.graph.replace import graph_replace
 
-__all__ = ["ExpressionOp", "is_connected"]
+__all__ = ["ExpandableOp", "ExpressionOp", "is_connected"]
 
 
 def is_connected(variable: Any) -> bool:
     """Return whether a derivative is connected, that is, not of `DisconnectedType`."""
     return not isinstance(variable.type, DisconnectedType)
+
+
+class ExpandableOp(Op):
+    """An Op that rewrites replace with expressions of other Ops where no backend runs it."""
+
+    #: Whether the expressions contain elementwise Ops to fuse with those around the node.
+    expands_elementwise: ClassVar[bool] = False
+
+    # Defined by subclasses: returns the results as expressions of the operands.
+    _expressions: Callable[..., list[Any]]
+
+    def expressions(self, *inputs: Any) -> list[Any]:
+        """Return the results as expressions of PyTensor's Ops.
+
+        Parameters
+        ----------
+        *inputs : TensorVariable
+            Operands of the Op.
+
+        Returns
+        -------
+        list of TensorVariable
+        """
+        return self._expressions(*inputs)
 
 
 class ExpressionOp(Op):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
@@ -15,53 +14,23 @@ from pytensor.graph.utils import InconsistencyError
 from pytensor.tensor.rewriting.elemwise import InplaceGraphOptimizer
 
 from dnnops.gpuarray.basic import GpuAlloc, GpuAllocEmpty
-from dnnops.gpuarray.blas import GpuGemm, GpuGemv, GpuGer
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.op import is_on_device
-from dnnops.gpuarray.subtensor import GpuAdvancedIncSubtensor, GpuIncSubtensor
-
-#: ``f(fgraph, node)`` returns one or several in-place versions of ``node.op``, or None.
-InplaceFunction = Callable[[FunctionGraph, Apply], Op | Sequence[Op] | None]
-
-_registry: dict[type, InplaceFunction] = {}
-
-
-def register_gpu_inplace(*op_classes: type) -> Callable[[InplaceFunction], InplaceFunction]:
-    """Register a function that returns the in-place version of a node's Op.
-
-    Parameters
-    ----------
-    *op_classes : type
-        Classes of GPU Ops. Subclasses are not included.
-
-    Returns
-    -------
-    callable
-        Decorator for ``f(fgraph, node)``, which returns an Op with a ``destroy_map`` that takes
-        ``node.inputs``, a sequence of such Ops, or None. The first Op that overwrites only unneeded
-        inputs is used. The function is not called for nodes that are already in place, and need not
-        check whether an input may be overwritten.
-    """
-
-    def register(function: InplaceFunction) -> InplaceFunction:
-        for op_class in op_classes:
-            _registry[op_class] = function
-        return function
-
-    return register
 
 
 class GpuInplace(GraphRewriter):
-    """Replace Ops with their in-place versions where nothing else needs the overwritten inputs."""
+    """Replace Ops with their in-place versions where nothing else needs the overwritten inputs.
+
+    An Op's method ``inplace_versions`` returns its versions, in the order of preference.
+    """
 
     def apply(self, fgraph: FunctionGraph) -> None:
         """Rewrite `fgraph`."""
         for node in fgraph.toposort():
-            function = _registry.get(type(node.op))
-            if function is None or node.op.destroy_map:
+            if node.op.destroy_map or not any(map(is_on_device, node.outputs)):
                 continue
-            versions = function(fgraph, node)
-            for op in [versions] if isinstance(versions, Op) else versions or ():
+            versions = getattr(node.op, "inplace_versions", None)
+            for op in versions() if versions else ():
                 if any(self._replace(fgraph, node, op, inputs) for inputs in _inputs(node, op)):
                     break
 
@@ -122,21 +91,3 @@ class GpuInplaceElemwise(InplaceGraphOptimizer):
         """Return the node that overwrites the given operands."""
         pairs = [(o, i) for o, [i] in inplace_pattern.items()]
         return GpuElemwise(node.op.scalar_op, pairs).make_node(*node.inputs)
-
-
-def _inplace_host_op(op: Any) -> Any:
-    """Return the in-place version of a PyTensor Op with an ``inplace`` parameter."""
-    inplace = copy.copy(op)
-    name = "destructive" if hasattr(op, "destructive") else "inplace"
-    setattr(inplace, name, True)
-    inplace.destroy_map = {0: [0]}
-    return inplace
-
-
-@register_gpu_inplace(GpuIncSubtensor, GpuAdvancedIncSubtensor, GpuGemm, GpuGemv, GpuGer)
-def inplace_mirror(fgraph: FunctionGraph, node: Apply) -> Op:
-    """Return the in-place version of a GPU Op whose host Op has one."""
-    op = copy.copy(node.op)
-    op.host_op = _inplace_host_op(node.op.host_op)
-    op.destroy_map = op.host_op.destroy_map
-    return op

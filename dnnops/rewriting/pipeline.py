@@ -5,8 +5,8 @@ canonicalize at 1, stabilize at 1.5, insert BLAS calls at 1.7, specialize at 2, 
 at 49, and add the destroy handler at 49.5. Ops may become in-place only after that. A mode runs a
 pass if it includes one of its tags and excludes none.
 
-The lifters of `dnnops.rewriting.move.lifters` and the conversions of `dnnops.rewriting.cpu.ops` and
-`dnnops.rewriting.gpu` are not passes: ``gpu_lift`` and ``to_onednn`` apply them to each node.
+The implementations of Ops on a GPU and on the CPU are in `dnnops.rewriting.registry`. The passes
+``gpu_lift`` and ``to_onednn`` ask them node by node.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pytensor.graph.rewriting.basic import (
 )
 from pytensor.graph.rewriting.db import RewriteDatabase
 
-import dnnops.rewriting.gpu  # registers lifters
 import dnnops.rewriting.move.tensor_ops  # registers lifters
 import dnnops.rewriting.move.to_gpu  # noqa: F401 - registers rewrites with PyTensor's own passes
 from dnnops.rewriting.cpu.activation import ExpandActivations, FuseAgain

@@ -11,16 +11,18 @@ import ctypes
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
 from pytensor.link.c.op import COp
 from pytensor.link.c.params_type import Params, ParamsType
 from pytensor.tensor.type import TensorType
 
 from dnnops.errors import DnnTypeError, error_from_status
 from dnnops.runtime.build import LIBRARIES, RuntimeLibrary, abi_hash, c_code_dir
+from dnnops.runtime.implementations import BuildContext
 from dnnops.runtime.nodes import compiling, number_node
 
 __all__ = [
@@ -198,6 +200,24 @@ class RuntimeOp(COp):
     def reused_inputs(self) -> dict[int, list[int]]:
         """Inputs whose arrays become outputs, in the form of ``destroy_map``."""
         return self.destroy_map
+
+    @classmethod
+    def from_abstract(cls, op: Any, **others: Any) -> Self:
+        """Make the Op with the parameters of an abstract Op, except for those given."""
+        return cls(**{name: getattr(op, name) for name in op.__props__} | others)
+
+    @classmethod
+    def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> Sequence[Variable] | None:
+        """Apply the Op that replaces an abstract Op; see `dnnops.runtime.implementations`."""
+        return cls.from_abstract(op).make_node(*inputs).outputs
+
+    def inplace_versions(self) -> Sequence[Op]:
+        """Return the versions of this Op that overwrite operands, in the order of preference."""
+        op: Any = self
+        if "inplace" not in op.__props__ or op.inplace:
+            return []
+        props = {name: getattr(op, name) for name in op.__props__}
+        return [type(op)(**props | {"inplace": True})]
 
     params_type = ParamsType(words=TensorType("int64", shape=(None,)))
     # The library handles float16 operands, so PyTensor may use the C code for them.

@@ -123,9 +123,9 @@ WAYS: dict[str, tuple[Step, ...]] = {
             "decides which nodes move to the GPU, and puts transfers around them.",
         ),
         Step(
-            "rewriting/gpu/conv.py",
-            "_build_conv",
-            "replaces a `Conv` that moves with `GpuDnnConv`.",
+            "rewriting/registry.py",
+            "lift",
+            "replaces a `Conv` that moves with the class that is declared for it, `GpuDnnConv`.",
         ),
         Step(
             "gpu/conv.py",

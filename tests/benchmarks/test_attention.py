@@ -120,7 +120,6 @@ def test_peers_compute_the_same(timer, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("training", [False, True])
 def test_nothing_else_runs_on_the_device(dtype, training):
-    import dnnops.rewriting.gpu  # noqa: F401
     from benchmarks.peers.attention_dnnops import graph
 
     with pytensor.config.change_flags(dnn__enabled="no_check"):

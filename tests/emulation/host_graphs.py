@@ -14,15 +14,13 @@ from dnnops import dnn
 from dnnops.gpu.base import CudnnOp
 from dnnops.gpu.batchnorm import GpuDnnBatchNormBase
 from dnnops.gpu.conv import GpuDnnConvBase
-from dnnops.gpu.expressions import GpuExpressionOp
-from dnnops.gpu.lrn import GpuWindowNormBase
+from dnnops.gpu.derivatives import GpuAbstractOp, GpuExpressionOp
 from dnnops.gpu.pool_kernels import GpuMaxPoolGradGrad
 from dnnops.gpu.rnn import GpuDnnRNNBase
-from dnnops.gpu.spatial_transformer import _TransformerOp
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import GpuCast, GpuFromHost, GpuToGpu, HostFromGpu
 from dnnops.nnet.activation.op import Activation, ActivationGrad
-from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.nnet.activation.softmax import WholeSoftmax
 from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.loss.ctc import CTC
 from dnnops.nnet.pool.op import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
@@ -56,11 +54,7 @@ def _softmax(op: Any, inputs: list[Any]) -> list[Any]:
     return [WholeSoftmax(op.axis, op.algo == "log")(*inputs)]
 
 
-def _softmax_grad(op: Any, inputs: list[Any]) -> list[Any]:
-    return [(LogSoftmaxGrad if op.algo == "log" else SoftmaxGrad)(op.axis)(*inputs)]
-
-
-def _window_norm(op: Any, inputs: list[Any]) -> list[Any]:
+def _abstract(op: Any, inputs: list[Any]) -> list[Any]:
     kept = [x for o, x in zip(op.operands, inputs, strict=True) if o not in op.extra_operands]
     return op.abstract().make_node(*kept).outputs
 
@@ -84,7 +78,6 @@ _LOWERED: dict[type, Callable[[Any, list[Any]], Any]] = {
     GpuMaxPoolGradGrad: lambda op, x: [MaxPoolGradGrad(op.ndim, op.ignore_border)(*x)],
     GpuDnnBatchNormBase: lambda op, x: op.abstract(x[0].type.ndim).make_node(*x).outputs,
     dnn.GpuDnnSoftmax: _softmax,
-    dnn.GpuDnnSoftmaxGrad: _softmax_grad,
     dnn.GpuDnnCTC: lambda op, x: (
         CTC(op.with_gradients, op.with_label_lengths).make_node(*x).outputs
     ),
@@ -92,8 +85,7 @@ _LOWERED: dict[type, Callable[[Any, list[Any]], Any]] = {
     dnn.GpuDnnActivationGrad: lambda op, x: [ActivationGrad(op.mode, op.coef)(*x)],
     dnn.GpuDnnDropoutOp: lambda op, x: Dropout().make_node(*x).outputs,
     dnn.GpuDnnDropoutGrad: lambda op, x: [DropoutGrad()(*x)],
-    GpuWindowNormBase: _window_norm,
-    _TransformerOp: lambda op, x: op.abstract().make_node(*x).outputs,
+    GpuAbstractOp: _abstract,
     GpuDnnRNNBase: _rnn,
     GpuExpressionOp: lambda op, x: op._expressions(*x),
 }

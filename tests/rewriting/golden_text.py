@@ -12,11 +12,15 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import _vectorize_node
 
+from dnnops.cpu.activation import FASTER
+from dnnops.cpu.base import OneDnnOp
+from dnnops.gpu.base import CudnnOp
+from dnnops.gpuarray.op import MirrorOp
 from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu
-from dnnops.rewriting import inplace
-from dnnops.rewriting.cpu import activation as cpu_activation
-from dnnops.rewriting.cpu import ops as cpu_ops
+from dnnops.nnet.expressions import ExpandableOp
 from dnnops.rewriting.move import lifters
+from dnnops.rewriting.registry import cpu_implementations
+from dnnops.runtime.op import RuntimeOp
 
 #: Ops of `dnnops.gpuarray` do what PyTensor's do, in the forms that PyTensor's rewrites leave.
 _PLAIN = "dnnops.gpuarray."
@@ -188,10 +192,10 @@ def registries_text(abstract_ops: Iterable[type], nodes: Iterable[Apply]) -> lis
             line for op, examples in by_op.items() for line in _lifters_of(op, examples)
         ),
         "lifters of other Ops, in the order of asking": _other_lifters(set(by_op)),
-        "expansions on the GPU": _expansions(),
+        "expansions on the GPU": _expansions(set(by_op)),
         "conversions on the CPU": _conversions(set(by_op)),
-        "in-place variants on the CPU": sorted(op.__name__ for op in cpu_ops.INPLACE),
-        "in-place variants on the GPU": sorted(op.__name__ for op in inplace._registry),
+        "in-place variants on the CPU": _with_inplace_versions(OneDnnOp),
+        "in-place variants on the GPU": _with_inplace_versions(CudnnOp, MirrorOp),
         "vectorization": (f"{op.__name__}: {_vectorization(op)}" for op in by_op),
     }
     return [line for title, lines in sections.items() for line in (f"## {title}", *lines)]
@@ -245,21 +249,42 @@ def _is_registered_by_dnnops(op_class: type) -> bool:
     return op_class.__module__.startswith(("dnnops.", "pytensor."))
 
 
-def _expansions() -> Iterator[str]:
-    for op_class in sorted(lifters.expansions, key=_name):
-        if _is_registered_by_dnnops(op_class):
-            when = "before fusion" if op_class in lifters._elementwise else "after fusion"
-            yield f"{op_class.__name__}: {when}"
+def _expansions(abstract_ops: set[type]) -> Iterator[str]:
+    registered = filter(_is_registered_by_dnnops, lifters.expansions)
+    expandable = (op for op in abstract_ops if issubclass(op, ExpandableOp))
+    for op_class in sorted({*registered, *expandable}, key=_name):
+        is_first = getattr(op_class, "expands_elementwise", False)
+        yield f"{op_class.__name__}: {'before' if is_first else 'after'} fusion"
 
 
 def _conversions(abstract_ops: set[type]) -> Iterator[str]:
-    converted = set(cpu_ops._kinds)
+    converted = cpu_implementations()
     for op_class in sorted(abstract_ops, key=_name):
-        if op_class in cpu_activation.FASTER:
-            backend, modes = cpu_activation.FASTER[op_class]
-            yield f"{op_class.__name__}: {backend.__name__} for {', '.join(modes)}"
+        if op_class in FASTER:
+            backend = converted[op_class].op_class
+            yield f"{op_class.__name__}: {backend.__name__} for {', '.join(FASTER[op_class])}"
         else:
             yield f"{op_class.__name__}: {'yes' if op_class in converted else 'none'}"
+
+
+def _with_inplace_versions(*bases: type) -> list[str]:
+    """Return the names of the Ops derived from `bases` that may have in-place versions."""
+    names, stack = set(), list(bases)
+    while stack:
+        op_class: Any = stack.pop()
+        stack += op_class.__subclasses__()
+        if op_class.__subclasses__() or not _is_registered_by_dnnops(op_class):
+            continue
+        own = op_class.inplace_versions not in (
+            RuntimeOp.inplace_versions,
+            MirrorOp.inplace_versions,
+        )
+        has_parameter = "inplace" in op_class.__props__ or getattr(
+            op_class, "inplace_parameter", None
+        )
+        if own or has_parameter:
+            names.add(op_class.__name__)
+    return sorted(names)
 
 
 def _vectorization(op_class: type) -> str:

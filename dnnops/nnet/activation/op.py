@@ -17,6 +17,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnValueError
+from dnnops.nnet.expressions import ExpandableOp
 from dnnops.nnet.validate import (
     accumulator_dtype,
     as_floating,
@@ -93,11 +94,13 @@ def _coefficient(where: str, name: str, mode: str, value: Any) -> float:
     return found
 
 
-class Activation(ActivationBase):
+class Activation(ExpandableOp, ActivationBase):
     """Apply an activation: ``Activation(mode, coef)(x)``.
 
     See `ActivationBase` for the parameters.
     """
+
+    expands_elementwise = True
 
     def make_node(self, x: Any) -> Apply:  # type: ignore[override]
         x = float_tensor(type(self).__name__, "x", x)
@@ -111,17 +114,7 @@ class Activation(ActivationBase):
             return [disconnected_type()]
         return self.pullback(inputs, outputs, tangents)  # the Jacobian is diagonal
 
-    def expression(self, x: Any) -> TensorVariable:
-        """Return the result as an expression of PyTensor's elementwise Ops.
-
-        Parameters
-        ----------
-        x : TensorVariable
-
-        Returns
-        -------
-        TensorVariable
-        """
+    def _expressions(self, x: Any) -> list[Any]:
         dtype = x.type.dtype
         x = pt.cast(x, accumulator_dtype(dtype))
         coef, zero = _constants(x, self.coef, 0)
@@ -137,7 +130,7 @@ class Activation(ActivationBase):
             y = pt.switch(x > zero, x, coef * pt.expm1(x))
         else:
             y = x * pt.sigmoid(x if self.coef == 1 else coef * x)
-        return pt.cast(y, dtype)
+        return [pt.cast(y, dtype)]
 
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         (x,) = inputs
@@ -158,13 +151,15 @@ class Activation(ActivationBase):
         output_storage[0][0] = np.asarray(y, dtype=x.dtype)
 
 
-class ActivationGrad(ActivationBase):
+class ActivationGrad(ExpandableOp, ActivationBase):
     """Compute the gradient of an activation: ``ActivationGrad(mode, coef)(x, y, gy)``.
 
     `gy` is the gradient with respect to the output `y`. The slope is computed from `y` for tanh
     and sigmoid, from `x` for relu, clipped relu and swish, and from both for elu. See
     `ActivationBase` for the parameters.
     """
+
+    expands_elementwise = True
 
     def make_node(self, x: Any, y: Any, gy: Any) -> Apply:  # type: ignore[override]
         name = type(self).__name__
@@ -217,17 +212,7 @@ class ActivationGrad(ActivationBase):
             return pt.switch(x > zero, zero, gy * g)
         return pt.zeros_like(y)
 
-    def expression(self, x: Any, y: Any, gy: Any) -> TensorVariable:
-        """Return the result as an expression of PyTensor's elementwise Ops.
-
-        Parameters
-        ----------
-        x, y, gy : TensorVariable
-
-        Returns
-        -------
-        TensorVariable
-        """
+    def _expressions(self, x: Any, y: Any, gy: Any) -> list[Any]:
         dtype = x.type.dtype
         x, y, gy = (pt.cast(v, accumulator_dtype(dtype)) for v in (x, y, gy))
         coef, zero, one = _constants(x, self.coef, 0, 1)
@@ -244,7 +229,7 @@ class ActivationGrad(ActivationBase):
         else:
             s = pt.sigmoid(coef * x)
             gx = gy * (s * (one + coef * x * (one - s)))
-        return pt.cast(gx, dtype)
+        return [pt.cast(gx, dtype)]
 
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         name = type(self).__name__

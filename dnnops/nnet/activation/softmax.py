@@ -16,12 +16,12 @@ from numpy.exceptions import AxisError
 from numpy.lib.array_utils import normalize_axis_tuple
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Apply
-from pytensor.graph.op import Op
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.arguments import shown, switch
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.nnet.expressions import ExpandableOp
 from dnnops.nnet.validate import (
     accumulator_dtype,
     check_broadcast,
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-class WholeSoftmax(Op):
+class WholeSoftmax(ExpandableOp):
     """Softmax, or its logarithm, as one Op: ``WholeSoftmax(axis, log)(x)``.
 
     Parameters
@@ -81,6 +81,11 @@ class WholeSoftmax(Op):
         weighted = pt.exp(outputs[0]) * tangent
         return [tangent - weighted.sum(axis=self.axis, keepdims=True)]
 
+    def _expressions(self, x: Any) -> list[Any]:
+        shifted = x - x.max(axis=self.axis, keepdims=True)
+        total = pt.exp(shifted).sum(axis=self.axis, keepdims=True)
+        return [shifted - pt.log(total) if self.log else pt.exp(shifted) / total]
+
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         (x,) = inputs
         exponents = x.astype(accumulator_dtype(x.dtype), copy=False)
@@ -117,7 +122,7 @@ def _checked_axes(where: str, axis: Any, ndim: int, name: str = "x") -> tuple[in
         ) from error
 
 
-class SoftmaxGradBase(Op):
+class SoftmaxGradBase(ExpandableOp):
     """Base class of the gradients of softmax and log-softmax.
 
     Parameters
@@ -208,6 +213,9 @@ class SoftmaxGrad(SoftmaxGradBase):
         gz, sm = inputs
         return tangent * (gz - self._sum(gz * sm)) - sm * self._sum(gz * tangent)
 
+    def _expressions(self, gz: Any, sm: Any) -> list[Any]:
+        return [sm * (gz - self._sum(gz * sm))]
+
     def _compute(self, gz: np.ndarray, sm: np.ndarray) -> np.ndarray:
         return sm * (gz - self._sum(gz * sm))
 
@@ -231,6 +239,9 @@ class LogSoftmaxGrad(SoftmaxGradBase):
     def _tangent_by_output(self, inputs: Any, tangent: Any) -> Any:
         # This Jacobian is diagonal: each element of `logsm` affects one element of the result.
         return self._by_output(inputs, tangent)
+
+    def _expressions(self, gz: Any, logsm: Any) -> list[Any]:
+        return [gz - pt.exp(logsm) * self._sum(gz)]
 
     def _compute(self, gz: np.ndarray, logsm: np.ndarray) -> np.ndarray:
         return gz - np.exp(logsm) * self._sum(gz)

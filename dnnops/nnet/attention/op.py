@@ -19,7 +19,7 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.arguments import number, probability, shown
 from dnnops.compat import set_default_update, shape_inference
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
-from dnnops.nnet.expressions import ExpressionOp, is_connected
+from dnnops.nnet.expressions import ExpandableOp, ExpressionOp, is_connected
 from dnnops.nnet.regularization.dropout import (
     BLOCKS,
     GROUP,
@@ -45,7 +45,7 @@ __all__ = ["Attention", "AttentionGrad", "scaled_dot_product_attention"]
 OPTIONAL = ("mask", "query_lengths", "key_lengths", "state")
 
 
-class AttentionBase(ExpressionOp):
+class AttentionBase(ExpandableOp, ExpressionOp):
     """Base class of `Attention` and `AttentionGrad`.
 
     Parameters
@@ -152,10 +152,6 @@ class AttentionBase(ExpressionOp):
         results = self._compute(*arrays)
         for storage, result, variable in zip(output_storage, results, node.outputs, strict=True):
             storage[0] = np.asarray(result, dtype=variable.type.dtype)
-
-    def expressions(self, *inputs: Any) -> list[Any]:
-        """Return the results as expressions of the operands."""
-        return self._expressions(*inputs)
 
     def _expressions(self, *inputs: Any) -> list[Any]:
         dtype = inputs[0].type.dtype

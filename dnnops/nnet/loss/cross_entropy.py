@@ -19,7 +19,7 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.arguments import switch
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnIndexError, DnnTypeError, DnnValueError
-from dnnops.nnet.expressions import ExpressionOp, is_connected
+from dnnops.nnet.expressions import ExpandableOp, ExpressionOp, is_connected
 from dnnops.nnet.validate import accumulator_dtype, as_tensor, float_tensor, require_same_dtype
 
 __all__ = ["CrossEntropy", "CrossEntropyGrad", "cross_entropy"]
@@ -47,7 +47,7 @@ def label_vector(where: str, labels: Any) -> TensorVariable:
     return pt.cast(x, "int64" if x.type.dtype == "uint32" else "int32")
 
 
-class CrossEntropyBase(ExpressionOp):
+class CrossEntropyBase(ExpandableOp, ExpressionOp):
     """Base class of `CrossEntropy` and `CrossEntropyGrad`.
 
     Parameters
@@ -87,16 +87,6 @@ class CrossEntropyBase(ExpressionOp):
             if not fits:
                 raise DnnIndexError(f"{type(self).__name__}: {labels} labels for {rows} rows")
         return rows if self.every_row else labels
-
-    def expressions(self, *inputs: Any) -> list[Any]:
-        """Return the results as expressions of PyTensor's Ops.
-
-        Parameters
-        ----------
-        *inputs : TensorVariable
-            Inputs of the Op.
-        """
-        return self._expressions(*inputs)
 
     def targets(self, x: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Return the non-negative label of each row that has a cost.

@@ -21,7 +21,7 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.arguments import shown, switch
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet.expressions import ExpressionOp, is_connected
+from dnnops.nnet.expressions import ExpandableOp, ExpressionOp, is_connected
 from dnnops.nnet.validate import (
     accumulator_dtype,
     float_tensor,
@@ -46,7 +46,7 @@ def window_sides(n: int) -> tuple[int, int]:
     return behind, n - 1 - behind
 
 
-class WindowNormBase(ExpressionOp):
+class WindowNormBase(ExpandableOp, ExpressionOp):
     """Base class of window normalizations and their gradients.
 
     All operands and results have the same shape and dtype.
@@ -71,6 +71,7 @@ class WindowNormBase(ExpressionOp):
         If a parameter is out of bounds or not finite.
     """
 
+    expands_elementwise = True
     __props__: tuple[str, ...] = ("n", "alpha", "beta", "k")
 
     #: Names of the operands and results.
@@ -130,10 +131,6 @@ class WindowNormBase(ExpressionOp):
         results = self._compute(*(x.astype(dtype, copy=False) for x in inputs))
         for storage, result in zip(output_storage, results, strict=True):
             storage[0] = np.asarray(result, dtype=inputs[0].dtype)
-
-    def expressions(self, *inputs: Any) -> list[Any]:
-        """Return the results as expressions of elementwise Ops and `WindowSum`."""
-        return self._expressions(*inputs)
 
     def _expressions(self, *inputs: Any) -> list[Any]:
         dtype = inputs[0].type.dtype

@@ -6,8 +6,6 @@ removes elementwise Ops, the fused Ops are split and fused again.
 
 from __future__ import annotations
 
-from math import prod
-from typing import Any
 from weakref import WeakSet
 
 from pytensor.graph.basic import Apply, Constant, Variable
@@ -28,58 +26,22 @@ from pytensor.tensor.rewriting.elemwise import (
     local_useless_composite_outputs,
 )
 
-from dnnops.cpu.activation import OneDnnActivation, OneDnnActivationGrad
-from dnnops.cpu.base import OneDnnOp
+from dnnops.cpu.activation import OneDnnActivation, is_worth_a_call
 from dnnops.nnet.activation.op import Activation, ActivationGrad
-from dnnops.runtime.op import MAX_NDIM
 
-__all__ = ["local_elemwise_activation", "onednn_activation"]
+__all__ = ["local_elemwise_activation"]
 
-#: The activations for which oneDNN is faster, according to docs/decisions/cpu.rst: those with an
-#: exponential. The others are limited by memory traffic, which fusion avoids.
-FASTER: dict[type, tuple[type[OneDnnOp], tuple[str, ...]]] = {
-    Activation: (OneDnnActivation, ("tanh", "sigmoid", "elu", "swish")),
-    ActivationGrad: (OneDnnActivationGrad, ("swish",)),
-}
 SCALAR_OPS: dict[type, str] = {Tanh: "tanh", Sigmoid: "sigmoid"}
-#: For arrays known to be smaller, calling oneDNN takes longer than compiled code.
-MIN_ELEMENTS = 512
-
 #: Graphs with new elementwise Ops to fuse.
 _altered: WeakSet[FunctionGraph] = WeakSet()
-
-
-def _is_worth_a_call(x: Any) -> bool:
-    sizes = x.type.shape
-    return len(sizes) <= MAX_NDIM and (None in sizes or prod(sizes) >= MIN_ELEMENTS)
-
-
-def onednn_activation(node: Apply) -> OneDnnOp | None:
-    """Return the oneDNN Op for an activation or its gradient, or None if it is not faster.
-
-    Parameters
-    ----------
-    node : Apply
-
-    Returns
-    -------
-    OneDnnOp or None
-    """
-    backend, modes = FASTER.get(type(node.op), (OneDnnOp, ()))
-    if getattr(node.op, "mode", None) not in modes:
-        return None
-    (output,) = node.outputs
-    if output.type.dtype not in ("float32", "float64") or not _is_worth_a_call(output):
-        return None
-    return backend.from_abstract(node.op)
 
 
 @node_rewriter([Activation, ActivationGrad])
 def local_expand_activation(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace an activation or its gradient with elementwise Ops."""
-    if type(node.op) not in FASTER:
+    if type(node.op) not in (Activation, ActivationGrad):
         return None
-    output = node.op.expression(*node.inputs)
+    (output,) = node.op.expressions(*node.inputs)
     copy_stack_trace(node.outputs[0], output)
     _altered.add(fgraph)
     return [output]
@@ -89,7 +51,7 @@ def local_expand_activation(fgraph: FunctionGraph, node: Apply) -> list[Variable
 def local_elemwise_activation(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace a float32 tanh or sigmoid with the oneDNN Op, even if it has been fused."""
     scalar_op = node.op.scalar_op
-    if not _is_worth_a_call(node.outputs[0]):
+    if not is_worth_a_call(node.outputs[0]):
         return None
     if type(scalar_op) in SCALAR_OPS and node.inputs[0].type.dtype == "float32":
         output = OneDnnActivation(SCALAR_OPS[type(scalar_op)])(*node.inputs)
@@ -140,7 +102,7 @@ class ExpandActivations(GraphRewriter):
         self._expand = dfs_rewriter(local_expand_activation)
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        if any(type(node.op) in FASTER for node in fgraph.apply_nodes):
+        if any(type(node.op) in (Activation, ActivationGrad) for node in fgraph.apply_nodes):
             self._expand.apply(fgraph)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from pytensor import config
@@ -20,272 +18,34 @@ from pytensor.tensor.basic import cast
 from pytensor.tensor.blas import Dot22, Gemm
 from pytensor.tensor.math import Dot, Sum
 
-from dnnops.cpu.activation import OneDnnActivation, OneDnnActivationGrad
-from dnnops.cpu.attention import OneDnnAttention, OneDnnAttentionGrad
 from dnnops.cpu.base import OneDnnOp, onednn_available
-from dnnops.cpu.batchnorm import (
-    OneDnnBatchNormInference,
-    OneDnnBatchNormTrain,
-    OneDnnBatchNormTrainGrad,
-    has_neighboring_statistics,
-)
 from dnnops.cpu.channel_sum import OneDnnChannelSum
-from dnnops.cpu.conv import OneDnnConv, OneDnnConvGradInputs, OneDnnConvGradWeights
-from dnnops.cpu.cross_entropy import OneDnnCrossEntropy, OneDnnCrossEntropyGrad
-from dnnops.cpu.ctc import OneDnnCTC
-from dnnops.cpu.divisive_normalization import (
-    OneDnnDivisiveNormalization,
-    OneDnnDivisiveNormalizationGrad,
-)
-from dnnops.cpu.dropout import OneDnnDropout, OneDnnDropoutGrad
 from dnnops.cpu.gemm import OneDnnDot, OneDnnGemm
-from dnnops.cpu.lrn import OneDnnLRN, OneDnnLRNGrad, OneDnnWindowSum
-from dnnops.cpu.pool import (
-    OneDnnAveragePoolGrad,
-    OneDnnMaxPoolGrad,
-    OneDnnMaxPoolGradGrad,
-    OneDnnPool,
-)
-from dnnops.cpu.rnn import OneDnnRNNBackward, OneDnnRNNForward
-from dnnops.cpu.softmax import (
-    OneDnnLogSoftmaxGrad,
-    OneDnnSoftmax,
-    OneDnnSoftmaxGrad,
-    neighboring_axes,
-)
-from dnnops.cpu.spatial_transformer import (
-    OneDnnSpatialTransformerGrid,
-    OneDnnSpatialTransformerGridGrad,
-    OneDnnSpatialTransformerSampler,
-    OneDnnSpatialTransformerSamplerGradGrid,
-    OneDnnSpatialTransformerSamplerGradImage,
-)
 from dnnops.errors import DnnRequiredError
-from dnnops.nnet.activation.op import Activation, ActivationGrad
-from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
-from dnnops.nnet.attention.op import Attention, AttentionGrad
-from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
-from dnnops.nnet.loss.cross_entropy import CrossEntropy, CrossEntropyGrad
-from dnnops.nnet.loss.ctc import CTC
-from dnnops.nnet.norm.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
-from dnnops.nnet.norm.divisive_normalization import DivisiveNormalization, DivisiveNormalizationGrad
-from dnnops.nnet.norm.lrn import LRN, LRNGrad
-from dnnops.nnet.norm.window_base import WindowSum
-from dnnops.nnet.pool.op import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
-from dnnops.nnet.regularization.dropout import Dropout, DropoutGrad
-from dnnops.nnet.resample.spatial_transformer import (
-    SpatialTransformerGrid,
-    SpatialTransformerGridGrad,
-    SpatialTransformerSampler,
-    SpatialTransformerSamplerGrad,
-)
-from dnnops.nnet.rnn.op import RNNBackward, RNNForward
-from dnnops.rewriting.cpu.activation import local_elemwise_activation, onednn_activation
+from dnnops.rewriting.cpu.activation import local_elemwise_activation
+from dnnops.rewriting.registry import cpu_implementation, cpu_implementations
+from dnnops.runtime.implementations import BuildContext
 from dnnops.runtime.op import MAX_NDIM
 
 __all__ = ["local_to_onednn"]
 
-Substitute = Callable[[FunctionGraph, Apply], list[Variable] | None]
 
-_rewriters: list[Any] = []
-_kinds: set[type] = set()
-
-
-def _substitutes(*op_classes: type) -> Callable[[Substitute], Any]:
-    """Register a function that replaces nodes of some Ops, but not of their backend subclasses."""
-
-    def register(substitute: Substitute) -> Any:
-        @wraps(substitute)
-        def of_these(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-            return substitute(fgraph, node) if type(node.op) in op_classes else None
-
-        rewriter = node_rewriter(list(op_classes))(of_these)
-        _rewriters.append(rewriter)
-        _kinds.update(op_classes)
-        return rewriter
-
-    return register
-
-
-#: oneDNN Ops that have the parameters of the abstract Op.
-SAME_PARAMETERS: dict[type, type[OneDnnOp]] = {
-    Conv: OneDnnConv,
-    ConvGradInputs: OneDnnConvGradInputs,
-    ConvGradWeights: OneDnnConvGradWeights,
-    Pool: OneDnnPool,
-    MaxPoolGrad: OneDnnMaxPoolGrad,
-    MaxPoolGradGrad: OneDnnMaxPoolGradGrad,
-    AveragePoolGrad: OneDnnAveragePoolGrad,
-    SpatialTransformerGrid: OneDnnSpatialTransformerGrid,
-    SpatialTransformerGridGrad: OneDnnSpatialTransformerGridGrad,
-    SpatialTransformerSampler: OneDnnSpatialTransformerSampler,
-    LRN: OneDnnLRN,
-    LRNGrad: OneDnnLRNGrad,
-    WindowSum: OneDnnWindowSum,
-    DivisiveNormalization: OneDnnDivisiveNormalization,
-    DivisiveNormalizationGrad: OneDnnDivisiveNormalizationGrad,
-    Attention: OneDnnAttention,
-    AttentionGrad: OneDnnAttentionGrad,
-}
-SOFTMAXES: dict[type, Callable[[Any, tuple[int, ...]], OneDnnOp]] = {
-    WholeSoftmax: lambda op, axis: OneDnnSoftmax(axis, op.log),
-    SoftmaxGrad: lambda op, axis: OneDnnSoftmaxGrad(axis),
-    LogSoftmaxGrad: lambda op, axis: OneDnnLogSoftmaxGrad(axis),
-}
-BATCH_NORMALIZATIONS: dict[type, type[OneDnnOp]] = {
-    BatchNormTrain: OneDnnBatchNormTrain,
-    BatchNormTrainGrad: OneDnnBatchNormTrainGrad,
-    BatchNormInference: OneDnnBatchNormInference,
-}
-#: oneDNN Ops that can overwrite an operand.
-INPLACE: list[type[OneDnnOp]] = [
-    OneDnnGemm,
-    OneDnnActivation,
-    OneDnnActivationGrad,
-    OneDnnDropout,
-    OneDnnDropoutGrad,
-]
-CROSS_ENTROPIES: dict[type, type[OneDnnOp]] = {
-    CrossEntropy: OneDnnCrossEntropy,
-    CrossEntropyGrad: OneDnnCrossEntropyGrad,
-}
-DROPOUTS: dict[type, type[OneDnnOp]] = {Dropout: OneDnnDropout, DropoutGrad: OneDnnDropoutGrad}
-RECURRENT_NETWORKS: dict[type, type[OneDnnOp]] = {
-    RNNForward: OneDnnRNNForward,
-    RNNBackward: OneDnnRNNBackward,
-}
-
-
-@_substitutes(*SAME_PARAMETERS, *SOFTMAXES)
+@node_rewriter(list(cpu_implementations()))
 def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a float32 or float64 abstract Op with the oneDNN Op.
+    """Replace an abstract Op with its CPU implementation.
 
     float16 is computed in float32.
     """
-    abstract = type(node.op)
-    dtype = node.outputs[0].type.dtype
-    op: OneDnnOp
-    if abstract in SOFTMAXES:
-        axis = neighboring_axes(node.op.axis, node.inputs[0].type.ndim)
-        if axis is None:
-            return None
-        op = SOFTMAXES[abstract](node.op, axis)
-    else:
-        if node.inputs[0].type.ndim > MAX_NDIM:
-            return None
-        op = SAME_PARAMETERS[abstract].from_abstract(node.op)
-    inputs: list[Any] = list(node.inputs)
-    if dtype == "float16":
-        inputs = [cast(x, "float32") if x.type.dtype == dtype else x for x in inputs]
-        outputs = [
-            cast(output, old.type.dtype)
-            for output, old in zip(op.make_node(*inputs).outputs, node.outputs, strict=True)
-        ]
-    else:
-        outputs = op.make_node(*inputs).outputs
-    copy_stack_trace(node.outputs, outputs)
-    return outputs
-
-
-@_substitutes(*BATCH_NORMALIZATIONS)
-def local_batchnorm_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a float32 or float64 batch normalization with the Op that uses dnnops loops."""
-    x = node.inputs[0].type
-    if x.dtype not in ("float32", "float64") or not has_neighboring_statistics(
-        node.op.axes, x.ndim
-    ):
+    implementation = cpu_implementation(node)
+    if implementation is None:
         return None
-    backend = BATCH_NORMALIZATIONS[type(node.op)]
-    outputs = backend.from_abstract(node.op).make_node(*node.inputs).outputs
-    copy_stack_trace(node.outputs, outputs)
-    return outputs
-
-
-@_substitutes(CTC)
-def local_ctc_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a CTC loss with its CPU Op; float16 is computed in float32."""
-    activations, *integers = node.inputs
-    if activations.type.dtype == "float16":
-        activations = cast(activations, "float32")
-    outputs = OneDnnCTC.from_abstract(node.op).make_node(activations, *integers).outputs
+    inputs: list[Any] = [
+        cast(x, "float32") if x.type.dtype == "float16" else x for x in node.inputs
+    ]
+    outputs = implementation.build(node.op, inputs, BuildContext())
+    if outputs is None:
+        return None
     outputs = [cast(new, old.type.dtype) for new, old in zip(outputs, node.outputs, strict=True)]
-    copy_stack_trace(node.outputs, outputs)
-    return outputs
-
-
-@_substitutes(*CROSS_ENTROPIES)
-def local_cross_entropy_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a cross-entropy with its CPU Op; float16 is computed in float32."""
-    inputs = [cast(x, "float32") if x.type.dtype == "float16" else x for x in node.inputs]
-    backend = CROSS_ENTROPIES[type(node.op)]
-    outputs = [
-        cast(new, old.type.dtype) if new.type.dtype != old.type.dtype else new
-        for new, old in zip(
-            backend.from_abstract(node.op).make_node(*inputs).outputs, node.outputs, strict=True
-        )
-    ]
-    copy_stack_trace(node.outputs, outputs)
-    return outputs
-
-
-@node_rewriter([Activation, ActivationGrad])
-def local_activation_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace an activation with the oneDNN Op if that is faster."""
-    op = onednn_activation(node)
-    if op is None:
-        return None
-    output = op(*node.inputs)
-    copy_stack_trace(node.outputs[0], output)
-    return [output]
-
-
-@_substitutes(*DROPOUTS)
-def local_dropout_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace dropout with the Op that uses compiled loops; float16 is computed in float32."""
-    backend = DROPOUTS[type(node.op)]
-    x, *others = node.inputs
-    if x.type.ndim > MAX_NDIM:
-        return None
-    dtype = x.type.dtype
-    x = cast(x, "float32") if dtype == "float16" else x
-    outputs = backend().make_node(x, *others).outputs
-    if dtype == "float16":
-        outputs = [cast(outputs[0], dtype), *outputs[1:]]
-    copy_stack_trace(node.outputs, outputs)
-    return outputs
-
-
-@_substitutes(SpatialTransformerSamplerGrad)
-def local_sampler_grad_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace the gradients of a sampler with one Op each, so that an unused one is dropped.
-
-    float16 is computed in float32.
-    """
-    dtype = node.outputs[0].type.dtype
-    inputs = [cast(x, "float32") for x in node.inputs] if dtype == "float16" else node.inputs
-    outputs: list[Any] = []
-    for op, output in zip(
-        (OneDnnSpatialTransformerSamplerGradImage(), OneDnnSpatialTransformerSamplerGradGrid()),
-        node.outputs,
-        strict=True,
-    ):
-        found = op(*inputs)
-        outputs.append(cast(found, dtype) if dtype == "float16" else found)
-        copy_stack_trace(output, outputs[-1])
-    return outputs
-
-
-@_substitutes(*RECURRENT_NETWORKS)
-def local_rnn_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a recurrent network with the oneDNN Op; float16 is computed in float32."""
-    backend = RECURRENT_NETWORKS[type(node.op)]
-    inputs = [cast(x, "float32") if x.type.dtype == "float16" else x for x in node.inputs]
-    outputs = [
-        cast(new, old.type.dtype) if new.type.dtype != old.type.dtype else new
-        for new, old in zip(
-            backend.from_abstract(node.op).make_node(*inputs).outputs, node.outputs, strict=True
-        )
-    ]
     copy_stack_trace(node.outputs, outputs)
     return outputs
 
@@ -319,15 +79,12 @@ class ToOneDnn(GraphRewriter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._substitute = dfs_rewriter(*_rewriters, local_activation_to_onednn)
+        self._substitute = dfs_rewriter(local_to_onednn)
         self._substitute_beside = dfs_rewriter(local_dense_to_onednn, local_elemwise_activation)
         self._warned = False
 
     def apply(self, fgraph: FunctionGraph) -> None:
-        if not any(
-            type(node.op) in _kinds or onednn_activation(node) is not None
-            for node in fgraph.apply_nodes
-        ):
+        if not any(cpu_implementation(node) for node in fgraph.apply_nodes):
             return
         available, reason = onednn_available()
         if available:
@@ -358,15 +115,16 @@ class RegisterNumbaDispatch(GraphRewriter):
 
     def apply(self, fgraph: FunctionGraph) -> None:
         if any(isinstance(node.op, OneDnnOp) for node in fgraph.apply_nodes):
-            import dnnops.cpu.numba_dispatch  # noqa: F401
+            import dnnops.link.numba_dispatch  # noqa: F401
 
 
-@node_rewriter(INPLACE)
+@node_rewriter(None)
 def local_onednn_inplace(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Let an Op overwrite one of its operands."""
-    if node.op.inplace:
+    if not isinstance(node.op, OneDnnOp) or node.op.destroy_map:
         return None
-    props = {name: getattr(node.op, name) for name in node.op.__props__}
-    outputs = type(node.op)(**props | {"inplace": True}).make_node(*node.inputs).outputs
-    copy_stack_trace(node.outputs, outputs)
-    return outputs
+    for op in node.op.inplace_versions():
+        outputs = op.make_node(*node.inputs).outputs
+        copy_stack_trace(node.outputs, outputs)
+        return outputs
+    return None

@@ -1,8 +1,7 @@
-"""Lift softmax and its gradients to cuDNN, and stabilize logarithms of cuDNN softmaxes."""
+"""Stabilize logarithms of cuDNN softmaxes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
@@ -15,25 +14,6 @@ from pytensor.tensor.math import log
 
 from dnnops.gpu.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
 from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu, host_from_gpu, to_device
-from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
-from dnnops.rewriting.gpu.mechanism import Build, register
-
-
-def _build_softmax(cls: type, algo: Callable[[Any], str]) -> Build:
-    def build(op: Any, inputs: list[Any]) -> list[Variable] | None:
-        ndim = inputs[0].type.ndim
-        axes = range(ndim) if op.axis is None else sorted(a % ndim for a in op.axis)
-        if not axes or list(axes) != list(range(axes[0], axes[0] + len(axes))):
-            return None
-        return [cls(algo(op), axis=tuple(axes))(*inputs)]
-
-    return build
-
-
-register(WholeSoftmax, _build_softmax(GpuDnnSoftmax, lambda op: "log" if op.log else "accurate"))
-register(SoftmaxGrad, _build_softmax(GpuDnnSoftmaxGrad, lambda op: "accurate"))
-register(LogSoftmaxGrad, _build_softmax(GpuDnnSoftmaxGrad, lambda op: "log"))
-
 
 # PyTensor does the same for its own softmax. Without it, the logarithm of a softmax that underflows
 # to zero would be infinite, and its gradient NaN.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from pytensor.graph.basic import Constant, Variable
@@ -11,24 +10,25 @@ from pytensor.graph.rewriting.basic import copy_stack_trace
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import cast, host_from_gpu, to_device
 from dnnops.gpuarray.type import GpuArrayType
+from dnnops.runtime.implementations import BuildContext
 
 __all__ = ["LiftContext"]
 
 
-@dataclass
-class LiftContext:
+class LiftContext(BuildContext):
     """Context that lifters are called with.
 
-    Attributes
+    Parameters
     ----------
     device : int
         Device that the graph moves to.
     """
 
-    device: int
-    _device_values: dict[tuple[Variable, int], Any] = field(default_factory=dict)
-    _host_values: dict[Variable, Any] = field(default_factory=dict)
-    _applied: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    def __init__(self, device: int):
+        super().__init__()
+        self.device = device
+        self._device_values: dict[tuple[Variable, int], Any] = {}
+        self._host_values: dict[Variable, Any] = {}
 
     def to_device(self, x: Any, device: int | None = None) -> Any:
         """Return `x` on the device, transferred if necessary; constants are moved only once."""
@@ -44,13 +44,6 @@ class LiftContext:
                 copy_stack_trace(x, moved)
             self._device_values[key] = moved
         return self._device_values[key]
-
-    def apply_once(self, op: Any, *inputs: Any) -> Any:
-        """Apply an Op, reusing the result of an earlier call with the same inputs."""
-        key = (op, *inputs)
-        if key not in self._applied:
-            self._applied[key] = op(*inputs)
-        return self._applied[key]
 
     def to_host(self, x: Any) -> Any:
         """Return `x` on the host, transferred if necessary."""

@@ -16,11 +16,12 @@ from pytensor.graph.traversal import toposort
 from pytensor.tensor.type import TensorType
 
 from dnnops.gpuarray.dtypes import DTYPES, FLOAT_DTYPES, numpy_dtype
+from dnnops.nnet.expressions import ExpandableOp
 from dnnops.rewriting.move.context import LiftContext
+from dnnops.runtime.implementations import Operands
 
 #: ``lift(node, inputs, context)`` returns new variables for the outputs, or None.
 LiftFunction = Callable[[Apply, list[Any], LiftContext], Sequence[Variable] | None]
-Operands = tuple[int, ...] | Callable[[Apply], Iterable[int]]
 
 
 @dataclass(frozen=True)
@@ -124,32 +125,25 @@ def register_lifter(
 ExpandFunction = Callable[[Apply, list[Any]], Sequence[Variable]]
 
 expansions: dict[type, ExpandFunction] = {}
-_elementwise: set[type] = set()
 
 
-def register_expansion(
-    *op_classes: type, elementwise: bool = False
-) -> Callable[[ExpandFunction], ExpandFunction]:
-    """Register a function that expands a node into Ops that have lifters.
+def register_expansion(*op_classes: type) -> Callable[[ExpandFunction], ExpandFunction]:
+    """Register a function that expands a node of another library into Ops that have lifters.
 
     If a node has an operand on the device but no lifter accepts it, its expression is lifted
-    instead. The expression of an `OpFromGraph` is its inner graph.
+    instead. The expression of an `OpFromGraph` is its inner graph; Ops of dnnops derive from
+    `ExpandableOp`.
 
     Parameters
     ----------
     *op_classes : type
         Classes of host Ops. Subclasses are included.
-    elementwise : bool, default False
-        Whether the expressions contain elementwise Ops to fuse with those around the node. Such
-        nodes are expanded before fusion.
 
     Returns
     -------
     callable
         Decorator for ``expand(node, inputs)``, where `inputs` are host variables.
     """
-    if elementwise:
-        _elementwise.update(op_classes)
 
     def register(function: ExpandFunction) -> ExpandFunction:
         for op_class in op_classes:
@@ -171,12 +165,14 @@ def lifters_of(node: Apply, excluded_tags: frozenset[str]) -> list[Lifter]:
 
 def expansion_of(op: Op) -> ExpandFunction | None:
     """Return the function that expands an Op into other Ops, or None."""
+    if isinstance(op, ExpandableOp):
+        return lambda node, inputs: node.op.expressions(*inputs)
     return next((expansions[c] for c in type(op).__mro__ if c in expansions), None)
 
 
 def expands_elementwise(op: Op) -> bool:
     """Return whether the expression of an Op is to be fused with the Ops around it."""
-    return not _elementwise.isdisjoint(type(op).__mro__)
+    return isinstance(op, ExpandableOp) and op.expands_elementwise
 
 
 @register_expansion(OpFromGraph)

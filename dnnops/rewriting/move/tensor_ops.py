@@ -15,7 +15,7 @@ from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Join, switch
 from pytensor.tensor.blas import BatchedDot, Dot22, Dot22Scalar, Gemm, Gemv
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.math import Argmax, Dot, Prod, ProdWithoutZeros, eq, exp, log
+from pytensor.tensor.math import Argmax, Dot, Prod, ProdWithoutZeros, eq
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import (
     AdvancedIncSubtensor,
@@ -48,10 +48,6 @@ from dnnops.gpuarray.subtensor import (
     GpuSubtensor,
 )
 from dnnops.gpuarray.transfer import GpuCast
-from dnnops.nnet.activation.op import Activation, ActivationGrad
-from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
-from dnnops.nnet.attention.op import Attention, AttentionGrad
-from dnnops.nnet.loss.cross_entropy import CrossEntropy, CrossEntropyGrad
 from dnnops.rewriting.move.lifting import (
     LiftContext,
     LiftFunction,
@@ -328,7 +324,7 @@ def lift_check(node: Apply, inputs: list[Any], context: LiftContext) -> list[Var
     return node.op.make_node(x, *[context.to_host(c) for c in conditions]).outputs
 
 
-# Expansions, for Ops that have no lifter if cuDNN is excluded or does not support them
+# Expansions of PyTensor's Ops that have no lifter
 
 
 @register_expansion(ProdWithoutZeros)
@@ -338,45 +334,3 @@ def expand_prod_without_zeros(node: Apply, inputs: list[Any]) -> list[Variable]:
     one = np.ones((1,) * x.type.ndim, x.type.dtype)
     kept = switch(eq(x, 0), one, x)
     return [Prod(node.op.axis, dtype=node.op.dtype, acc_dtype=node.op.acc_dtype)(kept)]
-
-
-@register_expansion(SoftmaxGrad)
-def expand_softmax_grad(node: Apply, inputs: list[Any]) -> list[Variable]:
-    """Expand SoftmaxGrad into elementwise Ops and sums."""
-    gz, sm = inputs
-    return [sm * (gz - (gz * sm).sum(axis=node.op.axis, keepdims=True))]
-
-
-@register_expansion(LogSoftmaxGrad)
-def expand_log_softmax_grad(node: Apply, inputs: list[Any]) -> list[Variable]:
-    """Expand LogSoftmaxGrad into elementwise Ops and sums."""
-    gz, logsm = inputs
-    return [gz - exp(logsm) * gz.sum(axis=node.op.axis, keepdims=True)]
-
-
-@register_expansion(WholeSoftmax)
-def expand_softmax(node: Apply, inputs: list[Any]) -> list[Variable]:
-    """Expand WholeSoftmax into elementwise Ops, a maximum and a sum."""
-    (x,) = inputs
-    axis = node.op.axis
-    shifted = x - x.max(axis=axis, keepdims=True)
-    total = exp(shifted).sum(axis=axis, keepdims=True)
-    return [shifted - log(total) if node.op.log else exp(shifted) / total]
-
-
-@register_expansion(CrossEntropy, CrossEntropyGrad)
-def expand_cross_entropy(node: Apply, inputs: list[Any]) -> list[Variable]:
-    """Expand a cross-entropy or its gradient into a log-softmax and indexing."""
-    return node.op.expressions(*inputs)
-
-
-@register_expansion(Activation, ActivationGrad, elementwise=True)
-def expand_activation(node: Apply, inputs: list[Any]) -> list[Variable]:
-    """Expand an activation or its gradient into elementwise Ops."""
-    return [node.op.expression(*inputs)]
-
-
-@register_expansion(Attention, AttentionGrad)
-def expand_attention(node: Apply, inputs: list[Any]) -> list[Variable]:
-    """Expand attention or its gradient into products of stacked matrices and elementwise Ops."""
-    return node.op.expressions(*inputs)

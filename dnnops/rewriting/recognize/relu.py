@@ -53,7 +53,7 @@ def local_relu(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     (x,) = others
     if x.type.dtype != output.type.dtype or not x.type.dtype.startswith("float"):
         return None
-    result: Any = Activation("relu").expression(x)
+    (result,) = Activation("relu").expressions(x)
     if not output.type.is_super(result.type):
         return None
     copy_stack_trace(output, result)

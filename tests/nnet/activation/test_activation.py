@@ -84,8 +84,8 @@ def test_perform_and_expression_against_formulas(mode, coef, case, dtype):
     assert np.linalg.norm(gx - slope * gy) <= bound * np.linalg.norm(np.abs(gy) * (1 + slope))
     vx, vy, vg = (pt.constant(v) for v in (x, y, gy))
     written_out = [
-        Activation(mode, coef).expression(vx),
-        ActivationGrad(mode, coef).expression(vx, vy, vg),
+        *Activation(mode, coef).expressions(vx),
+        *ActivationGrad(mode, coef).expressions(vx, vy, vg),
     ]
     assert [v.type.dtype for v in written_out] == [dtype] * 2
     for result, expected in zip(evaluate(written_out, {}), (y, gx), strict=True):
@@ -152,7 +152,7 @@ def test_special_values(mode, coef):
         with np.errstate(invalid="ignore"):
             out = run_op(Activation(mode, coef), x)
             np.testing.assert_allclose(out, np.array(expected, dtype))
-            written_out = evaluate(Activation(mode, coef).expression(pt.constant(x)), {})
+            (written_out,) = evaluate(Activation(mode, coef).expressions(pt.constant(x)), {})
             np.testing.assert_allclose(written_out, np.array(expected, dtype))
             # NaN is propagated.
             gy = np.array([np.nan], dtype)

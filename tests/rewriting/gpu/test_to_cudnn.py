@@ -11,14 +11,11 @@ from pytensor.compile.io import In
 from pytensor.compile.mode import get_mode
 from pytensor.graph.fg import FunctionGraph
 
-import dnnops.rewriting.fuse.conv_merge
-import dnnops.rewriting.gpu  # noqa: F401
 from dnnops import dnn, nnet
 from dnnops.errors import DnnUnavailableError
 from dnnops.gpu.base import CudnnOp
 from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu, as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.rewriting.gpu import mechanism
 from tests.gpu.device import on_gpu
 from tests.oracle import assert_close
 
@@ -452,7 +449,7 @@ def test_cross_entropy_is_fused():
 
 
 def test_cross_entropy_without_the_runtime_library_is_written_out(monkeypatch):
-    monkeypatch.setattr(mechanism, "kernels_usable", lambda device: False)
+    monkeypatch.setattr("dnnops.gpu.base.kernels_usable", lambda device: False)
     x, labels = GpuArrayType("float32", (None, None))(), pt.lvector()
     costs = nnet.cross_entropy(pt.as_tensor_variable(x), labels)
     outputs = [costs, pytensor.grad(costs.sum(), x)]

@@ -20,7 +20,6 @@ from dnnops.nnet import Activation, conv2d, divisive_normalization, pool_2d
 from dnnops.nnet.activation.op import ACTIVATION_MODES
 from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool.op import MaxPoolGrad, Pool
-from dnnops.rewriting.inplace import register_gpu_inplace
 from dnnops.rewriting.move import lifters, lifting
 from dnnops.rewriting.move.lifting import register_lifter
 from dnnops.rewriting.move.to_gpu import gpu_transfers
@@ -374,16 +373,14 @@ def test_zeros_are_incremented_in_place():
     assert node.op != type(node.op)(type(node.op.host_op)(node.op.host_op.idx_list))
 
 
-def test_register_gpu_inplace(monkeypatch):
-    from dnnops.rewriting import inplace
-
-    monkeypatch.setattr(inplace, "_registry", dict(inplace._registry))
+def test_inplace_versions(monkeypatch):
     asked = []
 
-    @register_gpu_inplace(GpuElemwise)
-    def ask(fgraph, node):
-        asked.append(node.op)
+    def inplace_versions(op):
+        asked.append(op)
+        return []
 
+    monkeypatch.setattr(GpuElemwise, "inplace_versions", inplace_versions, raising=False)
     rewritten([w := on_gpu(None)], [pt.exp(w)])
     assert len(asked) == 1
 

@@ -1,0 +1,59 @@
+"""The implementations of abstract Ops that rewrites choose from."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Sequence
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+from pytensor.graph.basic import Apply, Variable
+
+import dnnops.cpu
+import dnnops.gpu
+from dnnops.rewriting.move.context import LiftContext
+from dnnops.rewriting.move.lifters import register_lifter
+from dnnops.runtime.implementations import Implementation, implementations
+from dnnops.runtime.op import MAX_NDIM
+
+__all__ = ["cpu_implementation", "cpu_implementations"]
+
+for _package in (dnnops.cpu, dnnops.gpu):
+    for _module in sorted(pkgutil.iter_modules(_package.__path__), key=lambda found: found.name):
+        import_module(f"{_package.__name__}.{_module.name}")
+
+
+@cache
+def cpu_implementations() -> dict[type, Implementation]:
+    """Return the CPU implementation of each abstract Op that has one."""
+    return {entry.abstract: entry for entry in implementations("cpu")}
+
+
+def cpu_implementation(node: Apply) -> Implementation | None:
+    """Return the CPU implementation that can replace a node, or None."""
+    # Backend Ops derive from abstract Ops, and stay.
+    entry = cpu_implementations().get(type(node.op))
+    if entry is None or node.inputs[0].type.ndim > MAX_NDIM or not entry.when(node):
+        return None
+    return entry
+
+
+def lift(
+    implementation: Implementation, node: Apply, inputs: list[Any], context: LiftContext
+) -> Sequence[Variable] | None:
+    """Apply a GPU implementation of a node's Op to operands on the device."""
+    is_usable = implementation.backend.is_usable
+    if type(node.op) is not implementation.abstract or not is_usable(context.device):
+        return None
+    return implementation.build(node.op, inputs, context) if implementation.when(node) else None
+
+
+for _entry in implementations("gpu"):
+    register_lifter(
+        _entry.abstract,
+        operands=_entry.operands,
+        heavy=_entry.heavy,
+        tags=_entry.backend.tags,
+        priority=_entry.backend.priority,
+    )(partial(lift, _entry))
