@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant
 
 from dnnops.link.bounds import Bounds, bounds_of
 from dnnops.link.parameters import constant_numbers
+from dnnops.nnet.expressions import ExpandableOp
 
-__all__ = ["Conversions", "check_node"]
+__all__ = ["Conversions", "check_node", "convert_expansions"]
 
 
 class Conversions:
@@ -122,6 +124,22 @@ class Conversions:
             if fits is not None and bounds.spoils:
                 spoilt = ~fits.all() if spoilt is None else spoilt | ~fits.all()
         return spoilt, values
+
+
+def convert_expansions(funcify: Any) -> None:
+    """Let a library compute the Ops without conversions of their own by their expressions.
+
+    Parameters
+    ----------
+    funcify : callable
+        PyTensor's dispatcher for the library.
+    """
+
+    @funcify.register(ExpandableOp)
+    def funcify_expandable(op: ExpandableOp, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+        inputs = [x.type() for x in node.inputs]
+        graph: Any = OpFromGraph(inputs, op.expressions(*inputs))
+        return funcify(graph, node=graph.make_node(*node.inputs), **kwargs)
 
 
 def _check_constants(op: Any, node: Apply) -> None:

@@ -34,9 +34,8 @@ def converted(library: str, op: Any, *arrays: Any, symbolic: Collection[int] = (
     *arrays : ndarray or number
         The operands. Scalars, and integer vectors of convolution, pooling and grid Ops, become
         constants of the node.
-        symbolic : collection of int
+    symbolic : collection of int
         Indices of such operands that become variables nevertheless.
-        Of those, which are variables all the same.
 
     Returns
     -------

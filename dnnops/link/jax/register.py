@@ -13,7 +13,7 @@ from pytensor.link.jax.dispatch.basic import jax_funcify
 
 from dnnops.errors import DnnNotSupportedError
 from dnnops.link.bounds import Bounds
-from dnnops.link.conversions import Conversions, check_node
+from dnnops.link.conversions import Conversions, check_node, convert_expansions
 from dnnops.link.jax import library
 from dnnops.link.sizes import StaticSizes
 
@@ -53,3 +53,4 @@ class _JaxConversions(Conversions):
 
 
 converts = _JaxConversions(jax_funcify, library)
+convert_expansions(jax_funcify)

@@ -11,7 +11,7 @@ from pytensor.link.pytorch.dispatch.basic import pytorch_funcify
 
 from dnnops import errors
 from dnnops.link.bounds import Bounds
-from dnnops.link.conversions import Conversions, check_node
+from dnnops.link.conversions import Conversions, check_node, convert_expansions
 from dnnops.link.pytorch import library
 from dnnops.link.sizes import StaticSizes
 
@@ -70,3 +70,4 @@ class _PyTorchConversions(Conversions):
 
 
 converts = _PyTorchConversions(pytorch_funcify, library)
+convert_expansions(pytorch_funcify)

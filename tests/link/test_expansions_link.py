@@ -1,0 +1,38 @@
+"""Ops without a conversion of their own run by their expressions under JAX and PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytensor.tensor as pt
+import pytest
+from pytensor.graph.basic import Apply
+
+from dnnops.nnet.expressions import ExpandableOp
+from tests.link.conversions import assert_converted, both_libraries
+
+
+class Powers(ExpandableOp):
+    """The first powers of an array."""
+
+    __props__ = ("count",)
+
+    def __init__(self, count):
+        self.count = count
+
+    def make_node(self, x):
+        x = pt.as_tensor_variable(x)
+        return Apply(self, [x], [x.type() for _ in range(self.count)])
+
+    def _expressions(self, x):
+        return [x**i for i in range(1, self.count + 1)]
+
+    def perform(self, node, inputs, output_storage):
+        for i, storage in enumerate(output_storage, start=1):
+            storage[0] = inputs[0] ** i
+
+
+@both_libraries
+@pytest.mark.parametrize("count", [1, 3])
+def test_expressions_are_converted(library, count):
+    x = np.random.default_rng(count).standard_normal((3, 4))
+    assert_converted(library, Powers(count), x, dtype="float64")
