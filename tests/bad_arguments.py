@@ -10,6 +10,8 @@ import pytensor.tensor as pt
 import scipy.sparse
 from pytensor.tensor.type_other import NoneConst, SliceType
 
+from tests.examples import examples
+
 
 def _float(*shape: int | None, dtype: str = "float32") -> Any:
     return pt.tensor("x", shape=shape, dtype=dtype)
@@ -204,7 +206,6 @@ NNET: dict[str, dict[str, Any]] = {
     },
     "hard_sigmoid": {"x": _image()},
     "images2neibs": {"ten4": _float(2, 4, 6, 8), "neib_shape": (2, 2)},
-    "local_response_normalization": {"x": _image()},
     "log_softmax": {"x": _image(), "axis": 1},
     "logsoftmax": {"x": _float(5, 3), "axis": 1},
     "max_pool_2d_same_size": {"input": _image(), "patch_size": (2, 2)},
@@ -250,6 +251,7 @@ NNET: dict[str, dict[str, Any]] = {
     "ultra_fast_sigmoid": {"x": _image()},
 }
 
+NNET |= {example.function.__name__: example.operands("float32") for example in examples()}
 DNN: dict[str, dict[str, Any]] = {
     "dnn_activation": {"x": _image()},
     "dnn_add": {"a": _float(1, 4, 1, 1), "c": _image()},

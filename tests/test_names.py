@@ -18,6 +18,7 @@ API_PAGE = Path(__file__).parents[1] / "docs" / "api.rst"
 DIRECTIVE = re.compile(
     r"^\.\. auto(?P<kind>\w+):: (?P<name>\S+)(?P<options>(?:\n +:.*)*)", re.MULTILINE
 )
+FAMILY = re.compile(r"^\.\. nnet-family:: (\S+)", re.MULTILINE)
 MEMBERS = re.compile(r":members:(?P<names>.*)")
 #: Packages from which users import names.
 PUBLIC_PACKAGES = ("dnnops", "dnnops.dnn", "dnnops.gpuarray", "dnnops.nnet")
@@ -47,6 +48,12 @@ def _api_names() -> list[str]:
             listed = members["names"].replace(",", " ").split()
             found = listed or _documented(importlib.import_module(name))
             names += [f"{name}.{member}" for member in found]
+    for family in FAMILY.findall(API_PAGE.read_text()):
+        importlib.import_module(f"dnnops.nnet.{family}")
+        for name in dnnops.nnet.__all__:
+            module = getattr(dnnops.nnet, name).__module__
+            if module.startswith(f"dnnops.nnet.{family}."):
+                names.append(f"{module}.{name}")
     return names
 
 
@@ -74,6 +81,11 @@ def test_names_of_the_api_page_are_attributes() -> None:
         except AttributeError as error:
             wrong.append(f"{name}: {error}")
     assert wrong == []
+
+
+def test_every_name_of_nnet_is_on_the_api_page() -> None:
+    on_page = {name.rpartition(".")[2] for name in _api_names()}
+    assert set(dnnops.nnet.__all__) - on_page == set()
 
 
 def test_no_name_hides_a_module() -> None:

@@ -1,10 +1,11 @@
 """Directives that generate parts of the documentation from the code and from recorded runs.
 
 ``flags-table`` shows `dnnops.config.FLAGS`, ``passes-table`` shows
-`dnnops.rewriting.pipeline.PASSES`, ``example-output`` runs a file of ``examples/`` and
-shows its output, ``gpu-record`` shows ``gpu_record.json``, ``benchmark NAME`` shows
-``benchmarks/NAME.json``, and ``speed-chart`` draws the geometric means of several of them.
-``rooms-picture`` and ``call-steps NAME`` show what ``architecture.py`` has.
+`dnnops.rewriting.pipeline.PASSES`, ``example-output`` runs a file of ``examples/`` and shows its
+output, ``gpu-record`` shows ``gpu_record.json``, ``benchmark NAME`` shows ``benchmarks/NAME.json``,
+and ``speed-chart`` draws the geometric means of several of them. ``nnet-family FOLDER`` documents
+the public names of a family. ``rooms-picture`` and ``call-steps NAME`` show what
+``architecture.py`` has.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from sphinx.addnodes import download_reference
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from dnnops import nnet
 from dnnops.config import FLAGS
 from dnnops.rewriting.pipeline import PASSES
 
@@ -68,6 +70,31 @@ def literals(title: str, words: Iterable[str], rest: str = "") -> nodes.paragrap
             paragraph += nodes.Text(", ")
         paragraph += part
     return paragraph
+
+
+class NnetFamily(SphinxDirective):
+    """The public names of the modules in one folder of ``dnnops/nnet``."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        lines = StringList()
+        for module, names in sorted(public_names(f"dnnops.nnet.{self.arguments[0]}").items()):
+            for line in (f".. automodule:: {module}", f"   :members: {', '.join(names)}", ""):
+                lines.append(line, "nnet-family")
+        section = nodes.container()
+        self.state.nested_parse(lines, 0, section)
+        return section.children
+
+
+def public_names(package: str) -> dict[str, list[str]]:
+    """Return the names of `dnnops.nnet` that the modules of a package define."""
+    found: dict[str, list[str]] = {}
+    for name in nnet.__all__:
+        module = getattr(nnet, name).__module__
+        if module.startswith(f"{package}."):
+            found.setdefault(module, []).append(name)
+    return found
 
 
 class FlagsTable(SphinxDirective):
@@ -342,6 +369,7 @@ def show(value: Any) -> str:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives."""
+    app.add_directive("nnet-family", NnetFamily)
     app.add_directive("flags-table", FlagsTable)
     app.add_directive("passes-table", PassesTable)
     app.add_directive("rooms-picture", RoomsPicture)

@@ -12,6 +12,7 @@ import pytensor.tensor as pt
 from dnnops import nnet
 from dnnops.nnet.norm.window_base import WindowSum
 from dnnops.nnet.rnn.block import RNNBlock
+from tests.examples import Example, examples
 
 DTYPES = ("float32", "float64", "float16")
 
@@ -140,12 +141,6 @@ def batch_normalization_test(dtype: str) -> Any:
     others = [_tensor(name, dtype, 3) for name in ("gamma", "beta", "mean", "var")]
     out = nnet.batch_normalization_test(x, *others, "spatial")
     return _with_gradients([x, *others], out)
-
-
-@_function
-def local_response_normalization(dtype: str) -> Any:
-    x = _tensor("x", dtype, None, 8, 5, 5)
-    return _with_gradients([x], nnet.local_response_normalization(x))
 
 
 @_function
@@ -296,3 +291,15 @@ def dense(dtype: str) -> Any:
 def checked_shape(dtype: str) -> Any:
     x = _tensor("x", dtype, None, None)
     return _with_gradients([x], nnet.assert_shape(x, (None, 3)))
+
+
+def _example(example: Example) -> Build:
+    def build(dtype: str) -> Any:
+        operands = example.operands(dtype)
+        return _with_gradients([*operands.values()], example.function(**operands))
+
+    return build
+
+
+for _shown in examples():
+    FUNCTIONS[_shown.function.__name__] = Function(_example(_shown), DTYPES)

@@ -14,6 +14,7 @@ from pytensor.gradient import disconnected_type
 from dnnops.errors import DnnError, DnnTypeError, DnnValueError
 from dnnops.nnet import LRN, LRNGrad, local_response_normalization
 from dnnops.nnet.norm.window_base import WindowSum
+from tests.examples import Example
 from tests.nnet.norm.window_norm_cases import BAD_PARAMETERS, by_elements, cases
 from tests.oracle import (
     PERFORM_MODE,
@@ -27,6 +28,11 @@ from tests.oracle import (
     small_integers,
 )
 
+EXAMPLE = Example(
+    local_response_normalization,
+    lambda dtype: {"x": pt.tensor("x", dtype=dtype, shape=(None, 8, 5, 5))},
+    frozenset({"OneDnnLRN", "OneDnnLRNGrad"}),
+)
 DIFFERENCES = {"eps": 1e-5, "bound": 1e-6, "allow_zero": True}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import pytensor
@@ -13,6 +14,7 @@ from pytensor.tensor.special import log_softmax, softmax
 from dnnops import nnet
 from dnnops.cpu.base import OneDnnOp
 from dnnops.cpu.half_cast import OneDnnHalfCast
+from tests.examples import Example, examples
 
 DTYPES = ("float16", "float32", "float64")
 #: Compiles nothing, because only the rewrites matter here.
@@ -84,11 +86,6 @@ def dropout(dtype: str) -> Any:
     return with_gradients([x], nnet.dropout(x, 0.5, seed=1))
 
 
-def lrn(dtype: str) -> Any:
-    (x,) = tensors(dtype, 4)
-    return with_gradients([x], nnet.local_response_normalization(x))
-
-
 def divisive(dtype: str) -> Any:
     (x,) = tensors(dtype, 4)
     return with_gradients([x], nnet.divisive_normalization(x))
@@ -112,8 +109,17 @@ def lstm(dtype: str) -> Any:
     return with_gradients([x, h, c, w], *outputs)
 
 
+def _example(example: Example) -> Any:
+    def build(dtype: str) -> Any:
+        operands = example.operands(dtype)
+        return with_gradients([*operands.values()], example.function(**operands))
+
+    build.__name__ = example.function.__name__
+    return build
+
+
 #: Ops with their own loops in each graph.
-FAMILIES: dict[Any, set[str]] = {
+FAMILIES: dict[Any, Set[str]] = {
     conv: {"OneDnnConv", "OneDnnConvGradInputs", "OneDnnConvGradWeights"},
     max_pool: {"OneDnnPool", "OneDnnMaxPoolGrad", "OneDnnMaxPoolGradGrad"},
     average_pool: {"OneDnnPool", "OneDnnAveragePoolGrad"},
@@ -127,7 +133,6 @@ FAMILIES: dict[Any, set[str]] = {
     cross_entropy: {"OneDnnCrossEntropy", "OneDnnCrossEntropyGrad"},
     ctc: {"OneDnnCTC"},
     dropout: {"OneDnnDropout", "OneDnnDropoutGrad"},
-    lrn: {"OneDnnLRN", "OneDnnLRNGrad"},
     divisive: {"OneDnnDivisiveNormalization", "OneDnnDivisiveNormalizationGrad"},
     transformer: {
         "OneDnnSpatialTransformerGrid",
@@ -138,6 +143,7 @@ FAMILIES: dict[Any, set[str]] = {
     },
     attention: {"OneDnnAttention", "OneDnnAttentionGrad"},
     lstm: {"OneDnnRNNForward", "OneDnnRNNBackward"},
+    **{_example(example): example.cpu_ops for example in examples()},
 }
 
 
