@@ -96,7 +96,7 @@ def _out_of_channels(x: Any, extra: Sequence[Any]) -> Any:
 
 @_vectorize_node.register(ConvBase)
 def vectorize_conv(op: ConvBase, node: Apply, *inputs: Any) -> Any:
-    """Vectorize a convolution or its gradient by merging extra axes into batch or channels."""
+    """Merge extra axes of a convolution or its gradient into the batch or the channels."""
     roles = ROLES.get(type(op))
     data, shape = list(inputs[:2]), inputs[2:]
     if roles is None or any(vector.type.ndim != 1 for vector in shape):
@@ -130,7 +130,7 @@ def vectorize_conv(op: ConvBase, node: Apply, *inputs: Any) -> Any:
 
 @_vectorize_node.register(PoolBase)
 def vectorize_pool(op: PoolBase, node: Apply, *inputs: Any) -> Any:
-    """Vectorize pooling or its gradient by merging extra axes into the batch."""
+    """Merge extra axes of pooling or its gradient into the batch."""
     count = len(op.operands)
     data, vectors = list(inputs[:count]), inputs[count:]
     if type(op) not in POOLING or any(vector.type.ndim != 1 for vector in vectors):

@@ -293,7 +293,8 @@ def test_replayed(form, p):
         wanted = apply_all(op, *changed[:-1], *words)
         wanted += apply_all(grad, *changed[:-1], *words, *wanted, changed[-1])
         for i, (got, expected) in enumerate(zip(found, wanted, strict=True)):
-            if i < len(node.outputs):  # sums in any order are in the gradient by query alone
+            # Only the gradient with respect to the query is summed in any order.
+            if i < len(node.outputs):
                 np.testing.assert_array_equal(host(got), host(expected), f"{form}, {i}, {seed}")
             else:
                 error = np.linalg.norm(host(got) - host(expected)) / np.linalg.norm(host(expected))

@@ -168,7 +168,8 @@ class Network:
         def compare(y: np.ndarray) -> None:
             pairs = zip(gradients, self.expected_gradients(y), strict=False)
             for name, (out, ref) in zip(self.backward.results, pairs, strict=False):
-                check(out, ref, RELATIVE_ERROR[self.dtype], self.words(f"gradient by {name}"))
+                words = self.words(f"gradient with respect to {name}")
+                check(out, ref, RELATIVE_ERROR[self.dtype], words)
 
         try:
             compare(y)

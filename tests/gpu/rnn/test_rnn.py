@@ -383,7 +383,8 @@ def test_as_in_pytorch(case):
     )
     names = network.backward.results
     for name, out, ref in zip(names, gradients, expected[count:], strict=True):
-        check(out, ref, RELATIVE_ERROR["float32"], network.words(f"gradient by {name}"))
+        words = network.words(f"gradient with respect to {name}")
+        check(out, ref, RELATIVE_ERROR["float32"], words)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

@@ -34,7 +34,7 @@ def test_signs_of_relus(monkeypatch):
         if is_right:
             network.check_backward(gradients, y)
         else:
-            with pytest.raises(AssertionError, match="gradient by w"):
+            with pytest.raises(AssertionError, match="gradient with respect to w"):
                 network.check_backward(gradients, y)
 
 
