@@ -61,7 +61,7 @@ _CALL = Step(
 _MODE = Step(
     "modes.py",
     "DnnMode.optimizer",
-    "adds the tags of the mode's backend, which select passes from the table of :doc:`passes`.",
+    "adds the tags of the mode's backend, which select passes from the list of :doc:`passes`.",
 )
 _LOAD = Step(
     "runtime/build.py",

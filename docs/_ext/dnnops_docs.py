@@ -1,6 +1,6 @@
 """Directives that generate parts of the documentation from the code and from recorded runs.
 
-``flags-table`` shows `dnnops.config.FLAGS`, ``passes-table`` shows
+``flags-list`` shows `dnnops.config.FLAGS`, ``passes-list`` shows
 `dnnops.rewriting.pipeline.PASSES`, ``example-output`` runs a file of ``examples/`` and shows its
 output, ``gpu-record`` shows ``gpu_record.json``, ``benchmark NAME`` shows ``benchmarks/NAME.json``,
 and ``speed-chart`` draws the geometric means of several of them. ``nnet-family FOLDER`` documents
@@ -97,12 +97,18 @@ def public_names(package: str) -> dict[str, list[str]]:
     return found
 
 
-class FlagsTable(SphinxDirective):
+def definition(name: str, key: str, *paragraphs: nodes.Node) -> nodes.definition_list_item:
+    """Return the definition of a literal name, to which links with the anchor `key` lead."""
+    term = nodes.term("", "", nodes.literal(text=name), ids=[key])
+    return nodes.definition_list_item("", term, nodes.definition("", *paragraphs))
+
+
+class FlagsList(SphinxDirective):
     """A list of all flags with their meanings, values and defaults."""
 
     def run(self) -> list[nodes.Node]:
         self.env.note_dependency(sys.modules["dnnops.config"].__file__)
-        terms = nodes.definition_list()
+        flags = nodes.definition_list()
         for flag in FLAGS:
             if flag.follows:
                 default = literals("Default:", [], f"that of {flag.follows}")
@@ -111,21 +117,22 @@ class FlagsTable(SphinxDirective):
             else:
                 default = literals("Default:", [str(flag.default)])
             values = literals("Values:", flag.values.words, flag.values.others)
-            term = nodes.term("", "", nodes.literal(text=flag.name), ids=[f"flag-{flag.key}"])
-            definition = nodes.definition("", nodes.paragraph(text=flag.doc), values, default)
-            terms += nodes.definition_list_item("", term, definition)
-        return [terms]
+            doc = nodes.paragraph(text=flag.doc)
+            flags += definition(flag.name, f"flag-{flag.key}", doc, values, default)
+        return [flags]
 
 
-class PassesTable(SphinxDirective):
-    """A table of the rewriting passes with positions, tags, and reasons for the positions."""
+class PassesList(SphinxDirective):
+    """A list of the rewriting passes with positions, reasons for the positions, and tags."""
 
     def run(self) -> list[nodes.Node]:
         self.env.note_dependency(sys.modules["dnnops.rewriting.pipeline"].__file__)
-        rows = [
-            (f"{step.position:g}", step.name, ", ".join(step.tags), step.reason) for step in PASSES
-        ]
-        return [table(("Position", "Pass", "Tags", "Reason"), rows)]
+        passes = nodes.definition_list()
+        for step in PASSES:
+            position = literals("Position:", [], f"{step.position:g}. {step.reason}")
+            tags = literals("Tags:", step.tags)
+            passes += definition(step.name, f"pass-{step.name}", position, tags)
+        return [passes]
 
 
 class RoomsPicture(SphinxDirective):
@@ -370,8 +377,8 @@ def show(value: Any) -> str:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives."""
     app.add_directive("nnet-family", NnetFamily)
-    app.add_directive("flags-table", FlagsTable)
-    app.add_directive("passes-table", PassesTable)
+    app.add_directive("flags-list", FlagsList)
+    app.add_directive("passes-list", PassesList)
     app.add_directive("rooms-picture", RoomsPicture)
     app.add_directive("call-steps", CallSteps)
     app.add_directive("example-output", ExampleOutput)

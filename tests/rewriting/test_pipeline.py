@@ -1,4 +1,4 @@
-"""The table of passes is in order, and lists all passes of dnnops in PyTensor."""
+"""The list of passes is in order, and has all passes of dnnops in PyTensor."""
 
 from __future__ import annotations
 
