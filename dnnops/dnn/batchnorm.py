@@ -46,7 +46,7 @@ def _batch_norm_parameters(where: str, inputs: Any, mode: str, **parameters: Any
                 f"{where}: {name} must have {ndim} dimensions, as inputs has, or {kept} for"
                 f" mode={mode!r}; got {array.type.ndim}"
             )
-        check_sizes(where, name, _spread(array, mode, ndim), x, axes)
+        check_sizes(where, name, _with_rank(array, mode, ndim), x, axes)
     dtype = arrays[0].type.dtype
     if dtype != parameter_dtype(x.type.dtype):
         # float64 parameters make everything float64; 16-bit inputs take float32 parameters.
@@ -55,7 +55,7 @@ def _batch_norm_parameters(where: str, inputs: Any, mode: str, **parameters: Any
     return [x, *arrays]
 
 
-def _spread(array: Any, mode: str, ndim: int) -> Any:
+def _with_rank(array: Any, mode: str, ndim: int) -> Any:
     """Expand a parameter to the rank of the inputs."""
     if array.type.ndim == ndim:
         return array
@@ -125,7 +125,7 @@ def dnn_batch_normalization_train(
     if running:
         parameters |= {"running_mean": running_mean, "running_var": running_var}
     x, *given = _batch_norm_parameters(where, inputs, mode, **parameters)
-    scale, bias, *averages = (_spread(array, mode, x.type.ndim) for array in given)
+    scale, bias, *averages = (_with_rank(array, mode, x.type.ndim) for array in given)
     op = GpuDnnBatchNorm(mode, running)
     more = [running_average_factor, *averages] if running else []
     out, *results = op.make_node(x, scale, bias, epsilon, *more).outputs
@@ -165,5 +165,5 @@ def dnn_batch_normalization_test(
     x, *given = _batch_norm_parameters(
         where, inputs, mode, gamma=gamma, beta=beta, mean=mean, var=var
     )
-    parameters = [_spread(array, mode, x.type.ndim) for array in given]
+    parameters = [_with_rank(array, mode, x.type.ndim) for array in given]
     return GpuDnnBatchNormInference(mode)(x, *parameters, epsilon)

@@ -253,9 +253,7 @@ def _spatial_sizes(where: str, name: str, shape: Any, ndim: int) -> Any:
     return pt.as_tensor_variable(list(sizes), dtype="int64")
 
 
-def _gradient_by_filters(
-    where: str, params: dict[str, Any], img: Any, topgrad: Any, shape: Any
-) -> Any:
+def _grad_filters(where: str, params: dict[str, Any], img: Any, topgrad: Any, shape: Any) -> Any:
     op = GpuDnnConvGradW(**params)
     sizes = _spatial_sizes(where, "kerns_shp", shape, op.ndim)
     img, topgrad = device_operands(where, op.ndim + 2, widen=True, img=img, topgrad=topgrad)
@@ -265,9 +263,7 @@ def _gradient_by_filters(
     return op(img, topgrad, sizes)
 
 
-def _gradient_by_images(
-    where: str, params: dict[str, Any], kerns: Any, topgrad: Any, shape: Any
-) -> Any:
+def _grad_image(where: str, params: dict[str, Any], kerns: Any, topgrad: Any, shape: Any) -> Any:
     op = GpuDnnConvGradI(**params)
     sizes = _spatial_sizes(where, "img_shp", shape, op.ndim)
     kerns, topgrad = device_operands(where, op.ndim + 2, widen=True, kerns=kerns, topgrad=topgrad)
@@ -323,7 +319,7 @@ def dnn_gradweight(
         algo=algo,
         num_groups=num_groups,
     )
-    return _gradient_by_filters("dnn_gradweight", params, img, topgrad, kerns_shp)
+    return _grad_filters("dnn_gradweight", params, img, topgrad, kerns_shp)
 
 
 def dnn_gradweight3d(
@@ -343,7 +339,7 @@ def dnn_gradweight3d(
         "dnn_gradweight3d", 3, border_mode, subsample, dilation, conv_mode, precision, algo,
         num_groups,
     )  # fmt: skip
-    return _gradient_by_filters("dnn_gradweight3d", params, img, topgrad, kerns_shp)
+    return _grad_filters("dnn_gradweight3d", params, img, topgrad, kerns_shp)
 
 
 def dnn_gradinput(
@@ -392,7 +388,7 @@ def dnn_gradinput(
         algo=algo,
         num_groups=num_groups,
     )
-    return _gradient_by_images("dnn_gradinput", params, kerns, topgrad, img_shp)
+    return _grad_image("dnn_gradinput", params, kerns, topgrad, img_shp)
 
 
 def dnn_gradinput3d(
@@ -412,4 +408,4 @@ def dnn_gradinput3d(
         "dnn_gradinput3d", 3, border_mode, subsample, dilation, conv_mode, precision, algo,
         num_groups,
     )  # fmt: skip
-    return _gradient_by_images("dnn_gradinput3d", params, kerns, topgrad, img_shp)
+    return _grad_image("dnn_gradinput3d", params, kerns, topgrad, img_shp)

@@ -22,7 +22,6 @@ __all__ = [
     "DIRECTIONS",
     "LEGACY_ALGORITHMS",
     "PRECISIONS",
-    "WISHES",
     "AlgorithmChoice",
     "cache_statistics",
     "choice_statistics",
@@ -36,9 +35,8 @@ __all__ = [
 #: The results that a convolution can compute, in the order of ``ConvDirection``.
 DIRECTIONS = ("forward", "grad_inputs", "grad_weights")
 
-#: Words that tell how to select a plan, in the order of ``Wish``.
-WISHES = ALGORITHM_WORDS
-_WISH_PLAN = len(WISHES)
+#: The selection policy for a plan given by name or number, in the C enumeration after the words.
+_NAMED_PLAN = len(ALGORITHM_WORDS)
 
 #: Names of the legacy API's algorithms, by number.
 LEGACY_ALGORITHMS: dict[str, tuple[str, ...]] = {
@@ -92,12 +90,12 @@ FORMATS = {1: "contiguous", 2: "channels_last", 4: "as_forward"}
 class AlgorithmChoice:
     """A parsed ``algo``, in the form that the runtime library expects.
 
-    All attributes but `wish` describe a plan that was given by name or number.
+    All attributes but `policy` describe a plan that was given by name or number.
 
     Attributes
     ----------
-    wish : int
-        Index into `WISHES`, or ``len(WISHES)`` if a plan is given.
+    policy : int
+        Selection policy: index into `ALGORITHM_WORDS`, or their number if a plan is given.
     api : int
         Index into `APIS`.
     number : int
@@ -111,7 +109,7 @@ class AlgorithmChoice:
         Types and values of the plan's knobs.
     """
 
-    wish: int
+    policy: int
     api: int = 0
     number: int = 0
     format: int = 0
@@ -126,7 +124,7 @@ class AlgorithmChoice:
 
     def words(self) -> list[int]:
         """Return the members ``wish`` and ``plan`` of ``ConvParams`` as a list of integers."""
-        return [self.wish, *self.spec()]
+        return [self.policy, *self.spec()]
 
 
 def algorithm_flag(direction: str) -> str:
@@ -140,8 +138,8 @@ def parse_algorithm(algo: Any, direction: str) -> AlgorithmChoice:
     Parameters
     ----------
     algo : str or int
-        One of `WISHES`; the number or name of a legacy algorithm, where the name may be followed by
-        one of `MATH_TYPES` (``FFT_FMA_MATH``); or the name of an engine with its knobs
+        One of `ALGORITHM_WORDS`; the number or name of a legacy algorithm, where the name may be
+        followed by one of `MATH_TYPES` (``FFT_FMA_MATH``); or the name of an engine with its knobs
         (``engine7_k2=4``), of a cuBLASLt algorithm (``gemm20_k1=17``) or of a dnnops kernel
         (``depthwise1_k0=8``). Any plan name may end in ``_channels_last`` or ``_contiguous``, which
         transposes arrays to that format first. The name of an engine for the gradient with respect
@@ -163,28 +161,28 @@ def parse_algorithm(algo: Any, direction: str) -> AlgorithmChoice:
         If the engine has more knobs than the runtime library supports.
     """
     text = algo if isinstance(algo, str) else shown(int(algo) if is_int(algo) else algo)
-    if text in WISHES:
-        return AlgorithmChoice(WISHES.index(text))
+    if text in ALGORITHM_WORDS:
+        return AlgorithmChoice(ALGORITHM_WORDS.index(text))
     for number, suffix in FORMATS.items():
         name = text.removesuffix(f"_{suffix}")
-        if name != text and name not in WISHES and not name.isdecimal():
+        if name != text and name not in ALGORITHM_WORDS and not name.isdecimal():
             choice = parse_algorithm(name, direction)
             if not choice.format:
                 return replace(choice, format=number)
     names = LEGACY_ALGORITHMS[direction]
     if text.isdecimal() and int(text) < len(names):
-        return AlgorithmChoice(_WISH_PLAN, _LEGACY, int(text))
+        return AlgorithmChoice(_NAMED_PLAN, _LEGACY, int(text))
     if text in names:
-        return AlgorithmChoice(_WISH_PLAN, _LEGACY, names.index(text))
+        return AlgorithmChoice(_NAMED_PLAN, _LEGACY, names.index(text))
     for math, suffix in enumerate(MATH_TYPES):
         name = text.removesuffix(f"_{suffix}")
         if name != text and name in names:
-            return AlgorithmChoice(_WISH_PLAN, _LEGACY, names.index(name), math=math)
+            return AlgorithmChoice(_NAMED_PLAN, _LEGACY, names.index(name), math=math)
     numbered = _NUMBERED.fullmatch(text)
     if numbered is None:
         raise DnnValueError(
             f"{shown(text)} is not an algorithm for direction {direction} (argument algo, or flag"
-            f" {_FLAGS[direction]}). Give one of {', '.join(WISHES)}; a"
+            f" {_FLAGS[direction]}). Give one of {', '.join(ALGORITHM_WORDS)}; a"
             f" number from 0 to {len(names) - 1} or its name, one of {', '.join(names)}, with or"
             f" without a math type, such as {names[0]}_FMA_MATH; or the name of another plan, such"
             " as engine7_k2=4. A plan's name may end in _channels_last or _contiguous, the format"
@@ -193,7 +191,7 @@ def parse_algorithm(algo: Any, direction: str) -> AlgorithmChoice:
     knobs = tuple((int(kind), int(value)) for kind, value in re.findall(_KNOB, numbered[3]))
     if len(knobs) > _MAX_KNOBS:
         raise DnnNotSupportedError(f"{text}: at most {_MAX_KNOBS} knobs are supported")
-    return AlgorithmChoice(_WISH_PLAN, _PREFIXES[numbered[1]], int(numbered[2]), knobs=knobs)
+    return AlgorithmChoice(_NAMED_PLAN, _PREFIXES[numbered[1]], int(numbered[2]), knobs=knobs)
 
 
 #: Types that a convolution can compute in, by the dtype of its arrays.

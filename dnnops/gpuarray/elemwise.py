@@ -114,18 +114,18 @@ class GpuElemwise(GpuOp):
 
     def compute(self, node: Apply, *inputs: Any) -> Any:
         """Launch the kernel and return its results."""
-        plan = _plans.get(node)
-        if plan is None:
-            plan = _plans[node] = _Plan(self, node)
-        return plan(inputs)
+        launcher = _launchers.get(node)
+        if launcher is None:
+            launcher = _launchers[node] = _Launcher(self, node)
+        return launcher(inputs)
 
     def __str__(self) -> str:
         inplace = f",inplace{dict(self.inplace_pattern)}" if self.inplace_pattern else ""
         return f"GpuElemwise{{{self.scalar_op}{inplace}}}"
 
 
-class _Plan:
-    """Cached state of a node's execution, independent of the operands' values."""
+class _Launcher:
+    """Launch the kernels of a node, with what does not depend on the operands' values cached."""
 
     def __init__(self, op: GpuElemwise, node: Apply):
         self.name = str(op)
@@ -193,7 +193,7 @@ class _Plan:
 
 
 # Kept outside of the nodes, since kernels can't be pickled with a function.
-_plans: WeakKeyDictionary[Apply, _Plan] = WeakKeyDictionary()
+_launchers: WeakKeyDictionary[Apply, _Launcher] = WeakKeyDictionary()
 
 
 def _empty(

@@ -23,9 +23,9 @@ __all__ = ["EnergyMeter"]
 #: Minimum duration of a measurement in seconds, between two updates of the counter.
 SECONDS = 0.4
 #: Seconds to wait for a counter that isn't updated.
-PATIENCE = 2.0
+UPDATE_TIMEOUT = 2.0
 #: Approximate milliseconds of work between two readings of the counter.
-LOOK_MS = 4.0
+READING_INTERVAL_MS = 4.0
 
 
 class EnergyMeter:
@@ -100,7 +100,7 @@ class EnergyMeter:
         DnnNotSupportedError
             If the counter isn't updated.
         """
-        repeats = max(1, math.ceil(LOOK_MS / max(milliseconds, 1e-3)))
+        repeats = max(1, math.ceil(READING_INTERVAL_MS / max(milliseconds, 1e-3)))
         run(repeats)
         latest, moved = self.read(), time.perf_counter()
         first: int | None = None
@@ -110,7 +110,7 @@ class EnergyMeter:
             calls += repeats
             reading, now = self.read(), time.perf_counter()
             if reading == latest:
-                if now - moved > PATIENCE + 2 * repeats * milliseconds / 1000:
+                if now - moved > UPDATE_TIMEOUT + 2 * repeats * milliseconds / 1000:
                     raise DnnNotSupportedError(
                         f"the energy counter of cuda{self.device} did not move in"
                         f" {now - moved:.1f} s of work"

@@ -19,7 +19,7 @@ LEAST_SIZE = 1 << 20
 #: Bytes that a thread loads or stores at once, of the array with the largest elements.
 _BYTES = 16
 #: Maximum number of elements with a repeated operand, whose indices are computed in 32 bits.
-_MOST_REPEATED = 2**31 - 1
+_MAX_REPEATED_SIZE = 2**31 - 1
 
 #: Kinds of operands: a host number; an array of the result's shape; or a smaller array, of which
 #: each element is repeated several times in a row, and the whole sequence over and over again.
@@ -140,7 +140,7 @@ def packed_operands(
             kinds.append(DENSE)
             continue
         found = repetition(x, shape) if x.flags.c_contiguous else None
-        if found is None or size > _MOST_REPEATED:
+        if found is None or size > _MAX_REPEATED_SIZE:
             return None
         kinds.append(REPEATED)
         arguments += found

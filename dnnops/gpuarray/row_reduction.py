@@ -22,7 +22,7 @@ __all__ = [
     "MIN_ROW_BYTES",
     "Arithmetic",
     "RowReduction",
-    "plan_rows",
+    "launch_config",
     "row_source",
     "rows_of",
     "split_axes",
@@ -63,7 +63,7 @@ class Arithmetic(NamedTuple):
     combine: str
 
 
-class RowPlan(NamedTuple):
+class LaunchConfig(NamedTuple):
     """Distribution of rows over a GPU: threads per row, parts per row, and number of blocks."""
 
     lanes: int
@@ -113,12 +113,12 @@ def split_axes(
 
 
 @functools.lru_cache(maxsize=1024)
-def plan_rows(rows: int, length: int, itemsize: int, processors: int) -> RowPlan | None:
+def launch_config(rows: int, length: int, itemsize: int, processors: int) -> LaunchConfig | None:
     """Choose the distribution of rows over a GPU with `processors` multiprocessors.
 
     Returns
     -------
-    RowPlan or None
+    LaunchConfig or None
         None if the rows are too short, or if there are too many of them.
     """
     if length * itemsize < MIN_ROW_BYTES:
@@ -135,7 +135,7 @@ def plan_rows(rows: int, length: int, itemsize: int, processors: int) -> RowPlan
         parts = max(1, min(wanted, packs // (THREADS * LOADS * 2)))
     per_block = THREADS // lanes
     blocks = -(-rows // per_block) * parts
-    return RowPlan(lanes, parts, blocks) if blocks <= _MAX_GRID else None
+    return LaunchConfig(lanes, parts, blocks) if blocks <= _MAX_GRID else None
 
 
 def _stored(dtype: str) -> str:
@@ -229,17 +229,17 @@ class RowReduction:
             return None
         rows, length = found
         device = x.data.device_id
-        plan = plan_rows(rows, length, x.itemsize, _processors(device))
-        if plan is None:
+        config = launch_config(rows, length, x.itemsize, _processors(device))
+        if config is None:
             return None
         shape = tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
         out = cupy.empty(shape, self._result_dtype)
-        partial = cupy.empty(rows * plan.parts, "float64") if plan.parts > 1 else out
-        reduce = self._kernel(device, plan.lanes, "reduce_rows")
-        sizes = (np.int64(rows), np.int64(length), np.int64(plan.parts))
-        reduce((plan.blocks,), (THREADS,), (x, out, partial, *sizes))
-        if plan.parts > 1:
-            finish = self._kernel(device, plan.lanes, "finish_rows")
+        partial = cupy.empty(rows * config.parts, "float64") if config.parts > 1 else out
+        reduce = self._kernel(device, config.lanes, "reduce_rows")
+        sizes = (np.int64(rows), np.int64(length), np.int64(config.parts))
+        reduce((config.blocks,), (THREADS,), (x, out, partial, *sizes))
+        if config.parts > 1:
+            finish = self._kernel(device, config.lanes, "finish_rows")
             finish((rows,), (THREADS,), (partial, out, sizes[2]))
         return out
 

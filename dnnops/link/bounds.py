@@ -30,8 +30,8 @@ class Bounds:
         Whether `most` is an exclusive bound.
     error : type
         Exception to raise.
-    spoils : bool
-        Whether all results become NaN if an exception can't be raised. If False, the conversion
+    makes_nan : bool
+        Whether all results become NaN where an exception can't be raised. If False, the conversion
         of the Op decides which results become NaN.
     """
 
@@ -40,7 +40,7 @@ class Bounds:
     most: Any
     below: bool = False
     error: type[DnnError] = DnnValueError
-    spoils: bool = True
+    makes_nan: bool = True
 
     def fits(self, x: Any) -> Any:
         """Return whether each entry of an array is within the bounds; False for NaN."""
@@ -75,7 +75,7 @@ def bounds_of(op: Any, shapes: list[Any]) -> dict[int, Bounds]:
         x = 1 if isinstance(op, CrossEntropyGrad) else 0
         classes = shapes[x][1]
         problem = f"{where}: labels must be in bounds for the classes of x"
-        bounds = Bounds(problem, -(classes or 0), classes, True, DnnIndexError, spoils=False)
+        bounds = Bounds(problem, -(classes or 0), classes, True, DnnIndexError, makes_nan=False)
         return {} if classes is None else {x + 1: bounds}
     if isinstance(op, AttentionBase):
         of, axis, least = {"query_lengths": "query", "key_lengths": "key"}, 2, 0

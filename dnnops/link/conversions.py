@@ -99,31 +99,34 @@ class Conversions:
             ]
             values = list(operands[:data])
             self.check(op, node, values, vectors)
-            spoilt, values = self._spoilt(op, inputs, values, numbers)
+            invalid, values = self._check_bounds(op, inputs, values, numbers)
             values = [
                 numbers[i] if i in numbers else self.library.widen(x) for i, x in enumerate(values)
             ]
             results = []
             for result, dtype in zip(compute(op, *values, *vectors), dtypes, strict=False):
-                if spoilt is not None and dtype.startswith("float"):
-                    result = self.library.where(spoilt, float("nan"), result)
+                if invalid is not None and dtype.startswith("float"):
+                    result = self.library.where(invalid, float("nan"), result)
                 results.append(self.library.cast(result, dtype))
             return results[0] if len(results) == 1 else tuple(results)
 
         return dnnops_op
 
-    def _spoilt(
+    def _check_bounds(
         self, op: Any, inputs: list[Any], values: list[Any], numbers: dict[int, Any]
     ) -> tuple[Any, list[Any]]:
-        """Return whether all results become NaN (None if they can't), and the checked values."""
-        spoilt = None
+        """Return whether an operand is invalid, so that all results are NaN, and checked values.
+
+        The first is None if no operand makes the results NaN.
+        """
+        invalid = None
         for i, bounds in bounds_of(op, [getattr(x, "shape", ()) for x in values]).items():
             if i in numbers:  # checked by the Op
                 continue
             values[i], fits = self.bounded(inputs[i], values[i], bounds)
-            if fits is not None and bounds.spoils:
-                spoilt = ~fits.all() if spoilt is None else spoilt | ~fits.all()
-        return spoilt, values
+            if fits is not None and bounds.makes_nan:
+                invalid = ~fits.all() if invalid is None else invalid | ~fits.all()
+        return invalid, values
 
 
 def convert_expansions(funcify: Any) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply
 
-from dnnops.config import flag_value
+from dnnops.config import ALGORITHM_WORDS, flag_value
 from dnnops.errors import DnnMemoryError, DnnNotSupportedError
 from dnnops.gpuarray.device import device_from_target, on_device
 from dnnops.gpuarray.dtypes import numpy_dtype
@@ -246,9 +246,7 @@ class GpuCase(PlanCase):
 
     @property
     def flag_values(self) -> tuple[str, ...]:
-        from dnnops.gpu.algorithms import WISHES
-
-        return WISHES
+        return ALGORITHM_WORDS
 
     def search(self, listing: Any) -> None:
         listing.search(flag_value("dnn.conv.time_limit"))

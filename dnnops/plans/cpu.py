@@ -29,7 +29,7 @@ _ROLES = ("image", "filters", "output")
 #: Time in milliseconds after which timing a plan starts no further call.
 _BUDGET = 1500.0
 #: A plan that takes this many times as long as the fastest is not timed in full.
-_HOPELESS = 20
+_MAX_SLOWDOWN = 20
 #: Number of operations above which a smaller convolution is timed first, and limit for that one.
 _LARGE, _SAMPLE = 4e9, 1e8
 
@@ -132,7 +132,7 @@ class PlanList:
         row = self._rows[index]
         best = min((x.time_ms for x in self._rows if x.time_ms is not None), default=math.inf)
         expected = self._expected_time(row)
-        if expected > max(_BUDGET, _HOPELESS * best):
+        if expected > max(_BUDGET, _MAX_SLOWDOWN * best):
             note = f"about {expected / 1000:.3g} s, estimated from a small part of it"
             self._rows[index] = replace(row, notes=(*row.notes, note))
             return math.inf

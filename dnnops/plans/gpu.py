@@ -199,7 +199,7 @@ class PlanList:
         self._check(
             self._library.dnnops_cudnn_plan_list_choose(
                 self._open,
-                chosen.wish,
+                chosen.policy,
                 spec.ctypes.data,
                 ctypes.byref(name),
             )

@@ -293,7 +293,7 @@ def survey(
                 _measure_all(meter, listing, plans, progress)
             except DnnNotSupportedError as error:
                 energy_reason = str(error)
-        chosen = _ask_all(case, listing, time) if choices else {}
+        chosen = _flag_choices(case, listing, time) if choices else {}
     # The sort is stable, so untimed plans keep the library's order.
     plans.sort(key=lambda plan: math.inf if plan.time_ms is None else plan.time_ms)
     plans.sort(key=lambda plan: bool(plan.reason))
@@ -336,7 +336,7 @@ def _measure_all(
             progress(len(timed) + done, 2 * len(timed))
 
 
-def _ask_all(case: PlanCase, listing: Any, timed: bool) -> dict[str, FlagChoice]:
+def _flag_choices(case: PlanCase, listing: Any, timed: bool) -> dict[str, FlagChoice]:
     choices = {}
     for value in case.flag_values:
         if value in case.timed_values and not timed:

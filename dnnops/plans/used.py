@@ -101,7 +101,7 @@ class ChosenPlan:
 
 #: The `remark` of nodes that Numba or Python runs, and the explanation below a table.
 _NO_C_CODE = "not C code, plan unknown"
-_WHAT_TELLS = (
+_UNKNOWN_PLAN_HINT = (
     "Only C code reports its plan. Compile with mode='DNN' or another mode with the CVM linker, or"
     " set the flag dnn.verbose=True, which also works with Numba, PyTensor's default linker."
 )
@@ -120,7 +120,7 @@ class ChosenPlans(list[ChosenPlan]):
             return "no convolutions"
         text = _text(_table(self), width)
         if any(row.remark for row in self):
-            text += "\n\n" + "\n".join(wrap(_WHAT_TELLS, width))
+            text += "\n\n" + "\n".join(wrap(_UNKNOWN_PLAN_HINT, width))
         return text
 
 

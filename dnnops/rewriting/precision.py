@@ -37,7 +37,7 @@ __all__ = ["Float16Error", "Float16InFloat32"]
 
 half_cast = OneDnnHalfCast()
 #: Ops that do not read the elements of an array, or only copy their bits.
-_BLIND = (DeepCopyOp, ViewOp, Shape, Shape_i)
+_DTYPE_AGNOSTIC = (DeepCopyOp, ViewOp, Shape, Shape_i)
 
 
 class Float16Error(DnnTypeError, AssertionError):
@@ -91,7 +91,7 @@ class _Widening:
         self.wide[x] = made
         return made
 
-    def as_it_was(self, x: Variable) -> Any:
+    def in_original_dtype(self, x: Variable) -> Any:
         """Return the rewritten `x` in its original dtype, for outputs and for Ops that need it."""
         new = self.wide.get(x)
         if new is None or isinstance(x, Constant):
@@ -114,7 +114,9 @@ class _Widening:
             return
         outputs = self._in_float32(node, inputs)
         if outputs is None:
-            outputs = node.clone_with_new_inputs([self.as_it_was(x) for x in node.inputs]).outputs
+            outputs = node.clone_with_new_inputs(
+                [self.in_original_dtype(x) for x in node.inputs]
+            ).outputs
         for old, new in zip(node.outputs, outputs, strict=True):
             copy_stack_trace(old, new)
             self.wide[old] = half_cast(new) if _is_half(new) else new
@@ -164,7 +166,7 @@ class Float16InFloat32(GraphRewriter):
         for node in fgraph.toposort():
             widening.rebuild(node)
         for output in list(fgraph.outputs):
-            new = widening.as_it_was(output)
+            new = widening.in_original_dtype(output)
             if new is not output:
                 fgraph.replace_all([(output, new)], reason="float16_in_float32")
 
@@ -187,7 +189,7 @@ class ViewFloat16(GraphRewriter):
         found = [
             x
             for node in fgraph.apply_nodes
-            if node.op != half_cast and not isinstance(node.op, _BLIND)
+            if node.op != half_cast and not isinstance(node.op, _DTYPE_AGNOSTIC)
             for x in (*node.inputs, *node.outputs)
             if _is_half(x)
         ]

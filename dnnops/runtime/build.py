@@ -48,7 +48,7 @@ _ARGUMENTS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fexceptions
 #: Directories of the libraries' sources below ``c_code``.
 _FOLDERS = {"onednn": "cpu", "cudnn": "gpu"}
 #: How long to wait for another process's build before printing a message.
-_SILENCE = 2.0  # seconds
+_NOTICE_AFTER = 2.0  # seconds
 
 
 def c_code_dir() -> Path:
@@ -308,13 +308,13 @@ class RuntimeLibrary:
 
     def _announce(self, directory: Path) -> None:
         seconds = self.cpu_seconds / len(os.sched_getaffinity(0))
-        _say(
+        _print_notice(
             f"compiling the runtime library of {self.name} into {directory}, once for this machine;"
             f" this takes about {max(1, round(seconds))} s"
         )
 
 
-def _say(message: str) -> None:
+def _print_notice(message: str) -> None:
     print(f"dnnops: {message}", file=sys.stderr, flush=True)
 
 
@@ -391,9 +391,11 @@ def _lock(path: Path, name: str) -> Iterator[None]:
     lock = FileLock(path)
     try:
         try:
-            lock.acquire(timeout=_SILENCE)
+            lock.acquire(timeout=_NOTICE_AFTER)
         except Timeout:
-            _say(f"another process is compiling the runtime library of {name}; waiting for it")
+            _print_notice(
+                f"another process is compiling the runtime library of {name}; waiting for it"
+            )
             lock.acquire()
     except NotImplementedError:
         # The file system has no locks. Two processes may then build the same library, but its file

@@ -14,7 +14,7 @@ import pytest
 
 from dnnops.__main__ import main
 from dnnops.cli import algos_report
-from dnnops.gpu.algorithms import WISHES
+from dnnops.config import ALGORITHM_WORDS
 from dnnops.gpu.conv import GpuDnnConv
 from dnnops.plans import ConvPlan, FlagChoice, Survey
 from dnnops.plans.cases import GpuCase
@@ -285,7 +285,7 @@ def gpu_survey(**changes: Any) -> Survey:
         *(gpu_plan(f"engine{i}", "graph", i, reason=UNSUPPORTED) for i in (11, 12, 13)),
         gpu_plan("WINOGRAD", "legacy", 6, reason="it requires 3 x 3 filters"),
     ]
-    choices = {wish: FlagChoice("FFT_TILING") for wish in WISHES}
+    choices = dict.fromkeys(ALGORITHM_WORDS, FlagChoice("FFT_TILING"))
     choices["small"] = choices["none"] = FlagChoice("IMPLICIT_GEMM")
     choices["winograd"] = FlagChoice("", "no plan of this kind\nfits")
     return Survey(**{"case": case, "plans": plans, "choices": choices, **changes})
@@ -428,5 +428,5 @@ def test_on_a_gpu(capsys: Output):
         "dnn.conv.algo_bwd_filter",
     ]
     for direction in report["directions"]:
-        assert set(direction["choices"]) == set(WISHES)
+        assert set(direction["choices"]) == set(ALGORITHM_WORDS)
         assert direction["choices"]["time_once"] == {"plan": None, "reason": "nothing was timed"}

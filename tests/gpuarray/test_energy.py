@@ -85,7 +85,7 @@ def test_millijoules_are_power_times_time(monkeypatch, watts, milliseconds, peri
     started = gpu.now
     measured = EnergyMeter(0).millijoules(gpu.run, milliseconds)
     # Each end of the measurement may be off by the time between two readings of the counter.
-    slack = 2 * max(milliseconds, energy.LOOK_MS) / 1000 / energy.SECONDS
+    slack = 2 * max(milliseconds, energy.READING_INTERVAL_MS) / 1000 / energy.SECONDS
     assert measured == pytest.approx(watts * milliseconds, rel=min(slack, 0.5))
     assert energy.SECONDS <= gpu.now - started < energy.SECONDS + 0.5 + 6 * milliseconds / 1000
 

@@ -14,7 +14,7 @@ from pytensor.tensor.elemwise import CAReduce
 from dnnops.gpuarray import reduction
 from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.reduction import row_reduction
-from dnnops.gpuarray.row_reduction import THREADS, plan_rows, row_source, rows_of, split_axes
+from dnnops.gpuarray.row_reduction import THREADS, launch_config, row_source, rows_of, split_axes
 from dnnops.gpuarray.type import GpuArrayType
 from tests.emulation.nvrtc import compile_cuda
 from tests.gpu.device import poison
@@ -226,15 +226,15 @@ def test_last_axes_and_then_others(monkeypatch):
 
 
 def test_plans():
-    assert plan_rows(1, 100, 4, PROCESSORS) is None  # too short
-    assert plan_rows(1, 1 << 26, 4, PROCESSORS) == (256, 528, 528)
-    assert plan_rows(4096, 1000, 4, PROCESSORS) == (32, 1, 512)
-    assert plan_rows(64 * 64, 112 * 112, 4, PROCESSORS) == (256, 1, 4096)
-    assert plan_rows(128, 1000, 4, PROCESSORS) == (256, 1, 128)
-    lanes, parts, blocks = plan_rows(200, 1 << 20, 4, PROCESSORS)
+    assert launch_config(1, 100, 4, PROCESSORS) is None  # too short
+    assert launch_config(1, 1 << 26, 4, PROCESSORS) == (256, 528, 528)
+    assert launch_config(4096, 1000, 4, PROCESSORS) == (32, 1, 512)
+    assert launch_config(64 * 64, 112 * 112, 4, PROCESSORS) == (256, 1, 4096)
+    assert launch_config(128, 1000, 4, PROCESSORS) == (256, 1, 128)
+    lanes, parts, blocks = launch_config(200, 1 << 20, 4, PROCESSORS)
     assert (lanes, blocks) == (256, 200 * parts)
     assert parts > 1
-    assert plan_rows(2**45, 128, 4, PROCESSORS) is None
+    assert launch_config(2**45, 128, 4, PROCESSORS) is None
 
 
 @pytest.mark.needs("nvrtc")

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from pytensor import config
 
+from dnnops.config import ALGORITHM_WORDS
 from dnnops.errors import DnnError, DnnNotSupportedError, DnnValueError
 from dnnops.gpu import algorithms
-from dnnops.gpu.algorithms import LEGACY_ALGORITHMS, WISHES
+from dnnops.gpu.algorithms import LEGACY_ALGORITHMS
 from dnnops.gpu.base import cudnn_version, free_workspaces
 from dnnops.plans.cache import CachedChoice, plan_cache
 from dnnops.runtime.build import CUDNN
@@ -363,7 +364,7 @@ def test_workspace_limit(index, dtype):
     assert all(f"over the limit of {limit}" in reason for reason in told)
     assert all("flag dnn.conv.workspace_limit" in reason for reason in told)
     with config.change_flags(dnn__conv__time_limit=0.2, dnn__conv__workspace_limit=limit):
-        for algo in WISHES:
+        for algo in ALGORITHM_WORDS:
             if algo in TIMED:  # which may take a plan that is not listed
                 assert conv.run_row(conv.compiled(algo=algo)).workspace_bytes <= limit
             elif refusal := conv.refusal(algo=algo):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from pytensor import config
 
+from dnnops.config import ALGORITHM_WORDS
 from dnnops.errors import DnnNotSupportedError, DnnUnavailableError, DnnValueError
 from dnnops.gpu.algorithms import (
     APIS,
@@ -20,7 +21,6 @@ from dnnops.gpu.algorithms import (
     FORMATS,
     LEGACY_ALGORITHMS,
     MATH_TYPES,
-    WISHES,
     AlgorithmChoice,
     parse_algorithm,
 )
@@ -31,7 +31,7 @@ from dnnops.plans import stored as stored_choices
 from dnnops.plans.gpu import NUMERICAL_NOTES, PlanList
 from dnnops.runtime.build import CUDNN, c_code_dir
 
-GIVEN = len(WISHES)
+GIVEN = len(ALGORITHM_WORDS)
 OPS = dict(zip(DIRECTIONS, (GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW), strict=True))
 FLAGS = dict(zip(DIRECTIONS, ("algo_fwd", "algo_bwd_data", "algo_bwd_filter"), strict=True))
 every_direction = pytest.mark.parametrize("direction", DIRECTIONS)
@@ -42,7 +42,7 @@ every_direction = pytest.mark.parametrize("direction", DIRECTIONS)
 
 @every_direction
 def test_words(direction):
-    for number, word in enumerate(WISHES):
+    for number, word in enumerate(ALGORITHM_WORDS):
         assert parse_algorithm(word, direction) == AlgorithmChoice(number)
 
 
@@ -104,7 +104,7 @@ def test_what_is_no_plan(direction, name):
     with pytest.raises(DnnValueError) as error:
         OPS[direction](algo=name)
     words = str(error.value)
-    for listed in (*WISHES, *LEGACY_ALGORITHMS[direction], "engine7_k2=4", direction):
+    for listed in (*ALGORITHM_WORDS, *LEGACY_ALGORITHMS[direction], "engine7_k2=4", direction):
         assert listed in words
 
 
@@ -271,7 +271,7 @@ def test_parameters(tmp_path):
 @pytest.mark.needs("cudnn")
 def test_numbers_of_words(tmp_path):
     """Words, directions, formats, APIs, and cuDNN's own numbers."""
-    conditions = [f"WISH_{word.upper()} == {number}" for number, word in enumerate(WISHES)]
+    conditions = [f"WISH_{word.upper()} == {number}" for number, word in enumerate(ALGORITHM_WORDS)]
     conditions += [f"WISH_PLAN == {GIVEN}"]
     conditions += [f"CONV_{name.upper()} == {number}" for number, name in enumerate(DIRECTIONS)]
     conditions += [f"FORMAT_{name.upper()} == {number}" for number, name in FORMATS.items()]

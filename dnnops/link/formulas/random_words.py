@@ -37,7 +37,7 @@ def philox_words(lib: Any, state: Any, shape: Any) -> Any:
     count = prod(shape)
     groups = -(-count // GROUP)
     upper, lower = lib.halves(state)
-    a = lib.words(lib.count_up(groups * BLOCKS) + lower[1])
+    a = lib.words(lib.uint32_range(groups * BLOCKS) + lower[1])
     b = lib.words(upper[1] + lib.word(a < lower[1]))  # the carry
     c = d = a ^ a
     key = (lower[0], upper[0])
@@ -80,7 +80,7 @@ def splitmix_words(lib: Any, seed: Any, layer: int, shape: Any) -> Any:
     start = (layer + 1) * _SPLITMIX_INCREMENT & (2**64 - 1)
     upper, lower = lib.halves(seed)
     upper, lower = _sum64(lib, (upper, lower), (lib.word(start >> 32), lib.word(start & _WORD)))
-    steps = lib.count_up(prod(shape)) + lib.word(1)
+    steps = lib.uint32_range(prod(shape)) + lib.word(1)
     products = _product64(lib, steps ^ steps, steps, _SPLITMIX_INCREMENT)
     begin = _mixed(lib, upper, lower)
     return _mixed(lib, *_sum64(lib, begin, products))[0].reshape(tuple(shape))

@@ -42,7 +42,7 @@ def attention(op: Attention, *operands: Any) -> tuple[Any, Any]:
         query,
         key,
         value,
-        attn_mask=None if is_causal or mask is None else _spread(mask, query, key),
+        attn_mask=None if is_causal or mask is None else _broadcast_mask(mask, query, key),
         is_causal=is_causal,
         scale=formulas.scale_of(op, query),
         enable_gqa=query.shape[1] != key.shape[1],
@@ -54,5 +54,5 @@ def attention(op: Attention, *operands: Any) -> tuple[Any, Any]:
     return out, formulas.statistics(library, op, given)
 
 
-def _spread(mask: Any, query: Any, key: Any) -> Any:
+def _broadcast_mask(mask: Any, query: Any, key: Any) -> Any:
     return mask.expand(*query.shape[:3], key.shape[2])

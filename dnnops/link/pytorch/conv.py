@@ -61,7 +61,7 @@ def _gradient(
 
 
 @converts(ConvGradInputs, sizes=1)
-def conv_gradient_by_inputs(
+def conv_grad_inputs(
     op: ConvGradInputs, kern: Any, topgrad: Any, spatial: tuple[int, ...]
 ) -> tuple[Any]:
     """Compute the gradient of a convolution with respect to the image."""
@@ -80,7 +80,7 @@ def conv_gradient_by_inputs(
 
 
 @converts(ConvGradWeights, sizes=1)
-def conv_gradient_by_weights(
+def conv_grad_weights(
     op: ConvGradWeights, img: Any, topgrad: Any, spatial: tuple[int, ...]
 ) -> tuple[Any]:
     """Compute the gradient of a convolution with respect to the filters."""

@@ -16,7 +16,6 @@ __all__ = [
     "cast",
     "clip",
     "concatenate",
-    "count_up",
     "exp",
     "floor",
     "from_packed_bits",
@@ -30,6 +29,7 @@ __all__ = [
     "sqrt",
     "stack",
     "sum_of_windows",
+    "uint32_range",
     "where",
     "widen",
     "widest",
@@ -113,7 +113,7 @@ def words(x: Any) -> Any:
     return x & _WORD
 
 
-def count_up(size: int) -> Any:
+def uint32_range(size: int) -> Any:
     """Return the words 0, 1, 2..."""
     return torch.arange(size)
 

@@ -51,7 +51,7 @@ def integer_tensor(where: str, name: str, value: Any, ndim: int) -> TensorVariab
     return pt.cast(x, "int64" if x.type.dtype == "uint32" else "int32")
 
 
-def _arrivals(log_probabilities: np.ndarray, extended: np.ndarray) -> np.ndarray:
+def _log_forward(log_probabilities: np.ndarray, extended: np.ndarray) -> np.ndarray:
     """Return the log-probability of being at each place of `extended` after each step.
 
     A path begins at one of the first two places. At each step it stays, moves on by one place, or
@@ -80,8 +80,8 @@ def _cost_and_gradient(activations: np.ndarray, label: np.ndarray) -> tuple[Any,
     extended = np.zeros(2 * len(label) + 1, "int64")
     extended[1::2] = label
     emitted = log_probabilities[:, extended]
-    forward = _arrivals(log_probabilities, extended)
-    backward = _arrivals(log_probabilities[::-1], extended[::-1])[::-1, ::-1]
+    forward = _log_forward(log_probabilities, extended)
+    backward = _log_forward(log_probabilities[::-1], extended[::-1])[::-1, ::-1]
     cost = -np.logaddexp.reduce(forward[-1, -2:])
     if not np.isfinite(cost) or np.isnan(log_probabilities).any():
         cost = np.nan if np.isnan(log_probabilities).any() else np.inf
