@@ -222,7 +222,7 @@ def device_operand(where: str, name: str, x: Any, device: int) -> Any:
     try:
         return as_gpuarray_variable(x, device)
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise DnnTypeError(f"{where}: {name} can't be an array on a GPU: {error}") from error
+        raise DnnTypeError(f"{where}: {name} cannot be an array on a GPU: {error}") from error
 
 
 def device_operands(

@@ -48,7 +48,7 @@ class _GpuCrossEntropyOp(GpuExpressionOp):
             raise DnnTypeError(f"{name}: labels must be an int32 or int64 vector, got {labels}")
         for key, x in zip(floats, found, strict=True):
             if x.type.ndim != (2 if key == "x" else 1):
-                raise DnnTypeError(f"{name}: {key} can't have {x.type.ndim} dimensions ({x.type})")
+                raise DnnTypeError(f"{name}: {key} cannot have {x.type.ndim} dimensions ({x.type})")
         return [*found, labels]
 
 

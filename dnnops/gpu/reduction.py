@@ -110,7 +110,7 @@ class GpuDnnReduction(GpuExpressionOp):
         (x,) = device_operands(name, None, x=x)
         ndim, dtype = x.type.ndim, x.type.dtype
         if dtype == "bfloat16":
-            raise DnnTypeError(f"{name}: cuDNN can't reduce bfloat16 (cast x to float32)")
+            raise DnnTypeError(f"{name}: cuDNN cannot reduce bfloat16 (cast x to float32)")
         if ndim > 8:
             raise DnnTypeError(f"{name}: cuDNN supports 8 dimensions, got {ndim} ({x.type})")
         acc_dtype = "float64" if dtype == "float64" else "float32"
@@ -120,7 +120,7 @@ class GpuDnnReduction(GpuExpressionOp):
             )
         if self.dtype not in (None, dtype, "float32" if dtype == "float16" else dtype):
             raise DnnTypeError(
-                f"{name}: {dtype} can't be reduced to dtype {self.dtype}; cast the result"
+                f"{name}: {dtype} cannot be reduced to dtype {self.dtype}; cast the result"
             )
         axes = _normalized(name, self.axis, ndim)
         # The C functions need the axes and the dtypes, so make them part of the Op.

@@ -54,7 +54,7 @@ class GpuDnnAddTensor(GpuExpressionOp):
         pairs = zip(a.type.shape, c.type.shape, strict=True)
         if any(m not in (1, None, n) and n is not None for m, n in pairs):
             raise DnnValueError(
-                f"{name}: a of shape {show_shape(a.type.shape)} can't be broadcast to the shape"
+                f"{name}: a of shape {show_shape(a.type.shape)} cannot be broadcast to the shape"
                 f" {show_shape(c.type.shape)} of c"
             )
         factors = [float64_scalar(name, n, x) for n, x in (("alpha", alpha), ("beta", beta))]

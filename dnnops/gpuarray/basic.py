@@ -98,7 +98,7 @@ class GpuAlloc(MirrorOp):
         for axis in range(-value.ndim, 0):
             if known[axis] != 1 and value.shape[axis] != lengths[axis]:
                 raise DnnValueError(
-                    f"GpuAlloc: can't broadcast a value of shape {value.shape} to {lengths}; only"
+                    f"GpuAlloc: cannot broadcast a value of shape {value.shape} to {lengths}; only"
                     " dimensions that are known to have length 1 are broadcast"
                 )
 

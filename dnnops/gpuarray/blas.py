@@ -56,7 +56,7 @@ class _Product(MirrorOp):
     def product(self, x: Any, y: Any) -> Any:
         """Multiply two matrices, or a matrix and a vector, or two vectors."""
         if x.shape[-1] != y.shape[0]:
-            raise DnnValueError(f"{self}: shapes {x.shape} and {y.shape} can't be multiplied")
+            raise DnnValueError(f"{self}: shapes {x.shape} and {y.shape} cannot be multiplied")
         with _precision(self.allow_tf32):
             return x.dot(y)
 
@@ -95,7 +95,7 @@ class GpuBatchedDot(_Product):
             for m, n, one_x, one_y in zip(x[:-2], y[:-2], *batch, strict=True)
         )
         if not fits:
-            raise DnnValueError(f"{self}: shapes {x} and {y} can't be multiplied")
+            raise DnnValueError(f"{self}: shapes {x} and {y} cannot be multiplied")
 
 
 class GpuGemm(_Product):
@@ -112,7 +112,7 @@ class GpuGemm(_Product):
         shape = (x.shape[0], y.shape[1])
         if x.shape[1] != y.shape[0] or not _fills(z.shape, shape, node.inputs[0]):
             raise DnnValueError(
-                f"{self}: can't add z of shape {z.shape} to the product of shapes {x.shape} and"
+                f"{self}: cannot add z of shape {z.shape} to the product of shapes {x.shape} and"
                 f" {y.shape}"
             )
         alpha, beta = _scalar(alpha), _scalar(beta)

@@ -95,7 +95,7 @@ def scalar_code(scalar_op: ScalarOp, in_dtypes: tuple[str, ...]) -> ScalarCode:
     """
     if unknown := set(in_dtypes) - DTYPES:
         raise DnnNotSupportedError(
-            f"can't generate CUDA code of {scalar_op} for dtypes {sorted(unknown)}"
+            f"cannot generate CUDA code of {scalar_op} for dtypes {sorted(unknown)}"
         )
     inputs, outputs, nodes = _scalar_graph(scalar_op, in_dtypes)
     names: dict[Variable, str] = {}
@@ -209,7 +209,7 @@ _SPECIAL = {Pow: _power, Trunc: _truncation}
 def _c_type(variable: Any) -> str:
     dtype = variable.type.dtype
     if not isinstance(variable.type, ScalarType) or dtype not in C_TYPES:
-        raise DnnNotSupportedError(f"CUDA code can't hold values of {variable.type}")
+        raise DnnNotSupportedError(f"CUDA code cannot hold values of {variable.type}")
     return C_TYPES[dtype]
 
 

@@ -72,7 +72,7 @@ def on_device(device: int) -> Iterator[Any]:
         context = cupy.cuda.Device(device)
         context.__enter__()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise DnnUnavailableError(f"device cuda{device} can't be used: {error}") from error
+        raise DnnUnavailableError(f"device cuda{device} cannot be used: {error}") from error
     try:
         yield cupy
     finally:

@@ -84,7 +84,7 @@ class GpuElemwise(GpuOp):
                 want.broadcastable,
             ):
                 raise DnnTypeError(
-                    f"{self}: output {o} of type {want} can't overwrite an operand of type {have}"
+                    f"{self}: output {o} of type {want} cannot overwrite an operand of type {have}"
                 )
         return Apply(self, list(inputs), outputs)
 
@@ -93,7 +93,7 @@ class GpuElemwise(GpuOp):
         for lengths in zip(*shapes, strict=True):
             known = {length for length in lengths if length not in (None, 1)}
             if len(known) > 1:
-                raise DnnValueError(f"{self}: shapes {shapes} can't be broadcast")
+                raise DnnValueError(f"{self}: shapes {shapes} cannot be broadcast")
             all_ones = all(length == 1 for length in lengths)
             result.append(known.pop() if known else (1 if all_ones else None))
         return tuple(result)
@@ -186,7 +186,7 @@ class _Launcher:
             for axis, length in enumerate(x.shape):
                 if length != (1 if ones[axis] else shape[axis]):
                     raise DnnValueError(
-                        f"{self.name}: shapes {[a.shape for a in arrays]} can't be broadcast;"
+                        f"{self.name}: shapes {[a.shape for a in arrays]} cannot be broadcast;"
                         " only dimensions that are known to have length 1 are broadcast"
                     )
         return tuple(shape)

@@ -57,12 +57,12 @@ class EnergyMeter:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
             raise DnnUnavailableError(
-                f"measuring energy needs NVML, which can't be initialized: {error}"
+                f"measuring energy needs NVML, which cannot be initialized: {error}"
             ) from error
         try:
             self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(_bus_id(device))
         except pynvml.NVMLError as error:
-            raise DnnNotSupportedError(f"NVML can't find cuda{device}: {error}") from error
+            raise DnnNotSupportedError(f"NVML cannot find cuda{device}: {error}") from error
         self.read()
 
     def read(self) -> int:
@@ -77,7 +77,7 @@ class EnergyMeter:
             return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
         except self._nvml.NVMLError as error:
             raise DnnNotSupportedError(
-                f"can't read the energy counter of cuda{self.device}: {error}"
+                f"cannot read the energy counter of cuda{self.device}: {error}"
             ) from error
 
     def millijoules(self, run: Callable[[int], Any], milliseconds: float) -> float:

@@ -128,7 +128,9 @@ class MirrorOp(GpuOp):
         op = self if node.op is self.host_op else self.with_host_op(node.op)
         bfloat16 = any(is_on_device(x) and x.type.dtype == "bfloat16" for x in inputs)
         if bfloat16 and any(is_on_device(x) and x.type.dtype == "float16" for x in inputs):
-            raise DnnTypeError(f"{self}: can't mix float16 and bfloat16 operands; cast one of them")
+            raise DnnTypeError(
+                f"{self}: cannot mix float16 and bfloat16 operands; cast one of them"
+            )
         operands = [x if is_on_device(x) else y for x, y in zip(inputs, node.inputs, strict=True)]
         outputs = [
             GpuArrayType(

@@ -138,7 +138,7 @@ def shared(
     """
     strict, borrow = switch("shared", "strict", strict), switch("shared", "borrow", borrow)
     if isinstance(value, Variable):
-        raise DnnTypeError("the value of a shared variable can't be symbolic")
+        raise DnnTypeError("the value of a shared variable cannot be symbolic")
     array = as_device_array(value)
     if array is None:
         array = value = np.asarray(value)

@@ -87,7 +87,7 @@ class _GpuAdvancedIndexing(_GpuIndexing):
                 shape = x.shape[axis : axis + entry.ndim]
                 if entry.shape != shape:
                     raise DnnValueError(
-                        f"{self}: a mask of shape {entry.shape} can't index axes of shape {shape}"
+                        f"{self}: a mask of shape {entry.shape} cannot index axes of shape {shape}"
                     )
                 axis += entry.ndim
             else:

@@ -95,7 +95,7 @@ class HostFromGpu(_Conversion):
             raise DnnTypeError(f"HostFromGpu expects a device variable, got {x}")
         if x.type.dtype == "bfloat16":
             raise DnnTypeError(
-                "HostFromGpu: a host tensor can't be bfloat16; cast to float32 first, as"
+                "HostFromGpu: a host tensor cannot be bfloat16; cast to float32 first, as"
                 " as_tensor_variable does"
             )
         return Apply(self, [x], [TensorType(x.type.dtype, shape=x.type.shape)()])
@@ -237,7 +237,7 @@ def as_gpuarray_variable(x: Any, device: int | None = None) -> Any:
         try:
             x = np.asarray(x)
         except Exception as error:  # the value's own methods may raise any exception
-            raise DnnTypeError(f"can't convert to an array: {shown(x)}") from error
+            raise DnnTypeError(f"cannot convert to an array: {shown(x)}") from error
         if x.dtype.kind == "f":
             x = x.astype(dtype_name("floatX"))
     type_ = GpuArrayType(str(x.dtype).rpartition(".")[2], (None,) * len(x.shape), device or 0)

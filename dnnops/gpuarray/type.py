@@ -173,7 +173,7 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
                 host = host_type.filter(data, strict=False, allow_downcast=allow_downcast)
             except TypeError as error:
                 raise DnnTypeError(
-                    f"{self} expects dtype {self.dtype}, got {_of(data)}, which can't be converted"
+                    f"{self} expects dtype {self.dtype}, got {_of(data)}, which cannot be converted"
                     " without loss; convert it explicitly, or set allow_downcast=True"
                 ) from error
         self._check_shape(host.shape)
@@ -276,7 +276,7 @@ class GpuArrayType(CType[Any], HasDataType, HasShape):
             return other
         converted = self.convert_variable(other) if allow_convert else None
         if converted is None:
-            raise DnnTypeError(f"can't convert {other} of type {other.type} into {self}")
+            raise DnnTypeError(f"cannot convert {other} of type {other.type} into {self}")
         return converted
 
     def convert_variable(self, var: Variable) -> Any:

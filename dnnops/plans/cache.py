@@ -403,7 +403,7 @@ class PlanCache:
                 self._counts[name] += number
 
     def _nowhere(self) -> DnnCacheError:
-        return DnnCacheError(f"the directory {self.path} can't be created, or was just removed")
+        return DnnCacheError(f"the directory {self.path} cannot be created, or was just removed")
 
     def _go_on_without(self, error: DnnCacheError) -> None:
         self._off |= isinstance(error, UntrustedCacheError)

@@ -243,7 +243,7 @@ def _check_value(value: Any, depth: int) -> None:
             for member in value:
                 _check_value(member, depth - 1)
     elif value is not None:
-        raise DnnTypeError(f"a key can't contain a value of type {type(value).__name__}")
+        raise DnnTypeError(f"a key cannot contain a value of type {type(value).__name__}")
 
 
 def write_entry(entry: Entry) -> dict[str, Any]:

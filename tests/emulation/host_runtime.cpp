@@ -67,7 +67,7 @@ Kernel load_kernel(const Handle &, const char *, const char *name, const std::st
 
 void launch_kernel(const Kernel &kernel, unsigned blocks, unsigned threads, unsigned shared, void *, void **arguments) {
   if (!blocks || !threads || threads > MOST_THREADS || shared > MOST_SHARED)
-    fail(DNNOPS_VALUE_ERROR, "%u blocks of %u threads with %u bytes can't be launched", blocks, threads, shared);
+    fail(DNNOPS_VALUE_ERROR, "%u blocks of %u threads with %u bytes cannot be launched", blocks, threads, shared);
   using Run = int (*)(const void *, unsigned, unsigned, unsigned, unsigned);
   if (reinterpret_cast<Run>(kernel.function)(arguments[0], blocks, threads, shared, blocks))
     fail(DNNOPS_VALUE_ERROR, "a kernel wrote beyond its shared memory");

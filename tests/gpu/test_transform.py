@@ -61,7 +61,7 @@ def test_bad_operands():
             [device_tensor((2, 3)), device_tensor((4, 3)), ONE, ONE],
         )
     x = GpuArrayType("float32", (2, 3))()
-    with pytest.raises(DnnValueError, match="can't be broadcast"):
+    with pytest.raises(DnnValueError, match="cannot be broadcast"):
         GpuDnnAddTensor()(x, GpuArrayType("float32", (4, 3))())
     with pytest.raises(DnnTypeError, match="equal rank"):
         GpuDnnAddTensor()(x, GpuArrayType("float32", (4, 2, 3))())

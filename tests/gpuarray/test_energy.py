@@ -112,7 +112,7 @@ def test_a_device_without_a_counter(monkeypatch):
 
 def test_the_device_is_found_by_its_bus(monkeypatch):
     FakeGpu().install(monkeypatch, bus_id="0000:AF:00.0")
-    with pytest.raises(DnnNotSupportedError, match=r"NVML can't find cuda0: no device 0000:AF"):
+    with pytest.raises(DnnNotSupportedError, match=r"NVML cannot find cuda0: no device 0000:AF"):
         EnergyMeter(0)
 
 

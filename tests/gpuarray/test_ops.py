@@ -321,7 +321,7 @@ def test_index_out_of_bounds_raises(change):
 def test_runtime_broadcasting_is_refused():
     x, y = (GpuArrayType("float32", (None, None))() for _ in range(2))
     f = pytensor.function([x, y], x + y, mode=GPU_MODE)
-    with pytest.raises(DnnValueError, match="can't be broadcast"):
+    with pytest.raises(DnnValueError, match="cannot be broadcast"):
         f(to_device(normal(3, 4)), to_device(normal(1, 4)))
 
 
@@ -392,7 +392,7 @@ def test_elemwise_checks():
         add(x, GpuArrayType("float32", (2, 4))())
     with pytest.raises(DnnTypeError, match="on one device"):
         add(x, GpuArrayType("float32", (2, 3), device=1)())
-    with pytest.raises(DnnTypeError, match="can't overwrite"):
+    with pytest.raises(DnnTypeError, match="cannot overwrite"):
         GpuElemwise(ps.eq, [(0, 0)])(x, x)
 
 

@@ -128,7 +128,7 @@ def test_filter_variable():
     [pt.dmatrix(), pt.fvector(), pt.tensor(dtype="float32", shape=(2, 4)), pt.imatrix()],
 )
 def test_filter_variable_refuses(other):
-    with pytest.raises(DnnTypeError, match="can't convert"):
+    with pytest.raises(DnnTypeError, match="cannot convert"):
         GpuArrayType("float32", (None, 3)).filter_variable(other)
 
 

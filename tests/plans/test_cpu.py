@@ -78,7 +78,7 @@ def walk(case: ConvCase, index: int, arrays: tuple, bound: float) -> set[str]:
         for number, plan in enumerate(plans.plans):
             output.fill(np.nan)
             if plan.reason:
-                with pytest.raises(DnnNotSupportedError, match="can't be run"):
+                with pytest.raises(DnnNotSupportedError, match="cannot be run"):
                     plans.run(number)
                 assert np.isnan(output).all()
                 continue
@@ -219,7 +219,7 @@ def test_every_plan_can_be_asked_for_by_name(index):
 def test_plans_asked_for_that_compute_something_else():
     wide = make_case((2, 5, 9, 9), (4, 5, 2, 3))
     for case, dtype, name, words in (
-        (wide, "float32", "winograd", "the plan winograd can't be run: "),
+        (wide, "float32", "winograd", "the plan winograd cannot be run: "),
         (COMMON, "float64", "jit:avx2", r"no plan jit:avx2 in float64; there is: gemm \(BLAS\)"),
         (
             COMMON,

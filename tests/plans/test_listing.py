@@ -310,7 +310,7 @@ class FakePlanList:
 
     def choice(self, algo: str) -> str:
         if algo.startswith("winograd"):
-            raise DnnNotSupportedError(f"{algo} can't be run here")
+            raise DnnNotSupportedError(f"{algo} cannot be run here")
         times = {plan.name: plan.time_ms for plan in self.plans if plan.time_ms is not None}
         if algo.startswith("time_"):
             return min(times, key=times.__getitem__)
@@ -446,7 +446,7 @@ def test_what_flags_choose_on_a_gpu(gpu):
     assert tuple(choices) == ALGORITHM_WORDS
     assert choices["time_once"] == choices["time_on_shape_change"] == "engine1_k2=2"
     assert choices["small"] == "IMPLICIT_GEMM"
-    assert (choices["winograd"], choices["winograd"].reason) == ("", "winograd can't be run here")
+    assert (choices["winograd"], choices["winograd"].reason) == ("", "winograd cannot be run here")
     untimed = flag_choices(**SMALL, device="cuda", time=False)
     assert untimed["time_once"] == ""
     assert untimed["time_once"].reason == "nothing was timed"

@@ -36,7 +36,7 @@ def check_shapes(op: Any, given: dict[str, Any]) -> None:
         scores = (batch, heads, rows, key[2])
         for size, other in zip(given["mask"].shape, scores, strict=True):
             if size not in (1, other):
-                raise DnnValueError(f"{op}: the mask can't be broadcast to {show_shape(scores)}")
+                raise DnnValueError(f"{op}: the mask cannot be broadcast to {show_shape(scores)}")
     if "gout" in given:
         out = (batch, heads, rows, value[3])
         require_same_shape(op, out, given["out"].shape, given["gout"].shape)

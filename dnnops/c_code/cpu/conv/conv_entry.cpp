@@ -116,7 +116,7 @@ ConvWay conv_way(const ConvParams &params, const ConvProblem &problem, int64_t d
   if (params.algorithm == ALGORITHM_NAMED) {
     if (std::strcmp(params.name, WINOGRAD_NAME) != 0) return ConvWay::ONEDNN;
     if (const char *obstacle = winograd_obstacle(problem))
-      fail(DNNOPS_NOT_SUPPORTED, "the plan %s can't be run: %s", params.name, obstacle);
+      fail(DNNOPS_NOT_SUPPORTED, "the plan %s cannot be run: %s", params.name, obstacle);
     return ConvWay::WINOGRAD;
   }
   return params.algorithm == ALGORITHM_AUTO && winograd_suits(problem) ? ConvWay::WINOGRAD : ConvWay::ONEDNN;

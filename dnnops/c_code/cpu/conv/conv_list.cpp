@@ -90,7 +90,7 @@ class ConvList {
 
   void run(int64_t index) {
     Item &item = items_.at(index);
-    if (item.listed.reason[0]) fail(DNNOPS_NOT_SUPPORTED, "%s can't be run: %s", item.listed.name, item.listed.reason);
+    if (item.listed.reason[0]) fail(DNNOPS_NOT_SUPPORTED, "%s cannot be run: %s", item.listed.name, item.listed.reason);
     if (item.entry)
       run_conv_entry(*item.entry, *item.run, problem_, inputs_, output_);
     else if (item.listed.way == (int64_t)ConvWay::WINOGRAD)

@@ -62,7 +62,7 @@ void run(const dnnops_context &context, const char *name, Launch &launch, int64_
 
 void forward(const dnnops_context &context, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   // The state is on the host, so a captured launch would draw the same numbers at each replay.
-  if (is_capturing(context.stream)) fail(DNNOPS_NOT_SUPPORTED, "dropout can't be captured in a CUDA graph");
+  if (is_capturing(context.stream)) fail(DNNOPS_NOT_SUPPORTED, "dropout cannot be captured in a CUDA graph");
   Launch launch = make_launch(inputs, outputs[0].data);
   const DropoutPlace place = read_place(inputs[2]);
   require_contiguous(inputs[0]);

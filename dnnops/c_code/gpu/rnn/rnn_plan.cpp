@@ -137,7 +137,7 @@ Plan::Plan(const Key &key, const Handle &handle, const std::vector<int64_t> &len
     DNNOPS_CHECK(cudnnGetRNNWeightSpaceSize(handle.cudnn, network_, &parameters_));
     if (key.algo == CUDNN_RNN_ALGO_PERSIST_DYNAMIC) {
       if (is_capturing(handle.stream))
-        fail(DNNOPS_NOT_SUPPORTED, "its kernel is not compiled, and can't be while a CUDA graph is captured");
+        fail(DNNOPS_NOT_SUPPORTED, "its kernel is not compiled, and cannot be while a CUDA graph is captured");
       DNNOPS_CHECK(cudnnBuildRNNDynamic(handle.cudnn, network_, static_cast<int>(key.batch)));
     }
     set_lengths(handle, lengths);
