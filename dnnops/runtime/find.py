@@ -16,11 +16,16 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from dnnops.errors import DnnUnavailableError
 
 __all__ = ["Library", "find_cuda", "find_cudnn", "find_onednn"]
+
+
+#: Where NVIDIA's installers put CUDA.
+_TOOLKIT = "/usr/local/cuda"
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ def _roots(variables: Iterable[str]) -> Iterator[tuple[Path, str]]:
     for variable in (*variables, "CONDA_PREFIX"):
         if value := os.environ.get(variable):
             yield Path(value), variable
-    for prefix in ("/usr/local/cuda", "/usr/local", "/usr"):
+    for prefix in (_TOOLKIT, "/usr/local", "/usr"):
         yield Path(prefix), "system"
 
 
@@ -250,9 +255,14 @@ def _find_cudnn(base_path: str, include_path: str, library_path: str) -> Library
     )
 
 
+#: Headers from other wheels than the runtime's. The runtime's headers include the first; cuBLASLt's
+#: header includes the last, which belongs to CUDA's C++ core libraries (CCCL).
+_OTHER_HEADERS = ("crt/host_defines.h", "cublasLt.h", "nv/target")
+
+
 @lru_cache(maxsize=1)
 def find_cuda() -> Library:
-    """Find the CUDA runtime library and its headers, in the major version that CuPy uses.
+    """Find the CUDA runtime library, its headers and cuBLASLt's, in CuPy's major version of CUDA.
 
     Returns
     -------
@@ -267,14 +277,15 @@ def find_cuda() -> Library:
     major = _cupy_cuda_major()
     name = f"libcudart.so.{major}"
     missing: list[str] = []
-    for includes, libraries, origin in _cuda_places(major):
+    for places, libraries, origin in _cuda_places(major):
+        includes = [*places, *_cupy_cccl()]
         library = _first_file(libraries, (name,))
         header = _first_file(includes, ("cuda_runtime_api.h",))
         if library is None or header is None:
             continue
-        if _first_file(includes, ("crt/host_defines.h",)) is None:
-            # The runtime headers include it, but it comes from another wheel.
-            missing.append(f"{header.parent} lacks crt/host_defines.h")
+        lacking = [other for other in _OTHER_HEADERS if _first_file(includes, (other,)) is None]
+        if lacking:
+            missing.append(f"{header.parent} lacks {', '.join(lacking)}")
             continue
         text = header.read_text(encoding="utf-8", errors="replace")
         match = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
@@ -303,17 +314,25 @@ def _cupy_cuda_major() -> int:
     return runtime.runtimeGetVersion() // 1000
 
 
+def _cupy_cccl() -> list[Path]:
+    """Return the directory of CCCL's headers in CuPy, which compiles its kernels with them."""
+    spec = find_spec("cupy")
+    folders = spec.submodule_search_locations if spec else None
+    return [Path(folder, "_core/include/cupy/_cccl/libcudacxx") for folder in folders or ()]
+
+
 def _cuda_places(major: int) -> Iterator[tuple[list[Path], list[Path], str]]:
     for nvidia in _nvidia_wheels():
         # Since CUDA 13, all wheels share one directory; before, each had its own.
-        shared = nvidia / f"cu{major}"
-        runtime, compiler = nvidia / "cuda_runtime", nvidia / "cuda_nvcc"
+        shared, runtime = nvidia / f"cu{major}", nvidia / "cuda_runtime"
+        cublas = [nvidia / "cublas" / "include", nvidia / "cuda_cccl" / "include"]
+        own = [runtime / "include", nvidia / "cuda_nvcc" / "include", *cublas]
         yield [shared / "include"], [shared / "lib"], "wheel"
-        yield [runtime / "include", compiler / "include"], [runtime / "lib"], "wheel"
-        # Libraries from a wheel, headers from a toolkit.
-        for toolkit in ("/usr/local/cuda", os.environ.get("CUDA_PATH", "")):
+        yield own, [runtime / "lib"], "wheel"
+        # Libraries from a wheel, headers from a toolkit, which may lack those of cuBLASLt.
+        for toolkit in (_TOOLKIT, os.environ.get("CUDA_PATH", "")):
             if toolkit:
-                libraries = [shared / "lib", runtime / "lib"]
-                yield [Path(toolkit) / "include"], libraries, "wheel and toolkit"
+                includes = [Path(toolkit) / "include", shared / "include", *cublas]
+                yield includes, [shared / "lib", runtime / "lib"], "wheel and toolkit"
     for root, origin in _roots(("CUDA_PATH", "CUDA_HOME")):
         yield [root / "include"], _library_dirs(root), origin

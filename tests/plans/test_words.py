@@ -292,61 +292,6 @@ def test_numbers_of_words(tmp_path):
     require(tmp_path, source + asserted(as_numbers))
 
 
-CUBLASLT_NAMES = {
-    "SUCCESS": "CUBLAS_STATUS_SUCCESS",
-    "ALLOC_FAILED": "CUBLAS_STATUS_ALLOC_FAILED",
-    "NOT_SUPPORTED": "CUBLAS_STATUS_NOT_SUPPORTED",
-    "COMPUTE_32F": "CUBLAS_COMPUTE_32F",
-    "COMPUTE_64F": "CUBLAS_COMPUTE_64F",
-    "COMPUTE_32F_FAST_TF32": "CUBLAS_COMPUTE_32F_FAST_TF32",
-    **{name: f"CUDA_{name}" for name in ("R_32F", "R_64F", "R_16F", "R_16BF")},
-    "TRANSPOSE_A": "CUBLASLT_MATMUL_DESC_TRANSA",
-    "TRANSPOSE_B": "CUBLASLT_MATMUL_DESC_TRANSB",
-    "BATCH_COUNT": "CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT",
-    "STRIDED_BATCH_OFFSET": "CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET",
-    "MAX_WORKSPACE_BYTES": "CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES",
-    "REDUCTION_SCHEME_MASK": "CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK",
-    **{f"MIN_ALIGNMENT_{x}": f"CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_{x}_BYTES" for x in "ABCD"},
-    "IN_PLACE": "CUBLASLT_REDUCTION_SCHEME_INPLACE",
-    "IN_COMPUTE_TYPE": "CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE",
-    "ALGORITHM_ID": "CUBLASLT_ALGO_CONFIG_ID",
-    "TILE_ID": "CUBLASLT_ALGO_CONFIG_TILE_ID",
-    "SPLIT_K": "CUBLASLT_ALGO_CONFIG_SPLITK_NUM",
-    "REDUCTION_SCHEME": "CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME",
-    "SWIZZLING": "CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING",
-    "CUSTOM_OPTION": "CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION",
-    "STAGES_ID": "CUBLASLT_ALGO_CONFIG_STAGES_ID",
-    "INNER_SHAPE_ID": "CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID",
-    "CLUSTER_SHAPE_ID": "CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID",
-    "sizeof(Algorithm)": "sizeof(cublasLtMatmulAlgo_t)",
-    "sizeof(Proposal)": "sizeof(cublasLtMatmulHeuristicResult_t)",
-    **{
-        f"offsetof(Proposal, {ours})": f"offsetof(cublasLtMatmulHeuristicResult_t, {theirs})"
-        for ours, theirs in (("workspace_bytes", "workspaceSize"), ("status", "state"))
-    },
-}
-
-
-@pytest.mark.needs("cupy")
-def test_declarations_of_cublaslt(tmp_path):
-    """The declarations agree with the library's header, if that and its includes are installed."""
-    import cupy
-
-    headers = [Path(argument[2:]) for argument in compiler()[1] if argument.startswith("-I")]
-    if not any((folder / "cublasLt.h").exists() for folder in headers):
-        pytest.skip("cublasLt.h is not among CUDA's headers")
-    bundled = Path(cupy.__file__).parent / "_core" / "include" / "cupy" / "_cccl" / "libcudacxx"
-    if not bundled.exists():
-        pytest.skip("CuPy brings no CUDA C++ library, which cublasLt.h includes")
-    require(
-        tmp_path,
-        '#include <cublasLt.h>\n#include <cstddef>\n#include "gpu/base/cublaslt.hpp"\n'
-        "using namespace dnnops::cublaslt;\n"
-        + asserted(f"long({ours}) == long({theirs})" for ours, theirs in CUBLASLT_NAMES.items()),
-        f"-I{bundled}",
-    )
-
-
 # -- without a device ----------------------------------------------------------------------
 
 

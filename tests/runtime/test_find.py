@@ -150,19 +150,82 @@ def test_old_cudnn_is_not_taken(tmp_path, monkeypatch):
         find.find_cudnn()
 
 
-@pytest.mark.needs("cupy")
-@pytest.mark.usefixtures("fresh_search")
-def test_runtime_headers_without_crt_say_so(tmp_path, monkeypatch):
-    include, lib = tmp_path / "include", tmp_path / "lib"
-    include.mkdir()
-    lib.mkdir()
+#: Directories of CUDA's files, below the folder that the wheels share or below a toolkit.
+CUDA_LAYOUTS = {
+    "shared": dict.fromkeys(("runtime", "crt", "cublas", "cccl"), "nvidia/cu{major}"),
+    "separate": {
+        "runtime": "nvidia/cuda_runtime",
+        "crt": "nvidia/cuda_nvcc",
+        "cublas": "nvidia/cublas",
+        "cccl": "nvidia/cuda_cccl",
+    },
+    "toolkit": dict.fromkeys(("runtime", "crt", "cublas", "cccl"), "cuda"),
+    "runtime and cuBLAS from wheels": {
+        "runtime": "nvidia/cu{major}",
+        "crt": "cuda",
+        "cublas": "nvidia/cu{major}",
+        "cccl": "cuda",
+    },
+}
+#: Directories of a layout, and the header that each of them brings.
+CUDA_HEADERS = {"crt": "crt/host_defines.h", "cublas": "cublasLt.h", "cccl": "nv/target"}
+
+
+@pytest.fixture
+def install_cuda(tmp_path, monkeypatch, fresh_search):
+    """Install CUDA's files in a layout, and search only there."""
     major = find._cupy_cuda_major()
-    (include / "cuda_runtime_api.h").write_text(f"#define CUDART_VERSION {major}000\n")
-    (lib / f"libcudart.so.{major}").touch()
-    monkeypatch.setattr(find, "_cuda_places", lambda major: iter([([include], [lib], "test")]))
-    with pytest.raises(DnnUnavailableError, match=r"crt/host_defines\.h"):
+    version = f"#define CUDART_VERSION {major}000"
+
+    def install_layout(layout: str, without: str = "") -> None:
+        folders = {
+            part: tmp_path / folder.format(major=major)
+            for part, folder in CUDA_LAYOUTS[layout].items()
+        }
+        files = {
+            folders["runtime"] / "include/cuda_runtime_api.h": version,
+            folders["runtime"] / f"lib/libcudart.so.{major}": "",
+        }
+        if layout not in ("shared", "separate"):
+            files[tmp_path / "cuda/include/cuda_runtime_api.h"] = version
+        for part, header in CUDA_HEADERS.items():
+            if header != without:
+                files[folders[part] / "include" / header] = ""
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text}\n")
+
+    monkeypatch.setattr(find, "_nvidia_wheels", lambda: iter([tmp_path / "nvidia"]))
+    monkeypatch.setattr(find, "_roots", lambda variables: iter([(tmp_path / "cuda", "system")]))
+    monkeypatch.setattr(find, "_cupy_cccl", lambda: [tmp_path / "cupy"])
+    monkeypatch.setattr(find, "_TOOLKIT", str(tmp_path / "cuda"))
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    return install_layout
+
+
+@pytest.mark.needs("cupy")
+@pytest.mark.parametrize("layout", CUDA_LAYOUTS)
+def test_cuda_is_found_with_the_headers_of_cublaslt(layout, install_cuda):
+    install_cuda(layout)
+    cuda = find.find_cuda()
+    for header in ("cuda_runtime_api.h", *CUDA_HEADERS.values()):
+        assert any((folder / header).is_file() for folder in cuda.include_dirs), header
+
+
+@pytest.mark.needs("cupy")
+@pytest.mark.parametrize("header", CUDA_HEADERS.values())
+@pytest.mark.parametrize("layout", CUDA_LAYOUTS)
+def test_missing_headers_of_cuda_are_named(layout, header, install_cuda):
+    install_cuda(layout, without=header)
+    with pytest.raises(DnnUnavailableError, match=rf"lacks {header}.*`pip install dnnops\[cuda"):
         find.find_cuda()
-    (include / "crt").mkdir()
-    (include / "crt" / "host_defines.h").touch()
-    find.find_cuda.cache_clear()
-    assert find.find_cuda().version == (major, 0, 0)
+
+
+@pytest.mark.needs("cupy")
+def test_cupy_brings_the_header_of_cccl(tmp_path, install_cuda, monkeypatch):
+    install_cuda("shared", without="nv/target")
+    monkeypatch.undo()
+    (bundled,) = find._cupy_cccl()
+    assert (bundled / "nv" / "target").is_file()
+    monkeypatch.setattr(find, "_nvidia_wheels", lambda: iter([tmp_path / "nvidia"]))
+    assert find.find_cuda().include_dirs[-1] == bundled

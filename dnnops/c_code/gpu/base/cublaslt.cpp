@@ -15,10 +15,10 @@ Functions load() {
   void *library = dlopen(name.c_str(), RTLD_NOW);
   if (!library) fail(DNNOPS_NOT_SUPPORTED, "cuBLASLt cannot be loaded: %s", dlerror());
   Functions found;
-#define DNNOPS_LOOK_UP(function, parameters)                                                \
+#define DNNOPS_LOOK_UP(function)                                                            \
   found.function = reinterpret_cast<decltype(found.function)>(dlsym(library, #function));   \
   if (!found.function) fail(DNNOPS_NOT_SUPPORTED, "%s has no %s", name.c_str(), #function);
-  DNNOPS_LOOK_UP(cublasLtGetVersion, )
+  DNNOPS_LOOK_UP(cublasLtGetVersion)
   DNNOPS_CUBLASLT_FUNCTIONS(DNNOPS_LOOK_UP)
 #undef DNNOPS_LOOK_UP
   return found;
@@ -31,20 +31,21 @@ const Functions &functions() {
   return found;
 }
 
-Handle handle_of(int device) {
+cublasLtHandle_t handle_of(int device) {
   static std::mutex mutex;
-  static auto *handles = new std::map<int, Handle>;
+  static auto *handles = new std::map<int, cublasLtHandle_t>;
   std::lock_guard<std::mutex> lock(mutex);
-  Handle &handle = (*handles)[device];
+  cublasLtHandle_t &handle = (*handles)[device];
   if (!handle) DNNOPS_CUBLASLT(cublasLtCreate, &handle);
   return handle;
 }
 
-void fail_status(Status status, const char *call) {
-  const int kind = status == ALLOC_FAILED    ? DNNOPS_OUT_OF_MEMORY
-                   : status == NOT_SUPPORTED ? DNNOPS_NOT_SUPPORTED
-                                             : DNNOPS_LIBRARY_ERROR;
-  fail(kind, "%s failed with status %d%s", call, status, status == NOT_SUPPORTED ? " (not supported)" : "");
+void fail_status(cublasStatus_t status, const char *call) {
+  const bool unsupported = status == CUBLAS_STATUS_NOT_SUPPORTED;
+  const int kind = status == CUBLAS_STATUS_ALLOC_FAILED ? DNNOPS_OUT_OF_MEMORY
+                   : unsupported                        ? DNNOPS_NOT_SUPPORTED
+                                                        : DNNOPS_LIBRARY_ERROR;
+  fail(kind, "%s failed with status %d%s", call, int(status), unsupported ? " (not supported)" : "");
 }
 
 }  // namespace cublaslt

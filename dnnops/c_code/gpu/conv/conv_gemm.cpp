@@ -14,12 +14,14 @@ constexpr uint64_t MAX_WORKSPACE = uint64_t(256) << 20;
 
 // Attributes that distinguish the variants of an algorithm. Their numbers are the knob types of a PlanSpec.
 struct Attribute {
-  cublaslt::ConfigAttribute name;
+  cublasLtMatmulAlgoConfigAttributes_t name;
   size_t size;
 };
 const Attribute config_attributes[] = {
-    {cublaslt::TILE_ID, 4},       {cublaslt::SPLIT_K, 4},   {cublaslt::REDUCTION_SCHEME, 4}, {cublaslt::SWIZZLING, 4},
-    {cublaslt::CUSTOM_OPTION, 4}, {cublaslt::STAGES_ID, 4}, {cublaslt::INNER_SHAPE_ID, 2},   {cublaslt::CLUSTER_SHAPE_ID, 2},
+    {CUBLASLT_ALGO_CONFIG_TILE_ID, 4},          {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4},
+    {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4}, {CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4},
+    {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4},    {CUBLASLT_ALGO_CONFIG_STAGES_ID, 4},
+    {CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2},   {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2},
 };
 
 // A column-major matrix, as in cuBLAS.
@@ -78,64 +80,67 @@ Product product_of(const ConvCase &conv) {
   return {x, y, weights, ROLE_IMAGE, ROLE_TOP, ROLE_FILTERS, true, false, 1};
 }
 
-cublaslt::DataType data_type(int64_t dtype) {
+cudaDataType_t data_type(int64_t dtype) {
   switch (dtype) {
-    case DNNOPS_FLOAT32: return cublaslt::R_32F;
-    case DNNOPS_FLOAT64: return cublaslt::R_64F;
-    case DNNOPS_FLOAT16: return cublaslt::R_16F;
-    case DNNOPS_BFLOAT16: return cublaslt::R_16BF;
+    case DNNOPS_FLOAT32: return CUDA_R_32F;
+    case DNNOPS_FLOAT64: return CUDA_R_64F;
+    case DNNOPS_FLOAT16: return CUDA_R_16F;
+    case DNNOPS_BFLOAT16: return CUDA_R_16BF;
   }
   fail(DNNOPS_NOT_SUPPORTED, "matrix products of %s arrays are not supported", dtype_name(dtype));
 }
 
-cublaslt::ComputeType compute_type(const ConvCase &conv) {
-  if (conv.compute == DNNOPS_FLOAT64) return cublaslt::COMPUTE_64F;
+cublasComputeType_t compute_type(const ConvCase &conv) {
+  if (conv.compute == DNNOPS_FLOAT64) return CUBLAS_COMPUTE_64F;
   if (conv.compute != DNNOPS_FLOAT32)
     fail(DNNOPS_NOT_SUPPORTED, "summation in %s is not supported", dtype_name(conv.compute));
-  return conv.dtype == DNNOPS_FLOAT32 && conv.allow_tf32 ? cublaslt::COMPUTE_32F_FAST_TF32 : cublaslt::COMPUTE_32F;
+  return conv.dtype == DNNOPS_FLOAT32 && conv.allow_tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
 // Partial sums are added up in the compute type, not in a narrower type of the result.
 uint32_t reduction_schemes(const ConvCase &conv) {
-  return conv.dtype == conv.compute ? cublaslt::IN_PLACE | cublaslt::IN_COMPUTE_TYPE : +cublaslt::IN_COMPUTE_TYPE;
+  uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  if (conv.dtype == conv.compute) schemes |= CUBLASLT_REDUCTION_SCHEME_INPLACE;
+  return schemes;
 }
 
 class MatrixLayout {
  public:
-  MatrixLayout(const Matrix &matrix, int64_t batches, cublaslt::DataType type) {
+  MatrixLayout(const Matrix &matrix, int64_t batches, cudaDataType_t type) {
     DNNOPS_CUBLASLT(cublasLtMatrixLayoutCreate, &layout_, type, matrix.rows, matrix.columns, matrix.leading);
     const int32_t count = static_cast<int32_t>(batches);
-    DNNOPS_CUBLASLT(cublasLtMatrixLayoutSetAttribute, layout_, cublaslt::BATCH_COUNT, &count, sizeof count);
-    DNNOPS_CUBLASLT(cublasLtMatrixLayoutSetAttribute, layout_, cublaslt::STRIDED_BATCH_OFFSET,
+    DNNOPS_CUBLASLT(cublasLtMatrixLayoutSetAttribute, layout_, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                    sizeof count);
+    DNNOPS_CUBLASLT(cublasLtMatrixLayoutSetAttribute, layout_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
                     &matrix.batch_stride, sizeof matrix.batch_stride);
   }
   ~MatrixLayout() { cublaslt::functions().cublasLtMatrixLayoutDestroy(layout_); }
   MatrixLayout(const MatrixLayout &) = delete;
   MatrixLayout &operator=(const MatrixLayout &) = delete;
-  operator cublaslt::Layout() const { return layout_; }
+  operator cublasLtMatrixLayout_t() const { return layout_; }
 
  private:
-  cublaslt::Layout layout_ = nullptr;
+  cublasLtMatrixLayout_t layout_ = nullptr;
 };
 
 class Operation {
  public:
-  Operation(const Product &product, cublaslt::ComputeType compute, cublaslt::DataType scale) {
+  Operation(const Product &product, cublasComputeType_t compute, cudaDataType_t scale) {
     DNNOPS_CUBLASLT(cublasLtMatmulDescCreate, &desc_, compute, scale);
-    transpose(cublaslt::TRANSPOSE_A, product.transpose_left);
-    transpose(cublaslt::TRANSPOSE_B, product.transpose_right);
+    transpose(CUBLASLT_MATMUL_DESC_TRANSA, product.transpose_left);
+    transpose(CUBLASLT_MATMUL_DESC_TRANSB, product.transpose_right);
   }
   ~Operation() { cublaslt::functions().cublasLtMatmulDescDestroy(desc_); }
   Operation(const Operation &) = delete;
   Operation &operator=(const Operation &) = delete;
-  operator cublaslt::Operation() const { return desc_; }
+  operator cublasLtMatmulDesc_t() const { return desc_; }
 
  private:
-  void transpose(cublaslt::OperationAttribute which, bool yes) {
-    const int32_t operation = yes;  // CUBLAS_OP_T or CUBLAS_OP_N
+  void transpose(cublasLtMatmulDescAttributes_t which, bool yes) {
+    const cublasOperation_t operation = yes ? CUBLAS_OP_T : CUBLAS_OP_N;
     DNNOPS_CUBLASLT(cublasLtMatmulDescSetAttribute, desc_, which, &operation, sizeof operation);
   }
-  cublaslt::Operation desc_ = nullptr;
+  cublasLtMatmulDesc_t desc_ = nullptr;
 };
 
 class Preference {
@@ -144,41 +149,41 @@ class Preference {
     DNNOPS_CUBLASLT(cublasLtMatmulPreferenceCreate, &preference_);
     uint64_t workspace = MAX_WORKSPACE;
     if (conv.workspace_limit >= 0) workspace = std::min<uint64_t>(workspace, conv.workspace_limit);
-    set(cublaslt::MAX_WORKSPACE_BYTES, workspace);
-    set(cublaslt::REDUCTION_SCHEME_MASK, reduction_schemes(conv));
-    set(cublaslt::MIN_ALIGNMENT_A, alignment(conv, product.left_role));
-    set(cublaslt::MIN_ALIGNMENT_B, alignment(conv, product.right_role));
-    set(cublaslt::MIN_ALIGNMENT_C, alignment(conv, product.result_role));
-    set(cublaslt::MIN_ALIGNMENT_D, alignment(conv, product.result_role));
+    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
+    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction_schemes(conv));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(conv, product.left_role));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(conv, product.right_role));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(conv, product.result_role));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(conv, product.result_role));
   }
   ~Preference() { cublaslt::functions().cublasLtMatmulPreferenceDestroy(preference_); }
   Preference(const Preference &) = delete;
   Preference &operator=(const Preference &) = delete;
-  operator cublaslt::Preference() const { return preference_; }
+  operator cublasLtMatmulPreference_t() const { return preference_; }
 
  private:
   static uint32_t alignment(const ConvCase &conv, Role role) {
     return static_cast<uint32_t>(conv.tensors[role].alignment);
   }
   template <class Value>
-  void set(cublaslt::PreferenceAttribute name, Value value) {
+  void set(cublasLtMatmulPreferenceAttributes_t name, Value value) {
     DNNOPS_CUBLASLT(cublasLtMatmulPreferenceSetAttribute, preference_, name, &value, sizeof value);
   }
-  cublaslt::Preference preference_ = nullptr;
+  cublasLtMatmulPreference_t preference_ = nullptr;
 };
 
 // A convolution as cuBLASLt descriptors.
 struct MatrixProduct {
   Product product;
-  cublaslt::DataType type, scale;
-  cublaslt::ComputeType compute;
+  cudaDataType_t type, scale;
+  cublasComputeType_t compute;
   Operation operation;
   MatrixLayout left, right, result;
 
   explicit MatrixProduct(const ConvCase &conv)
       : product(product_of(conv)),
         type(data_type(conv.dtype)),
-        scale(conv.compute == DNNOPS_FLOAT64 ? cublaslt::R_64F : cublaslt::R_32F),
+        scale(conv.compute == DNNOPS_FLOAT64 ? CUDA_R_64F : CUDA_R_32F),
         compute(compute_type(conv)),
         operation(product, compute, scale),
         left(product.left, product.batches, type),
@@ -186,14 +191,14 @@ struct MatrixProduct {
         result(product.result, product.batches, type) {}
 };
 
-PlanSpec describe_algorithm(const cublaslt::Algorithm &algorithm) {
+PlanSpec describe_algorithm(const cublasLtMatmulAlgo_t &algorithm) {
   PlanSpec spec;
   std::memset(&spec, 0, sizeof spec);
   spec.api = API_CUBLASLT;
   spec.math = USUAL_MATH;
   int32_t id = 0;
   size_t written = 0;
-  DNNOPS_CUBLASLT(cublasLtMatmulAlgoConfigGetAttribute, &algorithm, cublaslt::ALGORITHM_ID, &id, sizeof id, &written);
+  DNNOPS_CUBLASLT(cublasLtMatmulAlgoConfigGetAttribute, &algorithm, CUBLASLT_ALGO_CONFIG_ID, &id, sizeof id, &written);
   spec.id = id;
   for (const Attribute &attribute : config_attributes) {
     int32_t value = 0;
@@ -205,8 +210,8 @@ PlanSpec describe_algorithm(const cublaslt::Algorithm &algorithm) {
   return spec;
 }
 
-cublaslt::Algorithm algorithm_of(const PlanSpec &spec, const MatrixProduct &product, cublaslt::Handle handle) {
-  cublaslt::Algorithm algorithm;
+cublasLtMatmulAlgo_t algorithm_of(const PlanSpec &spec, const MatrixProduct &product, cublasLtHandle_t handle) {
+  cublasLtMatmulAlgo_t algorithm;
   DNNOPS_CUBLASLT(cublasLtMatmulAlgoInit, handle, product.compute, product.scale, product.type, product.type,
                   product.type, product.type, static_cast<int>(spec.id), &algorithm);
   for (int64_t i = 0; i < spec.knob_count; ++i) {
@@ -233,23 +238,23 @@ class GemmPlan : public Plan {
         dtype_(conv.dtype),
         product_(conv),
         algorithm_(algorithm_of(of, product_, cublaslt_)) {
-    cublaslt::Proposal checked;
+    cublasLtMatmulHeuristicResult_t checked;
     DNNOPS_CUBLASLT(cublasLtMatmulAlgoCheck, cublaslt_, product_.operation, product_.left, product_.right,
                     product_.result, product_.result, &algorithm_, &checked);
     spec = of;
-    workspace = static_cast<int64_t>(checked.workspace_bytes);
+    workspace = static_cast<int64_t>(checked.workspaceSize);
     takes_scalars = true;
-    const int64_t scheme = knob_value(of, cublaslt::REDUCTION_SCHEME);
+    const int64_t scheme = knob_value(of, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME);
     if (scheme & ~int64_t(reduction_schemes(conv)))
       fail(DNNOPS_NOT_SUPPORTED, "it sums in a narrower type than requested (flag dnn.conv.precision)");
-    deterministic = scheme != cublaslt::IN_PLACE;
+    deterministic = scheme != CUBLASLT_REDUCTION_SCHEME_INPLACE;
     if (!deterministic) notes |= int64_t(1) << CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
     if (conv.deterministic && !deterministic) fail(DNNOPS_NOT_SUPPORTED, "not deterministic (flag dnn.deterministic)");
-    const bool wide = conv.dtype == conv.compute && product_.compute != cublaslt::COMPUTE_32F_FAST_TF32;
-    require_alignment(conv, cublaslt::NEEDED_ALIGNMENT_A, product_.product.left_role);
-    require_alignment(conv, cublaslt::NEEDED_ALIGNMENT_B, product_.product.right_role);
-    require_alignment(conv, cublaslt::NEEDED_ALIGNMENT_C, product_.product.result_role);
-    require_alignment(conv, cublaslt::NEEDED_ALIGNMENT_D, product_.product.result_role);
+    const bool wide = conv.dtype == conv.compute && product_.compute != CUBLAS_COMPUTE_32F_FAST_TF32;
+    require_alignment(conv, CUBLASLT_ALGO_CAP_MIN_ALIGNMENT_A_BYTES, product_.product.left_role);
+    require_alignment(conv, CUBLASLT_ALGO_CAP_MIN_ALIGNMENT_B_BYTES, product_.product.right_role);
+    require_alignment(conv, CUBLASLT_ALGO_CAP_MIN_ALIGNMENT_C_BYTES, product_.product.result_role);
+    require_alignment(conv, CUBLASLT_ALGO_CAP_MIN_ALIGNMENT_D_BYTES, product_.product.result_role);
     if (!wide) notes |= int64_t(1) << CUDNN_NUMERICAL_NOTE_TENSOR_CORE;
   }
 
@@ -264,7 +269,7 @@ class GemmPlan : public Plan {
   }
 
  private:
-  void require_alignment(const ConvCase &conv, cublaslt::CapabilityAttribute which, Role role) const {
+  void require_alignment(const ConvCase &conv, cublasLtMatmulAlgoCapAttributes_t which, Role role) const {
     uint32_t needed = 0;
     size_t written = 0;
     DNNOPS_CUBLASLT(cublasLtMatmulAlgoCapGetAttribute, &algorithm_, which, &needed, sizeof needed, &written);
@@ -272,10 +277,10 @@ class GemmPlan : public Plan {
       fail(DNNOPS_NOT_SUPPORTED, "it needs arrays aligned to %u bytes", needed);
   }
 
-  cublaslt::Handle cublaslt_;
+  cublasLtHandle_t cublaslt_;
   int64_t dtype_;
   MatrixProduct product_;
-  cublaslt::Algorithm algorithm_;
+  cublasLtMatmulAlgo_t algorithm_;
 };
 
 }  // namespace
@@ -283,13 +288,13 @@ class GemmPlan : public Plan {
 std::vector<PlanSpec> gemm_specs(const ConvCase &conv, const Handle &handle) {
   const MatrixProduct product(conv);
   const Preference preference(conv, product.product);
-  cublaslt::Proposal proposals[MAX_PROPOSALS];
+  cublasLtMatmulHeuristicResult_t proposals[MAX_PROPOSALS];
   int count = 0;
   DNNOPS_CUBLASLT(cublasLtMatmulAlgoGetHeuristic, cublaslt::handle_of(handle.device), product.operation, product.left,
                   product.right, product.result, product.result, preference, MAX_PROPOSALS, proposals, &count);
   std::vector<PlanSpec> specs;
   for (int i = 0; i < count; ++i)
-    if (proposals[i].status == cublaslt::SUCCESS) specs.push_back(describe_algorithm(proposals[i].algorithm));
+    if (proposals[i].state == CUBLAS_STATUS_SUCCESS) specs.push_back(describe_algorithm(proposals[i].algo));
   return specs;
 }
 
@@ -298,6 +303,5 @@ std::shared_ptr<Plan> make_gemm_plan(const ConvCase &conv, const Handle &handle,
   plan->name = plan_name(spec, conv.direction);
   return plan;
 }
-
 
 }  // namespace dnnops
