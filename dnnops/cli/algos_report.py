@@ -9,13 +9,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dnnops.config import flag_value
+from dnnops.display import plain_console, plain_table, rendered, show_operations, show_size
 from dnnops.plans import ConvPlan, Survey
 from dnnops.plans.cases import DIRECTIONS, PlanCase
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 #: Title, alignment and cells of a column.
 _Column = tuple[str, str, list[str]]
@@ -66,8 +65,8 @@ def describe(case: PlanCase) -> str:
     if settings.get("deterministic"):
         parts.append("deterministic plans only")
     if settings.get("workspace_limit", "auto") != "auto":
-        parts.append(f"workspace up to {_size(settings['workspace_limit'])}")
-    return ", ".join([*parts, _operations(case.flops)])
+        parts.append(f"workspace up to {show_size(settings['workspace_limit'])}")
+    return ", ".join([*parts, show_operations(case.flops)])
 
 
 def as_json(surveys: list[Survey]) -> dict[str, Any]:
@@ -134,12 +133,9 @@ def _direction_as_json(survey: Survey) -> dict[str, Any]:
 
 def print_survey(survey: Survey) -> None:
     """Print the plans, refusals and flag choices for one direction."""
-    from rich.console import Console
-
-    # Do not wrap lines unless on a terminal, so that grep finds whole names.
-    console = Console(width=None if sys.stdout.isatty() else 100_000, highlight=False)
+    console = plain_console()
     case = survey.case
-    sections: list[Any] = [_text(describe(case), "bold")]
+    sections: list[Any] = ["", _text(describe(case), "bold")]
     if case.remark:
         sections.append(_text(case.remark, "yellow"))
     runnable = [plan for plan in survey.plans if not plan.reason]
@@ -159,11 +155,7 @@ def print_survey(survey: Survey) -> None:
     if survey.choices:
         title = f"{case.flag} would choose (it is {flag_value(case.flag)} now)"
         sections += ["", _text(title, "bold"), _choice_table(survey)]
-    with console.capture() as capture:
-        console.print()
-        for section in sections:
-            console.print(section)
-    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    print(rendered(console, *sections))
 
 
 # -- tables --------------------------------------------------------------------------------
@@ -184,7 +176,7 @@ def _plan_table(case: PlanCase, plans: list[ConvPlan], width: int) -> tuple[Tabl
         ("x best", "right", [_number(plan.time_ms, 2, best) for plan in plans]),
         (f"{unit}FLOP/s", "right", [_rate(case, plan, scale) for plan in plans]),
         ("mJ", "right", [_significant(plan.energy_mj) for plan in plans]),
-        ("workspace", "right", [_size(plan.workspace_bytes) for plan in plans]),
+        ("workspace", "right", [_size(plan) for plan in plans]),
         ("determ.", "left", [_yes_or_no(plan.deterministic) for plan in plans]),
         ("math", "left", [plan.math_type for plan in plans]),
         ("notes", "left", ["; ".join(plan.notes).replace("_", " ") for plan in plans]),
@@ -197,7 +189,7 @@ def _plan_table(case: PlanCase, plans: list[ConvPlan], width: int) -> tuple[Tabl
             break
         dropped += [name for name, _, _ in shown if name == title]
         shown = [column for column in shown if column[0] != title]
-    table = _table()
+    table = plain_table()
     for title, side, cells in shown:
         table.add_column(
             title,
@@ -208,7 +200,7 @@ def _plan_table(case: PlanCase, plans: list[ConvPlan], width: int) -> tuple[Tabl
         )
     for index, row in enumerate(zip(*(column[2] for column in shown), strict=True)):
         fastest = index == 0 and plans[0].time_ms is not None
-        table.add_row(*map(_text, row), style="green" if fastest else None)
+        table.add_row(*row, style="green" if fastest else None)
     return table, dropped
 
 
@@ -222,37 +214,31 @@ def _least_width(columns: list[_Column]) -> int:
 
 
 def _refusal_table(refused: dict[str, list[ConvPlan]]) -> Table:
-    table = _table(header=False)
+    table = plain_table(header=False)
     table.add_column(overflow="fold", ratio=2)
     table.add_column(overflow="fold", ratio=3)
     for reason, plans in sorted(refused.items(), key=lambda pair: -len(pair[1])):
         names = ", ".join(plan.name for plan in plans)
-        table.add_row(_text(names), _text(" ".join(reason.split())), style="dim")
+        table.add_row(names, " ".join(reason.split()), style="dim")
     return table
 
 
 def _choice_table(survey: Survey) -> Table:
-    table = _table(header=False)
+    table = plain_table(header=False)
     table.add_column(overflow="fold", min_width=12)
     table.add_column(overflow="fold")
     chosen = _by(survey.choices, lambda value: str(survey.choices[value]))
     order = {plan.name: index for index, plan in enumerate(survey.plans)}
     for name in sorted(chosen, key=lambda name: order.get(name, len(order))):
-        table.add_row(_text(name), _text(", ".join(chosen[name])))
+        table.add_row(name, ", ".join(chosen[name]))
     without = [value for value, choice in survey.choices.items() if not choice]
     for reason, values in _by(without, lambda value: survey.choices[value].reason).items():
         cells = f"{', '.join(values)}: {' '.join(reason.split())}"
-        table.add_row(_text("no plan"), _text(cells), style="dim")
+        table.add_row("no plan", cells, style="dim")
     return table
 
 
-def _table(header: bool = True) -> Table:
-    from rich.table import Table
-
-    return Table(box=None, pad_edge=False, show_header=header, header_style="bold")
-
-
-def _text(words: str, style: str = "") -> Any:
+def _text(words: str, style: str) -> Any:
     from rich.text import Text
 
     return Text(words, style)
@@ -286,20 +272,8 @@ def _rate(case: PlanCase, plan: ConvPlan, scale: float) -> str:
     return "" if plan.time_ms is None else _significant(case.flops / plan.time_ms / scale)
 
 
-def _operations(flops: int) -> str:
-    for power, unit in ((12, "TFLOP"), (9, "GFLOP"), (6, "MFLOP"), (3, "kFLOP")):
-        if flops >= 10**power:
-            return f"{flops / 10**power:.3g} {unit}"
-    return f"{flops} FLOP"
-
-
-def _size(size: int | None) -> str:
-    if size is None:
-        return ""
-    if size < 1024:
-        return f"{size} B" if size else "0"
-    power = min(int(math.log2(size) // 10), len(_UNITS) - 1)
-    return f"{size / 1024**power:.1f} {_UNITS[power]}"
+def _size(plan: ConvPlan) -> str:
+    return "" if plan.workspace_bytes is None else show_size(plan.workspace_bytes)
 
 
 def _yes_or_no(value: bool | None) -> str:

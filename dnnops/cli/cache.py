@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dnnops.display import plain_console, plain_table, rendered, show_size
 from dnnops.errors import DnnValueError
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _show(cache: PlanCache, args: argparse.Namespace) -> _Result:
     }
     lines = _table(rows) if rows else []
     lines += [f"{file.path} is ignored: {file.reason}" for file in damaged]
-    capacity = f"{_size_words(size)} of at most {_size_words(cache.capacity_bytes)}"
+    capacity = f"{show_size(size)} of at most {show_size(cache.capacity_bytes)}"
     lines.append(f"{_entries(len(files))} in {_place(cache)}, {capacity}")
     return report, lines, 0
 
@@ -181,13 +181,8 @@ def _describe(file: CacheFile) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("convolution", overflow="fold")
-    for title in ("GPU", "cuDNN", "best plan"):
+    table = plain_table()
+    for title in ("convolution", "GPU", "cuDNN", "best plan"):
         table.add_column(title, overflow="fold")
     for title in ("time", "plans", "age"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -204,24 +199,12 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
             str(len(row["plans"])),
             age,
         )
-        # Text, because the contents of a file are not markup.
-        table.add_row(*map(Text, cells))
-    # Do not wrap lines unless on a terminal, so that each entry is one line for grep.
-    console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
-    with console.capture() as capture:
-        console.print(table)
-    return [*(line.rstrip() for line in capture.get().splitlines()), ""]
+        table.add_row(*cells)
+    return [rendered(plain_console(), table), ""]
 
 
 def _entries(number: int) -> str:
     return f"{number} {'entry' if number == 1 else 'entries'}"
-
-
-def _size_words(size: int) -> str:
-    for unit, scale in (("MiB", 1024**2), ("KiB", 1024)):
-        if size >= scale:
-            return f"{size / scale:.4g} {unit}"
-    return f"{size} bytes"
 
 
 def _age_words(seconds: float) -> str:

@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dnnops.display import show_size
+
 __all__ = ["case_words", "cudnn_words"]
 
 _DIRECTIONS = {"grad_inputs": "backward_data", "grad_weights": "backward_filter"}
@@ -68,7 +70,7 @@ def _settings(case: Mapping[str, Any]) -> list[str]:
         settings.append("deterministic")
     limit = case.get("workspace_limit", -1)
     if isinstance(limit, int) and limit >= 0:
-        settings.append(f"workspace up to {limit / 1024**2:.4g} MiB")
+        settings.append(f"workspace up to {show_size(limit)}")
     if case.get("beta"):
         settings.append(f"beta {case['beta']}")
     return settings

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from dnnops.cli.checks import CPU_CHECKS, GPU_CHECKS, Finding
+from dnnops.display import plain_console, plain_table, rendered
 
 HELP = "show what was found, and what is missing"
 
@@ -167,13 +167,9 @@ def print_report(findings: dict[str, list[Finding]], verdicts: dict[str, Verdict
     verdicts : dict
         Verdict for each device.
     """
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    # Do not wrap lines unless on a terminal, so that grep finds whole paths.
-    console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
-    table = Table(box=None, pad_edge=False)
+    table = plain_table()
     for title in ("", "status", "found", "where"):
         table.add_column(title, overflow="fold")
     for finding in (finding for found in findings.values() for finding in found):
@@ -183,11 +179,9 @@ def print_report(findings: dict[str, list[Finding]], verdicts: dict[str, Verdict
             Text(finding.name, dim),
             Text(word, color),
             Text(finding.value, dim),
-            Text(finding.where),
+            finding.where,
         )
-    with console.capture() as capture:
-        console.print(table)
-    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    print(rendered(plain_console(), table))
 
     for device, found in findings.items():
         commands: dict[str, list[str]] = {}

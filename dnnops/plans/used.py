@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from io import StringIO
 from textwrap import wrap
 from typing import Any
 
@@ -17,6 +16,7 @@ from pytensor.compile import Function, ProfileStats
 from pytensor.graph.basic import Apply
 
 from dnnops.arguments import switch
+from dnnops.display import plain_console, plain_table, rendered, show_size
 from dnnops.errors import DnnTypeError
 from dnnops.nnet.conv.base import ConvBase
 from dnnops.runtime.nodes import node_number
@@ -253,18 +253,10 @@ def _measure(op: Any, device: str, row: ChosenPlan) -> float | None:
 
 #: Width of a table in a file.
 _WIDTH = 160
-_UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 def _show_shape(shape: tuple[int | None, ...]) -> str:
     return "x".join("?" if size is None else str(size) for size in shape)
-
-
-def _show_size(size: int | None) -> str:
-    if size is None:
-        return ""
-    unit = min((max(size, 1).bit_length() - 1) // 10, len(_UNITS) - 1)
-    return f"{size / 1024**unit:.{1 if unit else 0}f} {_UNITS[unit]}"
 
 
 def _show_time(time_ms: float | None) -> str:
@@ -272,9 +264,7 @@ def _show_time(time_ms: float | None) -> str:
 
 
 def _table(rows: list[ChosenPlan], shares: list[str] | None = None) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
+    table = plain_table()
     if shares is not None:
         table.add_column("% time", justify="right")
     for title in ("convolution", "image * filters", "dtype", "asked for", "plan"):
@@ -291,7 +281,7 @@ def _table(rows: list[ChosenPlan], shares: list[str] | None = None) -> Any:
             row.dtype + ("" if row.memory_format == "contiguous" else f" {row.memory_format}"),
             row.algo,
             row.plan or f"({row.remark or 'has not run'})",
-            _show_size(row.workspace_bytes),
+            "" if row.workspace_bytes is None else show_size(row.workspace_bytes),
             _show_time(row.time_ms),
             row.source,
         )
@@ -299,11 +289,7 @@ def _table(rows: list[ChosenPlan], shares: list[str] | None = None) -> Any:
 
 
 def _text(table: Any, width: int) -> str:
-    from rich.console import Console
-
-    output = StringIO()
-    Console(file=output, width=width, color_system=None, markup=False).print(table)
-    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
+    return rendered(plain_console(width, colors=False), table)
 
 
 # -- PyTensor's profile --------------------------------------------------------------------

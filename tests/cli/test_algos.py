@@ -307,7 +307,7 @@ def test_a_gpus_table(capsys: Output):
         "determ.": "yes",
         "math": "DEFAULT_MATH",
     }
-    assert re.search(r"_k23=0 +1 +graph +35\.600 +9\.79 +36\.2 +0 +no +tensor core; reduced", out)
+    assert re.search(r"_k23=0 +1 +graph +35\.600 +9\.79 +36\.2 +0 B +no +tensor core; reduced", out)
     assert re.search(r"^IMPLICIT_GEMM +0 +legacy +512 B +yes$", out, re.MULTILINE)
     # One line for all plans that fail in the same way.
     assert re.search(rf"^engine11, engine12, engine13 +{UNSUPPORTED}$", out, re.MULTILINE)

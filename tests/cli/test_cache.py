@@ -107,7 +107,7 @@ def test_show(run, cache: PlanCache):
     assert columns(second)[0] == f"{WORDS}, beta 1"
     assert second.endswith("2 hours")
     size = sum(file.stat().st_size for file in cache.path.iterdir())
-    assert last == f"2 entries in {cache.path}, {size / 1024:.4g} KiB of at most 64 MiB"
+    assert last == f"2 entries in {cache.path}, {size / 1024:.1f} KiB of at most 64.0 MiB"
 
 
 def test_show_is_sorted(run, cache: PlanCache):
@@ -158,7 +158,7 @@ def test_nothing_to_show(run, cache: PlanCache):
     shown = run("show")
     assert shown.status == 0
     assert shown.lines == [
-        f"0 entries in {cache.path}, which does not exist, 0 bytes of at most 64 MiB"
+        f"0 entries in {cache.path}, which does not exist, 0 B of at most 64.0 MiB"
     ]
     assert not cache.path.exists()
 
@@ -193,7 +193,7 @@ def test_what_stands_in_a_file_is_no_markup(run, cache: PlanCache):
                 "pad": [0, 0, 0],
             },
             "forward 2x3x4x5x6, 7 filters 1x2x3, float32 contiguous, TF32, deterministic,"
-            " workspace up to 5 MiB",
+            " workspace up to 5.0 MiB",
         ),
         (
             {"compute": "float16", "image": {**CASE["image"], "strides": [1, 2, 3, 4]}},

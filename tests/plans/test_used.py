@@ -419,22 +419,6 @@ def test_table_as_text(monkeypatch):
     assert max(map(len, str(rows).splitlines())) <= 90
 
 
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (3 << 19, "1.5 MiB"),
-        (5 << 40, "5120.0 GiB"),
-    ],
-)
-def test_sizes(size, text):
-    from dnnops.plans.used import _show_size
-
-    assert _show_size(size) == text
-
-
 def test_profile():
     f = forward(profile=True)
     other = forward()
