@@ -297,7 +297,7 @@ def test_configurations_are_recorded(checkout: Checkout):
 
 
 @pytest.mark.needs("xdist")
-def test_some_run_alone(checkout: Checkout):
+def test_tests_that_run_alone(checkout: Checkout):
     """They run after the others, in a separate process."""
     checkout.write_tests(
         "import os",

@@ -106,7 +106,7 @@ ONLY_INSTALLED = {
 
 
 @pytest.mark.parametrize("name", ["GpuDnnRNNOp", "GpuDnnRNNGradInputs", "GpuDnnRNNGradWeights"])
-def test_what_is_not_here_is_in_the_guide(name):
+def test_missing_names_are_in_the_guide(name):
     assert not hasattr(dnnops.dnn, name)
     assert name in GUIDE
 

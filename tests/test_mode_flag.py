@@ -78,7 +78,7 @@ def test_set_by_a_program():
         ("linker=py", "", "", ""),
     ],
 )
-def test_which_one_is_wanted(monkeypatch, tmp_path, theirs, own, file, wanted):
+def test_wanted_mode(monkeypatch, tmp_path, theirs, own, file, wanted):
     (tmp_path / "rc").write_text(f"[global]\nmode = {file}\n" if file else "")
     monkeypatch.setenv("PYTENSORRC", str(tmp_path / "rc"))
     monkeypatch.setenv("PYTENSOR_FLAGS", theirs)

@@ -151,7 +151,7 @@ def test_pytensor_is_the_same_to_tools(site_packages):
 
 
 @pytest.mark.parametrize("what", ["nothing of dnnops", "no startup.py", "a broken startup.py"])
-def test_remains_of_an_installation_do_no_harm(site_packages, tmp_path, what):
+def test_leftovers_of_an_installation_do_no_harm(site_packages, tmp_path, what):
     """Python starts without output, and PyTensor's messages do not change."""
     site = tmp_path / "site-packages"
     site.mkdir()

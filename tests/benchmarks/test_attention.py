@@ -52,7 +52,7 @@ def test_turns_are_short_without_pauses():
     assert fitted(Settings(turn_s=0.001)).turn_s == 0.001
 
 
-def test_what_did_not_queue_is_timed_again():
+def test_unqueued_calls_are_timed_again():
     class Timer(DeviceTimer):
         def __init__(self, queued: list[bool]):
             self.answers = iter(queued)
@@ -213,7 +213,7 @@ def test_a_row(session):
         (1.5, "differ by"),
     ],
 )
-def test_what_jax_cannot_do_is_missing(session, out, words):
+def test_unsupported_cases_of_jax_are_missing(session, out, words):
     worker(session, "jax_cudnn").out = out
     (row,) = measure_case(session, attention_cases()[-1])
     assert row["missing"].startswith("jax_cudnn: ")
@@ -253,7 +253,7 @@ def test_beside():
     assert beside({}) == {}
 
 
-def test_what_is_measured_is_prepared_and_kept_rows_are_not(tmp_path, capsys):
+def test_only_measured_cases_are_prepared(tmp_path, capsys):
     prepared: list[list[str]] = []
     part = runner.Part(
         "fake",

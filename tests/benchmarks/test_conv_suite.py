@@ -372,7 +372,7 @@ def test_files_of_rows_are_merged_and_half_lines_left_out(tmp_path):
     assert merge(rows[::-1]) == rows
 
 
-def test_second_measurements_hold_whatever_they_say():
+def test_second_measurements_replace_first_ones():
     first, second = make_row(), make_row(time_ms=9.0, remeasured=True)
     assert merge([first, second]) == merge([second, first]) == [second]
     third = {**second, "time_ms": 1.0}
@@ -485,7 +485,7 @@ def test_a_second_measurement_says_so_and_has_more_rounds(worker_class):
     assert row["rounds"] == 15
 
 
-def test_what_a_library_cannot_do_is_none_with_the_reason(worker_class):
+def test_unsupported_cases_are_none_with_the_reason(worker_class):
     def refuse(self, case):
         if self.module == "conv_jax":
             raise BenchmarkError("in it:\nTraceback\nNotImplementedError: no such convolution\n")

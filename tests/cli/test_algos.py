@@ -72,7 +72,7 @@ def test_the_table(capsys: Output):
     assert "…" not in out
 
 
-def test_what_cannot_be_run(capsys: Output):
+def test_rejected_plans_are_listed(capsys: Output):
     assert main(["algos", "--input", "2,6,9", "--filter", "4,6,3", *CPU, "--no-time"]) == 0
     out = capsys.readouterr().out
     reason = (
@@ -376,7 +376,7 @@ def test_nothing_can_be_run(capsys: Output, monkeypatch: pytest.MonkeyPatch):
     assert json.loads(capsys.readouterr().out)["directions"][0]["choices"] == {}
 
 
-def test_what_differs_from_the_question_is_said(capsys: Output):
+def test_remarks_are_printed(capsys: Output):
     found = gpu_survey()
     remark = "cuDNN is not used with padding that differs before and after an axis"
     case = GpuCase(**{**found.case.__dict__, "remark": remark})

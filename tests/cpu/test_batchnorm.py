@@ -180,7 +180,7 @@ def test_statistics_of_many_elements(offset, first, channels_last):
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_gradient_by_scale_where_the_mean_is_large(channels_last):
+def test_scale_gradient_with_a_large_mean(channels_last):
     """For 100 +- 0.01, the rounded mean is off by 4e-4 of the deviation."""
     rng = np.random.default_rng(3)
     x = (100 + 0.01 * rng.standard_normal((8, 3, 20, 20))).astype("float32")

@@ -63,7 +63,7 @@ def test_sizes_for_several_threads(shape, dtype):
         check(Case(shape, n, 0.5, beta, 1.0, seed=1), True, dtype)
 
 
-def test_what_is_not_finite_stays_in_its_windows():
+def test_non_finite_values_stay_in_their_windows():
     x = np.random.default_rng(2).standard_normal((1, 2, 12, 12)).astype("float32")
     x[0, 1, 3, 4] = np.nan
     x[0, 0, 8, 8] = np.inf

@@ -57,7 +57,7 @@ def check(op: Any, abstract: Any, rng: np.random.Generator, *operands: np.ndarra
     seed=st.integers(0, 2**64 - 1),
     offset=st.integers(0, 2**64 - 1),
 )
-def test_what_numpy_gives(shape, p, dtype, seed, offset):
+def test_results_equal_numpys(shape, p, dtype, seed, offset):
     rng = np.random.default_rng(seed)
     x, gy = (rng.standard_normal(shape).astype(dtype) for _ in range(2))
     probability = np.array(p)

@@ -103,7 +103,7 @@ def test_a_large_channel_leaves_nothing_behind():
 
 @pytest.mark.parametrize("beta", [0.5, 0.75, 1.0, 0.6])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_stays_in_its_windows(value, beta):
+def test_non_finite_values_stay_in_their_windows(value, beta):
     x = np.random.default_rng(5).standard_normal((2, 12, 40)).astype("float32")
     x[0, 6, 3] = value
     gy = np.ones_like(x)

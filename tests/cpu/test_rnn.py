@@ -152,7 +152,7 @@ def test_functions_everywhere(mode):
     np.testing.assert_allclose(y, expected, rtol=2e-6, atol=1e-15 if mode == "lstm" else 1e-36)
 
 
-def test_not_a_number_stays_in_its_sequence():
+def test_nan_stays_in_its_sequence():
     for mode in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         case = RNNCase(mode, 20, 1, False, False, 0, 0.0, False, 3, 2, 4, seed=5)
         operands = case.operands("float32")
@@ -163,7 +163,7 @@ def test_not_a_number_stays_in_its_sequence():
         assert np.isfinite(y[:, 1]).all()
 
 
-def test_what_is_behind_an_end_has_no_influence():
+def test_steps_after_the_end_have_no_influence():
     case = RNNCase("lstm", 6, 2, True, False, 0, 0.0, True, 5, 3, 4, seed=6)
     operands = case.operands("float32")
     operands[-1] = np.array([2, 5, 1])
@@ -250,7 +250,7 @@ def test_in_graphs(mode):
             fn(*bad)
 
 
-def test_what_is_not_used_is_not_computed():
+def test_unused_results_are_not_computed():
     inputs, (y, *_), (dw, *_) = graph_of()
     fn = pytensor.function(inputs, y, mode="CVM", on_unused_input="ignore")
     assert not ops_of(fn)["OneDnnRNNForward"].keeps_reserve

@@ -42,7 +42,7 @@ CALLS = {
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_more_than_the_limit_is_given_back(name, dtype, limit):
+def test_memory_above_the_limit_is_freed(name, dtype, limit):
     op, *shapes = CALLS[name]
     x, w = (np.ones(shape, dtype) for shape in shapes)
     limit(2**40)

@@ -52,7 +52,7 @@ def test_views_give_what_their_copies_give(operation, mode):
 
 
 @LINKERS
-def test_gradients_by_views(mode):
+def test_gradients_with_respect_to_views(mode):
     x, k, g = (pt.tensor(dtype="float32", shape=(None,) * 4) for _ in range(3))
     out = conv2d(x, k)
     grads = pytensor.grad(None, [x, k], known_grads={out: g})

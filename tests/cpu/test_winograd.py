@@ -225,7 +225,7 @@ def test_not_finite(index, value):
 
 @needs_avx512
 @DIRECTIONS
-def test_what_does_not_suit(index):
+def test_unsuitable_cases_run_in_onednn(index):
     """Any change of a suitable case makes oneDNN compute it."""
     suiting = {"batch": 8, "channels": (32, 32), "size": (16, 16)}
     check(make_case(index, **suiting), index)

@@ -41,7 +41,7 @@ def run(program: Path, *passes: object, length: str = "long") -> tuple[list[str]
     return became[0].split(), counts
 
 
-def test_what_comes_again(program):
+def test_repeated_passes_are_replayed(program):
     """A pass is first launched, then recorded and replayed; other recordings are unaffected."""
     became, counts = run(program, 1, 2, 1, 2, 1, 1, "c", 1)
     expected = [LAUNCHED] * 2 + [RECORDED] * 2 + [REPLAYED] * 2 + [LAUNCHED, REPLAYED]
@@ -50,13 +50,13 @@ def test_what_comes_again(program):
     assert counts["executables"] == 2
 
 
-def test_what_never_comes_again(program):
+def test_passes_that_never_repeat(program):
     became, counts = run(program, *range(1, 50), *range(1, 50))
     assert set(became) == {LAUNCHED}
     assert counts["executables"] == 0
 
 
-def test_what_can_not_be_recorded(program):
+def test_passes_that_cannot_be_recorded(program):
     """The pass still runs, and recording it is not tried again."""
     became, counts = run(program, "x", "x", 7, 7, 7)
     assert became == [LAUNCHED] * 5

@@ -55,7 +55,7 @@ def test_impossible_and_nan(library):
     ("labels", "lengths"),
     [([[4, -1]], [5]), ([[0, -1]], [5]), ([[1, 1]], [2]), ([[1, 2]], [6]), ([[1, 2]], [-1])],
 )
-def test_what_the_op_refuses(library, labels, lengths):
+def test_operands_that_the_op_rejects(library, labels, lengths):
     arrays = (np.zeros((5, 1, 4)), np.array(labels), np.array(lengths))
     run = converted(library, CTC(), *arrays)
     if library == "torch":

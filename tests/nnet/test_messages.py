@@ -25,7 +25,7 @@ def test_the_stride_in_the_place_of_ignore_border_is_an_error():
 
 
 @pytest.mark.parametrize("value", ["False", "True", float("nan"), 2, np.nan, ()], ids=repr)
-def test_what_is_no_flag_is_no_flag(value):
+def test_non_bools_are_rejected(value):
     with pytest.raises(DnnTypeError, match="ignore_border must be True or False"):
         nnet.pool_2d(X, (2, 2), value)
     with pytest.raises(DnnTypeError, match="ignore_border must be True or False"):

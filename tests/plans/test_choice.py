@@ -226,7 +226,7 @@ def test_once_on_shapes_that_differ_in_all(index, algo):
             first.run_row(f)
 
 
-def test_choosing_anew_does_not_time_what_nobody_reads(tmp_path):
+def test_a_new_selection_times_no_plans_for_a_message(tmp_path):
     """If a plan cannot be kept, the plans that can run are not listed; only errors list them."""
     first, other = (Convolution(large_case(**p), 0, *LAYOUT) for p in (POINTWISE, OTHERS[0]))
     product = next(name for name, row in first.runnable().items() if row.api == "cublaslt")

@@ -250,7 +250,7 @@ def test_the_flag_takes_a_plans_name(mode: str):
 
 
 @pytest.mark.needs("avx512")
-def test_what_is_said_of_winograd():
+def test_notes_of_winograd():
     def told(img: tuple, kern: tuple, **params: Any) -> ConvPlan:
         plans, _ = listing(make_case(img, kern, **params), 0)
         with plans:
@@ -393,7 +393,7 @@ def test_a_closed_list():
             use()
 
 
-def test_what_is_refused():
+def test_invalid_operands_are_rejected():
     good = np.ones((1, 2, 4, 4), "float32"), np.ones((3, 2, 2, 2), "float32")
     op = PAIRS[0][0](2)
     with pytest.raises(DnnValueError, match=r"output has to be float32\(1, 3, 3, 3\)"):

@@ -274,7 +274,7 @@ def test_sums_of_16_bits_that_are_split(name, dtype, exact):
     assert is_exact(replace(PLAN, name=name), dtype) is exact
 
 
-def test_what_is_added_to():
+def test_results_added_to_an_output():
     output = GuardedArray(np, EXPECTED.shape, "float64", "contiguous")
     judge = Judge(3 * EXPECTED, output, lambda _: 1e-12, added_to=EXPECTED)
 

@@ -441,7 +441,7 @@ def test_asymmetric_padding_is_what_is_really_run(gpu):
         assert all(row.notes[-1] == case.remark for row in rows)
 
 
-def test_what_flags_choose_on_a_gpu(gpu):
+def test_choices_of_flags_on_a_gpu(gpu):
     choices = flag_choices(**SMALL, device="cuda")
     assert tuple(choices) == ALGORITHM_WORDS
     assert choices["time_once"] == choices["time_on_shape_change"] == "engine1_k2=2"

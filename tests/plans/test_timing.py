@@ -103,7 +103,7 @@ def test_the_fastest_plan_is_chosen(index, name, dtype, tmp_path):
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("algo", TIMED)
 @every_op
-def test_what_is_added_to_is_added_to_once(index, algo, inplace, dtype):
+def test_results_are_added_once(index, algo, inplace, dtype):
     """However many plans were timed, operands do not change."""
     case = large_case(img_shape=(4, 16, 20, 20), kern_shape=(8, 16, 3, 3))
     conv = Convolution(case, index, dtype)
@@ -154,7 +154,7 @@ def test_timing_begins_with_the_guess(index, name, memory_format):
     assert algorithms.last_plan() == guessed
 
 
-def test_not_while_a_graph_is_recorded():
+def test_nothing_is_timed_during_a_capture():
     """During a capture, a plan is guessed; it is timed when nothing is captured."""
     import cupy
 

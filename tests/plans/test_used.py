@@ -281,7 +281,7 @@ def test_word_of_the_number(op):
         np.testing.assert_array_equal(word, first.op.words)
 
 
-def test_nothing_is_known_of_what_numba_runs(monkeypatch):
+def test_plans_of_numba_are_unknown(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")  # or words may be in two lines
     f = forward(mode=None)
     for _ in range(2):
@@ -294,7 +294,7 @@ def test_nothing_is_known_of_what_numba_runs(monkeypatch):
         f(*arrays(*SMALL))
 
 
-def test_what_has_not_run_says_so(monkeypatch):
+def test_nodes_that_have_not_run(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     f = forward(mode="ONEDNN")
     row = only(dnnops.chosen_plans(f))
@@ -333,7 +333,7 @@ def test_functions_without_convolutions():
 @pytest.mark.parametrize(
     "wrong", [None, 3, tensors("x")[0], np.sum, "f"], ids=lambda wrong: type(wrong).__name__
 )
-def test_what_is_no_function(wrong):
+def test_non_functions_are_rejected(wrong):
     with pytest.raises(DnnTypeError, match=r"takes a function compiled by pytensor\.function"):
         dnnops.chosen_plans(wrong)
 
@@ -546,7 +546,7 @@ def test_measured():
 # -- importing -----------------------------------------------------------------------------
 
 
-def test_asking_loads_nothing():
+def test_chosen_plans_loads_no_library():
     code = """
 import sys, dnnops, pytensor, pytensor.tensor as pt
 from dnnops.cpu.conv import OneDnnConv

@@ -99,7 +99,7 @@ NO_PLANS = (
 
 @every_direction
 @pytest.mark.parametrize("name", NO_PLANS)
-def test_what_is_no_plan(direction, name):
+def test_unknown_plan_names_are_rejected(direction, name):
     """The error lists existing names, and the flag that may have set the wrong one."""
     with pytest.raises(DnnValueError) as error:
         OPS[direction](algo=name)

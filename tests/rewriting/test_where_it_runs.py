@@ -102,7 +102,7 @@ def test_half_precision_softmax():
     assert node.inputs[0].type.dtype == "float16"
 
 
-def test_what_needs_no_cudnn_stays_on_the_gpu():
+def test_ops_without_cudnn_stay_on_the_gpu():
     """Batch normalization, pooling, dropout, cross-entropy and so on, with their gradients."""
     mode = get_mode("CVM").including("gpu").excluding("onednn", "cudnn")
     x = GpuArrayType("float32", (None, 2, None, None))()

@@ -326,7 +326,7 @@ def test_directory_is_private_whatever_the_umask(small_library):
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_what_others_could_write_is_not_loaded(small_library):
+def test_files_writable_by_others_are_not_loaded(small_library):
     path = small_library().path
     path.parent.chmod(0o777)
     planted = path.parent / "objects" / "planted.o"

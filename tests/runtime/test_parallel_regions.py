@@ -108,5 +108,5 @@ def test_parallel_regions_do_not_throw(source: Path):
         ("std::vector<T> x(3);\n#pragma omp parallel\n{ x[0] = 1; }\nx.resize(4);", []),
     ],
 )
-def test_what_is_found(text, expected):
+def test_throwing_statements_are_found(text, expected):
     assert throwing(text) == expected

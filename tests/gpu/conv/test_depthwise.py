@@ -263,7 +263,7 @@ def test_padding_takes_no_part(tmp_path, index):
 
 
 @pytest.mark.needs("cudnn")
-def test_what_is_offered():
+def test_plans_exist_for_depthwise_convolutions_only():
     """There are no plans for convolutions that are not depthwise, or mixed memory formats."""
     case = depthwise_case((2, 8, 9, 11))
     assert Run(case, 0, "float32", "contiguous").plans()

@@ -242,7 +242,7 @@ def compare_places(case: RNNCase, found: Any) -> None:
 # -- lengths -------------------------------------------------------------------------------
 
 
-def test_what_is_behind_an_end_has_no_influence():
+def test_steps_after_the_end_have_no_influence():
     case = RNNCase("gru", 7, 2, True, False, 0, 0.0, True, 6, 5, 4, 11)
     network = Network(case, "float32")
     lengths = network.operands[3]

@@ -78,7 +78,7 @@ def test_substitution(rnn_mode, dtype):
             assert kinds == [True] * len(inputs) + [False, False]
 
 
-def test_what_is_not_used_is_not_computed():
+def test_unused_results_are_not_computed():
     w, x, hx = array(1), array(3), array(3)
     for block, inputs in (
         (RNNBlock("float32", 4, 1, "gru"), [pt.fvector(), pt.ftensor3(), pt.ftensor3()]),

@@ -123,7 +123,7 @@ def test_shapes(mode, coef, case):
     check_infer_shape(ActivationGrad(mode, coef), x, x, gy)
 
 
-def test_bends():
+def test_derivatives_at_kinks():
     x = np.array([-1.0, -0.0, 0.0, 1.0, 6.0, 7.0])
     ones = np.ones_like(x)
     for mode, coef, y, slope in [

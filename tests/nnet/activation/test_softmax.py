@@ -88,7 +88,7 @@ def test_perform_against_the_jacobian(op_class, case, dtype):
 
 @pytest.mark.parametrize("op_class", OPS)
 @pytest.mark.parametrize("axis", [None, 0, -1, (1, 2), (0, 2)], ids=str)
-def test_they_are_the_gradients_of_pytensors_ops(op_class, axis):
+def test_gradients_equal_those_of_pytensors_ops(op_class, axis):
     function = softmax if op_class is SoftmaxGrad else log_softmax
     rng = np.random.default_rng(1)
     x, gz = pt.tensor3("x", dtype="float64"), pt.tensor3("gz", dtype="float64")

@@ -512,7 +512,7 @@ def test_wrong_operands(img, kern, message):
 @pytest.mark.parametrize(
     "value", [None, "image", {}, [[1.0, 2.0], [3.0]], pt.random.type.RandomGeneratorType()("rng")]
 )
-def test_what_is_no_tensor(value):
+def test_non_tensors_are_rejected(value):
     with pytest.raises(DnnTypeError, match="conv2d: input must be a tensor"):
         conv2d(value, KERN)
     with pytest.raises(DnnTypeError, match="conv2d: filters must be a tensor"):

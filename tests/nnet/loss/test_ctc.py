@@ -103,7 +103,7 @@ def test_small_integers_become_int32(integer):
     assert_close(costs, run(CTC(False, True), *BATCH.arrays())[0])
 
 
-def test_what_is_padded_has_no_influence():
+def test_padding_has_no_influence():
     activations, labels, lengths, _ = BATCH.arrays()
     lengths[:] = [6, 7, 5]
     expected = run(CTC(), activations, labels, lengths)
@@ -178,7 +178,7 @@ def test_gradient_of_an_op_without_gradients():
     np.testing.assert_array_equal(result, run(CTC(), activations, labels, lengths)[1])
 
 
-def test_what_is_connected():
+def test_connection_pattern():
     activations, labels, lengths, label_lengths = (pt.constant(a).type() for a in BATCH.arrays())
     op = CTC(with_label_lengths=True)
     node = op.make_node(activations, labels, lengths, label_lengths)

@@ -71,7 +71,7 @@ def test_large_scores_are_exact():
 
 
 @pytest.mark.parametrize("dy", [np.float64(2), np.array([3.0]), np.arange(5.0)])
-def test_gradient_by_scores(dy):
+def test_gradient_with_respect_to_scores(dy):
     sm = softmax(SCORES)
     found = nnet.crossentropy_softmax_1hot_with_bias_dx(dy, sm, LABELS).eval(mode=PERFORM_MODE)
     wanted = np.broadcast_to(dy, 5)[:, None] * (sm - np.eye(4)[LABELS])

@@ -147,7 +147,7 @@ def test_verify_grad_of_inference_by_each_operand(place):
 
 
 @pytest.mark.parametrize("place", range(5))
-def test_verify_grad_of_the_gradient_by_each_operand(place):
+def test_verify_grad_of_the_gradient_for_each_operand(place):
     case = Case((4, 3, 2), "spatial", True, 0.1, 0.3, seed=6)
     x, scale, _, mean, invstd = case.arrays()
     points = [x, x[::-1] + 1, scale, mean, invstd]

@@ -93,7 +93,7 @@ def test_updates_of_shared_vectors(room):
 
 
 @ROOMS
-def test_gradients_by_vectors(room):
+def test_gradients_with_respect_to_vectors(room):
     """They have the vectors' shape, and so do gradients of statistics."""
     x = pt.tensor4(dtype="float64")
     gamma, beta = pt.dvector(), pt.dvector()

@@ -35,7 +35,7 @@ MEANS = pytest.mark.parametrize("has_means", [False, True], ids=["no means", "me
 
 @MEANS
 @fuzz(40, case=cases(3, 5))
-def test_by_elements(has_means, case):
+def test_against_loops_over_elements(has_means, case):
     x, means = case.arrays(2)
     op = DivisiveNormalization(**case.parameters, has_means=has_means)
     out = run_op(op, x, means) if has_means else run_op(op, x)
@@ -43,7 +43,7 @@ def test_by_elements(has_means, case):
     assert_close(out, by_elements(case, tuple(range(2, x.ndim)), x, squared))
 
 
-def test_by_average_pooling():
+def test_against_average_pooling():
     """Caffe calls this normalization within a channel."""
     x = pt.dtensor4("x")
     squares = pool_2d(x**2, (5, 5), True, (1, 1), (2, 2), "average_inc_pad")

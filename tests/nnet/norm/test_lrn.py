@@ -37,7 +37,7 @@ DIFFERENCES = {"eps": 1e-5, "bound": 1e-6, "allow_zero": True}
 
 
 @fuzz(60, case=cases(2, 5))
-def test_by_elements(case):
+def test_against_loops_over_elements(case):
     (x,) = case.arrays(1)
     assert_close(run_op(LRN(**case.parameters), x), by_elements(case, (1,), x, x))
 

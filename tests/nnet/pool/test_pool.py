@@ -274,7 +274,7 @@ def test_connection_patterns():
         assert isinstance(tangent.type, DisconnectedType)
 
 
-def test_max_pool_gradient_by_x_is_zero_not_disconnected():
+def test_max_pool_gradient_for_x_is_zero_not_disconnected():
     x, gz = pt.tensor3("x", dtype="float64"), pt.tensor3("gz", dtype="float64")
     op = MaxPoolGrad(1, True)
     out = op(x, Pool(1, "max", True)(x, [2], [2], [0]), gz, [2], [2], [0])

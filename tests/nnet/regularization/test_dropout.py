@@ -56,7 +56,7 @@ def test_known_answers_of_the_generator(counter, key, expected):
     )
 
 
-def test_which_word_an_element_takes():
+def test_order_of_random_words():
     """Compute the order: 64 elements share 16 blocks, whose first words come first."""
     seed, offset, p = 0x0123456789ABCDEF, 2**32 - 3, 0.4
     x = np.ones((5, 29))
@@ -108,7 +108,7 @@ def test_results_and_gradient(dtype):
     np.testing.assert_array_equal(gx, (kept * gy * scale).astype(dtype))
 
 
-def test_nothing_dropped_and_nothing_there():
+def test_zero_probability_and_empty_input():
     x = np.arange(10.0)
     y, reserve, next_state = run(Dropout(), x, 0.0, state(1))
     np.testing.assert_array_equal(y, x)
@@ -139,7 +139,7 @@ def test_derivatives():
     )
 
 
-def test_what_has_no_derivative():
+def test_operands_without_a_derivative():
     x, p = pt.dvector(), pt.dscalar()
     y, reserve, _ = Dropout()(x, p, state(1))
     with pytest.raises(NullTypeGradError, match="p determines which elements are dropped"):

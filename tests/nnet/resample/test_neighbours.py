@@ -82,7 +82,7 @@ def test_gradients(mode, size, shape, step):
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_back(static):
+def test_inverse(static):
     value = np.random.default_rng(7).standard_normal((2, 3, 7, 8))
     x = pt.tensor(dtype="float64", shape=value.shape if static else (None,) * 4)
     whole = neibs2images(images2neibs(x[:, :, :6], (3, 2)), (3, 2), x[:, :, :6].shape)

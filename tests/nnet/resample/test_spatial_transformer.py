@@ -205,7 +205,7 @@ def test_one_operand_may_depend_on_the_other():
     check_second_derivatives(fun, [case.theta()], eps=1e-6)
 
 
-def test_what_is_connected():
+def test_connection_pattern():
     img, grid, gout = pt.dtensor4(), pt.dtensor4(), pt.dtensor4()
     by_img, _ = SpatialTransformerSamplerGrad().make_node(img, grid, gout).outputs
     with pytest.raises(DisconnectedInputError):

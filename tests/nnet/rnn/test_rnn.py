@@ -34,7 +34,7 @@ def test_against_pytorch(case):
 
 
 @fuzz(max_examples=100, case=rnn_cases(modes=("lstm", "gru", "rnn_tanh")))
-def test_gradients_by_differences(case):
+def test_gradients_against_finite_differences(case):
     """Include skipped inputs and dropout, which PyTorch does not have in the same form."""
     operands, count = case.operands(), case.float_count()
     rng = np.random.default_rng(case.seed)

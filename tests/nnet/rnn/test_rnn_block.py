@@ -166,7 +166,7 @@ def test_inference_drops_and_keeps_nothing():
     np.testing.assert_array_equal(values[2], values[3])
 
 
-def test_what_is_dropped_follows_from_the_seed():
+def test_the_seed_determines_the_dropout_mask():
     operands = CASE.operands()
     variables = [pt.constant(a) for a in operands]
 

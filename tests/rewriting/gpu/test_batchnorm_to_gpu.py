@@ -156,7 +156,7 @@ def given_statistics(x):
 @pytest.mark.parametrize(
     "make", [scattered_axes, centered_as_well, wider_epsilon, given_statistics]
 )
-def test_what_is_left(make):
+def test_unrecognized_forms_stay(make):
     (x,) = device_tensors(1)
     out = make(pt.as_tensor_variable(x))
     fgraph = rewritten([x], [as_gpuarray_variable(out)])
@@ -165,7 +165,7 @@ def test_what_is_left(make):
     assert transfers(fgraph) == (0, 0)
 
 
-def test_what_stays_on_the_host():
+def test_graphs_that_stay_on_the_host():
     for dtype in DTYPES:
         x = pt.tensor(dtype=dtype, shape=(None,) * 4)
         out = written_out(x, SPATIAL)

@@ -269,7 +269,7 @@ def test_factor(form):
     assert not nodes(fgraph, "GpuElemwise")
 
 
-def test_what_is_not_merged():
+def test_convolutions_that_are_not_merged():
     x, w, v = tensors(3)
     y = nnet.conv2d(x, w)
     vector = pt.vector(dtype="float32")
@@ -373,7 +373,7 @@ def test_ctc(dtype):
     assert not node.op.with_gradients
 
 
-def test_what_is_not_worth_a_transfer():
+def test_ops_not_worth_a_transfer():
     """As for pooling, operands on the host stay there, with everything that needs them."""
     (x,), theta = tensors(1), pt.tensor(dtype="float32", shape=(None, 2, 3))
     activations, labels, lengths = pt.ftensor3(), pt.imatrix(), pt.ivector()
@@ -395,7 +395,7 @@ def test_what_is_not_worth_a_transfer():
         assert wanted in names(rewritten([*inputs, w], [out]))
 
 
-def test_what_was_put_on_cudnn_by_hand_stays():
+def test_explicit_cudnn_ops_stay():
     x, theta = GpuArrayType("float32", (None,) * 4)(), GpuArrayType("float32", (None, 2, 3))()
     for out, wanted in (
         (dnn.dnn_lrn(x), {"GpuDnnLRN", "GpuDnnLRNGrad"}),

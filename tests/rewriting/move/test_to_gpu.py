@@ -160,7 +160,7 @@ def test_fused_activations_compile(mode, dtype):
             assert not compile_log(elementwise_source(kernel, 2, True))
 
 
-def test_what_normalizes_by_windows_is_fused():
+def test_window_normalizations_are_fused():
     w = on_gpu(None, None, None, None)
     y = divisive_normalization(w * np.float32(2), 5, 0.5, 0.75, 2.0) * np.float32(3)
     graph = rewritten([w], [y.transfer("cuda")])
@@ -194,7 +194,7 @@ def test_shapes_are_read_without_a_transfer():
     assert not transfers(graph)
 
 
-def test_what_feeds_the_device_is_made_there():
+def test_inputs_of_gpu_ops_are_computed_there():
     """Bytes are converted on the device, but two arrays are not moved just for a sum."""
     image, w = pt.tensor3(dtype="uint8"), on_gpu(None, None, None)
     scaled = image.astype("float32") / np.float32(255)

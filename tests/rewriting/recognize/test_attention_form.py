@@ -362,13 +362,13 @@ def _gradient_by_mask(q, k, v):
     ],
     ids=lambda make: make.__name__,
 )
-def test_what_is_left(make):
+def test_unrecognized_forms_stay(make):
     inputs = tensors()
     fn = pytensor.function(inputs, make(*inputs), mode="CVM")
     assert not any("Attention" in name for name in names(fn.maker.fgraph))
 
 
-def test_not_in_float64_nor_without_onednn():
+def test_nothing_is_recognized_in_float64_or_without_onednn():
     for dtype, mode in (("float64", "CVM"), ("float32", PLAIN)):
         inputs = tensors(dtype)
         fn = pytensor.function(inputs, written_out("swapped", *inputs), mode=mode)

@@ -52,7 +52,7 @@ def test_not_recognized():
     assert found["GpuCAReduce"].op.premap is None
 
 
-def test_by_cudnn_where_it_is_faster(monkeypatch):
+def test_cudnn_reduces_where_it_is_faster(monkeypatch):
     monkeypatch.setattr(
         rewriting, "CUDNN_REDUCTIONS", frozenset({("absmax", "first"), ("norm1", "first")})
     )
@@ -116,7 +116,7 @@ def test_on_a_gpu(norm):
         lambda x: (x > 0).sum(axis=2),
     ],
 )
-def test_what_pytensor_has_fused_with_a_sum_stays_on_the_device(make):
+def test_ops_fused_with_a_sum_stay_on_the_device(make):
     x = GpuArrayType("float32", (None, None, None))()
     graph = rewritten([x], [make(pt.as_tensor_variable(x))])
     found = nodes(graph)
