@@ -146,7 +146,7 @@ def _matching(pattern: str) -> Callable[[str], str]:
 
 BOOLEAN = Values(("False", "True"), convert=_boolean)
 PATH = Values(others="a path (empty: search)", convert=os.path.expanduser)
-#: In the order of ``Wish`` in c_code/gpu/conv/conv_case.hpp.
+#: In the order of ``Policy`` in c_code/gpu/conv/conv_case.hpp.
 ALGORITHM_WORDS = (
     "none",
     "small",

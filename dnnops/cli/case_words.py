@@ -53,9 +53,9 @@ def case_words(key: Mapping[str, Any]) -> str:
         parts.append("flipped")
     parts.append(f"{case.get('dtype', '')} {_layout(case['image'])}".strip())
     parts += _settings(case)
-    wish = key.get("wish", "time")
-    if wish != "time":
-        parts.append(f"by {wish}")
+    policy = key.get("policy", "time")
+    if policy != "time":
+        parts.append(f"by {policy}")
     return ", ".join(parts)
 
 

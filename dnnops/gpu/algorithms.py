@@ -123,7 +123,7 @@ class AlgorithmChoice:
         return [self.api, self.number, self.format, self.math, len(self.knobs), *knobs]
 
     def words(self) -> list[int]:
-        """Return the members ``wish`` and ``plan`` of ``ConvParams`` as a list of integers."""
+        """Return the members ``policy`` and ``plan`` of ``ConvParams`` as a list of integers."""
         return [self.policy, *self.spec()]
 
 

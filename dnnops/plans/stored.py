@@ -144,7 +144,7 @@ def case_key(case: Any, device: dict[str, Any]) -> dict[str, Any]:
     image, filters, top = (_describe_tensor(tensor) for tensor in case.tensors)
     return {
         **device,
-        "wish": "time",
+        "policy": "time",
         "case": {
             "direction": DIRECTIONS[case.direction],
             "dtype": _DTYPES[case.dtype],

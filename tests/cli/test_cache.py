@@ -50,7 +50,7 @@ def key(**changes: Any) -> dict[str, Any]:
         "gpu": gpu,
         "driver": "580.1",
         "cudnn": 91900,
-        "wish": "time",
+        "policy": "time",
         "case": case,
     }
 

@@ -20,7 +20,7 @@ KEY: dict[str, Any] = {
     "gpu": "NVIDIA H200",
     "driver": "580.159.04",
     "cudnn": 91900,
-    "wish": "time",
+    "policy": "time",
     "case": {
         "direction": "forward",
         "dtype": "float32",

@@ -252,7 +252,7 @@ def test_parameters(tmp_path):
         "verbose": [1],
         "node": [0],
         "time_limit": [500_000],
-        "wish": [GIVEN],
+        "policy": [GIVEN],
         "plan": [1, 11, 2, -1, 1, 12, 13, *(0,) * 30],
     }
     conditions = [f"sizeof(ConvParams) == {8 * len(words)}"]
@@ -271,8 +271,10 @@ def test_parameters(tmp_path):
 @pytest.mark.needs("cudnn")
 def test_numbers_of_words(tmp_path):
     """Words, directions, formats, APIs, and cuDNN's own numbers."""
-    conditions = [f"WISH_{word.upper()} == {number}" for number, word in enumerate(ALGORITHM_WORDS)]
-    conditions += [f"WISH_PLAN == {GIVEN}"]
+    conditions = [
+        f"POLICY_{word.upper()} == {number}" for number, word in enumerate(ALGORITHM_WORDS)
+    ]
+    conditions += [f"POLICY_NAMED == {GIVEN}"]
     conditions += [f"CONV_{name.upper()} == {number}" for number, name in enumerate(DIRECTIONS)]
     conditions += [f"FORMAT_{name.upper()} == {number}" for number, name in FORMATS.items()]
     apis = {"dnnops": "KERNEL"}

@@ -63,7 +63,7 @@ struct ConvState : State {
 // Only 8-byte fields and no padding.
 struct PlanKey {
   ConvCase conv;
-  int64_t wish;
+  int64_t policy;
   PlanSpec spec;
   bool operator==(const PlanKey &other) const { return !std::memcmp(this, &other, sizeof *this); }
 };
@@ -90,14 +90,14 @@ Choice find_plan(ConvState &state, const Call &call, const Launch &launch) {
   PlanKey key;
   std::memset(&key, 0, sizeof key);
   key.conv = state.conv;
-  key.wish = params.wish;
+  key.policy = params.policy;
   const auto chosen = [&] {
-    return *plans().get(key, [&] { return std::make_shared<Choice>(choose_plan(choosing, key.wish, key.spec)); });
+    return *plans().get(key, [&] { return std::make_shared<Choice>(choose_plan(choosing, key.policy, key.spec)); });
   };
-  const bool once = params.wish == WISH_GUESS_ONCE || params.wish == WISH_TIME_ONCE;
-  if (params.wish == WISH_PLAN) key.spec = params.plan;
+  const bool once = params.policy == POLICY_GUESS_ONCE || params.policy == POLICY_TIME_ONCE;
+  if (params.policy == POLICY_NAMED) key.spec = params.plan;
   if (once && state.has_chosen) {
-    key.wish = WISH_PLAN;
+    key.policy = POLICY_NAMED;
     key.spec = state.chosen;
     choosing.explain = false;
     try {
@@ -110,11 +110,12 @@ Choice find_plan(ConvState &state, const Call &call, const Launch &launch) {
     }
     choosing.explain = true;
   }
-  if (once) key.wish = params.wish == WISH_GUESS_ONCE ? WISH_GUESS_ON_SHAPE_CHANGE : WISH_TIME_ON_SHAPE_CHANGE;
+  if (params.policy == POLICY_GUESS_ONCE) key.policy = POLICY_GUESS_ON_SHAPE_CHANGE;
+  if (params.policy == POLICY_TIME_ONCE) key.policy = POLICY_TIME_ON_SHAPE_CHANGE;
   // During the capture of a CUDA graph, plans cannot be timed and kernels cannot be compiled, so the
   // selection is not kept.
-  state.is_provisional = params.wish != WISH_PLAN && is_capturing(launch.handle->stream);
-  if (state.is_provisional) return choose_plan(choosing, key.wish, key.spec);
+  state.is_provisional = params.policy != POLICY_NAMED && is_capturing(launch.handle->stream);
+  if (state.is_provisional) return choose_plan(choosing, key.policy, key.spec);
   Choice choice = chosen();
   if (!choice.lasts) {
     plans().remove(key);
@@ -216,7 +217,8 @@ void execute_within_memory(ConvState &state, const Call &call, Launch launch) {
       launch.workspace = workspace.pointer();
       return state.choice.plan->execute(launch, state.pack);
     } catch (const Error &error) {
-      if (error.status != DNNOPS_OUT_OF_MEMORY || state.choice.plan->workspace == 0 || call.params.wish == WISH_PLAN) throw;
+      const bool is_final = state.choice.plan->workspace == 0 || call.params.policy == POLICY_NAMED;
+      if (error.status != DNNOPS_OUT_OF_MEMORY || is_final) throw;
     }
     state.ready = false;  // unless a plan with a smaller workspace is found
     plans().clear();

@@ -88,9 +88,9 @@ void describe_case(ConvCase &conv, const ConvProblem &problem, const Call &call,
   }
   canonicalize_together(tensors, 3);
   conv.allow_tf32 = params.allow_tf32;
-  conv.deterministic = params.deterministic || params.wish == WISH_DETERMINISTIC;
+  conv.deterministic = params.deterministic || params.policy == POLICY_DETERMINISTIC;
   conv.workspace_limit = params.workspace_limit;
-  conv.time_limit = is_timed(params.wish) ? params.time_limit : 0;
+  conv.time_limit = is_timed(params.policy) ? params.time_limit : 0;
   conv.handle = handle;
 }
 

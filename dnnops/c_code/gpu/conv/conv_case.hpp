@@ -39,20 +39,20 @@ struct PlanSpec {
 enum Precision : int64_t { PRECISION_AS_INPUT_F32 = -1, PRECISION_AS_INPUT = -2 };
 
 // The ways in which a caller can ask for a plan. dnnops/gpu/algorithms.py has the same numbers.
-enum Wish : int64_t {
-  WISH_NONE = 0,
-  WISH_SMALL = 1,
-  WISH_LARGE = 2,
-  WISH_FFT = 3,
-  WISH_FFT_TILING = 4,
-  WISH_WINOGRAD = 5,
-  WISH_WINOGRAD_NON_FUSED = 6,
-  WISH_DETERMINISTIC = 7,
-  WISH_GUESS_ONCE = 8,
-  WISH_GUESS_ON_SHAPE_CHANGE = 9,
-  WISH_TIME_ONCE = 10,
-  WISH_TIME_ON_SHAPE_CHANGE = 11,
-  WISH_PLAN = 12,  // the given plan
+enum Policy : int64_t {
+  POLICY_NONE = 0,
+  POLICY_SMALL = 1,
+  POLICY_LARGE = 2,
+  POLICY_FFT = 3,
+  POLICY_FFT_TILING = 4,
+  POLICY_WINOGRAD = 5,
+  POLICY_WINOGRAD_NON_FUSED = 6,
+  POLICY_DETERMINISTIC = 7,
+  POLICY_GUESS_ONCE = 8,
+  POLICY_GUESS_ON_SHAPE_CHANGE = 9,
+  POLICY_TIME_ONCE = 10,
+  POLICY_TIME_ON_SHAPE_CHANGE = 11,
+  POLICY_NAMED = 12,  // the given plan
 };
 
 // The parameters of the Ops, word by word, as written by dnnops/gpu/conv.py.
@@ -68,8 +68,8 @@ struct ConvParams {
   int64_t verbose;
   int64_t node;        // the number of the compiled node; 0 if there is none
   int64_t time_limit;  // for timing all plans of one selection, in microseconds
-  int64_t wish;
-  PlanSpec plan;  // for WISH_PLAN
+  int64_t policy;
+  PlanSpec plan;  // for POLICY_NAMED
 };
 
 // Everything that determines how a convolution can be run. Only 8-byte fields and no padding.

@@ -1,4 +1,4 @@
-// Selects a plan for a caller's wish: candidates of all APIs are rejected with reasons or accepted.
+// Selects a plan for a caller's policy: candidates of all APIs are rejected with reasons or accepted.
 #include <algorithm>
 #include <mutex>
 
@@ -11,7 +11,7 @@ namespace {
 constexpr int END = -1;
 
 // The legacy algorithms for each of Theano's words, in the order in which they are tried, by direction and
-// wish. The words fft to winograd_non_fused name one algorithm; the others describe a property, and any
+// policy. The words fft to winograd_non_fused name one algorithm; the others describe a property, and any
 // algorithm with that property will do.
 const int word_algorithms[3][8][4] = {
     {{0, 1, END}, {1, 0, END}, {2, 1, 0, END}, {4, END}, {5, END}, {6, END}, {7, END}, {1, 0, END}},
@@ -19,7 +19,7 @@ const int word_algorithms[3][8][4] = {
     {{0, 1, 3, END}, {3, 0, 1, END}, {6, 1, 3, END}, {2, END}, {6, END}, {4, END}, {5, END}, {1, END}},
 };
 
-bool names_one_algorithm(int64_t wish) { return wish >= WISH_FFT && wish <= WISH_WINOGRAD_NON_FUSED; }
+bool names_one_algorithm(int64_t policy) { return policy >= POLICY_FFT && policy <= POLICY_WINOGRAD_NON_FUSED; }
 
 std::string list_refusals(const Refusals &refusals) {
   std::string text;
@@ -123,26 +123,27 @@ bool is_capturing(void *stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-bool is_timed(int64_t wish) { return wish == WISH_TIME_ONCE || wish == WISH_TIME_ON_SHAPE_CHANGE; }
+bool is_timed(int64_t policy) { return policy == POLICY_TIME_ONCE || policy == POLICY_TIME_ON_SHAPE_CHANGE; }
 
-Choice choose_plan(const Choosing &choosing, int64_t wish, const PlanSpec &spec) {
+Choice choose_plan(const Choosing &choosing, int64_t policy, const PlanSpec &spec) {
   const ConvCase &conv = choosing.conv;
   Refusals refusals;
   PlanBuilder builder(conv, *choosing.launch.handle, refusals);
-  if (wish == WISH_PLAN) {
+  if (policy == POLICY_NAMED) {
     auto plan = builder.from_spec(spec);
     if (!plan) fail_refused(choosing, refusals, "The plan " + plan_name(spec, conv.direction));
     return {plan, NAN, "given"};
   }
   std::shared_ptr<Plan> plan;
   bool lasts = true;
-  if (wish < WISH_GUESS_ONCE) {
-    for (const int *id = word_algorithms[conv.direction][wish]; !plan && *id != END; ++id)
+  if (policy < POLICY_GUESS_ONCE) {
+    for (const int *id = word_algorithms[conv.direction][policy]; !plan && *id != END; ++id)
       plan = builder.from_spec(legacy_spec(*id));
-    if (!plan && names_one_algorithm(wish)) fail_refused(choosing, refusals, "The algorithm " + refusals.front().name);
+    if (!plan && names_one_algorithm(policy))
+      fail_refused(choosing, refusals, "The algorithm " + refusals.front().name);
     if (plan) return {plan, NAN, "given"};
   }
-  if (is_timed(wish)) {
+  if (is_timed(policy)) {
     Choice choice = timed_choice(choosing, builder, refusals);
     if (choice.plan) return choice;
     lasts = choice.lasts;

@@ -99,18 +99,18 @@ class PlanList {
     }
   }
 
-  const std::string &choose(int64_t wish, const PlanSpec &spec) {
+  const std::string &choose(int64_t policy, const PlanSpec &spec) {
     const DeviceGuard guard(device_);
     launch_.handle = &handle();
     const Listed *fastest = nullptr;
-    if (is_timed(wish))
+    if (is_timed(policy))
       for (const Listed &listed : rows_)
         if (listed.plan && listed.milliseconds >= 0 && (!fastest || listed.milliseconds < fastest->milliseconds))
           fastest = &listed;
-    ConvCase conv = conv_;  // as describe_case() returns it for this wish
-    conv.deterministic = params_.deterministic || wish == WISH_DETERMINISTIC;
-    conv.time_limit = is_timed(wish) ? params_.time_limit : 0;
-    return chosen_ = fastest ? fastest->name : choose_plan({conv, params_, launch_}, wish, spec).plan->name;
+    ConvCase conv = conv_;  // as describe_case() returns it for this policy
+    conv.deterministic = params_.deterministic || policy == POLICY_DETERMINISTIC;
+    conv.time_limit = is_timed(policy) ? params_.time_limit : 0;
+    return chosen_ = fastest ? fastest->name : choose_plan({conv, params_, launch_}, policy, spec).plan->name;
   }
 
  private:
@@ -200,8 +200,8 @@ DNNOPS_EXPORT int dnnops_cudnn_plan_list_search(PlanList *list, double seconds) 
   return dnnops::guarded_list([&] { list->search(seconds); });
 }
 
-// The name of the plan for a wish. If the wish means the fastest, the times measured so far decide.
-DNNOPS_EXPORT int dnnops_cudnn_plan_list_choose(PlanList *list, int64_t wish, const dnnops::PlanSpec *spec,
+// The name of the plan for a policy. If the policy means the fastest, the times measured so far decide.
+DNNOPS_EXPORT int dnnops_cudnn_plan_list_choose(PlanList *list, int64_t policy, const dnnops::PlanSpec *spec,
                                                 const char **name) {
-  return dnnops::guarded_list([&] { *name = list->choose(wish, *spec).c_str(); });
+  return dnnops::guarded_list([&] { *name = list->choose(policy, *spec).c_str(); });
 }

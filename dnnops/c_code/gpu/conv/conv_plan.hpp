@@ -234,9 +234,9 @@ struct Choice {
   const char *source = "";     // timed, cache, guessed or given
   bool lasts = true;           // if false, the next call selects again
 };
-// Selects the plan for a wish. Throws with the reasons if there is none.
-Choice choose_plan(const Choosing &choosing, int64_t wish, const PlanSpec &spec);
-bool is_timed(int64_t wish);
+// Selects the plan for a policy. Throws with the reasons if there is none.
+Choice choose_plan(const Choosing &choosing, int64_t policy, const PlanSpec &spec);
+bool is_timed(int64_t policy);
 // Whether work on this stream is being captured into a CUDA graph.
 bool is_capturing(void *stream);
 

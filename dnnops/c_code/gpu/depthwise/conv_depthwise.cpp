@@ -76,7 +76,7 @@ DNNOPS_EXPORT int dnnops_cudnn_depthwise_rows(const int64_t *words, const dnnops
     ConvCase conv;
     describe_case(conv, checked_problem(params, inputs), call, 0);
     const std::vector<PlanSpec> specs =
-        params.wish == WISH_PLAN ? std::vector<PlanSpec>{params.plan} : depthwise_specs(conv);
+        params.policy == POLICY_NAMED ? std::vector<PlanSpec>{params.plan} : depthwise_specs(conv);
     *count = 0;
     for (const PlanSpec &spec : specs) {
       if (*count == capacity) break;
