@@ -171,22 +171,22 @@ CUDA_LAYOUTS = {
 CUDA_HEADERS = {"crt": "crt/host_defines.h", "cublas": "cublasLt.h", "cccl": "nv/target"}
 
 
-@pytest.fixture
-def install_cuda(tmp_path, monkeypatch, fresh_search):
-    """Install CUDA's files in a layout, and search only there."""
-    major = find._cupy_cuda_major()
+@pytest.fixture(params=CUDA_LAYOUTS)
+def install_cuda(request, tmp_path, monkeypatch, fresh_search):
+    """Install CUDA's files in each layout, and search only there."""
+    major = 12 if request.param == "separate" else 13
     version = f"#define CUDART_VERSION {major}000"
 
-    def install_layout(layout: str, without: str = "") -> None:
+    def install(without: str = "") -> None:
         folders = {
             part: tmp_path / folder.format(major=major)
-            for part, folder in CUDA_LAYOUTS[layout].items()
+            for part, folder in CUDA_LAYOUTS[request.param].items()
         }
         files = {
             folders["runtime"] / "include/cuda_runtime_api.h": version,
             folders["runtime"] / f"lib/libcudart.so.{major}": "",
         }
-        if layout not in ("shared", "separate"):
+        if request.param not in ("shared", "separate"):
             files[tmp_path / "cuda/include/cuda_runtime_api.h"] = version
         for part, header in CUDA_HEADERS.items():
             if header != without:
@@ -200,32 +200,32 @@ def install_cuda(tmp_path, monkeypatch, fresh_search):
     monkeypatch.setattr(find, "_cupy_cccl", lambda: [tmp_path / "cupy"])
     monkeypatch.setattr(find, "_TOOLKIT", str(tmp_path / "cuda"))
     monkeypatch.delenv("CUDA_PATH", raising=False)
-    return install_layout
+    monkeypatch.setattr(find, "_cupy_cuda_major", lambda: major)
+    return install
 
 
-@pytest.mark.needs("cupy")
-@pytest.mark.parametrize("layout", CUDA_LAYOUTS)
-def test_cuda_is_found_with_the_headers_of_cublaslt(layout, install_cuda):
-    install_cuda(layout)
+def test_cuda_is_found_with_the_headers_of_cublaslt(install_cuda):
+    install_cuda()
     cuda = find.find_cuda()
     for header in ("cuda_runtime_api.h", *CUDA_HEADERS.values()):
         assert any((folder / header).is_file() for folder in cuda.include_dirs), header
 
 
-@pytest.mark.needs("cupy")
 @pytest.mark.parametrize("header", CUDA_HEADERS.values())
-@pytest.mark.parametrize("layout", CUDA_LAYOUTS)
-def test_missing_headers_of_cuda_are_named(layout, header, install_cuda):
-    install_cuda(layout, without=header)
+def test_missing_headers_of_cuda_are_named(header, install_cuda):
+    install_cuda(without=header)
     with pytest.raises(DnnUnavailableError, match=rf"lacks {header}.*`pip install dnnops\[cuda"):
         find.find_cuda()
 
 
 @pytest.mark.needs("cupy")
-def test_cupy_brings_the_header_of_cccl(tmp_path, install_cuda, monkeypatch):
-    install_cuda("shared", without="nv/target")
-    monkeypatch.undo()
-    (bundled,) = find._cupy_cccl()
-    assert (bundled / "nv" / "target").is_file()
-    monkeypatch.setattr(find, "_nvidia_wheels", lambda: iter([tmp_path / "nvidia"]))
-    assert find.find_cuda().include_dirs[-1] == bundled
+def test_cupy_brings_the_header_of_cccl():
+    (directory,) = find._cupy_cccl()
+    assert (directory / "nv" / "target").is_file()
+
+
+def test_cccl_of_cupy_is_searched_last(install_cuda, tmp_path):
+    install_cuda(without="nv/target")
+    (tmp_path / "cupy" / "nv").mkdir(parents=True)
+    (tmp_path / "cupy" / "nv" / "target").touch()
+    assert find.find_cuda().include_dirs[-1] == tmp_path / "cupy"
