@@ -1,7 +1,6 @@
 // Activations with an exponential, which compiled elementwise code computes slowly, in dnnops loops. oneDNN's
 // versions lose the last digits, most of them near 0, and do not support float64.
-#include <cstring>
-
+#include "../../common/op.hpp"
 #include "../base/elementary.hpp"
 #include "../base/pieces.hpp"
 
@@ -68,67 +67,57 @@ void swish_gradient(T coef, const T *x, const T *gy, T *gx, int64_t count) {
   }
 }
 
-double coefficient(int64_t bits) {
+// Inputs: x; backward: x, y, the gradient with respect to the output.
+template <bool kBackward>
+struct Params {
+  int64_t mode;
   double coef;
-  std::memcpy(&coef, &bits, sizeof coef);
-  return coef;
-}
+  static const char *op() { return kBackward ? "OneDnnActivationGrad" : "OneDnnActivation"; }
+  static int input_count() { return kBackward ? 3 : 1; }
+};
 
-// params: mode, the bits of the coefficient. Inputs: x; backward: x, y, the gradient with respect to the output.
-template <class T>
-void run(const int64_t *params, const dnnops_tensor *inputs, bool is_backward, const dnnops_tensor &output) {
-  const T coef = (T)coefficient(params[1]);
-  const Pieces<T> x(inputs[0]), gy(inputs[is_backward ? 2 : 0]), result(output);
+template <class T, bool kBackward>
+void run_in(const OpCall<Params<kBackward>> &call) {
+  const dnnops_tensor *inputs = call.inputs, &output = call.outputs[0];
+  const T coef = (T)call.params.coef;
+  const Pieces<T> x(inputs[0]), gy(inputs[kBackward ? 2 : 0]), result(output);
   by_pieces(element_count(output.shape, output.ndim), [&](int64_t begin, int64_t count) {
     T buffers[3][kPiece];
     const T *from = x.read(begin, count, buffers[0]);
     T *to = result.target(begin, buffers[1]);
-    if (is_backward)
+    if (kBackward)
       swish_gradient(coef, from, gy.read(begin, count, buffers[2]), to, count);
     else
-      forward(params[0], coef, from, to, count);
+      forward(call.params.mode, coef, from, to, count);
     result.finish(begin, count, buffers[1]);
   });
 }
 
-void run(const int64_t *params, const dnnops_tensor *inputs, bool is_backward, const dnnops_tensor &output) {
-  if (output.dtype == DNNOPS_FLOAT32)
-    run<float>(params, inputs, is_backward, output);
+template <bool kBackward>
+void run(const OpCall<Params<kBackward>> &call) {
+  if (call.outputs[0].dtype == DNNOPS_FLOAT32)
+    run_in<float>(call);
   else
-    run<double>(params, inputs, is_backward, output);
+    run_in<double>(call);
 }
 
-void shape(const int64_t *params, const dnnops_tensor *inputs, int input_count, dnnops_tensor &output) {
-  if (params[0] < 0 || params[0] >= kModes || (params[0] != kSwish && input_count > 1))
-    fail(DNNOPS_VALUE_ERROR, "there is no mode %lld", (long long)params[0]);
-  for (int i = 0; i < input_count; ++i) {
+template <bool kBackward>
+void shape(const OpCall<Params<kBackward>> &call) {
+  const dnnops_tensor *inputs = call.inputs;
+  const int64_t mode = call.params.mode;
+  if (mode < 0 || mode >= kModes || (mode != kSwish && kBackward))
+    fail(DNNOPS_VALUE_ERROR, "there is no mode %lld", (long long)mode);
+  for (int i = 0; i < call.params.input_count(); ++i) {
     if (inputs[i].dtype != inputs[0].dtype || (inputs[i].dtype != DNNOPS_FLOAT32 && inputs[i].dtype != DNNOPS_FLOAT64))
       fail(DNNOPS_TYPE_ERROR, "operands have to be float32, or all float64, got %s", dtype_name(inputs[i].dtype));
     if (!same_shape(inputs[i], inputs[0])) fail(DNNOPS_VALUE_ERROR, "x, y and gy must have the same shape");
   }
-  set_output(output, inputs[0]);
+  set_output(call.outputs[0], inputs[0]);
 }
 
 }  // namespace
+
+DNNOPS_OP(onednn_activation, Params<false>, shape, run)
+DNNOPS_OP(onednn_activation_grad, Params<true>, shape, run)
+
 }  // namespace dnnops
-
-using namespace dnnops;
-
-DNNOPS_EXPORT int dnnops_onednn_activation_shape(const dnnops_context *, const int64_t *params,
-                                                 const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnActivation", inputs, 1, [&] { shape(params, inputs, 1, outputs[0]); });
-}
-DNNOPS_EXPORT int dnnops_onednn_activation(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
-                                           dnnops_tensor *outputs) {
-  return guarded("OneDnnActivation", inputs, 1, [&] { run(params, inputs, false, outputs[0]); });
-}
-
-// Inputs: x, y, the gradient with respect to the output.
-DNNOPS_EXPORT int dnnops_onednn_activation_grad_shape(const dnnops_context *, const int64_t *params,
-                                                      const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnActivationGrad", inputs, 3, [&] { shape(params, inputs, 3, outputs[0]); });
-}
-DNNOPS_EXPORT int dnnops_onednn_activation_grad(const dnnops_context *, const int64_t *params,
-                                                const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnActivationGrad", inputs, 3, [&] { run(params, inputs, true, outputs[0]); });
-}

@@ -2,6 +2,7 @@
 // not support float64, rounds an element's distance from the largest one, and loses small logarithms.
 #include <cmath>
 
+#include "../../common/op.hpp"
 #include "../base/row_sums.hpp"
 #include "../base/views.hpp"
 
@@ -122,7 +123,7 @@ struct Operands {
 };
 
 template <bool kLog, class T>
-void run(bool is_backward, const Operands &operands) {
+void run_in(bool is_backward, const Operands &operands) {
   const View *views = operands.views;
   const int64_t outer = views[0].shape[0], length = views[0].shape[1], inner = views[0].shape[2];
   const auto at = [&](int i, int64_t row, int64_t column = 0) {
@@ -158,11 +159,22 @@ bool has_dense_rows(const View &view) {
   return view.strides[axis] == 1 || view.shape[axis] == 1;
 }
 
-// params: first axis, last axis + 1, whether to compute the logarithm.
-void run(const int64_t *params, const dnnops_tensor *inputs, int input_count, dnnops_tensor &output) {
+// Inputs: x; backward: the gradient with respect to the output, the output.
+template <bool kBackward>
+struct Params {
+  int64_t begin, end, log;  // the axes begin <= axis < end
+  static const char *op() { return kBackward ? "OneDnnSoftmaxGrad" : "OneDnnSoftmax"; }
+  static int input_count() { return kBackward ? 2 : 1; }
+};
+
+template <bool kBackward>
+void run(const OpCall<Params<kBackward>> &call) {
+  const Params<kBackward> &params = call.params;
+  const dnnops_tensor *inputs = call.inputs, &output = call.outputs[0];
+  const int input_count = params.input_count();
   const int64_t count = element_count(output.shape, output.ndim);
   if (count == 0) return;
-  const int64_t bounds[4] = {0, params[0], params[1], output.ndim};
+  const int64_t bounds[4] = {0, params.begin, params.end, output.ndim};
   const size_t size = (count * item_size(output.dtype) + 63) / 64 * 64;
   Operands operands;
   size_t bytes = 0;
@@ -185,45 +197,29 @@ void run(const int64_t *params, const dnnops_tensor *inputs, int input_count, dn
   operands.data[input_count] = output.data;
   for_float_dtype(output.dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (params[2])
-      run<true, T>(input_count == 2, operands);
+    if (params.log)
+      run_in<true, T>(kBackward, operands);
     else
-      run<false, T>(input_count == 2, operands);
+      run_in<false, T>(kBackward, operands);
   });
 }
 
-void shape(const int64_t *params, const dnnops_tensor *inputs, int input_count, dnnops_tensor &output) {
-  if (inputs[0].dtype != DNNOPS_FLOAT32 && inputs[0].dtype != DNNOPS_FLOAT64)
-    fail(DNNOPS_TYPE_ERROR, "expected float32 or float64, got %s", dtype_name(inputs[0].dtype));
-  if (params[0] < 0 || params[1] > inputs[0].ndim || params[0] >= params[1])
-    fail(DNNOPS_VALUE_ERROR, "axes %lld to %lld are invalid for an array of %lld dimensions", (long long)params[0],
-         (long long)params[1] - 1, (long long)inputs[0].ndim);
-  for (int i = 1; i < input_count; ++i)
-    if (inputs[i].dtype != inputs[0].dtype || !same_shape(inputs[i], inputs[0]))
-      fail(DNNOPS_VALUE_ERROR, "the output's gradient and the output must have the same shape and dtype");
-  set_output(output, inputs[0]);
+template <bool kBackward>
+void shape(const OpCall<Params<kBackward>> &call) {
+  const Params<kBackward> &params = call.params;
+  const dnnops_tensor *inputs = call.inputs;
+  for_float_dtype(inputs[0].dtype, [](auto) {});
+  if (params.begin < 0 || params.end > inputs[0].ndim || params.begin >= params.end)
+    fail(DNNOPS_VALUE_ERROR, "axes %lld to %lld are invalid for an array of %lld dimensions", (long long)params.begin,
+         (long long)params.end - 1, (long long)inputs[0].ndim);
+  if (kBackward && (inputs[1].dtype != inputs[0].dtype || !same_shape(inputs[1], inputs[0])))
+    fail(DNNOPS_VALUE_ERROR, "the output's gradient and the output must have the same shape and dtype");
+  set_output(call.outputs[0], inputs[0]);
 }
 
 }  // namespace
+
+DNNOPS_OP(onednn_softmax, Params<false>, shape, run)
+DNNOPS_OP(onednn_softmax_grad, Params<true>, shape, run)
+
 }  // namespace dnnops
-
-using namespace dnnops;
-
-DNNOPS_EXPORT int dnnops_onednn_softmax_shape(const dnnops_context *, const int64_t *params,
-                                              const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnSoftmax", inputs, 1, [&] { shape(params, inputs, 1, outputs[0]); });
-}
-DNNOPS_EXPORT int dnnops_onednn_softmax(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
-                                        dnnops_tensor *outputs) {
-  return guarded("OneDnnSoftmax", inputs, 1, [&] { run(params, inputs, 1, outputs[0]); });
-}
-
-// Inputs: the gradient with respect to the output, the output.
-DNNOPS_EXPORT int dnnops_onednn_softmax_grad_shape(const dnnops_context *, const int64_t *params,
-                                                   const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnSoftmaxGrad", inputs, 2, [&] { shape(params, inputs, 2, outputs[0]); });
-}
-DNNOPS_EXPORT int dnnops_onednn_softmax_grad(const dnnops_context *, const int64_t *params,
-                                             const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnSoftmaxGrad", inputs, 2, [&] { run(params, inputs, 2, outputs[0]); });
-}

@@ -1,4 +1,6 @@
 // Softmax, log-softmax, and their gradients, over adjacent axes.
+#include "../../common/op.hpp"
+#include "../../common/shapes.hpp"
 #include "../base/handle.hpp"
 #include "../base/merged_axes.hpp"
 #include "../base/node_state.hpp"
@@ -10,13 +12,11 @@ namespace {
 // The values along the axes begin <= axis < end sum to one. algo is a cudnnSoftmaxAlgorithm_t.
 struct SoftmaxParams {
   int64_t begin, end, algo, gradient;
+  const char *op() const { return gradient ? "GpuDnnSoftmaxGrad" : "GpuDnnSoftmax"; }
+  int input_count() const { return gradient ? 2 : 1; }
 };
 
 enum CudnnSoftmaxMode { MODE_INSTANCE = 0, MODE_CHANNEL = 1 };
-
-const SoftmaxParams &params_of(const int64_t *words) { return *reinterpret_cast<const SoftmaxParams *>(words); }
-
-const char *op_name(const SoftmaxParams &params) { return params.gradient ? "GpuDnnSoftmaxGrad" : "GpuDnnSoftmax"; }
 
 // Forward: x; gradient: the gradient with respect to the output, and the output.
 void check_operands(const SoftmaxParams &params, const dnnops_tensor *inputs) {
@@ -25,8 +25,7 @@ void check_operands(const SoftmaxParams &params, const dnnops_tensor *inputs) {
   if (params.begin < 0 || params.begin >= params.end || params.end > x.ndim)
     fail(DNNOPS_VALUE_ERROR, "axes %lld to %lld are invalid for an array of %lld dimensions", (long long)params.begin,
          (long long)params.end - 1, (long long)x.ndim);
-  if (params.gradient && (inputs[1].dtype != x.dtype || inputs[1].ndim != x.ndim ||
-                          std::memcmp(inputs[1].shape, x.shape, x.ndim * sizeof(int64_t))))
+  if (params.gradient && (inputs[1].dtype != x.dtype || !same_shape(inputs[1], x)))
     fail(DNNOPS_VALUE_ERROR, "the output's gradient and the output must have the same dtype and shape");
 }
 
@@ -54,7 +53,7 @@ void prepare(SoftmaxState &state, const SoftmaxKey &key, const SoftmaxParams &pa
   state.ready = false;
   check_operands(params, inputs);
   const dnnops_tensor &x = inputs[0];
-  if (output.ndim != x.ndim || std::memcmp(output.shape, x.shape, x.ndim * sizeof(int64_t)))
+  if (!same_shape(output, x))
     fail(DNNOPS_VALUE_ERROR, "the output has to have the shape %s", list_of(x.shape, x.ndim).c_str());
   state.empty = product(x, 0, x.ndim) == 0;
   if (!state.empty) {
@@ -69,11 +68,17 @@ void prepare(SoftmaxState &state, const SoftmaxKey &key, const SoftmaxParams &pa
   state.ready = true;
 }
 
-void run(const dnnops_context &context, const SoftmaxParams &params, const dnnops_tensor *inputs,
-         const dnnops_tensor &output) {
-  const DeviceGuard device(context.device);
-  const Handle &handle = handle_for(context.device, context.stream);
-  HeldState<SoftmaxState> held(context);
+void shape(const OpCall<SoftmaxParams> &call) {
+  check_operands(call.params, call.inputs);
+  set_output(call.outputs[0], call.inputs[0]);
+}
+
+void run(const OpCall<SoftmaxParams> &call) {
+  const SoftmaxParams &params = call.params;
+  const dnnops_tensor *inputs = call.inputs, &output = call.outputs[0];
+  const DeviceGuard device(call.context.device);
+  const Handle &handle = handle_for(call.context.device, call.context.stream);
+  HeldState<SoftmaxState> held(call.context);
   SoftmaxState &state = *held;
   SoftmaxKey key;
   key.handle = handle.number;
@@ -94,24 +99,6 @@ void run(const dnnops_context &context, const SoftmaxParams &params, const dnnop
 
 }  // namespace
 
+DNNOPS_OP(cudnn_softmax, SoftmaxParams, shape, run)
+
 }  // namespace dnnops
-
-DNNOPS_EXPORT int dnnops_cudnn_softmax_shape(const dnnops_context *, const int64_t *words, const dnnops_tensor *inputs,
-                                             dnnops_tensor *outputs) {
-  using namespace dnnops;
-  const SoftmaxParams &params = params_of(words);
-  return guarded(op_name(params), inputs, params.gradient ? 2 : 1, [&] {
-    check_operands(params, inputs);
-    outputs[0].dtype = inputs[0].dtype;
-    outputs[0].ndim = inputs[0].ndim;
-    std::memcpy(outputs[0].shape, inputs[0].shape, inputs[0].ndim * sizeof(int64_t));
-  });
-}
-
-DNNOPS_EXPORT int dnnops_cudnn_softmax(const dnnops_context *context, const int64_t *words, const dnnops_tensor *inputs,
-                                       dnnops_tensor *outputs) {
-  using namespace dnnops;
-  const SoftmaxParams &params = params_of(words);
-  return guarded(op_name(params), inputs, params.gradient ? 2 : 1,
-                 [&] { run(*context, params, inputs, outputs[0]); });
-}
