@@ -9,11 +9,15 @@
 
 namespace dnnops {
 
-// params: a bit for each axis that is reduced; whether there are running averages.
-inline bool is_reduced(const int64_t *params, int64_t axis) { return params[0] >> axis & 1; }
+struct BatchNormWords {
+  int64_t axes;         // a bit for each axis that is reduced
+  int64_t has_running;  // whether there are running averages
+};
+
+inline bool is_reduced(const BatchNormWords &params, int64_t axis) { return params.axes >> axis & 1; }
 
 // The batch axes are [bounds[0], bounds[1]); the channel and inner axes follow.
-inline void axis_bounds(const int64_t *params, int64_t ndim, int64_t *bounds) {
+inline void axis_bounds(const BatchNormWords &params, int64_t ndim, int64_t *bounds) {
   int64_t begin = 0, end = 0;
   for (int64_t i = 0; i < ndim; ++i) {
     if (is_reduced(params, i)) continue;
@@ -28,7 +32,7 @@ inline void axis_bounds(const int64_t *params, int64_t ndim, int64_t *bounds) {
 }
 
 // The number of elements behind each statistic.
-inline int64_t sample_count(const int64_t *params, const dnnops_tensor &x) {
+inline int64_t sample_count(const BatchNormWords &params, const dnnops_tensor &x) {
   int64_t count = 1;
   for (int64_t i = 0; i < x.ndim; ++i)
     if (is_reduced(params, i)) count *= x.shape[i];
@@ -37,15 +41,15 @@ inline int64_t sample_count(const int64_t *params, const dnnops_tensor &x) {
 
 namespace batchnorm {
 
-inline void check_image(const int64_t *params, const dnnops_tensor &x) {
-  if (x.ndim < 1 || params[0] <= 0 || params[0] >> x.ndim)
+inline void check_image(const BatchNormWords &params, const dnnops_tensor &x) {
+  if (x.ndim < 1 || params.axes <= 0 || params.axes >> x.ndim)
     fail(DNNOPS_VALUE_ERROR, "the axes to reduce are out of bounds for an array of %lld dimensions",
          (long long)x.ndim);
   int64_t bounds[4];
   axis_bounds(params, x.ndim, bounds);
 }
 
-inline void check_parameter(const char *name, const int64_t *params, const dnnops_tensor &x,
+inline void check_parameter(const char *name, const BatchNormWords &params, const dnnops_tensor &x,
                             const dnnops_tensor &parameter) {
   bool fits = parameter.ndim == x.ndim;
   for (int64_t i = 0; fits && i < x.ndim; ++i) fits = parameter.shape[i] == (is_reduced(params, i) ? 1 : x.shape[i]);
@@ -83,7 +87,7 @@ inline void check_factor(const dnnops_tensor &scalar) {
 
 // Inputs: x, scale, bias, epsilon and, with running averages, factor, running mean and running variance.
 template <class CheckDtypes>
-void batchnorm_train_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs,
+void batchnorm_train_shape(const BatchNormWords &params, const dnnops_tensor *inputs, dnnops_tensor *outputs,
                            CheckDtypes check_dtypes) {
   using namespace batchnorm;
   const dnnops_tensor &x = inputs[0];
@@ -95,7 +99,7 @@ void batchnorm_train_shape(const int64_t *params, const dnnops_tensor *inputs, d
   check("scale", inputs[1]);
   check("bias", inputs[2]);
   check_epsilon(inputs[3]);
-  if (params[1]) {
+  if (params.has_running) {
     check_factor(inputs[4]);
     check("the running mean", inputs[5]);
     check("the running variance", inputs[6]);
@@ -104,12 +108,12 @@ void batchnorm_train_shape(const int64_t *params, const dnnops_tensor *inputs, d
     fail(DNNOPS_VALUE_ERROR, "mean and variance over no elements: inputs have shape %s",
          list_of(x.shape, x.ndim).c_str());
   set_output(outputs[0], x);
-  for (int i = 1; i < (params[1] ? 5 : 3); ++i) set_output(outputs[i], inputs[1]);
+  for (int i = 1; i < (params.has_running ? 5 : 3); ++i) set_output(outputs[i], inputs[1]);
 }
 
 // Inputs: x, the gradient with respect to the output, scale, mean, invstd.
 template <class CheckDtypes>
-void batchnorm_gradient_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs,
+void batchnorm_gradient_shape(const BatchNormWords &params, const dnnops_tensor *inputs, dnnops_tensor *outputs,
                               CheckDtypes check_dtypes) {
   using namespace batchnorm;
   const dnnops_tensor &x = inputs[0], &gradient = inputs[1];
@@ -130,7 +134,7 @@ void batchnorm_gradient_shape(const int64_t *params, const dnnops_tensor *inputs
 
 // Inputs: x, scale, bias, mean, variance, epsilon.
 template <class CheckDtypes>
-void batchnorm_inference_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs,
+void batchnorm_inference_shape(const BatchNormWords &params, const dnnops_tensor *inputs, dnnops_tensor *outputs,
                                CheckDtypes check_dtypes) {
   using namespace batchnorm;
   check_image(params, inputs[0]);

@@ -11,12 +11,11 @@
 #include <vector>
 
 #include "../../common/batchnorm_problem.hpp"
+#include "../../common/op.hpp"
 #include "batchnorm_loops.hpp"
 
 namespace dnnops {
 namespace {
-
-// params: a bit for each axis that is reduced; whether there are running averages.
 
 double read_scalar(const dnnops_tensor &tensor) { return *static_cast<const double *>(tensor.data); }
 
@@ -34,7 +33,7 @@ size_t padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 template <class T>
 class PackedInputs {
  public:
-  PackedInputs(const int64_t *params, const dnnops_tensor *inputs, int image_count, int count)
+  PackedInputs(const BatchNormWords &params, const dnnops_tensor *inputs, int image_count, int count)
       : inputs_(inputs), count_(count) {
     int64_t bounds[4];
     axis_bounds(params, inputs[0].ndim, bounds);
@@ -90,8 +89,13 @@ void update_average(const dnnops_tensor &now, const std::vector<double> &values,
 }
 
 // Inputs: x, scale, bias, epsilon and, with running averages, factor, running mean and running variance.
+struct TrainParams : BatchNormWords {
+  static const char *op() { return "OneDnnBatchNormTrain"; }
+  int input_count() const { return has_running ? 7 : 4; }
+};
+
 template <class T>
-void train(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+void compute(const TrainParams &params, const dnnops_tensor *inputs, const dnnops_tensor *outputs) {
   const int64_t channels = element_count(outputs[1].shape, outputs[1].ndim);
   if (channels == 0) return;
   const double epsilon = read_scalar(inputs[3]);
@@ -110,7 +114,7 @@ void train(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *ou
     by.bias[c] = (T)(bias[c] + ((mean[c] - found.mean[c]) - found.rest[c]) * factor);
   }
   normalize(operands.views[0], operands.data[0], by, static_cast<T *>(outputs[0].data));
-  if (!params[1]) return;
+  if (!params.has_running) return;
   const double factor = read_scalar(inputs[4]), samples = (double)sample_count(params, inputs[0]);
   // The variance of a single sample cannot be made unbiased.
   const double unbiased = samples > 1 ? samples / (samples - 1) : 1;
@@ -120,8 +124,13 @@ void train(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *ou
 
 // Inputs: x, the gradient with respect to out, scale, mean, invstd. Outputs: the gradients with respect to x,
 // scale and bias.
+struct TrainGradParams : BatchNormWords {
+  static const char *op() { return "OneDnnBatchNormTrainGrad"; }
+  static int input_count() { return 5; }
+};
+
 template <class T>
-void train_grad(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+void compute(const TrainGradParams &params, const dnnops_tensor *inputs, const dnnops_tensor *outputs) {
   const int64_t channels = element_count(outputs[1].shape, outputs[1].ndim);
   if (channels == 0) return;
   if (sample_count(params, inputs[0]) == 0) {  // empty sums
@@ -137,8 +146,13 @@ void train_grad(const int64_t *params, const dnnops_tensor *inputs, dnnops_tenso
 }
 
 // Inputs: x, scale, bias, mean, variance, epsilon.
+struct InferenceParams : BatchNormWords {
+  static const char *op() { return "OneDnnBatchNormInference"; }
+  static int input_count() { return 6; }
+};
+
 template <class T>
-void infer(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+void compute(const InferenceParams &params, const dnnops_tensor *inputs, const dnnops_tensor *outputs) {
   if (element_count(outputs[0].shape, outputs[0].ndim) == 0) return;
   const int64_t channels = element_count(inputs[1].shape, inputs[1].ndim);
   const double epsilon = read_scalar(inputs[5]);
@@ -154,41 +168,27 @@ void infer(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *ou
   normalize(operands.views[0], operands.data[0], by, static_cast<T *>(outputs[0].data));
 }
 
+void shape(const OpCall<TrainParams> &call) {
+  batchnorm_train_shape(call.params, call.inputs, call.outputs, check_dtypes);
+}
+void shape(const OpCall<TrainGradParams> &call) {
+  batchnorm_gradient_shape(call.params, call.inputs, call.outputs, check_dtypes);
+}
+void shape(const OpCall<InferenceParams> &call) {
+  batchnorm_inference_shape(call.params, call.inputs, call.outputs, check_dtypes);
+}
+
+template <class Params>
+void run(const OpCall<Params> &call) {
+  for_float_dtype(call.inputs[0].dtype, [&](auto zero) {
+    compute<decltype(zero)>(call.params, call.inputs, call.outputs);
+  });
+}
+
 }  // namespace
+
+DNNOPS_OP(onednn_batchnorm_train, TrainParams, shape, run)
+DNNOPS_OP(onednn_batchnorm_train_grad, TrainGradParams, shape, run)
+DNNOPS_OP(onednn_batchnorm_inference, InferenceParams, shape, run)
+
 }  // namespace dnnops
-
-using namespace dnnops;
-
-DNNOPS_EXPORT int dnnops_onednn_batchnorm_train_shape(const dnnops_context *, const int64_t *params,
-                                                      const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnBatchNormTrain", inputs, params[1] ? 7 : 4, 
-                 [&] { batchnorm_train_shape(params, inputs, outputs, check_dtypes); });
-}
-DNNOPS_EXPORT int dnnops_onednn_batchnorm_train(const dnnops_context *, const int64_t *params,
-                                                const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnBatchNormTrain", inputs, params[1] ? 7 : 4, [&] {
-    for_float_dtype(inputs[0].dtype, [&](auto zero) { train<decltype(zero)>(params, inputs, outputs); });
-  });
-}
-
-DNNOPS_EXPORT int dnnops_onednn_batchnorm_train_grad_shape(const dnnops_context *, const int64_t *params,
-                                                           const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnBatchNormTrainGrad", inputs, 5, [&] { batchnorm_gradient_shape(params, inputs, outputs, check_dtypes); });
-}
-DNNOPS_EXPORT int dnnops_onednn_batchnorm_train_grad(const dnnops_context *, const int64_t *params,
-                                                     const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnBatchNormTrainGrad", inputs, 5, [&] {
-    for_float_dtype(inputs[0].dtype, [&](auto zero) { train_grad<decltype(zero)>(params, inputs, outputs); });
-  });
-}
-
-DNNOPS_EXPORT int dnnops_onednn_batchnorm_inference_shape(const dnnops_context *, const int64_t *params,
-                                                          const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnBatchNormInference", inputs, 6, [&] { batchnorm_inference_shape(params, inputs, outputs, check_dtypes); });
-}
-DNNOPS_EXPORT int dnnops_onednn_batchnorm_inference(const dnnops_context *, const int64_t *params,
-                                                    const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnBatchNormInference", inputs, 6, [&] {
-    for_float_dtype(inputs[0].dtype, [&](auto zero) { infer<decltype(zero)>(params, inputs, outputs); });
-  });
-}

@@ -4,14 +4,21 @@
 
 #include <omp.h>
 
+#include "../../common/op.hpp"
 #include "../base/plan.hpp"
 #include "window_norm.hpp"
 
 namespace dnnops {
 namespace {
 
-// params: those of window_norm(), then whether there are means.
-int input_count(const int64_t *params, bool backward) { return (backward ? 2 : 1) + (params[4] ? 1 : 0); }
+// Inputs: x, means if present and, backward, the gradient with respect to the output. Outputs: y, or dx and, with
+// means, dmeans.
+template <bool kBackward>
+struct Params : WindowNormParams {
+  int64_t has_means;
+  static const char *op() { return kBackward ? "OneDnnDivisiveNormalizationGrad" : "OneDnnDivisiveNormalization"; }
+  int input_count() const { return (kBackward ? 2 : 1) + (has_means ? 1 : 0); }
+};
 
 struct Plane {
   int64_t ndim, shape[3], size;
@@ -33,8 +40,7 @@ T *sum_windows(const Plane &plane, T *values, T *spare, int64_t behind, int64_t 
   return values;
 }
 
-// Inputs: x, means or null, and backward the gradient with respect to the output. Outputs: y, or dx and, with
-// means, dmeans.
+// Operands of the Op that are absent are null.
 template <class T>
 struct Operands {
   const T *x, *means, *gy;
@@ -70,9 +76,11 @@ void run_plane(const WindowNorm &norm, const Power &power, const Plane &plane, c
   for (int64_t i = 0; i < size; ++i) of.first[i] = of.gy[i] * powers[i] - factor * of.x[i] * sums[i];
 }
 
-void run(const int64_t *params, bool backward, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  const dnnops_tensor &x = inputs[0];
-  const int64_t count = element_count(x.shape, x.ndim), inputs_given = input_count(params, backward);
+template <bool kBackward>
+void run(const OpCall<Params<kBackward>> &call) {
+  const Params<kBackward> &params = call.params;
+  const dnnops_tensor *inputs = call.inputs, *outputs = call.outputs, &x = inputs[0];
+  const int64_t count = element_count(x.shape, x.ndim), inputs_given = params.input_count();
   if (count == 0) return;
   Plane plane{x.ndim - 2, {1, 1, 1}, 1};
   for (int64_t i = 0; i < plane.ndim; ++i) plane.size *= plane.shape[i] = x.shape[2 + i];
@@ -94,8 +102,8 @@ void run(const int64_t *params, bool backward, const dnnops_tensor *inputs, dnno
     const auto at = [&](const void *array, int64_t index) {
       return array ? static_cast<const T *>(array) + index * plane.size : nullptr;
     };
-    const void *means = params[4] ? data[1] : nullptr, *gy = backward ? data[inputs_given - 1] : nullptr;
-    void *second = backward && params[4] ? outputs[1].data : nullptr;
+    const void *means = params.has_means ? data[1] : nullptr, *gy = kBackward ? data[inputs_given - 1] : nullptr;
+    void *second = kBackward && params.has_means ? outputs[1].data : nullptr;
     with_power(norm.beta, [&](const auto &power) {
       // Allocated here because no exception may leave a thread.
       const std::unique_ptr<T[]> memory(new T[omp_get_max_threads() * 3 * plane.size]);
@@ -113,38 +121,17 @@ void run(const int64_t *params, bool backward, const dnnops_tensor *inputs, dnno
   });
 }
 
-void shape(const int64_t *params, bool backward, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  if (inputs[0].ndim < 3 || inputs[0].ndim > 5)
+template <bool kBackward>
+void shape(const OpCall<Params<kBackward>> &call) {
+  const Params<kBackward> &params = call.params;
+  if (call.inputs[0].ndim < 3 || call.inputs[0].ndim > 5)
     fail(DNNOPS_TYPE_ERROR, "expected a batch axis, a channel axis, and one to three spatial axes");
-  same_shapes(inputs, input_count(params, backward), outputs, backward && params[4] ? 2 : 1);
+  same_shapes(call.inputs, params.input_count(), call.outputs, kBackward && params.has_means ? 2 : 1);
 }
 
 }  // namespace
+
+DNNOPS_OP(onednn_divisive_normalization, Params<false>, shape, run)
+DNNOPS_OP(onednn_divisive_normalization_grad, Params<true>, shape, run)
+
 }  // namespace dnnops
-
-using namespace dnnops;
-
-// Inputs: x and, if present, means.
-DNNOPS_EXPORT int dnnops_onednn_divisive_normalization_shape(const dnnops_context *, const int64_t *params,
-                                                             const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnDivisiveNormalization", inputs, input_count(params, false),
-                 [&] { shape(params, false, inputs, outputs); });
-}
-DNNOPS_EXPORT int dnnops_onednn_divisive_normalization(const dnnops_context *, const int64_t *params,
-                                                       const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnDivisiveNormalization", inputs, input_count(params, false),
-                 [&] { run(params, false, inputs, outputs); });
-}
-
-// Inputs: x, means if present, the gradient with respect to the output.
-DNNOPS_EXPORT int dnnops_onednn_divisive_normalization_grad_shape(const dnnops_context *, const int64_t *params,
-                                                                  const dnnops_tensor *inputs,
-                                                                  dnnops_tensor *outputs) {
-  return guarded("OneDnnDivisiveNormalizationGrad", inputs, input_count(params, true),
-                 [&] { shape(params, true, inputs, outputs); });
-}
-DNNOPS_EXPORT int dnnops_onednn_divisive_normalization_grad(const dnnops_context *, const int64_t *params,
-                                                            const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnDivisiveNormalizationGrad", inputs, input_count(params, true),
-                 [&] { run(params, true, inputs, outputs); });
-}

@@ -7,6 +7,7 @@
 
 #include <omp.h>
 
+#include "../../common/op.hpp"
 #include "../base/views.hpp"
 #include "window_norm.hpp"
 
@@ -120,8 +121,17 @@ void for_tiles(const Operands &operands, int64_t spare_rows, Compute &&compute) 
   }
 }
 
-// params: those of window_norm().
-void run(const int64_t *params, const dnnops_tensor *inputs, int input_count, dnnops_tensor &output) {
+// Inputs: x; backward: x, the gradient with respect to the output.
+template <bool kBackward>
+struct Params : WindowNormParams {
+  static const char *op() { return kBackward ? "OneDnnLRNGrad" : "OneDnnLRN"; }
+  static int input_count() { return kBackward ? 2 : 1; }
+};
+
+template <bool kBackward>
+void run(const OpCall<Params<kBackward>> &call) {
+  const dnnops_tensor *inputs = call.inputs, &output = call.outputs[0];
+  const int input_count = call.params.input_count();
   const int64_t count = element_count(output.shape, output.ndim);
   if (count == 0) return;
   const int64_t bounds[4] = {0, 1, 2, output.ndim}, size = count * item_size(output.dtype);
@@ -149,49 +159,33 @@ void run(const int64_t *params, const dnnops_tensor *inputs, int input_count, dn
     std::swap(view.shape[0], view.shape[2]);
     std::swap(view.strides[0], view.strides[2]);
   }
-  const WindowNorm norm = window_norm(params, 1);
+  const WindowNorm norm = window_norm(call.params, 1);
   const int64_t channels = operands.views[0].shape[1];
   const auto constant = [](auto rows) { return Rows<const std::remove_pointer_t<decltype(rows.data)>>{rows.data, rows.step}; };
   for_float_dtype(output.dtype, [&](auto zero) {
     using T = decltype(zero);
     with_power(norm.beta, [&](const auto &power) {
-      if (input_count == 1)
-        for_tiles<T>(operands, 1, [&](int64_t width, const Rows<T> *rows, T *spare) {
-          forward_tile<T>(norm, power, channels, width, constant(rows[0]), rows[1], spare);
-        });
-      else
+      if constexpr (kBackward)
         for_tiles<T>(operands, 2 * norm.n + 1, [&](int64_t width, const Rows<T> *rows, T *spare) {
           backward_tile<T>(norm, power, channels, width, constant(rows[0]), constant(rows[1]), rows[2], spare);
+        });
+      else
+        for_tiles<T>(operands, 1, [&](int64_t width, const Rows<T> *rows, T *spare) {
+          forward_tile<T>(norm, power, channels, width, constant(rows[0]), rows[1], spare);
         });
     });
   });
 }
 
-void shape(const dnnops_tensor *inputs, int input_count, dnnops_tensor *outputs) {
-  if (inputs[0].ndim < 2) fail(DNNOPS_TYPE_ERROR, "expected an array with a batch and a channel axis");
-  same_shapes(inputs, input_count, outputs, 1);
+template <bool kBackward>
+void shape(const OpCall<Params<kBackward>> &call) {
+  if (call.inputs[0].ndim < 2) fail(DNNOPS_TYPE_ERROR, "expected an array with a batch and a channel axis");
+  same_shapes(call.inputs, call.params.input_count(), call.outputs, 1);
 }
 
 }  // namespace
+
+DNNOPS_OP(onednn_lrn, Params<false>, shape, run)
+DNNOPS_OP(onednn_lrn_grad, Params<true>, shape, run)
+
 }  // namespace dnnops
-
-using namespace dnnops;
-
-DNNOPS_EXPORT int dnnops_onednn_lrn_shape(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
-                                          dnnops_tensor *outputs) {
-  return guarded("OneDnnLRN", inputs, 1, [&] { shape(inputs, 1, outputs); });
-}
-DNNOPS_EXPORT int dnnops_onednn_lrn(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
-                                    dnnops_tensor *outputs) {
-  return guarded("OneDnnLRN", inputs, 1, [&] { run(params, inputs, 1, outputs[0]); });
-}
-
-// Inputs: x, the gradient with respect to the output.
-DNNOPS_EXPORT int dnnops_onednn_lrn_grad_shape(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
-                                               dnnops_tensor *outputs) {
-  return guarded("OneDnnLRNGrad", inputs, 2, [&] { shape(inputs, 2, outputs); });
-}
-DNNOPS_EXPORT int dnnops_onednn_lrn_grad(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
-                                         dnnops_tensor *outputs) {
-  return guarded("OneDnnLRNGrad", inputs, 2, [&] { run(params, inputs, 2, outputs[0]); });
-}

@@ -17,14 +17,17 @@ struct WindowNorm {
   double scale, beta, k;  // scale: alpha divided by the number of elements in a window
 };
 
-// params: n, then alpha, beta and k as the bits of doubles. Windows span axis_count axes.
-inline WindowNorm window_norm(const int64_t *params, int64_t axis_count) {
-  double numbers[3];
-  std::memcpy(numbers, params + 1, sizeof numbers);
-  const int64_t n = params[0];
+struct WindowNormParams {
+  int64_t n;
+  double alpha, beta, k;
+};
+
+// Windows span axis_count axes.
+inline WindowNorm window_norm(const WindowNormParams &params, int64_t axis_count) {
+  const int64_t n = params.n;
   if (n < 1 || n > 16) fail(DNNOPS_VALUE_ERROR, "windows have to have 1 to 16 elements, not %lld", (long long)n);
-  const double scale = numbers[0] / std::pow((double)n, (double)axis_count);
-  return {n, (n - 1) / 2, n / 2, scale, numbers[1], numbers[2]};
+  const double scale = params.alpha / std::pow((double)n, (double)axis_count);
+  return {n, (n - 1) / 2, n / 2, scale, params.beta, params.k};
 }
 
 // -- powers, in forms that compilers vectorize ---------------------------------------------------
@@ -196,8 +199,7 @@ void sum_piece(const T *from, T *to, int64_t piece, int64_t length, int64_t inne
 // Checks that all operands have the same shape and dtype, and gives them to the outputs.
 inline void same_shapes(const dnnops_tensor *inputs, int input_count, dnnops_tensor *outputs, int output_count) {
   const dnnops_tensor &first = inputs[0];
-  if (first.dtype != DNNOPS_FLOAT32 && first.dtype != DNNOPS_FLOAT64)
-    fail(DNNOPS_TYPE_ERROR, "expected float32 or float64, got %s", dtype_name(first.dtype));
+  for_float_dtype(first.dtype, [](auto) {});
   for (int i = 1; i < input_count; ++i)
     if (inputs[i].dtype != first.dtype || !same_shape(inputs[i], first))
       fail(DNNOPS_VALUE_ERROR, "the operands must have the same shape and dtype");

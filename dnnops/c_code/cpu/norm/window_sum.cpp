@@ -1,16 +1,24 @@
 // Sums over windows along some axes of an array, for derivatives of the gradients of normalizations.
+#include "../../common/op.hpp"
 #include "../base/plan.hpp"
 #include "window_norm.hpp"
 
 namespace dnnops {
 namespace {
 
-// params: the length of the windows, a bit for each axis, whether windows are longer before the center than after it.
+struct Params {
+  int64_t length;
+  int64_t axes;             // a bit for each axis to sum along
+  int64_t is_longer_behind;  // than ahead of the center, if the length is even
+  static const char *op() { return "OneDnnWindowSum"; }
+  static int input_count() { return 1; }
+};
+
 template <class T>
-void run(const int64_t *params, const dnnops_tensor &input, dnnops_tensor &output) {
+void run_in(const Params &params, const dnnops_tensor &input, const dnnops_tensor &output) {
   const int64_t count = element_count(input.shape, input.ndim), bytes = (count * sizeof(T) + 63) / 64 * 64;
   if (count == 0) return;
-  const int64_t behind = params[2] ? params[0] / 2 : (params[0] - 1) / 2, ahead = params[0] - 1 - behind;
+  const int64_t behind = (params.length - !params.is_longer_behind) / 2, ahead = params.length - 1 - behind;
   // Each axis is summed from one array into another; the last one is the output.
   char *scratch = thread_scratch(2 * bytes);
   T *const buffers[2] = {reinterpret_cast<T *>(scratch), reinterpret_cast<T *>(scratch + bytes)};
@@ -19,10 +27,10 @@ void run(const int64_t *params, const dnnops_tensor &input, dnnops_tensor &outpu
     pack(input, buffers[0], false);
     from = buffers[0];
   }
-  int64_t inner = 1, left = params[1];
+  int64_t inner = 1, left = params.axes;
   for (int64_t axis = input.ndim - 1; axis >= 0; --axis) {
     const int64_t length = input.shape[axis];
-    if (params[1] >> axis & 1) {
+    if (params.axes >> axis & 1) {
       left &= ~((int64_t)1 << axis);
       T *to = left == 0 ? static_cast<T *>(output.data) : from == buffers[0] ? buffers[1] : buffers[0];
       const int64_t pieces = piece_count(count / length / inner, length, inner);
@@ -34,22 +42,20 @@ void run(const int64_t *params, const dnnops_tensor &input, dnnops_tensor &outpu
   }
 }
 
+void run(const OpCall<Params> &call) {
+  for_float_dtype(call.inputs[0].dtype,
+                  [&](auto zero) { run_in<decltype(zero)>(call.params, call.inputs[0], call.outputs[0]); });
+}
+
+void shape(const OpCall<Params> &call) {
+  const Params &params = call.params;
+  if (params.length < 1 || params.axes <= 0 || params.axes >> call.inputs[0].ndim)
+    fail(DNNOPS_VALUE_ERROR, "windows of %lld elements or their axes are invalid", (long long)params.length);
+  same_shapes(call.inputs, 1, call.outputs, 1);
+}
+
 }  // namespace
+
+DNNOPS_OP(onednn_window_sum, Params, shape, run)
+
 }  // namespace dnnops
-
-using namespace dnnops;
-
-DNNOPS_EXPORT int dnnops_onednn_window_sum_shape(const dnnops_context *, const int64_t *params,
-                                                 const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnWindowSum", inputs, 1, [&] {
-    if (params[0] < 1 || params[1] <= 0 || params[1] >> inputs[0].ndim)
-      fail(DNNOPS_VALUE_ERROR, "windows of %lld elements or their axes are invalid", (long long)params[0]);
-    same_shapes(inputs, 1, outputs, 1);
-  });
-}
-DNNOPS_EXPORT int dnnops_onednn_window_sum(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
-                                           dnnops_tensor *outputs) {
-  return guarded("OneDnnWindowSum", inputs, 1, [&] {
-    for_float_dtype(inputs[0].dtype, [&](auto zero) { run<decltype(zero)>(params, inputs[0], outputs[0]); });
-  });
-}

@@ -1,5 +1,6 @@
 // Batch normalization in training, its gradient, and batch normalization with given statistics, with dnnops kernels.
 #include "../../common/batchnorm_problem.hpp"
+#include "../../common/op.hpp"
 
 #include <algorithm>
 
@@ -11,32 +12,25 @@ namespace dnnops {
 
 namespace {
 
-// Words after those in batchnorm_problem.hpp.
-enum BatchNormWord { WORD_RUNNING = 1, WORD_KIND = 2 };
-
 constexpr int MAX_OPERANDS = 12;
 
-struct BatchNormCall {
-  const int64_t *words;
-  const dnnops_tensor *inputs;
-  dnnops_tensor *outputs;
+struct Params : BatchNormWords {
+  int64_t kind;
 
-  int64_t kind() const { return words[WORD_KIND]; }
-  bool has_running() const { return words[WORD_RUNNING]; }
+  const char *op() const {
+    static const char *const names[] = {"GpuDnnBatchNorm", "GpuDnnBatchNormGrad", "GpuDnnBatchNormInference"};
+    return names[kind];
+  }
   int input_count() const {
     static const int counts[] = {4, 5, 6};
-    return has_running() ? 7 : counts[kind()];
+    return has_running ? 7 : counts[kind];
   }
-  int output_count() const { return kind() == BATCHNORM_INFERENCE ? 1 : has_running() ? 5 : 3; }
+  int output_count() const { return kind == BATCHNORM_INFERENCE ? 1 : has_running ? 5 : 3; }
   // Arrays of x's shape come first among the inputs and among the outputs.
-  int image_count() const { return kind() == BATCHNORM_GRADIENT ? 2 : 1; }
-  const char *op_name() const {
-    static const char *const names[] = {"GpuDnnBatchNorm", "GpuDnnBatchNormGrad", "GpuDnnBatchNormInference"};
-    return names[kind()];
-  }
-
-  void describe_outputs() const;
+  int image_count() const { return kind == BATCHNORM_GRADIENT ? 2 : 1; }
 };
+
+using BatchNormCall = OpCall<Params>;
 
 // Parameters of 16-bit arrays are float32, like sums over them.
 void check_dtypes(const dnnops_tensor &x, const dnnops_tensor &parameter) {
@@ -47,11 +41,11 @@ void check_dtypes(const dnnops_tensor &x, const dnnops_tensor &parameter) {
          dtype_name(parameter.dtype));
 }
 
-void BatchNormCall::describe_outputs() const {
-  switch (kind()) {
-    case BATCHNORM_TRAIN: return batchnorm_train_shape(words, inputs, outputs, check_dtypes);
-    case BATCHNORM_GRADIENT: return batchnorm_gradient_shape(words, inputs, outputs, check_dtypes);
-    default: return batchnorm_inference_shape(words, inputs, outputs, check_dtypes);
+void shape(const BatchNormCall &call) {
+  switch (call.params.kind) {
+    case BATCHNORM_TRAIN: return batchnorm_train_shape(call.params, call.inputs, call.outputs, check_dtypes);
+    case BATCHNORM_GRADIENT: return batchnorm_gradient_shape(call.params, call.inputs, call.outputs, check_dtypes);
+    default: return batchnorm_inference_shape(call.params, call.inputs, call.outputs, check_dtypes);
   }
 }
 
@@ -69,11 +63,11 @@ bool is_dense(const dnnops_tensor &array, bool channels_last) {
 // Whether images are channels-last in memory: all or none of them, if statistics are per channel.
 bool are_channels_last(const BatchNormCall &call) {
   const int64_t ndim = call.inputs[0].ndim;
-  const bool of_channels = ndim > 2 && call.words[0] == (int64_t(1) << ndim) - 1 - 2;
+  const bool of_channels = ndim > 2 && call.params.axes == (int64_t(1) << ndim) - 1 - 2;
   for (bool channels_last : {false, true}) {
     if (channels_last && !of_channels) break;
     bool all = is_dense(call.outputs[0], channels_last);
-    for (int i = 0; i < call.image_count(); ++i) all = all && is_dense(call.inputs[i], channels_last);
+    for (int i = 0; i < call.params.image_count(); ++i) all = all && is_dense(call.inputs[i], channels_last);
     if (all) return channels_last;
   }
   fail(DNNOPS_NOT_SUPPORTED, "expected arrays in one memory format, contiguous%s, got %s and %s for the result",
@@ -97,9 +91,9 @@ struct BatchNormState : State {
 // Calls f for all arrays on the device.
 template <class F>
 void for_arrays(const BatchNormCall &call, F f) {
-  for (int i = 0; i < call.input_count(); ++i)
+  for (int i = 0; i < call.params.input_count(); ++i)
     if (call.inputs[i].ndim) f(call.inputs[i]);
-  for (int i = 0; i < call.output_count(); ++i) f(call.outputs[i]);
+  for (int i = 0; i < call.params.output_count(); ++i) f(call.outputs[i]);
 }
 
 int attribute(const Handle &handle, cudaDeviceAttr which) {
@@ -157,18 +151,17 @@ void choose_work(BatchNormState &state, const BatchNormCase &of, const Handle &h
 void prepare(BatchNormState &state, const BatchNormKey &key, const BatchNormCall &call, const Handle &handle) {
   state.ready = false;
   dnnops_tensor described[5];
-  const BatchNormCall fresh = {call.words, call.inputs, described};
-  fresh.describe_outputs();
-  for (int i = 0; i < call.output_count(); ++i)
+  shape({call.context, call.params, call.inputs, described});
+  for (int i = 0; i < call.params.output_count(); ++i)
     if (call.outputs[i].dtype != described[i].dtype || call.outputs[i].ndim != described[i].ndim ||
         std::memcmp(call.outputs[i].shape, described[i].shape, described[i].ndim * sizeof(int64_t)))
       fail(DNNOPS_VALUE_ERROR, "output %d has to have the shape %s", i,
            list_of(described[i].shape, described[i].ndim).c_str());
   const dnnops_tensor &x = call.inputs[0];
   int64_t bounds[4];
-  axis_bounds(call.words, x.ndim, bounds);
+  axis_bounds(call.params, x.ndim, bounds);
   const auto product = [&](int part) { return element_count(x.shape + bounds[part], bounds[part + 1] - bounds[part]); };
-  BatchNormCase of = {call.kind(), x.dtype, product(0), product(1), product(2), 16};
+  BatchNormCase of = {call.params.kind, x.dtype, product(0), product(1), product(2), 16};
   state.channels = of.channels;
   state.empty = element_count(x.shape, x.ndim) == 0;
   if (!state.empty) {
@@ -180,9 +173,9 @@ void prepare(BatchNormState &state, const BatchNormKey &key, const BatchNormCall
       if (parameter.ndim && !is_dense(parameter, false))
         fail(DNNOPS_NOT_SUPPORTED, "expected contiguous parameters, got %s", describe(parameter).c_str());
     };
-    for (int i = call.image_count(); i < call.input_count(); ++i) check(call.inputs[i]);
-    for (int i = 1; i < call.output_count(); ++i) check(call.outputs[i]);
-    for (int i = 0; i < call.image_count(); ++i) of.alignment = std::min(of.alignment, alignment_of(call.inputs[i].data));
+    for (int i = call.params.image_count(); i < call.params.input_count(); ++i) check(call.inputs[i]);
+    for (int i = 1; i < call.params.output_count(); ++i) check(call.outputs[i]);
+    for (int i = 0; i < call.params.image_count(); ++i) of.alignment = std::min(of.alignment, alignment_of(call.inputs[i].data));
     of.alignment = std::min(of.alignment, alignment_of(call.outputs[0].data));
     choose_work(state, of, handle);
   }
@@ -197,7 +190,7 @@ void fill_in(BatchNormParams &p, const BatchNormCall &call) {
   const dnnops_tensor *in = call.inputs, *out = call.outputs;
   p.x = in[0].data;
   p.out = out[0].data;
-  if (call.kind() == BATCHNORM_GRADIENT) {
+  if (call.params.kind == BATCHNORM_GRADIENT) {
     p.gradient = in[1].data;
     p.scale = in[2].data;
     p.mean = in[3].data;
@@ -206,15 +199,15 @@ void fill_in(BatchNormParams &p, const BatchNormCall &call) {
     p.scale = in[1].data;
     p.bias = in[2].data;
   }
-  if (call.kind() == BATCHNORM_INFERENCE) {
+  if (call.params.kind == BATCHNORM_INFERENCE) {
     p.mean = in[3].data;
     p.spread = in[4].data;
     p.epsilon = read_scalar(in[5]);
     return;
   }
   for (int i = 0; i < 2; ++i) p.results[i] = out[1 + i].data;
-  if (call.kind() == BATCHNORM_TRAIN) p.epsilon = read_scalar(in[3]);
-  if (!call.has_running()) return;
+  if (call.params.kind == BATCHNORM_TRAIN) p.epsilon = read_scalar(in[3]);
+  if (!call.params.has_running) return;
   p.factor = read_scalar(in[4]);
   for (int i = 0; i < 2; ++i) {
     p.running[i] = in[5 + i].data;
@@ -222,7 +215,8 @@ void fill_in(BatchNormParams &p, const BatchNormCall &call) {
   }
 }
 
-void run(const dnnops_context &context, const BatchNormCall &call) {
+void run(const BatchNormCall &call) {
+  const dnnops_context &context = call.context;
   const DeviceGuard device(context.device);
   const Handle &handle = handle_for(context.device, context.stream);
   const cudaStream_t stream = static_cast<cudaStream_t>(context.stream);
@@ -235,7 +229,7 @@ void run(const dnnops_context &context, const BatchNormCall &call) {
   for_arrays(call, [&](const dnnops_tensor &array) { read_key(key.operands[count++], array); });
   if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, call, handle);
   if (state.empty) {
-    if (call.kind() == BATCHNORM_GRADIENT)  // empty sums
+    if (call.params.kind == BATCHNORM_GRADIENT)  // empty sums
       for (int i = 1; i < 3; ++i)
         DNNOPS_CHECK(cudaMemsetAsync(call.outputs[i].data, 0, state.channels * item_size(call.outputs[i].dtype), stream));
     return;
@@ -254,12 +248,6 @@ void run(const dnnops_context &context, const BatchNormCall &call) {
          arguments);
 }
 
-}  // namespace
-
-}  // namespace dnnops
-
-namespace {
-
 // The description of a launch, for tests that run its kernel elsewhere.
 struct BatchNormRow {
   char options[256];
@@ -269,25 +257,12 @@ struct BatchNormRow {
 
 }  // namespace
 
-DNNOPS_EXPORT int dnnops_cudnn_batchnorm_shape(const dnnops_context *, const int64_t *words,
-                                               const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  using namespace dnnops;
-  const BatchNormCall call = {words, inputs, outputs};
-  return guarded(call.op_name(), inputs, call.input_count(), [&] { call.describe_outputs(); });
-}
-
-DNNOPS_EXPORT int dnnops_cudnn_batchnorm(const dnnops_context *context, const int64_t *words,
-                                         const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  using namespace dnnops;
-  const BatchNormCall call = {words, inputs, outputs};
-  return guarded(call.op_name(), inputs, call.input_count(), [&] { run(*context, call); });
-}
+DNNOPS_OP(cudnn_batchnorm, Params, shape, run)
 
 // Describes the work on arrays of a dtype viewed as (batch, channel, inner); needs no GPU. `blocks` gives how
 // many blocks run at once: in general, and of each kind that keeps its data.
 DNNOPS_EXPORT int dnnops_cudnn_batchnorm_row(const int64_t *sizes, int64_t kind, int64_t dtype, int64_t alignment,
                                              const int64_t *blocks, BatchNormRow *row) {
-  using namespace dnnops;
   return guarded("batch normalization", nullptr, 0, [&] {
     const BatchNormWork work = batchnorm_work({kind, dtype, sizes[0], sizes[1], sizes[2], alignment},
                                               {blocks[0], blocks[1], blocks[2], blocks[3], blocks[4]});
@@ -303,3 +278,5 @@ DNNOPS_EXPORT int dnnops_cudnn_batchnorm_row(const int64_t *sizes, int64_t kind,
     row->params = work.params;
   });
 }
+
+}  // namespace dnnops

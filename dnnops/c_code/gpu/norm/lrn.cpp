@@ -1,4 +1,5 @@
 // Local response normalization across channels, divisive normalization within channels, and their gradients.
+#include "../../common/op.hpp"
 #include "../../common/shapes.hpp"
 #include "../base/handle.hpp"
 #include "../base/node_state.hpp"
@@ -7,14 +8,11 @@ namespace dnnops {
 
 namespace {
 
-// The words of both. The last one is only used for divisive normalization.
-struct NormParams {
+struct NormWords {
   int64_t n;
   double alpha, beta, k;
-  int64_t gradient, has_means;
+  int64_t gradient;
 };
-
-const NormParams &params_of(const int64_t *words) { return *reinterpret_cast<const NormParams *>(words); }
 
 constexpr int CROSS_CHANNEL = 0, PRECOMPUTED_MEANS = 0;
 // cuDNN does not support larger batches: 65541 images failed.
@@ -43,7 +41,7 @@ struct NormState : State {
 
 // All arrays are contiguous and have x's shape, so one descriptor serves all of them; `tensor` makes it.
 template <class MakeTensor>
-void prepare(NormState &state, const NormKey &key, const NormParams &params, const dnnops_tensor &x,
+void prepare(NormState &state, const NormKey &key, const NormWords &params, const dnnops_tensor &x,
              MakeTensor &&tensor) {
   state.ready = false;
   state.empty = !element_count(x.shape, x.ndim);
@@ -69,18 +67,18 @@ struct Part {
 };
 
 // Calls body(handle, descriptor, part) for each part of the batch, with what the node keeps.
-template <class MakeTensor, class Body>
-void run(const dnnops_context &context, const NormParams &params, const dnnops_tensor *inputs, int count,
-         MakeTensor &&tensor, Body &&body) {
-  check_operands(inputs, count);
-  const DeviceGuard device(context.device);
-  const Handle &handle = handle_for(context.device, context.stream);
-  HeldState<NormState> held(context);
+template <class Params, class MakeTensor, class Body>
+void run_parts(const OpCall<Params> &call, MakeTensor &&tensor, Body &&body) {
+  const dnnops_tensor *inputs = call.inputs;
+  check_operands(inputs, call.params.input_count());
+  const DeviceGuard device(call.context.device);
+  const Handle &handle = handle_for(call.context.device, call.context.stream);
+  HeldState<NormState> held(call.context);
   NormState &state = *held;
   NormKey key;
   key.handle = handle.number;
   read_key(key.x, inputs[0]);
-  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, params, inputs[0], tensor);
+  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, call.params, inputs[0], tensor);
   if (state.empty) return;
   for (int64_t first = 0; first < inputs[0].shape[0]; first += MOST_IMAGES) {
     const int64_t images = std::min(MOST_IMAGES, inputs[0].shape[0] - first);
@@ -92,9 +90,10 @@ void run(const dnnops_context &context, const NormParams &params, const dnnops_t
 // -- across channels -------------------------------------------------------------------------------
 
 // Forward: x; gradient: x, y, and the gradient with respect to y.
-int lrn_input_count(const NormParams &params) { return params.gradient ? 3 : 1; }
-
-const char *lrn_name(const NormParams &params) { return params.gradient ? "GpuDnnLRNGrad" : "GpuDnnLRN"; }
+struct LrnParams : NormWords {
+  const char *op() const { return gradient ? "GpuDnnLRNGrad" : "GpuDnnLRN"; }
+  int input_count() const { return gradient ? 3 : 1; }
+};
 
 // Merges the axes after the channels into one.
 Tensor merged(const dnnops_tensor &x) {
@@ -102,18 +101,19 @@ Tensor merged(const dnnops_tensor &x) {
   return {4, {x.shape[0], channels, inner, 1, 0}, {channels * inner, inner, 1, 1, 0}, 16};
 }
 
-void check_lrn(const NormParams &params, const dnnops_tensor *inputs) {
-  if (inputs[0].ndim < 2)
-    fail(DNNOPS_TYPE_ERROR, "expected an array of at least 2 dimensions, got %s", describe(inputs[0]).c_str());
-  check_operands(inputs, lrn_input_count(params));
+void shape(const OpCall<LrnParams> &call) {
+  const dnnops_tensor &x = call.inputs[0];
+  if (x.ndim < 2) fail(DNNOPS_TYPE_ERROR, "expected an array of at least 2 dimensions, got %s", describe(x).c_str());
+  check_operands(call.inputs, call.params.input_count());
+  set_output(call.outputs[0], x);
 }
 
-void run_lrn(const dnnops_context &context, const NormParams &params, const dnnops_tensor *inputs,
-             dnnops_tensor &output) {
+void run(const OpCall<LrnParams> &call) {
+  const dnnops_tensor *inputs = call.inputs, &output = call.outputs[0];
   const auto tensor = [&] { return merged(inputs[0]); };
   const Scalar one(1, output.dtype), zero(0, output.dtype);
   const auto normalize = [&](const Handle &handle, legacy::Descriptor norm, const Part &part) {
-    if (params.gradient)
+    if (call.params.gradient)
       DNNOPS_LEGACY(cudnnLRNCrossChannelBackward, handle.cudnn, norm, CROSS_CHANNEL, one.pointer(), part.array,
                     part.of(inputs[1]), part.array, part.of(inputs[2]), part.array, part.of(inputs[0]),
                     zero.pointer(), part.array, part.of(output));
@@ -121,29 +121,29 @@ void run_lrn(const dnnops_context &context, const NormParams &params, const dnno
       DNNOPS_LEGACY(cudnnLRNCrossChannelForward, handle.cudnn, norm, CROSS_CHANNEL, one.pointer(), part.array,
                     part.of(inputs[0]), zero.pointer(), part.array, part.of(output));
   };
-  run(context, params, inputs, lrn_input_count(params), tensor, normalize);
+  run_parts(call, tensor, normalize);
 }
 
 // -- within channels -------------------------------------------------------------------------------
 
 // Forward: x and, if present, means; gradient: also the gradient with respect to the output.
-int divisive_input_count(const NormParams &params) { return 1 + (params.has_means != 0) + (params.gradient != 0); }
+struct DivisiveParams : NormWords {
+  int64_t has_means;
+  const char *op() const { return gradient ? "GpuDnnDivisiveNormalizationGrad" : "GpuDnnDivisiveNormalization"; }
+  int input_count() const { return 1 + (has_means != 0) + (gradient != 0); }
+};
 
-int divisive_output_count(const NormParams &params) { return params.gradient && params.has_means ? 2 : 1; }
-
-const char *divisive_name(const NormParams &params) {
-  return params.gradient ? "GpuDnnDivisiveNormalizationGrad" : "GpuDnnDivisiveNormalization";
+void shape(const OpCall<DivisiveParams> &call) {
+  const dnnops_tensor &x = call.inputs[0];
+  if (x.ndim != 4 && x.ndim != 5)
+    fail(DNNOPS_TYPE_ERROR, "cuDNN takes arrays of two or three spatial axes, got %s", describe(x).c_str());
+  check_operands(call.inputs, call.params.input_count());
+  for (int i = 0; i < (call.params.gradient && call.params.has_means ? 2 : 1); ++i) set_output(call.outputs[i], x);
 }
 
-void check_divisive(const NormParams &params, const dnnops_tensor *inputs) {
-  if (inputs[0].ndim != 4 && inputs[0].ndim != 5)
-    fail(DNNOPS_TYPE_ERROR, "cuDNN takes arrays of two or three spatial axes, got %s", describe(inputs[0]).c_str());
-  check_operands(inputs, divisive_input_count(params));
-}
-
-void run_divisive(const dnnops_context &context, const NormParams &params, const dnnops_tensor *inputs,
-                  dnnops_tensor *outputs) {
-  const dnnops_tensor &x = inputs[0];
+void run(const OpCall<DivisiveParams> &call) {
+  const DivisiveParams &params = call.params;
+  const dnnops_tensor *inputs = call.inputs, *outputs = call.outputs, &x = inputs[0];
   const auto tensor = [&] {
     Tensor dense = read_tensor(x);
     set_dense_strides(dense, FORMAT_CONTIGUOUS);
@@ -165,40 +165,12 @@ void run_divisive(const dnnops_context &context, const NormParams &params, const
                     part.array, part.of(x), means, scratch, scratch + bytes, zero.pointer(), part.array,
                     part.of(outputs[0]));
   };
-  run(context, params, inputs, divisive_input_count(params), tensor, normalize);
+  run_parts(call, tensor, normalize);
 }
 
 }  // namespace
 
+DNNOPS_OP(cudnn_lrn, LrnParams, shape, run)
+DNNOPS_OP(cudnn_divisive_normalization, DivisiveParams, shape, run)
+
 }  // namespace dnnops
-
-using namespace dnnops;
-
-DNNOPS_EXPORT int dnnops_cudnn_lrn_shape(const dnnops_context *, const int64_t *words, const dnnops_tensor *inputs,
-                                         dnnops_tensor *outputs) {
-  const NormParams &params = params_of(words);
-  return guarded(lrn_name(params), inputs, lrn_input_count(params), [&] {
-    check_lrn(params, inputs);
-    set_output(outputs[0], inputs[0]);
-  });
-}
-DNNOPS_EXPORT int dnnops_cudnn_lrn(const dnnops_context *context, const int64_t *words, const dnnops_tensor *inputs,
-                                   dnnops_tensor *outputs) {
-  const NormParams &params = params_of(words);
-  return guarded(lrn_name(params), inputs, lrn_input_count(params),
-                 [&] { run_lrn(*context, params, inputs, outputs[0]); });
-}
-DNNOPS_EXPORT int dnnops_cudnn_divisive_normalization_shape(const dnnops_context *, const int64_t *words,
-                                                            const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  const NormParams &params = params_of(words);
-  return guarded(divisive_name(params), inputs, divisive_input_count(params), [&] {
-    check_divisive(params, inputs);
-    for (int i = 0; i < divisive_output_count(params); ++i) set_output(outputs[i], inputs[0]);
-  });
-}
-DNNOPS_EXPORT int dnnops_cudnn_divisive_normalization(const dnnops_context *context, const int64_t *words,
-                                                      const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  const NormParams &params = params_of(words);
-  return guarded(divisive_name(params), inputs, divisive_input_count(params),
-                 [&] { run_divisive(*context, params, inputs, outputs); });
-}
