@@ -4,6 +4,7 @@
 
 #include "attention_problem.hpp"
 #include "double_product.hpp"
+#include "../../common/op.hpp"
 #include "../base/row_sums.hpp"
 
 namespace dnnops {
@@ -14,6 +15,13 @@ using attention::matrices_of;
 using attention::Problem;
 
 constexpr int64_t kRows = 128;
+
+// Inputs: query, key, value, those given; backward: also out, stats and the gradient with respect to out.
+template <bool kBackward>
+struct Params : attention::Words {
+  static const char *op() { return kBackward ? "OneDnnAttentionGrad" : "OneDnnAttention"; }
+  int input_count() const { return (kBackward ? 6 : 3) + __builtin_popcountll(given); }
+};
 
 // The matrix products of one thread; oneDNN computes those in float32.
 template <class T>
@@ -68,7 +76,7 @@ class Failures {
 };
 
 template <class T>
-void forward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+void compute(const Params<false> &params, const dnnops_tensor *inputs, const dnnops_tensor *outputs) {
   const Problem<T> problem(params, inputs);
   problem.check_lengths();
   const int64_t queries = problem.queries, width = problem.value_depth;
@@ -128,10 +136,9 @@ void forward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *
   failures.raise();
 }
 
-// Inputs: those of forward(), then out, stats and the gradient with respect to out. Each task is a key head,
-// whose gradients are sums over its query heads.
+// Each task is a key head, whose gradients are sums over its query heads.
 template <class T>
-void backward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+void compute(const Params<true> &params, const dnnops_tensor *inputs, const dnnops_tensor *outputs) {
   const Problem<T> problem(params, inputs);
   problem.check_lengths();
   const dnnops_tensor *last_inputs = inputs + 3 + problem.optional_count;
@@ -200,19 +207,15 @@ void backward(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor 
   failures.raise();
 }
 
-int count_inputs(const int64_t *params) {
-  return 3 + (params[3] & 1 ? 1 : 0) + (params[3] & 2 ? 1 : 0) + (params[3] & 4 ? 1 : 0) + (params[3] & 8 ? 1 : 0);
-}
-
 template <class T>
-void forward_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+void describe(const Params<false> &params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   const Problem<T> problem(params, inputs);
   set_output(outputs[0], problem.kDtype, {problem.batch, problem.heads, problem.queries, problem.value_depth});
   set_output(outputs[1], problem.kDtype, {problem.batch, problem.heads, problem.queries});
 }
 
 template <class T>
-void backward_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+void describe(const Params<true> &params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   const Problem<T> problem(params, inputs);
   const dnnops_tensor *last_inputs = inputs + 3 + problem.optional_count;
   const int64_t expected[4] = {problem.batch, problem.heads, problem.queries, problem.value_depth};
@@ -223,36 +226,24 @@ void backward_shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_t
       fail(DNNOPS_VALUE_ERROR, "the output, its gradient or the scores' statistics do not have the shape %s",
            list_of(expected, ndim).c_str());
   }
-  for (int i = 0; i < 3; ++i)
-    set_output(outputs[i], inputs[i]);
+  for (int i = 0; i < 3; ++i) set_output(outputs[i], inputs[i]);
+}
+
+template <bool kBackward>
+void shape(const OpCall<Params<kBackward>> &call) {
+  for_float_dtype(call.inputs[0].dtype,
+                  [&](auto zero) { describe<decltype(zero)>(call.params, call.inputs, call.outputs); });
+}
+
+template <bool kBackward>
+void run(const OpCall<Params<kBackward>> &call) {
+  for_float_dtype(call.inputs[0].dtype,
+                  [&](auto zero) { compute<decltype(zero)>(call.params, call.inputs, call.outputs); });
 }
 
 }  // namespace
+
+DNNOPS_OP(onednn_attention, Params<false>, shape, run)
+DNNOPS_OP(onednn_attention_grad, Params<true>, shape, run)
+
 }  // namespace dnnops
-
-using namespace dnnops;
-
-DNNOPS_EXPORT int dnnops_onednn_attention_shape(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
-                                                dnnops_tensor *outputs) {
-  return guarded("OneDnnAttention", inputs, count_inputs(params), [&] {
-    for_float_dtype(inputs[0].dtype, [&](auto zero) { forward_shape<decltype(zero)>(params, inputs, outputs); });
-  });
-}
-DNNOPS_EXPORT int dnnops_onednn_attention(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
-                                          dnnops_tensor *outputs) {
-  return guarded("OneDnnAttention", inputs, count_inputs(params), [&] {
-    for_float_dtype(inputs[0].dtype, [&](auto zero) { forward<decltype(zero)>(params, inputs, outputs); });
-  });
-}
-DNNOPS_EXPORT int dnnops_onednn_attention_grad_shape(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
-                                                     dnnops_tensor *outputs) {
-  return guarded("OneDnnAttentionGrad", inputs, count_inputs(params) + 3, [&] {
-    for_float_dtype(inputs[0].dtype, [&](auto zero) { backward_shape<decltype(zero)>(params, inputs, outputs); });
-  });
-}
-DNNOPS_EXPORT int dnnops_onednn_attention_grad(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
-                                               dnnops_tensor *outputs) {
-  return guarded("OneDnnAttentionGrad", inputs, count_inputs(params) + 3, [&] {
-    for_float_dtype(inputs[0].dtype, [&](auto zero) { backward<decltype(zero)>(params, inputs, outputs); });
-  });
-}

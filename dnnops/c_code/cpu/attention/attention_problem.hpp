@@ -14,8 +14,15 @@
 
 namespace dnnops::attention {
 
-// params: the bits of the scale, whether the scale is given, whether attention is causal, a bit for each of
-// mask, query_lengths, key_lengths and state, and the bits of the dropout probability.
+// The optional operands, in order.
+enum Given : int64_t { GIVEN_MASK = 1, GIVEN_QUERY_LENGTHS = 2, GIVEN_KEY_LENGTHS = 4, GIVEN_STATE = 8 };
+
+struct Words {
+  double scale;
+  int64_t has_scale, is_causal, given;  // given: a bit for each optional operand
+  double dropout;
+};
+
 template <class T>
 struct Problem {
   static constexpr int64_t kDtype = std::is_same_v<T, float> ? DNNOPS_FLOAT32 : DNNOPS_FLOAT64;
@@ -26,10 +33,10 @@ struct Problem {
   bool is_causal;
   const dnnops_tensor *mask = nullptr, *query_lengths = nullptr, *key_lengths = nullptr;
   int optional_count = 0;
-  double dropout = 0;
+  double dropout;
   int64_t state[2] = {0, 0};
 
-  Problem(const int64_t *params, const dnnops_tensor *inputs) {
+  Problem(const Words &words, const dnnops_tensor *inputs) {
     const dnnops_tensor &query = inputs[0], &key = inputs[1], &value = inputs[2];
     for (int i = 0; i < 3; ++i) {
       check_dtype(inputs[i]);
@@ -42,19 +49,17 @@ struct Problem {
       fail(DNNOPS_VALUE_ERROR, "batch, heads, keys or depth of query, key and value differ");
     if (shared_heads == 0 ? heads != 0 : heads % shared_heads != 0)
       fail(DNNOPS_VALUE_ERROR, "the heads of query have to be a multiple of those of key and value");
-    double given;
-    std::memcpy(&given, params, sizeof given);
     // With a depth of 0, all scores are 0 for any scale.
-    scale = (T)(params[1] ? given : 1 / std::sqrt((double)std::max<int64_t>(depth, 1)));
+    scale = (T)(words.has_scale ? words.scale : 1 / std::sqrt((double)std::max<int64_t>(depth, 1)));
     group = shared_heads ? heads / shared_heads : 1;
-    is_causal = params[2];
+    is_causal = words.is_causal;
+    dropout = words.dropout;
     const dnnops_tensor *next = inputs + 3;
-    if (params[3] & 1) mask = next++;
-    if (params[3] & 2) query_lengths = next++;
-    if (params[3] & 4) key_lengths = next++;
-    if (params[3] & 8) read_vector("state", *next++, 2, state);
+    if (words.given & GIVEN_MASK) mask = next++;
+    if (words.given & GIVEN_QUERY_LENGTHS) query_lengths = next++;
+    if (words.given & GIVEN_KEY_LENGTHS) key_lengths = next++;
+    if (words.given & GIVEN_STATE) read_vector("state", *next++, 2, state);
     optional_count = (int)(next - inputs) - 3;
-    std::memcpy(&dropout, params + 4, sizeof dropout);
     if (mask) {
       const int64_t sizes[4] = {batch, heads, queries, keys};
       bool fits = mask->ndim == 4 && (mask->dtype == DNNOPS_BOOL || mask->dtype == kDtype);

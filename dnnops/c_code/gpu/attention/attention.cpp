@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "../../common/lru_cache.hpp"
+#include "../../common/op.hpp"
 #include "../../common/shapes.hpp"
 
 #include "attention_call.hpp"
@@ -118,7 +119,7 @@ AttentionCase inner_case(const AttentionCall &call) {
   // cuDNN 9.19 then reads all but the first head from a wrong place. Add a second key, hidden by lengths.
   const bool by_head = call.mask && call.mask->shape[0] == 1 && call.mask->shape[1] > 1;
   if ((c.gradient || by_head) && c.queries == 1 && c.keys == 1) c.keys = 2;
-  c.is_causal = call.words[WORD_CAUSAL];
+  c.is_causal = call.params.is_causal;
   c.has_lengths = call.query_lengths || call.key_lengths || c.keys != call.keys;
   // Up to 9.15, gradients were wrong if the last keys did not fill a tile, unless lengths gave their number.
   if (c.gradient && c.keys % 128 && cudnnGetVersion() <= 91500) c.has_lengths = true;
@@ -127,8 +128,8 @@ AttentionCase inner_case(const AttentionCall &call) {
     c.bias_heads = call.mask->shape[1];
     c.bias_stride = (c.keys + 7) / 8 * 8;
   }
-  c.dropout = call.dropout();
-  c.deterministic = call.words[WORD_DETERMINISTIC] && c.gradient;
+  c.dropout = call.params.dropout;
+  c.deterministic = call.params.deterministic && c.gradient;
   return c;
 }
 
@@ -368,7 +369,21 @@ void run_empty(const AttentionState &state, const Handle &handle, const Attentio
   }
 }
 
-void run(const dnnops_context &context, const AttentionCall &call, dnnops_tensor *results) {
+void shape(const OpCall<AttentionParams> &given) {
+  const AttentionCall call(given.params, given.inputs);
+  dnnops_tensor *const outputs = given.outputs;
+  if (call.gradient) {
+    for (int i = 0; i < 3; ++i) set_output(outputs[i], call.dtype, call.inputs[i].shape, 4);
+  } else {
+    set_output(outputs[0], call.dtype, {call.batch, call.query_heads, call.queries, call.value_depth});
+    if (call.has_stats) set_output(outputs[1], DNNOPS_FLOAT32, {call.batch, call.query_heads, call.queries});
+  }
+}
+
+void run(const OpCall<AttentionParams> &given) {
+  const AttentionCall call(given.params, given.inputs);
+  const dnnops_context &context = given.context;
+  dnnops_tensor *const results = given.outputs;
   const DeviceGuard device(context.device);
   const Handle &handle = handle_for(context.device, context.stream);
   HeldState<AttentionState> held(context);
@@ -376,10 +391,9 @@ void run(const dnnops_context &context, const AttentionCall &call, dnnops_tensor
   NodeKey key;
   std::memset(&key, 0, sizeof key);
   key.handle = handle.number;
-  const int operands = count_operands(call.words);
-  for (int i = 0; i < operands; ++i)
+  for (int i = 0; i < call.params.input_count(); ++i)
     if (&call.inputs[i] != call.state) read_key(key.arrays[i], call.inputs[i]);
-  for (int i = 0; i < count_results(call.words); ++i) read_key(key.arrays[MAX_OPERANDS + i], results[i]);
+  for (int i = 0; i < call.params.output_count(); ++i) read_key(key.arrays[MAX_OPERANDS + i], results[i]);
   if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, handle, call, results);
   if (state.empty)
     run_empty(state, handle, call, results);
@@ -391,35 +405,13 @@ void run(const dnnops_context &context, const AttentionCall &call, dnnops_tensor
 
 }  // namespace
 
-}  // namespace dnnops
-
-DNNOPS_EXPORT int dnnops_cudnn_attention_shape(const dnnops_context *, const int64_t *words, const dnnops_tensor *inputs,
-                                               dnnops_tensor *outputs) {
-  using namespace dnnops;
-  return guarded(op_name(words), inputs, count_operands(words), [&] {
-    const AttentionCall call(words, inputs);
-    if (call.gradient) {
-      for (int i = 0; i < 3; ++i)
-        set_output(outputs[i], call.dtype, {inputs[i].shape[0], inputs[i].shape[1], inputs[i].shape[2], inputs[i].shape[3]});
-    } else {
-      set_output(outputs[0], call.dtype, {call.batch, call.query_heads, call.queries, call.value_depth});
-      if (call.has_stats) set_output(outputs[1], DNNOPS_FLOAT32, {call.batch, call.query_heads, call.queries});
-    }
-  });
-}
-
-DNNOPS_EXPORT int dnnops_cudnn_attention(const dnnops_context *context, const int64_t *words, const dnnops_tensor *inputs,
-                                         dnnops_tensor *outputs) {
-  using namespace dnnops;
-  return guarded(op_name(words), inputs, count_operands(words),
-                 [&] { run(*context, AttentionCall(words, inputs), outputs); });
-}
+DNNOPS_OP(cudnn_attention, AttentionParams, shape, run)
 
 // Describes the engine of a call for a device given in cuDNN's JSON form; needs no GPU.
 DNNOPS_EXPORT int dnnops_cudnn_attention_plan(const char *device, const int64_t *words, const dnnops_tensor *inputs,
                                               const dnnops_tensor *outputs, char *text, int64_t capacity) {
-  using namespace dnnops;
-  return guarded(op_name(words), inputs, count_operands(words), [&] {
+  const auto &params = params_of<AttentionParams>(words);
+  return guarded(params.op(), inputs, params.input_count(), [&] {
 #if CUDNN_VERSION >= 90800
     BackendDescriptor described(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
     described.set(CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, static_cast<int64_t>(std::strlen(device)),
@@ -428,7 +420,7 @@ DNNOPS_EXPORT int dnnops_cudnn_attention_plan(const char *device, const int64_t 
     GraphTarget target;
     target.device = &described;
     AttentionState state;
-    lay_out(state, AttentionCall(words, inputs), outputs);
+    lay_out(state, AttentionCall(params, inputs), outputs);
     const ExecutionPlan plan = plan_graph(attention_graph(state.inner, target), target, state.inner.deterministic);
     std::snprintf(text, capacity, "%s, ours %lld", plan.describe().c_str(), (long long)state.places.size);
 #else
@@ -437,3 +429,5 @@ DNNOPS_EXPORT int dnnops_cudnn_attention_plan(const char *device, const int64_t 
 #endif
   });
 }
+
+}  // namespace dnnops

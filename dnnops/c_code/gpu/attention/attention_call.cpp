@@ -7,30 +7,11 @@
 
 namespace dnnops {
 
-namespace {
-
-double as_double(int64_t word) {
-  double value;
-  std::memcpy(&value, &word, sizeof value);
-  return value;
-}
-
-}  // namespace
-
-int count_operands(const int64_t *words) {
-  int count = words[WORD_GRADIENT] ? 6 : 3;
-  for (int bit : {GIVEN_MASK, GIVEN_QUERY_LENGTHS, GIVEN_KEY_LENGTHS, GIVEN_STATE}) count += words[WORD_GIVEN] & bit ? 1 : 0;
-  return count;
-}
-
-int count_results(const int64_t *words) { return words[WORD_GRADIENT] ? 3 : words[WORD_STATS] ? 2 : 1; }
-
-const char *op_name(const int64_t *words) { return words[WORD_GRADIENT] ? "GpuDnnAttentionGrad" : "GpuDnnAttention"; }
-
-AttentionCall::AttentionCall(const int64_t *words_, const dnnops_tensor *inputs_) : words(words_), inputs(inputs_) {
-  gradient = words[WORD_GRADIENT], has_stats = words[WORD_STATS];
+AttentionCall::AttentionCall(const AttentionParams &params_, const dnnops_tensor *inputs_)
+    : params(params_), inputs(inputs_) {
+  gradient = params.gradient, has_stats = params.has_stats;
   const dnnops_tensor *next = inputs + 3;
-  const int64_t given = words[WORD_GIVEN];
+  const int64_t given = params.given;
   if (given & GIVEN_MASK) mask = next++;
   if (given & GIVEN_QUERY_LENGTHS) query_lengths = next++;
   if (given & GIVEN_KEY_LENGTHS) key_lengths = next++;
@@ -81,9 +62,7 @@ void AttentionCall::check_mask() const {
 float AttentionCall::scale() const {
   // With a depth of 0, all scores are 0 for any scale.
   const double least_one = static_cast<double>(std::max<int64_t>(depth, 1));
-  return static_cast<float>(words[WORD_HAS_SCALE] ? as_double(words[WORD_SCALE]) : 1 / std::sqrt(least_one));
+  return static_cast<float>(params.has_scale ? params.scale : 1 / std::sqrt(least_one));
 }
-
-double AttentionCall::dropout() const { return as_double(words[WORD_DROPOUT]); }
 
 }  // namespace dnnops

@@ -8,34 +8,29 @@
 
 namespace dnnops {
 
-enum AttentionWord {
-  WORD_SCALE,
-  WORD_HAS_SCALE,
-  WORD_CAUSAL,
-  WORD_GIVEN,
-  WORD_DROPOUT,
-  WORD_GRADIENT,
-  WORD_DETERMINISTIC,
-  WORD_STATS,
-  WORD_PATH
-};
 enum GivenOperand { GIVEN_MASK = 1, GIVEN_QUERY_LENGTHS = 2, GIVEN_KEY_LENGTHS = 4, GIVEN_STATE = 8 };
 
 // The implementation that computes a gradient: selected by shape, or as requested by tests that compare the two.
 enum AttentionPath { PATH_BY_SHAPE, PATH_KERNEL, PATH_CUDNN };
 
-int count_operands(const int64_t *words);
-int count_results(const int64_t *words);
-const char *op_name(const int64_t *words);
+struct AttentionParams {
+  double scale;
+  int64_t has_scale, is_causal, given;  // given: a bit for each optional operand
+  double dropout;
+  int64_t gradient, deterministic, has_stats, path;  // path: an AttentionPath
+
+  const char *op() const { return gradient ? "GpuDnnAttentionGrad" : "GpuDnnAttention"; }
+  int input_count() const { return (gradient ? 6 : 3) + __builtin_popcountll(given); }
+  int output_count() const { return gradient ? 3 : has_stats ? 2 : 1; }
+};
 
 // query, key, value, the optional operands, and for the gradient out, stats and gout.
 struct AttentionCall {
   // Throws if the operands are inconsistent.
-  AttentionCall(const int64_t *words, const dnnops_tensor *inputs);
+  AttentionCall(const AttentionParams &params, const dnnops_tensor *inputs);
   float scale() const;
-  double dropout() const;
 
-  const int64_t *words;
+  const AttentionParams &params;
   const dnnops_tensor *inputs;
   const dnnops_tensor *mask = nullptr, *query_lengths = nullptr, *key_lengths = nullptr, *state = nullptr;
   const dnnops_tensor *out = nullptr, *stats = nullptr, *gout = nullptr;

@@ -48,7 +48,7 @@ Sizes sizes_of(const AttentionCall &call, int64_t limit) {
 
 bool is_possible(const AttentionCall &call, const Handle &handle) {
   constexpr int64_t MAX_INT = std::numeric_limits<int>::max();
-  if (!call.gradient || call.dropout() > 0 || call.keys > MAX_KEYS || std::max(call.depth, call.value_depth) > MAX_DEPTH)
+  if (!call.gradient || call.params.dropout > 0 || call.keys > MAX_KEYS || std::max(call.depth, call.value_depth) > MAX_DEPTH)
     return false;
   if (call.batch * call.heads > MAX_INT || call.queries > MAX_INT - MOST_QUERIES) return false;
   const int64_t limit = shared_limit(handle.device);
@@ -66,7 +66,7 @@ bool has_vectors(const dnnops_tensor &array) {
 }  // namespace
 
 bool AttentionGradKernel::is_chosen(const AttentionCall &call, const Handle &handle) {
-  const int64_t path = call.words[WORD_PATH];
+  const int64_t path = call.params.path;
   if (!call.gradient || path == PATH_CUDNN) return false;
   const bool possible = is_possible(call, handle);
   if (path == PATH_KERNEL && !possible)
@@ -112,7 +112,7 @@ void AttentionGradKernel::run(const AttentionCall &call, const dnnops_tensor *re
   params.heads = call.heads, params.group = call.query_heads / call.heads;
   params.queries = call.queries, params.keys = call.keys;
   params.depth = call.depth, params.value_depth = call.value_depth;
-  params.is_causal = call.words[WORD_CAUSAL];
+  params.is_causal = call.params.is_causal;
   params.scale = call.scale();
   void *arguments[] = {&params};
   launch_kernel(kernel_, static_cast<unsigned>(call.batch * call.heads), threads_, shared_bytes_, stream, arguments);

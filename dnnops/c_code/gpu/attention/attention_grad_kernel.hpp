@@ -9,8 +9,8 @@ namespace dnnops {
 
 class AttentionGradKernel {
  public:
-  // Whether the kernel computes a call: as WORD_PATH says or, if that leaves it open, depending on the
-  // shapes. Throws DNNOPS_NOT_SUPPORTED if the word requests the kernel and it does not support the call.
+  // Whether the kernel computes a call: as its path says or, if that leaves it open, depending on the
+  // shapes. Throws DNNOPS_NOT_SUPPORTED if the path requests the kernel and it does not support the call.
   static bool is_chosen(const AttentionCall &call, const Handle &handle);
 
   AttentionGradKernel(const AttentionCall &call, const Handle &handle);
