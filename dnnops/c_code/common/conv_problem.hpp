@@ -30,12 +30,6 @@ struct ConvProblem {
   int64_t image[5], filters[5], top[5];  // batch, channels, spatial...; filters: out, in / groups, spatial...
 };
 
-inline ConvGeometry conv_geometry(const int64_t *words) {
-  ConvGeometry geometry;
-  std::memcpy(&geometry, words, sizeof geometry);
-  return geometry;
-}
-
 // Fills in the padding of a 'half' or 'full' border from the filter size.
 inline void resolve_padding(ConvGeometry &geometry, const int64_t *filter_spatial) {
   for (int64_t i = 0; i < geometry.spatial_ndim; ++i) {
@@ -50,11 +44,10 @@ inline void resolve_padding(ConvGeometry &geometry, const int64_t *filter_spatia
 // forward: image, filters;
 // gradient with respect to the inputs: filters, top, spatial shape of the image;
 // gradient with respect to the weights: image, top, spatial shape of the filters.
-inline ConvProblem conv_problem(int64_t direction, const int64_t *geometry_words, const dnnops_tensor *inputs) {
+inline ConvProblem conv_problem(int64_t direction, const ConvGeometry &given, const dnnops_tensor *inputs) {
   ConvProblem problem;
   std::memset(&problem, 0, sizeof problem);
-  ConvGeometry &geometry = problem.geometry;
-  geometry = conv_geometry(geometry_words);
+  ConvGeometry &geometry = problem.geometry = given;
   const int64_t spatial = geometry.spatial_ndim, ndim = spatial + 2, groups = geometry.groups;
   problem.direction = direction;
   problem.ndim = ndim;

@@ -1,8 +1,14 @@
 // Sums a float32 array over all axes except the channels, which gives the gradient with respect to a bias.
+#include "../../common/op.hpp"
 #include "../base/plan.hpp"
 
 namespace dnnops {
 namespace {
+
+struct Params {
+  static const char *op() { return "OneDnnChannelSum"; }
+  static int input_count() { return 1; }
+};
 
 // Rows are short enough to be summed in float32 without losing accuracy; the row sums are added up in float64.
 constexpr int64_t kRow = 1024;
@@ -19,7 +25,9 @@ double sum_of(const float *values, int64_t count) {
   return total;
 }
 
-void run(const dnnops_tensor &input, float *output) {
+void run(const OpCall<Params> &call) {
+  const dnnops_tensor &input = call.inputs[0];
+  float *const output = static_cast<float *>(call.outputs[0].data);
   const int64_t batch = input.shape[0], channels = input.shape[1];
   const int64_t inner = element_count(input.shape + 2, input.ndim - 2);
   const float *data = static_cast<const float *>(input.data);
@@ -46,21 +54,14 @@ void run(const dnnops_tensor &input, float *output) {
   }
 }
 
+void shape(const OpCall<Params> &call) {
+  dnnl_dtype(call.inputs[0].dtype);
+  if (call.inputs[0].ndim < 2) fail(DNNOPS_TYPE_ERROR, "expected an array with a batch and a channel axis");
+  set_output(call.outputs[0], DNNOPS_FLOAT32, {call.inputs[0].shape[1]});
+}
+
 }  // namespace
+
+DNNOPS_OP(onednn_channel_sum, Params, shape, run)
+
 }  // namespace dnnops
-
-using namespace dnnops;
-
-DNNOPS_EXPORT int dnnops_onednn_channel_sum_shape(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
-                                                  dnnops_tensor *outputs) {
-  return guarded("OneDnnChannelSum", inputs, 1, [&] {
-    dnnl_dtype(inputs[0].dtype);
-    if (inputs[0].ndim < 2) fail(DNNOPS_TYPE_ERROR, "expected an array with a batch and a channel axis");
-    set_output(outputs[0], DNNOPS_FLOAT32, {inputs[0].shape[1]});
-  });
-}
-
-DNNOPS_EXPORT int dnnops_onednn_channel_sum(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
-                                            dnnops_tensor *outputs) {
-  return guarded("OneDnnChannelSum", inputs, 1, [&] { run(inputs[0], static_cast<float *>(outputs[0].data)); });
-}

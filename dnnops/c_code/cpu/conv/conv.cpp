@@ -20,12 +20,6 @@ void fill_zeros(const dnnops_tensor &output, const int64_t *shape, int64_t ndim)
   std::memset(output.data, 0, element_count(shape, ndim) * item_size(output.dtype));
 }
 
-const char *conv_name(int64_t direction) {
-  return direction == CONV_FORWARD       ? "OneDnnConv"
-         : direction == CONV_GRAD_INPUTS ? "OneDnnConvGradInputs"
-                                         : "OneDnnConvGradWeights";
-}
-
 // The state of a node: its plan, and the selection that it last reported.
 struct ConvState : NodeState<ConvKey, ConvEntry> {
   bool has_told = false;
@@ -54,15 +48,22 @@ void tell(ConvState *state, const ConvParams &params, const ConvKey &key, const 
   Chosen chosen = make_chosen(direction, *tensors[IMAGE], *tensors[FILTERS], *tensors[TOP], use.name,
                               params.algorithm == ALGORITHM_NAMED ? "given" : "guessed");
   chosen.workspace = use.scratch_bytes;
-  if (!state) return print_chosen_once(conv_name(direction), chosen);
-  if (params.verbose) print_chosen(conv_name(direction), chosen);
+  if (!state) return print_chosen_once(params.op(), chosen);
+  if (params.verbose) print_chosen(params.op(), chosen);
   state->row.remember(params.node, chosen);
   state->told_of = key;
   state->has_told = true;
 }
 
-void run(const dnnops_context *context, const ConvParams &params, const dnnops_tensor *inputs,
-         dnnops_tensor &output) {
+void shape(const OpCall<ConvParams> &call) {
+  const ConvProblem problem = problem_of(call.params, call.inputs);
+  set_output(call.outputs[0], call.inputs[0].dtype, conv_result_shape(problem), problem.ndim);
+}
+
+void run(const OpCall<ConvParams> &call) {
+  const ConvParams &params = call.params;
+  const dnnops_tensor *inputs = call.inputs;
+  dnnops_tensor &output = call.outputs[0];
   const ConvProblem problem = problem_of(params, inputs);
   const int64_t *result = conv_result_shape(problem);
   if (element_count(result, problem.ndim) == 0) return;
@@ -73,7 +74,7 @@ void run(const dnnops_context *context, const ConvParams &params, const dnnops_t
   const ConvWay way = conv_way(params, problem, inputs[0].dtype);
   const bool by_name = way == ConvWay::ONEDNN && params.algorithm == ALGORITHM_NAMED;
   const ConvKey key = conv_key(problem, inputs, output, by_name ? params.name : nullptr);
-  const StateLease<ConvState> lease(context->state);
+  const StateLease<ConvState> lease(call.context.state);
   ConvState *const state = lease.get();
   switch (way) {
     case ConvWay::BLAS:
@@ -95,21 +96,11 @@ void run(const dnnops_context *context, const ConvParams &params, const dnnops_t
 }
 
 }  // namespace
+
+DNNOPS_OP(onednn_conv, ConvParams, shape, run)
+
 }  // namespace dnnops
 
 using namespace dnnops;
-
-DNNOPS_EXPORT int dnnops_onednn_conv_shape(const dnnops_context *, const int64_t *params,
-                                           const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded(conv_name(params[0]), inputs, 2, [&] {
-    const ConvProblem problem = problem_of(conv_params(params), inputs);
-    set_output(outputs[0], inputs[0].dtype, conv_result_shape(problem), problem.ndim);
-  });
-}
-
-DNNOPS_EXPORT int dnnops_onednn_conv(const dnnops_context *context, const int64_t *params,
-                                     const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded(conv_name(params[0]), inputs, 2, [&] { run(context, conv_params(params), inputs, outputs[0]); });
-}
 
 DNNOPS_EXPORT_CACHE(dnnops_onednn_conv, cache())

@@ -156,8 +156,9 @@ using dnnops::guarded_list;
 // output is overwritten.
 DNNOPS_EXPORT int dnnops_onednn_conv_list_open(const int64_t *words, const dnnops_tensor *inputs,
                                                const dnnops_tensor *outputs, ConvList **list) {
+  const auto &params = dnnops::params_of<dnnops::ConvParams>(words);
   return dnnops::guarded("plans of a convolution", inputs, 2,
-                         [&] { *list = new ConvList(dnnops::conv_params(words), inputs, outputs[0]); });
+                         [&] { *list = new ConvList(params, inputs, outputs[0]); });
 }
 
 DNNOPS_EXPORT int dnnops_onednn_conv_list_close(ConvList *list) {

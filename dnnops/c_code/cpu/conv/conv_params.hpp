@@ -3,6 +3,7 @@
 #define DNNOPS_ONEDNN_CONV_PARAMS_HPP
 
 #include "../../common/conv_problem.hpp"
+#include "../../common/op.hpp"
 
 namespace dnnops {
 
@@ -16,12 +17,17 @@ struct ConvParams {
   int64_t verbose;
   char name[PLAN_NAME_SIZE];  // null-terminated for ALGORITHM_NAMED, otherwise zeros
   int64_t node;  // the node's number; 0 if there is none
+
+  const char *op() const {
+    return direction == CONV_FORWARD       ? "OneDnnConv"
+           : direction == CONV_GRAD_INPUTS ? "OneDnnConvGradInputs"
+                                           : "OneDnnConvGradWeights";
+  }
+  static int input_count() { return 2; }
 };
 
-inline const ConvParams &conv_params(const int64_t *words) { return *reinterpret_cast<const ConvParams *>(words); }
-
 inline ConvProblem problem_of(const ConvParams &params, const dnnops_tensor *inputs) {
-  return conv_problem(params.direction, reinterpret_cast<const int64_t *>(&params.geometry), inputs);
+  return conv_problem(params.direction, params.geometry, inputs);
 }
 
 }  // namespace dnnops

@@ -336,7 +336,7 @@ int64_t winograd_scratch_bytes(const ConvProblem &, const dnnops_tensor *, dnnop
 DNNOPS_EXPORT int dnnops_onednn_conv_uses_winograd(const int64_t *params, const dnnops_tensor *inputs) {
   int uses = 0;
   const int status = dnnops::guarded("OneDnnConv", inputs, 2, [&] {
-    const dnnops::ConvParams &wanted = dnnops::conv_params(params);
+    const dnnops::ConvParams &wanted = dnnops::params_of<dnnops::ConvParams>(params);
     uses = inputs[0].dtype == DNNOPS_FLOAT32 && wanted.algorithm == dnnops::ALGORITHM_AUTO &&
            dnnops::winograd_suits(dnnops::problem_of(wanted, inputs));
   });

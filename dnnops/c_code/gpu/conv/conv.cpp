@@ -143,9 +143,9 @@ void set_plan(ConvState &state, const Call &call, const Launch &launch) {
   if (state.is_kept) state.row.remember(params.node, chosen);
   if (!params.verbose) return;
   if (state.is_kept)
-    print_chosen(conv_op_names[params.direction], chosen);
+    print_chosen(params.op(), chosen);
   else
-    print_chosen_once(conv_op_names[params.direction], chosen);
+    print_chosen_once(params.op(), chosen);
 }
 
 void prepare(ConvState &state, const CallKey &key, const Call &call, const Launch &launch) {
@@ -234,7 +234,21 @@ void execute_within_memory(ConvState &state, const Call &call, Launch launch) {
   }
 }
 
-void run(const dnnops_context &context, const Call &call) {
+// Inputs: those of conv_problem(), then alpha and, if has_out, beta and out.
+void shape(const OpCall<ConvParams> &given) {
+  const ConvParams &params = given.params;
+  const dnnops_tensor *inputs = given.inputs;
+  const ConvProblem problem = checked_problem(params, inputs);
+  cudnn_dtype(inputs[0].dtype);
+  int64_t format = params.channels_last ? FORMAT_CHANNELS_LAST : FORMAT_CONTIGUOUS;
+  if (params.has_out && dense_formats(read_tensor(inputs[params.input_count() + 2])) == FORMAT_CHANNELS_LAST)
+    format = FORMAT_CHANNELS_LAST;
+  describe_output(given.outputs[0], inputs[0].dtype, conv_result_shape(problem), problem.ndim, format);
+}
+
+void run(const OpCall<ConvParams> &given) {
+  const Call call(given.params, given.inputs, given.outputs);
+  const dnnops_context &context = given.context;
   const DeviceGuard device(context.device);
   Handle &handle = handle_for(context.device, context.stream);
   HeldState<ConvState> held(context);
@@ -251,52 +265,27 @@ void run(const dnnops_context &context, const Call &call) {
   execute_within_memory(state, call, launch);
 }
 
-}  // namespace
-
-}  // namespace dnnops
-
-// Inputs: those of conv_problem(), then alpha and, if has_out, beta and out.
-DNNOPS_EXPORT int dnnops_cudnn_conv_shape(const dnnops_context *, const int64_t *words, const dnnops_tensor *inputs,
-                                          dnnops_tensor *outputs) {
-  using namespace dnnops;
-  const ConvParams &params = conv_params_of(words);
-  return guarded(conv_op_names[params.direction], inputs, input_count(params), [&] {
-    const ConvProblem problem = checked_problem(params, inputs);
-    cudnn_dtype(inputs[0].dtype);
-    int64_t format = params.channels_last ? FORMAT_CHANNELS_LAST : FORMAT_CONTIGUOUS;
-    if (params.has_out && dense_formats(read_tensor(inputs[input_count(params) + 2])) == FORMAT_CHANNELS_LAST)
-      format = FORMAT_CHANNELS_LAST;
-    describe_output(outputs[0], inputs[0].dtype, conv_result_shape(problem), problem.ndim, format);
-  });
-}
-
-DNNOPS_EXPORT int dnnops_cudnn_conv(const dnnops_context *context, const int64_t *words, const dnnops_tensor *inputs,
-                                    dnnops_tensor *outputs) {
-  using namespace dnnops;
-  const ConvParams &params = conv_params_of(words);
-  return guarded(conv_op_names[params.direction], inputs, input_count(params),
-                 [&] { run(*context, Call(params, inputs, outputs)); });
-}
-
 // Makes the legacy descriptors of a call and checks that cuDNN computes the same output shape. Needs no GPU
 // and reads no array contents. (The graph API loads libcuda for its descriptors.)
-DNNOPS_EXPORT int dnnops_cudnn_conv_describe(const dnnops_context *, const int64_t *words, const dnnops_tensor *inputs,
-                                             dnnops_tensor *outputs) {
-  using namespace dnnops;
-  const ConvParams &params = conv_params_of(words);
-  return guarded(conv_op_names[params.direction], inputs, input_count(params), [&] {
-    const Call call(params, inputs, outputs);
-    const ConvProblem problem = checked_problem(params, inputs);
-    ConvCase conv;
-    describe_case(conv, problem, call, 0);
-    int64_t shape[MAX_RANK];
-    legacy_output_shape(conv, shape);
-    const Tensor &top = conv.tensors[ROLE_TOP];
-    if (std::memcmp(shape, top.shape, top.ndim * sizeof(int64_t)))
-      fail(DNNOPS_LIBRARY_ERROR, "cuDNN computes the output shape %s, expected %s",
-           list_of(shape, top.ndim).c_str(), list_of(top.shape, top.ndim).c_str());
-  });
+void make_descriptors(const OpCall<ConvParams> &given) {
+  const Call call(given.params, given.inputs, given.outputs);
+  const ConvProblem problem = checked_problem(given.params, given.inputs);
+  ConvCase conv;
+  describe_case(conv, problem, call, 0);
+  int64_t shape[MAX_RANK];
+  legacy_output_shape(conv, shape);
+  const Tensor &top = conv.tensors[ROLE_TOP];
+  if (std::memcmp(shape, top.shape, top.ndim * sizeof(int64_t)))
+    fail(DNNOPS_LIBRARY_ERROR, "cuDNN computes the output shape %s, expected %s", list_of(shape, top.ndim).c_str(),
+         list_of(top.shape, top.ndim).c_str());
 }
+
+}  // namespace
+
+DNNOPS_OP(cudnn_conv, ConvParams, shape, run)
+DNNOPS_FUNCTION(cudnn_conv_describe, ConvParams, make_descriptors)
+
+}  // namespace dnnops
 
 // The name of the plan that this thread selected last.
 DNNOPS_EXPORT const char *dnnops_cudnn_last_plan(void) { return dnnops::last_plan.c_str(); }

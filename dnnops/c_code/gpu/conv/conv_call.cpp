@@ -4,8 +4,6 @@
 
 namespace dnnops {
 
-const char *const conv_op_names[3] = {"GpuDnnConv", "GpuDnnConvGradI", "GpuDnnConvGradW"};
-
 namespace {
 
 // The input or output that holds the array of each role, by direction; 2 is the output.
@@ -26,7 +24,7 @@ void widen(const int64_t *from, int64_t spatial, int64_t unit, int64_t *to) {
 
 Call::Call(const ConvParams &params_, const dnnops_tensor *inputs_, dnnops_tensor *outputs)
     : params(params_), inputs(inputs_), output(outputs[0]), out(nullptr), beta(0) {
-  const int first = input_count(params);
+  const int first = params.input_count();
   alpha = scalar_operand(inputs[first]);
   if (params.has_out) {
     beta = scalar_operand(inputs[first + 1]);
@@ -47,7 +45,7 @@ void Call::read_pointers(Launch &launch) const {
 // express it, and with the graph API cuDNN 9.19 silently computed wrong gradients with respect to the
 // filters. The Ops pad the image themselves instead (dnnops/gpu/conv_padding.py).
 ConvProblem checked_problem(const ConvParams &params, const dnnops_tensor *inputs) {
-  const ConvProblem problem = conv_problem(params.direction, reinterpret_cast<const int64_t *>(&params.geometry), inputs);
+  const ConvProblem problem = conv_problem(params.direction, params.geometry, inputs);
   const ConvGeometry &geometry = problem.geometry;
   for (int64_t i = 0; i < geometry.spatial_ndim; ++i)
     if (geometry.pad_begin[i] != geometry.pad_end[i])

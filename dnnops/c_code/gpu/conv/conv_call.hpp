@@ -2,17 +2,10 @@
 #ifndef DNNOPS_CUDNN_CONV_CALL_HPP
 #define DNNOPS_CUDNN_CONV_CALL_HPP
 
+#include "../../common/op.hpp"
 #include "conv_plan.hpp"
 
 namespace dnnops {
-
-// By direction.
-extern const char *const conv_op_names[3];
-
-inline const ConvParams &conv_params_of(const int64_t *words) { return *reinterpret_cast<const ConvParams *>(words); }
-
-// The number of inputs before alpha.
-inline int input_count(const ConvParams &params) { return params.direction == CONV_FORWARD ? 2 : 3; }
 
 // The operands of a call.
 struct Call {

@@ -70,6 +70,12 @@ struct ConvParams {
   int64_t time_limit;  // for timing all plans of one selection, in microseconds
   int64_t policy;
   PlanSpec plan;  // for POLICY_NAMED
+
+  const char *op() const {
+    static const char *const names[] = {"GpuDnnConv", "GpuDnnConvGradI", "GpuDnnConvGradW"};
+    return names[direction];
+  }
+  int input_count() const { return direction == CONV_FORWARD ? 2 : 3; }  // before alpha
 };
 
 // Everything that determines how a convolution can be run. Only 8-byte fields and no padding.

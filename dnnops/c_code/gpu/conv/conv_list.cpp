@@ -174,10 +174,9 @@ using dnnops::PlanList;
 // The operands must stay in place as long as the list is used. The output is overwritten.
 DNNOPS_EXPORT int dnnops_cudnn_plan_list_open(const dnnops_context *context, const int64_t *words,
                                               const dnnops_tensor *inputs, dnnops_tensor *outputs, PlanList **list) {
-  using namespace dnnops;
-  const ConvParams &params = conv_params_of(words);
-  return guarded(conv_op_names[params.direction], inputs, input_count(params),
-                 [&] { *list = new PlanList(*context, params, inputs, outputs); });
+  return dnnops::call_op<dnnops::ConvParams>(context, words, inputs, outputs, [&](const auto &call) {
+    *list = new PlanList(call.context, call.params, call.inputs, call.outputs);
+  });
 }
 
 DNNOPS_EXPORT void dnnops_cudnn_plan_list_close(PlanList *list) { delete list; }

@@ -70,8 +70,8 @@ struct DepthwiseRow {
 DNNOPS_EXPORT int dnnops_cudnn_depthwise_rows(const int64_t *words, const dnnops_tensor *inputs, dnnops_tensor *outputs,
                                               DepthwiseRow *rows, int64_t capacity, int64_t *count) {
   using namespace dnnops;
-  const ConvParams &params = conv_params_of(words);
-  return guarded(conv_op_names[params.direction], inputs, input_count(params), [&] {
+  const auto &params = params_of<ConvParams>(words);
+  return guarded(params.op(), inputs, params.input_count(), [&] {
     const Call call(params, inputs, outputs);
     ConvCase conv;
     describe_case(conv, checked_problem(params, inputs), call, 0);
