@@ -2,7 +2,7 @@
 #ifndef DNNOPS_CROSS_ENTROPY_PROBLEM_HPP
 #define DNNOPS_CROSS_ENTROPY_PROBLEM_HPP
 
-#include "error.hpp"
+#include "shapes.hpp"
 
 namespace dnnops {
 
@@ -44,13 +44,8 @@ inline int64_t statistics_dtype(const dnnops_tensor &x) {
 }
 
 inline void cross_entropy_shapes(const CrossEntropyProblem &problem, const dnnops_tensor &x, dnnops_tensor *outputs) {
-  outputs[0].dtype = x.dtype;
-  outputs[0].ndim = 1;
-  outputs[0].shape[0] = problem.count;
-  outputs[1].dtype = statistics_dtype(x);
-  outputs[1].ndim = 2;
-  outputs[1].shape[0] = problem.count;
-  outputs[1].shape[1] = 2;
+  set_output(outputs[0], x.dtype, {problem.count});
+  set_output(outputs[1], statistics_dtype(x), {problem.count, 2});
 }
 
 // Inputs: the gradient with respect to the costs, x, labels, statistics.

@@ -9,10 +9,12 @@
 
 namespace dnnops {
 
-// params: whether there are label lengths; whether gradients are requested.
 // Inputs: activations (step, batch, class), labels (batch, symbol), input lengths, label lengths.
 // Outputs: costs, gradients.
-inline int ctc_input_count(const int64_t *params) { return params[0] ? 4 : 3; }
+struct CtcWords {
+  int64_t has_label_lengths, has_gradients;
+  int input_count() const { return has_label_lengths ? 4 : 3; }
+};
 
 inline int64_t integer_at(const dnnops_tensor &tensor, int64_t i, int64_t j = 0) {
   const char *place = static_cast<const char *>(tensor.data) + i * tensor.strides[0];
@@ -26,7 +28,7 @@ struct CtcBatch {
   std::vector<int64_t> symbols, begins, steps;  // label n is symbols[begins[n]] to symbols[begins[n + 1] - 1]
   int64_t longest_label = 0, most_steps = 0, work = 0;
 
-  CtcBatch(const int64_t *params, const dnnops_tensor *inputs) : begins{0} {
+  CtcBatch(const CtcWords &params, const dnnops_tensor *inputs) : begins{0} {
     const int64_t all_steps = inputs[0].shape[0], batch = inputs[0].shape[1], classes = inputs[0].shape[2];
     const int64_t columns = inputs[1].shape[1];
     for (int64_t n = 0; n < batch; ++n) {
@@ -34,13 +36,13 @@ struct CtcBatch {
       if (steps[n] < 0 || steps[n] > all_steps)
         fail(DNNOPS_VALUE_ERROR, "input_lengths[%lld] is %lld, expected 0 to %lld, the steps that activations have",
              (long long)n, (long long)steps[n], (long long)all_steps);
-      const int64_t given = params[0] ? integer_at(inputs[3], n) : columns;
+      const int64_t given = params.has_label_lengths ? integer_at(inputs[3], n) : columns;
       if (given < 0 || given > columns)
         fail(DNNOPS_VALUE_ERROR, "label_lengths[%lld] is %lld, expected 0 to %lld, the columns that labels have",
              (long long)n, (long long)given, (long long)columns);
       for (int64_t k = 0; k < given; ++k) {
         const int64_t symbol = integer_at(inputs[1], n, k);
-        if (symbol < 0 && !params[0]) continue;
+        if (symbol < 0 && !params.has_label_lengths) continue;
         if (symbol < 1 || symbol >= classes)
           fail(DNNOPS_VALUE_ERROR,
                "labels[%lld, %lld] is %lld, outside the alphabet: activations have %lld classes, of which 0 is the "
@@ -74,14 +76,14 @@ inline void check_integers(const char *name, const dnnops_tensor &tensor, int64_
 }
 
 // Checks the shapes and the integer dtypes. The dtype of the activations is checked elsewhere.
-inline void check_ctc_operands(const int64_t *params, const dnnops_tensor *inputs) {
+inline void check_ctc_operands(const CtcWords &params, const dnnops_tensor *inputs) {
   const dnnops_tensor &activations = inputs[0];
   if (activations.ndim != 3)
     fail(DNNOPS_TYPE_ERROR, "activations have to be an array (step, batch, class)");
   if (activations.shape[2] == 0) fail(DNNOPS_VALUE_ERROR, "activations have no classes, not even the blank");
   check_integers("labels", inputs[1], 2, activations.shape[1]);
   check_integers("input_lengths", inputs[2], 1, activations.shape[1]);
-  if (params[0]) check_integers("label_lengths", inputs[3], 1, activations.shape[1]);
+  if (params.has_label_lengths) check_integers("label_lengths", inputs[3], 1, activations.shape[1]);
 }
 
 }  // namespace dnnops

@@ -1,5 +1,6 @@
 // The cross-entropy between the softmax of each row and its label, and its gradient, in dnnops loops.
 #include "../../common/cross_entropy_problem.hpp"
+#include "../../common/op.hpp"
 
 #include <cmath>
 
@@ -190,55 +191,55 @@ void backward(const CrossEntropyProblem &problem, const dnnops_tensor *inputs, c
     backward_row(rows[i], classes, labels[i], read(statistics, i), by_cost(i), result + i * classes);
 }
 
+// Inputs: x, labels.
+struct Params {
+  int64_t rows;  // one of CrossEntropyRows
+  static const char *op() { return "OneDnnCrossEntropy"; }
+  static int input_count() { return 2; }
+};
+
+// Inputs: the gradient with respect to the costs, x, labels, statistics.
+struct GradParams {
+  int64_t rows;
+  static const char *op() { return "OneDnnCrossEntropyGrad"; }
+  static int input_count() { return 4; }
+};
+
 void check_dtype(const dnnops_tensor &x) {
   if (x.dtype != DNNOPS_FLOAT32 && x.dtype != DNNOPS_FLOAT64)
     fail(DNNOPS_TYPE_ERROR, "x has to be float32 or float64, got %s", dtype_name(x.dtype));
 }
 
+void shape(const OpCall<Params> &call) {
+  const dnnops_tensor &x = call.inputs[0];
+  check_dtype(x);
+  cross_entropy_shapes(cross_entropy_problem(call.params.rows, x, call.inputs[1]), x, call.outputs);
+}
+
+void shape(const OpCall<GradParams> &call) {
+  check_dtype(call.inputs[1]);
+  cross_entropy_grad_problem(call.params.rows, call.inputs);
+  set_output(call.outputs[0], call.inputs[1]);
+}
+
+void run(const OpCall<Params> &call) {
+  const dnnops_tensor &x = call.inputs[0], &given = call.inputs[1];
+  const CrossEntropyProblem problem = cross_entropy_problem(call.params.rows, x, given);
+  const Labels labels(given, problem);
+  for_float_dtype(x.dtype, [&](auto zero) { forward<decltype(zero)>(problem, x, labels, call.outputs); });
+}
+
+void run(const OpCall<GradParams> &call) {
+  const CrossEntropyProblem problem = cross_entropy_grad_problem(call.params.rows, call.inputs);
+  const Labels labels(call.inputs[2], problem);
+  for_float_dtype(call.inputs[1].dtype, [&](auto zero) {
+    backward<decltype(zero)>(problem, call.inputs, labels, call.outputs[0]);
+  });
+}
+
 }  // namespace
+
+DNNOPS_OP(onednn_cross_entropy, Params, shape, run)
+DNNOPS_OP(onednn_cross_entropy_grad, GradParams, shape, run)
+
 }  // namespace dnnops
-
-using namespace dnnops;
-
-// Inputs: x, labels. Params: one of CrossEntropyRows.
-DNNOPS_EXPORT int dnnops_onednn_cross_entropy_shape(const dnnops_context *, const int64_t *params,
-                                                    const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnCrossEntropy", inputs, 2, [&] {
-    check_dtype(inputs[0]);
-    cross_entropy_shapes(cross_entropy_problem(params[0], inputs[0], inputs[1]), inputs[0], outputs);
-  });
-}
-DNNOPS_EXPORT int dnnops_onednn_cross_entropy(const dnnops_context *, const int64_t *params,
-                                              const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnCrossEntropy", inputs, 2, [&] {
-    const CrossEntropyProblem problem = cross_entropy_problem(params[0], inputs[0], inputs[1]);
-    const Labels labels(inputs[1], problem);
-    if (inputs[0].dtype == DNNOPS_FLOAT32)
-      forward<float>(problem, inputs[0], labels, outputs);
-    else
-      forward<double>(problem, inputs[0], labels, outputs);
-  });
-}
-
-DNNOPS_EXPORT int dnnops_onednn_cross_entropy_grad_shape(const dnnops_context *, const int64_t *params,
-                                                         const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnCrossEntropyGrad", inputs, 4, [&] {
-    check_dtype(inputs[1]);
-    const CrossEntropyProblem problem = cross_entropy_grad_problem(params[0], inputs);
-    outputs[0].dtype = inputs[1].dtype;
-    outputs[0].ndim = 2;
-    outputs[0].shape[0] = problem.rows;
-    outputs[0].shape[1] = problem.classes;
-  });
-}
-DNNOPS_EXPORT int dnnops_onednn_cross_entropy_grad(const dnnops_context *, const int64_t *params,
-                                                   const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnCrossEntropyGrad", inputs, 4, [&] {
-    const CrossEntropyProblem problem = cross_entropy_grad_problem(params[0], inputs);
-    const Labels labels(inputs[2], problem);
-    if (inputs[1].dtype == DNNOPS_FLOAT32)
-      backward<float>(problem, inputs, labels, outputs[0]);
-    else
-      backward<double>(problem, inputs, labels, outputs[0]);
-  });
-}

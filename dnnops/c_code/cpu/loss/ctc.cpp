@@ -5,20 +5,26 @@
 #include <algorithm>
 
 #include "../../common/ctc_problem.hpp"
+#include "../../common/op.hpp"
 #include "ctc_loops.hpp"
 #include "../base/plan.hpp"
 
 namespace dnnops {
 namespace {
 
+struct Params : CtcWords {
+  static const char *op() { return "OneDnnCTC"; }
+};
+
 template <class T>
-void run(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  const CtcBatch batch(params, inputs);
-  const dnnops_tensor &activations = inputs[0];
+void run_in(const OpCall<Params> &call) {
+  const Params &params = call.params;
+  const CtcBatch batch(params, call.inputs);
+  const dnnops_tensor &activations = call.inputs[0], *outputs = call.outputs;
   const int64_t count = activations.shape[1], classes = activations.shape[2];
   if (count == 0) return;
   const int64_t threads = batch.work > 4096 ? std::min(thread_count(), count) : 1;
-  ctc::Scratch layout(batch.most_steps, classes, batch.longest_label, params[1]);
+  ctc::Scratch layout(batch.most_steps, classes, batch.longest_label, params.has_gradients);
   char *const memory = thread_scratch(threads * layout.bytes());
   T *const costs = static_cast<T *>(outputs[0].data);
 #pragma omp parallel num_threads(threads)
@@ -36,37 +42,28 @@ void run(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outp
       sequence.classes = classes;
       sequence.label = batch.symbols.data() + batch.begins[n];
       sequence.length = batch.begins[n + 1] - batch.begins[n];
-      sequence.gradient = params[1] ? static_cast<T *>(outputs[1].data) + n * classes : nullptr;
+      sequence.gradient = params.has_gradients ? static_cast<T *>(outputs[1].data) + n * classes : nullptr;
       sequence.gradient_stride = count * classes;
       costs[n] = (T)ctc::sequence_cost(sequence, scratch);
     }
   }
 }
 
-void shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  const dnnops_tensor &activations = inputs[0];
+void shape(const OpCall<Params> &call) {
+  const dnnops_tensor &activations = call.inputs[0];
   if (activations.ndim != 3 || (activations.dtype != DNNOPS_FLOAT32 && activations.dtype != DNNOPS_FLOAT64))
     fail(DNNOPS_TYPE_ERROR, "activations have to be a float32 or float64 array (step, batch, class)");
-  check_ctc_operands(params, inputs);
-  set_output(outputs[0], activations.dtype, {activations.shape[1]});
-  if (params[1]) set_output(outputs[1], activations);
+  check_ctc_operands(call.params, call.inputs);
+  set_output(call.outputs[0], activations.dtype, {activations.shape[1]});
+  if (call.params.has_gradients) set_output(call.outputs[1], activations);
+}
+
+void run(const OpCall<Params> &call) {
+  for_float_dtype(call.inputs[0].dtype, [&](auto zero) { run_in<decltype(zero)>(call); });
 }
 
 }  // namespace
+
+DNNOPS_OP(onednn_ctc, Params, shape, run)
+
 }  // namespace dnnops
-
-using namespace dnnops;
-
-DNNOPS_EXPORT int dnnops_onednn_ctc_shape(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
-                                          dnnops_tensor *outputs) {
-  return guarded("OneDnnCTC", inputs, ctc_input_count(params), [&] { shape(params, inputs, outputs); });
-}
-DNNOPS_EXPORT int dnnops_onednn_ctc(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
-                                    dnnops_tensor *outputs) {
-  return guarded("OneDnnCTC", inputs, ctc_input_count(params), [&] {
-    if (inputs[0].dtype == DNNOPS_FLOAT64)
-      run<double>(params, inputs, outputs);
-    else
-      run<float>(params, inputs, outputs);
-  });
-}

@@ -1,6 +1,7 @@
 // The cross-entropy between the softmax of each row and its label, and its gradient, with dnnops kernels that
 // make one pass over the scores each.
 #include "../../common/cross_entropy_problem.hpp"
+#include "../../common/op.hpp"
 
 #include "../base/deferred.hpp"
 #include "../base/handle.hpp"
@@ -20,19 +21,13 @@ struct Launch {
   long long rows, classes, count, label_step, g_step, number;
 };
 
+// Inputs: x, labels; outputs: costs, statistics. For the gradient: g, x, labels, statistics; the gradient
+// with respect to x.
 struct CrossEntropyParams {
   int64_t rows, gradient;  // rows: a CrossEntropyRows
+  const char *op() const { return gradient ? "GpuCrossEntropyGrad" : "GpuCrossEntropy"; }
+  int input_count() const { return gradient ? 4 : 2; }
 };
-
-const CrossEntropyParams &params_of(const int64_t *words) {
-  return *reinterpret_cast<const CrossEntropyParams *>(words);
-}
-
-const char *op_name(const CrossEntropyParams &params) {
-  return params.gradient ? "GpuCrossEntropyGrad" : "GpuCrossEntropy";
-}
-
-int input_count(const CrossEntropyParams &params) { return params.gradient ? 4 : 2; }
 
 CrossEntropyProblem problem_of(const CrossEntropyParams &params, const dnnops_tensor *inputs) {
   cudnn_dtype(inputs[params.gradient].dtype);
@@ -54,17 +49,22 @@ struct CrossEntropyState : State {
 };
 
 // The number of threads that share a row: with few classes, each thread has a row; with many, a block shares one.
-int64_t lanes_of(int64_t classes) {
+int64_t lanes_of(const CrossEntropyProblem &problem) {
   int64_t lanes = 1;
-  while (lanes < THREADS && lanes * 4 < classes) lanes *= 2;
+  while (lanes < THREADS && lanes * 4 < problem.classes) lanes *= 2;
   return lanes;
+}
+
+int64_t blocks_of(const CrossEntropyParams &params, const CrossEntropyProblem &problem) {
+  const int64_t rows = THREADS / lanes_of(problem);
+  return ((params.gradient ? problem.rows : problem.count) + rows - 1) / rows;
 }
 
 void prepare(CrossEntropyState &state, const CrossEntropyKey &key, const CrossEntropyParams &params,
              const Handle &handle, const dnnops_tensor *inputs) {
   state.ready = false;
   const CrossEntropyProblem problem = problem_of(params, inputs);
-  for (int i = 0; i < input_count(params); ++i) require_contiguous(inputs[i]);
+  for (int i = 0; i < params.input_count(); ++i) require_contiguous(inputs[i]);
   const dnnops_tensor &x = inputs[params.gradient], &labels = inputs[params.gradient + 1];
   state.launch = {};
   state.launch.rows = problem.rows;
@@ -72,8 +72,7 @@ void prepare(CrossEntropyState &state, const CrossEntropyKey &key, const CrossEn
   state.launch.count = problem.count;
   state.launch.label_step = problem.label_step;
   state.launch.g_step = params.gradient && inputs[0].shape[0] != 1;
-  const int64_t lanes = lanes_of(problem.classes), rows = THREADS / lanes;
-  const int64_t blocks = ((params.gradient ? problem.rows : problem.count) + rows - 1) / rows;
+  const int64_t blocks = blocks_of(params, problem);
   if (blocks > INT_MAX) fail(DNNOPS_NOT_SUPPORTED, "there are too many rows");
   state.blocks = static_cast<unsigned>(blocks);
   if (blocks) {
@@ -86,21 +85,29 @@ void prepare(CrossEntropyState &state, const CrossEntropyKey &key, const CrossEn
     state.kernel = load_kernel(handle, "cross_entropy", params.gradient ? "cross_entropy_grad" : "cross_entropy",
                                "-DDTYPE=" + std::to_string(x.dtype) +
                                    " -DLABEL_BITS=" + std::to_string(8 * item_size(labels.dtype)) +
-                                   " -DLANES=" + std::to_string(lanes));
+                                   " -DLANES=" + std::to_string(lanes_of(problem)));
   }
   state.key = key;
   state.ready = true;
 }
 
-void run(const dnnops_context &context, const CrossEntropyParams &params, const dnnops_tensor *inputs,
-         const dnnops_tensor *outputs) {
+void shape(const OpCall<CrossEntropyParams> &call) {
+  const CrossEntropyProblem problem = problem_of(call.params, call.inputs);
+  if (!call.params.gradient) return cross_entropy_shapes(problem, call.inputs[0], call.outputs);
+  set_output(call.outputs[0], call.inputs[1]);
+}
+
+void run(const OpCall<CrossEntropyParams> &call) {
+  const dnnops_context &context = call.context;
+  const CrossEntropyParams &params = call.params;
+  const dnnops_tensor *inputs = call.inputs, *outputs = call.outputs;
   const DeviceGuard device(context.device);
   const Handle &handle = handle_for(context.device, context.stream);
   HeldState<CrossEntropyState> held(context);
   CrossEntropyState &state = *held;
   CrossEntropyKey key;
   key.handle = handle.number;
-  for (int i = 0; i < 4; ++i) read_key(key.arrays[i], inputs[i < input_count(params) ? i : 0]);
+  for (int i = 0; i < 4; ++i) read_key(key.arrays[i], inputs[i < params.input_count() ? i : 0]);
   if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, params, handle, inputs);
   if (!state.blocks) return;
   Launch launch = state.launch;
@@ -113,41 +120,16 @@ void run(const dnnops_context &context, const CrossEntropyParams &params, const 
   launch_kernel(state.kernel, state.blocks, THREADS, 0, context.stream, arguments);
 }
 
+// Gets the lanes and blocks of a launch, for tests that run its kernel elsewhere.
+void describe_launch(const OpCall<CrossEntropyParams> &call) {
+  const CrossEntropyProblem problem = problem_of(call.params, call.inputs);
+  call.outputs[0].shape[0] = lanes_of(problem);
+  call.outputs[0].shape[1] = blocks_of(call.params, problem);
+}
+
 }  // namespace
 
+DNNOPS_OP(cudnn_cross_entropy, CrossEntropyParams, shape, run)
+DNNOPS_FUNCTION(cudnn_cross_entropy_row, CrossEntropyParams, describe_launch)
+
 }  // namespace dnnops
-
-// Inputs: x, labels; outputs: costs, statistics. For the gradient: g, x, labels, statistics; the gradient
-// with respect to x.
-DNNOPS_EXPORT int dnnops_cudnn_cross_entropy_shape(const dnnops_context *, const int64_t *words,
-                                                   const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  using namespace dnnops;
-  const CrossEntropyParams &params = params_of(words);
-  return guarded(op_name(params), inputs, input_count(params), [&] {
-    const CrossEntropyProblem problem = problem_of(params, inputs);
-    if (!params.gradient) return cross_entropy_shapes(problem, inputs[0], outputs);
-    outputs[0].dtype = inputs[1].dtype;
-    outputs[0].ndim = 2;
-    std::memcpy(outputs[0].shape, inputs[1].shape, 2 * sizeof(int64_t));
-  });
-}
-
-DNNOPS_EXPORT int dnnops_cudnn_cross_entropy(const dnnops_context *context, const int64_t *words,
-                                             const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  using namespace dnnops;
-  const CrossEntropyParams &params = params_of(words);
-  return guarded(op_name(params), inputs, input_count(params), [&] { run(*context, params, inputs, outputs); });
-}
-
-// The lanes and blocks of a launch, for tests that run its kernel elsewhere.
-DNNOPS_EXPORT int dnnops_cudnn_cross_entropy_row(const dnnops_context *, const int64_t *words,
-                                                 const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  using namespace dnnops;
-  const CrossEntropyParams &params = params_of(words);
-  return guarded(op_name(params), inputs, input_count(params), [&] {
-    const CrossEntropyProblem problem = problem_of(params, inputs);
-    const int64_t lanes = lanes_of(problem.classes), rows = THREADS / lanes;
-    outputs[0].shape[0] = lanes;
-    outputs[0].shape[1] = ((params.gradient ? problem.rows : problem.count) + rows - 1) / rows;
-  });
-}

@@ -1,6 +1,7 @@
 // The CTC loss of a batch and its gradient with respect to the activations, with cuDNN or with the dnnops
 // kernels in c_code/gpu/loss/ctc.cuh.
 #include "../../common/ctc_problem.hpp"
+#include "../../common/op.hpp"
 
 #include <climits>
 
@@ -13,14 +14,16 @@ namespace dnnops {
 
 namespace {
 
-// params: those in ctc_problem.hpp, then the implementation. Labels and lengths are in host memory.
-constexpr int WORD_GRADIENTS = 1, WORD_IMPLEMENTATION = 2;
 enum Implementation { DETERMINISTIC = 0, NON_DETERMINISTIC = 1, KERNELS = 2 };  // the first two: cudnnCTCLossAlgo_t
+
+// Labels and lengths are in host memory.
+struct Params : CtcWords {
+  int64_t implementation;
+  const char *op() const { return implementation == KERNELS ? "GpuCTC" : "GpuDnnCTC"; }
+};
 
 constexpr int NORMALIZATION_SOFTMAX = 1, ZERO_OUT_OF_BOUNDS = 0, DO_NOT_PROPAGATE_NAN = 0;
 constexpr int64_t CUDNN_LONGEST_LABEL = 255;
-
-const char *op_name(const int64_t *params) { return params[WORD_IMPLEMENTATION] == KERNELS ? "GpuCTC" : "GpuDnnCTC"; }
 
 // Scratch memory on the device, divided into parts.
 class Parts {
@@ -204,16 +207,17 @@ void run_cudnn(const Handle &handle, int algo, const CtcBatch &batch, const dnno
                 grid_of(activations.shape[0] * batch_size), ROW_THREADS, 0, handle.stream, arguments);
 }
 
-void run(const dnnops_context &context, const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  const CtcBatch batch(params, inputs);
-  const dnnops_tensor &activations = inputs[0];
+void run(const OpCall<Params> &call) {
+  const Params &params = call.params;
+  const CtcBatch batch(params, call.inputs);
+  const dnnops_tensor &activations = call.inputs[0], *outputs = call.outputs;
   const int64_t count = activations.shape[1];
   if (count == 0) return;
-  const bool has_steps = activations.shape[0] > 0, by_cudnn = params[WORD_IMPLEMENTATION] != KERNELS;
+  const bool has_steps = activations.shape[0] > 0, by_cudnn = params.implementation != KERNELS;
   if (by_cudnn && has_steps) check_for_cudnn(batch);
-  void *const costs = outputs[0].data, *const gradients = params[WORD_GRADIENTS] ? outputs[1].data : nullptr;
-  const DeviceGuard device(context.device);
-  const Handle &handle = handle_for(context.device, context.stream);
+  void *const costs = outputs[0].data, *const gradients = params.has_gradients ? outputs[1].data : nullptr;
+  const DeviceGuard device(call.context.device);
+  const Handle &handle = handle_for(call.context.device, call.context.stream);
   // A replay would copy from the address of this call's labels.
   if (is_capturing(handle.stream))
     fail(DNNOPS_NOT_SUPPORTED, "labels and lengths are in host memory, which a CUDA graph cannot copy them from");
@@ -222,36 +226,28 @@ void run(const dnnops_context &context, const int64_t *params, const dnnops_tens
   } else if (!has_steps) {
     DNNOPS_CHECK(cudaMemsetAsync(costs, 0, count * sizeof(float), static_cast<cudaStream_t>(handle.stream)));
   } else {
-    run_cudnn(handle, static_cast<int>(params[WORD_IMPLEMENTATION]), batch, activations, costs, gradients);
+    run_cudnn(handle, static_cast<int>(params.implementation), batch, activations, costs, gradients);
   }
 }
 
-void shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  check_ctc_operands(params, inputs);
-  const dnnops_tensor &activations = inputs[0];
+void shape(const OpCall<Params> &call) {
+  const Params &params = call.params;
+  check_ctc_operands(params, call.inputs);
+  const dnnops_tensor &activations = call.inputs[0];
   cudnn_dtype(activations.dtype);
-  if (params[WORD_IMPLEMENTATION] != KERNELS && activations.dtype != DNNOPS_FLOAT32)
+  if (params.implementation != KERNELS && activations.dtype != DNNOPS_FLOAT32)
     fail(DNNOPS_TYPE_ERROR, "cuDNN's CTC loss takes float32, got %s", dtype_name(activations.dtype));
   for (int64_t i = 0; i < 3; ++i)
     if (activations.shape[i] > INT_MAX)
       fail(DNNOPS_NOT_SUPPORTED, "the sizes of activations must be at most 2**31 - 1, got %s",
            describe(activations).c_str());
-  set_output(outputs[0], activations.dtype == DNNOPS_FLOAT64 ? DNNOPS_FLOAT64 : DNNOPS_FLOAT32,
+  set_output(call.outputs[0], activations.dtype == DNNOPS_FLOAT64 ? DNNOPS_FLOAT64 : DNNOPS_FLOAT32,
              {activations.shape[1]});
-  if (params[WORD_GRADIENTS]) set_output(outputs[1], activations);
+  if (params.has_gradients) set_output(call.outputs[1], activations);
 }
 
 }  // namespace
 
+DNNOPS_OP(cudnn_ctc, Params, shape, run)
+
 }  // namespace dnnops
-
-using namespace dnnops;
-
-DNNOPS_EXPORT int dnnops_cudnn_ctc_shape(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
-                                         dnnops_tensor *outputs) {
-  return guarded(op_name(params), inputs, ctc_input_count(params), [&] { shape(params, inputs, outputs); });
-}
-DNNOPS_EXPORT int dnnops_cudnn_ctc(const dnnops_context *context, const int64_t *params, const dnnops_tensor *inputs,
-                                   dnnops_tensor *outputs) {
-  return guarded(op_name(params), inputs, ctc_input_count(params), [&] { run(*context, params, inputs, outputs); });
-}
