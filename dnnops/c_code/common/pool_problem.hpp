@@ -21,22 +21,24 @@ struct PoolProblem {
   int64_t window[3], stride[3], pad[3];
 };
 
-// parameters: spatial_ndim, mode, ignore_border. window, stride and pad are int64 vectors.
-inline PoolProblem pool_problem(const int64_t *parameters, const dnnops_tensor &image, const dnnops_tensor &window,
-                                const dnnops_tensor &stride, const dnnops_tensor &pad) {
+struct PoolWords {
+  int64_t spatial_ndim, mode, ignore_border;
+};
+
+// vectors: window, stride and pad.
+inline PoolProblem pool_problem(const PoolWords &words, const dnnops_tensor &image, const dnnops_tensor *vectors) {
   PoolProblem problem;
   std::memset(&problem, 0, sizeof problem);
-  const int64_t spatial = problem.spatial_ndim = parameters[0];
-  problem.mode = parameters[1];
-  problem.ignore_border = parameters[2];
+  const int64_t spatial = problem.spatial_ndim = words.spatial_ndim;
+  problem.mode = words.mode;
+  problem.ignore_border = words.ignore_border;
   if (image.ndim != spatial + 2)
     fail(DNNOPS_TYPE_ERROR, "expected an array of %lld dimensions", (long long)(spatial + 2));
   std::memcpy(problem.image, image.shape, (spatial + 2) * sizeof(int64_t));
-  const dnnops_tensor *vectors[] = {&window, &stride, &pad};
   int64_t *targets[] = {problem.window, problem.stride, problem.pad};
   const char *names[] = {"ws", "stride", "pad"};
   for (int which = 0; which < 3; ++which) {
-    read_vector(names[which], *vectors[which], spatial, targets[which]);
+    read_vector(names[which], vectors[which], spatial, targets[which]);
     for (int64_t i = 0; i < spatial; ++i)
       if (targets[which][i] < (which == 2 ? 0 : 1) || targets[which][i] > LARGEST_WINDOW)
         fail(DNNOPS_VALUE_ERROR, "%s has to be %s and at most %lld, got %s", names[which],

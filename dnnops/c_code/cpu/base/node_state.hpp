@@ -50,9 +50,9 @@ void with_entry(NodeState<Key, Entry> *node, LruCache<Key, Entry, WordHash<Key>>
 }
 
 template <class Key, class Entry, class Make, class Use>
-void with_entry(const dnnops_context *context, LruCache<Key, Entry, WordHash<Key>> &cache, const Key &key,
+void with_entry(const dnnops_context &context, LruCache<Key, Entry, WordHash<Key>> &cache, const Key &key,
                 Make &&make, Use &&use) {
-  const StateLease<NodeState<Key, Entry>> lease(context->state);
+  const StateLease<NodeState<Key, Entry>> lease(context.state);
   with_entry(lease.get(), cache, key, make, use);
 }
 

@@ -3,6 +3,7 @@
 // cover the whole image, which oneDNN 3.2 adds up one element after the other.
 #include <cstring>
 
+#include "../../common/op.hpp"
 #include "../base/huge_pages.hpp"
 #include "../base/node_state.hpp"
 #include "pool_loops.hpp"
@@ -93,7 +94,7 @@ std::shared_ptr<Entry> make_entry(const Key &key) {
   return entry;
 }
 
-void run_onednn(const dnnops_context *context, const PoolProblem &problem, bool backward, const dnnops_tensor &in,
+void run_onednn(const dnnops_context &context, const PoolProblem &problem, bool backward, const dnnops_tensor &in,
                 dnnops_tensor &out) {
   Key key;
   std::memset(&key, 0, sizeof key);
@@ -136,126 +137,125 @@ void expect_shape(const char *name, const dnnops_tensor &tensor, const int64_t *
          describe(tensor).c_str());
 }
 
-// The parameters of all pooling Ops are spatial_ndim, mode, ignore_border; their operands end with ws, stride and pad.
-PoolProblem problem_of(const int64_t *params, const dnnops_tensor *inputs, int arrays) {
-  if (inputs[0].dtype != DNNOPS_FLOAT32 && inputs[0].dtype != DNNOPS_FLOAT64)
-    fail(DNNOPS_TYPE_ERROR, "expected float32 or float64, got %s", dtype_name(inputs[0].dtype));
-  return pool_problem(params, inputs[0], inputs[arrays], inputs[arrays + 1], inputs[arrays + 2]);
+// The inputs of each Op are its arrays, which messages describe, then ws, stride and pad.
+template <class Params>
+PoolProblem problem_of(const OpCall<Params> &call) {
+  for_float_dtype(call.inputs[0].dtype, [](auto) {});
+  return pool_problem(call.params, call.inputs[0], call.inputs + call.params.input_count());
 }
 
 void expect_large(dnnops_tensor &output) {
   prefer_huge_pages(output.data, element_count(output.shape, output.ndim) * item_size(output.dtype));
 }
 
-// Calls loops(T{}) with the element type of a checked dtype.
-template <class Loops>
-void for_dtype(int64_t dtype, Loops &&loops) {
-  if (dtype == DNNOPS_FLOAT32)
-    loops(float{});
-  else
-    loops(double{});
+// Arrays: image.
+struct PoolParams : PoolWords {
+  static const char *op() { return "OneDnnPool"; }
+  static int input_count() { return 1; }
+};
+
+void shape(const OpCall<PoolParams> &call) {
+  set_output(call.outputs[0], call.inputs[0].dtype, problem_of(call).top, call.inputs[0].ndim);
+}
+
+void run(const OpCall<PoolParams> &call) {
+  const PoolProblem problem = problem_of(call);
+  const dnnops_tensor &image = call.inputs[0];
+  dnnops_tensor &output = call.outputs[0];
+  if (element_count(problem.top, image.ndim) == 0) return;
+  expect_large(output);
+  if (onednn_can(problem, image.dtype)) return run_onednn(call.context, problem, false, image, output);
+  const Packed packed{&image};
+  for_float_dtype(image.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    pool_forward(problem, static_cast<const T *>(packed.data[0]), static_cast<T *>(output.data));
+  });
+}
+
+// Arrays: image, maximum, gradient with respect to the maximum.
+struct MaxGradParams : PoolWords {
+  static const char *op() { return "OneDnnMaxPoolGrad"; }
+  static int input_count() { return 3; }
+};
+
+void shape(const OpCall<MaxGradParams> &call) {
+  problem_of(call);
+  set_output(call.outputs[0], call.inputs[0]);
+}
+
+void run(const OpCall<MaxGradParams> &call) {
+  const dnnops_tensor *inputs = call.inputs;
+  const PoolProblem problem = problem_of(call);
+  expect_shape("the maximum", inputs[1], problem.top, inputs[0].ndim, inputs[0].dtype);
+  expect_shape("the maximum's gradient", inputs[2], problem.top, inputs[0].ndim, inputs[0].dtype);
+  expect_large(call.outputs[0]);
+  const Packed packed{&inputs[0], &inputs[1], &inputs[2]};
+  for_float_dtype(inputs[0].dtype, [&](auto zero) {
+    using T = decltype(zero);
+    max_pool_grad(problem, static_cast<const T *>(packed.data[0]), static_cast<const T *>(packed.data[1]),
+                  static_cast<const T *>(packed.data[2]), static_cast<T *>(call.outputs[0].data));
+  });
+}
+
+// Arrays: image, maximum, direction in image space.
+struct MaxGradGradParams : PoolWords {
+  static const char *op() { return "OneDnnMaxPoolGradGrad"; }
+  static int input_count() { return 3; }
+};
+
+void shape(const OpCall<MaxGradGradParams> &call) {
+  set_output(call.outputs[0], call.inputs[0].dtype, problem_of(call).top, call.inputs[0].ndim);
+}
+
+void run(const OpCall<MaxGradGradParams> &call) {
+  const dnnops_tensor *inputs = call.inputs;
+  const PoolProblem problem = problem_of(call);
+  expect_shape("the maximum", inputs[1], problem.top, inputs[0].ndim, inputs[0].dtype);
+  expect_shape("the direction", inputs[2], problem.image, inputs[0].ndim, inputs[0].dtype);
+  const Packed packed{&inputs[0], &inputs[1], &inputs[2]};
+  for_float_dtype(inputs[0].dtype, [&](auto zero) {
+    using T = decltype(zero);
+    max_pool_grad_grad(problem, static_cast<const T *>(packed.data[0]), static_cast<const T *>(packed.data[1]),
+                       static_cast<const T *>(packed.data[2]), static_cast<T *>(call.outputs[0].data));
+  });
+}
+
+// Arrays: image (only its shape is used), gradient with respect to the output.
+struct AverageGradParams : PoolWords {
+  static const char *op() { return "OneDnnAveragePoolGrad"; }
+  static int input_count() { return 2; }
+};
+
+void shape(const OpCall<AverageGradParams> &call) {
+  problem_of(call);
+  set_output(call.outputs[0], call.inputs[0]);
+}
+
+void run(const OpCall<AverageGradParams> &call) {
+  const dnnops_tensor &image = call.inputs[0], &gradient = call.inputs[1];
+  dnnops_tensor &output = call.outputs[0];
+  const PoolProblem problem = problem_of(call);
+  expect_shape("the output's gradient", gradient, problem.top, image.ndim, image.dtype);
+  if (element_count(problem.image, image.ndim) == 0) return;
+  expect_large(output);
+  if (onednn_can(problem, image.dtype) && element_count(problem.top, image.ndim))
+    return run_onednn(call.context, problem, true, gradient, output);
+  const Packed packed{&gradient};
+  for_float_dtype(image.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    average_pool_grad(problem, static_cast<const T *>(packed.data[0]), static_cast<T *>(output.data));
+  });
 }
 
 }  // namespace
+
+DNNOPS_OP(onednn_pool, PoolParams, shape, run)
+DNNOPS_OP(onednn_max_pool_grad, MaxGradParams, shape, run)
+DNNOPS_OP(onednn_max_pool_grad_grad, MaxGradGradParams, shape, run)
+DNNOPS_OP(onednn_average_pool_grad, AverageGradParams, shape, run)
+
 }  // namespace dnnops
 
 using namespace dnnops;
-
-// Inputs: image, ws, stride, pad.
-DNNOPS_EXPORT int dnnops_onednn_pool_shape(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
-                                           dnnops_tensor *outputs) {
-  return guarded("OneDnnPool", inputs, 1, [&] {
-    set_output(outputs[0], inputs[0].dtype, problem_of(params, inputs, 1).top, inputs[0].ndim);
-  });
-}
-
-DNNOPS_EXPORT int dnnops_onednn_pool(const dnnops_context *context, const int64_t *params,
-                                     const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnPool", inputs, 1, [&] {
-    const PoolProblem problem = problem_of(params, inputs, 1);
-    if (element_count(problem.top, inputs[0].ndim) == 0) return;
-    expect_large(outputs[0]);
-    if (onednn_can(problem, inputs[0].dtype)) return run_onednn(context, problem, false, inputs[0], outputs[0]);
-    const Packed packed{&inputs[0]};
-    for_dtype(inputs[0].dtype, [&](auto zero) {
-      using T = decltype(zero);
-      pool_forward(problem, static_cast<const T *>(packed.data[0]), static_cast<T *>(outputs[0].data));
-    });
-  });
-}
-
-// Inputs: image, maximum, gradient with respect to the maximum, ws, stride, pad.
-DNNOPS_EXPORT int dnnops_onednn_max_pool_grad_shape(const dnnops_context *, const int64_t *params,
-                                                    const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnMaxPoolGrad", inputs, 3, [&] {
-    problem_of(params, inputs, 3);
-    set_output(outputs[0], inputs[0]);
-  });
-}
-
-DNNOPS_EXPORT int dnnops_onednn_max_pool_grad(const dnnops_context *, const int64_t *params,
-                                              const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnMaxPoolGrad", inputs, 3, [&] {
-    const PoolProblem problem = problem_of(params, inputs, 3);
-    expect_shape("the maximum", inputs[1], problem.top, inputs[0].ndim, inputs[0].dtype);
-    expect_shape("the maximum's gradient", inputs[2], problem.top, inputs[0].ndim, inputs[0].dtype);
-    expect_large(outputs[0]);
-    const Packed packed{&inputs[0], &inputs[1], &inputs[2]};
-    for_dtype(inputs[0].dtype, [&](auto zero) {
-      using T = decltype(zero);
-      max_pool_grad(problem, static_cast<const T *>(packed.data[0]), static_cast<const T *>(packed.data[1]),
-                    static_cast<const T *>(packed.data[2]), static_cast<T *>(outputs[0].data));
-    });
-  });
-}
-
-// Inputs: image, maximum, direction in image space, ws, stride, pad.
-DNNOPS_EXPORT int dnnops_onednn_max_pool_grad_grad_shape(const dnnops_context *, const int64_t *params,
-                                                         const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnMaxPoolGradGrad", inputs, 3, [&] {
-    set_output(outputs[0], inputs[0].dtype, problem_of(params, inputs, 3).top, inputs[0].ndim);
-  });
-}
-
-DNNOPS_EXPORT int dnnops_onednn_max_pool_grad_grad(const dnnops_context *, const int64_t *params,
-                                                   const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnMaxPoolGradGrad", inputs, 3, [&] {
-    const PoolProblem problem = problem_of(params, inputs, 3);
-    expect_shape("the maximum", inputs[1], problem.top, inputs[0].ndim, inputs[0].dtype);
-    expect_shape("the direction", inputs[2], problem.image, inputs[0].ndim, inputs[0].dtype);
-    const Packed packed{&inputs[0], &inputs[1], &inputs[2]};
-    for_dtype(inputs[0].dtype, [&](auto zero) {
-      using T = decltype(zero);
-      max_pool_grad_grad(problem, static_cast<const T *>(packed.data[0]), static_cast<const T *>(packed.data[1]),
-                         static_cast<const T *>(packed.data[2]), static_cast<T *>(outputs[0].data));
-    });
-  });
-}
-
-// Inputs: image (only its shape is used), gradient with respect to the output, ws, stride, pad.
-DNNOPS_EXPORT int dnnops_onednn_average_pool_grad_shape(const dnnops_context *, const int64_t *params,
-                                                        const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnAveragePoolGrad", inputs, 2, [&] {
-    problem_of(params, inputs, 2);
-    set_output(outputs[0], inputs[0]);
-  });
-}
-
-DNNOPS_EXPORT int dnnops_onednn_average_pool_grad(const dnnops_context *context, const int64_t *params,
-                                                  const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnAveragePoolGrad", inputs, 2, [&] {
-    const PoolProblem problem = problem_of(params, inputs, 2);
-    expect_shape("the output's gradient", inputs[1], problem.top, inputs[0].ndim, inputs[0].dtype);
-    if (element_count(problem.image, inputs[0].ndim) == 0) return;
-    expect_large(outputs[0]);
-    if (onednn_can(problem, inputs[0].dtype) && element_count(problem.top, inputs[0].ndim))
-      return run_onednn(context, problem, true, inputs[1], outputs[0]);
-    const Packed packed{&inputs[1]};
-    for_dtype(inputs[0].dtype, [&](auto zero) {
-      using T = decltype(zero);
-      average_pool_grad(problem, static_cast<const T *>(packed.data[0]), static_cast<T *>(outputs[0].data));
-    });
-  });
-}
 
 DNNOPS_EXPORT_CACHE(dnnops_onednn_pool, cache())

@@ -1,4 +1,5 @@
 // Pooling and its gradient.
+#include "../../common/op.hpp"
 #include "../../common/pool_problem.hpp"
 
 #include "../base/handle.hpp"
@@ -8,29 +9,26 @@ namespace dnnops {
 
 namespace {
 
-// Words after those of pool_problem().
-enum PoolWord { WORD_MODE = 1, WORD_GRADIENT = 3, WORD_DETERMINISTIC = 4 };
-
 enum CudnnPooling { POOLING_MAX = 0, POOLING_INC_PAD = 1, POOLING_EXC_PAD = 2, POOLING_MAX_DETERMINISTIC = 3 };
 constexpr int PROPAGATE_NAN = 1;
 
-// Forward: x and the three vectors; gradient: x, the pooled x, the gradient with respect to it, and the vectors.
-struct PoolCall {
-  const int64_t *words;
-  const dnnops_tensor *inputs;
-  dnnops_tensor &output;
-  bool gradient;
-
-  PoolCall(const int64_t *words_, const dnnops_tensor *inputs_, dnnops_tensor *outputs)
-      : words(words_), inputs(inputs_), output(outputs[0]), gradient(words_[WORD_GRADIENT]) {}
-
-  int arrays() const { return gradient ? 3 : 1; }
-  PoolProblem problem() const {
-    const dnnops_tensor *vectors = inputs + arrays();
-    return pool_problem(words, inputs[0], vectors[0], vectors[1], vectors[2]);
-  }
-  const int64_t *result_shape(const PoolProblem &problem) const { return gradient ? problem.image : problem.top; }
+// Inputs: x; gradient: x, the pooled x, the gradient with respect to it. Then ws, stride and pad, which messages
+// do not describe.
+struct PoolParams : PoolWords {
+  int64_t gradient, deterministic;
+  const char *op() const { return gradient ? "GpuDnnPoolGrad" : "GpuDnnPool"; }
+  int input_count() const { return gradient ? 3 : 1; }
 };
+
+using PoolCall = OpCall<PoolParams>;
+
+PoolProblem problem_of(const PoolCall &call) {
+  return pool_problem(call.params, call.inputs[0], call.inputs + call.params.input_count());
+}
+
+const int64_t *result_shape(const PoolCall &call, const PoolProblem &problem) {
+  return call.params.gradient ? problem.image : problem.top;
+}
 
 struct PoolKey {
   int64_t handle;
@@ -40,14 +38,14 @@ struct PoolKey {
 
 void read_key(PoolKey &key, const PoolCall &call, const Handle &handle) {
   key.handle = handle.number;
-  const int count = call.arrays();
+  const int count = call.params.input_count();
   for (int i = 0; i < 3; ++i) {
     if (i < count)
       read_key(key.arrays[i], call.inputs[i]);
     else
       std::memset(&key.arrays[i], 0, sizeof key.arrays[i]);
   }
-  read_key(key.arrays[3], call.output);
+  read_key(key.arrays[3], call.outputs[0]);
   for (int which = 0; which < 3; ++which) {
     const dnnops_tensor &vector = call.inputs[count + which];
     for (int i = 0; i < 3; ++i)
@@ -69,8 +67,8 @@ struct PoolState : State {
 };
 
 int cudnn_mode(const PoolCall &call) {
-  switch (call.words[WORD_MODE]) {
-    case POOL_MAX: return call.words[WORD_DETERMINISTIC] ? POOLING_MAX_DETERMINISTIC : POOLING_MAX;
+  switch (call.params.mode) {
+    case POOL_MAX: return call.params.deterministic ? POOLING_MAX_DETERMINISTIC : POOLING_MAX;
     case POOL_AVERAGE_EXC_PAD: return POOLING_EXC_PAD;
     default: return POOLING_INC_PAD;  // a sum is this average times the size of the window
   }
@@ -103,13 +101,14 @@ void set_pooling(PoolState &state, const PoolCall &call, const PoolProblem &prob
 
 void prepare(PoolState &state, const PoolKey &key, const PoolCall &call) {
   state.ready = false;
-  const PoolProblem problem = call.problem();
+  const PoolProblem problem = problem_of(call);
+  const dnnops_tensor &output = call.outputs[0];
   const int64_t dtype = call.inputs[0].dtype, ndim = problem.spatial_ndim + 2;
   cudnn_dtype(dtype);
-  const int64_t *shape = call.result_shape(problem);
-  if (call.output.ndim != ndim || std::memcmp(call.output.shape, shape, ndim * sizeof(int64_t)))
+  const int64_t *shape = result_shape(call, problem);
+  if (output.ndim != ndim || std::memcmp(output.shape, shape, ndim * sizeof(int64_t)))
     fail(DNNOPS_VALUE_ERROR, "the output has to have the shape %s", list_of(shape, ndim).c_str());
-  if (call.gradient)
+  if (call.params.gradient)
     for (int i = 1; i < 3; ++i)
       if (call.inputs[i].dtype != dtype || call.inputs[i].ndim != ndim ||
           std::memcmp(call.inputs[i].shape, problem.top, ndim * sizeof(int64_t)))
@@ -122,14 +121,14 @@ void prepare(PoolState &state, const PoolKey &key, const PoolCall &call) {
     set_pooling(state, call, problem);
     Tensor tensors[4];
     Tensor *all[4];
-    const int count = call.gradient ? 4 : 2;
+    const int count = call.params.gradient ? 4 : 2;
     for (int i = 0; i < count; ++i) {
-      tensors[i] = read_tensor(i == count - 1 ? call.output : call.inputs[i]);
+      tensors[i] = read_tensor(i == count - 1 ? output : call.inputs[i]);
       all[i] = &tensors[i];
     }
     canonicalize_together(all, count);
     set_descriptor(state.image, tensors[0], dtype);
-    if (call.gradient) {
+    if (call.params.gradient) {
       set_descriptor(state.pooled, tensors[1], dtype);
       set_descriptor(state.top, tensors[2], dtype);
       set_descriptor(state.gradient, tensors[3], dtype);
@@ -141,7 +140,16 @@ void prepare(PoolState &state, const PoolKey &key, const PoolCall &call) {
   state.ready = true;
 }
 
-void run(const dnnops_context &context, const PoolCall &call) {
+void shape(const PoolCall &call) {
+  const PoolProblem problem = problem_of(call);
+  const int64_t dtype = call.inputs[0].dtype;
+  cudnn_dtype(dtype);
+  describe_output(call.outputs[0], dtype, result_shape(call, problem), problem.spatial_ndim + 2, FORMAT_CONTIGUOUS);
+}
+
+void run(const PoolCall &call) {
+  const dnnops_context &context = call.context;
+  const dnnops_tensor &output = call.outputs[0];
   const DeviceGuard device(context.device);
   const Handle &handle = handle_for(context.device, context.stream);
   HeldState<PoolState> held(context);
@@ -151,42 +159,23 @@ void run(const dnnops_context &context, const PoolCall &call) {
   if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, call);
   if (state.empty) return;
   if (state.no_windows) {
-    const int64_t count = element_count(call.output.shape, call.output.ndim);
-    DNNOPS_CHECK(cudaMemsetAsync(call.output.data, 0, count * item_size(call.output.dtype),
+    const int64_t count = element_count(output.shape, output.ndim);
+    DNNOPS_CHECK(cudaMemsetAsync(output.data, 0, count * item_size(output.dtype),
                                  static_cast<cudaStream_t>(context.stream)));
     return;
   }
-  const Scalar scale(state.scale, call.output.dtype), zero(0, call.output.dtype);
-  if (call.gradient)
+  const Scalar scale(state.scale, output.dtype), zero(0, output.dtype);
+  if (call.params.gradient)
     DNNOPS_LEGACY(cudnnPoolingBackward, handle.cudnn, state.pooling, scale.pointer(), state.pooled,
                   call.inputs[1].data, state.top, call.inputs[2].data, state.image, call.inputs[0].data,
-                  zero.pointer(), state.gradient, call.output.data);
+                  zero.pointer(), state.gradient, output.data);
   else
     DNNOPS_LEGACY(cudnnPoolingForward, handle.cudnn, state.pooling, scale.pointer(), state.image, call.inputs[0].data,
-                  zero.pointer(), state.top, call.output.data);
+                  zero.pointer(), state.top, output.data);
 }
-
-const char *op_name(const int64_t *words) { return words[WORD_GRADIENT] ? "GpuDnnPoolGrad" : "GpuDnnPool"; }
 
 }  // namespace
 
+DNNOPS_OP(cudnn_pool, PoolParams, shape, run)
+
 }  // namespace dnnops
-
-DNNOPS_EXPORT int dnnops_cudnn_pool_shape(const dnnops_context *, const int64_t *words, const dnnops_tensor *inputs,
-                                          dnnops_tensor *outputs) {
-  using namespace dnnops;
-  const PoolCall call(words, inputs, outputs);
-  return guarded(op_name(words), inputs, call.arrays(), [&] {
-    const PoolProblem problem = call.problem();
-    cudnn_dtype(inputs[0].dtype);
-    describe_output(call.output, inputs[0].dtype, call.result_shape(problem), problem.spatial_ndim + 2,
-                    FORMAT_CONTIGUOUS);
-  });
-}
-
-DNNOPS_EXPORT int dnnops_cudnn_pool(const dnnops_context *context, const int64_t *words, const dnnops_tensor *inputs,
-                                    dnnops_tensor *outputs) {
-  using namespace dnnops;
-  const PoolCall call(words, inputs, outputs);
-  return guarded(op_name(words), inputs, call.arrays(), [&] { run(*context, call); });
-}
