@@ -3,7 +3,7 @@
 #define DNNOPS_SHAPES_HPP
 
 #include <algorithm>
-#include <vector>
+#include <initializer_list>
 
 #include "error.hpp"
 
@@ -19,8 +19,8 @@ inline void set_output(dnnops_tensor &output, int64_t dtype, const int64_t *shap
   std::copy(shape, shape + ndim, output.shape);
 }
 
-inline void set_output(dnnops_tensor &output, int64_t dtype, const std::vector<int64_t> &shape) {
-  set_output(output, dtype, shape.data(), static_cast<int64_t>(shape.size()));
+inline void set_output(dnnops_tensor &output, int64_t dtype, std::initializer_list<int64_t> shape) {
+  set_output(output, dtype, shape.begin(), static_cast<int64_t>(shape.size()));
 }
 
 // Gives an output the dtype and shape of another array.

@@ -2,19 +2,11 @@
 // of both. oneDNN does not provide them.
 #include <vector>
 
+#include "../../common/op.hpp"
 #include "sampler.hpp"
 
 namespace dnnops {
 namespace {
-
-// Calls loops(T{}) with the element type of a dtype.
-template <class Loops>
-void for_dtype(int64_t dtype, Loops &&loops) {
-  if (dtype == DNNOPS_FLOAT32)
-    loops(float{});
-  else
-    loops(double{});
-}
 
 // -- the grid ----------------------------------------------------------------------------------
 
@@ -89,7 +81,7 @@ void with_contiguous(const dnnops_tensor &tensor, Run &&run) {
     pack(tensor, copy, false);
     data = copy;
   }
-  for_dtype(tensor.dtype, [&](auto zero) { run(zero, static_cast<const decltype(zero) *>(data)); });
+  for_float_dtype(tensor.dtype, [&](auto zero) { run(zero, static_cast<const decltype(zero) *>(data)); });
 }
 
 // -- checks of operands, shapes of outputs -----------------------------------------------------
@@ -97,8 +89,7 @@ void with_contiguous(const dnnops_tensor &tensor, Run &&run) {
 constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max() - 2;
 
 void check_float(const dnnops_tensor &tensor) {
-  if (tensor.dtype != DNNOPS_FLOAT32 && tensor.dtype != DNNOPS_FLOAT64)
-    fail(DNNOPS_TYPE_ERROR, "expected float32 or float64, got %s", dtype_name(tensor.dtype));
+  for_float_dtype(tensor.dtype, [](auto) {});
 }
 
 // A size of -1 matches any size.
@@ -130,7 +121,7 @@ void check_grid_grad(const dnnops_tensor &top) {
   expect_shape("the grid's gradient", top, {-1, -1, -1, 2}, top.dtype);
 }
 
-// The shape of the samples. Inputs: image, grid and, for the gradients, the gradient with respect to the samples.
+// The shape of the samples.
 std::vector<int64_t> samples_shape(const dnnops_tensor *inputs, int count) {
   const dnnops_tensor &image = inputs[0], &grid = inputs[1];
   check_float(image);
@@ -144,101 +135,85 @@ std::vector<int64_t> samples_shape(const dnnops_tensor *inputs, int count) {
   return shape;
 }
 
-}  // namespace
-}  // namespace dnnops
-
-using namespace dnnops;
+// -- the Ops -----------------------------------------------------------------------------------
 
 // Inputs: theta, the numbers of rows and columns.
-DNNOPS_EXPORT int dnnops_onednn_affine_grid_shape(const dnnops_context *, const int64_t *,
-                                                  const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnSpatialTransformerGrid", inputs, 1, [&] {
-    set_output(outputs[0], inputs[0].dtype, grid_shape(inputs));
-  });
+struct GridParams {
+  static const char *op() { return "OneDnnSpatialTransformerGrid"; }
+  static int input_count() { return 1; }
+};
+
+void shape(const OpCall<GridParams> &call) {
+  set_output(call.outputs[0], call.inputs[0].dtype, grid_shape(call.inputs).data(), 4);
 }
 
-DNNOPS_EXPORT int dnnops_onednn_affine_grid(const dnnops_context *, const int64_t *,
-                                            const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnSpatialTransformerGrid", inputs, 1, [&] {
-    const std::vector<int64_t> shape = grid_shape(inputs);
-    with_contiguous(inputs[0], [&](auto zero, const auto *theta) {
-      make_grid(theta, shape.data(), static_cast<decltype(zero) *>(outputs[0].data));
-    });
+void run(const OpCall<GridParams> &call) {
+  const std::vector<int64_t> shape = grid_shape(call.inputs);
+  with_contiguous(call.inputs[0], [&](auto zero, const auto *theta) {
+    make_grid(theta, shape.data(), static_cast<decltype(zero) *>(call.outputs[0].data));
   });
 }
 
 // Inputs: the gradient with respect to a grid.
-DNNOPS_EXPORT int dnnops_onednn_affine_grid_grad_shape(const dnnops_context *, const int64_t *,
-                                                       const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnSpatialTransformerGridGrad", inputs, 1, [&] {
-    check_grid_grad(inputs[0]);
-    set_output(outputs[0], inputs[0].dtype, {inputs[0].shape[0], 2, 3});
+struct GridGradParams {
+  static const char *op() { return "OneDnnSpatialTransformerGridGrad"; }
+  static int input_count() { return 1; }
+};
+
+void shape(const OpCall<GridGradParams> &call) {
+  check_grid_grad(call.inputs[0]);
+  set_output(call.outputs[0], call.inputs[0].dtype, {call.inputs[0].shape[0], 2, 3});
+}
+
+void run(const OpCall<GridGradParams> &call) {
+  check_grid_grad(call.inputs[0]);
+  with_contiguous(call.inputs[0], [&](auto zero, const auto *top) {
+    grid_grad(top, call.inputs[0].shape, static_cast<decltype(zero) *>(call.outputs[0].data));
   });
 }
 
-DNNOPS_EXPORT int dnnops_onednn_affine_grid_grad(const dnnops_context *, const int64_t *,
-                                                 const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnSpatialTransformerGridGrad", inputs, 1, [&] {
-    check_grid_grad(inputs[0]);
-    with_contiguous(inputs[0], [&](auto zero, const auto *top) {
-      grid_grad(top, inputs[0].shape, static_cast<decltype(zero) *>(outputs[0].data));
-    });
+// The result of each sampler Op. The gradient with respect to the image only uses the image's shape.
+enum Result { SAMPLES, GRAD_IMAGE, GRAD_GRID };
+
+// Inputs: image, grid and, for the gradients, the gradient with respect to the samples.
+template <Result kResult>
+struct SamplerParams {
+  static const char *op() {
+    return kResult == SAMPLES      ? "OneDnnSpatialTransformerSampler"
+           : kResult == GRAD_IMAGE ? "OneDnnSpatialTransformerSamplerGradImage"
+                                   : "OneDnnSpatialTransformerSamplerGradGrid";
+  }
+  static int input_count() { return kResult == SAMPLES ? 2 : 3; }
+};
+
+template <Result kResult>
+void shape(const OpCall<SamplerParams<kResult>> &call) {
+  const std::vector<int64_t> samples = samples_shape(call.inputs, call.params.input_count());
+  const int64_t *shape = kResult == SAMPLES ? samples.data() : call.inputs[kResult == GRAD_GRID].shape;
+  set_output(call.outputs[0], call.inputs[0].dtype, shape, 4);
+}
+
+template <Result kResult>
+void run(const OpCall<SamplerParams<kResult>> &call) {
+  samples_shape(call.inputs, call.params.input_count());
+  if (element_count(call.outputs[0].shape, 4) == 0) return;
+  for_float_dtype(call.inputs[0].dtype, [&](auto zero) {
+    auto *result = static_cast<decltype(zero) *>(call.outputs[0].data);
+    if constexpr (kResult == SAMPLES)
+      sample(call.inputs, result);
+    else if constexpr (kResult == GRAD_IMAGE)
+      sample_grad_image(call.inputs, result);
+    else
+      sample_grad_grid(call.inputs, result);
   });
 }
 
-// Inputs: image, grid.
-DNNOPS_EXPORT int dnnops_onednn_sampler_shape(const dnnops_context *, const int64_t *,
-                                              const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnSpatialTransformerSampler", inputs, 2, [&] {
-    set_output(outputs[0], inputs[0].dtype, samples_shape(inputs, 2));
-  });
-}
+}  // namespace
 
-DNNOPS_EXPORT int dnnops_onednn_sampler(const dnnops_context *, const int64_t *,
-                                        const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnSpatialTransformerSampler", inputs, 2, [&] {
-    samples_shape(inputs, 2);
-    if (element_count(outputs[0].shape, 4) == 0) return;
-    for_dtype(inputs[0].dtype, [&](auto zero) { sample(inputs, static_cast<decltype(zero) *>(outputs[0].data)); });
-  });
-}
+DNNOPS_OP(onednn_affine_grid, GridParams, shape, run)
+DNNOPS_OP(onednn_affine_grid_grad, GridGradParams, shape, run)
+DNNOPS_OP(onednn_sampler, SamplerParams<SAMPLES>, shape, run)
+DNNOPS_OP(onednn_sampler_grad_image, SamplerParams<GRAD_IMAGE>, shape, run)
+DNNOPS_OP(onednn_sampler_grad_grid, SamplerParams<GRAD_GRID>, shape, run)
 
-// Inputs: image (only its shape is used), grid, the gradient with respect to the samples.
-DNNOPS_EXPORT int dnnops_onednn_sampler_grad_image_shape(const dnnops_context *, const int64_t *,
-                                                         const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnSpatialTransformerSamplerGradImage", inputs, 3, [&] {
-    samples_shape(inputs, 3);
-    set_output(outputs[0], inputs[0].dtype, {inputs[0].shape, inputs[0].shape + 4});
-  });
-}
-
-DNNOPS_EXPORT int dnnops_onednn_sampler_grad_image(const dnnops_context *, const int64_t *,
-                                                   const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnSpatialTransformerSamplerGradImage", inputs, 3, [&] {
-    samples_shape(inputs, 3);
-    if (element_count(outputs[0].shape, 4) == 0) return;
-    for_dtype(inputs[0].dtype, [&](auto zero) {
-      sample_grad_image(inputs, static_cast<decltype(zero) *>(outputs[0].data));
-    });
-  });
-}
-
-// Inputs: image, grid, the gradient with respect to the samples.
-DNNOPS_EXPORT int dnnops_onednn_sampler_grad_grid_shape(const dnnops_context *, const int64_t *,
-                                                        const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnSpatialTransformerSamplerGradGrid", inputs, 3, [&] {
-    samples_shape(inputs, 3);
-    set_output(outputs[0], inputs[0].dtype, {inputs[1].shape, inputs[1].shape + 4});
-  });
-}
-
-DNNOPS_EXPORT int dnnops_onednn_sampler_grad_grid(const dnnops_context *, const int64_t *,
-                                                  const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded("OneDnnSpatialTransformerSamplerGradGrid", inputs, 3, [&] {
-    samples_shape(inputs, 3);
-    if (element_count(outputs[0].shape, 4) == 0) return;
-    for_dtype(inputs[0].dtype, [&](auto zero) {
-      sample_grad_grid(inputs, static_cast<decltype(zero) *>(outputs[0].data));
-    });
-  });
-}
+}  // namespace dnnops

@@ -2,6 +2,7 @@
 // dnnops kernels in c_code/gpu/resample/sampler.cuh.
 #include <climits>
 
+#include "../../common/op.hpp"
 #include "../kernels/kernel_loader.hpp"
 #include "../base/node_state.hpp"
 #include "sampler_params.hpp"
@@ -14,21 +15,18 @@ enum Kind { GRID = 0, GRID_GRADIENT = 1, SAMPLER = 2, SAMPLER_GRADIENT = 3 };
 
 struct TransformerParams {
   int64_t kind, kernels, deterministic;
+
+  const char *op() const {
+    static const char *const names[2][4] = {
+        {"GpuDnnTransformerGrid", "GpuDnnTransformerGradT", "GpuDnnTransformerSampler", "GpuDnnTransformerGradI"},
+        {"GpuTransformerGrid", "GpuTransformerGradT", "GpuTransformerSampler", "GpuTransformerGradI"}};
+    return names[kernels != 0][kind];
+  }
+  int input_count() const {
+    static const int counts[] = {2, 1, 2, 3};
+    return counts[kind];
+  }
 };
-
-const TransformerParams &params_of(const int64_t *words) { return *reinterpret_cast<const TransformerParams *>(words); }
-
-const char *op_name(const TransformerParams &params) {
-  static const char *const names[2][4] = {
-      {"GpuDnnTransformerGrid", "GpuDnnTransformerGradT", "GpuDnnTransformerSampler", "GpuDnnTransformerGradI"},
-      {"GpuTransformerGrid", "GpuTransformerGradT", "GpuTransformerSampler", "GpuTransformerGradI"}};
-  return names[params.kernels != 0][params.kind];
-}
-
-int input_count(const TransformerParams &params) {
-  static const int counts[] = {2, 1, 2, 3};
-  return counts[params.kind];
-}
 
 constexpr int BILINEAR = 0;
 // The limit of cuDNN's sampler gradients. GpuDnnTransformerGradI in Python uses it, too.
@@ -97,18 +95,19 @@ Sizes sizes_of(const TransformerParams &params, const dnnops_tensor *inputs) {
   return sizes;
 }
 
-void describe_outputs(const TransformerParams &params, const Sizes &sizes, int64_t dtype, dnnops_tensor *outputs) {
+void shape(const OpCall<TransformerParams> &call) {
+  const Sizes sizes = sizes_of(call.params, call.inputs);
   const int64_t grid[] = {sizes.batch, sizes.top_rows, sizes.top_columns, 2}, theta[] = {sizes.batch, 2, 3},
                 image[] = {sizes.batch, sizes.channels, sizes.rows, sizes.columns},
                 samples[] = {sizes.batch, sizes.channels, sizes.top_rows, sizes.top_columns};
   const auto set = [&](dnnops_tensor &output, const int64_t *shape, int64_t ndim) {
-    describe_output(output, dtype, shape, ndim, FORMAT_CONTIGUOUS);
+    describe_output(output, call.inputs[0].dtype, shape, ndim, FORMAT_CONTIGUOUS);
   };
-  switch (params.kind) {
-    case GRID: return set(outputs[0], grid, 4);
-    case GRID_GRADIENT: return set(outputs[0], theta, 3);
-    case SAMPLER: return set(outputs[0], samples, 4);
-    default: set(outputs[0], image, 4); set(outputs[1], grid, 4);
+  switch (call.params.kind) {
+    case GRID: return set(call.outputs[0], grid, 4);
+    case GRID_GRADIENT: return set(call.outputs[0], theta, 3);
+    case SAMPLER: return set(call.outputs[0], samples, 4);
+    default: set(call.outputs[0], image, 4); set(call.outputs[1], grid, 4);
   }
 }
 
@@ -223,34 +222,21 @@ void run_cudnn(const Handle &handle, const TransformerParams &params, const Size
                   zero.pointer(), outputs[1].data);
 }
 
-void run(const dnnops_context &context, const TransformerParams &params, const dnnops_tensor *inputs,
-         dnnops_tensor *outputs) {
-  const Sizes sizes = sizes_of(params, inputs);
-  const DeviceGuard device(context.device);
-  const Handle &handle = handle_for(context.device, context.stream);
+void run(const OpCall<TransformerParams> &call) {
+  const Sizes sizes = sizes_of(call.params, call.inputs);
+  const DeviceGuard device(call.context.device);
+  const Handle &handle = handle_for(call.context.device, call.context.stream);
   if (sizes.samples() == 0) {
     // The gradients of an empty array are zero; all other results are empty.
-    const int count = params.kind == SAMPLER_GRADIENT ? 2 : 1;
-    for (int i = 0; i < count; ++i) clear(outputs[i], handle.stream);
+    const int count = call.params.kind == SAMPLER_GRADIENT ? 2 : 1;
+    for (int i = 0; i < count; ++i) clear(call.outputs[i], handle.stream);
     return;
   }
-  (params.kernels ? run_kernels : run_cudnn)(handle, params, sizes, inputs, outputs);
+  (call.params.kernels ? run_kernels : run_cudnn)(handle, call.params, sizes, call.inputs, call.outputs);
 }
 
 }  // namespace
 
+DNNOPS_OP(cudnn_spatial_transformer, TransformerParams, shape, run)
+
 }  // namespace dnnops
-
-using namespace dnnops;
-
-DNNOPS_EXPORT int dnnops_cudnn_spatial_transformer_shape(const dnnops_context *, const int64_t *words,
-                                                         const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  const TransformerParams &params = params_of(words);
-  return guarded(op_name(params), inputs, input_count(params),
-                 [&] { describe_outputs(params, sizes_of(params, inputs), inputs[0].dtype, outputs); });
-}
-DNNOPS_EXPORT int dnnops_cudnn_spatial_transformer(const dnnops_context *context, const int64_t *words,
-                                                   const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  const TransformerParams &params = params_of(words);
-  return guarded(op_name(params), inputs, input_count(params), [&] { run(*context, params, inputs, outputs); });
-}
