@@ -20,26 +20,35 @@ struct PseudoLayer {
   int64_t inputs, matrices, recurrent, projection, input_biases, recurrent_biases;
 };
 
-// Words: mode, hidden size, layers, bidirectional, skipped input, projection size, bits of the dropout
-// probability, lengths, and a flag specific to the Op.
+struct Words {
+  int64_t mode, hidden, layers, is_bidirectional, skips_input, projected;
+  double dropout;
+  int64_t has_lengths, flag;  // the flag is specific to the Op
+
+  int operand_count(bool is_forward) const {
+    const bool has_cell = mode == LSTM;
+    return 3 + has_cell + (has_lengths != 0) + (dropout > 0) + (is_forward ? 0 : 4 + has_cell);
+  }
+};
+
 struct Problem {
   Mode mode;
   int64_t hidden, layers, directions, projected, steps, batch, input, outputs, gates;
   bool skip, has_lengths, flag;
   double dropout;
 
-  Problem(const int64_t *words, const dnnops_tensor *inputs)
-      : mode((Mode)words[0]),
-        hidden(words[1]),
-        layers(words[2]),
-        directions(words[3] ? 2 : 1),
-        projected(words[5]),
+  Problem(const Words &words, const dnnops_tensor *inputs)
+      : mode((Mode)words.mode),
+        hidden(words.hidden),
+        layers(words.layers),
+        directions(words.is_bidirectional ? 2 : 1),
+        projected(words.projected),
         outputs(projected ? projected : hidden),
         gates(mode == LSTM ? 4 : mode == GRU ? 3 : 1),
-        skip(words[4]),
-        has_lengths(words[7]),
-        flag(words[8]) {
-    std::memcpy(&dropout, words + 6, sizeof dropout);
+        skip(words.skips_input),
+        has_lengths(words.has_lengths),
+        flag(words.flag),
+        dropout(words.dropout) {
     const dnnops_tensor &x = inputs[1];
     if (x.ndim != 3) fail(DNNOPS_TYPE_ERROR, "x has to have 3 dimensions, got %lld", (long long)x.ndim);
     steps = x.shape[0], batch = x.shape[1], input = x.shape[2];
@@ -71,12 +80,6 @@ struct Problem {
     return {columns(layer), begin, recurrent, recurrent + rows() * outputs, biases, biases + rows()};
   }
 };
-
-// The number of operands of an Op with these words.
-inline int operand_count(bool is_forward, const int64_t *words) {
-  const bool has_cell = words[0] == LSTM, has_dropout = words[6] != 0;
-  return 3 + has_cell + (words[7] != 0) + has_dropout + (is_forward ? 0 : 4 + has_cell);
-}
 
 inline int64_t seed_of(const Problem &p, const dnnops_tensor *inputs) {
   return p.dropout > 0 ? *static_cast<const int64_t *>(inputs[p.seed_at()].data) : 0;

@@ -1,4 +1,5 @@
 // The functions of the recurrent network Ops, forward and gradient.
+#include "../../common/op.hpp"
 #include "rnn_problem.hpp"
 
 namespace dnnops::rnn {
@@ -11,48 +12,37 @@ void check_all(const Problem &p, const dnnops_tensor *inputs) {
   check_operands(p, inputs);
 }
 
-void forward_shape(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  check_all(p, inputs);
-  set_forward_shapes(p, inputs, outputs);
-  if (p.flag) set_output(outputs[2 + p.has_cell()], inputs[1].dtype, {reserve(p)});
+template <bool kForward>
+struct Params : Words {
+  static const char *op() { return kForward ? "OneDnnRNNForward" : "OneDnnRNNBackward"; }
+  int input_count() const { return operand_count(kForward); }
+};
+
+void shape(const OpCall<Params<true>> &call) {
+  const Problem p(call.params, call.inputs);
+  check_all(p, call.inputs);
+  set_forward_shapes(p, call.inputs, call.outputs);
+  if (p.flag) set_output(call.outputs[2 + p.has_cell()], call.inputs[1].dtype, {reserve(p)});
 }
 
-void backward_shape(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  check_all(p, inputs);
-  check_operand("reserve", inputs[p.forward_operands() + 1], inputs[1].dtype, {reserve(p)});
-  set_backward_shapes(p, inputs, outputs);
+void shape(const OpCall<Params<false>> &call) {
+  const Problem p(call.params, call.inputs);
+  check_all(p, call.inputs);
+  check_operand("reserve", call.inputs[p.forward_operands() + 1], call.inputs[1].dtype, {reserve(p)});
+  set_backward_shapes(p, call.inputs, call.outputs);
 }
 
-// Calls body(problem). A failure's message describes the operands.
-template <class Body>
-int call(bool is_forward, const int64_t *words, const dnnops_tensor *inputs, Body &&body) {
-  return guarded(is_forward ? "OneDnnRNNForward" : "OneDnnRNNBackward", inputs, operand_count(is_forward, words),
-                 [&] { body(Problem(words, inputs)); });
+template <bool kForward>
+void run(const OpCall<Params<kForward>> &call) {
+  const Problem p(call.params, call.inputs);
+  for_float_dtype(call.inputs[1].dtype, [&](auto zero) {
+    (kForward ? forward<decltype(zero)> : backward<decltype(zero)>)(p, call.inputs, call.outputs);
+  });
 }
 
 }  // namespace
+
+DNNOPS_OP(onednn_rnn_forward, Params<true>, shape, run)
+DNNOPS_OP(onednn_rnn_backward, Params<false>, shape, run)
+
 }  // namespace dnnops::rnn
-
-using namespace dnnops;
-
-DNNOPS_EXPORT int dnnops_onednn_rnn_forward_shape(const dnnops_context *, const int64_t *words,
-                                                  const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return rnn::call(true, words, inputs, [&](const rnn::Problem &p) { rnn::forward_shape(p, inputs, outputs); });
-}
-DNNOPS_EXPORT int dnnops_onednn_rnn_forward(const dnnops_context *, const int64_t *words, const dnnops_tensor *inputs,
-                                            dnnops_tensor *outputs) {
-  return rnn::call(true, words, inputs, [&](const rnn::Problem &p) {
-    (inputs[1].dtype == DNNOPS_FLOAT32 ? rnn::forward<float> : rnn::forward<double>)(p, inputs, outputs);
-  });
-}
-
-DNNOPS_EXPORT int dnnops_onednn_rnn_backward_shape(const dnnops_context *, const int64_t *words,
-                                                   const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return rnn::call(false, words, inputs, [&](const rnn::Problem &p) { rnn::backward_shape(p, inputs, outputs); });
-}
-DNNOPS_EXPORT int dnnops_onednn_rnn_backward(const dnnops_context *, const int64_t *words, const dnnops_tensor *inputs,
-                                             dnnops_tensor *outputs) {
-  return rnn::call(false, words, inputs, [&](const rnn::Problem &p) {
-    (inputs[1].dtype == DNNOPS_FLOAT32 ? rnn::backward<float> : rnn::backward<double>)(p, inputs, outputs);
-  });
-}

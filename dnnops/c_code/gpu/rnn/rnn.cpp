@@ -1,4 +1,5 @@
 // The functions of the recurrent network Ops, forward and gradient.
+#include "../../common/op.hpp"
 #include "rnn.hpp"
 
 namespace dnnops::rnn {
@@ -12,6 +13,14 @@ struct RnnState : State {
   std::shared_ptr<Plan> plan;
 };
 
+template <bool kForward>
+struct Params {
+  Words network;
+  Settings settings;
+  static const char *op() { return kForward ? "GpuDnnRNNForward" : "GpuDnnRNNBackward"; }
+  int input_count() const { return network.operand_count(kForward); }
+};
+
 // A call of either Op.
 struct Call {
   const dnnops_context &context;
@@ -21,14 +30,14 @@ struct Call {
   dnnops_tensor *outputs;
   bool is_forward;
 
-  Call(bool is_forward_, const dnnops_context *context_, const int64_t *words, const dnnops_tensor *inputs_,
-       dnnops_tensor *outputs_)
-      : context(*context_),
-        settings(settings_of(words)),
-        problem(words, inputs_),
-        inputs(inputs_),
-        outputs(outputs_),
-        is_forward(is_forward_) {}
+  template <bool kForward>
+  explicit Call(const OpCall<Params<kForward>> &call)
+      : context(call.context),
+        settings(call.params.settings),
+        problem(call.params.network, call.inputs),
+        inputs(call.inputs),
+        outputs(call.outputs),
+        is_forward(kForward) {}
 
   bool keeps_reserve() const { return is_forward && problem.flag; }
   bool by_x() const { return !is_forward && problem.flag; }
@@ -167,11 +176,14 @@ void backward(const Call &call) {
                   call.cell(call.outputs, 2)});
 }
 
-// Calls body(call). A failure's message describes the operands.
-int run(bool is_forward, void (*body)(const Call &), const dnnops_context *context, const int64_t *words,
-        const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return guarded(is_forward ? "GpuDnnRNNForward" : "GpuDnnRNNBackward", inputs, operand_count(is_forward, words),
-                 [&] { body(Call(is_forward, context, words, inputs, outputs)); });
+template <bool kForward>
+void shape(const OpCall<Params<kForward>> &call) {
+  (kForward ? forward_shape : backward_shape)(Call(call));
+}
+
+template <bool kForward>
+void run(const OpCall<Params<kForward>> &call) {
+  (kForward ? forward : backward)(Call(call));
 }
 
 // Writes the position of a matrix and a bias in cuDNN's parameters: for each the offset in elements, the
@@ -204,41 +216,26 @@ void describe_parameters(const Call &call, const Plan &plan, const Handle &handl
 }
 
 }  // namespace
-}  // namespace dnnops::rnn
 
-using namespace dnnops;
-
-DNNOPS_EXPORT int dnnops_cudnn_rnn_forward_shape(const dnnops_context *context, const int64_t *words,
-                                                 const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return rnn::run(true, rnn::forward_shape, context, words, inputs, outputs);
-}
-DNNOPS_EXPORT int dnnops_cudnn_rnn_forward(const dnnops_context *context, const int64_t *words,
-                                           const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return rnn::run(true, rnn::forward, context, words, inputs, outputs);
-}
-DNNOPS_EXPORT int dnnops_cudnn_rnn_backward_shape(const dnnops_context *context, const int64_t *words,
-                                                  const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return rnn::run(false, rnn::backward_shape, context, words, inputs, outputs);
-}
-DNNOPS_EXPORT int dnnops_cudnn_rnn_backward(const dnnops_context *context, const int64_t *words,
-                                            const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  return rnn::run(false, rnn::backward, context, words, inputs, outputs);
-}
+DNNOPS_OP(cudnn_rnn_forward, Params<true>, shape, run)
+DNNOPS_OP(cudnn_rnn_backward, Params<false>, shape, run)
 
 // The name of the algorithm of this thread's last call; empty if there was none.
 DNNOPS_EXPORT const char *dnnops_cudnn_rnn_last_algorithm(void) {
-  return rnn::last_algorithm < 0 ? "" : rnn::algorithm_names[rnn::last_algorithm];
+  return last_algorithm < 0 ? "" : algorithm_names[last_algorithm];
 }
 
 // The layout of the parameters in cuDNN for the network of a forward Op: for each pseudo-layer and linear
 // layer, and for matrix and bias, the offset in elements (-1 if there is none) and two dimensions.
 DNNOPS_EXPORT int dnnops_cudnn_rnn_parameters(const dnnops_context *context, const int64_t *words,
                                               const dnnops_tensor *inputs, int64_t *found) {
-  return guarded("GpuDnnRNNForward", inputs, rnn::operand_count(true, words), [&] {
-    const rnn::Call call(true, context, words, inputs, nullptr);
-    rnn::check_call(call);
-    const DeviceGuard device(context->device);
-    const Handle &handle = handle_for(context->device, context->stream);
-    rnn::describe_parameters(call, *rnn::find_plan(call, handle), handle, found);
+  return call_op<Params<true>>(context, words, inputs, nullptr, [&](const auto &given) {
+    const Call call(given);
+    check_call(call);
+    const DeviceGuard device(call.context.device);
+    const Handle &handle = handle_for(call.context.device, call.context.stream);
+    describe_parameters(call, *find_plan(call, handle), handle, found);
   });
 }
+
+}  // namespace dnnops::rnn

@@ -12,7 +12,6 @@
 
 namespace dnnops::rnn {
 
-// Words after those of Problem.
 struct Settings {
   int64_t algo;  // a cudnnRNNAlgo_t, or ALGO_AUTO
   int64_t allow_tf32, deterministic;
@@ -21,8 +20,6 @@ struct Settings {
 };
 constexpr int64_t ALGO_AUTO = 4;
 extern const char *const algorithm_names[ALGO_AUTO];
-
-inline const Settings &settings_of(const int64_t *words) { return *reinterpret_cast<const Settings *>(words + 9); }
 
 // Everything that descriptors depend on, except the lengths. Only 8-byte fields and no padding.
 struct Key {
