@@ -1,6 +1,7 @@
 // float32 matrix products, in the same threads as the other oneDNN Ops.
 #include <cstring>
 
+#include "../../common/op.hpp"
 #include "plan.hpp"
 
 namespace dnnops {
@@ -38,14 +39,19 @@ float scalar(const dnnops_tensor &operand) {
   return *static_cast<const float *>(operand.data);
 }
 
-// params: whether there are z, alpha and beta. If so, the inputs are z, alpha, x, y, beta, as in PyTensor's
-// Gemm; otherwise x, y.
+// Inputs: x, y or, as in PyTensor's Gemm, z, alpha, x, y, beta.
+struct Params {
+  int64_t is_gemm;
+  const char *op() const { return is_gemm ? "OneDnnGemm" : "OneDnnDot"; }
+  int input_count() const { return is_gemm ? 5 : 2; }
+};
+
 struct Operands {
   const dnnops_tensor *x, *y, *z = nullptr;
   float alpha = 1, beta = 0;
-  Operands(const int64_t *params, const dnnops_tensor *inputs) : x(inputs), y(inputs + 1) {
-    if (params[0]) {
-      z = inputs;
+  explicit Operands(const OpCall<Params> &call) : x(call.inputs), y(call.inputs + 1) {
+    if (call.params.is_gemm) {
+      const dnnops_tensor *inputs = z = call.inputs;
       alpha = scalar(inputs[1]);
       x = inputs + 2;
       y = inputs + 3;
@@ -54,8 +60,9 @@ struct Operands {
   }
 };
 
-void shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor &output) {
-  const Operands operands(params, inputs);
+void shape(const OpCall<Params> &call) {
+  const Operands operands(call);
+  dnnops_tensor &output = call.outputs[0];
   for (const dnnops_tensor *matrix : {operands.x, operands.y, operands.z ? operands.z : operands.x}) {
     dnnl_dtype(matrix->dtype);
     if (matrix->ndim != 2) fail(DNNOPS_TYPE_ERROR, "expected matrices, got %s", describe(*matrix).c_str());
@@ -69,8 +76,9 @@ void shape(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor &ou
          list_of(output.shape, 2).c_str());
 }
 
-void run(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor &output) {
-  const Operands operands(params, inputs);
+void run(const OpCall<Params> &call) {
+  const Operands operands(call);
+  const dnnops_tensor &output = call.outputs[0];
   const int64_t m = output.shape[0], n = output.shape[1], k = operands.x->shape[1];
   if (m == 0 || n == 0) return;
   Matrix x, y, target;
@@ -108,18 +116,7 @@ void run(const int64_t *params, const dnnops_tensor *inputs, dnnops_tensor &outp
 }
 
 }  // namespace
+
+DNNOPS_OP(onednn_gemm, Params, shape, run)
+
 }  // namespace dnnops
-
-using namespace dnnops;
-
-DNNOPS_EXPORT int dnnops_onednn_gemm_shape(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
-                                           dnnops_tensor *outputs) {
-  return guarded(params[0] ? "OneDnnGemm" : "OneDnnDot", inputs, params[0] ? 5 : 2,
-                 [&] { shape(params, inputs, outputs[0]); });
-}
-
-DNNOPS_EXPORT int dnnops_onednn_gemm(const dnnops_context *, const int64_t *params, const dnnops_tensor *inputs,
-                                     dnnops_tensor *outputs) {
-  return guarded(params[0] ? "OneDnnGemm" : "OneDnnDot", inputs, params[0] ? 5 : 2,
-                 [&] { run(params, inputs, outputs[0]); });
-}

@@ -1,6 +1,7 @@
 // float16 from and to float32, in arithmetic that compilers vectorize on any processor.
 #include <cstring>
 
+#include "../../common/op.hpp"
 #include "pieces.hpp"
 
 namespace dnnops {
@@ -43,7 +44,7 @@ void narrow_all(const float *from, uint16_t *to, int64_t count) {
 }
 
 template <class From, class To, class Cast>
-void run(const dnnops_tensor &x, const dnnops_tensor &y, Cast &&cast) {
+void cast_all(const dnnops_tensor &x, const dnnops_tensor &y, Cast &&cast) {
   const Pieces<From> source(x);
   const Pieces<To> result(y);
   by_pieces(element_count(y.shape, y.ndim), [&](int64_t begin, int64_t count) {
@@ -54,26 +55,27 @@ void run(const dnnops_tensor &x, const dnnops_tensor &y, Cast &&cast) {
   });
 }
 
+struct Params {
+  static const char *op() { return "OneDnnHalfCast"; }
+  static int input_count() { return 1; }
+};
+
+void shape(const OpCall<Params> &call) {
+  const dnnops_tensor &x = call.inputs[0];
+  if (x.dtype != DNNOPS_FLOAT16 && x.dtype != DNNOPS_FLOAT32)
+    fail(DNNOPS_TYPE_ERROR, "expected float16 or float32, got %s", dtype_name(x.dtype));
+  set_output(call.outputs[0], x.dtype == DNNOPS_FLOAT16 ? DNNOPS_FLOAT32 : DNNOPS_FLOAT16, x.shape, x.ndim);
+}
+
+void run(const OpCall<Params> &call) {
+  if (call.inputs[0].dtype == DNNOPS_FLOAT16)
+    cast_all<uint16_t, float>(call.inputs[0], call.outputs[0], widen_all);
+  else
+    cast_all<float, uint16_t>(call.inputs[0], call.outputs[0], narrow_all);
+}
+
 }  // namespace
+
+DNNOPS_OP(onednn_half_cast, Params, shape, run)
+
 }  // namespace dnnops
-
-using namespace dnnops;
-
-DNNOPS_EXPORT int dnnops_onednn_half_cast_shape(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
-                                                dnnops_tensor *outputs) {
-  return guarded("OneDnnHalfCast", inputs, 1, [&] {
-    if (inputs[0].dtype != DNNOPS_FLOAT16 && inputs[0].dtype != DNNOPS_FLOAT32)
-      fail(DNNOPS_TYPE_ERROR, "expected float16 or float32, got %s", dtype_name(inputs[0].dtype));
-    const bool widens = inputs[0].dtype == DNNOPS_FLOAT16;
-    set_output(outputs[0], widens ? DNNOPS_FLOAT32 : DNNOPS_FLOAT16, inputs[0].shape, inputs[0].ndim);
-  });
-}
-DNNOPS_EXPORT int dnnops_onednn_half_cast(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
-                                          dnnops_tensor *outputs) {
-  return guarded("OneDnnHalfCast", inputs, 1, [&] {
-    if (inputs[0].dtype == DNNOPS_FLOAT16)
-      run<uint16_t, float>(inputs[0], outputs[0], widen_all);
-    else
-      run<float, uint16_t>(inputs[0], outputs[0], narrow_all);
-  });
-}

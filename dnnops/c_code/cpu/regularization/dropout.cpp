@@ -1,5 +1,6 @@
 // Dropout and its gradient, with Philox4x32-10 random numbers as described in dnnops/nnet/regularization/dropout.py.
 #include "philox.hpp"
+#include "../../common/op.hpp"
 #include "../base/pieces.hpp"
 
 namespace dnnops {
@@ -89,13 +90,32 @@ void backward(const dnnops_tensor &gy, double p, const uint8_t *reserve, const d
   });
 }
 
+struct Params {
+  static const char *op() { return "OneDnnDropout"; }
+  static int input_count() { return 3; }
+};
+struct GradParams {
+  static const char *op() { return "OneDnnDropoutGrad"; }
+  static int input_count() { return 3; }
+};
+
 void check_data(const dnnops_tensor &x) {
   if (x.dtype != DNNOPS_FLOAT32 && x.dtype != DNNOPS_FLOAT64)
     fail(DNNOPS_TYPE_ERROR, "dropout supports float32 and float64, got %s", dtype_name(x.dtype));
 }
 
-void run_dropout(const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  const dnnops_tensor &x = inputs[0];
+void shape(const OpCall<Params> &call) {
+  check_data(call.inputs[0]);
+  dropout_shapes(call.inputs, call.outputs);
+}
+
+void shape(const OpCall<GradParams> &call) {
+  check_data(call.inputs[0]);
+  dropout_grad_shape(call.inputs, call.outputs);
+}
+
+void run(const OpCall<Params> &call) {
+  const dnnops_tensor *inputs = call.inputs, *outputs = call.outputs, &x = inputs[0];
   const double p = read_probability(inputs[1]);
   const DropoutPlace state = read_place(inputs[2]);
   auto *reserve = static_cast<uint8_t *>(outputs[1].data);
@@ -106,45 +126,23 @@ void run_dropout(const dnnops_tensor *inputs, dnnops_tensor *outputs) {
   write_next_place(state, element_count(x.shape, x.ndim), outputs[2].data);
 }
 
-void run_grad(const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  const dnnops_tensor &gy = inputs[0], &reserve = inputs[2];
-  const double p = read_probability(inputs[1]);
+void run(const OpCall<GradParams> &call) {
+  const dnnops_tensor &gy = call.inputs[0], &reserve = call.inputs[2];
+  const double p = read_probability(call.inputs[1]);
   const auto *bytes = static_cast<const uint8_t *>(reserve.data);
   if (!is_contiguous(reserve)) {
     auto *packed = reinterpret_cast<uint8_t *>(thread_scratch(reserve.shape[0] + 1));
     bytes = Pieces<uint8_t>(reserve).read(0, reserve.shape[0], packed);
   }
   if (gy.dtype == DNNOPS_FLOAT32)
-    backward<float>(gy, p, bytes, outputs[0]);
+    backward<float>(gy, p, bytes, call.outputs[0]);
   else
-    backward<double>(gy, p, bytes, outputs[0]);
+    backward<double>(gy, p, bytes, call.outputs[0]);
 }
 
 }  // namespace
+
+DNNOPS_OP(onednn_dropout, Params, shape, run)
+DNNOPS_OP(onednn_dropout_grad, GradParams, shape, run)
+
 }  // namespace dnnops
-
-using namespace dnnops;
-
-DNNOPS_EXPORT int dnnops_onednn_dropout_shape(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
-                                              dnnops_tensor *outputs) {
-  return guarded("OneDnnDropout", inputs, 3, [&] {
-    check_data(inputs[0]);
-    dropout_shapes(inputs, outputs);
-  });
-}
-DNNOPS_EXPORT int dnnops_onednn_dropout(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
-                                        dnnops_tensor *outputs) {
-  return guarded("OneDnnDropout", inputs, 3, [&] { run_dropout(inputs, outputs); });
-}
-
-DNNOPS_EXPORT int dnnops_onednn_dropout_grad_shape(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
-                                                   dnnops_tensor *outputs) {
-  return guarded("OneDnnDropoutGrad", inputs, 3, [&] {
-    check_data(inputs[0]);
-    dropout_grad_shape(inputs, outputs);
-  });
-}
-DNNOPS_EXPORT int dnnops_onednn_dropout_grad(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
-                                             dnnops_tensor *outputs) {
-  return guarded("OneDnnDropoutGrad", inputs, 3, [&] { run_grad(inputs, outputs); });
-}

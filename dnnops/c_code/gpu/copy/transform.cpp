@@ -1,4 +1,6 @@
 // Scaled sums of arrays, one of which may be broadcast, and scaled copies in another memory format.
+#include "../../common/op.hpp"
+#include "../../common/shapes.hpp"
 #include "../base/handle.hpp"
 #include "../base/merged_axes.hpp"
 #include "../base/node_state.hpp"
@@ -23,18 +25,18 @@ void check_dtype(const dnnops_tensor &array) {
   if (array.dtype == DNNOPS_BFLOAT16) fail(DNNOPS_TYPE_ERROR, "expected float16, float32 or float64, got bfloat16");
 }
 
-void same_shape(const dnnops_tensor &x, dnnops_tensor &output) {
-  output.dtype = x.dtype;
-  output.ndim = x.ndim;
-  std::memcpy(output.shape, x.shape, x.ndim * sizeof(int64_t));
-}
-
 void require_shape(const dnnops_tensor &x, const dnnops_tensor &output) {
-  if (output.ndim != x.ndim || std::memcmp(output.shape, x.shape, x.ndim * sizeof(int64_t)))
+  if (!same_shape(output, x))
     fail(DNNOPS_VALUE_ERROR, "the output has to have the shape %s", list_of(x.shape, x.ndim).c_str());
 }
 
 // -- alpha * a + beta * c ------------------------------------------------------------------------
+
+// Inputs: a, c, alpha, beta.
+struct AddParams {
+  static const char *op() { return "GpuDnnAddTensor"; }
+  static int input_count() { return 4; }
+};
 
 struct AddKey {
   int64_t handle;
@@ -68,8 +70,16 @@ void describe(AddState &state, const dnnops_tensor &a, const dnnops_tensor &c) {
   set_merged_descriptor(state.c, axes, false, c.dtype);
 }
 
-// Inputs: a, c, alpha, beta.
-void run_add(const dnnops_context &context, const dnnops_tensor *inputs, const dnnops_tensor &output) {
+void shape(const OpCall<AddParams> &call) {
+  check_add(call.inputs[0], call.inputs[1]);
+  read_factor("alpha", call.inputs[2]);
+  read_factor("beta", call.inputs[3]);
+  set_output(call.outputs[0], call.inputs[1]);
+}
+
+void run(const OpCall<AddParams> &call) {
+  const dnnops_context &context = call.context;
+  const dnnops_tensor *inputs = call.inputs, &output = call.outputs[0];
   const DeviceGuard device(context.device);
   const Handle &handle = handle_for(context.device, context.stream);
   const dnnops_tensor &a = inputs[0], &c = inputs[1];
@@ -104,6 +114,12 @@ void run_add(const dnnops_context &context, const dnnops_tensor *inputs, const d
 
 // -- alpha * x, in another memory format -----------------------------------------------------------
 
+// Inputs: x, alpha.
+struct TransformParams {
+  static const char *op() { return "GpuDnnTransform"; }
+  static int input_count() { return 2; }
+};
+
 struct TransformKey {
   int64_t handle;
   OperandKey x, output;
@@ -123,8 +139,15 @@ void describe(TransformState &state, const dnnops_tensor &x, const dnnops_tensor
   set_descriptor(state.output, tensors[1], x.dtype);
 }
 
-// Inputs: x, alpha.
-void run_transform(const dnnops_context &context, const dnnops_tensor *inputs, const dnnops_tensor &output) {
+void shape(const OpCall<TransformParams> &call) {
+  check_dtype(call.inputs[0]);
+  read_factor("alpha", call.inputs[1]);
+  set_output(call.outputs[0], call.inputs[0]);
+}
+
+void run(const OpCall<TransformParams> &call) {
+  const dnnops_context &context = call.context;
+  const dnnops_tensor *inputs = call.inputs, &output = call.outputs[0];
   const DeviceGuard device(context.device);
   const Handle &handle = handle_for(context.device, context.stream);
   const dnnops_tensor &x = inputs[0];
@@ -149,61 +172,27 @@ void run_transform(const dnnops_context &context, const dnnops_tensor *inputs, c
                 output.data);
 }
 
+// -- cuDNN's descriptors, for tests without a GPU --------------------------------------------------
+
+void make_descriptors(const OpCall<AddParams> &call) {
+  const dnnops_tensor &a = call.inputs[0], &c = call.inputs[1];
+  check_add(a, c);
+  AddState state;
+  if (element_count(c.shape, c.ndim)) describe(state, a, c);
+}
+
+void make_descriptors(const OpCall<TransformParams> &call) {
+  const dnnops_tensor &x = call.inputs[0];
+  check_dtype(x);
+  TransformState state;
+  if (element_count(x.shape, x.ndim)) describe(state, x, call.outputs[0]);
+}
+
 }  // namespace
 
+DNNOPS_OP(cudnn_add_tensor, AddParams, shape, run)
+DNNOPS_FUNCTION(cudnn_add_tensor_describe, AddParams, make_descriptors)
+DNNOPS_OP(cudnn_transform, TransformParams, shape, run)
+DNNOPS_FUNCTION(cudnn_transform_describe, TransformParams, make_descriptors)
+
 }  // namespace dnnops
-
-DNNOPS_EXPORT int dnnops_cudnn_add_tensor_shape(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
-                                                dnnops_tensor *outputs) {
-  using namespace dnnops;
-  return guarded("GpuDnnAddTensor", inputs, 4, [&] {
-    check_add(inputs[0], inputs[1]);
-    read_factor("alpha", inputs[2]);
-    read_factor("beta", inputs[3]);
-    same_shape(inputs[1], outputs[0]);
-  });
-}
-
-DNNOPS_EXPORT int dnnops_cudnn_add_tensor(const dnnops_context *context, const int64_t *, const dnnops_tensor *inputs,
-                                          dnnops_tensor *outputs) {
-  using namespace dnnops;
-  return guarded("GpuDnnAddTensor", inputs, 4, [&] { run_add(*context, inputs, outputs[0]); });
-}
-
-// Makes cuDNN's descriptors; needs no GPU.
-DNNOPS_EXPORT int dnnops_cudnn_add_tensor_describe(const dnnops_context *, const int64_t *,
-                                                   const dnnops_tensor *inputs, dnnops_tensor *) {
-  using namespace dnnops;
-  return guarded("GpuDnnAddTensor", inputs, 4, [&] {
-    check_add(inputs[0], inputs[1]);
-    AddState state;
-    if (element_count(inputs[1].shape, inputs[1].ndim)) describe(state, inputs[0], inputs[1]);
-  });
-}
-
-DNNOPS_EXPORT int dnnops_cudnn_transform_shape(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
-                                               dnnops_tensor *outputs) {
-  using namespace dnnops;
-  return guarded("GpuDnnTransform", inputs, 2, [&] {
-    check_dtype(inputs[0]);
-    read_factor("alpha", inputs[1]);
-    same_shape(inputs[0], outputs[0]);
-  });
-}
-
-DNNOPS_EXPORT int dnnops_cudnn_transform(const dnnops_context *context, const int64_t *, const dnnops_tensor *inputs,
-                                         dnnops_tensor *outputs) {
-  using namespace dnnops;
-  return guarded("GpuDnnTransform", inputs, 2, [&] { run_transform(*context, inputs, outputs[0]); });
-}
-
-// Makes cuDNN's descriptors; needs no GPU.
-DNNOPS_EXPORT int dnnops_cudnn_transform_describe(const dnnops_context *, const int64_t *,
-                                                  const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  using namespace dnnops;
-  return guarded("GpuDnnTransform", inputs, 2, [&] {
-    check_dtype(inputs[0]);
-    TransformState state;
-    if (element_count(inputs[0].shape, inputs[0].ndim)) describe(state, inputs[0], outputs[0]);
-  });
-}

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <array>
 
+#include "../../common/op.hpp"
+#include "../../common/shapes.hpp"
 #include "../base/handle.hpp"
 #include "../kernels/kernel_loader.hpp"
 #include "../base/merged_axes.hpp"
@@ -11,9 +13,13 @@ namespace dnnops {
 
 namespace {
 
-// Bit i of axes says whether axis i is reduced. op is a cudnnReduceTensorOp_t.
+// Input: x. Outputs: the values, and the int64 indices if requested.
 struct ReductionParams {
-  int64_t op, axes, dtype, indices;
+  int64_t reduction;  // a cudnnReduceTensorOp_t
+  int64_t axes;       // a bit for each axis that is reduced
+  int64_t dtype, indices;
+  static const char *op() { return "GpuDnnReduction"; }
+  static int input_count() { return 1; }
 };
 
 enum CudnnReduction {
@@ -37,12 +43,10 @@ struct Launch {
   long long count;
 };
 
-const ReductionParams &params_of(const int64_t *words) { return *reinterpret_cast<const ReductionParams *>(words); }
-
 bool is_reduced(const ReductionParams &params, int64_t axis) { return params.axes >> axis & 1; }
 
 bool is_extremum(const ReductionParams &params) {
-  return params.op == REDUCE_MIN || params.op == REDUCE_MAX || params.op == REDUCE_AMAX;
+  return params.reduction == REDUCE_MIN || params.reduction == REDUCE_MAX || params.reduction == REDUCE_AMAX;
 }
 
 int64_t compute_dtype(const dnnops_tensor &x) { return x.dtype == DNNOPS_FLOAT64 ? DNNOPS_FLOAT64 : DNNOPS_FLOAT32; }
@@ -75,8 +79,7 @@ void set_shape(const ReductionParams &params, const dnnops_tensor &x, dnnops_ten
 void require_shape(const ReductionParams &params, const dnnops_tensor &x, const dnnops_tensor &output) {
   dnnops_tensor expected;
   set_shape(params, x, expected, output.dtype);
-  if (output.ndim != expected.ndim ||
-      std::memcmp(output.shape, expected.shape, expected.ndim * sizeof(int64_t)))
+  if (!same_shape(output, expected))
     fail(DNNOPS_VALUE_ERROR, "the output has to have the shape %s", list_of(expected.shape, expected.ndim).c_str());
   require_contiguous(output);
 }
@@ -104,7 +107,7 @@ void describe_reduction(ReductionState &state, const ReductionParams &params, co
   const MergedAxes axes = merge_axes(x.shape, x.ndim, marked);
   set_merged_descriptor(state.x, axes, false, x.dtype);
   set_merged_descriptor(state.output, axes, true, params.dtype);
-  DNNOPS_LEGACY(cudnnSetReduceTensorDescriptor, state.reduction, static_cast<int>(params.op),
+  DNNOPS_LEGACY(cudnnSetReduceTensorDescriptor, state.reduction, static_cast<int>(params.reduction),
                 static_cast<int>(cudnn_dtype(compute_dtype(x))), PROPAGATE_NAN,
                 params.indices ? FLATTENED_INDICES : 0, INDICES_OF_32_BITS);
 }
@@ -136,7 +139,7 @@ void prepare(ReductionState &state, const ReductionKey &key, const ReductionPara
     DNNOPS_LEGACY(cudnnGetReductionWorkspaceSize, handle.cudnn, state.reduction, state.x, state.output,
                   &state.workspace_bytes);
   } else if (state.way == ELEMENTS) {
-    const bool absolute = params.op == REDUCE_AMAX || params.op == REDUCE_NORM1 || params.op == REDUCE_NORM2;
+    const bool absolute = params.reduction == REDUCE_AMAX || params.reduction == REDUCE_NORM1 || params.reduction == REDUCE_NORM2;
     state.elements = load_kernel(handle, "reduction", "copy_elements",
                                  "-DFROM=" + std::to_string(x.dtype) + " -DTO=" + std::to_string(params.dtype) +
                                      " -DABSOLUTE=" + std::to_string(absolute));
@@ -157,7 +160,7 @@ void launch(const Kernel &kernel, const void *from, void *to, int64_t count, voi
 
 // Fills in the results of empty reductions: 0 for sums, 1 for products, NaN for means.
 void fill(const ReductionState &state, const ReductionParams &params, const Handle &handle, void *output) {
-  const int at = params.op == REDUCE_MUL ? 1 : params.op == REDUCE_AVG ? 2 : 0;
+  const int at = params.reduction == REDUCE_MUL ? 1 : params.reduction == REDUCE_AVG ? 2 : 0;
   static const float floats[] = {0, 1, __builtin_nanf("")};
   static const double doubles[] = {0, 1, __builtin_nan("")};
   static const uint16_t halves[] = {0, 0x3c00, 0x7e00};
@@ -167,8 +170,17 @@ void fill(const ReductionState &state, const ReductionParams &params, const Hand
   DNNOPS_LEGACY(cudnnSetTensor, handle.cudnn, state.output, output, value);
 }
 
-void run(const dnnops_context &context, const ReductionParams &params, const dnnops_tensor &x,
-         const dnnops_tensor *outputs) {
+void shape(const OpCall<ReductionParams> &call) {
+  const dnnops_tensor &x = call.inputs[0];
+  check_operands(call.params, x);
+  set_shape(call.params, x, call.outputs[0], call.params.dtype);
+  if (call.params.indices) set_shape(call.params, x, call.outputs[1], DNNOPS_INT64);
+}
+
+void run(const OpCall<ReductionParams> &call) {
+  const dnnops_context &context = call.context;
+  const ReductionParams &params = call.params;
+  const dnnops_tensor &x = call.inputs[0], *outputs = call.outputs;
   const DeviceGuard device(context.device);
   const Handle &handle = handle_for(context.device, context.stream);
   HeldState<ReductionState> held(context);
@@ -198,37 +210,17 @@ void run(const dnnops_context &context, const ReductionParams &params, const dnn
   if (params.indices) launch(state.widen, scratch, outputs[1].data, results, context.stream);
 }
 
+// Makes cuDNN's descriptors; needs no GPU.
+void make_descriptors(const OpCall<ReductionParams> &call) {
+  const dnnops_tensor &x = call.inputs[0];
+  check_operands(call.params, x);
+  ReductionState state;
+  if (way_of(call.params, x) == CUDNN) describe_reduction(state, call.params, x);
+}
+
 }  // namespace
 
+DNNOPS_OP(cudnn_reduction, ReductionParams, shape, run)
+DNNOPS_FUNCTION(cudnn_reduction_describe, ReductionParams, make_descriptors)
+
 }  // namespace dnnops
-
-// Input: x. Outputs: the values, and the int64 indices if requested.
-DNNOPS_EXPORT int dnnops_cudnn_reduction_shape(const dnnops_context *, const int64_t *words,
-                                               const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  using namespace dnnops;
-  const ReductionParams &params = params_of(words);
-  return guarded("GpuDnnReduction", inputs, 1, [&] {
-    check_operands(params, inputs[0]);
-    set_shape(params, inputs[0], outputs[0], params.dtype);
-    if (params.indices) set_shape(params, inputs[0], outputs[1], DNNOPS_INT64);
-  });
-}
-
-DNNOPS_EXPORT int dnnops_cudnn_reduction(const dnnops_context *context, const int64_t *words,
-                                         const dnnops_tensor *inputs, dnnops_tensor *outputs) {
-  using namespace dnnops;
-  const ReductionParams &params = params_of(words);
-  return guarded("GpuDnnReduction", inputs, 1, [&] { run(*context, params, inputs[0], outputs); });
-}
-
-// Makes cuDNN's descriptors; needs no GPU.
-DNNOPS_EXPORT int dnnops_cudnn_reduction_describe(const dnnops_context *, const int64_t *words,
-                                                  const dnnops_tensor *inputs, dnnops_tensor *) {
-  using namespace dnnops;
-  const ReductionParams &params = params_of(words);
-  return guarded("GpuDnnReduction", inputs, 1, [&] {
-    check_operands(params, inputs[0]);
-    ReductionState state;
-    if (way_of(params, inputs[0]) == CUDNN) describe_reduction(state, params, inputs[0]);
-  });
-}

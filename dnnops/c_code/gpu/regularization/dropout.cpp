@@ -1,5 +1,6 @@
 // Dropout and its gradient, with dnnops kernels.
 #include "../../common/dropout_problem.hpp"
+#include "../../common/op.hpp"
 
 #include "../conv/conv_plan.hpp"
 #include "../base/handle.hpp"
@@ -42,7 +43,7 @@ Launch make_launch(const dnnops_tensor *inputs, void *to) {
   return launch;
 }
 
-void run(const dnnops_context &context, const char *name, Launch &launch, int64_t dtype) {
+void launch_elementwise(const dnnops_context &context, const char *name, Launch &launch, int64_t dtype) {
   if (!launch.count) return;
   const DeviceGuard device(context.device);
   const Handle &handle = handle_for(context.device, context.stream);
@@ -60,9 +61,20 @@ void run(const dnnops_context &context, const char *name, Launch &launch, int64_
   launch_kernel(state.kernel, static_cast<unsigned>(blocks), THREADS, 0, context.stream, arguments);
 }
 
-void forward(const dnnops_context &context, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+struct Params {
+  static const char *op() { return "GpuDnnDropoutOp"; }
+  static int input_count() { return 3; }
+};
+
+void shape(const OpCall<Params> &call) {
+  cudnn_dtype(call.inputs[0].dtype);
+  dropout_shapes(call.inputs, call.outputs);
+}
+
+void run(const OpCall<Params> &call) {
+  const dnnops_tensor *inputs = call.inputs, *outputs = call.outputs;
   // The state is on the host, so a captured launch would draw the same numbers at each replay.
-  if (is_capturing(context.stream)) fail(DNNOPS_NOT_SUPPORTED, "dropout cannot be captured in a CUDA graph");
+  if (is_capturing(call.context.stream)) fail(DNNOPS_NOT_SUPPORTED, "dropout cannot be captured in a CUDA graph");
   Launch launch = make_launch(inputs, outputs[0].data);
   const DropoutPlace place = read_place(inputs[2]);
   require_contiguous(inputs[0]);
@@ -70,47 +82,33 @@ void forward(const dnnops_context &context, const dnnops_tensor *inputs, dnnops_
   launch.seed = place.seed;
   launch.offset = place.offset;
   launch.reserve = outputs[1].data;
-  run(context, "dropout", launch, inputs[0].dtype);
+  launch_elementwise(call.context, "dropout", launch, inputs[0].dtype);
   write_next_place(place, launch.count, outputs[2].data);
 }
 
-void backward(const dnnops_context &context, const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+struct GradParams {
+  static const char *op() { return "GpuDnnDropoutGrad"; }
+  static int input_count() { return 3; }
+};
+
+void shape(const OpCall<GradParams> &call) {
+  cudnn_dtype(call.inputs[0].dtype);
+  dropout_grad_shape(call.inputs, call.outputs);
+}
+
+void run(const OpCall<GradParams> &call) {
+  const dnnops_tensor *inputs = call.inputs, *outputs = call.outputs;
   Launch launch = make_launch(inputs, outputs[0].data);
   require_contiguous(inputs[0]);
   require_contiguous(inputs[2]);
   require_contiguous(outputs[0]);
   launch.reserve = inputs[2].data;
-  run(context, "dropout_grad", launch, inputs[0].dtype);
+  launch_elementwise(call.context, "dropout_grad", launch, inputs[0].dtype);
 }
 
 }  // namespace
 
+DNNOPS_OP(cudnn_dropout, Params, shape, run)
+DNNOPS_OP(cudnn_dropout_grad, GradParams, shape, run)
+
 }  // namespace dnnops
-
-DNNOPS_EXPORT int dnnops_cudnn_dropout_shape(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
-                                             dnnops_tensor *outputs) {
-  using namespace dnnops;
-  return guarded("GpuDnnDropoutOp", inputs, 3, [&] {
-    cudnn_dtype(inputs[0].dtype);
-    dropout_shapes(inputs, outputs);
-  });
-}
-DNNOPS_EXPORT int dnnops_cudnn_dropout(const dnnops_context *context, const int64_t *, const dnnops_tensor *inputs,
-                                       dnnops_tensor *outputs) {
-  using namespace dnnops;
-  return guarded("GpuDnnDropoutOp", inputs, 3, [&] { forward(*context, inputs, outputs); });
-}
-
-DNNOPS_EXPORT int dnnops_cudnn_dropout_grad_shape(const dnnops_context *, const int64_t *, const dnnops_tensor *inputs,
-                                                  dnnops_tensor *outputs) {
-  using namespace dnnops;
-  return guarded("GpuDnnDropoutGrad", inputs, 3, [&] {
-    cudnn_dtype(inputs[0].dtype);
-    dropout_grad_shape(inputs, outputs);
-  });
-}
-DNNOPS_EXPORT int dnnops_cudnn_dropout_grad(const dnnops_context *context, const int64_t *, const dnnops_tensor *inputs,
-                                            dnnops_tensor *outputs) {
-  using namespace dnnops;
-  return guarded("GpuDnnDropoutGrad", inputs, 3, [&] { backward(*context, inputs, outputs); });
-}
