@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dnnops.display import show_size
+from dnnops.dtypes import compute_dtype
 
 __all__ = ["case_words", "cudnn_words"]
 
 _DIRECTIONS = {"grad_inputs": "backward_data", "grad_weights": "backward_filter"}
-_USUAL_COMPUTE = {"float16": "float32", "bfloat16": "float32"}
 _LONGEST = 120
 
 
@@ -62,7 +62,7 @@ def case_words(key: Mapping[str, Any]) -> str:
 def _settings(case: Mapping[str, Any]) -> list[str]:
     dtype, compute = case.get("dtype"), case.get("compute")
     settings = []
-    if compute not in (None, _USUAL_COMPUTE.get(str(dtype), dtype)):
+    if compute not in (None, compute_dtype(str(dtype))):
         settings.append(f"computed in {compute}")
     if case.get("allow_tf32") and dtype == "float32":
         settings.append("TF32")

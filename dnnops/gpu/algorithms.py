@@ -15,6 +15,7 @@ from typing import Any
 
 from dnnops.arguments import is_int, shown
 from dnnops.config import ALGORITHM_WORDS, flag_value, parse_flag
+from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.runtime.build import CUDNN
 
@@ -201,12 +202,11 @@ _COMPUTE_DTYPES = {
     "float32": ("float32",),
     "float64": ("float64",),
 }
+#: Negative words are ``Precision`` in C, the others a ``dnnops_dtype``.
 _PRECISION_WORDS = {
     "as_input_f32": -1,
     "as_input": -2,
-    "float32": 0,
-    "float64": 1,
-    "float16": 2,
+    **{name: DTYPE_CODES[name] for name in ("float32", "float64", "float16")},
 }
 
 

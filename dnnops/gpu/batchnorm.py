@@ -11,6 +11,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor import as_tensor_variable
 
 from dnnops.compat import inferred_shapes, shape_inference
+from dnnops.dtypes import DTYPE_CODES, compute_dtype
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpu.base import (
     GPU_KERNELS,
@@ -32,7 +33,6 @@ from dnnops.nnet.norm.batchnorm_base import BatchNormBase
 from dnnops.nnet.validate import float64_scalar, one_of, switch
 from dnnops.runtime.axes import has_neighboring_statistics
 from dnnops.runtime.implementations import BuildContext, implements
-from dnnops.runtime.op import DTYPE_CODES
 
 __all__ = [
     "MODES",
@@ -48,7 +48,7 @@ MODES = ("per-activation", "spatial")
 
 def parameter_dtype(dtype: str) -> str:
     """Return the dtype of the parameters: float32 for arrays of a 16-bit dtype, else `dtype`."""
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
+    return compute_dtype(dtype)
 
 
 def _arrays(node: Apply) -> list[int]:

@@ -15,6 +15,7 @@ import numpy as np
 from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Variable
 
+from dnnops.dtypes import DTYPES, FLOAT_DTYPES
 from dnnops.gpu.base import GPU_CUPY, as_gradient, device_operands, gradient_like
 from dnnops.gpuarray.op import GpuOp, infer_device
 from dnnops.gpuarray.type import GpuArrayType
@@ -32,12 +33,6 @@ from dnnops.runtime.implementations import implements
 
 __all__ = ["GpuMaxPoolGradGrad", "GpuPool", "GpuPoolGrad", "GpuPoolOperands"]
 
-_C_TYPES = {
-    "float16": ("__half", "float"),
-    "bfloat16": ("__nv_bfloat16", "float"),
-    "float32": ("float", "float"),
-    "float64": ("double", "double"),
-}
 _BLOCK = 256
 #: ``Geometry`` in ``pool_kernels.cuh``.
 _GEOMETRY = np.dtype([("words", "int64", 15)])
@@ -51,7 +46,11 @@ def kernel_source() -> str:
 def kernel_names() -> list[str]:
     """Return the kernels' names, as instances of their templates."""
     kernels = ("pool_kernel", "pool_grad_kernel", "max_pool_grad_grad_kernel")
-    return [f"{kernel}<{', '.join(types)}>" for kernel in kernels for types in _C_TYPES.values()]
+    return [_kernel_name(kernel, dtype) for kernel in kernels for dtype in FLOAT_DTYPES]
+
+
+def _kernel_name(kernel: str, dtype: str) -> str:
+    return f"{kernel}<{DTYPES[dtype].cuda_type}, {DTYPES[dtype].c_type}>"
 
 
 @cache
@@ -122,7 +121,7 @@ class GpuKernelPool(GpuOp, GpuPoolOperands):
         ]
         # CuPy passes a NumPy array of one element by value: here, a struct of 15 words.
         geometry = np.array(words, dtype="int64").reshape(-1).view(_GEOMETRY)
-        function = _module().get_function(f"{self.kernel}<{', '.join(_C_TYPES[dtype])}>")
+        function = _module().get_function(_kernel_name(self.kernel, dtype))
         arguments = (*mode, *(cupy.ascontiguousarray(a) for a in self._read(arrays)), out)
         blocks = -(-out.size // _BLOCK)
         function((blocks,), (_BLOCK,), (geometry, *arguments, np.int64(out.size)))

@@ -17,25 +17,8 @@ from pytensor.graph.utils import MethodNotDefined
 from pytensor.scalar import ScalarType, get_scalar_type
 from pytensor.scalar.basic import Cast, Composite, Pow, ScalarOp, Trunc, identity
 
+from dnnops.dtypes import DTYPES, compute_dtype
 from dnnops.errors import DnnNotSupportedError
-from dnnops.gpuarray.dtypes import DTYPES
-
-#: The C type in which kernels compute with values of each dtype.
-C_TYPES: dict[str, str] = {
-    "bool": "bool",
-    "int8": "signed char",
-    "uint8": "unsigned char",
-    "int16": "short",
-    "uint16": "unsigned short",
-    "int32": "int",
-    "uint32": "unsigned int",
-    "int64": "long long",
-    "uint64": "unsigned long long",
-    "float16": "float",
-    "bfloat16": "float",
-    "float32": "float",
-    "float64": "double",
-}
 
 #: Definitions that the C code of scalar Ops relies on. ``KERNEL`` lets integer division by zero
 #: pass, as in CUDA, instead of raising a Python exception.
@@ -47,7 +30,7 @@ PREAMBLE = "\n".join(
         "#define ga_double double",
         "#ifndef INFINITY\n#define INFINITY __int_as_float(0x7f800000)\n#endif",
         "#ifndef NAN\n#define NAN __int_as_float(0x7fffffff)\n#endif",
-        *(f"typedef {c_type} npy_{name};" for name, c_type in C_TYPES.items()),
+        *(f"typedef {dtype.c_type} npy_{name};" for name, dtype in DTYPES.items()),
     ]
 )
 
@@ -66,11 +49,6 @@ class ScalarCode:
 
     operation: str
     support: str
-
-
-def compute_dtype(dtype: str) -> str:
-    """Return the dtype in which values of `dtype` are computed."""
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
 def scalar_code(scalar_op: ScalarOp, in_dtypes: tuple[str, ...]) -> ScalarCode:
@@ -93,7 +71,7 @@ def scalar_code(scalar_op: ScalarOp, in_dtypes: tuple[str, ...]) -> ScalarCode:
         If the Op has no C code, if a kernel can't contain its C code, or if a dtype, such as a
         complex one, isn't a device dtype. Such an Op has to stay on the host.
     """
-    if unknown := set(in_dtypes) - DTYPES:
+    if unknown := set(in_dtypes) - DTYPES.keys():
         raise DnnNotSupportedError(
             f"cannot generate CUDA code of {scalar_op} for dtypes {sorted(unknown)}"
         )
@@ -208,9 +186,9 @@ _SPECIAL = {Pow: _power, Trunc: _truncation}
 
 def _c_type(variable: Any) -> str:
     dtype = variable.type.dtype
-    if not isinstance(variable.type, ScalarType) or dtype not in C_TYPES:
+    if not isinstance(variable.type, ScalarType) or dtype not in DTYPES:
         raise DnnNotSupportedError(f"CUDA code cannot hold values of {variable.type}")
-    return C_TYPES[dtype]
+    return DTYPES[dtype].c_type
 
 
 def _name(variable: Any, names: dict[Variable, str]) -> str:
@@ -233,7 +211,7 @@ def c_literal(value: Any, dtype: str) -> str:
     dtype : str
         Real dtype.
     """
-    c_type = C_TYPES[dtype]
+    c_type = DTYPES[dtype].c_type
     if c_type not in ("float", "double"):
         if dtype == "uint64":
             return f"((unsigned long long){int(value)}ULL)"

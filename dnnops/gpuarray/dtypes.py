@@ -1,4 +1,4 @@
-"""Names of the dtypes of device arrays, and the corresponding NumPy dtypes."""
+"""Read the dtypes that users give, and convert between them and those of NumPy."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from dnnops.arguments import shown
+from dnnops.dtypes import DTYPES, FLOAT_DTYPES, HALF_DTYPES
 from dnnops.errors import DnnTypeError, DnnUnavailableError
-from dnnops.runtime.op import DTYPE_CODES
-
-#: Every dtype that a :class:`~dnnops.gpuarray.type.GpuArrayType` can have.
-DTYPES: frozenset[str] = frozenset(DTYPE_CODES) | {"int16", "uint16", "uint32", "uint64"}
-
-FLOAT_DTYPES: frozenset[str] = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
 @functools.cache
@@ -24,7 +19,7 @@ def numpy_dtype(name: str) -> np.dtype:
     Parameters
     ----------
     name : str
-        One of :data:`DTYPES`.
+        One of :data:`dnnops.dtypes.DTYPES`.
 
     Returns
     -------
@@ -64,7 +59,7 @@ def dtype_name(dtype: object) -> str:
     Returns
     -------
     str
-        One of :data:`DTYPES`.
+        One of :data:`dnnops.dtypes.DTYPES`.
 
     Raises
     ------
@@ -108,9 +103,9 @@ def widest_dtype(dtypes: Iterable[str]) -> str | None:
         since neither holds every value of the other.
     """
     found = set(dtypes)
-    if not found <= FLOAT_DTYPES or {"float16", "bfloat16"} <= found:
+    if not found <= set(FLOAT_DTYPES) or found.issuperset(HALF_DTYPES):
         return None
-    return max(found, key=("float16", "bfloat16", "float32", "float64").index)
+    return max(found, key=FLOAT_DTYPES.index)
 
 
 def host_dtype(name: str) -> str:

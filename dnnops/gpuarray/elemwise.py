@@ -15,8 +15,9 @@ from pytensor.scalar.basic import ScalarOp
 from pytensor.tensor.type import TensorType
 
 from dnnops.compat import shape_inference
+from dnnops.dtypes import DTYPES
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
-from dnnops.gpuarray.codegen import C_TYPES, PREAMBLE, scalar_code
+from dnnops.gpuarray.codegen import PREAMBLE, scalar_code
 from dnnops.gpuarray.dtypes import host_dtype
 from dnnops.gpuarray.layout import common_order, inverse
 from dnnops.gpuarray.op import GpuOp, infer_device, is_on_device
@@ -231,7 +232,7 @@ def elementwise_kernel(
 
     code = scalar_code(scalar_op, in_dtypes)
     # Assign results to local variables first: an output may overwrite an operand.
-    lines = [f"{C_TYPES[dtype]} out{i};" for i, dtype in enumerate(out_dtypes)]
+    lines = [f"{DTYPES[dtype].c_type} out{i};" for i, dtype in enumerate(out_dtypes)]
     lines.append(code.operation)
     lines += [f"z{i} = out{i};" for i in range(len(out_dtypes))]
     return cupy.ElementwiseKernel(

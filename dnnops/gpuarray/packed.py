@@ -9,7 +9,8 @@ from typing import Any
 
 from pytensor.scalar.basic import ScalarOp
 
-from dnnops.gpuarray.codegen import C_TYPES, PREAMBLE, scalar_code
+from dnnops.dtypes import DTYPES
+from dnnops.gpuarray.codegen import PREAMBLE, scalar_code
 from dnnops.gpuarray.dtypes import numpy_dtype
 
 __all__ = ["LEAST_SIZE", "pack_width", "packed_kernel", "packed_operands", "repetition"]
@@ -205,7 +206,7 @@ def packed_kernel(
     lines += ["#pragma unroll", f"for (int k = 0; k < {width}; ++k) {{"]
     lines += [f"const auto in{i} = p{i}.of[k];" for i in dense]
     lines += [f"const auto in{i} = p{i}.next();" for i in repeated]
-    lines += [f"{C_TYPES[dtype]} out{i};" for i, dtype in enumerate(out_dtypes)]
+    lines += [f"{DTYPES[dtype].c_type} out{i};" for i, dtype in enumerate(out_dtypes)]
     lines.append(code.operation)
     lines += [f"q{i}.of[k] = out{i};" for i in results]
     lines.append("}")

@@ -23,8 +23,9 @@ from pytensor.scalar.basic import (
 )
 from pytensor.tensor.elemwise import CAReduce
 
+from dnnops.dtypes import DTYPES, FLOAT_DTYPES, compute_dtype
 from dnnops.errors import DnnNotSupportedError, DnnValueError
-from dnnops.gpuarray.codegen import C_TYPES, PREAMBLE, c_literal, compute_dtype
+from dnnops.gpuarray.codegen import PREAMBLE, c_literal
 from dnnops.gpuarray.layout import dense_order
 from dnnops.gpuarray.op import MirrorOp
 from dnnops.gpuarray.row_reduction import Arithmetic, RowReduction, split_axes
@@ -181,15 +182,15 @@ def reduction_kernel(
     import cupy
 
     reduction = _reduction(scalar_op)
-    accumulator = C_TYPES[acc_dtype if reduction.accumulates else in_dtype]
+    accumulator = DTYPES[acc_dtype if reduction.accumulates else in_dtype].c_type
     # Don't use the names in0 and out0: CuPy 14.2 assumes that the types of operands with these
     # names are declared, as in its own reductions, and its code for large arrays wouldn't compile.
     return cupy.ReductionKernel(
         f"{in_dtype} operand",
         f"{out_dtype} result",
-        f"dnnops_premap(({accumulator})({C_TYPES[in_dtype]})operand)",
+        f"dnnops_premap(({accumulator})({DTYPES[in_dtype].c_type})operand)",
         reduction.expression,
-        f"result = ({C_TYPES[out_dtype]})a",
+        f"result = ({DTYPES[out_dtype].c_type})a",
         _identity(reduction, in_dtype, acc_dtype),
         name="dnnops_reduction",
         reduce_type=accumulator,
@@ -207,7 +208,7 @@ def row_reduction(
         Arithmetic(
             in_dtype,
             out_dtype,
-            C_TYPES[acc_dtype if reduction.accumulates else in_dtype],
+            DTYPES[acc_dtype if reduction.accumulates else in_dtype].c_type,
             _identity(reduction, in_dtype, acc_dtype),
             PREMAPS[premap] if premap else "x",
             reduction.expression,
@@ -279,10 +280,10 @@ def _identity(reduction: _Reduction, in_dtype: str, acc_dtype: str) -> str:
         all_ones = reduction.identity == -1
         if in_dtype == "bool":
             return "true" if all_ones else "false"
-        return f"(({C_TYPES[in_dtype]})~0ULL)" if all_ones else "0"
+        return f"(({DTYPES[in_dtype].c_type})~0ULL)" if all_ones else "0"
     if in_dtype == "bool":
         return "false" if reduction.identity == "lowest" else "true"
-    if in_dtype in ("float16", "bfloat16", "float32", "float64"):
+    if in_dtype in FLOAT_DTYPES:
         return c_literal(-np.inf if reduction.identity == "lowest" else np.inf, in_dtype)
     limits = np.iinfo(in_dtype)
     return c_literal(limits.min if reduction.identity == "lowest" else limits.max, in_dtype)

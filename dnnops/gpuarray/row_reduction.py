@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dnnops.gpuarray.codegen import C_TYPES
+from dnnops.dtypes import DTYPES, HALF_DTYPES
 from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.runtime.build import c_code_dir
-from dnnops.runtime.op import DTYPE_CODES
 
 __all__ = [
     "MIN_ROW_BYTES",
@@ -35,7 +34,6 @@ THREADS, LOADS, PACK_BYTES = 256, 4, 16
 #: Number of blocks that a multiprocessor runs at once.
 BLOCKS = 4
 _MAX_GRID = 2**31 - 1
-_HALVES = ("float16", "bfloat16")
 
 
 class Arithmetic(NamedTuple):
@@ -139,7 +137,7 @@ def launch_config(rows: int, length: int, itemsize: int, processors: int) -> Lau
 
 
 def _stored(dtype: str) -> str:
-    return "unsigned short" if dtype in _HALVES else C_TYPES[dtype]
+    return "unsigned short" if dtype in HALF_DTYPES else DTYPES[dtype].c_type
 
 
 def row_source(arithmetic: Arithmetic) -> str:
@@ -154,11 +152,11 @@ def row_source(arithmetic: Arithmetic) -> str:
     str
     """
     of = arithmetic
-    value, result = "element", f"({C_TYPES[of.out_dtype]})value"
-    if of.in_dtype in _HALVES:
-        value = f"Number<{DTYPE_CODES[of.in_dtype]}>::acc(element)"
-    if of.out_dtype in _HALVES:
-        result = f"Number<{DTYPE_CODES[of.out_dtype]}>::bits({result})"
+    value, result = "element", f"({DTYPES[of.out_dtype].c_type})value"
+    if of.in_dtype in HALF_DTYPES:
+        value = f"Number<{DTYPES[of.in_dtype].code}>::acc(element)"
+    if of.out_dtype in HALF_DTYPES:
+        result = f"Number<{DTYPES[of.out_dtype].code}>::bits({result})"
     declared = f"""
 using Stored = {_stored(of.in_dtype)};
 using Result = {_stored(of.out_dtype)};

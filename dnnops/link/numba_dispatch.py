@@ -25,9 +25,10 @@ from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 
 from dnnops.cpu.base import OneDnnOp
+from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import DnnTypeError
 from dnnops.runtime.build import ONEDNN, abi_hash
-from dnnops.runtime.op import DTYPE_CODES, MAX_NDIM, raise_status
+from dnnops.runtime.op import MAX_NDIM, raise_status
 
 _TENSOR_WORDS = 3 + 2 * MAX_NDIM
 #: Part of the cache key of compiled code; increment it when the generated code changes.

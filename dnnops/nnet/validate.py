@@ -29,11 +29,11 @@ from dnnops.arguments import (
     shown,
     switch,
 )
+from dnnops.dtypes import HOST_FLOAT_DTYPES, compute_dtype
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet.checks import checked
 
 __all__ = [
-    "FLOAT_DTYPES",
     "MAX_PARAMETER",
     "Shape",
     "accumulator_dtype",
@@ -65,9 +65,6 @@ __all__ = [
     "switch",
     "vector_entries",
 ]
-
-#: The dtypes that the abstract Ops accept.
-FLOAT_DTYPES = ("float16", "float32", "float64")
 
 _MAX_INT64 = 2**63 - 1
 
@@ -145,10 +142,10 @@ def float_tensor(where: str, name: str, value: Any, ndim: int | None = None) -> 
             f"{where}: {name} must have {ndim} dimensions, got {x.type.ndim} "
             f"(shape {show_shape(x.type.shape)})"
         )
-    if x.type.dtype not in FLOAT_DTYPES:
+    if x.type.dtype not in HOST_FLOAT_DTYPES:
         raise DnnTypeError(
             f"{where}: {name} has dtype {x.type.dtype}; expected one of "
-            f"{', '.join(FLOAT_DTYPES)} (cast it first)"
+            f"{', '.join(HOST_FLOAT_DTYPES)} (cast it first)"
         )
     return x
 
@@ -207,7 +204,7 @@ def check_broadcast(where: str, **operands: TensorVariable) -> None:
 
 def accumulator_dtype(dtype: Any) -> np.dtype:
     """Return the dtype in which to accumulate elements of `dtype`."""
-    return np.dtype("float32") if np.dtype(dtype) == np.float16 else np.dtype(dtype)
+    return np.dtype(compute_dtype(np.dtype(dtype).name))
 
 
 def int_vector(where: str, name: str, value: Any, length: int) -> TensorVariable:

@@ -17,10 +17,11 @@ from pytensor.graph.basic import Apply
 
 from dnnops.arguments import switch
 from dnnops.display import plain_console, plain_table, rendered, show_size
+from dnnops.dtypes import DTYPE_NAMES
 from dnnops.errors import DnnTypeError
 from dnnops.nnet.conv.base import ConvBase
 from dnnops.runtime.nodes import node_number
-from dnnops.runtime.op import DTYPE_CODES, RuntimeOp
+from dnnops.runtime.op import RuntimeOp
 
 __all__ = ["ChosenPlan", "ChosenPlans", "chosen_plans"]
 
@@ -29,7 +30,6 @@ _DIRECTIONS = ("forward", "grad_inputs", "grad_weights")
 #: Positions of the image, the filters and the convolution's result among a node's two inputs (0 and
 #: 1) and its output (2).
 _ROLES = {"forward": (0, 1, 2), "grad_inputs": (2, 0, 1), "grad_weights": (0, 2, 1)}
-_DTYPES = {code: name for name, code in DTYPE_CODES.items()}
 
 
 class _Row(ctypes.Structure):
@@ -212,7 +212,7 @@ def _chosen(node: Apply) -> ChosenPlan:
         input_shape=tuple(row.image[: row.ndim]),
         filter_shape=tuple(row.filters[: row.ndim]),
         output_shape=tuple(row.top[: row.ndim]),
-        dtype=_DTYPES[row.dtype],
+        dtype=DTYPE_NAMES[row.dtype],
         memory_format={0: "contiguous", 1: "mixed", 2: "channels_last"}[sum(formats)],
         plan=row.plan.decode(errors="replace"),
         workspace_bytes=None if row.workspace < 0 else row.workspace,

@@ -20,6 +20,7 @@ from pytensor.link.c.op import COp
 from pytensor.link.c.params_type import Params, ParamsType
 from pytensor.tensor.type import TensorType
 
+from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import DnnTypeError, error_from_status
 from dnnops.runtime.build import LIBRARIES, RuntimeLibrary, abi_hash, c_code_dir
 from dnnops.runtime.implementations import BuildContext
@@ -35,18 +36,6 @@ __all__ = [
     "raise_status",
 ]
 
-#: ``dnnops_dtype`` of each dtype name.
-DTYPE_CODES = {
-    "float32": 0,
-    "float64": 1,
-    "float16": 2,
-    "bfloat16": 3,
-    "int8": 4,
-    "uint8": 5,
-    "int32": 6,
-    "int64": 7,
-    "bool": 8,
-}
 MAX_NDIM = 8
 
 

@@ -37,7 +37,7 @@ LAYERS: tuple[tuple[Room, ...], ...] = (
         Room(
             "config",
             "flags, errors",
-            ("arguments", "display", "compat", "mode_flag", "errors", "__about__"),
+            ("arguments", "display", "compat", "mode_flag", "errors", "dtypes", "__about__"),
         ),
         Room("c_code", "C and C++ sources"),
     ),

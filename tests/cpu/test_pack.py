@@ -10,8 +10,9 @@ import numpy as np
 import pytensor
 import pytest
 
+from dnnops.dtypes import DTYPE_CODES
 from dnnops.runtime.build import c_code_dir
-from dnnops.runtime.op import DTYPE_CODES, _Tensor
+from dnnops.runtime.op import _Tensor
 
 SOURCE = """
 #include "cpu/base/pack.hpp"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import error_from_status
 from dnnops.gpu.kernels import kernel_source
 from dnnops.runtime.build import CUDNN, c_code_dir
-from dnnops.runtime.op import DTYPE_CODES
 
 __all__ = ["KINDS", "WAYS", "HostKernels", "Work", "work_of"]
 

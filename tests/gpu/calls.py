@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import error_from_status
 from dnnops.runtime.build import CUDNN
-from dnnops.runtime.op import DTYPE_CODES, _Context, _Tensor
+from dnnops.runtime.op import _Context, _Tensor
 
 #: A dummy address that is never read.
 NOWHERE = 1 << 20

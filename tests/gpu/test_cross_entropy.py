@@ -11,11 +11,11 @@ import pytest
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.special import log_softmax
 
+from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import DnnIndexError, DnnTypeError
 from dnnops.gpu.cross_entropy import GpuCrossEntropy, GpuCrossEntropyGrad
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.loss.cross_entropy import CrossEntropy, CrossEntropyGrad
-from dnnops.runtime.op import DTYPE_CODES
 from tests.emulation.host_kernels import compile_for_gpu, compile_for_host, launch_struct
 from tests.gpu.calls import call, device_tensor, shape_of
 from tests.gpu.device import DTYPES, bits, host, make_node, on_gpu, poison, rounded, values

@@ -10,13 +10,13 @@ import pytensor.tensor as pt
 import pytest
 
 from dnnops import dnn, nnet
+from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import DnnLibraryError, DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpu.ctc import GpuCTC, GpuDnnCTC
 from dnnops.gpu.kernels import kernel_source
 from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.loss.ctc import CTC
-from dnnops.runtime.op import DTYPE_CODES
 from tests.emulation.host_ops import HostOp
 from tests.emulation.nvrtc import compile_cuda
 from tests.gpu.calls import call, device_tensor, shape_of

@@ -8,11 +8,11 @@ import pytensor.tensor as pt
 import pytest
 
 from dnnops import nnet
+from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpu.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.regularization.dropout import BLOCKS, GROUP, Dropout, DropoutGrad
-from dnnops.runtime.op import DTYPE_CODES
 from tests.emulation.host_kernels import compile_for_gpu, compile_for_host, launch_struct
 from tests.gpu.calls import call, device_tensor, shape_of
 from tests.gpu.device import DTYPES, bits, make_node, on_gpu, poison, rounded, values

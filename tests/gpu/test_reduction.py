@@ -10,10 +10,10 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.gradient import verify_grad
 
+from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpu.reduction import REDUCTIONS, GpuDnnReduction
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.runtime.op import DTYPE_CODES
 from tests.emulation.host_kernels import compile_for_gpu, compile_for_host, launch_struct
 from tests.gpu.calls import call, device_tensor, shape_of
 from tests.gpu.device import bits, host, make_node, on_gpu, poison, rounded, values

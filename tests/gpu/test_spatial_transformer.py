@@ -10,6 +10,7 @@ from pytensor.gradient import disconnected_type
 from pytensor.graph.traversal import io_toposort
 
 from dnnops import dnn, nnet
+from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpu.kernels import kernel_source
 from dnnops.gpu.spatial_transformer import (
@@ -30,7 +31,6 @@ from dnnops.nnet.resample.spatial_transformer import (
     SpatialTransformerSampler,
     SpatialTransformerSamplerGrad,
 )
-from dnnops.runtime.op import DTYPE_CODES
 from tests.emulation.host_ops import HostOp
 from tests.emulation.nvrtc import compile_cuda
 from tests.gpu.calls import call, device_tensor, shape_of

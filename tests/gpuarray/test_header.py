@@ -13,8 +13,8 @@ from pytensor.link.c.op import COp
 from pytensor.link.vm import VMLinker
 from pytensor.tensor.type import lvector
 
+from dnnops.dtypes import DTYPE_CODES
 from dnnops.gpuarray import GpuArrayType
-from dnnops.runtime.op import DTYPE_CODES
 from tests.gpuarray.graphs import to_device
 
 CODE = """

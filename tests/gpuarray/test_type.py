@@ -13,6 +13,7 @@ from pytensor.compile.ops import view_op
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Constant
 
+from dnnops.dtypes import DTYPES
 from dnnops.errors import DnnTypeError, DnnUnavailableError, DnnValueError
 from dnnops.gpuarray import (
     GpuArrayConstant,
@@ -26,8 +27,7 @@ from dnnops.gpuarray import (
     infer_device,
 )
 from dnnops.gpuarray.basic import GpuSpecifyShape
-from dnnops.gpuarray.dtypes import DTYPES, numpy_dtype
-from dnnops.runtime.op import DTYPE_CODES
+from dnnops.gpuarray.dtypes import numpy_dtype
 from tests.needs import of_dtypes
 
 
@@ -42,17 +42,6 @@ def test_every_dtype(dtype):
     assert type_.numpy_dtype.name == dtype
     assert type_.get_size((2, 3)) == 6 * numpy_dtype(dtype).itemsize
     assert type_ == pickle.loads(pickle.dumps(type_))
-
-
-def test_runtime_codes_are_those_of_the_header():
-    from pathlib import Path
-
-    import dnnops
-
-    header = Path(dnnops.__file__).parent / "c_code/abi/dnnops_runtime.h"
-    text = header.read_text()
-    for name, code in DTYPE_CODES.items():
-        assert f"DNNOPS_{name.upper()} = {code}" in text
 
 
 @pytest.mark.parametrize(

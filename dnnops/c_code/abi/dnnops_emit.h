@@ -63,8 +63,9 @@ static inline int dnnops_ndarray_read(PyArrayObject *array, int64_t dtype, dnnop
 /* Makes *array an output of tensor's dtype, ndim and shape, reusing the existing array if it
  * fits, and fills in data and strides. */
 static inline int dnnops_ndarray_prepare(PyArrayObject **array, dnnops_memory_format format, dnnops_tensor *tensor) {
-  static const int npy_types[] = {NPY_FLOAT32, NPY_FLOAT64, NPY_FLOAT16, -1,      NPY_INT8,
-                                  NPY_UINT8,   NPY_INT32,   NPY_INT64,   NPY_BOOL};
+#define DNNOPS_DTYPE_NPY(NAME, name, bytes, npy) NPY_##npy,
+  static const int npy_types[] = {DNNOPS_DTYPES(DNNOPS_DTYPE_NPY)};
+#undef DNNOPS_DTYPE_NPY
   const int type = npy_types[tensor->dtype], ndim = (int)tensor->ndim;
   npy_intp shape[DNNOPS_MAX_NDIM], strides[DNNOPS_MAX_NDIM];
   int order[DNNOPS_MAX_NDIM]; /* axes, from outermost to innermost in memory */
@@ -76,10 +77,7 @@ static inline int dnnops_ndarray_prepare(PyArrayObject **array, dnnops_memory_fo
     for (int i = 1; i < ndim - 1; ++i) order[i] = i + 1;
     order[ndim - 1] = 1;
   }
-  npy_intp step = (npy_intp)(tensor->dtype == DNNOPS_FLOAT64 || tensor->dtype == DNNOPS_INT64   ? 8
-                             : tensor->dtype == DNNOPS_FLOAT32 || tensor->dtype == DNNOPS_INT32 ? 4
-                             : tensor->dtype == DNNOPS_FLOAT16                                  ? 2
-                                                                                                : 1);
+  npy_intp step = dnnops_itemsizes[tensor->dtype];
   for (int i = ndim - 1; i >= 0; --i) {
     strides[order[i]] = step;
     step *= shape[order[i]] > 0 ? shape[order[i]] : 1;

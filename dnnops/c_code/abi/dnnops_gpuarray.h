@@ -18,13 +18,6 @@
  * PyTensor's generated code takes. If there are more, the array is used elsewhere. */
 #define DNNOPS_THUNK_REFERENCES 3
 
-#define DNNOPS_DTYPE_COUNT 9
-
-static const int dnnops_itemsizes[DNNOPS_DTYPE_COUNT] = {4, 8, 2, 2, 1, 1, 4, 8, 1};
-
-static const char *const dnnops_dtype_names[DNNOPS_DTYPE_COUNT] = {
-    "float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"};
-
 /* Python objects that every call needs, looked up once and kept. */
 typedef struct dnnops_python {
   PyObject *data, *ptr, *shape, *strides, *dtype, *device, *id; /* attribute names */

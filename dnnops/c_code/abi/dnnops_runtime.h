@@ -17,6 +17,8 @@
 
 #include <stdint.h>
 
+#include "dnnops_dtypes.h"
+
 #define DNNOPS_MAX_NDIM 8
 
 #ifdef __cplusplus
@@ -34,18 +36,6 @@ typedef struct dnnops_tensor {
 } dnnops_tensor;
 
 #define DNNOPS_TENSOR_WORDS (3 + 2 * DNNOPS_MAX_NDIM)
-
-typedef enum dnnops_dtype {
-  DNNOPS_FLOAT32 = 0,
-  DNNOPS_FLOAT64 = 1,
-  DNNOPS_FLOAT16 = 2,
-  DNNOPS_BFLOAT16 = 3,
-  DNNOPS_INT8 = 4,
-  DNNOPS_UINT8 = 5,
-  DNNOPS_INT32 = 6,
-  DNNOPS_INT64 = 7,
-  DNNOPS_BOOL = 8
-} dnnops_dtype;
 
 /* The order of an array's axes in memory. The shape is (batch, channel, spatial...) in both. */
 typedef enum dnnops_memory_format {

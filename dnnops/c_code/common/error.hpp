@@ -32,15 +32,12 @@ struct Error : std::exception {
 }
 
 inline const char *dtype_name(int64_t dtype) {
-  static const char *const names[] = {"float32", "float64", "float16", "bfloat16", "int8",
-                                      "uint8",   "int32",   "int64",   "bool"};
-  return dtype >= 0 && dtype < 9 ? names[dtype] : "unknown dtype";
+  return dtype >= 0 && dtype < DNNOPS_DTYPE_COUNT ? dnnops_dtype_names[dtype] : "unknown dtype";
 }
 
 inline int64_t item_size(int64_t dtype) {
-  static const int64_t sizes[] = {4, 8, 2, 2, 1, 1, 4, 8, 1};
-  if (dtype < 0 || dtype >= 9) fail(DNNOPS_TYPE_ERROR, "unknown dtype code %lld", (long long)dtype);
-  return sizes[dtype];
+  if (dtype < 0 || dtype >= DNNOPS_DTYPE_COUNT) fail(DNNOPS_TYPE_ERROR, "unknown dtype code %lld", (long long)dtype);
+  return dnnops_itemsizes[dtype];
 }
 
 inline int64_t element_count(const int64_t *shape, int64_t ndim) {

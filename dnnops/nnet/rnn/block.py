@@ -15,10 +15,11 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.arguments import probability, shown
+from dnnops.dtypes import HOST_FLOAT_DTYPES
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet.rnn.layout import PseudoLayer, RNNLayout
 from dnnops.nnet.rnn.op import RANKS, RNNForward, check_algo, int64_variable
-from dnnops.nnet.validate import FLOAT_DTYPES, check_int64, float_tensor, is_int, switch
+from dnnops.nnet.validate import check_int64, float_tensor, is_int, switch
 
 __all__ = ["RNNBlock"]
 
@@ -106,7 +107,7 @@ class RNNBlock:
     """
 
     #: The dtypes that a block supports, and the forward Op that it uses.
-    dtypes: ClassVar[tuple[str, ...]] = FLOAT_DTYPES
+    dtypes: ClassVar[tuple[str, ...]] = HOST_FLOAT_DTYPES
     _forward: ClassVar[type[RNNForward]] = RNNForward
 
     def __init__(

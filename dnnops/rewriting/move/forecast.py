@@ -7,7 +7,7 @@ import itertools
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph, Output
 
-from dnnops.gpuarray.dtypes import FLOAT_DTYPES
+from dnnops.dtypes import FLOAT_DTYPES
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu
 from dnnops.rewriting.move.lifters import expansion_of, lifters_of

@@ -16,9 +16,9 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
 from pytensor.graph.traversal import toposort
 
+from dnnops.dtypes import FLOAT_DTYPES
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray.device import device_from_target
-from dnnops.gpuarray.dtypes import FLOAT_DTYPES
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import (
     GpuCast,

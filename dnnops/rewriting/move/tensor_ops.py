@@ -26,6 +26,7 @@ from pytensor.tensor.subtensor import (
 from pytensor.tensor.type import TensorType
 
 from dnnops.compat import existing
+from dnnops.dtypes import DTYPES, FLOAT_DTYPES
 from dnnops.gpuarray.basic import (
     GpuAlloc,
     GpuAllocEmpty,
@@ -37,7 +38,6 @@ from dnnops.gpuarray.basic import (
     first_joined,
 )
 from dnnops.gpuarray.blas import GpuBatchedDot, GpuDot, GpuGemm, GpuGemv, GpuGer
-from dnnops.gpuarray.dtypes import DTYPES, FLOAT_DTYPES
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.op import MirrorOp, is_on_device
 from dnnops.gpuarray.reduction import GpuArgmax, GpuCAReduce, can_reduce, taken_apart

@@ -28,6 +28,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import Sum, add, maximum, variadic_mul
 
 from dnnops.cpu.base import onednn_available
+from dnnops.dtypes import HOST_FLOAT_DTYPES
 from dnnops.errors import DnnError
 from dnnops.gpu.base import cudnn_usable
 from dnnops.nnet.expressions import is_connected
@@ -90,7 +91,7 @@ class RecognizeGpuBatchNorm(RecognizeBatchNorm):
         Whether every node with a lifter moves to the GPU.
     """
 
-    dtypes = ("float16", "float32", "float64")
+    dtypes = HOST_FLOAT_DTYPES
 
     def __init__(self, excluded_tags: Collection[str] = (), everything: bool = False):
         super().__init__()

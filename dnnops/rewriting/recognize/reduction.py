@@ -14,9 +14,9 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import copy_stack_trace, node_rewriter
 from pytensor.scalar.basic import Abs, Add, ScalarMaximum, Sqr
 
+from dnnops.dtypes import FLOAT_DTYPES
 from dnnops.gpu.base import cudnn_usable
 from dnnops.gpu.reduction import GpuDnnReduction
-from dnnops.gpuarray.dtypes import FLOAT_DTYPES
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.reduction import GpuCAReduce
 
