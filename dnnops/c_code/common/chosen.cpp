@@ -122,8 +122,7 @@ void erase_chosen(int64_t node) noexcept try {
 
 }  // namespace dnnops
 
-// Copies a node's row. Returns 1, or 0 if the node has none.
-DNNOPS_EXPORT int dnnops_chosen(int64_t node, dnnops::Chosen *row) {
+DNNOPS_EXPORT int dnnops_chosen(int64_t node, dnnops_chosen_row *row) {
   try {
     const auto found = dnnops::table().find(node);
     if (!found) return 0;

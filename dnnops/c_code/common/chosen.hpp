@@ -5,23 +5,12 @@
 
 #include <string>
 
+#include "../abi/python/dnnops_chosen.h"
 #include "error.hpp"
 
 namespace dnnops {
 
-// One node's selection. The structure in dnnops/plans/used.py has the same members.
-struct Chosen {
-  char plan[256];         // its name, truncated if too long
-  char source[16];        // where the selection comes from: "timed", "cache", "guessed" or "given"
-  int64_t workspace;      // in bytes; -1 if unknown
-  double time_ms;         // NaN if unknown
-  int64_t direction;      // a ConvDirection
-  int64_t dtype;          // a dnnops_dtype
-  int64_t channels_last;  // the sum of 1 (image), 2 (filters) and 4 (top) for each array in this memory format
-  int64_t ndim;
-  int64_t image[5], filters[5], top[5];  // shapes, zero from ndim on
-};
-static_assert(sizeof(Chosen) == 256 + 16 + 21 * sizeof(int64_t), "the layout of _Row in dnnops/plans/used.py");
+using Chosen = dnnops_chosen_row;
 
 // Workspace and time are unknown until they are set.
 Chosen make_chosen(int64_t direction, const dnnops_tensor &image, const dnnops_tensor &filters,

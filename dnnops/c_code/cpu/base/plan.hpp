@@ -10,6 +10,7 @@
 
 #include <oneapi/dnnl/dnnl.h>
 
+#include "../../abi/python/dnnops_onednn.h"
 #include "../../common/error.hpp"
 #include "../../common/lru_cache.hpp"
 #include "../../common/shapes.hpp"

@@ -11,15 +11,7 @@
 namespace dnnops {
 namespace {
 
-// One plan, as Python reads it. The structure in dnnops/plans/cpu.py has the same fields.
-struct ListedPlan {
-  char name[PLAN_NAME_SIZE];
-  char remark[128];
-  char reason[512];  // why it cannot be run; empty if it can
-  int64_t way;       // a ConvWay
-  int64_t scratch_bytes;
-  int64_t reordered[3];  // by Role: whether the array is copied to another layout
-};
+using ListedPlan = dnnops_onednn_listed_plan;
 
 struct Item {
   ListedPlan listed;
@@ -149,42 +141,45 @@ int guarded_list(Body &&body) {
 }  // namespace
 }  // namespace dnnops
 
-using dnnops::ConvList;
 using dnnops::guarded_list;
 
-// The operands must stay in place as long as the list is used, and only one thread may use it at a time. The
-// output is overwritten.
+struct dnnops_onednn_conv_list : dnnops::ConvList {
+  using ConvList::ConvList;
+};
+
 DNNOPS_EXPORT int dnnops_onednn_conv_list_open(const int64_t *words, const dnnops_tensor *inputs,
-                                               const dnnops_tensor *outputs, ConvList **list) {
+                                               const dnnops_tensor *outputs, dnnops_onednn_conv_list **list) {
   const auto &params = dnnops::params_of<dnnops::ConvParams>(words);
   return dnnops::guarded("plans of a convolution", inputs, 2,
-                         [&] { *list = new ConvList(params, inputs, outputs[0]); });
+                         [&] { *list = new dnnops_onednn_conv_list(params, inputs, outputs[0]); });
 }
 
-DNNOPS_EXPORT int dnnops_onednn_conv_list_close(ConvList *list) {
+DNNOPS_EXPORT int dnnops_onednn_conv_list_close(dnnops_onednn_conv_list *list) {
   delete list;
   return DNNOPS_OK;
 }
 
-DNNOPS_EXPORT int dnnops_onednn_conv_list_size(const ConvList *list, int64_t *size) {
+DNNOPS_EXPORT int dnnops_onednn_conv_list_size(const dnnops_onednn_conv_list *list, int64_t *size) {
   return guarded_list([&] { *size = list->size(); });
 }
 
-// Gets the index of the plan that the Op would select with this ConvAlgorithm.
-DNNOPS_EXPORT int dnnops_onednn_conv_list_chosen(const ConvList *list, int64_t algorithm, int64_t *index) {
+DNNOPS_EXPORT int dnnops_onednn_conv_list_chosen(const dnnops_onednn_conv_list *list, int64_t algorithm,
+                                                 int64_t *index) {
   return guarded_list([&] { *index = list->chosen(algorithm); });
 }
 
-DNNOPS_EXPORT int dnnops_onednn_conv_list_plan(const ConvList *list, int64_t index, dnnops::ListedPlan *plan) {
+DNNOPS_EXPORT int dnnops_onednn_conv_list_plan(const dnnops_onednn_conv_list *list, int64_t index,
+                                               dnnops_onednn_listed_plan *plan) {
   return guarded_list([&] { *plan = list->listed(index); });
 }
 
-DNNOPS_EXPORT int dnnops_onednn_conv_list_run(ConvList *list, int64_t index, int64_t repeats) {
+DNNOPS_EXPORT int dnnops_onednn_conv_list_run(dnnops_onednn_conv_list *list, int64_t index, int64_t repeats) {
   return guarded_list([&] {
     for (int64_t i = 0; i < repeats; ++i) list->run(index);
   });
 }
 
-DNNOPS_EXPORT int dnnops_onednn_conv_list_time(ConvList *list, int64_t index, double budget, double *time) {
+DNNOPS_EXPORT int dnnops_onednn_conv_list_time(dnnops_onednn_conv_list *list, int64_t index, double budget,
+                                               double *time) {
   return guarded_list([&] { *time = dnnops::time_call(*list, index, budget); });
 }

@@ -2,13 +2,14 @@
 #ifndef DNNOPS_ONEDNN_CONV_PARAMS_HPP
 #define DNNOPS_ONEDNN_CONV_PARAMS_HPP
 
+#include "../../abi/python/dnnops_onednn.h"
 #include "../../common/conv_problem.hpp"
 #include "../../common/op.hpp"
 
 namespace dnnops {
 
 enum ConvAlgorithm : int64_t { ALGORITHM_AUTO = 0, ALGORITHM_DIRECT = 1, ALGORITHM_NAMED = 2 };
-constexpr int64_t PLAN_NAME_SIZE = 128;
+constexpr int64_t PLAN_NAME_SIZE = DNNOPS_PLAN_NAME_SIZE;
 
 // The words that parameters() in dnnops/cpu/conv.py returns.
 struct ConvParams {

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
 
+#include "../../abi/python/dnnops_cudnn.h"
 #include "../../common/error.hpp"
 
 namespace dnnops {

@@ -6,8 +6,7 @@ namespace dnnops {
 
 namespace {
 
-using GetFlag = void *(*)(const char *message, int64_t *number);
-std::atomic<GetFlag> get_flag{nullptr};
+std::atomic<dnnops_get_error_flag> get_flag{nullptr};
 
 }  // namespace
 
@@ -21,4 +20,4 @@ ErrorFlag error_flag(const std::string &message) {
 
 }  // namespace dnnops
 
-DNNOPS_EXPORT void dnnops_cudnn_set_error_flag(dnnops::GetFlag function) { dnnops::get_flag = function; }
+DNNOPS_EXPORT void dnnops_cudnn_set_error_flag(dnnops_get_error_flag function) { dnnops::get_flag = function; }

@@ -8,17 +8,11 @@
 
 namespace dnnops {
 
-constexpr int MAX_RANK = 5;
+constexpr int MAX_RANK = DNNOPS_MAX_RANK;
 
 enum Format : int64_t { FORMAT_OTHER = 0, FORMAT_CONTIGUOUS = 1, FORMAT_CHANNELS_LAST = 2 };
 
-// Only 8-byte fields and no padding, because the struct is part of cache keys.
-struct Tensor {
-  int64_t ndim;
-  int64_t shape[MAX_RANK];
-  int64_t strides[MAX_RANK];  // in elements
-  int64_t alignment;          // of the address, in bytes, at most 16
-};
+using Tensor = dnnops_cudnn_array;
 
 cudnnDataType_t cudnn_dtype(int64_t dtype);
 

@@ -12,12 +12,9 @@ bool process_is_ending = false;
 
 namespace {
 
-using Allocate = void *(*)(int64_t size, int64_t device, void *stream);
-using Free = void (*)(void *pointer);
-
 struct Allocator {
-  Allocate allocate;
-  Free free;
+  dnnops_allocate allocate;
+  dnnops_free free;
 };
 
 void *plain_allocate(int64_t size, int64_t, void *) {
@@ -126,9 +123,7 @@ int64_t idle_workspace_bytes(int device) {
 
 }  // namespace dnnops
 
-// Sets how scratch memory is allocated. `allocate` returns a null pointer if there is none. With null
-// pointers, cudaMalloc and cudaFree are used.
-DNNOPS_EXPORT void dnnops_cudnn_set_allocator(dnnops::Allocate allocate, dnnops::Free free) {
+DNNOPS_EXPORT void dnnops_cudnn_set_allocator(dnnops_allocate allocate, dnnops_free free) {
   dnnops::free_idle_workspaces();
   dnnops::allocator.store(allocate && free ? new dnnops::Allocator{allocate, free}
                                            : new dnnops::Allocator{dnnops::plain_allocate, dnnops::plain_free});
@@ -140,5 +135,4 @@ DNNOPS_EXPORT int64_t dnnops_cudnn_workspace_bytes(int64_t device) {
   return dnnops::idle_workspace_bytes(static_cast<int>(device));
 }
 
-// Must be called when the process exits, before the interpreter does.
 DNNOPS_EXPORT void dnnops_cudnn_shutdown(void) { dnnops::process_is_ending = true; }

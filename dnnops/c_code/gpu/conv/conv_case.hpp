@@ -18,22 +18,15 @@ inline Role result_role(int64_t direction) {
 // The API of a plan: cuDNN's legacy or graph API, dnnops kernels, or cuBLASLt.
 enum Api : int64_t { API_LEGACY = 0, API_GRAPH = 1, API_KERNEL = 2, API_CUBLASLT = 3 };
 
-constexpr int MAX_KNOBS = 16;
+constexpr int MAX_KNOBS = DNNOPS_MAX_KNOBS;
 
 constexpr int64_t USUAL_MATH = -1;
 
 // The gradient with respect to the image as a forward convolution: see make_forward_relayout.
 constexpr int64_t FORMAT_AS_FORWARD = 4;
 
-// Identifies a plan in every process: enough to build it again.
-struct PlanSpec {
-  int64_t api;
-  int64_t id;          // the number of the legacy algorithm, engine, kernel or cuBLASLt algorithm
-  int64_t format;      // a Format that arrays are transposed to first, or FORMAT_AS_FORWARD; 0: used in place
-  int64_t math;        // for legacy algorithms: a cudnnMathType_t, or the one that goes with dtype and flags
-  int64_t knob_count;  // for all but legacy algorithms
-  int64_t knobs[2 * MAX_KNOBS];  // type, value, type, value, ...
-};
+using PlanSpec = dnnops_plan_spec;
+using ConvCase = dnnops_conv_case;
 
 // The dtype to compute in, if it depends on the arrays' dtype. Other values are a dnnops_dtype.
 enum Precision : int64_t { PRECISION_AS_INPUT_F32 = -1, PRECISION_AS_INPUT = -2 };
@@ -76,20 +69,6 @@ struct ConvParams {
     return names[direction];
   }
   int input_count() const { return direction == CONV_FORWARD ? 2 : 3; }  // before alpha
-};
-
-// Everything that determines how a convolution can be run. Only 8-byte fields and no padding.
-struct ConvCase {
-  int64_t direction, spatial_ndim, dtype, compute, groups, flip;
-  int64_t stride[3], dilation[3], pad[3];  // the padding is the same on both sides
-  Tensor tensors[3];  // by Role
-  int64_t allow_tf32, deterministic, workspace_limit;
-  // Graph API plans have their scaling factors built in. If the factors keep changing, fixed_scalars is 0,
-  // both factors are 0 here, and only the legacy API is offered, which takes them with each call.
-  int64_t fixed_scalars;
-  double alpha, beta;
-  int64_t time_limit;  // for timing, in microseconds, if plans are timed; otherwise 0
-  int64_t handle;  // the number of the handle with which plans are made
 };
 
 }  // namespace dnnops

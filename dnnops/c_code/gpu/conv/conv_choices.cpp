@@ -7,11 +7,10 @@ namespace dnnops {
 
 namespace {
 
-// Stores selections for later processes. `find` fills in at most `capacity` plans and returns how many there
-// are; `store` with no plans drops the stored ones.
+// Stores selections for later processes.
 struct Storage {
-  int64_t (*find)(const ConvCase *conv, int64_t device, StoredPlan *plans, int64_t capacity);
-  void (*store)(const ConvCase *conv, int64_t device, const StoredPlan *plans, int64_t count);
+  dnnops_find_choice find;
+  dnnops_store_choice store;
 };
 std::atomic<const Storage *> storage{nullptr};
 
@@ -91,10 +90,7 @@ void resize_choices(size_t capacity) { choices().set_capacity(capacity); }
 
 }  // namespace dnnops
 
-// With null pointers, selections are only kept in this process.
-DNNOPS_EXPORT void dnnops_cudnn_set_choice_storage(
-    int64_t (*find)(const dnnops::ConvCase *, int64_t, dnnops::StoredPlan *, int64_t),
-    void (*store)(const dnnops::ConvCase *, int64_t, const dnnops::StoredPlan *, int64_t)) {
+DNNOPS_EXPORT void dnnops_cudnn_set_choice_storage(dnnops_find_choice find, dnnops_store_choice store) {
   // Never freed, because another thread may be reading it.
   dnnops::storage.store(find && store ? new dnnops::Storage{find, store} : nullptr);
 }

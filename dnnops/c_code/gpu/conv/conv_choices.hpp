@@ -7,16 +7,10 @@
 
 namespace dnnops {
 
-constexpr int MAX_PLAN_NAME = 256;
+constexpr int MAX_PLAN_NAME = DNNOPS_MAX_PLAN_NAME;
 constexpr int MAX_STORED_PLANS = 8;
 
-// One of the fastest plans of a case, as it is stored; dnnops/plans/stored.py has the same structure.
-struct StoredPlan {
-  PlanSpec spec;
-  double milliseconds;
-  int64_t workspace;
-  char name[MAX_PLAN_NAME];
-};
+using StoredPlan = dnnops_stored_plan;
 
 struct StoredChoice {
   std::vector<StoredPlan> plans;  // fastest first

@@ -6,12 +6,7 @@ namespace dnnops {
 
 namespace {
 
-// dnnops/plans/gpu.py has the same structure.
-struct PlanRow {
-  const char *name, *reason;  // valid until the list changes; an empty reason means that the plan can run
-  int64_t api, number, workspace, deterministic, math, notes;
-  double milliseconds;  // NaN if not timed
-};
+using PlanRow = dnnops_plan_row;
 
 struct Listed {
   std::shared_ptr<Plan> plan;  // null if rejected
@@ -169,38 +164,39 @@ int guarded_list(Body &&body) {
 
 }  // namespace dnnops
 
-using dnnops::PlanList;
+struct dnnops_plan_list : dnnops::PlanList {
+  using PlanList::PlanList;
+};
 
-// The operands must stay in place as long as the list is used. The output is overwritten.
 DNNOPS_EXPORT int dnnops_cudnn_plan_list_open(const dnnops_context *context, const int64_t *words,
-                                              const dnnops_tensor *inputs, dnnops_tensor *outputs, PlanList **list) {
+                                              const dnnops_tensor *inputs, dnnops_tensor *outputs,
+                                              dnnops_plan_list **list) {
   return dnnops::call_op<dnnops::ConvParams>(context, words, inputs, outputs, [&](const auto &call) {
-    *list = new PlanList(call.context, call.params, call.inputs, call.outputs);
+    *list = new dnnops_plan_list(call.context, call.params, call.inputs, call.outputs);
   });
 }
 
-DNNOPS_EXPORT void dnnops_cudnn_plan_list_close(PlanList *list) { delete list; }
+DNNOPS_EXPORT void dnnops_cudnn_plan_list_close(dnnops_plan_list *list) { delete list; }
 
-DNNOPS_EXPORT int64_t dnnops_cudnn_plan_list_size(const PlanList *list) { return list->size(); }
+DNNOPS_EXPORT int64_t dnnops_cudnn_plan_list_size(const dnnops_plan_list *list) { return list->size(); }
 
-DNNOPS_EXPORT void dnnops_cudnn_plan_list_row(const PlanList *list, int64_t index, dnnops::PlanRow *row) {
+DNNOPS_EXPORT void dnnops_cudnn_plan_list_row(const dnnops_plan_list *list, int64_t index, dnnops_plan_row *row) {
   list->read(index, *row);
 }
 
-DNNOPS_EXPORT int dnnops_cudnn_plan_list_time(PlanList *list, int64_t index) {
+DNNOPS_EXPORT int dnnops_cudnn_plan_list_time(dnnops_plan_list *list, int64_t index) {
   return dnnops::guarded_list([&] { list->time(index); });
 }
 
-DNNOPS_EXPORT int dnnops_cudnn_plan_list_run(PlanList *list, int64_t index, int64_t repeats) {
+DNNOPS_EXPORT int dnnops_cudnn_plan_list_run(dnnops_plan_list *list, int64_t index, int64_t repeats) {
   return dnnops::guarded_list([&] { list->run(index, repeats); });
 }
 
-DNNOPS_EXPORT int dnnops_cudnn_plan_list_search(PlanList *list, double seconds) {
+DNNOPS_EXPORT int dnnops_cudnn_plan_list_search(dnnops_plan_list *list, double seconds) {
   return dnnops::guarded_list([&] { list->search(seconds); });
 }
 
-// The name of the plan for a policy. If the policy means the fastest, the times measured so far decide.
-DNNOPS_EXPORT int dnnops_cudnn_plan_list_choose(PlanList *list, int64_t policy, const dnnops::PlanSpec *spec,
+DNNOPS_EXPORT int dnnops_cudnn_plan_list_choose(dnnops_plan_list *list, int64_t policy, const dnnops_plan_spec *spec,
                                                 const char **name) {
   return dnnops::guarded_list([&] { *name = list->choose(policy, *spec).c_str(); });
 }

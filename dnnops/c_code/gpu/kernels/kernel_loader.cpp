@@ -13,11 +13,7 @@ namespace dnnops {
 
 namespace {
 
-// Returns a CUfunction, or null and the reason.
-using GetKernel = void *(*)(const char *program, const char *name, const char *options, int64_t device, char *reason,
-                            int64_t capacity);
-
-std::atomic<GetKernel> get_kernel{nullptr};
+std::atomic<dnnops_get_kernel> get_kernel{nullptr};
 
 // CUlaunchConfig. The runtime's attributes have the same layout as the driver's.
 struct LaunchConfig {
@@ -167,4 +163,4 @@ void launch_cooperative(const Kernel &kernel, unsigned blocks, unsigned threads,
 
 }  // namespace dnnops
 
-DNNOPS_EXPORT void dnnops_cudnn_set_kernel_compiler(dnnops::GetKernel function) { dnnops::get_kernel = function; }
+DNNOPS_EXPORT void dnnops_cudnn_set_kernel_compiler(dnnops_get_kernel function) { dnnops::get_kernel = function; }

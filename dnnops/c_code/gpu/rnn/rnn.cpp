@@ -220,13 +220,10 @@ void describe_parameters(const Call &call, const Plan &plan, const Handle &handl
 DNNOPS_OP(cudnn_rnn_forward, Params<true>, shape, run)
 DNNOPS_OP(cudnn_rnn_backward, Params<false>, shape, run)
 
-// The name of the algorithm of this thread's last call; empty if there was none.
 DNNOPS_EXPORT const char *dnnops_cudnn_rnn_last_algorithm(void) {
   return last_algorithm < 0 ? "" : algorithm_names[last_algorithm];
 }
 
-// The layout of the parameters in cuDNN for the network of a forward Op: for each pseudo-layer and linear
-// layer, and for matrix and bias, the offset in elements (-1 if there is none) and two dimensions.
 DNNOPS_EXPORT int dnnops_cudnn_rnn_parameters(const dnnops_context *context, const int64_t *words,
                                               const dnnops_tensor *inputs, int64_t *found) {
   return call_op<Params<true>>(context, words, inputs, nullptr, [&](const auto &given) {
