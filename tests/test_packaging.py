@@ -179,6 +179,7 @@ def test_extras(setup_cfg: configparser.ConfigParser):
         return {line.split(">")[0].split("=")[0] for line in text.split()}
 
     assert packages(setup_cfg["options"]["install_requires"]) == {
+        "cffi",
         "filelock",
         "numpy",
         "onednn-cpu-gomp",

@@ -22,6 +22,7 @@ from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.runtime.build import CUDNN, RuntimeLibrary
+from dnnops.runtime.headers import GPU, callback
 from dnnops.runtime.implementations import Backend
 from dnnops.runtime.op import OperandAccess, RuntimeOp, operand_access, permuted_empty, raise_status
 
@@ -286,9 +287,6 @@ def as_gradient(x: Any) -> Any:
 
 # -- the runtime library -------------------------------------------------------------------
 
-_ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
-_FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
 _workspaces: dict[int, Any] = {}
 
 
@@ -314,7 +312,6 @@ def interrupt_later() -> None:
 _INTERRUPT_DELAY = 0.05  # seconds
 
 
-@_ALLOCATE
 def _allocate(size: int, device: int, stream: int | None) -> int | None:
     # Called from C, where None means that no memory could be allocated.
     try:
@@ -332,44 +329,15 @@ def _allocate(size: int, device: int, stream: int | None) -> int | None:
         return None
 
 
-@_FREE
 def _free(pointer: int) -> None:
     _workspaces.pop(pointer, None)
 
 
-_INT64, _POINTER = ctypes.c_int64, ctypes.c_void_p
-_PLAN_LIST_ARGUMENTS = {
-    "open": [_POINTER] * 5,
-    "close": [_POINTER],
-    "size": [_POINTER],
-    "row": [_POINTER, _INT64, _POINTER],
-    "time": [_POINTER, _INT64],
-    "run": [_POINTER, _INT64, _INT64],
-    "search": [_POINTER, ctypes.c_double],
-    "choose": [_POINTER, _INT64, _POINTER, _POINTER],
-}
-
-
 def _register(library: ctypes.CDLL) -> None:
-    """Declare the library's functions, set CuPy's pool as allocator and register the shutdown."""
-    library.dnnops_cudnn_set_allocator(_allocate, _free)
-    library.dnnops_cudnn_probe.argtypes = [ctypes.c_int64]
-    library.dnnops_cudnn_workspace_bytes.argtypes = [ctypes.c_int64]
-    library.dnnops_cudnn_conv_algorithm.argtypes = [ctypes.c_int64, ctypes.c_int64]
-    for name, arguments in _PLAN_LIST_ARGUMENTS.items():
-        getattr(library, f"dnnops_cudnn_plan_list_{name}").argtypes = arguments
-    for name in (
-        "version",
-        "header_version",
-        "cudart_version",
-        "workspace_bytes",
-        "plan_list_size",
-        "cublaslt_version",
-        "replays",
-    ):
-        getattr(library, f"dnnops_cudnn_{name}").restype = ctypes.c_int64
-    for name in ("last_plan", "conv_algorithm", "rnn_last_algorithm", "replay_failure"):
-        getattr(library, f"dnnops_cudnn_{name}").restype = ctypes.c_char_p
+    """Set CuPy's pool as allocator and register the shutdown."""
+    library.dnnops_cudnn_set_allocator(
+        callback("dnnops_allocate", GPU, _allocate), callback("dnnops_free", GPU, _free)
+    )
     atexit.register(library.dnnops_cudnn_shutdown)
     # The runtime library loads cuBLASLt by its bare name, but does not search the directory of its
     # wheel for CUDA 12, so load it here. Without it, fewer plans are available.

@@ -6,13 +6,11 @@ import ctypes
 
 from dnnops.gpu.base import interrupt_later
 from dnnops.runtime.build import CUDNN
+from dnnops.runtime.headers import GPU, callback
 
 __all__: list[str] = []
 
-_ERROR_FLAG = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64))
 
-
-@_ERROR_FLAG
 def _error_flag(message: bytes, number: ctypes._Pointer[ctypes.c_int64]) -> int | None:
     # Called from C, where None means that there is no flag.
     try:
@@ -27,7 +25,7 @@ def _error_flag(message: bytes, number: ctypes._Pointer[ctypes.c_int64]) -> int 
 
 
 def _register(library: ctypes.CDLL) -> None:
-    library.dnnops_cudnn_set_error_flag(_error_flag)
+    library.dnnops_cudnn_set_error_flag(callback("dnnops_get_error_flag", GPU, _error_flag))
 
 
 CUDNN.on_load.append(_register)

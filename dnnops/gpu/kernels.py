@@ -13,6 +13,7 @@ from typing import Any
 
 from dnnops.gpu.base import interrupt_later
 from dnnops.runtime.build import CUDNN, c_code_dir
+from dnnops.runtime.headers import GPU, callback
 
 __all__ = ["kernel_source", "kernels_version"]
 
@@ -117,18 +118,7 @@ def _module(program: str, options: str) -> Any:
 # The library keeps the addresses, so keep the modules loaded even after cupy.clear_memo().
 _functions: list[Any] = []
 
-_GET_KERNEL = ctypes.CFUNCTYPE(
-    ctypes.c_void_p,
-    ctypes.c_char_p,
-    ctypes.c_char_p,
-    ctypes.c_char_p,
-    ctypes.c_int64,
-    ctypes.c_void_p,
-    ctypes.c_int64,
-)
 
-
-@_GET_KERNEL
 def _get_kernel(
     program: bytes, name: bytes, options: bytes, device: int, reason: int, capacity: int
 ) -> int | None:
@@ -150,7 +140,7 @@ def _get_kernel(
 
 
 def _register(library: ctypes.CDLL) -> None:
-    library.dnnops_cudnn_set_kernel_compiler(_get_kernel)
+    library.dnnops_cudnn_set_kernel_compiler(callback("dnnops_get_kernel", GPU, _get_kernel))
 
 
 CUDNN.on_load.append(_register)

@@ -179,9 +179,9 @@ class GpuDnnRNNForward(GpuDnnRNNBase, GpuExpressionOp, RNNForward):
         context = make_context(*self.context(node, inputs))
         status = CUDNN.library.dnnops_cudnn_rnn_parameters(
             ctypes.byref(context),
-            ctypes.c_void_p(words.ctypes.data),
+            words.ctypes.data,
             describe_operands(node.inputs, inputs),
-            ctypes.c_void_p(found.ctypes.data),
+            found.ctypes.data,
         )
         raise_status(CUDNN, status)
         return [

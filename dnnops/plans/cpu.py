@@ -17,6 +17,7 @@ from dnnops.cpu.conv import ALGORITHMS
 from dnnops.errors import DnnError, DnnValueError
 from dnnops.plans.plan import ConvPlan, conv_flops
 from dnnops.runtime.build import ONEDNN
+from dnnops.runtime.headers import CPU, structure
 from dnnops.runtime.op import describe_operands, raise_status
 
 __all__ = ["DIRECTIONS", "PlanList", "conv_node"]
@@ -32,18 +33,6 @@ _BUDGET = 1500.0
 _MAX_SLOWDOWN = 20
 #: Number of operations above which a smaller convolution is timed first, and limit for that one.
 _LARGE, _SAMPLE = 4e9, 1e8
-
-
-class _ListedPlan(ctypes.Structure):
-    # Mirrors ListedPlan in c_code/cpu/conv/conv_list.cpp.
-    _fields_ = [
-        ("name", ctypes.c_char * 128),
-        ("remark", ctypes.c_char * 128),
-        ("reason", ctypes.c_char * 512),
-        ("way", ctypes.c_int64),
-        ("scratch_bytes", ctypes.c_int64),
-        ("reordered", ctypes.c_int64 * 3),
-    ]
 
 
 class PlanList:
@@ -79,7 +68,7 @@ class PlanList:
         words = self.op.words
         self._call(
             "open",
-            ctypes.c_void_p(words.ctypes.data),
+            words.ctypes.data,
             describe_operands(node.inputs, inputs),
             describe_operands(node.outputs, [output]),
             ctypes.byref(self._list),
@@ -137,9 +126,8 @@ class PlanList:
             self._rows[index] = replace(row, notes=(*row.notes, note))
             return math.inf
         time = ctypes.c_double()
-        arguments = (self._number(index), ctypes.c_double(_BUDGET), ctypes.byref(time))
         try:
-            self._call("time", self._list, *arguments)
+            self._call("time", self._list, self._number(index), _BUDGET, ctypes.byref(time))
         except DnnError as error:
             self._rows[index] = replace(row, reason=row.reason or str(error))
             raise
@@ -154,7 +142,7 @@ class PlanList:
         DnnError
             If the plan cannot run.
         """
-        self._call("run", self._list, self._number(index), ctypes.c_int64(repeats))
+        self._call("run", self._list, self._number(index), repeats)
 
     def choice(self, algo: str) -> str:
         """Return the name of the plan that a value of the flag ``onednn.conv.algo`` selects.
@@ -173,8 +161,7 @@ class PlanList:
                 f"{', '.join([*ALGORITHMS, *names])}"
             )
         number = ctypes.c_int64()
-        algorithm = ctypes.c_int64(ALGORITHMS.index(algo))
-        self._call("chosen", self._list, algorithm, ctypes.byref(number))
+        self._call("chosen", self._list, ALGORITHMS.index(algo), ctypes.byref(number))
         return list(self._numbers)[number.value]
 
     # -- the runtime library -----------------------------------------------------------------
@@ -185,12 +172,12 @@ class PlanList:
         status = getattr(ONEDNN.library, f"dnnops_onednn_conv_list_{function}")(*arguments)
         raise_status(ONEDNN, status)
 
-    def _number(self, index: int) -> ctypes.c_int64:
-        return ctypes.c_int64(self._numbers[self._rows[index].name])
+    def _number(self, index: int) -> int:
+        return self._numbers[self._rows[index].name]
 
     def _read(self, number: int) -> ConvPlan:
-        listed = _ListedPlan()
-        self._call("plan", self._list, ctypes.c_int64(number), ctypes.byref(listed))
+        listed = structure("dnnops_onednn_listed_plan", CPU)()
+        self._call("plan", self._list, number, ctypes.byref(listed))
         copied = [role for role, moved in zip(_ROLES, listed.reordered, strict=True) if moved]
         notes = [f"reorders {', '.join(copied)}"] if copied else []
         if listed.remark:

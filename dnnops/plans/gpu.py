@@ -15,6 +15,7 @@ from dnnops.gpu.conv import GpuDnnConvBase
 from dnnops.gpuarray.device import on_device
 from dnnops.plans.plan import ConvPlan
 from dnnops.runtime.build import CUDNN
+from dnnops.runtime.headers import GPU, structure
 from dnnops.runtime.op import describe_operands, make_context, raise_status
 
 __all__ = ["NUMERICAL_NOTES", "PlanList"]
@@ -32,21 +33,6 @@ NUMERICAL_NOTES = (
     "winograd_tile_13x13",
     "strict_nan_prop",
 )
-
-
-class _PlanRow(ctypes.Structure):
-    # PlanRow of c_code/gpu/conv/conv_list.cpp.
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("reason", ctypes.c_char_p),
-        ("api", ctypes.c_int64),
-        ("number", ctypes.c_int64),
-        ("workspace", ctypes.c_int64),
-        ("deterministic", ctypes.c_int64),
-        ("math", ctypes.c_int64),
-        ("notes", ctypes.c_int64),
-        ("milliseconds", ctypes.c_double),
-    ]
 
 
 class PlanList:
@@ -125,7 +111,7 @@ class PlanList:
         return [self._plan(index) for index in range(len(self))]
 
     def _plan(self, index: int) -> ConvPlan:
-        row = _PlanRow()
+        row = structure("dnnops_plan_row", GPU)()
         self._library.dnnops_cudnn_plan_list_row(self._open, index, ctypes.byref(row))
         known = row.workspace >= 0
         notes = [name for bit, name in enumerate(NUMERICAL_NOTES) if row.notes >> bit & 1]

@@ -20,6 +20,7 @@ from dnnops.display import plain_console, plain_table, rendered, show_size
 from dnnops.dtypes import DTYPE_NAMES
 from dnnops.errors import DnnTypeError
 from dnnops.nnet.conv.base import ConvBase
+from dnnops.runtime.headers import CHOSEN, structure
 from dnnops.runtime.nodes import node_number
 from dnnops.runtime.op import RuntimeOp
 
@@ -30,22 +31,6 @@ _DIRECTIONS = ("forward", "grad_inputs", "grad_weights")
 #: Positions of the image, the filters and the convolution's result among a node's two inputs (0 and
 #: 1) and its output (2).
 _ROLES = {"forward": (0, 1, 2), "grad_inputs": (2, 0, 1), "grad_weights": (0, 2, 1)}
-
-
-class _Row(ctypes.Structure):
-    """Mirror of the C++ struct ``Chosen`` in ``c_code/common/chosen.hpp``."""
-
-    _fields_ = [
-        ("plan", ctypes.c_char * 256),
-        ("source", ctypes.c_char * 16),
-        ("workspace", ctypes.c_int64),
-        ("time_ms", ctypes.c_double),
-        ("direction", ctypes.c_int64),
-        ("dtype", ctypes.c_int64),
-        ("channels_last", ctypes.c_int64),
-        ("ndim", ctypes.c_int64),
-        *((name, ctypes.c_int64 * 5) for name in ("image", "filters", "top")),
-    ]
 
 
 @dataclass(frozen=True)
@@ -196,15 +181,12 @@ def _chosen(node: Apply) -> ChosenPlan:
         memory_format=op.memory_format,
         algo=str(op.algo),
     )
-    row = _Row()
+    row = structure("dnnops_chosen_row", CHOSEN)()
     number = node_number(node)
     if not number:
         return replace(chosen, remark=_NO_C_CODE)
     # If the library is not loaded, nothing has run.
-    if not (
-        op.library.is_loaded
-        and op.library.library.dnnops_chosen(ctypes.c_int64(number), ctypes.byref(row))
-    ):
+    if not (op.library.is_loaded and op.library.library.dnnops_chosen(number, ctypes.byref(row))):
         return chosen
     formats = bool(row.channels_last & 1), bool(row.channels_last & 4)
     return replace(

@@ -30,6 +30,7 @@ from dnnops.runtime.compiling import (
     unusable_compiler,
 )
 from dnnops.runtime.find import Library, find_cuda, find_cudnn, find_onednn
+from dnnops.runtime.headers import CHOSEN, CPU, GPU, RUNTIME, declare
 from dnnops.runtime.prebuilt import PREBUILT_DIR, prebuilt_name, supported_levels
 
 __all__ = [
@@ -102,6 +103,8 @@ class RuntimeLibrary:
         Compiler and linker options, in addition to those of all runtime libraries.
     cpu_seconds : float
         Approximate time to compile the library on one core, for the message before a build.
+    headers : tuple of str
+        Headers of the functions that Python calls, in addition to ``dnnops_runtime.h``.
     on_load : list of callable
         Functions to call once with the loaded library, which register what it needs from Python.
     """
@@ -110,6 +113,7 @@ class RuntimeLibrary:
     find: Callable[[], tuple[Library, ...]]
     compile_args: tuple[str, ...] = ()
     cpu_seconds: float = 0.0
+    headers: tuple[str, ...] = ()
     on_load: list[Callable[[ctypes.CDLL], None]] = field(default_factory=list)
 
     @cached_property
@@ -155,7 +159,8 @@ class RuntimeLibrary:
             If the library can't be built (see `path`) or loaded.
         """
         loaded = self._load()
-        loaded.dnnops_last_error.restype = ctypes.c_char_p
+        for header in (RUNTIME, *self.headers):
+            declare(loaded, header)
         for register in self.on_load:
             register(loaded)
         return loaded
@@ -417,14 +422,14 @@ def _register_dgemm(library: ctypes.CDLL) -> None:
     name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    library.dnnops_onednn_set_dgemm(ctypes.c_void_p(pointer(capsule, name(capsule))))
+    library.dnnops_onednn_set_dgemm(pointer(capsule, name(capsule)))
 
 
 def _set_scratch_limit(library: ctypes.CDLL) -> None:
     """Set how much scratch memory a thread of the library may keep."""
     from dnnops.config import flag_value
 
-    library.dnnops_onednn_set_scratch_limit(ctypes.c_int64(flag_value("onednn.scratch_limit")))
+    library.dnnops_onednn_set_scratch_limit(flag_value("onednn.scratch_limit"))
 
 
 # Neither errno nor floating-point traps are used. Without errno, loops over square roots are
@@ -435,8 +440,14 @@ ONEDNN = RuntimeLibrary(
     lambda: (find_onednn(),),
     ("-fopenmp", "-fno-math-errno", "-fno-trapping-math"),
     50.0,
+    (CHOSEN, CPU),
     [_register_dgemm, _set_scratch_limit],
 )
-CUDNN = RuntimeLibrary("cudnn", lambda: (find_cudnn(), find_cuda()), cpu_seconds=60.0)
+CUDNN = RuntimeLibrary(
+    "cudnn",
+    lambda: (find_cudnn(), find_cuda()),
+    cpu_seconds=60.0,
+    headers=(CHOSEN, GPU),
+)
 #: The runtime libraries by the name that emitted C code uses.
 LIBRARIES = {library.name: library for library in (ONEDNN, CUDNN)}

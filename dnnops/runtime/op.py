@@ -23,6 +23,7 @@ from pytensor.tensor.type import TensorType
 from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import DnnTypeError, error_from_status
 from dnnops.runtime.build import LIBRARIES, RuntimeLibrary, abi_hash, c_code_dir
+from dnnops.runtime.headers import structure
 from dnnops.runtime.implementations import BuildContext
 from dnnops.runtime.nodes import compiling, number_node
 
@@ -36,25 +37,8 @@ __all__ = [
     "raise_status",
 ]
 
+#: ``DNNOPS_MAX_NDIM``, as a constant so that rewrites don't have to parse headers.
 MAX_NDIM = 8
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("dtype", ctypes.c_int64),
-        ("ndim", ctypes.c_int64),
-        ("shape", ctypes.c_int64 * MAX_NDIM),
-        ("strides", ctypes.c_int64 * MAX_NDIM),
-    ]
-
-
-class _Context(ctypes.Structure):
-    _fields_ = [
-        ("state", ctypes.c_void_p),
-        ("stream", ctypes.c_void_p),
-        ("device", ctypes.c_int64),
-    ]
 
 
 @dataclass(frozen=True)
@@ -114,15 +98,20 @@ def _(type_: TensorType) -> OperandAccess:
 
 def describe_operands(variables: Sequence[Any], values: Sequence[Any]) -> Any:
     """Return the ``dnnops_tensor`` array that describes the values of variables to C functions."""
-    tensors = (_Tensor * len(values))()
+    tensors = empty_tensors(len(values))
     for variable, value, tensor in zip(variables, values, tensors, strict=True):
         _describe(operand_access(variable.type), value, variable.type.dtype, tensor)
     return tensors
 
 
+def empty_tensors(count: int) -> Any:
+    """Return an array of `count` instances of ``dnnops_tensor`` filled with zeros."""
+    return (structure("dnnops_tensor") * count)()
+
+
 def make_context(stream: int, device: int) -> Any:
     """Return the ``dnnops_context`` of a call that keeps no state."""
-    return _Context(None, stream, device)
+    return structure("dnnops_context")(None, stream, device)
 
 
 def entry_addresses(library: str, function: str) -> tuple[int, int, int, int]:
@@ -257,7 +246,7 @@ class RuntimeOp(COp):
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         functions = self.library.library
         tensors = describe_operands(node.inputs, inputs)
-        results = (_Tensor * len(node.outputs))()
+        results = empty_tensors(len(node.outputs))
         words = self.words
         context = make_context(*self.context(node, inputs))
         arguments = (
@@ -351,7 +340,7 @@ if (status) {{ dnnops_raise(status, entry_{name}.last_error()); {fail} }}
         return f"if ({access.prepare}{arguments}) {{ {fail} }}\n"
 
 
-def _describe(access: OperandAccess, array: Any, dtype: str, tensor: _Tensor) -> None:
+def _describe(access: OperandAccess, array: Any, dtype: str, tensor: Any) -> None:
     if array.ndim > MAX_NDIM:
         raise DnnTypeError(
             f"arrays of more than {MAX_NDIM} dimensions are not supported, got {array.ndim}"

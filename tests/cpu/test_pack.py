@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytensor
@@ -12,7 +13,7 @@ import pytest
 
 from dnnops.dtypes import DTYPE_CODES
 from dnnops.runtime.build import c_code_dir
-from dnnops.runtime.op import _Tensor
+from dnnops.runtime.headers import structure
 
 SOURCE = """
 #include "cpu/base/pack.hpp"
@@ -39,8 +40,8 @@ def run_pack(tmp_path_factory):
     return ctypes.CDLL(str(folder / "pack.so")).run_pack
 
 
-def describe(array: np.ndarray, dtype: str) -> _Tensor:
-    tensor = _Tensor(array.ctypes.data, DTYPE_CODES[dtype], array.ndim)
+def describe(array: np.ndarray, dtype: str) -> Any:
+    tensor = structure("dnnops_tensor")(array.ctypes.data, DTYPE_CODES[dtype], array.ndim)
     tensor.shape[: array.ndim] = array.shape
     tensor.strides[: array.ndim] = array.strides
     return tensor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,13 +18,11 @@ from tests.oracle import run_op
 
 
 def kept() -> int:
-    function = ONEDNN.library.dnnops_onednn_kept_scratch
-    function.restype = ctypes.c_int64
-    return int(function())
+    return ONEDNN.library.dnnops_onednn_kept_scratch()
 
 
 def set_limit(size: int) -> None:
-    ONEDNN.library.dnnops_onednn_set_scratch_limit(ctypes.c_int64(size))
+    ONEDNN.library.dnnops_onednn_set_scratch_limit(size)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dnnops.cpu.conv import OneDnnConv
 from dnnops.errors import DnnValueError
 from dnnops.runtime.build import ONEDNN
-from dnnops.runtime.op import _Context, _describe, _Tensor, operand_access
+from dnnops.runtime.op import _describe, empty_tensors, make_context, operand_access
 from tests.cpu.test_conv import PAIRS, in_double, operands, restrided
 from tests.oracle import ConvCase, assert_close, fuzz, run_op
 
@@ -38,7 +38,7 @@ def two_threads() -> Iterator[None]:
 
 
 def tensors(node: Any, arrays: tuple) -> ctypes.Array:
-    described = (_Tensor * len(arrays))()
+    described = empty_tensors(len(arrays))
     for variable, array, tensor in zip(node.inputs, arrays, described, strict=True):
         _describe(operand_access(variable.type), array, variable.type.dtype, tensor)
     return described
@@ -56,7 +56,7 @@ def uses_winograd(op: Any, *arrays: np.ndarray) -> bool:
 def run_into(op: Any, out: np.ndarray, *arrays: np.ndarray) -> None:
     """Compute into an array of any strides, which `perform` never does."""
     node = op.make_node(*arrays)
-    words, context, result = op.words, _Context(None, None, 0), _Tensor()
+    words, context, result = op.words, make_context(0, 0), empty_tensors(1)[0]
     _describe(operand_access(node.outputs[0].type), out, out.dtype.name, result)
     status = ONEDNN.library.dnnops_onednn_conv(
         ctypes.byref(context),

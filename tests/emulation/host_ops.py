@@ -19,7 +19,7 @@ from dnnops.gpu.kernels import kernel_source
 from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.runtime.build import c_code_dir
 from dnnops.runtime.find import find_cuda, find_cudnn
-from dnnops.runtime.op import _Context, _Tensor
+from dnnops.runtime.op import empty_tensors, make_context
 
 _HERE = Path(__file__).parent
 _C_CODE = c_code_dir()
@@ -116,17 +116,17 @@ class HostOp:
 
     def run(self, op: Any, *arrays: np.ndarray) -> list[np.ndarray]:
         """Run an Op of this source on arrays of the dtypes that it takes; return float64."""
-        inputs = (_Tensor * len(arrays))()
+        inputs = empty_tensors(len(arrays))
         for tensor, array in zip(inputs, arrays, strict=True):
             tensor.data, tensor.ndim = array.ctypes.data, array.ndim
             tensor.dtype = DTYPE_CODES[array.dtype.name]
             tensor.shape[: array.ndim] = array.shape
             tensor.strides[: array.ndim] = array.strides
-        outputs = (_Tensor * 2)()
+        outputs = empty_tensors(2)
         for tensor in outputs:
             tensor.ndim = -1
         words = op.words
-        context = ctypes.byref(_Context(None, None, 0))
+        context = ctypes.byref(make_context(0, 0))
         arguments = (context, ctypes.c_void_p(words.ctypes.data), inputs, outputs)
         self._call("_shape", *arguments)
         results = []

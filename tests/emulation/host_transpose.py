@@ -8,13 +8,13 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dnnops.errors import error_from_status
 from dnnops.gpu.kernels import kernel_source
 from dnnops.runtime.build import CUDNN
-from dnnops.runtime.op import _Tensor
 
 FORMAT_CODES = {"contiguous": 1, "channels_last": 2}
 
@@ -138,7 +138,7 @@ class _Launch(ctypes.Structure):
 
 
 def _copy_row(
-    array: _Tensor,
+    array: Any,
     *arguments: int,
     strides: Sequence[int] | None = None,
     sizes: Sequence[int] | None = None,
@@ -155,17 +155,17 @@ def _copy_row(
     return row
 
 
-def copy_of(array: _Tensor, inner_format: str, inner_channels: int, back: bool) -> Copy:
+def copy_of(array: Any, inner_format: str, inner_channels: int, back: bool) -> Copy:
     """Return how an array is copied to its image in a workspace, or back."""
     return _copy_row(array, FORMAT_CODES[inner_format], inner_channels, back, 0, 0)
 
 
-def exchange_of(filters: _Tensor, groups: int, reverse: bool) -> Copy:
+def exchange_of(filters: Any, groups: int, reverse: bool) -> Copy:
     """Return how filters are copied with input and output channels exchanged."""
     return _copy_row(filters, FORMAT_CODES["channels_last"], 0, 0, groups, reverse)
 
 
-def spread_of(array: _Tensor, strides: Sequence[int], sizes: Sequence[int]) -> Copy:
+def spread_of(array: Any, strides: Sequence[int], sizes: Sequence[int]) -> Copy:
     """Return how an array is copied to the strided positions of a larger one."""
     channels = array.shape[1]
     return _copy_row(

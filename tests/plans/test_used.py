@@ -27,8 +27,9 @@ from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet import conv2d, conv3d
 from dnnops.plans import conv_plans
-from dnnops.plans.used import ChosenPlan, ChosenPlans, _Row
+from dnnops.plans.used import ChosenPlan, ChosenPlans
 from dnnops.runtime.build import ONEDNN
+from dnnops.runtime.headers import CHOSEN, structure
 from dnnops.runtime.nodes import node_number
 
 #: (image, filters) of convolutions that select certain plans.
@@ -63,8 +64,8 @@ def conv_nodes(f) -> list:
 
 
 def has_row(number: int) -> bool:
-    row = _Row()
-    return bool(ONEDNN.library.dnnops_chosen(ctypes.c_int64(number), ctypes.byref(row)))
+    row = structure("dnnops_chosen_row", CHOSEN)()
+    return bool(ONEDNN.library.dnnops_chosen(number, ctypes.byref(row)))
 
 
 # -- rows ----------------------------------------------------------------------------------

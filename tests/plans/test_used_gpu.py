@@ -17,8 +17,9 @@ import dnnops
 from dnnops.gpu.algorithms import clear_cache
 from dnnops.nnet import conv2d
 from dnnops.plans import conv_plans
-from dnnops.plans.used import ChosenPlan, _Row
+from dnnops.plans.used import ChosenPlan
 from dnnops.runtime.build import CUDNN
+from dnnops.runtime.headers import CHOSEN, structure
 from dnnops.runtime.nodes import node_number
 
 pytestmark = pytest.mark.gpu
@@ -114,7 +115,8 @@ def test_row_follows_the_shape():
 
 def test_rows_go_with_the_function():
     def has_row(number: int) -> bool:
-        return bool(CUDNN.library.dnnops_chosen(ctypes.c_int64(number), ctypes.byref(_Row())))
+        row = structure("dnnops_chosen_row", CHOSEN)()
+        return bool(CUDNN.library.dnnops_chosen(number, ctypes.byref(row)))
 
     f = compiled("guess_on_shape_change")
     f(*arrays(*SHAPES))

@@ -6,14 +6,17 @@ import ctypes
 import re
 import subprocess
 import threading
+from typing import Any
 
 import pytest
 from pytensor import config
 from pytensor.link.c.cmodule import GCC_compiler
 
-from dnnops.plans.used import _Row
 from dnnops.runtime.build import c_code_dir
-from dnnops.runtime.op import _Tensor
+from dnnops.runtime.headers import CHOSEN, declare, structure
+from dnnops.runtime.op import empty_tensors
+
+ROW = structure("dnnops_chosen_row", CHOSEN)
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +55,17 @@ def table(tmp_path_factory):
         "print": [pointer],
         "print_once": [pointer],
         "make": [pointer, ctypes.c_char_p, pointer],
-        "dnnops_chosen": [number, pointer],
     }.items():
         getattr(loaded, name).argtypes = types
     loaded.size.restype = number
+    declare(loaded, CHOSEN)
     yield loaded
     for node in range(6000):
         loaded.forget(node)
 
 
-def row_of(plan: str = "p", **members) -> _Row:
-    row = _Row(plan=plan.encode(), source=b"timed", workspace=-1, time_ms=float("nan"), ndim=4)
+def row_of(plan: str = "p", **members) -> Any:
+    row = ROW(plan=plan.encode(), source=b"timed", workspace=-1, time_ms=float("nan"), ndim=4)
     for name, shape in (("image", (2, 3, 9, 8)), ("filters", (4, 3, 3, 3)), ("top", (2, 4, 7, 6))):
         getattr(row, name)[:4] = shape
     for name, value in members.items():
@@ -70,8 +73,8 @@ def row_of(plan: str = "p", **members) -> _Row:
     return row
 
 
-def read(table, node: int) -> _Row | None:
-    row = _Row()
+def read(table, node: int) -> Any:
+    row = ROW()
     return row if table.dnnops_chosen(node, ctypes.byref(row)) else None
 
 
@@ -107,10 +110,10 @@ def test_table_is_bounded(table):
 
 
 def test_long_names_are_cut(table):
-    operands = (_Tensor * 3)()
+    operands = empty_tensors(3)
     for operand in operands:
         operand.ndim = 4
-    row = _Row()
+    row = ROW()
     table.make(operands, b"engine" + b"9" * 300, ctypes.byref(row))
     assert row.plan == b"engine" + b"9" * 249
 

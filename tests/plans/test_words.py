@@ -26,7 +26,6 @@ from dnnops.gpu.algorithms import (
 )
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.plans import gpu as plan_list
 from dnnops.plans import stored as stored_choices
 from dnnops.plans.gpu import NUMERICAL_NOTES, PlanList
 from dnnops.runtime.build import CUDNN, c_code_dir
@@ -194,7 +193,6 @@ def test_structures(tmp_path):
         "Tensor": stored_choices._Tensor,
         "PlanSpec": stored_choices._PlanSpec,
         "StoredPlan": stored_choices._StoredPlan,
-        "PlanRow": plan_list._PlanRow,
     }
     conditions = [
         condition

@@ -121,6 +121,7 @@ def test_compiler_that_is_no_program(tmp_path):
 SMALL = (
     'extern "C" __attribute__((visibility("default")))'
     ' const char *dnnops_last_error() { return "none"; }'
+    ' extern "C" __attribute__((visibility("default"))) void dnnops_state_free(void *) {}'
 )
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from dnnops.errors import error_from_status
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.runtime.build import CUDNN
-from dnnops.runtime.op import _Tensor
-from tests.gpu.calls import host_tensor
+from tests.gpu.calls import Tensor, host_tensor
 
 OPS = (GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW)
 _CAPACITY = 16
@@ -68,7 +67,7 @@ class Plan:
     params: Params
 
 
-def depthwise_plans(op: Any, inputs: list[Any], output: _Tensor) -> list[Plan]:
+def depthwise_plans(op: Any, inputs: list[Any], output: Any) -> list[Plan]:
     """Return the plans of a call of a convolution Op; inputs are descriptions or NumPy arrays.
 
     Raises
@@ -76,15 +75,15 @@ def depthwise_plans(op: Any, inputs: list[Any], output: _Tensor) -> list[Plan]:
     DnnError
         If the Op requests one of these plans, and it cannot run.
     """
-    inputs = [np.asarray(x) if not isinstance(x, _Tensor) else x for x in inputs]
-    described = [x if isinstance(x, _Tensor) else host_tensor(x) for x in inputs]
+    inputs = [np.asarray(x) if not isinstance(x, Tensor) else x for x in inputs]
+    described = [x if isinstance(x, Tensor) else host_tensor(x) for x in inputs]
     rows = (_Row * _CAPACITY)()
     count = ctypes.c_int64()
     words = op.words
     status = CUDNN.library.dnnops_cudnn_depthwise_rows(
         ctypes.c_void_p(words.ctypes.data),
-        (_Tensor * len(described))(*described),
-        (_Tensor * 1)(output),
+        (Tensor * len(described))(*described),
+        (Tensor * 1)(output),
         rows,
         ctypes.c_int64(_CAPACITY),
         ctypes.byref(count),

@@ -112,8 +112,8 @@ void dnnops_cudnn_plan_list_row(const dnnops_plan_list *list, int64_t index, dnn
 int dnnops_cudnn_plan_list_time(dnnops_plan_list *list, int64_t index);
 int dnnops_cudnn_plan_list_run(dnnops_plan_list *list, int64_t index, int64_t repeats);
 int dnnops_cudnn_plan_list_search(dnnops_plan_list *list, double seconds);
-/* The name of the plan for a Wish. If the wish means the fastest, the times measured so far decide. */
-int dnnops_cudnn_plan_list_choose(dnnops_plan_list *list, int64_t wish, const dnnops_plan_spec *spec,
+/* The name of the plan for a policy. If the policy means the fastest, the times measured so far decide. */
+int dnnops_cudnn_plan_list_choose(dnnops_plan_list *list, int64_t policy, const dnnops_plan_spec *spec,
                                   const char **name);
 
 const char *dnnops_cudnn_last_plan(void);
