@@ -308,7 +308,7 @@ def test_a_hopeless_plan_is_judged_by_a_part(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(plan_list, "_LARGE", 1.0)
     monkeypatch.setattr(plan_list, "_SAMPLE", 1e6)
     monkeypatch.setattr(plan_list, "_BUDGET", 1e-6)
-    monkeypatch.setattr(plan_list, "_HOPELESS", 1e-6)
+    monkeypatch.setattr(plan_list, "_MAX_SLOWDOWN", 1e-6)
     for index in range(3):
         plans, output = listing(COMMON, index)
         with plans:

@@ -136,7 +136,7 @@ def test_energy_on_the_cpu_is_a_warning():
 def test_a_plan_that_was_not_timed_stands_behind_those_that_were(monkeypatch):
     monkeypatch.setattr("dnnops.plans.cpu._LARGE", 1.0)
     monkeypatch.setattr("dnnops.plans.cpu._BUDGET", 1e-6)
-    monkeypatch.setattr("dnnops.plans.cpu._HOPELESS", 1e-9)
+    monkeypatch.setattr("dnnops.plans.cpu._MAX_SLOWDOWN", 1e-9)
     rows = conv_plans((2, 3, 9, 9), (4, 3, 2, 2), device="cpu", time=True)
     assert rows[0].time_ms is not None
     assert all(row.time_ms is None for row in rows[1:])

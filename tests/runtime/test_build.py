@@ -291,7 +291,7 @@ def test_leftovers_of_killed_builds_are_removed(small_library):
 
 def test_waits_for_another_process_that_builds(small_library, monkeypatch, capsys):
     """This takes as long as necessary; PyTensor's time limit for its own lock has no effect."""
-    monkeypatch.setattr(build, "_SILENCE", 0.05)
+    monkeypatch.setattr(build, "_NOTICE_AFTER", 0.05)
     library = small_library()
     directory = library.recipe.target.parent
     directory.mkdir(mode=0o700)
