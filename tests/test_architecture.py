@@ -1,4 +1,4 @@
-"""The page on architecture: its rooms and picture, and the steps of a convolution in real calls."""
+"""The page on architecture: its components and picture, and the steps of real convolutions."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def page_data():
 
 
 DATA = page_data()
-LAYERS, WAYS = DATA.LAYERS, DATA.WAYS
+LAYERS, CALLS = DATA.LAYERS, DATA.CALLS
 #: The greatest number of steps on each device, and the library's function at the end.
 ENDS = {"cpu": (10, "dnnl_primitive_execute"), "gpu": (14, "cudnnConvolutionForward")}
-STEPS = [step for way in WAYS.values() for step in way]
+STEPS = [step for call in CALLS.values() for step in call]
 
 
 def of_python(device):
-    return [step for step in WAYS[device] if step.file.endswith(".py")]
+    return [step for step in CALLS[device] if step.file.endswith(".py")]
 
 
 def of_c(device):
-    return [step for step in WAYS[device] if not step.file.endswith(".py")]
+    return [step for step in CALLS[device] if not step.file.endswith(".py")]
 
 
 def python_names(path):
@@ -84,8 +84,8 @@ def defines_in_c(text, function):
 
 def test_length():
     for device, (most, _) in ENDS.items():
-        assert len(WAYS[device]) <= most
-        assert [*of_python(device), *of_c(device)] == list(WAYS[device])
+        assert len(CALLS[device]) <= most
+        assert [*of_python(device), *of_c(device)] == list(CALLS[device])
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.function)
@@ -186,8 +186,13 @@ def test_gpu_library_exports_the_entry():
     assert LIBRARIES["cudnn"].address(of_c("gpu")[1].function)
 
 
-def test_every_module_has_a_room():
-    names = [name for layer in LAYERS for room in layer for name in (room.name, *room.modules)]
+def test_every_module_has_a_component():
+    names = [
+        name
+        for layer in LAYERS
+        for component in layer
+        for name in (component.name, *component.modules)
+    ]
     assert len(names) == len(set(names))
     # A folder of a former version may be left with compiled files.
     found = {path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py")}
@@ -202,19 +207,21 @@ def test_picture_has_the_order_that_is_checked():
     height = {name: i for i, row in enumerate(rows) for name in re.findall(r"\w+", row)}
     lowest = -1
     for layer in LAYERS:
-        names = {name for room in layer for name in (room.name, *room.modules)} - {"c_code"}
+        names = {name for component in layer for name in (component.name, *component.modules)} - {
+            "c_code"
+        }
         assert min(height[name] for name in names) > lowest
         lowest = max(height[name] for name in names)
     assert lowest == len(rows) - 1
 
 
-def test_page_describes_every_room():
+def test_page_describes_every_component():
     page = (DOCS / "architecture.rst").read_text()
     described = re.findall(r"^``(\w+)``\n   ", page, re.MULTILINE)
-    assert described == [room.name for layer in LAYERS for room in layer]
+    assert described == [component.name for layer in LAYERS for component in layer]
     for layer in LAYERS:
-        for room in layer:
-            assert f">{room.name}</text>" in DATA.picture()
+        for component in layer:
+            assert f">{component.name}</text>" in DATA.picture()
 
 
 @pytest.mark.parametrize("page", ["adding_an_op.rst", "architecture.rst", "../CONTRIBUTING.rst"])

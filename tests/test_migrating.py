@@ -80,22 +80,22 @@ def test_the_record_is_whole():
 
 
 @pytest.mark.parametrize(
-    ("room", "module"),
+    ("module", "theirs"),
     [
         (dnnops.dnn, "theano.gpuarray.dnn"),
         (dnnops.nnet, "theano.tensor.nnet"),
         (dnnops.nnet, "theano.tensor.signal.pool"),
     ],
 )
-def test_names(room, module):
+def test_names(module, theirs):
     """Functions are also in their modules; Theano's Op classes are in the table."""
     for parameters in recorded():
         where, name, *_ = parameters.values
-        if not where.startswith(module) or "." in name or hasattr(room, name):
+        if not where.startswith(theirs) or "." in name or hasattr(module, name):
             continue
         assert name[0].isupper() or name in ONLY_INSTALLED, name
-        rooms = (importlib.import_module(f"dnnops.theano.{r}") for r in ("ops", "abstract_conv"))
-        assert any(hasattr(installed, name) for installed in rooms), name
+        others = (importlib.import_module(f"dnnops.theano.{m}") for m in ("ops", "abstract_conv"))
+        assert any(hasattr(other, name) for other in others), name
 
 
 #: Functions that are useful only together with Theano's names.

@@ -1,4 +1,4 @@
-"""The rooms of the package and the way of a convolution, for ``docs/architecture.rst``.
+"""The components of the package and the steps of a convolution, for ``docs/architecture.rst``.
 
 ``tests/test_architecture.py`` compares them with the sources and with real calls.
 """
@@ -8,38 +8,41 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["LAYERS", "WAYS", "Room", "Step", "picture"]
+__all__ = ["CALLS", "LAYERS", "Component", "Step", "picture"]
 
 
 @dataclass(frozen=True)
-class Room:
+class Component:
     """A folder or module of ``dnnops``, with a few words for the picture."""
 
     name: str
     words: str
-    #: Modules of ``dnnops`` that belong to the room although they are in no folder of it.
+    #: Modules of ``dnnops`` that belong to the component although they are in no folder of it.
     modules: tuple[str, ...] = ()
 
 
-#: Rows of rooms, from the top. A room imports from the rows below it.
-LAYERS: tuple[tuple[Room, ...], ...] = (
-    (Room("cli", "commands", ("__main__", "startup")), Room("theano", "modules of Theano")),
-    (Room("rewriting", "passes over graphs, and modes", ("modes",)),),
+#: Rows of components, from the top. A component imports from the rows below it.
+LAYERS: tuple[tuple[Component, ...], ...] = (
     (
-        Room("plans", "list, time, store"),
-        Room("dnn", "names of Theano"),
-        Room("link", "JAX, PyTorch"),
+        Component("cli", "commands", ("__main__", "startup")),
+        Component("theano", "modules of Theano"),
     ),
-    (Room("cpu", "oneDNN, BLAS, C++"), Room("gpu", "cuDNN, cuBLASLt, kernels")),
-    (Room("nnet", "what is computed"), Room("gpuarray", "arrays on the GPU")),
-    (Room("runtime", "finds, builds and loads libraries"),),
+    (Component("rewriting", "passes over graphs, and modes", ("modes",)),),
     (
-        Room(
+        Component("plans", "list, time, store"),
+        Component("dnn", "names of Theano"),
+        Component("link", "JAX, PyTorch"),
+    ),
+    (Component("cpu", "oneDNN, BLAS, C++"), Component("gpu", "cuDNN, cuBLASLt, kernels")),
+    (Component("nnet", "what is computed"), Component("gpuarray", "arrays on the GPU")),
+    (Component("runtime", "finds, builds and loads libraries"),),
+    (
+        Component(
             "config",
             "flags, errors",
             ("arguments", "display", "compat", "mode_flag", "errors", "dtypes", "__about__"),
         ),
-        Room("c_code", "C and C++ sources"),
+        Component("c_code", "C and C++ sources"),
     ),
 )
 
@@ -71,7 +74,7 @@ _LOAD = Step(
 )
 
 #: Title, and steps. Python steps come first.
-WAYS: dict[str, tuple[Step, ...]] = {
+CALLS: dict[str, tuple[Step, ...]] = {
     "cpu": (
         _CALL,
         _MODE,
@@ -183,57 +186,57 @@ WAYS: dict[str, tuple[Step, ...]] = {
 _WIDTH, _LEFT, _GAP = 360, 26, 8
 _BOX, _PITCH = 42, 62
 _STYLE = """
-.house { max-width: 34rem; width: 100%; height: auto; display: block; margin: 1rem auto; }
-.house text { fill: var(--color-foreground-primary, #000); font-family: sans-serif; }
-.house .name { font: bold 13px monospace; text-anchor: middle; }
-.house .words { font-size: 11px; text-anchor: middle; }
-.house .side { font-size: 12px; text-anchor: middle; }
-.house rect { fill: var(--color-background-secondary, #f8f9fb); stroke-width: 1.2;
+.components { max-width: 34rem; width: 100%; height: auto; display: block; margin: 1rem auto; }
+.components text { fill: var(--color-foreground-primary, #000); font-family: sans-serif; }
+.components .name { font: bold 13px monospace; text-anchor: middle; }
+.components .words { font-size: 11px; text-anchor: middle; }
+.components .side { font-size: 12px; text-anchor: middle; }
+.components rect { fill: var(--color-background-secondary, #f8f9fb); stroke-width: 1.2;
   stroke: var(--color-foreground-muted, #6b6f76); }
-.house path { fill: none; stroke: var(--color-brand-primary, #0a4bff); stroke-width: 1.6; }
-.house marker path { fill: var(--color-brand-primary, #0a4bff); stroke: none; }
+.components path { fill: none; stroke: var(--color-brand-primary, #0a4bff); stroke-width: 1.6; }
+.components marker path { fill: var(--color-brand-primary, #0a4bff); stroke: none; }
 @media print {
-  .house { max-width: 26rem; }
-  .house text { fill: #000; }
-  .house rect { fill: #fff; stroke: #000; }
-  .house path { stroke: #000; }
-  .house marker path { fill: #000; }
+  .components { max-width: 26rem; }
+  .components text { fill: #000; }
+  .components rect { fill: #fff; stroke: #000; }
+  .components path { stroke: #000; }
+  .components marker path { fill: #000; }
 }
 """
 
 
 def _boxes() -> dict[str, tuple[float, float, float]]:
-    """Give the left edge, the top and the width of each room's box."""
+    """Give the left edge, the top and the width of each component's box."""
     boxes = {}
-    for row, rooms in enumerate(LAYERS):
-        width = (_WIDTH - 2 - _LEFT - _GAP * (len(rooms) - 1)) / len(rooms)
-        for column, room in enumerate(rooms):
-            boxes[room.name] = (_LEFT + column * (width + _GAP), 2.0 + row * _PITCH, width)
+    for row, components in enumerate(LAYERS):
+        width = (_WIDTH - 2 - _LEFT - _GAP * (len(components) - 1)) / len(components)
+        for column, component in enumerate(components):
+            boxes[component.name] = (_LEFT + column * (width + _GAP), 2.0 + row * _PITCH, width)
     return boxes
 
 
 def picture() -> str:
-    """Draw the rooms as an SVG element, with an arrow from each row to those that it imports."""
+    """Draw the components as an SVG element, with arrows from each row to the rows it imports."""
     height = 4 + (len(LAYERS) - 1) * _PITCH + _BOX
-    title = "Rooms of dnnops in rows; each imports from the rows below it"
+    title = "Components of dnnops in rows; each imports from the rows below it"
     parts = [
-        f'<svg class="house" role="img" aria-label="{title}" viewBox="0 0 {_WIDTH} {height}"'
+        f'<svg class="components" role="img" aria-label="{title}" viewBox="0 0 {_WIDTH} {height}"'
         ' xmlns="http://www.w3.org/2000/svg">',
         f"<title>{title}</title><style>{_STYLE}</style>",
-        '<defs><marker id="house-tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"'
+        '<defs><marker id="components-tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"'
         ' markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z"/></marker></defs>',
-        f'<path d="M18 4V{height - 6}" marker-end="url(#house-tip)"/>',
+        f'<path d="M18 4V{height - 6}" marker-end="url(#components-tip)"/>',
         f'<text class="side" transform="translate(12 {height / 2}) rotate(-90)">imports</text>',
     ]
     boxes = _boxes()
-    for row, rooms in enumerate(LAYERS):
-        for room in rooms:
-            left, top, width = boxes[room.name]
+    for row, components in enumerate(LAYERS):
+        for component in components:
+            left, top, width = boxes[component.name]
             middle = left + width / 2
-            words = escape(room.words)
+            words = escape(component.words)
             parts.append(
                 f'<rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{_BOX}" rx="5"/>'
-                f'<text class="name" x="{middle:.1f}" y="{top + 18:.1f}">{room.name}</text>'
+                f'<text class="name" x="{middle:.1f}" y="{top + 18:.1f}">{component.name}</text>'
                 f'<text class="words" x="{middle:.1f}" y="{top + 33:.1f}">{words}</text>'
             )
         if row + 1 < len(LAYERS):
@@ -241,6 +244,6 @@ def picture() -> str:
             middle = (_LEFT + _WIDTH - 2) / 2
             parts.append(
                 f'<path d="M{middle} {top + 2}V{top + _PITCH - _BOX - 2}"'
-                ' marker-end="url(#house-tip)"/>'
+                ' marker-end="url(#components-tip)"/>'
             )
     return "".join(parts) + "</svg>"

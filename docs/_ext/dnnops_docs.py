@@ -4,7 +4,7 @@
 `dnnops.rewriting.pipeline.PASSES`, ``example-output`` runs a file of ``examples/`` and shows its
 output, ``gpu-record`` shows ``gpu_record.json``, ``benchmark NAME`` shows ``benchmarks/NAME.json``,
 and ``speed-chart`` draws the geometric means of several of them. ``nnet-family FOLDER`` documents
-the public names of a family. ``rooms-picture`` and ``call-steps NAME`` show what
+the public names of a family. ``components-picture`` and ``call-steps NAME`` show what
 ``architecture.py`` has.
 """
 
@@ -135,8 +135,8 @@ class PassesList(SphinxDirective):
         return [passes]
 
 
-class RoomsPicture(SphinxDirective):
-    """The rooms of the package and the direction of imports."""
+class ComponentsPicture(SphinxDirective):
+    """The components of the package and the direction of imports."""
 
     def run(self) -> list[nodes.Node]:
         self.env.note_dependency(architecture.__file__)
@@ -151,7 +151,7 @@ class CallSteps(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         self.env.note_dependency(architecture.__file__)
         steps = nodes.enumerated_list(enumtype="arabic", prefix="", suffix=".", classes=["steps"])
-        for step in architecture.WAYS[self.arguments[0]]:
+        for step in architecture.CALLS[self.arguments[0]]:
             names = nodes.paragraph(
                 "", "", nodes.literal(text=step.function), nodes.Text(" in "),
                 nodes.literal(text=step.file),
@@ -379,7 +379,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("nnet-family", NnetFamily)
     app.add_directive("flags-list", FlagsList)
     app.add_directive("passes-list", PassesList)
-    app.add_directive("rooms-picture", RoomsPicture)
+    app.add_directive("components-picture", ComponentsPicture)
     app.add_directive("call-steps", CallSteps)
     app.add_directive("example-output", ExampleOutput)
     app.add_directive("gpu-record", GpuRecord)

@@ -21,25 +21,22 @@ IMAGE = RNG.standard_normal((4, 3, 5, 2)) + 1
 FULL = {"spatial": (1, 3, 1, 1), "per-activation": (1, 3, 5, 2)}
 KEPT = {"spatial": (3,), "per-activation": (3, 5, 2)}
 AXES = {"spatial": (0, 2, 3), "per-activation": (0,)}
-ROOMS = pytest.mark.parametrize("room", ["nnet", "dnn"])
+MODULES = pytest.mark.parametrize("module", ["nnet", "dnn"])
 MODES = pytest.mark.parametrize("mode", ["spatial", "per-activation"])
 
 
-def train(room: str, x: Any, gamma: Any, beta: Any, mode: str, *averages: Any) -> list[Any]:
+def train(module: str, x: Any, gamma: Any, beta: Any, mode: str, *averages: Any) -> list[Any]:
     """Return the host variables that a module's function returns."""
     running = dict(zip(("running_mean", "running_var"), averages, strict=False))
-    if room == "nnet":
+    if module == "nnet":
         return list(nnet.batch_normalization_train(x, gamma, beta, mode, 1e-3, 0.2, **running))
     return on_host(dnn.dnn_batch_normalization_train(x, gamma, beta, mode, 1e-3, 0.2, **running))
 
 
-def test_(room: str, *operands: Any) -> Any:
-    if room == "nnet":
+def inference(module: str, *operands: Any) -> Any:
+    if module == "nnet":
         return nnet.batch_normalization_test(*operands)
     return on_host([dnn.dnn_batch_normalization_test(*operands)])[0]
-
-
-test_.__test__ = False  # type: ignore[attr-defined]
 
 
 def expected(mode: str, gamma: Any, beta: Any, mean: Any, var: Any) -> list[np.ndarray]:
@@ -57,16 +54,16 @@ def expected(mode: str, gamma: Any, beta: Any, mean: Any, var: Any) -> list[np.n
     ]
 
 
-@ROOMS
+@MODULES
 @MODES
 @pytest.mark.parametrize("ranks", ["kept", "full", "kept averages", "full averages"])
-def test_ranks(room, mode, ranks):
+def test_ranks(module, mode, ranks):
     """Statistics have gamma's rank, running averages keep their own, and values are the same."""
     values = [RNG.standard_normal(FULL[mode]) for _ in range(3)] + [RNG.random(FULL[mode])]
     kept = [ranks in ("kept", "full averages")] * 2 + [ranks in ("kept", "kept averages")] * 2
     given = [v.reshape(KEPT[mode]) if k else v for v, k in zip(values, kept, strict=True)]
     x, *parameters = (pt.tensor(dtype="float64", shape=(None,) * a.ndim) for a in (IMAGE, *given))
-    results = train(room, x, *parameters[:2], mode, *parameters[2:])
+    results = train(module, x, *parameters[:2], mode, *parameters[2:])
     assert [z.type.ndim for z in results] == [4, *(given[i].ndim for i in (0, 0, 2, 3))]
     found = pytensor.function([x, *parameters], results, mode=PERFORM_MODE)(IMAGE, *given)
     like = (IMAGE, given[0], given[0], given[2], given[3])
@@ -75,14 +72,14 @@ def test_ranks(room, mode, ranks):
         assert_close(out, wanted.reshape(shape.shape), bound=1e-12)
 
 
-@ROOMS
-def test_updates_of_shared_vectors(room):
+@MODULES
+def test_updates_of_shared_vectors(module):
     """As a network does it: running averages by the function, and written out."""
     x = pt.tensor4(dtype="float64")
     gamma, beta, mean, var, written = (
         pytensor.shared(value) for value in (np.ones(3), *(np.zeros(3) for _ in range(4)))
     )
-    _, batch_mean, _, new_mean, new_var = train(room, x, gamma, beta, "spatial", mean, var)
+    _, batch_mean, _, new_mean, new_var = train(module, x, gamma, beta, "spatial", mean, var)
     updates = {mean: new_mean, var: new_var, written: 0.8 * written + 0.2 * batch_mean}
     pytensor.function([x], updates=updates, mode=PERFORM_MODE)(IMAGE)
     flat = IMAGE.transpose(1, 0, 2, 3).reshape(3, -1)
@@ -92,12 +89,12 @@ def test_updates_of_shared_vectors(room):
     assert_close(var.get_value(), 0.2 * flat.var(axis=1, ddof=1), bound=1e-12)
 
 
-@ROOMS
-def test_gradients_with_respect_to_vectors(room):
+@MODULES
+def test_gradients_with_respect_to_vectors(module):
     """They have the vectors' shape, and so do gradients of statistics."""
     x = pt.tensor4(dtype="float64")
     gamma, beta = pt.dvector(), pt.dvector()
-    out, mean, invstd = train(room, x, gamma, beta, "spatial")
+    out, mean, invstd = train(module, x, gamma, beta, "spatial")
     cost = (out * IMAGE).sum() + (mean * invstd).sum()
     found = pytensor.function(
         [x, gamma, beta], pytensor.grad(cost, [gamma, beta]), mode=PERFORM_MODE
@@ -108,7 +105,7 @@ def test_gradients_with_respect_to_vectors(room):
     assert_close(found[1], IMAGE.sum(axis=(0, 2, 3)), bound=1e-12)
 
 
-@ROOMS
+@MODULES
 @pytest.mark.parametrize(
     ("x_dtype", "dtypes", "result", "statistics"),
     [
@@ -121,13 +118,13 @@ def test_gradients_with_respect_to_vectors(room):
         ("float32", ["float16"] * 4, "float32", "float32"),
     ],
 )
-def test_dtypes(room, x_dtype, dtypes, result, statistics):
+def test_dtypes(module, x_dtype, dtypes, result, statistics):
     """The widest dtype is taken, as in Theano, but float32 parameters keep float16 images."""
     x = pt.tensor4(dtype=x_dtype)
     vectors = [pt.vector(dtype=dtype) for dtype in dtypes]
-    results = train(room, x, *vectors[:2], "spatial", *vectors[2:])
+    results = train(module, x, *vectors[:2], "spatial", *vectors[2:])
     assert [z.type.dtype for z in results] == [result] + [statistics] * 4
-    assert test_(room, x, *vectors, "spatial").type.dtype == result
+    assert inference(module, x, *vectors, "spatial").type.dtype == result
 
 
 @pytest.mark.parametrize(
