@@ -13,14 +13,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CHOSEN", "CPU", "GPU", "RUNTIME", "callback", "declare", "parse", "structure"]
+__all__ = [
+    "CHOSEN",
+    "CPU",
+    "GPU",
+    "RUNTIME",
+    "callback",
+    "declarations",
+    "declare",
+    "parse",
+    "structure",
+]
 
 #: Headers that Python reads, relative to ``c_code/abi``. Each is parsed when it is needed.
 RUNTIME = "dnnops_runtime.h"
 CHOSEN, CPU, GPU = (f"python/dnnops_{name}.h" for name in ("chosen", "onednn", "cudnn"))
 
 _ABI = Path(__file__).resolve().parents[1] / "c_code" / "abi"
-_INTEGER_MACRO = r"define \w+ \d+$"
 _PRIMITIVES: dict[str, Any] = {
     "char": ctypes.c_char,
     "int": ctypes.c_int,
@@ -36,7 +45,7 @@ def declarations(header: str) -> str:
     integers.
     """
     header = re.sub(r"^#ifdef __cplusplus$.*?^#endif$", "", header, flags=re.DOTALL | re.MULTILINE)
-    return re.sub(rf"^#(?!{_INTEGER_MACRO}).*$", "", header, flags=re.MULTILINE)
+    return re.sub(r"^#(?!define \w+ \d+$).*$", "", header, flags=re.MULTILINE)
 
 
 @cache
