@@ -17,8 +17,8 @@ from dnnops.dtypes import (
     HALF_DTYPES,
     HOST_FLOAT_DTYPES,
     compute_dtype,
+    numpy_dtype,
 )
-from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.runtime.build import c_code_dir
 from tests.needs import of_dtypes
 

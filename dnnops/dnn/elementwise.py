@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from dnnops.arguments import shown
+from dnnops.dtypes import dtype_name, numpy_dtype
 from dnnops.errors import DnnTypeError
 from dnnops.gpu.activation import GpuDnnActivation
 from dnnops.gpu.base import device_operands
 from dnnops.gpu.dropout import GpuDnnDropoutOp
 from dnnops.gpu.transform import GpuDnnAddTensor, GpuDnnTransform
-from dnnops.gpuarray.dtypes import dtype_name, numpy_dtype
 from dnnops.gpuarray.transfer import cast
 from dnnops.nnet.regularization.dropout import probability_variable, seeded_dropout
 

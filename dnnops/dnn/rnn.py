@@ -9,10 +9,10 @@ from pytensor.compile.sharedvalue import SharedVariable
 
 from dnnops.dnn.availability import context_device
 from dnnops.dnn.conv import swapped
+from dnnops.dtypes import dtype_name
 from dnnops.errors import DnnTypeError
 from dnnops.gpu.base import device_operands
 from dnnops.gpu.rnn import GpuDnnRNNForward
-from dnnops.gpuarray.dtypes import dtype_name
 from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.nnet.rnn.block import RNNBlock as _HostRNNBlock

@@ -14,10 +14,9 @@ from pytensor.graph.basic import Apply
 
 import dnnops.gpuarray.variable  # noqa: F401  gives GpuArrayType its variables
 from dnnops.config import flag_value
-from dnnops.dtypes import FLOAT_DTYPES
+from dnnops.dtypes import FLOAT_DTYPES, numpy_dtype, widest_dtype
 from dnnops.errors import DnnError, DnnTypeError, DnnUnavailableError
 from dnnops.gpuarray.device import on_device
-from dnnops.gpuarray.dtypes import numpy_dtype, widest_dtype
 from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType

@@ -12,11 +12,10 @@ from pytensor.graph.basic import Apply
 import dnnops.gpu.kernels  # noqa: F401 - registers what C code calls
 from dnnops.arguments import shown
 from dnnops.compat import shape_inference
-from dnnops.dtypes import DTYPE_CODES
+from dnnops.dtypes import DTYPE_CODES, dtype_name
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpu.base import device_operands, gradient_like
 from dnnops.gpu.derivatives import GpuExpressionOp
-from dnnops.gpuarray.dtypes import dtype_name
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.validate import is_int, switch

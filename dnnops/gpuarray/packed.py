@@ -9,9 +9,8 @@ from typing import Any
 
 from pytensor.scalar.basic import ScalarOp
 
-from dnnops.dtypes import DTYPES
+from dnnops.dtypes import DTYPES, numpy_dtype
 from dnnops.gpuarray.codegen import PREAMBLE, scalar_code
-from dnnops.gpuarray.dtypes import numpy_dtype
 
 __all__ = ["LEAST_SIZE", "pack_width", "packed_kernel", "packed_operands", "repetition"]
 

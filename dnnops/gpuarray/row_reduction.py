@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dnnops.dtypes import DTYPES, HALF_DTYPES
-from dnnops.gpuarray.dtypes import numpy_dtype
+from dnnops.dtypes import DTYPES, HALF_DTYPES, numpy_dtype
 from dnnops.runtime.build import c_code_dir
 
 __all__ = [

@@ -13,10 +13,9 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.utils import add_tag_trace
 
 from dnnops.arguments import switch
-from dnnops.dtypes import FLOAT_DTYPES
+from dnnops.dtypes import FLOAT_DTYPES, dtype_name
 from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.device import check_device, device_from_target, on_device
-from dnnops.gpuarray.dtypes import dtype_name
 from dnnops.gpuarray.type import GpuArrayType, as_device_array
 from dnnops.gpuarray.variable import GpuArrayVariable
 

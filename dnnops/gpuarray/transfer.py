@@ -13,11 +13,10 @@ from pytensor.tensor.type import TensorType
 
 from dnnops.arguments import shown
 from dnnops.compat import shape_inference
-from dnnops.dtypes import FLOAT_DTYPES
+from dnnops.dtypes import FLOAT_DTYPES, dtype_name
 from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.deferred import raise_deferred
 from dnnops.gpuarray.device import check_device, device_from_target
-from dnnops.gpuarray.dtypes import dtype_name
 from dnnops.gpuarray.op import GpuOp, infer_device, is_on_device
 from dnnops.gpuarray.type import GpuArrayType, as_host_array
 

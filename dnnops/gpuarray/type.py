@@ -10,6 +10,7 @@ from pytensor.graph.type import HasDataType, HasShape
 from pytensor.link.c.type import CType
 from pytensor.tensor.type import TensorType
 
+from dnnops.dtypes import dtype_name, host_dtype, numpy_dtype
 from dnnops.errors import DnnTypeError, DnnUnavailableError
 from dnnops.gpuarray.c_interface import (
     HEADER_DIRS,
@@ -22,7 +23,6 @@ from dnnops.gpuarray.c_interface import (
     c_sync,
 )
 from dnnops.gpuarray.device import check_device, on_device
-from dnnops.gpuarray.dtypes import dtype_name, host_dtype, numpy_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

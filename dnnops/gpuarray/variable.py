@@ -11,8 +11,8 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.tensor import _as_tensor_variable, _get_vector_length, as_tensor_variable
 from pytensor.tensor.variable import _tensor_py_operators
 
+from dnnops.dtypes import dtype_name
 from dnnops.gpuarray.device import on_device
-from dnnops.gpuarray.dtypes import dtype_name
 from dnnops.gpuarray.type import GpuArrayType, as_device_array
 
 

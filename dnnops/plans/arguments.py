@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from dnnops.config import parse_flag
-from dnnops.dtypes import FLOAT_DTYPES
+from dnnops.dtypes import FLOAT_DTYPES, dtype_name, numpy_dtype
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpuarray.device import device_from_target
-from dnnops.gpuarray.dtypes import dtype_name, numpy_dtype
 from dnnops.nnet.conv.op import Conv
 from dnnops.nnet.validate import MAX_PARAMETER, is_int, show_shape
 from dnnops.plans.cases import DIRECTIONS, CpuCase, GpuCase, PlanCase

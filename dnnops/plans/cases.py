@@ -17,9 +17,9 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply
 
 from dnnops.config import ALGORITHM_WORDS, flag_value
+from dnnops.dtypes import numpy_dtype
 from dnnops.errors import DnnMemoryError, DnnNotSupportedError
 from dnnops.gpuarray.device import device_from_target, on_device
-from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.nnet.validate import show_shape
 from dnnops.plans.plan import conv_flops
 from dnnops.runtime.op import operand_access, permuted_empty

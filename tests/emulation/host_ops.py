@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from dnnops.dtypes import DTYPE_CODES
+from dnnops.dtypes import DTYPE_CODES, numpy_dtype
 from dnnops.errors import error_from_status
 from dnnops.gpu.kernels import kernel_source
-from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.runtime.build import c_code_dir
 from dnnops.runtime.find import find_cuda, find_cudnn
 from dnnops.runtime.op import empty_tensors, make_context

@@ -8,7 +8,7 @@ import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.graph.traversal import toposort
 
-from dnnops.gpuarray.dtypes import numpy_dtype
+from dnnops.dtypes import numpy_dtype
 from dnnops.gpuarray.type import GpuArrayType
 from tests.oracle import RELATIVE_ERROR, assert_close, run_op
 

@@ -10,11 +10,10 @@ import pytensor.tensor as pt
 import pytest
 
 from dnnops import dnn, nnet
-from dnnops.dtypes import DTYPE_CODES
+from dnnops.dtypes import DTYPE_CODES, numpy_dtype
 from dnnops.errors import DnnLibraryError, DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpu.ctc import GpuCTC, GpuDnnCTC
 from dnnops.gpu.kernels import kernel_source
-from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.loss.ctc import CTC
 from tests.emulation.host_ops import HostOp

@@ -10,7 +10,7 @@ from pytensor.gradient import disconnected_type
 from pytensor.graph.traversal import io_toposort
 
 from dnnops import dnn, nnet
-from dnnops.dtypes import DTYPE_CODES
+from dnnops.dtypes import DTYPE_CODES, numpy_dtype
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpu.kernels import kernel_source
 from dnnops.gpu.spatial_transformer import (
@@ -23,7 +23,6 @@ from dnnops.gpu.spatial_transformer import (
     GpuTransformerGrid,
     GpuTransformerSampler,
 )
-from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.resample.spatial_transformer import (
     SpatialTransformerGrid,

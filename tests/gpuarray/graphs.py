@@ -10,8 +10,8 @@ from pytensor.graph.fg import FunctionGraph
 
 import dnnops.rewriting.inplace
 import dnnops.rewriting.pipeline  # noqa: F401
+from dnnops.dtypes import numpy_dtype
 from dnnops.gpuarray import GpuArrayType
-from dnnops.gpuarray.dtypes import numpy_dtype
 
 #: Moves everything to the device that can run there. Other tests cover cuDNN.
 GPU_MODE = get_mode("CVM").including("gpu").excluding("onednn", "cudnn")

@@ -11,8 +11,8 @@ import pytensor.scalar as ps
 import pytest
 from pytensor.tensor.elemwise import CAReduce
 
+from dnnops.dtypes import numpy_dtype
 from dnnops.gpuarray import reduction
-from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.gpuarray.reduction import row_reduction
 from dnnops.gpuarray.row_reduction import THREADS, launch_config, row_source, rows_of, split_axes
 from dnnops.gpuarray.type import GpuArrayType

@@ -13,7 +13,7 @@ from pytensor.compile.ops import view_op
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Constant
 
-from dnnops.dtypes import DTYPES
+from dnnops.dtypes import DTYPES, numpy_dtype
 from dnnops.errors import DnnTypeError, DnnUnavailableError, DnnValueError
 from dnnops.gpuarray import (
     GpuArrayConstant,
@@ -27,7 +27,6 @@ from dnnops.gpuarray import (
     infer_device,
 )
 from dnnops.gpuarray.basic import GpuSpecifyShape
-from dnnops.gpuarray.dtypes import numpy_dtype
 from tests.needs import of_dtypes
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from pytensor import config
 
+from dnnops.dtypes import numpy_dtype
 from dnnops.errors import DnnError
 from dnnops.gpu import algorithms
-from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.plans import ConvPlan
 from tests.gpu.conv.configurations import Configuration
 from tests.gpu.conv.convolutions import PAIRS, in_dtype, operands, reference, result_shape

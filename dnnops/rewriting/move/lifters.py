@@ -15,8 +15,7 @@ from pytensor.graph.op import Op
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.type import TensorType
 
-from dnnops.dtypes import DTYPES, FLOAT_DTYPES
-from dnnops.gpuarray.dtypes import numpy_dtype
+from dnnops.dtypes import DTYPES, FLOAT_DTYPES, numpy_dtype
 from dnnops.nnet.expressions import ExpandableOp
 from dnnops.rewriting.move.context import LiftContext
 from dnnops.runtime.implementations import Operands

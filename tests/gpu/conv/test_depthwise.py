@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dnnops.dtypes import numpy_dtype
 from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.gpu.algorithms import last_plan
 from dnnops.gpu.kernels import kernel_source
-from dnnops.gpuarray.dtypes import numpy_dtype
 from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 from tests.emulation.host_depthwise import HostKernels
 from tests.emulation.nvrtc import compile_cuda
