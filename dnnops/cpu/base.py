@@ -16,8 +16,6 @@ __all__ = ["CPU", "OneDnnOp", "cache_statistics", "clear_caches", "onednn_availa
 #: Backend of the Ops in this folder.
 CPU = Backend("cpu")
 
-_CACHES = ("conv", "pool")
-
 
 class OneDnnOp(RuntimeOp):
     """Base class of Ops that run on the CPU through the oneDNN runtime library.
@@ -57,15 +55,15 @@ def cache_statistics() -> dict[str, dict[str, int]]:
         ``evictions``.
     """
     names = ("size", "capacity", "hits", "misses", "evictions")
-    statistics = {}
-    for kind in _CACHES:
-        numbers = (ctypes.c_int64 * len(names))()
-        getattr(ONEDNN.library, f"dnnops_onednn_{kind}_cache")(numbers)
-        statistics[kind] = dict(zip(names, numbers, strict=True))
+    numbers = (ctypes.c_int64 * len(names))()
+    get_cache = ONEDNN.library.dnnops_onednn_cache
+    get_cache.restype = ctypes.c_char_p
+    statistics: dict[str, dict[str, int]] = {}
+    while kind := get_cache(ctypes.c_int64(len(statistics)), numbers):
+        statistics[kind.decode()] = dict(zip(names, numbers, strict=True))
     return statistics
 
 
 def clear_caches() -> None:
     """Drop all cached oneDNN primitives."""
-    for kind in _CACHES:
-        getattr(ONEDNN.library, f"dnnops_onednn_{kind}_cache_clear")()
+    ONEDNN.library.dnnops_onednn_clear_caches()

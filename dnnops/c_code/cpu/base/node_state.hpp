@@ -57,12 +57,4 @@ void with_entry(const dnnops_context &context, LruCache<Key, Entry, WordHash<Key
 }
 
 }  // namespace dnnops
-
-// Exports functions that get a cache's statistics (size, capacity, hits, misses, evictions) and clear it.
-#define DNNOPS_EXPORT_CACHE(name, cache)                                 \
-  DNNOPS_EXPORT void name##_cache(int64_t *statistics) {                  \
-    const ::dnnops::CacheStatistics now = (cache).statistics();           \
-    std::memcpy(statistics, &now, sizeof now);                            \
-  }                                                                       \
-  DNNOPS_EXPORT void name##_cache_clear(void) { (cache).clear(); }
 #endif

@@ -4,6 +4,7 @@
 #include "../../common/chosen.hpp"
 #include "conv_blas.hpp"
 #include "conv_entry.hpp"
+#include "../base/caches.hpp"
 #include "../base/node_state.hpp"
 #include "winograd.hpp"
 
@@ -98,9 +99,6 @@ void run(const OpCall<ConvParams> &call) {
 }  // namespace
 
 DNNOPS_OP(onednn_conv, ConvParams, shape, run)
+DNNOPS_EXPORT_CACHE(conv, cache())
 
 }  // namespace dnnops
-
-using namespace dnnops;
-
-DNNOPS_EXPORT_CACHE(dnnops_onednn_conv, cache())

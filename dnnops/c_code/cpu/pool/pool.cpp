@@ -5,6 +5,7 @@
 
 #include "../../common/op.hpp"
 #include "../base/huge_pages.hpp"
+#include "../base/caches.hpp"
 #include "../base/node_state.hpp"
 #include "pool_loops.hpp"
 
@@ -253,9 +254,6 @@ DNNOPS_OP(onednn_pool, PoolParams, shape, run)
 DNNOPS_OP(onednn_max_pool_grad, MaxGradParams, shape, run)
 DNNOPS_OP(onednn_max_pool_grad_grad, MaxGradGradParams, shape, run)
 DNNOPS_OP(onednn_average_pool_grad, AverageGradParams, shape, run)
+DNNOPS_EXPORT_CACHE(pool, cache())
 
 }  // namespace dnnops
-
-using namespace dnnops;
-
-DNNOPS_EXPORT_CACHE(dnnops_onednn_pool, cache())
