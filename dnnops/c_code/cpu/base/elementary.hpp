@@ -37,17 +37,20 @@ struct Format<double> {
   static constexpr double kLeast = -746, kLeastFactor = -1416, kMost = 710;
 };
 
+template <class To, class From>
+inline To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From), "one is read as the other");
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
 // 2^n for an integer n that is the exponent of a normal number.
 template <class T>
 inline T power_of_two(T n) {
   using F = Format<T>;
-  const T shifted = n + F::kRounder;
-  typename F::Bits bits;
-  std::memcpy(&bits, &shifted, sizeof bits);
-  bits = (bits << F::kShift) + ((typename F::Bits)F::kBias << F::kShift);
-  T power;
-  std::memcpy(&power, &bits, sizeof power);
-  return power;
+  using Bits = typename F::Bits;
+  return bits_as<T>((bits_as<Bits>(n + F::kRounder) << F::kShift) + ((Bits)F::kBias << F::kShift));
 }
 
 inline float first_of(float x) { return x; }
@@ -63,12 +66,16 @@ inline V float_tail(V r) {
   return 0.5f +
          r * (1.66666667e-1f + r * (4.16666667e-2f + r * (8.33333333e-3f + r * (1.38888889e-3f + r * 1.98412698e-4f))));
 }
-template <class V>
+// kShortened: accurate enough for float32 data.
+template <bool kShortened = false, class V>
 inline V double_tail(V r) {
-  V p = r * (1 / 6227020800.0) + 1 / 479001600.0;
-  p = p * r + 1 / 39916800.0;
-  p = p * r + 1 / 3628800.0;
-  p = p * r + 1 / 362880.0;
+  V p = r * (1 / 3628800.0) + 1 / 362880.0;
+  if constexpr (!kShortened) {
+    p = r * (1 / 6227020800.0) + 1 / 479001600.0;
+    p = p * r + 1 / 39916800.0;
+    p = p * r + 1 / 3628800.0;
+    p = p * r + 1 / 362880.0;
+  }
   p = p * r + 1 / 40320.0;
   p = p * r + 1 / 5040.0;
   p = p * r + 1 / 720.0;

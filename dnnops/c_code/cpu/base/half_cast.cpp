@@ -1,19 +1,10 @@
 // float16 from and to float32, in arithmetic that compilers vectorize on any processor.
-#include <cstring>
-
 #include "../../common/op.hpp"
+#include "elementary.hpp"
 #include "pieces.hpp"
 
 namespace dnnops {
 namespace {
-
-template <class To, class From>
-inline To bits_as(From from) {
-  static_assert(sizeof(To) == sizeof(From), "one is read as the other");
-  To to;
-  std::memcpy(&to, &from, sizeof to);
-  return to;
-}
 
 inline float widen(uint16_t half) {
   const uint32_t sign = (uint32_t)(half & 0x8000) << 16, magnitude = half & 0x7fff;

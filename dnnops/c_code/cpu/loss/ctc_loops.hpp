@@ -9,7 +9,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <initializer_list>
 #include <limits>
 
@@ -22,57 +21,24 @@ namespace ctc {
 constexpr double kNone = -1e300;
 constexpr double kLn2 = 0.693147180559945309417;
 
-inline uint64_t bits_of(double value) {
-  uint64_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-inline double from_bits(uint64_t bits) {
-  double value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
 inline double larger(double a, double b) { return a > b ? a : b; }
 
 // 2^exponent for an integer exponent up to 1023; 2^-1022 for anything below.
 inline double power_of_2(double exponent) {
-  // Adding 1.5 * 2^52 moves the integer into the low bits.
-  return from_bits(bits_of(larger(exponent, -1022) + (1023 + 6755399441055744.0)) << 52);
+  return bits_as<double>(bits_as<uint64_t>(larger(exponent, -1022) + (1023 + Format<double>::kRounder)) << 52);
 }
 
 // Splits value * 2^exponent into mantissa and exponent; value must be positive.
 inline void split(double value, double exponent, double &mantissa, double &new_exponent) {
-  const uint64_t bits = bits_of(value);
-  mantissa = from_bits((bits & 0x000fffffffffffffu) | 0x3ff0000000000000u);
-  new_exponent = exponent + (from_bits((bits >> 52) | 0x4330000000000000u) - (4503599627370496.0 + 1023));
+  const uint64_t bits = bits_as<uint64_t>(value);
+  mantissa = bits_as<double>((bits & 0x000fffffffffffffu) | 0x3ff0000000000000u);
+  new_exponent = exponent + (bits_as<double>((bits >> 52) | 0x4330000000000000u) - (4503599627370496.0 + 1023));
 }
 
 // e^x for x from -log(2) / 2 to log(2) / 2, accurate to 1e-16 or, for float32 data, to 3e-13.
 template <class T>
 inline double exponential_of_rest(double x) {
-  double sum;
-  if (sizeof(T) == 8) {
-    sum = 1 / 6227020800.0;
-    sum = sum * x + 1 / 479001600.0;
-    sum = sum * x + 1 / 39916800.0;
-    sum = sum * x + 1 / 3628800.0;
-    sum = sum * x + 1 / 362880.0;
-    sum = sum * x + 1 / 40320.0;
-  } else {
-    sum = 1 / 3628800.0;
-    sum = sum * x + 1 / 362880.0;
-    sum = sum * x + 1 / 40320.0;
-  }
-  sum = sum * x + 1 / 5040.0;
-  sum = sum * x + 1 / 720.0;
-  sum = sum * x + 1 / 120.0;
-  sum = sum * x + 1 / 24.0;
-  sum = sum * x + 1 / 6.0;
-  sum = sum * x + 1 / 2.0;
-  sum = sum * x + 1;
-  return sum * x + 1;
+  return (double_tail<sizeof(T) < sizeof(double)>(x) * x + 1) * x + 1;
 }
 
 // A row of numbers, each as mantissa and exponent.

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "../../common/shapes.hpp"
+#include "../base/elementary.hpp"
 
 namespace dnnops {
 
@@ -34,13 +34,10 @@ inline WindowNorm window_norm(const WindowNormParams &params, int64_t axis_count
 
 // s^-beta for a positive float, as 2^(-beta log2 s): the C library's method without its special cases.
 inline float negative_power(float s, double beta) {
-  int32_t bits;
-  std::memcpy(&bits, &s, sizeof bits);
+  const int32_t bits = bits_as<int32_t>(s);
   // s = m 2^e with m between sqrt(1/2) and sqrt(2), and log m = 2 artanh((m - 1) / (m + 1)).
   const int32_t e = (bits - 0x3f3504f3) >> 23, m_bits = bits - (int32_t)((uint32_t)e << 23);
-  float m;
-  std::memcpy(&m, &m_bits, sizeof m);
-  const float t = (m - 1) / (m + 1), t2 = t * t;
+  const float m = bits_as<float>(m_bits), t = (m - 1) / (m + 1), t2 = t * t;
   const float series = 1 + t2 * (1 / 3.f + t2 * (1 / 5.f + t2 * (1 / 7.f + t2 * (1 / 9.f))));
   // -beta log2 s = first + second + x / log 2, where first and second are integers and x / log 2 is the
   // remainder. Adding and subtracting rounder rounds to an integer.
@@ -53,9 +50,8 @@ inline float negative_power(float s, double beta) {
   const float exponent = first + second;
   const bool is_large = exponent > 127, is_small = exponent < -126;
   const int32_t power_bits = ((int32_t)(is_large || is_small ? 0 : exponent) + 127) << 23;
-  float power;
-  std::memcpy(&power, &power_bits, sizeof power);
-  power = is_large ? std::numeric_limits<float>::infinity() : is_small ? 0 : power * fraction;
+  const float scaled = bits_as<float>(power_bits) * fraction;
+  const float power = is_large ? std::numeric_limits<float>::infinity() : is_small ? 0 : scaled;
   return s <= std::numeric_limits<float>::max() ? power : 1 / s;  // 0 for infinity, NaN for NaN
 }
 inline double negative_power(double s, double beta) { return std::pow(s, -beta); }
