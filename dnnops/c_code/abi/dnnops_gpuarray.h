@@ -55,20 +55,20 @@ static inline int dnnops_python_init(void) {
   dnnops_python *py = &dnnops_py;
   if (py->ready) return 0;
   /* A failed attempt keeps what it has found; the next one fills in the rest. */
-#define DNNOPS_KEEP(field, expression) \
-  if (py->field == NULL && (py->field = (expression)) == NULL) return -1
-  DNNOPS_KEEP(data, PyUnicode_InternFromString("data"));
-  DNNOPS_KEEP(ptr, PyUnicode_InternFromString("ptr"));
-  DNNOPS_KEEP(shape, PyUnicode_InternFromString("shape"));
-  DNNOPS_KEEP(strides, PyUnicode_InternFromString("strides"));
-  DNNOPS_KEEP(dtype, PyUnicode_InternFromString("dtype"));
-  DNNOPS_KEEP(device, PyUnicode_InternFromString("device"));
-  DNNOPS_KEEP(id, PyUnicode_InternFromString("id"));
-  DNNOPS_KEEP(order_k, Py_BuildValue("{s:s}", "order", "K"));
-  DNNOPS_KEEP(ndarray, dnnops_import("cupy", "ndarray"));
-  DNNOPS_KEEP(copy, PyObject_GetAttrString(py->ndarray, "copy"));
-  DNNOPS_KEEP(get_device, dnnops_import("cupy_backends.cuda.api.runtime", "getDevice"));
-  DNNOPS_KEEP(set_device, dnnops_import("cupy_backends.cuda.api.runtime", "setDevice"));
+#define DNNOPS_KEEP(pointer, expression) \
+  if ((pointer) == NULL && ((pointer) = (expression)) == NULL) return -1
+  DNNOPS_KEEP(py->data, PyUnicode_InternFromString("data"));
+  DNNOPS_KEEP(py->ptr, PyUnicode_InternFromString("ptr"));
+  DNNOPS_KEEP(py->shape, PyUnicode_InternFromString("shape"));
+  DNNOPS_KEEP(py->strides, PyUnicode_InternFromString("strides"));
+  DNNOPS_KEEP(py->dtype, PyUnicode_InternFromString("dtype"));
+  DNNOPS_KEEP(py->device, PyUnicode_InternFromString("device"));
+  DNNOPS_KEEP(py->id, PyUnicode_InternFromString("id"));
+  DNNOPS_KEEP(py->order_k, Py_BuildValue("{s:s}", "order", "K"));
+  DNNOPS_KEEP(py->ndarray, dnnops_import("cupy", "ndarray"));
+  DNNOPS_KEEP(py->copy, PyObject_GetAttrString(py->ndarray, "copy"));
+  DNNOPS_KEEP(py->get_device, dnnops_import("cupy_backends.cuda.api.runtime", "getDevice"));
+  DNNOPS_KEEP(py->set_device, dnnops_import("cupy_backends.cuda.api.runtime", "setDevice"));
 #undef DNNOPS_KEEP
   dnnops_find_current_stream(py);
   py->ready = 1;

@@ -8,26 +8,20 @@
 namespace dnnops {
 namespace cublaslt {
 
-namespace {
-
-Functions load() {
-  const std::string name = "libcublasLt.so." + std::to_string(CUDART_VERSION / 1000);
-  void *library = dlopen(name.c_str(), RTLD_NOW);
-  if (!library) fail(DNNOPS_NOT_SUPPORTED, "cuBLASLt cannot be loaded: %s", dlerror());
-  Functions found;
-#define DNNOPS_LOOK_UP(function)                                                            \
-  found.function = reinterpret_cast<decltype(found.function)>(dlsym(library, #function));   \
-  if (!found.function) fail(DNNOPS_NOT_SUPPORTED, "%s has no %s", name.c_str(), #function);
-  DNNOPS_LOOK_UP(cublasLtGetVersion)
-  DNNOPS_CUBLASLT_FUNCTIONS(DNNOPS_LOOK_UP)
-#undef DNNOPS_LOOK_UP
-  return found;
+Address look_up(const char *name) {
+  static const std::string library_name = "libcublasLt.so." + std::to_string(CUDART_VERSION / 1000);
+  static void *const library = [] {
+    void *opened = dlopen(library_name.c_str(), RTLD_NOW);
+    if (!opened) fail(DNNOPS_NOT_SUPPORTED, "cuBLASLt cannot be loaded: %s", dlerror());
+    return opened;
+  }();
+  void *const found = dlsym(library, name);
+  if (!found) fail(DNNOPS_NOT_SUPPORTED, "%s has no %s", library_name.c_str(), name);
+  return {found};
 }
 
-}  // namespace
-
 const Functions &functions() {
-  static const Functions found = load();
+  static const Functions found;
   return found;
 }
 

@@ -30,14 +30,25 @@ namespace cublaslt {
   X(cublasLtMatrixLayoutDestroy)          \
   X(cublasLtMatrixLayoutSetAttribute)
 
+// Converts to any function pointer.
+struct Address {
+  void *value;
+  template <class Function>
+  operator Function *() const {
+    return reinterpret_cast<Function *>(value);
+  }
+};
+
+// Throws with the reason if the library cannot be loaded or lacks the function.
+Address look_up(const char *name);
+
 struct Functions {
-#define DNNOPS_MEMBER(name) decltype(&::name) name;
+#define DNNOPS_MEMBER(name) decltype(&::name) name = ::dnnops::cublaslt::look_up(#name);
   DNNOPS_MEMBER(cublasLtGetVersion)
   DNNOPS_CUBLASLT_FUNCTIONS(DNNOPS_MEMBER)
 #undef DNNOPS_MEMBER
 };
 
-// Throws with the reason if the library cannot be loaded.
 const Functions &functions();
 // One handle per device, never destroyed. The device must be current.
 cublasLtHandle_t handle_of(int device);

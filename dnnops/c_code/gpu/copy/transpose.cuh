@@ -539,12 +539,11 @@ DEVICE void copy_array(const element *__restrict__ src, element *__restrict__ ds
 
 // Given how many blocks per multiprocessor are enough, the compiler keeps everything that a thread loads in registers.
 // Without a bound for slabs of columns, it used so many registers for 16-bit elements that a fourth block did not fit.
-#if WIDTH == 2
-#define BOUNDS __launch_bounds__(THREADS, FIRST % KINDS == SLABS_OF_COLUMNS ? 4 : 1)
-#else
-#define BOUNDS __launch_bounds__(THREADS, WIDTH == 8 ? 3 : FIRST % KINDS == SLABS_OF_COLUMNS ? 3 : 5)
-#endif
-KERNEL void BOUNDS copy_arrays(const GRID_CONSTANT copy_launch launch) {
+constexpr int LEAST_BLOCKS = FIRST % KINDS == SLABS_OF_COLUMNS ? (WIDTH == 2 ? 4 : 3)
+                             : WIDTH == 2                       ? 1
+                             : WIDTH == 8                       ? 3
+                                                                : 5;
+KERNEL void __launch_bounds__(THREADS, LEAST_BLOCKS) copy_arrays(const GRID_CONSTANT copy_launch launch) {
   extern __shared__ uint4 shared[];
   wait_for_stream();
   const int block = (int)blockIdx.x, first = launch.copies[0].blocks;

@@ -117,19 +117,21 @@ DEVICE void max_pool_grad_grad(const Geometry &g, const T *x, const T *ggx, T *o
 }
 
 #ifdef __CUDACC_RTC__
-#define KERNEL_INDEX                                                                  \
-  const long long index = (long long)blockIdx.x * blockDim.x + threadIdx.x;           \
-  if (index >= count) return;
+__device__ inline long long thread_index() { return (long long)blockIdx.x * blockDim.x + threadIdx.x; }
+
 template <class T, class C>
 __global__ void pool_kernel(Geometry g, int mode, const T *x, T *out, long long count) {
-  KERNEL_INDEX pool<T, C>(g, mode, x, out, index);
+  const long long index = thread_index();
+  if (index < count) pool<T, C>(g, mode, x, out, index);
 }
 template <class T, class C>
 __global__ void pool_grad_kernel(Geometry g, int mode, const T *x, const T *gz, T *out, long long count) {
-  KERNEL_INDEX pool_grad<T, C>(g, mode, x, gz, out, index);
+  const long long index = thread_index();
+  if (index < count) pool_grad<T, C>(g, mode, x, gz, out, index);
 }
 template <class T, class C>
 __global__ void max_pool_grad_grad_kernel(Geometry g, const T *x, const T *ggx, T *out, long long count) {
-  KERNEL_INDEX max_pool_grad_grad<T, C>(g, x, ggx, out, index);
+  const long long index = thread_index();
+  if (index < count) max_pool_grad_grad<T, C>(g, x, ggx, out, index);
 }
 #endif
