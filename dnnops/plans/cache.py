@@ -8,30 +8,36 @@ warn and time the plans again; they never fail.
 
 from __future__ import annotations
 
-import math
+import errno
 import os
+import re
 import threading
+import time
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from dnnops.config import flag_value
 from dnnops.errors import DnnCacheError, DnnValueError, DnnWarning
+from dnnops.plans import files
 from dnnops.plans.entry import (
-    CLOCK_TOLERANCE,
+    INVALID,
+    MAX_ENTRY_BYTES,
+    MAX_EXPORT_BYTES,
     CachedChoice,
     CachedPlan,
-    DamageError,
+    CacheFile,
     Entry,
-    check_key,
     entry_name,
-    new_entry,
+    read_entry,
+    read_export,
+    write_entry,
+    write_export,
 )
-from dnnops.plans.export import read_export, write_export
-from dnnops.plans.files import PlanFiles, UntrustedCacheError
 
 __all__ = [
     "CacheFile",
@@ -45,9 +51,18 @@ __all__ = [
 
 FLAG = "dnn.conv.cache"
 
+_ENTRY_NAME = re.compile(r"[0-9a-f]{64}\.json")
+# Seconds. Marking used entries once a day is enough to find the unused ones.
+_TOUCH_AFTER = 24 * 3600
+# Seconds. Writing a file never takes an hour, so its process must have been killed.
+_LEFTOVER_AFTER = 3600
+# Counting reads the status of every file, so don't count at every store.
+_WRITES_BETWEEN_COUNTS = 256
+# Evict down to this fraction of the capacity, so that the next store need not evict again.
+_FILLED_AFTER_EVICTION = 7 / 8
+
 _lock = threading.Lock()
-_warned: set[tuple[str, str]] = set()
-_current: tuple[str, PlanCache] | None = None
+_warned: set[Path] = set()
 
 
 def _renew_lock() -> None:
@@ -57,36 +72,6 @@ def _renew_lock() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_lock)
-
-
-def _warn_once(kind: str, path: Path, message: str, stacklevel: int = 3) -> None:
-    with _lock:
-        if (kind, str(path)) in _warned:
-            return
-        _warned.add((kind, str(path)))
-    warnings.warn(DnnWarning(f"flag {FLAG}: {message}"), stacklevel=stacklevel)
-
-
-@dataclass(frozen=True)
-class CacheFile:
-    """A file of the cache, intact or damaged.
-
-    Attributes
-    ----------
-    path : Path
-        Path of the file.
-    size : int
-        Size in bytes.
-    entry : Entry or None
-        Contents of the file, or None if they can't be used.
-    reason : str
-        Reason why the contents can't be used; empty if they can.
-    """
-
-    path: Path
-    size: int
-    entry: Entry | None
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,9 +96,10 @@ class Imported:
 class PlanCache:
     """A directory of entries, each with a key and the selection made for it.
 
-    Convolutions call `find`, `store` and `drop`. These methods never raise because of the file
-    system or of damaged files; they issue a `DnnWarning`, once for each path, and continue. Users
-    call the other methods, which raise `DnnCacheError`.
+    Convolutions call `find`, `store` and `drop`. These methods raise only if the key is invalid,
+    see `dnnops.plans.entry.entry_name`. If the file system fails or a file is damaged, they issue a
+    `DnnWarning`, once for each path, and continue. Users call the other methods, which raise
+    `DnnCacheError` if the directory can't be used. A missing directory has no entries.
 
     Parameters
     ----------
@@ -141,8 +127,10 @@ class PlanCache:
             raise DnnValueError(f"flag {FLAG}: {os.fspath(path)!a} is not a valid path")
         self.path = Path(os.path.abspath(path))
         self.capacity_bytes = capacity_bytes
-        self._files = PlanFiles(str(self.path), capacity_bytes, capacity_entries)
-        self._off = False
+        self.capacity_entries = capacity_entries
+        # What may be written until the files are counted again; other processes write, too.
+        self._spare_bytes = self._spare_entries = 0
+        self._distrust = ""
         self._counts = dict.fromkeys(
             ("hits", "misses", "ignored", "stores", "failures", "evictions"), 0
         )
@@ -161,170 +149,60 @@ class PlanCache:
             return dict(self._counts)
 
     def find(self, key: dict[str, Any]) -> CachedChoice | None:
-        """Look up the selection for a key.
-
-        Parameters
-        ----------
-        key : dict
-            See `dnnops.plans.entry.check_key`.
-
-        Returns
-        -------
-        CachedChoice or None
-            The selection, or None if there is no usable one.
-
-        Raises
-        ------
-        DnnTypeError, DnnValueError
-            If the key is invalid.
-        """
-        name = entry_name(check_key(key))
-        if self._off:
-            return None
-        try:
-            with self._files.open() as directory:
-                entry = self._files.use(directory, name)
-        except FileNotFoundError:
-            self._count(misses=1)
-            return None
-        except DamageError as damage:
-            self._count(misses=1, ignored=1)
-            path = self.path / name
-            _warn_once("entry", path, f"{path} is ignored, and plans are timed again: {damage}")
-            return None
-        except DnnCacheError as error:
-            self._count(misses=1)
-            self._go_on_without(error)
-            return None
-        self._count(hits=1)
-        return entry.choice
+        """Return the selection for a key, or None if there is no usable one."""
+        path = self.path / entry_name(key)
+        choice = None
+        with self._tolerating(path):
+            self._check_directory()
+            choice = self._read(path).choice
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > _TOUCH_AFTER:
+                    os.utime(path)
+        self._count("misses" if choice is None else "hits")
+        return choice
 
     def store(self, key: dict[str, Any], choice: CachedChoice) -> None:
         """Store the selection for a key, replacing an older one.
 
-        Parameters
-        ----------
-        key : dict
-            See `dnnops.plans.entry.check_key`.
-        choice : CachedChoice
-            Plans with their times. If there are more than 256, only the fastest 256 are stored.
-
-        Raises
-        ------
-        DnnTypeError, DnnValueError
-            If the key is invalid.
+        If it has more than 256 plans, only the fastest 256 are stored.
         """
-        check_key(key)
-        if self._off:
-            return
-        # Try twice, because another process may remove the directory meanwhile.
-        for _ in range(2):
-            try:
-                with self._files.open(create=True) as directory:
-                    evicted = self._files.write(directory, new_entry(key, choice))
-                self._count(stores=1, evictions=evicted)
-                return
-            except FileNotFoundError:
-                continue
-            except DnnCacheError as error:
-                self._count(failures=1)
-                self._go_on_without(error)
-                return
-        self._count(failures=1)
-        # Other processes may keep removing the directory. Warn only if it can't be created at all.
-        try:
-            os.makedirs(self.path, mode=0o700, exist_ok=True)
-        except FileNotFoundError:
-            self._go_on_without(self._nowhere())
-        except OSError:
-            pass
+        path = self.path / entry_name(key)
+        is_stored = False
+        with self._tolerating(path):
+            self._write(Entry.of_today(key, choice))
+            is_stored = True
+        if not is_stored:
+            self._count("failures")
 
     def drop(self, key: dict[str, Any]) -> None:
-        """Remove the selection for a key, if there is one.
-
-        Parameters
-        ----------
-        key : dict
-            See `dnnops.plans.entry.check_key`.
-
-        Raises
-        ------
-        DnnTypeError, DnnValueError
-            If the key is invalid.
-        """
-        name = entry_name(check_key(key))
-        if self._off:
-            return
-        try:
-            with self._files.open() as directory:
-                self._files.remove(directory, name)
-        except FileNotFoundError:
-            pass
-        except DnnCacheError as error:
-            self._go_on_without(error)
+        """Remove the selection for a key, if there is one."""
+        path = self.path / entry_name(key)
+        with self._tolerating(path):
+            self._check_directory()
+            files.remove(path)
 
     def files(self) -> Iterator[CacheFile]:
-        """Iterate over all files of the cache, including damaged ones, ordered by name.
-
-        Yields
-        ------
-        CacheFile
-
-        Raises
-        ------
-        DnnCacheError
-            If the directory can't be used. A missing directory is not an error.
-        """
-        try:
-            with self._files.open() as directory:
-                for found in self._files.listing(directory):
-                    path = self.path / found.name
-                    try:
-                        entry, status = self._files.read(directory, found.name)
-                        yield CacheFile(path, status.st_size, entry)
-                    except DamageError as damage:
-                        yield CacheFile(path, found.size, None, str(damage))
-                    except FileNotFoundError:
-                        continue
-        except FileNotFoundError:
-            return
+        """Iterate over all files of the cache, including damaged ones, ordered by name."""
+        for path, status in sorted(self._scan(_ENTRY_NAME).items()):
+            with suppress(FileNotFoundError):
+                try:
+                    file = CacheFile(path, status.st_size, self._read(path))
+                except INVALID as reason:
+                    file = CacheFile(path, status.st_size, None, str(reason))
+                yield file
 
     def entries(self) -> Iterator[Entry]:
-        """Iterate over the intact entries, ordered by file name.
-
-        Yields
-        ------
-        Entry
-
-        Raises
-        ------
-        DnnCacheError
-            If the directory can't be used. A missing directory is not an error.
-        """
+        """Iterate over the intact entries, ordered by file name."""
         return (file.entry for file in self.files() if file.entry is not None)
 
     def clear(self) -> int:
-        """Remove all files of the cache and the temporary files of killed processes.
+        """Remove all entries and the temporary files of killed processes, and count the entries.
 
         Other files in the directory are left alone.
-
-        Returns
-        -------
-        int
-            Number of entries that were removed.
-
-        Raises
-        ------
-        DnnCacheError
-            If the directory can't be used or written to.
         """
-        try:
-            with self._files.open() as directory:
-                self._files.sweep(directory, older_than=-math.inf)
-                found = self._files.listing(directory)
-                return sum(self._files.remove(directory, file.name) for file in found)
-        except FileNotFoundError:
-            return 0
+        for path in self._scan(files.TEMPORARY_NAME):
+            files.remove(path)
+        return sum(map(files.remove, self._scan(_ENTRY_NAME)))
 
     def export(self, file: str | os.PathLike[str], force: bool = False) -> int:
         """Write all intact entries to one JSON file.
@@ -348,7 +226,18 @@ class PlanCache:
         DnnCacheError
             If the directory can't be used, or the file can't be written.
         """
-        return write_export(file, self.entries(), force)
+        target = Path(os.path.abspath(file))
+        entries = list(self.entries())
+        if os.path.lexists(target):
+            if target.is_symlink() or not target.is_file():
+                raise DnnValueError(f"{target} is not a regular file; give another name")
+            if not force:
+                raise DnnValueError(f"{target} already exists; force=True (--force) replaces it")
+        try:
+            files.replace(target, write_export(entries), mode=0o666)
+        except OSError as error:
+            raise DnnCacheError(f"{target} cannot be written: {error.strerror}") from error
+        return len(entries)
 
     def import_(self, file: str | os.PathLike[str]) -> Imported:
         """Add the entries of a file that `export` wrote.
@@ -372,43 +261,126 @@ class PlanCache:
         DnnCacheError
             If the file can't be read, or the directory can't be used or written to.
         """
-        entries, refused = read_export(file)
-        # Write the newest last, so that the oldest are evicted if not all of them fit.
-        entries.sort(key=lambda exported: exported.date)
-        imported = 0
+        name = os.fspath(file)
         try:
-            with self._files.open(create=True) as directory:
-                for exported in entries:
-                    entry = exported.entry()
-                    if self._is_newer(directory, entry):
-                        evicted = self._files.write(directory, entry)
-                        self._count(stores=1, evictions=evicted)
-                        imported += 1
-        except FileNotFoundError:
-            raise self._nowhere() from None
+            with open(file, "rb") as stream:
+                entries, refused = read_export(stream.read(MAX_EXPORT_BYTES + 1))
+        except OSError as error:
+            raise DnnCacheError(f"{name} cannot be read: {error.strerror}") from error
+        except INVALID as reason:
+            raise DnnValueError(
+                f"{name} is not a file that `dnnops cache export` wrote: {reason}"
+            ) from None
+        imported = 0
+        with files.reporting(self.path, "written to", missing=True):
+            self._check_directory(create=True)
+            # Write the newest last, so that the oldest are evicted if not all of them fit.
+            for entry in sorted(entries, key=lambda entry: entry.date):
+                if self._is_newer(entry):
+                    self._write(entry)
+                    imported += 1
         return Imported(imported, len(entries) - imported, tuple(refused))
 
-    def _is_newer(self, directory: int, entry: Entry) -> bool:
+    def _is_newer(self, entry: Entry) -> bool:
         """Return whether an entry is newer than the cache's entry for the same key, if any."""
         try:
-            found = self._files.read(directory, entry.name)[0].date
-            # An entry with a wrong date in the future would be kept forever.
-            return entry.date > found or found > datetime.now(UTC) + CLOCK_TOLERANCE
-        except (DamageError, FileNotFoundError):
+            found = self._read(self.path / entry.name)
+        except (*INVALID, FileNotFoundError):
             return True
+        # An entry with a wrong date in the future would be kept forever.
+        return entry.date > found.date or found.is_from_future
 
-    def _count(self, **numbers: int) -> None:
+    def _count(self, name: str, number: int = 1) -> None:
         with _lock:
-            for name, number in numbers.items():
-                self._counts[name] += number
+            self._counts[name] += number
 
-    def _nowhere(self) -> DnnCacheError:
-        return DnnCacheError(f"the directory {self.path} cannot be created, or was just removed")
+    @contextmanager
+    def _tolerating(self, path: Path) -> Iterator[None]:
+        """Warn of a file or directory that can't be used, and skip the rest of the block."""
+        try:
+            yield
+            return
+        except FileNotFoundError:
+            return
+        except INVALID as reason:
+            self._count("ignored")
+            message = f"{path} is ignored, and plans are timed again: {reason}"
+        except DnnCacheError as error:
+            path = self.path
+            message = f"{error}. This process continues, but every process times its plans again"
+        with _lock:
+            is_known = path in _warned
+            _warned.add(path)
+        if not is_known:
+            # Levels 2 and 3 are contextlib and the method: the warning names the method's caller.
+            warnings.warn(DnnWarning(f"flag {FLAG}: {message}"), stacklevel=4)
 
-    def _go_on_without(self, error: DnnCacheError) -> None:
-        self._off |= isinstance(error, UntrustedCacheError)
-        message = f"{error}. This process continues, but every process times its plans again"
-        _warn_once("directory", self.path, message, stacklevel=4)
+    def _check_directory(self, create: bool = False) -> None:
+        # For good: if others could write to it once, its files may come from them.
+        self._distrust = self._distrust or files.distrust(self.path, create)
+        if self._distrust:
+            raise DnnCacheError(
+                f"the directory {self.path} is not used, because {self._distrust}; it must belong"
+                " to this user, and nobody else may write to it"
+            )
+
+    def _scan(self, name: re.Pattern[str]) -> dict[Path, os.stat_result]:
+        with suppress(FileNotFoundError):
+            self._check_directory()
+            return files.scan(self.path, name)
+        return {}
+
+    def _read(self, path: Path) -> Entry:
+        """Read and check the entry in a file."""
+        try:
+            with open(path, "rb") as file:
+                entry = read_entry(file.read(MAX_ENTRY_BYTES + 1))
+        except OSError as error:
+            # On a network file system, ESTALE means that the file was just replaced or removed.
+            if error.errno in (errno.ENOENT, errno.ESTALE):
+                raise FileNotFoundError(errno.ENOENT, error.strerror) from error
+            raise DnnValueError(f"it cannot be read: {error.strerror}") from error
+        if entry.name != path.name:
+            raise DnnValueError("its name does not match its key")
+        return entry
+
+    def _write(self, entry: Entry) -> None:
+        """Write an entry, replacing an older one, and evict others beyond the capacity."""
+        path, text = self.path / entry.name, write_entry(entry)
+        with files.reporting(self.path, "written to"):
+            try:
+                self._check_directory(create=True)
+                files.replace(path, text)
+            except FileNotFoundError:  # another process has just removed or cleared the directory
+                self._check_directory(create=True)
+                files.replace(path, text)
+        self._count("stores")
+        self._spare_entries -= 1
+        self._spare_bytes -= len(text)
+        if self._spare_entries < 0 or self._spare_bytes < 0:
+            self._make_room(path)
+
+    def _make_room(self, spared: Path) -> None:
+        """Count the entries and, if they exceed the capacity, evict the oldest except `spared`."""
+        for path, status in self._scan(files.TEMPORARY_NAME).items():
+            if time.time() - status.st_mtime >= _LEFTOVER_AFTER:
+                files.remove(path)
+        found = sorted(self._scan(_ENTRY_NAME).items(), key=lambda file: file[1].st_mtime)
+        entries, size, part = len(found), sum(status.st_size for _, status in found), 1.0
+        for path, status in found:
+            if entries <= part * self.capacity_entries and size <= part * self.capacity_bytes:
+                break
+            part = _FILLED_AFTER_EVICTION
+            if path != spared:
+                self._count("evictions", files.remove(path))
+                entries, size = entries - 1, size - status.st_size
+        self._spare_entries = min(_WRITES_BETWEEN_COUNTS, self.capacity_entries - entries)
+        self._spare_bytes = self.capacity_bytes - size
+
+
+@lru_cache(maxsize=1)
+def _cache_at(path: str) -> PlanCache:
+    return PlanCache(path)
 
 
 def plan_cache() -> PlanCache | None:
@@ -424,11 +396,5 @@ def plan_cache() -> PlanCache | None:
     DnnValueError
         If the flag's value is not a valid path.
     """
-    global _current
     value = flag_value(FLAG)
-    if value == "off":
-        return None
-    with _lock:
-        if _current is None or _current[0] != value:
-            _current = value, PlanCache(value)
-        return _current[1]
+    return None if value == "off" else _cache_at(value)

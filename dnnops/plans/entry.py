@@ -1,6 +1,6 @@
 """The entries of the plan cache, and their JSON format.
 
-An entry is a JSON object with exactly these members:
+The table ``_ENTRY`` lists the members of an entry, a JSON object:
 
 - ``format`` and ``schema`` identify the format and its version.
 - ``key`` holds what the selection depends on: the convolution, settings, device and libraries.
@@ -8,8 +8,8 @@ An entry is a JSON object with exactly these members:
 - ``dnnops`` and ``date`` give the version of dnnops that wrote the entry, and when.
 - ``sha256`` is a checksum of all other members.
 
-Everything is checked on reading, and nothing is executed: a plan's name is only looked up among the
-plans that cuDNN offers.
+An exported file is an object with a list of entries. Everything is checked on reading, and nothing
+is executed: a plan's name is only looked up among the plans that cuDNN offers.
 """
 
 from __future__ import annotations
@@ -18,61 +18,54 @@ import hashlib
 import itertools
 import json
 import math
-import operator
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from numbers import Integral, Real
+from pathlib import Path
+from reprlib import repr as short_repr
 from typing import Any, NamedTuple
 
 from dnnops.__about__ import __version__
 from dnnops.errors import DnnTypeError, DnnValueError
 
 __all__ = [
-    "CLOCK_TOLERANCE",
-    "DECODER",
+    "INVALID",
     "MAX_ENTRY_BYTES",
+    "MAX_EXPORT_BYTES",
     "MAX_PLANS",
-    "SCHEMA",
+    "CacheFile",
     "CachedChoice",
     "CachedPlan",
-    "DamageError",
     "Entry",
-    "canonical_json",
-    "check_header",
-    "check_key",
     "entry_name",
-    "new_entry",
-    "parse_json",
     "read_entry",
+    "read_export",
     "write_entry",
+    "write_export",
 ]
 
-#: Version of the entry format. Changing it makes existing entries out of date.
-SCHEMA = 1
+#: What is raised for data that is not valid; the message gives the reason.
+INVALID = (DnnTypeError, DnnValueError)
 #: Maximum number of plans in an entry; the fastest ones are kept.
 MAX_PLANS = 256
-#: Upper bound of the size of an entry.
+#: Maximum size of an entry.
 MAX_ENTRY_BYTES = 256 * 1024
+#: Maximum size of an exported file; a cache has half of it by default.
+MAX_EXPORT_BYTES = 128 * 1024**2
 
-_FORMAT = "dnnops-plan"
-_MEMBERS = {"format", "schema", "key", "plans", "dnnops", "date", "sha256"}
-_PLAN_MEMBERS = {"name", "time_ms", "workspace_bytes"}
-# Allows more than the names of cuDNN's algorithms and engines, to leave room for other libraries.
-_PLAN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_:=.,+-]{0,511}")
-_VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,64}")
-_DATE = "%Y-%m-%dT%H:%M:%SZ"
+# Changing the version of a schema makes existing files out of date.
+_ENTRY_HEADER = {"format": "dnnops-plan", "schema": 1}
+_EXPORT_HEADER = {"format": "dnnops-plans", "schema": 1}
+_MAX_EXPORTED = 65536
 _MAX_KEY_BYTES = 32 * 1024
 _MAX_KEY_DEPTH = 8
 _MAX_TEXT = 512
-_INT64_END = 2**63
-_FIRST_DATE = datetime(2020, 1, 1, tzinfo=UTC)
-#: Allowed difference between the clocks of two machines.
-CLOCK_TOLERANCE = timedelta(days=1)
-
-
-class DamageError(Exception):
-    """Raised when data is not an entry that this version writes; the message says why."""
+_DATE = "%Y-%m-%dT%H:%M:%SZ"
+# Allowed difference between the clocks of two machines.
+_CLOCK_TOLERANCE = timedelta(days=1)
 
 
 class CachedPlan(NamedTuple):
@@ -115,30 +108,12 @@ class CachedChoice:
     plans: tuple[CachedPlan, ...]
 
     def __post_init__(self) -> None:
-        plans = tuple(_checked_plan(*plan) for plan in self.plans)
+        plans = tuple(_read_plan(CachedPlan(*plan)._asdict()) for plan in self.plans)
         if not plans:
             raise DnnValueError("a selection needs at least one plan")
         if any(a.time_ms > b.time_ms for a, b in itertools.pairwise(plans)):
             raise DnnValueError("the plans of a selection must be ordered by time")
         object.__setattr__(self, "plans", plans)
-
-
-def _checked_plan(name: Any, time_ms: Any, workspace_bytes: Any) -> CachedPlan:
-    if not isinstance(name, str):
-        raise DnnTypeError(f"a plan's name must be a string, not {name!r}")
-    if _PLAN_NAME.fullmatch(name) is None:
-        raise DnnValueError(f"{name!r} is not a valid plan name")
-    if isinstance(time_ms, bool) or isinstance(workspace_bytes, bool):
-        raise DnnTypeError(f"plan {name}: time and workspace must be numbers, not booleans")
-    try:
-        time_ms, workspace_bytes = float(time_ms), operator.index(workspace_bytes)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise DnnTypeError(f"plan {name}: {error}") from None
-    if not (math.isfinite(time_ms) and time_ms > 0):
-        raise DnnValueError(f"plan {name}: a time of {time_ms} ms is not positive and finite")
-    if not 0 <= workspace_bytes < _INT64_END:
-        raise DnnValueError(f"plan {name}: a workspace cannot have {workspace_bytes} bytes")
-    return CachedPlan(name, time_ms, workspace_bytes)
 
 
 @dataclass(frozen=True)
@@ -162,35 +137,139 @@ class Entry:
     date: datetime
     version: str
 
+    @classmethod
+    def of_today(cls, key: dict[str, Any], choice: CachedChoice) -> Entry:
+        """Return an entry with the current date and version and the `MAX_PLANS` fastest plans."""
+        date = datetime.now(UTC).replace(microsecond=0)
+        return cls(key, CachedChoice(choice.plans[:MAX_PLANS]), date, __version__)
+
     @property
     def name(self) -> str:
         """The name of the entry's file, which is derived from the key."""
-        return entry_name(canonical_json(self.key))
+        return entry_name(self.key)
+
+    @property
+    def is_from_future(self) -> bool:
+        """Whether the date is wrong, because it lies in the future."""
+        return self.date > datetime.now(UTC) + _CLOCK_TOLERANCE
 
 
-def entry_name(key_text: str) -> str:
-    """Return the name of the file for a key, given as `canonical_json`."""
-    return f"{_sha256(key_text)}.json"
+@dataclass(frozen=True)
+class CacheFile:
+    """A file of the cache, intact or damaged.
+
+    Attributes
+    ----------
+    path : Path
+        Path of the file.
+    size : int
+        Size in bytes.
+    entry : Entry or None
+        Contents of the file, or None if they can't be used.
+    reason : str
+        Reason why the contents can't be used; empty if they can.
+    """
+
+    path: Path
+    size: int
+    entry: Entry | None
+    reason: str = ""
 
 
-def new_entry(key: dict[str, Any], choice: CachedChoice) -> Entry:
-    """Return an entry with the current date and version and the `MAX_PLANS` fastest plans."""
-    if len(choice.plans) > MAX_PLANS:
-        choice = CachedChoice(choice.plans[:MAX_PLANS])
-    return Entry(key, choice, datetime.now(UTC).replace(microsecond=0), __version__)
+class _Member(NamedTuple):
+    """What a member of a JSON object must be: its type, a test of its value, both in words."""
+
+    type: type
+    holds: Callable[[Any], object]
+    rule: str
 
 
-def canonical_json(value: Any) -> str:
-    """Return the canonical text of a JSON value: members sorted, no spaces, ASCII only."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+def _is_plain(value: Any, depth: int = _MAX_KEY_DEPTH) -> bool:
+    """Return whether a value of a key is of JSON's types and within the limits."""
+    match value:
+        case dict():
+            names = all(isinstance(name, str) and _is_plain(name) for name in value)
+            return names and _is_plain([*value.values()], depth)
+        case list() | tuple():
+            return depth > 0 and all(_is_plain(member, depth - 1) for member in value)
+        case str():
+            return len(value) <= _MAX_TEXT and value.isprintable()
+        case int():
+            return -(2**63) <= value < 2**64
+        case float():
+            return math.isfinite(value)
+    return value is None
 
 
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _is_key(key: dict[Any, Any]) -> bool:
+    return _is_plain(key) and len(_canonical_json(key)) <= _MAX_KEY_BYTES
 
 
-def check_key(key: Any) -> str:
-    """Check that a key consists of JSON types and isn't too large.
+def _is_date(text: str) -> bool:
+    try:
+        date = datetime.strptime(text, _DATE)
+    except ValueError:
+        return False
+    # strptime also accepts numbers without leading zeros.
+    return date.year >= 2020 and date.strftime(_DATE) == text
+
+
+def _header(values: dict[str, Any]) -> dict[str, _Member]:
+    return {name: _Member(type(value), value.__eq__, repr(value)) for name, value in values.items()}
+
+
+def _list_of(what: str, most: int) -> _Member:
+    return _Member(list, lambda found: len(found) <= most, f"a list of at most {most} {what}")
+
+
+_EXPORT = {**_header(_EXPORT_HEADER), "entries": _list_of("entries", _MAX_EXPORTED)}
+_ENTRY = {
+    **_header(_ENTRY_HEADER),
+    "key": _Member(
+        dict,
+        _is_key,
+        f"an object of at most {_MAX_KEY_BYTES} bytes and {_MAX_KEY_DEPTH} levels, of printable"
+        f" strings of at most {_MAX_TEXT} characters, finite numbers of 64 bits, booleans and null",
+    ),
+    "plans": _list_of("plans", MAX_PLANS),
+    "dnnops": _Member(str, re.compile(r"[0-9A-Za-z.+!-]{1,64}").fullmatch, "a version of dnnops"),
+    "date": _Member(str, _is_date, "a date such as 2026-01-31T12:00:00Z, not before 2020"),
+    "sha256": _Member(str, str.isalnum, "a checksum"),
+}
+_PLAN = {
+    # Longer than the names of cuDNN's algorithms and engines, to leave room for other libraries.
+    "name": _Member(
+        str, re.compile(r"[A-Za-z][A-Za-z0-9_:=.,+-]{0,511}").fullmatch, "a valid plan name"
+    ),
+    "time_ms": _Member(
+        Real, lambda time: 0 < time <= sys.float_info.max, "a positive, finite number"
+    ),
+    "workspace_bytes": _Member(
+        Integral, lambda size: 0 <= size < 2**63, "an integer from 0 to 2**63 - 1"
+    ),
+}
+
+
+def _check(its: str, content: Any, members: dict[str, _Member]) -> None:
+    """Check a JSON object; messages start with `its`, its possessive form."""
+    if not isinstance(content, dict):
+        raise DnnTypeError(f"{its} content must be an object, not {short_repr(content)}")
+    # In this order: if a file has another format or version, this is the reason that is given.
+    for name, (kind, holds, rule) in members.items():
+        if name not in content:
+            raise DnnValueError(f"{its} member {name} is missing")
+        value = content[name]
+        is_kind = isinstance(value, kind) and not isinstance(value, bool)
+        if not is_kind or not holds(value):
+            error = DnnValueError if is_kind else DnnTypeError
+            raise error(f"{its} {name} must be {rule}, not {short_repr(value)}")
+    if len(content) > len(members):
+        unknown = next(name for name in content if name not in members)
+        raise DnnValueError(f"{its} member {short_repr(unknown)} is unknown")
+
+
+def entry_name(key: dict[str, Any]) -> str:
+    """Check a key and return the name of its entry's file.
 
     Parameters
     ----------
@@ -201,198 +280,88 @@ def check_key(key: Any) -> str:
     Returns
     -------
     str
-        Canonical JSON of the key.
 
     Raises
     ------
     DnnTypeError
-        If the key or a member has another type.
+        If the key is not a dict.
     DnnValueError
-        If a number is not finite, a string is not printable, or the key is too large or nested too
-        deeply.
+        If a member has another type, a number is not finite, a string is not printable, or the key
+        is too large or nested too deeply.
     """
-    if not isinstance(key, dict):
-        raise DnnTypeError(f"a key must be a dict, not {type(key).__name__}")
-    _check_value(key, _MAX_KEY_DEPTH)
-    text = canonical_json(key)
-    if len(text) > _MAX_KEY_BYTES:
-        raise DnnValueError(f"a key of {len(text)} bytes is over the limit of {_MAX_KEY_BYTES}")
-    return text
+    _check("an entry's", {"key": key}, {"key": _ENTRY["key"]})
+    return f"{_sha256(key)}.json"
 
 
-def _check_value(value: Any, depth: int) -> None:
-    if isinstance(value, str):
-        if len(value) > _MAX_TEXT or not value.isprintable():
-            raise DnnValueError(f"a string is too long or not printable: {value[:40]!a}")
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise DnnValueError(f"a number is not finite: {value}")
-    elif isinstance(value, int):
-        if not -_INT64_END <= value < 2 * _INT64_END:
-            raise DnnValueError("an integer has more than 64 bits")
-    elif isinstance(value, dict | list | tuple):
-        if depth == 0:
-            raise DnnValueError("it is nested too deeply")
-        if isinstance(value, dict):
-            for name, member in value.items():
-                if not isinstance(name, str):
-                    raise DnnTypeError(f"a member's name is not a string: {name!r}")
-                _check_value(name, depth)
-                _check_value(member, depth - 1)
-        else:
-            for member in value:
-                _check_value(member, depth - 1)
-    elif value is not None:
-        raise DnnTypeError(f"a key cannot contain a value of type {type(value).__name__}")
+def _canonical_json(value: Any) -> str:
+    """Return the canonical text of a JSON value: members sorted, no spaces, ASCII only."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def write_entry(entry: Entry) -> dict[str, Any]:
-    """Return an entry as a JSON object."""
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(_canonical_json(value).encode()).hexdigest()
+
+
+def _parse_json(text: bytes, limit: int) -> Any:
+    if len(text) > limit:
+        raise DnnValueError(f"it is over the limit of {limit} bytes")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise DnnValueError("it is nested too deeply") from None
+    except ValueError as error:
+        raise DnnValueError(f"it is not valid JSON: {error}") from None
+
+
+def write_entry(entry: Entry) -> str:
+    """Return an entry as a line of JSON."""
     content = {
-        "format": _FORMAT,
-        "schema": SCHEMA,
+        **_ENTRY_HEADER,
         "key": entry.key,
         "plans": [plan._asdict() for plan in entry.choice.plans],
         "dnnops": entry.version,
         "date": entry.date.strftime(_DATE),
     }
-    return {**content, "sha256": _sha256(canonical_json(content))}
+    return _canonical_json({**content, "sha256": _sha256(content)}) + "\n"
 
 
-def read_entry(content: Any) -> Entry:
-    """Return the entry in a JSON object; the inverse of `write_entry`.
-
-    Parameters
-    ----------
-    content : object
-        Result of `parse_json`.
-
-    Returns
-    -------
-    Entry
-
-    Raises
-    ------
-    DamageError
-        If `write_entry` can't have written the object.
-    """
-    check_header(content, _FORMAT, SCHEMA, _MEMBERS)
-    try:
-        check_key(content["key"])
-        _check_value(content["plans"], 2)
-        unsigned = {name: value for name, value in content.items() if name != "sha256"}
-        if content["sha256"] != _sha256(canonical_json(unsigned)):
-            raise DamageError("its checksum does not match its content")
-        choice = CachedChoice(_read_plans(content["plans"]))
-        date, version = _read_date(content["date"]), content["dnnops"]
-    except (DnnTypeError, DnnValueError, RecursionError) as error:
-        raise DamageError(str(error)) from None
-    if not isinstance(version, str) or _VERSION.fullmatch(version) is None:
-        raise DamageError("its version of dnnops is invalid")
-    return Entry(content["key"], choice, date, version)
+def read_entry(text: bytes) -> Entry:
+    """Return the entry in a JSON text; the inverse of `write_entry`."""
+    return _read_entry(_parse_json(text, MAX_ENTRY_BYTES))
 
 
-def check_header(content: Any, form: str, schema: int, members: Iterable[str]) -> None:
-    """Check the format, version and members of a JSON object.
-
-    Parameters
-    ----------
-    content : object
-        Result of `parse_json`.
-    form : str
-        Expected value of the member ``format``.
-    schema : int
-        Expected value of the member ``schema``.
-    members : iterable of str
-        Names of all members.
-
-    Raises
-    ------
-    DamageError
-        If the format, the version or the members differ.
-    """
-    if not isinstance(content, dict) or content.get("format") != form:
-        raise DamageError(f"its format is not {form}")
-    found = content.get("schema")
-    if isinstance(found, bool) or not isinstance(found, int):
-        raise DamageError("its schema is not a number")
-    if found != schema:
-        age = "an older" if found < schema else "a newer"
-        raise DamageError(f"it is of {age} version: its schema is {found}, not {schema}")
-    if set(content) != set(members):
-        names = ", ".join(sorted(set(content) ^ set(members)))
-        raise DamageError(f"it has missing or unknown members: {names[:_MAX_TEXT]!a}")
+def _read_entry(content: Any) -> Entry:
+    _check("its", content, _ENTRY)
+    choice = CachedChoice(tuple(_read_plan(plan) for plan in content["plans"]))
+    if content.pop("sha256") != _sha256(content):
+        raise DnnValueError("its checksum does not match its content")
+    date = datetime.strptime(content["date"], _DATE).replace(tzinfo=UTC)
+    return Entry(content["key"], choice, date, content["dnnops"])
 
 
-def _read_plans(plans: Any) -> tuple[CachedPlan, ...]:
-    if not isinstance(plans, list) or len(plans) > MAX_PLANS:
-        raise DamageError(f"its plans are not a list of at most {MAX_PLANS}")
-    for plan in plans:
-        if not isinstance(plan, dict) or set(plan) != _PLAN_MEMBERS:
-            raise DamageError(
-                f"a plan must have exactly the members {', '.join(sorted(_PLAN_MEMBERS))}"
-            )
-        if not isinstance(plan["time_ms"], int | float):
-            raise DamageError("a plan's time is not a number")
-    return tuple(CachedPlan(**plan) for plan in plans)
+def _read_plan(content: Any) -> CachedPlan:
+    _check("a plan's", content, _PLAN)
+    return CachedPlan(content["name"], float(content["time_ms"]), int(content["workspace_bytes"]))
 
 
-def _read_date(text: Any) -> datetime:
-    try:
-        date = datetime.strptime(text, _DATE).replace(tzinfo=UTC)
-    except (TypeError, ValueError):
-        raise DamageError("its date is invalid") from None
-    # strftime and strptime disagree about years before 1000.
-    if date < _FIRST_DATE or date.strftime(_DATE) != text:
-        raise DamageError(f"its date {text!a} is invalid")
-    return date
+def write_export(entries: Iterable[Entry]) -> str:
+    """Return a JSON text that holds entries, one on each line."""
+    header = _canonical_json(_EXPORT_HEADER).rstrip("}")
+    lines = ",".join(f"\n{write_entry(entry).rstrip()}" for entry in entries)
+    return f'{header},"entries":[{lines}\n]}}\n'
 
 
-def parse_json(content: bytes) -> Any:
-    """Parse standard JSON, without the extensions of Python's parser.
-
-    Parameters
-    ----------
-    content : bytes
-        Text in UTF-8; the caller checks its size.
-
-    Returns
-    -------
-    object
-
-    Raises
-    ------
-    DamageError
-        If the text is not JSON, repeats a member, has a number that is not finite, or is nested too
-        deeply.
-    """
-    try:
-        return DECODER.decode(content.decode())
-    except RecursionError:
-        raise DamageError("it is nested too deeply") from None
-    except ValueError as error:
-        raise DamageError(f"it is not valid JSON: {error}") from None
-
-
-def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise ValueError("a member is given twice")
-    return members
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a valid number")
-
-
-def _finite_float(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError("a number is not finite")
-    return number
-
-
-#: Accepts standard JSON only, and no repeated members.
-DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique_members, parse_constant=_refuse_constant, parse_float=_finite_float
-)
+def read_export(text: bytes) -> tuple[list[Entry], list[str]]:
+    """Return the intact entries of an export, and the reasons why the others are refused."""
+    content = _parse_json(text, MAX_EXPORT_BYTES)
+    _check("its", content, _EXPORT)
+    entries, refused = [], []
+    for number, exported in enumerate(content["entries"], start=1):
+        try:
+            entry = _read_entry(exported)
+            if entry.is_from_future:
+                raise DnnValueError("its date is in the future")
+            entries.append(entry)
+        except INVALID as reason:
+            refused.append(f"entry {number}: {reason}")
+    return entries, refused
