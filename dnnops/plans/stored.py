@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import traceback
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ _MAX_RANK = 5
 _SPATIAL = ctypes.c_int64 * 3
 _AXES = ctypes.c_int64 * _MAX_RANK
 _MAX_KNOBS = 16
+_NUMBERS = ("groups", "flip", "allow_tf32", "deterministic", "workspace_limit")
+_NUMBERS += ("fixed_scalars", "beta", "time_limit")
+_PER_AXIS = ("stride", "dilation", "pad")
 
 
 class _Tensor(ctypes.Structure):
@@ -89,7 +92,7 @@ _STORE = ctypes.CFUNCTYPE(
 )
 
 
-@cache
+@lru_cache
 def _describe_device(device: int) -> dict[str, Any]:
     """Return the properties of the device and libraries that affect the speed of plans."""
     import cupy
@@ -140,8 +143,7 @@ def case_key(case: Any, device: dict[str, Any]) -> dict[str, Any]:
     dict
         Key that consists of numbers and names, which can be written as JSON.
     """
-    spatial = case.spatial_ndim
-    image, filters, top = (_describe_tensor(tensor) for tensor in case.tensors)
+    pairs = zip(("image", "filters", "top"), case.tensors, strict=True)
     return {
         **device,
         "policy": "time",
@@ -149,20 +151,9 @@ def case_key(case: Any, device: dict[str, Any]) -> dict[str, Any]:
             "direction": DIRECTIONS[case.direction],
             "dtype": _DTYPES[case.dtype],
             "compute": _DTYPES[case.compute],
-            "groups": case.groups,
-            "flip": case.flip,
-            "stride": case.stride[:spatial],
-            "dilation": case.dilation[:spatial],
-            "pad": case.pad[:spatial],
-            "image": image,
-            "filters": filters,
-            "top": top,
-            "allow_tf32": case.allow_tf32,
-            "deterministic": case.deterministic,
-            "workspace_limit": case.workspace_limit,
-            "fixed_scalars": case.fixed_scalars,
-            "beta": case.beta,
-            "time_limit": case.time_limit,
+            **{name: getattr(case, name) for name in _NUMBERS},
+            **{name: getattr(case, name)[: case.spatial_ndim] for name in _PER_AXIS},
+            **{role: _describe_tensor(tensor) for role, tensor in pairs},
         },
     }
 
@@ -178,10 +169,10 @@ def _report(error: BaseException) -> None:
 @_FIND
 def _find(case: Any, device: int, plans: Any, capacity: int) -> int:
     try:
-        kept = plan_cache()
-        if kept is None:
+        cache = plan_cache()
+        if cache is None:
             return 0
-        choice = kept.find(case_key(case.contents, _describe_device(device)))
+        choice = cache.find(case_key(case.contents, _describe_device(device)))
         return 0 if choice is None else _fill(choice, case.contents, plans, capacity)
     except BaseException as error:
         _report(error)
@@ -195,12 +186,9 @@ def _fill(choice: CachedChoice, case: Any, plans: Any, capacity: int) -> int:
             parsed = parse_algorithm(plan.name, DIRECTIONS[case.direction])
         except DnnError:
             continue  # a name that this version doesn't know
-        stored = plans[count]
-        ctypes.memset(ctypes.byref(stored), 0, ctypes.sizeof(stored))
-        stored.spec = _PlanSpec.from_buffer_copy((ctypes.c_int64 * 37)(*parsed.spec()))
-        stored.milliseconds = plan.time_ms
-        stored.workspace = plan.workspace_bytes
-        stored.name = plan.name.encode()[:255]
+        spec = _PlanSpec.from_buffer_copy((ctypes.c_int64 * 37)(*parsed.spec()))
+        name = plan.name.encode()[:255]
+        plans[count] = _StoredPlan(spec, plan.time_ms, plan.workspace_bytes, name)
         count += 1
     return count
 
@@ -208,22 +196,18 @@ def _fill(choice: CachedChoice, case: Any, plans: Any, capacity: int) -> int:
 @_STORE
 def _store(case: Any, device: int, plans: Any, count: int) -> None:
     try:
-        kept = plan_cache()
-        if kept is None:
+        cache = plan_cache()
+        if cache is None:
             return
         key = case_key(case.contents, _describe_device(device))
-        if count == 0:
-            kept.drop(key)
-            return
-        kept.store(
-            key,
-            CachedChoice(
-                tuple(
-                    CachedPlan(plan.name.decode(), plan.milliseconds, plan.workspace)
-                    for plan in plans[:count]
-                )
-            ),
+        timed = (
+            CachedPlan(plan.name.decode(), plan.milliseconds, plan.workspace)
+            for plan in plans[:count]
         )
+        if count:
+            cache.store(key, CachedChoice(tuple(timed)))
+        else:
+            cache.drop(key)
     except BaseException as error:
         _report(error)
 
