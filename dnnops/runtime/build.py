@@ -159,8 +159,6 @@ class RuntimeLibrary:
             If the library can't be built (see `path`) or loaded.
         """
         loaded = self._load()
-        for header in (RUNTIME, *self.headers):
-            declare(loaded, header)
         for register in self.on_load:
             register(loaded)
         return loaded
@@ -182,20 +180,26 @@ class RuntimeLibrary:
                 # by name.
                 for library in self.find():
                     ctypes.CDLL(str(library.library))
-                return ctypes.CDLL(str(prebuilt))
+                return self._open(prebuilt)
             except OSError:
                 pass  # built with another release of the library: compile for this one
         try:
-            return ctypes.CDLL(str(self._built()))
+            return self._open(self._built())
         except OSError:
             # Rebuild it: the libraries that it was linked with may have changed.
             self._build(keep_intact=False)
         try:
-            return ctypes.CDLL(str(self.recipe.target))
+            return self._open(self.recipe.target)
         except OSError as error:
             raise DnnUnavailableError(
                 f"the runtime library of {self.name} cannot be loaded: {error}"
             ) from error
+
+    def _open(self, path: Path) -> ctypes.CDLL:
+        opened = ctypes.CDLL(str(path))
+        for header in (RUNTIME, *self.headers):
+            declare(opened, str(path), header)
+        return opened
 
     def _prebuilt(self) -> Path | None:
         names = [prebuilt_name(self.name, level, self.source_hash) for level in supported_levels()]

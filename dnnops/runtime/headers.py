@@ -114,7 +114,7 @@ def callback(name: str, header: str, function: Callable[..., Any]) -> Any:
     return _callbacks[-1]
 
 
-def declare(library: ctypes.CDLL, header: str) -> None:
+def declare(library: ctypes.CDLL, path: str, header: str) -> None:
     """Set the types of arguments and results of the functions that a header declares.
 
     Without them, ctypes would pass and return 32-bit integers.
@@ -123,11 +123,13 @@ def declare(library: ctypes.CDLL, header: str) -> None:
     ----------
     library : CDLL
         Library that exports the functions.
+    path : str
+        Path that it was loaded from.
     header : str
         Header that declares them.
     """
     ffi = parse(header)
-    declared = ffi.dlopen(library._name)
+    declared = ffi.dlopen(path)
     for name in dir(declared):
         if isinstance(getattr(declared, name), int):
             continue  # a constant

@@ -58,7 +58,7 @@ def table(tmp_path_factory):
     }.items():
         getattr(loaded, name).argtypes = types
     loaded.size.restype = number
-    declare(loaded, CHOSEN)
+    declare(loaded, str(library), CHOSEN)
     yield loaded
     for node in range(6000):
         loaded.forget(node)

@@ -121,7 +121,7 @@ def test_functions_of_the_gpu():
 
 def test_library_without_a_declared_function():
     with pytest.raises(AttributeError, match="dnnops_last_error"):
-        declare(ctypes.CDLL("libc.so.6"), RUNTIME)
+        declare(ctypes.CDLL("libc.so.6"), "libc.so.6", RUNTIME)
 
 
 def test_callbacks_get_strings_and_pointers():
