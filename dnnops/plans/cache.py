@@ -27,7 +27,6 @@ from dnnops.plans import files
 from dnnops.plans.entry import (
     INVALID,
     MAX_ENTRY_BYTES,
-    MAX_EXPORT_BYTES,
     CachedChoice,
     CachedPlan,
     CacheFile,
@@ -264,7 +263,7 @@ class PlanCache:
         name = os.fspath(file)
         try:
             with open(file, "rb") as stream:
-                entries, refused = read_export(stream.read(MAX_EXPORT_BYTES + 1))
+                entries, refused = read_export(stream)
         except OSError as error:
             raise DnnCacheError(f"{name} cannot be read: {error.strerror}") from error
         except INVALID as reason:

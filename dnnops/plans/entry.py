@@ -8,8 +8,9 @@ The table ``_ENTRY`` lists the members of an entry, a JSON object:
 - ``dnnops`` and ``date`` give the version of dnnops that wrote the entry, and when.
 - ``sha256`` is a checksum of all other members.
 
-An exported file is an object with a list of entries. Everything is checked on reading, and nothing
-is executed: a plan's name is only looked up among the plans that cuDNN offers.
+An exported file has a line that gives its format, schema and number of entries, and then one line
+for each entry, so that reading a file from anybody takes little memory. Everything is checked, and
+nothing is executed: a plan's name is only looked up among the plans that cuDNN offers.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from numbers import Integral, Real
 from pathlib import Path
 from reprlib import repr as short_repr
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from dnnops.__about__ import __version__
 from dnnops.errors import DnnTypeError, DnnValueError
@@ -34,7 +35,7 @@ from dnnops.errors import DnnTypeError, DnnValueError
 __all__ = [
     "INVALID",
     "MAX_ENTRY_BYTES",
-    "MAX_EXPORT_BYTES",
+    "MAX_EXPORTED",
     "MAX_PLANS",
     "CacheFile",
     "CachedChoice",
@@ -53,13 +54,12 @@ INVALID = (DnnTypeError, DnnValueError)
 MAX_PLANS = 256
 #: Maximum size of an entry.
 MAX_ENTRY_BYTES = 256 * 1024
-#: Maximum size of an exported file; a cache has half of it by default.
-MAX_EXPORT_BYTES = 128 * 1024**2
+#: Maximum number of entries in an exported file.
+MAX_EXPORTED = 65536
 
 # Changing the version of a schema makes existing files out of date.
 _ENTRY_HEADER = {"format": "dnnops-plan", "schema": 1}
-_EXPORT_HEADER = {"format": "dnnops-plans", "schema": 1}
-_MAX_EXPORTED = 65536
+_EXPORT_HEADER = {"format": "dnnops-plans", "schema": 2}
 _MAX_KEY_BYTES = 32 * 1024
 _MAX_KEY_DEPTH = 8
 _MAX_TEXT = 512
@@ -222,7 +222,12 @@ def _list_of(what: str, most: int) -> _Member:
     return _Member(list, lambda found: len(found) <= most, f"a list of at most {most} {what}")
 
 
-_EXPORT = {**_header(_EXPORT_HEADER), "entries": _list_of("entries", _MAX_EXPORTED)}
+_EXPORT = {
+    **_header(_EXPORT_HEADER),
+    "entries": _Member(
+        int, lambda count: 0 <= count <= MAX_EXPORTED, f"a number of at most {MAX_EXPORTED}"
+    ),
+}
 _ENTRY = {
     **_header(_ENTRY_HEADER),
     "key": _Member(
@@ -302,9 +307,9 @@ def _sha256(value: Any) -> str:
     return hashlib.sha256(_canonical_json(value).encode()).hexdigest()
 
 
-def _parse_json(text: bytes, limit: int) -> Any:
-    if len(text) > limit:
-        raise DnnValueError(f"it is over the limit of {limit} bytes")
+def _parse_json(text: bytes) -> Any:
+    if len(text) > MAX_ENTRY_BYTES:
+        raise DnnValueError(f"it is over the limit of {MAX_ENTRY_BYTES} bytes")
     try:
         return json.loads(text)
     except RecursionError:
@@ -327,10 +332,7 @@ def write_entry(entry: Entry) -> str:
 
 def read_entry(text: bytes) -> Entry:
     """Return the entry in a JSON text; the inverse of `write_entry`."""
-    return _read_entry(_parse_json(text, MAX_ENTRY_BYTES))
-
-
-def _read_entry(content: Any) -> Entry:
+    content = _parse_json(text)
     _check("its", content, _ENTRY)
     choice = CachedChoice(tuple(_read_plan(plan) for plan in content["plans"]))
     if content.pop("sha256") != _sha256(content):
@@ -344,24 +346,31 @@ def _read_plan(content: Any) -> CachedPlan:
     return CachedPlan(content["name"], float(content["time_ms"]), int(content["workspace_bytes"]))
 
 
-def write_export(entries: Iterable[Entry]) -> str:
-    """Return a JSON text that holds entries, one on each line."""
-    header = _canonical_json(_EXPORT_HEADER).rstrip("}")
-    lines = ",".join(f"\n{write_entry(entry).rstrip()}" for entry in entries)
-    return f'{header},"entries":[{lines}\n]}}\n'
+def write_export(entries: Sequence[Entry]) -> str:
+    """Return the text of an exported file."""
+    header = _canonical_json({**_EXPORT_HEADER, "entries": len(entries)})
+    return "".join((header, "\n", *map(write_entry, entries)))
 
 
-def read_export(text: bytes) -> tuple[list[Entry], list[str]]:
+def read_export(file: BinaryIO) -> tuple[list[Entry], list[str]]:
     """Return the intact entries of an export, and the reasons why the others are refused."""
-    content = _parse_json(text, MAX_EXPORT_BYTES)
-    _check("its", content, _EXPORT)
+    header = _parse_json(file.readline(MAX_ENTRY_BYTES + 1))
+    _check("its", header, _EXPORT)
     entries, refused = [], []
-    for number, exported in enumerate(content["entries"], start=1):
+    for number in range(1, header["entries"] + 1):
+        line = file.readline(MAX_ENTRY_BYTES + 1)
+        if not line.endswith(b"\n"):
+            raise DnnValueError(
+                f"its line of entry {number} is missing, incomplete, or over the limit of"
+                f" {MAX_ENTRY_BYTES} bytes"
+            )
         try:
-            entry = _read_entry(exported)
+            entry = read_entry(line)
             if entry.is_from_future:
                 raise DnnValueError("its date is in the future")
             entries.append(entry)
         except INVALID as reason:
             refused.append(f"entry {number}: {reason}")
+    if file.read(1):
+        raise DnnValueError(f"it has more than {header['entries']} entries")
     return entries, refused

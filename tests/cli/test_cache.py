@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import tracemalloc
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,6 @@ from pytensor import config
 from dnnops.__main__ import main
 from dnnops.cli import cache as command
 from dnnops.cli.case_words import case_words, cudnn_words
-from dnnops.plans import cache as plan_cache_module
-from dnnops.plans import entry as plan_entry
 from dnnops.plans.cache import CachedChoice, Entry, PlanCache
 from dnnops.plans.entry import write_entry
 
@@ -314,7 +313,8 @@ def test_of_two_in_one_file_the_newer_is_taken(run, cache: PlanCache, tmp_path: 
 
 
 def write_lines(file: Path, *entries: Any) -> None:
-    file.write_text(json.dumps({"format": "dnnops-plans", "schema": 1, "entries": entries}))
+    header = {"format": "dnnops-plans", "schema": 2, "entries": len(entries)}
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in (header, *entries)))
 
 
 def test_import_refuses_entries_one_by_one(run, cache: PlanCache, tmp_path: Path):
@@ -336,6 +336,9 @@ def test_import_refuses_entries_one_by_one(run, cache: PlanCache, tmp_path: Path
     assert cache.find(key()) == CHOICE
 
 
+HEADER = b'{"format": "dnnops-plans", "schema": 2, "entries": %b}\n'
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -344,27 +347,22 @@ def test_import_refuses_entries_one_by_one(run, cache: PlanCache, tmp_path: Path
         (b"[]", "its content must be an object, not []"),
         (b"[" * 200_000, "too deeply"),
         (b'{"format": ' + b"[" * 500, "not valid JSON"),
-        (b'{"format": "dnnops-plans", "schema": 1, "entries": [' + b"[" * 100_000, "too deeply"),
-        (b'{"format": "dnnops-plans", "schema": 1, "entries": [{},]}', "not valid JSON"),
-        (b'{"format": "dnnops-plans", "schema": 1, "entries": [{} {}]}', "not valid JSON"),
-        (b'{"format": "dnnops-plans", "schema": 1, "entries": []} []', "not valid JSON"),
-        (b'{"entries": [], "schema": 1}', "its member format is missing"),
+        (b'{"format": "dnnops-plans", "schema": 1, "entries": [\n{},\n]}', "not valid JSON"),
+        (b'{"format": "dnnops-plans", "schema": 1, "entries": []}', "schema must be 2, not 1"),
+        (b'{"entries": 0, "schema": 2}', "its member format is missing"),
         (b'{"format": "' + b"a" * 2000 + b'"}', "its format must be 'dnnops-plans', not 'aaaa"),
-        (b"{" + b" " * 300_000, "not valid JSON"),
-        (b'{"format": "dnnops-plans", "schema": 9}', "its schema must be 1, not 9"),
-        (b'{"format": "dnnops-plans", "schema": 1}', "its member entries is missing"),
-        (
-            b'{"format": "dnnops-plans", "schema": 1, "entries": 7}',
-            "must be a list of at most 65536",
-        ),
-        (
-            b'{"format": "dnnops-plans", "schema": 1, "entries": [' + b"1," * 65536 + b"1]}",
-            "its entries must be a list of at most 65536 entries, not [1, 1, 1,",
-        ),
-        (
-            b'{"format": "dnnops-plans", "schema": 1, "entries": [], "a": 1}',
-            "its member 'a' is unknown",
-        ),
+        (b"{" + b" " * 200_000, "not valid JSON"),
+        (b"{" + b" " * 300_000, "over the limit of 262144 bytes"),
+        (b'{"format": "dnnops-plans", "schema": 9}', "its schema must be 2, not 9"),
+        (b'{"format": "dnnops-plans", "schema": 2}', "its member entries is missing"),
+        (HEADER % b"[]", "its entries must be a number of at most 65536, not []"),
+        (HEADER % b"-1", "its entries must be a number of at most 65536, not -1"),
+        (HEADER % b"65537", "its entries must be a number of at most 65536, not 65537"),
+        (HEADER % b'0, "a": 1', "its member 'a' is unknown"),
+        (HEADER % b"1", "its line of entry 1 is missing, incomplete, or over the limit"),
+        (HEADER % b"1" + b"{}", "its line of entry 1 is missing, incomplete, or over the limit"),
+        (HEADER % b"1" + b" " * 300_000 + b"\n", "its line of entry 1 is missing, incomplete"),
+        (HEADER % b"1" + b"{}\n{}\n", "it has more than 1 entries"),
     ],
 )
 def test_import_of_something_else(
@@ -381,21 +379,19 @@ def test_import_of_something_else(
     assert not cache.path.exists()
 
 
-def test_import_of_a_file_that_is_too_large(
-    run, cache: PlanCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    cache.store(key(), CHOICE)
+@pytest.mark.parametrize("line", [b"{}\n", b"[" * 900 + b"]" * 900 + b"\n", b"1," * 4], ids=len)
+def test_import_of_megabytes_takes_little_memory(run, cache: PlanCache, tmp_path: Path, line):
     file = tmp_path / "plans.json"
-    cache.export(file)
-    size = file.stat().st_size
-    for module in (plan_cache_module, plan_entry):
-        monkeypatch.setattr(module, "MAX_EXPORT_BYTES", size)
-    assert run("import", file).status == 0
-    with file.open("a") as stream:
-        stream.write(" ")
-    failed = run("import", file)
-    assert failed.status == 1
-    assert f"it is over the limit of {size} bytes" in failed.err
+    file.write_bytes(HEADER % b"65536" + line * (9_000_000 // len(line)))
+    tracemalloc.start()
+    try:
+        failed = run("import", file)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (failed.status, failed.out) == (1, "")
+    assert peak < 32 * 1024**2
+    assert not cache.path.exists()
 
 
 def test_of_many_refused_entries_some_are_shown(run, tmp_path: Path):
