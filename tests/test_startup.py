@@ -204,7 +204,7 @@ def test_hook_that_fails_leaves_pytensor_as_it_was(site_packages):
     ],
 )
 def test_line_does_nothing_unless_flags_are_set(monkeypatch, tmp_path, environment, concerned):
-    """Then it imports nothing, and adds less than half a millisecond to Python's start."""
+    """Then it imports nothing, and takes less than 0.1 ms besides compiling the line."""
     for name in ("PYTENSOR_FLAGS", "DNNOPS_FLAGS", "PYTENSORRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -214,8 +214,9 @@ def test_line_does_nothing_unless_flags_are_set(monkeypatch, tmp_path, environme
     executed: list[str] = []
     modules = set(sys.modules)
     names = {"exec": executed.append}
-    seconds = min(timeit.repeat(lambda: exec(startup.PTH, names), number=1, repeat=100))
+    line = compile(startup.PTH, startup.PTH_NAME, "exec")
+    seconds = min(timeit.repeat(lambda: exec(line, names), number=1, repeat=100))
     assert bool(executed) == concerned
     if not concerned:
         assert set(sys.modules) == modules
-        assert seconds < 500e-6
+        assert seconds < 100e-6
