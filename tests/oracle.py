@@ -38,7 +38,10 @@ def seed_of_commit() -> int:
     int
         The first digits of the hash of the commit that is checked out; 0 outside of a checkout.
     """
-    command = ["git", "-C", str(Path(__file__).parents[1]), "rev-parse", "--short=8", "HEAD"]
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        return 0  # an unpacked source distribution may lie in another repository
+    command = ["git", "-C", str(root), "rev-parse", "--short=8", "HEAD"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
