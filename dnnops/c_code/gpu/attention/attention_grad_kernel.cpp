@@ -48,7 +48,8 @@ Sizes sizes_of(const AttentionCall &call, int64_t limit) {
 
 bool is_possible(const AttentionCall &call, const Handle &handle) {
   constexpr int64_t MAX_INT = std::numeric_limits<int>::max();
-  if (!call.gradient || call.params.dropout > 0 || call.keys > MAX_KEYS || std::max(call.depth, call.value_depth) > MAX_DEPTH)
+  if (!call.gradient || call.params.dropout > 0 || call.keys > MAX_KEYS ||
+      std::max(call.depth, call.value_depth) > MAX_DEPTH)
     return false;
   if (call.batch * call.heads > MAX_INT || call.queries > MAX_INT - MOST_QUERIES) return false;
   const int64_t limit = shared_limit(handle.device);

@@ -175,7 +175,8 @@ void prepare(BatchNormState &state, const BatchNormKey &key, const BatchNormCall
     };
     for (int i = call.params.image_count(); i < call.params.input_count(); ++i) check(call.inputs[i]);
     for (int i = 1; i < call.params.output_count(); ++i) check(call.outputs[i]);
-    for (int i = 0; i < call.params.image_count(); ++i) of.alignment = std::min(of.alignment, alignment_of(call.inputs[i].data));
+    for (int i = 0; i < call.params.image_count(); ++i)
+      of.alignment = std::min(of.alignment, alignment_of(call.inputs[i].data));
     of.alignment = std::min(of.alignment, alignment_of(call.outputs[0].data));
     choose_work(state, of, handle);
   }

@@ -139,7 +139,8 @@ void prepare(ReductionState &state, const ReductionKey &key, const ReductionPara
     DNNOPS_LEGACY(cudnnGetReductionWorkspaceSize, handle.cudnn, state.reduction, state.x, state.output,
                   &state.workspace_bytes);
   } else if (state.way == ELEMENTS) {
-    const bool absolute = params.reduction == REDUCE_AMAX || params.reduction == REDUCE_NORM1 || params.reduction == REDUCE_NORM2;
+    const int64_t reduction = params.reduction;
+    const bool absolute = reduction == REDUCE_AMAX || reduction == REDUCE_NORM1 || reduction == REDUCE_NORM2;
     state.elements = load_kernel(handle, "reduction", "copy_elements",
                                  "-DFROM=" + std::to_string(x.dtype) + " -DTO=" + std::to_string(params.dtype) +
                                      " -DABSOLUTE=" + std::to_string(absolute));
