@@ -24,7 +24,6 @@ from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Pow, Sqrt
 from pytensor.tensor.basic import cast, constant, zeros_like
-from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import Sum, add, maximum, variadic_mul
 
 from dnnops.cpu.base import onednn_available
@@ -37,6 +36,7 @@ from dnnops.rewriting.move.forecast import Forecast
 from dnnops.rewriting.move.lifting import graph_device
 from dnnops.rewriting.recognize.batchnorm_form import Normalization, read_normalization
 from dnnops.rewriting.recognize.value_numbers import ValueNumbers
+from dnnops.rewriting.recognize.views import kind_of
 
 __all__ = ["RecognizeBatchNorm", "RecognizeGpuBatchNorm"]
 
@@ -49,7 +49,7 @@ class RecognizeBatchNorm(GraphRewriter):
     def apply(self, fgraph: FunctionGraph) -> None:
         """Rewrite `fgraph`."""
         # Every normalization takes the root of the variance plus a constant.
-        if not any(_may_be_root(node.op) for node in fgraph.apply_nodes):
+        if not any(kind_of(node.outputs[0]) in (Sqrt, Pow) for node in fgraph.apply_nodes):
             return
         if not self._is_available(fgraph):
             return
@@ -112,29 +112,16 @@ class RecognizeGpuBatchNorm(RecognizeBatchNorm):
         return lambda form: form.trains and not on_device.isdisjoint(form.leaves())
 
 
-def _may_be_root(op: Any) -> bool:
-    return isinstance(op, Elemwise) and isinstance(op.scalar_op, Sqrt | Pow)
-
-
 @dataclass
 class _Found:
-    """A variable of the graph to replace.
-
-    Attributes
-    ----------
-    variable : Variable
-        Variable to replace.
-    leaf : Variable or None
-        Leaf with respect to which the variable is a gradient.
-    gradient : Variable or None
-        Gradient with respect to the normalization's output that the variable is computed from.
-    rest : list of Variable
-        Other terms of the sum that the variable computes.
-    """
+    """A variable of the graph to replace."""
 
     variable: Any
+    #: Leaf with respect to which the variable is a gradient.
     leaf: Any = None
+    #: Gradient with respect to the normalization's output that the variable is computed from.
     gradient: Any = None
+    #: Other terms of the sum that the variable computes.
     rest: Sequence[Any] = ()
 
 
@@ -212,7 +199,7 @@ def _op_outputs(
     scale, bias = form.parameters(values)
     x, epsilon = values[form.x], constant(form.epsilon, dtype="float64")
     if not form.trains:
-        statistics = [form.statistic(view, values) for view in (form.mean, form.var)]
+        statistics = [form.parameter(v.build(values), 0, values) for v in (form.mean, form.var)]
         inference = BatchNormInference(form.axes)
         return inference.make_node(x, scale, bias, *statistics, epsilon).outputs, []
     averages: list[Any] = []

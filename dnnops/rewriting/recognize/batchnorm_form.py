@@ -2,146 +2,83 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
-from math import isfinite, prod
+from math import isfinite, nan, prod
 from typing import Any
 
-import numpy as np
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.scalar.basic import Add, Cast, Mul, Neg, Sub, TrueDiv
+from pytensor.graph.basic import Constant, Variable
+from pytensor.scalar.basic import Add, Cast, Mul, Pow, Reciprocal, Sqrt, Sub, TrueDiv
 from pytensor.tensor.basic import alloc, cast, constant
-from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.shape import Shape, Shape_i
-from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
 from dnnops.cpu.batchnorm import has_neighboring_statistics
 from dnnops.nnet.validate import accumulator_dtype
-from dnnops.rewriting.recognize.products import (
+from dnnops.rewriting.recognize.matching import Match, Pattern, Rest, Slot, sqr, sqrt
+from dnnops.rewriting.recognize.views import (
     Product,
     View,
-    is_sum,
+    kept_sum_of,
+    kind_of,
     product_of,
-    root_of,
-    square_of,
+    size_of,
     terms_of,
 )
 
 __all__ = ["Normalization", "read_normalization"]
 
 
-def _count_factors(view: View) -> Iterator[View]:
-    if inputs := view.inputs_of(Cast, Mul):
-        for x in inputs:
-            yield from _count_factors(x)
-    else:
-        yield view
+class _Mean(Pattern):
+    """A mean over `axes`, which are kept, of an array that has the shape of `x`."""
+
+    def __init__(self, summand: Pattern):
+        self.summand = summand
+
+    def match(self, view: View, found: Match, sign: int = 1) -> Iterator[Match]:
+        x = found["x"].variable
+        accumulator = accumulator_dtype(x.type.dtype)
+        if accumulator != x.type.dtype:
+            # For a float16 mean, PyTensor divides the sum before rounding it.
+            rounded = view.inputs_of(Cast) if view.variable.type.dtype == x.type.dtype else None
+            if rounded is None:
+                return
+            (view,) = rounded
+        product = product_of(view, sign=sign, whole_means=False)
+        totals = [part for exponent, part in product.parts if exponent > 0]
+        total = kept_sum_of(totals[0]) if product.sign == len(totals) == 1 else None
+        if total is None or totals[0].variable.type.dtype != accumulator:
+            return
+        summand, axes = total
+        left, number = list(axes), 1.0
+        for count in (part for exponent, part in product.parts if exponent < 0):
+            array, axis = size_of(count.variable) or (None, None)
+            if axis in left and (array is x or array is summand):
+                left.remove(axis)
+            else:
+                value = count.number()
+                number *= nan if value is None else value
+        sizes = [x.type.shape[i] for i in left]
+        if summand.type.ndim == x.type.ndim and None not in sizes and number == prod(sizes):
+            for bound in found.bind("axes", axes):
+                yield from self.summand.match(View.of(summand), bound)
 
 
-def _axis_of_size(view: View, shaped: tuple[Any, ...]) -> int | None:
-    """Return the axis of a variable in `shaped` whose size a view computes, or None."""
-    x = view.variable
-    while x.owner is not None:
-        op, inputs = x.owner.op, x.owner.inputs
-        if isinstance(op, Elemwise) and isinstance(op.scalar_op, Cast):
-            x = inputs[0]
-        elif isinstance(op, Shape_i):
-            return op.i if inputs[0] in shaped else None
-        elif isinstance(op, Subtensor):
-            return _entry_of_shape(x.owner, shaped)
-        else:
-            return None
-    return None
+def _is_epsilon(view: View) -> bool:
+    number = view.number()
+    return number is not None and number > 0 and isfinite(number)
 
 
-def _entry_of_shape(node: Apply, shaped: tuple[Any, ...]) -> int | None:
-    vector, *indices = node.inputs
-    while vector.owner is not None and isinstance(vector.owner.op, Elemwise):
-        if not isinstance(vector.owner.op.scalar_op, Cast):
-            return None
-        (vector,) = vector.owner.inputs
-    if vector.owner is None or not isinstance(vector.owner.op, Shape):
-        return None
-    if vector.owner.inputs[0] not in shaped or len(indices) != 1:
-        return None
-    index = getattr(indices[0], "data", None)
-    if index is None or np.ndim(index) != 0:
-        return None
-    ndim = vector.owner.inputs[0].type.ndim
-    return int(index) % ndim if -ndim <= int(index) < ndim else None
+_X, _MEAN, _VAR = Slot("x", lambda view: view.is_whole), Slot("mean"), Slot("var")
+_SCALE, _BIAS = Rest("scale"), Rest("bias")
+_DEVIATION = sqrt(_VAR + Slot("epsilon", _is_epsilon))
+_NORMALIZATION = (_X - _MEAN) * _SCALE / _DEVIATION + _BIAS
+_FOLDED = _X * _SCALE / _DEVIATION - _MEAN * _SCALE / _DEVIATION + _BIAS
+_FORM = _NORMALIZATION | _FOLDED
 
-
-def _mean(view: View, x: Any) -> tuple[Any, tuple[int, ...]] | None:
-    """Read a view as a mean of `x`, or of an array of the same shape, with its axes kept.
-
-    Return the averaged variable and the axes, or None if the view is not such a mean.
-    """
-    accumulator = accumulator_dtype(x.type.dtype)
-    if accumulator != x.type.dtype:
-        # For a float16 mean, PyTensor divides the sum before rounding it.
-        rounded = view.inputs_of(Cast) if view.variable.type.dtype == x.type.dtype else None
-        if rounded is None:
-            return None
-        (view,) = rounded
-    product = product_of(view, whole_means=False)
-    if product.sign != 1 or len(product.factors) != 1:
-        return None
-    (total,) = product.factors
-    if not is_sum(total) or total.variable.type.dtype != accumulator:
-        return None
-    counts = [factor for view in product.divisors for factor in _count_factors(view)]
-    (summand,) = total.variable.owner.inputs
-    ndim = x.type.ndim
-    if summand.type.ndim != ndim:
-        return None
-    axis = total.variable.owner.op.axis
-    axes = tuple(range(ndim)) if axis is None else tuple(sorted(a % ndim for a in axis))
-    kept = iter(range(ndim))
-    if total.order != tuple("x" if i in axes else next(kept) for i in range(ndim)):
-        return None
-    left, number = list(axes), 1.0
-    for count in counts:
-        i = _axis_of_size(count, (x, summand))
-        if i in left:
-            left.remove(i)
-            continue
-        value = count.number()
-        if i is not None or value is None:
-            return None
-        number *= value
-    sizes = [x.type.shape[i] for i in left]
-    if None in sizes or number != prod(sizes):
-        return None
-    return summand, axes
-
-
-def _is_mean_of(view: View, x: Any, axes: tuple[int, ...]) -> bool:
-    return _mean(view, x) == (x, axes)
-
-
-def _is_variance_of(view: View, x: Any, axes: tuple[int, ...]) -> bool:
-    whole = View.of(x)
-    found = _mean(view, x)
-    if found is not None:
-        summand, over = found
-        centered = square_of(View.of(summand))
-        inputs = centered.inputs_of(Sub) if centered is not None and over == axes else None
-        return inputs is not None and inputs[0] == whole and _is_mean_of(inputs[1], x, axes)
-    # The mean of the squares minus the square of the mean.
-    inputs = view.inputs_of(Sub)
-    if not inputs:
-        return False
-    found, mean = _mean(inputs[0], x), square_of(inputs[1])
-    return (
-        found is not None
-        and found[1] == axes
-        and square_of(View.of(found[0])) == whole
-        and mean is not None
-        and _is_mean_of(mean, x, axes)
-    )
+_MEAN_OF_X = _Mean(_X)
+_VARIANCE_OF_X = _Mean(sqr(_X - _MEAN_OF_X)) | _Mean(sqr(_X)) - sqr(_MEAN_OF_X)
 
 
 #: No normalization has more terms. Longer sums are skipped, so that a sum of many terms does not
@@ -151,43 +88,30 @@ MAX_TERMS = 8
 
 @dataclass
 class Normalization:
-    """An expression that computes a batch normalization.
-
-    Attributes
-    ----------
-    out, x : Variable
-        Output and input.
-    axes : tuple of int
-        Axes over which the statistics are taken.
-    mean, var : View
-        Statistics.
-    epsilon : float
-        Number added to the variance.
-    scale : Product
-        Factor of the normalized array.
-    bias : list of Product
-        Terms added to the scaled array.
-    trains : bool
-        Whether the statistics are computed from `x`.
-    """
+    """An expression that computes a batch normalization."""
 
     out: Any
     x: Any
+    #: Axes over which the statistics are taken.
     axes: tuple[int, ...]
     mean: View
     var: View
+    #: Number added to the variance.
     epsilon: float
+    #: Factor of the normalized array.
     scale: Product
+    #: Terms added to the scaled array.
     bias: list[Product]
+    #: Whether the statistics are computed from `x`.
     trains: bool
+
+    def views(self) -> list[View]:
+        """Return the parts of the scale and the bias."""
+        return [view for product in (self.scale, *self.bias) for view in product.views()]
 
     def leaves(self) -> list[Variable]:
         """Return the variables that the expression depends on, without constants."""
-        views = list(self.scale.views())
-        for term in self.bias:
-            views += term.views()
-        if not self.trains:
-            views += [self.mean, self.var]
+        views = self.views() if self.trains else [*self.views(), self.mean, self.var]
         found = [self.x, *(view.variable for view in views)]
         return [v for v in dict.fromkeys(found) if not isinstance(v, Constant)]
 
@@ -201,11 +125,6 @@ class Normalization:
             self.parameter(self.scale.build(values), 1, values),
             self.parameter(bias, 0, values),
         )
-
-    def statistic(self, view: View, values: dict[Any, Any]) -> Any:
-        """Build a statistic as an operand of the Ops, with leaves replaced by `values`."""
-        x = View(values.get(view.variable, view.variable), view.order).build()
-        return self.parameter(x, 0, values)
 
     def parameter(self, value: Any, default: float, values: dict[Any, Any]) -> Any:
         """Broadcast a parameter to the size of `x` on the axes that are not normalized."""
@@ -233,9 +152,7 @@ class Normalization:
 
 def _fits(normalization: Normalization) -> bool:
     """Return whether all parameters have size 1 on the axes and are not larger than `x`."""
-    products = [normalization.scale, *normalization.bias]
-    views = [view for product in products for view in product.views()]
-    views += [normalization.mean, normalization.var]
+    views = [*normalization.views(), normalization.mean, normalization.var]
     dtype, shape = normalization.x.type.dtype, normalization.x.type.shape
     axes = {*normalization.axes, *(i for i, n in enumerate(shape) if n == 1)}
     return all(
@@ -243,73 +160,6 @@ def _fits(normalization: Normalization) -> bool:
         and all(view.is_one_on(axis) for axis in axes)
         for view in views
     )
-
-
-def _split_deviation(product: Product) -> tuple[Product, View, float] | None:
-    """Take ``1 / sqrt(var + epsilon)`` from a product; return the rest, variance and epsilon."""
-    for views, inverse in ((product.divisors, False), (product.factors, True)):
-        for view in views:
-            root = root_of(view)
-            if root is None or root[1] is not inverse:
-                continue
-            inputs = root[0].inputs_of(Add)
-            if not inputs or len(inputs) != 2:
-                continue
-            for var, epsilon in (inputs, inputs[::-1]):
-                number = epsilon.number()
-                if number is None or not (number > 0 and isfinite(number)):
-                    continue
-                rest = Product(product.sign, list(product.factors), list(product.divisors))
-                (rest.factors if inverse else rest.divisors).remove(view)
-                return rest, var, number
-    return None
-
-
-def _same(a: Product, b: Product) -> bool:
-    return Counter(a.factors) == Counter(b.factors) and Counter(a.divisors) == Counter(b.divisors)
-
-
-def _readings(
-    products: list[Product], ndim: int
-) -> Iterator[tuple[View, View, Product, list[Product]]]:
-    """Yield each reading of a sum as ``(x - mean) * rest + others``: x, mean, rest and others."""
-    whole = tuple(range(ndim))
-    for product in products:
-        others = [p for p in products if p is not product]
-        for factor in product.factors:
-            for sign, x, mean in _differences(factor):
-                if x.order == whole:
-                    rest = product.without(factor)
-                    rest.sign *= sign
-                    yield x, mean, rest, others
-            if factor.order == whole and factor.variable.type.ndim == ndim:
-                # x * rest - mean * rest + others, where the mean may itself be a quotient.
-                rest = product.without(factor)
-                for other in others:
-                    mean = _other_factor(other, rest)
-                    if mean is not None:
-                        yield factor, mean, rest, [p for p in others if p is not other]
-
-
-def _differences(view: View) -> Iterator[tuple[int, View, View]]:
-    """Yield each reading of a view as ``sign * (x - mean)``: sign, x and mean."""
-    if inputs := view.inputs_of(Sub):
-        yield 1, inputs[0], inputs[1]
-        yield -1, inputs[1], inputs[0]
-    elif (inputs := view.inputs_of(Add)) and len(inputs) == 2:
-        for x, negated in (inputs, inputs[::-1]):
-            if mean := negated.inputs_of(Neg):
-                yield 1, x, mean[0]
-
-
-def _other_factor(product: Product, rest: Product) -> View | None:
-    """Return the factor by which `product` differs from ``-rest``, or None."""
-    if product.sign != -rest.sign:
-        return None
-    for factor in product.factors:
-        if _same(product.without(factor), rest):
-            return factor
-    return None
 
 
 def read_normalization(
@@ -334,42 +184,48 @@ def read_normalization(
     if not isinstance(out.type, TensorType) or out.type.dtype not in dtypes or not out.type.ndim:
         return None
     dtype, ndim = out.type.dtype, out.type.ndim
-    view = View(out, tuple(range(ndim)))
-    if view.inputs_of(Add, Sub, Mul, TrueDiv) is None:
+    view = View.of(out)
+    if view.variable is not out or view.inputs_of(Add, Sub, Mul, TrueDiv) is None:
         return None
+    product = cache(lambda view: product_of(view, summed))
     terms = list(islice(terms_of(view), MAX_TERMS + 1))
-    if len(terms) > MAX_TERMS:
+    if len(terms) > MAX_TERMS or not any(_has_root(product(x)) for _, x in terms):
         return None
-    products = [product_of(term, sign, summed) for sign, term in terms]
-    for x, mean, rest, others in _readings(products, ndim):
-        split = _split_deviation(rest)
-        if x.variable.type.dtype != dtype or isinstance(x.variable, Constant) or split is None:
+    for found in _FORM.match(view, Match(product)):
+        x, mean, var, scale = found["x"].variable, found["mean"], found["var"], found["scale"]
+        if x.type.dtype != dtype or isinstance(x, Constant):
             continue
-        scale, var, epsilon = split
-        axes = _training_axes(x.variable, mean, var)
+        bias = [product_of(term, summed, sign) for sign, term in found["bias"]]
+        parameters = [mean, var, *(v for p in (scale, *bias) for v in p.views())]
+        axes = next(_axes(x, mean, var), None)
         trains = axes is not None
         if axes is None:
-            parameters = [mean, var, *scale.views(), *(v for p in others for v in p.views())]
             axes = tuple(
                 i
                 for i in range(ndim)
-                if all(p.is_one_on(i) for p in parameters) and x.variable.type.shape[i] != 1
+                if all(p.is_one_on(i) for p in parameters) and x.type.shape[i] != 1
             )
-            if _statistic_of(mean, x.variable) or _statistic_of(var, x.variable):
+            if not axes or any(_is_mean(view, x) for view in (mean, var)):
                 continue
-        found = Normalization(out, x.variable, axes, mean, var, epsilon, scale, others, trains)
-        if axes and has_neighboring_statistics(axes, ndim) and _fits(found):
-            return found
+        epsilon = found["epsilon"].number()
+        form = Normalization(out, x, axes, mean, var, epsilon, scale, bias, trains)
+        if axes and has_neighboring_statistics(axes, ndim) and _fits(form):
+            return form
     return None
 
 
-def _training_axes(x: Any, mean: View, var: View) -> tuple[int, ...] | None:
-    found = _mean(mean, x)
-    if found is None or found[0] is not x or not _is_variance_of(var, x, found[1]):
-        return None
-    return found[1]
+def _has_root(product: Product) -> bool:
+    kinds = (Sqrt, Pow, TrueDiv, Reciprocal)
+    return any(kind_of(view.variable) in kinds for view in product.views())
 
 
-def _statistic_of(view: View, x: Any) -> bool:
+def _axes(x: Any, mean: View, var: View) -> Iterator[tuple[int, ...]]:
+    """Yield the axes over which `mean` and `var` are the statistics of `x`."""
+    for found in _MEAN_OF_X.match(mean, Match(x=View.of(x))):
+        for whole in _VARIANCE_OF_X.match(var, found):
+            yield whole["axes"]
+
+
+def _is_mean(view: View, x: Any) -> bool:
     """Return whether a view is a mean over axes of `x`, and so not a parameter."""
-    return _mean(view, x) is not None
+    return any(_Mean(Slot("summand")).match(view, Match(x=View.of(x))))

@@ -16,18 +16,18 @@ import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable, equal_computations
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
-from pytensor.tensor.basic import Alloc, ARange, ScalarFromTensor, TensorFromScalar, cast, constant
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.basic import Alloc, ARange, cast, constant
+from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.math import neg, sub
-from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import AdvancedIncSubtensor, AdvancedSubtensor
 
 from dnnops.compat import inferred_size
 from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad
 from dnnops.nnet.loss.cross_entropy import LABEL_DTYPES, CrossEntropy, CrossEntropyGrad
-from dnnops.rewriting.recognize.products import View, product_of
+from dnnops.rewriting.recognize.matching import Rest, Slot, match
 from dnnops.rewriting.recognize.softmax import LocalSoftmaxGrad
+from dnnops.rewriting.recognize.views import View, size_of, without_casts
 
 __all__ = ["FuseCrossEntropy"]
 
@@ -69,31 +69,16 @@ def _without_columns(index: Variable) -> Variable | None:
     return node.inputs[0] if node is not None and node.op.new_order == (0, "x") else None
 
 
-def _plain(x: Variable) -> Variable:
-    """Strip conversions between scalars, tensors and dtypes from a size."""
-    while True:
-        node = x.owner
-        if node is None:
-            return x
-        converts = isinstance(node.op, ScalarFromTensor | TensorFromScalar) or (
-            isinstance(node.op, Elemwise) and str(node.op.scalar_op).startswith("Cast")
-        )
-        if not converts:
-            return x
-        x = node.inputs[0]
-
-
 def _is_length_of(fgraph: FunctionGraph, size: Variable, x: Any) -> bool:
     """Return whether a symbolic size is the length of the first axis of `x`."""
-    size = _plain(size)
+    size = without_casts(size)
     known = x.type.shape[0]
     if isinstance(size, Constant):
         return known is not None and known == int(size.data)
-    node = _owner(size, Shape_i)
-    if node is not None and node.op.i == 0 and node.inputs[0] is x:
+    if size_of(size) == (x, 0):
         return True
     found = inferred_size(fgraph, x, 0)
-    return found is not None and equal_computations([size], [_plain(found)])
+    return found is not None and equal_computations([size], [without_casts(found)])
 
 
 def _covers(fgraph: FunctionGraph, rows: Variable, x: Any, labels: Any) -> bool | None:
@@ -112,7 +97,7 @@ def _covers(fgraph: FunctionGraph, rows: Variable, x: Any, labels: Any) -> bool 
     if node is None:
         return None
     start, stop, step = node.inputs
-    bounds = [_plain(v) for v in (start, step)]
+    bounds = [without_casts(v) for v in (start, step)]
     if not all(isinstance(v, Constant) for v in bounds):
         return None
     if [int(v.data) for v in bounds] != [0, 1]:
@@ -266,17 +251,17 @@ class FuseCrossEntropy(GraphRewriter):
         """
         if place is None:
             return None
+
+        def is_picked(view: View) -> bool:
+            node = view.variable.owner
+            return view.is_whole and node is not None and _picked(fgraph, node, Softmax) == place
+
         # The product may have further divisors, such as the count of a mean.
-        product = product_of(View.of(value))
-        for divisor in product.divisors:
-            node = divisor.variable.owner
-            if node is None or divisor != View.of(node.outputs[0]):
-                continue
-            if _picked(fgraph, node, Softmax) == place:
-                product.divisors.remove(divisor)
-                g = product.build({})
-                return constant(1, dtype=value.type.dtype) if g is None else g
-        return None
+        found = match(Rest("g") / Slot("picked", is_picked), value)
+        if found is None:
+            return None
+        g = found["g"].build()
+        return constant(1, dtype=value.type.dtype) if g is None else g
 
 
 def _vector(g: Any, place: _Place) -> Any:

@@ -17,24 +17,28 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import ge, le
 
 from dnnops.nnet.activation.op import Activation
-from dnnops.rewriting.recognize.products import View
+from dnnops.rewriting.recognize.matching import Call, Slot, match
 
 __all__ = ["local_comparison_with_extremum", "local_relu"]
+
+
+_X, _Y = Slot("x"), Slot("y")
+_RELU = Call(Maximum, _X, 0)
+_COMPARISONS = {
+    ge: Call(EQ, Call(Maximum, _X, _Y), _X),
+    le: Call(EQ, Call(Minimum, _X, _Y), _X),
+}
 
 
 @node_rewriter([Elemwise])
 def local_comparison_with_extremum(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace ``maximum(x, y) == x`` with ``x >= y``, and with ``x <= y`` for a minimum."""
-    if not isinstance(node.op.scalar_op, EQ):
-        return None
-    for extremum, x in (node.inputs, reversed(node.inputs)):
-        inputs = _operands(extremum, Maximum, Minimum)
-        if len(inputs) != 2 or x not in inputs:
-            continue
-        compare = ge if isinstance(extremum.owner.op.scalar_op, Maximum) else le
-        result = compare(x, inputs[inputs[0] is x])
-        copy_stack_trace(node.outputs[0], result)
-        return [result]
+    (output,) = node.outputs
+    for compare, form in _COMPARISONS.items():
+        if found := match(form, output):
+            result = compare(found["x"].build(), found["y"].build())
+            copy_stack_trace(output, result)
+            return [result]
     return None
 
 
@@ -46,11 +50,10 @@ def local_relu(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     into 0, and ``x * (x > 0)`` and ``(x + abs(x)) / 2`` turn minus infinity into NaN.
     """
     (output,) = node.outputs
-    inputs = _operands(output, Maximum)
-    others: list[Any] = [x for x in inputs if View.of(x).number() != 0]
-    if len(inputs) != 2 or len(others) != 1:
+    found = match(_RELU, output)
+    if found is None:
         return None
-    (x,) = others
+    x = found["x"].build()
     if x.type.dtype != output.type.dtype or not x.type.dtype.startswith("float"):
         return None
     (result,) = Activation("relu").expressions(x)
@@ -58,11 +61,3 @@ def local_relu(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
         return None
     copy_stack_trace(output, result)
     return [result]
-
-
-def _operands(variable: Variable, *kinds: type) -> list[Any]:
-    """Return a variable's operands if an elementwise Op of these kinds computes it, else []."""
-    node: Apply | None = variable.owner
-    if node is None or not isinstance(node.op, Elemwise):
-        return []
-    return list(node.inputs) if isinstance(node.op.scalar_op, kinds) else []
