@@ -16,42 +16,25 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import NodeRewriter, copy_stack_trace
 from pytensor.scalar.basic import Mul
 from pytensor.tensor.basic import cast, ones_like
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.math import Sum, mul, sub
+from pytensor.tensor.math import mul, sub
 from pytensor.tensor.special import LogSoftmax, Softmax
 
 from dnnops.cpu.softmax import neighboring_axes
 from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
+from dnnops.rewriting.recognize.matching import Slot, match
+from dnnops.rewriting.recognize.views import View, inputs_of, is_sum, kept_sum_of
 from dnnops.runtime.op import MAX_NDIM
 
 __all__ = ["LocalSoftmaxGrad", "LocalWholeSoftmax"]
 
 
-def _factors(x: Variable) -> list[Variable]:
-    """Return the factors of a product, or the variable itself if it is not a product."""
-    if (
-        x.owner is not None
-        and isinstance(x.owner.op, Elemwise)
-        and isinstance(x.owner.op.scalar_op, Mul)
-    ):
-        return list(x.owner.inputs)
-    return [x]
+def _is_softmax(view: View) -> bool:
+    node = view.variable.owner
+    return view.is_whole and node is not None and type(node.op) is Softmax
 
 
-def _summed(x: Variable, axis: tuple[int, ...]) -> Variable | None:
-    """Return the summand if `x` is a sum over `axis` with the axes kept, else None."""
-    if x.owner is None or not isinstance(x.owner.op, DimShuffle):
-        return None
-    total = x.owner.inputs[0]
-    if total.owner is None or not isinstance(total.owner.op, Sum):
-        return None
-    summand = total.owner.inputs[0]
-    ndim = summand.type.ndim
-    summed = total.owner.op.axis
-    summed = tuple(range(ndim)) if summed is None else tuple(sorted(summed))
-    kept = iter(range(total.type.ndim))
-    order = tuple("x" if i in summed else next(kept) for i in range(ndim))
-    return summand if summed == axis and x.owner.op.new_order == order else None
+#: The sum is that of the minuend: ``gz * softmax``, or ``gz`` for the logarithm.
+_GRADIENT = Slot("minuend") - Slot("softmax", _is_softmax) * Slot("sum", is_sum)
 
 
 def _axes(axis: tuple[int, ...] | None, ndim: int) -> tuple[int, ...] | None:
@@ -74,22 +57,22 @@ def _with_neighbors(
     return moved.dimshuffle([order.index(i) for i in range(ndim)])
 
 
-def _product(factors: list[Variable]) -> Variable:
-    return factors[0] if len(factors) == 1 else mul(*factors)
-
-
-class LocalSoftmaxGrad(NodeRewriter):
-    """Replace the arithmetic of a softmax gradient with `SoftmaxGrad` or `LogSoftmaxGrad`.
+class _OfDtypes(NodeRewriter):
+    """Base of rewrites of some dtypes.
 
     Parameters
     ----------
     takes_dtype : callable
-        Function that takes a dtype and returns whether to replace gradients of that dtype.
+        Function that takes a dtype and returns whether to rewrite nodes of that dtype.
     """
 
     def __init__(self, takes_dtype: Callable[[str], bool]):
         super().__init__()
         self.takes_dtype = takes_dtype
+
+
+class LocalSoftmaxGrad(_OfDtypes):
+    """Replace the arithmetic of a softmax gradient with `SoftmaxGrad` or `LogSoftmaxGrad`."""
 
     def tracks(self) -> list[Any]:
         return [sub]
@@ -99,30 +82,27 @@ class LocalSoftmaxGrad(NodeRewriter):
     ) -> list[Variable] | None:
         if node.op != sub or not self.takes_dtype(node.outputs[0].type.dtype):
             return None
-        minuend, subtrahend = node.inputs
-        factors = _factors(subtrahend)
-        if len(factors) != 2:
+        found = match(_GRADIENT, node.outputs[0])
+        if found is None:
             return None
-        for sm, kept_sum in (factors, factors[::-1]):
-            if sm.owner is None or type(sm.owner.op) is not Softmax:
-                continue
-            axis = _axes(sm.owner.op.axis, sm.type.ndim)
-            if axis is None or _summed(kept_sum, axis) is not minuend:
-                continue
-            if minuend.type.dtype != sm.type.dtype:
-                return None
-            result = self._grad(minuend, sm, axis)
-            if result.type.dtype != node.outputs[0].type.dtype:
-                return None
-            copy_stack_trace(node.outputs[0], result)
-            return [result]
-        return None
+        minuend, sm = node.inputs[0], found["softmax"].variable
+        axis = _axes(sm.owner.op.axis, sm.type.ndim)
+        summand, summed = kept_sum_of(found["sum"]) or (None, None)
+        if axis is None or summed != axis or summand is not minuend:
+            return None
+        if minuend.type.dtype != sm.type.dtype:
+            return None
+        result = self._grad(minuend, sm, axis)
+        if result.type.dtype != node.outputs[0].type.dtype:
+            return None
+        copy_stack_trace(node.outputs[0], result)
+        return [result]
 
     def _grad(self, minuend: Variable, sm: Variable, axis: tuple[int, ...]) -> Variable:
-        others = _factors(minuend)
+        others = inputs_of(minuend, Mul) or [minuend]
         if sm in others:
             others.remove(sm)
-            gz = _product(others) if others else ones_like(sm)
+            gz: Any = mul(*others) if len(others) > 1 else others[0] if others else ones_like(sm)
             if gz.type.dtype != sm.type.dtype:  # a condition, as in the gradient of a maximum
                 gz = cast(gz, sm.type.dtype)
             if gz.type.broadcastable != sm.type.broadcastable:
@@ -133,18 +113,8 @@ class LocalSoftmaxGrad(NodeRewriter):
         return _with_neighbors(LogSoftmaxGrad, axis, minuend, log_sm)
 
 
-class LocalWholeSoftmax(NodeRewriter):
-    """Replace PyTensor's Softmax and LogSoftmax with `WholeSoftmax`, which is not inlined.
-
-    Parameters
-    ----------
-    takes_dtype : callable
-        Function that takes a dtype and returns whether to replace softmaxes of that dtype.
-    """
-
-    def __init__(self, takes_dtype: Callable[[str], bool]):
-        super().__init__()
-        self.takes_dtype = takes_dtype
+class LocalWholeSoftmax(_OfDtypes):
+    """Replace PyTensor's Softmax and LogSoftmax with `WholeSoftmax`, which is not inlined."""
 
     def tracks(self) -> list[Any]:
         return [Softmax, LogSoftmax]
