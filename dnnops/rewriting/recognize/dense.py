@@ -9,9 +9,10 @@ from typing import Any
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import copy_stack_trace, node_rewriter
-from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle
-from pytensor.tensor.math import Dot, Sum, dot
+from pytensor.tensor.math import Sum, dot
+
+from dnnops.rewriting.recognize.views import matrices_of
 
 __all__ = ["local_sum_of_products"]
 
@@ -25,9 +26,10 @@ def local_sum_of_products(fgraph: FunctionGraph, node: Apply) -> list[Variable] 
     """
     (products,) = node.inputs
     (output,) = node.outputs
-    if products.owner is None or not _is_matmul(products.owner.op):
+    matrices = matrices_of(products)
+    if matrices is None:
         return None
-    left, right = products.owner.inputs
+    left, right = matrices
     batch = left.type.ndim - 2
     sizes = products.type.shape[:batch]
     axes = set(node.op.axis if node.op.axis is not None else range(batch + 2))
@@ -47,10 +49,6 @@ def local_sum_of_products(fgraph: FunctionGraph, node: Apply) -> list[Variable] 
         return None
     copy_stack_trace(output, result)
     return [result]
-
-
-def _is_matmul(op: Any) -> bool:
-    return isinstance(op, Blockwise) and isinstance(op.core_op, Dot)
 
 
 def _is_transposed(x: Any) -> bool:

@@ -15,17 +15,10 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort
 from pytensor.scalar.basic import Add
-from pytensor.tensor.elemwise import Elemwise
+
+from dnnops.rewriting.recognize.views import inputs_of
 
 __all__ = ["ValueNumbers"]
-
-
-def _is_sum(x: Any) -> bool:
-    return (
-        x.owner is not None
-        and isinstance(x.owner.op, Elemwise)
-        and isinstance(x.owner.op.scalar_op, Add)
-    )
 
 
 class ValueNumbers:
@@ -70,7 +63,7 @@ class ValueNumbers:
         if x.owner is None:
             return self._of_key(x)
         inputs = [numbers[v] for v in x.owner.inputs]
-        if _is_sum(x):
+        if inputs_of(x, Add):
             terms = [t for n in inputs for t in self._terms.get(n, (n,))]
             inputs = sorted(terms)
             number = self._of_key((x.owner.op, *inputs))
