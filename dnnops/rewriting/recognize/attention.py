@@ -379,6 +379,8 @@ class RecognizeAttention(GraphRewriter):
         dtype = found.query.type.dtype
         if not self.on_device:
             return dtype == "float32"
+        if found.scale.sign < 0:  # not tried with cuDNN
+            return False
         if dtype == "float16":
             return True
         arrays = [View.of(x).variable for x in (found.scaled(found.query), found.key, found.value)]

@@ -151,6 +151,10 @@ LARGER_FORMS = {
         lambda b, **first: plainly(**first, scores=lambda x: scaled(x) - (1 - b) * 3),
         {**FIRST, "b": (2, 1, 1, 7)},
     ),
+    "negated": (
+        lambda b, **first: plainly(**first, scores=lambda x: b - scaled(x)),
+        {**FIRST, "b": (2, 1, 1, 7)},
+    ),
     "two added": (
         lambda b, c, **first: plainly(**first, scores=lambda x: x + b + c),
         {**FIRST, "b": (2, 1, 1, 7), "c": (1, 3, 5, 7)},
