@@ -91,7 +91,8 @@ def test_bad_shapes(img, kern, params, words):
 def test_precision_has_to_fit():
     op = GpuDnnConv(precision="float16")
     arrays = [device_tensor((1, 2, 4, 4)), device_tensor((3, 2, 1, 1)), np.array(1.0)]
-    with pytest.raises(DnnValueError, match="precision float16 is not supported for float32 arrays"):
+    words = "precision float16 is not supported for float32 arrays"
+    with pytest.raises(DnnValueError, match=words):
         call("dnnops_cudnn_conv_describe", op, arrays, [device_tensor((1, 3, 4, 4))])
 
 

@@ -220,7 +220,8 @@ def test_bad_operands():
         Attention().make_node(query, key)
     last = [pt.tensor4("out", dtype="float16"), pt.tensor3("stats", dtype="float16")]
     halves = [x.astype("float16") for x in (query, key, value)]
-    with pytest.raises(DnnTypeError, match="stats must have dtype float32 if the other operands have dtype float16"):
+    words = "stats must have dtype float32 if the other operands have dtype float16"
+    with pytest.raises(DnnTypeError, match=words):
         AttentionGrad().make_node(*halves, *last, last[0])
     with pytest.raises(DnnValueError, match="optional must be a subset of"):
         Attention(optional=("bias",))

@@ -34,11 +34,13 @@ def test_a_known_shape_that_is_contradicted():
         ),
         (
             lambda x, w: nnet.conv2d(x, w, filter_shape=(4, 3, pt.as_tensor(5) + w.shape[0], 3)),
-            r"conv2d: the shape of filters does not match the filter_shape argument \(4, 3, \?, 3\)",
+            r"conv2d: the shape of filters does not match the filter_shape argument"
+            r" \(4, 3, \?, 3\)",
         ),
         (
             lambda x, w: nnet.conv2d_grad_wrt_weights(x, x[:, :, 2:, 2:], (3, 2, 3, 3)),
-            "conv2d_grad_wrt_weights: the shape of the result does not match the filter_shape argument",
+            "conv2d_grad_wrt_weights: the shape of the result does not match the filter_shape"
+            " argument",
         ),
     ],
 )
