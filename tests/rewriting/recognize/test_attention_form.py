@@ -175,9 +175,7 @@ LARGER_FORMS = {
 }
 
 
-def larger_form(
-    form: str, size_known: bool = False, dtype: str = "float32"
-) -> tuple[dict, list]:
+def larger_form(form: str, size_known: bool = False, dtype: str = "float32") -> tuple[dict, list]:
     """Return the operands of a form, and the result with its gradients."""
     make, shapes = LARGER_FORMS[form]
     operands = {
