@@ -79,7 +79,24 @@ def defines_in_c(text, function):
     scope, _, name = function.rpartition("::")
     if scope and re.search(rf"\bclass {scope}\b[^;]*\{{", text):
         function = name
-    return re.search(rf"\b{re.escape(function)}\([^;{{]*\)[\w\s]*\{{", text) is not None
+    # Not `if (function(x)) {`, which is a call.
+    start = r"(?m)^(?!\s*(?:if|for|while|switch|return|else)\b)[^\n(=]*\b"
+    return re.search(rf"{start}{re.escape(function)}\([^;{{]*\)[\w\s]*\{{", text) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_definition"),
+    [
+        ("int choose(int x) {", True),
+        ("  void choose(int x,\n    int y) const {", True),
+        ("  if (choose(x)) {", False),
+        ("  } else if (choose(x)) {", False),
+        ("  for (int i = choose(x); i < n(); i++) {", False),
+        ("int choose(int x);\nint other() {", False),
+    ],
+)
+def test_calls_are_not_definitions(text, is_definition):
+    assert defines_in_c(text, "choose") == is_definition
 
 
 def test_length():
