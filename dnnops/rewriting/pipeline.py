@@ -138,6 +138,14 @@ _CPU, _GPU = ("fast_run", "onednn"), ("gpu", "cudnn")
 #: In the order in which they run; passes at the same position run in alphabetical order.
 PASSES = (
     Pass(
+        -0.02,
+        "cudnn_required",
+        RequireCudnn(),
+        ("cudnn",),
+        "First, before the graphs within Ops are expanded (-0.01), so that a mode that requires "
+        "cuDNN fails before anything is rewritten.",
+    ),
+    Pass(
         -0.005,
         "recognize_batchnorm",
         _on_the_host(RecognizeBatchNorm),
@@ -151,13 +159,6 @@ PASSES = (
         _before_the_move(RecognizeGpuBatchNorm),
         _GPU,
         "As recognize_batchnorm.",
-    ),
-    Pass(
-        0,
-        "cudnn_required",
-        RequireCudnn(),
-        ("cudnn",),
-        "First, so that a mode that requires cuDNN fails before anything is rewritten.",
     ),
     Pass(
         0.02,
