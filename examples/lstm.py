@@ -16,6 +16,7 @@ lstm = RNNBlock("float32", hidden, num_layers=1, rnn_mode="lstm")
 size = lstm.get_param_size([batch_size, 1])
 w = pytensor.shared(rng.uniform(-0.25, 0.25, size).astype("float32"), name="w")
 # Positive biases open the forget gates, so that the network starts by remembering.
+# 3: the bias of the forget gate.
 lstm.split_params(w, 0, [batch_size, 1])[3][:] = 2
 v = pytensor.shared(rng.uniform(-0.25, 0.25, hidden).astype("float32"), name="v")
 

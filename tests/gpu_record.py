@@ -179,7 +179,7 @@ def run_tests(workers: int | None, gpus: int | None = None) -> tuple[Outcome, di
     environment = {key: v for key, v in os.environ.items() if key != "PYTEST_ADDOPTS"}
     if gpus is not None:
         environment["DNNOPS_TEST_GPUS"] = str(gpus)
-    environment.setdefault("DNNOPS_TEST_SEED", "random")  # the files need not be of HEAD
+    environment.setdefault("DNNOPS_TEST_SEED", "random")  # the working files may differ from HEAD
     # Processes of an interrupted test may still write there.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         environment["DNNOPS_TEST_COMPILEDIRS"] = directory

@@ -111,7 +111,9 @@ class GpuDnnReduction(GpuExpressionOp):
         if dtype == "bfloat16":
             raise DnnTypeError(f"{name}: cuDNN cannot reduce bfloat16 (cast x to float32)")
         if ndim > 8:
-            raise DnnTypeError(f"{name}: cuDNN supports 8 dimensions, got {ndim} ({x.type})")
+            raise DnnTypeError(
+                f"{name}: cuDNN supports at most 8 dimensions, got {ndim} ({x.type})"
+            )
         acc_dtype = "float64" if dtype == "float64" else "float32"
         if self.acc_dtype not in (None, acc_dtype, dtype):
             raise DnnTypeError(

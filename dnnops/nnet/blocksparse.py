@@ -69,7 +69,7 @@ def _blocks(where: str, name: str, value: Any, ndim: int) -> TensorVariable:
     index = as_tensor(f"{where}: {name} must be an integer tensor", value)
     if index.type.ndim != ndim or index.type.dtype not in pt.type.integer_dtypes:
         raise DnnTypeError(
-            f"{where}: {name} must be an integer tensor with {ndim} dimensions, one less than h,"
+            f"{where}: {name} must be a {ndim}-dimensional integer tensor (one axis fewer than h),"
             f" got {index.type}"
         )
     return index

@@ -17,7 +17,7 @@ struct DropoutPlace {
 };
 
 inline double read_probability(const dnnops_tensor &p) {
-  if (p.dtype != DNNOPS_FLOAT64 || p.ndim != 0) fail(DNNOPS_TYPE_ERROR, "p has to be a float64 scalar");
+  if (p.dtype != DNNOPS_FLOAT64 || p.ndim != 0) fail(DNNOPS_TYPE_ERROR, "p must be a float64 scalar");
   double value;
   std::memcpy(&value, p.data, sizeof value);
   if (!(value >= 0 && value < 1)) fail(DNNOPS_VALUE_ERROR, "p must be at least 0 and less than 1, got %g", value);
@@ -57,7 +57,7 @@ inline void dropout_grad_shape(const dnnops_tensor *inputs, dnnops_tensor *outpu
   const dnnops_tensor &gy = inputs[0], &reserve = inputs[2];
   read_probability(inputs[1]);
   if (reserve.dtype != DNNOPS_UINT8 || reserve.ndim != 1)
-    fail(DNNOPS_TYPE_ERROR, "reserve has to be a uint8 vector");
+    fail(DNNOPS_TYPE_ERROR, "reserve must be a uint8 vector");
   if (reserve.shape[0] != reserve_bytes(gy))
     fail(DNNOPS_VALUE_ERROR, "reserve has %lld bytes, expected %lld for gy of shape %s", (long long)reserve.shape[0],
          (long long)reserve_bytes(gy), list_of(gy.shape, gy.ndim).c_str());

@@ -171,7 +171,7 @@ def test_sparse_block_dot(batched):
         (
             lambda: nnet.sparse_block_dot(np.ones((1, 1, 1, 1)), SCORES, [[0]], SCORES, [0]),
             DnnTypeError,
-            "inputIdx must be an integer tensor with 1 dimensions",
+            r"inputIdx must be a 1-dimensional integer tensor \(one axis fewer than h\), got ",
         ),
     ],
 )

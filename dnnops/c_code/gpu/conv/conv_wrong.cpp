@@ -11,7 +11,7 @@ namespace {
 const char *const knobless =
     "known to be wrong: engines of tensor cores without values for their knobs gave relative errors of 0.3 to 12 (71 and"
     " 72 forward, 77 and 78 backward data, 69 backward filter) or wrote nothing (70 backward filter; all with cuDNN"
-    " 9.19), so only those are used that cuDNN's other heuristics propose";
+    " 9.19), so only those that cuDNN's other heuristics propose are used";
 
 bool is_wrong_without_knobs(int64_t direction, int64_t engine) {
   switch (direction) {
