@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Sequence
 from functools import cache, partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
@@ -20,8 +20,10 @@ from dnnops.runtime.op import MAX_NDIM
 __all__ = ["cpu_implementation", "cpu_implementations"]
 
 for _package in (dnnops.cpu, dnnops.gpu):
-    for _module in sorted(pkgutil.iter_modules(_package.__path__), key=lambda found: found.name):
-        import_module(f"{_package.__name__}.{_module.name}")
+    # Not with pkgutil, which PyTensor does not import.
+    for _path in sorted(Path(_package.__path__[0]).glob("*.py")):
+        if _path.stem != "__init__":
+            import_module(f"{_package.__name__}.{_path.stem}")
 
 
 @cache
