@@ -56,10 +56,8 @@ def cache_statistics() -> dict[str, dict[str, int]]:
     """
     names = ("size", "capacity", "hits", "misses", "evictions")
     numbers = (ctypes.c_int64 * len(names))()
-    get_cache = ONEDNN.library.dnnops_onednn_cache
-    get_cache.restype = ctypes.c_char_p
     statistics: dict[str, dict[str, int]] = {}
-    while kind := get_cache(ctypes.c_int64(len(statistics)), numbers):
+    while kind := ONEDNN.library.dnnops_onednn_cache(len(statistics), numbers):
         statistics[kind.decode()] = dict(zip(names, numbers, strict=True))
     return statistics
 

@@ -6,6 +6,7 @@ expressions for the results exist, their derivatives serve.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytensor.tensor as pt
@@ -24,30 +25,34 @@ class GpuAbstractOp(CudnnOp):
     #: Operands that the abstract Op does not take. The gradients with respect to them are zero,
     #: because they are functions of the other operands.
     extra_operands: ClassVar[tuple[str, ...]] = ()
-    #: Names of the operands.
-    operands: tuple[str, ...]
 
     def abstract(self) -> Any:
         """Return the abstract Op that computes the same."""
         raise NotImplementedError
 
-    def _shared_operands(self) -> list[int]:
-        return [i for i, name in enumerate(self.operands) if name not in self.extra_operands]
+    def shared(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the operands that the abstract Op takes, too."""
+        if not self.extra_operands:
+            return list(operands)
+        op: Any = self
+        named = zip(op.operands, operands, strict=True)
+        return [x for name, x in named if name not in self.extra_operands]
 
     def _abstract_node(self, inputs: Any) -> Apply:
-        return self.abstract().make_node(*_on_host(inputs[i] for i in self._shared_operands()))
+        return self.abstract().make_node(*_on_host(self.shared(inputs)))
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
         node = self._abstract_node(inputs)
         given = _in_dtypes_of(node.outputs, _on_host(cotangents))
         gradients = node.op.pullback(node.inputs, node.outputs, given)
-        found = dict(zip(self._shared_operands(), gradients, strict=True))
+        places = self.shared(range(len(inputs)))
+        found = dict(zip(places, gradients, strict=True))
         gradients = [found.get(i, x.zeros_like()) for i, x in enumerate(inputs)]
         return [as_gradient(g) if is_on_device(g) else g for g in _like(gradients, inputs)]
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
         node = self._abstract_node(inputs)
-        given = _on_host(tangents[i] for i in self._shared_operands())
+        given = _on_host(self.shared(tangents))
         moved = node.op.pushforward(node.inputs, node.outputs, _in_dtypes_of(node.inputs, given))
         # A GPU Op may leave out the last results.
         return _like(moved[: len(outputs)], outputs)

@@ -25,6 +25,7 @@ class Component:
 LAYERS: tuple[tuple[Component, ...], ...] = (
     (
         Component("cli", "commands", ("__main__", "startup")),
+        Component("devtools", "new Ops"),
         Component("theano", "modules of Theano"),
     ),
     (Component("rewriting", "passes over graphs, and modes", ("modes",)),),

@@ -55,8 +55,7 @@ def _softmax(op: Any, inputs: list[Any]) -> list[Any]:
 
 
 def _abstract(op: Any, inputs: list[Any]) -> list[Any]:
-    kept = [x for o, x in zip(op.operands, inputs, strict=True) if o not in op.extra_operands]
-    return op.abstract().make_node(*kept).outputs
+    return op.abstract().make_node(*op.shared(inputs)).outputs
 
 
 def _rnn(op: Any, inputs: list[Any]) -> list[Any]:

@@ -7,8 +7,6 @@ slope at a tie.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import copy_stack_trace, node_rewriter

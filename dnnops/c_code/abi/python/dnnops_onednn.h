@@ -47,11 +47,10 @@ void dnnops_onednn_set_dgemm(void *function);
 void dnnops_onednn_set_scratch_limit(int64_t bytes);
 int64_t dnnops_onednn_kept_scratch(void);
 
-/* Primitive caches; statistics are size, capacity, hits, misses and evictions. */
-void dnnops_onednn_conv_cache(int64_t *statistics);
-void dnnops_onednn_conv_cache_clear(void);
-void dnnops_onednn_pool_cache(int64_t *statistics);
-void dnnops_onednn_pool_cache_clear(void);
+/* The name of a primitive cache, or NULL after the last one, and its statistics: size, capacity, hits, misses and
+   evictions. */
+const char *dnnops_onednn_cache(int64_t index, int64_t *statistics);
+void dnnops_onednn_clear_caches(void);
 
 #ifdef __cplusplus
 }

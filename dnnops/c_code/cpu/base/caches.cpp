@@ -1,7 +1,9 @@
 #include "caches.hpp"
 
+#include <cstring>
 #include <vector>
 
+#include "../../abi/python/dnnops_onednn.h"
 #include "../../common/error.hpp"
 
 namespace dnnops {
@@ -19,10 +21,10 @@ bool add_cache(const ListedCache &cache) {
   return true;
 }
 
-// Returns the name of a cache, or null after the last one, and gets its statistics.
-DNNOPS_EXPORT const char *dnnops_onednn_cache(int64_t index, CacheStatistics *statistics) {
+DNNOPS_EXPORT const char *dnnops_onednn_cache(int64_t index, int64_t *statistics) {
   if (index >= static_cast<int64_t>(caches().size())) return nullptr;
-  *statistics = caches()[index].statistics();
+  const CacheStatistics found = caches()[index].statistics();
+  std::memcpy(statistics, &found, sizeof found);
   return caches()[index].name;
 }
 
