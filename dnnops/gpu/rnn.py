@@ -61,6 +61,14 @@ class GpuDnnRNNBase(CudnnOp, RNNBase):
     allow_tf32: bool
     deterministic: bool
 
+    @classmethod
+    def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> Sequence[Variable] | None:
+        # cuDNN does not support empty inputs. The condition is the same for both Ops: no other
+        # library could read the reserve that cuDNN writes.
+        if inputs[1].type.shape[2] == 0:
+            return None
+        return super().build(op, inputs, context)
+
     def _read_flags(self, allow_tf32: bool | None, deterministic: bool | None) -> None:
         name = type(self).__name__
         for what, value in (("allow_tf32", allow_tf32), ("deterministic", deterministic)):
@@ -117,14 +125,6 @@ class GpuDnnRNNForward(GpuDnnRNNBase, GpuExpressionOp, RNNForward):
 
     __props__ = (*GpuDnnRNNBase.network_props, "keeps_reserve")
     function = "dnnops_cudnn_rnn_forward"
-
-    @classmethod
-    def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> Sequence[Variable] | None:
-        # cuDNN does not support empty inputs. The condition is the same for both Ops: no other
-        # library could read the reserve that cuDNN writes.
-        if inputs[1].type.shape[2] == 0:
-            return None
-        return super().build(op, inputs, context)
 
     def __init__(
         self,

@@ -11,8 +11,8 @@ from dnnops.nnet.expressions import ExpandableOp
 from tests.link.conversions import assert_converted, both_libraries
 
 
-class Powers(ExpandableOp):
-    """The first powers of an array."""
+class Multiples(ExpandableOp):
+    """The first multiples of an array."""
 
     __props__ = ("count",)
 
@@ -24,15 +24,15 @@ class Powers(ExpandableOp):
         return Apply(self, [x], [x.type() for _ in range(self.count)])
 
     def _expressions(self, x):
-        return [x**i for i in range(1, self.count + 1)]
+        return [x * i for i in range(1, self.count + 1)]
 
     def perform(self, node, inputs, output_storage):
         for i, storage in enumerate(output_storage, start=1):
-            storage[0] = inputs[0] ** i
+            storage[0] = inputs[0] * i
 
 
 @both_libraries
 @pytest.mark.parametrize("count", [1, 3])
 def test_expressions_are_converted(library, count):
     x = np.random.default_rng(count).standard_normal((3, 4))
-    assert_converted(library, Powers(count), x, dtype="float64")
+    assert_converted(library, Multiples(count), x, dtype="float64")
