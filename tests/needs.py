@@ -115,6 +115,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "torch or jax": _one_of("torch", "jax"),
     "matplotlib": _packages("matplotlib"),
     "sklearn": _packages("sklearn"),
+    "ruff": _packages("ruff"),
     "xdist": _packages("xdist"),
     "git": lambda: "" if shutil.which("git") else "Git is not installed",
     "no root": lambda: "root may write everywhere" if os.geteuid() == 0 else "",

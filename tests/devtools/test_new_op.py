@@ -55,8 +55,8 @@ def test_at_most_six_files_and_two_edits(exports_only, monkeypatch, capsys):
     assert "test_scaled_softsign.py" in capsys.readouterr().out
 
 
+@pytest.mark.needs("ruff")
 def test_generated_files_pass_the_linter(exports_only):
-    pytest.importorskip("ruff")
     write_op(exports_only, "scaled_softsign", "activation")
     config = ["--config", str(CHECKOUT / "pyproject.toml")]
     for command in (["check", *config], ["format", "--check", *config]):
