@@ -149,7 +149,7 @@ CALLS: dict[str, tuple[Step, ...]] = {
         _LOAD,
         Step(
             "c_code/abi/dnnops_cudnn_emit.h",
-            "dnnops_cudnn_read_dense",
+            "dnnops_cudnn_read",
             "describes a CuPy array to the runtime library, after copying it if cuDNN does not"
             " support its strides.",
         ),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from dnnops.gpu.algorithms import (
 )
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.plans import stored as stored_choices
 from dnnops.plans.gpu import NUMERICAL_NOTES, PlanList
 from dnnops.runtime.build import CUDNN, c_code_dir
 
@@ -175,46 +172,6 @@ def require(tmp_path: Path, source: str, *arguments: str) -> None:
 
 def asserted(conditions: Any) -> str:
     return "".join(f'static_assert({text}, "");\n' for text in conditions)
-
-
-def layout_of(structure: type[ctypes.Structure], name: str) -> Iterator[str]:
-    """Return conditions that hold if the layouts of a C++ struct and its ctypes class agree."""
-    yield f"sizeof({name}) == {ctypes.sizeof(structure)}"
-    for field, *_ in structure._fields_:
-        descriptor = getattr(structure, field)
-        yield f"offsetof({name}, {field}) == {descriptor.offset}"
-        yield f"sizeof((({name} *)0)->{field}) == {descriptor.size}"
-
-
-@pytest.mark.needs("cudnn")
-def test_structures(tmp_path):
-    structures = {
-        "ConvCase": stored_choices._ConvCase,
-        "Tensor": stored_choices._Tensor,
-        "PlanSpec": stored_choices._PlanSpec,
-        "StoredPlan": stored_choices._StoredPlan,
-    }
-    conditions = [
-        condition
-        for name, structure in structures.items()
-        for condition in layout_of(structure, name)
-    ]
-    require(
-        tmp_path,
-        '#include "gpu/conv/conv_list.cpp"\n#include <cstddef>\nnamespace dnnops {\n'
-        + asserted(conditions)
-        + "}\n",
-    )
-
-
-@pytest.mark.needs("cudnn")
-def test_a_wrong_structure_is_noticed(tmp_path):
-    class Wrong(ctypes.Structure):
-        _fields_ = [("api", ctypes.c_int64), ("knobs", ctypes.c_int64 * 32), ("id", ctypes.c_int64)]
-
-    source = '#include "gpu/conv/conv_case.hpp"\n#include <cstddef>\nusing namespace dnnops;\n'
-    with pytest.raises(AssertionError, match="static assertion failed"):
-        require(tmp_path, source + asserted(layout_of(Wrong, "PlanSpec")))
 
 
 @pytest.mark.needs("cudnn")
