@@ -97,7 +97,7 @@ clean:
 # One stamp for each set of extras. If it is newer than these files, there is nothing to install.
 $(VENV)/.installed-%: setup.cfg setup.py pyproject.toml | $(VENV)/.made
 	@echo "Installing dnnops with [$*] into $(VENV); the first time this takes a few minutes."
-	@$(run) pip install --disable-pip-version-check --no-input -e '.[$*]'
+	@$(run) pip install --no-compile --disable-pip-version-check --no-input -e '.[$*]'
 	@touch '$@'
 
 # Report everything that is missing at once, before anything is downloaded.

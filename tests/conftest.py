@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -36,8 +38,9 @@ def gpu_of_worker(environment: Mapping[str, str]) -> str:
 
 #: Length of the printed end of a failure's report, which contains the values that differ.
 REPORT_CHARACTERS = 4000
-#: Most modules run only a few times. Compiling one takes 0.25 s, and 0.43 s with -O3.
-QUICK = "-O0"
+#: Most modules run only a few times. Compiling one takes twice as long with -O3, and a quarter
+#: longer with information for debuggers.
+QUICK = "-O0 -g0"
 #: Number of pytest-xdist processes that share compiled modules; only one at a time compiles.
 WORKERS_OF_A_COMPILEDIR = 2
 
@@ -86,6 +89,7 @@ if _gpu := gpu_of_worker(os.environ):
 import dnnops  # noqa: E402, F401
 from dnnops.errors import DnnError  # noqa: E402
 from tests import configurations_run, needs, skips  # noqa: E402
+from tests.precompiled import precompiled  # noqa: E402
 from tests.stored_plans import no_stored_plans  # noqa: E402, F401
 
 
@@ -129,6 +133,32 @@ def build_libraries() -> None:
             _ = library.path
 
 
+def flags_with_headers(folder: Path) -> str:
+    """Return PyTensor's flags for the compiler, with the headers of all modules precompiled.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder for the headers.
+
+    Returns
+    -------
+    str
+        ``gcc__cxxflags``.
+    """
+    from pytensor import config
+    from pytensor.link.c.cmodule import GCC_compiler, std_include_dirs
+
+    if not config.cxx or set(" ,'\"\\") & set(str(folder)):
+        return config.gcc__cxxflags
+    names = ("Python.h", "pytensor_mod_helper.h", "math.h", "numpy/arrayobject.h")
+    text = "".join(f"#include <{name}>\n" for name in names)
+    arguments = [*GCC_compiler.compile_args(), *(f"-I{path}" for path in std_include_dirs())]
+    versions = [sys.version, *(version(name) for name in ("numpy", "pytensor"))]
+    header = precompiled(folder, text, [config.cxx, *arguments], repr(versions))
+    return f"{config.gcc__cxxflags} -include {header}"
+
+
 if _flags:
     from pytensor import config
 
@@ -144,6 +174,9 @@ if _flags:
         Path(config.compiledir) / "dnnops",
         build_libraries,
     )
+    config.gcc__cxxflags = flags_with_headers(Path(_shared) / "dnnops_test_headers")
+    # For processes that tests start.
+    os.environ["PYTENSOR_FLAGS"] += f",gcc__cxxflags={config.gcc__cxxflags}"
 
 
 if _folder := os.environ.get(configurations_run.FOLDER):

@@ -155,10 +155,21 @@ def _reasons(names: tuple[str, ...]) -> Iterator[str]:
             yield f"needs {name}: {reason}"
 
 
-def of_dtypes(*names: str) -> list[Any]:
-    """Return ``parametrize`` arguments for dtypes; bfloat16 needs ``ml_dtypes``."""
-    marks = pytest.mark.needs("ml_dtypes")
-    return [pytest.param(name, marks=marks) if name == "bfloat16" else name for name in names]
+def of_dtypes(*names: str, quick: str = "") -> list[Any]:
+    """Return ``parametrize`` arguments for dtypes; bfloat16 needs ``ml_dtypes``.
+
+    If `quick` is given, the tests of all other dtypes are slow.
+    """
+    return [
+        pytest.param(
+            name,
+            marks=[
+                *([pytest.mark.needs("ml_dtypes")] if name == "bfloat16" else []),
+                *([pytest.mark.slow] if quick not in ("", name) else []),
+            ],
+        )
+        for name in names
+    ]
 
 
 def require(*names: str) -> None:

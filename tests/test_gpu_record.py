@@ -71,7 +71,7 @@ def test_gpu_of_worker():
 def test_flags_of_worker():
     """Several processes share a directory of compiled modules; given flags stay."""
     given = {"PYTEST_XDIST_WORKER": "gw6", "DNNOPS_TEST_COMPILEDIRS": "/folder"}
-    own = "base_compiledir=/folder/3,gcc__cxxflags=-O0"
+    own = "base_compiledir=/folder/3,gcc__cxxflags=-O0 -g0"
     assert flags_of_worker(given) == own
     assert flags_of_worker({**given, "PYTEST_XDIST_WORKER": "gw7"}) == flags_of_worker(given)
     flags = flags_of_worker({**given, "PYTENSOR_FLAGS": "floatX=float32"})
@@ -93,11 +93,11 @@ def test_directory_of_worker(tmp_path):
             command, env={**os.environ, **environment}, capture_output=True, text=True, check=True
         )
         found.append(done.stdout.split())
-    (own, *_), (first, quick), (second, _), again = found
+    (own, *_), (first, *quick), (second, *_), again = found
     assert Path(own).parent == tmp_path
     assert (first, second) == (f"{own}-gw0", f"{own}-gw1")
-    assert quick == "-O0"
-    assert again == [first, quick]
+    assert quick == ["-O0", "-g0"]
+    assert again == [first, *quick]
 
 
 def test_libraries_are_built_once(tmp_path):

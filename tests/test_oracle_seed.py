@@ -14,12 +14,14 @@ from tests.oracle import seed_of_commit
 ROOT = Path(__file__).parents[1]
 
 
-def seed(value: str | None) -> int:
-    """Return the seed of a process whose environment has this DNNOPS_TEST_SEED."""
+def seeds(*values: str | None) -> list[int]:
+    """Return the seeds of one process after another value each of DNNOPS_TEST_SEED."""
     environment = {k: v for k, v in os.environ.items() if k != "DNNOPS_TEST_SEED"}
-    if value is not None:
-        environment["DNNOPS_TEST_SEED"] = value
-    program = "from tests.oracle import SEED; print(SEED)"
+    program = "import importlib, os\nfrom tests import oracle\n"
+    for value in values:
+        if value is not None:
+            program += f"os.environ['DNNOPS_TEST_SEED'] = {value!r}\n"
+        program += "print(importlib.reload(oracle).SEED)\n"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=environment,
@@ -28,15 +30,16 @@ def seed(value: str | None) -> int:
         text=True,
         check=True,
     )
-    return int(done.stdout.split()[-1])
+    return [int(line) for line in done.stdout.split()[-len(values) :]]
 
 
 def test_seed():
-    assert seed("123") == 123
-    assert seed("random") != seed("random")
+    given, first, second = seeds("123", "random", "random")
+    assert given == 123
+    assert first != second
 
 
 @pytest.mark.needs("git")
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="an unpacked source distribution")
 def test_seed_of_commit():
-    assert seed(None) == seed_of_commit() > 0
+    assert seeds(None) == [seed_of_commit()] != [0]

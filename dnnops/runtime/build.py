@@ -307,7 +307,7 @@ class RuntimeLibrary:
                     arguments,
                     self.link_arguments(libraries, rpath=True),
                     objects,
-                    f"{config.gcc_version_str} {hash_files(self._headers)}",
+                    config.gcc_version_str,
                 )
         except OSError as error:
             raise DnnUnavailableError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -33,6 +34,7 @@ _REASON_LINES = 12
 #: Number of compiled files to keep for later builds; beyond that the oldest are removed.
 _KEPT_OBJECTS = 200
 _SCRATCH = "building_"
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
 def hash_files(files: Iterable[Path]) -> str:
@@ -52,6 +54,20 @@ def hash_files(files: Iterable[Path]) -> str:
         digest.update(file.name.encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _with_headers(source: Path) -> list[Path]:
+    """Return a C++ file and all files that it includes by relative paths, directly or not."""
+    found = {source: None}
+    pending = [source]
+    while pending:
+        file = pending.pop()
+        for name in _INCLUDE.findall(file.read_text(encoding="utf-8")):
+            header = Path(os.path.normpath(file.parent / name))
+            if header not in found and header.is_file():
+                found[header] = None
+                pending.append(header)
+    return list(found)
 
 
 def _checksum_file(library: Path) -> Path:
@@ -120,8 +136,8 @@ def compile_library(
     objects : Path, optional
         Folder in which to keep compiled files for later builds.
     key : str
-        Version of the compiler and hash of the headers. The other dependencies of a compiled file
-        are its source, the compiler's name and `arguments`.
+        Version of the compiler. The other dependencies of a compiled file are its source, the
+        headers that it includes by relative paths, the compiler's name and `arguments`.
 
     Raises
     ------
@@ -141,7 +157,7 @@ def compile_library(
                 _run(command, target.name)
                 return made
             digest = hashlib.sha256(repr((key, compiler, list(arguments))).encode())
-            digest.update(source.read_bytes())
+            digest.update(hash_files(_with_headers(source)).encode())
             kept = objects / f"{source.stem}_{digest.hexdigest()[:16]}.o"
             if not is_intact(kept):
                 _run(command, target.name)

@@ -35,6 +35,14 @@ CASES = pytest.mark.parametrize(
         for f in FUNCTIONS
     ],
 )
+#: Writing their C code takes seconds. Other functions and variants stand for them.
+LONG_CODE = (
+    "RNNBlock",
+    "dnn_spatialtf",
+    "dnn_batch_normalization_train, running",
+    "dnn_batch_normalization_test, per activation",
+    "dnn_divisive_normalization, means",
+)
 MODE = get_mode("CVM").including("gpu", "cudnn").excluding("onednn")
 #: cuDNN supports only float32 for it, whose differences have few digits.
 COARSE = {"float32": {"eps": 1e-2, "bound": 5e-3}}
@@ -137,7 +145,13 @@ def test_numbers_on_a_gpu(function: DnnFunction):
         assert_near(out, wanted_value, 1e-10 if function.dtype == "float64" else 1e-4)
 
 
-@CASES
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(f, id=f.name, marks=[pytest.mark.slow] if f.name in LONG_CODE else [])
+        for f in FUNCTIONS
+    ],
+)
 def test_rewriting_and_code(function: DnnFunction):
     """The whole graph moves to the device, and each of its cuDNN Ops generates C code."""
     graph = _device_graph(function)

@@ -12,7 +12,7 @@ import numpy as np
 from pytensor import config
 
 from dnnops.gpu.kernels import kernel_source
-from tests.emulation.host_kernels import launch_struct
+from tests.emulation.host_kernels import launch_struct, with_host_cuda
 from tests.gpu.attention.attention_on_gpu import Data, Form
 from tests.gpu.device import bits, values
 
@@ -55,7 +55,7 @@ class HostGradient:
         command = [config.cxx, "-std=c++17", "-O1", "-shared", "-fPIC", "-w", *macros]
         command += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
         command += [f"-I{Path(__file__).parent}", "-o", f"{name}.so", f"{name}.cpp"]
-        subprocess.run(command, cwd=folder, check=True)
+        subprocess.run(with_host_cuda(command), cwd=folder, check=True)
         self.sizes = sizes
         self._library = ctypes.CDLL(str(folder / f"{name}.so"))
 

@@ -13,6 +13,7 @@ from pytensor import config
 
 from dnnops.gpu.kernels import kernel_source
 from tests.emulation.nvrtc import compile_cuda
+from tests.precompiled import precompiled
 
 _NUMBERS = itertools.count()
 
@@ -21,6 +22,19 @@ extern "C" int run_{kernel}(const void *launch, unsigned blocks, unsigned thread
   return run_grid({kernel}, *static_cast<const {struct} *>(launch), blocks, threads, 0, seed);
 }}
 """
+
+
+def with_host_cuda(command: list[str]) -> list[str]:
+    """Return a compiler's command that includes ``host_cuda.hpp`` in precompiled form."""
+    path = Path(__file__).with_name("host_cuda.hpp")
+    options = [word for word in command if word.startswith(("-std", "-O", "-f"))]
+    header = precompiled(
+        Path(config.base_compiledir) / "dnnops_test_headers",
+        f'#include "{path}"\n',
+        [command[0], *options],
+        path.read_text(),
+    )
+    return [*command, "-include", str(header)]
 
 
 def compile_for_host(
@@ -53,7 +67,7 @@ def compile_for_host(
     # As on a device, an access to a misaligned address ends the process.
     command += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
     command += [f"-I{Path(__file__).parent}", "-o", f"{name}.so", f"{name}.cpp"]
-    subprocess.run(command, cwd=folder, check=True)
+    subprocess.run(with_host_cuda(command), cwd=folder, check=True)
     return ctypes.CDLL(str(folder / f"{name}.so"))
 
 

@@ -80,7 +80,7 @@ class Case:
         )
 
 
-@pytest.mark.parametrize("dtype", of_dtypes(*DTYPES))
+@pytest.mark.parametrize("dtype", of_dtypes(*DTYPES, quick="float32"))
 def test_kernels_on_the_host(tmp_path, dtype):
     rng = np.random.default_rng(SEED)
     libraries = {}

@@ -278,6 +278,7 @@ def _share(path: Path, seed: int, results: Any) -> None:
     results.put((wrong, cache.statistics))
 
 
+@pytest.mark.slow
 def test_many_processes_share_the_same_keys(cache: PlanCache):
     results = fork.Queue()
     processes = [fork.Process(target=_share, args=(cache.path, i, results)) for i in range(8)]

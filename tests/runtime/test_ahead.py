@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from pytensor import config
 from pytensor.link.c.cmodule import GCC_compiler
 
 from dnnops.runtime import ahead
@@ -38,6 +39,7 @@ SCRIPT = """
 
 def run(compiledir: Path, cores: int = 2, cxx: str = "") -> tuple[list[bool], list]:
     flags = f"base_compiledir={compiledir},floatX=float64" + (f",cxx={cxx}" if cxx else "")
+    flags += f",gcc__cxxflags={config.gcc__cxxflags}"
     process = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT).replace("CORES", str(cores))],
         env={**os.environ, "PYTENSOR_FLAGS": flags},

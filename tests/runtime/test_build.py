@@ -250,9 +250,13 @@ def test_levels_of_a_processor(tmp_path, flags, levels):
     assert levels_of(tmp_path / "missing") == ()
 
 
-def test_only_changed_sources_are_compiled(small_library, tmp_path):
+def test_only_what_a_change_affects_is_compiled(small_library, tmp_path):
     other = tmp_path / "other.cpp"
-    other.write_text("int dnnops_other() { return 1; }")
+    other.write_text('#include "outer.hpp"\nint dnnops_other() { return NUMBER; }')
+    (tmp_path / "outer.hpp").write_text('#include "parts/inner.hpp"\n')
+    header = tmp_path / "parts" / "inner.hpp"
+    header.parent.mkdir()
+    header.write_text("#define NUMBER 1\n")
     log = tmp_path / "compiled"
     compiler = tmp_path / "logging-g++"
     compiler.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec {config.cxx} "$@"\n')
@@ -271,6 +275,8 @@ def test_only_changed_sources_are_compiled(small_library, tmp_path):
     assert make() == []
     small_library.source.write_text(SMALL.replace("none", "changed"))
     assert make() == ["small.cpp"]
+    header.write_text("#define NUMBER 2\n")
+    assert make() == ["other.cpp"]
 
 
 def test_leftovers_of_killed_builds_are_removed(small_library):

@@ -107,13 +107,14 @@ def run(script: str, mode: str | None, dtype: str) -> subprocess.CompletedProces
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 @LINKERS
 def test_forked_child_computes(mode, dtype):
     finished = run(FORK, mode, dtype)
     assert finished.returncode == 0, finished.stderr
 
 
+@pytest.mark.slow
 @LINKERS
 def test_two_threads_in_one_function_do_not_crash(mode):
     finished = run(SHARED, mode, "float32")

@@ -59,7 +59,11 @@ def random_form(rng: np.random.Generator, sizes: Sizes) -> Form:
 
 @pytest.mark.parametrize(
     ("sizes", "count"),
-    [(SMALL, 14), (WIDE, 5), pytest.param(BFLOAT16, 5, marks=pytest.mark.needs("ml_dtypes"))],
+    [
+        (SMALL, 14),
+        pytest.param(WIDE, 5, marks=pytest.mark.slow),
+        pytest.param(BFLOAT16, 5, marks=[pytest.mark.slow, pytest.mark.needs("ml_dtypes")]),
+    ],
     ids=("small", "wide", "bfloat16"),
 )
 def test_random(kernels, sizes, count):

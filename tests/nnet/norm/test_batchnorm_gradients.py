@@ -59,23 +59,29 @@ def training_function(case: Case, which: Any) -> Any:
     return fun
 
 
+def joint_and(*single: tuple[int, ...], count: int) -> Any:
+    """Differentiate all results at once; the slow tests differentiate each by itself, too."""
+    alone = [pytest.param(which, marks=pytest.mark.slow) for which in single]
+    return pytest.mark.parametrize("which", [*alone, tuple(range(count))], ids=str)
+
+
 #: For steps of 1e-5, which the curvature of 1 / sqrt(var + 0.01) asks for.
 DIFFERENCES = {"eps": 1e-5, "bound": 1e-5, "allow_zero": True}
 
 
-@pytest.mark.parametrize("which", [(0,), (1,), (2,), (3,), (4,), (0, 1, 2, 3, 4)], ids=str)
+@joint_and((0,), (1,), (2,), (3,), (4,), count=5)
 @fuzz(10, case=cases(max_ndim=4, max_size=3, min_count=2))
 def test_derivatives_of_training(which, case):
     check_gradient(training_function(case, which), training_points(case), **DIFFERENCES)
 
 
-@pytest.mark.parametrize("which", [(0,), (2,), (0, 1, 2, 3, 4)], ids=str)
+@joint_and((0,), (2,), count=5)
 @fuzz(8, case=cases(max_ndim=3, max_size=3, min_count=3))
 def test_second_derivatives_of_training(which, case):
     check_second_derivatives(training_function(case, which), training_points(case), **DIFFERENCES)
 
 
-@pytest.mark.parametrize("which", [(0,), (1,), (2,), (0, 1, 2)], ids=str)
+@joint_and((0,), (1,), (2,), count=3)
 @fuzz(10, case=cases(max_ndim=4, max_size=3))
 def test_derivatives_of_the_gradient(which, case):
     # The derivatives hold for any mean and invstd, not only for those of x.

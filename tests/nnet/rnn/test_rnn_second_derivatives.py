@@ -49,7 +49,14 @@ def directions(arrays: list[np.ndarray]) -> list[np.ndarray]:
     return [rng.standard_normal(a.shape) for a in arrays]
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+# The loops of an LSTM and a GRU take half a minute, and their layouts are those of the others.
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=[pytest.mark.slow] if name != "rnn_tanh" else [])
+        for name, case in CASES.items()
+    ],
+)
 def test_products_with_the_hessian(case):
     variables, arrays, loss = make(case)
     gradients = pytensor.grad(loss, variables)
