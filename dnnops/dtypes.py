@@ -30,7 +30,7 @@ __all__ = [
 
 
 class DType(NamedTuple):
-    """Codes and C types of a dtype that arrays on the device can have.
+    """Code and C type of a dtype that arrays on the device can have.
 
     Attributes
     ----------
@@ -38,31 +38,28 @@ class DType(NamedTuple):
         ``dnnops_dtype`` in C, or None if the runtime libraries don't support the dtype.
     c_type : str
         C type in which kernels compute with elements.
-    cuda_type : str
-        C++ type of an element in device memory.
     """
 
     code: int | None
     c_type: str
-    cuda_type: str
 
 
 #: Every dtype that a :class:`~dnnops.gpuarray.type.GpuArrayType` can have. The floating-point ones
 #: are in the order of their range.
 DTYPES: dict[str, DType] = {
-    "bool": DType(8, "bool", "bool"),
-    "int8": DType(4, "signed char", "signed char"),
-    "uint8": DType(5, "unsigned char", "unsigned char"),
-    "int16": DType(None, "short", "short"),
-    "uint16": DType(None, "unsigned short", "unsigned short"),
-    "int32": DType(6, "int", "int"),
-    "uint32": DType(None, "unsigned int", "unsigned int"),
-    "int64": DType(7, "long long", "long long"),
-    "uint64": DType(None, "unsigned long long", "unsigned long long"),
-    "float16": DType(2, "float", "__half"),
-    "bfloat16": DType(3, "float", "__nv_bfloat16"),
-    "float32": DType(0, "float", "float"),
-    "float64": DType(1, "double", "double"),
+    "bool": DType(8, "bool"),
+    "int8": DType(4, "signed char"),
+    "uint8": DType(5, "unsigned char"),
+    "int16": DType(None, "short"),
+    "uint16": DType(None, "unsigned short"),
+    "int32": DType(6, "int"),
+    "uint32": DType(None, "unsigned int"),
+    "int64": DType(7, "long long"),
+    "uint64": DType(None, "unsigned long long"),
+    "float16": DType(2, "float"),
+    "bfloat16": DType(3, "float"),
+    "float32": DType(0, "float"),
+    "float64": DType(1, "double"),
 }
 
 #: ``dnnops_dtype`` of each dtype that the runtime libraries support, and the other way round.

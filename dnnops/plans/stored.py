@@ -7,89 +7,27 @@ keys and plan names of `dnnops.plans.cache`.
 
 from __future__ import annotations
 
-import ctypes
 import traceback
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from dnnops.dtypes import DTYPE_NAMES
 from dnnops.errors import DnnError
-from dnnops.gpu.algorithms import DIRECTIONS, parse_algorithm
+from dnnops.gpu.algorithms import DIRECTIONS, AlgorithmChoice, parse_algorithm
 from dnnops.gpu.base import interrupt_later
 from dnnops.gpu.kernels import kernels_version
 from dnnops.plans.cache import CachedChoice, CachedPlan, plan_cache
 from dnnops.runtime.build import CUDNN
-from dnnops.runtime.op import DTYPE_CODES
+from dnnops.runtime.headers import GPU, callback, structure
 
-__all__ = ["case_key"]
+__all__ = ["case_key", "connect", "stored_plan"]
 
-_DTYPES = {code: name for name, code in DTYPE_CODES.items()}
-_MAX_RANK = 5
-_SPATIAL = ctypes.c_int64 * 3
-_AXES = ctypes.c_int64 * _MAX_RANK
-_MAX_KNOBS = 16
+#: Members of ``dnnops_conv_case`` that are part of a key as they are, and those with one number for
+#: each spatial axis.
 _NUMBERS = ("groups", "flip", "allow_tf32", "deterministic", "workspace_limit")
 _NUMBERS += ("fixed_scalars", "beta", "time_limit")
 _PER_AXIS = ("stride", "dilation", "pad")
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = [
-        ("ndim", ctypes.c_int64),
-        ("shape", _AXES),
-        ("strides", _AXES),
-        ("alignment", ctypes.c_int64),
-    ]
-
-
-class _ConvCase(ctypes.Structure):
-    # ConvCase of c_code/gpu/conv/conv_case.hpp.
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("direction", "spatial_ndim", "dtype", "compute")),
-        ("groups", ctypes.c_int64),
-        ("flip", ctypes.c_int64),
-        ("stride", _SPATIAL),
-        ("dilation", _SPATIAL),
-        ("pad", _SPATIAL),
-        ("tensors", _Tensor * 3),
-        ("allow_tf32", ctypes.c_int64),
-        ("deterministic", ctypes.c_int64),
-        ("workspace_limit", ctypes.c_int64),
-        ("fixed_scalars", ctypes.c_int64),
-        ("alpha", ctypes.c_double),
-        ("beta", ctypes.c_double),
-        ("time_limit", ctypes.c_int64),
-        ("handle", ctypes.c_int64),
-    ]
-
-
-class _PlanSpec(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("api", "id", "format", "math", "knob_count")),
-        ("knobs", ctypes.c_int64 * (2 * _MAX_KNOBS)),
-    ]
-
-
-class _StoredPlan(ctypes.Structure):
-    # StoredPlan of c_code/gpu/conv/conv_choices.hpp.
-    _fields_ = [
-        ("spec", _PlanSpec),
-        ("milliseconds", ctypes.c_double),
-        ("workspace", ctypes.c_int64),
-        ("name", ctypes.c_char * 256),
-    ]
-
-
-_FIND = ctypes.CFUNCTYPE(
-    ctypes.c_int64,
-    ctypes.POINTER(_ConvCase),
-    ctypes.c_int64,
-    ctypes.POINTER(_StoredPlan),
-    ctypes.c_int64,
-)
-_STORE = ctypes.CFUNCTYPE(
-    None, ctypes.POINTER(_ConvCase), ctypes.c_int64, ctypes.POINTER(_StoredPlan), ctypes.c_int64
-)
 
 
 @lru_cache
@@ -120,7 +58,7 @@ def _driver_version() -> str:
     return next((word for word in words if word[:1].isdigit() and "." in word), "unknown")
 
 
-def _describe_tensor(tensor: _Tensor) -> dict[str, Any]:
+def _describe_tensor(tensor: Any) -> dict[str, Any]:
     return {
         "shape": tensor.shape[: tensor.ndim],
         "strides": tensor.strides[: tensor.ndim],
@@ -134,7 +72,7 @@ def case_key(case: Any, device: dict[str, Any]) -> dict[str, Any]:
     Parameters
     ----------
     case : ctypes structure
-        ``ConvCase`` of the runtime library.
+        ``dnnops_conv_case`` of the runtime library.
     device : dict
         Properties of the device, its driver and libraries.
 
@@ -149,8 +87,8 @@ def case_key(case: Any, device: dict[str, Any]) -> dict[str, Any]:
         "policy": "time",
         "case": {
             "direction": DIRECTIONS[case.direction],
-            "dtype": _DTYPES[case.dtype],
-            "compute": _DTYPES[case.compute],
+            "dtype": DTYPE_NAMES[case.dtype],
+            "compute": DTYPE_NAMES[case.compute],
             **{name: getattr(case, name) for name in _NUMBERS},
             **{name: getattr(case, name)[: case.spatial_ndim] for name in _PER_AXIS},
             **{role: _describe_tensor(tensor) for role, tensor in pairs},
@@ -166,7 +104,6 @@ def _report(error: BaseException) -> None:
         traceback.print_exception(error)
 
 
-@_FIND
 def _find(case: Any, device: int, plans: Any, capacity: int) -> int:
     try:
         cache = plan_cache()
@@ -179,6 +116,16 @@ def _find(case: Any, device: int, plans: Any, capacity: int) -> int:
         return 0
 
 
+def stored_plan(parsed: AlgorithmChoice, plan: CachedPlan) -> Any:
+    """Return a plan of the cache as ``dnnops_stored_plan`` of the runtime library."""
+    stored = structure("dnnops_stored_plan", GPU)()
+    api, number, plan_format, math, knob_count, *knobs = parsed.spec()
+    stored.spec = (api, number, plan_format, math, knob_count, tuple(knobs))
+    stored.milliseconds, stored.workspace = plan.time_ms, plan.workspace_bytes
+    stored.name = plan.name.encode()[: type(stored).name.size - 1]
+    return stored
+
+
 def _fill(choice: CachedChoice, case: Any, plans: Any, capacity: int) -> int:
     count = 0
     for plan in choice.plans[:capacity]:
@@ -186,14 +133,11 @@ def _fill(choice: CachedChoice, case: Any, plans: Any, capacity: int) -> int:
             parsed = parse_algorithm(plan.name, DIRECTIONS[case.direction])
         except DnnError:
             continue  # a name that this version doesn't know
-        spec = _PlanSpec.from_buffer_copy((ctypes.c_int64 * 37)(*parsed.spec()))
-        name = plan.name.encode()[:255]
-        plans[count] = _StoredPlan(spec, plan.time_ms, plan.workspace_bytes, name)
+        plans[count] = stored_plan(parsed, plan)
         count += 1
     return count
 
 
-@_STORE
 def _store(case: Any, device: int, plans: Any, count: int) -> None:
     try:
         cache = plan_cache()
@@ -212,4 +156,11 @@ def _store(case: Any, device: int, plans: Any, count: int) -> None:
         _report(error)
 
 
-CUDNN.on_load.append(lambda library: library.dnnops_cudnn_set_choice_storage(_find, _store))
+def connect(library: Any) -> None:
+    """Let a runtime library find its selections in the plan cache, and store them there."""
+    library.dnnops_cudnn_set_choice_storage(
+        callback("dnnops_find_choice", GPU, _find), callback("dnnops_store_choice", GPU, _store)
+    )
+
+
+CUDNN.on_load.append(connect)

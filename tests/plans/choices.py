@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
 
 from dnnops.gpu.algorithms import parse_algorithm
-from dnnops.plans import stored as stored_choices
+from dnnops.plans import stored
+from dnnops.plans.cache import CachedPlan
+from dnnops.runtime.headers import GPU, structure
 
 #: Other conditions on which choices depend, besides the convolution.
 DEVICE = {"gpu": "a GPU", "driver": "1.2.3", "cudnn": 91900}
@@ -16,7 +17,7 @@ DEVICE = {"gpu": "a GPU", "driver": "1.2.3", "cudnn": 91900}
 
 def case_of(**changes: Any) -> Any:
     """Return a convolution as the runtime library describes it."""
-    case = stored_choices._ConvCase(
+    case = structure("dnnops_conv_case", GPU)(
         direction=0, spatial_ndim=2, groups=1, workspace_limit=-1, fixed_scalars=1, alpha=1
     )
     for pairs in (case.stride, case.dilation):
@@ -33,6 +34,10 @@ def case_of(**changes: Any) -> Any:
 
 
 def stored_plan(name: str, direction: str, milliseconds: float, workspace: int = 0) -> Any:
-    words = parse_algorithm(name, direction).spec()
-    spec = stored_choices._PlanSpec.from_buffer_copy((ctypes.c_int64 * len(words))(*words))
-    return stored_choices._StoredPlan(spec, milliseconds, workspace, name.encode())
+    plan = CachedPlan(name, milliseconds, workspace)
+    return stored.stored_plan(parse_algorithm(name, direction), plan)
+
+
+def plan_array(length: int) -> Any:
+    """Return an array of plans for the runtime library to read or to fill in."""
+    return (structure("dnnops_stored_plan", GPU) * length)()

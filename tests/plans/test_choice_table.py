@@ -15,7 +15,7 @@ from pytensor import config
 from dnnops.plans import stored as stored_choices
 from dnnops.plans.cache import CachedChoice, PlanCache, plan_cache
 from dnnops.runtime.build import CUDNN, c_code_dir
-from tests.plans.choices import DEVICE, case_of, stored_plan
+from tests.plans.choices import DEVICE, case_of, plan_array, stored_plan
 
 pytestmark = pytest.mark.needs("cudnn")
 
@@ -87,7 +87,7 @@ class Table:
 
     def find(self, case: Any, device: int = 0) -> tuple[list[tuple[bytes, float, int]], bool]:
         """Return names, times and workspaces, and whether they come from disk."""
-        plans = (stored_choices._StoredPlan * 8)()
+        plans = plan_array(8)
         count = self.library.find(ctypes.byref(case), device, plans)
         from_disk = count >= 100
         found = plans[: max(0, count - 100 * from_disk)]
@@ -95,7 +95,8 @@ class Table:
 
     def store(self, case: Any, *names: str, device: int = 0, is_lasting: bool = True) -> None:
         plans = [stored_plan(name, "forward", 1.0 + i, i) for i, name in enumerate(names)]
-        given = (stored_choices._StoredPlan * len(plans))(*plans)
+        given = plan_array(len(plans))
+        given[:] = plans
         count, lasting = ctypes.c_int64(len(plans)), ctypes.c_int64(is_lasting)
         self.library.store(ctypes.byref(case), device, given, count, lasting)
 
@@ -124,7 +125,7 @@ def table(library: Any) -> Iterator[Table]:
 def cache(table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanCache]:
     """Return the directory in which the table's selections are stored."""
     monkeypatch.setattr(stored_choices, "_describe_device", lambda device: {**DEVICE, "n": device})
-    table.library.dnnops_cudnn_set_choice_storage(stored_choices._find, stored_choices._store)
+    stored_choices.connect(table.library)
     with config.change_flags(dnn__conv__cache=str(tmp_path / "plans")):
         kept = plan_cache()
         assert kept is not None

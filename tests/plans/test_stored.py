@@ -14,7 +14,7 @@ from pytensor import config
 from dnnops.gpu.algorithms import DIRECTIONS, LEGACY_ALGORITHMS
 from dnnops.plans import stored as stored_choices
 from dnnops.plans.cache import CachedChoice, plan_cache
-from tests.plans.choices import DEVICE, case_of, stored_plan
+from tests.plans.choices import DEVICE, case_of, plan_array, stored_plan
 
 
 def key_of(case: Any) -> dict[str, Any]:
@@ -55,15 +55,16 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(stored_choices, "_describe_device", lambda device: {**DEVICE, "n": device})
 
     def find(case: Any, capacity: int = 8, device: int = 0) -> list[Any]:
-        plans = (stored_choices._StoredPlan * capacity)()
+        plans = plan_array(capacity)
         ctypes.memset(plans, 0xAA, ctypes.sizeof(plans))
-        count = stored_choices._find(ctypes.byref(case), device, plans, capacity)
+        count = stored_choices._find(ctypes.pointer(case), device, plans, capacity)
         assert 0 <= count <= capacity
         return list(plans[:count])
 
     def store(case: Any, *plans: Any, device: int = 0) -> None:
-        given = (stored_choices._StoredPlan * max(1, len(plans)))(*plans)
-        stored_choices._store(ctypes.byref(case), device, given, len(plans))
+        given = plan_array(max(1, len(plans)))
+        given[: len(plans)] = plans
+        stored_choices._store(ctypes.pointer(case), device, given, len(plans))
 
     with config.change_flags(dnn__conv__cache=str(tmp_path / "plans")):
         yield SimpleNamespace(find=find, store=store)
