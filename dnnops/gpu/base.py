@@ -14,7 +14,7 @@ from pytensor.graph.basic import Apply
 
 import dnnops.gpuarray.variable  # noqa: F401  gives GpuArrayType its variables
 from dnnops.config import flag_value
-from dnnops.dtypes import FLOAT_DTYPES, numpy_dtype, widest_dtype
+from dnnops.dtypes import DTYPE_CODES, FLOAT_DTYPES, numpy_dtype, widest_dtype
 from dnnops.errors import DnnError, DnnTypeError, DnnUnavailableError
 from dnnops.gpuarray.device import on_device
 from dnnops.gpuarray.op import infer_device, is_on_device
@@ -58,7 +58,7 @@ def _(type_: GpuArrayType) -> OperandAccess:
     return OperandAccess(
         header="dnnops_cudnn_emit.h",
         read="dnnops_cudnn_read",
-        prepare="dnnops_cudnn_prepare",
+        prepare="dnnops_gpuarray_prepare_kept",
         pointer=lambda array: array.data.ptr,
         empty=_empty,
     )
@@ -132,14 +132,14 @@ class CudnnOp(RuntimeOp):
             super().perform(node, inputs, output_storage)
 
     def _layouts(self, operand: int) -> int:
-        """Return the layouts accepted for an operand, as flags for ``dnnops_cudnn_read_dense``."""
+        """Return the layouts accepted for an operand, as flags for ``dnnops_cudnn_read``."""
         if self.contiguous_only:
             return TAKES_CONTIGUOUS
         either = TAKES_CONTIGUOUS | TAKES_CHANNELS_LAST
         return either if operand in self.packed_operands else either | TAKES_GAPS
 
     def _accepted(self, array: Any, layouts: int) -> Any:
-        """Return the array, or a contiguous copy if ``dnnops_cudnn_read_dense`` would make one."""
+        """Return the array, or a contiguous copy if ``dnnops_cudnn_read`` would make one."""
         if array.flags.c_contiguous:
             return array
         axes = range(1, array.ndim)
@@ -183,15 +183,29 @@ class CudnnOp(RuntimeOp):
             f"dnnops_kept_clear(&kept_{name}[{i}]);\n" for i in range(len(node.outputs))
         )
 
+    def c_read(self, node: Apply, index: int, operand: str) -> str:
+        variable = node.inputs[index]
+        if not is_on_device(variable):
+            return super().c_read(node, index, operand)
+        # The function may replace the array by a copy in another layout.
+        read, dtype = operand_access(variable.type).read, DTYPE_CODES[variable.type.dtype]
+        return f"{read}(&{operand}, {dtype}, {self._layouts(index)}, &in[{index}])"
+
+    def c_prepare(self, node: Apply, name: str, index: int, output: str) -> str:
+        variable = node.outputs[index]
+        if not is_on_device(variable):
+            return super().c_prepare(node, name, index, output)
+        prepare, memory_format = operand_access(variable.type).prepare, self.c_output_format(index)
+        kept = f"&kept_{name}[{index}]"
+        return f"{prepare}(&{output}, &out[{index}], {memory_format}, device, stream, {kept})"
+
     def c_code(
         self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: dict[str, str]
     ) -> str:
         arrays = [i for i, x in enumerate(node.inputs) if is_on_device(x)]
         names = [f"array{i}" if i in arrays else c_name for i, c_name in enumerate(inputs)]
         take = "".join(
-            f"PyObject *array{i} = {inputs[i]};\nPy_XINCREF(array{i});\n"
-            f"const int layouts_array{i} = {self._layouts(i)};\n"
-            for i in arrays
+            f"PyObject *array{i} = {inputs[i]};\nPy_XINCREF(array{i});\n" for i in arrays
         )
         leave = "".join(f"Py_XDECREF(array{i});\n" for i in arrays)
         leave += "dnnops_gpuarray_leave_device(previous, device);\n"
@@ -205,7 +219,6 @@ if (previous < 0) {{ {sub["fail"]} }}
 {take}
 void *const stream = dnnops_gpuarray_stream();
 if (stream == NULL && PyErr_Occurred()) {{ {fail} }}
-dnnops_kept *const kept = kept_{name};
 {inner}
 {leave}
 }}

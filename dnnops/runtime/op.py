@@ -28,7 +28,6 @@ from dnnops.runtime.implementations import BuildContext
 from dnnops.runtime.nodes import compiling, number_node
 
 __all__ = [
-    "DTYPE_CODES",
     "MAX_NDIM",
     "OperandAccess",
     "RuntimeOp",
@@ -50,9 +49,9 @@ class OperandAccess:
     header : str
         C header that declares the functions below.
     read, prepare : str
-        Names of C functions: ``int read(array, dtype, dnnops_tensor *)`` and
-        ``int prepare(array *, format, dnnops_tensor *)``. On failure, both set a Python exception
-        and return -1.
+        Names of C functions that describe an operand and allocate an output; see
+        :meth:`RuntimeOp.c_read` and :meth:`RuntimeOp.c_prepare`. On failure, both set a Python
+        exception and return -1.
     pointer : callable
         Function that returns the address of an array's first element.
     empty : callable
@@ -301,13 +300,12 @@ if (dnnops_find("{self.library.name}", "{self.function}", &entry_{name}) < 0) {{
         self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: dict[str, str]
     ) -> str:
         fail = sub["fail"]
-        reads = ""
-        for i, (variable, c_name) in enumerate(zip(node.inputs, inputs, strict=True)):
-            read = operand_access(variable.type).read
-            code = DTYPE_CODES[variable.type.dtype]
-            reads += f"if ({read}({c_name}, {code}, &in[{i}])) {{ {fail} }}\n"
+        reads = "".join(
+            f"if ({self.c_read(node, index, c_name)}) {{ {fail} }}\n"
+            for index, c_name in enumerate(inputs)
+        )
         prepares = "".join(
-            self._c_prepare(node, index, inputs, c_name, fail)
+            self._c_output(node, name, index, inputs, c_name, fail)
             for index, c_name in enumerate(outputs)
         )
         arguments = f"(&context, (const int64_t *)PyArray_DATA({sub['params']}->words), in, out)"
@@ -328,16 +326,27 @@ if (status) {{ dnnops_raise(status, entry_{name}.last_error()); {fail} }}
 }}
 """
 
-    def _c_prepare(self, node: Apply, index: int, inputs: list[str], c_name: str, fail: str) -> str:
+    def c_read(self, node: Apply, index: int, operand: str) -> str:
+        """Return a C expression that describes an operand in ``in``; 0 means success."""
+        variable = node.inputs[index]
+        read = operand_access(variable.type).read
+        return f"{read}({operand}, {DTYPE_CODES[variable.type.dtype]}, &in[{index}])"
+
+    def c_prepare(self, node: Apply, name: str, index: int, output: str) -> str:
+        """Return a C expression that allocates an output described in ``out``; 0 means success."""
+        prepare = operand_access(node.outputs[index].type).prepare
+        return f"{prepare}(&{output}, {self.c_output_format(index)}, &out[{index}])"
+
+    def _c_output(
+        self, node: Apply, name: str, index: int, inputs: list[str], output: str, fail: str
+    ) -> str:
         if index in self.reused_inputs:
             source = self.reused_inputs[index][0]
             return (
-                f"Py_XDECREF({c_name}); {c_name} = {inputs[source]}; Py_INCREF({c_name});\n"
+                f"Py_XDECREF({output}); {output} = {inputs[source]}; Py_INCREF({output});\n"
                 f"out[{index}] = in[{source}];\n"
             )
-        access = operand_access(node.outputs[index].type)
-        arguments = f"(&{c_name}, {self.c_output_format(index)}, &out[{index}])"
-        return f"if ({access.prepare}{arguments}) {{ {fail} }}\n"
+        return f"if ({self.c_prepare(node, name, index, output)}) {{ {fail} }}\n"
 
 
 def _describe(access: OperandAccess, array: Any, dtype: str, tensor: Any) -> None:

@@ -1,12 +1,12 @@
 /* Helpers for the C code that the cuDNN Ops emit, for operands in device memory.
  *
  * RuntimeOp's code is the same for every backend. CudnnOp wraps it in a block that declares the
- * variables device, stream and kept (the outputs of the last call) and, for each device operand, a
- * new reference arrayN and layouts_arrayN.
+ * variables device and stream and, for each device operand, a new reference arrayN.
  */
 #ifndef DNNOPS_CUDNN_EMIT_H
 #define DNNOPS_CUDNN_EMIT_H
 
+#include "dnnops_emit.h"
 #include "dnnops_gpuarray.h"
 
 /* Operand layouts that are accepted without a copy. CudnnOp uses the same numbers. */
@@ -37,7 +37,7 @@ static inline int dnnops_cudnn_has_rows(const dnnops_tensor *t) {
 
 /* Reads an operand. If cuDNN does not support its layout, or only with slow kernels, the operand
  * is replaced by a contiguous copy. */
-static inline int dnnops_cudnn_read_dense(PyObject **array, int64_t dtype, int layouts, dnnops_tensor *t) {
+static inline int dnnops_cudnn_read(PyObject **array, int64_t dtype, int layouts, dnnops_tensor *t) {
   if (dnnops_gpuarray_read(*array, dtype, t) < 0) return -1;
   const int gaps = layouts & DNNOPS_TAKE_GAPS;
   if ((layouts & DNNOPS_TAKE_CONTIGUOUS) && dnnops_cudnn_is_dense(t, DNNOPS_CONTIGUOUS, gaps)) return 0;
@@ -72,12 +72,5 @@ static inline int dnnops_cudnn_match(PyObject **array, int64_t dtype, const dnno
   *array = copy;
   return dnnops_gpuarray_read(copy, dtype, t);
 }
-
-#include "dnnops_emit.h"
-
-/* The names that RuntimeOp's code calls. */
-#define dnnops_cudnn_read(array, dtype, tensor) dnnops_cudnn_read_dense(&(array), dtype, layouts_##array, tensor)
-#define dnnops_cudnn_prepare(array, format, tensor) \
-  dnnops_gpuarray_prepare_kept(array, tensor, format, device, stream, &kept[(tensor) - out])
 
 #endif
