@@ -49,7 +49,7 @@ def dnn_spatialtf(img: Any, theta: Any, scale_width: Any = 1, scale_height: Any 
     A single row or column of the output lies at -1, the first row or column of the image;
     `dnnops.nnet.spatial_transformer` places it in the middle. cuDNN doesn't specify the results for
     infinite or NaN pixels. The order of the sums in the gradient with respect to the image varies
-    between runs.
+    between runs. Gradients of float16 images are computed in float32.
     """
     where = "dnn_spatialtf"
     (img,) = device_operands(where, 4, img=img)

@@ -15,9 +15,11 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor import as_tensor_variable
 
 from dnnops.arguments import switch_or_flag
-from dnnops.errors import DnnNotSupportedError
+from dnnops.dtypes import FLOAT_DTYPES
+from dnnops.errors import DnnNotSupportedError, DnnTypeError
 from dnnops.gpu.base import GPU_KERNELS, as_gradient, device_operands, gradient_like
 from dnnops.gpu.derivatives import GpuAbstractOp
+from dnnops.gpuarray.transfer import cast
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.resample.spatial_transformer import (
@@ -161,8 +163,12 @@ class GpuDnnTransformerSampler(_TransformerSampler, SpatialTransformerSampler):
         return GpuDnnTransformerGradI()
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
-        node = self._gradient().make_node(*inputs, gradient_like(cotangents[0], inputs[0]))
-        return [as_gradient(g) for g in node.outputs]
+        gradient = self._gradient()
+        operands = [*inputs, gradient_like(cotangents[0], inputs[0])]
+        if inputs[0].type.dtype not in gradient.dtypes:
+            operands = [cast(x, "float32") for x in operands]
+        results = gradient.make_node(*operands).outputs
+        return [as_gradient(gradient_like(g, x)) for g, x in zip(results, inputs, strict=True)]
 
 
 class GpuDnnTransformerGradI(_TransformerSampler, SpatialTransformerSamplerGrad):
@@ -171,15 +177,30 @@ class GpuDnnTransformerGradI(_TransformerSampler, SpatialTransformerSamplerGrad)
     Called as ``GpuDnnTransformerGradI()(img, grid, dy)``, where `dy` is the gradient with respect
     to the samples. cuDNN supports at most 1024 channels, and the order of its sums varies between
     runs.
+
+    Raises
+    ------
+    DnnTypeError
+        If the operands are neither float32 nor float64. cuDNN rounds each addition to float16, in
+        an order that varies; `GpuDnnTransformerSampler` takes its float16 gradients in float32.
+    DnnNotSupportedError
+        If there are more than 1024 channels.
     """
 
     kind = 3
     abstract_class = SpatialTransformerSamplerGrad
     #: Maximum number of channels of `img`; None if there is no limit.
     most_channels: ClassVar[int | None] = 1024
+    #: Dtypes of the operands.
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64")
 
     def make_node(self, img: Any, grid: Any, dy: Any) -> Apply:  # type: ignore[override]
         arrays, shapes = self._device_operands((img, grid, dy))
+        if (dtype := arrays[0].type.dtype) not in self.dtypes:
+            raise DnnTypeError(
+                f"{type(self).__name__}: expected {' or '.join(self.dtypes)}, got {dtype}; "
+                "gradients of dnn_spatialtf convert other dtypes"
+            )
         channels = shapes[0][1]
         if None not in (self.most_channels, channels) and channels > self.most_channels:
             raise DnnNotSupportedError(
@@ -240,6 +261,7 @@ class GpuTransformerGradI(GpuDnnTransformerGradI):
     __props__ = ("deterministic",)
     kernels = True
     most_channels = None
+    dtypes = FLOAT_DTYPES
 
     def __init__(self, deterministic: bool | None = None):
         self.deterministic = switch_or_flag(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -225,6 +227,11 @@ def test_dimensions_as_in_theano(dims):
             DnnValueError,
             r"grid must have shape \(batch, rows, columns, 2\)",
         ),
+        (
+            lambda x, t: GpuDnnTransformerGradI()(*device_arrays(3, "float16")),
+            DnnTypeError,
+            "GpuDnnTransformerGradI: expected float32 or float64, got float16",
+        ),
     ],
 )
 def test_bad_arguments(make, error, words):
@@ -315,16 +322,39 @@ def test_kernels(dtype, case):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("kind", range(4), ids=["grid", "theta", "samples", "gradients"])
+@pytest.mark.parametrize("kind", range(3), ids=["grid", "theta", "samples"])
 @fuzz(max_examples=170, case=cases(max_batch=9, max_channels=9, max_size=24))
 def test_cudnn(kind, dtype, case):
-    batch, channels, *sizes = case.img_shape
-    case = Case(
-        (batch, channels, *(max(2, n) for n in sizes)),
-        tuple(max(2, n) for n in case.out_shape),
-        case.seed,
-    )
+    case = without_single_rows(case)
     check_gpu(CUDNN_OPS[kind : kind + 1], dtype, of_case(case, dtype)[kind:][:1], str(case))
+
+
+def without_single_rows(case: Case) -> Case:
+    batch, channels, *sizes = case.img_shape
+    img_shape = (batch, channels, *(max(2, n) for n in sizes))
+    return Case(img_shape, tuple(max(2, n) for n in case.out_shape), case.seed)
+
+
+@cache
+def sampler_gradients(dtype: str):
+    """Return a function that computes the gradients of cuDNN's sampler."""
+    img, grid, dy = device_arrays(3, dtype)
+    out = GpuDnnTransformerSampler()(img, grid)
+    gradients = pytensor.grad(None, [img, grid], known_grads={out: dy})
+    return pytensor.function([img, grid, dy], gradients, mode="CVM")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@fuzz(max_examples=170, case=cases(max_batch=9, max_channels=9, max_size=24))
+def test_cudnn_gradients(dtype, case):
+    (arrays, expected) = of_case(without_single_rows(case), dtype)[3]
+    rng = np.random.default_rng(case.seed)
+    poison()
+    found = sampler_gradients(dtype)(*(restrided(rng, on_gpu(a, dtype)) for a in arrays))
+    for name, out, reference in zip(("img", "grid"), found, expected, strict=True):
+        assert out.dtype == dtype
+        compare(host(out), reference, dtype, f"gradient with respect to {name}, {dtype} {case}")
 
 
 def single_row_results(case: Case):
