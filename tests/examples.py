@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pytensor.graph.basic import Variable
+
 FOLDER = Path(__file__).parent / "nnet"
 
 
@@ -33,6 +35,12 @@ class Example:
     function: Callable[..., Any]
     operands: Callable[[str], dict[str, Any]]
     cpu_ops: frozenset[str]
+
+    def graph(self, dtype: str) -> tuple[list[Any], Any]:
+        """Return the variables among the operands, and the function's result."""
+        operands = self.operands(dtype)
+        inputs = [x for x in operands.values() if isinstance(x, Variable)]
+        return inputs, self.function(**operands)
 
 
 @cache

@@ -458,7 +458,7 @@ def evaluate(outputs: Any, values: dict) -> Any:
 
 
 def check_infer_shape(op: Any, *arrays: np.ndarray) -> None:
-    """Check an Op's `infer_shape` for operands without static shapes, and its output's type.
+    """Check an Op's `infer_shape` for operands without static shapes, and its outputs' types.
 
     Integer vectors are passed first as constants and then as variables.
     """
@@ -474,12 +474,13 @@ def check_infer_shape(op: Any, *arrays: np.ndarray) -> None:
             inputs.append(variable)
         node = op.make_node(*inputs)
         shapes = [tuple(v.shape[i] for i in range(v.type.ndim)) for v in node.inputs]
-        (inferred,) = op.infer_shape(node, shapes)
-        inferred = [pt.as_tensor_variable(size, dtype="int64") for size in inferred]
-        *sizes, out = evaluate([*inferred, node.outputs[0]], values)
-        assert tuple(int(size) for size in sizes) == out.shape
-        static = node.outputs[0].type.shape
-        assert all(s is None or s == n for s, n in zip(static, out.shape, strict=True))
+        inferred = op.infer_shape(node, shapes)
+        for output, shape in zip(node.outputs, inferred, strict=True):
+            sizes = [pt.as_tensor_variable(size, dtype="int64") for size in shape]
+            *sizes, out = evaluate([*sizes, output], values)
+            assert tuple(int(size) for size in sizes) == out.shape
+            static = output.type.shape
+            assert all(s is None or s == n for s, n in zip(static, out.shape, strict=True))
 
 
 def pullback_of(fun: Callable, n_inputs: int) -> Callable:

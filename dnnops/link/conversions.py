@@ -129,20 +129,32 @@ class Conversions:
         return invalid, values
 
 
-def convert_expansions(funcify: Any) -> None:
+def convert_expansions(funcify: Any, library: Any) -> None:
     """Let a library compute the Ops without conversions of their own by their expressions.
 
     Parameters
     ----------
     funcify : callable
         PyTensor's dispatcher for the library.
+    library : module
+        Module with the function ``cast``.
     """
 
     @funcify.register(ExpandableOp)
     def funcify_expandable(op: ExpandableOp, node: Apply, **kwargs: Any) -> Callable[..., Any]:
         inputs = [x.type() for x in node.inputs]
         graph: Any = OpFromGraph(inputs, op.expressions(*inputs))
-        return funcify(graph, node=graph.make_node(*node.inputs), **kwargs)
+        compute = funcify(graph, node=graph.make_node(*node.inputs), **kwargs)
+        dtypes = [output.type.dtype for output in node.outputs]
+
+        def expression(*operands: Any) -> Any:
+            # PyTensor's conversion to JAX returns float64 for a sum of float32.
+            results = compute(*operands)
+            results = results if isinstance(results, (tuple, list)) else [results]
+            cast = [library.cast(z, dtype) for z, dtype in zip(results, dtypes, strict=True)]
+            return cast[0] if len(cast) == 1 else tuple(cast)
+
+        return expression
 
 
 def _check_constants(op: Any, node: Apply) -> None:

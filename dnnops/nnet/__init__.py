@@ -102,6 +102,7 @@ from dnnops.nnet.norm.divisive_normalization import (
     DivisiveNormalizationGrad,
     divisive_normalization,
 )
+from dnnops.nnet.norm.group_norm import GroupNorm, GroupNormGrad, group_norm
 from dnnops.nnet.norm.lrn import LRN, LRNGrad, local_response_normalization
 from dnnops.nnet.pool.functions import pool_2d, pool_3d
 from dnnops.nnet.pool.op import (
@@ -162,6 +163,8 @@ __all__ = [
     "DivisiveNormalizationGrad",
     "Dropout",
     "DropoutGrad",
+    "GroupNorm",
+    "GroupNormGrad",
     "LRNGrad",
     "LogSoftmaxGrad",
     "MaxPoolGrad",
@@ -224,6 +227,7 @@ __all__ = [
     "get_conv_output_shape",
     "get_conv_shape_1axis",
     "grid_sample",
+    "group_norm",
     "h_softmax",
     "hard_sigmoid",
     "images2neibs",

@@ -7,17 +7,36 @@ from typing import Any, ClassVar
 
 import pytensor.gradient
 import pytensor.tensor as pt
-from pytensor.gradient import DisconnectedType, disconnected_type
-from pytensor.graph.basic import Apply
+from pytensor.gradient import DisconnectedType, disconnected_grad, disconnected_type
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.replace import graph_replace
 
-__all__ = ["ExpandableOp", "ExpressionOp", "is_connected"]
+__all__ = ["ExpandableOp", "ExpressionOp", "is_connected", "reshaped"]
 
 
 def is_connected(variable: Any) -> bool:
     """Return whether a derivative is connected, that is, not of `DisconnectedType`."""
     return not isinstance(variable.type, DisconnectedType)
+
+
+def reshaped(x: Any, shape: Sequence[Any]) -> Any:
+    """Reshape an array or, in an expression, a variable.
+
+    Parameters
+    ----------
+    x : ndarray or TensorVariable
+        Array or variable.
+    shape : sequence of int or symbolic int scalar
+        Sizes, which may be computed from shapes.
+
+    Returns
+    -------
+    ndarray or TensorVariable
+    """
+    # PyTensor 3.0.7 gives a size that is computed with a constant, such as `x.shape[1] // 2`, a
+    # tangent of 0.0. If all sizes have one, the pushforward raises a TypeError.
+    return x.reshape(tuple(disconnected_grad(n) if isinstance(n, Variable) else n for n in shape))
 
 
 class ExpandableOp(Op):

@@ -20,6 +20,7 @@ from dnnops.cpu.divisive_normalization import (
     OneDnnDivisiveNormalization,
     OneDnnDivisiveNormalizationGrad,
 )
+from dnnops.cpu.group_norm import OneDnnGroupNorm, OneDnnGroupNormGrad
 from dnnops.cpu.lrn import OneDnnLRN, OneDnnLRNGrad
 from dnnops.nnet.norm.batchnorm import BatchNormTrain
 from tests.cpu.test_batchnorm import run_all
@@ -136,6 +137,44 @@ def test_float16_is_rounded_once():
     assert_digits(out, expected + bias, 1, scale=size)
     (plain, *_) = run_all(BatchNormTrain(AXES), x, scale, bias, 1e-4)
     assert_digits(plain, expected + bias, 1, scale=size)
+
+
+# -- group normalization -----------------------------------------------------------------
+
+
+@KINDS
+@ALL_DTYPES
+@pytest.mark.parametrize("num_groups", [3, 15])
+def test_group_normalization_and_its_gradients(num_groups, dtype, kind):
+    """Compare groups of channels with other means, and of one channel."""
+    x, gy, gamma, beta = batch(dtype, kind, "contiguous")
+    # The sum of gy multiplies the rounding error of the mean.
+    x, gy = (a.reshape(2, 15, 33, 21) for a in (x, gy + gy.dtype.type(1)))
+    gamma, beta = (np.tile(a.ravel(), 3) for a in (gamma, beta))
+    channels = 15 // num_groups
+
+    def mean_of(terms: Any) -> Any:
+        means = terms.reshape(2 * num_groups, -1).mean(axis=1, dtype=WIDE)
+        return np.repeat(means, channels).reshape(2, 15, 1, 1)
+
+    mean = mean_of(x.astype(WIDE))
+    centered = x.astype(WIDE) - mean
+    centered -= mean_of(centered)
+    invstd = 1 / np.sqrt(mean_of(centered**2) + WIDE(1e-4))
+    normalized, scale = centered * invstd, gamma.astype(WIDE).reshape(15, 1, 1)
+    (y,) = run_all(OneDnnGroupNorm(num_groups, 1e-4), x, gamma, beta)
+    scaled, shift = normalized * scale, beta.reshape(15, 1, 1)
+    assert_digits(y, scaled + shift, scale=np.maximum(np.abs(scaled), np.abs(shift)), what="y")
+
+    dx, dgamma, dbeta = run_all(OneDnnGroupNormGrad(num_groups, 1e-4), x, gamma, gy)
+    top, products = gy.astype(WIDE), gy * normalized
+    for found, terms, what in ((dgamma, products, "gamma"), (dbeta, top, "beta")):
+        bound = np.abs(terms).sum(axis=(0, 2, 3))
+        assert_digits(found, terms.sum(axis=(0, 2, 3)), scale=bound, what=what)
+    top, products = top * scale, products * scale
+    expected = invstd * (top - mean_of(top) - normalized * mean_of(products))
+    size = np.abs(top) + mean_of(np.abs(top)) + np.abs(normalized) * mean_of(np.abs(products))
+    assert_digits(dx, expected, scale=invstd * size, what="x")
 
 
 # -- by squares in a window --------------------------------------------------------------

@@ -148,7 +148,7 @@ def assert_converted(
     types = [v.type.dtype for v in op.make_node(*given).outputs]
     assert len(out) == len(ref)
     for i, (o, r, dtype_of_result) in enumerate(zip(out, ref, types, strict=True)):
-        assert o.dtype.name == dtype_of_result
+        assert o.dtype.name == dtype_of_result, f"result {i} is {o.dtype}, not {dtype_of_result}"
         assert o.shape == r.shape
         if i in skip:
             continue

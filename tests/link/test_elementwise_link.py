@@ -14,6 +14,8 @@ from dnnops.nnet import (
     CrossEntropyGrad,
     DivisiveNormalization,
     DivisiveNormalizationGrad,
+    GroupNorm,
+    GroupNormGrad,
     LogSoftmaxGrad,
     LRNGrad,
     SoftmaxGrad,
@@ -90,6 +92,17 @@ def test_window_normalization(library, case, dtype):
         assert_converted(library, op, *operands, gy, dtype=dtype)
     for backward in (False, True):
         assert_converted(library, WindowSum(case.n, (1, 2), backward), x, dtype=dtype)
+
+
+@both_libraries
+@pytest.mark.parametrize("shape", [(2, 6), (3, 6, 5), (2, 6, 4, 3)], ids=len)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_group_normalization(library, dtype, shape):
+    rng = np.random.default_rng(0)
+    x, gy = rng.standard_normal((2, *shape))
+    gamma, beta = rng.standard_normal((2, shape[1]))
+    assert_converted(library, GroupNorm(3, 0.1), x, gamma, beta, dtype=dtype, atol=50)
+    assert_converted(library, GroupNormGrad(3, 0.1), x, gamma, gy, dtype=dtype, atol=50)
 
 
 @both_libraries

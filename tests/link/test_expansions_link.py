@@ -36,3 +36,25 @@ class Multiples(ExpandableOp):
 def test_expressions_are_converted(library, count):
     x = np.random.default_rng(count).standard_normal((3, 4))
     assert_converted(library, Multiples(count), x, dtype="float64")
+
+
+class Total(ExpandableOp):
+    """The sum of each row, which PyTensor's conversion to JAX returns in float64."""
+
+    __props__ = ()
+
+    def make_node(self, x):
+        x = pt.as_tensor_variable(x)
+        return Apply(self, [x], [pt.tensor(dtype=x.type.dtype, shape=x.type.shape[:1])])
+
+    def _expressions(self, x):
+        return [x.sum(axis=1)]
+
+    def perform(self, node, inputs, output_storage):
+        output_storage[0][0] = inputs[0].sum(axis=1)
+
+
+@both_libraries
+def test_results_have_their_dtype(library):
+    x = np.random.default_rng(0).standard_normal((3, 4))
+    assert_converted(library, Total(), x, dtype="float32")

@@ -295,8 +295,7 @@ def checked_shape(dtype: str) -> Any:
 
 def _example(example: Example) -> Build:
     def build(dtype: str) -> Any:
-        operands = example.operands(dtype)
-        return _with_gradients([*operands.values()], example.function(**operands))
+        return _with_gradients(*example.graph(dtype))
 
     return build
 

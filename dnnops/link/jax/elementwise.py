@@ -15,6 +15,7 @@ from dnnops.link.formulas import (
     batchnorm,
     cross_entropy,
     dropout,
+    group_norm,
     sampler,
     softmax,
     window_norm,
@@ -41,6 +42,7 @@ from dnnops.nnet import (
     SpatialTransformerSamplerGrad,
     WholeSoftmax,
 )
+from dnnops.nnet.norm.group_norm import GroupNorm, GroupNormGrad
 from dnnops.nnet.norm.window_base import WindowNormBase, WindowSum
 
 _FORMULAS: dict[Any, Callable[..., tuple]] = {
@@ -56,6 +58,8 @@ _FORMULAS: dict[Any, Callable[..., tuple]] = {
     CrossEntropyGrad: cross_entropy.cross_entropy_gradient,
     Dropout: dropout.dropout,
     DropoutGrad: dropout.dropout_gradient,
+    GroupNorm: group_norm.group_norm,
+    GroupNormGrad: group_norm.group_norm_gradient,
     LogSoftmaxGrad: softmax.log_softmax_gradient,
     SoftmaxGrad: softmax.softmax_gradient,
     SpatialTransformerGridGrad: sampler.grid_gradient,

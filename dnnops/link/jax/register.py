@@ -53,4 +53,4 @@ class _JaxConversions(Conversions):
 
 
 converts = _JaxConversions(jax_funcify, library)
-convert_expansions(jax_funcify)
+convert_expansions(jax_funcify, library)

@@ -15,6 +15,7 @@ from dnnops.link.formulas import (
     batchnorm,
     cross_entropy,
     dropout,
+    group_norm,
     sampler,
     softmax,
     window_norm,
@@ -41,6 +42,7 @@ from dnnops.nnet import (
     WholeSoftmax,
 )
 from dnnops.nnet.norm.batchnorm_base import BatchNormBase
+from dnnops.nnet.norm.group_norm import GroupNorm, GroupNormGrad
 from dnnops.nnet.norm.window_base import WindowNormBase, WindowSum
 
 Formula = Callable[..., tuple]
@@ -85,6 +87,8 @@ _FORMULAS: dict[Any, tuple[Callable[..., tuple], Formula]] = {
     CrossEntropyGrad: (_of_any_shapes, cross_entropy.cross_entropy_gradient),
     Dropout: (_of_any_shapes, dropout.dropout),
     DropoutGrad: (_of_any_shapes, dropout.dropout_gradient),
+    GroupNorm: (_of_any_shapes, group_norm.group_norm),
+    GroupNormGrad: (_of_any_shapes, group_norm.group_norm_gradient),
     LogSoftmaxGrad: (_of_one_shape, softmax.log_softmax_gradient),
     SoftmaxGrad: (_of_one_shape, softmax.softmax_gradient),
     SpatialTransformerGridGrad: (_of_any_shapes, sampler.grid_gradient),

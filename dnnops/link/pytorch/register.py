@@ -70,4 +70,4 @@ class _PyTorchConversions(Conversions):
 
 
 converts = _PyTorchConversions(pytorch_funcify, library)
-convert_expansions(pytorch_funcify)
+convert_expansions(pytorch_funcify, library)

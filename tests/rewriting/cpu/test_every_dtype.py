@@ -111,8 +111,7 @@ def lstm(dtype: str) -> Any:
 
 def _example(example: Example) -> Any:
     def build(dtype: str) -> Any:
-        operands = example.operands(dtype)
-        return with_gradients([*operands.values()], example.function(**operands))
+        return with_gradients(*example.graph(dtype))
 
     build.__name__ = example.function.__name__
     return build

@@ -5,6 +5,7 @@
 #include <omp.h>
 
 #include "../../common/op.hpp"
+#include "../base/contiguous.hpp"
 #include "../base/plan.hpp"
 #include "window_norm.hpp"
 
@@ -84,18 +85,9 @@ void run(const OpCall<Params<kBackward>> &call) {
   if (count == 0) return;
   Plane plane{x.ndim - 2, {1, 1, 1}, 1};
   for (int64_t i = 0; i < plane.ndim; ++i) plane.size *= plane.shape[i] = x.shape[2 + i];
-  const int64_t planes = count / plane.size, padded = (count * item_size(x.dtype) + 63) / 64 * 64;
-  size_t bytes = 0;
-  for (int64_t i = 0; i < inputs_given; ++i) bytes += is_contiguous(inputs[i]) ? 0 : padded;
-  char *scratch = thread_scratch(bytes);
+  const int64_t planes = count / plane.size;
   const void *data[3];
-  for (int64_t i = 0; i < inputs_given; ++i) {
-    data[i] = inputs[i].data;
-    if (is_contiguous(inputs[i])) continue;
-    pack(inputs[i], scratch, false);
-    data[i] = scratch;
-    scratch += padded;
-  }
+  contiguous_inputs(inputs, inputs_given, data);
   const WindowNorm norm = window_norm(params, plane.ndim);
   for_float_dtype(x.dtype, [&](auto zero) {
     using T = decltype(zero);
