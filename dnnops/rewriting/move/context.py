@@ -42,6 +42,8 @@ class LiftContext(BuildContext):
             else:
                 moved = to_device(x, device)
                 copy_stack_trace(x, moved)
+                if not is_on_device(x):
+                    self._host_values[moved] = x
             self._device_values[key] = moved
         return self._device_values[key]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph, Output
@@ -49,10 +50,16 @@ class Forecast:
         self.made: set[Variable] = set()
         self.pulled: set[Apply] | None = None
         for node in order:
-            self._move(node)
+            # A lifter that fails here fails again when the node is lifted, which reports it.
+            with suppress(Exception):
+                self._move(node)
         if not self.on_device:
             return
-        pulled = {node for node in reversed(order) if self._is_pulled(fgraph, node)}
+        pulled = set()
+        for node in reversed(order):
+            with suppress(Exception):
+                if self._is_pulled(fgraph, node):
+                    pulled.add(node)
         self.pulled = pulled | (self.sent & self.moved)
 
     def _move(self, node: Apply) -> None:

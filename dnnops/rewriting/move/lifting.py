@@ -7,7 +7,10 @@ and device, one per variable and direction.
 
 from __future__ import annotations
 
+import traceback
+import warnings
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from pytensor.configdefaults import config
@@ -16,8 +19,14 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
 from pytensor.graph.traversal import toposort
 
+from dnnops.config import flag_value
 from dnnops.dtypes import FLOAT_DTYPES
-from dnnops.errors import DnnNotSupportedError
+from dnnops.errors import (
+    DnnNotSupportedError,
+    DnnRequiredError,
+    DnnUnavailableError,
+    DnnWarning,
+)
 from dnnops.gpuarray.device import device_from_target
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import (
@@ -92,6 +101,30 @@ def graph_device(fgraph: FunctionGraph) -> int:
     return wanted if wanted is not None else min(devices, default=0)
 
 
+def report_failure(node: Apply, error: Exception) -> None:
+    """Treat an unexpected error of a lifter as the flag ``on_opt_error`` says.
+
+    Parameters
+    ----------
+    node : Apply
+        Node that stays on the host.
+    error : Exception
+        Error that occurred when the node was about to move.
+    """
+    match config.on_opt_error:
+        case "raise" | "pdb":
+            raise error
+        case "warn":
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            warnings.warn(
+                f"{node.op} stays on the host, because its GPU version cannot be made: "
+                f"{type(error).__name__}: {error} ({where.filename}, line {where.lineno}). "
+                "Please report this.",
+                DnnWarning,
+                stacklevel=2,
+            )
+
+
 class _Lifting:
     """The second half of the pass, which builds the new graph."""
 
@@ -121,8 +154,34 @@ class _Lifting:
         elif (origin := self._narrow_origin(node)) is not None:
             new = [origin]
         else:
-            new = self.lifted(node) or self.expanded(node) or self.rebuilt(node)
+            new = self._moved(node) or self.rebuilt(node)
         self.new.update(zip(node.outputs, new, strict=True))
+
+    def _moved(self, node: Apply) -> list[Any] | None:
+        """Return the outputs of a node that moves, or None.
+
+        If an error occurs, only this node stays on the host. Its outputs are transferred, so that
+        the nodes after it move as if it had.
+        """
+        failed = False
+        lifters = lifters_of(node, self.rewriter.excluded_tags)
+        for move in (*(partial(self.lifted, lifter) for lifter in lifters), self.expanded):
+            try:
+                outputs = move(node)
+            except Exception as error:
+                if isinstance(error, DnnUnavailableError) and flag_value("dnn.enabled") == "True":
+                    raise DnnRequiredError(str(error)) from error
+                report_failure(node, error)
+                failed = True
+            else:
+                if outputs is not None:
+                    return self._labeled(node, outputs)
+        if not failed:
+            return None
+        return [
+            self.context.to_device(z) if getattr(z.type, "dtype", None) in FLOAT_DTYPES else z
+            for z in self.rebuilt(node)
+        ]
 
     def _narrow_origin(self, node: Apply) -> Any:
         """Return the bfloat16 array that was widened to float32 before this cast, or None."""
@@ -142,18 +201,14 @@ class _Lifting:
         outputs = node.clone_with_new_inputs(inputs, strict=False).outputs
         return self._labeled(node, outputs)
 
-    def lifted(self, node: Apply) -> list[Any] | None:
-        """Return the outputs from the node's first lifter that moves it, or None."""
-        for lifter in lifters_of(node, self.rewriter.excluded_tags):
-            indices = lifter.operand_indices(node)
-            operands = [self.value(node.inputs[i]) for i in indices]
-            resident = [x.type.device for x in operands if is_on_device(x)]
-            if not (resident or node in self.pulled or lifter.is_heavy(node)):
-                continue
-            outputs = self._ask(lifter, node, indices, resident)
-            if outputs is not None:
-                return self._labeled(node, outputs)
-        return None
+    def lifted(self, lifter: Lifter, node: Apply) -> Sequence[Variable] | None:
+        """Return the outputs from a lifter if it moves the node, or None."""
+        indices = lifter.operand_indices(node)
+        operands = [self.value(node.inputs[i]) for i in indices]
+        resident = [x.type.device for x in operands if is_on_device(x)]
+        if not (resident or node in self.pulled or lifter.is_heavy(node)):
+            return None
+        return self._ask(lifter, node, indices, resident)
 
     def _ask(
         self, lifter: Lifter, node: Apply, indices: tuple[int, ...], resident: list[int]
@@ -193,7 +248,7 @@ class _Lifting:
         lifters = lifters_of(node, self.rewriter.excluded_tags)
         return any(lifter.can_be_pulled(node) for lifter in lifters)
 
-    def expanded(self, node: Apply) -> list[Any] | None:
+    def expanded(self, node: Apply) -> Sequence[Variable] | None:
         """Expand a node that no lifter accepted, and lift its expression."""
         values = [self.value(x) for x in node.inputs]
         expand = expansion_of(node.op)
@@ -216,7 +271,7 @@ class _Lifting:
             if self._makes_array(inner):
                 self.pulled.add(inner)
             self.visit(inner)
-        return self._labeled(node, [self.value(z) for z in outputs])
+        return [self.value(z) for z in outputs]
 
 
 #: The tag of modes that move every node with a lifter to the GPU.

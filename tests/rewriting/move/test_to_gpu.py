@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor import config
 from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.tensor.elemwise import Elemwise
 
+from dnnops.errors import DnnRequiredError, DnnUnavailableError, DnnWarning
 from dnnops.gpuarray import GpuArrayType, GpuFromHost, GpuToGpu, HostFromGpu, shared
 from dnnops.gpuarray.elemwise import GpuElemwise, elementwise_kernel
 from dnnops.gpuarray.op import MirrorOp
@@ -328,8 +331,93 @@ def test_a_lifter_must_keep_the_type(registry):
     x = pt.fmatrix()
     context = lifting.LiftContext(0)
     walk = lifting._Lifting(lifting.GraphToGpu(), context, set())
-    with pytest.raises(TypeError, match="lifter of Twice"):
+    raises = pytest.raises(TypeError, match="lifter of Twice")
+    with config.change_flags(on_opt_error="raise"), raises:
         walk.visit(Twice()(x).owner)
+
+
+@pytest.fixture
+def broken_lifter(registry):
+    """Let the lifter of ``Twice`` fail, between nodes that move."""
+
+    @register_lifter(Twice)
+    def broken(node, inputs, context):
+        raise ZeroDivisionError("a mistake in a lifter")
+
+
+def around_twice():
+    x = on_gpu(None, None)
+    return [x], [pt.exp(Twice()(pt.tanh(pt.as_tensor_variable(x)))) * 2]
+
+
+def test_an_error_keeps_only_its_node_on_the_host(broken_lifter):
+    inputs, outputs = around_twice()
+    words = r"Twice.* stays on the host.*ZeroDivisionError: a mistake in a lifter .*line \d+"
+    with config.change_flags(on_opt_error="warn"), pytest.warns(DnnWarning, match=words) as caught:
+        graph = rewritten(inputs, outputs)
+    assert ops(graph) == [
+        "GpuElemwise",
+        "HostFromGpu",
+        "Twice",
+        "GpuFromHost",
+        "GpuElemwise",
+        "HostFromGpu",
+    ]
+    assert len(caught) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_error_is_raised_or_ignored_if_the_flag_says_so(broken_lifter):
+    with config.change_flags(on_opt_error="raise"), pytest.raises(ZeroDivisionError):
+        rewritten(*around_twice())
+    with config.change_flags(on_opt_error="ignore"):
+        assert "Twice" in ops(rewritten(*around_twice()))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "moves"), [("operands", False), ("heavy", True), ("pulled", True)]
+)
+def test_errors_in_what_a_lifter_declares(registry, attribute, moves):
+    def broken(node):
+        raise KeyError(attribute)
+
+    @register_lifter(Twice, **{attribute: broken})
+    def lift(node, inputs, context):
+        return Stand(node.op).make_node(*inputs).outputs
+
+    with config.change_flags(on_opt_error="warn"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graph = rewritten(*around_twice())
+    assert Counter(ops(graph))["GpuElemwise"] == 2
+    assert ("Stand" in ops(graph)) is moves
+    # What is asked only in advance, to predict what moves, is not worth a warning.
+    assert [w.category for w in caught] == ([] if moves else [DnnWarning])
+
+
+def test_the_result_of_a_node_that_stays_is_not_transferred_twice(broken_lifter):
+    x = on_gpu(None, None)
+    with config.change_flags(on_opt_error="ignore"):
+        graph = rewritten([x], [Twice()(pt.tanh(pt.as_tensor_variable(x)))])
+    assert ops(graph) == ["GpuElemwise", "HostFromGpu", "Twice"]
+
+
+def test_an_error_in_an_expansion(registry, monkeypatch):
+    def broken(node, inputs):
+        raise IndexError("a mistake in an expansion")
+
+    monkeypatch.setitem(lifters.expansions, Twice, broken)
+    with config.change_flags(on_opt_error="warn"), pytest.warns(DnnWarning, match="an expansion"):
+        assert "Twice" in ops(rewritten(*around_twice()))
+
+
+def test_an_unusable_library_that_is_required_is_an_error(registry):
+    @register_lifter(Twice)
+    def unusable(node, inputs, context):
+        raise DnnUnavailableError("cuDNN cannot be used")
+
+    required = pytest.raises(DnnRequiredError, match="cuDNN cannot be used")
+    with config.change_flags(on_opt_error="warn", dnn__enabled="True"), required:
+        rewritten(*around_twice())
 
 
 def test_context_memoizes():
