@@ -254,13 +254,13 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "dnn.conv.algo_fwd",
-        "small",
+        "guess_once",
         _algorithm(7),
         "Algorithm of forward convolutions.",
     ),
     Flag(
         "dnn.conv.algo_bwd",
-        "none",
+        "guess_once",
         _algorithm(5),
         "Algorithm of both gradients of convolutions, unless the next two flags are set.",
     ),

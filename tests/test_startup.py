@@ -130,7 +130,7 @@ def test_configuration_file_without_a_mode(site_packages, tmp_path):
     )
     assert output(site_packages, program, PYTENSORRC=str(file)).splitlines() == [
         "False",
-        "small",
+        "guess_once",
         "True",
     ]
 

@@ -312,7 +312,7 @@ def test_a_gpus_table(capsys: Output):
     # One line for all plans that fail in the same way.
     assert re.search(rf"^engine11, engine12, engine13 +{UNSUPPORTED}$", out, re.MULTILINE)
     assert "\ncannot be run: 4\n" in out
-    assert "\ndnn.conv.algo_fwd would choose (it is small now)\n" in out
+    assert "\ndnn.conv.algo_fwd would choose (it is guess_once now)\n" in out
     assert re.search(r"^FFT_TILING +large, fft, .*, time_once, time_on_shape_change$", out, re.M)
     assert re.search(r"^IMPLICIT_GEMM +none, small$", out, re.MULTILINE)
     assert re.search(r"^no plan +winograd: no plan of this kind fits$", out, re.MULTILINE)

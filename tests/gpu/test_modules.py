@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
@@ -25,7 +24,6 @@ from dnnops.gpu.reduction import GpuDnnReduction
 from dnnops.gpu.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
 from dnnops.gpu.transform import GpuDnnAddTensor, GpuDnnTransform
 from dnnops.gpuarray.type import GpuArrayType
-from tests.emulation.nvrtc import compile_cuda
 
 
 def array(dtype="float32", shape=(None, None, None, None), device=0):
@@ -96,7 +94,7 @@ def test_accumulate_follows_the_operands():
 
 def test_flags_are_read_when_the_op_is_made():
     with pytensor.config.change_flags(
-        dnn__conv__algo_fwd="guess_once",
+        dnn__conv__algo_fwd="fft",
         dnn__conv__algo_bwd="time_once",
         dnn__conv__precision="float32",
         dnn__allow_tf32=True,
@@ -104,10 +102,10 @@ def test_flags_are_read_when_the_op_is_made():
         dnn__conv__workspace_limit="1MiB",
     ):
         forward, backward = GpuDnnConv(), GpuDnnConvGradW()
-    assert forward.algo == "guess_once"
+    assert forward.algo == "fft"
     assert backward.algo == "time_once"
-    assert GpuDnnConv().algo == "small"
-    assert GpuDnnConvGradI().algo == "none"
+    assert GpuDnnConv().algo == "guess_once"
+    assert GpuDnnConvGradI().algo == "guess_once"
     assert forward.precision == "float32"
     assert forward.allow_tf32
     assert forward.deterministic
@@ -174,93 +172,3 @@ def test_gradients_are_built(dtype):
     second = pytensor.grad(total, inputs)
     for variable, first, again in zip(inputs, grads, second, strict=True):
         assert first.type.ndim == again.type.ndim == variable.type.ndim
-
-
-POOL_KERNELS_ON_HOST = r"""
-#include "gpu/pool/pool_kernels.cuh"
-#define EVERY for (long long i = 0; i < n; ++i)
-typedef const double *In;
-typedef long long Size;
-extern "C" {
-void run_pool(const Geometry *g, int mode, In x, double *out, Size n) {
-  EVERY pool<double, double>(*g, mode, x, out, i);
-}
-void run_pool_grad(const Geometry *g, int mode, In x, In gz, double *out, Size n) {
-  EVERY pool_grad<double, double>(*g, mode, x, gz, out, i);
-}
-void run_max_pool_grad_grad(const Geometry *g, In x, In ggx, double *out, Size n) {
-  EVERY max_pool_grad_grad<double, double>(*g, x, ggx, out, i);
-}
-}
-"""
-
-
-@pytest.fixture(scope="module")
-def pool_kernels(tmp_path_factory):
-    """Compile the pooling kernels' source for the host."""
-    import ctypes
-    import subprocess
-
-    from dnnops.runtime.build import c_code_dir
-
-    folder = tmp_path_factory.mktemp("kernels")
-    (folder / "pool.cpp").write_text(POOL_KERNELS_ON_HOST)
-    command = [pytensor.config.cxx, "-std=c++17", "-O1", "-shared", "-fPIC"]
-    command.append(f"-I{c_code_dir()}")
-    subprocess.run([*command, "-o", "pool.so", "pool.cpp"], cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "pool.so"))
-
-
-def test_pool_kernels_on_the_host(pool_kernels):
-    import ctypes
-
-    from dnnops.nnet.pool.op import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
-    from tests.oracle import POOL_MODES, PoolCase, fuzz, pool_cases, run_op
-
-    def pointer(a: np.ndarray) -> ctypes.c_void_p:
-        return ctypes.c_void_p(a.ctypes.data)
-
-    @fuzz(max_examples=200, case=pool_cases(max_size=8, empty=True))
-    def compare(case: PoolCase) -> None:
-        x, gz, ggx = (np.ascontiguousarray(a) for a in case.arrays(ties=True))
-        unused = 3 - case.ndim
-        rows = (
-            (case.img_shape[2:], 1),
-            (case.out_shape[2:], 1),
-            (case.ws, 1),
-            (case.stride, 1),
-            (case.pad, 0),
-        )
-        geometry = np.array([[fill] * unused + list(row) for row, fill in rows], dtype="int64")
-        mode = POOL_MODES.index(case.mode)
-        out, gx = np.full(case.out_shape, np.nan), np.full(case.img_shape, np.nan)
-        g = pointer(geometry)
-        size = ctypes.c_longlong(out.size)
-        pool_kernels.run_pool(g, mode, pointer(x), pointer(out), size)
-        expected = run_op(Pool(case.ndim, case.mode, case.ignore_border), x, *case.vectors)
-        np.testing.assert_allclose(out, expected, rtol=1e-12)
-        args = (pointer(x), pointer(gz), pointer(gx), ctypes.c_longlong(gx.size))
-        pool_kernels.run_pool_grad(g, mode, *args)
-        if case.mode != "max":
-            op = AveragePoolGrad(case.ndim, case.mode, case.ignore_border)
-            np.testing.assert_allclose(gx, run_op(op, x, gz, *case.vectors), rtol=1e-12, atol=1e-12)
-            return
-        op = MaxPoolGrad(case.ndim, case.ignore_border)
-        expected_gx = run_op(op, x, expected, gz, *case.vectors)
-        np.testing.assert_allclose(gx, expected_gx, rtol=1e-12, atol=1e-12)
-        chosen = np.full(case.out_shape, np.nan)
-        pool_kernels.run_max_pool_grad_grad(g, pointer(x), pointer(ggx), pointer(chosen), size)
-        op = MaxPoolGradGrad(case.ndim, case.ignore_border)
-        np.testing.assert_array_equal(chosen, run_op(op, x, expected, ggx, *case.vectors))
-
-    compare()
-
-
-@pytest.mark.needs("nvrtc")
-def test_pool_kernels_compile():
-    """Compile for a GPU that need not exist."""
-    from dnnops.gpu.pool_kernels import kernel_names, kernel_source
-    from dnnops.runtime.find import find_cuda
-
-    includes = [f"-I{directory}" for directory in find_cuda().include_dirs]
-    compile_cuda(kernel_source(), "-std=c++17", *includes, names=kernel_names())
