@@ -69,6 +69,11 @@ _PROGRAMS = {
         "gpu/kernels/numbers.cuh",
         "gpu/regularization/dropout.cuh",
     ),
+    "pool": (
+        "gpu/kernels/kernel.cuh",
+        "gpu/kernels/numbers.cuh",
+        "gpu/pool/pool_kernels.cuh",
+    ),
     "reduction": (
         "gpu/kernels/kernel.cuh",
         "gpu/kernels/numbers.cuh",

@@ -1,25 +1,29 @@
 """Pooling that cuDNN doesn't support, with kernels that CuPy compiles.
 
 The kernels support windows that extend past the end of the image (``ignore_border=False``) and the
-gradient of max pooling's gradient. One thread computes each output element and loops over the
-windows or pixels that it depends on, so results are identical in every run. If maxima are equal,
-the first in C order gets the gradient, as in `dnnops.nnet.pool.op`.
+gradient of max pooling's gradient. One thread computes each output element and adds up what it
+depends on in C order, so results are identical in every run. If maxima are equal, the first in C
+order gets the gradient, as in `dnnops.nnet.pool.op`.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from itertools import starmap
+from math import prod
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Variable
 
-from dnnops.dtypes import DTYPES, FLOAT_DTYPES
+from dnnops.dtypes import DTYPE_CODES
 from dnnops.gpu.base import GPU_CUPY, as_gradient, device_operands, gradient_like
+from dnnops.gpu.kernels import kernel_source
 from dnnops.gpuarray.op import GpuOp, infer_device
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.pool.geometry import MAX_DETERMINISTIC, POOL_MODES
+from dnnops.nnet.pool.geometry import MAX_DETERMINISTIC
 from dnnops.nnet.pool.op import (
     AveragePoolGrad,
     MaxPoolGrad,
@@ -28,38 +32,142 @@ from dnnops.nnet.pool.op import (
     Pool,
 )
 from dnnops.nnet.validate import int_vector, named_operands, static_vector
-from dnnops.runtime.build import c_code_dir
 from dnnops.runtime.implementations import implements
 
 __all__ = ["GpuMaxPoolGradGrad", "GpuPool", "GpuPoolGrad", "GpuPoolOperands"]
 
-_BLOCK = 256
-#: ``Geometry`` in ``pool_kernels.cuh``.
-_GEOMETRY = np.dtype([("words", "int64", 15)])
+#: As in ``pool_kernels.cuh``: threads of a block, and the largest size and length of a tile.
+_THREADS = 256
+_WINDOWS = 2048
+_LENGTH = 128
+_ITEMS = 4096
+#: Rows of a tile with at most this length are divided last.
+_ROW = 32
+#: A GPU is busy with this many blocks.
+_BLOCKS = 1024
+#: Windows with this length along each axis have kernels of their own.
+_UNROLLED = (2, 3)
+#: The type of offsets is 32 bits wide if all arrays have fewer elements than this.
+_INT_LIMIT = 2**30
 
 
-def kernel_source() -> str:
-    """Return the CUDA source of the kernels."""
-    return (c_code_dir() / "gpu/pool/pool_kernels.cuh").read_text(encoding="utf-8")
+class PoolLaunch(NamedTuple):
+    """Launch of a kernel on arrays of some shapes."""
+
+    kernel: str
+    #: Compiler options.
+    options: tuple[str, ...]
+    #: ``pool_launch`` without the pointers, as an array of one struct.
+    struct: np.ndarray
+    blocks: int
 
 
-def kernel_names() -> list[str]:
-    """Return the kernels' names, as instances of their templates."""
-    kernels = ("pool_kernel", "pool_grad_kernel", "max_pool_grad_grad_kernel")
-    return [_kernel_name(kernel, dtype) for kernel in kernels for dtype in FLOAT_DTYPES]
+def _up(number: int, by: int) -> int:
+    return -(-number // by)
 
 
-def _kernel_name(kernel: str, dtype: str) -> str:
-    return f"{kernel}<{DTYPES[dtype].cuda_type}, {DTYPES[dtype].c_type}>"
+def _tile(items: Sequence[int], windows: Callable[[int, int], int]) -> list[int]:
+    """Return the lengths of a tile whose windows fit in shared memory.
+
+    If they don't, the tile has at most one item for each thread. ``windows(axis, length)`` is the
+    number of windows that a tile needs along an axis.
+    """
+    budget = min(_ITEMS, max(_THREADS, prod(items) // _BLOCKS))
+    # All tiles have about the same length.
+    tile = [items[0], *(_up(n, _up(n, _LENGTH)) for n in items[1:])]
+    last = len(tile) - 1
+
+    def added(axis: int) -> float:
+        """Return by how much the work grows if the tile is halved, since halves share windows."""
+        half = _up(tile[axis], 2)
+        return windows(axis, half) / half * tile[axis] / windows(axis, tile[axis])
+
+    while (size := prod(tile)) > budget or (
+        size > _THREADS and prod(starmap(windows, enumerate(tile))) > _WINDOWS
+    ):
+        # Short rows would be slow to load.
+        axes = [i for i, n in enumerate(tile) if n > (_ROW if i == last else 1)]
+        axis = min(axes, key=added)
+        tile[axis] = _up(tile[axis], 2)
+    return tile
+
+
+@lru_cache(maxsize=1024)
+def pool_launch(
+    kernel: str,
+    mode: str,
+    dtype: str,
+    img_shape: tuple[int, ...],
+    out_shape: tuple[int, ...],
+    ws: tuple[int, ...],
+    stride: tuple[int, ...],
+    pad: tuple[int, ...],
+) -> PoolLaunch:
+    """Divide the result of a kernel into tiles, one for each block.
+
+    Parameters
+    ----------
+    kernel : str
+        Name of the kernel.
+    mode : str
+        Pooling mode.
+    dtype : str
+        Data type of the arrays.
+    img_shape, out_shape : tuple of int
+        Shapes of the image and of the pooled image, (batch, channels, spatial...).
+    ws, stride, pad : tuple of int
+        Window size, stride and padding of each spatial axis.
+
+    Returns
+    -------
+    PoolLaunch
+    """
+    channels = prod(img_shape[:2])
+    axes = [
+        (channels, channels, 1, 1, 0),
+        *zip(img_shape[2:], out_shape[2:], ws, stride, pad, strict=True),
+    ]
+    is_gradient = kernel.endswith("pool_grad")
+
+    def windows(axis: int, length: int) -> int:
+        """Return how many windows of an axis may contain pixels of a tile of some length."""
+        _, top, w, s, _ = axes[axis]
+        return max(1, min(top, (length + w - 2) // s + 1)) if is_gradient else length
+
+    items = [axis[0 if is_gradient else 1] for axis in axes]
+    tile = _tile(items, windows)
+    overlapping = list(starmap(windows, enumerate(tile)))
+    tiles = [_up(n, t) for n, t in zip(items, tile, strict=True)]
+    rows = [
+        (*axis, t, 2**31 // t + 1, count, n, 2**31 // n + 1)
+        for axis, t, count, n in zip(axes, tile, tiles, overlapping, strict=True)
+    ]
+    counts_pixels = mode == "average_exc_pad" or not any(pad)
+    divisor = 1.0 if mode == "sum" else 0.0 if counts_pixels else float(prod(ws))
+    head = np.array([0, 0, 0, divisor]).view("int64")
+    is_small = max(prod(img_shape), prod(out_shape)) < _INT_LIMIT
+    is_unrolled = ws[0] in _UNROLLED and len(set(ws)) == 1
+    macros = {
+        "DTYPE": DTYPE_CODES[dtype],
+        "AXES": len(ws),
+        "WINDOW": ws[0] if is_unrolled else 0,
+        "OFFSET": "int" if is_small else "long long",
+        "CHUNKED": int(prod(overlapping) > _WINDOWS),
+    }
+    words = np.concatenate([head, np.array(rows, "int64").ravel()])
+    return PoolLaunch(
+        kernel,
+        tuple(f"-D{name}={value}" for name, value in macros.items()),
+        words.view([("words", "int64", words.size)]),
+        prod(tiles),
+    )
 
 
 @cache
-def _module() -> Any:
+def _module(options: tuple[str, ...]) -> Any:
     import cupy
 
-    return cupy.RawModule(
-        code=kernel_source(), options=("-std=c++17",), name_expressions=kernel_names()
-    )
+    return cupy.RawModule(code=kernel_source("pool"), options=options, backend="nvrtc")
 
 
 class GpuPoolOperands(ModePoolBase):
@@ -87,6 +195,7 @@ class GpuPoolOperands(ModePoolBase):
 class GpuKernelPool(GpuOp, GpuPoolOperands):
     """Base class of pooling Ops with one kernel; see `dnnops.nnet.pool.op.ModePoolBase`."""
 
+    #: Name of the kernel, without its prefix ``max_`` or ``average_``.
     kernel: ClassVar[str]
 
     def __init__(self, ndim: int, mode: str, ignore_border: bool):
@@ -97,46 +206,38 @@ class GpuKernelPool(GpuOp, GpuPoolOperands):
     def node_device(self, node: Apply) -> int:
         return infer_device(*node.outputs)
 
-    def _launch(self, node: Apply, img_shape: Any, vectors: Any, mode: tuple, arrays: Any) -> Any:
+    def _launch(self, node: Apply, img_shape: Any, vectors: Any, arrays: Any) -> Any:
         import cupy
 
         dtype = node.outputs[0].type.dtype
-        ws, stride, pad = (v.tolist() for v in vectors)
+        ws, stride, pad = (tuple(v.tolist()) for v in vectors)
         _, top_shape = self.check_shapes([a.shape for a in arrays], ws, stride, pad)
         out = cupy.empty(
             top_shape if self.pooled_result else img_shape, node.outputs[0].type.numpy_dtype
         )
         if out.size == 0:
             return out
-        unused = 3 - self.ndim
-        words = [
-            [fill] * unused + list(sizes)
-            for sizes, fill in (
-                (img_shape[2:], 1),
-                (top_shape[2:], 1),
-                (ws, 1),
-                (stride, 1),
-                (pad, 0),
-            )
-        ]
-        # CuPy passes a NumPy array of one element by value: here, a struct of 15 words.
-        geometry = np.array(words, dtype="int64").reshape(-1).view(_GEOMETRY)
-        function = _module().get_function(_kernel_name(self.kernel, dtype))
-        arguments = (*mode, *(cupy.ascontiguousarray(a) for a in self._read(arrays)), out)
-        blocks = -(-out.size // _BLOCK)
-        function((blocks,), (_BLOCK,), (geometry, *arguments, np.int64(out.size)))
+        launch = pool_launch(
+            self._kernel_name(), self.mode, dtype, img_shape, top_shape, ws, stride, pad
+        )
+        read = [cupy.ascontiguousarray(a) for a in self._read(arrays)]
+        struct = launch.struct.copy()
+        struct["words"][0, :3] = read[0].data.ptr, read[-1].data.ptr, out.data.ptr
+        function = _module(launch.options).get_function(launch.kernel)
+        # CuPy passes a NumPy array of one element by value.
+        function((launch.blocks,), (_THREADS,), (struct,))
         return out
+
+    def _kernel_name(self) -> str:
+        return f"{'max' if self.mode == 'max' else 'average'}_{self.kernel}"
 
     # The operands whose values the kernel reads.
     def _read(self, arrays: Any) -> Any:
         return arrays
 
-    def _mode(self) -> tuple:
-        return (np.int32(POOL_MODES.index(self.mode)),)
-
     def compute(self, node: Apply, *inputs: Any) -> Any:
         count = len(self.operands)
-        return self._launch(node, inputs[0].shape, inputs[count:], self._mode(), inputs[:count])
+        return self._launch(node, inputs[0].shape, inputs[count:], inputs[:count])
 
 
 @implements(
@@ -151,7 +252,7 @@ class GpuPool(GpuKernelPool):
     operands = ("x",)
     pooled_result = True
     connected = ("x",)
-    kernel = "pool_kernel"
+    kernel = "pool"
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
         x, *vectors = inputs
@@ -187,7 +288,7 @@ class GpuPoolGrad(GpuKernelPool):
     operands = ("x", "maxout", "gz")
     pooled_result = False
     connected = ("x", "gz")
-    kernel = "pool_grad_kernel"
+    kernel = "pool_grad"
 
     def _read(self, arrays: Any) -> Any:
         return arrays[0], arrays[2]
@@ -224,10 +325,7 @@ class GpuMaxPoolGradGrad(GpuKernelPool):
     pooled = ("maxout",)
     pooled_result = True
     connected = ("x", "ggx")
-    kernel = "max_pool_grad_grad_kernel"
-
-    def _mode(self) -> tuple:
-        return ()
+    kernel = "pool_grad_grad"
 
     def _read(self, arrays: Any) -> Any:
         return arrays[0], arrays[2]
