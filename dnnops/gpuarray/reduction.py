@@ -26,9 +26,11 @@ from pytensor.tensor.elemwise import CAReduce
 from dnnops.dtypes import DTYPES, FLOAT_DTYPES, compute_dtype
 from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.gpuarray.codegen import PREAMBLE, c_literal
+from dnnops.gpuarray.column_reduction import ColumnReduction
 from dnnops.gpuarray.layout import dense_order
 from dnnops.gpuarray.op import MirrorOp
-from dnnops.gpuarray.row_reduction import Arithmetic, RowReduction, split_axes
+from dnnops.gpuarray.reduction_source import Arithmetic
+from dnnops.gpuarray.row_reduction import RowReduction, split_axes
 
 #: From this size on, reducing the last axes first and then the others is faster than one reduction.
 MIN_TWO_STEPS_BYTES = 1 << 20
@@ -137,10 +139,6 @@ class GpuCAReduce(MirrorOp):
         identity = _REDUCTIONS[type(host_op.scalar_op)].identity
         if isinstance(identity, str) and x.size == 0 and 0 not in kept:
             raise DnnValueError(f"{self}: no elements to reduce; shape {x.shape}, axes {axes}")
-        if not kept:
-            # The order of the axes doesn't matter here: use the memory order.
-            order = dense_order(x)
-            x = x if order is None else x.transpose(order)
         words = (
             host_op.scalar_op,
             node.inputs[0].type.dtype,
@@ -199,20 +197,28 @@ def reduction_kernel(
 
 
 @functools.lru_cache(maxsize=256)
-def row_reduction(
-    scalar_op: ScalarOp, in_dtype: str, acc_dtype: str, out_dtype: str, premap: str | None = None
-) -> RowReduction:
+def row_reduction(*words: Any) -> RowReduction:
     """Return the faster kernels for rows; see :func:`reduction_kernel` for the parameters."""
+    return RowReduction(_arithmetic(*words))
+
+
+@functools.lru_cache(maxsize=256)
+def column_reduction(*words: Any) -> ColumnReduction:
+    """Return the faster kernels for columns; see :func:`reduction_kernel` for the parameters."""
+    return ColumnReduction(_arithmetic(*words))
+
+
+def _arithmetic(
+    scalar_op: ScalarOp, in_dtype: str, acc_dtype: str, out_dtype: str, premap: str | None = None
+) -> Arithmetic:
     reduction = _reduction(scalar_op)
-    return RowReduction(
-        Arithmetic(
-            in_dtype,
-            out_dtype,
-            DTYPES[acc_dtype if reduction.accumulates else in_dtype].c_type,
-            _identity(reduction, in_dtype, acc_dtype),
-            PREMAPS[premap] if premap else "x",
-            reduction.expression,
-        )
+    return Arithmetic(
+        in_dtype,
+        out_dtype,
+        DTYPES[acc_dtype if reduction.accumulates else in_dtype].c_type,
+        _identity(reduction, in_dtype, acc_dtype),
+        PREMAPS[premap] if premap else "x",
+        reduction.expression,
     )
 
 
@@ -230,8 +236,23 @@ def reduce_array(x: Any, axes: tuple[int, ...], *words: Any) -> Any:
     Returns
     -------
     cupy.ndarray
+        The axes have the same order in memory as those of `x`, if it has no gaps.
     """
+    order = dense_order(x)
+    if order is None:
+        return _reduce_in_order(x, axes, *words)
+    places = tuple(place for place, axis in enumerate(order) if axis in axes)
+    result = _reduce_in_order(x.transpose(order), places, *words)
+    kept = [axis for axis in order if axis not in axes]
+    if kept == sorted(kept):
+        return result
+    return result.transpose([kept.index(axis) for axis in sorted(kept)])
+
+
+def _reduce_in_order(x: Any, axes: tuple[int, ...], *words: Any) -> Any:
     result = row_reduction(*words)(x, axes)
+    if result is None:
+        result = column_reduction(*words)(x, axes)
     if result is None:
         result = _in_two_steps(x, axes, *words)
     return reduction_kernel(*words)(x, axis=axes) if result is None else result
@@ -256,7 +277,7 @@ def _in_two_steps(
         return None
     places = [axis for axis in range(x.ndim) if axis not in inner]
     left = tuple(place for place, axis in enumerate(places) if axis in outer)
-    return reduction_kernel(scalar_op, between, acc_dtype, out_dtype)(rows, axis=left)
+    return _reduce_in_order(rows, left, scalar_op, between, acc_dtype, out_dtype, None)
 
 
 def _reduction(scalar_op: ScalarOp) -> _Reduction:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytensor.scalar as ps
@@ -14,55 +12,36 @@ from pytensor.tensor.elemwise import CAReduce
 from dnnops.dtypes import numpy_dtype
 from dnnops.gpuarray import reduction
 from dnnops.gpuarray.reduction import row_reduction
-from dnnops.gpuarray.row_reduction import THREADS, launch_config, row_source, rows_of, split_axes
+from dnnops.gpuarray.reduction_source import reduction_source
+from dnnops.gpuarray.row_reduction import THREADS, launch_config, rows_of, split_axes
 from dnnops.gpuarray.type import GpuArrayType
 from tests.emulation.nvrtc import compile_cuda
 from tests.gpu.device import poison
+from tests.gpuarray.reductions import (
+    BOUNDS,
+    KINDS,
+    PREMAPPED,
+    PROCESSORS,
+    check,
+    compile_for_host,
+    kind_param,
+    values_of,
+)
 from tests.oracle import SEED, repeat_command
 
-HEADERS = Path(__file__).parents[1] / "emulation"
-PROCESSORS = 132
-
-#: Op, dtypes of operand, accumulator and result, and the function applied to each element first.
-KINDS = (
-    (ps.add, "float32", "float64", "float32", None),
-    (ps.add, "float32", "float32", "float32", "abs"),
-    (ps.add, "float16", "float32", "float32", "sqr"),
-    (ps.add, "bfloat16", "float64", "bfloat16", None),
-    (ps.add, "float64", "float64", "float64", "sqr"),
-    (ps.add, "int8", "int64", "int64", None),
-    (ps.mul, "float64", "float64", "float64", None),
-    (ps.maximum, "float32", "float32", "float32", None),
-    (ps.maximum, "bfloat16", "float32", "bfloat16", "abs"),
-    (ps.minimum, "uint8", "uint8", "uint8", None),
-    (ps.minimum, "float16", "float32", "float16", None),
-    (ps.and_, "bool", "bool", "bool", None),
-    (ps.or_, "int16", "int16", "int16", None),
-    (ps.xor, "uint32", "uint32", "uint32", None),
-)
-PREMAPPED = {None: lambda x: x, "abs": np.abs, "sqr": np.square}
-REDUCE = {
-    ps.add: np.add,
-    ps.mul: np.multiply,
-    ps.maximum: np.maximum,
-    ps.minimum: np.minimum,
-    ps.and_: np.bitwise_and,
-    ps.or_: np.bitwise_or,
-    ps.xor: np.bitwise_xor,
-}
-BOUNDS = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 3e-6, "float64": 1e-13}
+LANES = (32, 64, 128, THREADS)
 
 _ENTRIES = """
 struct Launch {{ const Stored *from; Result *to; Acc *partial; long long rows, length, parts; }};
 static void reduce(const Launch &l) {{
   reduce_rows(l.from, l.to, l.partial, l.rows, l.length, l.parts);
 }}
-#if LANES > 32
+#if LANES == 256
 static void finish(const Launch &l) {{ finish_rows(l.partial, l.to, l.parts); }}
 #endif
 extern "C" int run_{number}_{lanes}(const Launch *launch, unsigned blocks, unsigned seed) {{
   if (run_grid(reduce, *launch, blocks, {threads}, 0, seed)) return 1;
-#if LANES > 32
+#if LANES == 256
   if (launch->parts > 1) return run_grid(finish, *launch, launch->rows, {threads}, 0, seed);
 #endif
   return 0;
@@ -70,80 +49,36 @@ extern "C" int run_{number}_{lanes}(const Launch *launch, unsigned blocks, unsig
 """
 
 
-def values_of(rng, dtype, shape):
-    """Return random values, in NumPy's dtype and as stored."""
-    if dtype == "bool":
-        stored = rng.random(shape) < 0.999
-    elif dtype in BOUNDS:
-        near_one = rng.uniform(0.99, 1.01, shape) * rng.choice([-1, 1], shape)
-        stored = near_one.astype(numpy_dtype(dtype))
-    else:
-        limits = np.iinfo(dtype)
-        stored = rng.integers(limits.min, limits.max, shape, dtype)
-    return stored
-
-
-def oracle(kind, stored):
-    op, dtype, acc_dtype, _, premap = kind
-    wide = "float64" if dtype in BOUNDS else acc_dtype if op in (ps.add, ps.mul) else dtype
-    return REDUCE[op].reduce(PREMAPPED[premap](stored.astype(wide)), axis=-1)
-
-
-def check(kind, stored, found, words):
-    op, dtype, acc_dtype, out_dtype, premap = kind
-    expected = oracle(kind, stored)
-    if dtype not in BOUNDS:
-        np.testing.assert_array_equal(found, expected, err_msg=words)
-        return
-    with np.errstate(invalid="ignore"):
-        sizes = np.abs(PREMAPPED[premap](stored.astype("float64"))).sum(axis=-1)
-    extremum = op in (ps.maximum, ps.minimum)
-    scale = np.abs(expected) if extremum or op is ps.mul else 1 + 0.1 * sizes
-    bound = max(BOUNDS[out_dtype], 1e-6 if acc_dtype == "float32" else 0)
-    assert np.array_equal(np.isnan(found), np.isnan(expected)), words
-    error = np.abs(found - expected)
-    fine = (error <= bound * np.maximum(scale, np.abs(expected))) | np.isnan(expected)
-    assert fine.all(), f"{words}: found {found}, expected {expected}"
-
-
 @pytest.fixture(scope="module")
 def host_kernels(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("rows")
-    text = '#include "host_cuda.hpp"\n'
-    for number, kind in enumerate(KINDS):
-        source = row_source(row_reduction(*kind).arithmetic)
-        for lanes in (32, THREADS):
-            entry = _ENTRIES.format(number=number, lanes=lanes, threads=THREADS)
-            text += (
-                f"namespace of_{number}_{lanes} {{\n#define LANES {lanes}\n{source}\n{entry}}}\n"
-            )
-            text += "#undef LANES\n#undef IDENTITY\n"
-    (folder / "rows.cpp").write_text(text)
-    command = ["g++", "-std=c++17", "-O1", "-w", "-fPIC", "-shared", f"-I{HEADERS}"]
-    subprocess.run([*command, "-o", "rows.so", "rows.cpp"], cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "rows.so"))
+    variants = [
+        (
+            row_reduction(*kind).arithmetic,
+            "LANES",
+            lanes,
+            _ENTRIES.format(number=number, lanes=lanes, threads=THREADS),
+        )
+        for number, kind in enumerate(KINDS)
+        for lanes in LANES
+    ]
+    return compile_for_host(tmp_path_factory.mktemp("rows"), "row_reduction.cuh", variants)
 
 
 class Launch(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("from_", "to", "partial")),
-        *((name, ctypes.c_longlong) for name in ("rows", "length", "parts")),
+        *((name, ctypes.c_longlong) for name in ("rows", "length")),
+        ("parts", ctypes.c_int),
     ]
 
 
-def _kind_param(number: int):
-    kind = KINDS[number]
-    marks = [pytest.mark.needs("ml_dtypes")] if "bfloat16" in kind else []
-    return pytest.param(number, id=" ".join(map(str, kind)), marks=marks)
-
-
-@pytest.mark.parametrize("number", [_kind_param(number) for number in range(len(KINDS))])
+@pytest.mark.parametrize("number", [kind_param(number) for number in range(len(KINDS))])
 def test_on_the_host(host_kernels, number):
     """Rows start at any address and have any length, and are reduced in parts or as a whole."""
     kind = KINDS[number]
     _, dtype, _, out_dtype, _ = kind
     rng = np.random.default_rng([SEED, number])
-    for lanes, parts in ((32, 1), (THREADS, 1), (THREADS, 2), (THREADS, 5)):
+    for lanes, parts in (*((lanes, 1) for lanes in LANES), (THREADS, 2), (THREADS, 5)):
         for length in (1, 7, int(rng.integers(8, 300)), int(rng.integers(5000, 30000))):
             rows = int(rng.integers(1, 12)) if length < 300 else int(rng.integers(1, 3))
             memory = values_of(rng, dtype, rows * length + 16)
@@ -207,30 +142,36 @@ def test_last_axes_and_then_others(monkeypatch):
         reduction, "row_reduction", lambda op, i, acc, out, pre: Recorded(rows, pre, out)
     )
 
-    def by_cupy(op, dtype, acc, out, premap=None):
-        def kernel(x, axis):
-            others.append((x.shape, axis, dtype))
-            return x.sum(axis=axis).astype(out)
+    def by_columns(op, dtype, acc, out, premap):
+        def kernels(x, axes):
+            if axes != (0,):
+                return None
+            others.append((x.shape, axes, dtype, premap))
+            return x.sum(axis=axes).astype(out)
 
-        return kernel
+        return kernels
 
-    monkeypatch.setattr(reduction, "reduction_kernel", by_cupy)
+    monkeypatch.setattr(reduction, "column_reduction", by_columns)
     x = np.random.default_rng(SEED).standard_normal((4, 5, 128, 128)).astype("float32")
     node = reduction.GpuCAReduce(CAReduce(ps.add, (0, 2, 3), "float32", "float64"), "sqr")
     node = node.make_node(GpuArrayType("float32", (None,) * 4)())
     out = node.op.compute(node, x)
     np.testing.assert_allclose(out, (x.astype("float64") ** 2).sum((0, 2, 3)), rtol=1e-6)
     assert rows == [((4, 5, 128, 128), (2, 3), "float32", "float64")]
-    assert others == [((4, 5), (0,), "float64")]
+    assert others == [((4, 5), (0,), "float64", None)]
     assert out.dtype == "float32"
 
 
 def test_plans():
     assert launch_config(1, 100, 4, PROCESSORS) is None  # too short
     assert launch_config(1, 1 << 26, 4, PROCESSORS) == (256, 528, 528)
+    # One wave of blocks, or several waves that are full.
     assert launch_config(4096, 1000, 4, PROCESSORS) == (32, 1, 512)
-    assert launch_config(64 * 64, 112 * 112, 4, PROCESSORS) == (256, 1, 4096)
+    assert launch_config(4096, 4096, 4, PROCESSORS) == (32, 1, 512)
+    assert launch_config(5000, 4096, 4, PROCESSORS) == (64, 1, 1250)
+    assert launch_config(700, 8192, 4, PROCESSORS) == (128, 1, 350)
     assert launch_config(128, 1000, 4, PROCESSORS) == (256, 1, 128)
+    assert launch_config(528, 1 << 16, 4, PROCESSORS) == (256, 1, 528)
     lanes, parts, blocks = launch_config(200, 1 << 20, 4, PROCESSORS)
     assert (lanes, blocks) == (256, 200 * parts)
     assert parts > 1
@@ -241,11 +182,11 @@ def test_plans():
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: " ".join(map(str, kind)))
 def test_gpu_compiler(kind):
     """NVRTC compiles them without a GPU: they load 16 bytes at once and use only registers."""
-    source = row_source(row_reduction(*kind).arithmetic)
-    for lanes in (32, THREADS):
+    source = reduction_source(row_reduction(*kind).arithmetic, "row_reduction.cuh")
+    for lanes in LANES:
         log, code = compile_cuda(source, "-std=c++17", f"-DLANES={lanes}", "-Xptxas=-v")
-        assert log.count("0 bytes spill stores, 0 bytes spill loads") == 1 + (lanes > 32), log
-        assert log.count("0 bytes stack frame") == 1 + (lanes > 32), log
+        assert log.count("0 bytes spill stores, 0 bytes spill loads") == 1 + (lanes == THREADS), log
+        assert log.count("0 bytes stack frame") == 1 + (lanes == THREADS), log
         assert "ld.global.nc.v4" in code
 
 

@@ -1,9 +1,7 @@
 // Reductions of rows that are adjacent in memory. dnnops/gpuarray/row_reduction.py compiles this with CuPy,
-// after c_code/gpu/kernels/kernel.cuh and numbers.cuh; a test compiles it for the host.
+// after the declarations of dnnops/gpuarray/reduction_source.py; a test compiles it for the host.
 //
-// The Python module also declares Stored and Result, the types of the operand and the result in memory; Acc;
-// IDENTITY; Acc acc_of(Stored), Acc combine(Acc, Acc), Result result_of(Acc).
-// Macro: LANES, a power of 2 up to 32, or THREADS: the number of threads that share a row, or a part of one.
+// Macro: LANES, a power of 2 up to THREADS: the number of threads that share a row, or a part of one.
 
 // A quarter of a multiprocessor's threads; each has this many loads of 16 bytes in flight.
 constexpr int THREADS = 256, LOADS = 4;
@@ -14,7 +12,7 @@ union Pack {
   Stored of[V];
 };
 
-// Combines the values of all lanes. At least the first lane gets the result.
+// Combines the values of all lanes of each row. At least the first lane gets the result.
 DEVICE Acc of_lanes(Acc value) {
   UNROLL
   for (int apart = (LANES < 32 ? LANES : 32) / 2; apart; apart /= 2)
@@ -23,8 +21,10 @@ DEVICE Acc of_lanes(Acc value) {
   __shared__ Acc of_warps[THREADS / 32];
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
   __syncthreads();
-  if (threadIdx.x == 0)
-    for (int warp = 1; warp < THREADS / 32; ++warp) value = combine(value, of_warps[warp]);
+  if (threadIdx.x % LANES == 0) {
+    UNROLL
+    for (int warp = 1; warp < LANES / 32; ++warp) value = combine(value, of_warps[threadIdx.x / 32 + warp]);
+  }
 #endif
   return value;
 }
@@ -34,12 +34,14 @@ DEVICE void add(Acc &sum, const Pack &pack) {
   for (int v = 0; v < V; ++v) sum = combine(sum, acc_of(pack.of[v]));
 }
 
-// With more than one part, each part writes its value to `partial`, for finish_rows.
+// With more than one part, each part writes its value to `partial`, for finish_rows. All threads of a block then share
+// a row.
 KERNEL void __launch_bounds__(THREADS, 4)
-    reduce_rows(const Stored *from, Result *to, Acc *partial, long long rows, long long length, long long parts) {
+    reduce_rows(const Stored *from, Result *to, Acc *partial, long long rows, long long length, int parts) {
   constexpr int ROWS = THREADS / LANES;  // rows per block
-  const int lane = threadIdx.x % LANES;
-  const long long part = blockIdx.x % parts, row = blockIdx.x / parts * ROWS + threadIdx.x / LANES;
+  if (ROWS > 1) parts = 1;               // known to the compiler
+  const int lane = threadIdx.x % LANES, part = blockIdx.x % parts;
+  const long long row = (long long)(blockIdx.x / parts) * ROWS + threadIdx.x / LANES;
   Acc sums[LOADS];
   UNROLL
   for (int k = 0; k < LOADS; ++k) sums[k] = IDENTITY;
@@ -48,9 +50,9 @@ KERNEL void __launch_bounds__(THREADS, 4)
     const int skew = (int)(reinterpret_cast<unsigned long long>(begin) % 16 / sizeof(Stored));
     long long head = skew ? V - skew : 0;
     if (head > length) head = length;
-    const long long packs = (length - head) / V, step = LANES * parts;
+    const long long packs = (length - head) / V, step = (long long)LANES * parts;
     const uint4 *const aligned = reinterpret_cast<const uint4 *>(begin + head);
-    long long i = part * LANES + lane;
+    long long i = (long long)part * LANES + lane;
     for (; i + (LOADS - 1) * step < packs; i += LOADS * step) {
       Pack loaded[LOADS];
       UNROLL
@@ -80,11 +82,12 @@ KERNEL void __launch_bounds__(THREADS, 4)
 }
 
 // One block per row.
-#if LANES > 32
-KERNEL void __launch_bounds__(THREADS) finish_rows(const Acc *partial, Result *to, long long parts) {
-  const Acc *const from = partial + blockIdx.x * parts;
+#if LANES == 256
+static_assert(LANES == THREADS, "all threads of a block share a row");
+KERNEL void __launch_bounds__(THREADS) finish_rows(const Acc *partial, Result *to, int parts) {
+  const Acc *const from = partial + (long long)blockIdx.x * parts;
   Acc sum = IDENTITY;
-  for (long long i = threadIdx.x; i < parts; i += THREADS) sum = combine(sum, from[i]);
+  for (int i = threadIdx.x; i < parts; i += THREADS) sum = combine(sum, from[i]);
   sum = of_lanes(sum);
   if (threadIdx.x == 0) to[blockIdx.x] = result_of(sum);
 }

@@ -1,0 +1,123 @@
+"""Source code and compilation of dnnops' reduction kernels."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+from dnnops.dtypes import DTYPES, HALF_DTYPES, numpy_dtype
+from dnnops.runtime.build import c_code_dir
+
+__all__ = ["Arithmetic", "Kernels", "processors", "reduction_source"]
+
+
+class Arithmetic(NamedTuple):
+    """C++ types and expressions of a reduction.
+
+    Attributes
+    ----------
+    in_dtype, out_dtype : str
+        Dtypes of the operand and the result.
+    accumulator : str
+        C++ type of the accumulator.
+    identity : str
+        Initial value of the accumulator.
+    premap : str
+        Expression in terms of `x`, an element converted to the accumulator's type.
+    combine : str
+        Expression that combines the accumulators `a` and `b`.
+    """
+
+    in_dtype: str
+    out_dtype: str
+    accumulator: str
+    identity: str
+    premap: str
+    combine: str
+
+    @property
+    def accumulator_bytes(self) -> int:
+        """Return the size of an accumulator."""
+        names = (name for name in reversed(DTYPES) if DTYPES[name].c_type == self.accumulator)
+        return numpy_dtype(next(names)).itemsize
+
+
+def _stored(dtype: str) -> str:
+    return "unsigned short" if dtype in HALF_DTYPES else DTYPES[dtype].c_type
+
+
+def reduction_source(arithmetic: Arithmetic, name: str) -> str:
+    """Return the CUDA source of reduction kernels.
+
+    Parameters
+    ----------
+    arithmetic : Arithmetic
+    name : str
+        File in ``c_code/gpu/reduction``. Before it come the types of the operand and the result in
+        memory, ``Stored`` and ``Result``; ``Acc``; ``IDENTITY``; and the functions ``acc_of``,
+        ``combine`` and ``result_of``.
+
+    Returns
+    -------
+    str
+    """
+    of = arithmetic
+    value, result = "element", f"({DTYPES[of.out_dtype].c_type})value"
+    if of.in_dtype in HALF_DTYPES:
+        value = f"Number<{DTYPES[of.in_dtype].code}>::acc(element)"
+    if of.out_dtype in HALF_DTYPES:
+        result = f"Number<{DTYPES[of.out_dtype].code}>::bits({result})"
+    declared = f"""
+using Stored = {_stored(of.in_dtype)};
+using Result = {_stored(of.out_dtype)};
+using Acc = {of.accumulator};
+#define IDENTITY ((Acc){of.identity})
+DEVICE Acc premapped(Acc x) {{ return {of.premap}; }}
+DEVICE Acc acc_of(Stored element) {{ return premapped((Acc){value}); }}
+DEVICE Acc combine(Acc a, Acc b) {{ return {of.combine}; }}
+DEVICE Result result_of(Acc value) {{ return {result}; }}
+"""
+    files = ("kernels/kernel.cuh", "kernels/numbers.cuh", f"reduction/{name}")
+    kernel, numbers, own = ((c_code_dir() / "gpu" / f).read_text(encoding="utf-8") for f in files)
+    return f"{kernel}{numbers}{declared}{own}"
+
+
+@functools.cache
+def processors(device: int) -> int:
+    """Return the number of multiprocessors of a device."""
+    import cupy
+
+    return cupy.cuda.Device(device).attributes["MultiProcessorCount"]
+
+
+class Kernels:
+    """Kernels of one source file, compiled when they are first used.
+
+    Parameters
+    ----------
+    arithmetic : Arithmetic
+    name : str
+        File in ``c_code/gpu/reduction``.
+    macro : str
+        Macro that distinguishes variants of the kernels.
+    """
+
+    def __init__(self, arithmetic: Arithmetic, name: str, macro: str):
+        self.arithmetic = arithmetic
+        self.name = name
+        self.macro = macro
+        self._kernels: dict[tuple[int, int, str], Any] = {}
+
+    def get(self, device: int, value: int, kernel: str) -> Any:
+        """Return a CuPy kernel for a device and a value of the macro."""
+        import cupy
+
+        key = (device, value, kernel)
+        if key not in self._kernels:
+            module = cupy.RawModule(
+                code=reduction_source(self.arithmetic, self.name),
+                options=("-std=c++17", f"-D{self.macro}={value}"),
+                backend="nvrtc",
+            )
+            self._kernels[key] = module.get_function(kernel)
+        return self._kernels[key]
