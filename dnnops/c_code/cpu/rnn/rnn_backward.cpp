@@ -23,8 +23,11 @@ struct Arrays {
                         // step
 };
 
-// The number of gate gradients of a position; the last gate of a GRU has two.
-int64_t gradient_size(const Problem &p) { return (p.mode == GRU ? 4 : p.gates) * p.hidden; }
+// The distance from the gate gradients of a position to those of the next; the last gate of a GRU has two.
+template <class T>
+int64_t gradient_stride(const Problem &p) {
+  return row_pitch<T>((p.mode == GRU ? 4 : p.gates) * p.hidden);
+}
 
 template <class T>
 class Pass {
@@ -41,7 +44,7 @@ class Pass {
         arrays_(arrays),
         buffers_(buffers),
         recurrence_(recurrence),
-        stride_(gradient_size(p)),
+        stride_(gradient_stride<T>(p)),
         recurrent_(p.mode == GRU ? p.hidden : 0) {
     const int64_t column = backward_ ? p.outputs : 0;
     arrays_.y += column;
@@ -227,8 +230,8 @@ void backward(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outp
   Scratch scratch(sizeof(T));
   Operands<T> operands(scratch, inputs, 3 + has_cell), gradients(scratch, inputs + y_at, 4 + has_cell);
   const int ends = scratch.add(p.has_lengths ? positions * p.input : 0);
-  StepProduct<T> recurrence(p, scratch, p.outputs, p.rows(), false, gradient_size(p), p.outputs, true);
-  const int dgates = scratch.add(positions * gradient_size(p));
+  StepProduct<T> recurrence(p, scratch, p.outputs, p.rows(), false, gradient_stride<T>(p), p.outputs, true);
+  const int dgates = scratch.add(positions * gradient_stride<T>(p));
   const int dh = scratch.add((p.projected ? positions : p.batch) * p.outputs);
   const int dcells = scratch.add(p.projected ? p.batch * p.hidden : 0);
   const int cells = scratch.add(p.projected ? positions * p.hidden : 0);

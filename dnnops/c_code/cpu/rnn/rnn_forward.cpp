@@ -89,7 +89,8 @@ class Pass {
       if (p_.mode == LSTM)
         lstm_step(hidden, buffers_.bias, cell_before(t, b), kept, out);
       else if (p_.mode == GRU)
-        gru_step(hidden, buffers_.bias, buffers_.recurrent + b * p_.rows(), buffers_.state + b * hidden, kept, out);
+        gru_step(hidden, buffers_.bias, buffers_.recurrent + b * row_pitch<T>(p_.rows()), buffers_.state + b * hidden,
+                 kept, out);
       else
         plain_step(hidden, p_.mode == RELU, buffers_.bias, out);
       if (!p_.projected) std::copy_n(out, hidden, buffers_.state + b * hidden);
@@ -130,9 +131,10 @@ void forward(const Problem &p, const dnnops_tensor *inputs, dnnops_tensor *outpu
   Operands<T> operands(scratch, inputs, 3 + p.has_cell());
   // A GRU's last gate needs the recurrent part separately.
   const bool apart = p.mode == GRU;
-  StepProduct<T> recurrence(p, scratch, p.rows(), p.outputs, true, p.outputs, apart ? p.rows() : sums_stride(p), !apart);
+  const int64_t pitch = apart ? row_pitch<T>(p.rows()) : sums_stride(p);
+  StepProduct<T> recurrence(p, scratch, p.rows(), p.outputs, true, p.outputs, pitch, !apart);
   const int state = scratch.add(p.batch * p.outputs);
-  const int recurrent = scratch.add(apart ? p.batch * p.rows() : 0);
+  const int recurrent = scratch.add(apart ? p.batch * pitch : 0);
   const int cells = scratch.add(p.projected ? p.batch * p.hidden : 0), bias = scratch.add(4 * p.hidden);
   // Without a reserve, only the gates of one pseudo-layer and the outputs of two layers are kept.
   const int gates = scratch.add(p.flag ? 0 : positions * saved(p));

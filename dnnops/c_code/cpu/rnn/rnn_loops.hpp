@@ -45,14 +45,14 @@ void multiply_in_pieces(int64_t m, int64_t n, int64_t k, const T *a, int64_t lda
 }
 
 template <class T>
-void transpose(int64_t rows, int64_t columns, const T *from, T *to) {
+void transpose(int64_t rows, int64_t columns, const T *from, T *to, int64_t pitch) {
   constexpr int64_t kBlock = 16;
 #pragma omp parallel for if (rows * columns > 16384)
   for (int64_t begin = 0; begin < columns; begin += kBlock)
     for (int64_t i = 0; i < rows; i += kBlock)
       for (int64_t column = begin; column < std::min(columns, begin + kBlock); ++column)
         for (int64_t row = i; row < std::min(rows, i + kBlock); ++row)
-          to[column * rows + row] = from[row * columns + column];
+          to[column * pitch + row] = from[row * columns + column];
 }
 
 // The functions below divide a lot. Whole AVX-512 vectors, which GCC avoids by default, save a quarter of the time.

@@ -49,6 +49,9 @@ PackedProduct::PackedProduct(int64_t m, int64_t n, int64_t k, int64_t lda, int64
     DNNL_CHECK(dnnl_primitive_attr_set_post_ops(attributes.get(), sum));
   }
   desc_ = matmul_desc(a, any, c, attributes.get());
+  // On AVX2, the preferred layout is the plain one.
+  if (dnnl_memory_desc_equal(packed_desc(), matrix_desc(k, n, n, 1).get()))
+    desc_ = matmul_desc(a, matrix_desc(k, n, row_pitch<float>(n), 1), c, attributes.get());
   primitive_ = primitive_of(desc_);
   a_ = memory_at(a.get(), nullptr);
   c_ = memory_at(c.get(), nullptr);

@@ -49,6 +49,14 @@ void multiply_columns(int64_t m, int64_t n, int64_t k, const T *a, int64_t lda, 
   multiply_in_pieces<T>(m, n, k, a, lda, b, ldb, c, ldc);
 }
 
+// The distance between rows of this length in scratch memory. If it were a multiple of 1 KiB, or of the 4 KiB after
+// which addresses share a place in the level 1 cache, products would take up to twice as long.
+template <class T>
+int64_t row_pitch(int64_t length) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  return length % (16 * kLine) ? length : length + kLine;
+}
+
 // The number of steps from which transposing the matrix pays off, since products with it are then faster.
 constexpr int64_t kTransposeSteps = 8;
 // The number of elements from which packing for matmul pays off: dnnl_sgemm's copies of that many, 2 MiB,
@@ -78,7 +86,7 @@ class StepProduct {
         }
       }
     }
-    if (transposed) piece_ = scratch.add(n * k);
+    if (transposed) piece_ = scratch.add(row_pitch<T>(n) * k);
   }
 
   void prepare(const T *w) {
@@ -87,7 +95,7 @@ class StepProduct {
     T *const to = scratch_.get<T>(piece_);
     if constexpr (std::is_same_v<T, float>)
       if (packed_) return packed_->pack(w, transposed_, to, scratch_.get<T>(scratch_piece_));
-    transpose(n_, k_, w, to);
+    transpose(n_, k_, w, to, row_pitch<T>(n_));
     w_ = to;
   }
 
@@ -96,7 +104,8 @@ class StepProduct {
     if constexpr (std::is_same_v<T, float>)
       if (packed_) return packed_->run(a, c);
     const bool is_transposed = transposed_ && piece_ < 0;
-    multiply<T>(false, is_transposed, m, n_, k_, a, lda_, w_, is_transposed ? k_ : n_, adds_ ? 1 : 0, c, ldc_);
+    const int64_t pitch = is_transposed ? k_ : piece_ < 0 ? n_ : row_pitch<T>(n_);
+    multiply<T>(false, is_transposed, m, n_, k_, a, lda_, w_, pitch, adds_ ? 1 : 0, c, ldc_);
   }
 
  private:
