@@ -1,0 +1,156 @@
+"""cuDNN's dropout and cuTENSOR's permutation through ctypes, for ``benchmarks/kernels.py``."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from functools import cache, cached_property
+from typing import Any
+
+import cupy
+
+from dnnops.runtime.find import find_cudnn
+
+__all__ = ["CudnnDropout", "CutensorPermutation", "load_cutensor"]
+
+#: ``cudnnDataType_t`` and ``cudaDataType_t``.
+CUDNN_TYPES = {"float32": 0, "float16": 2}
+CUDA_TYPES = {"float32": 0, "float16": 2}
+
+
+class _Library:
+    """Calls of a library that raise an exception if their status is not 0."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+
+    def __call__(self, function: str, *arguments: Any) -> None:
+        if status := getattr(self.library, function)(*arguments):
+            raise RuntimeError(f"{function}: status {status}")
+
+
+def _address(array: Any) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.data.ptr)
+
+
+class CudnnDropout:
+    """cuDNN's dropout of an array with four axes.
+
+    Parameters
+    ----------
+    x : cupy.ndarray
+    p : float
+        Probability that an element becomes 0.
+    """
+
+    def __init__(self, x: Any, p: float) -> None:
+        self.x, self.p = x, p
+
+    @cached_property
+    def cudnn(self) -> _Library:
+        return _Library(ctypes.CDLL(str(find_cudnn().library)))
+
+    @cached_property
+    def arguments(self) -> tuple[Any, ...]:
+        """Arguments of both directions."""
+        cudnn, x, size = self.cudnn, self.x, ctypes.c_size_t()
+        handle, array, dropout = (ctypes.c_void_p() for _ in range(3))
+        cudnn("cudnnCreate", ctypes.byref(handle))
+        cudnn("cudnnCreateTensorDescriptor", ctypes.byref(array))
+        cudnn("cudnnSetTensor4dDescriptor", array, 0, CUDNN_TYPES[str(x.dtype)], *x.shape)
+        cudnn("cudnnDropoutGetStatesSize", handle, ctypes.byref(size))
+        self.states = cupy.empty(size.value, "uint8")
+        cudnn("cudnnCreateDropoutDescriptor", ctypes.byref(dropout))
+        states = (_address(self.states), size, ctypes.c_ulonglong(1))
+        cudnn("cudnnSetDropoutDescriptor", dropout, handle, ctypes.c_float(self.p), *states)
+        cudnn("cudnnDropoutGetReserveSpaceSize", array, ctypes.byref(size))
+        self.reserve, self.out = cupy.empty(size.value, "uint8"), cupy.empty_like(x)
+        operands = (array, _address(x), array, _address(self.out))
+        return (handle, dropout, *operands, _address(self.reserve), size)
+
+    def forward(self) -> None:
+        """Drop elements of `x`."""
+        self.cudnn("cudnnDropoutForward", *self.arguments)
+
+    def backward(self) -> None:
+        """Drop the same elements, as the gradient does."""
+        if "arguments" not in vars(self):
+            self.forward()
+        self.cudnn("cudnnDropoutBackward", *self.arguments)
+
+
+@cache
+def load_cutensor() -> ctypes.CDLL:
+    """Load cuTENSOR 2.
+
+    Raises
+    ------
+    OSError
+        If it is not installed.
+    """
+    with contextlib.suppress(Exception):
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        load_nvidia_dynamic_lib("cutensor")
+    return ctypes.CDLL("libcutensor.so.2")
+
+
+class CutensorPermutation:
+    """A copy of an array to an array of the same shape and other strides.
+
+    Parameters
+    ----------
+    x, out : cupy.ndarray
+    """
+
+    def __init__(self, x: Any, out: Any) -> None:
+        self.x, self.out = x, out
+
+    @cached_property
+    def cutensor(self) -> _Library:
+        return _Library(load_cutensor())
+
+    @cached_property
+    def plan(self) -> tuple[Any, Any]:
+        """Handle and plan."""
+        cutensor, x = self.cutensor, self.x
+        handle, operation, plan = (ctypes.c_void_p() for _ in range(3))
+        cutensor("cutensorCreate", ctypes.byref(handle))
+        modes = (ctypes.c_int32 * x.ndim)(*range(x.ndim))
+        described = []
+        for array in (x, self.out):
+            descriptor = ctypes.c_void_p()
+            sizes = (ctypes.c_int64 * x.ndim)(*array.shape)
+            strides = (ctypes.c_int64 * x.ndim)(*(s // array.itemsize for s in array.strides))
+            words = (sizes, strides, CUDA_TYPES[str(array.dtype)], ctypes.c_uint32(256))
+            cutensor(
+                "cutensorCreateTensorDescriptor",
+                handle,
+                ctypes.byref(descriptor),
+                ctypes.c_uint32(x.ndim),
+                *words,
+            )
+            described.append(descriptor)
+        float32 = ctypes.c_void_p.in_dll(cutensor.library, "CUTENSOR_COMPUTE_DESC_32F")
+        identity = 1
+        source = (described[0], modes, identity)
+        cutensor(
+            "cutensorCreatePermutation",
+            handle,
+            ctypes.byref(operation),
+            *source,
+            described[1],
+            modes,
+            float32,
+        )
+        limit = ctypes.c_uint64(0)
+        cutensor("cutensorCreatePlan", handle, ctypes.byref(plan), operation, None, limit)
+        return handle, plan
+
+    def __call__(self) -> Any:
+        """Copy the array."""
+        one, (handle, plan) = ctypes.c_float(1), self.plan
+        addresses = (_address(self.x), _address(self.out))
+        stream = ctypes.c_void_p(cupy.cuda.get_current_stream().ptr)
+        self.cutensor("cutensorPermute", handle, plan, ctypes.byref(one), *addresses, stream)
+        return self.out
