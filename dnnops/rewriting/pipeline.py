@@ -256,6 +256,14 @@ PASSES = (
         "Comparisons come first, since they have to see the maximum.",
     ),
     Pass(
+        48.92,
+        "expand_slow_activations",
+        _on_the_host(lambda: ExpandActivations(after_fusion=False)),
+        ("fast_run",),
+        "After recognize_relu (48.9). Before elementwise fusion (49), so that nothing is fused "
+        "twice.",
+    ),
+    Pass(
         48.95,
         "conv_merge",
         ByTags(lambda included, excluded: None if "cudnn" in excluded else ConvMerge()),
@@ -303,7 +311,7 @@ PASSES = (
     Pass(
         49.35,
         "expand_activations",
-        ExpandActivations(),
+        ExpandActivations(after_fusion=True),
         ("fast_run",),
         "After gpu_lift (49.2) and to_onednn (49.3), for activations that neither has taken.",
     ),

@@ -26,7 +26,7 @@ from pytensor.tensor.rewriting.elemwise import (
     local_useless_composite_outputs,
 )
 
-from dnnops.cpu.activation import OneDnnActivation, is_worth_a_call
+from dnnops.cpu.activation import OneDnnActivation, is_faster, is_worth_a_call
 from dnnops.nnet.activation.op import Activation, ActivationGrad
 
 __all__ = ["local_elemwise_activation"]
@@ -43,8 +43,13 @@ def local_expand_activation(fgraph: FunctionGraph, node: Apply) -> list[Variable
         return None
     (output,) = node.op.expressions(*node.inputs)
     copy_stack_trace(node.outputs[0], output)
-    _altered.add(fgraph)
     return [output]
+
+
+@node_rewriter([Activation, ActivationGrad])
+def local_expand_slow_activation(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace an activation or its gradient with elementwise Ops if they are faster."""
+    return None if is_faster(node) else local_expand_activation.transform(fgraph, node)
 
 
 @node_rewriter([Elemwise])
@@ -95,15 +100,26 @@ def local_take_apart(fgraph: FunctionGraph, node: Apply) -> list[Variable] | Non
 
 
 class ExpandActivations(GraphRewriter):
-    """Expand the activations that no library runs into elementwise Ops."""
+    """Expand the activations that no library runs into elementwise Ops.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    after_fusion : bool
+        Whether elementwise Ops have been fused. If False, only the activations are expanded that
+        no library would run.
+    """
+
+    def __init__(self, after_fusion: bool) -> None:
         super().__init__()
-        self._expand = dfs_rewriter(local_expand_activation)
+        self.after_fusion = after_fusion
+        rewriter = local_expand_activation if after_fusion else local_expand_slow_activation
+        self._expand = dfs_rewriter(rewriter)
 
     def apply(self, fgraph: FunctionGraph) -> None:
         if any(type(node.op) in (Activation, ActivationGrad) for node in fgraph.apply_nodes):
             self._expand.apply(fgraph)
+            if self.after_fusion:
+                _altered.add(fgraph)
 
 
 class FuseAgain(GraphRewriter):
