@@ -33,7 +33,7 @@ from dnnops.rewriting.gpu.softmax import (
     local_gradient_of_log_of_softmax,
     local_log_of_softmax,
 )
-from dnnops.rewriting.inplace import GpuInplace, GpuInplaceElemwise
+from dnnops.rewriting.inplace import ElemwiseAtOnce, GpuInplace, GpuInplaceElemwise
 from dnnops.rewriting.move.lifting import EVERYTHING, GraphToGpu
 from dnnops.rewriting.move.linkers import RefuseDeviceVariables
 from dnnops.rewriting.move.write_out import WriteOut
@@ -321,6 +321,14 @@ PASSES = (
         FuseAgain(),
         ("fast_run", "fusion"),
         "After expand_activations (49.35). Before the destroy handler (49.5).",
+    ),
+    Pass(
+        50.45,
+        "elemwise_at_once",
+        ElemwiseAtOnce(),
+        ("gpu", "onednn", "inplace"),
+        "After the destroy handler (49.5). Before PyTensor's pass over elementwise Ops (50.5), "
+        "which checks the whole graph after each node.",
     ),
     Pass(
         50.55,
