@@ -41,7 +41,7 @@ from dnnops.rewriting.precision import Float16InFloat32, ViewFloat16
 from dnnops.rewriting.recognize.attention import RecognizeAttention
 from dnnops.rewriting.recognize.batchnorm import RecognizeBatchNorm, RecognizeGpuBatchNorm
 from dnnops.rewriting.recognize.cross_entropy import FuseCrossEntropy
-from dnnops.rewriting.recognize.dense import local_sum_of_products
+from dnnops.rewriting.recognize.dense import SeparateScales, local_sum_of_products
 from dnnops.rewriting.recognize.networks import InNetworks
 from dnnops.rewriting.recognize.reduction import local_gpu_norm
 from dnnops.rewriting.recognize.relu import local_comparison_with_extremum, local_relu
@@ -188,6 +188,14 @@ PASSES = (
         ("fast_run",),
         "After stabilization (1.5), which keeps sums of products. Before BlasOpt (1.7) and "
         "specialization (2), which turns Blockwise products into products of stacked matrices.",
+    ),
+    Pass(
+        1.75,
+        "separate_scales",
+        _in_networks(SeparateScales()),
+        ("fast_run",),
+        "After BlasOpt (1.7), which scales products. Before elementwise fusion (49), which takes "
+        "the scales.",
     ),
     *(
         Pass(

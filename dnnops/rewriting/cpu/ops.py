@@ -14,9 +14,10 @@ from pytensor.graph.rewriting.basic import (
     dfs_rewriter,
     node_rewriter,
 )
-from pytensor.tensor.basic import cast
-from pytensor.tensor.blas import Dot22, Gemm
+from pytensor.tensor.basic import AllocEmpty, cast
+from pytensor.tensor.blas import Dot22, Dot22Scalar, Gemm
 from pytensor.tensor.math import Dot, Sum
+from pytensor.tensor.shape import shape_i
 
 from dnnops.cpu.base import OneDnnOp, onednn_available
 from dnnops.cpu.channel_sum import OneDnnChannelSum
@@ -50,7 +51,7 @@ def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
     return outputs
 
 
-@node_rewriter([Dot, Dot22, Gemm, Sum])
+@node_rewriter([Dot, Dot22, Dot22Scalar, Gemm, Sum])
 def local_dense_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace a float32 matrix product or channel sum with an Op that uses oneDNN's threads."""
     if any(x.type.dtype != "float32" for x in (*node.inputs, *node.outputs)):
@@ -66,6 +67,10 @@ def local_dense_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] 
         output = OneDnnChannelSum()(*node.inputs)
     elif isinstance(node.op, Gemm):
         output = OneDnnGemm(node.op.inplace)(*node.inputs)
+    elif isinstance(node.op, Dot22Scalar):
+        x, y, scale = node.inputs
+        result = AllocEmpty("float32")(shape_i(x, 0, fgraph), shape_i(y, 1, fgraph))
+        output = OneDnnGemm()(result, scale, x, y, 0.0)
     elif all(x.type.ndim == 2 for x in node.inputs):
         output = OneDnnDot()(*node.inputs)
     else:

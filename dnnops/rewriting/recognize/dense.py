@@ -1,20 +1,56 @@
-"""Compute the gradient of ``x @ w`` with respect to `w` as one product if ``x.ndim > 2``."""
+"""Products of matrices in dense layers.
+
+The gradient of ``x @ w`` with respect to `w` is one product, even if ``x.ndim > 2``. It is computed
+once, even if an optimizer scales it by several numbers.
+"""
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import mul
+from math import prod
 from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import copy_stack_trace, node_rewriter
-from pytensor.tensor.elemwise import DimShuffle
-from pytensor.tensor.math import Sum, dot
+from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace, node_rewriter
+from pytensor.tensor.blas import Dot22, Dot22Scalar, _dot22
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import Sum, dot, mul
 
 from dnnops.rewriting.recognize.views import matrices_of
 
-__all__ = ["local_sum_of_products"]
+__all__ = ["SeparateScales", "local_sum_of_products"]
+
+
+class SeparateScales(GraphRewriter):
+    """Take the scales out of products where elementwise Ops can apply them.
+
+    PyTensor replaces each ``scale * (x @ y)`` with `Dot22Scalar`. Adam uses ``0.1 * g`` and
+    ``0.001 * g * g``, so each gradient `g` that is a product would be computed twice. A scale costs
+    nothing in the elementwise Op that uses it next.
+    """
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        """Rewrite `fgraph`."""
+        products: dict[tuple[Variable, ...], list[Apply]] = {}
+        for node in fgraph.toposort():
+            if isinstance(node.op, Dot22 | Dot22Scalar):
+                products.setdefault(tuple(node.inputs[:2]), []).append(node)
+        replacements = []
+        for (x, y), nodes in products.items():
+            scaled = [node for node in nodes if isinstance(node.op, Dot22Scalar)]
+            if len(nodes) == 1 and not all(_feeds_elementwise(fgraph, node) for node in scaled):
+                continue
+            plain = next((node.outputs[0] for node in nodes if node not in scaled), None)
+            product = _dot22(x, y) if plain is None and scaled else plain
+            for node in scaled:
+                result: Any = mul(node.inputs[2], product)
+                copy_stack_trace(node.outputs, result)
+                replacements.append((node.outputs[0], result))
+        fgraph.replace_all_validate(replacements, reason="separate_scales")
+
+
+def _feeds_elementwise(fgraph: FunctionGraph, node: Apply) -> bool:
+    return all(isinstance(user.op, Elemwise) for user, _ in fgraph.clients[node.outputs[0]])
 
 
 @node_rewriter([Sum])
@@ -63,4 +99,4 @@ def _rows(x: Any) -> Any:
     """Stack the rows of all matrices in an array into one matrix."""
     *sizes, columns = x.shape
     # A size of -1 would be ambiguous if another axis has size 0.
-    return x.reshape((reduce(mul, sizes), columns))
+    return x.reshape((prod(sizes), columns))
