@@ -17,11 +17,11 @@ from pytensor.tensor.type import TensorType
 from dnnops.compat import shape_inference
 from dnnops.dtypes import DTYPES, host_dtype
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
-from dnnops.gpuarray.codegen import PREAMBLE, scalar_code
 from dnnops.gpuarray.layout import common_order, inverse
 from dnnops.gpuarray.op import GpuOp, infer_device, is_on_device
 from dnnops.gpuarray.packed import LEAST_SIZE, pack_width, packed_kernel, packed_operands
 from dnnops.gpuarray.type import GpuArrayType
+from dnnops.runtime.scalar_code import PREAMBLE, scalar_code
 
 
 class GpuElemwise(GpuOp):

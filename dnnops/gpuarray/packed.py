@@ -10,7 +10,7 @@ from typing import Any
 from pytensor.scalar.basic import ScalarOp
 
 from dnnops.dtypes import DTYPES, numpy_dtype
-from dnnops.gpuarray.codegen import PREAMBLE, scalar_code
+from dnnops.runtime.scalar_code import PREAMBLE, scalar_code
 
 __all__ = ["LEAST_SIZE", "pack_width", "packed_kernel", "packed_operands", "repetition"]
 

@@ -25,12 +25,12 @@ from pytensor.tensor.elemwise import CAReduce
 
 from dnnops.dtypes import DTYPES, FLOAT_DTYPES, compute_dtype
 from dnnops.errors import DnnNotSupportedError, DnnValueError
-from dnnops.gpuarray.codegen import PREAMBLE, c_literal
 from dnnops.gpuarray.column_reduction import ColumnReduction
 from dnnops.gpuarray.layout import dense_order
 from dnnops.gpuarray.op import MirrorOp
 from dnnops.gpuarray.reduction_source import Arithmetic
 from dnnops.gpuarray.row_reduction import RowReduction, split_axes
+from dnnops.runtime.scalar_code import PREAMBLE, c_literal
 
 #: From this size on, reducing the last axes first and then the others is faster than one reduction.
 MIN_TWO_STEPS_BYTES = 1 << 20

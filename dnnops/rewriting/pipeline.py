@@ -26,7 +26,12 @@ from pytensor.graph.rewriting.db import RewriteDatabase
 import dnnops.rewriting.move.tensor_ops  # registers lifters
 import dnnops.rewriting.move.to_gpu  # noqa: F401 - registers rewrites with PyTensor's own passes
 from dnnops.rewriting.cpu.activation import ExpandActivations, FuseAgain
-from dnnops.rewriting.cpu.ops import RegisterNumbaDispatch, ToOneDnn, local_onednn_inplace
+from dnnops.rewriting.cpu.ops import (
+    ElemwiseToCpu,
+    RegisterNumbaDispatch,
+    ToOneDnn,
+    local_onednn_inplace,
+)
 from dnnops.rewriting.fuse.conv_merge import ConvMerge
 from dnnops.rewriting.gpu.required import RequireCudnn
 from dnnops.rewriting.gpu.softmax import (
@@ -329,6 +334,14 @@ PASSES = (
         FuseAgain(),
         ("fast_run", "fusion"),
         "After expand_activations (49.35). Before the destroy handler (49.5).",
+    ),
+    Pass(
+        49.45,
+        "elemwise_to_cpu",
+        ElemwiseToCpu(),
+        ("onednn", "gpu"),
+        "After fuse_activations (49.4), the last that fuses. Before elementwise Ops are in-place "
+        "(50.45).",
     ),
     Pass(
         50.45,

@@ -22,8 +22,8 @@ from dnnops.rewriting.move import lifters
 from dnnops.rewriting.registry import cpu_implementations
 from dnnops.runtime.op import RuntimeOp
 
-#: Ops of `dnnops.gpuarray` do what PyTensor's do, in the forms that PyTensor's rewrites leave.
-_PLAIN = "dnnops.gpuarray."
+#: These Ops do what PyTensor's do, in the forms that PyTensor's rewrites leave.
+_PLAIN = ("dnnops.cpu.elemwise", "dnnops.gpuarray.")
 #: Ops that newer releases of PyTensor do not have.
 _NOT_IN_EVERY_RELEASE = {"AdvancedIncSubtensor1", "AdvancedSubtensor1", "Ger"}
 

@@ -16,11 +16,13 @@ from pytensor.graph.rewriting.basic import (
 )
 from pytensor.tensor.basic import AllocEmpty, cast
 from pytensor.tensor.blas import Dot22, Dot22Scalar, Gemm
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import Dot, Sum
 from pytensor.tensor.shape import shape_i
 
 from dnnops.cpu.base import OneDnnOp, onednn_available
 from dnnops.cpu.channel_sum import OneDnnChannelSum
+from dnnops.cpu.elemwise import CpuElemwise, is_supported
 from dnnops.cpu.gemm import OneDnnDot, OneDnnGemm
 from dnnops.errors import DnnRequiredError
 from dnnops.rewriting.cpu.activation import local_elemwise_activation
@@ -77,6 +79,31 @@ def local_dense_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] 
         return None
     copy_stack_trace(node.outputs[0], output)
     return [output]
+
+
+@node_rewriter([Elemwise])
+def local_elemwise_to_cpu(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace an elementwise Op with one that uses all cores."""
+    if not is_supported(node):
+        return None
+    outputs = (
+        CpuElemwise(node.op.scalar_op, node.op.inplace_pattern).make_node(*node.inputs).outputs
+    )
+    copy_stack_trace(node.outputs, outputs)
+    return outputs
+
+
+class ElemwiseToCpu(GraphRewriter):
+    """Apply `local_elemwise_to_cpu` to graphs with Ops of oneDNN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._substitute = dfs_rewriter(local_elemwise_to_cpu)
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        """Rewrite `fgraph`."""
+        if any(isinstance(node.op, OneDnnOp) for node in fgraph.apply_nodes):
+            self._substitute.apply(fgraph)
 
 
 class ToOneDnn(GraphRewriter):

@@ -8,9 +8,9 @@ import pytest
 from pytensor.scalar.basic import Composite
 
 from dnnops.errors import DnnNotSupportedError
-from dnnops.gpuarray.codegen import c_literal, scalar_code
 from dnnops.gpuarray.elemwise import can_run, elementwise_kernel
 from dnnops.gpuarray.packed import packed_kernel
+from dnnops.runtime.scalar_code import c_literal, scalar_code
 from tests.gpuarray.cuda_source import compile_log, elementwise_source, reduction_source
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]

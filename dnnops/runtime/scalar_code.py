@@ -1,6 +1,6 @@
-"""Generate CUDA C++ for PyTensor's scalar Ops.
+"""Generate C++ and CUDA C++ for PyTensor's scalar Ops.
 
-A scalar Op, or a whole `Composite`, becomes the body of a CuPy kernel, which contains the
+A scalar Op, or a whole `Composite`, becomes the body of a loop or kernel, which contains the
 ``c_code`` of each scalar Op in order. float16 and bfloat16 values are converted to float when they
 are loaded, and rounded only when the result is stored.
 """
@@ -20,8 +20,10 @@ from pytensor.scalar.basic import Cast, Composite, Pow, ScalarOp, Trunc, identit
 from dnnops.dtypes import DTYPES, compute_dtype
 from dnnops.errors import DnnNotSupportedError
 
-#: Definitions that the C code of scalar Ops relies on. ``KERNEL`` lets integer division by zero
-#: pass, as in CUDA, instead of raising a Python exception.
+__all__ = ["PREAMBLE", "ScalarCode", "c_literal", "scalar_code"]
+
+#: Definitions for CUDA that the C code of scalar Ops relies on. ``KERNEL`` lets integer division by
+#: zero pass, as in CUDA, instead of raising a Python exception.
 PREAMBLE = "\n".join(
     [
         "#define KERNEL",
@@ -37,7 +39,7 @@ PREAMBLE = "\n".join(
 
 @dataclass(frozen=True)
 class ScalarCode:
-    """CUDA code of a scalar Op.
+    """C++ code of a scalar Op.
 
     Attributes
     ----------
@@ -52,7 +54,7 @@ class ScalarCode:
 
 
 def scalar_code(scalar_op: ScalarOp, in_dtypes: tuple[str, ...]) -> ScalarCode:
-    """Generate the CUDA code of a scalar Op.
+    """Generate the C++ code of a scalar Op.
 
     Parameters
     ----------
@@ -68,12 +70,12 @@ def scalar_code(scalar_op: ScalarOp, in_dtypes: tuple[str, ...]) -> ScalarCode:
     Raises
     ------
     DnnNotSupportedError
-        If the Op has no C code, if a kernel can't contain its C code, or if a dtype, such as a
-        complex one, isn't a device dtype. Such an Op has to stay on the host.
+        If the Op has no C code, if a kernel can't contain its C code, or if a dtype is not one of
+        `dnnops.dtypes.DTYPES`, such as a complex one.
     """
     if unknown := set(in_dtypes) - DTYPES.keys():
         raise DnnNotSupportedError(
-            f"cannot generate CUDA code of {scalar_op} for dtypes {sorted(unknown)}"
+            f"cannot generate C++ code of {scalar_op} for dtypes {sorted(unknown)}"
         )
     inputs, outputs, nodes = _scalar_graph(scalar_op, in_dtypes)
     names: dict[Variable, str] = {}
@@ -187,7 +189,7 @@ _SPECIAL = {Pow: _power, Trunc: _truncation}
 def _c_type(variable: Any) -> str:
     dtype = variable.type.dtype
     if not isinstance(variable.type, ScalarType) or dtype not in DTYPES:
-        raise DnnNotSupportedError(f"CUDA code cannot hold values of {variable.type}")
+        raise DnnNotSupportedError(f"C++ code cannot hold values of {variable.type}")
     return DTYPES[dtype].c_type
 
 
