@@ -31,6 +31,8 @@ _COMPARISONS = {
 @node_rewriter([Elemwise])
 def local_comparison_with_extremum(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace ``maximum(x, y) == x`` with ``x >= y``, and with ``x <= y`` for a minimum."""
+    if len(node.outputs) > 1:
+        return None
     (output,) = node.outputs
     for compare, form in _COMPARISONS.items():
         if found := match(form, output):
@@ -47,8 +49,8 @@ def local_relu(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     Other forms are as fast as relu but give different numbers: ``switch(x > 0, x, 0)`` turns NaN
     into 0, and ``x * (x > 0)`` and ``(x + abs(x)) / 2`` turn minus infinity into NaN.
     """
-    (output,) = node.outputs
-    found = match(_RELU, output)
+    output = node.outputs[0]
+    found = match(_RELU, output) if len(node.outputs) == 1 else None
     if found is None:
         return None
     x = found["x"].build()

@@ -11,7 +11,8 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.compile.mode import get_default_mode, get_mode
 from pytensor.graph.basic import Apply
-from pytensor.scalar.basic import EQ, Composite, Maximum, Minimum
+from pytensor.scalar.basic import EQ, Composite, Maximum, Minimum, get_scalar_type
+from pytensor.tensor.elemwise import Elemwise
 
 from dnnops import nnet
 from dnnops.gpuarray.elemwise import GpuElemwise
@@ -121,3 +122,13 @@ def test_other_maxima_stay(x: Any):
     other = 0 if x.type.dtype == "int32" else 1
     f = pytensor.function([x], [pt.maximum(x, other)], mode="DNN")
     assert Maximum in scalar_ops(f.maker.fgraph.apply_nodes)
+
+
+def test_ops_with_several_results_are_left_alone():
+    x, y = pt.fmatrices("x", "y")
+    a, b = get_scalar_type("float32")(), get_scalar_type("float32")()
+    both = Elemwise(Composite([a, b], [a + b, a * b]))(x, y)
+    with pytensor.config.change_flags(on_opt_error="raise"):
+        f = pytensor.function([x, y], both, mode="DNN")
+    found = f(SLOPES, SLOPES[::-1])
+    np.testing.assert_array_equal(found, [SLOPES + SLOPES[::-1], SLOPES * SLOPES[::-1]])
