@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness import Measurement, Session, check_agreement, measure
+from benchmarks.model_zoo import MODELS
 from benchmarks.networks import DIRECTIONS, VGG_LAYERS
 from benchmarks.report import Row, draw_growth
 from benchmarks.runner import Part, at_least, main
 
 #: The two ways in which PyTorch may keep images in memory; the first is its default.
 PEERS = {"torch": {}, "torch_channels_last": {"memory_format": "channels_last"}}
+#: Sizes of models in a quick check.
+SMALL = {"batch": 2}
 #: By how many MiB memory may seem to change: what an allocator does once.
 FLAT_MIB = 1.0
 
@@ -23,8 +26,27 @@ def environment(threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "CUDA_VISIBLE_DEVICES": ""}
 
 
-def race(session: Session, case: dict[str, Any], tolerance: float, each: bool) -> Any:
+def race(
+    session: Session,
+    case: dict[str, Any],
+    tolerance: float,
+    each: bool,
+    modules: tuple[str, str] = ("dnnops_cpu", "torch_cpu"),
+) -> Any:
     """Check that dnnops and PyTorch agree, and time them in turns.
+
+    Parameters
+    ----------
+    session : Session
+        Session with the workers.
+    case : dict
+        Case to measure.
+    tolerance : float
+        Largest relative difference of the results.
+    each : bool
+        Whether each element has to agree, not only the norm of the difference.
+    modules : tuple of str
+        Modules of `benchmarks.peers` with the tasks of dnnops and PyTorch.
 
     Returns
     -------
@@ -33,9 +55,9 @@ def race(session: Session, case: dict[str, Any], tolerance: float, each: bool) -
     dict
         Facts about the task of dnnops.
     """
-    tasks = {"dnnops": session.worker("dnnops_cpu").open(case)}
+    tasks = {"dnnops": session.worker(modules[0]).open(case)}
     for name, options in PEERS.items():
-        tasks[name] = session.worker("torch_cpu").open({**case, **options})
+        tasks[name] = session.worker(modules[1]).open({**case, **options})
     check_agreement({name: task.results() for name, task in tasks.items()}, tolerance, each)
     measurement: Measurement = measure(tasks, session.settings)
     facts = tasks["dnnops"].facts()
@@ -72,6 +94,31 @@ def measure_training(session: Session, case: dict[str, Any]) -> list[Row]:
             "case": case["case"],
             "linker": facts["linker"],
             "batch": case["batch"],
+            **measurement.medians("ms"),
+            "spread_pct": measurement.spread_pct(),
+        }
+    ]
+
+
+# -- models ----------------------------------------------------------------------------------
+
+
+def model_cases(session: Session) -> list[dict[str, Any]]:
+    """Return the cases: a training step of each network."""
+    return [
+        {"case": name, "model": name, "sizes": {**model.sizes, **(SMALL if session.small else {})}}
+        for name, model in MODELS.items()
+    ]
+
+
+def measure_model(session: Session, case: dict[str, Any]) -> list[Row]:
+    """Time training steps of a network."""
+    modules = ("models_dnnops", "models_torch")
+    measurement, _ = race(session, case, tolerance=1e-3, each=True, modules=modules)
+    return [
+        {
+            "case": case["case"],
+            "batch": case["sizes"]["batch"],
             **measurement.medians("ms"),
             "spread_pct": measurement.spread_pct(),
         }
@@ -162,6 +209,14 @@ PARTS = (
         training_cases,
         measure_training,
         at_least(1.2),
+    ),
+    Part(
+        "models",
+        "cpu_models",
+        "A training step of each network on the CPU",
+        model_cases,
+        measure_model,
+        at_least(1.2, "torch"),
     ),
     Part(
         "convolution",

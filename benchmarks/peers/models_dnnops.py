@@ -1,0 +1,204 @@
+"""Training steps of whole networks in dnnops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+
+from benchmarks import model_zoo
+from benchmarks.harness import Task
+from benchmarks.peers.dnnops_cpu import versions
+from benchmarks.peers.graphs import library_ops
+from dnnops import nnet
+
+__all__ = ["DnnopsLayers", "make_task", "training_step", "versions"]
+
+CHECKED_STEPS = 3
+Updates = list[tuple[Any, Any]]
+
+
+class DnnopsLayers(model_zoo.Layers):
+    """The layers as a user of `dnnops.nnet` writes them."""
+
+    def __init__(self) -> None:
+        self.values = model_zoo.Parameters()
+        self.parameters: list[Any] = []
+        self.updates: Updates = []
+
+    def parameter(self, *shape: int, scale: float = 0.0, value: float = 0.0) -> Any:
+        return self._shared(self.values.draw(shape, scale, value))
+
+    def _shared(self, value: np.ndarray) -> Any:
+        self.parameters.append(pytensor.shared(value, shape=value.shape))
+        return self.parameters[-1]
+
+    def conv(self, x: Any, w: Any, stride: int = 1, groups: int = 1) -> Any:
+        return nnet.conv2d(
+            x,
+            w,
+            border_mode="half",
+            subsample=(stride, stride),
+            filter_flip=False,
+            num_groups=groups,
+        )
+
+    def conv_transpose(self, x: Any, w: Any) -> Any:
+        shape = (None, None, 2 * x.shape[2], 2 * x.shape[3])
+        return nnet.conv2d_transpose(x, w, shape, input_dilation=(2, 2), filter_flip=False)
+
+    def batch_norm(self, x: Any, gamma: Any, beta: Any) -> Any:
+        channels = gamma.type.shape[0]
+        mean, variance = (
+            pytensor.shared(np.full(channels, value, "float32"), shape=(channels,))
+            for value in (0, 1)
+        )
+        out, _, _, new_mean, new_variance = nnet.batch_normalization_train(
+            x,
+            gamma,
+            beta,
+            axes="spatial",
+            epsilon=model_zoo.EPSILON,
+            running_mean=mean,
+            running_var=variance,
+        )
+        self.updates += [(mean, new_mean), (variance, new_variance)]
+        return out
+
+    def layer_norm(self, x: Any, gamma: Any, beta: Any) -> Any:
+        centered = x - x.mean(axis=-1, keepdims=True)
+        variance = (centered**2).mean(axis=-1, keepdims=True)
+        return centered / pt.sqrt(variance + np.float32(model_zoo.EPSILON)) * gamma + beta
+
+    def relu(self, x: Any) -> Any:
+        return nnet.relu(x)
+
+    def max_pool(self, x: Any, size: int, stride: int, pad: int) -> Any:
+        return nnet.pool_2d(
+            x, (size, size), stride=(stride, stride), pad=(pad, pad), ignore_border=True
+        )
+
+    def spatial_mean(self, x: Any) -> Any:
+        return x.mean(axis=(2, 3))
+
+    def flatten(self, x: Any) -> Any:
+        return x.flatten(2)
+
+    def concatenate(self, x: Any, y: Any) -> Any:
+        return pt.concatenate([x, y], axis=1)
+
+    def dense(self, x: Any, w: Any, b: Any) -> Any:
+        return x @ w + b
+
+    def embed(self, table: Any, tokens: Any) -> Any:
+        return table[tokens]
+
+    def lstm(self, x: Any, size: int, layers: int) -> Any:
+        block = nnet.RNNBlock("float32", size, layers, "lstm", batch_first=True)
+        bound = (3 * size) ** -0.5
+        # As in PyTorch, matrices of all layers come first, then biases.
+        shapes = [(4 * size, size)] * (2 * layers) + [(4 * size,)] * (2 * layers)
+        pieces = [self.values.draw(shape, bound, 0.0).ravel() for shape in shapes]
+        start = pt.zeros((layers, x.shape[0], size), dtype="float32")
+        return block.apply(self._shared(np.concatenate(pieces)), x, start, start)[0]
+
+    def causal_attention(self, q: Any, k: Any, v: Any, heads: int) -> Any:
+        batch, steps, width = q.shape
+        split = [
+            z.reshape((batch, steps, heads, width // heads)).transpose(0, 2, 1, 3)
+            for z in (q, k, v)
+        ]
+        out = nnet.scaled_dot_product_attention(*split, is_causal=True)
+        return out.transpose(0, 2, 1, 3).reshape((batch, steps, width))
+
+    def cross_entropy(self, scores: Any, labels: Any) -> Any:
+        rows = scores.reshape((-1, scores.shape[-1])) if scores.ndim > 2 else scores
+        return nnet.cross_entropy(rows, labels.flatten()).mean()
+
+
+def sgd(parameter: Any, gradient: Any) -> Updates:
+    """Return the updates of gradient descent with momentum."""
+    velocity = pytensor.shared(np.zeros_like(parameter.get_value()), shape=parameter.type.shape)
+    new = np.float32(model_zoo.MOMENTUM) * velocity + gradient
+    return [(velocity, new), (parameter, parameter - np.float32(model_zoo.RATES["sgd"]) * new)]
+
+
+def adam(parameter: Any, gradient: Any, step: Any) -> Updates:
+    """Return the updates of Adam."""
+    first, second, epsilon = map(np.float32, model_zoo.ADAM)
+    shape = parameter.type.shape
+    mean, square = (
+        pytensor.shared(np.zeros_like(parameter.get_value()), shape=shape) for _ in range(2)
+    )
+    new_mean = first * mean + (1 - first) * gradient
+    new_square = second * square + (1 - second) * gradient**2
+    rate = np.float32(model_zoo.RATES["adam"]) / (1 - first**step)
+    change = rate * new_mean / (pt.sqrt(new_square / (1 - second**step)) + epsilon)
+    return [(mean, new_mean), (square, new_square), (parameter, parameter - change)]
+
+
+def training_step(name: str, sizes: dict[str, int]) -> tuple[list[Any], Any, Updates]:
+    """Build a training step.
+
+    Parameters
+    ----------
+    name : str
+        Name of the network.
+    sizes : dict
+        Sizes of the network.
+
+    Returns
+    -------
+    inputs : list of Variable
+        Inputs and labels.
+    loss : Variable
+        Mean loss.
+    updates : list
+        New values of parameters, optimizer's state and running averages.
+    """
+    model, layers = model_zoo.MODELS[name], DnnopsLayers()
+    shapes = {
+        "images": (None, 3, sizes.get("size"), sizes.get("size")),
+        "tokens": (None, sizes.get("steps")),
+        "vectors": (None, sizes.get("width")),
+    }
+    dtype = "int64" if model.kind == "tokens" else "float32"
+    x = pt.tensor("x", dtype=dtype, shape=shapes[model.kind])
+    y = pt.tensor("y", dtype="int64", shape=(None,) * (2 if model.kind == "tokens" else 1))
+    loss = model.loss(layers, sizes, x, y)
+    gradients = pytensor.grad(loss, layers.parameters)
+    updates = layers.updates
+    if model.optimizer == "sgd":
+        for parameter, gradient in zip(layers.parameters, gradients, strict=True):
+            updates += sgd(parameter, gradient)
+    else:
+        step = pytensor.shared(np.float32(0))
+        updates.append((step, step + np.float32(1)))
+        for parameter, gradient in zip(layers.parameters, gradients, strict=True):
+            updates += adam(parameter, gradient, step + np.float32(1))
+    return [x, y], loss, updates
+
+
+class Training(Task):
+    """A training step."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        sizes = case["sizes"]
+        self.batch = model_zoo.model_batch(model_zoo.MODELS[case["model"]], sizes)
+        inputs, loss, updates = training_step(case["model"], sizes)
+        self.step = pytensor.function(inputs, loss, updates=updates, mode="DNN")
+        if case["model"] != "mlp":
+            library_ops(self.step, "OneDnn")
+
+    def call(self) -> None:
+        float(self.step(*self.batch))
+
+    def results(self) -> dict[str, np.ndarray]:
+        return {"losses": np.array([float(self.step(*self.batch)) for _ in range(CHECKED_STEPS)])}
+
+
+def make_task(case: dict[str, Any]) -> Task:
+    """Prepare a case of the benchmark of models."""
+    return Training(case)
