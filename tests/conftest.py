@@ -133,6 +133,13 @@ def build_libraries() -> None:
             _ = library.path
 
 
+#: Headers of every module and of every elementwise module, in PyTensor's order.
+HEADERS = (
+    *("Python.h", "pytensor_mod_helper.h", "math.h", "numpy/arrayobject.h"),
+    *("numpy/arrayscalars.h", "numpy/npy_math.h", "vector", "algorithm"),
+)
+
+
 def flags_with_headers(folder: Path) -> str:
     """Return PyTensor's flags for the compiler, with the headers of all modules precompiled.
 
@@ -151,9 +158,10 @@ def flags_with_headers(folder: Path) -> str:
 
     if not config.cxx or set(" ,'\"\\") & set(str(folder)):
         return config.gcc__cxxflags
-    names = ("Python.h", "pytensor_mod_helper.h", "math.h", "numpy/arrayobject.h")
-    text = "".join(f"#include <{name}>\n" for name in names)
-    arguments = [*GCC_compiler.compile_args(), *(f"-I{path}" for path in std_include_dirs())]
+    text = "".join(f"#include <{name}>\n" for name in HEADERS)
+    # GCC ignores a precompiled header unless options like these are those of the modules.
+    arguments = ["-g", "-O3", "-fno-math-errno", *GCC_compiler.compile_args()]
+    arguments += [f"-I{path}" for path in std_include_dirs()]
     versions = [sys.version, *(version(name) for name in ("numpy", "pytensor"))]
     header = precompiled(folder, text, [config.cxx, *arguments], repr(versions))
     return f"{config.gcc__cxxflags} -include {header}"

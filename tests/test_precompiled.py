@@ -1,0 +1,49 @@
+"""The compiler uses the precompiled headers, which saves about half of its time."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytensor.tensor as pt
+import pytest
+from pytensor import config
+from pytensor.graph.fg import FunctionGraph
+from pytensor.link.c.basic import CLinker
+from pytensor.link.c.cmodule import std_include_dirs
+
+from dnnops.cpu.softmax import OneDnnSoftmax
+from tests.conftest import QUICK, flags_with_headers
+from tests.emulation.host_kernels import with_host_cuda
+
+
+def headers_read(command: list[str], folder: Path, text: str) -> list[str]:
+    """Compile a text, and return GCC's list of headers; used precompiled ones start with ``!``."""
+    (folder / "text.cpp").write_text(text)
+    command = [*command, "-S", "-H", "-o", "text.s", "text.cpp"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stderr.splitlines() if line.startswith(("!", "x", "."))]
+
+
+@pytest.mark.parametrize("make", [lambda x: x + 1, OneDnnSoftmax((1,))], ids=["PyTensor", "dnnops"])
+def test_modules(tmp_path, make):
+    """The options of the modules are those with which the headers were compiled."""
+    x = pt.fmatrix()
+    with config.change_flags(gcc__cxxflags=QUICK):
+        flags = flags_with_headers(Path(config.base_compiledir) / "dnnops_test_headers")
+    with config.change_flags(gcc__cxxflags=flags):
+        linker = CLinker().accept(FunctionGraph([x], [make(x)], clone=False))
+        folders = [f"-I{folder}" for folder in (*linker.header_dirs(), *std_include_dirs())]
+        command = [config.cxx, "-shared", "-g", *linker.compile_args(), *folders]
+    included = "".join(f"#include {header}\n" for header in linker.headers() if header[0] in '<"')
+    first, *_ = headers_read(command, tmp_path, included)
+    assert first.startswith("! ")
+
+
+def test_emulated_kernels(tmp_path):
+    folder = Path(__file__).parent / "emulation"
+    command = [config.cxx, "-std=c++17", "-O1", "-fPIC", "-DDTYPE=2", f"-I{folder}"]
+    found = headers_read(with_host_cuda(command), tmp_path, '#include "host_cuda.hpp"\n')
+    assert len(found) == 1
+    assert found[0].startswith("! ")
