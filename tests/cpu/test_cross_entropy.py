@@ -8,7 +8,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from pytensor.compile.mode import get_mode
+from pytensor.compile.mode import Mode, get_mode
 from pytensor.tensor.special import log_softmax, softmax
 
 from dnnops import nnet
@@ -16,8 +16,10 @@ from dnnops.cpu.cross_entropy import OneDnnCrossEntropy, OneDnnCrossEntropyGrad
 from dnnops.errors import DnnIndexError
 from dnnops.nnet.loss.cross_entropy import CrossEntropy, CrossEntropyGrad
 from tests.cpu.test_conv import restrided
-from tests.oracle import RELATIVE_ERROR, SEED, repeat_command
+from tests.oracle import PERFORM_MODE, RELATIVE_ERROR, SEED, repeat_command
 
+#: Rewrites as without oneDNN, and runs the graph without compiling it.
+PLAIN_MODE = Mode(PERFORM_MODE.linker, get_mode("CVM").provided_optimizer).excluding("onednn")
 FUSED = {"OneDnnCrossEntropy", "OneDnnCrossEntropyGrad"}
 
 
@@ -80,7 +82,7 @@ def test_graphs(number, dtype):
     fn = pytensor.function([x, labels], outputs, mode="CVM")
     assert ops_of(fn) >= FUSED, ops_of(fn)
     assert not any("oftmax" in name or "Advanced" in name for name in ops_of(fn)), ops_of(fn)
-    plain = pytensor.function([x, labels], outputs, mode=get_mode("CVM").excluding("onednn"))
+    plain = pytensor.function([x, labels], outputs, mode=PLAIN_MODE)
     assert not ops_of(plain) & FUSED
     rng = np.random.default_rng(SEED)
     for _ in range(3):

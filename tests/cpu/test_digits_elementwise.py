@@ -21,9 +21,22 @@ from tests.cpu.test_digits import (  # noqa: F401
     sigmoid,
     whole_range,
 )
+from tests.linkers import LINKERS
 from tests.oracle import assert_digits
 
-ALL_DTYPES = pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+DTYPES = ("float16", "float32", "float64")
+#: Numba takes seconds to compile all functions, so only float32 is a quick test.
+ALL_MODES = pytest.mark.parametrize(
+    ("dtype", "mode"),
+    [
+        *(pytest.param(dtype, "CVM", id=f"{dtype}-CVM") for dtype in DTYPES),
+        pytest.param("float32", None, id="float32-default"),
+        *(
+            pytest.param(dtype, None, id=f"{dtype}-default", marks=pytest.mark.slow)
+            for dtype in ("float16", "float64")
+        ),
+    ],
+)
 
 
 def softplus(x: Any) -> Any:
@@ -91,8 +104,7 @@ def functions(x: np.ndarray, dtype: str) -> dict[str, tuple[Any, Any, Any, Any]]
     }
 
 
-@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
-@ALL_DTYPES
+@ALL_MODES
 def test_functions_and_slopes(dtype, mode):
     """Check finite elements; slopes of PyTensor's Ops may be 0 if they are subnormal."""
     x = pt.vector(dtype=dtype)
@@ -123,7 +135,7 @@ def test_functions_and_slopes(dtype, mode):
             assert_digits(found[keep], slope, scale=size, what=f"slope of {name}")
 
 
-@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+@LINKERS
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_losses_of_probabilities(dtype, mode):
     """Each loss is compared relative to itself."""
@@ -171,7 +183,7 @@ def test_losses_of_probabilities(dtype, mode):
     assert_digits(found[7], s - wt, scale=np.maximum(terms, np.maximum(s, wt)), what="of scores")
 
 
-@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+@LINKERS
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_gradients_of_categorical_crossentropy(dtype, mode):
     """Gradients with respect to the probabilities, from distributions and from classes."""
@@ -192,7 +204,7 @@ def test_gradients_of_categorical_crossentropy(dtype, mode):
     assert_digits(by_true, -np.log(wide), what="the true distribution")
 
 
-@pytest.mark.parametrize("mode", ["CVM", None], ids=["CVM", "default"])
+@LINKERS
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_hierarchical_softmax(dtype, mode):
     """Scores are exact sums of halves, so only the two softmaxes round."""

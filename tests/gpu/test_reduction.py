@@ -17,7 +17,7 @@ from dnnops.gpuarray.type import GpuArrayType
 from tests.emulation.host_kernels import compile_for_gpu, compile_for_host, launch_struct
 from tests.gpu.calls import call, device_tensor, shape_of
 from tests.gpu.device import bits, host, make_node, on_gpu, poison, rounded, values
-from tests.oracle import RELATIVE_ERROR, SEED, repeat_command
+from tests.oracle import PERFORM_MODE, RELATIVE_ERROR, SEED, repeat_command
 
 DTYPES = ("float16", "float32", "float64")
 SHAPES = ((), (5,), (1, 1), (2, 3, 4), (1, 4, 1), (0, 3), (2, 1, 3, 2, 1, 3, 2, 3))
@@ -119,7 +119,7 @@ def test_gradients(red_op):
         lambda x: op._expressions(x)[0],
         [rng.standard_normal((2, 3, 4))],
         rng=rng,
-        mode="FAST_COMPILE",
+        mode=PERFORM_MODE,
     )
 
 
