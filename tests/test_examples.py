@@ -52,12 +52,14 @@ def test_the_landing_page_shows_library_calls():
         assert re.search(rf"(OneDnn|GpuDnn){name}{{", after)
 
 
+@pytest.mark.slow
 def test_quickstart_learns():
     printed = run("examples/quickstart.py")
     first, last = re.search(r"loss (\S+) at first, (\S+) after", printed).groups()
     assert float(last) < float(first) / 10
 
 
+@pytest.mark.slow
 def test_recurrent_network_learns():
     costs = [float(cost) for cost in re.findall(r"steps: (\S+)", run("examples/recurrent.py"))]
     assert len(costs) == 3
@@ -92,6 +94,7 @@ def test_attention_model_finds_the_angle_that_matters():
     assert 0.08 < float(re.search(r"noise: (\S+)", printed)[1]) < 0.15
 
 
+@pytest.mark.slow
 def test_algorithms_are_listed_and_forced():
     listed, selected, used = run("examples/algorithms.py").split("\n\n")
     assert re.search(r"^winograd +.* ms$|^jit\S* +.* ms$", listed, re.M)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -81,18 +80,22 @@ def test_flags_of_worker():
 
 def test_directory_of_worker(tmp_path):
     """Each process has one, the same in the next run, beside PyTensor's own."""
-    ask = "from pytensor import config; print(config.compiledir, config.gcc__cxxflags)"
-    found = []
-    for worker in ("", "gw0", "gw1", "gw0"):
-        environment = {"PYTENSOR_FLAGS": f"base_compiledir={tmp_path}"}
-        if worker:
-            flags = flags_of_worker({**environment, "PYTEST_XDIST_WORKER": worker})
-            environment["PYTENSOR_FLAGS"] = flags
-        command = [sys.executable, "-c", ask]
-        done = subprocess.run(
-            command, env={**os.environ, **environment}, capture_output=True, text=True, check=True
-        )
-        found.append(done.stdout.split())
+    # Each child of a fork imports PyTensor itself.
+    ask = (
+        "import os, sys\n"
+        "for flags in sys.argv[1:]:\n"
+        "    if not (child := os.fork()):\n"
+        "        os.environ['PYTENSOR_FLAGS'] = flags\n"
+        "        from pytensor.configdefaults import config\n"
+        "        print(config.compiledir, config.gcc__cxxflags)\n"
+        "        sys.exit()\n"
+        "    assert os.waitpid(child, 0)[1] == 0\n"
+    )
+    given = {"PYTENSOR_FLAGS": f"base_compiledir={tmp_path}"}
+    flags = [flags_of_worker({**given, "PYTEST_XDIST_WORKER": f"gw{i}"}) for i in (0, 1, 0)]
+    command = [sys.executable, "-c", ask, given["PYTENSOR_FLAGS"], *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = [line.split() for line in done.stdout.splitlines()]
     (own, *_), (first, *quick), (second, *_), again = found
     assert Path(own).parent == tmp_path
     assert (first, second) == (f"{own}-gw0", f"{own}-gw1")
@@ -194,6 +197,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
     monkeypatch.setattr(gpu_record, "describe_device", lambda: dict(DEVICE))
     # This process may be one of several itself.
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    # Importing plugins takes two thirds of such a run; the command asks for those that it needs.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     return Checkout(tmp_path)
 
 
