@@ -18,6 +18,10 @@ CXX ?= g++
 CUDA_MAJOR := $(shell nvidia-smi 2>/dev/null | sed -nE 's/.*CUDA [A-Za-z ]*Version: *([0-9]+)\..*/\1/p')
 EXTRAS ?= $(if $(filter 12,$(CUDA_MAJOR)),cuda12,$(if $(filter-out 9 10 11,$(CUDA_MAJOR)),cuda13))
 
+# Images of containers often set this, and then each process compiles all modules that it imports,
+# which takes twice as long as the rest of importing them.
+export PYTHONDONTWRITEBYTECODE :=
+
 DEMO_FLAGS ?=
 # These come last, so they override the flags below: PYTEST_FLAGS='-n 0' for one process.
 PYTEST_FLAGS ?=
