@@ -156,6 +156,8 @@ def flags_with_headers(folder: Path) -> str:
     from pytensor import config
     from pytensor.link.c.cmodule import GCC_compiler, std_include_dirs
 
+    from dnnops.cpu.elemwise import OPENMP_ARGUMENTS
+
     if not config.cxx or set(" ,'\"\\") & set(str(folder)):
         return config.gcc__cxxflags
     text = "".join(f"#include <{name}>\n" for name in HEADERS)
@@ -163,7 +165,8 @@ def flags_with_headers(folder: Path) -> str:
     arguments = ["-g", "-O3", "-fno-math-errno", *GCC_compiler.compile_args()]
     arguments += [f"-I{path}" for path in std_include_dirs()]
     versions = [sys.version, *(version(name) for name in ("numpy", "pytensor"))]
-    header = precompiled(folder, text, [config.cxx, *arguments], repr(versions))
+    variants = ((), OPENMP_ARGUMENTS)
+    header = precompiled(folder, text, [config.cxx, *arguments], repr(versions), variants)
     return f"{config.gcc__cxxflags} -include {header}"
 
 

@@ -11,7 +11,13 @@ from pathlib import Path
 __all__ = ["precompiled"]
 
 
-def precompiled(folder: Path, text: str, command: Sequence[str], contents: str) -> Path:
+def precompiled(
+    folder: Path,
+    text: str,
+    command: Sequence[str],
+    contents: str,
+    variants: Sequence[Sequence[str]] = ((),),
+) -> Path:
     """Return a header to include first with ``-include``, precompiled if that is possible.
 
     GCC reads the header itself if other options are used, or another version of the compiler.
@@ -26,6 +32,8 @@ def precompiled(folder: Path, text: str, command: Sequence[str], contents: str) 
         Compiler and options.
     contents : str
         What the header includes, or its version. If it changes, the header is compiled again.
+    variants : sequence of sequence of str
+        Further options; GCC takes the form that was compiled with those that are used.
 
     Returns
     -------
@@ -34,7 +42,7 @@ def precompiled(folder: Path, text: str, command: Sequence[str], contents: str) 
     """
     from filelock import FileLock
 
-    name = hashlib.blake2b(repr((text, *command)).encode(), digest_size=8).hexdigest()
+    name = hashlib.blake2b(repr((text, command, variants)).encode(), digest_size=8).hexdigest()
     header, compiled = folder / f"{name}.hpp", folder / f"{name}.hpp.gch"
     made_of = folder / f"{name}.made_of"
     key = hashlib.blake2b(contents.encode()).hexdigest()
@@ -43,9 +51,12 @@ def precompiled(folder: Path, text: str, command: Sequence[str], contents: str) 
         if made_of.exists() and made_of.read_text() == key:
             return header
         header.write_text(text)
-        new = folder / f"{name}.new"
-        options = ("-x", "c++-header", str(header), "-o", str(new))
-        if subprocess.run([*command, *options], capture_output=True).returncode == 0:
-            os.replace(new, compiled)
-            made_of.write_text(key)
+        compiled.mkdir(exist_ok=True)
+        for number, options in enumerate(variants):
+            new = folder / f"{name}.new"
+            made = [*command, *options, "-x", "c++-header", str(header), "-o", str(new)]
+            if subprocess.run(made, capture_output=True).returncode != 0:
+                return header
+            os.replace(new, compiled / str(number))
+        made_of.write_text(key)
     return header

@@ -16,7 +16,10 @@ from dnnops.dtypes import DTYPES
 from dnnops.errors import DnnNotSupportedError
 from dnnops.runtime.scalar_code import ScalarCode, scalar_code
 
-__all__ = ["CpuElemwise", "is_supported"]
+__all__ = ["OPENMP_ARGUMENTS", "CpuElemwise", "is_supported"]
+
+#: Options of the compiler. Without ``-fno-trapping-math``, comparisons are not vectorized.
+OPENMP_ARGUMENTS = ("-fopenmp", "-fno-trapping-math")
 
 #: Arrays with fewer elements are computed by one thread, because starting others takes longer.
 MIN_PARALLEL = 1 << 15
@@ -72,8 +75,7 @@ class CpuElemwise(Elemwise):
         return [*super().c_headers(**kwargs), "<cmath>"]
 
     def c_compile_args(self, **kwargs: Any) -> list[str]:
-        # Without -fno-trapping-math, comparisons are not vectorized.
-        return [*super().c_compile_args(**kwargs), "-fopenmp", "-fno-trapping-math"]
+        return [*super().c_compile_args(**kwargs), *OPENMP_ARGUMENTS]
 
     def c_code_cache_version_apply(self, node: Apply) -> tuple[Any, ...]:
         version = super().c_code_cache_version_apply(node)
