@@ -7,6 +7,7 @@ load or probe anything.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any
 
 from dnnops.__about__ import __version__
 from dnnops.cli import is_command, is_command_line
@@ -51,6 +52,9 @@ from dnnops.modes import keep_from_other_linkers, register_modes, use_device
 from dnnops.plans import conv_plans, flag_choices
 from dnnops.plans.used import chosen_plans
 
+if TYPE_CHECKING:
+    from dnnops.explanation import explain
+
 keep_from_other_linkers()
 register_conversions()
 register_modes()
@@ -72,6 +76,7 @@ __all__ = [
     "dnn_pool",
     "dnn_present",
     "errors",
+    "explain",
     "flag_choices",
     "gpuarray",
     "modes",
@@ -85,3 +90,12 @@ __all__ = [
 def __dir__() -> list[str]:
     """Return the public names, without the modules that define them."""
     return list(__all__)
+
+
+def __getattr__(name: str) -> Any:
+    """Import `explain` when it is first used; few programs do."""
+    if name != "explain":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from dnnops.explanation import explain
+
+    return explain

@@ -24,7 +24,7 @@ from dnnops.runtime.headers import CHOSEN, structure
 from dnnops.runtime.nodes import node_number
 from dnnops.runtime.op import RuntimeOp
 
-__all__ = ["ChosenPlan", "ChosenPlans", "chosen_plans"]
+__all__ = ["ChosenPlan", "ChosenPlans", "chosen_plans", "plan_of"]
 
 #: In the order of ``ConvDirection``.
 _DIRECTIONS = ("forward", "grad_inputs", "grad_weights")
@@ -155,10 +155,25 @@ def chosen_plans(f: Any, time: bool = False) -> ChosenPlans:
     return ChosenPlans(rows)
 
 
+def plan_of(node: Apply) -> ChosenPlan | None:
+    """Return the latest selection of a node, or None if its Op reports no plan.
+
+    Parameters
+    ----------
+    node : Apply
+        Node of a compiled function.
+    """
+    return _chosen(node) if _reports_plan(node) else None
+
+
+def _reports_plan(node: Apply) -> bool:
+    return isinstance(node.op, RuntimeOp) and isinstance(node.op, ConvBase)
+
+
 def _convolutions(fgraph: Any) -> Iterator[Apply]:
     """Yield the convolutions of a graph and of its inner compiled graphs that report a plan."""
     for node in fgraph.toposort():
-        if isinstance(node.op, RuntimeOp) and isinstance(node.op, ConvBase):
+        if _reports_plan(node):
             yield node
         # Not `fn`, which would compile a function for linkers that do not use it.
         elif isinstance(inner := getattr(node.op, "_fn", None), Function):

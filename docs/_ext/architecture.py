@@ -28,7 +28,10 @@ LAYERS: tuple[tuple[Component, ...], ...] = (
         Component("devtools", "new Ops"),
         Component("theano", "modules of Theano"),
     ),
-    (Component("rewriting", "passes over graphs, and modes", ("modes",)),),
+    (
+        Component("explanation", "what functions run"),
+        Component("rewriting", "passes over graphs, and modes", ("modes",)),
+    ),
     (
         Component("plans", "list, time, store"),
         Component("dnn", "names of Theano"),

@@ -186,6 +186,17 @@ def inner_graph(node: Apply, inputs: list[Any]) -> Sequence[Variable]:
     return [new.get(z, z) for z in node.op.inner_outputs]
 
 
+def note_failure(node: Apply, error: Exception) -> None:
+    """Keep the error of a node's lifter in the tags of its results, for `failure_of`."""
+    for z in node.outputs:
+        z.tag.dnnops_failure = f"{type(error).__name__}: {error}"
+
+
+def failure_of(node: Apply) -> str:
+    """Return the error that kept a node on the host, or an empty string."""
+    return getattr(node.outputs[0].tag, "dnnops_failure", "")
+
+
 def _dtype(x: Variable) -> str | None:
     return getattr(x.type, "dtype", None)
 

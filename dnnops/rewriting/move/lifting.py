@@ -41,6 +41,7 @@ from dnnops.rewriting.move.lifters import (
     LiftFunction,
     expansion_of,
     lifters_of,
+    note_failure,
     register_expansion,
     register_lifter,
 )
@@ -163,7 +164,7 @@ class _Lifting:
         If an error occurs, only this node stays on the host. Its outputs are transferred, so that
         the nodes after it move as if it had.
         """
-        failed = False
+        failed: Exception | None = None
         lifters = lifters_of(node, self.rewriter.excluded_tags)
         for move in (*(partial(self.lifted, lifter) for lifter in lifters), self.expanded):
             try:
@@ -172,15 +173,17 @@ class _Lifting:
                 if isinstance(error, DnnUnavailableError) and flag_value("dnn.enabled") == "True":
                     raise DnnRequiredError(str(error)) from error
                 report_failure(node, error)
-                failed = True
+                failed = error
             else:
                 if outputs is not None:
                     return self._labeled(node, outputs)
-        if not failed:
+        if failed is None:
             return None
+        outputs = self.rebuilt(node)
+        note_failure(outputs[0].owner, failed)
         return [
             self.context.to_device(z) if getattr(z.type, "dtype", None) in FLOAT_DTYPES else z
-            for z in self.rebuilt(node)
+            for z in outputs
         ]
 
     def _narrow_origin(self, node: Apply) -> Any:
