@@ -8,10 +8,17 @@ import sys
 from collections.abc import Sequence
 
 from dnnops.__about__ import __version__
-from dnnops.cli import algos, cache, demo, doctor, theano
+from dnnops.cli import algos, cache, demo, doctor, explain, theano
 from dnnops.errors import DnnError
 
-COMMANDS = {"doctor": doctor, "demo": demo, "algos": algos, "cache": cache, "theano": theano}
+COMMANDS = {
+    "doctor": doctor,
+    "demo": demo,
+    "algos": algos,
+    "cache": cache,
+    "explain": explain,
+    "theano": theano,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pytensor.compile import Function
@@ -18,7 +19,12 @@ __all__ = ["explain"]
 _CALLS = 5
 
 
-def explain(f: Any, *arguments: Any, calls: int | None = None) -> Explanation:
+def explain(
+    f: Any,
+    *arguments: Any,
+    calls: int | None = None,
+    named: Mapping[str, Any] | None = None,
+) -> Explanation:
     """Explain what a compiled function runs, node by node.
 
     Without arguments, the graph is described. With arguments, the function also runs, and times,
@@ -35,6 +41,8 @@ def explain(f: Any, *arguments: Any, calls: int | None = None) -> Explanation:
         How often to measure the function, after one call that is not measured. Default: 5 if there
         are arguments, else 0, which only describes the graph. Pass a number to measure a function
         that takes no arguments.
+    named : mapping, optional
+        Arguments of the function by name.
 
     Returns
     -------
@@ -64,11 +72,12 @@ def explain(f: Any, *arguments: Any, calls: int | None = None) -> Explanation:
             "explain takes a function compiled by pytensor.function, but got"
             f" {shown(f)} of type {type(f).__name__}"
         )
+    named = dict(named or {})
     if calls is None:
-        calls = _CALLS if arguments else 0
+        calls = _CALLS if arguments or named else 0
     elif not is_int(calls) or calls < 0:
         raise DnnValueError(f"explain: calls must be a number from 0 on, got {shown(calls)}")
-    elif calls == 0 and arguments:
+    elif calls == 0 and (arguments or named):
         raise DnnValueError("explain: calls must be at least 1 if there are arguments")
     described = _described(f)
     if calls == 0:
@@ -81,7 +90,7 @@ def explain(f: Any, *arguments: Any, calls: int | None = None) -> Explanation:
         )
     from dnnops.explanation.measure import measured
 
-    return measured(f, arguments, int(calls), described)
+    return measured(f, arguments, named, int(calls), described)
 
 
 def _has_thunks(f: Function) -> bool:

@@ -26,7 +26,13 @@ from dnnops.plans.used import plan_of
 __all__ = ["measured"]
 
 
-def measured(f: Any, arguments: tuple[Any, ...], calls: int, described: Explanation) -> Explanation:
+def measured(
+    f: Any,
+    arguments: tuple[Any, ...],
+    named: Mapping[str, Any],
+    calls: int,
+    described: Explanation,
+) -> Explanation:
     """Run a function and add what was measured to its description.
 
     Parameters
@@ -35,6 +41,8 @@ def measured(f: Any, arguments: tuple[Any, ...], calls: int, described: Explanat
         Function that a virtual machine of PyTensor runs.
     arguments : tuple
         Its arguments.
+    named : mapping
+        Its arguments that are passed by name.
     calls : int
         Number of measured calls, at least 1.
     described : Explanation
@@ -46,10 +54,10 @@ def measured(f: Any, arguments: tuple[Any, ...], calls: int, described: Explanat
     """
     machine = MeasuringVM(f.vm, f.maker.fgraph)
     with _replaced_vm(f, machine):
-        f(*arguments)  # selects plans, and compiles kernels
+        f(*arguments, **named)  # selects plans, and compiles kernels
         machine.forget_times()
         for _ in range(calls):
-            f(*arguments)
+            f(*arguments, **named)
     return replace(
         described,
         nodes=machine.completed(described.nodes),

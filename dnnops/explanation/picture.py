@@ -8,7 +8,7 @@ from typing import Any
 from dnnops.errors import DnnUnavailableError, DnnValueError
 from dnnops.explanation.record import Node, Record
 
-__all__ = ["draw"]
+__all__ = ["can_draw", "draw", "require_matplotlib"]
 
 #: Most bars in the picture; the fastest nodes share the last one.
 _BARS = 30
@@ -44,20 +44,16 @@ def draw(explanation: Record, path: str | PathLike[str]) -> None:
     OSError
         If the file cannot be written.
     """
-    has_times = any(node.time_ms is not None for node in explanation.nodes)
-    has_memory = any(node.peak_bytes is not None for node in explanation.nodes)
-    if not (has_times or has_memory):
+    if not can_draw(explanation):
         raise DnnValueError(
             "there is nothing to draw: neither times nor memory are known; pass the function's"
             " arguments to explain"
         )
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise DnnUnavailableError(
-            f"a picture needs matplotlib: {error}; install it with: pip install 'dnnops[demo]'"
-        ) from error
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    has_times, has_memory = _has_times(explanation), _has_memory(explanation)
     bars = min(len(explanation.nodes), _BARS) if has_times else 0
     heights = [0.22 * bars + 0.8] * has_times + [2.6] * has_memory
     figure = Figure(figsize=(8, sum(heights) + 0.6), layout="constrained")
@@ -72,6 +68,29 @@ def draw(explanation: Record, path: str | PathLike[str]) -> None:
         figure.savefig(path, dpi=120)
     except ValueError as error:
         raise DnnValueError(f"{path}: {error}") from error
+
+
+def can_draw(explanation: Record) -> bool:
+    """Return whether times or memory are known."""
+    return _has_times(explanation) or _has_memory(explanation)
+
+
+def _has_times(explanation: Record) -> bool:
+    return any(node.time_ms is not None for node in explanation.nodes)
+
+
+def _has_memory(explanation: Record) -> bool:
+    return any(node.peak_bytes is not None for node in explanation.nodes)
+
+
+def require_matplotlib() -> None:
+    """Raise `DnnUnavailableError` if matplotlib cannot be imported."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise DnnUnavailableError(
+            f"a picture needs matplotlib: {error}; install it with: pip install 'dnnops[demo]'"
+        ) from error
 
 
 def _draw_times(axis: Any, nodes: tuple[Node, ...]) -> None:

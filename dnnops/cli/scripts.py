@@ -1,0 +1,73 @@
+"""Run a user's script within a command, as ``python SCRIPT`` would."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+import traceback
+from types import TracebackType
+
+__all__ = ["add_script", "has_script", "run_script"]
+
+
+def add_script(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments that name the script and follow it."""
+    # A flag, because argparse ends the values of an option at "--".
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="run a module, as python -m does"
+    )
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="file to run, or the module")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="arguments of the script"
+    )
+
+
+def has_script(args: argparse.Namespace) -> bool:
+    """Return whether there is a script to run; otherwise, print what is missing."""
+    if not args.script:
+        print(f"dnnops {args.command}: pass a script, or -m and a module", file=sys.stderr)
+        return False
+    if not args.module and not os.path.exists(args.script):
+        print(f"dnnops {args.command}: there is no file {args.script}", file=sys.stderr)
+        return False
+    return True
+
+
+def run_script(args: argparse.Namespace) -> int:
+    """Run the script, and print the traceback of an exception.
+
+    Returns
+    -------
+    int
+        0 if the script ended, 1 if it raised an exception.
+
+    Raises
+    ------
+    SystemExit
+        If the script raises it, with the script's own exit status.
+    """
+    sys.argv = [args.script, *args.arguments]
+    try:
+        if args.module:
+            sys.path[0] = os.getcwd()
+            runpy.run_module(args.script, run_name="__main__", alter_sys=True)
+        else:
+            # runpy adds a folder or an archive to the path itself.
+            if os.path.isfile(args.script):
+                sys.path[0] = os.path.dirname(os.path.abspath(args.script))
+            runpy.run_path(args.script, run_name="__main__")
+    except Exception as error:
+        traceback.print_exception(error.with_traceback(_of_the_script(error.__traceback__)))
+        return 1
+    return 0
+
+
+def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
+    """Drop the traceback frames above the script's own; keep all frames if it has none."""
+    inner = trace
+    while inner is not None and inner.tb_frame.f_globals.get("__name__") != "__main__":
+        inner = inner.tb_next
+    # This command's __main__ is not in the trace, which begins in run_script().
+    return inner or trace
