@@ -53,6 +53,14 @@ def test_the_landing_page_shows_library_calls():
 
 
 @pytest.mark.slow
+def test_explanation_of_a_training_step():
+    printed = run("examples/explain.py")
+    assert re.match(r"train: \d+ nodes, \S+ ms a call \(median of 5\), results need", printed)
+    for name in ("Conv", "Pool", "MaxPoolGrad", "ConvGradWeights"):
+        assert re.search(rf"^ *\d+  (OneDnn|GpuDnn){name} .* (oneDNN|cuDNN) ", printed, re.M), name
+
+
+@pytest.mark.slow
 def test_quickstart_learns():
     printed = run("examples/quickstart.py")
     first, last = re.search(r"loss (\S+) at first, (\S+) after", printed).groups()

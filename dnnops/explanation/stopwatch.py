@@ -82,14 +82,14 @@ class DeviceStopwatch(Stopwatch):
                 self._synchronize()
             self._add(node, 1000 * (perf_counter() - begin))
             return result
-        before = _replayed()
+        before = replay_state()
         with on_device(device) as cupy:
             begin, end = cupy.cuda.Event(), cupy.cuda.Event()
             begin.record()
             result = thunk()
             end.record()
         self._events.append((node, device, begin, end))
-        self._captures[node] = _capture(before, _replayed())
+        self._captures[node] = _capture(before, replay_state())
         return result
 
     def finished(self) -> dict[Apply, float]:
@@ -109,7 +109,8 @@ class DeviceStopwatch(Stopwatch):
                 cupy.cuda.get_current_stream().synchronize()
 
 
-def _replayed() -> tuple[int, str]:
+def replay_state() -> tuple[int, str]:
+    """Return this thread's number of replayed calls, and why one could not be recorded."""
     return (replays(), replay_failure()) if CUDNN.is_loaded else (0, "")
 
 

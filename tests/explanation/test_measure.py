@@ -175,6 +175,15 @@ def test_without_arguments():
     np.testing.assert_array_equal(v.get_value(), np.ones(3))
 
 
+def test_arguments_by_name():
+    x = pt.vector("x", dtype="float64")
+    f = pytensor.function([x], pt.exp(x), mode="CVM")
+    e = dnnops.explain(f, named={"x": np.zeros(3)})
+    assert (e.calls, e.nodes[0].inputs[0].shape) == (5, (3,))
+    with pytest.raises(DnnValueError, match="at least 1"):
+        dnnops.explain(f, named={"x": np.zeros(3)}, calls=0)
+
+
 def test_a_function_with_a_profile():
     x = pt.vector("x", dtype="float64")
     f = pytensor.function([x], pt.exp(x), mode="CVM", profile=True)
