@@ -7,6 +7,7 @@ load or probe anything.
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dnnops.__about__ import __version__
@@ -93,9 +94,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import `explain` when it is first used; few programs do."""
-    if name != "explain":
+    """Import `explain` and its package when they are first used; few programs do."""
+    if name not in ("explain", "explanation"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dnnops.explanation import explain
-
-    return explain
+    package = import_module("dnnops.explanation")
+    return package if name == "explanation" else package.explain
