@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 from pytensor.graph.basic import Apply
@@ -31,10 +32,13 @@ def why_on_host(node: Apply, device: int) -> str:
     Returns
     -------
     str
-        Reason, derived from the declarations of the GPU versions and from their errors.
+        Reason, derived from the declarations of the GPU versions and from their errors. Empty for
+        numbers and for vectors of a few numbers, such as shapes, which stay on the host by design.
     """
     if failure := failure_of(node):
         return f"its GPU version failed: {failure}"
+    if all(map(_is_few_numbers, node.outputs)):
+        return ""
     for z in node.outputs:
         dtype = getattr(z.type, "dtype", None)
         if dtype not in DTYPES:
@@ -73,6 +77,11 @@ def why_no_library(node: Apply) -> str:
     if cpu_implementation(node) is None:
         return f"{entry.op_class.__name__} does not support its operands or parameters"
     return "the mode does not include oneDNN"
+
+
+def _is_few_numbers(x: Any) -> bool:
+    shape = getattr(x.type, "shape", None)
+    return shape == () or (shape is not None and len(shape) == 1 and (shape[0] or inf) <= MAX_NDIM)
 
 
 def _declared(node: Apply) -> list[Implementation]:

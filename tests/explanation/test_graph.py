@@ -237,6 +237,15 @@ def test_host_at_the_ends_is_not_between():
     assert len([node for node in nodes if node.transfer]) == 2
 
 
+def test_sizes_need_no_reason():
+    """The size of a mean is a number on the host."""
+    x, host = on_device(None, None)
+    nodes = describe_graph(rewritten([x], [host.mean().transfer("cuda")]))
+    assert "Shape_i" in {node.op for node in nodes}
+    assert {node.reason for node in nodes} == {""}
+    assert not any(node.transfer for node in nodes)
+
+
 def test_a_failed_lifter_is_the_reason(monkeypatch):
     monkeypatch.setitem(lifters.registry, Failing, [lifters.Lifter(fail)])
     x, host = on_device(4, 5)
