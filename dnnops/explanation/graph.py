@@ -11,6 +11,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.link.c.op import COp
 from pytensor.scalar.basic import Composite
 
+from dnnops.cpu.elemwise import CpuElemwise
 from dnnops.dtypes import DTYPES, numpy_dtype
 from dnnops.explanation.memory import Memory, count_memory, declared_origins, releases
 from dnnops.explanation.record import Node, Operand
@@ -170,6 +171,8 @@ def _library(node: Apply, in_c: bool) -> str:
         return "dnnops" if declared == {()} else _LIBRARIES[op.library.name]
     if isinstance(op, GpuOp):
         return "CuPy"
+    if isinstance(op, CpuElemwise) and in_c:
+        return "dnnops"
     return "C" if in_c else "Python"
 
 
