@@ -48,6 +48,7 @@ class _Lines:
         return False
 
 
+@pytest.mark.slow
 def test_accuracy_and_time(demo):
     match = re.fullmatch(LAST_LINE, demo[0][-1])
     assert match, demo[0][-1]
@@ -55,6 +56,7 @@ def test_accuracy_and_time(demo):
     assert float(match[2]) < 60
 
 
+@pytest.mark.slow
 def test_loss_and_accuracy_are_shown_for_every_epoch(demo):
     epochs = [line for line in demo[0] if line.startswith("epoch ")]
     assert len(epochs) == 15
@@ -62,12 +64,14 @@ def test_loss_and_accuracy_are_shown_for_every_epoch(demo):
     assert losses[-1] < losses[0] / 10
 
 
+@pytest.mark.slow
 def test_the_training_step_calls_onednn(demo):
     calls = next(line for line in demo[0] if line.startswith("One training step calls:"))
     for name in ("OneDnnConv", "OneDnnPool"):
         assert name in calls
 
 
+@pytest.mark.slow
 def test_output_fits_a_terminal(demo):
     assert max(map(len, demo[0])) <= 80
     assert any(re.fullmatch(r"compiled in \d+\.\d s", line) for line in demo[0])
@@ -86,6 +90,7 @@ def test_mistakes_are_shown_first_and_then_every_class():
     assert (guesses[shown[8:]] == classes[shown[8:]]).all()
 
 
+@pytest.mark.slow
 def test_picture(demo):
     from matplotlib.image import imread
 

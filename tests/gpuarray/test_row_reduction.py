@@ -72,14 +72,16 @@ class Launch(ctypes.Structure):
     ]
 
 
+@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("number", [kind_param(number) for number in range(len(KINDS))])
-def test_on_the_host(host_kernels, number):
+def test_on_the_host(host_kernels, number, long):
     """Rows start at any address and have any length, and are reduced in parts or as a whole."""
     kind = KINDS[number]
     _, dtype, _, out_dtype, _ = kind
-    rng = np.random.default_rng([SEED, number])
+    rng = np.random.default_rng([SEED, number, long])
     for lanes, parts in (*((lanes, 1) for lanes in LANES), (THREADS, 2), (THREADS, 5)):
-        for length in (1, 7, int(rng.integers(8, 300)), int(rng.integers(5000, 30000))):
+        short = (1, 7, int(rng.integers(8, 300)))
+        for length in (int(rng.integers(5000, 30000)),) if long else short:
             rows = int(rng.integers(1, 12)) if length < 300 else int(rng.integers(1, 3))
             memory = values_of(rng, dtype, rows * length + 16)
             start = int(rng.integers(0, 16))

@@ -51,6 +51,7 @@ def run(compiledir: Path, cores: int = 2, cxx: str = "") -> tuple[list[bool], li
     return json.loads(process.stdout)
 
 
+@pytest.mark.slow
 def test_modules_are_compiled_in_threads_and_kept(tmp_path):
     expected = [[2.0, 3.0, 7.0], 7.0, [3.0, 6.0, 12.0], [1.0, 4.0]]
     in_main_thread, results = run(tmp_path)

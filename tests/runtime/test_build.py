@@ -363,6 +363,7 @@ def test_flags_of_the_user_do_not_reach_the_library(monkeypatch):
     assert {"-O3", "-fexceptions", "-frtti"} <= set(arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ONEDNN", None])
 def test_flags_of_pymc(mode):
     """With these flags, oneDNN computes the same, and there are no warnings."""
