@@ -90,6 +90,7 @@ import dnnops  # noqa: E402, F401
 from dnnops.errors import DnnError  # noqa: E402
 from tests import configurations_run, needs, skips  # noqa: E402
 from tests.precompiled import precompiled  # noqa: E402
+from tests.shared_modules import share_modules  # noqa: E402
 from tests.stored_plans import no_stored_plans  # noqa: E402, F401
 
 
@@ -186,6 +187,7 @@ if _flags:
         build_libraries,
     )
     config.gcc__cxxflags = flags_with_headers(Path(_shared) / "dnnops_test_headers")
+    share_modules(Path(_shared) / "dnnops_test_modules")
     # For processes that tests start.
     os.environ["PYTENSOR_FLAGS"] += f",gcc__cxxflags={config.gcc__cxxflags}"
 
