@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from dnnops.nnet import Attention, AttentionGrad
@@ -27,6 +28,16 @@ def test_forward_and_gradient(library, case, dropout, dtype):
     results = perform(op, *arrays)
     op = AttentionGrad(**case.parameters, dropout=dropout)
     assert_converted(library, op, *arrays, *results, gout, dtype=dtype, atol=2000)
+
+
+@both_libraries
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_negative_scale(library, is_causal, dtype):
+    """PyTorch takes square roots of the scale in some of its functions."""
+    arrays = np.random.default_rng(0).standard_normal((3, 2, 1, 5, 4))
+    op = Attention(scale=-1.0, is_causal=is_causal)
+    assert_converted(library, op, *arrays, dtype=dtype, atol=300)
 
 
 @both_libraries

@@ -38,13 +38,17 @@ def attention(op: Attention, *operands: Any) -> tuple[Any, Any]:
         mask = given["mask"] if allowed is None else torch.where(allowed, given["mask"], -torch.inf)
         allowed = mask > -torch.inf
     is_causal = op.optional == () and op.is_causal
+    scale = formulas.scale_of(op, query)
+    if scale < 0:
+        # With a causal mask, PyTorch returns NaN.
+        query, scale = -query, -scale
     out = functional.scaled_dot_product_attention(
         query,
         key,
         value,
         attn_mask=None if is_causal or mask is None else _broadcast_mask(mask, query, key),
         is_causal=is_causal,
-        scale=formulas.scale_of(op, query),
+        scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
     if allowed is not None:
