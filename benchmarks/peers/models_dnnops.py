@@ -10,13 +10,13 @@ import pytensor.tensor as pt
 
 from benchmarks import model_zoo
 from benchmarks.harness import Task
+from benchmarks.peers import dnnops_cpu
 from benchmarks.peers.dnnops_cpu import versions
 from benchmarks.peers.graphs import library_ops
 from dnnops import nnet
 
 __all__ = ["DnnopsLayers", "make_task", "training_step", "versions"]
 
-CHECKED_STEPS = 3
 Updates = list[tuple[Any, Any]]
 
 
@@ -181,7 +181,7 @@ def training_step(name: str, sizes: dict[str, int]) -> tuple[list[Any], Any, Upd
     return [x, y], loss, updates
 
 
-class Training(Task):
+class Training(dnnops_cpu.Training):
     """A training step."""
 
     def __init__(self, case: dict[str, Any]) -> None:
@@ -191,12 +191,6 @@ class Training(Task):
         self.step = pytensor.function(inputs, loss, updates=updates, mode="DNN")
         if case["model"] != "mlp":
             library_ops(self.step, "OneDnn")
-
-    def call(self) -> None:
-        float(self.step(*self.batch))
-
-    def results(self) -> dict[str, np.ndarray]:
-        return {"losses": np.array([float(self.step(*self.batch)) for _ in range(CHECKED_STEPS)])}
 
 
 def make_task(case: dict[str, Any]) -> Task:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional
 
 from benchmarks import model_zoo
 from benchmarks.harness import Task
+from benchmarks.peers import torch_cpu
 from benchmarks.peers.torch_cpu import memory_format, versions
 
 __all__ = ["make_task", "versions"]
-
-CHECKED_STEPS = 3
-
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 class TorchLayers(model_zoo.Layers):
@@ -118,7 +113,7 @@ class TorchLayers(model_zoo.Layers):
         return functional.cross_entropy(scores.flatten(0, -2), labels.flatten())
 
 
-class Training(Task):
+class Training(torch_cpu.Training):
     """A training step, with PyTorch's fused optimizer."""
 
     def __init__(self, case: dict[str, Any]) -> None:
@@ -152,12 +147,6 @@ class Training(Task):
         loss.backward()
         self.optimizer.step()
         return loss.item()
-
-    def call(self) -> None:
-        self.step()
-
-    def results(self) -> dict[str, np.ndarray]:
-        return {"losses": np.array([self.step() for _ in range(CHECKED_STEPS)])}
 
 
 def make_task(case: dict[str, Any]) -> Task:
