@@ -39,10 +39,12 @@ def is_supported(node: Apply) -> bool:
     if narrow or dtypes.isdisjoint(("float32", "float64")):
         return False
     try:
-        # PyTensor's code contains the functions that scalar Ops need, too, and some are for GPUs.
-        return not _generate(node).support
+        code = _generate(node)
     except DnnNotSupportedError:
         return False
+    # PyTensor's code contains the functions that scalar Ops need, too, and some are for GPUs. A
+    # thread without Python's lock must not raise, as the division of integers does.
+    return not code.support and "PyErr_" not in code.operation
 
 
 def _generate(node: Apply) -> ScalarCode:

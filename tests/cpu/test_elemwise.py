@@ -191,3 +191,13 @@ def test_supported():
     assert not is_supported(node_of("complex64", "float32"))
     assert not is_supported(pt.add(pt.scalar(), pt.scalar()).owner)
     assert not is_supported(pt.psi(pt.fmatrix()).owner)
+
+
+def test_integer_division_by_zero_is_still_an_error():
+    x, y, z = pt.ivector("x"), pt.ivector("y"), pt.fmatrix("z")
+    quotient = (x // y).astype("float32") * 2
+    function = pytensor.function([x, y, z], [quotient, softmax(z, axis=1)], mode="DNN")
+    numbers, matrix = np.arange(400, dtype="int32"), np.ones((2, 2), "float32")
+    np.testing.assert_array_equal(function(numbers, numbers + 1, matrix)[0], 0)
+    with pytest.raises(ZeroDivisionError):
+        function(numbers, numbers, matrix)
