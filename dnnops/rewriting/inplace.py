@@ -143,16 +143,15 @@ class GpuInplace(GraphRewriter):
             if node.op.destroy_map or not any(map(is_on_device, node.outputs)):
                 continue
             versions = getattr(node.op, "inplace_versions", None)
-            for op in versions() if versions else ():
-                overwritten = _overwritten(node, op)
-                if all(overwriting.allows(node, x) for x in overwritten):
-                    overwriting.take(*overwritten)
-                    at_once.append((node, op.make_node(*node.inputs)))
-                    break
-                if not any(
-                    _is_read_later(fgraph, node, x) for x in overwritten if not _is_allocated(x)
-                ):
-                    single.append((node, op))
+            possible = _possible(fgraph, node, versions() if versions else ())
+            if not possible:
+                continue
+            overwritten = _overwritten(node, possible[0])
+            if all(overwriting.allows(node, x) for x in overwritten):
+                overwriting.take(*overwritten)
+                at_once.append((node, possible[0].make_node(*node.inputs)))
+            else:
+                single += [(node, op) for op in possible]
         if not _replace(fgraph, at_once, "gpu_inplace"):
             single = [(node, new.op) for node, new in at_once] + single
         for node, op in single:
@@ -165,6 +164,13 @@ class GpuInplace(GraphRewriter):
 
 def _overwritten(node: Apply, op: Op) -> list[Variable]:
     return [node.inputs[i] for indices in op.destroy_map.values() for i in indices]
+
+
+def _possible(fgraph: FunctionGraph, node: Apply, versions: Sequence[Op]) -> list[Op]:
+    """Return the versions that overwrite nothing that is read later; allocations can be copied."""
+    overwritten = {x for op in versions for x in _overwritten(node, op) if not _is_allocated(x)}
+    needed = {x for x in overwritten if _is_read_later(fgraph, node, x)}
+    return [op for op in versions if needed.isdisjoint(_overwritten(node, op))]
 
 
 def _inputs(node: Apply, op: Op) -> Iterator[list[Variable]]:
