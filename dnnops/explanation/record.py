@@ -123,24 +123,9 @@ class Node:
 
 @dataclass(frozen=True)
 class Record:
-    """The nodes of a compiled function, in the order of execution.
+    """The nodes of a compiled function, in the order of execution, and totals.
 
-    Attributes
-    ----------
-    name : str
-        Name of the function, or empty.
-    linker : str
-        Class of the linker that compiled it.
-    nodes : tuple of Node
-        Nodes in the order of execution.
-    calls : int
-        Number of measured calls; 0 if the function was only described.
-    allow_gc : bool
-        Whether results are freed after their last use.
-    input_bytes : int or None
-        Memory of the arguments, the shared variables and the constants, or None if unknown.
-    note : str
-        Why something is not known, or empty.
+    `dnnops.explanation.result.Explanation` describes the attributes.
     """
 
     #: Version of the JSON that :meth:`to_json` returns.
