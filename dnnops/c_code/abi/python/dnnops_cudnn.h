@@ -103,6 +103,18 @@ int64_t dnnops_cudnn_workspace_bytes(int64_t device);
 int64_t dnnops_cudnn_replays(void);
 const char *dnnops_cudnn_replay_failure(void);
 
+/* output = alpha * inputs[0] inputs[1] + beta * output. The axes are batch, row and column; a batch may have the
+ * stride 0. The rows or the columns of each input must be contiguous, and the rows of the output. */
+int dnnops_cudnn_product(const dnnops_context *context, int64_t allow_tf32, double alpha, double beta,
+                         const dnnops_tensor *inputs, dnnops_tensor *output);
+
+/* Record the work of a stream as a CUDA graph; the stream must not be the default one. If `executable` is null, what
+ * was recorded is discarded. `nodes` receives the number of kernels and copies. */
+int dnnops_cudnn_capture_begin(void *stream);
+int dnnops_cudnn_capture_end(void *stream, void **executable, int64_t *nodes);
+int dnnops_cudnn_graph_launch(void *executable, void *stream);
+void dnnops_cudnn_graph_destroy(void *executable);
+
 /* The operands must stay in place as long as the list is used. The output is overwritten. */
 int dnnops_cudnn_plan_list_open(const dnnops_context *context, const int64_t *words, const dnnops_tensor *inputs,
                                 dnnops_tensor *outputs, dnnops_plan_list **list);

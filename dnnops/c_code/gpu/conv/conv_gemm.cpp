@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "conv_plan.hpp"
-#include "../base/cublaslt.hpp"
+#include "../base/matrix_product.hpp"
 
 namespace dnnops {
 
@@ -22,11 +22,6 @@ const Attribute config_attributes[] = {
     {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4}, {CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4},
     {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4},    {CUBLASLT_ALGO_CONFIG_STAGES_ID, 4},
     {CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2},   {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2},
-};
-
-// A column-major matrix, as in cuBLAS.
-struct Matrix {
-  int64_t rows, columns, leading, batch_stride;
 };
 
 // result = op(left) op(right) for each of `batches`.
@@ -80,16 +75,6 @@ Product product_of(const ConvCase &conv) {
   return {x, y, weights, ROLE_IMAGE, ROLE_TOP, ROLE_FILTERS, true, false, 1};
 }
 
-cudaDataType_t data_type(int64_t dtype) {
-  switch (dtype) {
-    case DNNOPS_FLOAT32: return CUDA_R_32F;
-    case DNNOPS_FLOAT64: return CUDA_R_64F;
-    case DNNOPS_FLOAT16: return CUDA_R_16F;
-    case DNNOPS_BFLOAT16: return CUDA_R_16BF;
-  }
-  fail(DNNOPS_NOT_SUPPORTED, "matrix products of %s arrays are not supported", dtype_name(dtype));
-}
-
 cublasComputeType_t compute_type(const ConvCase &conv) {
   if (conv.compute == DNNOPS_FLOAT64) return CUBLAS_COMPUTE_64F;
   if (conv.compute != DNNOPS_FLOAT32)
@@ -103,45 +88,6 @@ uint32_t reduction_schemes(const ConvCase &conv) {
   if (conv.dtype == conv.compute) schemes |= CUBLASLT_REDUCTION_SCHEME_INPLACE;
   return schemes;
 }
-
-class MatrixLayout {
- public:
-  MatrixLayout(const Matrix &matrix, int64_t batches, cudaDataType_t type) {
-    DNNOPS_CUBLASLT(cublasLtMatrixLayoutCreate, &layout_, type, matrix.rows, matrix.columns, matrix.leading);
-    const int32_t count = static_cast<int32_t>(batches);
-    DNNOPS_CUBLASLT(cublasLtMatrixLayoutSetAttribute, layout_, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
-                    sizeof count);
-    DNNOPS_CUBLASLT(cublasLtMatrixLayoutSetAttribute, layout_, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                    &matrix.batch_stride, sizeof matrix.batch_stride);
-  }
-  ~MatrixLayout() { cublaslt::functions().cublasLtMatrixLayoutDestroy(layout_); }
-  MatrixLayout(const MatrixLayout &) = delete;
-  MatrixLayout &operator=(const MatrixLayout &) = delete;
-  operator cublasLtMatrixLayout_t() const { return layout_; }
-
- private:
-  cublasLtMatrixLayout_t layout_ = nullptr;
-};
-
-class Operation {
- public:
-  Operation(const Product &product, cublasComputeType_t compute, cudaDataType_t scale) {
-    DNNOPS_CUBLASLT(cublasLtMatmulDescCreate, &desc_, compute, scale);
-    transpose(CUBLASLT_MATMUL_DESC_TRANSA, product.transpose_left);
-    transpose(CUBLASLT_MATMUL_DESC_TRANSB, product.transpose_right);
-  }
-  ~Operation() { cublaslt::functions().cublasLtMatmulDescDestroy(desc_); }
-  Operation(const Operation &) = delete;
-  Operation &operator=(const Operation &) = delete;
-  operator cublasLtMatmulDesc_t() const { return desc_; }
-
- private:
-  void transpose(cublasLtMatmulDescAttributes_t which, bool yes) {
-    const cublasOperation_t operation = yes ? CUBLAS_OP_T : CUBLAS_OP_N;
-    DNNOPS_CUBLASLT(cublasLtMatmulDescSetAttribute, desc_, which, &operation, sizeof operation);
-  }
-  cublasLtMatmulDesc_t desc_ = nullptr;
-};
 
 class Preference {
  public:
@@ -185,7 +131,7 @@ struct MatrixProduct {
         type(data_type(conv.dtype)),
         scale(conv.compute == DNNOPS_FLOAT64 ? CUDA_R_64F : CUDA_R_32F),
         compute(compute_type(conv)),
-        operation(product, compute, scale),
+        operation(product.transpose_left, product.transpose_right, compute, scale),
         left(product.left, product.batches, type),
         right(product.right, product.batches, type),
         result(product.result, product.batches, type) {}
