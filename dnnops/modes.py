@@ -26,11 +26,11 @@ from pytensor.link.basic import JITLinker, Linker
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.link.pytorch.linker import PytorchLinker
 
+from dnnops.capture.linker import CapturingLinker
 from dnnops.config import flag_value
 from dnnops.errors import DnnUnavailableError
 from dnnops.rewriting.move.lifting import EVERYTHING
 from dnnops.rewriting.pipeline import PYTORCH_TAG
-from dnnops.runtime.ahead import ParallelVMLinker
 
 __all__ = [
     "CudnnMode",
@@ -87,7 +87,8 @@ class DnnMode(Mode):
     Parameters
     ----------
     linker : str or Linker
-        Linker. Default: PyTensor's CVM, with modules compiled in parallel.
+        Linker. Default: PyTensor's CVM, with modules compiled in parallel and work on a GPU
+        captured.
     optimizer : str or RewriteDatabaseQuery
         Rewrites to apply in addition to those of the backend.
     """
@@ -98,7 +99,7 @@ class DnnMode(Mode):
         optimizer: str | RewriteDatabaseQuery = OPT_FAST_RUN,
         db: Any = None,
     ):
-        super().__init__(linker or ParallelVMLinker(use_cloop=True), optimizer, db)
+        super().__init__(linker or CapturingLinker(use_cloop=True), optimizer, db)
 
     @property
     def optimizer(self) -> GraphRewriter:

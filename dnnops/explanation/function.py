@@ -9,6 +9,7 @@ from pytensor.compile import Function
 from pytensor.link.basic import JITLinker
 
 from dnnops.arguments import is_int, shown
+from dnnops.capture.linker import why_not_captured
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.explanation.graph import describe_graph
 from dnnops.explanation.result import Explanation
@@ -113,4 +114,6 @@ def _described(f: Function) -> Explanation:
     jit = name.removesuffix("Linker") if is_jit else ""
     nodes = describe_graph(f.maker.fgraph, order, compiled=compiled, jit=jit, allow_gc=allow_gc)
     note = f"{jit} compiles all nodes into one piece, so they have no times" if is_jit else ""
+    if reason := why_not_captured(vm, f.maker.fgraph):
+        note = f"Not captured as a CUDA graph: {reason}"
     return Explanation(f.name or "", name, nodes, allow_gc=allow_gc, note=note)

@@ -190,7 +190,23 @@ class GpuJoin(MirrorOp):
         axis = operands[0] if first else self.host_op.axis
         dtype = node.outputs[0].type.numpy_dtype
         arrays = tuple(a if a.dtype == dtype else a.astype(dtype) for a in operands[first:])
-        return cupy.concatenate(arrays, axis=int(axis))
+        axis = int(axis)
+        # cupy.concatenate copies addresses from the host, which a CUDA graph cannot contain.
+        lengths = [a.shape[axis] for a in arrays]
+        shape = [*arrays[0].shape]
+        shape[axis] = sum(lengths)
+        out = cupy.empty(shape, dtype)
+        start = 0
+        for array, length in zip(arrays, lengths, strict=True):
+            part = out.swapaxes(0, axis)[start : start + length].swapaxes(0, axis)
+            if part.shape != array.shape:
+                raise DnnValueError(
+                    f"{self}: arrays of shapes {[a.shape for a in arrays]} cannot be joined"
+                    f" along axis {axis}"
+                )
+            part[...] = array
+            start += length
+        return out
 
     def __str__(self) -> str:
         return "GpuJoin"

@@ -21,9 +21,10 @@ _BYTES = 16
 #: Maximum number of elements with a repeated operand, whose indices are computed in 32 bits.
 _MAX_REPEATED_SIZE = 2**31 - 1
 
-#: Kinds of operands: a host number; an array of the result's shape; or a smaller array, of which
-#: each element is repeated several times in a row, and the whole sequence over and over again.
-SCALAR, DENSE, REPEATED = "scalar", "dense", "repeated"
+#: Kinds of operands: a host number; a number in device memory; an array of the result's shape; or a
+#: smaller array, of which each element is repeated several times in a row, and the whole sequence
+#: over and over again.
+SCALAR, STORED, DENSE, REPEATED = "scalar", "stored", "dense", "repeated"
 
 _PACKS = """
 template <int V, class T>
@@ -112,9 +113,9 @@ def packed_operands(
     Parameters
     ----------
     operands : sequence
-        Arrays with their axes in memory order, and host numbers.
+        Arrays with their axes in memory order; and numbers, on the host or as 0-d arrays.
     on_device : sequence of bool
-        Whether each operand is an array.
+        Whether each operand is an array that belongs to the node, rather than a number.
     results : sequence of cupy.ndarray
         Arrays for the results.
 
@@ -132,7 +133,7 @@ def packed_operands(
     for x, is_array in zip(operands, on_device, strict=True):
         arguments.append(x)
         if not is_array:
-            kinds.append(SCALAR)
+            kinds.append(STORED if hasattr(x, "data") and hasattr(x.data, "ptr") else SCALAR)
             continue
         if x.shape == shape:
             if not _is_aligned(x):
@@ -198,6 +199,7 @@ def packed_kernel(
     repeated = [i for i, kind in enumerate(kinds) if kind == REPEATED]
     width = pack_width([*(in_dtypes[i] for i in (*dense, *repeated)), *out_dtypes])
     lines = [f"const long long first = (long long)i * {width};"]
+    lines += [f"const auto in{i} = a{i}[0];" for i, kind in enumerate(kinds) if kind == STORED]
     lines += [f"const auto p{i} = dnnops_load<{width}>(&a{i}[0], first, n);" for i in dense]
     lines += [f"auto p{i} = dnnops_repeat(&a{i}[0], first, run{i}, count{i});" for i in repeated]
     results = range(len(out_dtypes))
@@ -212,6 +214,7 @@ def packed_kernel(
     lines += [f"dnnops_store<{width}>(&z{i}[0], first, n, q{i});" for i in results]
     parameters = {
         SCALAR: "{dtype} in{i}",
+        STORED: "raw {dtype} a{i}",
         DENSE: "raw {dtype} a{i}",
         REPEATED: "raw {dtype} a{i}, uint32 run{i}, uint32 count{i}",
     }

@@ -44,7 +44,7 @@ def only(explanation, op):
 
 def test_network_on_the_cpu():
     e = dnnops.explain(compiled(mode="ONEDNN"))
-    assert (e.name, e.linker, e.calls, e.note) == ("network", "ParallelVMLinker", 0, "")
+    assert (e.name, e.linker, e.calls, e.note) == ("network", "CapturingLinker", 0, "")
     assert [node.index for node in e.nodes] == list(range(len(e.nodes)))
     assert not e.transfers
     assert not e.between

@@ -1,0 +1,311 @@
+"""Capture the nodes of a function on a device as a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+
+from dnnops.capture.graph import Graph, Pool, Staging, recorded
+from dnnops.capture.schedule import Role, Schedule
+from dnnops.errors import DnnNotSupportedError
+from dnnops.gpu.base import free_workspaces
+from dnnops.gpuarray.elemwise import GpuElemwise
+from dnnops.gpuarray.op import is_on_device
+
+__all__ = ["Captured", "Recorder"]
+
+Cell = list[Any]
+
+
+@dataclass
+class Captured:
+    """A graph with everything that it reads and writes.
+
+    Attributes
+    ----------
+    graph : Graph
+        What to launch.
+    pool : Pool
+        Its memory.
+    inputs : list of cupy.ndarray
+        The arrays of shared variables, and copies of arguments.
+    uploads : list of tuple
+        Storage of each host value that is copied to the device before the launch, and its staging.
+    results : list of tuple
+        Storage and value of each result that host nodes after the graph, or the caller, read.
+    outputs : list of tuple
+        For each output of the function, the array that the graph writes or None, and whether it is
+        the array of a shared variable.
+    """
+
+    graph: Graph
+    pool: Pool
+    inputs: list[Any]
+    uploads: list[tuple[Cell, Staging]] = field(default_factory=list)
+    results: list[tuple[Cell, Any]] = field(default_factory=list)
+    outputs: list[tuple[Any, bool]] = field(default_factory=list)
+
+
+class Recorder:
+    """Runs the thunks of a function while their work is recorded.
+
+    Parameters
+    ----------
+    vm : pytensor.link.vm.VM
+        Virtual machine that holds the thunks.
+    fgraph : FunctionGraph
+        Graph that it runs.
+    schedule : Schedule
+        Roles of the nodes.
+
+    Attributes
+    ----------
+    steps : list of tuple
+        Node, thunk and role, in the order of execution.
+    inputs : list of Variable
+        The function's inputs on the device.
+    is_shared : list of bool
+        Whether each of them is a shared variable.
+    """
+
+    def __init__(self, vm: Any, fgraph: FunctionGraph, schedule: Schedule):
+        self.steps: list[tuple[Apply, Any, Role]] = list(
+            zip(vm.nodes, vm.thunks, schedule.roles, strict=True)
+        )
+        self.inputs = [x for x in fgraph.inputs if is_on_device(x)]
+        self.is_shared = [isinstance(x, SharedVariable) for x in self.inputs]
+        self._fgraph, self._device, self._numbers = fgraph, schedule.device, schedule.numbers
+        self._storage: dict[Variable, Cell] = vm.storage_map
+        # Positions of inputs by positions of outputs.
+        self._updates: dict[int, int] = {**(fgraph.update_mapping or {})}  # type: ignore[dict-item]
+        self._origins = _origins(node for node, _, _ in self.steps)
+        self._overwritten = self._find_overwritten()
+        self._freed = self._find_freed()
+        outputs = set(fgraph.outputs)
+        # What host nodes after the graph, or the caller, read.
+        self._read_later = outputs | {
+            x for node, _, role in self.steps if role is Role.AFTER for x in node.inputs
+        }
+        self._computed = [
+            (role, self._storage[z])
+            for node, _, role in self.steps
+            for z in node.outputs
+            if z not in outputs
+        ]
+
+    def thunks(self, role: Role) -> list[tuple[int, Any]]:
+        """Return the positions and the thunks of the nodes with a role."""
+        return [(i, thunk) for i, (_, thunk, own) in enumerate(self.steps) if own is role]
+
+    def free(self, position: int) -> None:
+        """Release the device arrays that the node at a position is the last to use."""
+        for cell in self._freed[position]:
+            cell[0] = None
+
+    def free_all(self, keep: Role | None = None) -> None:
+        """Release all results but outputs, and those of nodes with a role."""
+        for role, cell in self._computed:
+            if role is not keep:
+                cell[0] = None
+
+    # -- the graph's variables -------------------------------------------------------------
+
+    def _root(self, x: Variable) -> Variable:
+        while x in self._origins:
+            x = self._origins[x]
+        return x
+
+    def _find_overwritten(self) -> set[Variable]:
+        """Return the variables whose memory is overwritten after they are computed."""
+        found = {
+            self._root(node.inputs[i])
+            for node, _, _ in self.steps
+            for operands in node.op.destroy_map.values()
+            for i in operands
+        }
+        return found | {self._fgraph.inputs[x] for x in self._updates.values()}
+
+    def _find_freed(self) -> list[list[Cell]]:
+        last = {x: i for i, (node, _, _) in enumerate(self.steps) for x in node.inputs}
+        kept = set(self._fgraph.outputs)
+        found: list[list[Cell]] = [[] for _ in self.steps]
+        for x, i in last.items():
+            if x.owner is not None and is_on_device(x) and x not in kept:
+                found[i].append(self._storage[x])
+        return found
+
+    # -- capturing -------------------------------------------------------------------------
+
+    def capture(self) -> Captured:
+        """Record the work of a call, whose arguments are stored and whose first nodes have run.
+
+        Nothing is computed on the device.
+
+        Raises
+        ------
+        DnnError or CUDARuntimeError
+            If something cannot be captured.
+        """
+        import cupy
+
+        cells = [self._storage[x] for x in self.inputs]
+        values = [cell[0] for cell in cells]
+        _require_apart([a for a, shared in zip(values, self.is_shared, strict=True) if shared])
+        # Neither memory that is free nor the workspaces of other graphs are used.
+        free_workspaces()
+        cupy.get_default_memory_pool().free_all_blocks()
+        pool = Pool()
+        with cupy.cuda.Device(self._device):
+            with pool.used():
+                inputs = [
+                    array if shared else array.copy(order="K")
+                    for array, shared in zip(values, self.is_shared, strict=True)
+                ]
+            captured = Captured(None, pool, inputs)  # type: ignore[arg-type]
+            try:
+                for cell, array in zip(cells, inputs, strict=True):
+                    cell[0] = array
+                with recorded(pool) as recording:
+                    self._record(captured)
+            finally:
+                for cell, array in zip(cells, values, strict=True):
+                    cell[0] = array
+                free_workspaces()
+            captured.graph = recording.graph
+            return captured
+
+    def _record(self, captured: Captured) -> None:
+        import cupy
+
+        for position, (node, thunk, role) in enumerate(self.steps):
+            if role is Role.AFTER:
+                for x in node.inputs:
+                    if is_on_device(x):
+                        self._keep(captured, x, self._lasting(x))
+            elif role is Role.UPLOAD:
+                value = self._storage[node.inputs[0]][0]
+                array = cupy.empty(value.shape, value.dtype)
+                # A value that does not change is copied each time, too, since the graph may
+                # overwrite the array.
+                changes = not self._is_fixed(node.inputs[0])
+                cell = self._storage[node.inputs[0]] if changes else [np.array(value)]
+                captured.uploads.append((cell, Staging(array)))
+                self._storage[node.outputs[0]][0] = array
+            elif role is Role.DEVICE:
+                with self._numbers_on_device(captured, node):
+                    thunk()
+            elif role is Role.FIXED:
+                thunk()
+            if role is Role.FIXED:
+                for z in node.outputs:
+                    if z in self._read_later:
+                        self._keep(captured, z, self._storage[z][0])
+            self.free(position)
+        captured.outputs = self._outputs(captured)
+
+    @contextmanager
+    def _numbers_on_device(self, captured: Captured, node: Apply) -> Iterator[None]:
+        """Let an elementwise node read numbers from device memory."""
+        import cupy
+
+        cells = [self._storage[x] for x in {*node.inputs} & self._numbers]
+        if not isinstance(node.op, GpuElemwise) or not cells:
+            yield
+            return
+        values = [cell[0] for cell in cells]
+        stagings = {id(cell): staging for cell, staging in captured.uploads}
+        try:
+            for cell in cells:
+                if id(cell) not in stagings:
+                    staging = Staging(cupy.empty((), np.asarray(cell[0]).dtype))
+                    stagings[id(cell)] = staging
+                    captured.uploads.append((cell, staging))
+                cell[0] = stagings[id(cell)].target
+            yield
+        finally:
+            for cell, value in zip(cells, values, strict=True):
+                cell[0] = value
+
+    def _is_fixed(self, x: Variable) -> bool:
+        if x.owner is None:
+            return x not in self._fgraph.inputs
+        return any(node is x.owner and role is Role.FIXED for node, _, role in self.steps)
+
+    def _lasting(self, x: Variable) -> Any:
+        """Return an array that has the value of `x` at this point when the graph ends."""
+        value = self._storage[x][0]
+        return value.copy(order="K") if self._root(x) in self._overwritten else value
+
+    def _keep(self, captured: Captured, x: Variable, value: Any) -> None:
+        # The array of an input that is not overwritten is stored already.
+        if x.owner is not None or x in self._overwritten:
+            captured.results.append((self._storage[x], value))
+
+    def _outputs(self, captured: Captured) -> list[tuple[Any, bool]]:
+        """Copy new values of shared variables to their arrays."""
+        arrays = dict(zip(self.inputs, captured.inputs, strict=True))
+        updated = [
+            arrays[x] for i in self._updates.values() if (x := self._fgraph.inputs[i]) in arrays
+        ]
+        outputs: list[tuple[Any, bool]] = []
+        copies = []
+        for position, z in enumerate(self._fgraph.outputs):
+            value = self._storage[z][0]
+            if not is_on_device(z):
+                is_fixed = isinstance(value, np.ndarray) and self._is_fixed(z)
+                outputs.append((value if is_fixed else None, False))
+                continue
+            target = None
+            if position in self._updates:
+                target = arrays[self._fgraph.inputs[self._updates[position]]]
+            if value is not target and _overlaps(value, updated):
+                value = value.copy(order="K")  # before the arrays are overwritten
+            if target is not None and value is not target:
+                if (value.shape, value.dtype) != (target.shape, target.dtype):
+                    raise DnnNotSupportedError(f"the shape or dtype of {z} changes")
+                copies.append((target, value))
+            outputs.append((value if target is None else target, target is not None))
+        for target, value in copies:
+            target[...] = value
+        return outputs
+
+
+def _origins(nodes: Iterable[Apply]) -> dict[Variable, Variable]:
+    """Return the operand whose memory each result uses, according to the Ops."""
+    found = {}
+    for node in nodes:
+        for maps in (node.op.view_map, node.op.destroy_map):
+            for output, operands in maps.items():
+                if operands:
+                    found[node.outputs[output]] = node.inputs[operands[0]]
+    return found
+
+
+def _span(array: Any) -> tuple[int, int]:
+    """Return the addresses of an array's first byte, and of the byte after its last."""
+    import cupy
+
+    low, high = cupy.byte_bounds(array)
+    return int(low), int(high)
+
+
+def _require_apart(arrays: Sequence[Any]) -> None:
+    spans = sorted(_span(array) for array in arrays if array.size)
+    for (_, end), (start, _) in pairwise(spans):
+        if start < end:
+            raise DnnNotSupportedError("two shared variables share memory")
+
+
+def _overlaps(array: Any, others: Sequence[Any]) -> bool:
+    if not array.size:
+        return False
+    low, high = _span(array)
+    return any(low < end and start < high for start, end in map(_span, others))

@@ -1,0 +1,158 @@
+"""Decide which nodes of a function a CUDA graph can contain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from pytensor.compile.ops import DeepCopyOp, ViewOp
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.tensor.shape import Shape, Shape_i
+
+from dnnops.errors import DnnNotSupportedError
+from dnnops.gpu.base import CudnnOp
+from dnnops.gpuarray.elemwise import GpuElemwise
+from dnnops.gpuarray.op import GpuOp, is_on_device
+from dnnops.gpuarray.transfer import GpuFromHost, GpuToGpu, HostFromGpu
+
+__all__ = ["Role", "Schedule", "schedule"]
+
+
+class Role(Enum):
+    """What happens to a node when a captured function is called.
+
+    ``FIXED`` nodes run on the host and depend only on shapes and constants, so they run once,
+    during the capture. ``BEFORE`` nodes run on the host before the graph is launched, ``AFTER``
+    nodes afterwards. ``UPLOAD`` nodes copy a host value to the device before the launch. ``DEVICE``
+    nodes are in the graph.
+    """
+
+    FIXED = auto()
+    BEFORE = auto()
+    UPLOAD = auto()
+    DEVICE = auto()
+    AFTER = auto()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The roles of a function's nodes.
+
+    Attributes
+    ----------
+    roles : tuple of Role
+        Role of each node, in the order of execution.
+    by_value : tuple of Variable
+        Results and inputs on the host that nodes in the graph read, such as the bounds of a slice.
+        A captured graph is valid for one value of each.
+    numbers : frozenset of Variable
+        Host numbers that elementwise nodes in the graph read, such as a learning rate. They are
+        copied to the device before each launch.
+    device : int
+        Number of the device.
+    """
+
+    roles: tuple[Role, ...]
+    by_value: tuple[Variable, ...]
+    numbers: frozenset[Variable]
+    device: int
+
+
+def schedule(fgraph: FunctionGraph, order: Sequence[Apply], thunks: Sequence[Any]) -> Schedule:
+    """Assign a role to each node.
+
+    Parameters
+    ----------
+    fgraph : FunctionGraph
+        Graph of the function.
+    order : sequence of Apply
+        Nodes in the order of execution.
+    thunks : sequence of callable
+        The function that runs each node.
+
+    Raises
+    ------
+    DnnNotSupportedError
+        If a node cannot be captured; the message names it.
+    """
+    roles: dict[Apply, Role] = {}
+    by_value: dict[Variable, None] = {}
+    numbers: set[Variable] = set()
+    devices: set[int] = set()
+    for node, thunk in zip(order, thunks, strict=True):
+        if getattr(thunk, "lazy", False):
+            raise DnnNotSupportedError(f"{node} decides which nodes run")
+        devices |= {x.type.device for x in (*node.inputs, *node.outputs) if is_on_device(x)}
+        roles[node] = role = _role(node, roles)
+        if role is Role.DEVICE:
+            for x in node.inputs:
+                if not is_on_device(x) and not _is_fixed(x, roles):
+                    if isinstance(node.op, GpuElemwise):
+                        numbers.add(x)
+                    else:
+                        by_value[x] = None
+        _check_overwritten(node, roles)
+    _run_sizes_before(order, roles)
+    if len(devices) != 1:
+        raise DnnNotSupportedError(f"its arrays are on {len(devices)} devices")
+    if Role.DEVICE not in roles.values():
+        raise DnnNotSupportedError("it has no node on a device")
+    return Schedule(tuple(roles.values()), tuple(by_value), frozenset(numbers), devices.pop())
+
+
+def _run_sizes_before(order: Sequence[Apply], roles: dict[Apply, Role]) -> None:
+    """Run fixed nodes before the graph if other nodes that run then need them."""
+    for node in reversed(order):
+        if roles[node] is not Role.BEFORE:
+            continue
+        for x in node.inputs:
+            if is_on_device(x) and x.owner is not None:
+                raise DnnNotSupportedError(f"{node} needs {x} before the graph is launched")
+            if _role_of(x, roles) is Role.FIXED:
+                roles[x.owner] = Role.BEFORE
+
+
+def _role(node: Apply, roles: dict[Apply, Role]) -> Role:
+    after = any(_role_of(x, roles) is Role.AFTER for x in node.inputs)
+    touches_device = any(map(is_on_device, (*node.inputs, *node.outputs)))
+    if isinstance(node.op, Shape | Shape_i):
+        (x,) = node.inputs
+        if is_on_device(x) or x.owner is None or _is_fixed(x, roles):
+            return Role.FIXED
+        return Role.AFTER if after else Role.BEFORE
+    if not touches_device:
+        if after:
+            return Role.AFTER
+        return Role.FIXED if all(_is_fixed(x, roles) for x in node.inputs) else Role.BEFORE
+    if isinstance(node.op, HostFromGpu):
+        return Role.AFTER
+    if after:
+        raise DnnNotSupportedError(f"{node} uses a result that was on the host in between")
+    if isinstance(node.op, GpuFromHost):
+        return Role.UPLOAD
+    is_known = isinstance(node.op, GpuOp | CudnnOp | DeepCopyOp | ViewOp)
+    if not is_known or isinstance(node.op, GpuToGpu):
+        raise DnnNotSupportedError(f"{node} cannot be captured")
+    if not all(map(is_on_device, node.outputs)):
+        raise DnnNotSupportedError(f"{node} returns a result on the host")
+    return Role.DEVICE
+
+
+def _role_of(x: Variable, roles: dict[Apply, Role]) -> Role | None:
+    return None if x.owner is None else roles[x.owner]
+
+
+def _is_fixed(x: Variable, roles: dict[Apply, Role]) -> bool:
+    return isinstance(x, Constant) or _role_of(x, roles) is Role.FIXED
+
+
+def _check_overwritten(node: Apply, roles: dict[Apply, Role]) -> None:
+    """Refuse a node that would overwrite a result that is computed only once."""
+    if roles[node] in (Role.BEFORE, Role.AFTER):
+        for operands in node.op.destroy_map.values():
+            for i in operands:
+                if _is_fixed(node.inputs[i], roles):
+                    raise DnnNotSupportedError(f"{node} overwrites a result that does not change")

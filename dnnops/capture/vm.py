@@ -1,0 +1,208 @@
+"""The virtual machine of functions whose calls are captured as CUDA graphs."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from operator import is_
+from typing import Any
+
+import numpy as np
+from pytensor.graph.fg import FunctionGraph
+
+from dnnops.capture.recorder import Captured, Recorder
+from dnnops.capture.schedule import Role, Schedule
+from dnnops.config import flag_value
+from dnnops.errors import DnnNotSupportedError
+from dnnops.gpuarray.op import is_on_device
+
+__all__ = ["CapturingVM", "report"]
+
+_log = logging.getLogger(__name__)
+
+#: Calls with equal shapes that run node by node first. They select plans and compile kernels.
+ORDINARY_CALLS = 2
+#: Number of graphs that a function keeps.
+KEPT_GRAPHS = 4
+#: Number of different shapes that a function counts.
+KEPT_SIGNATURES = 64
+#: A capture takes as long as some calls. A function whose arrays or values keep changing stops.
+FREE_CAPTURES, REPLAYS_PER_CAPTURE = 8, 20
+
+
+class CapturingVM:
+    """Virtual machine that runs another one, or replays a CUDA graph of what that one ran.
+
+    After some calls with equal shapes, the work on the device is recorded, and replayed in later
+    calls with these shapes. Host nodes run as before.
+
+    Parameters
+    ----------
+    vm : pytensor.link.vm.VM
+        Virtual machine that runs node by node. Attributes not defined here are its own.
+    fgraph : FunctionGraph
+        Graph that it runs.
+    schedule : Schedule
+        Roles of the nodes.
+    required : bool
+        Whether a capture that fails raises an error. Otherwise, the function runs without.
+
+    Attributes
+    ----------
+    reason : str
+        Why the function is no longer captured; empty if it is.
+    captures, replays : int
+        Numbers of graphs made and launched.
+    """
+
+    def __init__(self, vm: Any, fgraph: FunctionGraph, schedule: Schedule, required: bool):
+        self.vm = vm
+        self.reason = ""
+        self.captures = self.replays = 0
+        self._required = required
+        self._recorder = recorder = Recorder(vm, fgraph, schedule)
+        storage = vm.storage_map
+        self._device_cells = [storage[x] for x in recorder.inputs]
+        self._host_cells = [
+            storage[x]
+            for x in fgraph.inputs
+            if not is_on_device(x) and hasattr(x.type, "broadcastable")
+        ]
+        self._before = recorder.thunks(Role.BEFORE)
+        self._after = recorder.thunks(Role.AFTER)
+        self._value_cells = [storage[x] for x in schedule.by_value]
+        self._output_cells = [storage[z] for z in fgraph.outputs]
+        self._is_computed = [z.owner is not None for z in fgraph.outputs]
+        updates: dict[Any, Any] = fgraph.update_mapping or {}
+        self._update_cells = [(storage[fgraph.inputs[x]], z) for z, x in updates.items()]
+        self._seen: dict[Any, int] = {}
+        self._graphs: OrderedDict[Any, Captured] = OrderedDict()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "vm":  # not set yet while this object is copied
+            raise AttributeError(name)
+        return getattr(self.vm, name)
+
+    # -- calls -----------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.__dict__.pop("position_of_error", None)
+        if self.reason or args or kwargs:
+            return self.vm(*args, **kwargs)
+        key = self._signature()
+        seen = self._seen.get(key, 0)
+        if seen < ORDINARY_CALLS:
+            if len(self._seen) >= KEPT_SIGNATURES:
+                self._seen.clear()
+            self._seen[key] = seen + 1
+            return self.vm()
+        for position, thunk in self._before:
+            self._run(position, thunk)
+        if self._value_cells:
+            key = (key, tuple([np.asarray(cell[0]).tobytes() for cell in self._value_cells]))
+        captured = self._bound(key) or self._captured(key)
+        return self._run_rest() if captured is None else self._replay(captured)
+
+    def _signature(self) -> Any:
+        """Return the shapes and strides of all inputs."""
+        return (
+            tuple([(cell[0].shape, cell[0].strides) for cell in self._device_cells]),
+            tuple([cell[0].shape for cell in self._host_cells]),
+        )
+
+    def _bound(self, key: Any) -> Captured | None:
+        """Return the graph for a signature, after copying arguments to where it reads them."""
+        captured = self._graphs.get(key)
+        if captured is None:
+            return None
+        current = [cell[0] for cell in self._device_cells]
+        if all(map(is_, current, captured.inputs)):
+            return captured
+        owned = zip(current, captured.inputs, self._recorder.is_shared, strict=True)
+        changed = [(new, old, shared) for new, old, shared in owned if new is not old]
+        if any(shared for _, _, shared in changed):
+            # The value of a shared variable was set: the graph would read the former array.
+            del self._graphs[key]
+            return None
+        for new, old, _ in changed:
+            old[...] = new
+        return captured
+
+    def _replay(self, captured: Captured) -> list[Any]:
+        import cupy
+
+        stream = cupy.cuda.get_current_stream()
+        for cell, staging in captured.uploads:
+            staging.copy(cell[0], stream)
+        captured.graph.launch(stream.ptr)
+        self.replays += 1
+        for cell, value in captured.results:
+            cell[0] = value
+        for position, thunk in self._after:
+            self._run(position, thunk)
+        outputs = [
+            cell[0] if value is None else value if is_update else value.copy()
+            for cell, (value, is_update) in zip(self._output_cells, captured.outputs, strict=True)
+        ]
+        return self._finish(outputs)
+
+    def _run_rest(self) -> list[Any]:
+        """Run the nodes that do not run before the graph, one by one."""
+        for position, (_, thunk, role) in enumerate(self._recorder.steps):
+            if role is not Role.BEFORE:
+                self._run(position, thunk)
+            self._recorder.free(position)
+        return self._finish([cell[0] for cell in self._output_cells])
+
+    def _run(self, position: int, thunk: Any) -> None:
+        # PyTensor adds the node to the message of an error.
+        self.position_of_error = position
+        thunk()
+        del self.position_of_error
+
+    def _finish(self, outputs: list[Any]) -> list[Any]:
+        """Update shared variables, and release all results."""
+        for cell, position in self._update_cells:
+            cell[0] = outputs[position]
+        for cell, is_computed in zip(self._output_cells, self._is_computed, strict=True):
+            if is_computed:
+                cell[0] = None
+        self._recorder.free_all()
+        return outputs
+
+    # -- captures --------------------------------------------------------------------------
+
+    def _captured(self, key: Any) -> Captured | None:
+        """Capture the work of this call without running it; return None if that fails."""
+        try:
+            if (
+                not self._required
+                and self.captures >= FREE_CAPTURES + self.replays // REPLAYS_PER_CAPTURE
+            ):
+                raise DnnNotSupportedError("its arrays or values keep changing")
+            captured = self._recorder.capture()
+        except Exception as error:
+            self._recorder.free_all(keep=Role.BEFORE)
+            self._graphs.clear()
+            self.reason = str(error).split("\n", 1)[0]
+            report(self.reason)
+            if self._required:
+                raise DnnNotSupportedError(
+                    f"dnn.cuda_graph=True, but the function cannot be captured: {error}"
+                ) from error
+            return None
+        except BaseException:
+            self._recorder.free_all()
+            raise
+        self.captures += 1
+        self._graphs[key] = captured
+        while len(self._graphs) > KEPT_GRAPHS:
+            self._graphs.popitem(last=False)
+        return captured
+
+
+def report(reason: str) -> None:
+    """Say why a function runs without a CUDA graph, under ``dnn.verbose``."""
+    _log.debug("a function is not captured: %s", reason)
+    if flag_value("dnn.verbose"):
+        print(f"dnnops: a function is not captured as a CUDA graph: {reason}", flush=True)

@@ -1,0 +1,142 @@
+"""Which nodes of a function a CUDA graph contains; needs no device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.ifelse import ifelse
+from pytensor.tensor.random.utils import RandomStream
+
+from benchmarks import model_zoo
+from benchmarks.peers.models_dnnops import training_step
+from dnnops import nnet
+from dnnops.capture.linker import why_not_captured
+from dnnops.capture.schedule import Role, schedule
+from dnnops.errors import DnnNotSupportedError
+from dnnops.gpuarray import GpuArrayType
+from dnnops.gpuarray.transfer import as_gpuarray_variable, host_from_gpu
+from tests.gpuarray.graphs import rewritten
+
+
+@pytest.fixture(autouse=True)
+def without_a_device():
+    with pytensor.config.change_flags(dnn__enabled="no_check"):
+        yield
+
+
+def scheduled(inputs, outputs):
+    """Return the roles of the nodes of a rewritten graph by node, and its schedule."""
+    graph = rewritten(inputs, outputs, pytensor.compile.get_mode("CUDNN"))
+    order = graph.toposort()
+    found = schedule(graph, order, [None] * len(order))
+    return dict(zip(order, found.roles, strict=True)), found
+
+
+def names(roles, role):
+    return [type(node.op).__name__ for node, own in roles.items() if own is role]
+
+
+def device(*shape, dtype="float32"):
+    return GpuArrayType(dtype, shape)()
+
+
+def test_inputs_are_uploaded_and_results_read_afterwards():
+    x, w = pt.fmatrix(), device(4, 5)
+    roles, found = scheduled([x, w], [nnet.relu(x @ host_from_gpu(w)).sum(axis=0)])
+    assert names(roles, Role.UPLOAD) == ["GpuFromHost"]
+    assert names(roles, Role.AFTER) == ["HostFromGpu"]
+    assert "GpuDot" in names(roles, Role.DEVICE)
+    assert found.by_value == ()
+    assert found.device == 0
+
+
+def test_shapes_are_fixed():
+    x = device(None, None)
+    roles, found = scheduled([x], [(x * 2).mean(axis=0).transfer("cuda")])
+    assert "Shape_i" in names(roles, Role.FIXED)
+    assert not found.by_value
+    assert not found.numbers
+
+
+def test_numbers_of_elementwise_nodes():
+    x, rate = device(None), pt.fscalar()
+    _, found = scheduled([x, rate], [(x * (rate + 1)).transfer("cuda")])
+    assert len(found.numbers) == 1
+    assert not found.by_value
+
+
+def test_bounds_of_slices():
+    x, n = device(None), pt.lscalar()
+    _, found = scheduled([x, n], [(x[:n] * 2).transfer("cuda")])
+    assert len(found.by_value) >= 1
+    assert not found.numbers
+
+
+def test_random_numbers_of_the_host_come_first():
+    x = device(None, None)
+    stream = RandomStream(seed=1)
+    # Their size depends on shapes.
+    kept = stream.bernoulli(0.5, size=x.shape)
+    roles, _ = scheduled([x, *stream.state_updates[0][:1]], [(x * kept).transfer("cuda")])
+    before = names(roles, Role.BEFORE)
+    assert "BernoulliRV" in before
+    assert "Shape_i" in before
+    assert names(roles, Role.UPLOAD) == ["GpuFromHost"]
+
+
+def test_a_result_that_comes_back_from_the_host():
+    x, w = device(None), device(None)
+    chosen = pt.nonzero(host_from_gpu(x) > 0)[0]
+    with pytest.raises(DnnNotSupportedError, match="was on the host in between"):
+        scheduled([x, w], [(w[chosen] * 2).transfer("cuda")])
+
+
+def test_two_devices():
+    x, y = GpuArrayType("float32", (None,), 0)(), GpuArrayType("float32", (None,), 1)()
+    with pytest.raises(DnnNotSupportedError, match=r"cannot be captured|2 devices"):
+        scheduled([x, y], [(x + y.transfer("cuda0")).transfer("cuda0")])
+
+
+def test_no_device():
+    x = pt.fmatrix()
+    graph = rewritten([x], [x.T], pytensor.compile.get_mode("ONEDNN"))
+    with pytest.raises(DnnNotSupportedError, match="0 devices"):
+        schedule(graph, graph.toposort(), [None] * len(graph.apply_nodes))
+
+
+def test_lazy_nodes():
+    x = device(None)
+    graph = rewritten([x], [(x + 1).transfer("cuda")], pytensor.compile.get_mode("CUDNN"))
+    order = graph.toposort()
+    thunks = [lambda: None for _ in order]
+    for thunk in thunks:
+        thunk.lazy = True
+    with pytest.raises(DnnNotSupportedError, match="decides which nodes run"):
+        schedule(graph, order, thunks)
+
+
+def test_functions_of_the_host_are_not_wrapped():
+    x = pt.fmatrix()
+    f = pytensor.function([x], ifelse(x.sum() > 0, x, -x), mode="ONEDNN")
+    assert why_not_captured(f.vm, f.maker.fgraph) == ""
+    assert not hasattr(f.vm, "replays")
+    np.testing.assert_array_equal(f(-np.ones((2, 2), "float32")), np.ones((2, 2)))
+
+
+@pytest.mark.parametrize("name", sorted(model_zoo.MODELS))
+def test_training_steps_of_whole_networks(name):
+    inputs, loss, updates = training_step(name, model_zoo.MODELS[name].sizes)
+    moved = {
+        s: device(*s.type.shape) for s, _ in updates if s.type.ndim and s.type.dtype == "float32"
+    }
+    outputs = pytensor.graph.clone_replace(
+        [loss, *(new for s, new in updates if s in moved)],
+        [(s, host_from_gpu(x)) for s, x in moved.items()],
+    )
+    rest = [s for s, _ in updates if s not in moved]
+    outputs[1:] = [as_gpuarray_variable(new) for new in outputs[1:]]
+    roles, found = scheduled([*inputs, *rest, *moved.values()], outputs)
+    assert len(names(roles, Role.AFTER)) == 1  # the loss
+    assert found.by_value == ()
