@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, ClassVar
 
 from pytensor.graph.basic import Apply, Variable
@@ -212,6 +213,35 @@ class GpuJoin(MirrorOp):
         return "GpuJoin"
 
 
+class GpuSplit(MirrorOp):
+    """`Split` on the device, which returns views.
+
+    The lengths of the parts are on the host. So is the axis, or it is a parameter of the Op since
+    PyTensor 3.3.
+    """
+
+    def compute(self, node: Apply, x: Any, *operands: Any) -> Any:
+        axis = int(self.host_op.axis if hasattr(self.host_op, "axis") else operands[0])
+        lengths = [int(length) for length in operands[-1]]
+        count = self.host_op.len_splits
+        if len(lengths) != count:
+            raise DnnValueError(f"{self}: expected {count} lengths, got {lengths}")
+        if min(lengths, default=0) < 0 or sum(lengths) != x.shape[axis]:
+            raise DnnValueError(
+                f"{self}: the lengths {lengths} must not be negative, and their sum must be the"
+                f" length of axis {axis} of shape {x.shape}"
+            )
+        ends = itertools.accumulate(lengths)
+        before = (slice(None),) * (axis % x.ndim)
+        return tuple(
+            x[(*before, slice(end - length, end))]
+            for end, length in zip(ends, lengths, strict=True)
+        )
+
+    def __str__(self) -> str:
+        return f"GpuSplit{{{self.host_op.len_splits}}}"
+
+
 class GpuContiguous(GpuOp):
     """Return the operand itself if it is C-contiguous, otherwise a C-contiguous copy."""
 
@@ -268,6 +298,7 @@ __all__ = [
     "GpuJoin",
     "GpuReshape",
     "GpuSpecifyShape",
+    "GpuSplit",
     "as_gpuarray_variable",
     "first_joined",
     "infer_device",

@@ -70,7 +70,7 @@ class Overwriting:
         root = chain[-1]
         if isinstance(root, Constant) or root in self._taken or not self.kept.isdisjoint(chain):
             return False
-        if all(len(self.fgraph.clients[owner]) == 1 for owner in chain):
+        if all(self._has_one_reader(owner) for owner in chain):
             return True
         if not all(self._is_result(z) for z in node.outputs):
             return False
@@ -84,6 +84,10 @@ class Overwriting:
             and self._taken.isdisjoint(roots)
             and not self.handler.has_destroyers(self.fgraph, list(node.inputs))
         )
+
+    def _has_one_reader(self, x: Variable) -> bool:
+        # A node may return several views, such as the parts of an array.
+        return len(self.fgraph.clients[x]) == 1 and len(self.handler.view_o.get(x, ())) <= 1
 
     def take(self, *operands: Variable) -> None:
         """Record that a node overwrites these operands."""

@@ -23,6 +23,7 @@ from dnnops.gpuarray.basic import (
     GpuDimShuffle,
     GpuJoin,
     GpuReshape,
+    GpuSplit,
     first_joined,
 )
 from dnnops.gpuarray.blas import GpuDot, GpuGemm
@@ -175,6 +176,17 @@ CASES = {
         lambda x, y: pt.concatenate([x, y * 2], axis=1), (normal(3, 4), normal(3, 2)), "GpuJoin"
     ),
     "stack": Case(lambda x, y: pt.stack([x, y]), (normal(3, 4), normal(3, 4)), "GpuJoin"),
+    "split": Case(
+        lambda x: (lambda a, b, c: b * 2 + a[:, :2] + c)(*pt.split(x, [3, 2, 2], axis=-1)),
+        (normal(3, 7),),
+        "GpuSplit",
+    ),
+    "gradient of a join": Case(
+        lambda x, y: pt.grad((pt.concatenate([x, y], axis=1) ** 3).sum(), x) * 1.5,
+        (normal(3, 4), normal(3, 2)),
+        "GpuSplit",
+        ("Shape_i", "MakeVector"),
+    ),
     "softmax without cuDNN": Case(
         lambda x: pt.special.softmax(x, axis=1), (normal(3, 4),), "GpuElemwise"
     ),
@@ -200,8 +212,8 @@ def test_result(name):
 
 
 FLOAT_CASES = ["elemwise", "channels_last", "sum", "total", "max", "argmax", "dot", "reshape",
-               "slices", "pairs", "inc", "inc by index", "join", "mean", "batched dot", "gemm",
-               "gemv", "inc pairs"]  # fmt: skip
+               "slices", "pairs", "inc", "inc by index", "join", "split", "mean", "batched dot",
+               "gemm", "gemv", "inc pairs"]  # fmt: skip
 
 
 @pytest.mark.gpu
@@ -403,6 +415,58 @@ def test_float16_and_bfloat16_do_not_mix():
         GpuJoin(node.op)(*node.inputs[: first_joined(node.op)], x, y)
 
 
+def split_on_gpu(x, lengths, axis):
+    """Apply `GpuSplit` to a device variable."""
+    host = pt.split(x.type.host_type(), lengths, n_splits=3, axis=axis)[0].owner
+    return GpuSplit(host.op).make_node(x, *host.inputs[1:])
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_parts_are_views(axis):
+    """NumPy stands in for CuPy."""
+    node = split_on_gpu(GpuArrayType("float32", (None,) * 3)(), [2, 0, 3], axis)
+    assert node.op.view_map == {0: [0], 1: [0], 2: [0]}
+    assert [z.type.shape[axis] for z in node.outputs] == [2, 0, 3]
+    shape = [4, 4, 4]
+    shape[axis] = 5
+    x = normal(*shape)
+    operands = [v.data for v in node.inputs[1:]]
+    parts = node.op.compute(node, x, *operands)
+    for part, wanted in zip(parts, np.split(x, [2, 2], axis=axis), strict=True):
+        np.testing.assert_array_equal(part, wanted)
+        assert not part.size or np.shares_memory(part, x)
+
+
+@pytest.mark.parametrize("lengths", [[2, 2], [2, 2, 2], [5, -2, 2], [1, 1, 1]])
+def test_lengths_of_parts_are_checked(lengths):
+    n = pt.lvector()
+    node = split_on_gpu(GpuArrayType("float32", (None, None))(), n, 1)
+    axis = () if hasattr(node.op.host_op, "axis") else (np.array(1),)
+    with pytest.raises(DnnValueError, match="length"):
+        node.op.compute(node, normal(3, 5), *axis, np.array(lengths))
+
+
+@pytest.mark.gpu
+def test_parts_of_an_array_are_overwritten_in_order():
+    """One part may be overwritten only after the others have been read."""
+    x = normal(6, 4)
+    variable = device_variable(x)
+
+    def build(v):
+        first, second = pt.split(v * 2, [2, 4], axis=0)
+        return pt.concatenate([pt.exp(second), first + pt.tanh(second)[1:3]])
+
+    function = compare(build, x)
+    assert "GpuSplit" in ops(function.maker.fgraph)
+    function = pytensor.function(
+        [variable], [z.transfer("cuda") for z in pt.split(variable, [2, 4])], mode=GPU_MODE
+    )
+    value = to_device(x)
+    parts = function(value)
+    parts[0][...] = 0
+    assert_near(value, x, 0)
+
+
 @pytest.mark.parametrize(
     "build",
     [
@@ -411,6 +475,7 @@ def test_float16_and_bfloat16_do_not_mix():
         lambda x: GpuContiguous()(x),
         lambda x: x.astype("bfloat16"),
         lambda x: GpuDot(Dot())(x, x.type(name="y")),
+        lambda x: split_on_gpu(x, [1, 2, 3], 1).outputs[1],
     ],
 )
 def test_shape_inference_computes_nothing(build):

@@ -42,11 +42,14 @@ class Network:
         values: list[Any] = [self.x, *self.shared]
         for _ in range(rng.integers(4, 20)):
             first, second = (values[rng.integers(len(values))] for _ in range(2))
-            match rng.integers(5):
+            match rng.integers(6):
                 case 0:
                     values.append(first.T)
                 case 1:
                     values.append(UNARY[rng.integers(3)](first))
+                case 2:
+                    top, bottom = pt.split(first, [1, 3])
+                    values.append(pt.concatenate([pt.exp(bottom), pt.tanh(top)]))
                 case _:
                     values.append(BINARY[rng.integers(3)](first, second))
         chosen = [values[i] for i in rng.integers(4, len(values), 2)]
@@ -138,6 +141,14 @@ def test_what_may_be_overwritten():
     overwriting.take(other)
     assert not overwriting.allows(exchanged.owner, state), "each would wait for the other"
     assert not overwriting.allows(exchanged.owner, other), "taken"
+
+
+def test_one_of_several_views_is_not_overwritten():
+    x = pt.matrix("x")
+    first, second = pt.split(x * 2, [2, 2])
+    changed = pt.exp(first)
+    overwriting = Overwriting(graph_of([x], [changed + second]))
+    assert not overwriting.allows(changed.owner, first), "another node reads the other part"
 
 
 def test_no_constants_or_results_are_overwritten():

@@ -11,7 +11,7 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import Add, Mul
 from pytensor.tensor import as_tensor_variable, blas
 from pytensor.tensor import subtensor as indexing
-from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Join, switch
+from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Join, Split, switch
 from pytensor.tensor.blas import BatchedDot, Dot22, Dot22Scalar, Gemm, Gemv
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
@@ -35,6 +35,7 @@ from dnnops.gpuarray.basic import (
     GpuJoin,
     GpuReshape,
     GpuSpecifyShape,
+    GpuSplit,
     first_joined,
 )
 from dnnops.gpuarray.blas import GpuBatchedDot, GpuDot, GpuGemm, GpuGemv, GpuGer
@@ -80,6 +81,7 @@ register_lifter(DimShuffle, operands=(0,), pulled=True)(_mirror(GpuDimShuffle))
 register_lifter(Reshape, operands=(0,), pulled=True)(_mirror(GpuReshape))
 register_lifter(SpecifyShape, operands=(0,), pulled=True)(_mirror(GpuSpecifyShape))
 register_lifter(Subtensor, operands=(0,))(_mirror(GpuSubtensor))
+register_lifter(Split, operands=(0,))(_mirror(GpuSplit))
 register_lifter(Argmax, operands=(0,))(_mirror(GpuArgmax))
 register_lifter(Join, operands=lambda node: range(first_joined(node.op), len(node.inputs)))(
     _mirror(GpuJoin)
