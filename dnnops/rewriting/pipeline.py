@@ -39,6 +39,7 @@ from dnnops.rewriting.gpu.softmax import (
     local_log_of_softmax,
 )
 from dnnops.rewriting.inplace import ElemwiseAtOnce, GpuInplace, GpuInplaceElemwise
+from dnnops.rewriting.move.host_scalars import SeparateHostScalars
 from dnnops.rewriting.move.lifting import EVERYTHING, GraphToGpu
 from dnnops.rewriting.move.linkers import RefuseDeviceVariables
 from dnnops.rewriting.move.write_out import WriteOut
@@ -50,6 +51,7 @@ from dnnops.rewriting.recognize.dense import SeparateScales, local_sum_of_produc
 from dnnops.rewriting.recognize.networks import InNetworks
 from dnnops.rewriting.recognize.reduction import local_gpu_norm
 from dnnops.rewriting.recognize.relu import local_comparison_with_extremum, local_relu
+from dnnops.rewriting.recognize.sizes import local_converted_size
 from dnnops.rewriting.recognize.softmax import LocalSoftmaxGrad, LocalWholeSoftmax
 from dnnops.rewriting.static_sizes import (
     local_static_alloc,
@@ -187,6 +189,14 @@ PASSES = (
         "With PyTensor's stabilization (1.5), which does the same for its own softmax.",
     ),
     Pass(
+        1.62,
+        "converted_sizes",
+        _in_networks(dfs_rewriter(local_converted_size)),
+        ("fast_run",),
+        "After stabilization (1.5), when shapes are vectors of sizes. Before specialization (2), "
+        "which folds the known sizes.",
+    ),
+    Pass(
         1.65,
         "dense_gradients",
         _in_networks(dfs_rewriter(local_sum_of_products)),
@@ -291,6 +301,13 @@ PASSES = (
         ("gpu",),
         "After everything that recognizes these Ops. Before elementwise fusion (49), which fuses "
         "the expressions that it writes.",
+    ),
+    Pass(
+        49.1,
+        "gpu_host_scalars",
+        _before_the_move(SeparateHostScalars),
+        ("gpu",),
+        "After elementwise fusion (49), which merges these numbers. Before gpu_lift (49.2).",
     ),
     Pass(
         49.2,

@@ -7,12 +7,16 @@ from collections import Counter
 
 import numpy as np
 import pytensor
+import pytensor.scalar as ps
 import pytensor.tensor as pt
 import pytest
 from pytensor import config
 from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Apply
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
+from pytensor.graph.replace import clone_replace
+from pytensor.scalar.basic import Composite
 from pytensor.tensor.elemwise import Elemwise
 
 from dnnops.errors import DnnRequiredError, DnnUnavailableError, DnnWarning
@@ -24,7 +28,8 @@ from dnnops.nnet.activation.op import ACTIVATION_MODES
 from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool.op import MaxPoolGrad, Pool
 from dnnops.rewriting.move import lifters, lifting
-from dnnops.rewriting.move.lifting import register_lifter
+from dnnops.rewriting.move.host_scalars import SeparateHostScalars
+from dnnops.rewriting.move.lifting import EVERYTHING, register_lifter
 from dnnops.rewriting.move.to_gpu import gpu_transfers
 from tests.gpuarray.cuda_source import compile_log, elementwise_source
 from tests.gpuarray.graphs import GPU_MODE, HOST_MODE, ops, rewritten
@@ -180,6 +185,40 @@ def test_scalars_of_the_host_become_arguments():
     w, rate = on_gpu(None, None), pt.fscalar()
     graph = rewritten([w, rate], [(w * rate + pt.sqrt(rate)).transfer("cuda")])
     assert not transfers(graph)
+
+
+@pytest.mark.parametrize("tags", [(), (EVERYTHING,)])
+def test_integers_fused_with_a_mean_stay(tags):
+    """Fusion merges the division by the number of elements with arithmetic on this number."""
+    w, n = on_gpu(None, None), pt.lscalar()
+    mean = w.sum() / n.astype("float32")
+    outputs = [mean, pt.sqrt(mean), n * 2 + 1, pt.maximum(n, 3), w[: n // 2].transfer("cuda")]
+    graph = rewritten([w, n], outputs, GPU_MODE.including(*tags))
+    assert [node.inputs[0].type.dtype for node in gpu_transfers(graph)] == ["float32"] * 2
+    on_host = [node.op.scalar_op for node in graph.apply_nodes if isinstance(node.op, Elemwise)]
+    (counts,) = [op for op in on_host if isinstance(op, Composite)]
+    assert [z.type.dtype for z in counts.fgraph.outputs] == ["int64"] * 3
+
+
+def test_separate_host_scalars():
+    """Compare with the fused node; a host variable replaces the one on the device."""
+    d, x, n = on_gpu(), pt.fscalar(), pt.lscalar()
+    fused = Elemwise(Composite(*_scalars(lambda x, k: [x * k, k + 1, ps.sqrt(k), k * k + k])))
+    host = HostFromGpu()(d)
+    graph = FunctionGraph([d, n], fused.make_node(host, n).outputs, clone=False)
+    SeparateHostScalars().apply(graph)
+    assert [z.owner.inputs for z in graph.outputs] == [[host, n], [n], [host, n], [n]]
+    assert graph.outputs[0].owner is graph.outputs[2].owner
+    assert graph.outputs[1].owner is graph.outputs[3].owner
+    new = clone_replace(graph.outputs, {host: x})
+    values = {x: np.float32(3), n: 5}
+    results = [z.eval(values, mode="FAST_COMPILE", on_unused_input="ignore") for z in new]
+    assert results == [15, 6, np.sqrt(5), 30]
+
+
+def _scalars(function):
+    operands = [ps.float32(), ps.int64()]
+    return operands, function(*operands)
 
 
 def test_integers_of_shapes_stay():
