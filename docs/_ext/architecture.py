@@ -32,8 +32,8 @@ LAYERS: tuple[tuple[Component, ...], ...] = (
         Component("explanation", "what functions run"),
         Component("rewriting", "passes over graphs, and modes", ("modes",)),
     ),
+    (Component("capture", "CUDA graphs of functions"),),
     (
-        Component("capture", "CUDA graphs"),
         Component("plans", "list, time, store"),
         Component("dnn", "names of Theano"),
         Component("link", "JAX, PyTorch"),
