@@ -353,6 +353,8 @@ class AttentionGrad(AttentionBase):
 
 def _folded(x: Any, key: Any) -> Any:
     """Stack the heads of `x` that share a head of `key` along the row axis."""
+    if _heads(x) is not None and _heads(x) == _heads(key):
+        return x
     batch, heads, rows, columns = x.shape
     shared = key.shape[1]
     # Avoid a division by zero if there are no heads.
@@ -362,7 +364,14 @@ def _folded(x: Any, key: Any) -> Any:
 
 def _unfolded(x: Any, query: Any) -> Any:
     """Undo `_folded`, restoring the batch, heads and rows of `query`."""
+    if _heads(x) is not None and _heads(x) == _heads(query):
+        return x
     return x.reshape((*query.shape[:3], x.shape[3]))
+
+
+def _heads(x: Any) -> int | None:
+    """Return the number of heads of `x`, or None if it is not known."""
+    return x.shape[1] if isinstance(x, np.ndarray) else x.type.shape[1]
 
 
 def _largest(scores: Any) -> Any:

@@ -35,6 +35,7 @@ from dnnops.gpuarray.transfer import (
     HostFromGpu,
 )
 from dnnops.rewriting.move.context import LiftContext
+from dnnops.rewriting.move.expressions import Expressions
 from dnnops.rewriting.move.forecast import Forecast
 from dnnops.rewriting.move.lifters import (
     Lifter,
@@ -133,6 +134,7 @@ class _Lifting:
         self.rewriter = rewriter
         self.context = context
         self.pulled = pulled
+        self.expressions = Expressions(rewriter.excluded_tags)
         # Maps each old variable to its new one, on the device if it was computed there.
         self.new: dict[Variable, Any] = {}
 
@@ -269,7 +271,7 @@ class _Lifting:
         # The nodes of the expression use the device values. Unused transfers do not become part
         # of the graph.
         self.new.update(zip(hosts, values, strict=True))
-        outputs = list(expand(node, hosts))
+        outputs = self.expressions.of(node, expand, hosts)
         for inner in toposort(outputs, blockers=hosts):
             if self._makes_array(inner):
                 self.pulled.add(inner)
