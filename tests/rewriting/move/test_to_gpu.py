@@ -500,6 +500,16 @@ def test_zeros_are_incremented_in_place():
     assert node.op != type(node.op)(type(node.op.host_op)(node.op.host_op.idx_list))
 
 
+def test_gradients_of_parts_fill_one_array():
+    """PyTensor turns the sum of the parts' gradients into a chain of increments."""
+    x = on_gpu(None, 5, 3, None)
+    query, key, value = (x[:, :, i] for i in range(3))
+    graph = rewritten([x], [pt.grad((pt.exp(query) * key + value).sum(), x)])
+    assert ops(graph).count("GpuAlloc") == 1
+    increments = [n for n in graph.apply_nodes if type(n.op).__name__ == "GpuIncSubtensor"]
+    assert [n.op.destroy_map for n in increments] == [{0: [0]}] * 3
+
+
 def test_inplace_versions(monkeypatch):
     asked = []
 
