@@ -231,7 +231,7 @@ def test_adam_with_a_step_on_the_host():
         inputs, loss, parameters, averages = convolutional()
         step = pytensor.shared(F(0))
         updates = [*averages, (step, step + F(1))]
-        rate = F(0.01) / (1 - F(0.9) ** (step + F(1)))
+        rate = F(0.0005) / (1 - F(0.9) ** (step + F(1)))
         for p, gradient in zip(parameters, pytensor.grad(loss, parameters), strict=True):
             mean, square = (shared(np.zeros_like(value(p))) for _ in range(2))
             new_mean = F(0.9) * mean + F(0.1) * gradient

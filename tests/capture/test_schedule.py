@@ -125,15 +125,23 @@ def test_functions_of_the_host_are_not_wrapped():
     np.testing.assert_array_equal(f(-np.ones((2, 2), "float32")), np.ones((2, 2)))
 
 
+@pytest.mark.parametrize("data", ["on the host", "on the device"])
 @pytest.mark.parametrize("name", sorted(model_zoo.MODELS))
-def test_training_steps_of_whole_networks(name):
+def test_training_steps_of_whole_networks(name, data):
     inputs, loss, updates = training_step(name, model_zoo.MODELS[name].sizes)
     moved = {
         s: device(*s.type.shape) for s, _ in updates if s.type.ndim and s.type.dtype == "float32"
     }
+    replaced = [(s, host_from_gpu(x)) for s, x in moved.items()]
+    if data == "on the device":
+        arrays = [device(*(None,) * x.type.ndim, dtype=x.type.dtype) for x in inputs]
+        replaced += [
+            (x, x.type.filter_variable(host_from_gpu(array)))
+            for x, array in zip(inputs, arrays, strict=True)
+        ]
+        inputs = arrays
     outputs = pytensor.graph.clone_replace(
-        [loss, *(new for s, new in updates if s in moved)],
-        [(s, host_from_gpu(x)) for s, x in moved.items()],
+        [loss, *(new for s, new in updates if s in moved)], replaced
     )
     rest = [s for s, _ in updates if s not in moved]
     outputs[1:] = [as_gpuarray_variable(new) for new in outputs[1:]]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytensor
 import pytest
 
+from dnnops.dtypes import numpy_dtype
 from dnnops.errors import DnnValueError
-from dnnops.gpuarray import GpuArrayType
-from dnnops.gpuarray.products import layouts
+from dnnops.gpuarray.products import layouts, multiply
 from tests.gpuarray.graphs import TOLERANCE, assert_near, to_device
 
 SIZES = (1, 1, 2, 3, 5, 8)
@@ -86,19 +85,26 @@ def test_a_result_with_gaps():
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_on_a_gpu(dtype):
-    from dnnops.dtypes import numpy_dtype
-
     rng = np.random.default_rng(0)
-    functions = {}
-    for _ in range(60):
-        arrays = random_operands(rng)[:2]
-        shapes = tuple((*(1 if n == 1 else None for n in v.shape[:-2]), None, None) for v in arrays)
-        if shapes not in functions:
-            variables = [GpuArrayType(dtype, shape)() for shape in shapes]
-            product = variables[0] @ variables[1]
-            functions[shapes] = pytensor.function(variables, product.transfer("cuda"), mode="CUDNN")
-        operands = [to_device(v.astype(numpy_dtype(dtype))) for v in arrays]
-        wanted = np.matmul(*(v.astype("float64").get() for v in operands))
-        got = functions[shapes](*operands)
-        assert got.dtype == numpy_dtype(dtype)
-        assert_near(got.astype("float64"), wanted, TOLERANCE[dtype])
+    for alpha, beta in [(1.0, 0.0), (-0.5, 2.0)]:
+        for _ in range(100):
+            x, y, out = random_operands(rng)
+            out[...] = rng.standard_normal(out.shape) if beta else np.nan
+            arrays = [to_device(v.astype(numpy_dtype(dtype))) for v in (x, y, out)]
+            left, right, result = (v.get().astype("float64") for v in arrays)
+            wanted = alpha * np.matmul(left, right) + (beta * result if beta else 0)
+            multiply(*arrays, alpha, beta)
+            assert_near(
+                arrays[2].astype("float64"), np.broadcast_to(wanted, out.shape), TOLERANCE[dtype]
+            )
+
+
+@pytest.mark.gpu
+def test_products_without_inner_elements():
+    import cupy
+
+    out = cupy.full((2, 3), 2, "float32")
+    multiply(cupy.empty((2, 0), "float32"), cupy.empty((0, 3), "float32"), out, 1.0, 3.0)
+    assert (out == 6).all()
+    multiply(cupy.empty((2, 0), "float32"), cupy.empty((0, 3), "float32"), out)
+    assert (out == 0).all()

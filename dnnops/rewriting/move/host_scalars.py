@@ -11,6 +11,7 @@ from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Composite
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.shape import Shape, Shape_i
 
 from dnnops.dtypes import FLOAT_DTYPES
 from dnnops.rewriting.move.forecast import Forecast
@@ -65,7 +66,12 @@ def _computes_numbers(node: Apply) -> bool:
 
 def _separated(node: Apply, on_device: Collection[Variable]) -> list[tuple[Variable, Variable]]:
     graph = node.op.scalar_op.fgraph
-    moved = {inner for inner, x in zip(graph.inputs, node.inputs, strict=True) if x in on_device}
+    moved = {
+        inner
+        for inner, x in zip(graph.inputs, node.inputs, strict=True)
+        # The shape of an array on the device is on the host.
+        if x in on_device and not (x.owner and isinstance(x.owner.op, Shape | Shape_i))
+    }
     # Arrays on the device are computed from floats, such as the inverse of a number of elements.
     stays = [
         z.type.dtype not in FLOAT_DTYPES and moved.isdisjoint(ancestors([z])) for z in graph.outputs
