@@ -196,6 +196,10 @@ if _folder := os.environ.get(configurations_run.FOLDER):
     _configurations = configurations_run.watch_all()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    skips.add_option(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     import pytensor
 
@@ -227,5 +231,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         print(f"\n{report.nodeid}\n{report.longreprtext[-REPORT_CHARACTERS:]}", flush=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    skips.keep_skipped(config, items)
     needs.mark_missing(items)

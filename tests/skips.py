@@ -1,7 +1,10 @@
-"""How many tests may be skipped, by need; ``tests/skips.json`` stores the numbers.
+"""Which tests were skipped, and how many may be, by need; ``tests/skips.json`` stores the numbers.
 
 Each run of pytest stores its own numbers in pytest's cache. ``python -m tests.skips NAME`` compares
 them with the row NAME of the file, and fails if more were skipped; ``--write`` replaces the row.
+
+The cache also has the names of the skipped tests, in ``.pytest_cache/v/dnnops/skipped``. With
+``--only-skipped FILE``, pytest runs the tests that a file lists, as what they need is there now.
 """
 
 from __future__ import annotations
@@ -17,13 +20,16 @@ from typing import Any
 
 import pytest
 
-__all__ = ["SkipCounter", "main", "too_many"]
+__all__ = ["SkipCounter", "add_option", "keep_skipped", "main", "too_many"]
 
 ROOT = Path(__file__).parents[1]
 KEPT = Path("tests", "skips.json")
 #: The key in pytest's cache, and the path of its file.
 KEY = "dnnops/skips"
 FOUND = Path(".pytest_cache", "v", KEY)
+#: The same for the names of the skipped tests, and of files that were skipped as a whole.
+KEY_OF_NAMES = "dnnops/skipped"
+NAMES = Path(".pytest_cache", "v", KEY_OF_NAMES)
 
 
 def _kind(reason: str) -> str:
@@ -33,11 +39,12 @@ def _kind(reason: str) -> str:
 
 
 class SkipCounter:
-    """A pytest plugin that stores in the cache how many tests were skipped, by need."""
+    """A pytest plugin that stores in the cache which tests were skipped, and how many by need."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.found: Counter[str] = Counter()
+        self.names: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.skipped and not hasattr(report, "wasxfail"):
@@ -50,10 +57,41 @@ class SkipCounter:
     def _count(self, report: Any) -> None:
         *_, reason = report.longrepr
         self.found[_kind(reason)] += 1
+        self.names.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
         if getattr(self.config, "cache", None) is not None:
             self.config.cache.set(KEY, dict(sorted(self.found.items())))
+            self.config.cache.set(KEY_OF_NAMES, sorted(self.names))
+
+
+def add_option(parser: pytest.Parser) -> None:
+    """Add the option ``--only-skipped``."""
+    parser.addoption(
+        "--only-skipped",
+        metavar="FILE",
+        help=f"run only the tests that another run skipped; FILE is a copy of its {NAMES}",
+    )
+
+
+def keep_skipped(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests that are not in the file of ``--only-skipped``, if it is given.
+
+    Raises
+    ------
+    pytest.UsageError
+        If the file does not exist or is not such a file.
+    """
+    file = config.getoption("--only-skipped")
+    if not file:
+        return
+    try:
+        names = set(json.loads(Path(file).read_text()))
+    except (OSError, ValueError) as error:
+        raise pytest.UsageError(f"--only-skipped: {error}") from error
+    kept = [item for item in items if {item.nodeid, item.nodeid.partition("::")[0]} & names]
+    config.hook.pytest_deselected(items=list(set(items).difference(kept)))
+    items[:] = kept
 
 
 def too_many(found: Mapping[str, int], allowed: Mapping[str, int]) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,12 +44,18 @@ def test_odd(): assert False
 class Plugin:
     """Do what `tests/conftest.py` does."""
 
+    def pytest_addoption(self, parser: pytest.Parser) -> None:
+        skips.add_option(parser)
+
     def pytest_configure(self, config: pytest.Config) -> None:
         config.addinivalue_line("markers", "needs(name, ...): for this test")
         config.addinivalue_line("markers", "gpu: for this test")
         config.pluginmanager.register(skips.SkipCounter(config))
 
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        skips.keep_skipped(config, items)
         needs.mark_missing(items)
 
 
@@ -140,3 +148,40 @@ def test_skips_are_counted_and_bounded(
     ]
     assert skips.main(["bare", "--write"], tmp_path) == 0
     assert skips.main(["bare"], tmp_path) == 0
+
+
+def test_only_what_was_skipped_runs(
+    pytester: pytest.Pytester, table: dict[str, Callable[[], str]], tmp_path: Path
+):
+    whole = "import pytest\n{}def test_in_skipped_file(): pass"
+    pytester.makepyfile(test_whole=whole.format("pytest.skip('odd', allow_module_level=True)\n"))
+    first = outcomes(run(pytester, TESTS))
+    file = tmp_path / "skipped"
+    file.write_text((pytester.path / skips.NAMES).read_text())
+    needs.missing.cache_clear()
+    table["away"] = lambda: ""
+    pytester.makepyfile(test_whole=whole.format(""))
+    found = outcomes(run(pytester, TESTS, "--only-skipped", str(file)))
+    skipped = {name for name, result in first.items() if result != "passed"}
+    assert set(found) == skipped | {"test_in_skipped_file"}
+    assert found == {
+        "test_away[0]": "failed",
+        "test_away[1]": "failed",
+        "test_dtype[a]": "failed",
+        "test_end": "failed",
+        "test_gpu": "needs gpu: none",
+        "test_odd": "odd",
+        "test_in_skipped_file": "passed",
+    }
+    # What was skipped again can be run by a third one.
+    assert len(json.loads((pytester.path / skips.NAMES).read_text())) == 2
+
+
+def test_a_wrong_list_of_skipped_tests_is_an_error(tmp_path: Path):
+    file = tmp_path / "skipped"
+    config = SimpleNamespace(getoption={"--only-skipped": file}.__getitem__)
+    for content in (None, "[test"):
+        if content:
+            file.write_text(content)
+        with pytest.raises(pytest.UsageError, match=r"^--only-skipped: "):
+            skips.keep_skipped(config, [])
