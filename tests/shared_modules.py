@@ -22,7 +22,7 @@ from pytensor.link.c import cmodule
 from dnnops.runtime.build import c_code_dir
 from dnnops.runtime.compiling import hash_files
 
-__all__ = ["share_modules"]
+__all__ = ["remove_old", "share_modules"]
 
 #: Number of modules to keep. The tests have about 500.
 KEPT = 1500
@@ -37,10 +37,7 @@ def share_modules(folder: Path) -> None:
         Folder of the modules.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with suppress(OSError):  # another process may remove the same files
-        by_age = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-        for path in by_age[KEPT:]:
-            path.unlink()
+    remove_old(folder, KEPT)
     # What the modules include.
     headers = {
         c_code_dir(): hash_files(sorted(c_code_dir().rglob("*.h"))),
@@ -48,6 +45,14 @@ def share_modules(folder: Path) -> None:
         Path(cmodule.__file__).with_name("c_code"): version("pytensor"),
     }
     cmodule.output_subprocess_Popen = _Sharing(folder, headers, cmodule.output_subprocess_Popen)
+
+
+def remove_old(folder: Path, count: int) -> None:
+    """Remove the oldest files of a folder that has more than `count`."""
+    with suppress(OSError):  # another process may remove the same files
+        by_age = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in by_age[count:]:
+            path.unlink()
 
 
 class _Sharing:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from dnnops.dtypes import DTYPE_CODES
 from dnnops.runtime.build import c_code_dir
 from dnnops.runtime.headers import structure
+from tests.host_libraries import compile_once
 
 SOURCE = """
 #include "cpu/base/pack.hpp"
@@ -28,14 +28,13 @@ def run_pack(tmp_path_factory):
     folder: Path = tmp_path_factory.mktemp("pack")
     (folder / "run_pack.cpp").write_text(SOURCE)
     runtime = c_code_dir()
-    subprocess.run(
+    compile_once(
         [
             *(pytensor.config.cxx, "-std=c++17", "-O1", "-shared", "-fPIC", "-fopenmp"),
             *(f"-I{runtime}", "-o", "pack.so", "run_pack.cpp"),
             str(runtime / "cpu" / "base" / "pack.cpp"),
         ],
-        cwd=folder,
-        check=True,
+        folder,
     )
     return ctypes.CDLL(str(folder / "pack.so")).run_pack
 

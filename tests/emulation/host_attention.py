@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dnnops.gpu.kernels import kernel_source
+from tests.host_libraries import compile_once
 
 #: float16 bits of minus infinity, and the lowest number.
 MACROS = {"MINUS_INFINITY": "0xfc00", "LOWEST": "0xfbff"}
@@ -58,7 +58,7 @@ class HostKernels:
         library = source.with_suffix(".so")
         macros = [f"-D{name}={value}" for name, value in MACROS.items()]
         command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", f"-DMASK_WIDTH={mask_width}"]
-        subprocess.run([*command, *macros, str(source), "-o", str(library)], check=True)
+        compile_once([*command, *macros, str(source), "-o", str(library)], directory)
         self.library = ctypes.CDLL(str(library))
 
     def run(self, kernel: str, blocks: int = 3, threads: int = 64, **values: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from dnnops.gpu.kernels import kernel_source
 from tests.emulation.host_kernels import launch_struct, with_host_cuda
 from tests.gpu.attention.attention_on_gpu import Data, Form
 from tests.gpu.device import bits, values
+from tests.host_libraries import compile_once
 
 _ENTRY = """
 extern "C" int run(const AttentionGradParams *p, unsigned blocks, unsigned seed) {
@@ -55,7 +55,7 @@ class HostGradient:
         command = [config.cxx, "-std=c++17", "-O1", "-shared", "-fPIC", "-w", *macros]
         command += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
         command += [f"-I{Path(__file__).parent}", "-o", f"{name}.so", f"{name}.cpp"]
-        subprocess.run(with_host_cuda(command), cwd=folder, check=True)
+        compile_once(with_host_cuda(command), folder)
         self.sizes = sizes
         self._library = ctypes.CDLL(str(folder / f"{name}.so"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import error_from_status
 from dnnops.gpu.kernels import kernel_source
 from dnnops.runtime.build import CUDNN, c_code_dir
+from tests.host_libraries import compile_once
 
 __all__ = ["KINDS", "WAYS", "HostKernels", "Work", "work_of"]
 
@@ -112,7 +112,7 @@ class HostKernels:
         )
         (folder / "batchnorm.cpp").write_text(source)
         library = folder / "batchnorm.so"
-        subprocess.run(
+        compile_once(
             [
                 *(
                     "g++",
@@ -128,7 +128,7 @@ class HostKernels:
                 f"-I{c_code_dir()}",
                 *("-o", str(library), str(folder / "batchnorm.cpp")),
             ],
-            check=True,
+            folder,
         )
         self._library = ctypes.CDLL(str(library))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 from dnnops.gpu.kernels import kernel_source
 from dnnops.runtime.build import c_code_dir
 from tests.gpu.conv.depthwise_rows import Plan
+from tests.host_libraries import compile_once
 
 _MACROS = (
     *("DTYPE", "CHANNELS_LAST", "FLIP", "KH", "KW", "SH", "SW", "DH", "DW", "TH", "TW", "V"),
@@ -47,14 +47,14 @@ class HostKernels:
         )
         (folder / "depthwise.cpp").write_text(source)
         library = folder / "depthwise.so"
-        subprocess.run(
+        compile_once(
             [
                 *("g++", "-std=c++17", "-O0", "-fPIC", "-shared", "-w"),
                 f"-I{Path(__file__).parent}",
                 f"-I{c_code_dir()}",
                 *("-o", str(library), str(folder / "depthwise.cpp")),
             ],
-            check=True,
+            folder,
         )
         self._library = ctypes.CDLL(str(library))
 

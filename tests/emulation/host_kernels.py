@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from pytensor import config
 
 from dnnops.gpu.kernels import kernel_source
 from tests.emulation.nvrtc import compile_cuda
+from tests.host_libraries import compile_once
 from tests.precompiled import precompiled
 
 _NUMBERS = itertools.count()
@@ -67,7 +67,7 @@ def compile_for_host(
     # As on a device, an access to a misaligned address ends the process.
     command += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
     command += [f"-I{Path(__file__).parent}", "-o", f"{name}.so", f"{name}.cpp"]
-    subprocess.run(with_host_cuda(command), cwd=folder, check=True)
+    compile_once(with_host_cuda(command), folder)
     return ctypes.CDLL(str(folder / f"{name}.so"))
 
 

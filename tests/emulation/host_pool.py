@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from pytensor import config
 
 from dnnops.gpu.kernels import kernel_source
 from dnnops.gpu.pool_kernels import PoolLaunch
+from tests.host_libraries import compile_once
 
 KERNELS = ("max_pool", "average_pool", "max_pool_grad", "average_pool_grad", "max_pool_grad_grad")
 
@@ -39,7 +39,7 @@ class HostKernels:
         # As on a device, an access to a misaligned address ends the process.
         command += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
         command += [f"-I{Path(__file__).parent}", "-o", "pool.so", "pool.cpp"]
-        subprocess.run(command, cwd=folder, check=True)
+        compile_once(command, folder)
         self._library = ctypes.CDLL(str(folder / "pool.so"))
 
     @staticmethod

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from dnnops.errors import error_from_status
 from dnnops.gpu.kernels import kernel_source
 from dnnops.runtime.build import CUDNN
+from tests.host_libraries import compile_once
 
 FORMAT_CODES = {"contiguous": 1, "channels_last": 2}
 
@@ -209,14 +209,14 @@ class HostKernels:
         )
         (folder / "transpose.cpp").write_text(source)
         library = folder / "transpose.so"
-        subprocess.run(
+        compile_once(
             [
                 *("g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-fPIC", "-shared", "-w"),
                 *("-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"),
                 f"-I{Path(__file__).parent}",
                 *("-o", str(library), str(folder / "transpose.cpp")),
             ],
-            check=True,
+            folder,
         )
         self._library = ctypes.CDLL(str(library))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 
 from dnnops.dtypes import numpy_dtype
 from dnnops.gpuarray.reduction_source import reduction_source
+from tests.host_libraries import compile_once
 
 HEADERS = Path(__file__).parents[1] / "emulation"
 PROCESSORS = 132
@@ -112,5 +112,5 @@ def compile_for_host(folder, name, variants):
         text += f"#undef {macro}\n#undef IDENTITY\n"
     (folder / "kernels.cpp").write_text(text)
     command = ["g++", "-std=c++17", "-O1", "-w", "-fPIC", "-shared", f"-I{HEADERS}"]
-    subprocess.run([*command, "-o", "kernels.so", "kernels.cpp"], cwd=folder, check=True)
+    compile_once([*command, "-o", "kernels.so", "kernels.cpp"], folder)
     return ctypes.CDLL(str(folder / "kernels.so"))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 
 import numpy as np
 import pytest
 
 from dnnops.gpuarray import packed
+from tests.host_libraries import compile_once
 
 RUN = """
 extern "C" void repeat(const float *array, long long first, unsigned run, unsigned count, int n,
@@ -27,7 +27,7 @@ def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("packed")
     (folder / "packed.cpp").write_text(f"#define __device__\n{packed._PACKS}{RUN}")
     command = ["g++", "-std=c++17", "-fPIC", "-shared", "-Wall", "-Werror", "packed.cpp"]
-    subprocess.run([*command, "-o", "packed.so"], cwd=folder, check=True)
+    compile_once([*command, "-o", "packed.so"], folder)
     return ctypes.CDLL(str(folder / "packed.so"))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from dataclasses import replace
 from functools import partial
 
@@ -33,6 +32,7 @@ from tests.emulation.nvrtc import compile_cuda
 from tests.gpu.calls import call, device_tensor, shape_of
 from tests.gpu.compiled import check_module
 from tests.gpu.device import DTYPES, apply_all, apply_op, host, on_gpu, poison, restrided, rounded
+from tests.host_libraries import compile_once
 from tests.nnet.loss.test_ctc import run
 from tests.nnet.norm.window_norm_cases import BAD_PARAMETERS, Case, cases
 from tests.oracle import RELATIVE_ERROR, check_gradient, check_second_derivatives, fuzz
@@ -189,7 +189,7 @@ extern "C" void run(const double *x, double *out, long long size, long long step
 def test_window_sum_on_the_host(tmp_path):
     (tmp_path / "sum.cpp").write_text(SUM_ON_HOST)
     command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-o", "sum.so", "sum.cpp"]
-    subprocess.run([*command, f"-I{c_code_dir()}"], cwd=tmp_path, check=True)
+    compile_once([*command, f"-I{c_code_dir()}"], tmp_path)
     library = ctypes.CDLL(str(tmp_path / "sum.so"))
 
     @fuzz(max_examples=60, case=cases(2, 4), backward=st.booleans())
