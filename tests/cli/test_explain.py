@@ -69,6 +69,22 @@ def explain(*arguments: Any, **environment: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.fixture
+def explain_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run the command in this process, because a new one spends a second importing PyTensor."""
+
+    def run(*arguments: Any) -> subprocess.CompletedProcess:
+        monkeypatch.setattr(sys, "argv", sys.argv)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        try:
+            status = main(["explain", *map(str, arguments)])
+        except SystemExit as stop:  # raised by argparse
+            status = stop.code
+        return subprocess.CompletedProcess(arguments, status, *capsys.readouterr())
+
+    return run
+
+
 def script(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "script.py"
     path.write_text(text)
@@ -118,9 +134,9 @@ def test_json_on_the_standard_output(tmp_path: Path):
     assert list(named(done.stdout)) == ["small"]
 
 
-def test_choice_of_functions(tmp_path: Path):
+def test_choice_of_functions(tmp_path: Path, explain_here: Any):
     path = script(tmp_path, SMALL)
-    done = explain("--function", "1", "--calls", "0", path)
+    done = explain_here("--function", "1", "--calls", "0", path)
     assert done.stdout.count("-- ") == 1
     assert "-- 1: " in done.stdout
     done = explain("--function", "stop", path)
@@ -140,21 +156,23 @@ def test_a_script_that_fails(tmp_path: Path):
 @pytest.mark.parametrize(
     ("code", "status", "words"), [("3", 3, ""), ("", 0, ""), ("'enough'", 1, "enough")]
 )
-def test_exit_status_of_the_script(tmp_path: Path, code: str, status: int, words: str):
-    done = explain("--function", "small", script(tmp_path, f"{SMALL}\nsys.exit({code})\n"))
+def test_exit_status_of_the_script(
+    tmp_path: Path, explain_here: Any, code: str, status: int, words: str
+):
+    done = explain_here("--function", "small", script(tmp_path, f"{SMALL}\nsys.exit({code})\n"))
     assert done.returncode == status
     assert words in done.stderr
     assert "small: " in done.stdout
 
 
-def test_a_script_without_functions(tmp_path: Path):
+def test_a_script_without_functions(tmp_path: Path, explain_here: Any):
     path = script(tmp_path, "print('hello')\n")
-    done = explain(path)
+    done = explain_here(path)
     assert (done.returncode, done.stdout) == (1, "hello\n")
     assert done.stderr == f"dnnops explain: {path} compiled no PyTensor function\n"
 
 
-def test_a_function_that_cannot_run_again(tmp_path: Path):
+def test_a_function_that_cannot_run_again(tmp_path: Path, explain_here: Any):
     text = """
 import numpy as np
 import pytensor
@@ -175,7 +193,7 @@ class Once(Op):
 x = pt.vector("x")
 pytensor.function([x], Once()(x), mode="CVM")(np.ones(3))
 """
-    done = explain(script(tmp_path, text))
+    done = explain_here(script(tmp_path, text))
     assert done.returncode == 0
     assert "Not measured: RuntimeError: again." in done.stdout
     assert "Once" in done.stdout
@@ -192,9 +210,9 @@ pytensor.function([x], Once()(x), mode="CVM")(np.ones(3))
         (["--calls", "many", "{script}"], "must be a number from 0 on, got 'many'"),
     ],
 )
-def test_bad_command_lines(tmp_path: Path, arguments: list[str], words: str):
+def test_bad_command_lines(tmp_path: Path, explain_here: Any, arguments: list[str], words: str):
     path = script(tmp_path, "print('it ran')\n")
-    done = explain(*(a.format(script=path, folder=tmp_path) for a in arguments))
+    done = explain_here(*(a.format(script=path, folder=tmp_path) for a in arguments))
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dnnops.__main__ import main
+
 
 def run(
     folder: Path, *arguments: str, stdin: str = "", **environment: str
@@ -73,9 +75,16 @@ def test_an_exception_is_reported_as_pythons(tmp_path: Path):
         ([], "dnnops theano: pass a script, or -m and a module\n"),
     ],
 )
-def test_without_a_script(tmp_path: Path, arguments: list[str], message: str):
-    done = run(tmp_path, *arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
+def test_without_a_script(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["theano", *arguments]) == 2
+    assert tuple(capsys.readouterr()) == ("", message)
 
 
 def test_module(tmp_path: Path):
