@@ -2,7 +2,9 @@
 // threads are coroutines that take turns, in an order drawn anew each time, up to the next barrier of the block or
 // warp. A deadlock ends the process.
 #pragma once
+#undef _FORTIFY_SOURCE  // with it, longjmp() refuses to change the stack
 #include <sched.h>
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -15,6 +17,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <thread>
 #include <utility>
@@ -189,19 +192,13 @@ class Block {
   static inline thread_local Block *running = nullptr;
 
   Block(unsigned threads, std::function<void()> kernel, unsigned seed)
-      : kernel_(std::move(kernel)), contexts_(threads), states_(threads, READY), order_(threads), random_(seed) {
-    constexpr size_t STACK = 1 << 17;
+      : kernel_(std::move(kernel)), places_(threads), started_(threads), states_(threads, READY), order_(threads), random_(seed) {
     static thread_local std::unique_ptr<char[]> stacks;
     static thread_local size_t size = 0;
     if (size < threads * STACK) stacks.reset(new char[size = threads * STACK]);
-    for (unsigned i = 0; i < threads; ++i) {
-      order_[i] = i;
-      getcontext(&contexts_[i]);
-      contexts_[i].uc_stack.ss_sp = &stacks[i * STACK];
-      contexts_[i].uc_stack.ss_size = STACK;
-      contexts_[i].uc_link = &main_;
-      makecontext(&contexts_[i], &Block::enter, 0);
-    }
+    stacks_ = stacks.get();
+    std::iota(order_.begin(), order_.end(), 0u);
+    getcontext(&first_);
   }
 
   void run() {
@@ -215,7 +212,7 @@ class Block {
         if (states_[i] != READY || random_() % 4 == 0) continue;  // some fall behind
         current_ = i;
         threadIdx.x = i;
-        swapcontext(&main_, &contexts_[i]);
+        resume(i);
         made += states_[i] != PAUSED;
       }
       std::replace(states_.begin(), states_.end(), PAUSED, READY);
@@ -242,15 +239,30 @@ class Block {
 
  private:
   enum State : char { READY, PAUSED, AT_WARP, AT_BLOCK, ENDED };
+  struct Place {
+    jmp_buf buffer;
+  };
+  static constexpr size_t STACK = 1 << 17;
 
   static void enter() {
     running->kernel_();
     running->states_[running->current_] = ENDED;
+    _longjmp(running->main_, 1);
   }
-  void leave(State state) {
+  // Only the start of a thread is a system call, which swapcontext() would be each time.
+  [[gnu::noinline]] void resume(unsigned i) {
+    if (_setjmp(main_)) return;
+    if (started_[i]) _longjmp(places_[i].buffer, 1);
+    started_[i] = true;
+    first_.uc_stack.ss_sp = stacks_ + i * STACK;
+    first_.uc_stack.ss_size = STACK;
+    makecontext(&first_, &Block::enter, 0);
+    setcontext(&first_);
+  }
+  [[gnu::noinline]] void leave(State state) {
     const unsigned me = current_;
     states_[me] = state;
-    swapcontext(&contexts_[me], &main_);
+    if (!_setjmp(places_[me].buffer)) _longjmp(main_, 1);
   }
 
   // Makes some of the copies.
@@ -291,11 +303,14 @@ class Block {
   }
 
   std::function<void()> kernel_;
-  std::vector<ucontext_t> contexts_;
+  std::vector<Place> places_;
+  std::vector<char> started_;
   std::vector<State> states_;
   std::vector<unsigned> order_;
   std::mt19937 random_;
-  ucontext_t main_;
+  char *stacks_;
+  ucontext_t first_;
+  jmp_buf main_;
   unsigned current_ = 0;
 };
 
