@@ -171,6 +171,18 @@ def flags_with_headers(folder: Path) -> str:
     return f"{config.gcc__cxxflags} -include {header}"
 
 
+def flags_of_children() -> str:
+    """Return the same flags for processes that tests start, with the options of the processor.
+
+    PyTensor does not find these options if it has to include the headers: it looks for them without
+    the headers' folders. Modules and the runtime library would be compiled again without them.
+    """
+    from pytensor import config
+    from pytensor.link.c.cmodule import GCC_compiler
+
+    return " ".join([config.gcc__cxxflags, *(GCC_compiler.march_flags or [])])
+
+
 if _flags:
     from pytensor import config
 
@@ -188,8 +200,7 @@ if _flags:
     )
     config.gcc__cxxflags = flags_with_headers(Path(_shared) / "dnnops_test_headers")
     share_modules(Path(_shared) / "dnnops_test_modules")
-    # For processes that tests start.
-    os.environ["PYTENSOR_FLAGS"] += f",gcc__cxxflags={config.gcc__cxxflags}"
+    os.environ["PYTENSOR_FLAGS"] += f",gcc__cxxflags={flags_of_children()}"
 
 
 if _folder := os.environ.get(configurations_run.FOLDER):

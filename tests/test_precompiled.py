@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytensor.tensor as pt
@@ -10,7 +11,7 @@ import pytest
 from pytensor import config
 from pytensor.graph.fg import FunctionGraph
 from pytensor.link.c.basic import CLinker
-from pytensor.link.c.cmodule import std_include_dirs
+from pytensor.link.c.cmodule import GCC_compiler, std_include_dirs
 from pytensor.scalar.basic import exp
 
 from dnnops.cpu.elemwise import CpuElemwise
@@ -54,3 +55,12 @@ def test_emulated_kernels(tmp_path):
     found = headers_read(with_host_cuda(command), tmp_path, '#include "host_cuda.hpp"\n')
     assert len(found) == 1
     assert found[0].startswith("! ")
+
+
+def test_processes_that_tests_start():
+    """They compile with the same options, and so use the modules and libraries of this process."""
+    program = "from pytensor.link.c.cmodule import GCC_compiler as c; print(*c.compile_args())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == GCC_compiler.compile_args()
