@@ -56,16 +56,18 @@ def is_supported(layout):
 
 
 @pytest.mark.needs("cupy")
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(3))
 def test_random_layouts(seed):
-    x, y, out = random_operands(np.random.default_rng(seed))
-    left, right, result = layouts(x, y, out)
-    assert is_supported(left)
-    assert is_supported(right)
-    assert is_supported(result)
-    assert result.strides[2] == out.itemsize or result.shape[2] == 1
-    as_matrices(result)[...] = as_matrices(left) @ as_matrices(right)
-    np.testing.assert_allclose(out, np.broadcast_to(x @ y, out.shape), rtol=1e-12, atol=1e-12)
+    rng = np.random.default_rng(seed)
+    for _ in range(200):
+        x, y, out = random_operands(rng)
+        left, right, result = layouts(x, y, out)
+        assert is_supported(left)
+        assert is_supported(right)
+        assert is_supported(result)
+        assert result.strides[2] == out.itemsize or result.shape[2] == 1
+        as_matrices(result)[...] = as_matrices(left) @ as_matrices(right)
+        np.testing.assert_allclose(out, np.broadcast_to(x @ y, out.shape), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.needs("cupy")
