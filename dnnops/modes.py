@@ -26,13 +26,14 @@ from pytensor.link.basic import JITLinker, Linker
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.link.pytorch.linker import PytorchLinker
 
-from dnnops.capture.linker import CapturingLinker
 from dnnops.config import flag_value
 from dnnops.errors import DnnUnavailableError
 from dnnops.rewriting.move.lifting import EVERYTHING
 from dnnops.rewriting.pipeline import PYTORCH_TAG
+from dnnops.runtime.ahead import ParallelVMLinker
 
 __all__ = [
+    "CapturingLinker",
     "CudnnMode",
     "DeviceMode",
     "DnnMode",
@@ -76,6 +77,22 @@ class _WithRequirements(GraphRewriter):
         for step in self.passes:
             step.add_requirements(fgraph)
         return self.passes[0].apply(fgraph)
+
+
+class CapturingLinker(ParallelVMLinker):
+    """PyTensor's virtual machine linker, with captures as ``dnn.cuda_graph`` says.
+
+    Functions without a node on a GPU, and those that are profiled, run as with `ParallelVMLinker`.
+    """
+
+    def make_all(self, *args: Any, **kwargs: Any) -> Any:
+        vm, *others = super().make_all(*args, **kwargs)
+        if flag_value("dnn.cuda_graph") != "False" and not (self.profile or config.profile):
+            # Not imported with this module, since most functions use no GPU.
+            from dnnops.capture.vm import capturing
+
+            vm = capturing(vm, vm.fgraph)
+        return (vm, *others)
 
 
 class DnnMode(Mode):

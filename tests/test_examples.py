@@ -207,9 +207,17 @@ def test_the_device_is_chosen(training, monkeypatch, device, available, mode, on
     assert calls == [on_gpu]
 
 
+@pytest.fixture
+def interrupts():
+    """Let SIGINT raise KeyboardInterrupt, even if the tests were started in the background."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
 @pytest.mark.needs("matplotlib")
 @pytest.mark.parametrize("last", [0, 3, 7])
-def test_an_interrupt_keeps_the_curve(training, tmp_path, capsys, last):
+def test_an_interrupt_keeps_the_curve(training, tmp_path, capsys, last, interrupts):
     calls = []
 
     def step():

@@ -34,9 +34,13 @@ class Captured:
     graph : Graph
         What to launch.
     pool : Pool
-        Its memory.
+        Memory of its results. What is freed during the capture is used again by later nodes.
+    upload_pool : Pool
+        Memory of host values, which are there before the graph starts.
     inputs : list of cupy.ndarray
         The arrays of shared variables, and copies of arguments.
+    numbers : dict of Variable to cupy.ndarray
+        Where elementwise nodes read host numbers.
     uploads : list of tuple
         Storage of each host value that is copied to the device before the launch, and its staging.
     results : list of tuple
@@ -48,7 +52,9 @@ class Captured:
 
     graph: Graph
     pool: Pool
+    upload_pool: Pool
     inputs: list[Any]
+    numbers: dict[Variable, Any] = field(default_factory=dict)
     uploads: list[tuple[Cell, Staging]] = field(default_factory=list)
     results: list[tuple[Cell, Any]] = field(default_factory=list)
     outputs: list[tuple[Any, bool]] = field(default_factory=list)
@@ -94,12 +100,49 @@ class Recorder:
         self._read_later = outputs | {
             x for node, _, role in self.steps if role is Role.AFTER for x in node.inputs
         }
+        self.snapshots = self._find_snapshots(schedule)
         self._computed = [
             (role, self._storage[z])
             for node, _, role in self.steps
             for z in node.outputs
             if z not in outputs
         ]
+
+    def cell_of(self, x: Variable) -> Cell:
+        """Return where the value of a host variable is when the graph is launched."""
+        return self.snapshots.get(x, self._storage[x])
+
+    def _find_snapshots(self, schedule: Schedule) -> dict[Variable, Cell]:
+        """Return storage for copies of host inputs that nodes before the graph overwrite.
+
+        In the order of the function's nodes, an input is overwritten after it was used, as the
+        counter of an optimizer is.
+        """
+        uploads = (node for node, _, role in self.steps if role is Role.UPLOAD)
+        uploaded = schedule.numbers.union(*(node.inputs for node in uploads))
+        in_place = self._read_later.union(schedule.by_value)
+        found: dict[Variable, Cell] = {}
+        for x in self._overwritten_before():
+            if x in in_place or (x in uploaded and x.owner is not None):
+                raise DnnNotSupportedError(f"{x} is overwritten before the graph is launched")
+            if x in uploaded:
+                found[x] = [None]
+        return found
+
+    def _overwritten_before(self) -> set[Variable]:
+        """Return the host variables whose memory nodes before the graph overwrite."""
+        variables = {x for node, _, _ in self.steps for x in (*node.inputs, *node.outputs)}
+        found: set[Variable] = set()
+        for node, _, role in self.steps:
+            if role is not Role.BEFORE:
+                continue
+            for output, operands in node.op.destroy_map.items():
+                roots = {self._root(node.inputs[i]) for i in operands}
+                result = node.outputs[output]
+                found |= {
+                    x for x in variables if self._root(x) in roots and result not in self._chain(x)
+                }
+        return found
 
     def thunks(self, role: Role) -> list[tuple[int, Any]]:
         """Return the positions and the thunks of the nodes with a role."""
@@ -118,10 +161,15 @@ class Recorder:
 
     # -- the graph's variables -------------------------------------------------------------
 
+    def _chain(self, x: Variable) -> list[Variable]:
+        """Return a variable and those whose memory it uses."""
+        chain = [x]
+        while chain[-1] in self._origins:
+            chain.append(self._origins[chain[-1]])
+        return chain
+
     def _root(self, x: Variable) -> Variable:
-        while x in self._origins:
-            x = self._origins[x]
-        return x
+        return self._chain(x)[-1]
 
     def _find_overwritten(self) -> set[Variable]:
         """Return the variables whose memory is overwritten after they are computed."""
@@ -169,7 +217,7 @@ class Recorder:
                     array if shared else array.copy(order="K")
                     for array, shared in zip(values, self.is_shared, strict=True)
                 ]
-            captured = Captured(None, pool, inputs)  # type: ignore[arg-type]
+            captured = Captured(None, pool, Pool(), inputs)  # type: ignore[arg-type]
             try:
                 for cell, array in zip(cells, inputs, strict=True):
                     cell[0] = array
@@ -183,22 +231,17 @@ class Recorder:
             return captured
 
     def _record(self, captured: Captured) -> None:
-        import cupy
-
         for position, (node, thunk, role) in enumerate(self.steps):
             if role is Role.AFTER:
                 for x in node.inputs:
                     if is_on_device(x):
                         self._keep(captured, x, self._lasting(x))
             elif role is Role.UPLOAD:
-                value = self._storage[node.inputs[0]][0]
-                array = cupy.empty(value.shape, value.dtype)
+                (x,) = node.inputs
                 # A value that does not change is copied each time, too, since the graph may
                 # overwrite the array.
-                changes = not self._is_fixed(node.inputs[0])
-                cell = self._storage[node.inputs[0]] if changes else [np.array(value)]
-                captured.uploads.append((cell, Staging(array)))
-                self._storage[node.outputs[0]][0] = array
+                cell = [np.array(self._storage[x][0])] if self._is_fixed(x) else self.cell_of(x)
+                self._storage[node.outputs[0]][0] = self._uploaded(captured, cell)
             elif role is Role.DEVICE:
                 with self._numbers_on_device(captured, node):
                     thunk()
@@ -211,27 +254,31 @@ class Recorder:
             self.free(position)
         captured.outputs = self._outputs(captured)
 
+    def _uploaded(self, captured: Captured, cell: Cell) -> Any:
+        """Return a device array to which a host value is copied before each launch."""
+        import cupy
+
+        with captured.upload_pool.used():
+            staging = Staging(cupy.empty(cell[0].shape, cell[0].dtype))
+        captured.uploads.append((cell, staging))
+        return staging.target
+
     @contextmanager
     def _numbers_on_device(self, captured: Captured, node: Apply) -> Iterator[None]:
         """Let an elementwise node read numbers from device memory."""
-        import cupy
-
-        cells = [self._storage[x] for x in {*node.inputs} & self._numbers]
-        if not isinstance(node.op, GpuElemwise) or not cells:
+        numbers = {*node.inputs} & self._numbers
+        if not isinstance(node.op, GpuElemwise) or not numbers:
             yield
             return
-        values = [cell[0] for cell in cells]
-        stagings = {id(cell): staging for cell, staging in captured.uploads}
+        values = [(self._storage[x], self._storage[x][0]) for x in numbers]
         try:
-            for cell in cells:
-                if id(cell) not in stagings:
-                    staging = Staging(cupy.empty((), np.asarray(cell[0]).dtype))
-                    stagings[id(cell)] = staging
-                    captured.uploads.append((cell, staging))
-                cell[0] = stagings[id(cell)].target
+            for x in numbers:
+                if x not in captured.numbers:
+                    captured.numbers[x] = self._uploaded(captured, self.cell_of(x))
+                self._storage[x][0] = captured.numbers[x]
             yield
         finally:
-            for cell, value in zip(cells, values, strict=True):
+            for cell, value in values:
                 cell[0] = value
 
     def _is_fixed(self, x: Variable) -> bool:

@@ -11,12 +11,12 @@ import numpy as np
 from pytensor.graph.fg import FunctionGraph
 
 from dnnops.capture.recorder import Captured, Recorder
-from dnnops.capture.schedule import Role, Schedule
+from dnnops.capture.schedule import Role, Schedule, schedule
 from dnnops.config import flag_value
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray.op import is_on_device
 
-__all__ = ["CapturingVM", "report"]
+__all__ = ["CapturingVM", "capturing", "why_not_captured"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class CapturingVM:
         Virtual machine that runs node by node. Attributes not defined here are its own.
     fgraph : FunctionGraph
         Graph that it runs.
-    schedule : Schedule
+    roles : Schedule
         Roles of the nodes.
     required : bool
         Whether a capture that fails raises an error. Otherwise, the function runs without.
@@ -55,12 +55,12 @@ class CapturingVM:
         Numbers of graphs made and launched.
     """
 
-    def __init__(self, vm: Any, fgraph: FunctionGraph, schedule: Schedule, required: bool):
+    def __init__(self, vm: Any, fgraph: FunctionGraph, roles: Schedule, required: bool):
         self.vm = vm
         self.reason = ""
         self.captures = self.replays = 0
         self._required = required
-        self._recorder = recorder = Recorder(vm, fgraph, schedule)
+        self._recorder = recorder = Recorder(vm, fgraph, roles)
         storage = vm.storage_map
         self._device_cells = [storage[x] for x in recorder.inputs]
         self._host_cells = [
@@ -68,9 +68,10 @@ class CapturingVM:
             for x in fgraph.inputs
             if not is_on_device(x) and hasattr(x.type, "broadcastable")
         ]
+        self._snapshots = [(storage[x], copied) for x, copied in recorder.snapshots.items()]
         self._before = recorder.thunks(Role.BEFORE)
         self._after = recorder.thunks(Role.AFTER)
-        self._value_cells = [storage[x] for x in schedule.by_value]
+        self._value_cells = [storage[x] for x in roles.by_value]
         self._output_cells = [storage[z] for z in fgraph.outputs]
         self._is_computed = [z.owner is not None for z in fgraph.outputs]
         updates: dict[Any, Any] = fgraph.update_mapping or {}
@@ -96,6 +97,8 @@ class CapturingVM:
                 self._seen.clear()
             self._seen[key] = seen + 1
             return self.vm()
+        for cell, copied in self._snapshots:
+            copied[0] = np.array(cell[0])
         for position, thunk in self._before:
             self._run(position, thunk)
         if self._value_cells:
@@ -185,7 +188,7 @@ class CapturingVM:
             self._recorder.free_all(keep=Role.BEFORE)
             self._graphs.clear()
             self.reason = str(error).split("\n", 1)[0]
-            report(self.reason)
+            _report(self.reason)
             if self._required:
                 raise DnnNotSupportedError(
                     f"dnn.cuda_graph=True, but the function cannot be captured: {error}"
@@ -201,7 +204,66 @@ class CapturingVM:
         return captured
 
 
-def report(reason: str) -> None:
+def capturing(vm: Any, fgraph: FunctionGraph) -> Any:
+    """Return a virtual machine that captures what a virtual machine runs.
+
+    Parameters
+    ----------
+    vm : pytensor.link.vm.VM
+        Virtual machine of a function.
+    fgraph : FunctionGraph
+        Graph of the function.
+
+    Returns
+    -------
+    CapturingVM or pytensor.link.vm.VM
+        `vm` itself if it uses no GPU or cannot be captured.
+
+    Raises
+    ------
+    DnnNotSupportedError
+        If the function cannot be captured, and ``dnn.cuda_graph`` is True.
+    """
+    required = flag_value("dnn.cuda_graph") == "True"
+    if not _uses_device(fgraph):
+        return vm
+    try:
+        return CapturingVM(vm, fgraph, schedule(fgraph, vm.nodes, vm.thunks), required)
+    except DnnNotSupportedError as error:
+        if required:
+            raise DnnNotSupportedError(
+                f"dnn.cuda_graph=True, but the function cannot be captured: {error}"
+            ) from error
+        _report(str(error))
+        return vm
+
+
+def why_not_captured(vm: Any, fgraph: FunctionGraph) -> str:
+    """Return why a function on a GPU is not captured; empty if it is, or if it uses no GPU.
+
+    Parameters
+    ----------
+    vm : pytensor.link.vm.VM or CapturingVM
+        Virtual machine of the function.
+    fgraph : FunctionGraph
+        Graph of the function.
+    """
+    if isinstance(vm, CapturingVM):
+        return vm.reason
+    if not hasattr(vm, "thunks") or not _uses_device(fgraph):
+        return ""
+    try:
+        schedule(fgraph, vm.nodes, vm.thunks)
+    except DnnNotSupportedError as error:
+        return str(error)
+    return "it was compiled with dnn.cuda_graph=False or with a linker that captures nothing"
+
+
+def _uses_device(fgraph: FunctionGraph) -> bool:
+    return any(is_on_device(x) for x in fgraph.variables)
+
+
+def _report(reason: str) -> None:
     """Say why a function runs without a CUDA graph, under ``dnn.verbose``."""
     _log.debug("a function is not captured: %s", reason)
     if flag_value("dnn.verbose"):

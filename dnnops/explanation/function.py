@@ -9,7 +9,7 @@ from pytensor.compile import Function
 from pytensor.link.basic import JITLinker
 
 from dnnops.arguments import is_int, shown
-from dnnops.capture.linker import why_not_captured
+from dnnops.capture.vm import why_not_captured
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.explanation.graph import describe_graph
 from dnnops.explanation.result import Explanation

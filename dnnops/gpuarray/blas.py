@@ -12,7 +12,6 @@ from pytensor.graph.basic import Apply
 from dnnops.arguments import switch
 from dnnops.errors import DnnValueError
 from dnnops.gpuarray.op import MirrorOp
-from dnnops.gpuarray.products import has_contiguous_side, multiply, products_available
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,27 +57,22 @@ class _Product(MirrorOp):
         """Multiply two matrices, or a matrix and a vector, or two vectors."""
         if x.shape[-1] != y.shape[0]:
             raise DnnValueError(f"{self}: shapes {x.shape} and {y.shape} cannot be multiplied")
-        if products_available() and x.dtype == y.dtype:
+        products = _products(x, y)
+        if products:
             import cupy
 
             rows, columns = x.shape[: x.ndim - 1], y.shape[1:]
             out = cupy.empty((*rows, *columns), x.dtype)
-            self._multiply(x, y, out)
+            rows, columns = rows or (1,), columns or (1,)
+            products.multiply(
+                x.reshape(*rows, x.shape[-1]),
+                y.reshape(y.shape[0], *columns),
+                out.reshape(*rows, *columns),
+                allow_tf32=self.allow_tf32,
+            )
             return out
         with _precision(self.allow_tf32):
             return x.dot(y)
-
-    def _multiply(self, x: Any, y: Any, out: Any, alpha: float = 1.0, beta: float = 0.0) -> None:
-        """Compute ``out = alpha * dot(x, y) + beta * out`` of matrices or vectors."""
-        rows, columns = x.shape[: x.ndim - 1] or (1,), y.shape[1:] or (1,)
-        multiply(
-            x.reshape(*rows, x.shape[-1]),
-            y.reshape(y.shape[0], *columns),
-            out.reshape(*rows, *columns),
-            alpha,
-            beta,
-            self.allow_tf32,
-        )
 
     def __str__(self) -> str:
         tf32 = "TF32" if self.allow_tf32 else ""
@@ -102,10 +96,10 @@ class GpuBatchedDot(_Product):
         import cupy
 
         self._check(node, x.shape, y.shape)
-        if products_available() and x.dtype == y.dtype:
+        if products := _products(x, y):
             batch = cupy.broadcast_shapes(x.shape[:-2], y.shape[:-2])
             out = cupy.empty((*batch, x.shape[-2], y.shape[-1]), x.dtype)
-            multiply(x, y, out, allow_tf32=self.allow_tf32)
+            products.multiply(x, y, out, allow_tf32=self.allow_tf32)
             return out
         with _precision(self.allow_tf32):
             if x.dtype == "bfloat16":
@@ -143,13 +137,9 @@ class GpuGemm(_Product):
         alpha, beta = _scalar(alpha), _scalar(beta)
         out = _target(z, shape, self.host_op.inplace)
         numbers = isinstance(alpha, np.generic) and isinstance(beta, np.generic)
-        if (
-            numbers
-            and products_available()
-            and x.dtype == y.dtype == out.dtype
-            and has_contiguous_side(out)
-        ):
-            multiply(x, y, out, float(alpha), float(beta), self.allow_tf32)
+        products = _products(x, y, out) if numbers else None
+        if products and products.has_contiguous_side(out):
+            products.multiply(x, y, out, float(alpha), float(beta), self.allow_tf32)
             return out
         if x.dtype.char not in "fd" or self.allow_tf32 or 0 in (*shape, x.shape[1]):
             # cuBLAS's plain gemm supports neither 16-bit floats nor TF32. Empty products go
@@ -189,6 +179,15 @@ class GpuGer(_Product):
         out = _target(A, A.shape, self.host_op.destructive)
         out += (x * _scalar(alpha))[:, None] * y[None, :]
         return out
+
+
+def _products(*arrays: Any) -> Any:
+    """Return the module that calls cuBLASLt, or None if it cannot multiply the arrays."""
+    # Not imported with this module, since most processes multiply nothing on a device.
+    from dnnops.gpuarray import products
+
+    same = len({array.dtype for array in arrays}) == 1
+    return products if same and products.products_available() else None
 
 
 def _scalar(value: Any) -> Any:

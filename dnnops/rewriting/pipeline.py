@@ -39,7 +39,6 @@ from dnnops.rewriting.gpu.softmax import (
     local_log_of_softmax,
 )
 from dnnops.rewriting.inplace import ElemwiseAtOnce, GpuInplace, GpuInplaceElemwise
-from dnnops.rewriting.move.host_scalars import SeparateHostScalars
 from dnnops.rewriting.move.lifting import EVERYTHING, GraphToGpu
 from dnnops.rewriting.move.linkers import RefuseDeviceVariables
 from dnnops.rewriting.move.write_out import WriteOut
@@ -49,9 +48,8 @@ from dnnops.rewriting.recognize.batchnorm import RecognizeBatchNorm, RecognizeGp
 from dnnops.rewriting.recognize.cross_entropy import FuseCrossEntropy
 from dnnops.rewriting.recognize.dense import SeparateScales, local_sum_of_products
 from dnnops.rewriting.recognize.networks import InNetworks
-from dnnops.rewriting.recognize.reduction import local_gpu_norm
+from dnnops.rewriting.recognize.reduction import local_converted_size, local_gpu_norm
 from dnnops.rewriting.recognize.relu import local_comparison_with_extremum, local_relu
-from dnnops.rewriting.recognize.sizes import local_converted_size
 from dnnops.rewriting.recognize.softmax import LocalSoftmaxGrad, LocalWholeSoftmax
 from dnnops.rewriting.static_sizes import (
     local_static_alloc,
@@ -124,6 +122,13 @@ def _on_the_host(make: Callable[[], GraphRewriter]) -> ByTags:
 def _before_the_move(make: Callable[[Tags, bool], GraphRewriter]) -> ByTags:
     """Return a database entry for a rewriter that must know which nodes will move to the GPU."""
     return ByTags(lambda included, excluded: make(excluded, EVERYTHING in included))
+
+
+def _separate_host_scalars(excluded: Tags, everything: bool) -> GraphRewriter:
+    # Not imported with this module, since most processes move nothing to a GPU.
+    from dnnops.rewriting.move.host_scalars import SeparateHostScalars
+
+    return SeparateHostScalars(excluded, everything)
 
 
 def _in_networks(*steps: GraphRewriter) -> ByTags:
@@ -305,7 +310,7 @@ PASSES = (
     Pass(
         49.1,
         "gpu_host_scalars",
-        _before_the_move(SeparateHostScalars),
+        _before_the_move(_separate_host_scalars),
         ("gpu",),
         "After elementwise fusion (49), which merges these numbers. Before gpu_lift (49.2).",
     ),

@@ -12,8 +12,8 @@ from pytensor.tensor.random.utils import RandomStream
 from benchmarks import model_zoo
 from benchmarks.peers.models_dnnops import training_step
 from dnnops import nnet
-from dnnops.capture.linker import why_not_captured
 from dnnops.capture.schedule import Role, schedule
+from dnnops.capture.vm import why_not_captured
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray import GpuArrayType
 from dnnops.gpuarray.transfer import as_gpuarray_variable, host_from_gpu

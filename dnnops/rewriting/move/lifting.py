@@ -35,7 +35,6 @@ from dnnops.gpuarray.transfer import (
     HostFromGpu,
 )
 from dnnops.rewriting.move.context import LiftContext
-from dnnops.rewriting.move.expressions import Expressions
 from dnnops.rewriting.move.forecast import Forecast
 from dnnops.rewriting.move.lifters import (
     Lifter,
@@ -134,6 +133,8 @@ class _Lifting:
         self.rewriter = rewriter
         self.context = context
         self.pulled = pulled
+        from dnnops.rewriting.move.expressions import Expressions
+
         self.expressions = Expressions(rewriter.excluded_tags)
         # Maps each old variable to its new one, on the device if it was computed there.
         self.new: dict[Variable, Any] = {}
