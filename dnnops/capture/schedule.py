@@ -10,7 +10,9 @@ from typing import Any
 from pytensor.compile.ops import DeepCopyOp, ViewOp
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.type import TensorType
 
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpu.base import CudnnOp
@@ -92,8 +94,10 @@ def schedule(fgraph: FunctionGraph, order: Sequence[Apply], thunks: Sequence[Any
                 if not is_on_device(x) and not _is_fixed(x, roles):
                     if isinstance(node.op, GpuElemwise):
                         numbers.add(x)
-                    else:
+                    elif isinstance(x.type, TensorType | ScalarType):
                         by_value[x] = None
+                    else:
+                        raise DnnNotSupportedError(f"{node} reads {x} of type {x.type}")
         _check_overwritten(node, roles)
     _run_sizes_before(order, roles)
     if len(devices) != 1:

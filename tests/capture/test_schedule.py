@@ -6,8 +6,11 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.basic import Apply
+from pytensor.graph.fg import FunctionGraph
 from pytensor.ifelse import ifelse
 from pytensor.tensor.random.utils import RandomStream
+from pytensor.tensor.type_other import make_slice
 
 from benchmarks import model_zoo
 from benchmarks.peers.models_dnnops import training_step
@@ -16,6 +19,7 @@ from dnnops.capture.schedule import Role, schedule
 from dnnops.capture.vm import why_not_captured
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray import GpuArrayType
+from dnnops.gpuarray.op import GpuOp
 from dnnops.gpuarray.transfer import as_gpuarray_variable, host_from_gpu
 from tests.gpuarray.graphs import rewritten
 
@@ -72,6 +76,21 @@ def test_bounds_of_slices():
     _, found = scheduled([x, n], [(x[:n] * 2).transfer("cuda")])
     assert len(found.by_value) >= 1
     assert not found.numbers
+
+
+def test_a_slice_as_an_operand():
+    """Its value could not be compared with that of another call."""
+
+    class Sliced(GpuOp):
+        __props__ = ()
+
+        def make_node(self, x, index):
+            return Apply(self, [x, index], [x.type()])
+
+    x, n = device(None), pt.lscalar()
+    graph = FunctionGraph([x, n], [Sliced()(x, make_slice(n))], clone=True)
+    with pytest.raises(DnnNotSupportedError, match="of type slice"):
+        schedule(graph, graph.toposort(), [None] * len(graph.apply_nodes))
 
 
 def test_random_numbers_of_the_host_come_first():
