@@ -4,7 +4,7 @@ Each run of pytest stores its own numbers in pytest's cache. ``python -m tests.s
 them with the row NAME of the file, and fails if more were skipped; ``--write`` replaces the row.
 
 The cache also has the names of the skipped tests, in ``.pytest_cache/v/dnnops/skipped``. With
-``--only-skipped FILE``, pytest runs the tests that a file lists, as what they need is there now.
+``--only-skipped=FILE``, pytest runs the tests that a file lists, as what they need is there now.
 """
 
 from __future__ import annotations
