@@ -239,7 +239,7 @@ def capturing(vm: Any, fgraph: FunctionGraph) -> Any:
 
 
 def why_not_captured(vm: Any, fgraph: FunctionGraph) -> str:
-    """Return why a function on a GPU is not captured; empty if it is, or if it uses no GPU.
+    """Return why a function on a GPU is not captured.
 
     Parameters
     ----------
@@ -247,10 +247,16 @@ def why_not_captured(vm: Any, fgraph: FunctionGraph) -> str:
         Virtual machine of the function.
     fgraph : FunctionGraph
         Graph of the function.
+
+    Returns
+    -------
+    str
+        Empty if the function is captured or uses no GPU, or if ``dnn.cuda_graph`` is False.
     """
     if isinstance(vm, CapturingVM):
         return vm.reason
-    if not hasattr(vm, "thunks") or not _uses_device(fgraph):
+    is_wanted = flag_value("dnn.cuda_graph") != "False"
+    if not is_wanted or not hasattr(vm, "thunks") or not _uses_device(fgraph):
         return ""
     try:
         schedule(fgraph, vm.nodes, vm.thunks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -110,6 +112,18 @@ def test_a_result_that_comes_back_from_the_host():
     chosen = pt.nonzero(host_from_gpu(x) > 0)[0]
     with pytest.raises(DnnNotSupportedError, match="was on the host in between"):
         scheduled([x, w], [(w[chosen] * 2).transfer("cuda")])
+
+
+def test_the_reason_is_given_only_if_captures_are_wanted():
+    x, w = device(None), device(None)
+    chosen = pt.nonzero(host_from_gpu(x) > 0)[0]
+    outputs = [(w[chosen] * 2).transfer("cuda")]
+    graph = rewritten([x, w], outputs, pytensor.compile.get_mode("CUDNN"))
+    order = graph.toposort()
+    vm = SimpleNamespace(nodes=order, thunks=[None] * len(order))
+    assert why_not_captured(vm, graph) == ""
+    with pytensor.config.change_flags(dnn__cuda_graph="auto"):
+        assert "was on the host in between" in why_not_captured(vm, graph)
 
 
 def test_two_devices():
