@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,6 +19,7 @@ from dnnops.errors import DnnNotSupportedError
 from dnnops.gpu.base import free_workspaces
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.op import is_on_device
+from dnnops.runtime.lifetimes import declared_origins, releases
 
 __all__ = ["Captured", "Recorder"]
 
@@ -92,7 +93,9 @@ class Recorder:
         self._storage: dict[Variable, Cell] = vm.storage_map
         # Positions of inputs by positions of outputs.
         self._updates: dict[int, int] = {**(fgraph.update_mapping or {})}  # type: ignore[dict-item]
-        self._origins = _origins(node for node, _, _ in self.steps)
+        self._origins: dict[Variable, Variable] = {}
+        for node in vm.nodes:
+            self._origins |= declared_origins(node)
         self._overwritten = self._find_overwritten()
         self._freed = self._find_freed()
         outputs = set(fgraph.outputs)
@@ -182,13 +185,12 @@ class Recorder:
         return found | {self._fgraph.inputs[x] for x in self._updates.values()}
 
     def _find_freed(self) -> list[list[Cell]]:
-        last = {x: i for i, (node, _, _) in enumerate(self.steps) for x in node.inputs}
-        kept = set(self._fgraph.outputs)
-        found: list[list[Cell]] = [[] for _ in self.steps]
-        for x, i in last.items():
-            if x.owner is not None and is_on_device(x) and x not in kept:
-                found[i].append(self._storage[x])
-        return found
+        """Return the storage of the device arrays that each node is the last to use."""
+        order = [node for node, _, _ in self.steps]
+        return [
+            [self._storage[x] for x in freed if is_on_device(x)]
+            for freed in releases(order, set(self._fgraph.outputs), allow_gc=True)
+        ]
 
     # -- capturing -------------------------------------------------------------------------
 
@@ -323,17 +325,6 @@ class Recorder:
         for target, value in copies:
             target[...] = value
         return outputs
-
-
-def _origins(nodes: Iterable[Apply]) -> dict[Variable, Variable]:
-    """Return the operand whose memory each result uses, according to the Ops."""
-    found = {}
-    for node in nodes:
-        for maps in (node.op.view_map, node.op.destroy_map):
-            for output, operands in maps.items():
-                if operands:
-                    found[node.outputs[output]] = node.inputs[operands[0]]
-    return found
 
 
 def _span(array: Any) -> tuple[int, int]:

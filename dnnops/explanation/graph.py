@@ -13,13 +13,14 @@ from pytensor.scalar.basic import Composite
 
 from dnnops.cpu.elemwise import CpuElemwise
 from dnnops.dtypes import DTYPES, numpy_dtype
-from dnnops.explanation.memory import Memory, count_memory, declared_origins, releases
+from dnnops.explanation.memory import Memory, count_memory
 from dnnops.explanation.record import Node, Operand
 from dnnops.gpuarray.op import GpuOp, is_on_device
 from dnnops.gpuarray.transfer import GpuFromHost, GpuToGpu, HostFromGpu
 from dnnops.plans.used import plan_of
 from dnnops.rewriting.reasons import why_no_library, why_on_host
 from dnnops.runtime.implementations import implementations
+from dnnops.runtime.lifetimes import declared_origins, releases
 from dnnops.runtime.op import RuntimeOp
 
 __all__ = ["describe_graph", "device_of", "is_transfer", "static_bytes"]

@@ -15,13 +15,14 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.link.utils import get_destroy_dependencies
 
 from dnnops.explanation.graph import device_of
-from dnnops.explanation.memory import count_memory, declared_origins, releases
+from dnnops.explanation.memory import count_memory
 from dnnops.explanation.record import Node, Operand
 from dnnops.explanation.result import Explanation
 from dnnops.explanation.stopwatch import DeviceStopwatch, Stopwatch
 from dnnops.gpuarray.device import on_device
 from dnnops.gpuarray.op import is_on_device
 from dnnops.plans.used import plan_of
+from dnnops.runtime.lifetimes import declared_origins, releases
 
 __all__ = ["measured"]
 

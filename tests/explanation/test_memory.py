@@ -14,7 +14,8 @@ from pytensor.graph.op import Op
 from pytensor.link.vm import VMLinker
 
 import dnnops
-from dnnops.explanation.memory import count_memory, declared_origins, releases
+from dnnops.explanation.memory import count_memory
+from dnnops.runtime.lifetimes import declared_origins, releases
 
 SIZE = 256
 NBYTES = SIZE * SIZE * 8
