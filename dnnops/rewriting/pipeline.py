@@ -41,15 +41,15 @@ from dnnops.rewriting.gpu.softmax import (
 from dnnops.rewriting.inplace import ElemwiseAtOnce, GpuInplace, GpuInplaceElemwise
 from dnnops.rewriting.move.lifting import EVERYTHING, GraphToGpu
 from dnnops.rewriting.move.linkers import RefuseDeviceVariables
-from dnnops.rewriting.move.write_out import WriteOut
 from dnnops.rewriting.precision import Float16InFloat32, ViewFloat16
 from dnnops.rewriting.recognize.attention import RecognizeAttention
 from dnnops.rewriting.recognize.batchnorm import RecognizeBatchNorm, RecognizeGpuBatchNorm
 from dnnops.rewriting.recognize.cross_entropy import FuseCrossEntropy
 from dnnops.rewriting.recognize.dense import SeparateScales, local_sum_of_products
 from dnnops.rewriting.recognize.networks import InNetworks
-from dnnops.rewriting.recognize.reduction import local_converted_size, local_gpu_norm
+from dnnops.rewriting.recognize.reduction import local_gpu_norm
 from dnnops.rewriting.recognize.relu import local_comparison_with_extremum, local_relu
+from dnnops.rewriting.recognize.sizes import local_converted_size
 from dnnops.rewriting.recognize.softmax import LocalSoftmaxGrad, LocalWholeSoftmax
 from dnnops.rewriting.static_sizes import (
     local_static_alloc,
@@ -124,8 +124,16 @@ def _before_the_move(make: Callable[[Tags, bool], GraphRewriter]) -> ByTags:
     return ByTags(lambda included, excluded: make(excluded, EVERYTHING in included))
 
 
+# The modules of these passes are not imported here, since most processes move nothing to a GPU.
+
+
+def _write_out(excluded: Tags, everything: bool) -> GraphRewriter:
+    from dnnops.rewriting.move.write_out import WriteOut
+
+    return WriteOut(excluded, everything)
+
+
 def _separate_host_scalars(excluded: Tags, everything: bool) -> GraphRewriter:
-    # Not imported with this module, since most processes move nothing to a GPU.
     from dnnops.rewriting.move.host_scalars import SeparateHostScalars
 
     return SeparateHostScalars(excluded, everything)
@@ -302,7 +310,7 @@ PASSES = (
     Pass(
         48.97,
         "gpu_write_out",
-        _before_the_move(WriteOut),
+        _before_the_move(_write_out),
         ("gpu",),
         "After everything that recognizes these Ops. Before elementwise fusion (49), which fuses "
         "the expressions that it writes.",

@@ -7,11 +7,33 @@ from contextlib import suppress
 
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph, Output
+from pytensor.graph.rewriting.basic import GraphRewriter
 
 from dnnops.dtypes import FLOAT_DTYPES
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu
 from dnnops.rewriting.move.lifters import expansion_of, lifters_of
+
+
+class ForecastRewriter(GraphRewriter):
+    """Base class of passes that must know which nodes will move to the device.
+
+    Parameters
+    ----------
+    excluded_tags : frozenset of str
+        Tags whose lifters are disabled.
+    everything : bool
+        Whether every node with a lifter moves.
+    """
+
+    def __init__(self, excluded_tags: frozenset[str] = frozenset(), everything: bool = False):
+        super().__init__()
+        self.excluded_tags = excluded_tags
+        self.everything = everything
+
+    def forecast(self, fgraph: FunctionGraph, order: list[Apply]) -> Forecast:
+        """Predict what moves in a graph, whose nodes are given in topological order."""
+        return Forecast(fgraph, order, self.excluded_tags, self.everything)
 
 
 class Forecast:

@@ -7,37 +7,25 @@ from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
+from pytensor.graph.rewriting.basic import copy_stack_trace
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Composite
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape, Shape_i
 
 from dnnops.dtypes import FLOAT_DTYPES
-from dnnops.rewriting.move.forecast import Forecast
+from dnnops.rewriting.move.forecast import ForecastRewriter
 
 __all__ = ["SeparateHostScalars"]
 
 
-class SeparateHostScalars(GraphRewriter):
+class SeparateHostScalars(ForecastRewriter):
     """Split fused nodes that will move to the device, but also compute integers from host numbers.
 
     Fusion merges all operations on numbers that share an operand, for example the division of a
     mean's sum by a number of elements with integer arithmetic on this number. On the device, the
     integers would have to be transferred back, and the host would have to wait for them.
-
-    Parameters
-    ----------
-    excluded_tags : frozenset of str
-        Tags whose lifters are disabled.
-    everything : bool
-        Whether every node with a lifter moves.
     """
-
-    def __init__(self, excluded_tags: frozenset[str] = frozenset(), everything: bool = False):
-        super().__init__()
-        self.excluded_tags = excluded_tags
-        self.everything = everything
 
     def apply(self, fgraph: FunctionGraph) -> None:
         """Rewrite `fgraph`."""
@@ -45,7 +33,7 @@ class SeparateHostScalars(GraphRewriter):
         if not fused:
             return
         order = fgraph.toposort()
-        forecast = Forecast(fgraph, order, self.excluded_tags, self.everything)
+        forecast = self.forecast(fgraph, order)
         replacements = [
             pair
             for node in order

@@ -133,6 +133,7 @@ class _Lifting:
         self.rewriter = rewriter
         self.context = context
         self.pulled = pulled
+        # Not imported with this module, since most processes move nothing to a GPU.
         from dnnops.rewriting.move.expressions import Expressions
 
         self.expressions = Expressions(rewriter.excluded_tags)

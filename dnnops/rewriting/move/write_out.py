@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import GraphRewriter, MergeOptimizer, copy_stack_trace
+from pytensor.graph.rewriting.basic import MergeOptimizer, copy_stack_trace
 
 from dnnops.gpuarray.op import is_on_device
-from dnnops.rewriting.move.forecast import Forecast
+from dnnops.rewriting.move.forecast import ForecastRewriter
 from dnnops.rewriting.move.lifters import expands_elementwise, expansion_of
 
 __all__ = ["WriteOut"]
 
 
-class WriteOut(GraphRewriter):
+class WriteOut(ForecastRewriter):
     """Expand the nodes that will move to the device and run there as elementwise Ops.
 
     The pass that moves the graph would also expand them, but only after elementwise fusion.
-
-    Parameters
-    ----------
-    excluded_tags : frozenset of str
-        Tags whose lifters are disabled.
-    everything : bool
-        Whether every node with a lifter moves.
     """
-
-    def __init__(self, excluded_tags: frozenset[str] = frozenset(), everything: bool = False):
-        super().__init__()
-        self.excluded_tags = excluded_tags
-        self.everything = everything
 
     def apply(self, fgraph: FunctionGraph) -> None:
         """Rewrite `fgraph`."""
         if not any(expands_elementwise(node.op) for node in fgraph.apply_nodes):
             return
         order = fgraph.toposort()
-        forecast = Forecast(fgraph, order, self.excluded_tags, self.everything)
+        forecast = self.forecast(fgraph, order)
         for node in order:
             # A subclass of an abstract Op on the device was placed there on purpose.
             stays = node not in forecast.moved or any(map(is_on_device, node.outputs))

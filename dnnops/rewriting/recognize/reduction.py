@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import copy_stack_trace, node_rewriter
-from pytensor.scalar.basic import Abs, Add, Cast, ScalarMaximum, Sqr
-from pytensor.tensor.basic import MakeVector, cast
-from pytensor.tensor.subtensor import Subtensor
+from pytensor.scalar.basic import Abs, Add, ScalarMaximum, Sqr
 
 from dnnops.dtypes import FLOAT_DTYPES
 from dnnops.gpu.base import cudnn_usable
 from dnnops.gpu.reduction import GpuDnnReduction
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.reduction import GpuCAReduce
-from dnnops.rewriting.recognize.views import inputs_of
 
 __all__ = ["CUDNN_REDUCTIONS", "cudnn_reduction", "local_gpu_norm"]
 
@@ -98,25 +95,3 @@ def local_gpu_norm(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
         return None
     copy_stack_trace(old, result)
     return [result]
-
-
-@node_rewriter([Subtensor])
-def local_converted_size(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace ``cast([n, m, ...], dtype)[1]`` with ``cast(m, dtype)``.
-
-    A mean over several axes divides by such sizes. PyTensor doesn't convert them one by one if
-    several are used; on a GPU, the vector would be transferred.
-    """
-    converted, *index = node.inputs
-    (out,) = node.outputs
-    vector = next(iter(inputs_of(converted, Cast) or ()), None)
-    if vector is None or vector.owner is None or not isinstance(vector.owner.op, MakeVector):
-        return None
-    if out.type.ndim or len(index) != 1 or not isinstance(index[0], Constant):
-        return None
-    place, sizes = int(index[0].data), vector.owner.inputs
-    if not -len(sizes) <= place < len(sizes):
-        return None
-    size: Any = cast(cast(sizes[place], vector.type.dtype), out.type.dtype)
-    copy_stack_trace(out, size)
-    return [size]
