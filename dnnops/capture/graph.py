@@ -26,20 +26,27 @@ class Pool:
     def __init__(self) -> None:
         import cupy
 
-        self.has_shrunk = False
+        # Functions that refer to this object would keep it alive, since memory that something else
+        # still uses refers to them.
+        freed: list[int] = []
+        runtime = cupy.cuda.runtime
+
         # CuPy passes a size and a device, or an address and a device.
+        def free(address: int, device: int) -> None:
+            freed.append(address)
+            with suppress(runtime.CUDARuntimeError):  # the process may be ending
+                runtime.free(address)
+
         allocator = cupy.cuda.PythonFunctionAllocator(
-            lambda size, device: cupy.cuda.runtime.malloc(size), self._free
+            lambda size, device: runtime.malloc(size), free
         )
         self._pool = cupy.cuda.MemoryPool(allocator.malloc)
-        self._allocator = allocator
+        self._freed = freed
 
-    def _free(self, address: int, device: int) -> None:
-        import cupy
-
-        self.has_shrunk = True
-        with suppress(cupy.cuda.runtime.CUDARuntimeError):  # the process may be ending
-            cupy.cuda.runtime.free(address)
+    @property
+    def has_shrunk(self) -> bool:
+        """Whether memory was returned to the driver, for example because too little was left."""
+        return bool(self._freed)
 
     @property
     def nbytes(self) -> int:
