@@ -336,7 +336,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("dnn.verbose", "False", BOOLEAN, "Whether to print each selection of a plan."),
     Flag(
         "dnn.cuda_graph",
-        "False",
+        "auto",
         Values(("auto", "True", "False")),
         "Whether functions record their work on a GPU as a CUDA graph and replay it once shapes "
         "repeat: if possible (auto), always, with an error if it is not possible (True), or never "

@@ -121,7 +121,7 @@ def test_accepted_values(name: str, given: object, expected: object):
         ("dnn.conv.workspace_limit", "-1", "512MB"),
         ("dnn.conv.workspace_limit", "3 parsecs", "512MB"),
         ("dnn.conv.workspace_limit", "8388608TiB", "512MB"),
-        ("dnn.cuda_graph", "", "False"),
+        ("dnn.cuda_graph", "", "auto"),
     ],
 )
 def test_refused_values(name: str, given: str, listed: str):

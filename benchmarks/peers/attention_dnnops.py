@@ -16,7 +16,7 @@ from benchmarks.attention_data import NAMES, PLACES, SEEDS, attention_shapes
 from benchmarks.harness import Task
 from benchmarks.peers.dnnops_gpu import versions
 from benchmarks.peers.gated import ArrayTask
-from benchmarks.peers.graphs import library_ops
+from benchmarks.peers.graphs import compile_nodes, library_ops
 from dnnops.gpuarray import GpuArrayType
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.nnet import scaled_dot_product_attention
@@ -49,7 +49,7 @@ def graph(dtype: str, is_causal: bool, training: bool, device: str) -> tuple[lis
 def compiled(dtype: str, is_causal: bool, training: bool, device: str) -> Any:
     """Return the compiled function of `graph`, which serves all sizes."""
     mode, prefix = ("CUDNN", "GpuDnn") if device == "cuda" else ("DNN", "OneDnn")
-    function = pytensor.function(*graph(dtype, is_causal, training, device), mode=mode)
+    function = compile_nodes(*graph(dtype, is_causal, training, device), mode=mode)
     library_ops(function, prefix)
     return function
 

@@ -15,7 +15,7 @@ import dnnops
 from benchmarks.harness import Task
 from benchmarks.machine import resident_mib
 from benchmarks.networks import CALLS_BETWEEN_EVENTS, conv_arrays, rotated_sets
-from benchmarks.peers.graphs import compile_small_step, library_ops, small_batch
+from benchmarks.peers.graphs import compile_nodes, compile_small_step, library_ops, small_batch
 from dnnops.cli import digits
 from dnnops.gpu.algorithms import last_plan, parse_algorithm
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
@@ -63,7 +63,7 @@ class Chain(Task):
             y = x
             for _ in range(length):
                 y = conv(y, w)
-            return pytensor.function([x], y, mode="CUDNN")
+            return compile_nodes([x], y, mode="CUDNN")
 
         self.long, self.short = compile_chain(self.chain), compile_chain(1)
         library_ops(self.long, "GpuDnn")
@@ -127,7 +127,7 @@ class Convolution(Task):
         else:
             inputs, operands = [x, g], (image, topgrad)
             y = GpuDnnConvGradW(**params)(x, g, filters.shape[2:])
-        self.function = pytensor.function(inputs, y, mode="CUDNN")
+        self.function = compile_nodes(inputs, y, mode="CUDNN")
         library_ops(self.function, "GpuDnn")
         copies = rotated_sets(case, arrays)
         self.sets = [tuple(map(self._on_device, operands)) for _ in range(copies)]

@@ -17,13 +17,28 @@ from dnnops import nnet
 from dnnops.cli.digits import shared_on
 from dnnops.nnet import conv2d, pool_2d
 
-__all__ = ["compile_small_step", "compile_vgg_step", "library_ops", "small_batch"]
+__all__ = [
+    "compile_nodes",
+    "compile_small_step",
+    "compile_vgg_step",
+    "library_ops",
+    "small_batch",
+]
 
 _ABSTRACT = (
     LogSoftmax,
     Softmax,
     *(x for x in map(vars(nnet).get, nnet.__all__) if isinstance(x, type)),
 )
+
+
+def compile_nodes(*arguments: Any, **options: Any) -> Function:
+    """Call ``pytensor.function`` for a benchmark of single Ops, which run one by one.
+
+    As a CUDA graph, they would read copies of the arguments.
+    """
+    with pytensor.config.change_flags(dnn__cuda_graph="False"):
+        return pytensor.function(*arguments, **options)
 
 
 def library_ops(function: Function, prefix: str) -> dict[str, int]:

@@ -12,7 +12,7 @@ from benchmarks.harness import Task
 from benchmarks.norm_data import EPSILON
 from benchmarks.peers.dnnops_gpu import versions
 from benchmarks.peers.gated import ArrayTask
-from benchmarks.peers.graphs import library_ops
+from benchmarks.peers.graphs import compile_nodes, library_ops
 from benchmarks.peers.norm_turns import SEEDS, NormTask
 from dnnops.dnn import dnn_batch_normalization_train
 from dnnops.gpu.batchnorm import GpuDnnBatchNormGrad
@@ -39,7 +39,7 @@ class Normalization(NormTask, ArrayTask):
             known = {out: pt.as_tensor_variable(top)}
             outputs = [out, *pytensor.grad(None, [x, gamma, beta], known_grads=known)]
         outputs = [as_gpuarray_variable(v) for v in outputs]
-        self.function = pytensor.function([x, top, gamma, beta], outputs, mode="CUDNN")
+        self.function = compile_nodes([x, top, gamma, beta], outputs, mode="CUDNN")
         library_ops(self.function, "GpuDnn")
         images = [
             self._image(self.flat(self.count, SEEDS[name], self.dtype)) for name in ("x", "top")

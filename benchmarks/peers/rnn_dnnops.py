@@ -12,7 +12,7 @@ import pytensor.tensor as pt
 
 from benchmarks.harness import Task
 from benchmarks.peers import dnnops_cpu, dnnops_gpu
-from benchmarks.peers.graphs import library_ops
+from benchmarks.peers.graphs import compile_nodes, library_ops
 from benchmarks.rnn_data import COMPARED_STEP, LEARNING_RATE, compared, rnn_arrays
 from dnnops import dnn
 from dnnops.gpuarray import GpuArrayType, shared
@@ -65,7 +65,7 @@ class Step(Task):
         y, *_ = block.apply(w, x, start, *([start] if mode == "lstm" else []))
         gw, gx = pytensor.grad(None, [w, x], known_grads={y: gy})
         updates = [(w, w - np.asarray(LEARNING_RATE, dtype) * gw)]
-        function = pytensor.function([x, gy, start], [y, gx], updates=updates, mode=self.mode)
+        function = compile_nodes([x, gy, start], [y, gx], updates=updates, mode=self.mode)
         library_ops(function, self.prefix)
         return w, function
 
