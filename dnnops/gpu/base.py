@@ -8,7 +8,7 @@ import ctypes
 import threading
 from contextlib import suppress
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pytensor.graph.basic import Apply
 
@@ -17,6 +17,7 @@ from dnnops.config import flag_value
 from dnnops.dtypes import DTYPE_CODES, FLOAT_DTYPES, numpy_dtype, widest_dtype
 from dnnops.errors import DnnError, DnnTypeError, DnnUnavailableError
 from dnnops.gpuarray.device import on_device
+from dnnops.gpuarray.layout import inverse
 from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
@@ -85,13 +86,13 @@ def as_dense(array: Any, memory_format: str) -> Any:
     cupy.ndarray
         Array without gaps in memory.
     """
-    import cupy
+    from dnnops.gpuarray.copying import contiguous_copy
 
-    if memory_format == "contiguous":
-        return cupy.ascontiguousarray(array)
-    order = (0, *range(2, array.ndim), 1)
-    memory = cupy.ascontiguousarray(array.transpose(order))
-    return memory.transpose([order.index(axis) for axis in range(array.ndim)])
+    order = (0, *range(2, array.ndim), 1) if memory_format == "channels_last" else None
+    memory = array if order is None else array.transpose(order)
+    if not memory.flags.c_contiguous:
+        memory = contiguous_copy(memory)
+    return memory if order is None else memory.transpose(inverse(order))
 
 
 class CudnnOp(RuntimeOp):
@@ -107,8 +108,15 @@ class CudnnOp(RuntimeOp):
     #: Indices of the operands that must not have gaps in memory, not even along the first axis.
     #: cuDNN requires that of filters.
     packed_operands: ClassVar[tuple[int, ...]] = ()
+    #: Indices of the operands that must have the memory format of the first result.
+    matched_operands: ClassVar[tuple[int, ...]] = ()
 
     c_stream: ClassVar[str] = "stream"
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy of the Op with some parameters changed."""
+        own = {name: getattr(self, name) for name in self.__props__}
+        return type(self)(**{**own, **changes})
 
     def node_device(self, node: Apply) -> int:
         """Return the number of the device that holds a node's operands."""
@@ -129,6 +137,9 @@ class CudnnOp(RuntimeOp):
                 self._accepted(value, self._layouts(i)) if is_on_device(variable) else value
                 for i, (variable, value) in enumerate(zip(node.inputs, inputs, strict=True))
             ]
+            memory_format = self.output_format(0, inputs)
+            for i in self.matched_operands:
+                inputs[i] = as_dense(inputs[i], memory_format)
             super().perform(node, inputs, output_storage)
 
     def _layouts(self, operand: int) -> int:
@@ -139,7 +150,7 @@ class CudnnOp(RuntimeOp):
         return either if operand in self.packed_operands else either | TAKES_GAPS
 
     def _accepted(self, array: Any, layouts: int) -> Any:
-        """Return the array, or a contiguous copy if ``dnnops_cudnn_read`` would make one."""
+        """Return the array, or the copy that ``dnnops_cudnn_read`` would make of it."""
         if array.flags.c_contiguous:
             return array
         axes = range(1, array.ndim)
@@ -158,9 +169,9 @@ class CudnnOp(RuntimeOp):
                     return array
         if layouts & TAKES_ROWS and _has_rows(array):
             return array
-        import cupy
-
-        return cupy.ascontiguousarray(array)
+        last = layouts & TAKES_CHANNELS_LAST and array.ndim > 2
+        is_last = last and array.strides[1] == array.itemsize and array.shape[1] > 1
+        return as_dense(array, "channels_last" if is_last else "contiguous")
 
     def c_headers(self, **kwargs: Any) -> list[str]:
         return ['"dnnops_cudnn_emit.h"']
@@ -190,6 +201,14 @@ class CudnnOp(RuntimeOp):
         # The function may replace the array by a copy in another layout.
         read, dtype = operand_access(variable.type).read, DTYPE_CODES[variable.type.dtype]
         return f"{read}(&{operand}, {dtype}, {self._layouts(index)}, &in[{index}])"
+
+    def c_match_operands(self, node: Apply, inputs: list[str], fail: str) -> str:
+        memory_format = self.c_output_format(0)
+        return "".join(
+            f"if (dnnops_cudnn_match(&{inputs[i]}, {DTYPE_CODES[node.inputs[i].type.dtype]},"
+            f" {memory_format}, &in[{i}]) < 0) {{ {fail} }}\n"
+            for i in self.matched_operands
+        )
 
     def c_prepare(self, node: Apply, name: str, index: int, output: str) -> str:
         variable = node.outputs[index]

@@ -11,19 +11,17 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor import as_tensor_variable
 
 from dnnops.compat import inferred_shapes, shape_inference
-from dnnops.dtypes import DTYPE_CODES, compute_dtype
+from dnnops.dtypes import compute_dtype
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpu.base import (
     GPU_KERNELS,
     TAKES_CHANNELS_LAST,
     TAKES_CONTIGUOUS,
     CudnnOp,
-    as_dense,
     as_gradient,
     device_operands,
     gradient_like,
 )
-from dnnops.gpuarray.device import on_device
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import cast
 from dnnops.gpuarray.type import GpuArrayType
@@ -156,11 +154,7 @@ class GpuDnnBatchNormBase(CudnnOp):
             for is_data in abstract.data_results
         ]
         # The C functions need the axes, so make them part of the Op.
-        return Apply(self._with_axes(abstract.axes), list(given.values()), results)
-
-    def _with_axes(self, axes: tuple[int, ...]) -> GpuDnnBatchNormBase:
-        properties = {name: getattr(self, name) for name in self.__props__}
-        return type(self)(**{**properties, "axes": axes})
+        return Apply(self.replace(axes=abstract.axes), list(given.values()), results)
 
     def parameters(self) -> list[int]:
         mask = sum(1 << axis for axis in self.axes or (0,))
@@ -358,6 +352,7 @@ class GpuDnnBatchNormGrad(_InplaceBatchNorm):
 
     kind = 1
     overwritten = 1
+    matched_operands = (1,)
     abstract_class = BatchNormTrainGrad
 
     def make_node(  # type: ignore[override]
@@ -365,16 +360,6 @@ class GpuDnnBatchNormGrad(_InplaceBatchNorm):
     ) -> Apply:
         # Theano passes an epsilon, which x_invstd already includes.
         return super().make_node(x, dy, scale, x_mean, x_invstd)
-
-    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        with on_device(self.node_device(node)):
-            x = self._accepted(inputs[0], self._layouts(0))
-            gout = as_dense(inputs[1], self.output_format(0, [x]))
-        super().perform(node, [x, gout, *inputs[2:]], output_storage)
-
-    def c_match_operands(self, node: Apply, inputs: list[str], fail: str) -> str:
-        code = DTYPE_CODES[node.inputs[1].type.dtype]
-        return f"if (dnnops_cudnn_match(&{inputs[1]}, {code}, &in[0], &in[1]) < 0) {{ {fail} }}"
 
 
 @implements(BatchNormInference, on=GPU_KERNELS, operands=_arrays)

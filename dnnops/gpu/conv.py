@@ -156,11 +156,6 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
         ]
         return f"{type(self).__name__}{{{', '.join(shown)}}}"
 
-    def replace(self, **changes: Any) -> GpuDnnConvBase:
-        """Return a copy of the Op with some parameters changed."""
-        own = {name: getattr(self, name) for name in self.__props__}
-        return type(self)(**{**own, **changes})
-
     @classmethod
     def from_abstract(cls, op: ConvBase) -> GpuDnnConvBase:
         """Return the Op with the parameters of an abstract Op."""

@@ -51,7 +51,8 @@ class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
         Whether the gradient of max pooling must be identical in every run. Default: the flag
         ``dnn.deterministic``.
     memory_format : {'contiguous', 'channels_last'}
-        Memory format of the result. Operands can have either format.
+        Memory format of the result. Operands can have either format, but the gradient copies those
+        that have another one than the result.
 
     Raises
     ------
@@ -109,7 +110,7 @@ class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
             raise DnnTypeError(
                 f"{type(self).__name__}: the image must have three to five dimensions, got {x.type}"
             )
-        return self._sibling(type(self), ndim).make_node(*inputs)
+        return self.replace(ndim=ndim).make_node(*inputs)
 
     def parameters(self) -> list[int]:
         return [
@@ -120,9 +121,8 @@ class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
             int(self.deterministic),
         ]
 
-    def _sibling(self, cls: type[GpuDnnPoolBase], ndim: int | None = None) -> GpuDnnPoolBase:
-        props = {name: getattr(self, name) for name in self.__props__}
-        return cls(**{**props, "ndim": ndim or self.ndim})
+    def _sibling(self, cls: type[GpuDnnPoolBase]) -> GpuDnnPoolBase:
+        return cls(**{name: getattr(self, name) for name in self.__props__})
 
 
 @implements(Pool, on=GPU_CUDNN, operands=(0,))
@@ -168,6 +168,8 @@ class GpuDnnPoolGrad(GpuDnnPoolBase):
     pooled_result = False
     connected = ("x", "gz")
     is_gradient = True
+    # cudnnPoolingBackward wants an array and its gradient to have the same strides.
+    matched_operands = (0, 1, 2)
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
         x, out, _, *vectors = inputs

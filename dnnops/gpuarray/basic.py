@@ -11,6 +11,7 @@ from pytensor.tensor.shape import SpecifyShape
 
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnValueError
+from dnnops.gpuarray.layout import common_order, empty_in_order
 from dnnops.gpuarray.op import GpuOp, MirrorOp, infer_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
@@ -181,11 +182,12 @@ def first_joined(op: Any) -> int:
 class GpuJoin(MirrorOp):
     """`Join` on the device.
 
-    The axis is a host integer operand, or a parameter of the Op since PyTensor 3.3.
+    The axis is a host integer operand, or a parameter of the Op since PyTensor 3.3. The result has
+    the memory order of the first operand, for example ``channels_last``.
     """
 
     def compute(self, node: Apply, *operands: Any) -> Any:
-        import cupy
+        from dnnops.gpuarray.copying import copy_into
 
         first = first_joined(self.host_op)
         axis = operands[0] if first else self.host_op.axis
@@ -196,7 +198,7 @@ class GpuJoin(MirrorOp):
         lengths = [a.shape[axis] for a in arrays]
         shape = [*arrays[0].shape]
         shape[axis] = sum(lengths)
-        out = cupy.empty(shape, dtype)
+        out, _ = empty_in_order(shape, dtype, common_order(arrays[:1], arrays[0].shape))
         start = 0
         for array, length in zip(arrays, lengths, strict=True):
             part = out.swapaxes(0, axis)[start : start + length].swapaxes(0, axis)
@@ -205,7 +207,7 @@ class GpuJoin(MirrorOp):
                     f"{self}: arrays of shapes {[a.shape for a in arrays]} cannot be joined"
                     f" along axis {axis}"
                 )
-            part[...] = array
+            copy_into(part, array)
             start += length
         return out
 
@@ -269,7 +271,9 @@ class GpuContiguous(GpuOp):
         return list(tangents)
 
     def compute(self, node: Apply, x: Any) -> Any:
-        return x if x.flags.c_contiguous else x.copy()
+        from dnnops.gpuarray.copying import contiguous_copy
+
+        return x if x.flags.c_contiguous else contiguous_copy(x)
 
 
 def specify_gpu_shape(x: Any, shape: tuple[int | None, ...]) -> Any:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.scalar import get_scalar_type
 from pytensor.scalar.basic import ScalarOp
@@ -17,7 +16,7 @@ from pytensor.tensor.type import TensorType
 from dnnops.compat import shape_inference
 from dnnops.dtypes import DTYPES, host_dtype
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
-from dnnops.gpuarray.layout import common_order, inverse
+from dnnops.gpuarray.layout import common_order, empty_in_order
 from dnnops.gpuarray.op import GpuOp, infer_device, is_on_device
 from dnnops.gpuarray.packed import LEAST_SIZE, pack_width, packed_kernel, packed_operands
 from dnnops.gpuarray.type import GpuArrayType
@@ -160,19 +159,19 @@ class _Launcher:
                 result = inputs[self.inplace[number]]
                 target = operands[self.inplace[number]]
             else:
-                result, target = _empty(shape, dtype, order)
+                result, target = empty_in_order(shape, dtype, order)
             results.append(result)
             targets.append(target)
         size = targets[0].size
         packed = None
         if size >= LEAST_SIZE:
-            packed = packed_operands(operands, self.on_device, targets)
+            packed = packed_operands(operands, self.on_device, targets, self.width)
         if packed is None:
             self.kernel(*operands, *targets)
         else:
-            kinds, arguments = packed
-            kernel = self.make_packed(kinds)
-            kernel(*arguments, size, *targets, size=-(-size // self.width))
+            kernel = self.make_packed(packed.kinds, packed.result_kinds, self.width)
+            count = -(-size // self.width)
+            kernel(*packed.arguments, *packed.numbers, size, *targets, size=count)
         return tuple(results)
 
     def _broadcast_shape(self, arrays: list[Any]) -> tuple[int, ...]:
@@ -194,19 +193,6 @@ class _Launcher:
 
 # Kept outside of the nodes, since kernels can't be pickled with a function.
 _launchers: WeakKeyDictionary[Apply, _Launcher] = WeakKeyDictionary()
-
-
-def _empty(
-    shape: tuple[int, ...], dtype: np.dtype, order: tuple[int, ...] | None
-) -> tuple[Any, Any]:
-    """Allocate an array, and return it with its axes in logical and in memory order."""
-    import cupy
-
-    if order is None:
-        array = cupy.ndarray(shape, dtype)
-        return array, array
-    memory = cupy.ndarray(tuple(shape[axis] for axis in order), dtype)
-    return memory.transpose(inverse(order)), memory
 
 
 @functools.lru_cache(maxsize=1024)

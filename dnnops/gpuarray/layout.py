@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 #: The memory formats that results can have.
@@ -11,22 +11,30 @@ MEMORY_FORMATS = ("contiguous", "channels_last")
 
 
 @functools.lru_cache(maxsize=4096)
-def _dense_order(
-    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
-) -> tuple[int, ...] | None:
+def _memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     # Axes of length 1 have arbitrary strides, so keep them in place where the others allow it.
     order = sorted(
         (axis for axis, length in enumerate(shape) if length != 1), key=lambda axis: -strides[axis]
     )
-    step = itemsize
-    for axis in reversed(order):
-        if strides[axis] != step:
-            return None
-        step *= shape[axis]
     ones = [axis for axis, length in enumerate(shape) if length == 1]
     for axis in ones:
         order.insert(axis, axis)
     return tuple(order)
+
+
+@functools.lru_cache(maxsize=4096)
+def _dense_order(
+    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+) -> tuple[int, ...] | None:
+    order = _memory_order(shape, strides)
+    step = itemsize
+    for axis in reversed(order):
+        if shape[axis] == 1:
+            continue
+        if strides[axis] != step:
+            return None
+        step *= shape[axis]
+    return order
 
 
 def dense_order(array: Any) -> tuple[int, ...] | None:
@@ -50,8 +58,9 @@ def dense_order(array: Any) -> tuple[int, ...] | None:
 def common_order(arrays: Iterable[Any], shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the axis order for the result of an elementwise operation.
 
-    The first dense operand of the full shape determines the order. A ``channels_last`` operand
-    thus gives a ``channels_last`` result, and the kernel accesses its memory sequentially.
+    The first dense operand of the full shape determines the order, or the first one of the full
+    shape if none is dense. A ``channels_last`` operand thus gives a ``channels_last`` result, and
+    the kernel accesses its memory sequentially.
 
     Parameters
     ----------
@@ -65,6 +74,7 @@ def common_order(arrays: Iterable[Any], shape: tuple[int, ...]) -> tuple[int, ..
     tuple of int or None
         Axes in memory order; None for C order.
     """
+    strided = None
     for array in arrays:
         if array.shape == shape:
             if array.flags.c_contiguous:
@@ -72,7 +82,37 @@ def common_order(arrays: Iterable[Any], shape: tuple[int, ...]) -> tuple[int, ..
             order = dense_order(array)
             if order is not None:
                 return order
-    return None
+            strided = array if strided is None else strided
+    if strided is None or min(strided.strides, default=0) < 0:
+        return None
+    order = _memory_order(strided.shape, strided.strides)
+    return None if order == tuple(range(len(order))) else order
+
+
+def empty_in_order(
+    shape: Sequence[int], dtype: Any, order: tuple[int, ...] | None
+) -> tuple[Any, Any]:
+    """Allocate an uninitialized array.
+
+    Parameters
+    ----------
+    shape : sequence of int
+    dtype : numpy.dtype
+    order : tuple of int or None
+        Axes in memory order; None for C order.
+
+    Returns
+    -------
+    array, memory : cupy.ndarray
+        The array with its axes in logical and in memory order.
+    """
+    import cupy
+
+    if order is None:
+        array = cupy.ndarray(tuple(shape), dtype)
+        return array, array
+    memory = cupy.ndarray(tuple(shape[axis] for axis in order), dtype)
+    return memory.transpose(inverse(order)), memory
 
 
 @functools.lru_cache(maxsize=4096)

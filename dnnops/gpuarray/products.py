@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import DnnUnavailableError, DnnValueError
+from dnnops.gpuarray.copying import contiguous_copy
 from dnnops.runtime.build import CUDNN
 from dnnops.runtime.op import empty_tensors, make_context, raise_status
 
@@ -123,15 +124,13 @@ def _operand(array: Any, batch: tuple[int, ...]) -> Layout:
     import cupy
 
     if not has_contiguous_side(array):
-        array = array.copy(order="C")
+        array = contiguous_copy(array)
     for copied in (
         lambda: array,
-        lambda: array.copy(order="C"),
+        lambda: contiguous_copy(array),
         # It is broadcast along some of several axes.
-        lambda: (
-            cupy.get_array_module(array)
-            .broadcast_to(array, (*batch, *array.shape[-2:]))
-            .copy(order="C")
+        lambda: contiguous_copy(
+            cupy.get_array_module(array).broadcast_to(array, (*batch, *array.shape[-2:]))
         ),
     ):
         if (found := _layout(copied(), batch)) is not None:

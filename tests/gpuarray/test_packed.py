@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -15,6 +17,10 @@ extern "C" void repeat(const float *array, long long first, unsigned run, unsign
                        float *out) {
   auto walk = dnnops_repeat(array, first, run, count);
   for (int k = 0; k < n; ++k) out[k] = walk.next();
+}
+extern "C" float at(const float *array, long long first, const long long *n) {
+  const unsigned run = n[0], middle = n[1], inner = n[2];
+  return *dnnops_row(array, first, run, middle, inner, n[3], n[4], n[5]);
 }
 extern "C" void copy(const float *from, long long first, long long n, float *to) {
   dnnops_store<4>(to, first, n, dnnops_load<4>(from, first, n));
@@ -62,6 +68,99 @@ def test_repetition(library, shape, repeated, expected):
         arguments = (*map(ctypes.c_uint, found), out.size, pointer(out))
         library.repeat(pointer(x), ctypes.c_longlong(first), *arguments)
         np.testing.assert_array_equal(out, wanted[first : first + out.size])
+
+
+def strided(kind):
+    """Return a view of an array of different numbers."""
+    whole = np.arange(3 * 4 * 6 * 8, dtype="float32").reshape(3, 4, 6, 8)
+    return {
+        "some channels": whole[..., 2:6],
+        "some rows": whole[:, :, 1:3],
+        "heads": whole.transpose(0, 2, 1, 3),
+        "one axis": whole.reshape(-1)[5:77],
+        "repeated": np.broadcast_to(whole[:, :1], whole.shape),
+        "steps": whole[::2, :, ::3],
+        "dense": whole,
+    }[kind]
+
+
+KINDS = ["some channels", "some rows", "heads", "one axis", "repeated", "steps", "dense"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows(library, kind):
+    """Elements are found from the numbers of the rows as NumPy finds them."""
+    x = strided(kind)
+    rows = packed.dense_rows(x.shape, x.strides, x.itemsize)
+    library.at.restype = ctypes.c_float
+    numbers = (ctypes.c_longlong * 6)(*rows)
+    found = [library.at(pointer(x), ctypes.c_longlong(i), numbers) for i in range(x.size)]
+    np.testing.assert_array_equal(found, x.ravel())
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.zeros((4, 6)).T,
+        np.zeros((4, 6))[:, ::-1],
+        np.zeros((3, 4, 5, 6, 7))[:2, :3, :4, :5, :6],
+        np.zeros((4, 6))[:, ::2],
+        np.zeros(()),
+    ],
+)
+def test_arrays_without_rows(x):
+    assert packed.dense_rows(x.shape, x.strides, x.itemsize) is None
+
+
+@dataclass
+class DeviceArray:
+    """What `packed_operands` reads of a device array."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    ptr: int = 1 << 20
+    itemsize: int = 4
+
+    @property
+    def size(self):
+        return math.prod(self.shape)
+
+    @property
+    def data(self):
+        return self
+
+    @property
+    def flags(self):
+        dense = np.lib.stride_tricks.as_strided(np.zeros(1, "i4"), self.shape, self.strides)
+        return dense.flags
+
+
+DENSE = DeviceArray((2, 3, 16), (192, 64, 4))
+HALF = DeviceArray((2, 3, 16), (384, 128, 4))
+
+
+@pytest.mark.parametrize(
+    ("operand", "result", "expected"),
+    [
+        (DENSE, DENSE, ("dense", "dense")),
+        (HALF, DENSE, ("rows", "dense")),
+        (DENSE, HALF, ("dense", "rows")),
+        (DeviceArray((1, 1, 16), (64, 64, 4)), HALF, ("repeated", "rows")),
+        # Threads would read from addresses that are not multiples of 16 bytes, or across rows.
+        (replace(HALF, ptr=4), DENSE, None),
+        (replace(HALF, strides=(408, 136, 4)), DENSE, None),
+        (DeviceArray((2, 3, 18), (480, 160, 4)), DeviceArray((2, 3, 18), (216, 72, 4)), None),
+    ],
+)
+def test_kinds(operand, result, expected):
+    found = packed.packed_operands([operand], [True], [result], 4)
+    if expected is None:
+        assert found is None
+        return
+    assert (found.kinds, found.result_kinds) == ((expected[0],), (expected[1],))
+    counts = {"dense": 0, "repeated": 2, "rows": 6}
+    assert len(found.arguments) == 1 + counts[expected[0]]
+    assert len(found.numbers) == counts[expected[1]]
 
 
 @pytest.mark.parametrize("size", [4, 8, 9, 11])

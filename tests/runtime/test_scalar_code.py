@@ -58,13 +58,17 @@ def test_packed_kernels_compile(op):
     """Test operands and results of other sizes, host scalars, and repeated operands, too."""
     for dtype in INTEGERS if op is ps.invert else FLOATS:
         nin = op.nin if op.nin > 0 else 2
-        for last in ("dense", "scalar", "repeated") if nin > 1 else ("dense",):
+        for last in ("dense", "scalar", "repeated", "rows") if nin > 1 else ("dense",):
             kinds = ("dense",) * (nin - 1) + (last,)
-            kernel = kernel_of(op, dtype, packed_kernel, kinds=kinds)
+            result = "rows" if last == "rows" else "dense"
+            kernel = kernel_of(
+                op, dtype, packed_kernel, kinds=kinds, result_kinds=(result,), width=2
+            )
             scalars = {
                 "dense": (nin,),
                 "scalar": (nin - 1, nin),
                 "repeated": (nin, nin + 1, nin + 2),
+                "rows": tuple(range(nin, nin + 13)),
             }
             log = compile_log(elementwise_source(kernel, 1, True, scalars=scalars[last]))
             assert not log, (dtype, last)

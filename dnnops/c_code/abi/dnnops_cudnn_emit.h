@@ -35,33 +35,8 @@ static inline int dnnops_cudnn_has_rows(const dnnops_tensor *t) {
   return t->ndim < 1 || t->shape[t->ndim - 1] <= 1 || t->strides[t->ndim - 1] == dnnops_itemsizes[t->dtype];
 }
 
-/* Reads an operand. If cuDNN does not support its layout, or only with slow kernels, the operand
- * is replaced by a contiguous copy. */
-static inline int dnnops_cudnn_read(PyObject **array, int64_t dtype, int layouts, dnnops_tensor *t) {
-  if (dnnops_gpuarray_read(*array, dtype, t) < 0) return -1;
-  const int gaps = layouts & DNNOPS_TAKE_GAPS;
-  if ((layouts & DNNOPS_TAKE_CONTIGUOUS) && dnnops_cudnn_is_dense(t, DNNOPS_CONTIGUOUS, gaps)) return 0;
-  if ((layouts & DNNOPS_TAKE_CHANNELS_LAST) && dnnops_cudnn_is_dense(t, DNNOPS_CHANNELS_LAST, gaps)) return 0;
-  if ((layouts & DNNOPS_TAKE_ROWS) && dnnops_cudnn_has_rows(t)) return 0;
-  PyObject *make = dnnops_import("cupy", "ascontiguousarray");
-  if (make == NULL) return -1;
-  PyObject *copy = PyObject_CallFunctionObjArgs(make, *array, NULL);
-  Py_DECREF(make);
-  if (copy == NULL) return -1;
-  Py_DECREF(*array);
-  *array = copy;
-  return dnnops_gpuarray_read(copy, dtype, t);
-}
-
-/* The memory format of a dense operand: contiguous if both formats match. */
-static inline dnnops_memory_format dnnops_cudnn_format(const dnnops_tensor *t) {
-  return dnnops_cudnn_is_dense(t, DNNOPS_CONTIGUOUS, 0) ? DNNOPS_CONTIGUOUS : DNNOPS_CHANNELS_LAST;
-}
-
-/* Replaces an operand by a copy unless it has the same memory format as `like`. */
-static inline int dnnops_cudnn_match(PyObject **array, int64_t dtype, const dnnops_tensor *like, dnnops_tensor *t) {
-  const dnnops_memory_format format = dnnops_cudnn_format(like);
-  if (dnnops_cudnn_is_dense(t, format, 0)) return 0;
+/* Replaces an operand by a dense copy and reads that. */
+static inline int dnnops_cudnn_copy(PyObject **array, int64_t dtype, dnnops_memory_format format, dnnops_tensor *t) {
   PyObject *make = dnnops_import("dnnops.gpu.base", "as_dense");
   if (make == NULL) return -1;
   PyObject *copy =
@@ -71,6 +46,29 @@ static inline int dnnops_cudnn_match(PyObject **array, int64_t dtype, const dnno
   Py_DECREF(*array);
   *array = copy;
   return dnnops_gpuarray_read(copy, dtype, t);
+}
+
+/* Reads an operand. If cuDNN does not support its layout, or only with slow kernels, the operand
+ * is replaced by a copy: channels-last if its channels are adjacent, otherwise contiguous. */
+static inline int dnnops_cudnn_read(PyObject **array, int64_t dtype, int layouts, dnnops_tensor *t) {
+  if (dnnops_gpuarray_read(*array, dtype, t) < 0) return -1;
+  const int gaps = layouts & DNNOPS_TAKE_GAPS;
+  const int last = layouts & DNNOPS_TAKE_CHANNELS_LAST;
+  if ((layouts & DNNOPS_TAKE_CONTIGUOUS) && dnnops_cudnn_is_dense(t, DNNOPS_CONTIGUOUS, gaps)) return 0;
+  if (last && dnnops_cudnn_is_dense(t, DNNOPS_CHANNELS_LAST, gaps)) return 0;
+  if ((layouts & DNNOPS_TAKE_ROWS) && dnnops_cudnn_has_rows(t)) return 0;
+  const int adjacent = t->ndim > 2 && t->shape[1] > 1 && t->strides[1] == dnnops_itemsizes[t->dtype];
+  return dnnops_cudnn_copy(array, dtype, last && adjacent ? DNNOPS_CHANNELS_LAST : DNNOPS_CONTIGUOUS, t);
+}
+
+/* The memory format of a dense operand: contiguous if both formats match. */
+static inline dnnops_memory_format dnnops_cudnn_format(const dnnops_tensor *t) {
+  return dnnops_cudnn_is_dense(t, DNNOPS_CONTIGUOUS, 0) ? DNNOPS_CONTIGUOUS : DNNOPS_CHANNELS_LAST;
+}
+
+/* Replaces an operand by a copy unless it is dense in a memory format. */
+static inline int dnnops_cudnn_match(PyObject **array, int64_t dtype, dnnops_memory_format format, dnnops_tensor *t) {
+  return dnnops_cudnn_is_dense(t, format, 0) ? 0 : dnnops_cudnn_copy(array, dtype, format, t);
 }
 
 #endif
