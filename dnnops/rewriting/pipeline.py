@@ -119,6 +119,11 @@ def _on_the_host(make: Callable[[], GraphRewriter]) -> ByTags:
     return ByTags(lambda included, excluded: None if "gpu" in included else make())
 
 
+def _on_the_gpu(make: Callable[[], GraphRewriter]) -> ByTags:
+    """Return a database entry whose rewriter is only made for graphs that move to a GPU."""
+    return ByTags(lambda included, excluded: make())
+
+
 def _before_the_move(make: Callable[[Tags, bool], GraphRewriter]) -> ByTags:
     """Return a database entry for a rewriter that must know which nodes will move to the GPU."""
     return ByTags(lambda included, excluded: make(excluded, EVERYTHING in included))
@@ -137,6 +142,12 @@ def _separate_host_scalars(excluded: Tags, everything: bool) -> GraphRewriter:
     from dnnops.rewriting.move.host_scalars import SeparateHostScalars
 
     return SeparateHostScalars(excluded, everything)
+
+
+def _channels_last() -> GraphRewriter:
+    from dnnops.rewriting.layout import ChannelsLast
+
+    return ChannelsLast()
 
 
 def _in_networks(*steps: GraphRewriter) -> ByTags:
@@ -336,6 +347,14 @@ PASSES = (
         dfs_rewriter(local_unused_result),
         ("gpu",),
         "After gpu_lift (49.2), for results that only GPU Ops can omit.",
+    ),
+    Pass(
+        49.24,
+        "channels_last",
+        _on_the_gpu(_channels_last),
+        ("gpu",),
+        "After gpu_lift (49.2) has made all Ops for the GPU. Before the destroy handler (49.5), "
+        "which would check each replacement.",
     ),
     Pass(
         49.25,

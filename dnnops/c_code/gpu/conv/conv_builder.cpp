@@ -30,9 +30,9 @@ bool uses_tensor_cores(const ConvCase &conv) {
          (conv.dtype == DNNOPS_FLOAT32 && conv.allow_tf32);
 }
 
-bool are_channels_last(const ConvCase &conv) {
+bool all_have_format(const ConvCase &conv, int64_t format) {
   return std::all_of(conv.tensors, conv.tensors + 3,
-                     [](const Tensor &array) { return dense_formats(array) & FORMAT_CHANNELS_LAST; });
+                     [=](const Tensor &array) { return dense_formats(array) & format; });
 }
 
 constexpr int64_t MIN_FAST_CHANNELS = 16;
@@ -395,9 +395,12 @@ bool PlanBuilder::proposed(const Visit &visit) {
   // The most promising plans come first, since time may run out. With tensor cores, those are rarely plans
   // for contiguous arrays.
   const std::vector<cudnnBackendHeurMode_t> both = {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_B};
-  if (uses_tensor_cores(conv_) && are_channels_last(conv_))
+  if (uses_tensor_cores(conv_) && all_have_format(conv_, FORMAT_CHANNELS_LAST))
     return heuristics(both, visit) || depthwise_kernels(visit) || matrix_products(visit) || as_forward(visit) ||
            legacy_algorithms(visit) || other_format(visit) || fallbacks(visit);
+  // Of channels-last images and contiguous filters, only the filters are copied.
+  const bool is_mixed = !all_have_format(conv_, FORMAT_CONTIGUOUS);
+  if (uses_tensor_cores(conv_) && is_mixed && other_format(visit)) return true;
   return heuristics({CUDNN_HEUR_MODE_A}, visit) || depthwise_kernels(visit) || matrix_products(visit) ||
          other_format(visit) || as_forward(visit) || legacy_algorithms(visit) || heuristics(both, visit) ||
          fallbacks(visit);

@@ -93,9 +93,14 @@ int64_t padded_channels(const ConvCase &conv) {
   return 2 * padded <= 3 * channels ? padded : channels;
 }
 
-void require_fixed_product(const ConvCase &conv) {
+void require_fixed_scalars(const ConvCase &conv) {
   if (!conv.fixed_scalars) fail(DNNOPS_NOT_SUPPORTED, "not offered because alpha or beta change between calls");
-  if (conv.beta != 0) fail(DNNOPS_NOT_SUPPORTED, "not offered if beta is not 0");
+}
+
+// A copied result would have to be copied before the call, too, if the call adds to it.
+void require_own_result(const ConvCase &conv, const Relayout &relayout) {
+  if (conv.beta != 0 && relayout.copied[result_role(conv.direction)])
+    fail(DNNOPS_NOT_SUPPORTED, "not offered if beta is not 0 and the result is copied");
 }
 
 // The array in the inner case: itself, or its copy of this shape.
@@ -115,7 +120,7 @@ Tensor inner_tensor(const Tensor &array, bool is_copied, const int64_t *shape, i
 }  // namespace
 
 Relayout make_relayout(const ConvCase &conv) {
-  require_fixed_product(conv);
+  require_fixed_scalars(conv);
   Relayout relayout;
   relayout.inner = conv;
   int64_t common = FORMAT_CONTIGUOUS | FORMAT_CHANNELS_LAST, formats[3];
@@ -135,13 +140,14 @@ Relayout make_relayout(const ConvCase &conv) {
     if (widens) wanted.shape[1] = channels;
     relayout.inner.tensors[role] = inner_tensor(array, relayout.copied[role], wanted.shape, relayout.copy_format);
   }
+  require_own_result(conv, relayout);
   return relayout;
 }
 
 Relayout make_forward_relayout(const ConvCase &conv) {
   if (conv.direction != CONV_GRAD_INPUTS)
     fail(DNNOPS_NOT_SUPPORTED, "only the gradient with respect to the inputs can be computed as a forward convolution");
-  require_fixed_product(conv);
+  require_fixed_scalars(conv);
   const Tensor &filters = conv.tensors[ROLE_FILTERS];
   if (conv.groups > 1 && filters.shape[1] == 1) fail(DNNOPS_NOT_SUPPORTED, "not offered for depthwise convolutions");
   Relayout relayout;
@@ -176,6 +182,7 @@ Relayout make_forward_relayout(const ConvCase &conv) {
           conv.tensors[ROLE_IMAGE].shape[2 + i] + 2 * conv.pad[i] - (filters.shape[2 + i] - 1) * conv.dilation[i];
     inner.tensors[roles[role]] = inner_tensor(array, relayout.copied[role], wanted.shape, FORMAT_CHANNELS_LAST);
   }
+  require_own_result(conv, relayout);
   return relayout;
 }
 
