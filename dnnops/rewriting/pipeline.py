@@ -144,6 +144,12 @@ def _separate_host_scalars(excluded: Tags, everything: bool) -> GraphRewriter:
     return SeparateHostScalars(excluded, everything)
 
 
+def _contiguous_transposes() -> GraphRewriter:
+    from dnnops.rewriting.gpu.contiguous import local_contiguous_transpose
+
+    return dfs_rewriter(local_contiguous_transpose)
+
+
 def _channels_last() -> GraphRewriter:
     from dnnops.rewriting.layout import ChannelsLast
 
@@ -340,6 +346,13 @@ PASSES = (
         ("gpu",),
         "After elementwise fusion (49), so that fused Ops move as one. Before the destroy handler "
         "(49.5).",
+    ),
+    Pass(
+        49.21,
+        "gpu_contiguous_transposes",
+        _on_the_gpu(_contiguous_transposes),
+        ("gpu",),
+        "After gpu_lift (49.2), since it looks for GPU Ops.",
     ),
     Pass(
         49.22,
