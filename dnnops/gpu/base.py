@@ -483,6 +483,8 @@ GPU_CUDNN = Backend("gpu", ("cudnn",), 10, lambda device: cudnn_usable(device)[0
 #: Backend of dnnops kernels in the library that is linked with cuDNN. They do not call it, so modes
 #: that exclude ``cudnn`` use them, too.
 GPU_KERNELS = Backend("gpu", (), 10, lambda device: kernels_usable(device))
+#: Backend of matrix products with dnnops kernels, for what the two above do not support.
+GPU_PRODUCTS = Backend("gpu", (), 5, lambda device: kernels_usable(device))
 #: Backend of kernels that CuPy compiles, for what the others do not support.
 GPU_CUPY = Backend("gpu")
 

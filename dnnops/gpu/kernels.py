@@ -58,6 +58,11 @@ _PROGRAMS = {
         "gpu/kernels/tensor_cores.cuh",
         "gpu/attention/attention_grad.cuh",
     ),
+    "attention_weights": (
+        "gpu/kernels/kernel.cuh",
+        "gpu/kernels/numbers.cuh",
+        "gpu/attention/attention_weights.cuh",
+    ),
     "cache": ("gpu/kernels/kernel.cuh", "gpu/kernels/cache.cuh"),
     "cross_entropy": (
         "gpu/kernels/kernel.cuh",

@@ -18,7 +18,6 @@ from dnnops.dtypes import DTYPES, host_dtype
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpuarray.layout import common_order, empty_in_order
 from dnnops.gpuarray.op import GpuOp, infer_device, is_on_device
-from dnnops.gpuarray.packed import LEAST_SIZE, pack_width, packed_kernel, packed_operands
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.runtime.scalar_code import PREAMBLE, scalar_code
 
@@ -127,6 +126,9 @@ class _Launcher:
     """Launch the kernels of a node, with what does not depend on the operands' values cached."""
 
     def __init__(self, op: GpuElemwise, node: Apply):
+        from dnnops.gpuarray import packed as packing
+
+        self.packing = packing
         self.name = str(op)
         self.on_device = [is_on_device(x) for x in node.inputs]
         self.broadcastable = [
@@ -138,8 +140,10 @@ class _Launcher:
         out_dtypes = tuple(z.type.dtype for z in node.outputs)
         self.kernel = elementwise_kernel(op.scalar_op, in_dtypes, out_dtypes)
         # Compiled only when large dense arrays occur.
-        self.make_packed = functools.partial(packed_kernel, op.scalar_op, in_dtypes, out_dtypes)
-        self.width = pack_width([*itertools.compress(in_dtypes, self.on_device), *out_dtypes])
+        kernel = packing.packed_kernel
+        self.make_packed = functools.partial(kernel, op.scalar_op, in_dtypes, out_dtypes)
+        arrays = itertools.compress(in_dtypes, self.on_device)
+        self.width = packing.pack_width([*arrays, *out_dtypes])
 
     def __call__(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         arrays = [x for x, device in zip(inputs, self.on_device, strict=True) if device]
@@ -164,8 +168,8 @@ class _Launcher:
             targets.append(target)
         size = targets[0].size
         packed = None
-        if size >= LEAST_SIZE:
-            packed = packed_operands(operands, self.on_device, targets, self.width)
+        if size >= self.packing.LEAST_SIZE:
+            packed = self.packing.packed_operands(operands, self.on_device, targets, self.width)
         if packed is None:
             self.kernel(*operands, *targets)
         else:
