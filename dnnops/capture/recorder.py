@@ -17,7 +17,6 @@ from dnnops.capture.graph import Graph, Pool, Staging, recorded
 from dnnops.capture.schedule import Role, Schedule
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpu.base import free_workspaces
-from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.op import is_on_device
 from dnnops.runtime.lifetimes import declared_origins, releases
 
@@ -269,7 +268,7 @@ class Recorder:
     def _numbers_on_device(self, captured: Captured, node: Apply) -> Iterator[None]:
         """Let an elementwise node read numbers from device memory."""
         numbers = {*node.inputs} & self._numbers
-        if not isinstance(node.op, GpuElemwise) or not numbers:
+        if not getattr(node.op, "takes_numbers", False) or not numbers:
             yield
             return
         values = [(self._storage[x], self._storage[x][0]) for x in numbers]

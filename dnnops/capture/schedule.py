@@ -16,7 +16,6 @@ from pytensor.tensor.type import TensorType
 
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpu.base import CudnnOp
-from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.op import GpuOp, is_on_device
 from dnnops.gpuarray.transfer import GpuFromHost, GpuToGpu, HostFromGpu
 
@@ -92,7 +91,7 @@ def schedule(fgraph: FunctionGraph, order: Sequence[Apply], thunks: Sequence[Any
         if role is Role.DEVICE:
             for x in node.inputs:
                 if not is_on_device(x) and not _is_fixed(x, roles):
-                    if isinstance(node.op, GpuElemwise):
+                    if getattr(node.op, "takes_numbers", False):
                         numbers.add(x)
                     elif isinstance(x.type, TensorType | ScalarType):
                         by_value[x] = None

@@ -38,6 +38,7 @@ class GpuElemwise(GpuOp):
     """
 
     __props__: ClassVar[tuple[str, ...]] = ("scalar_op", "inplace_pattern")
+    takes_numbers = True
 
     def __init__(self, scalar_op: ScalarOp, inplace_pattern: Iterable[tuple[int, int]] = ()):
         self.scalar_op = scalar_op
@@ -71,7 +72,7 @@ class GpuElemwise(GpuOp):
                 " dimshuffle them first"
             )
         scalar_code(self.scalar_op, tuple(x.type.dtype for x in inputs))
-        shape = self._static_shape([x.type.shape for x in inputs if is_on_device(x)])
+        shape = self.result_shape([x.type.shape for x in inputs if is_on_device(x)])
         scalars = [get_scalar_type(host_dtype(x.type.dtype))() for x in inputs]
         dtypes = [z.type.dtype for z in self.scalar_op.make_node(*scalars).outputs]
         outputs = [GpuArrayType(dtype, shape, device)() for dtype in dtypes]
@@ -86,7 +87,8 @@ class GpuElemwise(GpuOp):
                 )
         return Apply(self, list(inputs), outputs)
 
-    def _static_shape(self, shapes: list[tuple[int | None, ...]]) -> tuple[int | None, ...]:
+    def result_shape(self, shapes: list[tuple[int | None, ...]]) -> tuple[int | None, ...]:
+        """Return the static shape of the results for those of the operands on the device."""
         result = []
         for lengths in zip(*shapes, strict=True):
             known = {length for length in lengths if length not in (None, 1)}

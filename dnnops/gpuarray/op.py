@@ -53,6 +53,8 @@ class GpuOp(Op):
     """
 
     _f16_ok = True
+    #: Whether the Op accepts numbers on the device, as 0-d arrays, in place of its host operands.
+    takes_numbers: ClassVar[bool] = False
 
     def compute(self, node: Apply, *inputs: Any) -> Any:
         """Compute the value of the output, or a tuple of the values of several outputs."""
