@@ -156,6 +156,14 @@ def _channels_last() -> GraphRewriter:
     return ChannelsLast()
 
 
+def _horizontal_fusion(included: Tags, excluded: Tags) -> GraphRewriter | None:
+    if "gpu" not in included:
+        return None
+    from dnnops.rewriting.fuse.horizontal import HorizontalFusion
+
+    return HorizontalFusion()
+
+
 def _in_networks(*steps: GraphRewriter) -> ByTags:
     """Return a database entry that rewrites only graphs of neural networks.
 
@@ -427,6 +435,13 @@ PASSES = (
         GpuInplaceElemwise(),
         ("gpu", "inplace"),
         "After gpu_inplace (50.55).",
+    ),
+    Pass(
+        50.65,
+        "gpu_horizontal_fusion",
+        ByTags(_horizontal_fusion),
+        ("gpu", "fusion"),
+        "After gpu_inplace_elemwise (50.6), which decides for each node what it overwrites.",
     ),
     Pass(
         70.0,

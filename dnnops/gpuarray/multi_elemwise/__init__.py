@@ -1,0 +1,1 @@
+"""One elementwise operation on many arrays."""
