@@ -10,6 +10,10 @@ The merged node runs when the last gradient is there, so all gradients are alive
 PyTorch. To delay nothing else, only nodes are merged whose results are results of the function, so
 nothing waits for them, and which read an input of the function, so that what they keep alive is no
 larger than what the function was given.
+
+Nodes at the other end of the graph are merged as well: those that read nothing but shared
+variables, such as conversions of parameters to 16 bits. Their results are then there earlier, so
+they must have several users: the gradient needs them until late in any case.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from collections.abc import Hashable, Sequence
 from math import prod
 from typing import Any
 
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph, Output
 from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
@@ -42,16 +47,19 @@ _DIVISIONS = 3
 
 
 class HorizontalFusion(GraphRewriter):
-    """Merge the elementwise nodes on a GPU that end a graph and apply the same scalar Op."""
+    """Merge elementwise nodes on a GPU that begin or end a graph and apply the same scalar Op."""
 
     def apply(self, fgraph: FunctionGraph) -> None:
         """Rewrite `fgraph`."""
         groups: dict[Hashable, list[Apply]] = defaultdict(list)
         for node in fgraph.toposort():
-            if isinstance(node.op, GpuElemwise) and _is_last(fgraph, node) and _is_small(node):
+            if not isinstance(node.op, GpuElemwise) or not _is_small(node):
+                continue
+            is_last = _is_last(fgraph, node)
+            if is_last or _is_first(fgraph, node):
                 key = _group(node)
                 if key is not None:
-                    groups[key].append(node)
+                    groups[is_last, key].append(node)
         for nodes in groups.values():
             _merge(fgraph, _without_conflicts(fgraph, nodes), _DIVISIONS)
 
@@ -60,6 +68,15 @@ def _is_last(fgraph: FunctionGraph, node: Apply) -> bool:
     """Return whether a node reads an input of the function and computes nothing but results."""
     return any(x.owner is None and not isinstance(x, Constant) for x in _arrays(node)) and all(
         isinstance(user.op, Output) for z in node.outputs for user, _ in fgraph.clients[z]
+    )
+
+
+def _is_first(fgraph: FunctionGraph, node: Apply) -> bool:
+    """Return whether a node reads only shared variables, and each result has several users."""
+    return (
+        not node.op.destroy_map
+        and all(isinstance(x, SharedVariable) for x in _arrays(node))
+        and all(len(fgraph.clients[z]) > 1 for z in node.outputs)
     )
 
 

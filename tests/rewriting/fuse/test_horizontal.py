@@ -14,6 +14,7 @@ from pytensor.compile.mode import get_mode
 from pytensor.graph.destroyhandler import DestroyHandler
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.utils import InconsistencyError
+from pytensor.link.basic import Container
 
 from benchmarks import model_zoo
 from benchmarks.peers.models_dnnops import training_step
@@ -22,6 +23,7 @@ from dnnops.explanation.graph import describe_graph
 from dnnops.gpuarray import GpuArrayType, shared
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.multi_elemwise.op import GpuMultiElemwise
+from dnnops.gpuarray.shared_variables import GpuArraySharedVariable
 from dnnops.gpuarray.transfer import as_gpuarray_variable, host_from_gpu
 from dnnops.rewriting.fuse.horizontal import LARGE
 from tests.gpuarray.graphs import GPU_MODE
@@ -185,6 +187,35 @@ def test_different_numbers_are_apart():
     assert [n.op.count for n in elementwise(rewritten(inputs, updates))] == [3, 3]
 
 
+def shared_without_value(shape):
+    """Return a shared variable of a device that is not there."""
+    type_ = GpuArrayType("float32", shape)
+    container = Container(type_(), [None])
+    return GpuArraySharedVariable(type=type_, value=None, strict=None, container=container)
+
+
+def cast_parameters(uses):
+    """Return parameters, and a graph that uses each one in 16 bits so many times."""
+    shapes = [(3, 4), (4, 5), (5, 3)]
+    parameters = [shared_without_value(shape) for shape in shapes]
+    x = device((None, 3), "float16")
+    y = x
+    for _ in range(uses):
+        for p in parameters:
+            y = pt.tanh(y @ p.astype("float16"))
+    return rewritten([x, *parameters], [], outputs=[as_gpuarray_variable(y)])
+
+
+def test_parameters_in_16_bits():
+    """They are converted at once, since the gradient uses them again."""
+    graph = cast_parameters(2)
+    (node,) = merged(graph)
+    assert node is graph.toposort()[0]
+    assert set(node.inputs) == set(graph.inputs[1:])
+    assert {z.type.dtype for z in node.outputs} == {"float16"}
+    assert not node.op.destroy_map
+
+
 # -- what is not merged --------------------------------------------------------------------
 
 
@@ -213,6 +244,11 @@ def test_intermediates_are_not_kept_longer():
     outputs = [as_gpuarray_variable(pt.tanh(z @ w)) for z in (x, x * 2)]
     graph = rewritten([x, w], [], outputs=outputs)
     assert not merged(graph)
+
+
+def test_parameters_that_are_used_once():
+    """Otherwise, a network that has no gradient would have all of them at once."""
+    assert not merged(cast_parameters(1))
 
 
 def test_large_parameters_have_their_own_kernels():
@@ -373,10 +409,10 @@ def zeros_like(variable):
     return np.zeros_like(np.asarray(variable.get_value()))
 
 
-def trained(optimizer, make, dtype, mode, convert, **flags):
+def trained(optimizer, make, dtype, mode, convert, shapes=((), *SHAPES), **flags):
     """Return the function, and the values after eight steps, with variables from `make`."""
     rng = np.random.default_rng(0)
-    values = [rng.standard_normal(shape).astype(dtype) for shape in ((), *SHAPES)]
+    values = [rng.standard_normal(shape).astype(dtype) for shape in shapes]
     rate = pt.scalar("rate", dtype=dtype)
     parameters = [make(value) for value in values]
     # One array for all gradients, so that the function also has other nodes.
@@ -412,6 +448,55 @@ def test_updates_on_a_gpu(optimizer, dtype):
             for got, want in zip(found, wanted, strict=True):
                 bound = 2e-5 if dtype == "float32" else 1e-12
                 np.testing.assert_allclose(got, want, rtol=bound, atol=bound)
+
+
+@pytest.mark.gpu
+def test_a_graph_with_large_parameters():
+    """The addresses of 300 items take more than 4 KB."""
+    results = []
+    for graph in ("False", "True"):
+        f, found = trained(
+            momentum,
+            shared,
+            "float32",
+            get_mode("CUDNN"),
+            as_gpuarray_variable,
+            SHAPES * 10,
+            dnn__cuda_graph=graph,
+        )
+        results.append(found)
+        (node,) = merged(f.maker.fgraph)
+        assert node.op.count == 300
+    assert f.vm.replays
+    for got, want in zip(*results, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graph", ["False", "True"])
+def test_parameters_in_16_bits_on_a_gpu(graph):
+    """They are converted in one kernel, and updated in another one that follows."""
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal((40, 40), dtype="float32") / 8 for _ in range(4)]
+    x, found = rng.standard_normal((16, 40), dtype="float32"), []
+    for mode in (get_mode("CUDNN"), get_mode("CUDNN").excluding(NAME)):
+        parameters = [shared(value) for value in values]
+        y = pt.constant(x.astype("float16"))
+        for p in parameters:
+            y = pt.tanh(y @ p.astype("float16"))
+        loss = (y.astype("float32") ** 2).mean()
+        updates = []
+        for p, g in zip(parameters, pytensor.grad(loss, parameters), strict=True):
+            updates += momentum(p, g, F(0.1), lambda p: shared(zeros_like(p)))
+        with pytensor.config.change_flags(dnn__cuda_graph=graph):
+            pairs = [(s, as_gpuarray_variable(new)) for s, new in updates]
+            f = pytensor.function([], loss, updates=pairs, mode=mode)
+        losses = [float(f()) for _ in range(8)]
+        found.append((len(merged(f.maker.fgraph)), losses))
+        assert bool(getattr(f.vm, "replays", 0)) is (graph == "True")
+    assert [count for count, _ in found] == [2, 0]
+    assert losses[-1] < losses[0]
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=2e-3)
 
 
 @pytest.mark.gpu
