@@ -35,14 +35,23 @@ class GpuElemwise(GpuOp):
         Operation to apply; a `Composite` fuses several operations into one kernel.
     inplace_pattern : iterable of (int, int)
         Pairs of the index of an output and the index of the operand that it overwrites.
+    out_dtypes : iterable of str, optional
+        Dtypes in which the results are stored, for results that are stored in fewer bits than the
+        scalar Op computes in. Default: the dtypes of the scalar Op's results.
     """
 
-    __props__: ClassVar[tuple[str, ...]] = ("scalar_op", "inplace_pattern")
+    __props__: ClassVar[tuple[str, ...]] = ("scalar_op", "inplace_pattern", "out_dtypes")
     takes_numbers = True
 
-    def __init__(self, scalar_op: ScalarOp, inplace_pattern: Iterable[tuple[int, int]] = ()):
+    def __init__(
+        self,
+        scalar_op: ScalarOp,
+        inplace_pattern: Iterable[tuple[int, int]] = (),
+        out_dtypes: Iterable[str] | None = None,
+    ):
         self.scalar_op = scalar_op
         self.inplace_pattern = tuple(sorted((int(o), int(i)) for o, i in inplace_pattern))
+        self.out_dtypes = None if out_dtypes is None else tuple(out_dtypes)
         if self.inplace_pattern:
             self.destroy_map = {o: [i] for o, i in self.inplace_pattern}
 
@@ -73,9 +82,7 @@ class GpuElemwise(GpuOp):
             )
         scalar_code(self.scalar_op, tuple(x.type.dtype for x in inputs))
         shape = self.result_shape([x.type.shape for x in inputs if is_on_device(x)])
-        scalars = [get_scalar_type(host_dtype(x.type.dtype))() for x in inputs]
-        dtypes = [z.type.dtype for z in self.scalar_op.make_node(*scalars).outputs]
-        outputs = [GpuArrayType(dtype, shape, device)() for dtype in dtypes]
+        outputs = [GpuArrayType(dtype, shape, device)() for dtype in self._dtypes(inputs)]
         for o, i in self.inplace_pattern:
             have, want = inputs[i].type, outputs[o].type
             if not isinstance(have, GpuArrayType) or (have.dtype, have.broadcastable) != (
@@ -86,6 +93,12 @@ class GpuElemwise(GpuOp):
                     f"{self}: output {o} of type {want} cannot overwrite an operand of type {have}"
                 )
         return Apply(self, list(inputs), outputs)
+
+    def _dtypes(self, inputs: tuple[Any, ...]) -> tuple[str, ...]:
+        if self.out_dtypes is not None:
+            return self.out_dtypes
+        scalars = [get_scalar_type(host_dtype(x.type.dtype))() for x in inputs]
+        return tuple(z.type.dtype for z in self.scalar_op.make_node(*scalars).outputs)
 
     def result_shape(self, shapes: list[tuple[int | None, ...]]) -> tuple[int | None, ...]:
         """Return the static shape of the results for those of the operands on the device."""
@@ -121,7 +134,8 @@ class GpuElemwise(GpuOp):
 
     def __str__(self) -> str:
         inplace = f",inplace{dict(self.inplace_pattern)}" if self.inplace_pattern else ""
-        return f"GpuElemwise{{{self.scalar_op}{inplace}}}"
+        dtypes = f",{'/'.join(self.out_dtypes)}" if self.out_dtypes else ""
+        return f"GpuElemwise{{{self.scalar_op}{dtypes}{inplace}}}"
 
 
 class _Launcher:

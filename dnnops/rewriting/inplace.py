@@ -283,4 +283,5 @@ class GpuInplaceElemwise(_ElemwiseAtOnce):
     def create_inplace_node(self, node: Apply, inplace_pattern: dict[int, Sequence[int]]) -> Apply:
         """Return the node that overwrites the given operands."""
         pairs = [(o, i) for o, [i] in inplace_pattern.items()]
-        return GpuElemwise(node.op.scalar_op, pairs).make_node(*node.inputs)
+        op = GpuElemwise(node.op.scalar_op, pairs, node.op.out_dtypes)
+        return op.make_node(*node.inputs)

@@ -16,6 +16,7 @@ from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape
 
+from dnnops.dtypes import numpy_dtype
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpuarray import GpuArrayType, GpuContiguous, shared
 from dnnops.gpuarray.basic import (
@@ -494,3 +495,46 @@ def test_gradient_of_contiguous():
 
 def test_gemm_prints_its_place():
     assert str(GpuGemm(Gemm(inplace=True))) == "GpuGemm{inplace}"
+
+
+# -- results in fewer bits -----------------------------------------------------------------
+
+
+def test_results_in_other_dtypes():
+    x, y = GpuArrayType("bfloat16", (None, 4))(), GpuArrayType("float32", (1, 4))()
+    op = GpuElemwise(ps.add, out_dtypes=["float16"])
+    assert op.make_node(x, y).out.type == GpuArrayType("float16", (None, 4))
+    assert str(op) == "GpuElemwise{add,float16}"
+    assert op != GpuElemwise(ps.add)
+    # Only an operand of the same dtype can be overwritten.
+    with pytest.raises(DnnTypeError, match="cannot overwrite"):
+        GpuElemwise(ps.add, {0: 0}.items(), ["float16"]).make_node(x, x)
+    assert GpuElemwise(ps.add, {0: 0}.items(), ["bfloat16"]).make_node(x, x)
+
+
+def test_in_place_results_keep_their_dtype():
+    x, y = GpuArrayType("bfloat16", (None,))(), GpuArrayType("float32", (None,))()
+    inner = GpuElemwise(ps.mul, out_dtypes=["bfloat16"]).make_node(x, y).out
+    outer = GpuElemwise(ps.add, out_dtypes=["bfloat16"]).make_node(inner, y).out
+    graph = rewritten([x, y], [outer])
+    last = graph.outputs[0].owner
+    assert last.op.inplace_pattern == ((0, 0),)
+    assert last.out.type.dtype == "bfloat16"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("size", [6, LEAST_SIZE // 4 + 1])
+def test_mixed_dtypes_are_rounded_once(dtype, size):
+    x, b = normal(size, 4), normal(1, 4)
+    narrow = x.astype(numpy_dtype(dtype))
+    operands = [GpuArrayType(dtype, x.shape)(), GpuArrayType("float32", b.shape)()]
+    floats = [ps.float32() for _ in operands]
+    total = ps.add(*floats)
+    scalar_op = ps.Composite(floats, [total, ps.mul(total, floats[1])])
+    results = GpuElemwise(scalar_op, out_dtypes=[dtype, "float32"]).make_node(*operands).outputs
+    f = pytensor.function(operands, results, mode=GPU_MODE)
+    low, high = f(to_device(narrow), to_device(b))
+    expected = narrow.astype("float32") + b
+    np.testing.assert_array_equal(low.get(), expected.astype(numpy_dtype(dtype)))
+    np.testing.assert_allclose(high.get(), expected * b, rtol=1e-6)
