@@ -7,12 +7,13 @@ import hashlib
 from typing import Any
 
 import numpy as np
+from pytensor.configdefaults import config
 from pytensor.graph.basic import Constant, Variable
 from pytensor.tensor import _as_tensor_variable, _get_vector_length, as_tensor_variable
 from pytensor.tensor.variable import _tensor_py_operators
 
 from dnnops.dtypes import dtype_name
-from dnnops.gpuarray.device import on_device
+from dnnops.gpuarray.device import device_from_target, on_device
 from dnnops.gpuarray.type import GpuArrayType, as_device_array
 
 
@@ -187,6 +188,24 @@ def _constant_data(type_: GpuArrayType, data: Any) -> tuple[np.ndarray, Any]:
         return array.get(), array
     return type_.filter_host(data, allow_downcast=None), None
 
+
+_host_astype = _tensor_py_operators.astype
+
+
+def _astype(self: Any, dtype: Any) -> Any:
+    """Cast to `dtype`; bfloat16, which `TensorType` lacks, gives a device variable.
+
+    PyTensor would raise a `TypeError` for bfloat16.
+    """
+    if getattr(dtype, "__name__", str(dtype)) != "bfloat16":
+        return _host_astype(self, dtype)
+    from dnnops.gpuarray.transfer import cast, to_device
+
+    device = device_from_target(str(getattr(config, "device", "cpu")))
+    return cast(to_device(self, device or 0), "bfloat16")
+
+
+_tensor_py_operators.astype = _astype
 
 GpuArrayType.variable_type = GpuArrayVariable
 GpuArrayType.constant_type = GpuArrayConstant

@@ -233,6 +233,19 @@ def test_bfloat16_leaves_as_float32():
     assert matrix().astype("bfloat16").type == GpuArrayType("bfloat16", (None, None))
 
 
+def test_casts_of_host_variables():
+    """A host tensor cannot be bfloat16, so the cast moves it."""
+    host = pt.fmatrix()
+    assert host.astype("bfloat16").type == GpuArrayType("bfloat16", (None, None))
+    assert (host + 1).astype("bfloat16").type == GpuArrayType("bfloat16", (None, None))
+    assert host.astype("float16").type == pt.TensorType("float16", (None, None))
+    assert host.astype(np.float64).type == pt.TensorType("float64", (None, None))
+    with pytensor.config.change_flags(device="cuda1"):
+        assert host.astype("bfloat16").type.device == 1
+    gradient = pt.grad(pt.as_tensor_variable(host.astype("bfloat16")).sum(), host)
+    assert gradient.type == host.type
+
+
 def test_sum_of_device_variables_stays():
     assert (matrix() + matrix()).type == GpuArrayType("float32", (None, None))
     assert isinstance((matrix() + 1).type, pt.TensorType)
