@@ -292,6 +292,14 @@ FLAGS: tuple[Flag, ...] = (
         "Whether float32 operations may round their inputs to TF32, for speed.",
     ),
     Flag(
+        "dnn.mixed_precision",
+        "off",
+        Values(("off", "bfloat16", "float16")),
+        "16-bit type in which float32 graphs on a GPU run convolutions, matrix products, "
+        "recurrent networks and attention, and store the arrays between them. Parameters, "
+        "statistics, losses and updates stay float32.",
+    ),
+    Flag(
         "dnn.conv.workspace_limit",
         "auto",
         Values(("auto",), "a size (512MB, 2GiB, a number of bytes)", _size),

@@ -89,6 +89,9 @@ def test_registering_twice_changes_nothing():
         ("dnn.conv.time_limit", "0.5", 0.5),
         ("dnn.conv.time_limit", 3, 3.0),
         ("dnn.conv.time_limit", "1e-3", 0.001),
+        ("dnn.mixed_precision", "off", "off"),
+        ("dnn.mixed_precision", "bfloat16", "bfloat16"),
+        ("dnn.mixed_precision", "float16", "float16"),
         ("dnn.conv.workspace_limit", "auto", "auto"),
         ("dnn.conv.workspace_limit", 4096, 4096),
         ("dnn.conv.workspace_limit", "512MB", 512_000_000),
@@ -122,6 +125,8 @@ def test_accepted_values(name: str, given: object, expected: object):
         ("dnn.conv.workspace_limit", "3 parsecs", "512MB"),
         ("dnn.conv.workspace_limit", "8388608TiB", "512MB"),
         ("dnn.cuda_graph", "", "auto"),
+        ("dnn.mixed_precision", "True", "off, bfloat16, float16"),
+        ("dnn.mixed_precision", "float32", "off, bfloat16, float16"),
     ],
 )
 def test_refused_values(name: str, given: str, listed: str):

@@ -10,6 +10,7 @@ from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Variable
 
 from dnnops.arguments import switch_or_flag
+from dnnops.config import flag_value
 from dnnops.errors import DnnNotSupportedError, DnnTypeError
 from dnnops.gpu.base import (
     GPU_CUDNN,
@@ -55,7 +56,14 @@ def _arrays(node: Apply) -> list[int]:
 
 
 def _is_half(node: Apply) -> bool:
-    return node.inputs[0].type.dtype == "float16"
+    dtype = node.inputs[0].type.dtype
+    return dtype == "float16" or (dtype == "float32" and _mixed_dtype() is not None)
+
+
+def _mixed_dtype() -> str | None:
+    """Return the dtype in which float32 attention runs, or None if it stays float32."""
+    dtype = flag_value("dnn.mixed_precision")
+    return None if dtype == "off" else dtype
 
 
 class GpuDnnAttentionBase(GpuAbstractOp, AttentionBase):
@@ -92,12 +100,14 @@ class GpuDnnAttentionBase(GpuAbstractOp, AttentionBase):
         if dtype == "float32":
             # bfloat16 arrays have the dtype float32 in host types.
             arrays = [_narrow(given[operand]) for operand in ("query", "key", "value")]
-            if any(x.type.dtype != "bfloat16" for x in arrays):
+            is_bfloat16 = all(x.type.dtype == "bfloat16" for x in arrays)
+            half = "bfloat16" if is_bfloat16 else _mixed_dtype()
+            if half is None:
                 return None
             for operand, x in given.items():
                 is_mask = operand == "mask" and x.type.dtype != "bool"
                 if is_mask or operand not in (*OPTIONAL, "stats"):
-                    given[operand] = cast(_narrow(x), "bfloat16")
+                    given[operand] = cast(_narrow(x), half)
         elif dtype != "float16":
             return None
         made = cls.from_abstract(op).make_node(*given.values())

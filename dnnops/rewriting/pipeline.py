@@ -164,6 +164,12 @@ def _horizontal_fusion(included: Tags, excluded: Tags) -> GraphRewriter | None:
     return HorizontalFusion()
 
 
+def _mixed_precision() -> GraphRewriter:
+    from dnnops.rewriting.mixed_precision.rewriter import MixedPrecision
+
+    return MixedPrecision()
+
+
 def _in_networks(*steps: GraphRewriter) -> ByTags:
     """Return a database entry that rewrites only graphs of neural networks.
 
@@ -383,6 +389,15 @@ PASSES = (
         dfs_rewriter(local_gpu_norm),
         ("gpu",),
         "After gpu_lift (49.2), since it looks for GPU reductions.",
+    ),
+    Pass(
+        49.27,
+        "mixed_precision",
+        ByTags(lambda included, excluded: _mixed_precision()),
+        ("gpu",),
+        "After gpu_lift (49.2), since host variables cannot be bfloat16, and after gpu_norms "
+        "(49.25), so that norms are reductions. Before the destroy handler (49.5): an array in 16 "
+        "bits cannot overwrite one in 32.",
     ),
     Pass(
         49.3,

@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant
+from pytensor.graph.op import Op
 from pytensor.graph.traversal import toposort
+from pytensor.tensor.elemwise import Elemwise
 
 from dnnops import dnn
+from dnnops.dtypes import HALF_DTYPES, numpy_dtype
 from dnnops.gpu.base import CudnnOp
 from dnnops.gpu.batchnorm import GpuDnnBatchNormBase
 from dnnops.gpu.conv import GpuDnnConvBase
 from dnnops.gpu.derivatives import GpuAbstractOp, GpuExpressionOp
 from dnnops.gpu.pool_kernels import GpuMaxPoolGradGrad
 from dnnops.gpu.rnn import GpuDnnRNNBase
-from dnnops.gpuarray.op import is_on_device
+from dnnops.gpuarray.basic import GpuContiguous
+from dnnops.gpuarray.elemwise import GpuElemwise
+from dnnops.gpuarray.op import MirrorOp, is_on_device
+from dnnops.gpuarray.reduction import GpuCAReduce
 from dnnops.gpuarray.transfer import GpuCast, GpuFromHost, GpuToGpu, HostFromGpu
 from dnnops.nnet.activation.op import Activation, ActivationGrad
 from dnnops.nnet.activation.softmax import WholeSoftmax
@@ -54,6 +61,28 @@ def _softmax(op: Any, inputs: list[Any]) -> list[Any]:
     return [WholeSoftmax(op.axis, op.algo == "log")(*inputs)]
 
 
+def _reduction(op: Any, inputs: list[Any]) -> list[Any]:
+    (x,) = inputs
+    mapped = {"abs": abs, "sqr": pt.sqr}[op.premap](x) if op.premap else x
+    return op.host_op.make_node(mapped).outputs
+
+
+class Rounded(Op):
+    """Round float32 numbers to a 16-bit dtype."""
+
+    __props__ = ("dtype",)
+
+    def __init__(self, dtype: str):
+        self.dtype = dtype
+
+    def make_node(self, x: Any) -> Apply:
+        return Apply(self, [x], [x.type()])
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        rounded = np.asarray(inputs[0]).astype(numpy_dtype(self.dtype))
+        output_storage[0][0] = rounded.astype("float32")
+
+
 def _abstract(op: Any, inputs: list[Any]) -> list[Any]:
     return op.abstract().make_node(*op.shared(inputs)).outputs
 
@@ -87,6 +116,10 @@ _LOWERED: dict[type, Callable[[Any, list[Any]], Any]] = {
     GpuAbstractOp: _abstract,
     GpuDnnRNNBase: _rnn,
     GpuExpressionOp: lambda op, x: op._expressions(*x),
+    GpuContiguous: lambda op, x: x,
+    GpuElemwise: lambda op, x: Elemwise(op.scalar_op).make_node(*x).outputs,
+    GpuCAReduce: _reduction,
+    MirrorOp: lambda op, x: op.host_op.make_node(*x).outputs,
 }
 
 
@@ -99,10 +132,19 @@ def _lowered(node: Apply, inputs: list[Any]) -> list[Any]:
     return node.clone_with_new_inputs(inputs, strict=False).outputs
 
 
-def on_host(outputs: list[Any]) -> list[Any]:
+def _rounded(x: Any, old: Any) -> Any:
+    if not is_on_device(old):
+        return x
+    dtype = old.type.dtype
+    return Rounded(dtype)(pt.cast(x, "float32")) if dtype in HALF_DTYPES else pt.cast(x, dtype)
+
+
+def on_host(outputs: list[Any], rounding: bool = False) -> list[Any]:
     """Return host variables with the values of `outputs`, which depend only on host inputs.
 
     Shared variables become constants, so that each evaluation uses the same random numbers.
+
+    With `rounding`, 16-bit arrays are computed in float32, and rounded where they are stored.
     """
     new: dict[Any, Any] = {}
 
@@ -110,10 +152,15 @@ def on_host(outputs: list[Any]) -> list[Any]:
         if x not in new and isinstance(x, SharedVariable):
             return pt.constant(x.get_value())
         if x not in new and isinstance(x, Constant) and is_on_device(x):
-            return pt.constant(x.data)
+            return pt.constant(x.host_data.astype("float32") if rounding else x.data)
         return new.get(x, x)
 
     for node in toposort(outputs):
-        found = _lowered(node, [value(x) for x in node.inputs])
+        given = [value(x) for x in node.inputs]
+        if rounding:
+            found = given if isinstance(node.op, GpuCast) else _lowered(node, given)
+            found = [_rounded(x, z) for x, z in zip(found, node.outputs, strict=True)]
+        else:
+            found = _lowered(node, given)
         new.update(zip(node.outputs, found, strict=True))
     return [value(z) for z in outputs]

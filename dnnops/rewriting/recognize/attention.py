@@ -24,6 +24,7 @@ from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.special import Softmax
 
 from dnnops.compat import inferred_size
+from dnnops.config import flag_value
 from dnnops.cpu.base import onednn_available
 from dnnops.errors import DnnError
 from dnnops.gpu.base import cudnn_usable
@@ -348,7 +349,8 @@ class RecognizeAttention(GraphRewriter):
     ----------
     on_device : bool
         Whether to rewrite for a GPU, where cuDNN supports float16 and bfloat16, or for the CPU,
-        which uses float32.
+        which uses float32. With ``dnn.mixed_precision``, float32 attention on a GPU runs in 16
+        bits.
     """
 
     def __init__(self, on_device: bool):
@@ -382,6 +384,8 @@ class RecognizeAttention(GraphRewriter):
         if found.scale.sign < 0:  # not tried with cuDNN
             return False
         if dtype == "float16":
+            return True
+        if dtype == "float32" and flag_value("dnn.mixed_precision") != "off":
             return True
         arrays = [View.of(x).variable for x in (found.scaled(found.query), found.key, found.value)]
         return dtype == "float32" and all(_narrow(x) is not None for x in arrays)
