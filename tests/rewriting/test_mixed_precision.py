@@ -18,7 +18,9 @@ from benchmarks import model_zoo
 from benchmarks.peers.models_dnnops import training_step
 from dnnops import nnet
 from dnnops.dtypes import HALF_DTYPES
+from dnnops.errors import DnnWarning
 from dnnops.gpuarray import GpuArrayType
+from dnnops.gpuarray.blas import GpuDot
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable, host_from_gpu
 from tests.emulation.host_graphs import on_host
@@ -273,6 +275,27 @@ def test_the_shape_is_read_without_a_cast():
     assert len([node for node in casts(graph) if node.op.dtype == "float32"]) == 1
 
 
+def test_a_node_that_fails_stays_float32(monkeypatch):
+    def broken(self, *inputs):
+        if any(x.type.dtype == "bfloat16" for x in inputs):
+            raise ZeroDivisionError("a mistake")
+        return make_node(self, *inputs)
+
+    make_node = GpuDot.make_node
+    monkeypatch.setattr(GpuDot, "make_node", broken)
+    x, w, v = device(None, 3, 8, 8), device(4, 3, 3, 3), device(4, 5)
+    out = nnet.conv2d(x, w).mean(axis=(2, 3)) @ v
+    with pytest.raises(ZeroDivisionError):
+        mixed([x, w, v], [out.transfer("cuda")])
+    with (
+        pytensor.config.change_flags(on_opt_error="warn"),
+        pytest.warns(DnnWarning, match=r"GpuDot stays float32.*ZeroDivisionError: a mistake"),
+    ):
+        graph = mixed([x, w, v], [out.transfer("cuda")])
+    assert dtypes(graph, "GpuDot") == {("float32", "float32")}
+    assert dtypes(graph, "GpuDnnConv") == {("bfloat16", "bfloat16")}
+
+
 # -- bfloat16 by the user's own casts --------------------------------------------------------
 
 
@@ -297,6 +320,18 @@ def test_casts_of_the_user():
     narrowed = [node for node in casts(graph) if node.op.dtype == "bfloat16"]
     assert len(narrowed) == len(arrays) + 1  # and the gradient of the loss
     assert {z.type.dtype for z in graph.outputs} == {"float32"}
+
+
+def test_casts_around_a_recurrent_network():
+    """Its first state, which is constant, does not make it float32."""
+    block = nnet.RNNBlock("float32", 8, 1, "lstm")
+    x, w = device(5, 3, 4), device(block.get_param_size((3, 4)))
+    zeros = pt.zeros((1, 3, 8), dtype="float32")
+    y = block.apply(w.astype("bfloat16"), x.astype("bfloat16"), zeros, zeros)[0]
+    graph = mixed([x, w], [pytensor.grad((y * y).sum(), w)], "off")
+    names = ("GpuDnnRNNForward", "GpuDnnRNNBackward")
+    assert len(nodes(graph, *names)) == 2
+    assert dtypes(graph, *names) == {("bfloat16", "bfloat16")}
 
 
 def test_a_float32_operand_makes_a_product_float32():

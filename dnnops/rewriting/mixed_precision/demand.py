@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph, Output
 
-from dnnops.dtypes import HALF_DTYPES
+from dnnops.dtypes import FLOAT_DTYPES, HALF_DTYPES
 from dnnops.gpu.rnn import GpuDnnRNNBase
 from dnnops.gpuarray.transfer import HostFromGpu
 from dnnops.rewriting.mixed_precision.roles import Kind, is_float32, is_half, role_of
@@ -30,8 +30,8 @@ def products_of_halves(order: Sequence[Apply]) -> set[Apply]:
 
     Host variables cannot have the dtype bfloat16. An expression of bfloat16 arrays therefore
     consists of float32 Ops between casts. A product is meant in 16 bits if an operand is a 16-bit
-    array, and the others are, too, or have been computed from some. The gradient that flows into a
-    layer, for example, has passed through the loss, which is float32.
+    array, and the others are, too, or have been computed from some, or only from constants. The
+    gradient that flows into a layer, for example, has passed through the loss, which is float32.
 
     Parameters
     ----------
@@ -40,17 +40,23 @@ def products_of_halves(order: Sequence[Apply]) -> set[Apply]:
     """
     half: set[Variable] = set()
     derived: set[Variable] = set()
+    constant: set[Variable] = set()
     found: set[Apply] = set()
     for node in order:
         role = role_of(node)
         own = [x for x in node.inputs if is_half(x) or x in half]
         if own or any(x in derived for x in node.inputs):
             derived.update(node.outputs)
+        elif all(_is_number(x) or x in constant for x in node.inputs):
+            constant.update(node.outputs)
         data = [node.inputs[i] for i in role.data]
         first = data[:1] if role.kind in (Kind.DATA, Kind.VIEW, Kind.CAST) else data
         from_half = any(is_half(x) or x in half for x in first)
         if role.kind is Kind.PRODUCT:
-            follows = all(is_half(x) or x in half or x in derived for x in data)
+            follows = all(
+                is_half(x) or x in half or x in derived or x in constant or _is_number(x)
+                for x in data
+            )
             if _is_backward_rnn(node):
                 # It reads the memory that the forward pass has written.
                 from_half = node.inputs[-1].owner in found
@@ -60,6 +66,11 @@ def products_of_halves(order: Sequence[Apply]) -> set[Apply]:
         if from_half:
             half.update(node.outputs[i] for i in role.results)
     return found
+
+
+def _is_number(x: Variable) -> bool:
+    """Return whether a variable is a constant, or not of a floating-point type."""
+    return isinstance(x, Constant) or getattr(x.type, "dtype", None) not in FLOAT_DTYPES
 
 
 def _is_backward_rnn(node: Apply) -> bool:

@@ -7,9 +7,11 @@ few casts remain: those of the parameters and of the graph's inputs.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
@@ -17,6 +19,7 @@ from pytensor.scalar.basic import Add, Mul
 
 from dnnops.config import flag_value
 from dnnops.dtypes import HALF_DTYPES
+from dnnops.errors import DnnWarning
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.rewriting.mixed_precision.demand import Demand, all_products, products_of_halves
 from dnnops.rewriting.mixed_precision.products import in_halves
@@ -64,6 +67,19 @@ class MixedPrecision(GraphRewriter):
         )
 
 
+def _report_failure(node: Apply, error: Exception) -> None:
+    """Treat an unexpected error as the flag ``on_opt_error`` says; only this node stays float32."""
+    if config.on_opt_error in ("raise", "pdb"):
+        raise error
+    if config.on_opt_error == "warn":
+        warnings.warn(
+            f"{node.op} stays float32, because it cannot be applied to 16-bit arrays: "
+            f"{type(error).__name__}: {error}. Please report this.",
+            DnnWarning,
+            stacklevel=2,
+        )
+
+
 class _Walk:
     """One pass over a graph, which builds the new graph."""
 
@@ -84,9 +100,13 @@ class _Walk:
 
     def visit(self, node: Apply) -> None:
         """Set the new variables of a node's outputs."""
-        role = role_of(node)
-        rule = self._rules.get(role.kind)
-        new = rule(node, role) if rule else None
+        try:
+            role = role_of(node)
+            rule = self._rules.get(role.kind)
+            new = rule(node, role) if rule else None
+        except Exception as error:
+            _report_failure(node, error)
+            new = None
         if new is None:
             new = self._unchanged(node)
         for old, z in zip(node.outputs, new, strict=True):
