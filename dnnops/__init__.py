@@ -54,6 +54,7 @@ from dnnops.plans import conv_plans, flag_choices
 from dnnops.plans.used import chosen_plans
 
 if TYPE_CHECKING:
+    from dnnops import mixed_precision
     from dnnops.explanation import explain
 
 keep_from_other_linkers()
@@ -80,6 +81,7 @@ __all__ = [
     "explain",
     "flag_choices",
     "gpuarray",
+    "mixed_precision",
     "modes",
     "nnet",
     "plans",
@@ -94,7 +96,9 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import `explain` and its package when they are first used; few programs do."""
+    """Import modules that few programs use when they are first used."""
+    if name == "mixed_precision":
+        return import_module("dnnops.mixed_precision")
     if name not in ("explain", "explanation"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     package = import_module("dnnops.explanation")

@@ -39,7 +39,10 @@ LAYERS: tuple[tuple[Component, ...], ...] = (
         Component("link", "JAX, PyTorch"),
     ),
     (Component("cpu", "oneDNN, BLAS, C++"), Component("gpu", "cuDNN, cuBLASLt, kernels")),
-    (Component("nnet", "what is computed"), Component("gpuarray", "arrays on the GPU")),
+    (
+        Component("nnet", "what is computed", ("mixed_precision",)),
+        Component("gpuarray", "arrays on the GPU"),
+    ),
     (Component("runtime", "finds, builds and loads libraries"),),
     (
         Component(

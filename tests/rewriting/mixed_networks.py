@@ -13,9 +13,8 @@ from dnnops import nnet
 
 __all__ = ["NETWORKS", "STEPS", "Network", "batches", "start", "step"]
 
-#: Steps of a training run, and the learning rate.
-STEPS, RATE = 20, 0.02
-MOMENTUM = 0.9
+#: Steps of a training run, and its parameters.
+STEPS, BATCH, RATE, MOMENTUM = 20, 16, 0.01, 0.9
 
 
 class Network(NamedTuple):
@@ -67,7 +66,7 @@ NETWORKS: dict[str, Network] = {
     "mlp": Network(_mlp, (16,), ((16, 32), (32,), (32, 4), (4,))),
     "conv net": Network(
         _conv_net,
-        (3, 8, 8),
+        (3, 6, 6),
         ((8, 3, 3, 3), (8,), (8,), (8, 8, 3, 3), (8,), (8,), (8, 4)),
     ),
     "attention": Network(_attention, (6, 16), ((16, 48), (16, 4))),
@@ -92,16 +91,24 @@ def batches(network: Network, count: int = STEPS) -> list[tuple[np.ndarray, np.n
     rng = np.random.default_rng(8)
     found = []
     for _ in range(count):
-        x = np.round(rng.standard_normal((32, *network.shape)) * 16) / 16
-        flat = x.reshape(32, -1)
+        x = np.round(rng.standard_normal((BATCH, *network.shape)) * 16) / 16
+        flat = x.reshape(BATCH, -1)
         found.append(
-            (x, np.argmax(flat[:, : 4 * (flat.shape[1] // 4)].reshape(32, 4, -1).sum(2), 1))
+            (x, np.argmax(flat[:, : 4 * (flat.shape[1] // 4)].reshape(BATCH, 4, -1).sum(2), 1))
         )
     return found
 
 
-def step(network: Network, dtype: str) -> tuple[list[Any], list[Any]]:
+def step(network: Network, dtype: str, scale: float = 1.0) -> tuple[list[Any], list[Any]]:
     """Build a training step with momentum as a function of all that it reads.
+
+    Parameters
+    ----------
+    network : Network
+    dtype : str
+        Dtype of the graph.
+    scale : float
+        Scale of the loss where it is differentiated.
 
     Returns
     -------
@@ -115,8 +122,8 @@ def step(network: Network, dtype: str) -> tuple[list[Any], list[Any]]:
     parameters = [pt.tensor(dtype=dtype, shape=shape) for shape in network.parameters]
     velocities = [p.type() for p in parameters]
     loss = nnet.cross_entropy(network.scores(x, *parameters), y).mean()
-    gradients = pytensor.grad(loss, parameters)
-    rate, momentum = (np.asarray(number, dtype) for number in (RATE, MOMENTUM))
+    gradients = pytensor.grad(loss * np.asarray(scale, dtype), parameters)
+    rate, momentum = (np.asarray(number, dtype) for number in (RATE / scale, MOMENTUM))
     moved = [momentum * v - rate * g for v, g in zip(velocities, gradients, strict=True)]
     new = [p + v for p, v in zip(parameters, moved, strict=True)]
     return [x, y, *parameters, *velocities], [loss, *new, *moved]
