@@ -84,6 +84,8 @@ class GpuDnnBatchNormBase(CudnnOp):
     kind: ClassVar[int]
     abstract_class: ClassVar[type[BatchNormBase]]
     running_averages = False
+    #: Bits of ``BatchNormFused``: what else the kernel computes.
+    fused = 0
 
     def __init__(self, mode: str = "per-activation", axes: Sequence[int] | None = None):
         self.mode = one_of(type(self).__name__, "mode", mode, MODES)
@@ -158,7 +160,7 @@ class GpuDnnBatchNormBase(CudnnOp):
 
     def parameters(self) -> list[int]:
         mask = sum(1 << axis for axis in self.axes or (0,))
-        return [mask, int(self.running_averages), self.kind]
+        return [mask, int(self.running_averages), self.kind, self.fused]
 
     def _is_data(self, operand: int) -> bool:
         return operand < len(self.abstract_class.data)
@@ -298,10 +300,8 @@ class GpuDnnBatchNorm(GpuDnnBatchNormBase):
         averages = (True, False) if self.running_averages else (False,)
         flags = [flag for flag in product(averages, averages, (True, False)) if any(flag)]
         flags.sort(key=lambda flag: -sum(flag))
-        return [
-            GpuDnnBatchNorm(self.mode, self.running_averages, *flag, axes=self.axes)
-            for flag in flags
-        ]
+        names = ("inplace_running_mean", "inplace_running_var", "inplace_output")
+        return [self.replace(**dict(zip(names, flag, strict=True))) for flag in flags]
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
         gout, *others = cotangents

@@ -14,16 +14,19 @@ from dnnops.gpu.kernels import kernel_source
 from dnnops.runtime.build import CUDNN, c_code_dir
 from tests.host_libraries import compile_once
 
-__all__ = ["KINDS", "WAYS", "HostKernels", "Work", "work_of"]
+__all__ = ["FUSED", "KINDS", "WAYS", "HostKernels", "Work", "work_of"]
 
 #: ``BatchNormKind``.
 KINDS = {"train": 0, "gradient": 1, "inference": 2}
+
+#: ``BatchNormFused``.
+FUSED = {"relu": 1, "addend": 2, "slope_at_zero": 4, "slope_at_nan": 8}
 
 #: ``BatchNormWay``.
 WAYS = {"by_given": 0, "alone": 1, "kept": 2, "streamed": 3, "swept": 4, "by_warps": 5, "held": 6}
 
 _MACROS = (
-    *("DTYPE", "KIND", "HOW", "ROWS", "V", "LANES", "THREADS", "BLOCKS", "BUNDLED"),
+    *("DTYPE", "KIND", "FUSED", "HOW", "ROWS", "V", "LANES", "THREADS", "BLOCKS", "BUNDLED"),
     *("HOLDS", "EVEN", "LINED"),
 )
 
@@ -40,9 +43,11 @@ class Params(ctypes.Structure):
     """The struct ``BatchNormParams``."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "gradient", "out", "scale", "bias")),
+        *((name, ctypes.c_void_p) for name in ("x", "other", "out", "scale", "bias")),
         *((name, ctypes.c_void_p) for name in ("mean", "spread")),
-        *((name, ctypes.c_void_p * 2) for name in ("results", "running", "new_running")),
+        ("results", ctypes.c_void_p * 2),
+        ("offsets", ctypes.c_void_p),
+        *((name, ctypes.c_void_p * 2) for name in ("running", "new_running")),
         ("epsilon", ctypes.c_double),
         ("factor", ctypes.c_double),
         ("workspace", ctypes.c_void_p),
@@ -81,17 +86,18 @@ def work_of(
     alignment: int = 16,
     blocks: int = 528,
     kept_blocks: tuple[int, int, int, int] = (528, 132, 132, 132),
+    fused: int = 0,
 ) -> Work:
     """Return the work on arrays of (batch, channel, inner), on a device that runs so many blocks.
 
     `kept_blocks` gives how many blocks a cooperative launch can run at once: for kernels that take
     shares in sequence, by blocks and by warps; for kernels that go over rows; and for kernels that
-    keep shares in registers.
+    keep shares in registers. `fused` has bits of ``BatchNormFused``.
     """
     work = Work()
     status = CUDNN.library.dnnops_cudnn_batchnorm_row(
         (ctypes.c_int64 * 3)(*shape),
-        *map(ctypes.c_int64, (KINDS[kind], DTYPE_CODES[dtype], alignment)),
+        *map(ctypes.c_int64, (KINDS[kind], fused, DTYPE_CODES[dtype], alignment)),
         (ctypes.c_int64 * 5)(blocks, *kept_blocks),
         ctypes.byref(work),
     )

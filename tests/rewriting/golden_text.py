@@ -12,6 +12,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import _vectorize_node
 
+import dnnops.gpu.fused.batchnorm_activation
 from dnnops.cpu.activation import FASTER
 from dnnops.cpu.base import OneDnnOp
 from dnnops.gpu.base import CudnnOp
@@ -272,8 +273,10 @@ def _with_inplace_versions(*bases: type) -> list[str]:
     names, stack = set(), list(bases)
     while stack:
         op_class: Any = stack.pop()
-        stack += op_class.__subclasses__()
-        if op_class.__subclasses__() or not _is_registered_by_dnnops(op_class):
+        derived = op_class.__subclasses__()
+        stack += derived
+        is_base = any(not c.__module__.startswith(dnnops.gpu.fused.__name__) for c in derived)
+        if is_base or not _is_registered_by_dnnops(op_class):
             continue
         own = op_class.inplace_versions not in (
             RuntimeOp.inplace_versions,

@@ -60,6 +60,8 @@ class Case:
     holding_blocks: int = 0
     #: Most steps of a thread that stay in shared memory if rows are swept.
     kept: int = 1000
+    #: Bits of ``BatchNormFused``.
+    fused: int = 0
     seed: int = 0
 
     @property
@@ -67,7 +69,7 @@ class Case:
         kept = (BLOCKS, self.blocks_of_warps if self.bulk else 0, BLOCKS, self.holding_blocks)
         if not self.cooperative:
             kept = (0, 0, 0, 0)
-        work = work_of(self.shape, self.kind, self.dtype, self.alignment, BLOCKS, kept)
+        work = work_of(self.shape, self.kind, self.dtype, self.alignment, BLOCKS, kept, self.fused)
         work.params.kept = min(work.params.kept, self.kept)
         work.params.cached = min(work.params.cached, 3)
         return work
@@ -105,7 +107,7 @@ class Case:
         results = [np.full(channels, np.nan, of_parameters) for _ in range(4)]
         work = self.work
         params = work.params
-        params.x, params.gradient, params.out = (a.ctypes.data for a in (data, gradient, out))
+        params.x, params.other, params.out = (a.ctypes.data for a in (data, gradient, out))
         params.scale, params.bias, params.mean, params.spread = (
             a.ctypes.data for a in (scale, bias, mean, spread)
         )

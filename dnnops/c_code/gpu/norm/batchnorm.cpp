@@ -16,18 +16,29 @@ constexpr int MAX_OPERANDS = 12;
 
 struct Params : BatchNormWords {
   int64_t kind;
+  int64_t fused;  // bits of BatchNormFused
 
   const char *op() const {
     static const char *const names[] = {"GpuDnnBatchNorm", "GpuDnnBatchNormGrad", "GpuDnnBatchNormInference"};
     return names[kind];
   }
   int input_count() const {
+    return plain_input_count() + has_addend() + takes_offsets();
+  }
+  int output_count() const { return plain_output_count() + returns_offsets(); }
+  // The operands of the Op that fuses nothing. Those that it lacks come last.
+  int plain_input_count() const {
     static const int counts[] = {4, 5, 6};
     return has_running ? 7 : counts[kind];
   }
-  int output_count() const { return kind == BATCHNORM_INFERENCE ? 1 : has_running ? 5 : 3; }
-  // Arrays of x's shape come first among the inputs and among the outputs.
-  int image_count() const { return kind == BATCHNORM_GRADIENT ? 2 : 1; }
+  int plain_output_count() const { return kind == BATCHNORM_INFERENCE ? 1 : has_running ? 5 : 3; }
+  bool has_relu() const { return fused & BATCHNORM_RELU; }
+  bool has_addend() const { return fused & BATCHNORM_ADDEND; }
+  bool takes_offsets() const { return kind == BATCHNORM_GRADIENT && has_relu(); }
+  bool returns_offsets() const { return kind == BATCHNORM_TRAIN && has_relu() && !has_addend(); }
+  // The inputs of x's shape: x itself and one more or none.
+  int image_count() const { return kind == BATCHNORM_GRADIENT || has_addend() ? 2 : 1; }
+  int image(int number) const { return number && has_addend() ? plain_input_count() : number; }
 };
 
 using BatchNormCall = OpCall<Params>;
@@ -41,12 +52,26 @@ void check_dtypes(const dnnops_tensor &x, const dnnops_tensor &parameter) {
          dtype_name(parameter.dtype));
 }
 
-void shape(const BatchNormCall &call) {
+void plain_shape(const BatchNormCall &call) {
   switch (call.params.kind) {
     case BATCHNORM_TRAIN: return batchnorm_train_shape(call.params, call.inputs, call.outputs, check_dtypes);
     case BATCHNORM_GRADIENT: return batchnorm_gradient_shape(call.params, call.inputs, call.outputs, check_dtypes);
     default: return batchnorm_inference_shape(call.params, call.inputs, call.outputs, check_dtypes);
   }
+}
+
+void shape(const BatchNormCall &call) {
+  plain_shape(call);
+  const Params &params = call.params;
+  const dnnops_tensor &x = call.inputs[0], &last = call.inputs[params.plain_input_count()];
+  if (params.has_addend() && (last.dtype != x.dtype || !same_shape(last, x)))
+    fail(DNNOPS_VALUE_ERROR, "the addend is %s, expected the shape and dtype of the inputs, %s",
+         describe(last).c_str(), describe(x).c_str());
+  if (params.takes_offsets()) {
+    batchnorm::check_parameter("offset", params, x, last);
+    check_dtypes(x, last);
+  }
+  if (params.returns_offsets()) set_output(call.outputs[params.plain_output_count()], call.inputs[1]);
 }
 
 // Whether an array is dense, with the axes in this order and the last one innermost.
@@ -67,7 +92,8 @@ bool are_channels_last(const BatchNormCall &call) {
   for (bool channels_last : {false, true}) {
     if (channels_last && !of_channels) break;
     bool all = is_dense(call.outputs[0], channels_last);
-    for (int i = 0; i < call.params.image_count(); ++i) all = all && is_dense(call.inputs[i], channels_last);
+    for (int i = 0; i < call.params.image_count(); ++i)
+      all = all && is_dense(call.inputs[call.params.image(i)], channels_last);
     if (all) return channels_last;
   }
   fail(DNNOPS_NOT_SUPPORTED, "expected arrays in one memory format, contiguous%s, got %s and %s for the result",
@@ -150,7 +176,7 @@ void choose_work(BatchNormState &state, const BatchNormCase &of, const Handle &h
 
 void prepare(BatchNormState &state, const BatchNormKey &key, const BatchNormCall &call, const Handle &handle) {
   state.ready = false;
-  dnnops_tensor described[5];
+  dnnops_tensor described[6];
   shape({call.context, call.params, call.inputs, described});
   for (int i = 0; i < call.params.output_count(); ++i)
     if (call.outputs[i].dtype != described[i].dtype || call.outputs[i].ndim != described[i].ndim ||
@@ -161,7 +187,7 @@ void prepare(BatchNormState &state, const BatchNormKey &key, const BatchNormCall
   int64_t bounds[4];
   axis_bounds(call.params, x.ndim, bounds);
   const auto product = [&](int part) { return element_count(x.shape + bounds[part], bounds[part + 1] - bounds[part]); };
-  BatchNormCase of = {call.params.kind, x.dtype, product(0), product(1), product(2), 16};
+  BatchNormCase of = {call.params.kind, call.params.fused, x.dtype, product(0), product(1), product(2), 16};
   state.channels = of.channels;
   state.empty = element_count(x.shape, x.ndim) == 0;
   if (!state.empty) {
@@ -173,10 +199,11 @@ void prepare(BatchNormState &state, const BatchNormKey &key, const BatchNormCall
       if (parameter.ndim && !is_dense(parameter, false))
         fail(DNNOPS_NOT_SUPPORTED, "expected contiguous parameters, got %s", describe(parameter).c_str());
     };
-    for (int i = call.params.image_count(); i < call.params.input_count(); ++i) check(call.inputs[i]);
+    for (int i = 1; i < call.params.input_count(); ++i)
+      if (call.params.image_count() == 1 || i != call.params.image(1)) check(call.inputs[i]);
     for (int i = 1; i < call.params.output_count(); ++i) check(call.outputs[i]);
     for (int i = 0; i < call.params.image_count(); ++i)
-      of.alignment = std::min(of.alignment, alignment_of(call.inputs[i].data));
+      of.alignment = std::min(of.alignment, alignment_of(call.inputs[call.params.image(i)].data));
     of.alignment = std::min(of.alignment, alignment_of(call.outputs[0].data));
     choose_work(state, of, handle);
   }
@@ -192,13 +219,15 @@ void fill_in(BatchNormParams &p, const BatchNormCall &call) {
   p.x = in[0].data;
   p.out = out[0].data;
   if (call.params.kind == BATCHNORM_GRADIENT) {
-    p.gradient = in[1].data;
+    p.other = in[1].data;
+    if (call.params.takes_offsets()) p.bias = in[5].data;
     p.scale = in[2].data;
     p.mean = in[3].data;
     p.spread = in[4].data;
   } else {
     p.scale = in[1].data;
     p.bias = in[2].data;
+    if (call.params.has_addend()) p.other = in[call.params.image(1)].data;
   }
   if (call.params.kind == BATCHNORM_INFERENCE) {
     p.mean = in[3].data;
@@ -207,6 +236,7 @@ void fill_in(BatchNormParams &p, const BatchNormCall &call) {
     return;
   }
   for (int i = 0; i < 2; ++i) p.results[i] = out[1 + i].data;
+  if (call.params.returns_offsets()) p.offsets = out[call.params.plain_output_count()].data;
   if (call.params.kind == BATCHNORM_TRAIN) p.epsilon = read_scalar(in[3]);
   if (!call.params.has_running) return;
   p.factor = read_scalar(in[4]);
@@ -260,12 +290,12 @@ struct BatchNormRow {
 
 DNNOPS_OP(cudnn_batchnorm, Params, shape, run)
 
-// Describes the work on arrays of a dtype viewed as (batch, channel, inner); needs no GPU. `blocks` gives how
-// many blocks run at once: in general, and of each kind that keeps its data.
-DNNOPS_EXPORT int dnnops_cudnn_batchnorm_row(const int64_t *sizes, int64_t kind, int64_t dtype, int64_t alignment,
-                                             const int64_t *blocks, BatchNormRow *row) {
+// Describes the work on arrays of a dtype viewed as (batch, channel, inner); needs no GPU. `fused` has bits of
+// BatchNormFused. `blocks` gives how many blocks run at once: in general, and of each kind that keeps its data.
+DNNOPS_EXPORT int dnnops_cudnn_batchnorm_row(const int64_t *sizes, int64_t kind, int64_t fused, int64_t dtype,
+                                             int64_t alignment, const int64_t *blocks, BatchNormRow *row) {
   return guarded("batch normalization", nullptr, 0, [&] {
-    const BatchNormWork work = batchnorm_work({kind, dtype, sizes[0], sizes[1], sizes[2], alignment},
+    const BatchNormWork work = batchnorm_work({kind, fused, dtype, sizes[0], sizes[1], sizes[2], alignment},
                                               {blocks[0], blocks[1], blocks[2], blocks[3], blocks[4]});
     std::memset(static_cast<void *>(row), 0, sizeof *row);
     std::snprintf(row->options, sizeof row->options, "%s", work.options.c_str());

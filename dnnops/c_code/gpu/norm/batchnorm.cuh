@@ -15,25 +15,37 @@
 //     second part start some time after those that they wait for: late enough not to wait, early enough that what the
 //     first ones have read is still in the level 2 cache.
 //
-// Macros set by c_code/gpu/norm/batchnorm_work.cpp: DTYPE; KIND, a BatchNormKind; HOW, a BatchNormWay; ROWS,
-// whether channels are adjacent and a row has all of them (otherwise a channel's elements are adjacent); V, the number
-// of elements moved at once; LANES, the number of threads side by side along a row (SWEPT gets it as a parameter);
-// THREADS per block; BLOCKS, the minimum number per multiprocessor; BUNDLED, by warps: whether sums are awaited in
-// bundles; HOLDS, if held: the number of vectors of an array that a thread holds; EVEN, whether each warp has a share
-// and all shares have the same number of vectors; LINED, whether the vectors of a share are adjacent.
+// With relu, the gradient computes the normalized data again, to see which elements relu has set to zero. That takes
+// no more memory traffic, since it reads x anyway, but the numbers must have the same bits as in training. So training
+// uses the rounded statistics that it returns. What rounding the mean has changed goes into the bias: the results are
+// offsets, which the gradient gets in place of the bias.
+//
+// Macros set by c_code/gpu/norm/batchnorm_work.cpp: DTYPE; KIND, a BatchNormKind; FUSED, bits of BatchNormFused; HOW, a
+// BatchNormWay; ROWS, whether channels are adjacent and a row has all of them (otherwise a channel's elements are
+// adjacent); V, the number of elements moved at once; LANES, the number of threads side by side along a row (SWEPT gets
+// it as a parameter); THREADS per block; BLOCKS, the minimum number per multiprocessor; BUNDLED, by warps: whether sums
+// are awaited in bundles; HOLDS, if held: the number of vectors of an array that a thread holds; EVEN, whether each
+// warp has a share and all shares have the same number of vectors; LINED, whether the vectors of a share are adjacent.
 
 using Parameter = Acc;
 constexpr int WARPS = THREADS / 32;
 constexpr int COLUMNS = ROWS ? LANES * V : 1;  // channels per group
 constexpr int SUMS = ROWS ? V : 1;             // channels per thread
 
-constexpr int ARRAYS = KIND == BATCHNORM_GRADIENT ? 2 : 1;  // arrays that are read
+constexpr bool RELU = FUSED & BATCHNORM_RELU, ADDEND = FUSED & BATCHNORM_ADDEND;
+// Whether training returns offsets, and whether the gradient uses them.
+constexpr bool HAS_OFFSETS = KIND == BATCHNORM_TRAIN && RELU && !ADDEND, MASKED = KIND == BATCHNORM_GRADIENT && RELU;
+
+constexpr int ARRAYS = KIND == BATCHNORM_GRADIENT || ADDEND ? 2 : 1;  // arrays that are read
+constexpr int SUMMED = KIND == BATCHNORM_GRADIENT ? 2 : 1;            // those that sums are computed from
 
 // Whether each warp has its own shares.
 constexpr bool BY_WARPS = HOW == BATCHNORM_BY_WARPS || HOW == BATCHNORM_HELD;
 constexpr bool KEEPS = HOW == BATCHNORM_ALONE || HOW == BATCHNORM_KEPT || BY_WARPS;
 // The number of loads from memory in flight together. More would need more registers than there are.
-constexpr int DEPTH = HOW != BATCHNORM_SWEPT ? (ROWS ? 4 : 8) / ARRAYS : ARRAYS > 1 && SUMS > 4 ? 2 : 4;
+constexpr bool IS_WIDE = MASKED && sizeof(Bits) == 8;
+constexpr int DEPTH =
+    HOW != BATCHNORM_SWEPT ? (ROWS || IS_WIDE ? 4 : 8) / ARRAYS : ARRAYS > 1 && SUMS > 4 ? 2 : 4;
 
 struct alignas(V * sizeof(Bits)) Pack {
   Bits of[V];
@@ -136,15 +148,15 @@ struct Words {
 };
 
 DEVICE const Bits *array_of(const BatchNormParams &p, int number) {
-  return static_cast<const Bits *>(number ? p.gradient : p.x);
+  return static_cast<const Bits *>(number ? p.other : p.x);
 }
 
 // Data that is read only `once` should not evict other data from the cache.
-template <bool ONCE = false>
+template <bool ONCE = false, int READ = ARRAYS>
 DEVICE Words load(const BatchNormParams &p, long long offset) {
   Words words;
   UNROLL
-  for (int i = 0; i < ARRAYS; ++i) {
+  for (int i = 0; i < READ; ++i) {
     const auto *const from = reinterpret_cast<const Words::Type *>(array_of(p, i) + offset);
     if constexpr (ONCE && sizeof(Pack) == 16)
       reinterpret_cast<uint4 &>(words.of[i]) = __ldcs(reinterpret_cast<const uint4 *>(from));
@@ -169,7 +181,7 @@ DEVICE void store_parameter(void *array, int channel, double value) {
   if (array) static_cast<Parameter *>(array)[channel] = (Parameter)value;
 }
 
-// Where a share is kept: first x, then the gradient.
+// Where a share is kept: first x, then the other array.
 DEVICE Pack *kept(const BatchNormParams &p, int array) {
   // Bulk copies to less aligned places are slower: a gradient of 64x256x56x56 took 176 us with an alignment
   // of 16 bytes instead of 163.
@@ -237,8 +249,8 @@ DEVICE void keep(const BatchNormParams &p, const Place &place, int split) {
   }
 }
 
-// Calls f(packs, offset) for each vector of a share that belongs to this thread.
-template <class F>
+// Calls f(packs, offset) for each vector of a share that belongs to this thread; packs has READ of the arrays.
+template <int READ, class F>
 DEVICE void for_each(const BatchNormParams &p, Walk walk, F f) {
   if constexpr (KEEPS) {
     int slot = member();
@@ -255,7 +267,7 @@ DEVICE void for_each(const BatchNormParams &p, Walk walk, F f) {
       UNROLL
       for (int i = 0; i < DEPTH; ++i)
         if (i < left) {
-          words[i] = load(p, offsets[i] = walk.offset);
+          words[i] = load<false, READ>(p, offsets[i] = walk.offset);
           walk.advance();
         }
       UNROLL
@@ -294,6 +306,47 @@ DEVICE Acc sum_of_warp(Acc value) {
   return value;
 }
 
+DEVICE float multiply_add(float x, float y, float z) { return fmaf(x, y, z); }
+DEVICE double multiply_add(double x, double y, double z) { return fma(x, y, z); }
+
+// Whether relu has the slope 1 rather than 0 at a number.
+DEVICE bool has_slope(Acc value) {
+  constexpr bool AT_ZERO = FUSED & BATCHNORM_SLOPE_AT_ZERO, AT_NAN = FUSED & BATCHNORM_SLOPE_AT_NAN;
+  if constexpr (AT_NAN) return !(AT_ZERO ? value < 0 : value <= 0);
+  return AT_ZERO ? value >= 0 : value > 0;
+}
+
+// Sets the gradient to zero where relu has the slope 0. Rounding of the result must be the same as in training.
+DEVICE Packs masked(Packs packs, const Acc (&from)[SUMS], const Acc (&factor)[SUMS], const Acc (&offset)[SUMS]) {
+  UNROLL
+  for (int i = 0; i < V; ++i) {
+    const int v = i % SUMS;
+    const Acc value = multiply_add(to_acc(packs.of[0].of[i]) - from[v], factor[v], offset[v]);
+    if (!has_slope(to_acc(from_acc(value)))) packs.of[ARRAYS - 1].of[i] = 0;
+  }
+  return packs;
+}
+
+// What a thread needs to mask the gradients of its channels; nothing without relu.
+template <bool>
+struct Mask {
+  DEVICE void read(const BatchNormParams &, const Place &) {}
+  DEVICE const Packs &apply(const Packs &packs, const Acc (&)[SUMS]) const { return packs; }
+};
+template <>
+struct Mask<true> {
+  Acc factor[SUMS], offset[SUMS];
+  DEVICE void read(const BatchNormParams &p, const Place &place) {
+    UNROLL
+    for (int v = 0; v < SUMS; ++v) {
+      const int channel = place.first_channel + v;
+      factor[v] = place.has_channels ? parameter(p.scale, channel) * parameter(p.spread, channel) : 0;
+      offset[v] = place.has_channels ? parameter(p.bias, channel) : 0;
+    }
+  }
+  DEVICE Packs apply(const Packs &packs, const Acc (&from)[SUMS]) const { return masked(packs, from, factor, offset); }
+};
+
 // Adds the elements of a vector to the sums, if they are valid.
 DEVICE void add(const Packs &packs, const Acc (&from)[SUMS], Acc (&sums)[COUNT][SUMS], bool counts = true) {
   UNROLL
@@ -323,8 +376,10 @@ DEVICE Sums moved(double count, double first, double second, double away) {
 // The origins of the differences that a thread sums for its channels.
 struct Origins {
   Acc of[SUMS];
+  Mask<MASKED> mask;
   Origins() = default;
   DEVICE Origins(const BatchNormParams &p, const Place &place) {
+    mask.read(p, place);
     UNROLL
     for (int v = 0; v < SUMS; ++v) {
       const int channel = place.first_channel + v;
@@ -357,7 +412,9 @@ DEVICE void sum_of_warp(Acc (&start)[SUMS], int count, const Origins &from, Each
       found(v, moved(all, first, second, (double)start[v] - from.of[v]));
     }
   } else {
-    each([&](const Packs &packs, bool counts) { add(packs, from.of, sums, counts); });
+    each([&](const Packs &packs, bool counts) {
+      add(from.mask.apply(packs, from.of), from.of, sums, counts);
+    });
     UNROLL
     for (int v = 0; v < SUMS; ++v) {
       Sums all;
@@ -379,7 +436,7 @@ DEVICE void sum_of_share(const BatchNormParams &p, const Walk &walk, const Origi
     UNROLL
     for (int v = 0; v < SUMS; ++v) start[v] = to_acc(x.of[v]);
   }
-  const auto each = [&](auto f) { for_each(p, walk, [&](const Packs &packs, long long) { f(packs, true); }); };
+  const auto each = [&](auto f) { for_each<SUMMED>(p, walk, [&](const Packs &packs, long long) { f(packs, true); }); };
   sum_of_warp(start, walk.left, from, each, found);
 }
 
@@ -417,6 +474,12 @@ DEVICE void update_averages(const BatchNormParams &p, int channel, const Moments
   store_parameter(p.new_running[1], channel, parameter(p.running[1], channel) * (1 - p.factor) + unbiased * p.factor);
 }
 
+// The factor and the offset of a channel's elements in training with relu, computed from the rounded statistics.
+DEVICE Acc factor_of(Acc scale, double invstd) { return scale * (Acc)invstd; }
+DEVICE Acc offset_of(Acc factor, Acc bias, double mean) {
+  return (Acc)multiply_add((double)(Acc)mean - mean, (double)factor, (double)bias);
+}
+
 // Computes from a channel's sums what its elements need. A thread that `writes` also writes the channel's
 // results, and calls average(moments) if there are running averages.
 template <class Average>
@@ -437,6 +500,10 @@ DEVICE Ready finish(const BatchNormParams &p, int channel, const Sums &sums, Acc
     if (writes) {
       store_parameter(p.results[0], channel, mean);
       store_parameter(p.results[1], channel, invstd);
+      if constexpr (HAS_OFFSETS && HOW != BATCHNORM_HELD) {  // here, it would take too many registers
+        const Acc factor = factor_of(parameter(p.scale, channel), invstd);
+        store_parameter(p.offsets, channel, offset_of(factor, parameter(p.bias, channel), mean));
+      }
       if (p.running[0]) average(Moments{mean, variance});
     }
     return {mean, invstd};
@@ -457,7 +524,7 @@ struct Given {
       mean[v] = spread[v] = scale[v] = bias[v] = 0;
       if (!place.has_channels) continue;
       scale[v] = parameter(p.scale, channel);
-      if constexpr (KIND != BATCHNORM_GRADIENT) bias[v] = parameter(p.bias, channel);
+      if constexpr (KIND != BATCHNORM_GRADIENT || MASKED) bias[v] = parameter(p.bias, channel);
       if constexpr (KIND != BATCHNORM_TRAIN) {
         mean[v] = parameter(p.mean, channel);
         spread[v] = parameter(p.spread, channel);
@@ -466,9 +533,9 @@ struct Given {
   }
 };
 
-// Computes an element of the result from those of x and of the gradient.
+// Computes an element of the result from those of x and of the other array.
 struct Formula {
-  Acc from[SUMS], shift[SUMS], factor[SUMS], add[SUMS];
+  Acc from[SUMS], shift[SUMS], factor[SUMS], add[SUMS], offset[SUMS];
   // `ready` holds the results of finish() for the thread's channels.
   DEVICE Formula(const BatchNormParams &p, const Given &given, const Ready *ready) {
     UNROLL
@@ -482,6 +549,11 @@ struct Formula {
         shift[v] = (Acc)ready[v].first;
         add[v] = (Acc)ready[v].second;
         factor[v] = given.scale[v] * given.spread[v];
+        offset[v] = given.bias[v];
+      } else if constexpr (HAS_OFFSETS) {
+        from[v] = (Acc)ready[v].first;
+        factor[v] = factor_of(given.scale[v], ready[v].second);
+        add[v] = offset_of(factor[v], given.bias[v], ready[v].first);
       } else {
         // Keep all digits of the mean, which may be much larger than the deviation.
         from[v] = (Acc)ready[v].first;
@@ -490,19 +562,34 @@ struct Formula {
       }
     }
   }
+  // The result of normalization, before its sum with another array.
+  DEVICE Acc normalized(Acc difference, int v) const {
+    if constexpr (HAS_OFFSETS) return multiply_add(difference, factor[v], add[v]);
+    return difference * factor[v] + add[v];
+  }
   DEVICE Pack apply(const Packs &packs) const {
+    if constexpr (MASKED)
+      return computed(masked(packs, from, factor, offset));
+    else
+      return computed(packs);
+  }
+  // The same from a gradient that has been masked if need be.
+  DEVICE Pack computed(const Packs &packs) const {
     // A 16-bit element has fewer digits than the mean.
-    constexpr bool IS_SHIFTED = KIND == BATCHNORM_TRAIN && DTYPE < 2;
+    constexpr bool IS_SHIFTED = KIND == BATCHNORM_TRAIN && DTYPE < 2 && !HAS_OFFSETS;
     Pack out;
     UNROLL
     for (int i = 0; i < V; ++i) {
       const int v = i % SUMS;
       Acc difference = to_acc(packs.of[0].of[i]) - from[v];
       if constexpr (IS_SHIFTED) difference -= shift[v];
-      if constexpr (KIND == BATCHNORM_GRADIENT)
+      if constexpr (KIND == BATCHNORM_GRADIENT) {
         out.of[i] = from_acc((to_acc(packs.of[ARRAYS - 1].of[i]) - shift[v] - difference * add[v]) * factor[v]);
-      else
-        out.of[i] = from_acc(difference * factor[v] + add[v]);
+      } else {
+        Acc value = normalized(difference, v);
+        if constexpr (ADDEND) value += to_acc(packs.of[ARRAYS - 1].of[i]);
+        out.of[i] = from_acc(RELU && value <= 0 ? 0 : value);  // NaN stays
+      }
     }
     return out;
   }
@@ -511,7 +598,7 @@ struct Formula {
 // The second part: writes the results.
 DEVICE void normalize(const BatchNormParams &p, const Walk &walk, const Formula &formula) {
   Bits *const out = static_cast<Bits *>(p.out);
-  for_each(p, walk, [&](const Packs &packs, long long offset) { store(out + offset, formula.apply(packs)); });
+  for_each<ARRAYS>(p, walk, [&](const Packs &packs, long long offset) { store(out + offset, formula.apply(packs)); });
 }
 
 // The part of a group's channels that belongs to this thread.

@@ -141,6 +141,8 @@ DEVICE void normalize_held(const BatchNormParams &p) {
     const Ready ready = finish(p, channel, exchange.all[two], known, number == 0 && threadIdx.x == 0,
                                [&](const Moments &of) { moments[channel] = of; });
     const Formula formula(p, given, &ready);
+    if constexpr (HAS_OFFSETS)
+      if (number == 0 && threadIdx.x == 0) store_parameter(p.offsets, channel, formula.add[0]);
     Bits *to = static_cast<Bits *>(p.out) + walk.offset + channel * p.inner;
     int at = walk.at;
     // Otherwise the compiler computes all places in advance, for which there are not enough registers.

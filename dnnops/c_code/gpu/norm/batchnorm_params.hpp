@@ -6,11 +6,12 @@
 // Arrays are viewed as (batch, channel, inner), and statistics are taken over batch and inner. Parameters
 // have one element per channel, float64 for float64 arrays and float32 otherwise.
 struct BatchNormParams {
-  const void *x, *gradient;  // `gradient`: with respect to the output
-  void *out;                 // or the gradient with respect to x
-  const void *scale, *bias;
+  const void *x, *other;  // `other`: the gradient with respect to the output, or an array to add to it
+  void *out;              // or the gradient with respect to x
+  const void *scale, *bias;   // for the gradient behind relu, `bias` holds the offsets of the training
   const void *mean, *spread;  // given statistics: the mean, and invstd or the variance
   void *results[2];           // mean and invstd, or the gradients with respect to scale and bias
+  void *offsets;              // results of training with relu, or null
   const void *running[2];     // running averages of mean and variance, or null
   void *new_running[2];
   double epsilon, factor;
@@ -41,6 +42,15 @@ struct BatchNormParams {
 
 // The kinds of kernels.
 enum BatchNormKind { BATCHNORM_TRAIN = 0, BATCHNORM_GRADIENT = 1, BATCHNORM_INFERENCE = 2 };
+
+// What else a kernel computes, as bits: relu of the result, or the gradient behind it; the sum of the result and
+// another array, before relu; for the gradient, whether relu has the slope 1 rather than 0 at zero and at NaN.
+enum BatchNormFused {
+  BATCHNORM_RELU = 1,
+  BATCHNORM_ADDEND = 2,
+  BATCHNORM_SLOPE_AT_ZERO = 4,
+  BATCHNORM_SLOPE_AT_NAN = 8
+};
 
 // The ways to compute it, explained in c_code/gpu/norm/batchnorm.cuh.
 enum BatchNormWay {

@@ -18,6 +18,7 @@ struct Sweep {
   DEVICE bool has_channels(const BatchNormParams &p) const { return first_channel < p.channels; }
   DEVICE long long at(int number) const { return offset + number * step; }
   // Calls f(packs, offset) for the vectors from `begin` to `end`, or backwards. Some are loaded while others are used.
+  // Going forwards computes sums, which need fewer arrays.
   template <bool ONCE, bool BACKWARDS, class F>
   DEVICE void go(const BatchNormParams &p, int begin, int end, F f) const {
     const int count = end - begin;
@@ -25,7 +26,7 @@ struct Sweep {
     const auto get = [&](int from, Words (&words)[DEPTH]) {
       UNROLL
       for (int i = 0; i < DEPTH; ++i)
-        if (from + i < count) words[i] = load<ONCE>(p, place(from + i));
+        if (from + i < count) words[i] = load<ONCE, BACKWARDS ? ARRAYS : SUMMED>(p, place(from + i));
     };
     const auto use = [&](int from, const Words (&words)[DEPTH]) {
       UNROLL
@@ -94,12 +95,14 @@ DEVICE void add_rows(const BatchNormParams &p, const Swept &space, const Sweep &
     for (int k = 0; k < COUNT; ++k) sums[k][v] = 0;
   }
   if (KIND == BATCHNORM_TRAIN && sweep.count) typical(p, sweep, from);
-  const auto each = [&](const Packs &packs, long long) { add(packs, from, sums); };
+  Mask<MASKED> mask;
+  mask.read(p, {sweep.first_channel, sweep.has_channels(p)});
+  const auto each = [&](const Packs &packs, long long) { add(mask.apply(packs, from), from, sums); };
   const int cached_from = max(0, sweep.kept_from - p.cached);
   sweep.go<true, false>(p, 0, cached_from, each);
   sweep.go<false, false>(p, cached_from, sweep.kept_from, each);
   wait_for_copies<0>();
-  for (int i = 0; i < sweep.count - sweep.kept_from; ++i) add(recall(p, i * THREADS + (int)threadIdx.x), from, sums);
+  for (int i = 0; i < sweep.count - sweep.kept_from; ++i) each(recall(p, i * THREADS + (int)threadIdx.x), 0);
 
   Pack origins = {};
   if (KIND == BATCHNORM_TRAIN && sweep.count) origins = ((Packs)load(p, sweep.first_channel)).of[0];

@@ -46,7 +46,10 @@ struct Cut {
   }
 };
 
-int64_t array_count(const BatchNormCase &of) { return of.kind == BATCHNORM_GRADIENT ? 2 : 1; }
+// The number of arrays that are read.
+int64_t array_count(const BatchNormCase &of) {
+  return of.kind == BATCHNORM_GRADIENT || of.fused & BATCHNORM_ADDEND ? 2 : 1;
+}
 
 // Cuts arrays into shares of at most `bytes` bytes per array.
 Cut cut_into(const BatchNormCase &of, bool rows, int64_t vector, int64_t bytes) {
@@ -139,7 +142,7 @@ int64_t aligned(int64_t share) { return 8 * divided(share, 8); }
 
 // Cuts arrays into shares for single warps; `splits` is 0 if that is not possible.
 Cut cut_for_warps(const BatchNormCase &of, int64_t vector, int64_t at_once) {
-  const bool has_more = of.kind == BATCHNORM_TRAIN && item_size(of.dtype) == 2;
+  const bool has_more = array_count(of) == 1 && item_size(of.dtype) == 2;
   Cut cut = begin_cut(of, BATCHNORM_BY_WARPS, has_more ? BATCHNORM_MORE_WARPS : BATCHNORM_WARPS);
   if (!suits_warps(of, vector)) return cut;
   const int64_t all = at_once * cut.rooms(), most = cut.blocks.bytes / (cut.rooms() * array_count(of) * VECTOR_BYTES);
@@ -304,10 +307,11 @@ BatchNormWork batchnorm_work(const BatchNormCase &given, const BatchNormDevice &
   }
   const auto macro = [](const char *name, int64_t value) { return std::string(" -D") + name + "=" + std::to_string(value); };
   // If swept, one program serves all numbers of lanes.
-  work.options = "-DDTYPE=" + std::to_string(of.dtype) + macro("KIND", of.kind) + macro("HOW", cut.way) +
-                 macro("ROWS", rows) + macro("V", vector) + macro("LANES", cut.way == BATCHNORM_SWEPT ? 1 : cut.lanes) +
-                 macro("THREADS", cut.blocks.threads) + macro("BLOCKS", cut.blocks.blocks) +
-                 macro("BUNDLED", cut.bundles > 0) + macro("HOLDS", cut.holds(vectors)) +
+  work.options = "-DDTYPE=" + std::to_string(of.dtype) + macro("KIND", of.kind) + macro("FUSED", of.fused) +
+                 macro("HOW", cut.way) + macro("ROWS", rows) + macro("V", vector) +
+                 macro("LANES", cut.way == BATCHNORM_SWEPT ? 1 : cut.lanes) + macro("THREADS", cut.blocks.threads) +
+                 macro("BLOCKS", cut.blocks.blocks) + macro("BUNDLED", cut.bundles > 0) +
+                 macro("HOLDS", cut.holds(vectors)) +
                  macro("EVEN", cut.is_even(vectors)) + macro("LINED", cut.way == BATCHNORM_HELD && cut.share <= across);
   return work;
 }

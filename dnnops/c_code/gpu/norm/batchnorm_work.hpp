@@ -12,8 +12,8 @@ namespace dnnops {
 
 // Contiguous arrays, viewed as (batch, channel, inner).
 struct BatchNormCase {
-  int64_t kind, dtype, batch, channels, inner;
-  int64_t alignment;  // the minimum over all addresses, at most 16
+  int64_t kind, fused, dtype, batch, channels, inner;  // `fused`: bits of BatchNormFused
+  int64_t alignment;                                   // the minimum over all addresses, at most 16
 };
 
 // How the blocks of a way use a multiprocessor.

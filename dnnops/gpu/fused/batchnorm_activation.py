@@ -1,0 +1,250 @@
+"""Batch normalization on a GPU with relu and the sum with another array in the same kernel.
+
+`dnnops.rewriting.fuse.batchnorm_activation` inserts these Ops. In order of their operands and
+results, they take those of the Ops in `dnnops.gpu.batchnorm`, followed by those that fusion adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import io_connection_pattern
+from pytensor.tensor import as_tensor_variable
+
+from dnnops.compat import shape_inference
+from dnnops.dtypes import DTYPE_CODES
+from dnnops.errors import DnnTypeError
+from dnnops.gpu.base import as_dense, device_operands
+from dnnops.gpu.batchnorm import (
+    GpuDnnBatchNorm,
+    GpuDnnBatchNormBase,
+    GpuDnnBatchNormGrad,
+    GpuDnnBatchNormInference,
+)
+from dnnops.gpu.derivatives import GpuExpressionOp
+from dnnops.gpuarray.device import on_device
+from dnnops.gpuarray.type import GpuArrayType
+from dnnops.nnet.activation.op import Activation
+from dnnops.nnet.validate import accumulator_dtype, merge_shapes, switch
+
+__all__ = [
+    "GpuDnnBatchNormActivation",
+    "GpuDnnBatchNormActivationGrad",
+    "GpuDnnBatchNormActivationInference",
+]
+
+# ``BatchNormFused`` in the kernels.
+_RELU, _ADDEND, _SLOPE_AT_ZERO, _SLOPE_AT_NAN = 1, 2, 4, 8
+
+
+class _Fused(GpuExpressionOp, GpuDnnBatchNormBase):
+    """Base class of the Ops in this module, to precede the Op that it extends.
+
+    Derivatives are those of the expressions, without fusion.
+    """
+
+    #: Index of the array that is read along with x, and must have its memory format.
+    _other: int | None = None
+
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
+        of_parameters = [1 if i in self.axes else n for i, n in enumerate(shapes[0])]
+        return [shapes[0], *[tuple(of_parameters)] * (len(node.outputs) - 1)]
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        own = [as_tensor_variable(x.type()) for x in node.inputs]
+        return io_connection_pattern(own, self._expressions(*own))
+
+    def _is_data(self, operand: int) -> bool:
+        return operand in (0, self._other)
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        if self._other is not None:
+            inputs = list(inputs)
+            with on_device(self.node_device(node)):
+                x = self._accepted(inputs[0], self._layouts(0))
+                other = as_dense(inputs[self._other], self.output_format(0, [x]))
+            inputs[0], inputs[self._other] = x, other
+        super().perform(node, inputs, output_storage)
+
+    def c_match_operands(self, node: Apply, inputs: list[str], fail: str) -> str:
+        i = self._other
+        if i is None:
+            return ""
+        code = DTYPE_CODES[node.inputs[i].type.dtype]
+        return f"if (dnnops_cudnn_match(&{inputs[i]}, {code}, &in[0], &in[{i}]) < 0) {{ {fail} }}"
+
+
+class _Forward(_Fused):
+    """Base class of training and inference."""
+
+    def _set_fused(self, relu: bool, addend: bool, operands: int) -> None:
+        name = type(self).__name__
+        self.relu, self.addend = switch(name, "relu", relu), switch(name, "addend", addend)
+        self.fused = _RELU * self.relu | _ADDEND * self.addend
+        self._other = operands if self.addend else None
+
+    #: Whether the last result is the offsets for the gradient.
+    returns_offsets = False
+
+    def make_node(self, *inputs: Any) -> Apply:  # type: ignore[override]
+        name = type(self).__name__
+        if len(inputs) <= self.addend:
+            raise DnnTypeError(f"{name}: expected more operands than {len(inputs)}")
+        plain = super().make_node(*inputs[: len(inputs) - self.addend])
+        operands, types = list(plain.inputs), [z.type for z in plain.outputs]
+        x = operands[0]
+        if self.addend:
+            _, addend = device_operands(name, x.type.ndim, x=x, addend=inputs[-1])
+            operands.append(addend)
+            shape = merge_shapes(name, x=types[0].shape, addend=addend.type.shape)
+            types[0] = GpuArrayType(x.type.dtype, shape, x.type.device)
+        if self.returns_offsets:
+            types.append(types[1])
+        return Apply(plain.op, operands, [t() for t in types])
+
+    def _expressions(self, *inputs: Any) -> list[Any]:
+        plain = inputs[: len(inputs) - self.addend]
+        out, *others = self.abstract(inputs[0].type.ndim)(*plain, return_list=True)
+        if self.addend:
+            out += inputs[-1]
+        if self.relu:
+            (out,) = Activation("relu").expressions(out)
+        return [out, *others]
+
+
+class GpuDnnBatchNormActivation(_Forward, GpuDnnBatchNorm):
+    """`GpuDnnBatchNorm`, the sum of its result and another array, and relu of that.
+
+    With an addend, it is the last operand. With relu but no addend, the last result is the offsets
+    that `GpuDnnBatchNormActivationGrad` takes: the bias, less what rounding the mean has changed.
+
+    Parameters
+    ----------
+    mode, running_averages, inplace_running_mean, inplace_running_var, inplace_output, axes
+        See `GpuDnnBatchNorm`.
+    relu : bool
+        Whether to apply relu, which propagates NaN.
+    addend : bool
+        Whether there is an addend of the shape and dtype of `x`.
+    """
+
+    __props__ = (*GpuDnnBatchNorm.__props__, "relu", "addend")
+
+    def __init__(
+        self,
+        mode: str = "per-activation",
+        running_averages: bool = False,
+        inplace_running_mean: bool = False,
+        inplace_running_var: bool = False,
+        inplace_output: bool = False,
+        axes: Sequence[int] | None = None,
+        relu: bool = True,
+        addend: bool = False,
+    ):
+        GpuDnnBatchNorm.__init__(
+            self,
+            mode,
+            running_averages,
+            inplace_running_mean,
+            inplace_running_var,
+            inplace_output,
+            axes,
+        )
+        self._set_fused(relu, addend, 7 if self.running_averages else 4)
+
+    @property
+    def returns_offsets(self) -> bool:  # type: ignore[override]
+        return self.relu and not self.addend
+
+    def _expressions(self, *inputs: Any) -> list[Any]:
+        results = super()._expressions(*inputs)
+        return [*results, inputs[2]] if self.returns_offsets else results
+
+
+class GpuDnnBatchNormActivationInference(_Forward, GpuDnnBatchNormInference):
+    """`GpuDnnBatchNormInference`, the sum of its result and another array, and relu of that.
+
+    With an addend, it is the last operand.
+
+    Parameters
+    ----------
+    mode, inplace, axes
+        See `GpuDnnBatchNormInference`.
+    relu, addend
+        See `GpuDnnBatchNormActivation`.
+    """
+
+    __props__ = (*GpuDnnBatchNormInference.__props__, "relu", "addend")
+
+    def __init__(
+        self,
+        mode: str = "per-activation",
+        inplace: bool = False,
+        axes: Sequence[int] | None = None,
+        relu: bool = True,
+        addend: bool = False,
+    ):
+        GpuDnnBatchNormInference.__init__(self, mode, inplace, axes)
+        self._set_fused(relu, addend, 6)
+
+
+class GpuDnnBatchNormActivationGrad(_Fused, GpuDnnBatchNormGrad):
+    """`GpuDnnBatchNormGrad` behind relu: ``op(x, gout, scale, mean, invstd, offset)``.
+
+    `gout` is the gradient with respect to the result of relu. `mean`, `invstd` and `offset` are
+    results of `GpuDnnBatchNormActivation`. With them, the Op computes the normalized data again,
+    with the same bits.
+
+    Parameters
+    ----------
+    mode, inplace, axes
+        See `GpuDnnBatchNormGrad`.
+    slope_at_zero, slope_at_nan : bool
+        Whether relu has the slope 1 rather than 0 at zero and at NaN. The defaults are those of
+        `dnnops.nnet.relu`.
+    """
+
+    __props__ = (*GpuDnnBatchNormGrad.__props__, "slope_at_zero", "slope_at_nan")
+    _other = 1
+
+    def __init__(
+        self,
+        mode: str = "per-activation",
+        inplace: bool = False,
+        axes: Sequence[int] | None = None,
+        slope_at_zero: bool = False,
+        slope_at_nan: bool = True,
+    ):
+        GpuDnnBatchNormGrad.__init__(self, mode, inplace, axes)
+        name = type(self).__name__
+        self.slope_at_zero = switch(name, "slope_at_zero", slope_at_zero)
+        self.slope_at_nan = switch(name, "slope_at_nan", slope_at_nan)
+        at = _SLOPE_AT_ZERO * self.slope_at_zero | _SLOPE_AT_NAN * self.slope_at_nan
+        self.fused = _RELU | at
+
+    def make_node(  # type: ignore[override]
+        self, x: Any, dy: Any, scale: Any, x_mean: Any, x_invstd: Any, offset: Any
+    ) -> Apply:
+        plain = super().make_node(x, dy, scale, x_mean, x_invstd)
+        scale = plain.inputs[2]
+        name = type(self).__name__
+        _, offset = device_operands(name, scale.type.ndim, scale=scale, offset=offset)
+        merge_shapes(name, scale=plain.outputs[1].type.shape, offset=offset.type.shape)
+        return Apply(plain.op, [*plain.inputs, offset], [z.type() for z in plain.outputs])
+
+    def _expressions(self, *inputs: Any) -> list[Any]:
+        x, gout, scale, mean, invstd, offset = inputs
+        wide = accumulator_dtype(x.type.dtype).name
+        scale, mean, invstd, offset = (
+            pt.specify_broadcastable(p, *self.axes) for p in (scale, mean, invstd, offset)
+        )
+        y = pt.cast((pt.cast(x, wide) - mean) * (scale * invstd) + offset, x.type.dtype)
+        has_slope = y >= 0 if self.slope_at_zero else y > 0
+        if self.slope_at_nan:
+            has_slope = has_slope | pt.isnan(y)
+        masked = pt.switch(has_slope, gout, pt.zeros_like(gout))
+        return self.abstract(x.type.ndim)(x, masked, scale, mean, invstd, return_list=True)
