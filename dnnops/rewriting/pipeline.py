@@ -170,6 +170,14 @@ def _mixed_precision() -> GraphRewriter:
     return MixedPrecision()
 
 
+def _fuse_batchnorm_activation(included: Tags, excluded: Tags) -> GraphRewriter | None:
+    if "fusion" in excluded:
+        return None
+    from dnnops.rewriting.fuse.batchnorm_activation import FuseBatchNormActivation
+
+    return FuseBatchNormActivation()
+
+
 def _in_networks(*steps: GraphRewriter) -> ByTags:
     """Return a database entry that rewrites only graphs of neural networks.
 
@@ -376,14 +384,6 @@ PASSES = (
         "After gpu_lift (49.2), for results that only GPU Ops can omit.",
     ),
     Pass(
-        49.24,
-        "channels_last",
-        _on_the_gpu(_channels_last),
-        ("gpu",),
-        "After gpu_lift (49.2) has made all Ops for the GPU. Before the destroy handler (49.5), "
-        "which would check each replacement.",
-    ),
-    Pass(
         49.25,
         "gpu_norms",
         dfs_rewriter(local_gpu_norm),
@@ -398,6 +398,22 @@ PASSES = (
         "After gpu_lift (49.2), since host variables cannot be bfloat16, and after gpu_norms "
         "(49.25), so that norms are reductions. Before the destroy handler (49.5): an array in 16 "
         "bits cannot overwrite one in 32.",
+    ),
+    Pass(
+        49.28,
+        "gpu_batchnorm_activation",
+        ByTags(_fuse_batchnorm_activation),
+        ("gpu",),
+        "After gpu_lift (49.2), since it looks for GPU Ops, and after gpu_unused_results (49.22), "
+        "since an unused result would be a user. Before the destroy handler (49.5).",
+    ),
+    Pass(
+        49.29,
+        "channels_last",
+        _on_the_gpu(_channels_last),
+        ("gpu",),
+        "After mixed_precision (49.27), which decides what runs on tensor cores. Before the destroy "
+        "handler (49.5), which would check each replacement.",
     ),
     Pass(
         49.3,

@@ -1,0 +1,198 @@
+"""The scalar graphs of elementwise Ops on the device, to take them apart and build others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pytensor.graph.basic import Apply, Constant
+from pytensor.scalar import get_scalar_type
+from pytensor.scalar.basic import (
+    GE,
+    GT,
+    LE,
+    LT,
+    Add,
+    Cast,
+    Composite,
+    Maximum,
+    Mul,
+    Switch,
+    cast,
+    mul,
+)
+
+from dnnops.dtypes import host_dtype
+from dnnops.gpuarray.elemwise import GpuElemwise
+from dnnops.gpuarray.op import is_on_device
+
+__all__ = ["Loop", "uncast"]
+
+_RELATIONS = {LE: "<=", LT: "<", GE: ">=", GT: ">"}
+_MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<"}
+
+
+def _scalar(x: Any) -> Any:
+    return get_scalar_type(host_dtype(x.type.dtype))()
+
+
+def uncast(x: Any, *, between_floats: bool = True) -> Any:
+    """Return what `x` is converted from; by default, only by conversions of floats."""
+    while x.owner is not None and isinstance(x.owner.op, Cast):
+        (inner,) = x.owner.inputs
+        if between_floats and not inner.type.dtype.startswith("float"):
+            break
+        x = inner
+    return x
+
+
+class Loop:
+    """The scalar graph of a `GpuElemwise` node.
+
+    Parameters
+    ----------
+    node : Apply
+        The node.
+
+    Attributes
+    ----------
+    inputs, outputs : list of ScalarVariable
+        Inputs and outputs of the scalar graph.
+    variables : dict
+        The node's operands by the inputs.
+    """
+
+    def __init__(self, node: Apply):
+        op = node.op.scalar_op
+        if isinstance(op, Composite):
+            self.inputs, self.outputs = list(op.fgraph.inputs), list(op.fgraph.outputs)
+        else:
+            self.inputs = [_scalar(x) for x in node.inputs]
+            self.outputs = op.make_node(*self.inputs).outputs
+        self.variables: dict[Any, Any] = dict(zip(self.inputs, node.inputs, strict=True))
+
+    def number(self, x: Any) -> float | None:
+        """Return the value of a constant, or None."""
+        x = uncast(x, between_floats=False)
+        x = self.variables.get(x, x)
+        return float(x.data) if isinstance(x, Constant) and not getattr(x.type, "ndim", 0) else None
+
+    def operands(self, x: Any, kind: type) -> list[Any]:
+        """Return the operands if `x` is the result of a scalar Op of the given type."""
+        node = uncast(x).owner
+        return list(node.inputs) if node is not None and isinstance(node.op, kind) else []
+
+    def relation(self, x: Any, subject: Callable[[Any], bool]) -> str | None:
+        """Return '<=', '<', '>=' or '>' if `x` compares a subject with zero in this way."""
+        x = uncast(x, between_floats=False)
+        kind = None if x.owner is None else _RELATIONS.get(type(x.owner.op))
+        if kind is None:
+            return None
+        a, b = map(uncast, x.owner.inputs)
+        if subject(a) and self.number(b) == 0:
+            return kind
+        return _MIRRORED[kind] if subject(b) and self.number(a) == 0 else None
+
+    def sum_of_two(self, x: Any) -> list[Any]:
+        """Return both inputs of the loop that `x` is the sum of, or an empty list."""
+        terms = [uncast(term) for term in self.operands(x, Add)]
+        return terms if len(terms) == 2 and all(t in self.variables for t in terms) else []
+
+    def relu_of(self, x: Any) -> Any:
+        """Return what `x` is relu of, with NaN for NaN, or None."""
+        if len(found := self.operands(x, Switch)) == 3:
+            of = uncast(found[2])
+            if self.number(found[1]) == 0 and self.relation(found[0], lambda v: v is of) == "<=":
+                return of
+        elif len(found := self.operands(x, Maximum)) == 2:
+            zeros = [self.number(v) == 0 for v in found]
+            if sum(zeros) == 1:
+                return uncast(found[zeros.index(False)])
+        return None
+
+    def is_relu_or_sum(self, x: Any) -> bool:
+        """Return whether `x` is relu of something, or the sum of two inputs of the loop."""
+        return self.relu_of(x) is not None or bool(self.sum_of_two(x))
+
+    def masked(self, x: Any, relation: Callable[[Any], str | None]) -> tuple[str, Any] | None:
+        """Find out whether `x` is an array that is set to zero where relu has the slope 0.
+
+        Parameters
+        ----------
+        x : ScalarVariable
+            Expression.
+        relation : callable
+            Returns how an expression compares relu's operand with zero, or None.
+
+        Returns
+        -------
+        tuple or None
+            The comparison, and the array.
+        """
+        if found := self.operands(x, Switch):
+            condition, yes, no = found
+            how = relation(condition)
+            if how in ("<=", "<") and self.number(yes) == 0:
+                return how, no
+            if how in (">=", ">") and self.number(no) == 0:
+                return how, yes
+        for factor in (found := self.operands(x, Mul)):
+            if (how := relation(factor)) in (">=", ">"):
+                rest = [v for v in found if v is not factor]
+                if len(rest) == len(found) - 1:
+                    return how, rest[0] if len(rest) == 1 else mul(*rest)
+        return None
+
+    def array(self, x: Any, dtype: str) -> Any:
+        """Return a device variable for an expression, computed by another loop if need be."""
+        if uncast(x) in self.variables:
+            found = self.variables[uncast(x)]
+            return found if is_on_device(found) and found.type.dtype == dtype else None
+        if host_dtype(dtype) != dtype:
+            return None
+        return self.applied([cast(x, dtype)], {})[0]
+
+    def applied(self, outputs: list[Any], replaced: dict[Any, Callable[[Any], Any] | Any]) -> Any:
+        """Return results of a new loop.
+
+        Parameters
+        ----------
+        outputs : list of ScalarVariable
+            Expressions in this loop.
+        replaced : dict
+            For expressions, what replaces them: a device variable, and a function that makes an
+            expression of a scalar of its dtype.
+
+        Returns
+        -------
+        list of GpuArrayVariable
+        """
+        operands: dict[Any, Any] = {}  # scalars by variables
+        built: dict[Any, Any] = {}
+
+        def scalar(variable: Any) -> Any:
+            return operands.setdefault(variable, _scalar(variable))
+
+        def build(x: Any) -> Any:
+            if x not in built:
+                if x in replaced:
+                    variable, make = replaced[x]
+                    built[x] = make(scalar(variable))
+                elif x in self.variables:
+                    built[x] = scalar(self.variables[x])
+                elif isinstance(x, Constant):
+                    built[x] = x.type.make_constant(x.data)
+                else:
+                    node = x.owner.op.make_node(*map(build, x.owner.inputs))
+                    built[x] = node.outputs[x.owner.outputs.index(x)]
+            return built[x]
+
+        results = [build(x) for x in outputs]
+        loop = Composite(list(operands.values()), results)
+        return GpuElemwise(loop).make_node(*operands).outputs
+
+    def uses(self, x: Any, leaf: Any) -> bool:
+        """Return whether the expression `x` depends on `leaf`."""
+        if x is leaf:
+            return True
+        return x.owner is not None and any(self.uses(v, leaf) for v in x.owner.inputs)
