@@ -8,10 +8,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from dnnops.errors import DnnValueError
 from dnnops.gpu.batchnorm import parameter_dtype
+from dnnops.gpu.fused.batchnorm_activation import (
+    GpuDnnBatchNormActivation,
+    GpuDnnBatchNormActivationGrad,
+)
 from dnnops.gpu.kernels import kernel_source
 from tests.emulation.host_batchnorm import FUSED, WAYS, HostKernels
 from tests.emulation.nvrtc import compile_cuda
+from tests.gpu.calls import call, device_tensor
 from tests.gpu.device import rounded
 from tests.gpu.norm.test_batchnorm import Case
 from tests.oracle import RELATIVE_ERROR, repeat_command
@@ -219,3 +225,18 @@ def test_gpu_compiler():
         log = compile_cuda(kernel_source("batchnorm"), "-Xptxas=-v", *options.split()).log
         (spilled,) = map(int, re.findall(r"(\d+) bytes spill stores", log))
         assert spilled <= 64, f"{options}: {log}"
+
+
+@pytest.mark.needs("cudnn")
+def test_shapes_of_a_call():
+    """Shapes that are known only at the call are checked then; an addend is not broadcast."""
+    x, p, epsilon = device_tensor((4, 3, 5)), device_tensor((1, 3, 1)), np.array(0.1)
+    outputs = [device_tensor((0,)) for _ in range(4)]
+    op = GpuDnnBatchNormActivation("spatial", axes=(0, 2), addend=True)
+    narrow = device_tensor((4, 3, 1))
+    with pytest.raises(DnnValueError, match=r"the addend is float32\(4, 3, 1\)"):
+        call("dnnops_cudnn_batchnorm_shape", op, [x, p, p, epsilon, narrow], outputs[:3])
+    op = GpuDnnBatchNormActivationGrad("spatial", axes=(0, 2))
+    short = device_tensor((1, 2, 1))
+    with pytest.raises(DnnValueError, match=r"offset has shape \(1, 2, 1\), expected \(1, 3, 1\)"):
+        call("dnnops_cudnn_batchnorm_shape", op, [x, x, p, p, p, short], outputs[:3])
