@@ -48,16 +48,16 @@ def _images(node: Apply) -> list[Any]:
         return _are_images(found[:2])
     if isinstance(op, GpuDnnPoolBase):
         return _are_images([*node.inputs, *node.outputs])
+    # Operands that are broadcast, such as a bias, have no format.
     if isinstance(op, GpuDnnBatchNormBase):
-        images = _are_images([*node.inputs, *node.outputs])
         ndim = node.inputs[0].type.ndim
-        return images if op.axes == (0, *range(2, ndim)) else []
-    if isinstance(op, GpuElemwise | GpuJoin | GpuSplit):
-        # Operands that are broadcast, such as a bias, have no format.
-        wanted = node.outputs[0].type.broadcastable
-        images = _are_images([*node.inputs, *node.outputs])
-        return [x for x in images if x.type.broadcastable == wanted]
-    return []
+        if op.axes != (0, *range(2, ndim)):
+            return []
+    elif not isinstance(op, GpuElemwise | GpuJoin | GpuSplit):
+        return []
+    wanted = node.outputs[0].type.broadcastable
+    images = _are_images([*node.inputs, *node.outputs])
+    return [x for x in images if x.type.broadcastable == wanted]
 
 
 def _preference(node: Apply) -> int:

@@ -412,8 +412,8 @@ PASSES = (
         "channels_last",
         _on_the_gpu(_channels_last),
         ("gpu",),
-        "After mixed_precision (49.27), which decides what runs on tensor cores. Before the destroy "
-        "handler (49.5), which would check each replacement.",
+        "After mixed_precision (49.27), which decides what runs on tensor cores. Before the "
+        "destroy handler (49.5), which would check each replacement.",
     ),
     Pass(
         49.3,
