@@ -113,7 +113,7 @@ def model_cases(session: Session) -> list[dict[str, Any]]:
 
 def measure_model(session: Session, case: dict[str, Any]) -> list[Row]:
     """Time training steps of a network."""
-    modules = ("models_dnnops", "models_torch")
+    modules = ("models.dnnops_cpu", "models.torch_cpu")
     measurement, _ = race(session, case, tolerance=1e-3, each=True, modules=modules)
     return [
         {

@@ -35,6 +35,7 @@ class Layers(Protocol):
 
     def parameter(self, *shape: int, scale: float = 0.0, value: float = 0.0) -> Any: ...
     def conv(self, x: Any, w: Any, stride: int = 1, groups: int = 1) -> Any: ...
+    def conv_bias(self, x: Any, w: Any, b: Any) -> Any: ...
     def conv_transpose(self, x: Any, w: Any) -> Any: ...
     def batch_norm(self, x: Any, gamma: Any, beta: Any) -> Any: ...
     def layer_norm(self, x: Any, gamma: Any, beta: Any) -> Any: ...
@@ -55,11 +56,17 @@ class Parameters:
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(SEED)
+        self._averages_rng = np.random.default_rng(SEED + 2)
 
     def draw(self, shape: tuple[int, ...], scale: float, value: float) -> np.ndarray:
         """Return float32 numbers around `value` with standard deviation `scale`."""
         drawn = self._rng.standard_normal(shape, dtype="float32")
         return np.float32(value) + np.float32(scale) * drawn
+
+    def draw_averages(self, channels: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return running averages of means and variances, for inference."""
+        drawn = self._averages_rng.uniform(0, 1, (2, channels)).astype("float32")
+        return drawn[0] / np.float32(4), drawn[1] + np.float32(0.5)
 
 
 class Model(NamedTuple):
@@ -75,12 +82,15 @@ class Model(NamedTuple):
         Optimizer; ``sgd`` has momentum.
     sizes : dict
         Sizes for two CPU cores.
+    gpu_sizes : dict
+        Sizes for a GPU.
     """
 
     loss: Callable[[Layers, dict[str, int], Any, Any], Any]
     kind: str
     optimizer: str
     sizes: dict[str, int]
+    gpu_sizes: dict[str, int]
 
 
 def _conv(o: Layers, x: Any, inputs: int, outputs: int, size: int, **options: int) -> Any:
@@ -125,14 +135,21 @@ def resnet(o: Layers, sizes: dict[str, int], x: Any, y: Any) -> Any:
 
 
 def vgg(o: Layers, sizes: dict[str, int], x: Any, y: Any) -> Any:
-    """VGG with batch normalization left out; a width of 64 makes it VGG-16."""
+    """VGG without batch normalization; deep with a width of 64 and 4096 hidden, it is VGG-16."""
     width, channels, size = sizes["width"], 3, sizes["size"]
     for stage, layers in enumerate((2, 2, 3, 3, 3) if sizes["deep"] else (1, 1, 1)):
         outputs = width << min(stage, 3)
         for _ in range(layers):
-            x, channels = o.relu(_conv(o, x, channels, outputs, 3)), outputs
+            if sizes["deep"]:
+                w = o.parameter(outputs, channels, 3, 3, scale=(2 / (9 * channels)) ** 0.5)
+                x = o.conv_bias(x, w, o.parameter(outputs))
+            else:
+                x = _conv(o, x, channels, outputs, 3)
+            x, channels = o.relu(x), outputs
         x, size = o.max_pool(x, 2, 2, 0), size // 2
     x = o.relu(_dense(o, o.flatten(x), channels * size**2, sizes["hidden"]))
+    if sizes["deep"]:
+        x = o.relu(_dense(o, x, sizes["hidden"], sizes["hidden"]))
     return o.cross_entropy(_dense(o, x, sizes["hidden"], sizes["classes"]), y)
 
 
@@ -197,29 +214,54 @@ def transformer(o: Layers, sizes: dict[str, int], x: Any, y: Any) -> Any:
 
 #: Networks by their names on the command line.
 MODELS: dict[str, Model] = {
-    "mlp": Model(mlp, "vectors", "adam", {"batch": 128, "width": 512, "classes": 10}),
+    "mlp": Model(
+        mlp,
+        "vectors",
+        "adam",
+        {"batch": 128, "width": 512, "classes": 10},
+        {"batch": 1024, "width": 4096, "classes": 10},
+    ),
     "resnet": Model(
         resnet,
         "images",
         "sgd",
         {"batch": 16, "size": 64, "width": 16, "deep": 0, "classes": 10},
+        {"batch": 128, "size": 224, "width": 64, "deep": 1, "classes": 1000},
     ),
     "vgg": Model(
         vgg,
         "images",
         "sgd",
         {"batch": 32, "size": 32, "width": 32, "deep": 0, "hidden": 128, "classes": 10},
+        {"batch": 32, "size": 224, "width": 64, "deep": 1, "hidden": 4096, "classes": 1000},
     ),
     "mobilenet": Model(
-        mobilenet, "images", "sgd", {"batch": 16, "size": 64, "width": 16, "classes": 10}
+        mobilenet,
+        "images",
+        "sgd",
+        {"batch": 16, "size": 64, "width": 16, "classes": 10},
+        {"batch": 128, "size": 224, "width": 32, "classes": 1000},
     ),
-    "unet": Model(unet, "images", "adam", {"batch": 8, "size": 64, "width": 16, "classes": 10}),
-    "lstm": Model(lstm, "tokens", "adam", {"batch": 32, "steps": 32, "width": 128, "classes": 256}),
+    "unet": Model(
+        unet,
+        "images",
+        "adam",
+        {"batch": 8, "size": 64, "width": 16, "classes": 10},
+        {"batch": 16, "size": 256, "width": 64, "classes": 10},
+    ),
+    "lstm": Model(
+        lstm,
+        "tokens",
+        "adam",
+        {"batch": 32, "steps": 32, "width": 128, "classes": 256},
+        {"batch": 64, "steps": 64, "width": 1024, "classes": 10000},
+    ),
     "transformer": Model(
         transformer,
         "tokens",
         "adam",
         {"batch": 16, "steps": 64, "width": 128, "heads": 4, "layers": 2, "classes": 256},
+        {"batch": 32, "steps": 512, "width": 512, "heads": 8, "layers": 6, "classes": 8192},
     ),
 }
 

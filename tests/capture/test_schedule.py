@@ -15,7 +15,7 @@ from pytensor.tensor.random.utils import RandomStream
 from pytensor.tensor.type_other import make_slice
 
 from benchmarks import model_zoo
-from benchmarks.peers.models_dnnops import training_step
+from benchmarks.peers.models.dnnops_cpu import training_step
 from dnnops import nnet
 from dnnops.capture.schedule import Role, schedule
 from dnnops.capture.vm import why_not_captured

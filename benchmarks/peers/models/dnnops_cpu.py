@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,29 @@ from benchmarks.peers.dnnops_cpu import versions
 from benchmarks.peers.graphs import library_ops
 from dnnops import nnet
 
-__all__ = ["DnnopsLayers", "make_task", "training_step", "versions"]
+__all__ = [
+    "DnnopsLayers",
+    "InferenceLayers",
+    "batch_types",
+    "make_task",
+    "training_step",
+    "versions",
+]
 
 Updates = list[tuple[Any, Any]]
 
 
 class DnnopsLayers(model_zoo.Layers):
-    """The layers as a user of `dnnops.nnet` writes them."""
+    """The layers as a user of `dnnops.nnet` writes them.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    shared : callable
+        Makes shared variables: `pytensor.shared`, or `dnnops.gpuarray.shared` for the GPU.
+    """
+
+    def __init__(self, shared: Callable[..., Any] = pytensor.shared) -> None:
+        self.shared = shared
         self.values = model_zoo.Parameters()
         self.parameters: list[Any] = []
         self.updates: Updates = []
@@ -32,7 +47,7 @@ class DnnopsLayers(model_zoo.Layers):
         return self._shared(self.values.draw(shape, scale, value))
 
     def _shared(self, value: np.ndarray) -> Any:
-        self.parameters.append(pytensor.shared(value, shape=value.shape))
+        self.parameters.append(self.shared(value, shape=value.shape))
         return self.parameters[-1]
 
     def conv(self, x: Any, w: Any, stride: int = 1, groups: int = 1) -> Any:
@@ -45,6 +60,9 @@ class DnnopsLayers(model_zoo.Layers):
             num_groups=groups,
         )
 
+    def conv_bias(self, x: Any, w: Any, b: Any) -> Any:
+        return self.conv(x, w) + b.dimshuffle("x", 0, "x", "x")
+
     def conv_transpose(self, x: Any, w: Any) -> Any:
         shape = (None, None, 2 * x.shape[2], 2 * x.shape[3])
         return nnet.conv2d_transpose(x, w, shape, input_dilation=(2, 2), filter_flip=False)
@@ -52,8 +70,7 @@ class DnnopsLayers(model_zoo.Layers):
     def batch_norm(self, x: Any, gamma: Any, beta: Any) -> Any:
         channels = gamma.type.shape[0]
         mean, variance = (
-            pytensor.shared(np.full(channels, value, "float32"), shape=(channels,))
-            for value in (0, 1)
+            self.shared(np.full(channels, value, "float32"), shape=(channels,)) for value in (0, 1)
         )
         out, _, _, new_mean, new_variance = nnet.batch_normalization_train(
             x,
@@ -118,20 +135,38 @@ class DnnopsLayers(model_zoo.Layers):
         return nnet.cross_entropy(rows, labels.flatten()).mean()
 
 
-def sgd(parameter: Any, gradient: Any) -> Updates:
+class InferenceLayers(DnnopsLayers):
+    """The layers in inference, with the scores in place of the loss."""
+
+    def batch_norm(self, x: Any, gamma: Any, beta: Any) -> Any:
+        channels = gamma.type.shape[0]
+        mean, variance = (
+            self.shared(value, shape=value.shape) for value in self.values.draw_averages(channels)
+        )
+        return nnet.batch_normalization_test(
+            x, gamma, beta, mean, variance, axes="spatial", epsilon=model_zoo.EPSILON
+        )
+
+    def cross_entropy(self, scores: Any, labels: Any) -> Any:
+        return scores
+
+
+def _zeros_like(parameter: Any, shared: Callable[..., Any]) -> Any:
+    shape = parameter.type.shape
+    return shared(np.zeros(shape, "float32"), shape=shape)
+
+
+def sgd(parameter: Any, gradient: Any, shared: Callable[..., Any]) -> Updates:
     """Return the updates of gradient descent with momentum."""
-    velocity = pytensor.shared(np.zeros_like(parameter.get_value()), shape=parameter.type.shape)
+    velocity = _zeros_like(parameter, shared)
     new = np.float32(model_zoo.MOMENTUM) * velocity + gradient
     return [(velocity, new), (parameter, parameter - np.float32(model_zoo.RATES["sgd"]) * new)]
 
 
-def adam(parameter: Any, gradient: Any, step: Any) -> Updates:
+def adam(parameter: Any, gradient: Any, step: Any, shared: Callable[..., Any]) -> Updates:
     """Return the updates of Adam."""
     first, second, epsilon = map(np.float32, model_zoo.ADAM)
-    shape = parameter.type.shape
-    mean, square = (
-        pytensor.shared(np.zeros_like(parameter.get_value()), shape=shape) for _ in range(2)
-    )
+    mean, square = (_zeros_like(parameter, shared) for _ in range(2))
     new_mean = first * mean + (1 - first) * gradient
     new_square = second * square + (1 - second) * gradient**2
     rate = np.float32(model_zoo.RATES["adam"]) / (1 - first**step)
@@ -139,7 +174,24 @@ def adam(parameter: Any, gradient: Any, step: Any) -> Updates:
     return [(mean, new_mean), (square, new_square), (parameter, parameter - change)]
 
 
-def training_step(name: str, sizes: dict[str, int]) -> tuple[list[Any], Any, Updates]:
+def batch_types(name: str, sizes: dict[str, int]) -> list[tuple[str, tuple[int | None, ...]]]:
+    """Return dtype and static shape of a network's inputs and labels."""
+    kind = model_zoo.MODELS[name].kind
+    shapes = {
+        "images": (None, 3, sizes.get("size"), sizes.get("size")),
+        "tokens": (None, sizes.get("steps")),
+        "vectors": (None, sizes.get("width")),
+    }
+    dtype = "int64" if kind == "tokens" else "float32"
+    return [(dtype, shapes[kind]), ("int64", (None,) * (2 if kind == "tokens" else 1))]
+
+
+def training_step(
+    name: str,
+    sizes: dict[str, int],
+    tensor: Callable[..., Any] = pt.tensor,
+    shared: Callable[..., Any] = pytensor.shared,
+) -> tuple[list[Any], Any, Updates]:
     """Build a training step.
 
     Parameters
@@ -148,6 +200,10 @@ def training_step(name: str, sizes: dict[str, int]) -> tuple[list[Any], Any, Upd
         Name of the network.
     sizes : dict
         Sizes of the network.
+    tensor : callable
+        Makes the inputs, as `pytensor.tensor.tensor` does.
+    shared : callable
+        Makes shared variables, as `pytensor.shared` does.
 
     Returns
     -------
@@ -158,26 +214,22 @@ def training_step(name: str, sizes: dict[str, int]) -> tuple[list[Any], Any, Upd
     updates : list
         New values of parameters, optimizer's state and running averages.
     """
-    model, layers = model_zoo.MODELS[name], DnnopsLayers()
-    shapes = {
-        "images": (None, 3, sizes.get("size"), sizes.get("size")),
-        "tokens": (None, sizes.get("steps")),
-        "vectors": (None, sizes.get("width")),
-    }
-    dtype = "int64" if model.kind == "tokens" else "float32"
-    x = pt.tensor("x", dtype=dtype, shape=shapes[model.kind])
-    y = pt.tensor("y", dtype="int64", shape=(None,) * (2 if model.kind == "tokens" else 1))
+    model, layers = model_zoo.MODELS[name], DnnopsLayers(shared)
+    types = batch_types(name, sizes)
+    x, y = (
+        tensor(n, dtype=dtype, shape=shape) for n, (dtype, shape) in zip("xy", types, strict=True)
+    )
     loss = model.loss(layers, sizes, x, y)
     gradients = pytensor.grad(loss, layers.parameters)
     updates = layers.updates
     if model.optimizer == "sgd":
         for parameter, gradient in zip(layers.parameters, gradients, strict=True):
-            updates += sgd(parameter, gradient)
+            updates += sgd(parameter, gradient, shared)
     else:
         step = pytensor.shared(np.float32(0))
         updates.append((step, step + np.float32(1)))
         for parameter, gradient in zip(layers.parameters, gradients, strict=True):
-            updates += adam(parameter, gradient, step + np.float32(1))
+            updates += adam(parameter, gradient, step + np.float32(1), shared)
     return [x, y], loss, updates
 
 

@@ -1,4 +1,4 @@
-"""Training steps of whole networks in PyTorch, run eagerly."""
+"""Training steps of whole networks in PyTorch on the CPU, run eagerly."""
 
 from __future__ import annotations
 
@@ -12,23 +12,33 @@ from benchmarks.harness import Task
 from benchmarks.peers import torch_cpu
 from benchmarks.peers.torch_cpu import memory_format, versions
 
-__all__ = ["make_task", "versions"]
+__all__ = ["TorchLayers", "make_task", "optimizer_of", "versions"]
 
 
 class TorchLayers(model_zoo.Layers):
-    """The layers as functions of PyTorch, with the parameters of the first pass."""
+    """The layers as functions of PyTorch, with the parameters of the first pass.
 
-    def __init__(self, layout: torch.memory_format) -> None:
-        self.layout = layout
+    Parameters
+    ----------
+    layout : torch.memory_format
+        Memory format of images and filters.
+    device : str
+        Device of the parameters.
+    """
+
+    def __init__(self, layout: torch.memory_format, device: str = "cpu") -> None:
+        self.layout, self.device = layout, device
         self.values = model_zoo.Parameters()
         self.parameters: list[torch.Tensor] = []
         self.averages: list[torch.Tensor] = []
         self.networks: list[torch.nn.LSTM] = []
+        #: Parameters in another type, for inference.
+        self.casts: list[torch.Tensor] = []
         self.begin()
 
     def begin(self) -> None:
         """Begin a pass through the network."""
-        self._next = {"parameter": 0, "average": 0, "network": 0}
+        self._next = {"parameter": 0, "average": 0, "network": 0, "cast": 0}
 
     def _kept(self, kind: str, kept: list[Any], make: Any) -> Any:
         """Return what the first pass has made at this place."""
@@ -40,15 +50,18 @@ class TorchLayers(model_zoo.Layers):
 
     def parameter(self, *shape: int, scale: float = 0.0, value: float = 0.0) -> Any:
         def make() -> torch.Tensor:
-            drawn = torch.from_numpy(self.values.draw(shape, scale, value))
+            drawn = torch.from_numpy(self.values.draw(shape, scale, value)).to(self.device)
             if drawn.ndim == 4:
                 drawn = drawn.contiguous(memory_format=self.layout)
-            return drawn.requires_grad_()
+            return torch.nn.Parameter(drawn)
 
         return self._kept("parameter", self.parameters, make)
 
     def conv(self, x: Any, w: Any, stride: int = 1, groups: int = 1) -> Any:
         return functional.conv2d(x, w, None, stride, w.shape[2] // 2, groups=groups)
+
+    def conv_bias(self, x: Any, w: Any, b: Any) -> Any:
+        return functional.conv2d(x, w, b, padding=w.shape[2] // 2)
 
     def conv_transpose(self, x: Any, w: Any) -> Any:
         return functional.conv_transpose2d(x, w, stride=2)
@@ -87,7 +100,7 @@ class TorchLayers(model_zoo.Layers):
 
     def lstm(self, x: Any, size: int, layers: int) -> Any:
         def make() -> torch.nn.LSTM:
-            network = torch.nn.LSTM(size, size, layers, batch_first=True)
+            network = torch.nn.LSTM(size, size, layers, batch_first=True, device=self.device)
             kinds = ("weight", "bias")
             with torch.no_grad():
                 for kind in kinds:
@@ -113,6 +126,17 @@ class TorchLayers(model_zoo.Layers):
         return functional.cross_entropy(scores.flatten(0, -2), labels.flatten())
 
 
+def optimizer_of(
+    model: model_zoo.Model, parameters: list[torch.Tensor], **options: Any
+) -> torch.optim.Optimizer:
+    """Return PyTorch's fused optimizer for a network."""
+    rate = model_zoo.RATES[model.optimizer]
+    if model.optimizer == "sgd":
+        return torch.optim.SGD(parameters, rate, model_zoo.MOMENTUM, fused=True)
+    first, second, epsilon = model_zoo.ADAM
+    return torch.optim.Adam(parameters, rate, (first, second), epsilon, fused=True, **options)
+
+
 class Training(torch_cpu.Training):
     """A training step, with PyTorch's fused optimizer."""
 
@@ -125,17 +149,7 @@ class Training(torch_cpu.Training):
         if self.x.ndim == 4:
             self.x = self.x.contiguous(memory_format=layout)
         self.loss()
-        parameters = self.layers.parameters
-        rate = model_zoo.RATES[self.model.optimizer]
-        if self.model.optimizer == "sgd":
-            self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
-                parameters, rate, model_zoo.MOMENTUM, fused=True
-            )
-        else:
-            first, second, epsilon = model_zoo.ADAM
-            self.optimizer = torch.optim.Adam(
-                parameters, rate, (first, second), epsilon, fused=True
-            )
+        self.optimizer = optimizer_of(self.model, self.layers.parameters)
 
     def loss(self) -> torch.Tensor:
         self.layers.begin()

@@ -1,0 +1,1 @@
+"""The networks of `benchmarks.model_zoo` in each library."""
