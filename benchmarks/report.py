@@ -17,6 +17,7 @@ __all__ = [
     "draw_growth",
     "draw_ratios",
     "draw_times",
+    "fastest_ratio",
     "print_table",
     "ratios",
     "write_benchmark",
@@ -33,7 +34,8 @@ def times(row: Row) -> dict[str, float]:
         if f"dnnops_{unit}" in row:
             for key, value in row.items():
                 name, _, suffix = key.rpartition("_")
-                if suffix == unit:
+                # The host's time of a launch is part of the time.
+                if suffix == unit and not name.endswith("_host"):
                     found[name] = value
     return found
 
@@ -43,6 +45,16 @@ def ratios(row: Row) -> dict[str, float]:
     found = times(row)
     ours = found.pop("dnnops", None)
     return {name: value / ours for name, value in found.items()} if ours else {}
+
+
+def first_ratio(row: Row) -> float:
+    """Return the speed of dnnops relative to the first peer of a row."""
+    return next(iter(ratios(row).values()))
+
+
+def fastest_ratio(row: Row) -> float:
+    """Return the speed of dnnops relative to the fastest peer of a row."""
+    return min(ratios(row).values())
 
 
 def print_table(title: str, rows: Sequence[Row]) -> None:
@@ -76,7 +88,9 @@ def _show(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def draw_ratios(title: str, rows: Sequence[Row]) -> Figure:
+def draw_ratios(
+    title: str, rows: Sequence[Row], order: Callable[[Row], float] = first_ratio
+) -> Figure:
     """Draw the speed of dnnops relative to each peer, the worst row at the top.
 
     Parameters
@@ -84,14 +98,16 @@ def draw_ratios(title: str, rows: Sequence[Row]) -> Figure:
     title : str
         Title of the picture.
     rows : sequence of dict
-        Rows with times ``NAME_ms`` or ``NAME_us``. The first peer decides the order.
+        Rows with times ``NAME_ms`` or ``NAME_us``.
+    order : callable
+        Ratio by which rows are sorted: that of the first peer by default, or `fastest_ratio`.
 
     Returns
     -------
     matplotlib.figure.Figure
     """
     words = "time of the other library / time of dnnops (above 1: dnnops is faster)"
-    figure = _draw_bars(title, rows, ratios, words)
+    figure = _draw_bars(title, sorted(rows, key=order), ratios, words)
     figure.axes[0].axvline(1, color="black", linewidth=1, zorder=0.5)
     return figure
 
@@ -99,10 +115,10 @@ def draw_ratios(title: str, rows: Sequence[Row]) -> Figure:
 def draw_times(title: str, rows: Sequence[Row]) -> Figure:
     """Draw the time of each library, the row where dnnops does worst at the top.
 
-    Parameters and result are those of `draw_ratios`. All times must have the same unit.
+    `title`, `rows` and the result are those of `draw_ratios`. All times must have the same unit.
     """
     unit = next(unit for unit in _UNITS if f"dnnops_{unit}" in rows[0])
-    return _draw_bars(title, rows, times, _UNITS[unit])
+    return _draw_bars(title, sorted(rows, key=first_ratio), times, _UNITS[unit])
 
 
 #: With more rows than this, each row is a line with a point instead of a bar for each library.
@@ -115,7 +131,6 @@ def _draw_bars(
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
 
-    rows = sorted(rows, key=lambda row: next(iter(ratios(row).values())))
     names = list(dict.fromkeys(name for row in rows for name in values(row)))
     has_bars = len(rows) * len(names) <= _MOST_BARS
     row_height = 0.3 * len(names) if has_bars else 0.17

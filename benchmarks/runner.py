@@ -48,6 +48,8 @@ class Part:
         Replaces the `environment` that was passed to `main`.
     prepare : callable, optional
         Called with the session and all cases to be measured, before the first is measured.
+    summary : callable
+        Returns what the table on the terminal shows of a row; everything by default.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Part:
     draw: Callable[[str, Sequence[Row]], Figure] = draw_ratios
     environment: Callable[[int], dict[str, str]] | None = None
     prepare: Callable[[Session, Sequence[dict[str, Any]]], None] | None = None
+    summary: Callable[[Row], Row] = dict
 
 
 def at_least(target: float, peer: str = "torch") -> Callable[[Sequence[Row]], list[str]]:
@@ -203,7 +206,7 @@ def _run(
         rows += new
         machine.update(versions)
     if rows:
-        print_table(part.title, rows)
+        print_table(part.title, [part.summary(row) for row in rows])
         problems += [f"missed: {part.name}: {miss}" for miss in part.misses(rows)]
     if any(problem.startswith("error") for problem in problems):
         return problems

@@ -364,7 +364,9 @@ def with_ratios(row: dict[str, Any]) -> dict[str, Any]:
     for key, value in row.items():
         peer, _, unit = key.rpartition("_")
         ours = row.get(f"dnnops_{unit}")
-        if peer not in ("", "dnnops") and unit in ("ms", "us", "s") and ours and value:
+        # The host's time of a launch is part of the time.
+        is_time = unit in ("ms", "us", "s") and not peer.endswith("_host")
+        if peer not in ("", "dnnops") and is_time and ours and value:
             ratios[f"{peer} / dnnops"] = value / ours
     return {**row, **ratios}
 
