@@ -33,8 +33,8 @@ OPTIONAL = ("mask", "query_lengths", "key_lengths")
 _RANKS = {"mask": 4, "query_lengths": 1, "key_lengths": 1}
 
 
-def _every(node: Apply) -> range:
-    return range(len(node.inputs))
+def _on_device(node: Apply) -> list[int]:
+    return [i for i, operand in enumerate(node.op.operands) if operand != "state"]
 
 
 class _Arrays(NamedTuple):
@@ -160,7 +160,7 @@ class _GpuAttentionWeightsBase(CudnnOp):
         return {o: moved[o] for o in given}, scores.dtype
 
 
-@implements(Attention, on=GPU_PRODUCTS, operands=_every)
+@implements(Attention, on=GPU_PRODUCTS, operands=_on_device)
 class GpuAttentionWeights(_GpuAttentionWeightsBase):
     """The weights of attention, called as ``op(scores, ...)``.
 
@@ -190,7 +190,7 @@ class GpuAttentionWeights(_GpuAttentionWeightsBase):
         return [_product(weights, named["value"], context), stats]
 
 
-@implements(AttentionGrad, on=GPU_PRODUCTS, operands=_every)
+@implements(AttentionGrad, on=GPU_PRODUCTS, operands=_on_device)
 class GpuAttentionWeightsGrad(_GpuAttentionWeightsBase):
     """Gradient of `GpuAttentionWeights`, called as ``op(scores, by_weights, stats, ...)``.
 

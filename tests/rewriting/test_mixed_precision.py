@@ -15,7 +15,7 @@ from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.fg import FunctionGraph
 
 from benchmarks import model_zoo
-from benchmarks.peers.models_dnnops import training_step
+from benchmarks.peers.models.dnnops_cpu import training_step
 from dnnops import nnet
 from dnnops.dtypes import HALF_DTYPES
 from dnnops.errors import DnnWarning

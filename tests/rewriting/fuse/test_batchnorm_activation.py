@@ -15,7 +15,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.tensor.elemwise import Elemwise
 
 from benchmarks import model_zoo
-from benchmarks.peers.models_dnnops import training_step
+from benchmarks.peers.models.dnnops_cpu import training_step
 from dnnops import nnet
 from dnnops.errors import DnnTypeError
 from dnnops.gpu.batchnorm import GpuDnnBatchNorm

@@ -17,7 +17,7 @@ from pytensor.graph.utils import InconsistencyError
 from pytensor.link.basic import Container
 
 from benchmarks import model_zoo
-from benchmarks.peers.models_dnnops import training_step
+from benchmarks.peers.models.dnnops_cpu import training_step
 from dnnops.capture.schedule import Role, schedule
 from dnnops.explanation.graph import describe_graph
 from dnnops.gpuarray import GpuArrayType, shared
