@@ -26,6 +26,7 @@ from dnnops.gpu.pool import GpuDnnPoolBase
 from dnnops.gpuarray.basic import GpuJoin, GpuSplit
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.op import is_on_device
+from dnnops.gpuarray.transfer import GpuCast
 
 __all__ = ["ChannelsLast"]
 
@@ -53,7 +54,7 @@ def _images(node: Apply) -> list[Any]:
         ndim = node.inputs[0].type.ndim
         if op.axes != (0, *range(2, ndim)):
             return []
-    elif not isinstance(op, GpuElemwise | GpuJoin | GpuSplit):
+    elif not isinstance(op, GpuElemwise | GpuCast | GpuJoin | GpuSplit):
         return []
     wanted = node.outputs[0].type.broadcastable
     images = _are_images([*node.inputs, *node.outputs])
