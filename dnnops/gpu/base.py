@@ -109,7 +109,7 @@ class CudnnOp(RuntimeOp):
     #: cuDNN requires that of filters.
     packed_operands: ClassVar[tuple[int, ...]] = ()
     #: Indices of the operands that must have the memory format of the first result.
-    matched_operands: ClassVar[tuple[int, ...]] = ()
+    matched_operands: tuple[int, ...] = ()
 
     c_stream: ClassVar[str] = "stream"
 

@@ -15,9 +15,8 @@ from pytensor.graph.op import io_connection_pattern
 from pytensor.tensor import as_tensor_variable
 
 from dnnops.compat import shape_inference
-from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import DnnTypeError
-from dnnops.gpu.base import as_dense, device_operands
+from dnnops.gpu.base import device_operands
 from dnnops.gpu.batchnorm import (
     GpuDnnBatchNorm,
     GpuDnnBatchNormBase,
@@ -25,7 +24,6 @@ from dnnops.gpu.batchnorm import (
     GpuDnnBatchNormInference,
 )
 from dnnops.gpu.derivatives import GpuExpressionOp
-from dnnops.gpuarray.device import on_device
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.activation.op import Activation
 from dnnops.nnet.validate import accumulator_dtype, merge_shapes, switch
@@ -46,8 +44,8 @@ class _Fused(GpuExpressionOp, GpuDnnBatchNormBase):
     Derivatives are those of the expressions, without fusion.
     """
 
-    #: Index of the array that is read along with x, and must have its memory format.
-    _other: int | None = None
+    # The array that is read along with x must have its memory format.
+    matched_operands: tuple[int, ...] = ()
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
@@ -59,23 +57,7 @@ class _Fused(GpuExpressionOp, GpuDnnBatchNormBase):
         return io_connection_pattern(own, self._expressions(*own))
 
     def _is_data(self, operand: int) -> bool:
-        return operand in (0, self._other)
-
-    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        if self._other is not None:
-            inputs = list(inputs)
-            with on_device(self.node_device(node)):
-                x = self._accepted(inputs[0], self._layouts(0))
-                other = as_dense(inputs[self._other], self.output_format(0, [x]))
-            inputs[0], inputs[self._other] = x, other
-        super().perform(node, inputs, output_storage)
-
-    def c_match_operands(self, node: Apply, inputs: list[str], fail: str) -> str:
-        i = self._other
-        if i is None:
-            return ""
-        code = DTYPE_CODES[node.inputs[i].type.dtype]
-        return f"if (dnnops_cudnn_match(&{inputs[i]}, {code}, &in[0], &in[{i}]) < 0) {{ {fail} }}"
+        return operand in (0, *self.matched_operands)
 
 
 class _Forward(_Fused):
@@ -85,7 +67,7 @@ class _Forward(_Fused):
         name = type(self).__name__
         self.relu, self.addend = switch(name, "relu", relu), switch(name, "addend", addend)
         self.fused = _RELU * self.relu | _ADDEND * self.addend
-        self._other = operands if self.addend else None
+        self.matched_operands = (operands,) if self.addend else ()
 
     #: Whether the last result is the offsets for the gradient.
     returns_offsets = False
@@ -209,7 +191,7 @@ class GpuDnnBatchNormActivationGrad(_Fused, GpuDnnBatchNormGrad):
     """
 
     __props__ = (*GpuDnnBatchNormGrad.__props__, "slope_at_zero", "slope_at_nan")
-    _other = 1
+    matched_operands = (1,)
 
     def __init__(
         self,

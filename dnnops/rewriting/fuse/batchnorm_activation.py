@@ -268,5 +268,6 @@ class _Fusion:
         if how not in _OF_RESULT:
             raise _RefusedError
         self.masked += 1
-        found = loop.applied(list(results.values()), replaced)
+        dtypes = [old.type.dtype for old in results]
+        found = loop.applied(list(results.values()), replaced, dtypes)
         return list(zip(results, found, strict=True))

@@ -148,11 +148,16 @@ class Loop:
         if uncast(x) in self.variables:
             found = self.variables[uncast(x)]
             return found if is_on_device(found) and found.type.dtype == dtype else None
-        if host_dtype(dtype) != dtype:
-            return None
-        return self.applied([cast(x, dtype)], {})[0]
+        # Scalars cannot be bfloat16.
+        converted = cast(x, dtype) if host_dtype(dtype) == dtype else x
+        return self.applied([converted], {}, [dtype])[0]
 
-    def applied(self, outputs: list[Any], replaced: dict[Any, Callable[[Any], Any] | Any]) -> Any:
+    def applied(
+        self,
+        outputs: list[Any],
+        replaced: dict[Any, Callable[[Any], Any] | Any],
+        dtypes: list[str],
+    ) -> Any:
         """Return results of a new loop.
 
         Parameters
@@ -162,6 +167,8 @@ class Loop:
         replaced : dict
             For expressions, what replaces them: a device variable, and a function that makes an
             expression of a scalar of its dtype.
+        dtypes : list of str
+            Dtypes in which the results are stored.
 
         Returns
         -------
@@ -189,7 +196,10 @@ class Loop:
 
         results = [build(x) for x in outputs]
         loop = Composite(list(operands.values()), results)
-        return GpuElemwise(loop).make_node(*operands).outputs
+        found = GpuElemwise(loop).make_node(*operands).outputs
+        if [z.type.dtype for z in found] == dtypes:
+            return found
+        return GpuElemwise(loop, out_dtypes=dtypes).make_node(*operands).outputs
 
     def uses(self, x: Any, leaf: Any) -> bool:
         """Return whether the expression `x` depends on `leaf`."""

@@ -452,7 +452,10 @@ def test_updates_on_a_gpu(optimizer, dtype):
 
 @pytest.mark.gpu
 def test_a_graph_with_large_parameters():
-    """The addresses of 300 items take more than 4 KB."""
+    """The addresses of 250 items take more than 4 KB.
+
+    The other 50 gradients have a known length of 1, along which they may be broadcast.
+    """
     results = []
     for graph in ("False", "True"):
         f, found = trained(
@@ -466,7 +469,7 @@ def test_a_graph_with_large_parameters():
         )
         results.append(found)
         (node,) = merged(f.maker.fgraph)
-        assert node.op.count == 300
+        assert node.op.count == 250
     assert f.vm.replays
     for got, want in zip(*results, strict=True):
         np.testing.assert_array_equal(got, want)
