@@ -29,6 +29,7 @@ ORDER = (
     "reduction",
     "pool_kernel",
     "max_pool_grad_grad_kernel",
+    "pool_cells",
     "dropout",
     "window_sum_kernel",
     "sampler",

@@ -1,4 +1,4 @@
-"""cuDNN's dropout and cuTENSOR's permutation through ctypes, for ``benchmarks/kernels.py``."""
+"""cuDNN and cuTENSOR functions called through ctypes, for ``benchmarks/kernels.py``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import cupy
 
 from dnnops.runtime.find import find_cudnn
 
-__all__ = ["CudnnDropout", "CutensorPermutation", "load_cutensor"]
+__all__ = ["CudnnDropout", "CudnnMaxPoolGrad", "CutensorPermutation", "load_cutensor"]
 
 #: ``cudnnDataType_t`` and ``cudaDataType_t``.
 CUDNN_TYPES = {"float32": 0, "float16": 2}
@@ -77,6 +77,53 @@ class CudnnDropout:
         if "arguments" not in vars(self):
             self.forward()
         self.cudnn("cudnnDropoutBackward", *self.arguments)
+
+
+class CudnnMaxPoolGrad:
+    """cuDNN's gradient of max pooling, without padding, of images with two spatial axes.
+
+    Parameters
+    ----------
+    x, pooled, gz : cupy.ndarray
+        Arrays of one memory format; it is also that of the result.
+    window : int
+        Length of the windows along both axes; they do not overlap.
+    """
+
+    def __init__(self, x: Any, pooled: Any, gz: Any, window: int) -> None:
+        self.arrays, self.window = (x, pooled, gz), window
+
+    @cached_property
+    def cudnn(self) -> _Library:
+        return _Library(ctypes.CDLL(str(find_cudnn().library)))
+
+    def _described(self, array: Any) -> tuple[Any, Any]:
+        descriptor = ctypes.c_void_p()
+        self.cudnn("cudnnCreateTensorDescriptor", ctypes.byref(descriptor))
+        strides = (s // array.itemsize for s in array.strides)
+        words = (CUDNN_TYPES[str(array.dtype)], *array.shape, *strides)
+        self.cudnn("cudnnSetTensor4dDescriptorEx", descriptor, *words)
+        return descriptor, _address(array)
+
+    @cached_property
+    def arguments(self) -> tuple[Any, ...]:
+        """Arguments of the call, and the result."""
+        x, pooled, gz = self.arrays
+        self.out = cupy.empty_like(x)  # which keeps the memory format
+        handle, pooling = ctypes.c_void_p(), ctypes.c_void_p()
+        self.cudnn("cudnnCreate", ctypes.byref(handle))
+        self.cudnn("cudnnCreatePoolingDescriptor", ctypes.byref(pooling))
+        size, propagates_nan = self.window, 1
+        words = (0, propagates_nan, size, size, 0, 0, size, size)
+        self.cudnn("cudnnSetPooling2dDescriptor", pooling, *words)
+        one, zero = (ctypes.byref(ctypes.c_float(value)) for value in (1, 0))
+        operands = (word for array in (pooled, gz, x) for word in self._described(array))
+        return (handle, pooling, one, *operands, zero, *self._described(self.out))
+
+    def __call__(self) -> Any:
+        """Compute the gradient."""
+        self.cudnn("cudnnPoolingBackward", *self.arguments)
+        return self.out
 
 
 @cache

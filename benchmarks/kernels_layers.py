@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kernels_ctypes import CudnnDropout
+from benchmarks.kernels_ctypes import CudnnDropout, CudnnMaxPoolGrad
 from benchmarks.kernels_gpu import FLOATS, Gpu, Row, Ways
 from dnnops.gpu import attention, pool, pool_kernels, softmax, spatial_transformer
 from dnnops.gpu.cross_entropy import GpuCrossEntropy, GpuCrossEntropyGrad
@@ -56,6 +56,23 @@ def _pool(mode: str, size: int, dtype: str, what: str, g: Gpu) -> Ways:
     if size % 2 == 0:
         ways.pop("cuDNN", None)  # it would leave out the last windows
     return ways
+
+
+def _pool_cells(shape: tuple[int, ...], dtype: str, g: Gpu) -> Ways:
+    """Compute the gradient of max pooling with windows of 2x2 that do not overlap."""
+    x = g.values(shape, dtype, "channels_last")
+    sizes = ((2, 2), (2, 2), (0, 0))
+    pooled = g.call(pool.GpuDnnPool("max", 2, memory_format="channels_last"), x, *sizes)()
+    gz = g.values(pooled.shape, dtype, "channels_last")
+    op = pool.GpuDnnPoolGrad("max", 2, memory_format="channels_last")
+    t, tgz = g.tensor(x), g.tensor(gz)
+    indices = g.torch.nn.functional.max_pool2d(t, 2, return_indices=True)[1]
+    backward, geometry = g.aten.max_pool2d_with_indices_backward, ([2, 2], [2, 2], [0, 0], [1, 1])
+    return {
+        "dnnops": g.call(op, x, pooled, gz, *sizes),
+        "cuDNN": CudnnMaxPoolGrad(x, pooled, gz, 2),
+        "PyTorch": lambda: backward(tgz, t, *geometry, False, indices),
+    }
 
 
 def _dropout(dtype: str, gradient: bool, g: Gpu) -> Ways:
@@ -194,6 +211,15 @@ ROWS: list[Row] = [
         "max_pool_grad_grad_kernel",
         "3x3/2, 64x64x112x112, float32",
         partial(_pool, "max", 112, "float32", "second"),
+    ),
+    *(
+        (
+            "pool_cells",
+            f"max 2x2/2, {'x'.join(map(str, shape))} channels-last, {dtype}, gradient",
+            partial(_pool_cells, shape, dtype),
+        )
+        for dtype in FLOATS
+        for shape in ((32, 64, 224, 224), (32, 256, 56, 56), (32, 512, 14, 14))
     ),
     *(
         (

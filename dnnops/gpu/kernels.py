@@ -79,6 +79,12 @@ _PROGRAMS = {
         "gpu/kernels/numbers.cuh",
         "gpu/pool/pool_kernels.cuh",
     ),
+    "pool_cells": (
+        "gpu/pool/pool_cells_params.hpp",
+        "gpu/kernels/kernel.cuh",
+        "gpu/kernels/numbers.cuh",
+        "gpu/pool/pool_cells.cuh",
+    ),
     "reduction": (
         "gpu/kernels/kernel.cuh",
         "gpu/kernels/numbers.cuh",

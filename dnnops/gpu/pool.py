@@ -161,7 +161,8 @@ class GpuDnnPoolGrad(GpuDnnPoolBase):
     """Gradient of pooling on cuDNN, called as ``op(x, out, gz, ws, stride, pad)``.
 
     `out` is the pooling output; its values matter only for max pooling. `gz` is the gradient with
-    respect to `out`. See `GpuDnnPoolBase` for the parameters.
+    respect to `out`. See `GpuDnnPoolBase` for the parameters. A dnnops kernel computes the gradient
+    of max pooling on channels-last images if the windows are small and do not overlap.
     """
 
     operands = ("x", "maxout", "gz")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,9 @@ def _compile(folder: Path, target: str, *arguments: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(folder / target))
 
 
-def _kernels_source(program: str, params: str, kernels: tuple[str, ...], dtype: str) -> str:
+def _kernels_source(
+    program: str, params: str, kernels: tuple[str, ...], dtype: str, macros: Mapping[str, int]
+) -> str:
     source = kernel_source(program).replace(
         "extern __shared__ uint4 shared[];", "uint4 *const shared = Block::dynamic.data();"
     )
@@ -56,10 +59,18 @@ def _kernels_source(program: str, params: str, kernels: tuple[str, ...], dtype: 
         f"  return run_grid({kernel}, *p, blocks, threads, shared, seed);\n}}\n"
         for kernel in kernels
     )
-    return (
-        f"namespace of_{dtype} {{\n#define DTYPE {code}\n{source}\n{entries}}}\n"
-        "#undef DTYPE\n#undef NEVER\n"
-    )
+    given = {"DTYPE": code, **macros}
+    defines = "".join(f"#define {name} {value}\n" for name, value in given.items())
+    undefine = "".join(f"#undef {name}\n" for name in (*given, "NEVER"))
+    return f"namespace of_{dtype} {{\n{defines}{source}\n{entries}}}\n{undefine}"
+
+
+def _filled(shape: tuple[int, ...], dtype: str, memory_format: str) -> np.ndarray:
+    """Return an array for a result."""
+    if memory_format == "channels_last":
+        batch, channels, *rest = shape
+        return np.moveaxis(_filled((batch, *rest, channels), dtype, ""), -1, 1)
+    return np.full(shape, 7, numpy_dtype(dtype))
 
 
 class HostOp:
@@ -77,6 +88,8 @@ class HostOp:
         Names of the kernels.
     dtypes : tuple of str
         Dtypes for which the kernels are compiled.
+    macros : mapping, optional
+        Macros to define in addition to the dtype.
     """
 
     def __init__(
@@ -87,10 +100,13 @@ class HostOp:
         params: str,
         kernels: tuple[str, ...],
         dtypes: tuple[str, ...],
+        macros: Mapping[str, int] | None = None,
     ):
         cuda, cudnn = find_cuda(), find_cudnn()
         text = f'#include "host_cuda.hpp"\n#include "{_source(f"{program}_params.hpp")}"\n'
-        text += "".join(_kernels_source(program, params, kernels, dtype) for dtype in dtypes)
+        text += "".join(
+            _kernels_source(program, params, kernels, dtype, macros or {}) for dtype in dtypes
+        )
         (folder / "kernels.cpp").write_text(text)
         _compile(folder, "kernels.so", f"-I{_HERE}", "kernels.cpp")
         includes = [*cuda.include_dirs, *cudnn.include_dirs]
@@ -133,7 +149,9 @@ class HostOp:
             if tensor.ndim < 0:
                 break
             shape = tuple(tensor.shape[: tensor.ndim])
-            results.append(np.full(shape, 7, numpy_dtype(_NAMES[tensor.dtype])))
-            tensor.data = results[-1].ctypes.data
+            result = _filled(shape, _NAMES[tensor.dtype], getattr(op, "memory_format", ""))
+            results.append(result)
+            tensor.data = result.ctypes.data
+            tensor.strides[: tensor.ndim] = result.strides
         self._call("", *arguments)
         return [result.astype("float64") for result in results]

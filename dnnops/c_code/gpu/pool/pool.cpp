@@ -4,6 +4,8 @@
 
 #include "../base/handle.hpp"
 #include "../base/node_state.hpp"
+#include "../kernels/kernel_loader.hpp"
+#include "pool_cells.hpp"
 
 namespace dnnops {
 
@@ -64,6 +66,8 @@ struct PoolState : State {
   double scale = 1;
   PoolingDescriptor pooling;
   TensorDescriptor image, top, pooled, gradient;
+  PoolCells cells;
+  Kernel kernel;  // if cells exist
 };
 
 int cudnn_mode(const PoolCall &call) {
@@ -99,7 +103,12 @@ void set_pooling(PoolState &state, const PoolCall &call, const PoolProblem &prob
     for (int i = 0; i < spatial; ++i) state.scale *= static_cast<double>(problem.window[i]);
 }
 
-void prepare(PoolState &state, const PoolKey &key, const PoolCall &call) {
+// Whether the channels of each pixel are adjacent and begin at a multiple of 16 bytes, if they fill vectors.
+bool has_vectors(const Tensor &tensor) {
+  return dense_formats(tensor) & FORMAT_CHANNELS_LAST && is_packed(tensor) && tensor.alignment == 16;
+}
+
+void prepare(PoolState &state, const PoolKey &key, const PoolCall &call, const Handle &handle) {
   state.ready = false;
   const PoolProblem problem = problem_of(call);
   const dnnops_tensor &output = call.outputs[0];
@@ -118,7 +127,6 @@ void prepare(PoolState &state, const PoolKey &key, const PoolCall &call) {
   state.no_windows = element_count(problem.top, ndim) == 0;
   if (!state.empty && !state.no_windows) {
     require_whole_windows(problem);
-    set_pooling(state, call, problem);
     Tensor tensors[4];
     Tensor *all[4];
     const int count = call.params.gradient ? 4 : 2;
@@ -126,6 +134,16 @@ void prepare(PoolState &state, const PoolKey &key, const PoolCall &call) {
       tensors[i] = read_tensor(i == count - 1 ? output : call.inputs[i]);
       all[i] = &tensors[i];
     }
+    state.cells = {};
+    if (call.params.gradient && has_vectors(tensors[0]) && has_vectors(tensors[2]) && has_vectors(tensors[3]))
+      state.cells = pool_cells(problem, dtype, item_size(dtype));
+    if (state.cells.exist) {
+      state.kernel = load_kernel(handle, "pool_cells", "max_pool_cells_grad", state.cells.options);
+      state.key = key;
+      state.ready = true;
+      return;
+    }
+    set_pooling(state, call, problem);
     canonicalize_together(all, count);
     set_descriptor(state.image, tensors[0], dtype);
     if (call.params.gradient) {
@@ -156,12 +174,21 @@ void run(const PoolCall &call) {
   PoolState &state = *held;
   PoolKey key;
   read_key(key, call, handle);
-  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, call);
+  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, call, handle);
   if (state.empty) return;
   if (state.no_windows) {
     const int64_t count = element_count(output.shape, output.ndim);
     DNNOPS_CHECK(cudaMemsetAsync(output.data, 0, count * item_size(output.dtype),
                                  static_cast<cudaStream_t>(context.stream)));
+    return;
+  }
+  if (state.cells.exist) {
+    PoolCellsParams params = state.cells.params;
+    params.x = call.inputs[0].data;
+    params.gz = call.inputs[2].data;
+    params.result = output.data;
+    void *arguments[] = {&params};
+    launch_kernel(state.kernel, state.cells.blocks, CELL_THREADS, 0, context.stream, arguments);
     return;
   }
   const Scalar scale(state.scale, output.dtype), zero(0, output.dtype);
