@@ -201,6 +201,16 @@ def test_results_of_exponentials_are_not_rounded():
     assert found["true_div"] == "float16"
 
 
+@pytest.mark.parametrize("norm", [abs, pt.sqr])
+def test_norms_of_products_are_float32(norm):
+    """PyTensor fuses them to reductions that have the dtype of their operand."""
+    x, w = device(None, 16), device(16, 16)
+    graph = mixed([x, w], [norm(x @ w).sum().transfer("cuda")], "float16")
+    (reduction,) = nodes(graph, "GpuCAReduce")
+    assert reduction.inputs[0].type.dtype == "float16"
+    assert reduction.op.host_op.acc_dtype == reduction.outputs[0].type.dtype == "float32"
+
+
 @pytest.mark.parametrize("mode", ["max", "average_inc_pad"])
 def test_pooling_that_cudnn_lacks(mode):
     x, w = device(None, 3, 10, 10), device(4, 3, 3, 3)

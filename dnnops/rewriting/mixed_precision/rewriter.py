@@ -16,6 +16,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
 from pytensor.scalar.basic import Add, Mul
+from pytensor.tensor.math import Prod, Sum
 
 from dnnops.config import flag_value
 from dnnops.dtypes import HALF_DTYPES
@@ -78,6 +79,10 @@ def _report_failure(node: Apply, error: Exception) -> None:
             DnnWarning,
             stacklevel=2,
         )
+
+
+#: PyTensor's reductions by their scalar Ops, with a dtype that may differ from the operand's.
+_WITH_DTYPE = {Add: Sum, Mul: Prod}
 
 
 class _Walk:
@@ -171,9 +176,12 @@ class _Walk:
         if not is_half(x) or not is_float32(node.inputs[0]):
             return None
         op: Any = node.op
-        if is_float32(node.outputs[0]) and isinstance(op.host_op.scalar_op, Add | Mul):
-            # In float64, as PyTensor has it for float32, the digits would be lost anyway.
-            op = op.with_host_op(op.host_op.clone(dtype="float32", acc_dtype="float32"))
+        own = _WITH_DTYPE.get(type(op.host_op.scalar_op))
+        if is_float32(node.outputs[0]) and own is not None:
+            # In float64, as PyTensor has it for float32, the digits would be lost anyway. Other
+            # reductions than these two ignore the dtype that they are given.
+            host_op = own(axis=op.host_op.axis, dtype="float32", acc_dtype="float32")
+            op = op.with_host_op(host_op)
         return op.make_node(x, *others).outputs
 
     def _view(self, node: Apply, role: Role) -> Sequence[Variable] | None:
