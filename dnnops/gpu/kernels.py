@@ -48,6 +48,7 @@ _PROGRAMS = {
         "gpu/norm/batchnorm_rows.cuh",
         "gpu/norm/batchnorm_warps.cuh",
         "gpu/norm/batchnorm_held.cuh",
+        "gpu/norm/batchnorm_short.cuh",
         "gpu/norm/batchnorm_kernel.cuh",
     ),
     "attention": ("gpu/kernels/kernel.cuh", "gpu/attention/attention.cuh"),

@@ -23,7 +23,16 @@ KINDS = {"train": 0, "gradient": 1, "inference": 2}
 FUSED = {"relu": 1, "addend": 2, "slope_at_zero": 4, "slope_at_nan": 8}
 
 #: ``BatchNormWay``.
-WAYS = {"by_given": 0, "alone": 1, "kept": 2, "streamed": 3, "swept": 4, "by_warps": 5, "held": 6}
+WAYS = {
+    "by_given": 0,
+    "alone": 1,
+    "kept": 2,
+    "streamed": 3,
+    "swept": 4,
+    "by_warps": 5,
+    "held": 6,
+    "short": 7,
+}
 
 _MACROS = (
     *("DTYPE", "KIND", "FUSED", "HOW", "ROWS", "V", "LANES", "THREADS", "BLOCKS", "BUNDLED"),
@@ -55,7 +64,7 @@ class Params(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("groups", "splits", "share", "lag", "slots")),
         *(
             (name, ctypes.c_int)
-            for name in ("pieces", "abreast", "bundles", "members", "across", "jump_at")
+            for name in ("pieces", "abreast", "bundles", "across", "members", "jump_at")
         ),
         *((name, ctypes.c_longlong) for name in ("jump", "wrap")),
         *((name, ctypes.c_int) for name in ("lanes", "stride", "kept", "cached")),

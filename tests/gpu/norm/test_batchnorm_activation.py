@@ -168,6 +168,7 @@ CASES = [
     *cases_of((40, 4, 784), inplace=True),  # by warps
     *cases_of((3, 4, 3000), holding_blocks=9),  # held: by several blocks, and in pieces of images
     *cases_of((8, 4, 784), holding_blocks=2),  # held: by one block
+    *cases_of((1, 9, 300), inplace=True),  # short
     *cases_of((60, 40, 1)),  # rows: alone
     *cases_of((1000, 32, 1), inplace=True),  # kept
     *cases_of((2000, 33, 1), cooperative=False),  # streamed
@@ -176,12 +177,14 @@ CASES = [
 CASES += [replace(case, dtype="float16", seed=1) for case in CASES]
 CASES += [
     replace(case, dtype=dtype, seed=2)
-    for case in (CASES[0], CASES[3], CASES[5], CASES[9])
+    for case in (CASES[0], CASES[3], CASES[5], CASES[6], CASES[10])
     for dtype in ("bfloat16", "float64")
 ]
 
 #: Training keeps all digits of the mean, although the gradient gets a rounded one.
-LARGE_MEAN = [replace(case, mean=1000.0, seed=3) for case in (CASES[2], CASES[5], CASES[9])]
+LARGE_MEAN = [
+    replace(case, mean=1000.0, seed=3) for case in (CASES[2], CASES[5], CASES[6], CASES[10])
+]
 
 
 def works(case: ActivationCase) -> list:
@@ -206,7 +209,7 @@ def test_all_ways(kernels):
         for case in CASES
         for work in works(case)
     }
-    for rows, ways in enumerate((("by_warps", "held"), ("swept",))):
+    for rows, ways in enumerate((("by_warps", "held", "short"), ("swept",))):
         for way in ("alone", "kept", "streamed", *ways):
             assert (WAYS[way], 1, rows, RELU | SLOPE) in found
             assert {(WAYS[way], 0, rows, f) for f in (RELU, ADDEND, RELU | ADDEND)} <= found

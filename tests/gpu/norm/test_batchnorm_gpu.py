@@ -243,6 +243,40 @@ def test_many_blocks(shape, mode, memory_format, dtype):
     close(dx, expected, 3 * bound, "dx")
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [2, 7, 64, 257, 512, 1000, 1023, 2048, 3000])
+def test_layer_normalization(length, dtype):
+    """Statistics of many short rows, at any address and in place."""
+    rng = np.random.default_rng(length)
+    rows, axes, epsilon = (613, 3), (2,), np.array(1e-3)
+    x, g = (rounded(1 + rng.standard_normal((*rows, length)), dtype) for _ in range(2))
+    # Parameters that the operands' dtype does not round, as for the abstract Ops.
+    scale, bias = (rounded(rng.uniform(0.5, 2, (*rows, 1)), dtype) for _ in range(2))
+    # A row of equal elements, and one of a mean that is many times the deviation.
+    x[5, 0] = 0.5
+    x[7, 1] = rounded(x[7, 1] + 100, dtype)
+    reference = reference_of(BatchNormTrain(axes), x, scale, bias, epsilon)
+    gradients = reference_of(BatchNormTrainGrad(axes), x, g, scale, *reference[1:])
+
+    def placed(array: np.ndarray, aligned: bool) -> Any:
+        if aligned:
+            return on_gpu(array, dtype)
+        ravelled = on_gpu(np.concatenate([np.zeros(1), array.ravel()]), dtype)
+        return ravelled[1:].reshape(array.shape)
+
+    poison()
+    for aligned, inplace in ((True, False), (True, True), (False, False)):
+        words = f"{dtype}, rows of {length}, aligned: {aligned}, in place: {inplace}"
+        parameters = gpu_arrays([scale, bias], dtype, 0)
+        op = GpuDnnBatchNorm("spatial", inplace_output=inplace, axes=axes)
+        found = results_of(op, placed(x, aligned), *parameters, epsilon)
+        compare(found, reference, dtype, f"training, {words}")
+        np.testing.assert_array_equal(host(found[0])[5, 0], host(on_gpu(bias[5, 0], dtype))[0])
+        given = [placed(x, aligned), placed(g, aligned), parameters[0], *found[1:]]
+        found = results_of(GpuDnnBatchNormGrad("spatial", inplace, axes), *given)
+        compare(found, gradients, dtype, f"gradient, {words}")
+
+
 def test_a_rounded_mean():
     """Rounding of a mean much larger than the deviation does not affect the gradient."""
     rng = np.random.default_rng(0)

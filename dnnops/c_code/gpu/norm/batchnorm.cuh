@@ -1,6 +1,6 @@
 // Batch normalization in training, its gradient, and batch normalization with given statistics.
 //
-// The first two compute sums, and then results from them. There are six ways to do both parts in one launch, so that
+// The first two compute sums, and then results from them. There are seven ways to do both parts in one launch, so that
 // memory is read about once:
 //   ALONE: a block has a group of channels to itself, and keeps it in shared memory.
 //   KEPT: several blocks share a group. Each keeps what it has read in shared memory until all have read. All blocks
@@ -9,6 +9,8 @@
 //     some warps read, others wait or write. Shares are loaded by bulk copies.
 //   HELD: several blocks share a channel whose elements are contiguous. Each warp holds its share in registers until
 //     all have read, while the next share is copied to shared memory.
+//   SHORT: a warp, or some of its threads, has a channel to itself, whose elements are contiguous, and holds it in
+//     registers.
 //   SWEPT: all blocks go over the rows in memory order and sum all channels. Then they go over the rows in the
 //     opposite order: what was read last is still in shared memory, and some more is in the level 2 cache.
 //   STREAMED: several blocks share a group that is too large to keep. Each part has its own blocks. Those of the
@@ -23,9 +25,11 @@
 // Macros set by c_code/gpu/norm/batchnorm_work.cpp: DTYPE; KIND, a BatchNormKind; FUSED, bits of BatchNormFused; HOW, a
 // BatchNormWay; ROWS, whether channels are adjacent and a row has all of them (otherwise a channel's elements are
 // adjacent); V, the number of elements moved at once; LANES, the number of threads side by side along a row (SWEPT gets
-// it as a parameter); THREADS per block; BLOCKS, the minimum number per multiprocessor; BUNDLED, by warps: whether sums
-// are awaited in bundles; HOLDS, if held: the number of vectors of an array that a thread holds; EVEN, whether each
-// warp has a share and all shares have the same number of vectors; LINED, whether the vectors of a share are adjacent.
+// it as a parameter) or, if short, of threads that share a channel; THREADS per block; BLOCKS, the minimum number per
+// multiprocessor; BUNDLED, by warps: whether sums are awaited in bundles; HOLDS, if held or short: the number of vectors
+// of an array that a thread holds; EVEN, if held: whether each warp has a share and all shares have the same number of
+// vectors, and if short: whether all threads of a channel hold the same number; LINED, whether the vectors of a share
+// are adjacent.
 
 using Parameter = Acc;
 constexpr int WARPS = THREADS / 32;
@@ -55,8 +59,8 @@ DEVICE int lane() { return threadIdx.x % 32; }
 DEVICE int warp() { return threadIdx.x / 32; }
 
 // The threads that share a unit of work, and a thread's index among them.
-constexpr int TEAM = BY_WARPS ? 32 : THREADS;
-DEVICE int member() { return BY_WARPS ? lane() : (int)threadIdx.x; }
+constexpr int TEAM = HOW == BATCHNORM_SHORT ? LANES : BY_WARPS ? 32 : THREADS;
+DEVICE int member() { return (int)(TEAM < THREADS ? threadIdx.x % TEAM : threadIdx.x); }
 
 struct Place {
   int first_channel;  // of the thread

@@ -22,6 +22,8 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) batchnorm(const BatchNormParams p
     normalize_by_warps(p);
   } else if constexpr (HOW == BATCHNORM_HELD) {
     normalize_held(p);
+  } else if constexpr (HOW == BATCHNORM_SHORT) {
+    normalize_short(p);
   } else {
     __shared__ Table table;
     __shared__ Ready ready[COLUMNS];

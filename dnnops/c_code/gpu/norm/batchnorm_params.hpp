@@ -26,9 +26,9 @@ struct BatchNormParams {
   int pieces;   // shares per image; 1 if a share has whole images
   int abreast;  // channels whose shares take turns
   int bundles;  // bundles of a channel's shares; 0 if the sums of each share are awaited
+  int across;   // vectors per image
   // If held:
   int members;     // blocks that share a channel
-  int across;      // vectors per image
   int jump_at;     // vectors within an image from a lane's vector to its next one
   long long jump;  // the corresponding number of array elements
   long long wrap;  // elements from the end of an image to the start of the next
@@ -60,7 +60,8 @@ enum BatchNormWay {
   BATCHNORM_STREAMED = 3,
   BATCHNORM_SWEPT = 4,
   BATCHNORM_BY_WARPS = 5,
-  BATCHNORM_HELD = 6
+  BATCHNORM_HELD = 6,
+  BATCHNORM_SHORT = 7
 };
 
 // The workspace holds, in this order: the sums of each group (two or, for the gradient, three per channel and split,
@@ -68,7 +69,7 @@ enum BatchNormWay {
 // have been added up and whether it is complete; and a count of all blocks. If swept, it ends with a count of blocks
 // and one of tiles. If by warps, it only holds sums: for each channel, the first sums of all its splits, then the
 // second ones; then likewise for bundles. If held, it holds two values per channel for the running averages and then,
-// likewise, the sums of all blocks of a channel if there are several.
+// likewise, the sums of all blocks of a channel if there are several. If short, it is empty.
 
 // The number of channels whose sums a block adds up at a time, if all blocks have all channels.
 constexpr int BATCHNORM_TILE = 8;

@@ -18,6 +18,7 @@ int64_t divided(int64_t size, int64_t by) { return (size + by - 1) / by; }
 // The numbers of vectors that a thread may hold if shares differ; each number is a separate program. If
 // shares are equal, the number is their exact size.
 constexpr int64_t HOLDS[] = {7, 13, 19, BATCHNORM_MOST_HELD[1]};
+constexpr int64_t SHORT_HOLDS[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
 
 // How arrays are cut into shares. For rows, a group of channels is as wide as a row of threads.
 struct Cut {
@@ -29,15 +30,20 @@ struct Cut {
   // The number of shares that a block processes at a time.
   int64_t rooms() const { return way == BATCHNORM_BY_WARPS || way == BATCHNORM_HELD ? blocks.threads / 32 : 1; }
   int64_t total() const { return groups * splits; }
-  // If held: whether each warp has a share, and all shares have the same number of vectors.
+  // If held: whether each warp has a share, and all shares have the same number of vectors. If short: whether all
+  // threads of a channel have.
   bool is_even(int64_t vectors) const {
+    if (way == BATCHNORM_SHORT) return vectors % lanes == 0;
     return way == BATCHNORM_HELD && splits == members * rooms() && splits * share == vectors;
   }
-  // If held: the number of vectors per thread.
+  // If held or short: the number of vectors per thread.
   int64_t holds(int64_t vectors) const {
-    if (way != BATCHNORM_HELD) return 0;
-    if (is_even(vectors)) return divided(share, 32);
-    return *std::find_if(std::begin(HOLDS), std::end(HOLDS), [&](int64_t most) { return share <= 32 * most; });
+    if (way != BATCHNORM_HELD && way != BATCHNORM_SHORT) return 0;
+    const int64_t least = divided(share, way == BATCHNORM_HELD ? 32 : lanes);
+    const auto first = [&](const auto &numbers) {
+      return *std::lower_bound(std::begin(numbers), std::end(numbers), least);
+    };
+    return is_even(vectors) ? least : way == BATCHNORM_HELD ? first(HOLDS) : first(SHORT_HOLDS);
   }
   void split(int64_t into) {
     // Blocks of a group wait for each other, so make shares about equal.
@@ -195,6 +201,26 @@ Cut cut_to_hold(const BatchNormCase &of, int64_t vector, int64_t at_once) {
   return cut;
 }
 
+// The registers of a thread for the vectors of all arrays. Twice as many would leave too few for their conversion.
+constexpr int64_t MOST_REGISTERS = 128;
+// With more vectors per thread than this, more threads of the warp share the channel.
+constexpr int64_t WANTED_VECTORS = 2;
+
+// Gives each channel to a few threads; `splits` is 0 if that is not possible, or leaves multiprocessors idle.
+Cut cut_short(const BatchNormCase &of, int64_t vector, const BatchNormDevice &device) {
+  Cut cut = begin_cut(of, BATCHNORM_SHORT, BATCHNORM_SHORT_CHANNELS);
+  const int64_t vectors = of.inner / vector;
+  while (cut.lanes < 32 && cut.lanes * WANTED_VECTORS < vectors) cut.lanes *= 2;
+  const int64_t registers = divided(vector * item_size(of.dtype), 4) * array_count(of);
+  const int64_t most = std::min<int64_t>(MOST_REGISTERS / registers, *std::rbegin(SHORT_HOLDS));
+  if (of.batch > 1 || vectors > most * cut.lanes || of.channels < device.streaming) return cut;
+  cut.columns = cut.blocks.threads / cut.lanes;
+  cut.groups = divided(of.channels, cut.columns);
+  cut.units = cut.share = vectors;
+  cut.splits = 1;
+  return cut;
+}
+
 // All blocks sweep over all rows side by side; there is one group of channels if a block's threads span a row.
 Cut sweep(const BatchNormCase &of, int64_t vector, int64_t at_once) {
   Cut cut;
@@ -220,6 +246,10 @@ Cut cut_case(const BatchNormCase &of, bool rows, int64_t vector, const BatchNorm
   Cut streamed = cut_into(of, rows, vector, SHARE_BYTES);
   streamed.way = of.kind == BATCHNORM_INFERENCE ? BATCHNORM_BY_GIVEN : BATCHNORM_STREAMED;
   if (of.kind == BATCHNORM_INFERENCE) return streamed;
+  if (!rows) {
+    const Cut cut = cut_short(of, vector, device);
+    if (cut.splits > 0) return cut;
+  }
   Cut alone = cut_into(of, rows, vector, BATCHNORM_PLAIN.bytes / array_count(of));
   alone.way = BATCHNORM_ALONE;
   alone.slots = alone.share * alone.lanes;

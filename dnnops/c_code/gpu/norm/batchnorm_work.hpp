@@ -34,6 +34,8 @@ constexpr BatchNormBlocks BATCHNORM_MORE_WARPS = {1024, 1, 216 << 10, 2 << 10};
 // read. There is room for two shares in registers and one in shared memory.
 constexpr BatchNormBlocks BATCHNORM_HOLDING = {256, 1, 104 << 10, 3 << 10};
 constexpr int64_t BATCHNORM_MOST_HELD[] = {0, 25, 13};
+// Threads that hold whole channels in registers. They determine how many blocks run at once.
+constexpr BatchNormBlocks BATCHNORM_SHORT_CHANNELS = {128, 1, 0, 0};
 // If swept: how much of the data read should stay in the level 2 cache, for the whole device.
 constexpr int64_t BATCHNORM_CACHED_BYTES = 40 << 20;
 
