@@ -26,10 +26,8 @@ class Pool:
     def __init__(self) -> None:
         import cupy
 
-        # Functions that refer to this object would keep it alive, since memory that something else
-        # still uses refers to them.
-        freed: list[int] = []
-        runtime = cupy.cuda.runtime
+        self._freed: list[int] = []
+        freed, runtime = self._freed, cupy.cuda.runtime
 
         # CuPy passes a size and a device, or an address and a device.
         def free(address: int, device: int) -> None:
@@ -41,7 +39,6 @@ class Pool:
             lambda size, device: runtime.malloc(size), free
         )
         self._pool = cupy.cuda.MemoryPool(allocator.malloc)
-        self._freed = freed
 
     @property
     def has_shrunk(self) -> bool:
@@ -58,8 +55,22 @@ class Pool:
         """Allocate all arrays of this thread from the pool."""
         import cupy
 
-        with cupy.cuda.using_allocator(self._pool.malloc):
+        with cupy.cuda.using_allocator(self._allocate):
             yield
+
+    def _allocate(self, size: int) -> Any:
+        """Allocate memory that keeps CuPy's pool alive.
+
+        A pool that ends before its memory returns nothing to the driver: the parts of a block refer
+        to each other until they are joined again.
+        """
+        import cupy
+
+        memory = self._pool.malloc(size)
+        # A tuple releases its last item first.
+        owner = (self._pool, memory)
+        owned = cupy.cuda.UnownedMemory(memory.ptr, size, owner, memory.device_id)
+        return cupy.cuda.MemoryPointer(owned, 0)
 
 
 class Graph:
