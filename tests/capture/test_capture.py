@@ -411,6 +411,7 @@ def test_other_threads():
     assert not failures
 
 
+@pytest.mark.xfail(reason="arrays of a deleted function's graph stay alive", strict=True)
 def test_memory_is_returned(monkeypatch):
     """Other processes may use the device, so what graphs allocate is counted."""
     from cupy.cuda import runtime
