@@ -17,6 +17,7 @@ from pytensor.tensor.elemwise import Elemwise
 from benchmarks import model_zoo
 from benchmarks.peers.models.dnnops_cpu import training_step
 from dnnops import nnet
+from dnnops.compat import inferred_shapes
 from dnnops.errors import DnnTypeError
 from dnnops.gpu.batchnorm import GpuDnnBatchNorm
 from dnnops.gpu.fused.batchnorm_activation import (
@@ -332,9 +333,7 @@ def test_operands_and_results(relu, addend, running):
     assert {o.type.shape for o in node.outputs[1:]} == {(1, 3, 1, 1)}
     assert pickle.loads(pickle.dumps(node.op)) == node.op
     shapes = [tuple(v.shape) if v.type.ndim else () for v in node.inputs]
-    inferred = node.op.infer_shape(
-        FunctionGraph(node.inputs, node.outputs, clone=False), node, shapes
-    )
+    inferred = inferred_shapes(node.op, node, shapes)
     assert [len(s) for s in inferred] == [4] * len(node.outputs)
     versions = node.op.inplace_versions()
     assert len(versions) == (7 if running else 1)
