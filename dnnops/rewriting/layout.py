@@ -1,9 +1,9 @@
 """Keep images channels-last where convolutions run on tensor cores.
 
-Tensor cores read channels-last arrays. A convolution of contiguous arrays copies them to that
-format and its result back, which takes about as long as the convolution. Here, whole chains of
-convolution, pooling, batch normalization, concatenation and elementwise Ops keep their images
-channels-last instead, so that only the ends of a chain are copied.
+Tensor cores read channels-last arrays, so a convolution of contiguous arrays copies them to that
+format and its result back. Here, whole chains of convolution, pooling, batch normalization,
+concatenation and elementwise Ops keep their images channels-last instead, so that only the ends of
+a chain are copied.
 
 Axes keep their order: only strides change. Convolution and pooling have a parameter for the memory
 format of their result, and all other Ops give their result the format of their operands.
@@ -34,7 +34,7 @@ __all__ = ["ChannelsLast"]
 _FORMATTED = (GpuDnnConvBase, GpuDnnPoolBase)
 
 
-def _are_images(variables: Sequence[Variable]) -> list[Any]:
+def _with_pixels(variables: Sequence[Variable]) -> list[Any]:
     """Return the device variables that can have pixels: at least two spatial axes."""
     return [x for x in variables if is_on_device(x) and x.type.ndim >= 4]
 
@@ -45,10 +45,10 @@ def _images(node: Apply) -> list[Any]:
     if isinstance(op, GpuDnnConvBase):
         found = [x for i, x in enumerate(node.inputs) if i not in op.packed_operands]
         if not isinstance(op, GpuDnnConvGradW):
-            return _are_images([*found, *node.outputs])
-        return _are_images(found[:2])
+            return _with_pixels([*found, *node.outputs])
+        return _with_pixels(found[:2])
     if isinstance(op, GpuDnnPoolBase):
-        return _are_images([*node.inputs, *node.outputs])
+        return _with_pixels([*node.inputs, *node.outputs])
     # Operands that are broadcast, such as a bias, have no format.
     if isinstance(op, GpuDnnBatchNormBase):
         ndim = node.inputs[0].type.ndim
@@ -57,7 +57,7 @@ def _images(node: Apply) -> list[Any]:
     elif not isinstance(op, GpuElemwise | GpuCast | GpuJoin | GpuSplit):
         return []
     wanted = node.outputs[0].type.broadcastable
-    images = _are_images([*node.inputs, *node.outputs])
+    images = _with_pixels([*node.inputs, *node.outputs])
     return [x for x in images if x.type.broadcastable == wanted]
 
 

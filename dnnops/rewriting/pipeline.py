@@ -393,7 +393,7 @@ PASSES = (
     Pass(
         49.27,
         "mixed_precision",
-        ByTags(lambda included, excluded: _mixed_precision()),
+        _on_the_gpu(_mixed_precision),
         ("gpu",),
         "After gpu_lift (49.2), since host variables cannot be bfloat16, and after gpu_norms "
         "(49.25), so that norms are reductions. Before the destroy handler (49.5): an array in 16 "
