@@ -179,6 +179,9 @@ def run_tests(workers: int | None, gpus: int | None = None) -> tuple[Outcome, di
     environment = {key: v for key, v in os.environ.items() if key != "PYTEST_ADDOPTS"}
     if gpus is not None:
         environment["DNNOPS_TEST_GPUS"] = str(gpus)
+    if workers is not None:
+        # As many threads as cores in each process would compete for them.
+        environment.setdefault("OMP_NUM_THREADS", "1")
     environment.setdefault("DNNOPS_TEST_SEED", "random")  # the working files may differ from HEAD
     # Processes of an interrupted test may still write there.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
