@@ -61,8 +61,8 @@ class Pool:
     def _allocate(self, size: int) -> Any:
         """Allocate memory that keeps CuPy's pool alive.
 
-        A pool that ends before its memory returns nothing to the driver: the parts of a block refer
-        to each other until they are joined again.
+        CuPy's own memory refers to its pool weakly. A pool that ends frees memory that arrays still
+        use, such as results that a node keeps for its next call.
         """
         import cupy
 
