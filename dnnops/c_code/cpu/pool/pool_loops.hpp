@@ -1,4 +1,4 @@
-// Pooling in plain loops over contiguous arrays, with one image plane per task.
+// Pooling in loops over contiguous arrays, with one image plane per task.
 #ifndef DNNOPS_ONEDNN_POOL_LOOPS_HPP
 #define DNNOPS_ONEDNN_POOL_LOOPS_HPP
 
@@ -90,18 +90,41 @@ inline int64_t divisor(const PoolProblem &problem, const WindowSpan &depth, cons
   return (depth.end - depth.begin) * (height.end - height.begin) * (width.end - width.begin);
 }
 
-// The range of outputs along the last axis for which element `tap` of the window lies inside the image.
-inline std::pair<int64_t, int64_t> reached(const PoolAxes &axes, int64_t tap) {
-  const int64_t stride = axes.stride[2], offset = tap - axes.pad[2];  // output w reads w * stride + offset
-  const int64_t first = offset >= 0 ? 0 : (stride - 1 - offset) / stride;
-  const int64_t room = axes.image[2] - offset;
-  const int64_t last = room <= 0 ? 0 : (room + stride - 1) / stride;
-  return {first, std::min(last, axes.top[2])};
+// The outputs [first, last) of a row for which element `tap` of the window lies inside the image. Output w reads
+// pixel w * stride + offset.
+struct Tap {
+  int64_t first, last, offset;
+};
+
+// The taps of the last axis that read pixels. Computed once for all rows, since divisions are slow.
+inline std::vector<Tap> row_taps(const PoolAxes &axes) {
+  std::vector<Tap> taps;
+  const int64_t stride = axes.stride[2];
+  for (int64_t tap = 0; tap < axes.window[2]; ++tap) {
+    const int64_t offset = tap - axes.pad[2], room = axes.image[2] - offset;
+    const int64_t first = offset >= 0 ? 0 : (stride - 1 - offset) / stride;
+    const int64_t last = std::min(room <= 0 ? 0 : (room + stride - 1) / stride, axes.top[2]);
+    if (first < last) taps.push_back({first, last, offset});
+  }
+  return taps;
 }
+
+// Arrays of the threads of a parallel region, allocated before it because no exception may leave a thread. They
+// are far enough apart that no cache line belongs to two threads, each of which would wait for the other's writes.
+template <class T>
+class ThreadArrays {
+ public:
+  explicit ThreadArrays(int64_t size) : apart_(size + 128 / sizeof(T)), all_(omp_get_max_threads() * apart_) {}
+  T *own() { return all_.data() + omp_get_thread_num() * apart_; }
+
+ private:
+  int64_t apart_;
+  std::vector<T> all_;
+};
 
 // to[w] = combine(to[w], from[w * stride]). Known strides let the compiler vectorize it.
 template <class T, class Combine>
-inline void combine_row(T *to, const T *from, int64_t stride, int64_t count, Combine combine) {
+inline void combine_row(T *__restrict to, const T *__restrict from, int64_t stride, int64_t count, Combine combine) {
   if (stride == 1)
     for (int64_t w = 0; w < count; ++w) to[w] = combine(to[w], from[w]);
   else if (stride == 2)
@@ -110,30 +133,23 @@ inline void combine_row(T *to, const T *from, int64_t stride, int64_t count, Com
     for (int64_t w = 0; w < count; ++w) to[w] = combine(to[w], from[w * stride]);
 }
 
-// Walks the windows of a plane, one row of outputs at a time. Calls begin_row(index of its first output),
-// then visit(index of an output, index of the pixel it reads, count) for each tap, in C order: the next count
-// outputs read pixels one stride apart.
-template <class Begin, class Visit>
-void for_rows(const PoolAxes &axes, int64_t plane, Begin &&begin_row, Visit &&visit) {
+// Calls visit(index of the first output of a row, depth, height) for each row of outputs in a plane; depth and
+// height are the spans of the row's windows.
+template <class Visit>
+void for_rows(const PoolAxes &axes, int64_t plane, Visit &&visit) {
   int64_t row = plane * axes.top_plane;
   for (int64_t d = 0; d < axes.top[0]; ++d) {
     const WindowSpan depth = axes.span(0, d);
-    for (int64_t h = 0; h < axes.top[1]; ++h, row += axes.top[2]) {
-      const WindowSpan height = axes.span(1, h);
-      begin_row(row);
-      for (int64_t i = depth.begin; i < depth.end; ++i)
-        for (int64_t j = height.begin; j < height.end; ++j) {
-          const int64_t line = plane * axes.image_plane + (i * axes.image[1] + j) * axes.image[2] - axes.pad[2];
-          // Taps outside of this range read no pixel.
-          const int64_t first_tap = std::max<int64_t>(0, axes.pad[2] - (axes.top[2] - 1) * axes.stride[2]);
-          const int64_t end_tap = std::min(axes.window[2], axes.image[2] + axes.pad[2]);
-          for (int64_t tap = first_tap; tap < end_tap; ++tap) {
-            const auto [first, last] = reached(axes, tap);
-            visit(row + first, line + tap + first * axes.stride[2], last - first);
-          }
-        }
-    }
+    for (int64_t h = 0; h < axes.top[1]; ++h, row += axes.top[2]) visit(row, depth, axes.span(1, h));
   }
+}
+
+// Calls visit(index of its first pixel) for each line of an image that the windows of a row of outputs contain.
+template <class Visit>
+void for_lines(const PoolAxes &axes, int64_t plane, const WindowSpan &depth, const WindowSpan &height, Visit &&visit) {
+  for (int64_t i = depth.begin; i < depth.end; ++i)
+    for (int64_t j = height.begin; j < height.end; ++j)
+      visit(plane * axes.image_plane + (i * axes.image[1] + j) * axes.image[2]);
 }
 
 // Combines the elements of a plane in lanes, which the compiler vectorizes.
@@ -161,13 +177,26 @@ void combine_windows(const PoolAxes &axes, const T *image, T *top, T start, Comb
       top[plane] = combine_plane(image + plane * axes.image_plane, axes.image_plane, start, combine);
     return;
   }
-#pragma omp parallel for
-  for (int64_t plane = 0; plane < axes.planes; ++plane)
-    for_rows(
-        axes, plane, [&](int64_t row) { std::fill(top + row, top + row + axes.top[2], start); },
-        [&](int64_t top_at, int64_t image_at, int64_t count) {
-          combine_row(top + top_at, image + image_at, axes.stride[2], count, combine);
-        });
+  const std::vector<Tap> taps = row_taps(axes);
+  const int64_t width = axes.image[2];
+  ThreadArrays<T> buffers(width);
+#pragma omp parallel
+  {
+    T *const line = buffers.own();
+#pragma omp for
+    for (int64_t plane = 0; plane < axes.planes; ++plane)
+      for_rows(axes, plane, [&](int64_t row, const WindowSpan &depth, const WindowSpan &height) {
+        // First the lines of the windows, whose pixels are adjacent, then the taps of the result.
+        std::fill(line, line + width, start);
+        for_lines(axes, plane, depth, height,
+                  [&](int64_t at) { combine_row(line, image + at, 1, width, combine); });
+        T *const to = top + row;
+        std::fill(to, to + axes.top[2], start);
+        for (const Tap &tap : taps)
+          combine_row(to + tap.first, line + tap.first * axes.stride[2] + tap.offset, axes.stride[2],
+                      tap.last - tap.first, combine);
+      });
+  }
 }
 
 template <class T>
@@ -190,37 +219,98 @@ void pool_forward(const PoolProblem &problem, const T *image, T *top) {
   }
 }
 
+// A plane whose pixels are sorted by their place in a stride of the last axis, so that each tap reads and writes
+// adjacent elements.
+struct Phases {
+  int64_t stride, length, lines, width;  // length: of a line of one phase, padded
+
+  explicit Phases(const PoolAxes &axes)
+      : stride(axes.stride[2]), length((axes.image[2] + stride - 1) / stride),
+        lines(axes.image[0] * axes.image[1]), width(axes.image[2]) {}
+
+  int64_t size() const { return stride * lines * length; }
+
+  // The index of the pixel that the first output of a tap reads, on a line of the plane.
+  int64_t at(const Tap &tap, int64_t line) const {
+    const int64_t pixel = tap.first * stride + tap.offset;
+    return pixel % stride * lines * length + line * length + pixel / stride;
+  }
+
+  // Calls move(index of a pixel, its index here) for all pixels. Strides of 2 are known to the compiler, and if
+  // they divide the width, all lines are one loop.
+  template <class Move>
+  void for_pixels(Move &&move) const {
+    const bool is_dense = stride * length == width;
+    const int64_t rows = is_dense ? 1 : lines, pixels = is_dense ? lines * width : width;
+    const int64_t phase = lines * length;
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t from = row * width, to = row * length;
+      if (stride == 2) {
+        const int64_t pairs = pixels / 2;
+        for (int64_t k = 0; k < pairs; ++k) {
+          move(from + 2 * k, to + k);
+          move(from + 2 * k + 1, to + phase + k);
+        }
+        if (pixels % 2) move(from + pixels - 1, to + pairs);
+      } else {
+        for (int64_t p = 0; p < stride; ++p)
+          for (int64_t k = 0, pixel = p; pixel < pixels; ++k, pixel += stride)
+            move(from + pixel, to + p * phase + k);
+      }
+    }
+  }
+};
+
+template <class T>
+void sort_pixels(const Phases &phases, const T *__restrict plane, T *__restrict sorted) {
+  phases.for_pixels([=](int64_t pixel, int64_t at) { sorted[at] = plane[pixel]; });
+}
+
+// Calls body(index of the first output of a row, plane's pixels, tap, index of the tap's first pixel there) for
+// each tap of each row of outputs, in C order.
+template <class Begin, class Body>
+void for_taps(const PoolAxes &axes, const Phases &phases, const std::vector<Tap> &taps, int64_t plane,
+              Begin &&begin, Body &&body) {
+  for_rows(axes, plane, [&](int64_t row, const WindowSpan &depth, const WindowSpan &height) {
+    begin(row);
+    for_lines(axes, 0, depth, height, [&](int64_t line) {
+      for (const Tap &tap : taps) body(row, tap, phases.at(tap, line / phases.width));
+    });
+  });
+}
+
 // The gradient goes to the first maximum: each window's gradient is added to the first element that equals
 // its maximum, and then set to zero.
 template <class T>
 void max_pool_grad(const PoolProblem &problem, const T *image, const T *maximum, const T *top_grad, T *image_grad) {
   const PoolAxes axes(problem);
-  std::memset(image_grad, 0, axes.planes * axes.image_plane * sizeof(T));
-  std::vector<T> buffers(omp_get_max_threads() * axes.top[2]);  // allocated here because no exception may leave a
-                                                                // thread
+  const Phases phases(axes);
+  const std::vector<Tap> taps = row_taps(axes);
+  const int64_t size = phases.size(), width = axes.top[2];
+  ThreadArrays<T> buffers(2 * size + width);
 #pragma omp parallel
   {
-    T *const to_give = buffers.data() + omp_get_thread_num() * axes.top[2];
+    T *const pixels = buffers.own(), *const sums = pixels + size;
+    T *const to_give = sums + size;
 #pragma omp for
     for (int64_t plane = 0; plane < axes.planes; ++plane) {
-      int64_t row = 0;
-      for_rows(
-          axes, plane,
-          [&](int64_t begin) {
-            row = begin;
-            std::copy(top_grad + begin, top_grad + begin + axes.top[2], to_give);
-          },
-          [&](int64_t top_at, int64_t image_at, int64_t count) {
-            const T *x = image + image_at, *best = maximum + top_at;
-            T *to = image_grad + image_at, *rest = to_give + (top_at - row);
-            const int64_t stride = axes.stride[2];
-            for (int64_t w = 0; w < count; ++w) {
-              const T value = x[w * stride];
-              const bool hit = (value == best[w]) | (value != value);
-              to[w * stride] += hit ? rest[w] : T(0);
+      sort_pixels(phases, image + plane * axes.image_plane, pixels);
+      std::fill(sums, sums + size, T(0));
+      for_taps(
+          axes, phases, taps, plane,
+          [&](int64_t row) { std::copy(top_grad + row, top_grad + row + width, to_give); },
+          [&](int64_t row, const Tap &tap, int64_t at) {
+            const T *__restrict x = pixels + at, *__restrict best = maximum + row + tap.first;
+            T *__restrict to = sums + at, *__restrict rest = to_give + tap.first;
+            for (int64_t w = 0; w < tap.last - tap.first; ++w) {
+              const bool hit = (x[w] == best[w]) | (x[w] != x[w]);
+              to[w] += hit ? rest[w] : T(0);
               rest[w] = hit ? T(0) : rest[w];
             }
           });
+      T *__restrict to = image_grad + plane * axes.image_plane;
+      const T *__restrict from = sums;
+      phases.for_pixels([=](int64_t pixel, int64_t at) { to[pixel] = from[at]; });
     }
   }
 }
@@ -228,29 +318,33 @@ void max_pool_grad(const PoolProblem &problem, const T *image, const T *maximum,
 template <class T>
 void max_pool_grad_grad(const PoolProblem &problem, const T *image, const T *maximum, const T *direction, T *top) {
   const PoolAxes axes(problem);
-  std::vector<char> buffers(omp_get_max_threads() * axes.top[2]);
+  const Phases phases(axes);
+  const std::vector<Tap> taps = row_taps(axes);
+  const int64_t size = phases.size(), width = axes.top[2];
+  ThreadArrays<T> buffers(2 * size);
+  ThreadArrays<char> flags(width);
 #pragma omp parallel
   {
-    char *const found = buffers.data() + omp_get_thread_num() * axes.top[2];
+    T *const pixels = buffers.own(), *const slopes = pixels + size;
+    char *const found = flags.own();
 #pragma omp for
     for (int64_t plane = 0; plane < axes.planes; ++plane) {
-      int64_t row = 0;
-      for_rows(
-          axes, plane,
-          [&](int64_t begin) {
-            row = begin;
-            std::fill(found, found + axes.top[2], 0);
-            std::fill(top + begin, top + begin + axes.top[2], T(0));
+      sort_pixels(phases, image + plane * axes.image_plane, pixels);
+      sort_pixels(phases, direction + plane * axes.image_plane, slopes);
+      for_taps(
+          axes, phases, taps, plane,
+          [&](int64_t row) {
+            std::fill(found, found + width, 0);
+            std::fill(top + row, top + row + width, T(0));
           },
-          [&](int64_t top_at, int64_t image_at, int64_t count) {
-            const T *x = image + image_at, *best = maximum + top_at, *along = direction + image_at;
-            T *to = top + top_at;
-            char *done = found + (top_at - row);
-            const int64_t stride = axes.stride[2];
-            for (int64_t w = 0; w < count; ++w) {
-              const T value = x[w * stride];
-              const bool hit = ((value == best[w]) | (value != value)) & !done[w];
-              to[w] = hit ? along[w * stride] : to[w];
+          [&](int64_t row, const Tap &tap, int64_t at) {
+            const T *__restrict x = pixels + at, *__restrict best = maximum + row + tap.first;
+            const T *__restrict along = slopes + at;
+            T *__restrict to = top + row + tap.first;
+            char *__restrict done = found + tap.first;
+            for (int64_t w = 0; w < tap.last - tap.first; ++w) {
+              const bool hit = ((x[w] == best[w]) | (x[w] != x[w])) & !done[w];
+              to[w] = hit ? along[w] : to[w];
               done[w] |= (char)hit;
             }
           });
