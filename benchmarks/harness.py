@@ -266,11 +266,14 @@ class Session:
         Length of the measurements.
     small : bool
         Whether to use small sizes, for a quick check of the programs.
+    versions : dict
+        Versions of what workers that have ended have measured.
     """
 
     environment: dict[str, str]
     settings: Settings
     small: bool = False
+    versions: dict[str, Any] = field(default_factory=dict)
     workers: dict[tuple[str, str], Worker] = field(default_factory=dict)
 
     def worker(self, module: str, purpose: str = "") -> Worker:
@@ -281,6 +284,18 @@ class Session:
             self.workers[key] = Worker(module)
         return self.workers[key]
 
+    def end(self, module: str, purpose: str = "") -> None:
+        """End a process and keep its versions; kill it if it does not answer."""
+        worker = self.workers.pop((module, purpose), None)
+        if worker is None:
+            return
+        try:
+            self.versions |= worker.call("versions")
+        except BenchmarkError:
+            worker.kill()
+        else:
+            worker.stop()
+
     def __enter__(self) -> Session:
         return self
 
@@ -290,13 +305,15 @@ class Session:
         self.workers.clear()
 
 
-def beside(work: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+def beside(work: Mapping[Any, Callable[[], Any]], at_once: int | None = None) -> dict[Any, Any]:
     """Run calls of several workers at the same time.
 
     Parameters
     ----------
     work : mapping
         Calls by name, each to a different worker.
+    at_once : int, optional
+        Number of calls at the same time; all by default.
 
     Returns
     -------
@@ -312,7 +329,7 @@ def beside(work: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
 
     if not work:
         return {}
-    with ThreadPoolExecutor(len(work)) as pool:
+    with ThreadPoolExecutor(at_once or len(work)) as pool:
         return dict(zip(work, pool.map(attempt, work.values()), strict=True))
 
 

@@ -22,7 +22,7 @@ from benchmarks.harness import (
     RemoteTask,
     Session,
     Settings,
-    Worker,
+    beside,
     check_agreement,
     error_line,
     measure,
@@ -53,6 +53,8 @@ FITTING = 2
 #: Seconds per turn, and of all turns of a library.
 TURN_S, LIBRARY_S = 0.2, 1.5
 LEAST_ROUNDS, MOST_ROUNDS = 3, 5
+#: Number of libraries that compile at the same time.
+AT_ONCE = 14
 #: Seconds that a library may take to compile or to answer otherwise.
 LIMIT_S = 900.0
 #: Where rows are stored; runs with other peers have files of their own.
@@ -159,33 +161,37 @@ def groups(case: dict[str, Any]) -> list[list[str]]:
 
 
 class _Case:
-    """The libraries that measure a case, and why others do not."""
+    """The libraries that measure a case, each in a process of its own, and why others do not."""
 
     def __init__(self, session: Session, case: dict[str, Any]) -> None:
         self.session, self.case = session, case
+        has_filters = MODELS[case["model"]].kind == "images"
+        self.own = tuple(OURS) if has_filters else ("dnnops",)
+        self.started: dict[str, RemoteTask | BenchmarkError] = {}
         self.tasks: dict[str, RemoteTask] = {}
         self.reasons: dict[str, str] = {}
         self.facts: dict[str, dict[str, Any]] = {}
         self.samples: dict[str, list[float]] = {}
 
     def _key(self, name: str) -> tuple[str, str]:
-        return ("models.dnnops_gpu" if name in OURS else PEERS[name][0], name)
+        module = "models.dnnops_gpu" if name in OURS else PEERS[name][0]
+        return module, f"{name}, {self.case['case']}"
 
-    def _worker(self, name: str) -> Worker:
-        """Return the library's process; each way to run PyTorch has its own."""
+    def start(self, name: str) -> RemoteTask:
+        """Start the process of a library and let it compile what needs no time on the device."""
         worker = self.session.worker(*self._key(name))
         worker.limit_s = LIMIT_S
-        return worker
-
-    def _given(self, name: str) -> dict[str, Any]:
         if name in OURS:
-            return {**self.case, "flags": dnnops_flags(self.case["precision"], OURS[name])}
-        return {**self.case, **PEERS[name][1]}
+            flags = dnnops_flags(self.case["precision"], OURS[name])
+            return worker.open({**self.case, "flags": flags})
+        return worker.open({**self.case, **PEERS[name][1]})
 
     def open(self, name: str) -> None:
-        """Let a library compile and run its first steps, and compare their results."""
+        """Let a library run its first steps, and compare their results."""
         try:
-            self.tasks[name] = task = self._worker(name).open(self._given(name))
+            if isinstance(task := self.started.pop(name), BenchmarkError):
+                raise task
+            self.tasks[name] = task
             results = task.results()
             if name == "dnnops":
                 self.expected = results
@@ -205,21 +211,15 @@ class _Case:
         self.close(name)
 
     def close(self, name: str) -> None:
-        """Give the memory of a library back."""
-        task = self.tasks.pop(name, None)
-        worker = self.session.workers.get(self._key(name))
-        if worker is None:
-            return
-        try:
-            if task is not None:
-                task.close()
-            restarts = name == "jax"  # XLA keeps its memory
-        except BenchmarkError:
-            restarts = False
-        if restarts or name in self.reasons:
-            self.session.workers.pop(self._key(name)).kill()
-        if restarts and name not in self.reasons:
-            self._worker(name)
+        """End the process of a library, which gives its memory back."""
+        self.tasks.pop(name, None)
+        self.started.pop(name, None)
+        self.session.end(*self._key(name))
+
+    def close_all(self) -> None:
+        """End all processes."""
+        for name in [*self.own, *self.case["peers"]]:
+            self.close(name)
 
     def measure(self, names: Sequence[str]) -> None:
         """Time dnnops and other libraries in turns, without those that fail."""
@@ -249,12 +249,52 @@ class _Case:
         raise error
 
 
-def measure_case(session: Session, case: dict[str, Any]) -> list[Row]:
+class Ahead:
+    """Starts the libraries of several cases at the same time, since compiling takes longest.
+
+    Parameters
+    ----------
+    cases : int
+        Number of cases.
+    """
+
+    def __init__(self, cases: int = 1) -> None:
+        self.cases = cases
+        self._waiting: list[dict[str, Any]] = []
+        self._started: dict[str, _Case] = {}
+
+    def prepare(self, session: Session, cases: Sequence[dict[str, Any]]) -> None:
+        """Remember the cases that will be measured, in their order."""
+        self._waiting = list(cases)
+
+    def start(self, session: Session, case: dict[str, Any]) -> _Case:
+        """Return a case whose libraries have started, and start those of the next ones."""
+        name = case["case"]
+        if name not in self._started:
+            waiting = [c["case"] for c in self._waiting]
+            first = waiting.index(name) if name in waiting else len(waiting)
+            chosen = self._waiting[first : first + self.cases] or [case]
+            self._waiting = self._waiting[first + self.cases :]
+            self._started = {c["case"]: _Case(session, c) for c in chosen}
+            work = {
+                (found, library): partial(found.start, library)
+                for found in self._started.values()
+                for library in (*found.own, *found.case["peers"])
+            }
+            for (found, library), task in beside(work, AT_ONCE).items():
+                found.started[library] = task
+        return self._started.pop(name)
+
+    def measure(self, session: Session, case: dict[str, Any]) -> list[Row]:
+        """Measure a case; see `measure_case`."""
+        return measure_case(self.start(session, case))
+
+
+def measure_case(found: _Case) -> list[Row]:
     """Check that the libraries agree, and time them in turns; return a row for each algorithm."""
-    found = _Case(session, case)
-    has_filters = MODELS[case["model"]].kind == "images"
+    case = found.case
     try:
-        for name in OURS if has_filters else ("dnnops",):
+        for name in found.own:
             found.open(name)
         for names in groups(case):
             for name in names:
@@ -263,8 +303,7 @@ def measure_case(session: Session, case: dict[str, Any]) -> list[Row]:
             for name in names:
                 found.close(name)
     finally:
-        for name in list(found.tasks):
-            found.close(name)
+        found.close_all()
     return rows_of(case, found.samples, found.facts, found.reasons)
 
 
@@ -344,17 +383,23 @@ def summary(row: Row) -> Row:
     return {key: row[key] for key in row if key == "case" or key.endswith("_ms")}
 
 
-PART = Part(
-    "models",
-    "gpu_models",
-    "Whole networks on the GPU",
-    lambda session: model_cases(session.small),
-    measure_case,
-    misses,
-    partial(draw_ratios, order=fastest_ratio),
-    environment,
-    summary=summary,
-)
+def make_part(ahead: Ahead) -> Part:
+    """Return the benchmark, which starts libraries ahead."""
+    return Part(
+        "models",
+        "gpu_models",
+        "Whole networks on the GPU",
+        lambda session: model_cases(session.small),
+        ahead.measure,
+        misses,
+        partial(draw_ratios, order=fastest_ratio),
+        environment,
+        ahead.prepare,
+        summary,
+    )
+
+
+PART = make_part(Ahead())
 
 
 def rows_file(peers: Sequence[str]) -> str:
@@ -373,6 +418,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--precisions", nargs="+", choices=TOLERANCE)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--ahead", type=int, default=1)
     args, others = parser.parse_known_args(arguments)
     wanted = {"model": args.models, "what": args.what}
     wanted |= {"batch": args.batch, "precision": args.precisions}
@@ -383,13 +429,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.device == "cuda" and "--small" not in others and not has_file:
         others += ["--rows", rows_file(args.peers)]
     part = replace(
-        PART,
+        make_part(Ahead(args.ahead)),
         cases=lambda session: selected(model_cases(session.small, args.device, args.peers), wanted),
     )
     words = (
         "Compare whole networks on a GPU. --models, --what (training, inference), --batch,"
         " --precisions and --peers select cases and libraries, several words each, and write no"
-        " files for the documentation; --device cpu checks the programs with --small. Rows are"
+        " files for the documentation; --device cpu checks the programs with --small. --ahead N"
+        " lets the libraries of N cases compile at the same time. Rows are"
         f" stored in {ROWS_FILE} unless --rows names another file."
     )
     return run(words, [part], environment, others)

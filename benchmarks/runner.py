@@ -187,7 +187,7 @@ def _run(
         else:
             try:
                 new = part.measure(session, case)
-                versions = {}
+                versions = dict(session.versions)
                 for worker in list(session.workers.values()):
                     versions.update(worker.call("versions"))
             except BenchmarkError as error:

@@ -15,6 +15,7 @@ from benchmarks.peers import dnnops_cpu
 from benchmarks.peers.dnnops_cpu import versions
 from benchmarks.peers.graphs import library_ops
 from dnnops import nnet
+from dnnops.dtypes import numpy_dtype
 
 __all__ = [
     "DnnopsLayers",
@@ -136,7 +137,24 @@ class DnnopsLayers(model_zoo.Layers):
 
 
 class InferenceLayers(DnnopsLayers):
-    """The layers in inference, with the scores in place of the loss."""
+    """The layers in inference, with the scores in place of the loss.
+
+    Parameters
+    ----------
+    shared : callable
+        See `DnnopsLayers`.
+    dtype : str
+        Type of filters and matrices, as the other libraries have it in inference.
+    """
+
+    def __init__(
+        self, shared: Callable[..., Any] = pytensor.shared, dtype: str = "float32"
+    ) -> None:
+        super().__init__(shared)
+        self.dtype = numpy_dtype(dtype)
+
+    def _shared(self, value: np.ndarray) -> Any:
+        return super()._shared(value.astype(self.dtype) if value.ndim > 1 else value)
 
     def batch_norm(self, x: Any, gamma: Any, beta: Any) -> Any:
         channels = gamma.type.shape[0]

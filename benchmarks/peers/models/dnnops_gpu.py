@@ -23,6 +23,9 @@ from dnnops.gpuarray import GpuArrayType, shared
 
 __all__ = ["graph", "make_task", "versions"]
 
+#: Precisions in which filters, matrices and images are stored in inference.
+HALF = ("float16", "bfloat16")
+
 _on_gpu = True
 
 
@@ -61,8 +64,10 @@ def graph(case: dict[str, Any]) -> tuple[list[Any], Any, list[tuple[Any, Any]]]:
         inputs, result, updates = training_step(name, sizes, tensor, make)
     else:
         dtype, shape = batch_types(name, sizes)[0]
-        inputs = [tensor("x", dtype=dtype, shape=shape)]
-        result = model_zoo.MODELS[name].loss(InferenceLayers(make), sizes, inputs[0], None)
+        halved = case["precision"] if on_gpu and case["precision"] in HALF else "float32"
+        inputs = [tensor("x", dtype=halved if dtype == "float32" else dtype, shape=shape)]
+        layers = InferenceLayers(make, halved)
+        result = model_zoo.MODELS[name].loss(layers, sizes, inputs[0], None)
     return inputs, result.transfer("cuda") if on_gpu else result, updates
 
 
@@ -99,7 +104,10 @@ class Step(ModelTask):
         if self.on_gpu:
             import cupy
 
-            self.given = [cupy.asarray(array) for array in self.given]
+            self.given = [
+                cupy.asarray(array).astype(x.type.numpy_dtype, copy=False)
+                for array, x in zip(self.given, inputs, strict=True)
+            ]
 
     def run(self) -> Any:
         return self.function(*self.given)
@@ -111,7 +119,7 @@ class Step(ModelTask):
             cupy.cuda.runtime.deviceSynchronize()
 
     def fetched(self, result: Any) -> np.ndarray:
-        return result.get() if self.on_gpu else np.asarray(result)
+        return (result.get() if self.on_gpu else np.asarray(result)).astype("float32", copy=False)
 
     def record(self) -> Any:
         if not self.on_gpu:
@@ -137,11 +145,7 @@ class Step(ModelTask):
         with PeakMemory.make() as memory:
             self.run()
         self.synchronize()
-        return (memory.peak + self._captured_bytes()) / 2**20
-
-    def _captured_bytes(self) -> int:
-        graphs = getattr(self.function.vm, "_graphs", {})
-        return sum(g.pool.nbytes + g.upload_pool.nbytes for g in graphs.values())
+        return (memory.peak + getattr(self.function.vm, "graph_bytes", 0)) / 2**20
 
     def facts(self) -> dict[str, Any]:
         """Return also why steps are not replayed as CUDA graphs; empty if they are."""

@@ -257,11 +257,13 @@ class Step(ModelTask):
             self.held: tuple[Any, ...] = (parameters, averages, state)
         else:
             self.held = (parameters, averages)
-        function = jax.jit(train, donate_argnums=0) if self.trains else jax.jit(infer)
-        word = PRECISIONS.get(precision)
+        self.function = jax.jit(train, donate_argnums=0) if self.trains else jax.jit(infer)
+
+    def compile(self) -> None:
+        word = PRECISIONS.get(self.case["precision"])
         with jax.default_matmul_precision(word) if word else contextlib.nullcontext():
             start = time.perf_counter()
-            self.step = function.lower(self.held, *self.data).compile()
+            self.step = self.function.lower(self.held, *self.data).compile()
             self.compile_s = time.perf_counter() - start
 
     def run(self) -> Any:
@@ -304,7 +306,7 @@ class Step(ModelTask):
 
     def close(self) -> None:
         """Release the arrays. XLA keeps the memory as long as the process exists."""
-        del self.step, self.held, self.data, self.result
+        del self.function, self.step, self.held, self.data, self.result
         gc.collect()
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -113,13 +113,30 @@ class Step(ModelTask):
             options = {"capturable": True} if self.how == "graph" else {}
             self.optimizer = optimizer_of(self.model, self.layers.parameters, **options)
         if self.how in COMPILER_MODES:
-            self._compile(COMPILER_MODES[self.how])
-        elif self.how == "graph":
-            start = time.perf_counter()
-            self._capture()
-            self.compile_s = time.perf_counter() - start
+            self._wrap(COMPILER_MODES[self.how])
+        if self.how == "compile":  # selects kernels by time in the first step, not here
+            self._timed(self._compile)
 
-    def _compile(self, mode: str | None) -> None:
+    def compile(self) -> None:
+        if self.how == "graph":
+            self._timed(self._capture)
+        elif self.how == "max_autotune":
+            self._timed(self._compile)
+
+    def _timed(self, work: Callable[[], None]) -> None:
+        start = time.perf_counter()
+        work()
+        self.synchronize()
+        self.compile_s = time.perf_counter() - start
+
+    def _compile(self) -> None:
+        """Run a step, which compiles, and undo what it has changed."""
+        torch.backends.cudnn.benchmark = self.how != "compile"
+        with self._undone():
+            self._eager()
+        torch.backends.cudnn.benchmark = True
+
+    def _wrap(self, mode: str | None) -> None:
         """Let the first step compile."""
         torch._dynamo.reset()
         layers = self.layers
@@ -148,24 +165,26 @@ class Step(ModelTask):
 
     def _capture(self) -> None:
         """Capture a step, and undo what the steps before it have changed."""
-        saved = [parameter.detach().clone() for parameter in self.layers.parameters]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_STEPS):
-                self._eager()
-        torch.cuda.current_stream().wait_stream(stream)
-        if self.trains:
-            self.optimizer.zero_grad(set_to_none=True)
-        torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.result = self._eager()
-        self.graph = graph
-        self._restore(saved)
+        with self._undone():
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_STEPS):
+                    self._eager()
+            torch.cuda.current_stream().wait_stream(stream)
+            if self.trains:
+                self.optimizer.zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self.result = self._eager()
+            self.graph = graph
 
-    def _restore(self, saved: list[torch.Tensor]) -> None:
-        """Set parameters to former values, and the state of the optimizer to zero."""
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Set parameters to former values at the end, and the state of the optimizer to zero."""
+        saved = [parameter.detach().clone() for parameter in self.layers.parameters]
+        yield
         with torch.no_grad():
             for parameter, value in zip(self.layers.parameters, saved, strict=True):
                 parameter.copy_(value)
