@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from pytensor.compile.mode import optdb
 from pytensor.graph.rewriting.basic import (
     GraphRewriter,
+    MergeOptimizer,
     NodeProcessingGraphRewriter,
     SequentialGraphRewriter,
     dfs_rewriter,
@@ -382,6 +383,14 @@ PASSES = (
         dfs_rewriter(local_unused_result),
         ("gpu",),
         "After gpu_lift (49.2), for results that only GPU Ops can omit.",
+    ),
+    Pass(
+        49.23,
+        "gpu_merge",
+        _on_the_gpu(MergeOptimizer),
+        ("gpu",),
+        "After gpu_lift (49.2), which applies Ops to equal operands. Before the destroy handler "
+        "(49.5), which makes PyTensor's last merge (100) check the whole graph for each pair.",
     ),
     Pass(
         49.25,

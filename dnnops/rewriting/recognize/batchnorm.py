@@ -55,6 +55,7 @@ class RecognizeBatchNorm(GraphRewriter):
             return
         order = fgraph.toposort()
         takes = self._selection(fgraph, order)
+        numbers = _Numbers(fgraph)
         summed = {node.inputs[0] for node in fgraph.apply_nodes if isinstance(node.op, Sum)}
         # Start from the outputs, so that the longest expression is found first.
         for node in reversed(order):
@@ -64,7 +65,7 @@ class RecognizeBatchNorm(GraphRewriter):
             if form is None or not takes(form):
                 continue
             try:
-                replacements = _replacements(fgraph, form)
+                replacements = _replacements(fgraph, form, numbers)
             except DnnError:  # static sizes do not match; the graph itself raises when run
                 continue
             if replacements:
@@ -110,6 +111,19 @@ class RecognizeGpuBatchNorm(RecognizeBatchNorm):
         # Leave normalizations on the host to elementwise loops. Without an operand on the device,
         # the Op would stay on the host too.
         return lambda form: form.trains and not on_device.isdisjoint(form.leaves())
+
+
+class _Numbers:
+    """Value numbers of a graph that is being rewritten."""
+
+    def __init__(self, fgraph: FunctionGraph):
+        self._fgraph = fgraph
+        self._numbers: ValueNumbers | None = None
+
+    def current(self) -> ValueNumbers:
+        """Return numbers of the graph as it is now."""
+        self._numbers = ValueNumbers(self._fgraph, self._numbers)
+        return self._numbers
 
 
 @dataclass
@@ -210,7 +224,9 @@ def _op_outputs(
     return node.outputs[:3], node.outputs[3:]
 
 
-def _replacements(fgraph: FunctionGraph, form: Normalization) -> list[tuple[Variable, Variable]]:
+def _replacements(
+    fgraph: FunctionGraph, form: Normalization, value_numbers: _Numbers
+) -> list[tuple[Variable, Variable]]:
     """Return pairs of old and new variables.
 
     The list is empty if intermediate results of the normalization are needed elsewhere.
@@ -228,7 +244,7 @@ def _replacements(fgraph: FunctionGraph, form: Normalization) -> list[tuple[Vari
     needed = _needed(fgraph, found, leaves)
     if form.trains and not parts.isdisjoint(needed):
         gradients = template.gradients(template.out)
-        numbers = ValueNumbers(fgraph)
+        numbers = value_numbers.current()
         # A sum alone does not show that a gradient belongs to this normalization.
         telling = _telling_leaves(template, gradients)
         for gradient in _gradients_of_output(numbers, template, list(gradients.values())):

@@ -11,7 +11,7 @@ from typing import Any
 
 from pytensor.graph.basic import Constant, Variable
 from pytensor.scalar.basic import Add, Cast, Mul, Pow, Reciprocal, Sqrt, Sub, TrueDiv
-from pytensor.tensor.basic import alloc, cast, constant
+from pytensor.tensor.basic import alloc, as_tensor_variable, cast, constant
 from pytensor.tensor.type import TensorType
 
 from dnnops.cpu.batchnorm import has_neighboring_statistics
@@ -137,7 +137,7 @@ class Normalization:
             value = value.dimshuffle(["x"] * ndim)
         left = [i for i in range(ndim) if i not in self.axes]
         if any(value.type.shape[i] == 1 and x.type.shape[i] != 1 for i in left):
-            value = alloc(value, *(x.shape[i] if i in left else 1 for i in range(ndim)))
+            value = _broadcast_to(value, x, left)
         return value
 
     def is_large(self, x: Any) -> bool:
@@ -148,6 +148,19 @@ class Normalization:
             and kind.ndim == self.x.type.ndim
             and any(kind.shape[i] != 1 for i in self.axes)
         )
+
+
+def _broadcast_to(value: Any, x: Any, axes: Collection[int]) -> Any:
+    """Allocate `value` with the lengths of `x` on some axes, and with 1 on the others."""
+
+    def operands(array: Any) -> list[Any]:
+        return [value, *(array.shape[i] if i in axes else 1 for i in range(array.type.ndim))]
+
+    # Alloc copies and simplifies everything that its lengths are computed from, to find static
+    # lengths. For an array in the middle of a network, that takes longer than the rest of the pass.
+    node = alloc(*operands(x.type())).owner
+    lengths = map(as_tensor_variable, operands(x)[1:])
+    return node.clone_with_new_inputs([value, *lengths]).outputs[0]
 
 
 def _fits(normalization: Normalization) -> bool:

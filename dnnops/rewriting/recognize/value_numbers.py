@@ -8,7 +8,7 @@ merging.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pytensor.graph.basic import Constant, Variable
@@ -30,6 +30,9 @@ class ValueNumbers:
     ----------
     fgraph : FunctionGraph
         Graph to number.
+    former : ValueNumbers, optional
+        Numbers of the graph before a part was replaced. Equal values get the same numbers again,
+        which is faster than numbering the graph anew.
 
     Attributes
     ----------
@@ -39,10 +42,12 @@ class ValueNumbers:
         Nodes of the graph in topological order.
     """
 
-    def __init__(self, fgraph: FunctionGraph):
-        self._numbers: dict[Any, int] = {}
+    def __init__(self, fgraph: FunctionGraph, former: ValueNumbers | None = None):
+        self._numbers: dict[Any, int] = former._numbers if former else {}
+        self._terms: dict[int, tuple[int, ...]] = former._terms if former else {}
+        #: Numbers of Ops and constants by identity, since hashing them takes long.
+        self._identified: dict[int, tuple[Any, int]] = former._identified if former else {}
         self._known: dict[Variable, int] = {}
-        self._terms: dict[int, tuple[int, ...]] = {}
         self.variables: dict[int, list[Variable]] = {}
         for x in fgraph.inputs:
             self._add(x, self._known)
@@ -59,20 +64,29 @@ class ValueNumbers:
 
     def _number(self, x: Variable, numbers: dict[Variable, int]) -> int:
         if isinstance(x, Constant):
-            return self._of_key((x.type, x.signature()))
+            return self._of_object(x, lambda: (x.type, x.signature()))
         if x.owner is None:
             return self._of_key(x)
         inputs = [numbers[v] for v in x.owner.inputs]
+        op = x.owner.op
+        operation = self._of_object(op, lambda: op)
         if inputs_of(x, Add):
             terms = [t for n in inputs for t in self._terms.get(n, (n,))]
             inputs = sorted(terms)
-            number = self._of_key((x.owner.op, *inputs))
+            number = self._of_key((operation, *inputs))
             self._terms[number] = tuple(inputs)
             return number
-        return self._of_key((x.owner.op, x.owner.outputs.index(x), *inputs))
+        return self._of_key((operation, x.owner.outputs.index(x), *inputs))
 
     def _of_key(self, key: Any) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
+
+    def _of_object(self, thing: Any, key: Callable[[], Any]) -> int:
+        found = self._identified.get(id(thing))
+        if found is None:
+            # The object is kept, so that no other one gets its identity.
+            found = self._identified[id(thing)] = thing, self._of_key(key())
+        return found[1]
 
     def of(self, outputs: Iterable[Variable], given: dict[Any, Any]) -> dict[Any, int]:
         """Number another graph.

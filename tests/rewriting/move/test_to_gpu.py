@@ -17,7 +17,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace
 from pytensor.scalar.basic import Composite
-from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from dnnops.errors import DnnRequiredError, DnnUnavailableError, DnnWarning
 from dnnops.gpuarray import GpuArrayType, GpuFromHost, GpuToGpu, HostFromGpu, shared
@@ -296,6 +296,15 @@ def test_an_op_without_a_lifter_is_opened():
     assert not transfers(graph)
     gradient = pt.grad(pt.special.log_softmax(w, axis=1)[:, 0].sum(), w)
     assert not transfers(rewritten([w], [gradient]))
+
+
+def test_equal_operands_are_made_once():
+    """Without PyTensor's last merge, which checks the whole graph for each pair of nodes."""
+    w, s = on_gpu(None, None), pt.tensor("s", dtype="float32", shape=(1, 1))
+    outputs = [(pt.exp(w) * s).transfer("cuda"), (w.sum(axis=0) + s).transfer("cuda")]
+    for mode, count in ((GPU_MODE, 1), (GPU_MODE.excluding("gpu_merge"), 2)):
+        graph = rewritten([w, s], outputs, mode.excluding("merge3"))
+        assert sum(isinstance(node.op, DimShuffle) for node in graph.apply_nodes) == count
 
 
 def test_other_devices():

@@ -6,7 +6,12 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.fg import FunctionGraph
+from pytensor.tensor.basic import Alloc
+from pytensor.tensor.special import Softmax
 
+from dnnops.nnet.norm.batchnorm import BatchNormTrain
+from dnnops.rewriting.recognize.batchnorm import RecognizeBatchNorm
 from tests.linkers import LINKERS
 from tests.oracle import assert_close
 from tests.rewriting.recognize.batchnorm_forms import (
@@ -210,3 +215,20 @@ def test_excluded():
     x, gamma, beta = tensor(4), tensor(1), tensor(1)
     out = multiplied_first(x, gamma, beta)
     assert not ops(pytensor.function([x, gamma, beta], out, mode=PLAIN))
+
+
+def test_what_computes_the_data_is_not_simplified_for_its_lengths(monkeypatch):
+    """In a deep network, that would take longer than the rest of the compilation."""
+    asked = []
+    infer = Softmax.infer_shape
+    monkeypatch.setattr(
+        Softmax, "infer_shape", lambda *args: asked.append(args) or infer(*args), raising=True
+    )
+    x = pt.special.softmax(tensor(2).type("x"), axis=1)
+    mean, var = moments(x, 1)
+    out = (x - mean) / pt.sqrt(var + 1e-3)
+    graph = FunctionGraph(outputs=[out], clone=False)
+    RecognizeBatchNorm().apply(graph)
+    assert any(isinstance(node.op, BatchNormTrain) for node in graph.apply_nodes)
+    assert any(isinstance(node.op, Alloc) for node in graph.apply_nodes)
+    assert not asked

@@ -21,3 +21,21 @@ def test_value_numbers():
     found = numbers.sums_with(terms)
     assert {v for v, _ in found} == {x, y}
     assert all(list(rest.elements()) == [numbers[a]] for _, rest in found)
+
+
+def test_numbers_of_a_graph_that_was_changed():
+    a, b = pt.vector("a"), pt.vector("b")
+    two = pt.constant(2.0)
+    x, y = pt.exp(a) * two, pt.log(b) + two
+    graph = FunctionGraph([a, b], [x, y], clone=False)
+    before = ValueNumbers(graph)
+    graph.replace_all([(x, pt.sqrt(a) * two)])
+    after = ValueNumbers(graph, before)
+    new = graph.outputs[0]
+    assert new not in before.variables.get(before[x], [])
+    assert after[y] == before[y]
+    assert after[a] == before[a]
+    assert after[new] not in {before[v] for v in (a, b, x, y)}
+    assert x not in {v for found in after.variables.values() for v in found}
+    equal = pt.exp(a) * pt.constant(2.0)
+    assert after.of([equal], {a: a})[equal] == before[x]
