@@ -184,9 +184,18 @@ def _in_networks(*steps: GraphRewriter) -> ByTags:
 
     In the modes of dnnops, every graph counts as a neural network.
     """
-    return ByTags(
-        lambda included, excluded: InNetworks(*steps, everywhere=bool({"onednn", "gpu"} & included))
-    )
+    return ByTags(lambda included, excluded: InNetworks(*steps, everywhere=_is_ours(included)))
+
+
+def _is_ours(included: Tags) -> bool:
+    """Return whether a mode is one of dnnops."""
+    return bool({"onednn", "gpu"} & included)
+
+
+def _partial_sums(included: Tags, excluded: Tags) -> GraphRewriter | None:
+    from dnnops.rewriting.fuse.partial_sums import PartialSums
+
+    return InNetworks(PartialSums(), everywhere=_is_ours(included))
 
 
 def _is_float(dtype: str) -> bool:
@@ -338,6 +347,14 @@ PASSES = (
         ("fast_run",),
         "After recognize_relu (48.9). Before elementwise fusion (49), so that nothing is fused "
         "twice.",
+    ),
+    Pass(
+        48.94,
+        "partial_sums",
+        ByTags(_partial_sums),
+        ("fast_run",),
+        "After canonicalization (1), which flattens sums. Before elementwise fusion (49) and "
+        "conv_merge (48.95), which take sums.",
     ),
     Pass(
         48.95,

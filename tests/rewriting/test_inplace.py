@@ -21,7 +21,7 @@ from tests.oracle import fuzz
 from tests.rewriting.gpu.test_to_cudnn import rewritten
 
 #: Without fusion, so that the graphs have many nodes, and without C code, which takes long.
-AT_ONCE = OneDnnMode("py").excluding("fusion")
+AT_ONCE = OneDnnMode("py").excluding("fusion", "partial_sums")
 REFERENCE = Mode("py", "fast_run").excluding("fusion", "inplace")
 UNARY = (pt.exp, pt.tanh, pt.sin)
 BINARY = (pt.add, pt.mul, pt.minimum)
