@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytensor.compile import Function
+from pytensor.graph.basic import Variable
 from pytensor.link.basic import JITLinker
 
 from dnnops.arguments import is_int, shown
@@ -25,6 +26,7 @@ def explain(
     *arguments: Any,
     calls: int | None = None,
     named: Mapping[str, Any] | None = None,
+    shapes: Sequence[Sequence[int]] | None = None,
 ) -> Explanation:
     """Explain what a compiled function runs, node by node.
 
@@ -44,6 +46,9 @@ def explain(
         that takes no arguments.
     named : mapping, optional
         Arguments of the function by name.
+    shapes : sequence of sequence of int, optional
+        Shape of each argument, to count the memory of results without running the function.
+        Default: the static shapes. Shared variables have the shapes of their values.
 
     Returns
     -------
@@ -55,7 +60,8 @@ def explain(
     DnnTypeError
         If `f` is not a compiled function.
     DnnValueError
-        If `calls` is not a number from 0 on, or 0 although there are arguments.
+        If `calls` is not a number from 0 on, or 0 although there are arguments, or if `shapes` are
+        given in addition to arguments or do not match those of the function.
     DnnNotSupportedError
         If the function is to be measured, but its linker compiles all nodes into one piece, as
         Numba's, JAX's and PyTorch's do, or does not run them with a virtual machine of PyTensor.
@@ -80,7 +86,9 @@ def explain(
         raise DnnValueError(f"explain: calls must be a number from 0 on, got {shown(calls)}")
     elif calls == 0 and (arguments or named):
         raise DnnValueError("explain: calls must be at least 1 if there are arguments")
-    described = _described(f)
+    if shapes is not None and calls:
+        raise DnnValueError("explain: shapes are only for a function that is not measured")
+    described = _described(f, _input_shapes(f, shapes))
     if calls == 0:
         return described
     if not _has_thunks(f):
@@ -100,7 +108,36 @@ def _has_thunks(f: Function) -> bool:
     return hasattr(vm, "compute_map") and hasattr(vm, "storage_map")
 
 
-def _described(f: Function) -> Explanation:
+def _input_shapes(
+    f: Function, shapes: Sequence[Sequence[int]] | None
+) -> dict[Variable, Sequence[int | None]]:
+    """Return the shapes of the inputs of a function's graph, as far as they are known."""
+    inputs = zip(f.maker.inputs, f.maker.fgraph.inputs, f.input_storage, strict=True)
+    found: dict[Variable, Sequence[int | None]] = {}
+    arguments = []
+    for declared, x, container in inputs:
+        if not hasattr(x.type, "shape"):
+            continue
+        if getattr(declared, "shared", False) or declared.implicit:
+            found[x] = getattr(container.storage[0], "shape", x.type.shape)
+        else:
+            arguments.append(x)
+    if shapes is None:
+        return found
+    if [len(shape) for shape in shapes] != [len(x.type.shape) for x in arguments]:
+        raise DnnValueError(
+            f"explain: shapes must have one shape for each of the {len(arguments)} arguments that"
+            f" are arrays, of ranks {[len(x.type.shape) for x in arguments]}; got {list(shapes)}"
+        )
+    for x, shape in zip(arguments, shapes, strict=True):
+        pairs = zip(shape, x.type.shape, strict=True)
+        if any(known not in (None, size) for size, known in pairs):
+            raise DnnValueError(f"explain: {x} has the static shape {x.type.shape}, got {shape}")
+        found[x] = tuple(shape)
+    return found
+
+
+def _described(f: Function, shapes: Mapping[Variable, Sequence[int | None]]) -> Explanation:
     vm: Any = f.vm
     linker = f.maker.linker
     name = type(linker).__name__
@@ -112,7 +149,9 @@ def _described(f: Function) -> Explanation:
         pairs = zip(order, vm.thunks, strict=True)
         compiled = {node for node, thunk in pairs if hasattr(thunk, "cthunk")}
     jit = name.removesuffix("Linker") if is_jit else ""
-    nodes = describe_graph(f.maker.fgraph, order, compiled=compiled, jit=jit, allow_gc=allow_gc)
+    nodes = describe_graph(
+        f.maker.fgraph, order, compiled=compiled, jit=jit, allow_gc=allow_gc, shapes=shapes
+    )
     note = f"{jit} compiles all nodes into one piece, so they have no times" if is_jit else ""
     if reason := why_not_captured(vm, f.maker.fgraph):
         note = f"Not captured as a CUDA graph: {reason}"

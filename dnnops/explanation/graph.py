@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from math import prod
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
@@ -12,7 +11,6 @@ from pytensor.link.c.op import COp
 from pytensor.scalar.basic import Composite
 
 from dnnops.cpu.elemwise import CpuElemwise
-from dnnops.dtypes import DTYPES, numpy_dtype
 from dnnops.explanation.memory import Memory, count_memory
 from dnnops.explanation.record import Node, Operand
 from dnnops.gpuarray.op import GpuOp, is_on_device
@@ -22,8 +20,9 @@ from dnnops.rewriting.reasons import why_no_library, why_on_host
 from dnnops.runtime.implementations import implementations
 from dnnops.runtime.lifetimes import declared_origins, releases
 from dnnops.runtime.op import RuntimeOp
+from dnnops.runtime.sizes import inferred_bytes, static_bytes
 
-__all__ = ["describe_graph", "device_of", "is_transfer", "static_bytes"]
+__all__ = ["describe_graph", "device_of", "is_transfer"]
 
 #: Names of the libraries that the runtime libraries are linked with.
 _LIBRARIES = {"onednn": "oneDNN", "cudnn": "cuDNN"}
@@ -41,6 +40,7 @@ def describe_graph(
     compiled: Collection[Apply] | None = None,
     jit: str = "",
     allow_gc: bool = True,
+    shapes: Mapping[Variable, Sequence[int | None]] | None = None,
 ) -> tuple[Node, ...]:
     """Describe the nodes of a rewritten graph.
 
@@ -56,16 +56,18 @@ def describe_graph(
         Library that compiles the whole graph, such as ``Numba``; empty if nodes run one by one.
     allow_gc : bool
         Whether results are freed after their last use.
+    shapes : mapping, optional
+        Shapes of inputs of the graph. Default: their static shapes.
 
     Returns
     -------
     tuple of Node
-        Nodes without measurements. Memory is counted if all sizes are known from the graph.
+        Nodes without measurements. Memory is counted if all sizes follow from those of the inputs.
     """
     order = list(fgraph.toposort() if order is None else order)
     if compiled is None:
         compiled = {node for node in order if isinstance(node.op, COp)}
-    sizes = {z: static_bytes(z) for node in order for z in node.outputs}
+    sizes = inferred_bytes(order, shapes or {})
     origins: dict[Variable, Variable] = {}
     for node in order:
         origins |= declared_origins(node)
@@ -97,14 +99,6 @@ def device_of(node: Apply) -> int | None:
 def is_transfer(node: Apply) -> bool:
     """Return whether a node copies between host and device, or between devices."""
     return type(node.op) in _TRANSFERS
-
-
-def static_bytes(x: Any) -> int | None:
-    """Return the bytes of an array if they are known from the graph; 0 for other values."""
-    shape, dtype = getattr(x.type, "shape", None), getattr(x.type, "dtype", None)
-    if shape is None or dtype not in DTYPES:
-        return 0
-    return None if None in shape else prod(shape) * numpy_dtype(dtype).itemsize
 
 
 def _described(

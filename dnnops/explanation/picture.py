@@ -129,6 +129,9 @@ def _draw_memory(axis: Any, nodes: tuple[Node, ...]) -> None:
     indices = [node.index for node in run]
     axis.bar(indices, peaks, width=1, color="lightsteelblue", label="while the node runs")
     axis.step(indices, live, where="mid", color="tab:blue", label="kept after it")
+    most = max(run, key=lambda node: node.peak_bytes or 0)
+    label = f"peak {max(peaks):.4g} {name} at node {most.index} {most.op}"
+    axis.plot(most.index, max(peaks), "v", color="tab:red", label=label)
     axis.set_xlabel("node, in the order of execution")
     axis.set_ylabel(f"memory of results, {name}")
     axis.legend(fontsize=7)

@@ -157,6 +157,12 @@ class Record:
         return max(peaks, default=0) if known else None
 
     @property
+    def peak_node(self) -> Node | None:
+        """First node that runs while memory is at its peak, or None if a size is unknown."""
+        peak = self.peak_bytes
+        return next((node for node in self.nodes if node.peak_bytes == peak), None)
+
+    @property
     def time_ms(self) -> float | None:
         """Sum of the times of the nodes, or None if not measured."""
         if not self.calls:
@@ -176,6 +182,7 @@ class Record:
             **asdict(self),
             "time_ms": self.time_ms,
             "peak_bytes": self.peak_bytes,
+            "peak_node": None if self.peak_node is None else self.peak_node.index,
             "transfers": [node.index for node in self.transfers],
         }
 
@@ -209,6 +216,7 @@ class Record:
                 raise ValueError(f"schema {found['schema']!r}, version {found['version']!r}")
             for name in ("schema", "version", "time_ms", "peak_bytes", "transfers"):
                 found.pop(name)
+            found.pop("peak_node", None)
             return cls(**{**found, "nodes": tuple(map(_node, found["nodes"]))})
         except (KeyError, TypeError, ValueError) as error:
             raise DnnValueError(

@@ -53,13 +53,18 @@ def _heading(explanation: Record) -> Iterator[str]:
     if explanation.time_ms is not None:
         parts.append(f"{_show_time(explanation.time_ms)} ms a call (median of {explanation.calls})")
     if explanation.peak_bytes is not None:
-        parts.append(f"results need at most {show_size(explanation.peak_bytes)}")
+        parts.append(f"peak memory {show_size(explanation.peak_bytes)}{_at(explanation)}")
     if explanation.input_bytes is not None:
         parts.append(f"inputs {show_size(explanation.input_bytes)}")
     yield f"{name}: {', '.join(parts)}"
     libraries = ", ".join(f"{name} {count}" for name, count in explanation.libraries.items())
     if libraries:
         yield f"run by {libraries}"
+
+
+def _at(explanation: Record) -> str:
+    node = explanation.peak_node
+    return "" if node is None else f" at node {node.index} {node.op}"
 
 
 def _table(explanation: Record) -> Any:

@@ -107,7 +107,7 @@ def test_tables_and_files(tmp_path: Path):
     # The script's own output is what it prints alone.
     assert done.stdout.startswith(f"w {2**20} ['--epochs', '3']\n")
     assert max(map(len, done.stdout.splitlines())) <= 80
-    for words in ("20 calls in the script", "step: ", "OneDnnConv", "results need at most"):
+    for words in ("20 calls in the script", "step: ", "OneDnnConv", "peak memory"):
         assert words in done.stdout
     assert "Not measured: the script did not call it." in done.stdout
     assert "Numba compiles all nodes into one piece" in done.stdout

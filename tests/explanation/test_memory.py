@@ -14,6 +14,7 @@ from pytensor.graph.op import Op
 from pytensor.link.vm import VMLinker
 
 import dnnops
+from dnnops.errors import DnnValueError
 from dnnops.explanation.memory import count_memory
 from dnnops.runtime.lifetimes import declared_origins, releases
 
@@ -159,3 +160,48 @@ def test_results_are_kept_without_gc():
         assert e.nodes[-1].live_bytes == kept * NBYTES
         assert e.peak_bytes == max(2, kept) * NBYTES
         assert e.input_bytes == NBYTES
+
+
+def layers():
+    """Return a function of unknown sizes with a shared variable, views, and sizes in its graph."""
+    x, y = pt.matrix("x", dtype="float64"), pt.vector("y", dtype="float64")
+    w = pytensor.shared(np.full((SIZE, 2 * SIZE), 1e-3))
+    z = pt.exp(x @ w).reshape((x.shape[0] * 2, SIZE))
+    z = pt.concatenate([z, z * y, pt.alloc(y[0], x.shape[0], SIZE)])
+    return pytensor.function([x, y], z[::2].sum(axis=0), mode=Mode("cvm", optimizer="fast_compile"))
+
+
+def test_memory_follows_from_shapes():
+    """The function is not run."""
+    f = layers()
+    shapes = (3 * SIZE, SIZE), (SIZE,)
+    found = dnnops.explain(f, shapes=shapes)
+    run = dnnops.explain(f, *(np.ones(shape) for shape in shapes), calls=1)
+    assert dnnops.explain(f).peak_bytes is None
+    assert found.peak_bytes == run.peak_bytes > 6 * NBYTES
+    assert [n.live_bytes for n in found.nodes] == [n.live_bytes for n in run.nodes]
+    assert found.peak_node.index == run.peak_node.index
+    assert found.peak_node.peak_bytes == found.peak_bytes
+    assert f"at node {found.peak_node.index} {found.peak_node.op}" in str(found).splitlines()[0]
+    assert found.to_dict()["peak_node"] == found.peak_node.index
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shapes": [(1, 2)]}, "one shape for each of the 2 arguments"),
+        ({"shapes": [(1, 2), (3, 4)]}, r"of ranks \[2, 1\]"),
+        ({"shapes": [(1, 2), (3,)], "calls": 1}, "not measured"),
+    ],
+)
+def test_wrong_shapes(options, message):
+    with pytest.raises(DnnValueError, match=message):
+        dnnops.explain(layers(), **options)
+
+
+def test_a_shape_that_is_not_the_static_one():
+    x = pt.tensor("x", dtype="float64", shape=(3, None))
+    f = pytensor.function([x], pt.exp(x), mode=Mode("cvm", optimizer=None))
+    assert dnnops.explain(f, shapes=[(3, 5)]).peak_bytes == 3 * 5 * 8
+    with pytest.raises(DnnValueError, match="static shape"):
+        dnnops.explain(f, shapes=[(4, 5)])

@@ -114,7 +114,7 @@ def test_empty_function():
     e = dnnops.explain(pytensor.function([x], x, mode="CVM"))
     assert "node" in str(e)
     empty = replace(e, nodes=())
-    assert str(empty) == "function: 0 nodes, results need at most 0 B"
+    assert str(empty) == "function: 0 nodes, peak memory 0 B"
     assert (empty.peak_bytes, empty.transfers) == (0, ())
 
 
