@@ -48,7 +48,7 @@ def _one_of(*names: str) -> Callable[[], str]:
     return find
 
 
-def _gpu() -> str:
+def _gpu(least: int = 1) -> str:
     try:
         import cupy
     except ImportError as error:
@@ -57,7 +57,7 @@ def _gpu() -> str:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return f"no CUDA device: {error}"
-    return "" if count else "no CUDA device"
+    return "" if count >= least else f"{count or 'no'} CUDA device"
 
 
 def _nvrtc() -> str:
@@ -99,6 +99,7 @@ LASAGNE = Path(os.environ.get("LASAGNE_SOURCE", Path(sys.prefix) / "Lasagne-0.1"
 #: the run, because then nobody knows whether it is there.
 NEEDS: dict[str, Callable[[], str]] = {
     "gpu": _gpu,
+    "two gpus": lambda: _gpu(2),
     # The runtime library is compiled for the instructions that the processor supports.
     "avx512": _avx512,
     "no gpu": lambda: "" if missing("gpu") else "there is a GPU",

@@ -99,8 +99,9 @@ def schedule(fgraph: FunctionGraph, order: Sequence[Apply], thunks: Sequence[Any
                         raise DnnNotSupportedError(f"{node} reads {x} of type {x.type}")
         _check_overwritten(node, roles)
     _run_sizes_before(order, roles)
-    if len(devices) != 1:
-        raise DnnNotSupportedError(f"its arrays are on {len(devices)} devices")
+    if len(devices) > 1:
+        names = ", ".join(f"cuda{device}" for device in sorted(devices))
+        raise DnnNotSupportedError(f"its arrays are on several devices: {names}")
     if Role.DEVICE not in roles.values():
         raise DnnNotSupportedError("it has no node on a device")
     return Schedule(tuple(roles.values()), tuple(by_value), frozenset(numbers), devices.pop())

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dnnops.arguments import switch
-from dnnops.config import flag_value
 from dnnops.errors import DnnError, DnnUnavailableError, DnnValueError
 from dnnops.gpu.base import cudnn_usable, cudnn_version
-from dnnops.gpuarray.device import check_device, device_from_target
+from dnnops.gpuarray.device import check_device, default_device, device_from_target
 from dnnops.runtime.build import CUDNN
 
 __all__ = ["context_device", "dnn_available", "dnn_present", "version"]
@@ -17,7 +16,7 @@ __all__ = ["context_device", "dnn_available", "dnn_present", "version"]
 def context_device(context_name: Any) -> int:
     """Return the number of the named device; None stands for the device of the flag ``device``."""
     if context_name is None:
-        return device_from_target(flag_value("device")) or 0
+        return default_device()
     if isinstance(context_name, str):
         device = device_from_target(context_name)
         if device is None:

@@ -16,7 +16,7 @@ import dnnops.gpuarray.variable  # noqa: F401  gives GpuArrayType its variables
 from dnnops.config import flag_value
 from dnnops.dtypes import DTYPE_CODES, FLOAT_DTYPES, numpy_dtype, widest_dtype
 from dnnops.errors import DnnError, DnnTypeError, DnnUnavailableError
-from dnnops.gpuarray.device import on_device
+from dnnops.gpuarray.device import default_device, on_device
 from dnnops.gpuarray.layout import inverse
 from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
@@ -285,7 +285,7 @@ def device_operands(
         If a rank or dtype is invalid, the dtypes differ, or the operands are on several devices.
     """
     devices = [x for x in values.values() if is_on_device(x)]
-    device = infer_device(*devices) if devices else 0
+    device = infer_device(*devices) if devices else default_device()
     arrays = {name: device_operand(where, name, x, device) for name, x in values.items()}
     if widen and (dtype := widest_dtype(x.type.dtype for x in arrays.values())):
         arrays = {name: cast(x, dtype) for name, x in arrays.items()}

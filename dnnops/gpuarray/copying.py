@@ -1,4 +1,4 @@
-"""Copy device arrays from one memory layout to another.
+"""Copy device arrays from one memory layout to another, and between devices.
 
 CuPy's kernel for assignments moves one element at a time. The packed elementwise kernels move 16
 bytes at a time where rows of memory are adjacent in both arrays, as in parts of channels-last
@@ -7,15 +7,20 @@ images or the heads of attention.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from pytensor.scalar.basic import identity
 
 from dnnops.dtypes import DTYPES
-from dnnops.gpuarray.layout import common_order
+from dnnops.gpuarray.device import on_device
+from dnnops.gpuarray.layout import common_order, dense_order, inverse
 from dnnops.gpuarray.packed import LEAST_SIZE, pack_width, packed_kernel, packed_operands
 
-__all__ = ["contiguous_copy", "copy_into"]
+__all__ = ["contiguous_copy", "copied_to_device", "copy_into"]
+
+#: Value of ``cudaErrorPeerAccessAlreadyEnabled``.
+_ALREADY_ENABLED = 704
 
 
 def copy_into(target: Any, source: Any) -> None:
@@ -62,3 +67,68 @@ def contiguous_copy(array: Any) -> Any:
     copy = cupy.empty(array.shape, array.dtype)
     copy_into(copy, array)
     return copy
+
+
+def copied_to_device(array: Any, device: int) -> Any:
+    """Copy an array to another device, in the order of the current streams of both devices.
+
+    The copy starts after the work that computes the array, and later work on either device waits
+    for it. The host does not wait.
+
+    Parameters
+    ----------
+    array : cupy.ndarray
+    device : int
+        Number of the other device.
+
+    Returns
+    -------
+    cupy.ndarray
+        Array without gaps in memory, whose axes have the same order in memory.
+    """
+    source_device = array.device.id
+    order = dense_order(array)
+    memory = array if order is None else array.transpose(order)
+    with on_device(source_device) as cupy:
+        if not memory.flags.c_contiguous:
+            memory = contiguous_copy(memory)
+        source_stream = cupy.cuda.get_current_stream()
+        computed = _recorded(source_stream)
+    with on_device(device) as cupy:
+        _enable_access(device, source_device)
+        stream = cupy.cuda.get_current_stream()
+        copy = cupy.empty(memory.shape, memory.dtype)
+        stream.wait_event(computed)
+        cupy.cuda.runtime.memcpyPeerAsync(
+            copy.data.ptr, device, memory.data.ptr, source_device, memory.nbytes, stream.ptr
+        )
+        copied = _recorded(stream)
+    # CuPy's pool may give the memory to later work on that stream, which must not overwrite it yet.
+    with on_device(source_device):
+        source_stream.wait_event(copied)
+    return copy if order is None else copy.transpose(inverse(order))
+
+
+def _recorded(stream: Any) -> Any:
+    """Return an event that occurs when a stream of the current device has done its work so far."""
+    import cupy
+
+    event = cupy.cuda.Event(disable_timing=True)
+    event.record(stream)
+    return event
+
+
+@cache
+def _enable_access(device: int, peer: int) -> None:
+    """Let the current device read a peer's memory, which spares the copy a stop on the host."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    if not runtime.deviceCanAccessPeer(device, peer):
+        return
+    try:
+        runtime.deviceEnablePeerAccess(peer)
+    except runtime.CUDARuntimeError as error:
+        # CuPy's own kernels may have enabled it.
+        if error.status != _ALREADY_ENABLED:
+            raise

@@ -6,6 +6,8 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pytensor.configdefaults import config
+
 from dnnops.arguments import MAX_PARAMETER, is_int, shown
 from dnnops.errors import DnnUnavailableError, DnnValueError
 
@@ -26,10 +28,23 @@ def device_from_target(target: str) -> int | None:
     Returns
     -------
     int or None
-        Device number, 0 for ``"cuda"``; None if `target` doesn't name a CUDA device.
+        Device number; `default_device` for ``"cuda"``. None if `target` doesn't name a CUDA device.
     """
     match = _TARGET.fullmatch(target)
-    return int(match["number"] or 0) if match else None
+    if match is None:
+        return None
+    return int(match["number"]) if match["number"] else default_device()
+
+
+def default_device() -> int:
+    """Return the device for what names none: that of the flag ``device``, or 0 if it has no number.
+
+    Returns
+    -------
+    int
+    """
+    match = _TARGET.fullmatch(str(getattr(config, "device", "cpu")))
+    return int(match["number"] or 0) if match else 0
 
 
 def check_device(device: int) -> int:

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable, shared_constructor
-from pytensor.configdefaults import config
 from pytensor.graph.basic import Variable
 from pytensor.graph.utils import add_tag_trace
 
 from dnnops.arguments import switch
 from dnnops.dtypes import FLOAT_DTYPES, dtype_name
 from dnnops.errors import DnnTypeError
-from dnnops.gpuarray.device import check_device, device_from_target, on_device
+from dnnops.gpuarray.device import check_device, default_device, device_from_target, on_device
 from dnnops.gpuarray.type import GpuArrayType, as_device_array
 from dnnops.gpuarray.variable import GpuArrayVariable
 
@@ -160,7 +159,7 @@ def _device_number(device: int | str | None, array: Any) -> int:
     if device is None:
         if not isinstance(array, np.ndarray):
             return int(array.device.id)
-        return device_from_target(str(getattr(config, "device", "cpu"))) or 0
+        return default_device()
     number = device_from_target(device) if isinstance(device, str) else device
     if number is None:
         raise DnnTypeError(f"{device!r} is not a CUDA device; give a number, 'cuda' or 'cuda0'")

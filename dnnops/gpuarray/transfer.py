@@ -16,9 +16,9 @@ from dnnops.compat import shape_inference
 from dnnops.dtypes import FLOAT_DTYPES, dtype_name
 from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.deferred import raise_deferred
-from dnnops.gpuarray.device import check_device, device_from_target
+from dnnops.gpuarray.device import check_device, default_device, device_from_target
 from dnnops.gpuarray.op import GpuOp, infer_device, is_on_device
-from dnnops.gpuarray.type import GpuArrayType, as_host_array
+from dnnops.gpuarray.type import GpuArrayType, as_device_array, as_host_array
 
 
 class _Conversion(GpuOp):
@@ -136,9 +136,11 @@ class GpuToGpu(_Conversion):
         return to_device(gradient, x.type.device)
 
     def compute(self, node: Apply, x: Any) -> Any:
-        import cupy
+        if x.device.id == self.device:
+            return x.copy(order="K")
+        from dnnops.gpuarray.copying import copied_to_device
 
-        return cupy.array(x, order="K") if x.device.id != self.device else x.copy(order="K")
+        return copied_to_device(x, self.device)
 
     def __str__(self) -> str:
         return f"GpuToGpu{{cuda{self.device}}}"
@@ -223,7 +225,8 @@ def as_gpuarray_variable(x: Any, device: int | None = None) -> Any:
         Variable, or host or device array. A device variable is moved only if `device` is
         another device. An array becomes a constant.
     device : int, optional
-        Device number. Defaults to the device of `x` if it is a device variable, otherwise to 0.
+        Device number. Defaults to the device of `x` if it is there already, otherwise to that of
+        the flag ``device``, or 0.
 
     Returns
     -------
@@ -232,7 +235,7 @@ def as_gpuarray_variable(x: Any, device: int | None = None) -> Any:
     if isinstance(x, Variable):
         if is_on_device(x):
             return x if device is None else to_device(x, device)
-        return to_device(x, device or 0)
+        return to_device(x, default_device() if device is None else device)
     if not hasattr(x, "dtype"):
         try:
             x = np.asarray(x)
@@ -240,7 +243,10 @@ def as_gpuarray_variable(x: Any, device: int | None = None) -> Any:
             raise DnnTypeError(f"cannot convert to an array: {shown(x)}") from error
         if x.dtype.kind == "f":
             x = x.astype(dtype_name("floatX"))
-    type_ = GpuArrayType(str(x.dtype).rpartition(".")[2], (None,) * len(x.shape), device or 0)
+    if device is None:
+        array = as_device_array(x)
+        device = default_device() if array is None else array.device.id
+    type_ = GpuArrayType(str(x.dtype).rpartition(".")[2], (None,) * len(x.shape), device)
     return type_.make_constant(x)
 
 

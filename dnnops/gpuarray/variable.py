@@ -7,13 +7,12 @@ import hashlib
 from typing import Any
 
 import numpy as np
-from pytensor.configdefaults import config
 from pytensor.graph.basic import Constant, Variable
 from pytensor.tensor import _as_tensor_variable, _get_vector_length, as_tensor_variable
 from pytensor.tensor.variable import _tensor_py_operators
 
 from dnnops.dtypes import dtype_name
-from dnnops.gpuarray.device import device_from_target, on_device
+from dnnops.gpuarray.device import default_device, on_device
 from dnnops.gpuarray.type import GpuArrayType, as_device_array
 
 
@@ -201,8 +200,7 @@ def _astype(self: Any, dtype: Any) -> Any:
         return _host_astype(self, dtype)
     from dnnops.gpuarray.transfer import cast, to_device
 
-    device = device_from_target(str(getattr(config, "device", "cpu")))
-    return cast(to_device(self, device or 0), "bfloat16")
+    return cast(to_device(self, default_device()), "bfloat16")
 
 
 _tensor_py_operators.astype = _astype

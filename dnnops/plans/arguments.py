@@ -10,7 +10,7 @@ import numpy as np
 from dnnops.config import parse_flag
 from dnnops.dtypes import FLOAT_DTYPES, dtype_name, numpy_dtype
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.gpuarray.device import device_from_target
+from dnnops.gpuarray.device import default_device, device_from_target
 from dnnops.nnet.conv.op import Conv
 from dnnops.nnet.validate import MAX_PARAMETER, is_int, show_shape
 from dnnops.plans.cases import DIRECTIONS, CpuCase, GpuCase, PlanCase
@@ -168,8 +168,9 @@ def _device_number(device: Any) -> int | None:
     if device is None:
         from dnnops.gpu.base import cudnn_usable
 
-        usable, _ = cudnn_usable(0)
-        return 0 if usable else None
+        number = default_device()
+        usable, _ = cudnn_usable(number)
+        return number if usable else None
     return device_from_target(_parsed("device", device))
 
 

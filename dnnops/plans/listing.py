@@ -112,8 +112,8 @@ def conv_plans(
     memory_format : {'contiguous', 'channels_last'}
         Memory format of all arrays, except that results on the CPU are always contiguous.
     device : str, optional
-        ``cpu``, ``cuda``, ``cuda0``, ``cuda1``, ... Default: ``cuda0`` if cuDNN can be used, else
-        ``cpu``.
+        ``cpu``, ``cuda``, ``cuda0``, ``cuda1``, ... Default: the device of the flag
+        ``device``, or ``cuda0``, if cuDNN can be used there, else ``cpu``.
     time : bool
         Whether to run and time every plan. On the GPU, engines are then also tried with further
         values of their knobs, as with ``time_on_shape_change``.

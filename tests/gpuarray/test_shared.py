@@ -220,11 +220,10 @@ def test_comparisons():
 
 
 @pytest.mark.gpu
+@pytest.mark.needs("two gpus")
 def test_two_devices():
     import cupy
 
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("only one CUDA device")
     there = shared(VALUE, device=1)
     x = GpuArrayType("float32", (None, None))()
     doubled = (there * 2).transfer("cuda1")

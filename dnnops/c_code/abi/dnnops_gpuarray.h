@@ -172,7 +172,8 @@ static inline int dnnops_has_strides(const dnnops_tensor *t, const int64_t *stri
   return 1;
 }
 
-static inline int dnnops_on_device(PyObject *array, int64_t device) {
+/* The number of an array's device, or -1. */
+static inline int64_t dnnops_device_of(PyObject *array) {
   PyObject *owner = PyObject_GetAttr(array, dnnops_py.device);
   if (owner == NULL) return -1;
   PyObject *id = PyObject_GetAttr(owner, dnnops_py.id);
@@ -180,8 +181,12 @@ static inline int dnnops_on_device(PyObject *array, int64_t device) {
   if (id == NULL) return -1;
   int64_t number = PyLong_AsLongLong(id);
   Py_DECREF(id);
-  if (number == -1 && PyErr_Occurred()) return -1;
-  return number == device;
+  return number;
+}
+
+static inline int dnnops_on_device(PyObject *array, int64_t device) {
+  int64_t number = dnnops_device_of(array);
+  return number < 0 ? -1 : number == device;
 }
 
 /* Whether an array's reference count shows who uses its memory. A channels-last array is a
@@ -324,16 +329,6 @@ static inline int dnnops_gpuarray_prepare_kept(PyObject **out, dnnops_tensor *t,
   return 0;
 }
 
-/* A copy that keeps the memory format, as a new reference. */
-static inline PyObject *dnnops_gpuarray_copy(PyObject *array) {
-  if (dnnops_python_init() < 0) return NULL;
-  PyObject *arguments = PyTuple_Pack(1, array);
-  if (arguments == NULL) return NULL;
-  PyObject *copied = PyObject_Call(dnnops_py.copy, arguments, dnnops_py.order_k);
-  Py_DECREF(arguments);
-  return copied;
-}
-
 /* Reads only the shape; ndim is an npy_intp. */
 static inline int dnnops_gpuarray_shape(PyObject *array, int64_t *lengths, Py_ssize_t *ndim) {
   if (dnnops_python_init() < 0) return -1;
@@ -388,6 +383,21 @@ static inline int dnnops_gpuarray_leave_device(int64_t previous, int64_t device)
   int failed = dnnops_set_device(previous);
   if (type != NULL) PyErr_Restore(type, value, traceback);
   return failed;
+}
+
+/* A copy on the array's device that keeps the memory format, as a new reference. CuPy would copy to the
+ * current device. */
+static inline PyObject *dnnops_gpuarray_copy(PyObject *array) {
+  if (dnnops_python_init() < 0) return NULL;
+  int64_t device = dnnops_device_of(array);
+  if (device < 0) return NULL;
+  int64_t previous = dnnops_gpuarray_enter_device(device);
+  if (previous < 0) return NULL;
+  PyObject *arguments = PyTuple_Pack(1, array);
+  PyObject *copied = arguments == NULL ? NULL : PyObject_Call(dnnops_py.copy, arguments, dnnops_py.order_k);
+  Py_XDECREF(arguments);
+  if (dnnops_gpuarray_leave_device(previous, device) < 0) Py_CLEAR(copied);
+  return copied;
 }
 
 #endif

@@ -13,6 +13,7 @@ convolution is placed between transfers, which the move then removes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import HostFromGpu, host_from_gpu, to_device
 from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.rewriting.move.forecast import Forecast
 from dnnops.rewriting.move.lifting import graph_device
 
 __all__ = ["LocalConvMerge"]
@@ -101,12 +103,15 @@ class LocalConvMerge(NodeRewriter):
     Parameters
     ----------
     device : int
-        Device on which the convolution will run.
+        Device of convolutions whose operands are on none.
+    devices : mapping of Variable to int
+        Devices on which the other convolutions will run, by their results.
     """
 
-    def __init__(self, device: int):
+    def __init__(self, device: int, devices: Mapping[Variable, int] | None = None):
         super().__init__()
         self.device = device
+        self.devices = devices or {}
 
     def tracks(self) -> list[Any]:
         return [Elemwise]
@@ -212,7 +217,8 @@ class LocalConvMerge(NodeRewriter):
         else:
             op = _GPU_OPS[type(node.op)].from_abstract(node.op)
             first, second, *sizes = node.inputs
-            inputs = [to_device(first, self.device), to_device(second, self.device), *sizes]
+            device = self.devices.get(term.variable, self.device)
+            inputs = [to_device(first, device), to_device(second, device), *sizes]
         if addend is None:
             return host_from_gpu(op(*inputs, alpha))
         out = to_device(addend.variable, inputs[0].type.device)
@@ -228,7 +234,12 @@ class ConvMerge(GraphRewriter):
             return
         device = graph_device(fgraph)
         usable, _ = cudnn_usable(device)
-        if usable:
-            WalkingGraphRewriter(
-                LocalConvMerge(device), order="in_to_out", ignore_newtrees=False
-            ).apply(fgraph)
+        if not usable:
+            return
+        present = {x.type.device for x in fgraph.variables if is_on_device(x)}
+        devices: Mapping[Variable, int] = {}
+        if not present <= {device}:
+            devices = Forecast(fgraph, fgraph.toposort(), frozenset()).devices
+        WalkingGraphRewriter(
+            LocalConvMerge(device, devices), order="in_to_out", ignore_newtrees=False
+        ).apply(fgraph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from pytensor.graph.basic import Constant, Variable
@@ -21,7 +22,8 @@ class LiftContext(BuildContext):
     Parameters
     ----------
     device : int
-        Device that the graph moves to.
+        Device that the node moves to: that of its first operand on a device, of its users if it has
+        none there, or else the graph's.
     """
 
     def __init__(self, device: int):
@@ -29,6 +31,14 @@ class LiftContext(BuildContext):
         self.device = device
         self._device_values: dict[tuple[Variable, int], Any] = {}
         self._host_values: dict[Variable, Any] = {}
+
+    def on(self, device: int) -> LiftContext:
+        """Return a context for another device that shares all variables with this one."""
+        if device == self.device:
+            return self
+        other = copy.copy(self)
+        other.device = device
+        return other
 
     def to_device(self, x: Any, device: int | None = None) -> Any:
         """Return `x` on the device, transferred if necessary; constants are moved only once."""

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph, Output
 from pytensor.graph.rewriting.basic import GraphRewriter
+from pytensor.tensor.shape import Shape, Shape_i
 
 from dnnops.dtypes import FLOAT_DTYPES
 from dnnops.gpuarray.op import is_on_device
@@ -52,6 +53,9 @@ class Forecast:
 
     Attributes
     ----------
+    devices : dict of Variable to int
+        Device of each variable that will be on one: that of the operands that it is computed from,
+        or else of its users. Variables of which neither tells are missing.
     pulled : set of Apply, or None
         Nodes that move because all their users move, or because of `everything`. None if no node
         moves.
@@ -66,7 +70,8 @@ class Forecast:
     ):
         self.sent = {node for node in order if _has_arrays(node)} if everything else set()
         self.lifters = {node: lifters_of(node, excluded_tags) for node in order}
-        self.on_device = {x for x in fgraph.variables if is_on_device(x)}
+        self.devices = {x: x.type.device for x in fgraph.variables if is_on_device(x)}
+        self.on_device: set[Variable] = set(self.devices)
         self.moved: set[Apply] = set()
         # Arrays computed from numbers and constants only: moving them transfers no array.
         self.made: set[Variable] = set()
@@ -82,11 +87,13 @@ class Forecast:
             with suppress(Exception):
                 if self._is_pulled(fgraph, node):
                     pulled.add(node)
+                if node in self.moved and self.devices.keys().isdisjoint(node.outputs):
+                    self._take_device_of_users(fgraph, node)
         self.pulled = pulled | (self.sent & self.moved)
 
     def _move(self, node: Apply) -> None:
         if isinstance(node.op, HostFromGpu):
-            self.on_device.update(node.outputs)
+            self._set_on_device(node)
         if self._is_made(node) and not all(map(self._is_number, (*node.inputs, *node.outputs))):
             self.made.update(node.outputs)
         sent = node in self.sent
@@ -100,7 +107,24 @@ class Forecast:
         )
         if moves:
             self.moved.add(node)
-            self.on_device.update(node.outputs)
+            # The shape of an array on the device is on the host, and what is computed from it.
+            if not isinstance(node.op, Shape | Shape_i):
+                self._set_on_device(node)
+
+    def _set_on_device(self, node: Apply) -> None:
+        self.on_device.update(node.outputs)
+        device = next((self.devices[x] for x in node.inputs if x in self.devices), None)
+        if device is not None:
+            for z in node.outputs:
+                self.devices.setdefault(z, device)
+
+    def _take_device_of_users(self, fgraph: FunctionGraph, node: Apply) -> None:
+        """Let a node without operands on a device run on the device of its first user on one."""
+        for client, _ in itertools.chain.from_iterable(fgraph.clients[z] for z in node.outputs):
+            device = next((self.devices[z] for z in client.outputs if z in self.devices), None)
+            if device is not None:
+                self.devices.update(dict.fromkeys(node.outputs, device))
+                return
 
     def _is_number(self, x: Variable) -> bool:
         return isinstance(x, Constant) or all(getattr(x.type, "broadcastable", ()))

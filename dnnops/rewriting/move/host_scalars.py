@@ -11,7 +11,6 @@ from pytensor.graph.rewriting.basic import copy_stack_trace
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Composite
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.shape import Shape, Shape_i
 
 from dnnops.dtypes import FLOAT_DTYPES
 from dnnops.rewriting.move.forecast import ForecastRewriter
@@ -54,12 +53,8 @@ def _computes_numbers(node: Apply) -> bool:
 
 def _separated(node: Apply, on_device: Collection[Variable]) -> list[tuple[Variable, Variable]]:
     graph = node.op.scalar_op.fgraph
-    moved = {
-        inner
-        for inner, x in zip(graph.inputs, node.inputs, strict=True)
-        # The shape of an array on the device is on the host.
-        if x in on_device and not (x.owner and isinstance(x.owner.op, Shape | Shape_i))
-    }
+    operands = zip(graph.inputs, node.inputs, strict=True)
+    moved = {inner for inner, x in operands if x in on_device}
     # Arrays on the device are computed from floats, such as the inverse of a number of elements.
     stays = [
         z.type.dtype not in FLOAT_DTYPES and moved.isdisjoint(ancestors([z])) for z in graph.outputs

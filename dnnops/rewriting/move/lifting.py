@@ -79,10 +79,10 @@ class GraphToGpu(GraphRewriter):
     def apply(self, fgraph: FunctionGraph) -> None:
         """Rewrite `fgraph`."""
         order = fgraph.toposort()
-        pulled = Forecast(fgraph, order, self.excluded_tags, self.everything).pulled
-        if pulled is None:
+        forecast = Forecast(fgraph, order, self.excluded_tags, self.everything)
+        if forecast.pulled is None:
             return
-        lifting = _Lifting(self, LiftContext(graph_device(fgraph)), pulled)
+        lifting = _Lifting(self, LiftContext(graph_device(fgraph)), forecast)
         for node in order:
             lifting.visit(node)
         replacements = [
@@ -129,10 +129,11 @@ def report_failure(node: Apply, error: Exception) -> None:
 class _Lifting:
     """The second half of the pass, which builds the new graph."""
 
-    def __init__(self, rewriter: GraphToGpu, context: LiftContext, pulled: set[Apply]):
+    def __init__(self, rewriter: GraphToGpu, context: LiftContext, forecast: Forecast):
         self.rewriter = rewriter
         self.context = context
-        self.pulled = pulled
+        self.pulled = set(forecast.pulled or ())
+        self.devices = forecast.devices
         # Not imported with this module, since most processes move nothing to a GPU.
         from dnnops.rewriting.move.expressions import Expressions
 
@@ -183,10 +184,13 @@ class _Lifting:
                     return self._labeled(node, outputs)
         if failed is None:
             return None
+        device = self._device(node, map(self.value, node.inputs))
         outputs = self.rebuilt(node)
         note_failure(outputs[0].owner, failed)
         return [
-            self.context.to_device(z) if getattr(z.type, "dtype", None) in FLOAT_DTYPES else z
+            self.context.to_device(z, device)
+            if getattr(z.type, "dtype", None) in FLOAT_DTYPES
+            else z
             for z in outputs
         ]
 
@@ -212,16 +216,20 @@ class _Lifting:
         """Return the outputs from a lifter if it moves the node, or None."""
         indices = lifter.operand_indices(node)
         operands = [self.value(node.inputs[i]) for i in indices]
-        resident = [x.type.device for x in operands if is_on_device(x)]
+        resident = any(map(is_on_device, operands))
         if not (resident or node in self.pulled or lifter.is_heavy(node)):
             return None
-        return self._ask(lifter, node, indices, resident)
+        return self._ask(lifter, node, indices, self._device(node, operands))
+
+    def _device(self, node: Apply, values: Iterable[Any]) -> int:
+        """Return the device that a node with these operands moves to."""
+        first = next((x.type.device for x in values if is_on_device(x)), None)
+        return self.devices.get(node.outputs[0], self.context.device) if first is None else first
 
     def _ask(
-        self, lifter: Lifter, node: Apply, indices: tuple[int, ...], resident: list[int]
+        self, lifter: Lifter, node: Apply, indices: tuple[int, ...], device: int
     ) -> Sequence[Variable] | None:
-        context = self.context
-        device = resident[0] if resident else context.device
+        context = self.context.on(device)
         inputs = [self.value(x) for x in node.inputs]
         if lifter.convert:
             inputs = [
@@ -263,8 +271,8 @@ class _Lifting:
         stays = expand is None or any(map(is_on_device, node.outputs))
         if stays or not (node in self.pulled or any(map(is_on_device, values))):
             return None
+        device = self._device(node, values)
         if node in self.pulled:
-            device = self.context.device
             values = [
                 self.context.to_device(x, device) if x.type.dtype in FLOAT_DTYPES else x
                 for x in values
@@ -277,6 +285,7 @@ class _Lifting:
         for inner in toposort(outputs, blockers=hosts):
             if self._makes_array(inner):
                 self.pulled.add(inner)
+                self.devices.update(dict.fromkeys(inner.outputs, device))
             self.visit(inner)
         return [self.value(z) for z in outputs]
 

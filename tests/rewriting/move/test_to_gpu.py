@@ -16,6 +16,7 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace
+from pytensor.raise_op import Assert
 from pytensor.scalar.basic import Composite
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
@@ -28,6 +29,7 @@ from dnnops.nnet.activation.op import ACTIVATION_MODES
 from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool.op import MaxPoolGrad, Pool
 from dnnops.rewriting.move import lifters, lifting
+from dnnops.rewriting.move.forecast import Forecast
 from dnnops.rewriting.move.host_scalars import SeparateHostScalars
 from dnnops.rewriting.move.lifting import EVERYTHING, register_lifter
 from dnnops.rewriting.move.to_gpu import gpu_transfers
@@ -198,6 +200,17 @@ def test_integers_fused_with_a_mean_stay(tags):
     on_host = [node.op.scalar_op for node in graph.apply_nodes if isinstance(node.op, Elemwise)]
     (counts,) = [op for op in on_host if isinstance(op, Composite)]
     assert [z.type.dtype for z in counts.fgraph.outputs] == ["int64"] * 3
+
+
+@pytest.mark.parametrize("tags", [(), (EVERYTHING,)])
+def test_integers_computed_from_shapes_stay(tags):
+    """Also where they pass a check, such as that of the sizes of a broadcast sum."""
+    w, v = on_gpu(None, None), on_gpu(None, None)
+    checked = Assert("the sizes differ")(w.shape[0], pt.eq(w.shape[0], v.shape[0]))
+    total = w.sum() / (checked * 2).astype("float32")
+    outputs = [total, pt.sqrt(total), pt.zeros(checked * 2 + 1, dtype="float32").transfer("cuda")]
+    graph = rewritten([w, v], outputs, GPU_MODE.including(*tags))
+    assert [node.inputs[0].type.dtype for node in gpu_transfers(graph)] == ["float32"] * 2
 
 
 def test_separate_host_scalars():
@@ -378,7 +391,8 @@ def test_a_lifter_must_keep_the_type(registry):
 
     x = pt.fmatrix()
     context = lifting.LiftContext(0)
-    walk = lifting._Lifting(lifting.GraphToGpu(), context, set())
+    forecast = Forecast(FunctionGraph([x], [Twice()(x)], clone=False), [], frozenset())
+    walk = lifting._Lifting(lifting.GraphToGpu(), context, forecast)
     raises = pytest.raises(TypeError, match="lifter of Twice")
     with config.change_flags(on_opt_error="raise"), raises:
         walk.visit(Twice()(x).owner)
