@@ -52,8 +52,8 @@ class Params(ctypes.Structure):
     """The struct ``BatchNormParams``."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "other", "out", "scale", "bias")),
-        *((name, ctypes.c_void_p) for name in ("mean", "spread")),
+        *((name, ctypes.c_void_p) for name in ("x", "other", "result", "masked", "out")),
+        *((name, ctypes.c_void_p) for name in ("scale", "bias", "mean", "spread")),
         ("results", ctypes.c_void_p * 2),
         ("offsets", ctypes.c_void_p),
         *((name, ctypes.c_void_p * 2) for name in ("running", "new_running")),

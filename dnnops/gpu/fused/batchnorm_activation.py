@@ -46,11 +46,14 @@ class _Fused(GpuExpressionOp, GpuDnnBatchNormBase):
 
     # The array that is read along with x must have its memory format.
     matched_operands: tuple[int, ...] = ()
+    #: Indices of results of the shape of x.
+    data_results: tuple[int, ...] = (0,)
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
-        of_parameters = [1 if i in self.axes else n for i, n in enumerate(shapes[0])]
-        return [shapes[0], *[tuple(of_parameters)] * (len(node.outputs) - 1)]
+        of_parameters = tuple([1 if i in self.axes else n for i, n in enumerate(shapes[0])])
+        results = range(len(node.outputs))
+        return [shapes[0] if i in self.data_results else of_parameters for i in results]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         own = [as_tensor_variable(x.type()) for x in node.inputs]
@@ -181,17 +184,32 @@ class GpuDnnBatchNormActivationGrad(_Fused, GpuDnnBatchNormGrad):
     results of `GpuDnnBatchNormActivation`. With them, the Op computes the normalized data again,
     with the same bits.
 
+    With an addend, ``op(x, gout, scale, mean, invstd, out)`` gets the result of relu instead of the
+    offsets, and the last result is the gradient with respect to the addend.
+
     Parameters
     ----------
-    mode, inplace, axes
+    mode, axes
         See `GpuDnnBatchNormGrad`.
+    inplace : bool
+        Whether a gradient overwrites `gout`: that with respect to the addend or, without an addend,
+        to x.
     slope_at_zero, slope_at_nan : bool
         Whether relu has the slope 1 rather than 0 at zero and at NaN. The defaults are those of
         `dnnops.nnet.relu`.
+    addend : bool
+        Whether relu was applied to a sum with another array.
+    inplace_x : bool
+        With an addend, whether the gradient with respect to x overwrites `x`.
     """
 
-    __props__ = (*GpuDnnBatchNormGrad.__props__, "slope_at_zero", "slope_at_nan")
-    matched_operands = (1,)
+    __props__ = (
+        *GpuDnnBatchNormGrad.__props__,
+        "slope_at_zero",
+        "slope_at_nan",
+        "addend",
+        "inplace_x",
+    )
 
     def __init__(
         self,
@@ -200,33 +218,64 @@ class GpuDnnBatchNormActivationGrad(_Fused, GpuDnnBatchNormGrad):
         axes: Sequence[int] | None = None,
         slope_at_zero: bool = False,
         slope_at_nan: bool = True,
+        addend: bool = False,
+        inplace_x: bool = False,
     ):
         GpuDnnBatchNormGrad.__init__(self, mode, inplace, axes)
         name = type(self).__name__
         self.slope_at_zero = switch(name, "slope_at_zero", slope_at_zero)
         self.slope_at_nan = switch(name, "slope_at_nan", slope_at_nan)
+        self.addend = switch(name, "addend", addend)
         at = _SLOPE_AT_ZERO * self.slope_at_zero | _SLOPE_AT_NAN * self.slope_at_nan
-        self.fused = _RELU | at
+        self.fused = _RELU | _ADDEND * self.addend | at
+        self.matched_operands = (1,)
+        self.inplace_x = self.addend and switch(name, "inplace_x", inplace_x)
+        if self.addend:
+            self.matched_operands, self.data_results = (1, 5), (0, 3)
+            overwritten = {3: (1, self.inplace), 0: (0, self.inplace_x)}
+            self.destroy_map = {k: [i] for k, (i, wanted) in overwritten.items() if wanted}
+
+    def inplace_versions(self) -> list[GpuDnnBatchNormActivationGrad]:
+        """Return all in-place versions of this Op, in descending order of overwritten operands."""
+        flags = [(True, True), (True, False), (False, True)] if self.addend else [(True, False)]
+        return [self.replace(inplace=gout, inplace_x=x) for gout, x in flags]
 
     def make_node(  # type: ignore[override]
-        self, x: Any, dy: Any, scale: Any, x_mean: Any, x_invstd: Any, offset: Any
+        self, x: Any, dy: Any, scale: Any, x_mean: Any, x_invstd: Any, last: Any
     ) -> Apply:
         plain = super().make_node(x, dy, scale, x_mean, x_invstd)
-        scale = plain.inputs[2]
-        name = type(self).__name__
-        _, offset = device_operands(name, scale.type.ndim, scale=scale, offset=offset)
-        merge_shapes(name, scale=plain.outputs[1].type.shape, offset=offset.type.shape)
-        return Apply(plain.op, [*plain.inputs, offset], [z.type() for z in plain.outputs])
+        x, scale = plain.inputs[0], plain.inputs[2]
+        name, types = type(self).__name__, [z.type for z in plain.outputs]
+        if self.addend:
+            _, last = device_operands(name, x.type.ndim, x=x, out=last)
+            shape = merge_shapes(name, x=types[0].shape, out=last.type.shape)
+            types[0] = GpuArrayType(x.type.dtype, shape, x.type.device)
+            types.append(types[0])
+        else:
+            _, last = device_operands(name, scale.type.ndim, scale=scale, offset=last)
+            merge_shapes(name, scale=types[1].shape, offset=last.type.shape)
+        return Apply(plain.op, [*plain.inputs, last], [t() for t in types])
+
+    def output_format(self, index: int, inputs: list[Any]) -> str:
+        return super().output_format(0 if index in self.data_results else index, inputs)
+
+    def c_output_format(self, index: int) -> str:
+        return super().c_output_format(0 if index in self.data_results else index)
 
     def _expressions(self, *inputs: Any) -> list[Any]:
-        x, gout, scale, mean, invstd, offset = inputs
+        x, gout, scale, mean, invstd, last = inputs
         wide = accumulator_dtype(x.type.dtype).name
-        scale, mean, invstd, offset = (
-            pt.specify_broadcastable(p, *self.axes) for p in (scale, mean, invstd, offset)
+        scale, mean, invstd = (
+            pt.specify_broadcastable(p, *self.axes) for p in (scale, mean, invstd)
         )
-        y = pt.cast((pt.cast(x, wide) - mean) * (scale * invstd) + offset, x.type.dtype)
+        y = last
+        if not self.addend:
+            offset = pt.specify_broadcastable(last, *self.axes)
+            y = (pt.cast(x, wide) - mean) * (scale * invstd) + offset
+            y = pt.cast(y, x.type.dtype)
         has_slope = y >= 0 if self.slope_at_zero else y > 0
         if self.slope_at_nan:
             has_slope = has_slope | pt.isnan(y)
         masked = pt.switch(has_slope, gout, pt.zeros_like(gout))
-        return self.abstract(x.type.ndim)(x, masked, scale, mean, invstd, return_list=True)
+        results = self.abstract(x.type.ndim)(x, masked, scale, mean, invstd, return_list=True)
+        return [*results, masked] if self.addend else results

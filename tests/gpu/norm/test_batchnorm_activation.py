@@ -63,14 +63,29 @@ class ActivationCase(Case):
         z, g = (rounded(rng.standard_normal(self.shape), self.dtype) for _ in range(2))
         running = [rng.standard_normal(channels).astype(of), rng.uniform(1, 2, channels).astype(of)]
 
-        def launch(kind: str, fused: int, other: np.ndarray, mean=None, spread=None, bias=bias):
+        def launch(
+            kind: str,
+            fused: int,
+            other: np.ndarray,
+            mean=None,
+            spread=None,
+            bias=bias,
+            result=None,
+        ):
             work = replace(self, kind=kind, fused=fused).work
             p = work.params
             data, second = self.array(x), self.array(other)
+            poison = np.full(self.shape, np.nan)
+            masked = second if self.inplace else self.array(poison)
             over = second if kind == "gradient" else data
-            out = over if self.inplace else self.array(np.full(self.shape, np.nan))
+            if result is not None:
+                over = data
+            out = over if self.inplace else self.array(poison)
             results = [np.full(channels, np.nan, of) for _ in range(5)]
             p.x, p.other, p.out = (a.ctypes.data for a in (data, second, out))
+            if result is not None:
+                given = self.array(result)
+                p.result, p.masked = given.ctypes.data, masked.ctypes.data
             p.scale, p.bias = scale.ctypes.data, bias.ctypes.data
             if mean is not None:
                 p.mean, p.spread = mean.ctypes.data, spread.ctypes.data
@@ -81,6 +96,8 @@ class ActivationCase(Case):
                     p.running[i] = running[i].ctypes.data
                     p.new_running[i] = results[2 + i].ctypes.data
             kernels.run(work, self.seed)
+            if result is not None:
+                results[2] = masked.astype("float64")
             return out.astype("float64"), *results
 
         with np.errstate(invalid="ignore"):
@@ -124,6 +141,15 @@ class ActivationCase(Case):
             for i, what in enumerate(("x", "scale", "bias")):
                 dtype = of if i else self.dtype
                 self._close(found[i], expected[i], dtype, f"gradient of {what}, slopes {slopes}")
+        result = np.where(value <= 0, 0, value)  # NaN stays, as in the result of relu
+        fused = RELU | ADDEND | SLOPE
+        found = launch("gradient", fused, g, saved_mean, invstd, result=result)
+        masked = np.where((result > 0) | np.isnan(result), g, 0)
+        np.testing.assert_array_equal(found[3], masked)
+        expected = self.gradients(x, masked, scale, saved_mean, invstd)
+        for i, what in enumerate(("x", "scale", "bias")):
+            dtype = of if i else self.dtype
+            self._close(found[i], expected[i], dtype, f"gradient of {what}, from the result")
 
     def stored(self, x, scale, mean, invstd, offsets) -> np.ndarray:
         """Return the normalized data before relu, as training rounds it."""
@@ -189,7 +215,7 @@ LARGE_MEAN = [
 
 def works(case: ActivationCase) -> list:
     slopes = SLOPES if case.seed == 0 else (SLOPE,)
-    kinds = [("gradient", RELU | s) for s in slopes]
+    kinds = [("gradient", RELU | s) for s in slopes] + [("gradient", RELU | ADDEND | SLOPE)]
     kinds += [(k, f) for k in ("train", "inference") for f in (RELU, ADDEND, RELU | ADDEND)]
     return [replace(case, kind=kind, fused=fused).work for kind, fused in kinds]
 
@@ -212,6 +238,8 @@ def test_all_ways(kernels):
     for rows, ways in enumerate((("by_warps", "held", "short"), ("swept",))):
         for way in ("alone", "kept", "streamed", *ways):
             assert (WAYS[way], 1, rows, RELU | SLOPE) in found
+            has_mask = way not in ("by_warps", "held", "short")
+            assert ((WAYS[way], 1, rows, RELU | ADDEND | SLOPE) in found) is has_mask
             assert {(WAYS[way], 0, rows, f) for f in (RELU, ADDEND, RELU | ADDEND)} <= found
 
 

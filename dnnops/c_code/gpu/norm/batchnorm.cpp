@@ -25,7 +25,7 @@ struct Params : BatchNormWords {
   int input_count() const {
     return plain_input_count() + has_addend() + takes_offsets();
   }
-  int output_count() const { return plain_output_count() + returns_offsets(); }
+  int output_count() const { return plain_output_count() + returns_offsets() + has_result(); }
   // The operands of the Op that fuses nothing. Those that it lacks come last.
   int plain_input_count() const {
     static const int counts[] = {4, 5, 6};
@@ -34,11 +34,15 @@ struct Params : BatchNormWords {
   int plain_output_count() const { return kind == BATCHNORM_INFERENCE ? 1 : has_running ? 5 : 3; }
   bool has_relu() const { return fused & BATCHNORM_RELU; }
   bool has_addend() const { return fused & BATCHNORM_ADDEND; }
-  bool takes_offsets() const { return kind == BATCHNORM_GRADIENT && has_relu(); }
+  // Whether the gradient takes the result of relu, and returns that with respect to the addend.
+  bool has_result() const { return kind == BATCHNORM_GRADIENT && has_addend(); }
+  bool takes_offsets() const { return kind == BATCHNORM_GRADIENT && has_relu() && !has_addend(); }
   bool returns_offsets() const { return kind == BATCHNORM_TRAIN && has_relu() && !has_addend(); }
-  // The inputs of x's shape: x itself and one more or none.
-  int image_count() const { return kind == BATCHNORM_GRADIENT || has_addend() ? 2 : 1; }
-  int image(int number) const { return number && has_addend() ? plain_input_count() : number; }
+  // Whether operands and results have x's shape.
+  bool is_image(int input) const {
+    return input == 0 || (input == 1 && kind == BATCHNORM_GRADIENT) || (has_addend() && input == plain_input_count());
+  }
+  bool is_result_image(int output) const { return output == 0 || (has_result() && output == plain_output_count()); }
 };
 
 using BatchNormCall = OpCall<Params>;
@@ -65,13 +69,14 @@ void shape(const BatchNormCall &call) {
   const Params &params = call.params;
   const dnnops_tensor &x = call.inputs[0], &last = call.inputs[params.plain_input_count()];
   if (params.has_addend() && (last.dtype != x.dtype || !same_shape(last, x)))
-    fail(DNNOPS_VALUE_ERROR, "the addend is %s, expected the shape and dtype of the inputs, %s",
-         describe(last).c_str(), describe(x).c_str());
+    fail(DNNOPS_VALUE_ERROR, "the %s is %s, expected the shape and dtype of the inputs, %s",
+         params.has_result() ? "result of relu" : "addend", describe(last).c_str(), describe(x).c_str());
   if (params.takes_offsets()) {
     batchnorm::check_parameter("offset", params, x, last);
     check_dtypes(x, last);
   }
   if (params.returns_offsets()) set_output(call.outputs[params.plain_output_count()], call.inputs[1]);
+  if (params.has_result()) set_output(call.outputs[params.plain_output_count()], x);
 }
 
 // Whether an array is dense, with the axes in this order and the last one innermost.
@@ -85,15 +90,23 @@ bool is_dense(const dnnops_tensor &array, bool channels_last) {
   return true;
 }
 
+// Calls f for all arrays of x's shape.
+template <class F>
+void for_images(const BatchNormCall &call, F f) {
+  for (int i = 0; i < call.params.input_count(); ++i)
+    if (call.params.is_image(i)) f(call.inputs[i]);
+  for (int i = 0; i < call.params.output_count(); ++i)
+    if (call.params.is_result_image(i)) f(call.outputs[i]);
+}
+
 // Whether images are channels-last in memory: all or none of them, if statistics are per channel.
 bool are_channels_last(const BatchNormCall &call) {
   const int64_t ndim = call.inputs[0].ndim;
   const bool of_channels = ndim > 2 && call.params.axes == (int64_t(1) << ndim) - 1 - 2;
   for (bool channels_last : {false, true}) {
     if (channels_last && !of_channels) break;
-    bool all = is_dense(call.outputs[0], channels_last);
-    for (int i = 0; i < call.params.image_count(); ++i)
-      all = all && is_dense(call.inputs[call.params.image(i)], channels_last);
+    bool all = true;
+    for_images(call, [&](const dnnops_tensor &image) { all = all && is_dense(image, channels_last); });
     if (all) return channels_last;
   }
   fail(DNNOPS_NOT_SUPPORTED, "expected arrays in one memory format, contiguous%s, got %s and %s for the result",
@@ -200,11 +213,12 @@ void prepare(BatchNormState &state, const BatchNormKey &key, const BatchNormCall
         fail(DNNOPS_NOT_SUPPORTED, "expected contiguous parameters, got %s", describe(parameter).c_str());
     };
     for (int i = 1; i < call.params.input_count(); ++i)
-      if (call.params.image_count() == 1 || i != call.params.image(1)) check(call.inputs[i]);
-    for (int i = 1; i < call.params.output_count(); ++i) check(call.outputs[i]);
-    for (int i = 0; i < call.params.image_count(); ++i)
-      of.alignment = std::min(of.alignment, alignment_of(call.inputs[call.params.image(i)].data));
-    of.alignment = std::min(of.alignment, alignment_of(call.outputs[0].data));
+      if (!call.params.is_image(i)) check(call.inputs[i]);
+    for (int i = 1; i < call.params.output_count(); ++i)
+      if (!call.params.is_result_image(i)) check(call.outputs[i]);
+    for_images(call, [&](const dnnops_tensor &image) {
+      of.alignment = std::min(of.alignment, alignment_of(image.data));
+    });
     choose_work(state, of, handle);
   }
   state.key = key;
@@ -221,13 +235,17 @@ void fill_in(BatchNormParams &p, const BatchNormCall &call) {
   if (call.params.kind == BATCHNORM_GRADIENT) {
     p.other = in[1].data;
     if (call.params.takes_offsets()) p.bias = in[5].data;
+    if (call.params.has_result()) {
+      p.result = in[5].data;
+      p.masked = out[3].data;
+    }
     p.scale = in[2].data;
     p.mean = in[3].data;
     p.spread = in[4].data;
   } else {
     p.scale = in[1].data;
     p.bias = in[2].data;
-    if (call.params.has_addend()) p.other = in[call.params.image(1)].data;
+    if (call.params.has_addend()) p.other = in[call.params.plain_input_count()].data;
   }
   if (call.params.kind == BATCHNORM_INFERENCE) {
     p.mean = in[3].data;

@@ -22,6 +22,10 @@
 // uses the rounded statistics that it returns. What rounding the mean has changed goes into the bias: the results are
 // offsets, which the gradient gets in place of the bias.
 //
+// After a sum with another array, the gradient sees from the result of relu which elements relu has set to zero. The
+// first part also writes the masked gradient, which is the gradient with respect to the other array. The second part
+// reads it again, and needs neither the result nor the gradient that was given.
+//
 // Macros set by c_code/gpu/norm/batchnorm_work.cpp: DTYPE; KIND, a BatchNormKind; FUSED, bits of BatchNormFused; HOW, a
 // BatchNormWay; ROWS, whether channels are adjacent and a row has all of them (otherwise a channel's elements are
 // adjacent); V, the number of elements moved at once; LANES, the number of threads side by side along a row (SWEPT gets
@@ -38,18 +42,24 @@ constexpr int SUMS = ROWS ? V : 1;             // channels per thread
 
 constexpr bool RELU = FUSED & BATCHNORM_RELU, ADDEND = FUSED & BATCHNORM_ADDEND;
 // Whether training returns offsets, and whether the gradient uses them.
-constexpr bool HAS_OFFSETS = KIND == BATCHNORM_TRAIN && RELU && !ADDEND, MASKED = KIND == BATCHNORM_GRADIENT && RELU;
+constexpr bool HAS_OFFSETS = KIND == BATCHNORM_TRAIN && RELU && !ADDEND, MASKED = KIND == BATCHNORM_GRADIENT && RELU && !ADDEND;
+// Whether the gradient gets the result of relu.
+constexpr bool HAS_RESULT = KIND == BATCHNORM_GRADIENT && ADDEND;
 
-constexpr int ARRAYS = KIND == BATCHNORM_GRADIENT || ADDEND ? 2 : 1;  // arrays that are read
-constexpr int SUMMED = KIND == BATCHNORM_GRADIENT ? 2 : 1;            // those that sums are computed from
+constexpr int ARRAYS = KIND == BATCHNORM_GRADIENT || ADDEND ? 2 : 1;  // arrays that results are computed from
+// Arrays that the first part reads to compute sums.
+constexpr int SUMMED = HAS_RESULT ? 3 : KIND == BATCHNORM_GRADIENT ? 2 : 1;
+constexpr int MOST_ARRAYS = SUMMED > ARRAYS ? SUMMED : ARRAYS;
 
 // Whether each warp has its own shares.
 constexpr bool BY_WARPS = HOW == BATCHNORM_BY_WARPS || HOW == BATCHNORM_HELD;
 constexpr bool KEEPS = HOW == BATCHNORM_ALONE || HOW == BATCHNORM_KEPT || BY_WARPS;
 // The number of loads from memory in flight together. More would need more registers than there are.
 constexpr bool IS_WIDE = MASKED && sizeof(Bits) == 8;
-constexpr int DEPTH =
-    HOW != BATCHNORM_SWEPT ? (ROWS || IS_WIDE ? 4 : 8) / ARRAYS : ARRAYS > 1 && SUMS > 4 ? 2 : 4;
+constexpr int DEPTH = HAS_RESULT                 ? 2
+                      : HOW != BATCHNORM_SWEPT   ? (ROWS || IS_WIDE ? 4 : 8) / ARRAYS
+                      : ARRAYS > 1 && SUMS > 4 ? 2
+                                               : 4;
 
 struct alignas(V * sizeof(Bits)) Pack {
   Bits of[V];
@@ -126,9 +136,9 @@ struct Walk {
   }
 };
 
-// A vector of each array.
+// A vector of each array: x, the other one, and the result of relu.
 struct Packs {
-  Pack of[ARRAYS];
+  Pack of[MOST_ARRAYS];
 };
 
 // The same as loaded and held: 16-bit elements would take a register each.
@@ -142,26 +152,28 @@ struct WordsOf<16> {
 };
 struct Words {
   using Type = WordsOf<sizeof(Pack)>::Type;
-  Type of[ARRAYS];
+  Type of[MOST_ARRAYS];
   DEVICE operator Packs() const {
     Packs packs;
     UNROLL
-    for (int i = 0; i < ARRAYS; ++i) packs.of[i] = reinterpret_cast<const Pack &>(of[i]);
+    for (int i = 0; i < MOST_ARRAYS; ++i) packs.of[i] = reinterpret_cast<const Pack &>(of[i]);
     return packs;
   }
 };
 
 DEVICE const Bits *array_of(const BatchNormParams &p, int number) {
-  return static_cast<const Bits *>(number ? p.other : p.x);
+  return static_cast<const Bits *>(number == 0 ? p.x : number == 1 ? p.other : p.result);
 }
 
-// Data that is read only `once` should not evict other data from the cache.
-template <bool ONCE = false, int READ = ARRAYS>
+// Reads what the first part computes sums from, or what the `second` part needs. Data that is read only `once` should
+// not evict other data from the cache.
+template <bool ONCE = false, bool SECOND = false>
 DEVICE Words load(const BatchNormParams &p, long long offset) {
   Words words;
   UNROLL
-  for (int i = 0; i < READ; ++i) {
-    const auto *const from = reinterpret_cast<const Words::Type *>(array_of(p, i) + offset);
+  for (int i = 0; i < (SECOND ? ARRAYS : SUMMED); ++i) {
+    const Bits *const array = HAS_RESULT && SECOND && i == 1 ? static_cast<const Bits *>(p.masked) : array_of(p, i);
+    const auto *const from = reinterpret_cast<const Words::Type *>(array + offset);
     if constexpr (ONCE && sizeof(Pack) == 16)
       reinterpret_cast<uint4 &>(words.of[i]) = __ldcs(reinterpret_cast<const uint4 *>(from));
     else
@@ -199,6 +211,42 @@ DEVICE Packs recall(const BatchNormParams &p, int slot) {
   return packs;
 }
 
+// Whether relu has the slope 1 rather than 0 at a number.
+DEVICE bool has_slope(Acc value) {
+  constexpr bool AT_ZERO = FUSED & BATCHNORM_SLOPE_AT_ZERO, AT_NAN = FUSED & BATCHNORM_SLOPE_AT_NAN;
+  if constexpr (AT_NAN) return !(AT_ZERO ? value < 0 : value <= 0);
+  return AT_ZERO ? value >= 0 : value > 0;
+}
+
+// Reads the result of relu for a vector that is kept without it.
+DEVICE Words result_of(const BatchNormParams &p, long long offset) {
+  Words words = {};
+  if constexpr (HAS_RESULT) words.of[2] = *reinterpret_cast<const Words::Type *>(array_of(p, 2) + offset);
+  return words;
+}
+DEVICE Packs joined(Packs packs, const Words &with) {
+  if constexpr (HAS_RESULT) packs.of[2] = ((Packs)with).of[2];
+  return packs;
+}
+
+// Sets the gradient to zero where relu, whose result is given, has the slope 0, and writes it for the second part.
+// `slot` is the place of kept vectors, or negative.
+template <bool ONCE = false>
+DEVICE Packs settled(const BatchNormParams &p, Packs packs, long long offset, int slot) {
+  if constexpr (HAS_RESULT) {
+    UNROLL
+    for (int i = 0; i < V; ++i)
+      if (!has_slope(to_acc(packs.of[2].of[i]))) packs.of[1].of[i] = 0;
+    Bits *const to = static_cast<Bits *>(p.masked) + offset;
+    if constexpr (ONCE)
+      store(to, packs.of[1]);
+    else
+      *reinterpret_cast<Pack *>(to) = packs.of[1];
+    if (slot >= 0) kept(p, 1)[slot] = packs.of[1];
+  }
+  return packs;
+}
+
 // Copies vectors to shared memory, several at a time if they have to pass through registers. `next` advances
 // to the next vector and returns its place.
 constexpr int BATCH = sizeof(Pack) == 2 ? 4 : 1;
@@ -213,7 +261,7 @@ DEVICE void copy_vectors(const BatchNormParams &p, int count, Next next) {
       if (k >= left) break;
       const long long offset = next();
       if constexpr (sizeof(Pack) == 2) {
-        batch[k] = load(p, offset);
+        batch[k] = load<false, !HAS_RESULT>(p, offset);
       } else {
         UNROLL
         for (int i = 0; i < ARRAYS; ++i) {
@@ -253,16 +301,36 @@ DEVICE void keep(const BatchNormParams &p, const Place &place, int split) {
   }
 }
 
-// Calls f(packs, offset) for each vector of a share that belongs to this thread; packs has READ of the arrays.
-template <int READ, class F>
+// Calls f(packs, offset, slot) for each vector of a share that belongs to this thread, in the first or the `second` part.
+// The slot is negative if vectors are not kept.
+template <bool SECOND, class F>
 DEVICE void for_each(const BatchNormParams &p, Walk walk, F f) {
   if constexpr (KEEPS) {
     int slot = member();
-    UNROLL_BY(BY_WARPS ? 4 : 2)
-    for (int left = walk.left; left > 0; --left) {
-      f(recall(p, slot), walk.offset);
-      walk.advance();
-      slot += TEAM;
+    if constexpr (HAS_RESULT && !SECOND) {
+      for (int left = walk.left; left > 0; left -= DEPTH) {
+        Words results[DEPTH];
+        long long offsets[DEPTH];
+        UNROLL
+        for (int i = 0; i < DEPTH; ++i)
+          if (i < left) {
+            results[i] = result_of(p, offsets[i] = walk.offset);
+            walk.advance();
+          }
+        UNROLL
+        for (int i = 0; i < DEPTH; ++i)
+          if (i < left) {
+            f(joined(recall(p, slot), results[i]), offsets[i], slot);
+            slot += TEAM;
+          }
+      }
+    } else {
+      UNROLL_BY(BY_WARPS ? 4 : 2)
+      for (int left = walk.left; left > 0; --left) {
+        f(recall(p, slot), walk.offset, slot);
+        walk.advance();
+        slot += TEAM;
+      }
     }
   } else {
     for (int left = walk.left; left > 0; left -= DEPTH) {
@@ -271,12 +339,12 @@ DEVICE void for_each(const BatchNormParams &p, Walk walk, F f) {
       UNROLL
       for (int i = 0; i < DEPTH; ++i)
         if (i < left) {
-          words[i] = load<false, READ>(p, offsets[i] = walk.offset);
+          words[i] = load<false, SECOND>(p, offsets[i] = walk.offset);
           walk.advance();
         }
       UNROLL
       for (int i = 0; i < DEPTH; ++i)
-        if (i < left) f(words[i], offsets[i]);
+        if (i < left) f(words[i], offsets[i], -1);
     }
   }
 }
@@ -312,13 +380,6 @@ DEVICE Acc sum_of_warp(Acc value) {
 
 DEVICE float multiply_add(float x, float y, float z) { return fmaf(x, y, z); }
 DEVICE double multiply_add(double x, double y, double z) { return fma(x, y, z); }
-
-// Whether relu has the slope 1 rather than 0 at a number.
-DEVICE bool has_slope(Acc value) {
-  constexpr bool AT_ZERO = FUSED & BATCHNORM_SLOPE_AT_ZERO, AT_NAN = FUSED & BATCHNORM_SLOPE_AT_NAN;
-  if constexpr (AT_NAN) return !(AT_ZERO ? value < 0 : value <= 0);
-  return AT_ZERO ? value >= 0 : value > 0;
-}
 
 // Sets the gradient to zero where relu has the slope 0. Rounding of the result must be the same as in training.
 DEVICE Packs masked(Packs packs, const Acc (&from)[SUMS], const Acc (&factor)[SUMS], const Acc (&offset)[SUMS]) {
@@ -440,7 +501,11 @@ DEVICE void sum_of_share(const BatchNormParams &p, const Walk &walk, const Origi
     UNROLL
     for (int v = 0; v < SUMS; ++v) start[v] = to_acc(x.of[v]);
   }
-  const auto each = [&](auto f) { for_each<SUMMED>(p, walk, [&](const Packs &packs, long long) { f(packs, true); }); };
+  const auto each = [&](auto f) {
+    for_each<false>(p, walk, [&](const Packs &packs, long long offset, int slot) {
+      f(settled(p, packs, offset, slot), true);
+    });
+  };
   sum_of_warp(start, walk.left, from, each, found);
 }
 
@@ -602,7 +667,7 @@ struct Formula {
 // The second part: writes the results.
 DEVICE void normalize(const BatchNormParams &p, const Walk &walk, const Formula &formula) {
   Bits *const out = static_cast<Bits *>(p.out);
-  for_each<ARRAYS>(p, walk, [&](const Packs &packs, long long offset) { store(out + offset, formula.apply(packs)); });
+  for_each<true>(p, walk, [&](const Packs &packs, long long offset, int) { store(out + offset, formula.apply(packs)); });
 }
 
 // The part of a group's channels that belongs to this thread.

@@ -7,6 +7,8 @@
 // have one element per channel, float64 for float64 arrays and float32 otherwise.
 struct BatchNormParams {
   const void *x, *other;  // `other`: the gradient with respect to the output, or an array to add to it
+  const void *result;     // for the gradient behind relu of a sum, the result of relu
+  void *masked;           // and the gradient with respect to the sum
   void *out;              // or the gradient with respect to x
   const void *scale, *bias;   // for the gradient behind relu, `bias` holds the offsets of the training
   const void *mean, *spread;  // given statistics: the mean, and invstd or the variance
@@ -44,7 +46,7 @@ struct BatchNormParams {
 enum BatchNormKind { BATCHNORM_TRAIN = 0, BATCHNORM_GRADIENT = 1, BATCHNORM_INFERENCE = 2 };
 
 // What else a kernel computes, as bits: relu of the result, or the gradient behind it; the sum of the result and
-// another array, before relu; for the gradient, whether relu has the slope 1 rather than 0 at zero and at NaN.
+// another array, before relu, or the gradient behind relu of a sum; for the gradient, whether relu has the slope 1 rather than 0 at zero and at NaN.
 enum BatchNormFused {
   BATCHNORM_RELU = 1,
   BATCHNORM_ADDEND = 2,

@@ -18,7 +18,7 @@ struct Sweep {
   DEVICE bool has_channels(const BatchNormParams &p) const { return first_channel < p.channels; }
   DEVICE long long at(int number) const { return offset + number * step; }
   // Calls f(packs, offset) for the vectors from `begin` to `end`, or backwards. Some are loaded while others are used.
-  // Going forwards computes sums, which need fewer arrays.
+  // Going forwards is the first part.
   template <bool ONCE, bool BACKWARDS, class F>
   DEVICE void go(const BatchNormParams &p, int begin, int end, F f) const {
     const int count = end - begin;
@@ -26,7 +26,7 @@ struct Sweep {
     const auto get = [&](int from, Words (&words)[DEPTH]) {
       UNROLL
       for (int i = 0; i < DEPTH; ++i)
-        if (from + i < count) words[i] = load<ONCE, BACKWARDS ? ARRAYS : SUMMED>(p, place(from + i));
+        if (from + i < count) words[i] = load<ONCE, BACKWARDS>(p, place(from + i));
     };
     const auto use = [&](int from, const Words (&words)[DEPTH]) {
       UNROLL
@@ -97,12 +97,27 @@ DEVICE void add_rows(const BatchNormParams &p, const Swept &space, const Sweep &
   if (KIND == BATCHNORM_TRAIN && sweep.count) typical(p, sweep, from);
   Mask<MASKED> mask;
   mask.read(p, {sweep.first_channel, sweep.has_channels(p)});
-  const auto each = [&](const Packs &packs, long long) { add(mask.apply(packs, from), from, sums); };
+  const auto each = [&](const Packs &packs) { add(mask.apply(packs, from), from, sums); };
   const int cached_from = max(0, sweep.kept_from - p.cached);
-  sweep.go<true, false>(p, 0, cached_from, each);
-  sweep.go<false, false>(p, cached_from, sweep.kept_from, each);
+  sweep.go<true, false>(p, 0, cached_from,
+                        [&](const Packs &packs, long long offset) { each(settled<true>(p, packs, offset, -1)); });
+  sweep.go<false, false>(p, cached_from, sweep.kept_from,
+                         [&](const Packs &packs, long long offset) { each(settled(p, packs, offset, -1)); });
   wait_for_copies<0>();
-  for (int i = 0; i < sweep.count - sweep.kept_from; ++i) each(recall(p, i * THREADS + (int)threadIdx.x), 0);
+  constexpr int TOGETHER = HAS_RESULT ? DEPTH : 1;
+  const int kept_count = sweep.count - sweep.kept_from;
+  for (int begin = 0; begin < kept_count; begin += TOGETHER) {
+    Words results[TOGETHER];
+    UNROLL
+    for (int i = 0; i < TOGETHER; ++i)
+      if (begin + i < kept_count) results[i] = result_of(p, sweep.at(sweep.kept_from + begin + i));
+    UNROLL
+    for (int i = 0; i < TOGETHER; ++i) {
+      const int number = begin + i, slot = number * THREADS + (int)threadIdx.x;
+      if (number < kept_count)
+        each(settled(p, joined(recall(p, slot), results[i]), sweep.at(sweep.kept_from + number), slot));
+    }
+  }
 
   Pack origins = {};
   if (KIND == BATCHNORM_TRAIN && sweep.count) origins = ((Packs)load(p, sweep.first_channel)).of[0];

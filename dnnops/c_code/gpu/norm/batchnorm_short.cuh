@@ -18,7 +18,7 @@ DEVICE void normalize_short(const BatchNormParams &p) {
   Words words[HOLDS > 0 ? HOLDS : 1];
   UNROLL
   for (int i = 0; i < HOLDS; ++i)
-    words[i] = place.has_channels && counts(i) ? load(p, begin + i * TEAM * V) : Words{};
+    words[i] = place.has_channels && counts(i) ? load<false, true>(p, begin + i * TEAM * V) : Words{};
   Origins from(p, place);
   const Given given(p, place);
 

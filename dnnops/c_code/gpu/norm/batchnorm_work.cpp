@@ -52,7 +52,7 @@ struct Cut {
   }
 };
 
-// The number of arrays that are read.
+// The number of arrays that results are computed from.
 int64_t array_count(const BatchNormCase &of) {
   return of.kind == BATCHNORM_GRADIENT || of.fused & BATCHNORM_ADDEND ? 2 : 1;
 }
@@ -246,7 +246,9 @@ Cut cut_case(const BatchNormCase &of, bool rows, int64_t vector, const BatchNorm
   Cut streamed = cut_into(of, rows, vector, SHARE_BYTES);
   streamed.way = of.kind == BATCHNORM_INFERENCE ? BATCHNORM_BY_GIVEN : BATCHNORM_STREAMED;
   if (of.kind == BATCHNORM_INFERENCE) return streamed;
-  if (!rows) {
+  // What is held in registers, or loaded by bulk copies, is not masked by the result of relu.
+  const bool has_result = of.kind == BATCHNORM_GRADIENT && of.fused & BATCHNORM_ADDEND;
+  if (!rows && !has_result) {
     const Cut cut = cut_short(of, vector, device);
     if (cut.splits > 0) return cut;
   }
@@ -255,6 +257,7 @@ Cut cut_case(const BatchNormCase &of, bool rows, int64_t vector, const BatchNorm
   alone.slots = alone.share * alone.lanes;
   if (alone.splits == 1) return alone;
   const Cut kept = keep(of, rows, vector, device.plain);
+  if (!rows && has_result) return kept.splits <= device.plain / 2 ? kept : streamed;
   if (!rows) {
     const Cut held = cut_to_hold(of, vector, device.holding), by_warps = cut_for_warps(of, vector, device.by_warps);
     // The time in vectors per multiprocessor. Held vectors take 0.87 of the time of others.
