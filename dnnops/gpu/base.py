@@ -30,6 +30,7 @@ __all__ = [
     "GPU_CUDNN",
     "GPU_CUPY",
     "GPU_KERNELS",
+    "GPU_TILES",
     "TAKES_CHANNELS_LAST",
     "TAKES_CONTIGUOUS",
     "TAKES_GAPS",
@@ -46,6 +47,7 @@ __all__ = [
     "gradient_like",
     "interrupt_later",
     "kernels_usable",
+    "tensor_cores_usable",
     "version_to_rewrite_for",
 ]
 
@@ -478,12 +480,29 @@ def kernels_usable(device: int = 0) -> bool:
     return flag_value("dnn.enabled") == "no_check" or not cudnn_status(device)
 
 
+def tensor_cores_usable(device: int = 0) -> bool:
+    """Return whether dnnops kernels can multiply TF32 numbers on a device.
+
+    That requires compute capability 8.0.
+    """
+    if flag_value("dnn.enabled") == "no_check":
+        return True
+    if not kernels_usable(device):
+        return False
+    import cupy
+
+    return int(cupy.cuda.Device(device).compute_capability) >= 80
+
+
 #: Backend of the Ops that call cuDNN.
 GPU_CUDNN = Backend("gpu", ("cudnn",), 10, lambda device: cudnn_usable(device)[0])
 #: Backend of dnnops kernels in the library that is linked with cuDNN. They do not call it, so modes
 #: that exclude ``cudnn`` use them, too.
 GPU_KERNELS = Backend("gpu", (), 10, lambda device: kernels_usable(device))
-#: Backend of matrix products with dnnops kernels, for what the two above do not support.
+#: Backend of dnnops kernels that multiply float32 numbers on tensor cores, for what the two above
+#: do not support.
+GPU_TILES = Backend("gpu", (), 7, lambda device: tensor_cores_usable(device))
+#: Backend of matrix products with dnnops kernels, for what the three above do not support.
 GPU_PRODUCTS = Backend("gpu", (), 5, lambda device: kernels_usable(device))
 #: Backend of kernels that CuPy compiles, for what the others do not support.
 GPU_CUPY = Backend("gpu")

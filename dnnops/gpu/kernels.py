@@ -17,6 +17,15 @@ from dnnops.runtime.headers import GPU, callback
 
 __all__ = ["kernel_source", "kernels_version"]
 
+_ATTENTION_TILES = (
+    "gpu/attention/attention_tiles_params.hpp",
+    "gpu/kernels/kernel.cuh",
+    "gpu/kernels/numbers.cuh",
+    "gpu/kernels/tensor_cores.cuh",
+    "gpu/attention/attention_tiles.cuh",
+    "gpu/attention/attention_tiles_mask.cuh",
+)
+
 #: Files of each program, relative to ``c_code``.
 _PROGRAMS = {
     "depthwise": (
@@ -64,6 +73,9 @@ _PROGRAMS = {
         "gpu/kernels/numbers.cuh",
         "gpu/attention/attention_weights.cuh",
     ),
+    "attention_out": (*_ATTENTION_TILES, "gpu/attention/attention_tiles_out.cuh"),
+    "attention_dquery": (*_ATTENTION_TILES, "gpu/attention/attention_tiles_dquery.cuh"),
+    "attention_dkey": (*_ATTENTION_TILES, "gpu/attention/attention_tiles_dkey.cuh"),
     "cache": ("gpu/kernels/kernel.cuh", "gpu/kernels/cache.cuh"),
     "cross_entropy": (
         "gpu/kernels/kernel.cuh",

@@ -12,6 +12,7 @@ from pytensor.graph.basic import Apply, Variable
 
 import dnnops.cpu
 import dnnops.gpu
+import dnnops.gpu.attention
 from dnnops.rewriting.move.context import LiftContext
 from dnnops.rewriting.move.lifters import register_lifter
 from dnnops.runtime.implementations import Implementation, implementations

@@ -130,6 +130,10 @@ void copy_bytes(void *to, const void *from) {
   copies[threadIdx.x].begun.push_back({to, from, BYTES});
 }
 inline void copy_16_bytes(char *to, const char *from) { copy_bytes<16>(to, from); }
+inline void copy_16_bytes_or_zeros(void *to, const void *from, bool exists) {
+  static const uint4 zeros = {};
+  copy_bytes<16>(to, exists ? from : &zeros);
+}
 inline void end_copies() {
   Copies &own = copies[threadIdx.x];
   own.groups.push_back(std::move(own.begun));
@@ -328,7 +332,26 @@ T __shfl_xor_sync(unsigned, T value, int apart) {
   return other;
 }
 
+// As in c_code/gpu/kernels/tensor_cores.cuh.
+inline unsigned to_tf32(float value) {
+  const unsigned word = bits_as<unsigned>(value);
+  // Infinities stay what they are, and NaN must not become one.
+  if ((word & 0x7f800000u) == 0x7f800000u) return value == value ? word : 0x7fffe000u;
+  return (word + 0x1000u) & 0xffffe000u;
+}
+inline float power_of_2(float exponent) {
+  const float power = std::exp2(exponent);
+  return power < 0x1p-126f ? 0 : power;  // also keeps NaN
+}
+
+// The nearest number that is not larger in magnitude.
+inline float truncated(double value) {
+  const float nearest = (float)value;
+  return std::fabs((double)nearest) > std::fabs(value) ? std::nextafter(nearest, 0.0f) : nearest;
+}
+
 // As in c_code/gpu/kernels/tensor_cores.cuh: the threads of a warp provide their numbers in turn, and all read them.
+// Tensor cores truncate sums.
 inline void add_product(float *sums, const unsigned *a, const unsigned *b) {
   static thread_local unsigned left[1024][4], right[1024][2];
   const unsigned thread = threadIdx.x, first = thread / 32 * 32, lane = thread % 32;
@@ -341,7 +364,7 @@ inline void add_product(float *sums, const unsigned *a, const unsigned *b) {
     double sum = sums[i];
     for (unsigned k = 0; k < 8; ++k)
       sum += number(left[first + lane / 4 * 4 + k % 4][i / 2 + k / 4 * 2]) * number(right[first + column * 4 + k % 4][k / 4]);
-    sums[i] = (float)sum;
+    sums[i] = truncated(sum);
   }
   __syncwarp();
 }

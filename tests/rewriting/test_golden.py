@@ -59,6 +59,8 @@ WITHOUT_CUDNN = (
 SLOW = {
     "GpuDnnAttention": ("pushforward",),
     "GpuDnnAttentionGrad": ("pushforward",),
+    "GpuTiledAttention": ("pushforward",),
+    "GpuTiledAttentionGrad": ("pullback", "pushforward"),
     "GpuDnnRNNForward": ("pushforward",),
     "GpuDnnRNNBackward": ("pullback", "pushforward"),
 }

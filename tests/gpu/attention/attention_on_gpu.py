@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,13 +39,13 @@ class Form:
         return tuple(name for name, is_given in given.items() if is_given)
 
 
-def random_form(rng: np.random.Generator) -> Form:
-    """Return a strategy for forms of any sizes, mostly those of real networks."""
+def random_form(rng: np.random.Generator, dtypes: Sequence[str] = ("float16", "bfloat16")) -> Form:
+    """Return a form of any sizes, mostly those of real networks."""
     group, shared = int(rng.choice([1, 1, 2, 3])), int(rng.integers(1, 3))
     length = int(rng.choice([1, 2, 17, 64, 100, 128, 150]))
     depth = int(rng.choice([8, 32, 40, 64, 64, 80, 128, 192, 256, 5, 20]))
     return Form(
-        dtype=str(rng.choice(["float16", "bfloat16"])),
+        dtype=str(rng.choice(list(dtypes))),
         batch=int(rng.integers(1, 4)),
         heads=(group * shared, shared),
         lengths=(length, length if rng.random() < 0.6 else int(rng.choice([1, 3, 65, 130, 200]))),
@@ -121,6 +122,10 @@ class Data:
                 moved.append(cupy.asarray(array))
         return moved
 
+    def gout_on_device(self) -> Any:
+        """Return the gradient with respect to the output, in the form's dtype and layout."""
+        return _laid_out(self.gout, self.form.dtype, self.form.layout)
+
     def expected(self) -> list[np.ndarray]:
         """Return the output, the statistics and the three gradients, in float64.
 
@@ -180,8 +185,7 @@ def run_on_gpu(data: Data, gradient: type[GpuDnnAttentionGrad] = GpuDnnAttention
     grad = gradient(
         form.scale, form.is_causal, form.optional, is_deterministic=form.is_deterministic
     )
-    gout = _laid_out(data.gout, form.dtype, form.layout)
-    return [*forward, *apply_all(grad, *operands, *forward, gout)]
+    return [*forward, *apply_all(grad, *operands, *forward, data.gout_on_device())]
 
 
 def run_without_stats(data: Data) -> Any:
@@ -195,26 +199,43 @@ def run_without_stats(data: Data) -> Any:
 RESULTS = ("out", "stats", "dquery", "dkey", "dvalue")
 
 
-def errors(data: Data, results: list[Any]) -> dict[str, float]:
+#: Largest relative errors of terms in the tiled kernels: operands are TF32, or two TF32 numbers
+#: whose lower parts are not multiplied with each other.
+TILED_UNIT = {"tf32": 2.0**-11, "float32": 2.0**-21}
+STATS_ERROR = 1e-3
+
+
+def errors(data: Data, results: list[Any], tiled: str | None = None) -> dict[str, float]:
     """Return each result's ||difference|| as a fraction of the bound; above 1 it is wrong.
 
-    Gradients are differences of products with the output's gradient, and these are rounded.
+    Gradients are differences of products with the output's gradient, and these are rounded. For the
+    tiled kernels, `tiled` is a key of `TILED_UNIT`; the errors of weights grow with the scores.
     """
-    dtype = data.form.dtype
+    dtype = tiled or data.form.dtype
+    if tiled:
+        depth, scale = data.form.depths[0], data.form.scale
+        # Twice the standard deviation of the scores.
+        spread = max(1, 2 * depth**0.5 * (depth**-0.5 if scale is None else scale))
+        unit = TILED_UNIT[tiled]
+        # Scores are sums over the depth, which tensor cores truncate at each step.
+        by_stats = 8 * unit * spread * max(1, depth / 128)
+    else:
+        unit, spread, by_stats = UNIT[dtype], 1.0, STATS_ERROR
     arrays = [np.abs(data.given[o]).max(initial=0) for o in ("query", "key", "value")]
     size = np.linalg.norm(data.gout) * max(1, *arrays) ** 2
     found = {}
     for name, result, wanted in zip(RESULTS, results, data.expected(), strict=True):
-        got = result.get().astype("float64")
+        array = result if isinstance(result, np.ndarray) else result.get()
+        got = array.astype("float64")
         if name == "stats":
             same = np.isinf(wanted) == np.isinf(got)
             finite = np.isfinite(wanted)
             worst = np.abs(got[finite] - wanted[finite]).max(initial=0) if same.all() else np.inf
-            found[name] = float(worst / 1e-3)
+            found[name] = float(worst / by_stats)
             continue
-        allowed = RELATIVE_ERROR[dtype] * np.linalg.norm(wanted) + 1e-30
+        allowed = spread * RELATIVE_ERROR[dtype] * np.linalg.norm(wanted) + 1e-30
         if name.startswith("d"):
-            allowed += UNIT[dtype] * size / 4
+            allowed += unit * size / 4
         error = float(np.linalg.norm(got - wanted) / allowed)
         found[name] = error if np.isfinite(error) else np.inf
     return found

@@ -370,14 +370,7 @@ void run_empty(const AttentionState &state, const Handle &handle, const Attentio
 }
 
 void shape(const OpCall<AttentionParams> &given) {
-  const AttentionCall call(given.params, given.inputs);
-  dnnops_tensor *const outputs = given.outputs;
-  if (call.gradient) {
-    for (int i = 0; i < 3; ++i) set_output(outputs[i], call.dtype, call.inputs[i].shape, 4);
-  } else {
-    set_output(outputs[0], call.dtype, {call.batch, call.query_heads, call.queries, call.value_depth});
-    if (call.has_stats) set_output(outputs[1], DNNOPS_FLOAT32, {call.batch, call.query_heads, call.queries});
-  }
+  set_attention_outputs(AttentionCall(given.params, given.inputs), given.outputs);
 }
 
 void run(const OpCall<AttentionParams> &given) {
@@ -412,21 +405,13 @@ DNNOPS_EXPORT int dnnops_cudnn_attention_plan(const char *device, const int64_t 
                                               const dnnops_tensor *outputs, char *text, int64_t capacity) {
   const auto &params = params_of<AttentionParams>(words);
   return guarded(params.op(), inputs, params.input_count(), [&] {
-#if CUDNN_VERSION >= 90800
-    BackendDescriptor described(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
-    described.set(CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, static_cast<int64_t>(std::strlen(device)),
-                  device);
-    described.finalize("cudnnBackendFinalize(device)");
+    const BackendDescriptor described = describe_device(device);
     GraphTarget target;
     target.device = &described;
     AttentionState state;
     lay_out(state, AttentionCall(params, inputs), outputs);
     const ExecutionPlan plan = plan_graph(attention_graph(state.inner, target), target, state.inner.deterministic);
     std::snprintf(text, capacity, "%s, ours %lld", plan.describe().c_str(), (long long)state.places.size);
-#else
-    (void)device, (void)outputs, (void)text, (void)capacity;
-    fail(DNNOPS_NOT_SUPPORTED, "describing a device requires cuDNN 9.8 or newer");
-#endif
   });
 }
 

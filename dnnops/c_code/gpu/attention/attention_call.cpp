@@ -7,7 +7,8 @@
 
 namespace dnnops {
 
-AttentionCall::AttentionCall(const AttentionParams &params_, const dnnops_tensor *inputs_)
+AttentionCall::AttentionCall(const AttentionParams &params_, const dnnops_tensor *inputs_,
+                             std::initializer_list<int64_t> dtypes)
     : params(params_), inputs(inputs_) {
   gradient = params.gradient, has_stats = params.has_stats;
   const dnnops_tensor *next = inputs + 3;
@@ -17,14 +18,17 @@ AttentionCall::AttentionCall(const AttentionParams &params_, const dnnops_tensor
   if (given & GIVEN_KEY_LENGTHS) key_lengths = next++;
   if (given & GIVEN_STATE) state = next++;
   if (gradient) out = next, stats = next + 1, gout = next + 2;
-  check();
+  check(dtypes);
 }
 
-void AttentionCall::check() {
+void AttentionCall::check(std::initializer_list<int64_t> dtypes) {
   const dnnops_tensor &query = inputs[0], &key = inputs[1], &value = inputs[2];
   dtype = query.dtype;
-  if (dtype != DNNOPS_FLOAT16 && dtype != DNNOPS_BFLOAT16)
-    fail(DNNOPS_TYPE_ERROR, "cuDNN's attention takes float16 and bfloat16, not %s", dtype_name(dtype));
+  if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) {
+    std::string names;
+    for (const int64_t allowed : dtypes) names += (names.empty() ? "" : " and ") + std::string(dtype_name(allowed));
+    fail(DNNOPS_TYPE_ERROR, "this attention takes %s, not %s", names.c_str(), dtype_name(dtype));
+  }
   for (int i = 0; i < 3; ++i)
     if (inputs[i].ndim != 4 || inputs[i].dtype != dtype)
       fail(DNNOPS_TYPE_ERROR, "query, key and value have to have 4 dimensions and one dtype");
@@ -63,6 +67,15 @@ float AttentionCall::scale() const {
   // With a depth of 0, all scores are 0 for any scale.
   const double least_one = static_cast<double>(std::max<int64_t>(depth, 1));
   return static_cast<float>(params.has_scale ? params.scale : 1 / std::sqrt(least_one));
+}
+
+void set_attention_outputs(const AttentionCall &call, dnnops_tensor *outputs) {
+  if (call.gradient) {
+    for (int i = 0; i < 3; ++i) set_output(outputs[i], call.dtype, call.inputs[i].shape, 4);
+  } else {
+    set_output(outputs[0], call.dtype, {call.batch, call.query_heads, call.queries, call.value_depth});
+    if (call.has_stats) set_output(outputs[1], DNNOPS_FLOAT32, {call.batch, call.query_heads, call.queries});
+  }
 }
 
 }  // namespace dnnops

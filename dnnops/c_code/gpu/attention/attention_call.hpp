@@ -3,6 +3,7 @@
 #define DNNOPS_CUDNN_ATTENTION_CALL_HPP
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "../base/tensor.hpp"
 
@@ -26,8 +27,9 @@ struct AttentionParams {
 
 // query, key, value, the optional operands, and for the gradient out, stats and gout.
 struct AttentionCall {
-  // Throws if the operands are inconsistent.
-  AttentionCall(const AttentionParams &params, const dnnops_tensor *inputs);
+  // Throws if the operands are inconsistent, or have none of these dtypes.
+  AttentionCall(const AttentionParams &params, const dnnops_tensor *inputs,
+                std::initializer_list<int64_t> dtypes = {DNNOPS_FLOAT16, DNNOPS_BFLOAT16});
   float scale() const;
 
   const AttentionParams &params;
@@ -38,9 +40,12 @@ struct AttentionCall {
   int64_t dtype, batch, query_heads, heads, queries, keys, depth, value_depth;
 
  private:
-  void check();
+  void check(std::initializer_list<int64_t> dtypes);
   void check_mask() const;
 };
+
+// Fills in the dtypes and shapes of the results.
+void set_attention_outputs(const AttentionCall &call, dnnops_tensor *outputs);
 
 }  // namespace dnnops
 #endif

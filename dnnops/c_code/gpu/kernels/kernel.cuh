@@ -82,6 +82,11 @@ DEVICE void copy_16_bytes(char *to, const char *from) {
   const unsigned address = (unsigned)__cvta_generic_to_shared(to);
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
 }
+// Writes zeros and reads nothing unless the source exists.
+DEVICE void copy_16_bytes_or_zeros(void *to, const void *from, bool exists) {
+  const unsigned address = (unsigned)__cvta_generic_to_shared(to), bytes = exists ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+}
 DEVICE void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 DEVICE void wait_for_copies() {

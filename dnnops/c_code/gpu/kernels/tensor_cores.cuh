@@ -1,5 +1,19 @@
-// Products on tensor cores. tests/emulation/host_cuda.hpp has the same function for the host.
+// Products on tensor cores. tests/emulation/host_cuda.hpp has the same functions for the host.
 #ifdef __CUDACC__
+// Rounds to the nearest TF32 number, ties away from zero.
+DEVICE unsigned to_tf32(float value) {
+  unsigned word;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(word) : "f"(value));
+  return word;
+}
+
+// The power of 2 with a relative error of 2^-22; zero if it is subnormal.
+DEVICE float power_of_2(float exponent) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+  return power;
+}
+
 // Adds the product of 16x8 and 8x8 TF32 numbers, whose lowest 13 bits are ignored. All threads of a warp must call it.
 // With row = lane / 4 and column = lane % 4, a thread has
 //   of a: (row, column), (row + 8, column), (row, column + 4), (row + 8, column + 4);

@@ -1,4 +1,4 @@
-"""Attention with matrix products and dnnops kernels, where cuDNN has no fused engine.
+"""Attention with matrix products and dnnops kernels, where no Op computes it in one call.
 
 The scores are a batched product. One kernel scales and masks them and computes their softmax, in
 the same memory if the gradient does not need them; another batched product weights the values.
@@ -17,6 +17,7 @@ import dnnops.gpu.kernels  # noqa: F401 - registers what C code calls
 from dnnops.arguments import number, switch
 from dnnops.dtypes import compute_dtype
 from dnnops.errors import DnnTypeError
+from dnnops.gpu.attention.base import device_arrays
 from dnnops.gpu.base import GPU_PRODUCTS, CudnnOp, device_operands
 from dnnops.gpuarray.basic import GpuDimShuffle
 from dnnops.gpuarray.blas import GpuBatchedDot
@@ -31,10 +32,6 @@ __all__ = ["GpuAttentionWeights", "GpuAttentionWeightsGrad"]
 #: The optional operands, in the order of their bits in c_code/gpu/attention/attention_weights.cpp.
 OPTIONAL = ("mask", "query_lengths", "key_lengths")
 _RANKS = {"mask": 4, "query_lengths": 1, "key_lengths": 1}
-
-
-def _on_device(node: Apply) -> list[int]:
-    return [i for i, operand in enumerate(node.op.operands) if operand != "state"]
 
 
 class _Arrays(NamedTuple):
@@ -160,7 +157,7 @@ class _GpuAttentionWeightsBase(CudnnOp):
         return {o: moved[o] for o in given}, scores.dtype
 
 
-@implements(Attention, on=GPU_PRODUCTS, operands=_on_device)
+@implements(Attention, on=GPU_PRODUCTS, operands=device_arrays)
 class GpuAttentionWeights(_GpuAttentionWeightsBase):
     """The weights of attention, called as ``op(scores, ...)``.
 
@@ -190,7 +187,7 @@ class GpuAttentionWeights(_GpuAttentionWeightsBase):
         return [_product(weights, named["value"], context), stats]
 
 
-@implements(AttentionGrad, on=GPU_PRODUCTS, operands=_on_device)
+@implements(AttentionGrad, on=GPU_PRODUCTS, operands=device_arrays)
 class GpuAttentionWeightsGrad(_GpuAttentionWeightsBase):
     """Gradient of `GpuAttentionWeights`, called as ``op(scores, by_weights, stats, ...)``.
 
