@@ -132,7 +132,7 @@ def _described(
         moved_bytes=static_bytes(node.outputs[0]) if transfer else 0,
         live_bytes=memory.live if memory else None,
         peak_bytes=memory.peak if memory else None,
-        plan=plan.plan if plan else "",
+        plan=plan.plan if plan else getattr(op, "epilogue", ""),
         workspace_bytes=plan.workspace_bytes if plan else None,
     )
 
@@ -157,13 +157,16 @@ def _operand(x: Any, index: dict[Any, int]) -> Operand:
 def _library(node: Apply, in_c: bool) -> str:
     op = node.op
     if isinstance(op, RuntimeOp):
+        if op.called_library:
+            return op.called_library
         declared = {
             entry.backend.tags
             for entry in implementations("gpu")
             if issubclass(type(op), entry.op_class)
         }
         # Implementations without a tag do not call the library that the runtime is linked with.
-        return "dnnops" if declared == {()} else _LIBRARIES[op.library.name]
+        is_own = declared == {()} or not op.calls_library
+        return "dnnops" if is_own else _LIBRARIES[op.library.name]
     if isinstance(op, GpuOp):
         return "CuPy"
     if isinstance(op, CpuElemwise) and in_c:
@@ -185,7 +188,8 @@ def _fused(op: Any) -> int:
 def _short_name(op: Any) -> str:
     name, scalar = type(op).__name__, _scalar_op(op)
     if scalar is None:
-        return name
+        epilogue = getattr(op, "epilogue", "")
+        return f"{name}{{{epilogue}}}" if epilogue else name
     if isinstance(scalar, Composite):
         return f"{name}{{{_fused(op)} Ops}}"
     return f"{name}{{{scalar.name or type(scalar).__name__}}}"

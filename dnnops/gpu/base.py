@@ -34,6 +34,7 @@ __all__ = [
     "TAKES_CHANNELS_LAST",
     "TAKES_CONTIGUOUS",
     "TAKES_GAPS",
+    "TAKES_MATRIX",
     "TAKES_ROWS",
     "CudnnOp",
     "as_dense",
@@ -53,7 +54,7 @@ __all__ = [
 
 
 # As in dnnops_cudnn_emit.h: the layouts in which an operand is used without a copy.
-TAKES_CONTIGUOUS, TAKES_CHANNELS_LAST, TAKES_GAPS, TAKES_ROWS = 1, 2, 4, 8
+TAKES_CONTIGUOUS, TAKES_CHANNELS_LAST, TAKES_GAPS, TAKES_ROWS, TAKES_MATRIX = 1, 2, 4, 8, 16
 
 
 @operand_access.register(GpuArrayType)
@@ -171,6 +172,11 @@ class CudnnOp(RuntimeOp):
                     return array
         if layouts & TAKES_ROWS and _has_rows(array):
             return array
+        if layouts & TAKES_MATRIX:
+            from dnnops.gpuarray.products import has_contiguous_side
+
+            if has_contiguous_side(array):
+                return array
         last = layouts & TAKES_CHANNELS_LAST and array.ndim > 2
         is_last = last and array.strides[1] == array.itemsize and array.shape[1] > 1
         return as_dense(array, "channels_last" if is_last else "contiguous")

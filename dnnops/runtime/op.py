@@ -165,8 +165,13 @@ class RuntimeOp(COp):
     """
 
     library: ClassVar[RuntimeLibrary]
+    #: Whether the Op calls the library that the runtime library is linked with.
+    calls_library: ClassVar[bool] = True
     #: Name of the C function that computes; the function for shapes has ``_shape`` appended.
     function: ClassVar[str]
+    #: Name of the library that the function calls, if it is not the one that `library` is linked
+    #: with.
+    called_library: ClassVar[str] = ""
     #: Memory format of the first output: ``contiguous`` or ``channels_last``.
     memory_format: str = "contiguous"
     #: Index of the word of :meth:`parameters`, 0 there, that is set to the node's number in C code

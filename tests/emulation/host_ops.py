@@ -90,6 +90,8 @@ class HostOp:
         Dtypes for which the kernels are compiled.
     macros : mapping, optional
         Macros to define in addition to the dtype.
+    sources : tuple of Path, optional
+        Other C++ sources that the Op needs.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class HostOp:
         kernels: tuple[str, ...],
         dtypes: tuple[str, ...],
         macros: Mapping[str, int] | None = None,
+        sources: tuple[Path, ...] = (),
     ):
         cuda, cudnn = find_cuda(), find_cudnn()
         text = f'#include "host_cuda.hpp"\n#include "{_source(f"{program}_params.hpp")}"\n'
@@ -114,6 +117,7 @@ class HostOp:
             folder,
             "op.so",
             str(_HERE / "host_runtime.cpp"),
+            *map(str, sources),
             *(str(_C_CODE / source) for source in (_source(f"{name}.cpp"), *_SHARED_SOURCES)),
             *(f"-I{directory}" for directory in (_C_CODE, *includes)),
             str(cudnn.library),
@@ -129,7 +133,7 @@ class HostOp:
         if status:
             raise error_from_status(status, self._library.dnnops_last_error().decode())
 
-    def run(self, op: Any, *arrays: np.ndarray) -> list[np.ndarray]:
+    def run(self, op: Any, *arrays: np.ndarray, device: int = 0) -> list[np.ndarray]:
         """Run an Op of this source on arrays of the dtypes that it takes; return float64."""
         inputs = empty_tensors(len(arrays))
         for tensor, array in zip(inputs, arrays, strict=True):
@@ -141,7 +145,7 @@ class HostOp:
         for tensor in outputs:
             tensor.ndim = -1
         words = op.words
-        context = ctypes.byref(make_context(0, 0))
+        context = ctypes.byref(make_context(0, device))
         arguments = (context, ctypes.c_void_p(words.ctypes.data), inputs, outputs)
         self._call("_shape", *arguments)
         results = []

@@ -191,6 +191,15 @@ def test_training_step_without_transfers():
     assert conv.call == "dnnops_cudnn_conv"
 
 
+def test_dense_layer_shows_its_epilogue():
+    x, w, b = (GpuArrayType("float32", s)() for s in ((None, 4), (4, 6), (6,)))
+    with pytensor.config.change_flags(dnn__enabled="no_check", floatX="float32"):
+        nodes = describe_graph(rewritten([x, w, b], [nnet.relu(x @ w + b)], CudnnMode()))
+    (layer,) = [node for node in nodes if node.op == "GpuDense{RELU_BIAS}"]
+    assert (layer.library, layer.call) == ("cuBLASLt", "dnnops_cudnn_dense")
+    assert layer.plan == "RELU_BIAS"
+
+
 def test_kernels_of_dnnops_are_not_cudnn():
     x, host = on_device(4, 5)
     loss = nnet.cross_entropy(host, pt.zeros(4, dtype="int64")).transfer("cuda")

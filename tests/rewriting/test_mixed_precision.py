@@ -122,6 +122,27 @@ def test_networks(name):
     assert {z.type.dtype for z in graph.outputs} == {"float32"}
 
 
+@pytest.mark.xfail(
+    not pytensor.__version__.startswith("3.0."),
+    reason="with PyTensor 3.1 and newer, a loop with relu and its gradient stays elementwise",
+)
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    # The loss reads float32, so a loop adds the last bias.
+    [
+        ("mlp", {"RELU_BIAS": 3}),
+        ("transformer", {"RELU_BIAS": 2, "BIAS": 9}),
+    ],
+)
+def test_dense_layers(name, layers):
+    graph = network_graph(name)
+    found = nodes(graph, "GpuDense")
+    assert dtypes(graph, "GpuDense") == {("bfloat16", "bfloat16")}
+    assert Counter(node.op.epilogue for node in found) == layers
+    # Residual sums are part of the products, too.
+    assert sum(node.op.addend for node in found) == (3 if name == "transformer" else 0)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_casts_of_networks(name):
     """Parameters and inputs are cast once, and what an elementwise loop computes never is."""
@@ -180,6 +201,17 @@ def test_outputs_are_float32():
     # The first result was not rounded.
     assert graph.outputs[0].owner.op.out_dtypes[0] == "float32"
     assert dtypes(graph, "GpuDot") == {("bfloat16", "bfloat16")}
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_products_with_a_vector(add):
+    """PyTensor writes products with a single column in this way."""
+    x, w, b = device(None, 16), device(16, 1), device(None, 1)
+    out = pt.as_tensor_variable(x) @ w
+    graph = mixed([x, w, b], [(out + b if add else out).transfer("cuda")])
+    assert dtypes(graph, "GpuDot") == {("bfloat16", "bfloat16")}
+    assert not nodes(graph, "GpuGemv")
+    assert graph.outputs[0].type.dtype == "float32"
 
 
 def test_what_no_product_reads_stays():

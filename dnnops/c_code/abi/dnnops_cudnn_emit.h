@@ -14,7 +14,8 @@ enum {
   DNNOPS_TAKE_CONTIGUOUS = 1,
   DNNOPS_TAKE_CHANNELS_LAST = 2,
   DNNOPS_TAKE_GAPS = 4, /* either of them, with a larger stride along the first axis */
-  DNNOPS_TAKE_ROWS = 8  /* any positive strides, if the last axis is dense */
+  DNNOPS_TAKE_ROWS = 8, /* any positive strides, if the last axis is dense */
+  DNNOPS_TAKE_MATRIX = 16 /* a matrix whose rows or columns are dense and do not overlap */
 };
 
 /* Whether an array is dense in a memory format, optionally with gaps along its first axis. */
@@ -33,6 +34,12 @@ static inline int dnnops_cudnn_has_rows(const dnnops_tensor *t) {
   for (int64_t axis = 0; axis < t->ndim; ++axis)
     if (t->shape[axis] > 1 && t->strides[axis] <= 0) return 0;
   return t->ndim < 1 || t->shape[t->ndim - 1] <= 1 || t->strides[t->ndim - 1] == dnnops_itemsizes[t->dtype];
+}
+
+/* Whether an axis of a matrix is dense, and its vectors along the other axis do not overlap. */
+static inline int dnnops_cudnn_is_dense_along(const dnnops_tensor *t, int axis) {
+  const int64_t size = dnnops_itemsizes[t->dtype], length = t->shape[axis], other = t->shape[1 - axis];
+  return (length == 1 || t->strides[axis] == size) && (other == 1 || t->strides[1 - axis] >= length * size);
 }
 
 /* Replaces an operand by a dense copy and reads that. */
@@ -57,6 +64,9 @@ static inline int dnnops_cudnn_read(PyObject **array, int64_t dtype, int layouts
   if ((layouts & DNNOPS_TAKE_CONTIGUOUS) && dnnops_cudnn_is_dense(t, DNNOPS_CONTIGUOUS, gaps)) return 0;
   if (last && dnnops_cudnn_is_dense(t, DNNOPS_CHANNELS_LAST, gaps)) return 0;
   if ((layouts & DNNOPS_TAKE_ROWS) && dnnops_cudnn_has_rows(t)) return 0;
+  if ((layouts & DNNOPS_TAKE_MATRIX) && t->ndim == 2 &&
+      (dnnops_cudnn_is_dense_along(t, 1) || dnnops_cudnn_is_dense_along(t, 0)))
+    return 0;
   const int adjacent = t->ndim > 2 && t->shape[1] > 1 && t->strides[1] == dnnops_itemsizes[t->dtype];
   return dnnops_cudnn_copy(array, dtype, last && adjacent ? DNNOPS_CHANNELS_LAST : DNNOPS_CONTIGUOUS, t);
 }

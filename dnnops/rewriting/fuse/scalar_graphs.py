@@ -26,7 +26,7 @@ from dnnops.dtypes import host_dtype
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.op import is_on_device
 
-__all__ = ["Loop", "uncast"]
+__all__ = ["Loop", "depends_on", "uncast"]
 
 _RELATIONS = {LE: "<=", LT: "<", GE: ">=", GT: ">"}
 _MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<"}
@@ -44,6 +44,20 @@ def uncast(x: Any, *, between_floats: bool = True) -> Any:
             break
         x = inner
     return x
+
+
+def depends_on(x: Any, node: Apply) -> bool:
+    """Return whether a variable of the graph is computed from results of a node."""
+    seen: set[Apply] = set()
+    waiting = [x.owner] if x.owner is not None else []
+    while waiting:
+        found = waiting.pop()
+        if found is node:
+            return True
+        if found not in seen:
+            seen.add(found)
+            waiting += [v.owner for v in found.inputs if v.owner is not None]
+    return False
 
 
 class Loop:
@@ -82,16 +96,16 @@ class Loop:
         node = uncast(x).owner
         return list(node.inputs) if node is not None and isinstance(node.op, kind) else []
 
-    def relation(self, x: Any, subject: Callable[[Any], bool]) -> str | None:
-        """Return '<=', '<', '>=' or '>' if `x` compares a subject with zero in this way."""
+    def relation(self, x: Any, subject: Callable[[Any], bool], bound: float = 0.0) -> str | None:
+        """Return '<=', '<', '>=' or '>' if `x` compares a subject with a bound in this way."""
         x = uncast(x, between_floats=False)
         kind = None if x.owner is None else _RELATIONS.get(type(x.owner.op))
         if kind is None:
             return None
         a, b = map(uncast, x.owner.inputs)
-        if subject(a) and self.number(b) == 0:
+        if subject(a) and self.number(b) == bound:
             return kind
-        return _MIRRORED[kind] if subject(b) and self.number(a) == 0 else None
+        return _MIRRORED[kind] if subject(b) and self.number(a) == bound else None
 
     def sum_of_two(self, x: Any) -> list[Any]:
         """Return both inputs of the loop that `x` is the sum of, or an empty list."""
@@ -166,7 +180,8 @@ class Loop:
             Expressions in this loop.
         replaced : dict
             For expressions, what replaces them: a device variable, and a function that makes an
-            expression of a scalar of its dtype.
+            expression of a scalar of its dtype. Without a variable, the function is called with the
+            replaced expression.
         dtypes : list of str
             Dtypes in which the results are stored.
 
@@ -175,34 +190,60 @@ class Loop:
         list of GpuArrayVariable
         """
         operands: dict[Any, Any] = {}  # scalars by variables
-        built: dict[Any, Any] = {}
 
         def scalar(variable: Any) -> Any:
             return operands.setdefault(variable, _scalar(variable))
 
-        def build(x: Any) -> Any:
-            if x not in built:
-                if x in replaced:
-                    variable, make = replaced[x]
-                    built[x] = make(scalar(variable))
-                elif x in self.variables:
-                    built[x] = scalar(self.variables[x])
-                elif isinstance(x, Constant):
-                    built[x] = x.type.make_constant(x.data)
-                else:
-                    node = x.owner.op.make_node(*map(build, x.owner.inputs))
-                    built[x] = node.outputs[x.owner.outputs.index(x)]
-            return built[x]
+        def leaf(x: Any) -> Any:
+            if x in replaced:
+                variable, make = replaced[x]
+                return make(x if variable is None else scalar(variable))
+            return scalar(self.variables[x]) if x in self.variables else None
 
-        results = [build(x) for x in outputs]
+        built: dict[Any, Any] = {}
+        results = [_rebuilt(x, built, leaf) for x in outputs]
         loop = Composite(list(operands.values()), results)
         found = GpuElemwise(loop).make_node(*operands).outputs
         if [z.type.dtype for z in found] == dtypes:
             return found
         return GpuElemwise(loop, out_dtypes=dtypes).make_node(*operands).outputs
 
+    def function_of(self, x: Any, replaced: dict[Any, Any], y: Any) -> Any:
+        """Return an expression as one of `y`, for any loop.
+
+        Parameters
+        ----------
+        x : ScalarVariable
+            Expression in this loop that depends only on numbers and one array.
+        replaced : dict
+            See `applied`. There is one variable.
+        y : ScalarVariable
+            Scalar for this variable.
+        """
+
+        def leaf(v: Any) -> Any:
+            if v in replaced:
+                variable, make = replaced[v]
+                return make(v if variable is None else y)
+            return v.type.make_constant(self.number(v)) if v in self.variables else None
+
+        return _rebuilt(x, {}, leaf)
+
     def uses(self, x: Any, leaf: Any) -> bool:
         """Return whether the expression `x` depends on `leaf`."""
         if x is leaf:
             return True
         return x.owner is not None and any(self.uses(v, leaf) for v in x.owner.inputs)
+
+
+def _rebuilt(x: Any, built: dict[Any, Any], leaf: Callable[[Any], Any]) -> Any:
+    """Return an expression with new leaves; `leaf` returns None for other expressions."""
+    if x not in built:
+        found = leaf(x)
+        if found is None and isinstance(x, Constant):
+            found = x.type.make_constant(x.data)
+        elif found is None:
+            node = x.owner.op.make_node(*(_rebuilt(v, built, leaf) for v in x.owner.inputs))
+            found = node.outputs[x.owner.outputs.index(x)]
+        built[x] = found
+    return built[x]

@@ -71,9 +71,13 @@ def _conv(op: Any, node: Apply, role: Role, storage: Storage, dtype: str) -> Seq
     return [linear_combination(dtype, (alpha, product), (beta, out))]
 
 
-def _dot(op: Any, x: Variable, y: Variable, storage: Storage) -> Any:
-    product = GpuDot(Dot(), op.allow_tf32)
-    return product.make_node(storage.narrow(x), storage.narrow(y)).outputs[0]
+def _dot(op: Any, x: Variable, y: Any, storage: Storage) -> Any:
+    """Return the product of a matrix with a matrix or a vector."""
+    product, narrow = GpuDot(Dot(), op.allow_tf32), storage.narrow(y)
+    if y.type.ndim == 2:
+        return product.make_node(storage.narrow(x), narrow).outputs[0]
+    column = _reordered(narrow, (0, "x"))
+    return _reordered(product.make_node(storage.narrow(x), column).outputs[0], (0,))
 
 
 @_in_halves.register(GpuDot)
@@ -140,4 +144,9 @@ def _with_rank(x: Any, ndim: int) -> Any:
     """Return a 0-d device array with more axes, for an elementwise Op; host scalars stay."""
     if not is_on_device(x):
         return x
-    return GpuDimShuffle(DimShuffle(input_ndim=0, new_order=["x"] * ndim)).make_node(x).out
+    return _reordered(x, ["x"] * ndim)
+
+
+def _reordered(x: Any, order: Sequence[Any]) -> Any:
+    op = DimShuffle(input_ndim=x.type.ndim, new_order=order)
+    return GpuDimShuffle(op).make_node(x).out

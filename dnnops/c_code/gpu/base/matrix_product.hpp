@@ -52,12 +52,29 @@ class Operation {
   Operation &operator=(const Operation &) = delete;
   operator cublasLtMatmulDesc_t() const { return desc_; }
 
- private:
-  void transpose(cublasLtMatmulDescAttributes_t which, bool yes) {
-    const cublasOperation_t operation = yes ? CUBLAS_OP_T : CUBLAS_OP_N;
-    DNNOPS_CUBLASLT(cublasLtMatmulDescSetAttribute, desc_, which, &operation, sizeof operation);
+  template <class Value>
+  void set(cublasLtMatmulDescAttributes_t which, Value value) {
+    DNNOPS_CUBLASLT(cublasLtMatmulDescSetAttribute, desc_, which, &value, sizeof value);
   }
+
+ private:
+  void transpose(cublasLtMatmulDescAttributes_t which, bool yes) { set(which, yes ? CUBLAS_OP_T : CUBLAS_OP_N); }
   cublasLtMatmulDesc_t desc_ = nullptr;
+};
+
+// A copy of an operation for one call. The struct behind the handle may be copied as it is.
+class OwnOperation {
+ public:
+  explicit OwnOperation(const Operation &of) : copy_(*static_cast<cublasLtMatmulDesc_t>(of)) {}
+  operator cublasLtMatmulDesc_t() { return &copy_; }
+
+  template <class Value>
+  void set(cublasLtMatmulDescAttributes_t which, Value value) {
+    DNNOPS_CUBLASLT(cublasLtMatmulDescSetAttribute, &copy_, which, &value, sizeof value);
+  }
+
+ private:
+  cublasLtMatmulDescOpaque_t copy_;
 };
 
 }  // namespace dnnops
