@@ -83,8 +83,10 @@ MATH_TYPES = ("DEFAULT_MATH", "TENSOR_OP_MATH", "TENSOR_OP_MATH_ALLOW_CONVERSION
 _USUAL_MATH = -1
 
 #: Suffixes of plan names, by the number of ``PlanSpec``'s format. A suffix gives the memory format
-#: that arrays are copied to, or says that a gradient is computed as a forward convolution.
-FORMATS = {1: "contiguous", 2: "channels_last", 4: "as_forward"}
+#: that arrays are copied to, or says that a gradient is computed as a forward convolution, or that
+#: the epilogue of `GpuDnnConvActivation` is computed by a kernel of its own.
+FORMATS = {1: "contiguous", 2: "channels_last", 4: "as_forward", 8: "unfused"}
+_UNFUSED = 8
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ class AlgorithmChoice:
     number : int
         Number of the legacy algorithm, engine, dnnops kernel or cuBLASLt algorithm.
     format : int
-        Key of `FORMATS`, or 0 if arrays aren't copied to another format.
+        Key of `FORMATS`, or 0 if arrays aren't copied to another format. 8, for an epilogue with a
+        kernel of its own, may be added to the others.
     math : int
         Index into `MATH_TYPES` for a legacy algorithm, or -1 to derive the math type from dtype and
         flags.
@@ -145,7 +148,8 @@ def parse_algorithm(algo: Any, direction: str) -> AlgorithmChoice:
         (``depthwise1_k0=8``). Any plan name may end in ``_channels_last`` or ``_contiguous``, which
         transposes arrays to that format first. The name of an engine for the gradient with respect
         to the inputs may end in ``_as_forward``, which runs a forward engine on flipped filters,
-        with all arrays in channels-last format.
+        with all arrays in channels-last format. ``_unfused``, for a convolution with an epilogue,
+        comes last.
     direction : str
         One of `DIRECTIONS`.
 
@@ -168,8 +172,8 @@ def parse_algorithm(algo: Any, direction: str) -> AlgorithmChoice:
         name = text.removesuffix(f"_{suffix}")
         if name != text and name not in ALGORITHM_WORDS and not name.isdecimal():
             choice = parse_algorithm(name, direction)
-            if not choice.format:
-                return replace(choice, format=number)
+            if not choice.format or (number == _UNFUSED and choice.format < _UNFUSED):
+                return replace(choice, format=choice.format + number)
     names = LEGACY_ALGORITHMS[direction]
     if text.isdecimal() and int(text) < len(names):
         return AlgorithmChoice(_NAMED_PLAN, _LEGACY, int(text))

@@ -176,6 +176,8 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
             0,
             round(flag_value("dnn.conv.time_limit") * 1e6),
             *parse_algorithm(self.algo, self.direction).words(),
+            # The epilogue: see dnnops/gpu/fused/conv_activation.py.
+            *(0, 0, 0),
         ]
 
     # Subclasses implement both: the first checks static shapes, the second takes symbolic ones.

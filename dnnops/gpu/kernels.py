@@ -82,10 +82,26 @@ _PROGRAMS = {
         "gpu/kernels/numbers.cuh",
         "gpu/loss/cross_entropy.cuh",
     ),
+    "dense": (
+        "gpu/products/dense_params.hpp",
+        "gpu/kernels/kernel.cuh",
+        "gpu/kernels/numbers.cuh",
+        "gpu/products/dense.cuh",
+    ),
+    "conv_epilogue": (
+        "gpu/kernels/kernel.cuh",
+        "gpu/kernels/numbers.cuh",
+        "gpu/conv/epilogue.cuh",
+    ),
     "dropout": (
         "gpu/kernels/kernel.cuh",
         "gpu/kernels/numbers.cuh",
         "gpu/regularization/dropout.cuh",
+    ),
+    "fold_batchnorm": (
+        "gpu/kernels/kernel.cuh",
+        "gpu/kernels/numbers.cuh",
+        "gpu/norm/fold_batchnorm.cuh",
     ),
     "pool": (
         "gpu/kernels/kernel.cuh",
@@ -125,7 +141,7 @@ def kernel_source(program: str) -> str:
 
 
 #: Programs that convolution plans consist of or are timed with.
-_OF_PLANS = ("cache", "depthwise", "transpose")
+_OF_PLANS = ("cache", "conv_epilogue", "depthwise", "transpose")
 
 
 @cache

@@ -28,6 +28,8 @@ __all__ = ["case_key", "connect", "stored_plan"]
 _NUMBERS = ("groups", "flip", "allow_tf32", "deterministic", "workspace_limit")
 _NUMBERS += ("fixed_scalars", "beta", "time_limit")
 _PER_AXIS = ("stride", "dilation", "pad")
+#: Members of ``dnnops_conv_epilogue``.
+_OF_EPILOGUE = ("parts", "activation", "coef")
 
 
 @lru_cache
@@ -66,6 +68,19 @@ def _describe_tensor(tensor: Any) -> dict[str, Any]:
     }
 
 
+def _describe_epilogue(epilogue: Any) -> dict[str, Any]:
+    """Return the part of a key that only convolutions with an epilogue have."""
+    if not epilogue.parts and not epilogue.activation:
+        return {}
+    return {
+        "epilogue": {
+            **{name: getattr(epilogue, name) for name in _OF_EPILOGUE},
+            "vectors": DTYPE_NAMES[epilogue.vector_dtype],
+            "alignments": epilogue.alignments[:],
+        }
+    }
+
+
 def case_key(case: Any, device: dict[str, Any]) -> dict[str, Any]:
     """Return the cache key of a convolution.
 
@@ -92,6 +107,7 @@ def case_key(case: Any, device: dict[str, Any]) -> dict[str, Any]:
             **{name: getattr(case, name) for name in _NUMBERS},
             **{name: getattr(case, name)[: case.spatial_ndim] for name in _PER_AXIS},
             **{role: _describe_tensor(tensor) for role, tensor in pairs},
+            **_describe_epilogue(case.epilogue),
         },
     }
 

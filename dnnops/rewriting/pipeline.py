@@ -179,6 +179,30 @@ def _fuse_batchnorm_activation(included: Tags, excluded: Tags) -> GraphRewriter 
     return FuseBatchNormActivation()
 
 
+def _fuse_dense(included: Tags, excluded: Tags) -> GraphRewriter | None:
+    if "fusion" in excluded:
+        return None
+    from dnnops.rewriting.fuse.dense import FuseDense
+
+    return FuseDense()
+
+
+def _fuse_conv_epilogue(included: Tags, excluded: Tags) -> GraphRewriter | None:
+    if not {"fusion", "cudnn"}.isdisjoint(excluded):
+        return None
+    from dnnops.rewriting.fuse.conv_epilogue import FuseConvEpilogue
+
+    return FuseConvEpilogue()
+
+
+def _merge_folded(included: Tags, excluded: Tags) -> GraphRewriter | None:
+    if not {"fusion", "cudnn"}.isdisjoint(excluded):
+        return None
+    from dnnops.rewriting.fuse.fold_batchnorm import MergeFolded
+
+    return MergeFolded()
+
+
 def _in_networks(*steps: GraphRewriter) -> ByTags:
     """Return a database entry that rewrites only graphs of neural networks.
 
@@ -434,12 +458,37 @@ PASSES = (
         "since an unused result would be a user. Before the destroy handler (49.5).",
     ),
     Pass(
+        49.285,
+        "gpu_conv_epilogue",
+        ByTags(_fuse_conv_epilogue),
+        ("gpu",),
+        "After gpu_batchnorm_activation (49.28), which fuses relu and residual sums with the "
+        "normalization that is folded here. Before channels_last (49.29), which gives convolutions "
+        "their memory format.",
+    ),
+    Pass(
+        49.286,
+        "gpu_dense",
+        ByTags(_fuse_dense),
+        ("gpu",),
+        "After gpu_lift (49.2), since it looks for GPU Ops, and after mixed_precision (49.27), "
+        "which decides in which dtype products run. Before the destroy handler (49.5).",
+    ),
+    Pass(
         49.29,
         "channels_last",
         _on_the_gpu(_channels_last),
         ("gpu",),
         "After mixed_precision (49.27), which decides what runs on tensor cores. Before the "
         "destroy handler (49.5), which would check each replacement.",
+    ),
+    Pass(
+        49.295,
+        "gpu_merge_folded_batchnorm",
+        ByTags(_merge_folded),
+        ("gpu",),
+        "After gpu_conv_epilogue (49.285), which folds batch normalization, and channels_last "
+        "(49.29), which decides on the memory format of the filters.",
     ),
     Pass(
         49.3,

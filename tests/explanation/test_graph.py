@@ -209,6 +209,24 @@ def test_kernels_of_dnnops_are_not_cudnn():
     assert (node.library, node.device) == ("dnnops", "cuda0")
 
 
+def test_epilogues_are_named():
+    x = GpuArrayType("float32", (2, 3, 8, 8))()
+    w, b, *norm = (pt.tensor(dtype="float32", shape=s) for s in ((4, 3, 3, 3), *((4,),) * 5))
+    with pytensor.config.change_flags(
+        dnn__enabled="no_check", dnn__allow_tf32=True, floatX="float32"
+    ):
+        y = nnet.conv2d(pt.as_tensor_variable(x), w)
+        biased = nnet.relu(y + b.dimshuffle("x", 0, "x", "x"))
+        y = nnet.conv2d(pt.as_tensor_variable(x), w + 1)
+        normalized = nnet.batch_normalization_test(y, *norm[:3], norm[3], axes="spatial")
+        outputs = [z.transfer("cuda") for z in (biased, normalized)]
+        nodes = describe_graph(rewritten([x, w, b, *norm], outputs, CudnnMode()))
+    found = {node.op: node.library for node in nodes}
+    assert found["GpuDnnConvActivation{bias, relu}"] == "cuDNN"
+    assert found["GpuDnnConvActivation{bias}"] == "cuDNN"
+    assert found["GpuFoldBatchNorm"] == "dnnops"
+
+
 def test_unsupported_operands_are_the_reason(monkeypatch):
     """The message names the declared Op that refuses the node."""
     entry = next(e for e in implementations("gpu") if e.op_class.__name__ == "GpuPool")

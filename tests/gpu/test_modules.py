@@ -19,6 +19,9 @@ from dnnops.gpu.batchnorm import (
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.gpu.cross_entropy import GpuCrossEntropy, GpuCrossEntropyGrad
 from dnnops.gpu.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
+from dnnops.gpu.fused.conv_activation import GpuDnnConvActivation
+from dnnops.gpu.fused.dense import GpuDense
+from dnnops.gpu.fused.folded_filters import GpuFoldBatchNorm
 from dnnops.gpu.pool import GpuDnnPool, GpuDnnPoolGrad
 from dnnops.gpu.reduction import GpuDnnReduction
 from dnnops.gpu.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
@@ -45,6 +48,9 @@ def outputs():
     yield GpuDnnSoftmaxGrad()(x, top)
     yield GpuDnnConv()(array("bfloat16"), array("bfloat16"))
     one = array(shape=(1, None, 1, 1))
+    fused = GpuDnnConvActivation("relu", bias=True, addend=True, memory_format="channels_last")
+    yield fused(x, w, 1.0, one, top)
+    yield GpuFoldBatchNorm(0.1, "bfloat16", 1, "channels_last")(w, one, one, one, one)[0]
     yield GpuDnnBatchNorm("spatial", True, True)(x, one, one, pt.dscalar(), 0.1, one, one)[3]
     yield GpuDnnBatchNormGrad("spatial", True)(x, top, one, one, one)[0]
     yield GpuDnnBatchNormInference("spatial")(x, one, one, one, one, 0.1)
@@ -59,6 +65,9 @@ def outputs():
     scores, labels = array(shape=(None, None)), array("int64", (None,))
     yield GpuCrossEntropy()(scores, labels)[0]
     statistics = array(shape=(None, None))
+    yield GpuDense("relu", bias=True, addend=True)(
+        scores, statistics, array(shape=(None,)), scores
+    )[0]
     yield GpuCrossEntropyGrad()(array(shape=(None,)), scores, labels, statistics)
 
 

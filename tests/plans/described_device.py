@@ -1,4 +1,4 @@
-"""Ask cuDNN for attention plans for a GPU that is described to it, without a GPU.
+"""Ask cuDNN for plans for a GPU that is described to it, without a GPU.
 
 ``python -m tests.plans.described_device`` reads configurations, a JSON list, and writes the result
 for each. It has to be a separate process, because cuDNN's engines are linked with the driver's
@@ -71,8 +71,12 @@ def _stand_in(directory: Path) -> None:
     subprocess.run([*command, "-o", str(directory / "libcuda.so.1")], check=True)
 
 
-def plans_of(configurations: list[dict[str, Any]], directory: Path) -> list[dict[str, str]]:
-    """Return the results of `describe` for configurations, from another process."""
+def plans_of(configurations: list[dict[str, Any]], directory: Path) -> list[dict[str, Any]]:
+    """Return descriptions of plans for configurations, from another process.
+
+    ``op`` is ``"attention"`` (the default), described by `describe`, or ``"conv"``, by
+    `describe_conv`.
+    """
     environment = dict(os.environ)
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -161,6 +165,60 @@ def describe(
     return {"plan": text.value.decode()}
 
 
+def describe_conv(
+    dtype: str = "bfloat16",
+    image: tuple[int, ...] = (8, 64, 56, 56),
+    filters: tuple[int, ...] = (64, 64, 3, 3),
+    vector_dtype: str | None = None,
+    formats: tuple[str, str] = ("channels_last", "channels_last"),
+    epilogue: dict[str, Any] | None = None,
+    **keywords: Any,
+) -> dict[str, Any]:
+    """Return the names of the plans proposed for a convolution, or the reason why there are none.
+
+    `formats` are those of the images and of the filters, and `epilogue` has parameters of
+    `GpuDnnConvActivation`. Images are padded to keep their size.
+    """
+    from dnnops.gpu.conv import GpuDnnConv
+    from dnnops.gpu.fused.conv_activation import GpuDnnConvActivation
+    from dnnops.runtime.build import CUDNN
+    from tests.gpu.calls import call, channels_last, device_tensor, host_tensor
+
+    makers = {"channels_last": channels_last, "contiguous": device_tensor}
+    of_images, of_filters = (makers[name] for name in formats)
+    keywords = {"border_mode": "half", "ndim": len(image) - 2, **keywords}
+    op: Any = GpuDnnConv(**keywords)
+    if epilogue is not None:
+        op = GpuDnnConvActivation(**epilogue, **keywords)
+    alpha = np.array(1.0)
+    inputs = [of_images(image, dtype), of_filters(filters, dtype), host_tensor(alpha)]
+    (out,) = call("dnnops_cudnn_conv_shape", GpuDnnConv(**keywords), inputs)
+    shape = tuple(out.shape[: out.ndim])
+    vector = (1, shape[1], *(1,) * (len(shape) - 2))
+    for part in getattr(op, "parts", ()):
+        addend = of_images(shape, dtype)
+        inputs.append(addend if part == "addend" else device_tensor(vector, vector_dtype or dtype))
+    text, workspace = ctypes.create_string_buffer(1 << 14), ctypes.c_int64()
+    words, result = op.words, of_images(shape, dtype)
+    status = CUDNN.library.dnnops_cudnn_conv_proposals(
+        json.dumps(H200).encode(),
+        ctypes.c_void_p(words.ctypes.data),
+        (type(inputs[0]) * len(inputs))(*inputs),
+        ctypes.byref(result),
+        text,
+        ctypes.c_int64(len(text)),
+        ctypes.byref(workspace),
+    )
+    if status:
+        return {"reason": CUDNN.library.dnnops_last_error().decode()}
+    return {"plans": text.value.decode().split(), "workspace": workspace.value}
+
+
+_KINDS = {"attention": describe, "conv": describe_conv}
+
 if __name__ == "__main__":
-    found = [describe(**configuration) for configuration in json.load(sys.stdin)]
+    found = []
+    for configuration in json.load(sys.stdin):
+        kind = _KINDS[configuration.pop("op", "attention")]
+        found.append(kind(**configuration))
     print(json.dumps(found))

@@ -42,11 +42,26 @@ def test_everything_that_matters_is_in_the_key():
         case = case_of()
         case.tensors[role].alignment = 8
         keys.append(key_of(case))
+    case = case_of()
+    case.epilogue.activation = 1
+    keys.append(key_of(case))
+    for name in ("parts", "activation", "coef", "vector_dtype"):
+        other = case_of()
+        other.epilogue.activation = 1
+        setattr(other.epilogue, name, getattr(other.epilogue, name) + 2)
+        keys.append(key_of(other))
+    for i in range(3):
+        other = case_of()
+        other.epilogue.activation = 1
+        other.epilogue.alignments[i] = 8
+        keys.append(key_of(other))
     for name in DEVICE:
         keys.append(stored_choices.case_key(case_of(), {**DEVICE, name: "other"}))
     assert len({repr(key) for key in keys}) == len(keys)
     # The handle's number is of this process only, and plans that take any alpha are as fast.
     assert key_of(case_of(handle=7, alpha=2)) == keys[0]
+    # Entries of convolutions without an epilogue are those of earlier versions.
+    assert "epilogue" not in keys[0]["case"]
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from dnnops.gpu.algorithms import (
     parse_algorithm,
 )
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.gpu.fused.conv_activation import ACTIVATIONS, GpuDnnConvActivation
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.plans.gpu import NUMERICAL_NOTES, PlanList
 from dnnops.runtime.build import CUDNN, c_code_dir
@@ -84,12 +85,20 @@ def test_formats(direction, name):
         assert choice.spec()[3:] == plain.spec()[3:]
 
 
+@every_direction
+def test_unfused_copies(direction):
+    """An epilogue's kernel of its own comes after copies to another format."""
+    choice = parse_algorithm("engine7_k2=4_channels_last_unfused", direction)
+    assert choice.format == 2 + 8
+
+
 NO_PLANS = (
     *("fastest", "", " ", "None", "7.0", "-1", "fft_fma", "FFT_", "FFT_FMA"),
     *("engine", "engine-1", "engine7_k2", "engine7_k2=", "engine7_k=4", "engine7 ", "ENGINE7"),
     *("gemm", "gemm7k1=2", "engine7_FMA_MATH", "FFT_FMA_MATH_FMA_MATH", "engine1" + "0" * 30),
     *("channels_last", "_channels_last", "small_channels_last", "0_contiguous"),
     *("engine7_channels_last_contiguous", "engine7_contiguous_k2=4"),
+    *("engine7_unfused_channels_last", "engine7_unfused_unfused"),
 )
 
 
@@ -209,7 +218,12 @@ def test_parameters(tmp_path):
         "time_limit": [500_000],
         "policy": [GIVEN],
         "plan": [1, 11, 2, -1, 1, 12, 13, *(0,) * 30],
+        "parts": [0],
+        "activation": [0],
+        "coef": [0],
     }
+    epilogue = GpuDnnConvActivation("elu", 0.5, scale=True, addend=True).words[-3:]
+    assert epilogue.tolist() == [5, ACTIVATIONS.index("elu"), np.float64(0.5).view("int64")]
     conditions = [f"sizeof(ConvParams) == {8 * len(words)}"]
     start = 0
     for name, values in members.items():
@@ -230,6 +244,7 @@ def test_numbers_of_words(tmp_path):
         f"POLICY_{word.upper()} == {number}" for number, word in enumerate(ALGORITHM_WORDS)
     ]
     conditions += [f"POLICY_NAMED == {GIVEN}"]
+    conditions += [f"ACTIVATE_{name.upper()} == {i}" for i, name in enumerate(ACTIVATIONS)]
     conditions += [f"CONV_{name.upper()} == {number}" for number, name in enumerate(DIRECTIONS)]
     conditions += [f"FORMAT_{name.upper()} == {number}" for number, name in FORMATS.items()]
     apis = {"dnnops": "KERNEL"}

@@ -20,6 +20,17 @@ typedef struct dnnops_cudnn_array {
   int64_t alignment;                /* of the address, in bytes, at most 16 */
 } dnnops_cudnn_array;
 
+/* What happens to a convolution's result before it is stored:
+ * activation(scale * result + addend + bias). The scale and the bias have one element per channel, and the
+ * addend has the layout of the result. Only 8-byte fields and no padding; all zero if there is nothing. */
+typedef struct dnnops_conv_epilogue {
+  int64_t parts;         /* bit 0: there is a scale; bit 1: a bias; bit 2: an addend */
+  int64_t activation;    /* an index into ACTIVATIONS of dnnops/gpu/fused/conv_activation.py */
+  double coef;           /* of the activation */
+  int64_t vector_dtype;  /* of scale and bias */
+  int64_t alignments[3]; /* of the addresses of scale, bias and addend, in bytes, at most 16 */
+} dnnops_conv_epilogue;
+
 /* Everything that determines how a convolution can be run. Only 8-byte fields and no padding. */
 typedef struct dnnops_conv_case {
   int64_t direction, spatial_ndim, dtype, compute, groups, flip;
@@ -33,13 +44,15 @@ typedef struct dnnops_conv_case {
   double alpha, beta;
   int64_t time_limit; /* for timing, in microseconds, if plans are timed; otherwise 0 */
   int64_t handle;     /* the number of the handle with which plans are made */
+  dnnops_conv_epilogue epilogue;
 } dnnops_conv_case;
 
 /* Identifies a plan in every process: enough to build it again. */
 typedef struct dnnops_plan_spec {
   int64_t api;        /* an Api */
   int64_t id;         /* the number of the legacy algorithm, engine, kernel or cuBLASLt algorithm */
-  int64_t format;     /* a Format that arrays are transposed to first, or FORMAT_AS_FORWARD; 0: used in place */
+  int64_t format;     /* a Format that arrays are transposed to first, or FORMAT_AS_FORWARD; 0: used in place. With
+                     * FORMAT_UNFUSED added, a kernel of its own computes the epilogue */
   int64_t math;       /* for legacy algorithms: a cudnnMathType_t, or the one that goes with dtype and flags */
   int64_t knob_count; /* for all but legacy algorithms */
   int64_t knobs[2 * DNNOPS_MAX_KNOBS]; /* type, value, type, value, ... */

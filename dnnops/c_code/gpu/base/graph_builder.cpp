@@ -1,5 +1,7 @@
 #include "graph_builder.hpp"
 
+#include <cstring>
+
 namespace dnnops {
 
 Sizes packed(const Sizes &shape) {
@@ -134,11 +136,23 @@ BackendDescriptor GraphBuilder::finish(const GraphTarget &target) {
 
 // -- execution plans ------------------------------------------------------------------------
 
-namespace {
+BackendDescriptor describe_device(const char *json) {
+#if CUDNN_VERSION >= 90800
+  BackendDescriptor device(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
+  device.set(CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, static_cast<int64_t>(std::strlen(json)), json);
+  device.finalize("cudnnBackendFinalize(device)");
+  return device;
+#else
+  (void)json;
+  fail(DNNOPS_NOT_SUPPORTED, "describing a device requires cuDNN 9.8 or newer");
+#endif
+}
 
 void set_device(BackendDescriptor &of, cudnnBackendAttributeName_t name, const GraphTarget &target) {
   if (target.device) of.set(name, *target.device);
 }
+
+namespace {
 
 std::vector<BackendDescriptor> proposed(const BackendDescriptor &graph, const GraphTarget &target,
                                         cudnnBackendHeurMode_t mode) {

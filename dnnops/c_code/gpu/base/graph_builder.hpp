@@ -21,6 +21,11 @@ struct GraphTarget {
   const BackendDescriptor *device = nullptr;
 };
 
+// A device in cuDNN's JSON form. Throws DNNOPS_NOT_SUPPORTED if cuDNN is older than 9.8.
+BackendDescriptor describe_device(const char *json);
+// Sets the device of a descriptor, if it is described.
+void set_device(BackendDescriptor &of, cudnnBackendAttributeName_t name, const GraphTarget &target);
+
 class GraphBuilder {
  public:
   // The number of one of the graph's arrays.

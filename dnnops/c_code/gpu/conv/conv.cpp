@@ -5,6 +5,7 @@
 #include "../../common/lru_cache.hpp"
 #include "conv_call.hpp"
 #include "conv_choices.hpp"
+#include "conv_epilogue.hpp"
 #include "../base/node_state.hpp"
 
 namespace dnnops {
@@ -16,7 +17,7 @@ constexpr int MAX_SCALAR_CHANGES = 4;
 // Everything that must be equal for a prepared plan to be reused.
 struct CallKey {
   int64_t handle;
-  OperandKey operands[4];
+  OperandKey operands[7];
   int64_t sizes[3];
 };
 
@@ -29,6 +30,11 @@ void read_key(CallKey &key, const Call &call, const Handle &handle) {
     read_key(key.operands[3], *call.out);
   else
     std::memset(&key.operands[3], 0, sizeof key.operands[3]);
+  for (int i = 0; i < 3; ++i)
+    if (call.epilogue[i])
+      read_key(key.operands[4 + i], *call.epilogue[i]);
+    else
+      std::memset(&key.operands[4 + i], 0, sizeof key.operands[4 + i]);
   const bool has_sizes = call.params.direction != CONV_FORWARD;
   for (int i = 0; i < 3; ++i)
     key.sizes[i] = has_sizes && i < call.params.geometry.spatial_ndim
@@ -45,6 +51,7 @@ struct ConvState : State {
   Todo todo = Todo::NOTHING;
   ConvCase conv;
   Choice choice;
+  std::unique_ptr<EpilogueKernel> epilogue;  // for an empty sum
   PointerPack pack;
   int scalar_changes = 0;
   bool has_chosen = false;
@@ -166,6 +173,8 @@ void prepare(ConvState &state, const CallKey &key, const Call &call, const Launc
   } else if (!element_count(problem.image, ndim) || !element_count(problem.filters, ndim) ||
              !element_count(problem.top, ndim)) {
     state.todo = Todo::SCALE_OUT;
+    describe_case(state.conv, problem, call, launch.handle->number);
+    if (has_epilogue(state.conv)) state.epilogue.reset(new EpilogueKernel(state.conv, *launch.handle));
   } else {
     state.todo = Todo::RUN;
     describe_case(state.conv, problem, call, launch.handle->number);
@@ -261,7 +270,11 @@ void run(const OpCall<ConvParams> &given) {
   if (!state.fits(key, call)) prepare(state, key, call, launch);
   if (state.todo == Todo::NOTHING) return;
   copy_out(call, handle);
-  if (state.todo == Todo::SCALE_OUT) return scale_out(call, handle);
+  if (state.todo == Todo::SCALE_OUT) {
+    scale_out(call, handle);
+    if (has_epilogue(state.conv)) state.epilogue->run(launch);
+    return;
+  }
   execute_within_memory(state, call, launch);
 }
 

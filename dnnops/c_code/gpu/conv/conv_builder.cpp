@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "../depthwise/conv_depthwise.hpp"
+#include "conv_epilogue.hpp"
 #include "conv_relayout.hpp"
 
 namespace dnnops {
@@ -66,13 +67,14 @@ PlanSpec unspecific(Api api, int64_t id = -1) {
   return spec;
 }
 
-const char *format_suffix(int64_t format) {
-  switch (format) {
-    case FORMAT_CONTIGUOUS: return "_contiguous";
-    case FORMAT_CHANNELS_LAST: return "_channels_last";
-    case FORMAT_AS_FORWARD: return "_as_forward";
-    default: return "";
+std::string format_suffix(int64_t format) {
+  std::string suffix;
+  switch (format & ~FORMAT_UNFUSED) {
+    case FORMAT_CONTIGUOUS: suffix = "_contiguous"; break;
+    case FORMAT_CHANNELS_LAST: suffix = "_channels_last"; break;
+    case FORMAT_AS_FORWARD: suffix = "_as_forward"; break;
   }
+  return format & FORMAT_UNFUSED ? suffix + "_unfused" : suffix;
 }
 
 // Engines that no heuristic of cuDNN proposes are not tested as well: several gave wrong results. They are
@@ -98,7 +100,8 @@ std::string plan_name(const PlanSpec &spec, int64_t direction) {
   return name + format_suffix(spec.format);
 }
 
-// Another case on copies of the arrays. Its plans, together with the copies, become plans of this case.
+// Another case: on copies of the arrays, or without the epilogue. Its plans, together with the copies or with the
+// epilogue's kernel, become plans of this case.
 struct PlanBuilder::Twin {
   Relayout relayout;
   Refusals refusals;
@@ -107,6 +110,19 @@ struct PlanBuilder::Twin {
   Twin(Relayout other, const Handle &handle)
       : relayout(std::move(other)), builder(relayout.inner, handle, refusals) {}
 };
+
+namespace {
+
+Relayout without_epilogue(const ConvCase &conv) {
+  if (!has_epilogue(conv)) fail(DNNOPS_NOT_SUPPORTED, "there is no epilogue");
+  Relayout other = {};
+  other.inner = conv;
+  other.format = FORMAT_UNFUSED;
+  std::memset(&other.inner.epilogue, 0, sizeof other.inner.epilogue);
+  return other;
+}
+
+}  // namespace
 
 PlanBuilder::PlanBuilder(const ConvCase &conv, const Handle &handle, Refusals &refusals)
     : conv_(conv), handle_(handle), refusals_(refusals) {}
@@ -127,7 +143,7 @@ ConvGraph *PlanBuilder::graph() {
     graph_made_ = true;
     try {
       if (!conv_.fixed_scalars) fail(DNNOPS_NOT_SUPPORTED, "not offered because alpha or beta change between calls");
-      graph_.reset(new ConvGraph(conv_, handle_));
+      graph_.reset(new ConvGraph(conv_, {handle_.cudnn, nullptr}));
     } catch (const Error &error) {
       refusals_.push_back({"graph API", error.message, error.status, unspecific(API_GRAPH), 0});
     }
@@ -174,12 +190,16 @@ std::shared_ptr<Plan> PlanBuilder::from_candidate(const ConvGraph::Candidate &ca
 PlanBuilder::Twin *PlanBuilder::twin(TwinKind kind) {
   if (!twin_made_[kind]) {
     twin_made_[kind] = true;
+    static const struct {
+      Relayout (*make)(const ConvCase &);
+      const char *name;
+    } kinds[] = {{make_relayout, "other memory format"},
+                 {make_forward_relayout, "as a forward convolution"},
+                 {without_epilogue, "unfused"}};
     try {
-      twins_[kind].reset(
-          new Twin(kind == OTHER_FORMAT ? make_relayout(conv_) : make_forward_relayout(conv_), handle_));
+      twins_[kind].reset(new Twin(kinds[kind].make(conv_), handle_));
     } catch (const Error &error) {
-      const char *name = kind == OTHER_FORMAT ? "other memory format" : "as a forward convolution";
-      refusals_.push_back({name, error.message, error.status, unspecific(API_GRAPH), 0});
+      refusals_.push_back({kinds[kind].name, error.message, error.status, unspecific(API_GRAPH), 0});
     }
   }
   return twins_[kind].get();
@@ -193,15 +213,16 @@ bool PlanBuilder::in_twin(TwinKind kind, const Visit &visit, Body body) {
   const int64_t format = other->relayout.format;
   const bool ended = body(other->builder, [&](std::shared_ptr<Plan> inner) {
     PlanSpec spec = inner->spec;
-    spec.format = format;
+    spec.format |= format;
     if (!is_new(spec)) return false;
     auto plan = attempt(spec, [&] {
-      return checked(make_relayout_plan(conv_, other->relayout, handle_, std::move(inner)));
+      return checked(kind == UNFUSED ? make_unfused_plan(conv_, handle_, std::move(inner))
+                                     : make_relayout_plan(conv_, other->relayout, handle_, std::move(inner)));
     });
     return plan && visit(std::move(plan));
   });
   for (Refusal &refusal : other->refusals) {
-    refusal.spec.format = format;
+    refusal.spec.format |= format;
     refusal.name += format_suffix(format);
     refusals_.push_back(std::move(refusal));
   }
@@ -210,15 +231,20 @@ bool PlanBuilder::in_twin(TwinKind kind, const Visit &visit, Body body) {
 }
 
 std::shared_ptr<Plan> PlanBuilder::from_spec(const PlanSpec &spec) {
+  // Only the graph API computes epilogues.
+  if (spec.api != API_GRAPH && !(spec.format & FORMAT_UNFUSED) && has_epilogue(conv_)) {
+    PlanSpec unfused = spec;
+    unfused.format |= FORMAT_UNFUSED;
+    return from_spec(unfused);
+  }
   if (spec.format) {
     std::shared_ptr<Plan> found;
-    PlanSpec inner = spec;
-    inner.format = 0;
     const TwinKind kind = kind_of(spec);
+    const PlanSpec inner = inside(spec, kind);
     const auto refuse = [&](const char *reason) {
       return attempt(spec, [&]() -> std::shared_ptr<Plan> { fail(DNNOPS_NOT_SUPPORTED, "%s", reason); });
     };
-    if (twin(kind) && twins_[kind]->relayout.format != spec.format)
+    if (kind != UNFUSED && twin(kind) && twins_[kind]->relayout.format != spec.format)
       return refuse("the arrays are not copied to this memory format");
     // Their names belong to another direction.
     if (kind == AS_FORWARD && spec.api == API_LEGACY)
@@ -299,7 +325,7 @@ bool PlanBuilder::heuristics(const std::vector<cudnnBackendHeurMode_t> &modes, c
 }
 
 bool PlanBuilder::matrix_products(const Visit &visit) {
-  if (products_visited_) return false;
+  if (products_visited_ || has_epilogue(conv_)) return false;
   products_visited_ = true;
   std::vector<PlanSpec> specs;
   attempt(unspecific(API_CUBLASLT), [&]() -> std::shared_ptr<Plan> {
@@ -312,6 +338,7 @@ bool PlanBuilder::matrix_products(const Visit &visit) {
 }
 
 bool PlanBuilder::depthwise_kernels(const Visit &visit) {
+  if (has_epilogue(conv_)) return false;
   for (const PlanSpec &spec : depthwise_specs(conv_))
     if (visit_spec(spec, visit)) return true;
   return false;
@@ -331,6 +358,11 @@ bool PlanBuilder::as_forward(const Visit &visit) {
   });
 }
 
+bool PlanBuilder::unfused(const Visit &visit, bool (PlanBuilder::*which)(const Visit &)) {
+  return in_twin(UNFUSED, visit,
+                 [which](PlanBuilder &builder, const Visit &inner) { return (builder.*which)(inner); });
+}
+
 bool PlanBuilder::fallbacks(const Visit &visit) {
   const auto fallback = [](PlanBuilder &builder, const Visit &inner) {
     return builder.heuristics({CUDNN_HEUR_MODE_FALLBACK}, inner);
@@ -343,6 +375,7 @@ bool PlanBuilder::fallbacks(const Visit &visit) {
 }
 
 bool PlanBuilder::legacy_algorithms(const Visit &visit) {
+  if (has_epilogue(conv_)) return false;
   for (int id = 0; id < legacy_algorithm_count(conv_.direction); ++id)
     if (visit_spec(legacy_spec(id), visit)) return true;
   return false;
@@ -372,10 +405,12 @@ bool PlanBuilder::other_engines(const Visit &visit) {
 }
 
 bool PlanBuilder::trusted(const Visit &visit) {
+  if (has_epilogue(conv_)) return proposed_with_epilogue(visit) || unfused(visit, &PlanBuilder::trusted);
   return proposed(visit) || (trusts_other_engines() && other_engines(visit)) || legacy_math_types(visit);
 }
 
 bool PlanBuilder::all(const Visit &visit) {
+  if (has_epilogue(conv_)) return proposed_with_epilogue(visit) || unfused(visit, &PlanBuilder::all);
   return proposed(visit) || other_engines(visit) || legacy_math_types(visit);
 }
 
@@ -406,10 +441,22 @@ bool PlanBuilder::proposed(const Visit &visit) {
          fallbacks(visit);
 }
 
+// Plans that compute the epilogue, too, and those without it that guess_* would try first.
+bool PlanBuilder::proposed_with_epilogue(const Visit &visit) {
+  if (unfused(visit, &PlanBuilder::likely)) return true;
+  const std::vector<cudnnBackendHeurMode_t> both = {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_B};
+  // Without tensor cores, the fastest plans are mostly not of the graph API, and cuDNN would have to compile.
+  if (!uses_tensor_cores(conv_) || !is_compiled_in_advance(conv_))
+    return unfused(visit, &PlanBuilder::proposed) || heuristics(both, visit) || other_format(visit);
+  const bool is_mixed = !all_have_format(conv_, FORMAT_CONTIGUOUS) && !all_have_format(conv_, FORMAT_CHANNELS_LAST);
+  if (is_mixed && other_format(visit)) return true;
+  return heuristics(both, visit) || other_format(visit) || unfused(visit, &PlanBuilder::proposed) ||
+         fallbacks(visit);
+}
+
 bool PlanBuilder::neighbors(const PlanSpec &spec, const Visit &visit) {
   if (spec.format) {
-    PlanSpec inner = spec;
-    inner.format = 0;
+    const PlanSpec inner = inside(spec, kind_of(spec));
     return in_twin(kind_of(spec), visit,
                    [&](PlanBuilder &builder, const Visit &wrap) { return builder.neighbors(inner, wrap); });
   }

@@ -23,13 +23,16 @@ void widen(const int64_t *from, int64_t spatial, int64_t unit, int64_t *to) {
 }  // namespace
 
 Call::Call(const ConvParams &params_, const dnnops_tensor *inputs_, dnnops_tensor *outputs)
-    : params(params_), inputs(inputs_), output(outputs[0]), out(nullptr), beta(0) {
+    : params(params_), inputs(inputs_), output(outputs[0]), out(nullptr), beta(0), epilogue() {
   const int first = params.input_count();
   alpha = scalar_operand(inputs[first]);
   if (params.has_out) {
     beta = scalar_operand(inputs[first + 1]);
     out = &inputs[first + 2];
   }
+  const dnnops_tensor *next = &inputs[first + 1];
+  for (int i = 0; i < 3; ++i)
+    if (params.parts >> i & 1) epilogue[i] = next++;
 }
 
 const dnnops_tensor &Call::of_role(int role) const {
@@ -39,6 +42,7 @@ const dnnops_tensor &Call::of_role(int role) const {
 
 void Call::read_pointers(Launch &launch) const {
   for (int role = 0; role < 3; ++role) launch.pointers[role] = of_role(role).data;
+  for (int i = 0; i < 3; ++i) launch.pointers[EPILOGUE_SCALE + i] = epilogue[i] ? epilogue[i]->data : nullptr;
 }
 
 // The problem of a call. Padding that differs before and after an axis is rejected: the legacy API cannot
@@ -63,6 +67,38 @@ int64_t compute_dtype(int64_t precision, int64_t dtype) {
   if (precision != dtype && !(widens && precision == DNNOPS_FLOAT32))
     fail(DNNOPS_VALUE_ERROR, "precision %s is not supported for %s arrays", dtype_name(precision), dtype_name(dtype));
   return precision;
+}
+
+// Describes the operands of the epilogue, which have to suit the result.
+void describe_epilogue(Epilogue &epilogue, const Call &call) {
+  const dnnops_tensor &output = call.output;
+  epilogue.parts = call.params.parts;
+  epilogue.activation = call.params.activation;
+  epilogue.coef = call.params.coef;
+  for (int i = 0; i < 3; ++i) {
+    const dnnops_tensor *const operand = call.epilogue[i];
+    if (!operand) continue;
+    epilogue.alignments[i] = alignment_of(operand->data);
+    const bool is_addend = EPILOGUE_SCALE + i == EPILOGUE_ADDEND;
+    const char *const name = is_addend ? "the addend" : i ? "the bias" : "the scale";
+    bool fits = operand->ndim == output.ndim && (!is_addend || operand->dtype == output.dtype);
+    for (int64_t axis = 0; fits && axis < output.ndim; ++axis) {
+      const int64_t size = operand->shape[axis];
+      fits = size == (is_addend || axis == 1 ? output.shape[axis] : 1);
+      if (is_addend && size > 1) fits = fits && operand->strides[axis] == output.strides[axis];
+      if (!is_addend && axis == 1 && size > 1) fits = fits && operand->strides[1] == item_size(operand->dtype);
+    }
+    if (!fits)
+      fail(DNNOPS_VALUE_ERROR, "%s does not suit the result: got %s, and %s", name, describe(*operand).c_str(),
+           describe(output).c_str());
+    if (is_addend) continue;
+    const bool is_usual = operand->dtype == output.dtype ||
+                          (operand->dtype == DNNOPS_FLOAT32 && output.dtype != DNNOPS_FLOAT64);
+    if (!is_usual || (call.epilogue[0] && operand->dtype != call.epilogue[0]->dtype))
+      fail(DNNOPS_TYPE_ERROR, "scale and bias have to have one dtype, float32 or that of the arrays, got %s",
+           dtype_name(operand->dtype));
+    epilogue.vector_dtype = operand->dtype;
+  }
 }
 
 void describe_case(ConvCase &conv, const ConvProblem &problem, const Call &call, int64_t handle) {
@@ -90,6 +126,7 @@ void describe_case(ConvCase &conv, const ConvProblem &problem, const Call &call,
   conv.workspace_limit = params.workspace_limit;
   conv.time_limit = is_timed(params.policy) ? params.time_limit : 0;
   conv.handle = handle;
+  describe_epilogue(conv.epilogue, call);
 }
 
 void fix_scalars(ConvCase &conv, const Call &call) {

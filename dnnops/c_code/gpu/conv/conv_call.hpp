@@ -14,6 +14,7 @@ struct Call {
   dnnops_tensor &output;
   const dnnops_tensor *out;  // what to add to, or null
   double alpha, beta;
+  const dnnops_tensor *epilogue[3];  // scale, bias and addend, or null
 
   Call(const ConvParams &params_, const dnnops_tensor *inputs_, dnnops_tensor *outputs);
   const dnnops_tensor &of_role(int role) const;

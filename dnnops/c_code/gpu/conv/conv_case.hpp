@@ -10,6 +10,10 @@ namespace dnnops {
 // The arrays of a convolution in any direction; also the ids of the graph's tensors.
 enum Role { ROLE_IMAGE = 0, ROLE_FILTERS = 1, ROLE_TOP = 2 };
 
+// Where a call's addresses of the epilogue's operands follow those of the roles.
+enum EpilogueOperand { EPILOGUE_SCALE = 3, EPILOGUE_BIAS = 4, EPILOGUE_ADDEND = 5 };
+constexpr int ARRAY_COUNT = 6;
+
 // The array that a direction computes.
 inline Role result_role(int64_t direction) {
   return direction == CONV_FORWARD ? ROLE_TOP : direction == CONV_GRAD_INPUTS ? ROLE_IMAGE : ROLE_FILTERS;
@@ -25,8 +29,28 @@ constexpr int64_t USUAL_MATH = -1;
 // The gradient with respect to the image as a forward convolution: see make_forward_relayout.
 constexpr int64_t FORMAT_AS_FORWARD = 4;
 
+// A plan without the epilogue, followed by a kernel that computes it: see conv_epilogue.hpp.
+constexpr int64_t FORMAT_UNFUSED = 8;
+
 using PlanSpec = dnnops_plan_spec;
 using ConvCase = dnnops_conv_case;
+using Epilogue = dnnops_conv_epilogue;
+
+// In the order of ACTIVATIONS in dnnops/gpu/fused/conv_activation.py.
+enum EpilogueActivation : int64_t {
+  ACTIVATE_IDENTITY = 0,
+  ACTIVATE_RELU = 1,
+  ACTIVATE_CLIPPED_RELU = 2,
+  ACTIVATE_TANH = 3,
+  ACTIVATE_SIGMOID = 4,
+  ACTIVATE_ELU = 5,
+  ACTIVATE_SWISH = 6,
+};
+
+inline bool has_part(const Epilogue &epilogue, int operand) { return epilogue.parts >> (operand - EPILOGUE_SCALE) & 1; }
+inline bool has_epilogue(const ConvCase &conv) {
+  return conv.epilogue.parts != 0 || conv.epilogue.activation != ACTIVATE_IDENTITY;
+}
 
 // The dtype to compute in, if it depends on the arrays' dtype. Other values are a dnnops_dtype.
 enum Precision : int64_t { PRECISION_AS_INPUT_F32 = -1, PRECISION_AS_INPUT = -2 };
@@ -63,10 +87,12 @@ struct ConvParams {
   int64_t time_limit;  // for timing all plans of one selection, in microseconds
   int64_t policy;
   PlanSpec plan;  // for POLICY_NAMED
+  int64_t parts, activation;  // as in an Epilogue
+  double coef;
 
   const char *op() const {
     static const char *const names[] = {"GpuDnnConv", "GpuDnnConvGradI", "GpuDnnConvGradW"};
-    return names[direction];
+    return parts || activation ? "GpuDnnConvActivation" : names[direction];
   }
   int input_count() const { return direction == CONV_FORWARD ? 2 : 3; }  // before alpha
 };

@@ -1,5 +1,5 @@
-// Convolution with cuDNN's graph API: an operation graph of one node, engines, execution plans.
-#include "conv_plan.hpp"
+// Convolution with cuDNN's graph API: an operation graph, engines, execution plans.
+#include "conv_epilogue.hpp"
 
 namespace dnnops {
 
@@ -32,19 +32,7 @@ const OperationNames operation_names[] = {
       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY}},
 };
 
-const int64_t unique_ids[] = {1, 2, 3};  // by Role
-
-BackendDescriptor tensor_node(const Tensor &tensor, int64_t dtype, int64_t unique_id) {
-  BackendDescriptor node(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-  const cudnnDataType_t type = cudnn_dtype(dtype);
-  node.set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
-  node.set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, tensor.ndim, tensor.shape);
-  node.set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, tensor.ndim, tensor.strides);
-  node.set_int64(CUDNN_ATTR_TENSOR_UNIQUE_ID, unique_id);
-  node.set_int64(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, tensor.alignment);
-  node.finalize("cudnnBackendFinalize(tensor)");
-  return node;
-}
+const int64_t unique_ids[ARRAY_COUNT] = {1, 2, 3, 4, 5, 6};  // by Role and EpilogueOperand
 
 BackendDescriptor convolution_node(const ConvCase &conv) {
   BackendDescriptor node(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
@@ -62,18 +50,38 @@ BackendDescriptor convolution_node(const ConvCase &conv) {
   return node;
 }
 
-BackendDescriptor operation_node(const ConvCase &conv) {
+BackendDescriptor array_of(const ConvCase &conv, int role) {
+  return graph_array(conv.tensors[role], conv.dtype, unique_ids[role]);
+}
+
+BackendDescriptor operation_node(const ConvCase &conv, const BackendDescriptor &result) {
   const OperationNames &names = operation_names[conv.direction];
   BackendDescriptor node(names.type);
   node.set(names.conv, convolution_node(conv));
   for (int role = 0; role < 3; ++role)
-    node.set(names.arrays[role], tensor_node(conv.tensors[role], conv.dtype, unique_ids[role]));
+    if (role != result_role(conv.direction)) node.set(names.arrays[role], array_of(conv, role));
+  node.set(names.arrays[result_role(conv.direction)], result);
   const Scalar alpha(conv.alpha, conv.dtype), beta(conv.beta, conv.dtype);
   const cudnnBackendAttributeType_t type = alpha.is_double ? CUDNN_TYPE_DOUBLE : CUDNN_TYPE_FLOAT;
   node.set(names.alpha, type, 1, alpha.pointer());
   node.set(names.beta, type, 1, beta.pointer());
   node.finalize("cudnnBackendFinalize(operation)");
   return node;
+}
+
+// The convolution and its epilogue.
+std::vector<BackendDescriptor> operation_nodes(const ConvCase &conv) {
+  std::vector<BackendDescriptor> nodes;
+  const BackendDescriptor result = array_of(conv, result_role(conv.direction));
+  if (!has_epilogue(conv)) {
+    nodes.push_back(operation_node(conv, result));
+    return nodes;
+  }
+  BackendDescriptor between = before_epilogue(conv);
+  nodes.push_back(operation_node(conv, between));
+  for (BackendDescriptor &node : epilogue_operations(conv, std::move(between), result, unique_ids))
+    nodes.push_back(std::move(node));
+  return nodes;
 }
 
 BackendDescriptor engine_of(const BackendDescriptor &config) {
@@ -118,39 +126,51 @@ bool read_spec(PlanSpec &spec, const BackendDescriptor &config, const BackendDes
 
 class GraphPlan : public Plan {
  public:
-  GraphPlan(BackendDescriptor plan) : plan_(std::move(plan)) {
+  GraphPlan(BackendDescriptor plan, std::vector<int> arrays) : plan_(std::move(plan)), arrays_(std::move(arrays)) {
     workspace = plan_.get_int64(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
   }
 
   void execute(const Launch &launch, PointerPack &pack) override {
     if (!pack.descriptor || std::memcmp(pack.pointers, launch.pointers, sizeof launch.pointers) ||
-        pack.pointers[3] != launch.workspace)
+        pack.pointers[ARRAY_COUNT] != launch.workspace)
       fill(launch, pack);
     DNNOPS_CHECK(cudnnBackendExecute(launch.handle->cudnn, plan_.get(), pack.descriptor.get()));
   }
 
  private:
-  static void fill(const Launch &launch, PointerPack &pack) {
+  void fill(const Launch &launch, PointerPack &pack) const {
+    int64_t ids[ARRAY_COUNT], count = 0;
+    void *pointers[ARRAY_COUNT];
+    for (const int array : arrays_) {
+      ids[count] = unique_ids[array];
+      pointers[count++] = launch.pointers[array];
+    }
     BackendDescriptor descriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-    descriptor.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, unique_ids);
-    descriptor.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, launch.pointers);
+    descriptor.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids);
+    descriptor.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers);
     descriptor.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &launch.workspace);
     descriptor.finalize("cudnnBackendFinalize(variant pack)");
     std::memcpy(pack.pointers, launch.pointers, sizeof launch.pointers);
-    pack.pointers[3] = launch.workspace;
+    pack.pointers[ARRAY_COUNT] = launch.workspace;
     pack.descriptor = std::move(descriptor);
   }
 
   BackendDescriptor plan_;
+  std::vector<int> arrays_;  // of a call, those that the graph has
 };
 
 }  // namespace
 
-ConvGraph::ConvGraph(const ConvCase &conv, const Handle &handle)
-    : handle_(handle), direction_(conv.direction), graph_(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR) {
-  const BackendDescriptor operation = operation_node(conv);
-  graph_.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle.cudnn);
-  graph_.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, operation);
+ConvGraph::ConvGraph(const ConvCase &conv, const GraphTarget &target)
+    : target_(target), direction_(conv.direction), graph_(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR) {
+  for (int array = 0; array < ARRAY_COUNT; ++array)
+    if (array < EPILOGUE_SCALE || has_part(conv.epilogue, array)) arrays_.push_back(array);
+  const std::vector<BackendDescriptor> operations = operation_nodes(conv);
+  std::vector<cudnnBackendDescriptor_t> slots;
+  for (const BackendDescriptor &operation : operations) slots.push_back(operation.get());
+  if (target.handle) graph_.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &target.handle);
+  graph_.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, static_cast<int64_t>(slots.size()),
+             slots.data());
   graph_.finalize("cudnnBackendFinalize(operation graph)");
 }
 
@@ -158,6 +178,9 @@ std::vector<ConvGraph::Candidate> ConvGraph::heuristics(cudnnBackendHeurMode_t m
   BackendDescriptor heuristics(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
   heuristics.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph_);
   heuristics.set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+#if CUDNN_VERSION >= 90800
+  set_device(heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, target_);
+#endif
   heuristics.finalize("cudnnBackendFinalize(heuristics)");
   int64_t count = 0;
   DNNOPS_CHECK(cudnnBackendGetAttribute(heuristics.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
@@ -232,10 +255,13 @@ ConvGraph::Candidate ConvGraph::from_spec(const PlanSpec &spec) const {
 
 std::shared_ptr<Plan> ConvGraph::make_plan(const Candidate &candidate) const {
   BackendDescriptor descriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-  descriptor.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle_.cudnn);
+  if (target_.handle) descriptor.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &target_.handle);
+#if CUDNN_VERSION >= 90800
+  set_device(descriptor, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, target_);
+#endif
   descriptor.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, candidate.config);
   descriptor.finalize("cudnnBackendFinalize(execution plan)");
-  auto plan = std::make_shared<GraphPlan>(std::move(descriptor));
+  auto plan = std::make_shared<GraphPlan>(std::move(descriptor), arrays_);
   plan->spec = candidate.spec;
   plan->name = plan_name(candidate.spec, direction_);
   plan->notes = candidate.notes;
@@ -252,7 +278,7 @@ const char *forbidden(const ConvCase &conv, const PlanSpec &spec, int64_t notes)
     return "it computes in TF32, and dnn.allow_tf32 is False";
   // Engine 63, for the first layers of networks, has a note that it sums in float16, but forward its errors
   // are only those of rounding the result: test_first_layers in tests/plans/test_choice.py.
-  const bool sums_in_float32 = spec.id == 63 && conv.direction == CONV_FORWARD && cudnnGetVersion() / 100 == 919;
+  const bool sums_in_float32 = spec.id == 63 && !has_epilogue(conv) && conv.direction == CONV_FORWARD && cudnnGetVersion() / 100 == 919;
   if (conv.compute != DNNOPS_FLOAT16 && !sums_in_float32 && has(CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION))
     return "it sums in a narrower type than requested (flag dnn.conv.precision)";
   return nullptr;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "conv_case.hpp"
+#include "../base/graph_builder.hpp"
 #include "../base/handle.hpp"
 
 namespace dnnops {
@@ -16,7 +17,7 @@ namespace dnnops {
 // The arguments that a call passes to a plan.
 struct Launch {
   Handle *handle;
-  void *pointers[3];  // by Role
+  void *pointers[ARRAY_COUNT];  // by Role and EpilogueOperand
   double alpha, beta;
   void *workspace;
 };
@@ -25,7 +26,7 @@ struct Launch {
 // addresses again and again, and making the list costs as much as launching.
 struct PointerPack {
   BackendDescriptor descriptor;
-  void *pointers[4];
+  void *pointers[ARRAY_COUNT + 1];  // with the workspace at the end
 };
 
 struct Plan {
@@ -76,7 +77,8 @@ struct Knob {
 // The engine configurations that cuDNN proposes for a case, before they are made into plans.
 class ConvGraph {
  public:
-  ConvGraph(const ConvCase &conv, const Handle &handle);
+  // The target's handle or described device has to live as long as the graph.
+  ConvGraph(const ConvCase &conv, const GraphTarget &target);
   struct Candidate {
     BackendDescriptor config;
     PlanSpec spec;
@@ -94,8 +96,9 @@ class ConvGraph {
  private:
   BackendDescriptor engine(int64_t id) const;
 
-  const Handle &handle_;
+  GraphTarget target_;
   int64_t direction_;
+  std::vector<int> arrays_;
   BackendDescriptor graph_;
 };
 
@@ -135,6 +138,8 @@ class PlanBuilder {
   bool other_format(const Visit &visit);
   // The gradient with respect to the image as a forward convolution.
   bool as_forward(const Visit &visit);
+  // Plans of the case without its epilogue, and a kernel that computes it.
+  bool unfused(const Visit &visit, bool (PlanBuilder::*which)(const Visit &));
   // The proposals of cuDNN's fallback heuristic, for the arrays and for their copies; for copies
   // also legacy algorithms.
   bool fallbacks(const Visit &visit);
@@ -152,6 +157,7 @@ class PlanBuilder {
  private:
   bool likely(const Visit &visit);
   bool proposed(const Visit &visit);
+  bool proposed_with_epilogue(const Visit &visit);
   template <class Make>
   std::shared_ptr<Plan> attempt(const PlanSpec &spec, Make make);
   std::shared_ptr<Plan> from_candidate(const ConvGraph::Candidate &candidate);
@@ -161,9 +167,15 @@ class PlanBuilder {
   bool is_proposed(const PlanSpec &spec);
   ConvGraph *graph();
   struct Twin;
-  enum TwinKind { OTHER_FORMAT = 0, AS_FORWARD = 1 };
+  enum TwinKind { OTHER_FORMAT = 0, AS_FORWARD = 1, UNFUSED = 2 };
   static TwinKind kind_of(const PlanSpec &spec) {
+    if (spec.format & FORMAT_UNFUSED) return UNFUSED;
     return spec.format == FORMAT_AS_FORWARD ? AS_FORWARD : OTHER_FORMAT;
+  }
+  // The spec within the twin of this kind.
+  static PlanSpec inside(PlanSpec spec, TwinKind kind) {
+    spec.format = kind == UNFUSED ? spec.format & ~FORMAT_UNFUSED : 0;
+    return spec;
   }
   Twin *twin(TwinKind kind);
   template <class Body>
@@ -174,8 +186,8 @@ class PlanBuilder {
   Refusals &refusals_;
   bool graph_made_ = false;
   std::unique_ptr<ConvGraph> graph_;
-  bool twin_made_[2] = {};
-  std::unique_ptr<Twin> twins_[2];
+  bool twin_made_[3] = {};
+  std::unique_ptr<Twin> twins_[3];
   bool products_visited_ = false;
   std::vector<PlanSpec> seen_;
   bool proposals_read_ = false;

@@ -99,8 +99,10 @@ void require_fixed_scalars(const ConvCase &conv) {
 
 // A copied result would have to be copied before the call, too, if the call adds to it.
 void require_own_result(const ConvCase &conv, const Relayout &relayout) {
-  if (conv.beta != 0 && relayout.copied[result_role(conv.direction)])
-    fail(DNNOPS_NOT_SUPPORTED, "not offered if beta is not 0 and the result is copied");
+  if (!relayout.copied[result_role(conv.direction)]) return;
+  if (conv.beta != 0) fail(DNNOPS_NOT_SUPPORTED, "not offered if beta is not 0 and the result is copied");
+  if (has_part(conv.epilogue, EPILOGUE_ADDEND))
+    fail(DNNOPS_NOT_SUPPORTED, "not offered if there is an addend and the result is copied");
 }
 
 // The array in the inner case: itself, or its copy of this shape.
