@@ -19,6 +19,7 @@ from pytensor.compile.mode import (
     predefined_modes,
     register_mode,
 )
+from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, SequentialGraphRewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
@@ -28,6 +29,7 @@ from pytensor.link.pytorch.linker import PytorchLinker
 
 from dnnops.config import flag_value
 from dnnops.errors import DnnUnavailableError
+from dnnops.gpuarray.op import is_on_device
 from dnnops.rewriting.move.lifting import EVERYTHING
 from dnnops.rewriting.pipeline import PYTORCH_TAG
 from dnnops.runtime.ahead import ParallelVMLinker
@@ -83,15 +85,36 @@ class CapturingLinker(ParallelVMLinker):
     """PyTensor's virtual machine linker, with captures as ``dnn.cuda_graph`` says.
 
     Functions without a node on a GPU, and those that are profiled, run as with `ParallelVMLinker`.
+    Nodes are captured in an order that needs little memory. PyTensor's own virtual machine ignores
+    the order: it computes the outputs one after the other, and before each node its operands.
     """
+
+    #: The last graph that was ordered, and its nodes.
+    _ordered: tuple[FunctionGraph, list[Apply]] | None = None
+
+    def schedule(self, fgraph: FunctionGraph) -> list[Apply]:
+        """Return the nodes in the order of execution."""
+        order = super().schedule(fgraph)
+        if not self._captures() or not any(map(is_on_device, fgraph.variables)):
+            return order
+        # Called twice for each function.
+        if self._ordered is None or self._ordered[0] is not fgraph:
+            from dnnops.capture.order import memory_order
+
+            self._ordered = fgraph, memory_order(fgraph, order)
+        return list(self._ordered[1])
+
+    def _captures(self) -> bool:
+        return flag_value("dnn.cuda_graph") != "False" and not (self.profile or config.profile)
 
     def make_all(self, *args: Any, **kwargs: Any) -> Any:
         vm, *others = super().make_all(*args, **kwargs)
-        if flag_value("dnn.cuda_graph") != "False" and not (self.profile or config.profile):
+        if self._captures():
             # Not imported with this module, since most functions use no GPU.
             from dnnops.capture.vm import capturing
 
             vm = capturing(vm, vm.fgraph)
+        self._ordered = None
         return (vm, *others)
 
 
@@ -204,9 +227,9 @@ def _look_for_blas() -> None:
 
 def _device() -> int:
     """Return the number of the CUDA device that the flag names, or 0 if it names none."""
-    from dnnops.gpuarray.device import device_from_target
+    from dnnops.gpuarray.device import default_device
 
-    return device_from_target(flag_value("device")) or 0
+    return default_device()
 
 
 def register_modes() -> None:

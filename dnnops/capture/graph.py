@@ -1,4 +1,4 @@
-"""CUDA graphs, and the memory that they use."""
+"""CUDA graphs, and the host memory that they read."""
 
 from __future__ import annotations
 
@@ -9,68 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from dnnops.errors import DnnError, DnnNotSupportedError
+from dnnops.capture.memory import Pool
+from dnnops.errors import DnnError
 from dnnops.runtime.build import CUDNN
+from dnnops.runtime.keeping import results_not_kept
 from dnnops.runtime.op import raise_status
 
-__all__ = ["Graph", "Pool", "Staging", "recorded"]
-
-
-class Pool:
-    """Device memory for one graph.
-
-    The addresses in a graph stay valid as long as its pool exists, because nothing else allocates
-    from it and it returns no memory to the driver.
-    """
-
-    def __init__(self) -> None:
-        import cupy
-
-        self._freed: list[int] = []
-        freed, runtime = self._freed, cupy.cuda.runtime
-
-        # CuPy passes a size and a device, or an address and a device.
-        def free(address: int, device: int) -> None:
-            freed.append(address)
-            with suppress(runtime.CUDARuntimeError):  # the process may be ending
-                runtime.free(address)
-
-        allocator = cupy.cuda.PythonFunctionAllocator(
-            lambda size, device: runtime.malloc(size), free
-        )
-        self._pool = cupy.cuda.MemoryPool(allocator.malloc)
-
-    @property
-    def has_shrunk(self) -> bool:
-        """Whether memory was returned to the driver, for example because too little was left."""
-        return bool(self._freed)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated from the driver."""
-        return self._pool.total_bytes()
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Allocate all arrays of this thread from the pool."""
-        import cupy
-
-        with cupy.cuda.using_allocator(self._allocate):
-            yield
-
-    def _allocate(self, size: int) -> Any:
-        """Allocate memory that keeps CuPy's pool alive.
-
-        CuPy's own memory refers to its pool weakly. A pool that ends frees memory that arrays still
-        use, such as results that a node keeps for its next call.
-        """
-        import cupy
-
-        memory = self._pool.malloc(size)
-        # A tuple releases its last item first.
-        owner = (self._pool, memory)
-        owned = cupy.cuda.UnownedMemory(memory.ptr, size, owner, memory.device_id)
-        return cupy.cuda.MemoryPointer(owned, 0)
+__all__ = ["Graph", "Staging", "recorded"]
 
 
 class Graph:
@@ -101,36 +46,40 @@ class _Recording:
 
 
 @contextmanager
-def recorded(pool: Pool) -> Iterator[_Recording]:
+def recorded(pool: Pool, stream: Any, *, is_trial: bool = False) -> Iterator[_Recording]:
     """Record what runs within a ``with`` block instead of running it.
 
     Parameters
     ----------
     pool : Pool
         Memory for arrays that are allocated in the block.
+    stream : cupy.cuda.Stream
+        Stream on which the block runs, and nothing else.
+    is_trial : bool
+        Whether to discard what was recorded.
 
     Yields
     ------
     object
-        Has the attribute ``graph`` after the block.
+        Has the attribute ``graph`` after the block, unless it was a trial.
 
     Raises
     ------
     DnnError
         If the work cannot be recorded, for example because it waits for the device.
     """
-    import cupy
-
     library = CUDNN.library
     recording = _Recording()
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with pool.used(), stream:
+    with pool.used(), stream, results_not_kept():
         raise_status(CUDNN, library.dnnops_cudnn_capture_begin(stream.ptr))
         try:
             yield recording
         except BaseException:
             library.dnnops_cudnn_capture_end(stream.ptr, None, None)
             raise
+        if is_trial:
+            raise_status(CUDNN, library.dnnops_cudnn_capture_end(stream.ptr, None, None))
+            return
         executable, nodes = ctypes.c_void_p(), ctypes.c_int64()
         status = library.dnnops_cudnn_capture_end(
             stream.ptr, ctypes.byref(executable), ctypes.byref(nodes)
@@ -138,8 +87,6 @@ def recorded(pool: Pool) -> Iterator[_Recording]:
         raise_status(CUDNN, status)
     assert executable.value is not None
     recording.graph = Graph(executable.value, nodes.value)
-    if pool.has_shrunk:
-        raise DnnNotSupportedError("device memory ran out during the capture")
 
 
 class Staging:

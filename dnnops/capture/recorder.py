@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,10 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 
-from dnnops.capture.graph import Graph, Pool, Staging, recorded
+from dnnops.capture.aliases import overlaps, require_apart
+from dnnops.capture.graph import Graph, Staging, recorded
+from dnnops.capture.memory import Pool
+from dnnops.capture.plan import planned
 from dnnops.capture.schedule import Role, Schedule
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpu.base import free_workspaces
@@ -34,10 +36,11 @@ class Captured:
     graph : Graph
         What to launch.
     pool : Pool
-        Memory of its results. What is freed during the capture is used again by later nodes.
+        Memory of its results and of workspaces. What is freed during the capture is used again by
+        later nodes.
     upload_pool : Pool
         Memory of host values, which are there before the graph starts.
-    inputs : list of cupy.ndarray
+    shared, arguments : list of cupy.ndarray
         The arrays of shared variables, and copies of arguments.
     numbers : dict of Variable to cupy.ndarray
         Where elementwise nodes read host numbers.
@@ -45,19 +48,30 @@ class Captured:
         Storage of each host value that is copied to the device before the launch, and its staging.
     results : list of tuple
         Storage and value of each result that host nodes after the graph, or the caller, read.
-    outputs : list of tuple
-        For each output of the function, the array that the graph writes or None, and whether it is
-        the array of a shared variable.
+    outputs : list of cupy.ndarray
+        For each output of the function, the array that the graph writes or None.
+    copied, on_host : list of int
+        Positions of the outputs of which the caller gets a copy, and of those that nodes on the
+        host compute.
+    updates : list of tuple
+        Storage of inputs that get the value of an output, and the position of the output.
+    written : list
+        Storage of results of nodes on the host and of what they read, released after a call.
     """
 
     graph: Graph
     pool: Pool
     upload_pool: Pool
-    inputs: list[Any]
+    shared: list[Any]
+    arguments: list[Any]
     numbers: dict[Variable, Any] = field(default_factory=dict)
     uploads: list[tuple[Cell, Staging]] = field(default_factory=list)
     results: list[tuple[Cell, Any]] = field(default_factory=list)
-    outputs: list[tuple[Any, bool]] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+    copied: list[int] = field(default_factory=list)
+    on_host: list[int] = field(default_factory=list)
+    updates: list[tuple[Cell, int]] = field(default_factory=list)
+    written: list[Cell] = field(default_factory=list)
 
 
 class Recorder:
@@ -76,18 +90,17 @@ class Recorder:
     ----------
     steps : list of tuple
         Node, thunk and role, in the order of execution.
-    inputs : list of Variable
-        The function's inputs on the device.
-    is_shared : list of bool
-        Whether each of them is a shared variable.
+    shared, arguments : list of Variable
+        The function's inputs on the device that are shared variables, and the others.
     """
 
     def __init__(self, vm: Any, fgraph: FunctionGraph, schedule: Schedule):
         self.steps: list[tuple[Apply, Any, Role]] = list(
             zip(vm.nodes, vm.thunks, schedule.roles, strict=True)
         )
-        self.inputs = [x for x in fgraph.inputs if is_on_device(x)]
-        self.is_shared = [isinstance(x, SharedVariable) for x in self.inputs]
+        inputs = [x for x in fgraph.inputs if is_on_device(x)]
+        self.shared = [x for x in inputs if isinstance(x, SharedVariable)]
+        self.arguments = [x for x in inputs if not isinstance(x, SharedVariable)]
         self._fgraph, self._device, self._numbers = fgraph, schedule.device, schedule.numbers
         self._storage: dict[Variable, Cell] = vm.storage_map
         # Positions of inputs by positions of outputs.
@@ -103,12 +116,9 @@ class Recorder:
             x for node, _, role in self.steps if role is Role.AFTER for x in node.inputs
         }
         self.snapshots = self._find_snapshots(schedule)
-        self._computed = [
-            (role, self._storage[z])
-            for node, _, role in self.steps
-            for z in node.outputs
-            if z not in outputs
-        ]
+        computed = [(role, z) for node, _, role in self.steps for z in node.outputs]
+        self._computed = [(role, self._storage[z]) for role, z in computed if z not in outputs]
+        self._results = [(role, self._storage[z]) for role, z in computed if z in outputs]
 
     def cell_of(self, x: Variable) -> Cell:
         """Return where the value of a host variable is when the graph is launched."""
@@ -157,9 +167,7 @@ class Recorder:
 
     def free_all(self, keep: Role | None = None) -> None:
         """Release all results but outputs, and those of nodes with a role."""
-        for role, cell in self._computed:
-            if role is not keep:
-                cell[0] = None
+        _clear(self._computed, keep)
 
     # -- the graph's variables -------------------------------------------------------------
 
@@ -196,7 +204,8 @@ class Recorder:
     def capture(self) -> Captured:
         """Record the work of a call, whose arguments are stored and whose first nodes have run.
 
-        Nothing is computed on the device.
+        Nothing is computed on the device. A trial comes first, which tells how much memory each
+        array takes, and when it is freed. The arrays of the graph are then placed in one block.
 
         Raises
         ------
@@ -205,31 +214,46 @@ class Recorder:
         """
         import cupy
 
-        cells = [self._storage[x] for x in self.inputs]
-        values = [cell[0] for cell in cells]
-        _require_apart([a for a, shared in zip(values, self.is_shared, strict=True) if shared])
+        shared = [self._storage[x][0] for x in self.shared]
+        values = [self._storage[x][0] for x in self.arguments]
+        require_apart(shared)
         # Neither memory that is free nor the workspaces of other graphs are used.
         free_workspaces()
-        cupy.get_default_memory_pool().free_all_blocks()
-        pool = Pool()
         with cupy.cuda.Device(self._device):
-            with pool.used():
-                inputs = [
-                    array if shared else array.copy(order="K")
-                    for array, shared in zip(values, self.is_shared, strict=True)
-                ]
-            captured = Captured(None, pool, Pool(), inputs)  # type: ignore[arg-type]
-            try:
-                for cell, array in zip(cells, inputs, strict=True):
-                    cell[0] = array
-                with recorded(pool) as recording:
-                    self._record(captured)
-            finally:
-                for cell, array in zip(cells, values, strict=True):
-                    cell[0] = array
-                free_workspaces()
+            cupy.get_default_memory_pool().free_all_blocks()  # of the current device
+            stream = cupy.cuda.Stream(non_blocking=True)
+            trial = Pool()
+            self._captured(trial, stream, shared, values, is_trial=True)
+            plan = planned(trial.lifetimes)
+            del trial  # returns its memory before that of the graph is allocated
+            return self._captured(Pool(plan), stream, shared, values)
+
+    def _captured(
+        self,
+        pool: Pool,
+        stream: Any,
+        shared: list[Any],
+        values: Sequence[Any],
+        is_trial: bool = False,
+    ) -> Captured:
+        with pool.used():
+            arguments = [array.copy(order="K") for array in values]
+        captured = Captured(None, pool, Pool(), shared, arguments)  # type: ignore[arg-type]
+        cells = [self._storage[x] for x in self.arguments]
+        try:
+            for cell, array in zip(cells, arguments, strict=True):
+                cell[0] = array
+            with recorded(pool, stream, is_trial=is_trial) as recording:
+                self._record(captured)
+        finally:
+            for cell, array in zip(cells, values, strict=True):
+                cell[0] = array
+            free_workspaces()
+        _clear(self._computed, keep=Role.BEFORE)
+        _clear(self._results, keep=Role.BEFORE)
+        if not is_trial:
             captured.graph = recording.graph
-            return captured
+        return captured
 
     def _record(self, captured: Captured) -> None:
         for position, (node, thunk, role) in enumerate(self.steps):
@@ -246,6 +270,8 @@ class Recorder:
             elif role is Role.DEVICE:
                 with self._numbers_on_device(captured, node):
                     thunk()
+                # Its memory may be that of other arrays while no node needs a workspace.
+                free_workspaces()
             elif role is Role.FIXED:
                 thunk()
             if role is Role.FIXED:
@@ -253,7 +279,16 @@ class Recorder:
                     if z in self._read_later:
                         self._keep(captured, z, self._storage[z][0])
             self.free(position)
-        captured.outputs = self._outputs(captured)
+        self._set_outputs(captured)
+        run = [
+            cell
+            for role, cell in (*self._computed, *self._results)
+            if role in (Role.BEFORE, Role.AFTER)
+        ]
+        inputs = {id(self._storage[x]) for x in self._fgraph.inputs}
+        read = [cell for cell, _ in captured.results if id(cell) not in inputs]
+        captured.written = run + read
+        self._set_updates(captured)
 
     def _uploaded(self, captured: Captured, cell: Cell) -> Any:
         """Return a device array to which a host value is copied before each launch."""
@@ -297,52 +332,55 @@ class Recorder:
         if x.owner is not None or x in self._overwritten:
             captured.results.append((self._storage[x], value))
 
-    def _outputs(self, captured: Captured) -> list[tuple[Any, bool]]:
-        """Copy new values of shared variables to their arrays."""
-        arrays = dict(zip(self.inputs, captured.inputs, strict=True))
+    def _set_outputs(self, captured: Captured) -> None:
+        """Describe the outputs, and copy new values of shared variables to their arrays."""
+        arrays = dict(
+            zip(
+                (*self.shared, *self.arguments),
+                (*captured.shared, *captured.arguments),
+                strict=True,
+            )
+        )
         updated = [
             arrays[x] for i in self._updates.values() if (x := self._fgraph.inputs[i]) in arrays
         ]
-        outputs: list[tuple[Any, bool]] = []
         copies = []
         for position, z in enumerate(self._fgraph.outputs):
             value = self._storage[z][0]
             if not is_on_device(z):
                 is_fixed = isinstance(value, np.ndarray) and self._is_fixed(z)
-                outputs.append((value if is_fixed else None, False))
+                captured.outputs.append(value if is_fixed else None)
+                (captured.copied if is_fixed else captured.on_host).append(position)
                 continue
             target = None
             if position in self._updates:
                 target = arrays[self._fgraph.inputs[self._updates[position]]]
-            if value is not target and _overlaps(value, updated):
+            if value is not target and overlaps(value, updated):
                 value = value.copy(order="K")  # before the arrays are overwritten
-            if target is not None and value is not target:
+            if target is None:
+                captured.copied.append(position)
+            elif value is not target:
                 if (value.shape, value.dtype) != (target.shape, target.dtype):
                     raise DnnNotSupportedError(f"the shape or dtype of {z} changes")
                 copies.append((target, value))
-            outputs.append((value if target is None else target, target is not None))
+            captured.outputs.append(value if target is None else target)
         for target, value in copies:
             target[...] = value
-        return outputs
+
+    def _set_updates(self, captured: Captured) -> None:
+        """Describe which inputs get new values after a launch.
+
+        The graph writes the new values of most shared variables to the arrays that they have.
+        """
+        replaced = {id(cell) for cell, _ in captured.results}
+        for position, i in self._updates.items():
+            x = self._fgraph.inputs[i]
+            cell = self._storage[x]
+            if x not in self.shared or id(cell) in replaced:
+                captured.updates.append((cell, position))
 
 
-def _span(array: Any) -> tuple[int, int]:
-    """Return the addresses of an array's first byte, and of the byte after its last."""
-    import cupy
-
-    low, high = cupy.byte_bounds(array)
-    return int(low), int(high)
-
-
-def _require_apart(arrays: Sequence[Any]) -> None:
-    spans = sorted(_span(array) for array in arrays if array.size)
-    for (_, end), (start, _) in pairwise(spans):
-        if start < end:
-            raise DnnNotSupportedError("two shared variables share memory")
-
-
-def _overlaps(array: Any, others: Sequence[Any]) -> bool:
-    if not array.size:
-        return False
-    low, high = _span(array)
-    return any(low < end and start < high for start, end in map(_span, others))
+def _clear(cells: Sequence[tuple[Role, Cell]], keep: Role | None) -> None:
+    for role, cell in cells:
+        if role is not keep:
+            cell[0] = None

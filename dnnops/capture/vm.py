@@ -14,6 +14,7 @@ from dnnops.capture.recorder import Captured, Recorder
 from dnnops.capture.schedule import Role, Schedule, schedule
 from dnnops.config import flag_value
 from dnnops.errors import DnnNotSupportedError
+from dnnops.gpuarray.device import is_current, on_device
 from dnnops.gpuarray.op import is_on_device
 
 __all__ = ["CapturingVM", "capturing", "why_not_captured"]
@@ -60,9 +61,11 @@ class CapturingVM:
         self.reason = ""
         self.captures = self.replays = 0
         self._required = required
+        self._device = roles.device
         self._recorder = recorder = Recorder(vm, fgraph, roles)
         storage = vm.storage_map
-        self._device_cells = [storage[x] for x in recorder.inputs]
+        self._shared_cells = [storage[x] for x in recorder.shared]
+        self._argument_cells = [storage[x] for x in recorder.arguments]
         self._host_cells = [
             storage[x]
             for x in fgraph.inputs
@@ -76,6 +79,10 @@ class CapturingVM:
         self._is_computed = [z.owner is not None for z in fgraph.outputs]
         updates: dict[Any, Any] = fgraph.update_mapping or {}
         self._update_cells = [(storage[fgraph.inputs[x]], z) for z, x in updates.items()]
+        #: Numbers for the shapes and strides of all shared variables.
+        self._shapes: dict[Any, int] = {}
+        #: The graph that was launched last, and the number of its shapes.
+        self._last: tuple[Captured, int] | None = None
         self._seen: dict[Any, int] = {}
         self._graphs: OrderedDict[Any, Captured] = OrderedDict()
 
@@ -84,51 +91,86 @@ class CapturingVM:
             raise AttributeError(name)
         return getattr(self.vm, name)
 
+    @property
+    def graph_bytes(self) -> int:
+        """Device memory of the graphs, beside the arrays of shared variables."""
+        return sum(x.pool.nbytes + x.upload_pool.nbytes for x in self._graphs.values())
+
     # -- calls -----------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.__dict__.pop("position_of_error", None)
         if self.reason or args or kwargs:
             return self.vm(*args, **kwargs)
-        key = self._signature()
-        seen = self._seen.get(key, 0)
+        signature = self._signature()
+        seen = self._seen.get(signature, 0)
         if seen < ORDINARY_CALLS:
             if len(self._seen) >= KEPT_SIGNATURES:
                 self._seen.clear()
-            self._seen[key] = seen + 1
+            self._seen[signature] = seen + 1
             return self.vm()
+        if is_current(self._device):
+            return self._run_captured(signature)
+        with on_device(self._device):
+            return self._run_captured(signature)
+
+    def _run_captured(self, signature: Any) -> list[Any]:
+        """Replay the graph for a signature, or capture it first. The device is the current one."""
         for cell, copied in self._snapshots:
             copied[0] = np.array(cell[0])
         for position, thunk in self._before:
             self._run(position, thunk)
-        if self._value_cells:
-            key = (key, tuple([np.asarray(cell[0]).tobytes() for cell in self._value_cells]))
+        key = (signature, tuple([np.asarray(cell[0]).tobytes() for cell in self._value_cells]))
         captured = self._bound(key) or self._captured(key)
-        return self._run_rest() if captured is None else self._replay(captured)
+        if captured is None:
+            return self._run_rest()
+        self._last = captured, signature[0]
+        return self._replay(captured)
 
     def _signature(self) -> Any:
-        """Return the shapes and strides of all inputs."""
+        """Return what stands for the shapes and strides of all inputs."""
+        # Shared variables rarely get other arrays, so their shapes are compared only then.
+        if self._last is not None and self._has_arrays_of(self._last[0]):
+            number = self._last[1]
+        else:
+            arrays = [cell[0] for cell in self._shared_cells]
+            number = self._number_of(tuple([(a.shape, a.strides) for a in arrays]))
         return (
-            tuple([(cell[0].shape, cell[0].strides) for cell in self._device_cells]),
+            number,
+            tuple([(cell[0].shape, cell[0].strides) for cell in self._argument_cells]),
             tuple([cell[0].shape for cell in self._host_cells]),
         )
+
+    def _number_of(self, shapes: Any) -> int:
+        if shapes not in self._shapes and len(self._shapes) >= KEPT_SIGNATURES:
+            self._shapes.clear()
+            self._seen.clear()
+            self._forget()
+        return self._shapes.setdefault(shapes, len(self._shapes))
+
+    def _forget(self) -> None:
+        """Release all graphs."""
+        self._graphs.clear()
+        self._last = None
+
+    def _has_arrays_of(self, captured: Captured) -> bool:
+        """Return whether shared variables have the arrays that a graph reads."""
+        return all(map(is_, [cell[0] for cell in self._shared_cells], captured.shared))
 
     def _bound(self, key: Any) -> Captured | None:
         """Return the graph for a signature, after copying arguments to where it reads them."""
         captured = self._graphs.get(key)
         if captured is None:
             return None
-        current = [cell[0] for cell in self._device_cells]
-        if all(map(is_, current, captured.inputs)):
-            return captured
-        owned = zip(current, captured.inputs, self._recorder.is_shared, strict=True)
-        changed = [(new, old, shared) for new, old, shared in owned if new is not old]
-        if any(shared for _, _, shared in changed):
+        if not self._has_arrays_of(captured):
             # The value of a shared variable was set: the graph would read the former array.
             del self._graphs[key]
+            self._last = None
             return None
-        for new, old, _ in changed:
-            old[...] = new
+        self._graphs.move_to_end(key)
+        for cell, own in zip(self._argument_cells, captured.arguments, strict=True):
+            if cell[0] is not own:
+                own[...] = cell[0]
         return captured
 
     def _replay(self, captured: Captured) -> list[Any]:
@@ -143,11 +185,16 @@ class CapturingVM:
             cell[0] = value
         for position, thunk in self._after:
             self._run(position, thunk)
-        outputs = [
-            cell[0] if value is None else value if is_update else value.copy()
-            for cell, (value, is_update) in zip(self._output_cells, captured.outputs, strict=True)
-        ]
-        return self._finish(outputs)
+        outputs = captured.outputs.copy()
+        for position in captured.copied:
+            outputs[position] = outputs[position].copy()
+        for position in captured.on_host:
+            outputs[position] = self._output_cells[position][0]
+        for cell, position in captured.updates:
+            cell[0] = outputs[position]
+        for cell in captured.written:
+            cell[0] = None
+        return outputs
 
     def _run_rest(self) -> list[Any]:
         """Run the nodes that do not run before the graph, one by one."""
@@ -186,7 +233,7 @@ class CapturingVM:
             captured = self._recorder.capture()
         except Exception as error:
             self._recorder.free_all(keep=Role.BEFORE)
-            self._graphs.clear()
+            self._forget()
             self.reason = str(error).split("\n", 1)[0]
             _report(self.reason)
             if self._required:

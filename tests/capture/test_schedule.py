@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -53,7 +54,7 @@ def test_inputs_are_uploaded_and_results_read_afterwards():
     roles, found = scheduled([x, w], [nnet.relu(x @ host_from_gpu(w)).sum(axis=0)])
     assert names(roles, Role.UPLOAD) == ["GpuFromHost"]
     assert names(roles, Role.AFTER) == ["HostFromGpu"]
-    assert "GpuDot" in names(roles, Role.DEVICE)
+    assert "GpuDense" in names(roles, Role.DEVICE)
     assert found.by_value == ()
     assert found.device == 0
 
@@ -128,14 +129,25 @@ def test_the_reason_is_given_only_if_captures_are_wanted():
 
 def test_two_devices():
     x, y = GpuArrayType("float32", (None,), 0)(), GpuArrayType("float32", (None,), 1)()
-    with pytest.raises(DnnNotSupportedError, match=r"cannot be captured|2 devices"):
+    with pytest.raises(DnnNotSupportedError, match=r"GpuToGpu.* cannot be captured"):
         scheduled([x, y], [(x + y.transfer("cuda0")).transfer("cuda0")])
+
+
+def test_two_devices_without_a_copy():
+    x, y = GpuArrayType("float32", (None,), 0)(), GpuArrayType("float32", (None,), 1)()
+    with pytest.raises(DnnNotSupportedError, match="on several devices: cuda0, cuda1"):
+        scheduled([x, y], [(x * 2).transfer("cuda0"), (y * 2).transfer("cuda1")])
+
+
+def test_another_device_than_the_first():
+    x = GpuArrayType("float32", (None,), 1)()
+    assert scheduled([x], [(x * 2).transfer("cuda1")])[1].device == 1
 
 
 def test_no_device():
     x = pt.fmatrix()
     graph = rewritten([x], [x.T], pytensor.compile.get_mode("ONEDNN"))
-    with pytest.raises(DnnNotSupportedError, match="0 devices"):
+    with pytest.raises(DnnNotSupportedError, match="no node on a device"):
         schedule(graph, graph.toposort(), [None] * len(graph.apply_nodes))
 
 
@@ -181,3 +193,7 @@ def test_training_steps_of_whole_networks(name, data):
     roles, found = scheduled([*inputs, *rest, *moved.values()], outputs)
     assert len(names(roles, Role.AFTER)) == 1  # the loss
     assert found.by_value == ()
+    if name == "transformer":  # each layer's attention is one node forward and one backward
+        layers = model_zoo.MODELS[name].sizes["layers"]
+        used = Counter(names(roles, Role.DEVICE))
+        assert used["GpuTiledAttention"] == used["GpuTiledAttentionGrad"] == layers

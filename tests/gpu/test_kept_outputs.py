@@ -9,6 +9,7 @@ from pytensor.compile.mode import Mode
 
 from dnnops.gpu.conv import GpuDnnConv
 from dnnops.gpuarray.type import GpuArrayType
+from dnnops.runtime.keeping import results_not_kept
 from tests.needs import require
 
 pytestmark = pytest.mark.gpu
@@ -98,3 +99,19 @@ def test_another_stream_gets_another_array():
         assert result.data.ptr != address
         stream.synchronize()
         np.testing.assert_array_equal(result.get(), expected)
+
+
+def test_nothing_is_kept_during_a_capture():
+    """What an earlier call kept is freed, too."""
+    import cupy
+
+    pool = cupy.get_default_memory_pool()
+    fn, w = compiled(), filters()
+    (image,) = images(1)
+    fn(image, w)
+    kept = pool.used_bytes()
+    with results_not_kept():
+        fn(image, w)
+        assert pool.used_bytes() < kept
+    fn(image, w)
+    assert pool.used_bytes() == kept

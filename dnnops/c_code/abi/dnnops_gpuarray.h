@@ -26,6 +26,7 @@ typedef struct dnnops_python {
   PyObject *get_device, *set_device;
   intptr_t (*current_stream)(void); /* if NULL, ask Python */
   PyObject *dtypes[DNNOPS_DTYPE_COUNT];
+  const int *not_keeping; /* nodes keep no results while it is not 0; see runtime/keeping.py */
   int ready;
 } dnnops_python;
 
@@ -51,6 +52,14 @@ static inline void dnnops_find_current_stream(dnnops_python *py) {
   PyErr_Clear();
 }
 
+static inline int dnnops_find_not_keeping(dnnops_python *py) {
+  PyObject *address = dnnops_import("dnnops.runtime.keeping", "blocks_address");
+  if (address == NULL) return -1;
+  py->not_keeping = (const int *)PyLong_AsVoidPtr(address);
+  Py_DECREF(address);
+  return py->not_keeping == NULL ? -1 : 0;
+}
+
 static inline int dnnops_python_init(void) {
   dnnops_python *py = &dnnops_py;
   if (py->ready) return 0;
@@ -70,6 +79,7 @@ static inline int dnnops_python_init(void) {
   DNNOPS_KEEP(py->get_device, dnnops_import("cupy_backends.cuda.api.runtime", "getDevice"));
   DNNOPS_KEEP(py->set_device, dnnops_import("cupy_backends.cuda.api.runtime", "setDevice"));
 #undef DNNOPS_KEEP
+  if (dnnops_find_not_keeping(py) < 0) return -1;
   dnnops_find_current_stream(py);
   py->ready = 1;
   return 0;
@@ -295,10 +305,16 @@ static inline void dnnops_kept_clear(dnnops_kept *kept) {
   Py_CLEAR(kept->array);
 }
 
-/* Like dnnops_gpuarray_prepare, but takes the kept array if nothing else holds it. The stream
+/* Like dnnops_gpuarray_prepare, but takes the kept array if nothing else holds it, unless a CUDA
+ * graph is captured. The stream
  * must be the same: on another stream, work that reads the array may not have finished. */
 static inline int dnnops_gpuarray_prepare_kept(PyObject **out, dnnops_tensor *t, dnnops_memory_format format,
                                                int64_t device, void *stream, dnnops_kept *kept) {
+  if (dnnops_python_init() < 0) return -1;
+  if (*dnnops_py.not_keeping) {
+    dnnops_kept_clear(kept);
+    return dnnops_gpuarray_prepare(out, t, format, device);
+  }
   if (kept->array != NULL) {
     const Py_ssize_t references = *out == kept->array ? DNNOPS_THUNK_REFERENCES + 1 : 1;
     const dnnops_tensor *have = &kept->tensor;
