@@ -1,0 +1,119 @@
+"""Evaluate graphs node by node in NumPy, and find how much rounding may change the results."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import toposort
+from pytensor.scalar.basic import Composite
+from pytensor.tensor.elemwise import Elemwise
+
+from tests.emulation.host_graphs import elementwise
+
+__all__ = ["Program", "distance"]
+
+
+def _parts(node: Apply, inputs: Sequence[Any]) -> list[Any] | None:
+    """Return the results of a node as those of the graph that its Op contains, if it does."""
+    op: Any = node.op
+    if isinstance(op, OpFromGraph):
+        given = dict(zip(op.inner_inputs, inputs, strict=True))
+        return _inlined(clone_replace(op.inner_outputs, given))
+    if isinstance(op, Elemwise) and isinstance(op.scalar_op, Composite):
+        return elementwise(op.scalar_op, inputs)
+    return None
+
+
+def _inlined(outputs: Sequence[Variable]) -> list[Variable]:
+    """Replace Ops that contain graphs by these graphs, so that each step in them is a node."""
+    new: dict[Any, Any] = {}
+    for node in toposort(outputs):
+        inputs = [new.get(x, x) for x in node.inputs]
+        found = _parts(node, inputs)
+        if found is None and inputs == node.inputs:
+            continue
+        if found is None:
+            found = node.clone_with_new_inputs(inputs, strict=False).outputs
+        new.update(zip(node.outputs, found, strict=True))
+    return [new.get(z, z) for z in outputs]
+
+
+class Program:
+    """A graph that each node's ``perform`` evaluates, without rewrites or compilation.
+
+    Parameters
+    ----------
+    inputs : sequence of Variable
+        Variables whose values are given. Shared variables among them need values, too.
+    outputs : sequence of Variable
+        Variables to evaluate.
+    """
+
+    def __init__(self, inputs: Sequence[Variable], outputs: Sequence[Variable]):
+        self.inputs = list(inputs)
+        self.outputs = _inlined(outputs)
+        self._nodes = list(toposort(self.outputs, blockers=self.inputs))
+
+    def __call__(
+        self, values: Sequence[Any], noise: float = 0.0, seed: int = 0, least: float = 0.0
+    ) -> list[Any]:
+        """Return the values of the outputs.
+
+        Parameters
+        ----------
+        values : sequence
+            Values of the inputs.
+        noise : float
+            Largest relative change of each element of each float array that is given or computed.
+        seed : int
+            Seed of these changes.
+        least : float
+            Largest absolute change in addition, for dtypes whose smallest numbers are not small.
+        """
+        rng = np.random.default_rng(seed)
+
+        def changed(value: Any) -> Any:
+            if not noise or getattr(getattr(value, "dtype", None), "kind", "") != "f":
+                return value
+            factors, terms = rng.uniform(-1, 1, (2, *np.shape(value)))
+            return np.asarray(value * (1 + noise * factors) + least * terms, value.dtype)
+
+        # Generators of random numbers are copied, because their Ops change them.
+        storage = {x: changed(copy.deepcopy(v)) for x, v in zip(self.inputs, values, strict=True)}
+
+        def read(x: Variable) -> Any:
+            return x.data if isinstance(x, Constant) and x not in storage else storage[x]
+
+        with np.errstate(all="ignore"):
+            for node in self._nodes:
+                cells: list[list[Any]] = [[None] for _ in node.outputs]
+                node.op.perform(node, [read(x) for x in node.inputs], cells)
+                moved = _only_moves(node)
+                for z, (value,) in zip(node.outputs, cells, strict=True):
+                    storage[z] = value if moved else changed(value)
+        return [read(z) for z in self.outputs]
+
+
+def _only_moves(node: Any) -> bool:
+    """Return whether a node returns elements of its operands, which no backend rounds."""
+    return node.op.view_map or type(node.op).__name__ in _MOVES
+
+
+_MOVES = {"Join", "AdvancedSubtensor", "AdvancedSubtensor1", "IncSubtensor", "Alloc", "Second"}
+
+
+def distance(value: Any, expected: Any) -> float:
+    """Return the norm of the difference of two arrays; infinity if one is not finite."""
+    if getattr(getattr(expected, "dtype", None), "kind", "O") not in "fiub":
+        return 0.0  # a generator of random numbers
+    if np.shape(value) != np.shape(expected):
+        return np.inf
+    difference = np.asarray(value, "float64") - np.asarray(expected, "float64")
+    norm = float(np.linalg.norm(difference.ravel()))
+    return norm if np.isfinite(norm) else np.inf
