@@ -341,6 +341,15 @@ FLAGS: tuple[Flag, ...] = (
         "Maximum scratch memory that each CPU thread keeps between calls. Memory beyond it is "
         "freed at the end of a call. The flag is read when the CPU's runtime library is loaded.",
     ),
+    Flag(
+        "onednn.kept_memory",
+        "1GiB",
+        Values(others="a size (64MiB, 1GB, a number of bytes)", convert=_size),
+        "Memory that glibc's malloc keeps in this process after arrays are freed, so that the next "
+        "call of a function need not request it from the system again: at most 2 GiB; 0 leaves "
+        "malloc as it is. Thresholds of malloc set in the environment take precedence. The flag is "
+        "read when the CPU's runtime library is loaded.",
+    ),
     Flag("dnn.verbose", "False", BOOLEAN, "Whether to print each selection of a plan."),
     Flag(
         "dnn.cuda_graph",

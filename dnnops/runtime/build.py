@@ -436,6 +436,13 @@ def _set_scratch_limit(library: ctypes.CDLL) -> None:
     library.dnnops_onednn_set_scratch_limit(flag_value("onednn.scratch_limit"))
 
 
+def _keep_freed_memory(library: ctypes.CDLL) -> None:
+    """Let the process keep freed memory, as much as the flag says."""
+    from dnnops.config import flag_value
+
+    library.dnnops_onednn_keep_freed_memory(flag_value("onednn.kept_memory"))
+
+
 # Neither errno nor floating-point traps are used. Without errno, loops over square roots are
 # vectorized. Without traps, loops that select between two numbers are vectorized for AVX2, too,
 # which makes them five times as fast.
@@ -445,7 +452,7 @@ ONEDNN = RuntimeLibrary(
     ("-fopenmp", "-fno-math-errno", "-fno-trapping-math"),
     50.0,
     (CHOSEN, CPU),
-    [_register_dgemm, _set_scratch_limit],
+    [_register_dgemm, _set_scratch_limit, _keep_freed_memory],
 )
 CUDNN = RuntimeLibrary(
     "cudnn",

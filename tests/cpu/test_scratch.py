@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -69,6 +71,48 @@ def test_it_is_given_back_after_a_failure(limit):
 
 def test_the_default():
     assert flag_value("onednn.scratch_limit") == 64 * 2**20
+
+
+_FAULTS = """
+import resource
+import numpy as np
+from dnnops.cpu.base import onednn_available
+
+assert onednn_available()[0]
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    arrays = [np.ones(2**19) for _ in range(40)]  # 4 MiB each
+    del arrays
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+for _ in range(2):
+    faults()
+print(faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="requires glibc's malloc")
+@pytest.mark.parametrize(
+    ("environment", "keeps"),
+    [
+        ({}, True),
+        ({"PYTENSOR_FLAGS": "onednn.kept_memory=0"}, False),
+        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False),
+    ],
+)
+def test_freed_memory_is_kept(environment, keeps):
+    """Pages of freed arrays are used again, unless a flag or the environment forbids it."""
+    flags = ",".join(
+        filter(None, (os.environ.get("PYTENSOR_FLAGS"), environment.get("PYTENSOR_FLAGS")))
+    )
+    # Without huge pages, which NumPy requests, each page of 4 KiB is counted.
+    given = {**os.environ, "NUMPY_MADVISE_HUGEPAGE": "0", **environment, "PYTENSOR_FLAGS": flags}
+    done = subprocess.run(
+        [sys.executable, "-c", _FAULTS], capture_output=True, text=True, check=True, env=given
+    )
+    pages = 40 * 4 * 2**20 // resource.getpagesize()
+    assert (int(done.stdout) < pages / 10) == keeps
 
 
 _PEAK = """

@@ -45,6 +45,11 @@ void dnnops_onednn_set_dgemm(void *function);
 
 /* Scratch memory that each thread keeps: its limit, and its size in this thread. */
 void dnnops_onednn_set_scratch_limit(int64_t bytes);
+
+/* Lets the C library's malloc keep this much freed memory for the next calls, and not return it to the system.
+ * Does nothing if the size is 0, if the environment sets thresholds of malloc, or without glibc. Returns 1 if
+ * something was changed. */
+int dnnops_onednn_keep_freed_memory(int64_t bytes);
 int64_t dnnops_onednn_kept_scratch(void);
 
 /* The name of a primitive cache, or NULL after the last one, and its statistics: size, capacity, hits, misses and
