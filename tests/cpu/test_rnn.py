@@ -36,6 +36,12 @@ def restride_all(rng: np.random.Generator, arrays: Any) -> list[np.ndarray]:
     ]
 
 
+def gradients_of_outputs(case: RNNCase, results: list[np.ndarray], dtype: str) -> list[np.ndarray]:
+    """Draw gradients with respect to the outputs, which are all results but the reserve."""
+    rng = np.random.default_rng([case.seed, 1])
+    return [rng.standard_normal(r.shape).astype(dtype) for r in results[:-1]]
+
+
 def check(case: RNNCase, dtype: str, operands: list[np.ndarray] | None = None) -> None:
     """Compare both passes, including the reserve; operands may have any memory order."""
     rng = np.random.default_rng(case.seed)
@@ -47,7 +53,7 @@ def check(case: RNNCase, dtype: str, operands: list[np.ndarray] | None = None) -
     without = OneDnnRNNForward(**case.network, keeps_reserve=False)
     for result, again in zip(run_op(without, *operands), results[:-1], strict=True):
         np.testing.assert_allclose(again, result, rtol=1e-6, atol=1e-6)
-    tops = [rng.standard_normal(r.shape).astype(dtype) for r in results[:-1]]
+    tops = gradients_of_outputs(case, results, dtype)
     operands = [*operands, results[0], results[-1], *tops]
     gradients = run_op(OneDnnRNNBackward(**case.network), *restride_all(rng, operands))
     expected = run_op(case.backward, *in_double(operands))
@@ -58,22 +64,37 @@ def check(case: RNNCase, dtype: str, operands: list[np.ndarray] | None = None) -
         np.testing.assert_array_equal(again, gradient)
 
 
+#: Number of random changes of the operands; a single one may leave a scalar as it is by chance.
+CHANGES = 4
+
+
 def is_determined(case: RNNCase, dtype: str) -> bool:
-    """Return whether the operands determine the outputs to a fifth of the bound.
+    """Return whether the operands determine outputs and gradients to a fifth of the bound.
 
     They do not if terms of about 1 leave a small number. Then half of an operand's last digit
     changes it by as much as the bound allows, and no computation in that dtype can meet the bound.
     """
-    operands = case.operands(dtype)
     rng = np.random.default_rng(case.seed)
-    others = [
-        a * (1 + UNIT[dtype] * rng.choice([-1, 1], a.shape)) if a.dtype.kind == "f" else a
-        for a in in_double(operands)
-    ]
-    pairs = zip(
-        run_op(case.forward, *in_double(operands)), run_op(case.forward, *others), strict=True
+
+    def moved(arrays: list[np.ndarray]) -> list[np.ndarray]:
+        return [
+            a * (1 + UNIT[dtype] * rng.choice([-1, 1], a.shape)) if a.dtype.kind == "f" else a
+            for a in arrays
+        ]
+
+    def both_passes(operands: list[np.ndarray], tops: list[np.ndarray]) -> list[np.ndarray]:
+        results = run_op(case.forward, *operands)
+        return results + run_op(case.backward, *operands, results[0], results[-1], *tops)
+
+    operands = in_double(case.operands(dtype))
+    tops = in_double(gradients_of_outputs(case, run_op(case.forward, *operands), dtype))
+    found = both_passes(operands, tops)
+    bound = 0.2 * BOUNDS[dtype]
+    return all(
+        np.linalg.norm(other - value) <= bound * np.linalg.norm(value)
+        for _ in range(CHANGES)
+        for value, other in zip(found, both_passes(moved(operands), moved(tops)), strict=True)
     )
-    return all(np.linalg.norm(b - a) <= 0.2 * BOUNDS[dtype] * np.linalg.norm(a) for a, b in pairs)
 
 
 @DTYPES
@@ -81,6 +102,14 @@ def is_determined(case: RNNCase, dtype: str) -> bool:
 def test_random(dtype, case):
     assume(is_determined(case, dtype))
     check(case, dtype)
+
+
+def test_what_operands_determine():
+    """The gradient with respect to the only input is a sum of 48 terms that leaves 0.02."""
+    case = RNNCase("gru", 16, 1, False, False, 0, 0.0, False, 1, 1, 1, seed=0)
+    assert not is_determined(case, "float32")
+    assert is_determined(case, "float64")
+    assert is_determined(replace(case, seed=1), "float32")
 
 
 @pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
