@@ -16,11 +16,14 @@ from pytensor import config
 from dnnops.runtime.build import c_code_dir
 from tests.shared_modules import remove_old
 
-__all__ = ["compile_once"]
+__all__ = ["OWN_SYMBOLS", "compile_once"]
 
 ROOT = Path(__file__).parents[1]
 #: Folders whose files a source may include.
 SOURCES = (c_code_dir(), Path(__file__).with_name("emulation"))
+#: By default, GCC lets all libraries of a process share the static variables of inline functions of
+#: the same name. But the same kernel, compiled with other macros, has other variables.
+OWN_SYMBOLS = "-fno-gnu-unique"
 #: Number of libraries to keep. The tests have about 60.
 KEPT = 200
 
@@ -32,7 +35,7 @@ def compile_once(command: Sequence[str], folder: Path) -> None:
     ----------
     command : sequence of str
         Compiler, options, sources, and ``-o`` with the file to create. What they include must be in
-        `SOURCES`, in `folder`, or belong to the compiler.
+        `SOURCES`, in `folder`, or belong to the compiler. `OWN_SYMBOLS` is added.
     folder : Path
         Where to run it.
 
@@ -43,6 +46,7 @@ def compile_once(command: Sequence[str], folder: Path) -> None:
     ValueError
         If other headers may be included: nothing would show that they have changed.
     """
+    command = [command[0], OWN_SYMBOLS, *command[1:]]
     target = folder / command[command.index("-o") + 1]
     shared = Path(config.base_compiledir) / "dnnops_test_host_libraries"
     shared.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,3 +45,25 @@ def test_the_same_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.M
     assert compiles("one")
     with pytest.raises(ValueError, match="elsewhere is none of"):
         compiles("one", f"-I{tmp_path}/elsewhere")
+
+
+def test_libraries_share_no_variables(tmp_path: Path):
+    """The same kernel with other macros has arrays of other sizes."""
+    source = """
+    inline int *array() {{
+      static thread_local int elements[{size}];
+      return elements;
+    }}
+    extern "C" int set(int value) {{ return array()[0] = value; }}
+    extern "C" int get() {{ return array()[0]; }}
+    """
+    libraries = []
+    for size in (1, 1000):
+        name = f"size{size}"
+        (tmp_path / f"{name}.cpp").write_text(source.format(size=size))
+        command = ["g++", "-fPIC", "-shared", "-o", f"{name}.so", f"{name}.cpp"]
+        compile_once(command, tmp_path)
+        libraries.append(ctypes.CDLL(str(tmp_path / f"{name}.so")))
+    libraries[0].set(1)
+    libraries[1].set(2)
+    assert [library.get() for library in libraries] == [1, 2]

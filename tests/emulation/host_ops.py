@@ -20,6 +20,7 @@ from dnnops.gpu.kernels import kernel_source
 from dnnops.runtime.build import c_code_dir
 from dnnops.runtime.find import find_cuda, find_cudnn
 from dnnops.runtime.op import empty_tensors, make_context
+from tests.host_libraries import OWN_SYMBOLS
 
 _HERE = Path(__file__).parent
 _C_CODE = c_code_dir()
@@ -39,7 +40,7 @@ def _source(name: str) -> Path:
 
 
 def _compile(folder: Path, target: str, *arguments: str) -> ctypes.CDLL:
-    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-Wl,-Bsymbolic"]
+    command = ["g++", OWN_SYMBOLS, "-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-Wl,-Bsymbolic"]
     subprocess.run([*command, "-o", target, *arguments], cwd=folder, check=True)
     return ctypes.CDLL(str(folder / target))
 
