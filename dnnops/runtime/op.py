@@ -71,7 +71,7 @@ def permuted_empty(
     """Allocate an array in the given memory format."""
     if memory_format == "contiguous" or len(shape) < 3:
         return empty(shape, dtype)
-    order = (0, *range(2, len(shape)), 1)
+    order = (0, 2, 1, 3) if memory_format == "bshd" else (0, *range(2, len(shape)), 1)
     memory = empty(tuple(shape[axis] for axis in order), dtype)
     return memory.transpose([order.index(axis) for axis in range(len(shape))])
 

@@ -88,6 +88,36 @@ def test_dropout(p, is_causal, dtype):
             assert_close(grad, reference, bound=2e-5 * FACTORS[dtype], allow_zero=True)
 
 
+def side_by_side(x: np.ndarray) -> np.ndarray:
+    """Store the heads of a sequence as columns of one matrix."""
+    return x.transpose(0, 2, 1, 3).copy().transpose(0, 2, 1, 3)
+
+
+@DTYPES
+@pytest.mark.parametrize("linker", ["c", "py"])
+@pytest.mark.parametrize("lengths", [(), (0, 2)])
+def test_heads_that_are_columns_stay_columns(lengths, linker, dtype):
+    """Results have the memory format of the operand, and no element of it is left out."""
+    case = Case(3, 4, 2, 150, 7, 5, 6, True, None, None, (1,), bool(lengths), bool(lengths), seed=5)
+    arrays, gout = case.arrays(dtype)
+    # The mode by position; heads of the key are stored one after the other.
+    stored = [side_by_side(arrays[0]), arrays[1].copy(), side_by_side(arrays[2]), *arrays[3:]]
+    variables = [pt.tensor(dtype=a.dtype.name, shape=(None,) * a.ndim) for a in stored]
+    top = pt.tensor(dtype=dtype, shape=(None,) * 4)
+    out, stats = OneDnnAttention(**case.parameters)(*variables)
+    grads = OneDnnAttentionGrad(**case.parameters)(*variables, out, stats, top)
+    mode = pytensor.compile.Mode(linker=linker, optimizer=None)
+    results = [out, stats, *grads]
+    found = pytensor.function([*variables, top], results, mode=mode)(*stored, gout)
+    expected = run_all(OneDnnAttention(**case.parameters), *arrays)
+    expected += run_all(OneDnnAttentionGrad(**case.parameters), *arrays, *expected, gout)
+    np.testing.assert_array_equal(found.pop(1), expected.pop(1))  # stats, which may be infinite
+    for result, reference in zip(found, expected, strict=True):
+        assert_close(result, reference, bound=1e-5 * FACTORS[dtype], allow_zero=True)
+    is_column = [x.transpose(0, 2, 1, 3).flags.c_contiguous for x in found]
+    assert is_column == [True, True, False, True]
+
+
 def test_scores_of_any_size():
     """Weights far below the largest score are zero, and nothing overflows."""
     rng = np.random.default_rng(3)

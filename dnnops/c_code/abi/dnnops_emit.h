@@ -45,6 +45,12 @@ static inline int dnnops_find(const char *library, const char *function, dnnops_
   return 0;
 }
 
+/* The format of an array of (batch, head, sequence, depth) whose heads may be next to each other. */
+static inline dnnops_memory_format dnnops_format_of_heads(const dnnops_tensor *t) {
+  return t->ndim == 4 && t->shape[1] > 1 && t->shape[2] > 1 && t->strides[1] < t->strides[2] ? DNNOPS_BSHD
+                                                                                             : DNNOPS_CONTIGUOUS;
+}
+
 static inline int dnnops_ndarray_read(PyArrayObject *array, int64_t dtype, dnnops_tensor *tensor) {
   if (PyArray_NDIM(array) > DNNOPS_MAX_NDIM) {
     PyErr_Format(PyExc_ValueError, "arrays of more than %d dimensions are not supported", DNNOPS_MAX_NDIM);
@@ -76,6 +82,9 @@ static inline int dnnops_ndarray_prepare(PyArrayObject **array, dnnops_memory_fo
   if (format == DNNOPS_CHANNELS_LAST && ndim > 2) {
     for (int i = 1; i < ndim - 1; ++i) order[i] = i + 1;
     order[ndim - 1] = 1;
+  } else if (format == DNNOPS_BSHD) {
+    order[1] = 2;
+    order[2] = 1;
   }
   npy_intp step = dnnops_itemsizes[tensor->dtype];
   for (int i = ndim - 1; i >= 0; --i) {

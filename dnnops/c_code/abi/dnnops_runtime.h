@@ -37,10 +37,12 @@ typedef struct dnnops_tensor {
 
 #define DNNOPS_TENSOR_WORDS (3 + 2 * DNNOPS_MAX_NDIM)
 
-/* The order of an array's axes in memory. The shape is (batch, channel, spatial...) in both. */
+/* The order of an array's axes in memory. The shape is (batch, channel, spatial...) or, in attention,
+ * (batch, head, sequence, depth) in any format. */
 typedef enum dnnops_memory_format {
   DNNOPS_CONTIGUOUS = 0,
-  DNNOPS_CHANNELS_LAST = 1 /* batch, spatial..., channel */
+  DNNOPS_CHANNELS_LAST = 1, /* batch, spatial..., channel */
+  DNNOPS_BSHD = 2           /* batch, sequence, head, depth; for host arrays of 4 axes */
 } dnnops_memory_format;
 
 typedef enum dnnops_status {

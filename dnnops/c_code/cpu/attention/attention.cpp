@@ -82,7 +82,10 @@ void compute(const Params<false> &params, const dnnops_tensor *inputs, const dnn
   const int64_t queries = problem.queries, width = problem.value_depth;
   if (problem.batch * problem.heads * queries == 0) return;
   const std::vector<Matrices<T>> in = matrices_of<T>({inputs, inputs + 1, inputs + 2});
-  const Matrices<T> out(outputs[0]);
+  const auto out = Matrices<T>::written(outputs[0]);
+  const auto clear = [&](int64_t n, int64_t head, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) std::fill_n(out.at(n, head, i), width, T(0));
+  };
   T *stats = static_cast<T *>(outputs[1].data);
   const int64_t blocks = (queries + kRows - 1) / kRows, tasks = problem.batch * problem.heads * blocks;
   Failures failures;
@@ -102,7 +105,7 @@ void compute(const Params<false> &params, const dnnops_tensor *inputs, const dnn
         T *block_stats = stats + (n * problem.heads + head) * queries, *scores = memory.data(), inverses[kRows];
         std::fill(block_stats + begin, block_stats + end, problem.kHidden);
         if (last == begin || count == 0 || (int64_t)memory.size() < kRows * problem.keys) {
-          std::fill(out.at(n, head, begin), out.at(n, head, begin) + (end - begin) * width, T(0));
+          clear(n, head, begin, end);
           return;
         }
         block_scores(product, problem, in[0], in[1], n, head, begin, last, count, scores);
@@ -121,7 +124,7 @@ void compute(const Params<false> &params, const dnnops_tensor *inputs, const dnn
           }
         }
         product('N', 'N', last - begin, width, count, 1, scores, count, in[2].at(n, shared), in[2].leading(width), 0,
-                out.at(n, head, begin), std::max<int64_t>(width, 1));
+                out.at(n, head, begin), out.leading(width));
         // Normalize the output, whose rows are shorter than those of the weights.
         for (int64_t i = begin; i < last; ++i) {
           T *row = out.at(n, head, i);
@@ -129,7 +132,7 @@ void compute(const Params<false> &params, const dnnops_tensor *inputs, const dnn
 #pragma omp simd
           for (int64_t j = 0; j < width; ++j) row[j] *= inverse;
         }
-        std::fill(out.at(n, head, last), out.at(n, head, last) + (end - last) * width, T(0));
+        clear(n, head, last, end);
       });
     }
   }
@@ -144,7 +147,8 @@ void compute(const Params<true> &params, const dnnops_tensor *inputs, const dnno
   const dnnops_tensor *last_inputs = inputs + 3 + problem.optional_count;
   const int64_t queries = problem.queries, width = problem.value_depth, depth = problem.depth;
   const int64_t group = problem.group, keys = problem.keys;
-  const Matrices<T> dquery(outputs[0]), dkey(outputs[1]), dvalue(outputs[2]);
+  const auto dquery = Matrices<T>::written(outputs[0]), dkey = Matrices<T>::written(outputs[1]),
+             dvalue = Matrices<T>::written(outputs[2]);
   for (int i = 0; i < 3; ++i)
     std::fill_n(static_cast<T *>(outputs[i].data), element_count(outputs[i].shape, 4), T(0));
   if (problem.batch * problem.heads * queries * keys == 0) return;
@@ -195,11 +199,11 @@ void compute(const Params<true> &params, const dnnops_tensor *inputs, const dnno
               if (problem.dropout > 0) problem.drop(n, head, begin + i, count, row);
             }
             product('T', 'N', count, width, rows, problem.kept_scale(), weights, count, gout, gout_leading, 1,
-                    dvalue.at(n, shared), std::max<int64_t>(width, 1));
+                    dvalue.at(n, shared), dvalue.leading(width));
             product('N', 'N', rows, depth, count, problem.scale, slopes, count, in[1].at(n, shared),
-                    in[1].leading(depth), 0, dquery.at(n, head, begin), std::max<int64_t>(depth, 1));
+                    in[1].leading(depth), 0, dquery.at(n, head, begin), dquery.leading(depth));
             product('T', 'N', count, depth, rows, problem.scale, slopes, count, in[0].at(n, head, begin),
-                    in[0].leading(depth), 1, dkey.at(n, shared), std::max<int64_t>(depth, 1));
+                    in[0].leading(depth), 1, dkey.at(n, shared), dkey.leading(depth));
           }
       });
     }

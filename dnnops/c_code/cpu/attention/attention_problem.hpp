@@ -141,6 +141,12 @@ struct Matrices {
   explicit Matrices(const dnnops_tensor &tensor) : data(static_cast<T *>(tensor.data)) {
     contiguous_strides(4, tensor.shape, strides);
   }
+  // Of an output, which has dense rows.
+  static Matrices written(const dnnops_tensor &tensor) {
+    Matrices matrices(tensor);
+    for (int i = 0; i < 3; ++i) matrices.strides[i] = tensor.strides[i] / (int64_t)sizeof(T);
+    return matrices;
+  }
   // Uses the array in place if possible.
   static bool read(const dnnops_tensor &tensor, Matrices &matrices) {
     int64_t found[4];
