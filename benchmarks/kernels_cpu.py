@@ -35,6 +35,9 @@ def arrays(case: dict[str, Any]) -> dict[str, np.ndarray]:
         case "conv":
             filters = (case["filters"], shape[1], 3, 3)
             found["filters"] = rng.standard_normal(filters).astype(dtype)
+        case "add_rows":
+            found["rows"] = rng.standard_normal((case["rows"], shape[1])).astype(dtype)
+            found["indices"] = rng.integers(0, shape[0], case["rows"])
     if case["kind"] == "pool":
         shape = (*shape[:2], *((n - case["window"]) // case["stride"] + 1 for n in shape[2:]))
     found["top"] = rng.standard_normal(shape).astype(dtype)
@@ -175,10 +178,25 @@ def _cases() -> list[dict[str, Any]]:
             libraries=("dnnops", "PyTorch", "NumPy"),
         ),
         _case(
+            "sum",
             "channel_sum",
-            "channel_sum",
-            "",
+            "over all axes but the channels,",
             (32, 64, 56, 56),
+            libraries=("dnnops", "PyTorch", "NumPy"),
+        ),
+        _case(
+            "sum",
+            "pixel_sum",
+            "over pixels,",
+            (8, 16, 64, 64),
+            libraries=("dnnops", "PyTorch", "NumPy"),
+        ),
+        _case(
+            "add_rows",
+            "add_rows",
+            "1024 rows to",
+            (256, 128),
+            rows=1024,
             libraries=("dnnops", "PyTorch", "NumPy"),
         ),
     ]

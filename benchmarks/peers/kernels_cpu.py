@@ -82,9 +82,10 @@ def _expression(case: dict[str, Any], v: Arrays) -> Any:
     import pytensor.tensor as pt
 
     from dnnops import nnet
-    from dnnops.cpu.channel_sum import OneDnnChannelSum
+    from dnnops.cpu.add_rows import CpuAddRows
     from dnnops.cpu.conv import OneDnnConv
     from dnnops.cpu.half_cast import OneDnnHalfCast
+    from dnnops.cpu.sum import CpuSum
 
     x = v["x"]
     match case["kind"]:
@@ -123,7 +124,11 @@ def _expression(case: dict[str, Any], v: Arrays) -> Any:
         case "half_cast":
             return OneDnnHalfCast()(x)
         case "channel_sum":
-            return OneDnnChannelSum()(x)
+            return CpuSum(1, 2)(x)
+        case "pixel_sum":
+            return CpuSum(0, 2)(x)
+        case "add_rows":
+            return CpuAddRows()(x, v["rows"], v["indices"])
     raise NotImplementedError(case["kind"])
 
 
@@ -151,7 +156,7 @@ def _dnnops(case: dict[str, Any], data: Arrays) -> Callable[[], list[Any]]:
         on_unused_input="ignore",
     )
     names = {type(node.op).__name__ for node in function.maker.fgraph.apply_nodes}
-    if not any(name.startswith("OneDnn") for name in names):
+    if not any(name.startswith(("OneDnn", "Cpu")) for name in names):
         raise RuntimeError(f"the compiled function has no Op of dnnops, only {sorted(names)}")
     operands = [data[name] for name in used]
     return lambda: function(*operands)
@@ -203,6 +208,10 @@ def _forward(case: dict[str, Any], v: Arrays) -> Any:
             return x.float() if x.dtype == torch.float16 else x.half()
         case "channel_sum":
             return x.sum((0, 2, 3))
+        case "pixel_sum":
+            return x.sum((2, 3))
+        case "add_rows":
+            return x.index_add(0, v["indices"], v["rows"])
     raise NotImplementedError(case["kind"])
 
 
@@ -250,6 +259,16 @@ def _numpy(case: dict[str, Any], data: Arrays) -> Callable[[], list[Any]]:
             return lambda: [x.astype(dtype)]
         case "channel_sum":
             return lambda: [x.sum((0, 2, 3))]
+        case "pixel_sum":
+            return lambda: [x.sum((2, 3))]
+        case "add_rows":
+
+            def add() -> list[Any]:
+                sums = x.copy()
+                np.add.at(sums, data["indices"], data["rows"])
+                return [sums]
+
+            return add
     raise NotImplementedError(case["kind"])
 
 

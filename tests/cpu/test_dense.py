@@ -1,4 +1,4 @@
-"""Matrix products and sums over channels in oneDNN's threads."""
+"""Matrix products in oneDNN's threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytensor.tensor as pt
 import pytest
 from hypothesis import strategies as st
 
-from dnnops.cpu.channel_sum import OneDnnChannelSum
 from dnnops.cpu.gemm import OneDnnDot, OneDnnGemm
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet import conv2d
@@ -48,25 +47,6 @@ def test_gemm(inplace, sizes, seed, beta):
     assert_close(storage[0][0], expected, allow_zero=True)
 
 
-@fuzz(
-    max_examples=60,
-    shape=st.lists(st.integers(0, 12), min_size=3, max_size=5).map(tuple),
-    seed=SEEDS,
-)
-def test_channel_sum(shape, seed):
-    rng = np.random.default_rng(seed)
-    x = (rng.standard_normal(shape) + 1).astype("float32")
-    axes = tuple(i for i in range(len(shape)) if i != 1)
-    out = run_op(OneDnnChannelSum(), restrided(rng, x))
-    assert_close(out, x.astype("float64").sum(axis=axes), allow_zero=True)
-
-
-def test_long_sums_are_accurate():
-    x = np.full((16, 1, 512, 512), 0.1, "float32")
-    (out,) = run_op(OneDnnChannelSum(), x)
-    assert out == pytest.approx(np.float64(np.float32(0.1)) * x.size, rel=1e-6)
-
-
 @LINKERS
 def test_dense_layers_of_a_network(mode):
     """Run a step of gradient descent: products, the bias gradient, and an in-place update."""
@@ -92,7 +72,7 @@ def test_dense_layers_of_a_network(mode):
     fn, params = step(mode)
     ops = [node.op for node in fn.maker.fgraph.apply_nodes]
     names = {type(op).__name__ for op in ops}
-    assert {"OneDnnDot", "OneDnnChannelSum"} <= names
+    assert {"OneDnnDot", "CpuSum"} <= names
     if mode == "CVM":  # Numba's linker has no gemm
         assert [op.inplace for op in ops if isinstance(op, OneDnnGemm)] == [True]
     plain, plain_params = step(pytensor.compile.get_mode("CVM").excluding("onednn"))
@@ -112,7 +92,5 @@ def test_products_without_other_ops_on_onednn_stay():
 def test_errors():
     with pytest.raises(DnnTypeError, match="float32 matrices"):
         OneDnnDot().make_node(np.zeros((2, 2)), np.zeros((2, 2)))
-    with pytest.raises(DnnTypeError, match="batch, channel"):
-        OneDnnChannelSum().make_node(np.zeros((2, 2), "float32"))
     with pytest.raises(DnnValueError, match=r"OneDnnDot: \(2, 3\) and \(2, 3\) do not match"):
         run_op(OneDnnDot(), np.zeros((2, 3), "float32"), np.zeros((2, 3), "float32"))

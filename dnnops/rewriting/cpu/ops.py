@@ -14,16 +14,22 @@ from pytensor.graph.rewriting.basic import (
     dfs_rewriter,
     node_rewriter,
 )
+from pytensor.tensor import subtensor as indexing
 from pytensor.tensor.basic import AllocEmpty, cast
 from pytensor.tensor.blas import Dot22, Dot22Scalar, Gemm
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import Dot, Sum
 from pytensor.tensor.shape import shape_i
+from pytensor.tensor.subtensor import AdvancedIncSubtensor
+from pytensor.tensor.type import integer_dtypes
 
+from dnnops.compat import existing
+from dnnops.cpu.add_rows import DTYPES as ADDED_DTYPES
+from dnnops.cpu.add_rows import CpuAddRows
 from dnnops.cpu.base import OneDnnOp, onednn_available
-from dnnops.cpu.channel_sum import OneDnnChannelSum
 from dnnops.cpu.elemwise import CpuElemwise, is_supported
 from dnnops.cpu.gemm import OneDnnDot, OneDnnGemm
+from dnnops.cpu.sum import CpuSum, kept_axes
 from dnnops.errors import DnnRequiredError
 from dnnops.rewriting.cpu.activation import local_elemwise_activation
 from dnnops.rewriting.registry import cpu_implementation, cpu_implementations
@@ -55,18 +61,15 @@ def local_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
 
 @node_rewriter([Dot, Dot22, Dot22Scalar, Gemm, Sum])
 def local_dense_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a float32 matrix product or channel sum with an Op that uses oneDNN's threads."""
+    """Replace a float32 matrix product or sum with an Op that uses oneDNN's threads."""
     if any(x.type.dtype != "float32" for x in (*node.inputs, *node.outputs)):
         return None
     if isinstance(node.op, Sum):
         ndim = node.inputs[0].type.ndim
-        if (
-            not 3 <= ndim <= MAX_NDIM
-            or node.op.axis is None
-            or sorted(node.op.axis) != [0, *range(2, ndim)]
-        ):
+        kept = kept_axes(ndim, node.op.axis)
+        if ndim > MAX_NDIM or kept is None or kept == (0, ndim):
             return None
-        output = OneDnnChannelSum()(*node.inputs)
+        output = CpuSum(*kept)(*node.inputs)
     elif isinstance(node.op, Gemm):
         output = OneDnnGemm(node.op.inplace)(*node.inputs)
     elif isinstance(node.op, Dot22Scalar):
@@ -77,6 +80,37 @@ def local_dense_to_onednn(fgraph: FunctionGraph, node: Apply) -> list[Variable] 
         output = OneDnnDot()(*node.inputs)
     else:
         return None
+    copy_stack_trace(node.outputs[0], output)
+    return [output]
+
+
+@node_rewriter([AdvancedIncSubtensor, *existing(indexing, "AdvancedIncSubtensor1")])
+def local_add_rows(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace an addition to rows that a vector of indices selects.
+
+    PyTensor calls NumPy for arrays of more than one axis.
+    """
+    op: Any = node.op
+    x, rows, *indices = node.inputs
+    if (
+        op.set_instead_of_inc
+        or getattr(op, "ignore_duplicates", False)
+        or getattr(op, "idx_list", (0,)) != (0,)
+        or indices[0].type.ndim != 1
+        or indices[0].type.dtype not in integer_dtypes
+        or not 1 < x.type.ndim <= MAX_NDIM
+        or rows.type.ndim != x.type.ndim
+        or {x.type.dtype, rows.type.dtype} not in ({dtype} for dtype in ADDED_DTYPES)
+        # Rows that are broadcast.
+        or any(
+            own == 1 and other != 1
+            for own, other in zip(
+                rows.type.shape, (*indices[0].type.shape, *x.type.shape[1:]), strict=True
+            )
+        )
+    ):
+        return None
+    output = CpuAddRows(op.inplace)(x, rows, indices[0])
     copy_stack_trace(node.outputs[0], output)
     return [output]
 
@@ -112,7 +146,9 @@ class ToOneDnn(GraphRewriter):
     def __init__(self) -> None:
         super().__init__()
         self._substitute = dfs_rewriter(local_to_onednn)
-        self._substitute_beside = dfs_rewriter(local_dense_to_onednn, local_elemwise_activation)
+        self._substitute_beside = dfs_rewriter(
+            local_dense_to_onednn, local_add_rows, local_elemwise_activation
+        )
         self._warned = False
 
     def apply(self, fgraph: FunctionGraph) -> None:
