@@ -121,10 +121,15 @@ def elementwise(scalar_op: Any, inputs: Sequence[Any]) -> list[Any]:
             for x in node.inputs
         ]
         known.update(zip(node.outputs, elementwise(node.op, operands), strict=True))
-    # A result that depends on scalars only has the shape of the others, too.
+    # Results that read only some operands have the shape of all of them, too.
     ndim = max(x.type.ndim for x in inputs)
+    patterns = [(True,) * (ndim - x.type.ndim) + x.type.broadcastable for x in inputs]
+    wanted = tuple(map(all, zip(*patterns, strict=True)))
     found = [known[z] for z in inner.outputs]
-    return [z if z.type.ndim == ndim else pt.broadcast_arrays(z, *inputs)[0] for z in found]
+    return [
+        z if z.type.broadcastable == wanted else pt.broadcast_to(z, pt.broadcast_shape(*inputs))
+        for z in found
+    ]
 
 
 def _reduction(op: Any, inputs: list[Any]) -> list[Any]:

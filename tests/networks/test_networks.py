@@ -11,6 +11,8 @@ from dataclasses import asdict
 import numpy as np
 import pytensor.tensor as pt
 import pytest
+from pytensor import scalar
+from pytensor.tensor.elemwise import Elemwise
 
 from tests.networks.__main__ import _settings as settings_of
 from tests.networks.__main__ import main, summarize
@@ -118,6 +120,17 @@ def test_failures_are_simplified():
     smaller, simpler = shrunk(drawn, settings, fails)
     assert len(smaller.steps) < 4 < len(drawn.steps)
     assert simpler == Settings()
+
+
+def test_results_of_fused_nodes_have_the_shape_of_all_operands():
+    """A result may read only some of them, as here a vector and a column."""
+    x, y = pt.dcol(), pt.dvector()
+    a, b, c = (scalar.float64() for _ in range(3))
+    fused = Elemwise(scalar.Composite([a, b, c], [scalar.exp(a), scalar.add(a, b), scalar.sqr(c)]))
+    z = pt.constant(2.0, dtype="float64").dimshuffle("x", "x")
+    outputs = fused(x, y.dimshuffle("x", 0), z)
+    values = Program([x, y], outputs)([np.ones((2, 1)), np.ones(3)])
+    assert [value.shape for value in values] == [(2, 3)] * 3
 
 
 def test_noise_changes_what_is_rounded():
