@@ -15,6 +15,7 @@ from pytensor.scalar.basic import Composite
 from pytensor.tensor.elemwise import Elemwise
 
 from tests.emulation.host_graphs import elementwise
+from tests.oracle import RELATIVE_ERROR
 
 __all__ = ["Program", "distance"]
 
@@ -44,6 +45,9 @@ def _inlined(outputs: Sequence[Variable]) -> list[Variable]:
     return [new.get(z, z) for z in outputs]
 
 
+_PRECISE = RELATIVE_ERROR["float32"]
+
+
 class Program:
     """A graph that each node's ``perform`` evaluates, without rewrites or compilation.
 
@@ -53,12 +57,23 @@ class Program:
         Variables whose values are given. Shared variables among them need values, too.
     outputs : sequence of Variable
         Variables to evaluate.
+    noisy : sequence of Variable, optional
+        Outputs with nodes that noise changes fully; all outputs by default. Other nodes have at
+        most the noise of float32.
     """
 
-    def __init__(self, inputs: Sequence[Variable], outputs: Sequence[Variable]):
+    def __init__(
+        self,
+        inputs: Sequence[Variable],
+        outputs: Sequence[Variable],
+        noisy: Sequence[Variable] | None = None,
+    ):
         self.inputs = list(inputs)
-        self.outputs = _inlined(outputs)
+        noisy = list(outputs) if noisy is None else list(noisy)
+        found = _inlined([*outputs, *noisy])
+        self.outputs = found[: len(outputs)]
         self._nodes = list(toposort(self.outputs, blockers=self.inputs))
+        self._noisy = set(toposort(found[len(outputs) :], blockers=self.inputs))
 
     def __call__(
         self, values: Sequence[Any], noise: float = 0.0, seed: int = 0, least: float = 0.0
@@ -74,29 +89,39 @@ class Program:
         seed : int
             Seed of these changes.
         least : float
-            Largest absolute change in addition, for dtypes whose smallest numbers are not small.
+            Largest absolute change of numbers other than zero, in addition, for dtypes whose
+            smallest numbers are not small.
         """
         rng = np.random.default_rng(seed)
 
-        def changed(value: Any) -> Any:
+        def changed(value: Any, noise: float = noise, least: float = least) -> Any:
             if not noise or getattr(getattr(value, "dtype", None), "kind", "") != "f":
                 return value
             factors, terms = rng.uniform(-1, 1, (2, *np.shape(value)))
-            return np.asarray(value * (1 + noise * factors) + least * terms, value.dtype)
+            moved = value * (1 + noise * factors) + least * terms * (value != 0)
+            return np.asarray(moved, value.dtype)
 
+        precise = (min(noise, _PRECISE), 0.0)
         # Generators of random numbers are copied, because their Ops change them.
-        storage = {x: changed(copy.deepcopy(v)) for x, v in zip(self.inputs, values, strict=True)}
+        storage = {x: copy.deepcopy(v) for x, v in zip(self.inputs, values, strict=True)}
+        # The optimizer reads float32 parameters, which are rounded only for other nodes.
+        rounded = {x: changed(v) for x, v in storage.items()}
+        storage = {x: changed(v, *precise) for x, v in storage.items()}
 
-        def read(x: Variable) -> Any:
-            return x.data if isinstance(x, Constant) and x not in storage else storage[x]
+        def read(x: Variable, is_noisy: bool = False) -> Any:
+            if isinstance(x, Constant) and x not in storage:
+                return x.data
+            return rounded[x] if is_noisy and x in rounded else storage[x]
 
         with np.errstate(all="ignore"):
             for node in self._nodes:
+                is_noisy = node in self._noisy
                 cells: list[list[Any]] = [[None] for _ in node.outputs]
-                node.op.perform(node, [read(x) for x in node.inputs], cells)
+                node.op.perform(node, [read(x, is_noisy) for x in node.inputs], cells)
                 moved = _only_moves(node)
+                amounts = (noise, least) if is_noisy else precise
                 for z, (value,) in zip(node.outputs, cells, strict=True):
-                    storage[z] = value if moved else changed(value)
+                    storage[z] = value if moved else changed(value, *amounts)
         return [read(z) for z in self.outputs]
 
 

@@ -55,9 +55,11 @@ class Stepping:
         self._positions = [found.index(state.old) for state in changing]
         results = results_of(network, changing)
         self._count = len(results)
+        noisy = None
         if outputs is None:
+            noisy = [*results, *network.gradients]
             outputs = [*results, *(state.new for state in changing)]
-        self._program = Program(found if inputs is None else inputs, outputs)
+        self._program = Program(found if inputs is None else inputs, outputs, noisy)
 
     def __call__(
         self, calls: int, noise: float = 0.0, least: float = 0.0, seed: int = 0
@@ -69,7 +71,7 @@ class Stepping:
         calls : int
             Number of calls.
         noise, least, seed
-            See `Program`.
+            See `Program`. Nodes of the optimizer compute in float32 or better in all precisions.
         """
         values, found = [*self._values], []
         for call in range(calls):

@@ -143,6 +143,25 @@ def test_noise_changes_what_is_rounded():
     assert 0 < np.max(np.abs(computed / np.exp(value) - 1)) < 4e-3
 
 
+def test_noise_changes_no_zero():
+    """A 16-bit dtype rounds numbers below its smallest ones, but computes zeros exactly."""
+    x = pt.dvector()
+    value = np.array([0.0, 1e-9])
+    (moved,) = Program([x], [x * 2])([value], 1e-3, least=1e-8)
+    assert moved[0] == 0
+    assert 1e-10 < abs(moved[1] - 2e-9) < 3e-8
+
+
+def test_the_optimizer_computes_in_float32():
+    """Its nodes, and the parameters that it reads, have little noise."""
+    p = pt.dvector()
+    gradient = p * 3
+    value = np.linspace(1, 2, 20)
+    noisy, new = Program([p], [gradient, p - 1e-6 * gradient], [gradient])([value], 1e-2)
+    assert 1e-3 < np.max(np.abs(noisy / (value * 3) - 1)) < 3e-2
+    assert np.max(np.abs(new / value - 1)) < 5e-5
+
+
 # -- the command ---------------------------------------------------------------------------------
 
 
