@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytensor
-import pytensor.tensor as pt
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply
 from pytensor.link.c.op import COp
@@ -24,10 +23,10 @@ from dnnops.rewriting.reasons import why_on_host
 from dnnops.runtime import ahead
 from tests.emulation.host_graphs import on_host
 from tests.gpuarray.graphs import rewritten, to_device, to_host
-from tests.networks.network import Sketch, build, host_variable
+from tests.networks.network import Network, host_tensor, host_variable
 from tests.networks.settings import Settings
-from tests.networks.stepping import CALLS, Stepping, results_of, variables_of
-from tests.networks.train import State, states
+from tests.networks.stepping import Stepping, results_of, variables_of
+from tests.networks.train import Make, State
 
 __all__ = ["RUNS", "SCALES"]
 
@@ -47,10 +46,6 @@ def _shared_on_device(value: Any, shape: tuple[int | None, ...]) -> Any:
     return device_shared(value, shape=shape)
 
 
-def _host_tensor(dtype: str, shape: tuple[int | None, ...]) -> Any:
-    return pt.tensor(dtype=dtype, shape=shape)
-
-
 def _device_tensor(dtype: str, shape: tuple[int | None, ...]) -> Any:
     return GpuArrayType(dtype, shape)()
 
@@ -62,17 +57,20 @@ def _arranged(value: np.ndarray, channels_last: bool) -> np.ndarray:
     return np.moveaxis(np.ascontiguousarray(np.moveaxis(value, 1, -1)), -1, 1)
 
 
-def _trained(
-    sketch: Sketch, settings: Settings, tensor: Callable[..., Any], shared: Callable[..., Any]
-) -> tuple[Any, list[State]]:
+def _built(
+    make: Make, settings: Settings, tensor: Callable[..., Any], shared: Callable[..., Any]
+) -> tuple[Network, list[State]]:
     scale = SCALES.get(settings.precision, 1.0)
-    network = build(sketch, settings.dtype, settings.static, tensor, shared, scale)
-    return network, states(network, settings.optimizer, shared, scale)
+    return make(settings.dtype, settings.static, tensor, shared, scale)
 
 
-def _called(f: Any, values: Sequence[Any], changing: Sequence[State]) -> list[Any]:
-    """Return the results of all calls, and the values of shared variables after them."""
-    found = [to_host(z) for _ in range(CALLS if changing else 1) for z in f(*values)]
+def _called(f: Any, values: Sequence[Any], changing: Sequence[State], calls: int) -> list[Any]:
+    """Return the results of all calls, and the values of shared variables after them.
+
+    If the calls change nothing, only the results of the last one are returned.
+    """
+    results = [[to_host(z) for z in f(*values)] for _ in range(calls)]
+    found = [z for one in (results if changing else results[-1:]) for z in one]
     return found + [state.old.get_value() for state in changing]
 
 
@@ -104,8 +102,8 @@ def _host_nodes_in_python() -> Iterator[None]:
         COp.make_thunk, ahead.cores = original, cores  # type: ignore[method-assign]
 
 
-def _on_cpu(sketch: Sketch, settings: Settings, notes: list[str]) -> list[Any]:
-    network, changing = _trained(sketch, settings, _host_tensor, _host_shared)
+def _on_cpu(make: Make, settings: Settings, calls: int, notes: list[str]) -> list[Any]:
+    network, changing = _built(make, settings, host_tensor, _host_shared)
     mode = OneDnnMode().excluding(*settings.without)
     updates = [(state.old, state.new) for state in changing]
     with pytensor.config.change_flags(on_opt_error="raise"), _host_nodes_in_python():
@@ -117,12 +115,12 @@ def _on_cpu(sketch: Sketch, settings: Settings, notes: list[str]) -> list[Any]:
             on_unused_input="ignore",
         )
     values = [_arranged(value, settings.channels_last) for value in network.values]
-    return _called(f, values, changing)
+    return _called(f, values, changing, calls if changing else 1)
 
 
-def _on_cuda(sketch: Sketch, settings: Settings, notes: list[str]) -> list[Any]:
-    tensor = _device_tensor if settings.on_device else _host_tensor
-    network, changing = _trained(sketch, settings, tensor, _shared_on_device)
+def _on_cuda(make: Make, settings: Settings, calls: int, notes: list[str]) -> list[Any]:
+    tensor = _device_tensor if settings.on_device else host_tensor
+    network, changing = _built(make, settings, tensor, _shared_on_device)
     mode = CudnnMode(linker=CapturingLinker(use_cloop=True)).excluding(*settings.without)
     updates = [(state.old, state.old.type.filter_variable(state.new)) for state in changing]
     with (
@@ -141,21 +139,15 @@ def _on_cuda(sketch: Sketch, settings: Settings, notes: list[str]) -> list[Any]:
     given = [
         to_device(v) if is_on_device(x) else v for x, v in zip(network.inputs, values, strict=True)
     ]
-    if settings.cuda_graph == "False" and not changing:
-        return _called(f, given, changing)
     # Calls that change nothing are repeated, too, so that they are captured.
-    found = _called(f, given, changing)
-    if not changing:
-        for _ in range(CALLS - 1):
-            again = _called(f, given, changing)
-        found = again
+    found = _called(f, given, changing, calls)
     if reason := getattr(f.vm, "reason", ""):
         notes.append(f"not captured: {reason}")
     return found
 
 
-def _rewritten(sketch: Sketch, settings: Settings, notes: list[str]) -> list[Any]:
-    network, changing = _trained(sketch, settings, _host_tensor, host_variable)
+def _rewritten(make: Make, settings: Settings, calls: int, notes: list[str]) -> list[Any]:
+    network, changing = _built(make, settings, host_tensor, host_variable)
     inputs, _ = variables_of(network, changing)
     outputs = [*results_of(network, changing), *(state.new for state in changing)]
     mode: Mode = CudnnMode().excluding("inplace", *settings.without)
@@ -165,7 +157,7 @@ def _rewritten(sketch: Sketch, settings: Settings, notes: list[str]) -> list[Any
     notes += _stays(graph)
     rounding = settings.precision in ("float16", "bfloat16")
     stepping = Stepping(network, changing, on_host(graph.outputs, rounding), graph.inputs)
-    return stepping(CALLS if changing else 1)
+    return stepping(calls if changing else 1)
 
 
 def _stays(graph: Any) -> list[str]:
@@ -188,9 +180,10 @@ def _stays(graph: Any) -> list[str]:
     return found
 
 
-#: Functions that run a network, by device. They take a sketch, settings and a list of notes to add
-#: to, and return the results of all calls, and what updated variables are after them.
-RUNS: dict[str, Callable[[Sketch, Settings, list[str]], list[Any]]] = {
+#: Functions that run a network, by device. They take what builds it, settings, a number of calls
+#: and a list of notes to add to. They return the results of all calls, or of one if calls change
+#: nothing, and then what updated variables are.
+RUNS: dict[str, Callable[[Make, Settings, int, list[str]], list[Any]]] = {
     "cpu": _on_cpu,
     "cuda": _on_cuda,
     "rewritten": _rewritten,

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from tests.networks.backends import RUNS, SCALES
-from tests.networks.network import Sketch, build, host_variable
+from tests.networks.network import host_tensor, host_variable
 from tests.networks.reference import distance
 from tests.networks.settings import Settings
 from tests.networks.stepping import CALLS, Stepping
-from tests.networks.train import states
+from tests.networks.train import Make
 from tests.oracle import RELATIVE_ERROR
 
 __all__ = ["Outcome", "check"]
@@ -54,7 +54,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
 
-def check(sketch: Sketch, device: str, settings: Settings) -> Outcome:
+def check(make: Make, device: str, settings: Settings, calls: int = CALLS) -> Outcome:
     """Run a network and compare all results of all calls.
 
     The reference is the graph as written, in float64, that NumPy evaluates node by node. The bound
@@ -64,24 +64,25 @@ def check(sketch: Sketch, device: str, settings: Settings) -> Outcome:
 
     Parameters
     ----------
-    sketch : Sketch
-        The network.
+    make : callable
+        Builds the network.
     device : {'cpu', 'cuda', 'rewritten'}
         Where it runs.
     settings : Settings
         How it is compiled.
+    calls : int
+        Number of calls.
 
     Returns
     -------
     Outcome
     """
     outcome = Outcome()
-    got = RUNS[device](sketch, settings, outcome.notes)
+    got = RUNS[device](make, settings, calls, outcome.notes)
     scale = SCALES.get(settings.precision, 1.0)
-    network = build(sketch, "float64", shared=host_variable, scale=scale)
-    changing = states(network, settings.optimizer, host_variable, scale)
+    network, changing = make("float64", True, host_tensor, host_variable, scale)
     reference = Stepping(network, changing)
-    calls = CALLS if changing else 1
+    calls = calls if changing else 1
     expected = reference(calls)
     noise = RELATIVE_ERROR[settings.precision], LEAST.get(settings.precision, 0.0)
 

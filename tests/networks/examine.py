@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from tests.networks.compare import Outcome, check
 from tests.networks.network import MOST, Sketch, sketch
 from tests.networks.settings import Settings, random_settings
+from tests.networks.train import trained
 
 __all__ = ["Report", "examine", "shrunk"]
 
@@ -41,7 +42,7 @@ class Report:
 def _outcome(drawn: Sketch, device: str, settings: Settings) -> Outcome:
     """Return the outcome of `check`; an exception is one of its failures."""
     try:
-        return check(drawn, device, settings)
+        return check(trained(drawn, settings.optimizer), device, settings)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}"

@@ -18,7 +18,7 @@ from tests.networks import images, pieces, sequences  # noqa: F401 - they declar
 from tests.networks.layers import LAYERS, Rng
 from tests.networks.reference import Program
 
-__all__ = ["Network", "Sketch", "build", "host_variable", "sketch"]
+__all__ = ["Network", "Sketch", "build", "host_tensor", "host_variable", "sketch"]
 
 #: Smallest and largest number of nodes of the graph, without losses and gradients. The last layer
 #: may exceed the largest.
@@ -193,7 +193,8 @@ def host_variable(value: Any, shape: tuple[int | None, ...]) -> Any:
     return pt.tensor(dtype=value.dtype.name, shape=shape)
 
 
-def _host_tensor(dtype: str, shape: tuple[int | None, ...]) -> Any:
+def host_tensor(dtype: str, shape: tuple[int | None, ...]) -> Any:
+    """Return an input on the host."""
     return pt.tensor(dtype=dtype, shape=shape)
 
 
@@ -230,7 +231,7 @@ def sketch(
     most : int
         Largest number of nodes; larger numbers are drawn, too, and reduced to it.
     """
-    g, pool = _start(seed, "float64", True, _host_tensor, host_variable)
+    g, pool = _start(seed, "float64", True, host_tensor, host_variable)
     given = dict(zip(g.inputs, g.values, strict=True))
     values = [*g.values]
     found = Sketch(seed, [v.shape for v in values], [], [v.shape for v in values], [])
@@ -303,7 +304,7 @@ def build(
     drawn: Sketch,
     dtype: str,
     static: bool = True,
-    tensor: Callable[..., Any] = _host_tensor,
+    tensor: Callable[..., Any] = host_tensor,
     shared: Callable[..., Any] = host_variable,
     scale: float = 1.0,
 ) -> Network:

@@ -88,8 +88,8 @@ def test_a_wrong_operation_is_found(monkeypatch):
 
     run = backends.RUNS["cpu"]
 
-    def wrong(drawn, settings, notes):
-        found = run(drawn, settings, notes)
+    def wrong(*arguments):
+        found = run(*arguments)
         return [x if isinstance(x, np.random.Generator) else x * 1.001 for x in found]
 
     monkeypatch.setitem(backends.RUNS, "cpu", wrong)
@@ -101,7 +101,7 @@ def test_a_wrong_operation_is_found(monkeypatch):
 def test_an_exception_is_a_failure(monkeypatch):
     from tests.networks import backends
 
-    def fails(drawn, settings, notes):
+    def fails(*arguments):
         raise ZeroDivisionError("a mistake")
 
     monkeypatch.setitem(backends.RUNS, "cpu", fails)

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytensor.tensor as pt
 
-from tests.networks.network import Network
+from tests.networks.network import Network, Sketch, build
 
-__all__ = ["State", "states"]
+__all__ = ["Make", "State", "states", "trained"]
 
 RATE = 0.02
 
@@ -21,6 +21,37 @@ class State(NamedTuple):
     old: Any
     value: Any
     new: Any
+
+
+#: Builds a network and its updates, from the dtype of all floats, whether types state shapes,
+#: functions that make inputs and parameters, and the scale of the loss; see `network.build`.
+Make = Callable[
+    [str, bool, Callable[..., Any], Callable[..., Any], float], tuple[Network, list[State]]
+]
+
+
+def trained(drawn: Sketch, optimizer: str) -> Make:
+    """Return a function that builds a random network and its updates.
+
+    Parameters
+    ----------
+    drawn : Sketch
+        The network.
+    optimizer : str
+        See `states`.
+    """
+
+    def make(
+        dtype: str,
+        static: bool,
+        tensor: Callable[..., Any],
+        shared: Callable[..., Any],
+        scale: float,
+    ) -> tuple[Network, list[State]]:
+        network = build(drawn, dtype, static, tensor, shared, scale)
+        return network, states(network, optimizer, shared, scale)
+
+    return make
 
 
 def states(
