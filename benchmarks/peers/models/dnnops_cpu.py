@@ -21,6 +21,7 @@ __all__ = [
     "DnnopsLayers",
     "InferenceLayers",
     "batch_types",
+    "optimizer_updates",
     "make_task",
     "training_step",
     "versions",
@@ -114,12 +115,12 @@ class DnnopsLayers(model_zoo.Layers):
         return table[tokens]
 
     def lstm(self, x: Any, size: int, layers: int) -> Any:
-        block = nnet.RNNBlock("float32", size, layers, "lstm", batch_first=True)
+        block = nnet.RNNBlock(x.type.dtype, size, layers, "lstm", batch_first=True)
         bound = (3 * size) ** -0.5
         # As in PyTorch, matrices of all layers come first, then biases.
         shapes = [(4 * size, size)] * (2 * layers) + [(4 * size,)] * (2 * layers)
         pieces = [self.values.draw(shape, bound, 0.0).ravel() for shape in shapes]
-        start = pt.zeros((layers, x.shape[0], size), dtype="float32")
+        start = pt.zeros((layers, x.shape[0], size), dtype=x.type.dtype)
         return block.apply(self._shared(np.concatenate(pieces)), x, start, start)[0]
 
     def causal_attention(self, q: Any, k: Any, v: Any, heads: int) -> Any:
@@ -192,6 +193,36 @@ def adam(parameter: Any, gradient: Any, step: Any, shared: Callable[..., Any]) -
     return [(mean, new_mean), (square, new_square), (parameter, parameter - change)]
 
 
+def optimizer_updates(
+    optimizer: str,
+    parameters: list[Any],
+    gradients: list[Any],
+    step: Any,
+    shared: Callable[..., Any],
+) -> Updates:
+    """Return the updates of all parameters, and of the optimizer's state.
+
+    Parameters
+    ----------
+    optimizer : {'sgd', 'adam'}
+        Optimizer.
+    parameters, gradients : list of Variable
+        Parameters and their gradients.
+    step : Variable
+        Number of earlier steps, which only Adam reads and updates.
+    shared : callable
+        Makes shared variables, as `pytensor.shared` does.
+    """
+    pairs = list(zip(parameters, gradients, strict=True))
+    if optimizer == "sgd":
+        return [update for p, gradient in pairs for update in sgd(p, gradient, shared)]
+    number = step + np.float32(1)
+    updates: Updates = [(step, number)]
+    for p, gradient in pairs:
+        updates += adam(p, gradient, number, shared)
+    return updates
+
+
 def batch_types(name: str, sizes: dict[str, int]) -> list[tuple[str, tuple[int | None, ...]]]:
     """Return dtype and static shape of a network's inputs and labels."""
     kind = model_zoo.MODELS[name].kind
@@ -239,15 +270,10 @@ def training_step(
     )
     loss = model.loss(layers, sizes, x, y)
     gradients = pytensor.grad(loss, layers.parameters)
-    updates = layers.updates
-    if model.optimizer == "sgd":
-        for parameter, gradient in zip(layers.parameters, gradients, strict=True):
-            updates += sgd(parameter, gradient, shared)
-    else:
-        step = pytensor.shared(np.float32(0))
-        updates.append((step, step + np.float32(1)))
-        for parameter, gradient in zip(layers.parameters, gradients, strict=True):
-            updates += adam(parameter, gradient, step + np.float32(1), shared)
+    step = pytensor.shared(np.float32(0))
+    updates = layers.updates + optimizer_updates(
+        model.optimizer, layers.parameters, gradients, step, shared
+    )
     return [x, y], loss, updates
 
 

@@ -1,0 +1,77 @@
+"""Training steps of the benchmark's networks agree with their graphs in float64.
+
+`compare.check` explains the bounds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.model_zoo import MODELS
+from tests.networks import models
+from tests.networks.compare import check
+from tests.networks.models import model
+from tests.networks.settings import DEVICES, PRECISIONS, Settings
+
+#: Number of training steps.
+STEPS = 20
+#: Sizes that differ from the small ones of the benchmark: NumPy computes each step several times.
+#: The images and batches leave batch normalization enough numbers to be well-conditioned.
+SIZES: dict[str, dict[str, int]] = {
+    "mlp": {"batch": 8, "width": 32},
+    "resnet": {"batch": 16, "width": 4, "size": 32},
+    "vgg": {"batch": 16, "width": 8, "size": 16, "hidden": 16},
+    "mobilenet": {"batch": 16, "width": 4, "size": 32},
+    "unet": {"batch": 8, "width": 4, "size": 16},
+    "lstm": {"batch": 8, "width": 16, "steps": 8, "classes": 16},
+    "transformer": {"batch": 8, "width": 16, "steps": 8, "classes": 16},
+}
+#: Networks whose tests take a few seconds; on the CPU, C code is compiled.
+QUICK = {"cpu": ("mlp", "lstm"), "cuda": tuple(MODELS), "rewritten": ("mlp", "lstm", "vgg")}
+
+
+def cases() -> list[Any]:
+    """Return ``parametrize`` arguments: each network on each device in each of its precisions."""
+    found = []
+    for name in MODELS:
+        for device in DEVICES:
+            for precision in PRECISIONS[device]:
+                marks = [pytest.mark.gpu] if device == "cuda" else []
+                if name not in QUICK[device]:
+                    marks.append(pytest.mark.slow)
+                if precision == "bfloat16":
+                    marks.append(pytest.mark.needs("ml_dtypes"))
+                found.append(pytest.param(name, device, precision, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("name", "device", "precision"), cases())
+def test_training_steps(name, device, precision):
+    sizes = {**MODELS[name].sizes, **SIZES[name]}
+    settings = Settings(precision, on_device=device == "cuda")
+    outcome = check(model(name, sizes), device, settings, STEPS)
+    assert not outcome.failures, "\n".join(outcome.failures[:5])
+    assert outcome.compared > outcome.uncertain
+
+
+def test_a_wrong_update_is_found(monkeypatch):
+    """The bounds are narrower than an error of the optimizer."""
+    updates = models.optimizer_updates
+
+    def wrong(optimizer, parameters, gradients, step, shared):
+        more = [gradient * 1.01 for gradient in gradients]
+        return updates(optimizer, parameters, more, step, shared)
+
+    def run(make, settings, calls, notes):
+        with monkeypatch.context() as patched:
+            patched.setattr(models, "optimizer_updates", wrong)
+            return original(make, settings, calls, notes)
+
+    from tests.networks import backends
+
+    original = backends.RUNS["rewritten"]
+    monkeypatch.setitem(backends.RUNS, "rewritten", run)
+    sizes = {**MODELS["mlp"].sizes, **SIZES["mlp"]}
+    assert check(model("mlp", sizes), "rewritten", Settings(), 2).failures
