@@ -21,8 +21,8 @@ __all__ = [
     "DnnopsLayers",
     "InferenceLayers",
     "batch_types",
-    "optimizer_updates",
     "make_task",
+    "optimizer_updates",
     "training_step",
     "versions",
 ]
