@@ -23,8 +23,8 @@ from dnnops.cpu.divisive_normalization import (
 from dnnops.cpu.group_norm import OneDnnGroupNorm, OneDnnGroupNormGrad
 from dnnops.cpu.lrn import OneDnnLRN, OneDnnLRNGrad
 from dnnops.nnet.norm.batchnorm import BatchNormTrain
+from tests.cpu.digits.test_digits import DTYPES, WIDE, pytestmark  # noqa: F401
 from tests.cpu.test_batchnorm import run_all
-from tests.cpu.test_digits import DTYPES, WIDE, pytestmark  # noqa: F401
 from tests.oracle import assert_digits
 
 ALL_DTYPES = pytest.mark.parametrize("dtype", DTYPES)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dnnops.cpu.ctc import OneDnnCTC
+from tests.cpu.digits.test_digits import DTYPES, WIDE, exact_softmax, pytestmark  # noqa: F401
 from tests.cpu.test_batchnorm import run_all
-from tests.cpu.test_digits import DTYPES, WIDE, exact_softmax, pytestmark  # noqa: F401
 from tests.nnet.loss.ctc_cases import Case
 from tests.oracle import assert_digits
 

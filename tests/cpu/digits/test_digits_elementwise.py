@@ -14,7 +14,7 @@ import pytensor.tensor as pt
 import pytest
 
 from dnnops import nnet
-from tests.cpu.test_digits import (  # noqa: F401
+from tests.cpu.digits.test_digits import (  # noqa: F401
     WIDE,
     exact_softmax,
     pytestmark,
