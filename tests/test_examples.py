@@ -60,7 +60,7 @@ def test_the_landing_page_shows_library_calls():
 @pytest.mark.slow
 def test_explanation_of_a_training_step():
     printed = run("examples/explain.py")
-    assert re.match(r"train: \d+ nodes, \S+ ms a call \(median of 5\), results need", printed)
+    assert re.match(r"train: \d+ nodes, \S+ ms a call \(median of 5\), peak memory", printed)
     for name in ("Conv", "Pool", "MaxPoolGrad", "ConvGradWeights"):
         assert re.search(rf"^ *\d+  (OneDnn|GpuDnn){name} .* (oneDNN|cuDNN) ", printed, re.M), name
 

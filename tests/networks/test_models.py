@@ -30,16 +30,19 @@ SIZES: dict[str, dict[str, int]] = {
 }
 #: Networks whose tests take a few seconds; on the CPU, C code is compiled.
 QUICK = {"cpu": ("mlp", "lstm"), "cuda": tuple(MODELS), "rewritten": ("mlp", "lstm", "vgg")}
+#: Precisions of the other networks. All graphs are rewritten alike, so each precision adds little.
+OF_SLOW = {"cpu": ("float32",), "rewritten": ("float32", "bfloat16")}
 
 
 def cases() -> list[Any]:
-    """Return ``parametrize`` arguments: each network on each device in each of its precisions."""
+    """Return ``parametrize`` arguments: each network on each device, in its precisions."""
     found = []
     for name in MODELS:
         for device in DEVICES:
-            for precision in PRECISIONS[device]:
+            is_slow = name not in QUICK[device]
+            for precision in OF_SLOW[device] if is_slow else PRECISIONS[device]:
                 marks = [pytest.mark.gpu] if device == "cuda" else []
-                if name not in QUICK[device]:
+                if is_slow:
                     marks.append(pytest.mark.slow)
                 if precision == "bfloat16":
                     marks.append(pytest.mark.needs("ml_dtypes"))

@@ -68,9 +68,10 @@ void add(const OpCall<Params> &call) {
   const int64_t lines = (width + kLine - 1) / kLine;
   const int64_t threads = std::clamp<int64_t>(width * (int64_t)selected.size() / kLeast, 1,
                                               std::max<int64_t>(1, std::min(lines, thread_count())));
-#pragma omp parallel for num_threads(threads) if (threads > 1)
+#pragma omp parallel for if (threads > 1)
   for (int64_t thread = 0; thread < threads; ++thread) {
-    const int64_t begin = lines * thread / threads * kLine, end = std::min(width, lines * (thread + 1) / threads * kLine);
+    const int64_t begin = lines * thread / threads * kLine;
+    const int64_t end = std::min(width, lines * (thread + 1) / threads * kLine);
     for (size_t i = 0; i < selected.size(); ++i) {
       T *const sum = sums + selected[i] * width;
       const T *const row = rows + (int64_t)i * width;

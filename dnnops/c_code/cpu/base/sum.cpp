@@ -112,7 +112,7 @@ void in_parts(int64_t tasks, int64_t units, int64_t elements, int64_t width, std
   const int64_t threads = std::clamp<int64_t>(elements / kLeast, 1, thread_count());
   const int64_t parts = std::clamp<int64_t>((threads + tasks - 1) / tasks, 1, std::max<int64_t>(units, 1));
   sums.assign(tasks * parts * width, 0);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
+#pragma omp parallel for if (threads > 1)
   for (int64_t i = 0; i < tasks * parts; ++i) {
     const int64_t task = i / parts, part = i % parts;
     body(task, units * part / parts, units * (part + 1) / parts, sums.data() + i * width);
@@ -142,7 +142,8 @@ void run(const OpCall<Params> &call) {
     in_parts(kept, before * pieces, elements, 1, sums, [&](int64_t k, int64_t begin, int64_t end, double *sum) {
       for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t n = unit / pieces, from = unit % pieces * kPart;
-        *sum += sum_of_row(view.data + n * view.strides[0] + k * view.strides[1] + from, std::min(kPart, length - from));
+        const float *const row = view.data + n * view.strides[0] + k * view.strides[1];
+        *sum += sum_of_row(row + from, std::min(kPart, length - from));
       }
     });
     for (int64_t k = 0; k < kept; ++k) output[k] = (float)sums[k];
@@ -150,8 +151,8 @@ void run(const OpCall<Params> &call) {
   }
   const int64_t groups = (kept + kColumns - 1) / kColumns, width = std::min(kept, kColumns);
   in_parts(groups, before, elements, width, sums, [&](int64_t group, int64_t begin, int64_t end, double *found) {
-    const int64_t from = group * kColumns;
-    add_rows(view.data + begin * view.strides[0] + from, end - begin, view.strides[0], std::min(kColumns, kept - from), found);
+    const int64_t from = group * kColumns, columns = std::min(kColumns, kept - from);
+    add_rows(view.data + begin * view.strides[0] + from, end - begin, view.strides[0], columns, found);
   });
   for (int64_t group = 0; group < groups; ++group)
     for (int64_t j = group * kColumns; j < std::min(kept, (group + 1) * kColumns); ++j)
