@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, ClassVar
+import math
+from operator import itemgetter, methodcaller
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.basic import infer_static_shape
 from pytensor.tensor.shape import SpecifyShape
 
 from dnnops.compat import shape_inference
-from dnnops.errors import DnnValueError
-from dnnops.gpuarray.layout import common_order, empty_in_order
-from dnnops.gpuarray.op import GpuOp, MirrorOp, infer_device
+from dnnops.errors import DnnNotSupportedError, DnnValueError
+from dnnops.gpuarray.layout import is_reshaped_view
+from dnnops.gpuarray.op import GpuOp, MirrorOp, infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
+
+if TYPE_CHECKING:
+    from dnnops.gpuarray.prepared.call import PreparedCall
 
 
 class GpuDimShuffle(MirrorOp):
     """`DimShuffle` on the device, which returns a view."""
 
-    def compute(self, node: Apply, x: Any) -> Any:
+    def prepare(self, node: Apply, x: Any) -> PreparedCall:
+        from dnnops.gpuarray.prepared.call import PreparedCall, Result
+
         host_op = self.host_op
         for axis in host_op.drop:
             if x.shape[axis] != 1:
                 raise DnnValueError(
                     f"{self}: axis {axis} is dropped and must have length 1; got shape {x.shape}"
                 )
-        x = x.transpose(host_op.shuffle + host_op.drop)
-        if not host_op.drop and not host_op.augment:
-            return x
-        # Index instead of reshaping: a reshape copies some non-contiguous arrays.
-        index = tuple(None if axis == "x" else slice(None) for axis in host_op.new_order)
-        return x[index + (0,) * len(host_op.drop)]
+        order = (*host_op.shuffle, *host_op.drop)
+        views: list[Any] = (
+            [] if order == tuple(range(x.ndim)) else [methodcaller("transpose", order)]
+        )
+        if host_op.drop or host_op.augment:
+            # Index instead of reshaping: a reshape copies some non-contiguous arrays.
+            index = tuple(None if axis == "x" else slice(None) for axis in host_op.new_order)
+            views.append(itemgetter(index + (0,) * len(host_op.drop)))
+        return PreparedCall([Result(0, tuple(views))])
 
     def __str__(self) -> str:
         return f"GpuDimShuffle{{{','.join(map(str, self.host_op.new_order))}}}"
@@ -41,8 +51,24 @@ class GpuDimShuffle(MirrorOp):
 class GpuReshape(MirrorOp):
     """`Reshape` on the device: a view if the strides allow it, otherwise a copy."""
 
+    def prepare(self, node: Apply, x: Any, shape: Any) -> PreparedCall | None:
+        from dnnops.gpuarray.elementwise.moves import contiguous_call
+        from dnnops.gpuarray.prepared.call import PreparedCall, Result
+
+        lengths = tuple(int(length) for length in shape)
+        if -1 in lengths and lengths.count(-1) == 1 and (rest := -math.prod(lengths)):
+            lengths = tuple(x.size // rest if n == -1 else n for n in lengths)
+        if min(lengths, default=0) < 0 or math.prod(lengths) != x.size:
+            return None  # CuPy raises the error
+        if is_reshaped_view(x.shape, x.strides, lengths):
+            return PreparedCall([Result(0, (methodcaller("reshape", lengths),))])
+        return contiguous_call((x, shape), lengths)
+
     def compute(self, node: Apply, x: Any, shape: Any) -> Any:
-        return x.reshape(tuple(int(length) for length in shape))
+        call = self.prepared(node, x, shape)
+        if call is None:
+            return x.reshape(tuple(int(length) for length in shape))
+        return call.run((x, shape))
 
     def __str__(self) -> str:
         return f"GpuReshape{{{self.host_op.ndim}}}"
@@ -51,13 +77,15 @@ class GpuReshape(MirrorOp):
 class GpuSpecifyShape(MirrorOp):
     """`SpecifyShape` on the device: check the shape and return the array itself."""
 
-    def compute(self, node: Apply, x: Any, *shape: Any) -> Any:
+    def prepare(self, node: Apply, x: Any, *shape: Any) -> PreparedCall:
+        from dnnops.gpuarray.prepared.call import PreparedCall, Result
+
         if any(
             want is not None and have != want for have, want in zip(x.shape, shape, strict=True)
         ):
             wanted = tuple(None if s is None else int(s) for s in shape)
             raise AssertionError(f"SpecifyShape: got shape {x.shape}, expected {wanted}")
-        return x
+        return PreparedCall([Result(0)])
 
     def __str__(self) -> str:
         return "GpuSpecifyShape"
@@ -83,15 +111,27 @@ class GpuAlloc(MirrorOp):
         output_type = GpuArrayType(value.type.dtype, node.outputs[0].type.shape, self.device)
         return Apply(self, [value, *node.inputs[1:]], [output_type()])
 
+    def number_operands(self, node: Apply) -> frozenset[int]:
+        return frozenset() if is_on_device(node.inputs[0]) else frozenset({0})
+
+    def prepare(self, node: Apply, value: Any, *shape: Any) -> PreparedCall | None:
+        from dnnops.gpuarray.elementwise.moves import filling_call
+
+        lengths = tuple(int(length) for length in shape)
+        if min(lengths, default=0) < 0:
+            return None  # CuPy raises the error
+        is_number = not is_on_device(node.inputs[0])
+        if not is_number:
+            self._check_broadcast(node, value, lengths)
+        return filling_call(node, (value, *shape), lengths, is_number)
+
     def compute(self, node: Apply, value: Any, *shape: Any) -> Any:
         import cupy
 
-        lengths = tuple(int(length) for length in shape)
-        out_type = node.outputs[0].type
-        if value.ndim == 0 and not isinstance(value, cupy.ndarray):
-            return cupy.full(lengths, value[()], dtype=out_type.numpy_dtype)
-        self._check_broadcast(node, value, lengths)
-        out = cupy.empty(lengths, dtype=out_type.numpy_dtype)
+        call = self.prepared(node, value, *shape)
+        if call is not None:
+            return call.run((value, *shape))
+        out = cupy.empty(tuple(map(int, shape)), dtype=node.outputs[0].type.numpy_dtype)
         out[...] = value
         return out
 
@@ -140,11 +180,13 @@ class GpuAllocEmpty(GpuOp):
         """Disconnect the output, since its values don't depend on the operands."""
         return [[False] for _ in node.inputs]
 
-    def compute(self, node: Apply, *shape: Any) -> Any:
-        import cupy
+    def prepare(self, node: Apply, *shape: Any) -> PreparedCall:
+        from dnnops.gpuarray.prepared.builder import CallBuilder
+        from dnnops.gpuarray.prepared.call import Result
 
-        lengths = tuple(int(length) for length in shape)
-        return cupy.empty(lengths, dtype=node.outputs[0].type.numpy_dtype)
+        call = CallBuilder(shape)
+        out = call.new([int(length) for length in shape], node.outputs[0].type.numpy_dtype)
+        return call.call(Result(out.address.place))
 
 
 class GpuARange(MirrorOp):
@@ -186,30 +228,22 @@ class GpuJoin(MirrorOp):
     the memory order of the first operand, for example ``channels_last``.
     """
 
-    def compute(self, node: Apply, *operands: Any) -> Any:
-        from dnnops.gpuarray.copying import copy_into
+    def prepare(self, node: Apply, *operands: Any) -> PreparedCall | None:
+        from dnnops.gpuarray.elementwise.moves import joining_call
 
         first = first_joined(self.host_op)
-        axis = operands[0] if first else self.host_op.axis
-        dtype = node.outputs[0].type.numpy_dtype
-        arrays = tuple(a if a.dtype == dtype else a.astype(dtype) for a in operands[first:])
-        axis = int(axis)
-        # cupy.concatenate copies addresses from the host, which a CUDA graph cannot contain.
-        lengths = [a.shape[axis] for a in arrays]
-        shape = [*arrays[0].shape]
-        shape[axis] = sum(lengths)
-        out, _ = empty_in_order(shape, dtype, common_order(arrays[:1], arrays[0].shape))
-        start = 0
-        for array, length in zip(arrays, lengths, strict=True):
-            part = out.swapaxes(0, axis)[start : start + length].swapaxes(0, axis)
-            if part.shape != array.shape:
-                raise DnnValueError(
-                    f"{self}: arrays of shapes {[a.shape for a in arrays]} cannot be joined"
-                    f" along axis {axis}"
-                )
-            copy_into(part, array)
-            start += length
-        return out
+        axis = int(operands[0] if first else self.host_op.axis) % operands[first].ndim
+        return joining_call(node, operands, first, axis)
+
+    def compute(self, node: Apply, *operands: Any) -> Any:
+        call = self.prepared(node, *operands)
+        if call is None:  # elements are not at multiples of their size
+            first = first_joined(self.host_op)
+            operands = (*operands[:first], *(a.copy() for a in operands[first:]))
+            call = self.prepared(node, *operands)
+            if call is None:
+                raise DnnNotSupportedError(f"{self}: the arrays are too large")
+        return call.run(operands)
 
     def __str__(self) -> str:
         return "GpuJoin"
@@ -222,7 +256,9 @@ class GpuSplit(MirrorOp):
     PyTensor 3.3.
     """
 
-    def compute(self, node: Apply, x: Any, *operands: Any) -> Any:
+    def prepare(self, node: Apply, x: Any, *operands: Any) -> PreparedCall:
+        from dnnops.gpuarray.prepared.call import PreparedCall, Result
+
         axis = int(self.host_op.axis if hasattr(self.host_op, "axis") else operands[0])
         lengths = [int(length) for length in operands[-1]]
         count = self.host_op.len_splits
@@ -235,9 +271,11 @@ class GpuSplit(MirrorOp):
             )
         ends = itertools.accumulate(lengths)
         before = (slice(None),) * (axis % x.ndim)
-        return tuple(
-            x[(*before, slice(end - length, end))]
-            for end, length in zip(ends, lengths, strict=True)
+        return PreparedCall(
+            [
+                Result(0, (itemgetter((*before, slice(end - length, end))),))
+                for end, length in zip(ends, lengths, strict=True)
+            ]
         )
 
     def __str__(self) -> str:
@@ -270,10 +308,17 @@ class GpuContiguous(GpuOp):
         """Pass the tangent through unchanged."""
         return list(tangents)
 
-    def compute(self, node: Apply, x: Any) -> Any:
-        from dnnops.gpuarray.copying import contiguous_copy
+    def prepare(self, node: Apply, x: Any) -> PreparedCall | None:
+        from dnnops.gpuarray.elementwise.moves import contiguous_call
+        from dnnops.gpuarray.prepared.call import PreparedCall, Result
 
-        return x if x.flags.c_contiguous else contiguous_copy(x)
+        if x.flags.c_contiguous:
+            return PreparedCall([Result(0)])
+        return contiguous_call((x,), x.shape)
+
+    def compute(self, node: Apply, x: Any) -> Any:
+        call = self.prepared(node, x)
+        return x.copy() if call is None else call.run((x,))
 
 
 def specify_gpu_shape(x: Any, shape: tuple[int | None, ...]) -> Any:

@@ -11,10 +11,12 @@ from pytensor.graph.basic import Apply
 
 from dnnops.arguments import switch
 from dnnops.errors import DnnValueError
-from dnnops.gpuarray.op import MirrorOp
+from dnnops.gpuarray.op import MirrorOp, is_on_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from dnnops.gpuarray.prepared.call import PreparedCall
 
 
 @contextmanager
@@ -78,9 +80,58 @@ class _Product(MirrorOp):
         tf32 = "TF32" if self.allow_tf32 else ""
         return f"{type(self).__name__}{{{tf32}}}" if tf32 else type(self).__name__
 
+    def scaled_sum(self, inputs: Any, shape: tuple[int, ...]) -> PreparedCall | None:
+        """Prepare ``beta * z + alpha * dot(x, y)`` for operands ``z, alpha, x, y, beta``.
+
+        `y` is a matrix or a vector.
+        """
+        from dnnops.gpuarray.copying import add_copy
+        from dnnops.gpuarray.prepared.builder import CallBuilder
+        from dnnops.gpuarray.prepared.call import Result
+        from dnnops.gpuarray.products import ProductFactors, add_product, has_contiguous_side
+
+        _, alpha, x, _, beta = inputs
+        call = CallBuilder(inputs)
+        out, result = call.operand(0), Result(0)
+        if not self.host_op.inplace:
+            out = add_copy(call, x.dtype, out, shape) if float(beta) else call.new(shape, x.dtype)
+            result = Result(out.address.place)
+        right = call.operand(3)
+        if len(shape) == 1:
+            right, out = right.as_column(), out.as_column()
+        if not has_contiguous_side(out):
+            return None
+        factors = ProductFactors(float(alpha), float(beta), self.allow_tf32)
+        add_product(call, x.dtype, call.operand(2), right, out, factors)
+        return call.call(result)
+
 
 class GpuDot(_Product):
     """`Dot`, `Dot22` and `Dot22Scalar`: the product of matrices and vectors."""
+
+    def prepare(self, node: Apply, x: Any, y: Any, *factor: Any) -> PreparedCall | None:
+        from dnnops.gpuarray.prepared.builder import CallBuilder
+        from dnnops.gpuarray.prepared.call import Result
+        from dnnops.gpuarray.prepared.placed import Placed
+
+        if not (products := _products(x, y)) or x.shape[-1] != y.shape[0]:
+            return None
+        if any(is_on_device(v) for v in node.inputs[2:]) or 0 in (*x.shape, *y.shape):
+            return None
+        call = CallBuilder((x, y, *factor))
+        rows, columns = x.shape[: x.ndim - 1], y.shape[1:]
+        out = call.new((*rows, *columns), x.dtype)
+        left, right = call.operand(0), call.operand(1)
+        if not rows:
+            left = left.with_axes_before(2)
+        if not columns:
+            right = right.as_column()
+        target = Placed.new((*(rows or (1,)), *(columns or (1,))), x.dtype, out.address.place)
+        factors = products.ProductFactors(
+            alpha=float(factor[0]) if factor else 1.0, allow_tf32=self.allow_tf32
+        )
+        products.add_product(call, x.dtype, left, right, target, factors)
+        return call.call(Result(out.address.place))
 
     def compute(self, node: Apply, x: Any, y: Any, *factor: Any) -> Any:
         result = self.product(x, y)
@@ -91,6 +142,20 @@ class GpuDot(_Product):
 
 class GpuBatchedDot(_Product):
     """`BatchedDot` and `Blockwise` matrix products: batched over leading dimensions."""
+
+    def prepare(self, node: Apply, x: Any, y: Any) -> PreparedCall | None:
+        from dnnops.gpuarray.prepared.builder import CallBuilder
+        from dnnops.gpuarray.prepared.call import Result
+
+        self._check(node, x.shape, y.shape)
+        if not (products := _products(x, y)) or 0 in (*x.shape, *y.shape):
+            return None
+        call = CallBuilder((x, y))
+        batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+        out = call.new((*batch, x.shape[-2], y.shape[-1]), x.dtype)
+        factors = products.ProductFactors(allow_tf32=self.allow_tf32)
+        products.add_product(call, x.dtype, call.operand(0), call.operand(1), out, factors)
+        return call.call(Result(out.address.place))
 
     def compute(self, node: Apply, x: Any, y: Any) -> Any:
         import cupy
@@ -125,6 +190,18 @@ class GpuGemm(_Product):
 
     inplace_parameter = "inplace"
 
+    def prepare(
+        self, node: Apply, z: Any, alpha: Any, x: Any, y: Any, beta: Any
+    ) -> PreparedCall | None:
+
+        shape = (x.shape[0], y.shape[1])
+        products = _products(x, y, z)
+        if any(is_on_device(node.inputs[i]) for i in (1, 4)) or not products:
+            return None
+        if x.shape[1] != y.shape[0] or z.shape != shape or 0 in (*shape, x.shape[1]):
+            return None
+        return self.scaled_sum((z, alpha, x, y, beta), shape)
+
     def compute(self, node: Apply, z: Any, alpha: Any, x: Any, y: Any, beta: Any) -> Any:
         from cupy import cublas
 
@@ -155,6 +232,22 @@ class GpuGemv(_Product):
     """`Gemv` on the device: ``beta * y + alpha * dot(A, x)``."""
 
     inplace_parameter = "inplace"
+
+    def prepare(
+        self,
+        node: Apply,
+        y: Any,
+        alpha: Any,
+        A: Any,  # noqa: N803
+        x: Any,
+        beta: Any,
+    ) -> PreparedCall | None:
+        shape = (A.shape[0],)
+        if any(is_on_device(node.inputs[i]) for i in (1, 4)) or not _products(A, x, y):
+            return None
+        if A.shape[1] != x.shape[0] or y.shape != shape or 0 in A.shape:
+            return None
+        return self.scaled_sum((y, alpha, A, x, beta), shape)
 
     def compute(self, node: Apply, y: Any, alpha: Any, A: Any, x: Any, beta: Any) -> Any:  # noqa: N803
         shape = (A.shape[0],)

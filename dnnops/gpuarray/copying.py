@@ -10,14 +10,19 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from pytensor.scalar.basic import identity
+import numpy as np
 
 from dnnops.dtypes import DTYPES
+from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray.device import on_device
+from dnnops.gpuarray.elementwise.packed import LEAST_SIZE
+from dnnops.gpuarray.elementwise.step import copy_step
 from dnnops.gpuarray.layout import common_order, dense_order, inverse
-from dnnops.gpuarray.packed import LEAST_SIZE, pack_width, packed_kernel, packed_operands
+from dnnops.gpuarray.prepared.builder import CallBuilder
+from dnnops.gpuarray.prepared.call import KernelStep
+from dnnops.gpuarray.prepared.placed import Placed
 
-__all__ = ["contiguous_copy", "copied_to_device", "copy_into"]
+__all__ = ["add_copy", "contiguous_copy", "copied_to_device", "copy_into", "placed_copy"]
 
 #: Value of ``cudaErrorPeerAccessAlreadyEnabled``.
 _ALREADY_ENABLED = 704
@@ -32,21 +37,32 @@ def copy_into(target: Any, source: Any) -> None:
         They may have different dtypes, and must not overlap.
     """
     dtype = target.dtype.name
-    is_large = target.size >= LEAST_SIZE and source.shape == target.shape
-    if is_large and source.dtype == target.dtype and dtype in DTYPES:
-        order = common_order([target], target.shape)
-        if order is not None:
-            target, source = target.transpose(order), source.transpose(order)
-        width = pack_width([dtype])
-        packed = packed_operands([source], [True], [target], width)
-        if packed is not None:
-            kernel = packed_kernel(
-                identity, (dtype,), (dtype,), packed.kinds, packed.result_kinds, width
-            )
-            size = target.size
-            kernel(*packed.arguments, *packed.numbers, size, target, size=-(-size // width))
+    if source.shape == target.shape and source.dtype == target.dtype and dtype in DTYPES:
+        if not target.size:
+            return
+        step = placed_copy(dtype, Placed.of(source, 1), Placed.of(target, 0))
+        if step is not None:
+            step.run([target, source])
             return
     target[...] = source
+
+
+def placed_copy(dtype: str, source: Placed, target: Placed) -> KernelStep | None:
+    """Return the launch that copies an array, in the order of the target's memory.
+
+    Parameters
+    ----------
+    dtype : str
+    source, target : Placed
+        Arrays of one shape, which must not overlap.
+
+    Returns
+    -------
+    KernelStep or None
+        None if a kernel cannot access the arrays.
+    """
+    order = common_order([target], target.shape)
+    return copy_step(dtype, source.transpose(order), target.transpose(order))
 
 
 def contiguous_copy(array: Any) -> Any:
@@ -132,3 +148,34 @@ def _enable_access(device: int, peer: int) -> None:
         # CuPy's own kernels may have enabled it.
         if error.status != _ALREADY_ENABLED:
             raise
+
+
+def add_copy(call: CallBuilder, dtype: np.dtype, source: Placed, shape: tuple[int, ...]) -> Placed:
+    """Add a C-contiguous copy to a prepared call.
+
+    Parameters
+    ----------
+    call : CallBuilder
+    dtype : numpy.dtype
+    source : Placed
+        Array that is broadcast to `shape`.
+    shape : tuple of int
+
+    Returns
+    -------
+    Placed
+
+    Raises
+    ------
+    DnnNotSupportedError
+        If a kernel cannot access the array.
+    """
+    copy = call.new(shape, dtype)
+    if copy.size:
+        step = copy_step(dtype.name, source.with_axes_before(len(shape)), copy)
+        if step is None:
+            raise DnnNotSupportedError(
+                f"a kernel cannot copy an array of strides {source.strides} and {dtype} elements"
+            )
+        call.steps.append(step)
+    return copy

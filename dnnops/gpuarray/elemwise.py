@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Iterable
-from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.scalar import get_scalar_type
 from pytensor.scalar.basic import ScalarOp
 from pytensor.tensor.type import TensorType
 
 from dnnops.compat import shape_inference
-from dnnops.dtypes import DTYPES, host_dtype
+from dnnops.dtypes import host_dtype, numpy_dtype
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
-from dnnops.gpuarray.layout import common_order, empty_in_order
+from dnnops.gpuarray.layout import common_order
 from dnnops.gpuarray.op import GpuOp, infer_device, is_on_device
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.runtime.scalar_code import PREAMBLE, scalar_code
+from dnnops.runtime.scalar_code import scalar_code
+
+if TYPE_CHECKING:
+    from dnnops.gpuarray.prepared.builder import CallBuilder
+    from dnnops.gpuarray.prepared.call import PreparedCall, Result
 
 
 class GpuElemwise(GpuOp):
@@ -125,77 +128,89 @@ class GpuElemwise(GpuOp):
         )
         return [shape for _ in node.outputs]
 
-    def compute(self, node: Apply, *inputs: Any) -> Any:
-        """Launch the kernel and return its results."""
-        launcher = _launchers.get(node)
-        if launcher is None:
-            launcher = _launchers[node] = _Launcher(self, node)
-        return launcher(inputs)
+    def prepare(self, node: Apply, *inputs: Any) -> PreparedCall | None:
+        """Prepare the kernel, with its axes in the order of the operands' memory."""
+        from dnnops.gpuarray.prepared.builder import CallBuilder
 
-    def __str__(self) -> str:
-        inplace = f",inplace{dict(self.inplace_pattern)}" if self.inplace_pattern else ""
-        dtypes = f",{'/'.join(self.out_dtypes)}" if self.out_dtypes else ""
-        return f"GpuElemwise{{{self.scalar_op}{dtypes}{inplace}}}"
+        call = CallBuilder(inputs)
+        results = self.add_to(call, node, range(len(inputs)))
+        return None if results is None else call.call(*results)
 
+    def add_to(self, call: CallBuilder, node: Apply, places: Sequence[int]) -> list[Result] | None:
+        """Add the launch for a node to a prepared call.
 
-class _Launcher:
-    """Launch the kernels of a node, with what does not depend on the operands' values cached."""
+        Parameters
+        ----------
+        call : CallBuilder
+        node : Apply
+            Node of this Op, whose operands are operands of the call.
+        places : sequence of int
+            Index of each operand in the call.
 
-    def __init__(self, op: GpuElemwise, node: Apply):
-        from dnnops.gpuarray import packed as packing
+        Returns
+        -------
+        list of Result or None
+            None if a kernel cannot access the operands.
+        """
+        from dnnops.gpuarray.elementwise.step import elementwise_step
+        from dnnops.gpuarray.prepared.call import Address, Number, Result
 
-        self.packing = packing
-        self.name = str(op)
-        self.on_device = [is_on_device(x) for x in node.inputs]
-        self.broadcastable = [
-            x.type.broadcastable if is_on_device(x) else None for x in node.inputs
-        ]
-        self.inplace = dict(op.inplace_pattern)
-        self.out_dtypes = [z.type.numpy_dtype for z in node.outputs]
-        in_dtypes = tuple(x.type.dtype for x in node.inputs)
-        out_dtypes = tuple(z.type.dtype for z in node.outputs)
-        self.kernel = elementwise_kernel(op.scalar_op, in_dtypes, out_dtypes)
-        # Compiled only when large dense arrays occur.
-        kernel = packing.packed_kernel
-        self.make_packed = functools.partial(kernel, op.scalar_op, in_dtypes, out_dtypes)
-        arrays = itertools.compress(in_dtypes, self.on_device)
-        self.width = packing.pack_width([*arrays, *out_dtypes])
-
-    def __call__(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        arrays = [x for x, device in zip(inputs, self.on_device, strict=True) if device]
+        inputs = [call.inputs[place] for place in places]
+        on_device = [is_on_device(x) for x in node.inputs]
+        arrays = list(itertools.compress(inputs, on_device))
         shape = arrays[0].shape
         if any(x.shape != shape for x in arrays[1:]):
-            shape = self._broadcast_shape(arrays)
+            shape = self._broadcast_shape(node, arrays)
         order = common_order(arrays, shape)
         # Pass all arrays with their axes in memory order, so that neighboring threads read and
         # write neighboring elements.
-        operands = [
-            (x if order is None else x.transpose(order)) if device else x[()]
-            for x, device in zip(inputs, self.on_device, strict=True)
-        ]
-        results, targets = [], []
-        for number, dtype in enumerate(self.out_dtypes):
-            if number in self.inplace:
-                result = inputs[self.inplace[number]]
-                target = operands[self.inplace[number]]
+        operands: list[tuple[str, Any]] = []
+        for x, value, place, is_array in zip(node.inputs, inputs, places, on_device, strict=True):
+            dtype = x.type.dtype
+            if is_array:
+                operands.append((dtype, call.operand(place).transpose(order)))
             else:
-                result, target = empty_in_order(shape, dtype, order)
-            results.append(result)
-            targets.append(target)
-        size = targets[0].size
-        packed = None
-        if size >= self.packing.LEAST_SIZE:
-            packed = self.packing.packed_operands(operands, self.on_device, targets, self.width)
-        if packed is None:
-            self.kernel(*operands, *targets)
-        else:
-            kernel = self.make_packed(packed.kinds, packed.result_kinds, self.width)
-            count = -(-size // self.width)
-            kernel(*packed.arguments, *packed.numbers, size, *targets, size=count)
-        return tuple(results)
+                # In a CUDA graph, the number is on the device.
+                is_host = isinstance(value, np.ndarray | np.generic)
+                operands.append(
+                    (dtype, Number(place, numpy_dtype(dtype)) if is_host else Address(place))
+                )
+        inplace = dict(self.inplace_pattern)
+        results, targets = [], []
+        for number, z in enumerate(node.outputs):
+            if number in inplace:
+                results.append(Result(places[inplace[number]]))
+                target = operands[inplace[number]][1]
+            else:
+                result, target = call.new_in_order(shape, z.type.numpy_dtype, order)
+                results.append(result)
+            targets.append((z.type.dtype, target))
+        if targets[0][1].size:
+            step = elementwise_step(self.scalar_op, operands, targets)
+            if step is None:
+                return None
+            call.steps.append(step)
+        return results
 
-    def _broadcast_shape(self, arrays: list[Any]) -> tuple[int, ...]:
-        patterns = [ones for ones in self.broadcastable if ones is not None]
+    def compute(self, node: Apply, *inputs: Any) -> Any:
+        """Launch the kernel and return its results."""
+        call = self.prepared(node, *inputs)
+        if call is None:  # elements are not at multiples of their size, or there are too many
+            copies = [
+                x.copy() if is_on_device(v) else x for v, x in zip(node.inputs, inputs, strict=True)
+            ]
+            call = self.prepared(node, *copies)
+            if call is None:
+                raise DnnNotSupportedError(f"{self}: too many elements for a kernel")
+            results = list(call.run(copies))
+            for o, i in self.inplace_pattern:
+                inputs[i][...] = results[o]
+                results[o] = inputs[i]
+            return tuple(results)
+        return call.run(inputs)
+
+    def _broadcast_shape(self, node: Apply, arrays: list[Any]) -> tuple[int, ...]:
+        patterns = [x.type.broadcastable for x in node.inputs if is_on_device(x)]
         shape = [1] * arrays[0].ndim
         for x, ones in zip(arrays, patterns, strict=True):
             for axis, length in enumerate(x.shape):
@@ -205,49 +220,15 @@ class _Launcher:
             for axis, length in enumerate(x.shape):
                 if length != (1 if ones[axis] else shape[axis]):
                     raise DnnValueError(
-                        f"{self.name}: shapes {[a.shape for a in arrays]} cannot be broadcast;"
+                        f"{self}: shapes {[a.shape for a in arrays]} cannot be broadcast;"
                         " only dimensions that are known to have length 1 are broadcast"
                     )
         return tuple(shape)
 
-
-# Kept outside of the nodes, since kernels can't be pickled with a function.
-_launchers: WeakKeyDictionary[Apply, _Launcher] = WeakKeyDictionary()
-
-
-@functools.lru_cache(maxsize=1024)
-def elementwise_kernel(
-    scalar_op: ScalarOp, in_dtypes: tuple[str, ...], out_dtypes: tuple[str, ...]
-) -> Any:
-    """Return the CuPy kernel of a scalar Op.
-
-    Parameters
-    ----------
-    scalar_op : ScalarOp
-    in_dtypes, out_dtypes : tuple of str
-        Dtypes of operands and results in memory.
-
-    Returns
-    -------
-    cupy.ElementwiseKernel
-        Kernel with the parameters ``in0``, ``in1``... and ``z0``, ``z1``... The results may
-        overwrite operands.
-    """
-    import cupy
-
-    code = scalar_code(scalar_op, in_dtypes)
-    # Assign results to local variables first: an output may overwrite an operand.
-    lines = [f"{DTYPES[dtype].c_type} out{i};" for i, dtype in enumerate(out_dtypes)]
-    lines.append(code.operation)
-    lines += [f"z{i} = out{i};" for i in range(len(out_dtypes))]
-    return cupy.ElementwiseKernel(
-        ", ".join(f"{dtype} in{i}" for i, dtype in enumerate(in_dtypes)),
-        ", ".join(f"{dtype} z{i}" for i, dtype in enumerate(out_dtypes)),
-        "\n".join(lines),
-        name="dnnops_elementwise",
-        preamble=f"{PREAMBLE}\n{code.support}",
-        no_return=True,
-    )
+    def __str__(self) -> str:
+        inplace = f",inplace{dict(self.inplace_pattern)}" if self.inplace_pattern else ""
+        dtypes = f",{'/'.join(self.out_dtypes)}" if self.out_dtypes else ""
+        return f"GpuElemwise{{{self.scalar_op}{dtypes}{inplace}}}"
 
 
 def can_run(scalar_op: ScalarOp, in_dtypes: tuple[str, ...]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 #: The memory formats that results can have.
@@ -122,3 +123,37 @@ def inverse(order: tuple[int, ...]) -> tuple[int, ...]:
     for place, axis in enumerate(order):
         places[axis] = place
     return tuple(places)
+
+
+def is_reshaped_view(
+    shape: tuple[int, ...], strides: tuple[int, ...], new_shape: tuple[int, ...]
+) -> bool:
+    """Return whether an array can be reshaped without a copy.
+
+    Parameters
+    ----------
+    shape, strides : tuple of int
+        Layout of the array.
+    new_shape : tuple of int
+        Shape of the same number of elements.
+    """
+    if 0 in shape:
+        return True
+    axes = [(n, step) for n, step in zip(shape, strides, strict=True) if n != 1]
+    lengths = [n for n in new_shape if n != 1]
+    old = new = 0
+    while old < len(axes) and new < len(lengths):
+        # The shortest runs of old and new axes with as many elements.
+        first, old_size, new_size = old, axes[old][0], lengths[new]
+        while old_size != new_size:
+            if old_size < new_size:
+                old += 1
+                old_size *= axes[old][0]
+            else:
+                new += 1
+                new_size *= lengths[new]
+        run = axes[first : old + 1]
+        if any(a[1] != b[0] * b[1] for a, b in pairwise(run)):
+            return False
+        old, new = old + 1, new + 1
+    return True

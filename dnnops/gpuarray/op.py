@@ -8,7 +8,7 @@ call to CuPy.
 from __future__ import annotations
 
 import copy
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
@@ -19,6 +19,9 @@ from dnnops.compat import inferred_shapes, shape_inference
 from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.device import is_current, on_device
 from dnnops.gpuarray.type import GpuArrayType
+
+if TYPE_CHECKING:
+    from dnnops.gpuarray.prepared.call import PreparedCall
 
 # TensorType lacks bfloat16. In the type inference of every Op, float16 behaves as bfloat16 should.
 _STAND_IN = {"bfloat16": "float16"}
@@ -49,7 +52,8 @@ class GpuOp(Op):
 
     A subclass implements ``compute(node, *inputs)``, which returns the value of the output, or
     a tuple of the values of several outputs. While it runs, the node's device is the current
-    device.
+    device. If it also implements ``prepare(node, *inputs)``, C code runs its nodes, and calls
+    ``compute`` only for operands for which ``prepare`` returns None.
     """
 
     _f16_ok = True
@@ -58,7 +62,54 @@ class GpuOp(Op):
 
     def compute(self, node: Apply, *inputs: Any) -> Any:
         """Compute the value of the output, or a tuple of the values of several outputs."""
-        raise NotImplementedError
+        call = self.prepared(node, *inputs)
+        if call is None:
+            raise NotImplementedError
+        return call.run(inputs)
+
+    def prepare(self, node: Apply, *inputs: Any) -> PreparedCall | None:
+        """Return what to do for operands like these, or None if only :meth:`compute` can do it.
+
+        It may depend on the shapes and strides of arrays, on their addresses modulo
+        `dnnops.gpuarray.prepared.call.ALIGNMENT`, on host operands, and on the device. Of the
+        operands in :meth:`number_operands`, it may only depend on whether they are on the device.
+        """
+        return None
+
+    def prepared(self, node: Apply, *inputs: Any) -> PreparedCall | None:
+        """Return what :meth:`prepare` does, or has returned for operands like these."""
+        # Imported here because only nodes that run need it.
+        from dnnops.gpuarray.prepared.cache import prepared_call
+
+        return prepared_call(node, inputs)
+
+    def prepares(self, node: Apply) -> bool:
+        """Return whether :meth:`prepare` may return something for a node."""
+        return type(self).prepare is not GpuOp.prepare
+
+    def number_operands(self, node: Apply) -> frozenset[int]:
+        """Return the indices of the host operands that kernels take as numbers."""
+        if not self.takes_numbers:
+            return frozenset()
+        return frozenset(i for i, x in enumerate(node.inputs) if not is_on_device(x))
+
+    def make_thunk(
+        self,
+        node: Apply,
+        storage_map: Any,
+        compute_map: Any,
+        no_recycling: Any,
+        impl: Any = None,
+    ) -> Any:
+        """Return a function that runs the node, from C if possible."""
+        if impl != "py" and self.prepares(node):
+            # Imported here because it loads the runtime library.
+            from dnnops.gpuarray.prepared.thunk import native_thunk
+
+            thunk = native_thunk(node, storage_map, compute_map)
+            if thunk is not None:
+                return thunk
+        return super().make_thunk(node, storage_map, compute_map, no_recycling, impl)
 
     def node_device(self, node: Apply) -> int:
         """Return the number of the device that runs the node."""

@@ -6,16 +6,31 @@ Unlike CuPy's calls of cuBLAS, these can be recorded as part of a CUDA graph.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import DnnUnavailableError, DnnValueError
-from dnnops.gpuarray.copying import contiguous_copy
+from dnnops.gpuarray.copying import add_copy
+from dnnops.gpuarray.prepared.builder import CallBuilder
+from dnnops.gpuarray.prepared.placed import Placed
 from dnnops.runtime.build import CUDNN
 from dnnops.runtime.op import empty_tensors, make_context, raise_status
 
-__all__ = ["Layout", "has_contiguous_side", "layouts", "multiply", "products_available"]
+__all__ = [
+    "Layout",
+    "ProductFactors",
+    "ProductStep",
+    "add_product",
+    "has_contiguous_side",
+    "layouts",
+    "multiply",
+    "products_available",
+]
 
 
 @cache
@@ -59,22 +74,81 @@ def multiply(
         else:
             out.fill(0)
         return
-    import cupy
+    call = CallBuilder((x, y, out))
+    factors = ProductFactors(alpha, beta, allow_tf32)
+    add_product(call, x.dtype, call.operand(0), call.operand(1), call.operand(2), factors)
+    call.call().run((x, y, out))
 
-    tensors, result = empty_tensors(2), empty_tensors(1)
-    for tensor, layout in zip((*tensors, *result), layouts(x, y, out), strict=True):
-        tensor.data = layout.array.data.ptr
-        tensor.dtype = DTYPE_CODES[layout.array.dtype.name]
-        tensor.ndim = 3
-        tensor.shape[:3] = layout.shape
-        tensor.strides[:3] = layout.strides
-    context = make_context(cupy.cuda.get_current_stream().ptr, x.device.id)
-    raise_status(
-        CUDNN,
-        CUDNN.library.dnnops_cudnn_product(
-            ctypes.byref(context), int(allow_tf32), alpha, beta, tensors, result
-        ),
-    )
+
+class ProductFactors(NamedTuple):
+    """Factors of a product, as in `multiply`."""
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    allow_tf32: bool = False
+
+
+@dataclass(frozen=True)
+class ProductStep:
+    """A matrix product as a step of a prepared call.
+
+    Attributes
+    ----------
+    factors : ProductFactors
+    dtype : str
+    layouts : tuple of Layout
+        The operands and the result.
+    """
+
+    factors: ProductFactors
+    dtype: str
+    layouts: tuple[Layout, Layout, Layout]
+
+    def run(self, arrays: Sequence[Any]) -> None:
+        """Compute the product; `arrays` are the values of all places."""
+        import cupy
+
+        tensors, result = empty_tensors(2), empty_tensors(1)
+        for tensor, layout in zip((*tensors, *result), self.layouts, strict=True):
+            place, offset = layout.array.address
+            tensor.data = arrays[place].data.ptr + offset
+            tensor.dtype = DTYPE_CODES[self.dtype]
+            tensor.ndim = 3
+            tensor.shape[:3] = layout.shape
+            tensor.strides[:3] = layout.strides
+        device = arrays[self.layouts[0].array.address.place].data.device_id
+        context = make_context(cupy.cuda.get_current_stream().ptr, device)
+        alpha, beta, allow_tf32 = self.factors
+        raise_status(
+            CUDNN,
+            CUDNN.library.dnnops_cudnn_product(
+                ctypes.byref(context), int(allow_tf32), alpha, beta, tensors, result
+            ),
+        )
+
+    def encoded(self) -> tuple[Any, ...]:
+        """Return the step for C."""
+        code = DTYPE_CODES[self.dtype]
+        operands = [(*x.array.address, code, x.shape, x.strides) for x in self.layouts]
+        alpha, beta, allow_tf32 = self.factors
+        return 1, (int(allow_tf32), float(alpha), float(beta), *operands)
+
+
+def add_product(
+    call: CallBuilder, dtype: np.dtype, x: Placed, y: Placed, out: Placed, factors: ProductFactors
+) -> None:
+    """Add a matrix product, and the copies that it needs, to a prepared call.
+
+    Parameters
+    ----------
+    call : CallBuilder
+    dtype : numpy.dtype
+    x, y, out : Placed
+        See `multiply`. None is empty.
+    factors : ProductFactors
+    """
+    found = layouts(call, dtype, x, y, out)
+    call.steps.append(ProductStep(factors, dtype.name, found))
 
 
 class Layout(NamedTuple):
@@ -82,19 +156,21 @@ class Layout(NamedTuple):
 
     Attributes
     ----------
-    array : cupy.ndarray
+    array : Placed
         An operand, a transpose, or a copy of it.
     shape, strides : tuple of int
         Length and stride in bytes of the batch, the rows and the columns. The stride of the batch
         is 0 if all matrices are the same.
     """
 
-    array: Any
+    array: Placed
     shape: tuple[int, int, int]
     strides: tuple[int, int, int]
 
 
-def layouts(x: Any, y: Any, out: Any) -> tuple[Layout, Layout, Layout]:
+def layouts(
+    call: CallBuilder, dtype: np.dtype, x: Placed, y: Placed, out: Placed
+) -> tuple[Layout, Layout, Layout]:
     """Return how cuBLASLt should read the operands of a product and write the result.
 
     Of each, the rows or the columns are contiguous; of the result, the rows. If that takes the
@@ -102,7 +178,10 @@ def layouts(x: Any, y: Any, out: Any) -> tuple[Layout, Layout, Layout]:
 
     Parameters
     ----------
-    x, y, out : cupy.ndarray
+    call : CallBuilder
+        Call that makes the copies.
+    dtype : numpy.dtype
+    x, y, out : Placed
         See `multiply`. None is empty.
 
     Raises
@@ -111,31 +190,25 @@ def layouts(x: Any, y: Any, out: Any) -> tuple[Layout, Layout, Layout]:
         If the result has gaps or its batch has several strides.
     """
     if out.strides[-1] != out.itemsize and out.shape[-1] > 1:
-        x, y, out = y.swapaxes(-1, -2), x.swapaxes(-1, -2), out.swapaxes(-1, -2)
+        x, y, out = y.transposed(), x.transposed(), out.transposed()
     batch = out.shape[:-2]
     target = _layout(out, batch) if has_contiguous_side(out) else None
     if target is None:
         raise DnnValueError(f"a product cannot be written to an array of strides {out.strides}")
-    return _operand(x, batch), _operand(y, batch), target
+    return _operand(call, dtype, x, batch), _operand(call, dtype, y, batch), target
 
 
-def _operand(array: Any, batch: tuple[int, ...]) -> Layout:
+def _operand(call: CallBuilder, dtype: np.dtype, array: Placed, batch: tuple[int, ...]) -> Layout:
     """Return the layout of an operand, or of a copy of it."""
-    import cupy
-
-    if not has_contiguous_side(array):
-        array = contiguous_copy(array)
-    for copied in (
-        lambda: array,
-        lambda: contiguous_copy(array),
-        # It is broadcast along some of several axes.
-        lambda: contiguous_copy(
-            cupy.get_array_module(array).broadcast_to(array, (*batch, *array.shape[-2:]))
-        ),
-    ):
-        if (found := _layout(copied(), batch)) is not None:
-            return found
-    raise AssertionError("a contiguous array has one stride")
+    if has_contiguous_side(array) and (found := _layout(array, batch)) is not None:
+        return found
+    copy = add_copy(call, dtype, array, array.shape)
+    found = _layout(copy, batch)
+    if found is None:  # it is broadcast along some of several axes
+        found = _layout(add_copy(call, dtype, copy, (*batch, *array.shape[-2:])), batch)
+    if found is None:
+        raise AssertionError("a contiguous array has one stride")
+    return found
 
 
 def has_contiguous_side(array: Any) -> bool:
@@ -147,7 +220,7 @@ def has_contiguous_side(array: Any) -> bool:
     )
 
 
-def _layout(array: Any, batch: tuple[int, ...]) -> Layout | None:
+def _layout(array: Placed, batch: tuple[int, ...]) -> Layout | None:
     """Return the layout of an array, or None if its batch has several strides."""
     missing = len(batch) - (array.ndim - 2)
     step, length = 0, 1

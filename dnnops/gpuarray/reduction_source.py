@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-from dnnops.dtypes import DTYPES, HALF_DTYPES, numpy_dtype
+from dnnops.dtypes import DTYPES, numpy_dtype
 from dnnops.runtime.build import c_code_dir
+from dnnops.runtime.scalar_code import from_stored, stored_type, to_stored
 
 __all__ = ["Arithmetic", "Kernels", "processors", "reduction_source"]
 
@@ -42,10 +43,6 @@ class Arithmetic(NamedTuple):
         return numpy_dtype(next(names)).itemsize
 
 
-def _stored(dtype: str) -> str:
-    return "unsigned short" if dtype in HALF_DTYPES else DTYPES[dtype].c_type
-
-
 def reduction_source(arithmetic: Arithmetic, name: str) -> str:
     """Return the CUDA source of reduction kernels.
 
@@ -62,14 +59,11 @@ def reduction_source(arithmetic: Arithmetic, name: str) -> str:
     str
     """
     of = arithmetic
-    value, result = "element", f"({DTYPES[of.out_dtype].c_type})value"
-    if of.in_dtype in HALF_DTYPES:
-        value = f"Number<{DTYPES[of.in_dtype].code}>::acc(element)"
-    if of.out_dtype in HALF_DTYPES:
-        result = f"Number<{DTYPES[of.out_dtype].code}>::bits({result})"
+    value = from_stored(of.in_dtype, "element")
+    result = to_stored(of.out_dtype, f"({DTYPES[of.out_dtype].c_type})value")
     declared = f"""
-using Stored = {_stored(of.in_dtype)};
-using Result = {_stored(of.out_dtype)};
+using Stored = {stored_type(of.in_dtype)};
+using Result = {stored_type(of.out_dtype)};
 using Acc = {of.accumulator};
 #define IDENTITY ((Acc){of.identity})
 DEVICE Acc premapped(Acc x) {{ return {of.premap}; }}

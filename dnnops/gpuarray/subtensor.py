@@ -5,7 +5,8 @@ Integers and slices stay on the host; index arrays are on the device.
 
 from __future__ import annotations
 
-from typing import Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pytensor.graph.basic import Apply
@@ -14,6 +15,9 @@ from pytensor.tensor.subtensor import unflatten_index_variables
 from dnnops.errors import DnnValueError
 from dnnops.gpuarray.deferred import DnnIndexError, check_indices
 from dnnops.gpuarray.op import MirrorOp
+
+if TYPE_CHECKING:
+    from dnnops.gpuarray.prepared.call import PreparedCall
 
 
 def _int(index: Any) -> Any:
@@ -48,9 +52,12 @@ class _GpuIndexing(MirrorOp):
 class GpuSubtensor(_GpuIndexing):
     """`Subtensor` on the device, which returns a view."""
 
-    def compute(self, node: Apply, x: Any, *indices: Any) -> Any:
+    def prepare(self, node: Apply, x: Any, *indices: Any) -> PreparedCall:
+        from dnnops.gpuarray.prepared.call import PreparedCall, Result
+
         index = self.index(node, indices)
-        return x[tuple(i if isinstance(i, slice) else int(i) for i in index)]
+        view = itemgetter(tuple(i if isinstance(i, slice) else int(i) for i in index))
+        return PreparedCall([Result(0, (view,))])
 
 
 class GpuIncSubtensor(_GpuIndexing):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Apply, Variable
+from pytensor.scalar.basic import identity
 from pytensor.tensor import as_tensor_variable
 from pytensor.tensor.basic import register_transfer
 from pytensor.tensor.type import TensorType
@@ -17,8 +18,12 @@ from dnnops.dtypes import FLOAT_DTYPES, dtype_name
 from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.deferred import raise_deferred
 from dnnops.gpuarray.device import check_device, default_device, device_from_target
+from dnnops.gpuarray.layout import common_order
 from dnnops.gpuarray.op import GpuOp, infer_device, is_on_device
 from dnnops.gpuarray.type import GpuArrayType, as_device_array, as_host_array
+
+if TYPE_CHECKING:
+    from dnnops.gpuarray.prepared.call import PreparedCall
 
 
 class _Conversion(GpuOp):
@@ -176,8 +181,26 @@ class GpuCast(_Conversion):
         # pytensor.grad rejects bfloat16 terms, and a float32 gradient is more accurate anyway.
         return cast(gradient, "float32" if x.type.dtype == "bfloat16" else x.type.dtype)
 
+    def prepare(self, node: Apply, x: Any) -> PreparedCall | None:
+        from dnnops.gpuarray.elementwise.step import elementwise_step
+        from dnnops.gpuarray.prepared.builder import CallBuilder
+
+        call = CallBuilder((x,))
+        order = common_order([x], x.shape)
+        result, out = call.new_in_order(x.shape, node.outputs[0].type.numpy_dtype, order)
+        if out.size:
+            operand = (node.inputs[0].type.dtype, call.operand(0).transpose(order))
+            step = elementwise_step(identity, [operand], [(self.dtype, out)])
+            if step is None:
+                return None
+            call.steps.append(step)
+        return call.call(result)
+
     def compute(self, node: Apply, x: Any) -> Any:
-        return x.astype(node.outputs[0].type.numpy_dtype, order="K")
+        call = self.prepared(node, x)
+        if call is None:
+            return x.astype(node.outputs[0].type.numpy_dtype, order="K")
+        return call.run((x,))
 
     def __str__(self) -> str:
         return f"GpuCast{{{self.dtype}}}"

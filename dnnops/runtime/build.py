@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -107,6 +108,8 @@ class RuntimeLibrary:
         Headers of the functions that Python calls, in addition to ``dnnops_runtime.h``.
     on_load : list of callable
         Functions to call once with the loaded library, which register what it needs from Python.
+    includes_python : bool
+        Whether the sources include the headers of the interpreter.
     """
 
     name: str
@@ -115,6 +118,7 @@ class RuntimeLibrary:
     cpu_seconds: float = 0.0
     headers: tuple[str, ...] = ()
     on_load: list[Callable[[ctypes.CDLL], None]] = field(default_factory=list)
+    includes_python: bool = False
 
     @cached_property
     def sources(self) -> list[Path]:
@@ -262,6 +266,8 @@ class RuntimeLibrary:
         list of str
         """
         includes = [f"-I{directory}" for lib in libraries for directory in lib.include_dirs]
+        if self.includes_python:
+            includes.append(f"-I{sysconfig.get_path('include')}")
         return [*_ARGUMENTS, *self.compile_args, *includes]
 
     def link_arguments(self, libraries: tuple[Library, ...], rpath: bool) -> list[str]:
@@ -457,6 +463,8 @@ ONEDNN = RuntimeLibrary(
 CUDNN = RuntimeLibrary(
     "cudnn",
     lambda: (find_cudnn(), find_cuda()),
+    # PyTensor calls some of its functions, which read Python objects.
+    includes_python=True,
     cpu_seconds=60.0,
     headers=(CHOSEN, GPU),
 )

@@ -17,10 +17,18 @@ from pytensor.graph.utils import MethodNotDefined
 from pytensor.scalar import ScalarType, get_scalar_type
 from pytensor.scalar.basic import Cast, Composite, Pow, ScalarOp, Trunc, identity
 
-from dnnops.dtypes import DTYPES, compute_dtype
+from dnnops.dtypes import DTYPES, HALF_DTYPES, compute_dtype
 from dnnops.errors import DnnNotSupportedError
 
-__all__ = ["PREAMBLE", "ScalarCode", "c_literal", "scalar_code"]
+__all__ = [
+    "PREAMBLE",
+    "ScalarCode",
+    "c_literal",
+    "from_stored",
+    "scalar_code",
+    "stored_type",
+    "to_stored",
+]
 
 #: Definitions for CUDA that the C code of scalar Ops relies on. ``KERNEL`` lets integer division by
 #: zero pass, as in CUDA, instead of raising a Python exception.
@@ -228,3 +236,24 @@ def c_literal(value: Any, dtype: str) -> str:
     else:
         text = repr(number)
     return f"(({c_type})({text}))"
+
+
+# How kernels store elements: 16-bit floats as integers, which are converted for computing.
+
+
+def stored_type(dtype: str) -> str:
+    """Return the C++ type of elements in memory."""
+    return "unsigned short" if dtype in HALF_DTYPES else DTYPES[dtype].c_type
+
+
+def from_stored(dtype: str, stored: str) -> str:
+    """Return a C++ expression for the value of an element in memory.
+
+    It needs ``kernels/numbers.cuh``, as does `to_stored`.
+    """
+    return f"Number<{DTYPES[dtype].code}>::acc({stored})" if dtype in HALF_DTYPES else stored
+
+
+def to_stored(dtype: str, value: str) -> str:
+    """Return a C++ expression for a value as it is stored."""
+    return f"Number<{DTYPES[dtype].code}>::bits({value})" if dtype in HALF_DTYPES else value

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dnnops.gpuarray.elementwise.kernel import ElementwiseKernel
 from dnnops.runtime.find import find_cuda
 from tests.emulation.nvrtc import CudaError, compile_cuda
 
@@ -103,6 +104,22 @@ def compile_log(source: str) -> str:
     includes = (f"-I{path}" for path in directories)
     try:
         compile_cuda(_HEADERS + source, "-std=c++17", *includes, architecture=ARCHITECTURE)
+    except CudaError as error:
+        return str(error)
+    return ""
+
+
+def elementwise_log(
+    scalar_op, in_dtypes, out_dtypes, kinds=None, result_kinds=None, width=1, axes=0
+) -> str:
+    """Compile an elementwise kernel, by default of dense arrays; return the compiler's errors."""
+    kinds = kinds or ("dense",) * len(in_dtypes)
+    result_kinds = result_kinds or ("dense",) * len(out_dtypes)
+    words = (tuple(in_dtypes), tuple(out_dtypes), kinds, result_kinds, width, axes)
+    try:
+        compile_cuda(
+            ElementwiseKernel(scalar_op, *words).source(), "-std=c++17", architecture=ARCHITECTURE
+        )
     except CudaError as error:
         return str(error)
     return ""

@@ -16,10 +16,10 @@ from pytensor.tensor.type import TensorType
 
 from dnnops.dtypes import DTYPES, HALF_DTYPES, host_dtype, numpy_dtype
 from dnnops.gpuarray import GpuArrayType
+from dnnops.gpuarray.elementwise.packed import DENSE, SCALAR, STORED
 from dnnops.gpuarray.multi_elemwise import op as module
 from dnnops.gpuarray.multi_elemwise.kernel import THREADS, MultiKernel
 from dnnops.gpuarray.multi_elemwise.op import GpuMultiElemwise
-from dnnops.gpuarray.packed import DENSE, SCALAR, STORED
 from tests.host_libraries import compile_once
 
 HEADERS = Path(__file__).parents[1] / "emulation"

@@ -12,10 +12,10 @@ from pytensor.tensor.type import TensorType
 
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpuarray import GpuArrayType
+from dnnops.gpuarray.elementwise.packed import DENSE, SCALAR, STORED
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.multi_elemwise import op as module
 from dnnops.gpuarray.multi_elemwise.op import GpuMultiElemwise, operand_kinds
-from dnnops.gpuarray.packed import DENSE, SCALAR, STORED
 from tests.emulation.nvrtc import compile_cuda
 from tests.gpuarray.graphs import to_device
 from tests.gpuarray.multi_elemwise_cases import (

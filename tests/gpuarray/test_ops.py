@@ -28,8 +28,8 @@ from dnnops.gpuarray.basic import (
     first_joined,
 )
 from dnnops.gpuarray.blas import GpuDot, GpuGemm
+from dnnops.gpuarray.elementwise.packed import LEAST_SIZE
 from dnnops.gpuarray.elemwise import GpuElemwise
-from dnnops.gpuarray.packed import LEAST_SIZE
 from tests.gpuarray.graphs import (
     GPU_MODE,
     assert_near,

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import ctypes
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from dnnops.gpuarray import packed
+from dnnops.gpuarray.elementwise import packed
+from dnnops.gpuarray.prepared.call import Address
+from dnnops.gpuarray.prepared.placed import Placed
+from dnnops.runtime.build import c_code_dir
 from tests.host_libraries import compile_once
 
 RUN = """
-extern "C" void repeat(const float *array, long long first, unsigned run, unsigned count, int n,
-                       float *out) {
-  auto walk = dnnops_repeat(array, first, run, count);
+extern "C" void walk_repeated(const float *array, long long first, unsigned run, unsigned count,
+                              int n, float *out) {
+  auto walk = repeat(array, first, run, count);
   for (int k = 0; k < n; ++k) out[k] = walk.next();
 }
 extern "C" float at(const float *array, long long first, const long long *n) {
   const unsigned run = n[0], middle = n[1], inner = n[2];
-  return *dnnops_row(array, first, run, middle, inner, n[3], n[4], n[5]);
+  return *row_element(array, first, run, middle, inner, n[3], n[4], n[5]);
 }
 extern "C" void copy(const float *from, long long first, long long n, float *to) {
-  dnnops_store<4>(to, first, n, dnnops_load<4>(from, first, n));
+  store<4>(to, first, n, load<4>(from, first, n));
 }
 """
 
@@ -31,7 +33,8 @@ extern "C" void copy(const float *from, long long first, long long n, float *to)
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("packed")
-    (folder / "packed.cpp").write_text(f"#define __device__\n{packed._PACKS}{RUN}")
+    cuda = (c_code_dir() / "gpu" / "elementwise" / "elementwise.cuh").read_text()
+    (folder / "packed.cpp").write_text(f"#define DEVICE\n{cuda}{RUN}")
     command = ["g++", "-std=c++17", "-fPIC", "-shared", "-Wall", "-Werror", "packed.cpp"]
     compile_once([*command, "-o", "packed.so"], folder)
     return ctypes.CDLL(str(folder / "packed.so"))
@@ -58,7 +61,7 @@ SHAPES = [
 def test_repetition(library, shape, repeated, expected):
     """The traversal from any position gives the same as broadcasting."""
     x = np.random.default_rng(0).standard_normal(repeated).astype("float32")
-    found = packed.repetition(x, shape)
+    found = packed.repetition(of_array(x), shape)
     assert found == expected
     if found is None:
         return
@@ -66,7 +69,7 @@ def test_repetition(library, shape, repeated, expected):
     for first in range(wanted.size):
         out = np.empty(min(9, wanted.size - first), "float32")
         arguments = (*map(ctypes.c_uint, found), out.size, pointer(out))
-        library.repeat(pointer(x), ctypes.c_longlong(first), *arguments)
+        library.walk_repeated(pointer(x), ctypes.c_longlong(first), *arguments)
         np.testing.assert_array_equal(out, wanted[first : first + out.size])
 
 
@@ -112,31 +115,16 @@ def test_arrays_without_rows(x):
     assert packed.dense_rows(x.shape, x.strides, x.itemsize) is None
 
 
-@dataclass
-class DeviceArray:
-    """What `packed_operands` reads of a device array."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    ptr: int = 1 << 20
-    itemsize: int = 4
-
-    @property
-    def size(self):
-        return math.prod(self.shape)
-
-    @property
-    def data(self):
-        return self
-
-    @property
-    def flags(self):
-        dense = np.lib.stride_tricks.as_strided(np.zeros(1, "i4"), self.shape, self.strides)
-        return dense.flags
+def of_array(x):
+    return placed(x.shape, x.strides)
 
 
-DENSE = DeviceArray((2, 3, 16), (192, 64, 4))
-HALF = DeviceArray((2, 3, 16), (384, 128, 4))
+def placed(shape, strides, remainder=0):
+    return Placed(Address(0), shape, strides, 4, remainder)
+
+
+DENSE = placed((2, 3, 16), (192, 64, 4))
+HALF = placed((2, 3, 16), (384, 128, 4))
 
 
 @pytest.mark.parametrize(
@@ -145,22 +133,21 @@ HALF = DeviceArray((2, 3, 16), (384, 128, 4))
         (DENSE, DENSE, ("dense", "dense")),
         (HALF, DENSE, ("rows", "dense")),
         (DENSE, HALF, ("dense", "rows")),
-        (DeviceArray((1, 1, 16), (64, 64, 4)), HALF, ("repeated", "rows")),
+        (placed((1, 1, 16), (64, 64, 4)), HALF, ("repeated", "rows")),
         # Threads would read from addresses that are not multiples of 16 bytes, or across rows.
-        (replace(HALF, ptr=4), DENSE, None),
+        (replace(HALF, remainder=4), DENSE, None),
         (replace(HALF, strides=(408, 136, 4)), DENSE, None),
-        (DeviceArray((2, 3, 18), (480, 160, 4)), DeviceArray((2, 3, 18), (216, 72, 4)), None),
+        (placed((2, 3, 18), (480, 160, 4)), placed((2, 3, 18), (216, 72, 4)), None),
     ],
 )
 def test_kinds(operand, result, expected):
-    found = packed.packed_operands([operand], [True], [result], 4)
+    found = packed.packed_access([operand], [result], 4)
     if expected is None:
         assert found is None
         return
     assert (found.kinds, found.result_kinds) == ((expected[0],), (expected[1],))
     counts = {"dense": 0, "repeated": 2, "rows": 6}
-    assert len(found.arguments) == 1 + counts[expected[0]]
-    assert len(found.numbers) == counts[expected[1]]
+    assert [len(numbers) for numbers in found.numbers] == [counts[kind] for kind in expected]
 
 
 @pytest.mark.parametrize("size", [4, 8, 9, 11])

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
+import pytensor
+import pytensor.tensor as pt
 import pytest
+from pytensor.tensor.blas import Gemm
 
 from dnnops.dtypes import numpy_dtype
 from dnnops.errors import DnnValueError
+from dnnops.gpuarray import GpuArrayType, blas, products
+from dnnops.gpuarray.blas import GpuGemm
+from dnnops.gpuarray.prepared.builder import CallBuilder
+from dnnops.gpuarray.prepared.thunk import native_thunk
 from dnnops.gpuarray.products import layouts, multiply
-from tests.gpuarray.graphs import TOLERANCE, assert_near, to_device
+from tests.gpuarray.graphs import GPU_MODE, TOLERANCE, assert_near, to_device
+from tests.gpuarray.prepared_host import HostDevice, device_array, host_value, on_host, wrapped
+from tests.oracle import SEED, repeat_command
 
 SIZES = (1, 1, 2, 3, 5, 8)
 
@@ -41,9 +52,37 @@ def random_operands(rng):
     return x, y, out
 
 
-def as_matrices(layout):
-    """Return the batch of matrices that a layout describes."""
-    return np.lib.stride_tricks.as_strided(layout.array, layout.shape, layout.strides)
+class Prepared:
+    """How a product of NumPy arrays is prepared, in host memory."""
+
+    def __init__(self, x, y, out):
+        self.given = x, y, out
+        self.arrays = [wrapped(v) for v in self.given]
+        self.call = CallBuilder(self.arrays)
+        operands = [self.call.operand(i) for i in range(3)]
+        self.layouts = layouts(self.call, np.dtype("float64"), *operands)
+
+    def run(self):
+        """Make the copies, and return the batches of matrices that are multiplied."""
+        import cupy
+
+        arrays = [*self.arrays, *(cupy.ndarray(*new) for new in self.call.arrays)]
+        for step in self.call.steps:
+            step.run(arrays)
+        matrices = []
+        for layout in self.layouts:
+            place, offset = layout.array.address
+            first = (ctypes.c_double * 1).from_address(arrays[place].data.ptr + offset)
+            memory = np.frombuffer(first, "float64")
+            matrices.append(np.lib.stride_tricks.as_strided(memory, layout.shape, layout.strides))
+        return matrices, arrays
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory):
+    host = HostDevice(tmp_path_factory.mktemp("products"))
+    with on_host(host):
+        yield host
 
 
 def is_supported(layout):
@@ -56,32 +95,71 @@ def is_supported(layout):
 
 
 @pytest.mark.needs("cupy")
-@pytest.mark.parametrize("seed", range(3))
-def test_random_layouts(seed):
-    rng = np.random.default_rng(seed)
-    for _ in range(200):
-        x, y, out = random_operands(rng)
-        left, right, result = layouts(x, y, out)
-        assert is_supported(left)
-        assert is_supported(right)
-        assert is_supported(result)
-        assert result.strides[2] == out.itemsize or result.shape[2] == 1
-        as_matrices(result)[...] = as_matrices(left) @ as_matrices(right)
-        np.testing.assert_allclose(out, np.broadcast_to(x @ y, out.shape), rtol=1e-12, atol=1e-12)
+def test_random_layouts(device):
+    rng = np.random.default_rng(SEED)
+    # All kernels are compiled together.
+    for prepared in [Prepared(*random_operands(rng)) for _ in range(400)]:
+        (left, right, result), _ = prepared.run()
+        x, y, out = prepared.given
+        assert all(map(is_supported, prepared.layouts))
+        last = prepared.layouts[2]
+        assert last.strides[2] == out.itemsize or last.shape[2] == 1
+        result[...] = left @ right
+        words = repeat_command()
+        wanted = np.broadcast_to(x @ y, out.shape)
+        np.testing.assert_allclose(out, wanted, rtol=1e-12, atol=1e-12, err_msg=words)
 
 
 @pytest.mark.needs("cupy")
-def test_a_dense_operand_is_not_copied():
+def test_a_dense_operand_is_not_copied(device):
     x, y = np.ones((2, 3, 4, 5)), np.ones((2, 3, 6, 5)).swapaxes(-1, -2)
-    left, right, _ = layouts(x, y, np.empty((2, 3, 4, 6)))
-    assert np.shares_memory(left.array, x)
-    assert np.shares_memory(right.array, y)
+    prepared = Prepared(x, y, np.empty((2, 3, 4, 6)))
+    assert not prepared.call.arrays
+    assert not prepared.call.steps
 
 
 @pytest.mark.needs("cupy")
-def test_a_result_with_gaps():
+def test_a_result_with_gaps(device):
     with pytest.raises(DnnValueError, match="cannot be written"):
-        layouts(np.ones((3, 4)), np.ones((4, 5)), np.empty((6, 10))[::2, ::2])
+        Prepared(np.ones((3, 4)), np.ones((4, 5)), np.empty((6, 10))[::2, ::2])
+
+
+@pytest.mark.needs("cupy")
+def test_products_from_c(device, monkeypatch):
+    """Products of matrices, vectors and batches, and sums of them and an array."""
+    monkeypatch.setattr(blas, "_products", lambda *arrays: products)
+    rng = np.random.default_rng(SEED)
+    ranks = (2, 2), (2, 1), (1, 2), (1, 1), (3, 3)
+    for left, right in ranks:
+        x, y = (GpuArrayType("float64", (None,) * rank)() for rank in (left, right))
+        op = pt.matmul if left == 3 else pt.dot
+        f = pytensor.function([x, y], op(x, y).transfer("cuda"), mode=GPU_MODE)
+        for m, k, n in rng.integers(1, 7, (4, 3)):
+            a = rng.standard_normal((2, m, k)[3 - left :] if left > 1 else (k,))
+            b = rng.standard_normal((2, k, n)[3 - right :] if right > 1 else (k,))
+            a = a.swapaxes(-1, -2).copy().swapaxes(-1, -2) if left > 1 else a
+            launched = device.launches
+            got = host_value(f(device_array(a), device_array(b)))
+            np.testing.assert_allclose(got, a @ b, rtol=1e-12, atol=1e-12)
+            assert device.launches > launched
+    x, y, z = (GpuArrayType("float64", (None, None))() for _ in range(3))
+    for inplace in (False, True):
+        out = GpuGemm(Gemm(inplace=inplace))(
+            z, pt.constant(np.float64(-0.5)), x, y, pt.constant(np.float64(2))
+        )
+        arrays = [np.asfortranarray(rng.standard_normal(s)) for s in ((3, 4), (4, 5), (3, 5))]
+        given = [device_array(a) for a in arrays]
+        thunk_map = {v: [value] for v, value in zip((x, y, z), given, strict=True)}
+        for v in out.owner.inputs:
+            thunk_map.setdefault(v, [getattr(v, "data", None)])
+        result = thunk_map[out] = [None]
+        thunk = native_thunk(out.owner, thunk_map, {out: [False]})
+        thunk()
+        wanted = -0.5 * arrays[0] @ arrays[1] + 2 * arrays[2]
+        np.testing.assert_allclose(host_value(result[0]), wanted, rtol=1e-12)
+        assert (result[0] is given[2]) == inplace
+        if not inplace:
+            np.testing.assert_array_equal(host_value(given[2]), arrays[2])
 
 
 @pytest.mark.gpu

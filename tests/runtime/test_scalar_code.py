@@ -8,10 +8,15 @@ import pytest
 from pytensor.scalar.basic import Composite
 
 from dnnops.errors import DnnNotSupportedError
-from dnnops.gpuarray.elemwise import can_run, elementwise_kernel
-from dnnops.gpuarray.packed import packed_kernel
+from dnnops.gpuarray.elementwise.kernel import ElementwiseKernel
+from dnnops.gpuarray.elemwise import can_run
 from dnnops.runtime.scalar_code import c_literal, scalar_code
-from tests.gpuarray.cuda_source import compile_log, elementwise_source, reduction_source
+from tests.gpuarray.cuda_source import (
+    compile_log,
+    elementwise_log,
+    elementwise_source,
+    reduction_source,
+)
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 INTEGERS = ["bool", "int8", "uint8", "int32", "int64", "uint64"]
@@ -34,10 +39,10 @@ def scalar(dtype):
     return ps.get_scalar_type("float32" if dtype == "bfloat16" else dtype)()
 
 
-def kernel_of(op, dtype, make=elementwise_kernel, **kwargs):
+def log_of(op, dtype, **kwargs):
     operands = [scalar(dtype)] * (op.nin if op.nin > 0 else 2)
-    outputs = tuple(z.type.dtype for z in op.make_node(*operands).outputs)
-    return make(op, (dtype,) * len(operands), outputs, **kwargs)
+    outputs = [z.type.dtype for z in op.make_node(*operands).outputs]
+    return elementwise_log(op, (dtype,) * len(operands), outputs, **kwargs)
 
 
 @pytest.mark.needs("nvrtc")
@@ -48,8 +53,7 @@ def test_kernels_compile(op, dtypes):
     for dtype in dtypes:
         if dtype == "float16" and op in (ps.int_div, ps.mod):
             continue  # PyTensor's type inference has no float16 for them
-        kernel = kernel_of(op, dtype)
-        assert not compile_log(elementwise_source(kernel, 2, True)), dtype
+        assert not log_of(op, dtype), dtype
 
 
 @pytest.mark.needs("nvrtc")
@@ -61,24 +65,17 @@ def test_packed_kernels_compile(op):
         for last in ("dense", "scalar", "repeated", "rows") if nin > 1 else ("dense",):
             kinds = ("dense",) * (nin - 1) + (last,)
             result = "rows" if last == "rows" else "dense"
-            kernel = kernel_of(
-                op, dtype, packed_kernel, kinds=kinds, result_kinds=(result,), width=2
-            )
-            scalars = {
-                "dense": (nin,),
-                "scalar": (nin - 1, nin),
-                "repeated": (nin, nin + 1, nin + 2),
-                "rows": tuple(range(nin, nin + 13)),
-            }
-            log = compile_log(elementwise_source(kernel, 1, True, scalars=scalars[last]))
+            log = log_of(op, dtype, kinds=kinds, result_kinds=(result,), width=2)
             assert not log, (dtype, last)
 
 
 @pytest.mark.needs("nvrtc")
 def test_strided_operands_and_host_scalars_compile():
-    kernel = kernel_of(ps.add, "bfloat16")
-    assert not compile_log(elementwise_source(kernel, 4, False))
-    assert not compile_log(elementwise_source(kernel, 4, False, scalars=(1,)))
+    for last in ("strided", "scalar", "stored", "dense"):
+        for result in ("strided", "dense"):
+            kinds = ("strided", last)
+            log = log_of(ps.add, "bfloat16", kinds=kinds, result_kinds=(result,), axes=4)
+            assert not log, (last, result)
 
 
 def composite():
@@ -91,10 +88,9 @@ def composite():
 def test_composite_compiles():
     op = composite()
     outputs = tuple(z.type.dtype for z in op.outputs)
-    kernel = elementwise_kernel(op, ("float32", "bfloat16"), outputs)
-    assert not compile_log(elementwise_source(kernel, 3, False))
+    assert not elementwise_log(op, ("float32", "bfloat16"), outputs)
     # The inner float16 is computed with as float, and costs no rounding.
-    assert "half" not in kernel.operation
+    assert "half" not in scalar_code(op, ("float32", "bfloat16")).operation
 
 
 def test_host_only_code_is_refused():
@@ -105,10 +101,26 @@ def test_host_only_code_is_refused():
 
 
 @pytest.mark.needs("cupy")
-def test_kernels_are_cached():
-    assert kernel_of(ps.add, "float32") is kernel_of(ps.add, "float32")
-    assert kernel_of(ps.add, "float32") is not kernel_of(ps.add, "float64")
-    assert kernel_of(ps.add, "float32") is not kernel_of(ps.mul, "float32")
+def test_kernels_are_cached(monkeypatch):
+    import cupy
+
+    class Module:
+        def __init__(self, code, **options):
+            self.code = code
+
+        def get_function(self, name):
+            return self
+
+    monkeypatch.setattr(cupy, "RawModule", Module)
+
+    def compiled(op, dtype):
+        # No graph has this kernel, of which nothing is compiled.
+        dense = ("dense", "dense")
+        return ElementwiseKernel(op, (dtype,) * 2, (dtype,), dense, dense[:1], 16).compiled()
+
+    assert compiled(ps.add, "float32") is compiled(ps.add, "float32")
+    assert compiled(ps.add, "float32") is not compiled(ps.add, "float64")
+    assert compiled(ps.add, "float32") is not compiled(ps.mul, "float32")
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,8 @@
 #include <Python.h>
 #include <numpy/arrayobject.h>
 
+#include "dnnops_raise.h"
 #include "dnnops_runtime.h"
-
-/* Sets the Python exception for a failed call's status. */
-static inline void dnnops_raise(int status, const char *message) {
-  PyObject *module = PyImport_ImportModule("dnnops.errors");
-  if (!module) return;
-  PyObject *error = PyObject_CallMethod(module, "error_from_status", "is", status, message);
-  Py_DECREF(module);
-  if (!error) return;
-  PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-  Py_DECREF(error);
-}
 
 /* The functions of a runtime library that an Op's code calls. */
 typedef int (*dnnops_function)(const dnnops_context *, const int64_t *, const dnnops_tensor *, dnnops_tensor *);

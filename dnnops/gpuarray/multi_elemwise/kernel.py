@@ -8,10 +8,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from pytensor.scalar.basic import ScalarOp
 
-from dnnops.dtypes import DTYPES, HALF_DTYPES
-from dnnops.gpuarray.packed import DENSE, SCALAR, STORED, pack_width
+from dnnops.dtypes import DTYPES
+from dnnops.gpuarray.elementwise.packed import DENSE, SCALAR, STORED, pack_width
 from dnnops.runtime.build import c_code_dir
-from dnnops.runtime.scalar_code import PREAMBLE, scalar_code
+from dnnops.runtime.scalar_code import (
+    PREAMBLE,
+    from_stored,
+    scalar_code,
+    stored_type,
+    to_stored,
+)
 
 __all__ = ["KERNEL_NAME", "THREADS", "MultiKernel"]
 
@@ -103,14 +109,14 @@ class MultiKernel:
         overwritten = dict(self.inplace_pattern)
         targets = [f"a{overwritten[o]}" if o in overwritten else f"z{o}" for o in outs]
         # In the order of ``Items.array``.
-        arrays = {f"a{i}": _stored(self.in_dtypes[i]) for i in self.operands}
-        arrays |= {f"z{o}": _stored(self.out_dtypes[o]) for o in self.new_results}
+        arrays = {f"a{i}": stored_type(self.in_dtypes[i]) for i in self.operands}
+        arrays |= {f"z{o}": stored_type(self.out_dtypes[o]) for o in self.new_results}
         single = {f"a{i}" for i in of_kind[STORED]}
         packs = {f"p{i}": self.in_dtypes[i] for i in of_kind[DENSE]}
         packs |= {f"q{o}": self.out_dtypes[o] for o in outs}
 
         def operand(i: int, stored: str) -> str:
-            return f"const auto in{i} = {_value(self.in_dtypes[i], stored)};"
+            return f"const auto in{i} = {from_stored(self.in_dtypes[i], stored)};"
 
         def moves(function: str, more: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
             return [f"{function}({array} + at, {more}{pack});" for array, pack in pairs]
@@ -119,7 +125,7 @@ class MultiKernel:
         stores = list(zip(targets, (f"q{o}" for o in outs), strict=True))
         parameters = ["GRID_CONSTANT const Items items", "const int count"]
         parameters += [
-            f"const {_stored(self.in_dtypes[i])} {'*' * is_address}a{i}"
+            f"const {stored_type(self.in_dtypes[i])} {'*' * is_address}a{i}"
             for i, is_address in numbers.items()
         ]
         places = [place for place, array in enumerate(arrays) if array not in single]
@@ -155,7 +161,7 @@ class MultiKernel:
                 "for (; at < end; at += THREADS * WIDTH) {",
                 "const long long left = size - at;",
                 "const bool whole = aligned && left >= WIDTH;",
-                *(f"Pack<{_stored(dtype)}> {pack};" for pack, dtype in packs.items()),
+                *(f"Pack<{stored_type(dtype)}> {pack};" for pack, dtype in packs.items()),
                 "if (whole) {",
                 *moves("load", "", loads),
                 "} else {",
@@ -167,7 +173,7 @@ class MultiKernel:
                 *(f"{DTYPES[dtype].c_type} out{o};" for o, dtype in enumerate(self.out_dtypes)),
                 code.operation,
                 *(
-                    f"q{o}.of[k] = {_bits(dtype, f'out{o}')};"
+                    f"q{o}.of[k] = {to_stored(dtype, f'out{o}')};"
                     for o, dtype in enumerate(self.out_dtypes)
                 ),
                 "}",
@@ -184,15 +190,3 @@ class MultiKernel:
 
 def _file(name: str) -> str:
     return (c_code_dir() / "gpu" / name).read_text(encoding="utf-8")
-
-
-def _stored(dtype: str) -> str:
-    return "unsigned short" if dtype in HALF_DTYPES else DTYPES[dtype].c_type
-
-
-def _value(dtype: str, stored: str) -> str:
-    return f"Number<{DTYPES[dtype].code}>::acc({stored})" if dtype in HALF_DTYPES else stored
-
-
-def _bits(dtype: str, value: str) -> str:
-    return f"Number<{DTYPES[dtype].code}>::bits({value})" if dtype in HALF_DTYPES else value

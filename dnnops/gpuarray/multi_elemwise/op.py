@@ -15,11 +15,11 @@ from pytensor.scalar.basic import ScalarOp
 from dnnops.compat import shape_inference
 from dnnops.dtypes import numpy_dtype
 from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.gpuarray.elementwise.packed import DENSE, SCALAR, STORED
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.layout import common_order, empty_in_order
 from dnnops.gpuarray.multi_elemwise.kernel import KERNEL_NAME, THREADS, MultiKernel
 from dnnops.gpuarray.op import GpuOp, is_on_device
-from dnnops.gpuarray.packed import DENSE, SCALAR, STORED
 from dnnops.gpuarray.type import GpuArrayType
 
 __all__ = ["GpuMultiElemwise", "operand_kinds", "parameter_limit"]

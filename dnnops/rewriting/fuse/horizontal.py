@@ -29,10 +29,10 @@ from pytensor.graph.fg import FunctionGraph, Output
 from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
 from pytensor.graph.utils import InconsistencyError
 
+from dnnops.gpuarray.elementwise.packed import SCALAR
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.multi_elemwise.op import GpuMultiElemwise, operand_kinds
 from dnnops.gpuarray.op import is_on_device
-from dnnops.gpuarray.packed import SCALAR
 
 __all__ = ["LARGE", "MOST_ARRAYS", "HorizontalFusion"]
 

@@ -5,22 +5,14 @@
 #include <string>
 
 #include "../base/handle.hpp"
+#include "kernel_launch.hpp"
 
 namespace dnnops {
-
-struct Kernel {
-  void *function = nullptr;  // a CUfunction
-  // Whether it may be launched while earlier work in the stream still runs: such a kernel waits by itself.
-  bool waits = false;
-};
 
 // The kernel `name` of the group of source files that Python calls `program`, compiled with these options for
 // the handle's device and kept by the process. Throws DNNOPS_NOT_SUPPORTED with the compiler's output, or if
 // work on the handle's stream is being captured and the kernel is not loaded yet.
 Kernel load_kernel(const Handle &handle, const char *program, const char *name, const std::string &options);
-
-void launch_kernel(const Kernel &kernel, unsigned blocks, unsigned threads, unsigned shared_bytes, void *stream,
-                   void **arguments);
 
 // The number of blocks of a kernel that run on a multiprocessor at once.
 int blocks_at_once(const Kernel &kernel, unsigned threads, unsigned shared_bytes);

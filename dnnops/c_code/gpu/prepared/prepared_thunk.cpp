@@ -1,0 +1,349 @@
+// Runs nodes whose calls dnnops/gpuarray/prepared/call.py prepares, without the interpreter.
+//
+// PyTensor's virtual machine calls a function with a struct whose first field is a list for an exception. A call
+// reads the operands' addresses, shapes and strides. If they are like those of an earlier call, it allocates,
+// launches and views what that call prepared; otherwise it asks Python once.
+#include <Python.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "../../abi/dnnops_gpuarray.h"
+#include "../../abi/dnnops_raise.h"
+#include "../../abi/python/dnnops_cudnn.h"
+#include "../../common/error.hpp"
+#include "../kernels/kernel_launch.hpp"
+#include "prepared_call.hpp"
+
+namespace dnnops {
+
+namespace {
+
+// Calls that a node keeps. A node that sees more shapes prepares them again.
+constexpr size_t KEPT_CALLS = 8;
+// Packed kernels need addresses that are multiples of this.
+constexpr uintptr_t ALIGNMENT = 16;
+
+// What a call depends on of an operand: of an array, its layout; of a value on the host, its bytes; of a number, only
+// whether it is on the host; of a constant, nothing.
+enum Role : char { ARRAY = 'a', VALUE = 'v', NUMBER = 'n', CONSTANT = 'c' };
+
+struct Operand {
+  Reference cell;  // a list with the operand as its only item
+  Role role = ARRAY;
+};
+
+struct PreparedThunk {
+  PyObject *errors = nullptr;  // where PyTensor looks for an exception; the first field
+  std::vector<Operand> operands;
+  std::vector<Reference> outputs;
+  Reference prepare, python;  // functions without arguments
+  int64_t device = 0;
+  // Whether results are views of the only operand that is not a constant, and may be kept with it.
+  bool keeps_views = false;
+  std::vector<std::unique_ptr<PreparedCall>> calls;
+  PreparedCall *last = nullptr;
+  void *kept_stream = nullptr;
+  // Of the current call.
+  std::vector<int64_t> key;
+  std::vector<PyObject *> values;   // borrowed from the cells
+  std::vector<char *> addresses;    // of operands and new arrays
+  ~PreparedThunk() { Py_XDECREF(errors); }
+};
+
+PyObject *value_of(const Operand &operand) { return PyList_GET_ITEM(operand.cell.get(), 0); }
+
+bool is_device_array(PyObject *value) {
+  return PyObject_TypeCheck(value, reinterpret_cast<PyTypeObject *>(dnnops_py.ndarray));
+}
+
+// Appends the bytes of an array or a number on the host.
+void append_value(std::vector<int64_t> &key, PyObject *value) {
+  if (value == Py_None) return key.push_back(-1);
+  if (PyLong_Check(value)) {
+    const long long number = PyLong_AsLongLong(value);
+    if (number == -1 && PyErr_Occurred()) throw PythonError();
+    key.push_back(-2);
+    return key.push_back(number);
+  }
+  Py_buffer buffer;
+  // With a copy in C order if it has gaps, as reversed arrays do.
+  if (PyObject_GetBuffer(value, &buffer, PyBUF_STRIDED_RO) < 0) throw PythonError();
+  const size_t start = key.size() + 1;
+  key.push_back(buffer.len);
+  key.resize(start + (buffer.len + 7) / 8, 0);
+  const int failed = buffer.len ? PyBuffer_ToContiguous(&key[start], &buffer, buffer.len, 'C') : 0;
+  PyBuffer_Release(&buffer);
+  if (failed < 0) throw PythonError();
+}
+
+// Reads the operands: what the call depends on, and the addresses of arrays.
+void read_operands(PreparedThunk &thunk) {
+  thunk.key.clear();
+  const size_t count = thunk.operands.size();
+  thunk.values.resize(count);
+  thunk.addresses.assign(count, nullptr);
+  for (size_t i = 0; i < count; ++i) {
+    const Operand &operand = thunk.operands[i];
+    PyObject *const value = thunk.values[i] = value_of(operand);
+    if (operand.role == CONSTANT) continue;
+    if (operand.role == VALUE) {
+      append_value(thunk.key, value);
+      continue;
+    }
+    if (operand.role == NUMBER) {
+      const bool is_on_device = is_device_array(value);
+      thunk.key.push_back(is_on_device);
+      if (!is_on_device) continue;
+    }
+    dnnops_tensor tensor;
+    if (value == Py_None) {
+      PyErr_SetString(PyExc_ValueError, "expected a device array, not None");
+      throw PythonError();
+    }
+    if (dnnops_gpuarray_read(value, 0, &tensor) < 0) throw PythonError();
+    thunk.addresses[i] = static_cast<char *>(tensor.data);
+    thunk.key.push_back(reinterpret_cast<uintptr_t>(tensor.data) % ALIGNMENT);
+    thunk.key.push_back(tensor.ndim);
+    thunk.key.insert(thunk.key.end(), tensor.shape, tensor.shape + tensor.ndim);
+    thunk.key.insert(thunk.key.end(), tensor.strides, tensor.strides + tensor.ndim);
+  }
+}
+
+void forget_arrays(PreparedCall &call) {
+  for (NewArray &array : call.arrays) array.kept = Reference();
+  call.viewed = Reference();
+  call.kept_views.clear();
+}
+
+PreparedCall &find_call(PreparedThunk &thunk) {
+  if (thunk.last && thunk.last->key == thunk.key) return *thunk.last;
+  if (thunk.last) forget_arrays(*thunk.last);
+  thunk.last = nullptr;
+  for (size_t i = 0; i < thunk.calls.size(); ++i)
+    if (thunk.calls[i]->key == thunk.key) return *(thunk.last = thunk.calls[i].get());
+  const Reference encoded(require(PyObject_CallNoArgs(thunk.prepare.get())));
+  if (thunk.calls.size() >= KEPT_CALLS) thunk.calls.erase(thunk.calls.begin());
+  thunk.calls.push_back(read_prepared(encoded.get(), thunk.key));
+  return *(thunk.last = thunk.calls.back().get());
+}
+
+// References to a kept array if nobody else holds it: the call's, and that of a cell whose value it is.
+bool is_unused(const PreparedThunk &thunk, const PreparedCall &call, size_t index) {
+  PyObject *const kept = call.arrays[index].kept.get();
+  Py_ssize_t references = 1;
+  for (const Reference &cell : thunk.outputs) references += PyList_GET_ITEM(cell.get(), 0) == kept;
+  return Py_REFCNT(kept) <= references;
+}
+
+// Allocates the new arrays of a call, or takes those of the last call.
+std::vector<Reference> allocate(PreparedThunk &thunk, PreparedCall &call, void *stream) {
+  std::vector<Reference> arrays;
+  arrays.reserve(call.arrays.size());
+  // On another stream, work that reads an array may not have finished.
+  if (stream != thunk.kept_stream) forget_arrays(call);
+  thunk.kept_stream = stream;
+  for (size_t i = 0; i < call.arrays.size(); ++i) {
+    NewArray &array = call.arrays[i];
+    if (array.kept && is_unused(thunk, call, i)) {
+      arrays.push_back(Reference::to(array.kept.get()));
+      thunk.addresses.push_back(static_cast<char *>(array.address));
+      continue;
+    }
+    array.kept = Reference();
+    arrays.emplace_back(
+        require(PyObject_CallFunctionObjArgs(dnnops_py.ndarray, array.shape.get(), array.dtype.get(), nullptr)));
+    dnnops_tensor tensor;
+    if (dnnops_gpuarray_read(arrays.back().get(), 0, &tensor) < 0) throw PythonError();
+    thunk.addresses.push_back(static_cast<char *>(tensor.data));
+    if (array.bytes <= DNNOPS_KEPT_BYTES) {
+      array.kept = Reference::to(arrays.back().get());
+      array.address = tensor.data;
+    }
+  }
+  return arrays;
+}
+
+void fill_in(const PreparedThunk &thunk, KernelStep &step) {
+  for (const Patch &patch : step.patches) {
+    char *const at = step.arguments.data() + patch.at;
+    if (!patch.bytes) {
+      const char *const address = thunk.addresses[patch.place] + patch.offset;
+      std::memcpy(at, &address, sizeof address);
+      continue;
+    }
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(thunk.values[patch.place], &buffer, PyBUF_SIMPLE) < 0) throw PythonError();
+    const bool fits = buffer.len == patch.bytes;
+    if (fits) std::memcpy(at, buffer.buf, buffer.len);
+    PyBuffer_Release(&buffer);
+    if (!fits) {
+      PyErr_Format(PyExc_TypeError, "a number of %lld bytes was expected, not one of %zd", (long long)patch.bytes,
+                   buffer.len);
+      throw PythonError();
+    }
+  }
+}
+
+int run_product(const PreparedThunk &thunk, const ProductStep &step, void *stream) {
+  dnnops_tensor tensors[3];
+  std::memcpy(tensors, step.tensors, sizeof tensors);
+  for (int k = 0; k < 3; ++k) tensors[k].data = thunk.addresses[step.places[k]] + step.offsets[k];
+  const dnnops_context context = {nullptr, stream, thunk.device};
+  return dnnops_cudnn_product(&context, step.allow_tf32, step.alpha, step.beta, tensors, &tensors[2]);
+}
+
+int run_kernel(KernelStep &step, void *stream) {
+  return guarded("a kernel", nullptr, 0, [&] {
+    launch_kernel({step.function, false}, static_cast<unsigned>(step.blocks), static_cast<unsigned>(step.threads), 0,
+                  stream, step.pointers.data());
+  });
+}
+
+void launch(PreparedThunk &thunk, PreparedCall &call, void *stream) {
+  if (call.steps.empty()) return;
+  for (Step &step : call.steps)
+    if (!step.is_product) fill_in(thunk, step.kernel);
+  int status = 0;
+  // A product may wait for a lock whose holder waits for the interpreter.
+  Py_BEGIN_ALLOW_THREADS
+  for (Step &step : call.steps) {
+    status = step.is_product ? run_product(thunk, step.product, stream) : run_kernel(step.kernel, stream);
+    if (status) break;
+  }
+  Py_END_ALLOW_THREADS
+  if (!status) return;
+  dnnops_raise(status, dnnops_last_error());
+  throw PythonError();
+}
+
+Reference result_of(const PreparedThunk &thunk, const Result &result, const std::vector<Reference> &arrays) {
+  const size_t count = thunk.operands.size(), place = static_cast<size_t>(result.place);
+  Reference found = Reference::to(place < count ? thunk.values[place] : arrays[place - count].get());
+  for (const Reference &view : result.views)
+    found = Reference(require(PyObject_CallOneArg(view.get(), found.get())));
+  return found;
+}
+
+void store(PyObject *cell, Reference value) {
+  if (PyList_SetItem(cell, 0, value.release()) < 0) throw PythonError();
+}
+
+// The operand, if the last call stored views of this very array that are still valid.
+bool take_kept_views(PreparedThunk &thunk) {
+  const PreparedCall *const call = thunk.last;
+  if (!thunk.keeps_views || !call || !call->viewed) return false;
+  for (const Operand &operand : thunk.operands)
+    if (operand.role != CONSTANT && value_of(operand) != call->viewed.get()) return false;
+  for (size_t i = 0; i < thunk.outputs.size(); ++i)
+    store(thunk.outputs[i].get(), Reference::to(call->kept_views[i].get()));
+  return true;
+}
+
+void keep_views(PreparedThunk &thunk, PreparedCall &call, const std::vector<Reference> &results) {
+  if (!thunk.keeps_views || !call.arrays.empty() || !call.steps.empty()) return;
+  for (const Operand &operand : thunk.operands)
+    if (operand.role == ARRAY) call.viewed = Reference::to(value_of(operand));
+  call.kept_views.clear();
+  for (const Reference &result : results) call.kept_views.push_back(Reference::to(result.get()));
+}
+
+void run(PreparedThunk &thunk) {
+  if (take_kept_views(thunk)) return;
+  read_operands(thunk);
+  PreparedCall &call = find_call(thunk);
+  if (call.runs_in_python) {
+    const Reference done(require(PyObject_CallNoArgs(thunk.python.get())));
+    return;
+  }
+  std::vector<Reference> arrays, results;
+  if (!call.steps.empty() || !call.arrays.empty()) {
+    void *const stream = dnnops_gpuarray_stream();
+    if (!stream && PyErr_Occurred()) throw PythonError();
+    arrays = allocate(thunk, call, stream);
+    launch(thunk, call, stream);
+  }
+  results.reserve(call.results.size());
+  for (const Result &result : call.results) results.push_back(result_of(thunk, result, arrays));
+  keep_views(thunk, call, results);
+  for (size_t i = 0; i < results.size(); ++i) store(thunk.outputs[i].get(), std::move(results[i]));
+}
+
+// Moves the exception into the list in which PyTensor looks for it.
+void store_exception(PreparedThunk &thunk) {
+  PyObject *found[3];
+  PyErr_Fetch(&found[0], &found[1], &found[2]);
+  PyErr_NormalizeException(&found[0], &found[1], &found[2]);
+  for (int i = 0; i < 3; ++i) {
+    if (!found[i]) Py_INCREF(found[i] = Py_None);
+    PyList_SetItem(thunk.errors, i, found[i]);
+  }
+}
+
+// Returns 0, or -1 with a Python exception set.
+int call(PreparedThunk &thunk) {
+  const int64_t previous = dnnops_gpuarray_enter_device(thunk.device);
+  if (previous < 0) return -1;
+  int status = -1;
+  try {
+    run(thunk);
+    status = 0;
+  } catch (const PythonError &) {
+  } catch (const std::bad_alloc &) {
+    PyErr_NoMemory();
+  }
+  if (dnnops_gpuarray_leave_device(previous, thunk.device) < 0) status = -1;
+  return status;
+}
+
+// What PyTensor's virtual machine calls.
+int call_from_c(void *data) {
+  PreparedThunk &thunk = *static_cast<PreparedThunk *>(data);
+  if (!call(thunk)) return 0;
+  store_exception(thunk);
+  return 1;
+}
+
+void destroy(PyObject *capsule) { delete static_cast<PreparedThunk *>(PyCapsule_GetContext(capsule)); }
+
+}  // namespace
+
+}  // namespace dnnops
+
+DNNOPS_EXPORT PyObject *dnnops_prepared_thunk(PyObject *cells, const char *roles, PyObject *outputs, PyObject *prepare,
+                                              PyObject *python, int64_t device, int64_t keeps_views) {
+  using namespace dnnops;
+  if (dnnops_python_init() < 0) return nullptr;
+  std::unique_ptr<PreparedThunk> thunk(new PreparedThunk);
+  thunk->errors = PyList_New(3);
+  if (!thunk->errors) return nullptr;
+  for (int i = 0; i < 3; ++i) {
+    Py_INCREF(Py_None);
+    PyList_SET_ITEM(thunk->errors, i, Py_None);
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(cells); ++i) {
+    thunk->operands.emplace_back();
+    thunk->operands.back().cell = Reference::to(PyList_GET_ITEM(cells, i));
+    thunk->operands.back().role = static_cast<Role>(roles[i]);
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(outputs); ++i)
+    thunk->outputs.push_back(Reference::to(PyList_GET_ITEM(outputs, i)));
+  thunk->prepare = Reference::to(prepare);
+  thunk->python = Reference::to(python);
+  thunk->device = device;
+  thunk->keeps_views = keeps_views;
+  PyObject *const capsule = PyCapsule_New(reinterpret_cast<void *>(call_from_c), nullptr, destroy);
+  if (!capsule) return nullptr;
+  PyCapsule_SetContext(capsule, thunk.release());
+  return capsule;
+}
+
+// Calls a thunk from Python.
+DNNOPS_EXPORT PyObject *dnnops_prepared_run(PyObject *capsule) {
+  void *const thunk = PyCapsule_GetContext(capsule);
+  if (!thunk || dnnops::call(*static_cast<dnnops::PreparedThunk *>(thunk)) < 0) return nullptr;
+  Py_RETURN_NONE;
+}

@@ -1,0 +1,1 @@
+"""Kernels of elementwise operations, and the operands that they take."""

@@ -1,0 +1,299 @@
+"""Nodes that run from C: on a device in host memory, and on a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from dnnops.dtypes import numpy_dtype
+from dnnops.errors import DnnMemoryError, DnnValueError
+from dnnops.gpuarray import GpuArrayType
+from dnnops.gpuarray.elementwise import step
+from dnnops.gpuarray.elementwise.packed import merged_axes
+from dnnops.gpuarray.layout import is_reshaped_view
+from dnnops.gpuarray.op import GpuOp
+from tests.gpuarray.graphs import GPU_MODE, assert_near, compare
+from tests.gpuarray.prepared_host import HostDevice, device_array, host_value, on_host
+from tests.needs import missing
+from tests.oracle import SEED, repeat_command
+
+HALVES = [] if missing("ml_dtypes") else ["bfloat16"]
+
+
+def elementwise(x, y, b):
+    return [pt.tanh(x * 2 + b.dimshuffle("x", 0, "x")) - y, pt.exp(-(x**2))]
+
+
+def strided(x, y, b):
+    z = x.dimshuffle(2, 0, 1) + 1
+    # The result keeps the order of the first operand, and the second one is in another.
+    return [z[::2, :, 1:] * b[1:], y[:, ::-1] + x, y[0, 1:, -1] * b[:-1]]
+
+
+def reshaped(x, y, b):
+    return [x.reshape((-1, 2)) * 2, x.dimshuffle(1, 0, 2).reshape((b.shape[0], -1)) + 1]
+
+
+def joined(x, y, b):
+    return [pt.concatenate([x, y[:, :, 1:], x.dimshuffle(0, 1, 2)], axis=-1)]
+
+
+def allocated(x, y, b):
+    filled = pt.alloc(np.float32(2.5), b.shape[0], 2).transfer("cuda") * b.dimshuffle(0, "x")
+    return [pt.alloc(b.dimshuffle(0, "x"), 3, b.shape[0], 2) + 1, filled]
+
+
+def converted(x, y, b):
+    return [x.astype("float64") * 2, y.dimshuffle(2, 1, 0).astype("float32") + 1]
+
+
+#: Graphs of a float array (3, n, 4), another one in another memory order, and a vector of n.
+GRAPHS = {f.__name__: f for f in (elementwise, strided, reshaped, joined, allocated, converted)}
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory):
+    host = HostDevice(tmp_path_factory.mktemp("prepared"))
+    with on_host(host):
+        yield host
+
+
+def values(rng, dtype, n):
+    shapes = (3, n, 4), (3, 4, n), (n,)
+    x, y, b = (rng.uniform(0.5, 2, shape).astype(numpy_dtype(dtype)) for shape in shapes)
+    return [x, y.transpose(0, 2, 1), b]
+
+
+def function(build, dtype):
+    variables = [GpuArrayType(dtype, (None,) * ndim)() for ndim in (3, 3, 1)]
+    outputs = [z.transfer("cuda") for z in build(*variables)]
+    return pytensor.function(variables, outputs, mode=GPU_MODE, on_unused_input="ignore")
+
+
+def expected(build, given):
+    wide = [pt.as_tensor(x.astype("float64")) for x in given]
+    return [np.asarray(z.eval(mode="FAST_COMPILE")) for z in build(*wide)]
+
+
+@pytest.mark.needs("cupy")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", *HALVES])
+def test_from_c_and_from_python(device, monkeypatch, dtype):
+    """Calls with several shapes, some of which come again, agree with NumPy in float64."""
+    # Kernels for large arrays run here, too.
+    monkeypatch.setattr(step, "LEAST_SIZE", 64)
+    rng = np.random.default_rng([SEED, len(dtype)])
+    bound = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 1e-6, "float64": 1e-13}[dtype]
+    lengths = [int(n) for n in rng.integers(2, 9, 2)] + [16]
+    for build in GRAPHS.values():
+        f = function(build, dtype)
+        assert all(hasattr(thunk, "cthunk") for thunk in f.vm.thunks)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(GpuOp, "prepares", lambda op, node: False)
+            in_python = function(build, dtype)
+        steps = zip(in_python.vm.nodes, in_python.vm.thunks, strict=True)
+        assert not any(hasattr(t, "cthunk") for node, t in steps if isinstance(node.op, GpuOp))
+        for n in [*lengths, lengths[0], 16]:
+            given = values(rng, dtype, n)
+            arrays = [device_array(x, int(rng.integers(3))) for x in given]
+            results = [host_value(z) for z in f(*arrays)]
+            words = f"{build.__name__} {dtype} {n}; {repeat_command()}"
+            for got, wanted in zip(results, expected(build, given), strict=True):
+                assert_near(got.astype("float64"), wanted, bound), words
+            for got, same in zip(in_python(*arrays), results, strict=True):
+                np.testing.assert_array_equal(host_value(got), same, err_msg=words)
+
+
+def vector_function(build, *more, **options):
+    x = GpuArrayType("float32", (None,))("x")
+    outputs = [z.transfer("cuda") for z in build(x, *more)]
+    return pytensor.function([x, *more], outputs, mode=GPU_MODE, **options)
+
+
+@pytest.mark.needs("cupy")
+def test_more_shapes_than_are_kept(device):
+    f = vector_function(lambda x: [x * 3 + 1])
+    for n in [*range(1, 14), *range(1, 14)]:
+        x = np.arange(n, dtype="float32")
+        np.testing.assert_array_equal(host_value(f(device_array(x))[0]), x * 3 + 1)
+
+
+@pytest.mark.needs("cupy")
+def test_results_in_use_are_not_overwritten(device):
+    """A node keeps a small result for its next call, unless someone holds it or a view of it."""
+    f = vector_function(lambda x: [x * 2, (x * 3)[1:], (x + 1).dimshuffle("x", 0)])
+    first = f(device_array(np.arange(5, dtype="float32")))
+    held = first[1:]  # the first result is only a view's base
+    before = [host_value(z) for z in held]
+    del first
+    second = f(device_array(np.arange(5, dtype="float32") + 10))
+    for z, wanted in zip(held, before, strict=True):
+        np.testing.assert_array_equal(host_value(z), wanted)
+    np.testing.assert_array_equal(host_value(second[1]), 3 * np.arange(11, 15))
+
+
+@pytest.mark.needs("cupy")
+def test_small_results_are_kept(device):
+    """An intermediate result has the same memory in each call."""
+    f = vector_function(lambda x: [pt.concatenate([x * 2, x])])
+    (place,) = (
+        i for i, n in enumerate(f.maker.fgraph.toposort()) if type(n.op).__name__ == "GpuElemwise"
+    )
+    cell = f.vm.storage_map[f.maker.fgraph.toposort()[place].outputs[0]]
+    addresses = []
+    thunk = f.vm.thunks[place]
+    f.vm.storage_map[f.maker.fgraph.inputs[0]][0] = device_array(np.ones(4, "float32"))
+    for _ in range(3):
+        thunk()
+        addresses.append(cell[0].data.ptr)
+        cell[0] = None
+    assert len(set(addresses)) == 1
+    thunk()
+    kept = cell[0]
+    cell[0] = None
+    thunk()
+    assert cell[0] is not kept
+    assert cell[0].data.ptr != kept.data.ptr
+
+
+@pytest.mark.needs("cupy")
+def test_views_of_arguments_are_kept(device):
+    """A view of the same array is the same view; another array has its own."""
+    f = vector_function(lambda x: [x.dimshuffle(0, "x") + x.dimshuffle("x", 0)])
+    views = [i for i, n in enumerate(f.maker.fgraph.toposort()) if "DimShuffle" in str(n.op)]
+    node, thunk = f.maker.fgraph.toposort()[views[0]], f.vm.thunks[views[0]]
+    (argument,), (result,) = thunk.inputs, thunk.outputs
+    assert node.inputs[0].owner is None
+    arrays = [device_array(np.arange(n, dtype="float32")) for n in (3, 3, 4)]
+    found = []
+    for array in (*arrays, arrays[2]):
+        argument[0] = array
+        thunk()
+        found.append(result[0])
+        assert result[0].data.ptr == array.data.ptr
+        assert result[0].size == array.size
+    assert found[3] is found[2]
+    assert found[1] is not found[0]
+
+
+@pytest.mark.needs("cupy")
+def test_numbers_on_the_host_and_on_the_device(device):
+    """A number of the host is read in each call; in a CUDA graph, it is on the device."""
+    rate = pt.fscalar()
+    f = vector_function(lambda x, rate: [x * rate + 1], rate)
+    x = np.arange(4, dtype="float32")
+    for value in (2, 3, -0.5):
+        got = host_value(f(device_array(x), np.float32(value))[0])
+        np.testing.assert_array_equal(got, x * np.float32(value) + 1)
+    node = f.maker.fgraph.toposort()[0]
+    inputs = [f.vm.storage_map[v] for v in node.inputs]
+    for cell, v in zip(inputs, node.inputs, strict=True):
+        cell[0] = device_array(x if v.type.ndim else np.asarray(7, "float32"))
+    f.vm.thunks[0]()
+    got = host_value(f.vm.storage_map[node.outputs[0]][0])
+    np.testing.assert_array_equal(got.reshape(-1), x * 7 + 1)
+
+
+@pytest.mark.needs("cupy")
+def test_in_place(device):
+    """An operand that may be overwritten becomes the result."""
+    f = vector_function(lambda x: [pt.exp(pt.concatenate([x, x])) * 2])
+    assert any(n.op.destroy_map for n in f.maker.fgraph.toposort())
+    x = np.arange(3, dtype="float32")
+    for _ in range(2):
+        got = host_value(f(device_array(x))[0])
+        np.testing.assert_allclose(got, 2 * np.exp([*x, *x]), rtol=1e-6)
+
+
+def assert_failed(f, name):
+    """PyTensor's virtual machine knows which node has failed, and names it if asked for."""
+    assert type(f.vm.nodes[f.vm.position_of_error].op).__name__ == name
+
+
+@pytest.mark.needs("cupy")
+def test_errors_name_the_node(device):
+    y = GpuArrayType("float32", (None,))("y")
+    f = vector_function(lambda x, y: [pt.exp(x) * y], y)
+    three, four = (device_array(np.ones(n, "float32")) for n in (3, 4))
+    for _ in range(2):
+        with pytest.raises(DnnValueError, match="cannot be broadcast"):
+            f(three, four)
+        assert_failed(f, "GpuElemwise")
+    device.library.fail_with(5)  # out of memory
+    try:
+        with pytest.raises(DnnMemoryError, match="as the test wanted"):
+            f(three, three)
+        assert_failed(f, "GpuElemwise")
+    finally:
+        device.library.fail_with(0)
+    np.testing.assert_allclose(host_value(f(three, three)[0]), np.full(3, np.e), rtol=1e-6)
+
+
+@pytest.mark.needs("cupy")
+def test_an_allocation_that_fails(device):
+    import cupy
+
+    f = vector_function(lambda x: [x * 5])
+    x = device_array(np.ones(3, "float32"))
+    working = cupy.cuda.get_allocator()
+
+    def exhausted(size):
+        raise MemoryError(f"{size} bytes")
+
+    cupy.cuda.set_allocator(exhausted)
+    try:
+        with pytest.raises(MemoryError, match="12 bytes"):
+            f(x)
+        assert_failed(f, "GpuElemwise")
+    finally:
+        cupy.cuda.set_allocator(working)
+    assert host_value(f(x)[0]).tolist() == [5, 5, 5]
+
+
+def test_reshaped_views():
+    """An array is reshaped in place if NumPy can do that."""
+    found = set()
+    for n in range(200):
+        rng = np.random.default_rng([SEED, n])
+        x = np.zeros((2, 3, 4, 1, 2)[: int(rng.integers(1, 6))])
+        x = x.transpose(rng.permutation(x.ndim)) if n % 2 else x
+        x = x[tuple(slice(None, None, int(rng.choice([1, 1, 1, 2, -1]))) for _ in x.shape)]
+        factors = [p for length in x.shape for p in {4: (2, 2)}.get(length, (length,))]
+        shape = []
+        for p in rng.permutation(factors).tolist() if n % 3 == 0 else factors:
+            if shape and rng.integers(2):
+                shape[-1] *= p
+            else:
+                shape.append(p)
+        shared = np.shares_memory(x.reshape(shape), x)
+        assert is_reshaped_view(x.shape, x.strides, tuple(shape)) == shared, repeat_command()
+        found.add(shared)
+    assert found == {False, True}
+
+
+def test_merged_axes():
+    """Merged axes reach the same elements in the same order."""
+    rng = np.random.default_rng(SEED)
+    for _ in range(30):
+        whole = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+        x = whole.transpose(rng.permutation(4))[:, : int(rng.integers(1, 4))]
+        y = np.broadcast_to(x[:, :1], x.shape)
+        steps = [tuple(s // 8 for s in z.strides) for z in (x, y)]
+        lengths, merged = merged_axes(x.shape, steps)
+        assert len(lengths) <= x.ndim
+        for z, strides in zip((x, y), merged, strict=True):
+            view = np.lib.stride_tricks.as_strided(whole, lengths, [8 * s for s in strides])
+            np.testing.assert_array_equal(view.ravel(), z.ravel())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", *HALVES])
+@pytest.mark.parametrize("build", GRAPHS.values(), ids=list(GRAPHS))
+def test_on_a_gpu(build, dtype):
+    """Small arrays, and large ones, for which other kernels are used."""
+    rng = np.random.default_rng(SEED)
+    for n in (7, 8, 1 << 17):
+        given = values(rng, dtype, n)
+        for z in range(len(build(*map(pt.as_tensor, values(rng, "float32", 3))))):
+            compare(lambda *operands, z=z: build(*operands)[z], *given)
