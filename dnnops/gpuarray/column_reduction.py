@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dnnops.dtypes import numpy_dtype
-from dnnops.gpuarray.reduction_source import Arithmetic, Kernels, processors
+from dnnops.gpuarray.reduction_source import Arithmetic, Kernels, apply, processors
+
+if TYPE_CHECKING:
+    from dnnops.gpuarray.prepared.pending import Pending
+    from dnnops.gpuarray.prepared.placed import Placed
 
 __all__ = ["ColumnConfig", "ColumnReduction", "Columns", "column_config", "columns_of"]
 
@@ -159,41 +163,51 @@ class ColumnReduction:
 
         Parameters
         ----------
-        x : cupy.ndarray
+        x : cupy.ndarray or Pending
         axes : tuple of int
             Axes to reduce.
 
         Returns
         -------
-        cupy.ndarray or None
+        cupy.ndarray or Pending or None
             None if the array doesn't consist of columns to reduce.
         """
-        import cupy
+        return apply(self._add, x, axes)
+
+    def _add(self, x: Pending, axes: tuple[int, ...]) -> Placed | None:
+        """Add the launches to the call that `x` is part of, and return where the result is."""
+        from dnnops.gpuarray.prepared.call import ALIGNMENT, KernelStep
 
         found = columns_of(x.shape, axes) if x.flags.c_contiguous else None
-        address, itemsize = x.data.ptr, x.itemsize
+        remainder, itemsize = x.placed.remainder, x.itemsize
         # Memory from other libraries may be unaligned.
-        if found is None or address % itemsize:
+        if found is None or remainder % itemsize:
             return None
         matrices, rows, columns, shape = found
-        width = math.gcd(self._max_width, columns, address // itemsize)
-        inner, device = columns // width, x.data.device_id
+        # An address without remainder is a multiple of all widths.
+        aligned = (remainder or ALIGNMENT) // itemsize
+        width = math.gcd(self._max_width, columns, aligned)
+        inner, device = columns // width, x.device
         accumulator, count = self._accumulator_bytes, processors(device)
         config = column_config(matrices * inner, rows, width * itemsize, count)
         if config is None:
             return None
         threads, lanes, tiles, parts = config
-        out = cupy.empty(shape, self._result_dtype)
-        partial = cupy.empty(out.size * parts * accumulator, "int8") if parts > 1 else out
-        sizes = (np.int64(matrices * inner), np.int64(inner), np.int64(rows))
+        out = x.call.new(shape, self._result_dtype)
+        bytes_of_parts = out.size * parts * accumulator
+        partial = x.call.new((bytes_of_parts,), np.dtype("int8")) if parts > 1 else out
+        sizes = [np.int64(matrices * inner), np.int64(inner), np.int64(rows)]
         reduce = self._kernels.get(device, width, "reduce_columns")
-        arguments = (x, out, partial, *sizes, np.int32(lanes), np.int32(parts))
-        reduce((tiles * parts,), (threads,), arguments)
+        addresses = [array.address for array in (x.placed, out, partial)]
+        arguments = [*addresses, *sizes, np.int32(lanes), np.int32(parts)]
+        x.call.steps.append(KernelStep(reduce, tiles * parts, threads, arguments))
         if parts > 1:
-            threads, lanes, tiles, _ = column_config(out.size, parts, accumulator, count)
-            sizes = (np.int64(out.size), np.int64(columns), np.int64(parts))
+            last = column_config(out.size, parts, accumulator, count)
+            assert last is not None  # there are fewer columns and rows than before
+            sizes = [np.int64(out.size), np.int64(columns), np.int64(parts)]
             finish = self._kernels.get(device, width, "finish_columns")
-            finish((tiles,), (threads,), (partial, out, *sizes, np.int32(lanes)))
+            arguments = [partial.address, out.address, *sizes, np.int32(last.lanes)]
+            x.call.steps.append(KernelStep(finish, last.tiles, last.threads, arguments))
         return out
 
     @functools.cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pytensor.graph.basic import Apply, Variable
@@ -31,6 +31,9 @@ from dnnops.gpuarray.op import MirrorOp
 from dnnops.gpuarray.reduction_source import Arithmetic
 from dnnops.gpuarray.row_reduction import RowReduction, split_axes
 from dnnops.runtime.scalar_code import PREAMBLE, c_literal
+
+if TYPE_CHECKING:
+    from dnnops.gpuarray.prepared.call import PreparedCall
 
 #: From this size on, reducing the last axes first and then the others is faster than one reduction.
 MIN_TWO_STEPS_BYTES = 1 << 20
@@ -131,7 +134,18 @@ class GpuCAReduce(MirrorOp):
     def with_host_op(self, host_op: Op) -> GpuCAReduce:
         return GpuCAReduce(host_op, self.premap)
 
+    def prepare(self, node: Apply, x: Any) -> PreparedCall | None:
+        from dnnops.gpuarray.prepared.pending import Pending
+
+        operand = Pending.of(x)
+        found = reduce_array(operand, *self._arguments(node, x))
+        return None if found is None else operand.call.call(found.result)
+
     def compute(self, node: Apply, x: Any) -> Any:
+        return reduce_array(x, *self._arguments(node, x))
+
+    def _arguments(self, node: Apply, x: Any) -> tuple[Any, ...]:
+        """Return the arguments of `reduce_array` after the array."""
         host_op = self.host_op
         axes = host_op.axis
         axes = tuple(range(x.ndim)) if axes is None else tuple(axes)
@@ -139,14 +153,14 @@ class GpuCAReduce(MirrorOp):
         identity = _REDUCTIONS[type(host_op.scalar_op)].identity
         if isinstance(identity, str) and x.size == 0 and 0 not in kept:
             raise DnnValueError(f"{self}: no elements to reduce; shape {x.shape}, axes {axes}")
-        words = (
+        return (
+            axes,
             host_op.scalar_op,
             node.inputs[0].type.dtype,
             host_op.acc_dtype or node.outputs[0].type.dtype,
             node.outputs[0].type.dtype,
             self.premap,
         )
-        return reduce_array(x, axes, *words)
 
     def __str__(self) -> str:
         premap = f"{self.premap}, " if self.premap else ""
@@ -227,7 +241,8 @@ def reduce_array(x: Any, axes: tuple[int, ...], *words: Any) -> Any:
 
     Parameters
     ----------
-    x : cupy.ndarray
+    x : cupy.ndarray or Pending
+        Device array, or array of a prepared call, to which the launches are added.
     axes : tuple of int
         Axes to reduce.
     *words
@@ -235,8 +250,9 @@ def reduce_array(x: Any, axes: tuple[int, ...], *words: Any) -> Any:
 
     Returns
     -------
-    cupy.ndarray
-        The axes have the same order in memory as those of `x`, if it has no gaps.
+    cupy.ndarray or Pending or None
+        The axes have the same order in memory as those of `x`, if it has no gaps. None if an array
+        of a call would be reduced by a kernel of CuPy.
     """
     order = dense_order(x)
     if order is None:
@@ -244,7 +260,7 @@ def reduce_array(x: Any, axes: tuple[int, ...], *words: Any) -> Any:
     places = tuple(place for place, axis in enumerate(order) if axis in axes)
     result = _reduce_in_order(x.transpose(order), places, *words)
     kept = [axis for axis in order if axis not in axes]
-    if kept == sorted(kept):
+    if result is None or kept == sorted(kept):
         return result
     return result.transpose([kept.index(axis) for axis in sorted(kept)])
 
@@ -255,7 +271,9 @@ def _reduce_in_order(x: Any, axes: tuple[int, ...], *words: Any) -> Any:
         result = column_reduction(*words)(x, axes)
     if result is None:
         result = _in_two_steps(x, axes, *words)
-    return reduction_kernel(*words)(x, axis=axes) if result is None else result
+    if result is None and not hasattr(x, "call"):
+        result = reduction_kernel(*words)(x, axis=axes)
+    return result
 
 
 def _in_two_steps(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dnnops.dtypes import DTYPES, numpy_dtype
 from dnnops.runtime.build import c_code_dir
 from dnnops.runtime.scalar_code import from_stored, stored_type, to_stored
 
-__all__ = ["Arithmetic", "Kernels", "processors", "reduction_source"]
+if TYPE_CHECKING:
+    from dnnops.gpuarray.prepared.pending import Pending
+    from dnnops.gpuarray.prepared.placed import Placed
+
+__all__ = ["Arithmetic", "Kernels", "apply", "processors", "reduction_source"]
 
 
 class Arithmetic(NamedTuple):
@@ -82,6 +87,31 @@ def processors(device: int) -> int:
     import cupy
 
     return cupy.cuda.Device(device).attributes["MultiProcessorCount"]
+
+
+def apply(add: Callable[[Pending, tuple[int, ...]], Placed | None], x: Any, axes: Any) -> Any:
+    """Add a reduction to the call that `x` is part of, or launch it now for a device array.
+
+    Parameters
+    ----------
+    add : callable
+        Function of an array in a call and of axes, which adds launches to the call. It returns
+        where the result is, or None if it cannot reduce the array.
+    x : Pending or cupy.ndarray
+    axes : tuple of int
+
+    Returns
+    -------
+    Pending or cupy.ndarray or None
+    """
+    from dnnops.gpuarray.prepared.pending import Pending
+
+    operand = x if isinstance(x, Pending) else Pending.of(x)
+    out = add(operand, axes)
+    if out is None:
+        return None
+    found = Pending(operand.call, out)
+    return found if operand is x else operand.call.call(found.result).run((x,))[0]
 
 
 class Kernels:

@@ -9,12 +9,16 @@ parts, which a second kernel combines. The order of the operations is the same i
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dnnops.dtypes import numpy_dtype
-from dnnops.gpuarray.reduction_source import Arithmetic, Kernels, processors
+from dnnops.gpuarray.reduction_source import Arithmetic, Kernels, apply, processors
+
+if TYPE_CHECKING:
+    from dnnops.gpuarray.prepared.pending import Pending
+    from dnnops.gpuarray.prepared.placed import Placed
 
 __all__ = ["MIN_ROW_BYTES", "RowReduction", "launch_config", "rows_of", "split_axes"]
 
@@ -132,36 +136,44 @@ class RowReduction:
 
         Parameters
         ----------
-        x : cupy.ndarray
+        x : cupy.ndarray or Pending
         axes : tuple of int
             Axes to reduce.
 
         Returns
         -------
-        cupy.ndarray or None
+        cupy.ndarray or Pending or None
             None if the array doesn't consist of rows to reduce, or if they are too short or too
             many.
         """
-        import cupy
+        return apply(self._add, x, axes)
+
+    def _add(self, x: Pending, axes: tuple[int, ...]) -> Placed | None:
+        """Add the launches to the call that `x` is part of, and return where the result is."""
+        from dnnops.gpuarray.prepared.call import KernelStep
 
         found = rows_of(x, axes)
         # Memory from other libraries may be unaligned.
-        if found is None or x.data.ptr % x.itemsize:
+        if found is None or x.placed.remainder % x.itemsize:
             return None
         rows, length = found
-        device = x.data.device_id
+        device = x.device
         config = launch_config(rows, length, x.itemsize, processors(device))
         if config is None:
             return None
         shape = tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
-        out = cupy.empty(shape, self._result_dtype)
-        partial = cupy.empty(rows * config.parts, "float64") if config.parts > 1 else out
+        out = x.call.new(shape, self._result_dtype)
+        partial = (
+            x.call.new((rows * config.parts,), np.dtype("float64")) if config.parts > 1 else out
+        )
         reduce = self._kernels.get(device, config.lanes, "reduce_rows")
+        addresses = [array.address for array in (x.placed, out, partial)]
         sizes = (np.int64(rows), np.int64(length), np.int32(config.parts))
-        reduce((config.blocks,), (THREADS,), (x, out, partial, *sizes))
+        x.call.steps.append(KernelStep(reduce, config.blocks, THREADS, [*addresses, *sizes]))
         if config.parts > 1:
             finish = self._kernels.get(device, config.lanes, "finish_rows")
-            finish((rows,), (THREADS,), (partial, out, sizes[2]))
+            arguments = [partial.address, out.address, sizes[2]]
+            x.call.steps.append(KernelStep(finish, rows, THREADS, arguments))
         return out
 
     @functools.cached_property

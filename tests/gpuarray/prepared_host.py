@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from pytensor import config
 
+from dnnops.gpuarray import column_reduction, reduction_source, row_reduction
 from dnnops.gpuarray.elementwise import kernel as elementwise_kernel
 from dnnops.gpuarray.prepared import thunk
 from dnnops.runtime.build import c_code_dir
@@ -37,20 +38,35 @@ void run_kernel(void (*kernel)(A...), void **arguments, unsigned blocks, unsigne
       kernel(*static_cast<std::decay_t<A> *>(arguments[I])...);
     }
 }
+// With barriers.
+template <class... A, size_t... I>
+void run_together(void (*kernel)(A...), void **arguments, unsigned blocks, unsigned threads,
+                  std::index_sequence<I...>) {
+  const auto run = [=](void **given) { kernel(*static_cast<std::decay_t<A> *>(given[I])...); };
+  run_grid(run, arguments, blocks, threads, 0, 0);
+}
+template <class... A>
+void run_together(void (*kernel)(A...), void **arguments, unsigned blocks, unsigned threads) {
+  run_together(kernel, arguments, blocks, threads, std::index_sequence_for<A...>());
+}
 template <class... A>
 void run_kernel(void (*kernel)(A...), void **arguments, unsigned blocks, unsigned threads) {
   run_kernel(kernel, arguments, blocks, threads, std::index_sequence_for<A...>());
 }
 """
 _ENTRY = """
+#undef KERNEL
+#define KERNEL static
 namespace of_{number} {{
 {source}
 extern "C" void kernel_{number}(void **arguments, unsigned blocks, unsigned threads) {{
-  run_kernel({name}, arguments, blocks, threads);
+  {run}({name}, arguments, blocks, threads);
 }}
 }}
+#undef IDENTITY
+#undef LANES
+#undef WIDTH
 #undef ENTRY
-#undef KERNEL
 #undef WITHIN_KERNEL
 #undef ga_float
 #undef ga_double
@@ -99,8 +115,9 @@ extern "C" __attribute__((visibility("default"))) void fail_with(int status) { f
 class HostKernel:
     """A kernel that is compiled for the host together with others, when one is first needed."""
 
-    def __init__(self, device: HostDevice, source: str, name: str):
+    def __init__(self, device: HostDevice, source: str, name: str, has_barriers: bool):
         self.device, self.source, self.name = device, source, name
+        self.run = "run_together" if has_barriers else "run_kernel"
 
     @property
     def kernel(self) -> Any:
@@ -119,7 +136,7 @@ class HostDevice:
     def __init__(self, folder: Path):
         self.folder = folder
         self.kernels: dict[str, HostKernel] = {}
-        self._addresses: dict[str, int] = {}
+        self._addresses: dict[HostKernel, int] = {}
         self._libraries: list[Any] = []
         self._numbers = itertools.count()
         sources = [*sorted(_FOLDER.glob("*.cpp")), c_code_dir() / "common" / "exports.cpp"]
@@ -136,20 +153,31 @@ class HostDevice:
         return self.library.launch_count()
 
     def compiled(self, kernel: Any) -> HostKernel:
-        """Return the kernel of a source; takes the place of a compilation for a GPU."""
-        source = kernel.source()
-        name = getattr(kernel, "name", elementwise_kernel.KERNEL_NAME)
-        return self.kernels.setdefault(source, HostKernel(self, source, name))
+        """Return an elementwise kernel; takes the place of a compilation for a GPU."""
+        return self.kernel(kernel.source(), elementwise_kernel.KERNEL_NAME)
+
+    def reduction(self, kernels: Any, device: int, value: int, name: str) -> HostKernel:
+        """Return a kernel of a reduction, in place of `Kernels.get`."""
+        source = reduction_source.reduction_source(kernels.arithmetic, kernels.name)
+        return self.kernel(f"#define {kernels.macro} {value}\n{source}", name, True)
+
+    def kernel(self, source: str, name: str, has_barriers: bool = False) -> HostKernel:
+        """Return a kernel of a source."""
+        key = f"{name}\n{source}"
+        if key not in self.kernels:
+            self.kernels[key] = HostKernel(self, source, name, has_barriers)
+        return self.kernels[key]
 
     def address(self, kernel: HostKernel) -> int:
-        if kernel.source not in self._addresses:
-            self._compile([k for k in self.kernels.values() if k.source not in self._addresses])
-        return self._addresses[kernel.source]
+        if kernel not in self._addresses:
+            self._compile([k for k in self.kernels.values() if k not in self._addresses])
+        return self._addresses[kernel]
 
     def _compile(self, kernels: list[HostKernel]) -> None:
         number = next(self._numbers)
         entries = "".join(
-            _ENTRY.format(number=i, source=k.source, name=k.name) for i, k in enumerate(kernels)
+            _ENTRY.format(number=i, source=k.source, name=k.name, run=k.run)
+            for i, k in enumerate(kernels)
         )
         (self.folder / f"k{number}.cpp").write_text(f'#include "host_cuda.hpp"\n{_CALL}{entries}')
         command = [
@@ -168,7 +196,7 @@ class HostDevice:
         self._libraries.append(library)
         for i, kernel in enumerate(kernels):
             function = ctypes.cast(getattr(library, f"kernel_{i}"), ctypes.c_void_p)
-            self._addresses[kernel.source] = function.value or 0
+            self._addresses[kernel] = function.value or 0
 
 
 def _allocate(size: int) -> Any:
@@ -205,6 +233,12 @@ def on_host(device: HostDevice) -> Iterator[None]:
         patched.setattr(cupy.cuda, "get_current_stream", lambda: SimpleNamespace(ptr=0))
         patched.setattr(thunk, "_functions", lambda: functions)
         patched.setattr(elementwise_kernel, "_compiled", device.compiled)
+        patched.setattr(
+            reduction_source.Kernels, "get", lambda *arguments: device.reduction(*arguments)
+        )
+        # So few that kernels for few and for many rows are used.
+        for module in (row_reduction, column_reduction):
+            patched.setattr(module, "processors", lambda device: 2)
         cupy.cuda.set_allocator(_allocate)
         try:
             yield

@@ -432,7 +432,7 @@ def test_parts_are_views(axis):
     shape[axis] = 5
     x = normal(*shape)
     operands = [v.data for v in node.inputs[1:]]
-    parts = node.op.compute(node, x, *operands)
+    parts = node.op.prepare(node, x, *operands).run([x, *operands])
     for part, wanted in zip(parts, np.split(x, [2, 2], axis=axis), strict=True):
         np.testing.assert_array_equal(part, wanted)
         assert not part.size or np.shares_memory(part, x)
@@ -444,7 +444,7 @@ def test_lengths_of_parts_are_checked(lengths):
     node = split_on_gpu(GpuArrayType("float32", (None, None))(), n, 1)
     axis = () if hasattr(node.op.host_op, "axis") else (np.array(1),)
     with pytest.raises(DnnValueError, match="length"):
-        node.op.compute(node, normal(3, 5), *axis, np.array(lengths))
+        node.op.prepare(node, normal(3, 5), *axis, np.array(lengths))
 
 
 @pytest.mark.gpu

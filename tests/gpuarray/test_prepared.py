@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -9,7 +11,7 @@ import pytest
 
 from dnnops.dtypes import numpy_dtype
 from dnnops.errors import DnnMemoryError, DnnValueError
-from dnnops.gpuarray import GpuArrayType
+from dnnops.gpuarray import GpuArrayType, reduction
 from dnnops.gpuarray.elementwise import step
 from dnnops.gpuarray.elementwise.packed import merged_axes
 from dnnops.gpuarray.layout import is_reshaped_view
@@ -105,6 +107,30 @@ def test_from_c_and_from_python(device, monkeypatch, dtype):
                 np.testing.assert_array_equal(host_value(got), same, err_msg=words)
 
 
+@pytest.mark.needs("cupy")
+def test_reductions(device, monkeypatch):
+    """Sums and maxima over rows, columns, both, and all axes, in any order in memory."""
+    monkeypatch.setattr(reduction, "MIN_TWO_STEPS_BYTES", 0)
+    rng = np.random.default_rng(SEED)
+    x = GpuArrayType("float32", (None, None, None))()
+    for axes in ((2,), (0, 2), None):
+        build = [x.sum(axis=axes), x.max(axis=axes)]
+        f = pytensor.function([x], [z.transfer("cuda") for z in build], mode=GPU_MODE)
+        for order in ((0, 1, 2), (2, 0, 1)):
+            shape = rng.integers(2, 5, 3).tolist()
+            shape[order[-1]] = 150  # shorter rows would be left to CuPy
+            value = rng.standard_normal([shape[axis] for axis in order]).astype("float32")
+            value = value.transpose(np.argsort(order))
+            launched = device.launches
+            found = [host_value(z) for z in f(device_array(value))]
+            assert device.launches - launched >= 2
+            wide = value.astype("float64")
+            wanted = wide.sum(axis=axes), wide.max(axis=axes)
+            for got, correct in zip(found, wanted, strict=True):
+                words = f"{axes} {order}; {repeat_command()}"
+                np.testing.assert_allclose(got, correct, rtol=1e-5, atol=1e-5, err_msg=words)
+
+
 def vector_function(build, *more, **options):
     x = GpuArrayType("float32", (None,))("x")
     outputs = [z.transfer("cuda") for z in build(x, *more)]
@@ -175,6 +201,21 @@ def test_views_of_arguments_are_kept(device):
         assert result[0].size == array.size
     assert found[3] is found[2]
     assert found[1] is not found[0]
+
+
+@pytest.mark.needs("cupy")
+def test_large_arguments_are_not_kept(device):
+    """A node refers to its last argument only if that is small."""
+    f = vector_function(lambda x: [x.dimshuffle(0, "x") * 2])
+    (place,) = (i for i, n in enumerate(f.vm.nodes) if "DimShuffle" in str(n.op))
+    (argument,), (result,) = f.vm.thunks[place].inputs, f.vm.thunks[place].outputs
+    for n, references in ((4, 1), (1 << 19, 0)):
+        array = device_array(np.ones(n, "float32"))
+        before = sys.getrefcount(array)
+        argument[0] = array
+        f.vm.thunks[place]()
+        argument[0] = result[0] = None
+        assert sys.getrefcount(array) == before + references
 
 
 @pytest.mark.needs("cupy")

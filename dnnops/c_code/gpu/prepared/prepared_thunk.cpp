@@ -232,7 +232,7 @@ void store(PyObject *cell, Reference value) {
   if (PyList_SetItem(cell, 0, value.release()) < 0) throw PythonError();
 }
 
-// The operand, if the last call stored views of this very array that are still valid.
+// Stores the views of the last call, if the operand is still the same array.
 bool take_kept_views(PreparedThunk &thunk) {
   const PreparedCall *const call = thunk.last;
   if (!thunk.keeps_views || !call || !call->viewed) return false;
@@ -243,10 +243,21 @@ bool take_kept_views(PreparedThunk &thunk) {
   return true;
 }
 
+bool is_small(PyObject *array) {
+  const Reference bytes(require(PyObject_GetAttrString(array, "nbytes")));
+  const long long count = PyLong_AsLongLong(bytes.get());
+  if (count == -1 && PyErr_Occurred()) throw PythonError();
+  return count <= DNNOPS_KEPT_BYTES;
+}
+
+// A larger array would take memory that its owner believes to have freed.
 void keep_views(PreparedThunk &thunk, PreparedCall &call, const std::vector<Reference> &results) {
   if (!thunk.keeps_views || !call.arrays.empty() || !call.steps.empty()) return;
-  for (const Operand &operand : thunk.operands)
-    if (operand.role == ARRAY) call.viewed = Reference::to(value_of(operand));
+  for (const Operand &operand : thunk.operands) {
+    if (operand.role != ARRAY) continue;
+    if (!is_small(value_of(operand))) return;
+    call.viewed = Reference::to(value_of(operand));
+  }
   call.kept_views.clear();
   for (const Reference &result : results) call.kept_views.push_back(Reference::to(result.get()));
 }
