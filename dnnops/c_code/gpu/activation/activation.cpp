@@ -34,9 +34,7 @@ struct ActivationKey {
   OperandKey arrays[4];
 };
 
-struct ActivationState : State {
-  bool ready = false;
-  ActivationKey key;
+struct ActivationState : KeyedState<ActivationKey> {
   bool empty = false;
   TensorDescriptor array;
   ActivationDescriptor activation;
@@ -52,9 +50,8 @@ void describe(ActivationState &state, const ActivationParams &params, const dnno
   if (mode == ACTIVATION_SWISH) DNNOPS_LEGACY(cudnnSetActivationDescriptorSwishBeta, state.activation, params.coef);
 }
 
-void prepare(ActivationState &state, const ActivationKey &key, const ActivationParams &params,
+void prepare(ActivationState &state, const ActivationParams &params,
              const dnnops_tensor *inputs, const dnnops_tensor &output) {
-  state.ready = false;
   check_operands(params, inputs);
   const dnnops_tensor &x = inputs[0];
   if (!same_shape(output, x))
@@ -63,8 +60,6 @@ void prepare(ActivationState &state, const ActivationKey &key, const ActivationP
   require_contiguous(output);
   state.empty = !element_count(x.shape, x.ndim);
   if (!state.empty) describe(state, params, x);
-  state.key = key;
-  state.ready = true;
 }
 
 void run(const OpCall<ActivationParams> &call) {
@@ -78,7 +73,7 @@ void run(const OpCall<ActivationParams> &call) {
   key.handle = handle.number;
   for (int i = 0; i < 3; ++i) read_key(key.arrays[i], inputs[params.gradient ? i : 0]);
   read_key(key.arrays[3], output);
-  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, params, inputs, output);
+  state.prepare_for(key, [&] { prepare(state, params, inputs, output); });
   if (state.empty) return;
   const Scalar one(1, output.dtype), zero(0, output.dtype);
   if (params.gradient)

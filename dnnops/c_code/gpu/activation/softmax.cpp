@@ -34,9 +34,7 @@ struct SoftmaxKey {
   OperandKey arrays[3];
 };
 
-struct SoftmaxState : State {
-  bool ready = false;
-  SoftmaxKey key;
+struct SoftmaxState : KeyedState<SoftmaxKey> {
   bool empty = false;
   int mode = MODE_CHANNEL;
   TensorDescriptor array;
@@ -48,9 +46,8 @@ int64_t product(const dnnops_tensor &array, int64_t begin, int64_t end) {
   return count;
 }
 
-void prepare(SoftmaxState &state, const SoftmaxKey &key, const SoftmaxParams &params, const dnnops_tensor *inputs,
+void prepare(SoftmaxState &state, const SoftmaxParams &params, const dnnops_tensor *inputs,
              const dnnops_tensor &output) {
-  state.ready = false;
   check_operands(params, inputs);
   const dnnops_tensor &x = inputs[0];
   if (!same_shape(output, x))
@@ -64,8 +61,6 @@ void prepare(SoftmaxState &state, const SoftmaxKey &key, const SoftmaxParams &pa
     set_descriptor(state.array, tensor, x.dtype);
     state.mode = inner == 1 ? MODE_INSTANCE : MODE_CHANNEL;
   }
-  state.key = key;
-  state.ready = true;
 }
 
 void shape(const OpCall<SoftmaxParams> &call) {
@@ -85,7 +80,7 @@ void run(const OpCall<SoftmaxParams> &call) {
   read_key(key.arrays[0], inputs[0]);
   read_key(key.arrays[1], inputs[params.gradient]);
   read_key(key.arrays[2], output);
-  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, params, inputs, output);
+  state.prepare_for(key, [&] { prepare(state, params, inputs, output); });
   if (state.empty) return;
   const Scalar one(1, output.dtype), zero(0, output.dtype);
   const int algo = static_cast<int>(params.algo);

@@ -53,9 +53,7 @@ struct Places {
   }
 };
 
-struct AttentionState : State {
-  bool ready = false;
-  NodeKey key;
+struct AttentionState : KeyedState<NodeKey> {
   bool empty = false;
   std::optional<AttentionGradKernel> grad_kernel;
   AttentionCase inner;
@@ -165,9 +163,8 @@ bool lay_out(AttentionState &state, const AttentionCall &call, const dnnops_tens
   return copies;
 }
 
-void prepare(AttentionState &state, const NodeKey &key, const Handle &handle, const AttentionCall &call,
+void prepare(AttentionState &state, const Handle &handle, const AttentionCall &call,
              const dnnops_tensor *results) {
-  state.ready = false;
   state.empty = call.batch * call.query_heads * call.queries == 0 || call.keys == 0;
   state.grad_kernel.reset();
   if (state.empty) {
@@ -195,8 +192,6 @@ void prepare(AttentionState &state, const NodeKey &key, const Handle &handle, co
     state.kept = static_cast<float>(1 - c.dropout);
     state.kept_scale = static_cast<float>(1 / (1 - c.dropout));
   }
-  state.key = key;
-  state.ready = true;
 }
 
 // -- running -----------------------------------------------------------------------------
@@ -387,7 +382,7 @@ void run(const OpCall<AttentionParams> &given) {
   for (int i = 0; i < call.params.input_count(); ++i)
     if (&call.inputs[i] != call.state) read_key(key.arrays[i], call.inputs[i]);
   for (int i = 0; i < call.params.output_count(); ++i) read_key(key.arrays[MAX_OPERANDS + i], results[i]);
-  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, handle, call, results);
+  state.prepare_for(key, [&] { prepare(state, handle, call, results); });
   if (state.empty)
     run_empty(state, handle, call, results);
   else if (state.grad_kernel)

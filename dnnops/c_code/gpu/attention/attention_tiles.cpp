@@ -25,9 +25,7 @@ struct NodeKey {
   OperandKey arrays[MAX_OPERANDS + MAX_RESULTS];
 };
 
-struct TilesState : State {
-  bool ready = false;
-  NodeKey key;
+struct TilesState : KeyedState<NodeKey> {
   AttentionTilesParams params;  // without addresses
   AttentionTilesKernel out, dquery, dkey;
 };
@@ -55,9 +53,8 @@ bool moves_by_16_bytes(const dnnops_tensor &array) {
   return fits;
 }
 
-void prepare(TilesState &state, const NodeKey &key, const Handle &handle, const AttentionCall &call,
-             const Arrays &arrays, bool allow_tf32) {
-  state.ready = false;
+void prepare(TilesState &state, const Handle &handle, const AttentionCall &call, const Arrays &arrays,
+             bool allow_tf32) {
   AttentionTilesParams &params = state.params;
   std::memset(static_cast<void *>(&params), 0, sizeof params);
   AttentionTilesForm form = {};
@@ -87,8 +84,6 @@ void prepare(TilesState &state, const NodeKey &key, const Handle &handle, const 
   } else {
     state.out = AttentionTilesKernel(handle, TILES_KERNEL_OUT, form, all_queries, call.queries);
   }
-  state.key = key;
-  state.ready = true;
 }
 
 void shape(const OpCall<TilesParams> &given) {
@@ -110,8 +105,7 @@ void run(const OpCall<TilesParams> &given) {
   for (int i = 0; i < call.params.output_count(); ++i) read_key(key.arrays[MAX_OPERANDS + i], results[i]);
   Arrays arrays;
   list_arrays(call, results, arrays);
-  if (!state.ready || std::memcmp(&key, &state.key, sizeof key))
-    prepare(state, key, handle, call, arrays, given.params.allow_tf32);
+  state.prepare_for(key, [&] { prepare(state, handle, call, arrays, given.params.allow_tf32); });
 
   AttentionTilesParams params = state.params;
   for (int i = 0; i < TILES_ARRAYS; ++i) params.arrays[i] = arrays[i] ? arrays[i]->data : nullptr;

@@ -76,9 +76,7 @@ struct WeightsKey {
   OperandKey arrays[8];  // inputs and outputs
 };
 
-struct WeightsState : State {
-  bool ready = false;
-  WeightsKey key;
+struct WeightsState : KeyedState<WeightsKey> {
   Launch launch;
   Kernel kernel;
   unsigned blocks = 0, threads = 0;
@@ -107,10 +105,9 @@ void check(const WeightsParams &params, const dnnops_tensor *inputs) {
            describe(scores).c_str());
 }
 
-void prepare(WeightsState &state, const WeightsKey &key, const OpCall<WeightsParams> &call, const Handle &handle) {
+void prepare(WeightsState &state, const OpCall<WeightsParams> &call, const Handle &handle) {
   const WeightsParams &params = call.params;
   const dnnops_tensor *inputs = call.inputs, *outputs = call.outputs, &scores = inputs[0];
-  state.ready = false;
   check(params, inputs);
   for (int i = 0; i < params.input_count(); ++i) require_contiguous(inputs[i]);
   Launch &launch = state.launch = {};
@@ -141,8 +138,6 @@ void prepare(WeightsState &state, const WeightsKey &key, const OpCall<WeightsPar
                                    " -DLANES=" + std::to_string(sharing.lanes) +
                                    " -DHELD=" + std::to_string(sharing.held) + " -DMASK=" + std::to_string(mask));
   }
-  state.key = key;
-  state.ready = true;
 }
 
 void shape(const OpCall<WeightsParams> &call) {
@@ -167,7 +162,7 @@ void run(const OpCall<WeightsParams> &call) {
   key.handle = handle.number;
   for (int i = 0; i < 6; ++i) read_key(key.arrays[i], call.inputs[i < params.input_count() ? i : 0]);
   for (int i = 0; i < 2; ++i) read_key(key.arrays[6 + i], call.outputs[i]);
-  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, call, handle);
+  state.prepare_for(key, [&] { prepare(state, call, handle); });
   if (!state.blocks) return;
   Launch launch = state.launch;
   const Optional optional(params, call.inputs);

@@ -2,7 +2,9 @@
 #ifndef DNNOPS_CUDNN_NODE_STATE_HPP
 #define DNNOPS_CUDNN_NODE_STATE_HPP
 
+#include <cstring>
 #include <optional>
+#include <type_traits>
 
 #include "tensor.hpp"
 
@@ -23,6 +25,25 @@ inline void read_key(OperandKey &key, const dnnops_tensor &operand) {
   }
   key.alignment = alignment_of(operand.data);
 }
+
+// A state that is prepared for the last operands, which a key describes.
+template <class Key>
+struct KeyedState : State {
+  // Calls `prepare` unless it was last called, and succeeded, for an equal key.
+  template <class Prepare>
+  void prepare_for(const Key &key, Prepare &&prepare) {
+    static_assert(std::has_unique_object_representations_v<Key>, "keys are compared as bytes");
+    if (is_prepared_ && !std::memcmp(&key, &key_, sizeof key)) return;
+    is_prepared_ = false;
+    prepare();
+    key_ = key;
+    is_prepared_ = true;
+  }
+
+ private:
+  bool is_prepared_ = false;
+  Key key_;
+};
 
 // The node's state, or a temporary one if the caller gave no slot or another thread holds it.
 template <class NodeState>

@@ -43,9 +43,7 @@ struct AddKey {
   OperandKey a, c, output;
 };
 
-struct AddState : State {
-  bool ready = false;
-  AddKey key;
+struct AddState : KeyedState<AddKey> {
   bool empty = false;
   TensorDescriptor a, c;
 };
@@ -90,8 +88,7 @@ void run(const OpCall<AddParams> &call) {
   read_key(key.a, a);
   read_key(key.c, c);
   read_key(key.output, output);
-  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) {
-    state.ready = false;
+  state.prepare_for(key, [&] {
     check_add(a, c);
     require_shape(c, output);
     require_contiguous(a);
@@ -99,9 +96,7 @@ void run(const OpCall<AddParams> &call) {
     require_contiguous(output);
     state.empty = !element_count(c.shape, c.ndim);
     if (!state.empty) describe(state, a, c);
-    state.key = key;
-    state.ready = true;
-  }
+  });
   if (state.empty) return;
   const double beta_value = read_factor("beta", inputs[3]);
   // With a beta of 0, the contents of c do not matter, even NaN.
@@ -125,9 +120,7 @@ struct TransformKey {
   OperandKey x, output;
 };
 
-struct TransformState : State {
-  bool ready = false;
-  TransformKey key;
+struct TransformState : KeyedState<TransformKey> {
   bool empty = false;
   TensorDescriptor x, output;
 };
@@ -157,15 +150,12 @@ void run(const OpCall<TransformParams> &call) {
   key.handle = handle.number;
   read_key(key.x, x);
   read_key(key.output, output);
-  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) {
-    state.ready = false;
+  state.prepare_for(key, [&] {
     check_dtype(x);
     require_shape(x, output);
     state.empty = !element_count(x.shape, x.ndim);
     if (!state.empty) describe(state, x, output);
-    state.key = key;
-    state.ready = true;
-  }
+  });
   if (state.empty) return;
   const Scalar alpha(read_factor("alpha", inputs[1]), x.dtype), zero(0, x.dtype);
   DNNOPS_LEGACY(cudnnTransformTensor, handle.cudnn, alpha.pointer(), state.x, x.data, zero.pointer(), state.output,

@@ -40,9 +40,7 @@ struct CrossEntropyKey {
   OperandKey arrays[4];
 };
 
-struct CrossEntropyState : State {
-  bool ready = false;
-  CrossEntropyKey key;
+struct CrossEntropyState : KeyedState<CrossEntropyKey> {
   Launch launch;
   Kernel kernel;
   unsigned blocks = 0;
@@ -60,9 +58,8 @@ int64_t blocks_of(const CrossEntropyParams &params, const CrossEntropyProblem &p
   return ((params.gradient ? problem.rows : problem.count) + rows - 1) / rows;
 }
 
-void prepare(CrossEntropyState &state, const CrossEntropyKey &key, const CrossEntropyParams &params,
+void prepare(CrossEntropyState &state, const CrossEntropyParams &params,
              const Handle &handle, const dnnops_tensor *inputs) {
-  state.ready = false;
   const CrossEntropyProblem problem = problem_of(params, inputs);
   for (int i = 0; i < params.input_count(); ++i) require_contiguous(inputs[i]);
   const dnnops_tensor &x = inputs[params.gradient], &labels = inputs[params.gradient + 1];
@@ -87,8 +84,6 @@ void prepare(CrossEntropyState &state, const CrossEntropyKey &key, const CrossEn
                                    " -DLABEL_BITS=" + std::to_string(8 * item_size(labels.dtype)) +
                                    " -DLANES=" + std::to_string(lanes_of(problem)));
   }
-  state.key = key;
-  state.ready = true;
 }
 
 void shape(const OpCall<CrossEntropyParams> &call) {
@@ -108,7 +103,7 @@ void run(const OpCall<CrossEntropyParams> &call) {
   CrossEntropyKey key;
   key.handle = handle.number;
   for (int i = 0; i < 4; ++i) read_key(key.arrays[i], inputs[i < params.input_count() ? i : 0]);
-  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, params, handle, inputs);
+  state.prepare_for(key, [&] { prepare(state, params, handle, inputs); });
   if (!state.blocks) return;
   Launch launch = state.launch;
   launch.x = inputs[params.gradient].data;

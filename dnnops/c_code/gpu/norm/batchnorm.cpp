@@ -118,9 +118,7 @@ struct BatchNormKey {
   OperandKey operands[MAX_OPERANDS];
 };
 
-struct BatchNormState : State {
-  bool ready = false;
-  BatchNormKey key;
+struct BatchNormState : KeyedState<BatchNormKey> {
   BatchNormWork work;
   Kernel kernel;
   int64_t channels = 0;
@@ -187,8 +185,7 @@ void choose_work(BatchNormState &state, const BatchNormCase &of, const Handle &h
   }
 }
 
-void prepare(BatchNormState &state, const BatchNormKey &key, const BatchNormCall &call, const Handle &handle) {
-  state.ready = false;
+void prepare(BatchNormState &state, const BatchNormCall &call, const Handle &handle) {
   dnnops_tensor described[6];
   shape({call.context, call.params, call.inputs, described});
   for (int i = 0; i < call.params.output_count(); ++i)
@@ -221,8 +218,6 @@ void prepare(BatchNormState &state, const BatchNormKey &key, const BatchNormCall
     });
     choose_work(state, of, handle);
   }
-  state.key = key;
-  state.ready = true;
 }
 
 double read_scalar(const dnnops_tensor &tensor) { return *static_cast<const double *>(tensor.data); }
@@ -276,7 +271,7 @@ void run(const BatchNormCall &call) {
   key.handle = handle.number;
   int count = 0;
   for_arrays(call, [&](const dnnops_tensor &array) { read_key(key.operands[count++], array); });
-  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, call, handle);
+  state.prepare_for(key, [&] { prepare(state, call, handle); });
   if (state.empty) {
     if (call.params.kind == BATCHNORM_GRADIENT)  // empty sums
       for (int i = 1; i < 3; ++i)

@@ -41,9 +41,11 @@ struct FoldParams {
   int input_count() const { return static_cast<int>(OPERANDS * count); }
 };
 
-struct FoldState : State {
-  bool ready = false;
-  int64_t handle = 0, dtypes[3] = {};
+struct FoldKey {
+  int64_t handle, filter_dtype, vector_dtype, out_dtype;
+};
+
+struct FoldState : KeyedState<FoldKey> {
   Kernel kernel;
 };
 
@@ -97,17 +99,14 @@ void run(const OpCall<FoldParams> &call) {
   const Handle &handle = handle_for(context.device, context.stream);
   HeldState<FoldState> held(context);
   FoldState &state = *held;
-  const int64_t dtypes[3] = {call.inputs[0].dtype, call.inputs[1].dtype, call.params.dtype};
-  if (!state.ready || state.handle != handle.number || std::memcmp(state.dtypes, dtypes, sizeof dtypes)) {
-    state.ready = false;
+  const FoldKey key = {handle.number, call.inputs[0].dtype, call.inputs[1].dtype, call.params.dtype};
+  state.prepare_for(key, [&] {
     state.kernel = load_kernel(handle, "fold_batchnorm", "fold_batchnorm",
-                               "-DITEMS=" + std::to_string(ITEMS) + " -DFILTER_DTYPE=" + std::to_string(dtypes[0]) +
-                                   " -DVECTOR_DTYPE=" + std::to_string(dtypes[1]) +
-                                   " -DOUT_DTYPE=" + std::to_string(dtypes[2]));
-    state.handle = handle.number;
-    std::memcpy(state.dtypes, dtypes, sizeof dtypes);
-    state.ready = true;
-  }
+                               "-DITEMS=" + std::to_string(ITEMS) +
+                                   " -DFILTER_DTYPE=" + std::to_string(key.filter_dtype) +
+                                   " -DVECTOR_DTYPE=" + std::to_string(key.vector_dtype) +
+                                   " -DOUT_DTYPE=" + std::to_string(key.out_dtype));
+  });
   for (int64_t start = 0; start < call.params.count; start += ITEMS) {
     FoldLaunch launch = {};
     launch.epsilon = call.params.epsilon;

@@ -30,9 +30,7 @@ struct NormKey {
   OperandKey x;
 };
 
-struct NormState : State {
-  bool ready = false;
-  NormKey key;
+struct NormState : KeyedState<NormKey> {
   bool empty = false;
   int64_t image_bytes = 0;
   TensorDescriptor most, rest;  // for batches of MOST_IMAGES, and for the rest of the batch
@@ -41,9 +39,8 @@ struct NormState : State {
 
 // All arrays are contiguous and have x's shape, so one descriptor serves all of them; `tensor` makes it.
 template <class MakeTensor>
-void prepare(NormState &state, const NormKey &key, const NormWords &params, const dnnops_tensor &x,
+void prepare(NormState &state, const NormWords &params, const dnnops_tensor &x,
              MakeTensor &&tensor) {
-  state.ready = false;
   state.empty = !element_count(x.shape, x.ndim);
   if (!state.empty) {
     Tensor part = tensor();
@@ -55,8 +52,6 @@ void prepare(NormState &state, const NormKey &key, const NormWords &params, cons
     DNNOPS_LEGACY(cudnnSetLRNDescriptor, state.norm, static_cast<unsigned>(params.n), params.alpha, params.beta,
                   params.k);
   }
-  state.key = key;
-  state.ready = true;
 }
 
 // A part of the batch.
@@ -78,7 +73,7 @@ void run_parts(const OpCall<Params> &call, MakeTensor &&tensor, Body &&body) {
   NormKey key;
   key.handle = handle.number;
   read_key(key.x, inputs[0]);
-  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, call.params, inputs[0], tensor);
+  state.prepare_for(key, [&] { prepare(state, call.params, inputs[0], tensor); });
   if (state.empty) return;
   for (int64_t first = 0; first < inputs[0].shape[0]; first += MOST_IMAGES) {
     const int64_t images = std::min(MOST_IMAGES, inputs[0].shape[0] - first);

@@ -58,9 +58,7 @@ void read_key(PoolKey &key, const PoolCall &call, const Handle &handle) {
   }
 }
 
-struct PoolState : State {
-  bool ready = false;
-  PoolKey key;
+struct PoolState : KeyedState<PoolKey> {
   bool empty = false;    // there is nothing to compute
   bool no_windows = false;  // the gradient is zero
   double scale = 1;
@@ -108,8 +106,7 @@ bool has_vectors(const Tensor &tensor) {
   return dense_formats(tensor) & FORMAT_CHANNELS_LAST && is_packed(tensor) && tensor.alignment == 16;
 }
 
-void prepare(PoolState &state, const PoolKey &key, const PoolCall &call, const Handle &handle) {
-  state.ready = false;
+void prepare(PoolState &state, const PoolCall &call, const Handle &handle) {
   const PoolProblem problem = problem_of(call);
   const dnnops_tensor &output = call.outputs[0];
   const int64_t dtype = call.inputs[0].dtype, ndim = problem.spatial_ndim + 2;
@@ -139,8 +136,6 @@ void prepare(PoolState &state, const PoolKey &key, const PoolCall &call, const H
       state.cells = pool_cells(problem, dtype, item_size(dtype));
     if (state.cells.exist) {
       state.kernel = load_kernel(handle, "pool_cells", "max_pool_cells_grad", state.cells.options);
-      state.key = key;
-      state.ready = true;
       return;
     }
     set_pooling(state, call, problem);
@@ -154,8 +149,6 @@ void prepare(PoolState &state, const PoolKey &key, const PoolCall &call, const H
       set_descriptor(state.top, tensors[1], dtype);
     }
   }
-  state.key = key;
-  state.ready = true;
 }
 
 void shape(const PoolCall &call) {
@@ -174,7 +167,7 @@ void run(const PoolCall &call) {
   PoolState &state = *held;
   PoolKey key;
   read_key(key, call, handle);
-  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, call, handle);
+  state.prepare_for(key, [&] { prepare(state, call, handle); });
   if (state.empty) return;
   if (state.no_windows) {
     const int64_t count = element_count(output.shape, output.ndim);

@@ -91,9 +91,7 @@ struct ReductionKey {
   OperandKey x, output;
 };
 
-struct ReductionState : State {
-  bool ready = false;
-  ReductionKey key;
+struct ReductionState : KeyedState<ReductionKey> {
   Way way = NOTHING;
   TensorDescriptor x, output;
   ReduceTensorDescriptor reduction;
@@ -119,9 +117,8 @@ Way way_of(const ReductionParams &params, const dnnops_tensor &x) {
   return !results ? NOTHING : !reduced ? FILL : reduced == 1 ? ELEMENTS : CUDNN;
 }
 
-void prepare(ReductionState &state, const ReductionKey &key, const ReductionParams &params, const Handle &handle,
+void prepare(ReductionState &state, const ReductionParams &params, const Handle &handle,
              const dnnops_tensor &x, const dnnops_tensor *outputs) {
-  state.ready = false;
   check_operands(params, x);
   require_contiguous(x);
   for (int64_t i = 0; i <= params.indices; ++i) require_shape(params, x, outputs[i]);
@@ -148,8 +145,6 @@ void prepare(ReductionState &state, const ReductionKey &key, const ReductionPara
     const MergedAxes axes = merge_axes(outputs[0].shape, outputs[0].ndim, std::array<bool, DNNOPS_MAX_NDIM>{}.data());
     set_merged_descriptor(state.output, axes, false, params.dtype);
   }
-  state.key = key;
-  state.ready = true;
 }
 
 void launch(const Kernel &kernel, const void *from, void *to, int64_t count, void *stream) {
@@ -190,7 +185,7 @@ void run(const OpCall<ReductionParams> &call) {
   key.handle = handle.number;
   read_key(key.x, x);
   read_key(key.output, outputs[0]);
-  if (!state.ready || std::memcmp(&key, &state.key, sizeof key)) prepare(state, key, params, handle, x, outputs);
+  state.prepare_for(key, [&] { prepare(state, params, handle, x, outputs); });
   const int64_t results = element_count(outputs[0].shape, outputs[0].ndim);
   if (state.way == NOTHING) return;
   if (state.way == FILL) return fill(state, params, handle, outputs[0].data);

@@ -26,9 +26,7 @@ struct DropoutKey {
   int64_t handle, dtype;
 };
 
-struct DropoutState : State {
-  bool ready = false;
-  DropoutKey key;
+struct DropoutState : KeyedState<DropoutKey> {
   Kernel kernel;
 };
 
@@ -51,12 +49,9 @@ void launch_elementwise(const dnnops_context &context, const char *name, Launch 
   DropoutState &state = *held;
   const int64_t blocks = (launch.count + BLOCK_ELEMENTS - 1) / BLOCK_ELEMENTS;
   if (blocks > INT_MAX) fail(DNNOPS_NOT_SUPPORTED, "the array is too large");
-  if (!state.ready || state.key.handle != handle.number || state.key.dtype != dtype) {
-    state.ready = false;
+  state.prepare_for({handle.number, dtype}, [&] {
     state.kernel = load_kernel(handle, "dropout", name, "-DDTYPE=" + std::to_string(dtype));
-    state.key = {handle.number, dtype};
-    state.ready = true;
-  }
+  });
   void *arguments[] = {&launch};
   launch_kernel(state.kernel, static_cast<unsigned>(blocks), THREADS, 0, context.stream, arguments);
 }
