@@ -168,7 +168,7 @@ def _library(node: Apply, in_c: bool) -> str:
         is_own = declared == {()} or not op.calls_library
         return "dnnops" if is_own else _LIBRARIES[op.library.name]
     if isinstance(op, GpuOp):
-        return "CuPy"
+        return "dnnops" if op.prepares(node) else "CuPy"
     if isinstance(op, CpuElemwise) and in_c:
         return "dnnops"
     return "C" if in_c else "Python"

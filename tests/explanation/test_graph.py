@@ -166,7 +166,7 @@ def test_nothing_leaves_the_device():
     nodes = describe_graph(rewritten([x], [pt.exp(host).transfer("cuda")]))
     assert [node.op for node in nodes] == ["GpuElemwise{exp}"]
     (node,) = nodes
-    assert (node.device, node.library, node.transfer, node.reason) == ("cuda0", "CuPy", "", "")
+    assert (node.device, node.library, node.transfer, node.reason) == ("cuda0", "dnnops", "", "")
     assert node.outputs[0].device == "cuda0"
     assert node.bytes == 80
 
