@@ -14,6 +14,7 @@ from dnnops.errors import DnnMemoryError, DnnValueError
 from dnnops.gpuarray import GpuArrayType, reduction
 from dnnops.gpuarray.elementwise import step
 from dnnops.gpuarray.elementwise.packed import merged_axes
+from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.layout import is_reshaped_view
 from dnnops.gpuarray.op import GpuOp
 from tests.gpuarray.graphs import GPU_MODE, assert_near, compare
@@ -135,6 +136,14 @@ def vector_function(build, *more, **options):
     x = GpuArrayType("float32", (None,))("x")
     outputs = [z.transfer("cuda") for z in build(x, *more)]
     return pytensor.function([x, *more], outputs, mode=GPU_MODE, **options)
+
+
+def elementwise_thunk(f):
+    """Return the thunk of the only elementwise node."""
+    (thunk,) = (
+        t for n, t in zip(f.vm.nodes, f.vm.thunks, strict=True) if isinstance(n.op, GpuElemwise)
+    )
+    return thunk
 
 
 @pytest.mark.needs("cupy")
@@ -290,6 +299,38 @@ def test_an_allocation_that_fails(device):
     finally:
         cupy.cuda.set_allocator(working)
     assert host_value(f(x)[0]).tolist() == [5, 5, 5]
+
+
+@pytest.mark.needs("cupy")
+def test_a_call_within_a_call(device):
+    """A node that runs already runs in Python, and an operand that is replaced stays alive."""
+    import cupy
+
+    f = vector_function(lambda x: [x * 11])
+    thunk, argument = elementwise_thunk(f), f.vm.storage_map[f.maker.fgraph.inputs[0]]
+    working, inner = cupy.cuda.get_allocator(), []
+
+    def reenters(size):
+        if not inner:
+            inner.append(None)
+            argument[0] = device_array(np.arange(4, dtype="float32"))
+            thunk()
+            inner[0] = host_value(thunk.outputs[0][0])
+            argument[0] = None
+        return working(size)
+
+    for n in (3, 5):
+        inner.clear()
+        argument[0] = device_array(np.ones(n, "float32"))
+        launched = device.launches
+        cupy.cuda.set_allocator(reenters)
+        try:
+            thunk()
+        finally:
+            cupy.cuda.set_allocator(working)
+        assert device.launches == launched + 1
+        assert inner[0].tolist() == [0, 11, 22, 33]
+        assert host_value(thunk.outputs[0][0]).tolist() == [11] * n
 
 
 def test_reshaped_views():

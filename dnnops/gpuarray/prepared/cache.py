@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -53,6 +54,7 @@ class _Calls:
     def __init__(self, node: Apply):
         self.roles = roles(node)
         self.by_key: OrderedDict[Any, PreparedCall | None] = OrderedDict()
+        self.lock = Lock()
 
     def key(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         found: list[Any] = []
@@ -89,11 +91,14 @@ def prepared_call(node: Apply, inputs: Sequence[Any]) -> PreparedCall | None:
     if calls is None:
         calls = _calls[node] = _Calls(node)
     key = calls.key(inputs)
-    if key in calls.by_key:
-        calls.by_key.move_to_end(key)
-        return calls.by_key[key]
+    with calls.lock:
+        if key in calls.by_key:
+            calls.by_key.move_to_end(key)
+            return calls.by_key[key]
     op: Any = node.op
-    call = calls.by_key[key] = op.prepare(node, *inputs)
-    if len(calls.by_key) > _KEPT:
-        calls.by_key.popitem(last=False)
+    call = op.prepare(node, *inputs)
+    with calls.lock:
+        calls.by_key[key] = call
+        if len(calls.by_key) > _KEPT:
+            calls.by_key.popitem(last=False)
     return call

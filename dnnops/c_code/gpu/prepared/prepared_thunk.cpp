@@ -49,9 +49,21 @@ struct PreparedThunk {
   void *kept_stream = nullptr;
   // Of the current call.
   std::vector<int64_t> key;
-  std::vector<PyObject *> values;   // borrowed from the cells
-  std::vector<char *> addresses;    // of operands and new arrays
+  std::vector<Reference> values;  // owned, since other code may replace a cell's value in the middle of a call
+  std::vector<char *> addresses;  // of operands and new arrays
+  bool is_running = false;
   ~PreparedThunk() { Py_XDECREF(errors); }
+};
+
+// A call in progress. What it has read is released at its end.
+struct Running {
+  explicit Running(PreparedThunk &thunk) : thunk(thunk) { thunk.is_running = true; }
+  ~Running() {
+    const std::vector<Reference> released = std::move(thunk.values);
+    thunk.values.clear();
+    thunk.is_running = false;
+  }
+  PreparedThunk &thunk;
 };
 
 PyObject *value_of(const Operand &operand) { return PyList_GET_ITEM(operand.cell.get(), 0); }
@@ -84,11 +96,13 @@ void append_value(std::vector<int64_t> &key, PyObject *value) {
 void read_operands(PreparedThunk &thunk) {
   thunk.key.clear();
   const size_t count = thunk.operands.size();
+  thunk.values.clear();
   thunk.values.resize(count);
   thunk.addresses.assign(count, nullptr);
   for (size_t i = 0; i < count; ++i) {
     const Operand &operand = thunk.operands[i];
-    PyObject *const value = thunk.values[i] = value_of(operand);
+    PyObject *const value = value_of(operand);
+    thunk.values[i] = Reference::to(value);
     if (operand.role == CONSTANT) continue;
     if (operand.role == VALUE) {
       append_value(thunk.key, value);
@@ -176,7 +190,7 @@ void fill_in(const PreparedThunk &thunk, KernelStep &step) {
       continue;
     }
     Py_buffer buffer;
-    if (PyObject_GetBuffer(thunk.values[patch.place], &buffer, PyBUF_SIMPLE) < 0) throw PythonError();
+    if (PyObject_GetBuffer(thunk.values[patch.place].get(), &buffer, PyBUF_SIMPLE) < 0) throw PythonError();
     const bool fits = buffer.len == patch.bytes;
     if (fits) std::memcpy(at, buffer.buf, buffer.len);
     PyBuffer_Release(&buffer);
@@ -222,7 +236,7 @@ void launch(PreparedThunk &thunk, PreparedCall &call, void *stream) {
 
 Reference result_of(const PreparedThunk &thunk, const Result &result, const std::vector<Reference> &arrays) {
   const size_t count = thunk.operands.size(), place = static_cast<size_t>(result.place);
-  Reference found = Reference::to(place < count ? thunk.values[place] : arrays[place - count].get());
+  Reference found = Reference::to(place < count ? thunk.values[place].get() : arrays[place - count].get());
   for (const Reference &view : result.views)
     found = Reference(require(PyObject_CallOneArg(view.get(), found.get())));
   return found;
@@ -262,14 +276,15 @@ void keep_views(PreparedThunk &thunk, PreparedCall &call, const std::vector<Refe
   for (const Reference &result : results) call.kept_views.push_back(Reference::to(result.get()));
 }
 
+void run_in_python(const PreparedThunk &thunk) {
+  const Reference done(require(PyObject_CallNoArgs(thunk.python.get())));
+}
+
 void run(PreparedThunk &thunk) {
   if (take_kept_views(thunk)) return;
   read_operands(thunk);
   PreparedCall &call = find_call(thunk);
-  if (call.runs_in_python) {
-    const Reference done(require(PyObject_CallNoArgs(thunk.python.get())));
-    return;
-  }
+  if (call.runs_in_python) return run_in_python(thunk);
   std::vector<Reference> arrays, results;
   if (!call.steps.empty() || !call.arrays.empty()) {
     void *const stream = dnnops_gpuarray_stream();
@@ -300,7 +315,13 @@ int call(PreparedThunk &thunk) {
   if (previous < 0) return -1;
   int status = -1;
   try {
-    run(thunk);
+    if (thunk.is_running) {
+      // Another thread runs this node, or code that the node runs calls its function.
+      run_in_python(thunk);
+    } else {
+      const Running running(thunk);
+      run(thunk);
+    }
     status = 0;
   } catch (const PythonError &) {
   } catch (const std::bad_alloc &) {
