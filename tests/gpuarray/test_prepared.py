@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 
 import numpy as np
 import pytensor
@@ -17,6 +18,7 @@ from dnnops.gpuarray.elementwise.packed import merged_axes
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.layout import is_reshaped_view
 from dnnops.gpuarray.op import GpuOp
+from dnnops.runtime.keeping import results_not_kept
 from tests.gpuarray.graphs import GPU_MODE, assert_near, compare
 from tests.gpuarray.prepared_host import HostDevice, device_array, host_value, on_host
 from tests.needs import missing
@@ -208,8 +210,49 @@ def test_views_of_arguments_are_kept(device):
         found.append(result[0])
         assert result[0].data.ptr == array.data.ptr
         assert result[0].size == array.size
-    assert found[3] is found[2]
     assert found[1] is not found[0]
+    assert found[3] is not found[2]  # which is still in use
+    found.clear()
+    kept = id(result[0])
+    thunk()
+    assert id(result[0]) == kept
+
+
+@pytest.mark.needs("cupy")
+def test_a_view_is_made_again_for_another_shape_of_the_same_array(device):
+    x = GpuArrayType("float32", (None, None))("x")
+    f = pytensor.function([x], (x.dimshuffle(1, 0) * 2).transfer("cuda"), mode=GPU_MODE)
+    thunk = next(t for n, t in zip(f.vm.nodes, f.vm.thunks, strict=True) if "Shuffle" in str(n.op))
+    array = device_array(np.arange(6, dtype="float32").reshape(2, 3))
+    for shape in ((2, 3), (3, 2)):
+        array.shape = shape
+        thunk.inputs[0][0] = array
+        thunk()
+        assert thunk.outputs[0][0].shape == shape[::-1]
+
+
+@pytest.mark.needs("cupy")
+def test_nothing_is_kept_while_a_graph_is_captured(device):
+    """Neither results nor views; what was kept before is released and not used."""
+    f = vector_function(lambda x: [x * 13, x.dimshuffle(0, "x") + x.dimshuffle("x", 0)])
+    argument = f.vm.storage_map[f.maker.fgraph.inputs[0]]
+    x = device_array(np.arange(4, dtype="float32"))
+    places = (next(i for i, n in enumerate(f.vm.nodes) if s in str(n.op)) for s in ("mul", "Shuf"))
+    for thunk in [f.vm.thunks[place] for place in places]:
+        argument[0] = x
+        thunk()
+        (result,) = thunk.outputs
+        kept = weakref.ref(result[0])
+        result[0] = None
+        assert kept() is not None
+        with results_not_kept():
+            thunk()
+            assert kept() is None
+            new = weakref.ref(result[0])
+            result[0] = None
+            assert new() is None
+        argument[0] = None
+        assert sys.getrefcount(x) == 2  # its own, and that of the function's argument
 
 
 @pytest.mark.needs("cupy")

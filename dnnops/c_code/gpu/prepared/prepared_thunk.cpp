@@ -145,9 +145,11 @@ PreparedCall &find_call(PreparedThunk &thunk) {
   return *(thunk.last = thunk.calls.back().get());
 }
 
-// References to a kept array if nobody else holds it: the call's, and that of a cell whose value it is.
-bool is_unused(const PreparedThunk &thunk, const PreparedCall &call, size_t index) {
-  PyObject *const kept = call.arrays[index].kept.get();
+// Whether the node may keep results and views for its next call; see dnnops/runtime/keeping.py.
+bool may_keep() { return !*dnnops_py.not_keeping; }
+
+// Whether nobody else holds an array or a view that a call keeps: only the call, and cells whose value it is.
+bool is_unused(const PreparedThunk &thunk, PyObject *kept) {
   Py_ssize_t references = 1;
   for (const Reference &cell : thunk.outputs) references += PyList_GET_ITEM(cell.get(), 0) == kept;
   return Py_REFCNT(kept) <= references;
@@ -159,10 +161,11 @@ std::vector<Reference> allocate(PreparedThunk &thunk, PreparedCall &call, void *
   arrays.reserve(call.arrays.size());
   // On another stream, work that reads an array may not have finished.
   if (stream != thunk.kept_stream) forget_arrays(call);
+  const bool keeps = may_keep();
   thunk.kept_stream = stream;
   for (size_t i = 0; i < call.arrays.size(); ++i) {
     NewArray &array = call.arrays[i];
-    if (array.kept && is_unused(thunk, call, i)) {
+    if (array.kept && is_unused(thunk, array.kept.get())) {
       arrays.push_back(Reference::to(array.kept.get()));
       thunk.addresses.push_back(static_cast<char *>(array.address));
       continue;
@@ -173,7 +176,7 @@ std::vector<Reference> allocate(PreparedThunk &thunk, PreparedCall &call, void *
     dnnops_tensor tensor;
     if (dnnops_gpuarray_read(arrays.back().get(), 0, &tensor) < 0) throw PythonError();
     thunk.addresses.push_back(static_cast<char *>(tensor.data));
-    if (array.bytes <= DNNOPS_KEPT_BYTES) {
+    if (keeps && array.bytes <= DNNOPS_KEPT_BYTES) {
       array.kept = Reference::to(arrays.back().get());
       array.address = tensor.data;
     }
@@ -242,19 +245,21 @@ Reference result_of(const PreparedThunk &thunk, const Result &result, const std:
   return found;
 }
 
-void store(PyObject *cell, Reference value) {
-  if (PyList_SetItem(cell, 0, value.release()) < 0) throw PythonError();
+void store_all(const PreparedThunk &thunk, std::vector<Reference> &results) {
+  for (size_t i = 0; i < results.size(); ++i)
+    if (PyList_SetItem(thunk.outputs[i].get(), 0, results[i].release()) < 0) throw PythonError();
 }
 
-// Stores the views of the last call, if the operand is still the same array.
-bool take_kept_views(PreparedThunk &thunk) {
-  const PreparedCall *const call = thunk.last;
-  if (!thunk.keeps_views || !call || !call->viewed) return false;
-  for (const Operand &operand : thunk.operands)
-    if (operand.role != CONSTANT && value_of(operand) != call->viewed.get()) return false;
-  for (size_t i = 0; i < thunk.outputs.size(); ++i)
-    store(thunk.outputs[i].get(), Reference::to(call->kept_views[i].get()));
-  return true;
+// The views of the last call, if the operand is still the same array, with the layout that the key contains.
+std::vector<Reference> kept_views(const PreparedThunk &thunk, const PreparedCall &call) {
+  std::vector<Reference> found;
+  if (!call.viewed) return found;
+  for (size_t i = 0; i < thunk.operands.size(); ++i)
+    if (thunk.operands[i].role == ARRAY && thunk.values[i].get() != call.viewed.get()) return found;
+  for (const Reference &view : call.kept_views)
+    if (!is_unused(thunk, view.get())) return found;
+  for (const Reference &view : call.kept_views) found.push_back(Reference::to(view.get()));
+  return found;
 }
 
 bool is_small(PyObject *array) {
@@ -264,15 +269,27 @@ bool is_small(PyObject *array) {
   return count <= DNNOPS_KEPT_BYTES;
 }
 
-// A larger array would take memory that its owner believes to have freed.
-void keep_views(PreparedThunk &thunk, PreparedCall &call, const std::vector<Reference> &results) {
-  if (!thunk.keeps_views || !call.arrays.empty() || !call.steps.empty()) return;
-  for (const Operand &operand : thunk.operands) {
-    if (operand.role != ARRAY) continue;
-    if (!is_small(value_of(operand))) return;
-    call.viewed = Reference::to(value_of(operand));
-  }
+// Whether an array uses the memory of another one. A reshape that copies would be out of date in the next call.
+bool is_view_of(PyObject *array, PyObject *operand) {
+  if (array == operand) return true;
+  const Reference base(require(PyObject_GetAttrString(array, "base")));
+  if (base.get() == operand) return true;
+  const Reference owner(require(PyObject_GetAttrString(operand, "base")));
+  return base.get() != Py_None && base.get() == owner.get();
+}
+
+void keep_views(const PreparedThunk &thunk, PreparedCall &call, const std::vector<Reference> &results) {
+  call.viewed = Reference();
   call.kept_views.clear();
+  if (!thunk.keeps_views || !may_keep() || !call.arrays.empty() || !call.steps.empty()) return;
+  PyObject *operand = nullptr;
+  for (size_t i = 0; i < thunk.operands.size(); ++i)
+    if (thunk.operands[i].role == ARRAY) operand = thunk.values[i].get();
+  // A larger array would take memory that its owner believes to have freed.
+  if (!operand || !is_small(operand)) return;
+  for (const Reference &result : results)
+    if (!is_view_of(result.get(), operand)) return;
+  call.viewed = Reference::to(operand);
   for (const Reference &result : results) call.kept_views.push_back(Reference::to(result.get()));
 }
 
@@ -281,11 +298,12 @@ void run_in_python(const PreparedThunk &thunk) {
 }
 
 void run(PreparedThunk &thunk) {
-  if (take_kept_views(thunk)) return;
   read_operands(thunk);
   PreparedCall &call = find_call(thunk);
   if (call.runs_in_python) return run_in_python(thunk);
-  std::vector<Reference> arrays, results;
+  if (!may_keep()) forget_arrays(call);
+  std::vector<Reference> arrays, results = kept_views(thunk, call);
+  if (!results.empty()) return store_all(thunk, results);
   if (!call.steps.empty() || !call.arrays.empty()) {
     void *const stream = dnnops_gpuarray_stream();
     if (!stream && PyErr_Occurred()) throw PythonError();
@@ -295,7 +313,7 @@ void run(PreparedThunk &thunk) {
   results.reserve(call.results.size());
   for (const Result &result : call.results) results.push_back(result_of(thunk, result, arrays));
   keep_views(thunk, call, results);
-  for (size_t i = 0; i < results.size(); ++i) store(thunk.outputs[i].get(), std::move(results[i]));
+  store_all(thunk, results);
 }
 
 // Moves the exception into the list in which PyTensor looks for it.
