@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dnnops.gpuarray.elementwise import packed
+from dnnops.gpuarray.elementwise import packed, step
+from dnnops.gpuarray.elementwise.step import copy_step
 from dnnops.gpuarray.prepared.call import Address
 from dnnops.gpuarray.prepared.placed import Placed
 from dnnops.runtime.build import c_code_dir
@@ -164,3 +165,22 @@ def test_nothing_behind_the_end_is_touched(library, size):
         library.copy(pointer(given), *numbers, pointer(target))
     np.testing.assert_array_equal(target[:size], source[:size])
     assert (target[size:] == -1).all()
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        replace(DENSE, remainder=2),
+        replace(HALF, remainder=2),
+        placed((2, 3, 16), (194, 64, 4)),
+        placed((1, 1, 1), (4, 4, 4), remainder=2),
+        placed((1, 1, 16), (64, 64, 4), remainder=2),
+    ],
+)
+@pytest.mark.parametrize("least", [1, 1 << 20])
+def test_elements_between_multiples_of_their_size(monkeypatch, x, least):
+    """Kernels cannot access them, whatever the kind of the array."""
+    monkeypatch.setattr(step, "LEAST_SIZE", least)
+    assert copy_step("float32", x, DENSE) is None
+    if x.shape == DENSE.shape:
+        assert copy_step("float32", DENSE, x) is None

@@ -184,18 +184,17 @@ def _packed_kind(array: Placed, size: int, width: int) -> tuple[str, tuple[int, 
     return ("", ()) if any(n % width for n in (run, *strides)) else (ROWS, rows)
 
 
-def strided_access(operands: Sequence[Placed | str], results: Sequence[Placed]) -> Access | None:
+def strided_access(operands: Sequence[Placed | str], results: Sequence[Placed]) -> Access:
     """Return how a kernel with one element per thread accesses operands and results.
 
     Parameters
     ----------
     operands, results : sequence
-        As for `packed_access`.
+        As for `packed_access`. Elements are at multiples of their size.
 
     Returns
     -------
-    Access or None
-        None if elements are not at multiples of their size.
+    Access
     """
     shape = results[0].shape
     strides: list[tuple[int, ...] | None] = []
@@ -207,8 +206,6 @@ def strided_access(operands: Sequence[Placed | str], results: Sequence[Placed]) 
             kind, steps = STORED, None
         elif x.shape == shape and x.c_contiguous:
             kind, steps = DENSE, None
-        elif x.remainder % x.itemsize or any(step % x.itemsize for step in x.strides):
-            return None
         else:
             kind, steps = STRIDED, _element_strides(x, shape)
         kinds.append(kind)

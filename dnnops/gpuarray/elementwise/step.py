@@ -55,14 +55,14 @@ def elementwise_step(
     values = [x for _, x in operands]
     targets = [z for _, z in results]
     forms = [x if isinstance(x, Placed) else _kind_of_number(x) for x in values]
+    if not all(x.is_aligned for x in (*forms, *targets) if isinstance(x, Placed)):
+        return None  # memory of other libraries
     arrays = [t for t, x in zip(in_dtypes, forms, strict=True) if isinstance(x, Placed)]
     size, access = targets[0].size, None
     if size >= LEAST_SIZE:
         access = packed_access(forms, targets, pack_width([*arrays, *out_dtypes]))
     if access is None:
         access = strided_access(forms, targets)
-    if access is None:
-        return None
     blocks = -(-size // (access.width * THREADS))
     if blocks > _MAX_BLOCKS:
         return None

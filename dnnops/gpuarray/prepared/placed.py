@@ -70,6 +70,13 @@ class Placed:
         )
 
     @property
+    def is_aligned(self) -> bool:
+        """Whether all elements are at multiples of their size, as kernels need them."""
+        steps = zip(self.shape, self.strides, strict=True)
+        places = [self.remainder, *(step for length, step in steps if length != 1)]
+        return not self.size or not any(place % self.itemsize for place in places)
+
+    @property
     def flags(self) -> Placed:
         """The object with the attribute ``c_contiguous``, as device arrays have one."""
         return self
