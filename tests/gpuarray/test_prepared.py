@@ -13,11 +13,14 @@ import pytest
 from dnnops.dtypes import numpy_dtype
 from dnnops.errors import DnnMemoryError, DnnValueError
 from dnnops.gpuarray import GpuArrayType, reduction
+from dnnops.gpuarray.elementwise import kernel as elementwise_kernel
 from dnnops.gpuarray.elementwise import step
 from dnnops.gpuarray.elementwise.packed import merged_axes
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.layout import is_reshaped_view
 from dnnops.gpuarray.op import GpuOp
+from dnnops.gpuarray.prepared import thunk as native
+from dnnops.gpuarray.prepared.call import PreparedCall
 from dnnops.runtime.keeping import results_not_kept
 from tests.gpuarray.graphs import GPU_MODE, assert_near, compare
 from tests.gpuarray.prepared_host import HostDevice, device_array, host_value, on_host
@@ -323,6 +326,90 @@ def test_errors_name_the_node(device):
     np.testing.assert_allclose(host_value(f(three, three)[0]), np.full(3, np.e), rtol=1e-6)
 
 
+def assert_in_python(device, f, reason):
+    """A function computes the right values in Python, and the reason was reported."""
+    launched = device.launches
+    for n in (3, 4, 3):
+        x = np.arange(n, dtype="float32")
+        np.testing.assert_array_equal(host_value(f(device_array(x))[0]), x * 17 + 1)
+    assert device.launches == launched
+    assert sum(reason in line for line in native.fallbacks) == 1
+
+
+@pytest.mark.needs("cupy")
+@pytest.mark.parametrize("status", [3, 4])  # not supported, and an error of the driver
+def test_a_launch_that_fails_runs_in_python(device, status):
+    f = vector_function(lambda x: [x * 17 + 1])
+    native.fallbacks.clear()
+    device.library.fail_with(status)
+    try:
+        assert_in_python(device, f, "as the test wanted")
+    finally:
+        device.library.fail_with(0)
+    assert_in_python(device, f, "as the test wanted")  # from now on
+
+
+@pytest.mark.needs("cupy")
+@pytest.mark.parametrize("encoded", [AttributeError("no address"), (1, 2), ((), (0,), ())])
+def test_a_call_that_c_code_cannot_read_runs_in_python(device, monkeypatch, encoded):
+    def encode(call):
+        if isinstance(encoded, Exception):
+            raise encoded
+        return encoded
+
+    monkeypatch.setattr(PreparedCall, "encoded", encode)
+    native.fallbacks.clear()
+    assert_in_python(device, vector_function(lambda x: [x * 17 + 1]), "GpuElemwise")
+
+
+@pytest.mark.needs("cupy")
+def test_operands_that_c_code_cannot_read(device):
+    x, n = GpuArrayType("float32", (None,))("x"), pt.lvector("n")
+    f = pytensor.function([x, n], x.reshape(n, ndim=2).transfer("cuda"), mode=GPU_MODE)
+    native.fallbacks.clear()
+    place = next(i for i, node in enumerate(f.vm.nodes) if "Reshape" in str(node.op))
+    reshape = f.vm.thunks[place]
+    reshape.inputs[0][0] = device_array(np.arange(6, dtype="float32"))
+    reshape.inputs[1][0] = [2, 3]  # no array
+    for _ in range(2):
+        reshape()
+        assert reshape.outputs[0][0].shape == (2, 3)
+    assert len(native.fallbacks) == 1
+
+
+@pytest.mark.needs("cupy")
+def test_an_interrupt_is_not_taken_for_a_reason(device, monkeypatch):
+    def interrupted(call):
+        raise KeyboardInterrupt
+
+    f = vector_function(lambda x: [x * 17 + 1])
+    native.fallbacks.clear()
+    x = device_array(np.ones(3, "float32"))
+    with monkeypatch.context() as patched:
+        patched.setattr(PreparedCall, "encoded", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            f(x)
+    assert not native.fallbacks
+    assert host_value(f(x)[0]).tolist() == [18] * 3
+
+
+@pytest.mark.needs("cupy")
+@pytest.mark.parametrize("kind", ["no library", "no thunk", "many axes"])
+def test_nodes_without_c_code(device, monkeypatch, kind):
+    def cannot_make(*words):
+        raise RuntimeError("no thunk")
+
+    ndim = 9 if kind == "many axes" else 2
+    if kind != "many axes":
+        functions = None if kind == "no library" else (cannot_make, None)
+        monkeypatch.setattr(native, "_functions", lambda: functions)
+    x = GpuArrayType("float32", (None,) * ndim)()
+    f = pytensor.function([x], (x * 19).transfer("cuda"), mode=GPU_MODE)
+    assert not any(hasattr(t, "cthunk") for t in f.vm.thunks)
+    value = np.ones((2,) * ndim, "float32")
+    np.testing.assert_array_equal(host_value(f(device_array(value))), value * 19)
+
+
 @pytest.mark.needs("cupy")
 def test_an_allocation_that_fails(device):
     import cupy
@@ -418,7 +505,30 @@ def test_merged_axes():
 def test_on_a_gpu(build, dtype):
     """Small arrays, and large ones, for which other kernels are used."""
     rng = np.random.default_rng(SEED)
+    native.fallbacks.clear()
     for n in (7, 8, 1 << 17):
         given = values(rng, dtype, n)
         for z in range(len(build(*map(pt.as_tensor, values(rng, "float32", 3))))):
             compare(lambda *operands, z=z: build(*operands)[z], *given)
+    assert not native.fallbacks
+
+
+@pytest.mark.gpu
+def test_kernels_stay_loaded_on_a_gpu():
+    """C code launches kernels on the current stream, even after CuPy has forgotten its modules."""
+    import cupy
+
+    f = vector_function(lambda x: [x * 23 + 1, (x * 2).sum()])
+    native.fallbacks.clear()
+    x = np.arange(1 << 16, dtype="float32")
+    wanted = x * 23 + 1, (x * 2).sum(dtype="float64")
+    for stream in (cupy.cuda.Stream.null, cupy.cuda.Stream(non_blocking=True)):
+        with stream:
+            for _ in range(3):
+                elements, total = f(cupy.asarray(x))
+                np.testing.assert_array_equal(elements.get(), wanted[0])
+                np.testing.assert_allclose(float(total), wanted[1], rtol=1e-5)
+                elementwise_kernel._compiled.cache_clear()
+                cupy.clear_memo()
+    assert not native.fallbacks
+    assert all(hasattr(t, "cthunk") for t in f.vm.thunks)

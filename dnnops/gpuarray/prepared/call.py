@@ -137,10 +137,10 @@ class KernelStep:
                 patches.append((at, argument.place, 0, argument.dtype.itemsize))
             elif isinstance(argument, Table):
                 patches += [(at + place, *address, 0) for place, address in argument.addresses]
-        # The address of a compiled function, which the caller keeps.
-        function = self.function.kernel.ptr
-        patched = tuple(patches)
-        return 0, (function, self.blocks, self.threads, bytes(block), tuple(offsets), patched)
+        # The function on the current device, which keeps its module loaded.
+        function = self.function.kernel
+        launch = (function.ptr, self.blocks, self.threads)
+        return 0, (*launch, bytes(block), tuple(offsets), tuple(patches), function)
 
 
 class Step(Protocol):

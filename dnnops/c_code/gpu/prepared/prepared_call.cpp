@@ -48,7 +48,7 @@ Result read_result(PyObject *tuple) {
   return result;
 }
 
-// (function, blocks, threads, arguments, offsets, patches)
+// (function, blocks, threads, arguments, offsets, patches, what keeps the function loaded)
 void read_kernel(PyObject *tuple, KernelStep &step) {
   step.function = PyLong_AsVoidPtr(item(tuple, 0));
   if (!step.function && PyErr_Occurred()) throw PythonError();
@@ -96,6 +96,7 @@ std::unique_ptr<PreparedCall> read_prepared(PyObject *encoded, std::vector<int64
   if (call->runs_in_python) return call;
   PyObject *const arrays = item(encoded, 0), *const steps = item(encoded, 1), *const results = item(encoded, 2);
   for (Py_ssize_t i = 0; i < length(arrays); ++i) call->arrays.push_back(read_array(item(arrays, i)));
+  call->steps.reserve(length(steps));
   for (Py_ssize_t i = 0; i < length(steps); ++i) {
     PyObject *const given = item(steps, i);
     call->steps.emplace_back();

@@ -66,6 +66,9 @@ struct Running {
   PreparedThunk &thunk;
 };
 
+// Thrown before anything was launched, with a Python exception set, if the node may run in Python nevertheless.
+struct NotFromC {};
+
 PyObject *value_of(const Operand &operand) { return PyList_GET_ITEM(operand.cell.get(), 0); }
 
 bool is_device_array(PyObject *value) {
@@ -77,19 +80,19 @@ void append_value(std::vector<int64_t> &key, PyObject *value) {
   if (value == Py_None) return key.push_back(-1);
   if (PyLong_Check(value)) {
     const long long number = PyLong_AsLongLong(value);
-    if (number == -1 && PyErr_Occurred()) throw PythonError();
+    if (number == -1 && PyErr_Occurred()) throw NotFromC();
     key.push_back(-2);
     return key.push_back(number);
   }
   Py_buffer buffer;
   // With a copy in C order if it has gaps, as reversed arrays do.
-  if (PyObject_GetBuffer(value, &buffer, PyBUF_STRIDED_RO) < 0) throw PythonError();
+  if (PyObject_GetBuffer(value, &buffer, PyBUF_STRIDED_RO) < 0) throw NotFromC();
   const size_t start = key.size() + 1;
   key.push_back(buffer.len);
   key.resize(start + (buffer.len + 7) / 8, 0);
   const int failed = buffer.len ? PyBuffer_ToContiguous(&key[start], &buffer, buffer.len, 'C') : 0;
   PyBuffer_Release(&buffer);
-  if (failed < 0) throw PythonError();
+  if (failed < 0) throw NotFromC();
 }
 
 // Reads the operands: what the call depends on, and the addresses of arrays.
@@ -118,7 +121,7 @@ void read_operands(PreparedThunk &thunk) {
       PyErr_SetString(PyExc_ValueError, "expected a device array, not None");
       throw PythonError();
     }
-    if (dnnops_gpuarray_read(value, 0, &tensor) < 0) throw PythonError();
+    if (dnnops_gpuarray_read(value, 0, &tensor) < 0) throw NotFromC();
     thunk.addresses[i] = static_cast<char *>(tensor.data);
     thunk.key.push_back(reinterpret_cast<uintptr_t>(tensor.data) % ALIGNMENT);
     thunk.key.push_back(tensor.ndim);
@@ -141,7 +144,11 @@ PreparedCall &find_call(PreparedThunk &thunk) {
     if (thunk.calls[i]->key == thunk.key) return *(thunk.last = thunk.calls[i].get());
   const Reference encoded(require(PyObject_CallNoArgs(thunk.prepare.get())));
   if (thunk.calls.size() >= KEPT_CALLS) thunk.calls.erase(thunk.calls.begin());
-  thunk.calls.push_back(read_prepared(encoded.get(), thunk.key));
+  try {
+    thunk.calls.push_back(read_prepared(encoded.get(), thunk.key));
+  } catch (const PythonError &) {
+    throw NotFromC();
+  }
   return *(thunk.last = thunk.calls.back().get());
 }
 
@@ -174,7 +181,7 @@ std::vector<Reference> allocate(PreparedThunk &thunk, PreparedCall &call, void *
     arrays.emplace_back(
         require(PyObject_CallFunctionObjArgs(dnnops_py.ndarray, array.shape.get(), array.dtype.get(), nullptr)));
     dnnops_tensor tensor;
-    if (dnnops_gpuarray_read(arrays.back().get(), 0, &tensor) < 0) throw PythonError();
+    if (dnnops_gpuarray_read(arrays.back().get(), 0, &tensor) < 0) throw NotFromC();
     thunk.addresses.push_back(static_cast<char *>(tensor.data));
     if (keeps && array.bytes <= DNNOPS_KEPT_BYTES) {
       array.kept = Reference::to(arrays.back().get());
@@ -193,14 +200,14 @@ void fill_in(const PreparedThunk &thunk, KernelStep &step) {
       continue;
     }
     Py_buffer buffer;
-    if (PyObject_GetBuffer(thunk.values[patch.place].get(), &buffer, PyBUF_SIMPLE) < 0) throw PythonError();
+    if (PyObject_GetBuffer(thunk.values[patch.place].get(), &buffer, PyBUF_SIMPLE) < 0) throw NotFromC();
     const bool fits = buffer.len == patch.bytes;
     if (fits) std::memcpy(at, buffer.buf, buffer.len);
     PyBuffer_Release(&buffer);
     if (!fits) {
       PyErr_Format(PyExc_TypeError, "a number of %lld bytes was expected, not one of %zd", (long long)patch.bytes,
                    buffer.len);
-      throw PythonError();
+      throw NotFromC();
     }
   }
 }
@@ -225,16 +232,22 @@ void launch(PreparedThunk &thunk, PreparedCall &call, void *stream) {
   for (Step &step : call.steps)
     if (!step.is_product) fill_in(thunk, step.kernel);
   int status = 0;
+  size_t launched = 0;
   // A product may wait for a lock whose holder waits for the interpreter.
   Py_BEGIN_ALLOW_THREADS
-  for (Step &step : call.steps) {
+  for (; launched < call.steps.size(); ++launched) {
+    Step &step = call.steps[launched];
     status = step.is_product ? run_product(thunk, step.product, stream) : run_kernel(step.kernel, stream);
     if (status) break;
   }
   Py_END_ALLOW_THREADS
   if (!status) return;
   dnnops_raise(status, dnnops_last_error());
-  throw PythonError();
+  const bool has_started = launched || call.steps[launched].is_product;
+  if (has_started || (status != DNNOPS_NOT_SUPPORTED && status != DNNOPS_LIBRARY_ERROR)) throw PythonError();
+  // CuPy launches kernels in another way, which may work. Errors in a capture are no reason to do so from now on.
+  if (may_keep()) call.runs_in_python = true;
+  throw NotFromC();
 }
 
 Reference result_of(const PreparedThunk &thunk, const Result &result, const std::vector<Reference> &arrays) {
@@ -297,6 +310,17 @@ void run_in_python(const PreparedThunk &thunk) {
   const Reference done(require(PyObject_CallNoArgs(thunk.python.get())));
 }
 
+// Runs a node in Python because of the exception that is set.
+void fall_back(const PreparedThunk &thunk) {
+  // An interrupt is no reason.
+  if (!PyErr_ExceptionMatches(PyExc_Exception)) throw PythonError();
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  const Reference owned_type(type), error(value), owned_traceback(traceback);
+  const Reference done(require(PyObject_CallOneArg(thunk.python.get(), error.get())));
+}
+
 void run(PreparedThunk &thunk) {
   read_operands(thunk);
   PreparedCall &call = find_call(thunk);
@@ -306,7 +330,7 @@ void run(PreparedThunk &thunk) {
   if (!results.empty()) return store_all(thunk, results);
   if (!call.steps.empty() || !call.arrays.empty()) {
     void *const stream = dnnops_gpuarray_stream();
-    if (!stream && PyErr_Occurred()) throw PythonError();
+    if (!stream && PyErr_Occurred()) throw NotFromC();
     arrays = allocate(thunk, call, stream);
     launch(thunk, call, stream);
   }
@@ -320,6 +344,10 @@ void run(PreparedThunk &thunk) {
 void store_exception(PreparedThunk &thunk) {
   PyObject *found[3];
   PyErr_Fetch(&found[0], &found[1], &found[2]);
+  if (!found[0]) {
+    PyErr_SetString(PyExc_SystemError, "dnnops: a node failed without an exception");
+    PyErr_Fetch(&found[0], &found[1], &found[2]);
+  }
   PyErr_NormalizeException(&found[0], &found[1], &found[2]);
   for (int i = 0; i < 3; ++i) {
     if (!found[i]) Py_INCREF(found[i] = Py_None);
@@ -338,7 +366,12 @@ int call(PreparedThunk &thunk) {
       run_in_python(thunk);
     } else {
       const Running running(thunk);
-      run(thunk);
+      try {
+        run(thunk);
+      } catch (const NotFromC &) {
+        if (thunk.last) forget_arrays(*thunk.last);
+        fall_back(thunk);
+      }
     }
     status = 0;
   } catch (const PythonError &) {
