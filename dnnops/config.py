@@ -359,6 +359,14 @@ FLAGS: tuple[Flag, ...] = (
         "repeat: if possible (auto), always, with an error if it is not possible (True), or never "
         "(False).",
     ),
+    Flag(
+        "dnn.prepared_calls",
+        "True",
+        BOOLEAN,
+        "Whether C code repeats what elementwise operations, views, copies, reductions and matrix "
+        "products launch on a GPU. If False, Python launches it in each call. The flag is read "
+        "when a function is compiled.",
+    ),
 )
 
 

@@ -394,17 +394,18 @@ def test_an_interrupt_is_not_taken_for_a_reason(device, monkeypatch):
 
 
 @pytest.mark.needs("cupy")
-@pytest.mark.parametrize("kind", ["no library", "no thunk", "many axes"])
+@pytest.mark.parametrize("kind", ["no library", "no thunk", "many axes", "flag"])
 def test_nodes_without_c_code(device, monkeypatch, kind):
     def cannot_make(*words):
         raise RuntimeError("no thunk")
 
     ndim = 9 if kind == "many axes" else 2
-    if kind != "many axes":
+    if kind in ("no library", "no thunk"):
         functions = None if kind == "no library" else (cannot_make, None)
         monkeypatch.setattr(native, "_functions", lambda: functions)
     x = GpuArrayType("float32", (None,) * ndim)()
-    f = pytensor.function([x], (x * 19).transfer("cuda"), mode=GPU_MODE)
+    with pytensor.config.change_flags(dnn__prepared_calls=kind != "flag"):
+        f = pytensor.function([x], (x * 19).transfer("cuda"), mode=GPU_MODE)
     assert not any(hasattr(t, "cthunk") for t in f.vm.thunks)
     value = np.ones((2,) * ndim, "float32")
     np.testing.assert_array_equal(host_value(f(device_array(value))), value * 19)

@@ -88,12 +88,14 @@ def native_thunk(node: Apply, storage_map: Any, compute_map: Any) -> Any:
     Returns
     -------
     callable or None
-        None if the Op does not prepare calls, if an operand has too many axes, or if the runtime
-        library cannot be used.
+        None if the Op does not prepare calls, if an operand has too many axes, if the flag
+        ``dnn.prepared_calls`` is False, or if the runtime library cannot be used.
     """
     op: Any = node.op
     ranks = [x.type.ndim for x in node.inputs if isinstance(x.type, GpuArrayType)]
     if not op.prepares(node) or max(ranks, default=0) > MAX_NDIM:
+        return None
+    if not flag_value("dnn.prepared_calls"):
         return None
     if (functions := _functions()) is None:
         return None
