@@ -104,9 +104,9 @@ def native_thunk(node: Apply, storage_map: Any, compute_map: Any) -> Any:
     outputs = [storage_map[z] for z in node.outputs]
     letters = roles(node)
 
-    def prepare() -> Any:
+    def prepare(inputs: list[Any]) -> Any:
         # The thunk has made the node's device the current one.
-        call = prepared_call(node, [cell[0] for cell in cells])
+        call = prepared_call(node, inputs)
         try:
             return None if call is None else call.encoded()
         except Exception as error:

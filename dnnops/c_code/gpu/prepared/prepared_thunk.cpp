@@ -40,7 +40,7 @@ struct PreparedThunk {
   PyObject *errors = nullptr;  // where PyTensor looks for an exception; the first field
   std::vector<Operand> operands;
   std::vector<Reference> outputs;
-  Reference prepare, python;  // functions without arguments
+  Reference prepare, python;  // functions: of the operands; and of nothing, or of an exception that is the reason
   int64_t device = 0;
   // Whether results are views of the only operand that is not a constant, and may be kept with it.
   bool keeps_views = false;
@@ -136,13 +136,21 @@ void forget_arrays(PreparedCall &call) {
   call.kept_views.clear();
 }
 
+// The operands that were read, to which the key belongs, as a list.
+Reference values_of(const PreparedThunk &thunk) {
+  Reference list(require(PyList_New(thunk.values.size())));
+  for (size_t i = 0; i < thunk.values.size(); ++i)
+    PyList_SET_ITEM(list.get(), i, Reference::to(thunk.values[i].get()).release());
+  return list;
+}
+
 PreparedCall &find_call(PreparedThunk &thunk) {
   if (thunk.last && thunk.last->key == thunk.key) return *thunk.last;
   if (thunk.last) forget_arrays(*thunk.last);
   thunk.last = nullptr;
   for (size_t i = 0; i < thunk.calls.size(); ++i)
     if (thunk.calls[i]->key == thunk.key) return *(thunk.last = thunk.calls[i].get());
-  const Reference encoded(require(PyObject_CallNoArgs(thunk.prepare.get())));
+  const Reference encoded(require(PyObject_CallOneArg(thunk.prepare.get(), values_of(thunk).get())));
   if (thunk.calls.size() >= KEPT_CALLS) thunk.calls.erase(thunk.calls.begin());
   try {
     thunk.calls.push_back(read_prepared(encoded.get(), thunk.key));
