@@ -10,6 +10,8 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from dnnops.capture.memory import Pool
+from dnnops.capture.plan import planned
 from dnnops.dtypes import numpy_dtype
 from dnnops.errors import DnnMemoryError, DnnValueError
 from dnnops.gpuarray import GpuArrayType, reduction
@@ -256,6 +258,46 @@ def test_nothing_is_kept_while_a_graph_is_captured(device):
             assert new() is None
         argument[0] = None
         assert sys.getrefcount(x) == 2  # its own, and that of the function's argument
+
+
+@pytest.mark.needs("cupy")
+@pytest.mark.parametrize("build", GRAPHS.values(), ids=list(GRAPHS))
+def test_a_graph_follows_the_plan_of_its_trial(device, build):
+    """Both allocate the same in the same order, and no array outlives them."""
+    import cupy
+
+    def malloc(size):
+        blocks.append(np.zeros(size + 512, np.uint8))
+        return -(-blocks[-1].ctypes.data // 512) * 512
+
+    def run(pool):
+        def allocate(size):
+            address, owner = pool.allocate(size)
+            memory = cupy.cuda.UnownedMemory(address, max(size, 1), owner, 0)
+            return cupy.cuda.MemoryPointer(memory, 0)
+
+        cupy.cuda.set_allocator(allocate)
+        try:
+            with results_not_kept():
+                found = [host_value(z) for z in f(*arrays)]
+        finally:
+            cupy.cuda.set_allocator(working)
+        pool.allocate(1)  # takes back what was returned
+        assert all(array.end is not None for array in pool.lifetimes[:-1])
+        return found
+
+    blocks, working = [], cupy.cuda.get_allocator()
+    f = function(build, "float32")
+    arrays = [device_array(x) for x in values(np.random.default_rng(SEED), "float32", 8)]
+    wanted = [host_value(z) for z in function(build, "float32")(*arrays)]
+    trial = Pool(malloc=malloc, free=lambda address: None)
+    first = run(trial)
+    real = Pool(planned(trial.lifetimes), malloc=malloc, free=lambda address: None)
+    for found in (first, run(real), [host_value(z) for z in f(*arrays)]):
+        for got, same in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(got, same)
+    assert [x.size for x in real.lifetimes] == [x.size for x in trial.lifetimes]
+    assert real.nbytes <= planned(trial.lifetimes).size
 
 
 @pytest.mark.needs("cupy")
