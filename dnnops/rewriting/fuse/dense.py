@@ -180,10 +180,16 @@ class _Fusion:
         for old, x in list(results.items()):
             if self._defer(loop, old, x, replaced):
                 del results[old]
-        if results:
-            dtypes = [old.type.dtype for old in results]
-            found = loop.applied(list(results.values()), replaced, dtypes)
-            pairs += zip(results, found, strict=True)
+        # What does not read the product may read its terms, which the layer's result replaces
+        # elsewhere.
+        for reads_product in (True, False):
+            part = {
+                old: x for old, x in results.items() if (p in expressions_of([x])) == reads_product
+            }
+            if part:
+                dtypes = [old.type.dtype for old in part]
+                found = loop.applied(list(part.values()), replaced if reads_product else {}, dtypes)
+                pairs += zip(part, found, strict=True)
         return pairs
 
     def _is_layer(self, loop: Loop, p: Any, x: Any) -> bool:

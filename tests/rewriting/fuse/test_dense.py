@@ -231,6 +231,16 @@ def test_the_rest_of_a_loop_stays():
     check_values(fgraph, given, outputs, values("float32", 2))
 
 
+def test_another_function_of_the_addend_stays():
+    """The layer's result replaces its terms only in what reads the product."""
+    x, w, _, z, g = given = variables("float32", 3)
+    y = x @ w + z
+    outputs = [y, pt.exp(y) * g, pt.exp(z)]
+    fgraph = on_device(given, outputs)
+    assert counts(fgraph) == {DENSE: 1, LOOP: 2}
+    check_values(fgraph, given, outputs, values("float32", 3))
+
+
 # -- networks ------------------------------------------------------------------------------
 
 
