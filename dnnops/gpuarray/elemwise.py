@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pytensor.graph.basic import Apply
-from pytensor.scalar import get_scalar_type
 from pytensor.scalar.basic import ScalarOp
 from pytensor.tensor.type import TensorType
 
@@ -18,7 +17,7 @@ from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpuarray.layout import common_order
 from dnnops.gpuarray.op import GpuOp, infer_device, is_on_device
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.runtime.scalar_code import scalar_code
+from dnnops.runtime.scalar_code import scalar_code, scalar_dtypes
 
 if TYPE_CHECKING:
     from dnnops.gpuarray.prepared.builder import CallBuilder
@@ -100,8 +99,7 @@ class GpuElemwise(GpuOp):
     def _dtypes(self, inputs: tuple[Any, ...]) -> tuple[str, ...]:
         if self.out_dtypes is not None:
             return self.out_dtypes
-        scalars = [get_scalar_type(host_dtype(x.type.dtype))() for x in inputs]
-        return tuple(z.type.dtype for z in self.scalar_op.make_node(*scalars).outputs)
+        return scalar_dtypes(self.scalar_op, tuple(host_dtype(x.type.dtype) for x in inputs))
 
     def result_shape(self, shapes: list[tuple[int | None, ...]]) -> tuple[int | None, ...]:
         """Return the static shape of the results for those of the operands on the device."""

@@ -8,6 +8,7 @@ are loaded, and rounded only when the result is stored.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = [
     "c_literal",
     "from_stored",
     "scalar_code",
+    "scalar_dtypes",
     "stored_type",
     "to_stored",
 ]
@@ -98,18 +100,48 @@ def scalar_code(scalar_op: ScalarOp, in_dtypes: tuple[str, ...]) -> ScalarCode:
     return ScalarCode("\n".join(lines), "\n".join(support))
 
 
+def scalar_dtypes(scalar_op: ScalarOp, in_dtypes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the dtypes of a scalar Op's results.
+
+    Parameters
+    ----------
+    scalar_op : ScalarOp
+        An Op of `pytensor.scalar`.
+    in_dtypes : tuple of str
+        Dtypes of the operands; not bfloat16, which PyTensor's scalars don't have.
+
+    Returns
+    -------
+    tuple of str
+    """
+    inputs: list[Any] = [get_scalar_type(dtype)() for dtype in in_dtypes]
+    _, outputs, _ = _applied(scalar_op, inputs, lambda op, operands: op.make_node(*operands))
+    return tuple(z.type.dtype for z in outputs)
+
+
 def _scalar_graph(
     scalar_op: ScalarOp, in_dtypes: tuple[str, ...]
 ) -> tuple[list[Variable], list[Variable], list[Apply]]:
     """Return the inputs, outputs and nodes of the Op's graph, with float32 in place of float16."""
     inputs: list[Any] = [get_scalar_type(compute_dtype(dtype))() for dtype in in_dtypes]
+    return _applied(scalar_op, inputs, _retyped)
+
+
+def _applied(
+    scalar_op: ScalarOp, inputs: list[Any], make_node: Callable[[ScalarOp, list[Any]], Apply]
+) -> tuple[list[Variable], list[Variable], list[Apply]]:
+    """Return the inputs, outputs and nodes of a scalar Op that is applied to given inputs.
+
+    `Composite.make_node` is not called: for operands of other types, that of PyTensor 3.0 changes
+    the operands of nodes that all graphs share, and thereby other Composites.
+    """
     if not isinstance(scalar_op, Composite):
-        node = _retyped(scalar_op, inputs)
+        node = make_node(scalar_op, inputs)
         return inputs, list(node.outputs), [node]
     new: dict[Variable, Variable] = dict(zip(scalar_op.fgraph.inputs, inputs, strict=True))
     nodes = []
     for old in scalar_op.fgraph.toposort():
-        node = _retyped(old.op, [new.get(x, x) for x in old.inputs])
+        node = make_node(old.op, [new.get(x, x) for x in old.inputs])
         nodes.append(node)
         new.update(zip(old.outputs, node.outputs, strict=True))
     return inputs, [new.get(z, z) for z in scalar_op.fgraph.outputs], nodes
