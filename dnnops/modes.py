@@ -30,6 +30,7 @@ from pytensor.link.pytorch.linker import PytorchLinker
 from dnnops.config import flag_value
 from dnnops.errors import DnnUnavailableError
 from dnnops.gpuarray.op import is_on_device
+from dnnops.rewriting.faults import faulty_rewrites
 from dnnops.rewriting.move.lifting import EVERYTHING
 from dnnops.rewriting.pipeline import PYTORCH_TAG
 from dnnops.runtime.ahead import ParallelVMLinker
@@ -154,6 +155,7 @@ class DnnMode(Mode):
         ):
             if flag:
                 query = getattr(query, extend)(*flag.split(":"))
+        query = query.excluding(*faulty_rewrites())
         _look_for_blas()
         database: Any = getattr(self, "optdb")  # noqa: B009 - untyped in PyTensor
         return _LateDestroyHandler(database.query(query.including(*self._backend_tags())))

@@ -9,6 +9,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
+from dnnops.rewriting.faults import faulty_rewrites
 from dnnops.rewriting.move.lifters import ExpandFunction
 
 __all__ = ["Expressions"]
@@ -69,6 +70,6 @@ class Expressions:
             list(expand(node, operands)),
             clone=False,
         )
-        excluded = (*_EXCLUDED, *self._excluded_tags)
+        excluded = (*_EXCLUDED, *faulty_rewrites(), *self._excluded_tags)
         optdb.query(RewriteDatabaseQuery(include=_PASSES, exclude=excluded)).rewrite(graph)
         return graph

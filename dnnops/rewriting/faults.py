@@ -1,0 +1,59 @@
+"""Rewrites of PyTensor that change results, which the modes of dnnops leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.compile.mode import Mode
+from pytensor.graph.fg import FunctionGraph
+from pytensor.tensor.rewriting import subtensor, uncanonicalize
+
+__all__ = ["faulty_rewrites"]
+
+_PLAIN = Mode("py", None)
+
+
+@cache
+def faulty_rewrites() -> tuple[str, ...]:
+    """Return the names of rewrites that are wrong in the PyTensor that runs.
+
+    In PyTensor 3.0, ``local_add_of_sparse_write`` rewrites ``x + zeros[i].set(v)`` to
+    ``x[i].inc(v)`` although the sum broadcasts ``zeros`` (pytensor #2349), and
+    ``local_dimshuffle_subtensor`` rewrites ``x[:0:-1].squeeze()`` to ``x[0]``.
+
+    Returns
+    -------
+    tuple of str
+    """
+    candidates = (
+        (subtensor, "local_add_of_sparse_write", _broadcast_sum),
+        (uncanonicalize, "local_dimshuffle_subtensor", _squeezed_element),
+    )
+    return tuple(
+        name
+        for module, name, make in candidates
+        if _changes_result(getattr(module, name, None), make)
+    )
+
+
+def _changes_result(rewrite: Any, make: Callable[[Any], Any]) -> bool:
+    if rewrite is None:
+        return False
+    x, value = pt.tensor(dtype="float64", shape=(2,)), np.arange(2.0)
+    result = make(x)
+    new = rewrite.transform(FunctionGraph([x], [result], clone=False), result.owner)
+    if not new:
+        return False
+    return not np.array_equal(*(z.eval({x: value}, mode=_PLAIN) for z in (result, new[0])))
+
+
+def _broadcast_sum(x: Any) -> Any:
+    return x + pt.set_subtensor(pt.zeros(1)[:1], 1.0)
+
+
+def _squeezed_element(x: Any) -> Any:
+    return x[:0:-1].dimshuffle(())

@@ -1,0 +1,46 @@
+"""Faults of PyTensor that dnnops works around."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytensor
+import pytensor.scalar as ps
+import pytensor.tensor as pt
+
+from dnnops.modes import OneDnnMode
+from dnnops.rewriting.faults import faulty_rewrites
+from dnnops.runtime.scalar_code import scalar_code, scalar_dtypes
+
+
+def test_broadcast_sum_of_a_partial_array():
+    """All elements get the one that was set in an array of one element."""
+    x, v = pt.vector("x", shape=(7,)), pt.vector("v", shape=(1,))
+    total = x + pt.set_subtensor(pt.zeros(1)[:1], v)
+    f = pytensor.function([x, v], total, mode=OneDnnMode())
+    np.testing.assert_array_equal(f(np.arange(7.0), [5.0]), np.arange(7.0) + 5)
+
+
+def test_squeezed_reversed_slice():
+    x = pt.tensor("x", shape=(3, 2), dtype="float64")
+    f = pytensor.function([x], x[:, 1:0:-1].max(axis=1), mode=OneDnnMode())
+    value = np.arange(6.0).reshape(3, 2)
+    np.testing.assert_array_equal(f(value), value[:, 1])
+
+
+def test_faulty_rewrites():
+    """A rewrite is left out only if it is wrong."""
+    if pytensor.__version__ == "3.0.7":
+        assert faulty_rewrites() == ("local_add_of_sparse_write", "local_dimshuffle_subtensor")
+    assert len(faulty_rewrites()) <= 2
+
+
+def test_dtypes_of_a_composite():
+    """Composites share their nodes, which stay as they are if one is applied to other dtypes."""
+    x, y = ps.float32(), ps.float32()
+    composite = ps.Composite([x, y], [ps.sqr(x * x) + y, ps.eq(x, y)])
+    code = scalar_code(composite, ("float32", "float32"))
+    nodes = [(node.op, tuple(node.inputs)) for node in composite.fgraph.toposort()]
+    assert scalar_dtypes(composite, ("float32", "float64")) == ("float64", "bool")
+    assert scalar_dtypes(ps.add, ("float16", "float32")) == ("float32",)
+    assert [(node.op, tuple(node.inputs)) for node in composite.fgraph.toposort()] == nodes
+    assert scalar_code(composite, ("float32", "float32")) == code
