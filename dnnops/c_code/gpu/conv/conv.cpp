@@ -250,8 +250,11 @@ void shape(const OpCall<ConvParams> &given) {
   const ConvProblem problem = checked_problem(params, inputs);
   cudnn_dtype(inputs[0].dtype);
   int64_t format = params.channels_last ? FORMAT_CHANNELS_LAST : FORMAT_CONTIGUOUS;
-  if (params.has_out && dense_formats(read_tensor(inputs[params.input_count() + 2])) == FORMAT_CHANNELS_LAST)
-    format = FORMAT_CHANNELS_LAST;
+  if (params.has_out) {
+    // The result has the format of `out`, unless that array is dense in both.
+    const int64_t formats = dense_formats(read_tensor(inputs[params.input_count() + 2]));
+    if (formats == FORMAT_CHANNELS_LAST || formats == FORMAT_CONTIGUOUS) format = formats;
+  }
   describe_output(given.outputs[0], inputs[0].dtype, conv_result_shape(problem), problem.ndim, format);
 }
 
