@@ -124,6 +124,7 @@ def _host(array):
     return array.get() if hasattr(array, "get") else array
 
 
+@pytest.mark.alone
 def test_the_time_limit():
     """At least one plan is timed, and a measurement that has begun is finished."""
     conv = Convolution(large_case(**CASES["fft"]), 0)
