@@ -90,10 +90,12 @@ def _host_nodes_in_python() -> Iterator[None]:
     """
     original, cores = COp.make_thunk, ahead.cores
 
-    def make_thunk(op: Any, node: Any, *arguments: Any, **keywords: Any) -> Any:
+    def make_thunk(
+        op: Any, node: Any, storage: Any, computed: Any, no_recycling: Any, impl: Any = None
+    ) -> Any:
         if _runs_in_python(node):
-            keywords["impl"] = "py"
-        return original(op, node, *arguments, **keywords)
+            impl = "py"
+        return original(op, node, storage, computed, no_recycling, impl)
 
     COp.make_thunk, ahead.cores = make_thunk, lambda: 1  # type: ignore[method-assign]
     try:
