@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -92,6 +93,9 @@ class Recorder:
         Node, thunk and role, in the order of execution.
     shared, arguments : list of Variable
         The function's inputs on the device that are shared variables, and the others.
+    spared : dict
+        Operands that nodes before the graph overwrite although nodes of other roles read them. In
+        the order of the function's nodes these come first, as with an optimizer's counter.
     """
 
     def __init__(self, vm: Any, fgraph: FunctionGraph, schedule: Schedule):
@@ -115,50 +119,54 @@ class Recorder:
         self._read_later = outputs | {
             x for node, _, role in self.steps if role is Role.AFTER for x in node.inputs
         }
-        self.snapshots = self._find_snapshots(schedule)
+        self.spared = self._find_spared()
         computed = [(role, z) for node, _, role in self.steps for z in node.outputs]
         self._computed = [(role, self._storage[z]) for role, z in computed if z not in outputs]
         self._results = [(role, self._storage[z]) for role, z in computed if z in outputs]
 
-    def cell_of(self, x: Variable) -> Cell:
-        """Return where the value of a host variable is when the graph is launched."""
-        return self.snapshots.get(x, self._storage[x])
-
-    def _find_snapshots(self, schedule: Schedule) -> dict[Variable, Cell]:
-        """Return storage for copies of host inputs that nodes before the graph overwrite.
-
-        In the order of the function's nodes, an input is overwritten after it was used, as the
-        counter of an optimizer is.
-        """
-        uploads = (node for node, _, role in self.steps if role is Role.UPLOAD)
-        uploaded = schedule.numbers.union(*(node.inputs for node in uploads))
-        in_place = self._read_later.union(schedule.by_value)
-        found: dict[Variable, Cell] = {}
-        for x in self._overwritten_before():
-            if x in in_place or (x in uploaded and x.owner is not None):
-                raise DnnNotSupportedError(f"{x} is overwritten before the graph is launched")
-            if x in uploaded:
-                found[x] = [None]
-        return found
-
-    def _overwritten_before(self) -> set[Variable]:
-        """Return the host variables whose memory nodes before the graph overwrite."""
-        variables = {x for node, _, _ in self.steps for x in (*node.inputs, *node.outputs)}
-        found: set[Variable] = set()
-        for node, _, role in self.steps:
-            if role is not Role.BEFORE:
-                continue
-            for output, operands in node.op.destroy_map.items():
-                roots = {self._root(node.inputs[i]) for i in operands}
-                result = node.outputs[output]
-                found |= {
-                    x for x in variables if self._root(x) in roots and result not in self._chain(x)
-                }
-        return found
-
     def thunks(self, role: Role) -> list[tuple[int, Any]]:
         """Return the positions and the thunks of the nodes with a role."""
-        return [(i, thunk) for i, (_, thunk, own) in enumerate(self.steps) if own is role]
+        return [
+            (i, self._sparing(node, thunk))
+            for i, (node, thunk, own) in enumerate(self.steps)
+            if own is role
+        ]
+
+    def _sparing(self, node: Apply, thunk: Any) -> Any:
+        """Return a thunk that overwrites copies of the spared operands."""
+        if node not in self.spared:
+            return thunk
+        cells = [self._storage[x] for x in self.spared[node]]
+
+        def run() -> None:
+            values = [cell[0] for cell in cells]
+            for cell in cells:
+                cell[0] = copy.deepcopy(cell[0])
+            try:
+                thunk()
+            finally:
+                for cell, value in zip(cells, values, strict=True):
+                    cell[0] = value
+
+        return run
+
+    def _find_spared(self) -> dict[Apply, list[Variable]]:
+        read = self._read_later.union(
+            *(node.inputs for node, _, role in self.steps if role is not Role.BEFORE)
+        )
+        # A result in a copy's memory shares none with the operand.
+        origins = dict(self._origins)
+        found: dict[Apply, list[Variable]] = {}
+        for node, _, role in self.steps:
+            for output, operands in node.op.destroy_map.items() if role is Role.BEFORE else ():
+                result = node.outputs[output]
+                for x in (node.inputs[i] for i in operands):
+                    root = _chain(x, origins)[-1]
+                    chains = (_chain(y, origins) for y in read)
+                    if any(chain[-1] is root and result not in chain for chain in chains):
+                        found.setdefault(node, []).append(x)
+                        origins.pop(result, None)
+        return found
 
     def free(self, position: int) -> None:
         """Release the device arrays that the node at a position is the last to use."""
@@ -171,15 +179,8 @@ class Recorder:
 
     # -- the graph's variables -------------------------------------------------------------
 
-    def _chain(self, x: Variable) -> list[Variable]:
-        """Return a variable and those whose memory it uses."""
-        chain = [x]
-        while chain[-1] in self._origins:
-            chain.append(self._origins[chain[-1]])
-        return chain
-
     def _root(self, x: Variable) -> Variable:
-        return self._chain(x)[-1]
+        return _chain(x, self._origins)[-1]
 
     def _find_overwritten(self) -> set[Variable]:
         """Return the variables whose memory is overwritten after they are computed."""
@@ -265,7 +266,8 @@ class Recorder:
                 (x,) = node.inputs
                 # A value that does not change is copied each time, too, since the graph may
                 # overwrite the array.
-                cell = [np.array(self._storage[x][0])] if self._is_fixed(x) else self.cell_of(x)
+                own = self._storage[x]
+                cell = [np.array(own[0])] if self._is_fixed(x) else own
                 self._storage[node.outputs[0]][0] = self._uploaded(captured, cell)
             elif role is Role.DEVICE:
                 with self._numbers_on_device(captured, node):
@@ -310,7 +312,7 @@ class Recorder:
         try:
             for x in numbers:
                 if x not in captured.numbers:
-                    captured.numbers[x] = self._uploaded(captured, self.cell_of(x))
+                    captured.numbers[x] = self._uploaded(captured, self._storage[x])
                 self._storage[x][0] = captured.numbers[x]
             yield
         finally:
@@ -378,6 +380,14 @@ class Recorder:
             cell = self._storage[x]
             if x not in self.shared or id(cell) in replaced:
                 captured.updates.append((cell, position))
+
+
+def _chain(x: Variable, origins: dict[Variable, Variable]) -> list[Variable]:
+    """Return a variable and those whose memory it uses."""
+    chain = [x]
+    while chain[-1] in origins:
+        chain.append(origins[chain[-1]])
+    return chain
 
 
 def _clear(cells: Sequence[tuple[Role, Cell]], keep: Role | None) -> None:

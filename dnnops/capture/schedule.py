@@ -108,15 +108,26 @@ def schedule(fgraph: FunctionGraph, order: Sequence[Apply], thunks: Sequence[Any
 
 
 def _run_sizes_before(order: Sequence[Apply], roles: dict[Apply, Role]) -> None:
-    """Run fixed nodes before the graph if other nodes that run then need them."""
-    for node in reversed(order):
-        if roles[node] is not Role.BEFORE:
-            continue
-        for x in node.inputs:
-            if is_on_device(x) and x.owner is not None:
-                raise DnnNotSupportedError(f"{node} needs {x} before the graph is launched")
-            if _role_of(x, roles) is Role.FIXED:
-                roles[x.owner] = Role.BEFORE
+    """Run fixed nodes before the graph if they overwrite what nodes before it compute, or these
+    need them.
+    """
+    was = None
+    while roles != was:
+        was = dict(roles)
+        for node in order:
+            destroyed = (node.inputs[i] for p in node.op.destroy_map.values() for i in p)
+            if roles[node] is Role.FIXED and any(
+                _role_of(x, roles) is Role.BEFORE for x in destroyed
+            ):
+                roles[node] = Role.BEFORE
+        for node in reversed(order):
+            if roles[node] is not Role.BEFORE:
+                continue
+            for x in node.inputs:
+                if is_on_device(x) and x.owner is not None:
+                    raise DnnNotSupportedError(f"{node} needs {x} before the graph is launched")
+                if _role_of(x, roles) is Role.FIXED:
+                    roles[x.owner] = Role.BEFORE
 
 
 def _role(node: Apply, roles: dict[Apply, Role]) -> Role:

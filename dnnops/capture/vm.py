@@ -71,7 +71,6 @@ class CapturingVM:
             for x in fgraph.inputs
             if not is_on_device(x) and hasattr(x.type, "broadcastable")
         ]
-        self._snapshots = [(storage[x], copied) for x, copied in recorder.snapshots.items()]
         self._before = recorder.thunks(Role.BEFORE)
         self._after = recorder.thunks(Role.AFTER)
         self._value_cells = [storage[x] for x in roles.by_value]
@@ -116,8 +115,6 @@ class CapturingVM:
 
     def _run_captured(self, signature: Any) -> list[Any]:
         """Replay the graph for a signature, or capture it first. The device is the current one."""
-        for cell, copied in self._snapshots:
-            copied[0] = np.array(cell[0])
         for position, thunk in self._before:
             self._run(position, thunk)
         key = (signature, tuple([np.asarray(cell[0]).tobytes() for cell in self._value_cells]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
@@ -11,7 +12,7 @@ from pytensor.compile.aliasing import Supervisor
 from pytensor.graph.fg import FunctionGraph
 
 from dnnops.capture.recorder import Recorder
-from dnnops.capture.schedule import schedule
+from dnnops.capture.schedule import Role, schedule
 from dnnops.gpuarray import GpuArrayType
 
 
@@ -43,20 +44,23 @@ def overwrites(graph, x):
     )
 
 
+def spared(made):
+    """Return the operands that nodes before the graph copy, instead of overwriting them."""
+    return [x for operands in made.spared.values() for x in operands]
+
+
 def test_a_counter_that_is_read_and_incremented_in_place():
     x, count = GpuArrayType("float32", (None,))(), pt.fscalar()
     made, graph = recorder([x, count], [(x * count).transfer("cuda"), count + 1], {1: 1})
     count = graph.inputs[1]
     assert overwrites(graph, count)
-    assert list(made.snapshots) == [count]
-    # The value is read from the copy.
-    assert made.cell_of(count) is made.snapshots[count]
+    assert spared(made) == [count]
 
 
 def test_a_counter_that_is_only_incremented():
     x, count = GpuArrayType("float32", (None,))(), pt.fscalar()
     made, _ = recorder([x, count], [(x * 2).transfer("cuda"), count + 1], {1: 1})
-    assert not made.snapshots
+    assert not spared(made)
 
 
 def test_what_is_computed_before_it_is_overwritten():
@@ -64,4 +68,34 @@ def test_what_is_computed_before_it_is_overwritten():
     x, n = GpuArrayType("float32", (None,))(), pt.lscalar()
     made, graph = recorder([x, n], [(x[:n] * 2).transfer("cuda"), n + 1], {1: 1})
     assert overwrites(graph, graph.inputs[1])
-    assert not made.snapshots
+    assert not spared(made)
+
+
+def test_a_spared_operand_keeps_its_value():
+    x, count = GpuArrayType("float32", (None,))(), pt.fscalar()
+    made, graph = recorder([x, count], [(x * count).transfer("cuda"), count + 1], {1: 1})
+    (index,) = (i for i, (node, _, _) in enumerate(made.steps) if node.op.destroy_map)
+    node, _, role = made.steps[index]
+    cell, result = made._storage[graph.inputs[1]], made._storage[node.outputs[0]]
+
+    def thunk():
+        cell[0] += 1
+        result[0] = cell[0]
+
+    made.steps[index] = node, thunk, role
+    cell[0] = given = np.array(2, "float32")
+    ((_, run),) = made.thunks(Role.BEFORE)
+    run()
+    assert cell[0] is given
+    assert (given, result[0]) == (2, 3)
+
+
+def test_a_length_that_is_overwritten_after_it_was_read():
+    """The size of random numbers is computed before the graph, in memory of another length."""
+    x, y = GpuArrayType("float32", (None,))(), pt.fvector()
+    rng = pytensor.shared(np.random.default_rng(0))
+    size = (y.shape[0] // 2, 3)
+    noise = pt.random.normal(size=size, rng=rng, return_next_rng=True)[1]
+    outputs = [pt.alloc(x.sum(), y.shape[0], 2).transfer("cuda"), noise]
+    made, _ = recorder([x, y, rng], outputs, {})
+    assert [type(x.owner.op).__name__ for x in spared(made)] == ["Shape_i"]
