@@ -30,7 +30,6 @@ from pytensor.link.pytorch.linker import PytorchLinker
 from dnnops.config import flag_value
 from dnnops.errors import DnnUnavailableError
 from dnnops.gpuarray.op import is_on_device
-from dnnops.rewriting.faults import faulty_rewrites
 from dnnops.rewriting.move.lifting import EVERYTHING
 from dnnops.rewriting.pipeline import PYTORCH_TAG
 from dnnops.runtime.ahead import ParallelVMLinker
@@ -145,6 +144,8 @@ class DnnMode(Mode):
     @property
     def optimizer(self) -> GraphRewriter:
         """Rewrites of the mode, including those of the backend."""
+        from dnnops.rewriting.faults import faulty_rewrites
+
         query: Any = self._optimizer
         if not isinstance(query, RewriteDatabaseQuery):
             return query

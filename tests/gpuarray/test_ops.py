@@ -422,6 +422,7 @@ def split_on_gpu(x, lengths, axis):
     return GpuSplit(host.op).make_node(x, *host.inputs[1:])
 
 
+@pytest.mark.needs("cupy")
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_parts_are_views(axis):
     """NumPy stands in for CuPy."""
