@@ -7,6 +7,7 @@ import math
 from operator import itemgetter, methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from numpy.lib.array_utils import normalize_axis_index
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.basic import infer_static_shape
 from pytensor.tensor.shape import SpecifyShape
@@ -232,7 +233,8 @@ class GpuJoin(MirrorOp):
         from dnnops.gpuarray.elementwise.moves import joining_call
 
         first = first_joined(self.host_op)
-        axis = int(operands[0] if first else self.host_op.axis) % operands[first].ndim
+        axis = int(operands[0] if first else self.host_op.axis)
+        axis = normalize_axis_index(axis, operands[first].ndim)
         return joining_call(node, operands, first, axis)
 
     def compute(self, node: Apply, *operands: Any) -> Any:

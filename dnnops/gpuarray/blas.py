@@ -193,7 +193,6 @@ class GpuGemm(_Product):
     def prepare(
         self, node: Apply, z: Any, alpha: Any, x: Any, y: Any, beta: Any
     ) -> PreparedCall | None:
-
         shape = (x.shape[0], y.shape[1])
         products = _products(x, y, z)
         if any(is_on_device(node.inputs[i]) for i in (1, 4)) or not products:

@@ -10,6 +10,8 @@ import pytensor
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 import pytest
+from numpy.exceptions import AxisError
+from pytensor.graph.basic import Apply
 from pytensor.tensor import blas
 from pytensor.tensor.blas import Gemm
 from pytensor.tensor.elemwise import DimShuffle
@@ -437,6 +439,16 @@ def test_parts_are_views(axis):
     for part, wanted in zip(parts, np.split(x, [2, 2], axis=axis), strict=True):
         np.testing.assert_array_equal(part, wanted)
         assert not part.size or np.shares_memory(part, x)
+
+
+@pytest.mark.parametrize("axis", [2, -3])
+def test_joined_axis_is_checked(axis):
+    """The axis of a `Join` may be known only when it runs."""
+    x, number = GpuArrayType("float32", (None, None))(), pt.iscalar()
+    op = GpuJoin(pt.join(number, *[x.type.host_type()] * 2).owner.op)
+    node = Apply(op, [number, x, x], [x.type()])
+    with pytest.raises(AxisError):
+        op.prepare(node, np.array(axis), normal(2, 3), normal(2, 3))
 
 
 @pytest.mark.parametrize("lengths", [[2, 2], [2, 2, 2], [5, -2, 2], [1, 1, 1]])

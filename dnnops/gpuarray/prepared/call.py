@@ -26,7 +26,6 @@ __all__ = [
     "PreparedCall",
     "Result",
     "Step",
-    "Table",
 ]
 
 #: The address of an operand may be of another remainder by this number only in another call.
@@ -83,21 +82,6 @@ class Number(NamedTuple):
     dtype: np.dtype
 
 
-class Table(NamedTuple):
-    """An argument of a kernel: a struct, some of whose fields are addresses.
-
-    Attributes
-    ----------
-    struct : numpy.ndarray
-        Array without axes of a structured dtype.
-    addresses : tuple of (int, Address)
-        Offset of each field in bytes, and what it contains.
-    """
-
-    struct: np.ndarray
-    addresses: tuple[tuple[int, Address], ...]
-
-
 @dataclass(frozen=True)
 class KernelStep:
     """The launch of a kernel.
@@ -108,7 +92,7 @@ class KernelStep:
     blocks, threads : int
         Number of blocks, and of threads in each.
     arguments : list
-        Each is an `Address`, a `Number`, a `Table`, or a NumPy scalar or array without axes.
+        Each is an `Address`, a `Number`, or a NumPy scalar or array without axes.
     """
 
     function: Any
@@ -135,8 +119,6 @@ class KernelStep:
                 patches.append((at, *argument, 0))
             elif isinstance(argument, Number):
                 patches.append((at, argument.place, 0, argument.dtype.itemsize))
-            elif isinstance(argument, Table):
-                patches += [(at + place, *address, 0) for place, address in argument.addresses]
         # The function on the current device, which keeps its module loaded.
         function = self.function.kernel
         launch = (function.ptr, self.blocks, self.threads)
@@ -211,13 +193,6 @@ def _given(argument: Any, arrays: Sequence[Any]) -> Any:
         return np.uint64(arrays[argument.place].data.ptr + argument.offset)
     if isinstance(argument, Number):
         return np.asarray(arrays[argument.place], argument.dtype)[()]
-    if isinstance(argument, Table):
-        struct = argument.struct.copy()
-        memory = struct.reshape(1).view(np.uint8)
-        for at, (place, offset) in argument.addresses:
-            address = np.array([arrays[place].data.ptr + offset], np.uint64)
-            memory[at : at + 8] = address.view(np.uint8)
-        return struct
     return argument
 
 
@@ -227,5 +202,5 @@ def _bytes(argument: Any) -> tuple[bytes, int]:
         return bytes(8), 8
     if isinstance(argument, Number):
         return bytes(argument.dtype.itemsize), argument.dtype.itemsize
-    value = np.asarray(argument.struct if isinstance(argument, Table) else argument)
+    value = np.asarray(argument)
     return value.tobytes(), value.dtype.alignment
