@@ -21,7 +21,7 @@ from dnnops.capture.schedule import Role, Schedule
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpu.base import free_workspaces
 from dnnops.gpuarray.op import is_on_device
-from dnnops.runtime.lifetimes import declared_origins, releases
+from dnnops.runtime.lifetimes import chain, declared_origins, releases
 
 __all__ = ["Captured", "Recorder"]
 
@@ -93,9 +93,9 @@ class Recorder:
         Node, thunk and role, in the order of execution.
     shared, arguments : list of Variable
         The function's inputs on the device that are shared variables, and the others.
-    spared : dict
-        Operands that nodes before the graph overwrite although nodes of other roles read them. In
-        the order of the function's nodes these come first, as with an optimizer's counter.
+    spared : dict of Apply to list of Variable
+        For nodes before the graph, the operands that they overwrite although nodes of other roles
+        read them. In the function's order the readers come first, as with an optimizer's counter.
     """
 
     def __init__(self, vm: Any, fgraph: FunctionGraph, schedule: Schedule):
@@ -125,7 +125,10 @@ class Recorder:
         self._results = [(role, self._storage[z]) for role, z in computed if z in outputs]
 
     def thunks(self, role: Role) -> list[tuple[int, Any]]:
-        """Return the positions and the thunks of the nodes with a role."""
+        """Return the positions and the thunks of the nodes with a role.
+
+        Instead of the operands in `spared`, the thunks overwrite copies.
+        """
         return [
             (i, self._sparing(node, thunk))
             for i, (node, thunk, own) in enumerate(self.steps)
@@ -151,6 +154,7 @@ class Recorder:
         return run
 
     def _find_spared(self) -> dict[Apply, list[Variable]]:
+        """Return the operands that nodes before the graph must not overwrite."""
         read = self._read_later.union(
             *(node.inputs for node, _, role in self.steps if role is not Role.BEFORE)
         )
@@ -161,9 +165,9 @@ class Recorder:
             for output, operands in node.op.destroy_map.items() if role is Role.BEFORE else ():
                 result = node.outputs[output]
                 for x in (node.inputs[i] for i in operands):
-                    root = _chain(x, origins)[-1]
-                    chains = (_chain(y, origins) for y in read)
-                    if any(chain[-1] is root and result not in chain for chain in chains):
+                    root = chain(x, origins)[-1]
+                    chains = (chain(y, origins) for y in read)
+                    if any(used[-1] is root and result not in used for used in chains):
                         found.setdefault(node, []).append(x)
                         origins.pop(result, None)
         return found
@@ -180,7 +184,7 @@ class Recorder:
     # -- the graph's variables -------------------------------------------------------------
 
     def _root(self, x: Variable) -> Variable:
-        return _chain(x, self._origins)[-1]
+        return chain(x, self._origins)[-1]
 
     def _find_overwritten(self) -> set[Variable]:
         """Return the variables whose memory is overwritten after they are computed."""
@@ -279,7 +283,10 @@ class Recorder:
             if role is Role.FIXED:
                 for z in node.outputs:
                     if z in self._read_later:
-                        self._keep(captured, z, self._storage[z][0])
+                        value = self._storage[z][0]
+                        # Other fixed nodes may overwrite it while the graph is captured.
+                        is_overwritten = self._root(z) in self._overwritten
+                        self._keep(captured, z, copy.deepcopy(value) if is_overwritten else value)
             self.free(position)
         self._set_outputs(captured)
         run = [
@@ -380,14 +387,6 @@ class Recorder:
             cell = self._storage[x]
             if x not in self.shared or id(cell) in replaced:
                 captured.updates.append((cell, position))
-
-
-def _chain(x: Variable, origins: dict[Variable, Variable]) -> list[Variable]:
-    """Return a variable and those whose memory it uses."""
-    chain = [x]
-    while chain[-1] in origins:
-        chain.append(origins[chain[-1]])
-    return chain
 
 
 def _clear(cells: Sequence[tuple[Role, Cell]], keep: Role | None) -> None:

@@ -18,6 +18,7 @@ from dnnops.errors import DnnNotSupportedError
 from dnnops.gpu.base import CudnnOp
 from dnnops.gpuarray.op import GpuOp, is_on_device
 from dnnops.gpuarray.transfer import GpuFromHost, GpuToGpu, HostFromGpu
+from dnnops.runtime.lifetimes import chain, declared_origins
 
 __all__ = ["Role", "Schedule", "schedule"]
 
@@ -108,14 +109,20 @@ def schedule(fgraph: FunctionGraph, order: Sequence[Apply], thunks: Sequence[Any
 
 
 def _run_sizes_before(order: Sequence[Apply], roles: dict[Apply, Role]) -> None:
-    """Run fixed nodes before the graph if they overwrite what nodes before it compute, or these
-    need them.
+    """Run fixed nodes before the graph if needed.
+
+    These are the nodes whose results other nodes before the graph read, and those that overwrite
+    results of nodes before the graph.
     """
+    origins: dict[Variable, Variable] = {}
+    for node in order:
+        origins |= declared_origins(node)
     was = None
     while roles != was:
         was = dict(roles)
         for node in order:
-            destroyed = (node.inputs[i] for p in node.op.destroy_map.values() for i in p)
+            overwritten = (node.inputs[i] for p in node.op.destroy_map.values() for i in p)
+            destroyed = {y for x in overwritten for y in chain(x, origins)}
             if roles[node] is Role.FIXED and any(
                 _role_of(x, roles) is Role.BEFORE for x in destroyed
             ):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pytensor.graph.basic import Apply, Variable
 
-__all__ = ["declared_origins", "releases"]
+__all__ = ["chain", "declared_origins", "releases"]
 
 
 def declared_origins(node: Apply) -> dict[Variable, Variable]:
@@ -16,6 +16,21 @@ def declared_origins(node: Apply) -> dict[Variable, Variable]:
         for output, operands in maps.items():
             if operands:
                 found[node.outputs[output]] = node.inputs[operands[0]]
+    return found
+
+
+def chain(x: Variable, origins: Mapping[Variable, Variable]) -> list[Variable]:
+    """Return a variable and those whose memory it uses.
+
+    Parameters
+    ----------
+    x : Variable
+    origins : mapping
+        The variable whose memory each variable uses, from `declared_origins`.
+    """
+    found = [x]
+    while found[-1] in origins:
+        found.append(origins[found[-1]])
     return found
 
 

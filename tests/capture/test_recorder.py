@@ -99,3 +99,15 @@ def test_a_length_that_is_overwritten_after_it_was_read():
     outputs = [pt.alloc(x.sum(), y.shape[0], 2).transfer("cuda"), noise]
     made, _ = recorder([x, y, rng], outputs, {})
     assert [type(x.owner.op).__name__ for x in spared(made)] == ["Shape_i"]
+
+
+def test_a_length_that_only_the_graph_reads_is_overwritten_in_order():
+    """The random numbers need the length itself, before a node for the graph overwrites it."""
+    x, y = GpuArrayType("float32", (None,))(), pt.fvector()
+    rng = pytensor.shared(np.random.default_rng(0))
+    noise = pt.random.normal(size=(y.shape[0], 3), rng=rng, return_next_rng=True)[1]
+    outputs = [pt.alloc(x.sum(), y.shape[0] // 2, 2).transfer("cuda"), noise]
+    made, _ = recorder([x, y, rng], outputs, {})
+    (role,) = (role for node, _, role in made.steps if node.op.destroy_map)
+    assert role is Role.BEFORE
+    assert not spared(made)
