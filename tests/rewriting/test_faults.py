@@ -6,6 +6,7 @@ import numpy as np
 import pytensor
 import pytensor.scalar as ps
 import pytensor.tensor as pt
+from pytensor.tensor.rewriting import subtensor, uncanonicalize
 
 from dnnops.modes import OneDnnMode
 from dnnops.rewriting.faults import faulty_rewrites
@@ -29,9 +30,12 @@ def test_squeezed_reversed_slice():
 
 def test_faulty_rewrites():
     """A rewrite is left out only if it is wrong."""
-    if pytensor.__version__ == "3.0.7":
-        assert faulty_rewrites() == ("local_add_of_sparse_write", "local_dimshuffle_subtensor")
-    assert len(faulty_rewrites()) <= 2
+    known = ("local_add_of_sparse_write", "local_dimshuffle_subtensor")
+    if pytensor.__version__.startswith("3.0."):
+        assert faulty_rewrites() == known
+    # A rewrite that was moved would no longer be tried.
+    assert hasattr(subtensor, known[0])
+    assert hasattr(uncanonicalize, known[1])
 
 
 def test_dtypes_of_a_composite():
