@@ -350,7 +350,13 @@ FLAGS: tuple[Flag, ...] = (
         "malloc as it is. Thresholds of malloc set in the environment take precedence. The flag is "
         "read when the CPU's runtime library is loaded.",
     ),
-    Flag("dnn.verbose", "False", BOOLEAN, "Whether to print each selection of a plan."),
+    Flag(
+        "dnn.verbose",
+        "False",
+        BOOLEAN,
+        "Whether to print each selection of a plan, and why a function is not captured as a CUDA "
+        "graph or a node not run from C.",
+    ),
     Flag(
         "dnn.cuda_graph",
         "auto",

@@ -180,8 +180,8 @@ class _Fusion:
         for old, x in list(results.items()):
             if self._defer(loop, old, x, replaced):
                 del results[old]
-        # What does not read the product may read its terms, which the layer's result replaces
-        # elsewhere.
+        # Outputs that do not read the product keep the terms of the sum, which are zeros in the
+        # others.
         for reads_product in (True, False):
             part = {
                 old: x for old, x in results.items() if (p in expressions_of([x])) == reads_product
