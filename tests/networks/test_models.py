@@ -31,7 +31,7 @@ SIZES: dict[str, dict[str, int]] = {
 #: Networks whose tests take a few seconds; on the CPU, C code is compiled.
 QUICK = {"cpu": ("mlp", "lstm"), "cuda": tuple(MODELS), "rewritten": ("mlp", "lstm", "vgg")}
 #: Precisions of the other networks. All graphs are rewritten alike, so each precision adds little.
-OF_SLOW = {"cpu": ("float32",), "rewritten": ("bfloat16",)}
+OF_SLOW = {"cpu": ("float32",), "rewritten": ("float32", "bfloat16")}
 
 
 def cases() -> list[Any]:
