@@ -59,6 +59,16 @@ def test_convolution(index, make, dtype, case):
     call("dnnops_cudnn_conv_describe", op, inputs, [result])
 
 
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("make", [device_tensor, channels_last])
+def test_the_result_has_the_format_of_the_addend(make, memory_format):
+    op = GpuDnnConv(accumulate=True, memory_format=memory_format)
+    out = make((2, 5, 4, 3))
+    arrays = [device_tensor((2, 3, 4, 3)), device_tensor((5, 3, 1, 1))]
+    (found,) = call("dnnops_cudnn_conv_shape", op, [*arrays, np.array(1.0), np.array(1.0), out])
+    assert list(found.strides[:4]) == list(out.strides[:4])
+
+
 @fuzz(max_examples=30, case=conv_cases(empty=True))
 def test_shape_of_empty_convolutions(case):
     for index, cls in enumerate(CONVOLUTIONS):
