@@ -235,8 +235,7 @@ def errors(data: Data, results: list[Any], tiled: str | None = None) -> dict[str
             continue
         allowed = spread * RELATIVE_ERROR[dtype] * np.linalg.norm(wanted) + 1e-30
         if name.startswith("d"):
-            # Those of query and key have the scale as a factor.
-            allowed += spread * unit * size / 4
+            allowed += unit * size / 4
         error = float(np.linalg.norm(got - wanted) / allowed)
         found[name] = error if np.isfinite(error) else np.inf
     return found
