@@ -139,11 +139,11 @@ def _applied(
         node = make_node(scalar_op, inputs)
         return inputs, list(node.outputs), [node]
     new: dict[Variable, Variable] = dict(zip(scalar_op.fgraph.inputs, inputs, strict=True))
-    nodes = []
+    nodes: list[Apply] = []
     for old in scalar_op.fgraph.toposort():
-        node = make_node(old.op, [new.get(x, x) for x in old.inputs])
-        nodes.append(node)
-        new.update(zip(old.outputs, node.outputs, strict=True))
+        _, outputs, made = _applied(old.op, [new.get(x, x) for x in old.inputs], make_node)
+        nodes += made
+        new.update(zip(old.outputs, outputs, strict=True))
     return inputs, [new.get(z, z) for z in scalar_op.fgraph.outputs], nodes
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytensor
 import pytensor.scalar as ps
 import pytensor.tensor as pt
+import pytest
 from pytensor.tensor.rewriting import subtensor, uncanonicalize
 
 from dnnops.modes import OneDnnMode
@@ -38,13 +39,17 @@ def test_faulty_rewrites():
     assert hasattr(uncanonicalize, known[1])
 
 
-def test_dtypes_of_a_composite():
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_dtypes_of_a_composite(is_nested):
     """Composites share their nodes, which stay as they are if one is applied to other dtypes."""
     x, y = ps.float32(), ps.float32()
-    composite = ps.Composite([x, y], [ps.sqr(x * x) + y, ps.eq(x, y)])
+    inner = ps.Composite([x, y], [ps.sqr(x * x) + y])
+    total = inner(x, y) if is_nested else ps.sqr(x * x) + y
+    composite = ps.Composite([x, y], [total, ps.eq(x, y)])
     code = scalar_code(composite, ("float32", "float32"))
-    nodes = [(node.op, tuple(node.inputs)) for node in composite.fgraph.toposort()]
+    graphs = [composite.fgraph, inner.fgraph]
+    nodes = [(n.op, tuple(n.inputs)) for graph in graphs for n in graph.toposort()]
     assert scalar_dtypes(composite, ("float32", "float64")) == ("float64", "bool")
     assert scalar_dtypes(ps.add, ("float16", "float32")) == ("float32",)
-    assert [(node.op, tuple(node.inputs)) for node in composite.fgraph.toposort()] == nodes
+    assert [(n.op, tuple(n.inputs)) for graph in graphs for n in graph.toposort()] == nodes
     assert scalar_code(composite, ("float32", "float32")) == code
