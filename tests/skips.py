@@ -1,7 +1,8 @@
-"""Which tests were skipped, and how many may be, by need; ``tests/skips.json`` stores the numbers.
+"""Which tests were skipped, and what may be missing: ``tests/skips.json`` lists it for each run.
 
-Each run of pytest stores its own numbers in pytest's cache. ``python -m tests.skips NAME`` compares
-them with the row NAME of the file, and fails if more were skipped; ``--write`` replaces the row.
+Each run of pytest stores in pytest's cache how many tests were skipped, by need. ``python -m
+tests.skips NAME`` fails if there are needs among them that the row NAME of the file has not, or
+tests that were skipped for another reason.
 
 The cache also has the names of the skipped tests, in ``.pytest_cache/v/dnnops/skipped``. With
 ``--only-skipped=FILE``, pytest runs the tests that a file lists, as what they need is there now.
@@ -14,16 +15,16 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-__all__ = ["SkipCounter", "add_option", "keep_skipped", "main", "too_many"]
+__all__ = ["SkipCounter", "add_option", "keep_skipped", "main", "not_allowed"]
 
 ROOT = Path(__file__).parents[1]
-KEPT = Path("tests", "skips.json")
+ROWS = Path("tests", "skips.json")
 #: The key in pytest's cache, and the path of its file.
 KEY = "dnnops/skips"
 FOUND = Path(".pytest_cache", "v", KEY)
@@ -34,7 +35,7 @@ NAMES = Path(".pytest_cache", "v", KEY_OF_NAMES)
 
 def _kind(reason: str) -> str:
     """Return the missing need if that is why a test was skipped."""
-    match = re.search(r"(needs [\w ]+):", reason)
+    match = re.search(r"needs ([\w ]+):", reason)
     return match[1] if match else "other"
 
 
@@ -94,46 +95,40 @@ def keep_skipped(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = kept
 
 
-def too_many(found: Mapping[str, int], allowed: Mapping[str, int]) -> list[str]:
-    """Report the needs for which more tests were skipped than allowed.
+def not_allowed(found: Mapping[str, int], allowed: Iterable[str]) -> list[str]:
+    """Report the skipped tests that should have run.
 
     Parameters
     ----------
-    found, allowed : mapping of str to int
-        Numbers of tests by need.
+    found : mapping of str to int
+        Numbers of skipped tests by need.
+    allowed : iterable of str
+        The needs that may be missing.
 
     Returns
     -------
     list of str
-        A line for each such need.
+        A line for each other need.
     """
-    return [
-        f"{kind}: {count} tests were skipped, {allowed.get(kind, 0)} may be"
-        for kind, count in sorted(found.items())
-        if count > allowed.get(kind, 0)
-    ]
+    others = sorted(set(found).difference(allowed))
+    return [f"{need}: may not be missing here, skipped: {found[need]}" for need in others]
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Run the command. Return 1 if more were skipped, and 2 if there is nothing to compare."""
+    """Run the command. Return 1 if others were skipped, and 2 if there is nothing to compare."""
     parser = argparse.ArgumentParser(prog="python -m tests.skips", description=__doc__)
     parser.add_argument("name", help="a row of the file, as `bare`")
-    parser.add_argument("--write", action="store_true", help="replace the row")
     args = parser.parse_args(arguments)
-    kept = json.loads((root / KEPT).read_text())
+    rows = json.loads((root / ROWS).read_text())
     try:
         found = json.loads((root / FOUND).read_text())
     except FileNotFoundError:
         print(f"no run of pytest has left {FOUND}", file=sys.stderr)
         return 2
-    if args.write:
-        kept[args.name] = found
-        (root / KEPT).write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-        return 0
-    if args.name not in kept:
-        print(f"{KEPT} has no row {args.name!r}; it has {sorted(kept)}", file=sys.stderr)
+    if args.name not in rows:
+        print(f"{ROWS} has no row {args.name!r}; it has {sorted(rows)}", file=sys.stderr)
         return 2
-    lines = too_many(found, kept[args.name])
+    lines = not_allowed(found, rows[args.name])
     for line in lines:
         print(line, file=sys.stderr)
     return 1 if lines else 0
