@@ -46,11 +46,15 @@ __all__ = [
 ]
 
 
-class _LateDestroyHandler(SequentialGraphRewriter):
-    """The passes of a mode, with the destroy handler attached when its pass is reached.
+class _QuickPasses(SequentialGraphRewriter):
+    """The passes of a mode, without two costs that have no use.
 
-    PyTensor attaches it before the first pass. Every replacement then checks all protected
-    variables, although no Op is in-place yet: a third of the time to rewrite a ResNet-50.
+    PyTensor attaches the destroy handler before the first pass. Every replacement then checks all
+    protected variables, although no Op is in-place yet: a third of the time to rewrite a ResNet-50.
+    Here, it is attached when its pass is reached.
+
+    PyTensor stores with each new variable from where it was created. In a pass, that is the pass
+    and not a line of the user's, which passes copy from the variable that they replace.
     """
 
     def __init__(self, passes: SequentialGraphRewriter):
@@ -65,6 +69,11 @@ class _LateDestroyHandler(SequentialGraphRewriter):
             step.add_requirements(fgraph)
             if isinstance(step, _WithRequirements):
                 break
+
+    def apply(self, fgraph: FunctionGraph) -> Any:
+        """Rewrite `fgraph`."""
+        with config.change_flags(traceback__limit=0):
+            return super().apply(fgraph)
 
 
 class _WithRequirements(GraphRewriter):
@@ -159,7 +168,7 @@ class DnnMode(Mode):
         query = query.excluding(*faulty_rewrites())
         _look_for_blas()
         database: Any = getattr(self, "optdb")  # noqa: B009 - untyped in PyTensor
-        return _LateDestroyHandler(database.query(query.including(*self._backend_tags())))
+        return _QuickPasses(database.query(query.including(*self._backend_tags())))
 
     def _backend_tags(self) -> tuple[str, ...]:
         from dnnops.gpu.base import cudnn_usable

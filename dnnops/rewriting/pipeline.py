@@ -23,6 +23,7 @@ from pytensor.graph.rewriting.basic import (
     dfs_rewriter,
 )
 from pytensor.graph.rewriting.db import RewriteDatabase
+from pytensor.tensor.rewriting.shape import UnShapeOptimizer
 
 import dnnops.rewriting.move.tensor_ops  # registers lifters
 import dnnops.rewriting.move.to_gpu  # noqa: F401 - registers rewrites with PyTensor's own passes
@@ -222,6 +223,11 @@ def _partial_sums(included: Tags, excluded: Tags) -> GraphRewriter | None:
     return InNetworks(PartialSums(), everywhere=_is_ours(included))
 
 
+def _without_sizes(included: Tags, excluded: Tags) -> GraphRewriter | None:
+    # Passes for Numba and JAX read the feature at 100.
+    return None if {"numba", "jax"} & included else UnShapeOptimizer()
+
+
 def _is_float(dtype: str) -> bool:
     return dtype.startswith("float")
 
@@ -355,6 +361,15 @@ PASSES = (
         ("fast_run", "fast_compile"),
         "After simplification. Before graphs move to a GPU (49.2) or to oneDNN (49.3): whether an "
         "Op can move may depend on its results.",
+    ),
+    Pass(
+        48.65,
+        "forget_sizes",
+        ByTags(_without_sizes),
+        ("gpu", "onednn"),
+        "After the last passes that look at inferred sizes (48.6). Before elementwise fusion (49) "
+        "and the move to a library: inferring the sizes of their new nodes takes a third of the "
+        "time to rewrite a ResNet-50.",
     ),
     Pass(
         48.9,

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
 import pytest
-from pytensor.compile.mode import optdb
+from pytensor import config
+from pytensor.compile.mode import get_mode, optdb
 from pytensor.graph.rewriting.basic import GraphRewriter, SequentialGraphRewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.tensor.rewriting.shape import UnShapeOptimizer
 
+from dnnops import nnet
+from dnnops.errors import DnnValueError
 from dnnops.rewriting.fuse.conv_merge import ConvMerge
 from dnnops.rewriting.move.lifting import EVERYTHING, GraphToGpu
 from dnnops.rewriting.pipeline import PASSES, ByTags
@@ -64,3 +71,26 @@ def test_tags_decide():
     assert isinstance(lift, GraphToGpu)
     assert (lift.excluded_tags, lift.everything) == (frozenset(["inplace"]), True)
     assert not query("gpu_lift", device).everything
+
+
+def test_sizes_are_forgotten_before_fusion():
+    name = "forget_sizes"
+    assert isinstance(query(name, ["fast_run", "onednn"]), UnShapeOptimizer)
+    assert type(query(name, ["fast_run", "onednn", "numba"])) is SequentialGraphRewriter
+    x = pt.matrix("x")
+    f = pytensor.function([x], pt.exp(x) + 1, mode="ONEDNN")
+    assert not hasattr(f.maker.fgraph, "shape_feature")
+    f = pytensor.function([x], pt.exp(x) + 1, mode=get_mode("ONEDNN").excluding(name))
+    assert hasattr(f.maker.fgraph, "shape_feature")
+
+
+def test_an_error_shows_where_the_user_made_the_operation():
+    x, w = (pt.tensor(name, dtype="float32", shape=(None,) * 4) for name in "xw")
+    flags = {"traceback__limit": 8, "exception_verbosity": "high"}
+    with config.change_flags(**flags):
+        y = nnet.relu(nnet.conv2d(x, w) + 1)  # this line
+        f = pytensor.function([x, w], y, mode="ONEDNN")
+        assert config.traceback__limit == 8
+        with pytest.raises(DnnValueError, match="has 3 channels") as error:
+            f(np.zeros((1, 3, 4, 4), "float32"), np.zeros((1, 2, 3, 3), "float32"))
+    assert "# this line" in str(error.value)
