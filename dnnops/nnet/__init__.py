@@ -5,6 +5,7 @@ The Ops run in NumPy; rewrites replace them with Ops that call oneDNN or cuDNN.
 
 from dnnops.nnet import vectorize  # noqa: F401 - registers with vectorize_graph
 from dnnops.nnet.activation.elementwise import (
+    gelu,
     hard_sigmoid,
     selu,
     softplus,
@@ -69,6 +70,7 @@ from dnnops.nnet.conv.transpose import (
     conv3d_grad_wrt_weights,
     conv3d_transpose,
 )
+from dnnops.nnet.lookup import embedding
 from dnnops.nnet.loss.cross_entropy import CrossEntropy, CrossEntropyGrad, cross_entropy
 from dnnops.nnet.loss.ctc import CTC, ctc
 from dnnops.nnet.loss.functions import (
@@ -103,6 +105,7 @@ from dnnops.nnet.norm.divisive_normalization import (
     divisive_normalization,
 )
 from dnnops.nnet.norm.group_norm import GroupNorm, GroupNormGrad, group_norm
+from dnnops.nnet.norm.layer_norm import layer_norm, rms_norm
 from dnnops.nnet.norm.lrn import LRN, LRNGrad, local_response_normalization
 from dnnops.nnet.pool.functions import pool_2d, pool_3d
 from dnnops.nnet.pool.op import (
@@ -219,7 +222,9 @@ __all__ = [
     "dropout",
     "dropout_state",
     "elu",
+    "embedding",
     "frac_bilinear_upsampling",
+    "gelu",
     "get_conv_gradinputs_shape",
     "get_conv_gradinputs_shape_1axis",
     "get_conv_gradweights_shape",
@@ -231,6 +236,7 @@ __all__ = [
     "h_softmax",
     "hard_sigmoid",
     "images2neibs",
+    "layer_norm",
     "local_response_normalization",
     "log_softmax",
     "logsoftmax",
@@ -244,6 +250,7 @@ __all__ = [
     "prepend_scalar_to_each_row",
     "relu",
     "resolve_padding",
+    "rms_norm",
     "scaled_dot_product_attention",
     "selu",
     "separable_conv2d",

@@ -6,6 +6,7 @@ become float32, wider ones float64.
 
 from __future__ import annotations
 
+from math import pi
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.nnet.activation.op import elu
-from dnnops.nnet.validate import as_floating
+from dnnops.nnet.validate import as_floating, switch
 
 __all__ = [
+    "gelu",
     "hard_sigmoid",
     "selu",
     "softplus",
@@ -47,6 +49,39 @@ def softplus(x: Any) -> TensorVariable:
         If `x` is not a tensor of real numbers.
     """
     return pt.softplus(as_floating("softplus", "x", x))
+
+
+def gelu(x: Any, approximate: bool = False) -> TensorVariable:
+    """Compute the Gaussian error linear unit, ``x * Phi(x)``.
+
+    Parameters
+    ----------
+    x : tensor_like
+        See `softplus`.
+    approximate : bool
+        Whether to replace the normal distribution function ``Phi`` by
+        ``(1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2``.
+
+    Returns
+    -------
+    TensorVariable
+        The result, with the shape of `x`.
+
+    Raises
+    ------
+    DnnTypeError
+        If `x` is not a tensor of real numbers, or if `approximate` is not a bool.
+
+    References
+    ----------
+    Hendrycks and Gimpel, Gaussian Error Linear Units (2016).
+    """
+    x = as_floating("gelu", "x", x)
+    if switch("gelu", "approximate", approximate):
+        inner = _number((2 / pi) ** 0.5, x) * (x + _number(0.044715, x) * x * pt.sqr(x))
+        return _number(0.5, x) * x * (1 + pt.tanh(inner))
+    # erfc keeps the digits of the tail, where 1 + erf(x) loses them.
+    return _number(0.5, x) * x * pt.erfc(_number(-(0.5**0.5), x) * x)
 
 
 def softsign(x: Any) -> TensorVariable:

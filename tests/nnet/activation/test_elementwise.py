@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import erfc, sqrt
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -29,7 +31,12 @@ def selu(x: np.ndarray) -> np.ndarray:
     return 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(np.minimum(x, 0)))
 
 
+def gelu(x: np.ndarray) -> np.ndarray:
+    return x * np.array([erfc(-v / sqrt(2)) / 2 for v in x.ravel()]).reshape(x.shape)
+
+
 FORMULAS = {
+    "gelu": gelu,
     "softplus": lambda x: np.logaddexp(x, 0),
     "softsign": lambda x: x / (1 + np.abs(x)),
     "selu": selu,
@@ -39,6 +46,7 @@ FORMULAS = {
 #: Points where the formulas have no slope, or two.
 BENDS = {"selu": [0], "hard_sigmoid": [-2.5, 2.5], "ultra_fast_sigmoid": [-6, -3.4, 3.4, 6]}
 SLOPES_AT_0 = {
+    "gelu": 0.5,
     "softplus": 0.5,
     "softsign": 1.0,
     "selu": 1.0507009873554805 * 1.6732632423543772,
@@ -92,6 +100,15 @@ def test_integers_become_floats(name):
         np.testing.assert_array_equal(out, same)
     with pytest.raises(DnnTypeError, match=f"{name}: x has dtype complex64"):
         function(pt.cvector())
+
+
+def test_approximate_gelu():
+    x = points("gelu")
+    (out,) = evaluate([nnet.gelu(v := pt.dtensor3(), approximate=True)], {v: x})
+    inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    assert_close(out, x * (1 + np.tanh(inner)) / 2)
+    assert np.abs(out - gelu(x)).max() < 1e-3
+    check_gradient(lambda x: nnet.gelu(x, True), [np.where(x == 0, 1, x)])
 
 
 @pytest.mark.parametrize("alpha", [0.1, -0.5, 1, np.float32(0.25)])

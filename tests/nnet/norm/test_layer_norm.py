@@ -1,0 +1,86 @@
+"""Layer and root-mean-square normalization against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.nnet import layer_norm, rms_norm
+from tests.oracle import PERFORM_MODE, RELATIVE_ERROR, check_gradient
+
+AXES = {"last": -1, "two": (-2, -1), "first": (0,), "mixed": (2, 0)}
+
+
+def normal(*shape: int, dtype: str = "float64") -> np.ndarray:
+    return (2 + np.random.default_rng(len(shape)).standard_normal(shape)).astype(dtype)
+
+
+def reference(x, axes, epsilon, centered):
+    x = x.astype("float64")
+    if centered:
+        x = x - x.mean(axis=axes, keepdims=True)
+    return x / np.sqrt((x**2).mean(axis=axes, keepdims=True) + epsilon)
+
+
+def run(out, inputs, arrays, mode=PERFORM_MODE):
+    return pytensor.function(inputs, out, mode=mode)(*arrays)
+
+
+@pytest.mark.parametrize("axes", AXES.values(), ids=AXES)
+@pytest.mark.parametrize("norm", [layer_norm, rms_norm], ids=["layer", "rms"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_values(norm, axes, dtype):
+    x = normal(3, 4, 5, dtype=dtype)
+    variable = pt.tensor3(dtype=dtype)
+    found = run(norm(variable, axes=axes, epsilon=0.1), [variable], [x])
+    wanted = reference(x, axes, 0.1, norm is layer_norm)
+    assert found.dtype == dtype
+    assert np.linalg.norm(found - wanted) <= RELATIVE_ERROR[dtype] * np.linalg.norm(wanted)
+
+
+def test_parameters():
+    x, gamma, beta = normal(3, 4, 5), normal(5), normal(4, 5)
+    inputs = [pt.dtensor3(), pt.dvector(), pt.dmatrix()]
+    found = run(layer_norm(*inputs), inputs, [x, gamma, beta])
+    np.testing.assert_allclose(found, reference(x, -1, 1e-5, True) * gamma + beta, rtol=1e-9)
+    found = run(rms_norm(*inputs[:2]), inputs[:2], [x, gamma])
+    np.testing.assert_allclose(found, reference(x, -1, 1e-5, False) * gamma, rtol=1e-9)
+
+
+def test_gradients():
+    arrays = [normal(2, 3, 4), normal(4), normal(4)]
+    check_gradient(lambda x, g, b: layer_norm(x, g, b, epsilon=0.1), arrays)
+    check_gradient(lambda x, g: rms_norm(x, g, epsilon=0.1), arrays[:2])
+
+
+def test_layer_norm_is_recognized():
+    x, gamma, beta = pt.fmatrix(), pt.fvector(), pt.fvector()
+    loss = (layer_norm(x, gamma, beta) ** 2).sum()
+    f = pytensor.function([x, gamma, beta], pytensor.grad(loss, [x, gamma]), mode="ONEDNN")
+    names = [type(node.op).__name__ for node in f.maker.fgraph.apply_nodes]
+    assert sum("BatchNorm" in name for name in names) == 2, names
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x: layer_norm(x, axes=2), DnnValueError, "axes must be between -2 and 1"),
+        (lambda x: layer_norm(x, axes=(0, -2)), DnnValueError, "axes must not repeat"),
+        (lambda x: layer_norm(x, axes=()), DnnTypeError, "axes must be an int or a tuple"),
+        (lambda x: layer_norm(x, axes="last"), DnnTypeError, "axes must be an int or a tuple"),
+        (lambda x: rms_norm(x, epsilon=-1), DnnValueError, "epsilon must be finite and at least"),
+        (lambda x: layer_norm(x.astype("int32")), DnnTypeError, "x has dtype int32"),
+        (lambda x: rms_norm(x, pt.dtensor3()), DnnTypeError, "gamma has more dimensions than x"),
+        (
+            lambda x: layer_norm(pt.specify_shape(x, (2, 3)), np.ones(4)),
+            DnnValueError,
+            "gamma",
+        ),
+    ],
+)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call(pt.dmatrix())
