@@ -54,7 +54,7 @@ from dnnops.plans import conv_plans, flag_choices
 from dnnops.plans.used import chosen_plans
 
 if TYPE_CHECKING:
-    from dnnops import mixed_precision
+    from dnnops import layers, mixed_precision, optim
     from dnnops.explanation import explain
 
 keep_from_other_linkers()
@@ -81,9 +81,11 @@ __all__ = [
     "explain",
     "flag_choices",
     "gpuarray",
+    "layers",
     "mixed_precision",
     "modes",
     "nnet",
+    "optim",
     "plans",
     "theano",
     "version",
@@ -97,8 +99,8 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     """Import modules that few programs use when they are first used."""
-    if name == "mixed_precision":
-        return import_module("dnnops.mixed_precision")
+    if name in ("layers", "mixed_precision", "optim"):
+        return import_module(f"dnnops.{name}")
     if name not in ("explain", "explanation"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     package = import_module("dnnops.explanation")

@@ -66,6 +66,11 @@ def test_explanation_of_a_training_step():
 
 
 @pytest.mark.slow
+def test_layers_learn():
+    printed = run("examples/layers.py")
+    assert int(re.search(r"accuracy (\d+)%", printed)[1]) > 90
+
+
 def test_quickstart_learns():
     printed = run("examples/quickstart.py")
     first, last = re.search(r"loss (\S+) at first, (\S+) after", printed).groups()

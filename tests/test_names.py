@@ -22,7 +22,14 @@ DIRECTIVE = re.compile(
 FAMILY = re.compile(r"^\.\. nnet-family:: (\S+)", re.MULTILINE)
 MEMBERS = re.compile(r":members:(?P<names>.*)")
 #: Packages from which users import names.
-PUBLIC_PACKAGES = ("dnnops", "dnnops.dnn", "dnnops.gpuarray", "dnnops.nnet")
+PUBLIC_PACKAGES = (
+    "dnnops",
+    "dnnops.dnn",
+    "dnnops.gpuarray",
+    "dnnops.layers",
+    "dnnops.nnet",
+    "dnnops.optim",
+)
 
 
 def _documented(module: types.ModuleType) -> list[str]:

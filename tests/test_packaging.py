@@ -186,6 +186,7 @@ def test_extras(setup_cfg: configparser.ConfigParser):
         "onednn-devel-cpu-gomp",
         "pytensor",
         "rich",
+        "safetensors",
     }
     # One generation of CUDA each: two of them in one environment shadow each other.
     for ours, other in (("12", "13"), ("13", "12")):

@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[Component, ...], ...] = (
         Component("rewriting", "passes over graphs, and modes", ("modes",)),
     ),
     (Component("capture", "CUDA graphs of functions"),),
+    (Component("layers", "modules with parameters"), Component("optim", "optimizers")),
     (
         Component("plans", "list, time, store"),
         Component("dnn", "names of Theano"),

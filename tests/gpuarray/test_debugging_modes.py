@@ -64,7 +64,7 @@ def test_nan_guard_mode_finds_the_node(device):
     assert np.isfinite(guarded(images, labels))
     with pytest.raises(AssertionError, match="NaN detected"):
         guarded(images * np.float32("nan"), labels)
-    with pytest.raises(AssertionError, match="(Inf|Big value) detected"):
+    with pytest.raises(AssertionError, match=r"(Inf|Big value) detected"):
         guarded(images * np.float32(1e38), labels)
 
 

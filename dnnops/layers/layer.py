@@ -1,0 +1,321 @@
+"""The base class of layers: parameters, buffers, modes and stored states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pytensor
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+
+from dnnops.arguments import shown, switch
+from dnnops.dtypes import HOST_FLOAT_DTYPES
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.layers import saving
+from dnnops.layers.initializers import Initializer, generator
+
+__all__ = ["Layer"]
+
+
+class Layer:
+    """A part of a network, with its parameters.
+
+    A subclass calls ``super().__init__()``, makes its parameters with :meth:`parameter` and
+    :meth:`buffer`, and defines ``forward``, which takes and returns symbolic variables. Attributes
+    that are layers become its children, and so do the entries of attributes that are lists of
+    layers.
+
+    Parameters
+    ----------
+    dtype : str, optional
+        Dtype of the parameters: 'float16', 'float32' or 'float64'. The default is PyTensor's flag
+        ``floatX``.
+    rng : numpy.random.Generator or int, optional
+        Source of the initial values, or its seed. By default, all layers share one generator, which
+        `dnnops.layers.seed` seeds.
+
+    Raises
+    ------
+    DnnTypeError
+        If `dtype` or `rng` is invalid.
+
+    Attributes
+    ----------
+    training : bool
+        Whether the layer computes what training needs: dropout, and normalization with the
+        statistics of the batch. It is read when the layer is called. See :meth:`train`.
+    dtype : str
+        Dtype of the parameters.
+    rng : numpy.random.Generator
+        Source of initial values and of seeds.
+
+    Examples
+    --------
+    >>> class Block(Layer):
+    ...     def __init__(self, size):
+    ...         super().__init__()
+    ...         self.first, self.second = Linear(size, size), Linear(size, size)
+    ...
+    ...     def forward(self, x):
+    ...         return x + self.second(nnet.relu(self.first(x)))
+    """
+
+    #: What is printed before the name.
+    library = "nn"
+
+    def __init__(self, dtype: str | None = None, rng: Any = None):
+        name = pytensor.config.floatX if dtype is None else dtype
+        if name not in HOST_FLOAT_DTYPES:
+            raise DnnTypeError(
+                f"{self._name()}: dtype must be one of {', '.join(HOST_FLOAT_DTYPES)}, "
+                f"got {shown(dtype)}"
+            )
+        self.dtype = str(name)
+        self.training = True
+        self.rng = generator(rng)
+        self._parameters: dict[str, SharedVariable] = {}
+        self._buffers: dict[str, SharedVariable] = {}
+        self._updates: dict[SharedVariable, Variable] = {}
+
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def forward(self, *inputs: Any) -> Any:
+        """Return the symbolic result of the layer for symbolic inputs."""
+        raise NotImplementedError(f"{self._name()} defines no forward")
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Call :meth:`forward`."""
+        return self.forward(*inputs, **options)
+
+    # Parameters
+
+    def parameter(self, name: str, shape: tuple[int, ...], initializer: Initializer) -> Any:
+        """Make a shared variable that is trained, and the attribute `name` for it.
+
+        Parameters
+        ----------
+        name : str
+            Name of the attribute and of the variable.
+        shape : tuple of int
+            Static shape.
+        initializer : callable
+            Function of a generator and a shape that returns the initial value.
+
+        Returns
+        -------
+        SharedVariable
+        """
+        return self._add(self._parameters, name, initializer(self.rng, shape), shape)
+
+    def buffer(self, name: str, value: Any) -> Any:
+        """Make a shared variable that is stored but not trained; see :meth:`parameter`."""
+        return self._add(self._buffers, name, value, np.shape(value))
+
+    def _add(
+        self, kind: dict[str, SharedVariable], name: str, value: Any, shape: tuple[int, ...]
+    ) -> Any:
+        array = np.asarray(value, dtype=self.dtype)
+        if array.shape != shape:
+            raise DnnValueError(
+                f"{self._name()}: the initial value of {name} must have shape {shape}, "
+                f"got {array.shape}"
+            )
+        kind[name] = pytensor.shared(array, name=name, shape=shape)
+        setattr(self, name, kind[name])
+        return kind[name]
+
+    def draw_seed(self) -> int:
+        """Return a new seed for a random layer."""
+        return int(self.rng.integers(2**63))
+
+    def children(self) -> Iterator[tuple[str, Layer]]:
+        """Yield the names and layers that this layer consists of.
+
+        The entries of a list have the names ``list.0``, ``list.1`` and so on.
+        """
+        for name, value in vars(self).items():
+            if isinstance(value, Layer):
+                yield name, value
+            elif isinstance(value, list):
+                for number, entry in enumerate(value):
+                    if isinstance(entry, Layer):
+                        yield f"{name}.{number}", entry
+
+    def modules(self) -> Iterator[tuple[str, Layer]]:
+        """Yield this layer with an empty name, and all layers within it; each only once."""
+        seen: set[int] = set()
+        waiting: list[tuple[str, Layer]] = [("", self)]
+        while waiting:
+            prefix, layer = waiting.pop(0)
+            if id(layer) in seen:
+                continue
+            seen.add(id(layer))
+            yield prefix, layer
+            dot = f"{prefix}." if prefix else ""
+            waiting[:0] = [(dot + name, child) for name, child in layer.children()]
+
+    def _variables(self, kinds: tuple[str, ...]) -> dict[str, SharedVariable]:
+        found: dict[str, SharedVariable] = {}
+        for prefix, layer in self.modules():
+            dot = f"{prefix}." if prefix else ""
+            for kind in kinds:
+                found |= {dot + name: value for name, value in getattr(layer, kind).items()}
+        return found
+
+    def named_parameters(self) -> dict[str, SharedVariable]:
+        """Return the trained shared variables by dotted name, those of all children included."""
+        return self._variables(("_parameters",))
+
+    def parameters(self) -> list[SharedVariable]:
+        """Return the trained shared variables, in the order of :meth:`named_parameters`."""
+        return list(self.named_parameters().values())
+
+    # Modes
+
+    def train(self, mode: bool = True) -> Self:
+        """Set whether later calls compute what training needs; return the layer."""
+        flag = switch(self._name(), "mode", mode)
+        for _, layer in self.modules():
+            layer.training = flag
+        return self
+
+    def eval(self) -> Self:
+        """Let later calls compute what inference needs; return the layer."""
+        return self.train(False)
+
+    def updates(self) -> dict[SharedVariable, Variable]:
+        """Return the new running averages of the latest calls in training.
+
+        A compiled training step applies them beside the updates of the parameters.
+        """
+        found: dict[SharedVariable, Variable] = {}
+        for _, layer in self.modules():
+            found |= layer._updates
+        return found
+
+    def set_updates(self, updates: dict[SharedVariable, Variable]) -> None:
+        """Set what this layer adds to :meth:`updates`; ``forward`` calls this in training."""
+        self._updates = updates
+
+    # States
+
+    def state_entries(self) -> dict[str, SharedVariable]:
+        """Return the parameters and buffers of this layer without its children, by name."""
+        return {**self._parameters, **self._buffers}
+
+    def own_state(self) -> dict[str, np.ndarray]:
+        """Return copies of the values of :meth:`state_entries`, as they are stored."""
+        return {name: np.array(v.get_value()) for name, v in self.state_entries().items()}
+
+    def own_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of :meth:`own_state`."""
+        return {name: tuple(v.type.shape) for name, v in self.state_entries().items()}
+
+    def set_own_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Set the values of :meth:`own_state`, whose shapes have been checked."""
+        entries = self.state_entries()
+        for name, value in state.items():
+            entries[name].set_value(value.astype(self.dtype))
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return copies of all parameters and buffers by dotted name.
+
+        Names and shapes are those of PyTorch's layers.
+        """
+        return {
+            f"{prefix}.{name}" if prefix else name: value
+            for prefix, layer in self.modules()
+            for name, value in layer.own_state().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Set parameters and buffers to the values of :meth:`state_dict`.
+
+        Parameters
+        ----------
+        state : mapping of str to array_like
+            Values by dotted name. They are cast to the dtype of the layer.
+        strict : bool
+            Whether missing and unknown names are errors. Wrong shapes always are.
+
+        Raises
+        ------
+        DnnTypeError
+            If `state` is not a mapping, or a value is not an array of numbers.
+        DnnValueError
+            If names are missing or unknown, or shapes differ. The message lists all of them, and
+            nothing has been changed.
+        """
+        where = f"{self._name()}.load_state_dict"
+        if not isinstance(state, Mapping):
+            raise DnnTypeError(f"{where}: state must be a mapping, got {shown(state)}")
+        arrays = {name: _array(where, name, value) for name, value in state.items()}
+        wanted: dict[str, tuple[Layer, str, tuple[int, ...]]] = {}
+        for prefix, layer in self.modules():
+            for name, shape in layer.own_shapes().items():
+                wanted[f"{prefix}.{name}" if prefix else name] = layer, name, shape
+        wrong = [
+            f"{name} has shape {arrays[name].shape}, expected {shape}"
+            for name, (_, _, shape) in wanted.items()
+            if name in arrays and arrays[name].shape != shape
+        ]
+        if switch(where, "strict", strict):
+            wrong += [f"{name} is missing" for name in wanted if name not in arrays]
+            wrong += [f"{name} is unknown" for name in arrays if name not in wanted]
+        if wrong:
+            raise DnnValueError("\n  ".join([f"{where}: the state does not fit:", *wrong]))
+        parts: dict[int, tuple[Layer, dict[str, np.ndarray]]] = {}
+        for name, (layer, own_name, _) in wanted.items():
+            if name in arrays:
+                parts.setdefault(id(layer), (layer, {}))[1][own_name] = arrays[name]
+        for layer, values in parts.values():
+            layer.set_own_state(values)
+
+    def save(self, path: str | Path) -> None:
+        """Write :meth:`state_dict` to a file in the safetensors format.
+
+        The file is complete or not there: an interrupt leaves the former one.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written.
+        """
+        saving.save(path, self.state_dict())
+
+    def load(self, path: str | Path, strict: bool = True) -> None:
+        """Read a file written by :meth:`save`, or another safetensors file with these names.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be read.
+        DnnValueError
+            If the file is damaged, or as for :meth:`load_state_dict`. Nothing has been changed.
+        """
+        self.load_state_dict(saving.load(path), strict)
+
+    # Text
+
+    def describe(self) -> str:
+        """Return what is printed after the name, such as ``(3 -> 96, 11x11, 3,3)``."""
+        return ""
+
+    def __repr__(self) -> str:
+        return f"{self.library}.{self._name()}{self.describe()}"
+
+
+def _array(where: str, name: str, value: Any) -> np.ndarray:
+    """Return an entry of a state as an array on the host."""
+    if hasattr(value, "detach"):  # a tensor of PyTorch
+        value = value.detach().cpu()
+        if value.is_floating_point():
+            value = value.double()  # NumPy has no bfloat16
+    array = np.asarray(value.get() if hasattr(value, "__cuda_array_interface__") else value)
+    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+        raise DnnTypeError(f"{where}: {name} must be an array of numbers, got {shown(value)}")
+    return array

@@ -1,0 +1,243 @@
+"""Recurrent networks, with the arguments of cudnn.torch's modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import sqrt
+from typing import Any, ClassVar
+
+import numpy as np
+import pytensor.tensor as pt
+
+from dnnops import nnet
+from dnnops.arguments import one_of, switch
+from dnnops.layers.images import size
+from dnnops.layers.initializers import Initializer, uniform
+from dnnops.layers.layer import Layer
+from dnnops.nnet.validate import as_tensor
+
+__all__ = ["BLSTM", "GRU", "LSTM", "RNN", "RNNReLU", "RNNTanh"]
+
+#: The names of a direction's arrays in a state, those of PyTorch.
+_NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+
+
+class RNN(Layer):
+    """A recurrent network of several layers, as ``cudnn.RNN``.
+
+    Parameters
+    ----------
+    input_size, hidden_size : int
+        Numbers of features of the input, and of units of a layer in one direction.
+    num_layers : int
+        Number of layers.
+    batch_first : bool
+        Whether the batch is the first axis of the sequences, instead of the second.
+    dropout : float
+        Probability that dropout sets an input of the second or a later layer to zero in training.
+    mode : {'rnn_tanh', 'rnn_relu', 'lstm', 'gru'}
+        Type of the cells; see `dnnops.nnet.RNNBlock`.
+    bidirectional : bool
+        Whether each layer processes the sequences in both directions.
+    proj_size : int
+        Size to which an LSTM projects the outputs of its cells; 0 for no projection.
+    initializer : callable, optional
+        Initial value of all parameters, which are one vector. By default, they are uniform between
+        ``-1 / sqrt(hidden_size)`` and ``1 / sqrt(hidden_size)``, as in PyTorch.
+    dtype, rng
+        See `Layer`.
+
+    Raises
+    ------
+    DnnTypeError, DnnValueError, DnnNotSupportedError
+        If an argument is invalid, as for `dnnops.nnet.RNNBlock`.
+
+    Notes
+    -----
+    A state has the arrays of each layer and direction by PyTorch's names, such as
+    ``weight_ih_l0_reverse``.
+
+    Attributes
+    ----------
+    weight : SharedVariable
+        All parameters as one vector in cuDNN's order.
+    """
+
+    weight: Any
+    default_mode: ClassVar[str] = "rnn_tanh"
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        *,
+        mode: str | None = None,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        initializer: Initializer | None = None,
+        dtype: str | None = None,
+        rng: Any = None,
+    ):
+        super().__init__(dtype, rng)
+        where = self._name()
+        self.input_size = size(where, "input_size", input_size)
+        self.bidirectional = switch(where, "bidirectional", bidirectional)
+        self._block = nnet.RNNBlock(
+            self.dtype,
+            hidden_size,
+            num_layers,
+            self.default_mode if mode is None else mode,
+            direction_mode="bidirectional" if self.bidirectional else "unidirectional",
+            proj_size=proj_size,
+            dropout=dropout,
+            dropout_seed=self.draw_seed() >> 1,
+            batch_first=batch_first,
+        )
+        count = self._block.get_param_size(self.input_size)
+        bound = 1 / sqrt(max(self._block.hidden_size, 1))
+        self.parameter("weight", (count,), initializer or uniform(bound))
+
+    def set_persist(self, persist: str | bool = True) -> RNN:
+        """Select the algorithm of cuDNN; return the layer.
+
+        Parameters
+        ----------
+        persist : bool or str
+            True for 'persist_static', False for 'standard', or a word of `dnnops.nnet.RNNBlock`.
+
+        Raises
+        ------
+        DnnValueError
+            If the word is unknown.
+        """
+        if isinstance(persist, bool):
+            persist = "persist_static" if persist else "standard"
+        words = ("auto", "standard", "persist_static", "persist_dynamic", "persist_static_small_h")
+        self._block.algo = one_of(self._name(), "persist", persist, words)
+        return self
+
+    def forward(
+        self, x: Any, hx: Any = None, cx: Any = None, *, lengths: Any = None, states: bool = False
+    ) -> Any:
+        """Run over sequences.
+
+        Parameters
+        ----------
+        x : tensor_like, (steps, batch, input_size)
+            Sequences; with `batch_first`, the first two axes are swapped.
+        hx, cx : tensor_like, optional
+            States before the first step, and those of the cells of an LSTM, of shape
+            (layers, batch, hidden_size); a bidirectional network has two per layer. By default 0.
+        lengths : int vector, optional
+            Numbers of steps of the sequences, which by default have all.
+        states : bool
+            Whether to return the states after the last step, too.
+
+        Returns
+        -------
+        y : TensorVariable
+            Outputs of the last layer at all steps.
+        hy, cy : TensorVariable
+            If `states`, the states after the last step; `cy` only for an LSTM.
+
+        Raises
+        ------
+        DnnTypeError, DnnValueError
+            As for `dnnops.nnet.RNNBlock.apply`.
+        """
+        x = as_tensor(f"{self._name()}: the input must be a tensor", x)
+        layout = self._block.layout
+        if hx is None or (layout.has_cell and cx is None):
+            batch = x.shape[0 if self._block.batch_first else 1]
+            count = layout.num_layers * (2 if layout.bidirectional else 1)
+            hidden = layout.proj_size or layout.hidden_size
+            if hx is None:
+                hx = pt.zeros((count, batch, hidden), dtype=self.dtype)
+            if layout.has_cell and cx is None:
+                cx = pt.zeros((count, batch, layout.hidden_size), dtype=self.dtype)
+        out, *last = self._block.apply(
+            self.weight, x, hx, cx, lengths=lengths, inference=not self.training
+        )
+        return (out, *last) if switch(self._name(), "states", states) else out
+
+    # States have the arrays that the vector consists of.
+
+    def _arrays(self, w: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the parts of a parameter vector, as views."""
+        found: dict[str, np.ndarray] = {}
+        directions = 2 if self.bidirectional else 1
+        for number, part in enumerate(self._block.layout.pseudo_layers(self.input_size)):
+            layer, backward = divmod(number, directions)
+            suffix = f"_l{layer}" + ("_reverse" if backward else "")
+            matrices, recurrent, bias, recurrent_bias, projection = part.arrays(w)
+            arrays = (matrices, recurrent, bias, recurrent_bias, projection)
+            found |= {
+                name + suffix: array
+                for name, array in zip(_NAMES, arrays, strict=True)
+                if array is not None
+            }
+        return found
+
+    def own_state(self) -> dict[str, np.ndarray]:
+        return {name: a.copy() for name, a in self._arrays(self.weight.get_value()).items()}
+
+    def own_shapes(self) -> dict[str, tuple[int, ...]]:
+        empty = np.empty(self.weight.type.shape, dtype="bool")
+        return {name: array.shape for name, array in self._arrays(empty).items()}
+
+    def set_own_state(self, state: Mapping[str, np.ndarray]) -> None:
+        w = np.array(self.weight.get_value())
+        for name, view in self._arrays(w).items():
+            if name in state:
+                view[...] = state[name]
+        self.weight.set_value(w)
+
+    def describe(self) -> str:
+        sizes = f"{self.input_size} -> {self._block.hidden_size}, {self._block.num_layers}"
+        words = [sizes]
+        if self.bidirectional and not isinstance(self, BLSTM):
+            words.append("bidirectional")
+        if self._block.batch_first:
+            words.append("batch first")
+        return f"({', '.join(words)})"
+
+
+class RNNReLU(RNN):
+    """A recurrent network with relu, as ``cudnn.RNNReLU``; see `RNN`."""
+
+    default_mode = "rnn_relu"
+
+
+class RNNTanh(RNN):
+    """A recurrent network with tanh, as ``cudnn.RNNTanh``; see `RNN`."""
+
+
+class LSTM(RNN):
+    """Long short-term memory, as ``cudnn.LSTM``; see `RNN`."""
+
+    default_mode = "lstm"
+
+
+class GRU(RNN):
+    """Gated recurrent units, as ``cudnn.GRU``; see `RNN`."""
+
+    default_mode = "gru"
+
+
+class BLSTM(LSTM):
+    """Long short-term memory in both directions, as ``cudnn.BLSTM``; see `RNN`."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        **options: Any,
+    ):
+        options = {"bidirectional": True, **options}
+        super().__init__(input_size, hidden_size, num_layers, batch_first, dropout, **options)

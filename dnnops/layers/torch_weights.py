@@ -1,0 +1,90 @@
+"""Weights of PyTorch's modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dnnops.arguments import shown
+from dnnops.errors import DnnTypeError
+from dnnops.layers.layer import Layer
+
+__all__ = ["from_torch", "to_torch"]
+
+#: What PyTorch's batch normalization stores in addition: the number of batches, which only a
+#: momentum of None uses.
+_COUNTS = "num_batches_tracked"
+
+
+def from_torch(net: Layer, source: Any, strict: bool = True) -> Layer:
+    """Set the parameters and buffers of a network to those of a PyTorch module.
+
+    The layers of both must have the same names. Names and shapes of the parameters of convolutions,
+    dense layers, embeddings, normalizations, recurrent networks, attention and encoder layers are
+    the same in PyTorch.
+
+    Parameters
+    ----------
+    net : Layer
+        Network to change.
+    source : torch.nn.Module or mapping of str to torch.Tensor
+        Module, or its ``state_dict()``.
+    strict : bool
+        Whether missing and unknown names are errors.
+
+    Returns
+    -------
+    Layer
+        `net`.
+
+    Raises
+    ------
+    DnnTypeError
+        If `net` is not a layer, or `source` is neither a module nor a mapping.
+    DnnValueError
+        If names or shapes differ; the message lists all of them, and nothing has been changed.
+
+    Examples
+    --------
+    >>> lstm = from_torch(LSTM(8, 16), torch.nn.LSTM(8, 16))
+    """
+    if not isinstance(net, Layer):
+        raise DnnTypeError(f"from_torch: net must be a layer, got {shown(net)}")
+    state = source.state_dict() if hasattr(source, "state_dict") else source
+    if not isinstance(state, Mapping):
+        raise DnnTypeError(f"from_torch: source must be a module or its state, got {shown(source)}")
+    wanted = {name: value for name, value in state.items() if name.split(".")[-1] != _COUNTS}
+    net.load_state_dict(wanted, strict)
+    return net
+
+
+def to_torch(net: Layer) -> dict[str, np.ndarray]:
+    """Return the parameters and buffers of a network for PyTorch.
+
+    Parameters
+    ----------
+    net : Layer
+
+    Returns
+    -------
+    dict of str to ndarray
+        The state, from which PyTorch takes
+        ``module.load_state_dict({name: torch.from_numpy(x) for name, x in state.items()})``.
+        The numbers of batches of batch normalizations are 0.
+
+    Raises
+    ------
+    DnnTypeError
+        If `net` is not a layer.
+    """
+    if not isinstance(net, Layer):
+        raise DnnTypeError(f"to_torch: net must be a layer, got {shown(net)}")
+    state = net.state_dict()
+    counts = {
+        name.removesuffix("running_mean") + _COUNTS: np.zeros((), dtype="int64")
+        for name in state
+        if name.split(".")[-1] == "running_mean"
+    }
+    return {**state, **counts}
