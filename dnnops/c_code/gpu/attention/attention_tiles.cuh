@@ -38,11 +38,15 @@ struct Operand {
 using Left = Operand<4>;
 using Right = Operand<2>;
 
-DEVICE void add_products(float *sums, const Left &a, const Right &b) {
+// Adds the products with a lower part, which are small.
+DEVICE void add_small_products(float *sums, const Left &a, const Right &b) {
 #if SPLIT
   add_product(sums, a.low, b.high);
   add_product(sums, a.high, b.low);
 #endif
+}
+DEVICE void add_products(float *sums, const Left &a, const Right &b) {
+  add_small_products(sums, a, b);
   add_product(sums, a.high, b.high);
 }
 
@@ -205,8 +209,20 @@ DEVICE void multiply_rows(Scores &scores, const OwnRows<PITCH> &own, const float
       right[1].set(0, prepared(read.z)), right[1].set(1, prepared(read.w));
       UNROLL
       for (int m = 0; m < TILES; ++m) {
-        add_products(scores[m][t], left[m][0], right[0]);
-        add_products(scores[m][t], left[m][1], right[1]);
+#if SPLIT
+        // As in add_weighted(), tensor cores truncate: three times for 8 columns, each time the sum so far. Sums of 16
+        // columns are added here. The small products come first, while the truncated sum is small, too.
+        float part[4] = {};
+        UNROLL
+        for (int i = 0; i < 2; ++i) add_small_products(part, left[m][i], right[i]);
+        UNROLL
+        for (int i = 0; i < 2; ++i) add_product(part, left[m][i].high, right[i].high);
+        UNROLL
+        for (int i = 0; i < 4; ++i) scores[m][t][i] += part[i];
+#else
+        UNROLL
+        for (int i = 0; i < 2; ++i) add_products(scores[m][t], left[m][i], right[i]);
+#endif
       }
     }
   }
