@@ -29,9 +29,11 @@ template <int COUNT>
 struct Operand {
   unsigned high[COUNT], low[SPLIT ? COUNT : 1];
 
-  // Sets a number from a prepared one.
+  // Sets a number from a prepared one. The upper part is rounded to the nearest: the lower part is then at most 2^-11
+  // of it and loses at most one bit, so a product without that of the lower parts is off by at most 2^-21, either way.
+  // With a truncated upper part it would be off by up to 2^-19, always towards zero.
   DEVICE void set(int i, unsigned word) {
-    high[i] = SPLIT ? word & 0xffffe000u : word;
+    high[i] = SPLIT ? (word + 0x1000u) & 0xffffe000u : word;
     if (SPLIT) low[SPLIT ? i : 0] = __float_as_uint(__uint_as_float(word) - __uint_as_float(high[i]));
   }
 };
