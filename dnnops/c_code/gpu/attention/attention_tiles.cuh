@@ -29,20 +29,26 @@ template <int COUNT>
 struct Operand {
   unsigned high[COUNT], low[SPLIT ? COUNT : 1];
 
-  // Sets a number from a prepared one.
+  // Sets a number from a prepared one. The upper part is rounded to the nearest: the lower part is then at most 2^-11
+  // of it and loses at most one bit, so a product without that of the lower parts is off by at most 2^-21, either way.
+  // With a truncated upper part it would be off by up to 2^-19, always towards zero.
   DEVICE void set(int i, unsigned word) {
-    high[i] = SPLIT ? word & 0xffffe000u : word;
+    high[i] = SPLIT ? (word + 0x1000u) & 0xffffe000u : word;
     if (SPLIT) low[SPLIT ? i : 0] = __float_as_uint(__uint_as_float(word) - __uint_as_float(high[i]));
   }
 };
 using Left = Operand<4>;
 using Right = Operand<2>;
 
-DEVICE void add_products(float *sums, const Left &a, const Right &b) {
+// Adds the products with a lower part, which are small.
+DEVICE void add_small_products(float *sums, const Left &a, const Right &b) {
 #if SPLIT
   add_product(sums, a.low, b.high);
   add_product(sums, a.high, b.low);
 #endif
+}
+DEVICE void add_products(float *sums, const Left &a, const Right &b) {
+  add_small_products(sums, a, b);
   add_product(sums, a.high, b.high);
 }
 
@@ -205,8 +211,20 @@ DEVICE void multiply_rows(Scores &scores, const OwnRows<PITCH> &own, const float
       right[1].set(0, prepared(read.z)), right[1].set(1, prepared(read.w));
       UNROLL
       for (int m = 0; m < TILES; ++m) {
-        add_products(scores[m][t], left[m][0], right[0]);
-        add_products(scores[m][t], left[m][1], right[1]);
+#if SPLIT
+        // As in add_weighted(), tensor cores truncate: three times for 8 columns, each time the sum so far. Sums of 16
+        // columns are added here. The small products come first, while the truncated sum is small, too.
+        float part[4] = {};
+        UNROLL
+        for (int i = 0; i < 2; ++i) add_small_products(part, left[m][i], right[i]);
+        UNROLL
+        for (int i = 0; i < 2; ++i) add_product(part, left[m][i].high, right[i].high);
+        UNROLL
+        for (int i = 0; i < 4; ++i) scores[m][t][i] += part[i];
+#else
+        UNROLL
+        for (int i = 0; i < 2; ++i) add_products(scores[m][t], left[m][i], right[i]);
+#endif
       }
     }
   }
