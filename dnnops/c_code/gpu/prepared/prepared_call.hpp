@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "../../abi/dnnops_runtime.h"
+#include "../../abi/dnnops_gpuarray.h"
 
 namespace dnnops {
 
@@ -54,9 +54,9 @@ inline PyObject *require(PyObject *object) {
 struct NewArray {
   Reference shape, dtype;  // the arguments of cupy.ndarray
   int64_t bytes = 0;
-  // A small array is kept for the next call, with its address, if nobody else holds it then.
+  // A small array is kept for the next call, if nobody else uses its memory then.
   Reference kept;
-  void *address = nullptr;
+  dnnops_state state = {};
 };
 
 // An operand or a new array, or a view of it that callables make one after the other.
@@ -91,6 +91,12 @@ struct Step {
   ProductStep product;
 };
 
+// A view of an operand, with the layout that it was made with.
+struct KeptView {
+  Reference view;
+  dnnops_state state;
+};
+
 struct PreparedCall {
   std::vector<int64_t> key;
   bool runs_in_python = false;
@@ -100,7 +106,7 @@ struct PreparedCall {
   Reference source;  // the tuple that this was read from; it holds the kernels
   // The array that the results are views of, if they are kept.
   Reference viewed;
-  std::vector<Reference> kept_views;
+  std::vector<KeptView> kept_views;
 };
 
 // Reads what PreparedCall.encoded() of dnnops/gpuarray/prepared/call.py returns; None stands for a call in Python.

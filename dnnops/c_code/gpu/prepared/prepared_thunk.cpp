@@ -163,11 +163,25 @@ PreparedCall &find_call(PreparedThunk &thunk) {
 // Whether the node may keep results and views for its next call; see dnnops/runtime/keeping.py.
 bool may_keep() { return !*dnnops_py.not_keeping; }
 
-// Whether nobody else holds an array or a view that a call keeps: only the call, and cells whose value it is.
-bool is_unused(const PreparedThunk &thunk, PyObject *kept) {
+// The references to an array or a view that a call keeps, if nobody else holds it: those of the call, and of cells
+// whose value it is.
+Py_ssize_t own_references(const PreparedThunk &thunk, PyObject *kept) {
   Py_ssize_t references = 1;
   for (const Reference &cell : thunk.outputs) references += PyList_GET_ITEM(cell.get(), 0) == kept;
-  return Py_REFCNT(kept) <= references;
+  return references;
+}
+
+bool is_free(const PreparedThunk &thunk, const NewArray &array) {
+  PyObject *const kept = array.kept.get();
+  return kept && dnnops_state_is_new(kept, own_references(thunk, kept), &array.state);
+}
+
+// Others may share a view's memory, which is the operand's. Who holds the view may have set its shape.
+bool is_free(const PreparedThunk &thunk, const KeptView &kept) {
+  PyObject *const view = kept.view.get();
+  dnnops_state now;
+  return Py_REFCNT(view) <= own_references(thunk, view) && dnnops_state_read(view, 0, &now) &&
+         dnnops_same_layout(&now, &kept.state);
 }
 
 // Allocates the new arrays of a call, or takes those of the last call.
@@ -180,9 +194,9 @@ std::vector<Reference> allocate(PreparedThunk &thunk, PreparedCall &call, void *
   thunk.kept_stream = stream;
   for (size_t i = 0; i < call.arrays.size(); ++i) {
     NewArray &array = call.arrays[i];
-    if (array.kept && is_unused(thunk, array.kept.get())) {
+    if (is_free(thunk, array)) {
       arrays.push_back(Reference::to(array.kept.get()));
-      thunk.addresses.push_back(static_cast<char *>(array.address));
+      thunk.addresses.push_back(static_cast<char *>(array.state.tensor.data));
       continue;
     }
     array.kept = Reference();
@@ -191,10 +205,8 @@ std::vector<Reference> allocate(PreparedThunk &thunk, PreparedCall &call, void *
     dnnops_tensor tensor;
     if (dnnops_gpuarray_read(arrays.back().get(), 0, &tensor) < 0) throw NotFromC();
     thunk.addresses.push_back(static_cast<char *>(tensor.data));
-    if (keeps && array.bytes <= DNNOPS_KEPT_BYTES) {
+    if (keeps && array.bytes <= DNNOPS_KEPT_BYTES && dnnops_state_read(arrays.back().get(), 0, &array.state))
       array.kept = Reference::to(arrays.back().get());
-      array.address = tensor.data;
-    }
   }
   return arrays;
 }
@@ -277,9 +289,9 @@ std::vector<Reference> kept_views(const PreparedThunk &thunk, const PreparedCall
   if (!call.viewed) return found;
   for (size_t i = 0; i < thunk.operands.size(); ++i)
     if (thunk.operands[i].role == ARRAY && thunk.values[i].get() != call.viewed.get()) return found;
-  for (const Reference &view : call.kept_views)
-    if (!is_unused(thunk, view.get())) return found;
-  for (const Reference &view : call.kept_views) found.push_back(Reference::to(view.get()));
+  for (const KeptView &kept : call.kept_views)
+    if (!is_free(thunk, kept)) return found;
+  for (const KeptView &kept : call.kept_views) found.push_back(Reference::to(kept.view.get()));
   return found;
 }
 
@@ -310,8 +322,13 @@ void keep_views(const PreparedThunk &thunk, PreparedCall &call, const std::vecto
   if (!operand || !is_small(operand)) return;
   for (const Reference &result : results)
     if (!is_view_of(result.get(), operand)) return;
+  std::vector<KeptView> views;
+  for (const Reference &result : results) {
+    views.push_back({Reference::to(result.get()), {}});
+    if (!dnnops_state_read(result.get(), 0, &views.back().state)) return;
+  }
   call.viewed = Reference::to(operand);
-  for (const Reference &result : results) call.kept_views.push_back(Reference::to(result.get()));
+  call.kept_views = std::move(views);
 }
 
 void run_in_python(const PreparedThunk &thunk) {
