@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 
 import numpy as np
 import pytensor
@@ -145,6 +146,32 @@ def test_a_view_with_another_shape_is_not_used_again(device):
         thunk()
         assert thunk.outputs[0][0].shape == (3, 2)
         thunk.outputs[0][0].shape = (3, 1, 2)
+
+
+@pytest.mark.needs("cupy")
+def test_part_of_a_large_array_is_not_kept(device):
+    """A view would keep all of its memory allocated."""
+    thunk = view_thunk(lambda x: x.dimshuffle(0, "x"))
+    whole = device_array(np.ones(1 << 19, "float32"))
+    for array, references in ((device_array(np.ones(4, "float32")), 1), (whole[:4], 0)):
+        before = sys.getrefcount(array)
+        thunk.inputs[0][0] = array
+        thunk()
+        thunk.inputs[0][0] = thunk.outputs[0][0] = None
+        assert sys.getrefcount(array) == before + references
+
+
+@pytest.mark.needs("cupy")
+def test_an_argument_that_is_the_result_is_not_kept(device):
+    thunk = view_thunk(lambda x: pt.specify_shape(x, (None, 3)), 2)
+    array = device_array(np.ones((2, 3), "float32"))
+    before = sys.getrefcount(array)
+    thunk.inputs[0][0] = array
+    for _ in range(2):
+        thunk()
+        assert thunk.outputs[0][0] is array
+    thunk.inputs[0][0] = thunk.outputs[0][0] = None
+    assert sys.getrefcount(array) == before
 
 
 @pytest.mark.gpu

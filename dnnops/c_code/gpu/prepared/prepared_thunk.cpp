@@ -295,16 +295,23 @@ std::vector<Reference> kept_views(const PreparedThunk &thunk, const PreparedCall
   return found;
 }
 
+// Whether the memory that an array keeps allocated is small. It may be part of a larger one.
 bool is_small(PyObject *array) {
-  const Reference bytes(require(PyObject_GetAttrString(array, "nbytes")));
-  const long long count = PyLong_AsLongLong(bytes.get());
-  if (count == -1 && PyErr_Occurred()) throw PythonError();
-  return count <= DNNOPS_KEPT_BYTES;
+  try {
+    const Reference pointer(require(PyObject_GetAttr(array, dnnops_py.data)));
+    const Reference memory(require(PyObject_GetAttr(pointer.get(), dnnops_py.mem)));
+    const Reference bytes(require(PyObject_GetAttrString(memory.get(), "size")));
+    const long long count = PyLong_AsLongLong(bytes.get());
+    if (count == -1 && PyErr_Occurred()) throw PythonError();
+    return count <= DNNOPS_KEPT_BYTES;
+  } catch (const PythonError &) {
+    PyErr_Clear();
+    return false;
+  }
 }
 
 // Whether an array uses the memory of another one. A reshape that copies would be out of date in the next call.
 bool is_view_of(PyObject *array, PyObject *operand) {
-  if (array == operand) return true;
   const Reference base(require(PyObject_GetAttrString(array, "base")));
   if (base.get() == operand) return true;
   const Reference owner(require(PyObject_GetAttrString(operand, "base")));
@@ -318,10 +325,12 @@ void keep_views(const PreparedThunk &thunk, PreparedCall &call, const std::vecto
   PyObject *operand = nullptr;
   for (size_t i = 0; i < thunk.operands.size(); ++i)
     if (thunk.operands[i].role == ARRAY) operand = thunk.values[i].get();
-  // A larger array would take memory that its owner believes to have freed.
-  if (!operand || !is_small(operand)) return;
+  if (!operand) return;
+  // To return the operand itself takes no time.
   for (const Reference &result : results)
-    if (!is_view_of(result.get(), operand)) return;
+    if (result.get() == operand || !is_view_of(result.get(), operand)) return;
+  // A larger array would take memory that its owner believes to have freed.
+  if (!is_small(operand)) return;
   std::vector<KeptView> views;
   for (const Reference &result : results) {
     views.push_back({Reference::to(result.get()), {}});
