@@ -13,7 +13,7 @@ import pytest
 from dnnops.capture.memory import Pool
 from dnnops.capture.plan import planned
 from dnnops.dtypes import numpy_dtype
-from dnnops.errors import DnnMemoryError, DnnValueError
+from dnnops.errors import DnnLibraryError, DnnMemoryError, DnnValueError
 from dnnops.gpuarray import GpuArrayType, reduction
 from dnnops.gpuarray.elementwise import kernel as elementwise_kernel
 from dnnops.gpuarray.elementwise import step
@@ -379,16 +379,34 @@ def assert_in_python(device, f, reason):
 
 
 @pytest.mark.needs("cupy")
-@pytest.mark.parametrize("status", [3, 4])  # not supported, and an error of the driver
-def test_a_launch_that_fails_runs_in_python(device, status):
+def test_a_launch_that_is_not_supported_runs_in_python(device):
     f = vector_function(lambda x: [x * 17 + 1])
     native.fallbacks.clear()
-    device.library.fail_with(status)
+    device.library.fail_with(3)
     try:
         assert_in_python(device, f, "as the test wanted")
     finally:
         device.library.fail_with(0)
     assert_in_python(device, f, "as the test wanted")  # from now on
+
+
+@pytest.mark.needs("cupy")
+def test_a_launch_that_fails_is_tried_again(device):
+    """An error of the driver may be that of earlier work, and is no reason to use Python."""
+    f = vector_function(lambda x: [x * 17 + 1])
+    native.fallbacks.clear()
+    x = device_array(np.ones(3, "float32"))
+    device.library.fail_with(4)
+    try:
+        with pytest.raises(DnnLibraryError, match="as the test wanted"):
+            f(x)
+        assert_failed(f, "GpuElemwise")
+    finally:
+        device.library.fail_with(0)
+    launched = device.launches
+    assert host_value(f(x)[0]).tolist() == [18] * 3
+    assert device.launches == launched + 1
+    assert not native.fallbacks
 
 
 @pytest.mark.needs("cupy")

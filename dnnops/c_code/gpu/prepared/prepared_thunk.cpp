@@ -264,7 +264,7 @@ void launch(PreparedThunk &thunk, PreparedCall &call, void *stream) {
   if (!status) return;
   dnnops_raise(status, dnnops_last_error());
   const bool has_started = launched || call.steps[launched].is_product;
-  if (has_started || (status != DNNOPS_NOT_SUPPORTED && status != DNNOPS_LIBRARY_ERROR)) throw PythonError();
+  if (has_started || status != DNNOPS_NOT_SUPPORTED) throw PythonError();
   // CuPy launches kernels in another way, which may work. Errors in a capture are no reason to do so from now on.
   if (may_keep()) call.runs_in_python = true;
   throw NotFromC();
