@@ -162,6 +162,24 @@ def test_more_shapes_than_are_kept(device):
 
 
 @pytest.mark.needs("cupy")
+def test_a_shape_that_comes_again_is_kept(device, monkeypatch):
+    """C code forgets the call that was not used for the longest time."""
+    encoded, encode = [], PreparedCall.encoded
+
+    def counted(call):
+        encoded.append(call.arrays[0].shape[0])
+        return encode(call)
+
+    monkeypatch.setattr(PreparedCall, "encoded", counted)
+    f = vector_function(lambda x: [x * 3 + 1])
+    for n in range(1, 20):
+        for length in (n, 40):
+            x = np.arange(length, dtype="float32")
+            np.testing.assert_array_equal(host_value(f(device_array(x))[0]), x * 3 + 1)
+    assert encoded == [1, 40, *range(2, 20)]
+
+
+@pytest.mark.needs("cupy")
 def test_results_in_use_are_not_overwritten(device):
     """A node keeps a small result for its next call, unless someone holds it or a view of it."""
     f = vector_function(lambda x: [x * 2, (x * 3)[1:], (x + 1).dimshuffle("x", 0)])

@@ -44,7 +44,7 @@ struct PreparedThunk {
   int64_t device = 0;
   // Whether results are views of the only operand that is not a constant, and may be kept with it.
   bool keeps_views = false;
-  std::vector<std::unique_ptr<PreparedCall>> calls;
+  std::vector<std::unique_ptr<PreparedCall>> calls;  // the latest one is the last one
   PreparedCall *last = nullptr;
   void *kept_stream = nullptr;
   // Of the current call.
@@ -148,8 +148,12 @@ PreparedCall &find_call(PreparedThunk &thunk) {
   if (thunk.last && thunk.last->key == thunk.key) return *thunk.last;
   if (thunk.last) forget_arrays(*thunk.last);
   thunk.last = nullptr;
-  for (size_t i = 0; i < thunk.calls.size(); ++i)
-    if (thunk.calls[i]->key == thunk.key) return *(thunk.last = thunk.calls[i].get());
+  const auto found = std::find_if(thunk.calls.begin(), thunk.calls.end(),
+                                  [&](const std::unique_ptr<PreparedCall> &call) { return call->key == thunk.key; });
+  if (found != thunk.calls.end()) {
+    std::rotate(found, found + 1, thunk.calls.end());
+    return *(thunk.last = thunk.calls.back().get());
+  }
   const Reference encoded(require(PyObject_CallOneArg(thunk.prepare.get(), values_of(thunk).get())));
   if (thunk.calls.size() >= KEPT_CALLS) thunk.calls.erase(thunk.calls.begin());
   try {
