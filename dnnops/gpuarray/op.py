@@ -8,11 +8,13 @@ call to CuPy.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.tensor.exceptions import ShapeError
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.type import TensorType
 
 from dnnops.compat import inferred_shapes, shape_inference
@@ -45,6 +47,31 @@ def infer_device(*variables: Any) -> int:
 def is_on_device(variable: Any) -> bool:
     """Return whether `variable` is symbolic and of `GpuArrayType`."""
     return isinstance(variable, Variable) and isinstance(variable.type, GpuArrayType)
+
+
+def depends_on_values(variables: Iterable[Variable]) -> bool:
+    """Return whether variables may change although all arrays keep their shapes.
+
+    Parameters
+    ----------
+    variables : iterable of Variable
+
+    Returns
+    -------
+    bool
+        False if they are constants, or computed from nothing but constants and shapes.
+    """
+    pending, seen = list(variables), set()
+    while pending:
+        x = pending.pop()
+        if x in seen or isinstance(x, Constant):
+            continue
+        seen.add(x)
+        if x.owner is None or not x.owner.inputs:
+            return True
+        if not isinstance(x.owner.op, Shape | Shape_i):
+            pending += x.owner.inputs
+    return False
 
 
 class GpuOp(Op):

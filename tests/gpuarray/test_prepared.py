@@ -99,8 +99,7 @@ def test_from_c_and_from_python(device, monkeypatch, dtype):
     for build in GRAPHS.values():
         f = function(build, dtype)
         assert all(hasattr(thunk, "cthunk") for thunk in f.vm.thunks)
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(GpuOp, "prepares", lambda op, node: False)
+        with pytensor.config.change_flags(dnn__prepared_calls=False):
             in_python = function(build, dtype)
         steps = zip(in_python.vm.nodes, in_python.vm.thunks, strict=True)
         assert not any(hasattr(t, "cthunk") for node, t in steps if isinstance(node.op, GpuOp))
@@ -349,6 +348,49 @@ def test_numbers_on_the_host_and_on_the_device(device):
     f.vm.thunks[0]()
     got = host_value(f.vm.storage_map[node.outputs[0]][0])
     np.testing.assert_array_equal(got.reshape(-1), x * 7 + 1)
+
+
+def runs_from_c(f, name):
+    """Return whether C code runs each of the nodes of an Op."""
+    pairs = zip(f.vm.nodes, f.vm.thunks, strict=True)
+    return [hasattr(thunk, "cthunk") for node, thunk in pairs if type(node.op).__name__ == name]
+
+
+@pytest.mark.needs("cupy")
+def test_indices_that_change_are_not_prepared(device, monkeypatch):
+    """A minibatch would be prepared in each call."""
+    i, prepared = pt.lscalar("i"), []
+    f = vector_function(
+        lambda x, i: [x[i : i + 2] * 2, pt.split(x, [i, 9 - i], n_splits=2)[1] + 1], i
+    )
+    assert runs_from_c(f, "GpuSubtensor") == runs_from_c(f, "GpuSplit") == [False]
+    monkeypatch.setattr(GpuOp, "prepared", lambda op, *operands: prepared.append(op))
+    x = np.arange(9, dtype="float32")
+    for n in range(7):
+        pair, rest = f(device_array(x), n)
+        np.testing.assert_array_equal(host_value(pair), x[n : n + 2] * 2)
+        np.testing.assert_array_equal(host_value(rest), x[n:] + 1)
+    assert not prepared
+
+
+@pytest.mark.needs("cupy")
+def test_indices_that_follow_from_shapes_are_prepared(device):
+    def build(x):
+        n = x.shape[0]
+        return [
+            x[: n // 2] * 2,
+            x[1 : n - 1] * 3,
+            pt.split(x, [n // 3, n - n // 3], n_splits=2)[1] + 1,
+        ]
+
+    f = vector_function(build)
+    assert runs_from_c(f, "GpuSubtensor") == [True] * 2
+    assert runs_from_c(f, "GpuSplit") == [True]
+    for n in (9, 4, 9):
+        x = np.arange(n, dtype="float32")
+        wanted = x[: n // 2] * 2, x[1 : n - 1] * 3, x[n // 3 :] + 1
+        for got, correct in zip(f(device_array(x)), wanted, strict=True):
+            np.testing.assert_array_equal(host_value(got), correct)
 
 
 @pytest.mark.needs("cupy")
