@@ -17,6 +17,7 @@ from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import DnnUnavailableError, DnnValueError
 from dnnops.gpuarray.copying import add_copy
 from dnnops.gpuarray.prepared.builder import CallBuilder
+from dnnops.gpuarray.prepared.call import Number
 from dnnops.gpuarray.prepared.placed import Placed
 from dnnops.runtime.build import CUDNN
 from dnnops.runtime.op import empty_tensors, make_context, raise_status
@@ -81,10 +82,10 @@ def multiply(
 
 
 class ProductFactors(NamedTuple):
-    """Factors of a product, as in `multiply`."""
+    """Factors of a product, as in `multiply`. They may be operands of the call on the host."""
 
-    alpha: float = 1.0
-    beta: float = 0.0
+    alpha: float | Number = 1.0
+    beta: float | Number = 0.0
     allow_tf32: bool = False
 
 
@@ -118,11 +119,14 @@ class ProductStep:
             tensor.strides[:3] = layout.strides
         device = arrays[self.layouts[0].array.address.place].data.device_id
         context = make_context(cupy.cuda.get_current_stream().ptr, device)
-        alpha, beta, allow_tf32 = self.factors
+        alpha, beta = (
+            float(arrays[factor.place]) if isinstance(factor, Number) else factor
+            for factor in (self.factors.alpha, self.factors.beta)
+        )
         raise_status(
             CUDNN,
             CUDNN.library.dnnops_cudnn_product(
-                ctypes.byref(context), int(allow_tf32), alpha, beta, tensors, result
+                ctypes.byref(context), int(self.factors.allow_tf32), alpha, beta, tensors, result
             ),
         )
 
@@ -130,8 +134,11 @@ class ProductStep:
         """Return the step for C."""
         code = DTYPE_CODES[self.dtype]
         operands = [(*x.array.address, code, x.shape, x.strides) for x in self.layouts]
-        alpha, beta, allow_tf32 = self.factors
-        return 1, (int(allow_tf32), float(alpha), float(beta), *operands)
+        factors = [
+            (0.0, factor.place) if isinstance(factor, Number) else (float(factor), -1)
+            for factor in (self.factors.alpha, self.factors.beta)
+        ]
+        return 1, (int(self.factors.allow_tf32), *factors[0], *factors[1], *operands)
 
 
 def add_product(

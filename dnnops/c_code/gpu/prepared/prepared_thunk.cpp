@@ -236,6 +236,18 @@ void fill_in(const PreparedThunk &thunk, KernelStep &step) {
   }
 }
 
+// Reads a factor of a product, if it is an operand.
+void read_factor(const PreparedThunk &thunk, int64_t place, double &factor) {
+  if (place < 0) return;
+  factor = PyFloat_AsDouble(thunk.values[place].get());
+  if (factor == -1 && PyErr_Occurred()) throw NotFromC();
+}
+
+void fill_in(const PreparedThunk &thunk, ProductStep &step) {
+  read_factor(thunk, step.alpha_place, step.alpha);
+  read_factor(thunk, step.beta_place, step.beta);
+}
+
 int run_product(const PreparedThunk &thunk, const ProductStep &step, void *stream) {
   dnnops_tensor tensors[3];
   std::memcpy(tensors, step.tensors, sizeof tensors);
@@ -253,8 +265,12 @@ int run_kernel(KernelStep &step, void *stream) {
 
 void launch(PreparedThunk &thunk, PreparedCall &call, void *stream) {
   if (call.steps.empty()) return;
-  for (Step &step : call.steps)
-    if (!step.is_product) fill_in(thunk, step.kernel);
+  for (Step &step : call.steps) {
+    if (step.is_product)
+      fill_in(thunk, step.product);
+    else
+      fill_in(thunk, step.kernel);
+  }
   int status = 0;
   size_t launched = 0;
   // A product may wait for a lock whose holder waits for the interpreter.
